@@ -1,0 +1,380 @@
+//! Messages: what host and agent say to each other, in postcard encoding inside message frames.
+//!
+//! ```text
+//!   host                                   agent
+//!    | preamble(nonce), Hello ------------> |
+//!    | <------------ preamble(nonce), Hello |   version, channels that live on, requests still unanswered are void
+//!    | Resume{channel} ------------------> |   for each channel the host goes on with
+//!    |                                      |
+//!    | Open{channel} ---------------------> |
+//!    | <------------------ Started{channel} |   commands and connections only
+//!    | <= Data, Eof, Window both ways ====> |
+//!    | <-------------------- Ended{channel} |   after the last byte of every guest-to-host stream was produced
+//!    | Close{channel} --------------------> |   forget it; what still runs in it is ended
+//!    |                                      |
+//!    | Request{id} -----------------------> |
+//!    | <------------------------- Reply{id} |
+//! ```
+//!
+//! Always: enum variants are only ever appended, for an agent inside a restored memory may be older than its host. Channel
+//! numbers and request ids are chosen by the host and never reused while the guest lives. Paths and arguments are bytes,
+//! as Linux has them.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::frame::{Frame, MAX_PAYLOAD};
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HostMessage {
+    Hello(HostHello),
+    Open {
+        channel: u32,
+        window: u32,
+        open: Open,
+    },
+    /// After a break: go on sending from these offsets.
+    Resume {
+        channel: u32,
+        out: u64,
+        err: u64,
+    },
+    /// To the command's whole process group.
+    Signal {
+        channel: u32,
+        signal: i32,
+    },
+    Resize {
+        channel: u32,
+        size: TermSize,
+    },
+    /// Forget the channel. A command in it that still runs is ended with everything it started.
+    Close {
+        channel: u32,
+    },
+    Request {
+        id: u32,
+        request: Request,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AgentMessage {
+    Hello(AgentHello),
+    Started { channel: u32, pid: u32 },
+    Ended { channel: u32, outcome: Outcome },
+    Reply { id: u32, reply: Result<Reply, Failure> },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostHello {
+    pub version_min: u16,
+    pub version_max: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentHello {
+    /// The version both will speak, or 0 if there is none.
+    pub version: u16,
+    /// The agent's build, for people.
+    pub build: String,
+    pub channels: Vec<ChannelState>,
+}
+
+/// A channel that outlived a break.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChannelState {
+    pub channel: u32,
+    /// The command's tag, as given at its start; empty for what is not a command.
+    pub tag: String,
+    /// How much of the stream to the guest has arrived.
+    pub received: u64,
+    /// What is held of the streams to the host: first byte held, bytes produced so far.
+    pub out: (u64, u64),
+    pub err: (u64, u64),
+    pub outcome: Option<Outcome>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Open {
+    Exec(ExecStart),
+    /// The file's bytes on `Out`, then `Outcome::Done`.
+    ReadFile {
+        path: Vec<u8>,
+    },
+    /// The bytes of `In` into a temporary file beside `path`, renamed over it when the stream has ended.
+    WriteFile {
+        path: Vec<u8>,
+        mode: u32,
+        uid: u32,
+        gid: u32,
+    },
+    /// [`DirEntry`]s on `Out`, each with its encoded length as a little-endian u32 before it.
+    ListDir {
+        path: Vec<u8>,
+    },
+    /// A tar stream of the file or tree at `path` on `Out`; its members are named relative to `path`'s parent.
+    TarOut {
+        path: Vec<u8>,
+    },
+    /// Unpacks the tar stream of `In` below the directory `path`, which is made if missing.
+    TarIn {
+        path: Vec<u8>,
+    },
+    /// A TCP connection to this port on the guest's loopback.
+    Connect {
+        port: u16,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecStart {
+    /// Chosen by the host and told again after a break, so that a command can be found in a copy of its guest.
+    pub tag: String,
+    pub argv: Vec<Vec<u8>>,
+    pub env: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Empty: the user's home.
+    pub cwd: Vec<u8>,
+    /// A name or a number, with `:group` if wanted. Empty: root.
+    pub user: String,
+    /// With a terminal, `Out` carries all output and `Err` is empty.
+    pub terminal: Option<TermSize>,
+    /// Without, the command's stdin is empty.
+    pub stdin: bool,
+    pub timeout_ms: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TermSize {
+    pub rows: u16,
+    pub cols: u16,
+}
+
+/// How a channel ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    Exited {
+        code: i32,
+    },
+    Signaled {
+        signal: i32,
+    },
+    /// The deadline passed; the command and everything it started are gone.
+    TimedOut,
+    /// The command could not be started.
+    NotStarted(Failure),
+    /// What is not a command has done its work.
+    Done,
+    Failed(Failure),
+}
+
+/// An operation the guest's kernel refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Error)]
+#[error("{message}")]
+pub struct Failure {
+    /// As Linux numbers them; 0 where no system call failed.
+    pub errno: i32,
+    pub message: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    Ping,
+    Stat {
+        path: Vec<u8>,
+        follow: bool,
+    },
+    MakeDir {
+        path: Vec<u8>,
+        parents: bool,
+        mode: u32,
+    },
+    Rename {
+        from: Vec<u8>,
+        to: Vec<u8>,
+    },
+    Remove {
+        path: Vec<u8>,
+        recursive: bool,
+    },
+    /// Who this guest is. Sent once after every boot, before anything else.
+    Configure(Identity),
+    Metrics,
+    /// Writes everything out to the disk.
+    Sync,
+    /// Ends every process, syncs, unmounts and powers off. Answered before it begins.
+    Shutdown {
+        grace_ms: u32,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    pub hostname: String,
+    /// 32 hexadecimal digits.
+    pub machine_id: String,
+    pub unix_time_ns: u64,
+    /// Random bytes from the host, mixed into the guest's pool.
+    pub entropy: Vec<u8>,
+    pub network: Network,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Network {
+    /// Loopback only.
+    None,
+    /// The interface has its address and no route leads anywhere.
+    Isolated,
+    /// Address, route and name server of QEMU's user-mode network.
+    Full,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    Done,
+    Stat(Stat),
+    Metrics(Metrics),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FileKind {
+    File,
+    Dir,
+    Symlink,
+    Other,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stat {
+    pub kind: FileKind,
+    /// Permission bits, set-id and sticky bits included.
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub size: u64,
+    pub modified_ns: i64,
+    /// Where a symbolic link points; empty otherwise.
+    pub target: Vec<u8>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirEntry {
+    pub name: Vec<u8>,
+    pub stat: Stat,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Metrics {
+    pub uptime_ms: u64,
+    pub memory_total_bytes: u64,
+    pub memory_available_bytes: u64,
+    pub disk_total_bytes: u64,
+    pub disk_available_bytes: u64,
+    /// Of all processors together since boot.
+    pub cpu_busy_ms: u64,
+    pub processes: u32,
+}
+
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum MessageError {
+    #[error("message does not decode")]
+    Malformed,
+    #[error("message of {0} bytes is over the limit of {MAX_PAYLOAD}")]
+    TooLong(usize),
+}
+
+/// Encodes a message into a frame. One that is too long is refused here, before anything was sent: a caller's argument
+/// list must not cost the link.
+pub fn to_frame<M: Serialize>(message: &M) -> Result<Frame, MessageError> {
+    let bytes = postcard::to_stdvec(message).expect("encoding into a vector does not fail");
+    if bytes.len() > MAX_PAYLOAD {
+        return Err(MessageError::TooLong(bytes.len()));
+    }
+    Ok(Frame::Message(bytes))
+}
+
+/// Decodes a message. Bytes left over are an error: both sides know the same variants or refuse.
+pub fn from_bytes<'a, M: Deserialize<'a>>(bytes: &'a [u8]) -> Result<M, MessageError> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        _ => Err(MessageError::Malformed),
+    }
+}
+
+/// Encodes one entry of a directory listing, with its length before it.
+pub fn encode_entry(entry: &DirEntry) -> Vec<u8> {
+    let body = postcard::to_stdvec(entry).expect("encoding into a vector does not fail");
+    let mut bytes = (body.len() as u32).to_le_bytes().to_vec();
+    bytes.extend(body);
+    bytes
+}
+
+/// Takes the first entry off `bytes`, if it is there whole.
+pub fn decode_entry(bytes: &mut Vec<u8>) -> Result<Option<DirEntry>, MessageError> {
+    let Some(length) = bytes.first_chunk::<4>().map(|b| u32::from_le_bytes(*b) as usize) else {
+        return Ok(None);
+    };
+    if length > MAX_PAYLOAD {
+        return Err(MessageError::TooLong(length));
+    }
+    let Some(body) = bytes.get(4..4 + length) else { return Ok(None) };
+    let entry = from_bytes(body)?;
+    bytes.drain(..4 + length);
+    Ok(Some(entry))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hex<M: Serialize>(message: &M) -> String {
+        postcard::to_stdvec(message).unwrap().iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    /// These bytes stand in `docs/protocol.md`. A change here is a change of the protocol's version.
+    #[test]
+    fn golden_messages() {
+        assert_eq!(hex(&HostMessage::Hello(HostHello { version_min: 1, version_max: 1 })), "000101");
+        assert_eq!(hex(&HostMessage::Request { id: 300, request: Request::Ping }), "06ac0200");
+        assert_eq!(hex(&AgentMessage::Ended { channel: 2, outcome: Outcome::Exited { code: 3 } }), "02020006");
+        let exec = ExecStart {
+            tag: "t".into(),
+            argv: vec![b"ls".to_vec()],
+            env: vec![(b"A".to_vec(), b"b".to_vec())],
+            cwd: vec![],
+            user: String::new(),
+            terminal: Some(TermSize { rows: 24, cols: 80 }),
+            stdin: true,
+            timeout_ms: None,
+        };
+        let open = HostMessage::Open { channel: 1, window: 4096, open: Open::Exec(exec) };
+        assert_eq!(hex(&open), "0101802000017401026c7301014101620000011850".to_owned() + "0100");
+    }
+
+    #[test]
+    fn what_is_left_over_is_refused() {
+        let mut bytes = postcard::to_stdvec(&Request::Ping).unwrap();
+        bytes.push(0);
+        assert_eq!(from_bytes::<Request>(&bytes), Err(MessageError::Malformed));
+    }
+
+    #[test]
+    fn an_argument_list_over_the_limit_is_refused_before_it_is_sent() {
+        let request = Request::Stat { path: vec![b'a'; MAX_PAYLOAD], follow: true };
+        let message = HostMessage::Request { id: 1, request };
+        assert!(matches!(to_frame(&message), Err(MessageError::TooLong(_))));
+    }
+
+    #[test]
+    fn directory_entries_come_one_by_one_from_any_cut() {
+        let stat = Stat { kind: FileKind::File, mode: 0o644, uid: 0, gid: 0, size: 5, modified_ns: -1, target: vec![] };
+        let entries = [b"a".to_vec(), b"\xff\n".to_vec()].map(|name| DirEntry { name, stat: stat.clone() });
+        let all: Vec<u8> = entries.iter().flat_map(encode_entry).collect();
+        let (mut bytes, mut seen) = (Vec::new(), Vec::new());
+        for byte in all {
+            bytes.push(byte);
+            seen.extend(decode_entry(&mut bytes).unwrap());
+        }
+        assert_eq!(seen, entries);
+    }
+}
