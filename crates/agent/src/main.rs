@@ -1,1 +1,96 @@
-fn main() {}
+//! The agent: the program in the guest.
+//!
+//! As pid 1 of the initramfs it brings the guest up and serves the host over a virtio port. With `--fd N` it serves the
+//! socket it was given as descriptor N instead, and leaves the machine it runs on alone; that is how it is tested.
+//! `--cgroup DIR` names a cgroup hierarchy to use there.
+
+mod cgroup;
+mod channel;
+mod console;
+mod exec;
+mod failure;
+mod files;
+mod identity;
+mod init;
+mod input;
+mod link;
+mod metrics;
+mod network;
+mod output;
+mod serve;
+mod sys;
+mod tree;
+mod tunnel;
+mod user;
+mod workers;
+
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::process::ExitCode;
+
+use rustix::process::{Resource, Rlimit};
+
+use cgroup::Cgroups;
+use exec::spawn::Ground;
+use init::BootError;
+use link::Link;
+use serve::{Agent, End, Role};
+
+fn main() -> ExitCode {
+    if rustix::process::getpid().is_init() {
+        run_guest();
+    }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--fd", number] => run_guestless(number, Cgroups::absent()),
+        ["--fd", number, "--cgroup", mount] => run_guestless(number, Cgroups::open(mount)),
+        _ => {
+            eprintln!("usage: sandtree-agent --fd N [--cgroup DIR], or as /init of a guest");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run_guest() -> ! {
+    let served = init::boot().and_then(|role| {
+        let port = init::open_port(sandtree_proto::PORT_NAME)?;
+        let end = serve(role, port, Cgroups::open("/sys/fs/cgroup")).map_err(BootError::Serve)?;
+        Ok((role, end))
+    });
+    match served {
+        Ok((role, End::Shutdown { grace })) => init::shutdown::power_off(role, grace),
+        Ok((_, End::HostGone)) => init::give_up(&BootError::Serve(io::ErrorKind::ConnectionAborted.into())),
+        Err(error) => init::give_up(&error),
+    }
+}
+
+fn run_guestless(number: &str, cgroups: Cgroups) -> ExitCode {
+    let number = number.parse::<RawFd>().map_err(io::Error::other);
+    let served = number.and_then(sys::inherited).and_then(|socket| serve(Role::Guestless, socket, cgroups));
+    match served {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("sandtree-agent: cannot serve: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(role: Role, port: OwnedFd, cgroups: Cgroups) -> io::Result<End> {
+    rustix::io::fcntl_setfd(&port, rustix::io::FdFlags::CLOEXEC)?;
+    let children = sys::block_signals()?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    if role != Role::Guestless {
+        std::fs::write("/proc/self/oom_score_adj", "-1000")?;
+    }
+    let ground = Ground { cgroups, open_files: raise_open_files()? };
+    Ok(Agent::new(role, Link::new(port)?, children, ground)?.serve()?)
+}
+
+/// Every channel has up to five descriptors. Returns the limit commands start with, as it was.
+fn raise_open_files() -> io::Result<Rlimit> {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    rustix::process::setrlimit(Resource::Nofile, raised)?;
+    Ok(limit)
+}

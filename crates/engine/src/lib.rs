@@ -1,1 +1,36 @@
+//! One running QEMU: its arguments, its control protocol, its block graph, its jail, and the probes that tell what the
+//! installed one can do.
+//!
+//! ```text
+//!   EngineConfig --Engine::open--> Engine (version, verdicts) --start(MachineSpec)--> Machine --> Exit
+//! ```
+//!
+//! Always: QEMU is stock and not trusted. It gets descriptors and no paths, no network but the guest's own, and it
+//! ends when this process ends, in whatever way. The engine reads no environment and knows nothing of what is on the
+//! disks it passes on or of what the guest says on its port.
 
+mod accel;
+mod arch;
+mod argv;
+mod block;
+mod engine;
+mod error;
+mod install;
+mod jail;
+mod machine;
+mod probe;
+mod process;
+pub mod qmp;
+
+pub use accel::{Accel, AccelChoice, KvmVerdict};
+pub use arch::Arch;
+pub use argv::{LINK_PORT, NetworkMode, Shape, argv};
+pub use block::{Aio, DiskChain};
+pub use engine::Engine;
+pub use error::Error;
+pub use install::{EngineConfig, Version};
+pub use jail::{Jail, Limits, Step};
+pub use machine::{Machine, MachineSpec};
+pub use probe::Verdicts;
+pub use process::{Exit, ExitWatch};
+pub use qmp::{Ending, Event, Events, Qmp, Shutdown};

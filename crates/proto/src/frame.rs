@@ -191,6 +191,11 @@ impl Decoder {
         }
     }
 
+    /// Goes back to hunting: frames were well formed and yet what they said cannot be.
+    pub fn resync(&mut self) {
+        self.hunting = true;
+    }
+
     fn pending(&self) -> &[u8] {
         &self.buffer[self.start..]
     }

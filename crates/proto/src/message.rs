@@ -125,6 +125,13 @@ pub enum Open {
     Connect {
         port: u16,
     },
+    /// As `Exec`, but the command outlives its channel. Answered on the host, which starts it as `Exec` and keeps its
+    /// output; an agent refuses it.
+    Detached(ExecStart),
+    /// Joins a detached command from its first byte. Answered on the host; an agent refuses it.
+    Attach {
+        tag: String,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -166,6 +173,10 @@ pub enum Outcome {
     /// What is not a command has done its work.
     Done,
     Failed(Failure),
+    /// The guest is no more, or not the one this channel was opened in. Told by the host; no agent sends it.
+    Lost {
+        reason: String,
+    },
 }
 
 /// An operation the guest's kernel refused.

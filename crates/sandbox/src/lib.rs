@@ -1,1 +1,54 @@
+//! Sandboxes for AI agents: virtual machines on stock QEMU.
+//!
+//! A [`Host`] is an opened store with the QEMU beside it. It creates a [`Sandbox`], which is a running Linux machine; in
+//! it commands run, files are read and written, and ports are reached.
+//!
+//! ```no_run
+//! use sandtree::{ExecSpec, Host, HostConfig, SandboxSpec, STOP_GRACE};
+//!
+//! # async fn example() -> sandtree::Result<()> {
+//! let host = Host::open(HostConfig::new("/var/tmp/sandtree", vec!["/usr/bin".into()])).await?;
+//! let sandbox = host.create(SandboxSpec::new("tiny")).await?;
+//!
+//! let said = sandbox.exec(ExecSpec::shell("echo hello from $(uname -s)")).await?.output(1 << 20).await?;
+//! assert_eq!(said.stdout, b"hello from Linux\n");
+//! assert!(said.status.success());
+//!
+//! sandbox.files().await?.write("/srv/note", &mut &b"kept"[..], Default::default()).await?;
+//! sandbox.stop(STOP_GRACE).await?;
+//! sandbox.remove().await
+//! # }
+//! ```
+//!
+//! Always: the library never touches terminal or environment; whoever opens a [`Host`] says where things are. What runs a
+//! sandbox owns it: when the last [`Sandbox`] handle, or the process, is gone, so is the machine. [`keeper`] is the
+//! way to run one in the background.
 
+mod console;
+mod create;
+mod driver;
+mod error;
+mod guest;
+mod host;
+mod hub;
+pub mod image;
+mod info;
+pub mod keeper;
+mod link;
+mod sandbox;
+mod spec;
+
+pub use create::CreateStep;
+pub use driver::{Phase, Verb, permits};
+pub use error::{Error, ErrorKind, Report, Result};
+pub use guest::{
+    Exec, ExecId, ExecSpec, ExitStatus, FileOwner, Files, Forward, Guest, Lifetime, Output, Stdin, Transfer, Tunnel,
+};
+pub use host::{Doctor, Host, HostConfig, QemuFound, QemuReport};
+pub use hub::ExecEntry;
+pub use info::SandboxInfo;
+pub use link::{LinkError, Output as ByteStream};
+pub use sandbox::{STOP_GRACE, Sandbox, State, StateWatch};
+pub use sandtree_proto::{DirEntry, FileKind, Metrics, Stat, TermSize};
+pub use sandtree_store::{AccelChoice, Arch, Network, PublishedPort};
+pub use spec::{PUBLISH_ADDRESS, SandboxSpec};

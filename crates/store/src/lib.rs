@@ -1,1 +1,170 @@
+//! The store: every durable byte of Sandtree.
+//!
+//! It owns the files below one root and touches no others. It knows no QEMU, network, environment or clock. Where
+//! everything is, and what is done about whatever a crash leaves: see the table in `layout`.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = sandtree_store::Store::open("/var/lib/sandtree".as_ref())?;
+//! let image = store.image(&"tiny".parse()?)?;
+//! println!("{} is {}", image.digest, image.rootfs().display());
+//! # Ok(()) }
+//! ```
+//!
+//! Always: one rename publishes; what is published is complete and synced. Names are pointers, ids are never reused.
+//! Any number of processes may have one store open; locks die with their holders. After a failed sync the handle takes
+//! no writes until it is opened again.
 
+mod cache;
+pub mod disk;
+mod error;
+mod fs;
+mod id;
+mod image;
+mod layout;
+mod lock;
+mod name;
+mod publish;
+mod record;
+mod sandbox;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+use std::sync::Arc;
+
+pub use error::Error;
+pub use id::{Digest, ParseIdError, SandboxId};
+pub use image::{
+    Arch, Blob, ExecDefaults, Image, ImageRecord, ImageSpec, Init, KernelBundle, KernelFormat, KernelRecord,
+    KernelSpec, ModuleRecord, NamedImage,
+};
+pub use name::{Name, ParseNameError};
+pub use publish::Staged;
+pub use sandbox::{
+    AccelChoice, ListedSandbox, Network, Owned, Phase, Pids, PublishedPort, SandboxDir, SandboxRecord, StateRecord,
+};
+
+use fs::{Files, Fs, io_error};
+use layout::{FORMAT, FORMAT_MAGIC, Layout};
+
+/// An opened store.
+#[derive(Debug)]
+pub struct Store {
+    files: Files,
+    layout: Layout,
+    recovered: Vec<Recovered>,
+}
+
+/// What opening the store found left over from a process that died.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Recovered {
+    /// Work that was never published.
+    Unfinished,
+    /// A sandbox whose creation or removal was interrupted. It is gone now, with its name.
+    Sandbox { id: SandboxId },
+    /// A leftover that could not be dealt with yet, and why: some process may still be writing there.
+    Kept { id: SandboxId, reason: String },
+}
+
+impl Store {
+    /// Opens the store at `root`, made if missing, and removes what dead processes left unfinished.
+    pub fn open(root: &Path) -> Result<Self, Error> {
+        // Absolute, because paths of the store are handed to processes with other working directories.
+        let root = std::path::absolute(root).map_err(io_error("find", root))?;
+        let parent = publish::parent(&root);
+        std::fs::create_dir_all(parent).map_err(io_error("create directory", parent))?;
+        Self::open_on(Arc::new(fs::Disk), &root)
+    }
+
+    fn open_on(fs: Arc<dyn Fs>, root: &Path) -> Result<Self, Error> {
+        let mut store = Self { files: Files::new(fs), layout: Layout::new(root), recovered: Vec::new() };
+        store.files.ensure_dir(root)?;
+        store.check_or_write_format()?;
+        store.recovered = store.recover()?;
+        Ok(store)
+    }
+
+    pub fn root(&self) -> &Path {
+        self.layout.root()
+    }
+
+    /// What open had to clean up.
+    pub fn recovered(&self) -> &[Recovered] {
+        &self.recovered
+    }
+
+    /// Bytes an ordinary user can still write.
+    pub fn disk_free_bytes(&self) -> Result<u64, Error> {
+        self.files.free_bytes(self.root())
+    }
+
+    /// A new directory to build something in. Dropped, it is gone.
+    pub fn stage(&self) -> Result<Staged, Error> {
+        Staged::new(&self.files, &self.layout, &SandboxId::random()?)
+    }
+
+    fn check_or_write_format(&self) -> Result<(), Error> {
+        match self.files.read_if_exists(&self.layout.format())? {
+            Some(bytes) => self.check_format(&bytes),
+            None => self.write_format(),
+        }
+    }
+
+    fn check_format(&self, bytes: &[u8]) -> Result<(), Error> {
+        let root = self.root().to_owned();
+        let text = std::str::from_utf8(bytes).unwrap_or_default();
+        let number = text.strip_suffix('\n').and_then(|line| line.strip_prefix(FORMAT_MAGIC)?.trim().parse().ok());
+        match number {
+            Some(FORMAT) => Ok(()),
+            Some(found) if found > FORMAT => Err(Error::NewerFormat { root, found, known: FORMAT }),
+            _ => Err(Error::NotAStore { root }),
+        }
+    }
+
+    /// The format is written last: a root with a format is a whole store.
+    fn write_format(&self) -> Result<(), Error> {
+        self.refuse_foreign_root()?;
+        let _store = lock::store(&self.files, &self.layout)?;
+        if let Some(bytes) = self.files.read_if_exists(&self.layout.format())? {
+            return self.check_format(&bytes);
+        }
+        for dir in self.layout.dirs() {
+            self.files.ensure_dir(&dir)?;
+        }
+        self.files.sync_dir(&self.root().join("names"))?;
+        publish::replace(&self.files, &self.layout.format(), format!("{FORMAT_MAGIC} {FORMAT}\n").as_bytes())?;
+        self.files.sync_dir(publish::parent(self.root()))
+    }
+
+    fn refuse_foreign_root(&self) -> Result<(), Error> {
+        let entries = self.files.list(self.root())?;
+        let foreign = |entry: &fs::Entry| !entry.name.to_str().is_some_and(Layout::is_ours);
+        if entries.iter().any(foreign) {
+            return Err(Error::NotAStore { root: self.root().to_owned() });
+        }
+        Ok(())
+    }
+
+    /// Deals with every staging directory whose maker is gone; see the table in `layout`.
+    fn recover(&self) -> Result<Vec<Recovered>, Error> {
+        let stale = publish::stale(&self.files, &self.layout)?;
+        Ok(stale.into_iter().map(|(id, staged)| self.recover_one(id, staged)).collect())
+    }
+
+    fn recover_one(&self, id: SandboxId, staged: Staged) -> Recovered {
+        let finished = match self.finish_interrupted(&id, &staged) {
+            Ok(was_sandbox) => staged.discard().map(|()| was_sandbox),
+            Err(error) => {
+                // Its files are the only clue to what happened: they stay for the next open.
+                staged.keep();
+                Err(error)
+            }
+        };
+        match finished {
+            Ok(true) => Recovered::Sandbox { id },
+            Ok(false) => Recovered::Unfinished,
+            Err(error) => Recovered::Kept { id, reason: error.to_string() },
+        }
+    }
+}

@@ -1,0 +1,45 @@
+# `make demo` and `make test` do all their own set-up on a fresh Debian 12 machine with Rust.
+.DELETE_ON_ERROR:
+.PHONY: help setup build demo test lint unit vm fuzz bench deny clean
+
+CARGO ?= cargo
+export CARGO_TERM_PROGRESS_WHEN ?= never
+
+help:
+	@echo "make demo    set up, build, and show the main job with timings"
+	@echo "make test    set up, and pass every check and test"
+	@echo "make build   the program: target/release/sandtree"
+	@echo "make bench   measure, against the plain-QEMU floor of the same run"
+	@echo "make fuzz    fuzz both ends of the guest protocol for longer"
+
+# Installs only what is missing, and says what.
+setup:
+	@./scripts/setup
+
+build: setup
+	$(CARGO) build --release --locked -p sandtree-cli
+
+demo: build
+	@./scripts/demo target/release/sandtree
+
+test: setup lint unit vm
+	@echo "all checks and tests passed"
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	@./scripts/deny
+
+unit:
+	$(CARGO) test --workspace --locked --exclude sandtree-cli
+	$(CARGO) test --locked -p sandtree-cli --bin sandtree
+
+# Real QEMU and real guests.
+vm:
+	$(CARGO) test --locked -p sandtree-cli --test 'vm-*'
+
+bench: build
+	target/release/sandtree bench exec
+
+clean:
+	$(CARGO) clean

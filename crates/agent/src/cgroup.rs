@@ -1,0 +1,144 @@
+//! Everything a command started: its cgroup, or its process group where the guest has no cgroups.
+//!
+//! Always: a command joins its cgroup before it runs, so nothing it starts is ever outside. `cgroup.kill` reaches also
+//! what called `setsid`, and wins against fork bombs.
+//! Without cgroups: a process that left its group is not found again.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::Pid;
+
+use crate::console;
+use crate::failure::tolerate;
+use crate::sys::{self, Target};
+
+/// The directory under which every command gets its own. Held open: the image's init may mount over the path.
+#[derive(Debug)]
+pub struct Cgroups(Option<OwnedFd>);
+
+impl Cgroups {
+    /// Makes `sandtree` in the hierarchy at `mount`.
+    pub fn open(mount: &str) -> Self {
+        let opened = make_dir(rustix::fs::CWD, &format!("{mount}/sandtree"));
+        if let Err(error) = &opened {
+            console::say(format_args!("no cgroups: {error}; commands are ended by process group"));
+        }
+        Self(opened.ok())
+    }
+
+    pub fn absent() -> Self {
+        Self(None)
+    }
+
+    pub fn create(&self, channel: u32) -> rustix::io::Result<Option<Cgroup>> {
+        let Some(parent) = &self.0 else { return Ok(None) };
+        let name = channel.to_string();
+        let dir = make_dir(parent.as_fd(), &name)?;
+        Ok(Some(Cgroup { parent: parent.try_clone().map_err(|_| Errno::MFILE)?, name, dir }))
+    }
+}
+
+fn make_dir(at: impl AsFd, name: &str) -> rustix::io::Result<OwnedFd> {
+    match rustix::fs::mkdirat(&at, name, Mode::from_raw_mode(0o755)) {
+        Ok(()) | Err(Errno::EXIST) => open_dir(at, name),
+        Err(error) => Err(error),
+    }
+}
+
+fn open_dir(at: impl AsFd, name: &str) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::openat(at, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+}
+
+#[derive(Debug)]
+pub struct Cgroup {
+    parent: OwnedFd,
+    name: String,
+    dir: OwnedFd,
+}
+
+impl Cgroup {
+    /// Where a process writes "0" to join.
+    pub fn procs(&self) -> rustix::io::Result<OwnedFd> {
+        self.file("cgroup.procs", OFlags::WRONLY)
+    }
+
+    fn file(&self, name: &str, access: OFlags) -> rustix::io::Result<OwnedFd> {
+        rustix::fs::openat(&self.dir, name, access | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    fn kill(&self) -> io::Result<()> {
+        File::from(self.file("cgroup.kill", OFlags::WRONLY)?).write_all(b"1")
+    }
+
+    fn is_empty(&self) -> bool {
+        let mut events = String::new();
+        let read = self.file("cgroup.events", OFlags::RDONLY).map_err(io::Error::from);
+        match read.and_then(|fd| File::from(fd).read_to_string(&mut events)) {
+            Ok(_) => events.lines().any(|line| line == "populated 0"),
+            // Who removed the directory could do so only because it was empty.
+            Err(error) => error.raw_os_error() == Some(libc::ENODEV) || error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+
+    /// Removes the empty cgroup with those its processes made inside it.
+    fn remove(&self) -> rustix::io::Result<()> {
+        remove_below(&self.dir)?;
+        rustix::fs::unlinkat(&self.parent, self.name.as_str(), AtFlags::REMOVEDIR)
+    }
+}
+
+fn remove_below(dir: &OwnedFd) -> rustix::io::Result<()> {
+    for entry in rustix::fs::Dir::read_from(dir)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if entry.file_type() == rustix::fs::FileType::Directory && name != "." && name != ".." {
+            remove_below(&open_dir(dir, &name)?)?;
+            rustix::fs::unlinkat(dir, name.as_str(), AtFlags::REMOVEDIR)?;
+        }
+    }
+    Ok(())
+}
+
+/// What a command and its descendants are reached by.
+#[derive(Debug)]
+pub struct Family {
+    leader: Pid,
+    cgroup: Option<Cgroup>,
+}
+
+impl Family {
+    pub fn new(leader: Pid, cgroup: Option<Cgroup>) -> Self {
+        Self { leader, cgroup }
+    }
+
+    /// To the process group. A group that is gone cannot be signalled, and that is no news.
+    pub fn signal(&self, number: i32) {
+        tolerate(sys::signal(Target::Group(self.leader), number));
+    }
+
+    /// Ends every process, however it tried to leave.
+    pub fn kill(&self) {
+        let killed = self.cgroup.as_ref().map(Cgroup::kill);
+        if !matches!(killed, Some(Ok(()))) {
+            self.signal(libc::SIGKILL);
+        }
+    }
+
+    pub fn is_gone(&self) -> bool {
+        match &self.cgroup {
+            Some(cgroup) => cgroup.is_empty(),
+            None => sys::signal(Target::Group(self.leader), 0).is_err(),
+        }
+    }
+
+    /// Cleans up after a family that is gone. An error leaves an empty directory until the next boot.
+    pub fn bury(self) {
+        if let Some(Err(error)) = self.cgroup.map(|cgroup| cgroup.remove()) {
+            console::say(format_args!("cannot remove a cgroup: {error}"));
+        }
+    }
+}

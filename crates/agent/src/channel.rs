@@ -1,0 +1,309 @@
+//! A channel: three streams, the work behind them, and how it ended.
+//!
+//! Always: an ended channel keeps its streams until the host closes it, so that a host can fetch the rest after a break.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::event::PollFlags;
+use rustix::process::{Pid, WaitStatus};
+use sandtree_proto::{ChannelState, Failure, Outcome, StreamError, StreamId};
+
+use crate::cgroup::Family;
+use crate::exec::Exec;
+use crate::failure::{cut, failure};
+use crate::input::{AtEnd, Input};
+use crate::output::Output;
+use crate::tunnel::{Connecting, Progress};
+
+/// How much of a failure's text fits into the hello, which must hold every channel in one frame.
+const HELLO_MESSAGE_MAX: usize = 64;
+
+#[derive(Debug)]
+pub struct Channel {
+    tag: String,
+    /// False between a break and the host's `Resume`.
+    pub flowing: bool,
+    pub input: Input,
+    pub out: Output,
+    pub err: Output,
+    work: Work,
+    outcome: Option<Outcome>,
+    told: bool,
+}
+
+#[derive(Debug)]
+pub enum Work {
+    Exec(Box<Exec>),
+    /// A thread; its result, once there.
+    File {
+        cancel: Cancel,
+        result: Option<Result<(), Failure>>,
+    },
+    Connecting(Connecting),
+    Connected,
+    /// Ended, or never begun.
+    Over,
+}
+
+/// Tells a thread that the end of its input is not the end of the host's data.
+#[derive(Debug, Clone, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    fn cancel(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// The descriptors of a channel's streams, as far as it has them.
+#[derive(Debug, Default)]
+pub struct Ends {
+    pub input: Option<(OwnedFd, AtEnd)>,
+    pub out: Option<OwnedFd>,
+    pub err: Option<OwnedFd>,
+}
+
+/// What a descriptor of a channel is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slot {
+    Input,
+    Out,
+    Err,
+    Connecting,
+}
+
+/// What a channel leaves behind that must still be looked after.
+#[derive(Debug, Default)]
+pub struct Remains {
+    pub family: Option<Family>,
+    pub pipes: Vec<OwnedFd>,
+}
+
+impl Channel {
+    pub fn new(window: usize, tag: String, work: Work, ends: Ends) -> Self {
+        Self {
+            tag,
+            flowing: true,
+            input: Input::new(window, ends.input),
+            out: Output::new(window, ends.out),
+            err: Output::new(window, ends.err),
+            work,
+            outcome: None,
+            told: false,
+        }
+    }
+
+    /// A channel whose work could not begin.
+    pub fn failed(tag: String, outcome: Outcome) -> Self {
+        Self { outcome: Some(outcome), ..Self::new(1, tag, Work::Over, Ends::default()) }
+    }
+
+    /// A connection in the making; what the host already sends waits for it.
+    pub fn connecting(window: usize) -> Self {
+        let channel = Self::new(window, String::new(), Work::Over, Ends::default());
+        Self { input: Input::awaiting(window), out: Output::awaiting(window), ..channel }
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.outcome.is_some()
+    }
+
+    /// How it ended, once.
+    pub fn take_news(&mut self) -> Option<Outcome> {
+        let news = self.outcome.clone().filter(|_| !self.told);
+        self.told |= news.is_some();
+        news
+    }
+
+    pub fn exec(&mut self) -> Option<&mut Exec> {
+        match &mut self.work {
+            Work::Exec(exec) => Some(exec),
+            _ => None,
+        }
+    }
+
+    /// Whether `pid` is the command of this channel.
+    pub fn runs(&self, pid: Pid) -> bool {
+        matches!(&self.work, Work::Exec(exec) if exec.pid() == pid && !exec.has_exited())
+    }
+
+    pub fn state(&self, channel: u32) -> ChannelState {
+        let outcome = self.outcome.clone().map(shortened);
+        let (out, err) = (self.out.held(), self.err.held());
+        ChannelState { channel, tag: self.tag.clone(), received: self.input.received(), out, err, outcome }
+    }
+
+    /// Goes on sending from where the host is.
+    pub fn resume(&mut self, out: u64, err: u64) -> Result<(), StreamError> {
+        self.out.stream().rewind(out)?;
+        self.err.stream().rewind(err)?;
+        self.flowing = true;
+        Ok(())
+    }
+
+    pub fn output(&mut self, stream: StreamId) -> Option<&mut Output> {
+        match stream {
+            StreamId::In => None,
+            StreamId::Out => Some(&mut self.out),
+            StreamId::Err => Some(&mut self.err),
+        }
+    }
+
+    /// The descriptors to wait for, and for what.
+    pub fn wanted(&self) -> impl Iterator<Item = (Slot, BorrowedFd<'_>, PollFlags)> {
+        let input = self.input.wanted().map(|fd| (Slot::Input, fd, PollFlags::OUT));
+        let out = self.out.wanted().map(|fd| (Slot::Out, fd, PollFlags::IN));
+        let err = self.err.wanted().map(|fd| (Slot::Err, fd, PollFlags::IN));
+        let connecting = match &self.work {
+            Work::Connecting(connecting) => Some((Slot::Connecting, connecting.socket(), PollFlags::OUT)),
+            _ => None,
+        };
+        [input, out, err, connecting].into_iter().flatten()
+    }
+
+    pub fn pull(&mut self, slot: Slot, scratch: &mut [u8]) {
+        let output = if slot == Slot::Err { &mut self.err } else { &mut self.out };
+        if let Err(error) = output.pull(scratch) {
+            self.end(Outcome::Failed(failure("the connection in the guest broke", &error.into())));
+        }
+    }
+
+    /// Takes a connection one step on. True when it has just been made.
+    pub fn proceed(&mut self) -> bool {
+        match std::mem::replace(&mut self.work, Work::Over) {
+            Work::Connecting(connecting) => self.progress(connecting.proceed()),
+            other => {
+                self.work = other;
+                false
+            }
+        }
+    }
+
+    pub fn progress(&mut self, progress: Progress) -> bool {
+        match progress {
+            Progress::Waiting(connecting) => self.work = Work::Connecting(connecting),
+            Progress::Failed(failure) => self.end(Outcome::Failed(failure)),
+            Progress::Connected(socket) => match socket.try_clone() {
+                Err(error) => self.end(Outcome::Failed(failure("cannot keep the connection", &error))),
+                Ok(reader) => {
+                    self.input.attach(socket, AtEnd::Shutdown);
+                    self.out.attach(reader);
+                    self.work = Work::Connected;
+                    return true;
+                }
+            },
+        }
+        false
+    }
+
+    /// The command's process has been reaped.
+    pub fn exited(&mut self, status: WaitStatus) {
+        let Work::Exec(exec) = &mut self.work else { return };
+        exec.exited(status);
+        // A terminal's bytes are on their way through the kernel for a while; its end shows by itself.
+        if !exec.has_terminal() {
+            self.out.end_after_present();
+            self.err.end_after_present();
+        }
+    }
+
+    pub fn finished(&mut self, done: Result<(), Failure>) {
+        if let Work::File { result, .. } = &mut self.work {
+            *result = Some(done);
+        }
+    }
+
+    pub fn tick(&mut self, now: Instant, scratch: &mut [u8]) {
+        let Work::Exec(exec) = &mut self.work else { return };
+        exec.tick(now);
+        if exec.is_terminal_silent(now) {
+            self.pull(Slot::Out, scratch);
+            if self.out.wanted().is_some() {
+                self.out.stream().end();
+            }
+        }
+    }
+
+    /// When [`tick`](Self::tick) wants to be called next. A terminal that waits for the host needs no clock.
+    pub fn next_tick(&self, now: Instant) -> Option<Instant> {
+        let Work::Exec(exec) = &self.work else { return None };
+        exec.next_tick(now, self.out.wanted().is_some())
+    }
+
+    /// Ends the channel if its work and its streams are done. Returns what must outlive it.
+    pub fn settle(&mut self) -> Option<Remains> {
+        if self.outcome.is_some() {
+            return None;
+        }
+        let outcome = self.conclusion()?;
+        Some(self.conclude(outcome))
+    }
+
+    fn conclusion(&self) -> Option<Outcome> {
+        let streams_done = self.out.is_ended() && self.err.is_ended();
+        match &self.work {
+            Work::File { result: Some(Err(failure)), .. } => Some(Outcome::Failed(failure.clone())),
+            _ if !streams_done => None,
+            Work::Exec(exec) => exec.outcome(),
+            Work::File { result: Some(Ok(())), .. } => Some(Outcome::Done),
+            Work::Connected if self.input.is_closed() => Some(Outcome::Done),
+            _ => None,
+        }
+    }
+
+    /// Ends the channel where it is.
+    fn end(&mut self, outcome: Outcome) {
+        drop(self.conclude(outcome));
+    }
+
+    fn conclude(&mut self, outcome: Outcome) -> Remains {
+        self.outcome = Some(outcome);
+        self.input.close();
+        let pipes = [self.out.take_source(), self.err.take_source()].into_iter().flatten().collect();
+        self.out.end();
+        self.err.end();
+        let family = match std::mem::replace(&mut self.work, Work::Over) {
+            Work::Exec(exec) => Some(exec.into_family()),
+            _ => None,
+        };
+        Remains { family, pipes }
+    }
+
+    /// The host broke the rules of this channel: what runs in it is ended, and the host told so.
+    pub fn violate(&mut self, failure: Failure) -> Remains {
+        self.cancel();
+        self.conclude(Outcome::Failed(failure))
+    }
+
+    /// The host wants no more of it: what runs is ended, what was half written is dropped.
+    pub fn close(mut self) -> Remains {
+        self.cancel();
+        match self.work {
+            Work::Exec(exec) => Remains { family: Some(exec.into_family()), pipes: Vec::new() },
+            _ => Remains::default(),
+        }
+    }
+
+    fn cancel(&mut self) {
+        match &mut self.work {
+            Work::Exec(exec) => exec.signal(libc::SIGKILL),
+            Work::File { cancel, .. } => cancel.cancel(),
+            _ => {}
+        }
+    }
+}
+
+fn shortened(mut outcome: Outcome) -> Outcome {
+    if let Outcome::NotStarted(failure) | Outcome::Failed(failure) = &mut outcome {
+        cut(&mut failure.message, HELLO_MESSAGE_MAX);
+    }
+    outcome
+}

@@ -1,0 +1,238 @@
+//! Files: read, written, listed, looked at, made, moved and removed. Everything here may wait for a disk and runs in
+//! threads.
+//!
+//! When it fails: a file being written leaves the old one untouched and no temporary one. A recursive removal leaves
+//! what it could not remove.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Gid, Mode, Uid};
+use rustix::io::Errno;
+use sandtree_proto::message::encode_entry;
+use sandtree_proto::{DirEntry, Failure, FileKind, Reply, Stat};
+
+use crate::channel::Cancel;
+use crate::failure::{OrFailure, refusal, tolerate};
+
+const COPY_SIZE: usize = 256 * 1024;
+
+pub fn read(path: &Path, out: OwnedFd) -> Result<(), Failure> {
+    let mut file = File::open(path).or_failure(|| format!("cannot open {}", path.display()))?;
+    let mut out = File::from(out);
+    copy(&mut file, &mut out).or_failure(|| format!("cannot read {}", path.display()))
+}
+
+/// Large pieces: `io::copy` would take a page-sized turn through the pipe for each 8 KiB.
+pub fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
+    let mut buffer = vec![0; COPY_SIZE];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(count) => to.write_all(&buffer[..count])?,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// A file to be written: where, and with which mode and owner.
+#[derive(Debug)]
+pub struct Target {
+    pub path: PathBuf,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// Writes the bytes of `input` beside the target and renames them over it, unless cancelled.
+pub fn write(target: &Target, channel: u32, input: OwnedFd, cancel: &Cancel) -> Result<(), Failure> {
+    let path = &target.path;
+    let staged = Staged::create(path, channel)?;
+    copy(&mut File::from(input), &mut &staged.file).or_failure(|| format!("cannot write {}", path.display()))?;
+    own(&staged.file, target.uid, target.gid).or_failure(|| format!("cannot set the owner of {}", path.display()))?;
+    rustix::fs::fchmod(&staged.file, Mode::from_raw_mode(target.mode & 0o7777))
+        .or_failure(|| format!("cannot set the mode of {}", path.display()))?;
+    if cancel.is_cancelled() {
+        return Err(refusal(Errno::CANCELED, format!("writing {} was cancelled", path.display())));
+    }
+    staged.publish(path)
+}
+
+/// Only root can give files away; in tests the agent may be anybody.
+pub fn own(file: &File, uid: u32, gid: u32) -> rustix::io::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    rustix::fs::fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
+}
+
+/// A temporary file that removes itself unless it was published.
+struct Staged {
+    file: File,
+    path: Option<PathBuf>,
+}
+
+impl Staged {
+    fn create(target: &Path, channel: u32) -> Result<Self, Failure> {
+        refuse_special(target)?;
+        let Some(name) = target.file_name() else {
+            return Err(refusal(Errno::ISDIR, format!("cannot write {}: it names no file", target.display())));
+        };
+        let mut staged = name.as_bytes()[..name.len().min(200)].to_vec();
+        staged.splice(0..0, *b".");
+        staged.extend_from_slice(format!(".sandtree-{channel}").as_bytes());
+        let path = target.with_file_name(std::ffi::OsStr::from_bytes(&staged));
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        let file = file.or_failure(|| format!("cannot create {}", target.display()))?;
+        Ok(Self { file, path: Some(path) })
+    }
+
+    fn publish(mut self, target: &Path) -> Result<(), Failure> {
+        let path = self.path.as_ref().expect("a staged file is published once");
+        fs::rename(path, target).or_failure(|| format!("cannot replace {}", target.display()))?;
+        self.path = None;
+        Ok(())
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if let Some(path) = self.path.take() {
+            // The failure that brought us here is the one that is told.
+            tolerate(fs::remove_file(path));
+        }
+    }
+}
+
+/// Renaming over a device would replace it: `/dev/null` becoming a file is nobody's wish.
+fn refuse_special(target: &Path) -> Result<(), Failure> {
+    let Ok(metadata) = fs::symlink_metadata(target) else { return Ok(()) };
+    let kind = metadata.file_type();
+    if metadata.is_dir() {
+        return Err(refusal(Errno::ISDIR, format!("cannot write {}: it is a directory", target.display())));
+    }
+    if kind.is_block_device() || kind.is_char_device() || kind.is_fifo() || kind.is_socket() {
+        return Err(refusal(Errno::INVAL, format!("cannot write {}: it is not a regular file", target.display())));
+    }
+    Ok(())
+}
+
+pub fn list(path: &Path, out: OwnedFd) -> Result<(), Failure> {
+    let told = || format!("cannot list {}", path.display());
+    let mut out = BufWriter::with_capacity(COPY_SIZE, File::from(out));
+    for entry in fs::read_dir(path).or_failure(told)? {
+        let entry = entry.or_failure(told)?;
+        let stat = match stat(&entry.path(), false) {
+            // Removed since the directory was read.
+            Err(failure) if failure.errno == libc::ENOENT => continue,
+            other => other?,
+        };
+        let entry = DirEntry { name: entry.file_name().as_bytes().to_vec(), stat };
+        out.write_all(&encode_entry(&entry)).or_failure(told)?;
+    }
+    out.flush().or_failure(told)
+}
+
+pub fn stat(path: &Path, follow: bool) -> Result<Stat, Failure> {
+    let told = || format!("cannot stat {}", path.display());
+    let metadata = if follow { fs::metadata(path) } else { fs::symlink_metadata(path) }.or_failure(told)?;
+    let kind = kind(&metadata);
+    let target = match kind {
+        FileKind::Symlink => fs::read_link(path).or_failure(told)?.as_os_str().as_bytes().to_vec(),
+        _ => Vec::new(),
+    };
+    Ok(Stat {
+        kind,
+        mode: metadata.mode() & 0o7777,
+        uid: metadata.uid(),
+        gid: metadata.gid(),
+        size: metadata.size(),
+        modified_ns: metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec(),
+        target,
+    })
+}
+
+fn kind(metadata: &fs::Metadata) -> FileKind {
+    let kind = metadata.file_type();
+    if kind.is_file() {
+        FileKind::File
+    } else if kind.is_dir() {
+        FileKind::Dir
+    } else if kind.is_symlink() {
+        FileKind::Symlink
+    } else {
+        FileKind::Other
+    }
+}
+
+/// Makes a directory. With `parents`, one that is there already is no error, and the mode is for the last only.
+pub fn make_dir(path: &Path, parents: bool, mode: u32) -> Result<Reply, Failure> {
+    let told = || format!("cannot make directory {}", path.display());
+    if parents {
+        if path.is_dir() {
+            return Ok(Reply::Done);
+        }
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).or_failure(told)?;
+        }
+    }
+    fs::DirBuilder::new().mode(mode).create(path).or_failure(told)?;
+    // The mode asked for, whatever the agent's own umask.
+    rustix::fs::chmod(path, Mode::from_raw_mode(mode & 0o7777)).or_failure(told)?;
+    Ok(Reply::Done)
+}
+
+pub fn rename(from: &Path, to: &Path) -> Result<Reply, Failure> {
+    fs::rename(from, to).or_failure(|| format!("cannot rename {} to {}", from.display(), to.display()))?;
+    Ok(Reply::Done)
+}
+
+/// Removes a file, a link or a directory; never what a link points to.
+pub fn remove(path: &Path, recursive: bool) -> Result<Reply, Failure> {
+    let told = || format!("cannot remove {}", path.display());
+    let is_dir = fs::symlink_metadata(path).or_failure(told)?.is_dir();
+    let removed = match (is_dir, recursive) {
+        (true, true) => fs::remove_dir_all(path),
+        (true, false) => fs::remove_dir(path),
+        (false, _) => fs::remove_file(path),
+    };
+    removed.or_failure(told)?;
+    Ok(Reply::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_removal_does_not_follow_links() {
+        let dir = tempfile::tempdir().unwrap();
+        let (tree, kept) = (dir.path().join("tree"), dir.path().join("kept"));
+        fs::create_dir_all(tree.join("a")).unwrap();
+        fs::write(&kept, b"x").unwrap();
+        std::os::unix::fs::symlink(dir.path(), tree.join("a/up")).unwrap();
+        assert_eq!(remove(&tree, false).unwrap_err().errno, libc::ENOTEMPTY);
+        remove(&tree, true).unwrap();
+        assert!(kept.exists() && !tree.exists());
+    }
+
+    #[test]
+    fn devices_are_not_replaced_by_files() {
+        assert_eq!(refuse_special(Path::new("/dev/null")).unwrap_err().errno, libc::EINVAL);
+    }
+
+    #[test]
+    fn making_with_parents_may_be_repeated() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        assert_eq!(make_dir(&path, false, 0o755).unwrap_err().errno, libc::ENOENT);
+        make_dir(&path, true, 0o2750).unwrap();
+        make_dir(&path, true, 0o755).unwrap();
+        assert_eq!(stat(&path, false).unwrap().mode, 0o2750);
+    }
+}

@@ -1,0 +1,76 @@
+//! Who this guest is: name, machine id, clock, randomness, network, and a root file system as large as its disk.
+//!
+//! Always: the same identity may be assumed again. A read-only root keeps its files, and that is no error.
+//! When it fails: the steps before the failing one stay done.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rustix::time::{ClockId, Timespec};
+use sandtree_proto::{Failure, Identity};
+
+use crate::failure::OrFailure;
+use crate::{network, sys};
+
+const EXT4_MAGIC: i64 = 0xEF53;
+const SECTOR: u64 = 512;
+
+pub fn assume(identity: &Identity) -> Result<(), Failure> {
+    set_clock(identity.unix_time_ns)?;
+    add_entropy(&identity.entropy)?;
+    rustix::system::sethostname(identity.hostname.as_bytes()).or_failure(|| "cannot set the hostname".into())?;
+    write_line("/etc/hostname", &identity.hostname)?;
+    write_line("/etc/machine-id", &identity.machine_id)?;
+    network::configure(identity.network)?;
+    grow_root()
+}
+
+fn set_clock(unix_time_ns: u64) -> Result<(), Failure> {
+    let (tv_sec, tv_nsec) = ((unix_time_ns / 1_000_000_000) as i64, (unix_time_ns % 1_000_000_000) as i64);
+    rustix::time::clock_settime(ClockId::Realtime, Timespec { tv_sec, tv_nsec })
+        .or_failure(|| "cannot set the clock".into())
+}
+
+fn add_entropy(bytes: &[u8]) -> Result<(), Failure> {
+    let told = || "cannot add entropy".into();
+    let random = File::options().write(true).open("/dev/random").or_failure(told)?;
+    sys::add_entropy(&random, bytes).or_failure(told)
+}
+
+/// Writes a file of one line, if it is not there with it already. Without `/etc`, or on a read-only root, there is none.
+pub fn write_line(path: &str, line: &str) -> Result<(), Failure> {
+    let wanted = format!("{line}\n");
+    let has_place = Path::new(path).parent().is_some_and(Path::is_dir);
+    if !has_place || fs::read_to_string(path).is_ok_and(|present| present == wanted) {
+        return Ok(());
+    }
+    match fs::write(path, wanted) {
+        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => Ok(()),
+        other => other.or_failure(|| format!("cannot write {path}")),
+    }
+}
+
+/// Grows an ext4 root to its device. Other file systems have the size they were made with.
+fn grow_root() -> Result<(), Failure> {
+    let told = || "cannot grow the root file system".into();
+    let root = File::open("/").or_failure(told)?;
+    let system = rustix::fs::fstatfs(&root).or_failure(told)?;
+    let read_only =
+        rustix::fs::fstatvfs(&root).or_failure(told)?.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY);
+    if system.f_type != EXT4_MAGIC || read_only {
+        return Ok(());
+    }
+    let device = root.metadata().or_failure(told)?.dev();
+    let blocks = device_bytes(device)? / system.f_bsize as u64;
+    sys::resize_ext4(&root, blocks).or_failure(told)
+}
+
+fn device_bytes(device: u64) -> Result<u64, Failure> {
+    let path = format!("/sys/dev/block/{}:{}/size", rustix::fs::major(device), rustix::fs::minor(device));
+    let told = || format!("cannot read {path}");
+    let sectors = fs::read_to_string(&path).or_failure(told)?;
+    let sectors: u64 = sectors.trim().parse().map_err(io::Error::other).or_failure(told)?;
+    Ok(sectors * SECTOR)
+}

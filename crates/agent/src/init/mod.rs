@@ -1,0 +1,138 @@
+//! Pid 1: from the kernel's hand to a served link, and the way out.
+//!
+//! ```text
+//!   /init in the initramfs -> early mounts -> modules -> root mounted -> switched
+//!                                                                          |-- init=agent: stays pid 1 and serves
+//!                                                                          \-- init=image: forks; the child serves,
+//!                                                                                          pid 1 becomes the image's init
+//! ```
+//!
+//! When it fails: one line on the console says what, and the machine powers off, so the host sees it at once.
+
+mod modules;
+mod options;
+mod root;
+pub mod shutdown;
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::mount::MountFlags;
+use rustix::system::RebootCommand;
+use thiserror::Error;
+
+use crate::console;
+use crate::failure::reason;
+use crate::serve::Role;
+use crate::sys::{self, Forked};
+use options::{Init, Options};
+
+const PORT_APPEARS_WITHIN: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Error)]
+pub enum BootError {
+    #[error("cannot mount {what} on {at}: {}", reason(source))]
+    Mount { what: String, at: String, source: io::Error },
+    #[error("the root disk {device} did not appear within {} s", within.as_secs())]
+    NoDisk { device: String, within: Duration },
+    #[error("cannot enter the root file system: {}", reason(.0))]
+    Switch(io::Error),
+    #[error("cannot start the image's init {path}: {}", reason(source))]
+    ImageInit { path: String, source: io::Error },
+    #[error("no port named {name} appeared within {} s", within.as_secs())]
+    NoPort { name: &'static str, within: Duration },
+    #[error("cannot serve the link: {}", reason(.0))]
+    Serve(io::Error),
+}
+
+/// Brings the guest up. Returns in the process that serves the link.
+pub fn boot() -> Result<Role, BootError> {
+    mount_early()?;
+    use_console().unwrap_or_else(|error| console::say(format_args!("no console: {error}")));
+    let options = Options::parse(&fs::read_to_string("/proc/cmdline").unwrap_or_default());
+    modules::load(Path::new("/modules"));
+    root::enter(&options)?;
+    match options.init {
+        Init::Agent => Ok(Role::Init),
+        Init::Image => beside(&options.image_init),
+    }
+}
+
+fn mount_early() -> Result<(), BootError> {
+    mount("devtmpfs", "/dev", MountFlags::NOSUID)?;
+    mount("proc", "/proc", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
+    mount("sysfs", "/sys", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
+    mount("cgroup2", "/sys/fs/cgroup", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
+    mount("devpts", "/dev/pts", MountFlags::NOSUID | MountFlags::NOEXEC)?;
+    mount("tmpfs", "/dev/shm", MountFlags::NOSUID | MountFlags::NODEV)?;
+    mount("tmpfs", "/run", MountFlags::NOSUID | MountFlags::NODEV)
+}
+
+fn mount(kind: &str, at: &str, flags: MountFlags) -> Result<(), BootError> {
+    let options = match at {
+        "/dev" | "/run" => c"mode=0755",
+        "/dev/pts" => c"gid=5,mode=620,ptmxmode=666",
+        "/dev/shm" => c"mode=1777",
+        _ => c"",
+    };
+    let mounted =
+        make_mount_point(Path::new(at)).and_then(|()| Ok(rustix::mount::mount(kind, at, kind, flags, options)?));
+    mounted.map_err(|source| BootError::Mount { what: kind.to_owned(), at: at.to_owned(), source })
+}
+
+fn make_mount_point(at: &Path) -> io::Result<()> {
+    if at.is_dir() { Ok(()) } else { fs::create_dir_all(at) }
+}
+
+/// The image's init and the agent's own panics write to the console of the running kernel, not to the initramfs's node.
+fn use_console() -> io::Result<()> {
+    let console = fs::File::options().read(true).write(true).open("/dev/console")?;
+    rustix::stdio::dup2_stdin(&console)?;
+    rustix::stdio::dup2_stdout(&console)?;
+    rustix::stdio::dup2_stderr(&console)?;
+    Ok(())
+}
+
+fn beside(image_init: &str) -> Result<Role, BootError> {
+    let failed = |source| BootError::ImageInit { path: image_init.to_owned(), source };
+    if sys::fork().map_err(failed)? == Forked::Child {
+        rustix::process::setsid().map_err(|errno| BootError::Serve(errno.into()))?;
+        return Ok(Role::BesideInit);
+    }
+    Err(failed(Command::new(image_init).env_clear().env("TERM", "linux").env("HOME", "/").exec()))
+}
+
+/// Opens the port by its name, as soon as the kernel has it.
+pub fn open_port(name: &'static str) -> Result<OwnedFd, BootError> {
+    let deadline = Instant::now() + PORT_APPEARS_WITHIN;
+    loop {
+        if let Some(device) = find_port(name) {
+            let opened = fs::File::options().read(true).write(true).open(device);
+            return opened.map(OwnedFd::from).map_err(BootError::Serve);
+        }
+        if Instant::now() >= deadline {
+            return Err(BootError::NoPort { name, within: PORT_APPEARS_WITHIN });
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn find_port(name: &str) -> Option<std::path::PathBuf> {
+    let ports = fs::read_dir("/sys/class/virtio-ports").ok()?;
+    let is_named = |entry: &fs::DirEntry| fs::read_to_string(entry.path().join("name")).is_ok_and(|n| n.trim() == name);
+    ports.flatten().find(is_named).map(|entry| Path::new("/dev").join(entry.file_name()))
+}
+
+/// Says why and powers off. A panic of pid 1 would do, too, but its trace would push the reason off the screen.
+pub fn give_up(error: &BootError) -> ! {
+    let line = format!("sandtree: {error}");
+    console::say(&line);
+    rustix::fs::sync();
+    let refused = rustix::system::reboot(RebootCommand::PowerOff);
+    panic!("{line}; cannot power off either: {refused:?}");
+}

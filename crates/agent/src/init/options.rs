@@ -1,0 +1,46 @@
+//! What the kernel's command line asks of the agent.
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct Options {
+    pub root: String,
+    pub root_type: String,
+    pub init: Init,
+    pub image_init: String,
+}
+
+/// Who is the guest's init.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Init {
+    Agent,
+    Image,
+}
+
+impl Options {
+    pub fn parse(line: &str) -> Self {
+        let value = |key: &str, default: &str| {
+            let found =
+                line.split_whitespace().filter_map(|word| word.split_once('=')).rfind(|(known, _)| *known == key);
+            found.map_or(default, |(_, value)| value).to_owned()
+        };
+        Self {
+            root: value("sandtree.root", "/dev/vda"),
+            root_type: value("sandtree.rootfs", "ext4"),
+            init: if value("sandtree.init", "agent") == "image" { Init::Image } else { Init::Agent },
+            image_init: value("sandtree.image_init", "/sbin/init"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_and_the_last_word_count() {
+        let options = Options::parse("console=ttyS0 sandtree.init=agent sandtree.init=image sandtree.root=/dev/vdb\n");
+        assert_eq!(options.init, Init::Image);
+        assert_eq!(options.root, "/dev/vdb");
+        assert_eq!(options.root_type, "ext4");
+        assert_eq!(options.image_init, "/sbin/init");
+    }
+}

@@ -1,0 +1,96 @@
+//! The way from the initramfs into the root file system.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::mount::MountFlags;
+
+use super::options::Options;
+use super::{BootError, make_mount_point};
+use crate::console;
+
+const NEW_ROOT: &str = "/newroot";
+const DISK_APPEARS_WITHIN: Duration = Duration::from_secs(10);
+
+/// Mounts the root disk, frees the initramfs and makes the disk the root, with the early mounts moved along.
+pub fn enter(options: &Options) -> Result<(), BootError> {
+    wait_for(&options.root)?;
+    mount_root(options)?;
+    for mounted in ["/dev", "/proc", "/sys", "/run"] {
+        move_mount(mounted).map_err(BootError::Switch)?;
+    }
+    switch().map_err(BootError::Switch)?;
+    make_tmp().map_err(BootError::Switch)
+}
+
+fn wait_for(device: &str) -> Result<(), BootError> {
+    let deadline = Instant::now() + DISK_APPEARS_WITHIN;
+    while !Path::new(device).exists() {
+        if Instant::now() >= deadline {
+            return Err(BootError::NoDisk { device: device.to_owned(), within: DISK_APPEARS_WITHIN });
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+fn mount_root(options: &Options) -> Result<(), BootError> {
+    let Options { root, root_type, .. } = options;
+    let mounted = make_mount_point(Path::new(NEW_ROOT)).and_then(|()| {
+        Ok(rustix::mount::mount(root.as_str(), NEW_ROOT, root_type.as_str(), MountFlags::empty(), c"")?)
+    });
+    mounted.map_err(|source| BootError::Mount { what: root.clone(), at: "the root".to_owned(), source })
+}
+
+fn move_mount(from: &str) -> io::Result<()> {
+    let to = format!("{NEW_ROOT}{from}");
+    make_mount_point(Path::new(&to))?;
+    Ok(rustix::mount::mount_move(from, to.as_str())?)
+}
+
+fn switch() -> io::Result<()> {
+    free_initramfs();
+    rustix::process::chdir(NEW_ROOT)?;
+    rustix::mount::mount_move(".", "/")?;
+    rustix::process::chroot(".")?;
+    Ok(rustix::process::chdir("/")?)
+}
+
+/// The initramfs is memory. What cannot be removed stays in it, out of everybody's sight.
+fn free_initramfs() {
+    let freed = fs::metadata("/").and_then(|root| remove_below(Path::new("/"), root.dev()));
+    if let Err(error) = freed {
+        console::say(format_args!("cannot free the initramfs: {error}"));
+    }
+}
+
+/// Removes everything on the file system `device`; mount points and what is on them are left.
+fn remove_below(dir: &Path, device: u64) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        let metadata = fs::symlink_metadata(&path)?;
+        if metadata.dev() != device {
+            continue;
+        }
+        if metadata.is_dir() {
+            remove_below(&path, device)?;
+            fs::remove_dir(&path)?;
+        } else {
+            fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
+}
+
+fn make_tmp() -> io::Result<()> {
+    match fs::create_dir("/tmp") {
+        Ok(()) => fs::set_permissions("/tmp", fs::Permissions::from_mode(0o1777)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::ReadOnlyFilesystem) => {
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
+}

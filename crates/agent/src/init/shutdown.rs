@@ -1,0 +1,88 @@
+//! The way out: every process ended, everything written, the power off.
+//!
+//! Always: it ends in a power off, whatever fails on the way; each failure is a line on the console.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::process::{Pid, WaitOptions};
+use rustix::system::RebootCommand;
+
+use crate::console;
+use crate::failure::tolerate;
+use crate::serve::Role;
+use crate::sys::{self, Target};
+
+/// After SIGKILL a process is gone as soon as the kernel gets to it.
+const KILLED_WITHIN: Duration = Duration::from_secs(2);
+/// systemd's "power off" is SIGRTMIN+4, counted from the kernel's 34 that the C library leaves.
+const SYSTEMD_POWER_OFF: i32 = 38;
+
+pub fn power_off(role: Role, grace: Duration) -> ! {
+    if role == Role::BesideInit {
+        ask_init(grace);
+    } else {
+        end_processes(grace);
+    }
+    rustix::fs::sync();
+    unmount_all();
+    let refused = rustix::system::reboot(RebootCommand::PowerOff);
+    panic!("cannot power off: {refused:?}");
+}
+
+/// The image's init knows what to stop and in which order. It ends the agent, too; who is still here after the grace has
+/// to do it the hard way.
+fn ask_init(grace: Duration) {
+    let program = fs::read_link("/proc/1/exe").unwrap_or_default();
+    let is_systemd = program.as_os_str().to_string_lossy().contains("systemd");
+    let number = if is_systemd { SYSTEMD_POWER_OFF } else { libc::SIGUSR2 };
+    match sys::signal(Target::Process(Pid::INIT), number) {
+        Ok(()) => std::thread::sleep(grace),
+        Err(error) => console::say(format_args!("cannot ask init to power off: {error}")),
+    }
+}
+
+fn end_processes(grace: Duration) {
+    for (number, patience) in [(libc::SIGTERM, grace), (libc::SIGKILL, KILLED_WITHIN)] {
+        // Fails only when there is no process left to signal.
+        tolerate(sys::signal(Target::Everything, number));
+        tolerate(sys::signal(Target::Everything, libc::SIGCONT));
+        if reap_all(Instant::now() + patience) {
+            return;
+        }
+    }
+}
+
+/// Waits until no child is left. Every process is a child of init in the end.
+fn reap_all(deadline: Instant) -> bool {
+    loop {
+        match rustix::process::wait(WaitOptions::NOHANG) {
+            Err(Errno::CHILD) => return true,
+            Ok(Some(_)) | Err(_) => {}
+            Ok(None) if Instant::now() >= deadline => return false,
+            Ok(None) => std::thread::sleep(Duration::from_millis(2)),
+        }
+    }
+}
+
+/// Innermost mounts first; the root, which the agent stands on, becomes read-only.
+fn unmount_all() {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let kernel_own = ["proc", "sysfs", "devtmpfs", "devpts", "cgroup2", "rootfs"];
+    for line in mounts.lines().rev() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [_, at, kind, ..] = words[..] else { continue };
+        if at != "/" && !kernel_own.contains(&kind) {
+            let at = at.replace("\\040", " ");
+            if let Err(error) = rustix::mount::unmount(at.as_str(), UnmountFlags::empty()) {
+                console::say(format_args!("cannot unmount {at}: {error}"));
+            }
+        }
+    }
+    if let Err(error) = rustix::mount::mount_remount("/", MountFlags::RDONLY, c"") {
+        console::say(format_args!("cannot remount the root read-only: {error}"));
+    }
+    rustix::fs::sync();
+}

@@ -1,0 +1,262 @@
+//! A stream to the guest: bytes from the host on their way into a descriptor.
+//!
+//! ```text
+//!   0 ........ consumed ........ received ...... told + window
+//!     written      |   buffered     |   may still come   |
+//! ```
+//!
+//! Always: at most `window` bytes are buffered. When nobody reads any more (the command closed its stdin), bytes are
+//! dropped and count as consumed, so the host is never stuck behind them.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::failure::tolerate;
+
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum InputError {
+    #[error("bytes at {offset} came where {expected} was expected")]
+    Gap { offset: u64, expected: u64 },
+    #[error("more bytes than the window of {window} came")]
+    Overrun { window: usize },
+}
+
+#[derive(Debug)]
+pub struct Input {
+    sink: Sink,
+    buffer: Vec<u8>,
+    start: usize,
+    received: u64,
+    told: u64,
+    window: usize,
+    ended: bool,
+}
+
+#[derive(Debug)]
+enum Sink {
+    /// Still being made: bytes wait for it.
+    Awaited,
+    Open(OwnedFd, AtEnd),
+    /// Nobody reads: bytes are dropped.
+    Gone,
+}
+
+/// What the end of the stream does to the descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AtEnd {
+    Close,
+    /// Half-closes the connection, which is still read from.
+    Shutdown,
+    /// Types the terminal's end-of-file character, if the terminal reads lines.
+    TypeEof,
+}
+
+impl Input {
+    pub fn new(window: usize, sink: Option<(OwnedFd, AtEnd)>) -> Self {
+        let sink = sink.map_or(Sink::Gone, |(fd, at_end)| Sink::Open(fd, at_end));
+        Self { sink, buffer: Vec::new(), start: 0, received: 0, told: 0, window, ended: false }
+    }
+
+    /// A stream whose descriptor comes later, by [`attach`](Self::attach).
+    pub fn awaiting(window: usize) -> Self {
+        Self { sink: Sink::Awaited, ..Self::new(window, None) }
+    }
+
+    pub fn attach(&mut self, fd: OwnedFd, at_end: AtEnd) {
+        self.sink = Sink::Open(fd, at_end);
+        self.flush();
+    }
+
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+
+    pub fn is_closed(&self) -> bool {
+        matches!(self.sink, Sink::Gone)
+    }
+
+    fn buffered(&self) -> usize {
+        self.buffer.len() - self.start
+    }
+
+    fn consumed(&self) -> u64 {
+        self.received - self.buffered() as u64
+    }
+
+    /// Takes bytes from the host. What came already, before a break, is skipped.
+    pub fn receive(&mut self, offset: u64, bytes: &[u8]) -> Result<(), InputError> {
+        if offset > self.received {
+            return Err(InputError::Gap { offset, expected: self.received });
+        }
+        let known = usize::try_from(self.received - offset).unwrap_or(usize::MAX);
+        let Some(fresh) = bytes.get(known..) else { return Ok(()) };
+        if self.buffered() + fresh.len() > self.window {
+            return Err(InputError::Overrun { window: self.window });
+        }
+        self.received += fresh.len() as u64;
+        let rest = if self.buffered() == 0 { &fresh[self.write(fresh)..] } else { fresh };
+        self.keep(rest);
+        Ok(())
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        if self.is_closed() {
+            return;
+        }
+        if self.start > self.buffered() {
+            self.buffer.drain(..self.start);
+            self.start = 0;
+        }
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The host has nothing more.
+    pub fn end(&mut self, offset: u64) -> Result<(), InputError> {
+        if offset > self.received {
+            return Err(InputError::Gap { offset, expected: self.received });
+        }
+        self.ended = true;
+        self.finish_if_drained();
+        Ok(())
+    }
+
+    /// The descriptor to wait for, while bytes wait for it.
+    pub fn wanted(&self) -> Option<BorrowedFd<'_>> {
+        match &self.sink {
+            Sink::Open(fd, _) if self.buffered() > 0 => Some(fd.as_fd()),
+            _ => None,
+        }
+    }
+
+    /// Writes what the descriptor takes now.
+    pub fn flush(&mut self) {
+        let pending = std::mem::take(&mut self.buffer);
+        self.start += self.write(&pending[self.start..]);
+        self.buffer = pending;
+        if self.is_closed() || self.buffered() == 0 {
+            self.buffer.clear();
+            self.start = 0;
+        }
+        self.finish_if_drained();
+    }
+
+    /// Writes until the descriptor is full; closes it if nobody reads. Returns how many bytes need no keeping.
+    fn write(&mut self, bytes: &[u8]) -> usize {
+        let mut done = 0;
+        while done < bytes.len() {
+            let fd = match &self.sink {
+                Sink::Open(fd, _) => fd,
+                Sink::Awaited => break,
+                Sink::Gone => return bytes.len(),
+            };
+            match rustix::io::write(fd, &bytes[done..]) {
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                Err(_) => self.sink = Sink::Gone,
+            }
+        }
+        done
+    }
+
+    fn finish_if_drained(&mut self) {
+        let drained = self.ended && self.buffered() == 0 && !matches!(self.sink, Sink::Awaited);
+        if !drained {
+            return;
+        }
+        if let Sink::Open(fd, at_end) = std::mem::replace(&mut self.sink, Sink::Gone) {
+            finish(&fd, at_end);
+        }
+    }
+
+    /// Nothing reads this stream any more.
+    pub fn close(&mut self) {
+        self.sink = Sink::Gone;
+        self.buffer = Vec::new();
+        self.start = 0;
+    }
+
+    /// What to tell the host, when enough was consumed since it was last told or it might be waiting.
+    pub fn take_window(&mut self) -> Option<u64> {
+        let consumed = self.consumed();
+        let fresh = consumed - self.told;
+        let due = fresh > 0 && (fresh >= self.window as u64 / 2 || self.buffered() == 0);
+        due.then(|| {
+            self.told = consumed;
+            consumed
+        })
+    }
+
+    /// After a break: the last window may have been lost, so it is told again.
+    pub fn retell(&mut self) -> u64 {
+        self.told = self.consumed();
+        self.told
+    }
+}
+
+/// A failure here means that the other end is gone, and the stream ends by that.
+fn finish(fd: &OwnedFd, at_end: AtEnd) {
+    match at_end {
+        AtEnd::Close => {}
+        AtEnd::Shutdown => tolerate(rustix::net::shutdown(fd, rustix::net::Shutdown::Write)),
+        AtEnd::TypeEof => crate::exec::terminal::type_eof(fd),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pipe() -> (OwnedFd, OwnedFd) {
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK | rustix::pipe::PipeFlags::CLOEXEC).unwrap()
+    }
+
+    fn read(fd: &OwnedFd) -> Vec<u8> {
+        let mut bytes = [0; 100];
+        let count = rustix::io::read(fd, &mut bytes).unwrap();
+        bytes[..count].to_vec()
+    }
+
+    #[test]
+    fn bytes_sent_again_after_a_break_are_skipped() {
+        let (reader, writer) = pipe();
+        let mut input = Input::new(10, Some((writer, AtEnd::Close)));
+        input.receive(0, b"abc").unwrap();
+        input.receive(1, b"bcde").unwrap();
+        assert_eq!(read(&reader), b"abcde");
+        assert_eq!(input.receive(6, b"x"), Err(InputError::Gap { offset: 6, expected: 5 }));
+    }
+
+    #[test]
+    fn a_host_beyond_its_window_is_refused() {
+        let mut input = Input::new(4, Some((pipe().1, AtEnd::Close)));
+        assert_eq!(input.receive(0, b"abcde"), Err(InputError::Overrun { window: 4 }));
+    }
+
+    #[test]
+    fn the_end_waits_for_the_last_byte_and_is_heard_twice() {
+        let (reader, writer) = pipe();
+        let mut input = Input::new(4, Some((writer, AtEnd::Close)));
+        input.receive(0, b"ab").unwrap();
+        input.end(2).unwrap();
+        input.end(2).unwrap();
+        assert_eq!(read(&reader), b"ab");
+        assert_eq!(read(&reader), b"");
+        assert_eq!(input.take_window(), Some(2));
+        assert_eq!(input.take_window(), None);
+        assert_eq!(input.retell(), 2);
+    }
+
+    #[test]
+    fn without_a_reader_bytes_count_as_consumed() {
+        let (reader, writer) = pipe();
+        drop(reader);
+        let mut input = Input::new(4, Some((writer, AtEnd::Close)));
+        input.receive(0, b"abcd").unwrap();
+        input.receive(4, b"efgh").unwrap();
+        assert_eq!(input.take_window(), Some(8));
+        assert!(input.is_closed());
+    }
+}

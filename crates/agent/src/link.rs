@@ -1,0 +1,314 @@
+//! The link: one port, cut into frames on the way in, batched into large writes on the way out.
+//!
+//! ```text
+//!   Hunting --preamble--> Greeting --Hello--> Open
+//!      ^                     |                 |      a preamble in any state starts over;
+//!      \--- bytes that make no sense ----------/      channels live on, queued output does not
+//! ```
+//!
+//! Always: the port is opened once and never closed, for what the host sends meanwhile would be lost. Its readiness comes
+//! edge-triggered: while the host is away the port reports a hang-up without end, and only an edge says it is back. At
+//! most [`QUEUE_LIMIT`] bytes of stream data are queued; while twice that is queued nothing is read either.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use sandtree_proto::frame::{self, Decoded, Decoder, Frame};
+use sandtree_proto::message::{self, AgentMessage, HostMessage};
+use sandtree_proto::{Nonce, StreamId};
+
+use crate::console;
+
+const QUEUE_LIMIT: usize = 256 * 1024;
+const READ_SIZE: usize = 128 * 1024;
+
+#[derive(Debug)]
+pub struct Link {
+    port: OwnedFd,
+    edges: OwnedFd,
+    readable: bool,
+    writable: bool,
+    away: bool,
+    state: State,
+    generation: u64,
+    decoder: Decoder,
+    queue: Queue,
+    scratch: Vec<u8>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Hunting,
+    Greeting,
+    Open,
+}
+
+#[derive(Debug)]
+pub enum Event {
+    /// The host begins anew: what was sent and not resumed is void.
+    Restarted,
+    Message(HostMessage),
+    Data {
+        channel: u32,
+        stream: StreamId,
+        offset: u64,
+        bytes: Vec<u8>,
+    },
+    Eof {
+        channel: u32,
+        stream: StreamId,
+        offset: u64,
+    },
+    Window {
+        channel: u32,
+        stream: StreamId,
+        consumed: u64,
+    },
+}
+
+impl Link {
+    pub fn new(port: OwnedFd) -> rustix::io::Result<Self> {
+        rustix::io::ioctl_fionbio(&port, true)?;
+        let edges = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let both = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        epoll::add(&edges, &port, epoll::EventData::new_u64(0), both)?;
+        Ok(Self {
+            port,
+            edges,
+            readable: true,
+            writable: true,
+            away: false,
+            state: State::Hunting,
+            generation: 0,
+            decoder: Decoder::new(),
+            queue: Queue::default(),
+            scratch: vec![0; READ_SIZE],
+        })
+    }
+
+    /// Readable when [`absorb_edges`](Self::absorb_edges) has something to learn.
+    pub fn edges(&self) -> BorrowedFd<'_> {
+        self.edges.as_fd()
+    }
+
+    /// Learns what changed at the port since the last call.
+    pub fn absorb_edges(&mut self) -> rustix::io::Result<()> {
+        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }];
+        let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let count = match epoll::wait(&self.edges, events.as_mut_slice(), Some(&zero)) {
+            Err(Errno::INTR) => 0,
+            other => other?,
+        };
+        for event in &events[..count] {
+            let flags = event.flags;
+            self.readable |= !(flags & !epoll::EventFlags::OUT).is_empty();
+            self.writable |= flags.contains(epoll::EventFlags::OUT);
+        }
+        Ok(())
+    }
+
+    /// Looks at the port again although no edge came.
+    pub fn look_again(&mut self) {
+        self.readable = true;
+        self.writable = true;
+    }
+
+    /// The host's end is closed; on a virtio port it may come back.
+    pub fn is_away(&self) -> bool {
+        self.away
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.state == State::Open
+    }
+
+    /// Work is left that no descriptor will announce.
+    pub fn is_busy(&self) -> bool {
+        self.may_read() || (self.writable && !self.queue.is_empty())
+    }
+
+    /// Counts the preambles: a reply belongs to the generation its request came in.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The next thing the host said, reading the port at most once.
+    pub fn next(&mut self) -> Option<Event> {
+        if let Some(event) = self.decode() {
+            return Some(event);
+        }
+        if self.may_read() && self.read() { self.decode() } else { None }
+    }
+
+    fn may_read(&self) -> bool {
+        self.readable && self.queue.len() < 2 * QUEUE_LIMIT
+    }
+
+    fn read(&mut self) -> bool {
+        match rustix::io::read(&self.port, &mut self.scratch[..]) {
+            Ok(0) => {
+                self.readable = false;
+                self.away = true;
+                false
+            }
+            Ok(count) => {
+                self.away = false;
+                self.decoder.feed(&self.scratch[..count]);
+                true
+            }
+            Err(Errno::INTR) => false,
+            Err(Errno::AGAIN) => {
+                self.readable = false;
+                self.away = false;
+                false
+            }
+            Err(error) => {
+                self.lose(format_args!("cannot read the port: {error}"));
+                false
+            }
+        }
+    }
+
+    fn decode(&mut self) -> Option<Event> {
+        loop {
+            match self.decoder.next()? {
+                Ok(Decoded::Preamble(nonce)) => return Some(self.restart(nonce)),
+                Ok(Decoded::Frame(frame)) => {
+                    if let Some(event) = self.event(frame) {
+                        return Some(event);
+                    }
+                }
+                Err(_) => self.state = State::Hunting,
+            }
+        }
+    }
+
+    fn restart(&mut self, nonce: Nonce) -> Event {
+        self.generation += 1;
+        self.state = State::Greeting;
+        self.queue.clear();
+        frame::encode_preamble(self.queue.tail(), nonce);
+        Event::Restarted
+    }
+
+    fn event(&mut self, frame: Frame) -> Option<Event> {
+        let event = match frame {
+            Frame::Message(bytes) => match message::from_bytes(&bytes) {
+                Ok(message) => Event::Message(message),
+                Err(error) => {
+                    self.fault(error);
+                    return None;
+                }
+            },
+            Frame::Data { channel, stream, offset, bytes } => Event::Data { channel, stream, offset, bytes },
+            Frame::Eof { channel, stream, offset } => Event::Eof { channel, stream, offset },
+            Frame::Window { channel, stream, consumed } => Event::Window { channel, stream, consumed },
+        };
+        match (&event, self.state) {
+            (Event::Message(HostMessage::Hello(_)), State::Greeting) | (_, State::Open) => Some(event),
+            _ => {
+                self.fault("a frame before the hello");
+                None
+            }
+        }
+    }
+
+    /// The hello was answered; streams may flow.
+    pub fn open(&mut self) {
+        self.state = State::Open;
+    }
+
+    /// The host said what cannot be: nothing counts until its next preamble.
+    pub fn fault(&mut self, reason: impl std::fmt::Display) {
+        console::say(format_args!("link: {reason}"));
+        self.decoder.resync();
+        self.state = State::Hunting;
+    }
+
+    fn lose(&mut self, reason: std::fmt::Arguments<'_>) {
+        console::say(reason);
+        self.readable = false;
+        self.writable = false;
+        self.away = true;
+    }
+
+    /// Queues a message. Without a host listening it is dropped: what matters of it is told again in the next hello.
+    pub fn send(&mut self, message: &AgentMessage) {
+        if self.state == State::Hunting {
+            return;
+        }
+        match message::to_frame(message) {
+            Ok(frame) => frame.encode(self.queue.tail()),
+            Err(error) => console::say(format_args!("cannot send: {error}")),
+        }
+    }
+
+    pub fn send_frame(&mut self, frame: &Frame) {
+        frame.encode(self.queue.tail());
+    }
+
+    pub fn send_data(&mut self, channel: u32, stream: StreamId, offset: u64, bytes: &[u8]) {
+        frame::encode_data(self.queue.tail(), channel, stream, offset, bytes);
+    }
+
+    /// Whether another piece of stream data may be queued.
+    pub fn has_room(&self) -> bool {
+        self.is_open() && self.queue.len() < QUEUE_LIMIT
+    }
+
+    /// Writes what the port takes now. True if everything went out.
+    pub fn flush(&mut self) -> bool {
+        while self.writable && !self.queue.is_empty() {
+            match rustix::io::write(&self.port, self.queue.pending()) {
+                Ok(count) => self.queue.advance(count),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.writable = false,
+                Err(error) => self.lose(format_args!("cannot write the port: {error}")),
+            }
+        }
+        self.queue.is_empty()
+    }
+}
+
+/// Bytes on their way to the port.
+#[derive(Debug, Default)]
+struct Queue {
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl Queue {
+    fn len(&self) -> usize {
+        self.bytes.len() - self.start
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn pending(&self) -> &[u8] {
+        &self.bytes[self.start..]
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.start = 0;
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.start += count;
+        if self.is_empty() {
+            self.clear();
+        }
+    }
+
+    /// Where frames are appended. Moving the rest to the front waits until it is the smaller part.
+    fn tail(&mut self) -> &mut Vec<u8> {
+        if self.start > self.len() {
+            self.bytes.drain(..self.start);
+            self.start = 0;
+        }
+        &mut self.bytes
+    }
+}

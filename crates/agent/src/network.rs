@@ -1,0 +1,76 @@
+//! The guest's network: fixed addresses, so that nothing waits for DHCP.
+
+use std::fs;
+use std::io;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use sandtree_proto::{Failure, Network};
+
+use crate::failure::{OrFailure, refusal};
+use crate::sys;
+
+const ADDRESS: [u8; 4] = [10, 0, 2, 15];
+const NETMASK: [u8; 4] = [255, 255, 255, 0];
+const GATEWAY: [u8; 4] = [10, 0, 2, 2];
+const NAME_SERVER: &str = "nameserver 10.0.2.3";
+/// How long the interface may take to appear after its driver was loaded.
+const APPEARS_WITHIN: Duration = Duration::from_secs(2);
+
+pub fn configure(network: Network) -> Result<(), Failure> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)
+        .or_failure(|| "cannot open a socket to configure the network".into())?;
+    sys::bring_up(&socket, "lo").or_failure(|| "cannot bring up the loopback interface".into())?;
+    if network == Network::None {
+        return Ok(());
+    }
+    let name = interface()?;
+    let told = || format!("cannot configure interface {name}");
+    sys::set_interface_address(&socket, &name, libc::SIOCSIFADDR, ADDRESS).or_failure(told)?;
+    sys::set_interface_address(&socket, &name, libc::SIOCSIFNETMASK, NETMASK).or_failure(told)?;
+    sys::bring_up(&socket, &name).or_failure(told)?;
+    if network == Network::Full {
+        sys::add_default_route(&socket, GATEWAY).or_failure(|| "cannot add the default route".into())?;
+        write_name_server()?;
+    }
+    Ok(())
+}
+
+/// The first interface that is a device; it may still be on its way.
+fn interface() -> Result<String, Failure> {
+    let deadline = Instant::now() + APPEARS_WITHIN;
+    loop {
+        if let Some(name) = first_device().or_failure(|| "cannot list the network interfaces".into())? {
+            return Ok(name);
+        }
+        if Instant::now() >= deadline {
+            return Err(refusal(Errno::NODEV, "the guest has no network interface"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn first_device() -> io::Result<Option<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir("/sys/class/net")? {
+        let entry = entry?;
+        if entry.path().join("device").exists() {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    Ok(names.into_iter().min())
+}
+
+/// An image may have a link there into a directory that only its own init fills; then a file takes its place.
+fn write_name_server() -> Result<(), Failure> {
+    const PATH: &str = "/etc/resolv.conf";
+    match crate::identity::write_line(PATH, NAME_SERVER) {
+        Err(failure) if failure.errno == libc::ENOENT => {
+            fs::remove_file(PATH).or_failure(|| format!("cannot replace {PATH}"))?;
+            crate::identity::write_line(PATH, NAME_SERVER)
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,274 @@
+//! What the host says, and what follows from it.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use sandtree_proto::{
+    AgentHello, AgentMessage, ExecStart, Failure, Frame, HostHello, HostMessage, Open, Outcome, Reply, Request,
+    StreamId, VERSION_MAX, VERSION_MIN,
+};
+
+use super::{Agent, CHANNELS_MAX, Role};
+use crate::channel::{Cancel, Channel, Ends, Work};
+use crate::exec::spawn::{pipe, spawn};
+use crate::failure::{OrFailure, cut, path, refusal};
+use crate::files::{self, Target};
+use crate::input::{AtEnd, InputError};
+use crate::link::Event;
+use crate::tunnel::Connecting;
+use crate::{identity, metrics, tree};
+
+const WINDOW_MAX: u32 = 1024 * 1024;
+/// Tags come back in the hello, which must fit one frame.
+const TAG_MAX: usize = 64;
+
+impl Agent {
+    pub(super) fn dispatch(&mut self, event: Event) {
+        match event {
+            Event::Restarted => self.channels.values_mut().for_each(|channel| channel.flowing = false),
+            Event::Message(message) => self.message(message),
+            Event::Data { channel, stream: StreamId::In, offset, bytes } => {
+                self.input(channel, |channel| channel.input.receive(offset, &bytes));
+            }
+            Event::Eof { channel, stream: StreamId::In, offset } => {
+                self.input(channel, |channel| channel.input.end(offset));
+            }
+            Event::Data { .. } | Event::Eof { .. } => self.link.fault("data on a stream to the host"),
+            Event::Window { channel, stream, consumed } => self.window(channel, stream, consumed),
+        }
+    }
+
+    fn message(&mut self, message: HostMessage) {
+        match message {
+            HostMessage::Hello(hello) => self.hello(&hello),
+            HostMessage::Open { channel, window, open } => self.open(channel, window, open),
+            HostMessage::Resume { channel, out, err } => self.resume(channel, out, err),
+            HostMessage::Signal { channel, signal } => {
+                if let Some(exec) = self.channels.get_mut(&channel).and_then(Channel::exec) {
+                    exec.signal(signal);
+                }
+            }
+            HostMessage::Resize { channel, size } => {
+                if let Some(exec) = self.channels.get_mut(&channel).and_then(Channel::exec) {
+                    exec.resize(size);
+                }
+            }
+            HostMessage::Close { channel } => {
+                if let Some(channel) = self.channels.remove(&channel) {
+                    self.look_after(channel.close());
+                }
+            }
+            HostMessage::Request { id, request } => self.request(id, request),
+        }
+    }
+
+    fn hello(&mut self, host: &HostHello) {
+        let version = agreed(host);
+        let channels = self.channels.iter().map(|(&number, channel)| channel.state(number)).collect();
+        let build = env!("CARGO_PKG_VERSION").to_owned();
+        self.link.send(&AgentMessage::Hello(AgentHello { version, build, channels }));
+        if version != 0 {
+            self.link.open();
+        }
+    }
+
+    fn resume(&mut self, number: u32, out: u64, err: u64) {
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        match channel.resume(out, err) {
+            Ok(()) => {
+                let consumed = channel.input.retell();
+                self.link.send_frame(&Frame::Window { channel: number, stream: StreamId::In, consumed });
+            }
+            Err(error) => self.link.fault(error),
+        }
+    }
+
+    /// Input for a channel that is not there was on its way when the channel was closed.
+    fn input(&mut self, number: u32, receive: impl FnOnce(&mut Channel) -> Result<(), InputError>) {
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        match receive(channel) {
+            Ok(()) => {}
+            Err(error @ InputError::Gap { .. }) => self.link.fault(error),
+            Err(error @ InputError::Overrun { .. }) if !channel.is_over() => {
+                let remains = channel.violate(refusal(Errno::NOBUFS, error.to_string()));
+                self.look_after(remains);
+            }
+            Err(InputError::Overrun { .. }) => {}
+        }
+    }
+
+    fn window(&mut self, number: u32, stream: StreamId, consumed: u64) {
+        let Some(output) = self.channels.get_mut(&number).and_then(|channel| channel.output(stream)) else { return };
+        if let Err(error) = output.stream().consumed(consumed) {
+            self.link.fault(error);
+        }
+    }
+
+    fn open(&mut self, number: u32, window: u32, open: Open) {
+        if self.channels.contains_key(&number) {
+            return self.link.fault(format_args!("channel {number} is open already"));
+        }
+        let command = match &open {
+            Open::Exec(start) => Some(start.tag.clone()),
+            _ => None,
+        };
+        let opened = self.admit(window, &open).and_then(|()| self.begin(number, window.min(WINDOW_MAX) as usize, open));
+        let channel = opened.unwrap_or_else(|failure| match command {
+            Some(tag) => Channel::failed(shortened(tag), Outcome::NotStarted(failure)),
+            None => Channel::failed(String::new(), Outcome::Failed(failure)),
+        });
+        self.channels.insert(number, channel);
+    }
+
+    fn admit(&self, window: u32, open: &Open) -> Result<(), Failure> {
+        if window == 0 {
+            return Err(refusal(Errno::INVAL, "a channel needs a window"));
+        }
+        if self.channels.len() >= CHANNELS_MAX {
+            return Err(refusal(Errno::MFILE, format!("{CHANNELS_MAX} channels are open in the guest")));
+        }
+        match open {
+            Open::Exec(start) if start.tag.len() > TAG_MAX => {
+                Err(refusal(Errno::INVAL, format!("a tag has at most {TAG_MAX} bytes")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn begin(&mut self, number: u32, window: usize, open: Open) -> Result<Channel, Failure> {
+        match open {
+            Open::Exec(start) => self.begin_exec(number, window, &start),
+            Open::ReadFile { path: from } => {
+                self.begin_output(number, window, move |out| files::read(path(&from), out))
+            }
+            Open::ListDir { path: of } => self.begin_output(number, window, move |out| files::list(path(&of), out)),
+            Open::TarOut { path: of } => self.begin_output(number, window, move |out| tree::pack(path(&of), out)),
+            Open::TarIn { path: to } => {
+                self.begin_input(number, window, move |input, _| tree::unpack(path(&to), input))
+            }
+            Open::WriteFile { path: to, mode, uid, gid } => {
+                let target = Target { path: path(&to).to_owned(), mode, uid, gid };
+                self.begin_input(number, window, move |input, cancel| files::write(&target, number, input, cancel))
+            }
+            Open::Connect { port } => Ok(self.begin_tunnel(number, window, port)),
+            Open::Detached(_) | Open::Attach { .. } => {
+                Err(refusal(Errno::NOSYS, "only the host keeps detached commands"))
+            }
+        }
+    }
+
+    fn begin_exec(&mut self, number: u32, window: usize, start: &ExecStart) -> Result<Channel, Failure> {
+        let spawned = spawn(&self.ground, number, start)?;
+        let pid = spawned.exec.pid().as_raw_nonzero().get() as u32;
+        self.link.send(&AgentMessage::Started { channel: number, pid });
+        let ends = Ends { input: spawned.input, out: Some(spawned.out), err: spawned.err };
+        Ok(Channel::new(window, start.tag.clone(), Work::Exec(Box::new(spawned.exec)), ends))
+    }
+
+    fn begin_tunnel(&mut self, number: u32, window: usize, port: u16) -> Channel {
+        let mut channel = Channel::connecting(window);
+        if channel.progress(Connecting::begin(port)) {
+            self.link.send(&AgentMessage::Started { channel: number, pid: 0 });
+        }
+        channel
+    }
+
+    /// Work that produces `Out`.
+    fn begin_output(
+        &mut self,
+        number: u32,
+        window: usize,
+        work: impl FnOnce(OwnedFd) -> Result<(), Failure> + Send + 'static,
+    ) -> Result<Channel, Failure> {
+        let (reader, writer) = pipe().or_failure(|| "cannot make a pipe".into())?;
+        rustix::io::ioctl_fionbio(&reader, true).or_failure(|| "cannot prepare a pipe".into())?;
+        self.workers.run_channel(number, move || work(writer))?;
+        let work = Work::File { cancel: Cancel::default(), result: None };
+        Ok(Channel::new(window, String::new(), work, Ends { out: Some(reader), ..Ends::default() }))
+    }
+
+    /// Work that takes `In`.
+    fn begin_input(
+        &mut self,
+        number: u32,
+        window: usize,
+        work: impl FnOnce(OwnedFd, &Cancel) -> Result<(), Failure> + Send + 'static,
+    ) -> Result<Channel, Failure> {
+        let (reader, writer) = pipe().or_failure(|| "cannot make a pipe".into())?;
+        rustix::io::ioctl_fionbio(&writer, true).or_failure(|| "cannot prepare a pipe".into())?;
+        let cancel = Cancel::default();
+        let seen = cancel.clone();
+        self.workers.run_channel(number, move || work(reader, &seen))?;
+        let ends = Ends { input: Some((writer, AtEnd::Close)), ..Ends::default() };
+        Ok(Channel::new(window, String::new(), Work::File { cancel, result: None }, ends))
+    }
+
+    fn request(&mut self, id: u32, request: Request) {
+        let answered = match request {
+            Request::Ping => Some(Ok(Reply::Done)),
+            Request::Metrics => Some(metrics::read().map(Reply::Metrics)),
+            Request::Shutdown { grace_ms } => Some(self.shut_down(grace_ms)),
+            other => self.delegate(id, other).err().map(Err),
+        };
+        if let Some(reply) = answered {
+            self.link.send(&AgentMessage::Reply { id, reply });
+        }
+    }
+
+    fn shut_down(&mut self, grace_ms: u32) -> Result<Reply, Failure> {
+        self.refuse_guestless("shut down")?;
+        self.shutdown = Some(Duration::from_millis(u64::from(grace_ms)));
+        Ok(Reply::Done)
+    }
+
+    fn refuse_guestless(&self, what: &str) -> Result<(), Failure> {
+        match self.role {
+            Role::Init | Role::BesideInit => Ok(()),
+            Role::Guestless => Err(refusal(Errno::PERM, format!("cannot {what}: the agent is not in a guest"))),
+        }
+    }
+
+    /// Requests that may wait for a disk.
+    fn delegate(&self, id: u32, request: Request) -> Result<(), Failure> {
+        if matches!(request, Request::Configure(_)) {
+            self.refuse_guestless("configure")?;
+        }
+        self.workers.run_request(id, self.link.generation(), move || match request {
+            Request::Stat { path: of, follow } => files::stat(path(&of), follow).map(Reply::Stat),
+            Request::MakeDir { path: at, parents, mode } => files::make_dir(path(&at), parents, mode),
+            Request::Rename { from, to } => files::rename(path(&from), path(&to)),
+            Request::Remove { path: at, recursive } => files::remove(path(&at), recursive),
+            Request::Configure(who) => identity::assume(&who).map(|()| Reply::Done),
+            Request::Sync => {
+                rustix::fs::sync();
+                Ok(Reply::Done)
+            }
+            Request::Ping | Request::Metrics | Request::Shutdown { .. } => Ok(Reply::Done),
+        })
+    }
+}
+
+fn shortened(mut tag: String) -> String {
+    cut(&mut tag, TAG_MAX);
+    tag
+}
+
+/// The highest version both know, or 0.
+fn agreed(host: &HostHello) -> u16 {
+    let version = host.version_max.min(VERSION_MAX);
+    if version >= host.version_min.max(VERSION_MIN) { version } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_agree_on_the_highest_both_know() {
+        let hello = |version_min, version_max| HostHello { version_min, version_max };
+        assert_eq!(agreed(&hello(1, 9)), 1);
+        assert_eq!(agreed(&hello(2, 9)), 0);
+        assert_eq!(agreed(&hello(0, 0)), 0);
+    }
+}

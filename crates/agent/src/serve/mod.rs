@@ -1,0 +1,250 @@
+//! The loop: one thread owns the port, every channel and every stream buffer.
+//!
+//! ```text
+//!   receive -> reap -> collect -> tick -> settle -> send -> wait -> move streams -> receive …
+//! ```
+//!
+//! Always: nothing in the loop blocks. What waits for a disk runs in [`Workers`], and every stream is a non-blocking
+//! descriptor. Buffers are bounded by the windows of the channels, and their number by [`CHANNELS_MAX`].
+
+mod dispatch;
+mod wait;
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::process::WaitOptions;
+use sandtree_proto::{AgentMessage, Frame, MAX_PAYLOAD, StreamId};
+
+use crate::cgroup::Family;
+use crate::channel::{Channel, Remains};
+use crate::exec::spawn::Ground;
+use crate::failure::tolerate;
+use crate::link::Link;
+use crate::workers::{Finished, Workers};
+
+/// So many that the hello, which lists them all, fits one frame.
+const CHANNELS_MAX: usize = 320;
+const SCRATCH_SIZE: usize = 256 * 1024;
+/// Frames taken in, and pieces sent out, before the other side of the loop has its turn.
+const TURN: usize = 64;
+
+/// Where the agent runs, and so what it may do to its surroundings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// It is the guest's init.
+    Init,
+    /// The image's own init runs the guest.
+    BesideInit,
+    /// It runs somewhere else, on a socket, and must not touch the machine.
+    Guestless,
+}
+
+/// Why the loop ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum End {
+    Shutdown {
+        grace: Duration,
+    },
+    /// The socket's other end is closed. A virtio port comes back and never ends the loop.
+    HostGone,
+}
+
+#[derive(Debug)]
+pub struct Agent {
+    role: Role,
+    link: Link,
+    channels: BTreeMap<u32, Channel>,
+    /// The last channel that sent, for taking turns.
+    cursor: u32,
+    workers: Workers,
+    ground: Ground,
+    /// Readable when a child has ended.
+    children: OwnedFd,
+    /// What lives on of commands that have ended.
+    families: Vec<Family>,
+    /// Streams of such: read and dropped, for a closed one would kill the writer.
+    spilled: Vec<OwnedFd>,
+    scratch: Vec<u8>,
+    /// The host has said more than one turn takes in.
+    unheard: bool,
+    shutdown: Option<Duration>,
+}
+
+impl Agent {
+    pub fn new(role: Role, link: Link, children: OwnedFd, ground: Ground) -> rustix::io::Result<Self> {
+        Ok(Self {
+            role,
+            link,
+            channels: BTreeMap::new(),
+            cursor: 0,
+            workers: Workers::new()?,
+            ground,
+            children,
+            families: Vec::new(),
+            spilled: Vec::new(),
+            scratch: vec![0; SCRATCH_SIZE],
+            unheard: false,
+            shutdown: None,
+        })
+    }
+
+    pub fn serve(mut self) -> rustix::io::Result<End> {
+        loop {
+            self.receive();
+            self.collect();
+            self.tick();
+            self.settle();
+            let unsent = self.send();
+            if let Some(end) = self.end() {
+                return Ok(end);
+            }
+            self.wait(unsent || self.unheard)?;
+        }
+    }
+
+    fn receive(&mut self) {
+        for _ in 0..TURN {
+            let Some(event) = self.link.next() else {
+                self.unheard = false;
+                return;
+            };
+            self.dispatch(event);
+        }
+        self.unheard = true;
+    }
+
+    /// Takes the status of every child that has ended, commands and orphans alike.
+    fn reap(&mut self) {
+        // The descriptor only wakes the loop; how many ended is for `wait` to say.
+        tolerate(rustix::io::read(&self.children, &mut [0; 1024]));
+        while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+            if let Some(channel) = self.channels.values_mut().find(|channel| channel.runs(pid)) {
+                channel.exited(status);
+            }
+        }
+        for family in self.families.extract_if(.., |family| family.is_gone()) {
+            family.bury();
+        }
+    }
+
+    /// Takes what the threads have done.
+    fn collect(&mut self) {
+        for finished in self.workers.take_finished() {
+            match finished {
+                Finished::Channel { channel, result } => {
+                    if let Some(channel) = self.channels.get_mut(&channel) {
+                        channel.finished(result);
+                    }
+                }
+                Finished::Request { id, generation, reply } if generation == self.link.generation() => {
+                    self.link.send(&AgentMessage::Reply { id, reply });
+                }
+                // Its host is gone; the next one did not ask.
+                Finished::Request { .. } => {}
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = Instant::now();
+        for channel in self.channels.values_mut() {
+            channel.tick(now, &mut self.scratch);
+        }
+    }
+
+    /// Ends what is done, and says how. A host that is away reads it in the next hello.
+    fn settle(&mut self) {
+        let mut left = Vec::new();
+        for (&number, channel) in &mut self.channels {
+            if let Some(remains) = channel.settle() {
+                left.push(remains);
+            }
+            if let Some(outcome) = channel.take_news().filter(|_| self.link.is_open()) {
+                self.link.send(&AgentMessage::Ended { channel: number, outcome });
+            }
+        }
+        for remains in left {
+            self.look_after(remains);
+        }
+    }
+
+    fn look_after(&mut self, remains: Remains) {
+        self.spilled.extend(remains.pipes);
+        match remains.family {
+            Some(family) if family.is_gone() => family.bury(),
+            Some(family) => self.families.push(family),
+            None => {}
+        }
+    }
+
+    /// Sends until the port is full or nothing is left. True if neither was reached in this turn.
+    fn send(&mut self) -> bool {
+        for _ in 0..TURN {
+            let more = self.fill();
+            let flushed = self.link.flush();
+            if !more || !flushed {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Queues stream data while there is room, one piece of each channel in turn. True if it stopped for want of room.
+    fn fill(&mut self) -> bool {
+        self.send_windows();
+        let mut numbers: Vec<u32> = self.channels.keys().copied().collect();
+        let first = numbers.partition_point(|&number| number <= self.cursor);
+        numbers.rotate_left(first);
+        let mut sent = true;
+        while sent {
+            sent = false;
+            for &number in &numbers {
+                if !self.link.has_room() {
+                    return self.link.is_open();
+                }
+                let channel = self.channels.get_mut(&number).expect("the numbers are those of the channels");
+                if channel.flowing && send_piece(&mut self.link, number, channel) {
+                    sent = true;
+                    self.cursor = number;
+                }
+            }
+        }
+        false
+    }
+
+    fn send_windows(&mut self) {
+        if !self.link.is_open() {
+            return;
+        }
+        for (&channel, state) in self.channels.iter_mut().filter(|(_, state)| state.flowing) {
+            if let Some(consumed) = state.input.take_window() {
+                self.link.send_frame(&Frame::Window { channel, stream: StreamId::In, consumed });
+            }
+        }
+    }
+
+    fn end(&mut self) -> Option<End> {
+        if let Some(grace) = self.shutdown.filter(|_| self.link.flush()) {
+            return Some(End::Shutdown { grace });
+        }
+        (self.role == Role::Guestless && self.link.is_away()).then_some(End::HostGone)
+    }
+}
+
+/// One piece of each of the channel's streams, and their ends. False if there was none.
+fn send_piece(link: &mut Link, number: u32, channel: &mut Channel) -> bool {
+    let mut sent = false;
+    for (id, output) in [(StreamId::Out, &mut channel.out), (StreamId::Err, &mut channel.err)] {
+        if let Some((offset, bytes)) = output.stream().take(MAX_PAYLOAD) {
+            link.send_data(number, id, offset, &bytes);
+            sent = true;
+        }
+        if let Some(offset) = output.stream().take_end() {
+            link.send_frame(&Frame::Eof { channel: number, stream: id, offset });
+            sent = true;
+        }
+    }
+    sent
+}

@@ -1,0 +1,161 @@
+//! The few system calls rustix has no safe form of. Every `unsafe` of the agent but the child's way to `execve` is here.
+
+#![allow(unsafe_code, reason = "each function passes only valid pointers to live values to one system call")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::process::Pid;
+
+/// Takes over a descriptor the parent process passed by number.
+pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: F_GETFD only looks, and fails for a number that is not open.
+    check(unsafe { libc::fcntl(number, libc::F_GETFD) })?;
+    // SAFETY: the descriptor is open, and main, the only caller, takes it over once.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Blocks every signal for this thread and those it starts, and makes SIGCHLD readable as a descriptor.
+///
+/// A blocked SIGTERM cannot end the agent. Children inherit the mask and must [`unblock_signals`].
+pub fn block_signals() -> io::Result<OwnedFd> {
+    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut child = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigfillset and sigemptyset initialise the sets they are given; the others read them.
+    unsafe {
+        check(libc::sigfillset(all.as_mut_ptr()))?;
+        check(libc::sigemptyset(child.as_mut_ptr()))?;
+        check(libc::sigaddset(child.as_mut_ptr(), libc::SIGCHLD))?;
+        check(libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut()))?;
+        let fd = check(libc::signalfd(-1, child.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// The mask a command expects: nothing blocked. May be called between fork and exec.
+pub fn unblock_signals() -> io::Result<()> {
+    let mut none = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset initialises the set that pthread_sigmask then reads.
+    unsafe {
+        check(libc::sigemptyset(none.as_mut_ptr()))?;
+        check(libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut()))?;
+    }
+    Ok(())
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    Process(Pid),
+    Group(Pid),
+    Everything,
+}
+
+/// Sends any signal by number, real-time ones included; 0 only asks whether the target is there.
+pub fn signal(target: Target, number: i32) -> io::Result<()> {
+    let pid = match target {
+        Target::Process(pid) => pid.as_raw_nonzero().get(),
+        Target::Group(pid) => -pid.as_raw_nonzero().get(),
+        Target::Everything => -1,
+    };
+    // SAFETY: kill takes two numbers.
+    check(unsafe { libc::kill(pid, number) }).map(drop)
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Forked {
+    Parent,
+    Child,
+}
+
+/// Forks. Only for a process with one thread: the child has no other.
+pub fn fork() -> io::Result<Forked> {
+    // SAFETY: init has not started a thread yet when it forks, so the child may do anything.
+    match check(unsafe { libc::fork() })? {
+        0 => Ok(Forked::Child),
+        _ => Ok(Forked::Parent),
+    }
+}
+
+const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;
+const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
+const EXT4_IOC_RESIZE_FS: libc::c_ulong = 0x4008_6610;
+
+/// Mixes bytes into the kernel's pool, credits them and makes every generator start from it anew.
+pub fn add_entropy(random: impl AsFd, bytes: &[u8]) -> io::Result<()> {
+    // struct rand_pool_info: bits, length, then the bytes.
+    let mut info = Vec::with_capacity(8 + bytes.len());
+    info.extend_from_slice(&(bytes.len() as i32 * 8).to_ne_bytes());
+    info.extend_from_slice(&(bytes.len() as i32).to_ne_bytes());
+    info.extend_from_slice(bytes);
+    let fd = random.as_fd().as_raw_fd();
+    // SAFETY: the kernel reads the two counts and as many bytes as the second says, all inside `info`.
+    check(unsafe { libc::ioctl(fd, RNDADDENTROPY, info.as_ptr()) })?;
+    // SAFETY: RNDRESEEDCRNG has no argument.
+    check(unsafe { libc::ioctl(fd, RNDRESEEDCRNG) }).map(drop)
+}
+
+/// Grows a mounted ext4 to `blocks` blocks; the present size is no change and no error.
+pub fn resize_ext4(root: impl AsFd, blocks: u64) -> io::Result<()> {
+    // SAFETY: the kernel reads one u64 through the pointer.
+    check(unsafe { libc::ioctl(root.as_fd().as_raw_fd(), EXT4_IOC_RESIZE_FS, &raw const blocks) }).map(drop)
+}
+
+/// Sets an interface's address or netmask (`SIOCSIFADDR`, `SIOCSIFNETMASK`).
+pub fn set_interface_address(
+    socket: impl AsFd,
+    name: &str,
+    request: libc::c_ulong,
+    address: [u8; 4],
+) -> io::Result<()> {
+    let mut ifreq = interface_request(name)?;
+    ifreq.ifr_ifru.ifru_addr = internet_address(address);
+    // SAFETY: the kernel reads one ifreq with its address filled in.
+    check(unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), request, &raw const ifreq) }).map(drop)
+}
+
+pub fn bring_up(socket: impl AsFd, name: &str) -> io::Result<()> {
+    let mut ifreq = interface_request(name)?;
+    ifreq.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    // SAFETY: the kernel reads one ifreq with its flags filled in.
+    check(unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCSIFFLAGS, &raw const ifreq) }).map(drop)
+}
+
+/// Adds the default route; one that is there already is no error.
+pub fn add_default_route(socket: impl AsFd, gateway: [u8; 4]) -> io::Result<()> {
+    // SAFETY: all zero is a valid rtentry: addresses of no family, a null device name.
+    let mut route: libc::rtentry = unsafe { std::mem::zeroed() };
+    route.rt_dst = internet_address([0; 4]);
+    route.rt_genmask = internet_address([0; 4]);
+    route.rt_gateway = internet_address(gateway);
+    route.rt_flags = libc::RTF_UP | libc::RTF_GATEWAY;
+    // SAFETY: the kernel reads one rtentry; its device name is null.
+    match check(unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCADDRT, &raw const route) }) {
+        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+fn interface_request(name: &str) -> io::Result<libc::ifreq> {
+    // SAFETY: all zero is a valid ifreq.
+    let mut ifreq: libc::ifreq = unsafe { std::mem::zeroed() };
+    if name.len() >= ifreq.ifr_name.len() {
+        return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+    }
+    for (to, from) in ifreq.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    Ok(ifreq)
+}
+
+/// A `sockaddr` that holds a `sockaddr_in`: family, port 0, address, in the bytes of both.
+fn internet_address(address: [u8; 4]) -> libc::sockaddr {
+    let mut data = [0 as libc::c_char; 14];
+    for (to, from) in data[2..6].iter_mut().zip(address) {
+        *to = from as libc::c_char;
+    }
+    libc::sockaddr { sa_family: libc::AF_INET as libc::sa_family_t, sa_data: data }
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}

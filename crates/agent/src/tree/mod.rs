@@ -1,0 +1,11 @@
+//! Trees as tar streams, both ways: modes, owners, times, symbolic and hard links, holes, devices and extended
+//! attributes.
+
+mod pack;
+mod unpack;
+
+pub use pack::pack;
+pub use unpack::unpack;
+
+/// How GNU tar, libarchive and Docker write extended attributes.
+const XATTR_KEY: &str = "SCHILY.xattr.";

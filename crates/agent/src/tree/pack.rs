@@ -1,0 +1,138 @@
+//! A tree into a tar stream.
+//!
+//! Always: a file that changes while it is read does not break the stream: it is cut or filled with zeros to the size its
+//! header promised.
+
+use std::collections::HashMap;
+use std::fs::{self, File, Metadata};
+use std::io::{self, BufWriter, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use sandtree_proto::Failure;
+use tar::{Builder, EntryType, Header};
+
+use super::XATTR_KEY;
+use crate::failure::OrFailure;
+
+const BUFFER_SIZE: usize = 256 * 1024;
+
+/// Writes the tree at `path`, its members named relative to the parent.
+pub fn pack(path: &Path, out: OwnedFd) -> Result<(), Failure> {
+    let mut packing = Packing {
+        builder: Builder::new(BufWriter::with_capacity(BUFFER_SIZE, File::from(out))),
+        linked: HashMap::new(),
+    };
+    let name = path.file_name().map_or_else(|| PathBuf::from("."), PathBuf::from);
+    packing.add_tree(path, &name)?;
+    let told = || format!("cannot send {}", path.display());
+    packing.builder.into_inner().and_then(|mut out| out.flush()).or_failure(told)
+}
+
+struct Packing {
+    builder: Builder<BufWriter<File>>,
+    /// Where the first name of a file with several names is in the archive.
+    linked: HashMap<(u64, u64), PathBuf>,
+}
+
+impl Packing {
+    /// Depth first, a directory before its members; on an own stack, for a guest may nest as deep as it likes.
+    fn add_tree(&mut self, path: &Path, name: &Path) -> Result<(), Failure> {
+        let mut waiting = vec![(path.to_path_buf(), name.to_path_buf())];
+        while let Some((path, name)) = waiting.pop() {
+            let told = || format!("cannot pack {}", path.display());
+            let metadata = match fs::symlink_metadata(&path) {
+                // Removed since its directory was read.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && !waiting.is_empty() => continue,
+                other => other.or_failure(told)?,
+            };
+            self.add(&path, &name, &metadata).or_failure(told)?;
+            if metadata.is_dir() {
+                for entry in fs::read_dir(&path).or_failure(told)? {
+                    let entry = entry.or_failure(told)?;
+                    waiting.push((entry.path(), name.join(entry.file_name())));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, path: &Path, name: &Path, metadata: &Metadata) -> io::Result<()> {
+        let kind = metadata.file_type();
+        if kind.is_socket() {
+            return Ok(());
+        }
+        let mut header = header(metadata);
+        if let Some(first) = self.first_name(name, metadata) {
+            header.set_entry_type(EntryType::Link);
+            return self.builder.append_link(&mut header, name, first);
+        }
+        self.add_attributes(path)?;
+        if kind.is_symlink() {
+            self.builder.append_link(&mut header, name, fs::read_link(path)?)
+        } else if kind.is_file() {
+            self.add_file(path, name, metadata, header)
+        } else {
+            self.builder.append_data(&mut header, name, io::empty())
+        }
+    }
+
+    fn first_name(&mut self, name: &Path, metadata: &Metadata) -> Option<PathBuf> {
+        if metadata.is_dir() || metadata.nlink() < 2 {
+            return None;
+        }
+        let key = (metadata.dev(), metadata.ino());
+        let first = self.linked.get(&key).cloned();
+        if first.is_none() {
+            self.linked.insert(key, name.to_path_buf());
+        }
+        first
+    }
+
+    fn add_file(&mut self, path: &Path, name: &Path, metadata: &Metadata, mut header: Header) -> io::Result<()> {
+        let mut file = File::open(path)?;
+        if metadata.blocks() * 512 < metadata.size() {
+            // The crate finds the holes and writes a GNU sparse entry.
+            return self.builder.append_file(name, &mut file);
+        }
+        let size = metadata.size();
+        header.set_size(size);
+        self.builder.append_data(&mut header, name, file.chain(io::repeat(0)).take(size))
+    }
+
+    fn add_attributes(&mut self, path: &Path) -> io::Result<()> {
+        let attributes = attributes(path)?;
+        if attributes.is_empty() {
+            return Ok(());
+        }
+        self.builder.append_pax_extensions(attributes.iter().map(|(key, value)| (key.as_str(), value.as_slice())))
+    }
+}
+
+fn header(metadata: &Metadata) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_metadata(metadata);
+    header.set_size(0);
+    header
+}
+
+fn attributes(path: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
+    let mut names = vec![0; 4096];
+    let length = match rustix::fs::llistxattr(path, &mut names[..]) {
+        Err(rustix::io::Errno::OPNOTSUPP) => 0,
+        other => other?,
+    };
+    let mut found = Vec::new();
+    for name in names[..length].split(|&b| b == 0).filter(|name| !name.is_empty()) {
+        let mut value = vec![0; 65536];
+        let length = rustix::fs::lgetxattr(path, std::ffi::OsStr::from_bytes(name), &mut value[..])?;
+        value.truncate(length);
+        // A name that is no text cannot be a key of the archive.
+        if let Ok(name) = std::str::from_utf8(name) {
+            found.push((format!("{XATTR_KEY}{name}"), value));
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,317 @@
+//! A tar stream into a directory.
+//!
+//! Always: nothing is written outside the directory. Every name is resolved by the kernel with the directory as its root
+//! (`RESOLVE_IN_ROOT`), so no link in the archive or on the disk leads out. Blocks of zeros become holes. A directory's
+//! times are set last, after its members.
+//! When it fails: what was unpacked before stays.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, BufReader, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::io::Errno;
+use sandtree_proto::Failure;
+use tar::{Archive, Entry, EntryType};
+
+use super::XATTR_KEY;
+use crate::failure::{OrFailure, refusal};
+use crate::files;
+
+const BLOCK: usize = 4096;
+const BUFFER_SIZE: usize = 256 * 1024;
+
+type Stream = BufReader<File>;
+
+/// Unpacks `input` below `path`, which is made if missing.
+pub fn unpack(path: &Path, input: OwnedFd) -> Result<(), Failure> {
+    let told = || format!("cannot unpack into {}", path.display());
+    std::fs::create_dir_all(path).or_failure(told)?;
+    let root = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let mut unpacking = Unpacking { root: root.or_failure(told)?, dirs: Vec::new() };
+    let mut archive = Archive::new(BufReader::with_capacity(BUFFER_SIZE, File::from(input)));
+    for entry in archive.entries().or_failure(told)? {
+        unpacking.add(path, entry.or_failure(told)?)?;
+    }
+    unpacking.finish_dirs().or_failure(told)?;
+    // What follows the end of the archive is taken off the link, or the host would wait.
+    files::copy(&mut archive.into_inner(), &mut io::sink()).or_failure(told)
+}
+
+struct Unpacking {
+    root: OwnedFd,
+    dirs: Vec<(PathBuf, Attributes)>,
+}
+
+/// What an entry's file gets besides its content.
+struct Attributes {
+    mode: Mode,
+    owner: (Uid, Gid),
+    times: Timestamps,
+    xattrs: Vec<(OsString, Vec<u8>)>,
+}
+
+impl Unpacking {
+    fn add(&mut self, root: &Path, mut entry: Entry<'_, Stream>) -> Result<(), Failure> {
+        let name = PathBuf::from(OsStr::from_bytes(&entry.path_bytes()));
+        let told = || format!("cannot unpack {}", root.join(&name).display());
+        let Some(inner) = inside(&name) else {
+            return Err(refusal(Errno::INVAL, format!("the archive names {}, which leads out", name.display())));
+        };
+        let attributes = attributes(&mut entry).or_failure(told)?;
+        self.place(&inner, &mut entry, attributes).or_failure(told)
+    }
+
+    fn place(&mut self, name: &Path, entry: &mut Entry<'_, Stream>, attributes: Attributes) -> io::Result<()> {
+        let kind = entry.header().entry_type();
+        let Some((parent, last)) = self.parent(name)? else {
+            // The root itself: it is there already, and only takes attributes.
+            self.dirs.push((PathBuf::from("."), attributes));
+            return Ok(());
+        };
+        match kind {
+            EntryType::Directory => {
+                make_dir(&parent, &last)?;
+                self.dirs.push((name.to_path_buf(), attributes));
+                Ok(())
+            }
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
+                clear(&parent, &last)?;
+                write_file(&parent, &last, entry, &attributes)
+            }
+            EntryType::Symlink => {
+                let target = link_name(entry)?;
+                clear(&parent, &last)?;
+                rustix::fs::symlinkat(&target, &parent, &last)?;
+                attributes.apply_to_name(&parent, &last, kind)
+            }
+            EntryType::Link => self.link(&parent, &last, &link_name(entry)?),
+            EntryType::Fifo | EntryType::Char | EntryType::Block => {
+                clear(&parent, &last)?;
+                make_node(&parent, &last, entry, kind)?;
+                attributes.apply_to_name(&parent, &last, kind)
+            }
+            // Kinds of other systems and extensions carry nothing a file system here could hold.
+            _ => Ok(()),
+        }
+    }
+
+    fn link(&self, parent: &OwnedFd, last: &OsStr, target: &Path) -> io::Result<()> {
+        let target = inside(target).ok_or(Errno::INVAL)?;
+        let (from, name) = self.parent(&target)?.ok_or(Errno::INVAL)?;
+        clear(parent, last)?;
+        rustix::fs::linkat(&from, &name, parent, last, AtFlags::empty())?;
+        Ok(())
+    }
+
+    /// The directory an entry goes into, made if missing, and the entry's name in it; none for the root itself.
+    fn parent(&self, name: &Path) -> io::Result<Option<(OwnedFd, OsString)>> {
+        let Some(last) = name.file_name() else { return Ok(None) };
+        let parent = name.parent().unwrap_or(Path::new(""));
+        let dir = match self.open(parent) {
+            Err(Errno::NOENT) => {
+                self.make_parents(parent)?;
+                self.open(parent)?
+            }
+            other => other?,
+        };
+        Ok(Some((dir, last.to_owned())))
+    }
+
+    fn make_parents(&self, path: &Path) -> io::Result<()> {
+        let mut made = PathBuf::new();
+        for component in path.components() {
+            let dir = self.open(&made)?;
+            make_dir(&dir, component.as_os_str())?;
+            made.push(component);
+        }
+        Ok(())
+    }
+
+    fn open(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve)
+    }
+
+    /// Innermost first, so that setting one does not touch another's times.
+    fn finish_dirs(&mut self) -> io::Result<()> {
+        for (path, attributes) in std::mem::take(&mut self.dirs).into_iter().rev() {
+            attributes.apply(&File::from(self.open(&path)?))?;
+        }
+        Ok(())
+    }
+}
+
+/// The name without what does not matter; nothing if it could lead out.
+fn inside(name: &Path) -> Option<PathBuf> {
+    let mut inner = PathBuf::new();
+    for component in name.components() {
+        match component {
+            Component::Normal(part) => inner.push(part),
+            Component::CurDir | Component::RootDir => {}
+            Component::ParentDir | Component::Prefix(_) => return None,
+        }
+    }
+    Some(inner)
+}
+
+fn link_name(entry: &Entry<'_, Stream>) -> io::Result<PathBuf> {
+    let bytes = entry.link_name_bytes().ok_or(Errno::INVAL)?;
+    Ok(PathBuf::from(OsStr::from_bytes(&bytes)))
+}
+
+fn make_dir(parent: &OwnedFd, name: &OsStr) -> io::Result<()> {
+    match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755)) {
+        // One that is no directory shows when it is opened.
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes way for an entry. A directory in the way is refused by the kernel.
+fn clear(parent: &OwnedFd, name: &OsStr) -> io::Result<()> {
+    match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn write_file(parent: &OwnedFd, name: &OsStr, entry: &mut Entry<'_, Stream>, with: &Attributes) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o600))?);
+    write_sparse(&file, entry)?;
+    with.apply(&file)
+}
+
+/// Writes what is not zero and leaves holes for whole blocks that are.
+fn write_sparse(mut file: &File, entry: &mut impl Read) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER_SIZE];
+    let mut position = 0u64;
+    loop {
+        let count = fill(entry, &mut buffer)?;
+        if count == 0 {
+            return file.set_len(position);
+        }
+        for (data, piece) in runs(&buffer[..count]) {
+            if data {
+                file.write_all(piece)?;
+            } else {
+                io::Seek::seek(&mut file, io::SeekFrom::Current(piece.len() as i64))?;
+            }
+        }
+        position += count as u64;
+    }
+}
+
+/// Reads until the buffer is full or the stream ends: blocks stay aligned.
+fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut count = 0;
+    while count < buffer.len() {
+        match from.read(&mut buffer[count..])? {
+            0 => break,
+            more => count += more,
+        }
+    }
+    Ok(count)
+}
+
+/// Cuts into runs of blocks that hold data, or hold none.
+fn runs(bytes: &[u8]) -> impl Iterator<Item = (bool, &[u8])> {
+    let mut rest = bytes;
+    std::iter::from_fn(move || {
+        let holds_data = |block: &[u8]| block.len() < BLOCK || block.iter().any(|&b| b != 0);
+        let data = holds_data(rest.chunks(BLOCK).next()?);
+        let length: usize = rest.chunks(BLOCK).take_while(|block| holds_data(block) == data).map(<[u8]>::len).sum();
+        let (run, after) = rest.split_at(length);
+        rest = after;
+        Some((data, run))
+    })
+}
+
+fn make_node(parent: &OwnedFd, name: &OsStr, entry: &Entry<'_, Stream>, kind: EntryType) -> io::Result<()> {
+    let header = entry.header();
+    let number = |part: io::Result<Option<u32>>| part.map(|number| number.unwrap_or(0));
+    let device = rustix::fs::makedev(number(header.device_major())?, number(header.device_minor())?);
+    let kind = match kind {
+        EntryType::Fifo => FileType::Fifo,
+        EntryType::Char => FileType::CharacterDevice,
+        _ => FileType::BlockDevice,
+    };
+    rustix::fs::mknodat(parent, name, kind, Mode::from_raw_mode(0o600), device)?;
+    Ok(())
+}
+
+fn attributes(entry: &mut Entry<'_, Stream>) -> io::Result<Attributes> {
+    let mut xattrs = Vec::new();
+    if let Some(extensions) = entry.pax_extensions()? {
+        for extension in extensions {
+            let extension = extension?;
+            if let Some(name) = extension.key_bytes().strip_prefix(XATTR_KEY.as_bytes()) {
+                xattrs.push((OsStr::from_bytes(name).to_owned(), extension.value_bytes().to_vec()));
+            }
+        }
+    }
+    let header = entry.header();
+    let modified = Timespec { tv_sec: header.mtime()? as i64, tv_nsec: 0 };
+    Ok(Attributes {
+        mode: Mode::from_raw_mode(header.mode()? & 0o7777),
+        owner: (Uid::from_raw(number(header.uid()?)?), Gid::from_raw(number(header.gid()?)?)),
+        times: Timestamps { last_access: modified, last_modification: modified },
+        xattrs,
+    })
+}
+
+/// The largest number is the kernel's word for "do not change".
+fn number(id: u64) -> io::Result<u32> {
+    u32::try_from(id).ok().filter(|&id| id != u32::MAX).ok_or_else(|| Errno::INVAL.into())
+}
+
+impl Attributes {
+    /// The owner first: changing it clears set-id bits and capabilities.
+    fn apply(&self, file: &File) -> io::Result<()> {
+        files::own(file, self.owner.0.as_raw(), self.owner.1.as_raw())?;
+        rustix::fs::fchmod(file, self.mode)?;
+        for (name, value) in &self.xattrs {
+            rustix::fs::fsetxattr(file, name, value, XattrFlags::empty())?;
+        }
+        rustix::fs::futimens(file, &self.times)?;
+        Ok(())
+    }
+
+    /// For what cannot be opened: links and nodes. The name is a plain one in a directory that is open.
+    fn apply_to_name(&self, parent: impl AsFd, name: &OsStr, kind: EntryType) -> io::Result<()> {
+        if rustix::process::geteuid().is_root() {
+            let (uid, gid) = self.owner;
+            rustix::fs::chownat(&parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+        if kind != EntryType::Symlink {
+            rustix::fs::chmodat(&parent, name, self.mode, AtFlags::empty())?;
+        }
+        rustix::fs::utimensat(&parent, name, &self.times, AtFlags::SYMLINK_NOFOLLOW)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zero_blocks_are_told_from_data() {
+        let mut bytes = vec![0; 3 * BLOCK + 5];
+        bytes[BLOCK] = 1;
+        let shape: Vec<_> = runs(&bytes).map(|(data, run)| (data, run.len())).collect();
+        assert_eq!(shape, [(false, BLOCK), (true, BLOCK), (false, BLOCK), (true, 5)]);
+    }
+
+    #[test]
+    fn names_that_lead_out_are_refused() {
+        assert_eq!(inside(Path::new("/a/./b")), Some(PathBuf::from("a/b")));
+        assert_eq!(inside(Path::new("a/../../b")), None);
+    }
+}

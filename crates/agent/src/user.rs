@@ -1,0 +1,139 @@
+//! Users and groups by the files in `/etc`. The C library's look-ups load code at run time, which a static program in a
+//! bare guest has none of.
+
+use rustix::io::Errno;
+use sandtree_proto::Failure;
+
+use crate::failure::refusal;
+
+/// Who a command runs as.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Account {
+    pub uid: u32,
+    pub gid: u32,
+    pub groups: Vec<u32>,
+    pub name: String,
+    pub home: String,
+    pub shell: String,
+}
+
+/// The two files, as text. A guest need not have them.
+#[derive(Debug, Default)]
+pub struct Database {
+    passwd: String,
+    group: String,
+}
+
+impl Database {
+    pub fn read() -> Self {
+        let text = |path| String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();
+        Self { passwd: text("/etc/passwd"), group: text("/etc/group") }
+    }
+
+    /// Finds `name`, `uid`, `name:group` or `uid:gid`; the empty string is root.
+    pub fn find(&self, spec: &str) -> Result<Account, Failure> {
+        let (user, group) = match spec.split_once(':') {
+            Some((user, group)) => (user, Some(group)),
+            None => (spec, None),
+        };
+        let mut account = self.user(if user.is_empty() { "0" } else { user })?;
+        account.groups = self.memberships(&account);
+        if let Some(group) = group {
+            account.gid = self.group(group)?;
+            account.groups = vec![account.gid];
+        }
+        Ok(account)
+    }
+
+    fn user(&self, wanted: &str) -> Result<Account, Failure> {
+        let accounts = || self.passwd.lines().filter_map(account);
+        if let Some(found) = accounts().find(|account| account.name == wanted) {
+            return Ok(found);
+        }
+        let Ok(uid) = wanted.parse::<u32>() else {
+            return Err(refusal(Errno::INVAL, format!("no user {wanted} in the guest")));
+        };
+        Ok(accounts().find(|account| account.uid == uid).unwrap_or_else(|| nameless(uid)))
+    }
+
+    fn group(&self, wanted: &str) -> Result<u32, Failure> {
+        let named = self.group.lines().filter_map(group).find(|group| group.name == wanted).map(|group| group.gid);
+        let unknown = || refusal(Errno::INVAL, format!("no group {wanted} in the guest"));
+        named.or_else(|| wanted.parse().ok()).ok_or_else(unknown)
+    }
+
+    fn memberships(&self, account: &Account) -> Vec<u32> {
+        let groups = self.group.lines().filter_map(group);
+        let joined = groups.filter(|group| group.members.split(',').any(|member| member == account.name));
+        let mut all: Vec<u32> = std::iter::once(account.gid).chain(joined.map(|group| group.gid)).collect();
+        all.dedup();
+        all
+    }
+}
+
+fn account(line: &str) -> Option<Account> {
+    let fields: Vec<&str> = line.split(':').collect();
+    let [name, _, uid, gid, _, home, shell] = fields[..] else { return None };
+    Some(Account {
+        uid: uid.parse().ok()?,
+        gid: gid.parse().ok()?,
+        groups: Vec::new(),
+        name: name.to_owned(),
+        home: home.to_owned(),
+        shell: if shell.is_empty() { "/bin/sh".to_owned() } else { shell.to_owned() },
+    })
+}
+
+/// A number without an entry; root has its usual home even in a guest without users.
+fn nameless(uid: u32) -> Account {
+    let (name, home) = if uid == 0 { ("root".to_owned(), "/root") } else { (uid.to_string(), "/") };
+    Account { uid, gid: uid, groups: Vec::new(), name, home: home.to_owned(), shell: "/bin/sh".to_owned() }
+}
+
+struct Group<'a> {
+    name: &'a str,
+    gid: u32,
+    members: &'a str,
+}
+
+fn group(line: &str) -> Option<Group<'_>> {
+    let mut fields = line.split(':');
+    let (name, _, gid) = (fields.next()?, fields.next()?, fields.next()?);
+    Some(Group { name, gid: gid.parse().ok()?, members: fields.next().unwrap_or("") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn database() -> Database {
+        Database {
+            passwd: "root:x:0:0:root:/root:/bin/ash\nann:x:1000:100::/home/ann:\nbroken\n".into(),
+            group: "root:x:0:\nusers:x:100:\nwheel:x:10:bob,ann\n".into(),
+        }
+    }
+
+    #[test]
+    fn users_by_name_and_number() {
+        let ann = database().find("ann").unwrap();
+        assert_eq!((ann.uid, ann.gid, ann.groups.as_slice()), (1000, 100, [100, 10].as_slice()));
+        assert_eq!(ann.shell, "/bin/sh");
+        assert_eq!(database().find("1000").unwrap(), ann);
+        assert_eq!(database().find("").unwrap().home, "/root");
+        assert_eq!(database().find("7").unwrap().home, "/");
+    }
+
+    #[test]
+    fn a_group_given_by_hand_replaces_the_memberships() {
+        let ann = database().find("ann:wheel").unwrap();
+        assert_eq!((ann.gid, ann.groups), (10, vec![10]));
+        assert_eq!(database().find(":5").unwrap().gid, 5);
+    }
+
+    #[test]
+    fn the_unknown_is_named() {
+        assert_eq!(database().find("zoe").unwrap_err().message, "no user zoe in the guest");
+        assert_eq!(database().find("ann:zoo").unwrap_err().message, "no group zoo in the guest");
+        assert_eq!(Database::default().find("").unwrap().home, "/root");
+    }
+}

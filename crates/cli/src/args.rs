@@ -1,0 +1,351 @@
+//! What can be typed.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use sandtree::{AccelChoice, Arch, Network, PublishedPort};
+
+/// Sandboxes for AI agents: Linux machines on stock QEMU.
+#[derive(Debug, Parser)]
+#[command(name = "sandtree", version, propagate_version = true, max_term_width = 100)]
+pub struct Args {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct Global {
+    /// Where sandboxes and images are kept [default: ~/.local/share/sandtree]
+    #[arg(long, global = true, value_name = "DIR", env = "SANDTREE_HOME")]
+    pub home: Option<PathBuf>,
+    /// The QEMU to use [default: the first on PATH]
+    #[arg(long, global = true, value_name = "PROGRAM", env = "SANDTREE_QEMU")]
+    pub qemu: Option<PathBuf>,
+    /// Answer in JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to log to stderr: error, warn, info, debug, or a filter
+    #[arg(long, global = true, value_name = "FILTER", env = "SANDTREE_LOG", hide = true)]
+    pub log: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Create a sandbox and run a command in it
+    Run(Box<Run>),
+    /// Run a command in a running sandbox
+    Exec(Exec),
+    /// Join a detached command, from the first byte of its output
+    Attach(Attach),
+    /// Open a shell in a running sandbox
+    Shell(Shell),
+    /// Copy files and trees into and out of a sandbox
+    #[command(
+        after_help = "One of FROM and TO is SANDBOX:PATH, the other a path of the host, or - for a stream of one file."
+    )]
+    Cp(Copy),
+    /// Show the guest's console
+    Logs(Logs),
+    /// List sandboxes
+    Ps(Ps),
+    /// Show everything known of a sandbox
+    Inspect(Named),
+    /// Show what a sandbox uses
+    Stats(Named),
+    /// Carry connections from ports of the host into a sandbox, until Ctrl-C
+    Forward(Forward),
+    /// Shut sandboxes down
+    Stop(Stop),
+    /// Start a stopped sandbox again
+    Start(Start),
+    /// Remove sandboxes
+    Rm(Remove),
+    /// Show what this host can do, and what it lacks
+    Doctor,
+    /// Measure
+    Bench(Bench),
+    /// Print shell completions
+    Completion { shell: clap_complete::Shell },
+    /// Run one sandbox in the background (started by `run` and `start`)
+    #[command(hide = true)]
+    Keeper,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Run {
+    /// Give the sandbox a name [default: its id]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Leave it running in the background and print its id
+    #[arg(short, long, conflicts_with_all = ["interactive", "tty"])]
+    pub detach: bool,
+    /// Remove it when it stops; without --detach it always is
+    #[arg(long)]
+    pub rm: bool,
+    /// Memory of the guest
+    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = size)]
+    pub memory: u64,
+    /// Processors of the guest
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub cpus: u32,
+    /// Size of the disk; its file system grows to it [default: the image's]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub disk: Option<u64>,
+    /// What the guest can reach: nothing and no interface, nothing, or what the host can
+    #[arg(long, value_name = "none|isolated|full", default_value = "isolated", value_parser = network)]
+    pub network: Network,
+    /// Listen on 127.0.0.1:HOST and lead connections to port GUEST (repeatable); 0 takes a free port
+    #[arg(long, value_name = "HOST:GUEST", value_parser = port)]
+    pub publish: Vec<PublishedPort>,
+    /// How the guest's processor is made
+    #[arg(long, value_name = "auto|kvm|tcg", default_value = "auto", value_parser = accel)]
+    pub accel: AccelChoice,
+    /// The guest's architecture; the host's for now
+    #[arg(long, value_name = "ARCH", value_parser = arch)]
+    pub arch: Option<Arch>,
+    /// How long the guest may take to come up [default: 60s, 180s under emulation]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub boot_timeout: Option<Duration>,
+    /// A further argument of QEMU (repeatable)
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    pub qemu_arg: Vec<String>,
+    #[command(flatten)]
+    pub how: How,
+    /// The image to start from
+    pub image: String,
+    /// The command [default: a shell, with -t]
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// How a command runs.
+#[derive(Debug, Clone, clap::Args)]
+pub struct How {
+    /// Pass standard input on to the command
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Give the command a terminal
+    #[arg(short, long)]
+    pub tty: bool,
+    /// Run as this user, or user:group
+    #[arg(long, short, value_name = "USER")]
+    pub user: Option<String>,
+    /// Run in this directory [default: the user's home]
+    #[arg(long, short, value_name = "DIR")]
+    pub workdir: Option<OsString>,
+    /// Set a variable, or pass the host's on (repeatable)
+    #[arg(long, short, value_name = "KEY[=VALUE]", value_parser = variable)]
+    pub env: Vec<(OsString, OsString)>,
+    /// End the command and everything it started after this time; exit code 124
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub timeout: Option<Duration>,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Exec {
+    #[command(flatten)]
+    pub how: How,
+    /// Leave it running and print its id
+    #[arg(short, long, conflicts_with = "tty")]
+    pub detach: bool,
+    pub sandbox: String,
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Attach {
+    /// Pass standard input on to the command
+    #[arg(short, long)]
+    pub interactive: bool,
+    pub sandbox: String,
+    /// As `exec --detach` printed it; without, the detached commands are listed
+    pub id: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Shell {
+    /// Run as this user
+    #[arg(long, short, value_name = "USER")]
+    pub user: Option<String>,
+    pub sandbox: String,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Copy {
+    pub from: OsString,
+    pub to: OsString,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Logs {
+    /// Go on until the sandbox ends
+    #[arg(short, long)]
+    pub follow: bool,
+    pub sandbox: String,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Ps {
+    /// Also those that do not run
+    #[arg(short, long)]
+    pub all: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Named {
+    pub sandbox: String,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Forward {
+    pub sandbox: String,
+    /// 127.0.0.1:HOST leads to port GUEST; 0 takes a free port
+    #[arg(required = true, value_name = "HOST:GUEST", value_parser = port)]
+    pub ports: Vec<PublishedPort>,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Stop {
+    /// What the guest's processes get to end by themselves
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    pub grace: Duration,
+    #[arg(required = true)]
+    pub sandboxes: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Start {
+    /// How long the guest may take to come up [default: 60s, 180s under emulation]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub boot_timeout: Option<Duration>,
+    pub sandbox: String,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Remove {
+    /// Also if it runs
+    #[arg(short, long)]
+    pub force: bool,
+    #[arg(required = true)]
+    pub sandboxes: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Bench {
+    #[command(subcommand)]
+    pub what: Benchmark,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Benchmark {
+    /// Round trips, throughput and boot, each against the plain-QEMU floor of the same run
+    Exec {
+        /// How often each is measured; the median counts
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+}
+
+/// A size such as 512M or 2G; the units are powers of 1024.
+fn size(text: &str) -> Result<u64, String> {
+    let rule = || format!("{text:?} is no size: write a number with K, M, G or T behind it");
+    let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let shift = match unit.to_ascii_uppercase().trim_end_matches('B').trim_end_matches('I') {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(rule()),
+    };
+    let number: u64 = digits.parse().map_err(|_| rule())?;
+    number.checked_mul(1 << shift).ok_or_else(rule)
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let parsed = seconds.or_else(|| humantime::parse_duration(text).ok());
+    let rule = || format!("{text:?} is no time: write 5s, 200ms or 1m30s, more than zero");
+    parsed.filter(|time| !time.is_zero()).ok_or_else(rule)
+}
+
+fn network(text: &str) -> Result<Network, String> {
+    match text {
+        "none" => Ok(Network::None),
+        "isolated" => Ok(Network::Isolated),
+        "full" => Ok(Network::Full),
+        _ => Err("it is none, isolated or full".into()),
+    }
+}
+
+fn accel(text: &str) -> Result<AccelChoice, String> {
+    match text {
+        "auto" => Ok(AccelChoice::Auto),
+        "kvm" => Ok(AccelChoice::Kvm),
+        "tcg" => Ok(AccelChoice::Tcg),
+        _ => Err("it is auto, kvm or tcg".into()),
+    }
+}
+
+fn arch(text: &str) -> Result<Arch, String> {
+    match text {
+        "x86_64" => Ok(Arch::X86_64),
+        "aarch64" => Ok(Arch::Aarch64),
+        _ => Err("it is x86_64 or aarch64".into()),
+    }
+}
+
+fn port(text: &str) -> Result<PublishedPort, String> {
+    let rule = || format!("{text:?} is no pair of ports: write HOST:GUEST, each up to 65535");
+    let (host, guest) = text.split_once(':').ok_or_else(rule)?;
+    let port = PublishedPort { host: host.parse().map_err(|_| rule())?, guest: guest.parse().map_err(|_| rule())? };
+    if port.guest == 0 { Err(rule()) } else { Ok(port) }
+}
+
+/// `K=V`, or `K` for the value it has here.
+fn variable(text: &str) -> Result<(OsString, OsString), String> {
+    match text.split_once('=') {
+        Some(("", _)) => Err(format!("{text:?} names no variable")),
+        Some((key, value)) => Ok((key.into(), value.into())),
+        None => std::env::var_os(text).map(|value| (text.into(), value)).ok_or(format!("{text} is not set here")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        use clap::CommandFactory;
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_and_times() {
+        assert_eq!(size("512M"), Ok(512 << 20));
+        assert_eq!(size("2GiB"), Ok(2 << 30));
+        assert_eq!(size("4096"), Ok(4096));
+        for bad in ["", "M", "-1M", "1.5G", "9999999999T", "2X", "1 G"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+        assert_eq!(duration("5s"), Ok(Duration::from_secs(5)));
+        assert_eq!(duration("0.5"), Ok(Duration::from_millis(500)));
+        for bad in ["", "0", "0s", "-3s", "soon", "nan"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ports() {
+        assert_eq!(port("8080:80"), Ok(PublishedPort { host: 8080, guest: 80 }));
+        for bad in ["80", ":80", "80:", "70000:80", "80:0", "a:b"] {
+            assert!(port(bad).is_err(), "{bad}");
+        }
+    }
+}

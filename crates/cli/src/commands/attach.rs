@@ -1,0 +1,37 @@
+//! `sandtree attach`: joins a detached command, or lists them.
+
+use std::process::ExitCode;
+
+use sandtree::keeper::Client;
+
+use super::{Outcome, open, session};
+use crate::args::{Attach, Global};
+use crate::show;
+
+pub async fn run(global: &Global, args: Attach) -> Outcome {
+    let client = open(global).await?.client(&args.sandbox)?;
+    match args.id {
+        None => list(global, &client).await,
+        Some(id) => {
+            let exec = client.guest().await?.attach(id.parse()?).await?;
+            if global.json { session::collect(exec).await } else { session::relay(exec, args.interactive, false).await }
+        }
+    }
+}
+
+async fn list(global: &Global, client: &Client) -> Outcome {
+    let execs = client.execs().await?;
+    if global.json {
+        show::json(&execs);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let rows: Vec<Vec<String>> = execs
+        .into_iter()
+        .map(|exec| {
+            let state = exec.ended.unwrap_or_else(|| "running".into());
+            vec![exec.id, state, show::bytes(exec.stdout_bytes + exec.stderr_bytes), exec.command]
+        })
+        .collect();
+    show::table(&["ID", "STATE", "OUTPUT", "COMMAND"], &rows);
+    Ok(ExitCode::SUCCESS)
+}

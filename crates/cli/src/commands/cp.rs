@@ -1,0 +1,106 @@
+//! `sandtree cp`: files and trees into and out of a sandbox.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use sandtree::{Error, FileOwner, Files, Host, Result, Transfer};
+use serde_json::json;
+
+use super::{Outcome, open};
+use crate::args::{Copy, Global};
+use crate::{progress, show};
+
+const REFRESH: Duration = Duration::from_millis(100);
+
+/// One side of a copy.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    Guest { sandbox: String, path: PathBuf },
+    Host(PathBuf),
+    Stream,
+}
+
+impl Place {
+    /// `NAME:PATH` is in a sandbox; a path of the host that looks like it is written `./NAME:PATH`.
+    fn parse(text: &OsStr) -> Place {
+        let bytes = text.as_bytes();
+        let colon = bytes.iter().position(|b| *b == b':');
+        let slash = bytes.iter().position(|b| *b == b'/').unwrap_or(bytes.len());
+        match colon {
+            _ if bytes == b"-" => Place::Stream,
+            Some(at) if at < slash => {
+                let sandbox = String::from_utf8_lossy(&bytes[..at]).into_owned();
+                Place::Guest { sandbox, path: OsStr::from_bytes(&bytes[at + 1..]).into() }
+            }
+            _ => Place::Host(text.into()),
+        }
+    }
+}
+
+pub async fn run(global: &Global, args: Copy) -> Outcome {
+    let host = open(global).await?;
+    let transfer = copy(&host, &args.from, &args.to).await?;
+    for skipped in &transfer.skipped {
+        eprintln!("sandtree: left out: {skipped}");
+    }
+    if global.json {
+        show::json(&json!({ "bytes": transfer.bytes, "skipped": transfer.skipped }));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn copy(host: &Host, from: &OsString, to: &OsString) -> Result<Transfer> {
+    match (Place::parse(from), Place::parse(to)) {
+        (Place::Host(from), Place::Guest { sandbox, path }) => {
+            let files = files(host, &sandbox).await?;
+            shown(&files, &from, files.upload(&from, &path)).await
+        }
+        (Place::Guest { sandbox, path }, Place::Host(to)) => {
+            let files = files(host, &sandbox).await?;
+            shown(&files, &path, files.download(&path, &to)).await
+        }
+        (Place::Guest { sandbox, path }, Place::Stream) => {
+            let bytes = files(host, &sandbox).await?.read(&path, &mut tokio::io::stdout()).await?;
+            Ok(Transfer { bytes, skipped: Vec::new() })
+        }
+        (Place::Stream, Place::Guest { sandbox, path }) => {
+            let files = files(host, &sandbox).await?;
+            let bytes = files.write(&path, &mut tokio::io::stdin(), FileOwner::default()).await?;
+            Ok(Transfer { bytes, skipped: Vec::new() })
+        }
+        _ => Err(Error::invalid("a copy", format!("{from:?} to {to:?}"), "one side is SANDBOX:PATH, the other is not")),
+    }
+}
+
+async fn files(host: &Host, sandbox: &str) -> Result<Files> {
+    Ok(host.client(sandbox)?.guest().await?.files())
+}
+
+/// Shows how far the copy is while it goes on.
+async fn shown(files: &Files, what: &Path, copy: impl Future<Output = Result<Transfer>>) -> Result<Transfer> {
+    let bar = progress::bytes(what.display().to_string());
+    let mut copy = std::pin::pin!(copy);
+    loop {
+        tokio::select! {
+            done = &mut copy => return done,
+            () = tokio::time::sleep(REFRESH) => bar.set_position(files.carried()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places() {
+        let guest = |sandbox: &str, path: &str| Place::Guest { sandbox: sandbox.into(), path: path.into() };
+        assert_eq!(Place::parse("a:/srv".as_ref()), guest("a", "/srv"));
+        assert_eq!(Place::parse("./a:b".as_ref()), Place::Host("./a:b".into()));
+        assert_eq!(Place::parse("/x:/y".as_ref()), Place::Host("/x:/y".into()));
+        assert_eq!(Place::parse("-".as_ref()), Place::Stream);
+    }
+}

@@ -1,0 +1,55 @@
+//! `sandtree doctor`: what this host can do, and what it lacks.
+
+use std::process::ExitCode;
+
+use sandtree::{Doctor, QemuFound, QemuReport};
+
+use super::{Outcome, open};
+use crate::args::Global;
+use crate::failure;
+use crate::{progress, show};
+
+pub async fn run(global: &Global) -> Outcome {
+    let host = open(global).await?;
+    let spinner = progress::spinner("looking");
+    let found = host.doctor().await;
+    spinner.finish_and_clear();
+    let healthy = matches!(found.qemu, QemuReport::Found(_));
+    if global.json {
+        show::json(&found)
+    } else {
+        describe(&found)
+    }
+    Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::from(failure::OURS) })
+}
+
+fn describe(doctor: &Doctor) {
+    let size = |bytes: Option<u64>| bytes.map_or_else(|| "unknown".to_owned(), show::bytes);
+    show::fields(&[
+        ("store", doctor.home.display().to_string()),
+        ("disk free", size(doctor.disk_free_bytes)),
+        ("memory available", size(doctor.memory_available_bytes)),
+    ]);
+    match &doctor.qemu {
+        QemuReport::Found(qemu) => describe_qemu(qemu),
+        QemuReport::Missing { error } => failure::show(error, false),
+    }
+}
+
+fn describe_qemu(qemu: &QemuFound) {
+    let because = |choice: &str, reason: &Option<String>, other: &str| match reason {
+        Some(reason) => format!("{choice} ({other} cannot be used: {reason})"),
+        None => choice.to_owned(),
+    };
+    let jail = if qemu.own_uid {
+        "a user id for each machine, seccomp, no new privileges"
+    } else {
+        "seccomp, no new privileges"
+    };
+    show::fields(&[
+        ("qemu", format!("{} at {}", qemu.version, qemu.binary.display())),
+        ("accelerator", because(&qemu.accelerator, &qemu.kvm_refused, "kvm")),
+        ("disk i/o", because(&qemu.disk_aio, &qemu.io_uring_refused, "io_uring")),
+        ("jail", jail.into()),
+    ]);
+}

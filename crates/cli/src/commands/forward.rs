@@ -1,0 +1,36 @@
+//! `sandtree forward`: ports of the host that lead into a sandbox.
+
+use sandtree::{Error, Forward, Guest, PUBLISH_ADDRESS, PublishedPort, Result};
+use serde_json::json;
+use tokio::net::TcpListener;
+
+use super::{Outcome, open};
+use crate::args::{self, Global};
+use crate::show;
+
+pub async fn run(global: &Global, args: args::Forward) -> Outcome {
+    let guest = open(global).await?.client(&args.sandbox)?.guest().await?;
+    let mut forwards = Vec::new();
+    for port in &args.ports {
+        forwards.push(listen(&guest, *port).await?);
+    }
+    for (forward, port) in forwards.iter().zip(&args.ports) {
+        let host = forward.address();
+        match global.json {
+            true => show::json(&json!({ "host": host.port(), "guest": port.guest })),
+            false => show::line(&format!("{host} -> {}:{}", args.sandbox, port.guest)),
+        }
+    }
+    // Until Ctrl-C, or until the sandbox ends.
+    let mut ended = tokio::task::JoinSet::new();
+    forwards.into_iter().for_each(|mut forward| drop(ended.spawn(async move { forward.ended().await })));
+    ended.join_next().await;
+    let report = Error::Guest { operation: "go on forwarding".into(), source: sandtree::LinkError::Ended };
+    Err(report.into())
+}
+
+async fn listen(guest: &Guest, port: PublishedPort) -> Result<Forward> {
+    let address = format!("{PUBLISH_ADDRESS}:{}", port.host);
+    let listener = TcpListener::bind(&address).await.map_err(|source| Error::Port { address, source })?;
+    guest.forward(listener, port.guest)
+}

@@ -1,0 +1,28 @@
+//! `sandtree rm`: removes sandboxes.
+
+use std::process::ExitCode;
+
+use sandtree::{Error, Host, Result, Verb};
+use serde_json::json;
+
+use super::{Outcome, open};
+use crate::args::{Global, Remove};
+use crate::show;
+
+pub async fn run(global: &Global, args: Remove) -> Outcome {
+    let host = open(global).await?;
+    for sandbox in &args.sandboxes {
+        remove(&host, sandbox, args.force).await?;
+        if global.json { show::json(&json!({ "removed": sandbox })) } else { show::line(sandbox) }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn remove(host: &Host, sandbox: &str, force: bool) -> Result<()> {
+    let info = host.find(sandbox)?;
+    match (info.is_running(), force) {
+        (true, true) => host.client(sandbox)?.remove().await,
+        (true, false) => Err(Error::WrongState { name: info.name, phase: info.state, verb: Verb::Remove }),
+        (false, _) => host.remove(sandbox).await,
+    }
+}

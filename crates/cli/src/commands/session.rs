@@ -1,0 +1,186 @@
+//! A command of the guest on the user's own streams.
+
+use std::io::{self, Read, Write};
+use std::process::ExitCode;
+
+use base64::Engine;
+use sandtree::{ByteStream, Error, Exec, ExecSpec, ExitStatus, Guest, Output, Result, Stdin};
+use serde_json::{Value, json};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::args::How;
+use crate::commands::Outcome;
+use crate::failure::Failure;
+use crate::terminal::{self, Raw};
+
+const SIGINT: i32 = 2;
+const SIGQUIT: i32 = 3;
+const SIGHUP: i32 = 1;
+const SIGTERM: i32 = 15;
+/// So many Ctrl-C, and we leave a command that does not.
+const PATIENCE: u32 = 3;
+/// What `--json` collects of each stream.
+const JSON_LIMIT: usize = 64 << 20;
+/// A reader of ours that left: as if SIGPIPE had ended us.
+const BROKEN_PIPE: u8 = 141;
+
+/// The command that was typed, to be run as it was asked for.
+pub fn spec(how: How, command: Vec<std::ffi::OsString>) -> Result<ExecSpec> {
+    if how.tty && !terminal::is_interactive() {
+        return Err(Error::invalid("--tty", "a pipe or file", "standard input and output must be a terminal"));
+    }
+    Ok(ExecSpec {
+        env: term_env(&how),
+        workdir: how.workdir,
+        user: how.user,
+        terminal: how.tty.then(terminal::size),
+        stdin: how.interactive || how.tty,
+        timeout: how.timeout,
+        ..ExecSpec::argv(command)
+    })
+}
+
+/// The guest's programs must know what terminal they draw on.
+fn term_env(how: &How) -> Vec<(std::ffi::OsString, std::ffi::OsString)> {
+    let term = std::env::var_os("TERM").filter(|_| how.tty).map(|term| ("TERM".into(), term));
+    term.into_iter().chain(how.env.clone()).collect()
+}
+
+/// Runs a command on our streams, or collects what it says as JSON.
+pub async fn run(guest: &Guest, spec: ExecSpec, as_json: bool) -> Outcome {
+    let (wants_stdin, tty) = (spec.stdin, spec.terminal.is_some());
+    let exec = guest.exec(spec).await?;
+    if as_json { collect(exec).await } else { relay(exec, wants_stdin, tty).await }
+}
+
+/// Everything a command says, as JSON.
+pub async fn collect(exec: Exec) -> Outcome {
+    let output = exec.output(JSON_LIMIT).await?;
+    crate::show::json(&described(&output));
+    Ok(exit_code(output.status))
+}
+
+fn described(output: &Output) -> Value {
+    let mut value = json!({ "exit_code": output.status.code(), "timed_out": output.status == ExitStatus::TimedOut });
+    for (name, bytes) in [("stdout", &output.stdout), ("stderr", &output.stderr)] {
+        match std::str::from_utf8(bytes) {
+            Ok(text) => value[name] = text.into(),
+            Err(_) => value[format!("{name}_base64")] = base64::engine::general_purpose::STANDARD.encode(bytes).into(),
+        }
+    }
+    value
+}
+
+/// Carries streams, signals and sizes between the user and a command until it ends.
+pub async fn relay(mut exec: Exec, wants_stdin: bool, tty: bool) -> Outcome {
+    let _raw = if tty { Some(Raw::enter()?) } else { None };
+    if wants_stdin {
+        tokio::spawn(feed(exec.stdin.clone(), read_stdin()));
+    }
+    let (left, mut reader_left) = mpsc::channel(2);
+    let stdout = exec.stdout.take().map(|stream| tokio::spawn(pump(stream, io::stdout(), left.clone())));
+    let stderr = exec.stderr.take().map(|stream| tokio::spawn(pump(stream, io::stderr(), left)));
+    let mut signals = Signals::new()?;
+    let mut impatience = 0;
+    let status = loop {
+        tokio::select! {
+            status = exec.wait() => break status?,
+            Some(()) = reader_left.recv() => return Ok(ExitCode::from(BROKEN_PIPE)),
+            told = signals.next() => match told {
+                Told::Resize => exec.resize(terminal::size())?,
+                Told::Signal(_) if impatience >= PATIENCE => return Err(Failure::Interrupted),
+                Told::Signal(signal) => {
+                    impatience += 1;
+                    exec.signal(signal)?;
+                }
+            },
+        }
+    };
+    for pumping in [stdout, stderr].into_iter().flatten() {
+        pumping.await.expect("pumping does not panic")?;
+    }
+    Ok(exit_code(status))
+}
+
+fn exit_code(status: ExitStatus) -> ExitCode {
+    ExitCode::from(u8::try_from(status.code() & 0xff).expect("it is one byte"))
+}
+
+async fn feed(mut stdin: Stdin, mut chunks: mpsc::Receiver<Vec<u8>>) -> Result<()> {
+    while let Some(chunk) = chunks.recv().await {
+        stdin.write(&chunk).await?;
+    }
+    stdin.close()
+}
+
+/// A thread of its own: a read from a terminal cannot be called off, and must not hold up the end of the program.
+fn read_stdin() -> mpsc::Receiver<Vec<u8>> {
+    let (chunks, queue) = mpsc::channel(4);
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; 64 * 1024];
+        loop {
+            match io::stdin().lock().read(&mut buffer) {
+                Ok(count @ 1..) if chunks.blocking_send(buffer[..count].to_vec()).is_ok() => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                _ => return,
+            }
+        }
+    });
+    queue
+}
+
+/// Writes a stream to ours as it comes, unbuffered. Tells if nobody reads ours any more.
+async fn pump(mut stream: ByteStream, mut to: impl Write, left: mpsc::Sender<()>) -> Result<()> {
+    loop {
+        let next = stream.next().await;
+        let next = next.map_err(|source| Error::Guest { operation: "read the command's output".into(), source })?;
+        let Some(chunk) = next else { return Ok(()) };
+        let written = tokio::task::block_in_place(|| to.write_all(&chunk).and_then(|()| to.flush()));
+        match written {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                // If the session is over already, it does not matter who left first.
+                return left.send(()).await.or(Ok(()));
+            }
+            Err(error) => return Err(Error::io("write the command's output to", "our own", error)),
+        }
+    }
+}
+
+/// What the user's terminal and others tell us, to be passed on.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+    quit: Signal,
+    resize: Signal,
+}
+
+enum Told {
+    Signal(i32),
+    Resize,
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        let listen = |kind| signal(kind).map_err(|e| Error::io("listen for", "signals", e));
+        Ok(Self {
+            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen(SignalKind::terminate())?,
+            hangup: listen(SignalKind::hangup())?,
+            quit: listen(SignalKind::quit())?,
+            resize: listen(SignalKind::window_change())?,
+        })
+    }
+
+    async fn next(&mut self) -> Told {
+        tokio::select! {
+            _ = self.interrupt.recv() => Told::Signal(SIGINT),
+            _ = self.terminate.recv() => Told::Signal(SIGTERM),
+            _ = self.hangup.recv() => Told::Signal(SIGHUP),
+            _ = self.quit.recv() => Told::Signal(SIGQUIT),
+            _ = self.resize.recv() => Told::Resize,
+        }
+    }
+}

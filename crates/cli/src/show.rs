@@ -1,0 +1,71 @@
+//! Answers for people and for programs.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+/// Prints one line to stdout. A reader that has gone is no error of ours.
+pub fn line(text: &str) {
+    ignore_broken_pipe(writeln!(io::stdout().lock(), "{text}"));
+}
+
+pub fn json(value: &impl Serialize) {
+    line(&serde_json::to_string(value).expect("answers are always JSON"));
+}
+
+fn ignore_broken_pipe(written: io::Result<()>) {
+    if let Err(error) = written {
+        if error.kind() != io::ErrorKind::BrokenPipe {
+            eprintln!("sandtree: cannot write to stdout: {error}");
+        }
+    }
+}
+
+/// Columns as wide as they need to be.
+pub fn table(header: &[&str], rows: &[Vec<String>]) {
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([header[column].len()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..header.len()).map(width).collect();
+    let show = |cells: &[String]| {
+        let padded: Vec<String> = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        line(padded.join("  ").trim_end());
+    };
+    show(&header.iter().map(|h| (*h).to_owned()).collect::<Vec<_>>());
+    rows.iter().for_each(|row| show(row));
+}
+
+/// `NAME: value`, aligned.
+pub fn fields(fields: &[(&str, String)]) {
+    let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    for (name, value) in fields {
+        line(&format!("{name:width$}  {value}"));
+    }
+}
+
+/// A size in the largest unit that keeps it readable.
+pub fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 || value.fract() == 0.0 {
+        format!("{value:.0} {}", UNITS[unit])
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn sizes_are_short() {
+        assert_eq!(super::bytes(5), "5 B");
+        assert_eq!(super::bytes(512 << 20), "512 MiB");
+        assert_eq!(super::bytes(1536), "1.5 KiB");
+    }
+}

@@ -1,0 +1,279 @@
+//! QEMU's argument vector, a pure function of the machine's shape.
+//!
+//! Always: no path, port or name of the host is in it. Files and sockets arrive as descriptors at the fixed numbers of
+//! [`fd`], so equal shapes have equal arguments. PCI addresses are explicit: leaving out one device moves no other.
+//! Nothing is taken from QEMU's defaults that a newer version could change.
+
+use std::ffi::OsString;
+use std::os::fd::RawFd;
+
+use crate::accel::Accel;
+use crate::arch::Arch;
+use crate::block::{self, Aio};
+
+/// The name of the guest's port, by which the agent finds it.
+pub const LINK_PORT: &str = "dev.sandtree.agent";
+
+/// Descriptor numbers in the QEMU process.
+pub(crate) mod fd {
+    use std::os::fd::RawFd;
+
+    pub const QMP: RawFd = 3;
+    pub const LINK: RawFd = 4;
+    pub const CONSOLE: RawFd = 5;
+    pub const KERNEL: RawFd = 6;
+    pub const INITRAMFS: RawFd = 7;
+    /// The base; overlays follow. Numbers between are for what restores will hand over.
+    pub const DISK: RawFd = 16;
+}
+
+/// Cache of translated code, in MiB. QEMU's own choice is a GiB; a kernel and a busy user space fit into this.
+const TRANSLATED_CODE_MIB: u32 = 256;
+
+/// Everything that follows `-sandbox`: after this QEMU cannot start programs or gain anything.
+const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum NetworkMode {
+    /// No interface.
+    None,
+    /// An interface that reaches nothing, the host's loopback included.
+    #[default]
+    Isolated,
+    /// User-mode NAT. Reaches what the host reaches, its loopback by 10.0.2.2 included.
+    Full,
+}
+
+/// What the arguments depend on.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    pub arch: Arch,
+    pub accel: Accel,
+    pub name: String,
+    pub memory_mib: u64,
+    pub cpus: u32,
+    pub cmdline: String,
+    pub overlays: usize,
+    pub aio: Aio,
+    pub network: NetworkMode,
+    pub extra_args: Vec<String>,
+}
+
+/// The arguments after the program's name.
+pub fn argv(shape: &Shape) -> Vec<OsString> {
+    let mut args = Args::default();
+    machine(&mut args, shape);
+    control(&mut args, shape);
+    kernel(&mut args, shape);
+    disk(&mut args, shape);
+    network(&mut args, shape.network);
+    devices(&mut args);
+    confine(&mut args, shape.accel);
+    args.0.extend(shape.extra_args.iter().map(OsString::from));
+    args.0
+}
+
+#[derive(Default)]
+struct Args(Vec<OsString>);
+
+impl Args {
+    fn flag(&mut self, flag: &str) {
+        self.0.push(flag.into());
+    }
+
+    fn option(&mut self, option: &str, value: impl Into<String>) {
+        self.flag(option);
+        self.0.push(value.into().into());
+    }
+}
+
+fn machine(args: &mut Args, shape: &Shape) {
+    args.flag("-nodefaults");
+    args.flag("-no-user-config");
+    args.option("-name", format!("guest={}", escape(&shape.name)));
+    args.option("-machine", machine_type(shape.arch));
+    args.option("-accel", accelerator(shape.accel));
+    args.option("-cpu", cpu(shape.arch, shape.accel));
+    args.option("-smp", format!("cpus={0},maxcpus={0}", shape.cpus));
+    args.option("-m", format!("{}M", shape.memory_mib));
+    // Merging equal pages would tell one guest what another holds.
+    let size = format!("{}M", shape.memory_mib);
+    args.option("-object", format!("memory-backend-ram,id=ram0,size={size},share=off,merge=off"));
+    args.option("-display", "none");
+}
+
+/// Devices nobody uses are off: less to attack, and 0.4 s less firmware and probing under TCG.
+fn machine_type(arch: Arch) -> String {
+    let common = format!("{},memory-backend=ram0,suppress-vmdesc=on,usb=off", arch.machine_type());
+    match arch {
+        Arch::X86_64 => format!("{common},smm=off,vmport=off,sata=off,smbus=off"),
+        Arch::Aarch64 => format!("{common},gic-version=max"),
+    }
+}
+
+fn accelerator(accel: Accel) -> String {
+    match accel {
+        Accel::Tcg => format!("tcg,tb-size={TRANSLATED_CODE_MIB}"),
+        Accel::Whpx => "whpx,kernel-irqchip=off".into(),
+        Accel::Kvm | Accel::Hvf => accel.to_string(),
+    }
+}
+
+fn cpu(arch: Arch, accel: Accel) -> &'static str {
+    match (accel, arch) {
+        // Five-level paging crashes the guest under the emulator of 7.2.
+        (Accel::Tcg, Arch::X86_64) => "max,la57=off",
+        // The architected pointer authentication is most of the time of an emulated guest.
+        (Accel::Tcg, Arch::Aarch64) => "max,pauth-impdef=on",
+        (Accel::Whpx, _) => "max",
+        (Accel::Kvm | Accel::Hvf, _) => "host",
+    }
+}
+
+fn control(args: &mut Args, shape: &Shape) {
+    args.option("-chardev", socket("qmp", fd::QMP));
+    args.option("-mon", "chardev=qmp,mode=control");
+    args.option("-chardev", socket("console", fd::CONSOLE));
+    args.option("-serial", "chardev:console");
+    // A guest that reboots or panics ends its machine; a panic is told before.
+    args.flag("-no-reboot");
+    args.option("-action", "panic=shutdown");
+    args.option("-device", format!("pvpanic-pci,id=pvpanic,{}", slot(6)));
+    args.option("-global", "migration.send-configuration=off");
+    if shape.arch == Arch::X86_64 {
+        args.option("-device", "vmgenid,id=vmgenid,guid=auto");
+    }
+}
+
+fn kernel(args: &mut Args, shape: &Shape) {
+    let prefix = if shape.accel == Accel::Hvf { "/dev/fd" } else { "/proc/self/fd" };
+    args.option("-kernel", format!("{prefix}/{}", fd::KERNEL));
+    args.option("-initrd", format!("{prefix}/{}", fd::INITRAMFS));
+    args.option("-append", shape.cmdline.clone());
+}
+
+fn disk(args: &mut Args, shape: &Shape) {
+    for level in 0..=shape.overlays {
+        args.option("-add-fd", format!("fd={},set={level}", disk_fd(level)));
+    }
+    for node in block::nodes(shape.overlays, shape.aio) {
+        args.option("-blockdev", node);
+    }
+    args.option("-object", "iothread,id=io0");
+    let drive = block::node(shape.overlays);
+    args.option("-device", format!("virtio-blk-pci,id=disk,drive={drive},iothread=io0,{}", slot(3)));
+}
+
+fn disk_fd(level: usize) -> RawFd {
+    fd::DISK + level as RawFd
+}
+
+/// IPv6 is off where nothing may be reached: `restrict` is documented for IPv4 only.
+fn network(args: &mut Args, mode: NetworkMode) {
+    match mode {
+        NetworkMode::None => return args.option("-nic", "none"),
+        NetworkMode::Isolated => args.option("-netdev", "user,id=net0,restrict=on,ipv6=off"),
+        NetworkMode::Full => args.option("-netdev", "user,id=net0"),
+    }
+    // Without an option ROM nobody waits for a network boot.
+    args.option("-device", format!("virtio-net-pci,id=net,netdev=net0,romfile=,{}", slot(4)));
+}
+
+fn devices(args: &mut Args) {
+    args.option("-chardev", socket("link", fd::LINK));
+    args.option("-device", format!("virtio-serial-pci,id=serial,max_ports=2,{}", slot(2)));
+    args.option("-device", format!("virtserialport,id=link,bus=serial.0,nr=1,chardev=link,name={LINK_PORT}"));
+    args.option("-object", "rng-builtin,id=rng0");
+    args.option("-device", format!("virtio-rng-pci,id=rng,rng=rng0,{}", slot(5)));
+}
+
+/// QEMU's own system call filter exists on Linux alone.
+fn confine(args: &mut Args, accel: Accel) {
+    if matches!(accel, Accel::Kvm | Accel::Tcg) {
+        args.option("-sandbox", SANDBOX);
+    }
+}
+
+/// The arguments every probe shares with a machine: no defaults, no display, the same filter.
+pub(crate) fn probe_argv(args: &[&str]) -> Vec<OsString> {
+    let common = ["-nodefaults", "-no-user-config", "-display", "none", "-sandbox", SANDBOX];
+    common.iter().chain(args).map(OsString::from).collect()
+}
+
+fn socket(id: &str, fd: RawFd) -> String {
+    format!("socket,id={id},fd={fd}")
+}
+
+fn slot(number: u8) -> String {
+    format!("bus=pcie.0,addr={number:#x}")
+}
+
+/// A comma inside a value is written twice.
+fn escape(value: &str) -> String {
+    value.replace(',', ",,")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(arch: Arch, accel: Accel) -> Shape {
+        Shape {
+            arch,
+            accel,
+            name: "a".into(),
+            memory_mib: 512,
+            cpus: 2,
+            cmdline: "console=ttyS0 panic=-1".into(),
+            overlays: 2,
+            aio: Aio::Threads,
+            network: NetworkMode::Isolated,
+            extra_args: Vec::new(),
+        }
+    }
+
+    /// One option with its value per line.
+    fn text(shape: &Shape) -> String {
+        let mut text = String::new();
+        for arg in argv(shape) {
+            let arg = arg.into_string().unwrap();
+            let separator = if arg.starts_with('-') { "\n" } else { " " };
+            text.push_str(separator);
+            text.push_str(&arg);
+        }
+        text.trim_start().to_owned() + "\n"
+    }
+
+    #[track_caller]
+    fn check(shape: &Shape, golden: &str, name: &str) {
+        let path = format!("{}/tests/golden/{name}", env!("CARGO_MANIFEST_DIR"));
+        assert!(text(shape) == golden, "differs from {path}; it is now:\n{}", text(shape));
+    }
+
+    macro_rules! golden {
+        ($($test:ident: $shape:expr => $file:literal;)*) => {$(
+            #[test]
+            fn $test() {
+                check(&$shape, include_str!(concat!("../tests/golden/", $file)), $file);
+            }
+        )*};
+    }
+
+    golden! {
+        tcg_x86_64: shape(Arch::X86_64, Accel::Tcg) => "tcg-x86_64.txt";
+        kvm_x86_64: Shape { aio: Aio::IoUring, network: NetworkMode::Full, overlays: 1, ..shape(Arch::X86_64, Accel::Kvm) } => "kvm-x86_64.txt";
+        hvf_x86_64: Shape { network: NetworkMode::None, ..shape(Arch::X86_64, Accel::Hvf) } => "hvf-x86_64.txt";
+        whpx_x86_64: shape(Arch::X86_64, Accel::Whpx) => "whpx-x86_64.txt";
+        tcg_aarch64: shape(Arch::Aarch64, Accel::Tcg) => "tcg-aarch64.txt";
+        kvm_aarch64: shape(Arch::Aarch64, Accel::Kvm) => "kvm-aarch64.txt";
+        hvf_aarch64: shape(Arch::Aarch64, Accel::Hvf) => "hvf-aarch64.txt";
+    }
+
+    #[test]
+    fn what_a_caller_adds_comes_last_and_commas_do_not_split_names() {
+        let extra_args = vec!["-device".into(), "x".into()];
+        let shape = Shape { name: "a,b".into(), extra_args, ..shape(Arch::X86_64, Accel::Tcg) };
+        assert!(text(&shape).contains("-name guest=a,,b\n"));
+        assert!(text(&shape).ends_with("-device x\n"));
+    }
+}

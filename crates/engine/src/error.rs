@@ -1,0 +1,79 @@
+//! What can go wrong with a QEMU. Display states its own fact with its values; the source's text is in the source.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::accel::Accel;
+use crate::install::Version;
+use crate::jail::Step;
+use crate::process::Exit;
+
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error("no {program} found; looked in {}", list(looked))]
+    NotFound { program: String, looked: Vec<PathBuf> },
+
+    #[error("QEMU {found} at {binary} is too old: {needed} or newer is needed", binary = binary.display(), needed = Version::OLDEST)]
+    TooOld { binary: PathBuf, found: Version },
+
+    #[error("{binary} does not tell its version; it says {output:?}", binary = binary.display())]
+    VersionUnknown { binary: PathBuf, output: String },
+
+    #[error("accelerator {accel} cannot be used: {reason}")]
+    AccelUnusable { accel: Accel, reason: String },
+
+    #[error("a machine cannot be like that: {detail}")]
+    Spec { detail: String },
+
+    /// The kernel and the initramfs are opened again by the machine's own user.
+    #[error("the {file} is not readable for user id {uid}, which the machine runs as")]
+    Unreadable { file: &'static str, uid: u32 },
+
+    #[error("cannot confine QEMU: {step}")]
+    Jail {
+        step: Step,
+        #[source]
+        source: io::Error,
+    },
+
+    #[error("QEMU ended while starting: {exit}")]
+    Start { exit: Exit },
+
+    #[error("QEMU has ended: {exit}")]
+    Died { exit: Exit },
+
+    #[error("QEMU refused {command}: {desc} ({class})")]
+    Qmp { command: &'static str, class: String, desc: String },
+
+    #[error("QEMU did not answer {command} within {after:?}")]
+    Timeout { command: &'static str, after: Duration },
+
+    #[error("QEMU broke the control protocol: {detail}")]
+    Protocol { detail: String },
+
+    #[error("cannot {op} {path}", path = path.display())]
+    Io {
+        op: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(op: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
+        let path = path.into();
+        move |source| Error::Io { op, path, source }
+    }
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    if paths.is_empty() {
+        return "no directory at all".into();
+    }
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}

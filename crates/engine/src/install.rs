@@ -1,0 +1,134 @@
+//! The QEMU installation: where it is and how old.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::fs::{Access, access};
+use serde::{Deserialize, Serialize};
+
+use crate::arch::Arch;
+use crate::error::Error;
+
+const VERSION_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Where to find QEMU. The engine reads no environment: whoever opens it says where programs are.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// The program itself, if it was told.
+    pub binary: Option<PathBuf>,
+    /// Otherwise the directories to look in, first one first.
+    pub search: Vec<PathBuf>,
+    pub arch: Arch,
+    /// A user id machines will run as, so that what probes find is true for them.
+    pub jail: crate::jail::Jail,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Version {
+    pub major: u32,
+    pub minor: u32,
+    pub micro: u32,
+}
+
+impl Version {
+    /// The machine type is of this version, and no older QEMU knows it.
+    pub const OLDEST: Version = Version { major: 7, minor: 2, micro: 0 };
+
+    /// Finds the version in what `--version` prints.
+    fn parse(output: &str) -> Option<Version> {
+        let text = output.strip_prefix("QEMU emulator version ")?;
+        let text = text.split(|c: char| c != '.' && !c.is_ascii_digit()).next()?;
+        let mut numbers = text.split('.').map(str::parse);
+        Some(Version {
+            major: numbers.next()?.ok()?,
+            minor: numbers.next()?.ok()?,
+            micro: numbers.next().unwrap_or(Ok(0)).ok()?,
+        })
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.major, self.minor, self.micro)
+    }
+}
+
+/// Finds the program, by its own path or in the search directories.
+pub(crate) fn find(config: &EngineConfig) -> Result<PathBuf, Error> {
+    let program = config.arch.program();
+    let candidates = match &config.binary {
+        Some(binary) => vec![binary.clone()],
+        None => config.search.iter().map(|dir| dir.join(program)).collect(),
+    };
+    match candidates.iter().find(|path| is_program(path)) {
+        Some(found) => found.canonicalize().map_err(Error::io("resolve", found)),
+        None => Err(not_found(config)),
+    }
+}
+
+fn is_program(path: &Path) -> bool {
+    path.is_file() && access(path, Access::EXEC_OK).is_ok()
+}
+
+fn not_found(config: &EngineConfig) -> Error {
+    let program = config.arch.program().to_owned();
+    match &config.binary {
+        Some(binary) => Error::NotFound { program, looked: vec![binary.clone()] },
+        None => Error::NotFound { program, looked: config.search.clone() },
+    }
+}
+
+/// Asks the program for its version.
+pub(crate) async fn version(binary: &Path) -> Result<Version, Error> {
+    let output = tokio::process::Command::new(binary)
+        .arg("--version")
+        .env_clear()
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(VERSION_DEADLINE, output)
+        .await
+        .map_err(|_| Error::Timeout { command: "--version", after: VERSION_DEADLINE })?
+        .map_err(Error::io("run", binary))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    Version::parse(&text).ok_or_else(|| Error::VersionUnknown {
+        binary: binary.to_owned(),
+        output: format!("{text}{}", String::from_utf8_lossy(&output.stderr)).chars().take(200).collect(),
+    })
+}
+
+pub(crate) fn check_age(binary: &Path, found: Version) -> Result<(), Error> {
+    if found < Version::OLDEST { Err(Error::TooOld { binary: binary.to_owned(), found }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_as_distributions_print_them() {
+        let version = |major, minor, micro| Some(Version { major, minor, micro });
+        let debian = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)\nCopyright (c) 2003-2022";
+        assert_eq!(Version::parse(debian), version(7, 2, 22));
+        assert_eq!(Version::parse("QEMU emulator version 10.0.2\n"), version(10, 0, 2));
+        assert_eq!(Version::parse("QEMU emulator version 9.1-rc1"), version(9, 1, 0));
+        assert_eq!(Version::parse("bash: no such file"), None);
+    }
+
+    #[test]
+    fn too_old_says_what_is_needed() {
+        let found = Version { major: 6, minor: 2, micro: 0 };
+        let error = check_age(Path::new("/q"), found).unwrap_err();
+        assert_eq!(error.to_string(), "QEMU 6.2.0 at /q is too old: 7.2.0 or newer is needed");
+        assert!(check_age(Path::new("/q"), Version::OLDEST).is_ok());
+    }
+
+    #[test]
+    fn missing_says_where_it_looked() {
+        let search = vec!["/nowhere".into(), "/proc".into()];
+        let config = EngineConfig { binary: None, search, arch: Arch::Aarch64, jail: Default::default() };
+        assert_eq!(find(&config).unwrap_err().to_string(), "no qemu-system-aarch64 found; looked in /nowhere, /proc");
+    }
+}

@@ -1,0 +1,191 @@
+//! What can only be found out by trying, and the key under which the findings stay true.
+//!
+//! Probes run under the same jail and filter as machines, so that what they find holds for machines.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixStream;
+
+use crate::accel::{Accel, KvmVerdict, probe_kvm};
+use crate::arch::Arch;
+use crate::argv::{fd, probe_argv};
+use crate::block::Aio;
+use crate::error::Error;
+use crate::install::Version;
+use crate::jail::{Confinement, Jail, Limits};
+use crate::process::{Launch, Process};
+use crate::qmp::{Qmp, Quit};
+
+const QUIT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What the probes found. The caller may keep it and hand it to the next `Engine::open`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdicts {
+    pub(crate) key: Key,
+    pub kvm: KvmVerdict,
+    pub aio: Aio,
+    /// Why the slower way of disk input and output is used.
+    pub aio_reason: Option<String>,
+}
+
+/// What verdicts depend on: they are probed again when any of it differs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Key {
+    pub installation: Installation,
+    pub version: Version,
+    kernel_release: String,
+    boot_id: String,
+    euid: u32,
+    own_user: bool,
+}
+
+/// One file, as far as can be told without running it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Installation {
+    pub binary: PathBuf,
+    size_bytes: u64,
+    /// Seconds and nanoseconds.
+    modified: (i64, i64),
+}
+
+impl Installation {
+    pub(crate) fn of(binary: PathBuf) -> Result<Self, Error> {
+        let file = std::fs::metadata(&binary).map_err(Error::io("look at", &binary))?;
+        Ok(Self { binary, size_bytes: file.size(), modified: (file.mtime(), file.mtime_nsec()) })
+    }
+}
+
+impl Key {
+    pub(crate) fn now(installation: Installation, version: Version, jail: Jail) -> Result<Self, Error> {
+        const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+        let boot_id = std::fs::read_to_string(BOOT_ID).map_err(Error::io("read", BOOT_ID))?;
+        Ok(Self {
+            installation,
+            version,
+            kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
+            boot_id: boot_id.trim().to_owned(),
+            euid: rustix::process::geteuid().as_raw(),
+            own_user: jail.uid.is_some(),
+        })
+    }
+}
+
+/// One QEMU to try things with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Probe<'a> {
+    pub binary: &'a Path,
+    pub arch: Arch,
+    pub jail: Jail,
+}
+
+impl Probe<'_> {
+    pub(crate) async fn run_all(self, key: Key) -> Verdicts {
+        let (kvm, io_uring) = tokio::join!(probe_kvm(&self), self.io_uring());
+        let (aio, aio_reason) = match io_uring {
+            Ok(()) => (Aio::IoUring, None),
+            Err(error) => (Aio::Threads, Some(describe(&error))),
+        };
+        let verdicts = Verdicts { key, kvm, aio, aio_reason };
+        tracing::debug!(?verdicts, "QEMU probed");
+        verdicts
+    }
+
+    pub(crate) async fn launch(
+        &self,
+        name: &str,
+        accel: Accel,
+        args: Vec<OsString>,
+        descriptors: Vec<(RawFd, OwnedFd)>,
+    ) -> Result<Process, Error> {
+        let confinement = Confinement::new(self.jail, Limits::default(), 0, accel);
+        let binary = self.binary.to_owned();
+        Process::spawn(Launch { name: name.into(), binary, args, descriptors, confinement }).await
+    }
+
+    /// QEMU reads the header and tables of a disk image when it opens it: a greeting means that io_uring carried them.
+    async fn io_uring(&self) -> Result<(), Error> {
+        let (ours, theirs) = socketpair()?;
+        let image = empty_image().map_err(Error::io("create", "a disk image in memory"))?;
+        let (qmp, disk) = (format!("socket,id=qmp,fd={}", fd::QMP), format!("fd={},set=0", fd::DISK));
+        let args = probe_argv(&[
+            "-machine",
+            "none",
+            "-chardev",
+            &qmp,
+            "-mon",
+            "chardev=qmp,mode=control",
+            "-add-fd",
+            &disk,
+            "-blockdev",
+            "driver=file,node-name=file,filename=/dev/fdset/0,read-only=on,aio=io_uring",
+            "-blockdev",
+            "driver=qcow2,node-name=disk,file=file,read-only=on",
+        ]);
+        let descriptors = vec![(fd::QMP, theirs), (fd::DISK, image.into())];
+        let process = self.launch("probe-aio", Accel::Tcg, args, descriptors).await?;
+        let qmp = Qmp::connect(ours, process.exit().clone()).await?;
+        qmp.run_within(Quit {}, QUIT_DEADLINE).await?;
+        Ok(())
+    }
+}
+
+/// The chain of causes in one line, since a verdict is kept as text.
+pub(crate) fn describe(error: &Error) -> String {
+    let cause = std::error::Error::source(error);
+    cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
+}
+
+/// Our end for the runtime, theirs to hand over.
+pub(crate) fn socketpair() -> Result<(UnixStream, OwnedFd), Error> {
+    let make = || {
+        let (ours, theirs) = StdUnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        Ok((UnixStream::from_std(ours)?, theirs.into()))
+    };
+    make().map_err(Error::io("create", "a socket pair"))
+}
+
+/// The smallest qcow2 image: a header, and tables of zeros at their clusters of 64 KiB.
+fn empty_image() -> std::io::Result<File> {
+    let words: [u32; 26] = [
+        0x5146_49fb,
+        3,
+        0,
+        0,
+        0,
+        16, // magic, version, no backing file, bits of a cluster
+        0,
+        1 << 16,
+        0,
+        1,
+        0,
+        3 << 16, // size, no encryption, one table entry, where its table is
+        0,
+        1 << 16,
+        1,
+        0,
+        0,
+        0, // where the reference counts are, one cluster of them, no snapshots
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        4,
+        104, // no features, width of a count, length of this header
+    ];
+    let file = File::from(memfd_create("probe-disk", MemfdFlags::CLOEXEC)?);
+    file.set_len(4 << 16)?;
+    file.write_all_at(&words.map(u32::to_be_bytes).concat(), 0)?;
+    // QEMU takes a descriptor of an fd set only for the access it was opened with.
+    File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}

@@ -1,0 +1,22 @@
+//! QMP, the control protocol of QEMU: typed commands out, replies and events in.
+//!
+//! ```text
+//!   Qmp::run --line--> writer task --> socket --> QEMU
+//!      ^                                            |
+//!      +--reply by id-- reader task <-- socket <----+
+//!                            \--events--> every subscriber, and `Ending`
+//! ```
+//!
+//! Always: a reply goes to the command whose id it carries and to no other, however late it comes. Every command has
+//! a deadline. A line is at most 1 MiB. QEMU is not trusted: what does not parse ends the connection.
+//! When it fails: every waiting command ends with the same cause, and so does every later one. The end of the process
+//! is seen at once, also by a command whose reply never comes.
+
+mod client;
+mod command;
+mod event;
+mod message;
+
+pub use client::Qmp;
+pub use command::{Command, Cont, Nothing, QueryStatus, Quit, Status, Stop, SystemPowerdown};
+pub use event::{Ending, Event, Events, Shutdown};

@@ -1,0 +1,201 @@
+//! A scripted QEMU at the other end of a socket pair.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+use tokio::io::{AsyncBufReadExt, BufReader, Lines as TokioLines};
+
+use super::*;
+use crate::process::Exit;
+use crate::qmp::{Cont, Nothing, QueryStatus, Quit, Stop};
+
+const GREETING: &str =
+    r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, "major": 7}, "package": ""}, "capabilities": []}}"#;
+const SHUTDOWN: &str = r#"{"event": "SHUTDOWN", "data": {"guest": true, "reason": "guest-reset"}}"#;
+const SOON: Duration = Duration::from_millis(50);
+
+/// The scripted side. Dropping it closes the connection; `die` ends the process as well.
+struct Peer {
+    lines: TokioLines<BufReader<OwnedReadHalf>>,
+    socket: OwnedWriteHalf,
+    exit: watch::Sender<Option<Exit>>,
+}
+
+impl Peer {
+    async fn say(&mut self, line: &str) {
+        self.socket.write_all(format!("{line}\r\n").as_bytes()).await.unwrap();
+    }
+
+    /// Expects a command and returns its id.
+    async fn hear(&mut self, name: &str) -> u64 {
+        let line = self.lines.next_line().await.unwrap().expect("a command");
+        let command: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(command["execute"], name);
+        assert!(command.get("arguments").is_none(), "{line}");
+        command["id"].as_u64().unwrap()
+    }
+
+    async fn reply(&mut self, id: u64, value: &str) {
+        self.say(&format!(r#"{{"return": {value}, "id": {id}}}"#)).await;
+    }
+
+    fn die(&self) {
+        let exit = Exit { status: ExitStatus::from_raw(9), stderr: "last words".into() };
+        self.exit.send_replace(Some(exit));
+    }
+}
+
+fn pair() -> (UnixStream, ExitWatch, Peer) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (exit, watch) = ExitWatch::new();
+    let (read, socket) = theirs.into_split();
+    (ours, watch, Peer { lines: BufReader::new(read).lines(), socket, exit })
+}
+
+/// A connection past its negotiation.
+async fn connected() -> (Qmp, Peer) {
+    let (stream, exit, mut peer) = pair();
+    let script = async {
+        peer.say(GREETING).await;
+        let id = peer.hear("qmp_capabilities").await;
+        peer.reply(id, "{}").await;
+    };
+    let (qmp, ()) = tokio::join!(Qmp::connect(stream, exit), script);
+    (qmp.unwrap(), peer)
+}
+
+#[tokio::test]
+async fn replies_find_their_commands_in_any_order_between_events() {
+    let (qmp, mut peer) = connected().await;
+    let mut events = qmp.events();
+    let script = async {
+        let status = peer.hear("query-status").await;
+        let stop = peer.hear("stop").await;
+        peer.say(r#"{"event": "STOP", "timestamp": {"seconds": 1, "microseconds": 1}}"#).await;
+        peer.reply(stop, "{}").await;
+        peer.say(r#"{"event": "NEWER", "data": {}}"#).await;
+        peer.reply(status, r#"{"running": false, "singlestep": false, "status": "paused"}"#).await;
+    };
+    let (status, stop, ()) = tokio::join!(qmp.run(QueryStatus {}), qmp.run(Stop {}), script);
+    assert_eq!(status.unwrap().status, "paused");
+    assert_eq!(stop.unwrap(), Nothing {});
+    assert_eq!(events.next().await, Some(Event::Stop));
+    assert_eq!(events.next().await, Some(Event::Other { name: "NEWER".into() }));
+}
+
+#[tokio::test]
+async fn a_refusal_carries_class_and_description() {
+    let (qmp, mut peer) = connected().await;
+    let script = async {
+        let id = peer.hear("cont").await;
+        peer.say(&format!(r#"{{"id": {id}, "error": {{"class": "GenericError", "desc": "no way"}}}}"#)).await;
+    };
+    let (result, ()) = tokio::join!(qmp.run(Cont {}), script);
+    assert_eq!(result.unwrap_err().to_string(), "QEMU refused cont: no way (GenericError)");
+}
+
+#[tokio::test]
+async fn a_late_reply_is_not_taken_for_the_next() {
+    let (qmp, mut peer) = connected().await;
+    let timed_out = qmp.run_within(Stop {}, SOON).await;
+    assert!(matches!(timed_out, Err(Error::Timeout { command: "stop", after: SOON })));
+    let script = async {
+        let late = peer.hear("stop").await;
+        let next = peer.hear("query-status").await;
+        peer.reply(late, "{}").await;
+        peer.reply(next, r#"{"running": true, "status": "running"}"#).await;
+    };
+    let (status, ()) = tokio::join!(qmp.run(QueryStatus {}), script);
+    assert!(status.unwrap().running);
+}
+
+#[tokio::test]
+async fn death_before_the_greeting() {
+    let (stream, exit, peer) = pair();
+    peer.die();
+    drop(peer);
+    assert!(matches!(Qmp::connect(stream, exit).await, Err(Error::Died { exit }) if exit.stderr == "last words"));
+}
+
+#[tokio::test]
+async fn death_between_greeting_and_negotiation() {
+    let (stream, exit, mut peer) = pair();
+    peer.say(GREETING).await;
+    peer.die();
+    drop(peer);
+    assert!(matches!(Qmp::connect(stream, exit).await, Err(Error::Died { .. })));
+}
+
+#[tokio::test]
+async fn death_ends_every_waiting_command_and_every_later_one() {
+    let (qmp, mut peer) = connected().await;
+    let script = async {
+        peer.hear("stop").await;
+        peer.hear("cont").await;
+        peer.die();
+        // The connection stays open: death alone is enough.
+        peer
+    };
+    let (stop, cont, peer) = tokio::join!(qmp.run(Stop {}), qmp.run(Cont {}), script);
+    assert!(matches!(stop, Err(Error::Died { .. })));
+    assert!(matches!(cont, Err(Error::Died { .. })));
+    drop(peer);
+    qmp.closed().await;
+    assert!(matches!(qmp.run(Quit {}).await, Err(Error::Died { .. })));
+    assert_eq!(qmp.events().next().await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_closed_by_a_process_that_goes_on_is_a_breach() {
+    let (qmp, Peer { lines, socket, exit }) = connected().await;
+    drop((lines, socket));
+    assert!(matches!(qmp.run(Stop {}).await, Err(Error::Protocol { .. })));
+    drop(exit);
+}
+
+#[tokio::test]
+async fn the_ending_is_kept_for_who_asks_late() {
+    let (qmp, mut peer) = connected().await;
+    peer.say(r#"{"event": "GUEST_PANICKED", "data": {"action": "poweroff"}}"#).await;
+    peer.say(SHUTDOWN).await;
+    drop(peer);
+    qmp.closed().await;
+    let shutdown = crate::Shutdown { guest: true, reason: "guest-reset".into() };
+    assert_eq!(qmp.ending(), Ending { panicked: true, shutdown: Some(shutdown) });
+}
+
+#[tokio::test]
+async fn a_slow_subscriber_is_told_what_it_lost() {
+    let (qmp, mut peer) = connected().await;
+    let mut events = qmp.events();
+    for _ in 0..EVENTS_HELD + 1 {
+        peer.say(r#"{"event": "RESUME"}"#).await;
+    }
+    drop(peer);
+    qmp.closed().await;
+    assert_eq!(events.next().await, Some(Event::Lost { count: 1 }));
+    assert_eq!(events.next().await, Some(Event::Resume));
+}
+
+#[tokio::test]
+async fn what_is_not_qmp_ends_the_connection() {
+    for line in ["nonsense", GREETING, r#"{"return": {}}"#] {
+        let (qmp, mut peer) = connected().await;
+        let script = async {
+            peer.hear("stop").await;
+            peer.say(line).await;
+        };
+        let (result, ()) = tokio::join!(qmp.run(Stop {}), script);
+        assert!(matches!(result, Err(Error::Protocol { .. })), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn an_endless_line_ends_the_connection() {
+    let (qmp, mut peer) = connected().await;
+    let flood = vec![b'x'; 2 * LINE_BYTES_MAX];
+    // The connection closes in the middle of this, which fails it.
+    let script = async { peer.socket.write_all(&flood).await };
+    let (result, _) = tokio::join!(qmp.run(Stop {}), script);
+    assert!(matches!(result, Err(Error::Protocol { detail }) if detail.contains("1048576")));
+}

@@ -1,0 +1,104 @@
+//! Which verb is legal in which phase. Pure, so that it can be read and tested as a table.
+
+use std::fmt;
+
+use sandtree_store::Phase;
+
+/// What can be asked of a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    /// Anything that happens inside the guest.
+    Use,
+    Start,
+    Stop,
+    Kill,
+    Remove,
+}
+
+impl Verb {
+    pub const ALL: [Verb; 5] = [Verb::Use, Verb::Start, Verb::Stop, Verb::Kill, Verb::Remove];
+}
+
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Verb::Use => "be worked in",
+            Verb::Start => "be started",
+            Verb::Stop => "be stopped",
+            Verb::Kill => "be killed",
+            Verb::Remove => "be removed",
+        })
+    }
+}
+
+/// Whether `verb` may begin while the sandbox is in `phase`.
+pub fn permits(phase: Phase, verb: Verb) -> bool {
+    match (phase, verb) {
+        (Phase::Running, Verb::Use | Verb::Stop | Verb::Kill | Verb::Remove) => true,
+        (Phase::Stopped | Phase::Crashed | Phase::Failed, Verb::Start | Verb::Remove) => true,
+        // Between two phases nothing new begins; the driver is busy with the way.
+        (Phase::Creating | Phase::Starting | Phase::Stopping, _) => false,
+        (Phase::Running, Verb::Start) => false,
+        (Phase::Stopped | Phase::Crashed | Phase::Failed, Verb::Use | Verb::Stop | Verb::Kill) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PHASES: [Phase; 7] = [
+        Phase::Creating,
+        Phase::Starting,
+        Phase::Running,
+        Phase::Stopping,
+        Phase::Stopped,
+        Phase::Crashed,
+        Phase::Failed,
+    ];
+
+    fn is_resting(phase: Phase) -> bool {
+        matches!(phase, Phase::Stopped | Phase::Crashed | Phase::Failed)
+    }
+
+    /// Where a verb leads when all goes well; `None` when nothing is left.
+    fn after(phase: Phase, verb: Verb) -> Option<Phase> {
+        match verb {
+            Verb::Use => Some(phase),
+            Verb::Start => Some(Phase::Running),
+            Verb::Stop | Verb::Kill => Some(Phase::Stopped),
+            Verb::Remove => None,
+        }
+    }
+
+    #[test]
+    fn every_phase_a_sandbox_rests_in_can_be_left_by_removal() {
+        for phase in PHASES.into_iter().filter(|p| is_resting(*p) || *p == Phase::Running) {
+            assert!(permits(phase, Verb::Remove), "{phase:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_machine_is_never_started_twice_nor_used_when_it_is_not_there(verbs in prop::collection::vec(0usize..5, 0..60)) {
+            let (mut phase, mut machines) = (Phase::Running, 1i32);
+            for verb in verbs.into_iter().map(|v| Verb::ALL[v]) {
+                if !permits(phase, verb) {
+                    continue;
+                }
+                match verb {
+                    Verb::Use => prop_assert_eq!(machines, 1),
+                    Verb::Start => machines += 1,
+                    Verb::Stop | Verb::Kill => machines -= 1,
+                    Verb::Remove => machines = 0,
+                }
+                prop_assert!((0..=1).contains(&machines));
+                let Some(next) = after(phase, verb) else { break };
+                phase = next;
+                prop_assert_eq!(is_resting(phase), machines == 0);
+            }
+        }
+    }
+}

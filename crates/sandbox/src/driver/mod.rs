@@ -1,0 +1,337 @@
+//! The driver: the one task that changes a sandbox.
+//!
+//! ```text
+//!              create ok                      stop | kill
+//!   Creating ------------> Running ------> Stopping ------> Stopped
+//!      |                   ^  |  \                           |   |
+//!      | fails:            |  |   \ guest powered off -----> |   |
+//!      | undone            |  |                                  |
+//!      v                   |  ` panic, QEMU gone --> Crashed     |
+//!   (nothing)              |                            |        |
+//!                          ` Starting <---- start ------+--------´
+//!
+//!   remove: from Running, Stopped, Crashed or Failed, to nothing
+//! ```
+//!
+//! Which verb is legal in which phase is one table, in `legality`.
+//!
+//! Always: the state on disk is written before anybody is told of it. However the machine ends, every waiting call in
+//! the guest is told why, and the overlay is synced before the sandbox counts as stopped. A host disk that is full
+//! stops the guest, not the sandbox: it goes on when there is space.
+//! When it fails: a state that cannot be written is reported to whoever asked; the machine is not kept up for it.
+
+mod legality;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use legality::{Verb, permits};
+use sandtree_engine::qmp::{Cont, QueryStatus};
+use sandtree_engine::{Event, Exit, Machine};
+pub use sandtree_store::Phase;
+use sandtree_store::{Owned, StateRecord};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::console;
+use crate::create::{self, Running, running_state};
+use crate::error::{Error, Result};
+use crate::host::{Inner, now_unix_ms, remove_if_there, store_error};
+use crate::sandbox::{Sandbox, Status};
+
+/// How long QEMU may take to end by itself once it is told to.
+const QUIT_DEADLINE: Duration = Duration::from_secs(10);
+/// How often a stalled guest's disk is looked at.
+const STALL_CHECK: Duration = Duration::from_secs(1);
+/// Free space at which a stalled guest goes on.
+const STALL_RESERVE: u64 = 32 << 20;
+
+#[derive(Debug)]
+pub(crate) enum Command {
+    Stop { grace: Duration, reply: oneshot::Sender<Result<()>> },
+    Kill { reply: oneshot::Sender<Result<()>> },
+    Start { boot_timeout: Option<Duration>, reply: oneshot::Sender<Result<()>> },
+    Remove { reply: oneshot::Sender<Result<()>> },
+}
+
+/// How a machine ended, in our words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Ending {
+    pub phase: Phase,
+    pub reason: String,
+}
+
+impl Ending {
+    pub fn of(machine: &Machine, exit: &Exit, console: &Path) -> Ending {
+        let ending = machine.ending();
+        let shutdown = ending.shutdown.as_ref().map(|s| s.reason.as_str());
+        // A guest without the panic device resets when it panics, and says so on its console only.
+        let panicked = ending.panicked || console::tail(console).contains("Kernel panic");
+        let (phase, reason) = match shutdown {
+            _ if panicked => (Phase::Crashed, "the guest's kernel panicked".to_owned()),
+            Some("guest-shutdown") => (Phase::Stopped, "the guest powered off".to_owned()),
+            Some("guest-reset") => (Phase::Stopped, "the guest rebooted".to_owned()),
+            Some("host-qmp-quit") => (Phase::Stopped, "stopped".to_owned()),
+            _ => (Phase::Crashed, format!("QEMU ended: {exit}")),
+        };
+        Ending { phase, reason }
+    }
+}
+
+/// Begins to drive a sandbox.
+pub(crate) fn start(host: Arc<Inner>, owned: Owned, running: Option<Running>, state: StateRecord) -> Sandbox {
+    let (commands, queue) = mpsc::channel(16);
+    let status = Status::new(&state, running.as_ref());
+    let (status_tx, status) = watch::channel(status);
+    let sandbox = Sandbox::new(&owned, commands, status);
+    let driver = Driver { host, owned: Some(owned), running, state, status: status_tx, stalled: false };
+    tokio::spawn(driver.run(queue));
+    sandbox
+}
+
+struct Driver {
+    host: Arc<Inner>,
+    /// Nothing once it is removed.
+    owned: Option<Owned>,
+    running: Option<Running>,
+    state: StateRecord,
+    status: watch::Sender<Status>,
+    stalled: bool,
+}
+
+enum Happening {
+    Command(Option<Command>),
+    Ended(Exit),
+    Event(Event),
+    StallCheck,
+}
+
+impl Driver {
+    async fn run(mut self, mut queue: mpsc::Receiver<Command>) {
+        let mut events = self.running.as_ref().map(|r| r.machine.events());
+        while self.owned.is_some() {
+            let happening = tokio::select! {
+                command = queue.recv() => Happening::Command(command),
+                exit = exited(self.running.as_ref()) => Happening::Ended(exit),
+                Some(event) = next_event(events.as_mut()) => Happening::Event(event),
+                () = tokio::time::sleep(STALL_CHECK), if self.stalled => Happening::StallCheck,
+            };
+            match happening {
+                Happening::Command(Some(command)) => {
+                    self.command(command).await;
+                    events = self.running.as_ref().map(|r| r.machine.events());
+                }
+                // Every handle is gone, and with them whoever wanted it to run.
+                Happening::Command(None) => return self.let_go().await,
+                Happening::Ended(exit) => self.ended(&exit).await,
+                Happening::Event(event) => self.event(&event),
+                Happening::StallCheck => self.look_for_space().await,
+            }
+        }
+    }
+
+    async fn command(&mut self, command: Command) {
+        match command {
+            Command::Stop { grace, reply } => {
+                let result = self.permitted(Verb::Stop).map(|()| grace);
+                let result = match result {
+                    Ok(grace) => self.stop(grace).await,
+                    Err(error) => Err(error),
+                };
+                answer(reply, result);
+            }
+            Command::Kill { reply } => {
+                let result = match self.permitted(Verb::Kill) {
+                    Ok(()) => self.kill("killed").await,
+                    Err(error) => Err(error),
+                };
+                answer(reply, result);
+            }
+            Command::Start { boot_timeout, reply } => {
+                let result = match self.permitted(Verb::Start) {
+                    Ok(()) => self.start_again(boot_timeout).await,
+                    Err(error) => Err(error),
+                };
+                answer(reply, result);
+            }
+            Command::Remove { reply } => {
+                let result = match self.permitted(Verb::Remove) {
+                    Ok(()) => self.remove().await,
+                    Err(error) => Err(error),
+                };
+                answer(reply, result);
+            }
+        }
+    }
+
+    fn permitted(&self, verb: Verb) -> Result<()> {
+        if permits(self.state.phase, verb) {
+            return Ok(());
+        }
+        Err(Error::WrongState { name: self.name(), phase: self.state.phase, verb })
+    }
+
+    fn name(&self) -> String {
+        self.owned.as_ref().map(|owned| owned.record().name.to_string()).unwrap_or_default()
+    }
+
+    /// Asks the guest to shut down, then QEMU to quit, then kills it.
+    async fn stop(&mut self, grace: Duration) -> Result<()> {
+        self.enter(Phase::Stopping, None)?;
+        let Some(running) = &self.running else { return Ok(()) };
+        let orderly = if self.stalled { false } else { shut_down(running, grace).await };
+        if !orderly && running.machine.quit(QUIT_DEADLINE).await.is_err() {
+            running.machine.kill().await;
+        }
+        self.rest(Ending { phase: Phase::Stopped, reason: "stopped".into() }).await
+    }
+
+    async fn kill(&mut self, reason: &str) -> Result<()> {
+        if let Some(running) = &self.running {
+            running.machine.kill().await;
+        }
+        self.rest(Ending { phase: Phase::Stopped, reason: reason.into() }).await
+    }
+
+    async fn start_again(&mut self, boot_timeout: Option<Duration>) -> Result<()> {
+        let before = self.state.clone();
+        let owned = self.owned.as_mut().expect("the driver runs while it owns");
+        match create::reboot(&self.host, owned, boot_timeout).await {
+            Ok(running) => {
+                let state = running_state(&running);
+                self.running = Some(running);
+                self.record(state)
+            }
+            Err(error) => {
+                self.record(before)?;
+                Err(error)
+            }
+        }
+    }
+
+    async fn remove(&mut self) -> Result<()> {
+        if let Some(running) = self.running.take() {
+            running.machine.kill().await;
+            running.hub.close("it was removed".into()).await;
+        }
+        let owned = self.owned.take().expect("the driver runs while it owns");
+        let removed = self.host.remove(owned).await;
+        self.status.send_modify(|status| status.removed());
+        removed
+    }
+
+    /// The machine ended without being asked.
+    async fn ended(&mut self, exit: &Exit) {
+        if let Some(running) = &mut self.running {
+            running.drain_console().await;
+        }
+        let (Some(running), Some(owned)) = (&self.running, &self.owned) else { return };
+        let ending = Ending::of(&running.machine, exit, &owned.console());
+        if let Err(error) = self.rest(ending).await {
+            tracing::error!(%error, "the end of a machine cannot be recorded");
+        }
+    }
+
+    async fn let_go(mut self) {
+        if self.running.is_some() {
+            if let Err(error) = self.kill("its owner let go of it").await {
+                tracing::error!(%error, "a sandbox without an owner cannot be put to rest");
+            }
+        }
+    }
+
+    /// The machine is gone: makes its disk durable, records the end, and tells everyone.
+    async fn rest(&mut self, ending: Ending) -> Result<()> {
+        self.stalled = false;
+        let running = self.running.take();
+        let synced = self.sync_disk().await;
+        let state = StateRecord {
+            reason: Some(ending.reason.clone()),
+            clean: synced.is_ok(),
+            ..StateRecord::new(ending.phase, now_unix_ms())
+        };
+        let recorded = self.record(state);
+        if let Some(running) = running {
+            running.hub.close(ending.reason).await;
+        }
+        synced.and(recorded)
+    }
+
+    async fn sync_disk(&mut self) -> Result<()> {
+        let owned = self.owned.as_ref().expect("the driver runs while it owns");
+        tokio::task::block_in_place(|| owned.sync_overlay(0)).map_err(store_error("sync a sandbox's disk"))
+    }
+
+    fn enter(&mut self, phase: Phase, reason: Option<String>) -> Result<()> {
+        self.record(StateRecord { phase, reason, since_unix_ms: now_unix_ms(), ..self.state.clone() })
+    }
+
+    fn record(&mut self, state: StateRecord) -> Result<()> {
+        self.state = state;
+        let owned = self.owned.as_mut().expect("the driver runs while it owns");
+        let written = owned.set_state(&self.state).map_err(store_error("write a sandbox's state"));
+        if self.running.is_none() {
+            remove_if_there(&owned.keeper_socket())?;
+        }
+        self.status.send_replace(Status::new(&self.state, self.running.as_ref()));
+        written
+    }
+
+    fn event(&mut self, event: &Event) {
+        if let Event::BlockIoError { no_space: true, .. } = event {
+            tracing::warn!("the host's disk is full; the guest waits");
+            self.stall(true);
+        }
+    }
+
+    fn stall(&mut self, stalled: bool) {
+        self.stalled = stalled;
+        self.status.send_modify(|status| status.stalled = stalled);
+    }
+
+    async fn look_for_space(&mut self) {
+        let free = self.host.store.disk_free_bytes().unwrap_or(0);
+        let Some(running) = &self.running else { return };
+        if free < STALL_RESERVE {
+            return;
+        }
+        let going_on = match running.machine.qmp().run(QueryStatus {}).await {
+            Ok(status) if status.running => true,
+            Ok(_) => running.machine.qmp().run(Cont {}).await.is_ok(),
+            Err(_) => false,
+        };
+        if going_on {
+            self.stall(false);
+        }
+    }
+}
+
+async fn exited(running: Option<&Running>) -> Exit {
+    match running {
+        Some(running) => running.machine.exited().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn next_event(events: Option<&mut sandtree_engine::Events>) -> Option<Event> {
+    match events {
+        Some(events) => events.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether the guest powered off by itself in time.
+async fn shut_down(running: &Running, grace: Duration) -> bool {
+    let asked = running.guest.shutdown(grace).await;
+    if let Err(error) = asked {
+        tracing::warn!(%error, "the guest cannot be asked to shut down");
+        return false;
+    }
+    let patience = grace + Duration::from_secs(15);
+    tokio::time::timeout(patience, running.machine.exited()).await.is_ok()
+}
+
+/// An asker that stopped waiting does not want to know.
+fn answer(reply: oneshot::Sender<Result<()>>, result: Result<()>) {
+    drop(reply.send(result));
+}

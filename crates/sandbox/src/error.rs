@@ -1,0 +1,263 @@
+//! What can go wrong, by operation. Display states the fact; the source has its own.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use sandtree_engine as engine;
+use sandtree_proto::Failure;
+use sandtree_store as store;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::create::CreateStep;
+use crate::driver::{Phase, Verb};
+use crate::image;
+use crate::link::LinkError;
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[derive(Debug, Error)]
+pub enum Error {
+    #[error("{value:?} does not do as {what}: {rule}")]
+    Invalid { what: String, value: String, rule: String },
+    #[error("there is no sandbox {name}")]
+    NoSandbox { name: String },
+    #[error("there is no image {name}")]
+    NoImage { name: String },
+    #[error("sandbox {name} is {phase}; it cannot {verb}")]
+    WrongState { name: String, phase: Phase, verb: Verb },
+    #[error("the name {name} is taken by sandbox {holder}")]
+    NameTaken { name: String, holder: String },
+    #[error("sandbox {name} is in use by process {pid:?}")]
+    Busy { name: String, pid: Option<u32> },
+    #[error("the host has {available} MiB of memory to give, the sandbox asks for {wanted} MiB", available = available_bytes >> 20, wanted = wanted_bytes >> 20)]
+    HostMemory { wanted_bytes: u64, available_bytes: u64 },
+    #[error("{path} has {available} MiB free, a sandbox needs {wanted} MiB to start", path = path.display(), available = available_bytes >> 20, wanted = wanted_bytes >> 20)]
+    HostDisk { path: PathBuf, wanted_bytes: u64, available_bytes: u64 },
+    #[error("the host's disk is full; the guest waits until there is space again")]
+    Stalled,
+    #[error("cannot listen on {address}")]
+    Port {
+        address: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the guest did not come up within {} s; its console ends with:\n{console}", after.as_secs())]
+    Boot { after: Duration, console: String },
+    #[error("the guest ended while it started: {reason}; its console ends with:\n{console}")]
+    BootEnded { reason: String, console: String },
+    #[error("the disk of sandbox {name} is damaged: {what}")]
+    DamagedDisk { name: String, what: String },
+    #[error("cannot start {command}")]
+    NotStarted {
+        command: String,
+        #[source]
+        failure: Failure,
+    },
+    #[error("cannot {operation}")]
+    Guest {
+        operation: String,
+        #[source]
+        source: LinkError,
+    },
+    #[error("the command's output is over the limit of {limit} bytes")]
+    OutputLimit { limit: usize },
+    #[error("the guest's archive is refused: {what}")]
+    Archive { what: String },
+    #[error("QEMU cannot {operation}")]
+    Engine {
+        operation: &'static str,
+        #[source]
+        source: engine::Error,
+    },
+    #[error("the store cannot {operation}")]
+    Store {
+        operation: &'static str,
+        #[source]
+        source: store::Error,
+    },
+    #[error("cannot make image {name}")]
+    Image {
+        name: String,
+        #[source]
+        source: image::Error,
+    },
+    #[error("cannot {operation} {path}", path = path.display())]
+    Io {
+        operation: String,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the keeper of sandbox {name} does not answer")]
+    Keeper {
+        name: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{}", report.message)]
+    Remote { report: Report },
+    #[error("create was told to fail at {step}")]
+    Injected { step: CreateStep },
+}
+
+/// The dozen ways to fail that edges tell apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorKind {
+    NotFound,
+    AlreadyExists,
+    Invalid,
+    Busy,
+    WrongState,
+    Unsupported,
+    Exhausted,
+    Timeout,
+    Guest,
+    Engine,
+    Corrupt,
+    Io,
+}
+
+/// An error as it crosses a process boundary, and as `--json` shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    pub kind: ErrorKind,
+    pub message: String,
+    pub causes: Vec<String>,
+    pub hint: Option<String>,
+}
+
+impl Error {
+    pub fn invalid(what: &str, value: impl ToString, rule: &str) -> Self {
+        Error::Invalid { what: what.into(), value: value.to_string(), rule: rule.into() }
+    }
+
+    pub fn io(operation: &str, path: impl AsRef<Path>, source: io::Error) -> Self {
+        Error::Io { operation: operation.into(), path: path.as_ref().to_owned(), source }
+    }
+
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::Invalid { .. } => ErrorKind::Invalid,
+            Error::NoSandbox { .. } | Error::NoImage { .. } => ErrorKind::NotFound,
+            Error::WrongState { .. } => ErrorKind::WrongState,
+            Error::NameTaken { .. } => ErrorKind::AlreadyExists,
+            Error::Busy { .. } | Error::Port { .. } => ErrorKind::Busy,
+            Error::HostMemory { .. } | Error::HostDisk { .. } | Error::Stalled | Error::OutputLimit { .. } => {
+                ErrorKind::Exhausted
+            }
+            Error::Boot { .. } => ErrorKind::Timeout,
+            Error::BootEnded { .. } | Error::NotStarted { .. } => ErrorKind::Guest,
+            Error::DamagedDisk { .. } | Error::Archive { .. } => ErrorKind::Corrupt,
+            Error::Guest { source, .. } => link_kind(source),
+            Error::Engine { source, .. } => engine_kind(source),
+            Error::Store { source, .. } => store_kind(source),
+            Error::Image { .. } => ErrorKind::Unsupported,
+            Error::Io { source, .. } | Error::Keeper { source, .. } => io_kind(source),
+            Error::Remote { report } => report.kind,
+            Error::Injected { .. } => ErrorKind::Io,
+        }
+    }
+
+    /// What a person could do about it, where we know.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Error::NoSandbox { .. } => "`sandtree ps -a` lists the sandboxes of this store",
+            Error::NoImage { .. } => "`tiny` is built in",
+            Error::WrongState { phase: Phase::Stopped | Phase::Crashed, .. } => "`sandtree start` starts it again",
+            Error::NameTaken { .. } => "choose another --name, or remove the other with `sandtree rm`",
+            Error::HostMemory { .. } => "give it less with --memory, or stop another sandbox",
+            Error::HostDisk { .. } => "free some space, or choose another store with --home",
+            Error::Stalled => "free some space on the file system of the store; the guest goes on by itself",
+            Error::Port { .. } => "choose another host port",
+            Error::Boot { .. } => {
+                "a slow host may need a longer --boot-timeout; `sandtree doctor` shows the accelerator"
+            }
+            Error::DamagedDisk { .. } => {
+                "its disk was not written out before the host went down; remove the sandbox, or keep its directory for rescue"
+            }
+            Error::Engine { source, .. } => return engine_hint(source),
+            Error::Image { source, .. } => return source.hint().map(str::to_owned),
+            Error::Remote { report } => return report.hint.clone(),
+            _ => return None,
+        };
+        Some(hint.to_owned())
+    }
+
+    pub fn report(&self) -> Report {
+        if let Error::Remote { report } = self {
+            return report.clone();
+        }
+        let mut causes = Vec::new();
+        let mut source = std::error::Error::source(self);
+        while let Some(cause) = source {
+            causes.push(cause.to_string());
+            source = cause.source();
+        }
+        Report { kind: self.kind(), message: self.to_string(), causes, hint: self.hint() }
+    }
+}
+
+fn link_kind(error: &LinkError) -> ErrorKind {
+    match error {
+        LinkError::Ended | LinkError::Lost { .. } => ErrorKind::WrongState,
+        LinkError::Timeout { .. } => ErrorKind::Timeout,
+        LinkError::Version => ErrorKind::Unsupported,
+        LinkError::Request(_) => ErrorKind::Invalid,
+        LinkError::Protocol { .. } => ErrorKind::Guest,
+        LinkError::Refused(failure) => match failure.errno {
+            2 => ErrorKind::NotFound,
+            17 => ErrorKind::AlreadyExists,
+            28 | 122 => ErrorKind::Exhausted,
+            _ => ErrorKind::Guest,
+        },
+    }
+}
+
+fn io_kind(error: &io::Error) -> ErrorKind {
+    match error.kind() {
+        io::ErrorKind::NotFound => ErrorKind::NotFound,
+        io::ErrorKind::AlreadyExists => ErrorKind::AlreadyExists,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Exhausted,
+        _ => ErrorKind::Io,
+    }
+}
+
+fn engine_kind(error: &engine::Error) -> ErrorKind {
+    match error {
+        engine::Error::NotFound { .. } => ErrorKind::NotFound,
+        engine::Error::TooOld { .. } | engine::Error::AccelUnusable { .. } => ErrorKind::Unsupported,
+        engine::Error::Spec { .. } => ErrorKind::Invalid,
+        engine::Error::Timeout { .. } => ErrorKind::Timeout,
+        engine::Error::Io { source, .. } => io_kind(source),
+        _ => ErrorKind::Engine,
+    }
+}
+
+fn engine_hint(error: &engine::Error) -> Option<String> {
+    let hint = match error {
+        engine::Error::NotFound { .. } => {
+            "install QEMU (Debian: apt-get install qemu-system-x86), or name one with --qemu"
+        }
+        engine::Error::TooOld { .. } => "install a newer QEMU, or name another one with --qemu",
+        engine::Error::AccelUnusable { .. } => "use --accel auto; `sandtree doctor` shows what works here",
+        engine::Error::Start { .. } => "if --qemu-arg is given, look there first; `sandtree doctor` checks the rest",
+        _ => return None,
+    };
+    Some(hint.to_owned())
+}
+
+fn store_kind(error: &store::Error) -> ErrorKind {
+    match error {
+        store::Error::Io { source, .. } => io_kind(source),
+        store::Error::NewerFormat { .. } | store::Error::NewerSchema { .. } => ErrorKind::Unsupported,
+        store::Error::NotAStore { .. } | store::Error::DiskSize { .. } => ErrorKind::Invalid,
+        store::Error::Corrupt { .. } => ErrorKind::Corrupt,
+        store::Error::NameTaken { .. } | store::Error::Exists { .. } => ErrorKind::AlreadyExists,
+        store::Error::UnknownImage { .. } | store::Error::UnknownSandbox { .. } => ErrorKind::NotFound,
+        store::Error::Busy { .. } => ErrorKind::Busy,
+        _ => ErrorKind::Io,
+    }
+}

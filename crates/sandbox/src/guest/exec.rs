@@ -1,0 +1,266 @@
+//! Commands in the guest.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::str::FromStr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use sandtree_proto::{ExecStart, Open, Outcome, TermSize};
+
+use crate::error::{Error, Result};
+use crate::link::{self, Channel, Control, Input, Link, LinkError};
+
+/// Bytes of one stream on their way between guest and reader.
+const WINDOW: u32 = 256 * 1024;
+
+/// Names a command of a sandbox. Chosen at random, so it also names the command's copy in a fork.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExecId(String);
+
+impl ExecId {
+    fn random() -> Self {
+        let mut bytes = [0; 6];
+        getrandom::fill(&mut bytes).expect("the kernel gives random bytes");
+        Self(bytes.iter().map(|b| format!("{b:02x}")).collect())
+    }
+}
+
+impl fmt::Display for ExecId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for ExecId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let valid = text.len() == 12 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let invalid = || Error::invalid("command id", text, "12 hexadecimal digits, as `exec --detach` prints them");
+        valid.then(|| Self(text.to_owned())).ok_or_else(invalid)
+    }
+}
+
+/// What becomes of a command whose [`Exec`] is dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lifetime {
+    /// It is ended, with everything it started.
+    Attached,
+    /// It goes on, its output is kept, and [`attach`](crate::Guest::attach) joins it again.
+    Detached,
+}
+
+/// A command to run.
+#[derive(Debug, Clone)]
+pub struct ExecSpec {
+    pub argv: Vec<OsString>,
+    pub env: Vec<(OsString, OsString)>,
+    /// `None`: the user's home.
+    pub workdir: Option<OsString>,
+    /// A name or a number, with `:group` if wanted. `None`: root.
+    pub user: Option<String>,
+    /// With a terminal, its output is all on stdout.
+    pub terminal: Option<TermSize>,
+    /// Without, the command finds its stdin at its end.
+    pub stdin: bool,
+    /// After it the command and everything it started are ended.
+    pub timeout: Option<Duration>,
+    pub lifetime: Lifetime,
+}
+
+impl ExecSpec {
+    pub fn argv<I, S>(argv: I) -> Self
+    where
+        I: IntoIterator<Item = S>,
+        S: Into<OsString>,
+    {
+        Self {
+            argv: argv.into_iter().map(Into::into).collect(),
+            env: Vec::new(),
+            workdir: None,
+            user: None,
+            terminal: None,
+            stdin: false,
+            timeout: None,
+            lifetime: Lifetime::Attached,
+        }
+    }
+
+    /// A line for `sh -c`.
+    pub fn shell(line: impl AsRef<OsStr>) -> Self {
+        Self::argv([OsStr::new("/bin/sh"), OsStr::new("-c"), line.as_ref()])
+    }
+
+    fn into_start(self, id: &ExecId) -> ExecStart {
+        let bytes = |text: OsString| text.into_vec();
+        ExecStart {
+            tag: id.0.clone(),
+            argv: self.argv.into_iter().map(bytes).collect(),
+            env: self.env.into_iter().map(|(key, value)| (bytes(key), bytes(value))).collect(),
+            cwd: self.workdir.map(bytes).unwrap_or_default(),
+            user: self.user.unwrap_or_default(),
+            terminal: self.terminal,
+            stdin: self.stdin,
+            timeout_ms: self.timeout.map(|t| t.as_millis().try_into().unwrap_or(u64::MAX)),
+        }
+    }
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExitStatus {
+    Exited(i32),
+    Signaled(i32),
+    TimedOut,
+}
+
+impl ExitStatus {
+    /// As a shell and `timeout` would tell it: 128 + n for signal n, 124 for a timeout.
+    pub fn code(self) -> i32 {
+        match self {
+            Self::Exited(code) => code,
+            Self::Signaled(signal) => 128 + signal,
+            Self::TimedOut => 124,
+        }
+    }
+
+    pub fn success(self) -> bool {
+        self == Self::Exited(0)
+    }
+}
+
+/// Everything a command said, for commands that say little.
+#[derive(Debug, Clone)]
+pub struct Output {
+    pub status: ExitStatus,
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+}
+
+/// A started command. Its output streams can be taken out and read by other tasks.
+#[derive(Debug)]
+pub struct Exec {
+    id: ExecId,
+    pid: u32,
+    command: String,
+    pub stdin: Stdin,
+    pub stdout: Option<link::Output>,
+    pub stderr: Option<link::Output>,
+    control: Control,
+}
+
+impl Exec {
+    pub(super) async fn start(link: &Link, spec: ExecSpec) -> Result<Exec> {
+        if spec.argv.is_empty() {
+            return Err(Error::invalid("command", "", "at least one word"));
+        }
+        let id = ExecId::random();
+        let command = String::from_utf8_lossy(spec.argv[0].as_bytes()).into_owned();
+        let open = match spec.lifetime {
+            Lifetime::Attached => Open::Exec(spec.into_start(&id)),
+            Lifetime::Detached => Open::Detached(spec.into_start(&id)),
+        };
+        Self::open(link, open, id, command).await
+    }
+
+    pub(super) async fn attach(link: &Link, id: ExecId) -> Result<Exec> {
+        let open = Open::Attach { tag: id.0.clone() };
+        let command = format!("command {id}");
+        Self::open(link, open, id, command).await
+    }
+
+    async fn open(link: &Link, open: Open, id: ExecId, command: String) -> Result<Exec> {
+        let failed = |source| Error::Guest { operation: format!("start {command}"), source };
+        let Channel { out, err, input, mut control } = link.open(open, WINDOW).map_err(failed)?;
+        let pid = match control.started().await.map_err(failed)? {
+            Ok(pid) => pid,
+            Err(Outcome::NotStarted(failure)) => return Err(Error::NotStarted { command, failure }),
+            Err(outcome) => return Err(failed(lost(outcome))),
+        };
+        Ok(Exec { id, pid, command, stdin: Stdin { input }, stdout: Some(out), stderr: Some(err), control })
+    }
+
+    pub fn id(&self) -> &ExecId {
+        &self.id
+    }
+
+    /// The process's number in the guest.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Waits for the command's end. Output that was not read yet can still be read.
+    pub async fn wait(&mut self) -> Result<ExitStatus> {
+        let failed = |source| Error::Guest { operation: format!("wait for {}", self.command), source };
+        match self.control.ended().await.map_err(failed)? {
+            Outcome::Exited { code } => Ok(ExitStatus::Exited(code)),
+            Outcome::Signaled { signal } => Ok(ExitStatus::Signaled(signal)),
+            Outcome::TimedOut => Ok(ExitStatus::TimedOut),
+            outcome => Err(failed(lost(outcome))),
+        }
+    }
+
+    /// Sends a signal to the command's whole process group.
+    pub fn signal(&self, signal: i32) -> Result<()> {
+        let operation = || format!("signal {}", self.command);
+        self.control.signal(signal).map_err(|source| Error::Guest { operation: operation(), source })
+    }
+
+    pub fn resize(&self, size: TermSize) -> Result<()> {
+        let operation = || format!("resize the terminal of {}", self.command);
+        self.control.resize(size).map_err(|source| Error::Guest { operation: operation(), source })
+    }
+
+    /// Reads everything the command says, at most `limit` bytes of each stream, and waits for its end.
+    pub async fn output(mut self, limit: usize) -> Result<Output> {
+        let (stdout, stderr) = (self.stdout.take(), self.stderr.take());
+        let (stdout, stderr) = tokio::try_join!(read_all(stdout, limit), read_all(stderr, limit))?;
+        Ok(Output { status: self.wait().await?, stdout, stderr })
+    }
+}
+
+/// A stream that was taken out before belongs to somebody else.
+async fn read_all(stream: Option<link::Output>, limit: usize) -> Result<Vec<u8>> {
+    let mut all = Vec::new();
+    let Some(mut stream) = stream else { return Ok(all) };
+    while let Some(chunk) = next(&mut stream).await? {
+        if all.len() + chunk.len() > limit {
+            return Err(Error::OutputLimit { limit });
+        }
+        all.extend_from_slice(&chunk);
+    }
+    Ok(all)
+}
+
+async fn next(stream: &mut link::Output) -> Result<Option<Bytes>> {
+    stream.next().await.map_err(|source| Error::Guest { operation: "read a command's output".into(), source })
+}
+
+/// The error in an outcome that is none of a command's own.
+pub(super) fn lost(outcome: Outcome) -> LinkError {
+    match outcome {
+        Outcome::Lost { reason } => LinkError::Lost { reason },
+        Outcome::Failed(failure) | Outcome::NotStarted(failure) => LinkError::Refused(failure),
+        other => LinkError::Protocol { what: format!("{other:?} where it means nothing") },
+    }
+}
+
+/// A command's stdin.
+#[derive(Debug, Clone)]
+pub struct Stdin {
+    input: Input,
+}
+
+impl Stdin {
+    /// Writes all of `bytes`, waiting while the command does not read. After the command's end it has no effect.
+    pub async fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.input.write(bytes).await.map_err(|source| Error::Guest { operation: "write to a command".into(), source })
+    }
+
+    /// The command reads its end.
+    pub fn close(&mut self) -> Result<()> {
+        self.input.end().map_err(|source| Error::Guest { operation: "close a command's stdin".into(), source })
+    }
+}

@@ -1,0 +1,308 @@
+//! Files in the guest.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use sandtree_proto::message::decode_entry;
+use sandtree_proto::{DirEntry, FileKind, Open, Outcome, Reply, Request, Stat};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc;
+
+use super::{REQUEST_DEADLINE, exec, tree, unexpected};
+use crate::error::{Error, Result};
+use crate::link::{Channel, Control, Input, Link, LinkError};
+
+/// Bytes of a file on their way between guest and host.
+const WINDOW: u32 = 1024 * 1024;
+/// Chunks between the link and a thread that packs or unpacks.
+const CHUNKS: usize = 8;
+const CHUNK: usize = 128 * 1024;
+
+/// Who a written file belongs to, and who may use it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileOwner {
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl Default for FileOwner {
+    fn default() -> Self {
+        Self { mode: 0o644, uid: 0, gid: 0 }
+    }
+}
+
+/// What a copy of a tree did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Transfer {
+    pub bytes: u64,
+    /// What could not be carried over, with the reason: sockets, device nodes.
+    pub skipped: Vec<String>,
+}
+
+/// Reads, writes and copies files of one guest.
+#[derive(Debug, Clone)]
+pub struct Files {
+    link: Link,
+    carried: Arc<AtomicU64>,
+}
+
+impl Files {
+    pub(super) fn new(link: Link) -> Self {
+        Self { link, carried: Arc::default() }
+    }
+
+    /// Bytes that this handle and its clones have carried so far, for whoever shows progress.
+    pub fn carried(&self) -> u64 {
+        self.carried.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, bytes: usize) {
+        self.carried.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Copies a file's bytes to `sink` and gives their number.
+    pub async fn read(&self, path: impl AsRef<Path>, sink: &mut (impl AsyncWrite + Unpin)) -> Result<u64> {
+        let operation = format!("read {} in the guest", path.as_ref().display());
+        let Channel { mut out, mut control, .. } = self.open(&operation, Open::ReadFile { path: raw(&path) })?;
+        let mut count = 0;
+        while let Some(chunk) = out.next().await.map_err(guest(&operation))? {
+            sink.write_all(&chunk).await.map_err(|e| Error::io("write the bytes of", &path, e))?;
+            count += chunk.len() as u64;
+            self.count(chunk.len());
+        }
+        done(&operation, &mut control).await?;
+        sink.flush().await.map_err(|e| Error::io("write the bytes of", &path, e))?;
+        Ok(count)
+    }
+
+    /// A file's bytes, if there are at most `limit`.
+    pub async fn read_to_vec(&self, path: impl AsRef<Path>, limit: usize) -> Result<Vec<u8>> {
+        let stat = self.stat(&path).await?;
+        if stat.kind == FileKind::File && stat.size > limit as u64 {
+            return Err(Error::OutputLimit { limit });
+        }
+        let mut bytes = Limited { bytes: Vec::new(), limit };
+        self.read(&path, &mut bytes).await?;
+        Ok(bytes.bytes)
+    }
+
+    /// Writes a file: into a temporary name beside it, renamed when all bytes have arrived.
+    pub async fn write(
+        &self,
+        path: impl AsRef<Path>,
+        source: &mut (impl AsyncRead + Unpin),
+        owner: FileOwner,
+    ) -> Result<u64> {
+        let operation = format!("write {} in the guest", path.as_ref().display());
+        let FileOwner { mode, uid, gid } = owner;
+        let Channel { mut input, mut control, .. } =
+            self.open(&operation, Open::WriteFile { path: raw(&path), mode, uid, gid })?;
+        let mut buffer = vec![0; CHUNK];
+        let mut count = 0;
+        loop {
+            let read = source.read(&mut buffer).await.map_err(|e| Error::io("read the bytes for", &path, e))?;
+            if read == 0 {
+                break;
+            }
+            input.write(&buffer[..read]).await.map_err(guest(&operation))?;
+            count += read as u64;
+            self.count(read);
+        }
+        input.end().map_err(guest(&operation))?;
+        done(&operation, &mut control).await?;
+        Ok(count)
+    }
+
+    pub async fn list(&self, path: impl AsRef<Path>) -> Result<Vec<DirEntry>> {
+        let operation = format!("list {} in the guest", path.as_ref().display());
+        let Channel { mut out, mut control, .. } = self.open(&operation, Open::ListDir { path: raw(&path) })?;
+        let (mut bytes, mut entries) = (Vec::new(), Vec::new());
+        while let Some(chunk) = out.next().await.map_err(guest(&operation))? {
+            bytes.extend_from_slice(&chunk);
+            while let Some(entry) = decode_entry(&mut bytes).map_err(|_| unexpected(&operation))? {
+                entries.push(entry);
+            }
+        }
+        done(&operation, &mut control).await?;
+        Ok(entries)
+    }
+
+    /// What is at `path`; symbolic links are followed.
+    pub async fn stat(&self, path: impl AsRef<Path>) -> Result<Stat> {
+        let operation = format!("look at {} in the guest", path.as_ref().display());
+        match self.request(&operation, Request::Stat { path: raw(&path), follow: true }).await? {
+            Reply::Stat(stat) => Ok(stat),
+            _ => Err(unexpected(&operation)),
+        }
+    }
+
+    /// Makes a directory and those above it.
+    pub async fn make_dir(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
+        let operation = format!("make {} in the guest", path.as_ref().display());
+        self.request(&operation, Request::MakeDir { path: raw(&path), parents: true, mode }).await.map(drop)
+    }
+
+    pub async fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
+        let operation = format!("move {} in the guest", from.as_ref().display());
+        self.request(&operation, Request::Rename { from: raw(&from), to: raw(&to) }).await.map(drop)
+    }
+
+    /// Removes a file, or a directory with everything in it.
+    pub async fn remove(&self, path: impl AsRef<Path>) -> Result<()> {
+        let operation = format!("remove {} in the guest", path.as_ref().display());
+        self.request(&operation, Request::Remove { path: raw(&path), recursive: true }).await.map(drop)
+    }
+
+    /// Copies a file or tree of the host to `to` in the guest. If `to` is a directory, it goes into it.
+    pub async fn upload(&self, from: &Path, to: &Path) -> Result<Transfer> {
+        let found = tokio::fs::symlink_metadata(from).await.map_err(|e| Error::io("read", from, e))?;
+        let to = self.landing(to, from).await?;
+        if found.is_file() {
+            return self.upload_file(from, &to, &found).await;
+        }
+        let (parent, name) = split(&to)?;
+        let operation = format!("copy {} into the guest", from.display());
+        let Channel { input, mut control, .. } = self.open(&operation, Open::TarIn { path: raw(&parent) })?;
+        let (chunks, queue) = mpsc::channel(CHUNKS);
+        let source = from.to_owned();
+        let packing = tokio::task::spawn_blocking(move || tree::pack(&source, &name, chunks));
+        let bytes = self.send_all(queue, input).await.map_err(guest(&operation))?;
+        // The guest's reason comes first: when it stops taking bytes, packing fails only because of that.
+        let unpacked = done(&operation, &mut control).await;
+        let packed = packing.await.expect("packing does not panic");
+        unpacked?;
+        Ok(Transfer { bytes, skipped: packed? })
+    }
+
+    async fn upload_file(&self, from: &Path, to: &Path, found: &std::fs::Metadata) -> Result<Transfer> {
+        use std::os::unix::fs::MetadataExt;
+        let mut file = tokio::fs::File::open(from).await.map_err(|e| Error::io("open", from, e))?;
+        let owner = FileOwner { mode: found.mode() & 0o7777, uid: found.uid(), gid: found.gid() };
+        let bytes = self.write(to, &mut file, owner).await?;
+        Ok(Transfer { bytes, skipped: Vec::new() })
+    }
+
+    /// Copies a file or tree of the guest to `to` on the host. If `to` is a directory, it goes into it. Nothing in the
+    /// tree can make it write anywhere else.
+    pub async fn download(&self, from: &Path, to: &Path) -> Result<Transfer> {
+        let operation = format!("copy {} out of the guest", from.display());
+        self.stat(from).await?;
+        let to = if to.is_dir() { to.join(file_name(from)?) } else { to.to_owned() };
+        let Channel { mut out, mut control, .. } = self.open(&operation, Open::TarOut { path: raw(&from) })?;
+        let (chunks, queue) = mpsc::channel(CHUNKS);
+        let unpacking = tokio::task::spawn_blocking(move || tree::unpack(queue, &to));
+        let mut bytes = 0;
+        while let Some(chunk) = out.next().await.map_err(guest(&operation))? {
+            bytes += chunk.len() as u64;
+            self.count(chunk.len());
+            if chunks.send(chunk).await.is_err() {
+                break;
+            }
+        }
+        drop(chunks);
+        let unpacked = unpacking.await.expect("unpacking does not panic");
+        let skipped = unpacked?;
+        done(&operation, &mut control).await?;
+        Ok(Transfer { bytes, skipped })
+    }
+
+    /// Where a copy to `to` ends up: inside, if that is a directory.
+    async fn landing(&self, to: &Path, from: &Path) -> Result<PathBuf> {
+        let wants_directory = to.as_os_str().as_bytes().ends_with(b"/");
+        let inside = || Ok(to.join(file_name(from)?));
+        match self.stat(to).await {
+            Ok(stat) if stat.kind == FileKind::Dir => inside(),
+            Ok(_) => Ok(to.to_owned()),
+            Err(error) if error.kind() == crate::ErrorKind::NotFound && wants_directory => inside(),
+            Err(error) if error.kind() == crate::ErrorKind::NotFound => Ok(to.to_owned()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn send_all(&self, mut queue: mpsc::Receiver<Bytes>, mut input: Input) -> Result<u64, LinkError> {
+        let mut count = 0;
+        while let Some(chunk) = queue.recv().await {
+            input.write(&chunk).await?;
+            count += chunk.len() as u64;
+            self.count(chunk.len());
+        }
+        input.end()?;
+        Ok(count)
+    }
+
+    fn open(&self, operation: &str, open: Open) -> Result<Channel> {
+        self.link.open(open, WINDOW).map_err(guest(operation))
+    }
+
+    async fn request(&self, operation: &str, request: Request) -> Result<Reply> {
+        self.link.request(request, REQUEST_DEADLINE).await.map_err(guest(operation))
+    }
+}
+
+fn guest(operation: &str) -> impl Fn(LinkError) -> Error {
+    move |source| Error::Guest { operation: operation.to_owned(), source }
+}
+
+async fn done(operation: &str, control: &mut Control) -> Result<()> {
+    match control.ended().await.map_err(guest(operation))? {
+        Outcome::Done => Ok(()),
+        outcome => Err(guest(operation)(exec::lost(outcome))),
+    }
+}
+
+fn raw(path: &impl AsRef<Path>) -> Vec<u8> {
+    path.as_ref().as_os_str().as_bytes().to_vec()
+}
+
+/// The last component; of `.` and `dir/..` the real one.
+fn file_name(path: &Path) -> Result<OsString> {
+    let named = |path: &Path| path.file_name().map(|name| name.to_owned());
+    named(path)
+        .or_else(|| path.canonicalize().ok().as_deref().and_then(named))
+        .ok_or_else(|| Error::invalid("a file to copy", path.display(), "it must have a name"))
+}
+
+fn split(path: &Path) -> Result<(PathBuf, OsString)> {
+    let name = file_name(path)?;
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("/"));
+    Ok((parent.to_owned(), OsString::from_vec(name.into_vec())))
+}
+
+/// A sink that refuses more than it was meant for.
+struct Limited {
+    bytes: Vec<u8>,
+    limit: usize,
+}
+
+impl AsyncWrite for Limited {
+    fn poll_write(
+        mut self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+        bytes: &[u8],
+    ) -> std::task::Poll<std::io::Result<usize>> {
+        if self.bytes.len() + bytes.len() > self.limit {
+            return std::task::Poll::Ready(Err(std::io::ErrorKind::FileTooLarge.into()));
+        }
+        self.bytes.extend_from_slice(bytes);
+        std::task::Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+}

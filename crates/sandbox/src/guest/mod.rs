@@ -1,0 +1,96 @@
+//! A running guest, as everyone who works in it sees it: commands, files, connections.
+//!
+//! A [`Guest`] is the same whether the sandbox lives in this process or in its keeper's: it is a connection to the
+//! sandbox's hub, nothing more. Dropping it ends what it started and did not detach.
+
+mod exec;
+mod files;
+mod forward;
+mod tree;
+
+use std::time::Duration;
+
+pub use exec::{Exec, ExecId, ExecSpec, ExitStatus, Lifetime, Output, Stdin};
+pub use files::{FileOwner, Files, Transfer};
+pub use forward::{Forward, Tunnel};
+use sandtree_proto::{Identity, Metrics, Reply, Request};
+
+use crate::error::{Error, Result};
+use crate::link::{Link, LinkError};
+
+/// How long the guest may take for a small request.
+const REQUEST_DEADLINE: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Clone)]
+pub struct Guest {
+    link: Link,
+}
+
+impl Guest {
+    pub(crate) fn new(link: Link) -> Self {
+        Self { link }
+    }
+
+    /// Starts a command.
+    pub async fn exec(&self, spec: ExecSpec) -> Result<Exec> {
+        Exec::start(&self.link, spec).await
+    }
+
+    /// Joins a detached command, from the first byte of its output.
+    pub async fn attach(&self, id: ExecId) -> Result<Exec> {
+        Exec::attach(&self.link, id).await
+    }
+
+    pub fn files(&self) -> Files {
+        Files::new(self.link.clone())
+    }
+
+    /// Connects to a port on the guest's loopback.
+    pub async fn connect(&self, port: u16) -> Result<Tunnel> {
+        Tunnel::open(&self.link, port).await
+    }
+
+    /// Accepts connections on `listener` and carries each to `port` in the guest, until the result is dropped.
+    pub fn forward(&self, listener: tokio::net::TcpListener, port: u16) -> Result<Forward> {
+        Forward::start(self.clone(), listener, port)
+    }
+
+    /// One round trip to the agent.
+    pub async fn ping(&self) -> Result<()> {
+        self.request("ping the guest", Request::Ping).await.map(drop)
+    }
+
+    pub async fn metrics(&self) -> Result<Metrics> {
+        match self.request("read the guest's metrics", Request::Metrics).await? {
+            Reply::Metrics(metrics) => Ok(metrics),
+            _ => Err(unexpected("read the guest's metrics")),
+        }
+    }
+
+    /// Writes everything the guest holds back out to its disk.
+    pub async fn sync(&self) -> Result<()> {
+        self.request("sync the guest's disk", Request::Sync).await.map(drop)
+    }
+
+    pub(crate) async fn configure(&self, identity: Identity) -> Result<()> {
+        self.request("tell the guest who it is", Request::Configure(identity)).await.map(drop)
+    }
+
+    pub(crate) async fn shutdown(&self, grace: Duration) -> Result<()> {
+        let grace_ms = grace.as_millis().try_into().unwrap_or(u32::MAX);
+        self.request("ask the guest to shut down", Request::Shutdown { grace_ms }).await.map(drop)
+    }
+
+    async fn request(&self, operation: &'static str, request: Request) -> Result<Reply> {
+        self.link
+            .request(request, REQUEST_DEADLINE)
+            .await
+            .map_err(|source| Error::Guest { operation: operation.into(), source })
+    }
+}
+
+/// An answer that does not belong to its question.
+fn unexpected(operation: &str) -> Error {
+    let source = LinkError::Protocol { what: "an answer to another question".into() };
+    Error::Guest { operation: operation.into(), source }
+}

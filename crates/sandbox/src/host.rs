@@ -1,0 +1,326 @@
+//! A host: an opened store, the QEMU beside it, and what they can do together.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use sandtree_engine::{self as engine, Engine, EngineConfig, Jail, KvmVerdict, Verdicts};
+use sandtree_store::{self as store, Name, Owned, Phase, SandboxDir, SandboxId, StateRecord, Store};
+use serde::{Deserialize, Serialize};
+use tokio::sync::OnceCell;
+
+use crate::console;
+use crate::create::{self, CreateStep};
+use crate::error::{Error, Result};
+use crate::image::{self, Progress};
+use crate::info::SandboxInfo;
+use crate::sandbox::Sandbox;
+use crate::spec::{SandboxSpec, parse_name};
+
+/// The first of the user ids that machines run as when we are root. Above every range that distributions and
+/// container engines hand out.
+const MACHINE_UIDS: u32 = 0x7000_0000;
+
+/// What a host is opened with. The library reads no environment: whoever opens it says where things are.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HostConfig {
+    /// The store's directory, made if missing.
+    pub home: PathBuf,
+    /// The QEMU to use.
+    pub qemu: Option<PathBuf>,
+    /// Otherwise the directories to look for it in.
+    pub search: Vec<PathBuf>,
+    /// For tests: create fails when it comes to this step.
+    #[doc(hidden)]
+    pub fail_at: Option<CreateStep>,
+}
+
+impl HostConfig {
+    pub fn new(home: impl Into<PathBuf>, search: Vec<PathBuf>) -> Self {
+        Self { home: home.into(), qemu: None, search, fail_at: None }
+    }
+}
+
+/// An opened host; clones share it.
+#[derive(Debug, Clone)]
+pub struct Host {
+    pub(crate) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub config: HostConfig,
+    pub store: Store,
+    engine: OnceCell<Engine>,
+}
+
+impl Host {
+    /// Opens the store, and removes what dead processes left unfinished in it. QEMU is looked for when it is needed.
+    pub async fn open(config: HostConfig) -> Result<Host> {
+        let home = config.home.clone();
+        let opened = tokio::task::spawn_blocking(move || Store::open(&home)).await.expect("opening does not panic");
+        let store = opened.map_err(store_error("be opened"))?;
+        Ok(Host { inner: Arc::new(Inner { config, store, engine: OnceCell::new() }) })
+    }
+
+    /// Creates a sandbox and boots it. When it fails, or is dropped in the middle, nothing is left.
+    pub async fn create(&self, spec: SandboxSpec) -> Result<Sandbox> {
+        create::create(self.inner.clone(), spec).await
+    }
+
+    /// Boots a sandbox that was stopped.
+    pub async fn start(&self, reference: &str, boot_timeout: Option<Duration>) -> Result<Sandbox> {
+        let owned = self.inner.own(reference)?;
+        create::start(self.inner.clone(), owned, boot_timeout).await
+    }
+
+    /// Removes a sandbox that no process runs.
+    pub async fn remove(&self, reference: &str) -> Result<()> {
+        let owned = self.inner.own(reference)?;
+        self.inner.remove(owned).await
+    }
+
+    /// What is known of a sandbox, running or not, by its name or id.
+    pub fn find(&self, reference: &str) -> Result<SandboxInfo> {
+        self.inner.settled(reference).map(|(dir, state)| SandboxInfo::new(&dir, &state))
+    }
+
+    /// Every sandbox of the store, oldest first, and what could not be read.
+    pub fn list(&self) -> Result<(Vec<SandboxInfo>, Vec<Error>)> {
+        let (mut found, mut broken) = (Vec::new(), Vec::new());
+        for listed in self.inner.store.sandboxes().map_err(store_error("list its sandboxes"))? {
+            let info = listed.sandbox.map_err(store_error("read a sandbox")).and_then(|dir| self.inner.settle(dir));
+            match info {
+                Ok(Some((dir, state))) => found.push(SandboxInfo::new(&dir, &state)),
+                Ok(None) => {}
+                Err(error) => broken.push(error),
+            }
+        }
+        found.sort_by(|a, b| (a.created_at_unix_ms, &a.id).cmp(&(b.created_at_unix_ms, &b.id)));
+        Ok((found, broken))
+    }
+
+    /// The files that hold a guest's console: older bytes, newest bytes. Either may be missing.
+    pub fn console(&self, reference: &str) -> Result<[PathBuf; 2]> {
+        let newest = self.inner.find(reference)?.console();
+        Ok([console::previous(&newest), newest])
+    }
+
+    /// Makes sure that an image is there, building it if it is built in.
+    pub async fn ensure_image(
+        &self,
+        name: &str,
+        progress: impl FnMut(Progress) + Send + 'static,
+    ) -> Result<store::Image> {
+        self.inner.clone().ensure_image(name, progress).await
+    }
+
+    /// What this host can do, and why it cannot do what it cannot.
+    pub async fn doctor(&self) -> Doctor {
+        let disk_free_bytes = self.inner.store.disk_free_bytes().ok();
+        let memory_available_bytes = available_memory().ok();
+        let home = self.inner.config.home.clone();
+        let qemu = match self.inner.engine().await {
+            Ok(engine) => QemuReport::Found(Box::new(found(engine))),
+            Err(error) => QemuReport::Missing { error: error.report() },
+        };
+        Doctor { home, disk_free_bytes, memory_available_bytes, qemu }
+    }
+}
+
+/// What `doctor` finds.
+#[derive(Debug, Clone, Serialize)]
+pub struct Doctor {
+    pub home: PathBuf,
+    pub disk_free_bytes: Option<u64>,
+    pub memory_available_bytes: Option<u64>,
+    pub qemu: QemuReport,
+}
+
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QemuReport {
+    Found(Box<QemuFound>),
+    Missing { error: crate::Report },
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct QemuFound {
+    pub binary: PathBuf,
+    pub version: String,
+    pub accelerator: String,
+    /// Why it is not KVM.
+    pub kvm_refused: Option<String>,
+    pub disk_aio: String,
+    pub io_uring_refused: Option<String>,
+    /// Whether each machine gets a user id of its own.
+    pub own_uid: bool,
+}
+
+fn found(engine: &Engine) -> QemuFound {
+    let verdicts = engine.verdicts();
+    let kvm_refused = match &verdicts.kvm {
+        KvmVerdict::Usable => None,
+        KvmVerdict::Unusable { reason } => Some(reason.clone()),
+    };
+    QemuFound {
+        binary: engine.binary().to_owned(),
+        version: engine.version().to_string(),
+        accelerator: if kvm_refused.is_none() { "kvm".into() } else { "tcg".into() },
+        kvm_refused,
+        disk_aio: verdicts.aio.name().into(),
+        io_uring_refused: verdicts.aio_reason.clone(),
+        own_uid: is_root(),
+    }
+}
+
+impl Inner {
+    /// The QEMU of this host. What was found out about it is kept in the store's cache, because finding it out takes time.
+    pub async fn engine(&self) -> Result<&Engine> {
+        self.engine.get_or_try_init(|| self.open_engine()).await
+    }
+
+    async fn open_engine(&self) -> Result<Engine> {
+        let key: Name = "engine".parse().expect("it is a name");
+        let cached: Option<Verdicts> = self.store.cached(&key).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the cached findings about QEMU cannot be read");
+            None
+        });
+        let config = EngineConfig {
+            binary: self.config.qemu.clone(),
+            search: self.config.search.clone(),
+            arch: engine::Arch::HOST,
+            jail: jail_of(None),
+        };
+        let engine =
+            Engine::open(&config, cached).await.map_err(|source| Error::Engine { operation: "be used", source })?;
+        if let Err(error) = self.store.cache(&key, engine.verdicts()) {
+            tracing::warn!(%error, "the findings about QEMU cannot be cached; they are found anew each time");
+        }
+        Ok(engine)
+    }
+
+    pub async fn ensure_image(
+        self: Arc<Self>,
+        name: &str,
+        mut progress: impl FnMut(Progress) + Send + 'static,
+    ) -> Result<store::Image> {
+        let name = parse_name("an image's name", name)?;
+        match self.store.image(&name) {
+            Err(store::Error::UnknownImage { .. }) if name.as_str() == "tiny" => {}
+            Err(store::Error::UnknownImage { .. }) => return Err(Error::NoImage { name: name.to_string() }),
+            found => return found.map_err(store_error("read an image")),
+        }
+        let building = self.clone();
+        let built = tokio::task::spawn_blocking(move || image::build_tiny(&building.store, &mut progress));
+        let built = built.await.expect("building does not panic");
+        let image = built.map_err(|source| Error::Image { name: name.to_string(), source })?;
+        self.store.image_by_digest(&image.digest).map_err(store_error("read an image"))
+    }
+
+    pub fn find(&self, reference: &str) -> Result<SandboxDir> {
+        let name = parse_name("a sandbox's name or id", reference)?;
+        self.store.find_sandbox(&name).map_err(|error| match error {
+            store::Error::UnknownSandbox { .. } => Error::NoSandbox { name: reference.into() },
+            source => Error::Store { operation: "read a sandbox", source },
+        })
+    }
+
+    /// A sandbox with the state it is really in.
+    pub fn settled(&self, reference: &str) -> Result<(SandboxDir, StateRecord)> {
+        let dir = self.find(reference)?;
+        self.settle(dir)?.ok_or_else(|| Error::NoSandbox { name: reference.into() })
+    }
+
+    /// Corrects a state whose owner died before it could: the lock is free, and the record says it runs. `None`: it was
+    /// to be removed with its end, and now it is.
+    fn settle(&self, dir: SandboxDir) -> Result<Option<(SandboxDir, StateRecord)>> {
+        let state = dir.state().map_err(store_error("read a sandbox's state"))?;
+        if !matches!(state.phase, Phase::Starting | Phase::Running | Phase::Stopping) {
+            return Ok(Some((dir, state)));
+        }
+        let Some(mut owned) = self.store.try_own(&dir).map_err(store_error("lock a sandbox"))? else {
+            return Ok(Some((dir, state)));
+        };
+        // Its owner may have ended in good order between the two looks.
+        let state = dir.state().map_err(store_error("read a sandbox's state"))?;
+        if !matches!(state.phase, Phase::Starting | Phase::Running | Phase::Stopping) {
+            return Ok(Some((dir, state)));
+        }
+        if dir.record().auto_remove {
+            self.store.remove_sandbox(owned).map_err(store_error("remove a sandbox"))?;
+            return Ok(None);
+        }
+        let state = StateRecord { reason: Some(death(&state)), ..StateRecord::new(Phase::Crashed, now_unix_ms()) };
+        remove_if_there(&dir.keeper_socket())?;
+        owned.set_state(&state).map_err(store_error("write a sandbox's state"))?;
+        Ok(Some((dir, state)))
+    }
+
+    /// Takes a sandbox that nobody runs.
+    fn own(&self, reference: &str) -> Result<Owned> {
+        let (dir, state) = self.settled(reference)?;
+        let owned = self.store.try_own(&dir).map_err(store_error("lock a sandbox"))?;
+        owned.ok_or(Error::Busy { name: dir.record().name.to_string(), pid: state.pids.keeper })
+    }
+
+    pub async fn remove(self: &Arc<Self>, owned: Owned) -> Result<()> {
+        let host = self.clone();
+        let removing = tokio::task::spawn_blocking(move || host.store.remove_sandbox(owned));
+        removing.await.expect("removing does not panic").map_err(store_error("remove a sandbox"))
+    }
+
+    /// For tests: fails where the configuration says so.
+    pub fn reach(&self, step: CreateStep) -> Result<()> {
+        if self.config.fail_at == Some(step) { Err(Error::Injected { step }) } else { Ok(()) }
+    }
+}
+
+/// Why a sandbox's owner is gone, as far as its last state tells.
+fn death(state: &StateRecord) -> String {
+    match (&state.boot_id, state.pids.keeper) {
+        (Some(boot), _) if *boot != boot_id() => "the host went down while it ran".into(),
+        (_, Some(pid)) => format!("its keeper, process {pid}, died"),
+        (_, None) => "the process that ran it died".into(),
+    }
+}
+
+pub(crate) fn remove_if_there(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, e)),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn store_error(operation: &'static str) -> impl FnOnce(store::Error) -> Error {
+    move |source| Error::Store { operation, source }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Each sandbox's machine is another user to the kernel, where we may choose: one that breaks out reaches no other.
+pub(crate) fn jail_of(id: Option<&SandboxId>) -> Jail {
+    let number = id.and_then(|id| u32::from_str_radix(id.as_str().get(..6)?, 16).ok()).unwrap_or(0);
+    Jail { uid: is_root().then_some(MACHINE_UIDS + number) }
+}
+
+pub(crate) fn now_unix_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.as_millis().try_into().unwrap_or(u64::MAX)
+}
+
+/// Changes with every boot of the host.
+pub(crate) fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
+}
+
+pub(crate) fn available_memory() -> Result<u64> {
+    let path = "/proc/meminfo";
+    let text = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.map(|kib| kib << 10)
+        .ok_or_else(|| Error::io("find MemAvailable in", path, std::io::ErrorKind::InvalidData.into()))
+}

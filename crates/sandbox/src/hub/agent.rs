@@ -1,0 +1,147 @@
+//! The hub's side of the guest's port: greeting, frames in, frames out.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use sandtree_proto::frame::{Frame, encode_host_preamble};
+use sandtree_proto::{AgentHello, AgentMessage, Decoded, Decoder, HostMessage, Nonce, message};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+
+use super::switch::Slot;
+use crate::link::{Outbox, READ_SIZE, fresh_nonce, hello_frame};
+
+#[derive(Debug, PartialEq, Eq)]
+enum Phase {
+    /// Waiting for the preamble with this nonce.
+    Greeting(Nonce),
+    /// The preamble came; its hello is next.
+    Greeted,
+    Up,
+}
+
+/// What came from the agent.
+#[derive(Debug)]
+pub(super) enum Heard {
+    Hello(AgentHello),
+    Message(AgentMessage),
+    Stream(Frame),
+}
+
+#[derive(Debug)]
+pub(super) struct AgentSide {
+    reader: OwnedReadHalf,
+    writer: OwnedWriteHalf,
+    decoder: Decoder,
+    phase: Phase,
+    outbox: Outbox,
+    /// Encoded and not yet written; `written` of it is gone.
+    bytes: Vec<u8>,
+    written: usize,
+    buffer: Vec<u8>,
+}
+
+impl AgentSide {
+    pub fn new(port: UnixStream) -> Self {
+        let (reader, writer) = port.into_split();
+        let mut agent = Self {
+            reader,
+            writer,
+            decoder: Decoder::new(),
+            phase: Phase::Greeted,
+            outbox: Outbox::default(),
+            bytes: Vec::new(),
+            written: 0,
+            buffer: vec![0; READ_SIZE],
+        };
+        agent.greet();
+        agent
+    }
+
+    /// Begins a new stream in both directions. What was meant for the old one is void.
+    pub fn greet(&mut self) {
+        let nonce = fresh_nonce();
+        self.decoder = Decoder::new();
+        self.phase = Phase::Greeting(nonce);
+        self.outbox = Outbox::default();
+        self.bytes.clear();
+        self.written = 0;
+        encode_host_preamble(&mut self.bytes, nonce);
+        hello_frame().encode(&mut self.bytes);
+    }
+
+    pub fn send(&mut self, message: &HostMessage) -> Result<(), message::MessageError> {
+        self.outbox.push(message::to_frame(message)?);
+        Ok(())
+    }
+
+    pub fn send_frame(&mut self, frame: Frame) {
+        self.outbox.push(frame);
+    }
+
+    pub fn is_up(&self) -> bool {
+        self.phase == Phase::Up
+    }
+
+    pub fn queued(&self) -> usize {
+        self.outbox.len()
+    }
+
+    /// Reads or writes, whichever is possible first. Gives the number of bytes read; 0 is a write, an error the end.
+    pub async fn turn(&mut self, channels: &mut BTreeMap<u32, Slot>) -> io::Result<usize> {
+        if self.written == self.bytes.len() {
+            self.bytes.clear();
+            self.written = 0;
+            if self.phase == Phase::Up {
+                self.outbox.fill(channels, &mut self.bytes);
+            }
+        }
+        tokio::select! {
+            count = self.reader.read(&mut self.buffer) => match count? {
+                0 => Err(io::ErrorKind::UnexpectedEof.into()),
+                count => Ok(count),
+            },
+            count = self.writer.write(&self.bytes[self.written..]), if self.written < self.bytes.len() => {
+                self.written += count?;
+                Ok(0)
+            }
+        }
+    }
+
+    pub fn feed(&mut self, count: usize) {
+        self.decoder.feed(&self.buffer[..count]);
+    }
+
+    /// The next thing the agent said. An error means that the stream makes no sense any more.
+    pub fn next(&mut self) -> Option<Result<Heard, String>> {
+        loop {
+            match (self.decoder.next()?, &self.phase) {
+                (Ok(Decoded::Preamble(echo)), Phase::Greeting(nonce)) if echo == *nonce => self.phase = Phase::Greeted,
+                (Ok(Decoded::Frame(frame)), Phase::Greeted) => return Some(self.hello(frame)),
+                (Ok(Decoded::Frame(frame)), Phase::Up) => return Some(heard(frame)),
+                (Err(error), Phase::Greeted | Phase::Up) => return Some(Err(error.to_string())),
+                // Leftovers of the stream before this one; the decoder hunts on.
+                (_, Phase::Greeting(_)) => {}
+                (Ok(Decoded::Preamble(_)), _) => return Some(Err("a preamble nobody asked for".into())),
+            }
+        }
+    }
+
+    fn hello(&mut self, frame: Frame) -> Result<Heard, String> {
+        match heard(frame)? {
+            Heard::Message(AgentMessage::Hello(hello)) => {
+                self.phase = Phase::Up;
+                Ok(Heard::Hello(hello))
+            }
+            _ => Err("no hello".into()),
+        }
+    }
+}
+
+fn heard(frame: Frame) -> Result<Heard, String> {
+    match frame {
+        Frame::Message(bytes) => message::from_bytes(&bytes).map(Heard::Message).map_err(|e| e.to_string()),
+        other => Ok(Heard::Stream(other)),
+    }
+}

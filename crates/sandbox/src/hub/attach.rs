@@ -1,0 +1,132 @@
+//! An attachment: a client's channel that reads a detached command's spool from its first byte, and then follows it.
+
+use std::io::SeekFrom;
+
+use sandtree_proto::frame::{Frame, MAX_PAYLOAD, StreamId};
+use sandtree_proto::{AgentMessage, Failure, Outcome};
+use tokio::fs::File;
+use tokio::io::{AsyncReadExt, AsyncSeekExt};
+use tokio::sync::{mpsc, watch};
+
+use super::client::Sender;
+use super::spool::{Progress, Spool, file_name};
+
+#[derive(Debug)]
+pub(super) enum AttachInput {
+    Window { stream: StreamId, consumed: u64 },
+}
+
+/// Begins an attachment and gives the way to tell it what its client has read. It ends when that is dropped.
+pub(super) fn start(spool: &Spool, sender: Sender, channel: u32, window: u32) -> mpsc::UnboundedSender<AttachInput> {
+    let (inputs, queue) = mpsc::unbounded_channel();
+    let attachment = Attachment { sender, channel, progress: spool.progress.clone() };
+    let [out, err] = [StreamId::Out, StreamId::Err].map(|id| Stream {
+        id,
+        path: spool.dir.join(file_name(id)),
+        sent: 0,
+        consumed: 0,
+        window: window.into(),
+        ended: false,
+    });
+    tokio::spawn(attachment.run(out, err, queue));
+    inputs
+}
+
+struct Stream {
+    id: StreamId,
+    path: std::path::PathBuf,
+    sent: u64,
+    consumed: u64,
+    window: u64,
+    ended: bool,
+}
+
+struct Attachment {
+    sender: Sender,
+    channel: u32,
+    progress: watch::Receiver<Progress>,
+}
+
+impl Attachment {
+    async fn run(mut self, mut out: Stream, mut err: Stream, mut queue: mpsc::UnboundedReceiver<AttachInput>) {
+        let mut started = false;
+        loop {
+            let progress = self.progress.borrow_and_update().clone();
+            if let (false, Some(pid)) = (started, progress.pid) {
+                started = true;
+                if !self.sender.tell(&AgentMessage::Started { channel: self.channel, pid }) {
+                    return;
+                }
+            }
+            let moved = match (self.pump(&mut out, &progress).await, self.pump(&mut err, &progress).await) {
+                (Some(a), Some(b)) => a || b,
+                _ => return,
+            };
+            if self.finished(&out, &err, &progress) {
+                return;
+            }
+            if moved {
+                continue;
+            }
+            tokio::select! {
+                input = queue.recv() => match input {
+                    Some(AttachInput::Window { stream: StreamId::Err, consumed }) => err.consumed = consumed,
+                    Some(AttachInput::Window { consumed, .. }) => out.consumed = consumed,
+                    None => return,
+                },
+                changed = self.progress.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
+    /// Tells the end once everything was sent.
+    fn finished(&self, out: &Stream, err: &Stream, progress: &Progress) -> bool {
+        let Some(outcome) = &progress.outcome else { return false };
+        let cut = matches!(outcome, Outcome::Lost { .. } | Outcome::NotStarted(_));
+        let done = cut || (out.ended && err.ended);
+        done && {
+            // A client that does not read any more learns nothing; it is cut off by the switch.
+            let _kept_up = self.sender.ended(self.channel, outcome.clone());
+            true
+        }
+    }
+
+    /// Sends what the client has room for. `Some(true)`: there may be more; `None`: it cannot go on.
+    async fn pump(&self, stream: &mut Stream, progress: &Progress) -> Option<bool> {
+        let (length, ended) = progress.length(stream.id);
+        let count = length.min(stream.consumed + stream.window).saturating_sub(stream.sent).min(MAX_PAYLOAD as u64);
+        if count > 0 {
+            return self.send_bytes(stream, count as usize).await.then_some(true);
+        }
+        if ended && stream.sent == length && !stream.ended {
+            stream.ended = true;
+            let eof = Frame::Eof { channel: self.channel, stream: stream.id, offset: length };
+            return self.sender.send(&eof).then_some(true);
+        }
+        Some(false)
+    }
+
+    async fn send_bytes(&self, stream: &mut Stream, count: usize) -> bool {
+        match read(stream, count).await {
+            Ok(bytes) => {
+                let offset = stream.sent;
+                stream.sent += count as u64;
+                self.sender.send(&Frame::Data { channel: self.channel, stream: stream.id, offset, bytes })
+            }
+            Err(error) => {
+                let message = format!("cannot read the command's kept output: {error}");
+                let failure = Failure { errno: error.raw_os_error().unwrap_or(0), message };
+                let _kept_up = self.sender.ended(self.channel, Outcome::Failed(failure));
+                false
+            }
+        }
+    }
+}
+
+async fn read(stream: &Stream, count: usize) -> std::io::Result<Vec<u8>> {
+    let mut file = File::open(&stream.path).await?;
+    file.seek(SeekFrom::Start(stream.sent)).await?;
+    let mut bytes = vec![0; count];
+    file.read_exact(&mut bytes).await?;
+    Ok(bytes)
+}

@@ -1,0 +1,132 @@
+//! One client of the hub: a socket that speaks the guest's protocol.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use sandtree_proto::frame::{Frame, encode_preamble};
+use sandtree_proto::{
+    AgentHello, AgentMessage, Decoded, Decoder, HostHello, HostMessage, Outcome, VERSION_MAX, VERSION_MIN, message,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::mpsc;
+
+use super::attach::AttachInput;
+use super::switch::Input;
+use crate::link::READ_SIZE;
+
+/// A client that lets more than this pile up is cut off: it does not read.
+const BACKLOG: usize = 256 * 1024 * 1024;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct ClientId(pub u64);
+
+/// Where a client's channel leads.
+#[derive(Debug)]
+pub(super) enum Target {
+    /// A channel of the agent.
+    Agent(u32),
+    /// The spool of a detached command.
+    Attached { tag: String, input: mpsc::UnboundedSender<AttachInput> },
+}
+
+#[derive(Debug)]
+pub(super) struct Client {
+    pub sender: Sender,
+    pub channels: HashMap<u32, Target>,
+}
+
+/// The way to a client's socket. Never blocks the switch.
+#[derive(Debug, Clone)]
+pub(super) struct Sender {
+    queue: mpsc::UnboundedSender<Vec<u8>>,
+    backlog: Arc<AtomicUsize>,
+}
+
+impl Sender {
+    /// Says whether the client still keeps up.
+    #[must_use = "a client that does not read must be cut off"]
+    pub fn send(&self, frame: &Frame) -> bool {
+        let mut bytes = Vec::new();
+        frame.encode(&mut bytes);
+        let backlog = self.backlog.fetch_add(bytes.len(), Ordering::Relaxed);
+        self.queue.send(bytes).is_ok() && backlog < BACKLOG
+    }
+
+    pub fn tell(&self, message: &AgentMessage) -> bool {
+        self.send(&message::to_frame(message).expect("what an agent said in one frame fits in one"))
+    }
+
+    pub fn ended(&self, channel: u32, outcome: Outcome) -> bool {
+        self.tell(&AgentMessage::Ended { channel, outcome })
+    }
+}
+
+/// Takes a connection in: reads go to the switch's queue, writes come from the returned client's sender.
+pub(super) fn accept(id: ClientId, stream: UnixStream, inputs: mpsc::Sender<Input>) -> Client {
+    let (reader, writer) = stream.into_split();
+    let (queue, outgoing) = mpsc::unbounded_channel();
+    let backlog = Arc::new(AtomicUsize::new(0));
+    let sender = Sender { queue, backlog: backlog.clone() };
+    tokio::spawn(write_all(writer, outgoing, backlog));
+    tokio::spawn(read_all(id, reader, sender.clone(), inputs));
+    Client { sender, channels: HashMap::new() }
+}
+
+async fn write_all(
+    mut writer: OwnedWriteHalf,
+    mut outgoing: mpsc::UnboundedReceiver<Vec<u8>>,
+    backlog: Arc<AtomicUsize>,
+) {
+    while let Some(bytes) = outgoing.recv().await {
+        backlog.fetch_sub(bytes.len(), Ordering::Relaxed);
+        if writer.write_all(&bytes).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn read_all(id: ClientId, mut reader: OwnedReadHalf, sender: Sender, inputs: mpsc::Sender<Input>) {
+    let mut decoder = Decoder::new();
+    let mut buffer = vec![0; READ_SIZE];
+    'connection: loop {
+        while let Some(found) = decoder.next() {
+            if !receive(id, found.ok(), &sender, &inputs).await {
+                break 'connection;
+            }
+        }
+        match reader.read(&mut buffer).await {
+            Ok(count) if count > 0 => decoder.feed(&buffer[..count]),
+            _ => break,
+        }
+    }
+    // If the switch is gone, so is everything the client could leave behind.
+    drop(inputs.send(Input::ClientGone(id)).await);
+}
+
+/// Handles one thing a client sent. Says whether to go on with it.
+async fn receive(id: ClientId, found: Option<Decoded>, sender: &Sender, inputs: &mpsc::Sender<Input>) -> bool {
+    match found {
+        None => false,
+        Some(Decoded::Preamble(nonce)) => {
+            let mut bytes = Vec::new();
+            encode_preamble(&mut bytes, nonce);
+            sender.backlog.fetch_add(bytes.len(), Ordering::Relaxed);
+            sender.queue.send(bytes).is_ok()
+        }
+        Some(Decoded::Frame(Frame::Message(bytes))) => match message::from_bytes(&bytes) {
+            Ok(HostMessage::Hello(hello)) => sender.tell(&AgentMessage::Hello(answer(&hello))),
+            Ok(message) => inputs.send(Input::Message(id, message)).await.is_ok(),
+            Err(_) => false,
+        },
+        Some(Decoded::Frame(frame)) => inputs.send(Input::Stream(id, frame)).await.is_ok(),
+    }
+}
+
+fn answer(hello: &HostHello) -> AgentHello {
+    let highest = hello.version_max.min(VERSION_MAX);
+    let version = if highest >= hello.version_min.max(VERSION_MIN) { highest } else { 0 };
+    AgentHello { version, build: env!("CARGO_PKG_VERSION").into(), channels: Vec::new() }
+}

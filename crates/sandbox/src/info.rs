@@ -1,0 +1,67 @@
+//! What is told of a sandbox without asking its guest.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use sandtree_store::{Network, Phase, PublishedPort, SandboxDir, StateRecord};
+use serde::{Deserialize, Serialize};
+
+/// A sandbox as `ps` and `inspect` show it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxInfo {
+    pub id: String,
+    pub name: String,
+    pub state: Phase,
+    pub reason: Option<String>,
+    pub image: String,
+    pub image_digest: String,
+    pub arch: String,
+    pub accelerator: Option<String>,
+    pub qemu_version: Option<String>,
+    pub qemu_pid: Option<u32>,
+    pub keeper_pid: Option<u32>,
+    pub memory_bytes: u64,
+    pub cpus: u32,
+    pub disk_bytes: u64,
+    pub network: Network,
+    pub ports: Vec<PublishedPort>,
+    pub auto_remove: bool,
+    /// RFC 3339, in UTC.
+    pub created_at: String,
+    #[serde(skip)]
+    pub created_at_unix_ms: u64,
+}
+
+impl SandboxInfo {
+    pub(crate) fn new(dir: &SandboxDir, state: &StateRecord) -> Self {
+        let record = dir.record();
+        Self {
+            id: record.id.to_string(),
+            name: record.name.to_string(),
+            state: state.phase,
+            reason: state.reason.clone(),
+            image: record.image.to_string(),
+            image_digest: record.image_digest.to_string(),
+            arch: record.arch.to_string(),
+            accelerator: state.accelerator.clone(),
+            qemu_version: state.qemu_version.clone(),
+            qemu_pid: state.pids.qemu,
+            keeper_pid: state.pids.keeper,
+            memory_bytes: record.memory_bytes,
+            cpus: record.cpus,
+            disk_bytes: record.disk_bytes,
+            network: record.network,
+            ports: record.ports.clone(),
+            auto_remove: record.auto_remove,
+            created_at: rfc3339(record.created_at_unix_ms),
+            created_at_unix_ms: record.created_at_unix_ms,
+        }
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.state == Phase::Running
+    }
+}
+
+fn rfc3339(unix_ms: u64) -> String {
+    humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(unix_ms)).to_string()
+}

@@ -1,0 +1,115 @@
+//! The other side of a keeper's socket: what every program but the keeper uses.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use sandtree_store::Phase;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep};
+
+use super::serve::{Stats, short_path};
+use super::wire::{self, Answer, Request};
+use crate::driver::Verb;
+use crate::error::{Error, Result};
+use crate::guest::Guest;
+use crate::host::Host;
+use crate::hub::ExecEntry;
+use crate::info::SandboxInfo;
+use crate::link::Link;
+
+/// A keeper's socket appears right after its sandbox counts as running.
+const APPEAR_DEADLINE: Duration = Duration::from_secs(3);
+const APPEAR_POLL: Duration = Duration::from_millis(10);
+
+/// A running sandbox of another process.
+#[derive(Debug, Clone)]
+pub struct Client {
+    info: SandboxInfo,
+    dir: PathBuf,
+    socket: PathBuf,
+}
+
+impl Host {
+    /// Finds a running sandbox's keeper.
+    pub fn client(&self, reference: &str) -> Result<Client> {
+        let (dir, state) = self.inner.settled(reference)?;
+        let info = SandboxInfo::new(&dir, &state);
+        if info.state != Phase::Running {
+            return Err(Error::WrongState { name: info.name, phase: info.state, verb: Verb::Use });
+        }
+        Ok(Client { info, dir: dir.path().to_owned(), socket: dir.keeper_socket() })
+    }
+}
+
+impl Client {
+    pub fn info(&self) -> &SandboxInfo {
+        &self.info
+    }
+
+    /// A connection to the guest.
+    pub async fn guest(&self) -> Result<Guest> {
+        let mut stream = self.connect().await?;
+        self.ask::<()>(&mut stream, &Request::Link).await?;
+        let link = Link::connect(stream).await;
+        link.map(Guest::new).map_err(|source| Error::Guest { operation: "reach the guest".into(), source })
+    }
+
+    pub async fn stats(&self) -> Result<Stats> {
+        self.call(&Request::Stats).await
+    }
+
+    /// The detached commands of this guest.
+    pub async fn execs(&self) -> Result<Vec<ExecEntry>> {
+        self.call(&Request::Execs).await
+    }
+
+    /// Shuts the guest down. Its disk is synced when this returns.
+    pub async fn stop(&self, grace: Duration) -> Result<()> {
+        self.call(&Request::Stop { grace_ms: grace.as_millis().try_into().unwrap_or(u64::MAX) }).await
+    }
+
+    pub async fn kill(&self) -> Result<()> {
+        self.call(&Request::Kill).await
+    }
+
+    /// Ends the machine and removes everything of the sandbox.
+    pub async fn remove(&self) -> Result<()> {
+        self.call(&Request::Remove).await
+    }
+
+    async fn call<T: DeserializeOwned>(&self, request: &Request) -> Result<T> {
+        let mut stream = self.connect().await?;
+        self.ask(&mut stream, request).await
+    }
+
+    async fn ask<T: DeserializeOwned>(&self, stream: &mut UnixStream, request: &Request) -> Result<T> {
+        wire::write(stream, request).await.map_err(|e| self.silent(e))?;
+        let answer: Answer<T> = wire::read(stream).await.map_err(|e| self.silent(e))?;
+        answer.map_err(|report| Error::Remote { report })
+    }
+
+    async fn connect(&self) -> Result<UnixStream> {
+        let end = Instant::now() + APPEAR_DEADLINE;
+        loop {
+            match self.try_connect().await {
+                Err(e) if is_early(&e) && Instant::now() < end => sleep(APPEAR_POLL).await,
+                connected => return connected.map_err(|e| self.silent(e)),
+            }
+        }
+    }
+
+    async fn try_connect(&self) -> io::Result<UnixStream> {
+        let dir = std::fs::File::open(&self.dir)?;
+        UnixStream::connect(short_path(&dir, &self.socket)).await
+    }
+
+    fn silent(&self, source: io::Error) -> Error {
+        Error::Keeper { name: self.info.name.clone(), source }
+    }
+}
+
+fn is_early(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}

@@ -1,0 +1,247 @@
+//! The keeper's own process: does what its lease orders, then serves the sandbox until it rests.
+
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::time::Duration;
+
+use sandtree_proto::Metrics;
+use serde::{Deserialize, Serialize};
+use tokio::io::AsyncReadExt;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinSet;
+
+use super::wire::{self, Answer, Holding, News, Order, Request, Task};
+use crate::error::{Error, Result};
+use crate::host::{Host, remove_if_there};
+use crate::sandbox::{STOP_GRACE, Sandbox};
+
+/// How long a client may take to say what it wants.
+const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
+/// How long answers may take to be sent when everything is over.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// What a sandbox uses.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Stats {
+    pub guest: Metrics,
+    /// Memory of the QEMU process that is in the host's RAM.
+    pub host_memory_bytes: u64,
+    /// Processor time of the QEMU process.
+    pub host_cpu_ms: u64,
+    /// Bytes on the host's disk.
+    pub host_disk_bytes: u64,
+}
+
+/// A keeper's whole life. `lease` is the socket that [`Lease::start`](super::Lease::start) made.
+pub async fn run(mut lease: UnixStream) -> Result<()> {
+    leave_terminal();
+    let order: Order = wire::read(&mut lease).await.map_err(lease_error)?;
+    let mut ended = Ended::new()?;
+    let made = tokio::select! {
+        made = make(&order) => made,
+        () = closed(&mut lease) => return Ok(()),
+        () = ended.signal() => return Ok(()),
+    };
+    let (host, sandbox) = match made {
+        Ok(made) => made,
+        Err(error) => return wire::write(&mut lease, &News::Failed(error.report())).await.map_err(lease_error),
+    };
+    let served = serve(&host, &sandbox, &mut lease, order.holding, &mut ended).await;
+    rest(&host, sandbox, &order).await?;
+    served
+}
+
+fn lease_error(source: std::io::Error) -> Error {
+    Error::io("speak on", "the lease", source)
+}
+
+/// A session of our own: what happens to the caller's terminal does not concern us.
+fn leave_terminal() {
+    if let Err(error) = rustix::process::setsid() {
+        tracing::debug!(%error, "already the leader of a session");
+    }
+}
+
+async fn make(order: &Order) -> Result<(Host, Sandbox)> {
+    let host = Host::open(order.config.clone()).await?;
+    let sandbox = match &order.task {
+        Task::Create(spec) => host.create((**spec).clone()).await?,
+        Task::Start { reference, boot_timeout } => host.start(reference, *boot_timeout).await?,
+    };
+    Ok((host, sandbox))
+}
+
+async fn serve(
+    host: &Host,
+    sandbox: &Sandbox,
+    lease: &mut UnixStream,
+    holding: Holding,
+    ended: &mut Ended,
+) -> Result<()> {
+    let dir = host.inner.find(sandbox.id())?;
+    let listener = bind(dir.path(), &dir.keeper_socket())?;
+    let info = host.find(sandbox.id())?;
+    log_to(&dir.path().join("keeper.log"))?;
+    wire::write(lease, &News::Ready(Box::new(info))).await.map_err(lease_error)?;
+    let mut watch = sandbox.watch();
+    let mut clients = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => drop(clients.spawn(attend(host.clone(), sandbox.clone(), stream))),
+                Err(error) => tracing::warn!(%error, "cannot accept a client"),
+            },
+            Some(_) = clients.join_next() => {}
+            _ = watch.rested() => break,
+            () = closed(lease), if holding == Holding::Held => break,
+            () = ended.signal() => break sandbox.stop(STOP_GRACE).await?,
+        }
+    }
+    let farewell = async { while clients.join_next().await.is_some() {} };
+    if tokio::time::timeout(FAREWELL, farewell).await.is_err() {
+        tracing::warn!("a client did not take its answer");
+    }
+    Ok(())
+}
+
+/// Removes what was to last only as long as it ran.
+async fn rest(host: &Host, sandbox: Sandbox, order: &Order) -> Result<()> {
+    let temporary = order.holding == Holding::Held || host.find(sandbox.id()).is_ok_and(|info| info.auto_remove);
+    if temporary && sandbox.state().phase.is_some() {
+        sandbox.remove().await?;
+    }
+    Ok(())
+}
+
+/// Binds by way of a descriptor of the directory: a path to a socket has a length limit, a store's home has none.
+fn bind(dir: &Path, socket: &Path) -> Result<UnixListener> {
+    remove_if_there(socket)?;
+    let opened = std::fs::File::open(dir).map_err(|e| Error::io("open", dir, e))?;
+    UnixListener::bind(short_path(&opened, socket)).map_err(|e| Error::io("listen on", socket, e))
+}
+
+pub(super) fn short_path(dir: &std::fs::File, socket: &Path) -> std::path::PathBuf {
+    let name = socket.file_name().expect("a socket's path names it");
+    Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string()).join(name)
+}
+
+/// From here on nobody reads our standard error: it goes to a file.
+fn log_to(path: &Path) -> Result<()> {
+    let opened = std::fs::File::options().create(true).append(true).open(path);
+    let file = opened.map_err(|e| Error::io("open", path, e))?;
+    rustix::stdio::dup2_stderr(&file).map_err(|e| Error::io("log to", path, e.into()))
+}
+
+/// Waits until the other end is closed. Nothing is sent on it, so anything that comes is ignored.
+async fn closed(lease: &mut UnixStream) {
+    let mut buffer = [0; 64];
+    while let Ok(1..) = lease.read(&mut buffer).await {}
+}
+
+/// The signals that end a keeper in good order.
+struct Ended {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Ended {
+    fn new() -> Result<Self> {
+        let listen = |kind| signal(kind).map_err(|e| Error::io("listen for", "signals", e));
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hangup: listen(SignalKind::hangup())?,
+        })
+    }
+
+    async fn signal(&mut self) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                // A terminal that goes away is not ours.
+                _ = self.hangup.recv() => {}
+            }
+        }
+    }
+}
+
+async fn attend(host: Host, sandbox: Sandbox, mut stream: UnixStream) {
+    if !is_ours(&stream) {
+        return;
+    }
+    let request = tokio::time::timeout(REQUEST_DEADLINE, wire::read(&mut stream)).await;
+    let Ok(Ok(request)) = request else { return };
+    if let Err(error) = answer(&host, &sandbox, stream, request).await {
+        tracing::debug!(%error, "a client left before its answer");
+    }
+}
+
+/// The directory's mode keeps others out already; this is the second lock.
+fn is_ours(stream: &UnixStream) -> bool {
+    let ours = rustix::process::geteuid().as_raw();
+    stream.peer_cred().is_ok_and(|peer| peer.uid() == ours || peer.uid() == 0)
+}
+
+async fn answer(host: &Host, sandbox: &Sandbox, mut stream: UnixStream, request: Request) -> std::io::Result<()> {
+    match request {
+        Request::Link => {
+            let hub = sandbox.hub();
+            wire::write(&mut stream, &told(hub.as_ref().map(drop))).await?;
+            if let Ok(hub) = hub {
+                hub.serve(stream).await;
+            }
+            Ok(())
+        }
+        Request::Stats => wire::write(&mut stream, &told(stats(host, sandbox).await.as_ref())).await,
+        Request::Execs => wire::write(&mut stream, &told(sandbox.execs().await.as_ref())).await,
+        Request::Stop { grace_ms } => {
+            let stopped = sandbox.stop(Duration::from_millis(grace_ms)).await;
+            wire::write(&mut stream, &told(stopped.as_ref())).await
+        }
+        Request::Kill => wire::write(&mut stream, &told(sandbox.kill().await.as_ref())).await,
+        Request::Remove => wire::write(&mut stream, &told(sandbox.remove().await.as_ref())).await,
+    }
+}
+
+fn told<T>(result: Result<T, &Error>) -> Answer<T> {
+    result.map_err(Error::report)
+}
+
+async fn stats(host: &Host, sandbox: &Sandbox) -> Result<Stats> {
+    let guest = sandbox.guest().await?.metrics().await?;
+    let dir = host.inner.find(sandbox.id())?;
+    let pid = host.find(sandbox.id())?.qemu_pid.unwrap_or_default();
+    let (host_memory_bytes, host_cpu_ms) = process_usage(pid)?;
+    Ok(Stats { guest, host_memory_bytes, host_cpu_ms, host_disk_bytes: disk_usage(dir.path())? })
+}
+
+/// Resident bytes and milliseconds of processor time, from `/proc/PID/stat`.
+fn process_usage(pid: u32) -> Result<(u64, u64)> {
+    let path = format!("/proc/{pid}/stat");
+    let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
+    // The second field is the program's name in parentheses and may hold anything, also parentheses.
+    let fields: Vec<u64> = text
+        .rsplit_once(')')
+        .map(|(_, rest)| rest.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect())
+        .unwrap_or_default();
+    let field = |number: usize| fields.get(number - 3).copied().unwrap_or(0);
+    let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
+    let cpu_ms = (field(14) + field(15)) * 1000 / ticks_per_second;
+    Ok((field(24) * rustix::param::page_size() as u64, cpu_ms))
+}
+
+fn disk_usage(dir: &Path) -> Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    let failed = |e| Error::io("measure", dir, e);
+    let mut bytes = 0;
+    for entry in dir.read_dir().map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        // What is replaced or removed while we look has no size any more.
+        let Ok(found) = entry.metadata() else { continue };
+        bytes += if found.is_dir() { disk_usage(&entry.path())? } else { found.blocks() * 512 };
+    }
+    Ok(bytes)
+}

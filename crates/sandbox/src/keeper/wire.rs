@@ -1,0 +1,81 @@
+//! What is said on a lease and on a keeper's socket: JSON, each message with its length before it as a little-endian u32.
+
+use std::io;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use crate::error::Report;
+use crate::host::HostConfig;
+use crate::info::SandboxInfo;
+use crate::spec::SandboxSpec;
+
+/// The longest message, in bytes.
+const LIMIT: u32 = 1 << 20;
+
+/// What a keeper is started for.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Order {
+    pub config: HostConfig,
+    pub task: Task,
+    pub holding: Holding,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Task {
+    Create(Box<SandboxSpec>),
+    Start { reference: String, boot_timeout: Option<Duration> },
+}
+
+/// What a lease that closes means once the sandbox runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Holding {
+    /// The sandbox is removed.
+    Held,
+    /// Nothing.
+    Released,
+}
+
+/// A keeper's answer on its lease.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum News {
+    Ready(Box<SandboxInfo>),
+    Failed(Report),
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Request {
+    Link,
+    Stats,
+    Execs,
+    Stop { grace_ms: u64 },
+    Kill,
+    Remove,
+}
+
+/// An answer, or why there is none.
+pub(super) type Answer<T> = Result<T, Report>;
+
+pub(super) async fn write<T: Serialize>(stream: &mut (impl AsyncWrite + Unpin), message: &T) -> io::Result<()> {
+    let body = serde_json::to_vec(message)?;
+    let length = u32::try_from(body.len()).ok().filter(|l| *l <= LIMIT).ok_or(io::ErrorKind::InvalidInput)?;
+    let mut bytes = length.to_le_bytes().to_vec();
+    bytes.extend(body);
+    stream.write_all(&bytes).await
+}
+
+pub(super) async fn read<T: DeserializeOwned>(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<T> {
+    let length = stream.read_u32_le().await?;
+    if length > LIMIT {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut body = vec![0; length as usize];
+    stream.read_exact(&mut body).await?;
+    Ok(serde_json::from_slice(&body)?)
+}

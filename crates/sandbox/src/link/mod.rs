@@ -1,0 +1,303 @@
+//! A client's end of the link: channels and requests over one connection to a sandbox's hub.
+//!
+//! ```text
+//!   Exec, Files, Tunnel --> Channel \
+//!                                    Link ==frames== Hub ==frames== agent
+//!                            request /
+//! ```
+//!
+//! Always: a stream's reader that stops reading holds at most one window of bytes here. Dropping the last part of a
+//! channel closes it. When the connection ends, every waiting call ends with it.
+
+mod channel;
+mod outbox;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+pub use channel::{Channel, Control, Input, Output};
+pub(crate) use outbox::{Outbox, Source};
+use sandtree_proto::frame::{Frame, encode_preamble};
+use sandtree_proto::message::{self, MessageError};
+use sandtree_proto::{
+    AgentHello, AgentMessage, Decoded, Decoder, Failure, FrameError, HostHello, HostMessage, Nonce, Open, Reply,
+    Request, VERSION_MAX, VERSION_MIN,
+};
+use thiserror::Error;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{Notify, oneshot};
+
+use self::channel::Slot;
+
+/// How much is read from a socket at once.
+pub(crate) const READ_SIZE: usize = 256 * 1024;
+const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Clone, Error)]
+pub enum LinkError {
+    #[error("the connection to the sandbox ended")]
+    Ended,
+    #[error("the sandbox ended: {reason}")]
+    Lost { reason: String },
+    #[error("the guest did not answer within {after:?}")]
+    Timeout { after: Duration },
+    #[error("no protocol version is common: we speak {VERSION_MIN} to {VERSION_MAX}")]
+    Version,
+    #[error("the request is too long for the link")]
+    Request(#[source] Arc<MessageError>),
+    #[error("the other side broke the protocol: {what}")]
+    Protocol { what: String },
+    #[error("the guest refused")]
+    Refused(#[source] Failure),
+}
+
+/// A connection; clones share it.
+#[derive(Debug, Clone)]
+pub struct Link {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    wake_writer: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    down: Option<LinkError>,
+    next_channel: u32,
+    next_request: u32,
+    outbox: Outbox,
+    channels: BTreeMap<u32, Slot>,
+    requests: HashMap<u32, oneshot::Sender<Result<Reply, Failure>>>,
+}
+
+impl Link {
+    /// Greets the other side and waits for its answer.
+    pub async fn connect(stream: UnixStream) -> Result<Link, LinkError> {
+        tokio::time::timeout(HELLO_DEADLINE, Self::greet(stream))
+            .await
+            .unwrap_or(Err(LinkError::Timeout { after: HELLO_DEADLINE }))
+    }
+
+    async fn greet(stream: UnixStream) -> Result<Link, LinkError> {
+        let (mut reader, mut writer) = stream.into_split();
+        let nonce = fresh_nonce();
+        writer.write_all(&hello(nonce)).await.map_err(|_| LinkError::Ended)?;
+        let mut decoder = Decoder::new();
+        let answer = read_hello(&mut reader, &mut decoder, nonce).await?;
+        if answer.version == 0 {
+            return Err(LinkError::Version);
+        }
+        let shared = Arc::new(Shared { state: Mutex::default(), wake_writer: Notify::new() });
+        tokio::spawn(read_all(shared.clone(), reader, decoder));
+        tokio::spawn(write_all(shared.clone(), writer));
+        Ok(Link { shared })
+    }
+
+    /// Opens a channel whose streams hold at most `window` bytes each on their way.
+    pub fn open(&self, open: Open, window: u32) -> Result<Channel, LinkError> {
+        let mut state = self.shared.lock();
+        state.check_up()?;
+        state.next_channel += 1;
+        let id = state.next_channel;
+        state.send(&HostMessage::Open { channel: id, window, open })?;
+        let (slot, changed) = Slot::new(window as usize);
+        state.channels.insert(id, slot);
+        drop(state);
+        self.shared.wake_writer.notify_one();
+        Ok(Channel::new(self.shared.clone(), id, window as usize, changed))
+    }
+
+    /// Asks and waits for the answer, at most `deadline`. A late answer is dropped: its id is never used again.
+    pub async fn request(&self, request: Request, deadline: Duration) -> Result<Reply, LinkError> {
+        let answer = self.ask(request)?;
+        match tokio::time::timeout(deadline, answer).await {
+            Err(_) => Err(LinkError::Timeout { after: deadline }),
+            Ok(Ok(reply)) => reply.map_err(LinkError::Refused),
+            Ok(Err(_)) => Err(self.shared.lock().down.clone().unwrap_or(LinkError::Ended)),
+        }
+    }
+
+    fn ask(&self, request: Request) -> Result<oneshot::Receiver<Result<Reply, Failure>>, LinkError> {
+        let mut state = self.shared.lock();
+        state.check_up()?;
+        state.next_request += 1;
+        let id = state.next_request;
+        state.send(&HostMessage::Request { id, request })?;
+        let (tx, rx) = oneshot::channel();
+        state.requests.retain(|_, waiting| !waiting.is_closed());
+        state.requests.insert(id, tx);
+        drop(state);
+        self.shared.wake_writer.notify_one();
+        Ok(rx)
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no code panics while it holds the link's state")
+    }
+
+    fn go_down(&self, error: LinkError) {
+        let mut state = self.lock();
+        state.down.get_or_insert(error);
+        state.requests.clear();
+        state.channels.values().for_each(Slot::touch);
+        drop(state);
+        self.wake_writer.notify_one();
+    }
+}
+
+impl State {
+    fn check_up(&self) -> Result<(), LinkError> {
+        self.down.clone().map_or(Ok(()), Err)
+    }
+
+    fn send(&mut self, message: &HostMessage) -> Result<(), LinkError> {
+        let frame = message::to_frame(message).map_err(|e| LinkError::Request(Arc::new(e)))?;
+        self.outbox.push(frame);
+        Ok(())
+    }
+
+    fn receive(&mut self, frame: Frame) -> Result<(), LinkError> {
+        match frame {
+            Frame::Message(bytes) => self.receive_message(&bytes),
+            Frame::Data { channel, stream, offset, bytes } => {
+                self.channels.get_mut(&channel).map_or(Ok(()), |slot| slot.data(stream, offset, bytes))
+            }
+            Frame::Eof { channel, stream, offset } => {
+                self.channels.get_mut(&channel).map_or(Ok(()), |slot| slot.eof(stream, offset))
+            }
+            Frame::Window { channel, consumed, .. } => {
+                self.channels.get_mut(&channel).map_or(Ok(()), |slot| slot.consumed(consumed))
+            }
+        }
+    }
+
+    fn receive_message(&mut self, bytes: &[u8]) -> Result<(), LinkError> {
+        match message::from_bytes(bytes).map_err(protocol)? {
+            AgentMessage::Hello(_) => Err(LinkError::Protocol { what: "a second hello".into() }),
+            AgentMessage::Started { channel, pid } => {
+                self.channels.get_mut(&channel).into_iter().for_each(|slot| slot.started(pid));
+                Ok(())
+            }
+            AgentMessage::Ended { channel, outcome } => {
+                self.channels.get_mut(&channel).into_iter().for_each(|slot| slot.ended(outcome.clone()));
+                Ok(())
+            }
+            AgentMessage::Reply { id, reply } => {
+                if let Some(waiting) = self.requests.remove(&id) {
+                    // The asker may have given up; then nobody wants the answer.
+                    drop(waiting.send(reply));
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The first bytes of a client: it speaks to a hub, which is not in the middle of anything, so no padding.
+fn hello(nonce: Nonce) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    encode_preamble(&mut bytes, nonce);
+    hello_frame().encode(&mut bytes);
+    bytes
+}
+
+pub(crate) fn hello_frame() -> Frame {
+    let hello = HostMessage::Hello(HostHello { version_min: VERSION_MIN, version_max: VERSION_MAX });
+    message::to_frame(&hello).expect("a hello is short")
+}
+
+pub(crate) fn fresh_nonce() -> Nonce {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).expect("the kernel gives random bytes");
+    Nonce(bytes)
+}
+
+async fn read_hello(reader: &mut OwnedReadHalf, decoder: &mut Decoder, nonce: Nonce) -> Result<AgentHello, LinkError> {
+    let mut greeted = false;
+    loop {
+        match decoder.next() {
+            None => fill(reader, decoder).await?,
+            Some(Ok(Decoded::Preamble(echo))) => greeted = echo == nonce,
+            Some(Ok(Decoded::Frame(Frame::Message(bytes)))) if greeted => {
+                return match message::from_bytes(&bytes).map_err(protocol)? {
+                    AgentMessage::Hello(hello) => Ok(hello),
+                    _ => Err(LinkError::Protocol { what: "no hello".into() }),
+                };
+            }
+            Some(Ok(Decoded::Frame(_)) | Err(_)) => greeted = false,
+        }
+    }
+}
+
+async fn fill(reader: &mut OwnedReadHalf, decoder: &mut Decoder) -> Result<(), LinkError> {
+    let mut buffer = [0; 4096];
+    match reader.read(&mut buffer).await {
+        Ok(count) if count > 0 => Ok(decoder.feed(&buffer[..count])),
+        _ => Err(LinkError::Ended),
+    }
+}
+
+async fn read_all(shared: Arc<Shared>, mut reader: OwnedReadHalf, mut decoder: Decoder) {
+    let mut buffer = vec![0; READ_SIZE];
+    let error = loop {
+        if let Err(error) = drain(&shared, &mut decoder) {
+            break error;
+        }
+        match reader.read(&mut buffer).await {
+            Ok(count) if count > 0 => decoder.feed(&buffer[..count]),
+            _ => break LinkError::Ended,
+        }
+    };
+    shared.go_down(error);
+}
+
+fn drain(shared: &Shared, decoder: &mut Decoder) -> Result<(), LinkError> {
+    let mut state = shared.lock();
+    while let Some(found) = decoder.next() {
+        match found.map_err(protocol)? {
+            Decoded::Frame(frame) => state.receive(frame)?,
+            Decoded::Preamble(_) => return Err(LinkError::Protocol { what: "a second preamble".into() }),
+        }
+    }
+    drop(state);
+    shared.wake_writer.notify_one();
+    Ok(())
+}
+
+async fn write_all(shared: Arc<Shared>, mut writer: OwnedWriteHalf) {
+    let mut bytes = Vec::new();
+    loop {
+        bytes.clear();
+        {
+            let mut state = shared.lock();
+            if state.down.is_some() {
+                return;
+            }
+            let State { outbox, channels, .. } = &mut *state;
+            outbox.fill(channels, &mut bytes);
+        }
+        if bytes.is_empty() {
+            shared.wake_writer.notified().await;
+        } else if writer.write_all(&bytes).await.is_err() {
+            return shared.go_down(LinkError::Ended);
+        }
+    }
+}
+
+fn protocol(error: impl std::fmt::Display) -> LinkError {
+    LinkError::Protocol { what: error.to_string() }
+}
+
+impl From<FrameError> for LinkError {
+    fn from(error: FrameError) -> Self {
+        protocol(error)
+    }
+}

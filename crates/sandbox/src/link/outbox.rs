@@ -1,0 +1,60 @@
+//! What waits to be written to a connection: messages first, then the streams' bytes in turn.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use sandtree_proto::Outgoing;
+use sandtree_proto::frame::{Frame, MAX_PAYLOAD, StreamId, encode_data};
+
+/// Enough for one write to be worth its system call, little enough that a message waits for milliseconds only.
+const BATCH: usize = 256 * 1024;
+
+/// A channel whose stream to the other side is pumped by an [`Outbox`].
+pub(crate) trait Source {
+    fn stream(&mut self) -> &mut Outgoing;
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    messages: VecDeque<Frame>,
+    /// The channel that was served last; the next round begins behind it.
+    turn: u32,
+}
+
+impl Outbox {
+    pub fn push(&mut self, frame: Frame) {
+        self.messages.push_back(frame);
+    }
+
+    pub fn len(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// Encodes what is due, one chunk per channel and round, until the batch is full or nothing is left.
+    pub fn fill<S: Source>(&mut self, channels: &mut BTreeMap<u32, S>, bytes: &mut Vec<u8>) {
+        while bytes.len() < BATCH {
+            let Some(frame) = self.messages.pop_front() else { break };
+            frame.encode(bytes);
+        }
+        while bytes.len() < BATCH && self.round(channels, bytes) {}
+    }
+
+    fn round<S: Source>(&mut self, channels: &mut BTreeMap<u32, S>, bytes: &mut Vec<u8>) -> bool {
+        let before = bytes.len();
+        let start = self.turn;
+        let order: Vec<u32> = channels.range(start + 1..).chain(channels.range(..=start)).map(|(id, _)| *id).collect();
+        for id in order {
+            if bytes.len() >= BATCH {
+                break;
+            }
+            let stream = channels.get_mut(&id).expect("its id was just listed").stream();
+            if let Some((offset, chunk)) = stream.take(MAX_PAYLOAD) {
+                encode_data(bytes, id, StreamId::In, offset, &chunk);
+                self.turn = id;
+            }
+            if let Some(offset) = stream.take_end() {
+                Frame::Eof { channel: id, stream: StreamId::In, offset }.encode(bytes);
+            }
+        }
+        bytes.len() > before
+    }
+}

@@ -1,0 +1,181 @@
+//! A sandbox, as the process that runs it holds it.
+
+use std::time::Duration;
+
+use sandtree_store::{Owned, Phase, StateRecord};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::create::Running;
+use crate::driver::{Command, Verb};
+use crate::error::{Error, Result};
+use crate::guest::{Exec, ExecId, ExecSpec, Files, Forward, Guest};
+use crate::hub::{ExecEntry, Hub};
+
+/// How long a guest may take to end its processes when it is stopped.
+pub const STOP_GRACE: Duration = Duration::from_secs(10);
+
+/// Where a sandbox stands. Everything a driver tells to the outside.
+#[derive(Debug, Clone)]
+pub(crate) struct Status {
+    pub state: State,
+    pub stalled: bool,
+    pub hub: Option<Hub>,
+}
+
+impl Status {
+    pub fn new(state: &StateRecord, running: Option<&Running>) -> Self {
+        let state = State { phase: Some(state.phase), reason: state.reason.clone() };
+        Self { state, stalled: false, hub: running.map(|running| running.hub.clone()) }
+    }
+
+    pub fn removed(&mut self) {
+        *self = Self { state: State { phase: None, reason: Some("it was removed".into()) }, stalled: false, hub: None };
+    }
+}
+
+/// A sandbox's state, and why it is in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct State {
+    /// `None` once the sandbox is removed.
+    pub phase: Option<Phase>,
+    pub reason: Option<String>,
+}
+
+impl State {
+    /// Whether there is a machine, or soon will be one.
+    pub fn is_live(&self) -> bool {
+        matches!(self.phase, Some(Phase::Creating | Phase::Starting | Phase::Running | Phase::Stopping))
+    }
+}
+
+/// Tells of every change of a sandbox's state.
+#[derive(Debug, Clone)]
+pub struct StateWatch {
+    status: watch::Receiver<Status>,
+}
+
+impl StateWatch {
+    pub fn now(&self) -> State {
+        self.status.borrow().state.clone()
+    }
+
+    /// The next state after the one last seen; `None` when there will be no other.
+    pub async fn changed(&mut self) -> Option<State> {
+        self.status.changed().await.ok()?;
+        Some(self.status.borrow_and_update().state.clone())
+    }
+
+    /// Waits until there is no machine any more.
+    pub async fn rested(&mut self) -> State {
+        match self.status.wait_for(|status| !status.state.is_live()).await {
+            Ok(status) => status.state.clone(),
+            Err(_) => State { phase: None, reason: Some("its driver ended".into()) },
+        }
+    }
+}
+
+/// A sandbox that this process runs. Clones share it; when the last is dropped, its machine ends.
+#[derive(Debug, Clone)]
+pub struct Sandbox {
+    id: String,
+    name: String,
+    commands: mpsc::Sender<Command>,
+    status: watch::Receiver<Status>,
+}
+
+impl Sandbox {
+    pub(crate) fn new(owned: &Owned, commands: mpsc::Sender<Command>, status: watch::Receiver<Status>) -> Self {
+        Self { id: owned.id().to_string(), name: owned.record().name.to_string(), commands, status }
+    }
+
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn state(&self) -> State {
+        self.status.borrow().state.clone()
+    }
+
+    pub fn watch(&self) -> StateWatch {
+        StateWatch { status: self.status.clone() }
+    }
+
+    /// A connection to the guest.
+    pub async fn guest(&self) -> Result<Guest> {
+        let hub = self.hub()?;
+        let link = hub.connect().await;
+        link.map(Guest::new).map_err(|source| Error::Guest { operation: "reach the guest".into(), source })
+    }
+
+    /// Starts a command in the guest.
+    pub async fn exec(&self, spec: ExecSpec) -> Result<Exec> {
+        self.guest().await?.exec(spec).await
+    }
+
+    /// Joins a detached command, from the first byte of its output.
+    pub async fn attach(&self, id: ExecId) -> Result<Exec> {
+        self.guest().await?.attach(id).await
+    }
+
+    pub async fn files(&self) -> Result<Files> {
+        Ok(self.guest().await?.files())
+    }
+
+    /// Carries connections to `listener` into the guest.
+    pub async fn forward(&self, listener: tokio::net::TcpListener, port: u16) -> Result<Forward> {
+        self.guest().await?.forward(listener, port)
+    }
+
+    /// The detached commands of this guest.
+    pub async fn execs(&self) -> Result<Vec<ExecEntry>> {
+        Ok(self.hub()?.execs().await)
+    }
+
+    /// Shuts the guest down and syncs its disk. `grace` is what its processes get to end by themselves.
+    pub async fn stop(&self, grace: Duration) -> Result<()> {
+        self.command(|reply| Command::Stop { grace, reply }).await
+    }
+
+    /// Ends the machine at once, as if its plug were pulled.
+    pub async fn kill(&self) -> Result<()> {
+        self.command(|reply| Command::Kill { reply }).await
+    }
+
+    /// Boots again after a stop.
+    pub async fn start(&self, boot_timeout: Option<Duration>) -> Result<()> {
+        self.command(|reply| Command::Start { boot_timeout, reply }).await
+    }
+
+    /// Ends the machine, if it runs, and removes everything of the sandbox.
+    pub async fn remove(&self) -> Result<()> {
+        self.command(|reply| Command::Remove { reply }).await
+    }
+
+    /// For tests: greets the agent anew, as after a break of the link.
+    #[doc(hidden)]
+    pub async fn break_link(&self) -> Result<()> {
+        self.hub()?.resync().await;
+        Ok(())
+    }
+
+    pub(crate) fn hub(&self) -> Result<Hub> {
+        let status = self.status.borrow();
+        match (&status.hub, status.state.phase) {
+            _ if status.stalled => Err(Error::Stalled),
+            (Some(hub), Some(Phase::Running)) => Ok(hub.clone()),
+            (_, Some(phase)) => Err(Error::WrongState { name: self.name.clone(), phase, verb: Verb::Use }),
+            (_, None) => Err(Error::NoSandbox { name: self.name.clone() }),
+        }
+    }
+
+    async fn command(&self, command: impl FnOnce(oneshot::Sender<Result<()>>) -> Command) -> Result<()> {
+        let (reply, answer) = oneshot::channel();
+        let gone = || Error::NoSandbox { name: self.name.clone() };
+        self.commands.send(command(reply)).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
+    }
+}

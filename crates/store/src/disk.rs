@@ -1,0 +1,8 @@
+//! Disks: qcow2 overlays over an image's raw root file system.
+//!
+//! An overlay holds what one machine wrote. It names no backing file: who opens it says what lies below it, so no
+//! host path is ever inside.
+
+pub mod check;
+pub(crate) mod header;
+pub(crate) mod overlay;

@@ -1,0 +1,282 @@
+//! Is this overlay whole? Asked after a power loss, because overlays are written without flushes.
+//!
+//! Walks header, L1, L2 tables, refcount table and blocks: every cluster they refer to must be aligned, inside the
+//! file and used once, and counted at least as often as it is used. A cluster counted but not used is only lost space.
+//!
+//! Always: memory is one bit per cluster of the file and three clusters of buffer, whatever the numbers in the file
+//! say. Nothing is repaired.
+//!
+//! Deliberately absent: compressed clusters, internal snapshots, backing file names, extended L2 entries. Our overlays
+//! have none, and a file that has them is refused.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use thiserror::Error as ThisError;
+
+use super::header::{self, Header, require};
+use crate::Error;
+use crate::fs::io_error;
+
+/// What a check found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Usable. Leaked clusters cost space and nothing else.
+    Clean { leaked_clusters: u64 },
+    /// Using it would lose data or read another's.
+    Corrupt(Damage),
+}
+
+/// Why an overlay cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ThisError)]
+pub enum Damage {
+    #[error("it is shorter than a qcow2 header")]
+    Short,
+    #[error("it is not a qcow2 file")]
+    NotQcow2,
+    #[error("its qcow2 version is {0}")]
+    Version(u32),
+    #[error("clusters of 2^{0} bytes")]
+    ClusterBits(u32),
+    #[error("QEMU marked it as corrupt")]
+    MarkedCorrupt,
+    #[error("it is marked dirty")]
+    MarkedDirty,
+    #[error("it needs features this program does not know (bits {0:#x})")]
+    Feature(u64),
+    #[error("it has {0}")]
+    Unexpected(&'static str),
+    #[error("its L1 table does not fit its size")]
+    L1Size,
+    #[error("its refcount table is impossibly large")]
+    RefcountTableSize,
+    #[error("a table entry at {at:#x} has reserved bits set")]
+    Reserved { at: u64 },
+    #[error("{offset:#x}, referred to at {at:#x}, is not the beginning of a cluster")]
+    Unaligned { at: u64, offset: u64 },
+    #[error("{offset:#x}, referred to at {at:#x}, is beyond the end of the file")]
+    Beyond { at: u64, offset: u64 },
+    #[error("the cluster at {offset:#x} is used twice")]
+    Shared { offset: u64 },
+    #[error("the cluster at {offset:#x} is in use and counted as free")]
+    Uncounted { offset: u64 },
+}
+
+/// Checks a file. An error means that it could not be read, not that it is damaged.
+pub fn file(path: &Path) -> Result<Verdict, Error> {
+    let file = File::open(path).map_err(io_error("open", path))?;
+    let len = file.metadata().map_err(io_error("look at", path))?.len();
+    run(&file, len).map_err(io_error("read", path))
+}
+
+/// Checks a file that is in memory.
+pub fn bytes(bytes: &[u8]) -> io::Result<Verdict> {
+    run(bytes, bytes.len() as u64)
+}
+
+trait ReadAt {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+}
+
+impl ReadAt for File {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.read_exact_at(buffer, offset)
+    }
+}
+
+impl ReadAt for [u8] {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        buffer.copy_from_slice(&self[offset as usize..][..buffer.len()]);
+        Ok(())
+    }
+}
+
+/// Why a walk stops.
+enum Stop {
+    Damage(Damage),
+    Io(io::Error),
+}
+
+impl From<Damage> for Stop {
+    fn from(damage: Damage) -> Self {
+        Self::Damage(damage)
+    }
+}
+
+impl From<io::Error> for Stop {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+fn run(source: &(impl ReadAt + ?Sized), len: u64) -> io::Result<Verdict> {
+    match Walk::new(source, len).and_then(Walk::run) {
+        Ok(leaked_clusters) => Ok(Verdict::Clean { leaked_clusters }),
+        Err(Stop::Damage(damage)) => Ok(Verdict::Corrupt(damage)),
+        Err(Stop::Io(error)) => Err(error),
+    }
+}
+
+const OFFSET_BITS: u64 = 0x00ff_ffff_ffff_fe00;
+const COPIED: u64 = 1 << 63;
+const COMPRESSED: u64 = 1 << 62;
+const READS_AS_ZERO: u64 = 1;
+/// Keeps the bit map of used clusters below 32 MiB.
+const MAX_FILE_BYTES: u64 = 16 << 40;
+/// QEMU's own limits for the two tables.
+const MAX_L1_BYTES: u64 = 32 << 20;
+const MAX_REFCOUNT_TABLE_BYTES: u64 = 8 << 20;
+
+struct Walk<'a, S: ?Sized> {
+    source: &'a S,
+    len: u64,
+    header: Header,
+    /// One bit per cluster of the file: someone refers to it.
+    used: Vec<u64>,
+}
+
+impl<'a, S: ReadAt + ?Sized> Walk<'a, S> {
+    fn new(source: &'a S, len: u64) -> Result<Self, Stop> {
+        require(len >= header::LEN as u64, Damage::Short)?;
+        require(len <= MAX_FILE_BYTES, Damage::Unexpected("more than 16 TiB"))?;
+        let mut bytes = [0; header::LEN];
+        source.read_at(&mut bytes, 0)?;
+        let header = Header::parse(&bytes)?;
+        let clusters = len.div_ceil(1 << header.cluster_bits);
+        Ok(Self { source, len, header, used: vec![0; clusters.div_ceil(64) as usize] })
+    }
+
+    /// The number of leaked clusters.
+    fn run(mut self) -> Result<u64, Stop> {
+        self.take(0, 0)?;
+        self.take_l1()?;
+        self.take_refcounts()?;
+        self.compare_counts()
+    }
+
+    fn cluster(&self) -> u64 {
+        1 << self.header.cluster_bits
+    }
+
+    fn take_l1(&mut self) -> Result<(), Stop> {
+        let Header { l1_entries, l1_offset, size, .. } = self.header;
+        let (entries, span) = (u64::from(l1_entries), self.cluster() / 8 * self.cluster());
+        require(size.div_ceil(span) <= entries && entries * 8 <= MAX_L1_BYTES, Damage::L1Size)?;
+        self.take_table(40, l1_offset, entries * 8)?;
+        self.each_entry(l1_offset, entries, Self::take_l2)
+    }
+
+    fn take_l2(&mut self, at: u64, entry: u64) -> Result<(), Stop> {
+        require(entry & !(OFFSET_BITS | COPIED) == 0, Damage::Reserved { at })?;
+        let offset = entry & OFFSET_BITS;
+        if offset == 0 {
+            return Ok(());
+        }
+        self.take_table(at, offset, self.cluster())?;
+        self.each_entry(offset, self.cluster() / 8, Self::take_data)
+    }
+
+    fn take_data(&mut self, at: u64, entry: u64) -> Result<(), Stop> {
+        require(entry & COMPRESSED == 0, Damage::Unexpected("compressed clusters"))?;
+        require(entry & !(OFFSET_BITS | COPIED | READS_AS_ZERO) == 0, Damage::Reserved { at })?;
+        let offset = entry & OFFSET_BITS;
+        // A cluster set aside for zeros need never have been written, so the file may end before it.
+        let unwritten = entry & READS_AS_ZERO != 0 && offset >= self.len && offset.is_multiple_of(self.cluster());
+        if offset == 0 || unwritten { Ok(()) } else { self.take(at, offset) }
+    }
+
+    fn take_refcounts(&mut self) -> Result<(), Stop> {
+        let Header { refcount_table_offset: offset, refcount_table_clusters: clusters, .. } = self.header;
+        let bytes = u64::from(clusters) * self.cluster();
+        require(clusters > 0 && bytes <= MAX_REFCOUNT_TABLE_BYTES.max(self.cluster()), Damage::RefcountTableSize)?;
+        self.take_table(48, offset, bytes)?;
+        self.each_entry(offset, bytes / 8, |walk, at, block| match block {
+            0 => Ok(()),
+            block => walk.take_table(at, block, walk.cluster()),
+        })
+    }
+
+    /// Marks the clusters of a table as used; all of the table must be in the file.
+    fn take_table(&mut self, at: u64, offset: u64, bytes: u64) -> Result<(), Stop> {
+        let end = offset.checked_add(bytes).filter(|end| *end <= self.len);
+        require(end.is_some(), Damage::Beyond { at, offset })?;
+        (0..bytes.div_ceil(self.cluster())).try_for_each(|index| self.take(at, offset + index * self.cluster()))
+    }
+
+    fn take(&mut self, at: u64, offset: u64) -> Result<(), Stop> {
+        require(offset.is_multiple_of(self.cluster()), Damage::Unaligned { at, offset })?;
+        require(offset < self.len, Damage::Beyond { at, offset })?;
+        let cluster = offset >> self.header.cluster_bits;
+        let (word, bit) = (&mut self.used[(cluster / 64) as usize], 1 << (cluster % 64));
+        require(*word & bit == 0, Damage::Shared { offset })?;
+        *word |= bit;
+        Ok(())
+    }
+
+    /// Calls `visit` with the offset and the value of each entry, a cluster of them at a time.
+    fn each_entry(
+        &mut self,
+        offset: u64,
+        entries: u64,
+        mut visit: impl FnMut(&mut Self, u64, u64) -> Result<(), Stop>,
+    ) -> Result<(), Stop> {
+        let (end, mut buffer) = (offset + entries * 8, vec![0; self.cluster() as usize]);
+        for start in (offset..end).step_by(buffer.len()) {
+            let piece = &mut buffer[..self.cluster().min(end - start) as usize];
+            self.source.read_at(piece, start)?;
+            for (at, entry) in (start..).step_by(8).zip(piece.chunks_exact(8)) {
+                visit(self, at, u64::from_be_bytes(entry.try_into().expect("eight bytes")))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_counts(mut self) -> Result<u64, Stop> {
+        let Header { refcount_table_offset: offset, refcount_table_clusters: clusters, .. } = self.header;
+        let entries = u64::from(clusters) * self.cluster() / 8;
+        let (mut leaked, mut first, per_block) = (0, 0, self.cluster() / 2);
+        self.each_entry(offset, entries, |walk, _, block| {
+            leaked += walk.compare_block(first, block)?;
+            first += per_block;
+            Ok(())
+        })?;
+        self.require_none_used_from(first)?;
+        Ok(leaked)
+    }
+
+    fn compare_block(&self, first: u64, block: u64) -> Result<u64, Stop> {
+        let in_file = self.len.div_ceil(self.cluster());
+        if first >= in_file {
+            return Ok(0);
+        }
+        let mut counts = vec![0; self.cluster() as usize];
+        if block != 0 {
+            self.source.read_at(&mut counts, block)?;
+        }
+        let mut leaked = 0;
+        for (cluster, count) in (first..in_file).zip(counts.chunks_exact(2)) {
+            let references = u16::from(self.is_used(cluster));
+            let count = u16::from_be_bytes([count[0], count[1]]);
+            require(count >= references, Damage::Uncounted { offset: cluster << self.header.cluster_bits })?;
+            leaked += u64::from(count > references);
+        }
+        Ok(leaked)
+    }
+
+    fn require_none_used_from(&self, first: u64) -> Result<(), Stop> {
+        let in_file = self.len.div_ceil(self.cluster());
+        match (first..in_file).find(|cluster| self.is_used(*cluster)) {
+            Some(cluster) => Err(Damage::Uncounted { offset: cluster << self.header.cluster_bits }.into()),
+            None => Ok(()),
+        }
+    }
+
+    fn is_used(&self, cluster: u64) -> bool {
+        self.used[(cluster / 64) as usize] & (1 << (cluster % 64)) != 0
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,57 @@
+//! What can go wrong in the store. Each message states its own fact; the source is printed by whoever prints the chain.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::{Name, SandboxId};
+
+#[derive(Debug, Error)]
+pub enum Error {
+    #[error("cannot {operation} {}", path.display())]
+    Io {
+        operation: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the store could not sync {} earlier and takes no writes until it is opened again", path.display())]
+    Poisoned { path: PathBuf },
+    #[error("{} is a store of format {found}; this program knows formats up to {known}", root.display())]
+    NewerFormat { root: PathBuf, found: u32, known: u32 },
+    #[error("{} is not empty and not a sandtree store", root.display())]
+    NotAStore { root: PathBuf },
+    #[error("{} has schema {found}; this program knows schemas up to {known}", path.display())]
+    NewerSchema { path: PathBuf, found: u64, known: u64 },
+    #[error("{} is damaged: {what}", path.display())]
+    Corrupt { path: PathBuf, what: String },
+    #[error("sandbox name {name} is taken by {holder}")]
+    NameTaken { name: Name, holder: SandboxId },
+    #[error("there is no image {name}")]
+    UnknownImage { name: Name },
+    #[error("there is no sandbox {reference}")]
+    UnknownSandbox { reference: String },
+    #[error("sandbox {id} is in use by another process")]
+    Busy { id: SandboxId },
+    #[error("{} exists already", path.display())]
+    Exists { path: PathBuf },
+    #[error("a disk of {bytes} bytes is not possible: {rule}")]
+    DiskSize { bytes: u64, rule: &'static str },
+    #[error("the system gives no random bytes: {0}")]
+    Random(getrandom::Error),
+}
+
+impl Error {
+    /// The error behind an I/O failure, if this is one.
+    pub fn io_kind(&self) -> Option<io::ErrorKind> {
+        match self {
+            Self::Io { source, .. } => Some(source.kind()),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn corrupt(path: impl Into<PathBuf>, what: impl ToString) -> Self {
+        Self::Corrupt { path: path.into(), what: what.to_string() }
+    }
+}

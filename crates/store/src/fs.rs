@@ -1,0 +1,252 @@
+//! The one seam between the store and a file system.
+//!
+//! [`Fs`] is what the store asks of a file system: small, synchronous, paths in, `io::Error` out. [`Disk`] is the real
+//! one; the simulated one of the tests stops, fails or loses power at any operation. [`Files`] is what the rest of the
+//! store uses: it adds the operation and the path to each error.
+//!
+//! Always: after a failed sync, what is on disk is unknown (the kernel may have dropped the pages and will not say so
+//! twice), so `Files` refuses every further change until the store is opened anew.
+
+mod disk;
+#[cfg(test)]
+pub(crate) mod simulated;
+
+use std::any::Any;
+use std::ffi::OsString;
+use std::fmt;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use sha2::{Digest as _, Sha256};
+
+pub(crate) use disk::Disk;
+
+use crate::{Digest, Error};
+
+/// The largest record that is read into memory at once.
+const MAX_RECORD_BYTES: u64 = 16 << 20;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    File,
+    Dir,
+    Other,
+}
+
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub name: OsString,
+    pub kind: Kind,
+}
+
+/// A lock on a file, held until dropped or until the process ends.
+pub struct Lock {
+    _held: Box<dyn Any + Send + Sync>,
+}
+
+impl Lock {
+    pub(crate) fn new(held: impl Any + Send + Sync) -> Self {
+        Self { _held: Box::new(held) }
+    }
+}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Lock")
+    }
+}
+
+pub(crate) trait Fs: fmt::Debug + Send + Sync {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Read>>;
+    fn len(&self, path: &Path) -> io::Result<u64>;
+    fn kind(&self, path: &Path) -> io::Result<Kind>;
+    fn list(&self, path: &Path) -> io::Result<Vec<Entry>>;
+    fn free_bytes(&self, path: &Path) -> io::Result<u64>;
+
+    fn create_dir(&self, path: &Path) -> io::Result<()>;
+    /// Makes a file that must not exist yet, readable and writable by its owner alone.
+    fn create(&self, path: &Path, bytes: &[u8]) -> io::Result<()>;
+    /// Makes a file read-only for everyone: its content never changes again.
+    fn seal(&self, path: &Path) -> io::Result<()>;
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    fn rename_noreplace(&self, from: &Path, to: &Path) -> io::Result<()>;
+    fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()>;
+    fn remove_file(&self, path: &Path) -> io::Result<()>;
+    fn remove_dir(&self, path: &Path) -> io::Result<()>;
+    fn sync_file(&self, path: &Path) -> io::Result<()>;
+    fn sync_dir(&self, path: &Path) -> io::Result<()>;
+
+    /// Locks the file, made if missing, waiting for whoever holds it.
+    fn lock(&self, path: &Path) -> io::Result<Lock>;
+    /// `None` when someone else holds it. `NotFound` when the file went away meanwhile.
+    fn try_lock(&self, path: &Path) -> io::Result<Option<Lock>>;
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Files {
+    fs: Arc<dyn Fs>,
+    /// The path whose sync failed.
+    poisoned: Arc<OnceLock<PathBuf>>,
+}
+
+impl Files {
+    pub(crate) fn new(fs: Arc<dyn Fs>) -> Self {
+        Self { fs, poisoned: Arc::default() }
+    }
+
+    pub(crate) fn read(&self, path: &Path) -> Result<Vec<u8>, Error> {
+        let mut bytes = Vec::new();
+        let file = self.fs.open(path).map_err(io_error("open", path))?;
+        file.take(MAX_RECORD_BYTES + 1).read_to_end(&mut bytes).map_err(io_error("read", path))?;
+        if bytes.len() as u64 > MAX_RECORD_BYTES {
+            return Err(Error::corrupt(path, "it is far larger than any record"));
+        }
+        Ok(bytes)
+    }
+
+    pub(crate) fn read_if_exists(&self, path: &Path) -> Result<Option<Vec<u8>>, Error> {
+        optional(self.read(path))
+    }
+
+    /// Digest and length of a file, read in pieces.
+    pub(crate) fn digest(&self, path: &Path) -> Result<(Digest, u64), Error> {
+        let mut file = self.fs.open(path).map_err(io_error("open", path))?;
+        let (mut hasher, mut piece, mut len) = (Sha256::new(), vec![0; 1 << 20], 0);
+        loop {
+            let read = file.read(&mut piece).map_err(io_error("read", path))?;
+            if read == 0 {
+                return Ok((Digest::finish(hasher), len));
+            }
+            hasher.update(&piece[..read]);
+            len += read as u64;
+        }
+    }
+
+    pub(crate) fn len(&self, path: &Path) -> Result<u64, Error> {
+        self.fs.len(path).map_err(io_error("look at", path))
+    }
+
+    pub(crate) fn kind(&self, path: &Path) -> Result<Option<Kind>, Error> {
+        optional(self.fs.kind(path).map_err(io_error("look at", path)))
+    }
+
+    pub(crate) fn list(&self, path: &Path) -> Result<Vec<Entry>, Error> {
+        let mut entries = self.fs.list(path).map_err(io_error("list", path))?;
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(entries)
+    }
+
+    pub(crate) fn free_bytes(&self, path: &Path) -> Result<u64, Error> {
+        self.fs.free_bytes(path).map_err(io_error("measure the free space at", path))
+    }
+
+    pub(crate) fn create_dir(&self, path: &Path) -> Result<(), Error> {
+        self.change("create directory", path, |fs| fs.create_dir(path))
+    }
+
+    pub(crate) fn ensure_dir(&self, path: &Path) -> Result<(), Error> {
+        if self.kind(path)? == Some(Kind::Dir) {
+            return Ok(());
+        }
+        match self.create_dir(path) {
+            Err(error) if error.io_kind() == Some(io::ErrorKind::AlreadyExists) => Ok(()),
+            done => done,
+        }
+    }
+
+    pub(crate) fn create(&self, path: &Path, bytes: &[u8]) -> Result<(), Error> {
+        self.change("write", path, |fs| fs.create(path, bytes))
+    }
+
+    pub(crate) fn seal(&self, path: &Path) -> Result<(), Error> {
+        self.change("make read-only", path, |fs| fs.seal(path))
+    }
+
+    pub(crate) fn rename(&self, from: &Path, to: &Path) -> Result<(), Error> {
+        self.change("rename to", to, |fs| fs.rename(from, to))
+    }
+
+    pub(crate) fn rename_noreplace(&self, from: &Path, to: &Path) -> Result<(), Error> {
+        self.change("rename to", to, |fs| fs.rename_noreplace(from, to))
+    }
+
+    pub(crate) fn hard_link(&self, from: &Path, to: &Path) -> Result<(), Error> {
+        self.change("link", to, |fs| fs.hard_link(from, to))
+    }
+
+    pub(crate) fn remove_file(&self, path: &Path) -> Result<(), Error> {
+        self.change("remove", path, |fs| fs.remove_file(path))
+    }
+
+    pub(crate) fn remove_dir(&self, path: &Path) -> Result<(), Error> {
+        self.change("remove directory", path, |fs| fs.remove_dir(path))
+    }
+
+    /// Removes what is at `path`, whatever it is; nothing being there is fine, also when it goes while we look.
+    pub(crate) fn remove_tree(&self, path: &Path) -> Result<(), Error> {
+        let removed = match self.kind(path)? {
+            None => Ok(()),
+            Some(Kind::Dir) => self.remove_dir_with_content(path),
+            Some(_) => self.remove_file(path),
+        };
+        optional(removed).map(|_| ())
+    }
+
+    fn remove_dir_with_content(&self, path: &Path) -> Result<(), Error> {
+        for entry in self.list(path)? {
+            self.remove_tree(&path.join(entry.name))?;
+        }
+        self.remove_dir(path)
+    }
+
+    pub(crate) fn sync_file(&self, path: &Path) -> Result<(), Error> {
+        let synced = self.change("sync", path, |fs| fs.sync_file(path));
+        self.poison_if_failed(path, synced)
+    }
+
+    pub(crate) fn sync_dir(&self, path: &Path) -> Result<(), Error> {
+        let synced = self.change("sync directory", path, |fs| fs.sync_dir(path));
+        self.poison_if_failed(path, synced)
+    }
+
+    pub(crate) fn lock(&self, path: &Path) -> Result<Lock, Error> {
+        self.fs.lock(path).map_err(io_error("lock", path))
+    }
+
+    pub(crate) fn try_lock(&self, path: &Path) -> Result<Option<Lock>, Error> {
+        self.fs.try_lock(path).map_err(io_error("lock", path))
+    }
+
+    fn change(
+        &self,
+        operation: &'static str,
+        path: &Path,
+        work: impl FnOnce(&dyn Fs) -> io::Result<()>,
+    ) -> Result<(), Error> {
+        if let Some(failed) = self.poisoned.get() {
+            return Err(Error::Poisoned { path: failed.clone() });
+        }
+        work(&*self.fs).map_err(io_error(operation, path))
+    }
+
+    fn poison_if_failed(&self, path: &Path, synced: Result<(), Error>) -> Result<(), Error> {
+        if synced.is_err() {
+            self.poisoned.get_or_init(|| path.to_owned());
+        }
+        synced
+    }
+}
+
+pub(crate) fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::Io { operation, path, source }
+}
+
+/// Turns "not there" into `None`.
+pub(crate) fn optional<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
+    match result {
+        Err(error) if error.io_kind() == Some(io::ErrorKind::NotFound) => Ok(None),
+        result => result.map(Some),
+    }
+}

@@ -1,0 +1,117 @@
+//! The real file system.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with, statvfs};
+
+use super::{Entry, Fs, Kind, Lock};
+
+#[derive(Debug)]
+pub(crate) struct Disk;
+
+impl Fs for Disk {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Read>> {
+        Ok(Box::new(File::open(path)?))
+    }
+
+    fn len(&self, path: &Path) -> io::Result<u64> {
+        Ok(fs::symlink_metadata(path)?.len())
+    }
+
+    fn kind(&self, path: &Path) -> io::Result<Kind> {
+        Ok(kind_of(fs::symlink_metadata(path)?.file_type()))
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
+        fs::read_dir(path)?.map(|entry| entry.and_then(to_entry)).collect()
+    }
+
+    fn free_bytes(&self, path: &Path) -> io::Result<u64> {
+        let stat = statvfs(path)?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        DirBuilder::new().mode(0o700).create(path)
+    }
+
+    fn create(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?.write_all(bytes)
+    }
+
+    fn seal(&self, path: &Path) -> io::Result<()> {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o444))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn rename_noreplace(&self, from: &Path, to: &Path) -> io::Result<()> {
+        Ok(renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)?)
+    }
+
+    fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::hard_link(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        fs::remove_dir(path)
+    }
+
+    fn sync_file(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Lock> {
+        let file = open_lock(path)?;
+        flock(&file, FlockOperation::LockExclusive)?;
+        Ok(Lock::new(file))
+    }
+
+    fn try_lock(&self, path: &Path) -> io::Result<Option<Lock>> {
+        let file = open_lock(path)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => still_there(&file, path).map(|()| Some(Lock::new(file))),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+fn kind_of(kind: fs::FileType) -> Kind {
+    match kind {
+        kind if kind.is_file() => Kind::File,
+        kind if kind.is_dir() => Kind::Dir,
+        _ => Kind::Other,
+    }
+}
+
+fn to_entry(entry: fs::DirEntry) -> io::Result<Entry> {
+    Ok(Entry { name: entry.file_name(), kind: kind_of(entry.file_type()?) })
+}
+
+/// Opened close-on-exec, as std does everywhere, so that a child never keeps a lock alive.
+fn open_lock(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
+}
+
+/// Between open and lock, the last holder may have removed the file: such a lock guards nothing.
+fn still_there(file: &File, path: &Path) -> io::Result<()> {
+    let (held, found) = (file.metadata()?, fs::symlink_metadata(path)?);
+    if (held.dev(), held.ino()) == (found.dev(), found.ino()) {
+        return Ok(());
+    }
+    Err(io::ErrorKind::NotFound.into())
+}

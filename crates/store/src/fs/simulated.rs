@@ -1,0 +1,378 @@
+//! A file system in memory that fails and loses power on command.
+//!
+//! Every changing operation is counted. At a chosen one it stops (this and everything after it fails, as for a process
+//! that was killed) or fails once with an errno. [`Simulated::after_power_loss`] then tells what a machine could find
+//! after a restart, under three assumptions about what was never synced:
+//!
+//! | [`Loss`] | content of files | entries of directories |
+//! |---|---|---|
+//! | `Nothing` | kept | kept: only the process died |
+//! | `Content` | lost: empty | kept |
+//! | `Everything` | lost: empty | lost |
+//!
+//! A rename is one change of both directories. Syncing a directory makes its changes durable, and with them every
+//! earlier change of any directory they also touched, as a journal does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::io::{self, Cursor, Read};
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::{Entry, Fs, Kind, Lock};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The process is killed before operation k.
+    StopAt(usize),
+    /// Operation k fails, others work.
+    ErrorAt(usize, io::ErrorKind),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Loss {
+    Nothing,
+    Content,
+    Everything,
+}
+
+type Inode = usize;
+const ROOT: Inode = 0;
+
+#[derive(Debug, Clone)]
+enum Node {
+    File { bytes: Vec<u8>, synced: Vec<u8> },
+    Dir { entries: BTreeMap<OsString, Inode>, synced: BTreeMap<OsString, Inode> },
+}
+
+/// One change of one or two directories: entries that went and entries that came.
+#[derive(Debug, Clone)]
+struct Change {
+    gone: Option<(Inode, OsString)>,
+    come: Option<(Inode, OsString, Inode)>,
+}
+
+impl Change {
+    fn dirs(&self) -> impl Iterator<Item = Inode> {
+        let gone = self.gone.as_ref().map(|(dir, _)| *dir);
+        gone.into_iter().chain(self.come.as_ref().map(|(dir, ..)| *dir))
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    nodes: Vec<Node>,
+    unsynced: Vec<Change>,
+    locked: BTreeSet<Inode>,
+    operations: usize,
+    fault: Option<Fault>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Simulated {
+    state: Arc<Mutex<State>>,
+}
+
+struct HeldLock {
+    state: Arc<Mutex<State>>,
+    inode: Inode,
+}
+
+impl Drop for HeldLock {
+    fn drop(&mut self) {
+        self.state.lock().unwrap().locked.remove(&self.inode);
+    }
+}
+
+impl Simulated {
+    pub(crate) fn new() -> Self {
+        let state = State { nodes: vec![empty_dir()], ..State::default() };
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+
+    pub(crate) fn arm(&self, fault: Fault) {
+        let mut state = self.state();
+        (state.operations, state.fault) = (0, Some(fault));
+    }
+
+    /// Changing operations since the file system was armed.
+    pub(crate) fn operations(&self) -> usize {
+        self.state().operations
+    }
+
+    pub(crate) fn after_power_loss(&self, loss: Loss) -> Self {
+        let state = self.state();
+        let nodes = state.nodes.iter().map(|node| after_loss(node, loss)).collect();
+        let state = State { nodes, ..State::default() };
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Every path that exists, for comparing.
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        let (state, mut found) = (self.state(), Vec::new());
+        state.collect(ROOT, Path::new("/"), &mut found);
+        found
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn changing(&self) -> io::Result<MutexGuard<'_, State>> {
+        let mut state = self.state();
+        state.count()?;
+        Ok(state)
+    }
+}
+
+fn empty_dir() -> Node {
+    Node::Dir { entries: BTreeMap::new(), synced: BTreeMap::new() }
+}
+
+fn after_loss(node: &Node, loss: Loss) -> Node {
+    match node {
+        Node::File { bytes, synced } => {
+            let bytes = if loss == Loss::Nothing { bytes } else { synced };
+            Node::File { bytes: bytes.clone(), synced: bytes.clone() }
+        }
+        Node::Dir { entries, synced } => {
+            let entries = if loss == Loss::Everything { synced } else { entries };
+            Node::Dir { entries: entries.clone(), synced: entries.clone() }
+        }
+    }
+}
+
+impl State {
+    fn count(&mut self) -> io::Result<()> {
+        let operation = self.operations;
+        self.operations += 1;
+        match self.fault {
+            Some(Fault::StopAt(at)) if operation >= at => Err(io::Error::other("killed")),
+            Some(Fault::ErrorAt(at, kind)) if operation == at => Err(kind.into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn collect(&self, dir: Inode, path: &Path, found: &mut Vec<PathBuf>) {
+        let Node::Dir { entries, .. } = &self.nodes[dir] else { return };
+        for (name, inode) in entries {
+            let path = path.join(name);
+            self.collect(*inode, &path, found);
+            found.push(path);
+        }
+    }
+
+    fn entries(&self, dir: Inode) -> io::Result<&BTreeMap<OsString, Inode>> {
+        match &self.nodes[dir] {
+            Node::Dir { entries, .. } => Ok(entries),
+            Node::File { .. } => Err(io::ErrorKind::NotADirectory.into()),
+        }
+    }
+
+    fn find(&self, path: &Path) -> io::Result<Inode> {
+        path.components().try_fold(ROOT, |dir, component| match component {
+            Component::Normal(name) => self.entries(dir)?.get(name).copied().ok_or(io::ErrorKind::NotFound.into()),
+            _ => Ok(dir),
+        })
+    }
+
+    /// The directory a path is in, and its name there.
+    fn place(&self, path: &Path) -> io::Result<(Inode, OsString)> {
+        let dir = self.find(path.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
+        self.entries(dir)?;
+        Ok((dir, path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned()))
+    }
+
+    fn vacant(&self, path: &Path) -> io::Result<(Inode, OsString)> {
+        let (dir, name) = self.place(path)?;
+        if self.entries(dir)?.contains_key(&name) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        Ok((dir, name))
+    }
+
+    fn add(&mut self, path: &Path, node: Node) -> io::Result<Inode> {
+        let (dir, name) = self.vacant(path)?;
+        self.nodes.push(node);
+        let inode = self.nodes.len() - 1;
+        self.change(Change { gone: None, come: Some((dir, name, inode)) });
+        Ok(inode)
+    }
+
+    fn change(&mut self, change: Change) {
+        apply(&mut self.nodes, &change, Side::Present);
+        self.unsynced.push(change);
+    }
+
+    fn remove(&mut self, path: &Path) -> io::Result<()> {
+        let place = self.place(path)?;
+        self.change(Change { gone: Some(place), come: None });
+        Ok(())
+    }
+
+    fn move_to(&mut self, from: &Path, (dir, name): (Inode, OsString)) -> io::Result<()> {
+        let inode = self.find(from)?;
+        let place = self.place(from)?;
+        self.change(Change { gone: Some(place), come: Some((dir, name, inode)) });
+        Ok(())
+    }
+
+    fn sync_dir(&mut self, dir: Inode) {
+        let mut dirs = BTreeSet::from([dir]);
+        let mut due = vec![false; self.unsynced.len()];
+        for (index, change) in self.unsynced.iter().enumerate().rev() {
+            if change.dirs().any(|dir| dirs.contains(&dir)) {
+                due[index] = true;
+                dirs.extend(change.dirs());
+            }
+        }
+        let mut due = due.into_iter();
+        let changes = std::mem::take(&mut self.unsynced);
+        let (now, later): (Vec<_>, Vec<_>) = changes.into_iter().partition(|_| due.next() == Some(true));
+        now.iter().for_each(|change| apply(&mut self.nodes, change, Side::Synced));
+        self.unsynced = later;
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Present,
+    Synced,
+}
+
+fn apply(nodes: &mut [Node], change: &Change, side: Side) {
+    let mut edit = |dir: Inode, edit: &mut dyn FnMut(&mut BTreeMap<OsString, Inode>)| match (&mut nodes[dir], side) {
+        (Node::Dir { entries, .. }, Side::Present) => edit(entries),
+        (Node::Dir { synced, .. }, Side::Synced) => edit(synced),
+        (Node::File { .. }, _) => unreachable!("changes are made to directories"),
+    };
+    if let Some((dir, name)) = &change.gone {
+        edit(*dir, &mut |entries| entries.retain(|found, _| found != name));
+    }
+    if let Some((dir, name, inode)) = &change.come {
+        edit(*dir, &mut |entries| entries.extend([(name.clone(), *inode)]));
+    }
+}
+
+impl Fs for Simulated {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Read>> {
+        let state = self.state();
+        match &state.nodes[state.find(path)?] {
+            Node::File { bytes, .. } => Ok(Box::new(Cursor::new(bytes.clone()))),
+            Node::Dir { .. } => Err(io::ErrorKind::IsADirectory.into()),
+        }
+    }
+
+    fn len(&self, path: &Path) -> io::Result<u64> {
+        let state = self.state();
+        match &state.nodes[state.find(path)?] {
+            Node::File { bytes, .. } => Ok(bytes.len() as u64),
+            Node::Dir { .. } => Ok(0),
+        }
+    }
+
+    fn kind(&self, path: &Path) -> io::Result<Kind> {
+        let state = self.state();
+        match &state.nodes[state.find(path)?] {
+            Node::File { .. } => Ok(Kind::File),
+            Node::Dir { .. } => Ok(Kind::Dir),
+        }
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
+        let state = self.state();
+        let entries = state.entries(state.find(path)?)?.iter();
+        let kind = |inode: &Inode| match state.nodes[*inode] {
+            Node::File { .. } => Kind::File,
+            Node::Dir { .. } => Kind::Dir,
+        };
+        Ok(entries.map(|(name, inode)| Entry { name: name.clone(), kind: kind(inode) }).collect())
+    }
+
+    fn free_bytes(&self, _: &Path) -> io::Result<u64> {
+        Ok(u64::MAX)
+    }
+
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.changing()?.add(path, empty_dir()).map(drop)
+    }
+
+    /// Two operations, so that a stop or an error between them leaves an empty file.
+    fn create(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+        let inode = self.changing()?.add(path, Node::File { bytes: Vec::new(), synced: Vec::new() })?;
+        let mut state = self.changing()?;
+        if let Node::File { bytes, .. } = &mut state.nodes[inode] {
+            *bytes = content.to_vec();
+        }
+        Ok(())
+    }
+
+    fn seal(&self, path: &Path) -> io::Result<()> {
+        self.changing()?.find(path).map(drop)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut state = self.changing()?;
+        let place = state.place(to)?;
+        state.move_to(from, place)
+    }
+
+    fn rename_noreplace(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut state = self.changing()?;
+        state.find(from)?;
+        let place = state.vacant(to)?;
+        state.move_to(from, place)
+    }
+
+    fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut state = self.changing()?;
+        let inode = state.find(from)?;
+        let (dir, name) = state.vacant(to)?;
+        state.change(Change { gone: None, come: Some((dir, name, inode)) });
+        Ok(())
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.changing()?;
+        state.find(path)?;
+        state.remove(path)
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.changing()?;
+        let inode = state.find(path)?;
+        if !state.entries(inode)?.is_empty() {
+            return Err(io::ErrorKind::DirectoryNotEmpty.into());
+        }
+        state.remove(path)
+    }
+
+    fn sync_file(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.changing()?;
+        let inode = state.find(path)?;
+        if let Node::File { bytes, synced } = &mut state.nodes[inode] {
+            synced.clone_from(bytes);
+        }
+        Ok(())
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.changing()?;
+        let inode = state.find(path)?;
+        state.sync_dir(inode);
+        Ok(())
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Lock> {
+        self.try_lock(path)?.ok_or_else(|| panic!("waiting for {} would never end", path.display()))
+    }
+
+    fn try_lock(&self, path: &Path) -> io::Result<Option<Lock>> {
+        let inode = match self.kind(path) {
+            Ok(_) => self.state().find(path)?,
+            Err(_) => self.changing()?.add(path, Node::File { bytes: Vec::new(), synced: Vec::new() })?,
+        };
+        let fresh = self.state().locked.insert(inode);
+        Ok(fresh.then(|| Lock::new(HeldLock { state: self.state.clone(), inode })))
+    }
+}

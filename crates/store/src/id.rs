@@ -1,0 +1,118 @@
+//! Identities: random ones for sandboxes, digests for everything that is named by its content.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use thiserror::Error;
+
+use crate::Error;
+
+/// A text that is not the identity it should be.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{text:?} is not {expected}")]
+pub struct ParseIdError {
+    text: String,
+    expected: &'static str,
+}
+
+/// Names one sandbox, for ever: 16 random hexadecimal digits.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct SandboxId(String);
+
+impl SandboxId {
+    pub fn random() -> Result<Self, Error> {
+        let mut bytes = [0; 8];
+        getrandom::fill(&mut bytes).map_err(Error::Random)?;
+        Ok(Self(hex(&bytes)))
+    }
+}
+
+/// SHA-256 of some content.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Digest(String);
+
+impl Digest {
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(hex(&Sha256::digest(bytes)))
+    }
+
+    pub(crate) fn finish(hasher: Sha256) -> Self {
+        Self(hex(&hasher.finalize()))
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn check_hex(text: &str, digits: usize, expected: &'static str) -> Result<(), ParseIdError> {
+    let valid = text.len() == digits && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    if valid { Ok(()) } else { Err(ParseIdError { text: text.to_owned(), expected }) }
+}
+
+macro_rules! hex_id {
+    ($id:ident, $digits:literal, $expected:literal) => {
+        impl $id {
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl FromStr for $id {
+            type Err = ParseIdError;
+
+            fn from_str(text: &str) -> Result<Self, ParseIdError> {
+                check_hex(text, $digits, $expected)?;
+                Ok(Self(text.to_owned()))
+            }
+        }
+
+        impl TryFrom<String> for $id {
+            type Error = ParseIdError;
+
+            fn try_from(text: String) -> Result<Self, ParseIdError> {
+                text.parse()
+            }
+        }
+
+        impl From<$id> for String {
+            fn from(id: $id) -> Self {
+                id.0
+            }
+        }
+
+        impl fmt::Display for $id {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+hex_id!(SandboxId, 16, "a sandbox id (16 hexadecimal digits)");
+hex_id!(Digest, 64, "a SHA-256 digest (64 hexadecimal digits)");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_is_sha256() {
+        let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        assert_eq!(Digest::of(b"").as_str(), empty);
+        assert_eq!(empty.parse::<Digest>().unwrap(), Digest::of(b""));
+    }
+
+    #[test]
+    fn ids_differ_and_parse_back() {
+        let (a, b) = (SandboxId::random().unwrap(), SandboxId::random().unwrap());
+        assert_ne!(a, b);
+        assert_eq!(a.to_string().parse::<SandboxId>().unwrap(), a);
+        assert!("../../etc/passwd".parse::<SandboxId>().is_err());
+        assert!("ABCDEF0123456789".parse::<SandboxId>().is_err());
+    }
+}

@@ -1,0 +1,288 @@
+//! Images and the kernels they boot with.
+//!
+//! Always: an image and a kernel bundle are named by the digest of their description, which holds the digest of every
+//! file in them; the store computes those digests itself, from the bytes it publishes. Equal inputs give equal names.
+//!
+//! Looking one up checks its description and the sizes of its files, not every byte of them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::fs::{Files, optional};
+use crate::publish::Staged;
+use crate::record::{self, Record};
+use crate::{Digest, Error, Name, Store};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Arch {
+    X86_64,
+    Aarch64,
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Arch::X86_64 => "x86_64",
+            Arch::Aarch64 => "aarch64",
+        })
+    }
+}
+
+/// Who is process 1 once the root file system is mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Init {
+    /// Our agent stays process 1.
+    Agent,
+    /// The agent starts the image's own `/sbin/init`.
+    Image,
+}
+
+/// How a command runs when its caller says nothing else.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecDefaults {
+    pub env: BTreeMap<String, String>,
+    pub user: Option<String>,
+    pub workdir: Option<String>,
+    pub cmd: Vec<String>,
+}
+
+/// What a file of a published directory is, byte for byte.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blob {
+    pub digest: Digest,
+    pub bytes: u64,
+}
+
+/// What its maker says about an image; the store adds the digests.
+#[derive(Debug, Clone)]
+pub struct ImageSpec {
+    pub arch: Arch,
+    pub kernel: Digest,
+    pub init: Init,
+    pub defaults: ExecDefaults,
+}
+
+/// `images/<digest>/image.json`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageRecord {
+    pub schema: u64,
+    pub arch: Arch,
+    pub kernel: Digest,
+    pub rootfs: Blob,
+    pub init: Init,
+    pub defaults: ExecDefaults,
+}
+
+impl Record for ImageRecord {
+    const SCHEMA: u64 = 1;
+}
+
+/// A published image.
+#[derive(Debug, Clone)]
+pub struct Image {
+    pub digest: Digest,
+    pub record: ImageRecord,
+    dir: PathBuf,
+}
+
+impl Image {
+    /// The read-only root file system.
+    pub fn rootfs(&self) -> PathBuf {
+        self.dir.join("rootfs.raw")
+    }
+}
+
+/// One name of an image.
+#[derive(Debug)]
+pub struct NamedImage {
+    pub name: Name,
+    /// An image that cannot be read is listed with the reason.
+    pub image: Result<Image, Error>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KernelFormat {
+    /// An ELF file with a PVH entry: no decompression in the guest.
+    Vmlinux,
+    BzImage,
+}
+
+/// What its maker says about a kernel bundle; the store adds the digests.
+#[derive(Debug, Clone)]
+pub struct KernelSpec {
+    pub arch: Arch,
+    pub release: String,
+    pub format: KernelFormat,
+    /// File names in `modules/`, each after those it depends on.
+    pub modules: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModuleRecord {
+    pub file: String,
+    pub content: Blob,
+}
+
+/// `kernels/<digest>/bundle.json`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelRecord {
+    pub schema: u64,
+    pub arch: Arch,
+    pub release: String,
+    pub format: KernelFormat,
+    pub kernel: Blob,
+    /// In the order in which they load.
+    pub modules: Vec<ModuleRecord>,
+}
+
+impl Record for KernelRecord {
+    const SCHEMA: u64 = 1;
+}
+
+/// A published kernel with the modules a guest needs to find its disk.
+#[derive(Debug, Clone)]
+pub struct KernelBundle {
+    pub digest: Digest,
+    pub record: KernelRecord,
+    dir: PathBuf,
+}
+
+impl KernelBundle {
+    pub fn kernel(&self) -> PathBuf {
+        self.dir.join("kernel")
+    }
+
+    /// File name and path of each module, in load order.
+    pub fn modules(&self) -> impl Iterator<Item = (&str, PathBuf)> {
+        self.record.modules.iter().map(|module| (module.file.as_str(), self.dir.join("modules").join(&module.file)))
+    }
+}
+
+impl Store {
+    /// Publishes `rootfs.raw` of the staged tree as an image.
+    pub fn publish_image(&self, staged: Staged, spec: ImageSpec) -> Result<Image, Error> {
+        let record = ImageRecord {
+            schema: ImageRecord::SCHEMA,
+            arch: spec.arch,
+            kernel: spec.kernel,
+            rootfs: blob(&self.files, &staged.path().join("rootfs.raw"))?,
+            init: spec.init,
+            defaults: spec.defaults,
+        };
+        let digest = self.describe(&staged, "image.json", &record)?;
+        staged.publish(&self.layout.image(&digest))?;
+        self.image_by_digest(&digest)
+    }
+
+    /// Publishes `kernel` and `modules/` of the staged tree.
+    pub fn publish_kernel(&self, staged: Staged, spec: KernelSpec) -> Result<KernelBundle, Error> {
+        let modules = spec.modules.into_iter().map(|file| {
+            Ok(ModuleRecord { content: blob(&self.files, &staged.path().join("modules").join(&file))?, file })
+        });
+        let record = KernelRecord {
+            schema: KernelRecord::SCHEMA,
+            arch: spec.arch,
+            release: spec.release,
+            format: spec.format,
+            kernel: blob(&self.files, &staged.path().join("kernel"))?,
+            modules: modules.collect::<Result<_, Error>>()?,
+        };
+        let digest = self.describe(&staged, "bundle.json", &record)?;
+        staged.publish(&self.layout.kernel(&digest))?;
+        self.kernel(&digest)
+    }
+
+    fn describe(&self, staged: &Staged, file: &str, record: &impl Record) -> Result<Digest, Error> {
+        let bytes = record::canonical(record);
+        self.files.create(&staged.path().join(file), &bytes)?;
+        Ok(Digest::of(&bytes))
+    }
+
+    pub fn kernel(&self, digest: &Digest) -> Result<KernelBundle, Error> {
+        let dir = self.layout.kernel(digest);
+        let record: KernelRecord = self.read_described(&dir.join("bundle.json"), digest)?;
+        let bundle = KernelBundle { digest: digest.clone(), record, dir };
+        check_size(&self.files, &bundle.kernel(), &bundle.record.kernel)?;
+        for (module, (file, path)) in bundle.record.modules.iter().zip(bundle.modules()) {
+            if file.contains('/') {
+                return Err(Error::corrupt(&bundle.dir, format!("{file:?} is not the name of a module")));
+            }
+            check_size(&self.files, &path, &module.content)?;
+        }
+        Ok(bundle)
+    }
+
+    pub fn image_by_digest(&self, digest: &Digest) -> Result<Image, Error> {
+        let dir = self.layout.image(digest);
+        let record: ImageRecord = self.read_described(&dir.join("image.json"), digest)?;
+        let image = Image { digest: digest.clone(), record, dir };
+        check_size(&self.files, &image.rootfs(), &image.record.rootfs)?;
+        Ok(image)
+    }
+
+    fn read_described<T: Record>(&self, path: &Path, digest: &Digest) -> Result<T, Error> {
+        let (record, bytes) = record::read_canonical(&self.files, path)?;
+        if Digest::of(&bytes) != *digest {
+            return Err(Error::corrupt(path, "its digest is not the name of its directory"));
+        }
+        Ok(record)
+    }
+
+    pub fn image(&self, name: &Name) -> Result<Image, Error> {
+        let path = self.layout.image_name(name);
+        let bytes = self.files.read_if_exists(&path)?.ok_or_else(|| Error::UnknownImage { name: name.clone() })?;
+        let text = std::str::from_utf8(&bytes).map_err(|error| Error::corrupt(&path, error))?;
+        let digest = text.trim_end().parse().map_err(|error| Error::corrupt(&path, error))?;
+        self.image_by_digest(&digest)
+    }
+
+    /// Every image that has a name, by name.
+    pub fn images(&self) -> Result<Vec<NamedImage>, Error> {
+        let entries = self.files.list(&self.layout.image_names())?;
+        let names = entries.iter().filter_map(|entry| entry.name.to_str()?.parse::<Name>().ok());
+        Ok(names.map(|name| NamedImage { image: self.image(&name), name }).collect())
+    }
+
+    /// Points a name at an image, instead of whatever it pointed at before.
+    pub fn set_image_name(&self, name: &Name, digest: &Digest) -> Result<(), Error> {
+        self.image_by_digest(digest)?;
+        let staged = self.stage()?;
+        let (new, target) = (staged.path().join("name"), self.layout.image_name(name));
+        self.files.create(&new, format!("{digest}\n").as_bytes())?;
+        self.files.sync_file(&new)?;
+        self.files.rename(&new, &target)?;
+        self.files.sync_dir(&self.layout.image_names())
+    }
+
+    /// The initial file system made from `key`, if it was made before.
+    pub fn initramfs(&self, key: &Digest) -> Result<Option<PathBuf>, Error> {
+        let path = self.layout.initramfs(key);
+        Ok(self.files.kind(&path)?.map(|_| path))
+    }
+
+    pub fn publish_initramfs(&self, key: &Digest, bytes: &[u8]) -> Result<PathBuf, Error> {
+        let (staged, target) = (self.stage()?, self.layout.initramfs(key));
+        self.files.create(&staged.path().join("cpio"), bytes)?;
+        staged.publish_file("cpio", &target)?;
+        Ok(target)
+    }
+}
+
+fn blob(files: &Files, path: &Path) -> Result<Blob, Error> {
+    let (digest, bytes) = files.digest(path)?;
+    Ok(Blob { digest, bytes })
+}
+
+fn check_size(files: &Files, path: &Path, expected: &Blob) -> Result<(), Error> {
+    match optional(files.len(path))? {
+        Some(bytes) if bytes == expected.bytes => Ok(()),
+        Some(bytes) => Err(Error::corrupt(path, format!("{bytes} bytes where {} belong", expected.bytes))),
+        None => Err(Error::corrupt(path, "missing")),
+    }
+}

@@ -1,0 +1,139 @@
+//! Where everything is.
+//!
+//! ```text
+//! format                     "sandtree-store 1\n"; a larger number is refused by name
+//! lock                       held for moments: to make or end a staging directory, to take a sandbox's name away
+//! staging/<id>/              unfinished work: `lock`, held by whoever works there, and `tree`, what is being made or removed
+//! names/images/<name>        digest of the image; replaced by rename
+//! names/sandboxes/<name>     id of the sandbox; a link to the sandbox's own `claim`, so two claims cannot both win
+//! kernels/<digest>/          bundle.json, kernel, modules/*.ko
+//! initramfs/<digest>.cpio    agent and modules; named by the digest of what it is made of
+//! images/<digest>/           image.json, rootfs.raw
+//! sandboxes/<id>/            sandbox.json, state.json, claim, lock, overlay-<n>.qcow2, execs/, console.log, keeper.sock
+//! cache/<key>                JSON that may be deleted at any time
+//! ```
+//!
+//! Directories are 0700, files 0600. What is published by digest is sealed (0444): a machine that runs under another
+//! user gets it as a descriptor, and may open that descriptor again, but reaches nothing by path.
+//!
+//! Always: what is outside `staging/` and `cache/` is complete and synced. What open finds is dealt with like this:
+//!
+//! | found | done |
+//! |---|---|
+//! | a staging directory whose lock is held | left alone: someone works there |
+//! | a staging directory whose lock is free | removed |
+//! | … and a sandbox of the same id, still `creating`, whose lock is free | sandbox and name removed: its creation died |
+//! | … and a sandbox of the same id in any other phase | the sandbox stays: its creation or removal had not begun to matter |
+//! | … with a sandbox in its `tree` | its name is removed, too: its removal died |
+//! | a name without a sandbox | taken over by whoever claims it next |
+//! | something else | left alone, and reported where it is in the way |
+
+use std::path::{Path, PathBuf};
+
+use crate::{Digest, Name, SandboxId};
+
+/// The format this program reads and writes.
+pub(crate) const FORMAT: u32 = 1;
+pub(crate) const FORMAT_MAGIC: &str = "sandtree-store";
+
+#[derive(Debug, Clone)]
+pub(crate) struct Layout {
+    root: PathBuf,
+}
+
+impl Layout {
+    pub(crate) fn new(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// All directories, parents first.
+    pub(crate) fn dirs(&self) -> [PathBuf; 9] {
+        [
+            self.staging(),
+            self.root.join("names"),
+            self.image_names(),
+            self.sandbox_names(),
+            self.kernels(),
+            self.initramfs_dir(),
+            self.images(),
+            self.sandboxes(),
+            self.cache(),
+        ]
+    }
+
+    /// Whether an entry may be in a root that has no format yet.
+    pub(crate) fn is_ours(name: &str) -> bool {
+        const DIRS: [&str; 7] = ["staging", "names", "kernels", "initramfs", "images", "sandboxes", "cache"];
+        // A file system of the store's own has a `lost+found`.
+        const OTHERS: [&str; 4] = ["format", "format.new", "lock", "lost+found"];
+        DIRS.contains(&name) || OTHERS.contains(&name)
+    }
+
+    pub(crate) fn format(&self) -> PathBuf {
+        self.root.join("format")
+    }
+
+    pub(crate) fn lock(&self) -> PathBuf {
+        self.root.join("lock")
+    }
+
+    pub(crate) fn staging(&self) -> PathBuf {
+        self.root.join("staging")
+    }
+
+    pub(crate) fn image_names(&self) -> PathBuf {
+        self.root.join("names/images")
+    }
+
+    pub(crate) fn image_name(&self, name: &Name) -> PathBuf {
+        self.image_names().join(name.as_str())
+    }
+
+    pub(crate) fn sandbox_names(&self) -> PathBuf {
+        self.root.join("names/sandboxes")
+    }
+
+    pub(crate) fn sandbox_name(&self, name: &Name) -> PathBuf {
+        self.sandbox_names().join(name.as_str())
+    }
+
+    pub(crate) fn kernels(&self) -> PathBuf {
+        self.root.join("kernels")
+    }
+
+    pub(crate) fn kernel(&self, digest: &Digest) -> PathBuf {
+        self.kernels().join(digest.as_str())
+    }
+
+    pub(crate) fn initramfs_dir(&self) -> PathBuf {
+        self.root.join("initramfs")
+    }
+
+    pub(crate) fn initramfs(&self, key: &Digest) -> PathBuf {
+        self.initramfs_dir().join(format!("{key}.cpio"))
+    }
+
+    pub(crate) fn images(&self) -> PathBuf {
+        self.root.join("images")
+    }
+
+    pub(crate) fn image(&self, digest: &Digest) -> PathBuf {
+        self.images().join(digest.as_str())
+    }
+
+    pub(crate) fn sandboxes(&self) -> PathBuf {
+        self.root.join("sandboxes")
+    }
+
+    pub(crate) fn sandbox(&self, id: &SandboxId) -> PathBuf {
+        self.sandboxes().join(id.as_str())
+    }
+
+    pub(crate) fn cache(&self) -> PathBuf {
+        self.root.join("cache")
+    }
+}

@@ -1,0 +1,183 @@
+//! Publishing: how anything gets out of `staging/`, whole or not at all.
+//!
+//! ```text
+//! stage ──► fill tree ──► sync every file and directory ──► rename_noreplace ──► sync the directory it is in now
+//!             └── dropped, or its process died: removed, at once or by the next open
+//! ```
+//!
+//! Always: a staging directory is locked by its maker from its first moment to its last; only one with a free lock is
+//! ever cleaned up.
+//!
+//! When it fails: what was staged is removed. Where that fails, too, it stays in `staging/` for the next open.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::fs::{Files, Kind, Lock, optional};
+use crate::layout::Layout;
+use crate::{Error, SandboxId, lock};
+
+/// A directory of unfinished work. Dropping it removes it.
+#[derive(Debug)]
+pub struct Staged {
+    files: Files,
+    layout: Layout,
+    shell: PathBuf,
+    tree: PathBuf,
+    kept: bool,
+    _lock: Lock,
+}
+
+/// What publishing under a digest found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Published {
+    New,
+    /// The same content was there before; what was staged is dropped.
+    Already,
+}
+
+impl Staged {
+    /// Makes `staging/<id>/tree`, locked.
+    pub(crate) fn new(files: &Files, layout: &Layout, id: &SandboxId) -> Result<Self, Error> {
+        let staged = Self::shell(files, layout, id)?;
+        files.create_dir(&staged.tree)?;
+        Ok(staged)
+    }
+
+    /// Makes `staging/<id>`, locked, with no `tree` in it yet; or takes over one that was kept.
+    pub(crate) fn shell(files: &Files, layout: &Layout, id: &SandboxId) -> Result<Self, Error> {
+        let shell = layout.staging().join(id.as_str());
+        let _store = lock::store(files, layout)?;
+        files.ensure_dir(&shell)?;
+        match files.try_lock(&shell.join("lock")) {
+            Ok(Some(lock)) => Ok(Self::adopt(files, layout, shell, lock)),
+            Ok(None) => Err(Error::Busy { id: id.clone() }),
+            Err(error) => {
+                left_for_next_open(files.remove_tree(&shell));
+                Err(error)
+            }
+        }
+    }
+
+    fn adopt(files: &Files, layout: &Layout, shell: PathBuf, lock: Lock) -> Self {
+        let tree = shell.join("tree");
+        Self { files: files.clone(), layout: layout.clone(), shell, tree, kept: false, _lock: lock }
+    }
+
+    /// The directory to fill.
+    pub fn path(&self) -> &Path {
+        &self.tree
+    }
+
+    /// Makes the tree read-only and durable, then renames it to `target`.
+    pub(crate) fn publish(self, target: &Path) -> Result<Published, Error> {
+        seal_tree(&self.files, &self.tree)?;
+        sync_tree(&self.files, &self.tree)?;
+        publish(&self.files, &self.tree, target)
+    }
+
+    /// Like `publish`, for one file of the tree.
+    pub(crate) fn publish_file(self, name: &str, target: &Path) -> Result<Published, Error> {
+        let file = self.tree.join(name);
+        self.files.seal(&file)?;
+        self.files.sync_file(&file)?;
+        publish(&self.files, &file, target)
+    }
+
+    /// Removes it, for those who want to know whether that worked.
+    pub(crate) fn discard(mut self) -> Result<(), Error> {
+        self.kept = true;
+        self.remove()
+    }
+
+    /// Lets go without removing anything, for the next open to judge.
+    pub(crate) fn keep(mut self) {
+        self.kept = true;
+    }
+
+    fn remove(&self) -> Result<(), Error> {
+        self.files.remove_tree(&self.tree)?;
+        // Under the store's lock, so that nobody locks the directory anew between the two steps.
+        let _store = lock::store(&self.files, &self.layout)?;
+        self.files.remove_tree(&self.shell)
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if !self.kept {
+            left_for_next_open(self.remove());
+        }
+    }
+}
+
+/// A clean-up that failed needs no report: the next open finds what is left and removes it.
+pub(crate) fn left_for_next_open(_: Result<(), Error>) {}
+
+fn publish(files: &Files, from: &Path, target: &Path) -> Result<Published, Error> {
+    let renamed = files.rename_noreplace(from, target);
+    let published = match renamed {
+        Err(error) if error.io_kind() == Some(io::ErrorKind::AlreadyExists) => Published::Already,
+        done => done.map(|()| Published::New)?,
+    };
+    // Also when it was there already: whoever put it there may not have got as far as this.
+    files.sync_dir(parent(target))?;
+    Ok(published)
+}
+
+pub(crate) fn parent(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("/"))
+}
+
+fn seal_tree(files: &Files, path: &Path) -> Result<(), Error> {
+    for entry in files.list(path)? {
+        let path = path.join(entry.name);
+        match entry.kind {
+            Kind::Dir => seal_tree(files, &path)?,
+            Kind::File => files.seal(&path)?,
+            Kind::Other => return Err(Error::corrupt(path, "neither a file nor a directory")),
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn sync_tree(files: &Files, path: &Path) -> Result<(), Error> {
+    for entry in files.list(path)? {
+        let path = path.join(entry.name);
+        match entry.kind {
+            Kind::Dir => sync_tree(files, &path)?,
+            _ => files.sync_file(&path)?,
+        }
+    }
+    files.sync_dir(path)
+}
+
+/// Replaces the file at `path`: afterwards it holds the old bytes or the new ones, whatever happens on the way.
+///
+/// The temporary file has a fixed name, so only one process may replace a given file at a time.
+pub(crate) fn replace(files: &Files, path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let new = path.with_extension("new");
+    optional(files.remove_file(&new))?;
+    let written =
+        files.create(&new, bytes).and_then(|()| files.sync_file(&new)).and_then(|()| files.rename(&new, path));
+    if written.is_err() {
+        left_for_next_open(files.remove_file(&new));
+    }
+    written?;
+    files.sync_dir(parent(path))
+}
+
+/// Staging directories whose makers are gone, now locked by us.
+pub(crate) fn stale(files: &Files, layout: &Layout) -> Result<Vec<(SandboxId, Staged)>, Error> {
+    // Declared before the store's lock, hence dropped after it: dropping a `Staged` takes that lock.
+    let mut found = Vec::new();
+    let _store = lock::store(files, layout)?;
+    for entry in files.list(&layout.staging())? {
+        let Some(id) = entry.name.to_str().and_then(|name| name.parse::<SandboxId>().ok()) else { continue };
+        let shell = layout.staging().join(id.as_str());
+        if let Some(lock) = files.try_lock(&shell.join("lock"))? {
+            found.push((id, Staged::adopt(files, layout, shell, lock)));
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,292 @@
+//! Every verb of the store, stopped and failed at every file operation.
+//!
+//! After a stop, the store is opened on what each kind of power loss leaves, and must be a store that one of the two
+//! states, before or after the verb, explains. After an error, the same must hold at once and after reopening.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::record;
+use crate::fs::simulated::{Fault, Loss, Simulated};
+use crate::{
+    Arch, Digest, Error, ExecDefaults, ImageSpec, Init, Name, Owned, Phase, SandboxRecord, StateRecord, Store,
+};
+
+const ROOT: &str = "/store";
+const STAGING: &str = "/store/staging";
+const NAMES: &str = "/store/names/sandboxes";
+const LOSSES: [Loss; 3] = [Loss::Nothing, Loss::Content, Loss::Everything];
+
+fn open(fs: &Simulated) -> Store {
+    Store::open_on(Arc::new(fs.clone()), Path::new(ROOT)).unwrap()
+}
+
+fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}
+
+fn running() -> StateRecord {
+    StateRecord::new(Phase::Running, 7)
+}
+
+/// A finished sandbox, owned.
+fn made(store: &Store, record: &SandboxRecord) -> Owned {
+    let mut owned = store.create_sandbox(record.clone()).unwrap();
+    owned.set_state(&running()).unwrap();
+    owned
+}
+
+/// A verb, the store it works on, and what must hold whatever became of it.
+struct Case<'a, P> {
+    prepare: &'a dyn Fn(&Store) -> P,
+    verb: &'a dyn Fn(&Store, P) -> Result<(), Error>,
+    check: &'a dyn Fn(&Store, Outcome),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// The verb said it was done.
+    Done,
+    /// It was stopped, or failed: either state may be found.
+    Open,
+}
+
+impl<P> Case<'_, P> {
+    fn run(&self) {
+        let operations = self.stop_at_each_operation();
+        assert!(operations > 3, "only {operations} operations were seen");
+        for kind in [ErrorKind::StorageFull, ErrorKind::Other] {
+            (0..operations).for_each(|at| self.fail_at(at, kind));
+        }
+    }
+
+    fn armed(&self, fault: Fault) -> (Simulated, Result<(), Error>) {
+        let fs = Simulated::new();
+        let store = open(&fs);
+        let prepared = (self.prepare)(&store);
+        fs.arm(fault);
+        let result = (self.verb)(&store, prepared);
+        (fs, result)
+    }
+
+    /// How many operations the verb takes in all.
+    fn stop_at_each_operation(&self) -> usize {
+        for at in 0.. {
+            let (fs, result) = self.armed(Fault::StopAt(at));
+            let outcome = if result.is_ok() { Outcome::Done } else { Outcome::Open };
+            for loss in LOSSES {
+                let found = fs.after_power_loss(loss);
+                self.check_reopened(&found, outcome, &format!("stop at {at}, {loss:?}"));
+            }
+            if fs.operations() <= at {
+                return at;
+            }
+        }
+        unreachable!("the verb ends")
+    }
+
+    fn fail_at(&self, at: usize, kind: ErrorKind) {
+        let (fs, result) = self.armed(Fault::ErrorAt(at, kind));
+        let outcome = if result.is_ok() { Outcome::Done } else { Outcome::Open };
+        self.check_reopened(&fs, outcome, &format!("{kind} at {at}"));
+    }
+
+    fn check_reopened(&self, fs: &Simulated, outcome: Outcome, what: &str) {
+        let store = open(fs);
+        check_invariants(&store, fs, what);
+        (self.check)(&store, outcome);
+        // What was cleaned up stays cleaned up: a second open finds nothing to do.
+        assert_eq!(open(fs).recovered(), [], "{what}");
+        let residue: Vec<_> = fs.paths().into_iter().filter(|path| path.parent() == Some(STAGING.as_ref())).collect();
+        assert_eq!(residue, Vec::<PathBuf>::new(), "{what}");
+    }
+}
+
+/// What holds for every store at every time, after open.
+fn check_invariants(store: &Store, fs: &Simulated, what: &str) {
+    for listed in store.sandboxes().unwrap() {
+        let sandbox = listed.sandbox.unwrap_or_else(|error| panic!("{what}: {error}"));
+        let state = sandbox.state().unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_ne!(state.phase, Phase::Creating, "{what}: an unfinished sandbox is left");
+        let by_name = store.sandbox(&sandbox.record().name).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(by_name.id(), sandbox.id(), "{what}");
+    }
+    for path in fs.paths() {
+        if path.parent() == Some(NAMES.as_ref()) {
+            let name = name(path.file_name().unwrap().to_str().unwrap());
+            store.sandbox(&name).unwrap_or_else(|error| panic!("{what}: {error}"));
+        }
+    }
+    for named in store.images().unwrap() {
+        named.image.unwrap_or_else(|error| panic!("{what}: {error}"));
+    }
+}
+
+#[test]
+fn create_is_whole_or_nothing() {
+    let record = record("a");
+    Case {
+        prepare: &|_| (),
+        verb: &|store, ()| store.create_sandbox(record.clone())?.set_state(&running()),
+        check: &|store, outcome| match store.sandbox(&name("a")) {
+            Ok(sandbox) => assert_eq!(sandbox.state().unwrap(), running()),
+            Err(error) => {
+                assert!(matches!(error, Error::UnknownSandbox { .. }), "{error}");
+                assert_eq!(outcome, Outcome::Open);
+                assert!(store.sandboxes().unwrap().is_empty());
+                drop(made(store, &record));
+            }
+        },
+    }
+    .run();
+}
+
+#[test]
+fn a_failed_create_leaves_nothing_even_before_the_store_is_reopened() {
+    let record = record("a");
+    let operations = {
+        let fs = Simulated::new();
+        let store = open(&fs);
+        fs.arm(Fault::StopAt(usize::MAX));
+        drop(store.create_sandbox(record.clone()).unwrap());
+        fs.operations()
+    };
+    for at in 0..operations {
+        let fs = Simulated::new();
+        let store = open(&fs);
+        let before = fs.paths();
+        fs.arm(Fault::ErrorAt(at, ErrorKind::StorageFull));
+        match store.create_sandbox(record.clone()) {
+            // A failed sync forbids further writes, so its remains wait for the next open.
+            Err(_) if matches!(store.stage(), Err(Error::Poisoned { .. })) => drop(open(&fs)),
+            Err(_) => {}
+            Ok(_) => panic!("an error at {at} was swallowed"),
+        }
+        assert_eq!(fs.paths(), before, "error at {at}");
+    }
+}
+
+#[test]
+fn a_name_that_is_taken_is_left_alone() {
+    let (holder, late) = (record("a"), record("a"));
+    Case {
+        prepare: &|store| drop(made(store, &holder)),
+        verb: &|store, ()| match store.create_sandbox(late.clone()) {
+            Err(Error::NameTaken { holder: found, .. }) => {
+                assert_eq!(found, holder.id);
+                store.cache(&name("x"), &1)
+            }
+            other => panic!("{other:?}"),
+        },
+        check: &|store, _| assert_eq!(*store.sandbox(&name("a")).unwrap().id(), holder.id),
+    }
+    .run();
+}
+
+#[test]
+fn a_state_is_the_old_one_or_the_new_one() {
+    let (record, new) = (record("a"), StateRecord::new(Phase::Stopped, 8));
+    Case {
+        prepare: &|store| made(store, &record),
+        verb: &|_, mut owned| owned.set_state(&new),
+        check: &|store, outcome| {
+            let state = store.sandbox(&name("a")).unwrap().state().unwrap();
+            assert!(state == new || (outcome == Outcome::Open && state == running()), "{state:?}");
+        },
+    }
+    .run();
+}
+
+#[test]
+fn remove_is_whole_or_nothing() {
+    let record = record("a");
+    Case {
+        prepare: &|store| made(store, &record),
+        verb: &|store, owned| store.remove_sandbox(owned),
+        check: &|store, outcome| match store.sandbox(&name("a")) {
+            Ok(sandbox) => {
+                assert_eq!(outcome, Outcome::Open);
+                let owned = store.try_own(&sandbox).unwrap().unwrap();
+                store.remove_sandbox(owned).unwrap();
+            }
+            Err(_) => assert!(store.sandboxes().unwrap().is_empty()),
+        },
+    }
+    .run();
+}
+
+#[test]
+fn removing_and_creating_anew_under_the_same_name() {
+    let (old, new) = (record("a"), record("a"));
+    Case {
+        prepare: &|store| made(store, &old),
+        verb: &|store, owned| {
+            store.remove_sandbox(owned)?;
+            store.create_sandbox(new.clone())?.set_state(&running())
+        },
+        check: &|store, outcome| match store.sandbox(&name("a")) {
+            Ok(sandbox) => assert!(*sandbox.id() == new.id || outcome == Outcome::Open),
+            Err(_) => assert_eq!(outcome, Outcome::Open),
+        },
+    }
+    .run();
+}
+
+fn publish(store: &Store, rootfs: &[u8]) -> Result<Digest, Error> {
+    let staged = store.stage()?;
+    store.files.create(&staged.path().join("rootfs.raw"), rootfs)?;
+    let kernel = Digest::of(b"kernel");
+    let spec = ImageSpec { arch: Arch::X86_64, kernel, init: Init::Agent, defaults: ExecDefaults::default() };
+    let image = store.publish_image(staged, spec)?;
+    store.set_image_name(&name("tiny"), &image.digest)?;
+    Ok(image.digest)
+}
+
+#[test]
+fn an_image_name_points_at_the_old_image_or_the_new_one() {
+    let digest_of = |bytes| publish(&open(&Simulated::new()), bytes).unwrap();
+    let (old, new) = (digest_of(b"old"), digest_of(b"new"));
+    Case {
+        prepare: &|store| drop(publish(store, b"old").unwrap()),
+        verb: &|store, ()| publish(store, b"new").map(drop),
+        check: &|store, outcome| {
+            let image = store.image(&name("tiny")).unwrap();
+            assert!(image.digest == new || (outcome == Outcome::Open && image.digest == old));
+            // Trying again succeeds, also where the image was published and only its name is missing.
+            assert_eq!(publish(store, b"new").unwrap(), new);
+        },
+    }
+    .run();
+}
+
+#[test]
+fn a_store_that_was_never_finished_is_finished_by_the_next_open() {
+    for at in 0.. {
+        let fs = Simulated::new();
+        fs.arm(Fault::StopAt(at));
+        let opened = Store::open_on(Arc::new(fs.clone()), Path::new(ROOT)).is_ok();
+        for loss in LOSSES {
+            drop(made(&open(&fs.after_power_loss(loss)), &record("a")));
+        }
+        if opened {
+            return;
+        }
+    }
+}
+
+#[test]
+fn after_a_failed_sync_nothing_is_written_until_the_store_is_opened_again() {
+    let fs = Simulated::new();
+    let store = open(&fs);
+    let mut owned = made(&store, &record("a"));
+    // Remove the last temporary file, create and write the new one, sync it.
+    fs.arm(Fault::ErrorAt(3, ErrorKind::Other));
+    assert!(matches!(owned.set_state(&running()), Err(Error::Io { operation: "sync", .. })));
+    assert!(matches!(owned.set_state(&running()), Err(Error::Poisoned { .. })));
+    assert!(matches!(store.stage(), Err(Error::Poisoned { .. })));
+    drop(owned);
+    let store = open(&fs);
+    let sandbox = store.sandbox(&name("a")).unwrap();
+    store.try_own(&sandbox).unwrap().unwrap().set_state(&running()).unwrap();
+}

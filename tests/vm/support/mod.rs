@@ -1,0 +1,284 @@
+//! A store of one's own for each test, driven through the door a user uses: the `sandtree` command.
+//!
+//! Always: what a test started is ended when it ends, also when it fails, by id. A test that passes leaves nothing: no
+//! sandbox, no process, no file. One that fails keeps its store, and says where.
+
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Nothing here takes so long unless it hangs.
+pub const DEADLINE: Duration = Duration::from_secs(120);
+
+/// The `sandtree` that was built with these tests.
+pub fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_sandtree"))
+}
+
+/// A store with the image `tiny` in it and nothing else.
+pub struct World {
+    home: Option<tempfile::TempDir>,
+    path: PathBuf,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl World {
+    pub fn new() -> Self {
+        let home = tempfile::Builder::new().prefix("st-").tempdir().expect("a temporary directory can be made");
+        let path = home.path().join("home");
+        link_tree(base(), &path);
+        World { home: Some(home), path }
+    }
+
+    /// A store at a place of the test's choice.
+    pub fn at(path: PathBuf) -> Self {
+        link_tree(base(), &path);
+        World { home: None, path }
+    }
+
+    pub fn home(&self) -> &Path {
+        &self.path
+    }
+
+    /// The command, ready to be given arguments.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(program());
+        command.env("SANDTREE_HOME", &self.path).env_remove("SANDTREE_QEMU").stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `sandtree ARGS` to its end.
+    pub fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Answer {
+        finish(self.command().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// As `run`, with these bytes on standard input.
+    pub fn run_with_input<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, input: &[u8]) -> Answer {
+        let mut child = self
+            .command()
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        let input = input.to_vec();
+        // A command that ends without reading everything is the test's business, not ours.
+        let feeding = std::thread::spawn(move || drop(stdin.write_all(&input)));
+        let answer = finish(child);
+        feeding.join().unwrap();
+        answer
+    }
+
+    /// Runs it and asserts that it succeeds.
+    pub fn ok<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Answer {
+        let answer = self.run(args);
+        assert_eq!(answer.code, 0, "{answer:#?}");
+        answer
+    }
+
+    /// Runs it with `--json` and gives what it prints.
+    pub fn json<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Value {
+        let mut command = self.command();
+        command.arg("--json").args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let answer = finish(command.spawn().unwrap());
+        assert_eq!(answer.code, 0, "{answer:#?}");
+        serde_json::from_slice(&answer.stdout).unwrap_or_else(|e| panic!("{e}: {answer:#?}"))
+    }
+
+    /// Starts a sandbox in the background.
+    pub fn start(&self, name: &str, options: &[&str]) -> Value {
+        let args = [&["run", "-d", "--name", name], options, &["tiny"]].concat();
+        self.json(args)
+    }
+
+    /// Runs a shell line in a sandbox.
+    pub fn sh(&self, sandbox: &str, line: &str) -> Answer {
+        self.run(["exec", sandbox, "--", "sh", "-c", line])
+    }
+
+    pub fn inspect(&self, sandbox: &str) -> Value {
+        self.json(["inspect", sandbox])
+    }
+
+    /// What is left in the store beside images: sandboxes, their names, unfinished work.
+    pub fn residue(&self) -> Vec<PathBuf> {
+        let entries = |dir: &str| fs::read_dir(self.path.join(dir)).unwrap().map(|e| e.unwrap().path());
+        ["sandboxes", "names/sandboxes", "staging"].into_iter().flat_map(entries).collect()
+    }
+
+    /// Asserts that nothing is left, and that no process still uses this store.
+    pub fn assert_empty(&self) {
+        assert_eq!(self.residue(), Vec::<PathBuf>::new());
+        assert_eq!(processes_of(&self.path), Vec::<u32>::new(), "processes still use the store");
+    }
+
+    fn end_everything(&self) {
+        for pid in processes_of(&self.path) {
+            kill(pid, "KILL");
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.end_everything();
+        if std::thread::panicking() {
+            let kept = self.home.take().map(tempfile::TempDir::keep);
+            eprintln!("the store of the failed test is kept: {}", kept.unwrap_or(self.path.clone()).display());
+            for console in fs::read_dir(self.path.join("sandboxes")).into_iter().flatten().flatten() {
+                let log = fs::read(console.path().join("console.log")).unwrap_or_default();
+                eprintln!("{}:\n{}", console.path().display(), String::from_utf8_lossy(&log));
+            }
+        }
+    }
+}
+
+/// What a command answered.
+pub struct Answer {
+    pub code: i32,
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+}
+
+impl Answer {
+    pub fn out(&self) -> &str {
+        std::str::from_utf8(&self.stdout).expect("stdout is text")
+    }
+
+    pub fn err(&self) -> String {
+        String::from_utf8_lossy(&self.stderr).into_owned()
+    }
+
+    /// Asserts that Sandtree itself failed, with all of these words in its message.
+    pub fn failed_with(&self, words: &[&str]) {
+        assert_eq!(self.code, 125, "{self:#?}");
+        for word in words {
+            assert!(self.err().contains(word), "{word:?} is not in: {}", self.err());
+        }
+    }
+}
+
+impl std::fmt::Debug for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let cut = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(4000)]).into_owned();
+        f.debug_struct("Answer")
+            .field("code", &self.code)
+            .field("stdout", &cut(&self.stdout))
+            .field("stderr", &cut(&self.stderr))
+            .finish()
+    }
+}
+
+/// Waits for a child's end, at most [`DEADLINE`].
+pub fn finish(mut child: Child) -> Answer {
+    let read = |stream: Option<Box<dyn Read + Send>>| {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            stream.map(|mut s| s.read_to_end(&mut bytes).unwrap());
+            bytes
+        })
+    };
+    let stdout = read(child.stdout.take().map(|s| Box::new(s) as _));
+    let stderr = read(child.stderr.take().map(|s| Box::new(s) as _));
+    let code = match wait(&mut child, DEADLINE) {
+        Some(code) => code,
+        None => {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            -1
+        }
+    };
+    Answer { code, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
+}
+
+/// A child's exit code, 128 + n for a signal; nothing if it does not end in time.
+pub fn wait(child: &mut Child, deadline: Duration) -> Option<i32> {
+    use std::os::unix::process::ExitStatusExt;
+    let status = eventually(deadline, || child.try_wait().unwrap())?;
+    Some(status.code().unwrap_or_else(|| 128 + status.signal().unwrap()))
+}
+
+/// Looks again and again until something is there, at most `deadline`.
+pub fn eventually<T>(deadline: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let end = Instant::now() + deadline;
+    loop {
+        if let Some(found) = look() {
+            return Some(found);
+        }
+        if Instant::now() > end {
+            return None;
+        }
+        std::thread::park_timeout(Duration::from_millis(20));
+    }
+}
+
+/// Waits until a condition holds.
+pub fn until(what: &str, condition: impl FnMut() -> bool) {
+    let mut condition = condition;
+    eventually(Duration::from_secs(30), || condition().then_some(())).unwrap_or_else(|| panic!("never: {what}"));
+}
+
+pub fn kill(pid: u32, signal: &str) {
+    let killed = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).stderr(Stdio::null()).status();
+    killed.expect("kill runs");
+}
+
+/// Whether a process is there and not a zombie.
+pub fn is_alive(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().any(|line| line.starts_with("State:") && !line.contains('Z'))
+}
+
+/// The processes that hold a file of this store open: keepers and machines.
+pub fn processes_of(home: &Path) -> Vec<u32> {
+    let uses = |pid: u32| {
+        let fds = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        fds.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|target| target.starts_with(home))
+    };
+    let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|e| e.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| *pid != std::process::id() && uses(*pid)).collect()
+}
+
+/// A store that holds the image, built once for all tests.
+fn base() -> &'static Path {
+    static BASE: OnceLock<PathBuf> = OnceLock::new();
+    BASE.get_or_init(|| {
+        let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("base-home");
+        fs::create_dir_all(home.parent().unwrap()).unwrap();
+        let lock = fs::File::create(home.with_extension("lock")).unwrap();
+        lock.lock().unwrap();
+        let status = Command::new(program()).args(["run", "tiny", "--", "true"]).env("SANDTREE_HOME", &home).status();
+        assert!(status.unwrap().success(), "the image tiny cannot be built and booted");
+        home
+    })
+}
+
+/// Copies a tree by hard links: published files never change.
+fn link_tree(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    fs::set_permissions(to, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    for entry in fs::read_dir(from).unwrap().flatten() {
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => link_tree(&entry.path(), &target),
+            false => {
+                fs::hard_link(entry.path(), &target).or_else(|_| fs::copy(entry.path(), &target).map(drop)).unwrap()
+            }
+        }
+    }
+}
