@@ -39,6 +39,8 @@ fn build_agent(workspace: &Path, target: &str, target_dir: &Path) {
     let status = cargo
         .current_dir(workspace)
         .env("RUSTFLAGS", "-C target-feature=+crt-static -C panic=abort")
+        .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "none")
         .env_remove("CLIPPY_ARGS")
         .args(["build", "--release", "--locked", "--package", "sandtree-agent", "--target", target])
         .arg("--target-dir")

@@ -140,18 +140,30 @@ fn a_timeout_ends_the_group_also_one_that_ignores_sigterm() {
     assert!(!pids.iter().any(|&pid| alive(pid)));
 }
 
-/// Needs a cgroup hierarchy this user may write to, as in the guest.
-fn with_cgroup() -> Option<Agent> {
-    let mount = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].into_iter().find(|mount| {
-        std::path::Path::new(mount).join("cgroup.procs").exists()
-            && std::fs::create_dir_all(format!("{mount}/sandtree-test-{}", std::process::id())).is_ok()
-    })?;
-    Some(Agent::start(&["--cgroup", &format!("{mount}/sandtree-test-{}", std::process::id())]))
+/// A cgroup of its own for one test, removed with it.
+struct Hierarchy(String);
+
+impl Hierarchy {
+    /// None where this user may not make one.
+    fn make() -> Option<Self> {
+        let mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+        let mount = mounts.into_iter().find(|mount| std::path::Path::new(mount).join("cgroup.procs").exists())?;
+        let path = format!("{mount}/sandtree-test-{}", std::process::id());
+        std::fs::create_dir(&path).ok().map(|()| Self(path))
+    }
+}
+
+impl Drop for Hierarchy {
+    fn drop(&mut self) {
+        std::fs::remove_dir(format!("{}/sandtree", self.0)).unwrap();
+        std::fs::remove_dir(&self.0).unwrap();
+    }
 }
 
 #[test]
 fn a_timeout_reaches_what_left_the_session() {
-    let Some(mut agent) = with_cgroup() else { return eprintln!("no writable cgroup here; not tested") };
+    let Some(hierarchy) = Hierarchy::make() else { return eprintln!("no writable cgroup here; not tested") };
+    let mut agent = Agent::start(&["--cgroup", &hierarchy.0]);
     let start = shell("setsid sh -c 'echo $$; sleep 100' & setsid sleep 100 & echo $!; wait");
     let channel = agent.client.open(Open::Exec(ExecStart { timeout_ms: Some(300), ..start }));
     let pids = pids(&mut agent, channel, 2);
@@ -161,6 +173,12 @@ fn a_timeout_reaches_what_left_the_session() {
     let pids = self::pids(&mut agent, channel, 1);
     agent.client.send(&HostMessage::Close { channel });
     wait_gone(pids[0]);
+    // The last cgroup is removed when the agent has seen the end of its last process.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let groups = || std::fs::read_dir(format!("{}/sandtree", hierarchy.0)).unwrap();
+    while groups().any(|entry| entry.unwrap().file_type().unwrap().is_dir()) {
+        assert!(Instant::now() < deadline, "a cgroup is left");
+    }
 }
 
 #[test]

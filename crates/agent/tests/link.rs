@@ -2,7 +2,7 @@
 
 mod client;
 
-use client::{Agent, WINDOW, exec, shell};
+use client::{Agent, exec, shell};
 use sandtree_proto::frame::encode_data;
 use sandtree_proto::{ExecStart, Frame, HostMessage, Identity, Network, Open, Outcome, Reply, Request, StreamId};
 
@@ -80,15 +80,10 @@ fn garbage_is_survived() {
 fn a_host_beyond_its_window_loses_the_channel_not_the_link() {
     let mut agent = Agent::start(&[]);
     let channel = agent.client.open_with(1000, Open::Exec(ExecStart { stdin: true, ..exec(&["sleep", "100"]) }));
-    for offset in (0..4_000_000u64).step_by(50_000) {
-        let mut frame = Vec::new();
-        encode_data(&mut frame, channel, StreamId::In, offset, &[0; 50_000]);
-        agent.client.raw(&frame);
-        if offset == 0 {
-            agent.client.until("refusal", |client| client.channels[&channel].outcome.is_some());
-            break;
-        }
-    }
+    let mut frame = Vec::new();
+    encode_data(&mut frame, channel, StreamId::In, 0, &[0; 50_000]);
+    agent.client.raw(&frame);
+    agent.client.until("refusal", |client| client.channels[&channel].outcome.is_some());
     let outcome = agent.client.channels[&channel].outcome.clone();
     assert!(matches!(outcome, Some(Outcome::Failed(_))), "{outcome:?}");
     assert_eq!(agent.client.request(Request::Ping), Ok(Reply::Done));
@@ -121,5 +116,4 @@ fn the_machine_is_left_alone_outside_a_guest() {
     assert_eq!(agent.client.request(Request::Configure(identity)).unwrap_err().errno, libc::EPERM);
     assert_eq!(agent.client.request(Request::Shutdown { grace_ms: 0 }).unwrap_err().errno, libc::EPERM);
     assert!(matches!(agent.client.request(Request::Metrics), Ok(Reply::Metrics(metrics)) if metrics.processes > 0));
-    assert!(u64::from(WINDOW) > 0);
 }

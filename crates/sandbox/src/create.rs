@@ -42,6 +42,10 @@ static AGENT: &[u8] = include_bytes!(env!("SANDTREE_AGENT"));
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Under emulation everything takes longer, and other work on the host takes its share.
 const BOOT_TIMEOUT_TCG: Duration = Duration::from_secs(180);
+/// Warnings and worse go to the console, a panic ends the machine at once, and what only real hardware or a distrusted
+/// compiler needs is not waited for.
+pub(crate) const KERNEL_OPTIONS: &str = "console=ttyS0 loglevel=4 panic=-1 random.trust_cpu=on no_timer_check \
+    tsc=reliable i8042.noaux i8042.nokbd cryptomgr.notests";
 /// What must be free for a sandbox to start with: its overlay's tables, its logs, and a little to write.
 const DISK_RESERVE: u64 = 64 << 20;
 
@@ -318,7 +322,7 @@ async fn wait_for_agent(machine: &Machine, hub: &Hub, timeout: Duration, log: &P
     }
 }
 
-fn machine_spec(host: &Inner, dir: &SandboxDir, accel: Accel) -> Result<MachineSpec> {
+pub(crate) fn machine_spec(host: &Inner, dir: &SandboxDir, accel: Accel) -> Result<MachineSpec> {
     let record = dir.record();
     let read = store_error;
     let image = host.store.image_by_digest(&record.image_digest).map_err(read("read an image"))?;
@@ -351,8 +355,6 @@ fn open(path: &Path) -> Result<File> {
     File::open(path).map_err(|e| Error::io("open", path, e))
 }
 
-/// Warnings and worse go to the console, a panic ends the machine at once, and nothing that only real hardware has is
-/// waited for.
 fn cmdline(init: Init) -> String {
     let init = match init {
         Init::Agent => "agent",

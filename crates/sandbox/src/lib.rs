@@ -28,6 +28,8 @@ mod console;
 mod create;
 mod driver;
 mod error;
+#[doc(hidden)]
+pub mod floor;
 mod guest;
 mod host;
 mod hub;

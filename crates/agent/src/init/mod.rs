@@ -28,6 +28,7 @@ use thiserror::Error;
 
 use crate::console;
 use crate::failure::reason;
+use crate::floor;
 use crate::serve::Role;
 use crate::sys::{self, Forked};
 use options::{Init, Options};
@@ -55,10 +56,13 @@ pub fn boot() -> Result<Role, BootError> {
     mount_early()?;
     use_console().unwrap_or_else(|error| console::say(format_args!("no console: {error}")));
     let options = Options::parse(&fs::read_to_string("/proc/cmdline").unwrap_or_default());
+    if options.init == Init::Floor {
+        floor::serve(open_port(sandtree_proto::PORT_NAME)?).map_err(BootError::Serve)?;
+    }
     modules::load(Path::new("/modules"));
     root::enter(&options)?;
     match options.init {
-        Init::Agent => Ok(Role::Init),
+        Init::Agent | Init::Floor => Ok(Role::Init),
         Init::Image => beside(&options.image_init),
     }
 }
@@ -130,9 +134,8 @@ fn find_port(name: &str) -> Option<std::path::PathBuf> {
 
 /// Says why and powers off. A panic of pid 1 would do, too, but its trace would push the reason off the screen.
 pub fn give_up(error: &BootError) -> ! {
-    let line = format!("sandtree: {error}");
-    console::say(&line);
+    console::say(error);
     rustix::fs::sync();
     let refused = rustix::system::reboot(RebootCommand::PowerOff);
-    panic!("{line}; cannot power off either: {refused:?}");
+    panic!("{error}; cannot power off either: {refused:?}");
 }

@@ -13,6 +13,8 @@ pub struct Options {
 pub enum Init {
     Agent,
     Image,
+    /// Nobody: the guest only measures what a kernel and a port can do.
+    Floor,
 }
 
 impl Options {
@@ -25,7 +27,11 @@ impl Options {
         Self {
             root: value("sandtree.root", "/dev/vda"),
             root_type: value("sandtree.rootfs", "ext4"),
-            init: if value("sandtree.init", "agent") == "image" { Init::Image } else { Init::Agent },
+            init: match value("sandtree.init", "agent").as_str() {
+                "image" => Init::Image,
+                "floor" => Init::Floor,
+                _ => Init::Agent,
+            },
             image_init: value("sandtree.image_init", "/sbin/init"),
         }
     }

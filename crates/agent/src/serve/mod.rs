@@ -237,8 +237,8 @@ impl Agent {
 fn send_piece(link: &mut Link, number: u32, channel: &mut Channel) -> bool {
     let mut sent = false;
     for (id, output) in [(StreamId::Out, &mut channel.out), (StreamId::Err, &mut channel.err)] {
-        if let Some((offset, bytes)) = output.stream().take(MAX_PAYLOAD) {
-            link.send_data(number, id, offset, &bytes);
+        if let Some((offset, bytes)) = output.stream().take_slice(MAX_PAYLOAD) {
+            link.send_data(number, id, offset, bytes);
             sent = true;
         }
         if let Some(offset) = output.stream().take_end() {

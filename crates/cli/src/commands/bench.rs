@@ -1,10 +1,187 @@
 //! `sandtree bench`: measurements, each beside what it is compared with.
 
-use super::Outcome;
-use crate::args::{Bench, Benchmark, Global};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
-pub async fn run(_global: &Global, args: Bench) -> Outcome {
+use sandtree::floor::Floor;
+use sandtree::{ExecSpec, FileOwner, Guest, Host, Result, STOP_GRACE, SandboxSpec};
+use serde::Serialize;
+
+use super::{Outcome, open};
+use crate::args::{Bench, Benchmark, Global};
+use crate::{progress, show};
+
+/// Fits into the guest's memory file system.
+const STREAM: u64 = 128 << 20;
+const PINGS: usize = 200;
+const CONCURRENT: usize = 100;
+
+pub async fn run(global: &Global, args: Bench) -> Outcome {
     match args.what {
-        Benchmark::Exec { .. } => Err(crate::failure::Failure::Interrupted),
+        Benchmark::Exec { rounds } => exec(global, rounds.max(1)).await,
     }
 }
+
+/// One figure beside its floor.
+#[derive(Debug, Serialize)]
+struct Figure {
+    what: &'static str,
+    unit: &'static str,
+    sandtree: f64,
+    floor: f64,
+    aim: &'static str,
+}
+
+async fn exec(global: &Global, rounds: usize) -> Outcome {
+    let host = open(global).await?;
+    host.ensure_image("tiny", progress::image("tiny")).await?;
+    let bar = progress::spinner("measuring");
+    let measured = measure(&host, rounds).await?;
+    bar.finish_and_clear();
+    if global.json {
+        show::json(&measured);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let rows: Vec<Vec<String>> = measured.iter().map(row).collect();
+    show::table(&["MEASURED", "SANDTREE", "BARE QEMU", "RATIO", "AIM"], &rows);
+    show::line(&format!("medians of {rounds} rounds; bare QEMU: same kernel, initramfs and port, and no agent"));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn row(figure: &Figure) -> Vec<String> {
+    let value = |value: f64| format!("{value:.2} {}", figure.unit);
+    let ratio = format!("{:.2}", figure.sandtree / figure.floor);
+    vec![figure.what.into(), value(figure.sandtree), value(figure.floor), ratio, figure.aim.into()]
+}
+
+/// Both guests run at the same time and take turns, so that noise on the host strikes both.
+async fn measure(host: &Host, rounds: usize) -> Result<Vec<Figure>> {
+    let boots = boots(host, rounds).await?;
+    let sandbox = host.create(SandboxSpec::new("tiny")).await?;
+    let shape = host.create(SandboxSpec::new("tiny")).await?;
+    shape.stop(STOP_GRACE).await?;
+    let mut floor = Floor::boot(host, shape.id()).await?;
+    let guest = sandbox.guest().await?;
+    let mut pings = Pair::default();
+    let mut commands = Pair::default();
+    let mut crowds = Pair::default();
+    let mut outputs = Pair::default();
+    let mut uploads = Pair::default();
+    for _ in 0..rounds {
+        pings.push(each(PINGS, async || guest.ping().await).await?, each(PINGS, async || floor.ping().await).await?);
+        commands.push(timed(true_once(&guest)).await?, timed(floor.start_processes(1)).await?);
+        crowds.push(timed(crowd(&guest)).await?, timed(floor.start_processes(CONCURRENT as u64)).await?);
+        outputs.push(timed(output(&guest)).await?, timed(floor.read(STREAM)).await?);
+        uploads.push(timed(upload(&guest)).await?, timed(floor.write(STREAM)).await?);
+    }
+    drop(floor);
+    shape.remove().await?;
+    sandbox.remove().await?;
+    let megabytes = STREAM as f64 / 1e6;
+    Ok(vec![
+        pings.millis("link ping", "< 1 ms"),
+        commands.millis("/bin/true", ""),
+        crowds.millis("100 commands at once", ""),
+        outputs.rate("stdout", megabytes, "> 100 MB/s"),
+        uploads.rate("file upload", megabytes, "> 100 MB/s"),
+        boots.millis("cold boot to first command", "<= 1.15 of bare"),
+    ])
+}
+
+/// Cold boots of both kinds, in turns.
+async fn boots(host: &Host, rounds: usize) -> Result<Pair> {
+    let mut boots = Pair::default();
+    for _ in 0..rounds {
+        let began = Instant::now();
+        let sandbox = host.create(SandboxSpec::new("tiny")).await?;
+        true_once(&sandbox.guest().await?).await?;
+        let ours = began.elapsed();
+        sandbox.stop(STOP_GRACE).await?;
+        let bare = Floor::boot(host, sandbox.id()).await?.boot;
+        sandbox.remove().await?;
+        boots.push(ours, bare);
+    }
+    Ok(boots)
+}
+
+/// Durations of the same work, with Sandtree and without.
+#[derive(Debug, Default)]
+struct Pair {
+    sandtree: Vec<Duration>,
+    floor: Vec<Duration>,
+}
+
+impl Pair {
+    fn push(&mut self, sandtree: Duration, floor: Duration) {
+        self.sandtree.push(sandtree);
+        self.floor.push(floor);
+    }
+
+    fn millis(self, what: &'static str, aim: &'static str) -> Figure {
+        let millis = |times| median(times).as_secs_f64() * 1e3;
+        Figure { what, unit: "ms", sandtree: millis(self.sandtree), floor: millis(self.floor), aim }
+    }
+
+    fn rate(self, what: &'static str, megabytes: f64, aim: &'static str) -> Figure {
+        let rate = |times| megabytes / median(times).as_secs_f64();
+        Figure { what, unit: "MB/s", sandtree: rate(self.sandtree), floor: rate(self.floor), aim }
+    }
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+async fn timed<T>(work: impl Future<Output = Result<T>>) -> Result<Duration> {
+    let began = Instant::now();
+    work.await?;
+    Ok(began.elapsed())
+}
+
+/// The time of one of many.
+async fn each(count: usize, mut work: impl AsyncFnMut() -> Result<()>) -> Result<Duration> {
+    let began = Instant::now();
+    for _ in 0..count {
+        work().await?;
+    }
+    Ok(began.elapsed() / count as u32)
+}
+
+async fn true_once(guest: &Guest) -> Result<()> {
+    guest.exec(ExecSpec::argv(["/bin/true"])).await?.wait().await.map(drop)
+}
+
+async fn crowd(guest: &Guest) -> Result<()> {
+    let mut commands = tokio::task::JoinSet::new();
+    for _ in 0..CONCURRENT {
+        let guest = guest.clone();
+        commands.spawn(async move { true_once(&guest).await });
+    }
+    while let Some(done) = commands.join_next().await {
+        done.expect("a command's task does not panic")?;
+    }
+    Ok(())
+}
+
+async fn output(guest: &Guest) -> Result<()> {
+    let blocks = STREAM >> 20;
+    let line = format!("exec dd if=/dev/zero bs=1M count={blocks} 2>/dev/null");
+    let mut exec = guest.exec(ExecSpec::shell(line)).await?;
+    let mut stdout = exec.stdout.take().expect("nobody took it yet");
+    let mut seen = 0;
+    while let Ok(Some(chunk)) = stdout.next().await {
+        seen += chunk.len() as u64;
+    }
+    assert_eq!(seen, STREAM, "the command's output is complete");
+    exec.wait().await.map(drop)
+}
+
+/// Into the guest's memory: its disk is not what is measured.
+async fn upload(guest: &Guest) -> Result<()> {
+    use tokio::io::AsyncReadExt;
+    let mut zeros = tokio::io::repeat(0).take(STREAM);
+    guest.files().write("/dev/shm/upload", &mut zeros, FileOwner::default()).await?;
+    guest.files().remove("/dev/shm/upload").await
+}
+

@@ -1,0 +1,109 @@
+//! The floor that benchmarks stand on: the same QEMU, kernel and initramfs as a sandbox, with no agent in them.
+//!
+//! `sandtree-agent`'s module of the same name is the other end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sandtree_engine::Machine;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+
+use crate::create::{KERNEL_OPTIONS, machine_spec};
+use crate::error::{Error, Result};
+use crate::host::{Host, Inner};
+
+const CHUNK: usize = 64 * 1024;
+
+/// A guest that does nothing but answer.
+#[derive(Debug)]
+pub struct Floor {
+    _machine: Machine,
+    port: UnixStream,
+    console: tokio::task::JoinHandle<()>,
+    /// From starting QEMU to the guest's first byte.
+    pub boot: Duration,
+}
+
+impl Floor {
+    /// Boots a machine shaped like that of a stopped sandbox.
+    pub async fn boot(host: &Host, sandbox: &str) -> Result<Floor> {
+        Self::boot_on(host.inner.clone(), sandbox).await
+    }
+
+    async fn boot_on(host: Arc<Inner>, sandbox: &str) -> Result<Floor> {
+        let engine = host.engine().await?;
+        let (dir, _) = host.settled(sandbox)?;
+        let failed = |source| Error::Engine { operation: "start", source };
+        let accel = engine.accel(Default::default()).map_err(failed)?;
+        let mut spec = machine_spec(&host, &dir, accel)?;
+        spec.cmdline = format!("{KERNEL_OPTIONS} sandtree.init=floor");
+        let began = Instant::now();
+        let mut machine = engine.start(spec).await.map_err(failed)?;
+        let mut port = machine.take_link().expect("a fresh machine has its link");
+        let mut console = machine.take_console().expect("a fresh machine has its console");
+        let console = tokio::spawn(async move { drop(tokio::io::copy(&mut console, &mut tokio::io::sink()).await) });
+        expect(&mut port).await?;
+        Ok(Floor { _machine: machine, port, console, boot: began.elapsed() })
+    }
+
+    /// One byte there and one back.
+    pub async fn ping(&mut self) -> Result<()> {
+        self.order(b'p', 0).await?;
+        expect(&mut self.port).await
+    }
+
+    /// `count` bytes out of the guest.
+    pub async fn read(&mut self, count: u64) -> Result<()> {
+        self.order(b'o', count).await?;
+        let mut buffer = vec![0; 4 * CHUNK];
+        let mut left = count;
+        while left > 0 {
+            let read = self.port.read(&mut buffer).await.map_err(broken)?;
+            if read == 0 {
+                return Err(broken(std::io::ErrorKind::UnexpectedEof.into()));
+            }
+            left = left.saturating_sub(read as u64);
+        }
+        Ok(())
+    }
+
+    /// `count` bytes into the guest.
+    pub async fn write(&mut self, count: u64) -> Result<()> {
+        self.order(b'i', count).await?;
+        let zeros = vec![0; CHUNK];
+        let mut left = count;
+        while left > 0 {
+            let chunk = left.min(CHUNK as u64) as usize;
+            self.port.write_all(&zeros[..chunk]).await.map_err(broken)?;
+            left -= chunk as u64;
+        }
+        expect(&mut self.port).await
+    }
+
+    /// Starts `count` processes at once and waits for them.
+    pub async fn start_processes(&mut self, count: u64) -> Result<()> {
+        self.order(b'x', count).await?;
+        expect(&mut self.port).await
+    }
+
+    async fn order(&mut self, what: u8, count: u64) -> Result<()> {
+        let mut order = vec![what];
+        order.extend(count.to_le_bytes());
+        self.port.write_all(&order).await.map_err(broken)
+    }
+}
+
+impl Drop for Floor {
+    fn drop(&mut self) {
+        self.console.abort();
+    }
+}
+
+async fn expect(port: &mut UnixStream) -> Result<()> {
+    port.read_exact(&mut [0]).await.map(drop).map_err(broken)
+}
+
+fn broken(source: std::io::Error) -> Error {
+    Error::io("measure on", "the port of a bare guest", source)
+}
