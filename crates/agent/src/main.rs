@@ -60,7 +60,7 @@ fn run_guest() -> ! {
         Ok((role, end))
     });
     match served {
-        Ok((role, End::Shutdown { grace })) => init::shutdown::power_off(role, grace),
+        Ok((role, End::Shutdown { way, grace })) => init::shutdown::leave(role, way, grace),
         Ok((_, End::HostGone)) => init::give_up(&BootError::Serve(io::ErrorKind::ConnectionAborted.into())),
         Err(error) => init::give_up(&error),
     }
@@ -80,13 +80,13 @@ fn run_guestless(number: &str, cgroups: Cgroups) -> ExitCode {
 
 fn serve(role: Role, port: OwnedFd, cgroups: Cgroups) -> io::Result<End> {
     rustix::io::fcntl_setfd(&port, rustix::io::FdFlags::CLOEXEC)?;
-    let children = sys::block_signals()?;
+    let signals = sys::block_signals(serve::heard_by(role))?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     if role != Role::Guestless {
         std::fs::write("/proc/self/oom_score_adj", "-1000")?;
     }
     let ground = Ground { cgroups, open_files: raise_open_files()? };
-    Ok(Agent::new(role, Link::new(port)?, children, ground)?.serve()?)
+    Ok(Agent::new(role, Link::new(port)?, signals, ground)?.serve()?)
 }
 
 /// Every channel has up to five descriptors. Returns the limit commands start with, as it was.

@@ -15,21 +15,32 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Blocks every signal for this thread and those it starts, and makes SIGCHLD readable as a descriptor.
+/// Blocks every signal for this thread and those it starts, and makes `heard` readable as a descriptor.
 ///
 /// A blocked SIGTERM cannot end the agent. Children inherit the mask and must [`unblock_signals`].
-pub fn block_signals() -> io::Result<OwnedFd> {
+pub fn block_signals(heard: &[i32]) -> io::Result<OwnedFd> {
     let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    let mut child = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut readable = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigfillset and sigemptyset initialise the sets they are given; the others read them.
     unsafe {
         check(libc::sigfillset(all.as_mut_ptr()))?;
-        check(libc::sigemptyset(child.as_mut_ptr()))?;
-        check(libc::sigaddset(child.as_mut_ptr(), libc::SIGCHLD))?;
+        check(libc::sigemptyset(readable.as_mut_ptr()))?;
+        for number in heard {
+            check(libc::sigaddset(readable.as_mut_ptr(), *number))?;
+        }
         check(libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut()))?;
-        let fd = check(libc::signalfd(-1, child.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
+        let fd = check(libc::signalfd(-1, readable.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
         Ok(OwnedFd::from_raw_fd(fd))
     }
+}
+
+/// The numbers of the signals that have come since the last look.
+pub fn heard_signals(fd: impl AsFd) -> Vec<i32> {
+    const RECORD: usize = size_of::<libc::signalfd_siginfo>();
+    let mut records = [0; 16 * RECORD];
+    let count = rustix::io::read(fd, &mut records).unwrap_or(0);
+    let number = |record: &[u8]| i32::from_ne_bytes([record[0], record[1], record[2], record[3]]);
+    records[..count].chunks_exact(RECORD).map(number).collect()
 }
 
 /// The mask a command expects: nothing blocked. May be called between fork and exec.

@@ -1,6 +1,6 @@
-//! The way out: every process ended, everything written, the power off.
+//! The way out: every process ended, everything written, the machine left.
 //!
-//! Always: it ends in a power off, whatever fails on the way; each failure is a line on the console.
+//! Always: the machine ends, whatever fails on the way; each failure is a line on the console.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -20,7 +20,14 @@ const KILLED_WITHIN: Duration = Duration::from_secs(2);
 /// systemd's "power off" is SIGRTMIN+4, counted from the kernel's 34 that the C library leaves.
 const SYSTEMD_POWER_OFF: i32 = 38;
 
-pub fn power_off(role: Role, grace: Duration) -> ! {
+/// How the machine is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    PowerOff,
+    Restart,
+}
+
+pub fn leave(role: Role, way: Way, grace: Duration) -> ! {
     if role == Role::BesideInit {
         ask_init(grace);
     } else {
@@ -28,8 +35,12 @@ pub fn power_off(role: Role, grace: Duration) -> ! {
     }
     rustix::fs::sync();
     unmount_all();
-    let refused = rustix::system::reboot(RebootCommand::PowerOff);
-    panic!("cannot power off: {refused:?}");
+    let command = match way {
+        Way::PowerOff => RebootCommand::PowerOff,
+        Way::Restart => RebootCommand::Restart,
+    };
+    let refused = rustix::system::reboot(command);
+    panic!("cannot leave the machine by {way:?}: {refused:?}");
 }
 
 /// The image's init knows what to stop and in which order. It ends the agent, too; who is still here after the grace has

@@ -14,6 +14,7 @@ use crate::channel::{Cancel, Channel, Ends, Work};
 use crate::exec::spawn::{pipe, spawn};
 use crate::failure::{OrFailure, cut, path, refusal};
 use crate::files::{self, Target};
+use crate::init::shutdown::Way;
 use crate::input::{AtEnd, InputError};
 use crate::link::Event;
 use crate::tunnel::Connecting;
@@ -218,7 +219,7 @@ impl Agent {
 
     fn shut_down(&mut self, grace_ms: u32) -> Result<Reply, Failure> {
         self.refuse_guestless("shut down")?;
-        self.shutdown = Some(Duration::from_millis(u64::from(grace_ms)));
+        self.shutdown = Some((Way::PowerOff, Duration::from_millis(u64::from(grace_ms))));
         Ok(Reply::Done)
     }
 

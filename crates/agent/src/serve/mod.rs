@@ -20,8 +20,9 @@ use sandtree_proto::{AgentMessage, Frame, MAX_PAYLOAD, StreamId};
 use crate::cgroup::Family;
 use crate::channel::{Channel, Remains};
 use crate::exec::spawn::Ground;
-use crate::failure::tolerate;
+use crate::init::shutdown::Way;
 use crate::link::Link;
+use crate::sys;
 use crate::workers::{Finished, Workers};
 
 /// So many that the hello, which lists them all, fits one frame.
@@ -29,6 +30,25 @@ const CHANNELS_MAX: usize = 320;
 const SCRATCH_SIZE: usize = 256 * 1024;
 /// Frames taken in, and pieces sent out, before the other side of the loop has its turn.
 const TURN: usize = 64;
+/// What processes get to end when the guest itself asks for its end.
+const OWN_GRACE: Duration = Duration::from_secs(5);
+
+/// The signals that mean something to the agent. Init is asked to leave by signal, as `poweroff`, `halt` and `reboot` do.
+pub fn heard_by(role: Role) -> &'static [i32] {
+    match role {
+        Role::Init => &[libc::SIGCHLD, libc::SIGUSR1, libc::SIGUSR2, libc::SIGTERM, libc::SIGINT],
+        Role::BesideInit | Role::Guestless => &[libc::SIGCHLD],
+    }
+}
+
+/// What busybox and System V mean by it. SIGINT is Ctrl-Alt-Del.
+fn way_of(signal: i32) -> Option<Way> {
+    match signal {
+        libc::SIGUSR1 | libc::SIGUSR2 => Some(Way::PowerOff),
+        libc::SIGTERM | libc::SIGINT => Some(Way::Restart),
+        _ => None,
+    }
+}
 
 /// Where the agent runs, and so what it may do to its surroundings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +65,7 @@ pub enum Role {
 #[derive(Debug, PartialEq, Eq)]
 pub enum End {
     Shutdown {
+        way: Way,
         grace: Duration,
     },
     /// The socket's other end is closed. A virtio port comes back and never ends the loop.
@@ -60,8 +81,8 @@ pub struct Agent {
     cursor: u32,
     workers: Workers,
     ground: Ground,
-    /// Readable when a child has ended.
-    children: OwnedFd,
+    /// Readable when a child has ended, or init is asked to leave.
+    signals: OwnedFd,
     /// What lives on of commands that have ended.
     families: Vec<Family>,
     /// Streams of such: read and dropped, for a closed one would kill the writer.
@@ -69,11 +90,11 @@ pub struct Agent {
     scratch: Vec<u8>,
     /// The host has said more than one turn takes in.
     unheard: bool,
-    shutdown: Option<Duration>,
+    shutdown: Option<(Way, Duration)>,
 }
 
 impl Agent {
-    pub fn new(role: Role, link: Link, children: OwnedFd, ground: Ground) -> rustix::io::Result<Self> {
+    pub fn new(role: Role, link: Link, signals: OwnedFd, ground: Ground) -> rustix::io::Result<Self> {
         Ok(Self {
             role,
             link,
@@ -81,7 +102,7 @@ impl Agent {
             cursor: 0,
             workers: Workers::new()?,
             ground,
-            children,
+            signals,
             families: Vec::new(),
             spilled: Vec::new(),
             scratch: vec![0; SCRATCH_SIZE],
@@ -115,10 +136,15 @@ impl Agent {
         self.unheard = true;
     }
 
+    fn hear(&mut self) {
+        let asked = sys::heard_signals(&self.signals).into_iter().find_map(way_of);
+        self.shutdown = self.shutdown.or(asked.map(|way| (way, OWN_GRACE)));
+        // How many children ended is for `wait` to say.
+        self.reap();
+    }
+
     /// Takes the status of every child that has ended, commands and orphans alike.
     fn reap(&mut self) {
-        // The descriptor only wakes the loop; how many ended is for `wait` to say.
-        tolerate(rustix::io::read(&self.children, &mut [0; 1024]));
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
             if let Some(channel) = self.channels.values_mut().find(|channel| channel.runs(pid)) {
                 channel.exited(status);
@@ -226,8 +252,8 @@ impl Agent {
     }
 
     fn end(&mut self) -> Option<End> {
-        if let Some(grace) = self.shutdown.filter(|_| self.link.flush()) {
-            return Some(End::Shutdown { grace });
+        if let Some((way, grace)) = self.shutdown.filter(|_| self.link.flush()) {
+            return Some(End::Shutdown { way, grace });
         }
         (self.role == Role::Guestless && self.link.is_away()).then_some(End::HostGone)
     }

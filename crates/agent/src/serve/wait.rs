@@ -19,7 +19,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 enum Source {
     Link,
     Bell,
-    Child,
+    Signal,
     Spilled(usize),
     Channel(u32, Slot),
 }
@@ -34,7 +34,7 @@ impl Agent {
                 Source::Link => self.link.absorb_edges()?,
                 // Collected in every turn.
                 Source::Bell => {}
-                Source::Child => self.reap(),
+                Source::Signal => self.hear(),
                 Source::Spilled(index) => over.extend((!self.spill(index)).then_some(index)),
                 Source::Channel(number, slot) => self.advance(number, slot),
             }
@@ -61,11 +61,11 @@ impl Agent {
     }
 
     fn poll(&self, timeout: Option<Duration>) -> rustix::io::Result<Vec<Source>> {
-        let mut sources = vec![Source::Link, Source::Bell, Source::Child];
+        let mut sources = vec![Source::Link, Source::Bell, Source::Signal];
         let mut fds = vec![
             PollFd::from_borrowed_fd(self.link.edges(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.workers.bell(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.children.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
         ];
         for (index, fd) in self.spilled.iter().enumerate() {
             sources.push(Source::Spilled(index));
