@@ -7,6 +7,8 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
@@ -14,18 +16,70 @@ use tokio::task::JoinHandle;
 
 /// A guest can print for ever; the host keeps between one and two of these.
 const LIMIT: u64 = 4 << 20;
-const TAIL: u64 = 2048;
+const TAIL: u64 = 16 << 10;
 const TAIL_LINES: usize = 12;
+/// What a kernel says before anything else when it gives up.
+const PANIC: &str = "Kernel panic - not syncing";
 
-/// Writes everything from `console` to the log, until the machine ends.
-pub(crate) fn keep(console: UnixStream, path: PathBuf) -> io::Result<JoinHandle<()>> {
-    let log = Log::open(path)?;
-    Ok(tokio::spawn(copy(console, log)))
+/// The console of one boot, on its way into the log that all boots share.
+#[derive(Debug)]
+pub(crate) struct Console {
+    path: PathBuf,
+    /// Where this boot begins in the log.
+    begin: u64,
+    panicked: Arc<AtomicBool>,
+    copying: JoinHandle<()>,
 }
 
-async fn copy(mut console: UnixStream, mut log: Log) {
+impl Console {
+    /// Writes everything from `stream` to the log, until the machine ends.
+    pub fn keep(stream: UnixStream, path: PathBuf) -> io::Result<Console> {
+        let log = Log::open(path.clone())?;
+        let (begin, panicked) = (log.length, Arc::new(AtomicBool::new(false)));
+        let watch = PanicWatch { seen: panicked.clone(), carried: Vec::new() };
+        Ok(Console { path, begin, panicked, copying: tokio::spawn(copy(stream, log, watch)) })
+    }
+
+    /// Waits until the last bytes are in the log. The machine has ended.
+    pub async fn drain(&mut self) {
+        if !self.copying.is_finished() {
+            // The task ends with its socket; a panic in it would be told by the runtime.
+            drop((&mut self.copying).await);
+        }
+    }
+
+    /// Whether this boot's kernel said that it panics. A guest without the panic device tells it nowhere else.
+    pub fn has_panicked(&self) -> bool {
+        self.panicked.load(Ordering::Acquire)
+    }
+
+    /// The last lines of this boot, or the first of its panic, for error messages. What is not text is left out.
+    pub fn tail(&self) -> String {
+        tail(&self.path, self.begin)
+    }
+}
+
+/// Looks for a panic in a stream that comes in pieces.
+struct PanicWatch {
+    seen: Arc<AtomicBool>,
+    carried: Vec<u8>,
+}
+
+impl PanicWatch {
+    fn look(&mut self, bytes: &[u8]) {
+        self.carried.extend_from_slice(bytes);
+        if self.carried.windows(PANIC.len()).any(|window| window == PANIC.as_bytes()) {
+            self.seen.store(true, Ordering::Release);
+        }
+        let keep_from = self.carried.len().saturating_sub(PANIC.len() - 1);
+        self.carried.drain(..keep_from);
+    }
+}
+
+async fn copy(mut console: UnixStream, mut log: Log, mut watch: PanicWatch) {
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(count @ 1..) = console.read(&mut buffer).await {
+        watch.look(&buffer[..count]);
         if let Err(error) = log.append(&buffer[..count]) {
             // The console must be read on, or the guest would stand still for the sake of its log.
             tracing::warn!(%error, path = %log.path.display(), "cannot keep the console");
@@ -62,11 +116,13 @@ pub(crate) fn previous(path: &Path) -> PathBuf {
     path.with_extension("log.1")
 }
 
-/// The last lines, for error messages. What is not text is left out.
-pub(crate) fn tail(path: &Path) -> String {
-    let text = read_tail(path).unwrap_or_default();
+fn tail(path: &Path, begin: u64) -> String {
+    let text = read_tail(path, begin).unwrap_or_default();
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    let shown = &lines[lines.len().saturating_sub(TAIL_LINES)..];
+    // A panic tells its reason first, and then where it was called from.
+    let panic = lines.iter().rposition(|line| line.contains(PANIC));
+    let first = panic.unwrap_or(lines.len().saturating_sub(TAIL_LINES));
+    let shown = &lines[first..lines.len().min(first + TAIL_LINES)];
     if shown.is_empty() {
         "  (nothing)".into()
     } else {
@@ -74,10 +130,12 @@ pub(crate) fn tail(path: &Path) -> String {
     }
 }
 
-fn read_tail(path: &Path) -> io::Result<String> {
+fn read_tail(path: &Path, begin: u64) -> io::Result<String> {
     let mut file = File::open(path)?;
     let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
+    // A log that is shorter than where this boot began has been begun anew since.
+    let begin = if begin > length { 0 } else { begin };
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL).max(begin)))?;
     let mut bytes = Vec::new();
     file.take(TAIL).read_to_end(&mut bytes)?;
     let printable = |c: &char| *c == '\n' || *c == '\t' || (!c.is_control() && *c != char::REPLACEMENT_CHARACTER);
@@ -100,6 +158,41 @@ mod tests {
         log.append(b"\nthe last line\x1b\n").unwrap();
         assert!(path.metadata().unwrap().len() <= LIMIT + (1 << 20));
         assert!(previous(&path).metadata().unwrap().len() <= LIMIT + (1 << 20));
-        assert!(tail(&path).ends_with("the last line"));
+        assert!(tail(&path, 0).ends_with("the last line"));
+    }
+
+    #[test]
+    fn an_error_shows_this_boot_and_not_the_one_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("console.log");
+        std::fs::write(&path, "before\n").unwrap();
+        assert_eq!(tail(&path, 7), "  (nothing)");
+        std::fs::write(&path, "before\nnow\n").unwrap();
+        assert_eq!(tail(&path, 7), "  now");
+        std::fs::write(&path, "now\n").unwrap();
+        assert_eq!(tail(&path, 7), "  now", "the log was begun anew");
+    }
+
+    #[test]
+    fn of_a_panic_the_reason_is_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("console.log");
+        let trace: String = (0..100).map(|n| format!("[    0.2]  call {n} of many that lead here\n")).collect();
+        std::fs::write(&path, format!("[    0.1] {PANIC}: no init\n{trace}")).unwrap();
+        let shown = tail(&path, 0);
+        assert!(shown.starts_with("  [    0.1] Kernel panic - not syncing: no init\n"), "{shown}");
+        assert_eq!(shown.lines().count(), TAIL_LINES);
+    }
+
+    #[test]
+    fn a_panic_is_seen_in_whatever_pieces_it_comes() {
+        let text = b"[    0.1] Kernel panic - not syncing: no init";
+        for cut in 0..text.len() {
+            let mut watch = PanicWatch { seen: Arc::default(), carried: Vec::new() };
+            watch.look(&text[..cut]);
+            watch.look(&text[cut..]);
+            assert!(watch.seen.load(Ordering::Acquire), "cut at {cut}");
+            assert!(watch.carried.len() < PANIC.len());
+        }
     }
 }

@@ -24,17 +24,17 @@ use sandtree_store::{
 };
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
 
+use crate::console::Console;
 use crate::driver;
 use crate::error::{Error, Result};
 use crate::guest::{Forward, Guest};
 use crate::host::{Inner, available_memory, boot_id, jail_of, now_unix_ms, store_error};
 use crate::hub::Hub;
+use crate::image;
 use crate::link::LinkError;
 use crate::sandbox::Sandbox;
 use crate::spec::{PUBLISH_ADDRESS, SandboxSpec, parse_name};
-use crate::{console, image};
 
 /// The program in the guest, built with us.
 static AGENT: &[u8] = include_bytes!(env!("SANDTREE_AGENT"));
@@ -93,15 +93,7 @@ pub(crate) struct Running {
     pub accel: Accel,
     pub qemu_version: String,
     _forwards: Vec<Forward>,
-    console: JoinHandle<()>,
-}
-
-impl Running {
-    /// Waits until the console's last bytes are in its log. The machine has ended.
-    pub async fn drain_console(&mut self) {
-        // The task ends with its socket; a panic in it would be told by the runtime.
-        drop((&mut self.console).await);
-    }
+    pub console: Console,
 }
 
 pub(crate) async fn create(host: Arc<Inner>, spec: SandboxSpec) -> Result<Sandbox> {
@@ -284,12 +276,12 @@ async fn boot(
     let spec = machine_spec(host, dir, accel)?;
     let mut machine = engine.start(spec).await.map_err(|source| Error::Engine { operation: "start", source })?;
     let console = machine.take_console().expect("a fresh machine has its console");
-    let console = console::keep(console, dir.console()).map_err(|e| Error::io("open", dir.console(), e))?;
+    let mut console = Console::keep(console, dir.console()).map_err(|e| Error::io("open", dir.console(), e))?;
     host.reach(CreateStep::Machine)?;
     let port = machine.take_link().expect("a fresh machine has its link");
     let hub = Hub::start(port, dir.execs());
     let timeout = timeout.unwrap_or(if accel == Accel::Tcg { BOOT_TIMEOUT_TCG } else { BOOT_TIMEOUT });
-    wait_for_agent(&machine, &hub, timeout, &dir.console()).await?;
+    wait_for_agent(&machine, &hub, timeout, &mut console).await?;
     host.reach(CreateStep::Hello)?;
     let guest = Guest::new(hub.connect().await.map_err(configure_error)?);
     guest.configure(identity(dir)).await?;
@@ -308,16 +300,17 @@ fn forward(guest: &Guest, ports: Vec<(TcpListener, PublishedPort)>) -> Result<Ve
     ports.into_iter().map(|(listener, port)| guest.forward(listener, port.guest)).collect()
 }
 
-async fn wait_for_agent(machine: &Machine, hub: &Hub, timeout: Duration, log: &Path) -> Result<()> {
+async fn wait_for_agent(machine: &Machine, hub: &Hub, timeout: Duration, console: &mut Console) -> Result<()> {
     tokio::select! {
         ready = hub.ready(timeout) => match ready {
             Ok(()) => Ok(()),
-            Err(LinkError::Timeout { after }) => Err(Error::Boot { after, console: console::tail(log) }),
+            Err(LinkError::Timeout { after }) => Err(Error::Boot { after, console: console.tail() }),
             Err(source) => Err(configure_error(source)),
         },
         exit = machine.exited() => {
-            let reason = driver::Ending::of(machine, &exit, log).reason;
-            Err(Error::BootEnded { reason, console: console::tail(log) })
+            console.drain().await;
+            let reason = driver::Ending::of(machine, &exit, console).reason;
+            Err(Error::BootEnded { reason, console: console.tail() })
         }
     }
 }

@@ -25,12 +25,12 @@ pub enum Error {
     NoSandbox { name: String },
     #[error("there is no image {name}")]
     NoImage { name: String },
-    #[error("sandbox {name} is {phase}; it cannot {verb}")]
-    WrongState { name: String, phase: Phase, verb: Verb },
+    #[error("sandbox {name} is {phase}{}; it cannot {verb}", because(*phase, reason.as_deref()))]
+    WrongState { name: String, phase: Phase, reason: Option<String>, verb: Verb },
     #[error("the name {name} is taken by sandbox {holder}")]
     NameTaken { name: String, holder: String },
-    #[error("sandbox {name} is in use by process {pid:?}")]
-    Busy { name: String, pid: Option<u32> },
+    #[error("sandbox {name} is in use by another process")]
+    Busy { name: String },
     #[error("the host has {available} MiB of memory to give, the sandbox asks for {wanted} MiB", available = available_bytes >> 20, wanted = wanted_bytes >> 20)]
     HostMemory { wanted_bytes: u64, available_bytes: u64 },
     #[error("{path} has {available} MiB free, a sandbox needs {wanted} MiB to start", path = path.display(), available = available_bytes >> 20, wanted = wanted_bytes >> 20)]
@@ -167,10 +167,14 @@ impl Error {
             Error::NoSandbox { .. } => "`sandtree ps -a` lists the sandboxes of this store",
             Error::NoImage { .. } => "`tiny` is built in",
             Error::WrongState { phase: Phase::Stopped | Phase::Crashed, .. } => "`sandtree start` starts it again",
+            Error::WrongState { phase: Phase::Running, verb: Verb::Remove, .. } => {
+                "stop it with `sandtree stop`, or remove it as it runs with `sandtree rm -f`"
+            }
             Error::NameTaken { .. } => "choose another --name, or remove the other with `sandtree rm`",
             Error::HostMemory { .. } => "give it less with --memory, or stop another sandbox",
             Error::HostDisk { .. } => "free some space, or choose another store with --home",
             Error::Stalled => "free some space on the file system of the store; the guest goes on by itself",
+            Error::Guest { source: LinkError::Ended, .. } => "`sandtree inspect` tells what became of the sandbox",
             Error::Port { .. } => "choose another host port",
             Error::Boot { .. } => {
                 "a slow host may need a longer --boot-timeout; `sandtree doctor` shows the accelerator"
@@ -197,6 +201,14 @@ impl Error {
             source = cause.source();
         }
         Report { kind: self.kind(), message: self.to_string(), causes, hint: self.hint() }
+    }
+}
+
+/// A sandbox that was stopped needs no further reason.
+fn because(phase: Phase, reason: Option<&str>) -> String {
+    match reason {
+        Some(reason) if reason != phase.to_string() => format!(" ({reason})"),
+        _ => String::new(),
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use sandtree_engine::{self as engine, Engine, EngineConfig, Jail, KvmVerdict, Verdicts};
 use sandtree_store::{self as store, Name, Owned, Phase, SandboxDir, SandboxId, StateRecord, Store};
@@ -11,6 +12,7 @@ use tokio::sync::OnceCell;
 
 use crate::console;
 use crate::create::{self, CreateStep};
+use crate::driver::Verb;
 use crate::error::{Error, Result};
 use crate::image::{self, Progress};
 use crate::info::SandboxInfo;
@@ -20,6 +22,10 @@ use crate::spec::{SandboxSpec, parse_name};
 /// The first of the user ids that machines run as when we are root. Above every range that distributions and
 /// container engines hand out.
 const MACHINE_UIDS: u32 = 0x7000_0000;
+
+/// How long a keeper may take to end once its sandbox rests: it waits for its clients.
+const KEEPER_LEAVES: Duration = Duration::from_secs(5);
+const KEEPER_POLL: Duration = Duration::from_millis(5);
 
 /// What a host is opened with. The library reads no environment: whoever opens it says where things are.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -70,13 +76,13 @@ impl Host {
 
     /// Boots a sandbox that was stopped.
     pub async fn start(&self, reference: &str, boot_timeout: Option<Duration>) -> Result<Sandbox> {
-        let owned = self.inner.own(reference)?;
+        let owned = self.inner.own(reference, Verb::Start).await?;
         create::start(self.inner.clone(), owned, boot_timeout).await
     }
 
     /// Removes a sandbox that no process runs.
     pub async fn remove(&self, reference: &str) -> Result<()> {
-        let owned = self.inner.own(reference)?;
+        let owned = self.inner.own(reference, Verb::Remove).await?;
         self.inner.remove(owned).await
     }
 
@@ -212,7 +218,9 @@ impl Inner {
             found => return found.map_err(store_error("read an image")),
         }
         let building = self.clone();
-        let built = tokio::task::spawn_blocking(move || image::build_tiny(&building.store, &mut progress));
+        let given_up = Arc::new(AtomicBool::new(false));
+        let _waiting = Waiting { given_up: given_up.clone() };
+        let built = tokio::task::spawn_blocking(move || image::build_tiny(&building.store, &mut progress, &given_up));
         let built = built.await.expect("building does not panic");
         let image = built.map_err(|source| Error::Image { name: name.to_string(), source })?;
         self.store.image_by_digest(&image.digest).map_err(store_error("read an image"))
@@ -253,15 +261,28 @@ impl Inner {
         }
         let state = StateRecord { reason: Some(death(&state)), ..StateRecord::new(Phase::Crashed, now_unix_ms()) };
         remove_if_there(&dir.keeper_socket())?;
-        owned.set_state(&state).map_err(store_error("write a sandbox's state"))?;
+        // What cannot be written down now, on a disk that is full, is found out again by the next one who looks.
+        if let Err(error) = owned.set_state(&state) {
+            tracing::warn!(%error, "the end of a sandbox cannot be recorded");
+        }
         Ok(Some((dir, state)))
     }
 
-    /// Takes a sandbox that nobody runs.
-    fn own(&self, reference: &str) -> Result<Owned> {
-        let (dir, state) = self.settled(reference)?;
-        let owned = self.store.try_own(&dir).map_err(store_error("lock a sandbox"))?;
-        owned.ok_or(Error::Busy { name: dir.record().name.to_string(), pid: state.pids.keeper })
+    /// Takes a sandbox that nobody runs. One that has just stopped still has its keeper for a moment.
+    async fn own(&self, reference: &str, verb: Verb) -> Result<Owned> {
+        let end = Instant::now() + KEEPER_LEAVES;
+        loop {
+            let (dir, state) = self.settled(reference)?;
+            let name = dir.record().name.to_string();
+            if matches!(state.phase, Phase::Creating | Phase::Starting | Phase::Running | Phase::Stopping) {
+                return Err(Error::WrongState { name, phase: state.phase, reason: state.reason, verb });
+            }
+            match self.store.try_own(&dir).map_err(store_error("lock a sandbox"))? {
+                Some(owned) => return Ok(owned),
+                None if Instant::now() > end => return Err(Error::Busy { name }),
+                None => tokio::time::sleep(KEEPER_POLL).await,
+            }
+        }
     }
 
     pub async fn remove(self: &Arc<Self>, owned: Owned) -> Result<()> {
@@ -273,6 +294,17 @@ impl Inner {
     /// For tests: fails where the configuration says so.
     pub fn reach(&self, step: CreateStep) -> Result<()> {
         if self.config.fail_at == Some(step) { Err(Error::Injected { step }) } else { Ok(()) }
+    }
+}
+
+/// Somebody waits for a build. Dropped, nobody does.
+struct Waiting {
+    given_up: Arc<AtomicBool>,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.given_up.store(true, Ordering::Relaxed);
     }
 }
 

@@ -53,4 +53,4 @@ pub use link::{LinkError, Output as ByteStream};
 pub use sandbox::{STOP_GRACE, Sandbox, State, StateWatch};
 pub use sandtree_proto::{DirEntry, FileKind, Metrics, Stat, TermSize};
 pub use sandtree_store::{AccelChoice, Arch, Network, PublishedPort};
-pub use spec::{PUBLISH_ADDRESS, SandboxSpec};
+pub use spec::{PUBLISH_ADDRESS, SandboxSpec, check_reference};

@@ -167,7 +167,10 @@ impl Sandbox {
         match (&status.hub, status.state.phase) {
             _ if status.stalled => Err(Error::Stalled),
             (Some(hub), Some(Phase::Running)) => Ok(hub.clone()),
-            (_, Some(phase)) => Err(Error::WrongState { name: self.name.clone(), phase, verb: Verb::Use }),
+            (_, Some(phase)) => {
+                let (name, reason) = (self.name.clone(), status.state.reason.clone());
+                Err(Error::WrongState { name, phase, reason, verb: Verb::Use })
+            }
             (_, None) => Err(Error::NoSandbox { name: self.name.clone() }),
         }
     }

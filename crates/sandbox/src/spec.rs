@@ -79,6 +79,11 @@ impl SandboxSpec {
     }
 }
 
+/// Refuses what can be neither a sandbox's name nor its id. Touches nothing.
+pub fn check_reference(reference: &str) -> Result<()> {
+    parse_name("a sandbox's name or id", reference).map(drop)
+}
+
 pub(crate) fn parse_name(what: &str, name: &str) -> Result<Name> {
     let rule = "1 to 63 of a-z, 0-9, '.', '_' and '-', the first a letter or digit";
     name.parse().map_err(|_| Error::invalid(what, name, rule))

@@ -22,7 +22,10 @@ async fn remove(host: &Host, sandbox: &str, force: bool) -> Result<()> {
     let info = host.find(sandbox)?;
     match (info.is_running(), force) {
         (true, true) => host.client(sandbox)?.remove().await,
-        (true, false) => Err(Error::WrongState { name: info.name, phase: info.state, verb: Verb::Remove }),
+        (true, false) => {
+            let (name, phase, reason) = (info.name, info.state, info.reason);
+            Err(Error::WrongState { name, phase, reason, verb: Verb::Remove })
+        }
         (false, _) => host.remove(sandbox).await,
     }
 }

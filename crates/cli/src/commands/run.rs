@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use sandtree::keeper::{Holding, Lease, Order, Task};
+use sandtree::keeper::{Lease, Order, Task};
 use sandtree::{Host, Lifetime, Result, SandboxInfo, SandboxSpec};
 use serde_json::json;
 
@@ -31,7 +31,7 @@ pub async fn run(global: &Global, mut args: Run) -> Outcome {
 }
 
 async fn run_detached(global: &Global, args: &Run, command: Vec<OsString>) -> Outcome {
-    let (host, lease, info) = started(global, args, Holding::Released).await?;
+    let (host, lease, info) = started(global, args).await?;
     let exec = if command.is_empty() {
         None
     } else {
@@ -39,7 +39,7 @@ async fn run_detached(global: &Global, args: &Run, command: Vec<OsString>) -> Ou
         spec.lifetime = Lifetime::Detached;
         Some(host.client(&info.id)?.guest().await?.exec(spec).await?.id().to_string())
     };
-    lease.release();
+    lease.release().await?;
     if global.json {
         show::json(&json!({ "id": info.id, "name": info.name, "ports": info.ports, "exec": exec }));
     } else {
@@ -51,19 +51,19 @@ async fn run_detached(global: &Global, args: &Run, command: Vec<OsString>) -> Ou
 /// Creates, unless Ctrl-C comes first; then everything is undone.
 async fn create(global: &Global, args: &Run) -> Result<(Host, Lease, SandboxInfo), Failure> {
     tokio::select! {
-        created = started(global, args, Holding::Held) => Ok(created?),
+        created = started(global, args) => Ok(created?),
         _ = tokio::signal::ctrl_c() => Err(Failure::Interrupted),
     }
 }
 
-async fn started(global: &Global, args: &Run, holding: Holding) -> Result<(Host, Lease, SandboxInfo)> {
+async fn started(global: &Global, args: &Run) -> Result<(Host, Lease, SandboxInfo)> {
     let spec = spec(args);
     spec.check()?;
     let config = config(global)?;
     let host = Host::open(config.clone()).await?;
     host.ensure_image(&spec.image, progress::image(&spec.image)).await?;
     let label = spec.name.clone().unwrap_or_else(|| spec.image.clone());
-    let order = Order { config, task: Task::Create(Box::new(spec)), holding };
+    let order = Order { config, task: Task::Create(Box::new(spec)) };
     let (lease, info) = keeper::start(&order, &format!("starting {label}")).await?;
     Ok((host, lease, info))
 }

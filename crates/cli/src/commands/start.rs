@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use sandtree::keeper::{Holding, Order, Task};
+use sandtree::keeper::{Order, Task};
 use serde_json::json;
 
 use super::{Outcome, config, keeper, open};
@@ -12,9 +12,9 @@ use crate::show;
 pub async fn run(global: &Global, args: Start) -> Outcome {
     open(global).await?.find(&args.sandbox)?;
     let task = Task::Start { reference: args.sandbox.clone(), boot_timeout: args.boot_timeout };
-    let order = Order { config: config(global)?, task, holding: Holding::Released };
+    let order = Order { config: config(global)?, task };
     let (lease, info) = keeper::start(&order, &format!("starting {}", args.sandbox)).await?;
-    lease.release();
+    lease.release().await?;
     if global.json {
         show::json(&json!({ "id": info.id, "name": info.name }))
     } else {

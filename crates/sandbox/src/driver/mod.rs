@@ -22,7 +22,6 @@
 
 mod legality;
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +32,7 @@ pub use sandtree_store::Phase;
 use sandtree_store::{Owned, StateRecord};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::console;
+use crate::console::Console;
 use crate::create::{self, Running, running_state};
 use crate::error::{Error, Result};
 use crate::host::{Inner, now_unix_ms, remove_if_there, store_error};
@@ -62,11 +61,11 @@ pub(crate) struct Ending {
 }
 
 impl Ending {
-    pub fn of(machine: &Machine, exit: &Exit, console: &Path) -> Ending {
+    /// The console is drained.
+    pub fn of(machine: &Machine, exit: &Exit, console: &Console) -> Ending {
         let ending = machine.ending();
         let shutdown = ending.shutdown.as_ref().map(|s| s.reason.as_str());
-        // A guest without the panic device resets when it panics, and says so on its console only.
-        let panicked = ending.panicked || console::tail(console).contains("Kernel panic");
+        let panicked = ending.panicked || console.has_panicked();
         let (phase, reason) = match shutdown {
             _ if panicked => (Phase::Crashed, "the guest's kernel panicked".to_owned()),
             Some("guest-shutdown") => (Phase::Stopped, "the guest powered off".to_owned()),
@@ -168,7 +167,7 @@ impl Driver {
         if permits(self.state.phase, verb) {
             return Ok(());
         }
-        Err(Error::WrongState { name: self.name(), phase: self.state.phase, verb })
+        Err(Error::WrongState { name: self.name(), phase: self.state.phase, reason: self.state.reason.clone(), verb })
     }
 
     fn name(&self) -> String {
@@ -222,21 +221,19 @@ impl Driver {
 
     /// The machine ended without being asked.
     async fn ended(&mut self, exit: &Exit) {
-        if let Some(running) = &mut self.running {
-            running.drain_console().await;
-        }
-        let (Some(running), Some(owned)) = (&self.running, &self.owned) else { return };
-        let ending = Ending::of(&running.machine, exit, &owned.console());
+        let Some(running) = &mut self.running else { return };
+        running.console.drain().await;
+        let ending = Ending::of(&running.machine, exit, &running.console);
         if let Err(error) = self.rest(ending).await {
             tracing::error!(%error, "the end of a machine cannot be recorded");
         }
     }
 
     async fn let_go(mut self) {
-        if self.running.is_some() {
-            if let Err(error) = self.kill("its owner let go of it").await {
-                tracing::error!(%error, "a sandbox without an owner cannot be put to rest");
-            }
+        if self.running.is_some()
+            && let Err(error) = self.kill("its owner let go of it").await
+        {
+            tracing::error!(%error, "a sandbox without an owner cannot be put to rest");
         }
     }
 
@@ -250,11 +247,13 @@ impl Driver {
             clean: synced.is_ok(),
             ..StateRecord::new(ending.phase, now_unix_ms())
         };
-        let recorded = self.record(state);
+        let written = self.write(state);
+        // Before the state is told: a keeper that hears of it ends, and whoever waits in the guest would hear nothing.
         if let Some(running) = running {
             running.hub.close(ending.reason).await;
         }
-        synced.and(recorded)
+        self.tell();
+        synced.and(written)
     }
 
     async fn sync_disk(&mut self) -> Result<()> {
@@ -267,14 +266,21 @@ impl Driver {
     }
 
     fn record(&mut self, state: StateRecord) -> Result<()> {
+        let written = self.write(state);
+        self.tell();
+        written
+    }
+
+    fn write(&mut self, state: StateRecord) -> Result<()> {
         self.state = state;
         let owned = self.owned.as_mut().expect("the driver runs while it owns");
         let written = owned.set_state(&self.state).map_err(store_error("write a sandbox's state"));
-        if self.running.is_none() {
-            remove_if_there(&owned.keeper_socket())?;
-        }
+        let unbound = if self.running.is_none() { remove_if_there(&owned.keeper_socket()) } else { Ok(()) };
+        written.and(unbound)
+    }
+
+    fn tell(&self) {
         self.status.send_replace(Status::new(&self.state, self.running.as_ref()));
-        written
     }
 
     fn event(&mut self, event: &Event) {

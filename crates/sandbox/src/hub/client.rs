@@ -11,7 +11,7 @@ use sandtree_proto::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::attach::AttachInput;
 use super::switch::Input;
@@ -38,10 +38,17 @@ pub(super) struct Client {
     pub channels: HashMap<u32, Target>,
 }
 
+#[derive(Debug)]
+enum Outgoing {
+    Bytes(Vec<u8>),
+    /// Everything before is written when this is answered.
+    Flush(oneshot::Sender<()>),
+}
+
 /// The way to a client's socket. Never blocks the switch.
 #[derive(Debug, Clone)]
 pub(super) struct Sender {
-    queue: mpsc::UnboundedSender<Vec<u8>>,
+    queue: mpsc::UnboundedSender<Outgoing>,
     backlog: Arc<AtomicUsize>,
 }
 
@@ -52,7 +59,16 @@ impl Sender {
         let mut bytes = Vec::new();
         frame.encode(&mut bytes);
         let backlog = self.backlog.fetch_add(bytes.len(), Ordering::Relaxed);
-        self.queue.send(bytes).is_ok() && backlog < BACKLOG
+        self.queue.send(Outgoing::Bytes(bytes)).is_ok() && backlog < BACKLOG
+    }
+
+    /// Waits until the client's socket has taken everything, or is closed.
+    pub async fn flush(&self) {
+        let (done, flushed) = oneshot::channel();
+        if self.queue.send(Outgoing::Flush(done)).is_ok() {
+            // A writer that ended has nobody to write to.
+            drop(flushed.await);
+        }
     }
 
     pub fn tell(&self, message: &AgentMessage) -> bool {
@@ -77,13 +93,19 @@ pub(super) fn accept(id: ClientId, stream: UnixStream, inputs: mpsc::Sender<Inpu
 
 async fn write_all(
     mut writer: OwnedWriteHalf,
-    mut outgoing: mpsc::UnboundedReceiver<Vec<u8>>,
+    mut outgoing: mpsc::UnboundedReceiver<Outgoing>,
     backlog: Arc<AtomicUsize>,
 ) {
-    while let Some(bytes) = outgoing.recv().await {
-        backlog.fetch_sub(bytes.len(), Ordering::Relaxed);
-        if writer.write_all(&bytes).await.is_err() {
-            return;
+    while let Some(next) = outgoing.recv().await {
+        match next {
+            Outgoing::Bytes(bytes) => {
+                backlog.fetch_sub(bytes.len(), Ordering::Relaxed);
+                if writer.write_all(&bytes).await.is_err() {
+                    return;
+                }
+            }
+            // Whoever asked may have lost patience.
+            Outgoing::Flush(done) => drop(done.send(())),
         }
     }
 }
@@ -114,7 +136,7 @@ async fn receive(id: ClientId, found: Option<Decoded>, sender: &Sender, inputs: 
             let mut bytes = Vec::new();
             encode_preamble(&mut bytes, nonce);
             sender.backlog.fetch_add(bytes.len(), Ordering::Relaxed);
-            sender.queue.send(bytes).is_ok()
+            sender.queue.send(Outgoing::Bytes(bytes)).is_ok()
         }
         Some(Decoded::Frame(Frame::Message(bytes))) => match message::from_bytes(&bytes) {
             Ok(HostMessage::Hello(hello)) => sender.tell(&AgentMessage::Hello(answer(&hello))),

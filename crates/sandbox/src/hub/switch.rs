@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use sandtree_proto::frame::{Frame, StreamId};
 use sandtree_proto::{
@@ -23,6 +24,8 @@ const WINDOW_MAX: u32 = 1024 * 1024;
 const QUEUE_MAX: usize = 16 * 1024;
 /// How often the agent may lose the thread without a single good answer in between.
 const RESYNC_MAX: u32 = 5;
+/// How long clients may take to hear that it is over.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(crate) enum Input {
@@ -161,7 +164,7 @@ impl Switch {
                     Err(_) => port_open = false,
                 },
                 input = queue.recv() => match input {
-                    Some(Input::Close { reason, done }) => return self.close(reason, done),
+                    Some(Input::Close { reason, done }) => return self.close(reason, done).await,
                     Some(input) => self.handle(input),
                     None => return,
                 },
@@ -182,7 +185,8 @@ impl Switch {
         }
     }
 
-    fn close(mut self, reason: String, done: oneshot::Sender<()>) {
+    /// The process may end as soon as this is done, so it is done when every client has been told.
+    async fn close(mut self, reason: String, done: oneshot::Sender<()>) {
         let lost = Outcome::Lost { reason: reason.clone() };
         for (_, slot) in std::mem::take(&mut self.channels) {
             if !slot.ended {
@@ -193,6 +197,14 @@ impl Switch {
             self.tell(client, &AgentMessage::Reply { id, reply: Err(Failure { errno: 0, message: reason.clone() }) });
         }
         self.status.send_replace(Status::Closed { reason });
+        let farewell = async {
+            for client in self.clients.values() {
+                client.sender.flush().await;
+            }
+        };
+        if tokio::time::timeout(FAREWELL, farewell).await.is_err() {
+            tracing::warn!("a client does not read what became of its sandbox");
+        }
         // Whoever asked may have stopped waiting.
         let _asker_left = done.send(()).is_err();
     }

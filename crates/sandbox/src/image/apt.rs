@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::tool::{self, Tool};
-use super::{Error, Progress, Stage, io_error};
+use super::{Error, Progress, Stage, Watch, io_error};
 
 const NOT_DEBIAN: &str = "building this image needs a Debian or Ubuntu host with apt and dpkg";
 const APT_CACHE: Tool = Tool { program: "apt-cache", hint: NOT_DEBIAN };
@@ -41,7 +41,7 @@ fn download_bytes(package: &str) -> Result<Option<u64>, Error> {
 }
 
 /// Downloads packages into a directory that is empty before.
-pub(super) fn download(packages: &[&str], dir: &Path, progress: &mut dyn FnMut(Progress)) -> Result<(), Error> {
+pub(super) fn download(packages: &[&str], dir: &Path, progress: &mut Watch<'_>) -> Result<(), Error> {
     let sizes = packages.iter().map(|package| download_bytes(package)).collect::<Result<Vec<_>, _>>()?;
     let total_bytes = sizes.into_iter().sum::<Option<u64>>();
     let mut apt = APT_GET.spawn(|command| {
@@ -49,16 +49,20 @@ pub(super) fn download(packages: &[&str], dir: &Path, progress: &mut dyn FnMut(P
         command.args(["-q", "-o", "APT::Sandbox::User=root", "download"]).args(packages);
         command.current_dir(dir).stdout(Stdio::null());
     })?;
+    let mut told =
+        || bytes_in(dir).and_then(|done_bytes| progress(Progress { stage: Stage::Download, done_bytes, total_bytes }));
     while apt.try_wait().map_err(|source| APT_GET.failed_to("wait for", source))?.is_none() {
-        progress(Progress { stage: Stage::Download, done_bytes: bytes_in(dir)?, total_bytes });
+        if let Err(error) = told() {
+            apt.kill().and_then(|()| apt.wait()).map_err(|source| APT_GET.failed_to("end", source))?;
+            return Err(error);
+        }
         thread::sleep(POLL);
     }
     let output = apt.wait_with_output().map_err(|source| APT_GET.failed_to("wait for", source))?;
     if !output.status.success() {
         return Err(Error::Download { stderr: tool::stderr(&output) });
     }
-    progress(Progress { stage: Stage::Download, done_bytes: bytes_in(dir)?, total_bytes });
-    Ok(())
+    progress(Progress { stage: Stage::Download, done_bytes: bytes_in(dir)?, total_bytes })
 }
 
 /// A file may be renamed between the listing and the look: then it counts in the next round.

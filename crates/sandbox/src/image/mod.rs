@@ -9,7 +9,7 @@
 //! Always: needs no root and gives the same digests as with it; equal packages give equal digests on every host.
 //! Everything is made in the store's staging and published by the store.
 //!
-//! When it fails, or is interrupted: nothing is left but staging, which the store removes when next opened.
+//! When it fails, or is given up: nothing is left. When its process dies: staging, which the store removes when next opened.
 
 mod apt;
 mod elf;
@@ -22,6 +22,7 @@ mod tool;
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use sandtree_store::{Digest, KernelBundle, Name, ParseNameError, Store};
 use thiserror::Error;
@@ -95,6 +96,8 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    #[error("its building was given up")]
+    GivenUp,
     #[error("the store refused the image")]
     Store(#[from] sandtree_store::Error),
     #[error(transparent)]
@@ -130,9 +133,15 @@ fn create_dir(path: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(path).map_err(io_error("create directory", path))
 }
 
-/// Builds the image `tiny` and points its name at it. Blocks for seconds.
-pub fn build_tiny(store: &Store, progress: &mut dyn FnMut(Progress)) -> Result<ImageRef, Error> {
-    tiny::build(store, progress)
+/// Told how far a build is; says whether it goes on.
+type Watch<'a> = dyn FnMut(Progress) -> Result<(), Error> + 'a;
+
+/// Builds the image `tiny` and points its name at it. Blocks for seconds, or until it is given up.
+pub fn build_tiny(store: &Store, progress: &mut dyn FnMut(Progress), given_up: &AtomicBool) -> Result<ImageRef, Error> {
+    tiny::build(store, &mut |reached| {
+        progress(reached);
+        if given_up.load(Ordering::Relaxed) { Err(Error::GivenUp) } else { Ok(()) }
+    })
 }
 
 /// The initial file system for a kernel and an agent: made once per pair, then found.

@@ -15,7 +15,7 @@ use std::process::Command;
 use sandtree_store::{Arch, Digest, ExecDefaults, ImageSpec, Init, KernelSpec, Store};
 
 use super::ext4::{self, Content, Node};
-use super::{Error, ImageRef, Progress, Stage, apt, create_dir, io_error, kernel, modules, read, write};
+use super::{Error, ImageRef, Progress, Stage, Watch, apt, create_dir, io_error, kernel, modules, read, write};
 
 const NAME: &str = "tiny";
 /// Stands for the newest 6.12 cloud kernel of the host's release.
@@ -42,22 +42,23 @@ const FILES: [(&str, &str); 10] = [
     ("/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n"),
     ("/etc/profile", "export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\numask 022\n"),
     ("/etc/os-release", "NAME=\"Sandtree tiny\"\nID=sandtree-tiny\nPRETTY_NAME=\"Sandtree tiny\"\nVERSION_ID=1\n"),
-    // Without this file busybox init would open shells on the console.
-    ("/etc/inittab", "::sysinit:/bin/true\n::ctrlaltdel:/sbin/reboot\n::shutdown:/bin/sync\n"),
+    // Without this file busybox init would open shells on the console. At its end it leaves the root read-only, which
+    // writes everything out and spares the next boot a recovery.
+    ("/etc/inittab", "::sysinit:/bin/true\n::ctrlaltdel:/sbin/reboot\n::shutdown:/bin/umount -a -r\n"),
     ("/etc/shells", "/bin/sh\n/bin/ash\n"),
     ("/etc/resolv.conf", ""),
     ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
 ];
 
-pub(super) fn build(store: &Store, progress: &mut dyn FnMut(Progress)) -> Result<ImageRef, Error> {
+pub(super) fn build(store: &Store, progress: &mut Watch<'_>) -> Result<ImageRef, Error> {
     let work = store.stage()?;
     let packages = fetch(work.path(), progress)?;
-    progress(Progress::begin(Stage::Kernel));
+    progress(Progress::begin(Stage::Kernel))?;
     let kernel = publish_kernel(store, &packages.kernel)?;
-    progress(Progress::begin(Stage::Rootfs));
+    progress(Progress::begin(Stage::Rootfs))?;
     let staged = store.stage()?;
     make_rootfs(&packages.busybox, &staged.path().join("rootfs.raw"), work.path())?;
-    progress(Progress::begin(Stage::Publish));
+    progress(Progress::begin(Stage::Publish))?;
     let spec = ImageSpec { arch: Arch::X86_64, kernel, init: Init::Agent, defaults: defaults() };
     let digest = store.publish_image(staged, spec)?.digest;
     let name = NAME.parse()?;
@@ -71,13 +72,13 @@ struct Packages {
     busybox: PathBuf,
 }
 
-fn fetch(work: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Packages, Error> {
-    progress(Progress::begin(Stage::Resolve));
+fn fetch(work: &Path, progress: &mut Watch<'_>) -> Result<Packages, Error> {
+    progress(Progress::begin(Stage::Resolve))?;
     let kernel_package = apt::dependency(KERNEL_META)?;
     let debs = work.join("debs");
     create_dir(&debs)?;
     apt::download(&[&kernel_package, BUSYBOX], &debs, progress)?;
-    progress(Progress::begin(Stage::Unpack));
+    progress(Progress::begin(Stage::Unpack))?;
     let packages = Packages { kernel: work.join("kernel"), busybox: work.join("busybox") };
     apt::unpack(&kernel_package, &debs, &packages.kernel)?;
     apt::unpack(BUSYBOX, &debs, &packages.busybox)?;

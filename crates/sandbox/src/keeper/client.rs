@@ -34,10 +34,15 @@ pub struct Client {
 impl Host {
     /// Finds a running sandbox's keeper.
     pub fn client(&self, reference: &str) -> Result<Client> {
+        self.client_for(reference, Verb::Use)
+    }
+
+    /// As [`client`](Self::client), for what is named in the error when the sandbox does not run.
+    pub fn client_for(&self, reference: &str, verb: Verb) -> Result<Client> {
         let (dir, state) = self.inner.settled(reference)?;
         let info = SandboxInfo::new(&dir, &state);
         if info.state != Phase::Running {
-            return Err(Error::WrongState { name: info.name, phase: info.state, verb: Verb::Use });
+            return Err(Error::WrongState { name: info.name, phase: info.state, reason: info.reason, verb });
         }
         Ok(Client { info, dir: dir.path().to_owned(), socket: dir.keeper_socket() })
     }

@@ -5,8 +5,8 @@
 //!   sandtree exec a ---- sandboxes/ID/keeper.sock ---^
 //! ```
 //!
-//! The lease is how a keeper is told what to do and how it answers. Until it has answered, or for as long as the sandbox is
-//! meant to last only as long as its caller, a lease that closes takes the sandbox with it.
+//! The lease is how a keeper is told what to do and how it answers. Until it is released, a lease that closes takes back
+//! what it was given for: a sandbox that was created is removed, one that was started is stopped.
 //!
 //! On the socket a client sends one request and gets one answer; after a `link` request both speak the guest's protocol.
 //!
@@ -21,4 +21,4 @@ mod wire;
 pub use client::Client;
 pub use serve::{Stats, run};
 pub use spawn::Lease;
-pub use wire::{Holding, Order, Task};
+pub use wire::{Order, Task};

@@ -11,7 +11,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
-use super::wire::{self, Answer, Holding, News, Order, Request, Task};
+use super::wire::{self, Answer, News, Order, RELEASE, Request, Task};
+use crate::driver::Phase;
 use crate::error::{Error, Result};
 use crate::host::{Host, remove_if_there};
 use crate::sandbox::{STOP_GRACE, Sandbox};
@@ -47,9 +48,19 @@ pub async fn run(mut lease: UnixStream) -> Result<()> {
         Ok(made) => made,
         Err(error) => return wire::write(&mut lease, &News::Failed(error.report())).await.map_err(lease_error),
     };
-    let served = serve(&host, &sandbox, &mut lease, order.holding, &mut ended).await;
-    rest(&host, sandbox, &order).await?;
-    served
+    let served = serve(&host, &sandbox, &mut lease, &mut ended).await;
+    let left = served.as_ref().copied().unwrap_or(Left::Revoked);
+    let rested = rest(&host, sandbox, &order, left).await;
+    served.and(rested)
+}
+
+/// What a keeper's work ended with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// The sandbox rests.
+    Resting,
+    /// The lease closed before it was released.
+    Revoked,
 }
 
 fn lease_error(source: std::io::Error) -> Error {
@@ -72,13 +83,7 @@ async fn make(order: &Order) -> Result<(Host, Sandbox)> {
     Ok((host, sandbox))
 }
 
-async fn serve(
-    host: &Host,
-    sandbox: &Sandbox,
-    lease: &mut UnixStream,
-    holding: Holding,
-    ended: &mut Ended,
-) -> Result<()> {
+async fn serve(host: &Host, sandbox: &Sandbox, lease: &mut UnixStream, ended: &mut Ended) -> Result<Left> {
     let dir = host.inner.find(sandbox.id())?;
     let listener = bind(dir.path(), &dir.keeper_socket())?;
     let info = host.find(sandbox.id())?;
@@ -86,32 +91,42 @@ async fn serve(
     wire::write(lease, &News::Ready(Box::new(info))).await.map_err(lease_error)?;
     let mut watch = sandbox.watch();
     let mut clients = JoinSet::new();
-    loop {
+    let mut released = false;
+    let left = loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => drop(clients.spawn(attend(host.clone(), sandbox.clone(), stream))),
                 Err(error) => tracing::warn!(%error, "cannot accept a client"),
             },
             Some(_) = clients.join_next() => {}
-            _ = watch.rested() => break,
-            () = closed(lease), if holding == Holding::Held => break,
-            () = ended.signal() => break sandbox.stop(STOP_GRACE).await?,
+            _ = watch.rested() => break Left::Resting,
+            word = lease.read_u8(), if !released => match word {
+                Ok(RELEASE) => released = true,
+                _ => break Left::Revoked,
+            },
+            () = ended.signal() => {
+                sandbox.stop(STOP_GRACE).await?;
+                break Left::Resting;
+            }
         }
-    }
+    };
     let farewell = async { while clients.join_next().await.is_some() {} };
     if tokio::time::timeout(FAREWELL, farewell).await.is_err() {
         tracing::warn!("a client did not take its answer");
     }
-    Ok(())
+    Ok(left)
 }
 
-/// Removes what was to last only as long as it ran.
-async fn rest(host: &Host, sandbox: Sandbox, order: &Order) -> Result<()> {
-    let temporary = order.holding == Holding::Held || host.find(sandbox.id()).is_ok_and(|info| info.auto_remove);
-    if temporary && sandbox.state().phase.is_some() {
-        sandbox.remove().await?;
+/// Takes back what nobody wants any more, and removes what was to last only as long as it ran.
+async fn rest(host: &Host, sandbox: Sandbox, order: &Order, left: Left) -> Result<()> {
+    let unwanted = left == Left::Revoked && matches!(order.task, Task::Create(_));
+    let temporary = unwanted || host.find(sandbox.id()).is_ok_and(|info| info.auto_remove);
+    match (temporary, sandbox.state().phase) {
+        (_, None) => Ok(()),
+        (true, Some(_)) => sandbox.remove().await,
+        (false, Some(Phase::Running)) => sandbox.stop(STOP_GRACE).await,
+        (false, Some(_)) => Ok(()),
     }
-    Ok(())
 }
 
 /// Binds by way of a descriptor of the directory: a path to a socket has a length limit, a store's home has none.

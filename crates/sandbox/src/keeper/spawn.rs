@@ -7,21 +7,22 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 
-use super::wire::{self, News, Order};
+use super::wire::{self, News, Order, RELEASE};
 use crate::error::{Error, Result};
 use crate::info::SandboxInfo;
 
 /// How long a keeper may take to undo what it began, when its lease closes.
 const UNDO_DEADLINE: Duration = Duration::from_secs(20);
 
-/// The hold on a keeper. Dropping it before [`ready`](Self::ready) makes the keeper undo everything, and waits for that;
-/// afterwards it depends on the order's [`Holding`](super::Holding).
+/// The hold on a keeper. Dropped before it is released, it makes the keeper take back what it was started for, and waits
+/// for that.
 #[derive(Debug)]
 pub struct Lease {
+    /// Nothing once it is released.
     stream: Option<UnixStream>,
-    waits: bool,
 }
 
 impl Lease {
@@ -40,12 +41,12 @@ impl Lease {
         ours.set_nonblocking(true).map_err(failed)?;
         let mut stream = UnixStream::from_std(ours).map_err(failed)?;
         wire::write(&mut stream, order).await.map_err(failed)?;
-        Ok(Lease { stream: Some(stream), waits: true })
+        Ok(Lease { stream: Some(stream) })
     }
 
     /// Waits until the sandbox runs, or the keeper says why it does not.
     pub async fn ready(&mut self) -> Result<SandboxInfo> {
-        let stream = self.stream.as_mut().expect("a lease has its stream until it is dropped");
+        let stream = self.stream.as_mut().expect("a lease has its stream until it is released");
         match wire::read(stream).await {
             Ok(News::Ready(info)) => Ok(*info),
             Ok(News::Failed(report)) => Err(Error::Remote { report }),
@@ -54,15 +55,19 @@ impl Lease {
     }
 
     /// Lets the sandbox live on by itself.
-    pub fn release(mut self) {
-        self.waits = false;
+    pub async fn release(mut self) -> Result<()> {
+        let stream = self.stream.as_mut().expect("a lease has its stream until it is released");
+        let told = stream.write_u8(RELEASE).await;
+        told.map_err(|source| Error::Keeper { name: "that was just started".into(), source })?;
+        self.stream = None;
+        Ok(())
     }
 }
 
 impl Drop for Lease {
     /// Closes the lease and waits for the keeper's end, so that nothing of the sandbox is left when we return.
     fn drop(&mut self) {
-        let Some(stream) = self.stream.take().filter(|_| self.waits) else { return };
+        let Some(stream) = self.stream.take() else { return };
         if let Err(error) = wait_for_end(stream) {
             tracing::warn!(%error, "the keeper did not say that it is done");
         }

@@ -20,7 +20,6 @@ const LIMIT: u32 = 1 << 20;
 pub struct Order {
     pub config: HostConfig,
     pub task: Task,
-    pub holding: Holding,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -30,15 +29,9 @@ pub enum Task {
     Start { reference: String, boot_timeout: Option<Duration> },
 }
 
-/// What a lease that closes means once the sandbox runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Holding {
-    /// The sandbox is removed.
-    Held,
-    /// Nothing.
-    Released,
-}
+/// On a lease whose sandbox runs: it lives on by itself, and the lease means nothing any more. One byte, so that whoever
+/// reads it among other things cannot lose half of it.
+pub(super) const RELEASE: u8 = b'r';
 
 /// A keeper's answer on its lease.
 #[derive(Debug, Clone, Serialize, Deserialize)]
