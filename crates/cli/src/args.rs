@@ -75,6 +75,32 @@ pub enum Command {
     Keeper,
 }
 
+impl Command {
+    /// The sandboxes that are named by themselves. What a copy names stands beside paths, and is its own business.
+    pub fn sandboxes(&self) -> Vec<&str> {
+        match self {
+            Command::Exec(Exec { sandbox, .. })
+            | Command::Attach(Attach { sandbox, .. })
+            | Command::Shell(Shell { sandbox, .. })
+            | Command::Logs(Logs { sandbox, .. })
+            | Command::Inspect(Named { sandbox })
+            | Command::Stats(Named { sandbox })
+            | Command::Forward(Forward { sandbox, .. })
+            | Command::Start(Start { sandbox, .. }) => vec![sandbox],
+            Command::Stop(Stop { sandboxes, .. }) | Command::Rm(Remove { sandboxes, .. }) => {
+                sandboxes.iter().map(String::as_str).collect()
+            }
+            Command::Run(_)
+            | Command::Cp(_)
+            | Command::Ps(_)
+            | Command::Doctor
+            | Command::Bench(_)
+            | Command::Completion { .. }
+            | Command::Keeper => Vec::new(),
+        }
+    }
+}
+
 #[derive(Debug, clap::Args)]
 pub struct Run {
     /// Give the sandbox a name [default: its id]

@@ -1,8 +1,9 @@
 //! How an error is shown, and which exit code it has.
 
+use std::io::Write;
 use std::process::ExitCode;
 
-use sandtree::{Error, Report};
+use sandtree::{Error, ErrorKind, Report};
 use serde_json::json;
 
 /// Sandtree itself failed.
@@ -47,14 +48,33 @@ fn code(error: &Error) -> u8 {
     }
 }
 
+/// What was typed cannot be understood. Help that was asked for is no failure.
+pub fn show_usage(error: &clap::Error) -> ExitCode {
+    let wants_json = std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json");
+    if error.use_stderr() && wants_json {
+        let shown = error.to_string();
+        let message = shown.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+        let hint = Some("`sandtree help` shows what can be typed".to_owned());
+        show(&Report { kind: ErrorKind::Invalid, message, causes: Vec::new(), hint }, true);
+        return ExitCode::from(OURS);
+    }
+    let printed = error.print().is_ok();
+    if printed && !error.use_stderr() { ExitCode::SUCCESS } else { ExitCode::from(OURS) }
+}
+
 /// The chain once, on stderr.
 pub fn show(report: &Report, json: bool) {
     if json {
-        return eprintln!("{}", json!({ "error": report }));
+        return say(&json!({ "error": report }).to_string());
     }
     let chain: Vec<&str> = std::iter::once(&report.message).chain(&report.causes).map(String::as_str).collect();
-    eprintln!("sandtree: {}", chain.join(": "));
+    say(&format!("sandtree: {}", chain.join(": ")));
     if let Some(hint) = &report.hint {
-        eprintln!("  hint: {hint}");
+        say(&format!("  hint: {hint}"));
     }
+}
+
+/// One line on stderr. If it cannot be written there, there is nowhere else to say so.
+fn say(line: &str) {
+    drop(writeln!(std::io::stderr(), "{line}"));
 }

@@ -21,7 +21,10 @@ use crate::failure::Failure;
 const UNDO_DEADLINE: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return failure::show_usage(&error),
+    };
     log_to_stderr(&args);
     let json = args.global.json;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -45,5 +48,7 @@ fn log_to_stderr(args: &Args) {
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .with_target(false)
+        // A log that cannot be written, on a disk that is full, is no reason to panic.
+        .log_internal_errors(false)
         .init();
 }

@@ -14,10 +14,11 @@ pub fn json(value: &impl Serialize) {
 }
 
 fn ignore_broken_pipe(written: io::Result<()>) {
-    if let Err(error) = written {
-        if error.kind() != io::ErrorKind::BrokenPipe {
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             eprintln!("sandtree: cannot write to stdout: {error}");
         }
+        _ => {}
     }
 }
 

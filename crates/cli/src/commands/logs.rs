@@ -25,16 +25,22 @@ pub async fn run(global: &Global, args: Logs) -> Outcome {
     print(&read_from(&before, &mut 0)?)?;
     let mut position = 0;
     print(&read_from(&console, &mut position)?)?;
-    while args.follow {
+    if args.follow {
+        follow(&host, &args.sandbox, &console, position).await?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn follow(host: &Host, sandbox: &str, console: &Path, mut position: u64) -> Result<()> {
+    loop {
         // Asked before reading: what is printed last must not be missed.
-        let live = is_live(&host, &args.sandbox);
-        print(&read_from(&console, &mut position)?)?;
+        let live = is_live(host, sandbox);
+        print(&read_from(console, &mut position)?)?;
         if !live {
-            break;
+            return Ok(());
         }
         tokio::time::sleep(POLL).await;
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 fn is_live(host: &Host, sandbox: &str) -> bool {

@@ -31,6 +31,8 @@ pub type Outcome = Result<ExitCode, Failure>;
 
 pub async fn run(args: Args) -> Outcome {
     let Args { global, command } = args;
+    // Before anything is touched, the store included.
+    command.sandboxes().into_iter().try_for_each(sandtree::check_reference)?;
     match command {
         // These end by Ctrl-C in their own way.
         Command::Run(args) => run::run(&global, *args).await,
