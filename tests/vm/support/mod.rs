@@ -49,6 +49,17 @@ impl World {
         World { home: None, path }
     }
 
+    /// As `at`, with files of its own: their owner may be changed.
+    pub fn copied_to(path: PathBuf) -> Self {
+        copy_tree(base(), &path, &|from, to| fs::copy(from, to).map(drop));
+        World { home: None, path }
+    }
+
+    /// A place for a store, with no store in it yet.
+    pub fn empty_at(path: PathBuf) -> Self {
+        World { home: None, path }
+    }
+
     pub fn home(&self) -> &Path {
         &self.path
     }
@@ -121,10 +132,11 @@ impl World {
         ["sandboxes", "names/sandboxes", "staging"].into_iter().flat_map(entries).collect()
     }
 
-    /// Asserts that nothing is left, and that no process still uses this store.
+    /// Asserts that nothing is left, and that no process still uses this store. A keeper that has answered may take a
+    /// moment to end.
     pub fn assert_empty(&self) {
         assert_eq!(self.residue(), Vec::<PathBuf>::new());
-        assert_eq!(processes_of(&self.path), Vec::<u32>::new(), "processes still use the store");
+        until("no process uses the store", || processes_of(&self.path).is_empty());
     }
 
     fn end_everything(&self) {
@@ -268,17 +280,19 @@ fn base() -> &'static Path {
     })
 }
 
-/// Copies a tree by hard links: published files never change.
+/// Copies a tree by hard links where it can: published files never change.
 fn link_tree(from: &Path, to: &Path) {
+    copy_tree(from, to, &|from, to| fs::hard_link(from, to).or_else(|_| fs::copy(from, to).map(drop)));
+}
+
+fn copy_tree(from: &Path, to: &Path, copy: &dyn Fn(&Path, &Path) -> std::io::Result<()>) {
     fs::create_dir_all(to).unwrap();
     fs::set_permissions(to, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     for entry in fs::read_dir(from).unwrap().flatten() {
         let target = to.join(entry.file_name());
         match entry.file_type().unwrap().is_dir() {
-            true => link_tree(&entry.path(), &target),
-            false => {
-                fs::hard_link(entry.path(), &target).or_else(|_| fs::copy(entry.path(), &target).map(drop)).unwrap()
-            }
+            true => copy_tree(&entry.path(), &target, copy),
+            false => copy(&entry.path(), &target).unwrap(),
         }
     }
 }

@@ -1,0 +1,219 @@
+//! Creation that fails or is given up, at every step and at many moments, leaves nothing.
+
+mod support;
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use sandtree::{CreateStep, Error, Host, HostConfig, PublishedPort, SandboxSpec};
+use support::{DEADLINE, World, eventually, finish, kill, processes_of, until};
+
+/// Moments of creation that can be seen from outside, in their order.
+const MOMENTS: [Moment; 6] =
+    [Moment::Beginning, Moment::Staged, Moment::Recorded, Moment::MachineStarted, Moment::KernelRuns, Moment::Running];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Moment {
+    Beginning,
+    Staged,
+    Recorded,
+    MachineStarted,
+    KernelRuns,
+    Running,
+}
+
+impl Moment {
+    fn has_come(self, home: &Path) -> bool {
+        match self {
+            Moment::Beginning => true,
+            Moment::Staged => !entries(&home.join("staging")).is_empty() || Moment::Recorded.has_come(home),
+            Moment::Recorded => !entries(&home.join("names/sandboxes")).is_empty(),
+            Moment::MachineStarted => processes_of(home).into_iter().any(is_qemu),
+            Moment::KernelRuns => processes_of(home).into_iter().any(|pid| is_qemu(pid) && cpu_ticks(pid) >= 100),
+            Moment::Running => sandboxes(home)
+                .any(|dir| fs::read_to_string(dir.join("state.json")).is_ok_and(|state| state.contains("\"running\""))),
+        }
+    }
+}
+
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+fn sandboxes(home: &Path) -> impl Iterator<Item = PathBuf> {
+    entries(&home.join("sandboxes")).into_iter()
+}
+
+fn is_qemu(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("qemu-system"))
+}
+
+/// Hundredths of a second that a process has used of a processor.
+fn cpu_ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
+    fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
+}
+
+fn config(world: &World) -> HostConfig {
+    let path = std::env::var_os("PATH").unwrap();
+    HostConfig::new(world.home(), std::env::split_paths(&path).collect())
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+}
+
+fn spec(port: u16) -> SandboxSpec {
+    let publish = vec![PublishedPort { host: port, guest: 80 }];
+    SandboxSpec { name: Some("x".into()), publish, ..SandboxSpec::new("tiny") }
+}
+
+/// No directory, name, process or port.
+fn assert_nothing(world: &World, port: u16, after: &str) {
+    assert_eq!(world.residue(), Vec::<PathBuf>::new(), "after {after}");
+    until(&format!("no process is left after {after}"), || processes_of(world.home()).is_empty());
+    TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap_or_else(|e| panic!("the port is held after {after}: {e}"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failing_at_any_step_leaves_nothing() {
+    let world = World::new();
+    let port = free_port();
+    for step in CreateStep::ALL {
+        let host = Host::open(HostConfig { fail_at: Some(step), ..config(&world) }).await.unwrap();
+        // The name of the failed one before is free again, or this would be another error.
+        let error = host.create(spec(port)).await.unwrap_err();
+        assert!(matches!(error, Error::Injected { step: at } if at == step), "{error:?} instead of failing at {step}");
+        assert_nothing(&world, port, &step.to_string());
+    }
+    let host = Host::open(config(&world)).await.unwrap();
+    let sandbox = host.create(spec(port)).await.unwrap();
+    assert_eq!(sandbox.name(), "x");
+    sandbox.remove().await.unwrap();
+    assert_nothing(&world, port, "removal");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dropping_the_future_at_any_moment_leaves_nothing() {
+    let world = World::new();
+    let port = free_port();
+    let host = Host::open(config(&world)).await.unwrap();
+    for moment in MOMENTS {
+        tokio::select! {
+            biased;
+            () = comes(moment, world.home()) => {}
+            created = host.create(spec(port)) => {
+                assert_eq!(moment, Moment::Running, "only that one may be missed");
+                created.unwrap().remove().await.unwrap();
+            }
+        }
+        until(&format!("nothing is left after {moment:?}"), || world.residue().is_empty());
+        assert_nothing(&world, port, &format!("{moment:?}"));
+    }
+}
+
+/// And between those moments, wherever the clock finds it.
+#[tokio::test(flavor = "multi_thread")]
+async fn dropping_the_future_at_any_time_leaves_nothing() {
+    let world = World::new();
+    let port = free_port();
+    let host = Host::open(config(&world)).await.unwrap();
+    for millis in [0, 1, 3, 6, 10, 15, 25, 40, 70, 150, 400, 900] {
+        let created = tokio::time::timeout(Duration::from_millis(millis), host.create(spec(port))).await;
+        assert!(created.is_err(), "no guest is up in {millis} ms");
+        until(&format!("nothing is left after {millis} ms"), || world.residue().is_empty());
+        assert_nothing(&world, port, &format!("{millis} ms"));
+    }
+    host.create(spec(port)).await.unwrap().remove().await.unwrap();
+}
+
+async fn comes(moment: Moment, home: &Path) {
+    let mut looks = tokio::time::interval(Duration::from_millis(2));
+    loop {
+        looks.tick().await;
+        if tokio::task::block_in_place(|| moment.has_come(home)) {
+            return;
+        }
+    }
+}
+
+/// Starts a command, interrupts it when the moment comes, and gives its exit code.
+fn interrupt(world: &World, args: &[&str], moment: impl Fn() -> bool) -> i32 {
+    let mut command = world.command();
+    let mut child = command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let came = eventually(DEADLINE, || {
+        let over = child.try_wait().unwrap().is_some();
+        (over || moment()).then_some(!over)
+    });
+    if came.expect("the moment comes") {
+        kill(child.id(), "INT");
+    }
+    finish(child).code
+}
+
+/// Processes that were told this store in their environment.
+fn processes_with_home(home: &Path) -> Vec<u32> {
+    let wanted = format!("SANDTREE_HOME={}", home.display()).into_bytes();
+    let told = |pid: &u32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|variable| variable == wanted)
+    };
+    let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|e| e.file_name().to_str()?.parse().ok());
+    pids.filter(told).collect()
+}
+
+#[test]
+fn an_interrupted_run_in_the_background_leaves_nothing() {
+    let world = World::new();
+    for moment in &MOMENTS[1..] {
+        let code = interrupt(&world, &["run", "-d", "--name", "x", "tiny"], || moment.has_come(world.home()));
+        if *moment == Moment::Running && code == 0 {
+            world.ok(["rm", "-f", "x"]);
+            continue;
+        }
+        assert_eq!(code, 130, "{moment:?}");
+        // It has waited for the end of what it undid.
+        world.assert_empty();
+    }
+}
+
+#[test]
+fn an_interrupted_run_in_the_foreground_leaves_nothing() {
+    let world = World::new();
+    for moment in &MOMENTS[1..] {
+        let args = ["run", "--name", "x", "tiny", "--", "sleep", "1000"];
+        assert_eq!(interrupt(&world, &args, || moment.has_come(world.home())), 130, "{moment:?}");
+        world.assert_empty();
+    }
+}
+
+/// What a command in the background could not be started in is not left behind.
+#[test]
+fn a_background_run_whose_command_cannot_start_leaves_nothing() {
+    let world = World::new();
+    let answer = world.run(["run", "-d", "--name", "x", "tiny", "--", "/no/such/program"]);
+    assert_eq!(answer.code, 127, "{answer:?}");
+    world.assert_empty();
+}
+
+/// Downloads packages, so both moments of the build are here and nowhere else.
+#[test]
+fn an_interrupted_build_of_an_image_leaves_nothing() {
+    let dir = tempfile::Builder::new().prefix("st-").tempdir().unwrap();
+    let world = World::empty_at(dir.path().join("home"));
+    let staged = |part: &str| {
+        let trees = entries(&world.home().join("staging")).into_iter().map(|dir| dir.join("tree").join(part));
+        trees.flat_map(|dir| entries(&dir)).next().is_some()
+    };
+    for part in ["debs", "kernel"] {
+        assert_eq!(interrupt(&world, &["run", "tiny", "--", "true"], || staged(part)), 130, "{part}");
+        world.assert_empty();
+        assert_eq!(processes_with_home(world.home()), Vec::<u32>::new(), "{part}: a tool of the build goes on");
+        assert_eq!(entries(&world.home().join("names/images")), Vec::<PathBuf>::new());
+    }
+}

@@ -1,0 +1,267 @@
+//! What is told of a sandbox and of the host, and where a keeper does its work: any home, any user, any jail.
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::{World, finish, program, until};
+
+#[test]
+fn a_running_sandbox_tells_everything_about_itself() {
+    let world = World::new();
+    let made = world.start("a", &["--memory", "256M", "--cpus", "2"]);
+    assert_eq!(made["name"], "a");
+    let info = world.inspect("a");
+    assert_eq!(world.inspect(made["id"].as_str().unwrap()), info, "an id is as good as a name");
+    assert_eq!(world.json(["ps"])[0], info);
+    assert_eq!((&info["id"], &info["name"], &info["state"]), (&made["id"], &"a".into(), &"running".into()));
+    assert_eq!(
+        (&info["image"], &info["memory_bytes"], &info["cpus"]),
+        (&"tiny".into(), &(256u64 << 20).into(), &2.into())
+    );
+    let program = |field: &str| fs::read_link(format!("/proc/{}/exe", info[field])).unwrap();
+    assert!(program("qemu_pid").to_string_lossy().contains("qemu-system-"));
+    assert_eq!(program("keeper_pid"), support::program().canonicalize().unwrap());
+    let doctor = world.json(["doctor"])["qemu"]["found"].clone();
+    assert_eq!((&info["accelerator"], &info["qemu_version"]), (&doctor["accelerator"], &doctor["version"]));
+    let created = info["created_at"].as_str().unwrap();
+    let age = humantime::parse_rfc3339(created).unwrap().elapsed().unwrap();
+    assert!(age < Duration::from_secs(120), "{created}");
+    let shown = world.ok(["inspect", "a"]);
+    for word in ["running", "tiny", "256 MiB", created] {
+        assert!(shown.out().contains(word), "{word} is not in {}", shown.out());
+    }
+
+    let stats = world.json(["stats", "a"]);
+    let number =
+        |pointer: &str| stats.pointer(pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("{pointer}: {stats}"));
+    assert!((200 << 20..256 << 20).contains(&number("/guest/memory_total_bytes")), "{stats}");
+    assert!(number("/guest/memory_available_bytes") < number("/guest/memory_total_bytes"));
+    assert!((1..500).contains(&number("/guest/processes")) && number("/guest/uptime_ms") > 0);
+    assert!(number("/host_memory_bytes") > 32 << 20 && number("/host_cpu_ms") > 100, "{stats}");
+    assert!(number("/host_disk_bytes") > 64 << 10, "{stats}");
+    assert!(world.ok(["stats", "a"]).out().contains("guest memory"));
+    world.ok(["rm", "-f", "a"]);
+    world.assert_empty();
+}
+
+#[test]
+fn logs_show_the_console_and_follow_it_to_its_end() {
+    let world = World::new();
+    world.start("a", &[]);
+    let mut command = world.command();
+    let following = command.args(["logs", "-f", "a"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    assert_eq!(world.sh("a", "echo said on the console > /dev/console").code, 0);
+    until("logs show it", || world.ok(["logs", "a"]).out().contains("said on the console"));
+    let json = world.json(["logs", "a"]);
+    assert!(json["console"].as_str().unwrap().contains("said on the console"), "{json}");
+    world.ok(["stop", "a"]);
+    let followed = finish(following);
+    assert_eq!(followed.code, 0, "{followed:?}");
+    assert!(followed.out().contains("said on the console") && followed.out().contains("Power down"), "{followed:?}");
+    world.ok(["rm", "a"]);
+}
+
+#[test]
+fn doctor_says_what_the_host_can_do_and_why_not_more() {
+    let world = World::new();
+    let found = world.json(["doctor"]);
+    assert_eq!(found["home"], world.home().to_str().unwrap());
+    let qemu = &found["qemu"]["found"];
+    assert!(qemu["version"].as_str().unwrap().split('.').count() == 3, "{found}");
+    assert!(found["disk_free_bytes"].as_u64().unwrap() > 0 && found["memory_available_bytes"].as_u64().unwrap() > 0);
+    let shown = world.ok(["doctor"]);
+    let line = shown.out().lines().find(|line| line.starts_with("accelerator")).unwrap().to_owned();
+    match qemu["kvm_refused"].as_str() {
+        Some(reason) => {
+            assert_eq!(qemu["accelerator"], "tcg");
+            assert!(!reason.is_empty() && line.contains("tcg") && line.contains(reason), "{line}");
+        }
+        None => assert!(qemu["accelerator"] == "kvm" && line.contains("kvm"), "{line}"),
+    }
+    // What was found out once is not found out again.
+    let begun = Instant::now();
+    world.ok(["doctor"]);
+    assert!(begun.elapsed() < Duration::from_millis(500), "the verdicts are not cached");
+}
+
+#[test]
+fn completions_name_our_verbs() {
+    let world = World::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = world.ok(["completion", shell]);
+        for verb in ["run", "exec", "attach", "shell", "cp", "logs", "inspect", "forward", "stop", "start", "doctor"] {
+            assert!(script.out().contains(verb), "{shell} lacks {verb}");
+        }
+        assert!(script.out().contains("boot-timeout"), "{shell} lacks the options");
+    }
+}
+
+#[test]
+fn what_was_to_last_only_as_long_as_it_ran_does() {
+    let world = World::new();
+    world.start("a", &["--rm"]);
+    world.ok(["stop", "a"]);
+    until("it is removed", || world.residue().is_empty());
+    world.run(["inspect", "a"]).failed_with(&["no sandbox a"]);
+    world.start("a", &["--rm"]);
+    world.sh("a", "poweroff -f");
+    until("it is removed", || world.residue().is_empty());
+    // Whoever kills the keeper leaves it to the next command to remove.
+    world.start("a", &["--rm"]);
+    support::kill(u32::try_from(world.inspect("a")["keeper_pid"].as_u64().unwrap()).unwrap(), "KILL");
+    until("it is removed", || world.json(["ps", "-a"]) == Value::Array(Vec::new()));
+    until("nothing is left", || world.residue().is_empty() && support::processes_of(world.home()).is_empty());
+}
+
+#[test]
+fn a_keeper_that_is_asked_to_end_stops_its_sandbox_in_good_order() {
+    let world = World::new();
+    world.start("a", &[]);
+    assert_eq!(world.sh("a", "echo kept > /srv/note").code, 0);
+    let keeper = u32::try_from(world.inspect("a")["keeper_pid"].as_u64().unwrap()).unwrap();
+    support::kill(keeper, "TERM");
+    until("it stops", || world.inspect("a")["state"] == "stopped");
+    world.ok(["start", "a"]);
+    assert_eq!(world.sh("a", "cat /srv/note").out(), "kept\n");
+    world.ok(["rm", "-f", "a"]);
+    world.assert_empty();
+}
+
+#[test]
+fn any_path_does_as_a_home_and_stores_know_nothing_of_each_other() {
+    let dir = tempfile::Builder::new().prefix("st-").tempdir().unwrap();
+    let long = World::at((0..8).fold(dir.path().to_owned(), |path, _| path.join("a-rather-long-name")).join("home"));
+    assert!(long.home().as_os_str().len() > 150);
+    long.start("a", &[]);
+    assert_eq!(long.sh("a", "echo here").out(), "here\n");
+
+    // The same name in another store, which is found from here.
+    let near = World::at(dir.path().join("near"));
+    let relative = |args: &[&str]| {
+        let mut command = Command::new(program());
+        command.args(["--home", "near"]).args(args).env_remove("SANDTREE_HOME").current_dir(dir.path());
+        finish(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    };
+    let made = relative(&["run", "-d", "--name", "a", "tiny"]);
+    assert_eq!(made.code, 0, "{made:?}");
+    assert_eq!(relative(&["exec", "a", "--", "echo", "near"]).out(), "near\n");
+    assert_eq!(near.inspect("a")["id"], made.out().trim());
+    assert_ne!(near.inspect("a")["id"], long.inspect("a")["id"]);
+    long.ok(["rm", "-f", "a"]);
+    long.assert_empty();
+    assert_eq!(relative(&["exec", "a", "--", "echo", "still"]).out(), "still\n");
+    assert_eq!(relative(&["stop", "a"]).code, 0);
+    assert_eq!(relative(&["rm", "a"]).code, 0);
+    near.assert_empty();
+}
+
+fn is_root() -> bool {
+    fs::metadata("/proc/self").unwrap().uid() == 0
+}
+
+fn status_field(pid: &Value, field: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':').map(str::trim));
+    line.unwrap_or_else(|| panic!("no {field} in {status}")).to_owned()
+}
+
+#[test]
+fn a_machine_is_confined_and_each_is_another_user() {
+    let world = World::new();
+    let ids = ["a", "b"].map(|name| {
+        world.start(name, &[]);
+        let pid = world.inspect(name)["qemu_pid"].clone();
+        assert_eq!(status_field(&pid, "NoNewPrivs"), "1");
+        assert_eq!(status_field(&pid, "Seccomp"), "2");
+        assert_eq!(status_field(&pid, "CapEff"), "0000000000000000");
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap();
+        assert!(environment.is_empty(), "{:?}", String::from_utf8_lossy(&environment));
+        let uids = status_field(&pid, "Uid");
+        let groups = status_field(&pid, "Groups");
+        assert!(!is_root() || groups.is_empty(), "{groups}");
+        uids.split_whitespace().map(|uid| uid.parse::<u32>().unwrap()).collect::<Vec<_>>()
+    });
+    if is_root() {
+        for uids in &ids {
+            assert!(uids.iter().all(|uid| *uid >= 0x7000_0000 && *uid == uids[0]), "{uids:?}");
+        }
+        assert_ne!(ids[0], ids[1]);
+    }
+    world.ok(["rm", "-f", "a", "b"]);
+    world.assert_empty();
+}
+
+/// The way an ordinary user of the host goes, when it is root who tests.
+struct Ordinary {
+    dir: tempfile::TempDir,
+    world: World,
+}
+
+const ORDINARY: &str = "12345";
+
+impl Ordinary {
+    fn new() -> Ordinary {
+        let dir = tempfile::Builder::new().prefix("st-").tempdir().unwrap();
+        let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        set_mode(dir.path(), 0o755);
+        fs::copy(program(), dir.path().join("sandtree")).unwrap();
+        set_mode(&dir.path().join("sandtree"), 0o755);
+        let world = World::copied_to(dir.path().join("home"));
+        fs::create_dir(dir.path().join("files")).unwrap();
+        let owner = format!("{ORDINARY}:{ORDINARY}");
+        let given = Command::new("chown").args(["-R", &owner]).args([world.home(), &dir.path().join("files")]).status();
+        assert!(given.unwrap().success());
+        Ordinary { dir, world }
+    }
+
+    fn run(&self, args: &[&str]) -> support::Answer {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", ORDINARY, "--regid", ORDINARY, "--clear-groups"]);
+        command.arg(self.dir.path().join("sandtree")).args(args);
+        command.env("HOME", self.files()).env("SANDTREE_HOME", self.world.home()).current_dir(self.files());
+        finish(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    fn ok(&self, args: &[&str]) -> support::Answer {
+        let answer = self.run(args);
+        assert_eq!(answer.code, 0, "{args:?}: {answer:?}");
+        answer
+    }
+
+    fn files(&self) -> PathBuf {
+        self.dir.path().join("files")
+    }
+}
+
+#[test]
+fn an_ordinary_user_can_do_everything() {
+    if !is_root() {
+        return eprintln!("not checked: every other test of an ordinary user's run is this one");
+    }
+    let user = Ordinary::new();
+    let once = user.run(&["run", "tiny", "--", "sh", "-c", "id -u; exit 4"]);
+    assert_eq!((once.code, once.out()), (4, "0\n"), "{once:?}");
+    user.ok(&["run", "-d", "--name", "a", "--disk", "1G", "tiny"]);
+    assert_eq!(user.ok(&["exec", "a", "--", "echo", "here"]).out(), "here\n");
+    let info: Value = serde_json::from_slice(&user.ok(&["--json", "inspect", "a"]).stdout).unwrap();
+    assert!(status_field(&info["qemu_pid"], "Uid").starts_with(ORDINARY));
+    assert_eq!(status_field(&info["qemu_pid"], "Seccomp"), "2");
+    assert_eq!(status_field(&info["qemu_pid"], "NoNewPrivs"), "1");
+    fs::write(user.files().join("note"), "carried").unwrap();
+    user.ok(&["cp", "note", "a:/srv/note"]);
+    user.ok(&["cp", "a:/srv/note", "back"]);
+    assert_eq!(fs::read_to_string(user.files().join("back")).unwrap(), "carried");
+    user.ok(&["stop", "a"]);
+    user.ok(&["start", "a"]);
+    assert_eq!(user.ok(&["exec", "a", "--", "cat", "/srv/note"]).out(), "carried");
+    assert!(user.ok(&["ps"]).out().contains("running"));
+    user.ok(&["doctor"]);
+    user.ok(&["rm", "-f", "a"]);
+    user.world.assert_empty();
+}

@@ -1,0 +1,234 @@
+//! The life of a sandbox: what it goes through, how that shows, and what it keeps.
+
+#[path = "support/lifecycle.rs"]
+mod lifecycle;
+mod support;
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use lifecycle::{Action, act, survives};
+use sandtree_store::{ImageSpec, Init, Store};
+use support::{World, kill, until};
+
+/// Writes a file of random bytes in the guest and gives its digest.
+fn write_file(world: &World, sandbox: &str, path: &str) -> String {
+    let line = format!("dd if=/dev/urandom of={path} bs=64k count=24 2>/dev/null && sha256sum {path}");
+    let written = world.sh(sandbox, &line);
+    assert_eq!(written.code, 0, "{written:?}");
+    written.out().to_owned()
+}
+
+fn digest(world: &World, sandbox: &str, path: &str) -> String {
+    let read = world.sh(sandbox, &format!("sha256sum {path}"));
+    assert_eq!(read.code, 0, "{read:?}");
+    read.out().to_owned()
+}
+
+#[test]
+fn a_synced_file_survives_every_end_the_guest_makes() {
+    let world = World::new();
+    world.start("a", &[]);
+    let written = write_file(&world, "a", "/srv/file");
+    assert_eq!(world.sh("a", "sync").code, 0);
+    let check = || assert_eq!(digest(&world, "a", "/srv/file"), written);
+    survives(&world, "a", &[Action::GuestPoweroff], check);
+    survives(&world, "a", &[Action::GuestReboot], check);
+    act(&world, "a", Action::GuestPanic);
+    let console = world.ok(["logs", "a"]);
+    assert!(console.err().is_empty() && String::from_utf8_lossy(&console.stdout).contains("Kernel panic"));
+    survives(&world, "a", &[], check);
+    // The panic of an earlier boot is still in the log, and must not be taken for one of this.
+    survives(&world, "a", &[Action::GuestPoweroff], check);
+    world.ok(["rm", "-f", "a"]);
+    world.assert_empty();
+}
+
+#[test]
+fn a_synced_file_survives_every_end_the_host_makes() {
+    let world = World::new();
+    world.start("a", &[]);
+    let written = write_file(&world, "a", "/srv/file");
+    assert_eq!(world.sh("a", "sync").code, 0);
+    let check = || assert_eq!(digest(&world, "a", "/srv/file"), written);
+    survives(&world, "a", &[Action::KillQemu], check);
+    survives(&world, "a", &[Action::KillKeeper], check);
+    survives(&world, "a", &[Action::Stop, Action::Start, Action::KillKeeper, Action::Start, Action::KillQemu], check);
+    world.ok(["rm", "-f", "a"]);
+    world.assert_empty();
+}
+
+#[test]
+fn stop_writes_out_what_the_guest_has_not() {
+    let world = World::new();
+    world.start("a", &[]);
+    let written = write_file(&world, "a", "/srv/file");
+    survives(&world, "a", &[Action::Stop], || assert_eq!(digest(&world, "a", "/srv/file"), written));
+    let journal = world.sh("a", "dmesg | grep -c 'recovery complete'");
+    assert_eq!(journal.out(), "0\n", "the file system was not unmounted cleanly");
+    let console = world.ok(["logs", "a"]);
+    assert!(String::from_utf8_lossy(&console.stdout).contains("Power down"), "the guest did not power off by itself");
+    world.ok(["stop", "a"]);
+    let state: serde_json::Value =
+        serde_json::from_slice(&fs::read(sandbox_file(&world, "state.json")).unwrap()).unwrap();
+    assert_eq!(state["clean"], true, "stop answers after the sync");
+    world.ok(["rm", "a"]);
+    world.assert_empty();
+}
+
+/// A file of the only sandbox there is.
+fn sandbox_file(world: &World, name: &str) -> PathBuf {
+    let mut dirs = fs::read_dir(world.home().join("sandboxes")).unwrap();
+    let dir = dirs.next().expect("there is a sandbox").unwrap().path();
+    assert!(dirs.next().is_none());
+    dir.join(name)
+}
+
+/// Leaves the store as a power cut would: a dead keeper, and a state of another boot of the host.
+fn cut_the_power(world: &World) {
+    let info = world.inspect("a");
+    let pid = |field: &str| u32::try_from(info[field].as_u64().unwrap()).unwrap();
+    kill(pid("keeper_pid"), "KILL");
+    until("no QEMU outlives its keeper", || !support::is_alive(pid("qemu_pid")));
+    let path = sandbox_file(world, "state.json");
+    let mut state: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    assert_eq!(state["phase"], "running");
+    state["boot_id"] = "00000000-0000-0000-0000-000000000000".into();
+    fs::write(&path, serde_json::to_vec(&state).unwrap()).unwrap();
+}
+
+#[test]
+fn after_a_power_cut_the_disk_is_checked_before_it_is_used() {
+    let world = World::new();
+    world.start("a", &[]);
+    let written = write_file(&world, "a", "/srv/file");
+    assert_eq!(world.sh("a", "sync").code, 0);
+    cut_the_power(&world);
+    world.sh("a", "true").failed_with(&["crashed", "the host went down", "sandtree start"]);
+    assert_eq!(world.inspect("a")["state"], "crashed");
+    world.ok(["start", "a"]);
+    assert_eq!(digest(&world, "a", "/srv/file"), written);
+
+    cut_the_power(&world);
+    let overlay = sandbox_file(&world, "overlay-0.qcow2");
+    damage_the_first_table(&overlay);
+    let damaged = fs::read(&overlay).unwrap();
+    world.run(["start", "a"]).failed_with(&["disk of sandbox a is damaged", "hint"]);
+    assert!(fs::read(&overlay).unwrap() == damaged, "a damaged disk is left as it is");
+    assert_eq!(world.inspect("a")["state"], "crashed");
+    world.ok(["rm", "a"]);
+    world.assert_empty();
+}
+
+/// Points the first entry of a qcow2's first-level table behind the end of the file.
+fn damage_the_first_table(overlay: &std::path::Path) {
+    let file = File::options().read(true).write(true).open(overlay).unwrap();
+    let mut offset = [0; 8];
+    file.read_exact_at(&mut offset, 40).unwrap();
+    let (table, end) = (u64::from_be_bytes(offset), file.metadata().unwrap().len());
+    let behind = (end + (1 << 30)) & !0xffff | 1 << 63;
+    file.write_all_at(&behind.to_be_bytes(), table).unwrap();
+}
+
+#[test]
+fn a_guest_has_the_shape_it_was_asked_for() {
+    let world = World::new();
+    world.start("big", &["--disk", "2G", "--memory", "768M", "--cpus", "2"]);
+    world.start("plain", &[]);
+    let number = |sandbox: &str, line: &str| -> u64 {
+        let said = world.sh(sandbox, line);
+        said.out().trim().parse().unwrap_or_else(|_| panic!("{said:?}"))
+    };
+    let disk_kib = "df -k / | tail -n 1 | awk '{print $2}'";
+    let memory_kib = "awk '/MemTotal/ {print $2}' /proc/meminfo";
+    assert!((1_900_000..2_100_000).contains(&number("big", disk_kib)));
+    assert!((30_000..66_000).contains(&number("plain", disk_kib)), "the image's own size");
+    assert!((650_000..786_432).contains(&number("big", memory_kib)));
+    assert!((400_000..524_288).contains(&number("plain", memory_kib)));
+    assert_eq!((number("big", "nproc"), number("plain", "nproc")), (2, 1));
+    let written = world.sh("big", "dd if=/dev/zero of=/srv/large bs=1M count=200 2>&1 && sync");
+    assert_eq!(written.code, 0, "{written:?}");
+    // A file system that has grown stays so, and is not grown again.
+    survives(&world, "big", &[Action::Stop], || assert!((1_900_000..2_100_000).contains(&number("big", disk_kib))));
+    world.ok(["rm", "-f", "big", "plain"]);
+    world.assert_empty();
+}
+
+/// The image `tiny`, but with its own init as process 1.
+fn publish_with_own_init(world: &World) {
+    let store = Store::open(world.home()).unwrap();
+    let tiny = store.image(&"tiny".parse().unwrap()).unwrap();
+    let staged = store.stage().unwrap();
+    fs::copy(tiny.rootfs(), staged.path().join("rootfs.raw")).unwrap();
+    let spec = ImageSpec {
+        arch: tiny.record.arch,
+        kernel: tiny.record.kernel.clone(),
+        init: Init::Image,
+        defaults: tiny.record.defaults.clone(),
+    };
+    let image = store.publish_image(staged, spec).unwrap();
+    store.set_image_name(&"tiny-init".parse().unwrap(), &image.digest).unwrap();
+}
+
+#[test]
+fn an_image_may_bring_its_own_init() {
+    let world = World::new();
+    publish_with_own_init(&world);
+    world.ok(["run", "-d", "--name", "a", "tiny-init"]);
+    assert_eq!(world.sh("a", "cat /proc/1/comm").out(), "init\n");
+    assert_eq!(world.sh("a", "echo out; exit 7").code, 7);
+    // Every process an ordinary user may end; the agent is not among them.
+    let all = world.run(["exec", "--user", "user", "a", "--", "sh", "-c", "sleep 1000 & kill -9 -1; wait $!"]);
+    assert_eq!(all.code, 137, "{all:?}");
+    let written = write_file(&world, "a", "/srv/file");
+    survives(&world, "a", &[Action::Stop], || assert_eq!(digest(&world, "a", "/srv/file"), written));
+    let console = world.ok(["logs", "a"]);
+    assert!(String::from_utf8_lossy(&console.stdout).contains("Power down"), "init did not power off");
+    assert_eq!(world.sh("a", "dmesg | grep -c 'recovery complete'").out(), "0\n");
+    // Its own init knows the usual way out, too.
+    world.sh("a", "poweroff");
+    until("it has powered off", || world.inspect("a")["state"] == "stopped");
+    assert_eq!(world.inspect("a")["reason"], "the guest powered off");
+    world.ok(["rm", "a"]);
+    world.assert_empty();
+}
+
+#[test]
+fn nothing_a_guest_does_to_itself_silences_its_agent() {
+    let world = World::new();
+    world.start("a", &[]);
+    let answers = || assert_eq!(world.sh("a", "echo here").out(), "here\n");
+    let all = world.sh("a", "sleep 1000 & kill -9 -1; wait $!");
+    assert_eq!(all.code, 137, "{all:?}");
+    answers();
+    let bomb = world.run(["exec", "--timeout", "5s", "a", "--", "sh", "-c", "f() { f | f; }; f"]);
+    assert!([124, 2].contains(&bomb.code), "{bomb:?}");
+    answers();
+    let few = world.sh("a", "ps | wc -l").out().trim().parse::<u32>().unwrap();
+    assert!(few < 150, "{few} processes: the bomb outlived its timeout");
+    let filled = world.sh("a", "dd if=/dev/zero of=/tmp/fill bs=1M");
+    assert!(filled.code != 0 && filled.err().contains("No space left"), "{filled:?}");
+    answers();
+    let upload = world.run_with_input(["cp", "-", "a:/tmp/more"], &vec![1; 4 << 20]);
+    upload.failed_with(&["No space left"]);
+    world.ok(["stop", "a"]);
+    world.ok(["rm", "a"]);
+    world.assert_empty();
+}
+
+#[test]
+fn the_usual_way_to_power_off_works_in_a_guest_whose_init_is_the_agent() {
+    let world = World::new();
+    world.start("a", &[]);
+    let written = write_file(&world, "a", "/srv/file");
+    world.sh("a", "poweroff");
+    until("poweroff is obeyed", || world.inspect("a")["state"] == "stopped");
+    assert_eq!(world.inspect("a")["reason"], "the guest powered off");
+    survives(&world, "a", &[], || assert_eq!(digest(&world, "a", "/srv/file"), written));
+    world.sh("a", "reboot");
+    until("reboot is obeyed", || world.inspect("a")["state"] == "stopped");
+    assert_eq!(world.inspect("a")["reason"], "the guest rebooted");
+    world.ok(["rm", "a"]);
+    world.assert_empty();
+}

@@ -1,0 +1,104 @@
+//! What can happen to a sandbox, and whether it survives it.
+//!
+//! A new verb of the product becomes a new [`Action`]; every check that exists then holds for it, too.
+
+use serde_json::Value;
+
+use super::support::{World, is_alive, kill, until};
+
+/// One thing that happens to a sandbox, from within or from without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    Start,
+    Stop,
+    GuestPoweroff,
+    GuestReboot,
+    GuestPanic,
+    KillQemu,
+    KillKeeper,
+}
+
+/// How a sandbox must look when an action is over.
+#[derive(Debug, Clone, Copy)]
+pub struct Expected {
+    pub state: &'static str,
+    /// A word of the reason; nothing when there is no reason to give.
+    pub reason: &'static str,
+}
+
+impl Action {
+    pub fn expected(self) -> Expected {
+        let (state, reason) = match self {
+            Action::Start => ("running", ""),
+            Action::Stop => ("stopped", "stopped"),
+            Action::GuestPoweroff => ("stopped", "powered off"),
+            Action::GuestReboot => ("stopped", "rebooted"),
+            Action::GuestPanic => ("crashed", "panic"),
+            Action::KillQemu => ("crashed", "QEMU ended"),
+            Action::KillKeeper => ("crashed", "keeper"),
+        };
+        Expected { state, reason }
+    }
+
+    fn begin(self, world: &World, name: &str, before: &Value) {
+        let pid = |field: &str| u32::try_from(before[field].as_u64().unwrap()).unwrap();
+        match self {
+            Action::Start => drop(world.ok(["start", name])),
+            Action::Stop => drop(world.ok(["stop", name])),
+            Action::GuestPoweroff => ends_the_guest(world, name, "poweroff -f", "powered off"),
+            Action::GuestReboot => ends_the_guest(world, name, "reboot -f", "rebooted"),
+            Action::GuestPanic => ends_the_guest(world, name, "echo c > /proc/sysrq-trigger", "panic"),
+            Action::KillQemu => kill(pid("qemu_pid"), "KILL"),
+            Action::KillKeeper => kill(pid("keeper_pid"), "KILL"),
+        }
+    }
+}
+
+/// Runs a line that no guest survives. Whoever waits for it is told why there will be no answer.
+fn ends_the_guest(world: &World, name: &str, line: &str, why: &str) {
+    world.sh(name, line).failed_with(&[why]);
+}
+
+/// Does one thing to a sandbox, and waits until it shows.
+pub fn act(world: &World, name: &str, action: Action) {
+    let before = world.inspect(name);
+    action.begin(world, name, &before);
+    let expected = action.expected();
+    until(&format!("{action:?} leads to {}", expected.state), || world.inspect(name)["state"] == expected.state);
+    assert_shown(world, name, expected);
+    if expected.state != "running" {
+        assert_processes_end(&before);
+    }
+}
+
+/// Does things to a running sandbox one after the other, boots it again if need be, and asks whether all is well.
+pub fn survives(world: &World, name: &str, actions: &[Action], check: impl Fn()) {
+    for action in actions {
+        act(world, name, *action);
+    }
+    if world.inspect(name)["state"] != "running" {
+        act(world, name, Action::Start);
+    }
+    check();
+}
+
+/// `inspect`, `ps` and `ps -a` agree on a sandbox's state.
+pub fn assert_shown(world: &World, name: &str, expected: Expected) {
+    let info = world.inspect(name);
+    let running = expected.state == "running";
+    assert!(info["reason"].as_str().unwrap_or_default().contains(expected.reason), "{info}");
+    assert_eq!(info["qemu_pid"].is_u64(), running, "{info}");
+    let listed = world.ok(["ps", "-a"]);
+    let row = listed.out().lines().find(|line| line.starts_with(name)).expect("ps -a lists it").to_owned();
+    assert!(row.contains(expected.state) && row.contains(expected.reason), "{row}");
+    let is_listed = world.json(["ps"]).as_array().unwrap().iter().any(|info| info["name"] == name);
+    assert_eq!(is_listed, running, "ps lists what runs");
+}
+
+/// Keeper and machine of a sandbox that rests are gone.
+fn assert_processes_end(before: &Value) {
+    for field in ["qemu_pid", "keeper_pid"] {
+        let Some(pid) = before[field].as_u64() else { continue };
+        until(&format!("{field} {pid} ends"), || !is_alive(u32::try_from(pid).unwrap()));
+    }
+}
