@@ -5,8 +5,8 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
 use rustix::time::{ClockId, Timespec};
 use sandtree_proto::{Failure, Identity};
@@ -16,6 +16,9 @@ use crate::{network, sys};
 
 const EXT4_MAGIC: i64 = 0xEF53;
 const SECTOR: u64 = 512;
+/// Where ext4's superblock is, and in it the count of blocks.
+const SUPERBLOCK: u64 = 1024;
+const BLOCKS_COUNT: u64 = 4;
 
 pub fn assume(identity: &Identity) -> Result<(), Failure> {
     set_clock(identity.unix_time_ns)?;
@@ -62,15 +65,44 @@ fn grow_root() -> Result<(), Failure> {
     if system.f_type != EXT4_MAGIC || read_only {
         return Ok(());
     }
-    let device = root.metadata().or_failure(told)?.dev();
-    let blocks = device_bytes(device)? / system.f_bsize as u64;
+    let device = Device::of(&root)?;
+    let blocks = device.bytes()? / system.f_bsize as u64;
+    // The kernel would notice that nothing is to be done, too, but takes its time for it.
+    if device.ext4_blocks()? == blocks {
+        return Ok(());
+    }
     sys::resize_ext4(&root, blocks).or_failure(told)
 }
 
-fn device_bytes(device: u64) -> Result<u64, Failure> {
-    let path = format!("/sys/dev/block/{}:{}/size", rustix::fs::major(device), rustix::fs::minor(device));
-    let told = || format!("cannot read {path}");
-    let sectors = fs::read_to_string(&path).or_failure(told)?;
-    let sectors: u64 = sectors.trim().parse().map_err(io::Error::other).or_failure(told)?;
-    Ok(sectors * SECTOR)
+/// The block device a file system is on, as the kernel shows it.
+struct Device {
+    dir: PathBuf,
+}
+
+impl Device {
+    fn of(root: &File) -> Result<Self, Failure> {
+        let number = root.metadata().or_failure(|| "cannot find the root's device".into())?.dev();
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        Ok(Self { dir: PathBuf::from(format!("/sys/dev/block/{major}:{minor}")) })
+    }
+
+    fn bytes(&self) -> Result<u64, Failure> {
+        let path = self.dir.join("size");
+        let told = || format!("cannot read {}", path.display());
+        let sectors = fs::read_to_string(&path).or_failure(told)?;
+        let sectors: u64 = sectors.trim().parse().map_err(io::Error::other).or_failure(told)?;
+        Ok(sectors * SECTOR)
+    }
+
+    /// The number of blocks in the superblock; its upper half is unused below 16 TiB.
+    fn ext4_blocks(&self) -> Result<u64, Failure> {
+        let told = || "cannot read the root's superblock".into();
+        let uevent = fs::read_to_string(self.dir.join("uevent")).or_failure(told)?;
+        let name = uevent.lines().find_map(|line| line.strip_prefix("DEVNAME="));
+        let name = name.ok_or(io::Error::from(io::ErrorKind::NotFound)).or_failure(told)?;
+        let mut blocks = [0; 4];
+        let device = File::open(Path::new("/dev").join(name)).or_failure(told)?;
+        device.read_exact_at(&mut blocks, SUPERBLOCK + BLOCKS_COUNT).or_failure(told)?;
+        Ok(u32::from_le_bytes(blocks).into())
+    }
 }

@@ -33,7 +33,7 @@ use rustix::process::{Resource, Rlimit};
 
 use cgroup::Cgroups;
 use exec::spawn::Ground;
-use init::BootError;
+use init::{BootError, Rest};
 use link::Link;
 use serve::{Agent, End, Role};
 
@@ -54,9 +54,9 @@ fn main() -> ExitCode {
 }
 
 fn run_guest() -> ! {
-    let served = init::boot().and_then(|role| {
+    let served = init::boot().and_then(|(role, modules)| {
         let port = init::open_port(sandtree_proto::PORT_NAME)?;
-        let end = serve(role, port, Cgroups::open("/sys/fs/cgroup")).map_err(BootError::Serve)?;
+        let end = serve(role, port, Cgroups::open("/sys/fs/cgroup"), modules).map_err(BootError::Serve)?;
         Ok((role, end))
     });
     match served {
@@ -68,7 +68,8 @@ fn run_guest() -> ! {
 
 fn run_guestless(number: &str, cgroups: Cgroups) -> ExitCode {
     let number = number.parse::<RawFd>().map_err(io::Error::other);
-    let served = number.and_then(sys::inherited).and_then(|socket| serve(Role::Guestless, socket, cgroups));
+    let served =
+        number.and_then(sys::inherited).and_then(|socket| serve(Role::Guestless, socket, cgroups, Rest::default()));
     match served {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
@@ -78,9 +79,11 @@ fn run_guestless(number: &str, cgroups: Cgroups) -> ExitCode {
     }
 }
 
-fn serve(role: Role, port: OwnedFd, cgroups: Cgroups) -> io::Result<End> {
+fn serve(role: Role, port: OwnedFd, cgroups: Cgroups, modules: Rest) -> io::Result<End> {
     rustix::io::fcntl_setfd(&port, rustix::io::FdFlags::CLOEXEC)?;
     let signals = sys::block_signals(serve::heard_by(role))?;
+    // Not before: a thread with other signals unblocked would take our children's away.
+    modules.load_beside();
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     if role != Role::Guestless {
         std::fs::write("/proc/self/oom_score_adj", "-1000")?;

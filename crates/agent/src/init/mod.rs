@@ -31,6 +31,7 @@ use crate::failure::reason;
 use crate::floor;
 use crate::serve::Role;
 use crate::sys::{self, Forked};
+pub use modules::Rest;
 use options::{Init, Options};
 
 const PORT_APPEARS_WITHIN: Duration = Duration::from_secs(10);
@@ -52,18 +53,18 @@ pub enum BootError {
 }
 
 /// Brings the guest up. Returns in the process that serves the link.
-pub fn boot() -> Result<Role, BootError> {
+pub fn boot() -> Result<(Role, Rest), BootError> {
     mount_early()?;
     use_console().unwrap_or_else(|error| console::say(format_args!("no console: {error}")));
     let options = Options::parse(&fs::read_to_string("/proc/cmdline").unwrap_or_default());
     if options.init == Init::Floor {
         floor::serve(open_port(sandtree_proto::PORT_NAME)?).map_err(BootError::Serve)?;
     }
-    modules::load(Path::new("/modules"));
+    let rest = modules::load(Path::new("/modules"), || Path::new(&options.root).exists());
     root::enter(&options)?;
     match options.init {
-        Init::Agent | Init::Floor => Ok(Role::Init),
-        Init::Image => beside(&options.image_init),
+        Init::Agent | Init::Floor => Ok((Role::Init, rest)),
+        Init::Image => Ok((beside(&options.image_init)?, rest)),
     }
 }
 
