@@ -190,6 +190,9 @@ fn an_interrupted_run_in_the_foreground_leaves_nothing() {
         assert_eq!(interrupt(&world, &args, || moment.has_come(world.home())), 130, "{moment:?}");
         world.assert_empty();
     }
+    let running = || Moment::Running.has_come(world.home());
+    assert_eq!(interrupt(&world, &["--json", "run", "tiny", "--", "sleep", "1000"], running), 130);
+    world.assert_empty();
 }
 
 /// What a command in the background could not be started in is not left behind.

@@ -4,8 +4,9 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use sandtree::keeper::{Lease, Order, Task};
-use sandtree::{Host, Lifetime, Result, SandboxInfo, SandboxSpec};
+use sandtree::{Error, ExecSpec, Host, Lifetime, Result, SandboxInfo, SandboxSpec};
 use serde_json::json;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{Outcome, config, interruptible, keeper, session};
 use crate::args::{Global, Run};
@@ -19,12 +20,9 @@ pub async fn run(global: &Global, mut args: Run) -> Outcome {
     }
     let how = args.how.clone();
     let spec = session::spec(how, if command.is_empty() { vec!["/bin/sh".into()] } else { command })?;
-    let (host, lease, info) = create(global, &args).await?;
-    let outcome = async {
-        let guest = host.client(&info.id)?.guest().await?;
-        session::run(&guest, spec, global.json).await
-    };
-    let outcome = outcome.await;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(|e| Error::io("listen for", "signals", e))?;
+    let (host, lease, info) = unless_interrupted(&mut interrupt, started(global, &args)).await?;
+    let outcome = work(&host, &info, spec, global.json, &mut interrupt).await;
     // Dropping the lease removes the sandbox, and waits until it is gone.
     tokio::task::block_in_place(|| drop(lease));
     outcome
@@ -48,11 +46,26 @@ async fn run_detached(global: &Global, args: &Run, command: Vec<OsString>) -> Ou
     Ok(ExitCode::SUCCESS)
 }
 
-/// Creates, unless Ctrl-C comes first; then everything is undone.
-async fn create(global: &Global, args: &Run) -> Result<(Host, Lease, SandboxInfo), Failure> {
+/// Ctrl-C is ours until the command has started; then it is the command's.
+async fn work(host: &Host, info: &SandboxInfo, spec: ExecSpec, as_json: bool, interrupt: &mut Signal) -> Outcome {
+    let client = host.client(&info.id)?;
+    let guest = unless_interrupted(interrupt, client.guest()).await?;
+    if as_json {
+        return tokio::select! {
+            outcome = session::run(&guest, spec, as_json) => outcome,
+            _ = interrupt.recv() => Err(Failure::Interrupted),
+        };
+    }
+    let (wants_stdin, tty) = (spec.stdin, spec.terminal.is_some());
+    let exec = unless_interrupted(interrupt, guest.exec(spec)).await?;
+    session::relay(exec, wants_stdin, tty).await
+}
+
+/// One listener for all steps: a Ctrl-C between two of them is not lost. What is dropped undoes itself.
+async fn unless_interrupted<T>(interrupt: &mut Signal, step: impl Future<Output = Result<T>>) -> Result<T, Failure> {
     tokio::select! {
-        created = started(global, args) => Ok(created?),
-        _ = tokio::signal::ctrl_c() => Err(Failure::Interrupted),
+        done = step => Ok(done?),
+        _ = interrupt.recv() => Err(Failure::Interrupted),
     }
 }
 
