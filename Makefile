@@ -1,6 +1,6 @@
 # `make demo` and `make test` do all their own set-up on a fresh Debian 12 machine with Rust.
 .DELETE_ON_ERROR:
-.PHONY: help setup build demo test lint unit vm fuzz bench deny clean
+.PHONY: help setup build demo test lint unit fuzz-short fuzz vm bench clean
 
 CARGO ?= cargo
 export CARGO_TERM_PROGRESS_WHEN ?= never
@@ -22,7 +22,7 @@ build: setup
 demo: build
 	@./scripts/demo target/release/sandtree
 
-test: setup lint unit vm
+test: setup lint unit fuzz-short vm
 	@echo "all checks and tests passed"
 
 lint:
@@ -33,6 +33,13 @@ lint:
 unit:
 	$(CARGO) test --workspace --locked --exclude sandtree-cli
 	$(CARGO) test --locked -p sandtree-cli --bin sandtree
+
+# A few seconds of each target; `make fuzz` runs longer.
+fuzz-short:
+	$(CARGO) run --locked -p sandtree-fuzz -- --seconds 2
+
+fuzz:
+	$(CARGO) run --release --locked -p sandtree-fuzz -- --seconds 120
 
 # Real QEMU and real guests.
 vm:

@@ -5,4 +5,4 @@
 
 pub mod check;
 pub(crate) mod header;
-pub(crate) mod overlay;
+pub mod overlay;

@@ -20,7 +20,7 @@ const SECTOR: u64 = 512;
 const MAX_BYTES: u64 = 64 << 40;
 
 /// The bytes of an overlay that a guest sees as a disk of `disk_bytes`.
-pub(crate) fn empty(disk_bytes: u64) -> Result<Vec<u8>, Error> {
+pub fn empty(disk_bytes: u64) -> Result<Vec<u8>, Error> {
     check_size(disk_bytes)?;
     let l1_entries = disk_bytes.div_ceil(L2_SPAN);
     let header = Header {
