@@ -31,6 +31,8 @@ pub struct Channel {
     pub out: Output,
     pub err: Output,
     work: Work,
+    /// The command's process, or 0 for a connection, once there is one.
+    pub started: Option<u32>,
     outcome: Option<Outcome>,
     told: bool,
 }
@@ -96,6 +98,7 @@ impl Channel {
             out: Output::new(window, ends.out),
             err: Output::new(window, ends.err),
             work,
+            started: None,
             outcome: None,
             told: false,
         }
@@ -116,9 +119,9 @@ impl Channel {
         self.outcome.is_some()
     }
 
-    /// How it ended, once.
+    /// How it ended, once. Between a break and the host's `Resume` it waits: that it started must be told before.
     pub fn take_news(&mut self) -> Option<Outcome> {
-        let news = self.outcome.clone().filter(|_| !self.told);
+        let news = self.outcome.clone().filter(|_| self.flowing && !self.told);
         self.told |= news.is_some();
         news
     }
@@ -141,11 +144,12 @@ impl Channel {
         ChannelState { channel, tag: self.tag.clone(), received: self.input.received(), out, err, outcome }
     }
 
-    /// Goes on sending from where the host is.
+    /// Goes on sending from where the host is. That it has ended may have been lost in the break, and is told again.
     pub fn resume(&mut self, out: u64, err: u64) -> Result<(), StreamError> {
         self.out.stream().rewind(out)?;
         self.err.stream().rewind(err)?;
         self.flowing = true;
+        self.told = false;
         Ok(())
     }
 
@@ -197,6 +201,7 @@ impl Channel {
                     self.input.attach(socket, AtEnd::Shutdown);
                     self.out.attach(reader);
                     self.work = Work::Connected;
+                    self.started = Some(0);
                     return true;
                 }
             },

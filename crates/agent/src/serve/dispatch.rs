@@ -79,6 +79,10 @@ impl Agent {
         match channel.resume(out, err) {
             Ok(()) => {
                 let consumed = channel.input.retell();
+                // So may the news of its start be.
+                if let Some(pid) = channel.started {
+                    self.link.send(&AgentMessage::Started { channel: number, pid });
+                }
                 self.link.send_frame(&Frame::Window { channel: number, stream: StreamId::In, consumed });
             }
             Err(error) => self.link.fault(error),
@@ -164,7 +168,9 @@ impl Agent {
         let pid = spawned.exec.pid().as_raw_nonzero().get() as u32;
         self.link.send(&AgentMessage::Started { channel: number, pid });
         let ends = Ends { input: spawned.input, out: Some(spawned.out), err: spawned.err };
-        Ok(Channel::new(window, start.tag.clone(), Work::Exec(Box::new(spawned.exec)), ends))
+        let mut channel = Channel::new(window, start.tag.clone(), Work::Exec(Box::new(spawned.exec)), ends);
+        channel.started = Some(pid);
+        Ok(channel)
     }
 
     fn begin_tunnel(&mut self, number: u32, window: usize, port: u16) -> Channel {
