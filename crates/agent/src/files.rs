@@ -18,6 +18,7 @@ use sandtree_proto::{DirEntry, Failure, FileKind, Reply, Stat};
 
 use crate::channel::Cancel;
 use crate::failure::{OrFailure, refusal, tolerate};
+use crate::tree::write_sparse;
 
 const COPY_SIZE: usize = 256 * 1024;
 
@@ -53,7 +54,7 @@ pub struct Target {
 pub fn write(target: &Target, channel: u32, input: OwnedFd, cancel: &Cancel) -> Result<(), Failure> {
     let path = &target.path;
     let staged = Staged::create(path, channel)?;
-    copy(&mut File::from(input), &mut &staged.file).or_failure(|| format!("cannot write {}", path.display()))?;
+    write_sparse(&staged.file, &mut File::from(input)).or_failure(|| format!("cannot write {}", path.display()))?;
     own(&staged.file, target.uid, target.gid).or_failure(|| format!("cannot set the owner of {}", path.display()))?;
     rustix::fs::fchmod(&staged.file, Mode::from_raw_mode(target.mode & 0o7777))
         .or_failure(|| format!("cannot set the mode of {}", path.display()))?;

@@ -5,7 +5,7 @@ mod pack;
 mod unpack;
 
 pub use pack::pack;
-pub use unpack::unpack;
+pub use unpack::{unpack, write_sparse};
 
 /// How GNU tar, libarchive and Docker write extended attributes.
 const XATTR_KEY: &str = "SCHILY.xattr.";
