@@ -23,6 +23,8 @@ pub enum Error {
     Invalid { what: String, value: String, rule: String },
     #[error("there is no sandbox {name}")]
     NoSandbox { name: String },
+    #[error("there is no detached command {id} in this sandbox")]
+    NoExec { id: String },
     #[error("there is no image {name}")]
     NoImage { name: String },
     #[error("sandbox {name} is {phase}{}; it cannot {verb}", because(*phase, reason.as_deref()))]
@@ -141,7 +143,7 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::Invalid { .. } => ErrorKind::Invalid,
-            Error::NoSandbox { .. } | Error::NoImage { .. } => ErrorKind::NotFound,
+            Error::NoSandbox { .. } | Error::NoExec { .. } | Error::NoImage { .. } => ErrorKind::NotFound,
             Error::WrongState { .. } => ErrorKind::WrongState,
             Error::NameTaken { .. } => ErrorKind::AlreadyExists,
             Error::Busy { .. } | Error::Port { .. } => ErrorKind::Busy,
@@ -165,6 +167,7 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Error::NoSandbox { .. } => "`sandtree ps -a` lists the sandboxes of this store",
+            Error::NoExec { .. } => "`sandtree attach SANDBOX` lists them",
             Error::NoImage { .. } => "`tiny` is built in",
             Error::WrongState { phase: Phase::Stopped | Phase::Crashed, .. } => "`sandtree start` starts it again",
             Error::WrongState { phase: Phase::Running, verb: Verb::Remove, .. } => {

@@ -168,7 +168,11 @@ impl Exec {
     pub(super) async fn attach(link: &Link, id: ExecId) -> Result<Exec> {
         let open = Open::Attach { tag: id.0.clone() };
         let command = format!("command {id}");
-        Self::open(link, open, id, command).await
+        match Self::open(link, open, id.clone(), command).await {
+            // Only the hub refuses here, and only what it does not know.
+            Err(Error::Guest { source: LinkError::Refused(_), .. }) => Err(Error::NoExec { id: id.to_string() }),
+            other => other,
+        }
     }
 
     async fn open(link: &Link, open: Open, id: ExecId, command: String) -> Result<Exec> {

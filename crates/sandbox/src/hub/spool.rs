@@ -72,6 +72,11 @@ impl Spool {
         drop(self.inputs.send(input));
     }
 
+    /// Whether the command is known to have ended by itself.
+    pub fn has_ended(&self) -> bool {
+        matches!(&self.progress.borrow().outcome, Some(outcome) if !matches!(outcome, Outcome::Lost { .. }))
+    }
+
     pub fn entry(&self, id: &str) -> ExecEntry {
         let progress = self.progress.borrow();
         ExecEntry {

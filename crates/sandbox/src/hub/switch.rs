@@ -58,6 +58,7 @@ enum Owner {
 struct Flow {
     received: u64,
     consumed: u64,
+    ended: bool,
 }
 
 /// A channel of the agent.
@@ -193,6 +194,7 @@ impl Switch {
                 self.tell_ended(&slot.owner, lost.clone());
             }
         }
+        self.cut_attachments(&lost);
         for (_, (client, id)) in std::mem::take(&mut self.requests) {
             self.tell(client, &AgentMessage::Reply { id, reply: Err(Failure { errno: 0, message: reason.clone() }) });
         }
@@ -207,6 +209,19 @@ impl Switch {
         }
         // Whoever asked may have stopped waiting.
         let _asker_left = done.send(()).is_err();
+    }
+
+    /// Attachments end with us, and might not come to tell it themselves.
+    fn cut_attachments(&self, lost: &Outcome) {
+        let runs = |tag: &str| self.spools.get(tag).is_some_and(|spool| !spool.has_ended());
+        for client in self.clients.values() {
+            for (channel, target) in &client.channels {
+                if matches!(target, Target::Attached { tag, .. } if runs(tag)) {
+                    // One that does not read learns it from the end of its connection.
+                    let _kept_up = client.sender.ended(*channel, lost.clone());
+                }
+            }
+        }
     }
 
     // ---- what the agent says
@@ -320,10 +335,24 @@ impl Switch {
 
     fn ended(&mut self, channel: u32, outcome: Outcome) {
         let Some(slot) = self.channels.get_mut(&channel) else { return };
+        // After a break the agent says it again.
+        if slot.ended {
+            return;
+        }
         slot.ended = true;
         slot.opening = None;
         let owner = slot.owner.clone();
         self.tell_ended(&owner, outcome);
+        self.retire(channel);
+    }
+
+    /// Closes the channel of a detached command of which everything is here. Those of clients are theirs to close.
+    fn retire(&mut self, channel: u32) {
+        let complete = |slot: &Slot| slot.ended && slot.out.ended && slot.err.ended;
+        if self.channels.get(&channel).is_some_and(|slot| matches!(slot.owner, Owner::Spool { .. }) && complete(slot)) {
+            self.channels.remove(&channel);
+            self.send_agent(&HostMessage::Close { channel });
+        }
     }
 
     fn tell_ended(&mut self, owner: &Owner, outcome: Outcome) {
@@ -364,10 +393,12 @@ impl Switch {
         if offset != flow.received {
             return Err(format!("a stream ends at {offset}, at {} it stands", flow.received));
         }
+        flow.ended = true;
         match slot.owner.clone() {
             Owner::Client { client, channel } => self.forward(client, &Frame::Eof { channel, stream, offset }),
             Owner::Spool { tag } => self.spool(&tag, SpoolInput::Eof { stream }),
         }
+        self.retire(channel);
         Ok(())
     }
 
@@ -489,7 +520,7 @@ impl Switch {
         let Some(known) = self.clients.get(&client) else { return };
         let Some(spool) = self.spools.get(&tag) else {
             let message = format!("no command {tag} was detached in this sandbox");
-            let outcome = Outcome::NotStarted(Failure { errno: 0, message });
+            let outcome = Outcome::Failed(Failure { errno: 0, message });
             return self.tell(client, &AgentMessage::Ended { channel, outcome });
         };
         let input = attach::start(spool, known.sender.clone(), channel, window);
