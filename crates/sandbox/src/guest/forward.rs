@@ -1,20 +1,23 @@
 //! Connections into the guest, carried by the agent: they need no network in the guest.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
-use sandtree_proto::Open;
+use sandtree_proto::{Open, Outcome};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::{Guest, exec};
 use crate::error::{Error, Result};
-use crate::link::{Channel, Input, Link, LinkError, Output};
+use crate::link::{Channel, Control, Input, Link, LinkError, Output};
 
 const WINDOW: u32 = 256 * 1024;
 /// Connections of one forward at a time; further ones wait in the listener's queue.
 const CONNECTIONS_MAX: usize = 512;
+/// How long a listener rests that cannot accept.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// One connection to a port in the guest.
 #[derive(Debug)]
@@ -32,17 +35,21 @@ impl Tunnel {
         }
     }
 
-    /// Carries bytes both ways until both ends are done.
-    pub async fn splice(self, stream: TcpStream) -> Result<()> {
-        let Channel { out, input, .. } = self.channel;
-        let (reader, writer) = stream.into_split();
-        tokio::try_join!(to_guest(reader, input), from_guest(out, writer))
-            .map(drop)
-            .map_err(|source| Error::Guest { operation: "carry a connection".into(), source })
+    /// Carries bytes both ways until both ends are done. When the guest's end fails, or we do, the client's is reset, so
+    /// that it does not take it for an orderly end.
+    pub async fn splice(self, mut stream: TcpStream) -> Result<()> {
+        close_by(&stream, Close::Reset);
+        let Channel { out, input, control, .. } = self.channel;
+        let (reader, writer) = stream.split();
+        let carried = tokio::try_join!(to_guest(reader, input), from_guest(out, control, writer));
+        if carried.is_ok() {
+            close_by(&stream, Close::Orderly);
+        }
+        carried.map(drop).map_err(|source| Error::Guest { operation: "carry a connection".into(), source })
     }
 }
 
-async fn to_guest(mut reader: OwnedReadHalf, mut input: Input) -> Result<(), LinkError> {
+async fn to_guest(mut reader: ReadHalf<'_>, mut input: Input) -> Result<(), LinkError> {
     let mut buffer = vec![0; 64 * 1024];
     loop {
         match reader.read(&mut buffer).await {
@@ -53,9 +60,13 @@ async fn to_guest(mut reader: OwnedReadHalf, mut input: Input) -> Result<(), Lin
     }
 }
 
-async fn from_guest(mut out: Output, mut writer: OwnedWriteHalf) -> Result<(), LinkError> {
+async fn from_guest(mut out: Output, control: Control, mut writer: WriteHalf<'_>) -> Result<(), LinkError> {
     while let Some(chunk) = out.next().await? {
         writer.write_all(&chunk).await.map_err(|_| LinkError::Ended)?;
+    }
+    match control.outcome()? {
+        None | Some(Outcome::Done) => {}
+        Some(outcome) => return Err(exec::lost(outcome)),
     }
     writer.shutdown().await.map_err(|_| LinkError::Ended)
 }
@@ -96,38 +107,43 @@ async fn accept_all(guest: Guest, listener: TcpListener, port: u16) {
         tokio::select! {
             accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => match accepted {
                 Ok((stream, _)) => drop(connections.spawn(carry(guest.clone(), stream, port))),
-                // Out of descriptors, most likely: wait for a connection to end rather than spin.
-                Err(_) => drop(connections.join_next().await),
+                // Out of descriptors, most likely: there will be some again.
+                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
             },
-            Some(ended) = connections.join_next() => if matches!(ended, Ok(Ending::LinkDown)) { return },
+            Some(_) = connections.join_next() => {}
+            _ = guest.down() => break,
         }
     }
+    // Those that are open learn of the end through their channels, and reset their clients.
+    while connections.join_next().await.is_some() {}
 }
 
-enum Ending {
-    Done,
-    LinkDown,
-}
-
-/// Carries one connection. When the guest's end fails, the client's is reset, so that it does not take it for an orderly end.
-async fn carry(guest: Guest, stream: TcpStream, port: u16) -> Ending {
+/// Carries one connection.
+async fn carry(guest: Guest, stream: TcpStream, port: u16) {
     let tunnel = match guest.connect(port).await {
         Ok(tunnel) => tunnel,
         Err(error) => {
             tracing::info!(port, %error, "a forwarded connection was refused");
-            reset(&stream);
-            let refused = matches!(&error, Error::Guest { source: LinkError::Refused(_), .. });
-            return if refused { Ending::Done } else { Ending::LinkDown };
+            return close_by(&stream, Close::Reset);
         }
     };
     if let Err(error) = tunnel.splice(stream).await {
         tracing::debug!(port, %error, "a forwarded connection broke");
     }
-    Ending::Done
 }
 
-fn reset(stream: &TcpStream) {
-    if let Err(error) = rustix::net::sockopt::set_socket_linger(stream, Some(std::time::Duration::ZERO)) {
-        tracing::debug!(%error, "cannot reset a connection; it is closed instead");
+/// What a client sees when its connection is dropped.
+enum Close {
+    Orderly,
+    Reset,
+}
+
+fn close_by(stream: &TcpStream, close: Close) {
+    let linger = match close {
+        Close::Orderly => None,
+        Close::Reset => Some(Duration::ZERO),
+    };
+    if let Err(error) = rustix::net::sockopt::set_socket_linger(stream, linger) {
+        tracing::debug!(%error, "cannot choose how a connection ends");
     }
 }

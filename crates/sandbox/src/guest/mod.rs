@@ -55,6 +55,11 @@ impl Guest {
         Forward::start(self.clone(), listener, port)
     }
 
+    /// Waits until the connection is down, which it is when the sandbox has ended.
+    async fn down(&self) -> LinkError {
+        self.link.down().await
+    }
+
     /// One round trip to the agent.
     pub async fn ping(&self) -> Result<()> {
         self.request("ping the guest", Request::Ping).await.map(drop)

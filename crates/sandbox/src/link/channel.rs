@@ -8,7 +8,7 @@ use sandtree_proto::frame::{Frame, StreamId};
 use sandtree_proto::{HostMessage, Outcome, Outgoing, TermSize};
 use tokio::sync::watch;
 
-use super::{LinkError, Shared, Source, State, protocol};
+use super::{LinkError, Shared, Source, protocol};
 
 /// A channel's part in the link's state.
 #[derive(Debug)]
@@ -300,19 +300,16 @@ impl Control {
         self.handle.wait(&mut self.changed, |slot| slot.outcome.clone()).await
     }
 
+    /// How the channel has ended, if it has.
+    pub fn outcome(&self) -> Result<Option<Outcome>, LinkError> {
+        self.handle.look(&mut |slot| Some(slot.outcome.clone())).map(Option::flatten)
+    }
+
     pub fn signal(&self, signal: i32) -> Result<(), LinkError> {
         self.handle.send(&HostMessage::Signal { channel: self.handle.id, signal })
     }
 
     pub fn resize(&self, size: TermSize) -> Result<(), LinkError> {
         self.handle.send(&HostMessage::Resize { channel: self.handle.id, size })
-    }
-}
-
-impl State {
-    #[cfg(test)]
-    pub(super) fn held_bytes(&self) -> usize {
-        let held = |i: &Incoming| i.chunks.iter().map(Bytes::len).sum::<usize>();
-        self.channels.values().map(|slot| held(&slot.out) + held(&slot.err)).sum()
     }
 }

@@ -28,7 +28,7 @@ use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, Semaphore, oneshot};
 
 use self::channel::Slot;
 
@@ -64,6 +64,8 @@ pub struct Link {
 struct Shared {
     state: Mutex<State>,
     wake_writer: Notify,
+    /// Closed when the connection is down.
+    up: Semaphore,
 }
 
 #[derive(Debug, Default)]
@@ -93,7 +95,7 @@ impl Link {
         if answer.version == 0 {
             return Err(LinkError::Version);
         }
-        let shared = Arc::new(Shared { state: Mutex::default(), wake_writer: Notify::new() });
+        let shared = Arc::new(Shared { state: Mutex::default(), wake_writer: Notify::new(), up: Semaphore::new(0) });
         tokio::spawn(read_all(shared.clone(), reader, decoder));
         tokio::spawn(write_all(shared.clone(), writer));
         Ok(Link { shared })
@@ -123,6 +125,13 @@ impl Link {
         }
     }
 
+    /// Waits until the connection is down, and says why it is.
+    pub async fn down(&self) -> LinkError {
+        // There are no permits: it ends when the semaphore is closed.
+        drop(self.shared.up.acquire().await);
+        self.shared.lock().down.clone().unwrap_or(LinkError::Ended)
+    }
+
     fn ask(&self, request: Request) -> Result<oneshot::Receiver<Result<Reply, Failure>>, LinkError> {
         let mut state = self.shared.lock();
         state.check_up()?;
@@ -149,6 +158,7 @@ impl Shared {
         state.requests.clear();
         state.channels.values().for_each(Slot::touch);
         drop(state);
+        self.up.close();
         self.wake_writer.notify_one();
     }
 }
@@ -240,7 +250,10 @@ async fn read_hello(reader: &mut OwnedReadHalf, decoder: &mut Decoder, nonce: No
 async fn fill(reader: &mut OwnedReadHalf, decoder: &mut Decoder) -> Result<(), LinkError> {
     let mut buffer = [0; 4096];
     match reader.read(&mut buffer).await {
-        Ok(count) if count > 0 => Ok(decoder.feed(&buffer[..count])),
+        Ok(count) if count > 0 => {
+            decoder.feed(&buffer[..count]);
+            Ok(())
+        }
         _ => Err(LinkError::Ended),
     }
 }
