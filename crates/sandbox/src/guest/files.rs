@@ -105,7 +105,11 @@ impl Files {
         let mut buffer = vec![0; CHUNK];
         let mut count = 0;
         loop {
-            let read = source.read(&mut buffer).await.map_err(|e| Error::io("read the bytes for", &path, e))?;
+            let read = tokio::select! {
+                read = source.read(&mut buffer) => read.map_err(|e| Error::io("read the bytes for", &path, e))?,
+                // A guest that cannot write says so before the source has come to its end.
+                _ = control.ended() => break,
+            };
             if read == 0 {
                 break;
             }
@@ -204,11 +208,15 @@ impl Files {
                 break;
             }
         }
+        let stopped = chunks.is_closed();
         drop(chunks);
         let unpacked = unpacking.await.expect("unpacking does not panic");
-        let skipped = unpacked?;
-        done(&operation, &mut control).await?;
-        Ok(Transfer { bytes, skipped })
+        // The guest's reason comes first: a stream that it cut off does not unpack because of that. If it was we who
+        // stopped, it has nothing to say.
+        if !stopped {
+            done(&operation, &mut control).await?;
+        }
+        Ok(Transfer { bytes, skipped: unpacked? })
     }
 
     /// Where a copy to `to` ends up: inside, if that is a directory.

@@ -1,18 +1,21 @@
 //! Trees of files as tar streams, on the host's side.
 //!
-//! Always: what a guest packed is hostile. Every name is resolved beneath the one directory that was chosen, links
-//! included, by handles that cannot leave it; set-id bits are dropped, and device nodes are not made. Holes stay holes.
+//! Always: what a guest packed is hostile. Every name is resolved beneath the one directory that was chosen, by handles
+//! that cannot leave it, and through no symbolic link: no packer puts a member behind one. Set-id bits are dropped,
+//! and device nodes are not made. Holes stay holes. Memory is bounded, whatever lengths the headers claim.
 //! When it fails: what was unpacked so far stays, as with any copy that breaks off.
 
+use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
+use std::rc::Rc;
 
 use bytes::{Buf, Bytes};
 use cap_std::ambient_authority;
 use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
-use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, Uid};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use tar::{Archive, Builder, Entry, EntryType, Header};
 use tokio::sync::mpsc;
 
@@ -21,6 +24,10 @@ use crate::error::{Error, Result};
 const CHUNK: usize = 128 * 1024;
 /// Runs of zeros of this size become holes.
 const HOLE: usize = 4096;
+/// What may stand before a member's bytes: long names, attributes and the map of a file's holes are held in memory.
+const HEADERS_MAX: u64 = 16 << 20;
+/// No disk of a guest is larger. Holes cost nothing but the time to pass over them, and that must end.
+const FILE_MAX: u64 = 1 << 43;
 
 /// Packs the file or tree at `from` under `name`. Gives what could not be packed.
 pub(super) fn pack(from: &Path, name: &OsStr, chunks: mpsc::Sender<Bytes>) -> Result<Vec<String>> {
@@ -57,9 +64,15 @@ pub(super) fn unpack(chunks: mpsc::Receiver<Bytes>, to: &Path) -> Result<Vec<Str
     let root = Dir::open_ambient_dir(parent, ambient_authority()).map_err(|e| Error::io("open", parent, e))?;
     let mut unpacking =
         Unpacking { root, base: name.to_owned(), dirs: Vec::new(), skipped: Vec::new(), shown: to.to_owned() };
-    let mut archive = Archive::new(ChunkReader { chunks, chunk: Bytes::new() });
-    for entry in archive.entries().map_err(|e| Error::io("unpack into", to, e))? {
-        unpacking.entry(entry.map_err(|e| Error::io("unpack into", to, e))?)?;
+    let allowance = Rc::new(Cell::new(HEADERS_MAX));
+    let mut archive = Archive::new(ChunkReader { chunks, chunk: Bytes::new(), allowance: allowance.clone() });
+    let failed = |e| Error::io("unpack into", to, e);
+    for entry in archive.entries().map_err(failed)? {
+        let mut entry = entry.map_err(failed)?;
+        allowance.set(u64::MAX);
+        unpacking.entry(&mut entry)?;
+        io::copy(&mut entry, &mut io::sink()).map_err(failed)?;
+        allowance.set(HEADERS_MAX);
     }
     unpacking.finish()
 }
@@ -75,23 +88,37 @@ struct Unpacking {
 }
 
 impl Unpacking {
-    fn entry(&mut self, mut entry: Entry<'_, ChunkReader>) -> Result<()> {
+    fn entry(&mut self, entry: &mut Entry<'_, ChunkReader>) -> Result<()> {
         let path = self.place(&entry.path_bytes())?;
+        let placed = self.put(&path, entry);
+        placed.map_err(|e| Error::io("write", self.shown.parent().unwrap_or(Path::new("")).join(&path), e))
+    }
+
+    fn put(&mut self, path: &Path, entry: &mut Entry<'_, ChunkReader>) -> io::Result<()> {
         let header = entry.header().clone();
-        let outcome = match header.entry_type() {
-            EntryType::Directory => self.make_dir(&path, &header),
-            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => self.write(&path, &header, &mut entry),
-            EntryType::Symlink => self.symlink(&path, &header, entry.link_name_bytes().as_deref().unwrap_or_default()),
+        let (dir, name) = self.holder(path)?;
+        match header.entry_type() {
+            EntryType::Directory => {
+                make_dir(&dir, &name)?;
+                self.dirs.push((path.to_owned(), header));
+                Ok(())
+            }
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse if entry.size() > FILE_MAX => {
+                Err(io::ErrorKind::FileTooLarge.into())
+            }
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => write(&dir, &name, &header, entry),
+            EntryType::Symlink => symlink(&dir, &name, &header, &link_name(entry)),
             EntryType::Link => {
-                let target = self.place(entry.link_name_bytes().as_deref().unwrap_or_default())?;
-                self.vacate(&path).and_then(|()| self.root.hard_link(&target, &self.root, &path))
+                let target = self.place(&link_name(entry)).map_err(io::Error::other)?;
+                let (target_dir, target_name) = self.holder(&target)?;
+                vacate(&dir, &name)?;
+                target_dir.hard_link(&target_name, &dir, &name)
             }
             other => {
                 self.skipped.push(format!("{}: a {other:?} cannot be copied", path.display()));
                 Ok(())
             }
-        };
-        outcome.map_err(|e| Error::io("write", self.shown.parent().unwrap_or(Path::new("")).join(&path), e))
+        }
     }
 
     /// Where a member goes: its first component is replaced by the chosen name, and the rest must be plain.
@@ -113,53 +140,71 @@ impl Unpacking {
         Ok(place)
     }
 
-    fn make_dir(&mut self, path: &Path, header: &Header) -> io::Result<()> {
-        match self.root.create_dir(path) {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && self.root.symlink_metadata(path)?.is_dir() => {}
-            other => other?,
+    /// The directory that a member lies in, and the member's name in it.
+    fn holder(&self, path: &Path) -> io::Result<(Dir, OsString)> {
+        let mut dir = self.root.try_clone()?;
+        let mut names: Vec<&OsStr> = path.iter().collect();
+        let last = names.pop().expect("a member's place has a name");
+        for name in names {
+            if !dir.symlink_metadata(name)?.is_dir() {
+                return Err(io::ErrorKind::NotADirectory.into());
+            }
+            dir = dir.open_dir(name)?;
         }
-        self.dirs.push((path.to_owned(), header.clone()));
-        Ok(())
-    }
-
-    fn write(&self, path: &Path, header: &Header, bytes: &mut impl Read) -> io::Result<()> {
-        self.vacate(path)?;
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true).mode(0o600);
-        let mut file = self.root.open_with(path, &options)?;
-        copy_sparse(bytes, &mut file)?;
-        set_attributes(&file, header)
-    }
-
-    fn symlink(&self, path: &Path, header: &Header, target: &[u8]) -> io::Result<()> {
-        use std::os::unix::ffi::OsStrExt;
-        self.vacate(path)?;
-        self.root.symlink_contents(OsStr::from_bytes(target), path)?;
-        // One more component beneath a directory handle: it cannot be led astray by a link in between.
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
-        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-        let parent = self.root.open_dir(parent)?;
-        if let Some((uid, gid)) = owner(header)? {
-            rustix::fs::chownat(&parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
-        }
-        Ok(())
-    }
-
-    /// Removes a file that is in the way. A directory that is in the way is an error of the caller's choice of place.
-    fn vacate(&self, path: &Path) -> io::Result<()> {
-        match self.root.remove_file(path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            other => other,
-        }
+        Ok((dir, last.to_owned()))
     }
 
     fn finish(mut self) -> Result<Vec<String>> {
         for (path, header) in std::mem::take(&mut self.dirs).into_iter().rev() {
-            let set = self.root.open_dir(&path).and_then(|dir| set_attributes(&dir, &header));
+            let set = self.holder(&path).and_then(|(dir, name)| set_dir_attributes(&dir, &name, &header));
             set.map_err(|e| Error::io("set the mode of", &path, e))?;
         }
         Ok(self.skipped)
     }
+}
+
+fn link_name(entry: &Entry<'_, ChunkReader>) -> Vec<u8> {
+    entry.link_name_bytes().map(std::borrow::Cow::into_owned).unwrap_or_default()
+}
+
+fn make_dir(dir: &Dir, name: &OsStr) -> io::Result<()> {
+    match dir.create_dir(name) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && dir.symlink_metadata(name)?.is_dir() => Ok(()),
+        other => other,
+    }
+}
+
+fn write(dir: &Dir, name: &OsStr, header: &Header, bytes: &mut impl Read) -> io::Result<()> {
+    vacate(dir, name)?;
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    let mut file = dir.open_with(name, &options)?;
+    copy_sparse(bytes, &mut file)?;
+    set_attributes(&file, header)
+}
+
+fn symlink(dir: &Dir, name: &OsStr, header: &Header, target: &[u8]) -> io::Result<()> {
+    use std::os::unix::ffi::OsStrExt;
+    vacate(dir, name)?;
+    dir.symlink_contents(OsStr::from_bytes(target), name)?;
+    if let Some((uid, gid)) = owner(header)? {
+        rustix::fs::chownat(dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+    }
+    Ok(())
+}
+
+/// Removes a file that is in the way. A directory that is in the way is an error of the caller's choice of place.
+fn vacate(dir: &Dir, name: &OsStr) -> io::Result<()> {
+    match dir.remove_file(name) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// The handles of `Dir` only name a directory; its attributes are set through one that reads it.
+fn set_dir_attributes(dir: &Dir, name: &OsStr, header: &Header) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    set_attributes(&rustix::fs::openat(dir, name, flags, Mode::empty())?, header)
 }
 
 /// Mode without set-id bits, owner where we may give files away, and time.
@@ -237,6 +282,8 @@ impl Write for ChunkWriter {
 struct ChunkReader {
     chunks: mpsc::Receiver<Bytes>,
     chunk: Bytes,
+    /// How much may still be read before something must have come of it.
+    allowance: Rc<Cell<u64>>,
 }
 
 impl Read for ChunkReader {
@@ -248,7 +295,242 @@ impl Read for ChunkReader {
             }
         }
         let count = self.chunk.len().min(buffer.len());
+        let left =
+            self.allowance.get().checked_sub(count as u64).ok_or_else(|| io::Error::other("headers without end"))?;
+        self.allowance.set(left);
         self.chunk.copy_to_slice(&mut buffer[..count]);
         Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    use super::*;
+
+    /// An archive as a hostile guest would write it: names go into headers as they are.
+    #[derive(Default)]
+    struct Forged(Vec<u8>);
+
+    impl Forged {
+        fn member(mut self, kind: EntryType, name: &str, link: &str, bytes: &[u8]) -> Self {
+            let mut header = Header::new_gnu();
+            header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+            header.as_old_mut().linkname[..link.len()].copy_from_slice(link.as_bytes());
+            header.set_entry_type(kind);
+            header.set_mode(0o755);
+            header.set_uid(rustix::process::geteuid().as_raw().into());
+            header.set_gid(rustix::process::getegid().as_raw().into());
+            header.set_mtime(1_000_000);
+            header.set_size(bytes.len() as u64);
+            self.header(header);
+            self.0.extend_from_slice(bytes);
+            self.0.resize(self.0.len().next_multiple_of(512), 0);
+            self
+        }
+
+        fn header(&mut self, mut header: Header) {
+            header.set_cksum();
+            self.0.extend_from_slice(header.as_bytes());
+        }
+
+        fn dir(self, name: &str) -> Self {
+            self.member(EntryType::Directory, name, "", b"")
+        }
+
+        fn file(self, name: &str, bytes: &[u8]) -> Self {
+            self.member(EntryType::Regular, name, "", bytes)
+        }
+
+        fn link(self, kind: EntryType, name: &str, target: &str) -> Self {
+            self.member(kind, name, target, b"")
+        }
+
+        fn unpack(self, to: &Path) -> Result<Vec<String>> {
+            let (chunks, queue) = mpsc::channel(1 << 16);
+            for chunk in self.0.chunks(1000) {
+                chunks.try_send(Bytes::copy_from_slice(chunk)).unwrap();
+            }
+            drop(chunks);
+            unpack(queue, to)
+        }
+    }
+
+    /// A directory that is chosen, with a neighbour that must not change.
+    struct Place(tempfile::TempDir);
+
+    impl Place {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join("neighbour"), "untouched").unwrap();
+            Self(dir)
+        }
+
+        fn chosen(&self) -> PathBuf {
+            self.0.path().join("chosen")
+        }
+
+        fn assert_contained(&self) {
+            let names = fs::read_dir(self.0.path()).unwrap().map(|entry| entry.unwrap().file_name());
+            let others: Vec<_> = names.filter(|name| name != "chosen").collect();
+            assert_eq!(others, ["neighbour"]);
+            assert_eq!(fs::read(self.0.path().join("neighbour")).unwrap(), b"untouched");
+        }
+    }
+
+    #[test]
+    fn names_that_lead_out_are_refused() {
+        for name in ["/etc/x", "../x", "x/../../y", "x/..", "..", ".", "/", ""] {
+            let place = Place::new();
+            let refused = Forged::default().dir("x").file(name, b"bad").unpack(&place.chosen());
+            assert!(matches!(refused, Err(Error::Archive { .. })), "{name:?}: {refused:?}");
+            place.assert_contained();
+        }
+    }
+
+    #[test]
+    fn nothing_is_written_through_a_link() {
+        for target in ["..", "/tmp", ".", "../neighbour", "inner"] {
+            let place = Place::new();
+            let forged = Forged::default().dir("x").dir("x/inner").link(EntryType::Symlink, "x/l", target);
+            let refused = forged.file("x/l/planted", b"bad").unpack(&place.chosen());
+            assert!(refused.is_err(), "{target}");
+            assert!(!place.chosen().join("inner/planted").exists());
+            place.assert_contained();
+        }
+        // A file that takes a link's place replaces the link, not what it points to.
+        let place = Place::new();
+        let forged = Forged::default().dir("x").link(EntryType::Symlink, "x/l", "../neighbour");
+        forged.file("x/l", b"own").unpack(&place.chosen()).unwrap();
+        assert!(place.chosen().join("l").symlink_metadata().unwrap().is_file());
+        place.assert_contained();
+    }
+
+    #[test]
+    fn the_tree_itself_cannot_become_a_link() {
+        let place = Place::new();
+        let forged = Forged::default().link(EntryType::Symlink, "x", ".").file("x/planted", b"bad");
+        assert!(forged.unpack(&place.chosen()).is_err());
+        place.assert_contained();
+    }
+
+    #[test]
+    fn hard_links_stay_inside() {
+        for target in ["../neighbour", "/etc/passwd", "x/../../neighbour"] {
+            let place = Place::new();
+            let refused = Forged::default().dir("x").link(EntryType::Link, "x/h", target).unpack(&place.chosen());
+            assert!(refused.is_err(), "{target}");
+            assert!(!place.chosen().join("h").exists());
+            place.assert_contained();
+        }
+        // Also not by way of a symbolic link.
+        let place = Place::new();
+        let forged = Forged::default().dir("x").link(EntryType::Symlink, "x/up", "..");
+        assert!(forged.link(EntryType::Link, "x/h", "x/up/neighbour").unpack(&place.chosen()).is_err());
+        place.assert_contained();
+        let place = Place::new();
+        let forged = Forged::default().dir("x").file("x/a", b"one").link(EntryType::Link, "x/b", "x/a");
+        forged.unpack(&place.chosen()).unwrap();
+        assert_eq!(fs::read(place.chosen().join("b")).unwrap(), b"one");
+    }
+
+    #[test]
+    fn devices_are_left_out_and_named() {
+        let place = Place::new();
+        let forged = Forged::default().dir("x").link(EntryType::Char, "x/c", "").link(EntryType::Fifo, "x/f", "");
+        let skipped = forged.file("x/after", b"kept").unpack(&place.chosen()).unwrap();
+        assert_eq!(skipped.len(), 2, "{skipped:?}");
+        assert!(!place.chosen().join("c").exists() && !place.chosen().join("f").exists());
+        assert_eq!(fs::read(place.chosen().join("after")).unwrap(), b"kept");
+    }
+
+    #[test]
+    fn set_id_bits_are_dropped() {
+        let place = Place::new();
+        let mut forged = Forged::default();
+        for (kind, name) in [(EntryType::Directory, "x"), (EntryType::Regular, "x/f")] {
+            let mut header = Header::new_gnu();
+            header.set_path(name).unwrap();
+            header.set_entry_type(kind);
+            header.set_mode(0o7751);
+            header.set_uid(rustix::process::geteuid().as_raw().into());
+            header.set_gid(rustix::process::getegid().as_raw().into());
+            header.set_mtime(1_000_000);
+            header.set_size(0);
+            forged.header(header);
+        }
+        forged.unpack(&place.chosen()).unwrap();
+        for path in [place.chosen(), place.chosen().join("f")] {
+            assert_eq!(path.metadata().unwrap().permissions().mode() & 0o7777, 0o751, "{path:?}");
+            assert_eq!(path.metadata().unwrap().mtime(), 1_000_000);
+        }
+    }
+
+    #[test]
+    fn the_last_of_two_members_with_one_name_stays() {
+        let place = Place::new();
+        let forged = Forged::default().dir("x").file("x/a", b"longer first").file("x/a", b"last");
+        forged.unpack(&place.chosen()).unwrap();
+        assert_eq!(fs::read(place.chosen().join("a")).unwrap(), b"last");
+        let forged = Forged::default().dir("x").dir("x/d").file("x/d", b"in the way");
+        assert!(forged.unpack(&place.chosen()).is_err(), "a directory is not replaced by a file");
+    }
+
+    /// A member of a few bytes that claims to be so long.
+    fn sparse(claimed: u64) -> Forged {
+        let mut header = Header::new_gnu();
+        header.set_path("x").unwrap();
+        header.set_entry_type(EntryType::GNUSparse);
+        header.set_mode(0o644);
+        header.set_uid(rustix::process::geteuid().as_raw().into());
+        header.set_gid(rustix::process::getegid().as_raw().into());
+        header.set_mtime(0);
+        header.set_size(512);
+        let gnu = header.as_gnu_mut().unwrap();
+        gnu.set_is_extended(false);
+        gnu.set_real_size(claimed);
+        gnu.sparse[0].set_offset(0);
+        gnu.sparse[0].set_length(512);
+        gnu.sparse[1].set_offset(claimed);
+        gnu.sparse[1].set_length(0);
+        let mut forged = Forged::default();
+        forged.header(header);
+        forged.0.extend_from_slice(&[1; 512]);
+        forged
+    }
+
+    #[test]
+    fn holes_stay_holes_and_those_beyond_any_disk_are_refused() {
+        let place = Place::new();
+        sparse(256 << 20).unpack(&place.chosen()).unwrap();
+        let written = place.chosen().metadata().unwrap();
+        assert_eq!(written.len(), 256 << 20);
+        assert!(written.blocks() * 512 < 1 << 20);
+        let refused = sparse(1 << 60).unpack(&place.chosen()).unwrap_err();
+        assert!(refused.report().causes.iter().any(|cause| cause.contains("too large")), "{:?}", refused.report());
+    }
+
+    #[test]
+    fn headers_without_end_do_not_fill_the_memory() {
+        for kind in [EntryType::GNULongName, EntryType::GNULongLink, EntryType::XHeader] {
+            let place = Place::new();
+            let forged = Forged::default().member(kind, "long", "", &vec![b'a'; HEADERS_MAX as usize + 1]);
+            let refused = forged.file("x", b"").unpack(&place.chosen()).unwrap_err();
+            assert!(
+                refused.report().causes.iter().any(|cause| cause.contains("without end")),
+                "{:?}",
+                refused.report()
+            );
+        }
+    }
+
+    #[test]
+    fn an_archive_that_is_cut_off_is_an_error() {
+        let place = Place::new();
+        let mut forged = Forged::default().dir("x").file("x/a", &[7; 2000]);
+        forged.0.truncate(forged.0.len() - 1000);
+        assert!(forged.unpack(&place.chosen()).is_err());
     }
 }
