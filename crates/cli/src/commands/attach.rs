@@ -14,7 +14,10 @@ pub async fn run(global: &Global, args: Attach) -> Outcome {
         None => list(global, &client).await,
         Some(id) => {
             let exec = client.guest().await?.attach(id.parse()?).await?;
-            if global.json { session::collect(exec).await } else { session::relay(exec, args.interactive, false).await }
+            match global.json {
+                true => session::collect(exec, args.interactive).await,
+                false => session::relay(exec, args.interactive, false).await,
+            }
         }
     }
 }

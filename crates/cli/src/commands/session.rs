@@ -51,11 +51,14 @@ fn term_env(how: &How) -> Vec<(std::ffi::OsString, std::ffi::OsString)> {
 pub async fn run(guest: &Guest, spec: ExecSpec, as_json: bool) -> Outcome {
     let (wants_stdin, tty) = (spec.stdin, spec.terminal.is_some());
     let exec = guest.exec(spec).await?;
-    if as_json { collect(exec).await } else { relay(exec, wants_stdin, tty).await }
+    if as_json { collect(exec, wants_stdin).await } else { relay(exec, wants_stdin, tty).await }
 }
 
 /// Everything a command says, as JSON.
-pub async fn collect(exec: Exec) -> Outcome {
+pub async fn collect(exec: Exec, wants_stdin: bool) -> Outcome {
+    if wants_stdin {
+        tokio::spawn(feed(exec.stdin.clone(), read_stdin()));
+    }
     let output = exec.output(JSON_LIMIT).await?;
     crate::show::json(&described(&output));
     Ok(exit_code(output.status))
@@ -75,13 +78,14 @@ fn described(output: &Output) -> Value {
 /// Carries streams, signals and sizes between the user and a command until it ends.
 pub async fn relay(mut exec: Exec, wants_stdin: bool, tty: bool) -> Outcome {
     let _raw = if tty { Some(Raw::enter()?) } else { None };
+    // Before the user sees anything of the command, and may answer it with Ctrl-C.
+    let mut signals = Signals::new()?;
     if wants_stdin {
         tokio::spawn(feed(exec.stdin.clone(), read_stdin()));
     }
     let (left, mut reader_left) = mpsc::channel(2);
     let stdout = exec.stdout.take().map(|stream| tokio::spawn(pump(stream, io::stdout(), left.clone())));
     let stderr = exec.stderr.take().map(|stream| tokio::spawn(pump(stream, io::stderr(), left)));
-    let mut signals = Signals::new()?;
     let mut impatience = 0;
     let status = loop {
         tokio::select! {
@@ -98,7 +102,11 @@ pub async fn relay(mut exec: Exec, wants_stdin: bool, tty: bool) -> Outcome {
         }
     };
     for pumping in [stdout, stderr].into_iter().flatten() {
-        pumping.await.expect("pumping does not panic")?;
+        tokio::select! {
+            pumped = pumping => pumped.expect("pumping does not panic")?,
+            // Nothing is left in the guest to be told; who waits for us has had enough of a reader that does not read.
+            () = signals.end() => return Err(Failure::Interrupted),
+        }
     }
     Ok(exit_code(status))
 }
@@ -172,6 +180,10 @@ impl Signals {
             quit: listen(SignalKind::quit())?,
             resize: listen(SignalKind::window_change())?,
         })
+    }
+
+    async fn end(&mut self) {
+        while let Told::Resize = self.next().await {}
     }
 
     async fn next(&mut self) -> Told {
