@@ -7,10 +7,11 @@ mod support;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::process::Stdio;
 
 use lifecycle::{Action, act, survives};
 use sandtree_store::{ImageSpec, Init, Store};
-use support::{World, kill, until};
+use support::{World, finish, kill, until};
 
 /// Writes a file of random bytes in the guest and gives its digest.
 fn write_file(world: &World, sandbox: &str, path: &str) -> String {
@@ -70,11 +71,34 @@ fn stop_writes_out_what_the_guest_has_not() {
     let console = world.ok(["logs", "a"]);
     assert!(String::from_utf8_lossy(&console.stdout).contains("Power down"), "the guest did not power off by itself");
     world.ok(["stop", "a"]);
-    let state: serde_json::Value =
-        serde_json::from_slice(&fs::read(sandbox_file(&world, "state.json")).unwrap()).unwrap();
-    assert_eq!(state["clean"], true, "stop answers after the sync");
+    assert_eq!(state(&world)["clean"], true, "stop answers after the sync");
     world.ok(["rm", "a"]);
     world.assert_empty();
+}
+
+#[test]
+fn a_start_that_fails_or_is_interrupted_leaves_it_stopped() {
+    let world = World::new();
+    world.start("a", &[]);
+    let written = write_file(&world, "a", "/srv/file");
+    world.ok(["stop", "a"]);
+    world.run(["start", "--boot-timeout", "1ms", "a"]).failed_with(&["did not come up"]);
+    assert_eq!(world.inspect("a")["state"], "stopped");
+    let mut command = world.command();
+    let starting = command.args(["start", "a"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // The keeper holds the sandbox's files, and then so does the machine.
+    until("the machine starts", || support::processes_of(world.home()).len() >= 2);
+    kill(starting.id(), "INT");
+    assert_eq!(finish(starting).code, 130);
+    assert_eq!(world.inspect("a")["state"], "stopped");
+    assert_eq!(state(&world)["clean"], false, "what a boot wrote before it was given up is not synced");
+    survives(&world, "a", &[], || assert_eq!(digest(&world, "a", "/srv/file"), written));
+    world.ok(["rm", "-f", "a"]);
+    world.assert_empty();
+}
+
+fn state(world: &World) -> serde_json::Value {
+    serde_json::from_slice(&fs::read(sandbox_file(world, "state.json")).unwrap()).unwrap()
 }
 
 /// A file of the only sandbox there is.

@@ -114,21 +114,44 @@ pub(crate) async fn create(host: Arc<Inner>, spec: SandboxSpec) -> Result<Sandbo
     Ok(driver::start(host, newborn.grown(), Some(running), state))
 }
 
-/// Boots a sandbox that was stopped. When it fails, it is stopped still, and says why.
-pub(crate) async fn start(host: Arc<Inner>, mut owned: Owned, boot_timeout: Option<Duration>) -> Result<Sandbox> {
+/// Boots a sandbox that was stopped. When it fails, or is dropped in the middle, it is stopped still.
+pub(crate) async fn start(host: Arc<Inner>, owned: Owned, boot_timeout: Option<Duration>) -> Result<Sandbox> {
     let before = owned.state().map_err(store_error("read a sandbox's state"))?;
-    let running = reboot(&host, &mut owned, boot_timeout).await;
-    match running {
-        Ok(running) => {
-            let state = running_state(&running);
-            owned.set_state(&state).map_err(store_error("write a sandbox's state"))?;
-            Ok(driver::start(host, owned, Some(running), state))
-        }
-        Err(error) => {
-            owned.set_state(&before).map_err(store_error("write a sandbox's state"))?;
-            Err(error)
+    let mut waking = Waking { owned: Some(owned), before };
+    let running = reboot(&host, waking.owned_mut(), boot_timeout).await?;
+    let state = running_state(&running);
+    waking.owned_mut().set_state(&state).map_err(store_error("write a sandbox's state"))?;
+    Ok(driver::start(host, waking.up(), Some(running), state))
+}
+
+/// A sandbox on its way up. Dropped, it rests as before.
+struct Waking {
+    owned: Option<Owned>,
+    before: StateRecord,
+}
+
+impl Waking {
+    fn owned_mut(&mut self) -> &mut Owned {
+        self.owned.as_mut().expect("it is there until it is up")
+    }
+
+    fn up(mut self) -> Owned {
+        self.owned.take().expect("it is there until it is up")
+    }
+}
+
+impl Drop for Waking {
+    fn drop(&mut self) {
+        let Some(owned) = &mut self.owned else { return };
+        if let Err(error) = owned.set_state(&unsynced(&self.before)) {
+            tracing::error!(%error, "a sandbox that could not be started cannot be put to rest");
         }
     }
+}
+
+/// A state to go back to after a boot that was not finished: it may have written to the disk.
+pub(crate) fn unsynced(before: &StateRecord) -> StateRecord {
+    StateRecord { clean: false, ..before.clone() }
 }
 
 /// Boots a machine on a sandbox's own disk.

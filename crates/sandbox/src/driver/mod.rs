@@ -202,7 +202,7 @@ impl Driver {
                 self.record(state)
             }
             Err(error) => {
-                self.record(before)?;
+                self.record(create::unsynced(&before))?;
                 Err(error)
             }
         }
