@@ -9,10 +9,11 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use sandtree::{ErrorKind, FileKind, Host, HostConfig, SandboxSpec};
 use shared::Shared;
-use support::{World, finish};
+use support::{World, finish, wait};
 
 const MIB: u64 = 1 << 20;
 
@@ -146,6 +147,12 @@ fn a_copy_goes_into_a_directory_or_takes_the_new_name() {
     }
     cp(&a, dir.path().join("into"), "a:/srv/into");
     assert_eq!(a.said("cat /srv/into/into/file"), "one");
+
+    cp(&a, "a:/srv/into/into/..", dir.path().join("above"));
+    assert_eq!(fs::read(dir.path().join("above/into/file")).unwrap(), b"one");
+    a.said("ln -s /no/where /srv/into/dangling");
+    cp(&a, "a:/srv/into/dangling", dir.path());
+    assert_eq!(fs::read_link(dir.path().join("dangling")).unwrap(), Path::new("/no/where"));
 }
 
 #[test]
@@ -174,6 +181,7 @@ fn what_cannot_be_copied_is_named_and_nothing_is_left() {
     let mut child = a.spawn(&["cp", "-", "a:/no/dir/x"]);
     child.stdin.as_mut().unwrap().write_all(b"begun").unwrap();
     let stdin = child.stdin.take();
+    assert_eq!(wait(&mut child, Duration::from_secs(8)), Some(125), "it waits for the pipe");
     finish(child).failed_with(&["/no/dir/x", "No such file"]);
     drop(stdin);
 }

@@ -25,7 +25,8 @@ pub fn pack(path: &Path, out: OwnedFd) -> Result<(), Failure> {
         builder: Builder::new(BufWriter::with_capacity(BUFFER_SIZE, File::from(out))),
         linked: HashMap::new(),
     };
-    let name = path.file_name().map_or_else(|| PathBuf::from("."), PathBuf::from);
+    // A root, or a place named by way of `..`, gets a name as well: the host puts the one it wants in its place.
+    let name = path.file_name().map_or_else(|| PathBuf::from("root"), PathBuf::from);
     packing.add_tree(path, &name)?;
     let told = || format!("cannot send {}", path.display());
     packing.builder.into_inner().and_then(|mut out| out.flush()).or_failure(told)

@@ -1,13 +1,18 @@
 //! `sandtree cp`: files and trees into and out of a sandbox.
 
 use std::ffi::{OsStr, OsString};
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::process::ExitCode;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use sandtree::{Error, FileOwner, Files, Host, Result, Transfer};
 use serde_json::json;
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::sync::mpsc;
 
 use super::{Outcome, open};
 use crate::args::{Copy, Global};
@@ -68,7 +73,7 @@ async fn copy(host: &Host, from: &OsString, to: &OsString) -> Result<Transfer> {
         }
         (Place::Stream, Place::Guest { sandbox, path }) => {
             let files = files(host, &sandbox).await?;
-            let bytes = files.write(&path, &mut tokio::io::stdin(), FileOwner::default()).await?;
+            let bytes = files.write(&path, &mut Stdin::open(), FileOwner::default()).await?;
             Ok(Transfer { bytes, skipped: Vec::new() })
         }
         _ => Err(Error::invalid("a copy", format!("{from:?} to {to:?}"), "one side is SANDBOX:PATH, the other is not")),
@@ -88,6 +93,47 @@ async fn shown(files: &Files, what: &Path, copy: impl Future<Output = Result<Tra
             done = &mut copy => return done,
             () = tokio::time::sleep(REFRESH) => bar.set_position(files.carried()),
         }
+    }
+}
+
+/// Our standard input, read by a thread that nobody waits for: a refusal of the guest's must not wait for whoever writes.
+struct Stdin {
+    chunks: mpsc::Receiver<io::Result<Vec<u8>>>,
+    chunk: io::Cursor<Vec<u8>>,
+}
+
+impl Stdin {
+    fn open() -> Self {
+        let (sender, chunks) = mpsc::channel(4);
+        std::thread::spawn(move || {
+            let mut buffer = vec![0; 128 * 1024];
+            loop {
+                let read = match io::stdin().lock().read(&mut buffer) {
+                    Ok(0) => return,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                    other => other.map(|count| buffer[..count].to_vec()),
+                };
+                let failed = read.is_err();
+                if sender.blocking_send(read).is_err() || failed {
+                    return;
+                }
+            }
+        });
+        Self { chunks, chunk: io::Cursor::default() }
+    }
+}
+
+impl AsyncRead for Stdin {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.chunk.position() == self.chunk.get_ref().len() as u64 {
+            match ready!(self.chunks.poll_recv(cx)) {
+                None => return Poll::Ready(Ok(())),
+                Some(chunk) => self.chunk = io::Cursor::new(chunk?),
+            }
+        }
+        let count = io::Read::read(&mut self.chunk, buffer.initialize_unfilled())?;
+        buffer.advance(count);
+        Poll::Ready(Ok(()))
     }
 }
 

@@ -195,8 +195,8 @@ impl Files {
     /// tree can make it write anywhere else.
     pub async fn download(&self, from: &Path, to: &Path) -> Result<Transfer> {
         let operation = format!("copy {} out of the guest", from.display());
-        self.stat(from).await?;
-        let to = if to.is_dir() { to.join(file_name(from)?) } else { to.to_owned() };
+        let unnamed = || Error::invalid("a file to copy into a directory", from.display(), "it must have a name");
+        let to = if to.is_dir() { to.join(from.file_name().ok_or_else(unnamed)?) } else { to.to_owned() };
         let Channel { mut out, mut control, .. } = self.open(&operation, Open::TarOut { path: raw(&from) })?;
         let (chunks, queue) = mpsc::channel(CHUNKS);
         let unpacking = tokio::task::spawn_blocking(move || tree::unpack(queue, &to));
@@ -211,9 +211,9 @@ impl Files {
         let stopped = chunks.is_closed();
         drop(chunks);
         let unpacked = unpacking.await.expect("unpacking does not panic");
-        // The guest's reason comes first: a stream that it cut off does not unpack because of that. If it was we who
-        // stopped, it has nothing to say.
-        if !stopped {
+        // The guest's reason comes first: a stream that it cut off does not unpack because of that, and an archive that
+        // ends well may still lack what it could not read. If it was we who failed, it has nothing to say.
+        if !(stopped && unpacked.is_err()) {
             done(&operation, &mut control).await?;
         }
         Ok(Transfer { bytes, skipped: unpacked? })
