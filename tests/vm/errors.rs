@@ -52,6 +52,8 @@ fn a_bad_name_is_refused_before_anything_is_touched() {
         }
         assert!(!world.home().exists(), "{name:?}: the store was made");
     }
+    world.run(["cp", "A:/x", "-"]).failed_with(&["\"A\"", "a-z"]);
+    assert!(!world.home().exists(), "the store was made for a copy");
 }
 
 #[test]

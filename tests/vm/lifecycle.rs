@@ -218,6 +218,22 @@ fn an_image_may_bring_its_own_init() {
     world.assert_empty();
 }
 
+/// Beside another init the agent is a process like others, and root may end it: that must not leave anybody waiting.
+#[test]
+fn a_guest_whose_root_ends_the_agent_says_so_and_can_be_started_again() {
+    let world = World::new();
+    publish_with_own_init(&world);
+    world.ok(["run", "-d", "--name", "a", "tiny-init"]);
+    let waiting = world.sh("a", "kill -9 -1; sleep 1000");
+    waiting.failed_with(&["the agent in the guest ended"]);
+    world.sh("a", "true").failed_with(&["the agent in the guest ended"]);
+    world.ok(["stop", "a"]);
+    world.ok(["start", "a"]);
+    assert_eq!(world.sh("a", "echo back").out(), "back\n");
+    world.ok(["rm", "-f", "a"]);
+    world.assert_empty();
+}
+
 #[test]
 fn nothing_a_guest_does_to_itself_silences_its_agent() {
     let world = World::new();

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use sandtree::{Error, FileOwner, Files, Host, Result, Transfer};
+use sandtree::{Error, FileOwner, Files, Result, Transfer};
 use serde_json::json;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::mpsc;
@@ -46,8 +46,7 @@ impl Place {
 }
 
 pub async fn run(global: &Global, args: Copy) -> Outcome {
-    let host = open(global).await?;
-    let transfer = copy(&host, &args.from, &args.to).await?;
+    let transfer = copy(global, &args.from, &args.to).await?;
     for skipped in &transfer.skipped {
         eprintln!("sandtree: left out: {skipped}");
     }
@@ -57,22 +56,22 @@ pub async fn run(global: &Global, args: Copy) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn copy(host: &Host, from: &OsString, to: &OsString) -> Result<Transfer> {
+async fn copy(global: &Global, from: &OsString, to: &OsString) -> Result<Transfer> {
     match (Place::parse(from), Place::parse(to)) {
         (Place::Host(from), Place::Guest { sandbox, path }) => {
-            let files = files(host, &sandbox).await?;
+            let files = files(global, &sandbox).await?;
             shown(&files, &from, files.upload(&from, &path)).await
         }
         (Place::Guest { sandbox, path }, Place::Host(to)) => {
-            let files = files(host, &sandbox).await?;
+            let files = files(global, &sandbox).await?;
             shown(&files, &path, files.download(&path, &to)).await
         }
         (Place::Guest { sandbox, path }, Place::Stream) => {
-            let bytes = files(host, &sandbox).await?.read(&path, &mut tokio::io::stdout()).await?;
+            let bytes = files(global, &sandbox).await?.read(&path, &mut tokio::io::stdout()).await?;
             Ok(Transfer { bytes, skipped: Vec::new() })
         }
         (Place::Stream, Place::Guest { sandbox, path }) => {
-            let files = files(host, &sandbox).await?;
+            let files = files(global, &sandbox).await?;
             let bytes = files.write(&path, &mut Stdin::open(), FileOwner::default()).await?;
             Ok(Transfer { bytes, skipped: Vec::new() })
         }
@@ -80,8 +79,9 @@ async fn copy(host: &Host, from: &OsString, to: &OsString) -> Result<Transfer> {
     }
 }
 
-async fn files(host: &Host, sandbox: &str) -> Result<Files> {
-    Ok(host.client(sandbox)?.guest().await?.files())
+async fn files(global: &Global, sandbox: &str) -> Result<Files> {
+    sandtree::check_reference(sandbox)?;
+    Ok(open(global).await?.client(sandbox)?.guest().await?.files())
 }
 
 /// Shows how far the copy is while it goes on.

@@ -28,6 +28,10 @@ pub enum Event {
         /// The host's disk is full.
         no_space: bool,
     },
+    /// A program in the guest opened the link's port, or closed it.
+    Port {
+        open: bool,
+    },
     Other {
         name: String,
     },
@@ -46,10 +50,16 @@ impl Event {
             "STOP" => Event::Stop,
             "RESUME" => Event::Resume,
             "RESET" => Event::Reset,
+            "VSERPORT_CHANGE" => Event::Port { open: PortChange::deserialize(data)?.open },
             "BLOCK_IO_ERROR" => BlockIoError::deserialize(data)?.into(),
             other => Event::Other { name: other.to_owned() },
         })
     }
+}
+
+#[derive(Deserialize)]
+struct PortChange {
+    open: bool,
 }
 
 #[derive(Deserialize)]

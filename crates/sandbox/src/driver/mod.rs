@@ -31,6 +31,7 @@ use sandtree_engine::{Event, Exit, Machine};
 pub use sandtree_store::Phase;
 use sandtree_store::{Owned, StateRecord};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 
 use crate::console::Console;
 use crate::create::{self, Running, running_state};
@@ -40,6 +41,8 @@ use crate::sandbox::{Sandbox, Status};
 
 /// How long QEMU may take to end by itself once it is told to.
 const QUIT_DEADLINE: Duration = Duration::from_secs(10);
+/// A guest that shuts down ends its agent first; one that still runs after this has lost it.
+const AGENT_MISSED: Duration = Duration::from_secs(5);
 /// How often a stalled guest's disk is looked at.
 const STALL_CHECK: Duration = Duration::from_secs(1);
 /// Free space at which a stalled guest goes on.
@@ -83,7 +86,7 @@ pub(crate) fn start(host: Arc<Inner>, owned: Owned, running: Option<Running>, st
     let status = Status::new(&state, running.as_ref());
     let (status_tx, status) = watch::channel(status);
     let sandbox = Sandbox::new(&owned, commands, status);
-    let driver = Driver { host, owned: Some(owned), running, state, status: status_tx, stalled: false };
+    let driver = Driver { host, owned: Some(owned), running, state, status: status_tx, stalled: false, agent_gone: None };
     tokio::spawn(driver.run(queue));
     sandbox
 }
@@ -96,6 +99,8 @@ struct Driver {
     state: StateRecord,
     status: watch::Sender<Status>,
     stalled: bool,
+    /// When the agent closed its port, if it did.
+    agent_gone: Option<Instant>,
 }
 
 enum Happening {
@@ -103,6 +108,7 @@ enum Happening {
     Ended(Exit),
     Event(Event),
     StallCheck,
+    AgentMissed,
 }
 
 impl Driver {
@@ -114,6 +120,7 @@ impl Driver {
                 exit = exited(self.running.as_ref()) => Happening::Ended(exit),
                 Some(event) = next_event(events.as_mut()) => Happening::Event(event),
                 () = tokio::time::sleep(STALL_CHECK), if self.stalled => Happening::StallCheck,
+                () = missed(self.agent_gone) => Happening::AgentMissed,
             };
             match happening {
                 Happening::Command(Some(command)) => {
@@ -125,6 +132,7 @@ impl Driver {
                 Happening::Ended(exit) => self.ended(&exit).await,
                 Happening::Event(event) => self.event(&event),
                 Happening::StallCheck => self.look_for_space().await,
+                Happening::AgentMissed => self.agent_missed().await,
             }
         }
     }
@@ -240,6 +248,7 @@ impl Driver {
     /// The machine is gone: makes its disk durable, records the end, and tells everyone.
     async fn rest(&mut self, ending: Ending) -> Result<()> {
         self.stalled = false;
+        self.agent_gone = None;
         let running = self.running.take();
         let synced = self.sync_disk().await;
         let state = StateRecord {
@@ -284,9 +293,21 @@ impl Driver {
     }
 
     fn event(&mut self, event: &Event) {
-        if let Event::BlockIoError { no_space: true, .. } = event {
-            tracing::warn!("the host's disk is full; the guest waits");
-            self.stall(true);
+        match event {
+            Event::BlockIoError { no_space: true, .. } => {
+                tracing::warn!("the host's disk is full; the guest waits");
+                self.stall(true);
+            }
+            Event::Port { open } => self.agent_gone = (!open).then(Instant::now),
+            _ => {}
+        }
+    }
+
+    /// The guest goes on without an agent: nothing in it can be reached, and whoever waits should know.
+    async fn agent_missed(&mut self) {
+        self.agent_gone = None;
+        if let Some(running) = &self.running {
+            running.hub.give_up("the agent in the guest ended".into()).await;
         }
     }
 
@@ -309,6 +330,13 @@ impl Driver {
         if going_on {
             self.stall(false);
         }
+    }
+}
+
+async fn missed(agent_gone: Option<Instant>) {
+    match agent_gone {
+        Some(gone) => tokio::time::sleep_until(gone + AGENT_MISSED).await,
+        None => std::future::pending().await,
     }
 }
 

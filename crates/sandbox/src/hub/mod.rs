@@ -21,6 +21,8 @@ mod attach;
 mod client;
 mod spool;
 mod switch;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -106,6 +108,11 @@ impl Hub {
         if self.inputs.send(Input::Close { reason, done }).await.is_ok() {
             drop(closed.await);
         }
+    }
+
+    /// There is no agent any more, though there is a guest: tells every open channel, and whoever comes.
+    pub async fn give_up(&self, reason: String) {
+        drop(self.inputs.send(Input::GiveUp { reason }).await);
     }
 
     /// The detached commands of this guest.

@@ -23,7 +23,7 @@ const WINDOW_MAX: u32 = 1024 * 1024;
 /// Messages that may wait for the guest; beyond, new requests are refused.
 const QUEUE_MAX: usize = 16 * 1024;
 /// How often the agent may lose the thread without a single good answer in between.
-const RESYNC_MAX: u32 = 5;
+pub(super) const RESYNC_MAX: u32 = 5;
 /// How long clients may take to hear that it is over.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -41,6 +41,9 @@ pub(crate) enum Input {
     },
     List(oneshot::Sender<Vec<ExecEntry>>),
     Resync,
+    GiveUp {
+        reason: String,
+    },
     Close {
         reason: String,
         done: oneshot::Sender<()>,
@@ -182,22 +185,14 @@ impl Switch {
             Input::Spooled { tag, stream, length } => self.spooled(&tag, stream, length),
             Input::List(reply) => drop(reply.send(self.spools.iter().map(|(id, s)| s.entry(id)).collect())),
             Input::Resync => self.greet(),
+            Input::GiveUp { reason } => self.give_up(&reason),
             Input::Close { .. } => unreachable!("closing is handled by the loop"),
         }
     }
 
     /// The process may end as soon as this is done, so it is done when every client has been told.
     async fn close(mut self, reason: String, done: oneshot::Sender<()>) {
-        let lost = Outcome::Lost { reason: reason.clone() };
-        for (_, slot) in std::mem::take(&mut self.channels) {
-            if !slot.ended {
-                self.tell_ended(&slot.owner, lost.clone());
-            }
-        }
-        self.cut_attachments(&lost);
-        for (_, (client, id)) in std::mem::take(&mut self.requests) {
-            self.tell(client, &AgentMessage::Reply { id, reply: Err(Failure { errno: 0, message: reason.clone() }) });
-        }
+        self.tell_all_lost(&reason);
         self.status.send_replace(Status::Closed { reason });
         let farewell = async {
             for client in self.clients.values() {
@@ -209,6 +204,32 @@ impl Switch {
         }
         // Whoever asked may have stopped waiting.
         let _asker_left = done.send(()).is_err();
+    }
+
+    fn tell_all_lost(&mut self, reason: &str) {
+        let lost = Outcome::Lost { reason: reason.to_owned() };
+        for (_, slot) in std::mem::take(&mut self.channels) {
+            if !slot.ended {
+                self.tell_ended(&slot.owner, lost.clone());
+            }
+        }
+        self.cut_attachments(&lost);
+        self.void_requests(reason);
+    }
+
+    fn void_requests(&mut self, reason: &str) {
+        for (_, (client, id)) in std::mem::take(&mut self.requests) {
+            let failure = Failure { errno: 0, message: reason.to_owned() };
+            self.tell(client, &AgentMessage::Reply { id, reply: Err(failure) });
+        }
+    }
+
+    /// Why nothing can be asked of the agent, if nothing can.
+    fn closed(&self) -> Option<String> {
+        match &*self.status.borrow() {
+            Status::Closed { reason } => Some(reason.clone()),
+            Status::Greeting | Status::Up => None,
+        }
     }
 
     /// Attachments end with us, and might not come to tell it themselves.
@@ -227,7 +248,7 @@ impl Switch {
     // ---- what the agent says
 
     fn listen(&mut self) {
-        while let Some(heard) = self.agent.next() {
+        while let (None, Some(heard)) = (self.closed(), self.agent.next()) {
             let result = heard.and_then(|heard| match heard {
                 Heard::Hello(hello) => self.agent_hello(hello),
                 Heard::Message(message) => self.agent_message(message),
@@ -243,17 +264,21 @@ impl Switch {
     fn lost_thread(&mut self, what: &str) {
         self.resyncs += 1;
         tracing::warn!(what, resyncs = self.resyncs, "the guest's agent broke the protocol");
-        if self.resyncs <= RESYNC_MAX {
-            return self.greet();
+        match self.resyncs > RESYNC_MAX {
+            true => self.give_up(&format!("the guest's agent broke the protocol: {what}")),
+            false => self.greet(),
         }
-        let reason = format!("the guest's agent broke the protocol: {what}");
-        self.status.send_replace(Status::Closed { reason });
+    }
+
+    /// There is no agent to speak to any more: whoever waits is told, and so is whoever comes.
+    fn give_up(&mut self, reason: &str) {
+        self.status.send_replace(Status::Closed { reason: reason.to_owned() });
+        self.tell_all_lost(reason);
     }
 
     fn agent_hello(&mut self, hello: AgentHello) -> Result<(), String> {
         if hello.version == 0 {
-            let reason = "the guest's agent speaks another version of the protocol".into();
-            self.status.send_replace(Status::Closed { reason });
+            self.give_up("the guest's agent speaks another version of the protocol");
             return Ok(());
         }
         let alive: HashMap<u32, ChannelState> = hello.channels.into_iter().map(|c| (c.channel, c)).collect();
@@ -303,10 +328,7 @@ impl Switch {
     /// Begins a new stream with the agent. What was asked and not answered is void.
     fn greet(&mut self) {
         self.agent.greet();
-        let message = "the link to the guest broke before the answer came".to_owned();
-        for (_, (client, id)) in std::mem::take(&mut self.requests) {
-            self.tell(client, &AgentMessage::Reply { id, reply: Err(Failure { errno: 0, message: message.clone() }) });
-        }
+        self.void_requests("the link to the guest broke before the answer came");
     }
 
     fn agent_message(&mut self, message: AgentMessage) -> Result<(), String> {
@@ -457,6 +479,9 @@ impl Switch {
         if known.channels.contains_key(&channel) || !(1..=WINDOW_MAX).contains(&window) {
             return self.drop_client(client);
         }
+        if let Some(reason) = self.closed() {
+            return self.tell(client, &AgentMessage::Ended { channel, outcome: Outcome::Lost { reason } });
+        }
         match open {
             Open::Attach { tag } => self.attach(client, channel, window, tag),
             Open::Detached(exec) => self.detach(client, channel, window, exec),
@@ -534,18 +559,27 @@ impl Switch {
     }
 
     fn request(&mut self, client: ClientId, asked: u32, request: sandtree_proto::Request) {
+        if let Some(refused) = self.queue_request(client, asked, request) {
+            let failure = Failure { errno: 0, message: refused };
+            self.tell(client, &AgentMessage::Reply { id: asked, reply: Err(failure) });
+        }
+    }
+
+    /// Says why not, if it cannot.
+    fn queue_request(&mut self, client: ClientId, asked: u32, request: sandtree_proto::Request) -> Option<String> {
+        if let Some(reason) = self.closed() {
+            return Some(reason);
+        }
         let id = self.next_request;
-        let frame = message::to_frame(&HostMessage::Request { id, request });
-        match frame {
-            Ok(frame) if self.agent.queued() < QUEUE_MAX => {
+        match message::to_frame(&HostMessage::Request { id, request }) {
+            Ok(_) if self.agent.queued() >= QUEUE_MAX => Some("too many requests wait for the guest".into()),
+            Ok(frame) => {
                 self.next_request += 1;
                 self.requests.insert(id, (client, asked));
                 self.agent.send_frame(frame);
+                None
             }
-            _ => {
-                let failure = Failure { errno: 0, message: "too many requests wait for the guest".into() };
-                self.tell(client, &AgentMessage::Reply { id: asked, reply: Err(failure) });
-            }
+            Err(error) => Some(error.to_string()),
         }
     }
 
