@@ -69,6 +69,7 @@ fn isolated_has_an_address_and_reaches_nothing() {
     assert_eq!(a.said("ip route | grep default | wc -l"), "0\n");
     assert!(!a.holds(&format!("nc -w 3 10.0.2.2 {port} < /dev/null")), "the host's loopback was reached");
     assert!(!a.holds("ping -c 1 -W 2 1.1.1.1"), "the world answered");
+    assert!(!a.holds("ping -c 1 -W 2 10.0.2.2"), "a gateway answered");
     assert!(!a.holds("nslookup -timeout=2 example.com 10.0.2.3"), "a name server answered");
     assert!(!a.holds("nc -w 3 10.0.2.3 53 < /dev/null"), "a name server was reached");
     assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);

@@ -22,6 +22,8 @@ use crate::console;
 
 const QUEUE_LIMIT: usize = 256 * 1024;
 const READ_SIZE: usize = 128 * 1024;
+/// Reads in a row for one frame; the largest takes seventeen pages.
+const READS: usize = 32;
 
 #[derive(Debug)]
 pub struct Link {
@@ -133,12 +135,17 @@ impl Link {
         self.generation
     }
 
-    /// The next thing the host said, reading the port at most once.
+    /// The next thing the host said. Reads until a frame is whole, because the port gives a page at a time and a turn
+    /// of the loop for each would cost more than the page.
     pub fn next(&mut self) -> Option<Event> {
-        if let Some(event) = self.decode() {
-            return Some(event);
+        let mut event = self.decode();
+        for _ in 0..READS {
+            if event.is_some() || !self.may_read() || !self.read() {
+                break;
+            }
+            event = self.decode();
         }
-        if self.may_read() && self.read() { self.decode() } else { None }
+        event
     }
 
     fn may_read(&self) -> bool {

@@ -188,6 +188,11 @@ pub struct Failure {
     pub message: String,
 }
 
+impl Failure {
+    /// In place of an errno: it was not the guest that failed, it is no more. Told by the host; no agent sends it.
+    pub const LOST: i32 = -1;
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     Ping,

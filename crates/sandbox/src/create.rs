@@ -376,9 +376,7 @@ fn cmdline(init: Init) -> String {
         Init::Agent => "agent",
         Init::Image => "image",
     };
-    format!(
-        "console=ttyS0 loglevel=4 panic=-1 random.trust_cpu=on no_timer_check tsc=reliable i8042.noaux i8042.nokbd sandtree.init={init}"
-    )
+    format!("{KERNEL_OPTIONS} sandtree.init={init}")
 }
 
 fn identity(dir: &SandboxDir) -> Identity {

@@ -91,8 +91,6 @@ pub enum Phase {
     Stopped,
     /// The machine ended by itself.
     Crashed,
-    /// We could not do what was asked.
-    Failed,
 }
 
 impl fmt::Display for Phase {
@@ -104,7 +102,6 @@ impl fmt::Display for Phase {
             Phase::Stopping => "stopping",
             Phase::Stopped => "stopped",
             Phase::Crashed => "crashed",
-            Phase::Failed => "failed",
         })
     }
 }

@@ -289,7 +289,12 @@ fn refused(told: &OwnedFd, error: &io::Error, name: &str, dir: &str) -> Failure 
         b if b == Step::User as u8 => format!("cannot become the user: {why}"),
         other => format!("cannot prepare {name} ({}): {why}", other as char),
     };
-    Failure { errno: error.raw_os_error().unwrap_or(0), message }
+    // ENOENT says that there is no such command; a directory that is missing is told in words only.
+    let errno = match error.raw_os_error() {
+        Some(libc::ENOENT) if step[0] != Step::Execute as u8 => libc::EINVAL,
+        errno => errno.unwrap_or(0),
+    };
+    Failure { errno, message }
 }
 
 type Variables = Vec<(Vec<u8>, Vec<u8>)>;

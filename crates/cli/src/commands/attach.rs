@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use sandtree::keeper::Client;
 
-use super::{Outcome, open, session};
+use super::session::{self, OnSignal};
+use super::{Outcome, open};
 use crate::args::{Attach, Global};
 use crate::show;
 
@@ -14,9 +15,11 @@ pub async fn run(global: &Global, args: Attach) -> Outcome {
         None => list(global, &client).await,
         Some(id) => {
             let exec = client.guest().await?.attach(id.parse()?).await?;
+            // Who only watches leaves by Ctrl-C; who types means the command.
+            let on_signal = if args.interactive { OnSignal::Pass } else { OnSignal::Leave };
             match global.json {
                 true => session::collect(exec, args.interactive).await,
-                false => session::relay(exec, args.interactive, false).await,
+                false => session::relay(exec, args.interactive, false, on_signal).await,
             }
         }
     }

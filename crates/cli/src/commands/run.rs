@@ -8,7 +8,8 @@ use sandtree::{Error, ExecSpec, Host, Lifetime, Result, SandboxInfo, SandboxSpec
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::{Outcome, config, interruptible, keeper, session};
+use super::session::{self, OnSignal};
+use super::{Outcome, config, interruptible, keeper};
 use crate::args::{Global, Run};
 use crate::failure::Failure;
 use crate::{progress, show};
@@ -58,7 +59,7 @@ async fn work(host: &Host, info: &SandboxInfo, spec: ExecSpec, as_json: bool, in
     }
     let (wants_stdin, tty) = (spec.stdin, spec.terminal.is_some());
     let exec = unless_interrupted(interrupt, guest.exec(spec)).await?;
-    session::relay(exec, wants_stdin, tty).await
+    session::relay(exec, wants_stdin, tty, OnSignal::Pass).await
 }
 
 /// One listener for all steps: a Ctrl-C between two of them is not lost. What is dropped undoes itself.

@@ -51,7 +51,7 @@ fn term_env(how: &How) -> Vec<(std::ffi::OsString, std::ffi::OsString)> {
 pub async fn run(guest: &Guest, spec: ExecSpec, as_json: bool) -> Outcome {
     let (wants_stdin, tty) = (spec.stdin, spec.terminal.is_some());
     let exec = guest.exec(spec).await?;
-    if as_json { collect(exec, wants_stdin).await } else { relay(exec, wants_stdin, tty).await }
+    if as_json { collect(exec, wants_stdin).await } else { relay(exec, wants_stdin, tty, OnSignal::Pass).await }
 }
 
 /// Everything a command says, as JSON.
@@ -75,8 +75,17 @@ fn described(output: &Output) -> Value {
     value
 }
 
+/// What a signal to us means for the command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnSignal {
+    /// It is the command's.
+    Pass,
+    /// We go, and the command goes on.
+    Leave,
+}
+
 /// Carries streams, signals and sizes between the user and a command until it ends.
-pub async fn relay(mut exec: Exec, wants_stdin: bool, tty: bool) -> Outcome {
+pub async fn relay(mut exec: Exec, wants_stdin: bool, tty: bool, on_signal: OnSignal) -> Outcome {
     let _raw = if tty { Some(Raw::enter()?) } else { None };
     // Before the user sees anything of the command, and may answer it with Ctrl-C.
     let mut signals = Signals::new()?;
@@ -93,7 +102,7 @@ pub async fn relay(mut exec: Exec, wants_stdin: bool, tty: bool) -> Outcome {
             Some(()) = reader_left.recv() => return Ok(ExitCode::from(BROKEN_PIPE)),
             told = signals.next() => match told {
                 Told::Resize => exec.resize(terminal::size())?,
-                Told::Signal(_) if impatience >= PATIENCE => return Err(Failure::Interrupted),
+                Told::Signal(_) if on_signal == OnSignal::Leave || impatience >= PATIENCE => return Err(Failure::Interrupted),
                 Told::Signal(signal) => {
                     impatience += 1;
                     exec.signal(signal)?;

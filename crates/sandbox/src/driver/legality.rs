@@ -35,11 +35,11 @@ impl fmt::Display for Verb {
 pub fn permits(phase: Phase, verb: Verb) -> bool {
     match (phase, verb) {
         (Phase::Running, Verb::Use | Verb::Stop | Verb::Kill | Verb::Remove) => true,
-        (Phase::Stopped | Phase::Crashed | Phase::Failed, Verb::Start | Verb::Remove) => true,
+        (Phase::Stopped | Phase::Crashed, Verb::Start | Verb::Remove) => true,
         // Between two phases nothing new begins; the driver is busy with the way.
         (Phase::Creating | Phase::Starting | Phase::Stopping, _) => false,
         (Phase::Running, Verb::Start) => false,
-        (Phase::Stopped | Phase::Crashed | Phase::Failed, Verb::Use | Verb::Stop | Verb::Kill) => false,
+        (Phase::Stopped | Phase::Crashed, Verb::Use | Verb::Stop | Verb::Kill) => false,
     }
 }
 
@@ -49,18 +49,11 @@ mod tests {
 
     use super::*;
 
-    const PHASES: [Phase; 7] = [
-        Phase::Creating,
-        Phase::Starting,
-        Phase::Running,
-        Phase::Stopping,
-        Phase::Stopped,
-        Phase::Crashed,
-        Phase::Failed,
-    ];
+    const PHASES: [Phase; 6] =
+        [Phase::Creating, Phase::Starting, Phase::Running, Phase::Stopping, Phase::Stopped, Phase::Crashed];
 
     fn is_resting(phase: Phase) -> bool {
-        matches!(phase, Phase::Stopped | Phase::Crashed | Phase::Failed)
+        matches!(phase, Phase::Stopped | Phase::Crashed)
     }
 
     /// Where a verb leads when all goes well; `None` when nothing is left.

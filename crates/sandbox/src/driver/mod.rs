@@ -10,7 +10,7 @@
 //!   (nothing)              |                            |        |
 //!                          ` Starting <---- start ------+--------´
 //!
-//!   remove: from Running, Stopped, Crashed or Failed, to nothing
+//!   remove: from Running, Stopped or Crashed, to nothing
 //! ```
 //!
 //! Which verb is legal in which phase is one table, in `legality`.
@@ -86,7 +86,8 @@ pub(crate) fn start(host: Arc<Inner>, owned: Owned, running: Option<Running>, st
     let status = Status::new(&state, running.as_ref());
     let (status_tx, status) = watch::channel(status);
     let sandbox = Sandbox::new(&owned, commands, status);
-    let driver = Driver { host, owned: Some(owned), running, state, status: status_tx, stalled: false, agent_gone: None };
+    let driver =
+        Driver { host, owned: Some(owned), running, state, status: status_tx, stalled: false, agent_gone: None };
     tokio::spawn(driver.run(queue));
     sandbox
 }

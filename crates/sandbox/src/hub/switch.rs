@@ -219,7 +219,7 @@ impl Switch {
 
     fn void_requests(&mut self, reason: &str) {
         for (_, (client, id)) in std::mem::take(&mut self.requests) {
-            let failure = Failure { errno: 0, message: reason.to_owned() };
+            let failure = Failure { errno: Failure::LOST, message: reason.to_owned() };
             self.tell(client, &AgentMessage::Reply { id, reply: Err(failure) });
         }
     }
@@ -559,8 +559,8 @@ impl Switch {
     }
 
     fn request(&mut self, client: ClientId, asked: u32, request: sandtree_proto::Request) {
-        if let Some(refused) = self.queue_request(client, asked, request) {
-            let failure = Failure { errno: 0, message: refused };
+        if let Some(message) = self.queue_request(client, asked, request) {
+            let failure = Failure { errno: Failure::LOST, message };
             self.tell(client, &AgentMessage::Reply { id: asked, reply: Err(failure) });
         }
     }

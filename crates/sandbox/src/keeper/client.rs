@@ -1,9 +1,12 @@
 //! The other side of a keeper's socket: what every program but the keeper uses.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sandtree_store::Phase;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
@@ -21,7 +24,9 @@ use crate::link::Link;
 
 /// A keeper's socket appears right after its sandbox counts as running.
 const APPEAR_DEADLINE: Duration = Duration::from_secs(3);
-const APPEAR_POLL: Duration = Duration::from_millis(10);
+/// A keeper ends when its clients have their answers.
+const LEAVE_DEADLINE: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(10);
 
 /// A running sandbox of another process.
 #[derive(Debug, Clone)]
@@ -72,16 +77,30 @@ impl Client {
 
     /// Shuts the guest down. Its disk is synced when this returns.
     pub async fn stop(&self, grace: Duration) -> Result<()> {
-        self.call(&Request::Stop { grace_ms: grace.as_millis().try_into().unwrap_or(u64::MAX) }).await
+        self.end(&Request::Stop { grace_ms: grace.as_millis().try_into().unwrap_or(u64::MAX) }).await
     }
 
     pub async fn kill(&self) -> Result<()> {
-        self.call(&Request::Kill).await
+        self.end(&Request::Kill).await
     }
 
     /// Ends the machine and removes everything of the sandbox.
     pub async fn remove(&self) -> Result<()> {
-        self.call(&Request::Remove).await
+        self.end(&Request::Remove).await
+    }
+
+    /// Asks for something that ends the keeper, and waits for that, too: then nothing of the sandbox runs any more.
+    async fn end(&self, request: &Request) -> Result<()> {
+        let keeper = self.info.keeper_pid.and_then(|pid| Pid::from_raw(pid.try_into().ok()?));
+        // Opened before: afterwards the number could be another's. One that is gone already needs no waiting.
+        let keeper = keeper.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        self.call::<()>(request).await?;
+        let Some(keeper) = keeper else { return Ok(()) };
+        let gone = tokio::task::spawn_blocking(move || is_gone_within(&keeper, LEAVE_DEADLINE)).await;
+        match gone.expect("waiting does not panic") {
+            true => Ok(()),
+            false => Err(self.silent(io::ErrorKind::TimedOut.into())),
+        }
     }
 
     async fn call<T: DeserializeOwned>(&self, request: &Request) -> Result<T> {
@@ -99,7 +118,7 @@ impl Client {
         let end = Instant::now() + APPEAR_DEADLINE;
         loop {
             match self.try_connect().await {
-                Err(e) if is_early(&e) && Instant::now() < end => sleep(APPEAR_POLL).await,
+                Err(e) if is_early(&e) && Instant::now() < end => sleep(POLL).await,
                 connected => return connected.map_err(|e| self.silent(e)),
             }
         }
@@ -113,6 +132,13 @@ impl Client {
     fn silent(&self, source: io::Error) -> Error {
         Error::Keeper { name: self.info.name.clone(), source }
     }
+}
+
+/// Waits for a process's end.
+fn is_gone_within(process: &OwnedFd, deadline: Duration) -> bool {
+    let limit = Timespec { tv_sec: deadline.as_secs() as i64, tv_nsec: 0 };
+    let mut ends = [PollFd::new(process, PollFlags::IN)];
+    poll(&mut ends, Some(&limit)).is_ok_and(|count| count > 0)
 }
 
 fn is_early(error: &io::Error) -> bool {

@@ -120,6 +120,7 @@ impl Link {
         let answer = self.ask(request)?;
         match tokio::time::timeout(deadline, answer).await {
             Err(_) => Err(LinkError::Timeout { after: deadline }),
+            Ok(Ok(Err(failure))) if failure.errno == Failure::LOST => Err(LinkError::Lost { reason: failure.message }),
             Ok(Ok(reply)) => reply.map_err(LinkError::Refused),
             Ok(Err(_)) => Err(self.shared.lock().down.clone().unwrap_or(LinkError::Ended)),
         }
