@@ -74,9 +74,10 @@ fn what_cannot_start_says_why() {
     assert_eq!(refused(&mut agent, exec(&["no-such-program"])), (libc::ENOENT, "no-such-program: not found".into()));
     assert_eq!(refused(&mut agent, exec(&["/etc/passwd"])).0, libc::EACCES);
     let (errno, message) = refused(&mut agent, ExecStart { cwd: b"/no/dir".to_vec(), ..shell("true") });
+    // Not ENOENT: that would say that there is no such command.
     assert_eq!(
         (errno, message.as_str()),
-        (libc::ENOENT, "cannot change to directory /no/dir: No such file or directory")
+        (libc::EINVAL, "cannot change to directory /no/dir: No such file or directory")
     );
     let (_, message) = refused(&mut agent, ExecStart { user: "nobody-here".into(), ..shell("true") });
     assert_eq!(message, "no user nobody-here in the guest");
