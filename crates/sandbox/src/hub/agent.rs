@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-use super::switch::Slot;
+use super::slot::Slot;
 use crate::link::{Outbox, READ_SIZE, fresh_nonce, hello_frame};
 
 #[derive(Debug, PartialEq, Eq)]

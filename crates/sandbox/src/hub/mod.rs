@@ -19,6 +19,9 @@
 mod agent;
 mod attach;
 mod client;
+mod from_agent;
+mod from_client;
+mod slot;
 mod spool;
 mod switch;
 #[cfg(test)]

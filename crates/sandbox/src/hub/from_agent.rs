@@ -1,0 +1,209 @@
+//! What the agent says, and what the switch does about it.
+
+use std::collections::HashMap;
+
+use sandtree_proto::frame::{Frame, StreamId};
+use sandtree_proto::{AgentHello, AgentMessage, ChannelState, HostMessage, Outcome};
+
+use super::Status;
+use super::agent::Heard;
+use super::slot::{Owner, Slot};
+use super::spool::SpoolInput;
+use super::switch::{RESYNC_MAX, Switch};
+
+impl Switch {
+    pub(super) fn listen(&mut self) {
+        while let (None, Some(heard)) = (self.closed(), self.agent.next()) {
+            let result = heard.and_then(|heard| match heard {
+                Heard::Hello(hello) => self.agent_hello(hello),
+                Heard::Message(message) => self.agent_message(message),
+                Heard::Stream(frame) => self.agent_stream(frame),
+            });
+            if let Err(what) = result {
+                return self.lost_thread(&what);
+            }
+        }
+    }
+
+    /// The agent's stream stopped making sense: greet it anew, a few times.
+    pub(super) fn lost_thread(&mut self, what: &str) {
+        self.resyncs += 1;
+        tracing::warn!(what, resyncs = self.resyncs, "the guest's agent broke the protocol");
+        match self.resyncs > RESYNC_MAX {
+            true => self.give_up(&format!("the guest's agent broke the protocol: {what}")),
+            false => self.greet(),
+        }
+    }
+
+    /// There is no agent to speak to any more: whoever waits is told, and so is whoever comes.
+    pub(super) fn give_up(&mut self, reason: &str) {
+        self.status.send_replace(Status::Closed { reason: reason.to_owned() });
+        self.tell_all_lost(reason);
+    }
+
+    pub(super) fn agent_hello(&mut self, hello: AgentHello) -> Result<(), String> {
+        if hello.version == 0 {
+            self.give_up("the guest's agent speaks another version of the protocol");
+            return Ok(());
+        }
+        let alive: HashMap<u32, ChannelState> = hello.channels.into_iter().map(|c| (c.channel, c)).collect();
+        for unknown in alive.keys().filter(|id| !self.channels.contains_key(id)) {
+            // It was closed here, and the close is lost with the break.
+            self.agent.send(&HostMessage::Close { channel: *unknown }).expect("a close is short");
+        }
+        let ids: Vec<u32> = self.channels.keys().copied().collect();
+        for id in ids {
+            self.resume(id, alive.get(&id))?;
+        }
+        self.status.send_replace(Status::Up);
+        Ok(())
+    }
+
+    /// Goes on with a channel after a greeting: from where it stands, from its beginning if the agent never heard of it,
+    /// or not at all.
+    pub(super) fn resume(&mut self, id: u32, state: Option<&ChannelState>) -> Result<(), String> {
+        let slot = self.channels.get_mut(&id).expect("its id was just listed");
+        match (state, &slot.opening) {
+            (Some(state), _) => {
+                slot.opening = None;
+                slot.input.rewind(state.received.max(slot.input.base())).map_err(|e| e.to_string())?;
+                let (out, err) = (slot.out.received, slot.err.received);
+                let windows = [(StreamId::Out, slot.out.consumed), (StreamId::Err, slot.err.consumed)];
+                self.send_agent(&HostMessage::Resume { channel: id, out, err });
+                for (stream, consumed) in windows {
+                    self.agent.send_frame(Frame::Window { channel: id, stream, consumed });
+                }
+            }
+            (None, Some(opening)) => {
+                self.agent.send_frame(opening.clone());
+                slot.input.rewind(0).map_err(|e| e.to_string())?;
+            }
+            (None, None) => self.lose(id),
+        }
+        Ok(())
+    }
+
+    pub(super) fn lose(&mut self, id: u32) {
+        if let Some(slot) = self.channels.remove(&id) {
+            let reason = "the guest does not know this command any more".into();
+            self.tell_ended(&slot.owner, Outcome::Lost { reason });
+        }
+    }
+
+    /// Begins a new stream with the agent. What was asked and not answered is void.
+    pub(super) fn greet(&mut self) {
+        self.agent.greet();
+        self.void_requests("the link to the guest broke before the answer came");
+    }
+
+    pub(super) fn agent_message(&mut self, message: AgentMessage) -> Result<(), String> {
+        self.resyncs = 0;
+        match message {
+            AgentMessage::Hello(_) => return Err("a second hello".into()),
+            AgentMessage::Started { channel, pid } => self.started(channel, pid),
+            AgentMessage::Ended { channel, outcome } => self.ended(channel, outcome),
+            AgentMessage::Reply { id, reply } => {
+                if let Some((client, id)) = self.requests.remove(&id) {
+                    self.tell(client, &AgentMessage::Reply { id, reply });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn started(&mut self, channel: u32, pid: u32) {
+        self.channels.get_mut(&channel).into_iter().for_each(|slot| slot.opening = None);
+        match self.channels.get(&channel).map(|slot| slot.owner.clone()) {
+            Some(Owner::Client { client, channel }) => self.tell(client, &AgentMessage::Started { channel, pid }),
+            Some(Owner::Spool { tag }) => self.spool(&tag, SpoolInput::Started { pid }),
+            None => {}
+        }
+    }
+
+    pub(super) fn ended(&mut self, channel: u32, outcome: Outcome) {
+        let Some(slot) = self.channels.get_mut(&channel) else { return };
+        // After a break the agent says it again.
+        if slot.ended {
+            return;
+        }
+        slot.ended = true;
+        slot.opening = None;
+        let owner = slot.owner.clone();
+        self.tell_ended(&owner, outcome);
+        self.retire(channel);
+    }
+
+    /// Closes the channel of a detached command of which everything is here. Those of clients are theirs to close.
+    pub(super) fn retire(&mut self, channel: u32) {
+        let complete = |slot: &Slot| slot.ended && slot.out.ended && slot.err.ended;
+        if self.channels.get(&channel).is_some_and(|slot| matches!(slot.owner, Owner::Spool { .. }) && complete(slot)) {
+            self.channels.remove(&channel);
+            self.send_agent(&HostMessage::Close { channel });
+        }
+    }
+
+    pub(super) fn tell_ended(&mut self, owner: &Owner, outcome: Outcome) {
+        match owner {
+            Owner::Client { client, channel } => {
+                self.tell(*client, &AgentMessage::Ended { channel: *channel, outcome });
+            }
+            Owner::Spool { tag } => self.spool(tag, SpoolInput::Ended { outcome }),
+        }
+    }
+
+    pub(super) fn agent_stream(&mut self, frame: Frame) -> Result<(), String> {
+        match frame {
+            Frame::Data { channel, stream, offset, bytes } => self.agent_data(channel, stream, offset, bytes),
+            Frame::Eof { channel, stream, offset } => self.agent_eof(channel, stream, offset),
+            Frame::Window { channel, consumed, .. } => self.agent_window(channel, consumed),
+            Frame::Message(_) => unreachable!("messages are decoded before they come here"),
+        }
+    }
+
+    pub(super) fn agent_data(
+        &mut self,
+        channel: u32,
+        stream: StreamId,
+        offset: u64,
+        bytes: Vec<u8>,
+    ) -> Result<(), String> {
+        // A channel that was closed here may have bytes on their way.
+        let Some(slot) = self.channels.get_mut(&channel) else { return Ok(()) };
+        let (offset, bytes) = slot.accept(stream, offset, bytes)?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        match slot.owner.clone() {
+            Owner::Client { client, channel } => self.forward(client, &Frame::Data { channel, stream, offset, bytes }),
+            Owner::Spool { tag } => self.spool(&tag, SpoolInput::Data { stream, bytes }),
+        }
+        Ok(())
+    }
+
+    pub(super) fn agent_eof(&mut self, channel: u32, stream: StreamId, offset: u64) -> Result<(), String> {
+        let Some(slot) = self.channels.get_mut(&channel) else { return Ok(()) };
+        let flow = slot.flow(stream).ok_or("an end on a stream of ours")?;
+        if offset != flow.received {
+            return Err(format!("a stream ends at {offset}, at {} it stands", flow.received));
+        }
+        flow.ended = true;
+        match slot.owner.clone() {
+            Owner::Client { client, channel } => self.forward(client, &Frame::Eof { channel, stream, offset }),
+            Owner::Spool { tag } => self.spool(&tag, SpoolInput::Eof { stream }),
+        }
+        self.retire(channel);
+        Ok(())
+    }
+
+    pub(super) fn agent_window(&mut self, channel: u32, consumed: u64) -> Result<(), String> {
+        let Some(slot) = self.channels.get_mut(&channel) else { return Ok(()) };
+        slot.input.consumed(consumed).map_err(|e| e.to_string())?;
+        match slot.owner.clone() {
+            Owner::Client { client, channel } => {
+                self.forward(client, &Frame::Window { channel, stream: StreamId::In, consumed });
+            }
+            Owner::Spool { .. } => self.drain_waiting(channel),
+        }
+        Ok(())
+    }
+}

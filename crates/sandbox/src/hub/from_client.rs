@@ -1,0 +1,265 @@
+//! What clients say, and what the switch does about it.
+
+use std::collections::VecDeque;
+
+use sandtree_proto::frame::{Frame, StreamId};
+use sandtree_proto::{AgentMessage, ExecStart, Failure, HostMessage, Open, Outcome, Outgoing, Request, message};
+use tokio::net::UnixStream;
+
+use super::attach::{self, AttachInput};
+use super::client::{self, ClientId, Target};
+use super::slot::{Flow, Owner, Slot, Waiting};
+use super::spool::Spool;
+use super::switch::{QUEUE_MAX, Switch, WINDOW_MAX};
+
+impl Switch {
+    pub(super) fn add_client(&mut self, stream: UnixStream) {
+        let id = ClientId(self.next_client);
+        self.next_client += 1;
+        self.clients.insert(id, client::accept(id, stream, self.inputs.clone()));
+    }
+
+    pub(super) fn drop_client(&mut self, id: ClientId) {
+        let Some(client) = self.clients.remove(&id) else { return };
+        for target in client.channels.into_values() {
+            self.close_target(&target);
+        }
+        self.requests.retain(|_, (asker, _)| *asker != id);
+        for slot in self.channels.values_mut() {
+            slot.waiting.retain(|w| w.client != id);
+        }
+    }
+
+    pub(super) fn client_message(&mut self, client: ClientId, message: HostMessage) {
+        match message {
+            HostMessage::Open { channel, window, open } => self.open(client, channel, window, open),
+            HostMessage::Signal { channel, signal } => {
+                self.with_agent_channel(client, channel, |channel| HostMessage::Signal { channel, signal });
+            }
+            HostMessage::Resize { channel, size } => {
+                self.with_agent_channel(client, channel, |channel| HostMessage::Resize { channel, size });
+            }
+            HostMessage::Close { channel } => {
+                let target = self.clients.get_mut(&client).and_then(|c| c.channels.remove(&channel));
+                target.iter().for_each(|target| self.close_target(target));
+            }
+            HostMessage::Request { id, request } => self.request(client, id, request),
+            // A client's connection does not break and go on; it has nothing to resume.
+            HostMessage::Hello(_) | HostMessage::Resume { .. } => self.drop_client(client),
+        }
+    }
+
+    pub(super) fn open(&mut self, client: ClientId, channel: u32, window: u32, open: Open) {
+        let Some(known) = self.clients.get(&client) else { return };
+        if known.channels.contains_key(&channel) || !(1..=WINDOW_MAX).contains(&window) {
+            return self.drop_client(client);
+        }
+        if let Some(reason) = self.closed() {
+            return self.tell(client, &AgentMessage::Ended { channel, outcome: Outcome::Lost { reason } });
+        }
+        match open {
+            Open::Attach { tag } => self.attach(client, channel, window, tag),
+            Open::Detached(exec) => self.detach(client, channel, window, exec),
+            open => {
+                let owner = Owner::Client { client, channel };
+                if let Some(id) = self.open_agent(owner, window, open) {
+                    self.target(client, channel, Target::Agent(id));
+                }
+            }
+        }
+    }
+
+    pub(super) fn open_agent(&mut self, owner: Owner, window: u32, open: Open) -> Option<u32> {
+        let id = self.next_channel;
+        let opening = match message::to_frame(&HostMessage::Open { channel: id, window, open }) {
+            Ok(_) if self.agent.queued() >= QUEUE_MAX => {
+                return self.refuse(&owner, "too many requests wait for the guest");
+            }
+            Ok(frame) => frame,
+            Err(error) => return self.refuse(&owner, &error.to_string()),
+        };
+        if self.agent.is_up() {
+            self.agent.send_frame(opening.clone());
+        }
+        self.next_channel += 1;
+        let slot = Slot {
+            owner,
+            window: window.into(),
+            opening: Some(opening),
+            input: Outgoing::new(window as usize),
+            out: Flow::default(),
+            err: Flow::default(),
+            ended: false,
+            waiting: VecDeque::new(),
+        };
+        self.channels.insert(id, slot);
+        Some(id)
+    }
+
+    pub(super) fn refuse(&mut self, owner: &Owner, message: &str) -> Option<u32> {
+        self.tell_ended(owner, Outcome::Failed(Failure { errno: 0, message: message.into() }));
+        None
+    }
+
+    pub(super) fn detach(&mut self, client: ClientId, channel: u32, window: u32, exec: ExecStart) {
+        let tag = exec.tag.clone();
+        let plain = !tag.is_empty() && tag.bytes().all(|b| b.is_ascii_alphanumeric());
+        if !plain || self.spools.contains_key(&tag) {
+            let message = format!("{tag:?} does not do as a command's id, or is taken");
+            let outcome = Outcome::NotStarted(Failure { errno: 0, message });
+            return self.tell(client, &AgentMessage::Ended { channel, outcome });
+        }
+        let dir = self.execs.join(&tag);
+        let spool = Spool::start(self.next_channel, dir, &exec, self.inputs.clone());
+        self.spools.insert(tag.clone(), spool);
+        self.open_agent(Owner::Spool { tag: tag.clone() }, window, Open::Exec(exec));
+        self.attach(client, channel, window, tag);
+    }
+
+    pub(super) fn attach(&mut self, client: ClientId, channel: u32, window: u32, tag: String) {
+        let Some(known) = self.clients.get(&client) else { return };
+        let Some(spool) = self.spools.get(&tag) else {
+            let message = format!("no command {tag} was detached in this sandbox");
+            let outcome = Outcome::Failed(Failure { errno: 0, message });
+            return self.tell(client, &AgentMessage::Ended { channel, outcome });
+        };
+        let input = attach::start(spool, known.sender.clone(), channel, window);
+        self.target(client, channel, Target::Attached { tag, input });
+    }
+
+    pub(super) fn target(&mut self, client: ClientId, channel: u32, target: Target) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.channels.insert(channel, target);
+        }
+    }
+
+    pub(super) fn request(&mut self, client: ClientId, asked: u32, request: Request) {
+        if let Some(message) = self.queue_request(client, asked, request) {
+            let failure = Failure { errno: Failure::LOST, message };
+            self.tell(client, &AgentMessage::Reply { id: asked, reply: Err(failure) });
+        }
+    }
+
+    /// Says why not, if it cannot.
+    pub(super) fn queue_request(&mut self, client: ClientId, asked: u32, request: Request) -> Option<String> {
+        if let Some(reason) = self.closed() {
+            return Some(reason);
+        }
+        let id = self.next_request;
+        match message::to_frame(&HostMessage::Request { id, request }) {
+            Ok(_) if self.agent.queued() >= QUEUE_MAX => Some("too many requests wait for the guest".into()),
+            Ok(frame) => {
+                self.next_request += 1;
+                self.requests.insert(id, (client, asked));
+                self.agent.send_frame(frame);
+                None
+            }
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    /// Closes what a client's channel led to. A detached command goes on.
+    pub(super) fn close_target(&mut self, target: &Target) {
+        if let Target::Agent(id) = target {
+            self.channels.remove(id);
+            self.send_agent(&HostMessage::Close { channel: *id });
+        }
+    }
+
+    pub(super) fn agent_channel(&self, client: ClientId, channel: u32) -> Option<u32> {
+        match self.clients.get(&client)?.channels.get(&channel)? {
+            Target::Agent(id) => Some(*id),
+            Target::Attached { tag, .. } => self.spools.get(tag).map(|spool| spool.channel),
+        }
+    }
+
+    pub(super) fn with_agent_channel(
+        &mut self,
+        client: ClientId,
+        channel: u32,
+        message: impl FnOnce(u32) -> HostMessage,
+    ) {
+        if let Some(id) = self.agent_channel(client, channel) {
+            self.send_agent(&message(id));
+        }
+    }
+
+    pub(super) fn client_stream(&mut self, client: ClientId, frame: Frame) {
+        match frame {
+            Frame::Data { channel, offset, bytes, .. } => self.client_input(client, channel, offset, bytes, false),
+            Frame::Eof { channel, offset, .. } => self.client_input(client, channel, offset, Vec::new(), true),
+            Frame::Window { channel, stream, consumed } => self.client_window(client, channel, stream, consumed),
+            Frame::Message(_) => unreachable!("messages are decoded before they come here"),
+        }
+    }
+
+    pub(super) fn client_input(&mut self, client: ClientId, channel: u32, offset: u64, bytes: Vec<u8>, end: bool) {
+        let attached = match self.clients.get(&client).and_then(|c| c.channels.get(&channel)) {
+            Some(Target::Attached { .. }) => true,
+            Some(Target::Agent(_)) => false,
+            None => return,
+        };
+        let Some(id) = self.agent_channel(client, channel) else { return };
+        let Some(slot) = self.channels.get_mut(&id) else { return };
+        let until = offset + bytes.len() as u64;
+        if attached {
+            let held: usize = slot.waiting.iter().filter(|w| w.client == client).map(|w| w.bytes.len()).sum();
+            if (held + bytes.len()) as u64 > slot.window {
+                return self.drop_client(client);
+            }
+            slot.waiting.push_back(Waiting { client, channel, bytes, until, end });
+            return self.drain_waiting(id);
+        }
+        if offset != slot.input.produced() || bytes.len() > slot.input.room() {
+            return self.drop_client(client);
+        }
+        slot.input.push(&bytes);
+        if end {
+            slot.input.end();
+        }
+    }
+
+    /// Moves input of attached clients into the command's stream, in the order it came, as far as there is room.
+    pub(super) fn drain_waiting(&mut self, id: u32) {
+        while let Some(slot) = self.channels.get_mut(&id) {
+            let Some(next) = slot.waiting.front() else { return };
+            if next.bytes.len() > slot.input.room() {
+                return;
+            }
+            let Some(Waiting { client, channel, bytes, until, end }) = slot.waiting.pop_front() else { return };
+            slot.input.push(&bytes);
+            if end {
+                slot.input.end();
+            }
+            self.forward(client, &Frame::Window { channel, stream: StreamId::In, consumed: until });
+        }
+    }
+
+    pub(super) fn client_window(&mut self, client: ClientId, channel: u32, stream: StreamId, consumed: u64) {
+        match self.clients.get(&client).and_then(|c| c.channels.get(&channel)) {
+            Some(Target::Agent(id)) => {
+                let id = *id;
+                self.consumed(id, stream, consumed);
+            }
+            // An attachment that has ended wants no more news.
+            Some(Target::Attached { input, .. }) => drop(input.send(AttachInput::Window { stream, consumed })),
+            None => {}
+        }
+    }
+
+    pub(super) fn spooled(&mut self, tag: &str, stream: StreamId, length: u64) {
+        if let Some(channel) = self.spools.get(tag).map(|spool| spool.channel) {
+            self.consumed(channel, stream, length);
+        }
+    }
+
+    /// A reader has used a stream's bytes up to here.
+    pub(super) fn consumed(&mut self, id: u32, stream: StreamId, consumed: u64) {
+        let Some(slot) = self.channels.get_mut(&id) else { return };
+        let Some(flow) = slot.flow(stream) else { return };
+        if consumed > flow.consumed && consumed <= flow.received {
+            flow.consumed = consumed;
+            self.agent.send_frame(Frame::Window { channel: id, stream, consumed });
+        }
+    }
+}
