@@ -1,4 +1,7 @@
 //! Failures told to the host: what was tried, on what, and what the kernel said.
+//!
+//! Always: a failure made here has a text of at most [`MESSAGE_MAX`] bytes. A path that is no UTF-8 triples when it is
+//! shown, and an answer that does not fit one frame would never arrive.
 
 use std::ffi::OsStr;
 use std::io;
@@ -7,6 +10,11 @@ use std::path::Path;
 
 use rustix::io::Errno;
 use sandtree_proto::Failure;
+
+const MESSAGE_MAX: usize = 4096;
+/// How much of the end of a longer text is kept: that is where the reason stands.
+const TAIL: usize = 1024;
+const ELLIPSIS: &str = " … ";
 
 /// Gives an error its operation, so that no bare "No such file or directory" leaves the guest.
 pub trait OrFailure<T> {
@@ -21,12 +29,28 @@ impl<T, E: Into<io::Error>> OrFailure<T> for Result<T, E> {
 
 pub fn failure(operation: &str, error: &io::Error) -> Failure {
     let errno = error.raw_os_error().unwrap_or(0);
-    Failure { errno, message: format!("{operation}: {}", reason(error)) }
+    numbered(errno, format!("{operation}: {}", reason(error)))
 }
 
 /// A refusal of the agent itself, with the number a system call would have given.
 pub fn refusal(errno: Errno, message: impl Into<String>) -> Failure {
-    Failure { errno: errno.raw_os_error(), message: message.into() }
+    numbered(errno.raw_os_error(), message)
+}
+
+pub fn numbered(errno: i32, message: impl Into<String>) -> Failure {
+    Failure { errno, message: bounded(message.into()) }
+}
+
+/// Takes out the middle of a text that is too long.
+fn bounded(mut text: String) -> String {
+    if text.len() > MESSAGE_MAX {
+        let from = (text.len() - TAIL..=text.len()).find(|&at| text.is_char_boundary(at));
+        let tail = text.split_off(from.unwrap_or(text.len()));
+        cut(&mut text, MESSAGE_MAX - TAIL - ELLIPSIS.len());
+        text.push_str(ELLIPSIS);
+        text.push_str(&tail);
+    }
+    text
 }
 
 /// The error's text without Rust's " (os error 2)": the number travels beside it.
@@ -50,4 +74,18 @@ pub fn tolerate<T, E>(_result: Result<T, E>) {}
 pub fn cut(text: &mut String, max: usize) {
     let end = (0..=max.min(text.len())).rfind(|&end| text.is_char_boundary(end)).unwrap_or(0);
     text.truncate(end);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_loses_its_middle_and_keeps_its_reason() {
+        let name = String::from_utf8_lossy(&[0xff; 60_000]).into_owned();
+        let failure = failure(&format!("cannot open {name}"), &io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+        assert!(failure.message.len() <= MESSAGE_MAX);
+        assert!(failure.message.starts_with("cannot open ") && failure.message.ends_with(": File name too long"));
+        assert_eq!(bounded("x".repeat(MESSAGE_MAX)).len(), MESSAGE_MAX);
+    }
 }

@@ -4,15 +4,17 @@
 //! When it fails: a file being written leaves the old one untouched and no temporary one. A recursive removal leaves
 //! what it could not remove.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Gid, Mode, Uid};
+use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
+use rustix::rand::GetRandomFlags;
 use sandtree_proto::message::encode_entry;
 use sandtree_proto::{DirEntry, Failure, FileKind, Reply, Stat};
 
@@ -21,11 +23,32 @@ use crate::failure::{OrFailure, refusal, tolerate};
 use crate::tree::write_sparse;
 
 const COPY_SIZE: usize = 256 * 1024;
+/// How much of a name its temporary one keeps, so that it stays below the 255 bytes of a file system.
+const STAGED_NAME_MAX: usize = 200;
 
 pub fn read(path: &Path, out: OwnedFd) -> Result<(), Failure> {
-    let mut file = File::open(path).or_failure(|| format!("cannot open {}", path.display()))?;
+    let told = || format!("cannot open {}", path.display());
+    let mut file = open_without_waiting(path, OFlags::empty()).or_failure(told)?;
+    refuse_endless(path, &file.metadata().or_failure(told)?)?;
     let mut out = File::from(out);
     copy(&mut file, &mut out).or_failure(|| format!("cannot read {}", path.display()))
+}
+
+/// Opens whatever is there for reading. A pipe nobody writes to would otherwise keep the thread in `open` itself.
+pub fn open_without_waiting(path: &Path, flags: OFlags) -> rustix::io::Result<File> {
+    let flags = flags | OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).map(File::from)
+}
+
+/// The bytes of a pipe or a device may be waited for without end.
+fn refuse_endless(path: &Path, metadata: &fs::Metadata) -> Result<(), Failure> {
+    match kind(metadata) {
+        FileKind::File => Ok(()),
+        FileKind::Dir => Err(refusal(Errno::ISDIR, format!("cannot read {}: Is a directory", path.display()))),
+        FileKind::Symlink | FileKind::Other => {
+            Err(refusal(Errno::INVAL, format!("cannot read {}: it is not a regular file", path.display())))
+        }
+    }
 }
 
 /// Large pieces: `io::copy` would take a page-sized turn through the pipe for each 8 KiB.
@@ -51,9 +74,9 @@ pub struct Target {
 }
 
 /// Writes the bytes of `input` beside the target and renames them over it, unless cancelled.
-pub fn write(target: &Target, channel: u32, input: OwnedFd, cancel: &Cancel) -> Result<(), Failure> {
+pub fn write(target: &Target, input: OwnedFd, cancel: &Cancel) -> Result<(), Failure> {
     let path = &target.path;
-    let staged = Staged::create(path, channel)?;
+    let staged = Staged::create(path)?;
     write_sparse(&staged.file, &mut File::from(input)).or_failure(|| format!("cannot write {}", path.display()))?;
     own(&staged.file, target.uid, target.gid).or_failure(|| format!("cannot set the owner of {}", path.display()))?;
     rustix::fs::fchmod(&staged.file, Mode::from_raw_mode(target.mode & 0o7777))
@@ -79,15 +102,12 @@ struct Staged {
 }
 
 impl Staged {
-    fn create(target: &Path, channel: u32) -> Result<Self, Failure> {
+    fn create(target: &Path) -> Result<Self, Failure> {
         refuse_special(target)?;
         let Some(name) = target.file_name() else {
             return Err(refusal(Errno::ISDIR, format!("cannot write {}: it names no file", target.display())));
         };
-        let mut staged = name.as_bytes()[..name.len().min(200)].to_vec();
-        staged.splice(0..0, *b".");
-        staged.extend_from_slice(format!(".sandtree-{channel}").as_bytes());
-        let path = target.with_file_name(std::ffi::OsStr::from_bytes(&staged));
+        let path = target.with_file_name(staging_name(name)?);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         let file = file.or_failure(|| format!("cannot create {}", target.display()))?;
         Ok(Self { file, path: Some(path) })
@@ -108,6 +128,16 @@ impl Drop for Staged {
             tolerate(fs::remove_file(path));
         }
     }
+}
+
+/// At random, for a guest that was cut off leaves its staged files behind, and every number the agent counts restarts.
+fn staging_name(name: &OsStr) -> Result<OsString, Failure> {
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random, GetRandomFlags::empty())
+        .or_failure(|| "cannot choose a temporary name".into())?;
+    let kept = &name.as_bytes()[..name.len().min(STAGED_NAME_MAX)];
+    let suffix = format!(".sandtree-{:016x}", u64::from_ne_bytes(random));
+    Ok(OsString::from_vec([b".", kept, suffix.as_bytes()].concat()))
 }
 
 /// Renaming over a device would replace it: `/dev/null` becoming a file is nobody's wish.
@@ -153,9 +183,14 @@ pub fn stat(path: &Path, follow: bool) -> Result<Stat, Failure> {
         uid: metadata.uid(),
         gid: metadata.gid(),
         size: metadata.size(),
-        modified_ns: metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec(),
+        modified_ns: nanoseconds(metadata.mtime(), metadata.mtime_nsec()),
         target,
     })
+}
+
+/// A date that 64 bits cannot count in nanoseconds, past the year 2262, is the last one they can.
+fn nanoseconds(seconds: i64, rest: i64) -> i64 {
+    seconds.saturating_mul(1_000_000_000).saturating_add(rest)
 }
 
 fn kind(metadata: &fs::Metadata) -> FileKind {
@@ -225,6 +260,20 @@ mod tests {
     #[test]
     fn devices_are_not_replaced_by_files() {
         assert_eq!(refuse_special(Path::new("/dev/null")).unwrap_err().errno, libc::EINVAL);
+    }
+
+    #[test]
+    fn dates_past_2262_are_the_last_there_is() {
+        assert_eq!(nanoseconds(1, 5), 1_000_000_005);
+        assert_eq!(nanoseconds(1 << 34, 0), i64::MAX);
+        assert_eq!(nanoseconds(-(1 << 34), 0), i64::MIN);
+    }
+
+    #[test]
+    fn a_staging_name_is_bounded_and_never_the_same() {
+        let name = OsString::from_vec(vec![b'n'; 255]);
+        let (one, other) = (staging_name(&name).unwrap(), staging_name(&name).unwrap());
+        assert!(one.len() <= 255 && one != other);
     }
 
     #[test]

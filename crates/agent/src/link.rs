@@ -15,10 +15,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use sandtree_proto::frame::{self, Decoded, Decoder, Frame};
-use sandtree_proto::message::{self, AgentMessage, HostMessage};
-use sandtree_proto::{Nonce, StreamId};
+use sandtree_proto::message::{self, AgentMessage, HostMessage, MessageError};
+use sandtree_proto::{Nonce, Outcome, StreamId};
 
 use crate::console;
+use crate::failure::refusal;
 
 const QUEUE_LIMIT: usize = 256 * 1024;
 const READ_SIZE: usize = 128 * 1024;
@@ -245,7 +246,7 @@ impl Link {
         if self.state == State::Hunting {
             return;
         }
-        match message::to_frame(message) {
+        match framed(message) {
             Ok(frame) => frame.encode(self.queue.tail()),
             Err(error) => console::say(format_args!("cannot send: {error}")),
         }
@@ -275,6 +276,28 @@ impl Link {
             }
         }
         self.queue.is_empty()
+    }
+}
+
+/// A message as a frame. Somebody waits for every answer, so one that does not fit gives way to a short one.
+fn framed(message: &AgentMessage) -> Result<Frame, MessageError> {
+    message::to_frame(message).or_else(|error| match substitute(message) {
+        Some(short) => message::to_frame(&short),
+        None => Err(error),
+    })
+}
+
+fn substitute(message: &AgentMessage) -> Option<AgentMessage> {
+    let failure = refusal(Errno::MSGSIZE, "the guest's answer does not fit one frame");
+    match message {
+        AgentMessage::Ended { channel, outcome: Outcome::NotStarted(_) } => {
+            Some(AgentMessage::Ended { channel: *channel, outcome: Outcome::NotStarted(failure) })
+        }
+        AgentMessage::Ended { channel, .. } => {
+            Some(AgentMessage::Ended { channel: *channel, outcome: Outcome::Failed(failure) })
+        }
+        AgentMessage::Reply { id, .. } => Some(AgentMessage::Reply { id: *id, reply: Err(failure) }),
+        AgentMessage::Hello(_) | AgentMessage::Started { .. } => None,
     }
 }
 
@@ -317,5 +340,28 @@ impl Queue {
             self.start = 0;
         }
         &mut self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sandtree_proto::Failure;
+
+    use super::*;
+
+    fn arrives(message: &AgentMessage) -> AgentMessage {
+        let Frame::Message(bytes) = framed(message).unwrap() else { panic!("a message is framed as one") };
+        message::from_bytes(&bytes).unwrap()
+    }
+
+    #[test]
+    fn an_answer_that_does_not_fit_gives_way_to_a_short_one() {
+        let long = Failure { errno: libc::ENOENT, message: "x".repeat(frame::MAX_PAYLOAD) };
+        let ended = AgentMessage::Ended { channel: 7, outcome: Outcome::NotStarted(long.clone()) };
+        let told = arrives(&ended);
+        assert!(matches!(told, AgentMessage::Ended { channel: 7, outcome: Outcome::NotStarted(_) }), "{told:?}");
+        let told = arrives(&AgentMessage::Reply { id: 3, reply: Err(long) });
+        let AgentMessage::Reply { id: 3, reply: Err(failure) } = told else { panic!("{told:?}") };
+        assert_eq!(failure.errno, libc::EMSGSIZE);
     }
 }

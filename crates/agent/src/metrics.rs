@@ -16,8 +16,8 @@ pub fn read() -> Result<Metrics, Failure> {
         uptime_ms: uptime_ms(&text("/proc/uptime")?),
         memory_total_bytes: memory_bytes(&meminfo, "MemTotal:"),
         memory_available_bytes: memory_bytes(&meminfo, "MemAvailable:"),
-        disk_total_bytes: disk.f_blocks * disk.f_frsize,
-        disk_available_bytes: disk.f_bavail * disk.f_frsize,
+        disk_total_bytes: disk.f_blocks.saturating_mul(disk.f_frsize),
+        disk_available_bytes: disk.f_bavail.saturating_mul(disk.f_frsize),
         cpu_busy_ms: cpu_busy_ms(&stat),
         processes: processes()?,
     })

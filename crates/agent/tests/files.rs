@@ -72,6 +72,31 @@ fn an_abandoned_write_leaves_nothing() {
 }
 
 #[test]
+fn what_a_cut_off_write_left_behind_is_in_nobodys_way() {
+    let mut agent = Agent::start(&[]);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    // Channel numbers begin anew with every boot, and so did these names.
+    (0..10).for_each(|number| fs::write(dir.path().join(format!(".file.sandtree-{number}")), "left").unwrap());
+    let channel = agent.client.open(write_file(&path, 0o644));
+    agent.client.feed(channel, b"new");
+    assert_eq!(agent.client.finish(channel).outcome, Some(Outcome::Done));
+    assert_eq!(fs::read(&path).unwrap(), b"new");
+}
+
+#[test]
+fn only_regular_files_are_read() {
+    let mut agent = Agent::start(&[]);
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    for (path, errno) in [(&*pipe, libc::EINVAL), (Path::new("/dev/zero"), libc::EINVAL), (dir.path(), libc::EISDIR)] {
+        let channel = agent.client.open(Open::ReadFile { path: bytes(path) });
+        assert_eq!(failure(agent.client.finish(channel)).0, errno, "{}", path.display());
+    }
+}
+
+#[test]
 fn failures_carry_operation_path_and_number() {
     let mut agent = Agent::start(&[]);
     let channel = agent.client.open(Open::ReadFile { path: b"/no/such".to_vec() });
@@ -165,6 +190,47 @@ fn archive(entries: &[(&str, tar::EntryType, &str)]) -> Vec<u8> {
         builder.append(&header, if is_file { content.as_bytes() } else { b"" }).unwrap();
     }
     builder.into_inner().unwrap()
+}
+
+#[test]
+fn what_a_copy_leaves_out_is_told() {
+    let mut agent = Agent::start(&[]);
+    let dir = tempfile::tempdir().unwrap();
+    let tree = dir.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    fs::write(tree.join("file"), "content").unwrap();
+    let socket = tree.join("a\nsocket");
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    let channel = agent.client.open(Open::TarOut { path: bytes(&tree) });
+    let packed = agent.client.finish(channel);
+    assert_eq!(packed.outcome, Some(Outcome::Done));
+    let told = format!("{}/a\\nsocket: a socket cannot be copied\n", tree.display());
+    assert_eq!(String::from_utf8(packed.err).unwrap(), told);
+
+    let archive = archive(&[("pax", tar::EntryType::XGlobalHeader, ""), ("odd", tar::EntryType::new(b'V'), "")]);
+    let to = dir.path().join("to");
+    let channel = agent.client.open(Open::TarIn { path: bytes(&to) });
+    agent.client.feed(channel, &archive);
+    let unpacked = agent.client.finish(channel);
+    assert_eq!(unpacked.outcome, Some(Outcome::Done));
+    let told = format!("{}/odd: an entry of type 'V' cannot be unpacked\n", to.display());
+    assert_eq!(String::from_utf8(unpacked.err).unwrap(), told);
+}
+
+#[test]
+fn a_host_that_does_not_read_what_is_left_out_is_not_waited_for() {
+    let mut agent = Agent::start(&[]);
+    let dir = tempfile::tempdir().unwrap();
+    for number in 0..1200 {
+        drop(std::os::unix::net::UnixListener::bind(dir.path().join(format!("s{number}"))).unwrap());
+    }
+    let channel = agent.client.open_with(3000, Open::TarOut { path: bytes(dir.path()) });
+    agent.client.channels.get_mut(&channel).unwrap().stalled = true;
+    agent.client.until("end", |client| client.channels[&channel].outcome.is_some());
+    let seen = agent.client.finish(channel);
+    assert_eq!(seen.outcome, Some(Outcome::Done));
+    let err = String::from_utf8(seen.err).unwrap();
+    assert!(err.lines().last().is_some_and(|line| line.ends_with(" more")), "{err}");
 }
 
 #[test]

@@ -100,7 +100,34 @@ fn channels_are_limited_and_all_fit_the_hello() {
     let channels: Vec<u32> = (0..321).map(|_| agent.client.open(Open::Exec(start()))).collect();
     agent.client.until("ends", |client| channels.iter().all(|channel| client.channels[channel].outcome.is_some()));
     agent.client.connect();
-    assert_eq!(agent.client.hello.as_ref().unwrap().channels.len(), 321);
+    assert_eq!(agent.client.hello.as_ref().unwrap().channels.len(), 320);
+}
+
+#[test]
+fn an_open_beyond_the_limit_is_ended_and_not_kept() {
+    let mut agent = Agent::start(&[]);
+    let kept: Vec<u32> = (0..320).map(|_| agent.client.open(Open::Exec(exec(&["/nonexistent"])))).collect();
+    for _ in 0..2000 {
+        let channel = agent.client.open(Open::ReadFile { path: b"/etc/passwd".to_vec() });
+        let outcome = agent.client.finish(channel).outcome;
+        assert!(matches!(&outcome, Some(Outcome::Failed(failure)) if failure.errno == libc::EMFILE), "{outcome:?}");
+    }
+    agent.client.connect();
+    assert_eq!(agent.client.hello.as_ref().unwrap().channels.len(), 320);
+    agent.client.resume_all();
+    agent.client.finish(kept[0]);
+    assert_eq!(agent.client.run(shell("echo again")).out, b"again\n");
+}
+
+#[test]
+fn a_failure_about_a_long_name_that_is_no_text_arrives() {
+    let mut agent = Agent::start(&[]);
+    let name = [b"/", &[0xff; 60_000][..]].concat();
+    let seen = agent.client.run(ExecStart { argv: vec![name.clone()], ..exec(&[]) });
+    assert!(matches!(&seen.outcome, Some(Outcome::NotStarted(failure)) if failure.message.len() <= 4096));
+    let failure = agent.client.request(Request::Stat { path: name, follow: true }).unwrap_err();
+    assert_eq!(failure.errno, libc::ENAMETOOLONG);
+    assert!(failure.message.ends_with(": File name too long"), "{}", failure.message);
 }
 
 #[test]

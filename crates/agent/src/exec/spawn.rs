@@ -18,7 +18,7 @@ use sandtree_proto::{ExecStart, Failure};
 
 use super::{Exec, terminal};
 use crate::cgroup::{Cgroup, Cgroups, Family};
-use crate::failure::{OrFailure, reason, refusal, tolerate};
+use crate::failure::{OrFailure, numbered, reason, refusal, tolerate};
 use crate::input::AtEnd;
 use crate::sys;
 use crate::user::{Account, Database};
@@ -294,7 +294,7 @@ fn refused(told: &OwnedFd, error: &io::Error, name: &str, dir: &str) -> Failure 
         Some(libc::ENOENT) if step[0] != Step::Execute as u8 => libc::EINVAL,
         errno => errno.unwrap_or(0),
     };
-    Failure { errno, message }
+    numbered(errno, message)
 }
 
 type Variables = Vec<(Vec<u8>, Vec<u8>)>;

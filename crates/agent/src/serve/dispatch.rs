@@ -9,7 +9,7 @@ use sandtree_proto::{
     StreamId, VERSION_MAX, VERSION_MIN,
 };
 
-use super::{Agent, CHANNELS_MAX, Role};
+use super::{Agent, CHANNELS_MAX, Leaving, Role};
 use crate::channel::{Cancel, Channel, Ends, Work};
 use crate::exec::spawn::{pipe, spawn};
 use crate::failure::{OrFailure, cut, path, refusal};
@@ -17,6 +17,8 @@ use crate::files::{self, Target};
 use crate::init::shutdown::Way;
 use crate::input::{AtEnd, InputError};
 use crate::link::Event;
+use crate::output::Output;
+use crate::tree::LeftOut;
 use crate::tunnel::Connecting;
 use crate::{identity, metrics, tree};
 
@@ -118,7 +120,10 @@ impl Agent {
             Open::Exec(start) => Some(start.tag.clone()),
             _ => None,
         };
-        let opened = self.admit(window, &open).and_then(|()| self.begin(number, window.min(WINDOW_MAX) as usize, open));
+        if self.channels.len() >= CHANNELS_MAX {
+            return self.turn_away(number, command.is_some());
+        }
+        let opened = admit(window, &open).and_then(|()| self.begin(number, window.min(WINDOW_MAX) as usize, open));
         let channel = opened.unwrap_or_else(|failure| match command {
             Some(tag) => Channel::failed(shortened(tag), Outcome::NotStarted(failure)),
             None => Channel::failed(String::new(), Outcome::Failed(failure)),
@@ -126,19 +131,15 @@ impl Agent {
         self.channels.insert(number, channel);
     }
 
-    fn admit(&self, window: u32, open: &Open) -> Result<(), Failure> {
-        if window == 0 {
-            return Err(refusal(Errno::INVAL, "a channel needs a window"));
+    /// Ends a channel that is one too many without keeping it, or the hello would grow with what it limits. If the
+    /// answer is lost in a break, the host opens it again.
+    fn turn_away(&mut self, number: u32, is_command: bool) {
+        let failure = refusal(Errno::MFILE, format!("{CHANNELS_MAX} channels are open in the guest"));
+        for stream in [StreamId::Out, StreamId::Err] {
+            self.link.send_frame(&Frame::Eof { channel: number, stream, offset: 0 });
         }
-        if self.channels.len() >= CHANNELS_MAX {
-            return Err(refusal(Errno::MFILE, format!("{CHANNELS_MAX} channels are open in the guest")));
-        }
-        match open {
-            Open::Exec(start) if start.tag.len() > TAG_MAX => {
-                Err(refusal(Errno::INVAL, format!("a tag has at most {TAG_MAX} bytes")))
-            }
-            _ => Ok(()),
-        }
+        let outcome = if is_command { Outcome::NotStarted(failure) } else { Outcome::Failed(failure) };
+        self.link.send(&AgentMessage::Ended { channel: number, outcome });
     }
 
     fn begin(&mut self, number: u32, window: usize, open: Open) -> Result<Channel, Failure> {
@@ -148,13 +149,11 @@ impl Agent {
                 self.begin_output(number, window, move |out| files::read(path(&from), out))
             }
             Open::ListDir { path: of } => self.begin_output(number, window, move |out| files::list(path(&of), out)),
-            Open::TarOut { path: of } => self.begin_output(number, window, move |out| tree::pack(path(&of), out)),
-            Open::TarIn { path: to } => {
-                self.begin_input(number, window, move |input, _| tree::unpack(path(&to), input))
-            }
+            Open::TarOut { path: of } => self.begin_pack(number, window, of),
+            Open::TarIn { path: to } => self.begin_unpack(number, window, to),
             Open::WriteFile { path: to, mode, uid, gid } => {
                 let target = Target { path: path(&to).to_owned(), mode, uid, gid };
-                self.begin_input(number, window, move |input, cancel| files::write(&target, number, input, cancel))
+                self.begin_input(number, window, move |input, cancel| files::write(&target, input, cancel))
             }
             Open::Connect { port } => Ok(self.begin_tunnel(number, window, port)),
             Open::Detached(_) | Open::Attach { .. } => {
@@ -188,8 +187,7 @@ impl Agent {
         window: usize,
         work: impl FnOnce(OwnedFd) -> Result<(), Failure> + Send + 'static,
     ) -> Result<Channel, Failure> {
-        let (reader, writer) = pipe().or_failure(|| "cannot make a pipe".into())?;
-        rustix::io::ioctl_fionbio(&reader, true).or_failure(|| "cannot prepare a pipe".into())?;
+        let (reader, writer) = pipe_to_host()?;
         self.workers.run_channel(number, move || work(writer))?;
         let work = Work::File { cancel: Cancel::default(), result: None };
         Ok(Channel::new(window, String::new(), work, Ends { out: Some(reader), ..Ends::default() }))
@@ -202,13 +200,36 @@ impl Agent {
         window: usize,
         work: impl FnOnce(OwnedFd, &Cancel) -> Result<(), Failure> + Send + 'static,
     ) -> Result<Channel, Failure> {
-        let (reader, writer) = pipe().or_failure(|| "cannot make a pipe".into())?;
-        rustix::io::ioctl_fionbio(&writer, true).or_failure(|| "cannot prepare a pipe".into())?;
+        let (reader, writer) = pipe_from_host()?;
         let cancel = Cancel::default();
         let seen = cancel.clone();
         self.workers.run_channel(number, move || work(reader, &seen))?;
         let ends = Ends { input: Some((writer, AtEnd::Close)), ..Ends::default() };
         Ok(Channel::new(window, String::new(), Work::File { cancel, result: None }, ends))
+    }
+
+    /// A tree on `Out`, and on `Err` what is left out of it.
+    fn begin_pack(&mut self, number: u32, window: usize, of: Vec<u8>) -> Result<Channel, Failure> {
+        let (err, report) = pipe_to_host()?;
+        let mut channel = self.begin_output(number, window, move |out| {
+            let mut left_out = LeftOut::new(window);
+            tree::pack(path(&of), out, &mut left_out)?;
+            left_out.tell(report).or_failure(cannot_report)
+        })?;
+        channel.err = Output::new(window, Some(err));
+        Ok(channel)
+    }
+
+    /// A tree from `In`, and on `Err` what is left out of it.
+    fn begin_unpack(&mut self, number: u32, window: usize, to: Vec<u8>) -> Result<Channel, Failure> {
+        let (err, report) = pipe_to_host()?;
+        let mut channel = self.begin_input(number, window, move |input, _| {
+            let mut left_out = LeftOut::new(window);
+            tree::unpack(path(&to), input, &mut left_out)?;
+            left_out.tell(report).or_failure(cannot_report)
+        })?;
+        channel.err = Output::new(window, Some(err));
+        Ok(channel)
     }
 
     fn request(&mut self, id: u32, request: Request) {
@@ -225,7 +246,7 @@ impl Agent {
 
     fn shut_down(&mut self, grace_ms: u32) -> Result<Reply, Failure> {
         self.refuse_guestless("shut down")?;
-        self.shutdown = Some((Way::PowerOff, Duration::from_millis(u64::from(grace_ms))));
+        self.leaving = Some(Leaving::new(Way::PowerOff, Duration::from_millis(u64::from(grace_ms))));
         Ok(Reply::Done)
     }
 
@@ -256,6 +277,36 @@ impl Agent {
     }
 }
 
+fn cannot_report() -> String {
+    "cannot tell what was left out".into()
+}
+
+fn admit(window: u32, open: &Open) -> Result<(), Failure> {
+    if window == 0 {
+        return Err(refusal(Errno::INVAL, "a channel needs a window"));
+    }
+    match open {
+        Open::Exec(start) if start.tag.len() > TAG_MAX => {
+            Err(refusal(Errno::INVAL, format!("a tag has at most {TAG_MAX} bytes")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A pipe whose reading end never blocks the loop.
+fn pipe_to_host() -> Result<(OwnedFd, OwnedFd), Failure> {
+    let (reader, writer) = pipe().or_failure(|| "cannot make a pipe".into())?;
+    rustix::io::ioctl_fionbio(&reader, true).or_failure(|| "cannot prepare a pipe".into())?;
+    Ok((reader, writer))
+}
+
+/// A pipe whose writing end never blocks the loop.
+fn pipe_from_host() -> Result<(OwnedFd, OwnedFd), Failure> {
+    let (reader, writer) = pipe().or_failure(|| "cannot make a pipe".into())?;
+    rustix::io::ioctl_fionbio(&writer, true).or_failure(|| "cannot prepare a pipe".into())?;
+    Ok((reader, writer))
+}
+
 fn shortened(mut tag: String) -> String {
     cut(&mut tag, TAG_MAX);
     tag
@@ -269,6 +320,9 @@ fn agreed(host: &HostHello) -> u16 {
 
 #[cfg(test)]
 mod tests {
+    use sandtree_proto::ChannelState;
+    use sandtree_proto::message::to_frame;
+
     use super::*;
 
     #[test]
@@ -277,5 +331,23 @@ mod tests {
         assert_eq!(agreed(&hello(1, 9)), 1);
         assert_eq!(agreed(&hello(2, 9)), 0);
         assert_eq!(agreed(&hello(0, 0)), 0);
+    }
+
+    /// Numbers take most bytes when they are largest.
+    #[test]
+    fn the_largest_hello_fits_one_frame() {
+        let channel = Channel::failed(
+            "t".repeat(TAG_MAX),
+            Outcome::NotStarted(Failure { errno: i32::MIN, message: "m".repeat(10_000) }),
+        );
+        let state = ChannelState {
+            received: u64::MAX,
+            out: (u64::MAX, u64::MAX),
+            err: (u64::MAX, u64::MAX),
+            ..channel.state(u32::MAX)
+        };
+        let channels = vec![state; CHANNELS_MAX];
+        let build = env!("CARGO_PKG_VERSION").to_owned();
+        to_frame(&AgentMessage::Hello(AgentHello { version: u16::MAX, build, channels })).unwrap();
     }
 }

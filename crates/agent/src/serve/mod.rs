@@ -30,6 +30,8 @@ const CHANNELS_MAX: usize = 320;
 const SCRATCH_SIZE: usize = 256 * 1024;
 /// Frames taken in, and pieces sent out, before the other side of the loop has its turn.
 const TURN: usize = 64;
+/// How long the host has to take what is queued, the answer to its request among it, before the guest leaves without.
+const FAREWELL: Duration = Duration::from_secs(5);
 /// What processes get to end when the guest itself asks for its end.
 const OWN_GRACE: Duration = Duration::from_secs(5);
 
@@ -90,7 +92,21 @@ pub struct Agent {
     scratch: Vec<u8>,
     /// The host has said more than one turn takes in.
     unheard: bool,
-    shutdown: Option<(Way, Duration)>,
+    leaving: Option<Leaving>,
+}
+
+/// The guest's end, decided upon. Streams stand still from here on, so that what is queued can run dry.
+#[derive(Debug, Clone, Copy)]
+struct Leaving {
+    way: Way,
+    grace: Duration,
+    at_latest: Instant,
+}
+
+impl Leaving {
+    fn new(way: Way, grace: Duration) -> Self {
+        Self { way, grace, at_latest: Instant::now() + FAREWELL }
+    }
 }
 
 impl Agent {
@@ -107,7 +123,7 @@ impl Agent {
             spilled: Vec::new(),
             scratch: vec![0; SCRATCH_SIZE],
             unheard: false,
-            shutdown: None,
+            leaving: None,
         })
     }
 
@@ -138,7 +154,7 @@ impl Agent {
 
     fn hear(&mut self) {
         let asked = sys::heard_signals(&self.signals).into_iter().find_map(way_of);
-        self.shutdown = self.shutdown.or(asked.map(|way| (way, OWN_GRACE)));
+        self.leaving = self.leaving.or_else(|| asked.map(|way| Leaving::new(way, OWN_GRACE)));
         // How many children ended is for `wait` to say.
         self.reap();
     }
@@ -219,6 +235,9 @@ impl Agent {
 
     /// Queues stream data while there is room, one piece of each channel in turn. True if it stopped for want of room.
     fn fill(&mut self) -> bool {
+        if self.leaving.is_some() {
+            return false;
+        }
         self.send_windows();
         let mut numbers: Vec<u32> = self.channels.keys().copied().collect();
         let first = numbers.partition_point(|&number| number <= self.cursor);
@@ -252,7 +271,9 @@ impl Agent {
     }
 
     fn end(&mut self) -> Option<End> {
-        if let Some((way, grace)) = self.shutdown.filter(|_| self.link.flush()) {
+        if let Some(Leaving { way, grace, at_latest }) = self.leaving
+            && (self.link.flush() || at_latest <= Instant::now())
+        {
             return Some(End::Shutdown { way, grace });
         }
         (self.role == Role::Guestless && self.link.is_away()).then_some(End::HostGone)
@@ -273,4 +294,86 @@ fn send_piece(link: &mut Link, number: u32, channel: &mut Channel) -> bool {
         }
     }
     sent
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use rustix::process::{Resource, getrlimit};
+    use sandtree_proto::message::{from_bytes, to_frame};
+    use sandtree_proto::{Decoded, Decoder, HostHello, HostMessage, Nonce, Open, Reply, Request};
+
+    use super::*;
+    use crate::cgroup::Cgroups;
+
+    /// An agent in a guest, as far as it can tell, and the host's end of its port.
+    fn agent() -> (Agent, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let signals = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        let ground = Ground { cgroups: Cgroups::absent(), open_files: getrlimit(Resource::Nofile) };
+        let agent = Agent::new(Role::BesideInit, Link::new(theirs.into()).unwrap(), signals, ground).unwrap();
+        (agent, ours)
+    }
+
+    fn say(bytes: &mut Vec<u8>, message: &HostMessage) {
+        to_frame(message).unwrap().encode(bytes);
+    }
+
+    /// A host that takes everything it is sent, up to a certain frame.
+    fn give_windows(host: &mut UnixStream, decoder: &mut Decoder, mut until: impl FnMut(&Frame) -> bool) {
+        use std::io::{Read, Write};
+        let mut buffer = vec![0; 64 * 1024];
+        loop {
+            let count = host.read(&mut buffer).unwrap();
+            assert!(count > 0, "the agent has left");
+            decoder.feed(&buffer[..count]);
+            while let Some(decoded) = decoder.next() {
+                let Decoded::Frame(frame) = decoded.unwrap() else { continue };
+                if let Frame::Data { channel, stream, offset, bytes } = &frame {
+                    let mut window = Vec::new();
+                    let consumed = offset + bytes.len() as u64;
+                    Frame::Window { channel: *channel, stream: *stream, consumed }.encode(&mut window);
+                    host.write_all(&window).unwrap();
+                }
+                if until(&frame) {
+                    return;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_shutdown_is_answered_and_ends_the_loop_while_streams_are_full() {
+        use std::io::Write;
+        let (agent, mut host) = agent();
+        let large = tempfile::NamedTempFile::new().unwrap();
+        large.as_file().set_len(1 << 40).unwrap();
+        let serving = std::thread::spawn(move || agent.serve());
+        let mut bytes = Vec::new();
+        sandtree_proto::frame::encode_host_preamble(&mut bytes, Nonce([1; 16]));
+        say(&mut bytes, &HostMessage::Hello(HostHello { version_min: 1, version_max: 1 }));
+        let path = large.path().to_str().unwrap().into();
+        say(&mut bytes, &HostMessage::Open { channel: 1, window: 1 << 20, open: Open::ReadFile { path } });
+        host.write_all(&bytes).unwrap();
+        let mut decoder = Decoder::new();
+        give_windows(&mut host, &mut decoder, |frame| matches!(frame, Frame::Data { offset, .. } if *offset > 1 << 22));
+        let mut bytes = Vec::new();
+        say(&mut bytes, &HostMessage::Request { id: 9, request: Request::Shutdown { grace_ms: 7 } });
+        host.write_all(&bytes).unwrap();
+        give_windows(&mut host, &mut decoder, |frame| {
+            let Frame::Message(bytes) = frame else { return false };
+            from_bytes::<AgentMessage>(bytes).unwrap() == AgentMessage::Reply { id: 9, reply: Ok(Reply::Done) }
+        });
+        let end = serving.join().unwrap().unwrap();
+        assert_eq!(end, End::Shutdown { way: Way::PowerOff, grace: Duration::from_millis(7) });
+    }
+
+    #[test]
+    fn a_host_that_takes_nothing_does_not_keep_the_guest() {
+        let (mut agent, _host) = agent();
+        (0..64).for_each(|_| agent.link.send_data(1, StreamId::Out, 0, &[0; MAX_PAYLOAD]));
+        agent.leaving = Some(Leaving { way: Way::Restart, grace: OWN_GRACE, at_latest: Instant::now() });
+        assert_eq!(agent.end(), Some(End::Shutdown { way: Way::Restart, grace: OWN_GRACE }));
+    }
 }

@@ -57,7 +57,8 @@ impl Agent {
         let next = ticks.filter_map(|channel| channel.next_tick(now)).min();
         let tick = next.map(|at| at.saturating_duration_since(now));
         let look = self.link.is_away().then_some(LOOK_AGAIN);
-        [tick, look].into_iter().flatten().min()
+        let leave = self.leaving.map(|leaving| leaving.at_latest.saturating_duration_since(now));
+        [tick, look, leave].into_iter().flatten().min()
     }
 
     fn poll(&self, timeout: Option<Duration>) -> rustix::io::Result<Vec<Source>> {

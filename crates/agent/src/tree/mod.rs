@@ -1,9 +1,12 @@
 //! Trees as tar streams, both ways: modes, owners, times, symbolic and hard links, holes, devices and extended
 //! attributes.
 
+mod extents;
+mod left_out;
 mod pack;
 mod unpack;
 
+pub use left_out::LeftOut;
 pub use pack::pack;
 pub use unpack::{unpack, write_sparse};
 

@@ -11,19 +11,24 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use sandtree_proto::Failure;
 use tar::{Builder, EntryType, Header};
 
-use super::XATTR_KEY;
+use super::extents::{self, Extent, Extents};
+use super::{LeftOut, XATTR_KEY};
 use crate::failure::OrFailure;
+use crate::files;
 
 const BUFFER_SIZE: usize = 256 * 1024;
 
-/// Writes the tree at `path`, its members named relative to the parent.
-pub fn pack(path: &Path, out: OwnedFd) -> Result<(), Failure> {
+/// Writes the tree at `path`, its members named relative to the parent, and notes what is left out.
+pub fn pack(path: &Path, out: OwnedFd, left_out: &mut LeftOut) -> Result<(), Failure> {
     let mut packing = Packing {
         builder: Builder::new(BufWriter::with_capacity(BUFFER_SIZE, File::from(out))),
         linked: HashMap::new(),
+        left_out,
     };
     // A root, or a place named by way of `..`, gets a name as well: the host puts the one it wants in its place.
     let name = path.file_name().map_or_else(|| PathBuf::from("root"), PathBuf::from);
@@ -32,13 +37,14 @@ pub fn pack(path: &Path, out: OwnedFd) -> Result<(), Failure> {
     packing.builder.into_inner().and_then(|mut out| out.flush()).or_failure(told)
 }
 
-struct Packing {
+struct Packing<'a> {
     builder: Builder<BufWriter<File>>,
     /// Where the first name of a file with several names is in the archive.
     linked: HashMap<(u64, u64), PathBuf>,
+    left_out: &'a mut LeftOut,
 }
 
-impl Packing {
+impl Packing<'_> {
     /// Depth first, a directory before its members; on an own stack, for a guest may nest as deep as it likes.
     fn add_tree(&mut self, path: &Path, name: &Path) -> Result<(), Failure> {
         let mut waiting = vec![(path.to_path_buf(), name.to_path_buf())];
@@ -63,6 +69,7 @@ impl Packing {
     fn add(&mut self, path: &Path, name: &Path, metadata: &Metadata) -> io::Result<()> {
         let kind = metadata.file_type();
         if kind.is_socket() {
+            self.left_out.add(path, "a socket cannot be copied");
             return Ok(());
         }
         let mut header = header(metadata);
@@ -93,14 +100,20 @@ impl Packing {
     }
 
     fn add_file(&mut self, path: &Path, name: &Path, metadata: &Metadata, mut header: Header) -> io::Result<()> {
-        let mut file = File::open(path)?;
-        if metadata.blocks() * 512 < metadata.size() {
-            // The crate finds the holes and writes a GNU sparse entry.
-            return self.builder.append_file(name, &mut file);
+        // What took the file's place since it was looked at may be a pipe, or a link to anywhere.
+        let file = files::open_without_waiting(path, OFlags::NOFOLLOW)?;
+        if !file.metadata()?.is_file() {
+            return Err(Errno::INVAL.into());
         }
         let size = metadata.size();
+        let is_sparse = metadata.blocks().saturating_mul(512) < size;
+        if let Some(found) = if is_sparse { extents::find(&file, size)? } else { None } {
+            let more = extents::describe(&mut header, &found, size)?;
+            return self.builder.append_data(&mut header, name, more.chain(Extents::new(&file, found)));
+        }
         header.set_size(size);
-        self.builder.append_data(&mut header, name, file.chain(io::repeat(0)).take(size))
+        let whole = vec![Extent { start: 0, length: size }];
+        self.builder.append_data(&mut header, name, Extents::new(&file, whole))
     }
 
     fn add_attributes(&mut self, path: &Path) -> io::Result<()> {

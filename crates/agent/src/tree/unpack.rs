@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use sandtree_proto::Failure;
 use tar::{Archive, Entry, EntryType};
 
-use super::XATTR_KEY;
+use super::{LeftOut, XATTR_KEY};
 use crate::failure::{OrFailure, refusal};
 use crate::files;
 
@@ -26,12 +26,12 @@ const BUFFER_SIZE: usize = 256 * 1024;
 
 type Stream = BufReader<File>;
 
-/// Unpacks `input` below `path`, which is made if missing.
-pub fn unpack(path: &Path, input: OwnedFd) -> Result<(), Failure> {
+/// Unpacks `input` below `path`, which is made if missing, and notes what is left out.
+pub fn unpack(path: &Path, input: OwnedFd, left_out: &mut LeftOut) -> Result<(), Failure> {
     let told = || format!("cannot unpack into {}", path.display());
     std::fs::create_dir_all(path).or_failure(told)?;
     let root = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    let mut unpacking = Unpacking { root: root.or_failure(told)?, dirs: Vec::new() };
+    let mut unpacking = Unpacking { root: root.or_failure(told)?, dirs: Vec::new(), left_out };
     let mut archive = Archive::new(BufReader::with_capacity(BUFFER_SIZE, File::from(input)));
     for entry in archive.entries().or_failure(told)? {
         unpacking.add(path, entry.or_failure(told)?)?;
@@ -41,9 +41,10 @@ pub fn unpack(path: &Path, input: OwnedFd) -> Result<(), Failure> {
     files::copy(&mut archive.into_inner(), &mut io::sink()).or_failure(told)
 }
 
-struct Unpacking {
+struct Unpacking<'a> {
     root: OwnedFd,
     dirs: Vec<(PathBuf, Attributes)>,
+    left_out: &'a mut LeftOut,
 }
 
 /// What an entry's file gets besides its content.
@@ -54,13 +55,17 @@ struct Attributes {
     xattrs: Vec<(OsString, Vec<u8>)>,
 }
 
-impl Unpacking {
+impl Unpacking<'_> {
     fn add(&mut self, root: &Path, mut entry: Entry<'_, Stream>) -> Result<(), Failure> {
         let name = PathBuf::from(OsStr::from_bytes(&entry.path_bytes()));
         let told = || format!("cannot unpack {}", root.join(&name).display());
         let Some(inner) = inside(&name) else {
             return Err(refusal(Errno::INVAL, format!("the archive names {}, which leads out", name.display())));
         };
+        if let Some(why) = unsupported(entry.header().entry_type()) {
+            self.left_out.add(&root.join(&inner), &why);
+            return Ok(());
+        }
         let attributes = attributes(&mut entry).or_failure(told)?;
         self.place(&inner, &mut entry, attributes).or_failure(told)
     }
@@ -94,7 +99,7 @@ impl Unpacking {
                 make_node(&parent, &last, entry, kind)?;
                 attributes.apply_to_name(&parent, &last, kind)
             }
-            // Kinds of other systems and extensions carry nothing a file system here could hold.
+            // A header for the whole archive, which names no file.
             _ => Ok(()),
         }
     }
@@ -144,6 +149,15 @@ impl Unpacking {
             attributes.apply(&File::from(self.open(&path)?))?;
         }
         Ok(())
+    }
+}
+
+/// Why an entry cannot become a file: kinds of other systems and extensions are nothing a file system here could hold.
+fn unsupported(kind: EntryType) -> Option<String> {
+    use EntryType::{Block, Char, Continuous, Directory, Fifo, GNUSparse, Link, Regular, Symlink, XGlobalHeader};
+    match kind {
+        Directory | Regular | Continuous | GNUSparse | Symlink | Link | Fifo | Char | Block | XGlobalHeader => None,
+        other => Some(format!("an entry of type {:?} cannot be unpacked", char::from(other.as_byte()))),
     }
 }
 
