@@ -298,11 +298,11 @@ fn send_piece(link: &mut Link, number: u32, channel: &mut Channel) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{ErrorKind, Read};
     use std::os::unix::net::UnixStream;
 
     use rustix::process::{Resource, getrlimit};
-    use sandtree_proto::message::{from_bytes, to_frame};
-    use sandtree_proto::{Decoded, Decoder, HostHello, HostMessage, Nonce, Open, Reply, Request};
+    use sandtree_proto::Outcome;
 
     use super::*;
     use crate::cgroup::Cgroups;
@@ -316,57 +316,16 @@ mod tests {
         (agent, ours)
     }
 
-    fn say(bytes: &mut Vec<u8>, message: &HostMessage) {
-        to_frame(message).unwrap().encode(bytes);
-    }
-
-    /// A host that takes everything it is sent, up to a certain frame.
-    fn give_windows(host: &mut UnixStream, decoder: &mut Decoder, mut until: impl FnMut(&Frame) -> bool) {
-        use std::io::{Read, Write};
-        let mut buffer = vec![0; 64 * 1024];
-        loop {
-            let count = host.read(&mut buffer).unwrap();
-            assert!(count > 0, "the agent has left");
-            decoder.feed(&buffer[..count]);
-            while let Some(decoded) = decoder.next() {
-                let Decoded::Frame(frame) = decoded.unwrap() else { continue };
-                if let Frame::Data { channel, stream, offset, bytes } = &frame {
-                    let mut window = Vec::new();
-                    let consumed = offset + bytes.len() as u64;
-                    Frame::Window { channel: *channel, stream: *stream, consumed }.encode(&mut window);
-                    host.write_all(&window).unwrap();
-                }
-                if until(&frame) {
-                    return;
-                }
-            }
-        }
-    }
-
     #[test]
-    fn a_shutdown_is_answered_and_ends_the_loop_while_streams_are_full() {
-        use std::io::Write;
-        let (agent, mut host) = agent();
-        let large = tempfile::NamedTempFile::new().unwrap();
-        large.as_file().set_len(1 << 40).unwrap();
-        let serving = std::thread::spawn(move || agent.serve());
-        let mut bytes = Vec::new();
-        sandtree_proto::frame::encode_host_preamble(&mut bytes, Nonce([1; 16]));
-        say(&mut bytes, &HostMessage::Hello(HostHello { version_min: 1, version_max: 1 }));
-        let path = large.path().to_str().unwrap().into();
-        say(&mut bytes, &HostMessage::Open { channel: 1, window: 1 << 20, open: Open::ReadFile { path } });
-        host.write_all(&bytes).unwrap();
-        let mut decoder = Decoder::new();
-        give_windows(&mut host, &mut decoder, |frame| matches!(frame, Frame::Data { offset, .. } if *offset > 1 << 22));
-        let mut bytes = Vec::new();
-        say(&mut bytes, &HostMessage::Request { id: 9, request: Request::Shutdown { grace_ms: 7 } });
-        host.write_all(&bytes).unwrap();
-        give_windows(&mut host, &mut decoder, |frame| {
-            let Frame::Message(bytes) = frame else { return false };
-            from_bytes::<AgentMessage>(bytes).unwrap() == AgentMessage::Reply { id: 9, reply: Ok(Reply::Done) }
-        });
-        let end = serving.join().unwrap().unwrap();
-        assert_eq!(end, End::Shutdown { way: Way::PowerOff, grace: Duration::from_millis(7) });
+    fn streams_stand_still_when_the_guest_leaves() {
+        let (mut agent, mut host) = agent();
+        agent.link.open();
+        agent.channels.insert(1, Channel::failed(String::new(), Outcome::Done));
+        agent.leaving = Some(Leaving::new(Way::PowerOff, OWN_GRACE));
+        assert!(!agent.send());
+        assert_eq!(agent.end(), Some(End::Shutdown { way: Way::PowerOff, grace: OWN_GRACE }));
+        host.set_nonblocking(true).unwrap();
+        assert_eq!(host.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
     }
 
     #[test]
