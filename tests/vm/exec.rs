@@ -299,7 +299,7 @@ fn json_tells_what_the_command_said() {
 fn signals_to_the_client_reach_the_command() {
     let a = Shared::sandbox();
     for (signal, code) in [("INT", 7), ("TERM", 8)] {
-        let line = format!("trap 'echo caught; exit {code}' {signal}; echo ready; while :; do sleep 100; done");
+        let line = format!("trap 'echo caught; exit {code}' {signal}; echo ready; while :; do sleep 0.1; done");
         let mut child = a.spawn(&["exec", A, "--", "sh", "-c", &line]);
         read_until(child.stdout.as_mut().unwrap(), b"ready\n");
         kill(child.id(), signal);

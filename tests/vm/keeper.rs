@@ -133,6 +133,38 @@ fn a_keeper_that_is_asked_to_end_stops_its_sandbox_in_good_order() {
     world.assert_empty();
 }
 
+/// As when a host shuts down: everything is asked to end at the same moment.
+#[test]
+fn a_sandbox_whose_keeper_and_machine_end_together_is_still_there() {
+    let world = World::new();
+    world.start("a", &[]);
+    assert_eq!(world.sh("a", "echo kept > /srv/note; sync").code, 0);
+    let info = world.inspect("a");
+    for field in ["qemu_pid", "keeper_pid"] {
+        support::kill(u32::try_from(info[field].as_u64().unwrap()).unwrap(), "TERM");
+    }
+    until("it rests", || world.inspect("a")["state"] != "running" && world.inspect("a")["state"] != "stopping");
+    world.ok(["start", "a"]);
+    assert_eq!(world.sh("a", "cat /srv/note").out(), "kept\n");
+    world.ok(["rm", "-f", "a"]);
+    world.assert_empty();
+}
+
+#[test]
+fn what_asks_and_leaves_costs_a_keeper_nothing() {
+    let world = World::new();
+    world.start("a", &[]);
+    let keeper = world.inspect("a")["keeper_pid"].as_u64().unwrap();
+    let descriptors = || fs::read_dir(format!("/proc/{keeper}/fd")).unwrap().count();
+    let ask = || (world.ok(["stats", "a"]), world.ok(["exec", "a", "--", "true"]));
+    ask();
+    let before = descriptors();
+    (0..10).for_each(|_| drop(ask()));
+    until("every connection is closed", || descriptors() <= before);
+    world.ok(["rm", "-f", "a"]);
+    world.assert_empty();
+}
+
 #[test]
 fn any_path_does_as_a_home_and_stores_know_nothing_of_each_other() {
     let dir = tempfile::Builder::new().prefix("st-").tempdir().unwrap();

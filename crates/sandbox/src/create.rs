@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sandtree_engine::{self as engine, Accel, DiskChain, Limits, Machine, MachineSpec, NetworkMode};
+use sandtree_engine::{self as engine, Accel, DiskChain, Event, Events, Limits, Machine, MachineSpec, NetworkMode};
 use sandtree_proto::{self as proto, Identity};
 use sandtree_store::{
     AccelChoice, Image, Init, Network, Owned, Phase, PublishedPort, SandboxDir, SandboxId, SandboxRecord, StateRecord,
@@ -92,6 +92,8 @@ pub(crate) struct Running {
     pub guest: Guest,
     pub accel: Accel,
     pub qemu_version: String,
+    /// What QEMU tells, from the machine's start; its driver takes it.
+    pub events: Option<Events>,
     _forwards: Vec<Forward>,
     pub console: Console,
 }
@@ -300,22 +302,77 @@ async fn boot(
     let mut machine = engine.start(spec).await.map_err(|source| Error::Engine { operation: "start", source })?;
     let console = machine.take_console().expect("a fresh machine has its console");
     let mut console = Console::keep(console, dir.console()).map_err(|e| Error::io("open", dir.console(), e))?;
-    host.reach(CreateStep::Machine)?;
-    let port = machine.take_link().expect("a fresh machine has its link");
-    let hub = Hub::start(port, dir.execs());
+    let mut events = machine.events();
     let timeout = timeout.unwrap_or(if accel == Accel::Tcg { BOOT_TIMEOUT_TCG } else { BOOT_TIMEOUT });
-    wait_for_agent(&machine, &hub, timeout, &mut console).await?;
-    host.reach(CreateStep::Hello)?;
-    let guest = Guest::new(hub.connect().await.map_err(configure_error)?);
-    guest.configure(identity(dir)).await?;
-    host.reach(CreateStep::Configure)?;
+    let port = machine.take_link().expect("a fresh machine has its link");
+    let up = async {
+        host.reach(CreateStep::Machine)?;
+        come_up(host, dir, Hub::start(port, dir.execs()), timeout).await
+    };
+    let up = tokio::select! {
+        up = up => up,
+        error = ends_or_stalls(host, &machine, &mut events, &mut console) => Err(error),
+    };
+    let (hub, guest) = match up {
+        Ok(up) => up,
+        Err(error) => {
+            // Awaited, so that whoever tries again finds the disk free.
+            machine.kill().await;
+            return Err(error.with_console(&console));
+        }
+    };
     let forwards = forward(&guest, ports)?;
     host.reach(CreateStep::Forward)?;
     let qemu_version = engine.version().to_string();
-    Ok(Running { machine, hub, guest, accel, qemu_version, _forwards: forwards, console })
+    Ok(Running { machine, hub, guest, accel, qemu_version, events: Some(events), _forwards: forwards, console })
 }
 
-fn configure_error(source: LinkError) -> Error {
+/// Waits for the agent, and tells it who it is; all of it within the time a boot may take.
+async fn come_up(host: &Inner, dir: &SandboxDir, hub: Hub, timeout: Duration) -> Result<(Hub, Guest)> {
+    let end = tokio::time::Instant::now() + timeout;
+    let late = |_| Error::Boot { after: timeout, console: String::new() };
+    hub.ready(timeout).await.map_err(|source| match source {
+        LinkError::Timeout { .. } => late(()),
+        source => unreachable_agent(source),
+    })?;
+    host.reach(CreateStep::Hello)?;
+    let configured = async {
+        let guest = Guest::new(hub.connect().await.map_err(unreachable_agent)?);
+        guest.configure(identity(dir)).await?;
+        Ok(guest)
+    };
+    let guest = tokio::time::timeout_at(end, configured).await.unwrap_or_else(|_| Err(late(())))?;
+    host.reach(CreateStep::Configure)?;
+    Ok((hub, guest))
+}
+
+/// Why a guest will not come up, however long it is waited for.
+async fn ends_or_stalls(host: &Inner, machine: &Machine, events: &mut Events, console: &mut Console) -> Error {
+    tokio::select! {
+        exit = machine.exited() => {
+            console.drain().await;
+            let reason = driver::Ending::of(machine, &exit, console).reason;
+            Error::BootEnded { reason, console: String::new() }
+        }
+        () = disk_full(events) => {
+            let available_bytes = host.store.disk_free_bytes().unwrap_or(0);
+            Error::HostDisk { path: host.store.root().to_owned(), wanted_bytes: DISK_RESERVE, available_bytes }
+        }
+    }
+}
+
+/// Waits until QEMU stops the guest because the host's disk is full.
+async fn disk_full(events: &mut Events) {
+    loop {
+        match events.next().await {
+            Some(Event::BlockIoError { no_space: true, .. }) => return,
+            Some(_) => {}
+            None => std::future::pending().await,
+        }
+    }
+}
+
+fn unreachable_agent(source: LinkError) -> Error {
     Error::Guest { operation: "reach the guest's agent".into(), source }
 }
 
@@ -323,26 +380,10 @@ fn forward(guest: &Guest, ports: Vec<(TcpListener, PublishedPort)>) -> Result<Ve
     ports.into_iter().map(|(listener, port)| guest.forward(listener, port.guest)).collect()
 }
 
-async fn wait_for_agent(machine: &Machine, hub: &Hub, timeout: Duration, console: &mut Console) -> Result<()> {
-    tokio::select! {
-        ready = hub.ready(timeout) => match ready {
-            Ok(()) => Ok(()),
-            Err(LinkError::Timeout { after }) => Err(Error::Boot { after, console: console.tail() }),
-            Err(source) => Err(configure_error(source)),
-        },
-        exit = machine.exited() => {
-            console.drain().await;
-            let reason = driver::Ending::of(machine, &exit, console).reason;
-            Err(Error::BootEnded { reason, console: console.tail() })
-        }
-    }
-}
-
 pub(crate) fn machine_spec(host: &Inner, dir: &SandboxDir, accel: Accel) -> Result<MachineSpec> {
     let record = dir.record();
-    let read = store_error;
-    let image = host.store.image_by_digest(&record.image_digest).map_err(read("read an image"))?;
-    let kernel = host.store.kernel(&record.kernel_digest).map_err(read("read a kernel"))?;
+    let image = host.store.image_by_digest(&record.image_digest).map_err(store_error("read an image"))?;
+    let kernel = host.store.kernel(&record.kernel_digest).map_err(store_error("read a kernel"))?;
     let initramfs = image::initramfs(&host.store, AGENT, &kernel)
         .map_err(|source| Error::Image { name: record.image.to_string(), source })?;
     let overlay = dir.overlay(0);

@@ -10,6 +10,7 @@ use sandtree_store as store;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::console::Console;
 use crate::create::CreateStep;
 use crate::driver::{Phase, Verb};
 use crate::image;
@@ -138,6 +139,14 @@ impl Error {
 
     pub fn io(operation: &str, path: impl AsRef<Path>, source: io::Error) -> Self {
         Error::Io { operation: operation.into(), path: path.as_ref().to_owned(), source }
+    }
+
+    /// Adds the console's last lines to an error that is about a guest that did not come up.
+    pub(crate) fn with_console(mut self, log: &Console) -> Self {
+        if let Error::Boot { console, .. } | Error::BootEnded { console, .. } = &mut self {
+            *console = log.tail();
+        }
+        self
     }
 
     pub fn kind(&self) -> ErrorKind {

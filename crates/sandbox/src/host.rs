@@ -212,10 +212,15 @@ impl Inner {
         mut progress: impl FnMut(Progress) + Send + 'static,
     ) -> Result<store::Image> {
         let name = parse_name("an image's name", name)?;
-        match self.store.image(&name) {
-            Err(store::Error::UnknownImage { .. }) if name.as_str() == "tiny" => {}
-            Err(store::Error::UnknownImage { .. }) => return Err(Error::NoImage { name: name.to_string() }),
-            found => return found.map_err(store_error("read an image")),
+        let found = match self.store.image(&name) {
+            Err(store::Error::UnknownImage { .. }) => None,
+            found => Some(found.map_err(store_error("read an image"))?),
+        };
+        let is_built_in = name.as_str() == "tiny";
+        match found {
+            Some(image) if !is_built_in || self.is_current(&recipe_key()) => return Ok(image),
+            None if !is_built_in => return Err(Error::NoImage { name: name.to_string() }),
+            _ => {}
         }
         let building = self.clone();
         let given_up = Arc::new(AtomicBool::new(false));
@@ -223,7 +228,15 @@ impl Inner {
         let built = tokio::task::spawn_blocking(move || image::build_tiny(&building.store, &mut progress, &given_up));
         let built = built.await.expect("building does not panic");
         let image = built.map_err(|source| Error::Image { name: name.to_string(), source })?;
+        if let Err(error) = self.store.cache(&recipe_key(), &image::RECIPE) {
+            tracing::warn!(%error, "the recipe of an image cannot be noted; it is built again next time");
+        }
         self.store.image_by_digest(&image.digest).map_err(store_error("read an image"))
+    }
+
+    /// Whether the built-in image is of this program's recipe. One of another was made by another version.
+    fn is_current(&self, key: &Name) -> bool {
+        matches!(self.store.cached::<u32>(key), Ok(Some(recipe)) if recipe == image::RECIPE)
     }
 
     pub fn find(&self, reference: &str) -> Result<SandboxDir> {
@@ -295,6 +308,10 @@ impl Inner {
     pub fn reach(&self, step: CreateStep) -> Result<()> {
         if self.config.fail_at == Some(step) { Err(Error::Injected { step }) } else { Ok(()) }
     }
+}
+
+fn recipe_key() -> Name {
+    "tiny-recipe".parse().expect("it is a name")
 }
 
 /// Somebody waits for a build. Dropped, nobody does.

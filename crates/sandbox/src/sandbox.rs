@@ -6,7 +6,7 @@ use sandtree_store::{Owned, Phase, StateRecord};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::create::Running;
-use crate::driver::{Command, Verb};
+use crate::driver::{Command, Order, Verb};
 use crate::error::{Error, Result};
 use crate::guest::{Exec, ExecId, ExecSpec, Files, Forward, Guest};
 use crate::hub::{ExecEntry, Hub};
@@ -137,22 +137,22 @@ impl Sandbox {
 
     /// Shuts the guest down and syncs its disk. `grace` is what its processes get to end by themselves.
     pub async fn stop(&self, grace: Duration) -> Result<()> {
-        self.command(|reply| Command::Stop { grace, reply }).await
+        self.command(Order::Stop { grace }).await
     }
 
     /// Ends the machine at once, as if its plug were pulled.
     pub async fn kill(&self) -> Result<()> {
-        self.command(|reply| Command::Kill { reply }).await
+        self.command(Order::Kill).await
     }
 
     /// Boots again after a stop.
     pub async fn start(&self, boot_timeout: Option<Duration>) -> Result<()> {
-        self.command(|reply| Command::Start { boot_timeout, reply }).await
+        self.command(Order::Start { boot_timeout }).await
     }
 
     /// Ends the machine, if it runs, and removes everything of the sandbox.
     pub async fn remove(&self) -> Result<()> {
-        self.command(|reply| Command::Remove { reply }).await
+        self.command(Order::Remove).await
     }
 
     /// For tests: greets the agent anew, as after a break of the link.
@@ -175,10 +175,10 @@ impl Sandbox {
         }
     }
 
-    async fn command(&self, command: impl FnOnce(oneshot::Sender<Result<()>>) -> Command) -> Result<()> {
+    async fn command(&self, order: Order) -> Result<()> {
         let (reply, answer) = oneshot::channel();
         let gone = || Error::NoSandbox { name: self.name.clone() };
-        self.commands.send(command(reply)).await.map_err(|_| gone())?;
+        self.commands.send(Command { order, reply }).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 }

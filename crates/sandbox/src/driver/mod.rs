@@ -27,7 +27,7 @@ use std::time::Duration;
 
 pub use legality::{Verb, permits};
 use sandtree_engine::qmp::{Cont, QueryStatus};
-use sandtree_engine::{Event, Exit, Machine};
+use sandtree_engine::{Event, Events, Exit, Machine};
 pub use sandtree_store::Phase;
 use sandtree_store::{Owned, StateRecord};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -48,12 +48,30 @@ const STALL_CHECK: Duration = Duration::from_secs(1);
 /// Free space at which a stalled guest goes on.
 const STALL_RESERVE: u64 = 32 << 20;
 
+/// What is asked of a driver, and by whom.
 #[derive(Debug)]
-pub(crate) enum Command {
-    Stop { grace: Duration, reply: oneshot::Sender<Result<()>> },
-    Kill { reply: oneshot::Sender<Result<()>> },
-    Start { boot_timeout: Option<Duration>, reply: oneshot::Sender<Result<()>> },
-    Remove { reply: oneshot::Sender<Result<()>> },
+pub(crate) struct Command {
+    pub order: Order,
+    pub reply: oneshot::Sender<Result<()>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Order {
+    Stop { grace: Duration },
+    Kill,
+    Start { boot_timeout: Option<Duration> },
+    Remove,
+}
+
+impl Order {
+    fn verb(self) -> Verb {
+        match self {
+            Order::Stop { .. } => Verb::Stop,
+            Order::Kill => Verb::Kill,
+            Order::Start { .. } => Verb::Start,
+            Order::Remove => Verb::Remove,
+        }
+    }
 }
 
 /// How a machine ended, in our words.
@@ -68,7 +86,8 @@ impl Ending {
     pub fn of(machine: &Machine, exit: &Exit, console: &Console) -> Ending {
         let ending = machine.ending();
         let shutdown = ending.shutdown.as_ref().map(|s| s.reason.as_str());
-        let panicked = ending.panicked || console.has_panicked();
+        // The console is the guest's to write: it counts only where nothing better is known.
+        let panicked = ending.panicked || (shutdown != Some("guest-shutdown") && console.has_panicked());
         let (phase, reason) = match shutdown {
             _ if panicked => (Phase::Crashed, "the guest's kernel panicked".to_owned()),
             Some("guest-shutdown") => (Phase::Stopped, "the guest powered off".to_owned()),
@@ -114,7 +133,7 @@ enum Happening {
 
 impl Driver {
     async fn run(mut self, mut queue: mpsc::Receiver<Command>) {
-        let mut events = self.running.as_ref().map(|r| r.machine.events());
+        let mut events = self.take_events();
         while self.owned.is_some() {
             let happening = tokio::select! {
                 command = queue.recv() => Happening::Command(command),
@@ -124,9 +143,12 @@ impl Driver {
                 () = missed(self.agent_gone) => Happening::AgentMissed,
             };
             match happening {
-                Happening::Command(Some(command)) => {
-                    self.command(command).await;
-                    events = self.running.as_ref().map(|r| r.machine.events());
+                Happening::Command(Some(Command { order, reply })) => {
+                    let result = self.command(order).await;
+                    // An asker that stopped waiting does not want to know.
+                    drop(reply.send(result));
+                    // A machine that was started brings its own; that of one that goes on is kept.
+                    events = self.take_events().or(events);
                 }
                 // Every handle is gone, and with them whoever wanted it to run.
                 Happening::Command(None) => return self.let_go().await,
@@ -138,37 +160,17 @@ impl Driver {
         }
     }
 
-    async fn command(&mut self, command: Command) {
-        match command {
-            Command::Stop { grace, reply } => {
-                let result = self.permitted(Verb::Stop).map(|()| grace);
-                let result = match result {
-                    Ok(grace) => self.stop(grace).await,
-                    Err(error) => Err(error),
-                };
-                answer(reply, result);
-            }
-            Command::Kill { reply } => {
-                let result = match self.permitted(Verb::Kill) {
-                    Ok(()) => self.kill("killed").await,
-                    Err(error) => Err(error),
-                };
-                answer(reply, result);
-            }
-            Command::Start { boot_timeout, reply } => {
-                let result = match self.permitted(Verb::Start) {
-                    Ok(()) => self.start_again(boot_timeout).await,
-                    Err(error) => Err(error),
-                };
-                answer(reply, result);
-            }
-            Command::Remove { reply } => {
-                let result = match self.permitted(Verb::Remove) {
-                    Ok(()) => self.remove().await,
-                    Err(error) => Err(error),
-                };
-                answer(reply, result);
-            }
+    fn take_events(&mut self) -> Option<Events> {
+        self.running.as_mut().and_then(|running| running.events.take())
+    }
+
+    async fn command(&mut self, order: Order) -> Result<()> {
+        self.permitted(order.verb())?;
+        match order {
+            Order::Stop { grace } => self.stop(grace).await,
+            Order::Kill => self.kill("killed").await,
+            Order::Start { boot_timeout } => self.start_again(boot_timeout).await,
+            Order::Remove => self.remove().await,
         }
     }
 
@@ -185,7 +187,9 @@ impl Driver {
 
     /// Asks the guest to shut down, then QEMU to quit, then kills it.
     async fn stop(&mut self, grace: Duration) -> Result<()> {
-        self.enter(Phase::Stopping, None)?;
+        if let Err(error) = self.enter(Phase::Stopping, None) {
+            tracing::warn!(%error, "that a sandbox is stopping cannot be recorded");
+        }
         let Some(running) = &self.running else { return Ok(()) };
         let orderly = if self.stalled { false } else { shut_down(running, grace).await };
         if !orderly && running.machine.quit(QUIT_DEADLINE).await.is_err() {
@@ -299,6 +303,8 @@ impl Driver {
                 tracing::warn!("the host's disk is full; the guest waits");
                 self.stall(true);
             }
+            // It may have been that one; looking does no harm.
+            Event::Lost { .. } => self.stall(true),
             Event::Port { open } => self.agent_gone = (!open).then(Instant::now),
             _ => {}
         }
@@ -348,7 +354,7 @@ async fn exited(running: Option<&Running>) -> Exit {
     }
 }
 
-async fn next_event(events: Option<&mut sandtree_engine::Events>) -> Option<Event> {
+async fn next_event(events: Option<&mut Events>) -> Option<Event> {
     match events {
         Some(events) => events.next().await,
         None => std::future::pending().await,
@@ -364,9 +370,4 @@ async fn shut_down(running: &Running, grace: Duration) -> bool {
     }
     let patience = grace + Duration::from_secs(15);
     tokio::time::timeout(patience, running.machine.exited()).await.is_ok()
-}
-
-/// An asker that stopped waiting does not want to know.
-fn answer(reply: oneshot::Sender<Result<()>>, result: Result<()>) {
-    drop(reply.send(result));
 }

@@ -8,12 +8,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use sandtree_proto::{ExecStart, Open, Outcome, TermSize};
+use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::link::{self, Channel, Control, Input, Link, LinkError};
 
 /// Bytes of one stream on their way between guest and reader.
 const WINDOW: u32 = 256 * 1024;
+
+/// What a guest gets, beyond a command's timeout, to end it and say so.
+const GUEST_GRACE: Duration = Duration::from_secs(15);
 
 /// Names a command of a sandbox. Chosen at random, so it also names the command's copy in a fork.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -121,7 +125,7 @@ impl ExitStatus {
     pub fn code(self) -> i32 {
         match self {
             Self::Exited(code) => code,
-            Self::Signaled(signal) => 128 + signal,
+            Self::Signaled(signal) => 128 + (signal & 0x7f),
             Self::TimedOut => 124,
         }
     }
@@ -149,6 +153,31 @@ pub struct Exec {
     pub stdout: Option<link::Output>,
     pub stderr: Option<link::Output>,
     control: Control,
+    /// When a guest that should have ended the command by now counts as not answering.
+    deadline: Option<Deadline>,
+}
+
+/// The host's own clock for a command's timeout, for the case that the guest's stands still.
+#[derive(Debug, Clone, Copy)]
+struct Deadline {
+    at: Instant,
+    after: Duration,
+}
+
+impl Deadline {
+    fn new(timeout: Duration) -> Self {
+        let after = timeout.saturating_add(GUEST_GRACE);
+        Self { at: Instant::now() + after, after }
+    }
+
+    async fn cut<T>(deadline: Option<Self>, work: impl Future<Output = Result<T, LinkError>>) -> Result<T, LinkError> {
+        match deadline {
+            None => work.await,
+            Some(Self { at, after }) => {
+                tokio::time::timeout_at(at, work).await.unwrap_or(Err(LinkError::Timeout { after }))
+            }
+        }
+    }
 }
 
 impl Exec {
@@ -158,32 +187,33 @@ impl Exec {
         }
         let id = ExecId::random();
         let command = String::from_utf8_lossy(spec.argv[0].as_bytes()).into_owned();
+        let deadline = spec.timeout.map(Deadline::new);
         let open = match spec.lifetime {
             Lifetime::Attached => Open::Exec(spec.into_start(&id)),
             Lifetime::Detached => Open::Detached(spec.into_start(&id)),
         };
-        Self::open(link, open, id, command).await
+        Self::open(link, open, id, command, deadline).await
     }
 
     pub(super) async fn attach(link: &Link, id: ExecId) -> Result<Exec> {
         let open = Open::Attach { tag: id.0.clone() };
         let command = format!("command {id}");
-        match Self::open(link, open, id.clone(), command).await {
+        match Self::open(link, open, id.clone(), command, None).await {
             // Only the hub refuses here, and only what it does not know.
             Err(Error::Guest { source: LinkError::Refused(_), .. }) => Err(Error::NoExec { id: id.to_string() }),
             other => other,
         }
     }
 
-    async fn open(link: &Link, open: Open, id: ExecId, command: String) -> Result<Exec> {
+    async fn open(link: &Link, open: Open, id: ExecId, command: String, deadline: Option<Deadline>) -> Result<Exec> {
         let failed = |source| Error::Guest { operation: format!("start {command}"), source };
         let Channel { out, err, input, mut control } = link.open(open, WINDOW).map_err(failed)?;
-        let pid = match control.started().await.map_err(failed)? {
+        let pid = match Deadline::cut(deadline, control.started()).await.map_err(failed)? {
             Ok(pid) => pid,
             Err(Outcome::NotStarted(failure)) => return Err(Error::NotStarted { command, failure }),
             Err(outcome) => return Err(failed(lost(outcome))),
         };
-        Ok(Exec { id, pid, command, stdin: Stdin { input }, stdout: Some(out), stderr: Some(err), control })
+        Ok(Exec { id, pid, command, stdin: Stdin { input }, stdout: Some(out), stderr: Some(err), control, deadline })
     }
 
     pub fn id(&self) -> &ExecId {
@@ -198,7 +228,7 @@ impl Exec {
     /// Waits for the command's end. Output that was not read yet can still be read.
     pub async fn wait(&mut self) -> Result<ExitStatus> {
         let failed = |source| Error::Guest { operation: format!("wait for {}", self.command), source };
-        match self.control.ended().await.map_err(failed)? {
+        match Deadline::cut(self.deadline, self.control.ended()).await.map_err(failed)? {
             Outcome::Exited { code } => Ok(ExitStatus::Exited(code)),
             Outcome::Signaled { signal } => Ok(ExitStatus::Signaled(signal)),
             Outcome::TimedOut => Ok(ExitStatus::TimedOut),
@@ -220,8 +250,8 @@ impl Exec {
     /// Reads everything the command says, at most `limit` bytes of each stream, and waits for its end.
     pub async fn output(mut self, limit: usize) -> Result<Output> {
         let (stdout, stderr) = (self.stdout.take(), self.stderr.take());
-        let (stdout, stderr) = tokio::try_join!(read_all(stdout, limit), read_all(stderr, limit))?;
-        Ok(Output { status: self.wait().await?, stdout, stderr })
+        let (out, err, status) = tokio::try_join!(read_all(stdout, limit), read_all(stderr, limit), self.wait())?;
+        Ok(Output { status, stdout: out, stderr: err })
     }
 }
 

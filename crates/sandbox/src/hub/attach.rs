@@ -41,6 +41,15 @@ struct Stream {
     ended: bool,
 }
 
+impl Stream {
+    /// What the client claims to have used; only what it was sent counts.
+    fn used(&mut self, consumed: u64) {
+        if consumed > self.consumed && consumed <= self.sent {
+            self.consumed = consumed;
+        }
+    }
+}
+
 struct Attachment {
     sender: Sender,
     channel: u32,
@@ -70,8 +79,9 @@ impl Attachment {
             }
             tokio::select! {
                 input = queue.recv() => match input {
-                    Some(AttachInput::Window { stream: StreamId::Err, consumed }) => err.consumed = consumed,
-                    Some(AttachInput::Window { consumed, .. }) => out.consumed = consumed,
+                    Some(AttachInput::Window { stream: StreamId::Err, consumed }) => err.used(consumed),
+                    Some(AttachInput::Window { stream: StreamId::Out, consumed }) => out.used(consumed),
+                    Some(AttachInput::Window { stream: StreamId::In, .. }) => {}
                     None => return,
                 },
                 changed = self.progress.changed() => if changed.is_err() { return },
@@ -82,7 +92,7 @@ impl Attachment {
     /// Tells the end once everything was sent.
     fn finished(&self, out: &Stream, err: &Stream, progress: &Progress) -> bool {
         let Some(outcome) = &progress.outcome else { return false };
-        let cut = matches!(outcome, Outcome::Lost { .. } | Outcome::NotStarted(_));
+        let cut = matches!(outcome, Outcome::Lost { .. } | Outcome::NotStarted(_) | Outcome::Failed(_));
         let done = cut || (out.ended && err.ended);
         done && {
             // A client that does not read any more learns nothing; it is cut off by the switch.

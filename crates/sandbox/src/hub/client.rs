@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sandtree_proto::frame::{Frame, encode_preamble};
 use sandtree_proto::{
-    AgentHello, AgentMessage, Decoded, Decoder, HostHello, HostMessage, Outcome, VERSION_MAX, VERSION_MIN, message,
+    AgentHello, AgentMessage, Decoded, Decoder, Failure, HostHello, HostMessage, Outcome, VERSION_MAX, VERSION_MIN,
+    message,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
 
 use super::attach::AttachInput;
 use super::switch::Input;
@@ -36,6 +38,7 @@ pub(super) enum Target {
 pub(super) struct Client {
     pub sender: Sender,
     pub channels: HashMap<u32, Target>,
+    tasks: [AbortHandle; 2],
 }
 
 #[derive(Debug)]
@@ -72,7 +75,11 @@ impl Sender {
     }
 
     pub fn tell(&self, message: &AgentMessage) -> bool {
-        self.send(&message::to_frame(message).expect("what an agent said in one frame fits in one"))
+        match message::to_frame(message) {
+            Ok(frame) => self.send(&frame),
+            // With another channel's number what just fitted a frame may not fit any more.
+            Err(_) => self.send(&message::to_frame(&shortened(message)).expect("it says little")),
+        }
     }
 
     pub fn ended(&self, channel: u32, outcome: Outcome) -> bool {
@@ -86,9 +93,30 @@ pub(super) fn accept(id: ClientId, stream: UnixStream, inputs: mpsc::Sender<Inpu
     let (queue, outgoing) = mpsc::unbounded_channel();
     let backlog = Arc::new(AtomicUsize::new(0));
     let sender = Sender { queue, backlog: backlog.clone() };
-    tokio::spawn(write_all(writer, outgoing, backlog));
-    tokio::spawn(read_all(id, reader, sender.clone(), inputs));
-    Client { sender, channels: HashMap::new() }
+    let writing = tokio::spawn(write_all(writer, outgoing, backlog));
+    let reading = tokio::spawn(read_all(id, reader, sender.clone(), inputs));
+    Client { sender, channels: HashMap::new(), tasks: [writing.abort_handle(), reading.abort_handle()] }
+}
+
+impl Drop for Client {
+    /// Its socket closes with its tasks, whatever they wait for.
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+/// The same news without its text.
+fn shortened(message: &AgentMessage) -> AgentMessage {
+    let reason = "what the guest said of it is too long".to_owned();
+    match message {
+        AgentMessage::Ended { channel, .. } => {
+            AgentMessage::Ended { channel: *channel, outcome: Outcome::Lost { reason } }
+        }
+        AgentMessage::Reply { id, .. } => {
+            AgentMessage::Reply { id: *id, reply: Err(Failure { errno: 0, message: reason }) }
+        }
+        other => other.clone(),
+    }
 }
 
 async fn write_all(

@@ -1,6 +1,7 @@
 //! What the agent says, and what the switch does about it.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use sandtree_proto::frame::{Frame, StreamId};
 use sandtree_proto::{AgentHello, AgentMessage, ChannelState, HostMessage, Outcome};
@@ -9,7 +10,7 @@ use super::Status;
 use super::agent::Heard;
 use super::slot::{Owner, Slot};
 use super::spool::SpoolInput;
-use super::switch::{RESYNC_MAX, Switch};
+use super::switch::{RESYNC_FORGOTTEN, RESYNC_MAX, Switch};
 
 impl Switch {
     pub(super) fn listen(&mut self) {
@@ -27,6 +28,10 @@ impl Switch {
 
     /// The agent's stream stopped making sense: greet it anew, a few times.
     pub(super) fn lost_thread(&mut self, what: &str) {
+        if self.last_loss.elapsed() > RESYNC_FORGOTTEN {
+            self.resyncs = 0;
+        }
+        self.last_loss = Instant::now();
         self.resyncs += 1;
         tracing::warn!(what, resyncs = self.resyncs, "the guest's agent broke the protocol");
         match self.resyncs > RESYNC_MAX {
@@ -68,11 +73,9 @@ impl Switch {
                 slot.opening = None;
                 slot.input.rewind(state.received.max(slot.input.base())).map_err(|e| e.to_string())?;
                 let (out, err) = (slot.out.received, slot.err.received);
-                let windows = [(StreamId::Out, slot.out.consumed), (StreamId::Err, slot.err.consumed)];
+                // The last acknowledgements may be lost with the break.
+                (slot.out.told, slot.err.told) = (0, 0);
                 self.send_agent(&HostMessage::Resume { channel: id, out, err });
-                for (stream, consumed) in windows {
-                    self.agent.send_frame(Frame::Window { channel: id, stream, consumed });
-                }
             }
             (None, Some(opening)) => {
                 self.agent.send_frame(opening.clone());
@@ -97,7 +100,6 @@ impl Switch {
     }
 
     pub(super) fn agent_message(&mut self, message: AgentMessage) -> Result<(), String> {
-        self.resyncs = 0;
         match message {
             AgentMessage::Hello(_) => return Err("a second hello".into()),
             AgentMessage::Started { channel, pid } => self.started(channel, pid),
@@ -186,7 +188,10 @@ impl Switch {
         if offset != flow.received {
             return Err(format!("a stream ends at {offset}, at {} it stands", flow.received));
         }
-        flow.ended = true;
+        // After a break the agent says it again.
+        if std::mem::replace(&mut flow.ended, true) {
+            return Ok(());
+        }
         match slot.owner.clone() {
             Owner::Client { client, channel } => self.forward(client, &Frame::Eof { channel, stream, offset }),
             Owner::Spool { tag } => self.spool(&tag, SpoolInput::Eof { stream }),
@@ -197,7 +202,11 @@ impl Switch {
 
     pub(super) fn agent_window(&mut self, channel: u32, consumed: u64) -> Result<(), String> {
         let Some(slot) = self.channels.get_mut(&channel) else { return Ok(()) };
+        let before = slot.input.base();
         slot.input.consumed(consumed).map_err(|e| e.to_string())?;
+        if slot.input.base() == before {
+            return Ok(());
+        }
         match slot.owner.clone() {
             Owner::Client { client, channel } => {
                 self.forward(client, &Frame::Window { channel, stream: StreamId::In, consumed });

@@ -10,18 +10,20 @@ use super::attach::{self, AttachInput};
 use super::client::{self, ClientId, Target};
 use super::slot::{Flow, Owner, Slot, Waiting};
 use super::spool::Spool;
-use super::switch::{QUEUE_MAX, Switch, WINDOW_MAX};
+use super::switch::{QUEUE_MAX, Switch, WAITING_MAX, WINDOW_MAX};
 
 impl Switch {
     pub(super) fn add_client(&mut self, stream: UnixStream) {
         let id = ClientId(self.next_client);
         self.next_client += 1;
-        self.clients.insert(id, client::accept(id, stream, self.inputs.clone()));
+        // Without a hub to serve there is nobody to take in.
+        let Some(inputs) = self.inputs.upgrade() else { return };
+        self.clients.insert(id, client::accept(id, stream, inputs));
     }
 
     pub(super) fn drop_client(&mut self, id: ClientId) {
-        let Some(client) = self.clients.remove(&id) else { return };
-        for target in client.channels.into_values() {
+        let Some(mut client) = self.clients.remove(&id) else { return };
+        for target in std::mem::take(&mut client.channels).into_values() {
             self.close_target(&target);
         }
         self.requests.retain(|_, (asker, _)| *asker != id);
@@ -62,26 +64,29 @@ impl Switch {
             Open::Detached(exec) => self.detach(client, channel, window, exec),
             open => {
                 let owner = Owner::Client { client, channel };
-                if let Some(id) = self.open_agent(owner, window, open) {
-                    self.target(client, channel, Target::Agent(id));
+                match self.open_agent(owner, window, open) {
+                    Ok(id) => self.target(client, channel, Target::Agent(id)),
+                    Err(message) => {
+                        let outcome = Outcome::Failed(Failure { errno: 0, message });
+                        self.tell(client, &AgentMessage::Ended { channel, outcome });
+                    }
                 }
             }
         }
     }
 
-    pub(super) fn open_agent(&mut self, owner: Owner, window: u32, open: Open) -> Option<u32> {
+    /// Opens a channel of the agent, or says why not.
+    pub(super) fn open_agent(&mut self, owner: Owner, window: u32, open: Open) -> Result<u32, String> {
         let id = self.next_channel;
         let opening = match message::to_frame(&HostMessage::Open { channel: id, window, open }) {
-            Ok(_) if self.agent.queued() >= QUEUE_MAX => {
-                return self.refuse(&owner, "too many requests wait for the guest");
-            }
+            Ok(_) if self.agent.queued() >= QUEUE_MAX => return Err("too many requests wait for the guest".into()),
             Ok(frame) => frame,
-            Err(error) => return self.refuse(&owner, &error.to_string()),
+            Err(error) => return Err(error.to_string()),
         };
         if self.agent.is_up() {
             self.agent.send_frame(opening.clone());
         }
-        self.next_channel += 1;
+        self.next_channel = self.next_channel.wrapping_add(1);
         let slot = Slot {
             owner,
             window: window.into(),
@@ -93,12 +98,7 @@ impl Switch {
             waiting: VecDeque::new(),
         };
         self.channels.insert(id, slot);
-        Some(id)
-    }
-
-    pub(super) fn refuse(&mut self, owner: &Owner, message: &str) -> Option<u32> {
-        self.tell_ended(owner, Outcome::Failed(Failure { errno: 0, message: message.into() }));
-        None
+        Ok(id)
     }
 
     pub(super) fn detach(&mut self, client: ClientId, channel: u32, window: u32, exec: ExecStart) {
@@ -109,10 +109,15 @@ impl Switch {
             let outcome = Outcome::NotStarted(Failure { errno: 0, message });
             return self.tell(client, &AgentMessage::Ended { channel, outcome });
         }
-        let dir = self.execs.join(&tag);
-        let spool = Spool::start(self.next_channel, dir, &exec, self.inputs.clone());
+        let opened = match self.open_agent(Owner::Spool { tag: tag.clone() }, window, Open::Exec(exec.clone())) {
+            Ok(opened) => opened,
+            Err(message) => {
+                let outcome = Outcome::NotStarted(Failure { errno: 0, message });
+                return self.tell(client, &AgentMessage::Ended { channel, outcome });
+            }
+        };
+        let spool = Spool::start(opened, self.execs.join(&tag), &exec, self.inputs.clone());
         self.spools.insert(tag.clone(), spool);
-        self.open_agent(Owner::Spool { tag: tag.clone() }, window, Open::Exec(exec));
         self.attach(client, channel, window, tag);
     }
 
@@ -149,7 +154,7 @@ impl Switch {
         match message::to_frame(&HostMessage::Request { id, request }) {
             Ok(_) if self.agent.queued() >= QUEUE_MAX => Some("too many requests wait for the guest".into()),
             Ok(frame) => {
-                self.next_request += 1;
+                self.next_request = self.next_request.wrapping_add(1);
                 self.requests.insert(id, (client, asked));
                 self.agent.send_frame(frame);
                 None
@@ -201,10 +206,10 @@ impl Switch {
         };
         let Some(id) = self.agent_channel(client, channel) else { return };
         let Some(slot) = self.channels.get_mut(&id) else { return };
-        let until = offset + bytes.len() as u64;
+        let until = offset.saturating_add(bytes.len() as u64);
         if attached {
             let held: usize = slot.waiting.iter().filter(|w| w.client == client).map(|w| w.bytes.len()).sum();
-            if (held + bytes.len()) as u64 > slot.window {
+            if (held + bytes.len()) as u64 > slot.window || slot.waiting.len() >= WAITING_MAX {
                 return self.drop_client(client);
             }
             slot.waiting.push_back(Waiting { client, channel, bytes, until, end });
@@ -259,7 +264,6 @@ impl Switch {
         let Some(flow) = slot.flow(stream) else { return };
         if consumed > flow.consumed && consumed <= flow.received {
             flow.consumed = consumed;
-            self.agent.send_frame(Frame::Window { channel: id, stream, consumed });
         }
     }
 }

@@ -19,6 +19,8 @@ pub(super) enum Owner {
 pub(super) struct Flow {
     pub received: u64,
     pub consumed: u64,
+    /// What the agent knows of `consumed`.
+    pub told: u64,
     pub ended: bool,
 }
 
@@ -51,6 +53,15 @@ impl Source for Slot {
     fn stream(&mut self) -> &mut Outgoing {
         &mut self.input
     }
+
+    /// One for each stream, however often its reader reported: an agent that does not read must not make us hoard.
+    fn take_window(&mut self) -> Option<(StreamId, u64)> {
+        let due = |flow: &mut Flow| {
+            (flow.consumed > std::mem::replace(&mut flow.told, flow.consumed)).then_some(flow.consumed)
+        };
+        let out = due(&mut self.out).map(|consumed| (StreamId::Out, consumed));
+        out.or_else(|| due(&mut self.err).map(|consumed| (StreamId::Err, consumed)))
+    }
 }
 
 impl Slot {
@@ -71,6 +82,9 @@ impl Slot {
         }
         let known = (flow.received - offset).min(bytes.len() as u64) as usize;
         let fresh = if known == 0 { bytes } else { bytes[known..].to_vec() };
+        if flow.ended && !fresh.is_empty() {
+            return Err("bytes behind the end of a stream".into());
+        }
         if flow.received + fresh.len() as u64 - flow.consumed > window {
             return Err("more bytes than the window allows".into());
         }

@@ -7,12 +7,16 @@
 //! Always: a byte is acknowledged to the guest only after it is in the file, so a break loses none. At [`LIMIT`] bytes, or
 //! when the file can't take more, the command is held back like by any reader that stops reading; nothing is dropped.
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
-use sandtree_proto::{ExecStart, Outcome, StreamId};
-use tokio::fs::{self, File};
-use tokio::io::AsyncWriteExt;
+use bytes::Bytes;
+
+use sandtree_proto::{ExecStart, Failure, Outcome, StreamId};
 use tokio::sync::{mpsc, watch};
 
 use super::ExecEntry;
@@ -20,6 +24,8 @@ use super::switch::Input;
 
 /// How much output of one detached command is kept, in bytes.
 pub(super) const LIMIT: u64 = 1 << 30;
+/// How often a full disk is tried again.
+const ROOM_CHECK: Duration = Duration::from_secs(1);
 
 /// What is known of the command so far.
 #[derive(Debug, Clone, Default)]
@@ -59,7 +65,7 @@ pub(super) struct Spool {
 }
 
 impl Spool {
-    pub fn start(channel: u32, dir: PathBuf, exec: &ExecStart, switch: mpsc::Sender<Input>) -> Self {
+    pub fn start(channel: u32, dir: PathBuf, exec: &ExecStart, switch: mpsc::WeakSender<Input>) -> Self {
         let (inputs, queue) = mpsc::unbounded_channel();
         let (progress_tx, progress) = watch::channel(Progress::default());
         let writer = Writer { dir: dir.clone(), tag: exec.tag.clone(), progress: progress_tx, switch };
@@ -118,25 +124,28 @@ struct Writer {
     dir: PathBuf,
     tag: String,
     progress: watch::Sender<Progress>,
-    switch: mpsc::Sender<Input>,
+    switch: mpsc::WeakSender<Input>,
 }
 
 impl Writer {
     async fn run(self, queue: mpsc::UnboundedReceiver<SpoolInput>) {
         if let Err(error) = self.write_all(queue).await {
-            tracing::error!(exec = self.tag, %error, "cannot keep a detached command's output; it is held back");
+            let message = format!("its output cannot be kept: {error}");
+            tracing::error!(exec = self.tag, %error, "a detached command's output cannot be kept");
+            let errno = error.raw_os_error().unwrap_or(0);
+            self.progress.send_modify(|p| p.outcome = Some(Outcome::Failed(Failure { errno, message })));
+            // Whoever follows the command keeps its last news.
+            self.progress.closed().await;
         }
     }
 
     async fn write_all(&self, mut queue: mpsc::UnboundedReceiver<SpoolInput>) -> io::Result<()> {
-        let mut out = create(&self.dir, StreamId::Out).await?;
-        let mut err = create(&self.dir, StreamId::Err).await?;
+        let out = create(&self.dir, StreamId::Out).await?;
+        let err = create(&self.dir, StreamId::Err).await?;
         while let Some(input) = queue.recv().await {
             match input {
-                SpoolInput::Data { stream: StreamId::Err, bytes } => {
-                    self.append(&mut err, StreamId::Err, &bytes).await?
-                }
-                SpoolInput::Data { bytes, .. } => self.append(&mut out, StreamId::Out, &bytes).await?,
+                SpoolInput::Data { stream: StreamId::Err, bytes } => self.append(&err, StreamId::Err, bytes).await?,
+                SpoolInput::Data { bytes, .. } => self.append(&out, StreamId::Out, bytes).await?,
                 SpoolInput::Eof { stream: StreamId::Err } => self.progress.send_modify(|p| p.err_ended = true),
                 SpoolInput::Eof { .. } => self.progress.send_modify(|p| p.out_ended = true),
                 SpoolInput::Started { pid } => self.progress.send_modify(|p| p.pid = Some(pid)),
@@ -146,24 +155,40 @@ impl Writer {
         Ok(())
     }
 
-    async fn append(&self, file: &mut File, stream: StreamId, bytes: &[u8]) -> io::Result<()> {
-        file.write_all(bytes).await?;
-        file.flush().await?;
-        let mut length = 0;
-        self.progress.send_modify(|p| {
-            let count = if stream == StreamId::Err { &mut p.err } else { &mut p.out };
-            *count += bytes.len() as u64;
-            length = *count;
+    async fn append(&self, file: &Arc<File>, stream: StreamId, bytes: Vec<u8>) -> io::Result<()> {
+        let (offset, _) = self.progress.borrow().length(stream);
+        let length = offset + bytes.len() as u64;
+        write_when_there_is_room(file, offset, &bytes.into()).await?;
+        self.progress.send_modify(|p| match stream {
+            StreamId::Err => p.err = length,
+            StreamId::Out | StreamId::In => p.out = length,
         });
         if length < LIMIT {
             let spooled = Input::Spooled { tag: self.tag.clone(), stream, length };
-            drop(self.switch.send(spooled).await);
+            // A hub that is closing has nobody to tell.
+            if let Some(switch) = self.switch.upgrade() {
+                drop(switch.send(spooled).await);
+            }
         }
         Ok(())
     }
 }
 
-async fn create(dir: &Path, stream: StreamId) -> io::Result<File> {
-    fs::create_dir_all(dir).await?;
-    File::create_new(dir.join(file_name(stream))).await
+/// A full disk holds the command back, until there is room again. By offset, so that what was half written is written anew.
+async fn write_when_there_is_room(file: &Arc<File>, offset: u64, bytes: &Bytes) -> io::Result<()> {
+    loop {
+        let (file, bytes) = (file.clone(), bytes.clone());
+        let written = tokio::task::spawn_blocking(move || file.write_all_at(&bytes, offset)).await;
+        match written.expect("writing does not panic") {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => tokio::time::sleep(ROOM_CHECK).await,
+            other => return other,
+        }
+    }
+}
+
+async fn create(dir: &Path, stream: StreamId) -> io::Result<Arc<File>> {
+    tokio::fs::create_dir_all(dir).await?;
+    let path = dir.join(file_name(stream));
+    let created = tokio::task::spawn_blocking(move || File::create_new(path)).await;
+    created.expect("creating does not panic").map(Arc::new)
 }

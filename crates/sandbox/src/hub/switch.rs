@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sandtree_proto::frame::{Frame, StreamId};
 use sandtree_proto::{AgentMessage, Failure, HostMessage, Outcome};
@@ -21,8 +21,11 @@ use super::{ExecEntry, Status};
 pub(super) const WINDOW_MAX: u32 = 1024 * 1024;
 /// Messages that may wait for the guest; beyond, new requests are refused.
 pub(super) const QUEUE_MAX: usize = 16 * 1024;
-/// How often the agent may lose the thread without a single good answer in between.
+/// How often the agent may lose the thread, each time before the last is forgotten.
 pub(super) const RESYNC_MAX: u32 = 5;
+pub(super) const RESYNC_FORGOTTEN: Duration = Duration::from_secs(30);
+/// Pieces of attached clients' input that may wait for a command to read.
+pub(super) const WAITING_MAX: usize = 4096;
 /// How long clients may take to hear that it is over.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -59,9 +62,11 @@ pub(super) struct Switch {
     pub(super) next_request: u32,
     pub(super) next_client: u64,
     pub(super) resyncs: u32,
+    pub(super) last_loss: Instant,
     pub(super) execs: PathBuf,
     pub(super) status: watch::Sender<Status>,
-    pub(super) inputs: mpsc::Sender<Input>,
+    /// Weak: the switch ends when the last handle of its hub is gone.
+    pub(super) inputs: mpsc::WeakSender<Input>,
 }
 
 impl Switch {
@@ -76,9 +81,10 @@ impl Switch {
             next_request: 1,
             next_client: 1,
             resyncs: 0,
+            last_loss: Instant::now(),
             execs,
             status,
-            inputs,
+            inputs: inputs.downgrade(),
         }
     }
 

@@ -191,6 +191,55 @@ async fn an_agent_over_the_window_again_and_again_is_given_up_and_everyone_told(
 }
 
 #[tokio::test]
+async fn what_a_dropped_link_had_open_is_closed() {
+    let (hub, mut agent, _execs) = Agent::start();
+    agent.greet(Vec::new()).await;
+    let link = hub.connect().await.unwrap();
+    let (channel, number) = open(&link, &mut agent).await;
+    channel.control.signal(15).unwrap();
+    drop((channel, link));
+    assert_eq!(
+        agent.message().await,
+        HostMessage::Signal { channel: number, signal: 15 },
+        "said before it was dropped"
+    );
+    assert_eq!(agent.message().await, HostMessage::Close { channel: number });
+}
+
+#[tokio::test]
+async fn a_closed_hub_closes_the_connections_of_its_clients() {
+    let (hub, mut agent, _execs) = Agent::start();
+    agent.greet(Vec::new()).await;
+    let link = hub.connect().await.unwrap();
+    hub.close("the test is over".into()).await;
+    timeout(PATIENCE, link.down()).await.expect("an idle client hears of it, too");
+}
+
+/// Reports of what was used come as often as a client likes; the agent hears the last.
+#[tokio::test]
+async fn an_agent_that_does_not_read_is_told_once_what_was_used() {
+    let (hub, mut agent, _execs) = Agent::start();
+    agent.greet(Vec::new()).await;
+    let link = hub.connect().await.unwrap();
+    let (mut channel, number) = open(&link, &mut agent).await;
+    // Fills the port, so that nothing more goes out until it is read.
+    let filler = link.open(Open::WriteFile { path: b"/x".to_vec(), mode: 0, uid: 0, gid: 0 }, 1 << 20).unwrap();
+    let mut input = filler.input.clone();
+    input.write(&vec![7; 1 << 20]).await.unwrap();
+    for offset in 0..30_000 {
+        agent.send(data(number, offset, b"x")).await;
+        channel.out.next().await.unwrap().unwrap();
+    }
+    let mut told = Vec::new();
+    while told.last() != Some(&30_000) {
+        if let Decoded::Frame(Frame::Window { consumed, .. }) = agent.next().await {
+            told.push(consumed);
+        }
+    }
+    assert!(told.len() < 30, "{told:?}");
+}
+
+#[tokio::test]
 async fn one_client_that_breaks_the_protocol_does_not_harm_another() {
     let (hub, mut agent, _execs) = Agent::start();
     agent.greet(Vec::new()).await;

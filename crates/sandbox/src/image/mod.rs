@@ -136,6 +136,9 @@ fn create_dir(path: &Path) -> Result<(), Error> {
 /// Told how far a build is; says whether it goes on.
 type Watch<'a> = dyn FnMut(Progress) -> Result<(), Error> + 'a;
 
+/// Counts up when the built-in image is made differently, so that a store made by an older program gets a new one.
+pub const RECIPE: u32 = 2;
+
 /// Builds the image `tiny` and points its name at it. Blocks for seconds, or until it is given up.
 pub fn build_tiny(store: &Store, progress: &mut dyn FnMut(Progress), given_up: &AtomicBool) -> Result<ImageRef, Error> {
     tiny::build(store, &mut |reached| {

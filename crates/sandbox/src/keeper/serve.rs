@@ -19,6 +19,10 @@ use crate::sandbox::{STOP_GRACE, Sandbox};
 
 /// How long a client may take to say what it wants.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
+/// Requests that are attended to at a time; further ones wait in the socket's queue.
+const CLIENTS_MAX: usize = 256;
+/// After a failed accept, out of descriptors most likely: rather than spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long answers may take to be sent when everything is over.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -48,16 +52,21 @@ pub async fn run(mut lease: UnixStream) -> Result<()> {
         Ok(made) => made,
         Err(error) => return wire::write(&mut lease, &News::Failed(error.report())).await.map_err(lease_error),
     };
-    let served = serve(&host, &sandbox, &mut lease, &mut ended).await;
-    let left = served.as_ref().copied().unwrap_or(Left::Revoked);
-    let rested = rest(&host, sandbox, &order, left).await;
-    served.and(rested)
+    let listener = match announce(&host, &sandbox, &mut lease).await {
+        Ok(listener) => listener,
+        Err(error) => {
+            wire::write(&mut lease, &News::Failed(error.report())).await.map_err(lease_error)?;
+            return rest(&host, sandbox, &order, Left::Revoked).await;
+        }
+    };
+    let left = serve(&host, &sandbox, listener, &mut lease, &mut ended).await;
+    rest(&host, sandbox, &order, left).await
 }
 
 /// What a keeper's work ended with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Left {
-    /// The sandbox rests.
+    /// The sandbox rests, or is to.
     Resting,
     /// The lease closed before it was released.
     Revoked,
@@ -83,20 +92,36 @@ async fn make(order: &Order) -> Result<(Host, Sandbox)> {
     Ok((host, sandbox))
 }
 
-async fn serve(host: &Host, sandbox: &Sandbox, lease: &mut UnixStream, ended: &mut Ended) -> Result<Left> {
+/// Opens the socket, and says on the lease that the sandbox runs.
+async fn announce(host: &Host, sandbox: &Sandbox, lease: &mut UnixStream) -> Result<UnixListener> {
     let dir = host.inner.find(sandbox.id())?;
     let listener = bind(dir.path(), &dir.keeper_socket())?;
     let info = host.find(sandbox.id())?;
     log_to(&dir.path().join("keeper.log"))?;
     wire::write(lease, &News::Ready(Box::new(info))).await.map_err(lease_error)?;
+    Ok(listener)
+}
+
+/// Serves until the sandbox rests, nobody wants it, or we are told to end. From here on no failure of ours is a reason to
+/// take a sandbox away that was given out of hand.
+async fn serve(
+    host: &Host,
+    sandbox: &Sandbox,
+    listener: UnixListener,
+    lease: &mut UnixStream,
+    ended: &mut Ended,
+) -> Left {
     let mut watch = sandbox.watch();
     let mut clients = JoinSet::new();
     let mut released = false;
     let left = loop {
         tokio::select! {
-            accepted = listener.accept() => match accepted {
+            accepted = listener.accept(), if clients.len() < CLIENTS_MAX => match accepted {
                 Ok((stream, _)) => drop(clients.spawn(attend(host.clone(), sandbox.clone(), stream))),
-                Err(error) => tracing::warn!(%error, "cannot accept a client"),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a client");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
             },
             Some(_) = clients.join_next() => {}
             _ = watch.rested() => break Left::Resting,
@@ -104,20 +129,17 @@ async fn serve(host: &Host, sandbox: &Sandbox, lease: &mut UnixStream, ended: &m
                 Ok(RELEASE) => released = true,
                 _ => break Left::Revoked,
             },
-            () = ended.signal() => {
-                sandbox.stop(STOP_GRACE).await?;
-                break Left::Resting;
-            }
+            () = ended.signal() => break Left::Resting,
         }
     };
     let farewell = async { while clients.join_next().await.is_some() {} };
     if tokio::time::timeout(FAREWELL, farewell).await.is_err() {
         tracing::warn!("a client did not take its answer");
     }
-    Ok(left)
+    left
 }
 
-/// Takes back what nobody wants any more, and removes what was to last only as long as it ran.
+/// Takes back what nobody wants any more, removes what was to last only as long as it ran, and stops what still runs.
 async fn rest(host: &Host, sandbox: Sandbox, order: &Order, left: Left) -> Result<()> {
     let unwanted = left == Left::Revoked && matches!(order.task, Task::Create(_));
     let temporary = unwanted || host.find(sandbox.id()).is_ok_and(|info| info.auto_remove);

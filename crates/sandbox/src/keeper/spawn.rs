@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::info::SandboxInfo;
 
 /// How long a keeper may take to undo what it began, when its lease closes.
-const UNDO_DEADLINE: Duration = Duration::from_secs(20);
+const UNDO_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The hold on a keeper. Dropped before it is released, it makes the keeper take back what it was started for, and waits
 /// for that.
@@ -31,13 +31,15 @@ impl Lease {
     pub async fn start(program: &Path, args: &[&str], order: &Order) -> Result<Lease> {
         let failed = |e| Error::io("start a keeper with", program, e);
         let (ours, theirs) = StdStream::pair().map_err(failed)?;
-        Command::new(program)
+        let mut keeper = Command::new(program)
             .args(args)
             .current_dir("/")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .spawn()
             .map_err(failed)?;
+        // It outlives the lease; somebody must take note of its end.
+        std::thread::spawn(move || drop(keeper.wait()));
         ours.set_nonblocking(true).map_err(failed)?;
         let mut stream = UnixStream::from_std(ours).map_err(failed)?;
         wire::write(&mut stream, order).await.map_err(failed)?;

@@ -8,7 +8,7 @@ use sandtree_proto::frame::{Frame, StreamId};
 use sandtree_proto::{HostMessage, Outcome, Outgoing, TermSize};
 use tokio::sync::watch;
 
-use super::{LinkError, Shared, Source, protocol};
+use super::{Connection, LinkError, Source, protocol};
 
 /// A channel's part in the link's state.
 #[derive(Debug)]
@@ -129,18 +129,18 @@ pub struct Channel {
 /// Shared by the parts; the last one closes the channel.
 #[derive(Debug)]
 struct Handle {
-    shared: Arc<Shared>,
+    connection: Arc<Connection>,
     id: u32,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
+        let mut state = self.connection.lock();
         state.channels.remove(&self.id);
         if state.down.is_none() {
             state.send(&HostMessage::Close { channel: self.id }).expect("a close is short");
             drop(state);
-            self.shared.wake_writer.notify_one();
+            self.connection.wake_writer.notify_one();
         }
     }
 }
@@ -162,7 +162,7 @@ impl Handle {
     }
 
     fn look<T>(&self, look: &mut impl FnMut(&mut Slot) -> Option<T>) -> Result<Option<T>, LinkError> {
-        let mut state = self.shared.lock();
+        let mut state = self.connection.lock();
         let slot = state.channels.get_mut(&self.id).expect("a channel's slot lives as long as its handle");
         match (look(slot), &state.down) {
             (Some(found), _) => Ok(Some(found)),
@@ -172,18 +172,18 @@ impl Handle {
     }
 
     fn send(&self, message: &HostMessage) -> Result<(), LinkError> {
-        let mut state = self.shared.lock();
+        let mut state = self.connection.lock();
         state.check_up()?;
         state.send(message)?;
         drop(state);
-        self.shared.wake_writer.notify_one();
+        self.connection.wake_writer.notify_one();
         Ok(())
     }
 }
 
 impl Channel {
-    pub(super) fn new(shared: Arc<Shared>, id: u32, window: usize, changed: watch::Receiver<()>) -> Self {
-        let handle = Arc::new(Handle { shared, id });
+    pub(super) fn new(connection: Arc<Connection>, id: u32, window: usize, changed: watch::Receiver<()>) -> Self {
+        let handle = Arc::new(Handle { connection, id });
         let output = |stream| Output { handle: handle.clone(), changed: changed.clone(), stream };
         Channel {
             out: output(StreamId::Out),
@@ -209,10 +209,10 @@ impl Output {
         let taken = self.handle.wait(&mut self.changed, |slot| look_for_bytes(slot, stream)).await?;
         let Some((chunk, told)) = taken else { return Ok(None) };
         if let Some(consumed) = told {
-            let mut state = self.handle.shared.lock();
+            let mut state = self.handle.connection.lock();
             state.outbox.push(Frame::Window { channel: self.handle.id, stream, consumed });
             drop(state);
-            self.handle.shared.wake_writer.notify_one();
+            self.handle.connection.wake_writer.notify_one();
         }
         Ok(Some(chunk))
     }
@@ -246,7 +246,7 @@ impl Input {
             let half = self.window / 2;
             let pushed = self.handle.wait(&mut self.changed, |slot| push(slot, bytes, half)).await?;
             let Some(count) = pushed else { return Ok(()) };
-            self.handle.shared.wake_writer.notify_one();
+            self.handle.connection.wake_writer.notify_one();
             bytes = &bytes[count..];
         }
         Ok(())
@@ -258,7 +258,7 @@ impl Input {
             slot.input.end();
             Some(())
         })?;
-        self.handle.shared.wake_writer.notify_one();
+        self.handle.connection.wake_writer.notify_one();
         Ok(())
     }
 }

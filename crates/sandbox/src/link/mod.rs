@@ -13,6 +13,7 @@ mod channel;
 mod outbox;
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -54,10 +55,32 @@ pub enum LinkError {
     Refused(#[source] Failure),
 }
 
-/// A connection; clones share it.
+/// A connection; clones share it. It is closed with the last of them and of their channels' parts, once what they had
+/// to say is said.
 #[derive(Debug, Clone)]
 pub struct Link {
+    connection: Arc<Connection>,
+}
+
+/// What keeps a connection open. The tasks that serve it hold only what is behind.
+#[derive(Debug)]
+struct Connection {
     shared: Arc<Shared>,
+}
+
+impl Deref for Connection {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.lock().closing = true;
+        self.wake_writer.notify_one();
+    }
 }
 
 #[derive(Debug)]
@@ -71,6 +94,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     down: Option<LinkError>,
+    /// Nobody is left to say anything new.
+    closing: bool,
     next_channel: u32,
     next_request: u32,
     outbox: Outbox,
@@ -98,21 +123,21 @@ impl Link {
         let shared = Arc::new(Shared { state: Mutex::default(), wake_writer: Notify::new(), up: Semaphore::new(0) });
         tokio::spawn(read_all(shared.clone(), reader, decoder));
         tokio::spawn(write_all(shared.clone(), writer));
-        Ok(Link { shared })
+        Ok(Link { connection: Arc::new(Connection { shared }) })
     }
 
     /// Opens a channel whose streams hold at most `window` bytes each on their way.
     pub fn open(&self, open: Open, window: u32) -> Result<Channel, LinkError> {
-        let mut state = self.shared.lock();
+        let mut state = self.connection.lock();
         state.check_up()?;
-        state.next_channel += 1;
+        state.next_channel = state.next_channel.wrapping_add(1);
         let id = state.next_channel;
         state.send(&HostMessage::Open { channel: id, window, open })?;
         let (slot, changed) = Slot::new(window as usize);
         state.channels.insert(id, slot);
         drop(state);
-        self.shared.wake_writer.notify_one();
-        Ok(Channel::new(self.shared.clone(), id, window as usize, changed))
+        self.connection.wake_writer.notify_one();
+        Ok(Channel::new(self.connection.clone(), id, window as usize, changed))
     }
 
     /// Asks and waits for the answer, at most `deadline`. A late answer is dropped: its id is never used again.
@@ -122,28 +147,28 @@ impl Link {
             Err(_) => Err(LinkError::Timeout { after: deadline }),
             Ok(Ok(Err(failure))) if failure.errno == Failure::LOST => Err(LinkError::Lost { reason: failure.message }),
             Ok(Ok(reply)) => reply.map_err(LinkError::Refused),
-            Ok(Err(_)) => Err(self.shared.lock().down.clone().unwrap_or(LinkError::Ended)),
+            Ok(Err(_)) => Err(self.connection.lock().down.clone().unwrap_or(LinkError::Ended)),
         }
     }
 
     /// Waits until the connection is down, and says why it is.
     pub async fn down(&self) -> LinkError {
         // There are no permits: it ends when the semaphore is closed.
-        drop(self.shared.up.acquire().await);
-        self.shared.lock().down.clone().unwrap_or(LinkError::Ended)
+        drop(self.connection.up.acquire().await);
+        self.connection.lock().down.clone().unwrap_or(LinkError::Ended)
     }
 
     fn ask(&self, request: Request) -> Result<oneshot::Receiver<Result<Reply, Failure>>, LinkError> {
-        let mut state = self.shared.lock();
+        let mut state = self.connection.lock();
         state.check_up()?;
-        state.next_request += 1;
+        state.next_request = state.next_request.wrapping_add(1);
         let id = state.next_request;
         state.send(&HostMessage::Request { id, request })?;
         let (tx, rx) = oneshot::channel();
         state.requests.retain(|_, waiting| !waiting.is_closed());
         state.requests.insert(id, tx);
         drop(state);
-        self.shared.wake_writer.notify_one();
+        self.connection.wake_writer.notify_one();
         Ok(rx)
     }
 }
@@ -297,6 +322,9 @@ async fn write_all(shared: Arc<Shared>, mut writer: OwnedWriteHalf) {
             }
             let State { outbox, channels, .. } = &mut *state;
             outbox.fill(channels, &mut bytes);
+            if bytes.is_empty() && state.closing {
+                return;
+            }
         }
         if bytes.is_empty() {
             shared.wake_writer.notified().await;

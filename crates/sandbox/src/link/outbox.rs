@@ -1,6 +1,7 @@
 //! What waits to be written to a connection: messages first, then the streams' bytes in turn.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
 
 use sandtree_proto::Outgoing;
 use sandtree_proto::frame::{Frame, MAX_PAYLOAD, StreamId, encode_data};
@@ -11,6 +12,11 @@ const BATCH: usize = 256 * 1024;
 /// A channel whose stream to the other side is pumped by an [`Outbox`].
 pub(crate) trait Source {
     fn stream(&mut self) -> &mut Outgoing;
+
+    /// What the other side is to be told of having been used, once.
+    fn take_window(&mut self) -> Option<(StreamId, u64)> {
+        None
+    }
 }
 
 #[derive(Debug, Default)]
@@ -41,12 +47,17 @@ impl Outbox {
     fn round<S: Source>(&mut self, channels: &mut BTreeMap<u32, S>, bytes: &mut Vec<u8>) -> bool {
         let before = bytes.len();
         let start = self.turn;
-        let order: Vec<u32> = channels.range(start + 1..).chain(channels.range(..=start)).map(|(id, _)| *id).collect();
+        let after = (Bound::Excluded(start), Bound::Unbounded);
+        let order: Vec<u32> = channels.range(after).chain(channels.range(..=start)).map(|(id, _)| *id).collect();
         for id in order {
             if bytes.len() >= BATCH {
                 break;
             }
-            let stream = channels.get_mut(&id).expect("its id was just listed").stream();
+            let source = channels.get_mut(&id).expect("its id was just listed");
+            while let Some((stream, consumed)) = source.take_window() {
+                Frame::Window { channel: id, stream, consumed }.encode(bytes);
+            }
+            let stream = source.stream();
             if let Some((offset, chunk)) = stream.take(MAX_PAYLOAD) {
                 encode_data(bytes, id, StreamId::In, offset, &chunk);
                 self.turn = id;
