@@ -28,6 +28,8 @@ pub enum Error {
     Corrupt { path: PathBuf, what: String },
     #[error("sandbox name {name} is taken by {holder}")]
     NameTaken { name: Name, holder: SandboxId },
+    #[error("{name} cannot be the name of a sandbox: 16 hexadecimal digits are an id")]
+    NameIsAnId { name: Name },
     #[error("there is no image {name}")]
     UnknownImage { name: Name },
     #[error("there is no sandbox {reference}")]

@@ -221,6 +221,10 @@ impl SandboxDir {
 impl Store {
     /// Makes a sandbox in phase `Creating`, with its first overlay, and claims its name.
     pub fn create_sandbox(&self, record: SandboxRecord) -> Result<Owned, Error> {
+        // A reference is a name or an id: one that could be both would hide a sandbox from those who ask for its id.
+        if record.name.as_str() != record.id.as_str() && record.name.as_str().parse::<SandboxId>().is_ok() {
+            return Err(Error::NameIsAnId { name: record.name });
+        }
         if let Some(holder) = self.holder(&record.name)? {
             return Err(Error::NameTaken { name: record.name, holder });
         }

@@ -78,6 +78,22 @@ fn a_sandbox_is_found_by_name_and_by_id_until_it_is_removed() {
 }
 
 #[test]
+fn a_name_that_is_an_id_is_its_own_sandboxs_only() {
+    let (_dir, store) = fresh();
+    let owned = store.create_sandbox(record("a")).unwrap();
+    for taken in [owned.id().as_str(), "0123456789abcdef"] {
+        assert!(matches!(store.create_sandbox(record(taken)), Err(Error::NameIsAnId { .. })), "{taken}");
+    }
+    assert_eq!(store.find_sandbox(&name(owned.id().as_str())).unwrap().id(), owned.id());
+    let mut unnamed = record("b");
+    unnamed.name = name(unnamed.id.as_str());
+    let unnamed = store.create_sandbox(unnamed).unwrap();
+    assert_eq!(store.find_sandbox(&name(unnamed.id().as_str())).unwrap().id(), unnamed.id());
+    assert_eq!(fs::read_dir(store.root().join("sandboxes")).unwrap().count(), 2);
+    store.create_sandbox(record("0123456789abcde")).unwrap();
+}
+
+#[test]
 fn a_name_whose_sandbox_is_gone_is_free() {
     let (_dir, store) = fresh();
     fs::write(store.root().join("names/sandboxes/a"), format!("{}\n", SandboxId::random().unwrap())).unwrap();
