@@ -208,15 +208,44 @@ fn sockets_and_devices_are_left_out_and_named() {
     fs::create_dir(&tree).unwrap();
     fs::write(tree.join("kept"), "kept").unwrap();
     drop(std::os::unix::net::UnixListener::bind(tree.join("socket")).unwrap());
+    let (pipe, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::from_raw_mode(0o640));
+    rustix::fs::mknodat(rustix::fs::CWD, tree.join("pipe"), pipe, mode, 0).unwrap();
     let answer = a.ok(["cp", tree.to_str().unwrap(), "a:/srv/special"]);
     assert!(answer.err().contains("socket"), "{answer:?}");
-    assert_eq!(a.said("ls -A /srv/special"), "kept\n");
-    a.said("mknod /srv/special/device c 1 3; chmod 6755 /srv/special/kept");
+    assert_eq!(a.said("ls -A /srv/special; [ -p /srv/special/pipe ] && echo a pipe"), "kept\npipe\na pipe\n");
+    a.said("mknod /srv/special/device c 1 3; chmod 6755 /srv/special/kept; chmod 1777 /srv/special");
     let back = dir.path().join("back");
     let answer = a.ok(["cp", "a:/srv/special", back.to_str().unwrap()]);
     assert!(answer.err().contains("device"), "{answer:?}");
-    assert!(!back.join("device").exists());
+    assert!(!back.join("device").exists() && !back.join("pipe").exists());
+    assert_eq!(back.metadata().unwrap().mode() & 0o7777, 0o1777, "the sticky bit is kept");
     assert_eq!(back.join("kept").metadata().unwrap().mode() & 0o7777, 0o755, "set-id bits are dropped");
+}
+
+#[test]
+fn a_tree_whose_files_change_meanwhile_arrives_whole() {
+    let (a, dir) = (Shared::sandbox(), scratch());
+    let tree = dir.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    fs::write(tree.join("a-log"), vec![7; 1 << 20]).unwrap();
+    fs::write(tree.join("after"), "after").unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let log = fs::OpenOptions::new().append(true).open(tree.join("a-log")).unwrap();
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                (&log).write_all(&[7; 1000]).unwrap();
+                if log.metadata().unwrap().len() > 4 << 20 {
+                    log.set_len(1 << 20).unwrap();
+                }
+            }
+        });
+        let copied: Vec<_> =
+            (0..3).map(|i| a.run(["cp", tree.to_str().unwrap(), &format!("a:/srv/live-{i}")])).collect();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(copied.iter().all(|answer| answer.code == 0), "{copied:?}");
+    });
+    assert_eq!(a.said("cat /srv/live-?/after"), "afterafterafter");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,15 +12,21 @@ use sandtree_proto::{DirEntry, FileKind, Open, Outcome, Reply, Request, Stat};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
-use super::{REQUEST_DEADLINE, exec, tree, unexpected};
+use super::tree::{self, Skipped};
+use super::{REQUEST_DEADLINE, exec, unexpected};
 use crate::error::{Error, Result};
-use crate::link::{Channel, Control, Input, Link, LinkError};
+use crate::link::{Channel, Control, Input, Link, LinkError, Output};
 
 /// Bytes of a file on their way between guest and host.
 const WINDOW: u32 = 1024 * 1024;
 /// Chunks between the link and a thread that packs or unpacks.
 const CHUNKS: usize = 8;
 const CHUNK: usize = 128 * 1024;
+/// A guest can list without end; we hold what comes.
+const LIST_ENTRIES: usize = 1_000_000;
+const LIST_BYTES: usize = 256 << 20;
+/// Of a longer line in which the guest tells what it left out, the rest is dropped.
+const LINE_MAX: usize = 8 * 1024;
 
 /// Who a written file belongs to, and who may use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +46,8 @@ impl Default for FileOwner {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Transfer {
     pub bytes: u64,
-    /// What could not be carried over, with the reason: sockets, device nodes.
+    /// What could not be carried over, with the reason: sockets, device nodes. If it is very much, the last line is the
+    /// number of the others.
     pub skipped: Vec<String>,
 }
 
@@ -125,15 +132,15 @@ impl Files {
     pub async fn list(&self, path: impl AsRef<Path>) -> Result<Vec<DirEntry>> {
         let operation = format!("list {} in the guest", path.as_ref().display());
         let Channel { mut out, mut control, .. } = self.open(&operation, Open::ListDir { path: raw(&path) })?;
-        let (mut bytes, mut entries) = (Vec::new(), Vec::new());
+        let mut listing = Listing::new(LIST_ENTRIES, LIST_BYTES);
         while let Some(chunk) = out.next().await.map_err(guest(&operation))? {
-            bytes.extend_from_slice(&chunk);
-            while let Some(entry) = decode_entry(&mut bytes).map_err(|_| unexpected(&operation))? {
-                entries.push(entry);
-            }
+            listing.take(&chunk).map_err(|refused| match refused {
+                Unlisted::Nonsense => unexpected(&operation),
+                Unlisted::TooMany(rule) => Error::invalid("a directory to list", path.as_ref().display(), &rule),
+            })?;
         }
         done(&operation, &mut control).await?;
-        Ok(entries)
+        Ok(listing.entries)
     }
 
     /// What is at `path`; symbolic links are followed.
@@ -171,16 +178,19 @@ impl Files {
         }
         let (parent, name) = split(&to)?;
         let operation = format!("copy {} into the guest", from.display());
-        let Channel { input, mut control, .. } = self.open(&operation, Open::TarIn { path: raw(&parent) })?;
+        let Channel { input, err, mut control, .. } = self.open(&operation, Open::TarIn { path: raw(&parent) })?;
         let (chunks, queue) = mpsc::channel(CHUNKS);
         let source = from.to_owned();
         let packing = tokio::task::spawn_blocking(move || tree::pack(&source, &name, chunks));
-        let bytes = self.send_all(queue, input).await.map_err(guest(&operation))?;
-        // The guest's reason comes first: when it stops taking bytes, packing fails only because of that.
+        let carried = tokio::try_join!(self.send_all(queue, input), left_out(err));
+        let (bytes, told) = carried.map_err(guest(&operation))?;
         let unpacked = done(&operation, &mut control).await;
-        let packed = packing.await.expect("packing does not panic");
+        // Our reason comes first: an archive that we cut off does not unpack because of that. A guest that stops taking
+        // bytes does not make packing fail, as the rest is dropped.
+        let mut skipped = packing.await.expect("packing does not panic")?;
         unpacked?;
-        Ok(Transfer { bytes, skipped: packed? })
+        skipped.join(told);
+        Ok(Transfer { bytes, skipped: skipped.into_lines() })
     }
 
     async fn upload_file(&self, from: &Path, to: &Path, found: &std::fs::Metadata) -> Result<Transfer> {
@@ -197,17 +207,10 @@ impl Files {
         let operation = format!("copy {} out of the guest", from.display());
         let unnamed = || Error::invalid("a file to copy into a directory", from.display(), "it must have a name");
         let to = if to.is_dir() { to.join(from.file_name().ok_or_else(unnamed)?) } else { to.to_owned() };
-        let Channel { mut out, mut control, .. } = self.open(&operation, Open::TarOut { path: raw(&from) })?;
+        let Channel { out, err, mut control, .. } = self.open(&operation, Open::TarOut { path: raw(&from) })?;
         let (chunks, queue) = mpsc::channel(CHUNKS);
         let unpacking = tokio::task::spawn_blocking(move || tree::unpack(queue, &to));
-        let mut bytes = 0;
-        while let Some(chunk) = out.next().await.map_err(guest(&operation))? {
-            bytes += chunk.len() as u64;
-            self.count(chunk.len());
-            if chunks.send(chunk).await.is_err() {
-                break;
-            }
-        }
+        let received = self.receive(out, err, &chunks).await.map_err(guest(&operation))?;
         let stopped = chunks.is_closed();
         drop(chunks);
         let unpacked = unpacking.await.expect("unpacking does not panic");
@@ -216,7 +219,39 @@ impl Files {
         if !(stopped && unpacked.is_err()) {
             done(&operation, &mut control).await?;
         }
-        Ok(Transfer { bytes, skipped: unpacked? })
+        let mut skipped = unpacked?;
+        skipped.join(received.told);
+        Ok(Transfer { bytes: received.bytes, skipped: skipped.into_lines() })
+    }
+
+    /// Takes an archive and what is told about it, until both have ended or nobody wants the archive any more.
+    async fn receive(
+        &self,
+        mut out: Output,
+        mut err: Output,
+        chunks: &mpsc::Sender<Bytes>,
+    ) -> Result<Received, LinkError> {
+        let (mut bytes, mut lines) = (0, Lines::default());
+        let (mut out_ended, mut err_ended) = (false, false);
+        while !(out_ended && err_ended) {
+            tokio::select! {
+                chunk = out.next(), if !out_ended => match chunk? {
+                    Some(chunk) => {
+                        bytes += chunk.len() as u64;
+                        self.count(chunk.len());
+                        if chunks.send(chunk).await.is_err() {
+                            break;
+                        }
+                    }
+                    None => out_ended = true,
+                },
+                chunk = err.next(), if !err_ended => match chunk? {
+                    Some(chunk) => lines.take(&chunk),
+                    None => err_ended = true,
+                },
+            }
+        }
+        Ok(Received { bytes, told: lines.finish() })
     }
 
     /// Where a copy to `to` ends up: inside, if that is a directory.
@@ -249,6 +284,88 @@ impl Files {
 
     async fn request(&self, operation: &str, request: Request) -> Result<Reply> {
         self.link.request(request, REQUEST_DEADLINE).await.map_err(guest(operation))
+    }
+}
+
+struct Received {
+    bytes: u64,
+    told: Skipped,
+}
+
+/// What the guest tells that it left out, until it has nothing more to tell.
+async fn left_out(mut err: Output) -> Result<Skipped, LinkError> {
+    let mut lines = Lines::default();
+    while let Some(chunk) = err.next().await? {
+        lines.take(&chunk);
+    }
+    Ok(lines.finish())
+}
+
+/// Lines of a guest, which come in pieces.
+#[derive(Default)]
+struct Lines {
+    begun: Vec<u8>,
+    skipped: Skipped,
+}
+
+impl Lines {
+    fn take(&mut self, bytes: &[u8]) {
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let text = piece.strip_suffix(b"\n").unwrap_or(piece);
+            let room = LINE_MAX - self.begun.len();
+            self.begun.extend_from_slice(&text[..text.len().min(room)]);
+            if text.len() < piece.len() {
+                self.end_line();
+            }
+        }
+    }
+
+    fn end_line(&mut self) {
+        if !self.begun.is_empty() {
+            self.skipped.add(&String::from_utf8_lossy(&self.begun));
+            self.begun.clear();
+        }
+    }
+
+    fn finish(mut self) -> Skipped {
+        self.end_line();
+        self.skipped
+    }
+}
+
+/// The entries of a directory, which come in pieces and not without end.
+struct Listing {
+    entries: Vec<DirEntry>,
+    begun: Vec<u8>,
+    entries_max: usize,
+    bytes_max: usize,
+    bytes: usize,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Unlisted {
+    Nonsense,
+    TooMany(String),
+}
+
+impl Listing {
+    fn new(entries_max: usize, bytes_max: usize) -> Self {
+        Self { entries: Vec::new(), begun: Vec::new(), entries_max, bytes_max, bytes: 0 }
+    }
+
+    fn take(&mut self, chunk: &[u8]) -> Result<(), Unlisted> {
+        self.bytes += chunk.len();
+        if self.bytes > self.bytes_max {
+            return Err(Unlisted::TooMany(format!("its entries must not take more than {} bytes", self.bytes_max)));
+        }
+        self.begun.extend_from_slice(chunk);
+        while let Some(entry) = decode_entry(&mut self.begun).map_err(|_| Unlisted::Nonsense)? {
+            if self.entries.len() == self.entries_max {
+                return Err(Unlisted::TooMany(format!("it must not have more than {} entries", self.entries_max)));
+            }
+            self.entries.push(entry);
+        }
+        Ok(())
     }
 }
 
@@ -312,5 +429,48 @@ impl AsyncWrite for Limited {
         _: &mut std::task::Context<'_>,
     ) -> std::task::Poll<std::io::Result<()>> {
         std::task::Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sandtree_proto::message::encode_entry;
+
+    use super::*;
+
+    fn entry(name: &str) -> Vec<u8> {
+        let stat = Stat { kind: FileKind::File, mode: 0o644, uid: 0, gid: 0, size: 0, modified_ns: 0, target: vec![] };
+        encode_entry(&DirEntry { name: name.into(), stat })
+    }
+
+    #[test]
+    fn a_list_without_end_is_refused() {
+        let mut listing = Listing::new(3, 1000);
+        let three = ["a", "b", "c"].map(entry).concat();
+        three.chunks(5).for_each(|piece| listing.take(piece).unwrap());
+        assert_eq!(listing.entries.len(), 3);
+        assert!(matches!(listing.take(&entry("d")), Err(Unlisted::TooMany(rule)) if rule.contains("3 entries")));
+        let mut listing = Listing::new(1000, 100);
+        assert!(
+            matches!(listing.take(&entry(&"x".repeat(100))), Err(Unlisted::TooMany(rule)) if rule.contains("100 bytes"))
+        );
+        assert_eq!(Listing::new(3, 1000).take(&[0xff; 4]), Err(Unlisted::Nonsense));
+    }
+
+    #[test]
+    fn what_a_guest_left_out_is_told_in_lines_and_not_without_end() {
+        let lines = |pieces: &[&[u8]]| {
+            let mut lines = Lines::default();
+            pieces.iter().for_each(|piece| lines.take(piece));
+            lines.finish().into_lines()
+        };
+        assert!(lines(&[]).is_empty());
+        assert_eq!(
+            lines(&[b"/a: a so", b"cket\n/b: \xff", b"\n\n", b"last"]),
+            ["/a: a socket", "/b: \u{fffd}", "last"]
+        );
+        let long = lines(&[&[b'x'; 3 * LINE_MAX], b"\nshort\n"]);
+        assert_eq!((long[0].len(), &long[1][..]), (LINE_MAX, "short"));
+        assert_eq!(lines(&[&b"x\n".repeat(5000)]).last().unwrap(), "and 4000 more");
     }
 }
