@@ -1,8 +1,9 @@
 //! `sandtree logs`: the guest's console.
 
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::fs::{File, Metadata};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -17,25 +18,23 @@ const POLL: Duration = Duration::from_millis(100);
 pub async fn run(global: &Global, args: Logs) -> Outcome {
     let host = open(global).await?;
     let [before, console] = host.console(&args.sandbox)?;
+    let (bytes, console) = read_all(before, console)?;
     if global.json {
-        let text = |path: &Path| read_from(path, &mut 0).map(|b| String::from_utf8_lossy(&b).into_owned());
-        show::json(&serde_json::json!({ "console": text(&before)? + &text(&console)? }));
+        show::json(&serde_json::json!({ "console": String::from_utf8_lossy(&bytes) }));
         return Ok(ExitCode::SUCCESS);
     }
-    print(&read_from(&before, &mut 0)?)?;
-    let mut position = 0;
-    print(&read_from(&console, &mut position)?)?;
+    print(&bytes)?;
     if args.follow {
-        follow(&host, &args.sandbox, &console, position).await?;
+        follow(&host, &args.sandbox, console).await?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-async fn follow(host: &Host, sandbox: &str, console: &Path, mut position: u64) -> Result<()> {
+async fn follow(host: &Host, sandbox: &str, mut console: Log) -> Result<()> {
     loop {
         // Asked before reading: what is printed last must not be missed.
         let live = is_live(host, sandbox);
-        print(&read_from(console, &mut position)?)?;
+        print(&console.rest()?)?;
         if !live {
             return Ok(());
         }
@@ -48,23 +47,106 @@ fn is_live(host: &Host, sandbox: &str) -> bool {
     matches!(state, Ok(Phase::Creating | Phase::Starting | Phase::Running | Phase::Stopping))
 }
 
-/// What stands behind `position`, which moves on. A log that has become shorter was begun anew.
-fn read_from(path: &Path, position: &mut u64) -> Result<Vec<u8>> {
-    let failed = |e| Error::io("read", path, e);
-    let mut file = match File::open(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        opened => opened.map_err(failed)?,
-    };
-    if file.metadata().map_err(failed)?.len() < *position {
-        *position = 0;
+/// Everything that is there, and the console to read on from.
+fn read_all(before: PathBuf, console: PathBuf) -> Result<(Vec<u8>, Log)> {
+    // The newer part is opened first. If it becomes the older one meanwhile, it is that twice, and read once.
+    let (mut console, mut before) = (Log::open(console)?, Log::open(before)?);
+    let moved = console.identity()?.is_some() && console.identity()? == before.identity()?;
+    let mut bytes = if moved { Vec::new() } else { before.rest()? };
+    bytes.extend(console.rest()?);
+    Ok((bytes, console))
+}
+
+/// A file that is written at its end, and now and then moved away and begun anew.
+struct Log {
+    path: PathBuf,
+    file: Option<File>,
+}
+
+impl Log {
+    fn open(path: PathBuf) -> Result<Self> {
+        let file = optional(&path, File::open(&path))?;
+        Ok(Self { path, file })
     }
-    file.seek(SeekFrom::Start(*position)).map_err(failed)?;
-    let mut bytes = Vec::new();
-    *position += file.read_to_end(&mut bytes).map_err(failed)? as u64;
-    Ok(bytes)
+
+    /// What has been written since the last time, also to a file that has been moved away since.
+    fn rest(&mut self) -> Result<Vec<u8>> {
+        // Asked before reading: nothing is written to the old file once there is a new one.
+        let there = optional(&self.path, self.path.metadata())?.as_ref().map(identity);
+        let mut bytes = Vec::new();
+        self.read_into(&mut bytes)?;
+        if there.is_some() && there != self.identity()? {
+            *self = Self::open(std::mem::take(&mut self.path))?;
+            self.read_into(&mut bytes)?;
+        }
+        Ok(bytes)
+    }
+
+    fn read_into(&mut self, bytes: &mut Vec<u8>) -> Result<()> {
+        let Some(file) = &mut self.file else { return Ok(()) };
+        file.read_to_end(bytes).map(drop).map_err(|e| Error::io("read", &self.path, e))
+    }
+
+    fn identity(&self) -> Result<Option<(u64, u64)>> {
+        let Some(file) = &self.file else { return Ok(None) };
+        file.metadata().map(|found| Some(identity(&found))).map_err(|e| Error::io("read", &self.path, e))
+    }
+}
+
+fn identity(found: &Metadata) -> (u64, u64) {
+    (found.dev(), found.ino())
+}
+
+/// A log that nothing was written to yet is not there.
+fn optional<T>(path: &Path, found: std::io::Result<T>) -> Result<Option<T>> {
+    match found {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        found => found.map(Some).map_err(|e| Error::io("read", path, e)),
+    }
 }
 
 fn print(bytes: &[u8]) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(|e| Error::io("write to", "stdout", e))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{OpenOptions, rename, write};
+
+    use super::*;
+
+    fn append(path: &Path, bytes: &[u8]) {
+        OpenOptions::new().append(true).open(path).unwrap().write_all(bytes).unwrap();
+    }
+
+    #[test]
+    fn a_log_that_is_begun_anew_is_read_without_a_gap() {
+        let dir = tempfile::tempdir().unwrap();
+        let [before, console] = ["console.log.1", "console.log"].map(|name| dir.path().join(name));
+        let (bytes, mut log) = read_all(before.clone(), console.clone()).unwrap();
+        assert_eq!(bytes, b"");
+        write(&console, "one ").unwrap();
+        assert_eq!(log.rest().unwrap(), b"one ");
+        append(&console, b"two ");
+        rename(&console, &before).unwrap();
+        assert_eq!(log.rest().unwrap(), b"two ", "between the two there is no log");
+        append(&before, b"three ");
+        write(&console, "the new one, longer than the old ").unwrap();
+        assert_eq!(log.rest().unwrap(), b"three the new one, longer than the old ");
+        assert_eq!(log.rest().unwrap(), b"");
+        append(&console, b"end");
+        assert_eq!(log.rest().unwrap(), b"end");
+        let all = b"one two three the new one, longer than the old end";
+        assert_eq!(read_all(before, console).unwrap().0, all);
+    }
+
+    #[test]
+    fn a_log_that_is_both_parts_is_read_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let [before, console] = ["console.log.1", "console.log"].map(|name| dir.path().join(name));
+        write(&before, "text").unwrap();
+        std::fs::hard_link(&before, &console).unwrap();
+        assert_eq!(read_all(before, console).unwrap().0, b"text");
+    }
 }
