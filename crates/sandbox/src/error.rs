@@ -277,7 +277,9 @@ fn store_kind(error: &store::Error) -> ErrorKind {
     match error {
         store::Error::Io { source, .. } => io_kind(source),
         store::Error::NewerFormat { .. } | store::Error::NewerSchema { .. } => ErrorKind::Unsupported,
-        store::Error::NotAStore { .. } | store::Error::DiskSize { .. } => ErrorKind::Invalid,
+        store::Error::NotAStore { .. } | store::Error::DiskSize { .. } | store::Error::NameIsAnId { .. } => {
+            ErrorKind::Invalid
+        }
         store::Error::Corrupt { .. } => ErrorKind::Corrupt,
         store::Error::NameTaken { .. } | store::Error::Exists { .. } => ErrorKind::AlreadyExists,
         store::Error::UnknownImage { .. } | store::Error::UnknownSandbox { .. } => ErrorKind::NotFound,
