@@ -361,9 +361,13 @@ async fn next_event(events: Option<&mut Events>) -> Option<Event> {
     }
 }
 
-/// Whether the guest powered off by itself in time.
+/// Whether the machine ended without being forced to: the guest powered off in time, or it was gone already.
 async fn shut_down(running: &Running, grace: Duration) -> bool {
-    let asked = running.guest.shutdown(grace).await;
+    let asked = tokio::select! {
+        asked = running.guest.shutdown(grace) => asked,
+        // Nobody is left to answer.
+        _ = running.machine.exited() => return true,
+    };
     if let Err(error) = asked {
         tracing::warn!(%error, "the guest cannot be asked to shut down");
         return false;
