@@ -134,7 +134,7 @@ async fn the_machines_death_ends_every_waiting_call_with_the_reason() {
     let detached = ExecSpec { lifetime: Lifetime::Detached, ..sleep() };
     let mut detached = guest.exec(detached).await.unwrap();
     let files = guest.files();
-    guest.exec(ExecSpec::shell("mkfifo /tmp/fifo")).await.unwrap().output(1).await.unwrap();
+    guest.exec(ExecSpec::shell("truncate -s 64G /tmp/large")).await.unwrap().output(1).await.unwrap();
 
     let mut calls: Vec<(&str, JoinHandle<Result<(), Error>>)> = vec![
         ("wait", tokio::spawn(async move { waits.wait().await.map(drop) })),
@@ -152,7 +152,7 @@ async fn the_machines_death_ends_every_waiting_call_with_the_reason() {
             "read a file",
             tokio::spawn({
                 let files = files.clone();
-                async move { files.read("/tmp/fifo", &mut tokio::io::sink()).await.map(drop) }
+                async move { files.read("/tmp/large", &mut tokio::io::sink()).await.map(drop) }
             }),
         ),
         (
