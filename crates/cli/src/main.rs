@@ -8,6 +8,7 @@ mod commands;
 mod failure;
 mod progress;
 mod show;
+mod stdin;
 mod terminal;
 
 use std::process::ExitCode;

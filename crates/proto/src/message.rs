@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::frame::{Frame, MAX_PAYLOAD};
+use crate::{VERSION_MAX, VERSION_MIN};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HostMessage {
@@ -70,6 +71,14 @@ pub enum AgentMessage {
 pub struct HostHello {
     pub version_min: u16,
     pub version_max: u16,
+}
+
+impl HostHello {
+    /// The highest version that both know, or 0.
+    pub fn agreed(&self) -> u16 {
+        let highest = self.version_max.min(VERSION_MAX);
+        if highest >= self.version_min.max(VERSION_MIN) { highest } else { 0 }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -365,6 +374,14 @@ mod tests {
         };
         let open = HostMessage::Open { channel: 1, window: 4096, open: Open::Exec(exec) };
         assert_eq!(hex(&open), "0101802000017401026c7301014101620000011850".to_owned() + "0100");
+    }
+
+    #[test]
+    fn versions_agree_on_the_highest_both_know() {
+        let hello = |version_min, version_max| HostHello { version_min, version_max };
+        assert_eq!(hello(1, 9).agreed(), 1);
+        assert_eq!(hello(2, 9).agreed(), 0);
+        assert_eq!(hello(0, 0).agreed(), 0);
     }
 
     #[test]

@@ -29,7 +29,7 @@ use crate::console::Console;
 use crate::driver;
 use crate::error::{Error, Result};
 use crate::guest::{Forward, Guest};
-use crate::host::{Inner, available_memory, boot_id, jail_of, now_unix_ms, store_error};
+use crate::host::{Inner, available_memory, boot_id, jail_of, now_unix_ms, now_unix_ns, store_error};
 use crate::hub::Hub;
 use crate::image;
 use crate::link::LinkError;
@@ -437,11 +437,6 @@ fn identity(dir: &SandboxDir) -> Identity {
             Network::Full => proto::Network::Full,
         },
     }
-}
-
-fn now_unix_ns() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    now.as_nanos().try_into().unwrap_or(u64::MAX)
 }
 
 fn engine_choice(choice: AccelChoice) -> engine::AccelChoice {

@@ -281,7 +281,7 @@ fn store_kind(error: &store::Error) -> ErrorKind {
             ErrorKind::Invalid
         }
         store::Error::Corrupt { .. } => ErrorKind::Corrupt,
-        store::Error::NameTaken { .. } | store::Error::Exists { .. } => ErrorKind::AlreadyExists,
+        store::Error::NameTaken { .. } => ErrorKind::AlreadyExists,
         store::Error::UnknownImage { .. } | store::Error::UnknownSandbox { .. } => ErrorKind::NotFound,
         store::Error::Busy { .. } => ErrorKind::Busy,
         _ => ErrorKind::Io,

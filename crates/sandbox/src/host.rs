@@ -356,8 +356,15 @@ pub(crate) fn jail_of(id: Option<&SandboxId>) -> Jail {
 }
 
 pub(crate) fn now_unix_ms() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    now.as_millis().try_into().unwrap_or(u64::MAX)
+    since_epoch().as_millis().try_into().unwrap_or(u64::MAX)
+}
+
+pub(crate) fn now_unix_ns() -> u64 {
+    since_epoch().as_nanos().try_into().unwrap_or(u64::MAX)
+}
+
+fn since_epoch() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Changes with every boot of the host.

@@ -36,8 +36,6 @@ pub enum Error {
     UnknownSandbox { reference: String },
     #[error("sandbox {id} is in use by another process")]
     Busy { id: SandboxId },
-    #[error("{} exists already", path.display())]
-    Exists { path: PathBuf },
     #[error("a disk of {bytes} bytes is not possible: {rule}")]
     DiskSize { bytes: u64, rule: &'static str },
     #[error("the system gives no random bytes: {0}")]

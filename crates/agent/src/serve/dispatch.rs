@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use sandtree_proto::{
     AgentHello, AgentMessage, ExecStart, Failure, Frame, HostHello, HostMessage, Open, Outcome, Reply, Request,
-    StreamId, VERSION_MAX, VERSION_MIN,
+    StreamId,
 };
 
 use super::{Agent, CHANNELS_MAX, Leaving, Role};
@@ -67,7 +67,7 @@ impl Agent {
     }
 
     fn hello(&mut self, host: &HostHello) {
-        let version = agreed(host);
+        let version = host.agreed();
         let channels = self.channels.iter().map(|(&number, channel)| channel.state(number)).collect();
         let build = env!("CARGO_PKG_VERSION").to_owned();
         self.link.send(&AgentMessage::Hello(AgentHello { version, build, channels }));
@@ -312,26 +312,12 @@ fn shortened(mut tag: String) -> String {
     tag
 }
 
-/// The highest version both know, or 0.
-fn agreed(host: &HostHello) -> u16 {
-    let version = host.version_max.min(VERSION_MAX);
-    if version >= host.version_min.max(VERSION_MIN) { version } else { 0 }
-}
-
 #[cfg(test)]
 mod tests {
     use sandtree_proto::ChannelState;
     use sandtree_proto::message::to_frame;
 
     use super::*;
-
-    #[test]
-    fn versions_agree_on_the_highest_both_know() {
-        let hello = |version_min, version_max| HostHello { version_min, version_max };
-        assert_eq!(agreed(&hello(1, 9)), 1);
-        assert_eq!(agreed(&hello(2, 9)), 0);
-        assert_eq!(agreed(&hello(0, 0)), 0);
-    }
 
     /// Numbers take most bytes when they are largest.
     #[test]

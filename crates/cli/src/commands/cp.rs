@@ -1,7 +1,7 @@
 //! `sandtree cp`: files and trees into and out of a sandbox.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -12,11 +12,10 @@ use std::time::Duration;
 use sandtree::{Error, FileOwner, Files, Result, Transfer};
 use serde_json::json;
 use tokio::io::{AsyncRead, ReadBuf};
-use tokio::sync::mpsc;
 
 use super::{Outcome, open};
 use crate::args::{Copy, Global};
-use crate::{progress, show};
+use crate::{progress, show, stdin};
 
 const REFRESH: Duration = Duration::from_millis(100);
 
@@ -98,28 +97,13 @@ async fn shown(files: &Files, what: &Path, copy: impl Future<Output = Result<Tra
 
 /// Our standard input, read by a thread that nobody waits for: a refusal of the guest's must not wait for whoever writes.
 struct Stdin {
-    chunks: mpsc::Receiver<io::Result<Vec<u8>>>,
+    chunks: stdin::Chunks,
     chunk: io::Cursor<Vec<u8>>,
 }
 
 impl Stdin {
     fn open() -> Self {
-        let (sender, chunks) = mpsc::channel(4);
-        std::thread::spawn(move || {
-            let mut buffer = vec![0; 128 * 1024];
-            loop {
-                let read = match io::stdin().lock().read(&mut buffer) {
-                    Ok(0) => return,
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                    other => other.map(|count| buffer[..count].to_vec()),
-                };
-                let failed = read.is_err();
-                if sender.blocking_send(read).is_err() || failed {
-                    return;
-                }
-            }
-        });
-        Self { chunks, chunk: io::Cursor::default() }
+        Self { chunks: stdin::read(), chunk: io::Cursor::default() }
     }
 }
 

@@ -1,6 +1,6 @@
 //! A command of the guest on the user's own streams.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use base64::Engine;
@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use crate::args::How;
 use crate::commands::Outcome;
 use crate::failure::Failure;
+use crate::stdin;
 use crate::terminal::{self, Raw};
 
 const SIGINT: i32 = 2;
@@ -57,7 +58,7 @@ pub async fn run(guest: &Guest, spec: ExecSpec, as_json: bool) -> Outcome {
 /// Everything a command says, as JSON.
 pub async fn collect(exec: Exec, wants_stdin: bool) -> Outcome {
     if wants_stdin {
-        tokio::spawn(feed(exec.stdin.clone(), read_stdin()));
+        tokio::spawn(feed(exec.stdin.clone(), stdin::read()));
     }
     let output = exec.output(JSON_LIMIT).await?;
     crate::show::json(&described(&output));
@@ -90,7 +91,7 @@ pub async fn relay(mut exec: Exec, wants_stdin: bool, tty: bool, on_signal: OnSi
     // Before the user sees anything of the command, and may answer it with Ctrl-C.
     let mut signals = Signals::new()?;
     if wants_stdin {
-        tokio::spawn(feed(exec.stdin.clone(), read_stdin()));
+        tokio::spawn(feed(exec.stdin.clone(), stdin::read()));
     }
     let (left, mut reader_left) = mpsc::channel(2);
     let stdout = exec.stdout.take().map(|stream| tokio::spawn(pump(stream, io::stdout(), left.clone())));
@@ -124,27 +125,12 @@ fn exit_code(status: ExitStatus) -> ExitCode {
     ExitCode::from(u8::try_from(status.code() & 0xff).expect("it is one byte"))
 }
 
-async fn feed(mut stdin: Stdin, mut chunks: mpsc::Receiver<Vec<u8>>) -> Result<()> {
-    while let Some(chunk) = chunks.recv().await {
+async fn feed(mut stdin: Stdin, mut chunks: stdin::Chunks) -> Result<()> {
+    // What cannot be read any more has ended.
+    while let Some(Ok(chunk)) = chunks.recv().await {
         stdin.write(&chunk).await?;
     }
     stdin.close()
-}
-
-/// A thread of its own: a read from a terminal cannot be called off, and must not hold up the end of the program.
-fn read_stdin() -> mpsc::Receiver<Vec<u8>> {
-    let (chunks, queue) = mpsc::channel(4);
-    std::thread::spawn(move || {
-        let mut buffer = vec![0; 64 * 1024];
-        loop {
-            match io::stdin().lock().read(&mut buffer) {
-                Ok(count @ 1..) if chunks.blocking_send(buffer[..count].to_vec()).is_ok() => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                _ => return,
-            }
-        }
-    });
-    queue
 }
 
 /// Writes a stream to ours as it comes, unbuffered. Tells if nobody reads ours any more.

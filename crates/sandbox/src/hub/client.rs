@@ -5,10 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sandtree_proto::frame::{Frame, encode_preamble};
-use sandtree_proto::{
-    AgentHello, AgentMessage, Decoded, Decoder, Failure, HostHello, HostMessage, Outcome, VERSION_MAX, VERSION_MIN,
-    message,
-};
+use sandtree_proto::{AgentHello, AgentMessage, Decoded, Decoder, Failure, HostHello, HostMessage, Outcome, message};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -176,7 +173,5 @@ async fn receive(id: ClientId, found: Option<Decoded>, sender: &Sender, inputs: 
 }
 
 fn answer(hello: &HostHello) -> AgentHello {
-    let highest = hello.version_max.min(VERSION_MAX);
-    let version = if highest >= hello.version_min.max(VERSION_MIN) { highest } else { 0 };
-    AgentHello { version, build: env!("CARGO_PKG_VERSION").into(), channels: Vec::new() }
+    AgentHello { version: hello.agreed(), build: env!("CARGO_PKG_VERSION").into(), channels: Vec::new() }
 }

@@ -109,7 +109,7 @@ impl Switch {
         }
     }
 
-    pub(super) fn handle(&mut self, input: Input) {
+    fn handle(&mut self, input: Input) {
         match input {
             Input::NewClient(stream) => self.add_client(stream),
             Input::ClientGone(id) => self.drop_client(id),
@@ -124,7 +124,7 @@ impl Switch {
     }
 
     /// The process may end as soon as this is done, so it is done when every client has been told.
-    pub(super) async fn close(mut self, reason: String, done: oneshot::Sender<()>) {
+    async fn close(mut self, reason: String, done: oneshot::Sender<()>) {
         self.tell_all_lost(&reason);
         self.status.send_replace(Status::Closed { reason });
         let farewell = async {
@@ -166,7 +166,7 @@ impl Switch {
     }
 
     /// Attachments end with us, and might not come to tell it themselves.
-    pub(super) fn cut_attachments(&self, lost: &Outcome) {
+    fn cut_attachments(&self, lost: &Outcome) {
         let runs = |tag: &str| self.spools.get(tag).is_some_and(|spool| !spool.has_ended());
         for client in self.clients.values() {
             for (channel, target) in &client.channels {
