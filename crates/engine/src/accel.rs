@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::arch::Arch;
 use crate::argv::probe_argv;
 use crate::error::Error;
-use crate::probe::{Probe, describe};
+use crate::probe::{Probe, Verdict, describe};
 use crate::process::{Exit, Process};
 
 /// A guest that works reports within a tenth of a second; a wrong "no" would slow a busy host down until it reboots.
@@ -65,13 +65,7 @@ impl FromStr for AccelChoice {
     }
 }
 
-/// Whether KVM can be used, and why not.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "verdict")]
-pub enum KvmVerdict {
-    Usable,
-    Unusable { reason: String },
-}
+pub type KvmVerdict = Verdict;
 
 /// Probes KVM. An engine failure other than a verdict is a reason, too: the emulator works all the same.
 pub(crate) async fn probe_kvm(probe: &Probe<'_>) -> KvmVerdict {
@@ -79,10 +73,7 @@ pub(crate) async fn probe_kvm(probe: &Probe<'_>) -> KvmVerdict {
         Err(reason) => Err(reason),
         Ok(()) => round_trip(probe, Accel::Kvm).await,
     };
-    match found {
-        Ok(()) => KvmVerdict::Usable,
-        Err(reason) => KvmVerdict::Unusable { reason },
-    }
+    found.into()
 }
 
 fn openable(probe: &Probe<'_>) -> Result<(), String> {

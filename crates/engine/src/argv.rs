@@ -18,13 +18,22 @@ pub const LINK_PORT: &str = "dev.sandtree.agent";
 pub(crate) mod fd {
     use std::os::fd::RawFd;
 
+    use crate::preload::format;
+
     pub const QMP: RawFd = 3;
     pub const LINK: RawFd = 4;
     pub const CONSOLE: RawFd = 5;
     pub const KERNEL: RawFd = 6;
     pub const INITRAMFS: RawFd = 7;
-    /// The base; overlays follow. Numbers between are for what restores will hand over.
+    pub const PLAN: RawFd = format::PLAN_FD;
+    pub const RAM: RawFd = format::RAM_FD;
+    pub const REPORT: RawFd = format::REPORT_FD;
+    /// The library that is loaded into QEMU.
+    pub const LIBRARY: RawFd = 11;
+    /// The base; overlays follow.
     pub const DISK: RawFd = 16;
+    /// Memory layers follow the disks.
+    pub const LAYER: RawFd = format::LAYER_FDS.start;
 }
 
 /// Cache of translated code, in MiB. QEMU's own choice is a GiB; a kernel and a busy user space fit into this.
@@ -56,7 +65,17 @@ pub struct Shape {
     pub overlays: usize,
     pub aio: Aio,
     pub network: NetworkMode,
+    pub start: Start,
     pub extra_args: Vec<String>,
+}
+
+/// What the guest does at the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    #[default]
+    Run,
+    /// Waits for a state to be loaded.
+    Incoming,
 }
 
 /// The arguments after the program's name.
@@ -98,7 +117,8 @@ fn machine(args: &mut Args, shape: &Shape) {
     args.option("-m", format!("{}M", shape.memory_mib));
     // Merging equal pages would tell one guest what another holds.
     let size = format!("{}M", shape.memory_mib);
-    args.option("-object", format!("memory-backend-ram,id=ram0,size={size},share=off,merge=off"));
+    let path = descriptor(shape.accel, fd::RAM);
+    args.option("-object", format!("memory-backend-file,id=ram0,size={size},mem-path={path},share=off,merge=off"));
     args.option("-display", "none");
 }
 
@@ -119,7 +139,7 @@ fn accelerator(accel: Accel) -> String {
     }
 }
 
-fn cpu(arch: Arch, accel: Accel) -> &'static str {
+pub(crate) fn cpu(arch: Arch, accel: Accel) -> &'static str {
     match (accel, arch) {
         // Five-level paging crashes the guest under the emulator of 7.2. And a guest that is told that `rep movsb` is fast copies by it, and
         // emulated that is the slowest way: 48 MB/s through a pipe instead of 166.
@@ -141,27 +161,36 @@ fn control(args: &mut Args, shape: &Shape) {
     args.option("-action", "panic=shutdown");
     args.option("-device", format!("pvpanic-pci,id=pvpanic,{}", slot(6)));
     args.option("-global", "migration.send-configuration=off");
+    if shape.start == Start::Incoming {
+        args.flag("-S");
+        args.option("-incoming", "defer");
+    }
     if shape.arch == Arch::X86_64 {
         args.option("-device", "vmgenid,id=vmgenid,guid=auto");
     }
 }
 
 fn kernel(args: &mut Args, shape: &Shape) {
-    let prefix = if shape.accel == Accel::Hvf { "/dev/fd" } else { "/proc/self/fd" };
-    args.option("-kernel", format!("{prefix}/{}", fd::KERNEL));
-    args.option("-initrd", format!("{prefix}/{}", fd::INITRAMFS));
+    args.option("-kernel", descriptor(shape.accel, fd::KERNEL));
+    args.option("-initrd", descriptor(shape.accel, fd::INITRAMFS));
     args.option("-append", shape.cmdline.clone());
+}
+
+/// A descriptor as a path that QEMU opens.
+fn descriptor(accel: Accel, fd: RawFd) -> String {
+    let prefix = if accel == Accel::Hvf { "/dev/fd" } else { "/proc/self/fd" };
+    format!("{prefix}/{fd}")
 }
 
 fn disk(args: &mut Args, shape: &Shape) {
     for level in 0..=shape.overlays {
         args.option("-add-fd", format!("fd={},set={level}", disk_fd(level)));
     }
-    for node in block::nodes(shape.overlays, shape.aio) {
-        args.option("-blockdev", node);
+    for node in block::nodes(shape.overlays as u64, shape.aio) {
+        args.option("-blockdev", node.json());
     }
     args.option("-object", "iothread,id=io0");
-    let drive = block::node(shape.overlays);
+    let drive = block::node(shape.overlays as u64);
     args.option("-device", format!("virtio-blk-pci,id=disk,drive={drive},iothread=io0,{}", slot(3)));
 }
 
@@ -230,6 +259,7 @@ mod tests {
             overlays: 2,
             aio: Aio::Threads,
             network: NetworkMode::Isolated,
+            start: Start::Run,
             extra_args: Vec::new(),
         }
     }
@@ -269,6 +299,14 @@ mod tests {
         tcg_aarch64: shape(Arch::Aarch64, Accel::Tcg) => "tcg-aarch64.txt";
         kvm_aarch64: shape(Arch::Aarch64, Accel::Kvm) => "kvm-aarch64.txt";
         hvf_aarch64: shape(Arch::Aarch64, Accel::Hvf) => "hvf-aarch64.txt";
+    }
+
+    #[test]
+    fn a_machine_that_waits_for_a_state_differs_in_that_alone() {
+        let running = shape(Arch::X86_64, Accel::Tcg);
+        let waiting = text(&Shape { start: Start::Incoming, ..running.clone() });
+        assert_eq!(waiting.replace("-S\n-incoming defer\n", ""), text(&running));
+        assert_ne!(waiting, text(&running));
     }
 
     #[test]

@@ -8,11 +8,20 @@
 //!
 //! Always: only the last overlay is writable; everything below is shared between machines, so it is opened read-only
 //! and without locks. Flushes are not passed on: durability is made where it is promised, not on each guest write.
+//! An image's number is that of its fd set and is never used again in one machine.
+//! When it fails: nodes and descriptors added on the way are removed again, and the guest's disk is what it was.
 
 use std::fs::File;
 use std::os::fd::{OwnedFd, RawFd};
 
 use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::fdset::{self, FdSets};
+use crate::qmp::{
+    BlockResize, BlockdevAdd, BlockdevBackup, BlockdevDel, BlockdevReopen, BlockdevSnapshot, Event, Events, JobDismiss,
+    Qmp, QueryJobs,
+};
 
 /// A machine's disk as open files.
 #[derive(Debug)]
@@ -47,47 +56,265 @@ impl Aio {
     }
 }
 
-/// The node of the n-th image from the bottom: 0 is the base.
-pub(crate) fn node(level: usize) -> String {
-    format!("disk{level}")
+/// The node of image n: 0 is the base.
+pub(crate) fn node(number: u64) -> String {
+    format!("disk{number}")
 }
 
-/// The `-blockdev` values of a chain, bottom first, for images whose fd sets are numbered by level.
-pub(crate) fn nodes(overlays: usize, aio: Aio) -> Vec<String> {
+/// The nodes of a chain, bottom first, for images whose fd sets are numbered by level. JSON is what both the
+/// arguments and QMP take.
+pub(crate) fn nodes(overlays: u64, aio: Aio) -> Vec<Node> {
     let mut nodes = vec![file_node(0, Access::Shared, aio), base_node()];
     for level in 1..=overlays {
         let access = if level == overlays { Access::Active } else { Access::Shared };
         nodes.push(file_node(level, access, aio));
-        nodes.push(overlay_node(level, access));
+        nodes.push(overlay_node(level, access, Some(node(level - 1))));
     }
     nodes
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Access {
     Active,
     Shared,
 }
 
-fn file_node(level: usize, access: Access, aio: Aio) -> String {
-    let access = match access {
-        Access::Active => "read-only=off,discard=unmap",
-        Access::Shared => "read-only=on,locking=off",
-    };
-    let (node, aio) = (node(level), aio.name());
-    format!("driver=file,node-name={node}-file,filename=/dev/fdset/{level},{access},aio={aio},cache.no-flush=on")
+/// One node of the block graph, as QEMU is told of it.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Node {
+    driver: &'static str,
+    node_name: String,
+    #[serde(flatten)]
+    below: Below,
+    read_only: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    locking: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    discard: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detect_zeroes: Option<&'static str>,
+    cache: Cache,
 }
 
-fn base_node() -> String {
-    let node = node(0);
-    format!("driver=raw,node-name={node},file={node}-file,read-only=on,cache.no-flush=on")
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+enum Below {
+    Descriptor {
+        filename: String,
+        aio: &'static str,
+    },
+    Raw {
+        file: String,
+    },
+    /// Without a node to back it an overlay is told so, or QEMU would look for what its header names.
+    Overlay {
+        file: String,
+        backing: Option<String>,
+    },
 }
 
-fn overlay_node(level: usize, access: Access) -> String {
-    let access = match access {
-        Access::Active => "read-only=off,discard=unmap,detect-zeroes=unmap",
-        Access::Shared => "read-only=on",
-    };
-    let (node, backing) = (node(level), node(level - 1));
-    format!("driver=qcow2,node-name={node},file={node}-file,backing={backing},{access},cache.no-flush=on")
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Cache {
+    no_flush: bool,
+}
+
+impl Node {
+    pub(crate) fn json(&self) -> String {
+        serde_json::to_string(self).expect("a node is plain data")
+    }
+}
+
+fn file_name(number: u64) -> String {
+    format!("{}-file", node(number))
+}
+
+fn plain(driver: &'static str, node_name: String, below: Below, access: Access) -> Node {
+    let active = access == Access::Active;
+    Node {
+        driver,
+        node_name,
+        below,
+        read_only: !active,
+        locking: None,
+        discard: active.then_some("unmap"),
+        detect_zeroes: None,
+        cache: Cache { no_flush: true },
+    }
+}
+
+fn file_node(number: u64, access: Access, aio: Aio) -> Node {
+    let below = Below::Descriptor { filename: fdset::path(number), aio: aio.name() };
+    let locking = (access == Access::Shared).then_some("off");
+    Node { locking, ..plain("file", file_name(number), below, access) }
+}
+
+fn base_node() -> Node {
+    plain("raw", node(0), Below::Raw { file: file_name(0) }, Access::Shared)
+}
+
+fn overlay_node(number: u64, access: Access, backing: Option<String>) -> Node {
+    let below = Below::Overlay { file: file_name(number), backing };
+    let detect_zeroes = (access == Access::Active).then_some("unmap");
+    Node { detect_zeroes, ..plain("qcow2", node(number), below, access) }
+}
+
+/// An overlay that QEMU has open and the guest does not use yet.
+#[derive(Debug)]
+#[must_use = "it is to be made the active one, or discarded"]
+pub struct PreparedOverlay {
+    number: u64,
+}
+
+/// The disk of a running machine.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    qmp: Qmp,
+    aio: Aio,
+    chain: tokio::sync::Mutex<Chain>,
+}
+
+/// Numbers of the images above the base.
+#[derive(Debug)]
+struct Chain {
+    active: u64,
+    /// Bottom first.
+    frozen: Vec<u64>,
+}
+
+impl Disk {
+    pub(crate) fn new(qmp: Qmp, aio: Aio, overlays: u64) -> Self {
+        let chain = Chain { active: overlays, frozen: (1..overlays).collect() };
+        Self { qmp, aio, chain: tokio::sync::Mutex::new(chain) }
+    }
+
+    pub(crate) async fn prepare(&self, sets: &FdSets, file: File) -> Result<PreparedOverlay, Error> {
+        Ok(PreparedOverlay { number: self.add(sets, file, Access::Active, None).await? })
+    }
+
+    pub(crate) async fn pivot(&self, overlay: PreparedOverlay) -> Result<(), (PreparedOverlay, Error)> {
+        let mut chain = self.chain.lock().await;
+        let (below, above) = (node(chain.active), node(overlay.number));
+        match self.qmp.run(BlockdevSnapshot { node: &below, overlay: &above }).await {
+            Ok(_) => {
+                let frozen = std::mem::replace(&mut chain.active, overlay.number);
+                chain.frozen.push(frozen);
+                Ok(())
+            }
+            Err(error) => Err((overlay, error)),
+        }
+    }
+
+    pub(crate) async fn discard(&self, sets: &FdSets, overlay: PreparedOverlay) -> Result<(), Error> {
+        self.remove(sets, overlay.number).await
+    }
+
+    /// Exchanges everything between the base and the active overlay for files that hold the same.
+    pub(crate) async fn rebase(&self, sets: &FdSets, below: Vec<File>) -> Result<(), Error> {
+        let mut chain = self.chain.lock().await;
+        let mut added = Vec::new();
+        let exchanged = self.exchange(sets, chain.active, below, &mut added).await;
+        let unused = match &exchanged {
+            Ok(()) => std::mem::replace(&mut chain.frozen, added),
+            Err(_) => added,
+        };
+        for number in unused.into_iter().rev() {
+            // What stays open costs a descriptor and disk space until the machine ends; its disk is right either way.
+            if let Err(error) = self.remove(sets, number).await {
+                tracing::warn!(number, %error, "QEMU keeps an image it does not use");
+            }
+        }
+        exchanged
+    }
+
+    async fn exchange(&self, sets: &FdSets, active: u64, below: Vec<File>, added: &mut Vec<u64>) -> Result<(), Error> {
+        let mut top = node(0);
+        for file in below {
+            let number = self.add(sets, file, Access::Shared, Some(top)).await?;
+            added.push(number);
+            top = node(number);
+        }
+        let reopened = overlay_node(active, Access::Active, Some(top));
+        self.qmp.run(BlockdevReopen { options: &[reopened] }).await.map(drop)
+    }
+
+    /// Copies what lies below the active overlay, and so does not change.
+    pub(crate) async fn copy(&self, sets: &FdSets, into: File) -> Result<(), Error> {
+        let chain = self.chain.lock().await;
+        let source = node(chain.frozen.last().copied().unwrap_or(0));
+        let target = self.add(sets, into, Access::Active, None).await?;
+        let copied = self.back_up(&source, target).await;
+        // Closing the target writes what QEMU still holds of it.
+        let closed = self.remove(sets, target).await;
+        copied.and(closed)
+    }
+
+    async fn back_up(&self, source: &str, target: u64) -> Result<(), Error> {
+        let job = format!("copy{target}");
+        let mut events = self.qmp.events();
+        let backup =
+            BlockdevBackup { job_id: &job, device: source, target: &node(target), sync: "full", auto_dismiss: false };
+        self.qmp.run(backup).await?;
+        let ended = self.concluded(&mut events, &job).await;
+        if ended.is_ok() {
+            self.qmp.run(JobDismiss { id: &job }).await?;
+        }
+        match ended? {
+            None => Ok(()),
+            Some(reason) => Err(Error::NotCopied { reason }),
+        }
+    }
+
+    /// Waits for the end of a job; its reason if it failed.
+    async fn concluded(&self, events: &mut Events, job: &str) -> Result<Option<String>, Error> {
+        loop {
+            match events.next().await {
+                Some(Event::Job { id, status }) if id == job && status == "concluded" => {}
+                // It may be among those lost. And when the connection has ended, asking tells why.
+                Some(Event::Lost { .. }) | None => {}
+                Some(_) => continue,
+            }
+            let jobs = self.qmp.run(QueryJobs {}).await?;
+            match jobs.into_iter().find(|found| found.id == job) {
+                Some(found) if found.status == "concluded" => return Ok(found.error),
+                Some(_) => {}
+                None => return Err(Error::Protocol { detail: format!("job {job} is gone") }),
+            }
+        }
+    }
+
+    pub(crate) async fn resize(&self, bytes: u64) -> Result<(), Error> {
+        let chain = self.chain.lock().await;
+        self.qmp.run(BlockResize { node_name: &node(chain.active), size: bytes }).await.map(drop)
+    }
+
+    /// Opens an image in QEMU, with nothing left behind when it fails.
+    async fn add(&self, sets: &FdSets, file: File, access: Access, backing: Option<String>) -> Result<u64, Error> {
+        let number = sets.add(file.into()).await?;
+        let added = self.add_nodes(number, access, backing).await;
+        if added.is_err() {
+            sets.undo(number).await;
+        }
+        added.map(|()| number)
+    }
+
+    async fn add_nodes(&self, number: u64, access: Access, backing: Option<String>) -> Result<(), Error> {
+        self.qmp.run(BlockdevAdd(file_node(number, access, self.aio))).await?;
+        let added = self.qmp.run(BlockdevAdd(overlay_node(number, access, backing))).await;
+        if added.is_err() {
+            self.delete(&file_name(number)).await?;
+        }
+        added.map(drop)
+    }
+
+    async fn remove(&self, sets: &FdSets, number: u64) -> Result<(), Error> {
+        self.delete(&node(number)).await?;
+        self.delete(&file_name(number)).await?;
+        sets.remove(number).await
+    }
+
+    async fn delete(&self, node_name: &str) -> Result<(), Error> {
+        self.qmp.run(BlockdevDel { node_name }).await.map(drop)
+    }
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::accel::{Accel, AccelChoice, KvmVerdict};
 use crate::arch::Arch;
+use crate::argv::cpu;
 use crate::error::Error;
 use crate::install::{self, EngineConfig, Version};
 use crate::machine::{Installed, Machine, MachineSpec};
@@ -44,6 +45,11 @@ impl Engine {
 
     pub fn arch(&self) -> Arch {
         self.arch
+    }
+
+    /// The processor its machines have.
+    pub fn cpu(&self, accel: Accel) -> &'static str {
+        cpu(self.arch, accel)
     }
 
     pub fn verdicts(&self) -> &Verdicts {

@@ -10,6 +10,7 @@ use crate::accel::Accel;
 use crate::install::Version;
 use crate::jail::Step;
 use crate::process::Exit;
+use crate::ram::Untracked;
 
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -42,6 +43,25 @@ pub enum Error {
 
     #[error("QEMU ended while starting: {exit}")]
     Start { exit: Exit },
+
+    /// The caller may start again with the same memory in a file of its own.
+    #[error("the guest's memory cannot be laid from its layers: {reason}")]
+    NotMapped { reason: String },
+
+    #[error("writes to the guest's memory are not tracked")]
+    Untracked {
+        #[source]
+        source: Untracked,
+    },
+
+    #[error("QEMU cannot load the state: {reason}")]
+    NotLoaded { reason: String },
+
+    #[error("QEMU cannot save the state: {reason}")]
+    NotSaved { reason: String },
+
+    #[error("QEMU cannot copy the disk: {reason}")]
+    NotCopied { reason: String },
 
     #[error("QEMU has ended: {exit}")]
     Died { exit: Exit },

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   fork -> descriptors -> session, directory, limits, signals -> groups, gid, uid -> no new privileges
-//!        -> dies with its parent -> exec(environment empty) -> QEMU's own seccomp filter (see argv)
+//!        -> dies with its parent -> exec(environment as given) -> QEMU's own seccomp filter (see argv)
 //! ```
 //!
 //! Always: a step that fails ends the child before `exec`; nothing runs half confined. The parent-death signal comes

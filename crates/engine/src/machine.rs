@@ -1,8 +1,11 @@
 //! A machine: one QEMU process with its control connection, its link and its console.
 //!
 //! ```text
-//!   Engine::start --> spawn --> greeting --> Machine (guest running) --quit | kill | drop | guest ends--> Exit
-//!                       \----------\--> Error, nothing left
+//!   Engine::start --> spawn --> greeting --> RAM found --> Machine --quit | kill | drop | guest ends--> Exit
+//!                       \----------\------------\--> Error, nothing left
+//!
+//!   Start::Run:      running <--cont, stop--> stopped: save_devices, save_stream, memory
+//!   Start::Incoming: waiting --load--> stopped
 //! ```
 //!
 //! Always: a `Machine` that is dropped is killed, and a killed one is reaped.
@@ -18,13 +21,17 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::accel::Accel;
 use crate::arch::Arch;
-use crate::argv::{NetworkMode, Shape, argv, fd};
-use crate::block::{Aio, DiskChain};
+use crate::argv::{NetworkMode, Shape, Start, argv, fd};
+use crate::block::{Aio, Disk, DiskChain, PreparedOverlay};
+use crate::devices;
 use crate::error::Error;
-use crate::jail::{CHILD_FD_END, Confinement, Jail, Limits};
+use crate::fdset::FdSets;
+use crate::jail::{Confinement, Jail, Limits};
+use crate::mapping::{self, Expected, Handed, Memory, Preload};
 use crate::probe::socketpair;
 use crate::process::{Exit, ExitWatch, Launch, Process};
-use crate::qmp::{Ending, Events, Qmp, Quit};
+use crate::qmp::{Cont, Ending, Events, Qmp, Quit, Stop};
+use crate::ram::GuestMemory;
 
 /// QEMU's side of its sockets is closed when it is reaped; this only bounds a descriptor that leaked.
 const LAST_WORDS_DEADLINE: Duration = Duration::from_secs(1);
@@ -46,6 +53,10 @@ pub struct MachineSpec {
     pub cmdline: String,
     pub disk: DiskChain,
     pub network: NetworkMode,
+    /// What the guest's memory holds at the start.
+    pub memory: Memory,
+    pub start: Start,
+    pub preload: Preload,
     /// Further arguments of QEMU, after ours.
     pub extra_args: Vec<String>,
     pub jail: Jail,
@@ -61,7 +72,7 @@ impl MachineSpec {
         if self.cpus == 0 {
             return spec("it needs a processor".into());
         }
-        let overlays_max = (CHILD_FD_END - fd::DISK) as usize - 1;
+        let overlays_max = (fd::LAYER - fd::DISK) as usize - 1;
         if self.disk.overlays.is_empty() || self.disk.overlays.len() > overlays_max {
             return spec(format!("{} overlays are not within 1 to {overlays_max}", self.disk.overlays.len()));
         }
@@ -80,6 +91,7 @@ impl MachineSpec {
             overlays: self.disk.overlays.len(),
             aio,
             network: self.network,
+            start: self.start,
             extra_args: self.extra_args.clone(),
         }
     }
@@ -103,6 +115,9 @@ fn check_readable(file: &'static str, opened: &File, jail: Jail) -> Result<(), E
 pub struct Machine {
     process: Process,
     qmp: Qmp,
+    memory: GuestMemory,
+    disk: Disk,
+    sets: FdSets,
     link: Option<UnixStream>,
     console: Option<UnixStream>,
 }
@@ -115,18 +130,24 @@ pub(crate) struct Installed<'a> {
 }
 
 impl Machine {
-    pub(crate) async fn start(installed: Installed<'_>, spec: MachineSpec) -> Result<Machine, Error> {
+    pub(crate) async fn start(installed: Installed<'_>, mut spec: MachineSpec) -> Result<Machine, Error> {
         spec.check()?;
+        let content = std::mem::replace(&mut spec.memory, Memory::Empty);
+        let (ram, mut expected) = mapping::prepare(content, spec.preload, spec.memory_bytes, spec.jail)?;
+        let (aio, overlays) = (installed.aio, spec.disk.overlays.len() as u64);
         let (control, qmp_end) = socketpair()?;
         let (link, link_end) = socketpair()?;
         let (console, console_end) = socketpair()?;
         let ends = [(fd::QMP, qmp_end), (fd::LINK, link_end), (fd::CONSOLE, console_end)];
-        let process = Process::spawn(launch(&installed, spec, ends)).await?;
+        let process = Process::spawn(launch(&installed, spec, ram, ends)).await?;
         let qmp = Qmp::connect(control, process.exit().clone()).await.map_err(|error| match error {
-            Error::Died { exit } => Error::Start { exit },
+            Error::Died { exit } => expected.explain(Error::Start { exit }),
             other => other,
         })?;
-        Ok(Machine { process, qmp, link: Some(link), console: Some(console) })
+        let memory = found(&process, expected).await?;
+        let disk = Disk::new(qmp.clone(), aio, overlays);
+        let sets = FdSets::new(qmp.clone(), overlays + 1);
+        Ok(Machine { process, qmp, memory, disk, sets, link: Some(link), console: Some(console) })
     }
 
     pub fn pid(&self) -> u32 {
@@ -135,6 +156,67 @@ impl Machine {
 
     pub fn qmp(&self) -> &Qmp {
         &self.qmp
+    }
+
+    pub fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
+    /// Stops the virtual processors.
+    pub async fn stop(&self) -> Result<(), Error> {
+        self.qmp.run(Stop {}).await.map(drop)
+    }
+
+    /// Lets the virtual processors go on.
+    pub async fn cont(&self) -> Result<(), Error> {
+        self.qmp.run(Cont {}).await.map(drop)
+    }
+
+    /// Loads a state from a readable file into a machine of [`Start::Incoming`]; its guest is stopped then. After an
+    /// error the machine is of no use.
+    pub async fn load(&self, state: OwnedFd) -> Result<(), Error> {
+        devices::load(&self.qmp, &self.sets, state).await
+    }
+
+    /// The state of the devices of a stopped machine, without its memory.
+    pub async fn save_devices(&self) -> Result<Vec<u8>, Error> {
+        devices::save(&self.qmp, &self.sets).await
+    }
+
+    /// Writes the whole state of a stopped machine, its memory included. From then on until [`Machine::cont`] the disk
+    /// is inactive: what has to be done to it comes before.
+    pub async fn save_stream(&self, into: OwnedFd, deadline: Duration) -> Result<(), Error> {
+        devices::save_stream(&self.qmp, &self.sets, into, deadline).await
+    }
+
+    /// Opens an empty overlay for a pivot, while the guest runs.
+    pub async fn prepare_overlay(&self, file: File) -> Result<PreparedOverlay, Error> {
+        self.disk.prepare(&self.sets, file).await
+    }
+
+    /// Freezes the active overlay: from now on the guest writes to this one.
+    pub async fn pivot(&self, overlay: PreparedOverlay) -> Result<(), (PreparedOverlay, Error)> {
+        self.disk.pivot(overlay).await
+    }
+
+    /// Closes an overlay that was not needed.
+    pub async fn discard_overlay(&self, overlay: PreparedOverlay) -> Result<(), Error> {
+        self.disk.discard(&self.sets, overlay).await
+    }
+
+    /// Exchanges all overlays below the active one for files that together hold the same, oldest first, while the
+    /// guest runs.
+    pub async fn rebase(&self, below: Vec<File>) -> Result<(), Error> {
+        self.disk.rebase(&self.sets, below).await
+    }
+
+    /// Copies what lies below the active overlay into an empty qcow2 image without backing, while the guest runs.
+    pub async fn copy_disk(&self, into: File) -> Result<(), Error> {
+        self.disk.copy(&self.sets, into).await
+    }
+
+    pub async fn resize_disk(&self, bytes: u64) -> Result<(), Error> {
+        self.disk.resize(bytes).await
     }
 
     /// The host's end of the guest's port, once.
@@ -181,6 +263,11 @@ impl Machine {
         timeout_at(end, self.exited()).await.map_err(|_| Error::Timeout { command: "quit", after: deadline })
     }
 
+    /// Kills QEMU and waits for nothing.
+    pub fn kill_now(&self) {
+        self.process.kill();
+    }
+
     /// Kills QEMU and waits until it is reaped.
     pub async fn kill(&self) -> Exit {
         self.process.kill();
@@ -188,12 +275,23 @@ impl Machine {
     }
 }
 
-fn launch(installed: &Installed<'_>, spec: MachineSpec, ends: [(RawFd, OwnedFd); 3]) -> Launch {
+/// A QEMU on the wrong memory must be gone before the caller starts another one.
+async fn found(process: &Process, expected: Expected) -> Result<GuestMemory, Error> {
+    let found = expected.locate(process);
+    if found.is_err() {
+        process.kill();
+        process.exit().wait().await;
+    }
+    found
+}
+
+fn launch(installed: &Installed<'_>, spec: MachineSpec, ram: Handed, ends: [(RawFd, OwnedFd); 3]) -> Launch {
     let args = argv(&spec.shape(installed.arch, installed.aio));
     let confinement = Confinement::new(spec.jail, spec.limits, spec.memory_bytes, spec.accel);
-    let mut descriptors = Vec::from(ends);
+    let Handed { mut descriptors, environment } = ram;
+    descriptors.extend(ends);
     descriptors.push((fd::KERNEL, spec.kernel.into()));
     descriptors.push((fd::INITRAMFS, spec.initramfs.into()));
     descriptors.extend(spec.disk.into_descriptors(fd::DISK));
-    Launch { name: spec.name, binary: installed.binary.to_owned(), args, descriptors, confinement }
+    Launch { name: spec.name, binary: installed.binary.to_owned(), args, environment, descriptors, confinement }
 }

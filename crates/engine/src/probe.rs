@@ -23,6 +23,7 @@ use crate::install::Version;
 use crate::jail::{Confinement, Jail, Limits};
 use crate::process::{Launch, Process};
 use crate::qmp::{Qmp, Quit};
+use crate::tracking::{self, TrackingVerdict};
 
 const QUIT_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -34,6 +35,34 @@ pub struct Verdicts {
     pub aio: Aio,
     /// Why the slower way of disk input and output is used.
     pub aio_reason: Option<String>,
+    /// Which ways of telling written pages work.
+    pub tracking: TrackingVerdict,
+}
+
+/// Whether something can be used, and why not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "verdict")]
+pub enum Verdict {
+    Usable,
+    Unusable { reason: String },
+}
+
+impl Verdict {
+    pub fn usable(&self) -> Result<(), String> {
+        match self {
+            Verdict::Usable => Ok(()),
+            Verdict::Unusable { reason } => Err(reason.clone()),
+        }
+    }
+}
+
+impl From<Result<(), String>> for Verdict {
+    fn from(found: Result<(), String>) -> Self {
+        match found {
+            Ok(()) => Verdict::Usable,
+            Err(reason) => Verdict::Unusable { reason },
+        }
+    }
 }
 
 /// What verdicts depend on: they are probed again when any of it differs.
@@ -88,12 +117,12 @@ pub(crate) struct Probe<'a> {
 
 impl Probe<'_> {
     pub(crate) async fn run_all(self, key: Key) -> Verdicts {
-        let (kvm, io_uring) = tokio::join!(probe_kvm(&self), self.io_uring());
+        let (kvm, io_uring, tracking) = tokio::join!(probe_kvm(&self), self.io_uring(), tracking::probe());
         let (aio, aio_reason) = match io_uring {
             Ok(()) => (Aio::IoUring, None),
             Err(error) => (Aio::Threads, Some(describe(&error))),
         };
-        let verdicts = Verdicts { key, kvm, aio, aio_reason };
+        let verdicts = Verdicts { key, kvm, aio, aio_reason, tracking };
         tracing::debug!(?verdicts, "QEMU probed");
         verdicts
     }
@@ -107,7 +136,8 @@ impl Probe<'_> {
     ) -> Result<Process, Error> {
         let confinement = Confinement::new(self.jail, Limits::default(), 0, accel);
         let binary = self.binary.to_owned();
-        Process::spawn(Launch { name: name.into(), binary, args, descriptors, confinement }).await
+        Process::spawn(Launch { name: name.into(), binary, args, environment: Vec::new(), descriptors, confinement })
+            .await
     }
 
     /// QEMU reads the header and tables of a disk image when it opens it: a greeting means that io_uring carried them.

@@ -84,6 +84,8 @@ pub(crate) struct Launch {
     pub name: String,
     pub binary: PathBuf,
     pub args: Vec<OsString>,
+    /// Each `NAME=value`; there is nothing else in it.
+    pub environment: Vec<OsString>,
     /// Each descriptor with its number in the child.
     pub descriptors: Vec<(RawFd, OwnedFd)>,
     pub confinement: Confinement,
@@ -109,6 +111,10 @@ impl Process {
 
     pub(crate) fn pid(&self) -> u32 {
         self.pid.as_raw_nonzero().get().cast_unsigned()
+    }
+
+    pub(crate) fn pidfd(&self) -> Arc<OwnedFd> {
+        self.pidfd.clone()
     }
 
     pub(crate) fn exit(&self) -> &ExitWatch {
@@ -157,6 +163,7 @@ struct Started {
 struct Prepared {
     program: CString,
     args: Vec<CString>,
+    environment: Vec<CString>,
     /// `(source, target)`; sources lie at or above `CHILD_FD_END`, targets below.
     descriptors: Vec<(RawFd, RawFd)>,
     confinement: Confinement,
@@ -171,6 +178,7 @@ fn start(launch: Launch) -> Result<Started, Error> {
     let prepared = Prepared {
         program: c_string(launch.binary.into_os_string())?,
         args: launch.args.into_iter().map(c_string).collect::<Result<_, _>>()?,
+        environment: launch.environment.into_iter().map(c_string).collect::<Result<_, _>>()?,
         descriptors: held.iter().map(|(target, fd)| (fd.as_raw_fd(), *target)).collect(),
         confinement: launch.confinement,
         report: raise(report_writer.into()).map_err(fork_error)?,
@@ -221,9 +229,8 @@ fn c_string(text: OsString) -> Result<CString, Error> {
     reason = "fork: the child makes async-signal-safe calls on memory made before, then execs or ends"
 )]
 fn fork(prepared: &Prepared) -> io::Result<Pid> {
-    let mut argv: Vec<_> = std::iter::once(&prepared.program).chain(&prepared.args).map(|arg| arg.as_ptr()).collect();
-    argv.push(std::ptr::null());
-    let environment = [std::ptr::null()];
+    let argv = pointers(std::iter::once(&prepared.program).chain(&prepared.args));
+    let environment = pointers(&prepared.environment);
     // SAFETY: between fork and exec the child allocates nothing and takes no lock. `argv` and `environment` end with a
     // null pointer and point into strings that `prepared` keeps alive. `_exit` runs no destructor twice.
     unsafe {
@@ -242,6 +249,11 @@ fn fork(prepared: &Prepared) -> io::Result<Pid> {
             pid => Ok(Pid::from_raw(pid).expect("fork gives the parent a positive number")),
         }
     }
+}
+
+/// With the null pointer that ends the list.
+fn pointers<'a>(strings: impl IntoIterator<Item = &'a CString>) -> Vec<*const libc::c_char> {
+    strings.into_iter().map(|string| string.as_ptr()).chain([std::ptr::null()]).collect()
 }
 
 /// The pipe closes without a byte when `exec` succeeds.
@@ -327,6 +339,7 @@ mod tests {
             name: "test".into(),
             binary: "/bin/sh".into(),
             args: vec!["-c".into(), script.into()],
+            environment: Vec::new(),
             descriptors: Vec::new(),
             confinement: Confinement::new(Jail::default(), Limits::default(), 0, Accel::Tcg),
         }

@@ -1,12 +1,16 @@
 //! The connection: one task reads, one writes, any number of handles send commands.
 
 use std::collections::HashMap;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::Serialize;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
@@ -16,6 +20,7 @@ use super::command::{Capabilities, Command};
 use super::event::{Ending, Event, Events};
 use super::message::{Greeting, Message, Outcome, parse};
 use crate::error::Error;
+use crate::install::Version;
 use crate::process::ExitWatch;
 
 /// How long a command may take unless told otherwise.
@@ -40,14 +45,18 @@ pub struct Qmp {
     exit: ExitWatch,
 }
 
-/// What the writer sends. Descriptors for `getfd` and `add-fd` will travel beside the line.
+/// What the writer sends: a line, and the descriptor that `getfd` and `add-fd` take.
 #[derive(Debug)]
 struct Outgoing {
     line: Vec<u8>,
+    fd: Option<OwnedFd>,
 }
 
 #[derive(Debug)]
 struct Shared {
+    version: Version,
+    /// Held by the command whose descriptor is under way.
+    passing: tokio::sync::Mutex<()>,
     next_id: AtomicU64,
     waiting: Mutex<Waiting>,
     ending: Mutex<Ending>,
@@ -91,7 +100,7 @@ impl Qmp {
         let (outgoing, queue) = mpsc::unbounded_channel();
         let Greeting { version } = greet(&mut lines, &exit).await?;
         tracing::debug!(%version, "QEMU greets");
-        let (shared, reader) = Shared::new();
+        let (shared, reader) = Shared::new(version);
         tokio::spawn(reader.run(lines));
         let qmp = Qmp { shared, outgoing, exit };
         tokio::spawn(write_until_closed(write, queue, qmp.shared.closed.clone()));
@@ -106,8 +115,28 @@ impl Qmp {
 
     /// Runs a command; its reply is ignored when it comes after the deadline.
     pub async fn run_within<C: Command>(&self, command: C, deadline: Duration) -> Result<C::Reply, Error> {
+        self.execute(command, None, deadline).await
+    }
+
+    /// Runs a command that takes a descriptor.
+    pub(crate) async fn run_with_fd<C: Command>(&self, command: C, fd: OwnedFd) -> Result<C::Reply, Error> {
+        let _passing = self.shared.passing.lock().await;
+        self.execute(command, Some(fd), COMMAND_DEADLINE).await
+    }
+
+    /// The version QEMU greeted with.
+    pub(crate) fn version(&self) -> Version {
+        self.shared.version
+    }
+
+    async fn execute<C: Command>(
+        &self,
+        command: C,
+        fd: Option<OwnedFd>,
+        deadline: Duration,
+    ) -> Result<C::Reply, Error> {
         let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
-        let reply = match self.send(id, &command)? {
+        let reply = match self.send(id, &command, fd)? {
             Ok(reply) => reply,
             Err(closed) => return Err(self.lost(closed).await),
         };
@@ -141,14 +170,19 @@ impl Qmp {
         drop(closed.wait_for(|closed| *closed).await);
     }
 
-    fn send<C: Command>(&self, id: u64, command: &C) -> Result<Result<oneshot::Receiver<Outcome>, Closed>, Error> {
+    fn send<C: Command>(
+        &self,
+        id: u64,
+        command: &C,
+        fd: Option<OwnedFd>,
+    ) -> Result<Result<oneshot::Receiver<Outcome>, Closed>, Error> {
         let line = encode(id, command)?;
         let (sender, receiver) = oneshot::channel();
         if let Err(closed) = self.shared.expect(id, sender) {
             return Ok(Err(closed));
         }
         // A writer that is gone could not write; the reader finds out why.
-        if self.outgoing.send(Outgoing { line }).is_err() {
+        if self.outgoing.send(Outgoing { line, fd }).is_err() {
             return Ok(Err(Closed::End));
         }
         Ok(Ok(receiver))
@@ -174,10 +208,12 @@ impl Qmp {
 }
 
 impl Shared {
-    fn new() -> (Arc<Shared>, Reader) {
+    fn new(version: Version) -> (Arc<Shared>, Reader) {
         let (events, _) = broadcast::channel(EVENTS_HELD);
         let (announce_closed, closed) = watch::channel(false);
         let shared = Arc::new(Shared {
+            version,
+            passing: tokio::sync::Mutex::default(),
             next_id: AtomicU64::new(1),
             waiting: Mutex::new(Waiting::Open(HashMap::new())),
             ending: Mutex::default(),
@@ -266,11 +302,28 @@ async fn write_until_closed(
 
 async fn write_all(mut socket: OwnedWriteHalf, mut queue: mpsc::UnboundedReceiver<Outgoing>) {
     while let Some(outgoing) = queue.recv().await {
-        if let Err(error) = socket.write_all(&outgoing.line).await {
+        if let Err(error) = write(&mut socket, outgoing).await {
             tracing::debug!(%error, "QMP connection closed for writing");
             return;
         }
     }
+}
+
+/// The descriptor travels with the first bytes of its line.
+async fn write(socket: &mut OwnedWriteHalf, Outgoing { line, fd }: Outgoing) -> io::Result<()> {
+    let sent = match fd {
+        None => 0,
+        Some(fd) => socket.as_ref().async_io(Interest::WRITABLE, || send_with(socket, &line, &fd)).await?,
+    };
+    socket.write_all(&line[sent..]).await
+}
+
+fn send_with(socket: &OwnedWriteHalf, line: &[u8], fd: &OwnedFd) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut beside = SendAncillaryBuffer::new(&mut space);
+    let fds = [fd.as_fd()];
+    assert!(beside.push(SendAncillaryMessage::ScmRights(&fds)), "the space is for one descriptor");
+    Ok(sendmsg(socket.as_ref(), &[IoSlice::new(line)], &mut beside, SendFlags::NOSIGNAL)?)
 }
 
 #[derive(Debug)]

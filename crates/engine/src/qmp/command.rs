@@ -3,6 +3,8 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::block::Node;
+
 /// One QMP command: its fields serialise to the arguments.
 pub trait Command: Serialize {
     const NAME: &'static str;
@@ -69,5 +71,224 @@ pub struct SystemPowerdown {}
 
 impl Command for SystemPowerdown {
     const NAME: &'static str = "system_powerdown";
+    type Reply = Nothing;
+}
+
+/// Takes the descriptor sent along under a name.
+#[derive(Debug, Serialize)]
+pub(crate) struct GetFd<'a> {
+    pub fdname: &'a str,
+}
+
+impl Command for GetFd<'_> {
+    const NAME: &'static str = "getfd";
+    type Reply = Nothing;
+}
+
+/// Takes the descriptor sent along into an fd set.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct AddFd {
+    pub fdset_id: u64,
+}
+
+impl Command for AddFd {
+    const NAME: &'static str = "add-fd";
+    type Reply = Ignored;
+}
+
+/// A reply that tells nothing of use.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(crate) struct Ignored {}
+
+/// Gives up an fd set. What was opened through it stays open.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct RemoveFd {
+    pub fdset_id: u64,
+}
+
+impl Command for RemoveFd {
+    const NAME: &'static str = "remove-fd";
+    type Reply = Nothing;
+}
+
+/// Writes the state of all devices without RAM. It has nothing to do with Xen but its first user.
+#[derive(Debug, Serialize)]
+pub(crate) struct XenSaveDevicesState<'a> {
+    pub filename: &'a str,
+    pub live: bool,
+}
+
+impl Command for XenSaveDevicesState<'_> {
+    const NAME: &'static str = "xen-save-devices-state";
+    type Reply = Nothing;
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct MigrateIncoming<'a> {
+    pub uri: &'a str,
+}
+
+impl Command for MigrateIncoming<'_> {
+    const NAME: &'static str = "migrate-incoming";
+    type Reply = Nothing;
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Migrate<'a> {
+    pub uri: &'a str,
+}
+
+impl Command for Migrate<'_> {
+    const NAME: &'static str = "migrate";
+    type Reply = Nothing;
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct MigrateCancel {}
+
+impl Command for MigrateCancel {
+    const NAME: &'static str = "migrate_cancel";
+    type Reply = Nothing;
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct MigrateSetCapabilities<'a> {
+    pub capabilities: &'a [Capability],
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Capability {
+    pub capability: &'static str,
+    pub state: bool,
+}
+
+impl Command for MigrateSetCapabilities<'_> {
+    const NAME: &'static str = "migrate-set-capabilities";
+    type Reply = Nothing;
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct MigrateSetParameters {
+    /// Bytes per second.
+    pub max_bandwidth: u64,
+}
+
+impl Command for MigrateSetParameters {
+    const NAME: &'static str = "migrate-set-parameters";
+    type Reply = Nothing;
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct QueryMigrate {}
+
+impl Command for QueryMigrate {
+    const NAME: &'static str = "query-migrate";
+    type Reply = Migration;
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Migration {
+    pub status: Option<String>,
+    pub error_desc: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+pub(crate) struct BlockdevAdd(pub Node);
+
+impl Command for BlockdevAdd {
+    const NAME: &'static str = "blockdev-add";
+    type Reply = Nothing;
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct BlockdevDel<'a> {
+    pub node_name: &'a str,
+}
+
+impl Command for BlockdevDel<'_> {
+    const NAME: &'static str = "blockdev-del";
+    type Reply = Nothing;
+}
+
+/// Changes options of nodes in use. Options that are not given return to their defaults.
+#[derive(Debug, Serialize)]
+pub(crate) struct BlockdevReopen<'a> {
+    pub options: &'a [Node],
+}
+
+impl Command for BlockdevReopen<'_> {
+    const NAME: &'static str = "blockdev-reopen";
+    type Reply = Nothing;
+}
+
+/// Puts `overlay` above `node`, which nobody writes to any more.
+#[derive(Debug, Serialize)]
+pub(crate) struct BlockdevSnapshot<'a> {
+    pub node: &'a str,
+    pub overlay: &'a str,
+}
+
+impl Command for BlockdevSnapshot<'_> {
+    const NAME: &'static str = "blockdev-snapshot";
+    type Reply = Nothing;
+}
+
+/// Starts a job that copies a node.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct BlockdevBackup<'a> {
+    pub job_id: &'a str,
+    pub device: &'a str,
+    pub target: &'a str,
+    pub sync: &'static str,
+    /// Otherwise its outcome is gone before it can be asked for.
+    pub auto_dismiss: bool,
+}
+
+impl Command for BlockdevBackup<'_> {
+    const NAME: &'static str = "blockdev-backup";
+    type Reply = Nothing;
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct BlockResize<'a> {
+    pub node_name: &'a str,
+    pub size: u64,
+}
+
+impl Command for BlockResize<'_> {
+    const NAME: &'static str = "block_resize";
+    type Reply = Nothing;
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct QueryJobs {}
+
+impl Command for QueryJobs {
+    const NAME: &'static str = "query-jobs";
+    type Reply = Vec<Job>;
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Job {
+    pub id: String,
+    pub status: String,
+    pub error: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct JobDismiss<'a> {
+    pub id: &'a str,
+}
+
+impl Command for JobDismiss<'_> {
+    const NAME: &'static str = "job-dismiss";
     type Reply = Nothing;
 }

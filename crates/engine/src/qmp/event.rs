@@ -32,6 +32,15 @@ pub enum Event {
     Port {
         open: bool,
     },
+    /// A state is being saved or loaded: `active`, `completed`, `failed`, ...
+    Migration {
+        status: String,
+    },
+    /// A job of the block layer: `running`, `concluded`, ...
+    Job {
+        id: String,
+        status: String,
+    },
     Other {
         name: String,
     },
@@ -52,6 +61,11 @@ impl Event {
             "RESET" => Event::Reset,
             "VSERPORT_CHANGE" => Event::Port { open: PortChange::deserialize(data)?.open },
             "BLOCK_IO_ERROR" => BlockIoError::deserialize(data)?.into(),
+            "MIGRATION" => Event::Migration { status: Change::deserialize(data)?.status },
+            "JOB_STATUS_CHANGE" => {
+                let Change { id, status } = Change::deserialize(data)?;
+                Event::Job { id, status }
+            }
             other => Event::Other { name: other.to_owned() },
         })
     }
@@ -60,6 +74,14 @@ impl Event {
 #[derive(Deserialize)]
 struct PortChange {
     open: bool,
+}
+
+#[derive(Deserialize)]
+struct Change {
+    /// A migration has none.
+    #[serde(default)]
+    id: String,
+    status: String,
 }
 
 #[derive(Deserialize)]

@@ -100,6 +100,11 @@ mod tests {
         let error = br#"{"event": "BLOCK_IO_ERROR", "data": {"device": "", "node-name": "disk1", "operation": "write", "nospace": true, "action": "report", "reason": "No space left on device", "qom-path": "/machine"}}"#;
         let expected = Event::BlockIoError { node: "disk1".into(), operation: "write".into(), no_space: true };
         assert_eq!(parse(error), Ok(Message::Event(expected)));
+        let migration = br#"{"event": "MIGRATION", "data": {"status": "completed"}}"#;
+        assert_eq!(parse(migration), Ok(Message::Event(Event::Migration { status: "completed".into() })));
+        let job = br#"{"event": "JOB_STATUS_CHANGE", "data": {"status": "concluded", "id": "copy3"}}"#;
+        let expected = Event::Job { id: "copy3".into(), status: "concluded".into() };
+        assert_eq!(parse(job), Ok(Message::Event(expected)));
     }
 
     #[test]

@@ -1,11 +1,17 @@
 //! A scripted QEMU at the other end of a socket pair.
 
+use std::fs::File;
+use std::io::{IoSliceMut, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines as TokioLines};
 
 use super::*;
+use crate::devices;
+use crate::fdset::FdSets;
 use crate::process::Exit;
 use crate::qmp::{Cont, Nothing, QueryStatus, Quit, Stop};
 
@@ -35,6 +41,40 @@ impl Peer {
         command["id"].as_u64().unwrap()
     }
 
+    /// Expects a command and returns its id and arguments.
+    async fn hear_more(&mut self, name: &str) -> (u64, Value) {
+        let line = self.lines.next_line().await.unwrap().expect("a command");
+        understand(line.as_bytes(), name)
+    }
+
+    /// Expects a command with a descriptor beside it.
+    async fn hear_with_fd(&mut self, name: &str) -> (u64, Value, File) {
+        let socket = self.lines.get_ref().get_ref().as_ref();
+        let (line, fd) = socket.async_io(Interest::READABLE, || receive(socket)).await.unwrap();
+        let (id, arguments) = understand(&line, name);
+        (id, arguments, fd.into())
+    }
+
+    /// Plays the beginning of a load up to its start, under 7.2.
+    async fn load(&mut self) -> String {
+        let (id, arguments) = self.hear_more("migrate-set-capabilities").await;
+        assert_eq!(arguments, json!({"capabilities": [{"capability": "events", "state": true}]}));
+        self.reply(id, "{}").await;
+        let (id, arguments, mut fd) = self.hear_with_fd("getfd").await;
+        assert_eq!(arguments, json!({"fdname": "migration"}));
+        self.reply(id, "{}").await;
+        let (id, arguments) = self.hear_more("migrate-incoming").await;
+        assert_eq!(arguments, json!({"uri": "fd:migration"}));
+        self.reply(id, "{}").await;
+        let mut state = String::new();
+        fd.read_to_string(&mut state).unwrap();
+        state
+    }
+
+    async fn tell_migration(&mut self, status: &str) {
+        self.say(&format!(r#"{{"event": "MIGRATION", "data": {{"status": "{status}"}}}}"#)).await;
+    }
+
     async fn reply(&mut self, id: u64, value: &str) {
         self.say(&format!(r#"{{"return": {value}, "id": {id}}}"#)).await;
     }
@@ -43,6 +83,35 @@ impl Peer {
         let exit = Exit { status: ExitStatus::from_raw(9), stderr: "last words".into() };
         self.exit.send_replace(Some(exit));
     }
+}
+
+fn understand(line: &[u8], name: &str) -> (u64, Value) {
+    let mut command: Value = serde_json::from_slice(line).unwrap();
+    assert_eq!(command["execute"], name);
+    (command["id"].as_u64().unwrap(), command["arguments"].take())
+}
+
+fn receive(socket: &UnixStream) -> io::Result<(Vec<u8>, OwnedFd)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut beside = RecvAncillaryBuffer::new(&mut space);
+    let mut line = vec![0; 4096];
+    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut line)], &mut beside, RecvFlags::CMSG_CLOEXEC)?;
+    line.truncate(received.bytes);
+    let mut fds: Vec<OwnedFd> = Vec::new();
+    for message in beside.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    assert_eq!(fds.len(), 1);
+    Ok((line, fds.pop().unwrap()))
+}
+
+/// A file whose offset is at its end, as after writing it.
+fn state() -> OwnedFd {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(b"a state").unwrap();
+    file.into()
 }
 
 fn pair() -> (UnixStream, ExitWatch, Peer) {
@@ -54,9 +123,13 @@ fn pair() -> (UnixStream, ExitWatch, Peer) {
 
 /// A connection past its negotiation.
 async fn connected() -> (Qmp, Peer) {
+    connected_to(GREETING).await
+}
+
+async fn connected_to(greeting: &str) -> (Qmp, Peer) {
     let (stream, exit, mut peer) = pair();
     let script = async {
-        peer.say(GREETING).await;
+        peer.say(greeting).await;
         let id = peer.hear("qmp_capabilities").await;
         peer.reply(id, "{}").await;
     };
@@ -198,4 +271,114 @@ async fn an_endless_line_ends_the_connection() {
     let script = async { peer.socket.write_all(&flood).await };
     let (result, _) = tokio::join!(qmp.run(Stop {}), script);
     assert!(matches!(result, Err(Error::Protocol { detail }) if detail.contains("1048576")));
+}
+
+#[tokio::test]
+async fn a_descriptor_travels_with_its_command_and_no_other() {
+    let (qmp, mut peer) = connected().await;
+    let sets = FdSets::new(qmp.clone(), 7);
+    let script = async {
+        let (id, arguments, mut fd) = peer.hear_with_fd("add-fd").await;
+        assert_eq!(arguments, json!({"fdset-id": 7}));
+        let mut content = String::new();
+        fd.read_to_string(&mut content).unwrap();
+        // The second waits for the reply of the first.
+        peer.reply(id, r#"{"fdset-id": 7, "fd": 20}"#).await;
+        let (second, arguments, _) = peer.hear_with_fd("add-fd").await;
+        assert_eq!(arguments, json!({"fdset-id": 8}));
+        peer.reply(second, r#"{"fdset-id": 8, "fd": 21}"#).await;
+        content
+    };
+    let first = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(first.path(), "first").unwrap();
+    let reopened = File::open(first.path()).unwrap();
+    let (one, two, content) = tokio::join!(sets.add(reopened.into()), sets.add(state()), script);
+    assert_eq!((one.unwrap(), two.unwrap(), content.as_str()), (7, 8, "first"));
+}
+
+#[tokio::test]
+async fn a_state_is_loaded_from_its_beginning() {
+    let (qmp, mut peer) = connected().await;
+    let script = async {
+        let state = peer.load().await;
+        peer.tell_migration("setup").await;
+        peer.tell_migration("active").await;
+        peer.tell_migration("completed").await;
+        state
+    };
+    let sets = FdSets::new(qmp.clone(), 1);
+    let (loaded, read) = tokio::join!(devices::load(&qmp, &sets, state()), script);
+    loaded.unwrap();
+    assert_eq!(read, "a state");
+}
+
+#[tokio::test]
+async fn a_newer_qemu_loads_from_an_fd_set() {
+    let (qmp, mut peer) = connected_to(&GREETING.replace("7", "9")).await;
+    let script = async {
+        let (id, _) = peer.hear_more("migrate-set-capabilities").await;
+        peer.reply(id, "{}").await;
+        let (id, arguments, _) = peer.hear_with_fd("add-fd").await;
+        assert_eq!(arguments, json!({"fdset-id": 3}));
+        peer.reply(id, "{}").await;
+        let (id, arguments) = peer.hear_more("migrate-incoming").await;
+        assert_eq!(arguments, json!({"uri": "file:/dev/fdset/3"}));
+        peer.reply(id, "{}").await;
+        peer.tell_migration("completed").await;
+        let (id, _) = peer.hear_more("remove-fd").await;
+        peer.reply(id, "{}").await;
+    };
+    let sets = FdSets::new(qmp.clone(), 3);
+    let (loaded, ()) = tokio::join!(devices::load(&qmp, &sets, state()), script);
+    loaded.unwrap();
+}
+
+#[tokio::test]
+async fn a_qemu_that_dies_of_a_state_is_quoted() {
+    let (qmp, mut peer) = connected().await;
+    let script = async {
+        peer.load().await;
+        peer.tell_migration("active").await;
+        peer.die();
+        drop(peer);
+    };
+    let sets = FdSets::new(qmp.clone(), 1);
+    let (loaded, ()) = tokio::join!(devices::load(&qmp, &sets, state()), script);
+    let error = loaded.unwrap_err();
+    assert!(matches!(error, Error::NotLoaded { .. }) && error.to_string().contains("last words"), "{error}");
+}
+
+#[tokio::test]
+async fn a_load_that_fails_tells_qemus_reason() {
+    let (qmp, mut peer) = connected().await;
+    let script = async {
+        peer.load().await;
+        peer.tell_migration("failed").await;
+        let id = peer.hear("query-migrate").await;
+        peer.reply(id, r#"{"status": "failed", "error-desc": "wrong version"}"#).await;
+    };
+    let sets = FdSets::new(qmp.clone(), 1);
+    let (loaded, ()) = tokio::join!(devices::load(&qmp, &sets, state()), script);
+    assert_eq!(loaded.unwrap_err().to_string(), "QEMU cannot load the state: wrong version");
+}
+
+#[tokio::test]
+async fn a_stream_that_takes_too_long_is_cancelled() {
+    let (qmp, mut peer) = connected().await;
+    let script = async {
+        for name in ["migrate-set-capabilities", "migrate-set-parameters"] {
+            let (id, _) = peer.hear_more(name).await;
+            peer.reply(id, "{}").await;
+        }
+        let (id, ..) = peer.hear_with_fd("getfd").await;
+        peer.reply(id, "{}").await;
+        let (id, arguments) = peer.hear_more("migrate").await;
+        assert_eq!(arguments, json!({"uri": "fd:migration"}));
+        peer.reply(id, "{}").await;
+        let id = peer.hear("migrate_cancel").await;
+        peer.reply(id, "{}").await;
+    };
+    let sets = FdSets::new(qmp.clone(), 1);
+    let (saved, ()) = tokio::join!(devices::save_stream(&qmp, &sets, state(), SOON), script);
+    assert!(matches!(saved, Err(Error::Timeout { command: "migrate", after: SOON })));
 }

@@ -5,7 +5,9 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use sandtree_engine::{Accel, Arch, DiskChain, Engine, EngineConfig, Jail, Limits, MachineSpec, NetworkMode};
+use sandtree_engine::{
+    Accel, Arch, DiskChain, Engine, EngineConfig, Jail, Limits, MachineSpec, Memory, NetworkMode, Preload, Start,
+};
 
 pub fn config() -> EngineConfig {
     let search = vec!["/usr/local/bin".into(), "/usr/bin".into()];
@@ -21,7 +23,7 @@ pub fn jail() -> Jail {
 }
 
 /// A machine of two disk layers whose guest prints its command line and then does what that begins with: `off`,
-/// `reset`, `panic`, or anything else to stay.
+/// `reset`, `panic`, `busy` to count in the byte at [`COUNTER`] for ever, or anything else to stay.
 pub fn spec(dir: &Path, cmdline: &str) -> MachineSpec {
     MachineSpec {
         name: "toy".into(),
@@ -33,29 +35,32 @@ pub fn spec(dir: &Path, cmdline: &str) -> MachineSpec {
         cmdline: cmdline.into(),
         disk: disk(dir),
         network: NetworkMode::Isolated,
+        memory: Memory::Empty,
+        start: Start::Run,
+        preload: Preload::Use,
         extra_args: Vec::new(),
         jail: jail(),
         limits: Limits::default(),
     }
 }
 
-fn file(path: &Path, content: &[u8]) -> File {
+pub fn file(path: &Path, content: &[u8]) -> File {
     File::create(path).unwrap().write_all(content).unwrap();
     File::open(path).unwrap()
 }
 
 fn disk(dir: &Path) -> DiskChain {
-    let base = file(&dir.join("base"), &[0; 1 << 16]);
+    let base = file(&dir.join("base"), &[0; 1 << 20]);
     let frozen = file(&dir.join("frozen"), &overlay());
     drop(file(&dir.join("active"), &overlay()));
     let active = File::options().read(true).write(true).open(dir.join("active")).unwrap();
     DiskChain { base, overlays: vec![frozen, active] }
 }
 
-/// An empty qcow2 overlay of 64 KiB: header, table of reference counts, reference counts of four clusters, table.
-fn overlay() -> Vec<u8> {
+/// An empty qcow2 overlay of 1 MiB in clusters of 64 KiB: header, table of reference counts, reference counts of four clusters, table.
+pub fn overlay() -> Vec<u8> {
     let words: [u32; 26] =
-        [0x5146_49fb, 3, 0, 0, 0, 16, 0, 1 << 16, 0, 1, 0, 3 << 16, 0, 1 << 16, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 104];
+        [0x5146_49fb, 3, 0, 0, 0, 16, 0, 1 << 20, 0, 1, 0, 3 << 16, 0, 1 << 16, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 104];
     let image = tempfile::tempfile().unwrap();
     image.set_len(4 << 16).unwrap();
     image.write_all_at(&words.map(u32::to_be_bytes).concat(), 0).unwrap();
@@ -65,6 +70,10 @@ fn overlay() -> Vec<u8> {
     image.read_exact_at(&mut bytes, 0).unwrap();
     bytes
 }
+
+/// Where the busy guest counts.
+#[allow(dead_code, reason = "the example runs another guest")]
+pub const COUNTER: u64 = 0x80_0000;
 
 const LOAD_ADDRESS: u64 = 0x10_0000;
 
@@ -110,9 +119,10 @@ const CODE: &[u8] = &[
     0xee,                         //       out %al, %dx
     0xeb, 0xf8,                   //       jmp next
     0x8a, 0x07,                   // act:  mov (%edi), %al
-    0x3c, b'o', 0x74, 0x0b,       //       cmp $'o', %al; je off
-    0x3c, b'r', 0x74, 0x13,       //       cmp $'r', %al; je reset
-    0x3c, b'p', 0x74, 0x18,       //       cmp $'p', %al; je panic
+    0x3c, b'o', 0x74, 0x0f,       //       cmp $'o', %al; je off
+    0x3c, b'r', 0x74, 0x17,       //       cmp $'r', %al; je reset
+    0x3c, b'p', 0x74, 0x1c,       //       cmp $'p', %al; je panic
+    0x3c, b'b', 0x74, 0x2f,       //       cmp $'b', %al; je busy
     0xf4,                         // halt: hlt
     0xeb, 0xfd,                   //       jmp halt
     0x66, 0xba, 0x04, 0x06,       // off:  mov $0x604, %dx       power management of q35
@@ -131,4 +141,6 @@ const CODE: &[u8] = &[
     0x83, 0xe0, 0xf0,             //       and $~15, %eax
     0xc6, 0x00, 0x01,             //       movb $1, (%eax)
     0xeb, 0xd1,                   //       jmp halt
+    0xfe, 0x05, 0, 0, 0x80, 0,    // busy: incb 0x800000
+    0xeb, 0xf8,                   //       jmp busy
 ];
