@@ -1,6 +1,8 @@
 //! What is fuzzed, and what must hold.
 
 use std::fmt::Debug;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 
 use sandtree_proto::frame::{Decoded, Decoder, Frame, MAX_PAYLOAD, Nonce, PADDING, StreamId, encode_preamble};
 use sandtree_proto::message::{decode_entry, encode_entry, from_bytes, to_frame};
@@ -9,8 +11,10 @@ use sandtree_proto::{
     Network, Open, Outcome, Outgoing, Reply, Request, Stat, TermSize,
 };
 use sandtree_store::disk;
+use sandtree_store::memory::{Layer, MemoryWriter, PAGE};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sha2::{Digest as _, Sha256};
 
 pub struct Target {
     pub name: &'static str,
@@ -18,13 +22,14 @@ pub struct Target {
     pub check: fn(&[u8]),
 }
 
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
     Target { name: "frames", seeds: streams, check: frames },
     Target { name: "agent-messages", seeds: agent_messages, check: round_trip::<AgentMessage> },
     Target { name: "host-messages", seeds: host_messages, check: round_trip::<HostMessage> },
     Target { name: "dir-entries", seeds: entries, check: dir_entries },
     Target { name: "outgoing", seeds: outgoing_seeds, check: outgoing },
     Target { name: "qcow2", seeds: disks, check: qcow2 },
+    Target { name: "memory-layer", seeds: layers, check: memory_layer },
 ];
 
 /// Any bytes in any cutting: no panic, no growth, and after them a good stream is still understood.
@@ -94,6 +99,41 @@ fn outgoing(input: &[u8]) {
 /// A damaged or hostile image gets a verdict, in bounded time and memory.
 fn qcow2(input: &[u8]) {
     drop(disk::check::bytes(input));
+}
+
+/// Bytes of a header that the checksum covers; the run table follows them in an input.
+const LAYER_FIELDS: usize = 48;
+
+/// Whatever fields and table say, also under a checksum that is right: a layer that is read obeys every rule of the
+/// format, so that nobody who uses it needs to look again.
+fn memory_layer(input: &[u8]) {
+    let file = layer_file(input);
+    let len = file.metadata().expect("an open file has a length").len();
+    let Ok(layer) = Layer::read(&file) else { return };
+    let mut runs: Vec<_> = layer.data.iter().map(|run| run.pages).chain(layer.zero).collect();
+    runs.sort_by_key(|run| run.first);
+    assert!(runs.iter().all(|run| run.count > 0 && run.end() * PAGE <= layer.ram_bytes));
+    assert!(runs.windows(2).all(|pair| pair[0].end() <= pair[1].first));
+    let mut end = PAGE;
+    for run in layer.data {
+        assert_eq!(run.file_offset, end);
+        end += run.pages.count * PAGE;
+    }
+    assert_eq!(end + runs.len() as u64 * 16, len);
+}
+
+/// The data pages are a hole: nobody reads them, and so all of an input is worth bending.
+fn layer_file(input: &[u8]) -> File {
+    let (fields, table) = input.split_at(input.len().min(LAYER_FIELDS));
+    let claimed = fields.get(24..32).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
+    let file = tempfile::tempfile().expect("a temporary file");
+    let checksum = Sha256::digest(input);
+    let table_offset = PAGE + claimed.min(1 << 36);
+    for (bytes, offset) in [(fields, 0), (&checksum[..], LAYER_FIELDS as u64), (table, table_offset)] {
+        file.write_all_at(bytes, offset).expect("room for a few kilobytes");
+    }
+    file.set_len(table_offset + table.len() as u64).expect("a sparse file");
+    file
 }
 
 fn streams() -> Vec<Vec<u8>> {
@@ -187,4 +227,19 @@ fn outgoing_seeds() -> Vec<Vec<u8>> {
 /// A fresh overlay; its tables are where a bent number does most.
 fn disks() -> Vec<Vec<u8>> {
     vec![disk::overlay::empty(1 << 20).expect("a megabyte is a possible size")]
+}
+
+/// Fields and run table of an empty layer, and of one with data and zeros side by side and apart.
+fn layers() -> Vec<Vec<u8>> {
+    let fields_and_table = |pages: &[(u64, u8)]| {
+        let file = tempfile::tempfile().expect("a temporary file");
+        let mut writer = MemoryWriter::new(&file, 64 * PAGE).expect("a possible size");
+        let page = |byte| vec![byte; PAGE as usize];
+        pages.iter().for_each(|(first, byte)| writer.append(*first, &page(*byte)).expect("pages in order"));
+        let layer = writer.finish().expect("room for a few pages");
+        let mut bytes = vec![0; layer.len_bytes() as usize];
+        file.read_exact_at(&mut bytes, 0).expect("what was written");
+        [&bytes[..LAYER_FIELDS], &bytes[(PAGE + layer.data_bytes) as usize..]].concat()
+    };
+    vec![fields_and_table(&[]), fields_and_table(&[(1, 7), (2, 0), (3, 7), (9, 7), (20, 0), (63, 7)])]
 }

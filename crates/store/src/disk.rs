@@ -4,5 +4,7 @@
 //! host path is ever inside.
 
 pub mod check;
+mod entry;
+pub mod fold;
 pub(crate) mod header;
 pub mod overlay;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::{Name, SandboxId};
+use crate::{Name, SandboxId, StateId, disk, memory};
 
 #[derive(Debug, Error)]
 pub enum Error {
@@ -20,6 +20,8 @@ pub enum Error {
     Poisoned { path: PathBuf },
     #[error("{} is a store of format {found}; this program knows formats up to {known}", root.display())]
     NewerFormat { root: PathBuf, found: u32, known: u32 },
+    #[error("{} is a store of format {found}; this program reads only format {known}", root.display())]
+    OlderFormat { root: PathBuf, found: u32, known: u32 },
     #[error("{} is not empty and not a sandtree store", root.display())]
     NotAStore { root: PathBuf },
     #[error("{} has schema {found}; this program knows schemas up to {known}", path.display())]
@@ -34,10 +36,34 @@ pub enum Error {
     UnknownImage { name: Name },
     #[error("there is no sandbox {reference}")]
     UnknownSandbox { reference: String },
+    #[error("sandbox {sandbox} has no state {state}")]
+    UnknownState { sandbox: SandboxId, state: StateId },
+    #[error("{} cannot hold the memory of sandboxes: {rule}", path.display())]
+    MemoryDir { path: PathBuf, rule: &'static str },
     #[error("sandbox {id} is in use by another process")]
     Busy { id: SandboxId },
     #[error("a disk of {bytes} bytes is not possible: {rule}")]
     DiskSize { bytes: u64, rule: &'static str },
+    #[error("guest memory of {bytes} bytes is not possible: {rule}")]
+    MemorySize { bytes: u64, rule: &'static str },
+    #[error("{pages} pages from page {first_page} on cannot be written to a memory layer: {rule}")]
+    MemoryPages { first_page: u64, pages: u64, rule: &'static str },
+    #[error("the memory layer is damaged: {0}")]
+    MemoryLayer(memory::Damage),
+    #[error("disk layer {layer} is damaged: {damage}")]
+    DiskLayer { layer: usize, damage: disk::check::Damage },
+    #[error("these disk layers cannot be folded: {rule}")]
+    DiskFold { rule: &'static str },
+    /// Layers are read and written through open files; only their owner knows the path.
+    #[error("cannot {operation} at byte {offset}")]
+    LayerIo {
+        operation: &'static str,
+        offset: u64,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the file for a new layer is not empty")]
+    NotEmpty,
     #[error("the system gives no random bytes: {0}")]
     Random(getrandom::Error),
 }
@@ -46,9 +72,13 @@ impl Error {
     /// The error behind an I/O failure, if this is one.
     pub fn io_kind(&self) -> Option<io::ErrorKind> {
         match self {
-            Self::Io { source, .. } => Some(source.kind()),
+            Self::Io { source, .. } | Self::LayerIo { source, .. } => Some(source.kind()),
             _ => None,
         }
+    }
+
+    pub(crate) fn layer_io(operation: &'static str, offset: u64) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::LayerIo { operation, offset, source }
     }
 
     pub(crate) fn corrupt(path: impl Into<PathBuf>, what: impl ToString) -> Self {

@@ -60,6 +60,8 @@ impl fmt::Debug for Lock {
 pub(crate) trait Fs: fmt::Debug + Send + Sync {
     fn open(&self, path: &Path) -> io::Result<Box<dyn Read>>;
     fn len(&self, path: &Path) -> io::Result<u64>;
+    /// How many names the file has.
+    fn links(&self, path: &Path) -> io::Result<u64>;
     fn kind(&self, path: &Path) -> io::Result<Kind>;
     fn list(&self, path: &Path) -> io::Result<Vec<Entry>>;
     fn free_bytes(&self, path: &Path) -> io::Result<u64>;
@@ -67,6 +69,8 @@ pub(crate) trait Fs: fmt::Debug + Send + Sync {
     fn create_dir(&self, path: &Path) -> io::Result<()>;
     /// Makes a file that must not exist yet, readable and writable by its owner alone.
     fn create(&self, path: &Path, bytes: &[u8]) -> io::Result<()>;
+    /// Makes a file like `create`, with the content of another one.
+    fn copy(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Makes a file read-only for everyone: its content never changes again.
     fn seal(&self, path: &Path) -> io::Result<()>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -109,6 +113,14 @@ impl Files {
         optional(self.read(path))
     }
 
+    /// The first bytes of a file that has as many.
+    pub(crate) fn read_start<const LEN: usize>(&self, path: &Path) -> Result<[u8; LEN], Error> {
+        let mut start = [0; LEN];
+        let mut file = self.fs.open(path).map_err(io_error("open", path))?;
+        file.read_exact(&mut start).map_err(io_error("read", path))?;
+        Ok(start)
+    }
+
     /// Digest and length of a file, read in pieces.
     pub(crate) fn digest(&self, path: &Path) -> Result<(Digest, u64), Error> {
         let mut file = self.fs.open(path).map_err(io_error("open", path))?;
@@ -125,6 +137,10 @@ impl Files {
 
     pub(crate) fn len(&self, path: &Path) -> Result<u64, Error> {
         self.fs.len(path).map_err(io_error("look at", path))
+    }
+
+    pub(crate) fn links(&self, path: &Path) -> Result<u64, Error> {
+        self.fs.links(path).map_err(io_error("look at", path))
     }
 
     pub(crate) fn kind(&self, path: &Path) -> Result<Option<Kind>, Error> {
@@ -173,6 +189,33 @@ impl Files {
 
     pub(crate) fn hard_link(&self, from: &Path, to: &Path) -> Result<(), Error> {
         self.change("link", to, |fs| fs.hard_link(from, to))
+    }
+
+    /// Gives an immutable file another name. Where there can be no such link, the new name is a copy, and durable.
+    pub(crate) fn share(&self, from: &Path, to: &Path) -> Result<(), Error> {
+        match self.hard_link(from, to) {
+            Err(error) if cannot_link(&error) => self.copy_sealed(from, to),
+            linked => linked,
+        }
+    }
+
+    fn copy_sealed(&self, from: &Path, to: &Path) -> Result<(), Error> {
+        self.change("copy to", to, |fs| fs.copy(from, to))?;
+        self.seal(to)?;
+        self.sync_file(to)
+    }
+
+    /// Shares every file of a directory tree; a directory that is not there is an empty one.
+    pub(crate) fn share_tree(&self, from: &Path, to: &Path) -> Result<(), Error> {
+        self.create_dir(to)?;
+        for entry in optional(self.list(from))?.unwrap_or_default() {
+            let (from, to) = (from.join(&entry.name), to.join(&entry.name));
+            match entry.kind {
+                Kind::Dir => self.share_tree(&from, &to)?,
+                _ => self.share(&from, &to)?,
+            }
+        }
+        self.sync_dir(to)
     }
 
     pub(crate) fn remove_file(&self, path: &Path) -> Result<(), Error> {
@@ -230,8 +273,9 @@ impl Files {
         work(&*self.fs).map_err(io_error(operation, path))
     }
 
+    /// What is not there was not synced, but nothing was lost by that: a state may go while it is being sealed.
     fn poison_if_failed(&self, path: &Path, synced: Result<(), Error>) -> Result<(), Error> {
-        if synced.is_err() {
+        if synced.as_ref().is_err_and(|error| error.io_kind() != Some(io::ErrorKind::NotFound)) {
             self.poisoned.get_or_init(|| path.to_owned());
         }
         synced
@@ -241,6 +285,11 @@ impl Files {
 pub(crate) fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::Io { operation, path, source }
+}
+
+/// Another file system, or as many links as a file can have.
+fn cannot_link(error: &Error) -> bool {
+    matches!(error.io_kind(), Some(io::ErrorKind::CrossesDevices | io::ErrorKind::TooManyLinks))
 }
 
 /// Turns "not there" into `None`.

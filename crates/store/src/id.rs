@@ -1,4 +1,4 @@
-//! Identities: random ones for sandboxes, digests for everything that is named by its content.
+//! Identities: random ones for sandboxes, layers and states, digests for everything that is named by its content.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,13 +22,15 @@ pub struct ParseIdError {
 #[serde(try_from = "String", into = "String")]
 pub struct SandboxId(String);
 
-impl SandboxId {
-    pub fn random() -> Result<Self, Error> {
-        let mut bytes = [0; 8];
-        getrandom::fill(&mut bytes).map_err(Error::Random)?;
-        Ok(Self(hex(&bytes)))
-    }
-}
+/// Names one layer, for ever: 16 random hexadecimal digits. Every link to it has this name, in whatever sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct LayerId(String);
+
+/// Names one state, for ever: 16 random hexadecimal digits.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct StateId(String);
 
 /// SHA-256 of some content.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -43,6 +45,12 @@ impl Digest {
     pub(crate) fn finish(hasher: Sha256) -> Self {
         Self(hex(&hasher.finalize()))
     }
+}
+
+fn random_hex() -> Result<String, Error> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(Error::Random)?;
+    Ok(hex(&bytes))
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -93,7 +101,21 @@ macro_rules! hex_id {
     };
 }
 
-hex_id!(SandboxId, 16, "a sandbox id (16 hexadecimal digits)");
+macro_rules! random_id {
+    ($id:ident, $expected:literal) => {
+        hex_id!($id, 16, $expected);
+
+        impl $id {
+            pub fn random() -> Result<Self, Error> {
+                random_hex().map(Self)
+            }
+        }
+    };
+}
+
+random_id!(SandboxId, "a sandbox id (16 hexadecimal digits)");
+random_id!(LayerId, "a layer id (16 hexadecimal digits)");
+random_id!(StateId, "a state id (16 hexadecimal digits)");
 hex_id!(Digest, 64, "a SHA-256 digest (64 hexadecimal digits)");
 
 #[cfg(test)]

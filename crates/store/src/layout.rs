@@ -1,7 +1,7 @@
 //! Where everything is.
 //!
 //! ```text
-//! format                     "sandtree-store 1\n"; a larger number is refused by name
+//! format                     "sandtree-store 2\n"; any other number is refused by name
 //! lock                       held for moments: to make or end a staging directory, to take a sandbox's name away
 //! staging/<id>/              unfinished work: `lock`, held by whoever works there, and `tree`, what is being made or removed
 //! names/images/<name>        digest of the image; replaced by rename
@@ -9,22 +9,27 @@
 //! kernels/<digest>/          bundle.json, kernel, modules/*.ko
 //! initramfs/<digest>.cpio    agent and modules; named by the digest of what it is made of
 //! images/<digest>/           image.json, rootfs.raw
-//! sandboxes/<id>/            sandbox.json, state.json, claim, lock, overlay-<n>.qcow2, execs/, console.log, keeper.sock
+//! warm/<key>/                a captured boot: manifest.json, devices, sealed.json, execs/, disks/, memory/
+//! sandboxes/<id>/            sandbox.json, state.json, head.json, origin.json, claim, lock, execs/, execs-of-origin/, console.log, keeper.sock
+//!   disks/<layer>.qcow2      links to every disk layer that the head or a state lists
+//!   memory/<layer>.mem       likewise; with a memory directory DIR they are in DIR/<id>/ instead
+//!   states/<state>/          manifest.json, devices, execs/, sealed.json once it is; a name that starts with '.' is unfinished or going
 //! cache/<key>                JSON that may be deleted at any time
 //! ```
 //!
 //! Directories are 0700, files 0600. What is published by digest is sealed (0444): a machine that runs under another
 //! user gets it as a descriptor, and may open that descriptor again, but reaches nothing by path.
 //!
-//! Always: what is outside `staging/` and `cache/` is complete and synced. What open finds is dealt with like this:
+//! Always: what is outside `staging/` and `cache/` is complete and synced; only a state of a sandbox is synced later,
+//! when it is sealed. What open finds is dealt with like this:
 //!
 //! | found | done |
 //! |---|---|
 //! | a staging directory whose lock is held | left alone: someone works there |
 //! | a staging directory whose lock is free | removed |
-//! | … and a sandbox of the same id, still `creating`, whose lock is free | sandbox and name removed: its creation died |
+//! | … and a sandbox of the same id, still `creating`, whose lock is free | sandbox, name and its part of a memory directory removed: its creation died |
 //! | … and a sandbox of the same id in any other phase | the sandbox stays: its creation or removal had not begun to matter |
-//! | … with a sandbox in its `tree` | its name is removed, too: its removal died |
+//! | … with a sandbox in its `tree` | its name and its part of a memory directory are removed, too: its removal died |
 //! | a name without a sandbox | taken over by whoever claims it next |
 //! | something else | left alone, and reported where it is in the way |
 
@@ -33,7 +38,7 @@ use std::path::{Path, PathBuf};
 use crate::{Digest, Name, SandboxId};
 
 /// The format this program reads and writes.
-pub(crate) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 2;
 pub(crate) const FORMAT_MAGIC: &str = "sandtree-store";
 
 #[derive(Debug, Clone)]
@@ -51,7 +56,7 @@ impl Layout {
     }
 
     /// All directories, parents first.
-    pub(crate) fn dirs(&self) -> [PathBuf; 9] {
+    pub(crate) fn dirs(&self) -> [PathBuf; 10] {
         [
             self.staging(),
             self.root.join("names"),
@@ -60,6 +65,7 @@ impl Layout {
             self.kernels(),
             self.initramfs_dir(),
             self.images(),
+            self.warm_dir(),
             self.sandboxes(),
             self.cache(),
         ]
@@ -67,7 +73,7 @@ impl Layout {
 
     /// Whether an entry may be in a root that has no format yet.
     pub(crate) fn is_ours(name: &str) -> bool {
-        const DIRS: [&str; 7] = ["staging", "names", "kernels", "initramfs", "images", "sandboxes", "cache"];
+        const DIRS: [&str; 8] = ["staging", "names", "kernels", "initramfs", "images", "warm", "sandboxes", "cache"];
         // A file system of the store's own has a `lost+found`.
         const OTHERS: [&str; 4] = ["format", "format.new", "lock", "lost+found"];
         DIRS.contains(&name) || OTHERS.contains(&name)
@@ -123,6 +129,14 @@ impl Layout {
 
     pub(crate) fn image(&self, digest: &Digest) -> PathBuf {
         self.images().join(digest.as_str())
+    }
+
+    pub(crate) fn warm_dir(&self) -> PathBuf {
+        self.root.join("warm")
+    }
+
+    pub(crate) fn warm(&self, key: &Digest) -> PathBuf {
+        self.warm_dir().join(key.as_str())
     }
 
     pub(crate) fn sandboxes(&self) -> PathBuf {

@@ -19,31 +19,40 @@ mod cache;
 pub mod disk;
 mod error;
 mod fs;
+mod head;
 mod id;
 mod image;
 mod layout;
 mod lock;
+pub mod memory;
 mod name;
 mod publish;
 mod record;
 mod sandbox;
+mod state;
+mod tag;
 #[cfg(test)]
 mod tests;
+mod warm;
 
 use std::path::Path;
 use std::sync::Arc;
 
 pub use error::Error;
-pub use id::{Digest, ParseIdError, SandboxId};
+pub use head::Head;
+pub use id::{Digest, LayerId, ParseIdError, SandboxId, StateId};
 pub use image::{
     Arch, Blob, ExecDefaults, Image, ImageRecord, ImageSpec, Init, KernelBundle, KernelFormat, KernelRecord,
     KernelSpec, ModuleRecord, NamedImage,
 };
 pub use name::{Name, ParseNameError};
-pub use publish::Staged;
+pub use publish::{Published, Staged};
 pub use sandbox::{
-    AccelChoice, ListedSandbox, Network, Owned, Phase, Pids, PublishedPort, SandboxDir, SandboxRecord, StateRecord,
+    AccelChoice, Collected, DamagedLayer, ListedSandbox, Network, Origin, Owned, Phase, Pids, PublishedPort,
+    SandboxDir, SandboxRecord, StagedState, StateRecord, States, UnreadableState,
 };
+pub use state::{MachineRecord, MemoryState, StateKind, StateManifest, StateSource};
+pub use tag::{ParseTagError, Tag};
 
 use fs::{Files, Fs, io_error};
 use layout::{FORMAT, FORMAT_MAGIC, Layout};
@@ -118,7 +127,8 @@ impl Store {
         match number {
             Some(FORMAT) => Ok(()),
             Some(found) if found > FORMAT => Err(Error::NewerFormat { root, found, known: FORMAT }),
-            _ => Err(Error::NotAStore { root }),
+            Some(found) => Err(Error::OlderFormat { root, found, known: FORMAT }),
+            None => Err(Error::NotAStore { root }),
         }
     }
 

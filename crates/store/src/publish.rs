@@ -30,7 +30,7 @@ pub struct Staged {
 
 /// What publishing under a digest found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Published {
+pub enum Published {
     New,
     /// The same content was there before; what was staged is dropped.
     Already,
@@ -67,6 +67,13 @@ impl Staged {
     /// The directory to fill.
     pub fn path(&self) -> &Path {
         &self.tree
+    }
+
+    /// Makes what is in the tree so far durable, so that it is found after a power loss.
+    pub(crate) fn announce(&self) -> Result<(), Error> {
+        sync_tree(&self.files, &self.tree)?;
+        self.files.sync_dir(&self.shell)?;
+        self.files.sync_dir(&self.layout.staging())
     }
 
     /// Makes the tree read-only and durable, then renames it to `target`.
@@ -147,6 +154,16 @@ pub(crate) fn sync_tree(files: &Files, path: &Path) -> Result<(), Error> {
         match entry.kind {
             Kind::Dir => sync_tree(files, &path)?,
             _ => files.sync_file(&path)?,
+        }
+    }
+    files.sync_dir(path)
+}
+
+/// Makes the entries of every directory of a tree durable, not the content of its files.
+pub(crate) fn sync_dirs(files: &Files, path: &Path) -> Result<(), Error> {
+    for entry in files.list(path)? {
+        if entry.kind == Kind::Dir {
+            sync_dirs(files, &path.join(entry.name))?;
         }
     }
     files.sync_dir(path)

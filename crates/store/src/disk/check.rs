@@ -16,6 +16,7 @@ use std::path::Path;
 
 use thiserror::Error as ThisError;
 
+use super::entry::{self, L2Entry};
 use super::header::{self, Header, require};
 use crate::Error;
 use crate::fs::io_error;
@@ -119,14 +120,9 @@ fn run(source: &(impl ReadAt + ?Sized), len: u64) -> io::Result<Verdict> {
     }
 }
 
-const OFFSET_BITS: u64 = 0x00ff_ffff_ffff_fe00;
-const COPIED: u64 = 1 << 63;
-const COMPRESSED: u64 = 1 << 62;
-const READS_AS_ZERO: u64 = 1;
 /// Keeps the bit map of used clusters below 32 MiB.
 const MAX_FILE_BYTES: u64 = 16 << 40;
-/// QEMU's own limits for the two tables.
-const MAX_L1_BYTES: u64 = 32 << 20;
+/// QEMU's own limit.
 const MAX_REFCOUNT_TABLE_BYTES: u64 = 8 << 20;
 
 struct Walk<'a, S: ?Sized> {
@@ -161,30 +157,26 @@ impl<'a, S: ReadAt + ?Sized> Walk<'a, S> {
     }
 
     fn take_l1(&mut self) -> Result<(), Stop> {
-        let Header { l1_entries, l1_offset, size, .. } = self.header;
-        let (entries, span) = (u64::from(l1_entries), self.cluster() / 8 * self.cluster());
-        require(size.div_ceil(span) <= entries && entries * 8 <= MAX_L1_BYTES, Damage::L1Size)?;
+        let Header { l1_entries, l1_offset, .. } = self.header;
+        let entries = u64::from(l1_entries);
+        self.header.check_l1_size()?;
         self.take_table(40, l1_offset, entries * 8)?;
         self.each_entry(l1_offset, entries, Self::take_l2)
     }
 
     fn take_l2(&mut self, at: u64, entry: u64) -> Result<(), Stop> {
-        require(entry & !(OFFSET_BITS | COPIED) == 0, Damage::Reserved { at })?;
-        let offset = entry & OFFSET_BITS;
-        if offset == 0 {
-            return Ok(());
-        }
+        let Some(offset) = entry::l1(at, entry)? else { return Ok(()) };
         self.take_table(at, offset, self.cluster())?;
         self.each_entry(offset, self.cluster() / 8, Self::take_data)
     }
 
     fn take_data(&mut self, at: u64, entry: u64) -> Result<(), Stop> {
-        require(entry & COMPRESSED == 0, Damage::Unexpected("compressed clusters"))?;
-        require(entry & !(OFFSET_BITS | COPIED | READS_AS_ZERO) == 0, Damage::Reserved { at })?;
-        let offset = entry & OFFSET_BITS;
-        // A cluster set aside for zeros need never have been written, so the file may end before it.
-        let unwritten = entry & READS_AS_ZERO != 0 && offset >= self.len && offset.is_multiple_of(self.cluster());
-        if offset == 0 || unwritten { Ok(()) } else { self.take(at, offset) }
+        match entry::l2(at, entry)? {
+            L2Entry::Below | L2Entry::Zero(None) => Ok(()),
+            // A cluster set aside for zeros need never have been written, so the file may end before it.
+            L2Entry::Zero(Some(offset)) if offset >= self.len && offset.is_multiple_of(self.cluster()) => Ok(()),
+            L2Entry::Zero(Some(offset)) | L2Entry::Data(offset) => self.take(at, offset),
+        }
     }
 
     fn take_refcounts(&mut self) -> Result<(), Stop> {

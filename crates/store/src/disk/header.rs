@@ -14,6 +14,9 @@ const VERSION: u32 = 3;
 /// 2^4 bits per refcount: what QEMU makes by default, and all we read.
 const REFCOUNT_ORDER: u32 = 4;
 
+/// QEMU's own limit.
+const MAX_L1_BYTES: u64 = 32 << 20;
+
 const DIRTY: u64 = 1;
 const CORRUPT: u64 = 2;
 
@@ -43,6 +46,13 @@ impl Header {
         put(96, &REFCOUNT_ORDER.to_be_bytes());
         put(100, &(LEN as u32).to_be_bytes());
         bytes
+    }
+
+    /// The L1 table must cover the disk, and be of a size that can be in memory.
+    pub(crate) fn check_l1_size(&self) -> Result<(), Damage> {
+        let (cluster, entries) = (1u64 << self.cluster_bits, u64::from(self.l1_entries));
+        let covers = self.size.div_ceil(cluster / 8 * cluster) <= entries;
+        require(covers && entries * 8 <= MAX_L1_BYTES, Damage::L1Size)
     }
 
     /// Refuses everything our overlays never are, so that the rest of the check needs to know only one kind of file.

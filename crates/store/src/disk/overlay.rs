@@ -10,10 +10,10 @@
 use super::header::Header;
 use crate::Error;
 
-const CLUSTER_BITS: u32 = 16;
-const CLUSTER: u64 = 1 << CLUSTER_BITS;
+pub(super) const CLUSTER_BITS: u32 = 16;
+pub(super) const CLUSTER: u64 = 1 << CLUSTER_BITS;
 /// What one L1 entry spans: one cluster full of 8-byte L2 entries.
-const L2_SPAN: u64 = CLUSTER / 8 * CLUSTER;
+pub(super) const L2_SPAN: u64 = CLUSTER / 8 * CLUSTER;
 const L1_OFFSET: u64 = 3 * CLUSTER;
 const SECTOR: u64 = 512;
 /// Far below what one refcount block can count.

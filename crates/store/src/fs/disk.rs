@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with, statvfs};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, ioctl_ficlone, renameat_with, statvfs};
 
 use super::{Entry, Fs, Kind, Lock};
 
@@ -19,6 +19,10 @@ impl Fs for Disk {
 
     fn len(&self, path: &Path) -> io::Result<u64> {
         Ok(fs::symlink_metadata(path)?.len())
+    }
+
+    fn links(&self, path: &Path) -> io::Result<u64> {
+        Ok(fs::symlink_metadata(path)?.nlink())
     }
 
     fn kind(&self, path: &Path) -> io::Result<Kind> {
@@ -39,7 +43,16 @@ impl Fs for Disk {
     }
 
     fn create(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?.write_all(bytes)
+        new_file(path)?.write_all(bytes)
+    }
+
+    /// A clone where the file system can; any refusal to clone means to copy the bytes.
+    fn copy(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let (mut from, mut to) = (File::open(from)?, new_file(to)?);
+        match ioctl_ficlone(&to, &from) {
+            Ok(()) => Ok(()),
+            Err(_) => io::copy(&mut from, &mut to).map(drop),
+        }
     }
 
     fn seal(&self, path: &Path) -> io::Result<()> {
@@ -88,6 +101,10 @@ impl Fs for Disk {
             Err(errno) => Err(errno.into()),
         }
     }
+}
+
+fn new_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
 fn kind_of(kind: fs::FileType) -> Kind {

@@ -2,13 +2,17 @@
 //!
 //! Every changing operation is counted. At a chosen one it stops (this and everything after it fails, as for a process
 //! that was killed) or fails once with an errno. [`Simulated::after_power_loss`] then tells what a machine could find
-//! after a restart, under three assumptions about what was never synced:
+//! after a restart, under some assumptions about what was never synced:
 //!
 //! | [`Loss`] | content of files | entries of directories |
 //! |---|---|---|
 //! | `Nothing` | kept | kept: only the process died |
 //! | `Content` | lost: empty | kept |
 //! | `Everything` | lost: empty | lost |
+//! | `AllButRemovals` | lost: empty | lost, but what was removed stays so |
+//! | `OtherDevices` | lost on all devices but the first | likewise: their journals are not one |
+//!
+//! Each directory of the root is a device of its own: there are no links between them.
 //!
 //! A rename is one change of both directories. Syncing a directory makes its changes durable, and with them every
 //! earlier change of any directory they also touched, as a journal does.
@@ -34,6 +38,8 @@ pub(crate) enum Loss {
     Nothing,
     Content,
     Everything,
+    AllButRemovals,
+    OtherDevices,
 }
 
 type Inode = usize;
@@ -41,8 +47,15 @@ const ROOT: Inode = 0;
 
 #[derive(Debug, Clone)]
 enum Node {
-    File { bytes: Vec<u8>, synced: Vec<u8> },
-    Dir { entries: BTreeMap<OsString, Inode>, synced: BTreeMap<OsString, Inode> },
+    /// Shared with what a power loss leaves, which is asked for many times.
+    File {
+        bytes: Arc<[u8]>,
+        synced: Arc<[u8]>,
+    },
+    Dir {
+        entries: BTreeMap<OsString, Inode>,
+        synced: BTreeMap<OsString, Inode>,
+    },
 }
 
 /// One change of one or two directories: entries that went and entries that came.
@@ -102,7 +115,12 @@ impl Simulated {
 
     pub(crate) fn after_power_loss(&self, loss: Loss) -> Self {
         let state = self.state();
-        let nodes = state.nodes.iter().map(|node| after_loss(node, loss)).collect();
+        let kept = if loss == Loss::OtherDevices { state.first_device() } else { BTreeSet::new() };
+        let loss_of = |inode| if kept.contains(&inode) { Loss::Nothing } else { loss };
+        let mut nodes: Vec<_> = (0..).zip(&state.nodes).map(|(inode, node)| after_loss(node, loss_of(inode))).collect();
+        if loss == Loss::AllButRemovals {
+            state.redo_removals(&mut nodes);
+        }
         let state = State { nodes, ..State::default() };
         Self { state: Arc::new(Mutex::new(state)) }
     }
@@ -125,8 +143,23 @@ impl Simulated {
     }
 }
 
+fn empty_file() -> Node {
+    Node::File { bytes: Arc::default(), synced: Arc::default() }
+}
+
 fn empty_dir() -> Node {
     Node::Dir { entries: BTreeMap::new(), synced: BTreeMap::new() }
+}
+
+fn device(path: &Path) -> Option<Component<'_>> {
+    path.components().nth(1)
+}
+
+fn names_of(node: &Node, inode: Inode) -> u64 {
+    match node {
+        Node::Dir { entries, .. } => entries.values().filter(|found| **found == inode).count() as u64,
+        Node::File { .. } => 0,
+    }
 }
 
 fn after_loss(node: &Node, loss: Loss) -> Node {
@@ -136,7 +169,7 @@ fn after_loss(node: &Node, loss: Loss) -> Node {
             Node::File { bytes: bytes.clone(), synced: bytes.clone() }
         }
         Node::Dir { entries, synced } => {
-            let entries = if loss == Loss::Everything { synced } else { entries };
+            let entries = if matches!(loss, Loss::Nothing | Loss::Content) { entries } else { synced };
             Node::Dir { entries: entries.clone(), synced: entries.clone() }
         }
     }
@@ -159,6 +192,25 @@ impl State {
             let path = path.join(name);
             self.collect(*inode, &path, found);
             found.push(path);
+        }
+    }
+
+    /// Everything that is or was durably below the entry of the root that was made first.
+    fn first_device(&self) -> BTreeSet<Inode> {
+        let (mut found, mut next) = (BTreeSet::new(), Vec::new());
+        next.extend(self.entries(ROOT).ok().and_then(|entries| entries.values().min()));
+        while let Some(inode) = next.pop() {
+            if let (true, Node::Dir { entries, synced }) = (found.insert(inode), &self.nodes[inode]) {
+                next.extend(entries.values().chain(synced.values()));
+            }
+        }
+        found
+    }
+
+    fn redo_removals(&self, nodes: &mut [Node]) {
+        for removal in self.unsynced.iter().filter(|change| change.come.is_none()) {
+            apply(nodes, removal, Side::Present);
+            apply(nodes, removal, Side::Synced);
         }
     }
 
@@ -271,6 +323,12 @@ impl Fs for Simulated {
         }
     }
 
+    fn links(&self, path: &Path) -> io::Result<u64> {
+        let state = self.state();
+        let inode = state.find(path)?;
+        Ok(state.nodes.iter().map(|node| names_of(node, inode)).sum())
+    }
+
     fn kind(&self, path: &Path) -> io::Result<Kind> {
         let state = self.state();
         match &state.nodes[state.find(path)?] {
@@ -299,12 +357,18 @@ impl Fs for Simulated {
 
     /// Two operations, so that a stop or an error between them leaves an empty file.
     fn create(&self, path: &Path, content: &[u8]) -> io::Result<()> {
-        let inode = self.changing()?.add(path, Node::File { bytes: Vec::new(), synced: Vec::new() })?;
+        let inode = self.changing()?.add(path, empty_file())?;
         let mut state = self.changing()?;
         if let Node::File { bytes, .. } = &mut state.nodes[inode] {
-            *bytes = content.to_vec();
+            *bytes = content.into();
         }
         Ok(())
+    }
+
+    fn copy(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut content = Vec::new();
+        self.open(from)?.read_to_end(&mut content)?;
+        self.create(to, &content)
     }
 
     fn seal(&self, path: &Path) -> io::Result<()> {
@@ -327,6 +391,9 @@ impl Fs for Simulated {
     fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut state = self.changing()?;
         let inode = state.find(from)?;
+        if device(from) != device(to) {
+            return Err(io::ErrorKind::CrossesDevices.into());
+        }
         let (dir, name) = state.vacant(to)?;
         state.change(Change { gone: None, come: Some((dir, name, inode)) });
         Ok(())
@@ -370,7 +437,7 @@ impl Fs for Simulated {
     fn try_lock(&self, path: &Path) -> io::Result<Option<Lock>> {
         let inode = match self.kind(path) {
             Ok(_) => self.state().find(path)?,
-            Err(_) => self.changing()?.add(path, Node::File { bytes: Vec::new(), synced: Vec::new() })?,
+            Err(_) => self.changing()?.add(path, empty_file())?,
         };
         let fresh = self.state().locked.insert(inode);
         Ok(fresh.then(|| Lock::new(HeldLock { state: self.state.clone(), inode })))

@@ -3,20 +3,26 @@
 //! After a stop, the store is opened on what each kind of power loss leaves, and must be a store that one of the two
 //! states, before or after the verb, explains. After an error, the same must hold at once and after reopening.
 
+mod states;
+
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::record;
+use super::{is_whole, listed, present, record};
 use crate::fs::simulated::{Fault, Loss, Simulated};
 use crate::{
-    Arch, Digest, Error, ExecDefaults, ImageSpec, Init, Name, Owned, Phase, SandboxRecord, StateRecord, Store,
+    Arch, Digest, Error, ExecDefaults, ImageSpec, Init, Name, Origin, Owned, Phase, SandboxDir, SandboxRecord,
+    StateRecord, Store,
 };
 
 const ROOT: &str = "/store";
 const STAGING: &str = "/store/staging";
 const NAMES: &str = "/store/names/sandboxes";
-const LOSSES: [Loss; 3] = [Loss::Nothing, Loss::Content, Loss::Everything];
+/// Each a directory for the memory of sandboxes; the second is in another file system than the store.
+const MEMORY_DIRS: [&str; 2] = ["/store/memory", "/memory"];
+const LOSSES: [Loss; 5] = [Loss::Nothing, Loss::Content, Loss::Everything, Loss::AllButRemovals, Loss::OtherDevices];
 
 fn open(fs: &Simulated) -> Store {
     Store::open_on(Arc::new(fs.clone()), Path::new(ROOT)).unwrap()
@@ -32,7 +38,7 @@ fn running() -> StateRecord {
 
 /// A finished sandbox, owned.
 fn made(store: &Store, record: &SandboxRecord) -> Owned {
-    let mut owned = store.create_sandbox(record.clone()).unwrap();
+    let mut owned = store.create_sandbox(record.clone(), Origin::Image).unwrap();
     owned.set_state(&running()).unwrap();
     owned
 }
@@ -121,6 +127,42 @@ fn check_invariants(store: &Store, fs: &Simulated, what: &str) {
     for named in store.images().unwrap() {
         named.image.unwrap_or_else(|error| panic!("{what}: {error}"));
     }
+    for key in store.warm_keys().unwrap() {
+        assert!(is_whole(&store.warm(&key).unwrap().unwrap()), "{what}: a warm image is not whole");
+    }
+    check_memory_dirs(store, fs, what);
+    store.sandboxes().unwrap().into_iter().for_each(|listed| check_layers(store, &listed.sandbox.unwrap(), what));
+}
+
+/// Nothing is outside the store that no sandbox of it explains, and what others have there stays.
+fn check_memory_dirs(store: &Store, fs: &Simulated, what: &str) {
+    for path in fs.paths() {
+        if MEMORY_DIRS.iter().any(|dir| path.parent() == Some(dir.as_ref())) {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            assert!(store.sandbox_by_id(&name.parse().unwrap()).is_ok(), "{what}: {name} is left");
+        }
+    }
+}
+
+/// The head has its layers, a sealed state is whole, and its owner can clean up everything else.
+fn check_layers(store: &Store, sandbox: &SandboxDir, what: &str) {
+    let owned = store.try_own(sandbox).unwrap().unwrap();
+    let states = owned.states().unwrap();
+    for torn in states.unreadable {
+        assert!(!owned.is_sealed(&torn.id).unwrap(), "{what}: {}", torn.error);
+        assert_eq!(owned.collect(&[]).unwrap().files, 0, "{what}");
+        owned.remove_state(&torn.id).unwrap();
+    }
+    for state in &states.readable {
+        let source = owned.state_source(&state.id).unwrap();
+        assert!(!source.is_sealed().unwrap() || is_whole(&source), "{what}: a sealed state is not whole");
+    }
+    let disk: BTreeSet<_> = owned.head().unwrap().disk.into_iter().collect();
+    assert!(present(&owned).is_superset(&disk), "{what}: the head lists what is not there");
+    owned.collect(&[]).unwrap();
+    assert!(present(&owned).is_subset(&listed(&owned)), "{what}: a layer is left");
+    let entries = owned.files().list(&owned.path().join("states")).unwrap();
+    assert_eq!(entries.len(), states.readable.len(), "{what}: an unfinished state is left");
 }
 
 #[test]
@@ -128,7 +170,7 @@ fn create_is_whole_or_nothing() {
     let record = record("a");
     Case {
         prepare: &|_| (),
-        verb: &|store, ()| store.create_sandbox(record.clone())?.set_state(&running()),
+        verb: &|store, ()| store.create_sandbox(record.clone(), Origin::Image)?.set_state(&running()),
         check: &|store, outcome| match store.sandbox(&name("a")) {
             Ok(sandbox) => assert_eq!(sandbox.state().unwrap(), running()),
             Err(error) => {
@@ -149,7 +191,7 @@ fn a_failed_create_leaves_nothing_even_before_the_store_is_reopened() {
         let fs = Simulated::new();
         let store = open(&fs);
         fs.arm(Fault::StopAt(usize::MAX));
-        drop(store.create_sandbox(record.clone()).unwrap());
+        drop(store.create_sandbox(record.clone(), Origin::Image).unwrap());
         fs.operations()
     };
     for at in 0..operations {
@@ -157,7 +199,7 @@ fn a_failed_create_leaves_nothing_even_before_the_store_is_reopened() {
         let store = open(&fs);
         let before = fs.paths();
         fs.arm(Fault::ErrorAt(at, ErrorKind::StorageFull));
-        match store.create_sandbox(record.clone()) {
+        match store.create_sandbox(record.clone(), Origin::Image) {
             // A failed sync forbids further writes, so its remains wait for the next open.
             Err(_) if matches!(store.stage(), Err(Error::Poisoned { .. })) => drop(open(&fs)),
             Err(_) => {}
@@ -172,7 +214,7 @@ fn a_name_that_is_taken_is_left_alone() {
     let (holder, late) = (record("a"), record("a"));
     Case {
         prepare: &|store| drop(made(store, &holder)),
-        verb: &|store, ()| match store.create_sandbox(late.clone()) {
+        verb: &|store, ()| match store.create_sandbox(late.clone(), Origin::Image) {
             Err(Error::NameTaken { holder: found, .. }) => {
                 assert_eq!(found, holder.id);
                 store.cache(&name("x"), &1)
@@ -223,7 +265,7 @@ fn removing_and_creating_anew_under_the_same_name() {
         prepare: &|store| made(store, &old),
         verb: &|store, owned| {
             store.remove_sandbox(owned)?;
-            store.create_sandbox(new.clone())?.set_state(&running())
+            store.create_sandbox(new.clone(), Origin::Image)?.set_state(&running())
         },
         check: &|store, outcome| match store.sandbox(&name("a")) {
             Ok(sandbox) => assert!(*sandbox.id() == new.id || outcome == Outcome::Open),

@@ -1,10 +1,17 @@
 //! What the store promises, tested through its own interface.
 
 mod crash;
+mod model;
 mod qemu;
+mod states;
 mod store;
 
-use crate::{AccelChoice, Arch, Digest, Network, SandboxId, SandboxRecord};
+use std::collections::BTreeSet;
+
+use crate::{
+    AccelChoice, Arch, Digest, Error, Head, LayerId, MachineRecord, MemoryState, Network, Owned, SandboxDir, SandboxId,
+    SandboxRecord, StateId, StateKind, StateManifest, StateSource,
+};
 
 fn record(name: &str) -> SandboxRecord {
     SandboxRecord {
@@ -24,5 +31,89 @@ fn record(name: &str) -> SandboxRecord {
         ports: Vec::new(),
         created_at_unix_ms: 1,
         auto_remove: false,
+        memory_dir: None,
+        memory_mode: None,
+        auto_checkpoint: None,
     }
+}
+
+/// A checkpoint of `disk` with one layer of memory.
+fn manifest(disk: Vec<LayerId>, memory: LayerId) -> StateManifest {
+    StateManifest {
+        schema: StateManifest::SCHEMA,
+        id: StateId::random().unwrap(),
+        kind: StateKind::Checkpoint,
+        tag: None,
+        parent: None,
+        created_at_unix_ms: 2,
+        boot_id: "boot".to_owned(),
+        disk,
+        disk_bytes: 1 << 30,
+        memory: MemoryState::Layers { layers: vec![memory] },
+        ram_bytes: 512 << 20,
+        mode: None,
+        degraded: Vec::new(),
+        memory_layer_bytes: 0,
+        disk_layer_bytes: 0,
+        pause_us: 1,
+        machine: Some(machine()),
+        execs: Vec::new(),
+    }
+}
+
+fn machine() -> MachineRecord {
+    MachineRecord {
+        arch: Arch::X86_64,
+        machine_type: "pc-q35-7.2".to_owned(),
+        cpu: "max".to_owned(),
+        accelerator: "tcg".to_owned(),
+        qemu_version: "7.2.22".to_owned(),
+        cpus: 1,
+        network: Network::Isolated,
+        qemu_args: Vec::new(),
+    }
+}
+
+/// A layer that only the store takes for a disk: small, and unlike every other.
+fn small_disk(owned: &Owned) -> Result<LayerId, Error> {
+    let layer = LayerId::random()?;
+    owned.files().create(&owned.disk_layer(&layer), layer.as_str().as_bytes())?;
+    Ok(layer)
+}
+
+/// What a capture does with the store, in its order; `fresh` is the active overlay after it.
+fn capture(owned: &Owned, fresh: LayerId, kind: StateKind) -> Result<StateManifest, Error> {
+    let memory = LayerId::random()?;
+    owned.files().create(&owned.memory_layer(&memory), memory.as_str().as_bytes())?;
+    let staged = owned.stage_state()?;
+    owned.files().create(&staged.path().join("devices"), b"devices")?;
+    owned.files().create_dir(&staged.path().join("execs"))?;
+    owned.files().create(&staged.path().join("execs/out"), b"hello")?;
+    let head = owned.head()?;
+    owned.freeze_disk(head.active().unwrap())?;
+    let mut state = manifest(head.disk.clone(), memory);
+    (state.kind, state.parent) = (kind, head.parent.clone());
+    owned.set_head(&Head { disk: [head.disk, vec![fresh]].concat(), ..head })?;
+    owned.publish_state(staged, &state)?;
+    Ok(state)
+}
+
+/// Whether every file of a state is what its seal says.
+fn is_whole(source: &StateSource) -> bool {
+    source.digests(&Default::default()).unwrap() == source.sealed().unwrap().unwrap().files
+}
+
+/// The layers that the head and the states of a sandbox list.
+fn listed(sandbox: &SandboxDir) -> BTreeSet<LayerId> {
+    let states = sandbox.states().unwrap().readable;
+    let of_states = states.iter().flat_map(|state| state.disk.iter().chain(state.memory.layers()));
+    of_states.cloned().chain(sandbox.head().unwrap().disk).collect()
+}
+
+/// The layers that a sandbox has files of.
+fn present(sandbox: &SandboxDir) -> BTreeSet<LayerId> {
+    let disk = LayerId::random().unwrap();
+    let dirs = [sandbox.disk_layer(&disk), sandbox.memory_layer(&disk)];
+    let entries = dirs.iter().flat_map(|path| sandbox.files().list(path.parent().unwrap()).unwrap());
+    entries.map(|entry| entry.name.to_str().unwrap().split('.').next().unwrap().parse().unwrap()).collect()
 }

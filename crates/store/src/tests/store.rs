@@ -7,7 +7,7 @@ use std::thread;
 
 use super::record;
 use crate::disk::check::Verdict;
-use crate::{Error, Name, Phase, Recovered, SandboxId, StateRecord, Store};
+use crate::{Error, Name, Origin, Phase, Recovered, SandboxId, StateRecord, Store};
 
 fn name(text: &str) -> Name {
     text.parse().unwrap()
@@ -27,7 +27,7 @@ fn of_many_claims_to_one_name_one_wins() {
         let claim = || {
             let record = record(&name);
             barrier.wait();
-            store.create_sandbox(record)
+            store.create_sandbox(record, Origin::Image)
         };
         let results: Vec<_> = thread::scope(|scope| {
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(claim)).collect();
@@ -46,7 +46,7 @@ fn of_many_claims_to_one_name_one_wins() {
 #[test]
 fn opening_beside_work_disturbs_nothing() {
     let (dir, store) = fresh();
-    let owned = store.create_sandbox(record("a")).unwrap();
+    let owned = store.create_sandbox(record("a"), Origin::Image).unwrap();
     let staged = store.stage().unwrap();
     let beside = Store::open(&dir.path().join("home")).unwrap();
     assert_eq!(beside.recovered(), []);
@@ -63,9 +63,13 @@ fn opening_beside_work_disturbs_nothing() {
 #[test]
 fn a_sandbox_is_found_by_name_and_by_id_until_it_is_removed() {
     let (_dir, store) = fresh();
-    let mut owned = store.create_sandbox(record("a")).unwrap();
+    let mut owned = store.create_sandbox(record("a"), Origin::Image).unwrap();
     owned.set_state(&StateRecord::new(Phase::Stopped, 2)).unwrap();
-    assert_eq!(owned.check_overlay(0).unwrap(), Verdict::Clean { leaked_clusters: 0 });
+    assert_eq!(
+        owned.check_overlay(owned.head().unwrap().active().unwrap()).unwrap(),
+        Verdict::Clean { leaked_clusters: 0 }
+    );
+    assert_eq!(owned.check_chain().unwrap(), []);
     let id = owned.id().clone();
     assert_eq!(*store.find_sandbox(&name("a")).unwrap().id(), id);
     assert_eq!(*store.find_sandbox(&name(id.as_str())).unwrap().id(), id);
@@ -80,17 +84,17 @@ fn a_sandbox_is_found_by_name_and_by_id_until_it_is_removed() {
 #[test]
 fn a_name_that_is_an_id_is_its_own_sandboxs_only() {
     let (_dir, store) = fresh();
-    let owned = store.create_sandbox(record("a")).unwrap();
+    let owned = store.create_sandbox(record("a"), Origin::Image).unwrap();
     for taken in [owned.id().as_str(), "0123456789abcdef"] {
-        assert!(matches!(store.create_sandbox(record(taken)), Err(Error::NameIsAnId { .. })), "{taken}");
+        assert!(matches!(store.create_sandbox(record(taken), Origin::Image), Err(Error::NameIsAnId { .. })), "{taken}");
     }
     assert_eq!(store.find_sandbox(&name(owned.id().as_str())).unwrap().id(), owned.id());
     let mut unnamed = record("b");
     unnamed.name = name(unnamed.id.as_str());
-    let unnamed = store.create_sandbox(unnamed).unwrap();
+    let unnamed = store.create_sandbox(unnamed, Origin::Image).unwrap();
     assert_eq!(store.find_sandbox(&name(unnamed.id().as_str())).unwrap().id(), unnamed.id());
     assert_eq!(fs::read_dir(store.root().join("sandboxes")).unwrap().count(), 2);
-    store.create_sandbox(record("0123456789abcde")).unwrap();
+    store.create_sandbox(record("0123456789abcde"), Origin::Image).unwrap();
 }
 
 #[test]
@@ -98,14 +102,14 @@ fn a_name_whose_sandbox_is_gone_is_free() {
     let (_dir, store) = fresh();
     fs::write(store.root().join("names/sandboxes/a"), format!("{}\n", SandboxId::random().unwrap())).unwrap();
     assert!(matches!(store.sandbox(&name("a")), Err(Error::UnknownSandbox { .. })));
-    let owned = store.create_sandbox(record("a")).unwrap();
+    let owned = store.create_sandbox(record("a"), Origin::Image).unwrap();
     assert_eq!(store.sandbox(&name("a")).unwrap().id(), owned.id());
 }
 
 #[test]
 fn an_unreadable_sandbox_is_listed_with_the_reason_and_kept() {
     let (dir, store) = fresh();
-    drop(store.create_sandbox(record("a")).unwrap());
+    drop(store.create_sandbox(record("a"), Origin::Image).unwrap());
     let id = store.sandbox(&name("a")).unwrap().id().clone();
     fs::write(store.root().join("sandboxes").join(id.as_str()).join("sandbox.json"), "{").unwrap();
     let again = Store::open(&dir.path().join("home")).unwrap();
@@ -114,15 +118,17 @@ fn an_unreadable_sandbox_is_listed_with_the_reason_and_kept() {
 }
 
 #[test]
-fn a_newer_format_a_foreign_directory_and_a_newer_record_are_refused() {
+fn another_format_a_foreign_directory_and_a_newer_record_are_refused() {
     let (dir, store) = fresh();
     let mut newer = record("a");
     newer.schema = 99;
     let id = newer.id.clone();
-    drop(store.create_sandbox(newer).unwrap());
+    drop(store.create_sandbox(newer, Origin::Image).unwrap());
     assert!(matches!(store.sandbox_by_id(&id), Err(Error::NewerSchema { found: 99, .. })));
-    fs::write(store.root().join("format"), "sandtree-store 2\n").unwrap();
-    assert!(matches!(Store::open(store.root()), Err(Error::NewerFormat { found: 2, .. })));
+    fs::write(store.root().join("format"), "sandtree-store 3\n").unwrap();
+    assert!(matches!(Store::open(store.root()), Err(Error::NewerFormat { found: 3, known: 2, .. })));
+    fs::write(store.root().join("format"), "sandtree-store 1\n").unwrap();
+    assert!(matches!(Store::open(store.root()), Err(Error::OlderFormat { found: 1, known: 2, .. })));
     fs::write(dir.path().join("letter.txt"), "dear").unwrap();
     assert!(matches!(Store::open(dir.path()), Err(Error::NotAStore { .. })));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
@@ -133,8 +139,8 @@ fn only_the_owner_can_look_inside() {
     let (_dir, store) = fresh();
     let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(store.root()), 0o700);
-    let owned = store.create_sandbox(record("a")).unwrap();
-    assert_eq!((mode(owned.path()), mode(&owned.overlay(0))), (0o700, 0o600));
+    let owned = store.create_sandbox(record("a"), Origin::Image).unwrap();
+    assert_eq!((mode(owned.path()), mode(&owned.disk_layer(owned.head().unwrap().active().unwrap()))), (0o700, 0o600));
     let initramfs = store.publish_initramfs(&crate::Digest::of(b"key"), b"bytes").unwrap();
     assert_eq!(mode(&initramfs), 0o444);
 }

@@ -4,6 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::{any, proptest};
 
 use super::*;
+use crate::disk::entry::{COMPRESSED, COPIED, READS_AS_ZERO};
 use crate::disk::overlay;
 
 const CLUSTER: u64 = 0x1_0000;

@@ -1,0 +1,242 @@
+//! Random overlays on top of each other, against a map of what each cluster is.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use proptest::collection::{btree_map, vec};
+use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_assert_eq, prop_oneof, proptest};
+use proptest::sample::{Index, select};
+
+use super::super::check::{Damage, Verdict, bytes as check};
+use super::super::entry::{COMPRESSED, COPIED, READS_AS_ZERO};
+use super::super::overlay::{self, CLUSTER, L2_SPAN};
+use super::*;
+
+const L1: u64 = 3 * CLUSTER;
+/// Where the first L2 table of a test's overlay is, and its first data cluster.
+const L2: u64 = 4 * CLUSTER;
+const DATA: u64 = 5 * CLUSTER;
+/// From one cluster to several L2 tables; some end inside a cluster.
+const SIZES: [u64; 5] = [CLUSTER, 3 * CLUSTER + 512, L2_SPAN, L2_SPAN + 5 * CLUSTER - 512, 3 * L2_SPAN];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cluster {
+    Zero,
+    /// Zero, with a place set aside for it.
+    PlacedZero,
+    Data(u8),
+}
+
+#[derive(Debug, Clone)]
+struct Overlay {
+    size: u64,
+    clusters: BTreeMap<u64, Cluster>,
+}
+
+fn overlays() -> impl Strategy<Value = Vec<Overlay>> {
+    let place = select(vec![0, 1, 2, 3, 4, 8190, 8191, 8192, 8193, 8196, 8197, 16384, 16385, 24575]);
+    let cluster = prop_oneof![
+        Just(Cluster::Zero),
+        Just(Cluster::PlacedZero),
+        (1u8..).prop_map(Cluster::Data),
+        (1u8..).prop_map(Cluster::Data)
+    ];
+    let clusters = btree_map(place, cluster, 0..10);
+    vec((0..SIZES.len(), clusters), 1..5).prop_map(|mut layers| {
+        layers.sort_by_key(|(size, _)| *size);
+        layers.into_iter().map(|(size, clusters)| overlay(SIZES[size], clusters)).collect()
+    })
+}
+
+fn overlay(size: u64, clusters: impl IntoIterator<Item = (u64, Cluster)>) -> Overlay {
+    let on_disk = clusters.into_iter().filter(|(cluster, _)| cluster * CLUSTER < size).collect();
+    Overlay { size, clusters: on_disk }
+}
+
+impl Overlay {
+    fn bytes(&self) -> Vec<u8> {
+        let mut file = overlay::empty(self.size).unwrap();
+        file.resize(L2 as usize, 0);
+        for (index, cluster) in &self.clusters {
+            let l1_entry = L1 + index / 8192 * 8;
+            if u64_at(&file, l1_entry) == 0 {
+                let table = add_cluster(&mut file, 0);
+                put_u64(&mut file, l1_entry, table | COPIED);
+            }
+            let entry = match cluster {
+                Cluster::Zero => READS_AS_ZERO,
+                Cluster::PlacedZero => add_cluster(&mut file, 0xdd) | READS_AS_ZERO | COPIED,
+                Cluster::Data(byte) => add_cluster(&mut file, *byte) | COPIED,
+            };
+            let l2 = u64_at(&file, l1_entry) & !COPIED;
+            put_u64(&mut file, l2 + index % 8192 * 8, entry);
+        }
+        file
+    }
+
+    /// What this layer makes of one cluster, if it has it.
+    fn content(&self, cluster: u64) -> Option<Vec<u8>> {
+        let mut content = match self.clusters.get(&cluster)? {
+            Cluster::Data(byte) => vec![*byte; CLUSTER as usize],
+            Cluster::Zero | Cluster::PlacedZero => return Some(Vec::new()),
+        };
+        let kept = (self.size - cluster * CLUSTER).min(CLUSTER);
+        content[kept as usize..].fill(0);
+        Some(content)
+    }
+}
+
+fn add_cluster(file: &mut Vec<u8>, byte: u8) -> u64 {
+    let offset = file.len() as u64;
+    file.resize((offset + CLUSTER) as usize, byte);
+    let count = (2 * CLUSTER + offset / CLUSTER * 2) as usize;
+    file[count..count + 2].copy_from_slice(&1u16.to_be_bytes());
+    offset
+}
+
+fn u64_at(file: &[u8], at: u64) -> u64 {
+    u64::from_be_bytes(file[at as usize..][..8].try_into().unwrap())
+}
+
+fn put_u64(file: &mut [u8], at: u64, value: u64) {
+    file[at as usize..][..8].copy_from_slice(&value.to_be_bytes());
+}
+
+fn with(bytes: &[u8]) -> File {
+    let file = tempfile::tempfile().unwrap();
+    file.write_all_at(bytes, 0).unwrap();
+    file
+}
+
+fn folded(layers: &[Vec<u8>]) -> Result<Vec<u8>, Error> {
+    let layers: Vec<_> = layers.iter().map(|bytes| with(bytes)).collect();
+    let out = with(&[]);
+    let folded = fold(&layers, &out)?;
+    let mut bytes = vec![0; out.metadata().unwrap().len() as usize];
+    out.read_exact_at(&mut bytes, 0).unwrap();
+    assert_eq!(folded.bytes, bytes.len() as u64);
+    assert_eq!(check(&bytes).unwrap(), Verdict::Clean { leaked_clusters: 0 });
+    Ok(bytes)
+}
+
+/// The clusters that an overlay has, as its tables say. Zero clusters are empty.
+fn clusters(file: &[u8]) -> BTreeMap<u64, Vec<u8>> {
+    let (l1, size) = (u64_at(file, 40), u64_at(file, 24));
+    let mut found = BTreeMap::new();
+    for index in 0..size.div_ceil(CLUSTER) {
+        let l2 = u64_at(file, l1 + index / 8192 * 8) & !COPIED;
+        match if l2 == 0 { 0 } else { u64_at(file, l2 + index % 8192 * 8) } {
+            0 => None,
+            READS_AS_ZERO => found.insert(index, Vec::new()),
+            entry => found.insert(index, file[(entry & !COPIED) as usize..][..CLUSTER as usize].to_vec()),
+        };
+    }
+    found
+}
+
+fn damage(bend: impl FnOnce(&mut Vec<u8>)) -> Damage {
+    let sound = overlay(CLUSTER, []).bytes();
+    let mut bent = overlay(L2_SPAN, [(0, Cluster::Data(1)), (1, Cluster::Data(2))]).bytes();
+    bend(&mut bent);
+    match folded(&[sound, bent]) {
+        Err(Error::DiskLayer { layer: 1, damage }) => damage,
+        other => panic!("not found: {:?}", other.map(|bytes| bytes.len())),
+    }
+}
+
+#[test]
+fn one_layer_folds_to_itself() {
+    let one = overlay(L2_SPAN, [(7, Cluster::Data(1)), (8, Cluster::Zero)]).bytes();
+    assert!(clusters(&folded(std::slice::from_ref(&one)).unwrap()) == clusters(&one));
+}
+
+#[test]
+fn layers_without_anything_make_an_empty_overlay() {
+    let empty = overlay::empty(5 << 40).unwrap();
+    let bytes = folded(&[empty.clone(), empty]).unwrap();
+    assert_eq!(u64_at(&bytes, 24), 5 << 40);
+    let l1 = u64_at(&bytes, 40);
+    assert!((0..(5 << 40) / L2_SPAN).all(|table| u64_at(&bytes, l1 + table * 8) == 0));
+}
+
+#[test]
+fn a_file_that_ends_inside_its_last_cluster_goes_on_with_zeros() {
+    let mut bytes = overlay(L2_SPAN, [(0, Cluster::Data(1)), (1, Cluster::Data(2))]).bytes();
+    bytes.truncate((DATA + CLUSTER + 100) as usize);
+    let found = clusters(&folded(&[bytes]).unwrap());
+    assert!(found[&0].iter().all(|byte| *byte == 1));
+    assert!(found[&1][..100].iter().all(|byte| *byte == 2));
+    assert!(found[&1][100..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn many_clusters_are_all_counted() {
+    let newest = overlay(3 * L2_SPAN, (0..300).map(|cluster| (cluster * 82, Cluster::Data(cluster as u8))));
+    let found = clusters(&folded(&[overlay(CLUSTER, []).bytes(), newest.bytes()]).unwrap());
+    assert_eq!(found.len(), 300);
+}
+
+#[test]
+fn disks_do_not_shrink_and_files_are_new() {
+    let [small, large] = [CLUSTER, 2 * CLUSTER].map(|size| overlay(size, []).bytes());
+    assert!(matches!(folded(&[large, small.clone()]), Err(Error::DiskFold { .. })));
+    assert!(matches!(folded(&[]), Err(Error::DiskFold { .. })));
+    assert!(matches!(fold(&[with(&small)], &with(&[0])), Err(Error::NotEmpty)));
+}
+
+#[test]
+fn a_layer_that_is_damaged_is_named() {
+    let beyond = DATA + 2 * CLUSTER;
+    assert_eq!(damage(|file| file.truncate(50)), Damage::Short);
+    assert_eq!(damage(|file| file[0] = 0), Damage::NotQcow2);
+    assert_eq!(damage(|file| file[23] = 17), Damage::ClusterBits(17));
+    assert_eq!(damage(|file| file[39] = 0), Damage::L1Size);
+    assert_eq!(damage(|file| put_u64(file, 40, u64::MAX - 7)), Damage::Unaligned { at: 40, offset: u64::MAX - 7 });
+    assert_eq!(damage(|file| put_u64(file, 40, beyond)), Damage::Beyond { at: 40, offset: beyond });
+    assert_eq!(damage(|file| put_u64(file, L1, beyond)), Damage::Beyond { at: L1, offset: beyond });
+    assert_eq!(damage(|file| put_u64(file, L1, L2 | 1)), Damage::Reserved { at: L1 });
+    assert_eq!(damage(|file| put_u64(file, L2, beyond)), Damage::Beyond { at: L2, offset: beyond });
+    assert_eq!(damage(|file| put_u64(file, L2, DATA + 512)), Damage::Unaligned { at: L2, offset: DATA + 512 });
+    assert!(matches!(damage(|file| put_u64(file, L2, DATA | COMPRESSED)), Damage::Unexpected(_)));
+}
+
+/// A small file must not fill the disk by having one cluster everywhere.
+#[test]
+fn a_cluster_given_again_and_again_is_refused() {
+    let everywhere = |file: &mut Vec<u8>| (0..8192).for_each(|index| put_u64(file, L2 + index * 8, DATA | COPIED));
+    assert_eq!(damage(everywhere), Damage::Shared { offset: DATA });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn the_newest_layer_that_has_a_cluster_wins(layers in overlays()) {
+        let result = folded(&layers.iter().map(Overlay::bytes).collect::<Vec<_>>()).unwrap();
+        let size = layers.last().unwrap().size;
+        prop_assert_eq!(u64_at(&result, 24), size);
+        let newest = |cluster| layers.iter().rev().find_map(|layer| layer.content(cluster));
+        let expected = (0..size.div_ceil(CLUSTER)).filter_map(|cluster| Some((cluster, newest(cluster)?)));
+        assert!(clusters(&result) == expected.collect::<BTreeMap<_, _>>());
+    }
+
+    /// Whatever the tables say, the fold ends, with a clean overlay or with an error.
+    #[test]
+    fn any_damage_ends_the_fold_or_changes_nothing_else(
+        layers in overlays(),
+        bent in any::<Index>(),
+        bends in vec((0usize..5, 0usize..128, any::<u8>()), 1..6),
+    ) {
+        let mut layers: Vec<_> = layers.iter().map(Overlay::bytes).collect();
+        let bent = bent.index(layers.len());
+        let file = &mut layers[bent];
+        for (cluster, at, byte) in bends {
+            let at = cluster * CLUSTER as usize + at;
+            if let Some(place) = file.get_mut(at) {
+                *place = byte;
+            }
+        }
+        drop(folded(&layers));
+    }
+}

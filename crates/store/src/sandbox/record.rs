@@ -1,0 +1,157 @@
+//! What is written about a sandbox itself: `sandbox.json` and `state.json`.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::image::Arch;
+use crate::record::Record;
+use crate::{Digest, Name, SandboxId};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Network {
+    None,
+    Isolated,
+    Full,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AccelChoice {
+    Auto,
+    Kvm,
+    Tcg,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PublishedPort {
+    pub host: u16,
+    pub guest: u16,
+}
+
+/// `sandbox.json`: what was asked for. Never changes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxRecord {
+    pub schema: u64,
+    pub id: SandboxId,
+    pub name: Name,
+    pub image: Name,
+    pub image_digest: Digest,
+    pub kernel_digest: Digest,
+    pub arch: Arch,
+    pub memory_bytes: u64,
+    pub cpus: u32,
+    pub disk_bytes: u64,
+    pub network: Network,
+    pub accel: AccelChoice,
+    pub qemu_args: Vec<String>,
+    pub ports: Vec<PublishedPort>,
+    pub created_at_unix_ms: u64,
+    pub auto_remove: bool,
+    /// An existing directory that holds its memory layers, in a directory of the sandbox's own.
+    #[serde(default)]
+    pub memory_dir: Option<PathBuf>,
+    /// Which pages a capture takes, if one way was asked for.
+    #[serde(default)]
+    pub memory_mode: Option<String>,
+    /// How many automatic checkpoints it keeps.
+    #[serde(default)]
+    pub auto_checkpoint: Option<u32>,
+}
+
+impl SandboxRecord {
+    pub const SCHEMA: u64 = 1;
+
+    /// The directory of its own in its memory directory.
+    pub(crate) fn own_memory_dir(&self) -> Option<PathBuf> {
+        self.memory_dir.as_ref().map(|dir| dir.join(self.id.as_str()))
+    }
+}
+
+impl Record for SandboxRecord {
+    const SCHEMA: u64 = Self::SCHEMA;
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Not yet a sandbox: if its owner dies now, it is removed.
+    Creating,
+    Starting,
+    Running,
+    Stopping,
+    Stopped,
+    /// Without a machine, and a state holds where it was.
+    Paused,
+    /// The machine ended by itself.
+    Crashed,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Phase::Creating => "creating",
+            Phase::Starting => "starting",
+            Phase::Running => "running",
+            Phase::Stopping => "stopping",
+            Phase::Stopped => "stopped",
+            Phase::Paused => "paused",
+            Phase::Crashed => "crashed",
+        })
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pids {
+    pub keeper: Option<u32>,
+    pub qemu: Option<u32>,
+}
+
+/// `state.json`: what became of it. Replaced as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateRecord {
+    pub schema: u64,
+    pub phase: Phase,
+    pub reason: Option<String>,
+    /// The host boot it was written in: under another one, every process of it is gone.
+    pub boot_id: Option<String>,
+    pub pids: Pids,
+    /// What its machine runs on, while it has one.
+    #[serde(default)]
+    pub accelerator: Option<String>,
+    #[serde(default)]
+    pub qemu_version: Option<String>,
+    pub since_unix_ms: u64,
+    /// What its machine does in a lesser way than it could, and why.
+    #[serde(default)]
+    pub degraded: Vec<String>,
+    /// Its disk was synced after its last write.
+    pub clean: bool,
+}
+
+impl StateRecord {
+    pub const SCHEMA: u64 = 1;
+
+    pub fn new(phase: Phase, since_unix_ms: u64) -> Self {
+        let (schema, pids) = (Self::SCHEMA, Pids::default());
+        let (accelerator, qemu_version) = (None, None);
+        Self {
+            schema,
+            phase,
+            reason: None,
+            boot_id: None,
+            pids,
+            accelerator,
+            qemu_version,
+            since_unix_ms,
+            degraded: Vec::new(),
+            clean: false,
+        }
+    }
+}
+
+impl Record for StateRecord {
+    const SCHEMA: u64 = Self::SCHEMA;
+}

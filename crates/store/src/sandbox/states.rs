@@ -1,0 +1,315 @@
+//! The head and the states of a sandbox.
+//!
+//! ```text
+//! layer files written ──► stage_state, its files written ──► set_head (the captured overlay is no longer active)
+//!                     ──► publish_state: seen, not durable ──► seal_state: durable
+//! remove_state: states/<id> becomes states/.<id>, sync ──► removed; its layers are left for `collect`
+//! ```
+//!
+//! Always: under its final name a state is complete for every process that looks. The head on disk never lists a layer
+//! that is not in `disks/`. Layers that nothing lists are garbage, not damage.
+//!
+//! When it fails: a state that was not published leaves a name that starts with '.', or nothing.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::{Owned, SandboxDir};
+use crate::disk::{check, header, overlay};
+use crate::fs::{Files, Kind, io_error, optional};
+use crate::state::{Digests, Places, Sealed, disk_file, memory_file};
+use crate::{Error, Head, LayerId, StateId, StateManifest, StateSource, publish, record};
+
+/// Every state of a sandbox.
+#[derive(Debug, Default)]
+pub struct States {
+    /// By time of capture.
+    pub readable: Vec<StateManifest>,
+    /// By id.
+    pub unreadable: Vec<UnreadableState>,
+}
+
+/// A state that is there and cannot be read, and why.
+#[derive(Debug)]
+pub struct UnreadableState {
+    pub id: StateId,
+    pub error: Error,
+}
+
+/// A layer of the head that cannot be used, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DamagedLayer {
+    pub layer: LayerId,
+    pub damage: check::Damage,
+}
+
+/// A state in the making. Dropping it removes it.
+#[derive(Debug)]
+pub struct StagedState {
+    files: Files,
+    path: PathBuf,
+    published: bool,
+    /// While it lives, `collect` leaves unfinished states alone.
+    _staging: Arc<()>,
+}
+
+impl StagedState {
+    /// The directory to put `devices` and `execs/` in.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for StagedState {
+    fn drop(&mut self) {
+        if !self.published {
+            publish::left_for_next_open(self.files.remove_tree(&self.path));
+        }
+    }
+}
+
+impl SandboxDir {
+    pub fn head(&self) -> Result<Head, Error> {
+        let path = self.path.join("head.json");
+        let head: Head = record::read(&self.files, &path)?;
+        if head.disk.is_empty() {
+            return Err(Error::corrupt(path, "it lists no disk"));
+        }
+        Ok(head)
+    }
+
+    pub fn disk_layer(&self, layer: &LayerId) -> PathBuf {
+        self.disks().join(disk_file(layer))
+    }
+
+    pub fn memory_layer(&self, layer: &LayerId) -> PathBuf {
+        self.memory().join(memory_file(layer))
+    }
+
+    /// The size of the disk that a guest sees through an overlay.
+    pub fn disk_bytes(&self, layer: &LayerId) -> Result<u64, Error> {
+        let path = self.disk_layer(layer);
+        let start = self.files.read_start::<{ header::LEN }>(&path)?;
+        let header = header::Header::parse(&start).map_err(|damage| Error::corrupt(path, damage))?;
+        Ok(header.size)
+    }
+
+    /// Whether an overlay can be used, as it must be asked after a power loss. Reads its tables, not its data.
+    pub fn check_overlay(&self, layer: &LayerId) -> Result<check::Verdict, Error> {
+        check::file(&self.disk_layer(layer))
+    }
+
+    /// The layers of the head that cannot be used. Reads their tables, not their data.
+    pub fn check_chain(&self) -> Result<Vec<DamagedLayer>, Error> {
+        let mut damaged = Vec::new();
+        for layer in self.head()?.disk {
+            if let check::Verdict::Corrupt(damage) = self.check_overlay(&layer)? {
+                damaged.push(DamagedLayer { layer, damage });
+            }
+        }
+        Ok(damaged)
+    }
+
+    pub fn states(&self) -> Result<States, Error> {
+        let mut found = States::default();
+        for id in self.state_ids()? {
+            match self.manifest(&id) {
+                Ok(manifest) => found.readable.push(manifest),
+                // One that went between the listing and the look was removed, which is no news.
+                Err(Error::UnknownState { .. }) => {}
+                Err(error) => found.unreadable.push(UnreadableState { id, error }),
+            }
+        }
+        found.readable.sort_by(|a, b| (a.created_at_unix_ms, &a.id).cmp(&(b.created_at_unix_ms, &b.id)));
+        Ok(found)
+    }
+
+    pub fn manifest(&self, id: &StateId) -> Result<StateManifest, Error> {
+        Ok(self.state_source(id)?.manifest().clone())
+    }
+
+    /// A state with its files, as machines and other sandboxes are made from it.
+    pub fn state_source(&self, id: &StateId) -> Result<StateSource, Error> {
+        let own = self.state_path(id);
+        if self.files.kind(&own)?.is_none() {
+            return Err(Error::UnknownState { sandbox: self.id().clone(), state: id.clone() });
+        }
+        let source = StateSource::read(&self.files, Places { own, disks: self.disks(), memory: self.memory() })?;
+        if source.manifest().id != *id {
+            let found = &source.manifest().id;
+            return Err(Error::corrupt(self.state_path(id), format!("it holds the manifest of {found}")));
+        }
+        Ok(source)
+    }
+
+    pub fn state_devices(&self, id: &StateId) -> PathBuf {
+        self.state_path(id).join("devices")
+    }
+
+    pub fn state_execs(&self, id: &StateId) -> PathBuf {
+        self.state_path(id).join("execs")
+    }
+
+    /// Whether a state survives a power loss.
+    pub fn is_sealed(&self, id: &StateId) -> Result<bool, Error> {
+        Ok(self.sealed(&self.state_path(id).join("sealed.json"))?.is_some())
+    }
+
+    fn sealed(&self, path: &Path) -> Result<Option<Sealed>, Error> {
+        optional(record::read(&self.files, path))
+    }
+
+    pub(super) fn disks(&self) -> PathBuf {
+        self.path.join("disks")
+    }
+
+    pub(super) fn memory(&self) -> PathBuf {
+        self.record.own_memory_dir().unwrap_or_else(|| self.path.join("memory"))
+    }
+
+    pub(super) fn states_dir(&self) -> PathBuf {
+        self.path.join("states")
+    }
+
+    fn state_path(&self, id: &StateId) -> PathBuf {
+        self.states_dir().join(id.as_str())
+    }
+
+    fn hidden_state_path(&self, id: &StateId) -> PathBuf {
+        self.states_dir().join(format!(".{id}"))
+    }
+
+    fn state_ids(&self) -> Result<Vec<StateId>, Error> {
+        let entries = self.files.list(&self.states_dir())?;
+        Ok(entries.iter().filter_map(|entry| entry.name.to_str()?.parse().ok()).collect())
+    }
+
+    /// The digests of layers that earlier seals found out. One that cannot be read is found out again.
+    pub(crate) fn known_digests(&self) -> Result<Digests, Error> {
+        let states = self.state_ids()?;
+        let seals = states.iter().map(|id| self.state_path(id).join("sealed.json"));
+        let seals = seals.chain([self.path.join("origin.json")]);
+        let readable = seals.filter_map(|path| self.sealed(&path).ok().flatten());
+        Ok(readable.flat_map(Sealed::layers).collect())
+    }
+}
+
+impl Owned {
+    /// Replaces the head: a crash leaves the old one or the new one, and every layer of it.
+    pub fn set_head(&self, head: &Head) -> Result<(), Error> {
+        self.files.sync_dir(&self.disks())?;
+        publish::replace(&self.files, &self.path.join("head.json"), &record::canonical(head))
+    }
+
+    /// The head to start a machine from. Its active overlay is this sandbox's alone: one that a state lists or another
+    /// sandbox has, because a capture was interrupted before it set the head, gets a fresh overlay on top.
+    pub fn writable_head(&self) -> Result<Head, Error> {
+        let mut head = self.head()?;
+        let Some(active) = head.active() else { return Ok(head) };
+        if self.is_frozen(active)? {
+            let fresh = self.create_disk(self.disk_bytes(active)?)?;
+            head.disk.push(fresh);
+            self.set_head(&head)?;
+        }
+        Ok(head)
+    }
+
+    fn is_frozen(&self, layer: &LayerId) -> Result<bool, Error> {
+        let states = self.states()?;
+        // A state that cannot be read may list it.
+        let listed = !states.unreadable.is_empty() || states.readable.iter().any(|state| state.disk.contains(layer));
+        Ok(listed || self.files.links(&self.disk_layer(layer))? > 1)
+    }
+
+    /// Makes an empty overlay beside the others. Not synced: an overlay is checked after a power loss anyway.
+    pub fn create_disk(&self, disk_bytes: u64) -> Result<LayerId, Error> {
+        let layer = LayerId::random()?;
+        self.files.create(&self.disk_layer(&layer), &overlay::empty(disk_bytes)?)?;
+        Ok(layer)
+    }
+
+    /// A new overlay to write, under the name it keeps. Until the head or a state lists it, it is garbage.
+    pub fn disk_file(&self) -> Result<(LayerId, File), Error> {
+        let layer = LayerId::random()?;
+        let path = self.disk_layer(&layer);
+        Ok((layer, new_file(&path)?))
+    }
+
+    /// Makes an overlay read-only: it is a layer now.
+    pub fn freeze_disk(&self, layer: &LayerId) -> Result<(), Error> {
+        self.files.seal(&self.disk_layer(layer))
+    }
+
+    /// Makes everything written to an overlay durable.
+    pub fn sync_overlay(&self, layer: &LayerId) -> Result<(), Error> {
+        self.files.sync_file(&self.disk_layer(layer))
+    }
+
+    /// Makes everything written to the disk durable.
+    pub fn sync_disks(&self) -> Result<(), Error> {
+        self.head()?.disk.iter().try_for_each(|layer| self.sync_overlay(layer))?;
+        self.files.sync_dir(&self.disks())
+    }
+
+    /// A new memory layer to write, under the name it keeps. Until a state lists it, it is garbage.
+    pub fn memory_file(&self) -> Result<(LayerId, File), Error> {
+        self.ensure_memory()?;
+        let layer = LayerId::random()?;
+        let path = self.memory_layer(&layer);
+        Ok((layer, new_file(&path)?))
+    }
+
+    /// A memory directory may be in a file system that does not outlive the host's boot.
+    fn ensure_memory(&self) -> Result<(), Error> {
+        let memory = self.memory();
+        if self.files.kind(&memory)? == Some(Kind::Dir) {
+            return Ok(());
+        }
+        self.files.create_dir(&memory)?;
+        self.files.sync_dir(publish::parent(&memory))
+    }
+
+    /// A directory inside the sandbox to make a state in.
+    pub fn stage_state(&self) -> Result<StagedState, Error> {
+        let path = self.hidden_state_path(&StateId::random()?);
+        self.files.create_dir(&path)?;
+        Ok(StagedState { files: self.files.clone(), path, published: false, _staging: self.staging.clone() })
+    }
+
+    /// Shows a state to everyone. It is whole, and not durable before it is sealed.
+    pub fn publish_state(&self, mut staged: StagedState, manifest: &StateManifest) -> Result<(), Error> {
+        let path = staged.path.join("manifest.json");
+        self.files.create(&path, &record::canonical(manifest))?;
+        self.files.rename_noreplace(&staged.path, &self.state_path(&manifest.id))?;
+        staged.published = true;
+        Ok(())
+    }
+
+    /// Makes a state durable with all of its layers, and records their digests. Takes as long as writing them does;
+    /// for a thread of the owner's beside its other work. A state removed meanwhile is an error and nothing else.
+    pub fn seal_state(dir: &SandboxDir, id: &StateId) -> Result<(), Error> {
+        dir.state_source(id)?.seal(&dir.known_digests()?)
+    }
+
+    /// Removes a state, readable or not. Its layers are left for `collect`. Doing it again is no error.
+    pub fn remove_state(&self, id: &StateId) -> Result<(), Error> {
+        let hidden = self.hidden_state_path(id);
+        optional(self.files.rename_noreplace(&self.state_path(id), &hidden))?;
+        // It must not come back without its files, or once its layers are collected.
+        self.files.sync_dir(&self.states_dir())?;
+        self.files.remove_tree(&hidden)
+    }
+
+    /// Removes the states that users do not see, as for a sandbox whose last owner died while it forked.
+    pub fn remove_unlisted(&self) -> Result<Vec<StateId>, Error> {
+        let unlisted = self.states()?.readable.into_iter().filter(|state| !state.kind.is_listed());
+        unlisted.map(|state| self.remove_state(&state.id).map(|()| state.id)).collect()
+    }
+}
+
+fn new_file(path: &Path) -> Result<File, Error> {
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
+    file.map_err(io_error("write", path))
+}

@@ -1,0 +1,135 @@
+//! States: captured moments of a sandbox, as layers.
+//!
+//! ```text
+//! manifest.json ──► devices                       one small file, or QEMU's whole stream
+//!               ──► execs/                        what commands had written by then
+//!               ──► disk layers, memory layers    shared with other states and sandboxes by hard link
+//! sealed.json       the digest of each of these; there once all of them are durable
+//! ```
+//!
+//! Always: nothing of a state changes once it is published. A layer is shared by link, so its link count is what keeps
+//! it: removing a state or a sandbox never touches another. A state that is not sealed does not outlive the host's boot.
+
+mod seal;
+mod source;
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) use seal::{Digests, Sealed};
+pub(crate) use source::Places;
+pub use source::StateSource;
+
+use crate::image::Arch;
+use crate::record::Record;
+use crate::{LayerId, Network, StateId, Tag};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StateKind {
+    /// Asked for by the user.
+    Checkpoint,
+    /// Taken by itself.
+    Auto,
+    /// Where the sandbox was when it was reverted.
+    Left,
+    /// Where the sandbox goes on when it is resumed.
+    Paused,
+    /// What forks are made from; gone when they are.
+    Fork,
+    /// What a warm image is made from; gone when it is.
+    Warm,
+}
+
+impl StateKind {
+    /// Whether users see such states. Others are means, and may go when nobody works with them.
+    pub fn is_listed(self) -> bool {
+        match self {
+            Self::Checkpoint | Self::Auto | Self::Left | Self::Paused => true,
+            Self::Fork | Self::Warm => false,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum MemoryState {
+    /// The disk alone: it goes on by a fresh boot.
+    None,
+    /// Bottom first.
+    Layers { layers: Vec<LayerId> },
+    /// In `devices`, as QEMU's own migration stream.
+    Stream,
+}
+
+impl MemoryState {
+    pub fn layers(&self) -> &[LayerId] {
+        match self {
+            Self::Layers { layers } => layers,
+            Self::None | Self::Stream => &[],
+        }
+    }
+}
+
+/// What a machine must be like to go on from a state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineRecord {
+    pub arch: Arch,
+    pub machine_type: String,
+    pub cpu: String,
+    pub accelerator: String,
+    pub qemu_version: String,
+    pub cpus: u32,
+    pub network: Network,
+    pub qemu_args: Vec<String>,
+}
+
+/// `manifest.json`: what a state consists of. Never changes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateManifest {
+    pub schema: u64,
+    pub id: StateId,
+    pub kind: StateKind,
+    pub tag: Option<Tag>,
+    pub parent: Option<StateId>,
+    pub created_at_unix_ms: u64,
+    /// The host's boot it was captured in: under another one, only a sealed state can be relied on.
+    pub boot_id: String,
+    /// Bottom first, without the root file system below them; all frozen.
+    pub disk: Vec<LayerId>,
+    /// The size that the guest sees.
+    pub disk_bytes: u64,
+    pub memory: MemoryState,
+    pub ram_bytes: u64,
+    /// Which pages were captured, where there was a choice.
+    pub mode: Option<String>,
+    /// What was done in a lesser way than asked for, and why.
+    pub degraded: Vec<String>,
+    pub memory_layer_bytes: u64,
+    pub disk_layer_bytes: u64,
+    pub pause_us: u64,
+    /// What it must find again to go on; a state without memory needs nothing.
+    pub machine: Option<MachineRecord>,
+    /// The commands of that moment, as who serves them describes them. Their output is below `execs/`.
+    pub execs: Vec<serde_json::Value>,
+}
+
+impl StateManifest {
+    pub const SCHEMA: u64 = 1;
+
+    /// The state that users see a continuation of this one under.
+    pub(crate) fn listed_ancestor(&self) -> Option<&StateId> {
+        if self.kind.is_listed() { Some(&self.id) } else { self.parent.as_ref() }
+    }
+}
+
+impl Record for StateManifest {
+    const SCHEMA: u64 = Self::SCHEMA;
+}
+
+pub(crate) fn disk_file(layer: &LayerId) -> String {
+    format!("{layer}.qcow2")
+}
+
+pub(crate) fn memory_file(layer: &LayerId) -> String {
+    format!("{layer}.mem")
+}

@@ -1,0 +1,196 @@
+//! States and layers on a real disk.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use super::{is_whole, listed, present, record};
+use crate::{Error, Origin, Owned, Phase, SandboxRecord, StateKind, StateManifest, StateRecord, Store};
+
+fn fresh() -> (tempfile::TempDir, Store) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&dir.path().join("home")).unwrap();
+    (dir, store)
+}
+
+fn made(store: &Store, record: SandboxRecord, origin: Origin<'_>) -> Owned {
+    let mut owned = store.create_sandbox(record, origin).unwrap();
+    owned.set_state(&StateRecord::new(Phase::Running, 1)).unwrap();
+    owned
+}
+
+fn capture(owned: &Owned, kind: StateKind) -> Result<StateManifest, Error> {
+    super::capture(owned, owned.create_disk(1 << 30)?, kind)
+}
+
+fn inode(path: &Path) -> u64 {
+    fs::metadata(path).unwrap().ino()
+}
+
+#[test]
+fn a_sandbox_made_from_a_state_shares_its_layers_and_writes_its_own() {
+    let (_dir, store) = fresh();
+    let a = made(&store, record("a"), Origin::Image);
+    let state = capture(&a, StateKind::Fork).unwrap();
+    let b = made(&store, record("b"), Origin::State(&a.state_source(&state.id).unwrap()));
+    for layer in &state.disk {
+        assert_eq!(inode(&a.disk_layer(layer)), inode(&b.disk_layer(layer)));
+        assert_eq!(fs::metadata(b.disk_layer(layer)).unwrap().permissions().mode() & 0o777, 0o444);
+    }
+    let head = b.head().unwrap();
+    assert_eq!(head.disk[..head.disk.len() - 1], state.disk);
+    assert_eq!(b.disk_bytes(head.active().unwrap()).unwrap(), state.disk_bytes);
+    assert_eq!(head.parent, None, "a fork goes on from what its source went on from");
+    assert_eq!(b.check_chain().unwrap(), []);
+    b.sync_disks().unwrap();
+    assert_eq!(fs::read(b.execs_of_origin().join("out")).unwrap(), b"hello");
+    store.remove_sandbox(a).unwrap();
+    assert_eq!(b.check_chain().unwrap(), []);
+    assert_eq!(present(&b).len(), 3);
+    assert_eq!(b.collect(state.memory.layers()).unwrap().files, 0);
+    assert_eq!(b.collect(&[]).unwrap().files, 1);
+}
+
+#[test]
+fn memory_in_another_file_system_is_copied_and_goes_with_its_sandbox() {
+    let (_dir, store) = fresh();
+    let Ok(shm) = tempfile::tempdir_in("/dev/shm") else {
+        eprintln!("SKIPPED: no second file system at /dev/shm");
+        return;
+    };
+    fs::write(shm.path().join("others"), "stay").unwrap();
+    let a = made(&store, record("a"), Origin::Image);
+    let state = capture(&a, StateKind::Checkpoint).unwrap();
+    Owned::seal_state(&a, &state.id).unwrap();
+    let asked = SandboxRecord { memory_dir: Some(shm.path().to_owned()), ..record("b") };
+    let b = made(&store, asked, Origin::State(&a.state_source(&state.id).unwrap()));
+    let memory = &state.memory.layers()[0];
+    assert!(b.memory_layer(memory).starts_with(shm.path()));
+    assert_eq!(fs::read(b.memory_layer(memory)).unwrap(), fs::read(a.memory_layer(memory)).unwrap());
+    // As after a boot of the host.
+    fs::remove_dir_all(shm.path().join(b.id().as_str())).unwrap();
+    let (layer, mut file) = b.memory_file().unwrap();
+    file.write_all(b"pages").unwrap();
+    assert_eq!(fs::read(b.memory_layer(&layer)).unwrap(), b"pages");
+    assert_eq!(b.collect(&[]).unwrap().bytes, 5);
+    store.remove_sandbox(b).unwrap();
+    assert_eq!(fs::read_dir(shm.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_memory_directory_must_be_an_absolute_one_that_exists() {
+    let (dir, store) = fresh();
+    fs::write(dir.path().join("file"), "").unwrap();
+    for wrong in [Path::new("relative"), &dir.path().join("missing"), &dir.path().join("file")] {
+        let asked = SandboxRecord { memory_dir: Some(wrong.to_owned()), ..record("a") };
+        let refused = store.create_sandbox(asked, Origin::Image);
+        assert!(matches!(refused, Err(Error::MemoryDir { .. })), "{}", wrong.display());
+    }
+    let asked = SandboxRecord { memory_dir: Some(dir.path().to_owned()), ..record("a") };
+    let taken = dir.path().join(asked.id.as_str());
+    fs::create_dir(&taken).unwrap();
+    assert!(matches!(store.create_sandbox(asked, Origin::Image), Err(Error::MemoryDir { .. })));
+    assert!(taken.is_dir());
+}
+
+#[test]
+fn an_overlay_that_a_state_has_is_never_written_again() {
+    let (_dir, store) = fresh();
+    let a = made(&store, record("a"), Origin::Image);
+    assert_eq!(a.writable_head().unwrap(), a.head().unwrap());
+    // A capture that ended before it set the head.
+    let before = a.head().unwrap();
+    capture(&a, StateKind::Checkpoint).unwrap();
+    a.set_head(&before).unwrap();
+    let head = a.writable_head().unwrap();
+    assert_eq!((head.disk.len(), a.head().unwrap()), (2, head.clone()));
+    assert_eq!(a.disk_bytes(&head.disk[1]).unwrap(), a.disk_bytes(&head.disk[0]).unwrap());
+    assert_eq!(a.writable_head().unwrap(), head);
+    // Another sandbox has it.
+    fs::hard_link(a.disk_layer(&head.disk[1]), a.path().join("elsewhere")).unwrap();
+    assert_eq!(a.writable_head().unwrap().disk.len(), 3);
+}
+
+#[test]
+fn what_cannot_be_read_keeps_everything_and_is_reported() {
+    let (_dir, store) = fresh();
+    let a = made(&store, record("a"), Origin::Image);
+    let (kept, torn) = (capture(&a, StateKind::Auto).unwrap(), capture(&a, StateKind::Auto).unwrap());
+    fs::write(a.state_devices(&torn.id).with_file_name("manifest.json"), "").unwrap();
+    a.create_disk(1 << 30).unwrap();
+    let collected = a.collect(&[]).unwrap();
+    assert_eq!((collected.files, &collected.unreadable[0].id), (0, &torn.id));
+    assert!(matches!(collected.unreadable[0].error, Error::Corrupt { .. }));
+    assert_eq!(a.states().unwrap().readable, [kept]);
+    assert!(matches!(a.manifest(&torn.id), Err(Error::Corrupt { .. })));
+    a.remove_state(&torn.id).unwrap();
+    a.remove_state(&torn.id).unwrap();
+    assert!(matches!(a.manifest(&torn.id), Err(Error::UnknownState { .. })));
+    assert_eq!(a.collect(&[]).unwrap().files, 2);
+    assert_eq!(present(&a), listed(&a));
+}
+
+#[test]
+fn a_state_under_anothers_name_or_with_paths_that_lead_out_is_refused() {
+    let (_dir, store) = fresh();
+    let a = made(&store, record("a"), Origin::Image);
+    let (one, two) = (capture(&a, StateKind::Auto).unwrap(), capture(&a, StateKind::Auto).unwrap());
+    let file = |id| a.state_devices(id).with_file_name("manifest.json");
+    fs::copy(file(&one.id), file(&two.id)).unwrap();
+    assert!(matches!(a.manifest(&two.id), Err(Error::Corrupt { .. })));
+    assert_eq!(fs::read_dir(a.path().join("states")).unwrap().count(), 2);
+}
+
+#[test]
+fn collecting_leaves_a_state_in_the_making_alone() {
+    let (_dir, store) = fresh();
+    let a = made(&store, record("a"), Origin::Image);
+    let staged = a.stage_state().unwrap();
+    a.collect(&[]).unwrap();
+    assert!(staged.path().is_dir());
+    let left = a.path().join("states/.0123456789abcdef");
+    fs::create_dir(&left).unwrap();
+    drop(staged);
+    a.collect(&[]).unwrap();
+    assert_eq!(fs::read_dir(a.path().join("states")).unwrap().count(), 0);
+}
+
+#[test]
+fn states_that_nobody_lists_go_and_others_stay() {
+    let (_dir, store) = fresh();
+    let a = made(&store, record("a"), Origin::Image);
+    let fork = capture(&a, StateKind::Fork).unwrap();
+    let paused = capture(&a, StateKind::Paused).unwrap();
+    assert_eq!(a.remove_unlisted().unwrap(), [fork.id]);
+    assert_eq!(a.states().unwrap().readable, [paused]);
+}
+
+#[test]
+fn a_state_that_goes_while_it_is_sealed_does_no_harm() {
+    let (_dir, store) = fresh();
+    let a = made(&store, record("a"), Origin::Image);
+    let (gone, torn) = (capture(&a, StateKind::Auto).unwrap(), capture(&a, StateKind::Auto).unwrap());
+    a.remove_state(&gone.id).unwrap();
+    assert!(matches!(Owned::seal_state(&a, &gone.id), Err(Error::UnknownState { .. })));
+    fs::remove_file(a.memory_layer(&torn.memory.layers()[0])).unwrap();
+    assert!(matches!(Owned::seal_state(&a, &torn.id), Err(Error::Io { .. })));
+    let next = capture(&a, StateKind::Auto).unwrap();
+    Owned::seal_state(&a, &next.id).unwrap();
+    Owned::seal_state(&a, &next.id).unwrap();
+    assert!(is_whole(&a.state_source(&next.id).unwrap()));
+    assert!(!a.is_sealed(&torn.id).unwrap());
+}
+
+#[test]
+fn a_layer_is_read_once_however_many_states_have_it() {
+    let (_dir, store) = fresh();
+    let a = made(&store, record("a"), Origin::Image);
+    let first = capture(&a, StateKind::Auto).unwrap();
+    Owned::seal_state(&a, &first.id).unwrap();
+    let b = made(&store, record("b"), Origin::State(&a.state_source(&first.id).unwrap()));
+    let layer = first.disk[0].clone();
+    let known = b.known_digests().unwrap();
+    assert_eq!(known.len(), 2);
+    assert_eq!(known.get(&format!("disks/{layer}.qcow2")), a.known_digests().unwrap().values().next());
+}
