@@ -7,6 +7,7 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -17,8 +18,14 @@ use crate::failure::tolerate;
 use crate::sys::{self, Target};
 
 /// The directory under which every command gets its own. Held open: the image's init may mount over the path.
+///
+/// Its commands are counted here, not by their channels: after a restore another hub numbers channels, and what an earlier
+/// command left running must not share a cgroup with a new one.
 #[derive(Debug)]
-pub struct Cgroups(Option<OwnedFd>);
+pub struct Cgroups {
+    parent: Option<OwnedFd>,
+    next: AtomicU64,
+}
 
 impl Cgroups {
     /// Makes `sandtree` in the hierarchy at `mount`.
@@ -27,16 +34,16 @@ impl Cgroups {
         if let Err(error) = &opened {
             console::say(format_args!("no cgroups: {error}; commands are ended by process group"));
         }
-        Self(opened.ok())
+        Self { parent: opened.ok(), next: AtomicU64::new(1) }
     }
 
     pub fn absent() -> Self {
-        Self(None)
+        Self { parent: None, next: AtomicU64::new(1) }
     }
 
-    pub fn create(&self, channel: u32) -> rustix::io::Result<Option<Cgroup>> {
-        let Some(parent) = &self.0 else { return Ok(None) };
-        let name = channel.to_string();
+    pub fn create(&self) -> rustix::io::Result<Option<Cgroup>> {
+        let Some(parent) = &self.parent else { return Ok(None) };
+        let name = self.next.fetch_add(1, Ordering::Relaxed).to_string();
         let dir = make_dir(parent.as_fd(), &name)?;
         Ok(Some(Cgroup { parent: parent.try_clone().map_err(|_| Errno::MFILE)?, name, dir }))
     }

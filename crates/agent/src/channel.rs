@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -14,10 +14,11 @@ use sandtree_proto::{ChannelState, Failure, Outcome, StreamError, StreamId};
 
 use crate::cgroup::Family;
 use crate::exec::Exec;
-use crate::failure::{cut, failure};
+use crate::failure::{cut, failure, tolerate};
 use crate::input::{AtEnd, Input};
 use crate::output::Output;
 use crate::tunnel::{Connecting, Progress};
+use crate::workers::Ticket;
 
 /// How much of a failure's text fits into the hello, which must hold every channel in one frame.
 const HELLO_MESSAGE_MAX: usize = 64;
@@ -42,6 +43,7 @@ pub enum Work {
     Exec(Box<Exec>),
     /// A thread; its result, once there.
     File {
+        ticket: Ticket,
         cancel: Cancel,
         result: Option<Result<(), Failure>>,
     },
@@ -220,9 +222,11 @@ impl Channel {
         }
     }
 
-    pub fn finished(&mut self, done: Result<(), Failure>) {
-        if let Work::File { result, .. } = &mut self.work {
-            *result = Some(done);
+    /// A thread is done; that of an earlier channel of the same number means nothing here.
+    pub fn finished(&mut self, by: Ticket, done: Result<(), Failure>) {
+        match &mut self.work {
+            Work::File { ticket, result, .. } if *ticket == by => *result = Some(done),
+            _ => {}
         }
     }
 
@@ -301,7 +305,16 @@ impl Channel {
         match &mut self.work {
             Work::Exec(exec) => exec.signal(libc::SIGKILL),
             Work::File { cancel, .. } => cancel.cancel(),
-            _ => {}
+            Work::Connected => self.reset_when_closed(),
+            Work::Connecting(_) | Work::Over => {}
+        }
+    }
+
+    /// The guest's end of a connection that is not done must not take this for its orderly end.
+    fn reset_when_closed(&self) {
+        for socket in [self.input.descriptor(), self.out.descriptor()].into_iter().flatten() {
+            // A socket that refuses is broken already, and its other end knows.
+            tolerate(rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO)));
         }
     }
 }

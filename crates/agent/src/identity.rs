@@ -7,11 +7,13 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::time::{ClockId, Timespec};
 use sandtree_proto::{Failure, Identity};
 
-use crate::failure::OrFailure;
+use crate::failure::{OrFailure, refusal};
 use crate::{network, sys};
 
 const EXT4_MAGIC: i64 = 0xEF53;
@@ -20,14 +22,18 @@ const SECTOR: u64 = 512;
 const SUPERBLOCK: u64 = 1024;
 const BLOCKS_COUNT: u64 = 4;
 
-pub fn assume(identity: &Identity) -> Result<(), Failure> {
+/// How long a disk that was made larger may take to show it: virtio tells it beside everything else.
+const DISK_GROWS_WITHIN: Duration = Duration::from_secs(10);
+
+/// Becomes `identity`. With `disk_bytes`, waits until the root's disk is that large before it grows the file system.
+pub fn assume(identity: &Identity, disk_bytes: Option<u64>) -> Result<(), Failure> {
     set_clock(identity.unix_time_ns)?;
     add_entropy(&identity.entropy)?;
     rustix::system::sethostname(identity.hostname.as_bytes()).or_failure(|| "cannot set the hostname".into())?;
     write_line("/etc/hostname", &identity.hostname)?;
     write_line("/etc/machine-id", &identity.machine_id)?;
     network::configure(identity.network)?;
-    grow_root()
+    grow_root(disk_bytes)
 }
 
 fn set_clock(unix_time_ns: u64) -> Result<(), Failure> {
@@ -56,7 +62,7 @@ pub fn write_line(path: &str, line: &str) -> Result<(), Failure> {
 }
 
 /// Grows an ext4 root to its device. Other file systems have the size they were made with.
-fn grow_root() -> Result<(), Failure> {
+fn grow_root(disk_bytes: Option<u64>) -> Result<(), Failure> {
     let told = || "cannot grow the root file system".into();
     let root = File::open("/").or_failure(told)?;
     let system = rustix::fs::fstatfs(&root).or_failure(told)?;
@@ -66,6 +72,7 @@ fn grow_root() -> Result<(), Failure> {
         return Ok(());
     }
     let device = Device::of(&root)?;
+    device.await_size(disk_bytes.unwrap_or(0))?;
     let blocks = device.bytes()? / system.f_bsize as u64;
     // The kernel would notice that nothing is to be done, too, but takes its time for it.
     if device.ext4_blocks()? == blocks {
@@ -84,6 +91,21 @@ impl Device {
         let number = root.metadata().or_failure(|| "cannot find the root's device".into())?.dev();
         let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
         Ok(Self { dir: PathBuf::from(format!("/sys/dev/block/{major}:{minor}")) })
+    }
+
+    fn await_size(&self, wanted: u64) -> Result<(), Failure> {
+        let deadline = Instant::now() + DISK_GROWS_WITHIN;
+        loop {
+            let bytes = self.bytes()?;
+            if bytes >= wanted {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let message = format!("the root's disk has {bytes} bytes, and {wanted} were announced");
+                return Err(refusal(Errno::TIMEDOUT, message));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     fn bytes(&self) -> Result<u64, Failure> {

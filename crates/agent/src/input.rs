@@ -77,6 +77,13 @@ impl Input {
         matches!(self.sink, Sink::Gone)
     }
 
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match &self.sink {
+            Sink::Open(fd, _) => Some(fd.as_fd()),
+            Sink::Awaited | Sink::Gone => None,
+        }
+    }
+
     fn buffered(&self) -> usize {
         self.buffer.len() - self.start
     }

@@ -2,7 +2,7 @@
 //!
 //! As pid 1 of the initramfs it brings the guest up and serves the host over a virtio port. With `--fd N` it serves the
 //! socket it was given as descriptor N instead, and leaves the machine it runs on alone; that is how it is tested.
-//! `--cgroup DIR` names a cgroup hierarchy to use there.
+//! `--cgroup DIR` names a cgroup hierarchy to use there, `--hooks DIR` the hooks that a restore runs.
 
 mod cgroup;
 mod channel;
@@ -11,6 +11,7 @@ mod exec;
 mod failure;
 mod files;
 mod floor;
+mod hooks;
 mod identity;
 mod init;
 mod input;
@@ -27,6 +28,7 @@ mod workers;
 
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use rustix::process::{Resource, Rlimit};
@@ -35,7 +37,7 @@ use cgroup::Cgroups;
 use exec::spawn::Ground;
 use init::{BootError, Rest};
 use link::Link;
-use serve::{Agent, End, Role};
+use serve::{Agent, End, Place, Role};
 
 fn main() -> ExitCode {
     if rustix::process::getpid().is_init() {
@@ -44,19 +46,38 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [floor::NOTHING] => ExitCode::SUCCESS,
-        ["--fd", number] => run_guestless(number, Cgroups::absent()),
-        ["--fd", number, "--cgroup", mount] => run_guestless(number, Cgroups::open(mount)),
+        ["--fd", number] => run_guestless(number, Surroundings::default()),
+        ["--fd", number, "--cgroup", mount] => {
+            run_guestless(number, Surroundings { cgroups: Cgroups::open(mount), ..Surroundings::default() })
+        }
+        ["--fd", number, "--hooks", dir] => {
+            run_guestless(number, Surroundings { hooks: Some(dir.into()), ..Surroundings::default() })
+        }
         _ => {
-            eprintln!("usage: sandtree-agent --fd N [--cgroup DIR], or as /init of a guest");
+            eprintln!("usage: sandtree-agent --fd N [--cgroup DIR | --hooks DIR], or as /init of a guest");
             ExitCode::from(2)
         }
+    }
+}
+
+/// What the agent finds where it runs.
+struct Surroundings {
+    cgroups: Cgroups,
+    hooks: Option<PathBuf>,
+    modules: Rest,
+}
+
+impl Default for Surroundings {
+    fn default() -> Self {
+        Self { cgroups: Cgroups::absent(), hooks: None, modules: Rest::default() }
     }
 }
 
 fn run_guest() -> ! {
     let served = init::boot().and_then(|(role, modules)| {
         let port = init::open_port(sandtree_proto::PORT_NAME)?;
-        let end = serve(role, port, Cgroups::open("/sys/fs/cgroup"), modules).map_err(BootError::Serve)?;
+        let (cgroups, hooks) = (Cgroups::open("/sys/fs/cgroup"), Some(hooks::PLACE.into()));
+        let end = serve(role, port, Surroundings { cgroups, hooks, modules }).map_err(BootError::Serve)?;
         Ok((role, end))
     });
     match served {
@@ -66,10 +87,9 @@ fn run_guest() -> ! {
     }
 }
 
-fn run_guestless(number: &str, cgroups: Cgroups) -> ExitCode {
+fn run_guestless(number: &str, surroundings: Surroundings) -> ExitCode {
     let number = number.parse::<RawFd>().map_err(io::Error::other);
-    let served =
-        number.and_then(sys::inherited).and_then(|socket| serve(Role::Guestless, socket, cgroups, Rest::default()));
+    let served = number.and_then(sys::inherited).and_then(|socket| serve(Role::Guestless, socket, surroundings));
     match served {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
@@ -79,17 +99,19 @@ fn run_guestless(number: &str, cgroups: Cgroups) -> ExitCode {
     }
 }
 
-fn serve(role: Role, port: OwnedFd, cgroups: Cgroups, modules: Rest) -> io::Result<End> {
+fn serve(role: Role, port: OwnedFd, surroundings: Surroundings) -> io::Result<End> {
+    let Surroundings { cgroups, hooks, modules } = surroundings;
     rustix::io::fcntl_setfd(&port, rustix::io::FdFlags::CLOEXEC)?;
     let signals = sys::block_signals(serve::heard_by(role))?;
     // Not before: a thread with other signals unblocked would take our children's away.
-    modules.load_beside();
+    let settling = modules.load_beside();
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     if role != Role::Guestless {
         std::fs::write("/proc/self/oom_score_adj", "-1000")?;
     }
     let ground = Ground { cgroups, open_files: raise_open_files()? };
-    Ok(Agent::new(role, Link::new(port)?, signals, ground)?.serve()?)
+    let place = Place { role, ground, settling, hooks };
+    Ok(Agent::new(place, Link::new(port)?, signals)?.serve()?)
 }
 
 /// Every channel has up to five descriptors. Returns the limit commands start with, as it was.

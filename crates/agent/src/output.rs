@@ -44,6 +44,10 @@ impl Output {
         (self.stream.base(), self.stream.produced())
     }
 
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.source.as_ref().map(OwnedFd::as_fd)
+    }
+
     pub fn is_ended(&self) -> bool {
         self.stream.is_ended()
     }

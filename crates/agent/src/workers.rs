@@ -1,6 +1,7 @@
 //! Threads for what may wait for a disk. They talk to the loop through pipes, and say when they are done.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -8,29 +9,75 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
-use sandtree_proto::{Failure, Reply};
+use rustix::process::Pid;
+use sandtree_proto::{ExecStart, Failure, Reply};
 
+use crate::cgroup::Family;
 use crate::failure::{OrFailure, refusal, tolerate};
 
-/// What a thread has done.
+/// What a thread has done, or wants done.
 #[derive(Debug)]
 pub enum Finished {
-    Channel { channel: u32, result: Result<(), Failure> },
-    Request { id: u32, generation: u64, reply: Result<Reply, Failure> },
+    Channel {
+        channel: u32,
+        ticket: Ticket,
+        result: Result<(), Failure>,
+    },
+    Request {
+        id: u32,
+        generation: u64,
+        reply: Result<Reply, Failure>,
+    },
+    /// A command to start. Only the loop starts any: it takes the status of every child, also of one that fails to start.
+    Start(Start),
+    /// What was started, and may live on.
+    Left(Family),
 }
+
+#[derive(Debug)]
+pub struct Start {
+    pub start: ExecStart,
+    pub streams: [Stdio; 3],
+    pub started: Sender<Result<(Pid, Family), Failure>>,
+}
+
+/// Tells one thread's work from another's. A channel's number does not: after a restore another hub gives them out, while
+/// threads of channels that were closed may still be at work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ticket(u64);
 
 #[derive(Debug)]
 pub struct Workers {
     sender: Sender<Finished>,
     receiver: Receiver<Finished>,
     bell: Arc<OwnedFd>,
+    next_ticket: u64,
+}
+
+/// The way from a thread to the loop, for what it has to tell before it is done.
+#[derive(Debug, Clone)]
+pub struct Bell {
+    sender: Sender<Finished>,
+    bell: Arc<OwnedFd>,
+}
+
+impl Bell {
+    pub fn ring(&self, finished: Finished) {
+        // Both fail only when the loop is gone, and the process with it.
+        tolerate(self.sender.send(finished));
+        tolerate(rustix::io::write(&*self.bell, &1u64.to_ne_bytes()));
+    }
 }
 
 impl Workers {
     pub fn new() -> rustix::io::Result<Self> {
         let (sender, receiver) = channel();
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { sender, receiver, bell: Arc::new(bell) })
+        Ok(Self { sender, receiver, bell: Arc::new(bell), next_ticket: 0 })
+    }
+
+    pub fn to_loop(&self) -> Bell {
+        Bell { sender: self.sender.clone(), bell: Arc::clone(&self.bell) }
     }
 
     /// Readable when something has finished.
@@ -39,11 +86,14 @@ impl Workers {
     }
 
     pub fn run_channel(
-        &self,
+        &mut self,
         channel: u32,
         work: impl FnOnce() -> Result<(), Failure> + Send + 'static,
-    ) -> Result<(), Failure> {
-        self.spawn(move || Finished::Channel { channel, result: guarded(work) })
+    ) -> Result<Ticket, Failure> {
+        self.next_ticket += 1;
+        let ticket = Ticket(self.next_ticket);
+        self.spawn(move || Finished::Channel { channel, ticket, result: guarded(work) })?;
+        Ok(ticket)
     }
 
     pub fn run_request(
@@ -56,12 +106,8 @@ impl Workers {
     }
 
     fn spawn(&self, work: impl FnOnce() -> Finished + Send + 'static) -> Result<(), Failure> {
-        let (sender, bell) = (self.sender.clone(), Arc::clone(&self.bell));
-        let thread = move || {
-            // Both fail only when the loop is gone, and the process with it.
-            tolerate(sender.send(work()));
-            tolerate(rustix::io::write(&*bell, &1u64.to_ne_bytes()));
-        };
+        let loop_bell = self.to_loop();
+        let thread = move || loop_bell.ring(work());
         std::thread::Builder::new().spawn(thread).map(drop).or_failure(|| "cannot start a thread in the guest".into())
     }
 

@@ -12,8 +12,8 @@ pub mod stream;
 
 pub use frame::{Decoded, Decoder, Frame, FrameError, MAX_PAYLOAD, Nonce, StreamId};
 pub use message::{
-    AgentHello, AgentMessage, ChannelState, DirEntry, ExecStart, Failure, FileKind, HostHello, HostMessage, Identity,
-    Metrics, Network, Open, Outcome, Reply, Request, Stat, TermSize,
+    AgentHello, AgentMessage, ChannelState, DirEntry, ExecStart, Failure, FileKind, HookFailure, HostHello,
+    HostMessage, Identity, Metrics, Network, Open, Outcome, Rebirth, Reply, Request, Stat, TermSize,
 };
 pub use stream::{Outgoing, StreamError};
 

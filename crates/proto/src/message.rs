@@ -231,6 +231,27 @@ pub enum Request {
     Shutdown {
         grace_ms: u32,
     },
+    /// This guest's memory is that of an earlier moment, or of another guest. Answered when it is one of its own.
+    Restored(Rebirth),
+    /// Answered when everything that boots beside the agent's work is done.
+    Settle,
+}
+
+/// What makes a restored guest one of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rebirth {
+    /// Different for every restore; the guest's hooks get it.
+    pub generation: [u8; 16],
+    pub identity: Identity,
+    /// How large the root's disk is now, if its file system is to grow to it.
+    pub disk_bytes: Option<u64>,
+}
+
+/// A hook of the guest that did not do its work.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HookFailure {
+    pub name: String,
+    pub what: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -259,6 +280,7 @@ pub enum Reply {
     Done,
     Stat(Stat),
     Metrics(Metrics),
+    Restored { hooks: Vec<HookFailure> },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -374,6 +396,24 @@ mod tests {
         };
         let open = HostMessage::Open { channel: 1, window: 4096, open: Open::Exec(exec) };
         assert_eq!(hex(&open), "0101802000017401026c7301014101620000011850".to_owned() + "0100");
+    }
+
+    #[test]
+    fn golden_rebirth() {
+        let identity = Identity {
+            hostname: "b".into(),
+            machine_id: "0".repeat(32),
+            unix_time_ns: 5,
+            entropy: vec![9],
+            network: Network::Isolated,
+        };
+        let rebirth = Rebirth { generation: [0xab; 16], identity, disk_bytes: Some(300) };
+        let request = HostMessage::Request { id: 1, request: Request::Restored(rebirth) };
+        let expected = ["060109", &"ab".repeat(16), "0162", "20", &"30".repeat(32), "05", "0109", "01", "01ac02"];
+        assert_eq!(hex(&request), expected.concat());
+        assert_eq!(hex(&HostMessage::Request { id: 2, request: Request::Settle }), "06020a");
+        let hooks = vec![HookFailure { name: "n".into(), what: "w".into() }];
+        assert_eq!(hex(&AgentMessage::Reply { id: 1, reply: Ok(Reply::Restored { hooks }) }), "0301000301016e0177");
     }
 
     #[test]

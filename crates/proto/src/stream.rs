@@ -34,6 +34,15 @@ impl Outgoing {
         Self { held: VecDeque::new(), base: 0, sent: 0, window, ended: false, end_sent: false }
     }
 
+    /// The rest of a stream that another sender began: `received` bytes of it have arrived, and `consumed` of them are
+    /// used. What is in between takes its room as before, and is never sent again.
+    pub fn taken_over(consumed: u64, received: u64, window: usize) -> Result<Self, StreamError> {
+        let held = received.checked_sub(consumed).filter(|held| *held <= window as u64);
+        let held = held.ok_or(StreamError::Offset { offset: consumed, base: 0, produced: received })?;
+        let held = std::iter::repeat_n(0, held as usize).collect();
+        Ok(Self { held, base: consumed, sent: received, ..Self::new(window) })
+    }
+
     pub fn base(&self) -> u64 {
         self.base
     }
@@ -173,6 +182,18 @@ mod tests {
         out.push(b"ab");
         assert!(out.consumed(1).is_err());
         assert!(out.rewind(3).is_err());
+    }
+
+    #[test]
+    fn what_another_sent_takes_its_room_until_it_is_used() {
+        let mut out = Outgoing::taken_over(3, 7, 10).unwrap();
+        assert_eq!((out.room(), out.produced(), out.take(9)), (6, 7, None));
+        out.push(b"ab");
+        assert_eq!(out.take(9), Some((7, b"ab".to_vec())));
+        out.consumed(7).unwrap();
+        assert_eq!(out.room(), 8);
+        assert!(Outgoing::taken_over(0, 11, 10).is_err());
+        assert!(Outgoing::taken_over(8, 7, 10).is_err());
     }
 
     proptest! {

@@ -42,17 +42,26 @@ pub struct Spawned {
     pub err: Option<OwnedFd>,
 }
 
-pub fn spawn(ground: &Ground, channel: u32, start: &ExecStart) -> Result<Spawned, Failure> {
+pub fn spawn(ground: &Ground, start: &ExecStart) -> Result<Spawned, Failure> {
     let account = account(&start.user)?;
     let mut streams = streams(start, &account).or_failure(|| "cannot make the command's streams".into())?;
-    let cgroup = ground.cgroups.create(channel).or_failure(|| "cannot make a cgroup".into())?;
-    let launch = Launch::new(ground, start, &account, cgroup.as_ref())?;
-    match launch.run(streams.child.take().expect("the streams were just made")) {
-        Ok(pid) => {
-            let timeout = start.timeout_ms.map(Duration::from_millis);
-            let exec = Exec::new(pid, Family::new(pid, cgroup), streams.master, timeout);
-            Ok(Spawned { exec, input: streams.input, out: streams.out, err: streams.err })
-        }
+    let child = streams.child.take().expect("the streams were just made");
+    let (pid, family) = launch(ground, start, &account, child)?;
+    let timeout = start.timeout_ms.map(Duration::from_millis);
+    let exec = Exec::new(pid, family, streams.master, timeout);
+    Ok(Spawned { exec, input: streams.input, out: streams.out, err: streams.err })
+}
+
+/// Starts a command on streams that are somebody else's.
+pub fn spawn_on(ground: &Ground, start: &ExecStart, child: [Stdio; 3]) -> Result<(Pid, Family), Failure> {
+    launch(ground, start, &account(&start.user)?, child)
+}
+
+fn launch(ground: &Ground, start: &ExecStart, account: &Account, child: [Stdio; 3]) -> Result<(Pid, Family), Failure> {
+    let cgroup = ground.cgroups.create().or_failure(|| "cannot make a cgroup".into())?;
+    let launch = Launch::new(ground, start, account, cgroup.as_ref())?;
+    match launch.run(child) {
+        Ok(pid) => Ok((pid, Family::new(pid, cgroup))),
         Err(failure) => {
             // Nothing ran, so only the directory is left; any pid will do for a family without members.
             Family::new(rustix::process::getpid(), cgroup).bury();

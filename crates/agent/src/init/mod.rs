@@ -31,7 +31,7 @@ use crate::failure::reason;
 use crate::floor;
 use crate::serve::Role;
 use crate::sys::{self, Forked};
-pub use modules::Rest;
+pub use modules::{Rest, Settling};
 use options::{Init, Options};
 
 const PORT_APPEARS_WITHIN: Duration = Duration::from_secs(10);

@@ -1,12 +1,13 @@
 //! What the host says, and what follows from it.
 
 use std::os::fd::OwnedFd;
+use std::sync::mpsc;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use sandtree_proto::{
-    AgentHello, AgentMessage, ExecStart, Failure, Frame, HostHello, HostMessage, Open, Outcome, Reply, Request,
-    StreamId,
+    AgentHello, AgentMessage, ExecStart, Failure, Frame, HostHello, HostMessage, Open, Outcome, Rebirth, Reply,
+    Request, StreamId,
 };
 
 use super::{Agent, CHANNELS_MAX, Leaving, Role};
@@ -14,6 +15,7 @@ use crate::channel::{Cancel, Channel, Ends, Work};
 use crate::exec::spawn::{pipe, spawn};
 use crate::failure::{OrFailure, cut, path, refusal};
 use crate::files::{self, Target};
+use crate::hooks::{CONSOLE, Hooks};
 use crate::init::shutdown::Way;
 use crate::input::{AtEnd, InputError};
 use crate::link::Event;
@@ -22,6 +24,8 @@ use crate::tree::LeftOut;
 use crate::tunnel::Connecting;
 use crate::{identity, metrics, tree};
 
+/// How long what boots beside the agent may take.
+const SETTLES_WITHIN: Duration = Duration::from_secs(60);
 const WINDOW_MAX: u32 = 1024 * 1024;
 /// Tags come back in the hello, which must fit one frame.
 const TAG_MAX: usize = 64;
@@ -163,7 +167,7 @@ impl Agent {
     }
 
     fn begin_exec(&mut self, number: u32, window: usize, start: &ExecStart) -> Result<Channel, Failure> {
-        let spawned = spawn(&self.ground, number, start)?;
+        let spawned = spawn(&self.place.ground, start)?;
         let pid = spawned.exec.pid().as_raw_nonzero().get() as u32;
         self.link.send(&AgentMessage::Started { channel: number, pid });
         let ends = Ends { input: spawned.input, out: Some(spawned.out), err: spawned.err };
@@ -188,8 +192,8 @@ impl Agent {
         work: impl FnOnce(OwnedFd) -> Result<(), Failure> + Send + 'static,
     ) -> Result<Channel, Failure> {
         let (reader, writer) = pipe_to_host()?;
-        self.workers.run_channel(number, move || work(writer))?;
-        let work = Work::File { cancel: Cancel::default(), result: None };
+        let ticket = self.workers.run_channel(number, move || work(writer))?;
+        let work = Work::File { ticket, cancel: Cancel::default(), result: None };
         Ok(Channel::new(window, String::new(), work, Ends { out: Some(reader), ..Ends::default() }))
     }
 
@@ -203,9 +207,9 @@ impl Agent {
         let (reader, writer) = pipe_from_host()?;
         let cancel = Cancel::default();
         let seen = cancel.clone();
-        self.workers.run_channel(number, move || work(reader, &seen))?;
+        let ticket = self.workers.run_channel(number, move || work(reader, &seen))?;
         let ends = Ends { input: Some((writer, AtEnd::Close)), ..Ends::default() };
-        Ok(Channel::new(window, String::new(), Work::File { cancel, result: None }, ends))
+        Ok(Channel::new(window, String::new(), Work::File { ticket, cancel, result: None }, ends))
     }
 
     /// A tree on `Out`, and on `Err` what is left out of it.
@@ -237,6 +241,8 @@ impl Agent {
             Request::Ping => Some(Ok(Reply::Done)),
             Request::Metrics => Some(metrics::read().map(Reply::Metrics)),
             Request::Shutdown { grace_ms } => Some(self.shut_down(grace_ms)),
+            Request::Restored(rebirth) => self.rebear(id, rebirth).err().map(Err),
+            Request::Settle => self.settle_down(id).err().map(Err),
             other => self.delegate(id, other).err().map(Err),
         };
         if let Some(reply) = answered {
@@ -251,10 +257,36 @@ impl Agent {
     }
 
     fn refuse_guestless(&self, what: &str) -> Result<(), Failure> {
-        match self.role {
+        match self.place.role {
             Role::Init | Role::BesideInit => Ok(()),
             Role::Guestless => Err(refusal(Errno::PERM, format!("cannot {what}: the agent is not in a guest"))),
         }
+    }
+
+    /// Makes the guest one of its own, beside the loop: its hooks may take as long as they are let.
+    fn rebear(&mut self, id: u32, rebirth: Rebirth) -> Result<(), Failure> {
+        let refused = self.refuse_guestless("restore");
+        // Outside a guest, the hooks it was given are all there is to a restore.
+        let Some(dir) = self.place.hooks.clone() else { return refused };
+        let identity = refused.is_ok().then(|| rebirth.identity.clone());
+        let (mourner, deaths) = mpsc::channel();
+        self.mourners.push(mourner);
+        let console = identity.is_some().then_some(CONSOLE);
+        let hooks = Hooks { dir, deaths, to_loop: self.workers.to_loop(), console };
+        self.workers.run_request(id, self.link.generation(), move || {
+            if let Some(identity) = identity {
+                identity::assume(&identity, rebirth.disk_bytes)?;
+            }
+            Ok(Reply::Restored { hooks: hooks.run(&rebirth) })
+        })
+    }
+
+    fn settle_down(&self, id: u32) -> Result<(), Failure> {
+        let settling = self.place.settling.clone();
+        self.workers.run_request(id, self.link.generation(), move || match settling.wait(SETTLES_WITHIN) {
+            true => Ok(Reply::Done),
+            false => Err(refusal(Errno::TIMEDOUT, "the guest is still booting")),
+        })
     }
 
     /// Requests that may wait for a disk.
@@ -267,12 +299,14 @@ impl Agent {
             Request::MakeDir { path: at, parents, mode } => files::make_dir(path(&at), parents, mode),
             Request::Rename { from, to } => files::rename(path(&from), path(&to)),
             Request::Remove { path: at, recursive } => files::remove(path(&at), recursive),
-            Request::Configure(who) => identity::assume(&who).map(|()| Reply::Done),
+            Request::Configure(who) => identity::assume(&who, None).map(|()| Reply::Done),
             Request::Sync => {
                 rustix::fs::sync();
                 Ok(Reply::Done)
             }
-            Request::Ping | Request::Metrics | Request::Shutdown { .. } => Ok(Reply::Done),
+            Request::Ping | Request::Metrics | Request::Shutdown { .. } | Request::Restored(_) | Request::Settle => {
+                unreachable!("answered before")
+            }
         })
     }
 }

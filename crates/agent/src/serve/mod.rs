@@ -12,6 +12,8 @@ mod wait;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use rustix::process::WaitOptions;
@@ -19,11 +21,13 @@ use sandtree_proto::{AgentMessage, Frame, MAX_PAYLOAD, StreamId};
 
 use crate::cgroup::Family;
 use crate::channel::{Channel, Remains};
-use crate::exec::spawn::Ground;
+use crate::exec::spawn::{Ground, spawn_on};
+use crate::hooks::Death;
+use crate::init::Settling;
 use crate::init::shutdown::Way;
 use crate::link::Link;
 use crate::sys;
-use crate::workers::{Finished, Workers};
+use crate::workers::{Finished, Start, Workers};
 
 /// So many that the hello, which lists them all, fits one frame.
 const CHANNELS_MAX: usize = 320;
@@ -74,15 +78,26 @@ pub enum End {
     HostGone,
 }
 
+/// Where the agent runs, and what it has there.
+#[derive(Debug)]
+pub struct Place {
+    pub role: Role,
+    pub ground: Ground,
+    pub settling: Settling,
+    /// The directory of what a restore runs.
+    pub hooks: Option<PathBuf>,
+}
+
 #[derive(Debug)]
 pub struct Agent {
-    role: Role,
+    place: Place,
     link: Link,
     channels: BTreeMap<u32, Channel>,
     /// The last channel that sent, for taking turns.
     cursor: u32,
     workers: Workers,
-    ground: Ground,
+    /// Threads that wait for children of their own: the loop takes every child's status.
+    mourners: Vec<Sender<Death>>,
     /// Readable when a child has ended, or init is asked to leave.
     signals: OwnedFd,
     /// What lives on of commands that have ended.
@@ -110,14 +125,14 @@ impl Leaving {
 }
 
 impl Agent {
-    pub fn new(role: Role, link: Link, signals: OwnedFd, ground: Ground) -> rustix::io::Result<Self> {
+    pub fn new(place: Place, link: Link, signals: OwnedFd) -> rustix::io::Result<Self> {
         Ok(Self {
-            role,
+            place,
             link,
             channels: BTreeMap::new(),
             cursor: 0,
             workers: Workers::new()?,
-            ground,
+            mourners: Vec::new(),
             signals,
             families: Vec::new(),
             spilled: Vec::new(),
@@ -162,8 +177,10 @@ impl Agent {
     /// Takes the status of every child that has ended, commands and orphans alike.
     fn reap(&mut self) {
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
-            if let Some(channel) = self.channels.values_mut().find(|channel| channel.runs(pid)) {
-                channel.exited(status);
+            match self.channels.values_mut().find(|channel| channel.runs(pid)) {
+                Some(channel) => channel.exited(status),
+                // One that has ended does not hear it, and is forgotten.
+                None => self.mourners.retain(|mourner| mourner.send(Death { pid, status }).is_ok()),
             }
         }
         for family in self.families.extract_if(.., |family| family.is_gone()) {
@@ -173,19 +190,31 @@ impl Agent {
 
     /// Takes what the threads have done.
     fn collect(&mut self) {
+        let mut left = Vec::new();
         for finished in self.workers.take_finished() {
             match finished {
-                Finished::Channel { channel, result } => {
+                Finished::Channel { channel, ticket, result } => {
                     if let Some(channel) = self.channels.get_mut(&channel) {
-                        channel.finished(result);
+                        channel.finished(ticket, result);
                     }
                 }
+                Finished::Start(Start { start, streams, started }) => {
+                    let answer = spawn_on(&self.place.ground, &start, streams);
+                    // One that does not wait any more has its command looked after.
+                    left.extend(
+                        started.send(answer).err().and_then(|unheard| unheard.0.ok()).map(|(_, family)| family),
+                    );
+                }
+                Finished::Left(family) => left.push(family),
                 Finished::Request { id, generation, reply } if generation == self.link.generation() => {
                     self.link.send(&AgentMessage::Reply { id, reply });
                 }
                 // Its host is gone; the next one did not ask.
                 Finished::Request { .. } => {}
             }
+        }
+        for family in left {
+            self.look_after(Remains { family: Some(family), ..Remains::default() });
         }
     }
 
@@ -276,7 +305,7 @@ impl Agent {
         {
             return Some(End::Shutdown { way, grace });
         }
-        (self.role == Role::Guestless && self.link.is_away()).then_some(End::HostGone)
+        (self.place.role == Role::Guestless && self.link.is_away()).then_some(End::HostGone)
     }
 }
 
@@ -312,7 +341,9 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let signals = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
         let ground = Ground { cgroups: Cgroups::absent(), open_files: getrlimit(Resource::Nofile) };
-        let agent = Agent::new(Role::BesideInit, Link::new(theirs.into()).unwrap(), signals, ground).unwrap();
+        let (role, settling) = (Role::BesideInit, Settling::default());
+        let place = Place { role, ground, settling, hooks: None };
+        let agent = Agent::new(place, Link::new(theirs.into()).unwrap(), signals).unwrap();
         (agent, ours)
     }
 
