@@ -1,9 +1,11 @@
 //! Connections into the guest, carried by the agent: they need no network in the guest.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sandtree_proto::{Open, Outcome};
+use sandtree_store::PublishedPort;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -16,6 +18,8 @@ use crate::link::{Channel, Control, Input, Link, LinkError, Output};
 const WINDOW: u32 = 256 * 1024;
 /// Connections of one forward at a time; further ones wait in the listener's queue.
 const CONNECTIONS_MAX: usize = 512;
+/// How long the guest may take to read the last bytes of a connection that both sides have ended.
+const LAST_BYTES: Duration = Duration::from_secs(30);
 /// How long a listener rests that cannot accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -35,17 +39,27 @@ impl Tunnel {
         }
     }
 
-    /// Carries bytes both ways until both ends are done. When the guest's end fails, or we do, the client's is reset, so
-    /// that it does not take it for an orderly end.
+    /// Carries bytes both ways until both ends are done. When the guest's end fails, or we do, or this is dropped in the
+    /// middle, both ends are reset, so that neither takes it for an orderly end.
     pub async fn splice(self, mut stream: TcpStream) -> Result<()> {
         close_by(&stream, Close::Reset);
-        let Channel { out, input, control, .. } = self.channel;
-        let (reader, writer) = stream.split();
-        let carried = tokio::try_join!(to_guest(reader, input), from_guest(out, control, writer));
+        let carried = carry_both_ways(self.channel, &mut stream).await;
         if carried.is_ok() {
             close_by(&stream, Close::Orderly);
         }
-        carried.map(drop).map_err(|source| Error::Guest { operation: "carry a connection".into(), source })
+        carried.map_err(|source| Error::Guest { operation: "carry a connection".into(), source })
+    }
+}
+
+/// The channel must not be closed before the guest has everything, or its end would be reset with bytes unread.
+async fn carry_both_ways(channel: Channel, stream: &mut TcpStream) -> Result<(), LinkError> {
+    let Channel { out, input, mut control, .. } = channel;
+    let (reader, writer) = stream.split();
+    tokio::try_join!(to_guest(reader, input), from_guest(out, control.clone(), writer))?;
+    let ended = tokio::time::timeout(LAST_BYTES, control.ended()).await;
+    match ended.map_err(|_| LinkError::Timeout { after: LAST_BYTES })?? {
+        Outcome::Done => Ok(()),
+        outcome => Err(exec::lost(outcome)),
     }
 }
 
@@ -71,17 +85,31 @@ async fn from_guest(mut out: Output, control: Control, mut writer: WriteHalf<'_>
     writer.shutdown().await.map_err(|_| LinkError::Ended)
 }
 
-/// A port of the host that leads into the guest. Dropping it closes the port and its connections.
+/// A port of the host that leads into the guest. Dropping it resets its connections, and closes the port unless its
+/// listener is kept.
 #[derive(Debug)]
 pub struct Forward {
     address: SocketAddr,
+    guest_port: u16,
+    listener: Arc<TcpListener>,
     task: JoinHandle<()>,
 }
 
 impl Forward {
-    pub(super) fn start(guest: Guest, listener: TcpListener, port: u16) -> Result<Forward> {
+    pub(super) fn start(guest: Guest, listener: Arc<TcpListener>, port: u16) -> Result<Forward> {
         let address = listener.local_addr().map_err(|source| Error::io("read the address of", "a listener", source))?;
-        Ok(Forward { address, task: tokio::spawn(accept_all(guest, listener, port)) })
+        let task = tokio::spawn(accept_all(guest, listener.clone(), port));
+        Ok(Forward { address, guest_port: port, listener, task })
+    }
+
+    /// The host's port, and the guest's it leads to.
+    pub fn port(&self) -> PublishedPort {
+        PublishedPort { host: self.address.port(), guest: self.guest_port }
+    }
+
+    /// The port itself, for the guest that takes this one's place: nobody else can have it in between.
+    pub fn listener(&self) -> Arc<TcpListener> {
+        self.listener.clone()
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -101,7 +129,7 @@ impl Drop for Forward {
     }
 }
 
-async fn accept_all(guest: Guest, listener: TcpListener, port: u16) {
+async fn accept_all(guest: Guest, listener: Arc<TcpListener>, port: u16) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -120,11 +148,13 @@ async fn accept_all(guest: Guest, listener: TcpListener, port: u16) {
 
 /// Carries one connection.
 async fn carry(guest: Guest, stream: TcpStream, port: u16) {
+    // From here on: this task may be aborted at any moment.
+    close_by(&stream, Close::Reset);
     let tunnel = match guest.connect(port).await {
         Ok(tunnel) => tunnel,
         Err(error) => {
             tracing::info!(port, %error, "a forwarded connection was refused");
-            return close_by(&stream, Close::Reset);
+            return;
         }
     };
     if let Err(error) = tunnel.splice(stream).await {

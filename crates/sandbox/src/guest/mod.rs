@@ -8,18 +8,22 @@ mod files;
 mod forward;
 mod tree;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use exec::{Exec, ExecId, ExecSpec, ExitStatus, Lifetime, Output, Stdin};
 pub use files::{FileOwner, Files, Transfer};
 pub use forward::{Forward, Tunnel};
-use sandtree_proto::{Identity, Metrics, Reply, Request};
+use sandtree_proto::{HookFailure, Identity, Metrics, Rebirth, Reply, Request};
+use tokio::net::TcpListener;
 
 use crate::error::{Error, Result};
 use crate::link::{Link, LinkError};
 
 /// How long the guest may take for a small request.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(30);
+/// More than its disk, its hooks and what boots beside the agent may take together.
+const LONG_REQUEST_DEADLINE: Duration = Duration::from_secs(90);
 
 #[derive(Debug, Clone)]
 pub struct Guest {
@@ -51,8 +55,9 @@ impl Guest {
     }
 
     /// Accepts connections on `listener` and carries each to `port` in the guest, until the result is dropped.
-    pub fn forward(&self, listener: tokio::net::TcpListener, port: u16) -> Result<Forward> {
-        Forward::start(self.clone(), listener, port)
+    /// The listener may be shared: by [`Forward::listener`] another guest takes the port over.
+    pub fn forward(&self, listener: impl Into<Arc<TcpListener>>, port: u16) -> Result<Forward> {
+        Forward::start(self.clone(), listener.into(), port)
     }
 
     /// Waits until the connection is down, which it is when the sandbox has ended.
@@ -81,14 +86,32 @@ impl Guest {
         self.request("tell the guest who it is", Request::Configure(identity)).await.map(drop)
     }
 
+    /// Makes a restored guest one of its own, and waits until it says so. Gives the hooks that failed.
+    pub(crate) async fn restored(&self, rebirth: Rebirth) -> Result<Vec<HookFailure>> {
+        let operation = "tell the guest that it was restored";
+        match self.request_within(operation, Request::Restored(rebirth), LONG_REQUEST_DEADLINE).await? {
+            Reply::Restored { hooks } => Ok(hooks),
+            _ => Err(unexpected(operation)),
+        }
+    }
+
+    /// Waits until everything that boots beside the agent's work is done.
+    pub(crate) async fn settle(&self) -> Result<()> {
+        self.request_within("wait for the guest to settle", Request::Settle, LONG_REQUEST_DEADLINE).await.map(drop)
+    }
+
     pub(crate) async fn shutdown(&self, grace: Duration) -> Result<()> {
         let grace_ms = grace.as_millis().try_into().unwrap_or(u32::MAX);
         self.request("ask the guest to shut down", Request::Shutdown { grace_ms }).await.map(drop)
     }
 
     async fn request(&self, operation: &'static str, request: Request) -> Result<Reply> {
+        self.request_within(operation, request, REQUEST_DEADLINE).await
+    }
+
+    async fn request_within(&self, operation: &'static str, request: Request, deadline: Duration) -> Result<Reply> {
         self.link
-            .request(request, REQUEST_DEADLINE)
+            .request(request, deadline)
             .await
             .map_err(|source| Error::Guest { operation: operation.into(), source })
     }

@@ -14,6 +14,8 @@ use crate::link::{Outbox, READ_SIZE, fresh_nonce, hello_frame};
 
 #[derive(Debug, PartialEq, Eq)]
 enum Phase {
+    /// There is no port.
+    Away,
     /// Waiting for the preamble with this nonce.
     Greeting(Nonce),
     /// The preamble came; its hello is next.
@@ -31,8 +33,7 @@ pub(super) enum Heard {
 
 #[derive(Debug)]
 pub(super) struct AgentSide {
-    reader: OwnedReadHalf,
-    writer: OwnedWriteHalf,
+    port: Option<(OwnedReadHalf, OwnedWriteHalf)>,
     decoder: Decoder,
     phase: Phase,
     outbox: Outbox,
@@ -44,12 +45,10 @@ pub(super) struct AgentSide {
 
 impl AgentSide {
     pub fn new(port: UnixStream) -> Self {
-        let (reader, writer) = port.into_split();
         let mut agent = Self {
-            reader,
-            writer,
+            port: Some(port.into_split()),
             decoder: Decoder::new(),
-            phase: Phase::Greeted,
+            phase: Phase::Away,
             outbox: Outbox::default(),
             bytes: Vec::new(),
             written: 0,
@@ -61,12 +60,37 @@ impl AgentSide {
 
     /// Begins a new stream in both directions. What was meant for the old one is void.
     pub fn greet(&mut self) {
-        let nonce = fresh_nonce();
-        self.decoder = Decoder::new();
-        self.phase = Phase::Greeting(nonce);
+        self.leave_stream();
+        if self.port.is_some() {
+            self.begin_stream();
+        }
+    }
+
+    /// Lets the port go. What is said from now on waits for the next.
+    pub fn suspend(&mut self) {
+        self.leave_stream();
+        self.port = None;
+    }
+
+    /// Greets the agent behind a new port.
+    pub fn go_on(&mut self, port: UnixStream) {
+        if self.port.replace(port.into_split()).is_some() {
+            self.leave_stream();
+        }
+        self.begin_stream();
+    }
+
+    fn leave_stream(&mut self) {
+        self.phase = Phase::Away;
         self.outbox = Outbox::default();
         self.bytes.clear();
         self.written = 0;
+    }
+
+    fn begin_stream(&mut self) {
+        let nonce = fresh_nonce();
+        self.decoder = Decoder::new();
+        self.phase = Phase::Greeting(nonce);
         encode_host_preamble(&mut self.bytes, nonce);
         hello_frame().encode(&mut self.bytes);
     }
@@ -88,7 +112,13 @@ impl AgentSide {
         self.outbox.len()
     }
 
+    /// The port is closed from the other side.
+    pub fn lost_port(&mut self) {
+        self.port = None;
+    }
+
     /// Reads or writes, whichever is possible first. Gives the number of bytes read; 0 is a write, an error the end.
+    /// Without a port it waits for ever.
     pub async fn turn(&mut self, channels: &mut BTreeMap<u32, Slot>) -> io::Result<usize> {
         if self.written == self.bytes.len() {
             self.bytes.clear();
@@ -97,12 +127,13 @@ impl AgentSide {
                 self.outbox.fill(channels, &mut self.bytes);
             }
         }
+        let Some((reader, writer)) = &mut self.port else { return std::future::pending().await };
         tokio::select! {
-            count = self.reader.read(&mut self.buffer) => match count? {
+            count = reader.read(&mut self.buffer) => match count? {
                 0 => Err(io::ErrorKind::UnexpectedEof.into()),
                 count => Ok(count),
             },
-            count = self.writer.write(&self.bytes[self.written..]), if self.written < self.bytes.len() => {
+            count = writer.write(&self.bytes[self.written..]), if self.written < self.bytes.len() => {
                 self.written += count?;
                 Ok(0)
             }
@@ -121,8 +152,10 @@ impl AgentSide {
                 (Ok(Decoded::Frame(frame)), Phase::Greeted) => return Some(self.hello(frame)),
                 (Ok(Decoded::Frame(frame)), Phase::Up) => return Some(heard(frame)),
                 (Err(error), Phase::Greeted | Phase::Up) => return Some(Err(error.to_string())),
+                // The answer to an earlier greeting; the frame behind it may be cut, and must not swallow ours.
+                (Ok(Decoded::Preamble(_)), Phase::Greeting(_)) => self.decoder.resync(),
                 // Leftovers of the stream before this one; the decoder hunts on.
-                (_, Phase::Greeting(_)) => {}
+                (_, Phase::Greeting(_) | Phase::Away) => {}
                 (Ok(Decoded::Preamble(_)), _) => return Some(Err("a preamble nobody asked for".into())),
             }
         }

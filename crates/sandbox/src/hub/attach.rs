@@ -1,6 +1,7 @@
 //! An attachment: a client's channel that reads a detached command's spool from its first byte, and then follows it.
 
 use std::io::SeekFrom;
+use std::path::PathBuf;
 
 use sandtree_proto::frame::{Frame, MAX_PAYLOAD, StreamId};
 use sandtree_proto::{AgentMessage, Failure, Outcome};
@@ -9,7 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio::sync::{mpsc, watch};
 
 use super::client::Sender;
-use super::spool::{Progress, Spool, file_name};
+use super::record::Segment;
+use super::spool::{Progress, Spool};
 
 #[derive(Debug)]
 pub(super) enum AttachInput {
@@ -19,10 +21,9 @@ pub(super) enum AttachInput {
 /// Begins an attachment and gives the way to tell it what its client has read. It ends when that is dropped.
 pub(super) fn start(spool: &Spool, sender: Sender, channel: u32, window: u32) -> mpsc::UnboundedSender<AttachInput> {
     let (inputs, queue) = mpsc::unbounded_channel();
-    let attachment = Attachment { sender, channel, progress: spool.progress.clone() };
+    let attachment = Attachment { sender, channel, dir: spool.dir.clone(), progress: spool.progress.clone() };
     let [out, err] = [StreamId::Out, StreamId::Err].map(|id| Stream {
         id,
-        path: spool.dir.join(file_name(id)),
         sent: 0,
         consumed: 0,
         window: window.into(),
@@ -32,9 +33,9 @@ pub(super) fn start(spool: &Spool, sender: Sender, channel: u32, window: u32) ->
     inputs
 }
 
+/// Counted from the first byte kept.
 struct Stream {
     id: StreamId,
-    path: std::path::PathBuf,
     sent: u64,
     consumed: u64,
     window: u64,
@@ -53,6 +54,7 @@ impl Stream {
 struct Attachment {
     sender: Sender,
     channel: u32,
+    dir: PathBuf,
     progress: watch::Receiver<Progress>,
 }
 
@@ -93,7 +95,8 @@ impl Attachment {
     fn finished(&self, out: &Stream, err: &Stream, progress: &Progress) -> bool {
         let Some(outcome) = &progress.outcome else { return false };
         let cut = matches!(outcome, Outcome::Lost { .. } | Outcome::NotStarted(_) | Outcome::Failed(_));
-        let done = cut || (out.ended && err.ended);
+        let all_sent = out.sent == progress.out.bytes() && err.sent == progress.err.bytes();
+        let done = (cut && all_sent) || (out.ended && err.ended);
         done && {
             // A client that does not read any more learns nothing; it is cut off by the switch.
             let _kept_up = self.sender.ended(self.channel, outcome.clone());
@@ -103,21 +106,23 @@ impl Attachment {
 
     /// Sends what the client has room for. `Some(true)`: there may be more; `None`: it cannot go on.
     async fn pump(&self, stream: &mut Stream, progress: &Progress) -> Option<bool> {
-        let (length, ended) = progress.length(stream.id);
-        let count = length.min(stream.consumed + stream.window).saturating_sub(stream.sent).min(MAX_PAYLOAD as u64);
-        if count > 0 {
-            return self.send_bytes(stream, count as usize).await.then_some(true);
+        let kept = progress.stream(stream.id);
+        let room = kept.bytes().min(stream.consumed + stream.window).saturating_sub(stream.sent);
+        let position = kept.base + stream.sent;
+        if let (1.., Some(segment)) = (room, kept.find(position)) {
+            let count = room.min(segment.end() - position).min(MAX_PAYLOAD as u64);
+            return self.send_bytes(stream, segment, position, count as usize).await.then_some(true);
         }
-        if ended && stream.sent == length && !stream.ended {
+        if kept.ended && stream.sent == kept.bytes() && !stream.ended {
             stream.ended = true;
-            let eof = Frame::Eof { channel: self.channel, stream: stream.id, offset: length };
+            let eof = Frame::Eof { channel: self.channel, stream: stream.id, offset: stream.sent };
             return self.sender.send(&eof).then_some(true);
         }
         Some(false)
     }
 
-    async fn send_bytes(&self, stream: &mut Stream, count: usize) -> bool {
-        match read(stream, count).await {
+    async fn send_bytes(&self, stream: &mut Stream, segment: &Segment, position: u64, count: usize) -> bool {
+        match self.read(segment, position, count).await {
             Ok(bytes) => {
                 let offset = stream.sent;
                 stream.sent += count as u64;
@@ -131,12 +136,12 @@ impl Attachment {
             }
         }
     }
-}
 
-async fn read(stream: &Stream, count: usize) -> std::io::Result<Vec<u8>> {
-    let mut file = File::open(&stream.path).await?;
-    file.seek(SeekFrom::Start(stream.sent)).await?;
-    let mut bytes = vec![0; count];
-    file.read_exact(&mut bytes).await?;
-    Ok(bytes)
+    async fn read(&self, segment: &Segment, position: u64, count: usize) -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(self.dir.join(&segment.file)).await?;
+        file.seek(SeekFrom::Start(position - segment.start)).await?;
+        let mut bytes = vec![0; count];
+        file.read_exact(&mut bytes).await?;
+        Ok(bytes)
+    }
 }

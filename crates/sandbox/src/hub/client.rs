@@ -5,13 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sandtree_proto::frame::{Frame, encode_preamble};
-use sandtree_proto::{AgentHello, AgentMessage, Decoded, Decoder, Failure, HostHello, HostMessage, Outcome, message};
+use sandtree_proto::{
+    AgentHello, AgentMessage, Decoded, Decoder, Failure, HostHello, HostMessage, Open, Outcome, message,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 
+use super::Gate;
 use super::attach::AttachInput;
 use super::switch::Input;
 use crate::link::READ_SIZE;
@@ -85,13 +88,19 @@ impl Sender {
 }
 
 /// Takes a connection in: reads go to the switch's queue, writes come from the returned client's sender.
-pub(super) fn accept(id: ClientId, stream: UnixStream, inputs: mpsc::Sender<Input>) -> Client {
+pub(super) fn accept(
+    id: ClientId,
+    stream: UnixStream,
+    inputs: mpsc::Sender<Input>,
+    gate: Option<mpsc::Sender<Gate>>,
+) -> Client {
     let (reader, writer) = stream.into_split();
     let (queue, outgoing) = mpsc::unbounded_channel();
     let backlog = Arc::new(AtomicUsize::new(0));
     let sender = Sender { queue, backlog: backlog.clone() };
     let writing = tokio::spawn(write_all(writer, outgoing, backlog));
-    let reading = tokio::spawn(read_all(id, reader, sender.clone(), inputs));
+    let ways = Ways { sender: sender.clone(), inputs, gate };
+    let reading = tokio::spawn(read_all(id, reader, ways));
     Client { sender, channels: HashMap::new(), tasks: [writing.abort_handle(), reading.abort_handle()] }
 }
 
@@ -135,12 +144,35 @@ async fn write_all(
     }
 }
 
-async fn read_all(id: ClientId, mut reader: OwnedReadHalf, sender: Sender, inputs: mpsc::Sender<Input>) {
+/// Where what a client says goes.
+struct Ways {
+    sender: Sender,
+    inputs: mpsc::Sender<Input>,
+    gate: Option<mpsc::Sender<Gate>>,
+}
+
+impl Ways {
+    /// Waits until a command may start. Whatever the client says meanwhile waits behind it.
+    async fn admit(&self, message: &HostMessage) -> Result<(), (u32, String)> {
+        let (Some(gate), HostMessage::Open { channel, open: Open::Exec(_) | Open::Detached(_), .. }) =
+            (&self.gate, message)
+        else {
+            return Ok(());
+        };
+        let (reply, answer) = oneshot::channel();
+        // A gate that is gone was that of a sandbox that is going.
+        let gone = || (*channel, "the sandbox takes no commands any more".to_owned());
+        gate.send(Gate { reply }).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?.map_err(|reason| (*channel, reason))
+    }
+}
+
+async fn read_all(id: ClientId, mut reader: OwnedReadHalf, ways: Ways) {
     let mut decoder = Decoder::new();
     let mut buffer = vec![0; READ_SIZE];
     'connection: loop {
         while let Some(found) = decoder.next() {
-            if !receive(id, found.ok(), &sender, &inputs).await {
+            if !receive(id, found.ok(), &ways).await {
                 break 'connection;
             }
         }
@@ -150,11 +182,12 @@ async fn read_all(id: ClientId, mut reader: OwnedReadHalf, sender: Sender, input
         }
     }
     // If the switch is gone, so is everything the client could leave behind.
-    drop(inputs.send(Input::ClientGone(id)).await);
+    drop(ways.inputs.send(Input::ClientGone(id)).await);
 }
 
 /// Handles one thing a client sent. Says whether to go on with it.
-async fn receive(id: ClientId, found: Option<Decoded>, sender: &Sender, inputs: &mpsc::Sender<Input>) -> bool {
+async fn receive(id: ClientId, found: Option<Decoded>, ways: &Ways) -> bool {
+    let Ways { sender, inputs, .. } = ways;
     match found {
         None => false,
         Some(Decoded::Preamble(nonce)) => {
@@ -165,7 +198,10 @@ async fn receive(id: ClientId, found: Option<Decoded>, sender: &Sender, inputs: 
         }
         Some(Decoded::Frame(Frame::Message(bytes))) => match message::from_bytes(&bytes) {
             Ok(HostMessage::Hello(hello)) => sender.tell(&AgentMessage::Hello(answer(&hello))),
-            Ok(message) => inputs.send(Input::Message(id, message)).await.is_ok(),
+            Ok(message) => match ways.admit(&message).await {
+                Ok(()) => inputs.send(Input::Message(id, message)).await.is_ok(),
+                Err((channel, message)) => sender.ended(channel, Outcome::NotStarted(Failure { errno: 0, message })),
+            },
             Err(_) => false,
         },
         Some(Decoded::Frame(frame)) => inputs.send(Input::Stream(id, frame)).await.is_ok(),

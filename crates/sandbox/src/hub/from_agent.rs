@@ -12,6 +12,9 @@ use super::slot::{Owner, Slot};
 use super::spool::SpoolInput;
 use super::switch::{RESYNC_FORGOTTEN, RESYNC_MAX, Switch};
 
+/// Why a channel is lost that the agent does not list.
+pub(super) const FORGOTTEN: &str = "the guest does not know this command any more";
+
 impl Switch {
     pub(super) fn listen(&mut self) {
         while let (None, Some(heard)) = (self.closed(), self.agent.next()) {
@@ -51,6 +54,9 @@ impl Switch {
             self.give_up("the guest's agent speaks another version of the protocol");
             return Ok(());
         }
+        if let Some(records) = self.heirlooms.take() {
+            self.adopt(records, &hello.channels);
+        }
         let alive: HashMap<u32, ChannelState> = hello.channels.into_iter().map(|c| (c.channel, c)).collect();
         for unknown in alive.keys().filter(|id| !self.channels.contains_key(id)) {
             // It was closed here, and the close is lost with the break.
@@ -69,10 +75,17 @@ impl Switch {
     pub(super) fn resume(&mut self, id: u32, state: Option<&ChannelState>) -> Result<(), String> {
         let slot = self.channels.get_mut(&id).expect("its id was just listed");
         match (state, &slot.opening) {
+            (Some(state), _) if !slot.continues(state) => {
+                self.send_agent(&HostMessage::Close { channel: id });
+                self.lose(id, FORGOTTEN);
+            }
             (Some(state), _) => {
                 slot.opening = None;
-                slot.input.rewind(state.received.max(slot.input.base())).map_err(|e| e.to_string())?;
                 let (out, err) = (slot.out.received, slot.err.received);
+                match &mut slot.arrived {
+                    Some(arrived) => arrived.bytes = state.received,
+                    None => slot.input.rewind(state.received.max(slot.input.base())).map_err(|e| e.to_string())?,
+                }
                 // The last acknowledgements may be lost with the break.
                 (slot.out.told, slot.err.told) = (0, 0);
                 self.send_agent(&HostMessage::Resume { channel: id, out, err });
@@ -81,15 +94,14 @@ impl Switch {
                 self.agent.send_frame(opening.clone());
                 slot.input.rewind(0).map_err(|e| e.to_string())?;
             }
-            (None, None) => self.lose(id),
+            (None, None) => self.lose(id, FORGOTTEN),
         }
         Ok(())
     }
 
-    pub(super) fn lose(&mut self, id: u32) {
-        if let Some(slot) = self.channels.remove(&id) {
-            let reason = "the guest does not know this command any more".into();
-            self.tell_ended(&slot.owner, Outcome::Lost { reason });
+    pub(super) fn lose(&mut self, id: u32, reason: &str) {
+        if let Some(slot) = self.channels.remove(&id).filter(|slot| !slot.ended) {
+            self.tell_ended(&slot.owner, Outcome::Lost { reason: reason.to_owned() });
         }
     }
 
@@ -114,7 +126,10 @@ impl Switch {
     }
 
     pub(super) fn started(&mut self, channel: u32, pid: u32) {
-        self.channels.get_mut(&channel).into_iter().for_each(|slot| slot.opening = None);
+        if let Some(slot) = self.channels.get_mut(&channel) {
+            slot.opening = None;
+            slot.pid = Some(pid);
+        }
         match self.channels.get(&channel).map(|slot| slot.owner.clone()) {
             Some(Owner::Client { client, channel }) => self.tell(client, &AgentMessage::Started { channel, pid }),
             Some(Owner::Spool { tag }) => self.spool(&tag, SpoolInput::Started { pid }),
@@ -202,6 +217,10 @@ impl Switch {
 
     pub(super) fn agent_window(&mut self, channel: u32, consumed: u64) -> Result<(), String> {
         let Some(slot) = self.channels.get_mut(&channel) else { return Ok(()) };
+        if slot.take_input_over(consumed)? {
+            self.drain_waiting(channel);
+            return Ok(());
+        }
         let before = slot.input.base();
         slot.input.consumed(consumed).map_err(|e| e.to_string())?;
         if slot.input.base() == before {

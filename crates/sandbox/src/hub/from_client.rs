@@ -8,8 +8,9 @@ use tokio::net::UnixStream;
 
 use super::attach::{self, AttachInput};
 use super::client::{self, ClientId, Target};
-use super::slot::{Flow, Owner, Slot, Waiting};
-use super::spool::Spool;
+use super::record::is_plain;
+use super::slot::{Flow, Kind, Owner, Slot, Waiting};
+use super::spool::{Beginning, Progress, Spool, command_line};
 use super::switch::{QUEUE_MAX, Switch, WAITING_MAX, WINDOW_MAX};
 
 impl Switch {
@@ -18,7 +19,7 @@ impl Switch {
         self.next_client += 1;
         // Without a hub to serve there is nobody to take in.
         let Some(inputs) = self.inputs.upgrade() else { return };
-        self.clients.insert(id, client::accept(id, stream, inputs));
+        self.clients.insert(id, client::accept(id, stream, inputs, self.gate.clone()));
     }
 
     pub(super) fn drop_client(&mut self, id: ClientId) {
@@ -59,6 +60,11 @@ impl Switch {
         if let Some(reason) = self.closed() {
             return self.tell(client, &AgentMessage::Ended { channel, outcome: Outcome::Lost { reason } });
         }
+        if self.heirlooms.is_some() {
+            // Its number might be one of the restored guest's own.
+            let reason = "the guest is not restored yet".into();
+            return self.tell(client, &AgentMessage::Ended { channel, outcome: Outcome::Lost { reason } });
+        }
         match open {
             Open::Attach { tag } => self.attach(client, channel, window, tag),
             Open::Detached(exec) => self.detach(client, channel, window, exec),
@@ -77,7 +83,11 @@ impl Switch {
 
     /// Opens a channel of the agent, or says why not.
     pub(super) fn open_agent(&mut self, owner: Owner, window: u32, open: Open) -> Result<u32, String> {
+        while self.channels.contains_key(&self.next_channel) {
+            self.next_channel = self.next_channel.wrapping_add(1);
+        }
         let id = self.next_channel;
+        let kind = Kind::of(&open);
         let opening = match message::to_frame(&HostMessage::Open { channel: id, window, open }) {
             Ok(_) if self.agent.queued() >= QUEUE_MAX => return Err("too many requests wait for the guest".into()),
             Ok(frame) => frame,
@@ -87,11 +97,15 @@ impl Switch {
             self.agent.send_frame(opening.clone());
         }
         self.next_channel = self.next_channel.wrapping_add(1);
+        self.activity.count += u64::from(kind.changes_the_guest());
         let slot = Slot {
             owner,
+            kind,
+            pid: None,
             window: window.into(),
             opening: Some(opening),
             input: Outgoing::new(window as usize),
+            arrived: None,
             out: Flow::default(),
             err: Flow::default(),
             ended: false,
@@ -103,8 +117,7 @@ impl Switch {
 
     pub(super) fn detach(&mut self, client: ClientId, channel: u32, window: u32, exec: ExecStart) {
         let tag = exec.tag.clone();
-        let plain = !tag.is_empty() && tag.bytes().all(|b| b.is_ascii_alphanumeric());
-        if !plain || self.spools.contains_key(&tag) {
+        if !is_plain(&tag) || self.spools.contains_key(&tag) {
             let message = format!("{tag:?} does not do as a command's id, or is taken");
             let outcome = Outcome::NotStarted(Failure { errno: 0, message });
             return self.tell(client, &AgentMessage::Ended { channel, outcome });
@@ -116,7 +129,9 @@ impl Switch {
                 return self.tell(client, &AgentMessage::Ended { channel, outcome });
             }
         };
-        let spool = Spool::start(opened, self.execs.join(&tag), &exec, self.inputs.clone());
+        let (command, progress) = (command_line(&exec), Progress::default());
+        let beginning = Beginning { tag: tag.clone(), command, channel: Some(opened), window, progress };
+        let spool = Spool::start(&self.execs, beginning, self.inputs.clone());
         self.spools.insert(tag.clone(), spool);
         self.attach(client, channel, window, tag);
     }
@@ -151,11 +166,13 @@ impl Switch {
             return Some(reason);
         }
         let id = self.next_request;
+        let changes = changes_the_guest(&request);
         match message::to_frame(&HostMessage::Request { id, request }) {
             Ok(_) if self.agent.queued() >= QUEUE_MAX => Some("too many requests wait for the guest".into()),
             Ok(frame) => {
                 self.next_request = self.next_request.wrapping_add(1);
                 self.requests.insert(id, (client, asked));
+                self.activity.count += u64::from(changes);
                 self.agent.send_frame(frame);
                 None
             }
@@ -174,7 +191,7 @@ impl Switch {
     pub(super) fn agent_channel(&self, client: ClientId, channel: u32) -> Option<u32> {
         match self.clients.get(&client)?.channels.get(&channel)? {
             Target::Agent(id) => Some(*id),
-            Target::Attached { tag, .. } => self.spools.get(tag).map(|spool| spool.channel),
+            Target::Attached { tag, .. } => self.spools.get(tag).and_then(|spool| spool.channel),
         }
     }
 
@@ -184,7 +201,8 @@ impl Switch {
         channel: u32,
         message: impl FnOnce(u32) -> HostMessage,
     ) {
-        if let Some(id) = self.agent_channel(client, channel) {
+        // Beyond the bound the guest has not heard of thousands that came before.
+        if let Some(id) = self.agent_channel(client, channel).filter(|_| self.agent.queued() < QUEUE_MAX) {
             self.send_agent(&message(id));
         }
     }
@@ -226,13 +244,15 @@ impl Switch {
 
     /// Moves input of attached clients into the command's stream, in the order it came, as far as there is room.
     pub(super) fn drain_waiting(&mut self, id: u32) {
-        while let Some(slot) = self.channels.get_mut(&id) {
-            let Some(next) = slot.waiting.front() else { return };
-            if next.bytes.len() > slot.input.room() {
+        while let Some(slot) = self.channels.get_mut(&id).filter(|slot| slot.arrived.is_none()) {
+            let Some(next) = slot.waiting.front_mut() else { return };
+            let count = next.bytes.len().min(slot.input.room());
+            slot.input.push(&next.bytes[..count]);
+            next.bytes.drain(..count);
+            if !next.bytes.is_empty() {
                 return;
             }
-            let Some(Waiting { client, channel, bytes, until, end }) = slot.waiting.pop_front() else { return };
-            slot.input.push(&bytes);
+            let Some(Waiting { client, channel, until, end, .. }) = slot.waiting.pop_front() else { return };
             if end {
                 slot.input.end();
             }
@@ -253,7 +273,7 @@ impl Switch {
     }
 
     pub(super) fn spooled(&mut self, tag: &str, stream: StreamId, length: u64) {
-        if let Some(channel) = self.spools.get(tag).map(|spool| spool.channel) {
+        if let Some(channel) = self.spools.get(tag).and_then(|spool| spool.channel) {
             self.consumed(channel, stream, length);
         }
     }
@@ -265,5 +285,15 @@ impl Switch {
         if consumed > flow.consumed && consumed <= flow.received {
             flow.consumed = consumed;
         }
+    }
+}
+
+/// Whether a client's request leaves the guest other than it was.
+fn changes_the_guest(request: &Request) -> bool {
+    match request {
+        Request::MakeDir { .. } | Request::Rename { .. } | Request::Remove { .. } | Request::Shutdown { .. } => true,
+        Request::Ping | Request::Stat { .. } | Request::Metrics | Request::Sync | Request::Settle => false,
+        // Part of a machine's start, which whoever starts it knows of.
+        Request::Configure(_) | Request::Restored(_) => false,
     }
 }

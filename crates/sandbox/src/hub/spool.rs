@@ -1,11 +1,12 @@
-//! The output of a detached command, kept on disk from its first byte.
+//! The output of a command that no client owns, kept on disk from its first byte.
 //!
 //! ```text
-//!   execs/ID/stdout   every byte so far      execs/ID/stderr
+//!   execs/TAG/out.0 out.1 …   every byte so far, cut where a state was recorded      execs/TAG/err.0 …
 //! ```
 //!
-//! Always: a byte is acknowledged to the guest only after it is in the file, so a break loses none. At [`LIMIT`] bytes, or
-//! when the file can't take more, the command is held back like by any reader that stops reading; nothing is dropped.
+//! Always: a byte is acknowledged to the guest only after it is in the file, so a break loses none. Only the last segment
+//! grows, and none that was recorded. At [`LIMIT`] bytes, or when the file can't take more, the command is held back like
+//! by any reader that stops reading; nothing is dropped.
 
 use std::fs::File;
 use std::io;
@@ -17,9 +18,10 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use sandtree_proto::{ExecStart, Failure, Outcome, StreamId};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::ExecEntry;
+use super::record::{self, ExecRecord, Segment};
 use super::switch::Input;
 
 /// How much output of one detached command is kept, in bytes.
@@ -27,55 +29,126 @@ pub(super) const LIMIT: u64 = 1 << 30;
 /// How often a full disk is tried again.
 const ROOM_CHECK: Duration = Duration::from_secs(1);
 
+/// What is kept of one stream. Positions are those of the command's stream.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Kept {
+    pub segments: Arc<Vec<Segment>>,
+    /// Where what is kept begins.
+    pub base: u64,
+    pub length: u64,
+    pub ended: bool,
+}
+
+impl Kept {
+    /// Segments that join, the first at `base`.
+    pub fn of(segments: Vec<Segment>, base: u64) -> Self {
+        let base = segments.first().map_or(base, |first| first.start);
+        let length = segments.last().map_or(base, Segment::end);
+        Self { segments: Arc::new(segments), base, length, ended: false }
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.length - self.base
+    }
+
+    /// The segment with this position, which is before the end.
+    pub fn find(&self, position: u64) -> Option<&Segment> {
+        let behind = self.segments.partition_point(|segment| segment.start <= position);
+        self.segments[..behind].last()
+    }
+
+    fn grow(&mut self, bytes: u64) {
+        self.length += bytes;
+        Arc::make_mut(&mut self.segments).last_mut().expect("bytes are written into a segment").bytes += bytes;
+    }
+}
+
 /// What is known of the command so far.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Progress {
-    pub out: u64,
-    pub err: u64,
-    pub out_ended: bool,
-    pub err_ended: bool,
+    pub out: Kept,
+    pub err: Kept,
     pub pid: Option<u32>,
     pub outcome: Option<Outcome>,
 }
 
 impl Progress {
-    pub fn length(&self, stream: StreamId) -> (u64, bool) {
+    pub fn stream(&self, stream: StreamId) -> &Kept {
         match stream {
-            StreamId::Err => (self.err, self.err_ended),
-            StreamId::Out | StreamId::In => (self.out, self.out_ended),
+            StreamId::Err => &self.err,
+            StreamId::Out | StreamId::In => &self.out,
+        }
+    }
+
+    fn stream_mut(&mut self, stream: StreamId) -> &mut Kept {
+        match stream {
+            StreamId::Err => &mut self.err,
+            StreamId::Out | StreamId::In => &mut self.out,
         }
     }
 }
 
 #[derive(Debug)]
 pub(super) enum SpoolInput {
-    Data { stream: StreamId, bytes: Vec<u8> },
-    Eof { stream: StreamId },
-    Started { pid: u32 },
-    Ended { outcome: Outcome },
+    Data {
+        stream: StreamId,
+        bytes: Vec<u8>,
+    },
+    Eof {
+        stream: StreamId,
+    },
+    Started {
+        pid: u32,
+    },
+    Ended {
+        outcome: Outcome,
+    },
+    /// Begin new segments; what there is so far never changes again.
+    Roll(oneshot::Sender<Progress>),
+}
+
+/// What a spool begins with.
+#[derive(Debug)]
+pub(super) struct Beginning {
+    pub tag: String,
+    pub command: String,
+    /// The agent's channel, while it has one.
+    pub channel: Option<u32>,
+    pub window: u32,
+    pub progress: Progress,
 }
 
 #[derive(Debug)]
 pub(super) struct Spool {
-    pub channel: u32,
+    pub channel: Option<u32>,
     pub dir: PathBuf,
     pub progress: watch::Receiver<Progress>,
     command: String,
+    window: u32,
     inputs: mpsc::UnboundedSender<SpoolInput>,
 }
 
 impl Spool {
-    pub fn start(channel: u32, dir: PathBuf, exec: &ExecStart, switch: mpsc::WeakSender<Input>) -> Self {
+    pub fn start(execs: &Path, beginning: Beginning, switch: mpsc::WeakSender<Input>) -> Self {
+        let Beginning { tag, command, channel, window, progress } = beginning;
+        let dir = execs.join(&tag);
         let (inputs, queue) = mpsc::unbounded_channel();
-        let (progress_tx, progress) = watch::channel(Progress::default());
-        let writer = Writer { dir: dir.clone(), tag: exec.tag.clone(), progress: progress_tx, switch };
+        let (progress_tx, progress) = watch::channel(progress);
+        let writer = Writer { dir: dir.clone(), tag, progress: progress_tx, switch };
         tokio::spawn(writer.run(queue));
-        Self { channel, dir, progress, command: command_line(exec), inputs }
+        Self { channel, dir, progress, command, window, inputs }
     }
 
     pub fn push(&self, input: SpoolInput) {
         // The writer ends only after it failed, and then the command is held back already.
         drop(self.inputs.send(input));
+    }
+
+    /// Begins new segments, and answers with what there is without them; dropped if nothing is written any more.
+    pub fn roll(&self) -> oneshot::Receiver<Progress> {
+        let (done, rolled) = oneshot::channel();
+        self.push(SpoolInput::Roll(done));
+        rolled
     }
 
     /// Whether the command is known to have ended by itself.
@@ -90,14 +163,21 @@ impl Spool {
             command: self.command.clone(),
             pid: progress.pid,
             ended: progress.outcome.as_ref().map(describe),
-            stdout_bytes: progress.out,
-            stderr_bytes: progress.err,
+            stdout_bytes: progress.out.bytes(),
+            stderr_bytes: progress.err.bytes(),
         }
+    }
+
+    /// As it stands; its segments are to be filled in once they are [rolled](Self::roll).
+    pub fn record(&self, tag: &str) -> ExecRecord {
+        let (tag, command) = (tag.to_owned(), self.command.clone());
+        let (out, err) = (Vec::new(), Vec::new());
+        ExecRecord { tag, command, pid: None, ended: None, window: self.window, out, err }
     }
 }
 
 /// The command for people, cut at a length that fits a table.
-fn command_line(exec: &ExecStart) -> String {
+pub(super) fn command_line(exec: &ExecStart) -> String {
     let words: Vec<_> = exec.argv.iter().map(|a| String::from_utf8_lossy(a)).collect();
     words.join(" ").chars().take(200).collect()
 }
@@ -113,10 +193,19 @@ fn describe(outcome: &Outcome) -> String {
     }
 }
 
-pub(super) fn file_name(stream: StreamId) -> &'static str {
-    match stream {
-        StreamId::Err => "stderr",
-        StreamId::Out | StreamId::In => "stdout",
+/// The segments that grow.
+#[derive(Default)]
+struct Growing {
+    out: Option<Arc<File>>,
+    err: Option<Arc<File>>,
+}
+
+impl Growing {
+    fn file(&mut self, stream: StreamId) -> &mut Option<Arc<File>> {
+        match stream {
+            StreamId::Err => &mut self.err,
+            StreamId::Out | StreamId::In => &mut self.out,
+        }
     }
 }
 
@@ -140,30 +229,40 @@ impl Writer {
     }
 
     async fn write_all(&self, mut queue: mpsc::UnboundedReceiver<SpoolInput>) -> io::Result<()> {
-        let out = create(&self.dir, StreamId::Out).await?;
-        let err = create(&self.dir, StreamId::Err).await?;
+        let mut growing = Growing::default();
         while let Some(input) = queue.recv().await {
             match input {
-                SpoolInput::Data { stream: StreamId::Err, bytes } => self.append(&err, StreamId::Err, bytes).await?,
-                SpoolInput::Data { bytes, .. } => self.append(&out, StreamId::Out, bytes).await?,
-                SpoolInput::Eof { stream: StreamId::Err } => self.progress.send_modify(|p| p.err_ended = true),
-                SpoolInput::Eof { .. } => self.progress.send_modify(|p| p.out_ended = true),
+                SpoolInput::Data { stream, bytes } => self.append(&mut growing, stream, bytes).await?,
+                SpoolInput::Eof { stream } => self.progress.send_modify(|p| p.stream_mut(stream).ended = true),
                 SpoolInput::Started { pid } => self.progress.send_modify(|p| p.pid = Some(pid)),
                 SpoolInput::Ended { outcome } => self.progress.send_modify(|p| p.outcome = Some(outcome)),
+                SpoolInput::Roll(done) => {
+                    growing = Growing::default();
+                    // Whoever asked may have lost patience.
+                    drop(done.send(self.progress.borrow().clone()));
+                }
             }
         }
         Ok(())
     }
 
-    async fn append(&self, file: &Arc<File>, stream: StreamId, bytes: Vec<u8>) -> io::Result<()> {
-        let (offset, _) = self.progress.borrow().length(stream);
-        let length = offset + bytes.len() as u64;
-        write_when_there_is_room(file, offset, &bytes.into()).await?;
-        self.progress.send_modify(|p| match stream {
-            StreamId::Err => p.err = length,
-            StreamId::Out | StreamId::In => p.out = length,
-        });
-        if length < LIMIT {
+    async fn append(&self, growing: &mut Growing, stream: StreamId, bytes: Vec<u8>) -> io::Result<()> {
+        let file = match growing.file(stream) {
+            Some(file) => file.clone(),
+            none => none.insert(self.begin_segment(stream).await?).clone(),
+        };
+        let (count, within) = {
+            let progress = self.progress.borrow();
+            let kept = progress.stream(stream);
+            (bytes.len() as u64, kept.segments.last().map_or(0, |segment| segment.bytes))
+        };
+        write_when_there_is_room(&file, within, &bytes.into()).await?;
+        self.progress.send_modify(|p| p.stream_mut(stream).grow(count));
+        let (length, kept) = {
+            let progress = self.progress.borrow();
+            (progress.stream(stream).length, progress.stream(stream).bytes())
+        };
+        if kept < LIMIT {
             let spooled = Input::Spooled { tag: self.tag.clone(), stream, length };
             // A hub that is closing has nobody to tell.
             if let Some(switch) = self.switch.upgrade() {
@@ -171,6 +270,17 @@ impl Writer {
             }
         }
         Ok(())
+    }
+
+    async fn begin_segment(&self, stream: StreamId) -> io::Result<Arc<File>> {
+        let number = self.progress.borrow().stream(stream).segments.len();
+        let (name, file) = create(self.dir.clone(), stream, number).await?;
+        self.progress.send_modify(|progress| {
+            let kept = progress.stream_mut(stream);
+            let segment = Segment { start: kept.length, bytes: 0, file: name };
+            Arc::make_mut(&mut kept.segments).push(segment);
+        });
+        Ok(Arc::new(file))
     }
 }
 
@@ -186,9 +296,17 @@ async fn write_when_there_is_room(file: &Arc<File>, offset: u64, bytes: &Bytes) 
     }
 }
 
-async fn create(dir: &Path, stream: StreamId) -> io::Result<Arc<File>> {
-    tokio::fs::create_dir_all(dir).await?;
-    let path = dir.join(file_name(stream));
-    let created = tokio::task::spawn_blocking(move || File::create_new(path)).await;
-    created.expect("creating does not panic").map(Arc::new)
+/// Begins a file, also on a disk that is full: once there is room.
+async fn create(dir: PathBuf, stream: StreamId, number: usize) -> io::Result<(String, File)> {
+    loop {
+        let dir = dir.clone();
+        let created = tokio::task::spawn_blocking(move || {
+            std::fs::create_dir_all(&dir)?;
+            record::unused(stream, number, &dir, File::create_new)
+        });
+        match created.await.expect("creating does not panic") {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => tokio::time::sleep(ROOM_CHECK).await,
+            other => return other,
+        }
+    }
 }

@@ -13,9 +13,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::agent::AgentSide;
 use super::client::{Client, ClientId, Target};
-use super::slot::Slot;
-use super::spool::{Spool, SpoolInput};
-use super::{ExecEntry, Status};
+use super::record::{self, ExecRecord};
+use super::slot::{Kind, Owner, Slot};
+use super::spool::{Progress, Spool, SpoolInput};
+use super::{Activity, Census, ExecEntry, Gate, HubSpec, Restored, Status};
 
 /// The largest window a client may ask for, per stream.
 pub(super) const WINDOW_MAX: u32 = 1024 * 1024;
@@ -28,6 +29,13 @@ pub(super) const RESYNC_FORGOTTEN: Duration = Duration::from_secs(30);
 pub(super) const WAITING_MAX: usize = 4096;
 /// How long clients may take to hear that it is over.
 const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Where the switch tells what others wait for.
+#[derive(Debug)]
+pub(super) struct News {
+    pub status: watch::Sender<Status>,
+    pub census: watch::Sender<Census>,
+}
 
 #[derive(Debug)]
 pub(crate) enum Input {
@@ -42,7 +50,16 @@ pub(crate) enum Input {
         length: u64,
     },
     List(oneshot::Sender<Vec<ExecEntry>>),
+    Record(oneshot::Sender<Vec<Recorded>>),
     Resync,
+    Suspend {
+        reason: String,
+        done: oneshot::Sender<()>,
+    },
+    GoOn {
+        port: UnixStream,
+        done: oneshot::Sender<()>,
+    },
     GiveUp {
         reason: String,
     },
@@ -50,6 +67,22 @@ pub(crate) enum Input {
         reason: String,
         done: oneshot::Sender<()>,
     },
+}
+
+/// A command as the switch knows it at the moment of a record.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    pub record: ExecRecord,
+    /// Of one whose output is kept here.
+    pub kept: Option<KeptOutput>,
+}
+
+/// The output of a command, to be had as segments that never change again.
+#[derive(Debug)]
+pub(crate) struct KeptOutput {
+    pub(super) dir: PathBuf,
+    pub(super) rolled: oneshot::Receiver<Progress>,
+    pub(super) progress: watch::Receiver<Progress>,
 }
 
 pub(super) struct Switch {
@@ -64,13 +97,21 @@ pub(super) struct Switch {
     pub(super) resyncs: u32,
     pub(super) last_loss: Instant,
     pub(super) execs: PathBuf,
+    /// What a restored guest's commands are recognised by, until its agent has said what it knows.
+    pub(super) heirlooms: Option<Vec<ExecRecord>>,
+    restored: Option<Restored>,
+    pub(super) gate: Option<mpsc::Sender<Gate>>,
+    pub(super) activity: Activity,
+    census: watch::Sender<Census>,
     pub(super) status: watch::Sender<Status>,
     /// Weak: the switch ends when the last handle of its hub is gone.
     pub(super) inputs: mpsc::WeakSender<Input>,
 }
 
 impl Switch {
-    pub fn new(port: UnixStream, execs: PathBuf, status: watch::Sender<Status>, inputs: mpsc::Sender<Input>) -> Self {
+    pub fn new(port: UnixStream, spec: HubSpec, news: News, inputs: mpsc::Sender<Input>) -> Self {
+        let HubSpec { execs, restored, gate } = spec;
+        let News { status, census } = news;
         Self {
             agent: AgentSide::new(port),
             clients: HashMap::new(),
@@ -83,22 +124,28 @@ impl Switch {
             resyncs: 0,
             last_loss: Instant::now(),
             execs,
+            heirlooms: None,
+            restored,
+            gate,
+            activity: Activity::default(),
+            census,
             status,
             inputs: inputs.downgrade(),
         }
     }
 
     pub async fn run(mut self, mut queue: mpsc::Receiver<Input>) {
-        let mut port_open = true;
+        self.inherit().await;
         loop {
+            self.count();
             tokio::select! {
-                turn = self.agent.turn(&mut self.channels), if port_open => match turn {
+                turn = self.agent.turn(&mut self.channels) => match turn {
                     Ok(count) => {
                         self.agent.feed(count);
                         self.listen();
                     }
                     // The machine is gone. Whoever watches it knows why, and closes us with the reason.
-                    Err(_) => port_open = false,
+                    Err(_) => self.agent.lost_port(),
                 },
                 input = queue.recv() => match input {
                     Some(Input::Close { reason, done }) => return self.close(reason, done).await,
@@ -117,10 +164,81 @@ impl Switch {
             Input::Stream(id, frame) => self.client_stream(id, frame),
             Input::Spooled { tag, stream, length } => self.spooled(&tag, stream, length),
             Input::List(reply) => drop(reply.send(self.spools.iter().map(|(id, s)| s.entry(id)).collect())),
+            Input::Record(reply) => drop(reply.send(self.record())),
             Input::Resync => self.greet(),
+            Input::Suspend { reason, done } => {
+                self.suspend(&reason);
+                let _asker_left = done.send(()).is_err();
+            }
+            Input::GoOn { port, done } => {
+                self.go_on(port);
+                let _asker_left = done.send(()).is_err();
+            }
             Input::GiveUp { reason } => self.give_up(&reason),
             Input::Close { .. } => unreachable!("closing is handled by the loop"),
         }
+    }
+
+    /// Takes over the kept output of the commands a restored guest may know.
+    async fn inherit(&mut self) {
+        let Some(Restored { records, from }) = self.restored.take() else { return };
+        let execs = self.execs.clone();
+        let inherited = tokio::task::spawn_blocking(move || record::inherit(records, &from, &execs));
+        self.heirlooms = Some(inherited.await.expect("inheriting does not panic"));
+    }
+
+    /// Brings what others can see of the clients and the work up to date.
+    fn count(&mut self) {
+        let busy = self.channels.values().any(|slot| !slot.ended && slot.kind.changes_the_guest());
+        // So that an end counts, too: what ran until a moment ago has changed something until then.
+        self.activity.count += u64::from(busy != self.activity.busy);
+        self.activity.busy = busy;
+        let clients = self.clients.values().filter(|client| !client.channels.is_empty()).count();
+        let census = Census { clients, activity: self.activity };
+        self.census.send_if_modified(|seen| std::mem::replace(seen, census) != census);
+    }
+
+    /// Every command this hub knows; those of clients while they run.
+    fn record(&self) -> Vec<Recorded> {
+        let spools = self.spools.iter().map(|(tag, spool)| {
+            let kept = KeptOutput { dir: spool.dir.clone(), rolled: spool.roll(), progress: spool.progress.clone() };
+            Recorded { record: spool.record(tag), kept: Some(kept) }
+        });
+        let clients = self.channels.values().filter_map(|slot| match (&slot.owner, &slot.kind) {
+            (Owner::Client { .. }, Kind::Exec { tag, command }) if !slot.ended => {
+                let (tag, command, window) = (tag.clone(), command.clone(), slot.window as u32);
+                let (out, err) = (Vec::new(), Vec::new());
+                let record = ExecRecord { tag, command, pid: slot.pid, ended: None, window, out, err };
+                Some(Recorded { record, kept: None })
+            }
+            _ => None,
+        });
+        spools.chain(clients).collect()
+    }
+
+    /// The guest stands still, and its port is going. Commands and files wait; connections have another end that would
+    /// not, and are lost.
+    fn suspend(&mut self, reason: &str) {
+        self.agent.suspend();
+        self.void_requests(reason);
+        let connections: Vec<u32> =
+            self.channels.iter().filter(|(_, slot)| slot.kind == Kind::Connect).map(|(id, _)| *id).collect();
+        for id in connections {
+            self.lose(id, reason);
+        }
+        if self.closed().is_none() {
+            self.status.send_replace(Status::Greeting);
+        }
+    }
+
+    /// The guest goes on behind another port.
+    fn go_on(&mut self, port: UnixStream) {
+        if self.closed().is_some() {
+            return;
+        }
+        self.resyncs = 0;
+        self.status.send_replace(Status::Greeting);
+        self.agent.go_on(port);
     }
 
     /// The process may end as soon as this is done, so it is done when every client has been told.

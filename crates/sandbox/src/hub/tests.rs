@@ -1,5 +1,7 @@
 //! The hub against agents that break the rules. Well-behaved ones are real: see `tests/vm`.
 
+mod restore;
+
 use std::time::Duration;
 
 use sandtree_proto::frame::{Frame, StreamId, encode_preamble};
@@ -11,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::Hub;
+use super::{Hub, HubSpec};
 use crate::link::{Channel, Link, LinkError};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -25,10 +27,20 @@ struct Agent {
 
 impl Agent {
     fn start() -> (Hub, Agent, tempfile::TempDir) {
-        let (ours, theirs) = UnixStream::pair().unwrap();
         let execs = tempfile::tempdir().unwrap();
-        let hub = Hub::start(theirs, execs.path().to_owned());
-        (hub, Agent { port: ours, decoder: Decoder::new() }, execs)
+        let (hub, agent) = Agent::with(HubSpec::fresh(execs.path().to_owned()));
+        (hub, agent, execs)
+    }
+
+    fn with(spec: HubSpec) -> (Hub, Agent) {
+        let (agent, port) = Agent::port();
+        (Hub::start(port, spec), agent)
+    }
+
+    /// An agent, and the port that leads to it.
+    fn port() -> (Agent, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (Agent { port: ours, decoder: Decoder::new() }, theirs)
     }
 
     async fn next(&mut self) -> Decoded {
