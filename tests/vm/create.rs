@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use sandtree::{CreateStep, Error, Host, HostConfig, PublishedPort, SandboxSpec};
+use sandtree::{Error, Fault, Host, HostConfig, PublishedPort, SandboxSpec, Step};
 use support::{DEADLINE, World, eventually, finish, kill, processes_of, until};
 
 /// Moments of creation that can be seen from outside, in their order.
@@ -84,8 +84,8 @@ fn assert_nothing(world: &World, port: u16, after: &str) {
 async fn failing_at_any_step_leaves_nothing() {
     let world = World::new();
     let port = free_port();
-    for step in CreateStep::ALL {
-        let host = Host::open(HostConfig { fail_at: Some(step), ..config(&world) }).await.unwrap();
+    for step in Step::CREATE {
+        let host = Host::open(HostConfig { fault: Some((step, Fault::Error)), ..config(&world) }).await.unwrap();
         // The name of the failed one before is free again, or this would be another error.
         let error = host.create(spec(port)).await.unwrap_err();
         assert!(matches!(error, Error::Injected { step: at } if at == step), "{error:?} instead of failing at {step}");

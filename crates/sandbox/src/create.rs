@@ -1,119 +1,186 @@
 //! How a sandbox comes to life: the order of things, and what is undone when one fails.
 //!
 //! ```text
-//!   check spec -> image -> resources -> ports -> record -> machine -> hello -> configure -> running
-//!                                                  |         |
-//!                            undone by removing it ´         ` undone by killing it
+//!   check spec -> image -> resources -> ports -> record -> restore of the warm state ----------------> running
+//!                                                  |    \-> boot -> capture the warm state -> rename -´
+//!                            undone by removing it ´
 //! ```
 //!
 //! Always: each step's result owns what it made, so that an error or a dropped future at any point unwinds all of it. The
 //! name is claimed before the machine starts, so of two creations under one name one fails at once.
 //! When it fails: the console's last lines are in the error, and nothing else is left.
 
-use std::fmt;
-use std::fs::File;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sandtree_engine::{self as engine, Accel, DiskChain, Event, Events, Limits, Machine, MachineSpec, NetworkMode};
-use sandtree_proto::{self as proto, Identity};
 use sandtree_store::{
-    AccelChoice, Image, Init, Network, Owned, Phase, PublishedPort, SandboxDir, SandboxId, SandboxRecord, StateRecord,
-    disk,
+    Digest, Head, Image, MemoryState, Origin, Owned, Phase, PublishedPort, SandboxDir, SandboxId, SandboxRecord,
+    StateId, StateKind, StateManifest, StateRecord, StateSource, disk,
 };
-use serde::{Deserialize, Serialize};
-use tokio::net::TcpListener;
 
-use crate::console::Console;
+use crate::boot::{self, DISK_RESERVE, Listener, Running, listen};
+use crate::capture::engine_error;
 use crate::driver;
-use crate::error::{Error, Result};
-use crate::guest::{Forward, Guest};
-use crate::host::{Inner, available_memory, boot_id, jail_of, now_unix_ms, now_unix_ns, store_error};
-use crate::hub::Hub;
-use crate::image;
-use crate::link::LinkError;
+use crate::error::{Error, ErrorKind, Result};
+use crate::fault::Step;
+use crate::host::{Inner, available_memory, boot_id, now_unix_ms, store_error};
+use crate::restore::{self, Connections, HubChoice, Loaded};
 use crate::sandbox::Sandbox;
-use crate::spec::{PUBLISH_ADDRESS, SandboxSpec, parse_name};
-
-/// The program in the guest, built with us.
-static AGENT: &[u8] = include_bytes!(env!("SANDTREE_AGENT"));
-
-const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Under emulation everything takes longer, and other work on the host takes its share.
-const BOOT_TIMEOUT_TCG: Duration = Duration::from_secs(180);
-/// Warnings and worse go to the console, a panic ends the machine at once, and what only real hardware or a distrusted
-/// compiler needs is not waited for.
-pub(crate) const KERNEL_OPTIONS: &str = "console=ttyS0 loglevel=4 panic=-1 random.trust_cpu=on no_timer_check \
-    tsc=reliable i8042.noaux i8042.nokbd cryptomgr.notests";
-/// What must be free for a sandbox to start with: its overlay's tables, its logs, and a little to write.
-const DISK_RESERVE: u64 = 64 << 20;
-
-/// The steps of creation, for tests that let each fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CreateStep {
-    Image,
-    Resources,
-    Ports,
-    Record,
-    Machine,
-    Hello,
-    Configure,
-    Forward,
-    Running,
-}
-
-impl CreateStep {
-    pub const ALL: [CreateStep; 9] = [
-        Self::Image,
-        Self::Resources,
-        Self::Ports,
-        Self::Record,
-        Self::Machine,
-        Self::Hello,
-        Self::Configure,
-        Self::Forward,
-        Self::Running,
-    ];
-}
-
-impl fmt::Display for CreateStep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self:?}")
-    }
-}
-
-/// A machine that is up, with everything that serves it.
-#[derive(Debug)]
-pub(crate) struct Running {
-    pub machine: Machine,
-    pub hub: Hub,
-    pub guest: Guest,
-    pub accel: Accel,
-    pub qemu_version: String,
-    /// What QEMU tells, from the machine's start; its driver takes it.
-    pub events: Option<Events>,
-    _forwards: Vec<Forward>,
-    pub console: Console,
-}
+use crate::spec::{SandboxSpec, parse_name};
+use crate::warm;
 
 pub(crate) async fn create(host: Arc<Inner>, spec: SandboxSpec) -> Result<Sandbox> {
     spec.check()?;
     let image = host.clone().ensure_image(&spec.image, |_| {}).await?;
-    host.reach(CreateStep::Image)?;
+    host.reach(Step::Image, None)?;
     check_resources(&host, spec.memory_bytes)?;
-    host.reach(CreateStep::Resources)?;
+    host.reach(Step::Resources, None)?;
     let ports = listen(&spec.publish).await?;
-    host.reach(CreateStep::Ports)?;
+    host.reach(Step::Ports, None)?;
     let record = record(&spec, &image, &ports)?;
-    let mut newborn = Newborn::make(host.clone(), record).await?;
-    host.reach(CreateStep::Record)?;
-    let running = boot(&host, newborn.dir(), ports, spec.boot_timeout).await?;
+    let key = warm::key(&host, &record, &image).await?;
+    let (mut newborn, running) = match spec.cold {
+        true => booted(&host, record, &image, None, spec.boot_timeout).await?,
+        false => warm_or_booted(&host, record, &image, &key, spec.boot_timeout).await?,
+    };
+    let running = connected(&host, running, &ports)?;
     let state = running_state(&running);
     newborn.owned_mut().set_state(&state).map_err(store_error("write a sandbox's state"))?;
-    host.reach(CreateStep::Running)?;
+    host.reach(Step::Running, None)?;
     Ok(driver::start(host, newborn.grown(), Some(running), state))
+}
+
+fn connected(host: &Inner, mut running: Running, ports: &[Listener]) -> Result<Running> {
+    running.forwards = boot::forward(&running.guest, ports)?;
+    host.reach(Step::Forward, None)?;
+    Ok(running)
+}
+
+/// From the warm state, if there is one that works.
+async fn warm_or_booted(
+    host: &Arc<Inner>,
+    record: SandboxRecord,
+    image: &Image,
+    key: &Digest,
+    timeout: Option<Duration>,
+) -> Result<(Newborn, Running)> {
+    let Some(warm) = host.store.warm(key).map_err(store_error("read a warm state"))? else {
+        return booted(host, record, image, Some(key), timeout).await;
+    };
+    let error = match restored(host, record.clone(), &warm).await {
+        Ok(restored) => return Ok(restored),
+        Err(error) if is_about_the_state(&error) => error,
+        Err(error) => return Err(error),
+    };
+    let reason = format!("it was booted: the warm state of image {} does not load: {error}", record.image);
+    tracing::warn!("{reason}");
+    host.store.remove_warm(key).map_err(store_error("remove a warm state"))?;
+    let (newborn, mut running) = booted(host, record, image, Some(key), timeout).await?;
+    running.degraded.push(reason);
+    Ok((newborn, running))
+}
+
+/// Whether booting instead may help.
+fn is_about_the_state(error: &Error) -> bool {
+    let kinds = [ErrorKind::Corrupt, ErrorKind::Engine, ErrorKind::Unsupported, ErrorKind::Guest];
+    !matches!(error, Error::Injected { .. }) && kinds.contains(&error.kind())
+}
+
+async fn restored(host: &Arc<Inner>, record: SandboxRecord, warm: &StateSource) -> Result<(Newborn, Running)> {
+    let newborn = Newborn::from_state(host.clone(), record, warm.clone()).await?;
+    host.reach(Step::Record, None)?;
+    let disk = newborn.dir().head().map_err(store_error("read where a sandbox stands"))?.disk;
+    let loaded = restore::load(host, newborn.owned(), warm, &disk).await?;
+    let connections = Connections { hub: HubChoice::New, ports: Vec::new() };
+    let restored = loaded.go_on(host, newborn.dir(), connections).await?;
+    Ok((newborn, restored.running))
+}
+
+/// Boots a new sandbox. With a key, its state before it has a name is kept for others.
+async fn booted(
+    host: &Arc<Inner>,
+    record: SandboxRecord,
+    image: &Image,
+    key: Option<&Digest>,
+    timeout: Option<Duration>,
+) -> Result<(Newborn, Running)> {
+    let Some(key) = key else {
+        let newborn = Newborn::make(host.clone(), record).await?;
+        host.reach(Step::Record, None)?;
+        let running = boot_head(host, newborn.dir(), boot::identity(newborn.dir().record()), timeout).await?;
+        return Ok((newborn, running));
+    };
+    // A warm state is for disks of any size, so it is taken on one of the image's.
+    let small = SandboxRecord { disk_bytes: image.record.rootfs.bytes, ..record.clone() };
+    let newborn = Newborn::make_sized(host.clone(), record, small.disk_bytes).await?;
+    host.reach(Step::Record, None)?;
+    let mut running = boot_head(host, newborn.dir(), boot::nobody(&small), timeout).await?;
+    if let Err(error) = warm::keep(host, newborn.owned(), &mut running, key, small.disk_bytes).await {
+        tracing::warn!(%error, "the booted state cannot be kept; the next sandbox boots, too");
+        running.degraded.push(format!("the next sandbox will boot, too: the booted state cannot be kept: {error}"));
+    }
+    name_it(host, newborn.dir(), &mut running, small.disk_bytes).await?;
+    Ok((newborn, running))
+}
+
+/// A guest of nobody becomes the sandbox's.
+async fn name_it(host: &Inner, dir: &SandboxDir, running: &mut Running, disk_bytes: u64) -> Result<()> {
+    if dir.record().disk_bytes > disk_bytes {
+        running.machine.resize_disk(dir.record().disk_bytes).await.map_err(engine_error("grow its disk"))?;
+    }
+    running.guest.restored(boot::rebirth(dir.record())).await?;
+    host.reach(Step::Configure, None)
+}
+
+async fn boot_head(
+    host: &Inner,
+    dir: &SandboxDir,
+    identity: sandtree_proto::Identity,
+    timeout: Option<Duration>,
+) -> Result<Running> {
+    let disk = dir.head().map_err(store_error("read where a sandbox stands"))?.disk;
+    boot::boot(host, dir, &disk, identity, timeout).await
+}
+
+/// A copy of a sandbox that holds its state and stands still.
+pub(crate) struct Copy {
+    host: Arc<Inner>,
+    newborn: Newborn,
+    loaded: Loaded,
+    ports: Vec<Listener>,
+}
+
+/// Makes a copy from a state. Dropped, nothing of it is left.
+pub(crate) async fn copy(host: Arc<Inner>, state: StateSource, of: &SandboxRecord, name: String) -> Result<Copy> {
+    check_resources(&host, 0)?;
+    let wanted: Vec<_> = of.ports.iter().map(|port| PublishedPort { host: 0, guest: port.guest }).collect();
+    let ports = listen(&wanted).await?;
+    let record = SandboxRecord {
+        id: SandboxId::random().map_err(store_error("make an id"))?,
+        name: parse_name("a sandbox's name", &name)?,
+        ports: ports.iter().map(|listener| listener.port).collect(),
+        created_at_unix_ms: now_unix_ms(),
+        ..of.clone()
+    };
+    let newborn = Newborn::from_state(host.clone(), record, state.clone()).await?;
+    let disk = newborn.dir().head().map_err(store_error("read where a sandbox stands"))?.disk;
+    let loaded = restore::load(&host, newborn.owned(), &state, &disk).await?;
+    Ok(Copy { host, newborn, loaded, ports })
+}
+
+impl Copy {
+    /// Lets the copy go on.
+    pub async fn go_on(self) -> Result<Sandbox> {
+        let Copy { host, mut newborn, loaded, ports } = self;
+        let connections = Connections { hub: HubChoice::New, ports: Vec::new() };
+        let restored = loaded.go_on(&host, newborn.dir(), connections).await?;
+        let mut running = restored.running;
+        running.degraded.extend(restored.hooks.iter().map(|hook| format!("hook {} failed: {}", hook.name, hook.what)));
+        let running = connected(&host, running, &ports)?;
+        let state = running_state(&running);
+        newborn.owned_mut().set_state(&state).map_err(store_error("write a sandbox's state"))?;
+        Ok(driver::start(host, newborn.grown(), Some(running), state))
+    }
 }
 
 /// Boots a sandbox that was stopped. When it fails, or is dropped in the middle, it is stopped still.
@@ -164,30 +231,27 @@ pub(crate) async fn reboot(host: &Inner, owned: &mut Owned, boot_timeout: Option
         check_disk(owned)?;
     }
     let ports = listen(&owned.record().ports).await?;
-    clear_execs(owned)?;
+    boot::clear_execs(owned, None)?;
     let starting = StateRecord { boot_id: Some(boot_id()), ..StateRecord::new(Phase::Starting, now_unix_ms()) };
     owned.set_state(&starting).map_err(store_error("write a sandbox's state"))?;
-    boot(host, owned, ports, boot_timeout).await
+    let running = boot_head(host, owned, boot::identity(owned.record()), boot_timeout).await?;
+    connected(host, running, &ports)
 }
 
 fn check_disk(dir: &SandboxDir) -> Result<()> {
-    match dir.check_overlay(0).map_err(store_error("check a sandbox's disk"))? {
-        disk::check::Verdict::Clean { .. } => Ok(()),
-        disk::check::Verdict::Corrupt(damage) => {
-            Err(Error::DamagedDisk { name: dir.record().name.to_string(), what: damage.to_string() })
+    let head = dir.head().map_err(store_error("read where a sandbox stands"))?;
+    for id in &head.disk {
+        match dir.check_overlay(id).map_err(store_error("check a sandbox's disk"))? {
+            disk::check::Verdict::Clean { .. } => {}
+            disk::check::Verdict::Corrupt(damage) => {
+                return Err(Error::DamagedDisk { name: dir.record().name.to_string(), what: damage.to_string() });
+            }
         }
     }
+    Ok(())
 }
 
-/// Commands of the last boot are gone, and so is what they said.
-fn clear_execs(dir: &SandboxDir) -> Result<()> {
-    match std::fs::remove_dir_all(dir.execs()) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", dir.execs(), e)),
-        _ => Ok(()),
-    }
-}
-
-fn check_resources(host: &Inner, memory_bytes: u64) -> Result<()> {
+pub(crate) fn check_resources(host: &Inner, memory_bytes: u64) -> Result<()> {
     let available_bytes = available_memory()?;
     if memory_bytes > available_bytes {
         return Err(Error::HostMemory { wanted_bytes: memory_bytes, available_bytes });
@@ -200,20 +264,7 @@ fn check_resources(host: &Inner, memory_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Takes the host's ports and keeps them: one chosen and let go could be taken by another.
-async fn listen(ports: &[PublishedPort]) -> Result<Vec<(TcpListener, PublishedPort)>> {
-    let mut listeners = Vec::new();
-    for port in ports {
-        let bound = TcpListener::bind((PUBLISH_ADDRESS, port.host)).await;
-        let address = format!("{PUBLISH_ADDRESS}:{}", port.host);
-        let listener = bound.map_err(|source| Error::Port { address: address.clone(), source })?;
-        let host = listener.local_addr().map_err(|source| Error::Port { address, source })?.port();
-        listeners.push((listener, PublishedPort { host, guest: port.guest }));
-    }
-    Ok(listeners)
-}
-
-fn record(spec: &SandboxSpec, image: &Image, ports: &[(TcpListener, PublishedPort)]) -> Result<SandboxRecord> {
+fn record(spec: &SandboxSpec, image: &Image, ports: &[Listener]) -> Result<SandboxRecord> {
     let id = SandboxId::random().map_err(store_error("make an id"))?;
     let name = parse_name("a sandbox's name", spec.name.as_deref().unwrap_or(id.as_str()))?;
     let image_bytes = image.record.rootfs.bytes;
@@ -236,35 +287,66 @@ fn record(spec: &SandboxSpec, image: &Image, ports: &[(TcpListener, PublishedPor
         network: spec.network,
         accel: spec.accel,
         qemu_args: spec.qemu_args.clone(),
-        ports: ports.iter().map(|(_, port)| *port).collect(),
+        ports: ports.iter().map(|listener| listener.port).collect(),
         created_at_unix_ms: now_unix_ms(),
         auto_remove: spec.auto_remove,
+        memory_dir: spec.memory_dir.clone(),
+        memory_mode: spec.memory_mode.map(|mode| mode.to_string()),
+        auto_checkpoint: spec.auto_checkpoint,
     })
 }
 
 /// A sandbox on disk that does not run yet. Dropped, it is removed with its name.
-struct Newborn {
+pub(crate) struct Newborn {
     host: Arc<Inner>,
     owned: Option<Owned>,
 }
 
 impl Newborn {
     async fn make(host: Arc<Inner>, record: SandboxRecord) -> Result<Newborn> {
-        let making = host.clone();
+        let disk_bytes = record.disk_bytes;
+        Self::make_sized(host, record, disk_bytes).await
+    }
+
+    async fn make_sized(host: Arc<Inner>, record: SandboxRecord, disk_bytes: u64) -> Result<Newborn> {
+        Self::create(host, record, move |store, record| {
+            let owned = store.create_sandbox(record, Origin::Image)?;
+            if disk_bytes != owned.record().disk_bytes {
+                owned.set_head(&Head::new(None, vec![owned.create_disk(disk_bytes)?]))?;
+                owned.collect(&[])?;
+            }
+            Ok(owned)
+        })
+        .await
+    }
+
+    async fn from_state(host: Arc<Inner>, record: SandboxRecord, state: StateSource) -> Result<Newborn> {
+        Self::create(host, record, move |store, record| store.create_sandbox(record, Origin::State(&state))).await
+    }
+
+    async fn create(
+        host: Arc<Inner>,
+        record: SandboxRecord,
+        create: impl FnOnce(&sandtree_store::Store, SandboxRecord) -> Result<Owned, sandtree_store::Error> + Send + 'static,
+    ) -> Result<Newborn> {
         // The task makes the guard itself: a caller that stops waiting gets the sandbox removed, not left.
         let made = tokio::task::spawn_blocking(move || {
-            let owned = making.store.create_sandbox(record).map_err(|error| match error {
+            let owned = create(&host.store, record).map_err(|error| match error {
                 sandtree_store::Error::NameTaken { name, holder } => {
                     Error::NameTaken { name: name.to_string(), holder: holder.to_string() }
                 }
                 source => Error::Store { operation: "create a sandbox", source },
             })?;
-            Ok(Newborn { host: making, owned: Some(owned) })
+            Ok(Newborn { host, owned: Some(owned) })
         });
         made.await.expect("creating does not panic")
     }
 
     fn dir(&self) -> &SandboxDir {
+        self.owned()
+    }
+
+    fn owned(&self) -> &Owned {
         self.owned.as_ref().expect("it is there until it has grown")
     }
 
@@ -287,172 +369,37 @@ impl Drop for Newborn {
     }
 }
 
-/// Starts a machine on a sandbox's disk and waits until its guest is ready.
-async fn boot(
-    host: &Inner,
-    dir: &SandboxDir,
-    ports: Vec<(TcpListener, PublishedPort)>,
-    timeout: Option<Duration>,
-) -> Result<Running> {
-    let engine = host.engine().await?;
-    let accel = engine
-        .accel(engine_choice(dir.record().accel))
-        .map_err(|source| Error::Engine { operation: "be used", source })?;
-    let spec = machine_spec(host, dir, accel)?;
-    let mut machine = engine.start(spec).await.map_err(|source| Error::Engine { operation: "start", source })?;
-    let console = machine.take_console().expect("a fresh machine has its console");
-    let mut console = Console::keep(console, dir.console()).map_err(|e| Error::io("open", dir.console(), e))?;
-    let mut events = machine.events();
-    let timeout = timeout.unwrap_or(if accel == Accel::Tcg { BOOT_TIMEOUT_TCG } else { BOOT_TIMEOUT });
-    let port = machine.take_link().expect("a fresh machine has its link");
-    let up = async {
-        host.reach(CreateStep::Machine)?;
-        come_up(host, dir, Hub::start(port, dir.execs()), timeout).await
-    };
-    let up = tokio::select! {
-        up = up => up,
-        error = ends_or_stalls(host, &machine, &mut events, &mut console) => Err(error),
-    };
-    let (hub, guest) = match up {
-        Ok(up) => up,
-        Err(error) => {
-            // Awaited, so that whoever tries again finds the disk free.
-            machine.kill().await;
-            return Err(error.with_console(&console));
-        }
-    };
-    let forwards = forward(&guest, ports)?;
-    host.reach(CreateStep::Forward)?;
-    let qemu_version = engine.version().to_string();
-    Ok(Running { machine, hub, guest, accel, qemu_version, events: Some(events), _forwards: forwards, console })
-}
-
-/// Waits for the agent, and tells it who it is; all of it within the time a boot may take.
-async fn come_up(host: &Inner, dir: &SandboxDir, hub: Hub, timeout: Duration) -> Result<(Hub, Guest)> {
-    let end = tokio::time::Instant::now() + timeout;
-    let late = |_| Error::Boot { after: timeout, console: String::new() };
-    hub.ready(timeout).await.map_err(|source| match source {
-        LinkError::Timeout { .. } => late(()),
-        source => unreachable_agent(source),
-    })?;
-    host.reach(CreateStep::Hello)?;
-    let configured = async {
-        let guest = Guest::new(hub.connect().await.map_err(unreachable_agent)?);
-        guest.configure(identity(dir)).await?;
-        Ok(guest)
-    };
-    let guest = tokio::time::timeout_at(end, configured).await.unwrap_or_else(|_| Err(late(())))?;
-    host.reach(CreateStep::Configure)?;
-    Ok((hub, guest))
-}
-
-/// Why a guest will not come up, however long it is waited for.
-async fn ends_or_stalls(host: &Inner, machine: &Machine, events: &mut Events, console: &mut Console) -> Error {
-    tokio::select! {
-        exit = machine.exited() => {
-            console.drain().await;
-            let reason = driver::Ending::of(machine, &exit, console).reason;
-            Error::BootEnded { reason, console: String::new() }
-        }
-        () = disk_full(events) => {
-            let available_bytes = host.store.disk_free_bytes().unwrap_or(0);
-            Error::HostDisk { path: host.store.root().to_owned(), wanted_bytes: DISK_RESERVE, available_bytes }
-        }
-    }
-}
-
-/// Waits until QEMU stops the guest because the host's disk is full.
-async fn disk_full(events: &mut Events) {
-    loop {
-        match events.next().await {
-            Some(Event::BlockIoError { no_space: true, .. }) => return,
-            Some(_) => {}
-            None => std::future::pending().await,
-        }
-    }
-}
-
-fn unreachable_agent(source: LinkError) -> Error {
-    Error::Guest { operation: "reach the guest's agent".into(), source }
-}
-
-fn forward(guest: &Guest, ports: Vec<(TcpListener, PublishedPort)>) -> Result<Vec<Forward>> {
-    ports.into_iter().map(|(listener, port)| guest.forward(listener, port.guest)).collect()
-}
-
-pub(crate) fn machine_spec(host: &Inner, dir: &SandboxDir, accel: Accel) -> Result<MachineSpec> {
-    let record = dir.record();
-    let image = host.store.image_by_digest(&record.image_digest).map_err(store_error("read an image"))?;
-    let kernel = host.store.kernel(&record.kernel_digest).map_err(store_error("read a kernel"))?;
-    let initramfs = image::initramfs(&host.store, AGENT, &kernel)
-        .map_err(|source| Error::Image { name: record.image.to_string(), source })?;
-    let overlay = dir.overlay(0);
-    let active = File::options().read(true).write(true).open(&overlay).map_err(|e| Error::io("open", &overlay, e))?;
-    Ok(MachineSpec {
-        name: record.name.to_string(),
-        memory_bytes: record.memory_bytes,
-        cpus: record.cpus,
-        accel,
-        kernel: open(&kernel.kernel())?,
-        initramfs: open(&initramfs)?,
-        cmdline: cmdline(image.record.init),
-        disk: DiskChain { base: open(&image.rootfs())?, overlays: vec![active] },
-        network: match record.network {
-            Network::None => NetworkMode::None,
-            Network::Isolated => NetworkMode::Isolated,
-            Network::Full => NetworkMode::Full,
-        },
-        extra_args: record.qemu_args.clone(),
-        jail: jail_of(Some(&record.id)),
-        limits: Limits::default(),
+/// The manifest of a sandbox's disk, without a machine.
+pub(crate) fn bare_manifest(record: &SandboxRecord, head: &Head, kind: StateKind) -> Result<StateManifest> {
+    Ok(StateManifest {
+        schema: StateManifest::SCHEMA,
+        id: StateId::random().map_err(store_error("make an id"))?,
+        kind,
+        tag: None,
+        parent: head.parent.clone(),
+        created_at_unix_ms: now_unix_ms(),
+        boot_id: boot_id(),
+        disk: head.disk.clone(),
+        disk_bytes: record.disk_bytes,
+        memory: MemoryState::None,
+        ram_bytes: record.memory_bytes,
+        mode: None,
+        degraded: Vec::new(),
+        memory_layer_bytes: 0,
+        disk_layer_bytes: 0,
+        pause_us: 0,
+        machine: None,
+        execs: Vec::new(),
     })
-}
-
-fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(|e| Error::io("open", path, e))
-}
-
-fn cmdline(init: Init) -> String {
-    let init = match init {
-        Init::Agent => "agent",
-        Init::Image => "image",
-    };
-    format!("{KERNEL_OPTIONS} sandtree.init={init}")
-}
-
-fn identity(dir: &SandboxDir) -> Identity {
-    use sha2::{Digest, Sha256};
-    let record = dir.record();
-    let mut entropy = vec![0; 64];
-    getrandom::fill(&mut entropy).expect("the kernel gives random bytes");
-    let digest = Sha256::digest(record.id.as_str());
-    Identity {
-        hostname: record.name.to_string(),
-        machine_id: digest.iter().take(16).map(|b| format!("{b:02x}")).collect(),
-        unix_time_ns: now_unix_ns(),
-        entropy,
-        network: match record.network {
-            Network::None => proto::Network::None,
-            Network::Isolated => proto::Network::Isolated,
-            Network::Full => proto::Network::Full,
-        },
-    }
-}
-
-fn engine_choice(choice: AccelChoice) -> engine::AccelChoice {
-    match choice {
-        AccelChoice::Auto => engine::AccelChoice::Auto,
-        AccelChoice::Kvm => engine::AccelChoice::Only(Accel::Kvm),
-        AccelChoice::Tcg => engine::AccelChoice::Only(Accel::Tcg),
-    }
 }
 
 pub(crate) fn running_state(running: &Running) -> StateRecord {
     StateRecord {
         boot_id: Some(boot_id()),
         pids: sandtree_store::Pids { keeper: Some(std::process::id()), qemu: Some(running.machine.pid()) },
-        accelerator: Some(running.accel.to_string()),
-        qemu_version: Some(running.qemu_version.clone()),
+        accelerator: Some(running.record.accelerator.clone()),
+        qemu_version: Some(running.record.qemu_version.clone()),
+        degraded: running.degraded.clone(),
         ..StateRecord::new(Phase::Running, now_unix_ms())
     }
 }

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::console::Console;
-use crate::create::CreateStep;
 use crate::driver::{Phase, Verb};
+use crate::fault::Step;
 use crate::image;
 use crate::link::LinkError;
 
@@ -101,8 +101,22 @@ pub enum Error {
     },
     #[error("{}", report.message)]
     Remote { report: Report },
-    #[error("create was told to fail at {step}")]
-    Injected { step: CreateStep },
+    #[error("sandbox {name} has no state {state}")]
+    NoState { name: String, state: String },
+    #[error("the tag {tag} is taken in sandbox {name}")]
+    TagTaken { name: String, tag: String },
+    #[error("sandbox {name} has {possible} states to go {way} to, not {wanted}")]
+    NoWay { name: String, way: &'static str, wanted: usize, possible: usize },
+    #[error("state {state} cannot be removed: {by}")]
+    StateInUse { state: String, by: String },
+    #[error("state {state} is not whole: {what}")]
+    BrokenState { state: String, what: String },
+    #[error("state {state} cannot go on here: its {what} is {then}, here it is {here}")]
+    ForeignState { state: String, what: String, then: String, here: String },
+    #[error("the restored guest did not acknowledge its new identity within {} s", after.as_secs())]
+    Unacknowledged { after: Duration },
+    #[error("it was told to fail at {step}")]
+    Injected { step: Step },
 }
 
 /// The dozen ways to fail that edges tell apart.
@@ -152,9 +166,16 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::Invalid { .. } => ErrorKind::Invalid,
-            Error::NoSandbox { .. } | Error::NoExec { .. } | Error::NoImage { .. } => ErrorKind::NotFound,
+            Error::NoSandbox { .. } | Error::NoExec { .. } | Error::NoImage { .. } | Error::NoState { .. } => {
+                ErrorKind::NotFound
+            }
+            Error::NoWay { .. } => ErrorKind::NotFound,
+            Error::StateInUse { .. } => ErrorKind::WrongState,
+            Error::BrokenState { .. } => ErrorKind::Corrupt,
+            Error::ForeignState { .. } => ErrorKind::Unsupported,
+            Error::Unacknowledged { .. } => ErrorKind::Guest,
             Error::WrongState { .. } => ErrorKind::WrongState,
-            Error::NameTaken { .. } => ErrorKind::AlreadyExists,
+            Error::NameTaken { .. } | Error::TagTaken { .. } => ErrorKind::AlreadyExists,
             Error::Busy { .. } | Error::Port { .. } => ErrorKind::Busy,
             Error::HostMemory { .. } | Error::HostDisk { .. } | Error::Stalled | Error::OutputLimit { .. } => {
                 ErrorKind::Exhausted
@@ -182,6 +203,14 @@ impl Error {
             Error::WrongState { phase: Phase::Running, verb: Verb::Remove, .. } => {
                 "stop it with `sandtree stop`, or remove it as it runs with `sandtree rm -f`"
             }
+            Error::WrongState { phase: Phase::Paused, .. } => "`sandtree resume` lets it go on",
+            Error::NoState { .. } => "`sandtree log SANDBOX` lists its states",
+            Error::TagTaken { .. } => "choose another tag, or replace it with --force",
+            Error::NoWay { .. } => "`sandtree log SANDBOX` shows where it stands",
+            Error::StateInUse { .. } => "resume the sandbox first",
+            Error::BrokenState { .. } => "go back to another state: `sandtree log SANDBOX` lists them",
+            Error::ForeignState { .. } => "its disk can still be used by a sandbox that boots",
+            Error::Unacknowledged { .. } => "its agent does not answer; another state may be better",
             Error::NameTaken { .. } => "choose another --name, or remove the other with `sandtree rm`",
             Error::HostMemory { .. } => "give it less with --memory, or stop another sandbox",
             Error::HostDisk { .. } => "free some space, or choose another store with --home",
@@ -275,12 +304,15 @@ fn engine_hint(error: &engine::Error) -> Option<String> {
 
 fn store_kind(error: &store::Error) -> ErrorKind {
     match error {
-        store::Error::Io { source, .. } => io_kind(source),
+        store::Error::Io { source, .. } | store::Error::LayerIo { source, .. } => io_kind(source),
         store::Error::NewerFormat { .. } | store::Error::NewerSchema { .. } => ErrorKind::Unsupported,
-        store::Error::NotAStore { .. } | store::Error::DiskSize { .. } | store::Error::NameIsAnId { .. } => {
-            ErrorKind::Invalid
+        store::Error::NotAStore { .. }
+        | store::Error::DiskSize { .. }
+        | store::Error::MemorySize { .. }
+        | store::Error::NameIsAnId { .. } => ErrorKind::Invalid,
+        store::Error::Corrupt { .. } | store::Error::MemoryLayer(_) | store::Error::DiskLayer { .. } => {
+            ErrorKind::Corrupt
         }
-        store::Error::Corrupt { .. } => ErrorKind::Corrupt,
         store::Error::NameTaken { .. } => ErrorKind::AlreadyExists,
         store::Error::UnknownImage { .. } | store::Error::UnknownSandbox { .. } => ErrorKind::NotFound,
         store::Error::Busy { .. } => ErrorKind::Busy,

@@ -5,13 +5,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sandtree_engine::Machine;
+use sandtree_engine::{Machine, Memory, Preload, Start};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use crate::create::{KERNEL_OPTIONS, machine_spec};
+use crate::boot::{KERNEL_OPTIONS, Shape, machine_spec};
 use crate::error::{Error, Result};
-use crate::host::{Host, Inner};
+use crate::host::{Host, Inner, store_error};
 
 const CHUNK: usize = 64 * 1024;
 
@@ -36,7 +36,9 @@ impl Floor {
         let (dir, _) = host.settled(sandbox)?;
         let failed = |source| Error::Engine { operation: "start", source };
         let accel = engine.accel(Default::default()).map_err(failed)?;
-        let mut spec = machine_spec(&host, &dir, accel)?;
+        let disk = dir.head().map_err(store_error("read where a sandbox stands"))?.disk;
+        let shape = Shape { memory: Memory::Empty, preload: Preload::Skip, start: Start::Run, disk: &disk };
+        let mut spec = machine_spec(&host, &dir, accel, shape)?;
         spec.cmdline = format!("{KERNEL_OPTIONS} sandtree.init=floor");
         let began = Instant::now();
         let mut machine = engine.start(spec).await.map_err(failed)?;

@@ -11,13 +11,15 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::OnceCell;
 
 use crate::console;
-use crate::create::{self, CreateStep};
-use crate::driver::Verb;
+use crate::create;
+use crate::driver::{self, Verb, permits};
 use crate::error::{Error, Result};
+use crate::fault::{Fault, Step};
 use crate::image::{self, Progress};
 use crate::info::SandboxInfo;
 use crate::sandbox::Sandbox;
 use crate::spec::{SandboxSpec, parse_name};
+use crate::states::{Forget, Forgotten, StateInfo};
 
 /// The first of the user ids that machines run as when we are root. Above every range that distributions and
 /// container engines hand out.
@@ -36,14 +38,14 @@ pub struct HostConfig {
     pub qemu: Option<PathBuf>,
     /// Otherwise the directories to look for it in.
     pub search: Vec<PathBuf>,
-    /// For tests: create fails when it comes to this step.
+    /// For tests: what goes wrong, and where.
     #[doc(hidden)]
-    pub fail_at: Option<CreateStep>,
+    pub fault: Option<(Step, Fault)>,
 }
 
 impl HostConfig {
     pub fn new(home: impl Into<PathBuf>, search: Vec<PathBuf>) -> Self {
-        Self { home: home.into(), qemu: None, search, fail_at: None }
+        Self { home: home.into(), qemu: None, search, fault: None }
     }
 }
 
@@ -78,6 +80,29 @@ impl Host {
     pub async fn start(&self, reference: &str, boot_timeout: Option<Duration>) -> Result<Sandbox> {
         let owned = self.inner.own(reference, Verb::Start).await?;
         create::start(self.inner.clone(), owned, boot_timeout).await
+    }
+
+    /// Takes a sandbox that no process runs, without starting it: to resume or revert it, or to remove states.
+    pub async fn adopt(&self, reference: &str, verb: Verb) -> Result<Sandbox> {
+        let owned = self.inner.own(reference, verb).await?;
+        let state = owned.state().map_err(store_error("read a sandbox's state"))?;
+        Ok(driver::start(self.inner.clone(), owned, None, state))
+    }
+
+    /// Removes states of a sandbox that no process runs.
+    pub async fn forget(&self, reference: &str, which: Forget) -> Result<Forgotten> {
+        self.adopt(reference, Verb::Forget).await?.forget(which).await
+    }
+
+    /// The states of a sandbox, oldest first, and what could not be read.
+    pub fn states(&self, reference: &str) -> Result<(Vec<StateInfo>, Vec<Error>)> {
+        let dir = self.inner.find(reference)?;
+        let head = dir.head().map_err(store_error("read where a sandbox stands"))?;
+        let states = dir.states().map_err(store_error("list the states of a sandbox"))?;
+        let listed = states.readable.iter().filter(|manifest| manifest.kind.is_listed());
+        let listed = listed.map(|manifest| StateInfo::new(manifest, head.parent.as_ref())).collect();
+        let broken = states.unreadable.into_iter().map(|state| store_error("read a state")(state.error));
+        Ok((listed, broken.collect()))
     }
 
     /// Removes a sandbox that no process runs.
@@ -287,7 +312,7 @@ impl Inner {
         loop {
             let (dir, state) = self.settled(reference)?;
             let name = dir.record().name.to_string();
-            if matches!(state.phase, Phase::Creating | Phase::Starting | Phase::Running | Phase::Stopping) {
+            if !permits(state.phase, verb) || state.phase == Phase::Running {
                 return Err(Error::WrongState { name, phase: state.phase, reason: state.reason, verb });
             }
             match self.store.try_own(&dir).map_err(store_error("lock a sandbox"))? {
@@ -302,11 +327,6 @@ impl Inner {
         let host = self.clone();
         let removing = tokio::task::spawn_blocking(move || host.store.remove_sandbox(owned));
         removing.await.expect("removing does not panic").map_err(store_error("remove a sandbox"))
-    }
-
-    /// For tests: fails where the configuration says so.
-    pub fn reach(&self, step: CreateStep) -> Result<()> {
-        if self.config.fail_at == Some(step) { Err(Error::Injected { step }) } else { Ok(()) }
     }
 }
 

@@ -1,5 +1,6 @@
 //! What is told of a sandbox without asking its guest.
 
+use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
 
 use sandtree_store::{Network, Phase, PublishedPort, SandboxDir, StateRecord};
@@ -25,6 +26,11 @@ pub struct SandboxInfo {
     pub network: Network,
     pub ports: Vec<PublishedPort>,
     pub auto_remove: bool,
+    pub memory_dir: Option<PathBuf>,
+    pub memory_mode: Option<String>,
+    pub auto_checkpoint: Option<u32>,
+    /// What is done in a lesser way than it could be, and why.
+    pub degraded: Vec<String>,
     /// RFC 3339, in UTC.
     pub created_at: String,
     #[serde(skip)]
@@ -52,6 +58,10 @@ impl SandboxInfo {
             network: record.network,
             ports: record.ports.clone(),
             auto_remove: record.auto_remove,
+            memory_dir: record.memory_dir.clone(),
+            memory_mode: record.memory_mode.clone(),
+            auto_checkpoint: record.auto_checkpoint,
+            degraded: state.degraded.clone(),
             created_at: rfc3339(record.created_at_unix_ms),
             created_at_unix_ms: record.created_at_unix_ms,
         }
@@ -62,6 +72,6 @@ impl SandboxInfo {
     }
 }
 
-fn rfc3339(unix_ms: u64) -> String {
+pub(crate) fn rfc3339(unix_ms: u64) -> String {
     humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(unix_ms)).to_string()
 }

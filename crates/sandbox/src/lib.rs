@@ -24,25 +24,36 @@
 //! sandbox owns it: when the last [`Sandbox`] handle, or the process, is gone, so is the machine. [`keeper`] is the
 //! way to run one in the background.
 
+mod boot;
+mod capture;
 mod console;
 mod create;
 mod driver;
 mod error;
+mod fault;
 #[doc(hidden)]
 pub mod floor;
+mod fork;
 mod guest;
+mod history;
 mod host;
 mod hub;
 pub mod image;
 mod info;
 pub mod keeper;
 mod link;
+mod restore;
 mod sandbox;
 mod spec;
+mod states;
+mod warm;
 
-pub use create::CreateStep;
+pub use capture::MemoryMode;
 pub use driver::{Phase, Verb, permits};
 pub use error::{Error, ErrorKind, Report, Result};
+#[doc(hidden)]
+pub use fault::{Fault, Step};
+pub use fork::{FORK_CONCURRENCY, ForkReport, ForkSpec};
 pub use guest::{
     Exec, ExecId, ExecSpec, ExitStatus, FileOwner, Files, Forward, Guest, Lifetime, Output, Stdin, Transfer, Tunnel,
 };
@@ -50,7 +61,8 @@ pub use host::{Doctor, Host, HostConfig, QemuFound, QemuReport};
 pub use hub::ExecEntry;
 pub use info::SandboxInfo;
 pub use link::{LinkError, Output as ByteStream};
-pub use sandbox::{STOP_GRACE, Sandbox, State, StateWatch};
+pub use sandbox::{Replace, STOP_GRACE, Sandbox, State, StateWatch};
 pub use sandtree_proto::{DirEntry, FileKind, Metrics, Stat, TermSize};
-pub use sandtree_store::{AccelChoice, Arch, Network, PublishedPort};
+pub use sandtree_store::{AccelChoice, Arch, Network, PublishedPort, StateKind};
 pub use spec::{PUBLISH_ADDRESS, SandboxSpec, check_reference};
+pub use states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, Resumed, Reverted, StateInfo};

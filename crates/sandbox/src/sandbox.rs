@@ -1,15 +1,16 @@
 //! A sandbox, as the process that runs it holds it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use sandtree_store::{Owned, Phase, StateRecord};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::create::Running;
-use crate::driver::{Command, Order, Verb};
+use crate::driver::{Command, Done, Order, Verb};
 use crate::error::{Error, Result};
 use crate::guest::{Exec, ExecId, ExecSpec, Files, Forward, Guest};
 use crate::hub::{ExecEntry, Hub};
+use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, Resumed, Reverted};
 
 /// How long a guest may take to end its processes when it is stopped.
 pub const STOP_GRACE: Duration = Duration::from_secs(10);
@@ -23,14 +24,21 @@ pub(crate) struct Status {
 }
 
 impl Status {
-    pub fn new(state: &StateRecord, running: Option<&Running>) -> Self {
+    pub fn new(state: &StateRecord, hub: Option<&Hub>) -> Self {
         let state = State { phase: Some(state.phase), reason: state.reason.clone() };
-        Self { state, stalled: false, hub: running.map(|running| running.hub.clone()) }
+        Self { state, stalled: false, hub: hub.cloned() }
     }
 
     pub fn removed(&mut self) {
         *self = Self { state: State { phase: None, reason: Some("it was removed".into()) }, stalled: false, hub: None };
     }
+}
+
+/// Whether a tag that is taken may be given to the new state; the old one goes when the new one is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replace {
+    Yes,
+    No,
 }
 
 /// A sandbox's state, and why it is in it.
@@ -126,7 +134,7 @@ impl Sandbox {
     }
 
     /// Carries connections to `listener` into the guest.
-    pub async fn forward(&self, listener: tokio::net::TcpListener, port: u16) -> Result<Forward> {
+    pub async fn forward(&self, listener: impl Into<Arc<tokio::net::TcpListener>>, port: u16) -> Result<Forward> {
         self.guest().await?.forward(listener, port)
     }
 
@@ -137,22 +145,89 @@ impl Sandbox {
 
     /// Shuts the guest down and syncs its disk. `grace` is what its processes get to end by themselves.
     pub async fn stop(&self, grace: Duration) -> Result<()> {
-        self.command(Order::Stop { grace }).await
+        self.command(Order::Stop { grace }).await.map(drop)
     }
 
     /// Ends the machine at once, as if its plug were pulled.
     pub async fn kill(&self) -> Result<()> {
-        self.command(Order::Kill).await
+        self.command(Order::Kill).await.map(drop)
     }
 
     /// Boots again after a stop.
     pub async fn start(&self, boot_timeout: Option<Duration>) -> Result<()> {
-        self.command(Order::Start { boot_timeout }).await
+        self.command(Order::Start { boot_timeout }).await.map(drop)
     }
 
     /// Ends the machine, if it runs, and removes everything of the sandbox.
     pub async fn remove(&self) -> Result<()> {
-        self.command(Order::Remove).await
+        self.command(Order::Remove).await.map(drop)
+    }
+
+    /// Takes a state of memory, disk and processes; the guest goes on. Without a tag, the next number serves as one. A tag
+    /// that is taken is refused, unless it is to be replaced.
+    pub async fn checkpoint(&self, tag: Option<&str>, replace: Replace) -> Result<Checkpoint> {
+        let order = Order::Checkpoint { tag: tag.map(str::to_owned), replace: replace == Replace::Yes };
+        match self.command(order).await? {
+            Done::Checkpoint(checkpoint) => Ok(checkpoint),
+            other => unreachable!("{other:?} is no checkpoint"),
+        }
+    }
+
+    /// Goes to a state, by tag or id. What is left is kept, so that it can be undone.
+    pub async fn revert(&self, state: &str) -> Result<Reverted> {
+        self.go_to(Goal::State(state.into())).await
+    }
+
+    /// Goes back so many states.
+    pub async fn undo(&self, steps: usize) -> Result<Reverted> {
+        self.go_to(Goal::Undo { steps }).await
+    }
+
+    /// Returns to what the last undo left.
+    pub async fn redo(&self) -> Result<Reverted> {
+        self.go_to(Goal::Redo).await
+    }
+
+    pub async fn go_to(&self, goal: Goal) -> Result<Reverted> {
+        match self.command(Order::GoTo(goal)).await? {
+            Done::Reverted(reverted) => Ok(reverted),
+            other => unreachable!("{other:?} is no revert"),
+        }
+    }
+
+    /// Removes states. No other state is touched.
+    pub async fn forget(&self, which: Forget) -> Result<Forgotten> {
+        match self.command(Order::Forget(which)).await? {
+            Done::Forgotten(forgotten) => Ok(forgotten),
+            other => unreachable!("{other:?} is no removal"),
+        }
+    }
+
+    /// Writes everything to disk and ends the machine.
+    pub async fn pause(&self) -> Result<Paused> {
+        match self.command(Order::Pause).await? {
+            Done::Paused(paused) => Ok(paused),
+            other => unreachable!("{other:?} is no pause"),
+        }
+    }
+
+    /// Goes on exactly where it was paused.
+    pub async fn resume(&self) -> Result<Resumed> {
+        match self.command(Order::Resume).await? {
+            Done::Resumed(resumed) => Ok(resumed),
+            other => unreachable!("{other:?} is no resume"),
+        }
+    }
+
+    pub(crate) async fn fork_point(&self) -> Result<ForkPoint> {
+        match self.command(Order::ForkPoint).await? {
+            Done::ForkPoint(point) => Ok(point),
+            other => unreachable!("{other:?} is no fork"),
+        }
+    }
+
+    pub(crate) async fn end_fork(&self, state: &str) -> Result<()> {
+        self.command(Order::EndFork { state: state.into() }).await.map(drop)
     }
 
     /// For tests: greets the agent anew, as after a break of the link.
@@ -160,6 +235,12 @@ impl Sandbox {
     pub async fn break_link(&self) -> Result<()> {
         self.hub()?.resync().await;
         Ok(())
+    }
+
+    /// The hub of a paused sandbox, while clients wait at it.
+    pub(crate) fn paused_hub(&self) -> Option<Hub> {
+        let status = self.status.borrow();
+        status.hub.clone().filter(|_| status.state.phase == Some(Phase::Paused))
     }
 
     pub(crate) fn hub(&self) -> Result<Hub> {
@@ -175,7 +256,7 @@ impl Sandbox {
         }
     }
 
-    async fn command(&self, order: Order) -> Result<()> {
+    async fn command(&self, order: Order) -> Result<Done> {
         let (reply, answer) = oneshot::channel();
         let gone = || Error::NoSandbox { name: self.name.clone() };
         self.commands.send(Command { order, reply }).await.map_err(|_| gone())?;

@@ -1,11 +1,13 @@
 //! What a sandbox is asked to be.
 
 use std::net::Ipv4Addr;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use sandtree_store::{AccelChoice, Arch, Name, Network, PublishedPort};
+use sandtree_store::{AccelChoice, Arch, Name, Network, PublishedPort, Tag};
 use serde::{Deserialize, Serialize};
 
+use crate::capture::MemoryMode;
 use crate::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
@@ -37,6 +39,14 @@ pub struct SandboxSpec {
     pub boot_timeout: Option<Duration>,
     /// Removed when it stops, whatever way it stops.
     pub auto_remove: bool,
+    /// Boots, even if there is a warm state to begin from.
+    pub cold: bool,
+    /// Where memory layers are kept. `None`: in the store.
+    pub memory_dir: Option<PathBuf>,
+    /// The best way to capture memory that may be used. `None`: the best there is.
+    pub memory_mode: Option<MemoryMode>,
+    /// A checkpoint before every command, so many at most.
+    pub auto_checkpoint: Option<u32>,
 }
 
 impl SandboxSpec {
@@ -54,6 +64,10 @@ impl SandboxSpec {
             qemu_args: Vec::new(),
             boot_timeout: None,
             auto_remove: false,
+            cold: false,
+            memory_dir: None,
+            memory_mode: None,
+            auto_checkpoint: None,
         }
     }
 
@@ -71,6 +85,13 @@ impl SandboxSpec {
             let disk = self.disk_bytes.unwrap_or_default();
             return Err(Error::invalid("a disk's size", disk, "a whole number of MiB, at most 8 TiB"));
         }
+        if self.memory_dir.as_ref().is_some_and(|dir| !dir.is_absolute() || !dir.is_dir()) {
+            let dir = self.memory_dir.as_ref().map(|dir| dir.display().to_string()).unwrap_or_default();
+            return Err(Error::invalid("a directory for memory layers", dir, "an absolute path to a directory"));
+        }
+        if self.auto_checkpoint == Some(0) {
+            return Err(Error::invalid("the number of automatic checkpoints", 0, "at least 1"));
+        }
         if self.arch != host_arch() {
             let arch = format!("{:?}", self.arch).to_lowercase();
             return Err(Error::invalid("an architecture", arch, "guests have the host's for now"));
@@ -87,6 +108,11 @@ pub fn check_reference(reference: &str) -> Result<()> {
 pub(crate) fn parse_name(what: &str, name: &str) -> Result<Name> {
     let rule = "1 to 63 of a-z, 0-9, '.', '_' and '-', the first a letter or digit";
     name.parse().map_err(|_| Error::invalid(what, name, rule))
+}
+
+pub(crate) fn parse_tag(tag: &str) -> Result<Tag> {
+    let rule = "1 to 63 of a-z, 0-9, '.', '_' and '-', the first a letter or digit, and not like a state's id";
+    tag.parse().map_err(|_| Error::invalid("a tag", tag, rule))
 }
 
 pub(crate) fn host_arch() -> Arch {

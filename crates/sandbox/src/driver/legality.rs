@@ -13,10 +13,30 @@ pub enum Verb {
     Stop,
     Kill,
     Remove,
+    Checkpoint,
+    /// Going to another state: revert, undo, redo.
+    Revert,
+    /// Removing states.
+    Forget,
+    Fork,
+    Pause,
+    Resume,
 }
 
 impl Verb {
-    pub const ALL: [Verb; 5] = [Verb::Use, Verb::Start, Verb::Stop, Verb::Kill, Verb::Remove];
+    pub const ALL: [Verb; 11] = [
+        Verb::Use,
+        Verb::Start,
+        Verb::Stop,
+        Verb::Kill,
+        Verb::Remove,
+        Verb::Checkpoint,
+        Verb::Revert,
+        Verb::Forget,
+        Verb::Fork,
+        Verb::Pause,
+        Verb::Resume,
+    ];
 }
 
 impl fmt::Display for Verb {
@@ -27,6 +47,12 @@ impl fmt::Display for Verb {
             Verb::Stop => "be stopped",
             Verb::Kill => "be killed",
             Verb::Remove => "be removed",
+            Verb::Checkpoint => "be checkpointed",
+            Verb::Revert => "be reverted",
+            Verb::Forget => "have states removed",
+            Verb::Fork => "be forked",
+            Verb::Pause => "be paused",
+            Verb::Resume => "be resumed",
         })
     }
 }
@@ -34,13 +60,20 @@ impl fmt::Display for Verb {
 /// Whether `verb` may begin while the sandbox is in `phase`.
 pub fn permits(phase: Phase, verb: Verb) -> bool {
     match (phase, verb) {
-        (Phase::Running, Verb::Use | Verb::Stop | Verb::Kill | Verb::Remove) => true,
-        (Phase::Stopped | Phase::Crashed, Verb::Start | Verb::Remove) => true,
+        (_, Verb::Remove | Verb::Revert | Verb::Forget) if is_settled(phase) => true,
+        (Phase::Running, Verb::Use | Verb::Stop | Verb::Kill) => true,
+        (Phase::Running, Verb::Checkpoint | Verb::Fork | Verb::Pause) => true,
+        (Phase::Stopped | Phase::Crashed, Verb::Start) => true,
+        (Phase::Paused, Verb::Resume | Verb::Fork) => true,
         // Between two phases nothing new begins; the driver is busy with the way.
         (Phase::Creating | Phase::Starting | Phase::Stopping, _) => false,
-        (Phase::Running, Verb::Start) => false,
-        (Phase::Stopped | Phase::Crashed, Verb::Use | Verb::Stop | Verb::Kill) => false,
+        (Phase::Running | Phase::Stopped | Phase::Crashed | Phase::Paused, _) => false,
     }
+}
+
+/// Whether nothing is under way that changes the phase.
+fn is_settled(phase: Phase) -> bool {
+    matches!(phase, Phase::Running | Phase::Stopped | Phase::Crashed | Phase::Paused)
 }
 
 #[cfg(test)]
@@ -49,18 +82,26 @@ mod tests {
 
     use super::*;
 
-    const PHASES: [Phase; 6] =
-        [Phase::Creating, Phase::Starting, Phase::Running, Phase::Stopping, Phase::Stopped, Phase::Crashed];
+    const PHASES: [Phase; 7] = [
+        Phase::Creating,
+        Phase::Starting,
+        Phase::Running,
+        Phase::Stopping,
+        Phase::Stopped,
+        Phase::Crashed,
+        Phase::Paused,
+    ];
 
     fn is_resting(phase: Phase) -> bool {
-        matches!(phase, Phase::Stopped | Phase::Crashed)
+        matches!(phase, Phase::Stopped | Phase::Crashed | Phase::Paused)
     }
 
     /// Where a verb leads when all goes well; `None` when nothing is left.
     fn after(phase: Phase, verb: Verb) -> Option<Phase> {
         match verb {
-            Verb::Use => Some(phase),
-            Verb::Start => Some(Phase::Running),
+            Verb::Use | Verb::Checkpoint | Verb::Fork | Verb::Forget => Some(phase),
+            Verb::Start | Verb::Resume | Verb::Revert => Some(Phase::Running),
+            Verb::Pause => Some(Phase::Paused),
             Verb::Stop | Verb::Kill => Some(Phase::Stopped),
             Verb::Remove => None,
         }
@@ -75,16 +116,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_machine_is_never_started_twice_nor_used_when_it_is_not_there(verbs in prop::collection::vec(0usize..5, 0..60)) {
+        fn a_machine_is_never_started_twice_nor_used_when_it_is_not_there(verbs in prop::collection::vec(0usize..11, 0..60)) {
             let (mut phase, mut machines) = (Phase::Running, 1i32);
             for verb in verbs.into_iter().map(|v| Verb::ALL[v]) {
                 if !permits(phase, verb) {
                     continue;
                 }
                 match verb {
-                    Verb::Use => prop_assert_eq!(machines, 1),
-                    Verb::Start => machines += 1,
-                    Verb::Stop | Verb::Kill => machines -= 1,
+                    Verb::Use | Verb::Checkpoint => prop_assert_eq!(machines, 1),
+                    Verb::Start | Verb::Resume => machines += 1,
+                    Verb::Stop | Verb::Kill | Verb::Pause => machines -= 1,
+                    Verb::Revert => machines = 1,
+                    Verb::Fork => prop_assert!(machines == 1 || phase == Phase::Paused),
+                    Verb::Forget => {}
                     Verb::Remove => machines = 0,
                 }
                 prop_assert!((0..=1).contains(&machines));

@@ -10,7 +10,8 @@
 //!   (nothing)              |                            |        |
 //!                          ` Starting <---- start ------+--------´
 //!
-//!   remove: from Running, Stopped or Crashed, to nothing
+//!   Running --pause--> Paused --resume--> Running       revert, undo, redo: from where nothing is under way, to Running
+//!   remove: from where nothing is under way, to nothing
 //! ```
 //!
 //! Which verb is legal in which phase is one table, in `legality`.
@@ -20,7 +21,9 @@
 //! stops the guest, not the sandbox: it goes on when there is space.
 //! When it fails: a state that cannot be written is reported to whoever asked; the machine is not kept up for it.
 
+mod fold;
 mod legality;
+mod states;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,15 +32,20 @@ pub use legality::{Verb, permits};
 use sandtree_engine::qmp::{Cont, QueryStatus};
 use sandtree_engine::{Event, Events, Exit, Machine};
 pub use sandtree_store::Phase;
-use sandtree_store::{Owned, StateRecord};
+use sandtree_store::{Owned, SandboxDir, SandboxRecord, StateRecord};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use self::fold::Folding;
+use crate::boot::Running;
 use crate::console::Console;
-use crate::create::{self, Running, running_state};
+use crate::create::{self, running_state};
 use crate::error::{Error, Result};
 use crate::host::{Inner, now_unix_ms, remove_if_there, store_error};
+use crate::hub::{Activity, Gate, Hub};
 use crate::sandbox::{Sandbox, Status};
+use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, Resumed, Reverted};
 
 /// How long QEMU may take to end by itself once it is told to.
 const QUIT_DEADLINE: Duration = Duration::from_secs(10);
@@ -52,24 +60,49 @@ const STALL_RESERVE: u64 = 32 << 20;
 #[derive(Debug)]
 pub(crate) struct Command {
     pub order: Order,
-    pub reply: oneshot::Sender<Result<()>>,
+    pub reply: oneshot::Sender<Result<Done>>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) enum Order {
     Stop { grace: Duration },
     Kill,
     Start { boot_timeout: Option<Duration> },
     Remove,
+    Checkpoint { tag: Option<String>, replace: bool },
+    GoTo(Goal),
+    Forget(Forget),
+    ForkPoint,
+    EndFork { state: String },
+    Pause,
+    Resume,
+}
+
+/// What came of an order.
+#[derive(Debug)]
+pub(crate) enum Done {
+    Nothing,
+    Checkpoint(Checkpoint),
+    Reverted(Reverted),
+    Forgotten(Forgotten),
+    ForkPoint(ForkPoint),
+    Paused(Paused),
+    Resumed(Resumed),
 }
 
 impl Order {
-    fn verb(self) -> Verb {
+    fn verb(&self) -> Verb {
         match self {
             Order::Stop { .. } => Verb::Stop,
             Order::Kill => Verb::Kill,
             Order::Start { .. } => Verb::Start,
             Order::Remove => Verb::Remove,
+            Order::Checkpoint { .. } => Verb::Checkpoint,
+            Order::GoTo(_) => Verb::Revert,
+            Order::Forget(_) | Order::EndFork { .. } => Verb::Forget,
+            Order::ForkPoint => Verb::Fork,
+            Order::Pause => Verb::Pause,
+            Order::Resume => Verb::Resume,
         }
     }
 }
@@ -102,11 +135,22 @@ impl Ending {
 /// Begins to drive a sandbox.
 pub(crate) fn start(host: Arc<Inner>, owned: Owned, running: Option<Running>, state: StateRecord) -> Sandbox {
     let (commands, queue) = mpsc::channel(16);
-    let status = Status::new(&state, running.as_ref());
+    let status = Status::new(&state, running.as_ref().map(|running| &running.hub));
     let (status_tx, status) = watch::channel(status);
     let sandbox = Sandbox::new(&owned, commands, status);
-    let driver =
-        Driver { host, owned: Some(owned), running, state, status: status_tx, stalled: false, agent_gone: None };
+    let driver = Driver {
+        host,
+        owned: Some(owned),
+        running,
+        kept: None,
+        state,
+        status: status_tx,
+        stalled: false,
+        agent_gone: None,
+        seen: None,
+        sealing: JoinSet::new(),
+        folding: None,
+    };
     tokio::spawn(driver.run(queue));
     sandbox
 }
@@ -116,11 +160,18 @@ struct Driver {
     /// Nothing once it is removed.
     owned: Option<Owned>,
     running: Option<Running>,
+    /// The hub of a paused sandbox whose clients wait, and where it keeps the output of commands.
+    kept: Option<(Hub, std::path::PathBuf)>,
     state: StateRecord,
     status: watch::Sender<Status>,
     stalled: bool,
     /// When the agent closed its port, if it did.
     agent_gone: Option<Instant>,
+    /// What had been done in the guest when the last state was taken.
+    seen: Option<Activity>,
+    /// States that are being made durable.
+    sealing: JoinSet<()>,
+    folding: Option<Folding>,
 }
 
 enum Happening {
@@ -129,11 +180,14 @@ enum Happening {
     Event(Event),
     StallCheck,
     AgentMissed,
+    Gate(Gate),
+    Folded(Result<()>),
+    Sealed,
 }
 
 impl Driver {
     async fn run(mut self, mut queue: mpsc::Receiver<Command>) {
-        let mut events = self.take_events();
+        let (mut events, mut gate) = (self.take_events(), self.take_gate());
         while self.owned.is_some() {
             let happening = tokio::select! {
                 command = queue.recv() => Happening::Command(command),
@@ -141,6 +195,9 @@ impl Driver {
                 Some(event) = next_event(events.as_mut()) => Happening::Event(event),
                 () = tokio::time::sleep(STALL_CHECK), if self.stalled => Happening::StallCheck,
                 () = missed(self.agent_gone) => Happening::AgentMissed,
+                Some(asker) = next_asker(gate.as_mut()) => Happening::Gate(asker),
+                folded = fold_done(self.folding.as_mut()) => Happening::Folded(folded),
+                Some(_) = self.sealing.join_next() => Happening::Sealed,
             };
             match happening {
                 Happening::Command(Some(Command { order, reply })) => {
@@ -149,6 +206,7 @@ impl Driver {
                     drop(reply.send(result));
                     // A machine that was started brings its own; that of one that goes on is kept.
                     events = self.take_events().or(events);
+                    gate = self.take_gate().or(gate);
                 }
                 // Every handle is gone, and with them whoever wanted it to run.
                 Happening::Command(None) => return self.let_go().await,
@@ -156,6 +214,9 @@ impl Driver {
                 Happening::Event(event) => self.event(&event),
                 Happening::StallCheck => self.look_for_space().await,
                 Happening::AgentMissed => self.agent_missed().await,
+                Happening::Gate(asker) => self.gate(asker).await,
+                Happening::Folded(folded) => self.folded(folded).await,
+                Happening::Sealed => {}
             }
         }
     }
@@ -164,14 +225,38 @@ impl Driver {
         self.running.as_mut().and_then(|running| running.events.take())
     }
 
-    async fn command(&mut self, order: Order) -> Result<()> {
+    fn take_gate(&mut self) -> Option<mpsc::Receiver<Gate>> {
+        self.running.as_mut().and_then(|running| running.gate.take())
+    }
+
+    async fn command(&mut self, order: Order) -> Result<Done> {
         self.permitted(order.verb())?;
+        let nothing = |()| Done::Nothing;
         match order {
-            Order::Stop { grace } => self.stop(grace).await,
-            Order::Kill => self.kill("killed").await,
-            Order::Start { boot_timeout } => self.start_again(boot_timeout).await,
-            Order::Remove => self.remove().await,
+            Order::Stop { grace } => self.stop(grace).await.map(nothing),
+            Order::Kill => self.kill("killed").await.map(nothing),
+            Order::Start { boot_timeout } => self.start_again(boot_timeout).await.map(nothing),
+            Order::Remove => self.remove().await.map(nothing),
+            Order::Checkpoint { tag, replace } => self.checkpoint(tag, replace).await.map(Done::Checkpoint),
+            Order::GoTo(goal) => self.go_to(goal).await.map(Done::Reverted),
+            Order::Forget(which) => self.forget(&which).map(Done::Forgotten),
+            Order::ForkPoint => self.fork_point().await.map(Done::ForkPoint),
+            Order::EndFork { state } => self.end_fork(&state).map(nothing),
+            Order::Pause => self.pause().await.map(Done::Paused),
+            Order::Resume => self.resume().await.map(Done::Resumed),
         }
+    }
+
+    fn owned(&self) -> &Owned {
+        self.owned.as_ref().expect("the driver runs while it owns")
+    }
+
+    fn dir(&self) -> &SandboxDir {
+        self.owned()
+    }
+
+    fn record_of(&self) -> &SandboxRecord {
+        self.owned().record()
     }
 
     fn permitted(&self, verb: Verb) -> Result<()> {
@@ -226,6 +311,10 @@ impl Driver {
             running.machine.kill().await;
             running.hub.close("it was removed".into()).await;
         }
+        if let Some((hub, _)) = self.kept.take() {
+            hub.close("it was removed".into()).await;
+        }
+        self.end_background().await;
         let owned = self.owned.take().expect("the driver runs while it owns");
         let removed = self.host.remove(owned).await;
         self.status.send_modify(|status| status.removed());
@@ -255,6 +344,7 @@ impl Driver {
         self.stalled = false;
         self.agent_gone = None;
         let running = self.running.take();
+        self.end_background().await;
         let synced = self.sync_disk().await;
         let state = StateRecord {
             reason: Some(ending.reason.clone()),
@@ -271,8 +361,15 @@ impl Driver {
     }
 
     async fn sync_disk(&mut self) -> Result<()> {
-        let owned = self.owned.as_ref().expect("the driver runs while it owns");
-        tokio::task::block_in_place(|| owned.sync_overlay(0)).map_err(store_error("sync a sandbox's disk"))
+        tokio::task::block_in_place(|| self.owned().sync_disks()).map_err(store_error("sync a sandbox's disk"))
+    }
+
+    /// Waits until states are durable. A fold is of no use to a machine that is gone.
+    async fn end_background(&mut self) {
+        while self.sealing.join_next().await.is_some() {}
+        if let Some(folding) = self.folding.take() {
+            folding.give_up().await;
+        }
     }
 
     fn enter(&mut self, phase: Phase, reason: Option<String>) -> Result<()> {
@@ -289,12 +386,15 @@ impl Driver {
         self.state = state;
         let owned = self.owned.as_mut().expect("the driver runs while it owns");
         let written = owned.set_state(&self.state).map_err(store_error("write a sandbox's state"));
-        let unbound = if self.running.is_none() { remove_if_there(&owned.keeper_socket()) } else { Ok(()) };
+        let unneeded = self.running.is_none() && self.kept.is_none();
+        let unbound = if unneeded { remove_if_there(&owned.keeper_socket()) } else { Ok(()) };
         written.and(unbound)
     }
 
     fn tell(&self) {
-        self.status.send_replace(Status::new(&self.state, self.running.as_ref()));
+        let running = self.running.as_ref().map(|running| &running.hub);
+        let hub = running.or(self.kept.as_ref().map(|(hub, _)| hub));
+        self.status.send_replace(Status::new(&self.state, hub));
     }
 
     fn event(&mut self, event: &Event) {
@@ -350,6 +450,20 @@ async fn missed(agent_gone: Option<Instant>) {
 async fn exited(running: Option<&Running>) -> Exit {
     match running {
         Some(running) => running.machine.exited().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn next_asker(gate: Option<&mut mpsc::Receiver<Gate>>) -> Option<Gate> {
+    match gate {
+        Some(gate) => gate.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn fold_done(folding: Option<&mut Folding>) -> Result<()> {
+    match folding {
+        Some(folding) => folding.done().await,
         None => std::future::pending().await,
     }
 }

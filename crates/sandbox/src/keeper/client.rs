@@ -21,6 +21,8 @@ use crate::host::Host;
 use crate::hub::ExecEntry;
 use crate::info::SandboxInfo;
 use crate::link::Link;
+use crate::sandbox::Replace;
+use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, Resumed, Reverted};
 
 /// A keeper's socket appears right after its sandbox counts as running.
 const APPEAR_DEADLINE: Duration = Duration::from_secs(3);
@@ -40,6 +42,17 @@ impl Host {
     /// Finds a running sandbox's keeper.
     pub fn client(&self, reference: &str) -> Result<Client> {
         self.client_for(reference, Verb::Use)
+    }
+
+    /// The keeper of a sandbox, if it has one: a paused one may have, too.
+    pub async fn keeper_of(&self, reference: &str) -> Result<Option<Client>> {
+        let (dir, state) = self.inner.settled(reference)?;
+        let info = SandboxInfo::new(&dir, &state);
+        let client = Client { info, dir: dir.path().to_owned(), socket: dir.keeper_socket() };
+        match (client.info.state, client.try_connect().await) {
+            (Phase::Running, _) | (_, Ok(_)) => Ok(Some(client)),
+            _ => Ok(None),
+        }
     }
 
     /// As [`client`](Self::client), for what is named in the error when the sandbox does not run.
@@ -87,6 +100,39 @@ impl Client {
     /// Ends the machine and removes everything of the sandbox.
     pub async fn remove(&self) -> Result<()> {
         self.end(&Request::Remove).await
+    }
+
+    pub async fn checkpoint(&self, tag: Option<String>, replace: Replace) -> Result<Checkpoint> {
+        self.call(&Request::Checkpoint { tag, replace: replace == Replace::Yes }).await
+    }
+
+    /// Goes to another state.
+    pub async fn go_to(&self, goal: Goal) -> Result<Reverted> {
+        self.call(&Request::GoTo(goal)).await
+    }
+
+    /// Removes states.
+    pub async fn forget(&self, which: Forget) -> Result<Forgotten> {
+        self.call(&Request::Forget(which)).await
+    }
+
+    /// A state to make copies from; to be ended when they are made.
+    pub async fn fork_point(&self) -> Result<ForkPoint> {
+        self.call(&Request::ForkPoint).await
+    }
+
+    pub async fn end_fork(&self, state: &str) -> Result<()> {
+        self.call(&Request::EndFork { state: state.into() }).await
+    }
+
+    /// Writes everything to disk and ends the machine. The keeper stays while clients wait for it to go on.
+    pub async fn pause(&self) -> Result<Paused> {
+        self.call(&Request::Pause).await
+    }
+
+    /// Lets a sandbox go on whose keeper stayed.
+    pub async fn resume(&self) -> Result<Resumed> {
+        self.call(&Request::Resume).await
     }
 
     /// Asks for something that ends the keeper, and waits for that, too: then nothing of the sandbox runs any more.

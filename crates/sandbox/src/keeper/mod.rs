@@ -21,4 +21,4 @@ mod wire;
 pub use client::Client;
 pub use serve::{Stats, run};
 pub use spawn::Lease;
-pub use wire::{Order, Task};
+pub use wire::{Order, Ready, Task, Way};

@@ -11,11 +11,12 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
-use super::wire::{self, Answer, News, Order, RELEASE, Request, Task};
-use crate::driver::Phase;
+use super::wire::{self, Answer, GO, News, Order, RELEASE, Ready, Request, Task, Way};
+use crate::create;
+use crate::driver::{Phase, Verb};
 use crate::error::{Error, Result};
 use crate::host::{Host, remove_if_there};
-use crate::sandbox::{STOP_GRACE, Sandbox};
+use crate::sandbox::{Replace, STOP_GRACE, Sandbox, StateWatch};
 
 /// How long a client may take to say what it wants.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
@@ -44,15 +45,16 @@ pub async fn run(mut lease: UnixStream) -> Result<()> {
     let order: Order = wire::read(&mut lease).await.map_err(lease_error)?;
     let mut ended = Ended::new()?;
     let made = tokio::select! {
-        made = make(&order) => made,
-        () = closed(&mut lease) => return Ok(()),
+        made = make(&order, &mut lease) => made,
         () = ended.signal() => return Ok(()),
     };
-    let (host, sandbox) = match made {
-        Ok(made) => made,
+    let Made { host, sandbox, way } = match made {
+        Ok(Some(made)) => made,
+        // Nobody waits for it any more.
+        Ok(None) => return Ok(()),
         Err(error) => return wire::write(&mut lease, &News::Failed(error.report())).await.map_err(lease_error),
     };
-    let listener = match announce(&host, &sandbox, &mut lease).await {
+    let listener = match announce(&host, &sandbox, way, &mut lease).await {
         Ok(listener) => listener,
         Err(error) => {
             wire::write(&mut lease, &News::Failed(error.report())).await.map_err(lease_error)?;
@@ -83,22 +85,66 @@ fn leave_terminal() {
     }
 }
 
-async fn make(order: &Order) -> Result<(Host, Sandbox)> {
+/// What a keeper was started for.
+struct Made {
+    host: Host,
+    sandbox: Sandbox,
+    way: Way,
+}
+
+/// Does what was ordered, unless the lease closes first.
+async fn make(order: &Order, lease: &mut UnixStream) -> Result<Option<Made>> {
+    let Task::Copy { source, state, name } = &order.task else { return unless_closed(lease, make_alone(order)).await };
     let host = Host::open(order.config.clone()).await?;
-    let sandbox = match &order.task {
-        Task::Create(spec) => host.create((**spec).clone()).await?,
-        Task::Start { reference, boot_timeout } => host.start(reference, *boot_timeout).await?,
+    let loading = async {
+        let (state, record) = host.inner.fork_source(source, state)?;
+        create::copy(host.inner.clone(), state, &record, name.clone()).await
     };
-    Ok((host, sandbox))
+    let Some(copy) = unless_closed(lease, loading).await? else { return Ok(None) };
+    wire::write(lease, &News::Loaded).await.map_err(lease_error)?;
+    match lease.read_u8().await {
+        Ok(GO) => {}
+        _ => return Ok(None),
+    }
+    let sandbox = unless_closed(lease, copy.go_on()).await?;
+    Ok(sandbox.map(|sandbox| Made { host, sandbox, way: Way::Booted }))
+}
+
+async fn make_alone(order: &Order) -> Result<Made> {
+    let host = Host::open(order.config.clone()).await?;
+    let (sandbox, way) = match &order.task {
+        Task::Create(spec) => (host.create((**spec).clone()).await?, Way::Booted),
+        Task::Start { reference, boot_timeout } => (host.start(reference, *boot_timeout).await?, Way::Booted),
+        Task::GoTo { reference, goal } => {
+            let sandbox = host.adopt(reference, Verb::Revert).await?;
+            let reverted = sandbox.go_to(goal.clone()).await?;
+            (sandbox, Way::Reverted(reverted))
+        }
+        Task::Resume { reference } => {
+            let sandbox = host.adopt(reference, Verb::Resume).await?;
+            let resumed = sandbox.resume().await?;
+            (sandbox, Way::Resumed(resumed))
+        }
+        Task::Copy { .. } => unreachable!("it is made in two steps"),
+    };
+    Ok(Made { host, sandbox, way })
+}
+
+/// Dropping the work undoes it.
+async fn unless_closed<T>(lease: &mut UnixStream, work: impl Future<Output = Result<T>>) -> Result<Option<T>> {
+    tokio::select! {
+        done = work => done.map(Some),
+        () = closed(lease) => Ok(None),
+    }
 }
 
 /// Opens the socket, and says on the lease that the sandbox runs.
-async fn announce(host: &Host, sandbox: &Sandbox, lease: &mut UnixStream) -> Result<UnixListener> {
+async fn announce(host: &Host, sandbox: &Sandbox, way: Way, lease: &mut UnixStream) -> Result<UnixListener> {
     let dir = host.inner.find(sandbox.id())?;
     let listener = bind(dir.path(), &dir.keeper_socket())?;
     let info = host.find(sandbox.id())?;
     log_to(&dir.path().join("keeper.log"))?;
-    wire::write(lease, &News::Ready(Box::new(info))).await.map_err(lease_error)?;
+    wire::write(lease, &News::Ready(Box::new(Ready { info, way }))).await.map_err(lease_error)?;
     Ok(listener)
 }
 
@@ -124,7 +170,7 @@ async fn serve(
                 }
             },
             Some(_) = clients.join_next() => {}
-            _ = watch.rested() => break Left::Resting,
+            () = unneeded(sandbox, &mut watch) => break Left::Resting,
             word = lease.read_u8(), if !released => match word {
                 Ok(RELEASE) => released = true,
                 _ => break Left::Revoked,
@@ -139,13 +185,26 @@ async fn serve(
     left
 }
 
+/// Waits until the sandbox rests. One that is paused is kept for the clients that wait for it to go on.
+async fn unneeded(sandbox: &Sandbox, watch: &mut StateWatch) {
+    while watch.rested().await.phase == Some(Phase::Paused) {
+        let Some(hub) = sandbox.paused_hub() else { return };
+        tokio::select! {
+            () = hub.idle() => return,
+            changed = watch.changed() => if changed.is_none() { return },
+        }
+    }
+}
+
 /// Takes back what nobody wants any more, removes what was to last only as long as it ran, and stops what still runs.
 async fn rest(host: &Host, sandbox: Sandbox, order: &Order, left: Left) -> Result<()> {
-    let unwanted = left == Left::Revoked && matches!(order.task, Task::Create(_));
+    let unwanted = left == Left::Revoked && matches!(order.task, Task::Create(_) | Task::Copy { .. });
+    let resumed = left == Left::Revoked && matches!(order.task, Task::Resume { .. });
     let temporary = unwanted || host.find(sandbox.id()).is_ok_and(|info| info.auto_remove);
     match (temporary, sandbox.state().phase) {
         (_, None) => Ok(()),
         (true, Some(_)) => sandbox.remove().await,
+        (false, Some(Phase::Running)) if resumed => sandbox.pause().await.map(drop),
         (false, Some(Phase::Running)) => sandbox.stop(STOP_GRACE).await,
         (false, Some(_)) => Ok(()),
     }
@@ -240,6 +299,17 @@ async fn answer(host: &Host, sandbox: &Sandbox, mut stream: UnixStream, request:
         }
         Request::Kill => wire::write(&mut stream, &told(sandbox.kill().await.as_ref())).await,
         Request::Remove => wire::write(&mut stream, &told(sandbox.remove().await.as_ref())).await,
+        Request::Checkpoint { tag, replace } => {
+            let replace = if replace { Replace::Yes } else { Replace::No };
+            let taken = sandbox.checkpoint(tag.as_deref(), replace).await;
+            wire::write(&mut stream, &told(taken.as_ref())).await
+        }
+        Request::GoTo(goal) => wire::write(&mut stream, &told(sandbox.go_to(goal).await.as_ref())).await,
+        Request::Forget(which) => wire::write(&mut stream, &told(sandbox.forget(which).await.as_ref())).await,
+        Request::ForkPoint => wire::write(&mut stream, &told(sandbox.fork_point().await.as_ref())).await,
+        Request::EndFork { state } => wire::write(&mut stream, &told(sandbox.end_fork(&state).await.as_ref())).await,
+        Request::Pause => wire::write(&mut stream, &told(sandbox.pause().await.as_ref())).await,
+        Request::Resume => wire::write(&mut stream, &told(sandbox.resume().await.as_ref())).await,
     }
 }
 

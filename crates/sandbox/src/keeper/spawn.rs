@@ -10,9 +10,8 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 
-use super::wire::{self, News, Order, RELEASE};
+use super::wire::{self, GO, News, Order, RELEASE, Ready};
 use crate::error::{Error, Result};
-use crate::info::SandboxInfo;
 
 /// How long a keeper may take to undo what it began, when its lease closes.
 const UNDO_DEADLINE: Duration = Duration::from_secs(60);
@@ -47,23 +46,50 @@ impl Lease {
     }
 
     /// Waits until the sandbox runs, or the keeper says why it does not.
-    pub async fn ready(&mut self) -> Result<SandboxInfo> {
-        let stream = self.stream.as_mut().expect("a lease has its stream until it is released");
-        match wire::read(stream).await {
-            Ok(News::Ready(info)) => Ok(*info),
-            Ok(News::Failed(report)) => Err(Error::Remote { report }),
-            Err(source) => Err(Error::Keeper { name: "that was to be started".into(), source }),
+    pub async fn ready(&mut self) -> Result<Ready> {
+        match self.news().await? {
+            News::Ready(ready) => Ok(*ready),
+            News::Failed(report) => Err(Error::Remote { report }),
+            News::Loaded => Err(out_of_turn()),
         }
+    }
+
+    /// Waits until a copy holds its state.
+    pub async fn loaded(&mut self) -> Result<()> {
+        match self.news().await? {
+            News::Loaded => Ok(()),
+            News::Failed(report) => Err(Error::Remote { report }),
+            News::Ready(_) => Err(out_of_turn()),
+        }
+    }
+
+    /// Lets a copy that is loaded go on.
+    pub async fn go(&mut self) -> Result<()> {
+        let told = self.stream().write_u8(GO).await;
+        told.map_err(|source| Error::Keeper { name: "that was to go on".into(), source })
+    }
+
+    async fn news(&mut self) -> Result<News> {
+        let heard = wire::read(self.stream()).await;
+        heard.map_err(|source| Error::Keeper { name: "that was to be started".into(), source })
+    }
+
+    fn stream(&mut self) -> &mut UnixStream {
+        self.stream.as_mut().expect("a lease has its stream until it is released")
     }
 
     /// Lets the sandbox live on by itself.
     pub async fn release(mut self) -> Result<()> {
-        let stream = self.stream.as_mut().expect("a lease has its stream until it is released");
-        let told = stream.write_u8(RELEASE).await;
+        let told = self.stream().write_u8(RELEASE).await;
         told.map_err(|source| Error::Keeper { name: "that was just started".into(), source })?;
         self.stream = None;
         Ok(())
     }
+}
+
+fn out_of_turn() -> Error {
+    let source = std::io::ErrorKind::InvalidData.into();
+    Error::Keeper { name: "that was to be started".into(), source }
 }
 
 impl Drop for Lease {

@@ -11,6 +11,7 @@ use crate::error::Report;
 use crate::host::HostConfig;
 use crate::info::SandboxInfo;
 use crate::spec::SandboxSpec;
+use crate::states::{Forget, Goal, Resumed, Reverted};
 
 /// The longest message, in bytes.
 const LIMIT: u32 = 1 << 20;
@@ -26,19 +27,56 @@ pub struct Order {
 #[serde(rename_all = "snake_case")]
 pub enum Task {
     Create(Box<SandboxSpec>),
-    Start { reference: String, boot_timeout: Option<Duration> },
+    Start {
+        reference: String,
+        boot_timeout: Option<Duration>,
+    },
+    /// A sandbox that rests goes to a state.
+    GoTo {
+        reference: String,
+        goal: Goal,
+    },
+    Resume {
+        reference: String,
+    },
+    /// A copy of `source` from one of its states. It stands still until it is told to go on.
+    Copy {
+        source: String,
+        state: String,
+        name: String,
+    },
 }
 
 /// On a lease whose sandbox runs: it lives on by itself, and the lease means nothing any more. One byte, so that whoever
 /// reads it among other things cannot lose half of it.
 pub(super) const RELEASE: u8 = b'r';
 
+/// On a lease whose copy is loaded: it goes on.
+pub(super) const GO: u8 = b'g';
+
 /// A keeper's answer on its lease.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum News {
-    Ready(Box<SandboxInfo>),
+    /// A copy holds its state, and waits to be told to go on.
+    Loaded,
+    Ready(Box<Ready>),
     Failed(Report),
+}
+
+/// A sandbox that runs, and what came of the way there.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Ready {
+    pub info: SandboxInfo,
+    pub way: Way,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Way {
+    Booted,
+    Reverted(Reverted),
+    Resumed(Resumed),
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -50,6 +88,13 @@ pub(super) enum Request {
     Stop { grace_ms: u64 },
     Kill,
     Remove,
+    Checkpoint { tag: Option<String>, replace: bool },
+    GoTo(Goal),
+    Forget(Forget),
+    ForkPoint,
+    EndFork { state: String },
+    Pause,
+    Resume,
 }
 
 /// An answer, or why there is none.

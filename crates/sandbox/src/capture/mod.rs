@@ -1,0 +1,510 @@
+//! Capturing a running machine: devices, memory and disk of one moment.
+//!
+//! ```text
+//!   look at the ground -> prepare the next overlay -> copy live, while much is dirty
+//!     -> stop -> devices -> which pages, re-armed -> read them -> pivot the disk -> continue
+//!     -> write the layer -> record the commands -> publish -> (in the background) digest and sync
+//! ```
+//!
+//! Always: everything of a state is taken within one stop. The head on disk lists the next overlay before the guest can
+//! write to it, so that a death at any moment loses no write. What the machine stands on plus what is carried plus what
+//! is tracked as written is all of memory, at any time.
+//! When it fails: the guest goes on, nothing of the state is left, and pages whose tracking was re-armed are carried into
+//! the next capture. An overlay that was switched to stays: it is part of the chain, not of the state.
+
+mod mode;
+mod pages;
+mod whole;
+
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+pub use mode::MemoryMode;
+use mode::{Abilities, ModePlan};
+use sandtree_engine::{GuestMemory, Machine, PreparedOverlay, Tracking};
+use sandtree_store::memory::{self, Layer, MemoryWriter, PAGE, PageRun};
+use sandtree_store::{Head, LayerId, Owned, StateKind, StateManifest, Tag};
+use whole::{disk_damage, memory_damage};
+
+use crate::boot::Running;
+use crate::error::{Error, Result};
+use crate::fault::Step;
+use crate::host::{Inner, store_error};
+
+/// With more than this to read, memory is first copied while the guest runs.
+const LIVE_BYTES: u64 = 16 << 20;
+/// How often it is copied live before what is left is copied in the stop, however much it is.
+const LIVE_PASSES: usize = 3;
+/// What is read in a stop is held in memory up to this; beyond, it is written before the guest goes on.
+const BUFFER_BYTES: u64 = 128 << 20;
+/// Memory is copied in pieces of this.
+const PIECE_BYTES: u64 = 4 << 20;
+/// More runs than this are joined over their smallest gaps: each is a mapping of every machine restored from them.
+const RUNS_MAX: usize = 4096;
+/// QEMU's own stream of all of memory.
+const STREAM_DEADLINE: Duration = Duration::from_secs(600);
+
+/// What a live machine stands on.
+#[derive(Debug)]
+pub(crate) struct Ground {
+    /// The memory layers below what the machine has written, bottom first. `None`: there are none that a layer could be
+    /// put on, so the next capture takes all of memory.
+    pub layers: Option<Vec<LayerId>>,
+    /// How many of them there were when its process started.
+    pub at_start: usize,
+    /// Pages that a failed capture has taken out of the tracking.
+    carried: Vec<PageRun>,
+    /// An overlay that is ready to be switched to.
+    prepared: Option<(LayerId, PreparedOverlay)>,
+    /// Of all layers together: no more than so many mappings are made from them.
+    runs: usize,
+}
+
+impl Ground {
+    /// Of a machine that was restored from these layers; none at all for one that was booted.
+    pub fn new(layers: Vec<LayerId>, runs: usize) -> Self {
+        Self { at_start: layers.len(), layers: Some(layers), carried: Vec::new(), prepared: None, runs }
+    }
+
+    /// Of a machine that was restored from QEMU's own stream.
+    pub fn without_layers() -> Self {
+        Self { layers: None, at_start: 0, carried: Vec::new(), prepared: None, runs: 0 }
+    }
+
+    pub fn held(&self) -> Vec<LayerId> {
+        self.layers.clone().unwrap_or_default()
+    }
+
+    pub fn runs(&self) -> usize {
+        self.runs
+    }
+
+    pub fn has_prepared(&self) -> bool {
+        self.prepared.is_some()
+    }
+
+    /// One layer takes the place of those it was made of, if the machine still stands on them.
+    pub fn replace(&mut self, old: &[LayerId], new: LayerId) {
+        let Some(layers) = self.layers.as_mut().filter(|layers| layers.starts_with(old)) else { return };
+        layers.splice(..old.len(), [new]);
+        self.at_start = self.at_start.max(old.len()) - old.len() + 1;
+        self.runs = 0;
+    }
+}
+
+/// What a capture is for.
+#[derive(Debug, Clone)]
+pub(crate) struct Purpose {
+    pub kind: StateKind,
+    pub tag: Option<Tag>,
+    pub after: After,
+}
+
+/// What becomes of the guest once it is captured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum After {
+    Continue,
+    StayStopped,
+}
+
+/// A published state, and what it cost.
+#[derive(Debug, Clone)]
+pub(crate) struct Captured {
+    pub manifest: StateManifest,
+    pub pause: Duration,
+}
+
+/// Everything a capture works on.
+pub(crate) struct Capture<'a> {
+    pub host: &'a Inner,
+    pub owned: &'a Owned,
+    pub running: &'a mut Running,
+    pub wanted: MemoryMode,
+    pub disk_bytes: u64,
+}
+
+/// What was taken inside the stop.
+struct Moment {
+    devices: Vec<u8>,
+    memory: TakenMemory,
+    pause: Duration,
+}
+
+enum TakenMemory {
+    /// Read, and yet to be written.
+    Held { runs: Vec<PageRun>, bytes: Vec<u8> },
+    /// Too much to hold: written inside the stop.
+    Written { layer: NewLayer },
+    /// In the state's directory.
+    Stream,
+}
+
+/// A memory layer of which no state knows yet.
+struct NewLayer {
+    id: LayerId,
+    layer: Layer,
+}
+
+/// How memory is taken this time.
+struct Approach {
+    plan: ModePlan,
+    scope: Scope,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    /// What was written since.
+    Delta,
+    /// Everything, because there is nothing to put a delta on.
+    Whole,
+}
+
+impl Capture<'_> {
+    pub async fn take(&mut self, purpose: Purpose) -> Result<Captured> {
+        let mut approach = self.approach();
+        let disk_whole = self.look_at_disk(&mut approach);
+        self.prepare_overlay().await?;
+        self.host.reach(Step::CapturePrepared, Some(&self.running.machine))?;
+        self.copy_live(&approach).await?;
+        let staged = self.owned.stage_state().map_err(store_error("begin a state"))?;
+        let frozen = self.head()?.disk;
+        let moment = self.moment(&approach, staged.path(), purpose.after).await?;
+        // From here on the guest runs, or stays stopped by intention: whoever asked decides what to do with it.
+        let finished = self.finish(&approach, moment, staged, purpose, frozen, disk_whole).await;
+        finished.inspect_err(|error| tracing::warn!(%error, "a capture failed after the guest went on"))
+    }
+
+    fn machine(&self) -> &Machine {
+        &self.running.machine
+    }
+
+    fn head(&self) -> Result<Head> {
+        self.owned.head().map_err(store_error("read where a sandbox stands"))
+    }
+
+    fn approach(&self) -> Approach {
+        let mut plan = mode::choose(self.wanted, &self.abilities());
+        let damage = match &self.running.ground.layers {
+            None => Some("it stands on no memory layers".to_owned()),
+            Some(layers) => layers.iter().find_map(|id| memory_damage(self.owned, id)),
+        };
+        let scope = match damage {
+            Some(damage) if plan.mode != MemoryMode::Full => {
+                plan.degraded.push(format!("all of memory was captured: {damage}"));
+                Scope::Whole
+            }
+            _ => Scope::Delta,
+        };
+        Approach { plan, scope }
+    }
+
+    fn abilities(&self) -> Abilities {
+        let memory = self.machine().memory();
+        let found = &self.running.tracking;
+        Abilities {
+            write_protect: memory.write_protected().map_err(|untracked| untracked.to_string()),
+            soft_dirty: found.soft_dirty.usable(),
+            anonymous: found.anonymous.usable(),
+        }
+    }
+
+    /// Whether the disk must be copied as a whole, because a layer below it is gone.
+    fn look_at_disk(&self, approach: &mut Approach) -> bool {
+        let Ok(head) = self.head() else { return false };
+        let below = &head.disk[..head.disk.len().saturating_sub(1)];
+        let damage = below.iter().find_map(|id| disk_damage(self.owned, id));
+        if let Some(damage) = &damage {
+            approach.plan.degraded.push(format!("the whole disk was copied: {damage}"));
+        }
+        damage.is_some()
+    }
+
+    /// Makes the overlay that the guest will write to next. One that a failed capture left is as good.
+    async fn prepare_overlay(&mut self) -> Result<()> {
+        if self.running.ground.prepared.is_some() {
+            return Ok(());
+        }
+        let id = self.owned.create_disk(self.disk_bytes).map_err(store_error("make an overlay"))?;
+        let path = self.owned.disk_layer(&id);
+        let prepared = match File::options().read(true).write(true).open(&path) {
+            Ok(file) => self.machine().prepare_overlay(file).await.map_err(engine_error("prepare an overlay")),
+            Err(source) => Err(Error::io("open", &path, source)),
+        };
+        let prepared = prepared.inspect_err(|_| drop(std::fs::remove_file(&path)))?;
+        // Listed before it is written to. Empty, it changes nothing for whoever starts from it.
+        let mut head = self.head()?;
+        head.disk.push(id.clone());
+        if let Err(error) = self.owned.set_head(&head) {
+            self.machine().discard_overlay(prepared).await.map_err(engine_error("drop an overlay"))?;
+            return Err(store_error("write where a sandbox stands")(error));
+        }
+        self.running.ground.prepared = Some((id, prepared));
+        Ok(())
+    }
+
+    /// Copies what is dirty while the guest runs, until little is left. Each pass is a layer of its own: what changes under
+    /// it is in the next one.
+    async fn copy_live(&mut self, approach: &Approach) -> Result<()> {
+        if approach.plan.mode != MemoryMode::WriteProtect || approach.scope == Scope::Whole {
+            return Ok(());
+        }
+        let mut last = u64::MAX;
+        for _ in 0..LIVE_PASSES {
+            let memory = self.machine().memory().clone();
+            let pending = blocking(move || memory.pending()).await.map_err(engine_error("look at its memory"))?;
+            // A guest that writes as fast as it is copied is not caught up with.
+            if pending < LIVE_BYTES || pending > last / 2 {
+                return Ok(());
+            }
+            last = pending;
+            let runs = self.written(Tracking::WriteProtect).await?;
+            let layer = self.write_live(&runs).await;
+            let layer = layer.inspect_err(|_| self.running.ground.carry(&runs))?;
+            self.running.ground.push(&layer);
+            self.host.reach(Step::CaptureLive, Some(&self.running.machine))?;
+        }
+        Ok(())
+    }
+
+    async fn written(&self, how: Tracking) -> Result<Vec<PageRun>> {
+        let memory = self.machine().memory().clone();
+        let runs = blocking(move || memory.written(how)).await.map_err(engine_error("tell what was written"))?;
+        Ok(pages::from_bytes(&runs))
+    }
+
+    async fn write_live(&self, runs: &[PageRun]) -> Result<NewLayer> {
+        let runs = memory::coalesce(runs.to_vec(), RUNS_MAX);
+        let memory = self.machine().memory().clone();
+        let (id, file) = self.owned.memory_file().map_err(store_error("make a memory layer"))?;
+        let written = blocking(move || copy_runs(&memory, &runs, file)).await;
+        self.kept(id, written)
+    }
+
+    /// A layer whose writing failed is removed.
+    fn kept(&self, id: LayerId, written: Result<Layer>) -> Result<NewLayer> {
+        match written {
+            Ok(layer) => Ok(NewLayer { id, layer }),
+            Err(error) => {
+                self.discard_layer(&id);
+                Err(error)
+            }
+        }
+    }
+
+    fn discard_layer(&self, id: &LayerId) {
+        if let Err(error) = std::fs::remove_file(self.owned.memory_layer(id)) {
+            tracing::warn!(%error, %id, "an unfinished memory layer stays until the next collection");
+        }
+    }
+
+    /// The stop. Whatever happens in it, the guest goes on afterwards, unless it was to stay stopped and all went well.
+    async fn moment(&mut self, approach: &Approach, staged: &Path, after: After) -> Result<Moment> {
+        let began = Instant::now();
+        self.machine().stop().await.map_err(engine_error("be stopped"))?;
+        let taken = self.take_stopped(approach, staged).await;
+        if taken.is_err() || after == After::Continue {
+            let continued = self.machine().cont().await.map_err(engine_error("go on"));
+            if let (Ok((_, TakenMemory::Held { runs, .. })), Err(_)) = (&taken, &continued) {
+                self.running.ground.carry(&runs.clone());
+            }
+            continued?;
+        }
+        let (devices, memory) = taken?;
+        Ok(Moment { devices, memory, pause: began.elapsed() })
+    }
+
+    async fn take_stopped(&mut self, approach: &Approach, staged: &Path) -> Result<(Vec<u8>, TakenMemory)> {
+        self.host.reach(Step::CaptureStopped, Some(&self.running.machine))?;
+        if approach.plan.mode == MemoryMode::Full {
+            self.pivot().await?;
+            self.save_stream(&staged.join("devices")).await?;
+            return Ok((Vec::new(), TakenMemory::Stream));
+        }
+        // Devices first: saving them may still write to memory.
+        let devices = self.machine().save_devices().await.map_err(engine_error("save its devices"))?;
+        self.host.reach(Step::CaptureDevices, Some(&self.running.machine))?;
+        let fresh = self.written(tracking(approach.plan.mode)).await?;
+        let taken = self.read_stopped(approach.scope, &fresh).await;
+        let pivoted = match taken {
+            Ok(taken) => self.after_reading().await.map(|()| taken),
+            Err(error) => Err(error),
+        };
+        // They are out of the tracking now, and in no layer.
+        pivoted.map(|taken| (devices, taken)).inspect_err(|_| self.running.ground.carry(&fresh))
+    }
+
+    async fn after_reading(&mut self) -> Result<()> {
+        self.host.reach(Step::CaptureRead, Some(&self.running.machine))?;
+        self.pivot().await?;
+        self.host.reach(Step::CapturePivoted, Some(&self.running.machine))
+    }
+
+    async fn read_stopped(&self, scope: Scope, fresh: &[PageRun]) -> Result<TakenMemory> {
+        let memory = self.machine().memory().clone();
+        let runs = match scope {
+            Scope::Delta => pages::union(fresh.to_vec(), &self.running.ground.carried),
+            Scope::Whole => vec![PageRun { first: 0, count: memory.bytes() / PAGE }],
+        };
+        let runs = memory::coalesce(runs, RUNS_MAX);
+        if pages::total_bytes(&runs) > BUFFER_BYTES {
+            let (id, file) = self.owned.memory_file().map_err(store_error("make a memory layer"))?;
+            let written = blocking(move || copy_runs(&memory, &runs, file)).await;
+            return self.kept(id, written).map(|layer| TakenMemory::Written { layer });
+        }
+        let read = move || {
+            let mut bytes = Vec::with_capacity(pages::total_bytes(&runs) as usize);
+            memory.read(&pages::to_bytes(&runs), &mut bytes).map(|()| TakenMemory::Held { runs, bytes })
+        };
+        blocking(read).await.map_err(engine_error("read its memory"))
+    }
+
+    async fn pivot(&mut self) -> Result<()> {
+        let (id, prepared) = self.running.ground.prepared.take().expect("it was prepared before the stop");
+        match self.machine().pivot(prepared).await {
+            Ok(()) => Ok(()),
+            Err((prepared, error)) => {
+                self.running.ground.prepared = Some((id, prepared));
+                Err(engine_error("switch its disk")(error))
+            }
+        }
+    }
+
+    async fn save_stream(&self, path: &Path) -> Result<()> {
+        let file = File::options().write(true).create_new(true).open(path).map_err(|e| Error::io("create", path, e))?;
+        let saved = self.machine().save_stream(file.into(), STREAM_DEADLINE).await;
+        saved.map_err(engine_error("save all of its memory"))
+    }
+
+    /// Writes and publishes what was taken. The guest runs meanwhile.
+    async fn finish(
+        &mut self,
+        approach: &Approach,
+        moment: Moment,
+        staged: sandtree_store::StagedState,
+        purpose: Purpose,
+        frozen: Vec<LayerId>,
+        disk_whole: bool,
+    ) -> Result<Captured> {
+        let Moment { devices, memory, pause } = moment;
+        // The last of the list before the pivot was only prepared.
+        let frozen = &frozen[..frozen.len() - 1];
+        let layer = self.write_memory(approach, memory).await?;
+        if layer.is_some() {
+            self.write_devices(&staged.path().join("devices"), devices).await?;
+        }
+        self.host.reach(Step::CaptureWritten, None)?;
+        let disk = match disk_whole {
+            true => vec![self.copy_disk().await?],
+            false => frozen.to_vec(),
+        };
+        disk.last().map_or(Ok(()), |id| self.owned.freeze_disk(id)).map_err(store_error("seal an overlay"))?;
+        let records = self.running.hub.record(staged.path().join("execs")).await;
+        let manifest = self.manifest(approach, layer.as_ref(), purpose, disk, pause, &records?)?;
+        self.host.reach(Step::CapturePublish, None)?;
+        self.owned.publish_state(staged, &manifest).map_err(store_error("publish a state"))?;
+        Ok(Captured { manifest, pause })
+    }
+
+    /// Puts the pages into a layer, on which the machine stands from then on.
+    async fn write_memory(&mut self, approach: &Approach, taken: TakenMemory) -> Result<Option<NewLayer>> {
+        let layer = match taken {
+            TakenMemory::Stream => {
+                self.running.ground.lose_layers();
+                return Ok(None);
+            }
+            TakenMemory::Written { layer } => layer,
+            TakenMemory::Held { runs, bytes } => {
+                let written = self.write_held(runs.clone(), bytes).await;
+                written.inspect_err(|_| self.running.ground.carry(&runs))?
+            }
+        };
+        self.running.ground.stand_on(&layer, approach);
+        Ok(Some(layer))
+    }
+
+    async fn write_held(&self, runs: Vec<PageRun>, bytes: Vec<u8>) -> Result<NewLayer> {
+        let ram_bytes = self.machine().memory().bytes();
+        let (id, file) = self.owned.memory_file().map_err(store_error("make a memory layer"))?;
+        let write = move || {
+            let mut writer = MemoryWriter::new(file, ram_bytes).map_err(store_error("write a memory layer"))?;
+            let mut rest = bytes.as_slice();
+            for run in runs {
+                let (piece, behind) = rest.split_at((run.count * PAGE) as usize);
+                writer.append(run.first, piece).map_err(store_error("write a memory layer"))?;
+                rest = behind;
+            }
+            writer.finish().map_err(store_error("write a memory layer"))
+        };
+        let written = blocking(write).await;
+        self.kept(id, written)
+    }
+
+    async fn write_devices(&self, path: &Path, devices: Vec<u8>) -> Result<()> {
+        let target = path.to_owned();
+        let written = blocking(move || std::fs::write(target, devices)).await;
+        written.map_err(|e| Error::io("write", path, e))
+    }
+}
+
+impl Ground {
+    fn carry(&mut self, runs: &[PageRun]) {
+        self.carried = pages::union(std::mem::take(&mut self.carried), runs);
+    }
+
+    fn push(&mut self, layer: &NewLayer) {
+        self.runs += layer.layer.data.len() + layer.layer.zero.len();
+        self.layers.get_or_insert_default().push(layer.id.clone());
+    }
+
+    /// A layer holds everything that was carried or tracked.
+    fn stand_on(&mut self, layer: &NewLayer, approach: &Approach) {
+        self.carried.clear();
+        match (approach.scope, approach.plan.mode) {
+            (Scope::Whole, _) => (self.layers, self.at_start) = (Some(Vec::new()), 0),
+            // It holds all that was written since the process started, and takes the place of those that held part of it.
+            (_, MemoryMode::Anonymous) => self.layers.get_or_insert_default().truncate(self.at_start),
+            _ => {}
+        }
+        self.push(layer);
+    }
+
+    /// All of memory is in QEMU's own stream, on which no layer can be put.
+    fn lose_layers(&mut self) {
+        (self.layers, self.at_start) = (None, 0);
+        self.carried.clear();
+    }
+}
+
+fn tracking(mode: MemoryMode) -> Tracking {
+    match mode {
+        MemoryMode::WriteProtect => Tracking::WriteProtect,
+        MemoryMode::SoftDirty => Tracking::SoftDirty,
+        MemoryMode::Anonymous | MemoryMode::Full => Tracking::Anonymous,
+    }
+}
+
+/// Copies runs of a machine's memory into a layer, piece by piece.
+fn copy_runs(memory: &GuestMemory, runs: &[PageRun], file: File) -> Result<Layer> {
+    let mut writer = MemoryWriter::new(file, memory.bytes()).map_err(store_error("write a memory layer"))?;
+    let mut bytes = Vec::new();
+    for run in runs {
+        let end = run.first + run.count;
+        for first in (run.first..end).step_by((PIECE_BYTES / PAGE) as usize) {
+            let piece = PageRun { first, count: (PIECE_BYTES / PAGE).min(end - first) };
+            bytes.clear();
+            memory.read(&pages::to_bytes(&[piece]), &mut bytes).map_err(engine_error("read its memory"))?;
+            writer.append(first, &bytes).map_err(store_error("write a memory layer"))?;
+        }
+    }
+    writer.finish().map_err(store_error("write a memory layer"))
+}
+
+/// Work on files and memory, off the runtime's threads.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.expect("it does not panic")
+}
+
+pub(crate) fn engine_error(operation: &'static str) -> impl FnOnce(sandtree_engine::Error) -> Error {
+    move |source| Error::Engine { operation, source }
+}

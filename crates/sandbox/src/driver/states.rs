@@ -1,0 +1,470 @@
+//! What a driver does with states: take them, go back to them, remove them, rest in one.
+//!
+//! ```text
+//!   Running --checkpoint--> Running            Running --pause--> Paused --resume--> Running
+//!   any resting phase or Running --revert, undo, redo--> Running
+//! ```
+//!
+//! Always: `revert` never changes the state it goes to, and brings the new machine up before the old one ends. What it
+//! leaves is a state, too, if it can be kept.
+//! When it fails: the old machine goes on, the head is as before, and what was made on the way is collected.
+
+use std::time::Instant;
+
+use sandtree_store::{
+    Collected, Head, MemoryState, Owned, Phase, StateId, StateKind, StateManifest, StateRecord, StateSource, Tag,
+};
+
+use super::Driver;
+use crate::boot::{self, Running};
+use crate::capture::{After, Capture, Captured, MemoryMode, Purpose, blocking};
+use crate::create::running_state;
+use crate::error::{Error, Result};
+use crate::history::{self, Step};
+use crate::host::{now_unix_ms, store_error};
+use crate::hub::{Activity, Gate};
+use crate::restore::{self, Connections, HubChoice, RestoreTimes, Restored};
+use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, Resumed, Reverted, ms};
+
+/// How many states that reverts left are kept; the oldest go first.
+const LEFT_MAX: usize = 32;
+
+impl Driver {
+    pub(super) async fn checkpoint(&mut self, tag: Option<String>, replace: bool) -> Result<Checkpoint> {
+        let began = Instant::now();
+        let tag = self.free_tag(tag, replace)?;
+        let captured = self.capture(StateKind::Checkpoint, Some(tag.clone()), After::Continue).await?;
+        let replaced = self.states_where(|m| m.tag.as_ref() == Some(&tag) && m.id != captured.manifest.id)?;
+        self.taken(&captured.manifest)?;
+        self.remove_states(&replaced)?;
+        Ok(Checkpoint::new(&captured, began.elapsed()))
+    }
+
+    /// The tag to use: the one asked for, if it is free, or the next number.
+    fn free_tag(&self, tag: Option<String>, replace: bool) -> Result<Tag> {
+        let taken: Vec<Tag> = self.states()?.into_iter().filter_map(|manifest| manifest.tag).collect();
+        match tag {
+            Some(tag) => {
+                let tag: Tag = crate::spec::parse_tag(&tag)?;
+                match taken.contains(&tag) && !replace {
+                    true => Err(Error::TagTaken { name: self.name(), tag: tag.to_string() }),
+                    false => Ok(tag),
+                }
+            }
+            None => {
+                let numbered = (1..).map(|number| format!("c{number}").parse::<Tag>().expect("it is a tag"));
+                Ok(numbered.into_iter().find(|tag| !taken.contains(tag)).expect("numbers do not run out"))
+            }
+        }
+    }
+
+    /// A state of the present is published: it is the newest of the past from now on.
+    fn taken(&mut self, manifest: &StateManifest) -> Result<()> {
+        let mut head = self.head()?;
+        history::taken(&mut head, manifest.id.clone());
+        self.set_head(&head)?;
+        self.seal_later(&manifest.id);
+        self.seen = self.activity_now();
+        self.fold_if_deep();
+        Ok(())
+    }
+
+    async fn capture(&mut self, kind: StateKind, tag: Option<Tag>, after: After) -> Result<Captured> {
+        self.wait_if_too_deep().await?;
+        let host = self.host.clone();
+        let owned = self.owned.as_ref().expect("the driver runs while it owns");
+        let running = self.running.as_mut().expect("only what runs is captured");
+        let wanted = match &owned.record().memory_mode {
+            Some(mode) => mode.parse()?,
+            None => MemoryMode::WriteProtect,
+        };
+        let disk_bytes = owned.record().disk_bytes;
+        let mut capture = Capture { host: &host, owned, running, wanted, disk_bytes };
+        capture.take(Purpose { kind, tag, after }).await
+    }
+
+    /// Before a command starts, where that was asked for.
+    pub(super) async fn gate(&mut self, gate: Gate) {
+        let passed = self.auto_checkpoint().await;
+        let passed = passed.map_err(|error| format!("the checkpoint before it failed: {}", one_line(&error)));
+        // A client that left does not start its command.
+        drop(gate.reply.send(passed));
+    }
+
+    async fn auto_checkpoint(&mut self) -> Result<()> {
+        let now = self.activity_now();
+        if self.running.is_none() || (self.seen == now && now.is_some_and(|activity| !activity.busy)) {
+            return Ok(());
+        }
+        let captured = self.capture(StateKind::Auto, None, After::Continue).await?;
+        self.taken(&captured.manifest)?;
+        let bound = self.record_of().auto_checkpoint.unwrap_or(u32::MAX) as usize;
+        self.prune(StateKind::Auto, bound)
+    }
+
+    fn activity_now(&self) -> Option<Activity> {
+        self.running.as_ref().map(|running| running.hub.activity())
+    }
+
+    /// Removes the oldest of a kind beyond a number.
+    fn prune(&mut self, kind: StateKind, keep: usize) -> Result<()> {
+        let mut states = self.states_where(|manifest| manifest.kind == kind)?;
+        states.truncate(states.len().saturating_sub(keep));
+        self.remove_states(&states)
+    }
+
+    /// Makes a state that copies are made from. It is listed nowhere.
+    pub(super) async fn fork_point(&mut self) -> Result<ForkPoint> {
+        if self.state.phase == Phase::Paused {
+            let paused = self.paused_state()?;
+            return Ok(ForkPoint { state: paused.to_string(), pause_ms: 0.0, degraded: Vec::new() });
+        }
+        let captured = self.capture(StateKind::Fork, None, After::Continue).await?;
+        self.fold_if_deep();
+        let degraded = captured.manifest.degraded.clone();
+        Ok(ForkPoint { state: captured.manifest.id.to_string(), pause_ms: ms(captured.pause), degraded })
+    }
+
+    /// The copies are made, or given up: nobody needs the state any more.
+    pub(super) fn end_fork(&mut self, state: &str) -> Result<()> {
+        let states = self.states_where(|m| m.kind == StateKind::Fork && m.id.as_str() == state)?;
+        self.remove_states(&states)
+    }
+
+    pub(super) async fn pause(&mut self) -> Result<Paused> {
+        let began = Instant::now();
+        let captured = self.capture(StateKind::Paused, None, After::StayStopped).await?;
+        let manifest = captured.manifest;
+        if let Err(error) = self.seal_now(&manifest.id).await {
+            self.continue_machine().await;
+            self.remove_states(&[manifest.id])?;
+            return Err(error);
+        }
+        let running = self.running.take().expect("it was just captured");
+        // Their connections are reset; what is open in the guest is reset when it goes on.
+        drop(running.forwards);
+        running.machine.kill().await;
+        running.hub.suspend("the sandbox was paused".into()).await;
+        match running.hub.clients() {
+            0 => running.hub.close("the sandbox was paused".into()).await,
+            _ => self.kept = Some((running.hub, running.execs)),
+        }
+        let state = StateRecord { clean: true, ..StateRecord::new(Phase::Paused, now_unix_ms()) };
+        self.record(state)?;
+        Ok(Paused {
+            mode: manifest.mode.unwrap_or_default(),
+            degraded: manifest.degraded,
+            total_ms: ms(began.elapsed()),
+            memory_bytes: manifest.memory_layer_bytes,
+            disk_bytes: manifest.disk_layer_bytes,
+        })
+    }
+
+    pub(super) async fn resume(&mut self) -> Result<Resumed> {
+        let began = Instant::now();
+        let paused = self.paused_state()?;
+        let ports = boot::listen(&self.record_of().ports).await?;
+        let hub = match &self.kept {
+            Some((hub, execs)) => HubChoice::Kept { hub: hub.clone(), execs: execs.clone() },
+            None => HubChoice::New,
+        };
+        let (mut restored, _) = self.come_from(&paused, |_| {}, hub).await?;
+        restored.running.forwards = boot::forward(&restored.running.guest, &ports)?;
+        self.kept = None;
+        let resumed = Resumed {
+            degraded: restored.running.degraded.clone(),
+            hooks_failed: hooks_failed(&restored),
+            running_ms: ms(restored.times.running),
+            acknowledged_ms: ms(restored.times.acknowledged),
+            total_ms: ms(began.elapsed()),
+        };
+        self.take_over(restored.running)?;
+        self.remove_states(&[paused])?;
+        Ok(resumed)
+    }
+
+    fn paused_state(&self) -> Result<StateId> {
+        let found = self.states_where(|manifest| manifest.kind == StateKind::Paused)?;
+        found
+            .into_iter()
+            .next_back()
+            .ok_or_else(|| Error::NoState { name: self.name(), state: "it was paused in".into() })
+    }
+
+    pub(super) async fn go_to(&mut self, goal: Goal) -> Result<Reverted> {
+        let began = Instant::now();
+        let step = self.step(&self.head()?, goal)?;
+        let target = self.source(&step.target)?;
+        restore::check(self.dir(), &target)?;
+        let ports = match &self.running {
+            Some(running) => running.listeners(),
+            None => boot::listen(&self.record_of().ports).await?,
+        };
+        let (left, dropped) = match self.keep_present().await {
+            Ok(left) => (left, None),
+            Err(error) => (None, Some(one_line(&error))),
+        };
+        let moved = |head: &mut Head| history::moved(head, &step, left.clone());
+        let came = self.come_from(&step.target, moved, HubChoice::New).await;
+        let (mut restored, target) = match came {
+            Ok(came) => came,
+            Err(error) => {
+                self.stay(left).await;
+                return Err(error);
+            }
+        };
+        self.end_old(&target).await;
+        restored.running.forwards = boot::forward(&restored.running.guest, &ports)?;
+        let reverted = Reverted {
+            id: target.id.to_string(),
+            tag: target.tag.as_ref().map(ToString::to_string),
+            left: left.as_ref().map(ToString::to_string),
+            dropped,
+            degraded: restored.running.degraded.clone(),
+            hooks_failed: hooks_failed(&restored),
+            running_ms: ms(restored.times.running),
+            acknowledged_ms: ms(restored.times.acknowledged),
+            total_ms: ms(began.elapsed()),
+        };
+        self.take_over(restored.running)?;
+        left.iter().for_each(|left| self.seal_later(left));
+        self.prune(StateKind::Left, LEFT_MAX)?;
+        Ok(reverted)
+    }
+
+    fn step(&self, head: &Head, goal: Goal) -> Result<Step> {
+        match goal {
+            Goal::State(reference) => self.find_state(&reference).map(history::revert),
+            Goal::Undo { steps } => history::undo(head, steps).ok_or_else(|| Error::NoWay {
+                name: self.name(),
+                way: "back",
+                wanted: steps,
+                possible: head.past.len(),
+            }),
+            Goal::Redo => history::redo(head).ok_or_else(|| Error::NoWay {
+                name: self.name(),
+                way: "forward",
+                wanted: 1,
+                possible: head.future.len(),
+            }),
+        }
+    }
+
+    fn find_state(&self, reference: &str) -> Result<StateId> {
+        let named = |m: &StateManifest| m.tag.as_ref().is_some_and(|tag| tag.as_str() == reference);
+        let found = self.states_where(|m| m.kind.is_listed() && (named(m) || m.id.as_str() == reference))?;
+        found.into_iter().next_back().ok_or_else(|| Error::NoState { name: self.name(), state: reference.into() })
+    }
+
+    /// Makes a state of the present before it is left. A machine stands still afterwards.
+    async fn keep_present(&mut self) -> Result<Option<StateId>> {
+        if self.running.is_some() {
+            let captured = self.capture(StateKind::Left, None, After::StayStopped).await?;
+            return Ok(Some(captured.manifest.id));
+        }
+        match self.state.phase {
+            Phase::Paused => self.paused_state().map(Some),
+            _ => self.keep_disk().map(Some),
+        }
+    }
+
+    /// A state of a sandbox without a machine: its disk alone.
+    fn keep_disk(&self) -> Result<StateId> {
+        let owned = self.owned();
+        let head = self.head()?;
+        let active = head.disk.last().expect("a sandbox has a disk");
+        owned.freeze_disk(active).map_err(store_error("seal an overlay"))?;
+        let manifest = StateManifest {
+            memory: MemoryState::None,
+            ..crate::create::bare_manifest(owned.record(), &head, StateKind::Left)?
+        };
+        let staged = owned.stage_state().map_err(store_error("begin a state"))?;
+        owned.publish_state(staged, &manifest).map_err(store_error("publish a state"))?;
+        Ok(manifest.id)
+    }
+
+    /// Brings a machine up from a state, on an overlay of its own. The head leads there before its guest can write.
+    async fn come_from(
+        &mut self,
+        state: &StateId,
+        moved: impl FnOnce(&mut Head),
+        hub: HubChoice,
+    ) -> Result<(Restored, StateManifest)> {
+        let source = self.source(state)?;
+        let manifest = source.manifest().clone();
+        let owned = self.owned();
+        let overlay = owned.create_disk(manifest.disk_bytes).map_err(store_error("make an overlay"))?;
+        let before = self.head()?;
+        let mut head = before.clone();
+        head.disk = manifest.disk.iter().cloned().chain([overlay]).collect();
+        moved(&mut head);
+        let came = self.bring_up(&source, &head, hub).await;
+        match came {
+            Ok(restored) => Ok((restored, manifest)),
+            Err(error) => {
+                self.set_head(&before)?;
+                self.collect();
+                Err(error)
+            }
+        }
+    }
+
+    async fn bring_up(&self, source: &StateSource, head: &Head, hub: HubChoice) -> Result<Restored> {
+        let (host, owned) = (&self.host, self.owned());
+        if matches!(source.manifest().memory, MemoryState::None) {
+            self.set_head(head)?;
+            let began = Instant::now();
+            let running = boot::boot(host, owned, &head.disk, boot::identity(owned.record()), None).await?;
+            let times = RestoreTimes { running: began.elapsed(), acknowledged: began.elapsed() };
+            return Ok(Restored { running, times, hooks: Vec::new() });
+        }
+        let loaded = restore::load(host, owned, source, &head.disk).await?;
+        self.set_head(head)?;
+        loaded.go_on(host, owned, Connections { hub, ports: Vec::new() }).await
+    }
+
+    /// The step was not made: the old machine goes on as if it had not been tried.
+    async fn stay(&mut self, left: Option<StateId>) {
+        self.continue_machine().await;
+        let left = if self.state.phase == Phase::Paused { None } else { left };
+        if let Err(error) = self.remove_states(&Vec::from_iter(left)) {
+            tracing::warn!(%error, "what a failed revert kept cannot be removed");
+        }
+    }
+
+    async fn continue_machine(&self) {
+        let Some(running) = &self.running else { return };
+        if let Err(error) = running.machine.cont().await {
+            tracing::error!(%error, "a machine does not go on");
+        }
+    }
+
+    /// The new machine is up: the old one ends, and whoever waits in it is told.
+    async fn end_old(&mut self, target: &StateManifest) {
+        let reason = format!("the sandbox was reverted to {}", restore::label(target));
+        if let Some(running) = self.running.take() {
+            drop(running.forwards);
+            running.machine.kill().await;
+            running.hub.close(reason.clone()).await;
+        }
+        if let Some((hub, _)) = self.kept.take() {
+            hub.close(reason).await;
+        }
+    }
+
+    /// A machine that was brought up is the sandbox's from now on.
+    fn take_over(&mut self, running: Running) -> Result<()> {
+        let state = running_state(&running);
+        if let Err(error) = boot::clear_execs(self.dir(), Some(&running.execs)) {
+            tracing::warn!(%error, "the output of commands that are gone cannot be removed");
+        }
+        self.running = Some(running);
+        (self.stalled, self.agent_gone) = (false, None);
+        self.seen = self.activity_now();
+        let recorded = self.record(state);
+        self.collect();
+        recorded
+    }
+
+    pub(super) fn forget(&mut self, which: &Forget) -> Result<Forgotten> {
+        let mut states: Vec<StateManifest> = self.states()?.into_iter().filter(|m| m.kind.is_listed()).collect();
+        let paused = if self.state.phase == Phase::Paused { Some(self.paused_state()?) } else { None };
+        states.retain(|manifest| Some(&manifest.id) != paused.as_ref());
+        let gone: Vec<StateId> = match which {
+            Forget::These(references) => references.iter().map(|r| self.find_state(r)).collect::<Result<_>>()?,
+            Forget::All => states.into_iter().map(|manifest| manifest.id).collect(),
+            Forget::AllBut(keep) => {
+                states.retain(|manifest| manifest.kind == StateKind::Checkpoint);
+                states.truncate(states.len().saturating_sub(*keep));
+                states.into_iter().map(|manifest| manifest.id).collect()
+            }
+        };
+        if let Some(paused) = paused.filter(|paused| gone.contains(paused)) {
+            return Err(Error::StateInUse { state: paused.to_string(), by: "the sandbox is paused in it".into() });
+        }
+        let freed_bytes = self.remove_states_counted(&gone)?.bytes;
+        Ok(Forgotten { states: gone.iter().map(ToString::to_string).collect(), freed_bytes })
+    }
+
+    fn remove_states(&mut self, states: &[StateId]) -> Result<()> {
+        self.remove_states_counted(states).map(drop)
+    }
+
+    /// No way leads to them before they are gone.
+    fn remove_states_counted(&mut self, states: &[StateId]) -> Result<Collected> {
+        if states.is_empty() {
+            return Ok(Collected::default());
+        }
+        let mut head = self.head()?;
+        states.iter().for_each(|state| history::forget(&mut head, state));
+        self.set_head(&head)?;
+        for state in states {
+            self.owned().remove_state(state).map_err(store_error("remove a state"))?;
+        }
+        Ok(self.collect())
+    }
+
+    /// Removes layers that nothing leads to. What cannot be removed now is found again next time.
+    pub(super) fn collect(&self) -> Collected {
+        let mut held = self.running.as_ref().map(|running| running.ground.held()).unwrap_or_default();
+        held.extend(self.folding.iter().flat_map(super::fold::Folding::held));
+        self.owned().collect(&held).unwrap_or_else(|error| {
+            tracing::warn!(%error, "layers that nobody uses cannot be removed");
+            Collected::default()
+        })
+    }
+
+    /// Oldest first.
+    pub(super) fn states(&self) -> Result<Vec<StateManifest>> {
+        let states = self.dir().states().map_err(store_error("list the states of a sandbox"))?;
+        for state in &states.unreadable {
+            tracing::warn!(id = %state.id, error = %state.error, "a state cannot be read");
+        }
+        Ok(states.readable)
+    }
+
+    fn states_where(&self, is_wanted: impl Fn(&StateManifest) -> bool) -> Result<Vec<StateId>> {
+        Ok(self.states()?.into_iter().filter(is_wanted).map(|manifest| manifest.id).collect())
+    }
+
+    fn source(&self, state: &StateId) -> Result<StateSource> {
+        self.dir().state_source(state).map_err(|error| match error {
+            sandtree_store::Error::UnknownState { .. } => {
+                Error::NoState { name: self.name(), state: state.to_string() }
+            }
+            source => store_error("read a state")(source),
+        })
+    }
+
+    pub(super) fn head(&self) -> Result<Head> {
+        self.dir().head().map_err(store_error("read where a sandbox stands"))
+    }
+
+    pub(super) fn set_head(&self, head: &Head) -> Result<()> {
+        self.owned().set_head(head).map_err(store_error("write where a sandbox stands"))
+    }
+
+    async fn seal_now(&self, state: &StateId) -> Result<()> {
+        let (dir, state) = (self.dir().clone(), state.clone());
+        blocking(move || Owned::seal_state(&dir, &state)).await.map_err(store_error("write a state out"))
+    }
+
+    /// In the background: a state can be used before it is durable.
+    fn seal_later(&mut self, state: &StateId) {
+        let (dir, state) = (self.dir().clone(), state.clone());
+        self.sealing.spawn_blocking(move || {
+            if let Err(error) = Owned::seal_state(&dir, &state) {
+                tracing::warn!(%error, %state, "a state is not durable; it is lost if the host goes down");
+            }
+        });
+    }
+}
+
+fn hooks_failed(restored: &Restored) -> Vec<String> {
+    restored.hooks.iter().map(|hook| format!("{}: {}", hook.name, hook.what)).collect()
+}
+
+fn one_line(error: &Error) -> String {
+    let report = error.report();
+    std::iter::once(report.message).chain(report.causes).collect::<Vec<_>>().join(": ")
+}

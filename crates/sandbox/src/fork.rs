@@ -1,0 +1,141 @@
+//! Forks: running copies of one moment.
+//!
+//! ```text
+//!   capture (one stop of the source) -> each copy: links, loaded, standing still -> all there? -> all go on
+//!                                             \ any failure: all that was made is undone
+//! ```
+//!
+//! Always: n copies, or none. They share every layer with each other and with the source. The state they came from is
+//! listed nowhere; once they have their links, it is removed.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use sandtree_store::{SandboxRecord, StateSource};
+use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use crate::create::{self, Copy};
+use crate::error::{Error, Result};
+use crate::host::{Host, Inner, store_error};
+use crate::sandbox::Sandbox;
+use crate::spec::parse_name;
+use crate::states::ms;
+
+/// Copies that are loaded at a time, unless told otherwise.
+pub const FORK_CONCURRENCY: usize = 4;
+const FORKS_MAX: usize = 1000;
+
+/// How many copies, and what they are called.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForkSpec {
+    pub count: usize,
+    /// Copies are called `name-1`, `name-2` and so on. `None`: after the source, with numbers that are free.
+    pub name: Option<String>,
+    /// How many are loaded at a time.
+    pub concurrency: usize,
+}
+
+impl ForkSpec {
+    pub fn new(count: usize) -> Self {
+        Self { count, name: None, concurrency: FORK_CONCURRENCY }
+    }
+
+    pub fn check(&self) -> Result<()> {
+        if !(1..=FORKS_MAX).contains(&self.count) {
+            return Err(Error::invalid("the number of forks", self.count, "1 to 1000"));
+        }
+        if self.concurrency == 0 {
+            return Err(Error::invalid("the number of forks at a time", 0, "at least 1"));
+        }
+        self.name.as_deref().map_or(Ok(()), |name| parse_name("a sandbox's name", &format!("{name}-1")).map(drop))
+    }
+}
+
+/// What came of a fork.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ForkReport {
+    /// How long the source stood still.
+    pub pause_ms: f64,
+    pub total_ms: f64,
+    pub degraded: Vec<String>,
+}
+
+impl Host {
+    /// Makes running copies of a sandbox of this process. When it fails, or is dropped in the middle, nothing is left.
+    pub async fn fork(&self, sandbox: &Sandbox, spec: ForkSpec) -> Result<(Vec<Sandbox>, ForkReport)> {
+        spec.check()?;
+        let began = Instant::now();
+        let point = sandbox.fork_point().await?;
+        let copies = self.copies(sandbox.id(), &point.state, &spec).await;
+        let ended = sandbox.end_fork(&point.state).await;
+        let copies = copies?;
+        ended?;
+        let report = ForkReport { pause_ms: point.pause_ms, total_ms: ms(began.elapsed()), degraded: point.degraded };
+        Ok((copies, report))
+    }
+
+    async fn copies(&self, id: &str, state: &str, spec: &ForkSpec) -> Result<Vec<Sandbox>> {
+        let (source, record) = self.inner.fork_source(id, state)?;
+        let names = self.fork_names(record.name.as_str(), spec)?;
+        let limit = Arc::new(Semaphore::new(spec.concurrency));
+        let mut loading = JoinSet::new();
+        for (index, name) in names.into_iter().enumerate() {
+            let (host, source, record, limit) = (self.inner.clone(), source.clone(), record.clone(), limit.clone());
+            loading.spawn(async move {
+                let _turn = limit.acquire_owned().await.expect("nobody closes it");
+                create::copy(host, source, &record, name).await.map(|copy| (index, copy))
+            });
+        }
+        let loaded = all(loading, spec.count).await?;
+        let mut going = JoinSet::new();
+        for (index, copy) in loaded.into_iter().enumerate() {
+            going.spawn(async move { Copy::go_on(copy).await.map(|sandbox| (index, sandbox)) });
+        }
+        all(going, spec.count).await
+    }
+
+    /// Names for copies of a sandbox: `name-1` and so on, or the first numbers after the source's name that are free.
+    pub fn fork_names(&self, source: &str, spec: &ForkSpec) -> Result<Vec<String>> {
+        if let Some(name) = &spec.name {
+            return Ok((1..=spec.count).map(|number| format!("{name}-{number}")).collect());
+        }
+        let (listed, _) = self.list()?;
+        let is_taken = |name: &String| listed.iter().any(|sandbox| sandbox.name == *name);
+        let numbered = (1..).map(|number| format!("{source}-{number}"));
+        Ok(numbered.filter(|name| !is_taken(name)).take(spec.count).collect())
+    }
+}
+
+/// All results in order, or the first error; then what is still under way is dropped, and thereby undone.
+async fn all<T: Send + 'static>(mut tasks: JoinSet<Result<(usize, T)>>, count: usize) -> Result<Vec<T>> {
+    let mut results: Vec<Option<T>> = std::iter::repeat_with(|| None).take(count).collect();
+    let mut failed = None;
+    while let Some(done) = tasks.join_next().await {
+        match done {
+            Ok(Ok((index, result))) => results[index] = Some(result),
+            Ok(Err(error)) => {
+                failed.get_or_insert(error);
+                tasks.abort_all();
+            }
+            Err(join) if join.is_cancelled() => {}
+            Err(join) => std::panic::resume_unwind(join.into_panic()),
+        }
+    }
+    match failed {
+        Some(error) => Err(error),
+        None => Ok(results.into_iter().map(|result| result.expect("all have ended well")).collect()),
+    }
+}
+
+impl Inner {
+    /// The state that copies are made from, and what they are to be like.
+    pub(crate) fn fork_source(&self, reference: &str, state: &str) -> Result<(StateSource, SandboxRecord)> {
+        let dir = self.find(reference)?;
+        let no_state = || Error::NoState { name: reference.into(), state: state.into() };
+        let id = state.parse().map_err(|_| no_state())?;
+        let source = dir.state_source(&id).map_err(store_error("read a state"))?;
+        Ok((source, dir.record().clone()))
+    }
+}

@@ -1,0 +1,318 @@
+//! Bringing a machine up from a state: the one way of create, revert, fork and resume.
+//!
+//! ```text
+//!   check the state -> start QEMU stopped, layers mapped -> load devices -> (Loaded) -> continue -> acknowledged
+//!                           \ not mapped: one flat file of all layers, and again
+//! ```
+//!
+//! Always: a guest that goes on has acknowledged its new generation, entropy, time and name, or it does not count as
+//! restored. The state is only read.
+//! When it fails: the machine that was started is killed; the state, and whatever ran before, are as they were.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use sandtree_engine::{self as engine, Engine, Events, Machine, MapEntry, Memory, Preload, Start};
+use sandtree_proto::HookFailure;
+use sandtree_store::memory::{self, Layer, PAGE};
+use sandtree_store::{LayerId, MachineRecord, MemoryState, Owned, SandboxDir, StateManifest, StateSource};
+use tokio::net::UnixStream;
+
+use crate::boot::{self, Listener, Running, chosen_accel};
+use crate::capture::{Ground, blocking, engine_error};
+use crate::console::Console;
+use crate::error::{Error, Result};
+use crate::fault::Step;
+use crate::guest::Guest;
+use crate::host::{Inner, boot_id, store_error};
+use crate::hub::{self, ExecRecord, Hub, HubSpec};
+
+/// As many layers as a machine has descriptors for.
+const LAYERS_MAX: usize = 64;
+/// Linux allows a process some 65,000 mappings; QEMU itself needs few.
+const MAPPINGS_MAX: usize = 32 * 1024;
+/// How long a guest that goes on may take to say so. Hooks in the guest are bounded by the agent.
+const ACKNOWLEDGE: Duration = Duration::from_secs(60);
+
+/// A machine that holds a state and does not run yet.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub machine: Machine,
+    port: UnixStream,
+    console: Console,
+    events: Events,
+    ground: Ground,
+    record: MachineRecord,
+    degraded: Vec<String>,
+    manifest: StateManifest,
+    /// Where the kept output of the state's commands is.
+    kept: PathBuf,
+    began: Instant,
+}
+
+/// How long the parts of a restore took, from its beginning.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct RestoreTimes {
+    /// Until the guest ran.
+    pub running: Duration,
+    /// Until its agent had acknowledged.
+    pub acknowledged: Duration,
+}
+
+/// A machine that goes on from a state.
+#[derive(Debug)]
+pub(crate) struct Restored {
+    pub running: Running,
+    pub times: RestoreTimes,
+    /// Hooks in the guest that failed.
+    pub hooks: Vec<HookFailure>,
+}
+
+/// What a restored guest is connected with.
+pub(crate) struct Connections {
+    pub hub: HubChoice,
+    pub ports: Vec<Listener>,
+}
+
+pub(crate) enum HubChoice {
+    /// One of its own, that knows the commands of the state.
+    New,
+    /// The one that waited while the sandbox was paused.
+    Kept { hub: Hub, execs: PathBuf },
+}
+
+/// Refuses a state that is not whole, before anything is done for it.
+pub(crate) fn check(dir: &SandboxDir, source: &StateSource) -> Result<Vec<Layer>> {
+    let manifest = source.manifest();
+    let broken = |what: String| Error::BrokenState { state: label(manifest), what };
+    if manifest.boot_id != boot_id() && !source.is_sealed().map_err(store_error("read a state"))? {
+        return Err(broken("the host went down before it was written out".into()));
+    }
+    if let Some(missing) = manifest.disk.iter().map(|id| dir.disk_layer(id)).find(|path| !path.is_file()) {
+        return Err(broken(format!("{} is missing", missing.display())));
+    }
+    let MemoryState::Layers { layers } = &manifest.memory else { return Ok(Vec::new()) };
+    layers.iter().map(|id| read_layer(dir, id, manifest.ram_bytes).map_err(broken)).collect()
+}
+
+fn read_layer(dir: &SandboxDir, id: &LayerId, ram_bytes: u64) -> Result<Layer, String> {
+    let path = dir.memory_layer(id);
+    let file = File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let layer = Layer::read(&file).map_err(|error| format!("{}: {error}", path.display()))?;
+    match layer.ram_bytes == ram_bytes {
+        true => Ok(layer),
+        false => Err(format!("{} is of a machine of another size", path.display())),
+    }
+}
+
+pub(crate) fn label(manifest: &StateManifest) -> String {
+    manifest.tag.as_ref().map_or_else(|| manifest.id.to_string(), ToString::to_string)
+}
+
+/// Starts a machine on a sandbox's disk that holds the state, and stands still.
+pub(crate) async fn load(host: &Inner, owned: &Owned, source: &StateSource, disk: &[LayerId]) -> Result<Loaded> {
+    let began = Instant::now();
+    let layers = check(owned, source)?;
+    host.reach(Step::RestoreChecked, None)?;
+    let engine = host.engine().await?;
+    let record = boot::machine_record(engine, owned.record())?;
+    runs_here(source.manifest(), &record)?;
+    let devices = source.devices();
+    let devices = File::open(&devices).map_err(|e| Error::io("open", devices, e))?;
+    let (mut machine, degraded) = Starting { host, engine, owned, disk }.start(source.manifest(), &layers).await?;
+    let console = machine.take_console().expect("a fresh machine has its console");
+    let console = Console::keep(console, owned.console()).map_err(|e| Error::io("open", owned.console(), e))?;
+    let events = machine.events();
+    host.reach(Step::RestoreStarted, Some(&machine))?;
+    machine.load(OwnedFd::from(devices)).await.map_err(engine_error("load the state"))?;
+    host.reach(Step::RestoreLoaded, Some(&machine))?;
+    let port = machine.take_link().expect("a fresh machine has its link");
+    let ground = match &source.manifest().memory {
+        MemoryState::Layers { layers: ids } => Ground::new(ids.clone(), runs(&layers)),
+        MemoryState::Stream | MemoryState::None => Ground::without_layers(),
+    };
+    let (manifest, kept) = (source.manifest().clone(), source.execs());
+    Ok(Loaded { machine, port, console, events, ground, record, degraded, manifest, kept, began })
+}
+
+fn runs(layers: &[Layer]) -> usize {
+    layers.iter().map(|layer| layer.data.len() + layer.zero.len()).sum()
+}
+
+/// A state of another kind of machine would load, and then go wrong.
+fn runs_here(manifest: &StateManifest, here: &MachineRecord) -> Result<()> {
+    let Some(then) = &manifest.machine else { return Ok(()) };
+    let differs = [
+        ("architecture", &then.arch.to_string(), &here.arch.to_string()),
+        ("machine type", &then.machine_type, &here.machine_type),
+        ("processor", &then.cpu, &here.cpu),
+        ("accelerator", &then.accelerator, &here.accelerator),
+    ];
+    match differs.into_iter().find(|(_, then, here)| then != here) {
+        None => Ok(()),
+        Some((what, then, here)) => Err(Error::ForeignState {
+            state: label(manifest),
+            what: what.into(),
+            then: then.clone(),
+            here: here.clone(),
+        }),
+    }
+}
+
+struct Starting<'a> {
+    host: &'a Inner,
+    engine: &'a Engine,
+    owned: &'a Owned,
+    disk: &'a [LayerId],
+}
+
+impl Starting<'_> {
+    /// With the layers mapped; or, where that does not work, with a flat file made of them, and the reason.
+    async fn start(&self, manifest: &StateManifest, layers: &[Layer]) -> Result<(Machine, Vec<String>)> {
+        let MemoryState::Layers { layers: ids } = &manifest.memory else {
+            return Ok((self.machine(Memory::Empty, Preload::Use).await?, Vec::new()));
+        };
+        let plan = memory::plan(layers);
+        let reason = match self.mapped(ids, &plan).await {
+            Ok(machine) => return Ok((machine, Vec::new())),
+            Err(Error::Engine { source: engine::Error::NotMapped { reason }, .. }) => reason,
+            Err(error) => return Err(error),
+        };
+        let file = self.flatten(ids).await?;
+        let machine = self.machine(Memory::Flat { file }, Preload::Skip).await?;
+        Ok((machine, vec![format!("memory came from a flat file: {reason}")]))
+    }
+
+    async fn mapped(&self, ids: &[LayerId], plan: &[memory::Mapping]) -> Result<Machine> {
+        if ids.len() > LAYERS_MAX || plan.len() > MAPPINGS_MAX {
+            let reason = format!("{} layers in {} pieces are too many to map", ids.len(), plan.len());
+            return Err(engine_error("map memory layers")(engine::Error::NotMapped { reason }));
+        }
+        let layers = ids.iter().map(|id| open(&self.owned.memory_layer(id))).collect::<Result<_>>()?;
+        let entry = |mapping: &memory::Mapping| MapEntry {
+            guest_offset: mapping.first_page * PAGE,
+            bytes: mapping.pages * PAGE,
+            layer: mapping.layer,
+            file_offset: mapping.file_offset,
+        };
+        self.machine(Memory::Mapped { entries: plan.iter().map(entry).collect(), layers }, Preload::Use).await
+    }
+
+    async fn machine(&self, memory: Memory, preload: Preload) -> Result<Machine> {
+        let shape = boot::Shape { memory, preload, start: Start::Incoming, disk: self.disk };
+        let spec = boot::machine_spec(self.host, self.owned, chosen_accel(self.engine, self.owned.record())?, shape)?;
+        self.engine.start(spec).await.map_err(engine_error("start"))
+    }
+
+    /// A file of this machine's own that holds all of memory. It has no name any more when this returns.
+    async fn flatten(&self, ids: &[LayerId]) -> Result<File> {
+        let (id, file) = self.owned.memory_file().map_err(store_error("make a flat file of memory"))?;
+        let path = self.owned.memory_layer(&id);
+        std::fs::remove_file(&path).map_err(|e| Error::io("remove", &path, e))?;
+        // The machine's own user opens it anew, by its descriptor.
+        file.set_permissions(std::fs::Permissions::from_mode(0o666)).map_err(|e| Error::io("share", &path, e))?;
+        let paths: Vec<PathBuf> = ids.iter().map(|id| self.owned.memory_layer(id)).collect();
+        blocking(move || {
+            let files = paths.iter().map(|path| open(path)).collect::<Result<Vec<_>>>()?;
+            let read =
+                |file: File| Layer::read(&file).map(|layer| (layer, file)).map_err(store_error("read a memory layer"));
+            let layers = files.into_iter().map(read).collect::<Result<Vec<_>>>()?;
+            memory::flatten(&layers, &file).map_err(store_error("make a flat file of memory"))?;
+            Ok(file)
+        })
+        .await
+    }
+}
+
+fn open(path: &Path) -> Result<File> {
+    File::open(path).map_err(|e| Error::io("open", path, e))
+}
+
+impl Loaded {
+    /// Lets the guest go on, and waits until its agent has taken its new identity.
+    pub async fn go_on(self, host: &Inner, dir: &SandboxDir, connections: Connections) -> Result<Restored> {
+        let Loaded { machine, port, mut console, mut events, ground, record, degraded, manifest, kept, began } = self;
+        let Connections { hub, ports } = connections;
+        let (hub, execs, gate, fresh) = match hub {
+            HubChoice::Kept { hub, execs } => {
+                hub.go_on(port).await;
+                (hub, execs, None, false)
+            }
+            HubChoice::New => {
+                let (execs, (gate, gated)) = (boot::fresh_execs(dir)?, boot::gate(dir.record()));
+                let restored = Some(hub::Restored { records: records(&manifest)?, from: kept });
+                (Hub::start(port, HubSpec { execs: execs.clone(), restored, gate }), execs, gated, true)
+            }
+        };
+        let waking = wake(host, dir, &machine, &hub, &manifest, began);
+        let woken = tokio::select! {
+            woken = waking => woken,
+            error = boot::ends_or_stalls(host, &machine, &mut events, &mut console) => Err(error),
+        };
+        let (guest, times, hooks) = match woken {
+            Ok(woken) => woken,
+            Err(error) => {
+                machine.kill().await;
+                match fresh {
+                    true => hub.close("the state could not be restored".into()).await,
+                    false => hub.suspend("the sandbox could not be resumed".into()).await,
+                }
+                return Err(error.with_console(&console));
+            }
+        };
+        let forwards = boot::forward(&guest, &ports)?;
+        let engine = host.engine().await?;
+        let running = Running {
+            machine,
+            hub,
+            guest,
+            events: Some(events),
+            gate,
+            forwards,
+            console,
+            ground,
+            tracking: engine.verdicts().tracking.clone(),
+            record,
+            execs,
+            degraded,
+        };
+        Ok(Restored { running, times, hooks })
+    }
+}
+
+fn records(manifest: &StateManifest) -> Result<Vec<ExecRecord>> {
+    let broken = |error| Error::BrokenState { state: label(manifest), what: format!("its commands: {error}") };
+    manifest.execs.iter().map(|exec| serde_json::from_value(exec.clone()).map_err(broken)).collect()
+}
+
+/// Continues the guest, lets its disk grow to what the sandbox has, and tells its agent who it is now.
+async fn wake(
+    host: &Inner,
+    dir: &SandboxDir,
+    machine: &Machine,
+    hub: &Hub,
+    manifest: &StateManifest,
+    began: Instant,
+) -> Result<(Guest, RestoreTimes, Vec<HookFailure>)> {
+    machine.cont().await.map_err(engine_error("go on from the state"))?;
+    let running = began.elapsed();
+    host.reach(Step::RestoreContinued, Some(machine))?;
+    let disk_bytes = dir.record().disk_bytes;
+    if disk_bytes > manifest.disk_bytes {
+        machine.resize_disk(disk_bytes).await.map_err(engine_error("grow its disk"))?;
+    }
+    let end = tokio::time::Instant::now() + ACKNOWLEDGE;
+    let acknowledged = async {
+        hub.ready(ACKNOWLEDGE).await.map_err(boot::unreachable_agent)?;
+        let guest = Guest::new(hub.connect().await.map_err(boot::unreachable_agent)?);
+        let hooks = guest.restored(boot::rebirth(dir.record())).await?;
+        Ok((guest, hooks))
+    };
+    let unanswered = |_| Err(Error::Unacknowledged { after: ACKNOWLEDGE });
+    let (guest, hooks) = tokio::time::timeout_at(end, acknowledged).await.unwrap_or_else(unanswered)?;
+    host.reach(Step::RestoreAcknowledged, Some(machine))?;
+    Ok((guest, RestoreTimes { running, acknowledged: began.elapsed() }, hooks))
+}

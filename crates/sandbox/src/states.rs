@@ -1,0 +1,160 @@
+//! States as they are told to the outside: what was taken, what was gone back to, and the tree of them all.
+
+use std::time::Duration;
+
+use sandtree_store::{StateId, StateKind, StateManifest};
+use serde::{Deserialize, Serialize};
+
+use crate::capture::Captured;
+use crate::info::rfc3339;
+
+/// One state of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateInfo {
+    pub id: String,
+    pub tag: Option<String>,
+    pub kind: StateKind,
+    /// The state the sandbox stood on when this one was taken; it may be gone.
+    pub parent: Option<String>,
+    /// RFC 3339, in UTC.
+    pub created_at: String,
+    pub created_at_unix_ms: u64,
+    /// What this state added to the disk.
+    pub memory_bytes: u64,
+    pub disk_bytes: u64,
+    pub mode: Option<String>,
+    pub degraded: Vec<String>,
+    /// Whether the sandbox stands on it now.
+    pub current: bool,
+}
+
+impl StateInfo {
+    pub(crate) fn new(manifest: &StateManifest, current: Option<&StateId>) -> Self {
+        Self {
+            id: manifest.id.to_string(),
+            tag: manifest.tag.as_ref().map(ToString::to_string),
+            kind: manifest.kind,
+            parent: manifest.parent.as_ref().map(ToString::to_string),
+            created_at: rfc3339(manifest.created_at_unix_ms),
+            created_at_unix_ms: manifest.created_at_unix_ms,
+            memory_bytes: manifest.memory_layer_bytes,
+            disk_bytes: manifest.disk_layer_bytes,
+            mode: manifest.mode.clone(),
+            degraded: manifest.degraded.clone(),
+            current: current == Some(&manifest.id),
+        }
+    }
+}
+
+/// What a checkpoint was, and what it cost.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    pub tag: Option<String>,
+    pub id: String,
+    pub mode: String,
+    /// What was done in a lesser way than it could be, and why.
+    pub degraded: Vec<String>,
+    /// How long the guest stood still.
+    pub pause_ms: f64,
+    pub total_ms: f64,
+    pub memory_bytes: u64,
+    pub disk_bytes: u64,
+}
+
+impl Checkpoint {
+    pub(crate) fn new(captured: &Captured, total: Duration) -> Self {
+        let manifest = &captured.manifest;
+        Self {
+            tag: manifest.tag.as_ref().map(ToString::to_string),
+            id: manifest.id.to_string(),
+            mode: manifest.mode.clone().unwrap_or_default(),
+            degraded: manifest.degraded.clone(),
+            pause_ms: ms(captured.pause),
+            total_ms: ms(total),
+            memory_bytes: manifest.memory_layer_bytes,
+            disk_bytes: manifest.disk_layer_bytes,
+        }
+    }
+}
+
+/// What came of going to another state.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Reverted {
+    pub id: String,
+    pub tag: Option<String>,
+    /// The state that keeps what was left.
+    pub left: Option<String>,
+    /// Why what was left could not be kept.
+    pub dropped: Option<String>,
+    pub degraded: Vec<String>,
+    /// Hooks in the guest that failed, with what they said.
+    pub hooks_failed: Vec<String>,
+    /// From the beginning of the restore until the guest ran.
+    pub running_ms: f64,
+    /// Until its agent had acknowledged.
+    pub acknowledged_ms: f64,
+    pub total_ms: f64,
+}
+
+/// What came of a pause.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Paused {
+    pub mode: String,
+    pub degraded: Vec<String>,
+    pub total_ms: f64,
+    pub memory_bytes: u64,
+    pub disk_bytes: u64,
+}
+
+/// What came of a resume.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Resumed {
+    pub degraded: Vec<String>,
+    pub hooks_failed: Vec<String>,
+    pub running_ms: f64,
+    pub acknowledged_ms: f64,
+    pub total_ms: f64,
+}
+
+/// A capture that copies are made from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ForkPoint {
+    pub state: String,
+    pub pause_ms: f64,
+    pub degraded: Vec<String>,
+}
+
+/// Which states to remove.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Forget {
+    /// By tag or id.
+    These(Vec<String>),
+    All,
+    /// All but the newest so many.
+    AllBut(usize),
+}
+
+/// What was removed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forgotten {
+    pub states: Vec<String>,
+    /// Bytes on the disk that nobody else uses.
+    pub freed_bytes: u64,
+}
+
+/// A way to another state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Goal {
+    /// By tag or id.
+    State(String),
+    Undo {
+        steps: usize,
+    },
+    Redo,
+}
+
+pub(crate) fn ms(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}

@@ -1,0 +1,68 @@
+//! Warm images: the captured state of an image just after boot, from which sandboxes of the same shape begin.
+//!
+//! Always: a warm state is of nobody. It is taken before the guest has a name, and every sandbox made from it gets its own
+//! randomness, time, name and machine id before it counts as created.
+//! When it fails: a sandbox is booted instead, and says so. A warm state that does not load is removed, and made anew.
+
+use sandtree_store::{Digest, Image, KernelBundle, MachineRecord, Owned, SandboxRecord, StateKind};
+use serde::Serialize;
+
+use crate::boot::{self, AGENT, Running};
+use crate::capture::{After, Capture, MemoryMode, Purpose};
+use crate::error::{Error, Result};
+use crate::host::{Inner, store_error};
+use crate::image;
+
+/// Changes when what is done between boot and capture does.
+const RECIPE: u32 = 1;
+
+/// Everything a booted machine depends on but its disk's size and whom it belongs to.
+#[derive(Serialize)]
+struct Shape<'a> {
+    recipe: u32,
+    image: &'a Digest,
+    initramfs: String,
+    cmdline: String,
+    memory_bytes: u64,
+    machine: MachineRecord,
+}
+
+/// The name of the warm state a sandbox begins from.
+pub(crate) async fn key(host: &Inner, record: &SandboxRecord, image: &Image) -> Result<Digest> {
+    let engine = host.engine().await?;
+    let kernel = host.store.kernel(&record.kernel_digest).map_err(store_error("read a kernel"))?;
+    let shape = Shape {
+        recipe: RECIPE,
+        image: &record.image_digest,
+        initramfs: initramfs_name(host, record, &kernel)?,
+        cmdline: boot::cmdline(image.record.init),
+        memory_bytes: record.memory_bytes,
+        machine: boot::machine_record(engine, record)?,
+    };
+    let bytes = serde_json::to_vec(&shape).expect("a shape is plain data");
+    Ok(Digest::of(&bytes))
+}
+
+/// Named by the digest of agent, kernel and recipe.
+fn initramfs_name(host: &Inner, record: &SandboxRecord, kernel: &KernelBundle) -> Result<String> {
+    let path = image::initramfs(&host.store, AGENT, kernel);
+    let path = path.map_err(|source| Error::Image { name: record.image.to_string(), source })?;
+    Ok(path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default())
+}
+
+/// Captures a guest that has just booted, and keeps it for all others of its shape.
+pub(crate) async fn keep(
+    host: &Inner,
+    owned: &Owned,
+    running: &mut Running,
+    key: &Digest,
+    disk_bytes: u64,
+) -> Result<()> {
+    running.guest.settle().await?;
+    let mut capture = Capture { host, owned, running, wanted: MemoryMode::WriteProtect, disk_bytes };
+    let purpose = Purpose { kind: StateKind::Warm, tag: None, after: After::Continue };
+    let manifest = capture.take(purpose).await?.manifest;
+    let published = tokio::task::block_in_place(|| host.store.publish_warm(key, owned, &manifest.id));
+    owned.remove_state(&manifest.id).map_err(store_error("remove a state"))?;
+    published.map_err(store_error("keep a warm state")).map(drop)
+}
