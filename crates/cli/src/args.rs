@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use sandtree::{AccelChoice, Arch, Network, PublishedPort};
+use sandtree::{AccelChoice, Arch, FORK_CONCURRENCY, MemoryMode, Network, PublishedPort};
 
 /// Sandboxes for AI agents: Linux machines on stock QEMU.
 #[derive(Debug, Parser)]
@@ -64,6 +64,22 @@ pub enum Command {
     Start(Start),
     /// Remove sandboxes
     Rm(Remove),
+    /// Take a state of memory, disk and processes; the guest goes on
+    Checkpoint(Checkpoint),
+    /// Go back to a state; what is left is kept
+    Revert(Revert),
+    /// Go back to the newest state behind the present
+    Undo(Undo),
+    /// Return to what the last undo left
+    Redo(Named),
+    /// Show the tree of states of a sandbox
+    Log(Named),
+    /// Make running copies of a sandbox
+    Fork(Fork),
+    /// Write sandboxes to disk with memory and processes, and end their machines
+    Pause(Pause),
+    /// Let paused sandboxes go on exactly where they were
+    Resume(Pause),
     /// Show what this host can do, and what it lacks
     Doctor,
     /// Measure
@@ -86,16 +102,27 @@ impl Command {
             | Command::Inspect(Named { sandbox })
             | Command::Stats(Named { sandbox })
             | Command::Forward(Forward { sandbox, .. })
-            | Command::Start(Start { sandbox, .. }) => vec![sandbox],
-            Command::Stop(Stop { sandboxes, .. }) | Command::Rm(Remove { sandboxes, .. }) => {
-                sandboxes.iter().map(String::as_str).collect()
-            }
+            | Command::Start(Start { sandbox, .. })
+            | Command::Revert(Revert { sandbox, .. })
+            | Command::Undo(Undo { sandbox, .. })
+            | Command::Redo(Named { sandbox })
+            | Command::Log(Named { sandbox })
+            | Command::Fork(Fork { sandbox, .. })
+            | Command::Checkpoint(
+                Checkpoint { sandbox: Some(sandbox), .. }
+                | Checkpoint { what: Some(CheckpointCommand::Rm { sandbox, .. }), .. },
+            ) => vec![sandbox],
+            Command::Stop(Stop { sandboxes, .. })
+            | Command::Rm(Remove { sandboxes, .. })
+            | Command::Pause(Pause { sandboxes })
+            | Command::Resume(Pause { sandboxes }) => sandboxes.iter().map(String::as_str).collect(),
             Command::Run(_)
             | Command::Cp(_)
             | Command::Ps(_)
             | Command::Doctor
             | Command::Bench(_)
             | Command::Completion { .. }
+            | Command::Checkpoint(_)
             | Command::Keeper => Vec::new(),
         }
     }
@@ -136,6 +163,21 @@ pub struct Run {
     /// How long the guest may take to come up [default: 60s, 180s under emulation]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub boot_timeout: Option<Duration>,
+    /// Boot, even if a booted state of the image is at hand
+    #[arg(long)]
+    pub cold: bool,
+    /// Take a checkpoint before every command; `undo -n N` goes back N commands
+    #[arg(long)]
+    pub auto_checkpoint: bool,
+    /// How many of those are kept; the oldest go first
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    pub auto_checkpoints: u32,
+    /// Keep memory layers in this directory, on another file system perhaps
+    #[arg(long, value_name = "DIR")]
+    pub memory_dir: Option<PathBuf>,
+    /// How written memory is found: write-protect, soft-dirty, anonymous or full [default: the best that works]
+    #[arg(long, value_name = "MODE")]
+    pub memory_mode: Option<MemoryMode>,
     /// A further argument of QEMU (repeatable)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub qemu_arg: Vec<String>,
@@ -257,6 +299,73 @@ pub struct Remove {
     /// Also if it runs
     #[arg(short, long)]
     pub force: bool,
+    #[arg(required = true)]
+    pub sandboxes: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct Checkpoint {
+    #[command(subcommand)]
+    pub what: Option<CheckpointCommand>,
+    #[arg(required = true)]
+    pub sandbox: Option<String>,
+    /// What to call it [default: c1, c2 and so on]
+    pub tag: Option<String>,
+    /// Take the tag from the checkpoint that has it; that one is removed when the new one is there
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum CheckpointCommand {
+    /// Remove states; no other state is touched
+    #[command(group = clap::ArgGroup::new("which").required(true))]
+    Rm {
+        sandbox: String,
+        /// Tags or ids
+        #[arg(group = "which", value_name = "TAG")]
+        tags: Vec<String>,
+        /// All of them
+        #[arg(long, group = "which")]
+        all: bool,
+        /// All checkpoints but the newest N
+        #[arg(long, group = "which", value_name = "N")]
+        keep: Option<usize>,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Revert {
+    pub sandbox: String,
+    /// A tag, or the id of a state as `log` shows it
+    pub tag: String,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Undo {
+    pub sandbox: String,
+    /// How many states to go back
+    #[arg(short, value_name = "N", default_value_t = 1)]
+    pub n: usize,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Fork {
+    pub sandbox: String,
+    /// How many copies
+    #[arg(short, value_name = "N", default_value_t = 1)]
+    pub n: usize,
+    /// Copies are called NAME-1, NAME-2 and so on [default: the source's name]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// How many are loaded at a time
+    #[arg(long, value_name = "N", default_value_t = FORK_CONCURRENCY)]
+    pub concurrency: usize,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Pause {
     #[arg(required = true)]
     pub sandboxes: Vec<String>,
 }

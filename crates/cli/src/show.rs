@@ -22,6 +22,15 @@ fn ignore_broken_pipe(written: io::Result<()>) {
     }
 }
 
+/// What was done in a lesser way than it could be: for people, beside the answer.
+pub fn notes(notes: &[String]) {
+    notes.iter().for_each(|note| eprintln!("sandtree: note: {note}"));
+}
+
+pub fn ms(value: f64) -> String {
+    if value >= 1000.0 { format!("{:.2} s", value / 1000.0) } else { format!("{value:.1} ms") }
+}
+
 /// Columns as wide as they need to be.
 pub fn table(header: &[&str], rows: &[Vec<String>]) {
     let width = |column: usize| {

@@ -31,6 +31,10 @@ pub async fn run(global: &Global, args: Named) -> Outcome {
         ("disk", show::bytes(info.disk_bytes)),
         ("network", format!("{:?}", info.network).to_lowercase()),
         ("ports", ports.join(" ")),
+        ("memory mode", text(&info.memory_mode)),
+        ("memory dir", info.memory_dir.map_or_else(|| "-".into(), |dir| dir.display().to_string())),
+        ("auto checkpoints", info.auto_checkpoint.map_or_else(|| "-".into(), |count| count.to_string())),
+        ("degraded", if info.degraded.is_empty() { "-".into() } else { info.degraded.join("; ") }),
         ("created", info.created_at),
     ]);
     Ok(ExitCode::SUCCESS)

@@ -2,15 +2,21 @@
 
 mod attach;
 mod bench;
+mod checkpoint;
 mod completion;
 mod cp;
 mod doctor;
 mod exec;
+mod fork;
 mod forward;
 mod inspect;
 mod keeper;
+mod log;
 mod logs;
+mod pause;
 mod ps;
+mod resume;
+mod revert;
 mod rm;
 mod run;
 mod session;
@@ -22,7 +28,7 @@ mod stop;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use sandtree::{Error, Host, HostConfig, Result};
+use sandtree::{Error, Goal, Host, HostConfig, Result};
 
 use crate::args::{Args, Command, Global};
 use crate::failure::Failure;
@@ -55,6 +61,14 @@ async fn dispatch(global: &Global, command: Command) -> Outcome {
         Command::Stop(args) => stop::run(global, args).await,
         Command::Start(args) => start::run(global, args).await,
         Command::Rm(args) => rm::run(global, args).await,
+        Command::Checkpoint(args) => checkpoint::run(global, args).await,
+        Command::Revert(args) => revert::run(global, &args.sandbox, Goal::State(args.tag)).await,
+        Command::Undo(args) => revert::run(global, &args.sandbox, Goal::Undo { steps: args.n }).await,
+        Command::Redo(args) => revert::run(global, &args.sandbox, Goal::Redo).await,
+        Command::Log(args) => log::run(global, args).await,
+        Command::Fork(args) => fork::run(global, args).await,
+        Command::Pause(args) => pause::run(global, args).await,
+        Command::Resume(args) => resume::run(global, args).await,
         Command::Doctor => doctor::run(global).await,
         Command::Bench(args) => bench::run(global, args).await,
         Command::Completion { shell } => completion::run(shell),

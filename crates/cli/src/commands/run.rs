@@ -71,20 +71,21 @@ async fn unless_interrupted<T>(interrupt: &mut Signal, step: impl Future<Output 
 }
 
 async fn started(global: &Global, args: &Run) -> Result<(Host, Lease, SandboxInfo)> {
-    let spec = spec(args);
+    let spec = spec(args)?;
     spec.check()?;
     let config = config(global)?;
     let host = Host::open(config.clone()).await?;
     host.ensure_image(&spec.image, progress::image(&spec.image)).await?;
     let label = spec.name.clone().unwrap_or_else(|| spec.image.clone());
     let order = Order { config, task: Task::Create(Box::new(spec)) };
-    let (lease, info) = keeper::start(&order, &format!("starting {label}")).await?;
-    Ok((host, lease, info))
+    let (lease, ready) = keeper::start(&order, &format!("starting {label}")).await?;
+    Ok((host, lease, ready.info))
 }
 
-fn spec(args: &Run) -> SandboxSpec {
+fn spec(args: &Run) -> Result<SandboxSpec> {
     let defaults = SandboxSpec::new(args.image.clone());
-    SandboxSpec {
+    let memory_dir = args.memory_dir.as_ref().map(std::path::absolute).transpose();
+    Ok(SandboxSpec {
         name: args.name.clone(),
         memory_bytes: args.memory,
         cpus: args.cpus,
@@ -96,6 +97,10 @@ fn spec(args: &Run) -> SandboxSpec {
         qemu_args: args.qemu_arg.clone(),
         boot_timeout: args.boot_timeout,
         auto_remove: args.rm || !args.detach,
+        cold: args.cold,
+        memory_dir: memory_dir.map_err(|e| Error::io("resolve", "the path of --memory-dir", e))?,
+        memory_mode: args.memory_mode,
+        auto_checkpoint: args.auto_checkpoint.then_some(args.auto_checkpoints),
         ..defaults
-    }
+    })
 }

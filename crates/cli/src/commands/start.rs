@@ -13,10 +13,10 @@ pub async fn run(global: &Global, args: Start) -> Outcome {
     open(global).await?.find(&args.sandbox)?;
     let task = Task::Start { reference: args.sandbox.clone(), boot_timeout: args.boot_timeout };
     let order = Order { config: config(global)?, task };
-    let (lease, info) = keeper::start(&order, &format!("starting {}", args.sandbox)).await?;
+    let (lease, ready) = keeper::start(&order, &format!("starting {}", args.sandbox)).await?;
     lease.release().await?;
     if global.json {
-        show::json(&json!({ "id": info.id, "name": info.name }))
+        show::json(&json!({ "id": ready.info.id, "name": ready.info.name }))
     } else {
         show::line(&args.sandbox)
     }

@@ -1,0 +1,120 @@
+//! `sandtree fork`: running copies, all or none.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use sandtree::keeper::{Lease, Order, Task};
+use sandtree::{ForkPoint, ForkSpec, Host, HostConfig, Result, SandboxInfo, Verb};
+use serde_json::json;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use super::{Outcome, config, keeper, open};
+use crate::args::{Fork, Global};
+use crate::{progress, show};
+
+pub async fn run(global: &Global, args: Fork) -> Outcome {
+    let began = Instant::now();
+    let spec = ForkSpec { count: args.n, name: args.name, concurrency: args.concurrency };
+    spec.check()?;
+    let host = open(global).await?;
+    let spinner = progress::spinner(format!("forking {}", args.sandbox));
+    let forked = fork(&host, config(global)?, &args.sandbox, &spec).await;
+    spinner.finish_and_clear();
+    let (point, forks) = forked?;
+    let total_ms = began.elapsed().as_secs_f64() * 1e3;
+    if global.json {
+        let forks: Vec<_> = forks.iter().map(|f| json!({ "id": f.id, "name": f.name, "ports": f.ports })).collect();
+        show::json(&json!({
+            "forks": forks, "pause_ms": point.pause_ms, "total_ms": total_ms, "degraded": point.degraded,
+        }));
+        return Ok(ExitCode::SUCCESS);
+    }
+    show::notes(&point.degraded);
+    for fork in &forks {
+        show::notes(&fork.degraded);
+        let ports: Vec<String> = fork.ports.iter().map(|port| format!("  {}:{}", port.host, port.guest)).collect();
+        show::line(&format!("{}  {}{}", fork.name, fork.id, ports.concat()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Each copy has a keeper of its own. Leases that are dropped undo what they were given for.
+async fn fork(
+    host: &Host,
+    config: HostConfig,
+    sandbox: &str,
+    spec: &ForkSpec,
+) -> Result<(ForkPoint, Vec<SandboxInfo>)> {
+    let source = host.find(sandbox)?;
+    let names = host.fork_names(&source.name, spec)?;
+    let client = host.client_for(sandbox, Verb::Fork)?;
+    let point = client.fork_point().await?;
+    let order = |name: String| {
+        let task = Task::Copy { source: source.id.clone(), state: point.state.clone(), name };
+        Order { config: config.clone(), task }
+    };
+    let copies = copies(names.into_iter().map(order).collect(), spec.concurrency).await;
+    // Whether or not there are copies now: they have links of their own.
+    client.end_fork(&point.state).await?;
+    Ok((point, copies?))
+}
+
+async fn copies(orders: Vec<Order>, concurrency: usize) -> Result<Vec<SandboxInfo>> {
+    let limit = Arc::new(Semaphore::new(concurrency));
+    let leases = all(orders.into_iter().map(|order| {
+        let limit = limit.clone();
+        async move {
+            let _turn = limit.acquire_owned().await.expect("nobody closes it");
+            let mut lease = keeper::spawn(&order).await?;
+            lease.loaded().await?;
+            Ok(lease)
+        }
+    }))
+    .await?;
+    let running = all(leases.into_iter().map(|mut lease: Lease| async move {
+        lease.go().await?;
+        let info = lease.ready().await?.info;
+        Ok((lease, info))
+    }))
+    .await?;
+    let mut infos = Vec::new();
+    for (lease, info) in running {
+        lease.release().await?;
+        infos.push(info);
+    }
+    Ok(infos)
+}
+
+/// All results in order, or the first error, once everything that was begun is undone.
+async fn all<T, W>(work: impl Iterator<Item = W>) -> Result<Vec<T>>
+where
+    T: Send + 'static,
+    W: Future<Output = Result<T>> + Send + 'static,
+{
+    let mut tasks = JoinSet::new();
+    for (index, work) in work.enumerate() {
+        tasks.spawn(async move { work.await.map(|done| (index, done)) });
+    }
+    let (mut results, mut failed) = (Vec::new(), None);
+    while let Some(done) = tasks.join_next().await {
+        match done {
+            Ok(Ok(done)) => results.push(done),
+            Ok(Err(error)) => {
+                failed.get_or_insert(error);
+                tasks.abort_all();
+            }
+            Err(_cancelled) => {}
+        }
+    }
+    results.sort_by_key(|(index, _)| *index);
+    match failed {
+        // Dropping leases waits for their keepers to undo.
+        Some(error) => {
+            tokio::task::block_in_place(|| drop(results));
+            Err(error)
+        }
+        None => Ok(results.into_iter().map(|(_, done)| done).collect()),
+    }
+}

@@ -1,0 +1,29 @@
+//! `sandtree pause`: to disk, with memory and processes.
+
+use std::process::ExitCode;
+
+use sandtree::Verb;
+use serde_json::json;
+
+use super::{Outcome, open};
+use crate::args::{Global, Pause};
+use crate::{progress, show};
+
+pub async fn run(global: &Global, args: Pause) -> Outcome {
+    let host = open(global).await?;
+    for sandbox in &args.sandboxes {
+        let client = host.client_for(sandbox, Verb::Pause)?;
+        let spinner = progress::spinner(format!("pausing {sandbox}"));
+        let paused = client.pause().await;
+        spinner.finish_and_clear();
+        let paused = paused?;
+        if global.json {
+            show::json(&json!({ "sandbox": sandbox, "paused": paused }));
+            continue;
+        }
+        show::notes(&paused.degraded);
+        let (memory, disk) = (show::bytes(paused.memory_bytes), show::bytes(paused.disk_bytes));
+        show::line(&format!("{sandbox}  paused in {}  memory {memory}  disk {disk}", show::ms(paused.total_ms)));
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,45 @@
+//! `sandtree resume`: a paused sandbox goes on.
+
+use std::process::ExitCode;
+
+use sandtree::keeper::{Order, Task, Way};
+use sandtree::{Error, Host, Result, Resumed};
+use serde_json::json;
+
+use super::{Outcome, config, keeper, open};
+use crate::args::{Global, Pause};
+use crate::{progress, show};
+
+pub async fn run(global: &Global, args: Pause) -> Outcome {
+    let host = open(global).await?;
+    for sandbox in &args.sandboxes {
+        let resumed = resume(global, &host, sandbox).await?;
+        if global.json {
+            show::json(&json!({ "sandbox": sandbox, "resumed": resumed }));
+            continue;
+        }
+        show::notes(&resumed.degraded);
+        let hooks: Vec<String> = resumed.hooks_failed.iter().map(|hook| format!("hook {hook}")).collect();
+        show::notes(&hooks);
+        let (running, ready) = (show::ms(resumed.running_ms), show::ms(resumed.acknowledged_ms));
+        show::line(&format!("{sandbox}  running after {running}, ready after {ready}"));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The keeper may have stayed, for clients that wait.
+async fn resume(global: &Global, host: &Host, sandbox: &str) -> Result<Resumed> {
+    if let Some(keeper) = host.keeper_of(sandbox).await? {
+        let spinner = progress::spinner(format!("resuming {sandbox}"));
+        let resumed = keeper.resume().await;
+        spinner.finish_and_clear();
+        return resumed;
+    }
+    let order = Order { config: config(global)?, task: Task::Resume { reference: sandbox.to_owned() } };
+    let (lease, ready) = keeper::start(&order, &format!("resuming {sandbox}")).await?;
+    lease.release().await?;
+    match ready.way {
+        Way::Resumed(resumed) => Ok(resumed),
+        _ => Err(Error::invalid("a keeper's answer", "", "what came of a resume")),
+    }
+}
