@@ -1,6 +1,7 @@
 //! Faults that tests ask for: where, and what happens there.
 
 use std::fmt;
+use std::time::Duration;
 
 use sandtree_engine::Machine;
 use serde::{Deserialize, Serialize};
@@ -85,7 +86,11 @@ pub enum Fault {
     Error,
     /// The machine is killed, and the step goes on.
     MachineDies,
+    /// The step waits: `reached` appears in [`HostConfig::hold`](crate::HostConfig), and it goes on when `go` does.
+    Hold,
 }
+
+const HOLD_POLL: Duration = Duration::from_millis(1);
 
 impl Inner {
     /// Does what a test asked for at this step; nothing otherwise.
@@ -96,7 +101,19 @@ impl Inner {
                 machine.kill_now();
                 Ok(())
             }
+            (Some((at, Fault::Hold)), _) if at == step => {
+                tokio::task::block_in_place(|| self.hold());
+                Ok(())
+            }
             _ => Ok(()),
+        }
+    }
+
+    fn hold(&self) {
+        let Some(dir) = &self.config.hold else { return };
+        std::fs::write(dir.join("reached"), "").expect("a test's own directory takes a file");
+        while !dir.join("go").exists() {
+            std::thread::sleep(HOLD_POLL);
         }
     }
 }

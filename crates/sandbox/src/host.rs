@@ -41,11 +41,14 @@ pub struct HostConfig {
     /// For tests: what goes wrong, and where.
     #[doc(hidden)]
     pub fault: Option<(Step, Fault)>,
+    /// For tests: where a step that holds says so, and is told to go on.
+    #[doc(hidden)]
+    pub hold: Option<PathBuf>,
 }
 
 impl HostConfig {
     pub fn new(home: impl Into<PathBuf>, search: Vec<PathBuf>) -> Self {
-        Self { home: home.into(), qemu: None, search, fault: None }
+        Self { home: home.into(), qemu: None, search, fault: None, hold: None }
     }
 }
 
