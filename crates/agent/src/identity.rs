@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::time::{ClockId, Timespec};
-use sandtree_proto::{Failure, Identity};
+use sandtree_proto::{Failure, Identity, Rebirth};
 
 use crate::failure::{OrFailure, refusal};
 use crate::{network, sys};
@@ -25,15 +25,31 @@ const BLOCKS_COUNT: u64 = 4;
 /// How long a disk that was made larger may take to show it: virtio tells it beside everything else.
 const DISK_GROWS_WITHIN: Duration = Duration::from_secs(10);
 
-/// Becomes `identity`. With `disk_bytes`, waits until the root's disk is that large before it grows the file system.
-pub fn assume(identity: &Identity, disk_bytes: Option<u64>) -> Result<(), Failure> {
+/// Becomes `identity`, after a boot.
+pub fn assume(identity: &Identity) -> Result<(), Failure> {
+    renew(identity)?;
+    network::configure(identity.network)?;
+    grow_root(0)
+}
+
+/// Becomes one of its own, after a restore. What memory holds is right already: only time, randomness and, in a sandbox
+/// that is new, names are not. The less is done here, the sooner the guest is ready: an emulated processor translates
+/// all code anew after a restore.
+pub fn assume_again(rebirth: &Rebirth) -> Result<(), Failure> {
+    renew(&rebirth.identity)?;
+    rebirth.disk_bytes.map_or(Ok(()), grow_root)
+}
+
+/// An empty name stands for the one it has.
+fn renew(identity: &Identity) -> Result<(), Failure> {
     set_clock(identity.unix_time_ns)?;
     add_entropy(&identity.entropy)?;
+    if identity.hostname.is_empty() {
+        return Ok(());
+    }
     rustix::system::sethostname(identity.hostname.as_bytes()).or_failure(|| "cannot set the hostname".into())?;
     write_line("/etc/hostname", &identity.hostname)?;
-    write_line("/etc/machine-id", &identity.machine_id)?;
-    network::configure(identity.network)?;
-    grow_root(disk_bytes)
+    write_line("/etc/machine-id", &identity.machine_id)
 }
 
 fn set_clock(unix_time_ns: u64) -> Result<(), Failure> {
@@ -61,8 +77,8 @@ pub fn write_line(path: &str, line: &str) -> Result<(), Failure> {
     }
 }
 
-/// Grows an ext4 root to its device. Other file systems have the size they were made with.
-fn grow_root(disk_bytes: Option<u64>) -> Result<(), Failure> {
+/// Grows an ext4 root to its device, once that has `disk_bytes`. Other file systems have the size they were made with.
+fn grow_root(disk_bytes: u64) -> Result<(), Failure> {
     let told = || "cannot grow the root file system".into();
     let root = File::open("/").or_failure(told)?;
     let system = rustix::fs::fstatfs(&root).or_failure(told)?;
@@ -72,7 +88,7 @@ fn grow_root(disk_bytes: Option<u64>) -> Result<(), Failure> {
         return Ok(());
     }
     let device = Device::of(&root)?;
-    device.await_size(disk_bytes.unwrap_or(0))?;
+    device.await_size(disk_bytes)?;
     let blocks = device.bytes()? / system.f_bsize as u64;
     // The kernel would notice that nothing is to be done, too, but takes its time for it.
     if device.ext4_blocks()? == blocks {

@@ -243,7 +243,7 @@ pub struct Rebirth {
     /// Different for every restore; the guest's hooks get it.
     pub generation: [u8; 16],
     pub identity: Identity,
-    /// How large the root's disk is now, if its file system is to grow to it.
+    /// How large the root's disk is now, if it was made larger and its file system is to grow to it.
     pub disk_bytes: Option<u64>,
 }
 
@@ -256,6 +256,7 @@ pub struct HookFailure {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
+    /// Empty for a restored guest that keeps its names, because it is in the sandbox it was captured in.
     pub hostname: String,
     /// 32 hexadecimal digits.
     pub machine_id: String,

@@ -358,10 +358,24 @@ pub(crate) fn nobody(record: &SandboxRecord) -> Identity {
     }
 }
 
-/// What a guest is told that goes on from a state.
-pub(crate) fn rebirth(record: &SandboxRecord) -> Rebirth {
+/// Whether a guest that goes on from a state is in the sandbox it was captured in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Belongs {
+    /// It keeps its names.
+    Here,
+    /// It gets those of the sandbox.
+    Elsewhere,
+}
+
+/// What a guest is told that goes on from a state with a disk of `disk_bytes`.
+pub(crate) fn rebirth(record: &SandboxRecord, belongs: Belongs, disk_bytes: u64) -> Rebirth {
     let generation = random_bytes(16).try_into().expect("sixteen bytes");
-    Rebirth { generation, identity: identity(record), disk_bytes: Some(record.disk_bytes) }
+    let identity = match belongs {
+        Belongs::Here => Identity { hostname: String::new(), machine_id: String::new(), ..nobody(record) },
+        Belongs::Elsewhere => identity(record),
+    };
+    let disk_bytes = (record.disk_bytes > disk_bytes).then_some(record.disk_bytes);
+    Rebirth { generation, identity, disk_bytes }
 }
 
 fn random_bytes(count: usize) -> Vec<u8> {

@@ -18,7 +18,7 @@ use sandtree_store::{
     StateId, StateKind, StateManifest, StateRecord, StateSource, disk,
 };
 
-use crate::boot::{self, DISK_RESERVE, Listener, Running, listen};
+use crate::boot::{self, Belongs, DISK_RESERVE, Listener, Running, listen};
 use crate::capture::engine_error;
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
@@ -91,7 +91,7 @@ async fn restored(host: &Arc<Inner>, record: SandboxRecord, warm: &StateSource) 
     host.reach(Step::Record, None)?;
     let disk = newborn.dir().head().map_err(store_error("read where a sandbox stands"))?.disk;
     let loaded = restore::load(host, newborn.owned(), warm, &disk).await?;
-    let connections = Connections { hub: HubChoice::New, ports: Vec::new() };
+    let connections = Connections { hub: HubChoice::New, belongs: Belongs::Elsewhere };
     let restored = loaded.go_on(host, newborn.dir(), connections).await?;
     Ok((newborn, restored.running))
 }
@@ -125,10 +125,11 @@ async fn booted(
 
 /// A guest of nobody becomes the sandbox's.
 async fn name_it(host: &Inner, dir: &SandboxDir, running: &mut Running, disk_bytes: u64) -> Result<()> {
-    if dir.record().disk_bytes > disk_bytes {
-        running.machine.resize_disk(dir.record().disk_bytes).await.map_err(engine_error("grow its disk"))?;
+    let rebirth = boot::rebirth(dir.record(), Belongs::Elsewhere, disk_bytes);
+    if let Some(disk_bytes) = rebirth.disk_bytes {
+        running.machine.resize_disk(disk_bytes).await.map_err(engine_error("grow its disk"))?;
     }
-    running.guest.restored(boot::rebirth(dir.record())).await?;
+    running.guest.restored(rebirth).await?;
     host.reach(Step::Configure, None)
 }
 
@@ -172,7 +173,7 @@ impl Copy {
     /// Lets the copy go on.
     pub async fn go_on(self) -> Result<Sandbox> {
         let Copy { host, mut newborn, loaded, ports } = self;
-        let connections = Connections { hub: HubChoice::New, ports: Vec::new() };
+        let connections = Connections { hub: HubChoice::New, belongs: Belongs::Elsewhere };
         let restored = loaded.go_on(&host, newborn.dir(), connections).await?;
         let mut running = restored.running;
         running.degraded.extend(restored.hooks.iter().map(|hook| format!("hook {} failed: {}", hook.name, hook.what)));
@@ -234,7 +235,8 @@ pub(crate) async fn reboot(host: &Inner, owned: &mut Owned, boot_timeout: Option
     boot::clear_execs(owned, None)?;
     let starting = StateRecord { boot_id: Some(boot_id()), ..StateRecord::new(Phase::Starting, now_unix_ms()) };
     owned.set_state(&starting).map_err(store_error("write a sandbox's state"))?;
-    let running = boot_head(host, owned, boot::identity(owned.record()), boot_timeout).await?;
+    let disk = owned.writable_head().map_err(store_error("read where a sandbox stands"))?.disk;
+    let running = boot::boot(host, owned, &disk, boot::identity(owned.record()), boot_timeout).await?;
     connected(host, running, &ports)
 }
 

@@ -11,17 +11,18 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use sandtree_store::{SandboxRecord, StateSource};
+use sandtree_store::{Phase, SandboxRecord, StateKind, StateSource};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::create::{self, Copy};
+use crate::driver::Verb;
 use crate::error::{Error, Result};
 use crate::host::{Host, Inner, store_error};
 use crate::sandbox::Sandbox;
 use crate::spec::parse_name;
-use crate::states::ms;
+use crate::states::{ForkPoint, ms};
 
 /// Copies that are loaded at a time, unless told otherwise.
 pub const FORK_CONCURRENCY: usize = 4;
@@ -94,6 +95,19 @@ impl Host {
             going.spawn(async move { Copy::go_on(copy).await.map(|sandbox| (index, sandbox)) });
         }
         all(going, spec.count).await
+    }
+
+    /// The state of a paused sandbox that no process runs, to make copies from.
+    pub fn paused_point(&self, reference: &str) -> Result<ForkPoint> {
+        let info = self.find(reference)?;
+        if info.state != Phase::Paused {
+            let (name, phase, reason) = (info.name, info.state, info.reason);
+            return Err(Error::WrongState { name, phase, reason, verb: Verb::Fork });
+        }
+        let (states, _) = self.states(reference)?;
+        let paused = states.into_iter().rfind(|state| state.kind == StateKind::Paused);
+        let state = paused.ok_or_else(|| Error::NoState { name: info.name, state: "it was paused in".into() })?;
+        Ok(ForkPoint { state: state.id, pause_ms: 0.0, degraded: Vec::new() })
     }
 
     /// Names for copies of a sandbox: `name-1` and so on, or the first numbers after the source's name that are free.

@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use sandtree_engine::{self as engine, Engine, Events, Machine, MapEntry, Memory, Preload, Start};
-use sandtree_proto::HookFailure;
+use sandtree_proto::{HookFailure, Rebirth};
 use sandtree_store::memory::{self, Layer, PAGE};
 use sandtree_store::{LayerId, MachineRecord, MemoryState, Owned, SandboxDir, StateManifest, StateSource};
 use tokio::net::UnixStream;
 
-use crate::boot::{self, Listener, Running, chosen_accel};
+use crate::boot::{self, Belongs, Running, chosen_accel};
 use crate::capture::{Ground, blocking, engine_error};
 use crate::console::Console;
 use crate::error::{Error, Result};
@@ -74,7 +74,7 @@ pub(crate) struct Restored {
 /// What a restored guest is connected with.
 pub(crate) struct Connections {
     pub hub: HubChoice,
-    pub ports: Vec<Listener>,
+    pub belongs: Belongs,
 }
 
 pub(crate) enum HubChoice {
@@ -235,7 +235,7 @@ impl Loaded {
     /// Lets the guest go on, and waits until its agent has taken its new identity.
     pub async fn go_on(self, host: &Inner, dir: &SandboxDir, connections: Connections) -> Result<Restored> {
         let Loaded { machine, port, mut console, mut events, ground, record, degraded, manifest, kept, began } = self;
-        let Connections { hub, ports } = connections;
+        let Connections { hub, belongs } = connections;
         let (hub, execs, gate, fresh) = match hub {
             HubChoice::Kept { hub, execs } => {
                 hub.go_on(port).await;
@@ -247,7 +247,8 @@ impl Loaded {
                 (Hub::start(port, HubSpec { execs: execs.clone(), restored, gate }), execs, gated, true)
             }
         };
-        let waking = wake(host, dir, &machine, &hub, &manifest, began);
+        let rebirth = boot::rebirth(dir.record(), belongs, manifest.disk_bytes);
+        let waking = wake(host, &machine, &hub, rebirth, began);
         let woken = tokio::select! {
             woken = waking => woken,
             error = boot::ends_or_stalls(host, &machine, &mut events, &mut console) => Err(error),
@@ -263,7 +264,6 @@ impl Loaded {
                 return Err(error.with_console(&console));
             }
         };
-        let forwards = boot::forward(&guest, &ports)?;
         let engine = host.engine().await?;
         let running = Running {
             machine,
@@ -271,7 +271,7 @@ impl Loaded {
             guest,
             events: Some(events),
             gate,
-            forwards,
+            forwards: Vec::new(),
             console,
             ground,
             tracking: engine.verdicts().tracking.clone(),
@@ -291,24 +291,22 @@ fn records(manifest: &StateManifest) -> Result<Vec<ExecRecord>> {
 /// Continues the guest, lets its disk grow to what the sandbox has, and tells its agent who it is now.
 async fn wake(
     host: &Inner,
-    dir: &SandboxDir,
     machine: &Machine,
     hub: &Hub,
-    manifest: &StateManifest,
+    rebirth: Rebirth,
     began: Instant,
 ) -> Result<(Guest, RestoreTimes, Vec<HookFailure>)> {
     machine.cont().await.map_err(engine_error("go on from the state"))?;
     let running = began.elapsed();
     host.reach(Step::RestoreContinued, Some(machine))?;
-    let disk_bytes = dir.record().disk_bytes;
-    if disk_bytes > manifest.disk_bytes {
+    if let Some(disk_bytes) = rebirth.disk_bytes {
         machine.resize_disk(disk_bytes).await.map_err(engine_error("grow its disk"))?;
     }
     let end = tokio::time::Instant::now() + ACKNOWLEDGE;
     let acknowledged = async {
         hub.ready(ACKNOWLEDGE).await.map_err(boot::unreachable_agent)?;
         let guest = Guest::new(hub.connect().await.map_err(boot::unreachable_agent)?);
-        let hooks = guest.restored(boot::rebirth(dir.record())).await?;
+        let hooks = guest.restored(rebirth).await?;
         Ok((guest, hooks))
     };
     let unanswered = |_| Err(Error::Unacknowledged { after: ACKNOWLEDGE });

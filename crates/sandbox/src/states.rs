@@ -99,6 +99,8 @@ pub struct Reverted {
 /// What came of a pause.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Paused {
+    /// Clients wait for it to go on; without any, its keeper ends, too.
+    pub awaited: bool,
     pub mode: String,
     pub degraded: Vec<String>,
     pub total_ms: f64,

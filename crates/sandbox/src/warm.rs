@@ -16,6 +16,9 @@ use crate::image;
 /// Changes when what is done between boot and capture does.
 const RECIPE: u32 = 1;
 
+/// Warm states that are kept: each is the memory a guest has written when it has booted, some 60 MiB.
+const WARM_MAX: usize = 8;
+
 /// Everything a booted machine depends on but its disk's size and whom it belongs to.
 #[derive(Serialize)]
 struct Shape<'a> {
@@ -64,5 +67,20 @@ pub(crate) async fn keep(
     let manifest = capture.take(purpose).await?.manifest;
     let published = tokio::task::block_in_place(|| host.store.publish_warm(key, owned, &manifest.id));
     owned.remove_state(&manifest.id).map_err(store_error("remove a state"))?;
-    published.map_err(store_error("keep a warm state")).map(drop)
+    published.map_err(store_error("keep a warm state"))?;
+    prune(host, key)
+}
+
+/// Removes the oldest warm states beyond a number: of images, QEMUs, agents and shapes that nobody uses any more, most
+/// likely. One that is needed again is made again.
+fn prune(host: &Inner, but: &Digest) -> Result<()> {
+    let mut others = Vec::new();
+    for key in host.store.warm_keys().map_err(store_error("list warm states"))? {
+        let made = host.store.warm(&key).map_err(store_error("read a warm state"))?;
+        others.extend(made.filter(|_| key != *but).map(|state| (state.manifest().created_at_unix_ms, key)));
+    }
+    others.sort();
+    let excess = others.len().saturating_sub(WARM_MAX - 1);
+    let removed = others.iter().take(excess).try_for_each(|(_, key)| host.store.remove_warm(key));
+    removed.map_err(store_error("remove a warm state"))
 }

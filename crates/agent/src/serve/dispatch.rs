@@ -268,14 +268,14 @@ impl Agent {
         let refused = self.refuse_guestless("restore");
         // Outside a guest, the hooks it was given are all there is to a restore.
         let Some(dir) = self.place.hooks.clone() else { return refused };
-        let identity = refused.is_ok().then(|| rebirth.identity.clone());
+        let in_guest = refused.is_ok();
         let (mourner, deaths) = mpsc::channel();
         self.mourners.push(mourner);
-        let console = identity.is_some().then_some(CONSOLE);
+        let console = in_guest.then_some(CONSOLE);
         let hooks = Hooks { dir, deaths, to_loop: self.workers.to_loop(), console };
         self.workers.run_request(id, self.link.generation(), move || {
-            if let Some(identity) = identity {
-                identity::assume(&identity, rebirth.disk_bytes)?;
+            if in_guest {
+                identity::assume_again(&rebirth)?;
             }
             Ok(Reply::Restored { hooks: hooks.run(&rebirth) })
         })
@@ -299,7 +299,7 @@ impl Agent {
             Request::MakeDir { path: at, parents, mode } => files::make_dir(path(&at), parents, mode),
             Request::Rename { from, to } => files::rename(path(&from), path(&to)),
             Request::Remove { path: at, recursive } => files::remove(path(&at), recursive),
-            Request::Configure(who) => identity::assume(&who, None).map(|()| Reply::Done),
+            Request::Configure(who) => identity::assume(&who).map(|()| Reply::Done),
             Request::Sync => {
                 rustix::fs::sync();
                 Ok(Reply::Done)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sandtree::keeper::{Lease, Order, Task};
-use sandtree::{ForkPoint, ForkSpec, Host, HostConfig, Result, SandboxInfo, Verb};
+use sandtree::{ForkPoint, ForkSpec, Host, HostConfig, Result, SandboxInfo};
 use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -49,15 +49,20 @@ async fn fork(
 ) -> Result<(ForkPoint, Vec<SandboxInfo>)> {
     let source = host.find(sandbox)?;
     let names = host.fork_names(&source.name, spec)?;
-    let client = host.client_for(sandbox, Verb::Fork)?;
-    let point = client.fork_point().await?;
+    let keeper = host.keeper_of(sandbox).await?;
+    let point = match &keeper {
+        Some(keeper) => keeper.fork_point().await?,
+        None => host.paused_point(sandbox)?,
+    };
     let order = |name: String| {
         let task = Task::Copy { source: source.id.clone(), state: point.state.clone(), name };
         Order { config: config.clone(), task }
     };
     let copies = copies(names.into_iter().map(order).collect(), spec.concurrency).await;
     // Whether or not there are copies now: they have links of their own.
-    client.end_fork(&point.state).await?;
+    if let Some(keeper) = keeper {
+        keeper.end_fork(&point.state).await?;
+    }
     Ok((point, copies?))
 }
 

@@ -26,6 +26,10 @@ async fn remove(host: &Host, sandbox: &str, force: bool) -> Result<()> {
             let (name, phase, reason) = (info.name, info.state, info.reason);
             Err(Error::WrongState { name, phase, reason, verb: Verb::Remove })
         }
-        (false, _) => host.remove(sandbox).await,
+        // One that is paused may have a keeper still.
+        (false, _) => match host.keeper_of(sandbox).await? {
+            Some(keeper) => keeper.remove().await,
+            None => host.remove(sandbox).await,
+        },
     }
 }

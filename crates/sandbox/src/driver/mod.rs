@@ -337,6 +337,14 @@ impl Driver {
         {
             tracing::error!(%error, "a sandbox without an owner cannot be put to rest");
         }
+        self.end_background().await;
+        if let Some((hub, _)) = self.kept.take() {
+            hub.close("the sandbox is paused, and nobody keeps it".into()).await;
+        }
+        let socket = self.owned.as_ref().map(|owned| owned.keeper_socket());
+        if let Some(Err(error)) = socket.map(|socket| remove_if_there(&socket)) {
+            tracing::warn!(%error, "a socket that nobody listens on cannot be removed");
+        }
     }
 
     /// The machine is gone: makes its disk durable, records the end, and tells everyone.

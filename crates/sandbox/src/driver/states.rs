@@ -16,7 +16,7 @@ use sandtree_store::{
 };
 
 use super::Driver;
-use crate::boot::{self, Running};
+use crate::boot::{self, Belongs, Running};
 use crate::capture::{After, Capture, Captured, MemoryMode, Purpose, blocking};
 use crate::create::running_state;
 use crate::error::{Error, Result};
@@ -152,6 +152,7 @@ impl Driver {
         let state = StateRecord { clean: true, ..StateRecord::new(Phase::Paused, now_unix_ms()) };
         self.record(state)?;
         Ok(Paused {
+            awaited: self.kept.is_some(),
             mode: manifest.mode.unwrap_or_default(),
             degraded: manifest.degraded,
             total_ms: ms(began.elapsed()),
@@ -320,7 +321,7 @@ impl Driver {
         }
         let loaded = restore::load(host, owned, source, &head.disk).await?;
         self.set_head(head)?;
-        loaded.go_on(host, owned, Connections { hub, ports: Vec::new() }).await
+        loaded.go_on(host, owned, Connections { hub, belongs: Belongs::Here }).await
     }
 
     /// The step was not made: the old machine goes on as if it had not been tried.

@@ -127,7 +127,12 @@ impl Client {
 
     /// Writes everything to disk and ends the machine. The keeper stays while clients wait for it to go on.
     pub async fn pause(&self) -> Result<Paused> {
-        self.call(&Request::Pause).await
+        let keeper = self.keeper();
+        let paused: Paused = self.call(&Request::Pause).await?;
+        if !paused.awaited {
+            self.gone(keeper).await?;
+        }
+        Ok(paused)
     }
 
     /// Lets a sandbox go on whose keeper stayed.
@@ -137,10 +142,19 @@ impl Client {
 
     /// Asks for something that ends the keeper, and waits for that, too: then nothing of the sandbox runs any more.
     async fn end(&self, request: &Request) -> Result<()> {
-        let keeper = self.info.keeper_pid.and_then(|pid| Pid::from_raw(pid.try_into().ok()?));
-        // Opened before: afterwards the number could be another's. One that is gone already needs no waiting.
-        let keeper = keeper.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        let keeper = self.keeper();
         self.call::<()>(request).await?;
+        self.gone(keeper).await
+    }
+
+    /// To be opened before it is asked to end: afterwards the number could be another's.
+    fn keeper(&self) -> Option<OwnedFd> {
+        let pid = self.info.keeper_pid.and_then(|pid| Pid::from_raw(pid.try_into().ok()?))?;
+        pidfd_open(pid, PidfdFlags::empty()).ok()
+    }
+
+    /// Waits until the keeper is gone. One that was gone already needs no waiting.
+    async fn gone(&self, keeper: Option<OwnedFd>) -> Result<()> {
         let Some(keeper) = keeper else { return Ok(()) };
         let gone = tokio::task::spawn_blocking(move || is_gone_within(&keeper, LEAVE_DEADLINE)).await;
         match gone.expect("waiting does not panic") {
