@@ -15,6 +15,7 @@ use std::fs::File;
 use std::os::fd::{OwnedFd, RawFd};
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::Mutex;
 
 use crate::error::Error;
 use crate::fdset::{self, FdSets};
@@ -172,7 +173,9 @@ pub struct PreparedOverlay {
 pub(crate) struct Disk {
     qmp: Qmp,
     aio: Aio,
-    chain: tokio::sync::Mutex<Chain>,
+    /// Held by whoever changes the graph or copies from it: QEMU 7.2 may hang for good when the graph changes under a
+    /// backup job.
+    chain: Mutex<Chain>,
 }
 
 /// Numbers of the images above the base.
@@ -186,7 +189,7 @@ struct Chain {
 impl Disk {
     pub(crate) fn new(qmp: Qmp, aio: Aio, overlays: u64) -> Self {
         let chain = Chain { active: overlays, frozen: (1..overlays).collect() };
-        Self { qmp, aio, chain: tokio::sync::Mutex::new(chain) }
+        Self { qmp, aio, chain: Mutex::new(chain) }
     }
 
     pub(crate) async fn prepare(&self, sets: &FdSets, file: File) -> Result<PreparedOverlay, Error> {
@@ -294,7 +297,7 @@ impl Disk {
         let number = sets.add(file.into()).await?;
         let added = self.add_nodes(number, access, backing).await;
         if added.is_err() {
-            sets.undo(number).await;
+            sets.release(number).await;
         }
         added.map(|()| number)
     }

@@ -19,13 +19,15 @@ use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, memfd_create};
 use tokio::time::timeout;
 
 use crate::error::Error;
-use crate::fdset::{self, FdSets};
+use crate::fdset::{self, FdSets, reopen};
 use crate::install::Version;
-use crate::mapping::reopen;
 use crate::qmp::{
     Capability, Command, Event, Events, GetFd, Migrate, MigrateCancel, MigrateIncoming, MigrateSetCapabilities,
     MigrateSetParameters, Qmp, QueryMigrate, QueryStatus, XenSaveDevicesState,
 };
+
+/// Devices take a few hundred kilobytes. QEMU is not trusted to keep to that.
+const DEVICES_BYTES_MAX: u64 = 64 << 20;
 
 /// For a whole memory from a slow disk.
 const LOAD_DEADLINE: Duration = Duration::from_secs(300);
@@ -44,9 +46,12 @@ pub(crate) async fn save(qmp: &Qmp, sets: &FdSets) -> Result<Vec<u8>, Error> {
     let set = sets.add(reopen(&file, File::options().write(true))?.into()).await?;
     // `live` would give the disks away.
     let saved = qmp.run(XenSaveDevicesState { filename: &fdset::path(set), live: false }).await;
-    sets.undo(set).await;
+    sets.release(set).await;
     saved?;
     let length = file.metadata().map_err(failed())?.len();
+    if length > DEVICES_BYTES_MAX {
+        return Err(Error::Protocol { detail: format!("{length} bytes of devices are more than {DEVICES_BYTES_MAX}") });
+    }
     let mut state = vec![0; length as usize];
     file.read_exact_at(&mut state, 0).map_err(failed())?;
     Ok(state)
@@ -153,7 +158,7 @@ impl Channel {
 
     async fn close(self, sets: &FdSets) {
         if let Some(set) = self.set {
-            sets.undo(set).await;
+            sets.release(set).await;
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Descriptors handed to a running QEMU, which opens them by name: `/dev/fdset/N`.
 
-use std::os::fd::OwnedFd;
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::Error;
@@ -30,8 +31,8 @@ impl FdSets {
         self.qmp.run(RemoveFd { fdset_id }).await.map(drop)
     }
 
-    /// Removes what a failed operation has added; its own error is the one to tell.
-    pub(crate) async fn undo(&self, fdset_id: u64) {
+    /// Removes what has served. Whether QEMU keeps it does not change the outcome of what it was for.
+    pub(crate) async fn release(&self, fdset_id: u64) {
         if let Err(error) = self.remove(fdset_id).await {
             tracing::warn!(fdset_id, %error, "QEMU keeps a descriptor it does not need");
         }
@@ -41,4 +42,11 @@ impl FdSets {
 /// The name QEMU opens a descriptor by.
 pub(crate) fn path(fdset_id: u64) -> String {
     format!("/dev/fdset/{fdset_id}")
+}
+
+/// A second description of the same open file, with its own offset and of one kind of access: QEMU takes a descriptor
+/// of an fd set only for the access it was opened with.
+pub(crate) fn reopen(file: &impl AsRawFd, options: &OpenOptions) -> Result<File, Error> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    options.open(&path).map_err(Error::io("open again", &path))
 }

@@ -210,7 +210,8 @@ impl Machine {
         self.disk.rebase(&self.sets, below).await
     }
 
-    /// Copies what lies below the active overlay into an empty qcow2 image without backing, while the guest runs.
+    /// Copies what lies below the active overlay into an empty qcow2 image without backing, while the guest runs. A
+    /// pivot, an exchange or a resize asked for meanwhile waits until the copy is there.
     pub async fn copy_disk(&self, into: File) -> Result<(), Error> {
         self.disk.copy(&self.sets, into).await
     }

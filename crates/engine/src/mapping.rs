@@ -235,13 +235,6 @@ fn parse_mapping(line: &str) -> Option<(u64, u64, u64)> {
     Some((hex(start)?, hex(end)?, fields.nth(3)?.parse().ok()?))
 }
 
-/// A second description of the same open file, with its own offset and of one kind of access: QEMU takes a descriptor
-/// of an fd set only for the access it was opened with.
-pub(crate) fn reopen(file: &impl std::os::fd::AsRawFd, options: &std::fs::OpenOptions) -> Result<File, Error> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    options.open(&path).map_err(Error::io("open again", &path))
-}
-
 #[cfg(test)]
 #[path = "mapping_tests.rs"]
 mod tests;

@@ -137,6 +137,7 @@ impl Child {
         }
         let found: Vec<_> = found.iter().map(|run| (run.offset / PAGE_BYTES, run.bytes / PAGE_BYTES)).collect();
         match found.as_slice() {
+            [] if how == Tracking::SoftDirty => Err("the kernel is built without CONFIG_MEM_SOFT_DIRTY".into()),
             [] => Err("the kernel does not tell written pages".into()),
             found => Err(format!("the kernel tells other pages than were written: {found:?}")),
         }

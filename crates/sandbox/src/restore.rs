@@ -32,8 +32,8 @@ use crate::hub::{self, ExecRecord, Hub, HubSpec};
 
 /// As many layers as a machine has descriptors for.
 const LAYERS_MAX: usize = 64;
-/// Linux allows a process some 65,000 mappings; QEMU itself needs few.
-const MAPPINGS_MAX: usize = 32 * 1024;
+/// Linux allows a process some 65,000 mappings, and each piece of a layer splits what it is laid over.
+const MAPPINGS_MAX: usize = 16 * 1024;
 /// How long a guest that goes on may take to say so. Hooks in the guest are bounded by the agent.
 const ACKNOWLEDGE: Duration = Duration::from_secs(60);
 

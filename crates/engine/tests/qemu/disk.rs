@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use sandtree_engine::qmp::Command;
-use sandtree_engine::{DiskChain, Machine, MachineSpec};
+use sandtree_engine::{DiskChain, Event, Machine, MachineSpec};
 use serde::Serialize;
 
 use crate::memory::counts;
@@ -66,7 +66,11 @@ fn cluster(image: &File, number: u64) -> Vec<u8> {
 
 /// An empty overlay, open for reading and writing.
 pub fn fresh(dir: &Path, name: &str) -> File {
-    drop(file(&dir.join(name), &overlay()));
+    fresh_of(1 << 20, dir, name)
+}
+
+fn fresh_of(bytes: u32, dir: &Path, name: &str) -> File {
+    drop(file(&dir.join(name), &overlay(bytes)));
     File::options().read(true).write(true).open(dir.join(name)).unwrap()
 }
 
@@ -177,6 +181,32 @@ async fn a_copy_holds_what_is_below_the_active_overlay() {
     let disk = DiskChain { base: read_only(dir.path(), "base"), overlays };
     let started = within(engine().await.start(MachineSpec { disk, ..spec(other.path(), "busy") })).await.unwrap();
     check(&started, other.path(), "next", &[1, 0]).await;
+}
+
+/// QEMU 7.2 hangs every few times when it gets both at once.
+#[tokio::test]
+async fn a_pivot_asked_for_under_a_copy_waits_for_its_end() {
+    const BYTES: u32 = 64 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let toy = spec(dir.path(), "busy");
+    let base = file(&dir.path().join("large"), &vec![6; BYTES as usize]);
+    let disk = DiskChain { base, overlays: vec![fresh_of(BYTES, dir.path(), "first")] };
+    let machine = within(engine().await.start(MachineSpec { disk, ..toy })).await.unwrap();
+    let mut events = machine.events();
+    let overlay = machine.prepare_overlay(fresh_of(BYTES, dir.path(), "second")).await.unwrap();
+    let copy = machine.copy_disk(fresh_of(BYTES, dir.path(), "copy"));
+    let pivot = async {
+        while !matches!(events.next().await, Some(Event::Job { status, .. }) if status == "running") {}
+        machine.pivot(overlay).await.map_err(|(_, error)| error)
+    };
+    let (copied, pivoted) = within(async { tokio::join!(copy, pivot) }).await;
+    copied.unwrap();
+    pivoted.unwrap();
+    assert!(cluster(&read_only(dir.path(), "copy"), 1023).iter().all(|byte| *byte == 6));
+    write(&machine, 1, 0).await;
+    let image = read_only(dir.path(), "second");
+    machine.pivot(machine.prepare_overlay(fresh_of(BYTES, dir.path(), "third")).await.unwrap()).await.unwrap();
+    assert_eq!(cluster(&image, 0)[0], 1);
 }
 
 #[tokio::test]

@@ -159,6 +159,32 @@ async fn a_plan_that_cannot_be_laid_is_refused_and_leaves_no_process() {
     }
 }
 
+/// Each region alone between zeros takes two of the 65,530 mappings Linux allows a process.
+#[tokio::test]
+async fn more_regions_than_the_kernel_maps_are_an_error_and_many_are_not() {
+    for (regions, fits) in [(8_000, true), (33_000, false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let layers = vec![file(&dir.path().join("layer"), &pages(&[7]))];
+        let entries = (0..regions).map(|region| entry(8 * MIB + 2 * region * PAGE, 1, 0, 0)).collect();
+        let memory = Memory::Mapped { entries, layers };
+        let spec = MachineSpec { memory, memory_bytes: 272 * MIB, start: Start::Incoming, ..spec(dir.path(), "wait") };
+        match within(engine().await.start(spec)).await {
+            Ok(machine) => {
+                assert!(fits);
+                let end = [ByteRun { offset: 8 * MIB + 2 * (regions - 1) * PAGE, bytes: 2 * PAGE }];
+                assert_eq!(read(machine.memory(), &end), pages(&[7, 0]));
+            }
+            Err(error) => {
+                assert!(!fits, "{error}");
+                assert!(
+                    matches!(&error, Error::NotMapped { reason } if reason.contains("cannot be mapped")),
+                    "{error}"
+                );
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn the_memory_of_a_machine_that_is_gone_cannot_be_read() {
     let dir = tempfile::tempdir().unwrap();

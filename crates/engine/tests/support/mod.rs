@@ -51,16 +51,17 @@ pub fn file(path: &Path, content: &[u8]) -> File {
 
 fn disk(dir: &Path) -> DiskChain {
     let base = file(&dir.join("base"), &[0; 1 << 20]);
-    let frozen = file(&dir.join("frozen"), &overlay());
-    drop(file(&dir.join("active"), &overlay()));
+    let frozen = file(&dir.join("frozen"), &overlay(1 << 20));
+    drop(file(&dir.join("active"), &overlay(1 << 20)));
     let active = File::options().read(true).write(true).open(dir.join("active")).unwrap();
     DiskChain { base, overlays: vec![frozen, active] }
 }
 
-/// An empty qcow2 overlay of 1 MiB in clusters of 64 KiB: header, table of reference counts, reference counts of four clusters, table.
-pub fn overlay() -> Vec<u8> {
+/// An empty qcow2 overlay of that size in clusters of 64 KiB: header, table of reference counts, reference counts of
+/// four clusters, table.
+pub fn overlay(bytes: u32) -> Vec<u8> {
     let words: [u32; 26] =
-        [0x5146_49fb, 3, 0, 0, 0, 16, 0, 1 << 20, 0, 1, 0, 3 << 16, 0, 1 << 16, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 104];
+        [0x5146_49fb, 3, 0, 0, 0, 16, 0, bytes, 0, 1, 0, 3 << 16, 0, 1 << 16, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 104];
     let image = tempfile::tempfile().unwrap();
     image.set_len(4 << 16).unwrap();
     image.write_all_at(&words.map(u32::to_be_bytes).concat(), 0).unwrap();
