@@ -146,8 +146,9 @@ async fn boot_head(
 /// A copy of a sandbox that holds its state and stands still.
 pub(crate) struct Copy {
     host: Arc<Inner>,
-    newborn: Newborn,
+    // Before the sandbox, so that a copy that is dropped ends its machine first.
     loaded: Loaded,
+    newborn: Newborn,
     ports: Vec<Listener>,
 }
 
@@ -240,7 +241,7 @@ pub(crate) async fn reboot(host: &Inner, owned: &mut Owned, boot_timeout: Option
     connected(host, running, &ports)
 }
 
-fn check_disk(dir: &SandboxDir) -> Result<()> {
+pub(crate) fn check_disk(dir: &SandboxDir) -> Result<()> {
     let head = dir.head().map_err(store_error("read where a sandbox stands"))?;
     for id in &head.disk {
         match dir.check_overlay(id).map_err(store_error("check a sandbox's disk"))? {

@@ -22,7 +22,7 @@ use sandtree_store::{LayerId, MachineRecord, MemoryState, Owned, SandboxDir, Sta
 use tokio::net::UnixStream;
 
 use crate::boot::{self, Belongs, Running, chosen_accel};
-use crate::capture::{Ground, blocking, engine_error};
+use crate::capture::{Ground, blocking, disk_damage, engine_error};
 use crate::console::Console;
 use crate::error::{Error, Result};
 use crate::fault::Step;
@@ -91,8 +91,8 @@ pub(crate) fn check(dir: &SandboxDir, source: &StateSource) -> Result<Vec<Layer>
     if manifest.boot_id != boot_id() && !source.is_sealed().map_err(store_error("read a state"))? {
         return Err(broken("the host went down before it was written out".into()));
     }
-    if let Some(missing) = manifest.disk.iter().map(|id| dir.disk_layer(id)).find(|path| !path.is_file()) {
-        return Err(broken(format!("{} is missing", missing.display())));
+    if let Some(damage) = manifest.disk.iter().find_map(|id| disk_damage(dir, id)) {
+        return Err(broken(damage));
     }
     let MemoryState::Layers { layers } = &manifest.memory else { return Ok(Vec::new()) };
     layers.iter().map(|id| read_layer(dir, id, manifest.ram_bytes).map_err(broken)).collect()
@@ -258,7 +258,10 @@ impl Loaded {
             Err(error) => {
                 machine.kill().await;
                 match fresh {
-                    true => hub.close("the state could not be restored".into()).await,
+                    true => {
+                        hub.close("the state could not be restored".into()).await;
+                        drop(std::fs::remove_dir_all(&execs));
+                    }
                     false => hub.suspend("the sandbox could not be resumed".into()).await,
                 }
                 return Err(error.with_console(&console));

@@ -25,7 +25,8 @@ use mode::{Abilities, ModePlan};
 use sandtree_engine::{GuestMemory, Machine, PreparedOverlay, Tracking};
 use sandtree_store::memory::{self, Layer, MemoryWriter, PAGE, PageRun};
 use sandtree_store::{Head, LayerId, Owned, StateKind, StateManifest, Tag};
-use whole::{disk_damage, memory_damage};
+pub(crate) use whole::disk_damage;
+use whole::memory_damage;
 
 use crate::boot::Running;
 use crate::error::{Error, Result};
@@ -212,7 +213,9 @@ impl Capture<'_> {
     /// Whether the disk must be copied as a whole, because a layer below it is gone.
     fn look_at_disk(&self, approach: &mut Approach) -> bool {
         let Ok(head) = self.head() else { return false };
-        let below = &head.disk[..head.disk.len().saturating_sub(1)];
+        // The guest writes to the last, or to the last but one, if the last is only prepared.
+        let written = 1 + usize::from(self.running.ground.has_prepared());
+        let below = &head.disk[..head.disk.len().saturating_sub(written)];
         let damage = below.iter().find_map(|id| disk_damage(self.owned, id));
         if let Some(damage) = &damage {
             approach.plan.degraded.push(format!("the whole disk was copied: {damage}"));
@@ -237,6 +240,7 @@ impl Capture<'_> {
         head.disk.push(id.clone());
         if let Err(error) = self.owned.set_head(&head) {
             self.machine().discard_overlay(prepared).await.map_err(engine_error("drop an overlay"))?;
+            drop(std::fs::remove_file(&path));
             return Err(store_error("write where a sandbox stands")(error));
         }
         self.running.ground.prepared = Some((id, prepared));
@@ -304,11 +308,9 @@ impl Capture<'_> {
         self.machine().stop().await.map_err(engine_error("be stopped"))?;
         let taken = self.take_stopped(approach, staged).await;
         if taken.is_err() || after == After::Continue {
-            let continued = self.machine().cont().await.map_err(engine_error("go on"));
-            if let (Ok((_, TakenMemory::Held { runs, .. })), Err(_)) = (&taken, &continued) {
-                self.running.ground.carry(&runs.clone());
-            }
-            continued?;
+            let continued = self.machine().cont().await;
+            // What was taken is out of the tracking, and in no layer.
+            continued.map_err(engine_error("go on")).inspect_err(|_| self.running.ground.lose_layers())?;
         }
         let (devices, memory) = taken?;
         Ok(Moment { devices, memory, pause: began.elapsed() })

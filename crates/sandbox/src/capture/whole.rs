@@ -20,7 +20,7 @@ pub(super) fn memory_damage(dir: &SandboxDir, id: &LayerId) -> Option<String> {
 }
 
 /// Why nothing can be put on a frozen overlay, if nothing can.
-pub(super) fn disk_damage(dir: &SandboxDir, id: &LayerId) -> Option<String> {
+pub(crate) fn disk_damage(dir: &SandboxDir, id: &LayerId) -> Option<String> {
     let damage = match dir.check_overlay(id) {
         Err(error) => error.to_string(),
         Ok(sandtree_store::disk::check::Verdict::Corrupt(damage)) => damage.to_string(),

@@ -87,6 +87,8 @@ impl Driver {
     pub(super) async fn gate(&mut self, gate: Gate) {
         let passed = self.auto_checkpoint().await;
         let passed = passed.map_err(|error| format!("the checkpoint before it failed: {}", one_line(&error)));
+        // The command is about to do something.
+        self.seen = None;
         // A client that left does not start its command.
         drop(gate.reply.send(passed));
     }
@@ -133,7 +135,13 @@ impl Driver {
 
     pub(super) async fn pause(&mut self) -> Result<Paused> {
         let began = Instant::now();
-        let captured = self.capture(StateKind::Paused, None, After::StayStopped).await?;
+        let captured = match self.capture(StateKind::Paused, None, After::StayStopped).await {
+            Ok(captured) => captured,
+            Err(error) => {
+                self.continue_machine().await;
+                return Err(error);
+            }
+        };
         let manifest = captured.manifest;
         if let Err(error) = self.seal_now(&manifest.id).await {
             self.continue_machine().await;
@@ -180,7 +188,9 @@ impl Driver {
             total_ms: ms(began.elapsed()),
         };
         self.take_over(restored.running)?;
-        self.remove_states(&[paused])?;
+        if let Err(error) = self.remove_states(&[paused]) {
+            tracing::warn!(%error, "the state it was paused in cannot be removed");
+        }
         Ok(resumed)
     }
 
@@ -207,7 +217,11 @@ impl Driver {
         };
         let moved = |head: &mut Head| history::moved(head, &step, left.clone());
         let came = self.come_from(&step.target, moved, HubChoice::New).await;
-        let (mut restored, target) = match came {
+        let came = came.and_then(|(mut restored, target)| {
+            restored.running.forwards = boot::forward(&restored.running.guest, &ports)?;
+            Ok((restored, target))
+        });
+        let (restored, target) = match came {
             Ok(came) => came,
             Err(error) => {
                 self.stay(left).await;
@@ -215,7 +229,6 @@ impl Driver {
             }
         };
         self.end_old(&target).await;
-        restored.running.forwards = boot::forward(&restored.running.guest, &ports)?;
         let reverted = Reverted {
             id: target.id.to_string(),
             tag: target.tag.as_ref().map(ToString::to_string),
@@ -228,7 +241,10 @@ impl Driver {
             total_ms: ms(began.elapsed()),
         };
         self.take_over(restored.running)?;
-        left.iter().for_each(|left| self.seal_later(left));
+        if let Some(left) = &left {
+            self.freeze(left)?;
+            self.seal_later(left);
+        }
         self.prune(StateKind::Left, LEFT_MAX)?;
         Ok(reverted)
     }
@@ -273,8 +289,7 @@ impl Driver {
     fn keep_disk(&self) -> Result<StateId> {
         let owned = self.owned();
         let head = self.head()?;
-        let active = head.disk.last().expect("a sandbox has a disk");
-        owned.freeze_disk(active).map_err(store_error("seal an overlay"))?;
+        crate::create::check_disk(owned)?;
         let manifest = StateManifest {
             memory: MemoryState::None,
             ..crate::create::bare_manifest(owned.record(), &head, StateKind::Left)?
@@ -282,6 +297,13 @@ impl Driver {
         let staged = owned.stage_state().map_err(store_error("begin a state"))?;
         owned.publish_state(staged, &manifest).map_err(store_error("publish a state"))?;
         Ok(manifest.id)
+    }
+
+    /// Nothing writes to what a state lists. For one without a machine, that is only so once it was left.
+    fn freeze(&self, state: &StateId) -> Result<()> {
+        let disk = self.source(state)?.manifest().disk.clone();
+        let active = disk.last().map(|id| self.owned().freeze_disk(id));
+        active.unwrap_or(Ok(())).map_err(store_error("seal an overlay"))
     }
 
     /// Brings a machine up from a state, on an overlay of its own. The head leads there before its guest can write.
