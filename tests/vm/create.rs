@@ -73,6 +73,10 @@ fn spec(port: u16) -> SandboxSpec {
     SandboxSpec { name: Some("x".into()), publish, ..SandboxSpec::new("tiny") }
 }
 
+fn cold(port: u16) -> SandboxSpec {
+    SandboxSpec { cold: true, ..spec(port) }
+}
+
 /// No directory, name, process or port.
 fn assert_nothing(world: &World, port: u16, after: &str) {
     assert_eq!(world.residue(), Vec::<PathBuf>::new(), "after {after}");
@@ -84,10 +88,15 @@ fn assert_nothing(world: &World, port: u16, after: &str) {
 async fn failing_at_any_step_leaves_nothing() {
     let world = World::new();
     let port = free_port();
-    for step in Step::CREATE {
+    // A boot comes to all steps of a creation but those of a restore.
+    let booted = Step::CREATE.map(|step| (step, cold(port)));
+    let restored =
+        Step::CREATE.into_iter().filter(|step| ![Step::Machine, Step::Hello, Step::Configure].contains(step));
+    let restored = restored.chain(Step::RESTORE).map(|step| (step, spec(port)));
+    for (step, spec) in booted.into_iter().chain(restored) {
         let host = Host::open(HostConfig { fault: Some((step, Fault::Error)), ..config(&world) }).await.unwrap();
         // The name of the failed one before is free again, or this would be another error.
-        let error = host.create(spec(port)).await.unwrap_err();
+        let error = host.create(spec).await.unwrap_err();
         assert!(matches!(error, Error::Injected { step: at } if at == step), "{error:?} instead of failing at {step}");
         assert_nothing(&world, port, &step.to_string());
     }
@@ -107,7 +116,7 @@ async fn dropping_the_future_at_any_moment_leaves_nothing() {
         tokio::select! {
             biased;
             () = comes(moment, world.home()) => {}
-            created = host.create(spec(port)) => {
+            created = host.create(cold(port)) => {
                 assert_eq!(moment, Moment::Running, "only that one may be missed");
                 created.unwrap().remove().await.unwrap();
             }
@@ -124,12 +133,30 @@ async fn dropping_the_future_at_any_time_leaves_nothing() {
     let port = free_port();
     let host = Host::open(config(&world)).await.unwrap();
     for millis in [0, 1, 3, 6, 10, 15, 25, 40, 70, 150, 400, 900] {
-        let created = tokio::time::timeout(Duration::from_millis(millis), host.create(spec(port))).await;
+        let created = tokio::time::timeout(Duration::from_millis(millis), host.create(cold(port))).await;
         assert!(created.is_err(), "no guest is up in {millis} ms");
         until(&format!("nothing is left after {millis} ms"), || world.residue().is_empty());
         assert_nothing(&world, port, &format!("{millis} ms"));
     }
     host.create(spec(port)).await.unwrap().remove().await.unwrap();
+}
+
+/// A restore takes so little that each millisecond of its first part is another step of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn dropping_a_restore_at_any_time_leaves_nothing() {
+    let world = World::new();
+    let port = free_port();
+    let host = Host::open(config(&world)).await.unwrap();
+    let mut given_up = 0;
+    for millis in (0..30).chain((30..300).step_by(9)) {
+        match tokio::time::timeout(Duration::from_millis(millis), host.create(spec(port))).await {
+            Ok(created) => created.unwrap().remove().await.unwrap(),
+            Err(_) => given_up += 1,
+        }
+        until(&format!("nothing is left after {millis} ms"), || world.residue().is_empty());
+        assert_nothing(&world, port, &format!("{millis} ms"));
+    }
+    assert!(given_up > 20, "only {given_up} were given up");
 }
 
 async fn comes(moment: Moment, home: &Path) {
@@ -171,7 +198,7 @@ fn processes_with_home(home: &Path) -> Vec<u32> {
 fn an_interrupted_run_in_the_background_leaves_nothing() {
     let world = World::new();
     for moment in &MOMENTS[1..] {
-        let code = interrupt(&world, &["run", "-d", "--name", "x", "tiny"], || moment.has_come(world.home()));
+        let code = interrupt(&world, &["run", "-d", "--cold", "--name", "x", "tiny"], || moment.has_come(world.home()));
         if *moment == Moment::Running && code == 0 {
             world.ok(["rm", "-f", "x"]);
             continue;
@@ -186,7 +213,7 @@ fn an_interrupted_run_in_the_background_leaves_nothing() {
 fn an_interrupted_run_in_the_foreground_leaves_nothing() {
     let world = World::new();
     for moment in &MOMENTS[1..] {
-        let args = ["run", "--name", "x", "tiny", "--", "sleep", "1000"];
+        let args = ["run", "--cold", "--name", "x", "tiny", "--", "sleep", "1000"];
         assert_eq!(interrupt(&world, &args, || moment.has_come(world.home())), 130, "{moment:?}");
         world.assert_empty();
     }

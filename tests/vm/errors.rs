@@ -1,14 +1,17 @@
 //! The errors a user must be able to act on: one clear sentence, its cause, a hint, exit code 125, nothing left behind.
 
+#[path = "support/mount.rs"]
+mod mount;
 mod support;
 
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
+use mount::Mount;
 use serde_json::Value;
 use support::{Answer, World, eventually, finish, kill, until, wait};
 
@@ -198,7 +201,7 @@ fn an_agent_that_does_not_answer_in_time_is_told_with_the_console() {
     ];
     world.run(args).failed_with(&["did not come up within 6 s; its console ends with:\n  [", "--boot-timeout"]);
     world.assert_empty();
-    let error = json_error(&world.run(["--json", "run", "-d", "--boot-timeout", "1ms", "tiny"]));
+    let error = json_error(&world.run(["--json", "run", "-d", "--cold", "--boot-timeout", "1ms", "tiny"]));
     assert_eq!(error["kind"], "timeout", "{error}");
     world.assert_empty();
 }
@@ -316,62 +319,22 @@ fn whoever_waits_in_a_sandbox_that_dies_is_told_why() {
     world.assert_empty();
 }
 
-/// A file system of its own, as small as it is asked to be, until dropped.
-struct SmallDisk {
-    path: PathBuf,
-    _dir: tempfile::TempDir,
-}
-
-impl SmallDisk {
-    /// Nothing if we may not mount.
-    fn mount(mib: u32) -> Option<SmallDisk> {
-        let dir = tempfile::Builder::new().prefix("st-").tempdir().unwrap();
-        let options = format!("size={mib}m,mode=0755");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "none"]).arg(dir.path()).status();
-        mounted.unwrap().success().then(|| SmallDisk { path: dir.path().to_owned(), _dir: dir })
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // Lazily, for a test that fails may leave a process in it for a moment.
-        let status = Command::new("umount").arg("-l").arg(&self.path).status();
-        assert!(status.unwrap().success() || std::thread::panicking(), "{} stays mounted", self.path.display());
-    }
-}
-
-fn is_root() -> bool {
-    fs::metadata("/proc/self").unwrap().uid() == 0
-}
-
 #[test]
 fn a_host_disk_without_room_is_told_before_anything_starts() {
-    let Some(disk) = is_root().then(|| SmallDisk::mount(200)).flatten() else {
-        return eprintln!("not checked: mounting a small disk takes root");
-    };
-    let world = World::at(disk.path.join("home"));
-    fill(&disk.path, 32);
+    let Some(disk) = Mount::tmpfs(400) else { return };
+    let world = World::at(disk.path().join("home"));
+    disk.fill(32 << 10);
     let answer = world.run(["run", "-d", "tiny"]);
     answer.failed_with(&["MiB free", "needs 64 MiB to start", "free some space"]);
     world.assert_empty();
 }
 
-/// Leaves so many MiB.
-fn fill(dir: &Path, leave_mib: u64) {
-    let status = rustix::fs::statvfs(dir).unwrap();
-    let free = status.f_bavail * status.f_frsize;
-    let file = fs::File::create(dir.join("filler")).unwrap();
-    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, free - (leave_mib << 20)).unwrap();
-}
-
 #[test]
 fn a_host_disk_that_fills_up_holds_the_guest_until_there_is_room() {
-    let Some(disk) = is_root().then(|| SmallDisk::mount(400)).flatten() else {
-        return eprintln!("not checked: mounting a small disk takes root");
-    };
-    let world = World::at(disk.path.join("home"));
+    let Some(disk) = Mount::tmpfs(600) else { return };
+    let world = World::at(disk.path().join("home"));
     world.start("a", &["--disk", "1G"]);
-    fill(&disk.path, 40);
+    disk.fill(40 << 10);
     let mut command = world.command();
     let line = "dd if=/dev/urandom of=/srv/big bs=1M count=100 2>/dev/null && sync && sha256sum /srv/big && echo done";
     let mut writing = command
@@ -393,7 +356,7 @@ fn a_host_disk_that_fills_up_holds_the_guest_until_there_is_room() {
     stalled.expect("the guest stalls").failed_with(&["the host's disk is full", "waits", "hint: free some space"]);
     assert_eq!(writing.try_wait().unwrap(), None, "the command waits");
     assert_eq!(world.inspect("a")["state"], "running");
-    fs::remove_file(disk.path.join("filler")).unwrap();
+    disk.empty_again();
     let written = finish(writing);
     assert!(written.code == 0 && written.out().ends_with("done\n"), "{written:?}");
     let again = world.sh("a", "echo 3 > /proc/sys/vm/drop_caches; sha256sum /srv/big");

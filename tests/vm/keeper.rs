@@ -1,13 +1,17 @@
 //! What is told of a sandbox and of the host, and where a keeper does its work: any home, any user, any jail.
 
+#[path = "support/mount.rs"]
+mod mount;
+#[path = "support/ordinary.rs"]
+mod ordinary;
 mod support;
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use mount::is_root;
+use ordinary::{ORDINARY, Ordinary};
 use serde_json::Value;
 use support::{World, finish, program, until};
 
@@ -193,10 +197,6 @@ fn any_path_does_as_a_home_and_stores_know_nothing_of_each_other() {
     near.assert_empty();
 }
 
-fn is_root() -> bool {
-    fs::metadata("/proc/self").unwrap().uid() == 0
-}
-
 fn status_field(pid: &Value, field: &str) -> String {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':').map(str::trim));
@@ -213,7 +213,7 @@ fn a_machine_is_confined_and_each_is_another_user() {
         assert_eq!(status_field(&pid, "Seccomp"), "2");
         assert_eq!(status_field(&pid, "CapEff"), "0000000000000000");
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap();
-        assert!(environment.is_empty(), "{:?}", String::from_utf8_lossy(&environment));
+        assert_eq!(String::from_utf8_lossy(&environment), "LD_PRELOAD=/proc/self/fd/11\0", "and nothing of ours");
         let uids = status_field(&pid, "Uid");
         let groups = status_field(&pid, "Groups");
         assert!(!is_root() || groups.is_empty(), "{groups}");
@@ -227,48 +227,6 @@ fn a_machine_is_confined_and_each_is_another_user() {
     }
     world.ok(["rm", "-f", "a", "b"]);
     world.assert_empty();
-}
-
-/// The way an ordinary user of the host goes, when it is root who tests.
-struct Ordinary {
-    dir: tempfile::TempDir,
-    world: World,
-}
-
-const ORDINARY: &str = "12345";
-
-impl Ordinary {
-    fn new() -> Ordinary {
-        let dir = tempfile::Builder::new().prefix("st-").tempdir().unwrap();
-        let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-        set_mode(dir.path(), 0o755);
-        fs::copy(program(), dir.path().join("sandtree")).unwrap();
-        set_mode(&dir.path().join("sandtree"), 0o755);
-        let world = World::copied_to(dir.path().join("home"));
-        fs::create_dir(dir.path().join("files")).unwrap();
-        let owner = format!("{ORDINARY}:{ORDINARY}");
-        let given = Command::new("chown").args(["-R", &owner]).args([world.home(), &dir.path().join("files")]).status();
-        assert!(given.unwrap().success());
-        Ordinary { dir, world }
-    }
-
-    fn run(&self, args: &[&str]) -> support::Answer {
-        let mut command = Command::new("setpriv");
-        command.args(["--reuid", ORDINARY, "--regid", ORDINARY, "--clear-groups"]);
-        command.arg(self.dir.path().join("sandtree")).args(args);
-        command.env("HOME", self.files()).env("SANDTREE_HOME", self.world.home()).current_dir(self.files());
-        finish(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
-    }
-
-    fn ok(&self, args: &[&str]) -> support::Answer {
-        let answer = self.run(args);
-        assert_eq!(answer.code, 0, "{args:?}: {answer:?}");
-        answer
-    }
-
-    fn files(&self) -> PathBuf {
-        self.dir.path().join("files")
-    }
 }
 
 #[test]

@@ -109,6 +109,13 @@ fn sandbox_file(world: &World, name: &str) -> PathBuf {
     dir.join(name)
 }
 
+/// The overlay that the only sandbox there is writes to.
+fn active_overlay(world: &World) -> PathBuf {
+    let head: serde_json::Value = serde_json::from_slice(&fs::read(sandbox_file(world, "head.json")).unwrap()).unwrap();
+    let layer = head["disk"].as_array().unwrap().last().expect("a sandbox has a disk").as_str().unwrap();
+    sandbox_file(world, "disks").join(format!("{layer}.qcow2"))
+}
+
 /// Leaves the store as a power cut would: a dead keeper, and a state of another boot of the host.
 fn cut_the_power(world: &World) {
     let info = world.inspect("a");
@@ -135,7 +142,7 @@ fn after_a_power_cut_the_disk_is_checked_before_it_is_used() {
     assert_eq!(digest(&world, "a", "/srv/file"), written);
 
     cut_the_power(&world);
-    let overlay = sandbox_file(&world, "overlay-0.qcow2");
+    let overlay = active_overlay(&world);
     damage_the_first_table(&overlay);
     let damaged = fs::read(&overlay).unwrap();
     world.run(["start", "a"]).failed_with(&["disk of sandbox a is damaged", "hint"]);

@@ -73,6 +73,9 @@ fn isolated_has_an_address_and_reaches_nothing() {
     assert!(!a.holds("nslookup -timeout=2 example.com 10.0.2.3"), "a name server answered");
     assert!(!a.holds("nc -w 3 10.0.2.3 53 < /dev/null"), "a name server was reached");
     assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    // What is sent goes nowhere, but it goes: a queue that is stuck would have the kernel complain every five seconds.
+    let statistics = "cd /sys/class/net/eth0/statistics; echo $(($(cat tx_packets) > 1)) $(cat tx_dropped)";
+    assert_eq!(a.said(statistics), "1 0\n");
 }
 
 #[test]

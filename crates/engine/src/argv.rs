@@ -203,7 +203,11 @@ fn disk_fd(level: usize) -> RawFd {
 fn network(args: &mut Args, mode: NetworkMode) {
     match mode {
         NetworkMode::None => return args.option("-nic", "none"),
-        NetworkMode::Isolated => args.option("-netdev", "hubport,id=net0,hubid=0"),
+        NetworkMode::Isolated => {
+            args.option("-netdev", "hubport,id=net0,hubid=0");
+            // Takes what is sent, and drops it. Without anyone who does, the guest's queue fills, and its kernel complains.
+            args.option("-netdev", "hubport,id=nowhere,hubid=0");
+        }
         NetworkMode::Full => args.option("-netdev", "user,id=net0"),
     }
     // Without an option ROM nobody waits for a network boot.

@@ -46,6 +46,13 @@ pub(crate) fn taken(head: &mut Head, state: StateId) {
     head.parent = Some(state);
 }
 
+/// Something new begins right on the state that a step led to: one step back leads there again. Whether that was news.
+pub(crate) fn going_on(head: &mut Head) -> bool {
+    let Some(parent) = head.parent.clone().filter(|parent| head.past.last() != Some(parent)) else { return false };
+    taken(head, parent);
+    true
+}
+
 /// The step was made; `left` is the state that keeps the present it was made from.
 pub(crate) fn moved(head: &mut Head, step: &Step, left: Option<StateId>) {
     match step.way {
@@ -141,6 +148,17 @@ mod tests {
         taken(&mut head, id(4));
         assert_eq!(redo(&head), None);
         assert_eq!(numbers(&head.past), [1, 4]);
+    }
+
+    #[test]
+    fn what_begins_after_an_undo_is_undone_to_where_it_began() {
+        let mut head = head(&[1, 2, 3]);
+        assert!(!going_on(&mut head), "the newest state is the last of the past already");
+        let step = undo(&head, 2);
+        assert_eq!(go(&mut head, step, 10), 2);
+        assert!(going_on(&mut head));
+        assert_eq!((numbers(&head.past), redo(&head)), (vec![1, 2], None));
+        assert!(!going_on(&mut head));
     }
 
     #[test]

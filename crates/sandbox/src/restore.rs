@@ -22,7 +22,7 @@ use sandtree_store::{LayerId, MachineRecord, MemoryState, Owned, SandboxDir, Sta
 use tokio::net::UnixStream;
 
 use crate::boot::{self, Belongs, Running, chosen_accel};
-use crate::capture::{Ground, blocking, disk_damage, engine_error};
+use crate::capture::{Ground, blocking, check_overlay, engine_error, read_layer};
 use crate::console::Console;
 use crate::error::{Error, Result};
 use crate::fault::Step;
@@ -91,20 +91,14 @@ pub(crate) fn check(dir: &SandboxDir, source: &StateSource) -> Result<Vec<Layer>
     if manifest.boot_id != boot_id() && !source.is_sealed().map_err(store_error("read a state"))? {
         return Err(broken("the host went down before it was written out".into()));
     }
-    if let Some(damage) = manifest.disk.iter().find_map(|id| disk_damage(dir, id)) {
-        return Err(broken(damage));
-    }
+    manifest.disk.iter().try_for_each(|id| check_overlay(dir, id)).map_err(broken)?;
     let MemoryState::Layers { layers } = &manifest.memory else { return Ok(Vec::new()) };
-    layers.iter().map(|id| read_layer(dir, id, manifest.ram_bytes).map_err(broken)).collect()
-}
-
-fn read_layer(dir: &SandboxDir, id: &LayerId, ram_bytes: u64) -> Result<Layer, String> {
-    let path = dir.memory_layer(id);
-    let file = File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let layer = Layer::read(&file).map_err(|error| format!("{}: {error}", path.display()))?;
-    match layer.ram_bytes == ram_bytes {
-        true => Ok(layer),
-        false => Err(format!("{} is of a machine of another size", path.display())),
+    let of_this_size = |layer: &Layer| layer.ram_bytes == manifest.ram_bytes;
+    let read = |id| read_layer(dir, id).map_err(broken).map(|layer| (id, layer));
+    let layers = layers.iter().map(read).collect::<Result<Vec<_>>>()?;
+    match layers.iter().find(|(_, layer)| !of_this_size(layer)) {
+        Some((id, _)) => Err(broken(format!("{} is of a machine of another size", dir.memory_layer(id).display()))),
+        None => Ok(layers.into_iter().map(|(_, layer)| layer).collect()),
     }
 }
 

@@ -25,8 +25,7 @@ use mode::{Abilities, ModePlan};
 use sandtree_engine::{GuestMemory, Machine, PreparedOverlay, Tracking};
 use sandtree_store::memory::{self, Layer, MemoryWriter, PAGE, PageRun};
 use sandtree_store::{Head, LayerId, Owned, StateKind, StateManifest, Tag};
-pub(crate) use whole::disk_damage;
-use whole::memory_damage;
+pub(crate) use whole::{check_overlay, read_layer};
 
 use crate::boot::Running;
 use crate::error::{Error, Result};
@@ -188,7 +187,7 @@ impl Capture<'_> {
         let mut plan = mode::choose(self.wanted, &self.abilities());
         let damage = match &self.running.ground.layers {
             None => Some("it stands on no memory layers".to_owned()),
-            Some(layers) => layers.iter().find_map(|id| memory_damage(self.owned, id)),
+            Some(layers) => layers.iter().find_map(|id| read_layer(self.owned, id).err()),
         };
         let scope = match damage {
             Some(damage) if plan.mode != MemoryMode::Full => {
@@ -216,7 +215,7 @@ impl Capture<'_> {
         // The guest writes to the last, or to the last but one, if the last is only prepared.
         let written = 1 + usize::from(self.running.ground.has_prepared());
         let below = &head.disk[..head.disk.len().saturating_sub(written)];
-        let damage = below.iter().find_map(|id| disk_damage(self.owned, id));
+        let damage = below.iter().find_map(|id| check_overlay(self.owned, id).err());
         if let Some(damage) = &damage {
             approach.plan.degraded.push(format!("the whole disk was copied: {damage}"));
         }

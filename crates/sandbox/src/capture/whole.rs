@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::time::Duration;
 
+use sandtree_store::disk::check::Verdict;
 use sandtree_store::memory::Layer;
 use sandtree_store::{LayerId, MemoryState, SandboxDir, StateId, StateManifest};
 
@@ -11,22 +12,22 @@ use crate::error::{Error, Result};
 use crate::host::{boot_id, now_unix_ms, store_error};
 use crate::hub::ExecRecord;
 
-/// Why nothing can be put on a memory layer, if nothing can.
-pub(super) fn memory_damage(dir: &SandboxDir, id: &LayerId) -> Option<String> {
+/// A memory layer as far as its tables tell, or why it cannot be used.
+pub(crate) fn read_layer(dir: &SandboxDir, id: &LayerId) -> Result<Layer, String> {
     let path = dir.memory_layer(id);
-    let read = File::open(&path).map_err(|error| error.to_string());
-    let read = read.and_then(|file| Layer::read(&file).map_err(|error| error.to_string()));
-    read.err().map(|what| format!("memory layer {id} is not whole: {what}"))
+    let opened = File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    Layer::read(&opened).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Why nothing can be put on a frozen overlay, if nothing can.
-pub(crate) fn disk_damage(dir: &SandboxDir, id: &LayerId) -> Option<String> {
-    let damage = match dir.check_overlay(id) {
-        Err(error) => error.to_string(),
-        Ok(sandtree_store::disk::check::Verdict::Corrupt(damage)) => damage.to_string(),
-        Ok(sandtree_store::disk::check::Verdict::Clean { .. }) => return None,
-    };
-    Some(format!("disk layer {id} is not whole: {damage}"))
+/// Whether an overlay can be used. QEMU takes one that was cut short, and fails the guest's reads later.
+pub(crate) fn check_overlay(dir: &SandboxDir, id: &LayerId) -> Result<(), String> {
+    let path = dir.disk_layer(id);
+    match dir.check_overlay(id) {
+        Ok(Verdict::Clean { .. }) => Ok(()),
+        Ok(Verdict::Corrupt(damage)) => Err(format!("{}: {damage}", path.display())),
+        Err(_) if !path.exists() => Err(format!("{} is missing", path.display())),
+        Err(error) => Err(format!("{}: {error}", path.display())),
+    }
 }
 
 impl Capture<'_> {

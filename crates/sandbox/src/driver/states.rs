@@ -95,13 +95,25 @@ impl Driver {
 
     async fn auto_checkpoint(&mut self) -> Result<()> {
         let now = self.activity_now();
-        if self.running.is_none() || (self.seen == now && now.is_some_and(|activity| !activity.busy)) {
+        if self.running.is_none() {
             return Ok(());
+        }
+        if self.seen == now && now.is_some_and(|activity| !activity.busy) {
+            return self.go_on_from_here();
         }
         let captured = self.capture(StateKind::Auto, None, After::Continue).await?;
         self.taken(&captured.manifest)?;
         let bound = self.record_of().auto_checkpoint.unwrap_or(u32::MAX) as usize;
         self.prune(StateKind::Auto, bound)
+    }
+
+    /// Nothing has changed since the state that the sandbox stands on: that one is what comes before the next command.
+    fn go_on_from_here(&mut self) -> Result<()> {
+        let mut head = self.head()?;
+        match history::going_on(&mut head) {
+            true => self.set_head(&head),
+            false => Ok(()),
+        }
     }
 
     fn activity_now(&self) -> Option<Activity> {
