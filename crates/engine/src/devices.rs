@@ -29,6 +29,8 @@ use crate::qmp::{
 /// Devices take a few hundred kilobytes. QEMU is not trusted to keep to that.
 const DEVICES_BYTES_MAX: u64 = 64 << 20;
 
+const DEVICES: &str = "the state of the devices";
+
 /// For a whole memory from a slow disk.
 const LOAD_DEADLINE: Duration = Duration::from_secs(300);
 
@@ -38,22 +40,36 @@ const FILE_MIGRATION: Version = Version { major: 8, minor: 2, micro: 0 };
 /// More than any disk does; QEMU's own limit is that of a network.
 const BANDWIDTH_MAX: u64 = 1 << 40;
 
-/// Saves the devices of a stopped machine.
-pub(crate) async fn save(qmp: &Qmp, sets: &FdSets) -> Result<Vec<u8>, Error> {
-    let failed = || Error::io("keep", "the state of the devices");
-    let file = memfd_create("devices", MemfdFlags::CLOEXEC).map_err(|errno| failed()(errno.into()))?;
-    let file = File::from(file);
+/// A place in memory for the state of the devices. Made before the stop and read after it, so that the stop is short.
+#[derive(Debug)]
+pub struct DeviceFile {
+    file: File,
+    set: u64,
+}
+
+pub(crate) async fn prepare(sets: &FdSets) -> Result<DeviceFile, Error> {
+    let file = memfd_create("devices", MemfdFlags::CLOEXEC);
+    let file = File::from(file.map_err(|errno| Error::io("keep", DEVICES)(errno.into()))?);
     let set = sets.add(reopen(&file, File::options().write(true))?.into()).await?;
+    Ok(DeviceFile { file, set })
+}
+
+/// Saves the devices of a stopped machine.
+pub(crate) async fn save(qmp: &Qmp, into: &DeviceFile) -> Result<(), Error> {
     // `live` would give the disks away.
-    let saved = qmp.run(XenSaveDevicesState { filename: &fdset::path(set), live: false }).await;
-    sets.release(set).await;
-    saved?;
-    let length = file.metadata().map_err(failed())?.len();
+    qmp.run(XenSaveDevicesState { filename: &fdset::path(into.set), live: false }).await.map(drop)
+}
+
+/// What was saved; nothing, if nothing was.
+pub(crate) async fn take(sets: &FdSets, from: DeviceFile) -> Result<Vec<u8>, Error> {
+    sets.release(from.set).await;
+    let failed = || Error::io("keep", DEVICES);
+    let length = from.file.metadata().map_err(failed())?.len();
     if length > DEVICES_BYTES_MAX {
         return Err(Error::Protocol { detail: format!("{length} bytes of devices are more than {DEVICES_BYTES_MAX}") });
     }
     let mut state = vec![0; length as usize];
-    file.read_exact_at(&mut state, 0).map_err(failed())?;
+    from.file.read_exact_at(&mut state, 0).map_err(failed())?;
     Ok(state)
 }
 

@@ -32,6 +32,7 @@ pub use accel::{Accel, AccelChoice, KvmVerdict};
 pub use arch::Arch;
 pub use argv::{LINK_PORT, NetworkMode, Shape, Start, argv};
 pub use block::{Aio, DiskChain, PreparedOverlay};
+pub use devices::DeviceFile;
 pub use engine::Engine;
 pub use error::Error;
 pub use install::{EngineConfig, Version};

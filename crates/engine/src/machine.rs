@@ -23,7 +23,7 @@ use crate::accel::Accel;
 use crate::arch::Arch;
 use crate::argv::{NetworkMode, Shape, Start, argv, fd};
 use crate::block::{Aio, Disk, DiskChain, PreparedOverlay};
-use crate::devices;
+use crate::devices::{self, DeviceFile};
 use crate::error::Error;
 use crate::fdset::FdSets;
 use crate::jail::{Confinement, Jail, Limits};
@@ -178,9 +178,19 @@ impl Machine {
         devices::load(&self.qmp, &self.sets, state).await
     }
 
-    /// The state of the devices of a stopped machine, without its memory.
-    pub async fn save_devices(&self) -> Result<Vec<u8>, Error> {
-        devices::save(&self.qmp, &self.sets).await
+    /// Makes a place for the state of the devices, to save them into within the stop.
+    pub async fn prepare_devices(&self) -> Result<DeviceFile, Error> {
+        devices::prepare(&self.sets).await
+    }
+
+    /// Saves the devices. The guest is stopped.
+    pub async fn save_devices(&self, into: &DeviceFile) -> Result<(), Error> {
+        devices::save(&self.qmp, into).await
+    }
+
+    /// What was saved, at leisure; nothing, if nothing was.
+    pub async fn take_devices(&self, from: DeviceFile) -> Result<Vec<u8>, Error> {
+        devices::take(&self.sets, from).await
     }
 
     /// Writes the whole state of a stopped machine, its memory included. From then on until [`Machine::cont`] the disk

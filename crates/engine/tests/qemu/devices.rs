@@ -43,7 +43,7 @@ async fn a_captured_machine_goes_on_in_others_and_in_itself() {
     let source = start(dir.path(), "busy").await;
     counts(&source).await;
     source.stop().await.unwrap();
-    let devices = within(source.save_devices()).await.unwrap();
+    let devices = within(saved(&source)).await;
     assert!(devices.len() > 10_000);
     let state = file(&dir.path().join("devices"), &devices);
 
@@ -94,7 +94,7 @@ async fn a_state_that_is_none_is_a_clear_error() {
     let dir = tempfile::tempdir().unwrap();
     let source = start(dir.path(), "busy").await;
     source.stop().await.unwrap();
-    let mut devices = source.save_devices().await.unwrap();
+    let mut devices = saved(&source).await;
     devices.truncate(devices.len() / 2);
     for bad in [b"nonsense".to_vec(), devices, Vec::new()] {
         let dir = tempfile::tempdir().unwrap();
@@ -126,7 +126,7 @@ async fn a_machine_without_the_library_loads_a_flat_copy() {
     let source = start(dir.path(), "busy").await;
     counts(&source).await;
     source.stop().await.unwrap();
-    let devices = source.save_devices().await.unwrap();
+    let devices = saved(&source).await;
     let mut state = tempfile::tempfile().unwrap();
     state.write_all(&devices).unwrap();
     let flat = tempfile::tempfile().unwrap();
@@ -143,4 +143,11 @@ async fn a_machine_without_the_library_loads_a_flat_copy() {
     within(copy.load(state.into())).await.unwrap();
     copy.cont().await.unwrap();
     counts(&copy).await;
+}
+
+/// The devices of a stopped machine.
+async fn saved(machine: &Machine) -> Vec<u8> {
+    let file = machine.prepare_devices().await.unwrap();
+    machine.save_devices(&file).await.unwrap();
+    machine.take_devices(file).await.unwrap()
 }

@@ -22,9 +22,9 @@ use std::time::{Duration, Instant};
 
 pub use mode::MemoryMode;
 use mode::{Abilities, ModePlan};
-use sandtree_engine::{GuestMemory, Machine, PreparedOverlay, Tracking};
+use sandtree_engine::{DeviceFile, GuestMemory, Machine, PreparedOverlay, Tracking};
 use sandtree_store::memory::{self, Layer, MemoryWriter, PAGE, PageRun};
-use sandtree_store::{Head, LayerId, Owned, StateKind, StateManifest, Tag};
+use sandtree_store::{Head, LayerId, Owned, StagedState, StateKind, StateManifest, Tag};
 pub(crate) use whole::{check_overlay, read_layer};
 
 use crate::boot::Running;
@@ -126,9 +126,18 @@ pub(crate) struct Capture<'a> {
 
 /// What was taken inside the stop.
 struct Moment {
-    devices: Vec<u8>,
     memory: TakenMemory,
     pause: Duration,
+}
+
+/// All there is to make a state of.
+struct Taken {
+    moment: Moment,
+    devices: Vec<u8>,
+    staged: StagedState,
+    /// The disk's layers, with the one that was only prepared at the time.
+    frozen: Vec<LayerId>,
+    disk_whole: bool,
 }
 
 enum TakenMemory {
@@ -169,9 +178,15 @@ impl Capture<'_> {
         self.copy_live(&approach).await?;
         let staged = self.owned.stage_state().map_err(store_error("begin a state"))?;
         let frozen = self.head()?.disk;
-        let moment = self.moment(&approach, staged.path(), purpose.after).await?;
+        let devices = self.machine().prepare_devices().await.map_err(engine_error("prepare to save its devices"))?;
+        let moment = self.moment(&approach, staged.path(), &devices, purpose.after).await;
+        let devices = self.machine().take_devices(devices).await.map_err(engine_error("save its devices"));
+        let moment = moment?;
+        // Without its devices what was read is of no use, and it is out of the tracking.
+        let devices = devices.inspect_err(|_| self.running.ground.lose_layers())?;
         // From here on the guest runs, or stays stopped by intention: whoever asked decides what to do with it.
-        let finished = self.finish(&approach, moment, staged, purpose, frozen, disk_whole).await;
+        let taken = Taken { moment, devices, staged, frozen, disk_whole };
+        let finished = self.finish(&approach, taken, purpose).await;
         finished.inspect_err(|error| tracing::warn!(%error, "a capture failed after the guest went on"))
     }
 
@@ -302,28 +317,33 @@ impl Capture<'_> {
     }
 
     /// The stop. Whatever happens in it, the guest goes on afterwards, unless it was to stay stopped and all went well.
-    async fn moment(&mut self, approach: &Approach, staged: &Path, after: After) -> Result<Moment> {
+    async fn moment(
+        &mut self,
+        approach: &Approach,
+        staged: &Path,
+        devices: &DeviceFile,
+        after: After,
+    ) -> Result<Moment> {
         let began = Instant::now();
         self.machine().stop().await.map_err(engine_error("be stopped"))?;
-        let taken = self.take_stopped(approach, staged).await;
+        let taken = self.take_stopped(approach, staged, devices).await;
         if taken.is_err() || after == After::Continue {
             let continued = self.machine().cont().await;
             // What was taken is out of the tracking, and in no layer.
             continued.map_err(engine_error("go on")).inspect_err(|_| self.running.ground.lose_layers())?;
         }
-        let (devices, memory) = taken?;
-        Ok(Moment { devices, memory, pause: began.elapsed() })
+        Ok(Moment { memory: taken?, pause: began.elapsed() })
     }
 
-    async fn take_stopped(&mut self, approach: &Approach, staged: &Path) -> Result<(Vec<u8>, TakenMemory)> {
+    async fn take_stopped(&mut self, approach: &Approach, staged: &Path, devices: &DeviceFile) -> Result<TakenMemory> {
         self.host.reach(Step::CaptureStopped, Some(&self.running.machine))?;
         if approach.plan.mode == MemoryMode::Full {
             self.pivot().await?;
             self.save_stream(&staged.join("devices")).await?;
-            return Ok((Vec::new(), TakenMemory::Stream));
+            return Ok(TakenMemory::Stream);
         }
         // Devices first: saving them may still write to memory.
-        let devices = self.machine().save_devices().await.map_err(engine_error("save its devices"))?;
+        self.machine().save_devices(devices).await.map_err(engine_error("save its devices"))?;
         self.host.reach(Step::CaptureDevices, Some(&self.running.machine))?;
         let fresh = self.written(tracking(approach.plan.mode)).await?;
         let taken = self.read_stopped(approach.scope, &fresh).await;
@@ -332,7 +352,7 @@ impl Capture<'_> {
             Err(error) => Err(error),
         };
         // They are out of the tracking now, and in no layer.
-        pivoted.map(|taken| (devices, taken)).inspect_err(|_| self.running.ground.carry(&fresh))
+        pivoted.inspect_err(|_| self.running.ground.carry(&fresh))
     }
 
     async fn after_reading(&mut self) -> Result<()> {
@@ -378,17 +398,8 @@ impl Capture<'_> {
     }
 
     /// Writes and publishes what was taken. The guest runs meanwhile.
-    async fn finish(
-        &mut self,
-        approach: &Approach,
-        moment: Moment,
-        staged: sandtree_store::StagedState,
-        purpose: Purpose,
-        frozen: Vec<LayerId>,
-        disk_whole: bool,
-    ) -> Result<Captured> {
-        let Moment { devices, memory, pause } = moment;
-        // The last of the list before the pivot was only prepared.
+    async fn finish(&mut self, approach: &Approach, taken: Taken, purpose: Purpose) -> Result<Captured> {
+        let Taken { moment: Moment { memory, pause }, devices, staged, frozen, disk_whole } = taken;
         let frozen = &frozen[..frozen.len() - 1];
         let layer = self.write_memory(approach, memory).await?;
         if layer.is_some() {
