@@ -1,13 +1,15 @@
 //! Faults that tests ask for: where, and what happens there.
 
 use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use sandtree_engine::Machine;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::host::Inner;
+use crate::host::{Host, HostConfig, Inner};
 
 /// The points at which a verb can be made to fail, in the order they are come to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,28 +94,57 @@ pub enum Fault {
 
 const HOLD_POLL: Duration = Duration::from_millis(1);
 
+/// What a test asked for, which may change while sandboxes run.
+#[derive(Debug, Clone, Default)]
+pub struct Faults {
+    pub fault: Option<(Step, Fault)>,
+    /// As [`HostConfig::hold`](crate::HostConfig).
+    pub hold: Option<PathBuf>,
+    /// How long a restored guest may take to acknowledge, in place of the usual time.
+    pub acknowledge: Option<Duration>,
+}
+
+impl Faults {
+    pub(crate) fn of(config: &HostConfig) -> Mutex<Faults> {
+        Mutex::new(Faults { fault: config.fault, hold: config.hold.clone(), acknowledge: None })
+    }
+}
+
+impl Host {
+    /// For tests: what goes wrong from now on, in every sandbox of this host.
+    #[doc(hidden)]
+    pub fn set_faults(&self, faults: Faults) {
+        *self.inner.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
+    }
+}
+
 impl Inner {
+    pub(crate) fn planned_faults(&self) -> Faults {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Does what a test asked for at this step; nothing otherwise.
     pub(crate) fn reach(&self, step: Step, machine: Option<&Machine>) -> Result<()> {
-        match (self.config.fault, machine) {
+        let planned = self.planned_faults();
+        match (planned.fault, machine) {
             (Some((at, Fault::Error)), _) if at == step => Err(Error::Injected { step }),
             (Some((at, Fault::MachineDies)), Some(machine)) if at == step => {
                 machine.kill_now();
                 Ok(())
             }
             (Some((at, Fault::Hold)), _) if at == step => {
-                tokio::task::block_in_place(|| self.hold());
+                tokio::task::block_in_place(|| hold(planned.hold));
                 Ok(())
             }
             _ => Ok(()),
         }
     }
+}
 
-    fn hold(&self) {
-        let Some(dir) = &self.config.hold else { return };
-        std::fs::write(dir.join("reached"), "").expect("a test's own directory takes a file");
-        while !dir.join("go").exists() {
-            std::thread::sleep(HOLD_POLL);
-        }
+fn hold(dir: Option<PathBuf>) {
+    let Some(dir) = dir else { return };
+    std::fs::write(dir.join("reached"), "").expect("a test's own directory takes a file");
+    while !dir.join("go").exists() {
+        std::thread::sleep(HOLD_POLL);
     }
 }

@@ -1,8 +1,8 @@
 //! A host: an opened store, the QEMU beside it, and what they can do together.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use sandtree_engine::{self as engine, Engine, EngineConfig, Jail, KvmVerdict, Verdicts};
@@ -14,7 +14,7 @@ use crate::console;
 use crate::create;
 use crate::driver::{self, Verb, permits};
 use crate::error::{Error, Result};
-use crate::fault::{Fault, Step};
+use crate::fault::{Fault, Faults, Step};
 use crate::image::{self, Progress};
 use crate::info::SandboxInfo;
 use crate::sandbox::Sandbox;
@@ -62,6 +62,7 @@ pub struct Host {
 pub(crate) struct Inner {
     pub config: HostConfig,
     pub store: Store,
+    pub faults: Mutex<Faults>,
     engine: OnceCell<Engine>,
 }
 
@@ -71,7 +72,8 @@ impl Host {
         let home = config.home.clone();
         let opened = tokio::task::spawn_blocking(move || Store::open(&home)).await.expect("opening does not panic");
         let store = opened.map_err(store_error("be opened"))?;
-        Ok(Host { inner: Arc::new(Inner { config, store, engine: OnceCell::new() }) })
+        let faults = Faults::of(&config);
+        Ok(Host { inner: Arc::new(Inner { config, store, faults, engine: OnceCell::new() }) })
     }
 
     /// Creates a sandbox and boots it. When it fails, or is dropped in the middle, nothing is left.

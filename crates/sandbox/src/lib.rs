@@ -52,7 +52,7 @@ pub use capture::MemoryMode;
 pub use driver::{Phase, Verb, permits};
 pub use error::{Error, ErrorKind, Report, Result};
 #[doc(hidden)]
-pub use fault::{Fault, Step};
+pub use fault::{Fault, Faults, Step};
 pub use fork::{FORK_CONCURRENCY, ForkReport, ForkSpec};
 pub use guest::{
     Exec, ExecId, ExecSpec, ExitStatus, FileOwner, Files, Forward, Guest, Lifetime, Output, Stdin, Transfer, Tunnel,

@@ -299,14 +299,15 @@ async fn wake(
     if let Some(disk_bytes) = rebirth.disk_bytes {
         machine.resize_disk(disk_bytes).await.map_err(engine_error("grow its disk"))?;
     }
-    let end = tokio::time::Instant::now() + ACKNOWLEDGE;
+    let patience = host.planned_faults().acknowledge.unwrap_or(ACKNOWLEDGE);
+    let end = tokio::time::Instant::now() + patience;
     let acknowledged = async {
-        hub.ready(ACKNOWLEDGE).await.map_err(boot::unreachable_agent)?;
+        hub.ready(patience).await.map_err(boot::unreachable_agent)?;
         let guest = Guest::new(hub.connect().await.map_err(boot::unreachable_agent)?);
         let hooks = guest.restored(rebirth).await?;
         Ok((guest, hooks))
     };
-    let unanswered = |_| Err(Error::Unacknowledged { after: ACKNOWLEDGE });
+    let unanswered = |_| Err(Error::Unacknowledged { after: patience });
     let (guest, hooks) = tokio::time::timeout_at(end, acknowledged).await.unwrap_or_else(unanswered)?;
     host.reach(Step::RestoreAcknowledged, Some(machine))?;
     Ok((guest, RestoreTimes { running, acknowledged: began.elapsed() }, hooks))

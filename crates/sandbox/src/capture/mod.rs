@@ -338,7 +338,7 @@ impl Capture<'_> {
     async fn take_stopped(&mut self, approach: &Approach, staged: &Path, devices: &DeviceFile) -> Result<TakenMemory> {
         self.host.reach(Step::CaptureStopped, Some(&self.running.machine))?;
         if approach.plan.mode == MemoryMode::Full {
-            self.pivot().await?;
+            self.after_reading().await?;
             self.save_stream(&staged.join("devices")).await?;
             return Ok(TakenMemory::Stream);
         }

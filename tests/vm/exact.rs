@@ -1,0 +1,340 @@
+//! Every state is exact: what is restored from it is, byte for byte, what was there when it was taken.
+
+#[path = "support/lab.rs"]
+mod lab;
+mod support;
+
+use std::collections::BTreeSet;
+
+use lab::{Lab, Look, PAGE, Ram, give_worker, sh, spec, start, until_async};
+use sandtree::{Checkpoint, ForkSpec, MemoryMode, Replace, Sandbox, SandboxSpec, Step};
+use serde_json::Value;
+
+/// Where QEMU writes a machine's generation into the page it is kept in.
+const GENERATION_AT: usize = 40;
+const GENERATION_BYTES: usize = 16;
+
+/// States whose memory is known, and where in memory QEMU changes the machine's generation when it loads one.
+struct Exactness {
+    lab: Lab,
+    bytes: u64,
+    known: Vec<(String, Ram)>,
+    generation: Option<usize>,
+}
+
+impl Exactness {
+    fn of(lab: Lab, spec: &SandboxSpec) -> Self {
+        Self { lab, bytes: spec.memory_bytes, known: Vec::new(), generation: None }
+    }
+
+    /// Every other look leaves untouched memory untouched: the kernel tracks the two kinds differently.
+    fn look(&self) -> Look {
+        if self.known.len().is_multiple_of(2) { Look::Untouching } else { Look::Whole }
+    }
+
+    fn read(&self, machine: u32, look: Look) -> Ram {
+        Ram::read(machine, self.bytes, look, self.known.last().map(|(_, ram)| ram))
+    }
+
+    async fn checkpoint(&mut self, sandbox: &Sandbox) -> Checkpoint {
+        let (machine, look) = (self.lab.machine(sandbox), self.look());
+        let taking = sandbox.checkpoint(None, Replace::No);
+        let (taken, ram) = self.lab.held(Step::CapturePivoted, taking, || self.read(machine, look)).await;
+        let taken = taken.expect("it is taken");
+        self.known.push((taken.id.clone(), ram));
+        taken
+    }
+
+    /// Goes to a known state and compares all of memory before the guest goes on.
+    async fn verify(&mut self, sandbox: &Sandbox, index: usize) {
+        let before = self.lab.all_machines();
+        let state = self.known[index].0.clone();
+        let reverting = sandbox.revert(&state);
+        let (reverted, ram) = self.lab.held(Step::RestoreLoaded, reverting, || self.read_new(&before)).await;
+        let reverted = reverted.expect("it is gone to");
+        assert_eq!((reverted.degraded, reverted.dropped), (Vec::new(), None));
+        self.assert_same(index, &ram);
+    }
+
+    /// Leaves the present for a known state; what is left becomes one.
+    async fn leave(&mut self, sandbox: &Sandbox, index: usize) {
+        let (machine, look) = (self.lab.machine(sandbox), self.look());
+        let state = self.known[index].0.clone();
+        let reverting = sandbox.revert(&state);
+        let (reverted, ram) = self.lab.held(Step::CapturePivoted, reverting, || self.read(machine, look)).await;
+        let left = reverted.expect("it is gone to").left.expect("what is left is kept");
+        self.known.push((left, ram));
+    }
+
+    /// A pause, a copy made while it lasts, and the resume all hold the same.
+    async fn pause_and_resume(&mut self, sandbox: &Sandbox) {
+        let (machine, look) = (self.lab.machine(sandbox), self.look());
+        let (paused, ram) = self.lab.held(Step::CapturePivoted, sandbox.pause(), || self.read(machine, look)).await;
+        paused.expect("it is paused");
+        self.known.push(("a pause".into(), ram));
+        let index = self.known.len() - 1;
+
+        let before = self.lab.all_machines();
+        assert!(before.is_empty(), "nothing runs while it is paused");
+        let forking = self.lab.host.fork(sandbox, ForkSpec::new(1));
+        let (forked, ram) = self.lab.held(Step::RestoreLoaded, forking, || self.read_new(&before)).await;
+        let (copies, _) = forked.expect("it is forked");
+        self.assert_same(index, &ram);
+        copies[0].remove().await.expect("the copy is removed");
+
+        let before = self.lab.all_machines();
+        let (resumed, ram) = self.lab.held(Step::RestoreLoaded, sandbox.resume(), || self.read_new(&before)).await;
+        assert_eq!(resumed.expect("it is resumed").degraded, Vec::<String>::new());
+        self.assert_same(index, &ram);
+    }
+
+    /// A copy holds what its source held when it was made; so do the copy's own states, and copies of it.
+    async fn fork(&mut self, sandbox: &Sandbox) {
+        let copy = self.forked(sandbox).await;
+        self.checkpoint(&copy).await;
+        self.verify(&copy, self.known.len() - 1).await;
+        let second = self.forked(&copy).await;
+        second.remove().await.expect("the copy's copy is removed");
+        copy.remove().await.expect("the copy is removed");
+    }
+
+    async fn forked(&mut self, sandbox: &Sandbox) -> Sandbox {
+        let (machine, look, before) = (self.lab.machine(sandbox), self.look(), self.lab.all_machines());
+        let forking = self.lab.host.fork(sandbox, ForkSpec::new(1));
+        let steps = [Step::CapturePivoted, Step::RestoreLoaded];
+        let look = |step| match step {
+            Step::CapturePivoted => self.read(machine, look),
+            _ => self.read_new(&before),
+        };
+        let (forked, [taken, restored]) = self.lab.held_twice(steps, forking, look).await;
+        self.known.push((format!("a fork of {}", sandbox.name()), taken));
+        self.assert_same(self.known.len() - 1, &restored);
+        forked.expect("it is forked").0.remove(0)
+    }
+
+    fn read_new(&self, before: &BTreeSet<u32>) -> Ram {
+        self.read(self.lab.new_machine(before), self.look())
+    }
+
+    /// How many memory layers and overlays a state has.
+    fn depth(&self, sandbox: &Sandbox, state: &str) -> [usize; 2] {
+        let manifest = self.lab.manifest(sandbox, state);
+        let count = |list: &Value| list.as_array().map_or(0, Vec::len);
+        [count(&manifest["memory"]["layers"]), count(&manifest["disk"])]
+    }
+
+    /// All but the generation is the same, and that is at one place in every state.
+    #[track_caller]
+    fn assert_same(&mut self, index: usize, restored: &Ram) {
+        let (state, taken) = &self.known[index];
+        let differing = taken.differences(restored);
+        let (Some(first), Some(last)) = (differing.first(), differing.last()) else {
+            panic!("state {index}: a restored machine has another generation");
+        };
+        let generation = *self.generation.get_or_insert(first / PAGE * PAGE + GENERATION_AT);
+        let within = generation..generation + GENERATION_BYTES;
+        let pages = taken.changed_pages(restored);
+        assert!(
+            within.contains(first) && within.contains(last),
+            "state {index}, {state}: {} bytes in {pages} pages differ, from {first:#x} to {last:#x}",
+            differing.len()
+        );
+    }
+}
+
+/// A guest that writes, frees, remaps and swaps memory, and writes and removes files.
+async fn busy(sandbox: &Sandbox) {
+    give_worker(sandbox).await;
+    sh(sandbox, "mkdir /churn && dd if=/dev/zero of=/swap bs=1M count=16 && mkswap /swap && swapon /swap").await;
+    sh(sandbox, "echo +memory > /sys/fs/cgroup/cgroup.subtree_control && mkdir /sys/fs/cgroup/churn").await;
+    start(sandbox, "echo $$ > /sys/fs/cgroup/churn/cgroup.procs; exec /dev/shm/worker churn 7").await;
+    let reclaim = "while :; do echo 1M > /sys/fs/cgroup/churn/memory.reclaim; sleep 0.2; done 2> /dev/null";
+    start(sandbox, reclaim).await;
+    sh(sandbox, "until [ $(cat /sys/fs/cgroup/churn/memory.swap.current) -gt 0 ]; do usleep 20000; done").await;
+}
+
+/// A busy guest whose memory is captured in one way.
+async fn busy_guest(mode: MemoryMode) -> (Exactness, Sandbox) {
+    let lab = Lab::open().await;
+    let spec = SandboxSpec { memory_mode: Some(mode), ..spec("x") };
+    let sandbox = lab.host.create(spec.clone()).await.expect("it is created");
+    busy(&sandbox).await;
+    (Exactness::of(lab, &spec), sandbox)
+}
+
+/// Takes checkpoints, goes back to each, takes more from there, and goes every other way a state can be gone to.
+async fn is_exact_in_every_way(mode: MemoryMode) -> Vec<Checkpoint> {
+    let (mut exactness, sandbox) = busy_guest(mode).await;
+    let mut taken = Vec::new();
+    for _ in 0..3 {
+        taken.push(exactness.checkpoint(&sandbox).await);
+    }
+    for pair in exactness.known.windows(2) {
+        assert!(pair[0].1.changed_pages(&pair[1].1) > 0, "the guest is busy");
+    }
+    exactness.verify(&sandbox, 0).await;
+    taken.push(exactness.checkpoint(&sandbox).await);
+    taken.push(exactness.checkpoint(&sandbox).await);
+    exactness.leave(&sandbox, 1).await;
+    for index in [5, 4, 3, 2] {
+        exactness.verify(&sandbox, index).await;
+    }
+    exactness.pause_and_resume(&sandbox).await;
+    taken.push(exactness.checkpoint(&sandbox).await);
+    exactness.verify(&sandbox, exactness.known.len() - 1).await;
+    exactness.fork(&sandbox).await;
+    sandbox.remove().await.expect("it is removed");
+    exactness.lab.world.assert_empty();
+    taken
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn write_protect_is_exact() {
+    for taken in is_exact_in_every_way(MemoryMode::WriteProtect).await {
+        assert_eq!((taken.mode.as_str(), taken.degraded), ("write-protect", Vec::new()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn anonymous_is_exact() {
+    for taken in is_exact_in_every_way(MemoryMode::Anonymous).await {
+        assert_eq!((taken.mode.as_str(), taken.degraded), ("anonymous", Vec::new()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn full_is_exact() {
+    for taken in is_exact_in_every_way(MemoryMode::Full).await {
+        assert_eq!((taken.mode.as_str(), taken.degraded), ("full", Vec::new()));
+    }
+}
+
+/// Where the kernel has no such bit, the probe finds out, and the next best way is as exact.
+#[tokio::test(flavor = "multi_thread")]
+async fn soft_dirty_is_exact_or_says_that_it_cannot_be() {
+    let (mut exactness, sandbox) = busy_guest(MemoryMode::SoftDirty).await;
+    for _ in 0..2 {
+        let taken = exactness.checkpoint(&sandbox).await;
+        match taken.mode.as_str() {
+            "soft-dirty" => assert_eq!(taken.degraded, Vec::<String>::new()),
+            mode => {
+                assert_eq!(mode, "anonymous");
+                assert!(taken.degraded.iter().any(|line| line.starts_with("soft-dirty does not work here: ")));
+            }
+        }
+    }
+    for index in [0, 1] {
+        exactness.verify(&sandbox, index).await;
+    }
+    sandbox.remove().await.expect("it is removed");
+}
+
+/// Layers become few again in the background, and neither what was taken before nor what is taken after differs.
+#[tokio::test(flavor = "multi_thread")]
+async fn folded_layers_are_exact() {
+    const FOLDED_BY: usize = 48;
+    let (mut exactness, sandbox) = busy_guest(MemoryMode::WriteProtect).await;
+    let (mut deepest, mut folded) = ([0, 0], [None, None]);
+    for index in 0..FOLDED_BY {
+        let state = exactness.checkpoint(&sandbox).await.id;
+        let depth = exactness.depth(&sandbox, &state);
+        for kind in 0..2 {
+            if depth[kind] < deepest[kind] {
+                folded[kind].get_or_insert(index);
+            }
+            deepest[kind] = deepest[kind].max(depth[kind]);
+        }
+        if folded.iter().all(Option::is_some) {
+            break;
+        }
+    }
+    let [Some(memory), Some(disk)] = folded else { panic!("nothing was folded: {deepest:?}, {folded:?}") };
+    // The last before each fold and the first after it, then one that grows from there.
+    for index in BTreeSet::from([disk - 1, disk, memory - 1, memory, exactness.known.len() - 1]) {
+        exactness.verify(&sandbox, index).await;
+        sh(&sandbox, "cat /churn/* > /dev/null").await;
+    }
+    exactness.checkpoint(&sandbox).await;
+    exactness.verify(&sandbox, exactness.known.len() - 1).await;
+    sandbox.remove().await.expect("it is removed");
+}
+
+/// What the guest reads from its disk, not from memory: every file, and the whole device.
+async fn disk(sandbox: &Sandbox) -> String {
+    sh(sandbox, "sync; mount -o remount,ro / && echo 3 > /proc/sys/vm/drop_caches").await;
+    let files = "cd /; find bin/busybox srv -type f | sort | xargs sha256sum; sha256sum /dev/vda";
+    sh(sandbox, files).await
+}
+
+/// Of a guest whose file system stands still. Nothing but the disk tells what it must read.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_is_exact_in_every_state() {
+    let lab = Lab::open().await;
+    let sandbox = lab.host.create(spec("x")).await.expect("it is created");
+    let mut known = Vec::new();
+    // Beyond the depth at which overlays are folded; only some are looked at.
+    for number in 0..20 {
+        let change = format!(
+            "mount -o remount,rw / && dd if=/dev/urandom of=/srv/{number} bs=64k count=4 && dd if=/dev/zero \
+             of=/srv/0 bs=64k seek={} count=1 conv=notrunc && rm -f /srv/{} && truncate -s 100000 /srv/{}",
+            number % 3,
+            number - 2,
+            number - 1
+        );
+        sh(&sandbox, &change).await;
+        let looked = if [0, 9, 19].contains(&number) { Some(disk(&sandbox).await) } else { None };
+        let state = sandbox.checkpoint(None, Replace::No).await.expect("it is taken").id;
+        known.extend(looked.map(|looked| (state, looked)));
+    }
+    let depth = || lab.head(&sandbox)["disk"].as_array().map_or(0, Vec::len);
+    until_async("the overlays are folded", || depth() < 16).await;
+    assert_eq!(disk(&sandbox).await, known[2].1, "folded under a running guest");
+    for index in [0, 2, 1] {
+        sandbox.revert(&known[index].0).await.expect("it is gone to");
+        assert_eq!(disk(&sandbox).await, known[index].1, "state {index}");
+    }
+    let copies = lab.host.fork(&sandbox, ForkSpec::new(1)).await.expect("it is forked").0;
+    assert_eq!(disk(&copies[0]).await, known[1].1, "in a copy");
+    copies[0].remove().await.expect("the copy is removed");
+    sandbox.pause().await.expect("it is paused");
+    sandbox.resume().await.expect("it is resumed");
+    assert_eq!(disk(&sandbox).await, known[1].1, "after a pause");
+    sandbox.remove().await.expect("it is removed");
+}
+
+/// A process that writes a number to its disk and finds it there again knows at once if the disk is not of the moment
+/// that its memory is of.
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_and_disk_are_of_one_moment() {
+    let lab = Lab::open().await;
+    let sandbox = lab.host.create(spec("x")).await.expect("it is created");
+    give_worker(&sandbox).await;
+    start(&sandbox, "exec /dev/shm/worker count /dev/shm/number /number /dev/shm/torn").await;
+    sh(&sandbox, "until [ -s /dev/shm/number ]; do usleep 10000; done").await;
+    let mut states = Vec::new();
+    for _ in 0..10 {
+        states.push(sandbox.checkpoint(None, Replace::No).await.expect("it is taken").id);
+    }
+    for state in states.iter().rev() {
+        sandbox.revert(state).await.expect("it is gone to");
+        counts_on(&sandbox, state).await;
+    }
+    for copy in lab.host.fork(&sandbox, ForkSpec::new(2)).await.expect("it is forked").0 {
+        counts_on(&copy, "a copy").await;
+        copy.remove().await.expect("the copy is removed");
+    }
+    sandbox.pause().await.expect("it is paused");
+    sandbox.resume().await.expect("it is resumed");
+    counts_on(&sandbox, "a pause").await;
+    // And it would have been seen: a disk of another moment is.
+    sh(&sandbox, "dd if=/dev/zero of=/number bs=4096 count=1 conv=notrunc oflag=direct").await;
+    sh(&sandbox, "until [ -e /dev/shm/torn ]; do usleep 10000; done").await;
+    sandbox.remove().await.expect("it is removed");
+}
+
+/// The process has gone on, looked at its disk since, and found what it had written.
+async fn counts_on(sandbox: &Sandbox, state: &str) {
+    let line = "n=$(cat /dev/shm/number); until [ -e /dev/shm/torn ] || [ $(cat /dev/shm/number) -gt $((n + 4)) ]; do \
+                usleep 10000; done; cat /dev/shm/torn 2> /dev/null || true";
+    assert_eq!(sh(sandbox, line).await, "", "{state}");
+}
