@@ -15,8 +15,9 @@ const ADDRESS: [u8; 4] = [10, 0, 2, 15];
 const NETMASK: [u8; 4] = [255, 255, 255, 0];
 const GATEWAY: [u8; 4] = [10, 0, 2, 2];
 const NAME_SERVER: &str = "nameserver 10.0.2.3";
-/// How long the interface may take to appear after its driver was loaded.
-const APPEARS_WITHIN: Duration = Duration::from_secs(2);
+/// How long the interface may take to appear: its driver is loaded beside us, and under emulation on a busy host that
+/// takes seconds.
+const APPEARS_WITHIN: Duration = Duration::from_secs(20);
 
 pub fn configure(network: Network) -> Result<(), Failure> {
     let flags = SocketFlags::CLOEXEC;
