@@ -1,8 +1,8 @@
 //! The real file system.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, ioctl_ficlone, renameat_with, statvfs};
@@ -42,8 +42,14 @@ impl Fs for Disk {
         DirBuilder::new().mode(0o700).create(path)
     }
 
+    /// Blocks of zeros become holes: an empty overlay is hardly anything else.
     fn create(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        new_file(path)?.write_all(bytes)
+        const BLOCK: usize = 4096;
+        let file = new_file(path)?;
+        for (index, block) in bytes.chunks(BLOCK).enumerate().filter(|(_, block)| block.iter().any(|byte| *byte != 0)) {
+            file.write_all_at(block, (index * BLOCK) as u64)?;
+        }
+        file.set_len(bytes.len() as u64)
     }
 
     /// A clone where the file system can; any refusal to clone means to copy the bytes.
