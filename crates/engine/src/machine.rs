@@ -12,7 +12,7 @@
 //! When it fails: whatever was started is dropped on the way out and thereby killed.
 
 use std::fs::File;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ use crate::jail::{Confinement, Jail, Limits};
 use crate::mapping::{self, Expected, Handed, Memory, Preload};
 use crate::probe::socketpair;
 use crate::process::{Exit, ExitWatch, Launch, Process};
-use crate::qmp::{Cont, Ending, Events, Qmp, Quit, Stop};
+use crate::qmp::{Cont, Ending, Events, Qmp, QueryStatus, Quit, Stop};
 use crate::ram::GuestMemory;
 
 /// QEMU's side of its sockets is closed when it is reaped; this only bounds a descriptor that leaked.
@@ -97,6 +97,17 @@ impl MachineSpec {
     }
 }
 
+/// How much of what was written to a socket its peer has not read.
+#[allow(unsafe_code, reason = "TIOCOUTQ has no safe form")]
+fn unread_bytes(socket: &OwnedFd) -> Result<i32, Error> {
+    let mut count: libc::c_int = 0;
+    // SAFETY: the descriptor is open, and the kernel writes one int to where the pointer leads.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &mut count) } {
+        0 => Ok(count),
+        _ => Err(Error::io("look at", "the link")(std::io::Error::last_os_error())),
+    }
+}
+
 /// QEMU would only say "could not open"; here the reason is known.
 fn check_readable(file: &'static str, opened: &File, jail: Jail) -> Result<(), Error> {
     let Some(uid) = jail.uid else { return Ok(()) };
@@ -119,6 +130,8 @@ pub struct Machine {
     disk: Disk,
     sets: FdSets,
     link: Option<UnixStream>,
+    /// The same socket, to see how much of what was sent QEMU has not read.
+    link_sent: OwnedFd,
     console: Option<UnixStream>,
 }
 
@@ -137,6 +150,7 @@ impl Machine {
         let (aio, overlays) = (installed.aio, spec.disk.overlays.len() as u64);
         let (control, qmp_end) = socketpair()?;
         let (link, link_end) = socketpair()?;
+        let link_sent = link.as_fd().try_clone_to_owned().map_err(Error::io("duplicate", "a socket"))?;
         let (console, console_end) = socketpair()?;
         let ends = [(fd::QMP, qmp_end), (fd::LINK, link_end), (fd::CONSOLE, console_end)];
         let process = Process::spawn(launch(&installed, spec, ram, ends)).await?;
@@ -147,7 +161,7 @@ impl Machine {
         let memory = found(&process, expected).await?;
         let disk = Disk::new(qmp.clone(), aio, overlays);
         let sets = FdSets::new(qmp.clone(), overlays + 1);
-        Ok(Machine { process, qmp, memory, disk, sets, link: Some(link), console: Some(console) })
+        Ok(Machine { process, qmp, memory, disk, sets, link: Some(link), link_sent, console: Some(console) })
     }
 
     pub fn pid(&self) -> u32 {
@@ -176,6 +190,21 @@ impl Machine {
     /// error the machine is of no use.
     pub async fn load(&self, state: OwnedFd) -> Result<(), Error> {
         devices::load(&self.qmp, &self.sets, state).await
+    }
+
+    /// Waits until nothing that was sent on the link is on its way into the guest. The guest is stopped, and nobody sends:
+    /// QEMU still hands over what it finds in the socket, and that between two parts of a capture would tear it.
+    pub async fn settle_link(&self) -> Result<(), Error> {
+        let mut unread = unread_bytes(&self.link_sent)?;
+        while unread > 0 {
+            // A guest that is out of buffers gets no more while it is stopped.
+            self.qmp.run(QueryStatus {}).await?;
+            let before = std::mem::replace(&mut unread, unread_bytes(&self.link_sent)?);
+            if unread == before {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Makes a place for the state of the devices, to save them into within the stop.

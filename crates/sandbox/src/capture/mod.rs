@@ -324,6 +324,19 @@ impl Capture<'_> {
         devices: &DeviceFile,
         after: After,
     ) -> Result<Moment> {
+        self.running.hub.hold().await;
+        let moment = self.moment_held(approach, staged, devices, after).await;
+        self.running.hub.release().await;
+        moment
+    }
+
+    async fn moment_held(
+        &mut self,
+        approach: &Approach,
+        staged: &Path,
+        devices: &DeviceFile,
+        after: After,
+    ) -> Result<Moment> {
         let began = Instant::now();
         self.machine().stop().await.map_err(engine_error("be stopped"))?;
         let taken = self.take_stopped(approach, staged, devices).await;
@@ -337,6 +350,7 @@ impl Capture<'_> {
 
     async fn take_stopped(&mut self, approach: &Approach, staged: &Path, devices: &DeviceFile) -> Result<TakenMemory> {
         self.host.reach(Step::CaptureStopped, Some(&self.running.machine))?;
+        self.machine().settle_link().await.map_err(engine_error("be still"))?;
         if approach.plan.mode == MemoryMode::Full {
             self.after_reading().await?;
             self.save_stream(&staged.join("devices")).await?;

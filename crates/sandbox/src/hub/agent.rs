@@ -40,6 +40,8 @@ pub(super) struct AgentSide {
     /// Encoded and not yet written; `written` of it is gone.
     bytes: Vec<u8>,
     written: usize,
+    /// Nothing is sent for the time being.
+    pub held: bool,
     buffer: Vec<u8>,
 }
 
@@ -52,6 +54,7 @@ impl AgentSide {
             outbox: Outbox::default(),
             bytes: Vec::new(),
             written: 0,
+            held: false,
             buffer: vec![0; READ_SIZE],
         };
         agent.greet();
@@ -118,9 +121,9 @@ impl AgentSide {
     }
 
     /// Reads or writes, whichever is possible first. Gives the number of bytes read; 0 is a write, an error the end.
-    /// Without a port it waits for ever.
+    /// Without a port it waits for ever; held, it only reads.
     pub async fn turn(&mut self, channels: &mut BTreeMap<u32, Slot>) -> io::Result<usize> {
-        if self.written == self.bytes.len() {
+        if self.written == self.bytes.len() && !self.held {
             self.bytes.clear();
             self.written = 0;
             if self.phase == Phase::Up {
@@ -133,7 +136,7 @@ impl AgentSide {
                 0 => Err(io::ErrorKind::UnexpectedEof.into()),
                 count => Ok(count),
             },
-            count = writer.write(&self.bytes[self.written..]), if self.written < self.bytes.len() => {
+            count = writer.write(&self.bytes[self.written..]), if self.written < self.bytes.len() && !self.held => {
                 self.written += count?;
                 Ok(0)
             }

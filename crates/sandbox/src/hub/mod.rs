@@ -210,6 +210,22 @@ impl Hub {
         Ok(records)
     }
 
+    /// Sends nothing to the guest until it is released: what arrives in the middle of a capture would tear it.
+    pub async fn hold(&self) {
+        self.set_held(true).await;
+    }
+
+    pub async fn release(&self) {
+        self.set_held(false).await;
+    }
+
+    async fn set_held(&self, held: bool) {
+        let (done, set) = oneshot::channel();
+        if self.inputs.send(Input::Hold { held, done }).await.is_ok() {
+            drop(set.await);
+        }
+    }
+
     /// Lets the port go, for a guest that pauses. Its connections are lost, requests are void, commands and files wait.
     pub async fn suspend(&self, reason: String) {
         let (done, suspended) = oneshot::channel();

@@ -60,6 +60,10 @@ pub(crate) enum Input {
         port: UnixStream,
         done: oneshot::Sender<()>,
     },
+    Hold {
+        held: bool,
+        done: oneshot::Sender<()>,
+    },
     GiveUp {
         reason: String,
     },
@@ -172,6 +176,10 @@ impl Switch {
             }
             Input::GoOn { port, done } => {
                 self.go_on(port);
+                let _asker_left = done.send(()).is_err();
+            }
+            Input::Hold { held, done } => {
+                self.agent.held = held;
                 let _asker_left = done.send(()).is_err();
             }
             Input::GiveUp { reason } => self.give_up(&reason),
