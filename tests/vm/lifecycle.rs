@@ -33,7 +33,7 @@ fn a_synced_file_survives_every_end_the_guest_makes() {
     world.start("a", &[]);
     let written = write_file(&world, "a", "/srv/file");
     assert_eq!(world.sh("a", "sync").code, 0);
-    let check = || assert_eq!(digest(&world, "a", "/srv/file"), written);
+    let check = |name: &str| assert_eq!(digest(&world, name, "/srv/file"), written);
     survives(&world, "a", &[Action::GuestPoweroff], check);
     survives(&world, "a", &[Action::GuestReboot], check);
     act(&world, "a", Action::GuestPanic);
@@ -52,11 +52,45 @@ fn a_synced_file_survives_every_end_the_host_makes() {
     world.start("a", &[]);
     let written = write_file(&world, "a", "/srv/file");
     assert_eq!(world.sh("a", "sync").code, 0);
-    let check = || assert_eq!(digest(&world, "a", "/srv/file"), written);
+    let check = |name: &str| assert_eq!(digest(&world, name, "/srv/file"), written);
     survives(&world, "a", &[Action::KillQemu], check);
     survives(&world, "a", &[Action::KillKeeper], check);
     survives(&world, "a", &[Action::Stop, Action::Start, Action::KillKeeper, Action::Start, Action::KillQemu], check);
     world.ok(["rm", "-f", "a"]);
+    world.assert_empty();
+}
+
+/// Nothing is synced here: what a state holds, it holds whole.
+#[test]
+fn a_file_survives_every_way_through_states() {
+    use Action::{Checkpoint, Fork, GuestPanic, KillKeeper, KillQemu, Pause, Resume, Revert, Start, Stop};
+    let world = World::new();
+    world.start("a", &["--publish", "0:80"]);
+    let written = write_file(&world, "a", "/srv/file");
+    let in_memory = write_file(&world, "a", "/run/file");
+    let mut name = "a".to_owned();
+    // Those that end with a boot come last: a boot leaves nothing of memory.
+    let exact: [&[Action]; 8] = [
+        &[Checkpoint, Revert],
+        &[Pause],
+        &[Pause, Resume, Checkpoint, Pause, Revert],
+        &[Checkpoint, KillQemu, Revert],
+        &[Checkpoint, GuestPanic, Revert],
+        &[Checkpoint, KillKeeper, Revert],
+        &[Fork, Checkpoint, Stop, Revert, Pause],
+        &[Checkpoint, Stop, Start, Revert, Fork, Fork],
+    ];
+    for actions in exact {
+        name = survives(&world, &name, actions, |name| {
+            assert_eq!(digest(&world, name, "/srv/file"), written, "{actions:?}");
+            assert_eq!(digest(&world, name, "/run/file"), in_memory, "{actions:?}");
+        });
+    }
+    assert_eq!(name, "a-1-1-1");
+    name = survives(&world, &name, &[Fork, Pause, Resume, Checkpoint, Revert, Stop], |name| {
+        assert_eq!(digest(&world, name, "/srv/file"), written);
+    });
+    world.ok(["rm", "-f", &name]);
     world.assert_empty();
 }
 
@@ -65,7 +99,7 @@ fn stop_writes_out_what_the_guest_has_not() {
     let world = World::new();
     world.start("a", &[]);
     let written = write_file(&world, "a", "/srv/file");
-    survives(&world, "a", &[Action::Stop], || assert_eq!(digest(&world, "a", "/srv/file"), written));
+    survives(&world, "a", &[Action::Stop], |name| assert_eq!(digest(&world, name, "/srv/file"), written));
     let journal = world.sh("a", "dmesg | grep -c 'recovery complete'");
     assert_eq!(journal.out(), "0\n", "the file system was not unmounted cleanly");
     let console = world.ok(["logs", "a"]);
@@ -92,7 +126,7 @@ fn a_start_that_fails_or_is_interrupted_leaves_it_stopped() {
     assert_eq!(finish(starting).code, 130);
     assert_eq!(world.inspect("a")["state"], "stopped");
     assert_eq!(state(&world)["clean"], false, "what a boot wrote before it was given up is not synced");
-    survives(&world, "a", &[], || assert_eq!(digest(&world, "a", "/srv/file"), written));
+    survives(&world, "a", &[], |name| assert_eq!(digest(&world, name, "/srv/file"), written));
     world.ok(["rm", "-f", "a"]);
     world.assert_empty();
 }
@@ -181,7 +215,7 @@ fn a_guest_has_the_shape_it_was_asked_for() {
     let written = world.sh("big", "dd if=/dev/zero of=/srv/large bs=1M count=200 2>&1 && sync");
     assert_eq!(written.code, 0, "{written:?}");
     // A file system that has grown stays so, and is not grown again.
-    survives(&world, "big", &[Action::Stop], || assert!((1_900_000..2_100_000).contains(&number("big", disk_kib))));
+    survives(&world, "big", &[Action::Stop], |name| assert!((1_900_000..2_100_000).contains(&number(name, disk_kib))));
     world.ok(["rm", "-f", "big", "plain"]);
     world.assert_empty();
 }
@@ -213,7 +247,7 @@ fn an_image_may_bring_its_own_init() {
     let all = world.run(["exec", "--user", "user", "a", "--", "sh", "-c", "sleep 1000 & kill -9 -1; wait $!"]);
     assert_eq!(all.code, 137, "{all:?}");
     let written = write_file(&world, "a", "/srv/file");
-    survives(&world, "a", &[Action::Stop], || assert_eq!(digest(&world, "a", "/srv/file"), written));
+    survives(&world, "a", &[Action::Stop], |name| assert_eq!(digest(&world, name, "/srv/file"), written));
     let console = world.ok(["logs", "a"]);
     assert!(String::from_utf8_lossy(&console.stdout).contains("Power down"), "init did not power off");
     assert_eq!(world.sh("a", "dmesg | grep -c 'recovery complete'").out(), "0\n");
@@ -272,7 +306,7 @@ fn the_usual_way_to_power_off_works_in_a_guest_whose_init_is_the_agent() {
     world.sh("a", "poweroff");
     until("poweroff is obeyed", || world.inspect("a")["state"] == "stopped");
     assert_eq!(world.inspect("a")["reason"], "the guest powered off");
-    survives(&world, "a", &[], || assert_eq!(digest(&world, "a", "/srv/file"), written));
+    survives(&world, "a", &[], |name| assert_eq!(digest(&world, name, "/srv/file"), written));
     world.sh("a", "reboot");
     until("reboot is obeyed", || world.inspect("a")["state"] == "stopped");
     assert_eq!(world.inspect("a")["reason"], "the guest rebooted");

@@ -321,10 +321,7 @@ impl Inner {
                 return Err(Error::WrongState { name, phase: state.phase, reason: state.reason, verb });
             }
             match self.store.try_own(&dir).map_err(store_error("lock a sandbox"))? {
-                Some(owned) => {
-                    forget_leftovers(&owned);
-                    return Ok(owned);
-                }
+                Some(owned) => return Ok(owned),
                 None if Instant::now() > end => return Err(Error::Busy { name }),
                 None => tokio::time::sleep(KEEPER_POLL).await,
             }
@@ -335,14 +332,6 @@ impl Inner {
         let host = self.clone();
         let removing = tokio::task::spawn_blocking(move || host.store.remove_sandbox(owned));
         removing.await.expect("removing does not panic").map_err(store_error("remove a sandbox"))
-    }
-}
-
-/// States that nobody lists are left by an owner that died. What cannot be removed now is found again next time.
-fn forget_leftovers(owned: &Owned) {
-    let removed = owned.remove_unlisted().and_then(|_| owned.collect(&[]));
-    if let Err(error) = removed {
-        tracing::warn!(%error, "what a dead owner left cannot be removed");
     }
 }
 

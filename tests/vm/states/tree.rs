@@ -254,5 +254,12 @@ fn a_checkpoint_before_every_command_lets_undo_count_commands() {
     assert_eq!(autos(), 4, "the oldest went");
     world.ok(["undo", "-n", "4", "a"]);
     assert_eq!(words(), "a b y z 1 2 ");
+    // A checkpoint that is as good is not taken again.
+    world.ok(["checkpoint", "a", "mark"]);
+    let before = autos();
+    put("w");
+    assert_eq!(autos(), before);
+    world.ok(["undo", "a"]);
+    assert_eq!(words(), "a b y z 1 2 ");
     remove(&world, &["a"]);
 }

@@ -126,9 +126,14 @@ fn a_store_without_room_does_not_hold_a_revert_up() {
     );
     let shown = world.ok(["revert", "a", "base"]);
     assert!(!shown.err().contains("could not be kept"), "what is small fits: {shown:?}");
+    // Hardly more than the new machine's own empty overlay.
+    disk.empty_again();
+    disk.fill(1 << 10);
+    let reverted = revert(&world, &made);
+    assert!(reverted["dropped"].as_str().unwrap().contains("No space left"), "{reverted}");
     disk.empty_again();
     world.ok(["checkpoint", "a", "more"]);
-    held::assert_holds(&world, "a", "one", 0);
+    held::assert_holds(&world, "a", "one", 1);
     remove(&world, &["a"]);
 }
 

@@ -6,6 +6,9 @@ use serde_json::Value;
 
 use super::support::{World, is_alive, kill, until};
 
+/// The only checkpoint there is.
+const TAG: &str = "survives";
+
 /// One thing that happens to a sandbox, from within or from without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
@@ -16,6 +19,13 @@ pub enum Action {
     GuestPanic,
     KillQemu,
     KillKeeper,
+    /// Takes the checkpoint that `Revert` goes back to.
+    Checkpoint,
+    Revert,
+    Pause,
+    Resume,
+    /// From here on it is about the copy: the source is removed.
+    Fork,
 }
 
 /// How a sandbox must look when an action is over.
@@ -36,6 +46,8 @@ impl Action {
             Action::GuestPanic => ("crashed", "panic"),
             Action::KillQemu => ("crashed", "QEMU ended"),
             Action::KillKeeper => ("crashed", "keeper"),
+            Action::Checkpoint | Action::Revert | Action::Resume | Action::Fork => ("running", ""),
+            Action::Pause => ("paused", ""),
         };
         Expected { state, reason }
     }
@@ -50,7 +62,20 @@ impl Action {
             Action::GuestPanic => ends_the_guest(world, name, "echo c > /proc/sysrq-trigger", "panic"),
             Action::KillQemu => kill(pid("qemu_pid"), "KILL"),
             Action::KillKeeper => kill(pid("keeper_pid"), "KILL"),
+            Action::Checkpoint => drop(world.ok(["checkpoint", "--force", name, TAG])),
+            Action::Revert => drop(world.ok(["revert", name, TAG])),
+            Action::Pause => drop(world.ok(["pause", name])),
+            Action::Resume => drop(world.ok(["resume", name])),
+            Action::Fork => {
+                world.ok(["fork", name]);
+                world.ok(["rm", "-f", name]);
+            }
         }
+    }
+
+    /// What the sandbox is called afterwards.
+    fn renamed(self, name: &str) -> String {
+        if self == Action::Fork { format!("{name}-1") } else { name.to_owned() }
     }
 }
 
@@ -59,27 +84,32 @@ fn ends_the_guest(world: &World, name: &str, line: &str, why: &str) {
     world.sh(name, line).failed_with(&[why]);
 }
 
-/// Does one thing to a sandbox, and waits until it shows.
-pub fn act(world: &World, name: &str, action: Action) {
+/// Does one thing to a sandbox, and waits until it shows. Gives what it is called then.
+pub fn act(world: &World, name: &str, action: Action) -> String {
     let before = world.inspect(name);
     action.begin(world, name, &before);
+    let name = action.renamed(name);
+    let name = name.as_str();
     let expected = action.expected();
     until(&format!("{action:?} leads to {}", expected.state), || world.inspect(name)["state"] == expected.state);
     assert_shown(world, name, expected);
     if expected.state != "running" {
         assert_processes_end(&before);
     }
+    name.to_owned()
 }
 
-/// Does things to a running sandbox one after the other, boots it again if need be, and asks whether all is well.
-pub fn survives(world: &World, name: &str, actions: &[Action], check: impl Fn()) {
-    for action in actions {
-        act(world, name, *action);
+/// Does things to a running sandbox one after the other, lets it run again if need be, and asks whether all is well. Gives
+/// what it is called then.
+pub fn survives(world: &World, name: &str, actions: &[Action], check: impl Fn(&str)) -> String {
+    let name = actions.iter().fold(name.to_owned(), |name, action| act(world, &name, *action));
+    match world.inspect(&name)["state"].as_str() {
+        Some("running") => {}
+        Some("paused") => drop(act(world, &name, Action::Resume)),
+        _ => drop(act(world, &name, Action::Start)),
     }
-    if world.inspect(name)["state"] != "running" {
-        act(world, name, Action::Start);
-    }
-    check();
+    check(&name);
+    name
 }
 
 /// `inspect`, `ps` and `ps -a` agree on a sandbox's state.

@@ -16,7 +16,7 @@ impl Mount {
     /// A file system in memory, as small as it is asked to be. Nothing if we may not mount.
     pub fn tmpfs(mib: u32) -> Option<Mount> {
         let options = format!("size={mib}m,mode=0755");
-        Self::mount(&["-t", "tmpfs", "-o", &options, "none"], tempfile_dir())
+        Self::mounted(&["-t", "tmpfs", "-o", &options, "none"], tempfile_dir())
     }
 
     /// A file system of a kind, in a sparse file. Nothing if we may not mount.
@@ -27,10 +27,10 @@ impl Mount {
         let made = Command::new(format!("/usr/sbin/mkfs.{kind}")).arg("-q").arg(&image).output();
         let made = made.unwrap_or_else(|e| panic!("mkfs.{kind}: {e}; scripts/setup installs it"));
         assert!(made.status.success(), "mkfs.{kind}: {}", String::from_utf8_lossy(&made.stderr));
-        Self::mount(&["-t", kind, "-o", "loop", image.to_str().unwrap()], dir)
+        Self::mounted(&["-t", kind, "-o", "loop", image.to_str().unwrap()], dir)
     }
 
-    fn mount(args: &[&str], dir: tempfile::TempDir) -> Option<Mount> {
+    fn mounted(args: &[&str], dir: tempfile::TempDir) -> Option<Mount> {
         let path = dir.path().join("mounted");
         fs::create_dir(&path).unwrap();
         if !is_root() {

@@ -25,7 +25,10 @@ pub async fn run(global: &Global, args: Fork) -> Outcome {
     let (point, forks) = forked?;
     let total_ms = began.elapsed().as_secs_f64() * 1e3;
     if global.json {
-        let forks: Vec<_> = forks.iter().map(|f| json!({ "id": f.id, "name": f.name, "ports": f.ports })).collect();
+        let forks: Vec<_> = forks
+            .iter()
+            .map(|f| json!({ "id": f.id, "name": f.name, "ports": f.ports, "degraded": f.degraded }))
+            .collect();
         show::json(&json!({
             "forks": forks, "pause_ms": point.pause_ms, "total_ms": total_ms, "degraded": point.degraded,
         }));
@@ -50,8 +53,13 @@ async fn fork(
     let source = host.find(sandbox)?;
     let names = host.fork_names(&source.name, spec)?;
     let keeper = host.keeper_of(sandbox).await?;
-    let point = match &keeper {
-        Some(keeper) => keeper.fork_point().await?,
+    // Should we be killed, the state goes with our connection.
+    let loan = match &keeper {
+        Some(keeper) => Some(keeper.fork_point().await?),
+        None => None,
+    };
+    let point = match &loan {
+        Some(loan) => loan.point.clone(),
         None => host.paused_point(sandbox)?,
     };
     let order = |name: String| {

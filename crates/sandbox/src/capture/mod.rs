@@ -324,19 +324,8 @@ impl Capture<'_> {
         devices: &DeviceFile,
         after: After,
     ) -> Result<Moment> {
-        self.running.hub.hold().await;
-        let moment = self.moment_held(approach, staged, devices, after).await;
-        self.running.hub.release().await;
-        moment
-    }
-
-    async fn moment_held(
-        &mut self,
-        approach: &Approach,
-        staged: &Path,
-        devices: &DeviceFile,
-        after: After,
-    ) -> Result<Moment> {
+        // Silent from before the stop until all is read: devices and memory are of the same moment only if nothing moves.
+        let _silence = self.running.hub.hold().await;
         let began = Instant::now();
         self.machine().stop().await.map_err(engine_error("be stopped"))?;
         let taken = self.take_stopped(approach, staged, devices).await;

@@ -127,6 +127,14 @@ impl Driver {
         self.remove_states(&states)
     }
 
+    /// Removes what was lent to copies of an owner that died: whoever had it is gone, too, or has its own links.
+    pub(super) fn forget_hidden(&mut self) {
+        let forgotten = self.states_where(|manifest| !manifest.kind.is_listed());
+        if let Err(error) = forgotten.and_then(|hidden| self.remove_states(&hidden)) {
+            tracing::warn!(%error, "a state that nobody uses cannot be removed");
+        }
+    }
+
     /// Makes a state that copies are made from. It is listed nowhere.
     pub(super) async fn fork_point(&mut self) -> Result<ForkPoint> {
         if self.state.phase == Phase::Paused {

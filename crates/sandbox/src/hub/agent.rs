@@ -40,8 +40,6 @@ pub(super) struct AgentSide {
     /// Encoded and not yet written; `written` of it is gone.
     bytes: Vec<u8>,
     written: usize,
-    /// Nothing is sent for the time being.
-    pub held: bool,
     buffer: Vec<u8>,
 }
 
@@ -54,7 +52,6 @@ impl AgentSide {
             outbox: Outbox::default(),
             bytes: Vec::new(),
             written: 0,
-            held: false,
             buffer: vec![0; READ_SIZE],
         };
         agent.greet();
@@ -121,9 +118,9 @@ impl AgentSide {
     }
 
     /// Reads or writes, whichever is possible first. Gives the number of bytes read; 0 is a write, an error the end.
-    /// Without a port it waits for ever; held, it only reads.
+    /// Without a port it waits for ever.
     pub async fn turn(&mut self, channels: &mut BTreeMap<u32, Slot>) -> io::Result<usize> {
-        if self.written == self.bytes.len() && !self.held {
+        if self.written == self.bytes.len() {
             self.bytes.clear();
             self.written = 0;
             if self.phase == Phase::Up {
@@ -136,7 +133,7 @@ impl AgentSide {
                 0 => Err(io::ErrorKind::UnexpectedEof.into()),
                 count => Ok(count),
             },
-            count = writer.write(&self.bytes[self.written..]), if self.written < self.bytes.len() && !self.held => {
+            count = writer.write(&self.bytes[self.written..]), if self.written < self.bytes.len() => {
                 self.written += count?;
                 Ok(0)
             }

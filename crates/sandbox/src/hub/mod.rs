@@ -33,6 +33,7 @@ mod switch;
 #[cfg(test)]
 mod tests;
 
+use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -119,6 +120,12 @@ pub(crate) struct Activity {
 struct Census {
     clients: usize,
     activity: Activity,
+}
+
+/// A hub is silent towards its agent as long as this is there.
+#[derive(Debug)]
+pub(crate) struct Held {
+    _release: oneshot::Sender<Infallible>,
 }
 
 #[derive(Debug, Clone)]
@@ -210,22 +217,6 @@ impl Hub {
         Ok(records)
     }
 
-    /// Sends nothing to the guest until it is released: what arrives in the middle of a capture would tear it.
-    pub async fn hold(&self) {
-        self.set_held(true).await;
-    }
-
-    pub async fn release(&self) {
-        self.set_held(false).await;
-    }
-
-    async fn set_held(&self, held: bool) {
-        let (done, set) = oneshot::channel();
-        if self.inputs.send(Input::Hold { held, done }).await.is_ok() {
-            drop(set.await);
-        }
-    }
-
     /// Lets the port go, for a guest that pauses. Its connections are lost, requests are void, commands and files wait.
     pub async fn suspend(&self, reason: String) {
         let (done, suspended) = oneshot::channel();
@@ -241,6 +232,18 @@ impl Hub {
         if self.inputs.send(Input::GoOn { port, done }).await.is_ok() {
             drop(greeted.await);
         }
+    }
+
+    /// Neither hears the agent nor speaks to it until what this gives is dropped. QEMU moves bytes between its port and the
+    /// guest's memory also while the guest stands still: there must be none to move while that memory is captured.
+    pub async fn hold(&self) -> Held {
+        let (release, released) = oneshot::channel();
+        let (done, held) = oneshot::channel();
+        // A hub that is gone is silent.
+        if self.inputs.send(Input::Hold { done, released }).await.is_ok() {
+            drop(held.await);
+        }
+        Held { _release: release }
     }
 
     /// How many connections have a channel open.

@@ -3,6 +3,7 @@
 //! What it does about what it hears is in `from_agent` and `from_client`; here is its state, its loop and its ways out.
 
 use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -52,16 +53,17 @@ pub(crate) enum Input {
     List(oneshot::Sender<Vec<ExecEntry>>),
     Record(oneshot::Sender<Vec<Recorded>>),
     Resync,
+    Hold {
+        done: oneshot::Sender<()>,
+        /// Resolves when its other end is dropped.
+        released: oneshot::Receiver<Infallible>,
+    },
     Suspend {
         reason: String,
         done: oneshot::Sender<()>,
     },
     GoOn {
         port: UnixStream,
-        done: oneshot::Sender<()>,
-    },
-    Hold {
-        held: bool,
         done: oneshot::Sender<()>,
     },
     GiveUp {
@@ -104,6 +106,8 @@ pub(super) struct Switch {
     /// What a restored guest's commands are recognised by, until its agent has said what it knows.
     pub(super) heirlooms: Option<Vec<ExecRecord>>,
     restored: Option<Restored>,
+    /// Silent towards the agent until this resolves.
+    held: Option<oneshot::Receiver<Infallible>>,
     pub(super) gate: Option<mpsc::Sender<Gate>>,
     pub(super) activity: Activity,
     census: watch::Sender<Census>,
@@ -130,6 +134,7 @@ impl Switch {
             execs,
             heirlooms: None,
             restored,
+            held: None,
             gate,
             activity: Activity::default(),
             census,
@@ -143,7 +148,8 @@ impl Switch {
         loop {
             self.count();
             tokio::select! {
-                turn = self.agent.turn(&mut self.channels) => match turn {
+                () = released(self.held.as_mut()) => self.held = None,
+                turn = self.agent.turn(&mut self.channels), if self.held.is_none() => match turn {
                     Ok(count) => {
                         self.agent.feed(count);
                         self.listen();
@@ -170,16 +176,16 @@ impl Switch {
             Input::List(reply) => drop(reply.send(self.spools.iter().map(|(id, s)| s.entry(id)).collect())),
             Input::Record(reply) => drop(reply.send(self.record())),
             Input::Resync => self.greet(),
+            Input::Hold { done, released } => {
+                self.held = Some(released);
+                let _asker_left = done.send(()).is_err();
+            }
             Input::Suspend { reason, done } => {
                 self.suspend(&reason);
                 let _asker_left = done.send(()).is_err();
             }
             Input::GoOn { port, done } => {
                 self.go_on(port);
-                let _asker_left = done.send(()).is_err();
-            }
-            Input::Hold { held, done } => {
-                self.agent.held = held;
                 let _asker_left = done.send(()).is_err();
             }
             Input::GiveUp { reason } => self.give_up(&reason),
@@ -326,5 +332,14 @@ impl Switch {
         if !kept_up {
             self.drop_client(client);
         }
+    }
+}
+
+/// Waits until whoever holds the hub lets go of it; for ever, if nobody does.
+async fn released(held: Option<&mut oneshot::Receiver<Infallible>>) {
+    match held {
+        // An error is the drop of the other end, which is all that can happen to it.
+        Some(held) => drop(held.await),
+        None => std::future::pending().await,
     }
 }

@@ -66,6 +66,13 @@ impl Host {
     }
 }
 
+/// A state to make copies from, kept for us as long as we are there.
+#[derive(Debug)]
+pub struct ForkLoan {
+    pub point: ForkPoint,
+    _stream: UnixStream,
+}
+
 impl Client {
     pub fn info(&self) -> &SandboxInfo {
         &self.info
@@ -116,9 +123,11 @@ impl Client {
         self.call(&Request::Forget(which)).await
     }
 
-    /// A state to make copies from; to be ended when they are made.
-    pub async fn fork_point(&self) -> Result<ForkPoint> {
-        self.call(&Request::ForkPoint).await
+    /// A state to make copies from; to be ended when they are made. It ends, too, when the loan is dropped.
+    pub async fn fork_point(&self) -> Result<ForkLoan> {
+        let mut stream = self.connect().await?;
+        let point = self.ask(&mut stream, &Request::ForkPoint).await?;
+        Ok(ForkLoan { point, _stream: stream })
     }
 
     pub async fn end_fork(&self, state: &str) -> Result<()> {

@@ -18,7 +18,7 @@ mod serve;
 mod spawn;
 mod wire;
 
-pub use client::Client;
+pub use client::{Client, ForkLoan};
 pub use serve::{Stats, run};
 pub use spawn::Lease;
 pub use wire::{Order, Ready, Task, Way};

@@ -306,11 +306,25 @@ async fn answer(host: &Host, sandbox: &Sandbox, mut stream: UnixStream, request:
         }
         Request::GoTo(goal) => wire::write(&mut stream, &told(sandbox.go_to(goal).await.as_ref())).await,
         Request::Forget(which) => wire::write(&mut stream, &told(sandbox.forget(which).await.as_ref())).await,
-        Request::ForkPoint => wire::write(&mut stream, &told(sandbox.fork_point().await.as_ref())).await,
+        Request::ForkPoint => lend_fork_point(sandbox, stream).await,
         Request::EndFork { state } => wire::write(&mut stream, &told(sandbox.end_fork(&state).await.as_ref())).await,
         Request::Pause => wire::write(&mut stream, &told(sandbox.pause().await.as_ref())).await,
         Request::Resume => wire::write(&mut stream, &told(sandbox.resume().await.as_ref())).await,
     }
+}
+
+/// The state that copies are made from lasts until the asker ends it, or ends itself.
+async fn lend_fork_point(sandbox: &Sandbox, mut stream: UnixStream) -> std::io::Result<()> {
+    let point = sandbox.fork_point().await;
+    let written = wire::write(&mut stream, &told(point.as_ref())).await;
+    let Ok(point) = point else { return written };
+    if written.is_ok() {
+        closed(&mut stream).await;
+    }
+    if let Err(error) = sandbox.end_fork(&point.state).await {
+        tracing::warn!(%error, "what copies were made from stays until the next start");
+    }
+    written
 }
 
 fn told<T>(result: Result<T, &Error>) -> Answer<T> {
