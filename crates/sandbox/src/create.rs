@@ -1,9 +1,9 @@
 //! How a sandbox comes to life: the order of things, and what is undone when one fails.
 //!
 //! ```text
-//!   check spec -> image -> resources -> ports -> record -> restore of the warm state ----------------> running
-//!                                                  |    \-> boot -> capture the warm state -> rename -´
-//!                            undone by removing it ´
+//!   check spec -> image -> resources -> ports -> warm state, made if missing -> record -> restore -> running
+//!                                                                                 |  \-> boot ------´
+//!                                                           undone by removing it ´
 //! ```
 //!
 //! Always: each step's result owns what it made, so that an error or a dropped future at any point unwinds all of it. The
@@ -19,7 +19,6 @@ use sandtree_store::{
 };
 
 use crate::boot::{self, Belongs, DISK_RESERVE, Listener, Running, listen};
-use crate::capture::engine_error;
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Step;
@@ -40,7 +39,7 @@ pub(crate) async fn create(host: Arc<Inner>, spec: SandboxSpec) -> Result<Sandbo
     let record = record(&spec, &image, &ports)?;
     let key = warm::key(&host, &record, &image).await?;
     let (mut newborn, running) = match spec.cold {
-        true => booted(&host, record, &image, None, spec.boot_timeout).await?,
+        true => booted(&host, record, spec.boot_timeout).await?,
         false => warm_or_booted(&host, record, &image, &key, spec.boot_timeout).await?,
     };
     let running = connected(&host, running, &ports)?;
@@ -56,7 +55,7 @@ fn connected(host: &Inner, mut running: Running, ports: &[Listener]) -> Result<R
     Ok(running)
 }
 
-/// From the warm state, if there is one that works.
+/// From the warm state, which is made if there is none; or by a boot, if that does not work, and then it says so.
 async fn warm_or_booted(
     host: &Arc<Inner>,
     record: SandboxRecord,
@@ -64,20 +63,33 @@ async fn warm_or_booted(
     key: &Digest,
     timeout: Option<Duration>,
 ) -> Result<(Newborn, Running)> {
-    let Some(warm) = host.store.warm(key).map_err(store_error("read a warm state"))? else {
-        return booted(host, record, image, Some(key), timeout).await;
-    };
-    let error = match restored(host, record.clone(), &warm).await {
-        Ok(restored) => return Ok(restored),
-        Err(error) if is_about_the_state(&error) => error,
-        Err(error) => return Err(error),
-    };
-    let reason = format!("it was booted: the warm state of image {} does not load: {error}", record.image);
-    tracing::warn!("{reason}");
-    host.store.remove_warm(key).map_err(store_error("remove a warm state"))?;
-    let (newborn, mut running) = booted(host, record, image, Some(key), timeout).await?;
-    running.degraded.push(reason);
+    let mut notes = Vec::new();
+    if let Some(warm) = host.store.warm(key).map_err(store_error("read a warm state"))? {
+        match restored(host, record.clone(), &warm).await {
+            Err(error) if is_about_the_state(&error) => notes.push(unusable(host, key, &error)?),
+            done => return done,
+        }
+    }
+    match warm::make(host, &record, image, key, timeout).await? {
+        Ok(warm) => match restored(host, record.clone(), &warm).await {
+            Err(error) if is_about_the_state(&error) => notes.push(unusable(host, key, &error)?),
+            Ok((newborn, mut running)) => {
+                running.degraded.extend(notes);
+                return Ok((newborn, running));
+            }
+            failed => return failed,
+        },
+        Err(error) => notes.push(format!("it was booted: the booted state of its image cannot be kept: {error}")),
+    }
+    let (newborn, mut running) = booted(host, record, timeout).await?;
+    running.degraded.extend(notes);
     Ok((newborn, running))
+}
+
+/// A warm state that does not load is of no use to anybody.
+fn unusable(host: &Inner, key: &Digest, error: &Error) -> Result<String> {
+    host.store.remove_warm(key).map_err(store_error("remove a warm state"))?;
+    Ok(format!("the booted state of its image did not load: {error}"))
 }
 
 /// Whether booting instead may help.
@@ -91,49 +103,28 @@ async fn restored(host: &Arc<Inner>, record: SandboxRecord, warm: &StateSource) 
     host.reach(Step::Record, None)?;
     let disk = newborn.dir().head().map_err(store_error("read where a sandbox stands"))?.disk;
     let loaded = restore::load(host, newborn.owned(), warm, &disk).await?;
-    let connections = Connections { hub: HubChoice::New, belongs: Belongs::Elsewhere };
-    let restored = loaded.go_on(host, newborn.dir(), connections).await?;
-    Ok((newborn, restored.running))
-}
-
-/// Boots a new sandbox. With a key, its state before it has a name is kept for others.
-async fn booted(
-    host: &Arc<Inner>,
-    record: SandboxRecord,
-    image: &Image,
-    key: Option<&Digest>,
-    timeout: Option<Duration>,
-) -> Result<(Newborn, Running)> {
-    let Some(key) = key else {
-        let newborn = Newborn::make(host.clone(), record).await?;
-        host.reach(Step::Record, None)?;
-        let running = boot_head(host, newborn.dir(), boot::identity(newborn.dir().record()), timeout).await?;
-        return Ok((newborn, running));
-    };
-    // A warm state is for disks of any size, so it is taken on one of the image's.
-    let small = SandboxRecord { disk_bytes: image.record.rootfs.bytes, ..record.clone() };
-    let newborn = Newborn::make_sized(host.clone(), record, small.disk_bytes).await?;
-    host.reach(Step::Record, None)?;
-    let mut running = boot_head(host, newborn.dir(), boot::nobody(&small), timeout).await?;
-    if let Err(error) = warm::keep(host, newborn.owned(), &mut running, key, small.disk_bytes).await {
-        tracing::warn!(%error, "the booted state cannot be kept; the next sandbox boots, too");
-        running.degraded.push(format!("the next sandbox will boot, too: the booted state cannot be kept: {error}"));
-    }
-    name_it(host, newborn.dir(), &mut running, small.disk_bytes).await?;
+    let running = go_on(host, &newborn, loaded).await?;
     Ok((newborn, running))
 }
 
-/// A guest of nobody becomes the sandbox's.
-async fn name_it(host: &Inner, dir: &SandboxDir, running: &mut Running, disk_bytes: u64) -> Result<()> {
-    let rebirth = boot::rebirth(dir.record(), Belongs::Elsewhere, disk_bytes);
-    if let Some(disk_bytes) = rebirth.disk_bytes {
-        running.machine.resize_disk(disk_bytes).await.map_err(engine_error("grow its disk"))?;
-    }
-    running.guest.restored(rebirth).await?;
-    host.reach(Step::Configure, None)
+/// Lets a guest go on in a sandbox that is new to it.
+async fn go_on(host: &Inner, newborn: &Newborn, loaded: Loaded) -> Result<Running> {
+    let connections = Connections { hub: HubChoice::New, belongs: Belongs::Elsewhere };
+    let restored = loaded.go_on(host, newborn.dir(), connections).await?;
+    let failed = restored.hooks.iter().map(|hook| format!("hook {} failed: {}", hook.name, hook.what));
+    let mut running = restored.running;
+    running.degraded.extend(failed);
+    Ok(running)
 }
 
-async fn boot_head(
+async fn booted(host: &Arc<Inner>, record: SandboxRecord, timeout: Option<Duration>) -> Result<(Newborn, Running)> {
+    let newborn = Newborn::make(host.clone(), record).await?;
+    host.reach(Step::Record, None)?;
+    let running = boot_head(host, newborn.dir(), boot::identity(newborn.dir().record()), timeout).await?;
+    Ok((newborn, running))
+}
+
+pub(crate) async fn boot_head(
     host: &Inner,
     dir: &SandboxDir,
     identity: sandtree_proto::Identity,
@@ -174,11 +165,7 @@ impl Copy {
     /// Lets the copy go on.
     pub async fn go_on(self) -> Result<Sandbox> {
         let Copy { host, mut newborn, loaded, ports } = self;
-        let connections = Connections { hub: HubChoice::New, belongs: Belongs::Elsewhere };
-        let restored = loaded.go_on(&host, newborn.dir(), connections).await?;
-        let mut running = restored.running;
-        running.degraded.extend(restored.hooks.iter().map(|hook| format!("hook {} failed: {}", hook.name, hook.what)));
-        let running = connected(&host, running, &ports)?;
+        let running = connected(&host, go_on(&host, &newborn, loaded).await?, &ports)?;
         let state = running_state(&running);
         newborn.owned_mut().set_state(&state).map_err(store_error("write a sandbox's state"))?;
         Ok(driver::start(host, newborn.grown(), Some(running), state))
@@ -306,21 +293,8 @@ pub(crate) struct Newborn {
 }
 
 impl Newborn {
-    async fn make(host: Arc<Inner>, record: SandboxRecord) -> Result<Newborn> {
-        let disk_bytes = record.disk_bytes;
-        Self::make_sized(host, record, disk_bytes).await
-    }
-
-    async fn make_sized(host: Arc<Inner>, record: SandboxRecord, disk_bytes: u64) -> Result<Newborn> {
-        Self::create(host, record, move |store, record| {
-            let owned = store.create_sandbox(record, Origin::Image)?;
-            if disk_bytes != owned.record().disk_bytes {
-                owned.set_head(&Head::new(None, vec![owned.create_disk(disk_bytes)?]))?;
-                owned.collect(&[])?;
-            }
-            Ok(owned)
-        })
-        .await
+    pub async fn make(host: Arc<Inner>, record: SandboxRecord) -> Result<Newborn> {
+        Self::create(host, record, |store, record| store.create_sandbox(record, Origin::Image)).await
     }
 
     async fn from_state(host: Arc<Inner>, record: SandboxRecord, state: StateSource) -> Result<Newborn> {
@@ -345,11 +319,11 @@ impl Newborn {
         made.await.expect("creating does not panic")
     }
 
-    fn dir(&self) -> &SandboxDir {
+    pub fn dir(&self) -> &SandboxDir {
         self.owned()
     }
 
-    fn owned(&self) -> &Owned {
+    pub fn owned(&self) -> &Owned {
         self.owned.as_ref().expect("it is there until it has grown")
     }
 

@@ -113,6 +113,8 @@ pub enum Error {
     BrokenState { state: String, what: String },
     #[error("state {state} cannot go on here: its {what} is {then}, here it is {here}")]
     ForeignState { state: String, what: String, then: String, here: String },
+    #[error("the disk of sandbox {name} has {layers} layers, which could not be folded; it cannot get another")]
+    TooDeep { name: String, layers: usize },
     #[error("the restored guest did not acknowledge its new identity within {} s", after.as_secs())]
     Unacknowledged { after: Duration },
     #[error("it was told to fail at {step}")]
@@ -174,6 +176,7 @@ impl Error {
             Error::BrokenState { .. } => ErrorKind::Corrupt,
             Error::ForeignState { .. } => ErrorKind::Unsupported,
             Error::Unacknowledged { .. } => ErrorKind::Guest,
+            Error::TooDeep { .. } => ErrorKind::Exhausted,
             Error::WrongState { .. } => ErrorKind::WrongState,
             Error::NameTaken { .. } | Error::TagTaken { .. } => ErrorKind::AlreadyExists,
             Error::Busy { .. } | Error::Port { .. } => ErrorKind::Busy,
@@ -210,6 +213,7 @@ impl Error {
             Error::StateInUse { .. } => "resume the sandbox first",
             Error::BrokenState { .. } => "go back to another state: `sandtree log SANDBOX` lists them",
             Error::ForeignState { .. } => "its disk can still be used by a sandbox that boots",
+            Error::TooDeep { .. } => "free some space: layers are folded into a new file",
             Error::Unacknowledged { .. } => "its agent does not answer; another state may be better",
             Error::NameTaken { .. } => "choose another --name, or remove the other with `sandtree rm`",
             Error::HostMemory { .. } => "give it less with --memory, or stop another sandbox",

@@ -10,6 +10,7 @@ use sandtree_store::{self as store, Name, Owned, Phase, SandboxDir, SandboxId, S
 use serde::{Deserialize, Serialize};
 use tokio::sync::OnceCell;
 
+use crate::capture;
 use crate::console;
 use crate::create;
 use crate::driver::{self, Verb, permits};
@@ -189,6 +190,10 @@ pub struct QemuFound {
     pub kvm_refused: Option<String>,
     pub disk_aio: String,
     pub io_uring_refused: Option<String>,
+    /// The best way to capture memory that works here.
+    pub memory_mode: String,
+    /// Why it is not a better one.
+    pub memory_modes_refused: Vec<String>,
     /// Whether each machine gets a user id of its own.
     pub own_uid: bool,
 }
@@ -199,6 +204,7 @@ fn found(engine: &Engine) -> QemuFound {
         KvmVerdict::Usable => None,
         KvmVerdict::Unusable { reason } => Some(reason.clone()),
     };
+    let modes = capture::best_mode(&verdicts.tracking);
     QemuFound {
         binary: engine.binary().to_owned(),
         version: engine.version().to_string(),
@@ -206,6 +212,8 @@ fn found(engine: &Engine) -> QemuFound {
         kvm_refused,
         disk_aio: verdicts.aio.name().into(),
         io_uring_refused: verdicts.aio_reason.clone(),
+        memory_mode: modes.mode.to_string(),
+        memory_modes_refused: modes.degraded,
         own_uid: is_root(),
     }
 }

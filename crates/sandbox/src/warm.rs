@@ -4,14 +4,21 @@
 //! randomness, time, name and machine id before it counts as created.
 //! When it fails: a sandbox is booted instead, and says so. A warm state that does not load is removed, and made anew.
 
-use sandtree_store::{Digest, Image, KernelBundle, MachineRecord, Owned, SandboxRecord, StateKind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use sandtree_store::{
+    Digest, Image, KernelBundle, MachineRecord, Owned, SandboxId, SandboxRecord, StateKind, StateSource,
+};
 use serde::Serialize;
 
 use crate::boot::{self, AGENT, Running};
 use crate::capture::{After, Capture, MemoryMode, Purpose};
+use crate::create::{self, Newborn};
 use crate::error::{Error, Result};
 use crate::host::{Inner, store_error};
 use crate::image;
+use crate::spec::parse_name;
 
 /// Changes when what is done between boot and capture does.
 const RECIPE: u32 = 1;
@@ -53,22 +60,55 @@ fn initramfs_name(host: &Inner, record: &SandboxRecord, kernel: &KernelBundle) -
     Ok(path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default())
 }
 
-/// Captures a guest that has just booted, and keeps it for all others of its shape.
-pub(crate) async fn keep(
-    host: &Inner,
-    owned: &Owned,
-    running: &mut Running,
+/// Boots a machine of nobody, captures it, and keeps the state for all sandboxes of its shape. The machine ends: it had
+/// the state's disk open for writing, and nobody who runs may have that.
+///
+/// An inner error: it booted, and its state cannot be kept.
+pub(crate) async fn make(
+    host: &Arc<Inner>,
+    like: &SandboxRecord,
+    image: &Image,
     key: &Digest,
-    disk_bytes: u64,
-) -> Result<()> {
+    timeout: Option<Duration>,
+) -> Result<Result<StateSource>> {
+    let maker = Newborn::make(host.clone(), maker(like, image)?).await?;
+    let mut running = create::boot_head(host, maker.dir(), boot::nobody(like), timeout).await?;
+    let kept = keep(host, maker.owned(), &mut running, key).await;
+    running.machine.kill().await;
+    running.hub.close("its state is kept".into()).await;
+    Ok(kept)
+}
+
+/// On a disk of the image's size, because a warm state is for disks of any size.
+fn maker(like: &SandboxRecord, image: &Image) -> Result<SandboxRecord> {
+    let id = SandboxId::random().map_err(store_error("make an id"))?;
+    let name = parse_name("a sandbox's name", id.as_str())?;
+    let disk_bytes = image.record.rootfs.bytes;
+    let ports = Vec::new();
+    let like = like.clone();
+    Ok(SandboxRecord {
+        id,
+        name,
+        disk_bytes,
+        ports,
+        memory_dir: None,
+        memory_mode: None,
+        auto_checkpoint: None,
+        ..like
+    })
+}
+
+async fn keep(host: &Inner, owned: &Owned, running: &mut Running, key: &Digest) -> Result<StateSource> {
     running.guest.settle().await?;
+    let disk_bytes = owned.record().disk_bytes;
     let mut capture = Capture { host, owned, running, wanted: MemoryMode::WriteProtect, disk_bytes };
-    let purpose = Purpose { kind: StateKind::Warm, tag: None, after: After::Continue };
+    let purpose = Purpose { kind: StateKind::Warm, tag: None, after: After::StayStopped };
     let manifest = capture.take(purpose).await?.manifest;
     let published = tokio::task::block_in_place(|| host.store.publish_warm(key, owned, &manifest.id));
-    owned.remove_state(&manifest.id).map_err(store_error("remove a state"))?;
     published.map_err(store_error("keep a warm state"))?;
-    prune(host, key)
+    prune(host, key)?;
+    let kept = host.store.warm(key).map_err(store_error("read a warm state"))?;
+    kept.ok_or_else(|| Error::NoState { name: owned.record().name.to_string(), state: key.to_string() })
 }
 
 /// Removes the oldest warm states beyond a number: of images, QEMUs, agents and shapes that nobody uses any more, most

@@ -46,10 +46,14 @@ fn describe_qemu(qemu: &QemuFound) {
     } else {
         "seccomp, no new privileges"
     };
+    let refused = qemu.memory_modes_refused.join("; ");
+    let memory =
+        if refused.is_empty() { qemu.memory_mode.clone() } else { format!("{} ({refused})", qemu.memory_mode) };
     show::fields(&[
         ("qemu", format!("{} at {}", qemu.version, qemu.binary.display())),
         ("accelerator", because(&qemu.accelerator, &qemu.kvm_refused, "kvm")),
         ("disk i/o", because(&qemu.disk_aio, &qemu.io_uring_refused, "io_uring")),
+        ("memory", memory),
         ("jail", jail.into()),
     ]);
 }

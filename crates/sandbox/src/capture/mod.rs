@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 pub use mode::MemoryMode;
 use mode::{Abilities, ModePlan};
-use sandtree_engine::{DeviceFile, GuestMemory, Machine, PreparedOverlay, Tracking};
+use sandtree_engine::{DeviceFile, GuestMemory, Machine, PreparedOverlay, Tracking, TrackingVerdict};
 use sandtree_store::memory::{self, Layer, MemoryWriter, PAGE, PageRun};
 use sandtree_store::{Head, LayerId, Owned, StagedState, StateKind, StateManifest, Tag};
 pub(crate) use whole::{check_overlay, read_layer};
@@ -244,6 +244,8 @@ impl Capture<'_> {
         }
         let id = self.owned.create_disk(self.disk_bytes).map_err(store_error("make an overlay"))?;
         let path = self.owned.disk_layer(&id);
+        // The head that lists it is durable; so must it be.
+        self.owned.sync_overlay(&id).map_err(store_error("sync an overlay"))?;
         let prepared = match File::options().read(true).write(true).open(&path) {
             Ok(file) => self.machine().prepare_overlay(file).await.map_err(engine_error("prepare an overlay")),
             Err(source) => Err(Error::io("open", &path, source)),
@@ -489,6 +491,16 @@ impl Ground {
         (self.layers, self.at_start) = (None, 0);
         self.carried.clear();
     }
+}
+
+/// The best mode that the probes found to work.
+pub(crate) fn best_mode(found: &TrackingVerdict) -> ModePlan {
+    let abilities = Abilities {
+        write_protect: found.write_protect.usable(),
+        soft_dirty: found.soft_dirty.usable(),
+        anonymous: found.anonymous.usable(),
+    };
+    mode::choose(MemoryMode::WriteProtect, &abilities)
 }
 
 fn tracking(mode: MemoryMode) -> Tracking {

@@ -27,6 +27,8 @@ const MAPPINGS: usize = 8192;
 /// Depths at which a capture waits for the fold: a machine has only so many descriptors.
 const MEMORY_LAYERS_MAX: usize = 56;
 const DISK_LAYERS_MAX: usize = 40;
+/// A machine with more could not be restored.
+const DISK_LAYERS_LAST: usize = 45;
 
 /// A fold under way.
 #[derive(Debug)]
@@ -159,7 +161,10 @@ impl Driver {
                 break;
             }
         }
-        Ok(())
+        match self.head()?.disk.len() < DISK_LAYERS_LAST {
+            true => Ok(()),
+            false => Err(Error::TooDeep { name: self.name(), layers: self.head()?.disk.len() }),
+        }
     }
 }
 

@@ -188,6 +188,7 @@ enum Happening {
 impl Driver {
     async fn run(mut self, mut queue: mpsc::Receiver<Command>) {
         self.forget_hidden();
+        self.seal_unsealed();
         let (mut events, mut gate) = (self.take_events(), self.take_gate());
         while self.owned.is_some() {
             let happening = tokio::select! {

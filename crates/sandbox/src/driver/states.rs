@@ -21,7 +21,7 @@ use crate::capture::{After, Capture, Captured, MemoryMode, Purpose, blocking};
 use crate::create::running_state;
 use crate::error::{Error, Result};
 use crate::history::{self, Step};
-use crate::host::{now_unix_ms, store_error};
+use crate::host::{boot_id, now_unix_ms, store_error};
 use crate::hub::{Activity, Gate};
 use crate::restore::{self, Connections, HubChoice, RestoreTimes, Restored};
 use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, Resumed, Reverted, ms};
@@ -485,6 +485,13 @@ impl Driver {
 
     pub(super) fn set_head(&self, head: &Head) -> Result<()> {
         self.owned().set_head(head).map_err(store_error("write where a sandbox stands"))
+    }
+
+    /// Makes durable what an owner that died had no time for.
+    pub(super) fn seal_unsealed(&mut self) {
+        let is_unsealed = |state: &StateManifest| matches!(self.dir().is_sealed(&state.id), Ok(false));
+        let unsealed = self.states_where(|state| state.boot_id == boot_id() && is_unsealed(state)).unwrap_or_default();
+        unsealed.iter().for_each(|state| self.seal_later(state));
     }
 
     async fn seal_now(&self, state: &StateId) -> Result<()> {
