@@ -269,6 +269,7 @@ fn input_goes_on_across_checkpoint_and_pause() {
     let world = World::new();
     world.start("a", &[]);
     let mut summing = Watched::start(&world, &["exec", "-i", "a", "--", "sha256sum"]);
+    until("it reads", || world.sh("a", "pidof sha256sum").code == 0);
     let sent: Vec<u8> = (0..1u32 << 19).flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     let mut stdin = summing.stdin.take().unwrap();
     let writing = std::thread::spawn({
@@ -325,6 +326,29 @@ fn connections(world: &World, sandbox: &str) -> String {
 
 fn published(told: &Value) -> u16 {
     told["ports"][0]["host"].as_u64().unwrap().try_into().unwrap()
+}
+
+/// A port that a user forwards by hand lives as long as the machine it leads into.
+#[test]
+fn a_forward_survives_a_checkpoint_and_ends_with_a_revert() {
+    let world = World::new();
+    world.start("a", &[]);
+    assert_eq!(world.sh("a", "nc -ll -p 7000 -e cat > /dev/null 2>&1 &").code, 0);
+    until("it listens", || world.sh("a", "netstat -ltn | grep -q :7000").code == 0);
+    let forwarding = Watched::start(&world, &["--json", "forward", "a", "0:7000"]);
+    until("the port is told", || forwarding.bytes() > 0);
+    let told: Value = serde_json::from_slice(&forwarding.out.lock().unwrap()).unwrap();
+    let port = u16::try_from(told["host"].as_u64().unwrap()).unwrap();
+    let mut echo = Echo::connect(port);
+    world.ok(["checkpoint", "a", "base"]);
+    echo.says("still");
+    world.ok(["revert", "a", "base"]);
+    echo.is_reset();
+    let answer = forwarding.end();
+    assert_eq!(answer.code, 125, "{answer:?}");
+    until("the guest's end is reset", || connections(&world, "a").is_empty());
+    world.ok(["rm", "-f", "a"]);
+    world.assert_empty();
 }
 
 #[test]

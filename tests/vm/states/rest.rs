@@ -69,6 +69,31 @@ fn a_paused_sandbox_whose_keeper_is_killed_is_resumed_by_another() {
     world.assert_empty();
 }
 
+/// The last client of a paused sandbox leaves while another lets it go on: its keeper must not leave, too.
+#[test]
+fn a_client_that_leaves_while_its_sandbox_is_resumed_does_not_end_it() {
+    let world = World::new();
+    world.start("a", &[]);
+    held::begin(&world, "a", "one");
+    for round in 0..4 {
+        let mut client = waiting(&world);
+        world.ok(["pause", "a"]);
+        let mut command = world.command();
+        let resuming = command.args(["resume", "a"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        until("the new machine starts", || {
+            processes_of(world.home()).len() >= 2 || world.inspect("a")["state"] == "running"
+        });
+        client.kill().unwrap();
+        client.wait().unwrap();
+        let resumed = finish(resuming);
+        assert_eq!(resumed.code, 0, "{resumed:?}");
+        held::assert_holds(&world, "a", "one", round);
+        assert_eq!(world.sh("a", "rm /run/waits").code, 0);
+        assert_eq!(world.inspect("a")["state"], "running");
+    }
+    remove(&world, &["a"]);
+}
+
 /// Changes a field of a state's manifest.
 fn edit_manifest(world: &World, state: &str, field: &str, value: &str) {
     let path = dir_of(world, "a").join("states").join(state).join("manifest.json");

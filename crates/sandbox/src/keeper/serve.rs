@@ -170,7 +170,8 @@ async fn serve(
                 }
             },
             Some(_) = clients.join_next() => {}
-            () = unneeded(sandbox, &mut watch) => break Left::Resting,
+            // One that is paused may be about to go on: whoever asked for that is still being attended to.
+            () = unneeded(sandbox, &mut watch), if clients.is_empty() || !is_paused(sandbox) => break Left::Resting,
             word = lease.read_u8(), if !released => match word {
                 Ok(RELEASE) => released = true,
                 _ => break Left::Revoked,
@@ -194,6 +195,10 @@ async fn unneeded(sandbox: &Sandbox, watch: &mut StateWatch) {
             changed = watch.changed() => if changed.is_none() { return },
         }
     }
+}
+
+fn is_paused(sandbox: &Sandbox) -> bool {
+    sandbox.state().phase == Some(Phase::Paused)
 }
 
 /// Takes back what nobody wants any more, removes what was to last only as long as it ran, and stops what still runs.
