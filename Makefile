@@ -9,7 +9,7 @@ help:
 	@echo "make demo    set up, build, and show the main job with timings"
 	@echo "make test    set up, and pass every check and test"
 	@echo "make build   the program: target/release/sandtree"
-	@echo "make bench   measure, against the plain-QEMU floor of the same run"
+	@echo "make bench   measure, against plain QEMU in the same run"
 	@echo "make fuzz    fuzz both ends of the guest protocol for longer"
 
 # Installs only what is missing, and says what.
@@ -47,6 +47,7 @@ vm:
 
 bench: build
 	target/release/sandtree bench exec
+	target/release/sandtree bench states
 
 clean:
 	$(CARGO) clean

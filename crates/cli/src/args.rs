@@ -384,6 +384,44 @@ pub enum Benchmark {
         #[arg(long, default_value_t = 5)]
         rounds: usize,
     },
+    /// Checkpoint, revert, fork, pause and create, each beside its aim and against QEMU's own snapshots
+    States(BenchStates),
+}
+
+#[derive(Debug, clap::Args)]
+pub struct BenchStates {
+    /// How often each is measured; the median counts
+    #[arg(long, default_value_t = 5)]
+    pub rounds: usize,
+    /// Measure these parts alone
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<Part>,
+    /// One round, and neither 4 GB guests nor 50 forks: for a look within a minute
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// The parts of `bench states`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// Pause and total by what was written and by the size of the guest
+    Checkpoint,
+    /// The 1st checkpoint and the 50th
+    Depth,
+    /// What an idle checkpoint takes on the disk
+    Size,
+    /// Against QEMU's snapshot-save and snapshot-load
+    Qemu,
+    /// Back to a checkpoint, against a bare start of QEMU
+    Revert,
+    /// To disk and back, against a bare start of QEMU
+    Pause,
+    /// From the warm state, against a cold boot
+    Create,
+    /// 1, 10 and 50 copies, until all have answered
+    Fork,
+    /// What a copy has of the host's memory to itself
+    Memory,
 }
 
 /// A size such as 512M or 2G; the units are powers of 1024.

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::args::Args;
 use crate::failure::Failure;
@@ -46,6 +47,8 @@ fn log_to_stderr(args: &Args) {
     let filter = args.global.log.as_deref().unwrap_or("warn");
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
+        // How long each step took, where steps are asked for.
+        .with_span_events(FmtSpan::CLOSE)
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .with_target(false)

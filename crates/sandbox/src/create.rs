@@ -164,11 +164,18 @@ pub(crate) async fn copy(host: Arc<Inner>, state: StateSource, of: &SandboxRecor
 impl Copy {
     /// Lets the copy go on.
     pub async fn go_on(self) -> Result<Sandbox> {
-        let Copy { host, mut newborn, loaded, ports } = self;
-        let running = connected(&host, go_on(&host, &newborn, loaded).await?, &ports)?;
+        let host = self.host.clone();
+        let (mut newborn, running) = self.wake().await?;
         let state = running_state(&running);
         newborn.owned_mut().set_state(&state).map_err(store_error("write a sandbox's state"))?;
         Ok(driver::start(host, newborn.grown(), Some(running), state))
+    }
+
+    /// Lets the copy go on, without a driver.
+    pub async fn wake(self) -> Result<(Newborn, Running)> {
+        let Copy { host, newborn, loaded, ports } = self;
+        let running = connected(&host, go_on(&host, &newborn, loaded).await?, &ports)?;
+        Ok((newborn, running))
     }
 }
 
@@ -287,6 +294,7 @@ fn record(spec: &SandboxSpec, image: &Image, ports: &[Listener]) -> Result<Sandb
 }
 
 /// A sandbox on disk that does not run yet. Dropped, it is removed with its name.
+#[derive(Debug)]
 pub(crate) struct Newborn {
     host: Arc<Inner>,
     owned: Option<Owned>,

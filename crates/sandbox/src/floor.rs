@@ -2,18 +2,23 @@
 //!
 //! `sandtree-agent`'s module of the same name is the other end.
 
+use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sandtree_engine::{Machine, Memory, Preload, Start};
+use sandtree_engine::{Engine, Machine, MachineSpec, Memory, Preload, Start};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 use crate::boot::{KERNEL_OPTIONS, Shape, machine_spec};
+use crate::capture::engine_error;
 use crate::error::{Error, Result};
 use crate::host::{Host, Inner, store_error};
 
 const CHUNK: usize = 64 * 1024;
+/// What `stat` counts in, whatever the file system does.
+const STAT_BLOCK: u64 = 512;
 
 /// A guest that does nothing but answer.
 #[derive(Debug)]
@@ -33,13 +38,9 @@ impl Floor {
 
     async fn boot_on(host: Arc<Inner>, sandbox: &str) -> Result<Floor> {
         let engine = host.engine().await?;
-        let (dir, _) = host.settled(sandbox)?;
-        let failed = |source| Error::Engine { operation: "start", source };
-        let accel = engine.accel(Default::default()).map_err(failed)?;
-        let disk = dir.head().map_err(store_error("read where a sandbox stands"))?.disk;
-        let shape = Shape { memory: Memory::Empty, preload: Preload::Skip, start: Start::Run, disk: &disk };
-        let mut spec = machine_spec(&host, &dir, accel, shape)?;
+        let mut spec = bare_spec(&host, engine, sandbox)?;
         spec.cmdline = format!("{KERNEL_OPTIONS} sandtree.init=floor");
+        let failed = engine_error("start");
         let began = Instant::now();
         let mut machine = engine.start(spec).await.map_err(failed)?;
         let mut port = machine.take_link().expect("a fresh machine has its link");
@@ -100,6 +101,52 @@ impl Drop for Floor {
     fn drop(&mut self) {
         self.console.abort();
     }
+}
+
+/// How long QEMU takes to run a machine shaped like that of a sandbox without one, with nothing loaded into it: from
+/// starting it to the answer to `cont`.
+pub async fn bare_start(host: &Host, sandbox: &str) -> Result<Duration> {
+    let host = &host.inner;
+    let engine = host.engine().await?;
+    let mut spec = bare_spec(host, engine, sandbox)?;
+    // As a restored one it stands still at first.
+    spec.extra_args.push("-S".into());
+    let began = Instant::now();
+    let machine = engine.start(spec).await.map_err(engine_error("start"))?;
+    machine.cont().await.map_err(engine_error("go on"))?;
+    let took = began.elapsed();
+    machine.kill().await;
+    Ok(took)
+}
+
+/// The machine of a sandbox that has none now, without anything of ours in it.
+fn bare_spec(host: &Inner, engine: &Engine, sandbox: &str) -> Result<MachineSpec> {
+    let (dir, _) = host.settled(sandbox)?;
+    let accel = engine.accel(Default::default()).map_err(engine_error("be used"))?;
+    let disk = dir.head().map_err(store_error("read where a sandbox stands"))?.disk;
+    let shape = Shape { memory: Memory::Empty, preload: Preload::Skip, start: Start::Run, disk: &disk };
+    machine_spec(host, &dir, accel, shape)
+}
+
+/// What a sandbox takes on the disk, layers that it shares with others included.
+pub fn disk_usage(host: &Host, sandbox: &str) -> Result<u64> {
+    let dir = host.inner.find(sandbox)?;
+    let mut seen = HashSet::new();
+    let mut open = vec![dir.path().to_owned()];
+    let mut bytes = 0;
+    while let Some(path) = open.pop() {
+        for entry in path.read_dir().map_err(|e| Error::io("list", &path, e))? {
+            let entry = entry.map_err(|e| Error::io("list", &path, e))?;
+            let status = entry.metadata().map_err(|e| Error::io("look at", entry.path(), e))?;
+            if status.is_dir() {
+                open.push(entry.path());
+            }
+            if seen.insert(status.ino()) {
+                bytes += status.blocks() * STAT_BLOCK;
+            }
+        }
+    }
+    Ok(bytes)
 }
 
 async fn expect(port: &mut UnixStream) -> Result<()> {

@@ -46,6 +46,8 @@ mod restore;
 mod sandbox;
 mod spec;
 mod states;
+#[doc(hidden)]
+pub mod twin;
 mod warm;
 
 pub use capture::MemoryMode;

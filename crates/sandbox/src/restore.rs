@@ -20,6 +20,7 @@ use sandtree_proto::{HookFailure, Rebirth};
 use sandtree_store::memory::{self, Layer, PAGE};
 use sandtree_store::{LayerId, MachineRecord, MemoryState, Owned, SandboxDir, StateManifest, StateSource};
 use tokio::net::UnixStream;
+use tracing::{Instrument, debug_span};
 
 use crate::boot::{self, Belongs, Running, chosen_accel};
 use crate::capture::{Ground, blocking, check_overlay, engine_error, read_layer};
@@ -116,12 +117,14 @@ pub(crate) async fn load(host: &Inner, owned: &Owned, source: &StateSource, disk
     runs_here(source.manifest(), &record)?;
     let devices = source.devices();
     let devices = File::open(&devices).map_err(|e| Error::io("open", devices, e))?;
-    let (mut machine, degraded) = Starting { host, engine, owned, disk }.start(source.manifest(), &layers).await?;
+    let starting = Starting { host, engine, owned, disk };
+    let (mut machine, degraded) = starting.start(source.manifest(), &layers).instrument(debug_span!("start")).await?;
     let console = machine.take_console().expect("a fresh machine has its console");
     let console = Console::keep(console, owned.console()).map_err(|e| Error::io("open", owned.console(), e))?;
     let events = machine.events();
     host.reach(Step::RestoreStarted, Some(&machine))?;
-    machine.load(OwnedFd::from(devices)).await.map_err(engine_error("load the state"))?;
+    let loaded = machine.load(OwnedFd::from(devices)).instrument(debug_span!("load")).await;
+    loaded.map_err(engine_error("load the state"))?;
     host.reach(Step::RestoreLoaded, Some(&machine))?;
     let port = machine.take_link().expect("a fresh machine has its link");
     let ground = match &source.manifest().memory {
@@ -293,7 +296,7 @@ async fn wake(
     rebirth: Rebirth,
     began: Instant,
 ) -> Result<(Guest, RestoreTimes, Vec<HookFailure>)> {
-    machine.cont().await.map_err(engine_error("go on from the state"))?;
+    machine.cont().instrument(debug_span!("cont")).await.map_err(engine_error("go on from the state"))?;
     let running = began.elapsed();
     host.reach(Step::RestoreContinued, Some(machine))?;
     if let Some(disk_bytes) = rebirth.disk_bytes {
@@ -302,9 +305,9 @@ async fn wake(
     let patience = host.planned_faults().acknowledge.unwrap_or(ACKNOWLEDGE);
     let end = tokio::time::Instant::now() + patience;
     let acknowledged = async {
-        hub.ready(patience).await.map_err(boot::unreachable_agent)?;
+        hub.ready(patience).instrument(debug_span!("greet")).await.map_err(boot::unreachable_agent)?;
         let guest = Guest::new(hub.connect().await.map_err(boot::unreachable_agent)?);
-        let hooks = guest.restored(rebirth).await?;
+        let hooks = guest.restored(rebirth).instrument(debug_span!("acknowledge")).await?;
         Ok((guest, hooks))
     };
     let unanswered = |_| Err(Error::Unacknowledged { after: patience });

@@ -45,6 +45,7 @@ pub async fn run(args: Args) -> Outcome {
         Command::Exec(args) => exec::run(&global, args).await,
         Command::Attach(args) => attach::run(&global, args).await,
         Command::Shell(args) => shell::run(&global, args).await,
+        Command::Bench(args) => bench::run(&global, args).await,
         Command::Keeper => keeper::run().await,
         command => interruptible(dispatch(&global, command)).await,
     }
@@ -70,11 +71,13 @@ async fn dispatch(global: &Global, command: Command) -> Outcome {
         Command::Pause(args) => pause::run(global, args).await,
         Command::Resume(args) => resume::run(global, args).await,
         Command::Doctor => doctor::run(global).await,
-        Command::Bench(args) => bench::run(global, args).await,
         Command::Completion { shell } => completion::run(shell),
-        Command::Run(_) | Command::Exec(_) | Command::Attach(_) | Command::Shell(_) | Command::Keeper => {
-            unreachable!("they are dispatched before")
-        }
+        Command::Run(_)
+        | Command::Exec(_)
+        | Command::Attach(_)
+        | Command::Shell(_)
+        | Command::Bench(_)
+        | Command::Keeper => unreachable!("they are dispatched before"),
     }
 }
 

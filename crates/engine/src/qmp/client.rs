@@ -15,6 +15,7 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::timeout;
+use tracing::Instrument;
 
 use super::command::{Capabilities, Command};
 use super::event::{Ending, Event, Events};
@@ -140,7 +141,8 @@ impl Qmp {
             Ok(reply) => reply,
             Err(closed) => return Err(self.lost(closed).await),
         };
-        let outcome = timeout(deadline, self.answer(reply)).await;
+        let answer = self.answer(reply).instrument(tracing::debug_span!("qmp", command = C::NAME));
+        let outcome = timeout(deadline, answer).await;
         self.shared.forget(id);
         match outcome {
             Err(_) => Err(Error::Timeout { command: C::NAME, after: deadline }),

@@ -268,8 +268,39 @@ impl Command for BlockResize<'_> {
     type Reply = Nothing;
 }
 
+/// Starts a job that saves the whole machine, its memory included, inside a qcow2 image.
 #[derive(Debug, Serialize)]
-pub(crate) struct QueryJobs {}
+#[serde(rename_all = "kebab-case")]
+pub struct SnapshotSave<'a> {
+    pub job_id: &'a str,
+    pub tag: &'a str,
+    /// The node that takes the memory.
+    pub vmstate: &'a str,
+    pub devices: &'a [&'a str],
+}
+
+impl Command for SnapshotSave<'_> {
+    const NAME: &'static str = "snapshot-save";
+    type Reply = Nothing;
+}
+
+/// Starts a job that goes back to what [`SnapshotSave`] has saved.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct SnapshotLoad<'a> {
+    pub job_id: &'a str,
+    pub tag: &'a str,
+    pub vmstate: &'a str,
+    pub devices: &'a [&'a str],
+}
+
+impl Command for SnapshotLoad<'_> {
+    const NAME: &'static str = "snapshot-load";
+    type Reply = Nothing;
+}
+
+#[derive(Debug, Serialize)]
+pub struct QueryJobs {}
 
 impl Command for QueryJobs {
     const NAME: &'static str = "query-jobs";
@@ -277,14 +308,14 @@ impl Command for QueryJobs {
 }
 
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Job {
+pub struct Job {
     pub id: String,
     pub status: String,
     pub error: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct JobDismiss<'a> {
+pub struct JobDismiss<'a> {
     pub id: &'a str,
 }
 

@@ -1,5 +1,7 @@
 //! What QEMU tells without being asked.
 
+use std::time::Duration;
+
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::broadcast;
@@ -18,8 +20,13 @@ pub struct Shutdown {
 pub enum Event {
     Shutdown(Shutdown),
     GuestPanicked,
-    Stop,
-    Resume,
+    /// The guest stands still; `at` is QEMU's time, since 1970. QEMU may be too busy to tell before it goes on again.
+    Stop {
+        at: Duration,
+    },
+    Resume {
+        at: Duration,
+    },
     Reset,
     BlockIoError {
         node: String,
@@ -52,12 +59,12 @@ pub enum Event {
 
 impl Event {
     /// Reads an event; one whose data does not have the expected form is not an event QEMU could send.
-    pub(crate) fn parse(name: &str, data: Value) -> Result<Event, serde_json::Error> {
+    pub(crate) fn parse(name: &str, data: Value, at: Duration) -> Result<Event, serde_json::Error> {
         Ok(match name {
             "SHUTDOWN" => Event::Shutdown(serde_json::from_value(data)?),
             "GUEST_PANICKED" => Event::GuestPanicked,
-            "STOP" => Event::Stop,
-            "RESUME" => Event::Resume,
+            "STOP" => Event::Stop { at },
+            "RESUME" => Event::Resume { at },
             "RESET" => Event::Reset,
             "VSERPORT_CHANGE" => Event::Port { open: PortChange::deserialize(data)?.open },
             "BLOCK_IO_ERROR" => BlockIoError::deserialize(data)?.into(),

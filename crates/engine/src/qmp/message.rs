@@ -1,5 +1,7 @@
 //! One line of QMP from QEMU, parsed. Pure.
 
+use std::time::Duration;
+
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -47,11 +49,27 @@ enum Raw {
         event: String,
         #[serde(default)]
         data: Value,
+        #[serde(default)]
+        timestamp: Timestamp,
     },
     /// QEMU could not even read the id of what we sent.
     Unnumbered {
         error: Refusal,
     },
+}
+
+/// QEMU's time of an event. It says -1 if it has none.
+#[derive(Clone, Copy, Default, Deserialize)]
+struct Timestamp {
+    seconds: i64,
+    microseconds: i64,
+}
+
+impl Timestamp {
+    fn at(self) -> Duration {
+        let part = |value: i64| u64::try_from(value).unwrap_or(0);
+        Duration::from_secs(part(self.seconds)).saturating_add(Duration::from_micros(part(self.microseconds)))
+    }
 }
 
 #[derive(Deserialize)]
@@ -71,9 +89,9 @@ pub(crate) fn parse(line: &[u8]) -> Result<Message, String> {
         Raw::Greeting { greeting } => Ok(Message::Greeting(Greeting { version: greeting.version.qemu })),
         Raw::Return { id, r#return } => Ok(Message::Reply { id, outcome: Ok(r#return) }),
         Raw::Refused { id, error } => Ok(Message::Reply { id, outcome: Err(error) }),
-        Raw::Event { event, data } => {
-            Event::parse(&event, data).map(Message::Event).map_err(|error| format!("event {event}: {error}"))
-        }
+        Raw::Event { event, data, timestamp } => Event::parse(&event, data, timestamp.at())
+            .map(Message::Event)
+            .map_err(|error| format!("event {event}: {error}")),
         Raw::Unnumbered { error } => Err(format!("a refusal of no known command: {}", error.desc)),
     }
 }
@@ -96,7 +114,7 @@ mod tests {
     #[test]
     fn reads_events_with_and_without_data() {
         let stop = br#"{"timestamp": {"seconds": 1, "microseconds": 2}, "event": "STOP"}"#;
-        assert_eq!(parse(stop), Ok(Message::Event(Event::Stop)));
+        assert_eq!(parse(stop), Ok(Message::Event(Event::Stop { at: Duration::from_micros(1_000_002) })));
         let error = br#"{"event": "BLOCK_IO_ERROR", "data": {"device": "", "node-name": "disk1", "operation": "write", "nospace": true, "action": "report", "reason": "No space left on device", "qom-path": "/machine"}}"#;
         let expected = Event::BlockIoError { node: "disk1".into(), operation: "write".into(), no_space: true };
         assert_eq!(parse(error), Ok(Message::Event(expected)));

@@ -21,8 +21,11 @@ mod message;
 pub use client::Qmp;
 pub(crate) use command::{
     AddFd, BlockResize, BlockdevAdd, BlockdevBackup, BlockdevDel, BlockdevReopen, BlockdevSnapshot, Capability, GetFd,
-    JobDismiss, Migrate, MigrateCancel, MigrateIncoming, MigrateSetCapabilities, MigrateSetParameters, QueryJobs,
-    QueryMigrate, RemoveFd, XenSaveDevicesState,
+    Migrate, MigrateCancel, MigrateIncoming, MigrateSetCapabilities, MigrateSetParameters, QueryMigrate, RemoveFd,
+    XenSaveDevicesState,
 };
-pub use command::{Command, Cont, Nothing, QueryStatus, Quit, Status, Stop, SystemPowerdown};
+pub use command::{
+    Command, Cont, Job, JobDismiss, Nothing, QueryJobs, QueryStatus, Quit, SnapshotLoad, SnapshotSave, Status, Stop,
+    SystemPowerdown,
+};
 pub use event::{Ending, Event, Events, Shutdown};

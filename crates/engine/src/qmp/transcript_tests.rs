@@ -152,7 +152,7 @@ async fn replies_find_their_commands_in_any_order_between_events() {
     let (status, stop, ()) = tokio::join!(qmp.run(QueryStatus {}), qmp.run(Stop {}), script);
     assert_eq!(status.unwrap().status, "paused");
     assert_eq!(stop.unwrap(), Nothing {});
-    assert_eq!(events.next().await, Some(Event::Stop));
+    assert_eq!(events.next().await, Some(Event::Stop { at: Duration::from_micros(1_000_001) }));
     assert_eq!(events.next().await, Some(Event::Other { name: "NEWER".into() }));
 }
 
@@ -247,7 +247,7 @@ async fn a_slow_subscriber_is_told_what_it_lost() {
     drop(peer);
     qmp.closed().await;
     assert_eq!(events.next().await, Some(Event::Lost { count: 1 }));
-    assert_eq!(events.next().await, Some(Event::Resume));
+    assert_eq!(events.next().await, Some(Event::Resume { at: Duration::ZERO }));
 }
 
 #[tokio::test]

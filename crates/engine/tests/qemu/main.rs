@@ -48,10 +48,10 @@ async fn the_guest_runs_talks_stops_and_goes_on() {
 
     let mut events = machine.events();
     machine.qmp().run(Stop {}).await.unwrap();
-    assert_eq!(events.next().await, Some(Event::Stop));
+    assert!(matches!(events.next().await, Some(Event::Stop { .. })));
     assert_eq!(machine.qmp().run(QueryStatus {}).await.unwrap().status, "paused");
     machine.qmp().run(Cont {}).await.unwrap();
-    assert_eq!(events.next().await, Some(Event::Resume));
+    assert!(matches!(events.next().await, Some(Event::Resume { .. })));
 
     let exit = machine.quit(DEADLINE).await.unwrap();
     assert!(exit.status.success(), "{exit}");

@@ -25,6 +25,7 @@ use mode::{Abilities, ModePlan};
 use sandtree_engine::{DeviceFile, GuestMemory, Machine, PreparedOverlay, Tracking, TrackingVerdict};
 use sandtree_store::memory::{self, Layer, MemoryWriter, PAGE, PageRun};
 use sandtree_store::{Head, LayerId, Owned, StagedState, StateKind, StateManifest, Tag};
+use tracing::{Instrument, debug_span};
 pub(crate) use whole::{check_overlay, read_layer};
 
 use crate::boot::Running;
@@ -173,9 +174,9 @@ impl Capture<'_> {
     pub async fn take(&mut self, purpose: Purpose) -> Result<Captured> {
         let mut approach = self.approach();
         let disk_whole = self.look_at_disk(&mut approach);
-        self.prepare_overlay().await?;
+        self.prepare_overlay().instrument(debug_span!("prepare")).await?;
         self.host.reach(Step::CapturePrepared, Some(&self.running.machine))?;
-        self.copy_live(&approach).await?;
+        self.copy_live(&approach).instrument(debug_span!("copy live")).await?;
         let staged = self.owned.stage_state().map_err(store_error("begin a state"))?;
         let frozen = self.head()?.disk;
         let devices = self.machine().prepare_devices().await.map_err(engine_error("prepare to save its devices"))?;
@@ -186,7 +187,7 @@ impl Capture<'_> {
         let devices = devices.inspect_err(|_| self.running.ground.lose_layers())?;
         // From here on the guest runs, or stays stopped by intention: whoever asked decides what to do with it.
         let taken = Taken { moment, devices, staged, frozen, disk_whole };
-        let finished = self.finish(&approach, taken, purpose).await;
+        let finished = self.finish(&approach, taken, purpose).instrument(debug_span!("finish")).await;
         finished.inspect_err(|error| tracing::warn!(%error, "a capture failed after the guest went on"))
     }
 
@@ -329,10 +330,10 @@ impl Capture<'_> {
         // Silent from before the stop until all is read: devices and memory are of the same moment only if nothing moves.
         let _silence = self.running.hub.hold().await;
         let began = Instant::now();
-        self.machine().stop().await.map_err(engine_error("be stopped"))?;
+        self.machine().stop().instrument(debug_span!("stop")).await.map_err(engine_error("be stopped"))?;
         let taken = self.take_stopped(approach, staged, devices).await;
         if taken.is_err() || after == After::Continue {
-            let continued = self.machine().cont().await;
+            let continued = self.machine().cont().instrument(debug_span!("cont")).await;
             // What was taken is out of the tracking, and in no layer.
             continued.map_err(engine_error("go on")).inspect_err(|_| self.running.ground.lose_layers())?;
         }
@@ -348,10 +349,11 @@ impl Capture<'_> {
             return Ok(TakenMemory::Stream);
         }
         // Devices first: saving them may still write to memory.
-        self.machine().save_devices(devices).await.map_err(engine_error("save its devices"))?;
+        let saved = self.machine().save_devices(devices).instrument(debug_span!("devices")).await;
+        saved.map_err(engine_error("save its devices"))?;
         self.host.reach(Step::CaptureDevices, Some(&self.running.machine))?;
-        let fresh = self.written(tracking(approach.plan.mode)).await?;
-        let taken = self.read_stopped(approach.scope, &fresh).await;
+        let fresh = self.written(tracking(approach.plan.mode)).instrument(debug_span!("scan")).await?;
+        let taken = self.read_stopped(approach.scope, &fresh).instrument(debug_span!("read")).await;
         let pivoted = match taken {
             Ok(taken) => self.after_reading().await.map(|()| taken),
             Err(error) => Err(error),
@@ -387,7 +389,7 @@ impl Capture<'_> {
 
     async fn pivot(&mut self) -> Result<()> {
         let (id, prepared) = self.running.ground.prepared.take().expect("it was prepared before the stop");
-        match self.machine().pivot(prepared).await {
+        match self.machine().pivot(prepared).instrument(debug_span!("pivot")).await {
             Ok(()) => Ok(()),
             Err((prepared, error)) => {
                 self.running.ground.prepared = Some((id, prepared));

@@ -1,26 +1,21 @@
-//! `sandtree bench`: measurements, each beside what it is compared with.
+//! `sandtree bench exec`: commands, streams and boot, each beside a bare QEMU.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use sandtree::floor::Floor;
-use sandtree::{ExecSpec, FileOwner, Guest, Host, Result, STOP_GRACE, SandboxSpec};
+use sandtree::{Error, ExecSpec, FileOwner, Guest, Result, STOP_GRACE, SandboxSpec};
 use serde::Serialize;
 
-use super::{Outcome, open};
-use crate::args::{Bench, Benchmark, Global};
-use crate::{progress, show};
+use super::{Crew, measured, median, true_once};
+use crate::args::Global;
+use crate::commands::Outcome;
+use crate::show;
 
 /// Fits into the guest's memory file system.
 const STREAM: u64 = 128 << 20;
 const PINGS: usize = 200;
 const CONCURRENT: usize = 100;
-
-pub async fn run(global: &Global, args: Bench) -> Outcome {
-    match args.what {
-        Benchmark::Exec { rounds } => exec(global, rounds.max(1)).await,
-    }
-}
 
 /// One figure beside its floor.
 #[derive(Debug, Serialize)]
@@ -32,12 +27,8 @@ struct Figure {
     aim: &'static str,
 }
 
-async fn exec(global: &Global, rounds: usize) -> Outcome {
-    let host = open(global).await?;
-    host.ensure_image("tiny", progress::image("tiny")).await?;
-    let bar = progress::spinner("measuring");
-    let measured = measure(&host, rounds).await?;
-    bar.finish_and_clear();
+pub async fn run(global: &Global, rounds: usize) -> Outcome {
+    let measured = measured(global, async |crew| measure(crew, rounds).await).await?;
     if global.json {
         show::json(&measured);
         return Ok(ExitCode::SUCCESS);
@@ -55,12 +46,12 @@ fn row(figure: &Figure) -> Vec<String> {
 }
 
 /// Both guests run at the same time and take turns, so that noise on the host strikes both.
-async fn measure(host: &Host, rounds: usize) -> Result<Vec<Figure>> {
-    let boots = boots(host, rounds).await?;
-    let sandbox = host.create(SandboxSpec::new("tiny")).await?;
-    let shape = host.create(SandboxSpec::new("tiny")).await?;
+async fn measure(crew: &Crew, rounds: usize) -> Result<Vec<Figure>> {
+    let boots = boots(crew, rounds).await?;
+    let sandbox = crew.create(SandboxSpec::new("tiny")).await?;
+    let shape = crew.create(SandboxSpec::new("tiny")).await?;
     shape.stop(STOP_GRACE).await?;
-    let mut floor = Floor::boot(host, shape.id()).await?;
+    let mut floor = Floor::boot(&crew.host, shape.id()).await?;
     let guest = sandbox.guest().await?;
     let mut pings = Pair::default();
     let mut commands = Pair::default();
@@ -74,9 +65,6 @@ async fn measure(host: &Host, rounds: usize) -> Result<Vec<Figure>> {
         outputs.push(timed(output(&guest)).await?, timed(floor.read(STREAM)).await?);
         uploads.push(timed(upload(&guest)).await?, timed(floor.write(STREAM)).await?);
     }
-    drop(floor);
-    shape.remove().await?;
-    sandbox.remove().await?;
     let megabytes = STREAM as f64 / 1e6;
     Ok(vec![
         pings.millis("link ping", "< 1 ms"),
@@ -89,16 +77,16 @@ async fn measure(host: &Host, rounds: usize) -> Result<Vec<Figure>> {
 }
 
 /// Cold boots of both kinds, in turns.
-async fn boots(host: &Host, rounds: usize) -> Result<Pair> {
+async fn boots(crew: &Crew, rounds: usize) -> Result<Pair> {
     let mut boots = Pair::default();
     for _ in 0..rounds {
         let began = Instant::now();
-        let sandbox = host.create(SandboxSpec::new("tiny")).await?;
+        let sandbox = crew.create(SandboxSpec { cold: true, ..SandboxSpec::new("tiny") }).await?;
         true_once(&sandbox.guest().await?).await?;
         let ours = began.elapsed();
         sandbox.stop(STOP_GRACE).await?;
-        let bare = Floor::boot(host, sandbox.id()).await?.boot;
-        sandbox.remove().await?;
+        let bare = Floor::boot(&crew.host, sandbox.id()).await?.boot;
+        crew.remove(sandbox).await?;
         boots.push(ours, bare);
     }
     Ok(boots)
@@ -118,19 +106,14 @@ impl Pair {
     }
 
     fn millis(self, what: &'static str, aim: &'static str) -> Figure {
-        let millis = |times| median(times).as_secs_f64() * 1e3;
+        let millis = |times: Vec<Duration>| median(times).as_secs_f64() * 1e3;
         Figure { what, unit: "ms", sandtree: millis(self.sandtree), floor: millis(self.floor), aim }
     }
 
     fn rate(self, what: &'static str, megabytes: f64, aim: &'static str) -> Figure {
-        let rate = |times| megabytes / median(times).as_secs_f64();
+        let rate = |times: Vec<Duration>| megabytes / median(times).as_secs_f64();
         Figure { what, unit: "MB/s", sandtree: rate(self.sandtree), floor: rate(self.floor), aim }
     }
-}
-
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort();
-    times[times.len() / 2]
 }
 
 async fn timed<T>(work: impl Future<Output = Result<T>>) -> Result<Duration> {
@@ -146,10 +129,6 @@ async fn each(count: usize, mut work: impl AsyncFnMut() -> Result<()>) -> Result
         work().await?;
     }
     Ok(began.elapsed() / count as u32)
-}
-
-async fn true_once(guest: &Guest) -> Result<()> {
-    guest.exec(ExecSpec::argv(["/bin/true"])).await?.wait().await.map(drop)
 }
 
 async fn crowd(guest: &Guest) -> Result<()> {
@@ -173,7 +152,9 @@ async fn output(guest: &Guest) -> Result<()> {
     while let Ok(Some(chunk)) = stdout.next().await {
         seen += chunk.len() as u64;
     }
-    assert_eq!(seen, STREAM, "the command's output is complete");
+    if seen != STREAM {
+        return Err(Error::invalid("a command's output", seen, "as long as what it wrote"));
+    }
     exec.wait().await.map(drop)
 }
 
