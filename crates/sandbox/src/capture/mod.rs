@@ -344,7 +344,7 @@ impl Capture<'_> {
         self.host.reach(Step::CaptureStopped, Some(&self.running.machine))?;
         self.machine().settle_link().await.map_err(engine_error("be still"))?;
         if approach.plan.mode == MemoryMode::Full {
-            self.after_reading().await?;
+            self.pivot().await?;
             self.save_stream(&staged.join("devices")).await?;
             return Ok(TakenMemory::Stream);
         }
@@ -352,20 +352,29 @@ impl Capture<'_> {
         let saved = self.machine().save_devices(devices).instrument(debug_span!("devices")).await;
         saved.map_err(engine_error("save its devices"))?;
         self.host.reach(Step::CaptureDevices, Some(&self.running.machine))?;
-        let fresh = self.written(tracking(approach.plan.mode)).instrument(debug_span!("scan")).await?;
-        let taken = self.read_stopped(approach.scope, &fresh).instrument(debug_span!("read")).await;
-        let pivoted = match taken {
-            Ok(taken) => self.after_reading().await.map(|()| taken),
-            Err(error) => Err(error),
-        };
+        // The disk has no part in memory's reading, nor memory in the switching of the disk.
+        let overlay = self.running.ground.prepared.take().expect("it was prepared before the stop");
+        let (read, pivoted) = tokio::join!(self.read(approach), self.pivot_to(overlay.1));
+        let pivoted = pivoted.map_err(|(prepared, error)| {
+            self.running.ground.prepared = Some((overlay.0, prepared));
+            engine_error("switch its disk")(error)
+        });
+        let (fresh, taken) = read?;
+        let pivoted = pivoted.and_then(|()| self.host.reach(Step::CapturePivoted, Some(&self.running.machine)));
         // They are out of the tracking now, and in no layer.
-        pivoted.inspect_err(|_| self.running.ground.carry(&fresh))
+        pivoted.and(taken).inspect_err(|_| self.running.ground.carry(&fresh))
     }
 
-    async fn after_reading(&mut self) -> Result<()> {
-        self.host.reach(Step::CaptureRead, Some(&self.running.machine))?;
-        self.pivot().await?;
-        self.host.reach(Step::CapturePivoted, Some(&self.running.machine))
+    /// Which pages there are to take, and what is in them. An inner error comes after they are out of the tracking.
+    async fn read(&self, approach: &Approach) -> Result<(Vec<PageRun>, Result<TakenMemory>)> {
+        let fresh = self.written(tracking(approach.plan.mode)).instrument(debug_span!("scan")).await?;
+        let taken = self.read_stopped(approach.scope, &fresh).instrument(debug_span!("read")).await;
+        let reached = self.host.reach(Step::CaptureRead, Some(&self.running.machine));
+        Ok((fresh, reached.and(taken)))
+    }
+
+    async fn pivot_to(&self, overlay: PreparedOverlay) -> Result<(), (PreparedOverlay, sandtree_engine::Error)> {
+        self.machine().pivot(overlay).instrument(debug_span!("pivot")).await
     }
 
     async fn read_stopped(&self, scope: Scope, fresh: &[PageRun]) -> Result<TakenMemory> {
@@ -389,13 +398,11 @@ impl Capture<'_> {
 
     async fn pivot(&mut self) -> Result<()> {
         let (id, prepared) = self.running.ground.prepared.take().expect("it was prepared before the stop");
-        match self.machine().pivot(prepared).instrument(debug_span!("pivot")).await {
-            Ok(()) => Ok(()),
-            Err((prepared, error)) => {
-                self.running.ground.prepared = Some((id, prepared));
-                Err(engine_error("switch its disk")(error))
-            }
-        }
+        let pivoted = self.pivot_to(prepared).await.map_err(|(prepared, error)| {
+            self.running.ground.prepared = Some((id, prepared));
+            engine_error("switch its disk")(error)
+        });
+        pivoted.and_then(|()| self.host.reach(Step::CapturePivoted, Some(&self.running.machine)))
     }
 
     async fn save_stream(&self, path: &Path) -> Result<()> {
