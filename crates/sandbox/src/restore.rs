@@ -30,6 +30,7 @@ use crate::fault::Step;
 use crate::guest::Guest;
 use crate::host::{Inner, boot_id, store_error};
 use crate::hub::{self, ExecRecord, Hub, HubSpec};
+use crate::link::LinkError;
 
 /// As many layers as a machine has descriptors for.
 const LAYERS_MAX: usize = 64;
@@ -305,7 +306,11 @@ async fn wake(
     let patience = host.planned_faults().acknowledge.unwrap_or(ACKNOWLEDGE);
     let end = tokio::time::Instant::now() + patience;
     let acknowledged = async {
-        hub.ready(patience).instrument(debug_span!("greet")).await.map_err(boot::unreachable_agent)?;
+        let ready = hub.ready(patience).instrument(debug_span!("greet")).await;
+        ready.map_err(|source| match source {
+            LinkError::Timeout { .. } => Error::Unacknowledged { after: patience },
+            source => boot::unreachable_agent(source),
+        })?;
         let guest = Guest::new(hub.connect().await.map_err(boot::unreachable_agent)?);
         let hooks = guest.restored(rebirth).instrument(debug_span!("acknowledge")).await?;
         Ok((guest, hooks))

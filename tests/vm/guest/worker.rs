@@ -4,7 +4,7 @@
 //!   worker churn SEED               writes, frees, remaps and discards memory, and files on disk and in memory, for ever
 //!   worker count MEMORY DISK TORN   writes a number to memory, then to disk, then the next, for ever; and if the disk
 //!                                   does not hold the last one, says so in TORN
-//!   worker hog                      takes the processor for itself, for ever: nothing else runs any more
+//!   worker freeze                   stops the first process, for ever: nothing in the guest is answered any more
 //! ```
 
 use std::fs::{File, OpenOptions};
@@ -26,14 +26,15 @@ mod sys {
         pub fn munmap(at: *mut c_void, len: usize) -> i32;
         pub fn mremap(at: *mut c_void, old: usize, new: usize, flags: i32, ...) -> *mut c_void;
         pub fn madvise(at: *mut c_void, len: usize, advice: i32) -> i32;
-        pub fn sched_setscheduler(pid: i32, policy: i32, param: *const i32) -> i32;
+        pub fn ptrace(request: i32, pid: i32, at: usize, data: usize) -> i64;
     }
 
     pub const READ_WRITE: i32 = 3;
     pub const PRIVATE_ANONYMOUS: i32 = 0x22;
     pub const MAY_MOVE: i32 = 1;
     pub const DONT_NEED: i32 = 4;
-    pub const FIFO: i32 = 1;
+    pub const SEIZE: i32 = 0x4206;
+    pub const INTERRUPT: i32 = 0x4207;
 }
 
 /// xorshift: the same numbers for the same seed.
@@ -170,14 +171,17 @@ fn count(memory: &str, disk: &str, torn: &str) {
     }
 }
 
-fn hog() {
-    std::fs::write("/proc/sys/kernel/sched_rt_runtime_us", "-1").expect("all of the time can be taken");
-    std::fs::write("/dev/shm/hog", "").expect("memory takes a file");
-    let priority = 99;
-    // SAFETY: it reads one number.
-    assert!(unsafe { sys::sched_setscheduler(0, sys::FIFO, &priority) } == 0);
+/// The first process takes no signal that would stop it, but a debugger stops it.
+fn freeze() {
+    for thread in std::fs::read_dir("/proc/1/task").expect("it has threads").flatten() {
+        let id: i32 = thread.file_name().to_str().and_then(|name| name.parse().ok()).expect("a number");
+        for request in [sys::SEIZE, sys::INTERRUPT] {
+            // SAFETY: no memory of ours is read or written.
+            assert!(unsafe { sys::ptrace(request, id, 0, 0) } == 0, "thread {id} cannot be stopped");
+        }
+    }
     loop {
-        std::hint::spin_loop();
+        std::thread::park();
     }
 }
 
@@ -187,7 +191,7 @@ fn main() {
     match args[..] {
         ["churn", seed] => churn(seed.parse().expect("a number")),
         ["count", memory, disk, torn] => count(memory, disk, torn),
-        ["hog"] => hog(),
+        ["freeze"] => freeze(),
         _ => panic!("it is not known how to {args:?}"),
     }
 }

@@ -419,7 +419,7 @@ impl Capture<'_> {
         if layer.is_some() {
             self.write_devices(&staged.path().join("devices"), devices).await?;
         }
-        self.host.reach(Step::CaptureWritten, None)?;
+        self.host.reach(Step::CaptureWritten, Some(&self.running.machine))?;
         let disk = match disk_whole {
             true => vec![self.copy_disk().await?],
             false => frozen.to_vec(),
@@ -427,7 +427,7 @@ impl Capture<'_> {
         disk.last().map_or(Ok(()), |id| self.owned.freeze_disk(id)).map_err(store_error("seal an overlay"))?;
         let records = self.running.hub.record(staged.path().join("execs")).await;
         let manifest = self.manifest(approach, layer.as_ref(), purpose, disk, pause, &records?)?;
-        self.host.reach(Step::CapturePublish, None)?;
+        self.host.reach(Step::CapturePublish, Some(&self.running.machine))?;
         self.owned.publish_state(staged, &manifest).map_err(store_error("publish a state"))?;
         Ok(Captured { manifest, pause })
     }

@@ -9,8 +9,9 @@
 //! leaves is a state, too, if it can be kept.
 //! When it fails: the old machine goes on, the head is as before, and what was made on the way is collected.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use sandtree_engine::{self as engine, Machine};
 use sandtree_store::{
     Collected, Head, MemoryState, Owned, Phase, StateId, StateKind, StateManifest, StateRecord, StateSource, Tag,
 };
@@ -28,6 +29,8 @@ use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, Resu
 
 /// How many states that reverts left are kept; the oldest go first.
 const LEFT_MAX: usize = 32;
+/// How long the end of a machine may take to be known.
+const GONE: Duration = Duration::from_secs(1);
 
 impl Driver {
     pub(super) async fn checkpoint(&mut self, tag: Option<String>, replace: bool) -> Result<Checkpoint> {
@@ -80,7 +83,10 @@ impl Driver {
         };
         let disk_bytes = owned.record().disk_bytes;
         let mut capture = Capture { host: &host, owned, running, wanted, disk_bytes };
-        capture.take(Purpose { kind, tag, after }).await
+        match capture.take(Purpose { kind, tag, after }).await {
+            Err(error) => Err(explained(&capture.running.machine, error).await),
+            taken => taken,
+        }
     }
 
     /// Before a command starts, where that was asked for.
@@ -155,14 +161,12 @@ impl Driver {
 
     pub(super) async fn pause(&mut self) -> Result<Paused> {
         let began = Instant::now();
-        let captured = match self.capture(StateKind::Paused, None, After::StayStopped).await {
-            Ok(captured) => captured,
-            Err(error) => {
-                self.continue_machine().await;
-                return Err(error);
-            }
-        };
-        let manifest = captured.manifest;
+        let captured = self.capture(StateKind::Paused, None, After::StayStopped).await;
+        // It may have failed when the guest was stopped already, and meant to stay so.
+        if captured.is_err() {
+            self.continue_machine().await;
+        }
+        let manifest = captured?.manifest;
         if let Err(error) = self.seal_now(&manifest.id).await {
             self.continue_machine().await;
             self.remove_states(&[manifest.id])?;
@@ -207,9 +211,9 @@ impl Driver {
             acknowledged_ms: ms(restored.times.acknowledged),
             total_ms: ms(began.elapsed()),
         };
-        self.take_over(restored.running)?;
+        self.take_over(restored.running);
         if let Err(error) = self.remove_states(&[paused]) {
-            tracing::warn!(%error, "the state it was paused in cannot be removed");
+            tracing::warn!(%error, "the state that was resumed from cannot be removed");
         }
         Ok(resumed)
     }
@@ -260,12 +264,10 @@ impl Driver {
             acknowledged_ms: ms(restored.times.acknowledged),
             total_ms: ms(began.elapsed()),
         };
-        self.take_over(restored.running)?;
+        self.take_over(restored.running);
         if let Some(left) = &left {
-            self.freeze(left)?;
-            self.seal_later(left);
+            self.keep_left(left);
         }
-        self.prune(StateKind::Left, LEFT_MAX)?;
         Ok(reverted)
     }
 
@@ -317,6 +319,15 @@ impl Driver {
         let staged = owned.stage_state().map_err(store_error("begin a state"))?;
         owned.publish_state(staged, &manifest).map_err(store_error("publish a state"))?;
         Ok(manifest.id)
+    }
+
+    /// The present was left for good. That it could not be written out, or that there are too many like it, is no failure
+    /// of a revert that was made.
+    fn keep_left(&mut self, left: &StateId) {
+        self.seal_later(left);
+        if let Err(error) = self.freeze(left).and_then(|()| self.prune(StateKind::Left, LEFT_MAX)) {
+            tracing::warn!(%error, "states that reverts left are not in order");
+        }
     }
 
     /// Nothing writes to what a state lists. For one without a machine, that is only so once it was left.
@@ -395,8 +406,9 @@ impl Driver {
         }
     }
 
-    /// A machine that was brought up is the sandbox's from now on.
-    fn take_over(&mut self, running: Running) -> Result<()> {
+    /// A machine that was brought up is the sandbox's from now on. There is no way back: what cannot be written down, on
+    /// a disk that is full, is no failure of the step that was made.
+    fn take_over(&mut self, running: Running) {
         let state = running_state(&running);
         if let Err(error) = boot::clear_execs(self.dir(), Some(&running.execs)) {
             tracing::warn!(%error, "the output of commands that are gone cannot be removed");
@@ -404,9 +416,10 @@ impl Driver {
         self.running = Some(running);
         (self.stalled, self.agent_gone) = (false, None);
         self.seen = self.activity_now();
-        let recorded = self.record(state);
+        if let Err(error) = self.record(state) {
+            tracing::warn!(%error, "that a sandbox runs cannot be recorded");
+        }
         self.collect();
-        recorded
     }
 
     pub(super) fn forget(&mut self, which: &Forget) -> Result<Forgotten> {
@@ -507,6 +520,15 @@ impl Driver {
                 tracing::warn!(%error, %state, "a state is not durable; it is lost if the host goes down");
             }
         });
+    }
+}
+
+/// When a machine's memory cannot be read any more, the reason is most likely that there is no machine.
+async fn explained(machine: &Machine, error: Error) -> Error {
+    let Error::Engine { operation, source: engine::Error::Io { .. } } = &error else { return error };
+    match tokio::time::timeout(GONE, machine.exited()).await {
+        Ok(exit) => Error::Engine { operation, source: engine::Error::Died { exit } },
+        Err(_) => error,
     }
 }
 
