@@ -26,6 +26,8 @@ const BESIDE_QEMU: [&str; 6] = [
     "/usr/lib/x86_64-linux-gnu/qemu/accel-tcg-x86_64.so",
     "/usr/lib/x86_64-linux-gnu/qemu/accel-tcg-i386.so",
 ];
+/// Of everything the work has left, in memory and on disk.
+const SUMS: &str = "md5sum /dev/shm/* /root/new*";
 const SHAPE: [&str; 2] = ["--memory", "128M"];
 
 #[test]
@@ -36,9 +38,9 @@ fn soft_dirty_states_are_exact_in_a_kernel_that_has_it() {
     move_in(&world);
 
     inner(&world, &[&["run", "-d", "--name", "inner", "--memory-mode", "soft-dirty"][..], &SHAPE, &["tiny"]].concat());
-    let sums: Vec<String> = (1..=3).map(|number| work_and_checkpoint(&world, number)).collect();
-    assert!(sums[0] != sums[1] && sums[1] != sums[2], "{sums:?}");
-    for number in [2, 1, 3] {
+    let sums: Vec<String> = (1..=2).map(|number| work_and_checkpoint(&world, number)).collect();
+    assert_ne!(sums[0], sums[1]);
+    for number in [1, 2] {
         inner(&world, &["revert", "inner", &format!("c{number}")]);
         assert_eq!(contents(&world), sums[number - 1], "state c{number}");
     }
@@ -50,11 +52,10 @@ fn soft_dirty_states_are_exact_in_a_kernel_that_has_it() {
 fn work_and_checkpoint(world: &World, number: usize) -> String {
     let work = format!(
         "cd /dev/shm; dd if=/dev/urandom of=new{number} bs=64k count=20 2>/dev/null; \
-         dd if=/dev/urandom of=same bs=64k count=8 conv=notrunc 2>/dev/null; rm -f new$(({number} - 2)); \
-         cp new{number} /root/"
+         dd if=/dev/urandom of=same bs=64k count=8 conv=notrunc 2>/dev/null; rm -f new$(({number} - 1)); \
+         cp new{number} /root/; {SUMS}"
     );
-    inner(world, &["exec", "inner", "--", "sh", "-c", &work]);
-    let sums = contents(world);
+    let sums = inner(world, &["exec", "inner", "--", "sh", "-c", &work]).out().to_owned();
     let taken = inner(world, &["--json", "checkpoint", "inner"]);
     let taken: Value = serde_json::from_slice(&taken.stdout).unwrap();
     assert_eq!((&taken["mode"], &taken["degraded"]), (&"soft-dirty".into(), &Value::Array(Vec::new())), "{taken}");
@@ -63,10 +64,8 @@ fn work_and_checkpoint(world: &World, number: usize) -> String {
     sums
 }
 
-/// Of everything the work has left, in memory and on disk.
 fn contents(world: &World) -> String {
-    let sums = inner(world, &["exec", "inner", "--", "sh", "-c", "md5sum /dev/shm/* /root/new*"]);
-    sums.out().to_owned()
+    inner(world, &["exec", "inner", "--", "sh", "-c", SUMS]).out().to_owned()
 }
 
 /// Runs `sandtree` in the outer guest.
@@ -94,7 +93,7 @@ fn move_in(world: &World) {
 
     let mut store = Command::new("tar");
     store.args(["--create", "-C"]).arg(world.home());
-    store.args(["format", "images", "initramfs", "kernels", "names/images", "warm"]);
+    store.args(["format", "images", "initramfs", "kernels", "names/images", "cache/tiny-recipe", "warm"]);
     world.ok([
         "exec",
         "outer",

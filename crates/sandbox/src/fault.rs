@@ -29,7 +29,6 @@ pub enum Step {
     CaptureLive,
     CaptureStopped,
     CaptureDevices,
-    CaptureRead,
     CapturePivoted,
     CaptureWritten,
     CapturePublish,
@@ -54,12 +53,11 @@ impl Step {
         Self::Running,
     ];
 
-    pub const CAPTURE: [Step; 8] = [
+    pub const CAPTURE: [Step; 7] = [
         Self::CapturePrepared,
         Self::CaptureLive,
         Self::CaptureStopped,
         Self::CaptureDevices,
-        Self::CaptureRead,
         Self::CapturePivoted,
         Self::CaptureWritten,
         Self::CapturePublish,

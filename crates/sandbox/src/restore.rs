@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use sandtree_engine::{self as engine, Engine, Events, Machine, MapEntry, Memory, Preload, Start};
-use sandtree_proto::{HookFailure, Rebirth};
+use sandtree_proto::{HookFailure, Identity, Rebirth};
 use sandtree_store::memory::{self, Layer, PAGE};
 use sandtree_store::{LayerId, MachineRecord, MemoryState, Owned, SandboxDir, StateManifest, StateSource};
 use tokio::net::UnixStream;
@@ -28,7 +28,7 @@ use crate::console::Console;
 use crate::error::{Error, Result};
 use crate::fault::Step;
 use crate::guest::Guest;
-use crate::host::{Inner, boot_id, store_error};
+use crate::host::{Inner, boot_id, now_unix_ns, store_error};
 use crate::hub::{self, ExecRecord, Hub, HubSpec};
 use crate::link::LinkError;
 
@@ -312,6 +312,9 @@ async fn wake(
             source => boot::unreachable_agent(source),
         })?;
         let guest = Guest::new(hub.connect().await.map_err(boot::unreachable_agent)?);
+        // Whatever was waited for until now is no part of the time.
+        let identity = Identity { unix_time_ns: now_unix_ns(), ..rebirth.identity };
+        let rebirth = Rebirth { identity, ..rebirth };
         let hooks = guest.restored(rebirth).instrument(debug_span!("acknowledge")).await?;
         Ok((guest, hooks))
     };

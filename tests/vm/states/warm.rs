@@ -48,9 +48,12 @@ fn a_boot_happens_once_and_again_where_it_must() {
     world.ok(["rm", "-f", "b"]);
     damage(&memory);
     let answer = world.run(["run", "-d", "--name", "b", "tiny"]);
-    assert!(answer.code == 0 && answer.err().contains("note: it was booted: the warm state"), "{answer:?}");
+    assert!(
+        answer.code == 0 && answer.err().contains("note: the booted state of its image did not load"),
+        "{answer:?}"
+    );
     let told = world.inspect("b")["degraded"].to_string();
-    assert!(told.contains("does not load"), "{told}");
+    assert!(told.contains("did not load"), "{told}");
     assert_ne!(warm_memory(&world), memory, "another one took its place");
     world.start("c", &[]);
     assert_eq!(boot_of(&world, "c"), boot_of(&world, "b"));

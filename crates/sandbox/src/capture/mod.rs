@@ -369,8 +369,7 @@ impl Capture<'_> {
     async fn read(&self, approach: &Approach) -> Result<(Vec<PageRun>, Result<TakenMemory>)> {
         let fresh = self.written(tracking(approach.plan.mode)).instrument(debug_span!("scan")).await?;
         let taken = self.read_stopped(approach.scope, &fresh).instrument(debug_span!("read")).await;
-        let reached = self.host.reach(Step::CaptureRead, Some(&self.running.machine));
-        Ok((fresh, reached.and(taken)))
+        Ok((fresh, taken))
     }
 
     async fn pivot_to(&self, overlay: PreparedOverlay) -> Result<(), (PreparedOverlay, sandtree_engine::Error)> {

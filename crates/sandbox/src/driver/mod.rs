@@ -191,6 +191,8 @@ impl Driver {
         self.seal_unsealed();
         let (mut events, mut gate) = (self.take_events(), self.take_gate());
         while self.owned.is_some() {
+            // What a machine that is gone still has to tell is no news of the next one.
+            events = events.filter(|_| self.running.is_some());
             let happening = tokio::select! {
                 command = queue.recv() => Happening::Command(command),
                 exit = exited(self.running.as_ref()) => Happening::Ended(exit),
