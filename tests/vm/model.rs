@@ -41,7 +41,7 @@ impl Random {
 }
 
 fn budget() -> Duration {
-    let seconds = std::env::var("MODEL_SECONDS").ok().map_or(60, |text| text.parse().expect("a number of seconds"));
+    let seconds = std::env::var("MODEL_SECONDS").ok().map_or(40, |text| text.parse().expect("a number of seconds"));
     Duration::from_secs(seconds)
 }
 
