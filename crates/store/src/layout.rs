@@ -10,7 +10,7 @@
 //! initramfs/<digest>.cpio    agent and modules; named by the digest of what it is made of
 //! images/<digest>/           image.json, rootfs.raw
 //! warm/<key>/                a captured boot: manifest.json, devices, sealed.json, execs/, disks/, memory/
-//! sandboxes/<id>/            sandbox.json, state.json, head.json, origin.json, claim, lock, execs/, execs-of-origin/, console.log, keeper.sock
+//! sandboxes/<id>/            sandbox.json, state.json, head.json, origin.json, claim, lock, reserve, execs/, execs-of-origin/, console.log, keeper.sock
 //!   disks/<layer>.qcow2      links to every disk layer that the head or a state lists
 //!   memory/<layer>.mem       likewise; with a memory directory DIR they are in DIR/<id>/ instead
 //!   states/<state>/          manifest.json, devices, execs/, sealed.json once it is; a name that starts with '.' is unfinished or going

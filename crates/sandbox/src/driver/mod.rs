@@ -189,6 +189,7 @@ impl Driver {
     async fn run(mut self, mut queue: mpsc::Receiver<Command>) {
         self.forget_hidden();
         self.seal_unsealed();
+        self.take_reserve();
         let (mut events, mut gate) = (self.take_events(), self.take_gate());
         while self.owned.is_some() {
             // What a machine that is gone still has to tell is no news of the next one.

@@ -27,6 +27,8 @@ use crate::hub::{Activity, Gate};
 use crate::restore::{self, Connections, HubChoice, RestoreTimes, Restored};
 use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, Resumed, Reverted, ms};
 
+/// With less than this free, a restore uses what the sandbox has in reserve.
+const LITTLE_BYTES: u64 = 4 << 20;
 /// How many states that reverts left are kept; the oldest go first.
 const LEFT_MAX: usize = 32;
 /// How long the end of a machine may take to be known.
@@ -347,6 +349,9 @@ impl Driver {
         let source = self.source(state)?;
         let manifest = source.manifest().clone();
         let owned = self.owned();
+        if self.host.store.disk_free_bytes().is_ok_and(|free| free < LITTLE_BYTES) {
+            owned.release_reserve().map_err(store_error("give its reserve back"))?;
+        }
         let overlay = owned.create_disk(manifest.disk_bytes).map_err(store_error("make an overlay"))?;
         let before = self.head()?;
         let mut head = before.clone();
@@ -420,6 +425,15 @@ impl Driver {
             tracing::warn!(%error, "that a sandbox runs cannot be recorded");
         }
         self.collect();
+        self.take_reserve();
+    }
+
+    /// Where there is no room for it there is none; it is tried again when the sandbox is next restored or taken up.
+    pub(super) fn take_reserve(&self) {
+        let has_room = self.host.store.disk_free_bytes().is_ok_and(|free| free > LITTLE_BYTES);
+        if let Some(Err(error)) = has_room.then(|| self.owned().take_reserve()) {
+            tracing::debug!(%error, "no reserve for a store that is full");
+        }
     }
 
     pub(super) fn forget(&mut self, which: &Forget) -> Result<Forgotten> {

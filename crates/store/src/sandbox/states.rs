@@ -22,6 +22,9 @@ use crate::fs::{Files, Kind, io_error, optional};
 use crate::state::{Digests, Places, Sealed, disk_file, memory_file};
 use crate::{Error, Head, LayerId, StateId, StateManifest, StateSource, publish, record};
 
+/// Enough for an overlay, a head, and what a guest writes before there is room again.
+const RESERVE_BYTES: usize = 1 << 20;
+
 /// Every state of a sandbox.
 #[derive(Debug, Default)]
 pub struct States {
@@ -228,6 +231,28 @@ impl Owned {
         let layer = LayerId::random()?;
         self.files.create(&self.disk_layer(&layer), &overlay::empty(disk_bytes)?)?;
         Ok(layer)
+    }
+
+    /// Takes a little of the disk in advance, for a way back from a store that is full.
+    pub fn take_reserve(&self) -> Result<(), Error> {
+        if self.files.kind(&self.reserve())?.is_some() {
+            return Ok(());
+        }
+        // Not zeros: those would be a hole.
+        let taken = self.files.create(&self.reserve(), &vec![0xff; RESERVE_BYTES]);
+        if taken.is_err() {
+            self.release_reserve()?;
+        }
+        taken
+    }
+
+    /// Gives that back. None being there is fine.
+    pub fn release_reserve(&self) -> Result<(), Error> {
+        self.files.remove_tree(&self.reserve())
+    }
+
+    fn reserve(&self) -> PathBuf {
+        self.path.join("reserve")
     }
 
     /// A new overlay to write, under the name it keeps. Until the head or a state lists it, it is garbage.
