@@ -82,8 +82,9 @@ pub(crate) async fn save_stream(qmp: &Qmp, sets: &FdSets, into: OwnedFd, deadlin
     let mut events = qmp.events();
     let saving = async {
         qmp.run(Migrate { uri: &channel.uri }).await?;
-        settled(qmp, &mut events).await?.map_err(|reason| Error::NotSaved { reason })?;
-        finalized(qmp).await
+        let ended = settled(qmp, &mut events).await?;
+        finalized(qmp).await?;
+        ended.map_err(|reason| Error::NotSaved { reason })
     };
     let saved = match timeout(deadline, saving).await {
         Ok(saved) => saved,

@@ -64,11 +64,14 @@ async fn warm_or_booted(
     timeout: Option<Duration>,
 ) -> Result<(Newborn, Running)> {
     let mut notes = Vec::new();
-    if let Some(warm) = host.store.warm(key).map_err(store_error("read a warm state"))? {
-        match restored(host, record.clone(), &warm).await {
+    match host.store.warm(key).map_err(store_error("read a warm state")) {
+        Ok(None) => {}
+        Ok(Some(warm)) => match restored(host, record.clone(), &warm).await {
             Err(error) if is_about_the_state(&error) => notes.push(unusable(host, key, &error)?),
             done => return done,
-        }
+        },
+        Err(error) if is_about_the_state(&error) => notes.push(unusable(host, key, &error)?),
+        Err(error) => return Err(error),
     }
     match warm::make(host, &record, image, key, timeout).await? {
         Ok(warm) => match restored(host, record.clone(), &warm).await {
@@ -165,10 +168,8 @@ impl Copy {
     /// Lets the copy go on.
     pub async fn go_on(self) -> Result<Sandbox> {
         let host = self.host.clone();
-        let (mut newborn, running) = self.wake().await?;
-        let state = running_state(&running);
-        newborn.owned_mut().set_state(&state).map_err(store_error("write a sandbox's state"))?;
-        Ok(driver::start(host, newborn.grown(), Some(running), state))
+        let woken = self.wake().await?;
+        Ok(grow(&host, vec![woken])?.remove(0))
     }
 
     /// Lets the copy go on, without a driver.
@@ -177,6 +178,20 @@ impl Copy {
         let running = connected(&host, go_on(&host, &newborn, loaded).await?, &ports)?;
         Ok((newborn, running))
     }
+}
+
+/// Sandboxes that run are there from now on, all or none.
+pub(crate) fn grow(host: &Arc<Inner>, woken: Vec<(Newborn, Running)>) -> Result<Vec<Sandbox>> {
+    let mut ready = Vec::new();
+    for (mut newborn, running) in woken {
+        let state = running_state(&running);
+        newborn.owned_mut().set_state(&state).map_err(store_error("write a sandbox's state"))?;
+        ready.push((running, newborn, state));
+    }
+    let start = |(running, newborn, state): (Running, Newborn, StateRecord)| {
+        driver::start(host.clone(), newborn.grown(), Some(running), state)
+    };
+    Ok(ready.into_iter().map(start).collect())
 }
 
 /// Boots a sandbox that was stopped. When it fails, or is dropped in the middle, it is stopped still.

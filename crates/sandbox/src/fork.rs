@@ -70,9 +70,10 @@ impl Host {
         let began = Instant::now();
         let point = sandbox.fork_point().await?;
         let copies = self.copies(sandbox.id(), &point.state, &spec).await;
-        let ended = sandbox.end_fork(&point.state).await;
+        if let Err(error) = sandbox.end_fork(&point.state).await {
+            tracing::warn!(%error, "what copies were made from stays until the next start");
+        }
         let copies = copies?;
-        ended?;
         let report = ForkReport { pause_ms: point.pause_ms, total_ms: ms(began.elapsed()), degraded: point.degraded };
         Ok((copies, report))
     }
@@ -92,9 +93,10 @@ impl Host {
         let loaded = all(loading, spec.count).await?;
         let mut going = JoinSet::new();
         for (index, copy) in loaded.into_iter().enumerate() {
-            going.spawn(async move { Copy::go_on(copy).await.map(|sandbox| (index, sandbox)) });
+            going.spawn(async move { Copy::wake(copy).await.map(|woken| (index, woken)) });
         }
-        all(going, spec.count).await
+        // Until all have gone on, each undoes itself when it is dropped.
+        create::grow(&self.inner, all(going, spec.count).await?)
     }
 
     /// The state of a paused sandbox that no process runs, to make copies from.

@@ -116,8 +116,9 @@ async fn keep(host: &Inner, owned: &Owned, running: &mut Running, key: &Digest) 
 fn prune(host: &Inner, but: &Digest) -> Result<()> {
     let mut others = Vec::new();
     for key in host.store.warm_keys().map_err(store_error("list warm states"))? {
-        let made = host.store.warm(&key).map_err(store_error("read a warm state"))?;
-        others.extend(made.filter(|_| key != *but).map(|state| (state.manifest().created_at_unix_ms, key)));
+        // One that cannot be read is the first to go.
+        let made = host.store.warm(&key).ok().flatten().map_or(0, |state| state.manifest().created_at_unix_ms);
+        others.extend((key != *but).then_some((made, key)));
     }
     others.sort();
     let excess = others.len().saturating_sub(WARM_MAX - 1);

@@ -68,8 +68,10 @@ async fn fork(
     };
     let copies = copies(names.into_iter().map(order).collect(), spec.concurrency).await;
     // Whether or not there are copies now: they have links of their own.
-    if let Some(keeper) = keeper {
-        keeper.end_fork(&point.state).await?;
+    if let Some(keeper) = keeper
+        && let Err(error) = keeper.end_fork(&point.state).await
+    {
+        tracing::warn!(%error, "what copies were made from stays until its keeper sees that we are gone");
     }
     Ok((point, copies?))
 }
@@ -118,7 +120,8 @@ where
                 failed.get_or_insert(error);
                 tasks.abort_all();
             }
-            Err(_cancelled) => {}
+            Err(join) if join.is_cancelled() => {}
+            Err(join) => std::panic::resume_unwind(join.into_panic()),
         }
     }
     results.sort_by_key(|(index, _)| *index);

@@ -40,6 +40,7 @@ impl Capture<'_> {
             drop(std::fs::remove_file(&path));
             return Err(error);
         }
+        self.owned.sync_overlay(&id).map_err(store_error("sync an overlay"))?;
         let mut head = self.head()?;
         head.disk = vec![id.clone(), head.disk.last().expect("a sandbox has a disk").clone()];
         self.owned.set_head(&head).map_err(store_error("write where a sandbox stands"))?;

@@ -84,7 +84,9 @@ impl Driver {
             return self.begin_memory_fold(layers).map(Some);
         }
         let mut frozen = self.head()?.disk;
-        frozen.pop();
+        // Not what the guest writes to, nor what is only prepared above that.
+        let written = 1 + usize::from(running.ground.has_prepared());
+        frozen.truncate(frozen.len().saturating_sub(written));
         if frozen.len() > DISK_LAYERS {
             return self.begin_disk_fold(frozen).map(Some);
         }
@@ -101,23 +103,31 @@ impl Driver {
     fn begin_disk_fold(&self, old: Vec<LayerId>) -> Result<Folding> {
         let (new, file) = self.owned().disk_file().map_err(store_error("make an overlay"))?;
         let files = old.iter().map(|id| open(&self.dir().disk_layer(id))).collect::<Result<Vec<_>>>()?;
-        let fold = move || disk::fold::fold(&files, &file).map(drop).map_err(store_error("fold overlays"));
+        // The head that will list it is durable; so must it be.
+        let sync = |file: &File| file.sync_all().map_err(|e| Error::io("sync", "folded overlays", e));
+        let fold = move || {
+            disk::fold::fold(&files, &file).map_err(store_error("fold overlays"))?;
+            sync(&file)
+        };
         Ok(Folding { what: What::Disk, old, new, work: tokio::spawn(blocking(fold)) })
     }
 
     /// A fold has ended: the machine stands on its result.
-    pub(super) async fn folded(&mut self, folded: Result<()>) {
-        let Some(folding) = self.folding.take() else { return };
+    /// Whether it could be used; if not, the next capture tries again.
+    pub(super) async fn folded(&mut self, folded: Result<()>) -> bool {
+        let Some(folding) = self.folding.take() else { return false };
         let used = match folded {
             Ok(()) => self.stand_on_folded(&folding).await,
             Err(error) => Err(error),
         };
+        self.collect();
         if let Err(error) = used {
             tracing::warn!(%error, "layers could not be folded");
+            return false;
         }
-        self.collect();
         // There may be more of the other kind.
         self.fold_if_deep();
+        true
     }
 
     async fn stand_on_folded(&mut self, folding: &Folding) -> Result<()> {
@@ -155,9 +165,7 @@ impl Driver {
         self.fold_if_deep();
         while let Some(folding) = &mut self.folding {
             let done = folding.done().await;
-            let failed = done.is_err();
-            self.folded(done).await;
-            if failed {
+            if !self.folded(done).await {
                 break;
             }
         }

@@ -188,6 +188,7 @@ enum Happening {
 impl Driver {
     async fn run(mut self, mut queue: mpsc::Receiver<Command>) {
         self.forget_hidden();
+        self.collect();
         self.seal_unsealed();
         self.take_reserve();
         let (mut events, mut gate) = (self.take_events(), self.take_gate());
@@ -220,7 +221,9 @@ impl Driver {
                 Happening::StallCheck => self.look_for_space().await,
                 Happening::AgentMissed => self.agent_missed().await,
                 Happening::Gate(asker) => self.gate(asker).await,
-                Happening::Folded(folded) => self.folded(folded).await,
+                Happening::Folded(folded) => {
+                    self.folded(folded).await;
+                }
                 Happening::Sealed => {}
             }
         }

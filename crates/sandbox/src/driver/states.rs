@@ -9,6 +9,7 @@
 //! leaves is a state, too, if it can be kept.
 //! When it fails: the old machine goes on, the head is as before, and what was made on the way is collected.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use sandtree_engine::{self as engine, Machine};
@@ -39,9 +40,11 @@ impl Driver {
         let began = Instant::now();
         let tag = self.free_tag(tag, replace)?;
         let captured = self.capture(StateKind::Checkpoint, Some(tag.clone()), After::Continue).await?;
-        let replaced = self.states_where(|m| m.tag.as_ref() == Some(&tag) && m.id != captured.manifest.id)?;
         self.taken(&captured.manifest)?;
-        self.remove_states(&replaced)?;
+        let replaced = self.states_where(|m| m.tag.as_ref() == Some(&tag) && m.id != captured.manifest.id);
+        if let Err(error) = replaced.and_then(|replaced| self.remove_states(&replaced)) {
+            tracing::warn!(%error, "the checkpoint that had the tag cannot be removed");
+        }
         Ok(Checkpoint::new(&captured, began.elapsed()))
     }
 
@@ -67,7 +70,10 @@ impl Driver {
     fn taken(&mut self, manifest: &StateManifest) -> Result<()> {
         let mut head = self.head()?;
         history::taken(&mut head, manifest.id.clone());
-        self.set_head(&head)?;
+        if let Err(error) = self.set_head(&head) {
+            self.owned().remove_state(&manifest.id).map_err(store_error("remove a state"))?;
+            return Err(error);
+        }
         self.seal_later(&manifest.id);
         self.seen = self.activity_now();
         self.fold_if_deep();
@@ -86,7 +92,12 @@ impl Driver {
         let disk_bytes = owned.record().disk_bytes;
         let mut capture = Capture { host: &host, owned, running, wanted, disk_bytes };
         match capture.take(Purpose { kind, tag, after }).await {
-            Err(error) => Err(explained(&capture.running.machine, error).await),
+            Err(error) => {
+                let error = explained(&capture.running.machine, error).await;
+                // Whatever failed, and wherever, the guest was meant to go on.
+                self.continue_machine().await;
+                Err(error)
+            }
             taken => taken,
         }
     }
@@ -112,7 +123,10 @@ impl Driver {
         let captured = self.capture(StateKind::Auto, None, After::Continue).await?;
         self.taken(&captured.manifest)?;
         let bound = self.record_of().auto_checkpoint.unwrap_or(u32::MAX) as usize;
-        self.prune(StateKind::Auto, bound)
+        if let Err(error) = self.prune(StateKind::Auto, bound) {
+            tracing::warn!(%error, "automatic checkpoints beyond their number cannot be removed");
+        }
+        Ok(())
     }
 
     /// Nothing has changed since the state that the sandbox stands on: that one is what comes before the next command.
@@ -163,15 +177,17 @@ impl Driver {
 
     pub(super) async fn pause(&mut self) -> Result<Paused> {
         let began = Instant::now();
-        let captured = self.capture(StateKind::Paused, None, After::StayStopped).await;
-        // It may have failed when the guest was stopped already, and meant to stay so.
-        if captured.is_err() {
-            self.continue_machine().await;
-        }
-        let manifest = captured?.manifest;
-        if let Err(error) = self.seal_now(&manifest.id).await {
-            self.continue_machine().await;
-            self.remove_states(&[manifest.id])?;
+        let manifest = self.capture(StateKind::Paused, None, After::StayStopped).await?.manifest;
+        let before = self.state.clone();
+        let state = StateRecord { clean: true, ..StateRecord::new(Phase::Paused, now_unix_ms()) };
+        // Before the machine ends: from here on it can be resumed, whatever becomes of us.
+        let recorded = match self.seal_now(&manifest.id).await {
+            Ok(()) => self.write(state.clone()),
+            failed => failed,
+        };
+        if let Err(error) = recorded {
+            self.state = before;
+            self.stay(Some(manifest.id)).await;
             return Err(error);
         }
         let running = self.running.take().expect("it was just captured");
@@ -183,8 +199,9 @@ impl Driver {
             0 => running.hub.close("the sandbox was paused".into()).await,
             _ => self.kept = Some((running.hub, running.execs)),
         }
-        let state = StateRecord { clean: true, ..StateRecord::new(Phase::Paused, now_unix_ms()) };
-        self.record(state)?;
+        if let Err(error) = self.record(state) {
+            tracing::warn!(%error, "a paused sandbox keeps a socket that nobody listens on");
+        }
         Ok(Paused {
             awaited: self.kept.is_some(),
             mode: manifest.mode.unwrap_or_default(),
@@ -353,6 +370,7 @@ impl Driver {
             owned.release_reserve().map_err(store_error("give its reserve back"))?;
         }
         let overlay = owned.create_disk(manifest.disk_bytes).map_err(store_error("make an overlay"))?;
+        owned.sync_overlay(&overlay).map_err(store_error("sync an overlay"))?;
         let before = self.head()?;
         let mut head = before.clone();
         head.disk = manifest.disk.iter().cloned().chain([overlay]).collect();
@@ -361,8 +379,11 @@ impl Driver {
         match came {
             Ok(restored) => Ok((restored, manifest)),
             Err(error) => {
-                self.set_head(&before)?;
-                self.collect();
+                match self.set_head(&before) {
+                    Ok(()) => drop(self.collect()),
+                    // Nothing is collected by a head that does not list what the old machine stands on.
+                    Err(second) => tracing::error!(%second, "where a sandbox stands cannot be written back"),
+                }
                 Err(error)
             }
         }
@@ -449,6 +470,7 @@ impl Driver {
                 states.into_iter().map(|manifest| manifest.id).collect()
             }
         };
+        let gone: Vec<StateId> = BTreeSet::from_iter(gone).into_iter().collect();
         if let Some(paused) = paused.filter(|paused| gone.contains(paused)) {
             return Err(Error::StateInUse { state: paused.to_string(), by: "the sandbox is paused in it".into() });
         }

@@ -208,6 +208,8 @@ async fn rest(host: &Host, sandbox: Sandbox, order: &Order, left: Left) -> Resul
     let temporary = unwanted || host.find(sandbox.id()).is_ok_and(|info| info.auto_remove);
     match (temporary, sandbox.state().phase) {
         (_, None) => Ok(()),
+        // Paused, it has not ended.
+        (true, Some(Phase::Paused)) if !unwanted => Ok(()),
         (true, Some(_)) => sandbox.remove().await,
         (false, Some(Phase::Running)) if resumed => sandbox.pause().await.map(drop),
         (false, Some(Phase::Running)) => sandbox.stop(STOP_GRACE).await,
