@@ -135,7 +135,7 @@ impl Lab {
 
     /// The machines of a sandbox, by the files they hold open.
     pub fn machines(&self, sandbox: &Sandbox) -> BTreeSet<u32> {
-        processes_of(&self.dir(sandbox)).into_iter().collect()
+        qemus_of(&self.dir(sandbox))
     }
 
     pub fn machine(&self, sandbox: &Sandbox) -> u32 {
@@ -146,7 +146,7 @@ impl Lab {
 
     /// Every machine of the store.
     pub fn all_machines(&self) -> BTreeSet<u32> {
-        processes_of(self.world.home()).into_iter().collect()
+        qemus_of(self.world.home())
     }
 
     /// The one machine of the store beside these.
@@ -155,6 +155,12 @@ impl Lab {
         assert_eq!(new.len(), 1, "one new machine");
         new[0]
     }
+}
+
+/// A child of this process that is not QEMU yet still holds what all tests in it have open.
+fn qemus_of(dir: &Path) -> BTreeSet<u32> {
+    let comm = |pid: u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    processes_of(dir).into_iter().filter(|pid| comm(*pid).starts_with("qemu-system")).collect()
 }
 
 async fn reached(hold: &Hold, step: Step) {
@@ -207,19 +213,6 @@ fn worker() -> &'static Path {
         fs::set_permissions(&built, fs::Permissions::from_mode(0o755)).expect("it is ours");
         built
     })
-}
-
-/// Every file and directory below a place, but for what is expected to change: logs, locks and records.
-pub fn listing(dir: &Path) -> BTreeSet<PathBuf> {
-    let mut found = BTreeSet::new();
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let path = entry.path();
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            found.extend(listing(&path));
-        }
-        found.insert(path);
-    }
-    found
 }
 
 /// All of a guest's memory. Pages that two have in common are kept once.

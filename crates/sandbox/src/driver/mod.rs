@@ -198,7 +198,8 @@ impl Driver {
             let happening = tokio::select! {
                 command = queue.recv() => Happening::Command(command),
                 exit = exited(self.running.as_ref()) => Happening::Ended(exit),
-                Some(event) = next_event(events.as_mut()) => Happening::Event(event),
+                // What a machine told last, when it is gone, is not about the next one.
+                Some(event) = next_event(events.as_mut()), if self.running.is_some() => Happening::Event(event),
                 () = tokio::time::sleep(STALL_CHECK), if self.stalled => Happening::StallCheck,
                 () = missed(self.agent_gone) => Happening::AgentMissed,
                 Some(asker) = next_asker(gate.as_mut()) => Happening::Gate(asker),
