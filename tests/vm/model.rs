@@ -213,7 +213,7 @@ impl Model {
     async fn revert(&mut self, index: usize, to: &State) {
         let on = &mut self.boxes[index];
         let reverted = on.sandbox.revert(&to.id).await.unwrap_or_else(|e| panic!("to {}: {e:?}", to.id));
-        assert_eq!((reverted.dropped, &reverted.degraded[..]), (None, &[][..]));
+        assert_eq!((reverted.dropped, &reverted.restore.degraded[..]), (None, &[][..]));
         let left = reverted.left.expect("what is left is kept");
         let content = match on.phase {
             Phase::Running | Phase::Paused => on.present.clone(),

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use sandtree::RestoreReport;
 use serde::Serialize;
 
 /// Prints one line to stdout. A reader that has gone is no error of ours.
@@ -25,6 +26,13 @@ fn ignore_broken_pipe(written: io::Result<()>) {
 /// What was done in a lesser way than it could be: for people, beside the answer.
 pub fn notes(notes: &[String]) {
     notes.iter().for_each(|note| eprintln!("sandtree: note: {note}"));
+}
+
+/// What of a restore did not go as it could.
+pub fn restore_notes(report: &RestoreReport) {
+    notes(&report.degraded);
+    let hooks: Vec<String> = report.hooks_failed.iter().map(|hook| format!("hook {hook}")).collect();
+    notes(&hooks);
 }
 
 pub fn ms(value: f64) -> String {

@@ -323,7 +323,7 @@ pub(crate) fn chosen_accel(engine: &Engine, record: &SandboxRecord) -> Result<Ac
     engine.accel(choice).map_err(engine_error("be used"))
 }
 
-fn open(path: &Path) -> Result<File> {
+pub(crate) fn open(path: &Path) -> Result<File> {
     File::open(path).map_err(|e| Error::io("open", path, e))
 }
 

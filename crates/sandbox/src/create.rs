@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use sandtree_store::{
     Digest, Head, Image, MemoryState, Origin, Owned, Phase, PublishedPort, SandboxDir, SandboxId, SandboxRecord,
-    StateId, StateKind, StateManifest, StateRecord, StateSource, disk,
+    StateId, StateKind, StateManifest, StateRecord, StateSource,
 };
 
 use crate::boot::{self, Belongs, DISK_RESERVE, Listener, Running, listen};
@@ -37,10 +37,9 @@ pub(crate) async fn create(host: Arc<Inner>, spec: SandboxSpec) -> Result<Sandbo
     let ports = listen(&spec.publish).await?;
     host.reach(Step::Ports, None)?;
     let record = record(&spec, &image, &ports)?;
-    let key = warm::key(&host, &record, &image).await?;
     let (mut newborn, running) = match spec.cold {
         true => booted(&host, record, spec.boot_timeout).await?,
-        false => warm_or_booted(&host, record, &image, &key, spec.boot_timeout).await?,
+        false => warm_or_booted(&host, record, &image, spec.boot_timeout).await?,
     };
     let running = connected(&host, running, &ports)?;
     let state = running_state(&running);
@@ -60,9 +59,9 @@ async fn warm_or_booted(
     host: &Arc<Inner>,
     record: SandboxRecord,
     image: &Image,
-    key: &Digest,
     timeout: Option<Duration>,
 ) -> Result<(Newborn, Running)> {
+    let key = &warm::key(host, &record, image).await?;
     let mut notes = Vec::new();
     match host.store.warm(key).map_err(store_error("read a warm state")) {
         Ok(None) => {}
@@ -104,10 +103,16 @@ fn is_about_the_state(error: &Error) -> bool {
 async fn restored(host: &Arc<Inner>, record: SandboxRecord, warm: &StateSource) -> Result<(Newborn, Running)> {
     let newborn = Newborn::from_state(host.clone(), record, warm.clone()).await?;
     host.reach(Step::Record, None)?;
-    let disk = newborn.dir().head().map_err(store_error("read where a sandbox stands"))?.disk;
-    let loaded = restore::load(host, newborn.owned(), warm, &disk).await?;
+    let loaded = loaded(host, &newborn, warm.clone()).await?;
     let running = go_on(host, &newborn, loaded).await?;
     Ok((newborn, running))
+}
+
+/// A machine on a new sandbox's disk that holds the state it was made from.
+async fn loaded(host: &Inner, newborn: &Newborn, state: StateSource) -> Result<Loaded> {
+    let disk = newborn.dir().head().map_err(store_error("read where a sandbox stands"))?.disk;
+    let state = restore::check(newborn.dir(), state)?;
+    restore::load(host, newborn.owned(), state, &disk).await
 }
 
 /// Lets a guest go on in a sandbox that is new to it.
@@ -159,8 +164,7 @@ pub(crate) async fn copy(host: Arc<Inner>, state: StateSource, of: &SandboxRecor
         ..of.clone()
     };
     let newborn = Newborn::from_state(host.clone(), record, state.clone()).await?;
-    let disk = newborn.dir().head().map_err(store_error("read where a sandbox stands"))?.disk;
-    let loaded = restore::load(&host, newborn.owned(), &state, &disk).await?;
+    let loaded = loaded(&host, &newborn, state).await?;
     Ok(Copy { host, newborn, loaded, ports })
 }
 
@@ -251,16 +255,12 @@ pub(crate) async fn reboot(host: &Inner, owned: &mut Owned, boot_timeout: Option
 }
 
 pub(crate) fn check_disk(dir: &SandboxDir) -> Result<()> {
-    let head = dir.head().map_err(store_error("read where a sandbox stands"))?;
-    for id in &head.disk {
-        match dir.check_overlay(id).map_err(store_error("check a sandbox's disk"))? {
-            disk::check::Verdict::Clean { .. } => {}
-            disk::check::Verdict::Corrupt(damage) => {
-                return Err(Error::DamagedDisk { name: dir.record().name.to_string(), what: damage.to_string() });
-            }
+    match dir.check_chain().map_err(store_error("check a sandbox's disk"))?.first() {
+        None => Ok(()),
+        Some(damaged) => {
+            Err(Error::DamagedDisk { name: dir.record().name.to_string(), what: damaged.damage.to_string() })
         }
     }
-    Ok(())
 }
 
 pub(crate) fn check_resources(host: &Inner, memory_bytes: u64) -> Result<()> {

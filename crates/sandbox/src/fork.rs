@@ -82,21 +82,16 @@ impl Host {
         let (source, record) = self.inner.fork_source(id, state)?;
         let names = self.fork_names(record.name.as_str(), spec)?;
         let limit = Arc::new(Semaphore::new(spec.concurrency));
-        let mut loading = JoinSet::new();
-        for (index, name) in names.into_iter().enumerate() {
+        let loading = names.into_iter().map(|name| {
             let (host, source, record, limit) = (self.inner.clone(), source.clone(), record.clone(), limit.clone());
-            loading.spawn(async move {
+            async move {
                 let _turn = limit.acquire_owned().await.expect("nobody closes it");
-                create::copy(host, source, &record, name).await.map(|copy| (index, copy))
-            });
-        }
-        let loaded = all(loading, spec.count).await?;
-        let mut going = JoinSet::new();
-        for (index, copy) in loaded.into_iter().enumerate() {
-            going.spawn(async move { Copy::wake(copy).await.map(|woken| (index, woken)) });
-        }
+                create::copy(host, source, &record, name).await
+            }
+        });
+        let loaded = all(loading).await?;
         // Until all have gone on, each undoes itself when it is dropped.
-        create::grow(&self.inner, all(going, spec.count).await?)
+        create::grow(&self.inner, all(loaded.into_iter().map(Copy::wake)).await?)
     }
 
     /// The state of a paused sandbox that no process runs, to make copies from.
@@ -124,13 +119,21 @@ impl Host {
     }
 }
 
-/// All results in order, or the first error; then what is still under way is dropped, and thereby undone.
-async fn all<T: Send + 'static>(mut tasks: JoinSet<Result<(usize, T)>>, count: usize) -> Result<Vec<T>> {
-    let mut results: Vec<Option<T>> = std::iter::repeat_with(|| None).take(count).collect();
-    let mut failed = None;
+/// All results in order, or the first error, once everything that was begun is dropped, and thereby undone.
+#[doc(hidden)]
+pub async fn all<T, W>(work: impl IntoIterator<Item = W>) -> Result<Vec<T>>
+where
+    T: Send + 'static,
+    W: Future<Output = Result<T>> + Send + 'static,
+{
+    let mut tasks = JoinSet::new();
+    for (index, work) in work.into_iter().enumerate() {
+        tasks.spawn(async move { work.await.map(|done| (index, done)) });
+    }
+    let (mut results, mut failed) = (Vec::new(), None);
     while let Some(done) = tasks.join_next().await {
         match done {
-            Ok(Ok((index, result))) => results[index] = Some(result),
+            Ok(Ok(done)) => results.push(done),
             Ok(Err(error)) => {
                 failed.get_or_insert(error);
                 tasks.abort_all();
@@ -139,10 +142,13 @@ async fn all<T: Send + 'static>(mut tasks: JoinSet<Result<(usize, T)>>, count: u
             Err(join) => std::panic::resume_unwind(join.into_panic()),
         }
     }
-    match failed {
-        Some(error) => Err(error),
-        None => Ok(results.into_iter().map(|result| result.expect("all have ended well")).collect()),
+    if let Some(error) = failed {
+        // Undoing waits for processes and files.
+        tokio::task::block_in_place(|| drop(results));
+        return Err(error);
     }
+    results.sort_by_key(|(index, _)| *index);
+    Ok(results.into_iter().map(|(_, done)| done).collect())
 }
 
 impl Inner {

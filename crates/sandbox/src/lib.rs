@@ -55,6 +55,8 @@ pub use driver::{Phase, Verb, permits};
 pub use error::{Error, ErrorKind, Report, Result};
 #[doc(hidden)]
 pub use fault::{Fault, Faults, Step};
+#[doc(hidden)]
+pub use fork::all;
 pub use fork::{FORK_CONCURRENCY, ForkReport, ForkSpec};
 pub use guest::{
     Exec, ExecId, ExecSpec, ExitStatus, FileOwner, Files, Forward, Guest, Lifetime, Output, Stdin, Transfer, Tunnel,
@@ -67,4 +69,4 @@ pub use sandbox::{Replace, STOP_GRACE, Sandbox, State, StateWatch};
 pub use sandtree_proto::{DirEntry, FileKind, Metrics, Stat, TermSize};
 pub use sandtree_store::{AccelChoice, Arch, Network, PublishedPort, StateKind};
 pub use spec::{PUBLISH_ADDRESS, SandboxSpec, check_reference};
-pub use states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, Resumed, Reverted, StateInfo};
+pub use states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, RestoreReport, Reverted, StateInfo};

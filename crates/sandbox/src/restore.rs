@@ -12,7 +12,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use sandtree_engine::{self as engine, Engine, Events, Machine, MapEntry, Memory, Preload, Start};
@@ -22,7 +22,7 @@ use sandtree_store::{LayerId, MachineRecord, MemoryState, Owned, SandboxDir, Sta
 use tokio::net::UnixStream;
 use tracing::{Instrument, debug_span};
 
-use crate::boot::{self, Belongs, Running, chosen_accel};
+use crate::boot::{self, Belongs, Running, chosen_accel, open};
 use crate::capture::{Ground, blocking, check_overlay, engine_error, read_layer};
 use crate::console::Console;
 use crate::error::{Error, Result};
@@ -86,8 +86,25 @@ pub(crate) enum HubChoice {
     Kept { hub: Hub, execs: PathBuf },
 }
 
+/// A state that was found whole, and what its memory layers hold.
+pub(crate) struct Checked {
+    source: StateSource,
+    layers: Vec<Layer>,
+}
+
+impl Checked {
+    pub fn manifest(&self) -> &StateManifest {
+        self.source.manifest()
+    }
+}
+
 /// Refuses a state that is not whole, before anything is done for it.
-pub(crate) fn check(dir: &SandboxDir, source: &StateSource) -> Result<Vec<Layer>> {
+pub(crate) fn check(dir: &SandboxDir, source: StateSource) -> Result<Checked> {
+    let layers = whole_layers(dir, &source)?;
+    Ok(Checked { source, layers })
+}
+
+fn whole_layers(dir: &SandboxDir, source: &StateSource) -> Result<Vec<Layer>> {
     let manifest = source.manifest();
     let broken = |what: String| Error::BrokenState { state: label(manifest), what };
     if manifest.boot_id != boot_id() && !source.is_sealed().map_err(store_error("read a state"))? {
@@ -109,15 +126,14 @@ pub(crate) fn label(manifest: &StateManifest) -> String {
 }
 
 /// Starts a machine on a sandbox's disk that holds the state, and stands still.
-pub(crate) async fn load(host: &Inner, owned: &Owned, source: &StateSource, disk: &[LayerId]) -> Result<Loaded> {
+pub(crate) async fn load(host: &Inner, owned: &Owned, state: Checked, disk: &[LayerId]) -> Result<Loaded> {
     let began = Instant::now();
-    let layers = check(owned, source)?;
+    let Checked { source, layers } = state;
     host.reach(Step::RestoreChecked, None)?;
     let engine = host.engine().await?;
     let record = boot::machine_record(engine, owned.record())?;
     runs_here(source.manifest(), &record)?;
-    let devices = source.devices();
-    let devices = File::open(&devices).map_err(|e| Error::io("open", devices, e))?;
+    let devices = open(&source.devices())?;
     let starting = Starting { host, engine, owned, disk };
     let (mut machine, degraded) = starting.start(source.manifest(), &layers).instrument(debug_span!("start")).await?;
     let console = machine.take_console().expect("a fresh machine has its console");
@@ -223,10 +239,6 @@ impl Starting<'_> {
         })
         .await
     }
-}
-
-fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(|e| Error::io("open", path, e))
 }
 
 impl Loaded {

@@ -10,7 +10,7 @@ use crate::driver::{Command, Done, Order, Verb};
 use crate::error::{Error, Result};
 use crate::guest::{Exec, ExecId, ExecSpec, Files, Forward, Guest};
 use crate::hub::{ExecEntry, Hub};
-use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, Resumed, Reverted};
+use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, RestoreReport, Reverted};
 
 /// How long a guest may take to end its processes when it is stopped.
 pub const STOP_GRACE: Duration = Duration::from_secs(10);
@@ -212,7 +212,7 @@ impl Sandbox {
     }
 
     /// Goes on exactly where it was paused.
-    pub async fn resume(&self) -> Result<Resumed> {
+    pub async fn resume(&self) -> Result<RestoreReport> {
         match self.command(Order::Resume).await? {
             Done::Resumed(resumed) => Ok(resumed),
             other => unreachable!("{other:?} is no resume"),

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::capture::Captured;
 use crate::info::rfc3339;
+use crate::restore::Restored;
 
 /// One state of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,6 +87,13 @@ pub struct Reverted {
     pub left: Option<String>,
     /// Why what was left could not be kept.
     pub dropped: Option<String>,
+    #[serde(flatten)]
+    pub restore: RestoreReport,
+}
+
+/// How a restore went.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RestoreReport {
     pub degraded: Vec<String>,
     /// Hooks in the guest that failed, with what they said.
     pub hooks_failed: Vec<String>,
@@ -94,6 +102,18 @@ pub struct Reverted {
     /// Until its agent had acknowledged.
     pub acknowledged_ms: f64,
     pub total_ms: f64,
+}
+
+impl RestoreReport {
+    pub(crate) fn new(restored: &Restored, total: Duration) -> Self {
+        Self {
+            degraded: restored.running.degraded.clone(),
+            hooks_failed: restored.hooks.iter().map(|hook| format!("{}: {}", hook.name, hook.what)).collect(),
+            running_ms: ms(restored.times.running),
+            acknowledged_ms: ms(restored.times.acknowledged),
+            total_ms: ms(total),
+        }
+    }
 }
 
 /// What came of a pause.
@@ -106,16 +126,6 @@ pub struct Paused {
     pub total_ms: f64,
     pub memory_bytes: u64,
     pub disk_bytes: u64,
-}
-
-/// What came of a resume.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Resumed {
-    pub degraded: Vec<String>,
-    pub hooks_failed: Vec<String>,
-    pub running_ms: f64,
-    pub acknowledged_ms: f64,
-    pub total_ms: f64,
 }
 
 /// A capture that copies are made from.

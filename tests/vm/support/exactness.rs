@@ -51,7 +51,7 @@ impl Exactness {
         let reverting = sandbox.revert(&state);
         let (reverted, ram) = self.lab.held(Step::RestoreLoaded, reverting, || self.read_new(&before)).await;
         let reverted = reverted.expect("it is gone to");
-        assert_eq!((reverted.degraded, reverted.dropped), (Vec::new(), None));
+        assert_eq!((reverted.restore.degraded, reverted.dropped), (Vec::new(), None));
         self.assert_same(index, &ram);
     }
 

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sandtree::keeper::{Lease, Order, Task};
-use sandtree::{ForkPoint, ForkSpec, Host, HostConfig, Result, SandboxInfo};
+use sandtree::{ForkPoint, ForkSpec, Host, HostConfig, Result, SandboxInfo, all};
 use serde_json::json;
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
 
 use super::{Outcome, config, keeper, open};
 use crate::args::{Fork, Global};
@@ -100,37 +99,4 @@ async fn copies(orders: Vec<Order>, concurrency: usize) -> Result<Vec<SandboxInf
         infos.push(info);
     }
     Ok(infos)
-}
-
-/// All results in order, or the first error, once everything that was begun is undone.
-async fn all<T, W>(work: impl Iterator<Item = W>) -> Result<Vec<T>>
-where
-    T: Send + 'static,
-    W: Future<Output = Result<T>> + Send + 'static,
-{
-    let mut tasks = JoinSet::new();
-    for (index, work) in work.enumerate() {
-        tasks.spawn(async move { work.await.map(|done| (index, done)) });
-    }
-    let (mut results, mut failed) = (Vec::new(), None);
-    while let Some(done) = tasks.join_next().await {
-        match done {
-            Ok(Ok(done)) => results.push(done),
-            Ok(Err(error)) => {
-                failed.get_or_insert(error);
-                tasks.abort_all();
-            }
-            Err(join) if join.is_cancelled() => {}
-            Err(join) => std::panic::resume_unwind(join.into_panic()),
-        }
-    }
-    results.sort_by_key(|(index, _)| *index);
-    match failed {
-        // Dropping leases waits for their keepers to undo.
-        Some(error) => {
-            tokio::task::block_in_place(|| drop(results));
-            Err(error)
-        }
-        None => Ok(results.into_iter().map(|(_, done)| done).collect()),
-    }
 }

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use sandtree::keeper::{Order, Task, Way};
-use sandtree::{Error, Host, Result, Resumed};
+use sandtree::{Error, Host, RestoreReport, Result};
 use serde_json::json;
 
 use super::{Outcome, config, keeper, open};
@@ -18,9 +18,7 @@ pub async fn run(global: &Global, args: Pause) -> Outcome {
             show::json(&json!({ "sandbox": sandbox, "resumed": resumed }));
             continue;
         }
-        show::notes(&resumed.degraded);
-        let hooks: Vec<String> = resumed.hooks_failed.iter().map(|hook| format!("hook {hook}")).collect();
-        show::notes(&hooks);
+        show::restore_notes(&resumed);
         let (running, ready) = (show::ms(resumed.running_ms), show::ms(resumed.acknowledged_ms));
         show::line(&format!("{sandbox}  running after {running}, ready after {ready}"));
     }
@@ -28,7 +26,7 @@ pub async fn run(global: &Global, args: Pause) -> Outcome {
 }
 
 /// The keeper may have stayed, for clients that wait.
-async fn resume(global: &Global, host: &Host, sandbox: &str) -> Result<Resumed> {
+async fn resume(global: &Global, host: &Host, sandbox: &str) -> Result<RestoreReport> {
     if let Some(keeper) = host.keeper_of(sandbox).await? {
         let spinner = progress::spinner(format!("resuming {sandbox}"));
         let resumed = keeper.resume().await;

@@ -15,19 +15,17 @@ pub async fn run(global: &Global, sandbox: &str, goal: Goal) -> Outcome {
         show::json(&reverted);
         return Ok(ExitCode::SUCCESS);
     }
-    show::notes(&reverted.degraded);
+    show::restore_notes(&reverted.restore);
     if let Some(reason) = &reverted.dropped {
         show::notes(&[format!("what was left could not be kept: {reason}")]);
     }
-    let hooks: Vec<String> = reverted.hooks_failed.iter().map(|hook| format!("hook {hook}")).collect();
-    show::notes(&hooks);
     let left = reverted.left.map_or_else(String::new, |left| format!("  left {left}"));
     let to = reverted.tag.unwrap_or(reverted.id);
     show::line(&format!(
         "{to}  running after {}, ready after {}  total {}{left}",
-        show::ms(reverted.running_ms),
-        show::ms(reverted.acknowledged_ms),
-        show::ms(reverted.total_ms)
+        show::ms(reverted.restore.running_ms),
+        show::ms(reverted.restore.acknowledged_ms),
+        show::ms(reverted.restore.total_ms)
     ));
     Ok(ExitCode::SUCCESS)
 }

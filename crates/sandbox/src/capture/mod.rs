@@ -81,8 +81,11 @@ impl Ground {
         self.runs
     }
 
-    pub fn has_prepared(&self) -> bool {
-        self.prepared.is_some()
+    /// Of a disk as the head lists it, the layers below the one that the guest writes to. That is the last, or the last but
+    /// one, if the last is only prepared.
+    pub fn frozen<'a>(&self, disk: &'a [LayerId]) -> &'a [LayerId] {
+        let written = 1 + usize::from(self.prepared.is_some());
+        &disk[..disk.len().saturating_sub(written)]
     }
 
     /// One layer takes the place of those it was made of, if the machine still stands on them.
@@ -136,8 +139,8 @@ struct Taken {
     moment: Moment,
     devices: Vec<u8>,
     staged: StagedState,
-    /// The disk's layers, with the one that was only prepared at the time.
-    frozen: Vec<LayerId>,
+    /// The layers of the disk that was switched from.
+    disk: Vec<LayerId>,
     disk_whole: bool,
 }
 
@@ -149,6 +152,9 @@ enum TakenMemory {
     /// In the state's directory.
     Stream,
 }
+
+/// What came of a switch to an overlay.
+type Pivoted = Result<(), (PreparedOverlay, sandtree_engine::Error)>;
 
 /// A memory layer of which no state knows yet.
 struct NewLayer {
@@ -174,11 +180,10 @@ impl Capture<'_> {
     pub async fn take(&mut self, purpose: Purpose) -> Result<Captured> {
         let mut approach = self.approach();
         let disk_whole = self.look_at_disk(&mut approach);
-        self.prepare_overlay().instrument(debug_span!("prepare")).await?;
+        let disk = self.prepare_overlay().instrument(debug_span!("prepare")).await?;
         self.host.reach(Step::CapturePrepared, Some(&self.running.machine))?;
         self.copy_live(&approach).instrument(debug_span!("copy live")).await?;
         let staged = self.owned.stage_state().map_err(store_error("begin a state"))?;
-        let frozen = self.head()?.disk;
         let devices = self.machine().prepare_devices().await.map_err(engine_error("prepare to save its devices"))?;
         let moment = self.moment(&approach, staged.path(), &devices, purpose.after).await;
         let devices = self.machine().take_devices(devices).await.map_err(engine_error("save its devices"));
@@ -186,7 +191,7 @@ impl Capture<'_> {
         // Without its devices what was read is of no use, and it is out of the tracking.
         let devices = devices.inspect_err(|_| self.running.ground.lose_layers())?;
         // From here on the guest runs, or stays stopped by intention: whoever asked decides what to do with it.
-        let taken = Taken { moment, devices, staged, frozen, disk_whole };
+        let taken = Taken { moment, devices, staged, disk, disk_whole };
         let finished = self.finish(&approach, taken, purpose).instrument(debug_span!("finish")).await;
         finished.inspect_err(|error| tracing::warn!(%error, "a capture failed after the guest went on"))
     }
@@ -216,32 +221,27 @@ impl Capture<'_> {
     }
 
     fn abilities(&self) -> Abilities {
-        let memory = self.machine().memory();
-        let found = &self.running.tracking;
-        Abilities {
-            write_protect: memory.write_protected().map_err(|untracked| untracked.to_string()),
-            soft_dirty: found.soft_dirty.usable(),
-            anonymous: found.anonymous.usable(),
-        }
+        let write_protect = self.machine().memory().write_protected().map_err(|untracked| untracked.to_string());
+        Abilities { write_protect, ..Abilities::from(&self.running.tracking) }
     }
 
     /// Whether the disk must be copied as a whole, because a layer below it is gone.
     fn look_at_disk(&self, approach: &mut Approach) -> bool {
         let Ok(head) = self.head() else { return false };
-        // The guest writes to the last, or to the last but one, if the last is only prepared.
-        let written = 1 + usize::from(self.running.ground.has_prepared());
-        let below = &head.disk[..head.disk.len().saturating_sub(written)];
-        let damage = below.iter().find_map(|id| check_overlay(self.owned, id).err());
+        let damage = self.running.ground.frozen(&head.disk).iter().find_map(|id| check_overlay(self.owned, id).err());
         if let Some(damage) = &damage {
             approach.plan.degraded.push(format!("the whole disk was copied: {damage}"));
         }
         damage.is_some()
     }
 
-    /// Makes the overlay that the guest will write to next. One that a failed capture left is as good.
-    async fn prepare_overlay(&mut self) -> Result<()> {
+    /// Makes the overlay that the guest will write to next, and gives the layers below it. One that a failed capture left
+    /// is as good.
+    async fn prepare_overlay(&mut self) -> Result<Vec<LayerId>> {
+        let mut head = self.head()?;
         if self.running.ground.prepared.is_some() {
-            return Ok(());
+            head.disk.pop();
+            return Ok(head.disk);
         }
         let id = self.owned.create_disk(self.disk_bytes).map_err(store_error("make an overlay"))?;
         let path = self.owned.disk_layer(&id);
@@ -253,7 +253,7 @@ impl Capture<'_> {
         };
         let prepared = prepared.inspect_err(|_| drop(std::fs::remove_file(&path)))?;
         // Listed before it is written to. Empty, it changes nothing for whoever starts from it.
-        let mut head = self.head()?;
+        let below = head.disk.clone();
         head.disk.push(id.clone());
         if let Err(error) = self.owned.set_head(&head) {
             self.machine().discard_overlay(prepared).await.map_err(engine_error("drop an overlay"))?;
@@ -261,7 +261,7 @@ impl Capture<'_> {
             return Err(store_error("write where a sandbox stands")(error));
         }
         self.running.ground.prepared = Some((id, prepared));
-        Ok(())
+        Ok(below)
     }
 
     /// Copies what is dirty while the guest runs, until little is left. Each pass is a layer of its own: what changes under
@@ -353,14 +353,10 @@ impl Capture<'_> {
         saved.map_err(engine_error("save its devices"))?;
         self.host.reach(Step::CaptureDevices, Some(&self.running.machine))?;
         // The disk has no part in memory's reading, nor memory in the switching of the disk.
-        let overlay = self.running.ground.prepared.take().expect("it was prepared before the stop");
-        let (read, pivoted) = tokio::join!(self.read(approach), self.pivot_to(overlay.1));
-        let pivoted = pivoted.map_err(|(prepared, error)| {
-            self.running.ground.prepared = Some((overlay.0, prepared));
-            engine_error("switch its disk")(error)
-        });
+        let (id, overlay) = self.running.ground.prepared.take().expect("it was prepared before the stop");
+        let (read, pivoted) = tokio::join!(self.read(approach), self.pivot_to(overlay));
+        let pivoted = self.pivoted(id, pivoted);
         let (fresh, taken) = read?;
-        let pivoted = pivoted.and_then(|()| self.host.reach(Step::CapturePivoted, Some(&self.running.machine)));
         // They are out of the tracking now, and in no layer.
         pivoted.and(taken).inspect_err(|_| self.running.ground.carry(&fresh))
     }
@@ -372,7 +368,7 @@ impl Capture<'_> {
         Ok((fresh, taken))
     }
 
-    async fn pivot_to(&self, overlay: PreparedOverlay) -> Result<(), (PreparedOverlay, sandtree_engine::Error)> {
+    async fn pivot_to(&self, overlay: PreparedOverlay) -> Pivoted {
         self.machine().pivot(overlay).instrument(debug_span!("pivot")).await
     }
 
@@ -396,12 +392,18 @@ impl Capture<'_> {
     }
 
     async fn pivot(&mut self) -> Result<()> {
-        let (id, prepared) = self.running.ground.prepared.take().expect("it was prepared before the stop");
-        let pivoted = self.pivot_to(prepared).await.map_err(|(prepared, error)| {
-            self.running.ground.prepared = Some((id, prepared));
+        let (id, overlay) = self.running.ground.prepared.take().expect("it was prepared before the stop");
+        let pivoted = self.pivot_to(overlay).await;
+        self.pivoted(id, pivoted)
+    }
+
+    /// An overlay that was not switched to is as good for the next capture.
+    fn pivoted(&mut self, id: LayerId, pivoted: Pivoted) -> Result<()> {
+        pivoted.map_err(|(overlay, error)| {
+            self.running.ground.prepared = Some((id, overlay));
             engine_error("switch its disk")(error)
-        });
-        pivoted.and_then(|()| self.host.reach(Step::CapturePivoted, Some(&self.running.machine)))
+        })?;
+        self.host.reach(Step::CapturePivoted, Some(&self.running.machine))
     }
 
     async fn save_stream(&self, path: &Path) -> Result<()> {
@@ -412,8 +414,7 @@ impl Capture<'_> {
 
     /// Writes and publishes what was taken. The guest runs meanwhile.
     async fn finish(&mut self, approach: &Approach, taken: Taken, purpose: Purpose) -> Result<Captured> {
-        let Taken { moment: Moment { memory, pause }, devices, staged, frozen, disk_whole } = taken;
-        let frozen = &frozen[..frozen.len() - 1];
+        let Taken { moment: Moment { memory, pause }, devices, staged, disk, disk_whole } = taken;
         let layer = self.write_memory(approach, memory).await?;
         if layer.is_some() {
             self.write_devices(&staged.path().join("devices"), devices).await?;
@@ -421,7 +422,7 @@ impl Capture<'_> {
         self.host.reach(Step::CaptureWritten, Some(&self.running.machine))?;
         let disk = match disk_whole {
             true => vec![self.copy_disk().await?],
-            false => frozen.to_vec(),
+            false => disk,
         };
         disk.last().map_or(Ok(()), |id| self.owned.freeze_disk(id)).map_err(store_error("seal an overlay"))?;
         let records = self.running.hub.record(staged.path().join("execs")).await;
@@ -503,12 +504,7 @@ impl Ground {
 
 /// The best mode that the probes found to work.
 pub(crate) fn best_mode(found: &TrackingVerdict) -> ModePlan {
-    let abilities = Abilities {
-        write_protect: found.write_protect.usable(),
-        soft_dirty: found.soft_dirty.usable(),
-        anonymous: found.anonymous.usable(),
-    };
-    mode::choose(MemoryMode::WriteProtect, &abilities)
+    mode::choose(MemoryMode::WriteProtect, &Abilities::from(found))
 }
 
 fn tracking(mode: MemoryMode) -> Tracking {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use sandtree_engine::TrackingVerdict;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -55,6 +56,16 @@ pub(crate) struct Abilities {
     pub write_protect: Result<(), String>,
     pub soft_dirty: Result<(), String>,
     pub anonymous: Result<(), String>,
+}
+
+impl From<&TrackingVerdict> for Abilities {
+    fn from(found: &TrackingVerdict) -> Self {
+        Self {
+            write_protect: found.write_protect.usable(),
+            soft_dirty: found.soft_dirty.usable(),
+            anonymous: found.anonymous.usable(),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

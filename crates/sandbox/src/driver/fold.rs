@@ -14,6 +14,7 @@ use sandtree_store::{LayerId, disk};
 use tokio::task::JoinHandle;
 
 use super::Driver;
+use crate::boot::{Running, open};
 use crate::capture::{blocking, engine_error};
 use crate::error::{Error, Result};
 use crate::host::store_error;
@@ -83,12 +84,10 @@ impl Driver {
         if layers.len() > MEMORY_LAYERS || running.ground.runs() > MAPPINGS {
             return self.begin_memory_fold(layers).map(Some);
         }
-        let mut frozen = self.head()?.disk;
-        // Not what the guest writes to, nor what is only prepared above that.
-        let written = 1 + usize::from(running.ground.has_prepared());
-        frozen.truncate(frozen.len().saturating_sub(written));
+        let head = self.head()?;
+        let frozen = running.ground.frozen(&head.disk);
         if frozen.len() > DISK_LAYERS {
-            return self.begin_disk_fold(frozen).map(Some);
+            return self.begin_disk_fold(frozen.to_vec()).map(Some);
         }
         Ok(None)
     }
@@ -112,8 +111,7 @@ impl Driver {
         Ok(Folding { what: What::Disk, old, new, work: tokio::spawn(blocking(fold)) })
     }
 
-    /// A fold has ended: the machine stands on its result.
-    /// Whether it could be used; if not, the next capture tries again.
+    /// A fold has ended: the machine stands on its result. Whether it could be used; if not, the next capture tries again.
     pub(super) async fn folded(&mut self, folded: Result<()>) -> bool {
         let Some(folding) = self.folding.take() else { return false };
         let used = match folded {
@@ -147,11 +145,9 @@ impl Driver {
         let kept = head.disk.split_off(folding.old.len());
         head.disk = std::iter::once(folding.new.clone()).chain(kept).collect();
         self.owned().freeze_disk(&folding.new).map_err(store_error("seal an overlay"))?;
-        let prepared = self.running.as_ref().is_some_and(|running| running.ground.has_prepared());
-        // An overlay that is only prepared is not below the active one, but above.
-        let below = head.disk.len() - 1 - usize::from(prepared);
-        let files = head.disk[..below].iter().map(|id| open(&self.dir().disk_layer(id))).collect::<Result<_>>()?;
-        let machine = &self.running.as_ref().expect("it was looked at").machine;
+        let Running { machine, ground, .. } = self.running.as_ref().expect("it was looked at");
+        let below = ground.frozen(&head.disk).iter();
+        let files = below.map(|id| open(&self.dir().disk_layer(id))).collect::<Result<_>>()?;
         machine.rebase(files).await.map_err(engine_error("stand on folded overlays"))?;
         self.set_head(&head)
     }
@@ -183,8 +179,4 @@ fn fold_memory(files: Vec<File>, out: File) -> Result<()> {
     let ram_bytes = layers.first().map_or(0, |(layer, _)| layer.ram_bytes);
     let writer = MemoryWriter::new(out, ram_bytes).map_err(store_error("write a memory layer"))?;
     memory::fold(&layers, writer).map(drop).map_err(store_error("fold memory layers"))
-}
-
-fn open(path: &std::path::Path) -> Result<File> {
-    File::open(path).map_err(|e| Error::io("open", path, e))
 }

@@ -45,7 +45,7 @@ use crate::error::{Error, Result};
 use crate::host::{Inner, now_unix_ms, remove_if_there, store_error};
 use crate::hub::{Activity, Gate, Hub};
 use crate::sandbox::{Sandbox, Status};
-use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, Resumed, Reverted};
+use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, RestoreReport, Reverted};
 
 /// How long QEMU may take to end by itself once it is told to.
 const QUIT_DEADLINE: Duration = Duration::from_secs(10);
@@ -87,7 +87,7 @@ pub(crate) enum Done {
     Forgotten(Forgotten),
     ForkPoint(ForkPoint),
     Paused(Paused),
-    Resumed(Resumed),
+    Resumed(RestoreReport),
 }
 
 impl Order {

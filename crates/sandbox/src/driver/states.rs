@@ -25,8 +25,8 @@ use crate::error::{Error, Result};
 use crate::history::{self, Step};
 use crate::host::{boot_id, now_unix_ms, store_error};
 use crate::hub::{Activity, Gate};
-use crate::restore::{self, Connections, HubChoice, RestoreTimes, Restored};
-use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, Resumed, Reverted, ms};
+use crate::restore::{self, Checked, Connections, HubChoice, RestoreTimes, Restored};
+use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, RestoreReport, Reverted, ms};
 
 /// With less than this free, a restore uses what the sandbox has in reserve.
 const LITTLE_BYTES: u64 = 4 << 20;
@@ -150,9 +150,8 @@ impl Driver {
     }
 
     /// Removes what was lent to copies of an owner that died: whoever had it is gone, too, or has its own links.
-    pub(super) fn forget_hidden(&mut self) {
-        let forgotten = self.states_where(|manifest| !manifest.kind.is_listed());
-        if let Err(error) = forgotten.and_then(|hidden| self.remove_states(&hidden)) {
+    pub(super) fn forget_hidden(&self) {
+        if let Err(error) = self.owned().remove_unlisted() {
             tracing::warn!(%error, "a state that nobody uses cannot be removed");
         }
     }
@@ -212,24 +211,19 @@ impl Driver {
         })
     }
 
-    pub(super) async fn resume(&mut self) -> Result<Resumed> {
+    pub(super) async fn resume(&mut self) -> Result<RestoreReport> {
         let began = Instant::now();
         let paused = self.paused_state()?;
+        let state = self.checked(&paused)?;
         let ports = boot::listen(&self.record_of().ports).await?;
         let hub = match &self.kept {
             Some((hub, execs)) => HubChoice::Kept { hub: hub.clone(), execs: execs.clone() },
             None => HubChoice::New,
         };
-        let (mut restored, _) = self.come_from(&paused, |_| {}, hub).await?;
+        let (mut restored, _) = self.come_from(state, |_| {}, hub).await?;
         restored.running.forwards = boot::forward(&restored.running.guest, &ports)?;
         self.kept = None;
-        let resumed = Resumed {
-            degraded: restored.running.degraded.clone(),
-            hooks_failed: hooks_failed(&restored),
-            running_ms: ms(restored.times.running),
-            acknowledged_ms: ms(restored.times.acknowledged),
-            total_ms: ms(began.elapsed()),
-        };
+        let resumed = RestoreReport::new(&restored, began.elapsed());
         self.take_over(restored.running);
         if let Err(error) = self.remove_states(&[paused]) {
             tracing::warn!(%error, "the state that was resumed from cannot be removed");
@@ -248,8 +242,7 @@ impl Driver {
     pub(super) async fn go_to(&mut self, goal: Goal) -> Result<Reverted> {
         let began = Instant::now();
         let step = self.step(&self.head()?, goal)?;
-        let target = self.source(&step.target)?;
-        restore::check(self.dir(), &target)?;
+        let target = self.checked(&step.target)?;
         let ports = match &self.running {
             Some(running) => running.listeners(),
             None => boot::listen(&self.record_of().ports).await?,
@@ -259,7 +252,7 @@ impl Driver {
             Err(error) => (None, Some(one_line(&error))),
         };
         let moved = |head: &mut Head| history::moved(head, &step, left.clone());
-        let came = self.come_from(&step.target, moved, HubChoice::New).await;
+        let came = self.come_from(target, moved, HubChoice::New).await;
         let came = came.and_then(|(mut restored, target)| {
             restored.running.forwards = boot::forward(&restored.running.guest, &ports)?;
             Ok((restored, target))
@@ -277,11 +270,7 @@ impl Driver {
             tag: target.tag.as_ref().map(ToString::to_string),
             left: left.as_ref().map(ToString::to_string),
             dropped,
-            degraded: restored.running.degraded.clone(),
-            hooks_failed: hooks_failed(&restored),
-            running_ms: ms(restored.times.running),
-            acknowledged_ms: ms(restored.times.acknowledged),
-            total_ms: ms(began.elapsed()),
+            restore: RestoreReport::new(&restored, began.elapsed()),
         };
         self.take_over(restored.running);
         if let Some(left) = &left {
@@ -331,10 +320,7 @@ impl Driver {
         let owned = self.owned();
         let head = self.head()?;
         crate::create::check_disk(owned)?;
-        let manifest = StateManifest {
-            memory: MemoryState::None,
-            ..crate::create::bare_manifest(owned.record(), &head, StateKind::Left)?
-        };
+        let manifest = crate::create::bare_manifest(owned.record(), &head, StateKind::Left)?;
         let staged = owned.stage_state().map_err(store_error("begin a state"))?;
         owned.publish_state(staged, &manifest).map_err(store_error("publish a state"))?;
         Ok(manifest.id)
@@ -359,12 +345,11 @@ impl Driver {
     /// Brings a machine up from a state, on an overlay of its own. The head leads there before its guest can write.
     async fn come_from(
         &mut self,
-        state: &StateId,
+        state: Checked,
         moved: impl FnOnce(&mut Head),
         hub: HubChoice,
     ) -> Result<(Restored, StateManifest)> {
-        let source = self.source(state)?;
-        let manifest = source.manifest().clone();
+        let manifest = state.manifest().clone();
         let owned = self.owned();
         if self.host.store.disk_free_bytes().is_ok_and(|free| free < LITTLE_BYTES) {
             owned.release_reserve().map_err(store_error("give its reserve back"))?;
@@ -375,7 +360,7 @@ impl Driver {
         let mut head = before.clone();
         head.disk = manifest.disk.iter().cloned().chain([overlay]).collect();
         moved(&mut head);
-        let came = self.bring_up(&source, &head, hub).await;
+        let came = self.bring_up(state, &head, hub).await;
         match came {
             Ok(restored) => Ok((restored, manifest)),
             Err(error) => {
@@ -389,16 +374,16 @@ impl Driver {
         }
     }
 
-    async fn bring_up(&self, source: &StateSource, head: &Head, hub: HubChoice) -> Result<Restored> {
+    async fn bring_up(&self, state: Checked, head: &Head, hub: HubChoice) -> Result<Restored> {
         let (host, owned) = (&self.host, self.owned());
-        if matches!(source.manifest().memory, MemoryState::None) {
+        if matches!(state.manifest().memory, MemoryState::None) {
             self.set_head(head)?;
             let began = Instant::now();
             let running = boot::boot(host, owned, &head.disk, boot::identity(owned.record()), None).await?;
             let times = RestoreTimes { running: began.elapsed(), acknowledged: began.elapsed() };
             return Ok(Restored { running, times, hooks: Vec::new() });
         }
-        let loaded = restore::load(host, owned, source, &head.disk).await?;
+        let loaded = restore::load(host, owned, state, &head.disk).await?;
         self.set_head(head)?;
         loaded.go_on(host, owned, Connections { hub, belongs: Belongs::Here }).await
     }
@@ -528,6 +513,10 @@ impl Driver {
         })
     }
 
+    fn checked(&self, state: &StateId) -> Result<Checked> {
+        restore::check(self.dir(), self.source(state)?)
+    }
+
     pub(super) fn head(&self) -> Result<Head> {
         self.dir().head().map_err(store_error("read where a sandbox stands"))
     }
@@ -566,10 +555,6 @@ async fn explained(machine: &Machine, error: Error) -> Error {
         Ok(exit) => Error::Engine { operation, source: engine::Error::Died { exit } },
         Err(_) => error,
     }
-}
-
-fn hooks_failed(restored: &Restored) -> Vec<String> {
-    restored.hooks.iter().map(|hook| format!("{}: {}", hook.name, hook.what)).collect()
 }
 
 fn one_line(error: &Error) -> String {

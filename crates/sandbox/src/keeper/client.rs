@@ -22,7 +22,7 @@ use crate::hub::ExecEntry;
 use crate::info::SandboxInfo;
 use crate::link::Link;
 use crate::sandbox::Replace;
-use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, Resumed, Reverted};
+use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, RestoreReport, Reverted};
 
 /// A keeper's socket appears right after its sandbox counts as running.
 const APPEAR_DEADLINE: Duration = Duration::from_secs(3);
@@ -145,7 +145,7 @@ impl Client {
     }
 
     /// Lets a sandbox go on whose keeper stayed.
-    pub async fn resume(&self) -> Result<Resumed> {
+    pub async fn resume(&self) -> Result<RestoreReport> {
         self.call(&Request::Resume).await
     }
 

@@ -11,7 +11,7 @@ use crate::error::Report;
 use crate::host::HostConfig;
 use crate::info::SandboxInfo;
 use crate::spec::SandboxSpec;
-use crate::states::{Forget, Goal, Resumed, Reverted};
+use crate::states::{Forget, Goal, RestoreReport, Reverted};
 
 /// The longest message, in bytes.
 const LIMIT: u32 = 1 << 20;
@@ -76,7 +76,7 @@ pub struct Ready {
 pub enum Way {
     Booted,
     Reverted(Reverted),
-    Resumed(Resumed),
+    Resumed(RestoreReport),
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

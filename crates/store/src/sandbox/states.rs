@@ -151,10 +151,6 @@ impl SandboxDir {
         self.state_path(id).join("devices")
     }
 
-    pub fn state_execs(&self, id: &StateId) -> PathBuf {
-        self.state_path(id).join("execs")
-    }
-
     /// Whether a state survives a power loss.
     pub fn is_sealed(&self, id: &StateId) -> Result<bool, Error> {
         Ok(self.sealed(&self.state_path(id).join("sealed.json"))?.is_some())

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use sandtree::floor::{bare_start, disk_usage};
 use sandtree::twin::Twin;
-use sandtree::{Checkpoint, Error, ExecSpec, Guest, Replace, Result, Sandbox, SandboxSpec};
+use sandtree::{Checkpoint, Error, ExecSpec, Guest, Replace, RestoreReport, Result, Sandbox, SandboxSpec};
 use serde_json::json;
 use tokio::task::JoinSet;
 
@@ -209,8 +209,8 @@ impl Bench<'_> {
             total: ours.total(),
             saved_still: median(stills.clone()),
             saved_total: median(saves.iter().map(|job| ms(job.total)).collect()),
-            running: median(reverts.iter().map(|reverted| reverted.running_ms).collect()),
-            reverted: median(reverts.iter().map(|reverted| reverted.total_ms).collect()),
+            running: median(reverts.iter().map(|reverted| reverted.restore.running_ms).collect()),
+            reverted: median(reverts.iter().map(|reverted| reverted.restore.total_ms).collect()),
             loaded_still: median(loads.iter().map(|job| ms(job.still)).collect()),
             loaded_total: median(loads.iter().map(|job| ms(job.total)).collect()),
             spread: format!("{}; snapshot-save {}", spread(&ours.pauses), spread(&stills)),
@@ -223,16 +223,10 @@ impl Bench<'_> {
         let (mut times, mut bare) = (Vec::new(), Vec::new());
         for _ in 0..self.rounds {
             true_once(&sandbox.guest().await?).await?;
-            times.push(sandbox.revert(&base.id).await?);
+            times.push(sandbox.revert(&base.id).await?.restore);
             bare.push(bare_start(&self.crew.host, shape.id()).await?);
         }
-        Ok(vec![
-            Figure::ms("revert: restore until the guest runs", median(times.iter().map(|t| t.running_ms).collect()))
-                .times("bare QEMU", ms(median(bare)))
-                .ratio_at_most(1.5),
-            Figure::ms("until its agent has acknowledged", median(times.iter().map(|t| t.acknowledged_ms).collect())),
-            Figure::ms("whole revert", median(times.iter().map(|t| t.total_ms).collect())),
-        ])
+        Ok(restore_figures("revert", &times, ms(median(bare))).into())
     }
 
     async fn pause(&self) -> Result<Vec<Figure>> {
@@ -244,14 +238,9 @@ impl Bench<'_> {
             resumes.push(sandbox.resume().await?);
             bare.push(bare_start(&self.crew.host, shape.id()).await?);
         }
-        Ok(vec![
-            Figure::ms("pause, synced", median(pauses)),
-            Figure::ms("resume: restore until the guest runs", median(resumes.iter().map(|t| t.running_ms).collect()))
-                .times("bare QEMU", ms(median(bare)))
-                .ratio_at_most(1.5),
-            Figure::ms("until its agent has acknowledged", median(resumes.iter().map(|t| t.acknowledged_ms).collect())),
-            Figure::ms("whole resume", median(resumes.iter().map(|t| t.total_ms).collect())),
-        ])
+        let mut figures = vec![Figure::ms("pause, synced", median(pauses))];
+        figures.extend(restore_figures("resume", &resumes, ms(median(bare))));
+        Ok(figures)
     }
 
     async fn create(&self) -> Result<Vec<Figure>> {
@@ -432,4 +421,16 @@ async fn done(guest: &Guest, argv: &[&str]) -> Result<()> {
             Err(Error::invalid("a command of the benchmark", argv.join(" "), &said))
         }
     }
+}
+
+/// A restore until the guest runs, beside a bare start of QEMU; until its agent has acknowledged; and all of it.
+fn restore_figures(verb: &str, restores: &[RestoreReport], bare_ms: f64) -> [Figure; 3] {
+    let of = |part: fn(&RestoreReport) -> f64| median(restores.iter().map(part).collect());
+    [
+        Figure::ms(format!("{verb}: restore until the guest runs"), of(|restore| restore.running_ms))
+            .times("bare QEMU", bare_ms)
+            .ratio_at_most(1.5),
+        Figure::ms("until its agent has acknowledged", of(|restore| restore.acknowledged_ms)),
+        Figure::ms(format!("whole {verb}"), of(|restore| restore.total_ms)),
+    ]
 }
