@@ -11,6 +11,7 @@ mod exec;
 mod failure;
 mod files;
 mod floor;
+mod freeze;
 mod hooks;
 mod identity;
 mod init;

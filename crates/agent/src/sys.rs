@@ -111,6 +111,30 @@ pub fn resize_ext4(root: impl AsFd, blocks: u64) -> io::Result<()> {
     check(unsafe { libc::ioctl(root.as_fd().as_raw_fd(), EXT4_IOC_RESIZE_FS, &raw const blocks) }).map(drop)
 }
 
+/// `_IOWR('X', …)`, the same on every architecture of ours.
+const FIFREEZE: libc::c_ulong = 0xc004_5877;
+const FITHAW: libc::c_ulong = 0xc004_5878;
+const FITRIM: libc::c_ulong = 0xc018_5879;
+
+/// Writes a file system out and holds every further write back. Whoever writes waits, not fails.
+pub fn freeze(mount: impl AsFd) -> io::Result<()> {
+    // SAFETY: FIFREEZE does not look at its argument.
+    check(unsafe { libc::ioctl(mount.as_fd().as_raw_fd(), FIFREEZE, 0) }).map(drop)
+}
+
+pub fn thaw(mount: impl AsFd) -> io::Result<()> {
+    // SAFETY: FITHAW does not look at its argument.
+    check(unsafe { libc::ioctl(mount.as_fd().as_raw_fd(), FITHAW, 0) }).map(drop)
+}
+
+/// Tells the disk which blocks of a file system no file has.
+pub fn trim(mount: impl AsFd) -> io::Result<()> {
+    // struct fstrim_range: start, length, least length.
+    let mut range: [u64; 3] = [0, u64::MAX, 0];
+    // SAFETY: the kernel reads and writes three u64 through the pointer.
+    check(unsafe { libc::ioctl(mount.as_fd().as_raw_fd(), FITRIM, &raw mut range) }).map(drop)
+}
+
 /// Sets an interface's address or netmask (`SIOCSIFADDR`, `SIOCSIFNETMASK`).
 pub fn set_interface_address(
     socket: impl AsFd,

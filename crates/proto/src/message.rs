@@ -235,6 +235,23 @@ pub enum Request {
     Restored(Rebirth),
     /// Answered when everything that boots beside the agent's work is done.
     Settle,
+    /// Writes everything out, gives back the blocks that no file has, and lets nobody write to a disk any more: until
+    /// [`Request::Thaw`], or so many milliseconds, whichever comes first. From version 2 on.
+    Freeze {
+        thaw_after_ms: u32,
+    },
+    /// From version 2 on.
+    Thaw,
+}
+
+impl Request {
+    /// The lowest version of the protocol that knows it.
+    pub fn version(&self) -> u16 {
+        match self {
+            Request::Freeze { .. } | Request::Thaw => 2,
+            _ => 1,
+        }
+    }
 }
 
 /// What makes a restored guest one of its own.
@@ -281,7 +298,13 @@ pub enum Reply {
     Done,
     Stat(Stat),
     Metrics(Metrics),
-    Restored { hooks: Vec<HookFailure> },
+    Restored {
+        hooks: Vec<HookFailure>,
+    },
+    /// Whether the disks were frozen until now.
+    Thawed {
+        held: bool,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -418,10 +441,19 @@ mod tests {
     }
 
     #[test]
+    fn golden_freeze() {
+        let freeze = HostMessage::Request { id: 3, request: Request::Freeze { thaw_after_ms: 300 } };
+        assert_eq!(hex(&freeze), "06030bac02");
+        assert_eq!(hex(&HostMessage::Request { id: 4, request: Request::Thaw }), "06040c");
+        assert_eq!(hex(&AgentMessage::Reply { id: 4, reply: Ok(Reply::Thawed { held: true }) }), "0304000401");
+    }
+
+    #[test]
     fn versions_agree_on_the_highest_both_know() {
         let hello = |version_min, version_max| HostHello { version_min, version_max };
-        assert_eq!(hello(1, 9).agreed(), 1);
-        assert_eq!(hello(2, 9).agreed(), 0);
+        assert_eq!(hello(1, 9).agreed(), 2);
+        assert_eq!(hello(1, 1).agreed(), 1);
+        assert_eq!(hello(3, 9).agreed(), 0);
         assert_eq!(hello(0, 0).agreed(), 0);
     }
 

@@ -1,7 +1,7 @@
 //! What the host says, and what follows from it.
 
 use std::os::fd::OwnedFd;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -243,6 +243,8 @@ impl Agent {
             Request::Shutdown { grace_ms } => Some(self.shut_down(grace_ms)),
             Request::Restored(rebirth) => self.rebear(id, rebirth).err().map(Err),
             Request::Settle => self.settle_down(id).err().map(Err),
+            Request::Freeze { thaw_after_ms } => self.freeze(id, thaw_after_ms).err().map(Err),
+            Request::Thaw => self.thaw(id).err().map(Err),
             other => self.delegate(id, other).err().map(Err),
         };
         if let Some(reply) = answered {
@@ -289,6 +291,18 @@ impl Agent {
         })
     }
 
+    fn freeze(&self, id: u32, thaw_after_ms: u32) -> Result<(), Failure> {
+        self.refuse_guestless("freeze")?;
+        let freezer = Arc::clone(&self.freezer);
+        let thaw_after = Duration::from_millis(u64::from(thaw_after_ms));
+        self.workers.run_request(id, self.link.generation(), move || freezer.freeze(thaw_after).map(|()| Reply::Done))
+    }
+
+    fn thaw(&self, id: u32) -> Result<(), Failure> {
+        let freezer = Arc::clone(&self.freezer);
+        self.workers.run_request(id, self.link.generation(), move || Ok(Reply::Thawed { held: freezer.thaw()? }))
+    }
+
     /// Requests that may wait for a disk.
     fn delegate(&self, id: u32, request: Request) -> Result<(), Failure> {
         if matches!(request, Request::Configure(_)) {
@@ -304,9 +318,13 @@ impl Agent {
                 rustix::fs::sync();
                 Ok(Reply::Done)
             }
-            Request::Ping | Request::Metrics | Request::Shutdown { .. } | Request::Restored(_) | Request::Settle => {
-                unreachable!("answered before")
-            }
+            Request::Ping
+            | Request::Metrics
+            | Request::Shutdown { .. }
+            | Request::Restored(_)
+            | Request::Settle
+            | Request::Freeze { .. }
+            | Request::Thaw => unreachable!("answered before"),
         })
     }
 }

@@ -13,6 +13,7 @@ mod wait;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ use sandtree_proto::{AgentMessage, Frame, MAX_PAYLOAD, StreamId};
 use crate::cgroup::Family;
 use crate::channel::{Channel, Remains};
 use crate::exec::spawn::{Ground, spawn_on};
+use crate::freeze::Freezer;
 use crate::hooks::Death;
 use crate::init::Settling;
 use crate::init::shutdown::Way;
@@ -96,6 +98,7 @@ pub struct Agent {
     /// The last channel that sent, for taking turns.
     cursor: u32,
     workers: Workers,
+    freezer: Arc<Freezer>,
     /// Threads that wait for children of their own: the loop takes every child's status.
     mourners: Vec<Sender<Death>>,
     /// Readable when a child has ended, or init is asked to leave.
@@ -132,6 +135,7 @@ impl Agent {
             channels: BTreeMap::new(),
             cursor: 0,
             workers: Workers::new()?,
+            freezer: Arc::default(),
             mourners: Vec::new(),
             signals,
             families: Vec::new(),
