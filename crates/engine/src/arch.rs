@@ -34,6 +34,14 @@ impl Arch {
         }
     }
 
+    /// What the names of all versions of our machine type begin with.
+    pub(crate) fn machine_types(self) -> &'static str {
+        match self {
+            Arch::X86_64 => "pc-q35-",
+            Arch::Aarch64 => "virt-",
+        }
+    }
+
     /// The versioned machine type. Never an alias: a captured state must mean the same under a newer QEMU.
     pub fn machine_type(self) -> &'static str {
         match self {

@@ -58,6 +58,9 @@ pub enum NetworkMode {
 pub struct Shape {
     pub arch: Arch,
     pub accel: Accel,
+    pub machine_type: String,
+    /// A model with its options.
+    pub cpu: String,
     pub name: String,
     pub memory_mib: u64,
     pub cpus: u32,
@@ -110,9 +113,9 @@ fn machine(args: &mut Args, shape: &Shape) {
     args.flag("-nodefaults");
     args.flag("-no-user-config");
     args.option("-name", format!("guest={}", escape(&shape.name)));
-    args.option("-machine", machine_type(shape.arch));
+    args.option("-machine", machine_type(shape));
     args.option("-accel", accelerator(shape.accel));
-    args.option("-cpu", cpu(shape.arch, shape.accel));
+    args.option("-cpu", shape.cpu.clone());
     args.option("-smp", format!("cpus={0},maxcpus={0}", shape.cpus));
     args.option("-m", format!("{}M", shape.memory_mib));
     // Merging equal pages would tell one guest what another holds.
@@ -123,9 +126,9 @@ fn machine(args: &mut Args, shape: &Shape) {
 }
 
 /// Devices nobody uses are off: less to attack, and 0.4 s less firmware and probing under TCG.
-fn machine_type(arch: Arch) -> String {
-    let common = format!("{},memory-backend=ram0,suppress-vmdesc=on,usb=off", arch.machine_type());
-    match arch {
+fn machine_type(shape: &Shape) -> String {
+    let common = format!("{},memory-backend=ram0,suppress-vmdesc=on,usb=off", shape.machine_type);
+    match shape.arch {
         Arch::X86_64 => format!("{common},smm=off,vmport=off,sata=off,smbus=off"),
         Arch::Aarch64 => format!("{common},gic-version=max"),
     }
@@ -136,18 +139,6 @@ fn accelerator(accel: Accel) -> String {
         Accel::Tcg => format!("tcg,tb-size={TRANSLATED_CODE_MIB}"),
         Accel::Whpx => "whpx,kernel-irqchip=off".into(),
         Accel::Kvm | Accel::Hvf => accel.to_string(),
-    }
-}
-
-pub(crate) fn cpu(arch: Arch, accel: Accel) -> &'static str {
-    match (accel, arch) {
-        // Five-level paging crashes the guest under the emulator of 7.2. And a guest that is told that `rep movsb` is fast copies by it, and
-        // emulated that is the slowest way: 48 MB/s through a pipe instead of 166.
-        (Accel::Tcg, Arch::X86_64) => "max,la57=off,erms=off,fsrm=off",
-        // The architected pointer authentication is most of the time of an emulated guest.
-        (Accel::Tcg, Arch::Aarch64) => "max,pauth-impdef=on",
-        (Accel::Whpx, _) => "max",
-        (Accel::Kvm | Accel::Hvf, _) => "host",
     }
 }
 
@@ -256,6 +247,8 @@ mod tests {
         Shape {
             arch,
             accel,
+            machine_type: arch.machine_type().into(),
+            cpu: "max,la57=off".into(),
             name: "a".into(),
             memory_mib: 512,
             cpus: 2,

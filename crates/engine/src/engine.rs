@@ -1,19 +1,34 @@
 //! The engine: one QEMU installation and what it can do on this host.
 
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::accel::{Accel, AccelChoice, KvmVerdict};
 use crate::arch::Arch;
-use crate::argv::cpu;
+use crate::catalogue::Asked;
+use crate::cpu::{Cpu, Expansion, Expansions, Model};
 use crate::error::Error;
 use crate::install::{self, EngineConfig, Version};
+use crate::jail::Jail;
 use crate::machine::{Installed, Machine, MachineSpec};
 use crate::probe::{Installation, Key, Probe, Verdicts};
+
+/// How many models an error names.
+const MODELS_NAMED: usize = 8;
 
 #[derive(Debug)]
 pub struct Engine {
     arch: Arch,
+    jail: Jail,
     verdicts: Verdicts,
+    learned: Mutex<Learned>,
+}
+
+/// What was found out about processors, at the opening and since.
+#[derive(Debug)]
+struct Learned {
+    expansions: Expansions,
+    is_news: bool,
 }
 
 impl Engine {
@@ -30,9 +45,10 @@ impl Engine {
         let key = Key::now(installation, version, config.jail)?;
         let verdicts = match cached {
             Some(verdicts) if verdicts.key == key => verdicts,
-            _ => probe(config, key).await,
+            _ => probe(config, key).await?,
         };
-        Ok(Engine { arch: config.arch, verdicts })
+        let learned = Mutex::new(Learned { expansions: verdicts.expansions.clone(), is_news: false });
+        Ok(Engine { arch: config.arch, jail: config.jail, verdicts, learned })
     }
 
     pub fn version(&self) -> Version {
@@ -47,9 +63,61 @@ impl Engine {
         self.arch
     }
 
-    /// The processor its machines have.
-    pub fn cpu(&self, accel: Accel) -> &'static str {
-        cpu(self.arch, accel)
+    /// The processor of a fresh machine: of the model, or the best there is.
+    pub async fn cpu(&self, accel: Accel, model: Option<&str>) -> Result<Cpu, Error> {
+        let model = Model::chosen(self.arch, accel, model)?;
+        let expansion = self.expansion(accel, &model).await?;
+        Ok(Cpu::fresh(self.arch, accel, model, &expansion))
+    }
+
+    /// The processor that is here what one was under another engine; or what this engine's lacks.
+    pub async fn same_cpu(&self, accel: Accel, then: &Cpu) -> Result<Cpu, Error> {
+        let model = then.argument.parse::<Model>()?.bare();
+        self.expansion(accel, &model).await?.same(model, then)
+    }
+
+    async fn expansion(&self, accel: Accel, model: &Model) -> Result<Expansion, Error> {
+        if let Some(known) = self.learned().expansions.find(accel, model) {
+            return Ok(known.clone());
+        }
+        self.check_model(&model.name)?;
+        let asked = Asked::start(&self.probe(), accel).await?;
+        let expansion = asked.expand(model).await?;
+        let mut learned = self.learned();
+        learned.expansions.insert(accel, model, expansion.clone());
+        learned.is_news = true;
+        Ok(expansion)
+    }
+
+    fn check_model(&self, model: &str) -> Result<(), Error> {
+        let known = &self.verdicts.catalogue.models;
+        if known.contains(model) {
+            return Ok(());
+        }
+        // Those of a version of a model are many, and known to whoever wants one.
+        let plain = known.iter().filter(|name| !name.contains("-v")).take(MODELS_NAMED).cloned();
+        let known = plain.chain(["…".to_owned()]).collect();
+        Err(Error::UnknownCpu { model: model.to_owned(), version: self.version(), known })
+    }
+
+    /// Whether a state of a machine of this type can be loaded: types of another kind are not ours.
+    pub fn has_machine_type(&self, name: &str) -> bool {
+        name.starts_with(self.arch.machine_types()) && self.verdicts.catalogue.machine_types.contains(name)
+    }
+
+    /// What was found out since the engine was opened, once, for the caller to keep with the rest.
+    pub fn take_news(&self) -> Option<Verdicts> {
+        let mut learned = self.learned();
+        let is_news = std::mem::take(&mut learned.is_news);
+        is_news.then(|| Verdicts { expansions: learned.expansions.clone(), ..self.verdicts.clone() })
+    }
+
+    fn learned(&self) -> MutexGuard<'_, Learned> {
+        self.learned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn probe(&self) -> Probe<'_> {
+        Probe { binary: self.binary(), arch: self.arch, jail: self.jail }
     }
 
     pub fn verdicts(&self) -> &Verdicts {
@@ -76,7 +144,7 @@ impl Engine {
     }
 }
 
-async fn probe(config: &EngineConfig, key: Key) -> Verdicts {
+async fn probe(config: &EngineConfig, key: Key) -> Result<Verdicts, Error> {
     let binary = key.installation.binary.clone();
     Probe { binary: &binary, arch: config.arch, jail: config.jail }.run_all(key).await
 }

@@ -59,3 +59,50 @@ async fn a_program_that_is_not_qemu_is_refused() {
     let config = EngineConfig { binary: Some("/bin/true".into()), ..config() };
     assert!(matches!(Engine::open(&config, None).await, Err(Error::VersionUnknown { .. })));
 }
+
+#[tokio::test]
+async fn a_processor_has_the_features_that_qemu_gives_it() {
+    let engine = Engine::open(&config(), None).await.unwrap();
+    let asked = Asked::start(&engine.probe(), Accel::Tcg).await.unwrap();
+    for model in [None, Some("max")] {
+        let cpu = engine.cpu(Accel::Tcg, model).await.unwrap();
+        let expansion = asked.expand(&cpu.argument.parse().unwrap()).await.unwrap();
+        assert_eq!(cpu.features, expansion.0.into_iter().collect::<Vec<_>>(), "{}", cpu.argument);
+        assert!(!cpu.features.is_empty());
+        assert_eq!(engine.same_cpu(Accel::Tcg, &cpu).await.unwrap(), cpu);
+    }
+}
+
+#[tokio::test]
+async fn a_state_that_needs_more_than_there_is_names_it() {
+    let engine = Engine::open(&config(), None).await.unwrap();
+    let cpu = engine.cpu(Accel::Tcg, None).await.unwrap();
+    let features = [&cpu.features[..], &["telepathy".to_owned()]].concat();
+    let error = engine.same_cpu(Accel::Tcg, &Cpu { features, ..cpu }).await.unwrap_err();
+    assert_eq!(error.to_string(), "the processor lacks telepathy");
+}
+
+#[tokio::test]
+async fn what_is_learned_about_a_model_is_told_once_and_kept() {
+    let engine = Engine::open(&config(), None).await.unwrap();
+    engine.cpu(Accel::Tcg, None).await.unwrap();
+    assert_eq!(engine.take_news(), None, "the usual processor is known from the start");
+    let cpu = engine.cpu(Accel::Tcg, Some("max")).await.unwrap();
+    let kept = engine.take_news().unwrap();
+    assert_eq!(engine.take_news(), None);
+
+    let next = Engine::open(&config(), Some(kept)).await.unwrap();
+    assert_eq!(next.cpu(Accel::Tcg, Some("max")).await.unwrap(), cpu);
+    assert_eq!(next.take_news(), None);
+}
+
+#[tokio::test]
+async fn models_and_machine_types_that_are_not_there_are_refused() {
+    let engine = Engine::open(&config(), None).await.unwrap();
+    let error = engine.cpu(Accel::Tcg, Some("Z80")).await.unwrap_err();
+    assert!(matches!(&error, Error::UnknownCpu { model, known, .. } if model == "Z80" && known.len() > 1), "{error}");
+    assert!(engine.has_machine_type(Arch::HOST.machine_type()));
+    for name in ["none", "microvm", "pc-q35-99.9", "pc-q35-7.2,kernel=/etc/passwd", ""] {
+        assert!(!engine.has_machine_type(name), "{name:?}");
+    }
+}

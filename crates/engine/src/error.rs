@@ -27,6 +27,12 @@ pub enum Error {
     #[error("accelerator {accel} cannot be used: {reason}")]
     AccelUnusable { accel: Accel, reason: String },
 
+    #[error("there is no processor {model:?} in QEMU {version}; it has {}", known.join(", "))]
+    UnknownCpu { model: String, version: Version, known: Vec<String> },
+
+    #[error("the processor lacks {}", features.join(", "))]
+    CpuLacks { features: Vec<String> },
+
     #[error("a machine cannot be like that: {detail}")]
     Spec { detail: String },
 

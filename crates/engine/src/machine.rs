@@ -38,6 +38,9 @@ const LAST_WORDS_DEADLINE: Duration = Duration::from_secs(1);
 
 const MIB: u64 = 1 << 20;
 
+/// As many overlays as a machine has descriptors for, with the base below them.
+pub const OVERLAYS_MAX: usize = (fd::LAYER - fd::DISK) as usize - 1;
+
 /// What to start.
 #[derive(Debug)]
 pub struct MachineSpec {
@@ -46,6 +49,10 @@ pub struct MachineSpec {
     pub memory_bytes: u64,
     pub cpus: u32,
     pub accel: Accel,
+    /// One that the engine has.
+    pub machine_type: String,
+    /// One that the engine gave.
+    pub cpu: String,
     /// Kernel and initramfs are opened again inside the jail: `jail.uid` must be allowed to read the files themselves,
     /// though not to reach them.
     pub kernel: File,
@@ -72,9 +79,8 @@ impl MachineSpec {
         if self.cpus == 0 {
             return spec("it needs a processor".into());
         }
-        let overlays_max = (fd::LAYER - fd::DISK) as usize - 1;
-        if self.disk.overlays.is_empty() || self.disk.overlays.len() > overlays_max {
-            return spec(format!("{} overlays are not within 1 to {overlays_max}", self.disk.overlays.len()));
+        if self.disk.overlays.is_empty() || self.disk.overlays.len() > OVERLAYS_MAX {
+            return spec(format!("{} overlays are not within 1 to {OVERLAYS_MAX}", self.disk.overlays.len()));
         }
         check_readable("kernel", &self.kernel, self.jail)?;
         check_readable("initramfs", &self.initramfs, self.jail)
@@ -84,6 +90,8 @@ impl MachineSpec {
         Shape {
             arch,
             accel: self.accel,
+            machine_type: self.machine_type.clone(),
+            cpu: self.cpu.clone(),
             name: self.name.clone(),
             memory_mib: self.memory_bytes / MIB,
             cpus: self.cpus,

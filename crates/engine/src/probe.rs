@@ -18,6 +18,8 @@ use crate::accel::{Accel, KvmVerdict, probe_kvm};
 use crate::arch::Arch;
 use crate::argv::{fd, probe_argv};
 use crate::block::Aio;
+use crate::catalogue::{Asked, Catalogue};
+use crate::cpu::{Expansions, Model};
 use crate::error::Error;
 use crate::install::Version;
 use crate::jail::{Confinement, Jail, Limits};
@@ -37,6 +39,8 @@ pub struct Verdicts {
     pub aio_reason: Option<String>,
     /// Which ways of telling written pages work.
     pub tracking: TrackingVerdict,
+    pub(crate) catalogue: Catalogue,
+    pub(crate) expansions: Expansions,
 }
 
 /// Whether something can be used, and why not.
@@ -116,15 +120,20 @@ pub(crate) struct Probe<'a> {
 }
 
 impl Probe<'_> {
-    pub(crate) async fn run_all(self, key: Key) -> Verdicts {
-        let (kvm, io_uring, tracking) = tokio::join!(probe_kvm(&self), self.io_uring(), tracking::probe());
+    pub(crate) async fn run_all(self, key: Key) -> Result<Verdicts, Error> {
+        let (kvm, io_uring, tracking, asked) =
+            tokio::join!(probe_kvm(&self), self.io_uring(), tracking::probe(), Asked::start(&self, Accel::Tcg));
         let (aio, aio_reason) = match io_uring {
             Ok(()) => (Aio::IoUring, None),
             Err(error) => (Aio::Threads, Some(describe(&error))),
         };
-        let verdicts = Verdicts { key, kvm, aio, aio_reason, tracking };
+        let asked = asked?;
+        let (catalogue, mut expansions) = (asked.catalogue().await?, Expansions::default());
+        let model = Model::chosen(self.arch, Accel::Tcg, None)?;
+        expansions.insert(Accel::Tcg, &model, asked.expand(&model).await?);
+        let verdicts = Verdicts { key, kvm, aio, aio_reason, tracking, catalogue, expansions };
         tracing::debug!(?verdicts, "QEMU probed");
-        verdicts
+        Ok(verdicts)
     }
 
     pub(crate) async fn launch(

@@ -1,7 +1,10 @@
 //! The commands that are used, each with the type of its reply.
 
+use std::collections::BTreeMap;
+
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::block::Node;
 
@@ -322,4 +325,62 @@ pub struct JobDismiss<'a> {
 impl Command for JobDismiss<'_> {
     const NAME: &'static str = "job-dismiss";
     type Reply = Nothing;
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct QueryMachines {}
+
+impl Command for QueryMachines {
+    const NAME: &'static str = "query-machines";
+    type Reply = Vec<MachineType>;
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct MachineType {
+    pub name: String,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct QueryCpuDefinitions {}
+
+impl Command for QueryCpuDefinitions {
+    const NAME: &'static str = "query-cpu-definitions";
+    type Reply = Vec<CpuDefinition>;
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct CpuDefinition {
+    pub name: String,
+    /// What the model has and the accelerator cannot do.
+    #[serde(default)]
+    pub unavailable_features: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct QueryCpuModelExpansion<'a> {
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    pub model: CpuModel<'a>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct CpuModel<'a> {
+    pub name: &'a str,
+    pub props: BTreeMap<&'a str, Value>,
+}
+
+impl Command for QueryCpuModelExpansion<'_> {
+    const NAME: &'static str = "query-cpu-model-expansion";
+    type Reply = CpuModelExpansion;
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct CpuModelExpansion {
+    pub model: ExpandedCpuModel,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct ExpandedCpuModel {
+    pub props: BTreeMap<String, Value>,
 }

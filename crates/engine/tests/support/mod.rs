@@ -30,6 +30,8 @@ pub fn spec(dir: &Path, cmdline: &str) -> MachineSpec {
         memory_bytes: 64 << 20,
         cpus: 1,
         accel: Accel::Tcg,
+        machine_type: Arch::X86_64.machine_type().into(),
+        cpu: "max,la57=off".into(),
         kernel: file(&dir.join("kernel"), &kernel()),
         initramfs: file(&dir.join("initramfs"), b"nothing"),
         cmdline: cmdline.into(),
