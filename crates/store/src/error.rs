@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::{Name, SandboxId, StateId, disk, memory};
+use crate::{Digest, ManifestError, Name, Named, SandboxId, StateId, artifact, disk, memory};
 
 #[derive(Debug, Error)]
 pub enum Error {
@@ -28,6 +28,8 @@ pub enum Error {
     NewerSchema { path: PathBuf, found: u64, known: u64 },
     #[error("{} is damaged: {what}", path.display())]
     Corrupt { path: PathBuf, what: String },
+    #[error("cannot write the index {}: {what}", path.display())]
+    Index { path: PathBuf, what: String },
     #[error("sandbox name {name} is taken by {holder}")]
     NameTaken { name: Name, holder: SandboxId },
     #[error("{name} cannot be the name of a sandbox: 16 hexadecimal digits are an id")]
@@ -52,6 +54,8 @@ pub enum Error {
     MemoryLayer(memory::Damage),
     #[error("disk layer {layer} is damaged: {damage}")]
     DiskLayer { layer: usize, damage: disk::check::Damage },
+    #[error("these disk layers do not lie on each other: {rule}")]
+    DiskChain { rule: &'static str },
     #[error("these disk layers cannot be folded: {rule}")]
     DiskFold { rule: &'static str },
     /// Layers are read and written through open files; only their owner knows the path.
@@ -62,8 +66,53 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    #[error("the artifact is refused: {0}")]
+    Artifact(artifact::Damage),
+    #[error("cannot {operation} the artifact")]
+    ArtifactIo {
+        operation: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the artifact holds what snapshot {base} lacks, and that snapshot is not in the store")]
+    MissingBase { base: Digest },
+    #[error("{needed_bytes} bytes are to be written where {free_bytes} are free")]
+    NotEnoughSpace { needed_bytes: u64, free_bytes: u64 },
+    #[error("{} is not the directory of a snapshot{}", path.display(), foreign_entry(.foreign))]
+    NotASnapshotDir {
+        path: PathBuf,
+        /// What is in it beside a snapshot.
+        foreign: Option<PathBuf>,
+    },
     #[error("the file for a new layer is not empty")]
     NotEmpty,
+    #[error("name {name} is taken by {holder}")]
+    NameInUse { name: Name, holder: Named },
+    #[error("{name} is the name of {found}, not of {expected}")]
+    OtherKind { name: Name, found: Named, expected: &'static str },
+    #[error("there is no snapshot {reference}")]
+    UnknownSnapshot { reference: String },
+    #[error("{} is no snapshot that can be used", path.display())]
+    Manifest {
+        path: PathBuf,
+        #[source]
+        source: ManifestError,
+    },
+    #[error("image {name} with the digest {digest} is not in the store{}", other_digest(.name, .here))]
+    MissingImage {
+        name: Name,
+        digest: Digest,
+        /// What has this name here.
+        here: Option<Digest>,
+    },
+    #[error("these labels are not possible")]
+    Labels(#[source] ManifestError),
+    #[error("kernel {digest} is not in the store")]
+    MissingKernel { digest: Digest },
+    #[error("this snapshot holds no memory")]
+    NoMemory,
+    #[error("the work was cancelled")]
+    Cancelled,
     #[error("the system gives no random bytes: {0}")]
     Random(getrandom::Error),
 }
@@ -72,7 +121,10 @@ impl Error {
     /// The error behind an I/O failure, if this is one.
     pub fn io_kind(&self) -> Option<io::ErrorKind> {
         match self {
-            Self::Io { source, .. } | Self::LayerIo { source, .. } => Some(source.kind()),
+            Self::Io { source, .. } | Self::LayerIo { source, .. } | Self::ArtifactIo { source, .. } => {
+                Some(source.kind())
+            }
+            Self::NotEnoughSpace { .. } => Some(io::ErrorKind::StorageFull),
             _ => None,
         }
     }
@@ -81,7 +133,25 @@ impl Error {
         move |source| Self::LayerIo { operation, offset, source }
     }
 
+    pub(crate) fn artifact_io(operation: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::ArtifactIo { operation, source }
+    }
+
     pub(crate) fn corrupt(path: impl Into<PathBuf>, what: impl ToString) -> Self {
         Self::Corrupt { path: path.into(), what: what.to_string() }
+    }
+}
+
+fn other_digest(name: &Name, here: &Option<Digest>) -> String {
+    here.as_ref().map(|here| format!("; {name} is {here} here")).unwrap_or_default()
+}
+
+fn foreign_entry(foreign: &Option<PathBuf>) -> String {
+    foreign.as_ref().map(|entry| format!(" alone: {} is none of its files", entry.display())).unwrap_or_default()
+}
+
+impl From<artifact::Damage> for Error {
+    fn from(damage: artifact::Damage) -> Self {
+        Self::Artifact(damage)
     }
 }

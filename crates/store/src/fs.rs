@@ -10,22 +10,28 @@
 mod disk;
 #[cfg(test)]
 pub(crate) mod simulated;
+mod stream;
 
 use std::any::Any;
 use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use sha2::{Digest as _, Sha256};
 
 pub(crate) use disk::Disk;
+pub(crate) use stream::Output;
 
 use crate::{Digest, Error};
 
+/// Room for most records: with less, reading a file begins with looking how much there is.
+const ONE_READ: usize = 1024;
+
 /// The largest record that is read into memory at once.
-const MAX_RECORD_BYTES: u64 = 16 << 20;
+pub(crate) const MAX_RECORD_BYTES: u64 = 16 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -38,6 +44,35 @@ pub(crate) enum Kind {
 pub(crate) struct Entry {
     pub name: OsString,
     pub kind: Kind,
+}
+
+/// What the file system knows of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stat {
+    pub len: u64,
+    /// What it takes on disk.
+    pub disk_bytes: u64,
+    /// How many names it has.
+    pub links: u64,
+    /// Which file it is, whatever its name.
+    pub id: (u64, u64),
+}
+
+/// A file that can be read anywhere.
+pub(crate) trait ReadAt: Send + Sync {
+    fn bytes(&self) -> io::Result<u64>;
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+    /// The next range, from `offset` on, that is not a hole. A file system may know of no holes.
+    fn next_data(&self, offset: u64) -> io::Result<Option<Range<u64>>>;
+}
+
+/// A new file that is written from front to back.
+pub(crate) trait FileWriter: Send {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// Adds zeros, as a hole where there can be one.
+    fn skip(&mut self, bytes: u64) -> io::Result<()>;
+    /// Gives the file its full length.
+    fn finish(&mut self) -> io::Result<()>;
 }
 
 /// A lock on a file, held until dropped or until the process ends.
@@ -58,10 +93,11 @@ impl fmt::Debug for Lock {
 }
 
 pub(crate) trait Fs: fmt::Debug + Send + Sync {
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Read>>;
-    fn len(&self, path: &Path) -> io::Result<u64>;
-    /// How many names the file has.
-    fn links(&self, path: &Path) -> io::Result<u64>;
+    /// Whether a path means the same to others who open files by themselves.
+    fn has_paths(&self) -> bool;
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Read + Send>>;
+    fn open_at(&self, path: &Path) -> io::Result<Box<dyn ReadAt>>;
+    fn stat(&self, path: &Path) -> io::Result<Stat>;
     fn kind(&self, path: &Path) -> io::Result<Kind>;
     fn list(&self, path: &Path) -> io::Result<Vec<Entry>>;
     fn free_bytes(&self, path: &Path) -> io::Result<u64>;
@@ -69,12 +105,18 @@ pub(crate) trait Fs: fmt::Debug + Send + Sync {
     fn create_dir(&self, path: &Path) -> io::Result<()>;
     /// Makes a file that must not exist yet, readable and writable by its owner alone.
     fn create(&self, path: &Path, bytes: &[u8]) -> io::Result<()>;
+    /// Makes a file like `create`, to be written from front to back.
+    fn writer(&self, path: &Path) -> io::Result<Box<dyn FileWriter>>;
     /// Makes a file like `create`, with the content of another one.
     fn copy(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Makes a file like `copy`, sharing the data of another one. Says whether there can be such a file.
+    fn clone_file(&self, from: &Path, to: &Path) -> io::Result<bool>;
     /// Makes a file read-only for everyone: its content never changes again.
     fn seal(&self, path: &Path) -> io::Result<()>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     fn rename_noreplace(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Lets two names trade places.
+    fn exchange(&self, a: &Path, b: &Path) -> io::Result<()>;
     fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()>;
     fn remove_file(&self, path: &Path) -> io::Result<()>;
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
@@ -99,14 +141,41 @@ impl Files {
         Self { fs, poisoned: Arc::default() }
     }
 
+    /// The same file system, for files of others: what cannot be synced there says nothing of the store.
+    pub(crate) fn apart(&self) -> Self {
+        Self::new(self.fs.clone())
+    }
+
+    pub(crate) fn has_paths(&self) -> bool {
+        self.fs.has_paths()
+    }
+
     pub(crate) fn read(&self, path: &Path) -> Result<Vec<u8>, Error> {
-        let mut bytes = Vec::new();
+        // A name fits, of which there are many, and is then read at once.
+        let mut bytes = Vec::with_capacity(512);
         let file = self.fs.open(path).map_err(io_error("open", path))?;
         file.take(MAX_RECORD_BYTES + 1).read_to_end(&mut bytes).map_err(io_error("read", path))?;
         if bytes.len() as u64 > MAX_RECORD_BYTES {
             return Err(Error::corrupt(path, "it is far larger than any record"));
         }
         Ok(bytes)
+    }
+
+    /// A file to read from front to back.
+    pub(crate) fn open(&self, path: &Path) -> Result<Box<dyn Read + Send>, Error> {
+        self.fs.open(path).map_err(io_error("open", path))
+    }
+
+    /// A file to read anywhere.
+    pub(crate) fn open_at(&self, path: &Path) -> Result<Box<dyn ReadAt>, Error> {
+        self.fs.open_at(path).map_err(io_error("open", path))
+    }
+
+    /// The first bytes of a file; fewer if it has no more.
+    pub(crate) fn read_up_to(&self, path: &Path, bytes: u64) -> Result<Vec<u8>, Error> {
+        let mut start = Vec::with_capacity(ONE_READ);
+        self.open(path)?.take(bytes).read_to_end(&mut start).map_err(io_error("read", path))?;
+        Ok(start)
     }
 
     pub(crate) fn read_if_exists(&self, path: &Path) -> Result<Option<Vec<u8>>, Error> {
@@ -136,11 +205,15 @@ impl Files {
     }
 
     pub(crate) fn len(&self, path: &Path) -> Result<u64, Error> {
-        self.fs.len(path).map_err(io_error("look at", path))
+        Ok(self.stat(path)?.len)
     }
 
     pub(crate) fn links(&self, path: &Path) -> Result<u64, Error> {
-        self.fs.links(path).map_err(io_error("look at", path))
+        Ok(self.stat(path)?.links)
+    }
+
+    pub(crate) fn stat(&self, path: &Path) -> Result<Stat, Error> {
+        self.fs.stat(path).map_err(io_error("look at", path))
     }
 
     pub(crate) fn kind(&self, path: &Path) -> Result<Option<Kind>, Error> {
@@ -185,6 +258,16 @@ impl Files {
 
     pub(crate) fn rename_noreplace(&self, from: &Path, to: &Path) -> Result<(), Error> {
         self.change("rename to", to, |fs| fs.rename_noreplace(from, to))
+    }
+
+    pub(crate) fn exchange(&self, a: &Path, b: &Path) -> Result<(), Error> {
+        self.change("trade places with", b, |fs| fs.exchange(a, b))
+    }
+
+    /// Says whether the file system can; if not, nothing is there.
+    pub(crate) fn clone_file(&self, from: &Path, to: &Path) -> Result<bool, Error> {
+        self.refuse_if_poisoned()?;
+        self.fs.clone_file(from, to).map_err(io_error("clone to", to))
     }
 
     pub(crate) fn hard_link(&self, from: &Path, to: &Path) -> Result<(), Error> {
@@ -267,10 +350,15 @@ impl Files {
         path: &Path,
         work: impl FnOnce(&dyn Fs) -> io::Result<()>,
     ) -> Result<(), Error> {
-        if let Some(failed) = self.poisoned.get() {
-            return Err(Error::Poisoned { path: failed.clone() });
-        }
+        self.refuse_if_poisoned()?;
         work(&*self.fs).map_err(io_error(operation, path))
+    }
+
+    fn refuse_if_poisoned(&self) -> Result<(), Error> {
+        match self.poisoned.get() {
+            Some(failed) => Err(Error::Poisoned { path: failed.clone() }),
+            None => Ok(()),
+        }
     }
 
     /// What is not there was not synced, but nothing was lost by that: a state may go while it is being sealed.

@@ -22,7 +22,8 @@ pub struct ParseIdError {
 #[serde(try_from = "String", into = "String")]
 pub struct SandboxId(String);
 
-/// Names one layer, for ever: 16 random hexadecimal digits. Every link to it has this name, in whatever sandbox.
+/// Names one layer, for ever: 16 hexadecimal digits, random or of its digest. Every link to it has this name, in whatever
+/// sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct LayerId(String);
@@ -44,6 +45,25 @@ impl Digest {
 
     pub(crate) fn finish(hasher: Sha256) -> Self {
         Self(hex(&hasher.finalize()))
+    }
+}
+
+/// What begins a digest is enough to tell the layers of one snapshot apart, which its manifest guarantees.
+fn short(digest: &Digest) -> String {
+    digest.0[..16].to_owned()
+}
+
+impl LayerId {
+    /// What a layer is called in sandboxes made from a snapshot.
+    pub fn of(digest: &Digest) -> Self {
+        Self(short(digest))
+    }
+}
+
+impl StateId {
+    /// What a snapshot is called as a state of a sandbox made from it.
+    pub(crate) fn of(digest: &Digest) -> Self {
+        Self(short(digest))
     }
 }
 

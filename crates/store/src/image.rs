@@ -8,13 +8,15 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::fs::{Files, optional};
 use crate::publish::Staged;
 use crate::record::{self, Record};
-use crate::{Digest, Error, Name, Store};
+use crate::snapshot::Pin;
+use crate::{Digest, Error, Name, Named, Store};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -88,12 +90,23 @@ pub struct Image {
     pub digest: Digest,
     pub record: ImageRecord,
     dir: PathBuf,
+    /// While one that was just published lives, it stays, named or not.
+    _held: Option<Arc<Staged>>,
 }
 
 impl Image {
     /// The read-only root file system.
     pub fn rootfs(&self) -> PathBuf {
         self.dir.join("rootfs.raw")
+    }
+
+    /// Every file that its description tells the digest of.
+    pub(crate) fn files(&self) -> Vec<(PathBuf, Blob)> {
+        vec![(self.rootfs(), self.record.rootfs.clone())]
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.record.rootfs.bytes
     }
 }
 
@@ -151,11 +164,24 @@ pub struct KernelBundle {
     pub digest: Digest,
     pub record: KernelRecord,
     dir: PathBuf,
+    /// While one that was just published lives, it stays, whether or not an image needs it.
+    _held: Option<Arc<Staged>>,
 }
 
 impl KernelBundle {
     pub fn kernel(&self) -> PathBuf {
         self.dir.join("kernel")
+    }
+
+    /// Every file that its description tells the digest of.
+    pub(crate) fn files(&self) -> Vec<(PathBuf, Blob)> {
+        let modules =
+            self.modules().zip(&self.record.modules).map(|((_, path), module)| (path, module.content.clone()));
+        [(self.kernel(), self.record.kernel.clone())].into_iter().chain(modules).collect()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.files().iter().map(|(_, blob)| blob.bytes).fold(0, u64::saturating_add)
     }
 
     /// File name and path of each module, in load order.
@@ -165,7 +191,7 @@ impl KernelBundle {
 }
 
 impl Store {
-    /// Publishes `rootfs.raw` of the staged tree as an image.
+    /// Publishes `rootfs.raw` of the staged tree as an image, which stays as long as the result lives.
     pub fn publish_image(&self, staged: Staged, spec: ImageSpec) -> Result<Image, Error> {
         let record = ImageRecord {
             schema: ImageRecord::SCHEMA,
@@ -176,11 +202,11 @@ impl Store {
             defaults: spec.defaults,
         };
         let digest = self.describe(&staged, "image.json", &record)?;
-        staged.publish(&self.layout.image(&digest))?;
-        self.image_by_digest(&digest)
+        let held = staged.publish_pinned(&self.layout.image(&digest), &Pin::Image(digest.clone()))?;
+        Ok(Image { _held: Some(Arc::new(held)), ..self.image_by_digest(&digest)? })
     }
 
-    /// Publishes `kernel` and `modules/` of the staged tree.
+    /// Publishes `kernel` and `modules/` of the staged tree. They stay as long as the result lives.
     pub fn publish_kernel(&self, staged: Staged, spec: KernelSpec) -> Result<KernelBundle, Error> {
         let modules = spec.modules.into_iter().map(|file| {
             Ok(ModuleRecord { content: blob(&self.files, &staged.path().join("modules").join(&file))?, file })
@@ -194,8 +220,8 @@ impl Store {
             modules: modules.collect::<Result<_, Error>>()?,
         };
         let digest = self.describe(&staged, "bundle.json", &record)?;
-        staged.publish(&self.layout.kernel(&digest))?;
-        self.kernel(&digest)
+        let held = staged.publish_pinned(&self.layout.kernel(&digest), &Pin::Kernel(digest.clone()))?;
+        Ok(KernelBundle { _held: Some(Arc::new(held)), ..self.kernel(&digest)? })
     }
 
     fn describe(&self, staged: &Staged, file: &str, record: &impl Record) -> Result<Digest, Error> {
@@ -207,7 +233,7 @@ impl Store {
     pub fn kernel(&self, digest: &Digest) -> Result<KernelBundle, Error> {
         let dir = self.layout.kernel(digest);
         let record: KernelRecord = self.read_described(&dir.join("bundle.json"), digest)?;
-        let bundle = KernelBundle { digest: digest.clone(), record, dir };
+        let bundle = KernelBundle { digest: digest.clone(), record, dir, _held: None };
         check_size(&self.files, &bundle.kernel(), &bundle.record.kernel)?;
         for (module, (file, path)) in bundle.record.modules.iter().zip(bundle.modules()) {
             if file.contains('/') {
@@ -221,7 +247,7 @@ impl Store {
     pub fn image_by_digest(&self, digest: &Digest) -> Result<Image, Error> {
         let dir = self.layout.image(digest);
         let record: ImageRecord = self.read_described(&dir.join("image.json"), digest)?;
-        let image = Image { digest: digest.clone(), record, dir };
+        let image = Image { digest: digest.clone(), record, dir, _held: None };
         check_size(&self.files, &image.rootfs(), &image.record.rootfs)?;
         Ok(image)
     }
@@ -235,29 +261,22 @@ impl Store {
     }
 
     pub fn image(&self, name: &Name) -> Result<Image, Error> {
-        let path = self.layout.image_name(name);
-        let bytes = self.files.read_if_exists(&path)?.ok_or_else(|| Error::UnknownImage { name: name.clone() })?;
-        let text = std::str::from_utf8(&bytes).map_err(|error| Error::corrupt(&path, error))?;
-        let digest = text.trim_end().parse().map_err(|error| Error::corrupt(&path, error))?;
-        self.image_by_digest(&digest)
+        match self.named(name)? {
+            Some(Named::Image(digest)) => self.image_by_digest(&digest),
+            Some(found) => Err(Error::OtherKind { name: name.clone(), found, expected: "an image" }),
+            None => Err(Error::UnknownImage { name: name.clone() }),
+        }
     }
 
     /// Every image that has a name, by name.
     pub fn images(&self) -> Result<Vec<NamedImage>, Error> {
-        let entries = self.files.list(&self.layout.image_names())?;
-        let names = entries.iter().filter_map(|entry| entry.name.to_str()?.parse::<Name>().ok());
-        Ok(names.map(|name| NamedImage { image: self.image(&name), name }).collect())
-    }
-
-    /// Points a name at an image, instead of whatever it pointed at before.
-    pub fn set_image_name(&self, name: &Name, digest: &Digest) -> Result<(), Error> {
-        self.image_by_digest(digest)?;
-        let staged = self.stage()?;
-        let (new, target) = (staged.path().join("name"), self.layout.image_name(name));
-        self.files.create(&new, format!("{digest}\n").as_bytes())?;
-        self.files.sync_file(&new)?;
-        self.files.rename(&new, &target)?;
-        self.files.sync_dir(&self.layout.image_names())
+        let image = |named| match named {
+            Ok(Named::Image(digest)) => Some(self.image_by_digest(&digest)),
+            Ok(_) => None,
+            Err(error) => Some(Err(error)),
+        };
+        let names = self.names()?.into_iter();
+        Ok(names.filter_map(|(name, named)| Some(NamedImage { image: image(named)?, name })).collect())
     }
 
     /// The initial file system made from `key`, if it was made before.

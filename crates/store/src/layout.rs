@@ -1,20 +1,24 @@
 //! Where everything is.
 //!
 //! ```text
-//! format                     "sandtree-store 2\n"; any other number is refused by name
+//! format                     "sandtree-store 3\n"; 2 is upgraded, any other number is refused by name
 //! lock                       held for moments: to make or end a staging directory, to take a sandbox's name away
-//! staging/<id>/              unfinished work: `lock`, held by whoever works there, and `tree`, what is being made or removed
-//! names/images/<name>        digest of the image; replaced by rename
+//! staging/<id>/              unfinished work: `lock`, held by whoever works there; `tree`, what is being made or removed; `pin`, what must stay meanwhile
+//! names/images/<name>        "<digest>" of an image, "snapshot <digest>", or "reserved <sandbox id>": a save to come; replaced by rename
 //! names/sandboxes/<name>     id of the sandbox; a link to the sandbox's own `claim`, so two claims cannot both win
 //! kernels/<digest>/          bundle.json, kernel, modules/*.ko
 //! initramfs/<digest>.cpio    agent and modules; named by the digest of what it is made of
 //! images/<digest>/           image.json, rootfs.raw
+//! layers/<digest>[.zst]      a file of a snapshot, named by its content, as it is or as one zstd frame
+//! snapshots/<digest>/        manifest.json, which lists its layers
+//! quarantine/<kind>-<digest> what failed verification; never removed by the store
 //! warm/<key>/                a captured boot: manifest.json, devices, sealed.json, execs/, disks/, memory/
 //! sandboxes/<id>/            sandbox.json, state.json, head.json, origin.json, claim, lock, reserve, execs/, execs-of-origin/, console.log, keeper.sock
 //!   disks/<layer>.qcow2      links to every disk layer that the head or a state lists
 //!   memory/<layer>.mem       likewise; with a memory directory DIR they are in DIR/<id>/ instead
 //!   states/<state>/          manifest.json, devices, execs/, sealed.json once it is; a name that starts with '.' is unfinished or going
 //! cache/<key>                JSON that may be deleted at any time
+//! index.sqlite[-journal]     what manifests of snapshots say, found faster; may be deleted at any time
 //! ```
 //!
 //! Directories are 0700, files 0600. What is published by digest is sealed (0444): a machine that runs under another
@@ -26,11 +30,15 @@
 //! | found | done |
 //! |---|---|
 //! | a staging directory whose lock is held | left alone: someone works there |
-//! | a staging directory whose lock is free | removed |
+//! | a staging directory whose lock is free | removed, once no rename to or from it can be undone any more |
 //! | … and a sandbox of the same id, still `creating`, whose lock is free | sandbox, name and its part of a memory directory removed: its creation died |
 //! | … and a sandbox of the same id in any other phase | the sandbox stays: its creation or removal had not begun to matter |
 //! | … with a sandbox in its `tree` | its name and its part of a memory directory are removed, too: its removal died |
 //! | a name without a sandbox | taken over by whoever claims it next |
+//! | a name without its snapshot | told; removed or replaced by who asks for that; meanwhile nothing is collected |
+//! | a snapshot without a name or pin, a layer that no such one lists | collected by `gc` |
+//! | a layer of the wrong length, a manifest of the wrong digest | refused; moved to `quarantine/` by `verify`, or by who has it whole |
+//! | a reservation whose sandbox is gone | the name is free |
 //! | something else | left alone, and reported where it is in the way |
 
 use std::path::{Path, PathBuf};
@@ -38,8 +46,13 @@ use std::path::{Path, PathBuf};
 use crate::{Digest, Name, SandboxId};
 
 /// The format this program reads and writes.
-pub(crate) const FORMAT: u32 = 2;
+pub(crate) const FORMAT: u32 = 3;
+/// The format that becomes ours by adding directories.
+pub(crate) const UPGRADED: u32 = 2;
 pub(crate) const FORMAT_MAGIC: &str = "sandtree-store";
+
+const INDEX: &str = "index.sqlite";
+const INDEX_JOURNAL: &str = "index.sqlite-journal";
 
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
@@ -56,7 +69,7 @@ impl Layout {
     }
 
     /// All directories, parents first.
-    pub(crate) fn dirs(&self) -> [PathBuf; 10] {
+    pub(crate) fn dirs(&self) -> [PathBuf; 13] {
         [
             self.staging(),
             self.root.join("names"),
@@ -65,17 +78,46 @@ impl Layout {
             self.kernels(),
             self.initramfs_dir(),
             self.images(),
+            self.layers(),
+            self.snapshots(),
+            self.quarantine(),
             self.warm_dir(),
             self.sandboxes(),
             self.cache(),
         ]
     }
 
+    /// Where things are renamed to from staging, or from there to staging.
+    pub(crate) fn published(&self) -> [PathBuf; 8] {
+        [
+            self.image_names(),
+            self.kernels(),
+            self.initramfs_dir(),
+            self.images(),
+            self.layers(),
+            self.snapshots(),
+            self.warm_dir(),
+            self.sandboxes(),
+        ]
+    }
+
     /// Whether an entry may be in a root that has no format yet.
     pub(crate) fn is_ours(name: &str) -> bool {
-        const DIRS: [&str; 8] = ["staging", "names", "kernels", "initramfs", "images", "warm", "sandboxes", "cache"];
+        const DIRS: [&str; 11] = [
+            "staging",
+            "names",
+            "kernels",
+            "initramfs",
+            "images",
+            "layers",
+            "snapshots",
+            "quarantine",
+            "warm",
+            "sandboxes",
+            "cache",
+        ];
         // A file system of the store's own has a `lost+found`.
-        const OTHERS: [&str; 4] = ["format", "format.new", "lock", "lost+found"];
+        const OTHERS: [&str; 6] = ["format", "format.new", "lock", INDEX, INDEX_JOURNAL, "lost+found"];
         DIRS.contains(&name) || OTHERS.contains(&name)
     }
 
@@ -131,6 +173,31 @@ impl Layout {
         self.images().join(digest.as_str())
     }
 
+    /// The pool: every file of every snapshot.
+    pub(crate) fn layers(&self) -> PathBuf {
+        self.root.join("layers")
+    }
+
+    pub(crate) fn layer(&self, digest: &Digest) -> PathBuf {
+        self.layers().join(digest.as_str())
+    }
+
+    pub(crate) fn compressed_layer(&self, digest: &Digest) -> PathBuf {
+        self.layers().join(format!("{digest}.zst"))
+    }
+
+    pub(crate) fn snapshots(&self) -> PathBuf {
+        self.root.join("snapshots")
+    }
+
+    pub(crate) fn snapshot(&self, digest: &Digest) -> PathBuf {
+        self.snapshots().join(digest.as_str())
+    }
+
+    pub(crate) fn quarantine(&self) -> PathBuf {
+        self.root.join("quarantine")
+    }
+
     pub(crate) fn warm_dir(&self) -> PathBuf {
         self.root.join("warm")
     }
@@ -145,6 +212,15 @@ impl Layout {
 
     pub(crate) fn sandbox(&self, id: &SandboxId) -> PathBuf {
         self.sandboxes().join(id.as_str())
+    }
+
+    pub(crate) fn index(&self) -> PathBuf {
+        self.root.join(INDEX)
+    }
+
+    /// The index with what SQLite may leave beside it.
+    pub(crate) fn index_files(&self) -> [PathBuf; 2] {
+        [INDEX, INDEX_JOURNAL].map(|name| self.root.join(name))
     }
 
     pub(crate) fn cache(&self) -> PathBuf {

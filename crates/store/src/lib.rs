@@ -15,6 +15,7 @@
 //! Any number of processes may have one store open; locks die with their holders. After a failed sync the handle takes
 //! no writes until it is opened again.
 
+pub mod artifact;
 mod cache;
 pub mod disk;
 mod error;
@@ -22,13 +23,16 @@ mod fs;
 mod head;
 mod id;
 mod image;
+mod index;
 mod layout;
 mod lock;
 pub mod memory;
 mod name;
+mod progress;
 mod publish;
 mod record;
 mod sandbox;
+mod snapshot;
 mod state;
 mod tag;
 #[cfg(test)]
@@ -38,6 +42,7 @@ mod warm;
 use std::path::Path;
 use std::sync::Arc;
 
+pub use artifact::{ExportSpec, Exported};
 pub use error::Error;
 pub use head::Head;
 pub use id::{Digest, LayerId, ParseIdError, SandboxId, StateId};
@@ -45,17 +50,24 @@ pub use image::{
     Arch, Blob, ExecDefaults, Image, ImageRecord, ImageSpec, Init, KernelBundle, KernelFormat, KernelRecord,
     KernelSpec, ModuleRecord, NamedImage,
 };
+pub use index::{Listing, Reindexed, SnapshotSummary};
 pub use name::{Name, ParseNameError};
+pub use progress::{Progress, Silent};
 pub use publish::{Published, Staged};
 pub use sandbox::{
     AccelChoice, Collected, DamagedLayer, ListedSandbox, Network, Origin, Owned, Phase, Pids, PublishedPort,
-    SandboxDir, SandboxRecord, StagedState, StateRecord, States, UnreadableState,
+    SandboxDir, SandboxRecord, SaveOnStop, SaveTarget, StagedState, StateRecord, States, UnreadableState,
+};
+pub use snapshot::{
+    CaptureRecord, Consistency, Damaged, DiskFormat, Garbage, GarbageKind, GcReport, ImageReference, KindUsage,
+    ListedName, ListedSnapshot, ManifestError, MemoryKind, Named, Pinned, SaveSpec, Settings, Snapshot, SnapshotDisk,
+    SnapshotDiskFiles, SnapshotManifest, SnapshotMemory, Target, Usage, UsageKind, Verified,
 };
 pub use state::{MachineRecord, MemoryState, StateKind, StateManifest, StateSource};
 pub use tag::{ParseTagError, Tag};
 
 use fs::{Files, Fs, io_error};
-use layout::{FORMAT, FORMAT_MAGIC, Layout};
+use layout::{FORMAT, FORMAT_MAGIC, Layout, UPGRADED};
 
 /// An opened store.
 #[derive(Debug)]
@@ -126,6 +138,7 @@ impl Store {
         let number = text.strip_suffix('\n').and_then(|line| line.strip_prefix(FORMAT_MAGIC)?.trim().parse().ok());
         match number {
             Some(FORMAT) => Ok(()),
+            Some(UPGRADED) => self.upgrade(),
             Some(found) if found > FORMAT => Err(Error::NewerFormat { root, found, known: FORMAT }),
             Some(found) => Err(Error::OlderFormat { root, found, known: FORMAT }),
             None => Err(Error::NotAStore { root }),
@@ -135,16 +148,27 @@ impl Store {
     /// The format is written last: a root with a format is a whole store.
     fn write_format(&self) -> Result<(), Error> {
         self.refuse_foreign_root()?;
-        let _store = lock::store(&self.files, &self.layout)?;
+        let store = lock::store(&self.files, &self.layout)?;
         if let Some(bytes) = self.files.read_if_exists(&self.layout.format())? {
+            drop(store);
             return self.check_format(&bytes);
         }
+        self.finish_format()
+    }
+
+    fn finish_format(&self) -> Result<(), Error> {
         for dir in self.layout.dirs() {
             self.files.ensure_dir(&dir)?;
         }
         self.files.sync_dir(&self.root().join("names"))?;
         publish::replace(&self.files, &self.layout.format(), format!("{FORMAT_MAGIC} {FORMAT}\n").as_bytes())?;
         self.files.sync_dir(publish::parent(self.root()))
+    }
+
+    /// The format before ours had no snapshots. The number changes last: until then it is still that format.
+    fn upgrade(&self) -> Result<(), Error> {
+        let _store = lock::store(&self.files, &self.layout)?;
+        self.finish_format()
     }
 
     fn refuse_foreign_root(&self) -> Result<(), Error> {
@@ -162,8 +186,14 @@ impl Store {
         Ok(stale.into_iter().map(|(id, staged)| self.recover_one(id, staged)).collect())
     }
 
+    /// A process that died may have renamed something to or from staging and not synced it. Before what is left is
+    /// removed, it must not be able to come back.
+    fn settle(&self) -> Result<(), Error> {
+        self.layout.published().iter().try_for_each(|dir| self.files.sync_dir(dir))
+    }
+
     fn recover_one(&self, id: SandboxId, staged: Staged) -> Recovered {
-        let finished = match self.finish_interrupted(&id, &staged) {
+        let finished = match self.settle().and_then(|()| self.finish_interrupted(&id, &staged)) {
             Ok(was_sandbox) => staged.discard().map(|()| was_sandbox),
             Err(error) => {
                 // Its files are the only clue to what happened: they stay for the next open.

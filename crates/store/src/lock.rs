@@ -2,7 +2,7 @@
 //!
 //! | lock | held by | for |
 //! |---|---|---|
-//! | `lock` | anyone | moments: making or ending a staging directory, taking a sandbox's name away |
+//! | `lock` | anyone | moments: making or ending a staging directory, taking a sandbox's name away, the names of images and snapshots, showing a snapshot, pins, moving garbage away |
 //! | `staging/<id>/lock` | who works there | the work |
 //! | `sandboxes/<id>/lock` | the owner of the sandbox | as long as it owns it |
 //!

@@ -15,7 +15,11 @@ use std::path::{Path, PathBuf};
 
 use crate::fs::{Files, Kind, Lock, optional};
 use crate::layout::Layout;
+use crate::snapshot::Pin;
 use crate::{Error, SandboxId, lock};
+
+/// The file of a staging directory that says what must stay.
+pub(crate) const PIN: &str = "pin";
 
 /// A directory of unfinished work. Dropping it removes it.
 #[derive(Debug)]
@@ -78,9 +82,29 @@ impl Staged {
 
     /// Makes the tree read-only and durable, then renames it to `target`.
     pub(crate) fn publish(self, target: &Path) -> Result<Published, Error> {
-        seal_tree(&self.files, &self.tree)?;
-        sync_tree(&self.files, &self.tree)?;
+        self.make_durable()?;
         publish(&self.files, &self.tree, target)
+    }
+
+    /// Like `publish`; what is published stays at least as long as the result lives.
+    pub(crate) fn publish_pinned(self, target: &Path, pin: &Pin) -> Result<Self, Error> {
+        self.make_durable()?;
+        {
+            let _store = lock::store(&self.files, &self.layout)?;
+            self.write_pin(pin)?;
+        }
+        publish(&self.files, &self.tree, target)?;
+        Ok(self)
+    }
+
+    /// Says what must stay while this lives. The store's lock is held by the caller.
+    pub(crate) fn write_pin(&self, pin: &Pin) -> Result<(), Error> {
+        create_whole(&self.files, &self.shell.join(PIN), pin.to_line().as_bytes())
+    }
+
+    pub(crate) fn make_durable(&self) -> Result<(), Error> {
+        seal_tree(&self.files, &self.tree)?;
+        sync_tree(&self.files, &self.tree)
     }
 
     /// Like `publish`, for one file of the tree.
@@ -121,7 +145,7 @@ impl Drop for Staged {
 /// A clean-up that failed needs no report: the next open finds what is left and removes it.
 pub(crate) fn left_for_next_open(_: Result<(), Error>) {}
 
-fn publish(files: &Files, from: &Path, target: &Path) -> Result<Published, Error> {
+pub(crate) fn publish(files: &Files, from: &Path, target: &Path) -> Result<Published, Error> {
     let renamed = files.rename_noreplace(from, target);
     let published = match renamed {
         Err(error) if error.io_kind() == Some(io::ErrorKind::AlreadyExists) => Published::Already,
@@ -182,6 +206,13 @@ pub(crate) fn replace(files: &Files, path: &Path, bytes: &[u8]) -> Result<(), Er
     }
     written?;
     files.sync_dir(parent(path))
+}
+
+/// Makes a file that others see with all of its content or not at all. Not synced.
+pub(crate) fn create_whole(files: &Files, path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let new = path.with_extension("new");
+    files.create(&new, bytes)?;
+    files.rename_noreplace(&new, path)
 }
 
 /// Staging directories whose makers are gone, now locked by us.

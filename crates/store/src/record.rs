@@ -36,11 +36,16 @@ pub(crate) fn read<T: Record>(files: &Files, path: &Path) -> Result<T, Error> {
 /// Reads a record whose bytes are its identity: duplicate keys, unknown fields and other spellings are refused.
 pub(crate) fn read_canonical<T: Record>(files: &Files, path: &Path) -> Result<(T, Vec<u8>), Error> {
     let bytes = files.read(path)?;
-    let record: T = parse(path, &bytes)?;
+    Ok((parse_canonical(path, &bytes)?, bytes))
+}
+
+/// Like `read_canonical`, for bytes that come from elsewhere under the name `path`.
+pub(crate) fn parse_canonical<T: Record>(path: &Path, bytes: &[u8]) -> Result<T, Error> {
+    let record: T = parse(path, bytes)?;
     if canonical(&record) != bytes {
         return Err(Error::corrupt(path, "not in canonical form"));
     }
-    Ok((record, bytes))
+    Ok(record)
 }
 
 fn parse<T: Record>(path: &Path, bytes: &[u8]) -> Result<T, Error> {

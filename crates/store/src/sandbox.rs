@@ -21,6 +21,7 @@ mod collect;
 mod create;
 mod record;
 mod states;
+mod unpack;
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -28,7 +29,9 @@ use std::sync::Arc;
 
 pub use collect::Collected;
 pub use create::Origin;
-pub use record::{AccelChoice, Network, Phase, Pids, PublishedPort, SandboxRecord, StateRecord};
+pub use record::{
+    AccelChoice, Network, Phase, Pids, PublishedPort, SandboxRecord, SaveOnStop, SaveTarget, StateRecord,
+};
 pub use states::{DamagedLayer, StagedState, States, UnreadableState};
 
 use crate::fs::{Files, Kind, Lock, optional};
@@ -173,6 +176,8 @@ impl Store {
         }
         let sandbox = self.sandbox_by_id(id)?;
         if sandbox.state()?.phase != Phase::Creating {
+            // Its creation is over once that is durable, and not before.
+            self.files.sync_dir(&sandbox.path)?;
             return Ok(false);
         }
         let _lock = lock::try_sandbox(&self.files, &self.layout, id)?.ok_or_else(|| Error::Busy { id: id.clone() })?;
@@ -216,11 +221,15 @@ impl Store {
         }
     }
 
+    /// What is in `sandboxes/` under the name of an id.
+    pub(crate) fn sandbox_ids(&self) -> Result<Vec<SandboxId>, Error> {
+        let entries = self.files.list(&self.layout.sandboxes())?;
+        Ok(entries.iter().filter_map(|entry| entry.name.to_str()?.parse().ok()).collect())
+    }
+
     /// Every sandbox, by id.
     pub fn sandboxes(&self) -> Result<Vec<ListedSandbox>, Error> {
-        let entries = self.files.list(&self.layout.sandboxes())?;
-        let ids = entries.iter().filter_map(|entry| entry.name.to_str()?.parse::<SandboxId>().ok());
-        let listed = ids.map(|id| ListedSandbox { sandbox: self.sandbox_by_id(&id), id });
+        let listed = self.sandbox_ids()?.into_iter().map(|id| ListedSandbox { sandbox: self.sandbox_by_id(&id), id });
         // One that went between the listing and the look was removed, which is no news.
         Ok(listed.filter(|listed| !matches!(listed.sandbox, Err(Error::UnknownSandbox { .. }))).collect())
     }

@@ -38,6 +38,8 @@ pub enum StateKind {
     Fork,
     /// What a warm image is made from; gone when it is.
     Warm,
+    /// What a snapshot is made from, or what a sandbox made from one goes on from; gone when it is.
+    Save,
 }
 
 impl StateKind {
@@ -45,7 +47,7 @@ impl StateKind {
     pub fn is_listed(self) -> bool {
         match self {
             Self::Checkpoint | Self::Auto | Self::Left | Self::Paused => true,
-            Self::Fork | Self::Warm => false,
+            Self::Fork | Self::Warm | Self::Save => false,
         }
     }
 }
@@ -81,6 +83,9 @@ pub struct MachineRecord {
     pub cpus: u32,
     pub network: Network,
     pub qemu_args: Vec<String>,
+    /// What its processor can do, as its engine names it; sorted. Empty where nobody asked.
+    #[serde(default)]
+    pub cpu_features: Vec<String>,
 }
 
 /// `manifest.json`: what a state consists of. Never changes.

@@ -19,7 +19,7 @@ use thiserror::Error as ThisError;
 use super::entry::{self, L2Entry};
 use super::header::{self, Header, require};
 use crate::Error;
-use crate::fs::io_error;
+use crate::fs::{self, io_error};
 
 /// What a check found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +72,17 @@ pub fn file(path: &Path) -> Result<Verdict, Error> {
     run(&file, len).map_err(io_error("read", path))
 }
 
+/// Checks a file of the store, and tells how large a disk the guest sees in it.
+pub(crate) fn layer(file: &dyn fs::ReadAt) -> io::Result<Result<u64, Damage>> {
+    let len = file.bytes()?;
+    if let Verdict::Corrupt(damage) = run(file, len)? {
+        return Ok(Err(damage));
+    }
+    let mut bytes = [0; header::LEN];
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(Header::parse(&bytes).map(|header| header.size))
+}
+
 /// Checks a file that is in memory.
 pub fn bytes(bytes: &[u8]) -> io::Result<Verdict> {
     run(bytes, bytes.len() as u64)
@@ -82,6 +93,12 @@ trait ReadAt {
 }
 
 impl ReadAt for File {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.read_exact_at(buffer, offset)
+    }
+}
+
+impl ReadAt for dyn fs::ReadAt + '_ {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.read_exact_at(buffer, offset)
     }

@@ -25,16 +25,15 @@
 //! When it fails: the file is of no use and its owner removes it.
 
 mod clone;
-mod layer;
 mod output;
 #[cfg(test)]
 mod tests;
 
 use std::fs::File;
 
+use super::layer::{Layer, pick};
 use super::overlay::L2_SPAN;
 use crate::Error;
-use layer::{Layer, Picked};
 use output::Output;
 
 /// What folding made.
@@ -60,29 +59,10 @@ pub fn fold(layers: &[File], out: &File) -> Result<Folded, Error> {
     output.finish()
 }
 
-fn folded_size(layers: &[Layer<'_>]) -> Result<u64, Error> {
+fn folded_size(layers: &[Layer<&File>]) -> Result<u64, Error> {
     let newest = layers.last().ok_or(Error::DiskFold { rule: "there are none" })?;
     match layers.is_sorted_by_key(Layer::size) {
         true => Ok(newest.size()),
         false => Err(Error::DiskFold { rule: "one is smaller than the one below it" }),
-    }
-}
-
-/// Where each cluster of one L2 table comes from; nothing if no layer has any of them.
-fn pick(layers: &[Layer<'_>], table: u64) -> Result<Option<Vec<Picked>>, Error> {
-    let mut picked = None;
-    for layer in layers.iter().rev() {
-        let Some(found) = layer.clusters(table)? else { continue };
-        match &mut picked {
-            None => picked = Some(found),
-            Some(picked) => fill(picked, &found),
-        }
-    }
-    Ok(picked.filter(|clusters| clusters.iter().any(|cluster| *cluster != Picked::Below)))
-}
-
-fn fill(picked: &mut [Picked], below: &[Picked]) {
-    for (cluster, found) in picked.iter_mut().zip(below).filter(|(cluster, _)| **cluster == Picked::Below) {
-        *cluster = *found;
     }
 }

@@ -1,4 +1,4 @@
-//! Making an empty overlay.
+//! Making an empty overlay, and knowing one.
 //!
 //! ```text
 //! cluster 0  header | 1  refcount table | 2  refcount block | 3…  L1 table, all zero: everything comes from below
@@ -7,7 +7,9 @@
 //! Written by ourselves rather than by a library: it is four clusters, and this way they go through the store's one
 //! file-system seam like every other byte.
 
-use super::header::Header;
+use std::io::{self, Read};
+
+use super::header::{self, Header};
 use crate::Error;
 
 pub(super) const CLUSTER_BITS: u32 = 16;
@@ -21,7 +23,7 @@ const MAX_BYTES: u64 = 64 << 40;
 
 /// The bytes of an overlay that a guest sees as a disk of `disk_bytes`.
 pub fn empty(disk_bytes: u64) -> Result<Vec<u8>, Error> {
-    check_size(disk_bytes)?;
+    check_size(disk_bytes).map_err(|rule| Error::DiskSize { bytes: disk_bytes, rule })?;
     let l1_entries = disk_bytes.div_ceil(L2_SPAN);
     let header = Header {
         cluster_bits: CLUSTER_BITS,
@@ -40,19 +42,43 @@ pub fn empty(disk_bytes: u64) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
+/// Whether an overlay holds nothing: everything comes from below. A file that is no overlay does not.
+pub(crate) fn is_empty(file: &mut dyn Read) -> io::Result<bool> {
+    match l1_table(file) {
+        Ok(table) => Ok(table.is_some_and(|table| table.iter().all(|byte| *byte == 0))),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// The L1 table, if it is where a file that was never grown has it.
+fn l1_table(file: &mut dyn Read) -> io::Result<Option<Vec<u8>>> {
+    let mut start = [0; header::LEN];
+    file.read_exact(&mut start)?;
+    let Ok(header) = Header::parse(&start) else { return Ok(None) };
+    if header.l1_offset != L1_OFFSET || header.check_l1_size().is_err() {
+        return Ok(None);
+    }
+    let between = L1_OFFSET - header::LEN as u64;
+    io::copy(&mut file.take(between), &mut io::sink())?;
+    let mut table = vec![0; header.l1_entries as usize * 8];
+    file.read_exact(&mut table)?;
+    Ok(Some(table))
+}
+
 fn put(bytes: &mut [u8], offset: u64, value: &[u8]) {
     let offset = offset as usize;
     bytes[offset..offset + value.len()].copy_from_slice(value);
 }
 
-fn check_size(bytes: u64) -> Result<(), Error> {
-    let rule = match bytes {
-        0 => "it must hold something",
-        _ if bytes > MAX_BYTES => "64 TiB is the most",
-        _ if !bytes.is_multiple_of(SECTOR) => "it must be a multiple of 512",
-        _ => return Ok(()),
-    };
-    Err(Error::DiskSize { bytes, rule })
+/// Whether a disk can have this size, and if not, by which rule.
+pub(crate) fn check_size(bytes: u64) -> Result<(), &'static str> {
+    match bytes {
+        0 => Err("it must hold something"),
+        _ if bytes > MAX_BYTES => Err("64 TiB is the most"),
+        _ if !bytes.is_multiple_of(SECTOR) => Err("it must be a multiple of 512"),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -64,6 +90,17 @@ mod tests {
     fn an_empty_overlay_of_any_size_is_clean() {
         for disk_bytes in [512, 1 << 20, 512 << 20, (512 << 20) + 512, 2 << 30, 5 << 40, 64 << 40] {
             assert_eq!(check(&empty(disk_bytes).unwrap()).unwrap(), Verdict::Clean { leaked_clusters: 0 });
+        }
+    }
+
+    #[test]
+    fn an_overlay_is_empty_until_it_holds_a_table() {
+        let bytes = empty(1 << 30).unwrap();
+        assert!(is_empty(&mut &bytes[..]).unwrap());
+        let mut used = bytes.clone();
+        *used.last_mut().unwrap() = 1;
+        for other in [&used[..], &bytes[..bytes.len() - 1], &bytes[..50], b"", &[7; 1 << 20]] {
+            assert!(!is_empty(&mut &other[..]).unwrap());
         }
     }
 

@@ -2,27 +2,35 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, ioctl_ficlone, renameat_with, statvfs};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, SeekFrom, flock, ioctl_ficlone, renameat_with, seek, statvfs};
+use rustix::io::Errno;
 
-use super::{Entry, Fs, Kind, Lock};
+use super::{Entry, FileWriter, Fs, Kind, Lock, ReadAt, Stat};
 
 #[derive(Debug)]
 pub(crate) struct Disk;
 
 impl Fs for Disk {
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Read>> {
+    fn has_paths(&self) -> bool {
+        true
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Read + Send>> {
         Ok(Box::new(File::open(path)?))
     }
 
-    fn len(&self, path: &Path) -> io::Result<u64> {
-        Ok(fs::symlink_metadata(path)?.len())
+    fn open_at(&self, path: &Path) -> io::Result<Box<dyn ReadAt>> {
+        Ok(Box::new(File::open(path)?))
     }
 
-    fn links(&self, path: &Path) -> io::Result<u64> {
-        Ok(fs::symlink_metadata(path)?.nlink())
+    fn stat(&self, path: &Path) -> io::Result<Stat> {
+        let found = fs::symlink_metadata(path)?;
+        let id = (found.dev(), found.ino());
+        Ok(Stat { len: found.len(), disk_bytes: found.blocks().saturating_mul(512), links: found.nlink(), id })
     }
 
     fn kind(&self, path: &Path) -> io::Result<Kind> {
@@ -52,6 +60,10 @@ impl Fs for Disk {
         file.set_len(bytes.len() as u64)
     }
 
+    fn writer(&self, path: &Path) -> io::Result<Box<dyn FileWriter>> {
+        Ok(Box::new(Writer { file: new_file(path)?, len: 0 }))
+    }
+
     /// A clone where the file system can; any refusal to clone means to copy the bytes.
     fn copy(&self, from: &Path, to: &Path) -> io::Result<()> {
         let (mut from, mut to) = (File::open(from)?, new_file(to)?);
@@ -59,6 +71,15 @@ impl Fs for Disk {
             Ok(()) => Ok(()),
             Err(_) => io::copy(&mut from, &mut to).map(drop),
         }
+    }
+
+    fn clone_file(&self, from: &Path, to: &Path) -> io::Result<bool> {
+        let (from, file) = (File::open(from)?, new_file(to)?);
+        if ioctl_ficlone(&file, &from).is_ok() {
+            return Ok(true);
+        }
+        fs::remove_file(to)?;
+        Ok(false)
     }
 
     fn seal(&self, path: &Path) -> io::Result<()> {
@@ -71,6 +92,10 @@ impl Fs for Disk {
 
     fn rename_noreplace(&self, from: &Path, to: &Path) -> io::Result<()> {
         Ok(renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)?)
+    }
+
+    fn exchange(&self, a: &Path, b: &Path) -> io::Result<()> {
+        Ok(renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE)?)
     }
 
     fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -103,9 +128,52 @@ impl Fs for Disk {
         let file = open_lock(path)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => still_there(&file, path).map(|()| Some(Lock::new(file))),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(Errno::WOULDBLOCK) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
+    }
+}
+
+impl ReadAt for File {
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        FileExt::read_exact_at(self, buffer, offset)
+    }
+
+    fn next_data(&self, offset: u64) -> io::Result<Option<Range<u64>>> {
+        let start = match seek(self, SeekFrom::Data(offset)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => return Ok(None),
+            // A file system without holes.
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some(offset..self.metadata()?.len())),
+            Err(errno) => return Err(errno.into()),
+        };
+        Ok(Some(start..seek(self, SeekFrom::Hole(start))?))
+    }
+}
+
+/// A file whose holes are where nothing was written.
+struct Writer {
+    file: File,
+    len: u64,
+}
+
+impl FileWriter for Writer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, self.len)?;
+        self.skip(bytes.len() as u64)
+    }
+
+    fn skip(&mut self, bytes: u64) -> io::Result<()> {
+        self.len = self.len.checked_add(bytes).ok_or(io::ErrorKind::FileTooLarge)?;
+        Ok(())
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.file.set_len(self.len)
     }
 }
 

@@ -1,7 +1,7 @@
 //! A file system in memory that fails and loses power on command.
 //!
 //! Every changing operation is counted. At a chosen one it stops (this and everything after it fails, as for a process
-//! that was killed) or fails once with an errno. [`Simulated::after_power_loss`] then tells what a machine could find
+//! that was killed), fails once with an errno, or, if it is a write, stores half of its bytes and fails then. [`Simulated::after_power_loss`] then tells what a machine could find
 //! after a restart, under some assumptions about what was never synced:
 //!
 //! | [`Loss`] | content of files | entries of directories |
@@ -20,10 +20,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::{self, Cursor, Read};
+use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::{Entry, Fs, Kind, Lock};
+use super::{Entry, FileWriter, Fs, Kind, Lock, ReadAt, Stat};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -31,6 +32,8 @@ pub(crate) enum Fault {
     StopAt(usize),
     /// Operation k fails, others work.
     ErrorAt(usize, io::ErrorKind),
+    /// Operation k, if it writes, stores half of its bytes and fails; others work.
+    ShortWrite(usize, io::ErrorKind),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,6 +139,22 @@ impl Simulated {
         self.state.lock().unwrap()
     }
 
+    /// Adds to a file's content: one operation.
+    fn append(&self, inode: Inode, content: &[u8]) -> io::Result<()> {
+        let mut state = self.state();
+        let stored = state.count_write(content.len());
+        let (len, failure) = match stored {
+            Ok(()) => (content.len(), Ok(())),
+            Err((len, error)) => (len, Err(error)),
+        };
+        if let Node::File { bytes, .. } = &mut state.nodes[inode]
+            && len > 0
+        {
+            *bytes = [bytes, &content[..len]].concat().into();
+        }
+        failure
+    }
+
     fn changing(&self) -> io::Result<MutexGuard<'_, State>> {
         let mut state = self.state();
         state.count()?;
@@ -183,6 +202,17 @@ impl State {
             Some(Fault::StopAt(at)) if operation >= at => Err(io::Error::other("killed")),
             Some(Fault::ErrorAt(at, kind)) if operation == at => Err(kind.into()),
             _ => Ok(()),
+        }
+    }
+
+    /// How much is stored all the same, and the error.
+    fn count_write(&mut self, len: usize) -> Result<(), (usize, io::Error)> {
+        match self.fault {
+            Some(Fault::ShortWrite(at, kind)) if self.operations == at => {
+                self.operations += 1;
+                Err((len / 2, kind.into()))
+            }
+            _ => self.count().map_err(|error| (0, error)),
         }
     }
 
@@ -306,8 +336,48 @@ fn apply(nodes: &mut [Node], change: &Change, side: Side) {
     }
 }
 
+/// Zeros are written like everything else: there are no holes.
+struct Writer {
+    fs: Simulated,
+    inode: Inode,
+}
+
+impl FileWriter for Writer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.fs.append(self.inode, bytes)
+    }
+
+    fn skip(&mut self, bytes: u64) -> io::Result<()> {
+        self.fs.append(self.inode, &vec![0; bytes as usize])
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.fs.changing().map(drop)
+    }
+}
+
+/// A file in memory has no holes.
+impl ReadAt for Vec<u8> {
+    fn bytes(&self) -> io::Result<u64> {
+        Ok(self.len() as u64)
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.get(offset as usize..).unwrap_or_default().read_exact(buffer)
+    }
+
+    fn next_data(&self, offset: u64) -> io::Result<Option<Range<u64>>> {
+        let end = self.len() as u64;
+        Ok((offset < end).then_some(offset..end))
+    }
+}
+
 impl Fs for Simulated {
-    fn open(&self, path: &Path) -> io::Result<Box<dyn Read>> {
+    fn has_paths(&self) -> bool {
+        false
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn Read + Send>> {
         let state = self.state();
         match &state.nodes[state.find(path)?] {
             Node::File { bytes, .. } => Ok(Box::new(Cursor::new(bytes.clone()))),
@@ -315,18 +385,23 @@ impl Fs for Simulated {
         }
     }
 
-    fn len(&self, path: &Path) -> io::Result<u64> {
+    fn open_at(&self, path: &Path) -> io::Result<Box<dyn ReadAt>> {
         let state = self.state();
         match &state.nodes[state.find(path)?] {
-            Node::File { bytes, .. } => Ok(bytes.len() as u64),
-            Node::Dir { .. } => Ok(0),
+            Node::File { bytes, .. } => Ok(Box::new(bytes.to_vec())),
+            Node::Dir { .. } => Err(io::ErrorKind::IsADirectory.into()),
         }
     }
 
-    fn links(&self, path: &Path) -> io::Result<u64> {
+    fn stat(&self, path: &Path) -> io::Result<Stat> {
         let state = self.state();
         let inode = state.find(path)?;
-        Ok(state.nodes.iter().map(|node| names_of(node, inode)).sum())
+        let len = match &state.nodes[inode] {
+            Node::File { bytes, .. } => bytes.len() as u64,
+            Node::Dir { .. } => 0,
+        };
+        let links = state.nodes.iter().map(|node| names_of(node, inode)).sum();
+        Ok(Stat { len, disk_bytes: len, links, id: (0, inode as u64) })
     }
 
     fn kind(&self, path: &Path) -> io::Result<Kind> {
@@ -358,17 +433,22 @@ impl Fs for Simulated {
     /// Two operations, so that a stop or an error between them leaves an empty file.
     fn create(&self, path: &Path, content: &[u8]) -> io::Result<()> {
         let inode = self.changing()?.add(path, empty_file())?;
-        let mut state = self.changing()?;
-        if let Node::File { bytes, .. } = &mut state.nodes[inode] {
-            *bytes = content.into();
-        }
-        Ok(())
+        self.append(inode, content)
+    }
+
+    fn writer(&self, path: &Path) -> io::Result<Box<dyn FileWriter>> {
+        let inode = self.changing()?.add(path, empty_file())?;
+        Ok(Box::new(Writer { fs: self.clone(), inode }))
     }
 
     fn copy(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut content = Vec::new();
         self.open(from)?.read_to_end(&mut content)?;
         self.create(to, &content)
+    }
+
+    fn clone_file(&self, _: &Path, _: &Path) -> io::Result<bool> {
+        Ok(false)
     }
 
     fn seal(&self, path: &Path) -> io::Result<()> {
@@ -386,6 +466,17 @@ impl Fs for Simulated {
         state.find(from)?;
         let place = state.vacant(to)?;
         state.move_to(from, place)
+    }
+
+    /// Both changes are of one directory, so they are synced together.
+    fn exchange(&self, a: &Path, b: &Path) -> io::Result<()> {
+        let mut state = self.changing()?;
+        let (at_a, at_b) = (state.find(a)?, state.find(b)?);
+        for (path, inode) in [(a, at_b), (b, at_a)] {
+            let (dir, name) = state.place(path)?;
+            state.change(Change { gone: None, come: Some((dir, name, inode)) });
+        }
+        Ok(())
     }
 
     fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()> {

@@ -10,13 +10,13 @@
 //! cannot point outside its file or twice into it.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 
 use sha2::{Digest as _, Sha256};
 use thiserror::Error as ThisError;
 
 use super::{DataRun, PAGE, PIECE, PageRun};
 use crate::Error;
+use crate::fs::ReadAt;
 
 const MAGIC: [u8; 8] = *b"SandtMem";
 const VERSION: u32 = 1;
@@ -93,7 +93,11 @@ pub struct Layer {
 impl Layer {
     /// Reads and checks everything but the data pages, which are not touched.
     pub fn read(file: &File) -> Result<Self, Error> {
-        let len = file.metadata().map_err(Error::layer_io("measure a memory layer", 0))?.len();
+        Self::read_from(file)
+    }
+
+    pub(crate) fn read_from(file: &dyn ReadAt) -> Result<Self, Error> {
+        let len = file.bytes().map_err(Error::layer_io("measure a memory layer", 0))?;
         require(len >= PAGE, Damage::Short)?;
         let mut page = [0; PAGE as usize];
         read_at(file, &mut page, 0)?;
@@ -146,7 +150,7 @@ impl Layer {
 }
 
 /// Whether a guest can have this much memory, and if not, by which rule.
-pub(super) fn check_ram(bytes: u64) -> Result<(), &'static str> {
+pub(crate) fn check_ram(bytes: u64) -> Result<(), &'static str> {
     match bytes {
         0 => Err("it must hold something"),
         _ if bytes > MAX_RAM_BYTES => Err("4 TiB is the most"),
@@ -191,7 +195,7 @@ impl Header {
 
 /// The run table, read once from front to back.
 struct Table<'a> {
-    file: &'a File,
+    file: &'a dyn ReadAt,
     at: u64,
     hash: Sha256,
 }
@@ -257,7 +261,7 @@ fn refuse_common_pages(data: &[PageRun], zero: &[PageRun]) -> Result<(), Error> 
     Ok(())
 }
 
-pub(super) fn read_at(file: &File, into: &mut [u8], offset: u64) -> Result<(), Error> {
+pub(super) fn read_at(file: &dyn ReadAt, into: &mut [u8], offset: u64) -> Result<(), Error> {
     file.read_exact_at(into, offset).map_err(Error::layer_io("read a memory layer", offset))
 }
 

@@ -23,6 +23,7 @@ mod tests;
 mod writer;
 
 pub use fold::{MAX_FOLDED_RUNS, flatten, fold};
+pub(crate) use layer::check_ram;
 pub use layer::{Damage, Layer, MAX_RAM_BYTES, MAX_RUNS, RunKind};
 pub use plan::{coalesce, plan};
 pub use writer::MemoryWriter;

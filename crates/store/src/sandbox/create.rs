@@ -1,4 +1,4 @@
-//! Making a sandbox: from its image, or from a state.
+//! Making a sandbox: from its image, from a state, or from a snapshot (see `unpack`).
 //!
 //! From a state, it gets links to every layer that the state lists and an overlay of its own on top, so it needs
 //! nothing of where it came from any more. The layers themselves are not synced here: a sealed state's are durable
@@ -13,7 +13,7 @@ use crate::fs::{Kind, Lock};
 use crate::publish::{self, Staged};
 use crate::record::canonical;
 use crate::state::{Sealed, disk_file, memory_file};
-use crate::{Error, Head, LayerId, SandboxId, StateSource, Store};
+use crate::{Error, Head, LayerId, SandboxId, Snapshot, StateSource, Store};
 
 /// What a sandbox begins as.
 #[derive(Debug, Clone, Copy)]
@@ -21,6 +21,11 @@ pub enum Origin<'a> {
     /// Its image, with nothing written yet.
     Image,
     State(&'a StateSource),
+    /// The disk of a snapshot; with `memory`, also a state to go on from, [`Snapshot::state_id`].
+    Snapshot {
+        snapshot: &'a Snapshot,
+        memory: bool,
+    },
 }
 
 impl Origin<'_> {
@@ -28,6 +33,19 @@ impl Origin<'_> {
         match self {
             Self::Image => record.disk_bytes,
             Self::State(source) => source.manifest().disk_bytes,
+            // A machine that goes on from its memory knows the size of its disk.
+            Self::Snapshot { snapshot, memory: true } => snapshot.manifest.disk.bytes,
+            Self::Snapshot { memory: false, .. } => record.disk_bytes,
+        }
+    }
+
+    /// A disk is never cut.
+    fn check_disk(&self, record: &SandboxRecord) -> Result<(), Error> {
+        match self {
+            Self::Snapshot { snapshot, .. } if record.disk_bytes < snapshot.manifest.disk.bytes => {
+                Err(Error::DiskSize { bytes: record.disk_bytes, rule: "the disk of the snapshot is larger" })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -40,6 +58,10 @@ impl Origin<'_> {
                 let disk = manifest.disk.iter().cloned().chain([active]).collect();
                 Head::new(manifest.listed_ancestor().cloned(), disk)
             }
+            Self::Snapshot { snapshot, .. } => {
+                let layers = snapshot.manifest.disk.layers.iter().map(|layer| LayerId::of(&layer.digest));
+                Head::new(None, layers.chain([active]).collect())
+            }
         }
     }
 }
@@ -48,6 +70,7 @@ impl Store {
     /// Makes a sandbox in phase `Creating`, with an overlay of its own, and claims its name.
     pub fn create_sandbox(&self, record: SandboxRecord, origin: Origin<'_>) -> Result<Owned, Error> {
         self.check_asked_for(&record)?;
+        origin.check_disk(&record)?;
         let staged = Staged::new(&self.files, &self.layout, &record.id)?;
         let lock = match self.fill(&staged, &record, origin) {
             Ok(lock) => lock,
@@ -91,7 +114,8 @@ impl Store {
 
     fn fill(&self, staged: &Staged, record: &SandboxRecord, origin: Origin<'_>) -> Result<Lock, Error> {
         let tree = staged.path();
-        self.files.create(&tree.join("sandbox.json"), &canonical(record))?;
+        // Whole at first sight: whoever collects images looks for what sandboxes in the making need.
+        publish::create_whole(&self.files, &tree.join("sandbox.json"), &canonical(record))?;
         self.make_memory_dir(staged, record)?;
         let state = StateRecord::new(Phase::Creating, record.created_at_unix_ms);
         self.files.create(&tree.join("state.json"), &canonical(&state))?;
@@ -101,8 +125,10 @@ impl Store {
         self.fill_disk(tree, record, origin)?;
         let lock = self.files.try_lock(&tree.join("lock"))?.ok_or_else(|| Error::Busy { id: record.id.clone() })?;
         publish::sync_tree(&self.files, tree)?;
-        if let Origin::State(source) = origin {
-            self.share(tree, record, source)?;
+        match origin {
+            Origin::Image => {}
+            Origin::State(source) => self.share(tree, record, source)?,
+            Origin::Snapshot { snapshot, memory } => self.unpack(tree, record, snapshot, memory)?,
         }
         self.files.sync_dir(&self.layout.staging())?;
         Ok(lock)

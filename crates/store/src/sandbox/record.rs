@@ -1,5 +1,6 @@
 //! What is written about a sandbox itself: `sandbox.json` and `state.json`.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -59,6 +60,41 @@ pub struct SandboxRecord {
     /// How many automatic checkpoints it keeps.
     #[serde(default)]
     pub auto_checkpoint: Option<u32>,
+    /// The snapshot it was made from.
+    #[serde(default)]
+    pub snapshot: Option<Digest>,
+    /// The processor model, if one was asked for.
+    #[serde(default)]
+    pub cpu: Option<String>,
+    /// What it is saved as when it stops.
+    #[serde(default)]
+    pub save_on_stop: Option<SaveOnStop>,
+}
+
+/// A save that is due when a sandbox stops, whatever way it does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SaveOnStop {
+    pub target: SaveTarget,
+    /// What has that name by then goes.
+    pub replace: bool,
+    pub labels: BTreeMap<String, String>,
+    pub compress: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SaveTarget {
+    Name(Name),
+    Dir(PathBuf),
+}
+
+impl fmt::Display for SaveTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => name.fmt(f),
+            Self::Dir(path) => path.display().fmt(f),
+        }
+    }
 }
 
 impl SandboxRecord {
@@ -129,6 +165,12 @@ pub struct StateRecord {
     pub degraded: Vec<String>,
     /// Its disk was synced after its last write.
     pub clean: bool,
+    /// What it was saved as when it last stopped.
+    #[serde(default)]
+    pub saved: Option<Digest>,
+    /// Why it was not, though it was to be.
+    #[serde(default)]
+    pub save_failed: Option<String>,
 }
 
 impl StateRecord {
@@ -148,7 +190,14 @@ impl StateRecord {
             since_unix_ms,
             degraded: Vec::new(),
             clean: false,
+            saved: None,
+            save_failed: None,
         }
+    }
+
+    /// The record that follows this one: nothing stays but what it was last saved as.
+    pub fn followed_by(&self, phase: Phase, since_unix_ms: u64) -> Self {
+        Self { saved: self.saved.clone(), ..Self::new(phase, since_unix_ms) }
     }
 }
 

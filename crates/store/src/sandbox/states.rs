@@ -99,6 +99,12 @@ impl SandboxDir {
         Ok(header.size)
     }
 
+    /// Whether nothing was ever written to an overlay.
+    pub fn is_empty_overlay(&self, layer: &LayerId) -> Result<bool, Error> {
+        let path = self.disk_layer(layer);
+        overlay::is_empty(&mut *self.files.open(&path)?).map_err(io_error("read", &path))
+    }
+
     /// Whether an overlay can be used, as it must be asked after a power loss. Reads its tables, not its data.
     pub fn check_overlay(&self, layer: &LayerId) -> Result<check::Verdict, Error> {
         check::file(&self.disk_layer(layer))
@@ -209,6 +215,8 @@ impl Owned {
         let Some(active) = head.active() else { return Ok(head) };
         if self.is_frozen(active)? {
             let fresh = self.create_disk(self.disk_bytes(active)?)?;
+            // The head is durable from then on, and so must be what it lists.
+            self.sync_overlay(&fresh)?;
             head.disk.push(fresh);
             self.set_head(&head)?;
         }

@@ -3,6 +3,8 @@
 //! After a stop, the store is opened on what each kind of power loss leaves, and must be a store that one of the two
 //! states, before or after the verb, explains. After an error, the same must hold at once and after reopening.
 
+mod artifact;
+mod snapshots;
 mod states;
 
 use std::collections::BTreeSet;
@@ -10,10 +12,10 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{is_whole, listed, present, record};
+use super::{assert_whole, is_whole, listed, present, record};
 use crate::fs::simulated::{Fault, Loss, Simulated};
 use crate::{
-    Arch, Digest, Error, ExecDefaults, ImageSpec, Init, Name, Origin, Owned, Phase, SandboxDir, SandboxRecord,
+    Arch, Digest, Error, ExecDefaults, ImageSpec, Init, Name, Named, Origin, Owned, Phase, SandboxDir, SandboxRecord,
     StateRecord, Store,
 };
 
@@ -62,9 +64,10 @@ impl<P> Case<'_, P> {
     fn run(&self) {
         let operations = self.stop_at_each_operation();
         assert!(operations > 3, "only {operations} operations were seen");
-        for kind in [ErrorKind::StorageFull, ErrorKind::Other] {
-            (0..operations).for_each(|at| self.fail_at(at, kind));
+        for kind in [ErrorKind::StorageFull, ErrorKind::QuotaExceeded, ErrorKind::Other] {
+            (0..operations).for_each(|at| self.fail_at(Fault::ErrorAt(at, kind)));
         }
+        (0..operations).for_each(|at| self.fail_at(Fault::ShortWrite(at, ErrorKind::StorageFull)));
     }
 
     fn armed(&self, fault: Fault) -> (Simulated, Result<(), Error>) {
@@ -80,22 +83,37 @@ impl<P> Case<'_, P> {
     fn stop_at_each_operation(&self) -> usize {
         for at in 0.. {
             let (fs, result) = self.armed(Fault::StopAt(at));
+            let operations = fs.operations();
             let outcome = if result.is_ok() { Outcome::Done } else { Outcome::Open };
             for loss in LOSSES {
                 let found = fs.after_power_loss(loss);
                 self.check_reopened(&found, outcome, &format!("stop at {at}, {loss:?}"));
             }
-            if fs.operations() <= at {
+            self.lose_power_after_recovery(&fs, outcome, at);
+            if operations <= at {
                 return at;
             }
         }
         unreachable!("the verb ends")
     }
 
-    fn fail_at(&self, at: usize, kind: ErrorKind) {
-        let (fs, result) = self.armed(Fault::ErrorAt(at, kind));
+    /// The process is killed, another one cleans up after it, and only then the power is lost.
+    fn lose_power_after_recovery(&self, fs: &Simulated, outcome: Outcome, at: usize) {
+        fs.arm(Fault::StopAt(usize::MAX));
+        drop(open(fs));
+        for loss in LOSSES {
+            let found = fs.after_power_loss(loss);
+            self.check_reopened(&found, outcome, &format!("stop at {at}, opened, {loss:?}"));
+        }
+    }
+
+    fn fail_at(&self, fault: Fault) {
+        let (fs, result) = self.armed(fault);
         let outcome = if result.is_ok() { Outcome::Done } else { Outcome::Open };
-        self.check_reopened(&fs, outcome, &format!("{kind} at {at}"));
+        for loss in [Loss::Everything, Loss::AllButRemovals] {
+            self.check_reopened(&fs.after_power_loss(loss), outcome, &format!("{fault:?}, {loss:?}"));
+        }
+        self.check_reopened(&fs, outcome, &format!("{fault:?}"));
     }
 
     fn check_reopened(&self, fs: &Simulated, outcome: Outcome, what: &str) {
@@ -130,8 +148,23 @@ fn check_invariants(store: &Store, fs: &Simulated, what: &str) {
     for key in store.warm_keys().unwrap() {
         assert!(is_whole(&store.warm(&key).unwrap().unwrap()), "{what}: a warm image is not whole");
     }
+    check_snapshots(store, what);
     check_memory_dirs(store, fs, what);
     store.sandboxes().unwrap().into_iter().for_each(|listed| check_layers(store, &listed.sandbox.unwrap(), what));
+}
+
+/// Every snapshot is whole, and so is what every name points at. One that a test damages says so by its name.
+fn check_snapshots(store: &Store, what: &str) {
+    for (name, named) in store.names().unwrap() {
+        if let Named::Snapshot(digest) = named.unwrap_or_else(|error| panic!("{what}: {name}: {error}")) {
+            assert!(store.snapshot_digests().unwrap().contains(&digest), "{what}: {name} points at nothing");
+        }
+    }
+    for listed in store.snapshots().unwrap() {
+        if !listed.names.iter().any(|name| name.as_str().starts_with("damaged")) {
+            assert_whole(store, &listed.snapshot.unwrap_or_else(|error| panic!("{what}: {error}")), what);
+        }
+    }
 }
 
 /// Nothing is outside the store that no sandbox of it explains, and what others have there stays.

@@ -1,16 +1,22 @@
 //! What the store promises, tested through its own interface.
 
+mod artifact;
 mod crash;
+mod index;
 mod model;
 mod qemu;
+mod residue;
+mod snapshots;
 mod states;
 mod store;
 
 use std::collections::BTreeSet;
 
 use crate::{
-    AccelChoice, Arch, Digest, Error, Head, LayerId, MachineRecord, MemoryState, Network, Owned, SandboxDir, SandboxId,
-    SandboxRecord, StateId, StateKind, StateManifest, StateSource,
+    AccelChoice, Arch, Consistency, Digest, Error, ExecDefaults, Head, Image, ImageSpec, Init, KernelBundle,
+    KernelFormat, KernelSpec, LayerId, MachineRecord, MemoryState, Network, Origin, Owned, Phase, SandboxDir,
+    SandboxId, SandboxRecord, SaveSpec, Silent, Snapshot, StateId, StateKind, StateManifest, StateRecord, StateSource,
+    Store,
 };
 
 fn record(name: &str) -> SandboxRecord {
@@ -34,6 +40,9 @@ fn record(name: &str) -> SandboxRecord {
         memory_dir: None,
         memory_mode: None,
         auto_checkpoint: None,
+        snapshot: None,
+        cpu: None,
+        save_on_stop: None,
     }
 }
 
@@ -71,6 +80,7 @@ fn machine() -> MachineRecord {
         cpus: 1,
         network: Network::Isolated,
         qemu_args: Vec::new(),
+        cpu_features: Vec::new(),
     }
 }
 
@@ -116,4 +126,67 @@ fn present(sandbox: &SandboxDir) -> BTreeSet<LayerId> {
     let dirs = [sandbox.disk_layer(&disk), sandbox.memory_layer(&disk)];
     let entries = dirs.iter().flat_map(|path| sandbox.files().list(path.parent().unwrap()).unwrap());
     entries.map(|entry| entry.name.to_str().unwrap().split('.').next().unwrap().parse().unwrap()).collect()
+}
+
+fn publish_kernel(store: &Store, kernel: &[u8]) -> KernelBundle {
+    let staged = store.stage().unwrap();
+    store.files.create(&staged.path().join("kernel"), kernel).unwrap();
+    store.files.create_dir(&staged.path().join("modules")).unwrap();
+    store.files.create(&staged.path().join("modules/a.ko"), b"module").unwrap();
+    let (format, modules) = (KernelFormat::Vmlinux, vec!["a.ko".to_owned()]);
+    let spec = KernelSpec { arch: Arch::X86_64, release: "6.1".to_owned(), format, modules };
+    store.publish_kernel(staged, spec).unwrap()
+}
+
+/// Publishes a kernel and the image `tiny` on it. The same content in every store.
+fn ground(store: &Store) -> Image {
+    let kernel = publish_kernel(store, b"kernel");
+    let staged = store.stage().unwrap();
+    store.files.create(&staged.path().join("rootfs.raw"), b"root file system").unwrap();
+    let (init, defaults) = (Init::Agent, ExecDefaults::default());
+    let spec = ImageSpec { arch: Arch::X86_64, kernel: kernel.digest.clone(), init, defaults };
+    let image = store.publish_image(staged, spec).unwrap();
+    store.set_image_name(&"tiny".parse().unwrap(), &image.digest).unwrap();
+    image
+}
+
+/// A sandbox of `tiny` that runs.
+fn grounded(store: &Store, record: &SandboxRecord) -> Owned {
+    let image = ground(store);
+    let (image_digest, kernel_digest) = (image.digest.clone(), image.record.kernel.clone());
+    let record = SandboxRecord { image_digest, kernel_digest, ..record.clone() };
+    let mut owned = store.create_sandbox(record, Origin::Image).unwrap();
+    owned.set_state(&StateRecord::new(Phase::Running, 7)).unwrap();
+    owned
+}
+
+/// What is captured and saved next is unlike what was before.
+fn write_something(owned: &Owned) {
+    let (layer, head) = (small_disk(owned).unwrap(), owned.head().unwrap());
+    owned.set_head(&Head { disk: [head.disk, vec![layer]].concat(), ..head }).unwrap();
+}
+
+fn spec() -> SaveSpec {
+    SaveSpec {
+        labels: [("purpose".to_owned(), "test".to_owned())].into(),
+        consistency: Consistency::Exact,
+        parent: None,
+        created_at_unix_ms: 3,
+        compress: false,
+        disk_only: false,
+        degraded: Vec::new(),
+    }
+}
+
+/// Whether every byte of a snapshot, its image and its kernel is what it should be. Nothing is moved.
+fn assert_whole(store: &Store, snapshot: &Snapshot, what: &str) {
+    for blob in snapshot.blobs() {
+        let content = store.open_blob(blob).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let mut content = content;
+        let found = crate::progress::read_through("blob".as_ref(), &mut *content, &Silent, &mut |_| Ok(()));
+        assert_eq!(found.unwrap(), *blob, "{what}");
+    }
+    let image = &snapshot.manifest.image;
+    store.image_by_digest(&image.digest).unwrap_or_else(|error| panic!("{what}: {error}"));
+    store.kernel(&image.kernel).unwrap_or_else(|error| panic!("{what}: {error}"));
 }

@@ -125,10 +125,10 @@ fn another_format_a_foreign_directory_and_a_newer_record_are_refused() {
     let id = newer.id.clone();
     drop(store.create_sandbox(newer, Origin::Image).unwrap());
     assert!(matches!(store.sandbox_by_id(&id), Err(Error::NewerSchema { found: 99, .. })));
-    fs::write(store.root().join("format"), "sandtree-store 3\n").unwrap();
-    assert!(matches!(Store::open(store.root()), Err(Error::NewerFormat { found: 3, known: 2, .. })));
+    fs::write(store.root().join("format"), "sandtree-store 4\n").unwrap();
+    assert!(matches!(Store::open(store.root()), Err(Error::NewerFormat { found: 4, known: 3, .. })));
     fs::write(store.root().join("format"), "sandtree-store 1\n").unwrap();
-    assert!(matches!(Store::open(store.root()), Err(Error::OlderFormat { found: 1, known: 2, .. })));
+    assert!(matches!(Store::open(store.root()), Err(Error::OlderFormat { found: 1, known: 3, .. })));
     fs::write(dir.path().join("letter.txt"), "dear").unwrap();
     assert!(matches!(Store::open(dir.path()), Err(Error::NotAStore { .. })));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);

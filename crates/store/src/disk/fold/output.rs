@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt;
 
 use super::super::entry::{COPIED, READS_AS_ZERO};
 use super::super::header::Header;
+use super::super::layer::{Layer, Picked, read_at};
 use super::super::overlay::{CLUSTER, CLUSTER_BITS, L2_SPAN};
-use super::layer::{Layer, Picked, read_at};
 use super::{Folded, clone};
 use crate::Error;
 
@@ -20,7 +20,7 @@ const PIECE: u64 = 1 << 20;
 
 pub(super) struct Output<'a> {
     file: &'a File,
-    layers: &'a [Layer<'a>],
+    layers: &'a [Layer<&'a File>],
     /// How many bytes each layer gave.
     taken: Vec<u64>,
     size: u64,
@@ -50,7 +50,7 @@ struct Extent {
 }
 
 impl<'a> Output<'a> {
-    pub(super) fn new(file: &'a File, size: u64, layers: &'a [Layer<'a>]) -> Result<Self, Error> {
+    pub(super) fn new(file: &'a File, size: u64, layers: &'a [Layer<&'a File>]) -> Result<Self, Error> {
         if file.metadata().map_err(Error::layer_io("measure a new layer", 0))?.len() != 0 {
             return Err(Error::NotEmpty);
         }
@@ -122,12 +122,12 @@ impl<'a> Output<'a> {
     }
 
     /// How much of the extent is done by cloning: all of `bytes`, or nothing.
-    fn clone(&mut self, layer: &Layer<'_>, extent: &Extent, bytes: u64) -> Result<u64, Error> {
+    fn clone(&mut self, layer: &Layer<&File>, extent: &Extent, bytes: u64) -> Result<u64, Error> {
         if self.way == Way::Copy || bytes == 0 {
             return Ok(0);
         }
         let range = clone::Range { from: extent.from, bytes, to: extent.to };
-        let cloned = clone::range(layer.file, self.file, range);
+        let cloned = clone::range(layer.file(), self.file, range);
         match cloned.map_err(Error::layer_io("clone a part of a disk layer", extent.from))? {
             clone::Cloned::Yes => self.way = Way::Clone,
             clone::Cloned::CannotBe => self.way = Way::Copy,
@@ -136,17 +136,17 @@ impl<'a> Output<'a> {
     }
 
     /// Copies an extent from `done` on. What is behind the end of the layer's file is zero, as it is for QEMU.
-    fn copy(&mut self, layer: &Layer<'_>, extent: &Extent, done: u64) -> Result<(), Error> {
+    fn copy(&mut self, layer: &Layer<&File>, extent: &Extent, done: u64) -> Result<(), Error> {
         let bytes = extent.bytes.min(layer.len - extent.from);
         for start in (done..bytes).step_by(PIECE as usize) {
             self.piece.resize(PIECE.min(bytes - start) as usize, 0);
-            read_at(layer.file, &mut self.piece, extent.from + start)?;
+            read_at(layer.file(), &mut self.piece, extent.from + start)?;
             self.write(&self.piece, extent.to + start)?;
         }
         Ok(())
     }
 
-    fn clear_behind_end(&self, layer: &Layer<'_>, extent: &Extent) -> Result<(), Error> {
+    fn clear_behind_end(&self, layer: &Layer<&File>, extent: &Extent) -> Result<(), Error> {
         let kept = layer.size().saturating_sub(extent.guest_offset);
         let behind = extent.bytes.saturating_sub(kept);
         if behind == 0 { Ok(()) } else { self.write(&vec![0; behind as usize], extent.to + kept) }

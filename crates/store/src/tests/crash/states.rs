@@ -89,6 +89,31 @@ fn a_failed_create_from_a_state_leaves_nothing_even_before_the_store_is_reopened
 }
 
 #[test]
+fn a_fresh_overlay_is_whole_once_the_head_lists_it() {
+    let record = record("a");
+    Case {
+        prepare: &|store| {
+            let owned = made(store, &record);
+            // A capture that ended before it set the head.
+            let before = owned.head().unwrap();
+            capture(&owned, small_disk(&owned).unwrap(), StateKind::Checkpoint).unwrap();
+            owned.set_head(&before).unwrap();
+            owned.sync_disks().unwrap();
+            owned
+        },
+        verb: &|_, owned| owned.writable_head().map(drop),
+        check: &|store, outcome| {
+            let sandbox = sandbox(store, "a");
+            match &sandbox.head().unwrap().disk[..] {
+                [_, fresh] => assert_eq!(sandbox.disk_bytes(fresh).unwrap(), record.disk_bytes),
+                disk => assert!(disk.len() == 1 && outcome == Outcome::Open, "{disk:?}"),
+            }
+        },
+    }
+    .run();
+}
+
+#[test]
 fn a_sealed_state_is_whole_and_another_one_does_no_harm() {
     for record in records("a") {
         Case {

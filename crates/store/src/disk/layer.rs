@@ -1,12 +1,15 @@
-//! One layer, read.
+//! One layer of a disk, read; and what layers on top of each other make of a cluster.
+//!
+//! Always: nothing that a table says is believed. What an entry refers to is inside the file, or an error.
 
+use std::borrow::Borrow;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use super::super::check::Damage;
-use super::super::entry::{self, L2Entry};
-use super::super::header::{self, Header, require};
-use super::super::overlay::{CLUSTER, CLUSTER_BITS, L2_SPAN};
+use super::check::Damage;
+use super::entry::{self, L2Entry};
+use super::header::{self, Header, require};
+use super::overlay::{CLUSTER, CLUSTER_BITS, L2_SPAN};
 use crate::Error;
 
 /// Where one cluster of the guest's disk comes from.
@@ -17,8 +20,10 @@ pub(super) enum Picked {
     Data { layer: usize, offset: u64 },
 }
 
-pub(super) struct Layer<'a> {
-    pub file: &'a File,
+/// Read through a file that it owns or borrows.
+#[derive(Debug)]
+pub(super) struct Layer<F> {
+    file: F,
     /// The length of the file.
     pub len: u64,
     index: usize,
@@ -27,17 +32,21 @@ pub(super) struct Layer<'a> {
     l1: Vec<u64>,
 }
 
-impl<'a> Layer<'a> {
-    pub(super) fn open(index: usize, file: &'a File) -> Result<Self, Error> {
+impl<F: Borrow<File>> Layer<F> {
+    pub(super) fn open(index: usize, file: F) -> Result<Self, Error> {
         let damaged = |damage| Error::DiskLayer { layer: index, damage };
-        let len = file.metadata().map_err(Error::layer_io("measure a disk layer", 0))?.len();
+        let len = file.borrow().metadata().map_err(Error::layer_io("measure a disk layer", 0))?.len();
         require(len >= header::LEN as u64, Damage::Short).map_err(damaged)?;
         let mut bytes = [0; header::LEN];
-        read_at(file, &mut bytes, 0)?;
+        read_at(file.borrow(), &mut bytes, 0)?;
         let header = Header::parse(&bytes).and_then(check_tables).map_err(damaged)?;
         let mut layer = Self { file, len, index, header, l1: Vec::new() };
         layer.l1 = layer.table(40, header.l1_offset, header.size.div_ceil(L2_SPAN) as usize)?;
         Ok(layer)
+    }
+
+    pub(super) fn file(&self) -> &File {
+        self.file.borrow()
     }
 
     /// The size of the disk.
@@ -79,7 +88,7 @@ impl<'a> Layer<'a> {
     fn table(&self, at: u64, offset: u64, entries: usize) -> Result<Vec<u64>, Error> {
         let mut bytes = vec![0; entries * 8];
         self.require_inside(at, offset, bytes.len() as u64)?;
-        read_at(self.file, &mut bytes, offset)?;
+        read_at(self.file(), &mut bytes, offset)?;
         Ok(bytes.chunks_exact(8).map(|entry| u64::from_be_bytes(entry.try_into().expect("eight bytes"))).collect())
     }
 
@@ -92,6 +101,26 @@ impl<'a> Layer<'a> {
 
     fn damaged(&self, damage: Damage) -> Error {
         Error::DiskLayer { layer: self.index, damage }
+    }
+}
+
+/// Where each cluster of one L2 table comes from, the newest of `layers` (bottom first) that has it; nothing if none has
+/// any of them.
+pub(super) fn pick<F: Borrow<File>>(layers: &[Layer<F>], table: u64) -> Result<Option<Vec<Picked>>, Error> {
+    let mut picked = None;
+    for layer in layers.iter().rev() {
+        let Some(found) = layer.clusters(table)? else { continue };
+        match &mut picked {
+            None => picked = Some(found),
+            Some(picked) => fill(picked, &found),
+        }
+    }
+    Ok(picked.filter(|clusters| clusters.iter().any(|cluster| *cluster != Picked::Below)))
+}
+
+fn fill(picked: &mut [Picked], below: &[Picked]) {
+    for (cluster, found) in picked.iter_mut().zip(below).filter(|(cluster, _)| **cluster == Picked::Below) {
+        *cluster = *found;
     }
 }
 

@@ -1,0 +1,185 @@
+//! What an artifact is made from: files of the store, in the order in which they travel.
+
+use std::collections::BTreeSet;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use super::SparseMap;
+use super::pipeline::{self, Chunk};
+use crate::fs::{ReadAt, io_error};
+use crate::image::Blob;
+use crate::snapshot::Form;
+use crate::{Digest, Error, ImageReference, Progress, Snapshot, Store};
+
+/// A file that travels.
+#[derive(Debug, Clone)]
+pub(super) struct Part {
+    pub blob: Blob,
+    place: Place,
+}
+
+#[derive(Debug, Clone)]
+enum Place {
+    /// Wherever and however the pool has it.
+    Pool,
+    File(PathBuf),
+}
+
+/// Content that is open for reading, from front to back.
+struct Content {
+    path: PathBuf,
+    source: Source,
+}
+
+enum Source {
+    Anywhere(Box<dyn ReadAt>),
+    /// What was compressed: how far it was read.
+    Forward(Box<dyn Read + Send>, u64),
+}
+
+/// Which members belong to an artifact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    WithImage,
+    WithoutImage,
+}
+
+impl Store {
+    /// Every part of a snapshot, each content once: image, kernel bundle, kernel, modules, root file system, blobs.
+    pub(super) fn parts(&self, snapshot: &Snapshot, scope: Scope) -> Result<Vec<Part>, Error> {
+        let mut parts = match scope {
+            Scope::WithImage => self.image_parts(snapshot)?,
+            Scope::WithoutImage => Vec::new(),
+        };
+        parts.extend(snapshot.blobs().map(|blob| Part { blob: blob.clone(), place: Place::Pool }));
+        let mut seen = BTreeSet::new();
+        parts.retain(|part| seen.insert(part.blob.digest.clone()));
+        Ok(parts)
+    }
+
+    fn image_parts(&self, snapshot: &Snapshot) -> Result<Vec<Part>, Error> {
+        self.check_image(&snapshot.manifest)?;
+        let ImageReference { digest, kernel, .. } = &snapshot.manifest.image;
+        let (image, bundle) = (self.image_by_digest(digest)?, self.kernel(kernel)?);
+        let file = |blob: &Blob, path| Part { blob: blob.clone(), place: Place::File(path) };
+        let mut parts = vec![
+            self.record_part(digest, self.layout.image(digest).join("image.json"))?,
+            self.record_part(kernel, self.layout.kernel(kernel).join("bundle.json"))?,
+            file(&bundle.record.kernel, bundle.kernel()),
+        ];
+        let modules = bundle.record.modules.iter().zip(bundle.modules());
+        parts.extend(modules.map(|(module, (_, path))| file(&module.content, path)));
+        parts.push(file(&image.record.rootfs, image.rootfs()));
+        Ok(parts)
+    }
+
+    /// A description, which is named by its own digest and has no declared length.
+    fn record_part(&self, digest: &Digest, path: PathBuf) -> Result<Part, Error> {
+        let blob = Blob { digest: digest.clone(), bytes: self.files.len(&path)? };
+        Ok(Part { blob, place: Place::File(path) })
+    }
+}
+
+impl Store {
+    /// Reads a part, every byte verified. `begin` hears which pieces it has, and gives what takes them.
+    pub(super) fn read_part<D: FnMut(&Chunk) -> Result<(), Error>>(
+        &self,
+        part: &Part,
+        progress: &dyn Progress,
+        begin: impl FnOnce(&SparseMap) -> Result<D, Error>,
+    ) -> Result<SparseMap, Error> {
+        let read = part.map(self).and_then(|map| {
+            let (mut content, mut drain) = (part.open(self)?, begin(&map)?);
+            let digest = pipeline::pull(&map, &mut |chunk| content.fill(chunk), &mut drain, progress)?;
+            Ok((map, digest))
+        });
+        match read {
+            Ok((map, digest)) if digest == part.blob.digest => Ok(map),
+            Ok(_) | Err(Error::Corrupt { .. }) => Err(part.damage(self)),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Part {
+    /// Where it is as it is, if it is anywhere.
+    pub(super) fn plain_path(&self, store: &Store) -> Result<Option<PathBuf>, Error> {
+        match &self.place {
+            Place::File(path) => Ok(Some(path.clone())),
+            Place::Pool => match store.blob_path(&self.blob)? {
+                (path, Form::Plain) => Ok(Some(path)),
+                (_, Form::Compressed) => Ok(None),
+            },
+        }
+    }
+
+    fn open(&self, store: &Store) -> Result<Content, Error> {
+        if let Some(path) = self.plain_path(store)? {
+            return Ok(Content { source: Source::Anywhere(store.files.open_at(&path)?), path });
+        }
+        let (path, _) = store.blob_path(&self.blob)?;
+        Ok(Content { source: Source::Forward(store.open_blob(&self.blob)?, 0), path })
+    }
+
+    /// Which pieces of it are stored. What is compressed has to be read for that.
+    fn map(&self, store: &Store) -> Result<SparseMap, Error> {
+        let Content { path, source } = self.open(store)?;
+        let map = match source {
+            Source::Anywhere(file) => SparseMap::of_file(&*file),
+            Source::Forward(mut stream, _) => SparseMap::of_stream(self.blob.bytes, &mut stream)
+                .and_then(|map| expect_end(&mut stream, self.blob.bytes % super::sparse::BLOCK).map(|()| map)),
+        };
+        let map = map.map_err(|error| read_error(error, &path))?;
+        if map.bytes() != self.blob.bytes {
+            return Err(Error::corrupt(path, format!("{} bytes where {} belong", map.bytes(), self.blob.bytes)));
+        }
+        Ok(map)
+    }
+
+    /// What is not what its name says: a layer is looked at again and put aside, anything else is named.
+    fn damage(&self, store: &Store) -> Error {
+        let what = format!("its bytes are not those of {}", self.blob.digest);
+        match &self.place {
+            Place::File(path) => Error::corrupt(path, what),
+            Place::Pool => match store.put_aside_if_damaged(&self.blob) {
+                Ok(moved) => Error::corrupt(moved.unwrap_or_else(|| store.layout.layer(&self.blob.digest)), what),
+                Err(error) => error,
+            },
+        }
+    }
+}
+
+impl Content {
+    fn fill(&mut self, chunk: &mut Chunk) -> Result<(), Error> {
+        self.source.read(chunk).map_err(|error| read_error(error, &self.path))
+    }
+}
+
+/// Reads the rest of a frame, which must end there: only its end tells whether it is whole.
+fn expect_end(stream: &mut dyn Read, rest_bytes: u64) -> io::Result<()> {
+    match io::copy(&mut stream.take(rest_bytes + 1), &mut io::sink())? == rest_bytes {
+        true => Ok(()),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it holds more or less than it should")),
+    }
+}
+
+/// A frame that cannot be decoded is damage, and no failure of the system.
+fn read_error(error: io::Error, path: &Path) -> Error {
+    match error.raw_os_error() {
+        Some(_) => io_error("read", path)(error),
+        None => Error::corrupt(path, error),
+    }
+}
+
+impl Source {
+    fn read(&mut self, chunk: &mut Chunk) -> io::Result<()> {
+        match self {
+            Self::Anywhere(file) => file.read_exact_at(&mut chunk.bytes, chunk.offset),
+            Self::Forward(stream, at) => {
+                io::copy(&mut stream.by_ref().take(chunk.offset - *at), &mut io::sink())?;
+                *at = chunk.offset + chunk.bytes.len() as u64;
+                stream.read_exact(&mut chunk.bytes)
+            }
+        }
+    }
+}

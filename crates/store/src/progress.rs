@@ -1,0 +1,78 @@
+//! How far a long work is, told to whoever waits for it.
+
+use std::io::{self, Read};
+use std::path::Path;
+
+use sha2::{Digest as _, Sha256};
+
+use crate::fs::io_error;
+use crate::image::Blob;
+use crate::{Digest, Error};
+
+/// Told how far a long work is. Cancelled, the work ends with [`Error::Cancelled`] and leaves nothing.
+pub trait Progress: Sync {
+    /// The bytes there are to go through. Told once, before the first of them.
+    fn begin(&self, total_bytes: u64);
+    fn advance(&self, bytes: u64);
+    fn is_cancelled(&self) -> bool;
+}
+
+/// Nobody waits.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Silent;
+
+impl Progress for Silent {
+    fn begin(&self, _: u64) {}
+
+    fn advance(&self, _: u64) {}
+
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+}
+
+/// Work that is no part of what its waiter counts, and ends when that is cancelled.
+pub(crate) struct Uncounted<'a>(pub &'a dyn Progress);
+
+impl Progress for Uncounted<'_> {
+    fn begin(&self, _: u64) {}
+
+    fn advance(&self, _: u64) {}
+
+    fn is_cancelled(&self) -> bool {
+        self.0.is_cancelled()
+    }
+}
+
+/// Goes on, or not.
+pub(crate) fn check(progress: &dyn Progress) -> Result<(), Error> {
+    if progress.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
+}
+
+/// How much is read at once.
+const PIECE: usize = 256 << 10;
+
+/// Reads to the end, piece by piece, and tells digest and length of what was read. `sink` gets every piece.
+pub(crate) fn read_through(
+    path: &Path,
+    reader: &mut dyn Read,
+    progress: &dyn Progress,
+    sink: &mut dyn FnMut(&[u8]) -> Result<(), Error>,
+) -> Result<Blob, Error> {
+    let (mut hasher, mut piece, mut bytes) = (Sha256::new(), vec![0; PIECE], 0);
+    loop {
+        check(progress)?;
+        let read = match reader.read(&mut piece) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(Error::corrupt(path, error)),
+            read => read.map_err(io_error("read", path))?,
+        };
+        if read == 0 {
+            return Ok(Blob { digest: Digest::finish(hasher), bytes });
+        }
+        hasher.update(&piece[..read]);
+        sink(&piece[..read])?;
+        bytes += read as u64;
+        progress.advance(read as u64);
+    }
+}

@@ -1,0 +1,226 @@
+//! `manifest.json` of a snapshot: what it consists of, and who it is.
+//!
+//! Always: canonical JSON (RFC 8785), all fields present; the SHA-256 of these bytes is the snapshot's identity. It holds
+//! the digest of every byte that belongs to the snapshot and no path of the host. Whoever has a `SnapshotManifest` that
+//! was parsed needs to check no bound again: the bytes may come from anyone.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error as ThisError;
+
+use super::rules;
+use crate::image::{Arch, Blob};
+use crate::{AccelChoice, Digest, MachineRecord, Name, Network, PublishedPort, record};
+
+/// Far more than any manifest of ours has.
+pub(super) const MAX_MANIFEST_BYTES: usize = 1 << 20;
+
+/// What a reader must know to use a snapshot.
+pub(super) const MEMORY_LAYERS: &str = "memory-layers";
+pub(super) const MEMORY_STREAM: &str = "memory-stream";
+pub(super) const COMMANDS: &str = "commands";
+const KNOWN_FEATURES: [&str; 3] = [COMMANDS, MEMORY_LAYERS, MEMORY_STREAM];
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotManifest {
+    pub schema: u64,
+    /// The features a reader must know, sorted.
+    pub requires: Vec<String>,
+    pub created_at_unix_ms: u64,
+    /// The snapshot that its sandbox began from. It may be gone.
+    pub parent: Option<Digest>,
+    pub labels: BTreeMap<String, String>,
+    pub image: ImageReference,
+    pub arch: Arch,
+    pub settings: Settings,
+    pub disk: SnapshotDisk,
+    /// Without it, a machine begins by a fresh boot.
+    pub memory: Option<SnapshotMemory>,
+    pub capture: CaptureRecord,
+}
+
+/// What lies below the disk, and what it boots with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageReference {
+    /// What the image was called when the sandbox was made. The digest decides.
+    pub name: Name,
+    pub digest: Digest,
+    pub kernel: Digest,
+}
+
+/// What the sandbox was asked to be: the defaults of those made from it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    pub memory_bytes: u64,
+    pub cpus: u32,
+    pub disk_bytes: u64,
+    pub network: Network,
+    pub accel: AccelChoice,
+    /// The processor model, if one was asked for.
+    pub cpu: Option<String>,
+    pub qemu_args: Vec<String>,
+    pub ports: Vec<PublishedPort>,
+    pub memory_mode: Option<String>,
+    pub auto_checkpoint: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiskFormat {
+    Qcow2,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotDisk {
+    pub format: DiskFormat,
+    pub file_system: String,
+    /// The size that the guest sees.
+    pub bytes: u64,
+    /// Bottom first, without the root file system below them.
+    pub layers: Vec<Blob>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryKind {
+    Layers,
+    /// In `devices`, as QEMU's own migration stream.
+    Stream,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotMemory {
+    /// Of the guest's memory.
+    pub bytes: u64,
+    pub kind: MemoryKind,
+    /// Bottom first.
+    pub layers: Vec<Blob>,
+    pub devices: Blob,
+    pub machine: MachineRecord,
+    /// A JSON array: the commands of that moment.
+    pub commands: Option<Blob>,
+    /// What they had written, by path below `execs/`.
+    pub outputs: BTreeMap<String, Blob>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CaptureRecord {
+    /// Which pages were captured, where there was a choice.
+    pub mode: Option<String>,
+    pub consistency: Consistency,
+    /// What was done in a lesser way than asked for, and why.
+    pub degraded: Vec<String>,
+}
+
+/// What is known of the file system on the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Consistency {
+    /// Memory and disk are of one moment.
+    Exact,
+    /// The guest had frozen its file systems.
+    Frozen,
+    /// The guest had shut down.
+    Stopped,
+    /// As after a power cut: the journal is replayed.
+    Crash,
+}
+
+/// Why bytes are no manifest that this program can use.
+#[derive(Debug, Clone, PartialEq, Eq, ThisError)]
+pub enum ManifestError {
+    #[error("a manifest of {bytes} bytes is larger than any can be")]
+    TooLarge { bytes: usize },
+    #[error("it is not a manifest: {0}")]
+    NotAManifest(String),
+    #[error("its schema is {found}; this program knows schema {known}")]
+    Schema { found: u64, known: u64 },
+    #[error("it requires {feature:?}, which this program does not know")]
+    Requires { feature: String },
+    #[error("it is not in canonical form")]
+    NotCanonical,
+    #[error("its {field} cannot be: {rule}")]
+    Invalid { field: String, rule: String },
+}
+
+/// What is looked at before anything else, so that a later schema or feature is refused by its name.
+#[derive(Deserialize)]
+struct Preface {
+    schema: u64,
+    #[serde(default)]
+    requires: Vec<String>,
+}
+
+impl SnapshotManifest {
+    pub const SCHEMA: u64 = 1;
+
+    /// Reads bytes that may come from anyone, and tells which snapshot they are.
+    pub fn parse(bytes: &[u8]) -> Result<(Self, Digest), ManifestError> {
+        if bytes.len() > MAX_MANIFEST_BYTES {
+            return Err(ManifestError::TooLarge { bytes: bytes.len() });
+        }
+        Preface::check(bytes)?;
+        let manifest: Self = from_json(bytes)?;
+        manifest.check()?;
+        match manifest.to_bytes() == bytes {
+            true => Ok((manifest, Digest::of(bytes))),
+            false => Err(ManifestError::NotCanonical),
+        }
+    }
+
+    /// The canonical bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        record::canonical(self)
+    }
+
+    /// Whether it keeps every rule that `parse` demands.
+    pub(crate) fn check(&self) -> Result<(), ManifestError> {
+        rules::check(self)
+    }
+
+    /// The features that its content asks of a reader, sorted.
+    pub(crate) fn features(&self) -> Vec<String> {
+        let Some(memory) = &self.memory else { return Vec::new() };
+        let kind = match memory.kind {
+            MemoryKind::Layers => MEMORY_LAYERS,
+            MemoryKind::Stream => MEMORY_STREAM,
+        };
+        let commands = memory.commands.as_ref().map(|_| COMMANDS);
+        commands.into_iter().chain([kind]).map(str::to_owned).collect()
+    }
+
+    /// Every blob in the order of the manifest: disk, memory layers, devices, commands, outputs.
+    pub(crate) fn all_blobs(&self) -> impl Iterator<Item = &Blob> {
+        self.disk.layers.iter().chain(self.memory.iter().flat_map(SnapshotMemory::blobs))
+    }
+}
+
+impl SnapshotMemory {
+    fn blobs(&self) -> impl Iterator<Item = &Blob> {
+        self.layers.iter().chain([&self.devices]).chain(&self.commands).chain(self.outputs.values())
+    }
+}
+
+impl Preface {
+    fn check(bytes: &[u8]) -> Result<(), ManifestError> {
+        let Self { schema, requires } = from_json(bytes)?;
+        if schema != SnapshotManifest::SCHEMA {
+            return Err(ManifestError::Schema { found: schema, known: SnapshotManifest::SCHEMA });
+        }
+        match requires.into_iter().find(|feature| !KNOWN_FEATURES.contains(&feature.as_str())) {
+            Some(feature) => Err(ManifestError::Requires { feature: feature.chars().take(80).collect() }),
+            None => Ok(()),
+        }
+    }
+}
+
+fn from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ManifestError> {
+    serde_json::from_slice(bytes).map_err(|error| ManifestError::NotAManifest(error.to_string()))
+}
