@@ -93,6 +93,29 @@ pub(crate) async fn listen(ports: &[PublishedPort]) -> Result<Vec<Listener>> {
     Ok(listeners)
 }
 
+/// As [`listen`], with any free port where the one that is wanted is another's. Says so.
+pub(crate) async fn listen_if_free(ports: &[PublishedPort]) -> Result<(Vec<Listener>, Vec<String>)> {
+    let (mut listeners, mut notes) = (Vec::new(), Vec::new());
+    for port in ports {
+        let taken = match listen(std::slice::from_ref(port)).await {
+            Ok(listening) => {
+                listeners.extend(listening);
+                continue;
+            }
+            Err(error) => error,
+        };
+        let other = listen(&[PublishedPort { host: 0, ..*port }]).await?;
+        notes.extend(other.iter().map(|other| {
+            format!(
+                "port {} of the guest is published on {}, not on {}: {taken}",
+                port.guest, other.port.host, port.host
+            )
+        }));
+        listeners.extend(other);
+    }
+    Ok((listeners, notes))
+}
+
 pub(crate) fn forward(guest: &Guest, ports: &[Listener]) -> Result<Vec<Forward>> {
     ports.iter().map(|listener| guest.forward(listener.socket.clone(), listener.port.guest)).collect()
 }
@@ -107,7 +130,8 @@ pub(crate) async fn boot(
 ) -> Result<Running> {
     let engine = host.engine().await?;
     let accel = chosen_accel(engine, dir.record())?;
-    let shape = Shape { memory: Memory::Empty, preload: Preload::Use, start: Start::Run, disk };
+    let record = machine_record(host, dir.record()).await?;
+    let shape = Shape { memory: Memory::Empty, preload: Preload::Use, start: Start::Run, disk, machine: &record };
     let (mut machine, degraded) = start_tracked(host, engine, dir, accel, shape).await?;
     let console = machine.take_console().expect("a fresh machine has its console");
     let mut console = Console::keep(console, dir.console()).map_err(|e| Error::io("open", dir.console(), e))?;
@@ -142,7 +166,7 @@ pub(crate) async fn boot(
         console,
         ground: Ground::new(Vec::new(), 0),
         tracking: engine.verdicts().tracking.clone(),
-        record: machine_record(engine, dir.record())?,
+        record,
         execs,
         degraded,
     })
@@ -156,12 +180,12 @@ async fn start_tracked(
     accel: Accel,
     shape: Shape<'_>,
 ) -> Result<(Machine, Vec<String>)> {
-    let disk = shape.disk;
+    let Shape { disk, machine, .. } = shape;
     let spec = machine_spec(host, dir, accel, shape)?;
     match engine.start(spec).await {
         Ok(machine) => Ok((machine, Vec::new())),
         Err(engine::Error::NotMapped { reason }) => {
-            let shape = Shape { memory: Memory::Empty, preload: Preload::Skip, start: Start::Run, disk };
+            let shape = Shape { memory: Memory::Empty, preload: Preload::Skip, start: Start::Run, disk, machine };
             let spec = machine_spec(host, dir, accel, shape)?;
             let machine = engine.start(spec).await.map_err(engine_error("start"))?;
             Ok((machine, vec![format!("memory is QEMU's own: {reason}")]))
@@ -259,6 +283,7 @@ pub(crate) struct Shape<'a> {
     pub preload: Preload,
     pub start: Start,
     pub disk: &'a [LayerId],
+    pub machine: &'a MachineRecord,
 }
 
 pub(crate) fn machine_spec(host: &Inner, dir: &SandboxDir, accel: Accel, shape: Shape<'_>) -> Result<MachineSpec> {
@@ -277,6 +302,8 @@ pub(crate) fn machine_spec(host: &Inner, dir: &SandboxDir, accel: Accel, shape: 
         memory_bytes: record.memory_bytes,
         cpus: record.cpus,
         accel,
+        machine_type: shape.machine.machine_type.clone(),
+        cpu: shape.machine.cpu.clone(),
         kernel: open(&kernel.kernel())?,
         initramfs: open(&initramfs)?,
         cmdline: cmdline(image.record.init),
@@ -299,18 +326,22 @@ fn network(network: Network) -> NetworkMode {
     }
 }
 
-/// What a state must find again to go on.
-pub(crate) fn machine_record(engine: &Engine, record: &SandboxRecord) -> Result<MachineRecord> {
+/// The machine a sandbox gets here when it boots.
+pub(crate) async fn machine_record(host: &Inner, record: &SandboxRecord) -> Result<MachineRecord> {
+    let engine = host.engine().await?;
     let accel = chosen_accel(engine, record)?;
+    let cpu = engine.cpu(accel, record.cpu.as_deref()).await.map_err(engine_error("give it its processor"))?;
+    host.keep_news(engine);
     Ok(MachineRecord {
         arch: record.arch,
         machine_type: engine.arch().machine_type().to_owned(),
-        cpu: engine.cpu(accel).to_owned(),
+        cpu: cpu.argument,
         accelerator: accel.to_string(),
         qemu_version: engine.version().to_string(),
         cpus: record.cpus,
         network: record.network,
         qemu_args: record.qemu_args.clone(),
+        cpu_features: cpu.features,
     })
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   check spec -> image -> resources -> ports -> warm state, made if missing -> record -> restore -> running
-//!                                                                                 |  \-> boot ------´
+//!             \-> snapshot ------´        \------------------------------------´  |  \-> boot ------´
 //!                                                           undone by removing it ´
 //! ```
 //!
@@ -14,38 +14,124 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandtree_store::{
-    Digest, Head, Image, MemoryState, Origin, Owned, Phase, PublishedPort, SandboxDir, SandboxId, SandboxRecord,
-    StateId, StateKind, StateManifest, StateRecord, StateSource,
+    Damaged, DamagedLayer, Digest, Head, Image, MemoryState, Name, Network, Origin, Owned, Phase, PublishedPort,
+    SandboxDir, SandboxId, SandboxRecord, Settings, Snapshot, StateId, StateKind, StateManifest, StateRecord,
+    StateSource,
 };
 
-use crate::boot::{self, Belongs, DISK_RESERVE, Listener, Running, listen};
+use crate::beginning::{Beginning, check_as_saved};
+use crate::boot::{self, Belongs, DISK_RESERVE, Listener, Running, listen, listen_if_free};
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Step;
+use crate::fold;
 use crate::host::{Inner, available_memory, boot_id, now_unix_ms, store_error};
+use crate::progress::Progress;
 use crate::restore::{self, Connections, HubChoice, Loaded};
 use crate::sandbox::Sandbox;
-use crate::spec::{SandboxSpec, parse_name};
+use crate::save;
+use crate::spec::{SandboxSpec, check_settings, parse_name};
 use crate::warm;
 
 pub(crate) async fn create(host: Arc<Inner>, spec: SandboxSpec) -> Result<Sandbox> {
+    let born = born(host.clone(), spec).await?;
+    Ok(grow(&host, vec![born])?.remove(0))
+}
+
+/// A sandbox that runs, and is gone if it is dropped.
+pub(crate) async fn born(host: Arc<Inner>, spec: SandboxSpec) -> Result<(Newborn, Running)> {
     spec.check()?;
-    let image = host.clone().ensure_image(&spec.image, |_| {}).await?;
+    let beginning = host.beginning(&spec, Progress::silent(), |_| {}).await?;
     host.reach(Step::Image, None)?;
-    check_resources(&host, spec.memory_bytes)?;
+    match beginning {
+        Beginning::Image(image) => from_image(&host, &spec, &image).await,
+        Beginning::Snapshot(snapshot) => from_snapshot(&host, &spec, &snapshot).await,
+    }
+}
+
+async fn from_image(host: &Arc<Inner>, spec: &SandboxSpec, image: &Image) -> Result<(Newborn, Running)> {
+    let settings = spec.settings(image.record.rootfs.bytes);
+    check_resources(host, settings.memory_bytes)?;
     host.reach(Step::Resources, None)?;
-    let ports = listen(&spec.publish).await?;
+    let ports = listen(&settings.ports).await?;
     host.reach(Step::Ports, None)?;
-    let record = record(&spec, &image, &ports)?;
-    let (mut newborn, running) = match spec.cold {
-        true => booted(&host, record, spec.boot_timeout).await?,
-        false => warm_or_booted(&host, record, &image, spec.boot_timeout).await?,
+    let name = parse_name("an image's name", spec.image.as_deref().unwrap_or_default())?;
+    let record = record(spec, settings, Base { image: name, of: image, snapshot: None }, &ports)?;
+    let (newborn, running) = match spec.cold {
+        true => booted(host, record, spec.boot_timeout).await?,
+        false => warm_or_booted(host, record, image, spec.boot_timeout).await?,
     };
-    let running = connected(&host, running, &ports)?;
-    let state = running_state(&running);
-    newborn.owned_mut().set_state(&state).map_err(store_error("write a sandbox's state"))?;
-    host.reach(Step::Running, None)?;
-    Ok(driver::start(host, newborn.grown(), Some(running), state))
+    Ok((newborn, connected(host, running, &ports)?))
+}
+
+/// Goes on from a snapshot's memory, or boots from its disk.
+async fn from_snapshot(host: &Arc<Inner>, spec: &SandboxSpec, snapshot: &Snapshot) -> Result<(Newborn, Running)> {
+    let manifest = &snapshot.manifest;
+    if manifest.arch != spec.arch {
+        return Err(Error::ForeignArch { there: manifest.arch.to_string(), here: spec.arch.to_string() });
+    }
+    let image = host.image_of(manifest).await?;
+    let settings = spec.settings_over(&manifest.settings);
+    check_settings(&settings)?;
+    let memory = manifest.memory.as_ref().filter(|_| !spec.cold);
+    if let Some(memory) = memory {
+        check_as_saved(&memory.machine, &manifest.settings, &settings)?;
+    }
+    check_resources(host, settings.memory_bytes)?;
+    host.reach(Step::Resources, None)?;
+    // A port that was asked for is had, or nothing is; one that another sandbox had is not insisted on.
+    let (ports, mut notes) = match spec.publish.is_empty() {
+        true => listen_if_free(&settings.ports).await?,
+        false => (listen(&settings.ports).await?, Vec::new()),
+    };
+    host.reach(Step::Ports, None)?;
+    let base = Base { image: manifest.image.name.clone(), of: &image, snapshot: Some(snapshot) };
+    let record = record(spec, settings, base, &ports)?;
+    let newborn = Newborn::from_snapshot(host.clone(), record, snapshot.clone(), memory.is_some()).await?;
+    host.reach(Step::Record, None)?;
+    let mut running = match memory {
+        Some(_) => {
+            let state = newborn.dir().state_source(&snapshot.state_id()).map_err(store_error("read a state"))?;
+            go_on(host, &newborn, loaded(host, &newborn, state).await?).await?
+        }
+        None => {
+            check_layers(&newborn, snapshot)?;
+            boot_head(host, newborn.owned(), boot::identity(newborn.dir().record()), spec.boot_timeout).await?
+        }
+    };
+    notes.extend(beyond_the_guest(spec, &manifest.settings));
+    running.degraded.append(&mut notes);
+    Ok((newborn, connected(host, running, &ports)?))
+}
+
+/// What a snapshot, which may come from anyone, says of the host, and what is made of it.
+fn beyond_the_guest(spec: &SandboxSpec, saved: &Settings) -> Vec<String> {
+    let mut notes = Vec::new();
+    if spec.network.is_none() && saved.network == Network::Full {
+        notes.push("it reaches what the host reaches, as it was saved; --network isolated keeps it in".to_owned());
+    }
+    if !saved.qemu_args.is_empty() && saved.qemu_args != spec.qemu_args {
+        let args = saved.qemu_args.join(" ");
+        notes.push(format!("it was saved with arguments of QEMU that are not taken from snapshots: {args}"));
+    }
+    notes
+}
+
+/// The structure of a snapshot's disk, as restoring it with its memory checks it, too.
+fn check_layers(newborn: &Newborn, snapshot: &Snapshot) -> Result<()> {
+    let damaged = newborn.dir().check_chain().map_err(store_error("check a snapshot's disk"))?;
+    let told = |layer: DamagedLayer| Damaged {
+        what: format!("layer {}", layer.layer),
+        quarantined: None,
+        reason: layer.damage.to_string(),
+    };
+    match damaged.is_empty() {
+        true => Ok(()),
+        false => Err(Error::Damaged {
+            reference: snapshot.digest.to_string(),
+            damaged: damaged.into_iter().map(told).collect(),
+        }),
+    }
 }
 
 fn connected(host: &Inner, mut running: Running, ports: &[Listener]) -> Result<Running> {
@@ -110,8 +196,8 @@ async fn restored(host: &Arc<Inner>, record: SandboxRecord, warm: &StateSource) 
 
 /// A machine on a new sandbox's disk that holds the state it was made from.
 async fn loaded(host: &Inner, newborn: &Newborn, state: StateSource) -> Result<Loaded> {
-    let disk = newborn.dir().head().map_err(store_error("read where a sandbox stands"))?.disk;
     let state = restore::check(newborn.dir(), state)?;
+    let disk = fold::head(newborn.owned()).await?;
     restore::load(host, newborn.owned(), state, &disk).await
 }
 
@@ -128,25 +214,26 @@ async fn go_on(host: &Inner, newborn: &Newborn, loaded: Loaded) -> Result<Runnin
 async fn booted(host: &Arc<Inner>, record: SandboxRecord, timeout: Option<Duration>) -> Result<(Newborn, Running)> {
     let newborn = Newborn::make(host.clone(), record).await?;
     host.reach(Step::Record, None)?;
-    let running = boot_head(host, newborn.dir(), boot::identity(newborn.dir().record()), timeout).await?;
+    let running = boot_head(host, newborn.owned(), boot::identity(newborn.dir().record()), timeout).await?;
     Ok((newborn, running))
 }
 
+/// Boots a machine where a sandbox stands.
 pub(crate) async fn boot_head(
     host: &Inner,
-    dir: &SandboxDir,
+    owned: &Owned,
     identity: sandtree_proto::Identity,
     timeout: Option<Duration>,
 ) -> Result<Running> {
-    let disk = dir.head().map_err(store_error("read where a sandbox stands"))?.disk;
-    boot::boot(host, dir, &disk, identity, timeout).await
+    let disk = fold::head(owned).await?;
+    boot::boot(host, owned, &disk, identity, timeout).await
 }
 
 /// A copy of a sandbox that holds its state and stands still.
 pub(crate) struct Copy {
     host: Arc<Inner>,
-    // Before the sandbox, so that a copy that is dropped ends its machine first.
-    loaded: Loaded,
+    // Before the sandbox, so that a copy that is dropped ends its machine first. None, if there is no memory to go on from.
+    loaded: Option<Loaded>,
     newborn: Newborn,
     ports: Vec<Listener>,
 }
@@ -161,10 +248,14 @@ pub(crate) async fn copy(host: Arc<Inner>, state: StateSource, of: &SandboxRecor
         name: parse_name("a sandbox's name", &name)?,
         ports: ports.iter().map(|listener| listener.port).collect(),
         created_at_unix_ms: now_unix_ms(),
+        save_on_stop: None,
         ..of.clone()
     };
     let newborn = Newborn::from_state(host.clone(), record, state.clone()).await?;
-    let loaded = loaded(&host, &newborn, state).await?;
+    let loaded = match state.manifest().memory {
+        MemoryState::None => None,
+        _ => Some(loaded(&host, &newborn, state).await?),
+    };
     Ok(Copy { host, newborn, loaded, ports })
 }
 
@@ -179,8 +270,11 @@ impl Copy {
     /// Lets the copy go on, without a driver.
     pub async fn wake(self) -> Result<(Newborn, Running)> {
         let Copy { host, newborn, loaded, ports } = self;
-        let running = connected(&host, go_on(&host, &newborn, loaded).await?, &ports)?;
-        Ok((newborn, running))
+        let running = match loaded {
+            Some(loaded) => go_on(&host, &newborn, loaded).await?,
+            None => boot_head(&host, newborn.owned(), boot::identity(newborn.dir().record()), None).await?,
+        };
+        Ok((newborn, connected(&host, running, &ports)?))
     }
 }
 
@@ -188,10 +282,11 @@ impl Copy {
 pub(crate) fn grow(host: &Arc<Inner>, woken: Vec<(Newborn, Running)>) -> Result<Vec<Sandbox>> {
     let mut ready = Vec::new();
     for (mut newborn, running) in woken {
-        let state = running_state(&running);
+        let state = running_state(&running, None);
         newborn.owned_mut().set_state(&state).map_err(store_error("write a sandbox's state"))?;
         ready.push((running, newborn, state));
     }
+    host.reach(Step::Running, None)?;
     let start = |(running, newborn, state): (Running, Newborn, StateRecord)| {
         driver::start(host.clone(), newborn.grown(), Some(running), state)
     };
@@ -201,9 +296,10 @@ pub(crate) fn grow(host: &Arc<Inner>, woken: Vec<(Newborn, Running)>) -> Result<
 /// Boots a sandbox that was stopped. When it fails, or is dropped in the middle, it is stopped still.
 pub(crate) async fn start(host: Arc<Inner>, owned: Owned, boot_timeout: Option<Duration>) -> Result<Sandbox> {
     let before = owned.state().map_err(store_error("read a sandbox's state"))?;
+    save::settle_target(&host, &owned, before.saved.as_ref())?;
     let mut waking = Waking { owned: Some(owned), before };
     let running = reboot(&host, waking.owned_mut(), boot_timeout).await?;
-    let state = running_state(&running);
+    let state = running_state(&running, Some(&waking.before));
     waking.owned_mut().set_state(&state).map_err(store_error("write a sandbox's state"))?;
     Ok(driver::start(host, waking.up(), Some(running), state))
 }
@@ -247,10 +343,10 @@ pub(crate) async fn reboot(host: &Inner, owned: &mut Owned, boot_timeout: Option
     }
     let ports = listen(&owned.record().ports).await?;
     boot::clear_execs(owned, None)?;
-    let starting = StateRecord { boot_id: Some(boot_id()), ..StateRecord::new(Phase::Starting, now_unix_ms()) };
+    let starting = StateRecord { boot_id: Some(boot_id()), ..state.followed_by(Phase::Starting, now_unix_ms()) };
     owned.set_state(&starting).map_err(store_error("write a sandbox's state"))?;
-    let disk = owned.writable_head().map_err(store_error("read where a sandbox stands"))?.disk;
-    let running = boot::boot(host, owned, &disk, boot::identity(owned.record()), boot_timeout).await?;
+    owned.writable_head().map_err(store_error("read where a sandbox stands"))?;
+    let running = boot_head(host, owned, boot::identity(owned.record()), boot_timeout).await?;
     connected(host, running, &ports)
 }
 
@@ -276,35 +372,51 @@ pub(crate) fn check_resources(host: &Inner, memory_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-fn record(spec: &SandboxSpec, image: &Image, ports: &[Listener]) -> Result<SandboxRecord> {
+/// What a sandbox's disk stands on.
+struct Base<'a> {
+    image: Name,
+    of: &'a Image,
+    snapshot: Option<&'a Snapshot>,
+}
+
+impl Base<'_> {
+    fn disk_bytes(&self) -> u64 {
+        self.snapshot.map_or(self.of.record.rootfs.bytes, |snapshot| snapshot.manifest.disk.bytes)
+    }
+}
+
+fn record(spec: &SandboxSpec, settings: Settings, base: Base<'_>, ports: &[Listener]) -> Result<SandboxRecord> {
     let id = SandboxId::random().map_err(store_error("make an id"))?;
     let name = parse_name("a sandbox's name", spec.name.as_deref().unwrap_or(id.as_str()))?;
-    let image_bytes = image.record.rootfs.bytes;
-    let disk_bytes = spec.disk_bytes.unwrap_or(image_bytes);
-    if disk_bytes < image_bytes {
-        let rule = format!("at least as large as the image, which has {} MiB", image_bytes >> 20);
-        return Err(Error::invalid("a disk's size", disk_bytes, &rule));
+    let least_bytes = base.disk_bytes();
+    if settings.disk_bytes < least_bytes {
+        let what = if base.snapshot.is_some() { "snapshot" } else { "image" };
+        let rule = format!("at least as large as the {what}, which has {} MiB", least_bytes >> 20);
+        return Err(Error::invalid("a disk's size", settings.disk_bytes, &rule));
     }
     Ok(SandboxRecord {
         schema: SandboxRecord::SCHEMA,
         id,
         name,
-        image: parse_name("an image's name", &spec.image)?,
-        image_digest: image.digest.clone(),
-        kernel_digest: image.record.kernel.clone(),
+        image: base.image,
+        image_digest: base.of.digest.clone(),
+        kernel_digest: base.of.record.kernel.clone(),
+        snapshot: base.snapshot.map(|snapshot| snapshot.digest.clone()),
         arch: spec.arch,
-        memory_bytes: spec.memory_bytes,
-        cpus: spec.cpus,
-        disk_bytes,
-        network: spec.network,
-        accel: spec.accel,
-        qemu_args: spec.qemu_args.clone(),
+        memory_bytes: settings.memory_bytes,
+        cpus: settings.cpus,
+        cpu: settings.cpu,
+        disk_bytes: settings.disk_bytes,
+        network: settings.network,
+        accel: settings.accel,
+        qemu_args: settings.qemu_args,
         ports: ports.iter().map(|listener| listener.port).collect(),
         created_at_unix_ms: now_unix_ms(),
         auto_remove: spec.auto_remove,
         memory_dir: spec.memory_dir.clone(),
-        memory_mode: spec.memory_mode.map(|mode| mode.to_string()),
-        auto_checkpoint: spec.auto_checkpoint,
+        memory_mode: settings.memory_mode,
+        auto_checkpoint: settings.auto_checkpoint,
+        save_on_stop: spec.save_on_stop.clone(),
     })
 }
 
@@ -324,6 +436,18 @@ impl Newborn {
         Self::create(host, record, move |store, record| store.create_sandbox(record, Origin::State(&state))).await
     }
 
+    async fn from_snapshot(
+        host: Arc<Inner>,
+        record: SandboxRecord,
+        snapshot: Snapshot,
+        memory: bool,
+    ) -> Result<Newborn> {
+        Self::create(host, record, move |store, record| {
+            store.create_sandbox(record, Origin::Snapshot { snapshot: &snapshot, memory })
+        })
+        .await
+    }
+
     async fn create(
         host: Arc<Inner>,
         record: SandboxRecord,
@@ -337,7 +461,9 @@ impl Newborn {
                 }
                 source => Error::Store { operation: "create a sandbox", source },
             })?;
-            Ok(Newborn { host, owned: Some(owned) })
+            let newborn = Newborn { host, owned: Some(owned) };
+            save::settle_target(&newborn.host, newborn.dir(), None)?;
+            Ok(newborn)
         });
         made.await.expect("creating does not panic")
     }
@@ -363,6 +489,7 @@ impl Drop for Newborn {
     fn drop(&mut self) {
         let Some(owned) = self.owned.take() else { return };
         let id = owned.id().clone();
+        save::release_target(&owned);
         if let Err(error) = self.host.store.remove_sandbox(owned) {
             tracing::error!(%id, %error, "a sandbox that was not finished cannot be removed; the next open tries again");
         }
@@ -393,13 +520,15 @@ pub(crate) fn bare_manifest(record: &SandboxRecord, head: &Head, kind: StateKind
     })
 }
 
-pub(crate) fn running_state(running: &Running) -> StateRecord {
+/// Of a machine that runs from now on; `before` is what the sandbox was, if it was anything.
+pub(crate) fn running_state(running: &Running, before: Option<&StateRecord>) -> StateRecord {
     StateRecord {
         boot_id: Some(boot_id()),
         pids: sandtree_store::Pids { keeper: Some(std::process::id()), qemu: Some(running.machine.pid()) },
         accelerator: Some(running.record.accelerator.clone()),
         qemu_version: Some(running.record.qemu_version.clone()),
         degraded: running.degraded.clone(),
+        saved: before.and_then(|before| before.saved.clone()),
         ..StateRecord::new(Phase::Running, now_unix_ms())
     }
 }

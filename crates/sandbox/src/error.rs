@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sandtree_engine as engine;
 use sandtree_proto::Failure;
-use sandtree_store as store;
+use sandtree_store::{self as store, ManifestError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -113,10 +113,50 @@ pub enum Error {
     BrokenState { state: String, what: String },
     #[error("state {state} cannot go on here: its {what} is {then}, here it is {here}")]
     ForeignState { state: String, what: String, then: String, here: String },
-    #[error("the disk of sandbox {name} has {layers} layers, which could not be folded; it cannot get another")]
-    TooDeep { name: String, layers: usize },
+    #[error("state {state} cannot go on here: its processor has {}, which that of QEMU {qemu} lacks", features.join(", "))]
+    LackingProcessor { state: String, qemu: String, features: Vec<String> },
+    #[error("the disk of sandbox {name} has {layers} layers, too many to go on, and they could not be folded")]
+    TooDeep {
+        name: String,
+        layers: usize,
+        #[source]
+        source: Option<Box<Error>>,
+    },
     #[error("the restored guest did not acknowledge its new identity within {} s", after.as_secs())]
     Unacknowledged { after: Duration },
+    #[error("the snapshot is of a {there} machine, and machines here are {here}")]
+    ForeignArch { there: String, here: String },
+    #[error("there is no snapshot {reference}")]
+    NoSnapshot { reference: String },
+    #[error("it needs image {name} with digest {digest}, which is not here{}", is_other(here.as_deref()))]
+    MissingImage {
+        name: String,
+        digest: String,
+        /// What has the image's name here.
+        here: Option<String>,
+    },
+    #[error("the snapshot was saved with {saved:?} as its {what}, and its memory cannot go on with {asked:?}")]
+    NotAsSaved { what: &'static str, saved: String, asked: String },
+    #[error("the name {name} is taken by {by}")]
+    SnapshotNameTaken { name: String, by: String },
+    #[error("sandbox {name} stopped, and was not saved as {target}")]
+    NotSaved {
+        name: String,
+        target: String,
+        #[source]
+        source: Box<Error>,
+    },
+    #[error("sandbox {name} is {phase}: it has no memory to save")]
+    NoMemory { name: String, phase: Phase },
+    #[error("the disks cannot be compared")]
+    Diff {
+        #[source]
+        source: sandtree_diff::Error,
+    },
+    #[error("sandbox {name} stopped, and was not saved as {target}: {reason}")]
+    StillUnsaved { name: String, target: String, reason: String },
+    #[error("snapshot {reference} is damaged: {}", list(damaged))]
+    Damaged { reference: String, damaged: Vec<store::Damaged> },
     #[error("it was told to fail at {step}")]
     Injected { step: Step },
 }
@@ -171,10 +211,17 @@ impl Error {
             Error::NoSandbox { .. } | Error::NoExec { .. } | Error::NoImage { .. } | Error::NoState { .. } => {
                 ErrorKind::NotFound
             }
-            Error::NoWay { .. } => ErrorKind::NotFound,
+            Error::NoWay { .. } | Error::NoSnapshot { .. } | Error::MissingImage { .. } => ErrorKind::NotFound,
+            Error::NotAsSaved { .. } | Error::ForeignArch { .. } => ErrorKind::Unsupported,
+            Error::NoMemory { .. } => ErrorKind::WrongState,
+            Error::StillUnsaved { .. } => ErrorKind::Io,
+            Error::Damaged { .. } => ErrorKind::Corrupt,
+            Error::Diff { source } => diff_kind(source),
+            Error::SnapshotNameTaken { .. } => ErrorKind::AlreadyExists,
+            Error::NotSaved { source, .. } => source.kind(),
             Error::StateInUse { .. } => ErrorKind::WrongState,
             Error::BrokenState { .. } => ErrorKind::Corrupt,
-            Error::ForeignState { .. } => ErrorKind::Unsupported,
+            Error::ForeignState { .. } | Error::LackingProcessor { .. } => ErrorKind::Unsupported,
             Error::Unacknowledged { .. } => ErrorKind::Guest,
             Error::TooDeep { .. } => ErrorKind::Exhausted,
             Error::WrongState { .. } => ErrorKind::WrongState,
@@ -212,7 +259,35 @@ impl Error {
             Error::NoWay { .. } => "`sandtree log SANDBOX` shows where it stands",
             Error::StateInUse { .. } => "resume the sandbox first",
             Error::BrokenState { .. } => "go back to another state: `sandtree log SANDBOX` lists them",
-            Error::ForeignState { .. } => "its disk can still be used by a sandbox that boots",
+            Error::NoSnapshot { .. } => "`sandtree snapshot ls` lists the snapshots of this store",
+            Error::MissingImage { .. } => "export it again with its image, or import the image",
+            Error::NotAsSaved { what: "arguments of QEMU", .. } => {
+                "say them again with --qemu-arg, if you trust whoever saved it, or boot from its disk with --cold"
+            }
+            Error::NotAsSaved { .. } => "leave the option away, or boot from its disk with --cold",
+            Error::SnapshotNameTaken { by, .. } if by.starts_with("image ") => {
+                "choose another name: images are not replaced"
+            }
+            Error::SnapshotNameTaken { by, .. } if by.starts_with("the save to come") => {
+                "choose another name, or remove that sandbox"
+            }
+            Error::SnapshotNameTaken { .. } => "choose another name, or replace it with --force",
+            Error::ForeignArch { .. } => "run it on a host of its architecture",
+            Error::NoMemory { .. } => "leave --memory away: its disk is saved",
+            Error::Damaged { damaged, .. } if damaged.iter().all(|part| part.quarantined.is_none()) => {
+                "`sandtree snapshot verify` tells all that is damaged; import the snapshot again, or use another"
+            }
+            Error::Damaged { .. } => {
+                "what is damaged was moved to quarantine/ in the store; import the snapshot again, or use another"
+            }
+            Error::StillUnsaved { reason, .. } if reason == "it was removed" => return None,
+            Error::NotSaved { .. } | Error::StillUnsaved { .. } => {
+                "the sandbox is kept: `sandtree save SANDBOX NAME` saves it"
+            }
+            Error::ForeignState { .. } => "`--cold` boots a sandbox from its disk",
+            Error::LackingProcessor { .. } => {
+                "`--cold` boots a sandbox from its disk; one that is created with `--cpu Opteron_G3` goes on under older ones, too"
+            }
             Error::TooDeep { .. } => "free some space: layers are folded into a new file",
             Error::Unacknowledged { .. } => "its agent does not answer; another state may be better",
             Error::NameTaken { .. } => "choose another --name, or remove the other with `sandtree rm`",
@@ -228,6 +303,7 @@ impl Error {
                 "its disk was not written out before the host went down; remove the sandbox, or keep its directory for rescue"
             }
             Error::Engine { source, .. } => return engine_hint(source),
+            Error::Store { source, .. } => return store_hint(source),
             Error::Image { source, .. } => return source.hint().map(str::to_owned),
             Error::Remote { report } => return report.hint.clone(),
             _ => return None,
@@ -247,6 +323,14 @@ impl Error {
         }
         Report { kind: self.kind(), message: self.to_string(), causes, hint: self.hint() }
     }
+}
+
+fn list(damaged: &[store::Damaged]) -> String {
+    damaged.iter().map(|part| format!("{}: {}", part.what, part.reason)).collect::<Vec<_>>().join("; ")
+}
+
+fn is_other(here: Option<&str>) -> String {
+    here.map(|digest| format!("; the image of that name here is {digest}")).unwrap_or_default()
 }
 
 /// A sandbox that was stopped needs no further reason.
@@ -285,8 +369,10 @@ fn io_kind(error: &io::Error) -> ErrorKind {
 fn engine_kind(error: &engine::Error) -> ErrorKind {
     match error {
         engine::Error::NotFound { .. } => ErrorKind::NotFound,
-        engine::Error::TooOld { .. } | engine::Error::AccelUnusable { .. } => ErrorKind::Unsupported,
-        engine::Error::Spec { .. } => ErrorKind::Invalid,
+        engine::Error::TooOld { .. } | engine::Error::AccelUnusable { .. } | engine::Error::CpuLacks { .. } => {
+            ErrorKind::Unsupported
+        }
+        engine::Error::Spec { .. } | engine::Error::UnknownCpu { .. } => ErrorKind::Invalid,
         engine::Error::Timeout { .. } => ErrorKind::Timeout,
         engine::Error::Io { source, .. } => io_kind(source),
         _ => ErrorKind::Engine,
@@ -299,6 +385,9 @@ fn engine_hint(error: &engine::Error) -> Option<String> {
             "install QEMU (Debian: apt-get install qemu-system-x86), or name one with --qemu"
         }
         engine::Error::TooOld { .. } => "install a newer QEMU, or name another one with --qemu",
+        engine::Error::UnknownCpu { .. } => {
+            "leave --cpu out for the best there is; Opteron_G3 is the same under every QEMU"
+        }
         engine::Error::AccelUnusable { .. } => "use --accel auto; `sandtree doctor` shows what works here",
         engine::Error::Start { .. } => "if --qemu-arg is given, look there first; `sandtree doctor` checks the rest",
         _ => return None,
@@ -306,20 +395,60 @@ fn engine_hint(error: &engine::Error) -> Option<String> {
     Some(hint.to_owned())
 }
 
-fn store_kind(error: &store::Error) -> ErrorKind {
+fn diff_kind(error: &sandtree_diff::Error) -> ErrorKind {
     match error {
-        store::Error::Io { source, .. } | store::Error::LayerIo { source, .. } => io_kind(source),
-        store::Error::NewerFormat { .. } | store::Error::NewerSchema { .. } => ErrorKind::Unsupported,
-        store::Error::NotAStore { .. }
-        | store::Error::DiskSize { .. }
-        | store::Error::MemorySize { .. }
-        | store::Error::NameIsAnId { .. } => ErrorKind::Invalid,
-        store::Error::Corrupt { .. } | store::Error::MemoryLayer(_) | store::Error::DiskLayer { .. } => {
-            ErrorKind::Corrupt
+        sandtree_diff::Error::NotFound(_) => ErrorKind::NotFound,
+        sandtree_diff::Error::Io { .. } => ErrorKind::Io,
+        _ => ErrorKind::Corrupt,
+    }
+}
+
+fn store_kind(error: &store::Error) -> ErrorKind {
+    use store::Error as Store;
+    match error {
+        Store::Io { source, .. } | Store::LayerIo { source, .. } | Store::ArtifactIo { source, .. } => io_kind(source),
+        Store::NewerFormat { .. } | Store::OlderFormat { .. } | Store::NewerSchema { .. } => ErrorKind::Unsupported,
+        Store::Manifest { source: ManifestError::Schema { .. } | ManifestError::Requires { .. }, .. } => {
+            ErrorKind::Unsupported
         }
-        store::Error::NameTaken { .. } => ErrorKind::AlreadyExists,
-        store::Error::UnknownImage { .. } | store::Error::UnknownSandbox { .. } => ErrorKind::NotFound,
-        store::Error::Busy { .. } => ErrorKind::Busy,
+        Store::NotAStore { .. }
+        | Store::NotASnapshotDir { .. }
+        | Store::DiskSize { .. }
+        | Store::MemorySize { .. }
+        | Store::NameIsAnId { .. }
+        | Store::OtherKind { .. }
+        | Store::Labels(_) => ErrorKind::Invalid,
+        Store::Corrupt { .. }
+        | Store::MemoryLayer(_)
+        | Store::DiskLayer { .. }
+        | Store::DiskChain { .. }
+        | Store::Artifact(_)
+        | Store::Manifest { .. } => ErrorKind::Corrupt,
+        Store::NameTaken { .. } | Store::NameInUse { .. } => ErrorKind::AlreadyExists,
+        Store::UnknownImage { .. }
+        | Store::UnknownSandbox { .. }
+        | Store::UnknownSnapshot { .. }
+        | Store::UnknownState { .. }
+        | Store::MissingImage { .. }
+        | Store::MissingKernel { .. }
+        | Store::MissingBase { .. } => ErrorKind::NotFound,
+        Store::NotEnoughSpace { .. } => ErrorKind::Exhausted,
+        Store::Busy { .. } => ErrorKind::Busy,
         _ => ErrorKind::Io,
     }
+}
+
+fn store_hint(error: &store::Error) -> Option<String> {
+    use store::Error as Store;
+    let hint = match error {
+        Store::MissingImage { .. } | Store::MissingKernel { .. } => "export it again with its image",
+        Store::MissingBase { .. } => "import that snapshot first, or export without --since",
+        Store::NotEnoughSpace { .. } => {
+            "free some space, perhaps by `sandtree gc`, or choose another store with --home"
+        }
+        Store::Artifact(_) => "the file is cut, changed or none of ours; export it again",
+        Store::NotASnapshotDir { .. } => "only the directory of a snapshot is replaced or removed",
+        _ => return None,
+    };
+    Some(hint.to_owned())
 }

@@ -38,6 +38,9 @@ pub enum Step {
     RestoreLoaded,
     RestoreContinued,
     RestoreAcknowledged,
+
+    SaveFrozen,
+    SavePublish,
 }
 
 impl Step {
@@ -62,6 +65,10 @@ impl Step {
         Self::CaptureWritten,
         Self::CapturePublish,
     ];
+
+    /// Of a save of the disk alone.
+    pub const SAVE: [Step; 5] =
+        [Self::CapturePrepared, Self::SaveFrozen, Self::CapturePivoted, Self::CapturePublish, Self::SavePublish];
 
     pub const RESTORE: [Step; 5] = [
         Self::RestoreChecked,

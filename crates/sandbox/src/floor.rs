@@ -8,17 +8,40 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sandtree_engine::{Engine, Machine, MachineSpec, Memory, Preload, Start};
+use sandtree_store::Digest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use crate::boot::{KERNEL_OPTIONS, Shape, machine_spec};
-use crate::capture::engine_error;
+use crate::boot::{KERNEL_OPTIONS, Shape, machine_record, machine_spec};
+use crate::capture::{blocking, engine_error};
 use crate::error::{Error, Result};
 use crate::host::{Host, Inner, store_error};
 
 const CHUNK: usize = 64 * 1024;
 /// What `stat` counts in, whatever the file system does.
 const STAT_BLOCK: u64 = 512;
+
+/// Fills a store with snapshots that are all like one of another store but for a label. They can be listed, and nothing
+/// else; nothing is synced.
+pub async fn fill_with_snapshots(from: &Host, like: &str, into: &Host, count: usize) -> Result<()> {
+    let mut manifest = from.inspect_snapshot(like).await?.manifest;
+    let root = into.inner.store.root().to_owned();
+    blocking(move || {
+        for number in 0..count {
+            manifest.labels.insert("number".into(), number.to_string());
+            let bytes = manifest.to_bytes();
+            let digest = Digest::of(&bytes);
+            let dir = root.join("snapshots").join(digest.as_str());
+            std::fs::create_dir(&dir).map_err(|e| Error::io("make directory", &dir, e))?;
+            let name = root.join("names/images").join(format!("snapshot-{number}"));
+            for (path, content) in [(dir.join("manifest.json"), bytes), (name, format!("snapshot {digest}\n").into())] {
+                std::fs::write(&path, content).map_err(|e| Error::io("write", &path, e))?;
+            }
+        }
+        Ok(())
+    })
+    .await
+}
 
 /// A guest that does nothing but answer.
 #[derive(Debug)]
@@ -38,7 +61,7 @@ impl Floor {
 
     async fn boot_on(host: Arc<Inner>, sandbox: &str) -> Result<Floor> {
         let engine = host.engine().await?;
-        let mut spec = bare_spec(&host, engine, sandbox)?;
+        let mut spec = bare_spec(&host, engine, sandbox).await?;
         spec.cmdline = format!("{KERNEL_OPTIONS} sandtree.init=floor");
         let failed = engine_error("start");
         let began = Instant::now();
@@ -108,7 +131,7 @@ impl Drop for Floor {
 pub async fn bare_start(host: &Host, sandbox: &str) -> Result<Duration> {
     let host = &host.inner;
     let engine = host.engine().await?;
-    let mut spec = bare_spec(host, engine, sandbox)?;
+    let mut spec = bare_spec(host, engine, sandbox).await?;
     // As a restored one it stands still at first.
     spec.extra_args.push("-S".into());
     let began = Instant::now();
@@ -120,11 +143,12 @@ pub async fn bare_start(host: &Host, sandbox: &str) -> Result<Duration> {
 }
 
 /// The machine of a sandbox that has none now, without anything of ours in it.
-fn bare_spec(host: &Inner, engine: &Engine, sandbox: &str) -> Result<MachineSpec> {
+async fn bare_spec(host: &Inner, engine: &Engine, sandbox: &str) -> Result<MachineSpec> {
     let (dir, _) = host.settled(sandbox)?;
     let accel = engine.accel(Default::default()).map_err(engine_error("be used"))?;
     let disk = dir.head().map_err(store_error("read where a sandbox stands"))?.disk;
-    let shape = Shape { memory: Memory::Empty, preload: Preload::Skip, start: Start::Run, disk: &disk };
+    let machine = &machine_record(host, dir.record()).await?;
+    let shape = Shape { memory: Memory::Empty, preload: Preload::Skip, start: Start::Run, disk: &disk, machine };
     machine_spec(host, &dir, accel, shape)
 }
 

@@ -11,18 +11,18 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use sandtree_store::{Phase, SandboxRecord, StateKind, StateSource};
+use sandtree_store::{Consistency, SandboxRecord, StateKind, StateSource};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::create::{self, Copy};
-use crate::driver::Verb;
 use crate::error::{Error, Result};
 use crate::host::{Host, Inner, store_error};
+use crate::lend::{LentState, Wanted};
 use crate::sandbox::Sandbox;
-use crate::spec::parse_name;
-use crate::states::{ForkPoint, ms};
+use crate::spec::{SandboxSpec, parse_name};
+use crate::states::ms;
 
 /// Copies that are loaded at a time, unless told otherwise.
 pub const FORK_CONCURRENCY: usize = 4;
@@ -68,14 +68,26 @@ impl Host {
     pub async fn fork(&self, sandbox: &Sandbox, spec: ForkSpec) -> Result<(Vec<Sandbox>, ForkReport)> {
         spec.check()?;
         let began = Instant::now();
-        let point = sandbox.fork_point().await?;
-        let copies = self.copies(sandbox.id(), &point.state, &spec).await;
-        if let Err(error) = sandbox.end_fork(&point.state).await {
-            tracing::warn!(%error, "what copies were made from stays until the next start");
-        }
+        let loan = Self::borrow_of(sandbox, Wanted::Copies).await?;
+        let copies = self.copies(sandbox.id(), &loan.lent.state, &spec).await;
+        let lent = loan.lent.clone();
+        loan.give_back().await;
         let copies = copies?;
-        let report = ForkReport { pause_ms: point.pause_ms, total_ms: ms(began.elapsed()), degraded: point.degraded };
+        let report = ForkReport { pause_ms: lent.pause_ms, total_ms: ms(began.elapsed()), degraded: lent.degraded };
         Ok((copies, report))
+    }
+
+    /// Creates several sandboxes at once, all of them or none.
+    pub async fn create_all(&self, specs: Vec<SandboxSpec>) -> Result<Vec<Sandbox>> {
+        let limit = Arc::new(Semaphore::new(FORK_CONCURRENCY));
+        let creating = specs.into_iter().map(|spec| {
+            let (host, limit) = (self.inner.clone(), limit.clone());
+            async move {
+                let _turn = limit.acquire_owned().await.expect("nobody closes it");
+                create::born(host, spec).await
+            }
+        });
+        create::grow(&self.inner, all(creating).await?)
     }
 
     async fn copies(&self, id: &str, state: &str, spec: &ForkSpec) -> Result<Vec<Sandbox>> {
@@ -94,17 +106,14 @@ impl Host {
         create::grow(&self.inner, all(loaded.into_iter().map(Copy::wake)).await?)
     }
 
-    /// The state of a paused sandbox that no process runs, to make copies from.
-    pub fn paused_point(&self, reference: &str) -> Result<ForkPoint> {
-        let info = self.find(reference)?;
-        if info.state != Phase::Paused {
-            let (name, phase, reason) = (info.name, info.state, info.reason);
-            return Err(Error::WrongState { name, phase, reason, verb: Verb::Fork });
-        }
+    /// The state of a paused sandbox that no process runs.
+    pub(crate) fn paused_state(&self, reference: &str) -> Result<LentState> {
         let (states, _) = self.states(reference)?;
         let paused = states.into_iter().rfind(|state| state.kind == StateKind::Paused);
-        let state = paused.ok_or_else(|| Error::NoState { name: info.name, state: "it was paused in".into() })?;
-        Ok(ForkPoint { state: state.id, pause_ms: 0.0, degraded: Vec::new() })
+        let state =
+            paused.ok_or_else(|| Error::NoState { name: reference.into(), state: "it was paused in".into() })?;
+        let (degraded, consistency) = (Vec::new(), Consistency::Exact);
+        Ok(LentState { state: state.id, pause_ms: 0.0, degraded, consistency, disk_only: false })
     }
 
     /// Names for copies of a sandbox: `name-1` and so on, or the first numbers after the source's name that are free.

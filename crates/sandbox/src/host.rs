@@ -19,6 +19,7 @@ use crate::fault::{Fault, Faults, Step};
 use crate::image::{self, Progress};
 use crate::info::SandboxInfo;
 use crate::sandbox::Sandbox;
+use crate::save;
 use crate::spec::{SandboxSpec, parse_name};
 use crate::states::{Forget, Forgotten, StateInfo};
 
@@ -98,6 +99,14 @@ impl Host {
     /// Removes states of a sandbox that no process runs.
     pub async fn forget(&self, reference: &str, which: Forget) -> Result<Forgotten> {
         self.adopt(reference, Verb::Forget).await?.forget(which).await
+    }
+
+    /// Removes states of a sandbox, whichever process runs it, if any does.
+    pub async fn forget_by(&self, reference: &str, which: Forget) -> Result<Forgotten> {
+        match self.keeper_of(reference).await? {
+            Some(keeper) => keeper.forget(which).await,
+            None => self.forget(reference, which).await,
+        }
     }
 
     /// The states of a sandbox, oldest first, and what could not be read.
@@ -225,8 +234,7 @@ impl Inner {
     }
 
     async fn open_engine(&self) -> Result<Engine> {
-        let key: Name = "engine".parse().expect("it is a name");
-        let cached: Option<Verdicts> = self.store.cached(&key).unwrap_or_else(|error| {
+        let cached: Option<Verdicts> = self.store.cached(&engine_key()).unwrap_or_else(|error| {
             tracing::warn!(%error, "the cached findings about QEMU cannot be read");
             None
         });
@@ -238,10 +246,21 @@ impl Inner {
         };
         let engine =
             Engine::open(&config, cached).await.map_err(|source| Error::Engine { operation: "be used", source })?;
-        if let Err(error) = self.store.cache(&key, engine.verdicts()) {
+        self.keep(engine.verdicts());
+        Ok(engine)
+    }
+
+    /// Keeps what was found out about processors since the engine was opened.
+    pub fn keep_news(&self, engine: &Engine) {
+        if let Some(verdicts) = engine.take_news() {
+            self.keep(&verdicts);
+        }
+    }
+
+    fn keep(&self, verdicts: &Verdicts) {
+        if let Err(error) = self.store.cache(&engine_key(), verdicts) {
             tracing::warn!(%error, "the findings about QEMU cannot be cached; they are found anew each time");
         }
-        Ok(engine)
     }
 
     pub async fn ensure_image(
@@ -306,11 +325,14 @@ impl Inner {
         if !matches!(state.phase, Phase::Starting | Phase::Running | Phase::Stopping) {
             return Ok(Some((dir, state)));
         }
-        if dir.record().auto_remove {
+        // One that was to be saved first is all there is of it.
+        if dir.record().auto_remove && dir.record().save_on_stop.is_none() {
             self.store.remove_sandbox(owned).map_err(store_error("remove a sandbox"))?;
             return Ok(None);
         }
-        let state = StateRecord { reason: Some(death(&state)), ..StateRecord::new(Phase::Crashed, now_unix_ms()) };
+        let save_failed = dir.record().save_on_stop.as_ref().map(|_| "its keeper was gone before it could".to_owned());
+        let reason = Some(death(&state));
+        let state = StateRecord { reason, save_failed, ..state.followed_by(Phase::Crashed, now_unix_ms()) };
         remove_if_there(&dir.keeper_socket())?;
         // What cannot be written down now, on a disk that is full, is found out again by the next one who looks.
         if let Err(error) = owned.set_state(&state) {
@@ -338,9 +360,16 @@ impl Inner {
 
     pub async fn remove(self: &Arc<Self>, owned: Owned) -> Result<()> {
         let host = self.clone();
-        let removing = tokio::task::spawn_blocking(move || host.store.remove_sandbox(owned));
+        let removing = tokio::task::spawn_blocking(move || {
+            save::release_target(&owned);
+            host.store.remove_sandbox(owned)
+        });
         removing.await.expect("removing does not panic").map_err(store_error("remove a sandbox"))
     }
+}
+
+fn engine_key() -> Name {
+    "engine".parse().expect("it is a name")
 }
 
 fn recipe_key() -> Name {

@@ -15,6 +15,8 @@ pub struct SandboxInfo {
     pub reason: Option<String>,
     pub image: String,
     pub image_digest: String,
+    /// The snapshot it was made from.
+    pub snapshot: Option<String>,
     pub arch: String,
     pub accelerator: Option<String>,
     pub qemu_version: Option<String>,
@@ -29,6 +31,11 @@ pub struct SandboxInfo {
     pub memory_dir: Option<PathBuf>,
     pub memory_mode: Option<String>,
     pub auto_checkpoint: Option<u32>,
+    pub cpu: Option<String>,
+    /// What it is saved as when it stops.
+    pub save_on_stop: Option<String>,
+    /// Why it was not, though it was to be.
+    pub save_failed: Option<String>,
     /// What is done in a lesser way than it could be, and why.
     pub degraded: Vec<String>,
     /// RFC 3339, in UTC.
@@ -47,6 +54,7 @@ impl SandboxInfo {
             reason: state.reason.clone(),
             image: record.image.to_string(),
             image_digest: record.image_digest.to_string(),
+            snapshot: record.snapshot.as_ref().map(ToString::to_string),
             arch: record.arch.to_string(),
             accelerator: state.accelerator.clone(),
             qemu_version: state.qemu_version.clone(),
@@ -61,6 +69,9 @@ impl SandboxInfo {
             memory_dir: record.memory_dir.clone(),
             memory_mode: record.memory_mode.clone(),
             auto_checkpoint: record.auto_checkpoint,
+            cpu: record.cpu.clone(),
+            save_on_stop: record.save_on_stop.as_ref().map(|save| save.target.to_string()),
+            save_failed: state.save_failed.clone(),
             degraded: state.degraded.clone(),
             created_at: rfc3339(record.created_at_unix_ms),
             created_at_unix_ms: record.created_at_unix_ms,

@@ -24,8 +24,10 @@
 //! sandbox owns it: when the last [`Sandbox`] handle, or the process, is gone, so is the machine. [`keeper`] is the
 //! way to run one in the background.
 
+mod beginning;
 mod boot;
 mod capture;
+mod compare;
 mod console;
 mod create;
 mod driver;
@@ -33,6 +35,7 @@ mod error;
 mod fault;
 #[doc(hidden)]
 pub mod floor;
+mod fold;
 mod fork;
 mod guest;
 mod history;
@@ -41,16 +44,25 @@ mod hub;
 pub mod image;
 mod info;
 pub mod keeper;
+mod lend;
 mod link;
+mod machine;
+mod progress;
+mod reference;
 mod restore;
 mod sandbox;
+mod save;
+mod snapshots;
 mod spec;
 mod states;
+mod tree;
 #[doc(hidden)]
 pub mod twin;
 mod warm;
 
+pub use beginning::Prepared;
 pub use capture::MemoryMode;
+pub use compare::{Aspect, Change, ChangeKind, ContentDiff, Diff, DiffOptions, Node, NodeKind};
 pub use driver::{Phase, Verb, permits};
 pub use error::{Error, ErrorKind, Report, Result};
 #[doc(hidden)]
@@ -64,9 +76,14 @@ pub use guest::{
 pub use host::{Doctor, Host, HostConfig, QemuFound, QemuReport};
 pub use hub::ExecEntry;
 pub use info::SandboxInfo;
+pub use lend::{LentState, Loan, Wanted};
 pub use link::{LinkError, Output as ByteStream};
+pub use progress::{Advance, Progress};
 pub use sandbox::{Replace, STOP_GRACE, Sandbox, State, StateWatch};
 pub use sandtree_proto::{DirEntry, FileKind, Metrics, Stat, TermSize};
-pub use sandtree_store::{AccelChoice, Arch, Network, PublishedPort, StateKind};
+pub use sandtree_store::{AccelChoice, Arch, Consistency, Network, PublishedPort, SaveOnStop, SaveTarget, StateKind};
+pub use save::{SaveSpec, Saved, parse_label, parse_target};
+pub use snapshots::{ExportOptions, Exported, Imported, SnapshotDetails, SnapshotInfo, SnapshotList};
 pub use spec::{PUBLISH_ADDRESS, SandboxSpec, check_reference};
-pub use states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, RestoreReport, Reverted, StateInfo};
+pub use states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted, StateInfo};
+pub use tree::{Tree, TreeKind, TreeNode};

@@ -31,6 +31,7 @@ use crate::guest::Guest;
 use crate::host::{Inner, boot_id, now_unix_ns, store_error};
 use crate::hub::{self, ExecRecord, Hub, HubSpec};
 use crate::link::LinkError;
+use crate::machine;
 
 /// As many layers as a machine has descriptors for.
 const LAYERS_MAX: usize = 64;
@@ -131,10 +132,9 @@ pub(crate) async fn load(host: &Inner, owned: &Owned, state: Checked, disk: &[La
     let Checked { source, layers } = state;
     host.reach(Step::RestoreChecked, None)?;
     let engine = host.engine().await?;
-    let record = boot::machine_record(engine, owned.record())?;
-    runs_here(source.manifest(), &record)?;
+    let record = machine::for_state(host, owned.record(), source.manifest()).await?;
     let devices = open(&source.devices())?;
-    let starting = Starting { host, engine, owned, disk };
+    let starting = Starting { host, engine, owned, disk, machine: &record };
     let (mut machine, degraded) = starting.start(source.manifest(), &layers).instrument(debug_span!("start")).await?;
     let console = machine.take_console().expect("a fresh machine has its console");
     let console = Console::keep(console, owned.console()).map_err(|e| Error::io("open", owned.console(), e))?;
@@ -156,31 +156,12 @@ fn runs(layers: &[Layer]) -> usize {
     layers.iter().map(|layer| layer.data.len() + layer.zero.len()).sum()
 }
 
-/// A state of another kind of machine would load, and then go wrong.
-fn runs_here(manifest: &StateManifest, here: &MachineRecord) -> Result<()> {
-    let Some(then) = &manifest.machine else { return Ok(()) };
-    let differs = [
-        ("architecture", &then.arch.to_string(), &here.arch.to_string()),
-        ("machine type", &then.machine_type, &here.machine_type),
-        ("processor", &then.cpu, &here.cpu),
-        ("accelerator", &then.accelerator, &here.accelerator),
-    ];
-    match differs.into_iter().find(|(_, then, here)| then != here) {
-        None => Ok(()),
-        Some((what, then, here)) => Err(Error::ForeignState {
-            state: label(manifest),
-            what: what.into(),
-            then: then.clone(),
-            here: here.clone(),
-        }),
-    }
-}
-
 struct Starting<'a> {
     host: &'a Inner,
     engine: &'a Engine,
     owned: &'a Owned,
     disk: &'a [LayerId],
+    machine: &'a MachineRecord,
 }
 
 impl Starting<'_> {
@@ -216,7 +197,7 @@ impl Starting<'_> {
     }
 
     async fn machine(&self, memory: Memory, preload: Preload) -> Result<Machine> {
-        let shape = boot::Shape { memory, preload, start: Start::Incoming, disk: self.disk };
+        let shape = boot::Shape { memory, preload, start: Start::Incoming, disk: self.disk, machine: self.machine };
         let spec = boot::machine_spec(self.host, self.owned, chosen_accel(self.engine, self.owned.record())?, shape)?;
         self.engine.start(spec).await.map_err(engine_error("start"))
     }

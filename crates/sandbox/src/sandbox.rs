@@ -10,7 +10,8 @@ use crate::driver::{Command, Done, Order, Verb};
 use crate::error::{Error, Result};
 use crate::guest::{Exec, ExecId, ExecSpec, Files, Forward, Guest};
 use crate::hub::{ExecEntry, Hub};
-use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, RestoreReport, Reverted};
+use crate::lend::{LentState, Wanted};
+use crate::states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted};
 
 /// How long a guest may take to end its processes when it is stopped.
 pub const STOP_GRACE: Duration = Duration::from_secs(10);
@@ -25,12 +26,14 @@ pub(crate) struct Status {
 
 impl Status {
     pub fn new(state: &StateRecord, hub: Option<&Hub>) -> Self {
-        let state = State { phase: Some(state.phase), reason: state.reason.clone() };
+        let StateRecord { phase, reason, saved, save_failed, .. } = state.clone();
+        let saved = saved.map(|digest| digest.to_string());
+        let state = State { phase: Some(phase), reason, saved, save_failed };
         Self { state, stalled: false, hub: hub.cloned() }
     }
 
     pub fn removed(&mut self) {
-        *self = Self { state: State { phase: None, reason: Some("it was removed".into()) }, stalled: false, hub: None };
+        *self = Self { state: State::gone("it was removed"), stalled: false, hub: None };
     }
 }
 
@@ -47,9 +50,17 @@ pub struct State {
     /// `None` once the sandbox is removed.
     pub phase: Option<Phase>,
     pub reason: Option<String>,
+    /// The snapshot it was saved as when it last stopped, if it was to be.
+    pub saved: Option<String>,
+    /// Why it was not saved when it stopped, though it was to be.
+    pub save_failed: Option<String>,
 }
 
 impl State {
+    fn gone(reason: &str) -> Self {
+        Self { phase: None, reason: Some(reason.into()), saved: None, save_failed: None }
+    }
+
     /// Whether there is a machine, or soon will be one.
     pub fn is_live(&self) -> bool {
         matches!(self.phase, Some(Phase::Creating | Phase::Starting | Phase::Running | Phase::Stopping))
@@ -77,7 +88,7 @@ impl StateWatch {
     pub async fn rested(&mut self) -> State {
         match self.status.wait_for(|status| !status.state.is_live()).await {
             Ok(status) => status.state.clone(),
-            Err(_) => State { phase: None, reason: Some("its driver ended".into()) },
+            Err(_) => State::gone("its driver ended"),
         }
     }
 }
@@ -219,15 +230,15 @@ impl Sandbox {
         }
     }
 
-    pub(crate) async fn fork_point(&self) -> Result<ForkPoint> {
-        match self.command(Order::ForkPoint).await? {
-            Done::ForkPoint(point) => Ok(point),
-            other => unreachable!("{other:?} is no fork"),
+    pub(crate) async fn lend(&self, wanted: Wanted) -> Result<LentState> {
+        match self.command(Order::Lend(wanted)).await? {
+            Done::Lent(lent) => Ok(lent),
+            other => unreachable!("{other:?} is no state"),
         }
     }
 
-    pub(crate) async fn end_fork(&self, state: &str) -> Result<()> {
-        self.command(Order::EndFork { state: state.into() }).await.map(drop)
+    pub(crate) async fn take_back(&self, state: &str) -> Result<()> {
+        self.command(Order::TakeBack { state: state.into() }).await.map(drop)
     }
 
     /// For tests: greets the agent anew, as after a break of the link.

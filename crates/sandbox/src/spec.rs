@@ -4,34 +4,47 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use sandtree_store::{AccelChoice, Arch, Name, Network, PublishedPort, Tag};
+use sandtree_store::{AccelChoice, Arch, Name, Network, PublishedPort, SaveOnStop, Settings, Tag};
 use serde::{Deserialize, Serialize};
 
 use crate::capture::MemoryMode;
 use crate::error::{Error, Result};
+use crate::reference::{Reference, no_snapshot};
 
 const MIB: u64 = 1 << 20;
 const MEMORY_MIN: u64 = 64 * MIB;
 const MEMORY_MAX: u64 = 1 << 42;
 const CPUS_MAX: u32 = 64;
+const PORTS_MAX: usize = 64;
 const DISK_MAX: u64 = 1 << 43;
 
 /// Published ports listen here and nowhere else.
 pub const PUBLISH_ADDRESS: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
-/// What to create. [`new`](Self::new) gives the defaults.
+/// What to create. [`new`](Self::new) gives the defaults. Whatever is `None` or empty is as the snapshot has it, if it
+/// begins from one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxSpec {
-    pub image: String,
+    /// What to begin from: an image or a snapshot by name, or a snapshot by its digest or the path of its directory.
+    pub image: Option<String>,
+    /// The same for what must be a snapshot. One of the two is given.
+    pub snapshot: Option<String>,
     /// `None`: the id serves as the name.
     pub name: Option<String>,
-    pub memory_bytes: u64,
-    pub cpus: u32,
+    /// `None`: 512 MiB.
+    pub memory_bytes: Option<u64>,
+    /// `None`: 1.
+    pub cpus: Option<u32>,
     /// `None`: as large as the image. The file system grows with it at the first start.
     pub disk_bytes: Option<u64>,
-    pub network: Network,
-    pub accel: AccelChoice,
+    /// `None`: isolated.
+    pub network: Option<Network>,
+    /// `None`: the best there is.
+    pub accel: Option<AccelChoice>,
     pub arch: Arch,
+    /// A processor model of QEMU. `None`: the best there is, which a state can only go on with where it is as good.
+    #[serde(default)]
+    pub cpu: Option<String>,
     pub publish: Vec<PublishedPort>,
     /// Further arguments of QEMU.
     pub qemu_args: Vec<String>,
@@ -39,7 +52,7 @@ pub struct SandboxSpec {
     pub boot_timeout: Option<Duration>,
     /// Removed when it stops, whatever way it stops.
     pub auto_remove: bool,
-    /// Boots, even if there is a warm state to begin from.
+    /// Boots, even if there is a warm state or a snapshot's memory to begin from.
     pub cold: bool,
     /// Where memory layers are kept. `None`: in the store.
     pub memory_dir: Option<PathBuf>,
@@ -47,18 +60,23 @@ pub struct SandboxSpec {
     pub memory_mode: Option<MemoryMode>,
     /// A checkpoint before every command, so many at most.
     pub auto_checkpoint: Option<u32>,
+    /// Saved when it stops, whatever way it stops.
+    pub save_on_stop: Option<SaveOnStop>,
 }
 
 impl SandboxSpec {
+    /// From an image or a snapshot.
     pub fn new(image: impl Into<String>) -> Self {
         Self {
-            image: image.into(),
+            image: Some(image.into()),
+            snapshot: None,
             name: None,
-            memory_bytes: 512 * MIB,
-            cpus: 1,
+            memory_bytes: None,
+            cpus: None,
             disk_bytes: None,
-            network: Network::Isolated,
-            accel: AccelChoice::Auto,
+            network: None,
+            accel: None,
+            cpu: None,
             arch: host_arch(),
             publish: Vec::new(),
             qemu_args: Vec::new(),
@@ -68,19 +86,40 @@ impl SandboxSpec {
             memory_dir: None,
             memory_mode: None,
             auto_checkpoint: None,
+            save_on_stop: None,
+        }
+    }
+
+    /// From what must be a snapshot.
+    pub fn from_snapshot(snapshot: impl Into<String>) -> Self {
+        Self { image: None, snapshot: Some(snapshot.into()), ..Self::new("") }
+    }
+
+    /// What it begins from.
+    pub(crate) fn beginning(&self) -> Result<Reference> {
+        match (&self.image, &self.snapshot) {
+            (Some(reference), None) | (None, Some(reference)) => Reference::parse(reference),
+            (Some(image), Some(snapshot)) => {
+                let both = format!("{image} and {snapshot}");
+                Err(Error::invalid("what a sandbox begins from", both, "an image or a snapshot, not both"))
+            }
+            (None, None) => {
+                Err(Error::invalid("what a sandbox begins from", "nothing", "the name of an image or a snapshot"))
+            }
         }
     }
 
     /// Refuses what cannot be, before anything is touched.
     pub fn check(&self) -> Result<()> {
-        parse_name("an image's name", &self.image)?;
+        if let Reference::Path(path) = self.beginning()?
+            && !path.is_dir()
+        {
+            return Err(no_snapshot(&path.to_string_lossy()));
+        }
         self.name.as_deref().map_or(Ok(()), |name| parse_name("a sandbox's name", name).map(drop))?;
-        if !(MEMORY_MIN..=MEMORY_MAX).contains(&self.memory_bytes) || !self.memory_bytes.is_multiple_of(MIB) {
-            return Err(Error::invalid("memory", self.memory_bytes, "a whole number of MiB, from 64 MiB to 4 TiB"));
-        }
-        if !(1..=CPUS_MAX).contains(&self.cpus) {
-            return Err(Error::invalid("the number of cpus", self.cpus, "1 to 64"));
-        }
+        self.memory_bytes.map_or(Ok(()), check_memory)?;
+        self.cpus.map_or(Ok(()), check_cpus)?;
+        check_ports(&self.publish)?;
         if self.disk_bytes.is_some_and(|disk| disk > DISK_MAX || !disk.is_multiple_of(MIB)) {
             let disk = self.disk_bytes.unwrap_or_default();
             return Err(Error::invalid("a disk's size", disk, "a whole number of MiB, at most 8 TiB"));
@@ -97,6 +136,68 @@ impl SandboxSpec {
             return Err(Error::invalid("an architecture", arch, "guests have the host's for now"));
         }
         Ok(())
+    }
+
+    /// What is asked for, where an image of so many bytes says nothing else.
+    pub(crate) fn settings(&self, image_bytes: u64) -> Settings {
+        Settings {
+            memory_bytes: self.memory_bytes.unwrap_or(512 * MIB),
+            cpus: self.cpus.unwrap_or(1),
+            disk_bytes: self.disk_bytes.unwrap_or(image_bytes),
+            network: self.network.unwrap_or(Network::Isolated),
+            accel: self.accel.unwrap_or(AccelChoice::Auto),
+            cpu: self.cpu.clone(),
+            qemu_args: self.qemu_args.clone(),
+            ports: self.publish.clone(),
+            memory_mode: self.memory_mode.map(|mode| mode.to_string()),
+            auto_checkpoint: self.auto_checkpoint,
+        }
+    }
+
+    /// What is asked for, where a snapshot says something else.
+    pub(crate) fn settings_over(&self, saved: &Settings) -> Settings {
+        Settings {
+            memory_bytes: self.memory_bytes.unwrap_or(saved.memory_bytes),
+            cpus: self.cpus.unwrap_or(saved.cpus),
+            disk_bytes: self.disk_bytes.unwrap_or(saved.disk_bytes),
+            network: self.network.unwrap_or(saved.network),
+            accel: self.accel.unwrap_or(saved.accel),
+            cpu: self.cpu.clone().or(saved.cpu.clone()),
+            // They reach into the host: whoever runs a snapshot says them anew.
+            qemu_args: self.qemu_args.clone(),
+            ports: if self.publish.is_empty() { saved.ports.clone() } else { self.publish.clone() },
+            memory_mode: self.memory_mode.map(|mode| mode.to_string()).or(saved.memory_mode.clone()),
+            auto_checkpoint: self.auto_checkpoint.or(saved.auto_checkpoint),
+        }
+    }
+}
+
+/// Refuses settings of a snapshot, which may come from anyone, that could not have been asked for.
+pub(crate) fn check_settings(settings: &Settings) -> Result<()> {
+    check_memory(settings.memory_bytes)?;
+    check_cpus(settings.cpus)?;
+    check_ports(&settings.ports)?;
+    settings.memory_mode.as_deref().map_or(Ok(()), |mode| mode.parse::<MemoryMode>().map(drop))
+}
+
+fn check_memory(bytes: u64) -> Result<()> {
+    if (MEMORY_MIN..=MEMORY_MAX).contains(&bytes) && bytes.is_multiple_of(MIB) {
+        return Ok(());
+    }
+    Err(Error::invalid("memory", bytes, "a whole number of MiB, from 64 MiB to 4 TiB"))
+}
+
+fn check_cpus(cpus: u32) -> Result<()> {
+    match (1..=CPUS_MAX).contains(&cpus) {
+        true => Ok(()),
+        false => Err(Error::invalid("the number of cpus", cpus, "1 to 64")),
+    }
+}
+
+fn check_ports(ports: &[PublishedPort]) -> Result<()> {
+    match ports.len() <= PORTS_MAX {
+        true => Ok(()),
+        false => Err(Error::invalid("the number of ports", ports.len(), "at most 64")),
     }
 }
 
@@ -128,7 +229,6 @@ mod tests {
         for name in ["", "..", "../x", "a/b", "A", "-a", ".a", "a\n", &"a".repeat(64)] {
             let spec = SandboxSpec { name: Some(name.into()), ..SandboxSpec::new("tiny") };
             assert!(spec.check().is_err(), "{name:?}");
-            assert!(SandboxSpec::new(name).check().is_err(), "{name:?} as an image");
         }
         let spec = SandboxSpec { name: Some("a.b_c-9".into()), ..SandboxSpec::new("tiny") };
         spec.check().unwrap();
@@ -137,9 +237,9 @@ mod tests {
     #[test]
     fn sizes_that_cannot_be_are_refused() {
         let spec = SandboxSpec::new("tiny");
-        assert!(SandboxSpec { memory_bytes: MIB, ..spec.clone() }.check().is_err());
-        assert!(SandboxSpec { memory_bytes: 512 * MIB + 1, ..spec.clone() }.check().is_err());
-        assert!(SandboxSpec { cpus: 0, ..spec.clone() }.check().is_err());
+        assert!(SandboxSpec { memory_bytes: Some(MIB), ..spec.clone() }.check().is_err());
+        assert!(SandboxSpec { memory_bytes: Some(512 * MIB + 1), ..spec.clone() }.check().is_err());
+        assert!(SandboxSpec { cpus: Some(0), ..spec.clone() }.check().is_err());
         assert!(SandboxSpec { disk_bytes: Some(u64::MAX), ..spec }.check().is_err());
     }
 }

@@ -128,14 +128,6 @@ pub struct Paused {
     pub disk_bytes: u64,
 }
 
-/// A capture that copies are made from.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ForkPoint {
-    pub state: String,
-    pub pause_ms: f64,
-    pub degraded: Vec<String>,
-}
-
 /// Which states to remove.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

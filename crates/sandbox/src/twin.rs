@@ -47,9 +47,9 @@ pub struct Held {
 
 impl Twin {
     pub async fn of(host: &Host, sandbox: &Sandbox) -> Result<Twin> {
-        let point = sandbox.fork_point().await?;
+        let point = sandbox.lend(crate::lend::Wanted::Copies).await?;
         let made = Self::from_state(host, sandbox.id(), &point.state).await;
-        sandbox.end_fork(&point.state).await?;
+        sandbox.take_back(&point.state).await?;
         made
     }
 

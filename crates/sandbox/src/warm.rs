@@ -39,7 +39,6 @@ struct Shape<'a> {
 
 /// The name of the warm state a sandbox begins from.
 pub(crate) async fn key(host: &Inner, record: &SandboxRecord, image: &Image) -> Result<Digest> {
-    let engine = host.engine().await?;
     let kernel = host.store.kernel(&record.kernel_digest).map_err(store_error("read a kernel"))?;
     let shape = Shape {
         recipe: RECIPE,
@@ -47,7 +46,7 @@ pub(crate) async fn key(host: &Inner, record: &SandboxRecord, image: &Image) -> 
         initramfs: initramfs_name(host, record, &kernel)?,
         cmdline: boot::cmdline(image.record.init),
         memory_bytes: record.memory_bytes,
-        machine: boot::machine_record(engine, record)?,
+        machine: boot::machine_record(host, record).await?,
     };
     let bytes = serde_json::to_vec(&shape).expect("a shape is plain data");
     Ok(Digest::of(&bytes))
@@ -72,7 +71,7 @@ pub(crate) async fn make(
     timeout: Option<Duration>,
 ) -> Result<Result<StateSource>> {
     let maker = Newborn::make(host.clone(), maker(like, image)?).await?;
-    let mut running = create::boot_head(host, maker.dir(), boot::nobody(like), timeout).await?;
+    let mut running = create::boot_head(host, maker.owned(), boot::nobody(like), timeout).await?;
     let kept = keep(host, maker.owned(), &mut running, key).await;
     running.machine.kill().await;
     running.hub.close("its state is kept".into()).await;
@@ -94,6 +93,8 @@ fn maker(like: &SandboxRecord, image: &Image) -> Result<SandboxRecord> {
         memory_dir: None,
         memory_mode: None,
         auto_checkpoint: None,
+        snapshot: None,
+        save_on_stop: None,
         ..like
     })
 }

@@ -12,6 +12,7 @@
 //! When it fails: the guest goes on, nothing of the state is left, and pages whose tracking was re-armed are carried into
 //! the next capture. An overlay that was switched to stays: it is part of the chain, not of the state.
 
+mod disk;
 mod mode;
 mod pages;
 mod whole;
@@ -20,6 +21,7 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+pub(crate) use disk::CapturedDisk;
 pub use mode::MemoryMode;
 use mode::{Abilities, ModePlan};
 use sandtree_engine::{DeviceFile, GuestMemory, Machine, PreparedOverlay, Tracking, TrackingVerdict};
@@ -227,12 +229,15 @@ impl Capture<'_> {
 
     /// Whether the disk must be copied as a whole, because a layer below it is gone.
     fn look_at_disk(&self, approach: &mut Approach) -> bool {
-        let Ok(head) = self.head() else { return false };
-        let damage = self.running.ground.frozen(&head.disk).iter().find_map(|id| check_overlay(self.owned, id).err());
-        if let Some(damage) = &damage {
-            approach.plan.degraded.push(format!("the whole disk was copied: {damage}"));
-        }
+        let damage = self.disk_damage();
+        approach.plan.degraded.extend(damage.clone());
         damage.is_some()
+    }
+
+    fn disk_damage(&self) -> Option<String> {
+        let head = self.head().ok()?;
+        let damage = self.running.ground.frozen(&head.disk).iter().find_map(|id| check_overlay(self.owned, id).err());
+        damage.map(|damage| format!("the whole disk was copied: {damage}"))
     }
 
     /// Makes the overlay that the guest will write to next, and gives the layers below it. One that a failed capture left

@@ -9,20 +9,19 @@
 
 use std::fs::File;
 
+use sandtree_store::LayerId;
 use sandtree_store::memory::{self, Layer, MemoryWriter};
-use sandtree_store::{LayerId, disk};
 use tokio::task::JoinHandle;
 
 use super::Driver;
 use crate::boot::{Running, open};
 use crate::capture::{blocking, engine_error};
 use crate::error::{Error, Result};
+use crate::fold::{DISK_LAYERS, DiskFold};
 use crate::host::store_error;
 
 /// Memory layers beyond which they are folded.
 const MEMORY_LAYERS: usize = 24;
-/// Frozen overlays beyond which they are folded.
-const DISK_LAYERS: usize = 16;
 /// Pieces of memory beyond which they are folded: each is a mapping of every machine restored from them.
 const MAPPINGS: usize = 8192;
 /// Depths at which a capture waits for the fold: a machine has only so many descriptors.
@@ -100,15 +99,9 @@ impl Driver {
     }
 
     fn begin_disk_fold(&self, old: Vec<LayerId>) -> Result<Folding> {
-        let (new, file) = self.owned().disk_file().map_err(store_error("make an overlay"))?;
-        let files = old.iter().map(|id| open(&self.dir().disk_layer(id))).collect::<Result<Vec<_>>>()?;
-        // The head that will list it is durable; so must it be.
-        let sync = |file: &File| file.sync_all().map_err(|e| Error::io("sync", "folded overlays", e));
-        let fold = move || {
-            disk::fold::fold(&files, &file).map_err(store_error("fold overlays"))?;
-            sync(&file)
-        };
-        Ok(Folding { what: What::Disk, old, new, work: tokio::spawn(blocking(fold)) })
+        let fold = DiskFold::new(self.owned(), &old)?;
+        let new = fold.id().clone();
+        Ok(Folding { what: What::Disk, old, new, work: tokio::spawn(blocking(move || fold.write())) })
     }
 
     /// A fold has ended: the machine stands on its result. Whether it could be used; if not, the next capture tries again.
@@ -167,7 +160,7 @@ impl Driver {
         }
         match self.head()?.disk.len() < DISK_LAYERS_LAST {
             true => Ok(()),
-            false => Err(Error::TooDeep { name: self.name(), layers: self.head()?.disk.len() }),
+            false => Err(Error::TooDeep { name: self.name(), layers: self.head()?.disk.len(), source: None }),
         }
     }
 }

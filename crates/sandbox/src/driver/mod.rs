@@ -23,6 +23,7 @@
 
 mod fold;
 mod legality;
+mod save;
 mod states;
 
 use std::sync::Arc;
@@ -44,8 +45,9 @@ use crate::create::{self, running_state};
 use crate::error::{Error, Result};
 use crate::host::{Inner, now_unix_ms, remove_if_there, store_error};
 use crate::hub::{Activity, Gate, Hub};
+use crate::lend::{LentState, Wanted};
 use crate::sandbox::{Sandbox, Status};
-use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, RestoreReport, Reverted};
+use crate::states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted};
 
 /// How long QEMU may take to end by itself once it is told to.
 const QUIT_DEADLINE: Duration = Duration::from_secs(10);
@@ -72,8 +74,8 @@ pub(crate) enum Order {
     Checkpoint { tag: Option<String>, replace: bool },
     GoTo(Goal),
     Forget(Forget),
-    ForkPoint,
-    EndFork { state: String },
+    Lend(Wanted),
+    TakeBack { state: String },
     Pause,
     Resume,
 }
@@ -85,7 +87,7 @@ pub(crate) enum Done {
     Checkpoint(Checkpoint),
     Reverted(Reverted),
     Forgotten(Forgotten),
-    ForkPoint(ForkPoint),
+    Lent(LentState),
     Paused(Paused),
     Resumed(RestoreReport),
 }
@@ -99,8 +101,8 @@ impl Order {
             Order::Remove => Verb::Remove,
             Order::Checkpoint { .. } => Verb::Checkpoint,
             Order::GoTo(_) => Verb::Revert,
-            Order::Forget(_) | Order::EndFork { .. } => Verb::Forget,
-            Order::ForkPoint => Verb::Fork,
+            Order::Forget(_) | Order::TakeBack { .. } => Verb::Forget,
+            Order::Lend(wanted) => wanted.verb(),
             Order::Pause => Verb::Pause,
             Order::Resume => Verb::Resume,
         }
@@ -249,8 +251,8 @@ impl Driver {
             Order::Checkpoint { tag, replace } => self.checkpoint(tag, replace).await.map(Done::Checkpoint),
             Order::GoTo(goal) => self.go_to(goal).await.map(Done::Reverted),
             Order::Forget(which) => self.forget(&which).map(Done::Forgotten),
-            Order::ForkPoint => self.fork_point().await.map(Done::ForkPoint),
-            Order::EndFork { state } => self.end_fork(&state).map(nothing),
+            Order::Lend(wanted) => self.lend(wanted).await.map(Done::Lent),
+            Order::TakeBack { state } => self.take_back(&state).map(nothing),
             Order::Pause => self.pause().await.map(Done::Paused),
             Order::Resume => self.resume().await.map(Done::Resumed),
         }
@@ -304,8 +306,9 @@ impl Driver {
         let owned = self.owned.as_mut().expect("the driver runs while it owns");
         match create::reboot(&self.host, owned, boot_timeout).await {
             Ok(running) => {
-                let state = running_state(&running);
+                let state = running_state(&running, Some(&before));
                 self.running = Some(running);
+                self.collect();
                 self.record(state)
             }
             Err(error) => {
@@ -356,7 +359,7 @@ impl Driver {
         }
     }
 
-    /// The machine is gone: makes its disk durable, records the end, and tells everyone.
+    /// The machine is gone: makes its disk durable, records the end, saves it if that was asked for, and tells everyone.
     async fn rest(&mut self, ending: Ending) -> Result<()> {
         self.stalled = false;
         self.agent_gone = None;
@@ -366,15 +369,19 @@ impl Driver {
         let state = StateRecord {
             reason: Some(ending.reason.clone()),
             clean: synced.is_ok(),
-            ..StateRecord::new(ending.phase, now_unix_ms())
+            ..self.state.followed_by(ending.phase, now_unix_ms())
         };
-        let written = self.write(state);
+        // Until it is saved it is on its way: whoever finds it stopped can rely on the save.
+        let saves = self.record_of().save_on_stop.is_some();
+        let phase = if saves { Phase::Stopping } else { state.phase };
+        let written = self.write(StateRecord { phase, ..state.clone() });
         // Before the state is told: a keeper that hears of it ends, and whoever waits in the guest would hear nothing.
         if let Some(running) = running {
             running.hub.close(ending.reason).await;
         }
+        let saved = self.save_stopped(state).await;
         self.tell();
-        synced.and(written)
+        saved.and(synced).and(written)
     }
 
     async fn sync_disk(&mut self) -> Result<()> {

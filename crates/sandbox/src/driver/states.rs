@@ -19,14 +19,15 @@ use sandtree_store::{
 
 use super::Driver;
 use crate::boot::{self, Belongs, Running};
-use crate::capture::{After, Capture, Captured, MemoryMode, Purpose, blocking};
+use crate::capture::{After, Capture, Captured, CapturedDisk, MemoryMode, Purpose, blocking};
 use crate::create::running_state;
 use crate::error::{Error, Result};
+use crate::fold;
 use crate::history::{self, Step};
-use crate::host::{boot_id, now_unix_ms, store_error};
+use crate::host::{Inner, boot_id, now_unix_ms, store_error};
 use crate::hub::{Activity, Gate};
 use crate::restore::{self, Checked, Connections, HubChoice, RestoreTimes, Restored};
-use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, RestoreReport, Reverted, ms};
+use crate::states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted, ms};
 
 /// With less than this free, a restore uses what the sandbox has in reserve.
 const LITTLE_BYTES: u64 = 4 << 20;
@@ -80,17 +81,10 @@ impl Driver {
         Ok(())
     }
 
-    async fn capture(&mut self, kind: StateKind, tag: Option<Tag>, after: After) -> Result<Captured> {
+    pub(super) async fn capture(&mut self, kind: StateKind, tag: Option<Tag>, after: After) -> Result<Captured> {
         self.wait_if_too_deep().await?;
         let host = self.host.clone();
-        let owned = self.owned.as_ref().expect("the driver runs while it owns");
-        let running = self.running.as_mut().expect("only what runs is captured");
-        let wanted = match &owned.record().memory_mode {
-            Some(mode) => mode.parse()?,
-            None => MemoryMode::WriteProtect,
-        };
-        let disk_bytes = owned.record().disk_bytes;
-        let mut capture = Capture { host: &host, owned, running, wanted, disk_bytes };
+        let mut capture = self.capturing(&host)?;
         match capture.take(Purpose { kind, tag, after }).await {
             Err(error) => {
                 let error = explained(&capture.running.machine, error).await;
@@ -100,6 +94,28 @@ impl Driver {
             }
             taken => taken,
         }
+    }
+
+    /// Captures the disk alone; the guest goes on all the time.
+    pub(super) async fn capture_disk(&mut self, kind: StateKind) -> Result<CapturedDisk> {
+        self.wait_if_too_deep().await?;
+        let host = self.host.clone();
+        let mut capture = self.capturing(&host)?;
+        match capture.take_disk(kind).await {
+            Err(error) => Err(explained(&capture.running.machine, error).await),
+            taken => taken,
+        }
+    }
+
+    fn capturing<'a>(&'a mut self, host: &'a Inner) -> Result<Capture<'a>> {
+        let owned = self.owned.as_ref().expect("the driver runs while it owns");
+        let running = self.running.as_mut().expect("only what runs is captured");
+        let wanted = match &owned.record().memory_mode {
+            Some(mode) => mode.parse()?,
+            None => MemoryMode::WriteProtect,
+        };
+        let disk_bytes = owned.record().disk_bytes;
+        Ok(Capture { host, owned, running, wanted, disk_bytes })
     }
 
     /// Before a command starts, where that was asked for.
@@ -156,29 +172,11 @@ impl Driver {
         }
     }
 
-    /// Makes a state that copies are made from. It is listed nowhere.
-    pub(super) async fn fork_point(&mut self) -> Result<ForkPoint> {
-        if self.state.phase == Phase::Paused {
-            let paused = self.paused_state()?;
-            return Ok(ForkPoint { state: paused.to_string(), pause_ms: 0.0, degraded: Vec::new() });
-        }
-        let captured = self.capture(StateKind::Fork, None, After::Continue).await?;
-        self.fold_if_deep();
-        let degraded = captured.manifest.degraded.clone();
-        Ok(ForkPoint { state: captured.manifest.id.to_string(), pause_ms: ms(captured.pause), degraded })
-    }
-
-    /// The copies are made, or given up: nobody needs the state any more.
-    pub(super) fn end_fork(&mut self, state: &str) -> Result<()> {
-        let states = self.states_where(|m| m.kind == StateKind::Fork && m.id.as_str() == state)?;
-        self.remove_states(&states)
-    }
-
     pub(super) async fn pause(&mut self) -> Result<Paused> {
         let began = Instant::now();
         let manifest = self.capture(StateKind::Paused, None, After::StayStopped).await?.manifest;
         let before = self.state.clone();
-        let state = StateRecord { clean: true, ..StateRecord::new(Phase::Paused, now_unix_ms()) };
+        let state = StateRecord { clean: true, ..self.state.followed_by(Phase::Paused, now_unix_ms()) };
         // Before the machine ends: from here on it can be resumed, whatever becomes of us.
         let recorded = match self.seal_now(&manifest.id).await {
             Ok(()) => self.write(state.clone()),
@@ -231,7 +229,7 @@ impl Driver {
         Ok(resumed)
     }
 
-    fn paused_state(&self) -> Result<StateId> {
+    pub(super) fn paused_state(&self) -> Result<StateId> {
         let found = self.states_where(|manifest| manifest.kind == StateKind::Paused)?;
         found
             .into_iter()
@@ -360,7 +358,7 @@ impl Driver {
         let mut head = before.clone();
         head.disk = manifest.disk.iter().cloned().chain([overlay]).collect();
         moved(&mut head);
-        let came = self.bring_up(state, &head, hub).await;
+        let came = self.bring_up(state, head, hub).await;
         match came {
             Ok(restored) => Ok((restored, manifest)),
             Err(error) => {
@@ -374,17 +372,18 @@ impl Driver {
         }
     }
 
-    async fn bring_up(&self, state: Checked, head: &Head, hub: HubChoice) -> Result<Restored> {
+    async fn bring_up(&self, state: Checked, mut head: Head, hub: HubChoice) -> Result<Restored> {
         let (host, owned) = (&self.host, self.owned());
+        head.disk = fold::shallow(owned, &head.disk).await?;
         if matches!(state.manifest().memory, MemoryState::None) {
-            self.set_head(head)?;
+            self.set_head(&head)?;
             let began = Instant::now();
             let running = boot::boot(host, owned, &head.disk, boot::identity(owned.record()), None).await?;
             let times = RestoreTimes { running: began.elapsed(), acknowledged: began.elapsed() };
             return Ok(Restored { running, times, hooks: Vec::new() });
         }
         let loaded = restore::load(host, owned, state, &head.disk).await?;
-        self.set_head(head)?;
+        self.set_head(&head)?;
         loaded.go_on(host, owned, Connections { hub, belongs: Belongs::Here }).await
     }
 
@@ -420,7 +419,7 @@ impl Driver {
     /// A machine that was brought up is the sandbox's from now on. There is no way back: what cannot be written down, on
     /// a disk that is full, is no failure of the step that was made.
     fn take_over(&mut self, running: Running) {
-        let state = running_state(&running);
+        let state = running_state(&running, Some(&self.state));
         if let Err(error) = boot::clear_execs(self.dir(), Some(&running.execs)) {
             tracing::warn!(%error, "the output of commands that are gone cannot be removed");
         }
@@ -463,7 +462,7 @@ impl Driver {
         Ok(Forgotten { states: gone.iter().map(ToString::to_string).collect(), freed_bytes })
     }
 
-    fn remove_states(&mut self, states: &[StateId]) -> Result<()> {
+    pub(super) fn remove_states(&mut self, states: &[StateId]) -> Result<()> {
         self.remove_states_counted(states).map(drop)
     }
 
@@ -500,7 +499,7 @@ impl Driver {
         Ok(states.readable)
     }
 
-    fn states_where(&self, is_wanted: impl Fn(&StateManifest) -> bool) -> Result<Vec<StateId>> {
+    pub(super) fn states_where(&self, is_wanted: impl Fn(&StateManifest) -> bool) -> Result<Vec<StateId>> {
         Ok(self.states()?.into_iter().filter(is_wanted).map(|manifest| manifest.id).collect())
     }
 
@@ -557,7 +556,7 @@ async fn explained(machine: &Machine, error: Error) -> Error {
     }
 }
 
-fn one_line(error: &Error) -> String {
+pub(super) fn one_line(error: &Error) -> String {
     let report = error.report();
     std::iter::once(report.message).chain(report.causes).collect::<Vec<_>>().join(": ")
 }

@@ -67,7 +67,11 @@ impl Guest {
 
     /// One round trip to the agent.
     pub async fn ping(&self) -> Result<()> {
-        self.request("ping the guest", Request::Ping).await.map(drop)
+        self.ping_within(REQUEST_DEADLINE).await
+    }
+
+    pub(crate) async fn ping_within(&self, deadline: Duration) -> Result<()> {
+        self.request_within("ping the guest", Request::Ping, deadline).await.map(drop)
     }
 
     pub async fn metrics(&self) -> Result<Metrics> {
@@ -98,6 +102,21 @@ impl Guest {
     /// Waits until everything that boots beside the agent's work is done.
     pub(crate) async fn settle(&self) -> Result<()> {
         self.request_within("wait for the guest to settle", Request::Settle, LONG_REQUEST_DEADLINE).await.map(drop)
+    }
+
+    /// Writes everything out, gives back free blocks, and holds every write to a disk back. It ends by itself after `longest`.
+    pub(crate) async fn freeze(&self, longest: Duration) -> Result<()> {
+        let thaw_after_ms = longest.as_millis().try_into().unwrap_or(u32::MAX);
+        let request = Request::Freeze { thaw_after_ms };
+        self.request_within("freeze the guest's disks", request, LONG_REQUEST_DEADLINE).await.map(drop)
+    }
+
+    /// Whether the disks were frozen until now.
+    pub(crate) async fn thaw(&self) -> Result<bool> {
+        match self.request("thaw the guest's disks", Request::Thaw).await? {
+            Reply::Thawed { held } => Ok(held),
+            _ => Err(unexpected("thaw the guest's disks")),
+        }
     }
 
     pub(crate) async fn shutdown(&self, grace: Duration) -> Result<()> {

@@ -54,6 +54,7 @@ impl Switch {
             self.give_up("the guest's agent speaks another version of the protocol");
             return Ok(());
         }
+        self.agent_version = hello.version;
         if let Some(records) = self.heirlooms.take() {
             self.adopt(records, &hello.channels);
         }

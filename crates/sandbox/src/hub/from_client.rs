@@ -165,6 +165,10 @@ impl Switch {
         if let Some(reason) = self.closed() {
             return Some(reason);
         }
+        if request.version() > self.agent_version.max(1) {
+            // One that was captured in an earlier time.
+            return Some("the agent in the guest is too old for that".into());
+        }
         let id = self.next_request;
         let changes = changes_the_guest(&request);
         match message::to_frame(&HostMessage::Request { id, request }) {
@@ -293,6 +297,7 @@ fn changes_the_guest(request: &Request) -> bool {
     match request {
         Request::MakeDir { .. } | Request::Rename { .. } | Request::Remove { .. } | Request::Shutdown { .. } => true,
         Request::Ping | Request::Stat { .. } | Request::Metrics | Request::Sync | Request::Settle => false,
+        Request::Freeze { .. } | Request::Thaw => false,
         // Part of a machine's start, which whoever starts it knows of.
         Request::Configure(_) | Request::Restored(_) => false,
     }

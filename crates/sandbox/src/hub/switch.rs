@@ -93,6 +93,8 @@ pub(crate) struct KeptOutput {
 
 pub(super) struct Switch {
     pub(super) agent: AgentSide,
+    /// Of the protocol, as agreed with the agent; 0 before that.
+    pub(super) agent_version: u16,
     pub(super) clients: HashMap<ClientId, Client>,
     pub(super) channels: BTreeMap<u32, Slot>,
     pub(super) requests: HashMap<u32, (ClientId, u32)>,
@@ -122,6 +124,7 @@ impl Switch {
         let News { status, census } = news;
         Self {
             agent: AgentSide::new(port),
+            agent_version: 0,
             clients: HashMap::new(),
             channels: BTreeMap::new(),
             requests: HashMap::new(),

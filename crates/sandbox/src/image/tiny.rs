@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use sandtree_store::{Arch, Digest, ExecDefaults, ImageSpec, Init, KernelSpec, Store};
+use sandtree_store::{Arch, ExecDefaults, ImageSpec, Init, KernelBundle, KernelSpec, Store};
 
 use super::ext4::{self, Content, Node};
 use super::{Error, ImageRef, Progress, Stage, Watch, apt, create_dir, io_error, kernel, modules, read, write};
@@ -59,11 +59,12 @@ pub(super) fn build(store: &Store, progress: &mut Watch<'_>) -> Result<ImageRef,
     let staged = store.stage()?;
     make_rootfs(&packages.busybox, &staged.path().join("rootfs.raw"), work.path())?;
     progress(Progress::begin(Stage::Publish))?;
-    let spec = ImageSpec { arch: Arch::X86_64, kernel, init: Init::Agent, defaults: defaults() };
-    let digest = store.publish_image(staged, spec)?.digest;
+    let spec = ImageSpec { arch: Arch::X86_64, kernel: kernel.digest.clone(), init: Init::Agent, defaults: defaults() };
+    // Kernel and image are held until a name reaches them, lest they are collected meanwhile.
+    let image = store.publish_image(staged, spec)?;
     let name = NAME.parse()?;
-    store.set_image_name(&name, &digest)?;
-    Ok(ImageRef { name, digest })
+    store.set_image_name(&name, &image.digest)?;
+    Ok(ImageRef { name, digest: image.digest.clone() })
 }
 
 /// Unpacked packages.
@@ -85,7 +86,7 @@ fn fetch(work: &Path, progress: &mut Watch<'_>) -> Result<Packages, Error> {
     Ok(packages)
 }
 
-fn publish_kernel(store: &Store, package: &Path) -> Result<Digest, Error> {
+fn publish_kernel(store: &Store, package: &Path) -> Result<KernelBundle, Error> {
     let release = release(package)?;
     let bzimage = read(&package.join("boot").join(format!("vmlinuz-{release}")))?;
     let modules = modules::collect(&modules_dir(package).join(&release))?;
@@ -98,7 +99,7 @@ fn publish_kernel(store: &Store, package: &Path) -> Result<Digest, Error> {
     }
     let modules = modules.into_iter().map(|module| module.file).collect();
     let spec = KernelSpec { arch: Arch::X86_64, release, format, modules };
-    Ok(store.publish_kernel(staged, spec)?.digest)
+    Ok(store.publish_kernel(staged, spec)?)
 }
 
 /// Debian 13 and later have everything below `/usr`.

@@ -20,9 +20,10 @@ use crate::guest::Guest;
 use crate::host::Host;
 use crate::hub::ExecEntry;
 use crate::info::SandboxInfo;
+use crate::lend::{LentState, Wanted};
 use crate::link::Link;
 use crate::sandbox::Replace;
-use crate::states::{Checkpoint, Forget, Forgotten, ForkPoint, Goal, Paused, RestoreReport, Reverted};
+use crate::states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted};
 
 /// A keeper's socket appears right after its sandbox counts as running.
 const APPEAR_DEADLINE: Duration = Duration::from_secs(3);
@@ -66,11 +67,18 @@ impl Host {
     }
 }
 
-/// A state to make copies from, kept for us as long as we are there.
+/// A state of a keeper's sandbox, lent to us as long as we are there.
 #[derive(Debug)]
-pub struct ForkLoan {
-    pub point: ForkPoint,
+pub(crate) struct Borrowing {
+    pub lent: LentState,
+    client: Client,
     _stream: UnixStream,
+}
+
+impl Borrowing {
+    pub async fn give_back(&self) -> Result<()> {
+        self.client.call(&Request::TakeBack { state: self.lent.state.clone() }).await
+    }
 }
 
 impl Client {
@@ -123,15 +131,11 @@ impl Client {
         self.call(&Request::Forget(which)).await
     }
 
-    /// A state to make copies from; to be ended when they are made. It ends, too, when the loan is dropped.
-    pub async fn fork_point(&self) -> Result<ForkLoan> {
+    /// Borrows a state; to be given back when it is not needed any more. It goes back, too, when this is dropped.
+    pub(crate) async fn borrow(&self, wanted: Wanted) -> Result<Borrowing> {
         let mut stream = self.connect().await?;
-        let point = self.ask(&mut stream, &Request::ForkPoint).await?;
-        Ok(ForkLoan { point, _stream: stream })
-    }
-
-    pub async fn end_fork(&self, state: &str) -> Result<()> {
-        self.call(&Request::EndFork { state: state.into() }).await
+        let lent = self.ask(&mut stream, &Request::Lend(wanted)).await?;
+        Ok(Borrowing { lent, client: self.clone(), _stream: stream })
     }
 
     /// Writes everything to disk and ends the machine. The keeper stays while clients wait for it to go on.

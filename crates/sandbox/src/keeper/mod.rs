@@ -18,7 +18,8 @@ mod serve;
 mod spawn;
 mod wire;
 
-pub use client::{Client, ForkLoan};
+pub(crate) use client::Borrowing;
+pub use client::Client;
 pub use serve::{Stats, run};
 pub use spawn::Lease;
 pub use wire::{Order, Ready, Task, Way};

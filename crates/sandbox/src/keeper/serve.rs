@@ -11,11 +11,12 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
-use super::wire::{self, Answer, GO, News, Order, RELEASE, Ready, Request, Task, Way};
+use super::wire::{self, Answer, GIVE_UP, GO, News, Order, RELEASE, Ready, Request, Task, Way};
 use crate::create;
 use crate::driver::{Phase, Verb};
 use crate::error::{Error, Result};
 use crate::host::{Host, remove_if_there};
+use crate::lend::Wanted;
 use crate::sandbox::{Replace, STOP_GRACE, Sandbox, StateWatch};
 
 /// How long a client may take to say what it wants.
@@ -58,11 +59,11 @@ pub async fn run(mut lease: UnixStream) -> Result<()> {
         Ok(listener) => listener,
         Err(error) => {
             wire::write(&mut lease, &News::Failed(error.report())).await.map_err(lease_error)?;
-            return rest(&host, sandbox, &order, Left::Revoked).await;
+            return rest(&host, sandbox, &order, Left::Unwanted, &mut lease).await;
         }
     };
     let left = serve(&host, &sandbox, listener, &mut lease, &mut ended).await;
-    rest(&host, sandbox, &order, left).await
+    rest(&host, sandbox, &order, left, &mut lease).await
 }
 
 /// What a keeper's work ended with.
@@ -72,6 +73,8 @@ enum Left {
     Resting,
     /// The lease closed before it was released.
     Revoked,
+    /// Nobody was told that it runs, or whoever was has given it up.
+    Unwanted,
 }
 
 fn lease_error(source: std::io::Error) -> Error {
@@ -174,6 +177,7 @@ async fn serve(
             () = unneeded(sandbox, &mut watch), if clients.is_empty() || !is_paused(sandbox) => break Left::Resting,
             word = lease.read_u8(), if !released => match word {
                 Ok(RELEASE) => released = true,
+                Ok(GIVE_UP) => break Left::Unwanted,
                 _ => break Left::Revoked,
             },
             () = ended.signal() => break Left::Resting,
@@ -201,11 +205,21 @@ fn is_paused(sandbox: &Sandbox) -> bool {
     sandbox.state().phase == Some(Phase::Paused)
 }
 
-/// Takes back what nobody wants any more, removes what was to last only as long as it ran, and stops what still runs.
-async fn rest(host: &Host, sandbox: Sandbox, order: &Order, left: Left) -> Result<()> {
-    let unwanted = left == Left::Revoked && matches!(order.task, Task::Create(_) | Task::Copy { .. });
-    let resumed = left == Left::Revoked && matches!(order.task, Task::Resume { .. });
-    let temporary = unwanted || host.find(sandbox.id()).is_ok_and(|info| info.auto_remove);
+/// Takes back what nobody wants any more, saves what was to be saved, removes what was to last only as long as it ran, and
+/// stops what still runs.
+async fn rest(host: &Host, sandbox: Sandbox, order: &Order, left: Left, lease: &mut UnixStream) -> Result<()> {
+    let info = host.find(sandbox.id());
+    if left != Left::Unwanted && info.as_ref().is_ok_and(|info| info.save_on_stop.is_some()) {
+        match saved(&sandbox).await {
+            Some(digest) => tell_saved(lease, digest).await,
+            // All there is of it is in the sandbox.
+            None => return Ok(()),
+        }
+    }
+    let taken_back = left != Left::Resting;
+    let unwanted = taken_back && matches!(order.task, Task::Create(_) | Task::Copy { .. });
+    let resumed = taken_back && matches!(order.task, Task::Resume { .. });
+    let temporary = unwanted || info.is_ok_and(|info| info.auto_remove);
     match (temporary, sandbox.state().phase) {
         (_, None) => Ok(()),
         // Paused, it has not ended.
@@ -214,6 +228,27 @@ async fn rest(host: &Host, sandbox: Sandbox, order: &Order, left: Left) -> Resul
         (false, Some(Phase::Running)) if resumed => sandbox.pause().await.map(drop),
         (false, Some(Phase::Running)) => sandbox.stop(STOP_GRACE).await,
         (false, Some(_)) => Ok(()),
+    }
+}
+
+/// Waits until a sandbox that is saved when it stops has stopped, and tells what it was saved as; nothing, if it was not.
+async fn saved(sandbox: &Sandbox) -> Option<String> {
+    if sandbox.state().phase == Some(Phase::Running)
+        && let Err(error) = sandbox.stop(STOP_GRACE).await
+    {
+        // It may have stopped by itself meanwhile. What became of it, its state tells.
+        tracing::warn!(%error, "a sandbox that is to be saved was not stopped in good order");
+    }
+    let state = sandbox.watch().rested().await;
+    match (state.phase, state.save_failed) {
+        (Some(Phase::Stopped | Phase::Crashed), None) => state.saved,
+        _ => None,
+    }
+}
+
+async fn tell_saved(lease: &mut UnixStream, digest: String) {
+    if let Err(error) = wire::write(lease, &News::Saved { digest }).await {
+        tracing::debug!(%error, "nobody waits to hear what it was saved as");
     }
 }
 
@@ -313,23 +348,23 @@ async fn answer(host: &Host, sandbox: &Sandbox, mut stream: UnixStream, request:
         }
         Request::GoTo(goal) => wire::write(&mut stream, &told(sandbox.go_to(goal).await.as_ref())).await,
         Request::Forget(which) => wire::write(&mut stream, &told(sandbox.forget(which).await.as_ref())).await,
-        Request::ForkPoint => lend_fork_point(sandbox, stream).await,
-        Request::EndFork { state } => wire::write(&mut stream, &told(sandbox.end_fork(&state).await.as_ref())).await,
+        Request::Lend(wanted) => lend(sandbox, wanted, stream).await,
+        Request::TakeBack { state } => wire::write(&mut stream, &told(sandbox.take_back(&state).await.as_ref())).await,
         Request::Pause => wire::write(&mut stream, &told(sandbox.pause().await.as_ref())).await,
         Request::Resume => wire::write(&mut stream, &told(sandbox.resume().await.as_ref())).await,
     }
 }
 
-/// The state that copies are made from lasts until the asker ends it, or ends itself.
-async fn lend_fork_point(sandbox: &Sandbox, mut stream: UnixStream) -> std::io::Result<()> {
-    let point = sandbox.fork_point().await;
-    let written = wire::write(&mut stream, &told(point.as_ref())).await;
-    let Ok(point) = point else { return written };
+/// A state is lent until the asker gives it back, or is gone.
+async fn lend(sandbox: &Sandbox, wanted: Wanted, mut stream: UnixStream) -> std::io::Result<()> {
+    let lent = sandbox.lend(wanted).await;
+    let written = wire::write(&mut stream, &told(lent.as_ref())).await;
+    let Ok(lent) = lent else { return written };
     if written.is_ok() {
         closed(&mut stream).await;
     }
-    if let Err(error) = sandbox.end_fork(&point.state).await {
-        tracing::warn!(%error, "what copies were made from stays until the next start");
+    if let Err(error) = sandbox.take_back(&lent.state).await {
+        tracing::warn!(%error, "a state that was lent stays until the next start");
     }
     written
 }

@@ -7,10 +7,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use super::wire::{self, GO, News, Order, RELEASE, Ready};
+use super::wire::{self, GIVE_UP, GO, News, Order, RELEASE, Ready};
 use crate::error::{Error, Result};
 
 /// How long a keeper may take to undo what it began, when its lease closes.
@@ -50,7 +50,7 @@ impl Lease {
         match self.news().await? {
             News::Ready(ready) => Ok(*ready),
             News::Failed(report) => Err(Error::Remote { report }),
-            News::Loaded => Err(out_of_turn()),
+            News::Loaded | News::Saved { .. } => Err(out_of_turn()),
         }
     }
 
@@ -59,7 +59,7 @@ impl Lease {
         match self.news().await? {
             News::Loaded => Ok(()),
             News::Failed(report) => Err(Error::Remote { report }),
-            News::Ready(_) => Err(out_of_turn()),
+            News::Ready(_) | News::Saved { .. } => Err(out_of_turn()),
         }
     }
 
@@ -76,6 +76,30 @@ impl Lease {
 
     fn stream(&mut self) -> &mut UnixStream {
         self.stream.as_mut().expect("a lease has its stream until it is released")
+    }
+
+    /// Takes back what the keeper was started for, and waits for that. Tells which snapshot it was saved as, if it was.
+    pub async fn end(mut self) -> Result<Option<String>> {
+        let failed = |source| Error::Keeper { name: "that was to end".into(), source };
+        let stream = self.stream();
+        stream.shutdown().await.map_err(failed)?;
+        // Saving takes as long as it takes.
+        let saved = match wire::read(stream).await {
+            Ok(News::Saved { digest }) => Some(digest),
+            _ => None,
+        };
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).await.map_err(failed)?;
+        self.stream = None;
+        Ok(saved)
+    }
+
+    /// Gives up what the keeper was started for: it is not saved, whatever it was to be.
+    pub async fn give_up(mut self) {
+        if let Err(error) = self.stream().write_u8(GIVE_UP).await {
+            tracing::warn!(%error, "the keeper cannot be told that its sandbox is not wanted");
+        }
+        tokio::task::block_in_place(|| drop(self));
     }
 
     /// Lets the sandbox live on by itself.

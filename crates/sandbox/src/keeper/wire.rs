@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use crate::error::Report;
 use crate::host::HostConfig;
 use crate::info::SandboxInfo;
+use crate::lend::Wanted;
 use crate::spec::SandboxSpec;
 use crate::states::{Forget, Goal, RestoreReport, Reverted};
 
@@ -51,6 +52,9 @@ pub enum Task {
 /// reads it among other things cannot lose half of it.
 pub(super) const RELEASE: u8 = b'r';
 
+/// On a lease: what it was given for is not wanted after all. Nothing of it is saved.
+pub(super) const GIVE_UP: u8 = b'x';
+
 /// On a lease whose copy is loaded: it goes on.
 pub(super) const GO: u8 = b'g';
 
@@ -62,6 +66,10 @@ pub(super) enum News {
     Loaded,
     Ready(Box<Ready>),
     Failed(Report),
+    /// It has ended, and was saved as this snapshot, as it was to be.
+    Saved {
+        digest: String,
+    },
 }
 
 /// A sandbox that runs, and what came of the way there.
@@ -91,8 +99,8 @@ pub(super) enum Request {
     Checkpoint { tag: Option<String>, replace: bool },
     GoTo(Goal),
     Forget(Forget),
-    ForkPoint,
-    EndFork { state: String },
+    Lend(Wanted),
+    TakeBack { state: String },
     Pause,
     Resume,
 }

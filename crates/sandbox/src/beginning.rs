@@ -1,0 +1,166 @@
+//! What a sandbox begins from: an image, or a snapshot with or without its memory.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use sandtree_store::{
+    self as store, Image, MachineRecord, Named, Pinned, Settings, Snapshot, SnapshotManifest, Target,
+};
+
+use crate::capture::blocking;
+use crate::error::{Error, Result};
+use crate::host::{Host, Inner, store_error};
+use crate::image;
+use crate::progress::{Progress, Watched};
+use crate::reference::{Reference, no_snapshot};
+use crate::spec::SandboxSpec;
+
+pub(crate) enum Beginning {
+    Image(Box<Image>),
+    Snapshot(Box<Held>),
+}
+
+/// A snapshot that stays while this lives. One that is in the store for this use only goes with it.
+#[derive(Debug)]
+pub(crate) struct Held {
+    /// Nothing once it is let go.
+    pinned: Option<Pinned>,
+    only_here: Option<Arc<Inner>>,
+}
+
+impl Held {
+    fn lasting(pinned: Pinned) -> Self {
+        Self { pinned: Some(pinned), only_here: None }
+    }
+
+    /// Brought into the store, or made, for one use.
+    pub fn for_one_use(pinned: Pinned, host: &Arc<Inner>) -> Self {
+        Self { pinned: Some(pinned), only_here: Some(host.clone()) }
+    }
+}
+
+impl Deref for Held {
+    type Target = Snapshot;
+
+    fn deref(&self) -> &Snapshot {
+        self.pinned.as_ref().expect("it is there until it is let go")
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let (Some(host), Some(pinned)) = (self.only_here.take(), self.pinned.take()) else { return };
+        if let Err(error) = host.store.let_go(pinned) {
+            tracing::warn!(%error, "a snapshot that nobody needs stays until the next gc");
+        }
+    }
+}
+
+/// What can be created at once. What it begins from stays while this lives.
+#[derive(Debug)]
+pub struct Prepared {
+    pub spec: SandboxSpec,
+    _kept: Option<Held>,
+}
+
+impl Host {
+    /// Makes sure that what a sandbox is to begin from is there: an image is made if it is built in, a snapshot in a
+    /// directory is taken into the store, every byte of it checked. Then it can be created without waiting for that.
+    pub async fn prepare(
+        &self,
+        mut spec: SandboxSpec,
+        progress: Progress,
+        image: impl FnMut(image::Progress) + Send + 'static,
+    ) -> Result<Prepared> {
+        let Beginning::Snapshot(held) = self.inner.beginning(&spec, progress, image).await? else {
+            return Ok(Prepared { spec, _kept: None });
+        };
+        // By its digest, it is the same whatever becomes of the name or the directory.
+        (spec.image, spec.snapshot) = (None, Some(held.digest.to_string()));
+        Ok(Prepared { spec, _kept: Some(*held) })
+    }
+}
+
+impl Inner {
+    pub async fn beginning(
+        self: &Arc<Self>,
+        spec: &SandboxSpec,
+        progress: Progress,
+        image: impl FnMut(image::Progress) + Send + 'static,
+    ) -> Result<Beginning> {
+        let reference = spec.beginning()?;
+        if let (Reference::Name(name), None) = (&reference, &spec.snapshot) {
+            let named = self.store.named(name).map_err(store_error("read a name"))?;
+            if !matches!(named, Some(Named::Snapshot(_))) {
+                return self
+                    .clone()
+                    .ensure_image(name.as_str(), image)
+                    .await
+                    .map(|image| Beginning::Image(Box::new(image)));
+            }
+        }
+        Ok(Beginning::Snapshot(Box::new(self.snapshot(&reference, progress).await?)))
+    }
+
+    /// A snapshot, kept while the result lives. One in a directory is brought into the store, every byte of it checked.
+    pub async fn snapshot(self: &Arc<Self>, reference: &Reference, progress: Progress) -> Result<Held> {
+        match reference {
+            Reference::Name(name) => match self.store.named(name).map_err(store_error("read a name"))? {
+                Some(Named::Snapshot(digest)) => self.pinned(&digest, name.as_str()),
+                _ => Err(no_snapshot(name.as_str())),
+            },
+            Reference::Digest(digest) => self.pinned(digest, digest.as_str()),
+            Reference::Path(path) => {
+                let (host, path) = (self.clone(), path.clone());
+                let imported =
+                    Watched::run(progress, move |progress| host.store.import_dir(&path, Target::Unnamed, progress));
+                let imported = imported.await.map_err(|error| match error {
+                    store::Error::NotASnapshotDir { path, .. } => no_snapshot(&path.to_string_lossy()),
+                    error => store_error("take in a snapshot")(error),
+                })?;
+                Ok(Held::for_one_use(imported, self))
+            }
+        }
+    }
+
+    fn pinned(&self, digest: &store::Digest, reference: &str) -> Result<Held> {
+        self.store.pin(digest).map(Held::lasting).map_err(|error| match error {
+            store::Error::UnknownSnapshot { .. } => no_snapshot(reference),
+            error => store_error("read a snapshot")(error),
+        })
+    }
+
+    /// The image of a snapshot, by its digest: what else has the image's name by now is another image.
+    pub async fn image_of(self: &Arc<Self>, manifest: &SnapshotManifest) -> Result<Image> {
+        let (host, image) = (self.clone(), manifest.image.clone());
+        blocking(move || match host.store.image_by_digest(&image.digest) {
+            Ok(found) => Ok(found),
+            Err(error) if error.io_kind() == Some(std::io::ErrorKind::NotFound) => {
+                let here = match host.store.named(&image.name) {
+                    Ok(Some(Named::Image(digest))) => Some(digest.to_string()),
+                    _ => None,
+                };
+                Err(Error::MissingImage { name: image.name.to_string(), digest: image.digest.to_string(), here })
+            }
+            Err(error) => Err(store_error("read an image")(error)),
+        })
+        .await
+    }
+}
+
+/// Memory goes on in the machine it was captured in, or not at all.
+pub(crate) fn check_as_saved(machine: &MachineRecord, saved: &Settings, asked: &Settings) -> Result<()> {
+    let text = |value: &dyn std::fmt::Debug| format!("{value:?}").to_lowercase();
+    let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
+    let same = [
+        ("memory", mib(saved.memory_bytes), mib(asked.memory_bytes)),
+        ("number of cpus", machine.cpus.to_string(), asked.cpus.to_string()),
+        ("network", text(&machine.network), text(&asked.network)),
+        ("processor", saved.cpu.clone().unwrap_or_default(), asked.cpu.clone().unwrap_or_default()),
+        ("arguments of QEMU", machine.qemu_args.join(" "), asked.qemu_args.join(" ")),
+    ];
+    match same.into_iter().find(|(_, saved, asked)| saved != asked) {
+        None => Ok(()),
+        Some((what, saved, asked)) => Err(Error::NotAsSaved { what, saved, asked }),
+    }
+}

@@ -1,0 +1,133 @@
+//! Capturing the disk alone, while the guest runs.
+//!
+//! ```text
+//!   prepare the next overlay -> guest: write out, trim, freeze -> switch the disk -> guest: thaw
+//!     -> leave out a layer that adds nothing -> publish
+//! ```
+//!
+//! Always: the machine is never stopped. The guest thaws on every path, by itself if nobody tells it to.
+//! When it fails: a guest that cannot freeze is captured as it is, as after a power cut, and the state says so.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use sandtree_diff::is_same_but_for_notes;
+use sandtree_store::disk::changed;
+use sandtree_store::{Consistency, LayerId, StateKind, StateManifest};
+use tracing::{Instrument, debug_span};
+
+use super::{Capture, engine_error};
+use crate::compare::{Disk, diff_error};
+use crate::create::bare_manifest;
+use crate::error::{Error, Result};
+use crate::fault::Step;
+use crate::host::store_error;
+
+/// How long a guest may stay frozen when we do not come back.
+const FROZEN_LONGEST: Duration = Duration::from_secs(10);
+
+/// How long a guest may take to show that it hears. One that does may have much to write out, and is given more time.
+const HEARS_WITHIN: Duration = Duration::from_secs(10);
+
+/// More than this in a layer is not looked through for whether it adds anything.
+const LOOKED_THROUGH_BYTES: u64 = 4 << 20;
+
+/// A published state of the disk alone.
+#[derive(Debug, Clone)]
+pub(crate) struct CapturedDisk {
+    pub manifest: StateManifest,
+    pub consistency: Consistency,
+}
+
+impl Capture<'_> {
+    pub async fn take_disk(&mut self, kind: StateKind) -> Result<CapturedDisk> {
+        let damage = self.disk_damage();
+        let deaf = self.heard(self.running.guest.ping_within(HEARS_WITHIN)).await.err();
+        let below = self.prepare_overlay().instrument(debug_span!("prepare")).await?;
+        self.host.reach(Step::CapturePrepared, Some(&self.running.machine))?;
+        let unfrozen = match deaf {
+            None => self.switch_frozen().await?,
+            Some(error) => self.switch_unfrozen(&error).await?,
+        };
+        let degraded: Vec<String> = damage.clone().into_iter().chain(unfrozen.clone()).collect();
+        let disk = match damage {
+            Some(_) => vec![self.copy_disk().await?],
+            None => below,
+        };
+        let consistency = if unfrozen.is_none() { Consistency::Frozen } else { Consistency::Crash };
+        let disk = if unfrozen.is_none() { self.essential(disk) } else { disk };
+        let manifest = self.publish_disk(kind, disk, degraded)?;
+        Ok(CapturedDisk { manifest, consistency })
+    }
+
+    /// Leaves out the uppermost layer if the disk is the same without it: a guest that wrote nothing since it was last
+    /// frozen has only noted that it was frozen and thawed. So two saves of an unchanged sandbox share every layer.
+    fn essential(&self, mut disk: Vec<LayerId>) -> Vec<LayerId> {
+        match tokio::task::block_in_place(|| self.adds_nothing(&disk)) {
+            Ok(false) => {}
+            Ok(true) => drop(disk.pop()),
+            Err(error) => tracing::warn!(%error, "whether a layer adds anything cannot be told; it is kept"),
+        }
+        disk
+    }
+
+    /// What the guest answers. One whose machine is gone is not waited for.
+    async fn heard<T>(&self, asked: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::select! {
+            answer = asked => answer,
+            exit = self.machine().exited() => {
+                Err(engine_error("carry a request to the guest")(sandtree_engine::Error::Died { exit }))
+            }
+        }
+    }
+
+    fn adds_nothing(&self, disk: &[LayerId]) -> Result<bool> {
+        let Some((_, below)) = disk.split_last() else { return Ok(false) };
+        let (with, without) = (self.host.chain(self.owned, disk)?, self.host.chain(self.owned, below)?);
+        let ranges = changed(&without, &with).map_err(store_error("compare two disks"))?;
+        let bytes: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+        if bytes > LOOKED_THROUGH_BYTES {
+            return Ok(false);
+        }
+        is_same_but_for_notes(&Disk(&without), &Disk(&with), &ranges).map_err(diff_error)
+    }
+
+    /// Switches the disk while the guest holds it still. Says why the guest did not.
+    async fn switch_frozen(&mut self) -> Result<Option<String>> {
+        let guest = self.running.guest.clone();
+        let frozen = self.heard(guest.freeze(FROZEN_LONGEST)).instrument(debug_span!("freeze")).await;
+        let switched = self.switch().await;
+        // Also when it said that it could not freeze: the answer may be all that failed.
+        let thawed = self.heard(guest.thaw()).instrument(debug_span!("thaw")).await;
+        switched?;
+        Ok(match (frozen, thawed) {
+            (Ok(()), Ok(true)) => None,
+            (Ok(()), Ok(false)) => Some(as_after_power_cut("the guest thawed before it was saved")),
+            (Err(error), _) | (_, Err(error)) => Some(as_after_power_cut(error)),
+        })
+    }
+
+    /// Switches the disk of a guest that does not hear. Says so.
+    async fn switch_unfrozen(&mut self, deaf: &Error) -> Result<Option<String>> {
+        self.switch().await?;
+        Ok(Some(as_after_power_cut(deaf)))
+    }
+
+    async fn switch(&mut self) -> Result<()> {
+        self.host.reach(Step::SaveFrozen, Some(&self.running.machine))?;
+        self.pivot().await
+    }
+
+    fn publish_disk(&self, kind: StateKind, disk: Vec<LayerId>, degraded: Vec<String>) -> Result<StateManifest> {
+        disk.last().map_or(Ok(()), |id| self.owned.freeze_disk(id)).map_err(store_error("seal an overlay"))?;
+        let staged = self.owned.stage_state().map_err(store_error("begin a state"))?;
+        let manifest = StateManifest { disk, degraded, ..bare_manifest(self.owned.record(), &self.head()?, kind)? };
+        self.host.reach(Step::CapturePublish, Some(&self.running.machine))?;
+        self.owned.publish_state(staged, &manifest).map_err(store_error("publish a state"))?;
+        Ok(manifest)
+    }
+}
+
+fn as_after_power_cut(why: impl Display) -> String {
+    format!("the disk is as after a power cut: {why}")
+}

@@ -1,0 +1,132 @@
+//! What a driver does for saves: it lends states, and saves what was to be saved when it stops.
+//!
+//! Always: a state that is lent is listed nowhere, and goes when it is given back. A machine that stopped is saved before
+//! anyone hears that it stopped, so that whoever hears it can rely on the save.
+//! When it fails: a sandbox that was to be saved stays, and says why it was not.
+
+use sandtree_store::{Consistency, LayerId, Phase, StateKind, StateManifest, StateRecord};
+
+use super::Driver;
+use crate::capture::{After, CapturedDisk};
+use crate::create::{bare_manifest, check_disk};
+use crate::error::{Error, Result};
+use crate::host::store_error;
+use crate::lend::{LentState, Wanted};
+use crate::save;
+use crate::states::ms;
+
+impl Driver {
+    pub(super) async fn lend(&mut self, wanted: Wanted) -> Result<LentState> {
+        match (self.state.phase, wanted) {
+            (Phase::Running, Wanted::Disk) => self.lend_disk().await,
+            (Phase::Running, _) => self.lend_memory(wanted).await,
+            (Phase::Paused, _) => self.lend_paused(wanted),
+            (_, Wanted::Memory) => Err(Error::NoMemory { name: self.name(), phase: self.state.phase }),
+            _ => self.lend_resting(),
+        }
+    }
+
+    /// The borrower is done, or gave up: nobody needs the state any more.
+    pub(super) fn take_back(&mut self, state: &str) -> Result<()> {
+        let lent = |kind| matches!(kind, StateKind::Fork | StateKind::Save);
+        let states = self.states_where(|m| lent(m.kind) && m.id.as_str() == state)?;
+        self.remove_states(&states)
+    }
+
+    async fn lend_memory(&mut self, wanted: Wanted) -> Result<LentState> {
+        let kind = if wanted == Wanted::Copies { StateKind::Fork } else { StateKind::Save };
+        let captured = self.capture(kind, None, After::Continue).await?;
+        self.fold_if_deep();
+        Ok(LentState {
+            state: captured.manifest.id.to_string(),
+            pause_ms: ms(captured.pause),
+            degraded: captured.manifest.degraded,
+            consistency: Consistency::Exact,
+            disk_only: false,
+        })
+    }
+
+    async fn lend_disk(&mut self) -> Result<LentState> {
+        let CapturedDisk { manifest, consistency } = self.capture_disk(StateKind::Save).await?;
+        self.fold_if_deep();
+        Ok(LentState {
+            state: manifest.id.to_string(),
+            pause_ms: 0.0,
+            degraded: manifest.degraded,
+            consistency,
+            disk_only: true,
+        })
+    }
+
+    fn lend_paused(&self, wanted: Wanted) -> Result<LentState> {
+        let disk_only = wanted == Wanted::Disk;
+        let (consistency, degraded) = match disk_only {
+            true => (Consistency::Crash, vec![UNWRITTEN.to_owned()]),
+            false => (Consistency::Exact, Vec::new()),
+        };
+        let state = self.paused_state()?.to_string();
+        Ok(LentState { state, pause_ms: 0.0, degraded, consistency, disk_only })
+    }
+
+    fn lend_resting(&self) -> Result<LentState> {
+        check_disk(self.owned())?;
+        let disk = self.set_disk_aside()?;
+        let consistency = save::disk_consistency(&self.host, self.owned(), &disk)?;
+        let bare = bare_manifest(self.record_of(), &self.head()?, StateKind::Save)?;
+        let manifest = StateManifest { disk, ..bare };
+        let staged = self.owned().stage_state().map_err(store_error("begin a state"))?;
+        self.owned().publish_state(staged, &manifest).map_err(store_error("publish a state"))?;
+        let cut = (consistency == Consistency::Crash)
+            .then(|| "the disk is as after a power cut: its guest was not shut down".to_owned());
+        let (state, degraded) = (manifest.id.to_string(), cut.into_iter().collect());
+        Ok(LentState { state, pause_ms: 0.0, degraded, consistency, disk_only: true })
+    }
+
+    /// The layers of a disk that no machine uses. What is written from now on goes into another overlay: these are shared
+    /// with whoever borrows them, and never written again.
+    fn set_disk_aside(&self) -> Result<Vec<LayerId>> {
+        let (owned, mut head) = (self.owned(), self.head()?);
+        let active = head.active().cloned().expect("a head that was read has a disk");
+        if owned.is_empty_overlay(&active).map_err(store_error("read an overlay"))? {
+            head.disk.pop();
+            return Ok(head.disk);
+        }
+        let disk = head.disk.clone();
+        let bytes = owned.disk_bytes(&active).map_err(store_error("read an overlay"))?;
+        let fresh = owned.create_disk(bytes).map_err(store_error("make an overlay"))?;
+        // The head that lists it is durable; so must it be.
+        owned.sync_overlay(&fresh).map_err(store_error("sync an overlay"))?;
+        head.disk.push(fresh);
+        self.set_head(&head)?;
+        Ok(disk)
+    }
+
+    /// Saves a sandbox that has just stopped, if it was to be, and only then records that it has.
+    pub(super) async fn save_stopped(&mut self, stopped: StateRecord) -> Result<()> {
+        let Some(wish) = self.record_of().save_on_stop.clone() else { return Ok(()) };
+        let saved = match self.lend_resting() {
+            Ok(lent) => {
+                let saved = save::on_stop(&self.host, self.owned(), &wish, &lent, stopped.saved.as_ref()).await;
+                if let Err(error) = self.take_back(&lent.state) {
+                    tracing::warn!(%error, "a state that was saved stays until the sandbox is next taken up");
+                }
+                saved
+            }
+            Err(error) => Err(error),
+        };
+        let (state, saved) = match saved {
+            Ok(digest) => (StateRecord { saved: Some(digest), ..stopped }, Ok(())),
+            Err(source) => {
+                let (name, target) = (self.name(), wish.target.to_string());
+                let save_failed = Some(super::states::one_line(&source));
+                let failed = Error::NotSaved { name, target, source: Box::new(source) };
+                (StateRecord { save_failed, ..stopped }, Err(failed))
+            }
+        };
+        let written = self.write(state);
+        saved.and(written)
+    }
+}
+
+const UNWRITTEN: &str =
+    "what the guest had not written to its disk when it was paused is not in it; --memory keeps that, too";

@@ -1,0 +1,111 @@
+use std::collections::BTreeSet;
+
+use sandtree_store::{AccelChoice, Arch, Digest, Network, Origin, SandboxId, SandboxRecord, StateKind, Store};
+
+use super::*;
+use crate::create::bare_manifest;
+use crate::error::ErrorKind;
+
+fn record() -> SandboxRecord {
+    SandboxRecord {
+        schema: SandboxRecord::SCHEMA,
+        id: SandboxId::random().unwrap(),
+        name: "deep".parse().unwrap(),
+        image: "tiny".parse().unwrap(),
+        image_digest: Digest::of(b"image"),
+        kernel_digest: Digest::of(b"kernel"),
+        arch: Arch::X86_64,
+        memory_bytes: 512 << 20,
+        cpus: 1,
+        disk_bytes: 1 << 30,
+        network: Network::Isolated,
+        accel: AccelChoice::Auto,
+        qemu_args: Vec::new(),
+        ports: Vec::new(),
+        created_at_unix_ms: 1,
+        auto_remove: false,
+        memory_dir: None,
+        memory_mode: None,
+        auto_checkpoint: None,
+        snapshot: None,
+        cpu: None,
+        save_on_stop: None,
+    }
+}
+
+/// A sandbox whose head has this many layers, in a store that goes with the directory.
+fn sandbox(layers: usize) -> (tempfile::TempDir, Owned) {
+    let home = tempfile::tempdir().unwrap();
+    let owned = Store::open(&home.path().join("home")).unwrap().create_sandbox(record(), Origin::Image).unwrap();
+    let mut head = owned.head().unwrap();
+    head.disk.extend((1..layers).map(|_| owned.create_disk(1 << 30).unwrap()));
+    owned.set_head(&head).unwrap();
+    (home, owned)
+}
+
+fn files(owned: &Owned) -> BTreeSet<PathBuf> {
+    let disks = owned.disk_layer(&owned.head().unwrap().disk[0]).parent().unwrap().to_owned();
+    disks.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+fn paths(owned: &Owned, disk: &[LayerId]) -> BTreeSet<PathBuf> {
+    disk.iter().map(|id| owned.disk_layer(id)).collect()
+}
+
+#[tokio::test]
+async fn a_disk_that_is_not_deep_stays_as_it_is() {
+    let (_home, owned) = sandbox(DISK_LAYERS + 1);
+    let before = owned.head().unwrap();
+    assert_eq!(head(&owned).await.unwrap(), before.disk);
+    assert_eq!(owned.head().unwrap(), before);
+    assert_eq!(files(&owned), paths(&owned, &before.disk));
+}
+
+#[tokio::test]
+async fn all_below_the_active_overlay_of_a_deep_disk_becomes_one_layer() {
+    for layers in [DISK_LAYERS + 2, 100, 512] {
+        let (_home, owned) = sandbox(layers);
+        let before = owned.head().unwrap().disk;
+        let disk = head(&owned).await.unwrap();
+        assert_eq!(disk.len(), 2, "of {layers}");
+        assert_eq!(disk.last(), before.last());
+        assert!(!before.contains(&disk[0]));
+        assert_eq!(owned.head().unwrap().disk, disk);
+        assert!(owned.check_chain().unwrap().is_empty());
+        assert!(owned.disk_layer(&disk[0]).metadata().unwrap().permissions().readonly());
+        owned.collect(&[]).unwrap();
+        assert_eq!(files(&owned), paths(&owned, &disk));
+    }
+}
+
+#[tokio::test]
+async fn a_state_keeps_the_layers_that_were_folded() {
+    let (_home, owned) = sandbox(30);
+    let before = owned.head().unwrap();
+    let manifest = bare_manifest(owned.record(), &before, StateKind::Checkpoint).unwrap();
+    owned.publish_state(owned.stage_state().unwrap(), &manifest).unwrap();
+    let disk = head(&owned).await.unwrap();
+    owned.collect(&[]).unwrap();
+    assert_eq!(files(&owned), paths(&owned, &[before.disk, disk].concat()));
+}
+
+/// A layer that cannot be read stands for whatever else makes a fold fail.
+#[tokio::test]
+async fn a_fold_that_fails_is_an_error_only_beyond_what_a_machine_can_have() {
+    for (layers, startable) in [(DISK_LAYERS + 2, true), (OVERLAYS_MAX, true), (OVERLAYS_MAX + 1, false)] {
+        let (_home, owned) = sandbox(layers);
+        let before = owned.head().unwrap();
+        std::fs::write(owned.disk_layer(&before.disk[3]), "no overlay").unwrap();
+        match (head(&owned).await, startable) {
+            (Ok(disk), true) => assert_eq!(disk, before.disk),
+            (Err(error), false) => {
+                assert_eq!(error.kind(), ErrorKind::Exhausted);
+                assert!(error.report().message.contains(&format!("{layers} layers")), "{error}");
+                assert!(!error.report().causes.is_empty());
+            }
+            (other, _) => panic!("{layers} layers: {other:?}"),
+        }
+        assert_eq!(owned.head().unwrap(), before);
+        assert_eq!(files(&owned), paths(&owned, &before.disk), "nothing of the fold is left");
+    }
+}

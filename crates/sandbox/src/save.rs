@@ -1,0 +1,395 @@
+//! Saves: a state of a sandbox, published as a snapshot.
+//!
+//! ```text
+//!   borrow a state ──► the store's snapshot: layers shared, digests, one rename ──► a name
+//!                                                                            └────► a directory, whole in itself
+//! ```
+//!
+//! Always: the guest goes on; only a save with memory stops it, for the moment of the capture. What had the name before
+//! stays whole until the new snapshot is there.
+//! When it fails: the name is as it was, and nothing of the save is left.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use sandtree_store::{
+    self as store, Consistency, Digest, LayerId, MemoryState, Name, Named, SandboxDir, SaveOnStop, SaveTarget,
+    Snapshot, StateId, StateManifest, Target,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::beginning::Held;
+use crate::compare::Disk;
+use crate::error::{Error, Result};
+use crate::fault::Step;
+use crate::host::{Host, Inner, boot_id, now_unix_ms, store_error};
+use crate::lend::{LentState, Loan, Wanted};
+use crate::progress::{Progress, Watched};
+use crate::reference::Reference;
+use crate::sandbox::{Replace, Sandbox};
+use crate::states::{Forget, ms};
+
+/// What to save, and as what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SaveSpec {
+    pub target: SaveTarget,
+    /// Whether what is there under that name may go, once the new snapshot is there.
+    pub replace: Replace,
+    /// With memory and processes: what is made from it goes on exactly there.
+    pub memory: bool,
+    /// A state by tag or id, with all it has; otherwise the present.
+    pub from: Option<String>,
+    pub labels: BTreeMap<String, String>,
+    /// Stored compressed. Sandboxes made from it take longer to begin.
+    pub compress: bool,
+    /// Once it is saved, its states go.
+    pub delete_checkpoints: bool,
+}
+
+impl SaveSpec {
+    /// The disk alone, under a name or, with a `/` in it, in a directory.
+    pub fn new(target: &str) -> Result<Self> {
+        Ok(Self {
+            target: parse_target(target)?,
+            replace: Replace::No,
+            memory: false,
+            from: None,
+            labels: BTreeMap::new(),
+            compress: false,
+            delete_checkpoints: false,
+        })
+    }
+}
+
+/// A name, or the path of a directory.
+pub fn parse_target(text: &str) -> Result<SaveTarget> {
+    match Reference::parse(text)? {
+        Reference::Name(name) => Ok(SaveTarget::Name(name)),
+        Reference::Path(path) => {
+            let absolute = std::path::absolute(&path).map_err(|e| Error::io("resolve", &path, e))?;
+            Ok(SaveTarget::Dir(absolute))
+        }
+        Reference::Digest(digest) => Err(Error::invalid("the name of a snapshot", digest, "a digest names content")),
+    }
+}
+
+/// A label, from `key=value`. Which keys and values there can be, the store says.
+pub fn parse_label(text: &str) -> Result<(String, String)> {
+    let (key, value) = text.split_once('=').ok_or_else(|| Error::invalid("a label", text, "KEY=VALUE"))?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+/// What came of a save.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Saved {
+    pub digest: String,
+    pub name: Option<String>,
+    pub path: Option<PathBuf>,
+    pub consistency: Consistency,
+    pub memory: bool,
+    /// Of all of its files.
+    pub bytes: u64,
+    pub degraded: Vec<String>,
+    /// How long the guest stood still.
+    pub pause_ms: f64,
+    pub total_ms: f64,
+    /// States that were removed because it was asked for.
+    pub removed: Vec<String>,
+}
+
+impl Host {
+    /// Saves a sandbox of this process.
+    pub async fn save(&self, sandbox: &Sandbox, spec: SaveSpec, progress: Progress) -> Result<Saved> {
+        let borrowing = Self::borrow_of(sandbox, wanted(&spec));
+        let mut saved = self.save_from(sandbox.id(), &spec, borrowing, progress).await?;
+        if spec.delete_checkpoints {
+            saved.removed = sandbox.forget(Forget::All).await?.states;
+        }
+        Ok(saved)
+    }
+
+    /// Saves a sandbox by its name or id, whichever process runs it, if any does.
+    pub async fn save_by(&self, reference: &str, spec: SaveSpec, progress: Progress) -> Result<Saved> {
+        let borrowing = self.borrow(reference, wanted(&spec));
+        let mut saved = self.save_from(reference, &spec, borrowing, progress).await?;
+        if spec.delete_checkpoints {
+            saved.removed = self.forget_by(reference, Forget::All).await?.states;
+        }
+        Ok(saved)
+    }
+
+    /// A state that is there already needs not to be borrowed: what is linked of it is ours.
+    async fn save_from(
+        &self,
+        reference: &str,
+        spec: &SaveSpec,
+        borrowing: impl Future<Output = Result<Loan>>,
+        progress: Progress,
+    ) -> Result<Saved> {
+        let began = Instant::now();
+        self.inner.check_free(&spec.target, spec.replace, reference)?;
+        if let Some(from) = &spec.from {
+            let lent = self.inner.promoted(&self.inner.find(reference)?, from)?;
+            return self.saved(reference, spec, &lent, progress, began).await;
+        }
+        let loan = borrowing.await?;
+        let saved = self.saved(reference, spec, &loan.lent, progress, began).await;
+        loan.give_back().await;
+        saved
+    }
+
+    async fn saved(
+        &self,
+        reference: &str,
+        spec: &SaveSpec,
+        lent: &LentState,
+        progress: Progress,
+        began: Instant,
+    ) -> Result<Saved> {
+        let dir = self.inner.find(reference)?;
+        let publishing = Publishing {
+            target: spec.target.clone(),
+            replace: spec.replace == Replace::Yes,
+            labels: spec.labels.clone(),
+            compress: spec.compress,
+        };
+        let snapshot = self.inner.publish(dir, publishing, lent, progress).await?;
+        let (name, path) = match &spec.target {
+            SaveTarget::Name(name) => (Some(name.to_string()), None),
+            SaveTarget::Dir(path) => (None, Some(path.clone())),
+        };
+        Ok(Saved {
+            digest: snapshot.digest.to_string(),
+            name,
+            path,
+            consistency: lent.consistency,
+            memory: snapshot.manifest.memory.is_some(),
+            bytes: snapshot.bytes(),
+            degraded: lent.degraded.clone(),
+            pause_ms: lent.pause_ms,
+            total_ms: ms(began.elapsed()),
+            removed: Vec::new(),
+        })
+    }
+}
+
+fn wanted(spec: &SaveSpec) -> Wanted {
+    if spec.memory { Wanted::Memory } else { Wanted::Disk }
+}
+
+/// How a state becomes a snapshot.
+struct Publishing {
+    target: SaveTarget,
+    replace: bool,
+    labels: BTreeMap<String, String>,
+    compress: bool,
+}
+
+impl Inner {
+    /// Refuses a name that is taken before anything is done for it. Publishing looks again.
+    pub fn check_free(&self, target: &SaveTarget, replace: Replace, sandbox: &str) -> Result<()> {
+        let name = match target {
+            SaveTarget::Name(name) => name,
+            SaveTarget::Dir(path) => return check_dir(path, replace == Replace::Yes),
+        };
+        let taken = |by: &Named| Err(Error::SnapshotNameTaken { name: name.to_string(), by: by.to_string() });
+        match self.store.named(name).map_err(store_error("read a name"))? {
+            Some(Named::Snapshot(_)) if replace == Replace::Yes => Ok(()),
+            Some(Named::Reserved(id)) if self.find(sandbox).is_ok_and(|dir| *dir.id() == id) => Ok(()),
+            Some(held) => taken(&held),
+            None if name.as_str() == "tiny" => {
+                Err(Error::invalid("the name of a snapshot", name, "an image is built in"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// A state that is there already.
+    pub fn promoted(&self, dir: &SandboxDir, reference: &str) -> Result<LentState> {
+        let manifest = self.listed_state(dir, reference)?;
+        let is_sealed = dir.is_sealed(&manifest.id).map_err(store_error("read a state"))?;
+        if !is_sealed && manifest.boot_id != boot_id() {
+            let what = "the host went down before it was written out".into();
+            return Err(Error::BrokenState { state: reference.into(), what });
+        }
+        let consistency = match manifest.memory {
+            MemoryState::None => disk_consistency(self, dir, &manifest.disk)?,
+            _ => Consistency::Exact,
+        };
+        let (state, degraded) = (manifest.id.to_string(), manifest.degraded);
+        Ok(LentState { state, pause_ms: 0.0, degraded, consistency, disk_only: false })
+    }
+
+    /// A state that users see, by tag or id.
+    pub fn listed_state(&self, dir: &SandboxDir, reference: &str) -> Result<StateManifest> {
+        let states = dir.states().map_err(store_error("list the states of a sandbox"))?;
+        let is_meant = |state: &StateManifest| {
+            let tagged = state.tag.as_ref().is_some_and(|tag| tag.as_str() == reference);
+            state.kind.is_listed() && (tagged || state.id.as_str() == reference)
+        };
+        let no_state = || Error::NoState { name: dir.record().name.to_string(), state: reference.into() };
+        states.readable.into_iter().rfind(is_meant).ok_or_else(no_state)
+    }
+
+    async fn publish(
+        self: &Arc<Self>,
+        dir: SandboxDir,
+        publishing: Publishing,
+        lent: &LentState,
+        progress: Progress,
+    ) -> Result<Snapshot> {
+        self.reach(Step::SavePublish, None)?;
+        let (state, spec) = saving(&dir, publishing.labels.clone(), publishing.compress, lent)?;
+        let host = self.clone();
+        let published = Watched::run(progress, move |progress| match &publishing.target {
+            SaveTarget::Name(name) => {
+                let target = Target::Name { name, replace: publishing.replace };
+                host.replacing(name, || host.store.save(&dir, &state, &spec, target, progress))
+                    .map(|pinned| Snapshot::clone(&pinned))
+            }
+            SaveTarget::Dir(path) => {
+                let pinned = host.store.save(&dir, &state, &spec, Target::Unnamed, progress)?;
+                let written = host.store.export_dir(&pinned, path, publishing.replace, progress);
+                let snapshot = Snapshot::clone(&pinned);
+                // The directory has all of it, or nothing has.
+                written.and(host.store.let_go(pinned)).map(|()| snapshot)
+            }
+        });
+        published.await.map_err(name_error)
+    }
+
+    /// Gives a name to another snapshot. The one that had it goes, if it has no other.
+    pub fn replacing<T>(&self, name: &Name, give: impl FnOnce() -> Result<T, store::Error>) -> Result<T, store::Error> {
+        let before = self.store.named(name)?;
+        let given = give()?;
+        if let Some(Named::Snapshot(digest)) = before
+            && let Err(error) = self.store.pin(&digest).and_then(|pinned| self.store.let_go(pinned))
+        {
+            tracing::warn!(%error, "a snapshot that was replaced stays until the next gc");
+        }
+        Ok(given)
+    }
+
+    /// A snapshot without a name, for as long as the result lives.
+    pub async fn unnamed(self: &Arc<Self>, dir: SandboxDir, lent: &LentState, progress: Progress) -> Result<Held> {
+        let (state, spec) = saving(&dir, BTreeMap::new(), false, lent)?;
+        let host = self.clone();
+        let saved =
+            Watched::run(progress, move |progress| host.store.save(&dir, &state, &spec, Target::Unnamed, progress));
+        Ok(Held::for_one_use(saved.await.map_err(name_error)?, self))
+    }
+}
+
+/// What the store is told of a save.
+fn saving(
+    dir: &SandboxDir,
+    labels: BTreeMap<String, String>,
+    compress: bool,
+    lent: &LentState,
+) -> Result<(StateId, store::SaveSpec)> {
+    let no_state = || Error::NoState { name: dir.record().name.to_string(), state: lent.state.clone() };
+    let spec = store::SaveSpec {
+        labels,
+        consistency: lent.consistency,
+        parent: dir.record().snapshot.clone(),
+        created_at_unix_ms: now_unix_ms(),
+        compress,
+        disk_only: lent.disk_only,
+        degraded: lent.degraded.clone(),
+    };
+    Ok((lent.state.parse().map_err(|_| no_state())?, spec))
+}
+
+/// A name that is taken is the user's business, not the store's.
+pub(crate) fn name_error(error: store::Error) -> Error {
+    match error {
+        store::Error::NameInUse { name, holder } => {
+            Error::SnapshotNameTaken { name: name.to_string(), by: holder.to_string() }
+        }
+        error => store_error("save a snapshot")(error),
+    }
+}
+
+/// Settles at the start what a sandbox will be saved as when it stops. `before`: what it was saved as when it last did.
+pub(crate) fn settle_target(host: &Inner, dir: &SandboxDir, before: Option<&Digest>) -> Result<()> {
+    let Some(wish) = &dir.record().save_on_stop else { return Ok(()) };
+    if is_own(host, wish, before)? {
+        return Ok(());
+    }
+    let replace = if wish.replace { Replace::Yes } else { Replace::No };
+    host.check_free(&wish.target, replace, dir.id().as_str())?;
+    match &wish.target {
+        SaveTarget::Name(name) => match host.store.named(name).map_err(store_error("read a name"))? {
+            // To be replaced, when the time has come.
+            Some(Named::Snapshot(_)) => Ok(()),
+            _ => host.store.reserve_name(name, dir.id()).map_err(name_error),
+        },
+        SaveTarget::Dir(path) => match std::fs::create_dir(path) {
+            // Its own, made when it was first started; or what is to be replaced.
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && (before.is_some() || wish.replace) => {
+                Ok(())
+            }
+            made => made.map_err(|e| Error::io("make directory", path, e)),
+        },
+    }
+}
+
+/// A sandbox that goes leaves no empty directory for a save that does not come.
+pub(crate) fn release_target(dir: &SandboxDir) {
+    if let Some(SaveOnStop { target: SaveTarget::Dir(path), .. }) = &dir.record().save_on_stop {
+        // Refused, as it should be, for one that is not empty.
+        drop(std::fs::remove_dir(path));
+    }
+}
+
+/// Whether the target of a save holds what the sandbox was saved as before.
+fn is_own(host: &Inner, wish: &SaveOnStop, before: Option<&Digest>) -> Result<bool> {
+    let Some(before) = before else { return Ok(false) };
+    Ok(match &wish.target {
+        SaveTarget::Name(name) => {
+            host.store.named(name).map_err(store_error("read a name"))? == Some(Named::Snapshot(before.clone()))
+        }
+        SaveTarget::Dir(path) => store::Store::read_dir_snapshot(path).is_ok_and(|found| found.digest == *before),
+    })
+}
+
+/// A directory that is not there, or empty, or a snapshot's that may be replaced.
+fn check_dir(path: &Path, replace: bool) -> Result<()> {
+    match path.read_dir().map(|mut entries| entries.next().is_none()) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(Error::io("look at", path, error)),
+        Ok(true) => Ok(()),
+        Ok(false) if replace && store::Store::read_dir_snapshot(path).is_ok() => Ok(()),
+        Ok(false) if replace => {
+            Err(Error::invalid("a directory to save to", path.display(), "new, or empty, or one of a snapshot"))
+        }
+        Ok(false) => Err(Error::SnapshotNameTaken { name: path.display().to_string(), by: "what is in it".into() }),
+    }
+}
+
+/// The save of a sandbox that has just stopped. `before`: what it was saved as when it last did.
+pub(crate) async fn on_stop(
+    host: &Arc<Inner>,
+    dir: &SandboxDir,
+    wish: &SaveOnStop,
+    lent: &LentState,
+    before: Option<&Digest>,
+) -> Result<Digest> {
+    let publishing = Publishing {
+        target: wish.target.clone(),
+        replace: wish.replace || is_own(host, wish, before)?,
+        labels: wish.labels.clone(),
+        compress: wish.compress,
+    };
+    let snapshot = host.publish(dir.clone(), publishing, lent, Progress::silent()).await?;
+    Ok(snapshot.digest)
+}
+
+/// What a disk without a machine is like: shut down, or as after a power cut. What we cannot read was never shut down.
+pub(crate) fn disk_consistency(host: &Inner, dir: &SandboxDir, disk: &[LayerId]) -> Result<Consistency> {
+    let chain = host.chain(dir, disk)?;
+    let is_clean = sandtree_diff::is_clean(&Disk(&chain)).unwrap_or(false);
+    Ok(if is_clean { Consistency::Stopped } else { Consistency::Crash })
+}

@@ -1,0 +1,350 @@
+//! Snapshots, as whoever looks after them sees them: listed, inspected, verified, moved, removed.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use sandtree_store::{
+    self as store, ExportSpec, GcReport, Named, SaveTarget, Snapshot, SnapshotManifest, SnapshotSummary, Target, Usage,
+    Verified,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::beginning::Held;
+use crate::capture::blocking;
+use crate::error::{Error, Result};
+use crate::host::{Host, store_error};
+use crate::info::rfc3339;
+use crate::lend::Wanted;
+use crate::progress::{Progress, Watched};
+use crate::reference::{Point, Reference, no_snapshot};
+use crate::sandbox::Replace;
+use crate::save::name_error;
+use crate::spec::parse_name;
+
+/// A snapshot as lists show it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotInfo {
+    pub names: Vec<String>,
+    pub digest: String,
+    /// Where it is, if it is not in the store.
+    pub path: Option<PathBuf>,
+    /// RFC 3339, in UTC.
+    pub created_at: String,
+    pub created_at_unix_ms: u64,
+    pub parent: Option<String>,
+    pub labels: std::collections::BTreeMap<String, String>,
+    pub image: String,
+    pub image_digest: String,
+    pub arch: String,
+    /// Of all of its files.
+    pub bytes: u64,
+    /// With it, what begins from it goes on exactly there.
+    pub memory: bool,
+    pub memory_bytes: u64,
+    pub disk_bytes: u64,
+    pub consistency: String,
+    /// Why it cannot be used.
+    pub unreadable: Option<String>,
+}
+
+impl SnapshotInfo {
+    fn new(summary: SnapshotSummary, path: Option<PathBuf>) -> Self {
+        Self {
+            names: summary.names.iter().map(ToString::to_string).collect(),
+            digest: summary.digest.to_string(),
+            path,
+            created_at: rfc3339(summary.created_at_unix_ms),
+            created_at_unix_ms: summary.created_at_unix_ms,
+            parent: summary.parent.as_ref().map(ToString::to_string),
+            labels: summary.labels,
+            image: summary.image.to_string(),
+            image_digest: summary.image_digest.to_string(),
+            arch: summary.arch.to_string(),
+            bytes: summary.bytes,
+            memory: summary.memory,
+            memory_bytes: summary.ram_bytes,
+            disk_bytes: summary.disk_bytes,
+            consistency: summary.consistency.to_string(),
+            unreadable: summary.unreadable,
+        }
+    }
+}
+
+/// Every snapshot, oldest first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotList {
+    pub snapshots: Vec<SnapshotInfo>,
+    /// Why the index is of no use. The list is right all the same.
+    pub trouble: Option<String>,
+}
+
+/// Everything known of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SnapshotDetails {
+    pub names: Vec<String>,
+    pub digest: String,
+    pub path: Option<PathBuf>,
+    pub created_at: String,
+    pub manifest: SnapshotManifest,
+}
+
+/// A snapshot in a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Exported {
+    pub digest: String,
+    /// Of all that is in it.
+    pub content_bytes: u64,
+    /// Of the file.
+    pub file_bytes: u64,
+}
+
+/// What came of an import.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Imported {
+    pub digest: String,
+    pub name: String,
+    pub bytes: u64,
+    pub memory: bool,
+}
+
+impl Host {
+    pub async fn snapshots(&self) -> Result<SnapshotList> {
+        let host = self.inner.clone();
+        let listing = blocking(move || host.store.list_snapshots()).await.map_err(store_error("list its snapshots"))?;
+        let snapshots = listing.snapshots.into_iter().map(|summary| SnapshotInfo::new(summary, None));
+        let mut snapshots: Vec<SnapshotInfo> = snapshots.collect();
+        snapshots.sort_by(|a, b| (a.created_at_unix_ms, &a.names).cmp(&(b.created_at_unix_ms, &b.names)));
+        Ok(SnapshotList { snapshots, trouble: listing.trouble })
+    }
+
+    /// The snapshots that are directories in `dir`.
+    pub fn snapshots_in(dir: &Path) -> Result<SnapshotList> {
+        let failed = |e| Error::io("list", dir, e);
+        let mut snapshots = Vec::new();
+        for entry in dir.read_dir().map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            let name = path.file_name().and_then(|name| name.to_str()?.parse().ok());
+            let (Some(name), true) = (name, path.join("manifest.json").is_file()) else { continue };
+            let summary = match store::Store::read_dir_snapshot(&path) {
+                Ok(snapshot) => SnapshotSummary::new(&snapshot, vec![name]),
+                Err(error) => SnapshotSummary::unreadable(store::Digest::of(&[]), vec![name], error.to_string()),
+            };
+            snapshots.push(SnapshotInfo::new(summary, Some(path)));
+        }
+        snapshots.sort_by(|a, b| (a.created_at_unix_ms, &a.names).cmp(&(b.created_at_unix_ms, &b.names)));
+        Ok(SnapshotList { snapshots, trouble: None })
+    }
+
+    pub async fn inspect_snapshot(&self, reference: &str) -> Result<SnapshotDetails> {
+        let parsed = Reference::parse(reference)?;
+        if let Reference::Path(path) = &parsed {
+            let snapshot = store::Store::read_dir_snapshot(path).map_err(store_error("read a snapshot"))?;
+            return Ok(details(&snapshot, Vec::new(), Some(path.clone())));
+        }
+        let snapshot = self.inner.snapshot(&parsed, Progress::silent()).await?;
+        let names = self.inner.store.names().map_err(store_error("list names"))?;
+        let is_its = |named: &store::Named| *named == Named::Snapshot(snapshot.digest.clone());
+        let names = names.into_iter().filter(|(_, named)| named.as_ref().is_ok_and(is_its));
+        Ok(details(&snapshot, names.map(|(name, _)| name.to_string()).collect(), None))
+    }
+
+    /// Reads every byte of a snapshot and of its image. What is damaged is moved aside, and named.
+    pub async fn verify(&self, reference: &str, progress: Progress) -> Result<Verified> {
+        let host = self.inner.clone();
+        let text = reference.to_owned();
+        let verified = match Reference::parse(reference)? {
+            Reference::Path(path) => Watched::run(progress, move |p| store::Store::verify_dir(&path, p)).await,
+            Reference::Digest(digest) => Watched::run(progress, move |p| host.store.verify_snapshot(&digest, p)).await,
+            Reference::Name(name) => match host.store.named(&name).map_err(store_error("read a name"))? {
+                Some(Named::Snapshot(digest)) => {
+                    Watched::run(progress, move |p| host.store.verify_snapshot(&digest, p)).await
+                }
+                _ => return Err(no_snapshot(&text)),
+            },
+        };
+        verified.map_err(store_error("verify a snapshot"))
+    }
+
+    /// Removes a snapshot's name; with its last one, the snapshot goes. A directory goes as a whole.
+    pub async fn remove_snapshot(&self, reference: &str) -> Result<()> {
+        let host = self.inner.clone();
+        let parsed = Reference::parse(reference)?;
+        let text = reference.to_owned();
+        blocking(move || match parsed {
+            Reference::Name(name) => match host.store.remove_snapshot_name(&name) {
+                Err(store::Error::UnknownSnapshot { .. }) => Err(no_snapshot(&text)),
+                // A name that says nothing: it is put aside, and free.
+                Err(store::Error::Corrupt { .. }) => {
+                    host.store.put_name_aside(&name).map_err(store_error("remove a snapshot"))
+                }
+                removed => removed.map(drop).map_err(store_error("remove a snapshot")),
+            },
+            Reference::Path(path) => remove_dir(&path),
+            Reference::Digest(digest) => {
+                let names = host.store.names().map_err(store_error("list names"))?;
+                let its = names
+                    .into_iter()
+                    .filter(|(_, named)| named.as_ref().is_ok_and(|named| *named == Named::Snapshot(digest.clone())));
+                let its: Vec<_> = its.map(|(name, _)| name).collect();
+                if its.is_empty() {
+                    let pinned = host.store.pin(&digest).map_err(|_| no_snapshot(&text))?;
+                    return host.store.let_go(pinned).map_err(store_error("remove a snapshot"));
+                }
+                let removed = its.iter().try_for_each(|name| host.store.remove_snapshot_name(name).map(drop));
+                removed.map_err(store_error("remove a snapshot"))
+            }
+        })
+        .await
+    }
+
+    pub async fn tag_snapshot(&self, reference: &str, name: &str, replace: Replace) -> Result<()> {
+        let name = parse_name("the name of a snapshot", name)?;
+        self.inner.check_free(&SaveTarget::Name(name.clone()), replace, "")?;
+        let pinned = self.inner.snapshot(&Reference::parse(reference)?, Progress::silent()).await?;
+        let host = self.inner.clone();
+        let replace = replace == Replace::Yes;
+        let tagging = move || host.replacing(&name, || host.store.tag_snapshot(&pinned.digest, &name, replace));
+        blocking(tagging).await.map_err(name_error)
+    }
+
+    /// Makes the index anew; how many snapshots it has.
+    pub async fn reindex(&self) -> Result<usize> {
+        let host = self.inner.clone();
+        let done = blocking(move || host.store.reindex()).await.map_err(store_error("make its index anew"))?;
+        Ok(done.snapshots)
+    }
+
+    /// Writes a snapshot, or a sandbox as it is, into one file.
+    pub async fn export(
+        &self,
+        reference: &str,
+        memory: bool,
+        spec: ExportOptions,
+        mut out: impl Write + Send + 'static,
+        progress: Progress,
+    ) -> Result<Exported> {
+        let point = self.inner.point(reference)?;
+        let since = match &spec.since {
+            Some(base) => Some(self.inner.snapshot(&Reference::parse(base)?, Progress::silent()).await?),
+            None => None,
+        };
+        let spec = ExportSpec {
+            plain: spec.plain,
+            without_image: spec.without_image,
+            since: since.as_ref().map(|base| base.digest.clone()),
+        };
+        let held = self.held_point(point, memory, progress.clone()).await?;
+        let host = self.inner.clone();
+        let exported = Watched::run(progress, move |progress| {
+            let exported = host.store.export(&held, &spec, &mut out, progress)?;
+            let store::Exported { bytes_in: content_bytes, bytes_out: file_bytes, .. } = exported;
+            Ok(Exported { digest: held.digest.to_string(), content_bytes, file_bytes })
+        });
+        exported.await.map_err(store_error("export a snapshot"))
+    }
+
+    /// Writes a snapshot into a directory that is whole in itself.
+    pub async fn export_dir(&self, reference: &str, dir: &Path, replace: Replace, progress: Progress) -> Result<()> {
+        let point = self.inner.point(reference)?;
+        let held = self.held_point(point, false, progress.clone()).await?;
+        let (host, dir) = (self.inner.clone(), dir.to_owned());
+        let written = Watched::run(progress, move |progress| {
+            host.store.export_dir(&held, &dir, replace == Replace::Yes, progress)
+        });
+        written.await.map_err(store_error("write a snapshot into a directory"))
+    }
+
+    /// A snapshot for as long as it is needed: one that is there, or one made of a sandbox for this.
+    async fn held_point(&self, point: Point, memory: bool, progress: Progress) -> Result<Held> {
+        match point {
+            Point::Snapshot(reference) => self.inner.snapshot(&reference, progress).await,
+            Point::Sandbox { sandbox, state: Some(state) } => {
+                let dir = self.inner.find(&sandbox)?;
+                let lent = self.inner.promoted(&dir, &state)?;
+                self.inner.unnamed(dir, &lent, progress).await
+            }
+            Point::Sandbox { sandbox, state: None } => {
+                let wanted = if memory { Wanted::Memory } else { Wanted::Disk };
+                let loan = self.borrow(&sandbox, wanted).await?;
+                let pinned = match self.inner.find(&sandbox) {
+                    Ok(dir) => self.inner.unnamed(dir, &loan.lent, progress).await,
+                    Err(error) => Err(error),
+                };
+                loan.give_back().await;
+                pinned
+            }
+        }
+    }
+
+    /// Takes a snapshot in, every byte of it checked before a name points at it.
+    pub async fn import(
+        &self,
+        mut input: impl Read + Send + 'static,
+        name: &str,
+        replace: Replace,
+        progress: Progress,
+    ) -> Result<Imported> {
+        let name = parse_name("the name of a snapshot", name)?;
+        self.inner.check_free(&SaveTarget::Name(name.clone()), replace, "")?;
+        let (host, target) = (self.inner.clone(), name.clone());
+        let replace = replace == Replace::Yes;
+        let imported = Watched::run(progress, move |progress| {
+            let name = Target::Name { name: &target, replace };
+            host.replacing(&target, || host.store.import(&mut input, name, progress))
+        });
+        let imported = imported.await.map_err(import_error)?;
+        Ok(Imported {
+            digest: imported.digest.to_string(),
+            name: name.to_string(),
+            bytes: imported.bytes(),
+            memory: imported.manifest.memory.is_some(),
+        })
+    }
+
+    /// Removes what no name, sandbox or running machine reaches; or tells what would go.
+    pub async fn gc(&self, dry_run: bool) -> Result<GcReport> {
+        let host = self.inner.clone();
+        blocking(move || host.store.gc(dry_run)).await.map_err(store_error("collect its garbage"))
+    }
+
+    /// What uses the store's disk.
+    pub async fn usage(&self) -> Result<Usage> {
+        let host = self.inner.clone();
+        blocking(move || host.store.usage()).await.map_err(store_error("measure itself"))
+    }
+}
+
+/// What goes into an exported file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ExportOptions {
+    /// Not compressed.
+    pub plain: bool,
+    pub without_image: bool,
+    /// Only what this snapshot lacks.
+    pub since: Option<String>,
+}
+
+fn details(snapshot: &Snapshot, names: Vec<String>, path: Option<PathBuf>) -> SnapshotDetails {
+    SnapshotDetails {
+        names,
+        digest: snapshot.digest.to_string(),
+        path,
+        created_at: rfc3339(snapshot.manifest.created_at_unix_ms),
+        manifest: snapshot.manifest.clone(),
+    }
+}
+
+/// Only what is a snapshot's: a directory that a user names by mistake stays.
+fn remove_dir(path: &Path) -> Result<()> {
+    let manifest = path.join("manifest.json");
+    File::open(&manifest).map_err(|e| Error::io("open", &manifest, e))?;
+    store::Store::remove_dir_snapshot(path).map_err(store_error("remove a snapshot"))
+}
+
+fn import_error(error: store::Error) -> Error {
+    match error {
+        store::Error::NameInUse { .. } => name_error(error),
+        error => store_error("import a snapshot")(error),
+    }
+}
