@@ -72,14 +72,25 @@ pub enum Command {
     Undo(Undo),
     /// Return to what the last undo left
     Redo(Named),
-    /// Show the tree of states of a sandbox
-    Log(Named),
+    /// Show the tree of states of a sandbox, or of everything
+    Log(Log),
     /// Make running copies of a sandbox
     Fork(Fork),
     /// Write sandboxes to disk with memory and processes, and end their machines
     Pause(Pause),
     /// Let paused sandboxes go on exactly where they were
     Resume(Pause),
+    /// Publish a sandbox's disk, or all of it, as a snapshot; the guest goes on
+    Save(Save),
+    /// Look after snapshots
+    Snapshot {
+        #[command(subcommand)]
+        what: SnapshotCommand,
+    },
+    /// Show what uses the store's disk
+    Df,
+    /// Remove what nothing uses any more
+    Gc(Gc),
     /// Show what this host can do, and what it lacks
     Doctor,
     /// Measure
@@ -106,7 +117,9 @@ impl Command {
             | Command::Revert(Revert { sandbox, .. })
             | Command::Undo(Undo { sandbox, .. })
             | Command::Redo(Named { sandbox })
-            | Command::Log(Named { sandbox })
+            | Command::Log(Log { sandbox: Some(sandbox), .. })
+            | Command::Save(Save { sandbox, .. })
+            | Command::Snapshot { what: SnapshotCommand::Create(Save { sandbox, .. }) }
             | Command::Fork(Fork { sandbox, .. })
             | Command::Checkpoint(
                 Checkpoint { sandbox: Some(sandbox), .. }
@@ -123,6 +136,10 @@ impl Command {
             | Command::Bench(_)
             | Command::Completion { .. }
             | Command::Checkpoint(_)
+            | Command::Log(_)
+            | Command::Snapshot { .. }
+            | Command::Df
+            | Command::Gc(_)
             | Command::Keeper => Vec::new(),
         }
     }
@@ -139,31 +156,52 @@ pub struct Run {
     /// Remove it when it stops; without --detach it always is
     #[arg(long)]
     pub rm: bool,
-    /// Memory of the guest
-    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = size)]
-    pub memory: u64,
-    /// Processors of the guest
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub cpus: u32,
-    /// Size of the disk; its file system grows to it [default: the image's]
+    /// Make this many, called NAME-1, NAME-2 and so on: all of them or none
+    #[arg(long, value_name = "N", requires = "detach", requires = "name", conflicts_with = "save")]
+    pub count: Option<usize>,
+    /// Save its disk under this name, or in this directory, when it stops, whatever way it stops
+    #[arg(long, value_name = "NAME|./DIR")]
+    pub save: Option<String>,
+    /// Let that save take the place of a snapshot that has its name
+    #[arg(long, requires = "save")]
+    pub force: bool,
+    /// Put a label on that save (repeatable)
+    #[arg(long, value_name = "KEY=VALUE", requires = "save")]
+    pub label: Vec<String>,
+    /// Find and save snapshots as directories in DIR
+    #[arg(long, value_name = "DIR")]
+    pub workspace: Option<PathBuf>,
+    /// Start from this snapshot; the same as naming it in place of the image
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with = "image")]
+    pub snapshot: Option<String>,
+    /// Memory of the guest [default: 512M, or the snapshot's]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub memory: Option<u64>,
+    /// Processors of the guest [default: 1, or the snapshot's]
+    #[arg(long, value_name = "N")]
+    pub cpus: Option<u32>,
+    /// Size of the disk; its file system grows to it [default: the image's, or the snapshot's]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub disk: Option<u64>,
-    /// What the guest can reach: nothing and no interface, nothing, or what the host can
-    #[arg(long, value_name = "none|isolated|full", default_value = "isolated", value_parser = network)]
-    pub network: Network,
+    /// What the guest can reach: nothing and no interface, nothing, or what the host can [default: isolated, or the snapshot's]
+    #[arg(long, value_name = "none|isolated|full", value_parser = network)]
+    pub network: Option<Network>,
     /// Listen on 127.0.0.1:HOST and lead connections to port GUEST (repeatable); 0 takes a free port
     #[arg(long, value_name = "HOST:GUEST", value_parser = port)]
     pub publish: Vec<PublishedPort>,
     /// How the guest's processor is made
-    #[arg(long, value_name = "auto|kvm|tcg", default_value = "auto", value_parser = accel)]
-    pub accel: AccelChoice,
+    #[arg(long, value_name = "auto|kvm|tcg", value_parser = accel)]
+    pub accel: Option<AccelChoice>,
     /// The guest's architecture; the host's for now
     #[arg(long, value_name = "ARCH", value_parser = arch)]
     pub arch: Option<Arch>,
+    /// A processor model of QEMU; Opteron_G3 is the same under all of them [default: the best there is]
+    #[arg(long, value_name = "MODEL")]
+    pub cpu: Option<String>,
     /// How long the guest may take to come up [default: 60s, 180s under emulation]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub boot_timeout: Option<Duration>,
-    /// Boot, even if a booted state of the image is at hand
+    /// Boot, even if a booted state of the image, or a snapshot's memory, is at hand
     #[arg(long)]
     pub cold: bool,
     /// Take a checkpoint before every command; `undo -n N` goes back N commands
@@ -183,8 +221,9 @@ pub struct Run {
     pub qemu_arg: Vec<String>,
     #[command(flatten)]
     pub how: How,
-    /// The image to start from
-    pub image: String,
+    /// The image or snapshot to start from: a name, a digest, or the directory of a snapshot
+    #[arg(required_unless_present = "snapshot", value_name = "IMAGE|SNAPSHOT")]
+    pub image: Option<String>,
     /// The command [default: a shell, with -t]
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -267,6 +306,158 @@ pub struct Ps {
 #[derive(Debug, clap::Args)]
 pub struct Named {
     pub sandbox: String,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Log {
+    /// Of every image, snapshot and sandbox
+    #[arg(long, conflicts_with = "sandbox")]
+    pub all: bool,
+    #[arg(required_unless_present = "all")]
+    pub sandbox: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Save {
+    pub sandbox: String,
+    /// What to call it, or a directory to put it in
+    #[arg(value_name = "NAME|./DIR")]
+    pub target: String,
+    /// With memory and processes: what starts from it goes on exactly there
+    #[arg(long, conflicts_with = "from")]
+    pub memory: bool,
+    /// Save this checkpoint, with all it has, instead of the present
+    #[arg(long, value_name = "TAG")]
+    pub from: Option<String>,
+    /// Store it compressed; what starts from it takes longer
+    #[arg(long)]
+    pub compress: bool,
+    /// Take the place of a snapshot that has the name; it stays whole until the new one is there
+    #[arg(long)]
+    pub force: bool,
+    /// Put a label on it (repeatable)
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub label: Vec<String>,
+    /// Remove the sandbox's checkpoints once it is saved
+    #[arg(long)]
+    pub delete_checkpoints: bool,
+    /// Save it as a directory in DIR
+    #[arg(long, value_name = "DIR")]
+    pub workspace: Option<PathBuf>,
+}
+
+/// A snapshot, where it is.
+#[derive(Debug, clap::Args)]
+pub struct Which {
+    /// A name, a digest, or the directory of a snapshot
+    #[arg(value_name = "SNAPSHOT")]
+    pub snapshot: String,
+    /// Find it as a directory in DIR
+    #[arg(long, value_name = "DIR")]
+    pub workspace: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum SnapshotCommand {
+    /// The same as `sandtree save`
+    Create(Save),
+    /// List snapshots
+    Ls {
+        /// Only those with this label (repeatable)
+        #[arg(long, value_name = "KEY[=VALUE]")]
+        label: Vec<String>,
+        /// Of the directories in DIR
+        #[arg(long, value_name = "DIR")]
+        workspace: Option<PathBuf>,
+    },
+    /// Show everything known of a snapshot
+    Inspect(Which),
+    /// Read every byte of it and of its image; what is damaged is moved aside
+    Verify(Which),
+    /// Remove snapshots; what others share of them stays
+    Rm {
+        #[arg(required = true, value_name = "SNAPSHOT")]
+        snapshots: Vec<String>,
+        /// Find them as directories in DIR
+        #[arg(long, value_name = "DIR")]
+        workspace: Option<PathBuf>,
+    },
+    /// Give a snapshot another name
+    Tag {
+        #[arg(value_name = "SNAPSHOT")]
+        snapshot: String,
+        name: String,
+        /// Take the name from the snapshot that has it
+        #[arg(long)]
+        force: bool,
+    },
+    /// Make the index anew from what is in the store
+    Reindex,
+    /// Write a snapshot, or a sandbox as it is, into one file
+    Export(Export),
+    /// Take a snapshot in from a file, every byte of it checked
+    Import(Import),
+    /// Show which files differ between two snapshots or states
+    Diff(Diff),
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Export {
+    /// A snapshot, or a sandbox: `a` or `a@` as it is now, `a@TAG` as it was
+    #[arg(value_name = "SNAPSHOT|SANDBOX")]
+    pub what: String,
+    /// The file to write; `-` is standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Do not compress
+    #[arg(long)]
+    pub plain_tar: bool,
+    /// Leave the image out: who imports it must have it
+    #[arg(long)]
+    pub without_image: bool,
+    /// Leave out what this snapshot has: who imports it must have that
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub since: Option<String>,
+    /// Of a sandbox: with memory and processes
+    #[arg(long)]
+    pub memory: bool,
+    /// Overwrite the file
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Import {
+    /// The file to read; `-` is standard input
+    pub file: PathBuf,
+    /// What to call it [default: the file's name without its endings]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Take the name from the snapshot that has it
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Diff {
+    /// A snapshot, or a sandbox: `a` or `a@` as it is now, `a@TAG` as it was
+    #[arg(value_name = "BEFORE")]
+    pub before: String,
+    #[arg(value_name = "AFTER")]
+    pub after: String,
+    /// Show how the text of this file differs
+    #[arg(long, value_name = "PATH")]
+    pub content: Option<OsString>,
+    /// Show files of which nothing but a time differs, too
+    #[arg(long)]
+    pub times: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Gc {
+    /// Only show what would go
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -386,6 +577,38 @@ pub enum Benchmark {
     },
     /// Checkpoint, revert, fork, pause and create, each beside its aim and against QEMU's own snapshots
     States(BenchStates),
+    /// Saves, artifacts, listings and comparisons, each against plain tools over the same bytes
+    Store(BenchStore),
+}
+
+#[derive(Debug, clap::Args)]
+pub struct BenchStore {
+    /// How often each is measured; the median counts
+    #[arg(long, default_value_t = 3)]
+    pub rounds: usize,
+    /// Measure these parts alone
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<StorePart>,
+    /// One round
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// The parts of `bench store`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum StorePart {
+    /// Saves of the disk and with memory, and starts from them
+    Save,
+    /// What a save takes on the disk, against what was written
+    Size,
+    /// Export and import, against tar and zstd
+    Artifact,
+    /// Every byte, against sha256sum
+    Verify,
+    /// 10,000 snapshots
+    List,
+    /// 50 changed files among 10,000
+    Diff,
 }
 
 #[derive(Debug, clap::Args)]

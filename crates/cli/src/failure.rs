@@ -6,6 +6,8 @@ use std::process::ExitCode;
 use sandtree::{Error, ErrorKind, Report};
 use serde_json::json;
 
+use crate::show;
+
 /// Sandtree itself failed.
 pub const OURS: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
@@ -68,9 +70,9 @@ pub fn show(report: &Report, json: bool) {
         return say(&json!({ "error": report }).to_string());
     }
     let chain: Vec<&str> = std::iter::once(&report.message).chain(&report.causes).map(String::as_str).collect();
-    say(&format!("sandtree: {}", chain.join(": ")));
+    say(&format!("sandtree: {}", show::plain(&chain.join(": "))));
     if let Some(hint) = &report.hint {
-        say(&format!("  hint: {hint}"));
+        say(&format!("  hint: {}", show::plain(hint)));
     }
 }
 

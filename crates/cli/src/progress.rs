@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use sandtree::image::Progress;
+use sandtree::{Advance, Progress as Telling};
 
 const TICK: Duration = Duration::from_millis(100);
 
@@ -22,6 +23,21 @@ pub fn bytes(message: impl Into<String>) -> ProgressBar {
     bar.set_style(style("{spinner} {msg} {bytes} {bytes_per_sec}"));
     bar.set_message(message.into());
     shown(bar)
+}
+
+/// Bytes on their way, and how many there are in all once that is known.
+pub fn transfer(message: impl Into<String>) -> (ProgressBar, Telling) {
+    let bar = spinner(message);
+    let followed = bar.clone();
+    let telling = Telling::new(move |advance| match advance {
+        Advance::Begin { total_bytes } => {
+            followed.set_style(style("{spinner} {msg} {bar:24} {bytes} of {total_bytes} {bytes_per_sec} {eta}"));
+            followed.reset();
+            followed.set_length(total_bytes);
+        }
+        Advance::Bytes(bytes) => followed.inc(bytes),
+    });
+    (bar, telling)
 }
 
 /// Follows the building of an image.

@@ -25,7 +25,17 @@ fn ignore_broken_pipe(written: io::Result<()>) {
 
 /// What was done in a lesser way than it could be: for people, beside the answer.
 pub fn notes(notes: &[String]) {
-    notes.iter().for_each(|note| eprintln!("sandtree: note: {note}"));
+    notes.iter().for_each(|note| eprintln!("sandtree: note: {}", plain(note)));
+}
+
+/// Text that others wrote, without what a terminal would obey.
+pub fn plain(text: &str) -> String {
+    let shown = |c: char| match c {
+        '\n' | '\t' => c.to_string(),
+        c if c.is_control() => c.escape_default().to_string(),
+        c => c.to_string(),
+    };
+    text.chars().map(shown).collect()
 }
 
 /// What of a restore did not go as it could.
@@ -47,6 +57,7 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) {
     };
     let widths: Vec<usize> = (0..header.len()).map(width).collect();
     let show = |cells: &[String]| {
+        let cells: Vec<String> = cells.iter().map(|cell| plain(cell)).collect();
         let padded: Vec<String> = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
         line(padded.join("  ").trim_end());
     };
@@ -58,7 +69,7 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) {
 pub fn fields(fields: &[(&str, String)]) {
     let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     for (name, value) in fields {
-        line(&format!("{name:width$}  {value}"));
+        line(&format!("{name:width$}  {}", plain(value)));
     }
 }
 
@@ -80,6 +91,11 @@ pub fn bytes(count: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_terminal_is_told_nothing_by_others() {
+        assert_eq!(super::plain("a\x1b[2Jb\r\u{9b}c\n"), "a\\u{1b}[2Jb\\r\\u{9b}c\n");
+    }
+
     #[test]
     fn sizes_are_short() {
         assert_eq!(super::bytes(5), "5 B");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sandtree::keeper::{Lease, Order, Task};
-use sandtree::{ForkPoint, ForkSpec, Host, HostConfig, Result, SandboxInfo, all};
+use sandtree::{ForkSpec, Host, HostConfig, LentState, Result, SandboxInfo, Wanted, all};
 use serde_json::json;
 use tokio::sync::Semaphore;
 
@@ -21,7 +21,7 @@ pub async fn run(global: &Global, args: Fork) -> Outcome {
     let spinner = progress::spinner(format!("forking {}", args.sandbox));
     let forked = fork(&host, config(global)?, &args.sandbox, &spec).await;
     spinner.finish_and_clear();
-    let (point, forks) = forked?;
+    let (lent, forks) = forked?;
     let total_ms = began.elapsed().as_secs_f64() * 1e3;
     if global.json {
         let forks: Vec<_> = forks
@@ -29,11 +29,11 @@ pub async fn run(global: &Global, args: Fork) -> Outcome {
             .map(|f| json!({ "id": f.id, "name": f.name, "ports": f.ports, "degraded": f.degraded }))
             .collect();
         show::json(&json!({
-            "forks": forks, "pause_ms": point.pause_ms, "total_ms": total_ms, "degraded": point.degraded,
+            "forks": forks, "pause_ms": lent.pause_ms, "total_ms": total_ms, "degraded": lent.degraded,
         }));
         return Ok(ExitCode::SUCCESS);
     }
-    show::notes(&point.degraded);
+    show::notes(&lent.degraded);
     for fork in &forks {
         show::notes(&fork.degraded);
         let ports: Vec<String> = fork.ports.iter().map(|port| format!("  {}:{}", port.host, port.guest)).collect();
@@ -48,31 +48,20 @@ async fn fork(
     config: HostConfig,
     sandbox: &str,
     spec: &ForkSpec,
-) -> Result<(ForkPoint, Vec<SandboxInfo>)> {
+) -> Result<(LentState, Vec<SandboxInfo>)> {
     let source = host.find(sandbox)?;
     let names = host.fork_names(&source.name, spec)?;
-    let keeper = host.keeper_of(sandbox).await?;
     // Should we be killed, the state goes with our connection.
-    let loan = match &keeper {
-        Some(keeper) => Some(keeper.fork_point().await?),
-        None => None,
-    };
-    let point = match &loan {
-        Some(loan) => loan.point.clone(),
-        None => host.paused_point(sandbox)?,
-    };
+    let loan = host.borrow(sandbox, Wanted::Copies).await?;
+    let lent = loan.lent.clone();
     let order = |name: String| {
-        let task = Task::Copy { source: source.id.clone(), state: point.state.clone(), name };
+        let task = Task::Copy { source: source.id.clone(), state: lent.state.clone(), name };
         Order { config: config.clone(), task }
     };
     let copies = copies(names.into_iter().map(order).collect(), spec.concurrency).await;
     // Whether or not there are copies now: they have links of their own.
-    if let Some(keeper) = keeper
-        && let Err(error) = keeper.end_fork(&point.state).await
-    {
-        tracing::warn!(%error, "what copies were made from stays until its keeper sees that we are gone");
-    }
-    Ok((point, copies?))
+    loan.give_back().await;
+    Ok((lent, copies?))
 }
 
 async fn copies(orders: Vec<Order>, concurrency: usize) -> Result<Vec<SandboxInfo>> {

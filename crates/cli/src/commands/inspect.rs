@@ -21,6 +21,7 @@ pub async fn run(global: &Global, args: Named) -> Outcome {
         ("state", info.state.to_string()),
         ("reason", text(&info.reason)),
         ("image", format!("{} ({})", info.image, info.image_digest)),
+        ("snapshot", text(&info.snapshot)),
         ("arch", info.arch),
         ("accelerator", text(&info.accelerator)),
         ("qemu version", text(&info.qemu_version)),
@@ -34,6 +35,9 @@ pub async fn run(global: &Global, args: Named) -> Outcome {
         ("memory mode", text(&info.memory_mode)),
         ("memory dir", info.memory_dir.map_or_else(|| "-".into(), |dir| dir.display().to_string())),
         ("auto checkpoints", info.auto_checkpoint.map_or_else(|| "-".into(), |count| count.to_string())),
+        ("cpu model", text(&info.cpu)),
+        ("saved on stop as", text(&info.save_on_stop)),
+        ("not saved", text(&info.save_failed)),
         ("degraded", if info.degraded.is_empty() { "-".into() } else { info.degraded.join("; ") }),
         ("created", info.created_at),
     ]);

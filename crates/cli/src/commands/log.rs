@@ -1,63 +1,133 @@
-//! `sandtree log`: the tree of states of a sandbox.
+//! `sandtree log`: the tree of states of a sandbox, or of everything.
 
 use std::collections::HashMap;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use sandtree::{StateInfo, StateKind};
+use sandtree::{StateInfo, StateKind, TreeKind, TreeNode};
 
 use super::{Outcome, open};
-use crate::args::{Global, Named};
+use crate::args::{Global, Log};
 use crate::{failure, show};
 
-pub async fn run(global: &Global, args: Named) -> Outcome {
+/// How deep a tree is drawn: parents that lie cannot make it endless.
+const DEPTH_MAX: usize = 256;
+
+pub async fn run(global: &Global, args: Log) -> Outcome {
+    let bold = std::io::stdout().is_terminal();
     let host = open(global).await?;
-    let (states, broken) = host.states(&args.sandbox)?;
+    let Some(sandbox) = args.sandbox.filter(|_| !args.all) else {
+        let tree = host.tree().await?;
+        tree.broken.iter().for_each(|error| failure::show(&error.report(), global.json));
+        match global.json {
+            true => show::json(&tree.nodes),
+            false => draw(&everything(&tree.nodes, bold)).iter().for_each(|line| show::line(line)),
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
+    let (states, broken) = host.states(&sandbox)?;
     broken.iter().for_each(|error| failure::show(&error.report(), global.json));
     if global.json {
         show::json(&states);
         return Ok(ExitCode::SUCCESS);
     }
-    let info = host.find(&args.sandbox)?;
-    let bold = std::io::stdout().is_terminal();
-    tree(&states, &info.name, bold).iter().for_each(|line| show::line(line));
+    let info = host.find(&sandbox)?;
+    draw(&of_sandbox(&states, &info.name, bold)).iter().for_each(|line| show::line(line));
     Ok(ExitCode::SUCCESS)
 }
 
+/// A line of the tree, and what stands below it.
+struct Branch {
+    line: String,
+    below: Vec<Branch>,
+}
+
 /// One line per state, children below their parents; the sandbox itself below the state it stands on.
-fn tree(states: &[StateInfo], sandbox: &str, bold: bool) -> Vec<String> {
+fn of_sandbox(states: &[StateInfo], sandbox: &str, bold: bool) -> Vec<Branch> {
     let known: HashMap<&str, &StateInfo> = states.iter().map(|state| (state.id.as_str(), state)).collect();
     let mut children: HashMap<Option<&str>, Vec<&StateInfo>> = HashMap::new();
     for state in states {
         let parent = state.parent.as_deref().filter(|parent| known.contains_key(parent));
         children.entry(parent).or_default().push(state);
     }
-    let here = if bold { format!("\x1b[1m{sandbox}\x1b[0m  (now)") } else { format!("{sandbox}  (now)") };
-    let mut lines = Vec::new();
+    let here = format!("{}  (now)", strong(sandbox, bold));
     let stands_on_none = !states.iter().any(|state| state.current);
-    draw(&children, None, "", stands_on_none, &here, &mut lines);
+    states_below(&children, None, stands_on_none, &here, 0)
+}
+
+fn states_below(
+    children: &HashMap<Option<&str>, Vec<&StateInfo>>,
+    parent: Option<&str>,
+    here_is_here: bool,
+    here: &str,
+    depth: usize,
+) -> Vec<Branch> {
+    let states = children.get(&parent).filter(|_| depth < DEPTH_MAX).map(Vec::as_slice).unwrap_or_default();
+    let branch = |state: &&StateInfo| Branch {
+        line: describe(state),
+        below: states_below(children, Some(&state.id), state.current, here, depth + 1),
+    };
+    let here = here_is_here.then(|| Branch { line: here.to_owned(), below: Vec::new() });
+    states.iter().map(branch).chain(here).collect()
+}
+
+/// Images with what was made from them below.
+fn everything(nodes: &[TreeNode], bold: bool) -> Vec<Branch> {
+    let known: HashMap<&str, &TreeNode> = nodes.iter().map(|node| (node.id.as_str(), node)).collect();
+    let mut children: HashMap<Option<&str>, Vec<&TreeNode>> = HashMap::new();
+    for node in nodes {
+        let parent = node.parent.as_deref().filter(|parent| known.contains_key(parent));
+        children.entry(parent).or_default().push(node);
+    }
+    nodes_below(&children, None, bold, 0)
+}
+
+fn nodes_below(
+    children: &HashMap<Option<&str>, Vec<&TreeNode>>,
+    parent: Option<&str>,
+    bold: bool,
+    depth: usize,
+) -> Vec<Branch> {
+    let nodes = children.get(&parent).filter(|_| depth < DEPTH_MAX).map(Vec::as_slice).unwrap_or_default();
+    let branch = |node: &&TreeNode| Branch {
+        line: name(node, bold),
+        below: nodes_below(children, Some(&node.id), bold, depth + 1),
+    };
+    nodes.iter().map(branch).collect()
+}
+
+fn name(node: &TreeNode, bold: bool) -> String {
+    let kind = match node.kind {
+        TreeKind::Image => "image",
+        TreeKind::Snapshot => "snapshot",
+        TreeKind::Sandbox => "sandbox",
+        TreeKind::State => "state",
+    };
+    let short: String = node.id.chars().take(16).collect();
+    let called = if node.names.is_empty() { short } else { node.names.join(", ") };
+    let called = if node.kind == TreeKind::Sandbox { strong(&called, bold) } else { called };
+    let now = node.current.then(|| "(now)".to_owned());
+    let rest = node.note.clone().into_iter().chain(node.created_at.clone()).chain(now);
+    let rest = rest.map(|text| show::plain(&text));
+    [vec![format!("{kind} {called}")], rest.collect()].concat().join("  ")
+}
+
+fn strong(text: &str, bold: bool) -> String {
+    if bold { format!("\x1b[1m{text}\x1b[0m") } else { text.to_owned() }
+}
+
+fn draw(branches: &[Branch]) -> Vec<String> {
+    let mut lines = Vec::new();
+    draw_below(branches, "", &mut lines);
     lines
 }
 
-fn draw(
-    children: &HashMap<Option<&str>, Vec<&StateInfo>>,
-    parent: Option<&str>,
-    indent: &str,
-    here_is_here: bool,
-    here: &str,
-    lines: &mut Vec<String>,
-) {
-    let below = children.get(&parent).map(Vec::as_slice).unwrap_or_default();
-    let count = below.len() + usize::from(here_is_here);
-    let branch = |index: usize| if index + 1 == count { ("└─ ", "   ") } else { ("├─ ", "│  ") };
-    for (index, state) in below.iter().enumerate() {
-        let (tip, more) = branch(index);
-        lines.push(format!("{indent}{tip}{}", describe(state)));
-        let deeper = format!("{indent}{more}");
-        draw(children, Some(&state.id), &deeper, state.current, here, lines);
-    }
-    if here_is_here {
-        lines.push(format!("{indent}{}{here}", branch(below.len()).0));
+fn draw_below(branches: &[Branch], indent: &str, lines: &mut Vec<String>) {
+    for (index, branch) in branches.iter().enumerate() {
+        let is_last = index + 1 == branches.len();
+        let (tip, more) = if is_last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
+        lines.push(format!("{indent}{tip}{}", branch.line));
+        draw_below(&branch.below, &format!("{indent}{more}"), lines);
     }
 }
 
@@ -101,7 +171,7 @@ mod tests {
             state("3", Some("2"), None, false),
             state("4", Some("gone"), Some("orphan"), false),
         ];
-        let lines = tree(&states, "a", false);
+        let lines = draw(&of_sandbox(&states, "a", false));
         let size = "  T  memory 1 KiB  disk 0 B";
         let expected = [
             format!("├─ base{size}"),
@@ -115,6 +185,29 @@ mod tests {
 
     #[test]
     fn a_sandbox_without_states_stands_alone() {
-        assert_eq!(tree(&[], "a", false), ["└─ a  (now)"]);
+        assert_eq!(draw(&of_sandbox(&[], "a", false)), ["└─ a  (now)"]);
+    }
+
+    #[test]
+    fn everything_stands_below_what_it_was_made_from() {
+        let node = |kind, id: &str, name: &str, parent: Option<&str>| TreeNode {
+            kind,
+            id: id.into(),
+            names: vec![name.into()],
+            parent: parent.map(str::to_owned),
+            created_at: None,
+            note: None,
+            current: false,
+        };
+        let nodes = [
+            node(TreeKind::Image, "i", "tiny", None),
+            node(TreeKind::Snapshot, "s", "dev", Some("i")),
+            node(TreeKind::Sandbox, "b", "a", Some("s")),
+            node(TreeKind::State, "t", "base", Some("b")),
+            node(TreeKind::Sandbox, "c", "other", Some("gone")),
+        ];
+        let expected =
+            ["├─ image tiny", "│  └─ snapshot dev", "│     └─ sandbox a", "│        └─ state base", "└─ sandbox other"];
+        assert_eq!(draw(&everything(&nodes, false)), expected);
     }
 }

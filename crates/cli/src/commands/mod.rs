@@ -5,10 +5,12 @@ mod bench;
 mod checkpoint;
 mod completion;
 mod cp;
+mod diff;
 mod doctor;
 mod exec;
 mod fork;
 mod forward;
+mod gc;
 mod inspect;
 mod keeper;
 mod log;
@@ -19,8 +21,10 @@ mod resume;
 mod revert;
 mod rm;
 mod run;
+mod save;
 mod session;
 mod shell;
+mod snapshot;
 mod start;
 mod stats;
 mod stop;
@@ -70,6 +74,10 @@ async fn dispatch(global: &Global, command: Command) -> Outcome {
         Command::Fork(args) => fork::run(global, args).await,
         Command::Pause(args) => pause::run(global, args).await,
         Command::Resume(args) => resume::run(global, args).await,
+        Command::Save(args) => save::run(global, args).await,
+        Command::Snapshot { what } => snapshot::run(global, what).await,
+        Command::Df => gc::usage(global).await,
+        Command::Gc(args) => gc::run(global, args).await,
         Command::Doctor => doctor::run(global).await,
         Command::Completion { shell } => completion::run(shell),
         Command::Run(_)

@@ -23,7 +23,9 @@ pub async fn run(global: &Global, args: Ps) -> Outcome {
 
 fn row(info: SandboxInfo) -> Vec<String> {
     let state = match &info.reason {
-        Some(reason) if !info.is_running() && *reason != "stopped" => format!("{} ({reason})", info.state),
+        Some(reason) if !info.is_running() && *reason != "stopped" => {
+            format!("{} ({})", info.state, reason.lines().next().unwrap_or_default())
+        }
         _ => info.state.to_string(),
     };
     let ports: Vec<String> = info.ports.iter().map(|port| format!("{}:{}", port.host, port.guest)).collect();

@@ -1,15 +1,22 @@
 //! `sandtree run`: create, run, and remove or leave.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use sandtree::keeper::{Lease, Order, Task};
-use sandtree::{Error, ExecSpec, Host, Lifetime, Result, SandboxInfo, SandboxSpec};
+use sandtree::{
+    Error, ExecSpec, FORK_CONCURRENCY, ForkSpec, Host, HostConfig, Lifetime, Prepared, Result, SandboxInfo,
+    SandboxSpec, SaveOnStop, all,
+};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::Semaphore;
 
 use super::session::{self, OnSignal};
-use super::{Outcome, config, interruptible, keeper};
+use super::snapshot::absolute;
+use super::{Outcome, config, interruptible, keeper, save};
 use crate::args::{Global, Run};
 use crate::failure::Failure;
 use crate::{progress, show};
@@ -24,27 +31,105 @@ pub async fn run(global: &Global, mut args: Run) -> Outcome {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(|e| Error::io("listen for", "signals", e))?;
     let (host, lease, info) = unless_interrupted(&mut interrupt, started(global, &args)).await?;
     let outcome = work(&host, &info, spec, global.json, &mut interrupt).await;
-    // Dropping the lease removes the sandbox, and waits until it is gone.
-    tokio::task::block_in_place(|| drop(lease));
+    // The end of the lease removes the sandbox; when we hear of it, it is gone.
+    match &info.save_on_stop {
+        Some(target) => saved(&host, &info, target, lease).await?,
+        None => tokio::task::block_in_place(|| drop(lease)),
+    }
     outcome
 }
 
-async fn run_detached(global: &Global, args: &Run, command: Vec<OsString>) -> Outcome {
-    let (host, lease, info) = started(global, args).await?;
-    let exec = if command.is_empty() {
-        None
-    } else {
-        let mut spec = session::spec(args.how.clone(), command)?;
-        spec.lifetime = Lifetime::Detached;
-        Some(host.client(&info.id)?.guest().await?.exec(spec).await?.id().to_string())
+/// Ends a sandbox that is saved first. One that is not is still there, unless somebody removed it.
+async fn saved(host: &Host, info: &SandboxInfo, target: &str, lease: Lease) -> Result<()> {
+    let spinner = progress::spinner(format!("saving as {target}"));
+    let saved = lease.end().await;
+    spinner.finish_and_clear();
+    if saved?.is_some() {
+        show::notes(&[format!("saved as {target}")]);
+        return Ok(());
+    }
+    let reason = match host.find(&info.id) {
+        Ok(left) => left.save_failed.unwrap_or_else(|| format!("it is {}", left.state)),
+        Err(_) => "it was removed".into(),
     };
-    lease.release().await?;
-    if global.json {
-        show::json(&json!({ "id": info.id, "name": info.name, "ports": info.ports, "exec": exec }));
-    } else {
-        show::line(&info.id);
+    Err(Error::StillUnsaved { name: info.name.clone(), target: target.to_owned(), reason })
+}
+
+async fn run_detached(global: &Global, args: &Run, command: Vec<OsString>) -> Outcome {
+    let (host, started) = all_started(global, args).await?;
+    let mut ready = Vec::new();
+    for (lease, info) in started {
+        match detached(&host, &info, args, &command).await {
+            Ok(exec) => ready.push((lease, info, exec)),
+            Err(failure) => {
+                lease.give_up().await;
+                return Err(failure);
+            }
+        }
+    }
+    let mut told = Vec::new();
+    for (lease, info, exec) in ready {
+        // Until here, all of them go if one does not come.
+        lease.release().await?;
+        match global.json {
+            true => told.push(json!({ "id": info.id, "name": info.name, "ports": info.ports, "exec": exec })),
+            false => show::line(&info.id),
+        }
+    }
+    match (global.json, args.count) {
+        (true, Some(_)) => show::json(&told),
+        (true, None) => told.iter().for_each(show::json),
+        (false, _) => {}
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Starts the command that was asked for, if there is one.
+async fn detached(
+    host: &Host,
+    info: &SandboxInfo,
+    args: &Run,
+    command: &[OsString],
+) -> Result<Option<String>, Failure> {
+    if command.is_empty() {
+        return Ok(None);
+    }
+    let mut spec = session::spec(args.how.clone(), command.to_vec())?;
+    spec.lifetime = Lifetime::Detached;
+    let exec = host.client(&info.id)?.guest().await?.exec(spec).await?;
+    Ok(Some(exec.id().to_string()))
+}
+
+/// Starts one sandbox, or as many as were asked for.
+async fn all_started(global: &Global, args: &Run) -> Result<(Host, Vec<(Lease, SandboxInfo)>)> {
+    let Some(count) = args.count else {
+        let (host, lease, info) = started(global, args).await?;
+        return Ok((host, vec![(lease, info)]));
+    };
+    let name = args.name.clone().unwrap_or_default();
+    let numbering = ForkSpec { count, name: Some(name), concurrency: FORK_CONCURRENCY };
+    numbering.check()?;
+    let (host, config, prepared) = prepared(global, args).await?;
+    let orders = host.fork_names("", &numbering)?.into_iter().map(|name| {
+        let task = Task::Create(Box::new(SandboxSpec { name: Some(name), ..prepared.spec.clone() }));
+        Order { config: config.clone(), task }
+    });
+    let spinner = progress::spinner(format!("starting {count} sandboxes"));
+    let limit = Arc::new(Semaphore::new(numbering.concurrency));
+    let started = all(orders.map(|order| {
+        let limit = limit.clone();
+        async move {
+            let _turn = limit.acquire_owned().await.expect("nobody closes it");
+            let mut lease = keeper::spawn(&order).await?;
+            let info = lease.ready().await?.info;
+            Ok((lease, info))
+        }
+    }))
+    .await;
+    spinner.finish_and_clear();
+    let started = started?;
+    started.iter().for_each(|(_, info)| show::notes(&info.degraded));
+    Ok((host, started))
 }
 
 /// Ctrl-C is ours until the command has started; then it is the command's.
@@ -71,21 +156,54 @@ async fn unless_interrupted<T>(interrupt: &mut Signal, step: impl Future<Output 
 }
 
 async fn started(global: &Global, args: &Run) -> Result<(Host, Lease, SandboxInfo)> {
-    let spec = spec(args)?;
-    spec.check()?;
-    let config = config(global)?;
-    let host = Host::open(config.clone()).await?;
-    host.ensure_image(&spec.image, progress::image(&spec.image)).await?;
-    let label = spec.name.clone().unwrap_or_else(|| spec.image.clone());
+    let (host, config, prepared) = prepared(global, args).await?;
+    let spec = prepared.spec.clone();
+    let label = spec.name.clone().or(args.image.clone()).or(args.snapshot.clone()).unwrap_or_default();
     let order = Order { config, task: Task::Create(Box::new(spec)) };
     let (lease, ready) = keeper::start(&order, &format!("starting {label}")).await?;
     Ok((host, lease, ready.info))
 }
 
+/// Whether a workspace has a snapshot of that name; otherwise it is an image's.
+fn is_saved(name: &str, workspace: Option<&Path>) -> bool {
+    workspace.is_some_and(|dir| dir.join(name).join("manifest.json").is_file())
+}
+
+/// What is needed before a keeper is: an image is made, and a snapshot in a directory taken in, where people see it.
+async fn prepared(global: &Global, args: &Run) -> Result<(Host, HostConfig, Prepared)> {
+    let spec = spec(args)?;
+    spec.check()?;
+    let config = config(global)?;
+    let host = Host::open(config.clone()).await?;
+    let reference = spec.image.as_ref().or(spec.snapshot.as_ref()).cloned().unwrap_or_default();
+    let (bar, telling) = progress::transfer(format!("reading {reference}"));
+    let prepared = host.prepare(spec, telling, progress::image(&reference)).await;
+    bar.finish_and_clear();
+    Ok((host, config, prepared?))
+}
+
 fn spec(args: &Run) -> Result<SandboxSpec> {
-    let defaults = SandboxSpec::new(args.image.clone());
+    let workspace = args.workspace.as_deref();
+    let placed = |reference: &Option<String>| match reference {
+        Some(reference) if workspace.is_some() && !is_saved(reference, workspace) => Ok(Some(reference.clone())),
+        Some(reference) => absolute(&save::placed(reference, workspace)?).map(Some),
+        None => Ok(None),
+    };
+    let defaults = SandboxSpec::new("");
+    let save_on_stop = match &args.save {
+        None => None,
+        Some(name) => Some(SaveOnStop {
+            target: save::target(name, workspace)?,
+            replace: args.force,
+            labels: save::labels(&args.label)?,
+            compress: false,
+        }),
+    };
     let memory_dir = args.memory_dir.as_ref().map(std::path::absolute).transpose();
     Ok(SandboxSpec {
+        image: placed(&args.image)?,
+        snapshot: placed(&args.snapshot)?,
+        save_on_stop,
         name: args.name.clone(),
         memory_bytes: args.memory,
         cpus: args.cpus,
@@ -93,6 +211,7 @@ fn spec(args: &Run) -> Result<SandboxSpec> {
         network: args.network,
         accel: args.accel,
         arch: args.arch.unwrap_or(defaults.arch),
+        cpu: args.cpu.clone(),
         publish: args.publish.clone(),
         qemu_args: args.qemu_arg.clone(),
         boot_timeout: args.boot_timeout,
@@ -101,6 +220,5 @@ fn spec(args: &Run) -> Result<SandboxSpec> {
         memory_dir: memory_dir.map_err(|e| Error::io("resolve", "the path of --memory-dir", e))?,
         memory_mode: args.memory_mode,
         auto_checkpoint: args.auto_checkpoint.then_some(args.auto_checkpoints),
-        ..defaults
     })
 }

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::show;
+
 #[derive(Debug, Clone, Serialize)]
 pub struct Figure {
     pub what: String,
@@ -71,9 +73,17 @@ impl Figure {
         Self { note: Some(note.into()), ..self }
     }
 
-    pub const HEADER: [&'static str; 7] = ["MEASURED", "SANDTREE", "AGAINST", "RATIO", "AIM", "", "NOTE"];
+    /// A table of figures, and how many aims were met.
+    pub fn show(figures: &[Self], rounds: usize) {
+        show::table(&Self::HEADER, &figures.iter().map(Self::row).collect::<Vec<_>>());
+        let missed = figures.iter().filter(|figure| figure.met == Some(false)).count();
+        let aims = figures.iter().filter(|figure| figure.met.is_some()).count();
+        show::line(&format!("medians of {rounds} rounds; {} of {aims} aims met", aims - missed));
+    }
 
-    pub fn row(&self) -> Vec<String> {
+    const HEADER: [&'static str; 7] = ["MEASURED", "SANDTREE", "AGAINST", "RATIO", "AIM", "", "NOTE"];
+
+    fn row(&self) -> Vec<String> {
         let against = |against: &Against| format!("{:.2} {} {}", against.value, self.unit, against.what);
         let met = |met| if met { "met" } else { "not met" };
         vec![

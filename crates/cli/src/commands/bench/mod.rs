@@ -5,6 +5,7 @@
 mod exec;
 mod figure;
 mod states;
+mod store;
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -24,6 +25,7 @@ pub async fn run(global: &Global, args: Bench) -> Outcome {
     match args.what {
         Benchmark::Exec { rounds } => exec::run(global, rounds.max(1)).await,
         Benchmark::States(args) => states::run(global, args).await,
+        Benchmark::Store(args) => store::run(global, args).await,
     }
 }
 

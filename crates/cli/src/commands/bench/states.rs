@@ -51,10 +51,7 @@ pub async fn run(global: &Global, args: BenchStates) -> Outcome {
         show::json(&json!({ "rounds": rounds, "figures": figures }));
         return Ok(ExitCode::SUCCESS);
     }
-    show::table(&Figure::HEADER, &figures.iter().map(Figure::row).collect::<Vec<_>>());
-    let missed = figures.iter().filter(|figure| figure.met == Some(false)).count();
-    let aims = figures.iter().filter(|figure| figure.met.is_some()).count();
-    show::line(&format!("medians of {rounds} rounds; {} of {aims} aims met", aims - missed));
+    Figure::show(&figures, rounds);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -90,7 +87,7 @@ impl Bench<'_> {
     }
 
     async fn sandbox(&self, memory_bytes: u64) -> Result<Sandbox> {
-        self.crew.create(SandboxSpec { memory_bytes, ..SandboxSpec::new(IMAGE) }).await
+        self.crew.create(SandboxSpec { memory_bytes: Some(memory_bytes), ..SandboxSpec::new(IMAGE) }).await
     }
 
     /// One that lends its disk to a bare QEMU.

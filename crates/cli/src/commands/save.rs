@@ -1,0 +1,77 @@
+//! `sandtree save`: publishes a sandbox as a snapshot.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::ExitCode;
+
+use sandtree::{Error, Replace, Result, SaveSpec, SaveTarget, parse_label, parse_target};
+
+use super::{Outcome, open};
+use crate::args::{Global, Save};
+use crate::{progress, show};
+
+pub async fn run(global: &Global, args: Save) -> Outcome {
+    let spec = SaveSpec {
+        target: target(&args.target, args.workspace.as_deref())?,
+        replace: replace(args.force),
+        memory: args.memory,
+        from: args.from,
+        labels: labels(&args.label)?,
+        compress: args.compress,
+        delete_checkpoints: args.delete_checkpoints,
+    };
+    let host = open(global).await?;
+    let (bar, told) = progress::transfer(format!("saving {}", args.sandbox));
+    let saved = host.save_by(&args.sandbox, spec, told).await;
+    bar.finish_and_clear();
+    let saved = saved?;
+    if global.json {
+        show::json(&saved);
+        return Ok(ExitCode::SUCCESS);
+    }
+    show::notes(&saved.degraded);
+    let called = saved.name.clone().or_else(|| saved.path.as_ref().map(|path| path.display().to_string()));
+    show::line(&format!(
+        "{}  {}  {}  {}",
+        called.unwrap_or_default(),
+        saved.digest,
+        show::bytes(saved.bytes),
+        show::ms(saved.total_ms),
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn replace(force: bool) -> Replace {
+    if force { Replace::Yes } else { Replace::No }
+}
+
+pub fn labels(labels: &[String]) -> Result<BTreeMap<String, String>> {
+    labels.iter().map(|label| parse_label(label)).collect()
+}
+
+/// What a save is called; in a workspace, a directory there.
+pub fn target(name: &str, workspace: Option<&Path>) -> Result<SaveTarget> {
+    match workspace {
+        None => parse_target(name),
+        Some(dir) => {
+            let placed = placed(name, workspace)?;
+            std::fs::create_dir_all(dir).map_err(|e| Error::io("make directory", dir, e))?;
+            parse_target(&placed)
+        }
+    }
+}
+
+/// A reference to a snapshot; in a workspace, the path of its directory. A name cannot lead out of a workspace.
+pub fn placed(name: &str, workspace: Option<&Path>) -> Result<String> {
+    let Some(workspace) = workspace else { return Ok(name.to_owned()) };
+    match parse_target(name)? {
+        SaveTarget::Name(name) => {
+            let path = std::path::absolute(workspace).map_err(|e| Error::io("resolve", workspace, e))?;
+            let path = path.join(name.as_str());
+            path.to_str().map(str::to_owned).ok_or_else(|| Error::invalid("a workspace", path.display(), "a text"))
+        }
+        SaveTarget::Dir(path) => {
+            Err(Error::invalid("the name of a snapshot in a workspace", path.display(), "a name, not a path"))
+        }
+    }
+}

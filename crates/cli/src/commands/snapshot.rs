@@ -1,0 +1,287 @@
+//! `sandtree snapshot`: what there is, whether it is whole, and how it gets in and out.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use sandtree::{Error, ExportOptions, Host, Result, SnapshotInfo};
+use serde_json::json;
+
+use super::save::{self, placed, replace};
+use super::{Outcome, diff, open};
+use crate::args::{Export, Global, Import, SnapshotCommand, Which};
+use crate::failure::Failure;
+use crate::{progress, show};
+
+pub async fn run(global: &Global, what: SnapshotCommand) -> Outcome {
+    match what {
+        SnapshotCommand::Create(args) => save::run(global, args).await,
+        SnapshotCommand::Ls { label, workspace } => list(global, &label, workspace.as_deref()).await,
+        SnapshotCommand::Inspect(which) => inspect(global, &which).await,
+        SnapshotCommand::Verify(which) => verify(global, &which).await,
+        SnapshotCommand::Rm { snapshots, workspace } => remove(global, &snapshots, workspace.as_deref()).await,
+        SnapshotCommand::Tag { snapshot, name, force } => {
+            open(global).await?.tag_snapshot(&absolute(&snapshot)?, &name, replace(force)).await?;
+            Ok(told(global, &json!({ "name": name }), &name))
+        }
+        SnapshotCommand::Reindex => {
+            let count = open(global).await?.reindex().await?;
+            Ok(told(global, &json!({ "snapshots": count }), &format!("{count} snapshots are in the index")))
+        }
+        SnapshotCommand::Export(args) => export(global, args).await,
+        SnapshotCommand::Import(args) => import(global, args).await,
+        SnapshotCommand::Diff(args) => diff::run(global, args).await,
+    }
+}
+
+fn told(global: &Global, value: &serde_json::Value, line: &str) -> ExitCode {
+    if global.json {
+        show::json(value);
+    } else {
+        show::line(line);
+    }
+    ExitCode::SUCCESS
+}
+
+/// A path means the same to every process.
+pub fn absolute(reference: &str) -> Result<String> {
+    if !reference.contains('/') && !reference.starts_with('.') {
+        return Ok(reference.to_owned());
+    }
+    let path = std::path::absolute(reference).map_err(|e| Error::io("resolve", reference, e))?;
+    path.to_str().map(str::to_owned).ok_or_else(|| Error::invalid("a path", path.display(), "a text"))
+}
+
+async fn list(global: &Global, labels: &[String], workspace: Option<&Path>) -> Outcome {
+    let found = match workspace {
+        Some(dir) => Host::snapshots_in(dir)?,
+        None => open(global).await?.snapshots().await?,
+    };
+    show::notes(&found.trouble.iter().map(|what| format!("the index is of no use: {what}")).collect::<Vec<_>>());
+    let is_meant = |snapshot: &SnapshotInfo| labels.iter().all(|label| has(snapshot, label));
+    let snapshots: Vec<SnapshotInfo> = found.snapshots.into_iter().filter(is_meant).collect();
+    if global.json {
+        show::json(&snapshots);
+        return Ok(ExitCode::SUCCESS);
+    }
+    show::table(
+        &["NAME", "DIGEST", "IMAGE", "SIZE", "KIND", "CREATED"],
+        &snapshots.iter().map(row).collect::<Vec<_>>(),
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+fn has(snapshot: &SnapshotInfo, label: &str) -> bool {
+    match label.split_once('=') {
+        Some((key, value)) => snapshot.labels.get(key).is_some_and(|found| found == value),
+        None => snapshot.labels.contains_key(label),
+    }
+}
+
+fn row(snapshot: &SnapshotInfo) -> Vec<String> {
+    let names = if snapshot.names.is_empty() { "-".into() } else { snapshot.names.join(",") };
+    let short: String = snapshot.digest.chars().take(12).collect();
+    if let Some(why) = &snapshot.unreadable {
+        return vec![names, short, format!("cannot be used: {why}"), String::new(), String::new(), String::new()];
+    }
+    let kind = if snapshot.memory { "memory" } else { "disk" };
+    let (image, size) = (snapshot.image.clone(), show::bytes(snapshot.bytes));
+    vec![names, short, image, size, kind.into(), snapshot.created_at.clone()]
+}
+
+async fn inspect(global: &Global, which: &Which) -> Outcome {
+    let reference = absolute(&placed(&which.snapshot, which.workspace.as_deref())?)?;
+    let details = open(global).await?.inspect_snapshot(&reference).await?;
+    if global.json {
+        show::json(&details);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let manifest = &details.manifest;
+    let labels: Vec<String> = manifest.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let layers = manifest.disk.layers.len();
+    let memory = manifest.memory.as_ref().map_or("none: it boots".to_owned(), |memory| {
+        let machine = &memory.machine;
+        let (size, mode) = (show::bytes(memory.bytes), manifest.capture.mode.as_deref().unwrap_or("-"));
+        format!(
+            "{size}, {} layers ({mode}); {}, QEMU {}",
+            memory.layers.len(),
+            machine.accelerator,
+            machine.qemu_version
+        )
+    });
+    let or_none = |text: String| if text.is_empty() { "-".to_owned() } else { text };
+    show::fields(&[
+        ("names", or_none(details.names.join(", "))),
+        ("digest", details.digest.clone()),
+        ("path", details.path.as_ref().map_or("-".into(), |path| path.display().to_string())),
+        ("created", details.created_at.clone()),
+        ("parent", manifest.parent.as_ref().map_or("-".into(), ToString::to_string)),
+        ("labels", or_none(labels.join(", "))),
+        ("image", format!("{} {}", manifest.image.name, manifest.image.digest)),
+        ("arch", manifest.arch.to_string()),
+        ("disk", format!("{} {}, {layers} layers", show::bytes(manifest.disk.bytes), manifest.disk.file_system)),
+        ("memory", memory),
+        ("consistency", manifest.capture.consistency.to_string()),
+        ("cpus", manifest.settings.cpus.to_string()),
+    ]);
+    show::notes(&manifest.capture.degraded);
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn verify(global: &Global, which: &Which) -> Outcome {
+    let reference = absolute(&placed(&which.snapshot, which.workspace.as_deref())?)?;
+    let host = open(global).await?;
+    let (bar, telling) = progress::transfer(format!("verifying {}", which.snapshot));
+    let verified = host.verify(&reference, telling).await;
+    bar.finish_and_clear();
+    let verified = verified?;
+    if global.json {
+        show::json(
+            &json!({ "bytes": verified.bytes, "whole": verified.damaged.is_empty(), "damaged": verified.damaged }),
+        );
+    } else if verified.damaged.is_empty() {
+        show::line(&format!("{} is whole: {} read", which.snapshot, show::bytes(verified.bytes)));
+    }
+    match verified.damaged.first() {
+        None => Ok(ExitCode::SUCCESS),
+        Some(_) => Err(Failure::from(Error::Damaged { reference: which.snapshot.clone(), damaged: verified.damaged })),
+    }
+}
+
+async fn remove(global: &Global, snapshots: &[String], workspace: Option<&Path>) -> Outcome {
+    let host = open(global).await?;
+    for snapshot in snapshots {
+        host.remove_snapshot(&absolute(&placed(snapshot, workspace)?)?).await?;
+        if !global.json {
+            show::line(snapshot);
+        }
+    }
+    if global.json {
+        show::json(&json!({ "removed": snapshots }));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn export(global: &Global, args: Export) -> Outcome {
+    let host = open(global).await?;
+    let options = ExportOptions {
+        plain: args.plain_tar,
+        without_image: args.without_image,
+        since: args.since.as_deref().map(absolute).transpose()?,
+    };
+    let (bar, telling) = progress::transfer(format!("exporting {}", args.what));
+    let what = absolute(&args.what)?;
+    let exported = if args.output.as_os_str() == "-" {
+        host.export(&what, args.memory, options, io::stdout(), telling).await
+    } else {
+        let file = Unfinished::create(&args.output, args.force)?;
+        let writing = file.file.try_clone().map_err(|e| Error::io("write", &args.output, e))?;
+        match host.export(&what, args.memory, options, writing, telling).await {
+            Ok(exported) => file.keep().map(|()| exported),
+            failed => failed,
+        }
+    };
+    bar.finish_and_clear();
+    let exported = exported?;
+    if global.json {
+        if args.output.as_os_str() != "-" {
+            show::json(&exported);
+        }
+    } else if args.output.as_os_str() != "-" {
+        let (content, file) = (show::bytes(exported.content_bytes), show::bytes(exported.file_bytes));
+        show::line(&format!("{}  {}  {content} in {file}", args.output.display(), exported.digest));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A file that gets its name when it is whole. Dropped before that, it is gone.
+struct Unfinished {
+    file: File,
+    path: PathBuf,
+    target: PathBuf,
+    replace: bool,
+}
+
+impl Unfinished {
+    fn create(target: &Path, replace: bool) -> Result<Self> {
+        if !replace && target.exists() {
+            return Err(Error::invalid(
+                "a file to write",
+                target.display(),
+                "it is there already; --force overwrites it",
+            ));
+        }
+        let name =
+            target.file_name().ok_or_else(|| Error::invalid("a file to write", target.display(), "a file's path"))?;
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}", std::process::id()));
+        let path = target.with_file_name(hidden);
+        let file = File::options().write(true).create_new(true).open(&path).map_err(|e| Error::io("make", &path, e))?;
+        Ok(Self { file, path, target: target.to_owned(), replace })
+    }
+
+    fn keep(self) -> Result<()> {
+        self.file.sync_all().map_err(|e| Error::io("sync", &self.path, e))?;
+        let named = match self.replace {
+            true => std::fs::rename(&self.path, &self.target),
+            // Not by rename: what came there meanwhile stays.
+            false => std::fs::hard_link(&self.path, &self.target),
+        };
+        named.map_err(|e| Error::io("make", &self.target, e))
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // Gone already, if it was renamed.
+        drop(std::fs::remove_file(&self.path));
+    }
+}
+
+async fn import(global: &Global, args: Import) -> Outcome {
+    let is_stdin = args.file.as_os_str() == "-";
+    let name = match &args.name {
+        Some(name) => name.clone(),
+        None if is_stdin => {
+            let rule = "an import from standard input needs --name";
+            return Err(Error::invalid("the name of a snapshot", "-", rule).into());
+        }
+        None => stem(&args.file),
+    };
+    let host = open(global).await?;
+    let input: Box<dyn Read + Send> = match is_stdin {
+        true => Box::new(io::stdin()),
+        false => Box::new(File::open(&args.file).map_err(|e| Error::io("open", &args.file, e))?),
+    };
+    let (bar, telling) = progress::transfer(format!("importing {name}"));
+    let imported = host.import(input, &name, replace(args.force), telling).await;
+    bar.finish_and_clear();
+    let imported = imported?;
+    if global.json {
+        show::json(&imported);
+    } else {
+        show::line(&format!("{}  {}  {}", imported.name, imported.digest, show::bytes(imported.bytes)));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `dev-env` of `dir/dev-env.tar.zst`.
+fn stem(path: &Path) -> String {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let endings = [".zst", ".tar"];
+    endings.iter().fold(name, |name, ending| name.strip_suffix(ending).map(str::to_owned).unwrap_or(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_names_what_is_in_it() {
+        for (path, name) in [("a/dev-env.tar.zst", "dev-env"), ("x.tar", "x"), ("y", "y"), ("z.1.tar.zst", "z.1")] {
+            assert_eq!(stem(Path::new(path)), name);
+        }
+    }
+}
