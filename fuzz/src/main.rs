@@ -5,6 +5,7 @@
 //! There is no coverage feedback; in its place each target starts from well-formed inputs that reach deep, and mutates
 //! those. A target panics when a promise is broken, and the run prints seed and input to repeat it with.
 
+mod ext4;
 mod mutate;
 mod targets;
 
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
     println!("seed {}", options.seed);
     let wanted = |target: &&Target| options.names.is_empty() || options.names.iter().any(|name| name == target.name);
     let failures = TARGETS.iter().filter(wanted).filter(|target| !fuzz(target, &options)).count();
+    targets::clean_up();
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

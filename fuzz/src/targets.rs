@@ -3,6 +3,8 @@
 use std::fmt::Debug;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use sandtree_proto::frame::{Decoded, Decoder, Frame, MAX_PAYLOAD, Nonce, PADDING, StreamId, encode_preamble};
 use sandtree_proto::message::{decode_entry, encode_entry, from_bytes, to_frame};
@@ -10,11 +12,14 @@ use sandtree_proto::{
     AgentHello, AgentMessage, ChannelState, DirEntry, ExecStart, Failure, FileKind, HostHello, HostMessage, Identity,
     Network, Open, Outcome, Outgoing, Reply, Request, Stat, TermSize,
 };
-use sandtree_store::disk;
+use sandtree_store::artifact::{BLOCK, Input, MAX_MEMBER_BYTES, MAX_PIECES, Member, Reader, SparseMap, Writer};
 use sandtree_store::memory::{Layer, MemoryWriter, PAGE};
+use sandtree_store::{Digest as StoreDigest, SnapshotManifest, SnapshotSummary, Store, disk};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
+
+use crate::ext4;
 
 pub struct Target {
     pub name: &'static str,
@@ -22,7 +27,7 @@ pub struct Target {
     pub check: fn(&[u8]),
 }
 
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 11] = [
     Target { name: "frames", seeds: streams, check: frames },
     Target { name: "agent-messages", seeds: agent_messages, check: round_trip::<AgentMessage> },
     Target { name: "host-messages", seeds: host_messages, check: round_trip::<HostMessage> },
@@ -30,6 +35,10 @@ pub const TARGETS: [Target; 7] = [
     Target { name: "outgoing", seeds: outgoing_seeds, check: outgoing },
     Target { name: "qcow2", seeds: disks, check: qcow2 },
     Target { name: "memory-layer", seeds: layers, check: memory_layer },
+    Target { name: "ext4", seeds: ext4::seeds, check: ext4::check },
+    Target { name: "artifact", seeds: artifacts, check: artifact },
+    Target { name: "snapshot-manifest", seeds: manifests, check: snapshot_manifest },
+    Target { name: "index", seeds: indexes, check: index },
 ];
 
 /// Any bytes in any cutting: no panic, no growth, and after them a good stream is still understood.
@@ -101,6 +110,20 @@ fn qcow2(input: &[u8]) {
     drop(disk::check::bytes(input));
 }
 
+/// A manifest that is accepted is its own canonical form, and keeps the rules that nobody looks at again.
+fn snapshot_manifest(input: &[u8]) {
+    let Ok((manifest, digest)) = SnapshotManifest::parse(input) else { return };
+    assert_eq!(manifest.to_bytes(), input);
+    assert_eq!(digest, StoreDigest::of(input));
+    let memory = manifest.memory.iter();
+    let outputs = memory.clone().flat_map(|memory| memory.outputs.keys());
+    for path in outputs {
+        assert!(path.split('/').all(|name| !name.is_empty() && !name.starts_with('.')), "{path:?}");
+    }
+    let layers: Vec<_> = memory.flat_map(|memory| &memory.layers).chain(&manifest.disk.layers).collect();
+    assert!(layers.len() <= 1024 && layers.iter().map(|layer| layer.bytes).try_fold(0, u64::checked_add).is_some());
+}
+
 /// Bytes of a header that the checksum covers; the run table follows them in an input.
 const LAYER_FIELDS: usize = 48;
 
@@ -134,6 +157,52 @@ fn layer_file(input: &[u8]) -> File {
     }
     file.set_len(table_offset + table.len() as u64).expect("a sparse file");
     file
+}
+
+/// Whatever is accepted is what our own writer would have written, to the last byte. So no two readers can see two
+/// things in it.
+fn artifact(input: &[u8]) {
+    for archive in [input.to_vec(), with_checksums(input)] {
+        if let Some(written) = rewritten(&archive) {
+            assert!(written == archive || !archive.starts_with(b"arti"), "another spelling was accepted");
+        }
+    }
+}
+
+/// Reads an archive as an import does, and writes what was found.
+fn rewritten(archive: &[u8]) -> Option<Vec<u8>> {
+    let mut reader = Reader::new(Input::new(archive).ok()?);
+    let mut writer = Writer::new(Vec::new());
+    while let Some(found) = reader.next_member().ok()? {
+        assert!(found.map.bytes() <= MAX_MEMBER_BYTES && found.map.pieces().len() as u64 <= MAX_PIECES);
+        let pieces = found.map.pieces();
+        assert!(pieces.windows(2).all(|pair| pair[0].end() < pair[1].offset));
+        assert!(pieces.iter().all(|piece| piece.bytes > 0 && piece.end() <= found.map.bytes()));
+        writer.begin(&found.member, &found.map).expect("room for what fits the input");
+        copy_member(&mut reader, &mut writer)?;
+    }
+    Some(writer.finish().expect("room for what fits the input"))
+}
+
+fn copy_member(reader: &mut Reader<Input<&[u8]>>, writer: &mut Writer<Vec<u8>>) -> Option<()> {
+    let mut buffer = vec![0; 4096];
+    loop {
+        match reader.read(&mut buffer).ok()? {
+            0 => return Some(()),
+            read => writer.data(&buffer[..read]).expect("room for what fits the input"),
+        }
+    }
+}
+
+/// The same archive, with the checksum that each header needs to be looked at.
+fn with_checksums(input: &[u8]) -> Vec<u8> {
+    let mut archive = input.to_vec();
+    for block in archive.chunks_exact_mut(512).filter(|block| block[257..].starts_with(b"ustar")) {
+        block[148..156].fill(b' ');
+        let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
+        block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    }
+    archive
 }
 
 fn streams() -> Vec<Vec<u8>> {
@@ -229,6 +298,42 @@ fn disks() -> Vec<Vec<u8>> {
     vec![disk::overlay::empty(1 << 20).expect("a megabyte is a possible size")]
 }
 
+/// Members of every shape: records, a blob, one with holes, one that ends with a hole.
+fn artifacts() -> Vec<Vec<u8>> {
+    let hole = vec![0; BLOCK as usize];
+    let blobs = [b"blob".to_vec(), [&hole[..], &hole, b"end"].concat(), [vec![7; BLOCK as usize], hole].concat()];
+    let mut writer = Writer::new(Vec::new());
+    writer.whole(&Member::Artifact, b"{}").expect("room");
+    writer.whole(&Member::Manifest, &[b'm'; 600]).expect("room");
+    let mut seeds = vec![writer.finish().expect("room")];
+    for blob in blobs {
+        let mut writer = Writer::new(Vec::new());
+        writer.whole(&Member::Artifact, b"{}").expect("room");
+        let map = SparseMap::of_stream(blob.len() as u64, &mut &blob[..]).expect("as many bytes as it has");
+        writer.begin(&Member::Blob(StoreDigest::of(&blob)), &map).expect("room");
+        map.pieces().iter().for_each(|piece| {
+            writer.data(&blob[piece.offset as usize..piece.end() as usize]).expect("room");
+        });
+        seeds.push(writer.finish().expect("room"));
+    }
+    // The smallest frame there is: one block as it is.
+    let frame = |archive: &Vec<u8>| {
+        let block = ((archive.len() as u32) << 3) | 1;
+        [&[0x28, 0xb5, 0x2f, 0xfd, 0x00, 0x48][..], &block.to_le_bytes()[..3], archive].concat()
+    };
+    seeds.push(frame(&seeds[0]));
+    assert!(seeds.iter().all(|seed| rewritten(seed).is_some()), "a seed is no archive");
+    seeds
+}
+
+/// The vector of docs/format.md, and one without memory.
+fn manifests() -> Vec<Vec<u8>> {
+    let golden = include_bytes!("../../docs/vectors/snapshot-manifest.json").to_vec();
+    let (mut disk_only, _) = SnapshotManifest::parse(&golden).expect("the vector is a manifest");
+    (disk_only.memory, disk_only.requires) = (None, Vec::new());
+    vec![golden, disk_only.to_bytes()]
+}
+
 /// Fields and run table of an empty layer, and of one with data and zeros side by side and apart.
 fn layers() -> Vec<Vec<u8>> {
     let fields_and_table = |pages: &[(u64, u8)]| {
@@ -242,4 +347,49 @@ fn layers() -> Vec<Vec<u8>> {
         [&bytes[..LAYER_FIELDS], &bytes[(PAGE + layer.data_bytes) as usize..]].concat()
     };
     vec![fields_and_table(&[]), fields_and_table(&[(1, 7), (2, 0), (3, 7), (9, 7), (20, 0), (63, 7)])]
+}
+
+/// A store with a few snapshots, and how they are listed.
+struct Indexed {
+    dir: PathBuf,
+    store: Store,
+    listed: Vec<SnapshotSummary>,
+}
+
+static INDEXED: OnceLock<Indexed> = OnceLock::new();
+
+fn make_indexed() -> Indexed {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made").keep();
+    let store = Store::open(&dir).expect("a store can be made");
+    let vector = include_bytes!("../../docs/vectors/snapshot-manifest.json");
+    let (manifest, _) = SnapshotManifest::parse(vector).expect("the test vector is good");
+    for created_at_unix_ms in 0..20 {
+        let bytes = SnapshotManifest { created_at_unix_ms, ..manifest.clone() }.to_bytes();
+        let snapshot = dir.join("snapshots").join(StoreDigest::of(&bytes).as_str());
+        std::fs::create_dir(&snapshot).expect("it is new");
+        std::fs::write(snapshot.join("manifest.json"), bytes).expect("it is new");
+    }
+    let listed = store.list_snapshots().expect("it can be listed").snapshots;
+    Indexed { dir, store, listed }
+}
+
+/// Removes what targets have made for all of their runs.
+pub fn clean_up() {
+    if let Some(Indexed { dir, .. }) = INDEXED.get() {
+        std::fs::remove_dir_all(dir).expect("it is ours");
+    }
+}
+
+fn indexes() -> Vec<Vec<u8>> {
+    let good = std::fs::read(INDEXED.get_or_init(make_indexed).dir.join("index.sqlite")).expect("it was listed");
+    vec![good, Vec::new(), b"SQLite format 3\0".to_vec()]
+}
+
+/// Whatever the index is, the list is the same, and once more when it was made anew.
+fn index(input: &[u8]) {
+    let Indexed { dir, store, listed } = INDEXED.get_or_init(make_indexed);
+    std::fs::write(dir.join("index.sqlite"), input).expect("it is ours");
+    for _ in 0..2 {
+        assert_eq!(store.list_snapshots().expect("it can be listed").snapshots, *listed);
+    }
 }
