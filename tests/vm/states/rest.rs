@@ -184,7 +184,6 @@ fn what_cannot_be_done_now_says_why_and_what_can() {
     world.ok(["stop", "a"]);
     for (args, word) in [
         (&["checkpoint", "a"][..], "be checkpointed"),
-        (&["fork", "a"], "be forked"),
         (&["pause", "a"], "be paused"),
         (&["resume", "a"], "be resumed"),
     ] {

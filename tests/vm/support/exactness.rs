@@ -23,7 +23,7 @@ pub struct Exactness {
 
 impl Exactness {
     pub fn of(lab: Lab, spec: &SandboxSpec) -> Self {
-        Self { lab, bytes: spec.memory_bytes, known: Vec::new(), generation: None }
+        Self { lab, bytes: spec.memory_bytes.unwrap_or(512 << 20), known: Vec::new(), generation: None }
     }
 
     /// Every other look leaves untouched memory untouched: the kernel tracks the two kinds differently.

@@ -1,0 +1,229 @@
+//! States that go on under another QEMU than the one they were taken under: the installed one, and the one of Debian's
+//! backports, unpacked beside it.
+//!
+//! Where backports cannot be reached, each test says so on standard error and passes.
+
+#[path = "support/exactness.rs"]
+mod exactness;
+#[path = "support/held.rs"]
+mod held;
+#[path = "support/lab.rs"]
+mod lab;
+#[path = "support/mount.rs"]
+mod mount;
+mod support;
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use exactness::Exactness;
+use lab::{Lab, give_worker, spec, start};
+use mount::Mount;
+use sandtree::{Host, HostConfig, Sandbox, SandboxSpec, Verb};
+use support::{Answer, World};
+
+/// A processor that is the same under both.
+const PORTABLE: &str = "Opteron_G3";
+
+/// What `scripts/qemu-beside` ends with where backports cannot be reached.
+const UNREACHABLE: i32 = 3;
+
+/// The newer QEMU; or nothing, and the reason is told.
+fn newer() -> Option<&'static Path> {
+    static NEWER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    match NEWER.get_or_init(unpacked) {
+        Ok(path) => Some(path),
+        Err(reason) => {
+            // The macros would print nowhere: the test passes.
+            writeln!(std::io::stderr(), "\nSKIPPED, nothing was moved between two QEMUs: {reason}\n")
+                .expect("it is open");
+            None
+        }
+    }
+}
+
+fn unpacked() -> Result<PathBuf, String> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/qemu-beside");
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("qemu-beside");
+    let answer = Command::new(script).arg(dir).stdin(Stdio::null()).output().expect("the script runs");
+    let said = String::from_utf8_lossy(&answer.stderr).trim().to_owned();
+    match answer.status.code() {
+        Some(0) => Ok(String::from_utf8(answer.stdout).expect("a path is text").trim().into()),
+        Some(UNREACHABLE) => Err(said),
+        _ => panic!("no QEMU beside the installed one: {said}"),
+    }
+}
+
+/// Runs `sandtree --qemu NEWER ARGS`.
+fn under<S: AsRef<OsStr> + ?Sized>(world: &World, newer: &Path, args: &[&S]) -> Answer {
+    let options = [OsStr::new("--qemu"), newer.as_os_str()];
+    world.run(options.into_iter().chain(args.iter().map(|arg| arg.as_ref())))
+}
+
+#[track_caller]
+fn ok(answer: Answer) {
+    assert_eq!(answer.code, 0, "{answer:#?}");
+}
+
+fn version(world: &World) -> String {
+    world.inspect("a")["qemu_version"].as_str().expect("it runs").to_owned()
+}
+
+/// What a program in the guest finds its processor to be, which the kernel looked at when it booted.
+fn processor(world: &World) -> String {
+    let answer = world.sh("a", "cat /proc/cpuinfo | grep -v MHz");
+    assert_eq!(answer.code, 0, "{answer:#?}");
+    answer.out().to_owned()
+}
+
+fn end(world: &World) {
+    world.ok(["rm", "-f", "a"]);
+    world.assert_empty();
+}
+
+#[test]
+fn a_paused_sandbox_goes_on_under_a_newer_qemu_and_comes_back() {
+    let Some(newer) = newer() else { return };
+    let world = World::new();
+    world.start("a", &[]);
+    held::begin(&world, "a", "one");
+    let (older, seen) = (version(&world), processor(&world));
+    world.ok(["pause", "a"]);
+    ok(under(&world, newer, &["resume", "a"]));
+    assert_ne!(version(&world), older);
+    held::assert_holds(&world, "a", "one", 0);
+    // Its processor is still the older one's, so it can go back to that.
+    assert_eq!(processor(&world), seen);
+    world.ok(["pause", "a"]);
+    world.ok(["resume", "a"]);
+    assert_eq!(version(&world), older);
+    held::assert_holds(&world, "a", "one", 1);
+    end(&world);
+}
+
+#[test]
+fn a_state_whose_processor_can_do_more_is_refused_by_the_features_that_are_lacking() {
+    let Some(newer) = newer() else { return };
+    let world = World::new();
+    ok(under(&world, newer, &["run", "-d", "--name", "a", "tiny"]));
+    held::begin(&world, "a", "one");
+    world.ok(["pause", "a"]);
+    world.run(["resume", "a"]).failed_with(&["its processor has", "rdseed", "sha-ni", "lacks", "--cold", PORTABLE]);
+    assert_eq!(world.inspect("a")["state"], "paused", "a refused state is as it was");
+    ok(under(&world, newer, &["resume", "a"]));
+    held::assert_holds(&world, "a", "one", 0);
+    end(&world);
+}
+
+/// A store that has nothing yet, on a file system of its own where that can be.
+fn elsewhere(mount: Option<&Mount>) -> World {
+    match mount {
+        Some(mount) => World::empty_at(mount.path().join("home")),
+        None => World::empty_at(PathBuf::from("/dev/shm").join(format!("sandtree-move-{}", std::process::id()))),
+    }
+}
+
+/// Saves sandbox `a` with its memory, ends it, and takes the save into another store as `there`.
+fn carried(world: &World, other: &World) {
+    let file = world.home().join("../carried.tar.zst");
+    world.ok(["save", "a", "here", "--memory"]);
+    world.ok([OsStr::new("snapshot"), OsStr::new("export"), OsStr::new("here"), OsStr::new("-o"), file.as_os_str()]);
+    world.ok(["rm", "-f", "a"]);
+    world.ok(["snapshot", "rm", "here"]);
+    let args =
+        [OsStr::new("snapshot"), OsStr::new("import"), file.as_os_str(), OsStr::new("--name"), OsStr::new("there")];
+    other.ok(args);
+    std::fs::remove_file(file).expect("it was written");
+}
+
+#[test]
+fn an_exported_save_goes_on_in_another_store_under_a_newer_qemu() {
+    let Some(newer) = newer() else { return };
+    let (world, mount) = (World::new(), Mount::of_kind("xfs", 1024));
+    let other = elsewhere(mount.as_ref());
+    world.start("a", &[]);
+    held::begin(&world, "a", "one");
+    let (older, seen) = (version(&world), processor(&world));
+    carried(&world, &other);
+    ok(under(&other, newer, &["run", "-d", "--name", "a", "there"]));
+    assert_ne!(version(&other), older);
+    held::assert_holds(&other, "a", "one", 0);
+    assert_eq!(processor(&other), seen);
+    other.ok(["rm", "-f", "a"]);
+    other.ok(["snapshot", "rm", "there"]);
+}
+
+#[test]
+fn an_exported_save_of_a_newer_qemu_is_refused_by_name_and_boots_cold() {
+    let Some(newer) = newer() else { return };
+    let (world, mount) = (World::new(), Mount::of_kind("btrfs", 1024));
+    let other = elsewhere(mount.as_ref());
+    ok(under(&world, newer, &["run", "-d", "--name", "a", "tiny"]));
+    held::begin(&world, "a", "one");
+    assert_eq!(world.sh("a", "sync").code, 0);
+    carried(&world, &other);
+    let refused = other.run(["run", "-d", "--name", "a", "there"]);
+    refused.failed_with(&["its processor has", "rdseed", "sha-ni", "lacks", "--cold", PORTABLE]);
+    other.ok(["run", "-d", "--cold", "--name", "a", "there"]);
+    held::assert_disk_holds(&other, "a", "one");
+    other.ok(["rm", "-f", "a"]);
+    other.ok(["snapshot", "rm", "there"]);
+}
+
+#[test]
+fn a_portable_processor_goes_both_ways() {
+    let Some(newer) = newer() else { return };
+    let world = World::new();
+    ok(under(&world, newer, &["run", "-d", "--cpu", PORTABLE, "--name", "a", "tiny"]));
+    held::begin(&world, "a", "one");
+    let (newest, seen) = (version(&world), processor(&world));
+    for times in 0..2 {
+        world.ok(["pause", "a"]);
+        world.ok(["resume", "a"]);
+        assert_ne!(version(&world), newest);
+        held::assert_holds(&world, "a", "one", times * 2);
+        world.ok(["pause", "a"]);
+        ok(under(&world, newer, &["resume", "a"]));
+        assert_eq!(version(&world), newest);
+        held::assert_holds(&world, "a", "one", times * 2 + 1);
+    }
+    assert_eq!(processor(&world), seen);
+    end(&world);
+}
+
+/// A host in the same store, with this QEMU or the installed one.
+async fn reopened(lab: &Lab, qemu: Option<&Path>) -> Host {
+    let config = HostConfig { qemu: qemu.map(Path::to_owned), ..lab::config(lab.world.home()) };
+    Host::open(config).await.expect("the store opens")
+}
+
+/// Every byte of memory is the same under either QEMU, before the guest goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_is_exact_under_another_qemu() {
+    let Some(newer) = newer() else { return };
+    let lab = Lab::open().await;
+    let spec = SandboxSpec { cpu: Some(PORTABLE.into()), ..spec("a") };
+    let sandbox = lab.host.create(spec.clone()).await.expect("it is created");
+    give_worker(&sandbox).await;
+    start(&sandbox, "mkdir /churn; exec /dev/shm/worker churn 7").await;
+    let mut exactness = Exactness::of(lab, &spec);
+    exactness.checkpoint(&sandbox).await;
+    let sandbox = moved(&mut exactness, sandbox, Some(newer)).await;
+    exactness.verify(&sandbox, 0).await;
+    exactness.checkpoint(&sandbox).await;
+    let sandbox = moved(&mut exactness, sandbox, None).await;
+    exactness.verify(&sandbox, 1).await;
+    sandbox.remove().await.expect("it is removed");
+    exactness.lab.world.assert_empty();
+}
+
+/// The sandbox under another QEMU, where it was stopped.
+async fn moved(exactness: &mut Exactness, sandbox: Sandbox, qemu: Option<&Path>) -> Sandbox {
+    sandbox.kill().await.expect("it ends");
+    drop(sandbox);
+    exactness.lab.host = reopened(&exactness.lab, qemu).await;
+    exactness.lab.host.adopt("a", Verb::Revert).await.expect("it is there")
+}

@@ -1,0 +1,148 @@
+//! Snapshots through the door a user uses: where they travel, what damage does, what goes and what stays, what differs.
+//!
+//! Always: a file of a store is changed by putting another in its place. Stores of tests share files by hard link, also
+//! with the one that all of them are made from.
+
+#[path = "support/held.rs"]
+mod held;
+#[path = "support/mount.rs"]
+mod mount;
+#[path = "support/ordinary.rs"]
+mod ordinary;
+mod support;
+
+#[path = "snapshots/beside.rs"]
+mod beside;
+#[path = "snapshots/collected.rs"]
+mod collected;
+#[path = "snapshots/damaged.rs"]
+mod damaged;
+#[path = "snapshots/differs.rs"]
+mod differs;
+#[path = "snapshots/indexed.rs"]
+mod indexed;
+#[path = "snapshots/refused.rs"]
+mod refused;
+#[path = "snapshots/travels.rs"]
+mod travels;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use sandtree_store::{Digest, ImageSpec, Store};
+use serde_json::Value;
+use support::World;
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_else(|| panic!("no text: {value}"))
+}
+
+fn digest(world: &World, reference: &str) -> String {
+    text(&world.json(["snapshot", "inspect", reference])["digest"]).to_owned()
+}
+
+fn image_digest(world: &World, snapshot: &str) -> String {
+    text(&world.json(["snapshot", "inspect", snapshot])["manifest"]["image"]["digest"]).to_owned()
+}
+
+/// The names of all snapshots, sorted; a dash for one without.
+fn names(world: &World) -> Vec<String> {
+    let listed = world.json(["snapshot", "ls"]);
+    let of = |snapshot: &Value| match snapshot["names"].as_array().unwrap().as_slice() {
+        [] => vec!["-".to_owned()],
+        names => names.iter().map(|name| text(name).to_owned()).collect(),
+    };
+    let mut names: Vec<String> = listed.as_array().unwrap().iter().flat_map(of).collect();
+    names.sort();
+    names
+}
+
+fn entries(dir: &Path) -> BTreeSet<PathBuf> {
+    fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())).map(|entry| entry.unwrap().path()).collect()
+}
+
+/// Every file below a directory, with what tells it from another.
+fn files(dir: &Path) -> BTreeMap<PathBuf, (u64, u64)> {
+    let mut found = BTreeMap::new();
+    for path in entries(dir) {
+        let stat = fs::symlink_metadata(&path).unwrap();
+        match stat.is_dir() {
+            true => found.extend(files(&path)),
+            false => drop(found.insert(path, (stat.ino(), stat.len()))),
+        }
+    }
+    found
+}
+
+/// What a store has published, file by file.
+fn published(world: &World) -> BTreeMap<PathBuf, (u64, u64)> {
+    let dirs = ["names/images", "snapshots", "layers", "images", "kernels", "quarantine"];
+    dirs.iter().flat_map(|dir| files(&world.home().join(dir))).collect()
+}
+
+fn assert_nothing_staged(world: &World) {
+    assert_eq!(entries(&world.home().join("staging")), BTreeSet::new());
+}
+
+/// Puts other content in the place of a file, whoever else has links to it.
+fn put(path: &Path, content: &[u8]) {
+    let beside = path.with_extension("put");
+    fs::write(&beside, content).unwrap();
+    fs::rename(&beside, path).unwrap();
+}
+
+/// A place for stores and files of a test, on a file system in memory that everyone may use.
+fn in_memory() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("st-").tempdir_in("/dev/shm").expect("there is a file system in memory")
+}
+
+/// A running sandbox that holds `word`, saved with its memory.
+fn saved_with_memory(world: &World, sandbox: &str, word: &str, name: &str) {
+    world.start(sandbox, &[]);
+    held::begin(world, sandbox, word);
+    let saved = world.json(["save", sandbox, name, "--memory"]);
+    assert_eq!((&saved["memory"], &saved["consistency"]), (&true.into(), &"exact".into()), "{saved}");
+}
+
+/// A stopped sandbox whose disk holds `word`.
+fn stopped(world: &World, sandbox: &str, word: &str) {
+    world.start(sandbox, &[]);
+    assert_eq!(world.sh(sandbox, &format!("echo {word} > /srv/word; sync")).code, 0);
+    world.ok(["stop", sandbox]);
+}
+
+/// Removes sandboxes and snapshots, and asserts that nothing at all is left of them.
+fn remove(world: &World, sandboxes: &[&str]) {
+    if !sandboxes.is_empty() {
+        world.ok([&["rm", "-f"], sandboxes].concat());
+    }
+    for name in names(world).iter().filter(|name| *name != "-") {
+        world.ok(["snapshot", "rm", name]);
+    }
+    world.ok(["gc"]);
+    assert_eq!(entries(&world.home().join("snapshots")), BTreeSet::new());
+    assert_eq!(entries(&world.home().join("layers")), BTreeSet::new());
+    world.assert_empty();
+}
+
+/// What another version of the program does: the image gets another content under its name. Gives the new digest.
+fn rebuild_image(world: &World) -> String {
+    let store = Store::open(world.home()).unwrap();
+    let name = "tiny".parse().unwrap();
+    let old = store.image(&name).unwrap();
+    let staged = store.stage().unwrap();
+    fs::copy(old.rootfs(), staged.path().join("rootfs.raw")).unwrap();
+    let mut defaults = old.record.defaults.clone();
+    defaults.env.insert("REBUILT".into(), "yes".into());
+    let spec = ImageSpec { arch: old.record.arch, kernel: old.record.kernel.clone(), init: old.record.init, defaults };
+    let new = store.publish_image(staged, spec).unwrap();
+    store.set_image_name(&name, &new.digest).unwrap();
+    assert_ne!(new.digest, old.digest);
+    new.digest.to_string()
+}
+
+fn content_digest(path: &Path) -> String {
+    Digest::of(&fs::read(path).unwrap()).to_string()
+}
