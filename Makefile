@@ -41,13 +41,14 @@ fuzz-short:
 fuzz:
 	$(CARGO) run --release --locked -p sandtree-fuzz -- --seconds 120
 
-# Real QEMU and real guests.
+# Real QEMU and real guests. Their tests wait more than they work, so there are more of them at a time than cores.
 vm:
-	$(CARGO) test --locked -p sandtree-cli --test 'vm-*'
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-4} $(CARGO) test --locked -p sandtree-cli --test 'vm-*'
 
 bench: build
 	target/release/sandtree bench exec
 	target/release/sandtree bench states
+	target/release/sandtree bench store
 
 clean:
 	$(CARGO) clean
