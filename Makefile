@@ -41,9 +41,9 @@ fuzz-short:
 fuzz:
 	$(CARGO) run --release --locked -p sandtree-fuzz -- --seconds 120
 
-# Real QEMU and real guests. Their tests wait more than they work, so there are more of them at a time than cores.
+# Real QEMU and real guests.
 vm:
-	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-4} $(CARGO) test --locked -p sandtree-cli --test 'vm-*'
+	$(CARGO) test --locked -p sandtree-cli --test 'vm-*'
 
 bench: build
 	target/release/sandtree bench exec

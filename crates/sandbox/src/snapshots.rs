@@ -51,15 +51,15 @@ pub struct SnapshotInfo {
 impl SnapshotInfo {
     fn new(summary: SnapshotSummary, path: Option<PathBuf>) -> Self {
         Self {
-            names: summary.names.iter().map(ToString::to_string).collect(),
-            digest: summary.digest.to_string(),
+            names: summary.names.into_iter().map(String::from).collect(),
+            digest: summary.digest.into(),
             path,
             created_at: rfc3339(summary.created_at_unix_ms),
             created_at_unix_ms: summary.created_at_unix_ms,
-            parent: summary.parent.as_ref().map(ToString::to_string),
+            parent: summary.parent.map(String::from),
             labels: summary.labels,
-            image: summary.image.to_string(),
-            image_digest: summary.image_digest.to_string(),
+            image: summary.image.into(),
+            image_digest: summary.image_digest.into(),
             arch: summary.arch.to_string(),
             bytes: summary.bytes,
             memory: summary.memory,

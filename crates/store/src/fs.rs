@@ -30,6 +30,9 @@ use crate::{Digest, Error};
 /// Room for most records: with less, reading a file begins with looking how much there is.
 const ONE_READ: usize = 1024;
 
+/// More than a name or a pin has.
+const SMALL: usize = 256;
+
 /// The largest record that is read into memory at once.
 pub(crate) const MAX_RECORD_BYTES: u64 = 16 << 20;
 
@@ -169,6 +172,17 @@ impl Files {
     /// A file to read anywhere.
     pub(crate) fn open_at(&self, path: &Path) -> Result<Box<dyn ReadAt>, Error> {
         self.fs.open_at(path).map_err(io_error("open", path))
+    }
+
+    /// A file that is small, by one look, unless it is not.
+    pub(crate) fn read_small(&self, path: &Path) -> Result<Vec<u8>, Error> {
+        let mut bytes = vec![0; SMALL];
+        let count = self.open(path)?.read(&mut bytes).map_err(io_error("read", path))?;
+        if count == SMALL {
+            return self.read(path);
+        }
+        bytes.truncate(count);
+        Ok(bytes)
     }
 
     /// The first bytes of a file; fewer if it has no more.

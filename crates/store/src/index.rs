@@ -219,8 +219,7 @@ impl Store {
     /// The rows of these snapshots, or why there are none.
     fn indexed(&self, digests: &[Digest]) -> Result<Rows, Trouble> {
         let Some(path) = self.index_path() else { return Ok(Rows::default()) };
-        let wanted = digests.iter().collect();
-        Database::open(&path)?.map_or(Ok(Rows::default()), |database| database.rows(&wanted))
+        Database::open(&path)?.map_or(Ok(Rows::default()), |database| database.rows(digests))
     }
 
     /// Tells the index what it does not know yet, and what is of no use any more.

@@ -8,7 +8,7 @@
 //! synced: after a power cut the file may be anything, and then it is damaged. A process that was killed leaves a journal
 //! that the next one undoes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -137,8 +137,8 @@ impl Database {
         Ok(self.connection.pragma_query_value(None, "user_version", |row| row.get(0))?)
     }
 
-    /// The rows of these snapshots, and which others there are.
-    pub fn rows(&self, wanted: &BTreeSet<&Digest>) -> Result<Rows, Trouble> {
+    /// The rows of these snapshots, which are sorted, and which others there are.
+    pub fn rows(&self, wanted: &[Digest]) -> Result<Rows, Trouble> {
         let select = "SELECT digest, inode, bytes, summary, checksum FROM snapshots";
         let mut statement = self.connection.prepare(select)?;
         let (mut found, mut rows, mut count) = (Rows::default(), statement.query([])?, 0);
@@ -150,7 +150,7 @@ impl Database {
             }
             let row = read(row)?.ok_or_else(|| Trouble::Damaged("a row is not what was written".into()))?;
             let digest = row.summary.digest.clone();
-            match wanted.contains(&digest) {
+            match wanted.binary_search(&digest).is_ok() {
                 true => drop(found.known.insert(digest, row)),
                 false => found.others.push(digest),
             }

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::fs::Lock;
+use crate::fs::{Lock, optional};
 use crate::publish::Staged;
 use crate::{Digest, Error, Name, SandboxId, Store, lock};
 
@@ -204,7 +204,7 @@ impl Store {
     /// What the file of a name says, whether or not it still holds.
     pub(super) fn read_name(&self, name: &Name) -> Result<Option<Named>, Error> {
         let path = self.layout.image_name(name);
-        let Some(bytes) = self.files.read_if_exists(&path)? else { return Ok(None) };
+        let Some(bytes) = optional(self.files.read_small(&path))? else { return Ok(None) };
         let named = std::str::from_utf8(&bytes).ok().and_then(Named::parse);
         named.map(Some).ok_or_else(|| Error::corrupt(path, "it says of nothing known that it has this name"))
     }
