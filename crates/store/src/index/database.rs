@@ -1,7 +1,7 @@
 //! The file of the index: an SQLite database of rows, each with a checksum.
 //!
 //! ```text
-//! snapshots: digest | inode and bytes of the manifest it was made from | summary (JSON) | SHA-256 of all of these
+//! snapshots: digest | inode and bytes of the manifest it was made from | summary (postcard) | SHA-256 of all of these
 //! ```
 //!
 //! Always: any number of processes may use it. Where one row does not fit its checksum, none is believed. Nothing is
@@ -23,7 +23,7 @@ use super::SnapshotSummary;
 use crate::Digest;
 
 /// How rows are written. Another number is another program's, and its rows are made anew.
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 
 /// Others hold it for moments. Reading all manifests takes longer than this, but never has to wait.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -169,7 +169,7 @@ impl Database {
             let mut insert = transaction.prepare("INSERT OR REPLACE INTO snapshots VALUES (?1, ?2, ?3, ?4, ?5)")?;
             for row in rows {
                 let key = row.summary.digest.as_str().as_bytes();
-                let summary = serde_json::to_vec(&row.summary).map_err(unusable)?;
+                let summary = postcard::to_allocvec(&row.summary).map_err(unusable)?;
                 let (inode, bytes) = (row.origin.inode.cast_signed(), row.origin.bytes.cast_signed());
                 insert.execute(params![key, inode, bytes, summary, checksum(key, row.origin, &summary)])?;
             }
@@ -199,7 +199,7 @@ fn read(row: &rusqlite::Row<'_>) -> Result<Option<Row>, Trouble> {
     if checksum(key, origin, summary) != sum {
         return Ok(None);
     }
-    let summary = serde_json::from_slice::<SnapshotSummary>(summary).ok();
+    let summary = postcard::from_bytes::<SnapshotSummary>(summary).ok();
     let summary = summary.filter(|summary| summary.digest.as_str().as_bytes() == key);
     Ok(summary.map(|summary| Row { origin, summary }))
 }
