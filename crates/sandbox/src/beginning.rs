@@ -92,11 +92,8 @@ impl Inner {
         if let (Reference::Name(name), None) = (&reference, &spec.snapshot) {
             let named = self.store.named(name).map_err(store_error("read a name"))?;
             if !matches!(named, Some(Named::Snapshot(_))) {
-                return self
-                    .clone()
-                    .ensure_image(name.as_str(), image)
-                    .await
-                    .map(|image| Beginning::Image(Box::new(image)));
+                let image = self.clone().ensure_image(name.as_str(), image).await?;
+                return Ok(Beginning::Image(Box::new(image)));
             }
         }
         Ok(Beginning::Snapshot(Box::new(self.snapshot(&reference, progress).await?)))
@@ -104,28 +101,22 @@ impl Inner {
 
     /// A snapshot, kept while the result lives. One in a directory is brought into the store, every byte of it checked.
     pub async fn snapshot(self: &Arc<Self>, reference: &Reference, progress: Progress) -> Result<Held> {
-        match reference {
-            Reference::Name(name) => match self.store.named(name).map_err(store_error("read a name"))? {
-                Some(Named::Snapshot(digest)) => self.pinned(&digest, name.as_str()),
-                _ => Err(no_snapshot(name.as_str())),
-            },
-            Reference::Digest(digest) => self.pinned(digest, digest.as_str()),
-            Reference::Path(path) => {
-                let (host, path) = (self.clone(), path.clone());
-                let imported =
-                    Watched::run(progress, move |progress| host.store.import_dir(&path, Target::Unnamed, progress));
-                let imported = imported.await.map_err(|error| match error {
-                    store::Error::NotASnapshotDir { path, .. } => no_snapshot(&path.to_string_lossy()),
-                    error => store_error("take in a snapshot")(error),
-                })?;
-                Ok(Held::for_one_use(imported, self))
-            }
-        }
+        let Reference::Path(path) = reference else {
+            let unknown = || no_snapshot(&reference.to_string());
+            return self.pinned(&self.digest_of(reference)?.ok_or_else(unknown)?, reference);
+        };
+        let (host, path) = (self.clone(), path.clone());
+        let imported = Watched::run(progress, move |progress| host.store.import_dir(&path, Target::Unnamed, progress));
+        let imported = imported.await.map_err(|error| match error {
+            store::Error::NotASnapshotDir { path, .. } => no_snapshot(&path.to_string_lossy()),
+            error => store_error("take in a snapshot")(error),
+        })?;
+        Ok(Held::for_one_use(imported, self))
     }
 
-    fn pinned(&self, digest: &store::Digest, reference: &str) -> Result<Held> {
+    fn pinned(&self, digest: &store::Digest, reference: &Reference) -> Result<Held> {
         self.store.pin(digest).map(Held::lasting).map_err(|error| match error {
-            store::Error::UnknownSnapshot { .. } => no_snapshot(reference),
+            store::Error::UnknownSnapshot { .. } => no_snapshot(&reference.to_string()),
             error => store_error("read a snapshot")(error),
         })
     }

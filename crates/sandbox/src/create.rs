@@ -521,6 +521,12 @@ pub(crate) fn bare_manifest(record: &SandboxRecord, head: &Head, kind: StateKind
 }
 
 /// Of a machine that runs from now on; `before` is what the sandbox was, if it was anything.
+/// Shows a state of a sandbox's disk, without a machine, to everyone.
+pub(crate) fn publish_bare(owned: &Owned, manifest: &StateManifest) -> Result<()> {
+    let staged = owned.stage_state().map_err(store_error("begin a state"))?;
+    owned.publish_state(staged, manifest).map_err(store_error("publish a state"))
+}
+
 pub(crate) fn running_state(running: &Running, before: Option<&StateRecord>) -> StateRecord {
     StateRecord {
         boot_id: Some(boot_id()),

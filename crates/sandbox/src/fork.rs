@@ -79,29 +79,18 @@ impl Host {
 
     /// Creates several sandboxes at once, all of them or none.
     pub async fn create_all(&self, specs: Vec<SandboxSpec>) -> Result<Vec<Sandbox>> {
-        let limit = Arc::new(Semaphore::new(FORK_CONCURRENCY));
-        let creating = specs.into_iter().map(|spec| {
-            let (host, limit) = (self.inner.clone(), limit.clone());
-            async move {
-                let _turn = limit.acquire_owned().await.expect("nobody closes it");
-                create::born(host, spec).await
-            }
-        });
-        create::grow(&self.inner, all(creating).await?)
+        let creating = specs.into_iter().map(|spec| create::born(self.inner.clone(), spec));
+        create::grow(&self.inner, all_in_turns(FORK_CONCURRENCY, creating).await?)
     }
 
     async fn copies(&self, id: &str, state: &str, spec: &ForkSpec) -> Result<Vec<Sandbox>> {
         let (source, record) = self.inner.fork_source(id, state)?;
         let names = self.fork_names(record.name.as_str(), spec)?;
-        let limit = Arc::new(Semaphore::new(spec.concurrency));
         let loading = names.into_iter().map(|name| {
-            let (host, source, record, limit) = (self.inner.clone(), source.clone(), record.clone(), limit.clone());
-            async move {
-                let _turn = limit.acquire_owned().await.expect("nobody closes it");
-                create::copy(host, source, &record, name).await
-            }
+            let (host, source, record) = (self.inner.clone(), source.clone(), record.clone());
+            async move { create::copy(host, source, &record, name).await }
         });
-        let loaded = all(loading).await?;
+        let loaded = all_in_turns(spec.concurrency, loading).await?;
         // Until all have gone on, each undoes itself when it is dropped.
         create::grow(&self.inner, all(loaded.into_iter().map(Copy::wake)).await?)
     }
@@ -126,6 +115,24 @@ impl Host {
         let numbered = (1..).map(|number| format!("{source}-{number}"));
         Ok(numbered.filter(|name| !is_taken(name)).take(spec.count).collect())
     }
+}
+
+/// As [`all`], with no more than so many under way at a time.
+#[doc(hidden)]
+pub async fn all_in_turns<T, W>(concurrency: usize, work: impl IntoIterator<Item = W>) -> Result<Vec<T>>
+where
+    T: Send + 'static,
+    W: Future<Output = Result<T>> + Send + 'static,
+{
+    let limit = Arc::new(Semaphore::new(concurrency));
+    let in_turn = |work: W| {
+        let limit = limit.clone();
+        async move {
+            let _turn = limit.acquire_owned().await.expect("nobody closes it");
+            work.await
+        }
+    };
+    all(work.into_iter().map(in_turn)).await
 }
 
 /// All results in order, or the first error, once everything that was begun is dropped, and thereby undone.

@@ -1,7 +1,6 @@
 //! A host: an opened store, the QEMU beside it, and what they can do together.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -18,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::fault::{Fault, Faults, Step};
 use crate::image::{self, Progress};
 use crate::info::SandboxInfo;
+use crate::progress::Waiting;
 use crate::sandbox::Sandbox;
 use crate::save;
 use crate::spec::{SandboxSpec, parse_name};
@@ -280,8 +280,7 @@ impl Inner {
             _ => {}
         }
         let building = self.clone();
-        let given_up = Arc::new(AtomicBool::new(false));
-        let _waiting = Waiting { given_up: given_up.clone() };
+        let (_waiting, given_up) = Waiting::new();
         let built = tokio::task::spawn_blocking(move || image::build_tiny(&building.store, &mut progress, &given_up));
         let built = built.await.expect("building does not panic");
         let image = built.map_err(|source| Error::Image { name: name.to_string(), source })?;
@@ -374,17 +373,6 @@ fn engine_key() -> Name {
 
 fn recipe_key() -> Name {
     "tiny-recipe".parse().expect("it is a name")
-}
-
-/// Somebody waits for a build. Dropped, nobody does.
-struct Waiting {
-    given_up: Arc<AtomicBool>,
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        self.given_up.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Why a sandbox's owner is gone, as far as its last state tells.

@@ -67,9 +67,9 @@ pub use driver::{Phase, Verb, permits};
 pub use error::{Error, ErrorKind, Report, Result};
 #[doc(hidden)]
 pub use fault::{Fault, Faults, Step};
-#[doc(hidden)]
-pub use fork::all;
 pub use fork::{FORK_CONCURRENCY, ForkReport, ForkSpec};
+#[doc(hidden)]
+pub use fork::{all, all_in_turns};
 pub use guest::{
     Exec, ExecId, ExecSpec, ExitStatus, FileOwner, Files, Forward, Guest, Lifetime, Output, Stdin, Transfer, Tunnel,
 };
@@ -79,6 +79,7 @@ pub use info::SandboxInfo;
 pub use lend::{LentState, Loan, Wanted};
 pub use link::{LinkError, Output as ByteStream};
 pub use progress::{Advance, Progress};
+pub use reference::absolute_reference;
 pub use sandbox::{Replace, STOP_GRACE, Sandbox, State, StateWatch};
 pub use sandtree_proto::{DirEntry, FileKind, Metrics, Stat, TermSize};
 pub use sandtree_store::{AccelChoice, Arch, Consistency, Network, PublishedPort, SaveOnStop, SaveTarget, StateKind};

@@ -44,8 +44,16 @@ pub(crate) struct Watched {
     given_up: Arc<AtomicBool>,
 }
 
-/// Dropped by whoever waits.
-struct Waiting(Arc<AtomicBool>);
+/// Somebody waits for work on a thread. Dropped, nobody does.
+pub(crate) struct Waiting(Arc<AtomicBool>);
+
+impl Waiting {
+    /// For whoever waits, and what the work looks at.
+    pub fn new() -> (Self, Arc<AtomicBool>) {
+        let given_up = Arc::new(AtomicBool::new(false));
+        (Self(given_up.clone()), given_up)
+    }
+}
 
 impl Drop for Waiting {
     fn drop(&mut self) {
@@ -58,8 +66,7 @@ impl Watched {
         progress: Progress,
         work: impl FnOnce(&dyn store::Progress) -> T + Send + 'static,
     ) -> T {
-        let given_up = Arc::new(AtomicBool::new(false));
-        let _waiting = Waiting(given_up.clone());
+        let (_waiting, given_up) = Waiting::new();
         let watched = Watched { progress, given_up };
         crate::capture::blocking(move || work(&watched)).await
     }

@@ -3,6 +3,7 @@
 //! Always: a text with a `/`, or that begins with a `.`, is a path, and never a name. 64 hexadecimal digits are a digest:
 //! no name is as long. A sandbox is a name of another kind; with `@` and a tag behind it, it is one of its states.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use sandtree_store::{Digest, Name};
@@ -19,7 +20,7 @@ pub(crate) enum Reference {
 
 impl Reference {
     pub fn parse(text: &str) -> Result<Self> {
-        if text.contains('/') || text.starts_with('.') {
+        if is_path(text) {
             return Ok(Self::Path(Path::new(text).to_owned()));
         }
         match text.strip_prefix("sha256:").unwrap_or(text).parse() {
@@ -27,6 +28,29 @@ impl Reference {
             Err(_) => parse_name("the name of an image or a snapshot", text).map(Self::Name),
         }
     }
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => name.fmt(f),
+            Self::Digest(digest) => digest.fmt(f),
+            Self::Path(path) => path.display().fmt(f),
+        }
+    }
+}
+
+fn is_path(text: &str) -> bool {
+    text.contains('/') || text.starts_with('.')
+}
+
+/// What a user calls a snapshot, for processes with other working directories: a path becomes an absolute one.
+pub fn absolute_reference(text: &str) -> Result<String> {
+    if !is_path(text) {
+        return Ok(text.to_owned());
+    }
+    let path = std::path::absolute(text).map_err(|e| Error::io("resolve", text, e))?;
+    path.to_str().map(str::to_owned).ok_or_else(|| Error::invalid("a path", path.display(), "a text"))
 }
 
 /// A snapshot, or a sandbox as it is now or as it was: what can be exported and compared.

@@ -106,11 +106,9 @@ pub(crate) fn check(dir: &SandboxDir, source: StateSource) -> Result<Checked> {
 }
 
 fn whole_layers(dir: &SandboxDir, source: &StateSource) -> Result<Vec<Layer>> {
+    check_written(source)?;
     let manifest = source.manifest();
     let broken = |what: String| Error::BrokenState { state: label(manifest), what };
-    if manifest.boot_id != boot_id() && !source.is_sealed().map_err(store_error("read a state"))? {
-        return Err(broken("the host went down before it was written out".into()));
-    }
     manifest.disk.iter().try_for_each(|id| check_overlay(dir, id)).map_err(broken)?;
     let MemoryState::Layers { layers } = &manifest.memory else { return Ok(Vec::new()) };
     let of_this_size = |layer: &Layer| layer.ram_bytes == manifest.ram_bytes;
@@ -120,6 +118,16 @@ fn whole_layers(dir: &SandboxDir, source: &StateSource) -> Result<Vec<Layer>> {
         Some((id, _)) => Err(broken(format!("{} is of a machine of another size", dir.memory_layer(id).display()))),
         None => Ok(layers.into_iter().map(|(_, layer)| layer).collect()),
     }
+}
+
+/// Refuses a state that may not be on the disk as it was captured.
+pub(crate) fn check_written(source: &StateSource) -> Result<()> {
+    let manifest = source.manifest();
+    if manifest.boot_id == boot_id() || source.is_sealed().map_err(store_error("read a state"))? {
+        return Ok(());
+    }
+    let what = "the host went down before it was written out".into();
+    Err(Error::BrokenState { state: label(manifest), what })
 }
 
 pub(crate) fn label(manifest: &StateManifest) -> String {

@@ -44,6 +44,18 @@ pub enum Replace {
     No,
 }
 
+impl Replace {
+    pub fn is_yes(self) -> bool {
+        self == Self::Yes
+    }
+}
+
+impl From<bool> for Replace {
+    fn from(yes: bool) -> Self {
+        if yes { Self::Yes } else { Self::No }
+    }
+}
+
 /// A sandbox's state, and why it is in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
@@ -177,7 +189,7 @@ impl Sandbox {
     /// Takes a state of memory, disk and processes; the guest goes on. Without a tag, the next number serves as one. A tag
     /// that is taken is refused, unless it is to be replaced.
     pub async fn checkpoint(&self, tag: Option<&str>, replace: Replace) -> Result<Checkpoint> {
-        let order = Order::Checkpoint { tag: tag.map(str::to_owned), replace: replace == Replace::Yes };
+        let order = Order::Checkpoint { tag: tag.map(str::to_owned), replace: replace.is_yes() };
         match self.command(order).await? {
             Done::Checkpoint(checkpoint) => Ok(checkpoint),
             other => unreachable!("{other:?} is no checkpoint"),

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sandtree_store::{
-    self as store, Consistency, Digest, LayerId, MemoryState, Name, Named, SandboxDir, SaveOnStop, SaveTarget,
-    Snapshot, StateId, StateManifest, Target,
+    self as store, Consistency, Digest, LayerId, MemoryState, Name, Named, SandboxDir, SandboxId, SaveOnStop,
+    SaveTarget, Snapshot, StateId, StateManifest, Target,
 };
 use serde::{Deserialize, Serialize};
 
@@ -24,10 +24,11 @@ use crate::beginning::Held;
 use crate::compare::Disk;
 use crate::error::{Error, Result};
 use crate::fault::Step;
-use crate::host::{Host, Inner, boot_id, now_unix_ms, store_error};
+use crate::host::{Host, Inner, now_unix_ms, store_error};
 use crate::lend::{LentState, Loan, Wanted};
 use crate::progress::{Progress, Watched};
 use crate::reference::Reference;
+use crate::restore::check_written;
 use crate::sandbox::{Replace, Sandbox};
 use crate::states::{Forget, ms};
 
@@ -129,9 +130,10 @@ impl Host {
         progress: Progress,
     ) -> Result<Saved> {
         let began = Instant::now();
-        self.inner.check_free(&spec.target, spec.replace, reference)?;
+        let dir = self.inner.find(reference)?;
+        self.inner.check_free(&spec.target, spec.replace, Some(dir.id()))?;
         if let Some(from) = &spec.from {
-            let lent = self.inner.promoted(&self.inner.find(reference)?, from)?;
+            let lent = self.inner.promoted(&dir, from)?;
             return self.saved(reference, spec, &lent, progress, began).await;
         }
         let loan = borrowing.await?;
@@ -151,7 +153,7 @@ impl Host {
         let dir = self.inner.find(reference)?;
         let publishing = Publishing {
             target: spec.target.clone(),
-            replace: spec.replace == Replace::Yes,
+            replace: spec.replace.is_yes(),
             labels: spec.labels.clone(),
             compress: spec.compress,
         };
@@ -188,16 +190,17 @@ struct Publishing {
 }
 
 impl Inner {
-    /// Refuses a name that is taken before anything is done for it. Publishing looks again.
-    pub fn check_free(&self, target: &SaveTarget, replace: Replace, sandbox: &str) -> Result<()> {
+    /// Refuses a name that is taken before anything is done for it. Publishing looks again. What is reserved for the sandbox
+    /// that is saved is free to it.
+    pub fn check_free(&self, target: &SaveTarget, replace: Replace, by: Option<&SandboxId>) -> Result<()> {
         let name = match target {
             SaveTarget::Name(name) => name,
-            SaveTarget::Dir(path) => return check_dir(path, replace == Replace::Yes),
+            SaveTarget::Dir(path) => return check_dir(path, replace.is_yes()),
         };
         let taken = |by: &Named| Err(Error::SnapshotNameTaken { name: name.to_string(), by: by.to_string() });
         match self.store.named(name).map_err(store_error("read a name"))? {
-            Some(Named::Snapshot(_)) if replace == Replace::Yes => Ok(()),
-            Some(Named::Reserved(id)) if self.find(sandbox).is_ok_and(|dir| *dir.id() == id) => Ok(()),
+            Some(Named::Snapshot(_)) if replace.is_yes() => Ok(()),
+            Some(Named::Reserved(id)) if by == Some(&id) => Ok(()),
             Some(held) => taken(&held),
             None if name.as_str() == "tiny" => {
                 Err(Error::invalid("the name of a snapshot", name, "an image is built in"))
@@ -209,11 +212,7 @@ impl Inner {
     /// A state that is there already.
     pub fn promoted(&self, dir: &SandboxDir, reference: &str) -> Result<LentState> {
         let manifest = self.listed_state(dir, reference)?;
-        let is_sealed = dir.is_sealed(&manifest.id).map_err(store_error("read a state"))?;
-        if !is_sealed && manifest.boot_id != boot_id() {
-            let what = "the host went down before it was written out".into();
-            return Err(Error::BrokenState { state: reference.into(), what });
-        }
+        check_written(&dir.state_source(&manifest.id).map_err(store_error("read a state"))?)?;
         let consistency = match manifest.memory {
             MemoryState::None => disk_consistency(self, dir, &manifest.disk)?,
             _ => Consistency::Exact,
@@ -318,8 +317,7 @@ pub(crate) fn settle_target(host: &Inner, dir: &SandboxDir, before: Option<&Dige
     if is_own(host, wish, before)? {
         return Ok(());
     }
-    let replace = if wish.replace { Replace::Yes } else { Replace::No };
-    host.check_free(&wish.target, replace, dir.id().as_str())?;
+    host.check_free(&wish.target, wish.replace.into(), Some(dir.id()))?;
     match &wish.target {
         SaveTarget::Name(name) => match host.store.named(name).map_err(store_error("read a name"))? {
             // To be replaced, when the time has come.

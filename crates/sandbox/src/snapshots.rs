@@ -5,15 +5,15 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use sandtree_store::{
-    self as store, ExportSpec, GcReport, Named, SaveTarget, Snapshot, SnapshotManifest, SnapshotSummary, Target, Usage,
-    Verified,
+    self as store, Digest, ExportSpec, GcReport, Name, Named, SaveTarget, Snapshot, SnapshotManifest, SnapshotSummary,
+    Target, Usage, Verified,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::beginning::Held;
 use crate::capture::blocking;
 use crate::error::{Error, Result};
-use crate::host::{Host, store_error};
+use crate::host::{Host, Inner, store_error};
 use crate::info::rfc3339;
 use crate::lend::Wanted;
 use crate::progress::{Progress, Watched};
@@ -79,6 +79,13 @@ pub struct SnapshotList {
     pub trouble: Option<String>,
 }
 
+impl SnapshotList {
+    fn new(mut snapshots: Vec<SnapshotInfo>, trouble: Option<String>) -> Self {
+        snapshots.sort_by(|a, b| (a.created_at_unix_ms, &a.names).cmp(&(b.created_at_unix_ms, &b.names)));
+        Self { snapshots, trouble }
+    }
+}
+
 /// Everything known of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SnapshotDetails {
@@ -113,9 +120,7 @@ impl Host {
         let host = self.inner.clone();
         let listing = blocking(move || host.store.list_snapshots()).await.map_err(store_error("list its snapshots"))?;
         let snapshots = listing.snapshots.into_iter().map(|summary| SnapshotInfo::new(summary, None));
-        let mut snapshots: Vec<SnapshotInfo> = snapshots.collect();
-        snapshots.sort_by(|a, b| (a.created_at_unix_ms, &a.names).cmp(&(b.created_at_unix_ms, &b.names)));
-        Ok(SnapshotList { snapshots, trouble: listing.trouble })
+        Ok(SnapshotList::new(snapshots.collect(), listing.trouble))
     }
 
     /// The snapshots that are directories in `dir`.
@@ -132,8 +137,7 @@ impl Host {
             };
             snapshots.push(SnapshotInfo::new(summary, Some(path)));
         }
-        snapshots.sort_by(|a, b| (a.created_at_unix_ms, &a.names).cmp(&(b.created_at_unix_ms, &b.names)));
-        Ok(SnapshotList { snapshots, trouble: None })
+        Ok(SnapshotList::new(snapshots, None))
     }
 
     pub async fn inspect_snapshot(&self, reference: &str) -> Result<SnapshotDetails> {
@@ -143,25 +147,19 @@ impl Host {
             return Ok(details(&snapshot, Vec::new(), Some(path.clone())));
         }
         let snapshot = self.inner.snapshot(&parsed, Progress::silent()).await?;
-        let names = self.inner.store.names().map_err(store_error("list names"))?;
-        let is_its = |named: &store::Named| *named == Named::Snapshot(snapshot.digest.clone());
-        let names = names.into_iter().filter(|(_, named)| named.as_ref().is_ok_and(is_its));
-        Ok(details(&snapshot, names.map(|(name, _)| name.to_string()).collect(), None))
+        let names = self.inner.names_of(&snapshot.digest)?;
+        Ok(details(&snapshot, names.into_iter().map(String::from).collect(), None))
     }
 
     /// Reads every byte of a snapshot and of its image. What is damaged is moved aside, and named.
     pub async fn verify(&self, reference: &str, progress: Progress) -> Result<Verified> {
         let host = self.inner.clone();
-        let text = reference.to_owned();
         let verified = match Reference::parse(reference)? {
             Reference::Path(path) => Watched::run(progress, move |p| store::Store::verify_dir(&path, p)).await,
-            Reference::Digest(digest) => Watched::run(progress, move |p| host.store.verify_snapshot(&digest, p)).await,
-            Reference::Name(name) => match host.store.named(&name).map_err(store_error("read a name"))? {
-                Some(Named::Snapshot(digest)) => {
-                    Watched::run(progress, move |p| host.store.verify_snapshot(&digest, p)).await
-                }
-                _ => return Err(no_snapshot(&text)),
-            },
+            named => {
+                let digest = host.digest_of(&named)?.ok_or_else(|| no_snapshot(reference))?;
+                Watched::run(progress, move |p| host.store.verify_snapshot(&digest, p)).await
+            }
         };
         verified.map_err(store_error("verify a snapshot"))
     }
@@ -182,11 +180,7 @@ impl Host {
             },
             Reference::Path(path) => remove_dir(&path),
             Reference::Digest(digest) => {
-                let names = host.store.names().map_err(store_error("list names"))?;
-                let its = names
-                    .into_iter()
-                    .filter(|(_, named)| named.as_ref().is_ok_and(|named| *named == Named::Snapshot(digest.clone())));
-                let its: Vec<_> = its.map(|(name, _)| name).collect();
+                let its = host.names_of(&digest)?;
                 if its.is_empty() {
                     let pinned = host.store.pin(&digest).map_err(|_| no_snapshot(&text))?;
                     return host.store.let_go(pinned).map_err(store_error("remove a snapshot"));
@@ -200,11 +194,11 @@ impl Host {
 
     pub async fn tag_snapshot(&self, reference: &str, name: &str, replace: Replace) -> Result<()> {
         let name = parse_name("the name of a snapshot", name)?;
-        self.inner.check_free(&SaveTarget::Name(name.clone()), replace, "")?;
+        self.inner.check_free(&SaveTarget::Name(name.clone()), replace, None)?;
         let pinned = self.inner.snapshot(&Reference::parse(reference)?, Progress::silent()).await?;
         let host = self.inner.clone();
-        let replace = replace == Replace::Yes;
-        let tagging = move || host.replacing(&name, || host.store.tag_snapshot(&pinned.digest, &name, replace));
+        let tagging =
+            move || host.replacing(&name, || host.store.tag_snapshot(&pinned.digest, &name, replace.is_yes()));
         blocking(tagging).await.map_err(name_error)
     }
 
@@ -249,9 +243,8 @@ impl Host {
         let point = self.inner.point(reference)?;
         let held = self.held_point(point, false, progress.clone()).await?;
         let (host, dir) = (self.inner.clone(), dir.to_owned());
-        let written = Watched::run(progress, move |progress| {
-            host.store.export_dir(&held, &dir, replace == Replace::Yes, progress)
-        });
+        let written =
+            Watched::run(progress, move |progress| host.store.export_dir(&held, &dir, replace.is_yes(), progress));
         written.await.map_err(store_error("write a snapshot into a directory"))
     }
 
@@ -286,11 +279,10 @@ impl Host {
         progress: Progress,
     ) -> Result<Imported> {
         let name = parse_name("the name of a snapshot", name)?;
-        self.inner.check_free(&SaveTarget::Name(name.clone()), replace, "")?;
+        self.inner.check_free(&SaveTarget::Name(name.clone()), replace, None)?;
         let (host, target) = (self.inner.clone(), name.clone());
-        let replace = replace == Replace::Yes;
         let imported = Watched::run(progress, move |progress| {
-            let name = Target::Name { name: &target, replace };
+            let name = Target::Name { name: &target, replace: replace.is_yes() };
             host.replacing(&target, || host.store.import(&mut input, name, progress))
         });
         let imported = imported.await.map_err(import_error)?;
@@ -312,6 +304,28 @@ impl Host {
     pub async fn usage(&self) -> Result<Usage> {
         let host = self.inner.clone();
         blocking(move || host.store.usage()).await.map_err(store_error("measure itself"))
+    }
+}
+
+impl Inner {
+    /// Which snapshot a name or a digest means; a directory is none of the store's.
+    pub fn digest_of(&self, reference: &Reference) -> Result<Option<Digest>> {
+        match reference {
+            Reference::Digest(digest) => Ok(Some(digest.clone())),
+            Reference::Path(_) => Ok(None),
+            Reference::Name(name) => match self.store.named(name).map_err(store_error("read a name"))? {
+                Some(Named::Snapshot(digest)) => Ok(Some(digest)),
+                _ => Ok(None),
+            },
+        }
+    }
+
+    /// Every name of a snapshot.
+    fn names_of(&self, digest: &Digest) -> Result<Vec<Name>> {
+        let names = self.store.names().map_err(store_error("list names"))?;
+        let is_its = |named: &Named| matches!(named, Named::Snapshot(found) if found == digest);
+        let its = names.into_iter().filter(|(_, named)| named.as_ref().is_ok_and(is_its));
+        Ok(its.map(|(name, _)| name).collect())
     }
 }
 

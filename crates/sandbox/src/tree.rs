@@ -1,6 +1,6 @@
 //! The tree of everything in a store: images, the snapshots and sandboxes made from them, and the states of those.
 //!
-//! Always: whoever came from something that is gone stands below what that came from, or at the root.
+//! Always: whoever came from a snapshot that is gone stands below its image; below nothing, if it cannot be read.
 
 use std::collections::{BTreeMap, HashSet};
 

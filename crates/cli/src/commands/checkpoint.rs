@@ -26,7 +26,7 @@ pub async fn run(global: &Global, args: Checkpoint) -> Outcome {
 async fn take(global: &Global, sandbox: &str, tag: Option<String>, force: bool) -> Outcome {
     let client = open(global).await?.client_for(sandbox, Verb::Checkpoint)?;
     let spinner = progress::spinner(format!("checkpointing {sandbox}"));
-    let taken = client.checkpoint(tag, if force { Replace::Yes } else { Replace::No }).await;
+    let taken = client.checkpoint(tag, Replace::from(force)).await;
     spinner.finish_and_clear();
     let taken = taken?;
     if global.json {

@@ -3,17 +3,16 @@
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
-use sandtree::{Aspect, Change, ChangeKind, ContentDiff, DiffOptions, Node};
+use sandtree::{Aspect, Change, ChangeKind, ContentDiff, DiffOptions, Node, absolute_reference};
 use serde_json::json;
 
-use super::snapshot::absolute;
 use super::{Outcome, open};
 use crate::args::{Diff, Global};
 use crate::{progress, show};
 
 pub async fn run(global: &Global, args: Diff) -> Outcome {
     let host = open(global).await?;
-    let (before, after) = (absolute(&args.before)?, absolute(&args.after)?);
+    let (before, after) = (absolute_reference(&args.before)?, absolute_reference(&args.after)?);
     let spinner = progress::spinner(format!("comparing {} with {}", args.before, args.after));
     if let Some(path) = &args.content {
         let content = host.content_diff(&before, &after, path.as_bytes()).await;

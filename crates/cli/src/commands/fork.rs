@@ -1,13 +1,11 @@
 //! `sandtree fork`: running copies, all or none.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Instant;
 
 use sandtree::keeper::{Lease, Order, Task};
-use sandtree::{ForkSpec, Host, HostConfig, LentState, Result, SandboxInfo, Wanted, all};
+use sandtree::{ForkSpec, Host, HostConfig, LentState, Result, SandboxInfo, Wanted, all, all_in_turns};
 use serde_json::json;
-use tokio::sync::Semaphore;
 
 use super::{Outcome, config, keeper, open};
 use crate::args::{Fork, Global};
@@ -65,17 +63,12 @@ async fn fork(
 }
 
 async fn copies(orders: Vec<Order>, concurrency: usize) -> Result<Vec<SandboxInfo>> {
-    let limit = Arc::new(Semaphore::new(concurrency));
-    let leases = all(orders.into_iter().map(|order| {
-        let limit = limit.clone();
-        async move {
-            let _turn = limit.acquire_owned().await.expect("nobody closes it");
-            let mut lease = keeper::spawn(&order).await?;
-            lease.loaded().await?;
-            Ok(lease)
-        }
-    }))
-    .await?;
+    let loading = orders.into_iter().map(|order| async move {
+        let mut lease = keeper::spawn(&order).await?;
+        lease.loaded().await?;
+        Ok(lease)
+    });
+    let leases = all_in_turns(concurrency, loading).await?;
     let running = all(leases.into_iter().map(|mut lease: Lease| async move {
         lease.go().await?;
         let info = lease.ready().await?.info;

@@ -3,19 +3,16 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use sandtree::keeper::{Lease, Order, Task};
 use sandtree::{
     Error, ExecSpec, FORK_CONCURRENCY, ForkSpec, Host, HostConfig, Lifetime, Prepared, Result, SandboxInfo,
-    SandboxSpec, SaveOnStop, all,
+    SandboxSpec, SaveOnStop, absolute_reference, all_in_turns,
 };
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::Semaphore;
 
 use super::session::{self, OnSignal};
-use super::snapshot::absolute;
 use super::{Outcome, config, interruptible, keeper, save};
 use crate::args::{Global, Run};
 use crate::failure::Failure;
@@ -115,17 +112,12 @@ async fn all_started(global: &Global, args: &Run) -> Result<(Host, Vec<(Lease, S
         Order { config: config.clone(), task }
     });
     let spinner = progress::spinner(format!("starting {count} sandboxes"));
-    let limit = Arc::new(Semaphore::new(numbering.concurrency));
-    let started = all(orders.map(|order| {
-        let limit = limit.clone();
-        async move {
-            let _turn = limit.acquire_owned().await.expect("nobody closes it");
-            let mut lease = keeper::spawn(&order).await?;
-            let info = lease.ready().await?.info;
-            Ok((lease, info))
-        }
-    }))
-    .await;
+    let starting = orders.map(|order| async move {
+        let mut lease = keeper::spawn(&order).await?;
+        let info = lease.ready().await?.info;
+        Ok((lease, info))
+    });
+    let started = all_in_turns(numbering.concurrency, starting).await;
     spinner.finish_and_clear();
     let started = started?;
     started.iter().for_each(|(_, info)| show::notes(&info.degraded));
@@ -186,7 +178,7 @@ fn spec(args: &Run) -> Result<SandboxSpec> {
     let workspace = args.workspace.as_deref();
     let placed = |reference: &Option<String>| match reference {
         Some(reference) if workspace.is_some() && !is_saved(reference, workspace) => Ok(Some(reference.clone())),
-        Some(reference) => absolute(&save::placed(reference, workspace)?).map(Some),
+        Some(reference) => absolute_reference(&save::placed(reference, workspace)?).map(Some),
         None => Ok(None),
     };
     let defaults = SandboxSpec::new("");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
 
-use sandtree::{Error, Replace, Result, SaveSpec, SaveTarget, parse_label, parse_target};
+use sandtree::{Error, Result, SaveSpec, SaveTarget, parse_label, parse_target};
 
 use super::{Outcome, open};
 use crate::args::{Global, Save};
@@ -13,7 +13,7 @@ use crate::{progress, show};
 pub async fn run(global: &Global, args: Save) -> Outcome {
     let spec = SaveSpec {
         target: target(&args.target, args.workspace.as_deref())?,
-        replace: replace(args.force),
+        replace: args.force.into(),
         memory: args.memory,
         from: args.from,
         labels: labels(&args.label)?,
@@ -39,10 +39,6 @@ pub async fn run(global: &Global, args: Save) -> Outcome {
         show::ms(saved.total_ms),
     ));
     Ok(ExitCode::SUCCESS)
-}
-
-pub fn replace(force: bool) -> Replace {
-    if force { Replace::Yes } else { Replace::No }
 }
 
 pub fn labels(labels: &[String]) -> Result<BTreeMap<String, String>> {

@@ -5,10 +5,10 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use sandtree::{Error, ExportOptions, Host, Result, SnapshotInfo};
+use sandtree::{Error, ExportOptions, Host, Result, SnapshotInfo, absolute_reference};
 use serde_json::json;
 
-use super::save::{self, placed, replace};
+use super::save::{self, placed};
 use super::{Outcome, diff, open};
 use crate::args::{Export, Global, Import, SnapshotCommand, Which};
 use crate::failure::Failure;
@@ -22,7 +22,7 @@ pub async fn run(global: &Global, what: SnapshotCommand) -> Outcome {
         SnapshotCommand::Verify(which) => verify(global, &which).await,
         SnapshotCommand::Rm { snapshots, workspace } => remove(global, &snapshots, workspace.as_deref()).await,
         SnapshotCommand::Tag { snapshot, name, force } => {
-            open(global).await?.tag_snapshot(&absolute(&snapshot)?, &name, replace(force)).await?;
+            open(global).await?.tag_snapshot(&absolute_reference(&snapshot)?, &name, force.into()).await?;
             Ok(told(global, &json!({ "name": name }), &name))
         }
         SnapshotCommand::Reindex => {
@@ -42,15 +42,6 @@ fn told(global: &Global, value: &serde_json::Value, line: &str) -> ExitCode {
         show::line(line);
     }
     ExitCode::SUCCESS
-}
-
-/// A path means the same to every process.
-pub fn absolute(reference: &str) -> Result<String> {
-    if !reference.contains('/') && !reference.starts_with('.') {
-        return Ok(reference.to_owned());
-    }
-    let path = std::path::absolute(reference).map_err(|e| Error::io("resolve", reference, e))?;
-    path.to_str().map(str::to_owned).ok_or_else(|| Error::invalid("a path", path.display(), "a text"))
 }
 
 async fn list(global: &Global, labels: &[String], workspace: Option<&Path>) -> Outcome {
@@ -91,7 +82,7 @@ fn row(snapshot: &SnapshotInfo) -> Vec<String> {
 }
 
 async fn inspect(global: &Global, which: &Which) -> Outcome {
-    let reference = absolute(&placed(&which.snapshot, which.workspace.as_deref())?)?;
+    let reference = absolute_reference(&placed(&which.snapshot, which.workspace.as_deref())?)?;
     let details = open(global).await?.inspect_snapshot(&reference).await?;
     if global.json {
         show::json(&details);
@@ -130,7 +121,7 @@ async fn inspect(global: &Global, which: &Which) -> Outcome {
 }
 
 async fn verify(global: &Global, which: &Which) -> Outcome {
-    let reference = absolute(&placed(&which.snapshot, which.workspace.as_deref())?)?;
+    let reference = absolute_reference(&placed(&which.snapshot, which.workspace.as_deref())?)?;
     let host = open(global).await?;
     let (bar, telling) = progress::transfer(format!("verifying {}", which.snapshot));
     let verified = host.verify(&reference, telling).await;
@@ -152,7 +143,7 @@ async fn verify(global: &Global, which: &Which) -> Outcome {
 async fn remove(global: &Global, snapshots: &[String], workspace: Option<&Path>) -> Outcome {
     let host = open(global).await?;
     for snapshot in snapshots {
-        host.remove_snapshot(&absolute(&placed(snapshot, workspace)?)?).await?;
+        host.remove_snapshot(&absolute_reference(&placed(snapshot, workspace)?)?).await?;
         if !global.json {
             show::line(snapshot);
         }
@@ -168,10 +159,10 @@ async fn export(global: &Global, args: Export) -> Outcome {
     let options = ExportOptions {
         plain: args.plain_tar,
         without_image: args.without_image,
-        since: args.since.as_deref().map(absolute).transpose()?,
+        since: args.since.as_deref().map(absolute_reference).transpose()?,
     };
     let (bar, telling) = progress::transfer(format!("exporting {}", args.what));
-    let what = absolute(&args.what)?;
+    let what = absolute_reference(&args.what)?;
     let exported = if args.output.as_os_str() == "-" {
         host.export(&what, args.memory, options, io::stdout(), telling).await
     } else {
@@ -256,7 +247,7 @@ async fn import(global: &Global, args: Import) -> Outcome {
         false => Box::new(File::open(&args.file).map_err(|e| Error::io("open", &args.file, e))?),
     };
     let (bar, telling) = progress::transfer(format!("importing {name}"));
-    let imported = host.import(input, &name, replace(args.force), telling).await;
+    let imported = host.import(input, &name, args.force.into(), telling).await;
     bar.finish_and_clear();
     let imported = imported?;
     if global.json {

@@ -18,7 +18,7 @@ use tracing::{Instrument, debug_span};
 
 use super::{Capture, engine_error};
 use crate::compare::{Disk, diff_error};
-use crate::create::bare_manifest;
+use crate::create::{bare_manifest, publish_bare};
 use crate::error::{Error, Result};
 use crate::fault::Step;
 use crate::host::store_error;
@@ -120,14 +120,13 @@ impl Capture<'_> {
 
     fn publish_disk(&self, kind: StateKind, disk: Vec<LayerId>, degraded: Vec<String>) -> Result<StateManifest> {
         disk.last().map_or(Ok(()), |id| self.owned.freeze_disk(id)).map_err(store_error("seal an overlay"))?;
-        let staged = self.owned.stage_state().map_err(store_error("begin a state"))?;
         let manifest = StateManifest { disk, degraded, ..bare_manifest(self.owned.record(), &self.head()?, kind)? };
         self.host.reach(Step::CapturePublish, Some(&self.running.machine))?;
-        self.owned.publish_state(staged, &manifest).map_err(store_error("publish a state"))?;
+        publish_bare(self.owned, &manifest)?;
         Ok(manifest)
     }
 }
 
-fn as_after_power_cut(why: impl Display) -> String {
+pub(crate) fn as_after_power_cut(why: impl Display) -> String {
     format!("the disk is as after a power cut: {why}")
 }

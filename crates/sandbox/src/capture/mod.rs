@@ -21,7 +21,7 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-pub(crate) use disk::CapturedDisk;
+pub(crate) use disk::{CapturedDisk, as_after_power_cut};
 pub use mode::MemoryMode;
 use mode::{Abilities, ModePlan};
 use sandtree_engine::{DeviceFile, GuestMemory, Machine, PreparedOverlay, Tracking, TrackingVerdict};

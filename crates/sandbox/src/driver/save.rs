@@ -7,8 +7,8 @@
 use sandtree_store::{Consistency, LayerId, Phase, StateKind, StateManifest, StateRecord};
 
 use super::Driver;
-use crate::capture::{After, CapturedDisk};
-use crate::create::{bare_manifest, check_disk};
+use crate::capture::{After, CapturedDisk, as_after_power_cut};
+use crate::create::{bare_manifest, check_disk, publish_bare};
 use crate::error::{Error, Result};
 use crate::host::store_error;
 use crate::lend::{LentState, Wanted};
@@ -74,10 +74,8 @@ impl Driver {
         let consistency = save::disk_consistency(&self.host, self.owned(), &disk)?;
         let bare = bare_manifest(self.record_of(), &self.head()?, StateKind::Save)?;
         let manifest = StateManifest { disk, ..bare };
-        let staged = self.owned().stage_state().map_err(store_error("begin a state"))?;
-        self.owned().publish_state(staged, &manifest).map_err(store_error("publish a state"))?;
-        let cut = (consistency == Consistency::Crash)
-            .then(|| "the disk is as after a power cut: its guest was not shut down".to_owned());
+        publish_bare(self.owned(), &manifest)?;
+        let cut = (consistency == Consistency::Crash).then(|| as_after_power_cut("its guest was not shut down"));
         let (state, degraded) = (manifest.id.to_string(), cut.into_iter().collect());
         Ok(LentState { state, pause_ms: 0.0, degraded, consistency, disk_only: true })
     }

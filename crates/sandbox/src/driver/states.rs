@@ -20,7 +20,7 @@ use sandtree_store::{
 use super::Driver;
 use crate::boot::{self, Belongs, Running};
 use crate::capture::{After, Capture, Captured, CapturedDisk, MemoryMode, Purpose, blocking};
-use crate::create::running_state;
+use crate::create::{bare_manifest, check_disk, publish_bare, running_state};
 use crate::error::{Error, Result};
 use crate::fold;
 use crate::history::{self, Step};
@@ -296,9 +296,7 @@ impl Driver {
     }
 
     fn find_state(&self, reference: &str) -> Result<StateId> {
-        let named = |m: &StateManifest| m.tag.as_ref().is_some_and(|tag| tag.as_str() == reference);
-        let found = self.states_where(|m| m.kind.is_listed() && (named(m) || m.id.as_str() == reference))?;
-        found.into_iter().next_back().ok_or_else(|| Error::NoState { name: self.name(), state: reference.into() })
+        self.host.listed_state(self.dir(), reference).map(|manifest| manifest.id)
     }
 
     /// Makes a state of the present before it is left. A machine stands still afterwards.
@@ -317,10 +315,9 @@ impl Driver {
     fn keep_disk(&self) -> Result<StateId> {
         let owned = self.owned();
         let head = self.head()?;
-        crate::create::check_disk(owned)?;
-        let manifest = crate::create::bare_manifest(owned.record(), &head, StateKind::Left)?;
-        let staged = owned.stage_state().map_err(store_error("begin a state"))?;
-        owned.publish_state(staged, &manifest).map_err(store_error("publish a state"))?;
+        check_disk(owned)?;
+        let manifest = bare_manifest(owned.record(), &head, StateKind::Left)?;
+        publish_bare(owned, &manifest)?;
         Ok(manifest.id)
     }
 

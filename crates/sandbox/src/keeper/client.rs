@@ -118,7 +118,7 @@ impl Client {
     }
 
     pub async fn checkpoint(&self, tag: Option<String>, replace: Replace) -> Result<Checkpoint> {
-        self.call(&Request::Checkpoint { tag, replace: replace == Replace::Yes }).await
+        self.call(&Request::Checkpoint { tag, replace: replace.is_yes() }).await
     }
 
     /// Goes to another state.

@@ -342,8 +342,7 @@ async fn answer(host: &Host, sandbox: &Sandbox, mut stream: UnixStream, request:
         Request::Kill => wire::write(&mut stream, &told(sandbox.kill().await.as_ref())).await,
         Request::Remove => wire::write(&mut stream, &told(sandbox.remove().await.as_ref())).await,
         Request::Checkpoint { tag, replace } => {
-            let replace = if replace { Replace::Yes } else { Replace::No };
-            let taken = sandbox.checkpoint(tag.as_deref(), replace).await;
+            let taken = sandbox.checkpoint(tag.as_deref(), Replace::from(replace)).await;
             wire::write(&mut stream, &told(taken.as_ref())).await
         }
         Request::GoTo(goal) => wire::write(&mut stream, &told(sandbox.go_to(goal).await.as_ref())).await,
