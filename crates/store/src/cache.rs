@@ -5,6 +5,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::fs::optional;
 use crate::{Error, Name, Store};
 
 impl Store {
@@ -21,5 +22,10 @@ impl Store {
         let new = staged.path().join("entry");
         self.files.create(&new, &bytes)?;
         self.files.rename(&new, &path)
+    }
+
+    /// Removes what is under `key`. Nothing being there is fine.
+    pub fn forget_cached(&self, key: &Name) -> Result<(), Error> {
+        optional(self.files.remove_file(&self.layout.cache().join(key.as_str()))).map(drop)
     }
 }

@@ -3,7 +3,13 @@
 //! Always: an image and a kernel bundle are named by the digest of their description, which holds the digest of every
 //! file in them; the store computes those digests itself, from the bytes it publishes. Equal inputs give equal names.
 //!
+//! A description has the smallest schema that can say it, and leaves out what that schema has no word for: what an older
+//! program published keeps its name.
+//!
 //! Looking one up checks its description and the sizes of its files, not every byte of them.
+
+mod derive;
+mod listing;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,11 +18,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::disk::overlay;
 use crate::fs::{Files, optional};
 use crate::publish::Staged;
 use crate::record::{self, Record};
 use crate::snapshot::Pin;
 use crate::{Digest, Error, Name, Named, Store};
+
+pub use listing::ImageSummary;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -51,6 +60,9 @@ pub struct ExecDefaults {
     pub user: Option<String>,
     pub workdir: Option<String>,
     pub cmd: Vec<String>,
+    /// What `cmd`, or what is given instead of it, are the arguments of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub entrypoint: Vec<String>,
 }
 
 /// What a file of a published directory is, byte for byte.
@@ -67,6 +79,8 @@ pub struct ImageSpec {
     pub kernel: Digest,
     pub init: Init,
     pub defaults: ExecDefaults,
+    /// How large the disk of a sandbox is when nothing else is asked for; as large as the image if this is none.
+    pub disk_bytes: Option<u64>,
 }
 
 /// `images/<digest>/image.json`
@@ -78,10 +92,42 @@ pub struct ImageRecord {
     pub rootfs: Blob,
     pub init: Init,
     pub defaults: ExecDefaults,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_bytes: Option<u64>,
+}
+
+impl ImageRecord {
+    fn new(spec: ImageSpec, rootfs: Blob) -> Result<Self, Error> {
+        let ImageSpec { arch, kernel, init, defaults, disk_bytes } = spec;
+        let mut record = Self { schema: 0, arch, kernel, rootfs, init, defaults, disk_bytes };
+        record.schema = record.least_schema();
+        match (record.disk_rule(), disk_bytes) {
+            (Some(rule), Some(bytes)) => Err(Error::DiskSize { bytes, rule }),
+            _ => Ok(record),
+        }
+    }
+
+    /// Schema 1 has neither an entrypoint nor a size of the disk.
+    fn least_schema(&self) -> u64 {
+        if self.disk_bytes.is_some() || !self.defaults.entrypoint.is_empty() { 2 } else { 1 }
+    }
+
+    /// Which rule the size of the disk breaks.
+    pub(crate) fn disk_rule(&self) -> Option<&'static str> {
+        let bytes = self.disk_bytes?;
+        match bytes < self.rootfs.bytes {
+            true => Some("the image is larger"),
+            false => overlay::check_size(bytes).err(),
+        }
+    }
 }
 
 impl Record for ImageRecord {
-    const SCHEMA: u64 = 1;
+    const SCHEMA: u64 = 2;
+
+    fn has_least_schema(&self) -> bool {
+        self.schema == self.least_schema()
+    }
 }
 
 /// A published image.
@@ -105,8 +151,14 @@ impl Image {
         vec![(self.rootfs(), self.record.rootfs.clone())]
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
+    /// How large its files are, holes and all.
+    pub fn bytes(&self) -> u64 {
         self.record.rootfs.bytes
+    }
+
+    /// The same image, which stays while this lives.
+    pub(crate) fn held_by(self, held: Staged) -> Self {
+        Self { _held: Some(Arc::new(held)), ..self }
     }
 }
 
@@ -152,10 +204,24 @@ pub struct KernelRecord {
     pub kernel: Blob,
     /// In the order in which they load.
     pub modules: Vec<ModuleRecord>,
+    /// A cpio archive of the user's own, which is laid below ours at boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initramfs: Option<Blob>,
+}
+
+impl KernelRecord {
+    /// Schema 1 has no initial file system.
+    fn least_schema(&self) -> u64 {
+        if self.initramfs.is_some() { 2 } else { 1 }
+    }
 }
 
 impl Record for KernelRecord {
-    const SCHEMA: u64 = 1;
+    const SCHEMA: u64 = 2;
+
+    fn has_least_schema(&self) -> bool {
+        self.schema == self.least_schema()
+    }
 }
 
 /// A published kernel with the modules a guest needs to find its disk.
@@ -169,15 +235,26 @@ pub struct KernelBundle {
 }
 
 impl KernelBundle {
+    /// The same bundle, which stays while this lives.
+    pub(crate) fn held_by(self, held: Staged) -> Self {
+        Self { _held: Some(Arc::new(held)), ..self }
+    }
+
     pub fn kernel(&self) -> PathBuf {
         self.dir.join("kernel")
+    }
+
+    /// The user's own initial file system, if there is one.
+    pub fn initramfs(&self) -> Option<PathBuf> {
+        self.record.initramfs.as_ref().map(|_| self.dir.join("initramfs"))
     }
 
     /// Every file that its description tells the digest of.
     pub(crate) fn files(&self) -> Vec<(PathBuf, Blob)> {
         let modules =
             self.modules().zip(&self.record.modules).map(|((_, path), module)| (path, module.content.clone()));
-        [(self.kernel(), self.record.kernel.clone())].into_iter().chain(modules).collect()
+        let initramfs = self.initramfs().zip(self.record.initramfs.clone());
+        [(self.kernel(), self.record.kernel.clone())].into_iter().chain(initramfs).chain(modules).collect()
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -193,32 +270,33 @@ impl KernelBundle {
 impl Store {
     /// Publishes `rootfs.raw` of the staged tree as an image, which stays as long as the result lives.
     pub fn publish_image(&self, staged: Staged, spec: ImageSpec) -> Result<Image, Error> {
-        let record = ImageRecord {
-            schema: ImageRecord::SCHEMA,
-            arch: spec.arch,
-            kernel: spec.kernel,
-            rootfs: blob(&self.files, &staged.path().join("rootfs.raw"))?,
-            init: spec.init,
-            defaults: spec.defaults,
-        };
-        let digest = self.describe(&staged, "image.json", &record)?;
-        let held = staged.publish_pinned(&self.layout.image(&digest), &Pin::Image(digest.clone()))?;
-        Ok(Image { _held: Some(Arc::new(held)), ..self.image_by_digest(&digest)? })
+        let record = ImageRecord::new(spec, blob(&self.files, &staged.path().join("rootfs.raw"))?)?;
+        self.publish_described(staged, &record)
     }
 
-    /// Publishes `kernel` and `modules/` of the staged tree. They stay as long as the result lives.
+    /// Publishes a staged root file system of which the record says everything.
+    fn publish_described(&self, staged: Staged, record: &ImageRecord) -> Result<Image, Error> {
+        let digest = self.describe(&staged, "image.json", record)?;
+        let held = staged.publish_pinned(&self.layout.image(&digest), &Pin::Image(digest.clone()))?;
+        Ok(self.image_by_digest(&digest)?.held_by(held))
+    }
+
+    /// Publishes `kernel`, `modules/` and, if there is one, `initramfs` of the staged tree. They stay as long as the
+    /// result lives.
     pub fn publish_kernel(&self, staged: Staged, spec: KernelSpec) -> Result<KernelBundle, Error> {
         let modules = spec.modules.into_iter().map(|file| {
             Ok(ModuleRecord { content: blob(&self.files, &staged.path().join("modules").join(&file))?, file })
         });
-        let record = KernelRecord {
-            schema: KernelRecord::SCHEMA,
+        let mut record = KernelRecord {
+            schema: 0,
             arch: spec.arch,
             release: spec.release,
             format: spec.format,
             kernel: blob(&self.files, &staged.path().join("kernel"))?,
             modules: modules.collect::<Result<_, Error>>()?,
+            initramfs: optional(blob(&self.files, &staged.path().join("initramfs")))?,
         };
+        record.schema = record.least_schema();
         let digest = self.describe(&staged, "bundle.json", &record)?;
         let held = staged.publish_pinned(&self.layout.kernel(&digest), &Pin::Kernel(digest.clone()))?;
         Ok(KernelBundle { _held: Some(Arc::new(held)), ..self.kernel(&digest)? })
@@ -234,13 +312,10 @@ impl Store {
         let dir = self.layout.kernel(digest);
         let record: KernelRecord = self.read_described(&dir.join("bundle.json"), digest)?;
         let bundle = KernelBundle { digest: digest.clone(), record, dir, _held: None };
-        check_size(&self.files, &bundle.kernel(), &bundle.record.kernel)?;
-        for (module, (file, path)) in bundle.record.modules.iter().zip(bundle.modules()) {
-            if file.contains('/') {
-                return Err(Error::corrupt(&bundle.dir, format!("{file:?} is not the name of a module")));
-            }
-            check_size(&self.files, &path, &module.content)?;
+        if let Some((file, _)) = bundle.modules().find(|(file, _)| file.contains('/')) {
+            return Err(Error::corrupt(&bundle.dir, format!("{file:?} is not the name of a module")));
         }
+        bundle.files().iter().try_for_each(|(path, blob)| check_size(&self.files, path, blob))?;
         Ok(bundle)
     }
 

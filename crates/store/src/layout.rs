@@ -6,13 +6,13 @@
 //! staging/<id>/              unfinished work: `lock`, held by whoever works there; `tree`, what is being made or removed; `pin`, what must stay meanwhile
 //! names/images/<name>        "<digest>" of an image, "snapshot <digest>", or "reserved <sandbox id>": a save to come; replaced by rename
 //! names/sandboxes/<name>     id of the sandbox; a link to the sandbox's own `claim`, so two claims cannot both win
-//! kernels/<digest>/          bundle.json, kernel, modules/*.ko
+//! kernels/<digest>/          bundle.json, kernel, modules/*.ko; initramfs if the user has one of their own
 //! initramfs/<digest>.cpio    agent and modules; named by the digest of what it is made of
 //! images/<digest>/           image.json, rootfs.raw
 //! layers/<digest>[.zst]      a file of a snapshot, named by its content, as it is or as one zstd frame
 //! snapshots/<digest>/        manifest.json, which lists its layers
 //! quarantine/<kind>-<digest> what failed verification; never removed by the store
-//! warm/<key>/                a captured boot: manifest.json, devices, sealed.json, execs/, disks/, memory/
+//! warm/<key>/                a captured boot: manifest.json, warm.json, devices, sealed.json, execs/, disks/, memory/
 //! sandboxes/<id>/            sandbox.json, state.json, head.json, origin.json, claim, lock, reserve, execs/, execs-of-origin/, console.log, keeper.sock
 //!   disks/<layer>.qcow2      links to every disk layer that the head or a state lists
 //!   memory/<layer>.mem       likewise; with a memory directory DIR they are in DIR/<id>/ instead
@@ -37,6 +37,7 @@
 //! | a name without a sandbox | taken over by whoever claims it next |
 //! | a name without its snapshot | told; removed or replaced by who asks for that; meanwhile nothing is collected |
 //! | a snapshot without a name or pin, a layer that no such one lists | collected by `gc` |
+//! | a warm image whose image nothing reaches | collected by `gc`, or with the last name of its image |
 //! | a layer of the wrong length, a manifest of the wrong digest | refused; moved to `quarantine/` by `verify`, or by who has it whole |
 //! | a reservation whose sandbox is gone | the name is free |
 //! | something else | left alone, and reported where it is in the way |

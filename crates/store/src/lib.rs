@@ -42,13 +42,13 @@ mod warm;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use artifact::{ExportSpec, Exported};
+pub use artifact::{ExportSpec, Exported, Packable, PackedMember, Role};
 pub use error::Error;
 pub use head::Head;
 pub use id::{Digest, LayerId, ParseIdError, SandboxId, StateId};
 pub use image::{
-    Arch, Blob, ExecDefaults, Image, ImageRecord, ImageSpec, Init, KernelBundle, KernelFormat, KernelRecord,
-    KernelSpec, ModuleRecord, NamedImage,
+    Arch, Blob, ExecDefaults, Image, ImageRecord, ImageSpec, ImageSummary, Init, KernelBundle, KernelFormat,
+    KernelRecord, KernelSpec, ModuleRecord, NamedImage,
 };
 pub use index::{Listing, Reindexed, SnapshotSummary};
 pub use name::{Name, ParseNameError};
@@ -60,11 +60,12 @@ pub use sandbox::{
 };
 pub use snapshot::{
     CaptureRecord, Consistency, Damaged, DiskFormat, Garbage, GarbageKind, GcReport, ImageReference, KindUsage,
-    ListedName, ListedSnapshot, ManifestError, MemoryKind, Named, Pinned, SaveSpec, Settings, Snapshot, SnapshotDisk,
-    SnapshotDiskFiles, SnapshotManifest, SnapshotMemory, Target, Usage, UsageKind, Verified,
+    ListedName, ListedSnapshot, ManifestError, MemoryKind, Named, Pinned, RemovedImage, SaveSpec, Settings, Snapshot,
+    SnapshotDisk, SnapshotDiskFiles, SnapshotManifest, SnapshotMemory, Target, Usage, UsageKind, Verified,
 };
 pub use state::{MachineRecord, MemoryState, StateKind, StateManifest, StateSource};
 pub use tag::{ParseTagError, Tag};
+pub use warm::{WarmRecord, WarmSummary};
 
 use fs::{Files, Fs, io_error};
 use layout::{FORMAT, FORMAT_MAGIC, Layout, UPGRADED};
@@ -123,6 +124,11 @@ impl Store {
     /// A new directory to build something in. Dropped, it is gone.
     pub fn stage(&self) -> Result<Staged, Error> {
         Staged::new(&self.files, &self.layout, &SandboxId::random()?)
+    }
+
+    /// The same store, for what outlives a borrow of it.
+    fn handle(&self) -> Self {
+        Self { files: self.files.clone(), layout: self.layout.clone(), recovered: Vec::new() }
     }
 
     fn check_or_write_format(&self) -> Result<(), Error> {

@@ -38,7 +38,7 @@ pub use manifest::{
     SnapshotManifest, SnapshotMemory,
 };
 pub(crate) use named::SnapshotNames;
-pub use named::{ListedName, Named, Target};
+pub use named::{ListedName, Named, RemovedImage, Target};
 pub(crate) use pin::Pin;
 pub use pin::Pinned;
 pub(crate) use pool::Form;

@@ -1,15 +1,50 @@
 //! Warm images: captured boots, by a key that the caller computes from everything that shapes one.
 //!
 //! Always: a warm image is sealed and durable before it is seen. Whoever made one first wins; which of two equal ones
-//! it is does not matter.
+//! it is does not matter. It keeps no image: one whose image nothing else reaches is garbage.
 
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use crate::fs::optional;
 use crate::publish::{Published, Staged};
-use crate::record::canonical;
+use crate::record::{self, Record, canonical};
 use crate::state::{Digests, Places, Sealed};
-use crate::{Digest, Error, SandboxDir, SandboxId, StateId, StateSource, Store};
+use crate::{Digest, Error, Network, SandboxDir, SandboxId, StateId, StateSource, Store};
+
+/// `warm/<key>/warm.json`: what the key was made of, as far as people want to know it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WarmRecord {
+    pub schema: u64,
+    pub image: Digest,
+    pub memory_bytes: u64,
+    pub cpus: u32,
+    pub network: Network,
+    /// `kvm` or `tcg`.
+    pub accelerator: String,
+}
+
+impl WarmRecord {
+    pub const SCHEMA: u64 = 1;
+}
+
+impl Record for WarmRecord {
+    const SCHEMA: u64 = Self::SCHEMA;
+}
+
+/// A warm image in a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WarmSummary {
+    pub key: Digest,
+    /// Those of older programs have none.
+    pub record: Option<WarmRecord>,
+    /// What it takes on disk. What sandboxes share with it counts, too.
+    pub bytes: u64,
+    pub created_at_unix_ms: u64,
+    /// Why it cannot be used.
+    pub unreadable: Option<String>,
+}
 
 impl Store {
     /// The warm image under `key`, if there is one.
@@ -27,8 +62,41 @@ impl Store {
         Ok(entries.iter().filter_map(|entry| entry.name.to_str()?.parse().ok()).collect())
     }
 
+    /// Every warm image, by key.
+    pub fn warm_list(&self) -> Result<Vec<WarmSummary>, Error> {
+        let summaries = self.warm_keys()?.into_iter().map(|key| self.summarize_warm(key));
+        Ok(summaries.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+    }
+
+    /// One that went since it was listed is no news.
+    fn summarize_warm(&self, key: Digest) -> Result<Option<WarmSummary>, Error> {
+        let (state, record) = (self.warm(&key), self.warm_record(&key));
+        if self.files.kind(&self.layout.warm(&key))?.is_none() {
+            return Ok(None);
+        }
+        let trouble = [state.as_ref().err(), record.as_ref().err()].into_iter().flatten().next();
+        Ok(Some(WarmSummary {
+            unreadable: trouble.map(Error::to_string),
+            record: record.ok().flatten(),
+            bytes: self.bytes_on_disk(&self.layout.warm(&key))?,
+            created_at_unix_ms: state.ok().flatten().map_or(0, |state| state.manifest().created_at_unix_ms),
+            key,
+        }))
+    }
+
+    /// What a warm image says of itself, if it does.
+    pub(crate) fn warm_record(&self, key: &Digest) -> Result<Option<WarmRecord>, Error> {
+        optional(record::read(&self.files, &self.layout.warm(key).join("warm.json")))
+    }
+
     /// Makes a state of a sandbox a warm image, by links.
-    pub fn publish_warm(&self, key: &Digest, from: &SandboxDir, state: &StateId) -> Result<Published, Error> {
+    pub fn publish_warm(
+        &self,
+        key: &Digest,
+        record: &WarmRecord,
+        from: &SandboxDir,
+        state: &StateId,
+    ) -> Result<Published, Error> {
         let (source, staged) = (from.state_source(state)?, self.stage()?);
         let tree = places(staged.path());
         self.files.create_dir(&tree.disks)?;
@@ -37,6 +105,7 @@ impl Store {
             self.files.share(&path, &tree.own.join(name))?;
         }
         self.files.share_tree(&source.execs(), &tree.own.join("execs"))?;
+        self.files.create(&tree.own.join("warm.json"), &canonical(record))?;
         self.write_seal(tree, &from.known_digests()?)?;
         staged.publish(&self.layout.warm(key))
     }

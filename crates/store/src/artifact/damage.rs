@@ -55,6 +55,8 @@ pub enum Damage {
     LongRecord { member: Member, bytes: u64, limit: u64 },
     #[error("the bytes of {member} are not those it is named by")]
     Content { member: Member },
+    #[error("{digest} is neither among its files nor in the store")]
+    Absent { digest: Digest },
     #[error("its manifest is that of snapshot {found}, where {expected} belongs")]
     OtherSnapshot { expected: Digest, found: Digest },
     #[error("its image cannot be: {rule}")]

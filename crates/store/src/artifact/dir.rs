@@ -15,7 +15,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::import::{ImageFiles, Written, read_head};
+use super::image_files::ImageFiles;
+use super::import::{Written, read_head};
 use super::intake::{Directory, Intake};
 use super::parts::{Part, Scope};
 use super::pipeline::Chunk;

@@ -11,10 +11,11 @@
 //! own takes its place.
 //! When it fails: staging goes, and with it everything. What was put aside stays there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use super::image_files::{ImageFiles, parse_description};
 use super::intake::{Archive, Intake, MAX_RECORD_BYTES};
 use super::parts::{Part, Scope};
 use super::pipeline::{self, Chunk};
@@ -22,15 +23,11 @@ use super::record::ArtifactRecord;
 use super::structure;
 use super::{Damage, Member, SparseMap};
 use crate::fs::Output;
-use crate::image::{Blob, ImageRecord, KernelRecord};
+use crate::image::{Blob, Image, ImageRecord};
 use crate::progress::Uncounted;
 use crate::publish::Staged;
 use crate::snapshot::{Assembly, Form, Pin};
-use crate::{
-    Damaged, Digest, Error, ImageReference, Pinned, Progress, Snapshot, SnapshotManifest, Store, Target, lock, record,
-};
-
-const MAX_MODULES: usize = 1024;
+use crate::{Damaged, Digest, Error, Pinned, Progress, Snapshot, SnapshotManifest, Store, Target, lock};
 
 impl Store {
     /// Reads an artifact, and publishes the snapshot in it once every byte of it is verified.
@@ -47,15 +44,8 @@ impl Store {
         self.check_target(target, None)?;
         let (record, snapshot) = read_head(intake)?;
         let (_held, base) = record.since.as_ref().map(|since| self.base(since)).transpose()?.unzip();
-        let import = Import {
-            store: self,
-            intake,
-            progress,
-            assembly: Assembly::new(self)?,
-            seen: BTreeMap::new(),
-            base: base.unwrap_or_default(),
-        };
-        import.run(&record, &snapshot, target)
+        let scope = if record.image { Scope::WithImage } else { Scope::WithoutImage };
+        Import::new(self, intake, base.unwrap_or_default(), progress).snapshot(&snapshot, scope, target)
     }
 
     /// The snapshot whose parts an artifact lacks, kept while this lives.
@@ -74,66 +64,16 @@ impl Store {
 pub(super) fn read_head(intake: &mut dyn Intake) -> Result<(ArtifactRecord, Snapshot), Error> {
     let record = ArtifactRecord::parse(&intake.small(&Member::Artifact, MAX_RECORD_BYTES)?)?;
     let bytes = intake.small(&Member::Manifest, MAX_RECORD_BYTES)?;
-    let parsed = SnapshotManifest::parse(&bytes);
-    let (manifest, digest) =
-        parsed.map_err(|source| Error::Manifest { path: Member::Manifest.to_string().into(), source })?;
+    let (manifest, digest) = parse_manifest(&bytes)?;
     if digest != record.snapshot {
         return Err(Damage::OtherSnapshot { expected: record.snapshot, found: digest }.into());
     }
     Ok((record, Snapshot { digest, manifest }))
 }
 
-/// What an image consists of, as its own descriptions say.
-pub(super) struct ImageFiles {
-    pub image: ImageRecord,
-    pub kernel: KernelRecord,
-    /// The two descriptions, byte for byte.
-    texts: [Vec<u8>; 2],
-}
-
-impl ImageFiles {
-    pub(super) fn read(manifest: &SnapshotManifest, texts: [Vec<u8>; 2]) -> Result<Self, Error> {
-        let ImageReference { digest, kernel, .. } = &manifest.image;
-        let path = |digest: &Digest| PathBuf::from(Member::Blob(digest.clone()).to_string());
-        let files = Self {
-            image: record::parse_canonical(&path(digest), &texts[0])?,
-            kernel: record::parse_canonical(&path(kernel), &texts[1])?,
-            texts,
-        };
-        files.check(manifest)?;
-        Ok(files)
-    }
-
-    /// The files behind the descriptions, in the order in which they travel.
-    pub(super) fn blobs(&self) -> impl Iterator<Item = &Blob> {
-        let modules = self.kernel.modules.iter().map(|module| &module.content);
-        [&self.kernel.kernel].into_iter().chain(modules).chain([&self.image.rootfs])
-    }
-
-    fn check(&self, manifest: &SnapshotManifest) -> Result<(), Damage> {
-        let refused = |rule| Err(Damage::Image { rule });
-        let mut names = BTreeSet::new();
-        let mut modules = self.kernel.modules.iter();
-        match () {
-            () if self.image.kernel != manifest.image.kernel => {
-                refused("it boots with another kernel than the manifest says")
-            }
-            () if self.image.arch != manifest.arch || self.kernel.arch != manifest.arch => {
-                refused("it is of another architecture than the snapshot")
-            }
-            () if self.kernel.modules.len() > MAX_MODULES => refused("its kernel has more than 1024 modules"),
-            () if !modules.all(|module| is_file_name(&module.file) && names.insert(&module.file)) => {
-                refused("a module of its kernel has a name that no file can have, or that another one has")
-            }
-            () => Ok(()),
-        }
-    }
-}
-
-/// One harmless component of a path.
-fn is_file_name(name: &str) -> bool {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b'+');
-    !name.is_empty() && name.len() <= 255 && !name.starts_with('.') && name.bytes().all(allowed)
+pub(super) fn parse_manifest(bytes: &[u8]) -> Result<(SnapshotManifest, Digest), Error> {
+    let path = || Member::Manifest.to_string().into();
+    SnapshotManifest::parse(bytes).map_err(|source| Error::Manifest { path: path(), source })
 }
 
 /// A directory that is named by a digest: whole in the store already, and pinned there; or in the making.
@@ -181,41 +121,65 @@ impl Wanted {
     }
 }
 
-struct Import<'a> {
+pub(super) struct Import<'a> {
     store: &'a Store,
     intake: &'a mut dyn Intake,
     progress: &'a dyn Progress,
-    assembly: Assembly<'a>,
     /// Content that was verified, and where it is.
     seen: BTreeMap<Digest, PathBuf>,
     /// What the artifact lacks because the store has it.
     base: BTreeMap<Digest, Part>,
 }
 
-impl Import<'_> {
-    fn run(mut self, record: &ArtifactRecord, snapshot: &Snapshot, target: Target<'_>) -> Result<Pinned, Error> {
+impl<'a> Import<'a> {
+    pub(super) fn new(
+        store: &'a Store,
+        intake: &'a mut dyn Intake,
+        base: BTreeMap<Digest, Part>,
+        progress: &'a dyn Progress,
+    ) -> Self {
+        Self { store, intake, progress, seen: BTreeMap::new(), base }
+    }
+
+    pub(super) fn snapshot(mut self, snapshot: &Snapshot, scope: Scope, target: Target<'_>) -> Result<Pinned, Error> {
         let manifest = &snapshot.manifest;
-        let image = if record.image { Some(self.image_files(manifest)?) } else { None };
+        let image = match scope {
+            Scope::WithImage => Some(self.image_files(manifest)?),
+            Scope::WithoutImage => None,
+        };
         if image.is_none() {
             self.store.check_image(manifest)?;
         }
+        let assembly = Assembly::new(self.store)?;
         self.begin(snapshot, image.as_ref())?;
-        let image = image.map(|files| self.image(&manifest.image, &files)).transpose()?;
+        let slots = image.as_ref().map(|files| self.image(files)).transpose()?;
         for blob in snapshot.blobs() {
-            self.blob(blob)?;
+            self.blob(&assembly, blob)?;
         }
         self.intake.finish()?;
-        structure::check(&self.store.files, manifest, &|digest| self.assembly.plain(digest))?;
-        let _image = image.map(|(image, kernel)| self.publish_image(&manifest.image, image, kernel)).transpose()?;
-        self.assembly.publish(snapshot.manifest.clone(), target, None)
+        structure::check(&self.store.files, manifest, &|digest| assembly.plain(digest))?;
+        let _image = image.zip(slots).map(|(files, slots)| self.publish_image(&files, slots)).transpose()?;
+        assembly.publish(snapshot.manifest.clone(), target, None)
+    }
+
+    /// An image alone, which stays while the result lives.
+    pub(super) fn image_alone(mut self, digest: &Digest) -> Result<Image, Error> {
+        let text = self.description(digest)?;
+        let kernel = parse_description::<ImageRecord>(digest, &text)?.kernel;
+        let texts = [text, self.description(&kernel)?];
+        let files = ImageFiles::parse([digest.clone(), kernel], texts)?;
+        self.progress.begin(files.bytes());
+        let slots = self.image(&files)?;
+        self.intake.finish()?;
+        let [_kernel, held] = self.publish_image(&files, slots)?;
+        Ok(self.store.image_by_digest(digest)?.held_by(held))
     }
 
     /// Tells how much there is to do, and refuses what there is no room for.
     fn begin(&self, snapshot: &Snapshot, image: Option<&ImageFiles>) -> Result<(), Error> {
-        let image_bytes: u64 =
-            image.iter().flat_map(|files| files.blobs()).map(|blob| blob.bytes).fold(0, u64::saturating_add);
-        self.progress.begin(snapshot.bytes().saturating_add(image_bytes));
-        let missing = snapshot.blobs().filter(|blob| self.store.find_blob(blob).is_err());
+        self.progress.begin(snapshot.bytes().saturating_add(image.map_or(0, ImageFiles::bytes)));
+        let copied = snapshot.blobs().filter(|blob| self.intake.lent(&blob.digest).is_none());
+        let missing = copied.filter(|blob| self.store.find_blob(blob).is_err());
         self.require_space(missing.map(|blob| blob.bytes).sum())
     }
 
@@ -233,7 +197,7 @@ impl Import<'_> {
     }
 
     /// From the artifact, or from the store if the base has it.
-    fn description(&mut self, digest: &Digest) -> Result<Vec<u8>, Error> {
+    pub(super) fn description(&mut self, digest: &Digest) -> Result<Vec<u8>, Error> {
         let known = self.base.get(digest).map(|part| part.plain_path(self.store)).transpose()?.flatten();
         let Some(path) = known else { return self.intake.description(digest) };
         let bytes = self.store.files.read(&path)?;
@@ -241,12 +205,15 @@ impl Import<'_> {
     }
 
     /// Takes in the files of image and kernel.
-    fn image(&mut self, reference: &ImageReference, files: &ImageFiles) -> Result<(Slot, Slot), Error> {
-        let image = self.image_slot(&reference.digest)?;
-        let kernel = self.kernel_slot(&reference.kernel)?;
-        self.keep_text(&reference.digest, image.file("image.json"), &files.texts[0])?;
-        self.keep_text(&reference.kernel, kernel.file("bundle.json"), &files.texts[1])?;
+    fn image(&mut self, files: &ImageFiles) -> Result<(Slot, Slot), Error> {
+        let [digest, bundle] = &files.digests;
+        let (image, kernel) = (self.image_slot(digest)?, self.kernel_slot(bundle)?);
+        self.keep_text(digest, image.file("image.json"), &files.texts[0])?;
+        self.keep_text(bundle, kernel.file("bundle.json"), &files.texts[1])?;
         self.take(&files.kernel.kernel, kernel.file("kernel"))?;
+        if let Some(initramfs) = &files.kernel.initramfs {
+            self.take(initramfs, kernel.file("initramfs"))?;
+        }
         if let Slot::New(staged) = &kernel {
             self.store.files.create_dir(&staged.path().join("modules"))?;
         }
@@ -314,8 +281,8 @@ impl Import<'_> {
         Ok(())
     }
 
-    fn publish_image(&self, reference: &ImageReference, image: Slot, kernel: Slot) -> Result<[Staged; 2], Error> {
-        let ImageReference { digest, kernel: bundle, .. } = reference;
+    fn publish_image(&self, files: &ImageFiles, (image, kernel): (Slot, Slot)) -> Result<[Staged; 2], Error> {
+        let [digest, bundle] = &files.digests;
         let layout = &self.store.layout;
         let kernel = kernel.publish(&layout.kernel(bundle), &Pin::Kernel(bundle.clone()))?;
         let image = image.publish(&layout.image(digest), &Pin::Image(digest.clone()))?;
@@ -325,10 +292,10 @@ impl Import<'_> {
         Ok([kernel, image])
     }
 
-    fn blob(&mut self, blob: &Blob) -> Result<(), Error> {
-        let path = self.assembly.plain(&blob.digest);
+    fn blob(&mut self, assembly: &Assembly<'_>, blob: &Blob) -> Result<(), Error> {
+        let path = assembly.plain(&blob.digest);
         // Compressed, it could not be looked into.
-        let is_there = self.whole_in_pool(blob)? == Some(Form::Plain) && self.assembly.has(blob)?;
+        let is_there = self.whole_in_pool(blob)? == Some(Form::Plain) && assembly.has(blob)?;
         self.take(blob, if is_there { Wanted::There(path) } else { Wanted::New(path) })
     }
 
@@ -371,7 +338,8 @@ impl Import<'_> {
         }
         let map = self.intake.open(&Member::Blob(blob.digest.clone()))?;
         self.check_bytes(blob, map.bytes())?;
-        let mut written = Written::new(wanted.output(self.store)?);
+        let lent = self.intake.lent(&blob.digest);
+        let mut written = Written::new(if lent.is_none() { wanted.output(self.store)? } else { None });
         if written.output.is_some() {
             self.require_space(map.data_bytes())?;
         }
@@ -379,7 +347,11 @@ impl Import<'_> {
         let digest =
             pipeline::push(&map, &mut |chunk| intake.fill(chunk), &mut |chunk| written.add(chunk), self.progress)?;
         written.finish(&map)?;
-        self.check_digest(blob, &digest)
+        self.check_digest(blob, &digest)?;
+        match (lent, wanted) {
+            (Some(from), Wanted::New(to)) => self.store.files.share(&from, to),
+            _ => Ok(()),
+        }
     }
 
     /// What the artifact lacks is verified where it is, and given another name.

@@ -22,6 +22,10 @@ pub(super) trait Intake {
     fn finish(&mut self) -> Result<(), Error>;
     /// Whether a member need not be read to come to the next one.
     fn passes_over(&self) -> bool;
+    /// Where a blob is that may be linked instead of copied, once it was read.
+    fn lent(&self, _: &Digest) -> Option<PathBuf> {
+        None
+    }
 
     /// A description, which has only its digest to be known by.
     fn description(&mut self, digest: &Digest) -> Result<Vec<u8>, Error> {
@@ -101,20 +105,25 @@ impl Directory {
     pub(super) fn new(files: Files, dir: &Path) -> Self {
         Self { files, dir: dir.to_owned(), current: None }
     }
+
+    fn open_file(&mut self, path: PathBuf) -> Result<SparseMap, Error> {
+        if self.files.kind(&path)? != Some(Kind::File) {
+            return Err(Error::corrupt(path, "it is not a plain file"));
+        }
+        let file = self.files.open_at(&path)?;
+        let map = SparseMap::of_file(&*file).map_err(io_error("read", &path))?;
+        self.current = Some((path, file));
+        Ok(map)
+    }
 }
 
 impl Intake for Directory {
     fn open(&mut self, member: &Member) -> Result<SparseMap, Error> {
         let path = self.dir.join(member.to_string());
         match self.files.kind(&path)? {
-            Some(Kind::File) => {}
-            Some(_) => return Err(Error::corrupt(path, "it is not a plain file")),
-            None => return Err(Error::corrupt(path, "missing")),
+            Some(_) => self.open_file(path),
+            None => Err(Error::corrupt(path, "missing")),
         }
-        let file = self.files.open_at(&path)?;
-        let map = SparseMap::of_file(&*file).map_err(io_error("read", &path))?;
-        self.current = Some((path, file));
-        Ok(map)
     }
 
     fn fill(&mut self, chunk: &mut Chunk) -> Result<(), Error> {
@@ -130,5 +139,48 @@ impl Intake for Directory {
 
     fn passes_over(&self) -> bool {
         true
+    }
+}
+
+/// Files that are named by their digests, in a staging directory of the store.
+pub(super) struct Loose(Directory);
+
+impl Loose {
+    pub(super) fn new(files: Files, dir: &Path) -> Self {
+        Self(Directory::new(files, dir))
+    }
+
+    pub(super) fn path(&self, digest: &Digest) -> PathBuf {
+        self.0.dir.join(digest.as_str())
+    }
+
+    pub(super) fn has(&self, digest: &Digest) -> Result<bool, Error> {
+        Ok(self.0.files.kind(&self.path(digest))?.is_some())
+    }
+}
+
+impl Intake for Loose {
+    fn open(&mut self, member: &Member) -> Result<SparseMap, Error> {
+        match member {
+            Member::Blob(digest) if self.has(digest)? => self.0.open_file(self.path(digest)),
+            Member::Blob(digest) => Err(Damage::Absent { digest: digest.clone() }.into()),
+            other => Err(Damage::Missing { member: other.clone() }.into()),
+        }
+    }
+
+    fn fill(&mut self, chunk: &mut Chunk) -> Result<(), Error> {
+        self.0.fill(chunk)
+    }
+
+    fn finish(&mut self) -> Result<(), Error> {
+        self.0.finish()
+    }
+
+    fn passes_over(&self) -> bool {
+        true
+    }
+
+    fn lent(&self, digest: &Digest) -> Option<PathBuf> {
+        Some(self.path(digest))
     }
 }

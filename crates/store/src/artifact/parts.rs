@@ -4,17 +4,19 @@ use std::collections::BTreeSet;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use super::SparseMap;
+use super::packing::Role;
 use super::pipeline::{self, Chunk};
+use super::{SparseMap, packing};
 use crate::fs::{ReadAt, io_error};
 use crate::image::Blob;
 use crate::snapshot::Form;
-use crate::{Digest, Error, ImageReference, Progress, Snapshot, Store};
+use crate::{Digest, Error, ImageReference, Progress, Silent, Snapshot, SnapshotManifest, Store};
 
 /// A file that travels.
 #[derive(Debug, Clone)]
 pub(super) struct Part {
     pub blob: Blob,
+    pub role: Role,
     place: Place,
 }
 
@@ -23,6 +25,15 @@ enum Place {
     /// Wherever and however the pool has it.
     Pool,
     File(PathBuf),
+    /// A file of an image or a kernel that is used for another one.
+    Lent(PathBuf, Lender),
+}
+
+/// What is of no use if one of its files is damaged.
+#[derive(Debug, Clone)]
+pub(super) enum Lender {
+    Image(Digest),
+    Kernel(Digest),
 }
 
 /// Content that is open for reading, from front to back.
@@ -47,37 +58,54 @@ pub(super) enum Scope {
 impl Store {
     /// Every part of a snapshot, each content once: image, kernel bundle, kernel, modules, root file system, blobs.
     pub(super) fn parts(&self, snapshot: &Snapshot, scope: Scope) -> Result<Vec<Part>, Error> {
-        let mut parts = match scope {
-            Scope::WithImage => self.image_parts(snapshot)?,
-            Scope::WithoutImage => Vec::new(),
-        };
-        parts.extend(snapshot.blobs().map(|blob| Part { blob: blob.clone(), place: Place::Pool }));
-        let mut seen = BTreeSet::new();
-        parts.retain(|part| seen.insert(part.blob.digest.clone()));
-        Ok(parts)
+        let mut parts = Vec::new();
+        if scope == Scope::WithImage {
+            self.check_image(&snapshot.manifest)?;
+            let ImageReference { digest, kernel, .. } = &snapshot.manifest.image;
+            parts = self.image_parts(digest, kernel)?;
+        }
+        parts.extend(blobs(&snapshot.manifest).map(|(role, blob)| Part::pooled(role, blob)));
+        Ok(unique(parts))
     }
 
-    fn image_parts(&self, snapshot: &Snapshot) -> Result<Vec<Part>, Error> {
-        self.check_image(&snapshot.manifest)?;
-        let ImageReference { digest, kernel, .. } = &snapshot.manifest.image;
+    /// Every part of an image: image, kernel bundle, kernel, initial file system, modules, root file system.
+    pub(super) fn image_parts(&self, digest: &Digest, kernel: &Digest) -> Result<Vec<Part>, Error> {
         let (image, bundle) = (self.image_by_digest(digest)?, self.kernel(kernel)?);
-        let file = |blob: &Blob, path| Part { blob: blob.clone(), place: Place::File(path) };
         let mut parts = vec![
-            self.record_part(digest, self.layout.image(digest).join("image.json"))?,
-            self.record_part(kernel, self.layout.kernel(kernel).join("bundle.json"))?,
-            file(&bundle.record.kernel, bundle.kernel()),
+            self.record_part(Role::Image, digest, self.layout.image(digest).join("image.json"))?,
+            self.record_part(Role::Kernel, kernel, self.layout.kernel(kernel).join("bundle.json"))?,
         ];
-        let modules = bundle.record.modules.iter().zip(bundle.modules());
-        parts.extend(modules.map(|(module, (_, path))| file(&module.content, path)));
-        parts.push(file(&image.record.rootfs, image.rootfs()));
-        Ok(parts)
+        let files = packing::kernel_roles(&bundle.record).zip(bundle.files());
+        parts.extend(files.map(|(role, (path, blob))| Part { blob, role, place: Place::File(path) }));
+        let rootfs = image.files().into_iter();
+        parts.extend(rootfs.map(|(path, blob)| Part { blob, role: Role::Rootfs, place: Place::File(path) }));
+        Ok(unique(parts))
     }
 
     /// A description, which is named by its own digest and has no declared length.
-    fn record_part(&self, digest: &Digest, path: PathBuf) -> Result<Part, Error> {
+    pub(super) fn record_part(&self, role: Role, digest: &Digest, path: PathBuf) -> Result<Part, Error> {
         let blob = Blob { digest: digest.clone(), bytes: self.files.len(&path)? };
-        Ok(Part { blob, place: Place::File(path) })
+        Ok(Part { blob, role, place: Place::File(path) })
     }
+}
+
+/// Every blob of a snapshot, in the order in which they travel.
+pub(super) fn blobs(manifest: &SnapshotManifest) -> impl Iterator<Item = (Role, &Blob)> {
+    let disk = manifest.disk.layers.iter().map(|layer| (Role::DiskLayer, layer));
+    let memory = manifest.memory.iter().flat_map(|memory| {
+        let layers = memory.layers.iter().map(|layer| (Role::MemoryLayer, layer));
+        let outputs = memory.outputs.values().map(|output| (Role::Output, output));
+        let commands = memory.commands.iter().map(|commands| (Role::Commands, commands));
+        layers.chain([(Role::Devices, &memory.devices)]).chain(commands).chain(outputs)
+    });
+    disk.chain(memory)
+}
+
+/// Each content once, where it comes first.
+fn unique(mut parts: Vec<Part>) -> Vec<Part> {
+    let mut seen = BTreeSet::new();
+    parts.retain(|part| seen.insert(part.blob.digest.clone()));
+    parts
 }
 
 impl Store {
@@ -102,10 +130,26 @@ impl Store {
 }
 
 impl Part {
+    pub(super) fn pooled(role: Role, blob: &Blob) -> Self {
+        Self { blob: blob.clone(), role, place: Place::Pool }
+    }
+
+    pub(super) fn lent(role: Role, blob: Blob, path: PathBuf, by: Lender) -> Self {
+        Self { blob, role, place: Place::Lent(path, by) }
+    }
+
+    /// Its bytes from front to back, as they are. Their digest is not checked.
+    pub(super) fn stream(&self, store: &Store) -> Result<Box<dyn Read + Send>, Error> {
+        match &self.place {
+            Place::Pool => store.open_blob(&self.blob),
+            Place::File(path) | Place::Lent(path, _) => store.files.open(path),
+        }
+    }
+
     /// Where it is as it is, if it is anywhere.
     pub(super) fn plain_path(&self, store: &Store) -> Result<Option<PathBuf>, Error> {
         match &self.place {
-            Place::File(path) => Ok(Some(path.clone())),
+            Place::File(path) | Place::Lent(path, _) => Ok(Some(path.clone())),
             Place::Pool => match store.blob_path(&self.blob)? {
                 (path, Form::Plain) => Ok(Some(path)),
                 (_, Form::Compressed) => Ok(None),
@@ -136,15 +180,29 @@ impl Part {
         Ok(map)
     }
 
-    /// What is not what its name says: a layer is looked at again and put aside, anything else is named.
-    fn damage(&self, store: &Store) -> Error {
+    /// What is not what its name says: a layer, or whoever lent it, is looked at again and put aside; anything else is
+    /// named.
+    pub(super) fn damage(&self, store: &Store) -> Error {
         let what = format!("its bytes are not those of {}", self.blob.digest);
         match &self.place {
             Place::File(path) => Error::corrupt(path, what),
+            Place::Lent(path, by) => match by.put_aside_if_damaged(store) {
+                Ok(()) => Error::corrupt(path, what),
+                Err(error) => error,
+            },
             Place::Pool => match store.put_aside_if_damaged(&self.blob) {
                 Ok(moved) => Error::corrupt(moved.unwrap_or_else(|| store.layout.layer(&self.blob.digest)), what),
                 Err(error) => error,
             },
+        }
+    }
+}
+
+impl Lender {
+    fn put_aside_if_damaged(&self, store: &Store) -> Result<(), Error> {
+        match self {
+            Self::Image(digest) => store.verify_image(digest, &Silent).map(drop),
+            Self::Kernel(digest) => store.verify_kernel(digest, &Silent).map(drop),
         }
     }
 }

@@ -7,6 +7,7 @@
 //! Tables are read when they are needed, and few are kept: memory does not grow with the disk. Nobody writes to the
 //! parts meanwhile; who opens a chain sees to that.
 
+mod raw;
 #[cfg(test)]
 mod tests;
 
@@ -107,6 +108,15 @@ impl Chain {
             identity.told = Some(told.to_owned());
         }
         self
+    }
+
+    /// The same disk with zeros behind its end.
+    pub(crate) fn grown_to(mut self, bytes: u64) -> Result<Self, Error> {
+        if bytes < self.bytes {
+            return Err(Error::DiskChain { rule: "the disk is smaller than they are" });
+        }
+        self.bytes = bytes;
+        Ok(self)
     }
 
     /// The size of the disk.

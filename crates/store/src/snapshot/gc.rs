@@ -3,7 +3,7 @@
 //! ```text
 //! without a lock     mark ──► what is not marked is suspected
 //! the store's lock   mark again, reading only what is new ──► what is still not marked moves to staging:
-//!                    snapshots, sync ──► layers, sync ──► images, sync ──► kernels, sync
+//!                    snapshots, sync ──► layers, sync ──► warm images, sync ──► images, sync ──► kernels, sync
 //! without a lock     staging is removed
 //! ```
 //!
@@ -49,12 +49,15 @@ pub enum GarbageKind {
     Reservation,
     Snapshot,
     Layer,
+    /// A captured boot of an image that nothing reaches.
+    Warm,
     Image,
     Kernel,
 }
 
 /// The kinds that are files and directories of their own.
-const STORED: [GarbageKind; 4] = [GarbageKind::Snapshot, GarbageKind::Layer, GarbageKind::Image, GarbageKind::Kernel];
+const STORED: [GarbageKind; 5] =
+    [GarbageKind::Snapshot, GarbageKind::Layer, GarbageKind::Warm, GarbageKind::Image, GarbageKind::Kernel];
 
 /// Something that may be garbage.
 #[derive(Debug)]
@@ -122,10 +125,30 @@ impl Store {
         }
         let mut marker = Marker::default();
         let marked = marker.mark(self)?;
-        suspects.retain(|suspect| self.is_garbage(suspect, &marked).unwrap_or(false));
+        self.sweep_if_garbage(&mut marker, &marked, suspects)
+    }
+
+    /// Removes one image with its warm images and its kernel, unless something still reaches them.
+    pub(super) fn collect_image(&self, digest: &Digest) -> Result<(), Error> {
+        // One that cannot be read does not say which kernel it has: `gc` finds that.
+        let kernel = self.image_by_digest(digest).ok().map(|image| image.record.kernel);
+        let mut marker = Marker::default();
+        let marked = marker.mark(self)?;
+        let mut suspects = Vec::new();
+        let warm = marker.warm_of(digest).map(|key| (GarbageKind::Warm, key, self.layout.warm(key)));
+        let image = (GarbageKind::Image, digest, self.layout.image(digest));
+        let kernel = kernel.as_ref().map(|kernel| (GarbageKind::Kernel, kernel, self.layout.kernel(kernel)));
+        for (kind, digest, path) in warm.chain([image]).chain(kernel) {
+            suspects.extend(optional(self.suspect(kind, digest, path))?);
+        }
+        self.sweep_if_garbage(&mut marker, &marked, suspects)
+    }
+
+    fn sweep_if_garbage(&self, marker: &mut Marker, marked: &Marked, mut suspects: Vec<Suspect>) -> Result<(), Error> {
+        suspects.retain(|suspect| self.is_garbage(suspect, marked).unwrap_or(false));
         match suspects.is_empty() {
             true => Ok(()),
-            false => self.sweep(&mut marker, suspects).map(drop),
+            false => self.sweep(marker, suspects).map(drop),
         }
     }
 
@@ -179,6 +202,7 @@ impl Store {
             GarbageKind::Reservation => self.layout.image_names(),
             GarbageKind::Snapshot => self.layout.snapshots(),
             GarbageKind::Layer => self.layout.layers(),
+            GarbageKind::Warm => self.layout.warm_dir(),
             GarbageKind::Image => self.layout.images(),
             GarbageKind::Kernel => self.layout.kernels(),
         }
@@ -193,6 +217,7 @@ impl Store {
             GarbageKind::Reservation => return Ok(false),
             GarbageKind::Snapshot => &marked.snapshots,
             GarbageKind::Layer => &marked.layers,
+            GarbageKind::Warm => &marked.warm,
             GarbageKind::Image => &marked.images,
             GarbageKind::Kernel => &marked.kernels,
         };

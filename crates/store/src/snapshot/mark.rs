@@ -4,10 +4,11 @@
 //! names, pins ──► snapshots ──► layers
 //!                           ──► images ──► kernels
 //! names, pins, sandboxes ─────► images ──► kernels
+//!                                      ──► warm images
 //! ```
 //!
-//! The parent of a snapshot is not reached: every manifest lists all of its layers itself. Warm images reach nothing:
-//! they are found by a key that only who has the image can compute.
+//! The parent of a snapshot is not reached: every manifest lists all of its layers itself. A warm image reaches nothing,
+//! and stays as long as its image is reached; one that does not say of which image it is stays.
 //!
 //! Always: what never changes (manifests, records of sandboxes and images) is read once, so that marking again, under the
 //! store's lock, reads only what is new. What cannot be read might reach anything: it is trouble, and with trouble
@@ -27,6 +28,8 @@ pub(super) struct Marker {
     sandboxes: BTreeMap<SandboxId, ImageOf>,
     /// The kernel of each image.
     images: BTreeMap<Digest, Digest>,
+    /// The image of each warm image, by key.
+    warm: BTreeMap<Digest, Digest>,
 }
 
 #[derive(Debug)]
@@ -48,6 +51,7 @@ pub(super) struct Marked {
     pub layers: BTreeSet<Digest>,
     pub images: BTreeSet<Digest>,
     pub kernels: BTreeSet<Digest>,
+    pub warm: BTreeSet<Digest>,
     /// What could not be read, and why.
     pub trouble: Option<String>,
 }
@@ -80,7 +84,13 @@ impl Marker {
         self.mark_sandboxes(store, &mut marked)?;
         self.mark_needs(&mut marked);
         self.mark_kernels(store, &mut marked)?;
+        self.mark_warm(store, &mut marked)?;
         Ok(marked)
+    }
+
+    /// The keys of the warm images of an image, as far as they say so.
+    pub(super) fn warm_of<'a>(&'a self, image: &'a Digest) -> impl Iterator<Item = &'a Digest> {
+        self.warm.iter().filter(move |(_, of)| *of == image).map(|(key, _)| key)
     }
 
     fn learn_snapshots(&mut self, store: &Store, marked: &mut Marked) -> Result<(), Error> {
@@ -151,6 +161,21 @@ impl Marker {
                 }
             }
             marked.kernels.extend(self.images.get(&digest).cloned());
+        }
+        Ok(())
+    }
+
+    /// Reaching nothing, one that cannot be read is no trouble: it stays itself, and that is all.
+    fn mark_warm(&mut self, store: &Store, marked: &mut Marked) -> Result<(), Error> {
+        for key in store.warm_keys()? {
+            if !self.warm.contains_key(&key)
+                && let Ok(Some(record)) = store.warm_record(&key)
+            {
+                self.warm.insert(key.clone(), record.image);
+            }
+            if self.warm.get(&key).is_none_or(|image| marked.images.contains(image)) {
+                marked.warm.insert(key);
+            }
         }
         Ok(())
     }

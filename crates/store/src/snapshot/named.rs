@@ -46,6 +46,14 @@ pub enum Target<'a> {
     Unnamed,
 }
 
+/// An image that lost a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemovedImage {
+    pub digest: Digest,
+    /// Whether it is gone with all of its content. If not, something still reaches it.
+    pub collected: bool,
+}
+
 /// Who points a name at a snapshot, and what it may take the place of.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Claim<'a> {
@@ -150,6 +158,24 @@ impl Store {
         };
         self.collect_snapshot(&digest)?;
         Ok(digest)
+    }
+
+    /// Takes the name of an image away, and the image with its warm images and its kernel unless something still
+    /// reaches them.
+    pub fn remove_image_name(&self, name: &Name) -> Result<RemovedImage, Error> {
+        let digest = {
+            let held = lock::store(&self.files, &self.layout)?;
+            let digest = match self.named(name)? {
+                Some(Named::Image(digest)) => digest,
+                Some(found) => return Err(Error::OtherKind { name: name.clone(), found, expected: "an image" }),
+                None => return Err(Error::UnknownImage { name: name.clone() }),
+            };
+            self.drop_name(&held, name)?;
+            digest
+        };
+        self.collect_image(&digest)?;
+        let collected = self.files.kind(&self.layout.image(&digest))?.is_none();
+        Ok(RemovedImage { digest, collected })
     }
 
     /// Moves a name aside that says of nothing known that it has it. One that is something by now stays.

@@ -22,6 +22,7 @@ impl fmt::Display for GarbageKind {
         f.write_str(match self {
             Self::Snapshot => "snapshot",
             Self::Layer => "layer",
+            Self::Warm => "warm",
             Self::Image => "image",
             Self::Kernel => "kernel",
             Self::Reservation => "reservation",

@@ -122,6 +122,15 @@ impl Store {
         Ok(stats.iter().flatten().map(|stat| stat.disk_bytes).sum())
     }
 
+    /// What a directory takes with all that is in it, each file once; one that is not there takes nothing.
+    pub(crate) fn bytes_on_disk(&self, dir: &Path) -> Result<u64, Error> {
+        let (mut bytes, mut seen) = (0, BTreeSet::new());
+        for entry in optional(self.files.list(dir))?.unwrap_or_default() {
+            bytes += self.disk_bytes(dir, &entry, &mut seen)?;
+        }
+        Ok(bytes)
+    }
+
     /// What something takes that was not seen before; what goes meanwhile takes nothing.
     fn disk_bytes(&self, dir: &Path, entry: &Entry, seen: &mut BTreeSet<(u64, u64)>) -> Result<u64, Error> {
         let path = dir.join(&entry.name);
@@ -141,6 +150,7 @@ fn usage_kind(kind: GarbageKind) -> Option<UsageKind> {
         GarbageKind::Reservation => None,
         GarbageKind::Snapshot => Some(UsageKind::Snapshots),
         GarbageKind::Layer => Some(UsageKind::Layers),
+        GarbageKind::Warm => Some(UsageKind::Warm),
         GarbageKind::Image => Some(UsageKind::Images),
         GarbageKind::Kernel => Some(UsageKind::Kernels),
     }

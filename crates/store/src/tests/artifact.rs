@@ -71,12 +71,16 @@ pub(super) fn put_image(store: &Store, name: &str) -> ImageReference {
     let staged = store.stage().unwrap();
     let rootfs = [vec![7; 100], vec![0; 3 * CLUSTER], name.as_bytes().to_vec(), vec![0; 2 * CLUSTER]].concat();
     files.create(&staged.path().join("rootfs.raw"), &rootfs).unwrap();
-    let spec =
-        ImageSpec { arch: Arch::X86_64, kernel: kernel.clone(), init: Init::Agent, defaults: ExecDefaults::default() };
+    let spec = image_spec(&kernel);
     let digest = store.publish_image(staged, spec).unwrap().digest;
     let name: Name = name.parse().unwrap();
     store.set_image_name(&name, &digest).unwrap();
     ImageReference { name, digest, kernel }
+}
+
+pub(super) fn image_spec(kernel: &Digest) -> ImageSpec {
+    let (init, defaults) = (Init::Agent, ExecDefaults::default());
+    ImageSpec { arch: Arch::X86_64, kernel: kernel.clone(), init, defaults, disk_bytes: None }
 }
 
 /// Publishes a snapshot. Those with equal numbers share what the number stands for.
@@ -139,13 +143,13 @@ fn settings(memory_bytes: u64) -> Settings {
 }
 
 /// A store on the real file system.
-struct Place {
-    store: Store,
-    dir: tempfile::TempDir,
+pub(super) struct Place {
+    pub store: Store,
+    pub dir: tempfile::TempDir,
 }
 
 impl Place {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self::below(&std::env::temp_dir())
     }
 
@@ -155,7 +159,7 @@ impl Place {
     }
 
     /// Everything but what never goes away: names of files below the store.
-    fn content(&self) -> Vec<String> {
+    pub fn content(&self) -> Vec<String> {
         let mut found = Vec::new();
         for dir in ["staging", "layers", "snapshots", "images", "kernels", "names/images", "quarantine"] {
             let entries = self.store.files.list(&self.store.root().join(dir)).unwrap();
@@ -169,7 +173,7 @@ impl Place {
     }
 
     /// How many things of this name are in quarantine, by its beginning.
-    fn put_aside(&self, name: &str) -> usize {
+    pub fn put_aside(&self, name: &str) -> usize {
         self.content().iter().filter(|path| path.starts_with(&format!("quarantine/{name}"))).count()
     }
 }
@@ -272,7 +276,7 @@ fn what_is_compressed_in_the_pool_makes_the_same_artifact() {
 }
 
 /// What a save with compression leaves in the pool.
-fn compress(store: &Store, blob: &Blob) {
+pub(super) fn compress(store: &Store, blob: &Blob) {
     let plain = store.layout.layer(&blob.digest);
     let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
     encoder.set_pledged_src_size(Some(blob.bytes)).unwrap();
@@ -293,8 +297,7 @@ fn an_artifact_without_its_image_needs_that_image() {
     // The same name, for another image.
     let staged = there.store.stage().unwrap();
     there.store.files.create(&staged.path().join("rootfs.raw"), b"another").unwrap();
-    let spec =
-        ImageSpec { arch: Arch::X86_64, kernel: image.kernel.clone(), init: Init::Agent, defaults: Default::default() };
+    let spec = image_spec(&image.kernel);
     let other = there.store.publish_image(staged, spec).unwrap().digest;
     there.store.set_image_name(&image.name, &other).unwrap();
     let refused = import(&there.store, &artifact, "b").unwrap_err().to_string();
@@ -400,7 +403,7 @@ fn a_directory_is_not_read_for_what_the_store_has_whole() {
 }
 
 /// Changes one bit of a file that is read-only.
-fn flip(path: &Path, at: u64) {
+pub(super) fn flip(path: &Path, at: u64) {
     let mut bytes = std::fs::read(path).unwrap();
     bytes[at as usize] ^= 1;
     std::fs::remove_file(path).unwrap();

@@ -4,6 +4,7 @@
 //! states, before or after the verb, explains. After an error, the same must hold at once and after reopening.
 
 mod artifact;
+mod images;
 mod snapshots;
 mod states;
 
@@ -312,7 +313,8 @@ fn publish(store: &Store, rootfs: &[u8]) -> Result<Digest, Error> {
     let staged = store.stage()?;
     store.files.create(&staged.path().join("rootfs.raw"), rootfs)?;
     let kernel = Digest::of(b"kernel");
-    let spec = ImageSpec { arch: Arch::X86_64, kernel, init: Init::Agent, defaults: ExecDefaults::default() };
+    let (init, defaults) = (Init::Agent, ExecDefaults::default());
+    let spec = ImageSpec { arch: Arch::X86_64, kernel, init, defaults, disk_bytes: None };
     let image = store.publish_image(staged, spec)?;
     store.set_image_name(&name("tiny"), &image.digest)?;
     Ok(image.digest)

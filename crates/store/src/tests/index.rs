@@ -261,7 +261,7 @@ fn an_index_of_another_version_is_made_anew() {
     let expected = world.list();
     Connection::open(world.index()).unwrap().pragma_update(None, "user_version", 99).unwrap();
     let listing = world.store.list_snapshots().unwrap();
-    assert_eq!(listing.trouble.as_deref(), Some("the index is damaged: its version is 99, not 1"));
+    assert_eq!(listing.trouble.as_deref(), Some("the index is damaged: its version is 99, not 2"));
     assert_eq!((listing.snapshots, world.list()), (expected.clone(), expected));
 }
 

@@ -2,8 +2,10 @@
 
 mod artifact;
 mod crash;
+mod images;
 mod index;
 mod model;
+mod packing;
 mod qemu;
 mod residue;
 mod snapshots;
@@ -16,7 +18,7 @@ use crate::{
     AccelChoice, Arch, Consistency, Digest, Error, ExecDefaults, Head, Image, ImageSpec, Init, KernelBundle,
     KernelFormat, KernelSpec, LayerId, MachineRecord, MemoryState, Network, Origin, Owned, Phase, SandboxDir,
     SandboxId, SandboxRecord, SaveSpec, Silent, Snapshot, StateId, StateKind, StateManifest, StateRecord, StateSource,
-    Store,
+    Store, WarmRecord,
 };
 
 fn record(name: &str) -> SandboxRecord {
@@ -43,6 +45,7 @@ fn record(name: &str) -> SandboxRecord {
         snapshot: None,
         cpu: None,
         save_on_stop: None,
+        env: Default::default(),
     }
 }
 
@@ -108,6 +111,19 @@ fn capture(owned: &Owned, fresh: LayerId, kind: StateKind) -> Result<StateManife
     Ok(state)
 }
 
+/// What a warm image of a sandbox says of itself.
+fn warm_record(owned: &SandboxDir) -> WarmRecord {
+    let record = owned.record();
+    WarmRecord {
+        schema: WarmRecord::SCHEMA,
+        image: record.image_digest.clone(),
+        memory_bytes: record.memory_bytes,
+        cpus: record.cpus,
+        network: record.network,
+        accelerator: "tcg".to_owned(),
+    }
+}
+
 /// Whether every file of a state is what its seal says.
 fn is_whole(source: &StateSource) -> bool {
     source.digests(&Default::default()).unwrap() == source.sealed().unwrap().unwrap().files
@@ -144,7 +160,7 @@ fn ground(store: &Store) -> Image {
     let staged = store.stage().unwrap();
     store.files.create(&staged.path().join("rootfs.raw"), b"root file system").unwrap();
     let (init, defaults) = (Init::Agent, ExecDefaults::default());
-    let spec = ImageSpec { arch: Arch::X86_64, kernel: kernel.digest.clone(), init, defaults };
+    let spec = ImageSpec { arch: Arch::X86_64, kernel: kernel.digest.clone(), init, defaults, disk_bytes: None };
     let image = store.publish_image(staged, spec).unwrap();
     store.set_image_name(&"tiny".parse().unwrap(), &image.digest).unwrap();
     image

@@ -148,7 +148,7 @@ impl World {
 
     fn warm(&mut self, sandbox: usize, state: usize) -> Option<()> {
         let (_, owned, id) = self.choose_state(sandbox, state)?;
-        self.store().publish_warm(&Digest::of(b"key"), &owned, &id).unwrap();
+        self.store().publish_warm(&Digest::of(b"key"), &super::warm_record(&owned), &owned, &id).unwrap();
         self.model.warm = true;
         Some(())
     }

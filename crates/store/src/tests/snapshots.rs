@@ -331,8 +331,7 @@ fn gc_keeps_images_that_sandboxes_and_snapshots_need_or_someone_works_with() {
     let staged = store.stage().unwrap();
     fs::write(staged.path().join("rootfs.raw"), "another").unwrap();
     let record = store.image_by_digest(&old).unwrap().record;
-    let spec =
-        crate::ImageSpec { arch: record.arch, kernel: record.kernel, init: record.init, defaults: record.defaults };
+    let spec = super::artifact::image_spec(&record.kernel);
     let new = store.publish_image(staged, spec).unwrap();
     assert_eq!(store.gc(false).unwrap().removed, [], "it was just published, and somebody is about to name it");
     store.set_image_name(&name("tiny"), &new.digest).unwrap();

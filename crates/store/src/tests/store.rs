@@ -166,6 +166,7 @@ fn an_image_whose_description_was_touched_is_refused() {
         kernel: crate::Digest::of(b"kernel"),
         init: crate::Init::Agent,
         defaults: crate::ExecDefaults::default(),
+        disk_bytes: None,
     };
     let image = store.publish_image(staged, spec).unwrap();
     let json = store.root().join("images").join(image.digest.as_str()).join("image.json");

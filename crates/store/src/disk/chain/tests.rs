@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use super::super::check::Damage;
 use super::super::samples::{Cluster, DATA, L2, Overlay, overlay, overlays, put_u64};
 use super::*;
+use crate::Silent;
 
 /// The root file system of the tests ends inside a cluster.
 const BASE_BYTES: u64 = 2 * CLUSTER + 1000;
@@ -41,6 +42,22 @@ impl Files {
 
     fn add_all(&mut self, layers: &[Overlay]) -> Vec<PathBuf> {
         layers.iter().map(|layer| self.add(&layer.bytes())).collect()
+    }
+
+    fn written_to(&self, chain: &Chain) -> File {
+        let path = self.dir.path().join("to");
+        let mut out = crate::fs::Files::new(Arc::new(crate::fs::Disk)).output(&path).unwrap();
+        chain.write_to(&mut out, &Silent).unwrap();
+        out.finish().unwrap();
+        File::open(&path).unwrap()
+    }
+
+    fn written_over(&self, chain: &Chain) -> File {
+        let path = self.dir.path().join("over");
+        fs::copy(self.base(), &path).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        chain.write_over(&file, &Silent).unwrap();
+        file
     }
 
     fn chain(&self, layers: &[PathBuf]) -> Result<Chain, Error> {
@@ -166,6 +183,25 @@ proptest! {
         for cluster in (0..size.div_ceil(CLUSTER)).filter(|n| *n < 12 || n % 8192 > 8180 || n % 8192 < 12) {
             let expected = expected(&layers, cluster, size);
             prop_assert!(read(&chain, cluster * CLUSTER, expected.len() as u64) == expected, "cluster {}", cluster);
+        }
+    }
+
+    /// Written anew and written over a copy of the root file system, it is the same raw file, with holes.
+    #[test]
+    fn a_raw_file_is_what_the_chain_reads(layers in overlays(), more in 0u64..3) {
+        let mut files = Files::new();
+        let paths = files.add_all(&layers);
+        let chain = files.chain(&paths).unwrap().grown_to(layers.last().unwrap().size + more * CLUSTER).unwrap();
+        for raw in [files.written_to(&chain), files.written_over(&chain)] {
+            let found = raw.metadata().unwrap();
+            prop_assert_eq!(found.len(), chain.bytes());
+            prop_assert!(found.blocks() * 512 <= 64 * CLUSTER, "{} bytes on disk", found.blocks() * 512);
+            let clusters = 0..chain.bytes().div_ceil(CLUSTER);
+            for start in clusters.filter(|n| *n < 12 || n % 8192 > 8180 || n % 8192 < 12).map(|n| n * CLUSTER) {
+                let mut piece = vec![0xee; CLUSTER.min(chain.bytes() - start) as usize];
+                raw.read_exact_at(&mut piece, start).unwrap();
+                prop_assert!(piece == read(&chain, start, piece.len() as u64), "at {}", start);
+            }
         }
     }
 

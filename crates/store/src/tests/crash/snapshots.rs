@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use super::{Case, Fault, LOSSES, Outcome, ROOT, Simulated, name, open, running};
 use crate::tests::{
-    assert_whole, capture, grounded, is_whole, publish_kernel, record, small_disk, spec, write_something,
+    assert_whole, capture, grounded, is_whole, publish_kernel, record, small_disk, spec, warm_record, write_something,
 };
 use crate::{
     Blob, Digest, Error, LayerId, Name, Named, Origin, Owned, SandboxDir, SandboxRecord, SaveSpec, Silent, StateId,
-    StateKind, Store, Target,
+    StateKind, Store, Target, WarmRecord,
 };
 
 /// A sandbox with something on its disk, and a state of it that is not sealed.
@@ -156,7 +156,9 @@ fn gc_takes_what_nothing_reaches_and_nothing_else() {
             save_again(store, &owned, "t");
             // Its sandbox was never made.
             store.reserve_name(&name("r"), &late.id).unwrap();
-            super::publish(store, b"an image that loses its name").unwrap();
+            let lost = super::publish(store, b"an image that loses its name").unwrap();
+            let warm = WarmRecord { image: lost, ..warm_record(&owned) };
+            store.publish_warm(&Digest::of(b"key"), &warm, &owned, &state).unwrap();
             drop(publish_kernel(store, b"a kernel without an image"));
             store.set_image_name(&name("tiny"), &owned.record().image_digest).unwrap();
         },
@@ -164,7 +166,7 @@ fn gc_takes_what_nothing_reaches_and_nothing_else() {
             let report = store.gc(false)?;
             assert_eq!(report.held_back, None);
             let kinds: BTreeSet<_> = report.removed.iter().map(|garbage| garbage.kind).collect();
-            assert_eq!(kinds.len(), 5, "{report:?}");
+            assert_eq!(kinds.len(), 6, "{report:?}");
             Ok(())
         },
         check: &|store, outcome| {

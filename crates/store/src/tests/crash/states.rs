@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{Case, ErrorKind, Fault, MEMORY_DIRS, Outcome, Simulated, made, name, open, running};
-use crate::tests::{capture, is_whole, record, small_disk};
+use crate::tests::{capture, is_whole, record, small_disk, warm_record};
 use crate::{
     Digest, Error, Head, Origin, Owned, Phase, Published, SandboxDir, SandboxRecord, StateId, StateKind, StateManifest,
     StateRecord, Store,
@@ -248,7 +248,7 @@ fn a_warm_image_is_whole_or_absent() {
             let state = capture(&owned, small_disk(&owned).unwrap(), StateKind::Warm).unwrap();
             (owned, state.id)
         },
-        verb: &|store, (owned, state)| store.publish_warm(&key, &owned, &state).map(drop),
+        verb: &|store, (owned, state)| store.publish_warm(&key, &warm_record(&owned), &owned, &state).map(drop),
         check: &|store, outcome| {
             let warm = store.warm(&key).unwrap();
             assert!(warm.as_ref().is_some_and(is_whole) || outcome == Outcome::Open);
@@ -263,8 +263,8 @@ fn removing_a_warm_image_leaves_what_was_made_from_it() {
     Case {
         prepare: &|store| {
             let (owned, state) = with_states(store, &source);
-            assert_eq!(store.publish_warm(&key, &owned, &state).unwrap(), Published::New);
-            assert_eq!(store.publish_warm(&key, &owned, &state).unwrap(), Published::Already);
+            assert_eq!(store.publish_warm(&key, &warm_record(&owned), &owned, &state).unwrap(), Published::New);
+            assert_eq!(store.publish_warm(&key, &warm_record(&owned), &owned, &state).unwrap(), Published::Already);
             store.remove_sandbox(owned).unwrap();
             let warm = store.warm(&key).unwrap().unwrap();
             let mut owned = store.create_sandbox(copy.clone(), Origin::State(&warm)).unwrap();
