@@ -26,6 +26,7 @@ use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
 
+pub use crc32c::crc32c;
 pub(crate) use dir::Entries;
 pub(crate) use inode::Inode;
 pub(crate) use map::Map;

@@ -29,6 +29,9 @@ pub use bookkeeping::{is_clean, is_same_but_for_notes};
 pub use changes::{Aspect, Change, ChangeKind, Diff, Kind, Node};
 pub use compare::{Options, diff};
 pub use error::Error;
+/// For those who write what is read here.
+#[doc(hidden)]
+pub use ext4::crc32c;
 pub use ext4::{FileReader, FileSystem};
 pub use path::Path;
 pub use text::{ContentDiff, content_diff};
