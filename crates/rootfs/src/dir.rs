@@ -1,0 +1,315 @@
+//! A host directory, taken as it is: owners, modes, times, extended attributes, hard links, holes.
+//!
+//! Always: names are taken in the order of their bytes, and no symbolic link is followed, as everything is opened from
+//! the directory that it lies in. Attributes that say something about the host or about who reads are left out:
+//! `trusted.*`, which only root sees, and `security.selinux`. When a file changes while it is read, that is an error.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, SeekFrom, Stat};
+use rustix::io::Errno;
+
+use crate::Error;
+use crate::builder::{Stop, Watch};
+use crate::edit::{Canvas, is_kept_xattr};
+use crate::ext4::FileWriter;
+use crate::fault::{Fault, require};
+use crate::path::{check_depth, check_name};
+use crate::tree::{Attributes, Device, Kind, MAX_FILE_BYTES, NodeId, Time, Tree};
+
+const BUFFER_BYTES: usize = 256 << 10;
+/// As Linux has them, for a list of names and for a value.
+const MAX_XATTR_BYTES: usize = 64 << 10;
+const OPEN: OFlags =
+    OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+
+/// Lays a directory over the canvas. Gives how many bytes its files had.
+pub(crate) fn add(canvas: &mut Canvas, dir: &Path, watch: &mut Watch<'_>) -> Result<u64, Error> {
+    let fd = rustix::fs::openat(CWD, dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let mut taken =
+        Taken { canvas, watch, links: HashMap::new(), bytes: 0, buffer: vec![0; BUFFER_BYTES], xattr: Vec::new() };
+    taken.all(Place { fd: fd.map_err(failed("open", dir))?, path: dir.to_path_buf() })?;
+    Ok(taken.bytes)
+}
+
+/// An open file or directory, and how it is called in errors.
+struct Place {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+/// A directory that is gone through.
+struct Level {
+    place: Place,
+    node: NodeId,
+    names: std::vec::IntoIter<Vec<u8>>,
+}
+
+struct Taken<'c, 'w> {
+    canvas: &'c mut Canvas,
+    watch: &'w mut Watch<'w>,
+    /// Nodes that have other names, by device and inode.
+    links: HashMap<(u64, u64), NodeId>,
+    bytes: u64,
+    buffer: Vec<u8>,
+    xattr: Vec<u8>,
+}
+
+impl Taken<'_, '_> {
+    fn all(&mut self, root: Place) -> Result<(), Error> {
+        let (_, attributes) = self.described(&root)?;
+        self.canvas.describe(Tree::ROOT, attributes).map_err(|fault| of(fault, &root.path))?;
+        let mut levels = vec![self.level(root, Tree::ROOT)?];
+        while let Some(level) = levels.last_mut() {
+            let Some(name) = level.names.next() else {
+                levels.pop();
+                continue;
+            };
+            let path = level.place.path.join(OsStr::from_bytes(&name));
+            if let Some(below) = self.take(level, &name, path)? {
+                check_depth(levels.len()).map_err(|fault| of(fault, &below.place.path))?;
+                levels.push(below);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes one name. Gives the directory that it is, to go on with.
+    fn take(&mut self, level: &Level, name: &[u8], path: PathBuf) -> Result<Option<Level>, Error> {
+        let stat = rustix::fs::statat(&level.place.fd, name, AtFlags::SYMLINK_NOFOLLOW);
+        let stat = stat.map_err(failed("look at", &path))?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind == FileType::Directory {
+            return self.take_dir(level, name, path).map(Some);
+        }
+        let inode = (stat.st_dev, stat.st_ino);
+        if let Some(node) = self.links.get(&inode) {
+            let linked = self.canvas.link(level.node, name, *node);
+            return linked.map(|()| None).map_err(|fault| of(fault, &path));
+        }
+        let (kind, attributes) = match kind {
+            FileType::RegularFile => self.file(level, name, &path, inode)?,
+            _ => (self.special(level, name, &path, &stat)?, self.special_attributes(level, name, &path, &stat)?),
+        };
+        let node = self.canvas.place(level.node, name, kind, attributes).map_err(|fault| of(fault, &path))?;
+        if stat.st_nlink > 1 {
+            self.links.insert(inode, node);
+        }
+        Ok(None)
+    }
+
+    fn take_dir(&mut self, level: &Level, name: &[u8], path: PathBuf) -> Result<Level, Error> {
+        let fd = rustix::fs::openat(&level.place.fd, name, OPEN | OFlags::DIRECTORY, Mode::empty());
+        let place = Place { fd: fd.map_err(failed("open", &path))?, path };
+        let (_, attributes) = self.described(&place)?;
+        let node = self.canvas.place(level.node, name, Kind::Dir(BTreeMap::new()), attributes);
+        let node = node.map_err(|fault| of(fault, &place.path))?;
+        self.level(place, node)
+    }
+
+    fn level(&mut self, place: Place, node: NodeId) -> Result<Level, Error> {
+        let mut names = Vec::new();
+        for entry in Dir::read_from(&place.fd).map_err(failed("list", &place.path))? {
+            let entry = entry.map_err(failed("list", &place.path))?;
+            let name = entry.file_name().to_bytes();
+            if name == b"." || name == b".." {
+                continue;
+            }
+            check_name(name).map_err(|fault| of(fault, &place.path.join(OsStr::from_bytes(name))))?;
+            names.push(name.to_vec());
+            if names.len() as u64 > self.canvas.meter.nodes_left() {
+                return Err(of(self.canvas.meter.beyond_nodes(), &place.path));
+            }
+        }
+        names.sort_unstable();
+        Ok(Level { place, node, names: names.into_iter() })
+    }
+
+    fn file(
+        &mut self,
+        level: &Level,
+        name: &[u8],
+        path: &Path,
+        inode: (u64, u64),
+    ) -> Result<(Kind, Attributes), Error> {
+        let fd = rustix::fs::openat(&level.place.fd, name, OPEN, Mode::empty()).map_err(failed("open", path))?;
+        let place = Place { fd, path: path.to_path_buf() };
+        let (stat, attributes) = self.described(&place)?;
+        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        if !is_file || (stat.st_dev, stat.st_ino) != inode {
+            return Err(Error::Changed { path: place.path });
+        }
+        let bytes = stat.st_size.cast_unsigned();
+        require(bytes <= MAX_FILE_BYTES, "it is larger than 16 TiB").map_err(|fault| of(fault, path))?;
+        let is_full = stat.st_blocks.cast_unsigned().saturating_mul(512) >= bytes;
+        let mut source = Source { place: &place, bytes, is_full, at: 0 };
+        let mut file = self.canvas.area.file(bytes, self.canvas.meter.extents_left())?;
+        while let Some((hole, data)) = source.next()? {
+            file.skip(hole)?;
+            self.canvas.meter.take_bytes(data).map_err(|fault| of(fault, path))?;
+            copy(&source, data, &mut file, &mut self.buffer, &mut |more| {
+                self.bytes += more;
+                (self.watch)(self.bytes).map_err(|Stop| Error::GivenUp)
+            })?;
+            source.at += data;
+        }
+        let content = file.finish()?;
+        let after = rustix::fs::fstat(&place.fd).map_err(failed("look at", path))?;
+        let moments =
+            |stat: &Stat| (stat.st_size, stat.st_mtime, stat.st_mtime_nsec, stat.st_ctime, stat.st_ctime_nsec);
+        if moments(&stat) != moments(&after) {
+            return Err(Error::Changed { path: place.path });
+        }
+        Ok((Kind::File(content), attributes))
+    }
+
+    /// What an open file is.
+    fn described(&mut self, place: &Place) -> Result<(Stat, Attributes), Error> {
+        let stat = rustix::fs::fstat(&place.fd).map_err(failed("look at", &place.path))?;
+        let xattrs = self.xattrs(
+            &place.path,
+            |list| rustix::fs::flistxattr(&place.fd, list),
+            |name, value| rustix::fs::fgetxattr(&place.fd, name, value),
+        )?;
+        let attributes = attributes(&stat, xattrs);
+        Ok((stat, attributes))
+    }
+
+    fn special(&self, level: &Level, name: &[u8], path: &Path, stat: &Stat) -> Result<Kind, Error> {
+        let device = Device { major: rustix::fs::major(stat.st_rdev), minor: rustix::fs::minor(stat.st_rdev) };
+        Ok(match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Symlink => {
+                let target = rustix::fs::readlinkat(&level.place.fd, name, Vec::new());
+                Kind::Symlink(target.map_err(failed("read the link", path))?.into_bytes())
+            }
+            FileType::CharacterDevice => Kind::CharDevice(device),
+            FileType::BlockDevice => Kind::BlockDevice(device),
+            FileType::Fifo => Kind::Fifo,
+            FileType::Socket => Kind::Socket,
+            _ => return Err(of(Fault::Refused("it is of a kind that is not known here"), path)),
+        })
+    }
+
+    /// Of what cannot be opened to be read. The way over the descriptor of its directory follows no link of others.
+    fn special_attributes(
+        &mut self,
+        level: &Level,
+        name: &[u8],
+        path: &Path,
+        stat: &Stat,
+    ) -> Result<Attributes, Error> {
+        let there = format!("/proc/self/fd/{}/", level.place.fd.as_raw_fd());
+        let there = [there.as_bytes(), name].concat();
+        let xattrs = self.xattrs(
+            path,
+            |list| rustix::fs::llistxattr(&there[..], list),
+            |name, value| rustix::fs::lgetxattr(&there[..], name, value),
+        )?;
+        Ok(attributes(stat, xattrs))
+    }
+
+    fn xattrs(
+        &mut self,
+        path: &Path,
+        list: impl FnOnce(&mut [u8]) -> Result<usize, Errno>,
+        value: impl Fn(&[u8], &mut [u8]) -> Result<usize, Errno>,
+    ) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, Error> {
+        self.xattr.resize(2 * MAX_XATTR_BYTES, 0);
+        let (names, bytes) = self.xattr.split_at_mut(MAX_XATTR_BYTES);
+        let length = match list(names) {
+            Err(Errno::NOTSUP) => 0,
+            length => length.map_err(failed("list the extended attributes of", path))?,
+        };
+        let names = names[..length].split(|byte| *byte == 0).filter(|name| is_kept_xattr(name));
+        let names = names.filter(|name| !name.starts_with(b"trusted.") && *name != b"security.selinux");
+        let read = |name: &[u8]| {
+            let length = value(name, bytes).map_err(failed("read an extended attribute of", path))?;
+            Ok((name.to_vec(), bytes[..length].to_vec()))
+        };
+        names.map(read).collect()
+    }
+}
+
+/// A file, as its holes and its data.
+struct Source<'p> {
+    place: &'p Place,
+    bytes: u64,
+    /// There is a block for every byte, so that nobody has to ask for holes.
+    is_full: bool,
+    at: u64,
+}
+
+impl Source<'_> {
+    /// How long the next hole is and the data behind it; nothing at the end.
+    fn next(&mut self) -> Result<Option<(u64, u64)>, Error> {
+        if self.at >= self.bytes {
+            return Ok(None);
+        }
+        let data = if self.is_full { self.at } else { self.seek(SeekFrom::Data(self.at))?.unwrap_or(self.bytes) };
+        let data = data.min(self.bytes);
+        let end = if self.is_full || data == self.bytes { None } else { self.seek(SeekFrom::Hole(data))? };
+        let end = end.unwrap_or(self.bytes).min(self.bytes);
+        if data < self.at || end < data || end == self.at {
+            return Err(Error::Changed { path: self.place.path.clone() });
+        }
+        let hole = data - self.at;
+        self.at = data;
+        Ok(Some((hole, end - data)))
+    }
+
+    /// Nothing, where there is no such thing up to the end.
+    fn seek(&self, to: SeekFrom) -> Result<Option<u64>, Error> {
+        match (rustix::fs::seek(&self.place.fd, to), to) {
+            (Err(Errno::NXIO), _) => Ok(None),
+            // A file system that does not know of holes.
+            (Err(Errno::INVAL), SeekFrom::Data(at)) => Ok(Some(at)),
+            (Err(Errno::INVAL), _) => Ok(None),
+            (found, _) => found.map(Some).map_err(failed("find the holes of", &self.place.path)),
+        }
+    }
+}
+
+fn copy(
+    source: &Source<'_>,
+    bytes: u64,
+    into: &mut FileWriter<'_>,
+    buffer: &mut [u8],
+    watch: &mut dyn FnMut(u64) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut done = 0;
+    while done < bytes {
+        let wanted = usize::try_from(bytes - done).unwrap_or(usize::MAX).min(buffer.len());
+        let read = rustix::io::pread(&source.place.fd, &mut buffer[..wanted], source.at + done);
+        match read.map_err(failed("read", &source.place.path))? {
+            0 => return Err(Error::Changed { path: source.place.path.clone() }),
+            read => {
+                into.write(&buffer[..read])?;
+                done += read as u64;
+                watch(read as u64)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn attributes(stat: &Stat, xattrs: BTreeMap<Vec<u8>, Vec<u8>>) -> Attributes {
+    Attributes {
+        mode: (stat.st_mode & 0o7777) as u16,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        modified: Time { seconds: stat.st_mtime, nanoseconds: stat.st_mtime_nsec as u32 },
+        xattrs,
+    }
+}
+
+fn of(fault: Fault, path: &Path) -> Error {
+    fault.of(path.as_os_str().as_bytes())
+}
+
+fn failed(operation: &'static str, path: &Path) -> impl FnOnce(Errno) -> Error {
+    move |errno| Error::Io { operation, path: path.to_path_buf(), source: errno.into() }
+}

@@ -1,0 +1,143 @@
+//! Trees made by hand, and what other programs say about the images of them.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use sandtree_diff::{Blocks, FileSystem};
+
+use crate::ext4::{DataArea, Made, Options, finish};
+use crate::{Attributes, Content, Error, Kind, Node, NodeId, Time, Tree};
+
+pub(super) struct Maker {
+    pub dir: tempfile::TempDir,
+    pub area: DataArea,
+    pub tree: Tree,
+}
+
+pub(super) fn attributes(mode: u16) -> Attributes {
+    let modified = Time { seconds: 1_600_000_000, nanoseconds: 123_456_789 };
+    Attributes { mode, uid: 1000, gid: 100, modified, xattrs: BTreeMap::new() }
+}
+
+impl Maker {
+    pub(super) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let area = DataArea::create(&dir.path().join("image"), u64::MAX).unwrap();
+        Self { dir, area, tree: Tree::new() }
+    }
+
+    pub(super) fn add(&mut self, parent: NodeId, name: impl AsRef<[u8]>, kind: Kind) -> NodeId {
+        let mode = if matches!(kind, Kind::Symlink(_)) { 0o777 } else { 0o755 };
+        let id = NodeId(self.tree.nodes.len() as u32);
+        self.tree.nodes.push(Some(Node { kind, attributes: attributes(mode), names: 0 }));
+        self.link(parent, name, id);
+        id
+    }
+
+    pub(super) fn link(&mut self, parent: NodeId, name: impl AsRef<[u8]>, id: NodeId) {
+        let Kind::Dir(names) = &mut self.node(parent).kind else { panic!("{parent:?} is no directory") };
+        assert_eq!(names.insert(name.as_ref().to_vec(), id), None);
+        self.node(id).names += 1;
+    }
+
+    pub(super) fn node(&mut self, id: NodeId) -> &mut Node {
+        self.tree.nodes[id.0 as usize].as_mut().unwrap()
+    }
+
+    pub(super) fn dir(&mut self, parent: NodeId, name: impl AsRef<[u8]>) -> NodeId {
+        self.add(parent, name, Kind::Dir(BTreeMap::new()))
+    }
+
+    pub(super) fn file(&mut self, parent: NodeId, name: impl AsRef<[u8]>, bytes: &[u8]) -> NodeId {
+        let content = self.content(bytes);
+        self.add(parent, name, Kind::File(content))
+    }
+
+    pub(super) fn content(&mut self, bytes: &[u8]) -> Content {
+        let mut writer = self.area.file(bytes.len() as u64, u64::MAX).unwrap();
+        bytes.chunks(70_001).for_each(|chunk| writer.write(chunk).unwrap());
+        writer.finish().unwrap()
+    }
+
+    /// Blocks of data, each with a block of zeros behind it.
+    pub(super) fn fragments(&mut self, count: u64) -> Content {
+        let mut writer = self.area.file(count * 2 * 4096, u64::MAX).unwrap();
+        for index in 0..count {
+            writer.write(&[index as u8 | 1; 4096]).unwrap();
+            writer.skip(4096).unwrap();
+        }
+        writer.finish().unwrap()
+    }
+
+    pub(super) fn finish(self, free_bytes: u64) -> Result<Image, Error> {
+        let path = self.dir.path().join("image");
+        let made = finish(self.area, &self.tree, &Options { free_bytes })?;
+        Ok(Image { file: File::open(&path).unwrap(), path, made, _dir: self.dir })
+    }
+
+    /// Made, and found to be without fault.
+    pub(super) fn clean(self, free_bytes: u64) -> Image {
+        let image = self.finish(free_bytes).unwrap();
+        image.assert_clean();
+        image
+    }
+}
+
+pub(super) struct Image {
+    pub path: PathBuf,
+    pub made: Made,
+    file: File,
+    _dir: tempfile::TempDir,
+}
+
+impl Blocks for Image {
+    fn bytes(&self) -> u64 {
+        self.file.metadata().unwrap().len()
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(into, offset)
+    }
+}
+
+impl Image {
+    pub(super) fn assert_clean(&self) {
+        assert_clean(&self.path);
+        assert_eq!(self.bytes(), self.made.bytes);
+    }
+
+    pub(super) fn debugfs(&self, request: &str) -> String {
+        run("debugfs", &["-R", request, self.path.to_str().unwrap()])
+    }
+
+    pub(super) fn with_fs<T>(&self, then: impl FnOnce(&FileSystem<'_>) -> T) -> T {
+        then(&FileSystem::open(self).unwrap())
+    }
+
+    pub(super) fn read(&self, path: &[u8]) -> Vec<u8> {
+        self.with_fs(|fs| {
+            let mut bytes = Vec::new();
+            fs.read_file(&path.into()).unwrap().read_to_end(&mut bytes).unwrap();
+            bytes
+        })
+    }
+}
+
+/// `e2fsck` finds nothing, not even something to improve.
+pub(super) fn assert_clean(image: &Path) {
+    let said = run("e2fsck", &["-fn", image.to_str().unwrap()]);
+    let is_fine = |line: &str| line.is_empty() || line.starts_with("Pass ") || line.starts_with("sandtree-root: ");
+    assert!(said.lines().all(is_fine), "{said}");
+}
+
+/// What a program says that succeeds.
+pub(super) fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{program} {arguments:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
+    said
+}

@@ -1,0 +1,396 @@
+//! A reader of tar archives: ustar, GNU and PAX, in one pass and with bounded memory.
+//!
+//! Always: nothing is guessed. A header whose checksum is wrong, a number that is none, or a map of a sparse file that
+//! does not fit is an error. The archive ends with two blocks of zeros and nothing but zeros behind them, or, as GNU
+//! tar takes it too, with its last member. Behind the end of a layer anything may follow, as others take it too.
+
+mod header;
+mod number;
+mod pax;
+mod sparse;
+
+use std::rc::Rc;
+
+use crate::Error;
+use crate::builder::TarRules;
+use crate::ext4::FileWriter;
+use crate::fault::{Fault, require, shown};
+use crate::tree::{Attributes, Device, Kind, Time};
+use crate::unpack::Unpacked;
+use header::{BLOCK, Bad, Header, text};
+use pax::Records;
+use sparse::{MAX_PIECES, Piece};
+
+/// Of a long name or an extended header.
+const MAX_EXTENSION_BYTES: u64 = 1 << 20;
+/// Of what is said for every member, as it may be copied for each.
+const MAX_GLOBAL_BYTES: usize = 64 << 10;
+
+/// What a header, and those before it that belong to it, describe.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub name: Vec<u8>,
+    pub what: What,
+    pub attributes: Attributes,
+}
+
+#[derive(Debug)]
+pub(crate) enum What {
+    File(Body),
+    /// One more name of what is there.
+    HardLink(Vec<u8>),
+    Node(Kind),
+}
+
+/// Of a file; its bytes are taken with [`Archive::pour`], or are skipped.
+#[derive(Debug)]
+pub(crate) struct Body {
+    pub bytes: u64,
+    pieces: Vec<Piece>,
+}
+
+pub(crate) struct Archive<'i, 'a> {
+    input: &'i mut Unpacked<'a>,
+    /// Of the member: bytes that were not read.
+    left: u64,
+    /// Of the member: what fills its last block.
+    padding: u64,
+    /// What is said for all members.
+    globals: Rc<Records>,
+    rules: TarRules,
+    /// How many there may be, and how many there were.
+    max_headers: u64,
+    headers: u64,
+}
+
+/// What comes in front of a member.
+#[derive(Default)]
+struct Said {
+    /// Something was that a member must follow.
+    anything: bool,
+    name: Option<Vec<u8>>,
+    link: Option<Vec<u8>>,
+    pax: Rc<Records>,
+}
+
+impl<'i, 'a> Archive<'i, 'a> {
+    pub fn new(input: &'i mut Unpacked<'a>, rules: TarRules, max_headers: u64) -> Self {
+        Self { input, left: 0, padding: 0, globals: Rc::default(), rules, max_headers, headers: 0 }
+    }
+
+    pub fn position(&self) -> u64 {
+        self.input.position()
+    }
+
+    /// The next member; behind the last one, all of the input was read.
+    pub fn next(&mut self) -> Result<Option<Member>, Error> {
+        self.skip()?;
+        let mut said = Said { pax: Rc::clone(&self.globals), ..Said::default() };
+        loop {
+            let Some(header) = self.header()? else {
+                return if said.anything { Err(self.truncated()) } else { self.end().map(|()| None) };
+            };
+            match header.kind() {
+                b'L' => said.name = Some(text(&self.extension(&header)?).to_vec()),
+                b'K' => said.link = Some(text(&self.extension(&header)?).to_vec()),
+                b'x' => said.pax = self.records(&header)?,
+                b'g' => {
+                    self.globals = self.records(&header)?;
+                    if self.globals.weight() > MAX_GLOBAL_BYTES {
+                        return Err(self.damaged("more than 64 KiB are said for all members"));
+                    }
+                    said.pax = Rc::clone(&self.globals);
+                    continue;
+                }
+                // The name of the whole archive.
+                b'V' => {
+                    self.begin(header.bytes().map_err(|bad| self.damaged(bad))?);
+                    self.skip()?;
+                }
+                _ => return self.member(&header, said).map(Some),
+            }
+            said.anything = true;
+        }
+    }
+
+    /// Writes the bytes of the member that came last.
+    pub fn pour(&mut self, body: &Body, into: &mut FileWriter<'_>) -> Result<(), Error> {
+        let mut at = 0;
+        for piece in &body.pieces {
+            into.skip(piece.offset - at)?;
+            self.pour_piece(piece.bytes, into)?;
+            at = piece.offset + piece.bytes;
+        }
+        into.skip(body.bytes - at)
+    }
+
+    fn pour_piece(&mut self, mut bytes: u64, into: &mut FileWriter<'_>) -> Result<(), Error> {
+        while bytes > 0 {
+            let chunk = self.some(bytes)?;
+            into.write(chunk)?;
+            let taken = chunk.len();
+            self.input.consume(taken);
+            bytes -= taken as u64;
+            self.left -= taken as u64;
+        }
+        Ok(())
+    }
+
+    fn member(&mut self, header: &Header, said: Said) -> Result<Member, Error> {
+        let sparse_name = said.pax.sparse.name.clone().filter(|_| said.pax.sparse.is_said());
+        let name = sparse_name.or_else(|| said.pax.path.clone()).or_else(|| said.name.clone());
+        let name = name.unwrap_or_else(|| header.name());
+        self.input.member.clone_from(&name);
+        let what = self.what(header, &said, &name).map_err(|fault| fault.of(&name))?;
+        let attributes =
+            attributes(header, Rc::unwrap_or_clone(said.pax)).map_err(|bad| Fault::Refused(bad).of(&name))?;
+        Ok(Member { name, what, attributes })
+    }
+
+    fn what(&mut self, header: &Header, said: &Said, name: &[u8]) -> Result<What, Fault> {
+        let link = || said.pax.link.clone().or_else(|| said.link.clone()).unwrap_or_else(|| header.link());
+        // Whatever size is told of what is not a file, nothing follows; only the list of a dumped directory does.
+        match header.kind() {
+            b'0' | b'7' | 0 => return self.file(header, said, name),
+            b'S' => return self.old_sparse(header, said).map(What::File),
+            b'1' => return Ok(What::HardLink(link())),
+            b'D' => self.begin(header.bytes()?),
+            _ => {}
+        }
+        Ok(What::Node(match header.kind() {
+            b'2' => Kind::Symlink(link()),
+            b'3' => Kind::CharDevice(device(header, &said.pax)?),
+            b'4' => Kind::BlockDevice(device(header, &said.pax)?),
+            b'5' | b'D' => Kind::Dir(Default::default()),
+            b'6' => Kind::Fifo,
+            _ => return Err(Fault::Refused("it is of a kind that is not known here")),
+        }))
+    }
+
+    fn file(&mut self, header: &Header, said: &Said, name: &[u8]) -> Result<What, Fault> {
+        let bytes = said.pax.bytes.map_or_else(|| header.bytes(), Ok)?;
+        if name.ends_with(b"/") {
+            // How archives told directories before there was a kind for them.
+            require(bytes == 0, "it is a directory with bytes")?;
+            return Ok(What::Node(Kind::Dir(Default::default())));
+        }
+        self.begin(bytes);
+        let sparse = &said.pax.sparse;
+        let body = match sparse.is_said() {
+            false => Body { bytes, pieces: vec![Piece { offset: 0, bytes }] },
+            true => {
+                let pieces = if sparse.major == Some(1) { self.inner_map()? } else { sparse.map.clone() };
+                Body { bytes: sparse.bytes.ok_or("it is a sparse file of no size")?, pieces }
+            }
+        };
+        self.checked(body).map(What::File)
+    }
+
+    /// More of the map follows behind the header, in blocks of 21 pieces.
+    fn old_sparse(&mut self, header: &Header, said: &Said) -> Result<Body, Fault> {
+        let mut pieces = Vec::new();
+        let (fields, mut more) = header.old_sparse();
+        sparse::old_pieces(fields, &mut pieces)?;
+        while more {
+            let block = self.block()?.ok_or_else(|| self.truncated())?;
+            sparse::old_pieces(&block[..504], &mut pieces)?;
+            more = block[504] != 0;
+        }
+        self.begin(said.pax.bytes.map_or_else(|| header.bytes(), Ok)?);
+        self.checked(Body { bytes: header.old_sparse_bytes()?, pieces })
+    }
+
+    fn checked(&self, body: Body) -> Result<Body, Fault> {
+        sparse::check_file_bytes(body.bytes)?;
+        sparse::check(&body.pieces, body.bytes, self.left)?;
+        Ok(body)
+    }
+
+    /// A map in front of the bytes: lines with a number each, first how many pieces there are.
+    fn inner_map(&mut self) -> Result<Vec<Piece>, Fault> {
+        let mut lines = Lines { block: [0; BLOCK], at: BLOCK };
+        let count = lines.number(self)?;
+        require(count <= MAX_PIECES as u64, "the map of a sparse file has more than 1048576 parts")?;
+        (0..count).map(|_| Ok(Piece { offset: lines.number(self)?, bytes: lines.number(self)? })).collect()
+    }
+
+    /// The next header, or nothing at the end.
+    fn header(&mut self) -> Result<Option<Header>, Error> {
+        let Some(block) = self.block()? else { return Ok(None) };
+        if block != [0; BLOCK] {
+            self.count()?;
+            return Header::new(block).map(Some).map_err(|bad| self.damaged(bad));
+        }
+        match self.block()? {
+            Some(block) if block != [0; BLOCK] => Err(self.damaged("a lone block of zeros is between two members")),
+            _ => Ok(None),
+        }
+    }
+
+    fn count(&mut self) -> Result<(), Error> {
+        self.headers += 1;
+        if self.headers <= self.max_headers {
+            return Ok(());
+        }
+        let name = if self.input.member.is_empty() { "the archive".into() } else { shown(&self.input.member) };
+        Err(Error::Limit { name, limit: "headers in one archive", allowed: self.max_headers })
+    }
+
+    /// The bytes that follow a header about another one.
+    fn extension(&mut self, header: &Header) -> Result<Vec<u8>, Error> {
+        let bytes = header.bytes().map_err(|bad| self.damaged(bad))?;
+        if bytes > MAX_EXTENSION_BYTES {
+            return Err(self.damaged("a long name or an extended header has more than 1 MiB"));
+        }
+        self.begin(bytes);
+        let mut all = Vec::new();
+        while self.left > 0 {
+            let chunk = self.some(self.left)?;
+            all.extend_from_slice(chunk);
+            let taken = chunk.len();
+            self.input.consume(taken);
+            self.left -= taken as u64;
+        }
+        self.skip()?;
+        Ok(all)
+    }
+
+    /// What is said for all members and in this header.
+    fn records(&mut self, header: &Header) -> Result<Rc<Records>, Error> {
+        let bytes = self.extension(header)?;
+        let mut onto = Records::clone(&self.globals);
+        onto.read(&bytes).map_err(|bad| self.damaged(bad))?;
+        if onto.weight() as u64 > 2 * MAX_EXTENSION_BYTES {
+            return Err(self.damaged("extended headers say more than fits into 2 MiB"));
+        }
+        Ok(Rc::new(onto))
+    }
+
+    fn begin(&mut self, bytes: u64) {
+        self.left = bytes;
+        self.padding = bytes.wrapping_neg() % BLOCK as u64;
+    }
+
+    /// Goes behind the member. Some programs write neither an end nor the padding of the last member: nothing is missing.
+    fn skip(&mut self) -> Result<(), Error> {
+        let (mut left, mut padding) = (std::mem::take(&mut self.left), std::mem::take(&mut self.padding));
+        while left > 0 {
+            let taken = self.some(left)?.len();
+            self.input.consume(taken);
+            left -= taken as u64;
+        }
+        while padding > 0 && !self.input.chunk()?.is_empty() {
+            let taken = self.some(padding)?.len();
+            self.input.consume(taken);
+            padding -= taken as u64;
+        }
+        Ok(())
+    }
+
+    /// One block, or nothing at the end of the input.
+    fn block(&mut self) -> Result<Option<[u8; BLOCK]>, Error> {
+        let (mut block, mut filled) = ([0; BLOCK], 0);
+        while filled < BLOCK {
+            let chunk = self.input.chunk()?;
+            if chunk.is_empty() {
+                return if filled == 0 { Ok(None) } else { Err(self.truncated()) };
+            }
+            let taken = chunk.len().min(BLOCK - filled);
+            block[filled..filled + taken].copy_from_slice(&chunk[..taken]);
+            self.input.consume(taken);
+            filled += taken;
+        }
+        Ok(Some(block))
+    }
+
+    /// What is there of the next `bytes`, at least one.
+    fn some(&mut self, bytes: u64) -> Result<&[u8], Error> {
+        let at = self.input.position();
+        let chunk = self.input.chunk()?;
+        if chunk.is_empty() {
+            return Err(Error::Archive { offset: at, problem: TRUNCATED });
+        }
+        Ok(&chunk[..usize::try_from(bytes).unwrap_or(usize::MAX).min(chunk.len())])
+    }
+
+    fn end(&mut self) -> Result<(), Error> {
+        let may_follow = self.rules == TarRules::Layer;
+        loop {
+            let chunk = self.input.chunk()?;
+            if chunk.is_empty() {
+                return Ok(());
+            }
+            if !may_follow && chunk.iter().any(|byte| *byte != 0) {
+                return Err(self.damaged("something follows behind its end"));
+            }
+            let taken = chunk.len();
+            self.input.consume(taken);
+        }
+    }
+
+    fn truncated(&self) -> Error {
+        self.damaged(TRUNCATED)
+    }
+
+    fn damaged(&self, problem: Bad) -> Error {
+        Error::Archive { offset: self.input.position(), problem }
+    }
+}
+
+/// Whether something starts like an archive that is not packed.
+pub(crate) fn has_magic(start: &[u8]) -> bool {
+    start.get(257..262) == Some(b"ustar")
+}
+
+const TRUNCATED: Bad = "it ends inside of a member";
+
+fn attributes(header: &Header, pax: Records) -> Result<Attributes, Bad> {
+    let seconds = || header.modified_s().map(|seconds| Time { seconds, nanoseconds: 0 });
+    Ok(Attributes {
+        mode: header.mode()?,
+        uid: pax.uid.map_or_else(|| header.uid(), Ok)?,
+        gid: pax.gid.map_or_else(|| header.gid(), Ok)?,
+        modified: pax.modified.map_or_else(seconds, Ok)?,
+        xattrs: pax.into_xattrs(),
+    })
+}
+
+fn device(header: &Header, pax: &Records) -> Result<Device, Bad> {
+    let major = pax.major.map_or_else(|| header.major(), Ok)?;
+    Ok(Device { major, minor: pax.minor.map_or_else(|| header.minor(), Ok)? })
+}
+
+/// Numbers in blocks of a member, each ended by a newline.
+struct Lines {
+    block: [u8; BLOCK],
+    at: usize,
+}
+
+impl Lines {
+    fn number(&mut self, archive: &mut Archive<'_, '_>) -> Result<u64, Fault> {
+        let mut number = 0u64;
+        for digits in 0.. {
+            match self.byte(archive)? {
+                b'\n' if digits > 0 => break,
+                digit @ b'0'..=b'9' => {
+                    let longer = number.checked_mul(10).and_then(|number| number.checked_add(u64::from(digit - b'0')));
+                    number = longer.ok_or("the map of a sparse file has a number that is too large")?;
+                    require(digits < 32, "the map of a sparse file has a number that is too long")?;
+                }
+                _ => return Err(Fault::Refused("the map of a sparse file is damaged")),
+            }
+        }
+        Ok(number)
+    }
+
+    fn byte(&mut self, archive: &mut Archive<'_, '_>) -> Result<u8, Fault> {
+        if self.at == BLOCK {
+            archive.left =
+                archive.left.checked_sub(BLOCK as u64).ok_or("the map of a sparse file is longer than it")?;
+            self.block = archive.block()?.ok_or_else(|| archive.truncated())?;
+            self.at = 0;
+        }
+        self.at += 1;
+        Ok(self.block[self.at - 1])
+    }
+}
