@@ -41,6 +41,14 @@ impl Cgroups {
         Self { parent: None, next: AtomicU64::new(1) }
     }
 
+    /// Moves the agent into one of its own. The image's init takes over whatever it finds in the root.
+    pub fn enter(&self) -> rustix::io::Result<()> {
+        let Some(parent) = &self.parent else { return Ok(()) };
+        let dir = make_dir(parent.as_fd(), "agent")?;
+        let procs = rustix::fs::openat(&dir, "cgroup.procs", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+        rustix::io::write(&procs, b"0").map(drop)
+    }
+
     pub fn create(&self) -> rustix::io::Result<Option<Cgroup>> {
         let Some(parent) = &self.parent else { return Ok(None) };
         let name = self.next.fetch_add(1, Ordering::Relaxed).to_string();

@@ -1,6 +1,6 @@
-//! Who this guest is: name, machine id, clock, randomness, network, and a root file system as large as its disk.
+//! Who this guest is: names, clock, randomness, network, and a root file system as large as its disk.
 //!
-//! Always: the same identity may be assumed again. A read-only root keeps its files, and that is no error.
+//! Always: the same identity may be assumed again.
 //! When it fails: the steps before the failing one stay done.
 
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use rustix::time::{ClockId, Timespec};
 use sandtree_proto::{Failure, Identity, Rebirth};
 
 use crate::failure::{OrFailure, refusal};
-use crate::{network, sys};
+use crate::{names, network, sys};
 
 const EXT4_MAGIC: i64 = 0xEF53;
 const SECTOR: u64 = 512;
@@ -47,9 +47,7 @@ fn renew(identity: &Identity) -> Result<(), Failure> {
     if identity.hostname.is_empty() {
         return Ok(());
     }
-    rustix::system::sethostname(identity.hostname.as_bytes()).or_failure(|| "cannot set the hostname".into())?;
-    write_line("/etc/hostname", &identity.hostname)?;
-    write_line("/etc/machine-id", &identity.machine_id)
+    names::assume(&identity.hostname, &identity.machine_id)
 }
 
 fn set_clock(unix_time_ns: u64) -> Result<(), Failure> {
@@ -62,19 +60,6 @@ fn add_entropy(bytes: &[u8]) -> Result<(), Failure> {
     let told = || "cannot add entropy".into();
     let random = File::options().write(true).open("/dev/random").or_failure(told)?;
     sys::add_entropy(&random, bytes).or_failure(told)
-}
-
-/// Writes a file of one line, if it is not there with it already. Without `/etc`, or on a read-only root, there is none.
-pub fn write_line(path: &str, line: &str) -> Result<(), Failure> {
-    let wanted = format!("{line}\n");
-    let has_place = Path::new(path).parent().is_some_and(Path::is_dir);
-    if !has_place || fs::read_to_string(path).is_ok_and(|present| present == wanted) {
-        return Ok(());
-    }
-    match fs::write(path, wanted) {
-        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => Ok(()),
-        other => other.or_failure(|| format!("cannot write {path}")),
-    }
 }
 
 /// Grows an ext4 root to its device, once that has `disk_bytes`. Other file systems have the size they were made with.

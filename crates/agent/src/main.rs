@@ -18,6 +18,7 @@ mod init;
 mod input;
 mod link;
 mod metrics;
+mod names;
 mod network;
 mod output;
 mod serve;
@@ -36,7 +37,7 @@ use rustix::process::{Resource, Rlimit};
 
 use cgroup::Cgroups;
 use exec::spawn::Ground;
-use init::{BootError, Rest};
+use init::{BootError, Booted, ImageInit, Rest, Settling};
 use link::Link;
 use serve::{Agent, End, Place, Role};
 
@@ -65,20 +66,24 @@ fn main() -> ExitCode {
 struct Surroundings {
     cgroups: Cgroups,
     hooks: Option<PathBuf>,
-    modules: Rest,
+    booted: Booted,
 }
 
 impl Default for Surroundings {
     fn default() -> Self {
-        Self { cgroups: Cgroups::absent(), hooks: None, modules: Rest::default() }
+        Self { cgroups: Cgroups::absent(), hooks: None, booted: Booted { modules: Rest::default(), image: None } }
     }
 }
 
 fn run_guest() -> ! {
-    let served = init::boot().and_then(|(role, modules)| {
+    let served = init::boot().and_then(|booted| {
+        let role = booted.role();
         let port = init::open_port(sandtree_proto::PORT_NAME)?;
         let (cgroups, hooks) = (Cgroups::open("/sys/fs/cgroup"), Some(hooks::PLACE.into()));
-        let end = serve(role, port, Surroundings { cgroups, hooks, modules }).map_err(BootError::Serve)?;
+        if role == Role::BesideInit {
+            cgroups.enter().unwrap_or_else(|error| console::say(format_args!("cannot enter a cgroup: {error}")));
+        }
+        let end = serve(role, port, Surroundings { cgroups, hooks, booted }).map_err(BootError::Serve)?;
         Ok((role, end))
     });
     match served {
@@ -101,17 +106,18 @@ fn run_guestless(number: &str, surroundings: Surroundings) -> ExitCode {
 }
 
 fn serve(role: Role, port: OwnedFd, surroundings: Surroundings) -> io::Result<End> {
-    let Surroundings { cgroups, hooks, modules } = surroundings;
+    let Surroundings { cgroups, hooks, booted } = surroundings;
     rustix::io::fcntl_setfd(&port, rustix::io::FdFlags::CLOEXEC)?;
     let signals = sys::block_signals(serve::heard_by(role))?;
     // Not before: a thread with other signals unblocked would take our children's away.
-    let settling = modules.load_beside();
+    let (hold, image) = booted.image.map(ImageInit::attend).unzip();
+    let settling = Settling { modules: booted.modules.load_beside(), image: image.unwrap_or_default() };
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     if role != Role::Guestless {
         std::fs::write("/proc/self/oom_score_adj", "-1000")?;
     }
     let ground = Ground { cgroups, open_files: raise_open_files()? };
-    let place = Place { role, ground, settling, hooks };
+    let place = Place { role, ground, settling, hooks, hold };
     Ok(Agent::new(place, Link::new(port)?, signals)?.serve()?)
 }
 

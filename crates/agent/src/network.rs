@@ -9,7 +9,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sandtree_proto::{Failure, Network};
 
 use crate::failure::{OrFailure, refusal};
-use crate::sys;
+use crate::{names, sys};
 
 const ADDRESS: [u8; 4] = [10, 0, 2, 15];
 const NETMASK: [u8; 4] = [255, 255, 255, 0];
@@ -34,7 +34,7 @@ pub fn configure(network: Network) -> Result<(), Failure> {
     sys::bring_up(&socket, &name).or_failure(told)?;
     if network == Network::Full {
         sys::add_default_route(&socket, GATEWAY).or_failure(|| "cannot add the default route".into())?;
-        write_name_server()?;
+        names::write_line("/etc/resolv.conf", NAME_SERVER)?;
     }
     Ok(())
 }
@@ -62,16 +62,4 @@ fn first_device() -> io::Result<Option<String>> {
         }
     }
     Ok(names.into_iter().min())
-}
-
-/// An image may have a link there into a directory that only its own init fills; then a file takes its place.
-fn write_name_server() -> Result<(), Failure> {
-    const PATH: &str = "/etc/resolv.conf";
-    match crate::identity::write_line(PATH, NAME_SERVER) {
-        Err(failure) if failure.errno == libc::ENOENT => {
-            fs::remove_file(PATH).or_failure(|| format!("cannot replace {PATH}"))?;
-            crate::identity::write_line(PATH, NAME_SERVER)
-        }
-        other => other,
-    }
 }

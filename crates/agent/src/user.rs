@@ -1,6 +1,8 @@
 //! Users and groups by the files in `/etc`. The C library's look-ups load code at run time, which a static program in a
 //! bare guest has none of.
 
+use std::collections::BTreeSet;
+
 use rustix::io::Errno;
 use sandtree_proto::Failure;
 
@@ -66,7 +68,8 @@ impl Database {
         let groups = self.group.lines().filter_map(group);
         let joined = groups.filter(|group| group.members.split(',').any(|member| member == account.name));
         let mut all: Vec<u32> = std::iter::once(account.gid).chain(joined.map(|group| group.gid)).collect();
-        all.dedup();
+        let mut seen = BTreeSet::new();
+        all.retain(|gid| seen.insert(*gid));
         all
     }
 }
@@ -79,15 +82,15 @@ fn account(line: &str) -> Option<Account> {
         gid: gid.parse().ok()?,
         groups: Vec::new(),
         name: name.to_owned(),
-        home: home.to_owned(),
+        home: if home.is_empty() { "/".to_owned() } else { home.to_owned() },
         shell: if shell.is_empty() { "/bin/sh".to_owned() } else { shell.to_owned() },
     })
 }
 
-/// A number without an entry; root has its usual home even in a guest without users.
+/// A number without an entry: in root's group, at home in the root directory, as where images come from has it.
 fn nameless(uid: u32) -> Account {
-    let (name, home) = if uid == 0 { ("root".to_owned(), "/root") } else { (uid.to_string(), "/") };
-    Account { uid, gid: uid, groups: Vec::new(), name, home: home.to_owned(), shell: "/bin/sh".to_owned() }
+    let name = if uid == 0 { "root".to_owned() } else { uid.to_string() };
+    Account { uid, gid: 0, groups: Vec::new(), name, home: "/".to_owned(), shell: "/bin/sh".to_owned() }
 }
 
 struct Group<'a> {
@@ -120,7 +123,8 @@ mod tests {
         assert_eq!(ann.shell, "/bin/sh");
         assert_eq!(database().find("1000").unwrap(), ann);
         assert_eq!(database().find("").unwrap().home, "/root");
-        assert_eq!(database().find("7").unwrap().home, "/");
+        let nobody = database().find("7").unwrap();
+        assert_eq!((nobody.home.as_str(), nobody.gid, nobody.groups), ("/", 0, vec![0]));
     }
 
     #[test]
@@ -131,9 +135,26 @@ mod tests {
     }
 
     #[test]
+    fn each_membership_counts_once() {
+        let database = Database {
+            passwd: "user:x:1000:1000:,,,:/home/user:/bin/bash\n".into(),
+            group: "adm:x:4:user\nsudo:x:27:user,user\nuser:x:1000:user\nadm2:x:4:user\nusers:x:100:username\n".into(),
+        };
+        assert_eq!(database.find("user").unwrap().groups, [1000, 4, 27]);
+    }
+
+    #[test]
+    fn a_guest_without_users_has_numbers() {
+        let root = Database::default().find("").unwrap();
+        assert_eq!((root.uid, root.gid, root.name.as_str(), root.home.as_str()), (0, 0, "root", "/"));
+        assert_eq!(Database::default().find("5:6").unwrap().gid, 6);
+        let homeless = Database { passwd: "x:x:9:9:::\n".into(), group: String::new() };
+        assert_eq!(homeless.find("x").unwrap().home, "/");
+    }
+
+    #[test]
     fn the_unknown_is_named() {
         assert_eq!(database().find("zoe").unwrap_err().message, "no user zoe in the guest");
         assert_eq!(database().find("ann:zoo").unwrap_err().message, "no group zoo in the guest");
-        assert_eq!(Database::default().find("").unwrap().home, "/root");
     }
 }

@@ -89,9 +89,7 @@ fn streams(start: &ExecStart, account: &Account) -> io::Result<Streams> {
     match start.terminal {
         Some(size) => {
             let (master, slave) = terminal::open(size)?;
-            if rustix::process::geteuid().is_root() {
-                rustix::fs::fchown(&slave, Some(Uid::from_raw(account.uid)), None)?;
-            }
+            hand_over(&slave, account)?;
             let child = [slave.try_clone()?.into(), slave.try_clone()?.into(), slave.into()];
             let input = (master.try_clone()?, AtEnd::TypeEof);
             Ok(Streams {
@@ -102,15 +100,25 @@ fn streams(start: &ExecStart, account: &Account) -> io::Result<Streams> {
                 master: Some(master),
             })
         }
-        None => pipes(start.stdin),
+        None => pipes(start.stdin, account),
     }
 }
 
-fn pipes(stdin: bool) -> io::Result<Streams> {
+/// Who owns a stream can open it again by its name, as `/dev/stderr` is.
+fn hand_over(stream: &OwnedFd, account: &Account) -> rustix::io::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    rustix::fs::fchown(stream, Some(Uid::from_raw(account.uid)), None)
+}
+
+fn pipes(stdin: bool, account: &Account) -> io::Result<Streams> {
     let (out, out_child) = pipe()?;
     let (err, err_child) = pipe()?;
+    [&out_child, &err_child].into_iter().try_for_each(|stream| hand_over(stream, account))?;
     let (child_in, input) = if stdin {
         let (child, input) = pipe()?;
+        hand_over(&child, account)?;
         rustix::io::ioctl_fionbio(&input, true)?;
         (Stdio::from(child), Some((input, AtEnd::Close)))
     } else {
@@ -353,4 +361,55 @@ fn directories(start: &ExecStart, account: &Account) -> Result<Vec<CString>, Fai
 fn c_string(bytes: &[u8]) -> Result<CString, Failure> {
     let named = || format!("{:?} holds a zero byte", String::from_utf8_lossy(bytes));
     CString::new(bytes).map_err(|_| refusal(Errno::INVAL, named()))
+}
+
+#[cfg(test)]
+mod tests {
+    use sandtree_proto::TermSize;
+
+    use super::*;
+
+    fn start(env: &[(&str, &str)], terminal: Option<TermSize>) -> ExecStart {
+        ExecStart {
+            tag: String::new(),
+            argv: vec![b"true".to_vec()],
+            env: env.iter().map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec())).collect(),
+            cwd: Vec::new(),
+            user: String::new(),
+            terminal,
+            stdin: false,
+            timeout_ms: None,
+        }
+    }
+
+    fn shown(start: &ExecStart) -> Vec<String> {
+        let account = Account {
+            uid: 1000,
+            gid: 1000,
+            groups: Vec::new(),
+            name: "user".into(),
+            home: "/home/user".into(),
+            shell: "/bin/bash".into(),
+        };
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        environment(start, &account).iter().map(|(key, value)| format!("{}={}", text(key), text(value))).collect()
+    }
+
+    #[test]
+    fn a_command_finds_what_a_login_would_give_it() {
+        let path = format!("PATH={DEFAULT_PATH}");
+        let login = [&path, "HOME=/home/user", "USER=user", "LOGNAME=user", "SHELL=/bin/bash"];
+        assert_eq!(shown(&start(&[], None)), login);
+        let terminal = start(&[], Some(TermSize { rows: 24, cols: 80 }));
+        assert_eq!(shown(&terminal).last().unwrap(), "TERM=xterm");
+    }
+
+    #[test]
+    fn what_is_given_counts_and_goes_through_as_it_is() {
+        let given = shown(&start(&[("PATH", "/opt/bin"), ("LC_ALL", "de_DE.UTF-8"), ("HOME", "")], None));
+        assert_eq!(
+            given,
+            ["USER=user", "LOGNAME=user", "SHELL=/bin/bash", "PATH=/opt/bin", "LC_ALL=de_DE.UTF-8", "HOME="]
+        );
+    }
 }

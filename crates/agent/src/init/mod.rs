@@ -3,23 +3,24 @@
 //! ```text
 //!   /init in the initramfs -> early mounts -> modules -> root mounted -> switched
 //!                                                                          |-- init=agent: stays pid 1 and serves
-//!                                                                          \-- init=image: forks; the child serves,
-//!                                                                                          pid 1 becomes the image's init
+//!                                                                          \-- init=image: see `beside`
 //! ```
 //!
 //! When it fails: one line on the console says what, and the machine powers off, so the host sees it at once.
 
+mod beside;
 mod modules;
 mod options;
 mod root;
+mod run;
+mod settle;
 pub mod shutdown;
 
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::mount::MountFlags;
@@ -30,9 +31,10 @@ use crate::console;
 use crate::failure::reason;
 use crate::floor;
 use crate::serve::Role;
-use crate::sys::{self, Forked};
-pub use modules::{Rest, Settling};
+pub use beside::{Hold, ImageInit};
+pub use modules::Rest;
 use options::{Init, Options};
+pub use settle::Settling;
 
 const PORT_APPEARS_WITHIN: Duration = Duration::from_secs(10);
 
@@ -42,6 +44,8 @@ pub enum BootError {
     Mount { what: String, at: String, source: io::Error },
     #[error("the root disk {device} did not appear within {} s", within.as_secs())]
     NoDisk { device: String, within: Duration },
+    #[error("the image has no directory {at}, and none can be made: {}", reason(source))]
+    NoMountPoint { at: String, source: io::Error },
     #[error("cannot enter the root file system: {}", reason(.0))]
     Switch(io::Error),
     #[error("cannot start the image's init {path}: {}", reason(source))]
@@ -52,20 +56,35 @@ pub enum BootError {
     Serve(io::Error),
 }
 
+/// A guest that is up as far as the agent brings it.
+#[derive(Debug)]
+pub struct Booted {
+    pub modules: Rest,
+    /// Where the agent is not init itself.
+    pub image: Option<ImageInit>,
+}
+
+impl Booted {
+    pub fn role(&self) -> Role {
+        if self.image.is_some() { Role::BesideInit } else { Role::Init }
+    }
+}
+
 /// Brings the guest up. Returns in the process that serves the link.
-pub fn boot() -> Result<(Role, Rest), BootError> {
+pub fn boot() -> Result<Booted, BootError> {
     mount_early()?;
     use_console().unwrap_or_else(|error| console::say(format_args!("no console: {error}")));
     let options = Options::parse(&fs::read_to_string("/proc/cmdline").unwrap_or_default());
     if options.init == Init::Floor {
         floor::serve(open_port(sandtree_proto::PORT_NAME)?).map_err(BootError::Serve)?;
     }
-    let rest = modules::load(Path::new("/modules"), || Path::new(&options.root).exists());
+    let modules = modules::load(Path::new("/modules"), || Path::new(&options.root).exists());
     root::enter(&options)?;
-    match options.init {
-        Init::Agent | Init::Floor => Ok((Role::Init, rest)),
-        Init::Image => Ok((beside(&options.image_init)?, rest)),
-    }
+    let image = match options.init {
+        Init::Agent | Init::Floor => None,
+        Init::Image => Some(beside::start(&options.image_init)?),
+    };
+    Ok(Booted { modules, image })
 }
 
 fn mount_early() -> Result<(), BootError> {
@@ -75,7 +94,30 @@ fn mount_early() -> Result<(), BootError> {
     mount("cgroup2", "/sys/fs/cgroup", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
     mount("devpts", "/dev/pts", MountFlags::NOSUID | MountFlags::NOEXEC)?;
     mount("tmpfs", "/dev/shm", MountFlags::NOSUID | MountFlags::NODEV)?;
-    mount("tmpfs", "/run", MountFlags::NOSUID | MountFlags::NODEV)
+    mount("tmpfs", "/run", MountFlags::NOSUID | MountFlags::NODEV)?;
+    link_streams().unwrap_or_else(|error| complain("make the links in /dev", &error));
+    make_lock_dir().unwrap_or_else(|error| complain("make /run/lock", &error));
+    Ok(())
+}
+
+/// The names that shells and scripts know a process's own streams by.
+fn link_streams() -> io::Result<()> {
+    let links = [("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")];
+    links.iter().try_for_each(|(name, of)| match symlink(format!("/proc/self/fd{of}"), format!("/dev/{name}")) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    })
+}
+
+/// Where everybody may leave a lock, as `/var/lock` says.
+fn make_lock_dir() -> io::Result<()> {
+    fs::create_dir("/run/lock")?;
+    fs::set_permissions("/run/lock", fs::Permissions::from_mode(0o1777))
+}
+
+/// For what a guest can do without.
+fn complain(task: &str, error: &io::Error) {
+    console::say(format_args!("cannot {task}: {}", reason(error)));
 }
 
 fn mount(kind: &str, at: &str, flags: MountFlags) -> Result<(), BootError> {
@@ -101,15 +143,6 @@ fn use_console() -> io::Result<()> {
     rustix::stdio::dup2_stdout(&console)?;
     rustix::stdio::dup2_stderr(&console)?;
     Ok(())
-}
-
-fn beside(image_init: &str) -> Result<Role, BootError> {
-    let failed = |source| BootError::ImageInit { path: image_init.to_owned(), source };
-    if sys::fork().map_err(failed)? == Forked::Child {
-        rustix::process::setsid().map_err(|errno| BootError::Serve(errno.into()))?;
-        return Ok(Role::BesideInit);
-    }
-    Err(failed(Command::new(image_init).env_clear().env("TERM", "linux").env("HOME", "/").exec()))
 }
 
 /// Opens the port by its name, as soon as the kernel has it.

@@ -6,11 +6,10 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
 
 use rustix::io::Errno;
 
+use super::settle::Latch;
 use crate::console;
 use crate::failure::{reason, tolerate};
 
@@ -35,35 +34,15 @@ pub fn load(dir: &Path, enough: impl Fn() -> bool) -> Rest {
 impl Rest {
     /// Loads them in a thread that yields to everything else. One that is wanted at once, the network's, still comes at
     /// once: whoever wants it waits, and leaves the processor to us.
-    pub fn load_beside(self) -> Settling {
-        let settling = Settling::default();
-        let settled = settling.clone();
+    pub fn load_beside(self) -> Latch {
+        let loaded = Latch::default();
+        let latch = loaded.clone();
         std::thread::spawn(move || {
             tolerate(rustix::process::setpriority_process(None, 19));
             self.0.iter().for_each(|(name, file)| load_one(name, file));
-            settled.done();
+            latch.done();
         });
-        settling
-    }
-}
-
-/// Whether everything that boots beside the agent's work is done.
-#[derive(Debug, Clone, Default)]
-pub struct Settling(Arc<(Mutex<bool>, Condvar)>);
-
-impl Settling {
-    fn done(&self) {
-        let (settled, changed) = &*self.0;
-        *settled.lock().expect("nobody panics with it") = true;
-        changed.notify_all();
-    }
-
-    /// Waits until it is, and says whether it is.
-    pub fn wait(&self, within: Duration) -> bool {
-        let (settled, changed) = &*self.0;
-        let waiting = settled.lock().expect("nobody panics with it");
-        let waited = changed.wait_timeout_while(waiting, within, |settled| !*settled);
-        *waited.expect("nobody panics with it").0
+        loaded
     }
 }
 

@@ -6,10 +6,11 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::mount::MountFlags;
 
-use super::options::Options;
-use super::{BootError, make_mount_point};
+use super::options::{Init, Options};
+use super::{BootError, make_mount_point, run};
 use crate::console;
 
 const NEW_ROOT: &str = "/newroot";
@@ -19,8 +20,11 @@ const DISK_APPEARS_WITHIN: Duration = Duration::from_secs(10);
 pub fn enter(options: &Options) -> Result<(), BootError> {
     wait_for(&options.root)?;
     mount_root(options)?;
+    if options.init == Init::Agent {
+        run::carry_over(&Path::new(NEW_ROOT).join("run"), Path::new("/run"));
+    }
     for mounted in ["/dev", "/proc", "/sys", "/run"] {
-        move_mount(mounted).map_err(BootError::Switch)?;
+        move_mount(mounted)?;
     }
     switch().map_err(BootError::Switch)?;
     make_tmp().map_err(BootError::Switch)
@@ -45,10 +49,12 @@ fn mount_root(options: &Options) -> Result<(), BootError> {
     mounted.map_err(|source| BootError::Mount { what: root.clone(), at: "the root".to_owned(), source })
 }
 
-fn move_mount(from: &str) -> io::Result<()> {
+fn move_mount(from: &str) -> Result<(), BootError> {
     let to = format!("{NEW_ROOT}{from}");
-    make_mount_point(Path::new(&to))?;
-    Ok(rustix::mount::mount_move(from, to.as_str())?)
+    let missing = |source| BootError::NoMountPoint { at: from.to_owned(), source };
+    make_mount_point(Path::new(&to)).map_err(missing)?;
+    let failed = |errno: Errno| BootError::Mount { what: from.to_owned(), at: from.to_owned(), source: errno.into() };
+    rustix::mount::mount_move(from, to.as_str()).map_err(failed)
 }
 
 fn switch() -> io::Result<()> {

@@ -3,6 +3,8 @@
 //! Always: the machine ends, whatever fails on the way; each failure is a line on the console.
 
 use std::fs;
+use std::io;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -10,6 +12,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Pid, WaitOptions};
 use rustix::system::RebootCommand;
 
+use super::beside::is_systemd;
 use crate::console;
 use crate::failure::tolerate;
 use crate::serve::Role;
@@ -17,8 +20,10 @@ use crate::sys::{self, Target};
 
 /// After SIGKILL a process is gone as soon as the kernel gets to it.
 const KILLED_WITHIN: Duration = Duration::from_secs(2);
+const REAPED_EVERY: Duration = Duration::from_millis(50);
 /// systemd's "power off" is SIGRTMIN+4, counted from the kernel's 34 that the C library leaves.
 const SYSTEMD_POWER_OFF: i32 = 38;
+const IMAGE_POWER_OFF: &str = "/sbin/poweroff";
 
 /// How the machine is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,16 +48,29 @@ pub fn leave(role: Role, way: Way, grace: Duration) -> ! {
     panic!("cannot leave the machine by {way:?}: {refused:?}");
 }
 
-/// The image's init knows what to stop and in which order. It ends the agent, too; who is still here after the grace has
-/// to do it the hard way.
+/// The image's init knows what to stop and in which order, and ends the machine. Who is still here after the grace has to
+/// do it the hard way.
 fn ask_init(grace: Duration) {
-    let program = fs::read_link("/proc/1/exe").unwrap_or_default();
-    let is_systemd = program.as_os_str().to_string_lossy().contains("systemd");
-    let number = if is_systemd { SYSTEMD_POWER_OFF } else { libc::SIGUSR2 };
-    match sys::signal(Target::Process(Pid::INIT), number) {
-        Ok(()) => std::thread::sleep(grace),
+    let deadline = Instant::now() + grace;
+    match request_power_off() {
+        Ok(()) => reap_until(deadline),
         Err(error) => console::say(format_args!("cannot ask init to power off: {error}")),
     }
+    tolerate(sys::signal(Target::Everything, libc::SIGKILL));
+    reap_all(Instant::now() + KILLED_WITHIN);
+}
+
+/// systemd and busybox hear a signal; by what others are asked, the image's own program knows.
+fn request_power_off() -> io::Result<()> {
+    let program = fs::read_link("/proc/1/exe").unwrap_or_default();
+    if is_systemd(&program) {
+        return sys::signal(Target::Process(Pid::INIT), SYSTEMD_POWER_OFF);
+    }
+    let is_busybox = program.file_name().is_some_and(|name| name == "busybox");
+    if !is_busybox && Command::new(IMAGE_POWER_OFF).stdin(Stdio::null()).spawn().is_ok() {
+        return Ok(());
+    }
+    sys::signal(Target::Process(Pid::INIT), libc::SIGUSR2)
 }
 
 fn end_processes(grace: Duration) {
@@ -63,6 +81,14 @@ fn end_processes(grace: Duration) {
         if reap_all(Instant::now() + patience) {
             return;
         }
+    }
+}
+
+/// Takes the status of every child meanwhile: an init that ends everything waits until nothing is left of them.
+fn reap_until(deadline: Instant) {
+    while Instant::now() < deadline {
+        reap_all(deadline);
+        std::thread::sleep(REAPED_EVERY);
     }
 }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use sandtree_proto::{
-    AgentHello, AgentMessage, ExecStart, Failure, Frame, HostHello, HostMessage, Open, Outcome, Rebirth, Reply,
-    Request, StreamId,
+    AgentHello, AgentMessage, ExecStart, Failure, Frame, HostHello, HostMessage, Identity, Open, Outcome, Rebirth,
+    Reply, Request, StreamId,
 };
 
 use super::{Agent, CHANNELS_MAX, Leaving, Role};
@@ -24,8 +24,8 @@ use crate::tree::LeftOut;
 use crate::tunnel::Connecting;
 use crate::{identity, metrics, tree};
 
-/// How long what boots beside the agent may take.
-const SETTLES_WITHIN: Duration = Duration::from_secs(60);
+/// How long what boots beside the agent may take; the host waits 200 s.
+const SETTLES_WITHIN: Duration = Duration::from_secs(180);
 const WINDOW_MAX: u32 = 1024 * 1024;
 /// Tags come back in the hello, which must fit one frame.
 const TAG_MAX: usize = 64;
@@ -245,6 +245,7 @@ impl Agent {
             Request::Settle => self.settle_down(id).err().map(Err),
             Request::Freeze { thaw_after_ms } => self.freeze(id, thaw_after_ms).err().map(Err),
             Request::Thaw => self.thaw(id).err().map(Err),
+            Request::Configure(who) => self.configure(id, who).err().map(Err),
             other => self.delegate(id, other).err().map(Err),
         };
         if let Some(reply) = answered {
@@ -303,17 +304,24 @@ impl Agent {
         self.workers.run_request(id, self.link.generation(), move || Ok(Reply::Thawed { held: freezer.thaw()? }))
     }
 
+    /// Tells the guest who it is, beside the loop: its network may take a while to appear. Then its init may start.
+    fn configure(&mut self, id: u32, who: Identity) -> Result<(), Failure> {
+        self.refuse_guestless("configure")?;
+        let hold = self.place.hold.take();
+        self.workers.run_request(id, self.link.generation(), move || {
+            let assumed = identity::assume(&who);
+            drop(hold);
+            assumed.map(|()| Reply::Done)
+        })
+    }
+
     /// Requests that may wait for a disk.
     fn delegate(&self, id: u32, request: Request) -> Result<(), Failure> {
-        if matches!(request, Request::Configure(_)) {
-            self.refuse_guestless("configure")?;
-        }
         self.workers.run_request(id, self.link.generation(), move || match request {
             Request::Stat { path: of, follow } => files::stat(path(&of), follow).map(Reply::Stat),
             Request::MakeDir { path: at, parents, mode } => files::make_dir(path(&at), parents, mode),
             Request::Rename { from, to } => files::rename(path(&from), path(&to)),
             Request::Remove { path: at, recursive } => files::remove(path(&at), recursive),
-            Request::Configure(who) => identity::assume(&who).map(|()| Reply::Done),
             Request::Sync => {
                 rustix::fs::sync();
                 Ok(Reply::Done)
@@ -322,6 +330,7 @@ impl Agent {
             | Request::Metrics
             | Request::Shutdown { .. }
             | Request::Restored(_)
+            | Request::Configure(_)
             | Request::Settle
             | Request::Freeze { .. }
             | Request::Thaw => unreachable!("answered before"),

@@ -25,8 +25,8 @@ use crate::channel::{Channel, Remains};
 use crate::exec::spawn::{Ground, spawn_on};
 use crate::freeze::Freezer;
 use crate::hooks::Death;
-use crate::init::Settling;
 use crate::init::shutdown::Way;
+use crate::init::{Hold, Settling};
 use crate::link::Link;
 use crate::sys;
 use crate::workers::{Finished, Start, Workers};
@@ -88,6 +88,8 @@ pub struct Place {
     pub settling: Settling,
     /// The directory of what a restore runs.
     pub hooks: Option<PathBuf>,
+    /// Lets the image's init start, once the guest knows who it is.
+    pub hold: Option<Hold>,
 }
 
 #[derive(Debug)]
@@ -346,7 +348,7 @@ mod tests {
         let signals = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
         let ground = Ground { cgroups: Cgroups::absent(), open_files: getrlimit(Resource::Nofile) };
         let (role, settling) = (Role::BesideInit, Settling::default());
-        let place = Place { role, ground, settling, hooks: None };
+        let place = Place { role, ground, settling, hooks: None, hold: None };
         let agent = Agent::new(place, Link::new(theirs.into()).unwrap(), signals).unwrap();
         (agent, ours)
     }
