@@ -33,6 +33,12 @@ impl Held {
         Self { pinned: Some(pinned), only_here: None }
     }
 
+    /// It stays when this goes, until a gc takes it.
+    pub fn into_lasting(mut self) -> Self {
+        self.only_here = None;
+        self
+    }
+
     /// Brought into the store, or made, for one use.
     pub fn for_one_use(pinned: Pinned, host: &Arc<Inner>) -> Self {
         Self { pinned: Some(pinned), only_here: Some(host.clone()) }
@@ -61,6 +67,7 @@ impl Drop for Held {
 pub struct Prepared {
     pub spec: SandboxSpec,
     _kept: Option<Held>,
+    _image: Option<Box<Image>>,
 }
 
 impl Host {
@@ -72,12 +79,13 @@ impl Host {
         progress: Progress,
         image: impl FnMut(image::Progress) + Send + 'static,
     ) -> Result<Prepared> {
-        let Beginning::Snapshot(held) = self.inner.beginning(&spec, progress, image).await? else {
-            return Ok(Prepared { spec, _kept: None });
+        let held = match self.inner.beginning(&spec, progress, image).await? {
+            Beginning::Snapshot(held) => held,
+            Beginning::Image(image) => return Ok(Prepared { spec, _kept: None, _image: Some(image) }),
         };
         // By its digest, it is the same whatever becomes of the name or the directory.
         (spec.image, spec.snapshot) = (None, Some(held.digest.to_string()));
-        Ok(Prepared { spec, _kept: Some(*held) })
+        Ok(Prepared { spec, _kept: Some(*held), _image: None })
     }
 }
 
@@ -89,6 +97,11 @@ impl Inner {
         image: impl FnMut(image::Progress) + Send + 'static,
     ) -> Result<Beginning> {
         let reference = spec.beginning()?;
+        if let (Reference::Digest(digest), None) = (&reference, &spec.snapshot)
+            && let Some(image) = self.image_if_there(digest)?
+        {
+            return Ok(Beginning::Image(Box::new(image)));
+        }
         if let (Reference::Name(name), None) = (&reference, &spec.snapshot) {
             let named = self.store.named(name).map_err(store_error("read a name"))?;
             if !matches!(named, Some(Named::Snapshot(_))) {
@@ -103,7 +116,7 @@ impl Inner {
     pub async fn snapshot(self: &Arc<Self>, reference: &Reference, progress: Progress) -> Result<Held> {
         let Reference::Path(path) = reference else {
             let unknown = || no_snapshot(&reference.to_string());
-            return self.pinned(&self.digest_of(reference)?.ok_or_else(unknown)?, reference);
+            return self.pinned_as(&self.digest_of(reference)?.ok_or_else(unknown)?, reference);
         };
         let (host, path) = (self.clone(), path.clone());
         let imported = Watched::run(progress, move |progress| host.store.import_dir(&path, Target::Unnamed, progress));
@@ -114,7 +127,12 @@ impl Inner {
         Ok(Held::for_one_use(imported, self))
     }
 
-    fn pinned(&self, digest: &store::Digest, reference: &Reference) -> Result<Held> {
+    /// A snapshot by its digest, kept while the result lives.
+    pub fn pinned(&self, digest: &store::Digest) -> Result<Held> {
+        self.pinned_as(digest, &Reference::Digest(digest.clone()))
+    }
+
+    fn pinned_as(&self, digest: &store::Digest, reference: &Reference) -> Result<Held> {
         self.store.pin(digest).map(Held::lasting).map_err(|error| match error {
             store::Error::UnknownSnapshot { .. } => no_snapshot(&reference.to_string()),
             error => store_error("read a snapshot")(error),

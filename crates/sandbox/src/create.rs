@@ -14,19 +14,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandtree_store::{
-    Damaged, DamagedLayer, Digest, Head, Image, MemoryState, Name, Network, Origin, Owned, Phase, PublishedPort,
+    Damaged, DamagedLayer, Digest, Head, Image, Init, MemoryState, Name, Network, Origin, Owned, Phase, PublishedPort,
     SandboxDir, SandboxId, SandboxRecord, Settings, Snapshot, StateId, StateKind, StateManifest, StateRecord,
     StateSource,
 };
 
 use crate::beginning::{Beginning, check_as_saved};
 use crate::boot::{self, Belongs, DISK_RESERVE, Listener, Running, listen, listen_if_free};
+use crate::ca;
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Step;
 use crate::fold;
 use crate::host::{Inner, available_memory, boot_id, now_unix_ms, store_error};
 use crate::progress::Progress;
+use crate::reference::Reference;
 use crate::restore::{self, Connections, HubChoice, Loaded};
 use crate::sandbox::Sandbox;
 use crate::save;
@@ -44,29 +46,35 @@ pub(crate) async fn born(host: Arc<Inner>, spec: SandboxSpec) -> Result<(Newborn
     let beginning = host.beginning(&spec, Progress::silent(), |_| {}).await?;
     host.reach(Step::Image, None)?;
     match beginning {
-        Beginning::Image(image) => from_image(&host, &spec, &image).await,
+        Beginning::Image(image) => from_image(&host, &spec, *image).await,
         Beginning::Snapshot(snapshot) => from_snapshot(&host, &spec, &snapshot).await,
     }
 }
 
-async fn from_image(host: &Arc<Inner>, spec: &SandboxSpec, image: &Image) -> Result<(Newborn, Running)> {
-    let settings = spec.settings(image.record.rootfs.bytes);
+async fn from_image(host: &Arc<Inner>, spec: &SandboxSpec, image: Image) -> Result<(Newborn, Running)> {
+    let image = match spec.kernel.clone() {
+        None => image,
+        Some(own) => host.with_kernel(&image, own).await?,
+    };
+    let settings = spec.settings(&image.record);
     check_resources(host, settings.memory_bytes)?;
     host.reach(Step::Resources, None)?;
     let ports = listen(&settings.ports).await?;
     host.reach(Step::Ports, None)?;
-    let name = parse_name("an image's name", spec.image.as_deref().unwrap_or_default())?;
-    let record = record(spec, settings, Base { image: name, of: image, snapshot: None }, &ports)?;
+    let record = record(spec, settings, Base::image(spec, &image)?, &ports)?;
     let (newborn, running) = match spec.cold {
         true => booted(host, record, spec.boot_timeout).await?,
-        false => warm_or_booted(host, record, image, spec.boot_timeout).await?,
+        false => warm_or_booted(host, record, &image, spec.boot_timeout).await?,
     };
-    Ok((newborn, connected(host, running, &ports)?))
+    Ok((newborn, ready(host, spec, running, &ports).await?))
 }
 
 /// Goes on from a snapshot's memory, or boots from its disk.
 async fn from_snapshot(host: &Arc<Inner>, spec: &SandboxSpec, snapshot: &Snapshot) -> Result<(Newborn, Running)> {
     let manifest = &snapshot.manifest;
+    if let Some(own) = &spec.kernel {
+        return Err(Error::invalid("a kernel", own.kernel.display(), "a snapshot goes on with its own"));
+    }
     if manifest.arch != spec.arch {
         return Err(Error::ForeignArch { there: manifest.arch.to_string(), here: spec.arch.to_string() });
     }
@@ -101,7 +109,15 @@ async fn from_snapshot(host: &Arc<Inner>, spec: &SandboxSpec, snapshot: &Snapsho
     };
     notes.extend(beyond_the_guest(spec, &manifest.settings));
     running.degraded.append(&mut notes);
-    Ok((newborn, connected(host, running, &ports)?))
+    Ok((newborn, ready(host, spec, running, &ports).await?))
+}
+
+/// A guest that runs gets what it was promised beside its machine.
+async fn ready(host: &Inner, spec: &SandboxSpec, running: Running, ports: &[Listener]) -> Result<Running> {
+    if let Some(bundle) = &spec.ca_bundle {
+        ca::hand_over(&running.guest, bundle).await?;
+    }
+    connected(host, running, ports)
 }
 
 /// What a snapshot, which may come from anyone, says of the host, and what is made of it.
@@ -226,7 +242,20 @@ pub(crate) async fn boot_head(
     timeout: Option<Duration>,
 ) -> Result<Running> {
     let disk = fold::head(owned).await?;
-    boot::boot(host, owned, &disk, identity, timeout).await
+    let mut running = boot::boot(host, owned, &disk, identity, timeout).await?;
+    let image = host.store.image_by_digest(&owned.record().image_digest).map_err(store_error("read an image"))?;
+    if image.record.init == Init::Image {
+        // Who comes next finds its services, not their beginnings.
+        let settled = running.guest.settle();
+        match timeout {
+            None => settled.await?,
+            Some(within) => match tokio::time::timeout(within, settled).await {
+                Ok(settled) => settled?,
+                Err(_) => running.degraded.push("its init had not finished starting in time".to_owned()),
+            },
+        }
+    }
+    Ok(running)
 }
 
 /// A copy of a sandbox that holds its state and stands still.
@@ -372,6 +401,11 @@ pub(crate) fn check_resources(host: &Inner, memory_bytes: u64) -> Result<()> {
     Ok(())
 }
 
+/// What a sandbox from an image would be, without its ports.
+pub(crate) fn record_of(spec: &SandboxSpec, image: &Image) -> Result<SandboxRecord> {
+    record(spec, spec.settings(&image.record), Base::image(spec, image)?, &[])
+}
+
 /// What a sandbox's disk stands on.
 struct Base<'a> {
     image: Name,
@@ -379,7 +413,16 @@ struct Base<'a> {
     snapshot: Option<&'a Snapshot>,
 }
 
-impl Base<'_> {
+impl<'a> Base<'a> {
+    /// By the name it was asked for, or by the beginning of its digest.
+    fn image(spec: &SandboxSpec, of: &'a Image) -> Result<Self> {
+        let name = match Reference::parse(spec.image.as_deref().unwrap_or_default())? {
+            Reference::Name(name) => name,
+            _ => parse_name("an image's name", &of.digest.as_str()[..12])?,
+        };
+        Ok(Self { image: name, of, snapshot: None })
+    }
+
     fn disk_bytes(&self) -> u64 {
         self.snapshot.map_or(self.of.record.rootfs.bytes, |snapshot| snapshot.manifest.disk.bytes)
     }
@@ -417,6 +460,7 @@ fn record(spec: &SandboxSpec, settings: Settings, base: Base<'_>, ports: &[Liste
         memory_mode: settings.memory_mode,
         auto_checkpoint: settings.auto_checkpoint,
         save_on_stop: spec.save_on_stop.clone(),
+        env: spec.ca_bundle.as_ref().map(|_| ca::env()).unwrap_or_default(),
     })
 }
 
@@ -520,13 +564,13 @@ pub(crate) fn bare_manifest(record: &SandboxRecord, head: &Head, kind: StateKind
     })
 }
 
-/// Of a machine that runs from now on; `before` is what the sandbox was, if it was anything.
 /// Shows a state of a sandbox's disk, without a machine, to everyone.
 pub(crate) fn publish_bare(owned: &Owned, manifest: &StateManifest) -> Result<()> {
     let staged = owned.stage_state().map_err(store_error("begin a state"))?;
     owned.publish_state(staged, manifest).map_err(store_error("publish a state"))
 }
 
+/// Of a machine that runs from now on; `before` is what the sandbox was, if it was anything.
 pub(crate) fn running_state(running: &Running, before: Option<&StateRecord>) -> StateRecord {
     StateRecord {
         boot_id: Some(boot_id()),

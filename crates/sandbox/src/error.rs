@@ -28,6 +28,19 @@ pub enum Error {
     NoExec { id: String },
     #[error("there is no image {name}")]
     NoImage { name: String },
+    #[error("there is neither an image nor a snapshot {reference}")]
+    Nothing { reference: String },
+    #[error("{name} is not an image, but {found}")]
+    NotAnImage { name: String, found: String },
+    #[error("{step:?} failed: {status}{}", said(output))]
+    BuildStep { step: String, status: String, output: String },
+    #[error("cannot {verb} {reference}")]
+    Transfer {
+        verb: &'static str,
+        reference: String,
+        #[source]
+        source: image::Error,
+    },
     #[error("sandbox {name} is {phase}{}; it cannot {verb}", because(*phase, reason.as_deref()))]
     WrongState { name: String, phase: Phase, reason: Option<String>, verb: Verb },
     #[error("the name {name} is taken by sandbox {holder}")]
@@ -205,13 +218,26 @@ impl Error {
         self
     }
 
+    /// Of work on an image that was fetched or sent.
+    pub(crate) fn of_transfer(self, verb: &'static str) -> Self {
+        match self {
+            Error::Image { name, source } => Error::Transfer { verb, reference: name, source },
+            other => other,
+        }
+    }
+
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::Invalid { .. } => ErrorKind::Invalid,
+            Error::NotAnImage { .. } => ErrorKind::Invalid,
+            Error::BuildStep { .. } => ErrorKind::Guest,
+            Error::Transfer { source, .. } | Error::Image { source, .. } => image_kind(source),
             Error::NoSandbox { .. } | Error::NoExec { .. } | Error::NoImage { .. } | Error::NoState { .. } => {
                 ErrorKind::NotFound
             }
-            Error::NoWay { .. } | Error::NoSnapshot { .. } | Error::MissingImage { .. } => ErrorKind::NotFound,
+            Error::Nothing { .. } | Error::NoWay { .. } | Error::NoSnapshot { .. } | Error::MissingImage { .. } => {
+                ErrorKind::NotFound
+            }
             Error::NotAsSaved { .. } | Error::ForeignArch { .. } => ErrorKind::Unsupported,
             Error::NoMemory { .. } => ErrorKind::WrongState,
             Error::StillUnsaved { .. } => ErrorKind::Io,
@@ -236,7 +262,6 @@ impl Error {
             Error::Guest { source, .. } => link_kind(source),
             Error::Engine { source, .. } => engine_kind(source),
             Error::Store { source, .. } => store_kind(source),
-            Error::Image { .. } => ErrorKind::Unsupported,
             Error::Io { source, .. } | Error::Keeper { source, .. } => io_kind(source),
             Error::Remote { report } => report.kind,
             Error::Injected { .. } => ErrorKind::Io,
@@ -248,7 +273,10 @@ impl Error {
         let hint = match self {
             Error::NoSandbox { .. } => "`sandtree ps -a` lists the sandboxes of this store",
             Error::NoExec { .. } => "`sandtree attach SANDBOX` lists them",
-            Error::NoImage { .. } => "`tiny` is built in",
+            Error::NoImage { .. } => "`debian` and `tiny` are built in; `sandtree image ls` lists the others",
+            Error::Nothing { .. } => "`sandtree image ls` and `sandtree snapshot ls` list what there is",
+            Error::NotAnImage { .. } => "`sandtree snapshot` looks after snapshots",
+            Error::BuildStep { .. } => "the steps before it are kept: the next build goes on from there",
             Error::WrongState { phase: Phase::Stopped | Phase::Crashed, .. } => "`sandtree start` starts it again",
             Error::WrongState { phase: Phase::Running, verb: Verb::Remove, .. } => {
                 "stop it with `sandtree stop`, or remove it as it runs with `sandtree rm -f`"
@@ -304,7 +332,7 @@ impl Error {
             }
             Error::Engine { source, .. } => return engine_hint(source),
             Error::Store { source, .. } => return store_hint(source),
-            Error::Image { source, .. } => return source.hint().map(str::to_owned),
+            Error::Image { source, .. } | Error::Transfer { source, .. } => return source.hint().map(str::to_owned),
             Error::Remote { report } => return report.hint.clone(),
             _ => return None,
         };
@@ -339,6 +367,43 @@ fn because(phase: Phase, reason: Option<&str>) -> String {
         Some(reason) if reason != phase.to_string() => format!(" ({reason})"),
         _ => String::new(),
     }
+}
+
+fn image_kind(error: &image::Error) -> ErrorKind {
+    use sandtree_registry::Error as Registry;
+    match error {
+        image::Error::Store(source) => store_kind(source),
+        image::Error::Io { source, .. } => io_kind(source),
+        image::Error::GivenUp => ErrorKind::Io,
+        image::Error::Recipe { .. } | image::Error::Unknown { .. } => ErrorKind::Invalid,
+        image::Error::Config { .. } | image::Error::WrongLayer { .. } => ErrorKind::Corrupt,
+        image::Error::Rootfs(source) => system_kind(&**source),
+        image::Error::Disk(source) => system_kind(&**source),
+        image::Error::Malformed { .. } => ErrorKind::Corrupt,
+        image::Error::Registry(source) => match &**source {
+            Registry::NotFound { .. } => ErrorKind::NotFound,
+            Registry::Reference { .. } | Registry::Digest { .. } | Registry::Denied { .. } => ErrorKind::Invalid,
+            Registry::Unauthorized { .. } | Registry::Helper { .. } | Registry::File { .. } => ErrorKind::Invalid,
+            Registry::TooManyRequests { .. } => ErrorKind::Busy,
+            Registry::UnknownMediaType { .. } | Registry::NoPlatform { .. } => ErrorKind::Unsupported,
+            Registry::WrongDigest { .. } | Registry::WrongSize { .. } | Registry::TooLarge { .. } => ErrorKind::Corrupt,
+            Registry::Document { .. } => ErrorKind::Corrupt,
+            _ => ErrorKind::Io,
+        },
+        _ => ErrorKind::Unsupported,
+    }
+}
+
+/// Of work on files that is refused for what they are, unless it is the system that refused.
+fn system_kind(error: &(dyn std::error::Error + 'static)) -> ErrorKind {
+    let chain = std::iter::successors(Some(error), |error| error.source());
+    let refused = chain.filter_map(|error| error.downcast_ref::<io::Error>()).find(|e| e.raw_os_error().is_some());
+    refused.map_or(ErrorKind::Corrupt, io_kind)
+}
+
+/// The end of what a command said, if it said anything.
+fn said(output: &str) -> String {
+    if output.is_empty() { String::new() } else { format!("; it said:\n{output}") }
 }
 
 fn link_kind(error: &LinkError) -> ErrorKind {

@@ -3,7 +3,9 @@
 //! `sandtree-agent`'s module of the same name is the other end.
 
 use std::collections::HashSet;
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,6 +18,8 @@ use crate::boot::{KERNEL_OPTIONS, Shape, machine_record, machine_spec};
 use crate::capture::{blocking, engine_error};
 use crate::error::{Error, Result};
 use crate::host::{Host, Inner, store_error};
+
+pub use crate::registry::fetch_layers;
 
 const CHUNK: usize = 64 * 1024;
 /// What `stat` counts in, whatever the file system does.
@@ -41,6 +45,37 @@ pub async fn fill_with_snapshots(from: &Host, like: &str, into: &Host, count: us
         Ok(())
     })
     .await
+}
+
+/// Gives a store on the same file system what images boot from, and some images by their names, so that a benchmark
+/// fetches nothing for a store of its own. Files are shared: neither store ever changes them.
+pub async fn lend(from: &Host, into: &Host, images: &[&str]) -> Result<()> {
+    let (from_root, into_root) = (from.inner.store.root().to_owned(), into.inner.store.root().to_owned());
+    let mut shared = vec!["kernels".to_owned(), "initramfs".to_owned(), "cache".to_owned()];
+    for name in images {
+        shared.push(format!("images/{}", from.inspect_image(name)?.digest));
+        shared.push(format!("names/images/{name}"));
+    }
+    blocking(move || shared.iter().try_for_each(|path| share(&from_root.join(path), &into_root.join(path)))).await
+}
+
+/// Links every file of a tree, or a file. What is not here is not needed, and what is there is the same.
+fn share(from: &Path, to: &Path) -> Result<()> {
+    let dir = if from.is_dir() { Some(to) } else { to.parent() };
+    dir.map_or(Ok(()), std::fs::create_dir_all).map_err(|e| Error::io("make directory", to, e))?;
+    if !from.is_dir() {
+        return match std::fs::hard_link(from, to) {
+            Err(error) if from.exists() && error.kind() != ErrorKind::AlreadyExists => {
+                Err(Error::io("link", to, error))
+            }
+            _ => Ok(()),
+        };
+    }
+    for entry in from.read_dir().map_err(|e| Error::io("list", from, e))? {
+        let name = entry.map_err(|e| Error::io("list", from, e))?.file_name();
+        share(&from.join(&name), &to.join(&name))?;
+    }
+    Ok(())
 }
 
 /// A guest that does nothing but answer.

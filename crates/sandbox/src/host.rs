@@ -15,9 +15,7 @@ use crate::create;
 use crate::driver::{self, Verb, permits};
 use crate::error::{Error, Result};
 use crate::fault::{Fault, Faults, Step};
-use crate::image::{self, Progress};
 use crate::info::SandboxInfo;
-use crate::progress::Waiting;
 use crate::sandbox::Sandbox;
 use crate::save;
 use crate::spec::{SandboxSpec, parse_name};
@@ -152,15 +150,6 @@ impl Host {
         Ok([console::previous(&newest), newest])
     }
 
-    /// Makes sure that an image is there, building it if it is built in.
-    pub async fn ensure_image(
-        &self,
-        name: &str,
-        progress: impl FnMut(Progress) + Send + 'static,
-    ) -> Result<store::Image> {
-        self.inner.clone().ensure_image(name, progress).await
-    }
-
     /// What this host can do, and why it cannot do what it cannot.
     pub async fn doctor(&self) -> Doctor {
         let disk_free_bytes = self.inner.store.disk_free_bytes().ok();
@@ -263,38 +252,6 @@ impl Inner {
         }
     }
 
-    pub async fn ensure_image(
-        self: Arc<Self>,
-        name: &str,
-        mut progress: impl FnMut(Progress) + Send + 'static,
-    ) -> Result<store::Image> {
-        let name = parse_name("an image's name", name)?;
-        let found = match self.store.image(&name) {
-            Err(store::Error::UnknownImage { .. }) => None,
-            found => Some(found.map_err(store_error("read an image"))?),
-        };
-        let is_built_in = name.as_str() == "tiny";
-        match found {
-            Some(image) if !is_built_in || self.is_current(&recipe_key()) => return Ok(image),
-            None if !is_built_in => return Err(Error::NoImage { name: name.to_string() }),
-            _ => {}
-        }
-        let building = self.clone();
-        let (_waiting, given_up) = Waiting::new();
-        let built = tokio::task::spawn_blocking(move || image::build_tiny(&building.store, &mut progress, &given_up));
-        let built = built.await.expect("building does not panic");
-        let image = built.map_err(|source| Error::Image { name: name.to_string(), source })?;
-        if let Err(error) = self.store.cache(&recipe_key(), &image::RECIPE) {
-            tracing::warn!(%error, "the recipe of an image cannot be noted; it is built again next time");
-        }
-        self.store.image_by_digest(&image.digest).map_err(store_error("read an image"))
-    }
-
-    /// Whether the built-in image is of this program's recipe. One of another was made by another version.
-    fn is_current(&self, key: &Name) -> bool {
-        matches!(self.store.cached::<u32>(key), Ok(Some(recipe)) if recipe == image::RECIPE)
-    }
-
     pub fn find(&self, reference: &str) -> Result<SandboxDir> {
         let name = parse_name("a sandbox's name or id", reference)?;
         self.store.find_sandbox(&name).map_err(|error| match error {
@@ -369,10 +326,6 @@ impl Inner {
 
 fn engine_key() -> Name {
     "engine".parse().expect("it is a name")
-}
-
-fn recipe_key() -> Name {
-    "tiny-recipe".parse().expect("it is a name")
 }
 
 /// Why a sandbox's owner is gone, as far as its last state tells.

@@ -26,6 +26,8 @@
 
 mod beginning;
 mod boot;
+mod build;
+pub mod ca;
 mod capture;
 mod compare;
 mod console;
@@ -42,6 +44,7 @@ mod history;
 mod host;
 mod hub;
 pub mod image;
+mod images;
 mod info;
 pub mod keeper;
 mod lend;
@@ -49,6 +52,7 @@ mod link;
 mod machine;
 mod progress;
 mod reference;
+mod registry;
 mod restore;
 mod sandbox;
 mod save;
@@ -61,6 +65,7 @@ pub mod twin;
 mod warm;
 
 pub use beginning::Prepared;
+pub use build::{BuildEvent, BuildSpec, BuildWatch};
 pub use capture::MemoryMode;
 pub use compare::{Aspect, Change, ChangeKind, ContentDiff, Diff, DiffOptions, Node, NodeKind};
 pub use driver::{Phase, Verb, permits};
@@ -75,16 +80,21 @@ pub use guest::{
 };
 pub use host::{Doctor, Host, HostConfig, QemuFound, QemuReport};
 pub use hub::ExecEntry;
+pub use images::{ImageInfo, RemovedImage};
 pub use info::SandboxInfo;
 pub use lend::{LentState, Loan, Wanted};
 pub use link::{LinkError, Output as ByteStream};
 pub use progress::{Advance, Progress};
 pub use reference::absolute_reference;
+pub use registry::{PullSpec, Pulled, PulledKind, Pushed, RegistryAccess};
 pub use sandbox::{Replace, STOP_GRACE, Sandbox, State, StateWatch};
 pub use sandtree_proto::{DirEntry, FileKind, Metrics, Stat, TermSize};
-pub use sandtree_store::{AccelChoice, Arch, Consistency, Network, PublishedPort, SaveOnStop, SaveTarget, StateKind};
+pub use sandtree_store::{
+    AccelChoice, Arch, Consistency, ExecDefaults, Init, Network, PublishedPort, SaveOnStop, SaveTarget, StateKind,
+};
 pub use save::{SaveSpec, Saved, parse_label, parse_target};
 pub use snapshots::{ExportOptions, Exported, Imported, SnapshotDetails, SnapshotInfo, SnapshotList};
 pub use spec::{PUBLISH_ADDRESS, SandboxSpec, check_reference};
 pub use states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted, StateInfo};
 pub use tree::{Tree, TreeKind, TreeNode};
+pub use warm::WarmInfo;

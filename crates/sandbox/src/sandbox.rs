@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sandtree_store::{Owned, Phase, StateRecord};
+use sandtree_store::{Owned, Phase, SandboxRecord, StateRecord};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::driver::{Command, Done, Order, Verb};
 use crate::error::{Error, Result};
-use crate::guest::{Exec, ExecId, ExecSpec, Files, Forward, Guest};
+use crate::guest::{Defaults, Exec, ExecId, ExecSpec, Files, Forward, Guest};
+use crate::host::Inner;
 use crate::hub::{ExecEntry, Hub};
 use crate::lend::{LentState, Wanted};
 use crate::states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted};
@@ -96,6 +97,11 @@ impl StateWatch {
         Some(self.status.borrow_and_update().state.clone())
     }
 
+    /// Whether there is still somebody who drives the sandbox.
+    pub(crate) fn is_open(&self) -> bool {
+        self.status.has_changed().is_ok()
+    }
+
     /// Waits until there is no machine any more.
     pub async fn rested(&mut self) -> State {
         match self.status.wait_for(|status| !status.state.is_live()).await {
@@ -112,11 +118,19 @@ pub struct Sandbox {
     name: String,
     commands: mpsc::Sender<Command>,
     status: watch::Receiver<Status>,
+    host: Arc<Inner>,
+    record: Arc<SandboxRecord>,
 }
 
 impl Sandbox {
-    pub(crate) fn new(owned: &Owned, commands: mpsc::Sender<Command>, status: watch::Receiver<Status>) -> Self {
-        Self { id: owned.id().to_string(), name: owned.record().name.to_string(), commands, status }
+    pub(crate) fn new(
+        host: Arc<Inner>,
+        owned: &Owned,
+        commands: mpsc::Sender<Command>,
+        status: watch::Receiver<Status>,
+    ) -> Self {
+        let record = Arc::new(owned.record().clone());
+        Self { id: record.id.to_string(), name: record.name.to_string(), commands, status, host, record }
     }
 
     pub fn id(&self) -> &str {
@@ -138,8 +152,10 @@ impl Sandbox {
     /// A connection to the guest.
     pub async fn guest(&self) -> Result<Guest> {
         let hub = self.hub()?;
+        let defaults = Arc::new(Defaults::of(&self.host, &self.record)?);
         let link = hub.connect().await;
-        link.map(Guest::new).map_err(|source| Error::Guest { operation: "reach the guest".into(), source })
+        let link = link.map_err(|source| Error::Guest { operation: "reach the guest".into(), source })?;
+        Ok(Guest::with_defaults(link, defaults))
     }
 
     /// Starts a command in the guest.

@@ -25,6 +25,7 @@ use crate::compare::Disk;
 use crate::error::{Error, Result};
 use crate::fault::Step;
 use crate::host::{Host, Inner, now_unix_ms, store_error};
+use crate::image::BuiltIn;
 use crate::lend::{LentState, Loan, Wanted};
 use crate::progress::{Progress, Watched};
 use crate::reference::Reference;
@@ -202,7 +203,7 @@ impl Inner {
             Some(Named::Snapshot(_)) if replace.is_yes() => Ok(()),
             Some(Named::Reserved(id)) if by == Some(&id) => Ok(()),
             Some(held) => taken(&held),
-            None if name.as_str() == "tiny" => {
+            None if BuiltIn::of(name).is_some() => {
                 Err(Error::invalid("the name of a snapshot", name, "an image is built in"))
             }
             None => Ok(()),

@@ -4,11 +4,13 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use sandtree_store::{AccelChoice, Arch, Name, Network, PublishedPort, SaveOnStop, Settings, Tag};
+use sandtree_store::{AccelChoice, Arch, ImageRecord, Name, Network, PublishedPort, SaveOnStop, Settings, Tag};
 use serde::{Deserialize, Serialize};
 
+use crate::ca;
 use crate::capture::MemoryMode;
 use crate::error::{Error, Result};
+use crate::image::OwnKernel;
 use crate::reference::{Reference, no_snapshot};
 
 const MIB: u64 = 1 << 20;
@@ -35,7 +37,7 @@ pub struct SandboxSpec {
     pub memory_bytes: Option<u64>,
     /// `None`: 1.
     pub cpus: Option<u32>,
-    /// `None`: as large as the image. The file system grows with it at the first start.
+    /// `None`: as the image says. The file system grows with it at the first start.
     pub disk_bytes: Option<u64>,
     /// `None`: isolated.
     pub network: Option<Network>,
@@ -62,6 +64,12 @@ pub struct SandboxSpec {
     pub auto_checkpoint: Option<u32>,
     /// Saved when it stops, whatever way it stops.
     pub save_on_stop: Option<SaveOnStop>,
+    /// Certificate authorities that the guest trusts, beside its image's own programs' ideas.
+    #[serde(default)]
+    pub ca_bundle: Option<PathBuf>,
+    /// Instead of the image's kernel.
+    #[serde(default)]
+    pub kernel: Option<OwnKernel>,
 }
 
 impl SandboxSpec {
@@ -87,6 +95,8 @@ impl SandboxSpec {
             memory_mode: None,
             auto_checkpoint: None,
             save_on_stop: None,
+            ca_bundle: None,
+            kernel: None,
         }
     }
 
@@ -128,6 +138,7 @@ impl SandboxSpec {
             let dir = self.memory_dir.as_ref().map(|dir| dir.display().to_string()).unwrap_or_default();
             return Err(Error::invalid("a directory for memory layers", dir, "an absolute path to a directory"));
         }
+        self.ca_bundle.as_deref().map_or(Ok(()), ca::check)?;
         if self.auto_checkpoint == Some(0) {
             return Err(Error::invalid("the number of automatic checkpoints", 0, "at least 1"));
         }
@@ -138,12 +149,12 @@ impl SandboxSpec {
         Ok(())
     }
 
-    /// What is asked for, where an image of so many bytes says nothing else.
-    pub(crate) fn settings(&self, image_bytes: u64) -> Settings {
+    /// What is asked for, where an image says nothing else.
+    pub(crate) fn settings(&self, image: &ImageRecord) -> Settings {
         Settings {
             memory_bytes: self.memory_bytes.unwrap_or(512 * MIB),
             cpus: self.cpus.unwrap_or(1),
-            disk_bytes: self.disk_bytes.unwrap_or(image_bytes),
+            disk_bytes: self.disk_bytes.or(image.disk_bytes).unwrap_or(image.rootfs.bytes),
             network: self.network.unwrap_or(Network::Isolated),
             accel: self.accel.unwrap_or(AccelChoice::Auto),
             cpu: self.cpu.clone(),

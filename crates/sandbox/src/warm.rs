@@ -8,23 +8,100 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandtree_store::{
-    Digest, Image, KernelBundle, MachineRecord, Owned, SandboxId, SandboxRecord, StateKind, StateSource,
+    Digest, Image, KernelBundle, MachineRecord, Network, Owned, SandboxId, SandboxRecord, StateKind, StateSource,
+    WarmRecord, WarmSummary,
 };
 use serde::Serialize;
 
+use crate::beginning::Beginning;
 use crate::boot::{self, AGENT, Running};
 use crate::capture::{After, Capture, MemoryMode, Purpose};
 use crate::create::{self, Newborn};
 use crate::error::{Error, Result};
-use crate::host::{Inner, store_error};
+use crate::host::{Host, Inner, store_error};
 use crate::image;
-use crate::spec::parse_name;
+use crate::info::rfc3339;
+use crate::progress::Progress;
+use crate::spec::{SandboxSpec, parse_name};
 
 /// Changes when what is done between boot and capture does.
 const RECIPE: u32 = 1;
 
 /// Warm states that are kept: each is the memory a guest has written when it has booted, some 60 MiB.
 const WARM_MAX: usize = 8;
+
+/// A captured boot, as lists show it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct WarmInfo {
+    pub key: String,
+    /// The digest of its image. Those of older versions do not tell.
+    pub image: Option<String>,
+    pub memory_bytes: Option<u64>,
+    pub cpus: Option<u32>,
+    pub network: Option<Network>,
+    pub accelerator: Option<String>,
+    /// What it takes on disk.
+    pub bytes: u64,
+    /// RFC 3339, in UTC.
+    pub created_at: String,
+    /// Why it cannot be used.
+    pub unreadable: Option<String>,
+}
+
+impl WarmInfo {
+    fn new(summary: WarmSummary) -> Self {
+        let record = summary.record;
+        Self {
+            key: summary.key.to_string(),
+            image: record.as_ref().map(|record| record.image.to_string()),
+            memory_bytes: record.as_ref().map(|record| record.memory_bytes),
+            cpus: record.as_ref().map(|record| record.cpus),
+            network: record.as_ref().map(|record| record.network),
+            accelerator: record.map(|record| record.accelerator),
+            bytes: summary.bytes,
+            created_at: rfc3339(summary.created_at_unix_ms),
+            unreadable: summary.unreadable,
+        }
+    }
+}
+
+impl Host {
+    /// Makes sure that there is a captured boot for sandboxes like this one.
+    pub async fn warm_image(&self, spec: &SandboxSpec) -> Result<WarmInfo> {
+        spec.check()?;
+        let Beginning::Image(image) = self.inner.beginning(spec, Progress::silent(), |_| {}).await? else {
+            let name = spec.image.clone().unwrap_or_default();
+            return Err(Error::NotAnImage { name, found: "a snapshot".into() });
+        };
+        let record = create::record_of(spec, &image)?;
+        let key = key(&self.inner, &record, &image).await?;
+        let there = self.inner.store.warm(&key).map_err(store_error("read a warm state"))?;
+        if there.is_none() {
+            create::check_resources(&self.inner, record.memory_bytes)?;
+            make(&self.inner, &record, &image, &key, spec.boot_timeout).await??;
+        }
+        let listed = self.warm_states()?.into_iter().find(|warm| warm.key == key.as_str());
+        listed.ok_or_else(|| Error::NoState { name: record.image.to_string(), state: key.to_string() })
+    }
+
+    /// Every captured boot, oldest first.
+    pub fn warm_states(&self) -> Result<Vec<WarmInfo>> {
+        let mut listed = self.inner.store.warm_list().map_err(store_error("list warm states"))?;
+        listed.sort_by_key(|warm| warm.created_at_unix_ms);
+        Ok(listed.into_iter().map(WarmInfo::new).collect())
+    }
+
+    /// Removes every captured boot of an image; how many there were.
+    pub async fn forget_warm(&self, reference: &str) -> Result<usize> {
+        let image = self.inner.find_image(reference)?;
+        let listed = self.inner.store.warm_list().map_err(store_error("list warm states"))?;
+        let of_image = |warm: &WarmSummary| warm.record.as_ref().is_some_and(|record| record.image == image.digest);
+        let keys: Vec<_> = listed.into_iter().filter(of_image).map(|warm| warm.key).collect();
+        let removed = keys.iter().try_for_each(|key| self.inner.store.remove_warm(key));
+        removed.map_err(store_error("remove a warm state"))?;
+        Ok(keys.len())
+    }
+}
 
 /// Everything a booted machine depends on but its disk's size and whom it belongs to.
 #[derive(Serialize)]
@@ -101,11 +178,21 @@ fn maker(like: &SandboxRecord, image: &Image) -> Result<SandboxRecord> {
 
 async fn keep(host: &Inner, owned: &Owned, running: &mut Running, key: &Digest) -> Result<StateSource> {
     running.guest.settle().await?;
+    let accelerator = running.record.accelerator.clone();
     let disk_bytes = owned.record().disk_bytes;
     let mut capture = Capture { host, owned, running, wanted: MemoryMode::WriteProtect, disk_bytes };
     let purpose = Purpose { kind: StateKind::Warm, tag: None, after: After::StayStopped };
     let manifest = capture.take(purpose).await?.manifest;
-    let published = tokio::task::block_in_place(|| host.store.publish_warm(key, owned, &manifest.id));
+    let record = owned.record();
+    let warm = WarmRecord {
+        schema: WarmRecord::SCHEMA,
+        image: record.image_digest.clone(),
+        memory_bytes: record.memory_bytes,
+        cpus: record.cpus,
+        network: record.network,
+        accelerator,
+    };
+    let published = tokio::task::block_in_place(|| host.store.publish_warm(key, &warm, owned, &manifest.id));
     published.map_err(store_error("keep a warm state"))?;
     prune(host, key)?;
     let kept = host.store.warm(key).map_err(store_error("read a warm state"))?;

@@ -139,7 +139,7 @@ pub(crate) fn start(host: Arc<Inner>, owned: Owned, running: Option<Running>, st
     let (commands, queue) = mpsc::channel(16);
     let status = Status::new(&state, running.as_ref().map(|running| &running.hub));
     let (status_tx, status) = watch::channel(status);
-    let sandbox = Sandbox::new(&owned, commands, status);
+    let sandbox = Sandbox::new(host.clone(), &owned, commands, status);
     let driver = Driver {
         host,
         owned: Some(owned),
@@ -344,6 +344,12 @@ impl Driver {
     }
 
     async fn let_go(mut self) {
+        if self.is_temporary() {
+            if let Err(error) = self.remove().await {
+                tracing::error!(%error, "a sandbox that was to last only as long as it ran cannot be removed");
+            }
+            return;
+        }
         if self.running.is_some()
             && let Err(error) = self.kill("its owner let go of it").await
         {
@@ -357,6 +363,13 @@ impl Driver {
         if let Some(Err(error)) = socket.map(|socket| remove_if_there(&socket)) {
             tracing::warn!(%error, "a socket that nobody listens on cannot be removed");
         }
+    }
+
+    /// Whether nothing of it is to be left when it ends. One that is to be saved first is all there is of it; one that is
+    /// paused has not ended.
+    fn is_temporary(&self) -> bool {
+        let record = self.record_of();
+        record.auto_remove && record.save_on_stop.is_none() && self.state.phase != Phase::Paused
     }
 
     /// The machine is gone: makes its disk durable, records the end, saves it if that was asked for, and tells everyone.

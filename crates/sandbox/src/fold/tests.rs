@@ -30,6 +30,7 @@ fn record() -> SandboxRecord {
         snapshot: None,
         cpu: None,
         save_on_stop: None,
+        env: Default::default(),
     }
 }
 

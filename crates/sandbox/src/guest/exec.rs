@@ -61,9 +61,9 @@ pub enum Lifetime {
 pub struct ExecSpec {
     pub argv: Vec<OsString>,
     pub env: Vec<(OsString, OsString)>,
-    /// `None`: the user's home.
+    /// `None`: as the image says, or else the user's home.
     pub workdir: Option<OsString>,
-    /// A name or a number, with `:group` if wanted. `None`: root.
+    /// A name or a number, with `:group` if wanted. `None`: as the image says, or else root.
     pub user: Option<String>,
     /// With a terminal, its output is all on stdout.
     pub terminal: Option<TermSize>,
@@ -132,6 +132,16 @@ impl ExitStatus {
 
     pub fn success(self) -> bool {
         self == Self::Exited(0)
+    }
+}
+
+impl fmt::Display for ExitStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "exit code {code}"),
+            Self::Signaled(signal) => write!(f, "ended by signal {signal}"),
+            Self::TimedOut => f.write_str("it took too long"),
+        }
     }
 }
 

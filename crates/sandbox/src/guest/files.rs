@@ -12,7 +12,7 @@ use sandtree_proto::{DirEntry, FileKind, Open, Outcome, Reply, Request, Stat};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
-use super::tree::{self, Skipped};
+use super::tree::{self, Owner, Skipped};
 use super::{REQUEST_DEADLINE, exec, unexpected};
 use crate::error::{Error, Result};
 use crate::link::{Channel, Control, Input, Link, LinkError, Output};
@@ -171,17 +171,33 @@ impl Files {
 
     /// Copies a file or tree of the host to `to` in the guest. If `to` is a directory, it goes into it.
     pub async fn upload(&self, from: &Path, to: &Path) -> Result<Transfer> {
-        let found = tokio::fs::symlink_metadata(from).await.map_err(|e| Error::io("read", from, e))?;
         let to = self.landing(to, from).await?;
-        if found.is_file() {
-            return self.upload_file(from, &to, &found).await;
+        self.send(from, &to, Owner::AsFound).await
+    }
+
+    /// Copies a file or tree of the host to exactly `to`, as root's. A tree is laid over a directory that is there; a file
+    /// is not put in the place of one.
+    pub(crate) async fn place(&self, from: &Path, to: &Path) -> Result<Transfer> {
+        let is_tree = from.is_dir();
+        match self.stat(to).await {
+            Ok(stat) if stat.kind == FileKind::Dir && !is_tree => {
+                Err(Error::invalid("the target of a file", to.display(), "it is a directory: name the file in it"))
+            }
+            _ => self.send(from, to, Owner::Root).await,
         }
-        let (parent, name) = split(&to)?;
+    }
+
+    async fn send(&self, from: &Path, to: &Path, owner: Owner) -> Result<Transfer> {
+        let found = tokio::fs::symlink_metadata(from).await.map_err(|e| Error::io("read", from, e))?;
+        if found.is_file() {
+            return self.send_file(from, to, owner, &found).await;
+        }
+        let (parent, name) = split(to)?;
         let operation = format!("copy {} into the guest", from.display());
         let Channel { input, err, mut control, .. } = self.open(&operation, Open::TarIn { path: raw(&parent) })?;
         let (chunks, queue) = mpsc::channel(CHUNKS);
         let source = from.to_owned();
-        let packing = tokio::task::spawn_blocking(move || tree::pack(&source, &name, chunks));
+        let packing = tokio::task::spawn_blocking(move || tree::pack(&source, &name, owner, chunks));
         let carried = tokio::try_join!(self.send_all(queue, input), left_out(err));
         let (bytes, told) = carried.map_err(guest(&operation))?;
         let unpacked = done(&operation, &mut control).await;
@@ -193,10 +209,11 @@ impl Files {
         Ok(Transfer { bytes, skipped: skipped.into_lines() })
     }
 
-    async fn upload_file(&self, from: &Path, to: &Path, found: &std::fs::Metadata) -> Result<Transfer> {
+    async fn send_file(&self, from: &Path, to: &Path, owner: Owner, found: &std::fs::Metadata) -> Result<Transfer> {
         use std::os::unix::fs::MetadataExt;
         let mut file = tokio::fs::File::open(from).await.map_err(|e| Error::io("open", from, e))?;
-        let owner = FileOwner { mode: found.mode() & 0o7777, uid: found.uid(), gid: found.gid() };
+        let (uid, gid) = if owner == Owner::Root { (0, 0) } else { (found.uid(), found.gid()) };
+        let owner = FileOwner { mode: found.mode() & 0o7777, uid, gid };
         let bytes = self.write(to, &mut file, owner).await?;
         Ok(Transfer { bytes, skipped: Vec::new() })
     }

@@ -3,6 +3,7 @@
 //! A [`Guest`] is the same whether the sandbox lives in this process or in its keeper's: it is a connection to the
 //! sandbox's hub, nothing more. Dropping it ends what it started and did not detach.
 
+mod defaults;
 mod exec;
 mod files;
 mod forward;
@@ -11,6 +12,7 @@ mod tree;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use defaults::{Defaults, has_entrypoint, main_command};
 pub use exec::{Exec, ExecId, ExecSpec, ExitStatus, Lifetime, Output, Stdin};
 pub use files::{FileOwner, Files, Transfer};
 pub use forward::{Forward, Tunnel};
@@ -25,19 +27,28 @@ const REQUEST_DEADLINE: Duration = Duration::from_secs(30);
 /// More than its disk, its hooks and what boots beside the agent may take together.
 const LONG_REQUEST_DEADLINE: Duration = Duration::from_secs(90);
 
+/// More than an agent waits for an image's own init, which it does for longer than most take under emulation.
+const SETTLE_DEADLINE: Duration = Duration::from_secs(200);
+
 #[derive(Debug, Clone)]
 pub struct Guest {
     link: Link,
+    defaults: Arc<Defaults>,
 }
 
 impl Guest {
     pub(crate) fn new(link: Link) -> Self {
-        Self { link }
+        Self { link, defaults: Arc::default() }
+    }
+
+    /// Commands run in it as its image and its sandbox say.
+    pub(crate) fn with_defaults(link: Link, defaults: Arc<Defaults>) -> Self {
+        Self { link, defaults }
     }
 
     /// Starts a command.
     pub async fn exec(&self, spec: ExecSpec) -> Result<Exec> {
-        Exec::start(&self.link, spec).await
+        Exec::start(&self.link, self.defaults.complete(spec)).await
     }
 
     /// Joins a detached command, from the first byte of its output.
@@ -101,7 +112,7 @@ impl Guest {
 
     /// Waits until everything that boots beside the agent's work is done.
     pub(crate) async fn settle(&self) -> Result<()> {
-        self.request_within("wait for the guest to settle", Request::Settle, LONG_REQUEST_DEADLINE).await.map(drop)
+        self.request_within("wait for the guest to settle", Request::Settle, SETTLE_DEADLINE).await.map(drop)
     }
 
     /// Writes everything out, gives back free blocks, and holds every write to a disk back. It ends by itself after `longest`.

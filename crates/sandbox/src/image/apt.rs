@@ -1,5 +1,6 @@
 //! Packages from the host's own apt: the sources, keys and proxies its administrator chose, with no root needed.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -12,6 +13,7 @@ use super::{Error, Progress, Stage, Watch, io_error};
 const NOT_DEBIAN: &str = "building this image needs a Debian or Ubuntu host with apt and dpkg";
 const APT_CACHE: Tool = Tool { program: "apt-cache", hint: NOT_DEBIAN };
 const APT_GET: Tool = Tool { program: "apt-get", hint: NOT_DEBIAN };
+const APT_CONFIG: Tool = Tool { program: "apt-config", hint: NOT_DEBIAN };
 const DPKG_DEB: Tool = Tool { program: "dpkg-deb", hint: NOT_DEBIAN };
 
 const POLL: Duration = Duration::from_millis(100);
@@ -38,6 +40,49 @@ fn download_bytes(package: &str) -> Result<Option<u64>, Error> {
     })?;
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     Ok(shown.lines().find_map(|line| line.strip_prefix("Size: ")?.trim().parse().ok()))
+}
+
+/// Where the host gets Debian from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Sources {
+    /// The release, such as `bookworm`.
+    pub suite: String,
+    /// In the one-line format of `sources.list`.
+    pub lines: Vec<String>,
+}
+
+/// The host's sources that are Debian's own; others of the administrator's are not for guests.
+pub(super) fn debian_sources() -> Result<Sources, Error> {
+    let listed = APT_GET.run(|command| {
+        let format = "$(CODENAME) deb $(SITE) $(RELEASE) $(COMPONENT)";
+        command.args(["indextargets", "--format", format, "Created-By: Packages", "Origin: Debian"]);
+    })?;
+    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    sources(&listed, &release).ok_or(Error::NoDebianSources)
+}
+
+fn sources(listed: &str, os_release: &str) -> Option<Sources> {
+    let targets: Vec<_> = listed.lines().filter_map(|line| line.split_once(' ')).collect();
+    let of_host = os_release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    let of_host = targets.iter().find(|(codename, _)| Some(*codename) == of_host);
+    // Otherwise: updates, security and backports have names that begin with the release's.
+    let (suite, _) = of_host.or_else(|| targets.iter().min_by_key(|(codename, _)| codename.len()))?;
+    let of_release = targets.iter().filter(|(codename, _)| is_of(codename, suite));
+    let lines: BTreeSet<_> = of_release.map(|(_, line)| (*line).to_owned()).collect();
+    Some(Sources { suite: (*suite).to_owned(), lines: lines.into_iter().collect() })
+}
+
+fn is_of(codename: &str, suite: &str) -> bool {
+    codename.strip_prefix(suite).is_some_and(|rest| rest.is_empty() || rest.starts_with(['-', '/']))
+}
+
+/// How the host's apt reaches its sources, as options for another apt.
+pub(super) fn proxies() -> Result<Vec<String>, Error> {
+    let dumped = APT_CONFIG.run(|command| {
+        command.args(["dump", "Acquire"]);
+    })?;
+    let is_proxy = |line: &&str| line.to_ascii_lowercase().contains("::proxy") && !line.ends_with("\"\";");
+    Ok(dumped.lines().filter(is_proxy).map(str::to_owned).collect())
 }
 
 /// Downloads packages into a directory that is empty before.
@@ -95,5 +140,24 @@ mod tests {
         assert_eq!(first_dependency(text).unwrap(), "linux-image-6.12.115+deb12-cloud-amd64");
         assert_eq!(first_dependency("x\n  Depends: <virtual>\n"), None);
         assert_eq!(first_dependency(""), None);
+    }
+
+    #[test]
+    fn sources_are_those_of_the_release_each_once() {
+        let listed = "bookworm-updates deb http://a/debian bookworm-updates main\n\
+                      bookworm deb http://a/debian bookworm main\n\
+                      bookworm deb http://a/debian bookworm main\n\
+                      trixie-x deb http://a/debian trixie main\n\
+                      bookworm-security deb http://a/security bookworm-security main\n";
+        let found = sources(listed, "").unwrap();
+        assert_eq!(found.suite, "bookworm");
+        let lines = [
+            "deb http://a/debian bookworm main",
+            "deb http://a/debian bookworm-updates main",
+            "deb http://a/security bookworm-security main",
+        ];
+        assert_eq!(found.lines, lines);
+        assert_eq!(sources(listed, "ID=debian\nVERSION_CODENAME=trixie-x\n").unwrap().suite, "trixie-x");
+        assert_eq!(sources("", ""), None);
     }
 }

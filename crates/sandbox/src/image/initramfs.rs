@@ -1,4 +1,5 @@
-//! The initial file system: our agent as `/init`, and the modules it loads, as an uncompressed `newc` cpio archive.
+//! The initial file system: our agent as `/init`, and the modules it loads, as an uncompressed `newc` cpio archive. An
+//! archive of the user's own, if the kernel bundle has one, comes before it.
 //!
 //! ```text
 //! header: "070701", then 13 numbers of 8 hexadecimal digits | name, NUL | pad to 4 | content | pad to 4
@@ -28,7 +29,9 @@ pub(super) fn find_or_make(store: &Store, agent: &[u8], kernel: &KernelBundle) -
 }
 
 fn make(agent: &[u8], kernel: &KernelBundle) -> Result<Vec<u8>, Error> {
-    let mut archive = Archive::default();
+    // What is unpacked later counts: /init is ours, whatever else the user's archive has.
+    let below = kernel.initramfs().map(|path| read(&path)).transpose()?.unwrap_or_default();
+    let mut archive = Archive { bytes: below, entries: 0 };
     for dir in ["dev", "proc", "sys", "run", "root", "newroot", "modules"] {
         archive.dir(dir);
     }

@@ -21,11 +21,19 @@ const PAYLOAD_OFFSET: usize = 0x248;
 const PAYLOAD_LENGTH: usize = 0x24c;
 
 /// What to boot, and in which form it is.
-pub(super) fn prepare(bzimage: Vec<u8>) -> (KernelFormat, Vec<u8>) {
-    match payload(&bzimage).and_then(unpack).filter(|vmlinux| has_pvh_entry(vmlinux)) {
-        Some(vmlinux) => (KernelFormat::Vmlinux, vmlinux),
-        None => (KernelFormat::BzImage, bzimage),
+pub(super) fn prepare(kernel: Vec<u8>) -> (KernelFormat, Vec<u8>) {
+    if has_pvh_entry(&kernel) {
+        return (KernelFormat::Vmlinux, kernel);
     }
+    match payload(&kernel).and_then(unpack).filter(|vmlinux| has_pvh_entry(vmlinux)) {
+        Some(vmlinux) => (KernelFormat::Vmlinux, vmlinux),
+        None => (KernelFormat::BzImage, kernel),
+    }
+}
+
+/// Whether it is in one of the two forms that boot here.
+pub(super) fn is_kernel(bytes: &[u8]) -> bool {
+    has_pvh_entry(bytes) || bytes.get(SETUP_MAGIC..SETUP_MAGIC + 4) == Some(b"HdrS")
 }
 
 fn payload(bzimage: &[u8]) -> Option<&[u8]> {

@@ -1,22 +1,28 @@
-//! Building images: from the host's own packages to something a machine boots.
+//! Making images: from packages, archives, disks and registries to something a machine boots.
 //!
 //! ```text
-//! apt ──► linux-image .deb ──► kernel (vmlinux) ─┬─► kernel bundle ──► initramfs (with an agent)
-//!                          └─► modules, in order ┘          │
-//!     ──► busybox .deb ──► files of the root ──► ext4 ──────┴─► image `tiny`
+//! apt ──► linux-image .deb ──► kernel (vmlinux) and modules ──► kernel bundle ──► initramfs (with an agent)
+//!     ──► busybox .deb, or a whole Debian ──┐                       │
+//! tar, directory, OCI layers ───────────────┴──► ext4 ──────────────┴──► image
+//! qcow2, raw ──► the partition that is the root ──┘
 //! ```
 //!
-//! Always: needs no root and gives the same digests as with it; equal packages give equal digests on every host.
+//! Always: needs no root and gives the same digests as with it; equal input gives equal digests on every host.
 //! Everything is made in the store's staging and published by the store.
 //!
 //! When it fails, or is given up: nothing is left. When its process dies: staging, which the store removes when next opened.
 
 mod apt;
+mod bundle;
+mod debian;
 mod elf;
-mod ext4;
 mod initramfs;
 mod kernel;
+mod making;
 mod modules;
+mod oci;
+mod recipe;
+mod source;
 mod tiny;
 mod tool;
 
@@ -24,23 +30,33 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sandtree_store::{Digest, KernelBundle, Name, ParseNameError, Store};
+use sandtree_store::{Digest, Image, Init, KernelBundle, Name, Store};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// A name that now points at an image.
-#[derive(Debug, Clone)]
-pub struct ImageRef {
-    pub name: Name,
-    pub digest: Digest,
-}
+pub use bundle::{KernelChoice, OwnKernel};
+pub(crate) use oci::{ARCHITECTURE, Described, OS, image_of as image_of_layers};
+pub use recipe::{CopyFile, Kernel, KernelKind, Recipe, Run, RunStep, Size};
+pub(crate) use recipe::{is_path, parse_mode};
+
+/// The date of what we put into images ourselves, in seconds.
+const EPOCH: i64 = 1_700_000_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// Asking apt which packages are needed.
     Resolve,
     Download,
+    /// Their own scripts run.
+    Install,
     Unpack,
     Kernel,
+    /// From a registry.
+    Fetch,
+    /// For a registry.
+    Pack,
+    /// To a registry.
+    Send,
     Rootfs,
     Publish,
 }
@@ -50,8 +66,12 @@ impl Stage {
         match self {
             Self::Resolve => "resolving packages",
             Self::Download => "downloading packages",
+            Self::Install => "installing packages",
             Self::Unpack => "unpacking",
             Self::Kernel => "preparing the kernel",
+            Self::Fetch => "fetching",
+            Self::Pack => "packing",
+            Self::Send => "sending",
             Self::Rootfs => "making the root file system",
             Self::Publish => "publishing",
         }
@@ -68,7 +88,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    fn begin(stage: Stage) -> Self {
+    pub(crate) fn begin(stage: Stage) -> Self {
         Self { stage, done_bytes: 0, total_bytes: None }
     }
 }
@@ -100,8 +120,49 @@ pub enum Error {
     GivenUp,
     #[error("the store refused the image")]
     Store(#[from] sandtree_store::Error),
+    #[error("apt has no source of Debian's own")]
+    NoDebianSources,
+    #[error("the recipe is refused: {what}")]
+    Recipe { what: String },
+    #[error("{} is neither a root file system nor a disk nor an image: {why}", path.display())]
+    Unknown { path: PathBuf, why: String },
+    #[error("layer {digest} is not what the image's configuration says")]
+    WrongLayer { digest: String },
+    #[error("the image is refused: {what}")]
+    Config { what: String },
+    #[error("the files cannot become a root file system")]
+    Rootfs(#[source] Box<sandtree_rootfs::Error>),
+    #[error("the disk cannot become a root file system")]
+    Disk(#[source] Box<sandtree_rootfs::DiskError>),
     #[error(transparent)]
-    Name(#[from] ParseNameError),
+    Registry(Box<sandtree_registry::Error>),
+}
+
+impl From<sandtree_registry::Error> for Error {
+    fn from(error: sandtree_registry::Error) -> Self {
+        match error {
+            sandtree_registry::Error::GivenUp => Self::GivenUp,
+            error => Self::Registry(Box::new(error)),
+        }
+    }
+}
+
+impl From<sandtree_rootfs::Error> for Error {
+    fn from(error: sandtree_rootfs::Error) -> Self {
+        match error {
+            sandtree_rootfs::Error::GivenUp => Self::GivenUp,
+            error => Self::Rootfs(Box::new(error)),
+        }
+    }
+}
+
+impl From<sandtree_rootfs::DiskError> for Error {
+    fn from(error: sandtree_rootfs::DiskError) -> Self {
+        match error {
+            sandtree_rootfs::DiskError::GivenUp => Self::GivenUp,
+            error => Self::Disk(Box::new(error)),
+        }
+    }
 }
 
 impl Error {
@@ -110,13 +171,20 @@ impl Error {
         match self {
             Self::ToolMissing { hint, .. } => Some(hint),
             Self::UnknownPackage { .. } => Some("run `apt-get update`; Debian 12 and later have the package"),
+            Self::NoDebianSources => Some(
+                "add Debian's archive to apt's sources and run `apt-get update`, or import another root file system",
+            ),
+            Self::Unknown { .. } => Some(
+                "give a tar archive, a directory, an OCI layout or archive, a qcow2 or a raw disk with an ext4 root",
+            ),
             Self::Download { .. } => Some("check the network and apt's sources, and run `apt-get update`"),
+            Self::Registry(source) => source.hint(),
             _ => None,
         }
     }
 }
 
-fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+pub(crate) fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::Io { operation, path, source }
 }
@@ -134,17 +202,87 @@ fn create_dir(path: &Path) -> Result<(), Error> {
 }
 
 /// Told how far a build is; says whether it goes on.
-type Watch<'a> = dyn FnMut(Progress) -> Result<(), Error> + 'a;
+pub(crate) type Watch<'a> = dyn FnMut(Progress) -> Result<(), Error> + 'a;
 
-/// Counts up when the built-in image is made differently, so that a store made by an older program gets a new one.
-pub const RECIPE: u32 = 2;
+/// Images that are made when they are first asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BuiltIn {
+    Tiny,
+    Debian,
+}
 
-/// Builds the image `tiny` and points its name at it. Blocks for seconds, or until it is given up.
-pub fn build_tiny(store: &Store, progress: &mut dyn FnMut(Progress), given_up: &AtomicBool) -> Result<ImageRef, Error> {
-    tiny::build(store, &mut |reached| {
-        progress(reached);
-        if given_up.load(Ordering::Relaxed) { Err(Error::GivenUp) } else { Ok(()) }
-    })
+impl BuiltIn {
+    pub fn of(name: &Name) -> Option<Self> {
+        match name.as_str() {
+            "tiny" => Some(Self::Tiny),
+            "debian" => Some(Self::Debian),
+            _ => None,
+        }
+    }
+
+    /// Counts up when it is made differently, so that a store made by an older program gets a new one.
+    pub fn recipe(self) -> u32 {
+        match self {
+            Self::Tiny => 3,
+            Self::Debian => 1,
+        }
+    }
+}
+
+/// How something is made an image that is none of ours.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportSpec {
+    pub kernel: KernelChoice,
+    /// `None`: the agent.
+    pub init: Option<Init>,
+    /// Of the disk that sandboxes get; `None`: with at least 4 GiB of room.
+    pub disk_bytes: Option<u64>,
+}
+
+/// Work that can be given up, and tells how far it is.
+pub(crate) struct Work<'a> {
+    pub store: &'a Store,
+    pub progress: &'a mut dyn FnMut(Progress),
+    pub given_up: &'a AtomicBool,
+}
+
+impl Work<'_> {
+    pub fn watched<T>(self, work: impl FnOnce(&Store, &mut Watch<'_>) -> Result<T, Error>) -> Result<T, Error> {
+        let Self { store, progress, given_up } = self;
+        work(store, &mut |reached| {
+            progress(reached);
+            if given_up.load(Ordering::Relaxed) { Err(Error::GivenUp) } else { Ok(()) }
+        })
+    }
+
+    /// Makes one of our own images. Blocks for seconds, or until it is given up.
+    pub fn build(self, image: BuiltIn) -> Result<Image, Error> {
+        self.watched(|store, watch| match image {
+            BuiltIn::Tiny => tiny::build(store, watch),
+            BuiltIn::Debian => debian::build(store, &[], &KernelChoice::Cloud, watch),
+        })
+    }
+
+    /// Debian with more packages than it has by itself.
+    pub fn debian(self, packages: &[String]) -> Result<Image, Error> {
+        self.watched(|store, watch| debian::build(store, packages, &KernelChoice::Cloud, watch))
+    }
+
+    /// Makes what lies at a path an image.
+    pub fn import(self, path: &Path, spec: &ImportSpec) -> Result<Image, Error> {
+        self.watched(|store, watch| source::import(store, path, spec, watch))
+    }
+
+    pub fn kernel(self, choice: &KernelChoice) -> Result<KernelBundle, Error> {
+        self.watched(|store, watch| bundle::find_or_make(store, choice, watch))
+    }
+}
+
+/// What Debian with these packages is noted under.
+pub(crate) fn debian_key(packages: &[String]) -> Name {
+    let wanted = debian::wanted(packages).join(" ");
+    let key = Digest::of(format!("{} {wanted}", BuiltIn::Debian.recipe()).as_bytes());
+    format!("debian-{}", &key.as_str()[..40]).parse().expect("it is a name")
 }
 
 /// The initial file system for a kernel and an agent: made once per pair, then found.

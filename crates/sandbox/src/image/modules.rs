@@ -12,7 +12,21 @@ use super::elf::Elf;
 use super::{Error, io_error, read};
 
 /// What a guest of ours needs: its disk, network, entropy, telling us of a panic, and overlays.
-const NEEDED: [&str; 5] = ["virtio_blk", "virtio_net", "virtio_rng", "pvpanic_pci", "overlay"];
+pub(super) const NEEDED: &[&str] = &["virtio_blk", "virtio_net", "virtio_rng", "pvpanic_pci", "overlay"];
+/// The same for a kernel that has less built in, and may have a screen.
+pub(super) const FULL: &[&str] = &[
+    "crc32c_generic",
+    "ext4",
+    "virtio_blk",
+    "virtio_net",
+    "virtio_rng",
+    "pvpanic_pci",
+    "overlay",
+    "virtio_gpu",
+    "virtio_input",
+];
+/// What no guest can do without.
+pub(super) const LEAST: &[&str] = &["ext4", "virtio_pci", "virtio_blk", "virtio_console", "virtio_net"];
 const MAX_MODULE_BYTES: u64 = 64 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,14 +36,14 @@ pub(super) struct Module {
     pub bytes: Vec<u8>,
 }
 
-/// The needed modules of an unpacked kernel package's `lib/modules/<release>`, each after those it depends on.
-pub(super) fn collect(dir: &Path) -> Result<Vec<Module>, Error> {
+/// The wanted modules of an unpacked kernel package's `lib/modules/<release>`, each after those it depends on.
+pub(super) fn collect(dir: &Path, wanted: &[&str]) -> Result<Vec<Module>, Error> {
     let builtin = read(&dir.join("modules.builtin"))?;
     let builtin = String::from_utf8_lossy(&builtin).lines().map(|line| name_of(Path::new(line))).collect();
     let mut paths = BTreeMap::new();
     find(dir, &mut paths)?;
     let mut order = Order { builtin, paths, seen: BTreeSet::new(), modules: Vec::new() };
-    NEEDED.iter().try_for_each(|module| order.add(module, "the guest"))?;
+    wanted.iter().try_for_each(|module| order.add(module, "the guest"))?;
     Ok(order.modules)
 }
 
@@ -154,7 +168,7 @@ mod tests {
             ("pvpanic.ko", ""),
         ];
         let dir = package(&modules, "kernel/fs/overlayfs/overlay.ko\nkernel/drivers/virtio/virtio.ko\n");
-        let files: Vec<_> = collect(dir.path()).unwrap().into_iter().map(|module| module.file).collect();
+        let files: Vec<_> = collect(dir.path(), NEEDED).unwrap().into_iter().map(|module| module.file).collect();
         let expected = ["virtio_blk.ko", "failover.ko", "net_failover.ko", "virtio_net.ko", "virtio-rng.ko"];
         assert_eq!(files[..5], expected);
         assert_eq!(files[5..], ["pvpanic.ko", "pvpanic-pci.ko"]);
@@ -163,7 +177,7 @@ mod tests {
     #[test]
     fn a_missing_dependency_is_named() {
         let dir = package(&[("virtio_blk.ko", "gone")], "");
-        let error = collect(dir.path()).unwrap_err();
+        let error = collect(dir.path(), NEEDED).unwrap_err();
         assert_eq!(error.to_string(), "kernel module gone, needed by virtio_blk, is not in the kernel package");
     }
 }

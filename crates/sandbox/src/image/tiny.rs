@@ -8,21 +8,18 @@
 //! | everything else | belongs to root |
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use sandtree_store::{Arch, ExecDefaults, ImageSpec, Init, KernelBundle, KernelSpec, Store};
+use sandtree_store::{Arch, ExecDefaults, Image, ImageSpec, Init, Store};
 
-use super::ext4::{self, Content, Node};
-use super::{Error, ImageRef, Progress, Stage, Watch, apt, create_dir, io_error, kernel, modules, read, write};
+use super::bundle::{self, KernelChoice};
+use super::making::{Content, Making, Node, put_all};
+use super::{Error, Progress, Stage, Watch, apt, create_dir, io_error};
 
-const NAME: &str = "tiny";
-/// Stands for the newest 6.12 cloud kernel of the host's release.
-const KERNEL_META: &str = "linux-image-6.12-cloud-amd64";
 const BUSYBOX: &str = "busybox-static";
-/// Sparse, and grown by the guest to the size of its disk.
-const ROOTFS_BYTES: u64 = 64 << 20;
+/// Beside what is in it. Sparse, and grown by the guest to the size of its disk.
+const ROOM_BYTES: u64 = 53 << 20;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 const DIRS: &str = "/bin /dev /etc /etc/sandtree /etc/sandtree/resume.d /home /lib /mnt /opt /proc /run /sbin /srv /sys \
@@ -50,78 +47,27 @@ const FILES: [(&str, &str); 10] = [
     ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
 ];
 
-pub(super) fn build(store: &Store, progress: &mut Watch<'_>) -> Result<ImageRef, Error> {
+pub(super) fn build(store: &Store, watch: &mut Watch<'_>) -> Result<Image, Error> {
     let work = store.stage()?;
-    let packages = fetch(work.path(), progress)?;
-    progress(Progress::begin(Stage::Kernel))?;
-    let kernel = publish_kernel(store, &packages.kernel)?;
-    progress(Progress::begin(Stage::Rootfs))?;
-    let staged = store.stage()?;
-    make_rootfs(&packages.busybox, &staged.path().join("rootfs.raw"), work.path())?;
-    progress(Progress::begin(Stage::Publish))?;
-    let spec = ImageSpec { arch: Arch::X86_64, kernel: kernel.digest.clone(), init: Init::Agent, defaults: defaults() };
-    // Kernel and image are held until a name reaches them, lest they are collected meanwhile.
-    let image = store.publish_image(staged, spec)?;
-    let name = NAME.parse()?;
-    store.set_image_name(&name, &image.digest)?;
-    Ok(ImageRef { name, digest: image.digest.clone() })
+    let kernel = bundle::find_or_make(store, &KernelChoice::Cloud, watch)?;
+    let busybox = fetch(work.path(), watch)?;
+    let mut making = Making::begin(store)?;
+    put_all(&mut making.builder, &nodes(&busybox, &applets(&busybox)?))?;
+    let (arch, init, kernel) = (Arch::X86_64, Init::Agent, kernel.digest.clone());
+    let spec = ImageSpec { arch, kernel, init, defaults: defaults(), disk_bytes: None };
+    making.publish(ROOM_BYTES, spec, watch)
 }
 
-/// Unpacked packages.
-struct Packages {
-    kernel: PathBuf,
-    busybox: PathBuf,
-}
-
-fn fetch(work: &Path, progress: &mut Watch<'_>) -> Result<Packages, Error> {
-    progress(Progress::begin(Stage::Resolve))?;
-    let kernel_package = apt::dependency(KERNEL_META)?;
-    let debs = work.join("debs");
+/// The one program of the image.
+fn fetch(work: &Path, watch: &mut Watch<'_>) -> Result<PathBuf, Error> {
+    watch(Progress::begin(Stage::Resolve))?;
+    let (debs, unpacked) = (work.join("debs"), work.join("busybox"));
     create_dir(&debs)?;
-    apt::download(&[&kernel_package, BUSYBOX], &debs, progress)?;
-    progress(Progress::begin(Stage::Unpack))?;
-    let packages = Packages { kernel: work.join("kernel"), busybox: work.join("busybox") };
-    apt::unpack(&kernel_package, &debs, &packages.kernel)?;
-    apt::unpack(BUSYBOX, &debs, &packages.busybox)?;
-    Ok(packages)
-}
-
-fn publish_kernel(store: &Store, package: &Path) -> Result<KernelBundle, Error> {
-    let release = release(package)?;
-    let bzimage = read(&package.join("boot").join(format!("vmlinuz-{release}")))?;
-    let modules = modules::collect(&modules_dir(package).join(&release))?;
-    let (format, kernel) = kernel::prepare(bzimage);
-    let staged = store.stage()?;
-    write(&staged.path().join("kernel"), &kernel)?;
-    create_dir(&staged.path().join("modules"))?;
-    for module in &modules {
-        write(&staged.path().join("modules").join(&module.file), &module.bytes)?;
-    }
-    let modules = modules.into_iter().map(|module| module.file).collect();
-    let spec = KernelSpec { arch: Arch::X86_64, release, format, modules };
-    Ok(store.publish_kernel(staged, spec)?)
-}
-
-/// Debian 13 and later have everything below `/usr`.
-fn modules_dir(package: &Path) -> PathBuf {
-    let merged = package.join("usr/lib/modules");
-    if merged.is_dir() { merged } else { package.join("lib/modules") }
-}
-
-/// The kernel's release is the name of its only modules directory.
-fn release(package: &Path) -> Result<String, Error> {
-    let dir = modules_dir(package);
-    let mut entries = fs::read_dir(&dir).map_err(io_error("list", &dir))?;
-    let first = entries.next().and_then(|entry| entry.ok()?.file_name().into_string().ok());
-    first.ok_or_else(|| Error::Incomplete { package: KERNEL_META.to_owned(), what: "kernel modules" })
-}
-
-fn make_rootfs(package: &Path, image: &Path, work: &Path) -> Result<(), Error> {
-    let merged = package.join("usr/bin/busybox");
-    let busybox = if merged.is_file() { merged } else { package.join("bin/busybox") };
-    let scratch = work.join("texts");
-    create_dir(&scratch)?;
-    ext4::make(image, ROOTFS_BYTES, &nodes(&busybox, &applets(&busybox)?), &scratch)
+    apt::download(&[BUSYBOX], &debs, watch)?;
+    watch(Progress::begin(Stage::Unpack))?;
+    apt::unpack(BUSYBOX, &debs, &unpacked)?;
+    let merged = unpacked.join("usr/bin/busybox");
+    Ok(if merged.is_file() { merged } else { unpacked.join("bin/busybox") })
 }
 
 /// Where busybox wants to be found, as it says itself: `bin/sh`, `usr/bin/env` …
@@ -150,7 +96,7 @@ fn nodes(busybox: &Path, applets: &[String]) -> Vec<Node> {
     nodes
 }
 
-fn file(path: &str, mode: u32, content: Content) -> Node {
+fn file(path: &str, mode: u16, content: Content) -> Node {
     Node { path: path.to_owned(), mode, owner: 0, content }
 }
 
@@ -162,7 +108,8 @@ fn defaults() -> ExecDefaults {
     ExecDefaults {
         env: BTreeMap::from([("PATH".to_owned(), PATH.to_owned())]),
         user: Some("root".to_owned()),
-        workdir: Some("/root".to_owned()),
+        workdir: None,
+        entrypoint: Vec::new(),
         cmd: vec!["/bin/sh".to_owned()],
     }
 }

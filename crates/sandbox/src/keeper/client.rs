@@ -1,13 +1,15 @@
 //! The other side of a keeper's socket: what every program but the keeper uses.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use sandtree_store::Phase;
+use sandtree_store::{Phase, SandboxDir, SandboxRecord, StateRecord};
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep};
@@ -16,8 +18,8 @@ use super::serve::{Stats, short_path};
 use super::wire::{self, Answer, Request};
 use crate::driver::Verb;
 use crate::error::{Error, Result};
-use crate::guest::Guest;
-use crate::host::Host;
+use crate::guest::{Defaults, Guest, has_entrypoint, main_command};
+use crate::host::{Host, Inner};
 use crate::hub::ExecEntry;
 use crate::info::SandboxInfo;
 use crate::lend::{LentState, Wanted};
@@ -37,6 +39,8 @@ pub struct Client {
     info: SandboxInfo,
     dir: PathBuf,
     socket: PathBuf,
+    host: Arc<Inner>,
+    record: SandboxRecord,
 }
 
 impl Host {
@@ -48,8 +52,7 @@ impl Host {
     /// The keeper of a sandbox, if it has one: a paused one may have, too.
     pub async fn keeper_of(&self, reference: &str) -> Result<Option<Client>> {
         let (dir, state) = self.inner.settled(reference)?;
-        let info = SandboxInfo::new(&dir, &state);
-        let client = Client { info, dir: dir.path().to_owned(), socket: dir.keeper_socket() };
+        let client = self.client_of(&dir, &state);
         match (client.info.state, client.try_connect().await) {
             (Phase::Running, _) | (_, Ok(_)) => Ok(Some(client)),
             _ => Ok(None),
@@ -59,11 +62,21 @@ impl Host {
     /// As [`client`](Self::client), for what is named in the error when the sandbox does not run.
     pub fn client_for(&self, reference: &str, verb: Verb) -> Result<Client> {
         let (dir, state) = self.inner.settled(reference)?;
-        let info = SandboxInfo::new(&dir, &state);
-        if info.state != Phase::Running {
-            return Err(Error::WrongState { name: info.name, phase: info.state, reason: info.reason, verb });
+        if state.phase != Phase::Running {
+            let name = dir.record().name.to_string();
+            return Err(Error::WrongState { name, phase: state.phase, reason: state.reason, verb });
         }
-        Ok(Client { info, dir: dir.path().to_owned(), socket: dir.keeper_socket() })
+        Ok(self.client_of(&dir, &state))
+    }
+
+    fn client_of(&self, dir: &SandboxDir, state: &StateRecord) -> Client {
+        Client {
+            info: SandboxInfo::new(dir, state),
+            dir: dir.path().to_owned(),
+            socket: dir.keeper_socket(),
+            host: self.inner.clone(),
+            record: dir.record().clone(),
+        }
     }
 }
 
@@ -82,16 +95,28 @@ impl Borrowing {
 }
 
 impl Client {
+    /// What `run` runs: the image's entry point, or another, with `args` instead of the image's own. Without either, a shell.
+    pub fn main_command(&self, args: Vec<OsString>, entrypoint: Option<Vec<OsString>>) -> Result<Vec<OsString>> {
+        main_command(&self.host, &self.record, args, entrypoint)
+    }
+
+    /// Whether the image says by itself what is to run in it.
+    pub fn has_entrypoint(&self) -> Result<bool> {
+        has_entrypoint(&self.host, &self.record)
+    }
+
     pub fn info(&self) -> &SandboxInfo {
         &self.info
     }
 
     /// A connection to the guest.
     pub async fn guest(&self) -> Result<Guest> {
+        let defaults = Arc::new(Defaults::of(&self.host, &self.record)?);
         let mut stream = self.connect().await?;
         self.ask::<()>(&mut stream, &Request::Link).await?;
         let link = Link::connect(stream).await;
-        link.map(Guest::new).map_err(|source| Error::Guest { operation: "reach the guest".into(), source })
+        let link = link.map_err(|source| Error::Guest { operation: "reach the guest".into(), source })?;
+        Ok(Guest::with_defaults(link, defaults))
     }
 
     pub async fn stats(&self) -> Result<Stats> {

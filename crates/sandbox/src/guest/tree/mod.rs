@@ -16,7 +16,7 @@ use std::io::{self, Read, Write};
 use std::rc::Rc;
 
 use bytes::{Buf, Bytes};
-pub(super) use pack::pack;
+pub(super) use pack::{Owner, pack};
 use tokio::sync::mpsc;
 pub(super) use unpack::unpack;
 

@@ -20,11 +20,19 @@ const PIECES_MAX: usize = 100_000;
 /// What tar counts in; a sparse member's pieces must not end within one.
 const BLOCK: u64 = 512;
 
+/// Whom packed files belong to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owner {
+    /// As on the host.
+    AsFound,
+    Root,
+}
+
 /// Packs the file or tree at `from` under `name`. Gives what could not be packed.
-pub fn pack(from: &Path, name: &OsStr, chunks: mpsc::Sender<Bytes>) -> Result<Skipped> {
-    let mut packing = Packing::new(chunks);
+pub fn pack(from: &Path, name: &OsStr, owner: Owner, chunks: mpsc::Sender<Bytes>) -> Result<Skipped> {
+    let mut packing = Packing { owner, ..Packing::new(chunks) };
     packing.entry(from, Path::new(name))?;
-    let Packing { builder, skipped } = packing;
+    let Packing { builder, skipped, .. } = packing;
     let finished = builder.into_inner().and_then(|mut writer| writer.flush());
     finished.map_err(|e| Error::io("pack", from, e))?;
     Ok(skipped)
@@ -33,12 +41,13 @@ pub fn pack(from: &Path, name: &OsStr, chunks: mpsc::Sender<Bytes>) -> Result<Sk
 pub(super) struct Packing {
     pub(super) builder: Builder<ChunkWriter>,
     skipped: Skipped,
+    owner: Owner,
 }
 
 impl Packing {
     pub(super) fn new(chunks: mpsc::Sender<Bytes>) -> Self {
         let builder = Builder::new(ChunkWriter { chunks, buffer: Vec::with_capacity(CHUNK) });
-        Self { builder, skipped: Skipped::default() }
+        Self { builder, skipped: Skipped::default(), owner: Owner::AsFound }
     }
 
     fn entry(&mut self, from: &Path, name: &Path) -> Result<()> {
@@ -51,7 +60,7 @@ impl Packing {
             self.open_file(from, name).map_err(failed)?;
         } else if kind.is_symlink() {
             let target = from.read_link().map_err(failed)?;
-            self.builder.append_link(&mut header(&found), name, target).map_err(failed)?;
+            self.builder.append_link(&mut self.header(&found), name, target).map_err(failed)?;
         } else {
             self.empty(&found, name).map_err(failed)?;
         }
@@ -67,7 +76,7 @@ impl Packing {
 
     /// A directory, a pipe or a device.
     pub(super) fn empty(&mut self, found: &Metadata, name: &Path) -> io::Result<()> {
-        let mut header = header(found);
+        let mut header = self.header(found);
         header.set_size(0);
         header.set_device_major(rustix::fs::major(found.rdev()))?;
         header.set_device_minor(rustix::fs::minor(found.rdev()))?;
@@ -89,7 +98,7 @@ impl Packing {
 
     /// A regular file, exactly as long as it was `found`, whatever it is now.
     pub(super) fn file(&mut self, file: &File, found: &Metadata, name: &Path) -> io::Result<Length> {
-        let (mut header, size) = (header(found), found.len());
+        let (mut header, size) = (self.header(found), found.len());
         let pieces = data_of(file, size);
         let whole = pieces.iter().map(|piece| piece.end - piece.start).sum::<u64>() == size;
         let map = if whole { Vec::new() } else { describe_holes(&mut header, &pieces, size) };
@@ -97,12 +106,16 @@ impl Packing {
         self.builder.append_data(&mut header, name, Read::chain(map.as_slice(), data))?;
         Ok(if file.metadata()?.len() < size { Length::Shrank } else { Length::Kept })
     }
-}
 
-fn header(found: &Metadata) -> Header {
-    let mut header = Header::new_gnu();
-    header.set_metadata(found);
-    header
+    fn header(&self, found: &Metadata) -> Header {
+        let mut header = Header::new_gnu();
+        header.set_metadata(found);
+        if self.owner == Owner::Root {
+            header.set_uid(0);
+            header.set_gid(0);
+        }
+        header
+    }
 }
 
 /// Where a file's data lies below `size`. What lies between reads as zeros.

@@ -308,7 +308,7 @@ fn a_packed_tree_is_the_same_when_unpacked() {
     // More pieces than the header has places, the last of them a block that the file does not fill.
     (0..40).for_each(|i| sparse.write_all_at(b"island", island + (i << 16)).unwrap());
     sparse.write_all_at(b"shore", 200 << 20).unwrap();
-    let (archive, skipped) = packed(|chunks| pack(source.path(), OsStr::new("x"), chunks));
+    let (archive, skipped) = packed(|chunks| pack(source.path(), OsStr::new("x"), Owner::AsFound, chunks));
     assert!(skipped.unwrap().into_lines().is_empty());
     assert!(archive.0.len() < 1 << 20, "holes are sent: {}", archive.0.len());
     archive.unpack(&place.chosen()).unwrap();
@@ -326,7 +326,7 @@ fn pipes_are_packed_in_their_place_and_sockets_named() {
     let mode = Mode::from_raw_mode(0o640);
     rustix::fs::mknodat(rustix::fs::CWD, source.path().join("pipe"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
     drop(std::os::unix::net::UnixListener::bind(source.path().join("socket")).unwrap());
-    let (archive, skipped) = packed(|chunks| pack(source.path(), OsStr::new("x"), chunks));
+    let (archive, skipped) = packed(|chunks| pack(source.path(), OsStr::new("x"), Owner::AsFound, chunks));
     let skipped = skipped.unwrap().into_lines();
     assert!(skipped.len() == 1 && skipped[0].contains("socket"), "{skipped:?}");
     let mut archive = Archive::new(&archive.0[..]);

@@ -1,0 +1,316 @@
+//! Recipes: what an image is made from, written down in TOML.
+//!
+//! ```toml
+//! from = "debian"                      # an image's name, a file or directory, or a reference to a registry
+//! packages = ["ripgrep"]
+//! files = [{ source = "app", target = "/opt/app" }]
+//! run = ["pip install --break-system-packages requests"]
+//! network = "full"
+//! ```
+//!
+//! Always: a recipe is checked as a whole before anything is done. Paths in it are relative to its file.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use sandtree_store::{ExecDefaults, Init, Network};
+use serde::{Deserialize, Serialize};
+
+use super::Error;
+use super::bundle::{KernelChoice, OwnKernel};
+
+const MIB: u64 = 1 << 20;
+const SIZE_MIN: u64 = 16 * MIB;
+const SIZE_MAX: u64 = 1 << 40;
+
+/// What an image is made from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recipe {
+    /// An image's name, the path of what can be imported, or a reference to a registry.
+    pub from: String,
+    /// The image's name; otherwise the file's.
+    pub name: Option<String>,
+    /// Installed with the distribution's own tool.
+    #[serde(default)]
+    pub packages: Vec<String>,
+    #[serde(default)]
+    pub files: Vec<CopyFile>,
+    /// Each runs with `sh -c`, as root unless it says otherwise, inside a machine.
+    #[serde(default)]
+    pub run: Vec<Run>,
+    /// Of the machine that runs them. Isolated, unless packages have to be fetched in it.
+    pub network: Option<Network>,
+    /// Of the machine that runs them.
+    pub memory: Option<Size>,
+    /// Of the disk that they work on, which the image is as large as. Otherwise some GiB more than what it begins from.
+    pub room: Option<Size>,
+    /// The machine that runs them trusts what the host trusts. The certificates stay in the image; the variables that lead
+    /// programs to them do not.
+    #[serde(default)]
+    pub host_ca: bool,
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    pub user: Option<String>,
+    pub workdir: Option<String>,
+    pub entrypoint: Option<Vec<String>>,
+    pub cmd: Option<Vec<String>>,
+    pub init: Option<Init>,
+    /// Of the disk that sandboxes get.
+    pub size: Option<Size>,
+    /// Otherwise that of what it begins from.
+    pub kernel: Option<Kernel>,
+}
+
+/// A file or directory of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CopyFile {
+    pub source: PathBuf,
+    /// An absolute path in the image.
+    pub target: String,
+    /// `user:group` by name or number; otherwise root's.
+    pub owner: Option<String>,
+    /// Octal, of a single file; otherwise the host's.
+    pub mode: Option<String>,
+}
+
+/// A command, or one with what it needs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Run {
+    Line(String),
+    Step(RunStep),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunStep {
+    pub command: String,
+    pub user: Option<String>,
+    pub workdir: Option<String>,
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// After so many seconds it has failed.
+    pub timeout: Option<u64>,
+}
+
+impl From<Run> for RunStep {
+    fn from(run: Run) -> Self {
+        match run {
+            Run::Line(command) => Self { command, user: None, workdir: None, env: BTreeMap::new(), timeout: None },
+            Run::Step(step) => step,
+        }
+    }
+}
+
+/// Bytes, as a number or as `512M`, `8G`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "SizeText", into = "u64")]
+pub struct Size(pub u64);
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum SizeText {
+    Bytes(u64),
+    Text(String),
+}
+
+impl TryFrom<SizeText> for Size {
+    type Error = String;
+
+    fn try_from(size: SizeText) -> Result<Self, String> {
+        let bytes = match &size {
+            SizeText::Bytes(bytes) => Some(*bytes),
+            SizeText::Text(text) => parse_size(text),
+        };
+        bytes
+            .filter(|bytes| bytes.is_multiple_of(MIB))
+            .map(Self)
+            .ok_or_else(|| "a size is a whole number of MiB: 512M, 8G".into())
+    }
+}
+
+impl From<Size> for u64 {
+    fn from(size: Size) -> u64 {
+        size.0
+    }
+}
+
+fn parse_size(text: &str) -> Option<u64> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let shift = match unit {
+        "M" | "MiB" => 20,
+        "G" | "GiB" => 30,
+        "T" | "TiB" => 40,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// A kernel by its kind, or one's own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Kernel {
+    Kind(KernelKind),
+    Own(OwnKernel),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KernelKind {
+    Cloud,
+    Full,
+}
+
+impl From<Kernel> for KernelChoice {
+    fn from(kernel: Kernel) -> Self {
+        match kernel {
+            Kernel::Kind(KernelKind::Cloud) => Self::Cloud,
+            Kernel::Kind(KernelKind::Full) => Self::Full,
+            Kernel::Own(own) => Self::Own(own),
+        }
+    }
+}
+
+impl Recipe {
+    /// Reads a recipe and makes its paths absolute, below the directory of its file.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let text = std::fs::read_to_string(path).map_err(super::io_error("read", path))?;
+        let dir = std::path::absolute(path).map_err(super::io_error("resolve", path))?;
+        let mut recipe = Self::parse(&text, dir.parent().unwrap_or(Path::new("/")))?;
+        recipe.name = recipe.name.or_else(|| Some(path.file_stem()?.to_str()?.to_ascii_lowercase()));
+        Ok(recipe)
+    }
+
+    pub fn parse(text: &str, dir: &Path) -> Result<Self, Error> {
+        let mut recipe: Self = toml::from_str(text).map_err(|error| Error::Recipe { what: error.to_string() })?;
+        recipe.check()?;
+        if is_path(&recipe.from) {
+            recipe.from = dir.join(&recipe.from).to_string_lossy().into_owned();
+        }
+        for file in &mut recipe.files {
+            file.source = dir.join(&file.source);
+        }
+        if let Some(Kernel::Own(own)) = &mut recipe.kernel {
+            own.kernel = dir.join(&own.kernel);
+            own.initramfs = own.initramfs.take().map(|path| dir.join(path));
+            own.modules = own.modules.take().map(|path| dir.join(path));
+        }
+        Ok(recipe)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let refused = |what: String| Err(Error::Recipe { what });
+        if let Some(package) = self.packages.iter().find(|package| !is_package(package)) {
+            return refused(format!("{package:?} is not the name of a package"));
+        }
+        for file in &self.files {
+            if !file.target.starts_with('/') {
+                return refused(format!("the target {:?} is not an absolute path", file.target));
+            }
+            if file.mode.as_deref().is_some_and(|mode| parse_mode(mode).is_none()) {
+                return refused(format!("the mode of {:?} is not an octal number below 10000", file.target));
+            }
+        }
+        if let Some(key) = self.env.keys().find(|key| key.is_empty() || key.contains(['=', '\0'])) {
+            return refused(format!("{key:?} is not the name of a variable"));
+        }
+        if self.host_ca && self.packages.is_empty() && self.files.is_empty() && self.run.is_empty() {
+            return refused("host_ca is for steps, and there are none".to_owned());
+        }
+        match [self.size, self.room].into_iter().flatten().all(|size| (SIZE_MIN..=SIZE_MAX).contains(&size.0)) {
+            true => Ok(()),
+            false => refused("the size of a disk is from 16M to 1T".to_owned()),
+        }
+    }
+
+    /// How commands run in the image: as its base says, where the recipe says nothing.
+    pub(crate) fn defaults_over(&self, base: &ExecDefaults) -> ExecDefaults {
+        let mut env = base.env.clone();
+        env.extend(self.env.clone());
+        ExecDefaults {
+            env,
+            user: self.user.clone().or(base.user.clone()),
+            workdir: self.workdir.clone().or(base.workdir.clone()),
+            // A new entry point does not get the arguments of the old one.
+            cmd: self.cmd.clone().unwrap_or(if self.entrypoint.is_some() { Vec::new() } else { base.cmd.clone() }),
+            entrypoint: self.entrypoint.clone().unwrap_or(base.entrypoint.clone()),
+        }
+    }
+}
+
+pub(crate) fn is_path(text: &str) -> bool {
+    text.starts_with(['.', '/'])
+}
+
+/// The bits of an octal mode.
+pub(crate) fn parse_mode(text: &str) -> Option<u32> {
+    u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o7777)
+}
+
+/// Nothing that apt or apk would take for an option or a pattern.
+fn is_package(name: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "+-.:=~_".contains(c);
+    name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Recipe, Error> {
+        Recipe::parse(text, Path::new("/recipes"))
+    }
+
+    #[test]
+    fn a_recipe_says_what_it_says_and_no_more() {
+        let recipe = parse(
+            r#"
+            from = "debian"
+            packages = ["jq", "libc6-dev"]
+            files = [{ source = "app", target = "/opt/app" }]
+            run = ["true", { command = "make", user = "user", timeout = 60 }]
+            network = "full"
+            env = { A = "1" }
+            size = "8G"
+            memory = "1G"
+            init = "image"
+            kernel = "full"
+            "#,
+        )
+        .unwrap();
+        assert_eq!(recipe.files[0].source, Path::new("/recipes/app"));
+        assert_eq!((recipe.size, recipe.memory), (Some(Size(8 << 30)), Some(Size(1 << 30))));
+        let steps: Vec<RunStep> = recipe.run.into_iter().map(Into::into).collect();
+        assert_eq!((steps[0].command.as_str(), steps[1].timeout), ("true", Some(60)));
+        assert_eq!(recipe.kernel.map(KernelChoice::from), Some(KernelChoice::Full));
+        assert_eq!(parse("from = \"./rootfs.tar\"").unwrap().from, "/recipes/./rootfs.tar");
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_with_its_reason() {
+        for (text, why) in [
+            ("", "missing field `from`"),
+            ("from = \"a\"\nrnu = []", "unknown field"),
+            ("from = \"a\"\npackages = [\"-o x\"]", "not the name of a package"),
+            ("from = \"a\"\nsize = \"8 apples\"", "whole number of MiB"),
+            ("from = \"a\"\nsize = 1048576", "from 16M to 1T"),
+            ("from = \"a\"\nfiles = [{ source = \"a\", target = \"b\" }]", "absolute path"),
+            ("from = \"a\"\nfiles = [{ source = \"a\", target = \"/b\", mode = \"99999\" }]", "octal"),
+            ("from = \"a\"\nenv = { \"A=B\" = \"1\" }", "name of a variable"),
+            ("from = \"a\"\nkernel = \"fast\"", "kernel"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(why), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_new_entry_point_does_not_get_the_arguments_of_the_old_one() {
+        let base = ExecDefaults { entrypoint: vec!["/a".into()], cmd: vec!["-x".into()], ..ExecDefaults::default() };
+        assert_eq!(parse("from = \"a\"").unwrap().defaults_over(&base), base);
+        let other = parse("from = \"a\"\nentrypoint = [\"/b\"]").unwrap().defaults_over(&base);
+        assert_eq!((other.entrypoint, other.cmd), (vec!["/b".to_owned()], Vec::new()));
+    }
+}
