@@ -1,11 +1,15 @@
 //! What can be typed.
 
+mod image;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use sandtree::{AccelChoice, Arch, FORK_CONCURRENCY, MemoryMode, Network, PublishedPort};
+use sandtree::{AccelChoice, Arch, FORK_CONCURRENCY, MemoryMode, Network, PublishedPort, SandboxSpec};
+
+pub use image::{Access, Build, ImageCommand, ImportImage, Pull, Push, Warm, own as own_kernel};
 
 /// Sandboxes for AI agents: Linux machines on stock QEMU.
 #[derive(Debug, Parser)]
@@ -87,6 +91,15 @@ pub enum Command {
         #[command(subcommand)]
         what: SnapshotCommand,
     },
+    /// Make images, and look after them
+    Image {
+        #[command(subcommand)]
+        what: ImageCommand,
+    },
+    /// Bring an image or a snapshot from a registry
+    Pull(Box<Pull>),
+    /// Bring an image or a snapshot to a registry
+    Push(Push),
     /// Show what uses the store's disk
     Df,
     /// Remove what nothing uses any more
@@ -138,6 +151,9 @@ impl Command {
             | Command::Checkpoint(_)
             | Command::Log(_)
             | Command::Snapshot { .. }
+            | Command::Image { .. }
+            | Command::Pull(_)
+            | Command::Push(_)
             | Command::Df
             | Command::Gc(_)
             | Command::Keeper => Vec::new(),
@@ -174,33 +190,14 @@ pub struct Run {
     /// Start from this snapshot; the same as naming it in place of the image
     #[arg(long, value_name = "SNAPSHOT", conflicts_with = "image")]
     pub snapshot: Option<String>,
-    /// Memory of the guest [default: 512M, or the snapshot's]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub memory: Option<u64>,
-    /// Processors of the guest [default: 1, or the snapshot's]
-    #[arg(long, value_name = "N")]
-    pub cpus: Option<u32>,
+    #[command(flatten)]
+    pub shape: Shape,
     /// Size of the disk; its file system grows to it [default: the image's, or the snapshot's]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub disk: Option<u64>,
-    /// What the guest can reach: nothing and no interface, nothing, or what the host can [default: isolated, or the snapshot's]
-    #[arg(long, value_name = "none|isolated|full", value_parser = network)]
-    pub network: Option<Network>,
     /// Listen on 127.0.0.1:HOST and lead connections to port GUEST (repeatable); 0 takes a free port
     #[arg(long, value_name = "HOST:GUEST", value_parser = port)]
     pub publish: Vec<PublishedPort>,
-    /// How the guest's processor is made
-    #[arg(long, value_name = "auto|kvm|tcg", value_parser = accel)]
-    pub accel: Option<AccelChoice>,
-    /// The guest's architecture; the host's for now
-    #[arg(long, value_name = "ARCH", value_parser = arch)]
-    pub arch: Option<Arch>,
-    /// A processor model of QEMU; Opteron_G3 is the same under all of them [default: the best there is]
-    #[arg(long, value_name = "MODEL")]
-    pub cpu: Option<String>,
-    /// How long the guest may take to come up [default: 60s, 180s under emulation]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    pub boot_timeout: Option<Duration>,
     /// Boot, even if a booted state of the image, or a snapshot's memory, is at hand
     #[arg(long)]
     pub cold: bool,
@@ -216,17 +213,75 @@ pub struct Run {
     /// How written memory is found: write-protect, soft-dirty, anonymous or full [default: the best that works]
     #[arg(long, value_name = "MODE")]
     pub memory_mode: Option<MemoryMode>,
-    /// A further argument of QEMU (repeatable)
-    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    pub qemu_arg: Vec<String>,
+    /// Start with this kernel instead of the image's: a bzImage, or a vmlinux with a PVH entry
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+    /// With --kernel: a cpio archive that is unpacked before ours
+    #[arg(long, value_name = "FILE", requires = "kernel")]
+    pub initramfs: Option<PathBuf>,
+    /// With --kernel: the directory of its modules, if what a guest needs is not built in
+    #[arg(long, value_name = "DIR", requires = "kernel")]
+    pub modules: Option<PathBuf>,
+    /// Let the guest trust these certificate authorities [default: the host's]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    pub ca_bundle: Option<Option<PathBuf>>,
+    /// Run this instead of the image's entry point; "" for none
+    #[arg(long, value_name = "PROGRAM")]
+    pub entrypoint: Option<OsString>,
     #[command(flatten)]
     pub how: How,
     /// The image or snapshot to start from: a name, a digest, or the directory of a snapshot
     #[arg(required_unless_present = "snapshot", value_name = "IMAGE|SNAPSHOT")]
     pub image: Option<String>,
-    /// The command [default: a shell, with -t]
+    /// The command, or the arguments of the image's entry point [default: the image's, or else a shell]
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// The machine, as far as its booted state depends on it.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Shape {
+    /// Memory of the guest [default: 512M, or the snapshot's]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub memory: Option<u64>,
+    /// Processors of the guest [default: 1, or the snapshot's]
+    #[arg(long, value_name = "N")]
+    pub cpus: Option<u32>,
+    /// What the guest can reach: nothing and no interface, nothing, or what the host can [default: isolated, or the snapshot's]
+    #[arg(long, value_name = "none|isolated|full", value_parser = network)]
+    pub network: Option<Network>,
+    /// How the guest's processor is made
+    #[arg(long, value_name = "auto|kvm|tcg", value_parser = accel)]
+    pub accel: Option<AccelChoice>,
+    /// The guest's architecture; the host's for now
+    #[arg(long, value_name = "ARCH", value_parser = arch)]
+    pub arch: Option<Arch>,
+    /// A processor model of QEMU; Opteron_G3 is the same under all of them [default: the best there is]
+    #[arg(long, value_name = "MODEL")]
+    pub cpu: Option<String>,
+    /// How long the guest may take to come up [default: 60s, 180s under emulation]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub boot_timeout: Option<Duration>,
+    /// A further argument of QEMU (repeatable)
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    pub qemu_arg: Vec<String>,
+}
+
+impl Shape {
+    /// The same with a machine of this shape.
+    pub fn of(&self, spec: SandboxSpec) -> SandboxSpec {
+        SandboxSpec {
+            memory_bytes: self.memory,
+            cpus: self.cpus,
+            network: self.network,
+            accel: self.accel,
+            arch: self.arch.unwrap_or(spec.arch),
+            cpu: self.cpu.clone(),
+            boot_timeout: self.boot_timeout,
+            qemu_args: self.qemu_arg.clone(),
+            ..spec
+        }
+    }
 }
 
 /// How a command runs.
@@ -579,6 +634,33 @@ pub enum Benchmark {
     States(BenchStates),
     /// Saves, artifacts, listings and comparisons, each against plain tools over the same bytes
     Store(BenchStore),
+    /// Imports, pulls, pushes and first commands of images, against tar, mke2fs and skopeo over the same bytes
+    Image(BenchImage),
+}
+
+#[derive(Debug, clap::Args)]
+pub struct BenchImage {
+    /// How often each is measured; the median counts
+    #[arg(long, default_value_t = 3)]
+    pub rounds: usize,
+    /// Measure these parts alone
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<ImagePart>,
+}
+
+/// The parts of `bench image`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum ImagePart {
+    /// A root file system from an archive, against tar and mke2fs
+    Import,
+    /// An OCI image from a registry, against skopeo
+    Pull,
+    /// From a pull of busybox to its first command
+    Start,
+    /// A small change to a large snapshot, against all of it
+    Push,
+    /// The first command in Debian, against a cold boot
+    Debian,
 }
 
 #[derive(Debug, clap::Args)]

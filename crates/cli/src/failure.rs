@@ -20,6 +20,8 @@ const ENOENT: i32 = 2;
 #[derive(Debug)]
 pub enum Failure {
     Library(Error),
+    /// What only the command line can tell.
+    Told(Report),
     Interrupted,
 }
 
@@ -33,6 +35,10 @@ impl Failure {
     pub fn show(&self, json: bool) -> ExitCode {
         match self {
             Failure::Interrupted => ExitCode::from(INTERRUPTED),
+            Failure::Told(report) => {
+                show(report, json);
+                ExitCode::from(OURS)
+            }
             Failure::Library(error) => {
                 show(&error.report(), json);
                 ExitCode::from(code(error))

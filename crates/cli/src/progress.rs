@@ -1,18 +1,30 @@
-//! What people see while they wait: on stderr, on a terminal only, and gone when it is over.
+//! What people see while they wait: on stderr, on a terminal only, and gone when it is over. The steps of a build and
+//! what they say stay.
 
-use std::io::IsTerminal;
+mod lines;
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use sandtree::image::Progress;
-use sandtree::{Advance, Progress as Telling};
+use sandtree::image::{Progress, Stage};
+use sandtree::{Advance, BuildEvent, BuildWatch, Progress as Telling};
+
+use crate::show;
+use lines::Lines;
 
 const TICK: Duration = Duration::from_millis(100);
+/// Of a step that is under way; longer lines would wrap, and could not be taken back.
+const STEP_CHARS: usize = 60;
+
+const WAITING: &str = "{spinner} {msg} {elapsed}";
+const MEASURED: &str = "{spinner} {msg} {bar:24} {bytes} of {total_bytes} {bytes_per_sec} {eta}";
 
 /// Something is under way, and how long already.
 pub fn spinner(message: impl Into<String>) -> ProgressBar {
     let bar = ProgressBar::new_spinner();
-    bar.set_style(style("{spinner} {msg} {elapsed}"));
+    bar.set_style(style(WAITING));
     bar.set_message(message.into());
     shown(bar)
 }
@@ -29,25 +41,118 @@ pub fn bytes(message: impl Into<String>) -> ProgressBar {
 pub fn transfer(message: impl Into<String>) -> (ProgressBar, Telling) {
     let bar = spinner(message);
     let followed = bar.clone();
-    let telling = Telling::new(move |advance| match advance {
+    (bar, Telling::new(move |advance| follow(&followed, advance)))
+}
+
+fn follow(bar: &ProgressBar, advance: Advance) {
+    match advance {
         Advance::Begin { total_bytes } => {
-            followed.set_style(style("{spinner} {msg} {bar:24} {bytes} of {total_bytes} {bytes_per_sec} {eta}"));
-            followed.reset();
-            followed.set_length(total_bytes);
+            bar.set_style(style(MEASURED));
+            bar.reset();
+            bar.set_length(total_bytes);
         }
-        Advance::Bytes(bytes) => followed.inc(bytes),
-    });
-    (bar, telling)
+        Advance::Bytes(bytes) => bar.inc(bytes),
+    }
 }
 
 /// Follows the building of an image.
 pub fn image(name: &str) -> impl FnMut(Progress) + Send + use<> {
-    let bar = spinner(format!("image {name}"));
-    let name = name.to_owned();
-    move |progress| {
-        let measured = progress.total_bytes.filter(|total| *total > 0);
-        let part = measured.map(|total| format!(" {}%", progress.done_bytes * 100 / total)).unwrap_or_default();
-        bar.set_message(format!("image {name}: {}{part}", progress.stage.as_str()));
+    stages(format!("image {name}"))
+}
+
+/// Follows work in stages, each measured as far as it can be. Gone when it is dropped.
+pub fn stages(label: String) -> impl FnMut(Progress) + Send {
+    let mut stages = Stages { bar: spinner(label.clone()), label, at: None };
+    move |progress| stages.follow(progress)
+}
+
+struct Stages {
+    bar: ProgressBar,
+    label: String,
+    /// The stage that is shown, and whether its end is known.
+    at: Option<(Stage, bool)>,
+}
+
+impl Stages {
+    fn follow(&mut self, progress: Progress) {
+        let total_bytes = progress.total_bytes.filter(|total| *total > 0);
+        let at = (progress.stage, total_bytes.is_some());
+        if self.at != Some(at) {
+            self.bar.set_style(style(if at.1 { MEASURED } else { WAITING }));
+            self.bar.set_message(format!("{}: {}", self.label, progress.stage.as_str()));
+            self.bar.reset();
+            self.at = Some(at);
+        }
+        if let Some(total_bytes) = total_bytes {
+            self.bar.set_length(total_bytes);
+            self.bar.set_position(progress.done_bytes);
+        }
+    }
+}
+
+/// Follows a build from a recipe. Its steps and what they say are written on a terminal, or if that is wished.
+pub fn build(name: &str, verbose: bool) -> (ProgressBar, BuildWatch) {
+    let label = format!("building {name}");
+    let bar = spinner(label.clone());
+    let written = verbose || io::stderr().is_terminal();
+    let building = Building {
+        stages: Stages { bar: bar.clone(), label, at: None },
+        bar: bar.clone(),
+        lines: written.then(Lines::default),
+    };
+    let building = Mutex::new(building);
+    (bar, BuildWatch::new(move |event| building.lock().unwrap_or_else(PoisonError::into_inner).follow(event)))
+}
+
+struct Building {
+    bar: ProgressBar,
+    stages: Stages,
+    /// What steps say, if anybody is to see it.
+    lines: Option<Lines>,
+}
+
+impl Building {
+    fn follow(&mut self, event: BuildEvent) {
+        match event {
+            BuildEvent::Image(progress) => self.stages.follow(progress),
+            BuildEvent::Step { number, of, what, cached } => {
+                let step = format!("[{number}/{of}] {what}");
+                self.finish_line();
+                self.write(&[if cached { format!("{step}: cached") } else { step.clone() }]);
+                self.waiting(step.chars().take(STEP_CHARS).collect());
+            }
+            BuildEvent::Output(bytes) => {
+                let lines = self.lines.as_mut().map(|lines| lines.take(&bytes)).unwrap_or_default();
+                self.write(&lines);
+            }
+            BuildEvent::Writing(advance) => {
+                if let Advance::Begin { .. } = advance {
+                    self.finish_line();
+                    self.waiting("writing the image".into());
+                }
+                follow(&self.bar, advance);
+            }
+        }
+    }
+
+    fn waiting(&self, message: String) {
+        self.bar.set_style(style(WAITING));
+        self.bar.set_message(show::plain(&message));
+        self.bar.reset();
+    }
+
+    /// A step may end in the middle of a line.
+    fn finish_line(&mut self) {
+        let rest = self.lines.as_mut().and_then(Lines::rest);
+        self.write(&rest.into_iter().collect::<Vec<_>>());
+    }
+
+    /// If it cannot be written there, there is nowhere else to say so.
+    fn write(&self, lines: &[String]) {
+        if self.lines.is_some() && !lines.is_empty() {
+            let text: String = lines.iter().map(|line| format!("{}\n", show::plain(line))).collect();
+            self.bar.suspend(|| drop(io::stderr().write_all(text.as_bytes())));
+        }
     }
 }
 

@@ -1,20 +1,30 @@
 //! `sandtree doctor`: what this host can do, and what it lacks.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use sandtree::{Doctor, QemuFound, QemuReport};
+use serde::Serialize;
 
-use super::{Outcome, open};
+use super::{Outcome, open, search};
 use crate::args::Global;
 use crate::failure;
 use crate::{progress, show};
 
+#[derive(Serialize)]
+struct Found {
+    #[serde(flatten)]
+    host: Doctor,
+    /// What Debian's images are made with.
+    mmdebstrap: Option<PathBuf>,
+}
+
 pub async fn run(global: &Global) -> Outcome {
     let host = open(global).await?;
     let spinner = progress::spinner("looking");
-    let found = host.doctor().await;
+    let found = Found { host: host.doctor().await, mmdebstrap: program("mmdebstrap") };
     spinner.finish_and_clear();
-    let healthy = matches!(found.qemu, QemuReport::Found(_));
+    let healthy = matches!(found.host.qemu, QemuReport::Found(_));
     if global.json {
         show::json(&found)
     } else {
@@ -23,16 +33,31 @@ pub async fn run(global: &Global) -> Outcome {
     Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::from(failure::OURS) })
 }
 
-fn describe(doctor: &Doctor) {
+/// Those for administrators are not on everyone's search path.
+fn program(name: &str) -> Option<PathBuf> {
+    let dirs = search().into_iter().chain(["/usr/sbin".into(), "/sbin".into()]);
+    dirs.map(|dir| dir.join(name)).find(|path| path.is_file())
+}
+
+fn describe(found: &Found) {
+    let Found { host: doctor, mmdebstrap } = found;
     let size = |bytes: Option<u64>| bytes.map_or_else(|| "unknown".to_owned(), show::bytes);
     show::fields(&[
         ("store", doctor.home.display().to_string()),
         ("disk free", size(doctor.disk_free_bytes)),
         ("memory available", size(doctor.memory_available_bytes)),
+        ("debian images", debian(mmdebstrap.as_ref())),
     ]);
     match &doctor.qemu {
         QemuReport::Found(qemu) => describe_qemu(qemu),
         QemuReport::Missing { error } => failure::show(error, false),
+    }
+}
+
+fn debian(mmdebstrap: Option<&PathBuf>) -> String {
+    match mmdebstrap {
+        Some(path) => format!("can be built, with {}", path.display()),
+        None => "cannot be built: mmdebstrap is missing (Debian: apt-get install mmdebstrap)".into(),
     }
 }
 

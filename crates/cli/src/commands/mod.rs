@@ -11,12 +11,16 @@ mod exec;
 mod fork;
 mod forward;
 mod gc;
+mod image;
 mod inspect;
 mod keeper;
 mod log;
 mod logs;
 mod pause;
 mod ps;
+mod pull;
+mod push;
+mod registry;
 mod resume;
 mod revert;
 mod rm;
@@ -76,6 +80,9 @@ async fn dispatch(global: &Global, command: Command) -> Outcome {
         Command::Resume(args) => resume::run(global, args).await,
         Command::Save(args) => save::run(global, args).await,
         Command::Snapshot { what } => snapshot::run(global, what).await,
+        Command::Image { what } => image::run(global, what).await,
+        Command::Pull(args) => pull::run(global, *args).await,
+        Command::Push(args) => push::run(global, args).await,
         Command::Df => gc::usage(global).await,
         Command::Gc(args) => gc::run(global, args).await,
         Command::Doctor => doctor::run(global).await,
@@ -104,10 +111,14 @@ fn config(global: &Global) -> Result<HostConfig> {
         None => default_home()?,
     };
     let home = std::path::absolute(&home).map_err(|e| Error::io("resolve", &home, e))?;
-    let search = std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default();
     let qemu = global.qemu.as_ref().map(std::path::absolute).transpose();
     let qemu = qemu.map_err(|e| Error::io("resolve", "the path of --qemu", e))?;
-    Ok(HostConfig { qemu, ..HostConfig::new(home, search) })
+    Ok(HostConfig { qemu, ..HostConfig::new(home, search()) })
+}
+
+/// Where programs are looked for.
+fn search() -> Vec<PathBuf> {
+    std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default()
 }
 
 fn default_home() -> Result<PathBuf> {

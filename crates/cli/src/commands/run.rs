@@ -4,30 +4,62 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-use sandtree::keeper::{Lease, Order, Task};
+use sandtree::keeper::{Client, Lease, Order, Task};
 use sandtree::{
-    Error, ExecSpec, FORK_CONCURRENCY, ForkSpec, Host, HostConfig, Lifetime, Prepared, Result, SandboxInfo,
-    SandboxSpec, SaveOnStop, absolute_reference, all_in_turns,
+    Error, ErrorKind, ExecSpec, FORK_CONCURRENCY, ForkSpec, Host, HostConfig, Lifetime, Prepared, Report, Result,
+    SandboxInfo, SandboxSpec, SaveOnStop, absolute_reference, all_in_turns, ca,
 };
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::session::{self, OnSignal};
-use super::{Outcome, config, interruptible, keeper, save};
-use crate::args::{Global, Run};
+use super::{Outcome, config, interruptible, keeper, registry, save};
+use crate::args::{Global, Run, own_kernel};
 use crate::failure::Failure;
 use crate::{progress, show};
 
-pub async fn run(global: &Global, mut args: Run) -> Outcome {
-    let command = std::mem::take(&mut args.command);
-    if args.detach {
-        return interruptible(run_detached(global, &args, command)).await;
+/// What is to run. Which command that is, is known when the image is.
+#[derive(Clone)]
+struct Errand {
+    /// Its command is what was typed.
+    typed: ExecSpec,
+    entrypoint: Option<Vec<OsString>>,
+}
+
+impl Errand {
+    /// Refuses what cannot be, before anything is started for it.
+    fn new(args: &Run) -> Result<Self> {
+        let typed = session::spec(args.how.clone(), args.command.clone())?;
+        let words = |program: &OsString| if program.is_empty() { Vec::new() } else { vec![program.clone()] };
+        Ok(Self { typed, entrypoint: args.entrypoint.as_ref().map(words) })
     }
-    let how = args.how.clone();
-    let spec = session::spec(how, if command.is_empty() { vec!["/bin/sh".into()] } else { command })?;
+
+    /// Whether anything is to run that needs nobody to talk to: an image's command alone is most likely a shell. In what
+    /// begins from a snapshot, it may run already.
+    fn runs_alone(&self, client: &Client) -> Result<bool> {
+        match &self.entrypoint {
+            _ if !self.typed.argv.is_empty() => Ok(true),
+            Some(words) => Ok(!words.is_empty()),
+            None if client.info().snapshot.is_some() => Ok(false),
+            None => client.has_entrypoint(),
+        }
+    }
+
+    fn spec(self, client: &Client) -> Result<ExecSpec> {
+        let argv = client.main_command(self.typed.argv, self.entrypoint)?;
+        Ok(ExecSpec { argv, ..self.typed })
+    }
+}
+
+pub async fn run(global: &Global, args: Run) -> Outcome {
+    args.image.as_deref().or(args.snapshot.as_deref()).map_or(Ok(()), check_here)?;
+    let task = Errand::new(&args)?;
+    if args.detach {
+        return interruptible(run_detached(global, &args, task)).await;
+    }
     let mut interrupt = signal(SignalKind::interrupt()).map_err(|e| Error::io("listen for", "signals", e))?;
     let (host, lease, info) = unless_interrupted(&mut interrupt, started(global, &args)).await?;
-    let outcome = work(&host, &info, spec, global.json, &mut interrupt).await;
+    let outcome = work(&host, &info, task, global.json, &mut interrupt).await;
     // The end of the lease removes the sandbox; when we hear of it, it is gone.
     match &info.save_on_stop {
         Some(target) => saved(&host, &info, target, lease).await?,
@@ -52,11 +84,11 @@ async fn saved(host: &Host, info: &SandboxInfo, target: &str, lease: Lease) -> R
     Err(Error::StillUnsaved { name: info.name.clone(), target: target.to_owned(), reason })
 }
 
-async fn run_detached(global: &Global, args: &Run, command: Vec<OsString>) -> Outcome {
+async fn run_detached(global: &Global, args: &Run, task: Errand) -> Outcome {
     let (host, started) = all_started(global, args).await?;
     let mut ready = Vec::new();
     for (lease, info) in started {
-        match detached(&host, &info, args, &command).await {
+        match detached(&host, &info, &task).await {
             Ok(exec) => ready.push((lease, info, exec)),
             Err(failure) => {
                 lease.give_up().await;
@@ -81,19 +113,14 @@ async fn run_detached(global: &Global, args: &Run, command: Vec<OsString>) -> Ou
     Ok(ExitCode::SUCCESS)
 }
 
-/// Starts the command that was asked for, if there is one.
-async fn detached(
-    host: &Host,
-    info: &SandboxInfo,
-    args: &Run,
-    command: &[OsString],
-) -> Result<Option<String>, Failure> {
-    if command.is_empty() {
+/// Starts what was asked for, or what the image has as its entry point.
+async fn detached(host: &Host, info: &SandboxInfo, task: &Errand) -> Result<Option<String>, Failure> {
+    let client = host.client(&info.id)?;
+    if !task.runs_alone(&client)? {
         return Ok(None);
     }
-    let mut spec = session::spec(args.how.clone(), command.to_vec())?;
-    spec.lifetime = Lifetime::Detached;
-    let exec = host.client(&info.id)?.guest().await?.exec(spec).await?;
+    let spec = ExecSpec { lifetime: Lifetime::Detached, ..task.clone().spec(&client)? };
+    let exec = client.guest().await?.exec(spec).await?;
     Ok(Some(exec.id().to_string()))
 }
 
@@ -125,8 +152,9 @@ async fn all_started(global: &Global, args: &Run) -> Result<(Host, Vec<(Lease, S
 }
 
 /// Ctrl-C is ours until the command has started; then it is the command's.
-async fn work(host: &Host, info: &SandboxInfo, spec: ExecSpec, as_json: bool, interrupt: &mut Signal) -> Outcome {
+async fn work(host: &Host, info: &SandboxInfo, task: Errand, as_json: bool, interrupt: &mut Signal) -> Outcome {
     let client = host.client(&info.id)?;
+    let spec = task.spec(&client)?;
     let guest = unless_interrupted(interrupt, client.guest()).await?;
     if as_json {
         return tokio::select! {
@@ -156,6 +184,16 @@ async fn started(global: &Global, args: &Run) -> Result<(Host, Lease, SandboxInf
     Ok((host, lease, ready.info))
 }
 
+/// A reference to a registry stands for nothing here until it is pulled.
+fn check_here(reference: &str) -> Result<(), Failure> {
+    if !registry::is_reference(reference) || Path::new(reference).exists() {
+        return Ok(());
+    }
+    let message = format!("there is no image or snapshot {reference} here");
+    let hint = format!("`sandtree pull {reference}` brings it here, and prints the name to run it by");
+    Err(Failure::Told(Report { kind: ErrorKind::NotFound, message, causes: Vec::new(), hint: Some(hint) }))
+}
+
 /// Whether a workspace has a snapshot of that name; otherwise it is an image's.
 fn is_saved(name: &str, workspace: Option<&Path>) -> bool {
     workspace.is_some_and(|dir| dir.join(name).join("manifest.json").is_file())
@@ -181,7 +219,6 @@ fn spec(args: &Run) -> Result<SandboxSpec> {
         Some(reference) => absolute_reference(&save::placed(reference, workspace)?).map(Some),
         None => Ok(None),
     };
-    let defaults = SandboxSpec::new("");
     let save_on_stop = match &args.save {
         None => None,
         Some(name) => Some(SaveOnStop {
@@ -192,25 +229,27 @@ fn spec(args: &Run) -> Result<SandboxSpec> {
         }),
     };
     let memory_dir = args.memory_dir.as_ref().map(std::path::absolute).transpose();
-    Ok(SandboxSpec {
+    let ca_bundle = match &args.ca_bundle {
+        None => None,
+        Some(None) => Some(ca::host_bundle()?),
+        Some(Some(file)) => Some(std::path::absolute(file).map_err(|e| Error::io("resolve", file, e))?),
+    };
+    let own = |kernel| own_kernel(kernel, &args.initramfs, &args.modules);
+    let spec = SandboxSpec {
         image: placed(&args.image)?,
         snapshot: placed(&args.snapshot)?,
         save_on_stop,
         name: args.name.clone(),
-        memory_bytes: args.memory,
-        cpus: args.cpus,
         disk_bytes: args.disk,
-        network: args.network,
-        accel: args.accel,
-        arch: args.arch.unwrap_or(defaults.arch),
-        cpu: args.cpu.clone(),
         publish: args.publish.clone(),
-        qemu_args: args.qemu_arg.clone(),
-        boot_timeout: args.boot_timeout,
         auto_remove: args.rm || !args.detach,
         cold: args.cold,
         memory_dir: memory_dir.map_err(|e| Error::io("resolve", "the path of --memory-dir", e))?,
         memory_mode: args.memory_mode,
         auto_checkpoint: args.auto_checkpoint.then_some(args.auto_checkpoints),
-    })
+        ca_bundle,
+        kernel: args.kernel.as_ref().map(own).transpose()?,
+        ..SandboxSpec::new("")
+    };
+    Ok(args.shape.of(spec))
 }

@@ -4,8 +4,11 @@
 
 mod exec;
 mod figure;
+mod image;
+mod scratch;
 mod states;
 mod store;
+mod tool;
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -24,6 +27,7 @@ const IMAGE: &str = "tiny";
 pub async fn run(global: &Global, args: Bench) -> Outcome {
     match args.what {
         Benchmark::Exec { rounds } => exec::run(global, rounds.max(1)).await,
+        Benchmark::Image(args) => image::run(global, args).await,
         Benchmark::States(args) => states::run(global, args).await,
         Benchmark::Store(args) => store::run(global, args).await,
     }
@@ -71,7 +75,12 @@ struct Crew {
 
 impl Crew {
     async fn create(&self, spec: SandboxSpec) -> Result<Sandbox> {
-        let sandbox = self.host.create(spec).await?;
+        self.create_on(&self.host, spec).await
+    }
+
+    /// In a store of the run's own, which has to outlive the crew.
+    async fn create_on(&self, host: &Host, spec: SandboxSpec) -> Result<Sandbox> {
+        let sandbox = host.create(spec).await?;
         self.join([sandbox.clone()]);
         Ok(sandbox)
     }

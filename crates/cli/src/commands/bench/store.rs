@@ -15,6 +15,7 @@ use sandtree::{
 use serde_json::json;
 
 use super::figure::Figure;
+use super::scratch::Scratch;
 use super::{Crew, IMAGE, measured, median, ms, true_once};
 use crate::args::{BenchStore, Global, StorePart};
 use crate::commands::{Outcome, config};
@@ -47,30 +48,6 @@ pub async fn run(global: &Global, args: BenchStore) -> Outcome {
     }
     Figure::show(&figures, rounds);
     Ok(ExitCode::SUCCESS)
-}
-
-/// A directory for one run.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn beside(home: &Path) -> Result<Self> {
-        let name = home.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let path = home.with_file_name(format!(".{name}-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&path).map_err(|e| Error::io("make directory", &path, e))?;
-        Ok(Self(path))
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            tracing::warn!(%error, path = %self.0.display(), "what a benchmark wrote cannot be removed");
-        }
-    }
 }
 
 struct Bench<'a> {

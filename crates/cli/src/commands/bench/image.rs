@@ -1,0 +1,398 @@
+//! `sandtree bench image`: what it costs to bring images in and out, each against a plain tool over the same bytes.
+//!
+//! Always: what is compared is measured in turns within one run. Everything a run writes is in one directory beside the
+//! store: stores of its own, which share the kernel and the images with the user's, and a registry of its own.
+
+mod content;
+mod server;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use sandtree::floor::{fetch_layers, lend};
+use sandtree::image::{ImportSpec, Progress as Reached, Stage};
+use sandtree::{
+    Error, ExecSpec, Host, HostConfig, Progress, PullSpec, RegistryAccess, Result, Sandbox, SandboxSpec, SaveSpec,
+};
+use serde_json::json;
+
+use super::figure::Figure;
+use super::scratch::Scratch;
+use super::tool::{self, Tools};
+use super::{Crew, IMAGE, measured, median, ms, true_once};
+use crate::args::{BenchImage, Global, ImagePart};
+use crate::commands::{Outcome, config};
+use crate::{progress, show};
+use content::{Content, lay_out};
+use server::Registry;
+
+const MIB: u64 = 1 << 20;
+const DEBIAN: &str = "debian";
+const LAYERS: usize = 4;
+/// Of the disk of a large snapshot, written with what does not compress.
+const DISK: u64 = 1024 * MIB;
+const LARGE_MB: u64 = 192;
+const CHANGED_MB: u64 = 1;
+/// Far above busybox and its few files.
+const SMALL_MAX: usize = 64 << 20;
+/// Room for what a file system needs beside its files.
+const ROOM_BYTES: u64 = 256 * MIB;
+
+const ALL: [ImagePart; 5] = [ImagePart::Import, ImagePart::Pull, ImagePart::Start, ImagePart::Push, ImagePart::Debian];
+
+pub async fn run(global: &Global, args: BenchImage) -> Outcome {
+    let rounds = args.rounds.max(1);
+    let config = config(global)?;
+    // It outlives the sandboxes in it, also when the run is broken off.
+    let scratch = Scratch::beside(&config.home)?;
+    let tools = Tools::new(scratch.path("said"));
+    let (figures, left_out) = measured(global, async |crew| {
+        let bench = Bench { crew, rounds, scratch: &scratch, tools: &tools, config };
+        bench.parts(&args.only).await
+    })
+    .await?;
+    if global.json {
+        show::json(&json!({ "rounds": rounds, "figures": figures, "left_out": left_out }));
+        return Ok(ExitCode::SUCCESS);
+    }
+    Figure::show(&figures, rounds);
+    show::notes(&left_out);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The programs that a part cannot be measured without.
+fn needed(part: ImagePart) -> &'static [&'static str] {
+    match part {
+        ImagePart::Import => &["tar", "mke2fs", "sync"],
+        ImagePart::Pull => &["tar", "gzip", "sha256sum", "skopeo", "docker-registry"],
+        ImagePart::Start => &["gzip", "sha256sum", "skopeo", "docker-registry"],
+        ImagePart::Push => &["docker-registry"],
+        ImagePart::Debian => &[],
+    }
+}
+
+fn left_out(part: ImagePart, why: &str) -> String {
+    format!("{} was left out: {why}", format!("{part:?}").to_lowercase())
+}
+
+struct Bench<'a> {
+    crew: &'a Crew,
+    rounds: usize,
+    scratch: &'a Scratch,
+    tools: &'a Tools,
+    config: HostConfig,
+}
+
+impl Bench<'_> {
+    /// Figures, and what could not be measured.
+    async fn parts(&self, only: &[ImagePart]) -> Result<(Vec<Figure>, Vec<String>)> {
+        let (mut figures, mut missing) = (Vec::new(), Vec::new());
+        for part in ALL.into_iter().filter(|part| only.is_empty() || only.contains(part)) {
+            let lacking: Vec<_> = needed(part).iter().copied().filter(|tool| tool::find(tool).is_none()).collect();
+            if !lacking.is_empty() {
+                missing.push(left_out(part, &format!("not installed: {}", lacking.join(", "))));
+                continue;
+            }
+            match part {
+                ImagePart::Import => figures.extend(self.import().await?),
+                ImagePart::Pull => figures.extend(self.pull().await?),
+                ImagePart::Start => figures.extend(self.start().await?),
+                ImagePart::Push => figures.extend(self.push().await?),
+                ImagePart::Debian => match self.debian_store().await? {
+                    Ok(host) => figures.push(self.debian(&host).await?),
+                    Err(why) => missing.push(left_out(part, &why)),
+                },
+            }
+            self.crew.clear().await?;
+        }
+        Ok((figures, missing))
+    }
+
+    /// A store of its own with the kernel and some images of the user's.
+    async fn store(&self, name: &str, images: &[&str]) -> Result<Host> {
+        let host = self.open(name).await?;
+        lend(&self.crew.host, &host, images).await?;
+        Ok(host)
+    }
+
+    async fn open(&self, name: &str) -> Result<Host> {
+        Host::open(HostConfig { home: self.scratch.path(name), ..self.config.clone() }).await
+    }
+
+    async fn import(&self) -> Result<Vec<Figure>> {
+        let content = Content::of_host();
+        let archive = self.scratch.path("content.tar");
+        let bytes = content.pack(self.tools, (0, 1), &archive).await?;
+        let (mut ours, mut theirs, mut note) = (vec![], vec![], String::new());
+        for _ in 0..self.rounds {
+            self.store("import", &[]).await?;
+            let stages = Stages::default();
+            let began = Instant::now();
+            let host = self.open("import").await?;
+            host.import_image(&archive, Some("content"), ImportSpec::default(), stages.watch()).await?;
+            ours.push(began.elapsed().as_secs_f64());
+            let spent = stages.told();
+            remove(&self.scratch.path("import"))?;
+            let (took, their_spent) = self.by_mke2fs(&archive, bytes).await?;
+            theirs.push(took);
+            note = format!("{spent}; {their_spent}");
+        }
+        let rate = |seconds: Vec<f64>| bytes as f64 / 1e6 / median(seconds);
+        let what = format!("import of {} files in a {:.0} MB tar, synced", content.files, bytes as f64 / 1e6);
+        Ok(vec![
+            Figure::new(what, rate(ours), "MB/s")
+                .times("tar x + mke2fs -d, synced", rate(theirs))
+                .ratio_at_least(0.8)
+                .note(note),
+        ])
+    }
+
+    /// Unpacks an archive to a directory, and makes that a file system; in seconds, and how they were spent.
+    async fn by_mke2fs(&self, archive: &Path, bytes: u64) -> Result<(f64, String)> {
+        let (tree, disk) = (self.scratch.dir("tree")?, self.scratch.path("disk.ext4"));
+        let size = format!("{}k", (bytes + bytes / 2 + ROOM_BYTES) >> 10);
+        let unpack = ["-C".as_ref(), tree.as_os_str(), "-xf".as_ref(), archive.as_os_str()];
+        let unpacked = self.tools.run("tar", &unpack).await?;
+        let fixed = ["-q", "-F", "-t", "ext4", "-d"].map(AsRef::as_ref);
+        let make = [&fixed[..], &[tree.as_os_str(), disk.as_os_str(), size.as_ref()]].concat();
+        let made = self.tools.run("mke2fs", &make).await?;
+        let synced = self.tools.run("sync", &[&disk]).await?;
+        remove(&tree)?;
+        std::fs::remove_file(&disk).map_err(|e| Error::io("remove", &disk, e))?;
+        let spent = format!("tar {unpacked:.2} s, mke2fs {made:.2} s, sync of its file {synced:.2} s");
+        Ok((unpacked + made + synced, spent))
+    }
+
+    async fn pull(&self) -> Result<Vec<Figure>> {
+        let content = Content::of_host();
+        let mut archives = Vec::new();
+        for part in 0..LAYERS {
+            archives.push(self.scratch.path(&format!("layer-{part}.tar")));
+            content.pack(self.tools, (part, LAYERS), &archives[part]).await?;
+        }
+        let registry = Registry::start(self.scratch).await?;
+        let reference = registry.reference("content");
+        let bytes = self.offer(&archives, &reference).await?;
+        let (mut fetches, mut copies, mut pulls, mut note) = (vec![], vec![], vec![], String::new());
+        for _ in 0..self.rounds {
+            fetches.push(self.fetched(&reference).await?);
+            copies.push(self.copied(&reference).await?);
+            let stages = Stages::default();
+            let host = self.store("pull", &[]).await?;
+            let began = Instant::now();
+            host.pull(&reference, &PullSpec::default(), stages.watch()).await?;
+            pulls.push(began.elapsed().as_secs_f64());
+            note = stages.told();
+            remove(&self.scratch.path("pull"))?;
+        }
+        let rate = |seconds: Vec<f64>| bytes as f64 / 1e6 / median(seconds);
+        let skopeo = rate(copies);
+        let what = format!("fetch of {LAYERS} layers of {:.0} MB", bytes as f64 / 1e6);
+        Ok(vec![
+            Figure::new(what, rate(fetches), "MB/s")
+                .times("skopeo copy to dir:", skopeo)
+                .ratio_at_least(0.8)
+                .note("both check blobs and write them to files, unsynced"),
+            Figure::new("whole pull, to a usable image, synced", rate(pulls), "MB/s")
+                .times("skopeo copy to dir:", skopeo)
+                .note(format!("ours also unpacks and makes ext4: {note}")),
+        ])
+    }
+
+    /// Makes archives an OCI image, and has skopeo bring it to the registry; the bytes of its layers.
+    async fn offer(&self, archives: &[PathBuf], reference: &str) -> Result<u64> {
+        let layout = self.scratch.dir("layout")?;
+        let bytes = lay_out(self.tools, archives, &layout).await?;
+        let (from, to) = (format!("oci:{}", layout.display()), format!("docker://{reference}"));
+        self.tools.run("skopeo", &["--insecure-policy", "copy", "-q", "--dest-tls-verify=false", &from, &to]).await?;
+        remove(&layout)?;
+        Ok(bytes)
+    }
+
+    /// Blobs to files by our own client; in seconds.
+    async fn fetched(&self, reference: &str) -> Result<f64> {
+        let dir = self.scratch.dir("fetched")?;
+        let began = Instant::now();
+        fetch_layers(reference, RegistryAccess::default(), &dir).await?;
+        let took = began.elapsed().as_secs_f64();
+        remove(&dir)?;
+        Ok(took)
+    }
+
+    /// Blobs to files by skopeo; in seconds.
+    async fn copied(&self, reference: &str) -> Result<f64> {
+        let dir = self.scratch.path("copied");
+        let (from, to) = (format!("docker://{reference}"), format!("dir:{}", dir.display()));
+        let args = ["--insecure-policy", "copy", "-q", "--src-tls-verify=false", &from, &to];
+        let took = self.tools.run("skopeo", &args).await?;
+        remove(&dir)?;
+        Ok(took)
+    }
+
+    async fn start(&self) -> Result<Vec<Figure>> {
+        let registry = Registry::start(self.scratch).await?;
+        let reference = registry.reference("busybox");
+        // Its first sandbox leaves what all of this kernel begin with, and that is no image's.
+        let files = self.store("files", &[IMAGE]).await?;
+        let archive = self.busybox(&files).await?;
+        let bytes = self.offer(&[archive], &reference).await?;
+        let (mut pulls, mut whole, mut warm) = (vec![], vec![], vec![]);
+        for _ in 0..self.rounds {
+            let host = self.open("start").await?;
+            lend(&files, &host, &[]).await?;
+            let spec = PullSpec { name: Some("busybox".into()), ..PullSpec::default() };
+            let began = Instant::now();
+            host.pull(&reference, &spec, |_| {}).await?;
+            let pulled = ms(began.elapsed());
+            pulls.push(pulled);
+            whole.push(pulled + self.first_command(&host, SandboxSpec::new("busybox")).await?);
+            warm.push(self.first_command(&host, SandboxSpec::new("busybox")).await?);
+            remove(&self.scratch.path("start"))?;
+        }
+        let note = format!("pull {:.0} ms of {:.1} MB; the kernel is there", median(pulls), bytes as f64 / 1e6);
+        let whole = median(whole);
+        Ok(vec![
+            Figure::ms("pull of busybox to its first command", whole).note(note),
+            Figure::ms("the next sandbox to its first command, warm", median(warm))
+                .shorter_than("with the pull", whole),
+        ])
+    }
+
+    /// The files of the small image, as an archive.
+    async fn busybox(&self, host: &Host) -> Result<PathBuf> {
+        let sandbox = self.crew.create_on(host, SandboxSpec::new(IMAGE)).await?;
+        let script = "cd / && tar -cf - $(ls -d bin sbin usr etc lib lib64 2>/dev/null)";
+        let output = sandbox.exec(ExecSpec::shell(script)).await?.output(SMALL_MAX).await?;
+        self.crew.remove(sandbox).await?;
+        let archive = self.scratch.path("busybox.tar");
+        std::fs::write(&archive, output.stdout).map_err(|e| Error::io("write", &archive, e))?;
+        Ok(archive)
+    }
+
+    /// From nothing to the end of `/bin/true` in a sandbox, in milliseconds.
+    async fn first_command(&self, host: &Host, spec: SandboxSpec) -> Result<f64> {
+        let began = Instant::now();
+        let sandbox = self.crew.create_on(host, spec).await?;
+        true_once(&sandbox.guest().await?).await?;
+        let took = ms(began.elapsed());
+        self.crew.remove(sandbox).await?;
+        Ok(took)
+    }
+
+    async fn push(&self) -> Result<Vec<Figure>> {
+        let registry = Registry::start(self.scratch).await?;
+        let host = self.store("push", &[IMAGE]).await?;
+        let large = SandboxSpec { disk_bytes: Some(DISK), ..SandboxSpec::new(IMAGE) };
+        self.save_changed(&host, large, LARGE_MB, "large").await?;
+        let (mut first, mut again, mut sent, mut total) = (vec![], vec![], 0, 0);
+        for round in 0..self.rounds {
+            // What is there already is looked for by repository.
+            let reference = registry.reference(&format!("large-{round}"));
+            let began = Instant::now();
+            host.push("large", &reference, RegistryAccess::default(), |_| {}).await?;
+            first.push(ms(began.elapsed()));
+            let changed = format!("changed-{round}");
+            self.save_changed(&host, SandboxSpec::from_snapshot("large"), CHANGED_MB, &changed).await?;
+            let began = Instant::now();
+            let pushed = host.push(&changed, &reference, RegistryAccess::default(), |_| {}).await?;
+            again.push(ms(began.elapsed()));
+            (sent, total) = (pushed.sent_bytes, pushed.total_bytes);
+        }
+        let what = format!("sent by a push of {CHANGED_MB} MB changed");
+        Ok(vec![
+            Figure::new(what, sent as f64 / 1e6, "MB")
+                .times("the snapshot, packed", total as f64 / 1e6)
+                .ratio_at_most(0.1)
+                .note("its disk alone, without memory"),
+            Figure::ms("that push", median(again)).shorter_than("the first push", median(first)),
+        ])
+    }
+
+    /// Writes to the disk of a new sandbox what does not compress, and saves it.
+    async fn save_changed(&self, host: &Host, spec: SandboxSpec, megabytes: u64, name: &str) -> Result<()> {
+        let sandbox = self.crew.create_on(host, spec).await?;
+        write_random(&sandbox, &format!("/root/{name}"), megabytes).await?;
+        host.save(&sandbox, SaveSpec::new(name)?, Progress::silent()).await?;
+        self.crew.remove(sandbox).await
+    }
+
+    /// A store with Debian: the user's, or one made now. Why there is none, if it cannot be made.
+    async fn debian_store(&self) -> Result<Result<Host, String>> {
+        if self.crew.host.inspect_image(DEBIAN).is_ok() {
+            return self.store(DEBIAN, &[DEBIAN]).await.map(Ok);
+        }
+        let host = self.store(DEBIAN, &[]).await?;
+        let made = host.ensure_image(DEBIAN, progress::image(DEBIAN)).await;
+        Ok(made.map(|_| host).map_err(|error| told(&error)))
+    }
+
+    async fn debian(&self, host: &Host) -> Result<Figure> {
+        let image = host.inspect_image(DEBIAN)?;
+        // The first one boots, and leaves the warm state.
+        self.first_command(host, SandboxSpec::new(DEBIAN)).await?;
+        let (mut warm, mut cold) = (vec![], vec![]);
+        for _ in 0..self.rounds {
+            warm.push(self.first_command(host, SandboxSpec::new(DEBIAN)).await?);
+            cold.push(self.first_command(host, SandboxSpec { cold: true, ..SandboxSpec::new(DEBIAN) }).await?);
+        }
+        let (whole, used) = (show::bytes(image.bytes), show::bytes(image.disk_bytes_used));
+        let warm_bytes = show::bytes(host.inspect_image(DEBIAN)?.warm_bytes);
+        Ok(Figure::ms("Debian to its first command, warm", median(warm))
+            .shorter_than("cold", median(cold))
+            .note(format!("image {whole}, {used} on disk; its booted state {warm_bytes}")))
+    }
+}
+
+/// When work of ours came to which stage.
+#[derive(Default)]
+struct Stages(Arc<Mutex<Vec<(Stage, Instant)>>>);
+
+impl Stages {
+    fn watch(&self) -> impl FnMut(Reached) + Send + use<> {
+        let stages = self.0.clone();
+        move |reached| {
+            let mut stages = stages.lock().unwrap_or_else(PoisonError::into_inner);
+            if stages.last().is_none_or(|(stage, _)| *stage != reached.stage) {
+                stages.push((reached.stage, Instant::now()));
+            }
+        }
+    }
+
+    /// How long it was in each stage, until now; a stage may come again.
+    fn told(&self) -> String {
+        let now = Instant::now();
+        let stages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ends = stages.iter().skip(1).map(|(_, began)| *began).chain([now]);
+        let mut spent: Vec<(Stage, f64)> = Vec::new();
+        for ((stage, began), end) in stages.iter().zip(ends) {
+            let seconds = (end - *began).as_secs_f64();
+            match spent.iter_mut().find(|(known, _)| known == stage) {
+                Some((_, spent)) => *spent += seconds,
+                None => spent.push((*stage, seconds)),
+            }
+        }
+        let told = spent.iter().map(|(stage, seconds)| format!("{} {seconds:.2} s", stage.as_str()));
+        told.collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// An error with its causes, on one line.
+fn told(error: &Error) -> String {
+    let report = error.report();
+    [vec![report.message], report.causes].concat().join(": ")
+}
+
+async fn write_random(sandbox: &Sandbox, path: &str, megabytes: u64) -> Result<()> {
+    let script = format!("dd if=/dev/urandom of={path} bs=1M count={megabytes} 2>/dev/null");
+    let status = sandbox.exec(ExecSpec::shell(&script)).await?.wait().await?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(Error::invalid("a script in the guest", script, &format!("it ended with {status:?}"))),
+    }
+}
+
+fn remove(path: &Path) -> Result<()> {
+    std::fs::remove_dir_all(path).map_err(|e| Error::io("remove", path, e))
+}

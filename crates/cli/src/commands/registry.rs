@@ -1,0 +1,83 @@
+//! How registries are reached: the user's own words, or Docker's configuration.
+
+use std::path::PathBuf;
+
+use sandtree::{Error, RegistryAccess, Result};
+
+use crate::args::Access;
+use crate::stdin;
+
+/// Far above any password or token.
+const PASSWORD_MAX: usize = 64 << 10;
+
+/// The environment is read here: where Docker's configuration is, and where its helpers are looked for.
+pub async fn access(args: &Access) -> Result<RegistryAccess> {
+    let password = if args.password_stdin { Some(password().await?) } else { None };
+    Ok(RegistryAccess {
+        username: args.username.clone(),
+        password,
+        docker_config: docker_config(),
+        search: super::search(),
+        plain_http: args.plain_http,
+        ca: args.ca.clone(),
+    })
+}
+
+fn docker_config() -> Option<PathBuf> {
+    let dir = |name| std::env::var_os(name).filter(|dir| !dir.is_empty()).map(PathBuf::from);
+    let dir = dir("DOCKER_CONFIG").or_else(|| dir("HOME").map(|home| home.join(".docker")));
+    dir.map(|dir| dir.join("config.json"))
+}
+
+/// What was typed is in no message.
+async fn password() -> Result<String> {
+    let refused = |rule| Error::invalid("a password", "standard input", rule);
+    let (mut chunks, mut read) = (stdin::read(), Vec::new());
+    while let Some(chunk) = chunks.recv().await {
+        read.extend(chunk.map_err(|e| Error::io("read", "standard input", e))?);
+        if read.len() > PASSWORD_MAX {
+            return Err(refused("it has more than 64 KiB"));
+        }
+    }
+    let text = String::from_utf8(read).map_err(|_| refused("it is not UTF-8"))?;
+    match without_newline(&text) {
+        "" => Err(refused("it is empty")),
+        password => Ok(password.to_owned()),
+    }
+}
+
+/// `echo` and editors end a password with a line that is not part of it.
+fn without_newline(text: &str) -> &str {
+    let text = text.strip_suffix('\n').unwrap_or(text);
+    text.strip_suffix('\r').unwrap_or(text)
+}
+
+/// Whether what was typed is meant as a reference to a registry: it begins with a host, as every tool tells it.
+pub fn is_reference(text: &str) -> bool {
+    let is_host = |first: &str| first == "localhost" || first.contains(['.', ':']);
+    text.split_once('/').is_some_and(|(first, _)| !first.starts_with('.') && is_host(first))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reference_begins_with_a_host() {
+        for reference in
+            ["localhost:5000/team/app:1.2", "localhost/app", "registry.test/app", "127.0.0.1:5000/a@sha256:0"]
+        {
+            assert!(is_reference(reference), "{reference}");
+        }
+        for other in ["debian", "./a/b", "../a.b/c", "/a.b/c", "dir/sub", "app:1.2", ".hidden/x", ""] {
+            assert!(!is_reference(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_password_ends_before_its_line() {
+        for (typed, password) in [("p\n", "p"), ("p\r\n", "p"), ("p", "p"), (" p \n\n", " p \n"), ("\n", "")] {
+            assert_eq!(without_newline(typed), password);
+        }
+    }
+}
