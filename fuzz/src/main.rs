@@ -5,8 +5,10 @@
 //! There is no coverage feedback; in its place each target starts from well-formed inputs that reach deep, and mutates
 //! those. A target panics when a promise is broken, and the run prints seed and input to repeat it with.
 
+mod disk_image;
 mod ext4;
 mod mutate;
+mod tar;
 mod targets;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

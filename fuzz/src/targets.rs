@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 
-use crate::ext4;
+use crate::{disk_image, ext4, tar};
 
 pub struct Target {
     pub name: &'static str,
@@ -27,7 +27,7 @@ pub struct Target {
     pub check: fn(&[u8]),
 }
 
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 13] = [
     Target { name: "frames", seeds: streams, check: frames },
     Target { name: "agent-messages", seeds: agent_messages, check: round_trip::<AgentMessage> },
     Target { name: "host-messages", seeds: host_messages, check: round_trip::<HostMessage> },
@@ -36,9 +36,11 @@ pub const TARGETS: [Target; 11] = [
     Target { name: "qcow2", seeds: disks, check: qcow2 },
     Target { name: "memory-layer", seeds: layers, check: memory_layer },
     Target { name: "ext4", seeds: ext4::seeds, check: ext4::check },
+    Target { name: "disk-image", seeds: disk_image::seeds, check: disk_image::check },
     Target { name: "artifact", seeds: artifacts, check: artifact },
     Target { name: "snapshot-manifest", seeds: manifests, check: snapshot_manifest },
     Target { name: "index", seeds: indexes, check: index },
+    Target { name: "tar", seeds: tar::seeds, check: tar::check },
 ];
 
 /// Any bytes in any cutting: no panic, no growth, and after them a good stream is still understood.
