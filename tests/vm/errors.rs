@@ -25,7 +25,7 @@ fn json_error(answer: &Answer) -> Value {
 #[test]
 fn an_unknown_image_is_named() {
     let world = World::new();
-    world.run(["run", "-d", "nosuch"]).failed_with(&["there is no image nosuch", "hint: `tiny`"]);
+    world.run(["run", "-d", "nosuch"]).failed_with(&["there is no image nosuch", "hint: `debian` and `tiny`"]);
     let error = json_error(&world.run(["--json", "run", "-d", "nosuch"]));
     assert_eq!(error["kind"], "not_found", "{error}");
     assert!(error["message"].as_str().unwrap().contains("nosuch") && error["hint"].is_string(), "{error}");

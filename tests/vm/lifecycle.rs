@@ -231,6 +231,7 @@ fn publish_with_own_init(world: &World) {
         kernel: tiny.record.kernel.clone(),
         init: Init::Image,
         defaults: tiny.record.defaults.clone(),
+        disk_bytes: None,
     };
     let image = store.publish_image(staged, spec).unwrap();
     store.set_image_name(&"tiny-init".parse().unwrap(), &image.digest).unwrap();

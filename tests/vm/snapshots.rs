@@ -136,7 +136,8 @@ fn rebuild_image(world: &World) -> String {
     fs::copy(old.rootfs(), staged.path().join("rootfs.raw")).unwrap();
     let mut defaults = old.record.defaults.clone();
     defaults.env.insert("REBUILT".into(), "yes".into());
-    let spec = ImageSpec { arch: old.record.arch, kernel: old.record.kernel.clone(), init: old.record.init, defaults };
+    let (arch, kernel, init) = (old.record.arch, old.record.kernel.clone(), old.record.init);
+    let spec = ImageSpec { arch, kernel, init, defaults, disk_bytes: old.record.disk_bytes };
     let new = store.publish_image(staged, spec).unwrap();
     store.set_image_name(&name, &new.digest).unwrap();
     assert_ne!(new.digest, old.digest);

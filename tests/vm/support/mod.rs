@@ -43,6 +43,14 @@ impl World {
         World { home: Some(home), path }
     }
 
+    /// A store with `debian`, its warm state, and what was made from these recipes, and nothing else.
+    pub fn debian(recipes: &[&Path]) -> Self {
+        let home = tempfile::Builder::new().prefix("st-").tempdir().expect("a temporary directory can be made");
+        let path = home.path().join("home");
+        link_tree(debian_base(recipes), &path);
+        World { home: Some(home), path }
+    }
+
     /// A store at a place of the test's choice.
     pub fn at(path: PathBuf) -> Self {
         link_tree(base(), &path);
@@ -269,21 +277,35 @@ pub fn processes_of(home: &Path) -> Vec<u32> {
 /// A store that holds the image and its warm state, made once for all tests. The number is that of the store's format.
 fn base() -> &'static Path {
     static BASE: OnceLock<PathBuf> = OnceLock::new();
-    BASE.get_or_init(|| {
-        let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("base-home-2");
-        fs::create_dir_all(home.parent().unwrap()).unwrap();
-        let lock = fs::File::create(home.with_extension("lock")).unwrap();
-        lock.lock().unwrap();
-        let before = warm_states(&home);
-        let status = Command::new(program()).args(["run", "tiny", "--", "true"]).env("SANDTREE_HOME", &home).status();
-        assert!(status.unwrap().success(), "the image tiny cannot be built and booted");
-        // A program that was built anew has a warm state of its own, and no use for those of others.
-        if warm_states(&home).len() > before.len() {
-            before.iter().for_each(|state| fs::remove_dir_all(state).unwrap());
-        }
-        assert_eq!(warm_states(&home).len(), 1, "a boot is kept");
-        home
-    })
+    BASE.get_or_init(|| made_once("base-home-3", "tiny", &[]))
+}
+
+/// The same of `debian`, which takes minutes to make.
+fn debian_base(recipes: &[&Path]) -> &'static Path {
+    static BASE: OnceLock<PathBuf> = OnceLock::new();
+    BASE.get_or_init(|| made_once("base-debian-2", "debian", recipes))
+}
+
+fn made_once(dir: &str, image: &str, recipes: &[&Path]) -> PathBuf {
+    let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(dir);
+    fs::create_dir_all(home.parent().unwrap()).unwrap();
+    let lock = fs::File::create(home.with_extension("lock")).unwrap();
+    lock.lock().unwrap();
+    let before = warm_states(&home);
+    let made = |args: &[&OsStr]| {
+        let status = Command::new(program()).args(args).env("SANDTREE_HOME", &home).stdin(Stdio::null()).status();
+        assert!(status.unwrap().success(), "the base store cannot be made: {args:?}");
+    };
+    made(&["run", image, "--", "true"].map(OsStr::new));
+    for recipe in recipes {
+        made(&["image".as_ref(), "build".as_ref(), recipe.as_ref()]);
+    }
+    // A program that was built anew has a warm state of its own, and no use for those of others.
+    if warm_states(&home).len() > before.len() {
+        before.iter().for_each(|state| fs::remove_dir_all(state).unwrap());
+    }
+    assert_eq!(warm_states(&home).len(), 1, "a boot is kept");
+    home
 }
 
 /// The warm states of a store.

@@ -1,0 +1,112 @@
+//! Images through the door a user uses: Debian, recipes, what people import, and how images are looked after.
+
+#[path = "support/mount.rs"]
+mod mount;
+#[path = "support/ordinary.rs"]
+mod ordinary;
+mod support;
+
+#[path = "images/debian.rs"]
+mod debian;
+#[path = "images/disks.rs"]
+mod disks;
+#[path = "images/hostile.rs"]
+mod hostile;
+#[path = "images/kept.rs"]
+mod kept;
+#[path = "images/kernels.rs"]
+mod kernels;
+#[path = "images/recipes.rs"]
+mod recipes;
+#[path = "images/systemd.rs"]
+mod systemd;
+#[path = "images/torture.rs"]
+mod torture;
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use support::World;
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_else(|| panic!("no text: {value}"))
+}
+
+fn image(world: &World, reference: &str) -> Value {
+    world.json(["image", "inspect", reference])
+}
+
+fn digest(world: &World, reference: &str) -> String {
+    text(&image(world, reference)["digest"]).to_owned()
+}
+
+/// Runs a shell line in a sandbox that is made from an image for this alone, and gives what it printed.
+#[track_caller]
+fn say_in(world: &World, image: &str, line: &str) -> String {
+    let answer = world.run(["run", "--cold", "--entrypoint", "", image, "--", "sh", "-c", line]);
+    assert_eq!(answer.code, 0, "{line}: {answer:?}");
+    answer.out().trim_end().to_owned()
+}
+
+/// Runs a shell line that must succeed, and gives what it printed.
+#[track_caller]
+fn say(world: &World, sandbox: &str, line: &str) -> String {
+    let answer = world.sh(sandbox, line);
+    assert_eq!(answer.code, 0, "{line}: {answer:?}");
+    answer.out().trim_end().to_owned()
+}
+
+fn entries(dir: &Path) -> BTreeSet<PathBuf> {
+    fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())).map(|entry| entry.unwrap().path()).collect()
+}
+
+/// The images of a store and their names.
+fn published(world: &World) -> BTreeSet<PathBuf> {
+    ["images", "names/images"].iter().flat_map(|dir| entries(&world.home().join(dir))).collect()
+}
+
+/// A directory for files of a test, open to everyone.
+fn files() -> tempfile::TempDir {
+    let dir = tempfile::Builder::new().prefix("st-").tempdir().expect("a temporary directory can be made");
+    fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    dir
+}
+
+/// Runs a program of the host that must succeed, and gives what it wrote.
+#[track_caller]
+fn host<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Vec<u8> {
+    let output = Command::new(program).args(args).stdin(Stdio::null()).output();
+    let output = output.unwrap_or_else(|e| panic!("{program}: {e}"));
+    assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+/// The root file system of `tiny`, as files of the host.
+fn busybox(world: &World, into: &Path) {
+    fs::create_dir_all(into).unwrap();
+    let raw = world.home().join("images").join(digest(world, "tiny")).join("rootfs.raw");
+    host("debugfs", ["-R".as_ref(), format!("rdump / {}", into.display()).as_ref(), raw.as_os_str()]);
+    // Of the file system, not of what is in it.
+    fs::remove_dir(into.join("lost+found")).unwrap();
+}
+
+/// Ends a test: everything but these images goes, and nothing else was there.
+#[track_caller]
+fn end(world: &World, left: &[&str]) {
+    let listed = world.json(["image", "ls"]);
+    let names = listed.as_array().unwrap().iter().flat_map(|image| image["names"].as_array().unwrap());
+    let names: Vec<&str> = names.map(text).filter(|name| !left.contains(name)).collect();
+    if !names.is_empty() {
+        world.ok(["image", "rm"].iter().chain(&names));
+    }
+    world.ok(["gc"]);
+    assert_eq!(entries(&world.home().join("images")).len(), left.len());
+    for dir in ["snapshots", "layers"] {
+        assert_eq!(entries(&world.home().join(dir)), BTreeSet::new(), "in {dir}");
+    }
+    world.assert_empty();
+}

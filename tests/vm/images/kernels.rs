@@ -1,0 +1,69 @@
+//! A kernel of the user's own: the one of the store, handed in as a file.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::support::World;
+use crate::{digest, end, files, image, say, text};
+
+/// What a kernel of Debian's for virtual machines has built in, of what is looked for.
+const BUILT_IN: &str =
+    "kernel/fs/ext4/ext4.ko\nkernel/drivers/virtio/virtio_pci.ko\nkernel/drivers/char/virtio_console.ko\n";
+
+/// The files of the kernel that `tiny` has, as someone would have them who made it: kernel, modules.
+fn own(world: &World, dir: &Path) -> (PathBuf, PathBuf) {
+    let bundle = world.home().join("kernels").join(text(&image(world, "tiny")["kernel"]));
+    let (kernel, modules) = (dir.join("vmlinux"), dir.join("modules"));
+    fs::copy(bundle.join("kernel"), &kernel).unwrap();
+    fs::create_dir(&modules).unwrap();
+    for module in fs::read_dir(bundle.join("modules")).unwrap().flatten() {
+        fs::copy(module.path(), modules.join(module.file_name())).unwrap();
+    }
+    fs::write(modules.join("modules.builtin"), BUILT_IN).unwrap();
+    (kernel, modules)
+}
+
+fn cpio(dir: &Path) -> PathBuf {
+    let (file, archive) = (dir.join("early"), dir.join("own.cpio"));
+    fs::write(file, "early").unwrap();
+    let mut command = Command::new("cpio");
+    command.args(["-o", "-H", "newc", "--quiet"]).current_dir(dir).stdin(Stdio::piped());
+    let mut child = command.stdout(fs::File::create(&archive).unwrap()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"early\n").unwrap();
+    assert!(child.wait().unwrap().success());
+    archive
+}
+
+#[test]
+fn a_kernel_of_ones_own_boots_the_same_root() {
+    let (world, dir) = (World::new(), files());
+    let (kernel, modules) = own(&world, dir.path());
+    let archive = cpio(dir.path());
+    let before = image(&world, "tiny");
+    let release = world.ok(["run", "tiny", "--", "uname", "-r"]);
+    let options: [&std::ffi::OsStr; 6] = [
+        "--kernel".as_ref(),
+        kernel.as_ref(),
+        "--modules".as_ref(),
+        modules.as_ref(),
+        "--initramfs".as_ref(),
+        archive.as_ref(),
+    ];
+    let run = ["run", "-d", "--name", "a"].map(std::ffi::OsStr::new);
+    world.ok(run.into_iter().chain(options).chain(["tiny".as_ref()]));
+    assert_eq!(say(&world, "a", "uname -r"), release.out().trim_end());
+    // It is its kernel from then on; the image has its own as before.
+    world.ok(["stop", "a"]);
+    world.ok(["start", "a"]);
+    assert_eq!(say(&world, "a", "uname -r"), release.out().trim_end());
+    world.ok(["rm", "-f", "a"]);
+    assert_eq!(image(&world, "tiny")["kernel"], before["kernel"]);
+    assert_eq!(digest(&world, "tiny"), text(&before["digest"]));
+    // What is no kernel is told so, before anything is started.
+    let no_kernel = dir.path().join("early");
+    world.run(["run", "--kernel", no_kernel.to_str().unwrap(), "tiny"]).failed_with(&["bzImage"]);
+    end(&world, &["tiny"]);
+    assert_eq!(crate::entries(&world.home().join("kernels")).len(), 1, "nobody needs the other one");
+}

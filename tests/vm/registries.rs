@@ -1,0 +1,118 @@
+//! Registries through the door a user uses: `pull` and `push` against a real one, and against some that misbehave.
+//!
+//! Always: what fails leaves the store as it was.
+
+#[path = "support/held.rs"]
+mod held;
+#[path = "support/mount.rs"]
+mod mount;
+#[path = "../../crates/registry/tests/registry/scripted.rs"]
+#[allow(dead_code, reason = "the client's own tests use more of it")]
+mod scripted;
+#[path = "../../crates/registry/tests/registry/server.rs"]
+#[allow(dead_code, reason = "the client's own tests use more of it")]
+mod server;
+mod support;
+
+#[path = "registries/artifacts.rs"]
+mod artifacts;
+#[path = "registries/credentials.rs"]
+mod credentials;
+#[path = "registries/damaged.rs"]
+mod damaged;
+#[path = "registries/images.rs"]
+mod images;
+#[path = "registries/interrupted.rs"]
+mod interrupted;
+#[path = "registries/made.rs"]
+mod made;
+#[path = "registries/names.rs"]
+mod names;
+#[path = "registries/shelf.rs"]
+mod shelf;
+#[path = "registries/trouble.rs"]
+mod trouble;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+
+use sandtree_registry::{Access, Client, Reference};
+use serde_json::Value;
+use server::{Registry, run};
+use support::{Answer, World, processes_of, until};
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_else(|| panic!("no text: {value}"))
+}
+
+/// What `skopeo copy` does between two places.
+fn skopeo(arguments: &[&str]) {
+    let copy = ["--insecure-policy", "copy", "--quiet", "--src-tls-verify=false", "--dest-tls-verify=false"];
+    run("skopeo", &[&copy, arguments].concat());
+}
+
+/// A store with nothing in it, not even an image, below a directory that goes with it.
+fn elsewhere() -> (tempfile::TempDir, World) {
+    let dir = tempfile::Builder::new().prefix("st-").tempdir().expect("a temporary directory can be made");
+    let world = World::empty_at(dir.path().join("home"));
+    (dir, world)
+}
+
+/// A document of a registry, as JSON.
+fn document(registry: &Registry, rest: &str) -> (String, Value) {
+    let reference = reference(registry, rest);
+    let fetched = client(registry).manifest(&reference).expect("it is there");
+    (fetched.media_type, serde_json::from_slice(&fetched.bytes).expect("it is JSON"))
+}
+
+/// Puts a document into a registry.
+fn put_document(registry: &Registry, rest: &str, media_type: &str, document: &Value) {
+    let bytes = serde_json::to_vec(document).expect("plain data");
+    client(registry).push_manifest(&reference(registry, rest), media_type, &bytes).expect("the registry takes it");
+}
+
+fn client(registry: &Registry) -> Client {
+    Client::new(&registry.host, Access::default()).expect("the registry has a host")
+}
+
+fn reference(registry: &Registry, rest: &str) -> Reference {
+    format!("{}/{rest}", registry.host).parse().expect("a reference")
+}
+
+/// What a store has published and begun, by name.
+fn content(world: &World) -> BTreeSet<PathBuf> {
+    let dirs = ["names/images", "snapshots", "layers", "images", "kernels", "staging", "sandboxes", "quarantine"];
+    let entries = |dir: &str| fs::read_dir(world.home().join(dir)).into_iter().flatten().flatten();
+    dirs.iter().flat_map(|dir| entries(dir).map(|entry| entry.path())).collect()
+}
+
+/// Asserts that a command fails with these words, and that the store has what it had before and no process uses it.
+#[track_caller]
+fn refused(world: &World, arguments: &[&str], words: &[&str]) -> Answer {
+    unchanged(world, || {
+        let answer = world.run(arguments);
+        answer.failed_with(words);
+        assert!(!answer.err().contains("panicked"), "{answer:?}");
+        answer
+    })
+}
+
+/// Asserts that something leaves a store as it was.
+#[track_caller]
+fn unchanged<T>(world: &World, work: impl FnOnce() -> T) -> T {
+    let before = content(world);
+    let done = work();
+    assert_eq!(content(world), before);
+    until("no process uses the store", || processes_of(world.home()).is_empty());
+    done
+}
+
+/// Removes sandboxes, and asserts that nothing of them is left.
+#[track_caller]
+fn end(world: &World, sandboxes: &[&str]) {
+    if !sandboxes.is_empty() {
+        world.ok([&["rm", "-f"], sandboxes].concat());
+    }
+    world.assert_empty();
+}
