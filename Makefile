@@ -1,6 +1,6 @@
 # `make demo` and `make test` do all their own set-up on a fresh Debian 12 machine with Rust.
 .DELETE_ON_ERROR:
-.PHONY: help setup build demo test lint unit fuzz-short fuzz vm bench clean
+.PHONY: help setup setup-tests build demo test lint unit fuzz-short fuzz vm bench clean
 
 CARGO ?= cargo
 export CARGO_TERM_PROGRESS_WHEN ?= never
@@ -16,13 +16,17 @@ help:
 setup:
 	@./scripts/setup
 
+# The same, with what tests and benchmarks need beside it.
+setup-tests:
+	@./scripts/setup tests
+
 build: setup
 	$(CARGO) build --release --locked -p sandtree-cli
 
 demo: build
 	@./scripts/demo target/release/sandtree
 
-test: setup lint unit fuzz-short vm
+test: setup-tests lint unit fuzz-short vm
 	@echo "all checks and tests passed"
 
 lint:
@@ -45,10 +49,11 @@ fuzz:
 vm:
 	$(CARGO) test --locked -p sandtree-cli --test 'vm-*'
 
-bench: build
+bench: setup-tests build
 	target/release/sandtree bench exec
 	target/release/sandtree bench states
 	target/release/sandtree bench store
+	target/release/sandtree bench image
 
 clean:
 	$(CARGO) clean
