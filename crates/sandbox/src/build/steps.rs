@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 use crate::ca;
 use crate::error::{Error, Result};
 use crate::guest::ExecSpec;
-use crate::image::{CopyFile, Recipe, RunStep, parse_mode};
+use crate::image::{CopyFile, Recipe, RunStep, hex, parse_mode};
 
 /// Part of every key: changes when steps are done differently.
 const RECIPE: u32 = 1;
@@ -157,7 +157,7 @@ fn as_root(argv: Vec<String>) -> ExecSpec {
 fn digest_of(path: &Path) -> Result<String> {
     let mut hasher = Sha256::new();
     add(&mut hasher, path, b"")?;
-    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&hasher.finalize()))
 }
 
 fn add(hasher: &mut Sha256, path: &Path, name: &[u8]) -> Result<()> {

@@ -5,10 +5,11 @@
 
 use std::path::{Path, PathBuf};
 
-use sandtree_store::{Arch, Digest, KernelBundle, KernelSpec, Name, Store};
+use sandtree_store::{Digest, KernelBundle, KernelSpec, Name, Store};
 use serde::{Deserialize, Serialize};
 
 use super::{Error, Progress, Stage, Watch, apt, create_dir, io_error, kernel, modules, read, write};
+use crate::spec::host_arch;
 
 /// Counts up when bundles are made differently.
 const RECIPE: u32 = 1;
@@ -138,7 +139,7 @@ fn publish(store: &Store, parts: Parts) -> Result<KernelBundle, Error> {
         write(&staged.path().join("initramfs"), initramfs)?;
     }
     let modules = parts.modules.into_iter().map(|module| module.file).collect();
-    let spec = KernelSpec { arch: Arch::X86_64, release: parts.release, format, modules };
+    let spec = KernelSpec { arch: host_arch(), release: parts.release, format, modules };
     Ok(store.publish_kernel(staged, spec)?)
 }
 

@@ -15,12 +15,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process_group};
 use sandtree_rootfs::TarRules;
-use sandtree_store::{Arch, ExecDefaults, Image, ImageSpec, Init, Store};
+use sandtree_store::{ExecDefaults, Image, ImageSpec, Init, Store};
 
 use super::bundle::{self, KernelChoice};
 use super::making::{Content, Making, Node, put_all, unpacking};
 use super::tool::Tool;
-use super::{EPOCH, Error, Progress, Stage, Watch, apt, io_error, write};
+use super::{EPOCH, Error, PATH, Progress, Stage, Watch, apt, io_error, write};
+use crate::spec::host_arch;
 
 const MMDEBSTRAP: Tool = Tool {
     program: "mmdebstrap",
@@ -45,7 +46,6 @@ const PACKAGES: [&str; 13] = [
     "tzdata",
 ];
 
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Beside what is in it; a sandbox's disk grows to `DISK_BYTES`.
 const ROOM_BYTES: u64 = 128 << 20;
 const DISK_BYTES: u64 = 4 << 30;
@@ -76,7 +76,7 @@ pub(super) fn build(
     let mut making = Making::begin(store)?;
     bootstrap(store, packages, &mut making, watch)?;
     put_all(&mut making.builder, &nodes())?;
-    let (arch, init, kernel) = (Arch::X86_64, Init::Agent, kernel.digest.clone());
+    let (arch, init, kernel) = (host_arch(), Init::Agent, kernel.digest.clone());
     let spec = ImageSpec { arch, kernel, init, defaults: defaults(), disk_bytes: Some(DISK_BYTES) };
     making.publish(ROOM_BYTES, spec, watch)
 }
@@ -140,19 +140,22 @@ fn wait_for(archive: ChildStdout, watch: &mut Watch<'_>) -> Result<ChildStdout, 
 
 /// Ends the program if its archive was not taken, and tells what went wrong first.
 fn finish(mut child: Child, said: JoinHandle<String>, added: Result<(), Error>) -> Result<(), Error> {
-    // An archive that is not whole is so because its maker has failed, most likely.
-    let blames_it = matches!(&added, Ok(()) | Err(Error::Rootfs(_)));
-    let status = match ended(&mut child, if added.is_ok() { FOREVER } else { GRACE }, blames_it)? {
+    let ends_itself = added.as_ref().map_or_else(is_cut_off, |()| true);
+    let status = match ended(&mut child, if added.is_ok() { FOREVER } else { GRACE }, ends_itself)? {
         Some(status) => status,
         None => stopped(&mut child)?,
     };
     let stderr = said.join().expect("reading does not panic");
-    match added {
-        Ok(()) | Err(Error::Rootfs(_)) if status.code().is_some_and(|code| code != 0) && blames_it => {
-            Err(Error::ToolFailed { program: MMDEBSTRAP.program, status, stderr: complaints(&stderr) })
-        }
-        added => added,
+    match ends_itself && status.code().is_some_and(|code| code != 0) {
+        true => Err(Error::ToolFailed { program: MMDEBSTRAP.program, status, stderr: complaints(&stderr) }),
+        false => added,
     }
+}
+
+/// An archive that is not whole is so because its maker has failed, most likely.
+fn is_cut_off(error: &Error) -> bool {
+    use sandtree_rootfs::Error as Rootfs;
+    matches!(error, Error::Rootfs(error) if matches!(**error, Rootfs::Archive { .. } | Rootfs::Input { .. }))
 }
 
 /// Its end, if it comes by itself in time.

@@ -39,6 +39,8 @@ pub(crate) use oci::{ARCHITECTURE, Described, OS, image_of as image_of_layers};
 pub use recipe::{CopyFile, Kernel, KernelKind, Recipe, Run, RunStep, Size};
 pub(crate) use recipe::{is_path, parse_mode};
 
+/// Where commands are looked for in images that do not say it.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// The date of what we put into images ourselves, in seconds.
 const EPOCH: i64 = 1_700_000_000;
 
@@ -276,6 +278,16 @@ impl Work<'_> {
     pub fn kernel(self, choice: &KernelChoice) -> Result<KernelBundle, Error> {
         self.watched(|store, watch| bundle::find_or_make(store, choice, watch))
     }
+}
+
+/// Whether an image is made when it is first asked for.
+pub fn is_built_in(name: &str) -> bool {
+    name.parse().is_ok_and(|name| BuiltIn::of(&name).is_some())
+}
+
+/// Bytes as people write digests.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// What Debian with these packages is noted under.

@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 
 use sandtree_registry::{Descriptor, ImageConfig, LayerPacking, Layout, Manifest, Platform, RunConfig};
 use sandtree_rootfs::{Added, TarRules};
-use sandtree_store::{Arch, ExecDefaults, Image, ImageSpec, Init, Store};
+use sandtree_store::{ExecDefaults, Image, ImageSpec, Init, Store};
 use sha2::{Digest as _, Sha256};
 
 use super::bundle;
 use super::making::{Making, unpacking};
-use super::{Error, ImportSpec, Progress, Stage, Watch, io_error};
+use super::{Error, ImportSpec, Progress, Stage, Watch, hex, io_error};
+use crate::spec::host_arch;
 
 /// What these machines are to a registry.
 pub(crate) const OS: &str = "linux";
@@ -50,7 +51,7 @@ pub(crate) fn image_of(
     }
     let defaults = defaults(&config.config);
     making.publish_sized(spec.disk_bytes, watch, |disk_bytes| ImageSpec {
-        arch: Arch::X86_64,
+        arch: host_arch(),
         kernel: kernel.digest.clone(),
         init: spec.init.unwrap_or(Init::Agent),
         defaults,
@@ -85,10 +86,6 @@ fn add_layer(making: &mut Making<'_>, layer: &Descriptor, path: &Path, watch: &m
         return Err(Error::WrongLayer { digest: layer.digest.to_string() });
     }
     Ok(added)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 struct Hashed<R> {

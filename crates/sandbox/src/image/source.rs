@@ -5,14 +5,14 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 
 use sandtree_rootfs::{DiskLimits, Stop, TarRules, import_disk, looks_like_disk};
-use sandtree_store::{Arch, ExecDefaults, Image, ImageSpec, Init, Store};
+use sandtree_store::{ExecDefaults, Image, ImageSpec, Init, Store};
 
 use super::making::{Making, default_disk_bytes, unpacking, writable_bytes};
-use super::{Error, ImportSpec, Progress, Stage, Watch, bundle, io_error, oci};
+use super::{Error, ImportSpec, PATH, Progress, Stage, Watch, bundle, io_error, oci};
+use crate::spec::host_arch;
 
 /// Enough to tell a disk, an archive and a packed archive apart.
 const START_BYTES: u64 = 4096;
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// What an archive holds that is an image, and not a root file system.
 const LAYOUT_FILES: [&str; 2] = ["oci-layout", "manifest.json"];
 
@@ -89,7 +89,7 @@ fn import_whole_disk(store: &Store, path: &Path, spec: &ImportSpec, watch: &mut 
     let disk = import_disk(path, &staged.path().join("rootfs.raw"), limits, &mut told)?;
     watch(Progress::begin(Stage::Publish))?;
     let spec = ImageSpec {
-        arch: Arch::X86_64,
+        arch: host_arch(),
         kernel: kernel.digest.clone(),
         // A disk was made to boot by itself.
         init: spec.init.unwrap_or(Init::Image),
@@ -107,7 +107,7 @@ fn publish(
 ) -> Result<Image, Error> {
     let init = spec.init.unwrap_or(Init::Agent);
     making.publish_sized(spec.disk_bytes, watch, |disk_bytes| ImageSpec {
-        arch: Arch::X86_64,
+        arch: host_arch(),
         kernel,
         init,
         defaults: defaults(),

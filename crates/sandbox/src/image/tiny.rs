@@ -11,16 +11,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use sandtree_store::{Arch, ExecDefaults, Image, ImageSpec, Init, Store};
+use sandtree_store::{ExecDefaults, Image, ImageSpec, Init, Store};
 
 use super::bundle::{self, KernelChoice};
 use super::making::{Content, Making, Node, put_all};
-use super::{Error, Progress, Stage, Watch, apt, create_dir, io_error};
+use super::{Error, PATH, Progress, Stage, Watch, apt, create_dir, io_error};
+use crate::spec::host_arch;
 
 const BUSYBOX: &str = "busybox-static";
 /// Beside what is in it. Sparse, and grown by the guest to the size of its disk.
 const ROOM_BYTES: u64 = 53 << 20;
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 const DIRS: &str = "/bin /dev /etc /etc/sandtree /etc/sandtree/resume.d /home /lib /mnt /opt /proc /run /sbin /srv /sys \
                     /usr /usr/bin /usr/lib /usr/local /usr/local/bin /usr/local/sbin /usr/sbin /usr/share \
@@ -53,7 +53,7 @@ pub(super) fn build(store: &Store, watch: &mut Watch<'_>) -> Result<Image, Error
     let busybox = fetch(work.path(), watch)?;
     let mut making = Making::begin(store)?;
     put_all(&mut making.builder, &nodes(&busybox, &applets(&busybox)?))?;
-    let (arch, init, kernel) = (Arch::X86_64, Init::Agent, kernel.digest.clone());
+    let (arch, init, kernel) = (host_arch(), Init::Agent, kernel.digest.clone());
     let spec = ImageSpec { arch, kernel, init, defaults: defaults(), disk_bytes: None };
     making.publish(ROOM_BYTES, spec, watch)
 }

@@ -195,8 +195,7 @@ impl Pushing<'_> {
             watch(Progress { stage: Stage::Pack, done_bytes, total_bytes: Some(member.bytes) })?;
         }
         let Hashed { hash, bytes, .. } = encoder.finish().map_err(failed("write"))?;
-        let hex: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Packed { digest: format!("sha256:{hex}"), bytes })
+        Ok(Packed { digest: format!("sha256:{}", image::hex(&hash.finalize())), bytes })
     }
 
     fn send(&self, client: &Client, layers: &[Layer], watch: &mut Watch<'_>) -> Result<u64, image::Error> {

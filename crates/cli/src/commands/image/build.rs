@@ -9,8 +9,6 @@ use crate::args::{Build, Global};
 use crate::commands::{Outcome, open, registry};
 use crate::progress;
 
-const BUILT_IN: [&str; 2] = ["debian", "tiny"];
-
 pub async fn run(global: &Global, args: Build) -> Outcome {
     let image = if is_recipe(&args.what) { from_recipe(global, &args).await? } else { built_in(global, &args).await? };
     Ok(super::made(global, &image))
@@ -40,7 +38,7 @@ async fn build(host: &Host, recipe: &Recipe, spec: BuildSpec, verbose: bool) -> 
 /// Made if it is not there or made by another version; with another name, that is one more name of it.
 async fn built_in(global: &Global, args: &Build) -> Result<ImageInfo> {
     let name = args.what.as_str();
-    if !BUILT_IN.contains(&name) {
+    if !sandtree::image::is_built_in(name) {
         return Err(Error::invalid("what to build", name, "debian, tiny, or a recipe by its path, as in ./NAME.toml"));
     }
     let host = open(global).await?;
