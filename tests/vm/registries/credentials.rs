@@ -83,6 +83,6 @@ fn a_password_is_no_argument_and_not_half_a_pair() {
         answer.failed_with(&["--"]);
     }
     let none = world.run_with_input([&pull[..], &["--username", USER, "--password-stdin"]].concat(), b"\n");
-    none.failed_with(&["password", "not empty"]);
+    none.failed_with(&["password", "it is empty"]);
     world.assert_empty();
 }
