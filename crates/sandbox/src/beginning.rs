@@ -15,6 +15,7 @@ use crate::progress::{Progress, Watched};
 use crate::reference::{Reference, no_snapshot};
 use crate::spec::SandboxSpec;
 
+#[derive(Debug)]
 pub(crate) enum Beginning {
     Image(Box<Image>),
     Snapshot(Box<Held>),
@@ -66,8 +67,7 @@ impl Drop for Held {
 #[derive(Debug)]
 pub struct Prepared {
     pub spec: SandboxSpec,
-    _kept: Option<Held>,
-    _image: Option<Box<Image>>,
+    _kept: Beginning,
 }
 
 impl Host {
@@ -79,13 +79,12 @@ impl Host {
         progress: Progress,
         image: impl FnMut(image::Progress) + Send + 'static,
     ) -> Result<Prepared> {
-        let held = match self.inner.beginning(&spec, progress, image).await? {
-            Beginning::Snapshot(held) => held,
-            Beginning::Image(image) => return Ok(Prepared { spec, _kept: None, _image: Some(image) }),
-        };
-        // By its digest, it is the same whatever becomes of the name or the directory.
-        (spec.image, spec.snapshot) = (None, Some(held.digest.to_string()));
-        Ok(Prepared { spec, _kept: Some(*held), _image: None })
+        let beginning = self.inner.beginning(&spec, progress, image).await?;
+        if let Beginning::Snapshot(held) = &beginning {
+            // By its digest, it is the same whatever becomes of the name or the directory.
+            (spec.image, spec.snapshot) = (None, Some(held.digest.to_string()));
+        }
+        Ok(Prepared { spec, _kept: beginning })
     }
 }
 

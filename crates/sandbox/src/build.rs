@@ -27,6 +27,7 @@ use crate::host::{Host, Inner, store_error};
 use crate::image::{self, Recipe};
 use crate::images::ImageInfo;
 use crate::lend::Wanted;
+use crate::note;
 use crate::progress::{Advance, Progress, Watched};
 use crate::registry::{PullSpec, RegistryAccess};
 use crate::sandbox::Sandbox;
@@ -374,9 +375,8 @@ impl Workshop {
         let kept = host.inner.unnamed(dir, &loan.lent, Progress::silent()).await;
         loan.give_back().await;
         let held = kept?.into_lasting();
-        if let Err(error) = host.inner.store.cache(key, &held.digest) {
-            tracing::warn!(%error, "a step that was done cannot be noted; it is done again next time");
-        }
+        let otherwise = "a step that was done cannot be noted; it is done again next time";
+        note::keep(&host.inner.store, key, &held.digest, otherwise);
         Ok(held)
     }
 

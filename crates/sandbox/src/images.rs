@@ -10,6 +10,7 @@ use crate::capture::blocking;
 use crate::error::{Error, Result};
 use crate::host::{Host, Inner, store_error};
 use crate::image::{self, BuiltIn, ImportSpec, KernelChoice, OwnKernel, Progress, Work, debian_key};
+use crate::note;
 use crate::progress::Waiting;
 use crate::reference::Reference;
 use crate::spec::parse_name;
@@ -224,9 +225,8 @@ impl Inner {
         let image = self.making(name.as_str(), progress, move |work| work.build(built_in)).await?;
         self.name_image(name, &image).await?;
         let built = Built { recipe: built_in.recipe(), digest: image.digest.clone() };
-        if let Err(error) = self.store.cache(&built_key(name), &built) {
-            tracing::warn!(%error, "the recipe of an image cannot be noted; it is not renewed by later versions");
-        }
+        let otherwise = "the recipe of an image cannot be noted; it is not renewed by later versions";
+        note::keep(&self.store, &built_key(name), &built, otherwise);
         Ok(image)
     }
 
@@ -244,9 +244,7 @@ impl Inner {
         }
         let packages = packages.to_vec();
         let image = self.making("debian", progress, move |work| work.debian(&packages)).await?;
-        if let Err(error) = self.store.cache(&key, &image.digest) {
-            tracing::warn!(%error, "an image cannot be noted; it is made again next time");
-        }
+        note::keep(&self.store, &key, &image.digest, "an image cannot be noted; it is made again next time");
         Ok(image)
     }
 

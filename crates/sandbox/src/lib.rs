@@ -50,6 +50,7 @@ pub mod keeper;
 mod lend;
 mod link;
 mod machine;
+mod note;
 mod progress;
 mod reference;
 mod registry;

@@ -11,6 +11,8 @@
 
 mod pull;
 mod push;
+mod transfer;
+mod unpacked;
 
 use std::fmt;
 use std::num::NonZeroUsize;

@@ -114,8 +114,6 @@ impl StateWatch {
 /// A sandbox that this process runs. Clones share it; when the last is dropped, its machine ends.
 #[derive(Debug, Clone)]
 pub struct Sandbox {
-    id: String,
-    name: String,
     commands: mpsc::Sender<Command>,
     status: watch::Receiver<Status>,
     host: Arc<Inner>,
@@ -129,16 +127,15 @@ impl Sandbox {
         commands: mpsc::Sender<Command>,
         status: watch::Receiver<Status>,
     ) -> Self {
-        let record = Arc::new(owned.record().clone());
-        Self { id: record.id.to_string(), name: record.name.to_string(), commands, status, host, record }
+        Self { commands, status, host, record: Arc::new(owned.record().clone()) }
     }
 
     pub fn id(&self) -> &str {
-        &self.id
+        self.record.id.as_str()
     }
 
     pub fn name(&self) -> &str {
-        &self.name
+        self.record.name.as_str()
     }
 
     pub fn state(&self) -> State {
@@ -288,16 +285,16 @@ impl Sandbox {
             _ if status.stalled => Err(Error::Stalled),
             (Some(hub), Some(Phase::Running)) => Ok(hub.clone()),
             (_, Some(phase)) => {
-                let (name, reason) = (self.name.clone(), status.state.reason.clone());
+                let (name, reason) = (self.name().to_owned(), status.state.reason.clone());
                 Err(Error::WrongState { name, phase, reason, verb: Verb::Use })
             }
-            (_, None) => Err(Error::NoSandbox { name: self.name.clone() }),
+            (_, None) => Err(Error::NoSandbox { name: self.name().to_owned() }),
         }
     }
 
     async fn command(&self, order: Order) -> Result<Done> {
         let (reply, answer) = oneshot::channel();
-        let gone = || Error::NoSandbox { name: self.name.clone() };
+        let gone = || Error::NoSandbox { name: self.name().to_owned() };
         self.commands.send(Command { order, reply }).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }

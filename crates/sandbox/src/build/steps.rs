@@ -15,6 +15,7 @@ use crate::ca;
 use crate::error::{Error, Result};
 use crate::guest::ExecSpec;
 use crate::image::{CopyFile, Recipe, RunStep, hex, parse_mode};
+use crate::note;
 
 /// Part of every key: changes when steps are done differently.
 const RECIPE: u32 = 1;
@@ -102,7 +103,7 @@ impl Steps {
         let mut keys = Vec::new();
         for step in &self.0 {
             key = Digest::of(&json(&(&key, step.shape())));
-            keys.push(format!("step-{}", &key.as_str()[..40]).parse().expect("it is a name"));
+            keys.push(note::key("step", &key));
         }
         Ok(keys)
     }

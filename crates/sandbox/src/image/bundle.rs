@@ -9,6 +9,7 @@ use sandtree_store::{Digest, KernelBundle, KernelSpec, Name, Store};
 use serde::{Deserialize, Serialize};
 
 use super::{Error, Progress, Stage, Watch, apt, create_dir, io_error, kernel, modules, read, write};
+use crate::note;
 use crate::spec::host_arch;
 
 /// Counts up when bundles are made differently.
@@ -81,9 +82,7 @@ fn from_package(store: &Store, choice: &KernelChoice, watch: &mut Watch<'_>) -> 
     apt::unpack(&package, &debs, &unpacked)?;
     watch(Progress::begin(Stage::Kernel))?;
     let bundle = publish_package(store, &unpacked, choice)?;
-    if let Err(error) = store.cache(&key(choice), &bundle.digest) {
-        tracing::warn!(%error, "the kernel cannot be noted; it is fetched again next time");
-    }
+    note::keep(store, &key(choice), &bundle.digest, "the kernel cannot be noted; it is fetched again next time");
     Ok(bundle)
 }
 

@@ -78,7 +78,7 @@ pub(super) fn build(
     put_all(&mut making.builder, &nodes())?;
     let (arch, init, kernel) = (host_arch(), Init::Agent, kernel.digest.clone());
     let spec = ImageSpec { arch, kernel, init, defaults: defaults(), disk_bytes: Some(DISK_BYTES) };
-    making.publish(ROOM_BYTES, spec, watch)
+    making.publish(ROOM_BYTES, watch, |_| spec)
 }
 
 /// Which packages an image has that were asked for, beside its own: sorted, each once.
@@ -121,7 +121,7 @@ fn bootstrap(store: &Store, packages: &[String], making: &mut Making<'_>, watch:
 fn unpack(archive: ChildStdout, making: &mut Making<'_>, watch: &mut Watch<'_>) -> Result<(), Error> {
     let archive = wait_for(archive, watch)?;
     let mut archive = io::BufReader::with_capacity(1 << 20, archive);
-    making.builder.add_tar(&mut archive, TarRules::Plain, &mut unpacking(Stage::Unpack, watch))?;
+    making.builder.add_tar(&mut archive, TarRules::Plain, &mut unpacking(watch))?;
     Ok(())
 }
 

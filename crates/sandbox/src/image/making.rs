@@ -16,7 +16,7 @@ const NODES_MAX: u64 = 4_000_000;
 const NAMES_MAX: u64 = 1 << 30;
 
 /// In an image, beside what is in it: the disks of sandboxes are larger.
-const ROOM_BYTES: u64 = 64 << 20;
+pub(super) const ROOM_BYTES: u64 = 64 << 20;
 const GIB: u64 = 1 << 30;
 
 /// The size of a sandbox's disk on an image of so many bytes.
@@ -46,33 +46,23 @@ impl<'s> Making<'s> {
         Ok(Self { store, staged, builder })
     }
 
-    /// As [`publish`](Self::publish), for an image that says how large the disks of its sandboxes are: as asked for, or
-    /// with some GiB of room.
-    pub fn publish_sized(
+    /// Finishes the file system, with so much room in it, and publishes it as an image. `spec` hears how large it is.
+    pub fn publish(
         self,
-        disk_bytes: Option<u64>,
+        free_bytes: u64,
         watch: &mut Watch<'_>,
         spec: impl FnOnce(u64) -> ImageSpec,
     ) -> Result<Image, Error> {
         watch(Progress::begin(Stage::Rootfs))?;
-        let made = self.builder.finish(&Options { free_bytes: ROOM_BYTES })?;
+        let made = self.builder.finish(&Options { free_bytes })?;
         watch(Progress::begin(Stage::Publish))?;
-        let spec = spec(disk_bytes.unwrap_or(default_disk_bytes(made.bytes)));
-        Ok(self.store.publish_image(self.staged, spec)?)
-    }
-
-    /// Finishes the file system, with so much room in it, and publishes it as an image.
-    pub fn publish(self, free_bytes: u64, spec: ImageSpec, watch: &mut Watch<'_>) -> Result<Image, Error> {
-        watch(Progress::begin(Stage::Rootfs))?;
-        self.builder.finish(&Options { free_bytes })?;
-        watch(Progress::begin(Stage::Publish))?;
-        Ok(self.store.publish_image(self.staged, spec)?)
+        Ok(self.store.publish_image(self.staged, spec(made.bytes))?)
     }
 }
 
 /// Tells how many bytes were unpacked.
-pub(super) fn unpacking<'a>(stage: Stage, watch: &'a mut Watch<'_>) -> impl FnMut(u64) -> Result<(), Stop> + 'a {
-    move |done_bytes| watch(Progress { stage, done_bytes, total_bytes: None }).map_err(|_| Stop)
+pub(super) fn unpacking<'a>(watch: &'a mut Watch<'_>) -> impl FnMut(u64) -> Result<(), Stop> + 'a {
+    move |done_bytes| watch(Progress { stage: Stage::Unpack, done_bytes, total_bytes: None }).map_err(|_| Stop)
 }
 
 #[derive(Debug, Clone)]

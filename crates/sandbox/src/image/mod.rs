@@ -34,6 +34,7 @@ use sandtree_store::{Digest, Image, Init, KernelBundle, Name, Store};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::note;
 pub use bundle::{KernelChoice, OwnKernel};
 pub(crate) use oci::{ARCHITECTURE, Described, OS, image_of as image_of_layers};
 pub use recipe::{CopyFile, Kernel, KernelKind, Recipe, Run, RunStep, Size};
@@ -294,7 +295,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 pub(crate) fn debian_key(packages: &[String]) -> Name {
     let wanted = debian::wanted(packages).join(" ");
     let key = Digest::of(format!("{} {wanted}", BuiltIn::Debian.recipe()).as_bytes());
-    format!("debian-{}", &key.as_str()[..40]).parse().expect("it is a name")
+    note::key("debian", &key)
 }
 
 /// The initial file system for a kernel and an agent: made once per pair, then found.

@@ -13,7 +13,7 @@ use sandtree_store::{ExecDefaults, Image, ImageSpec, Init, Store};
 use sha2::{Digest as _, Sha256};
 
 use super::bundle;
-use super::making::{Making, unpacking};
+use super::making::{Making, ROOM_BYTES, default_disk_bytes, unpacking};
 use super::{Error, ImportSpec, Progress, Stage, Watch, hex, io_error};
 use crate::spec::host_arch;
 
@@ -50,12 +50,12 @@ pub(crate) fn image_of(
         }
     }
     let defaults = defaults(&config.config);
-    making.publish_sized(spec.disk_bytes, watch, |disk_bytes| ImageSpec {
+    making.publish(ROOM_BYTES, watch, |bytes| ImageSpec {
         arch: host_arch(),
         kernel: kernel.digest.clone(),
         init: spec.init.unwrap_or(Init::Agent),
         defaults,
-        disk_bytes: Some(disk_bytes),
+        disk_bytes: Some(spec.disk_bytes.unwrap_or(default_disk_bytes(bytes))),
     })
 }
 
@@ -78,7 +78,7 @@ fn check(manifest: &Manifest, config: &ImageConfig) -> Result<(), Error> {
 fn add_layer(making: &mut Making<'_>, layer: &Descriptor, path: &Path, watch: &mut Watch<'_>) -> Result<Added, Error> {
     let file = File::open(path).map_err(io_error("open", path))?;
     let mut packed = Hashed { inner: io::BufReader::with_capacity(1 << 20, file), hash: Sha256::new() };
-    let mut told = unpacking(Stage::Unpack, watch);
+    let mut told = unpacking(watch);
     let added = making.builder.add_tar(&mut packed, TarRules::Layer, &mut told)?;
     // What follows the archive's end counts, too.
     io::copy(&mut packed, &mut io::sink()).map_err(io_error("read", path))?;

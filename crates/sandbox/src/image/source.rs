@@ -4,10 +4,10 @@ use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
 
-use sandtree_rootfs::{DiskLimits, Stop, TarRules, import_disk, looks_like_disk};
+use sandtree_rootfs::{DiskLimits, TarRules, import_disk, looks_like_disk};
 use sandtree_store::{ExecDefaults, Image, ImageSpec, Init, Store};
 
-use super::making::{Making, default_disk_bytes, unpacking, writable_bytes};
+use super::making::{Making, ROOM_BYTES, default_disk_bytes, unpacking, writable_bytes};
 use super::{Error, ImportSpec, PATH, Progress, Stage, Watch, bundle, io_error, oci};
 use crate::spec::host_arch;
 
@@ -49,7 +49,7 @@ fn start(path: &Path) -> Result<Vec<u8>, Error> {
 fn import_tree(store: &Store, dir: &Path, spec: &ImportSpec, watch: &mut Watch<'_>) -> Result<Image, Error> {
     let kernel = bundle::find_or_make(store, &spec.kernel, watch)?;
     let mut making = Making::begin(store)?;
-    making.builder.add_dir(dir, &mut unpacking(Stage::Unpack, watch))?;
+    making.builder.add_dir(dir, &mut unpacking(watch))?;
     publish(making, kernel.digest.clone(), spec, watch)
 }
 
@@ -57,7 +57,7 @@ fn import_tree(store: &Store, dir: &Path, spec: &ImportSpec, watch: &mut Watch<'
 fn import_archive(store: &Store, path: &Path, spec: &ImportSpec, watch: &mut Watch<'_>) -> Result<Image, Error> {
     let mut making = Making::begin(store)?;
     let mut file = BufReader::with_capacity(1 << 20, File::open(path).map_err(io_error("open", path))?);
-    let added = making.builder.add_tar(&mut file, TarRules::Plain, &mut unpacking(Stage::Unpack, watch))?;
+    let added = making.builder.add_tar(&mut file, TarRules::Plain, &mut unpacking(watch))?;
     if added.bytes == 0 {
         return Err(Error::Unknown { path: path.to_owned(), why: "it is empty".into() });
     }
@@ -67,7 +67,7 @@ fn import_archive(store: &Store, path: &Path, spec: &ImportSpec, watch: &mut Wat
     }
     let work = store.stage()?;
     let limit_bytes = writable_bytes(store)?;
-    making.builder.copy_out(work.path(), limit_bytes, &mut unpacking(Stage::Unpack, watch))?;
+    making.builder.copy_out(work.path(), limit_bytes, &mut unpacking(watch))?;
     drop(making);
     oci::import_layout(store, work.path(), spec, watch)
 }
@@ -82,11 +82,7 @@ fn import_whole_disk(store: &Store, path: &Path, spec: &ImportSpec, watch: &mut 
     let staged = store.stage()?;
     let bytes = store.disk_free_bytes()?.saturating_mul(4);
     let limits = DiskLimits { bytes, written_bytes: writable_bytes(store)? };
-    let mut told = |done_bytes| {
-        let progress = Progress { stage: Stage::Unpack, done_bytes, total_bytes: None };
-        watch(progress).map_err(|_| Stop)
-    };
-    let disk = import_disk(path, &staged.path().join("rootfs.raw"), limits, &mut told)?;
+    let disk = import_disk(path, &staged.path().join("rootfs.raw"), limits, &mut unpacking(watch))?;
     watch(Progress::begin(Stage::Publish))?;
     let spec = ImageSpec {
         arch: host_arch(),
@@ -106,12 +102,12 @@ fn publish(
     watch: &mut Watch<'_>,
 ) -> Result<Image, Error> {
     let init = spec.init.unwrap_or(Init::Agent);
-    making.publish_sized(spec.disk_bytes, watch, |disk_bytes| ImageSpec {
+    making.publish(ROOM_BYTES, watch, |bytes| ImageSpec {
         arch: host_arch(),
         kernel,
         init,
         defaults: defaults(),
-        disk_bytes: Some(disk_bytes),
+        disk_bytes: Some(spec.disk_bytes.unwrap_or(default_disk_bytes(bytes))),
     })
 }
 

@@ -55,7 +55,7 @@ pub(super) fn build(store: &Store, watch: &mut Watch<'_>) -> Result<Image, Error
     put_all(&mut making.builder, &nodes(&busybox, &applets(&busybox)?))?;
     let (arch, init, kernel) = (host_arch(), Init::Agent, kernel.digest.clone());
     let spec = ImageSpec { arch, kernel, init, defaults: defaults(), disk_bytes: None };
-    making.publish(ROOM_BYTES, spec, watch)
+    making.publish(ROOM_BYTES, watch, |_| spec)
 }
 
 /// The one program of the image.

@@ -2,21 +2,21 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use sandtree_registry::{
-    self as registry, BlobTarget, Client, Descriptor, Document, GivenUp, ImageConfig, Manifest, Reference, fetch_all,
-    media, parallel,
+    self as registry, Client, Descriptor, Document, GivenUp, ImageConfig, Manifest, Reference, fetch_all, media,
+    parallel,
 };
 use sandtree_store::{self as store, Digest, Image, Name, Pinned, Store, Target};
 use serde::Serialize;
 
+use super::transfer::{POLL, Told, counted, while_wanted};
+use super::unpacked::Unpacked;
 use super::{IMAGE, Member, RegistryAccess, SNAPSHOT, SUBJECT, THREADS};
 use crate::capture::blocking;
 use crate::error::{Error, Result};
@@ -24,6 +24,7 @@ use crate::host::{Host, Inner};
 use crate::image::{
     self, ARCHITECTURE, Described, ImportSpec, KernelChoice, OS, Progress, Stage, Watch, image_of_layers,
 };
+use crate::note;
 use crate::progress::Waiting;
 use crate::sandbox::Replace;
 use crate::save::name_error;
@@ -35,8 +36,6 @@ const CONFIG_MAX: u64 = 4 << 20;
 const RECIPE: u32 = 1;
 /// What is left free on the store's file system, however much a registry says there is to unpack.
 const RESERVE_BYTES: u64 = 1 << 30;
-/// How often someone who gives up is noticed.
-const POLL: Duration = Duration::from_millis(100);
 
 /// What to make of what a registry has.
 #[derive(Debug, Clone, Default)]
@@ -196,7 +195,7 @@ fn name_of(reference: &Reference) -> String {
 
 fn look(reference: Reference, access: &RegistryAccess, watch: &mut Watch<'_>) -> Result<There, image::Error> {
     let client = access.client(&reference)?;
-    let (manifest, digest) = while_wanted(&client, Stage::Fetch, watch, || manifest_of(&client, &reference))?;
+    let (manifest, digest) = while_wanted(&client, Stage::Fetch, watch, |_| manifest_of(&client, &reference))?;
     let kind = kind_of(&manifest)?;
     Ok(There { client, reference, manifest, digest, kind })
 }
@@ -299,12 +298,10 @@ impl Fetching<'_> {
         let fetched = counted(self.client, Stage::Fetch, &wanted, watch, |told| {
             fetch_all(self.client, self.repository, &wanted, THREADS, &target, told).map_err(Into::into)
         })?;
-        let mut got = None;
-        counted(self.client, Stage::Publish, &[], watch, |told| {
-            got = Some(take_in(self.store, &subject, staged.path(), &Told(told))?);
-            Ok(())
+        let got = while_wanted(self.client, Stage::Publish, watch, |told| {
+            Ok(take_in(self.store, &subject, staged.path(), &Told(told))?)
         })?;
-        Ok((got.ok_or(image::Error::GivenUp)?, fetched))
+        Ok((got, fetched))
     }
 
     /// Layers whose members are not here, each member once.
@@ -336,13 +333,12 @@ impl Fetching<'_> {
         if let Some(image) = known.and_then(|digest| self.store.pin_image(&digest).ok()) {
             return Ok((Got::Image(Box::new(image)), 0));
         }
-        let config = while_wanted(self.client, Stage::Fetch, watch, || self.config())?;
+        let config = while_wanted(self.client, Stage::Fetch, watch, |_| self.config())?;
         let staged = self.store.stage()?;
         let (image, bytes) = self.laid(&config, spec, staged.path(), watch)?;
-        if let Some(key) = key
-            && let Err(error) = self.store.cache(&key, &image.digest)
-        {
-            tracing::warn!(%error, "an image that was pulled cannot be noted; it is fetched again next time");
+        if let Some(key) = key {
+            let otherwise = "an image that was pulled cannot be noted; it is fetched again next time";
+            note::keep(self.store, &key, &image.digest, otherwise);
         }
         Ok((Got::Image(Box::new(image)), bytes))
     }
@@ -431,143 +427,7 @@ fn noted_as(manifest: &registry::Digest, spec: &ImportSpec) -> Option<Name> {
     };
     let shape = (RECIPE, manifest.to_string(), kernel, spec.init, spec.disk_bytes);
     let shape = serde_json::to_vec(&shape).expect("plain data");
-    Some(format!("oci-{}", &Digest::of(&shape).as_str()[..40]).parse().expect("it is a name"))
-}
-
-/// Does a small request on another thread, and gives it up with whoever waits for it.
-pub(super) fn while_wanted<T: Send>(
-    client: &Client,
-    stage: Stage,
-    watch: &mut Watch<'_>,
-    ask: impl FnOnce() -> Result<T, image::Error> + Send,
-) -> Result<T, image::Error> {
-    let mut answer = None;
-    counted(client, stage, &[], watch, |_| {
-        answer = Some(ask()?);
-        Ok(())
-    })?;
-    answer.ok_or(image::Error::GivenUp)
-}
-
-/// Does a transfer on another thread while this one tells how far it is; how many bytes were moved.
-pub(super) fn counted(
-    client: &Client,
-    stage: Stage,
-    layers: &[Descriptor],
-    watch: &mut Watch<'_>,
-    transfer: impl FnOnce(registry::Watch<'_>) -> Result<(), image::Error> + Send,
-) -> Result<u64, image::Error> {
-    let total_bytes = layers.iter().map(|layer| layer.size).reduce(u64::saturating_add);
-    let (moved, stopped) = (AtomicU64::new(0), AtomicBool::new(false));
-    let told = |bytes| {
-        moved.fetch_add(bytes, Ordering::Relaxed);
-        if stopped.load(Ordering::Relaxed) { Err(GivenUp) } else { Ok(()) }
-    };
-    std::thread::scope(|scope| {
-        let (done, over) = mpsc::channel::<()>();
-        let transferring = scope.spawn(|| {
-            let _done = done;
-            transfer(&told)
-        });
-        while over.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
-            let done_bytes = moved.load(Ordering::Relaxed);
-            if watch(Progress { stage, done_bytes, total_bytes }).is_err() {
-                stopped.store(true, Ordering::Relaxed);
-                client.give_up();
-            }
-        }
-        transferring.join().expect("a transfer does not panic")
-    })?;
-    if stopped.load(Ordering::Relaxed) { Err(image::Error::GivenUp) } else { Ok(moved.into_inner()) }
-}
-
-/// What the store tells and asks, for whoever watches a transfer.
-struct Told<'a>(registry::Watch<'a>);
-
-impl store::Progress for Told<'_> {
-    fn begin(&self, _total_bytes: u64) {}
-
-    fn advance(&self, bytes: u64) {
-        if (self.0)(bytes).is_err() {
-            tracing::debug!("a transfer was given up; whoever works for it asks next");
-        }
-    }
-
-    fn is_cancelled(&self) -> bool {
-        (self.0)(0).is_err()
-    }
-}
-
-/// A file that gets a member's bytes as they are unpacked, with holes where there are zeros.
-struct Unpacked {
-    decoder: zstd::stream::write::Decoder<'static, Sparse>,
-    path: PathBuf,
-    bytes: u64,
-    room: Arc<AtomicU64>,
-}
-
-impl Unpacked {
-    /// `room`: what all members of an artifact may take together.
-    fn create(path: &Path, bytes: u64, room: &Arc<AtomicU64>) -> io::Result<Self> {
-        let file = File::options().write(true).create(true).truncate(true).open(path)?;
-        let decoder = zstd::stream::write::Decoder::new(Sparse { file, at: 0, bytes, room: room.clone() })?;
-        Ok(Self { decoder, path: path.to_owned(), bytes, room: room.clone() })
-    }
-}
-
-impl BlobTarget for Unpacked {
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.decoder.write_all(bytes)
-    }
-
-    fn restart(&mut self) -> io::Result<()> {
-        *self = Self::create(&self.path, self.bytes, &self.room)?;
-        Ok(())
-    }
-
-    fn complete(&mut self) -> io::Result<()> {
-        self.decoder.flush()?;
-        let Sparse { file, at, bytes, .. } = self.decoder.get_mut();
-        match at == bytes {
-            true => file.set_len(*bytes),
-            false => Err(io::Error::new(io::ErrorKind::InvalidData, format!("it has {at} bytes where {bytes} belong"))),
-        }
-    }
-}
-
-struct Sparse {
-    file: File,
-    at: u64,
-    /// More than these are refused.
-    bytes: u64,
-    room: Arc<AtomicU64>,
-}
-
-impl Sparse {
-    fn take_room(&self, bytes: u64) -> io::Result<()> {
-        let taken = self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
-        taken
-            .map(drop)
-            .map_err(|_| io::Error::new(io::ErrorKind::StorageFull, "it unpacks to more than there is room for"))
-    }
-}
-
-impl Write for Sparse {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if bytes.len() as u64 > self.bytes - self.at {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it unpacks to more than it says"));
-        }
-        if bytes.iter().any(|byte| *byte != 0) {
-            self.take_room(bytes.len() as u64)?;
-            self.file.write_all_at(bytes, self.at)?;
-        }
-        self.at += bytes.len() as u64;
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+    Some(note::key("oci", &Digest::of(&shape)))
 }
 
 #[cfg(test)]
@@ -584,24 +444,5 @@ mod tests {
         ] {
             assert_eq!(name_of(&reference.parse().unwrap()), name);
         }
-    }
-
-    #[test]
-    fn a_member_is_unpacked_with_holes_and_never_beyond_what_it_says() {
-        let dir = tempfile::tempdir().unwrap();
-        let content = [vec![7; 5000], vec![0; 1 << 20], vec![8; 10]].concat();
-        let packed = zstd::encode_all(&content[..], 3).unwrap();
-        let room = Arc::new(AtomicU64::new(1 << 20));
-        let take = |bytes: u64| {
-            let mut unpacked = Unpacked::create(&dir.path().join("x"), bytes, &room)?;
-            packed.chunks(100).try_for_each(|chunk| unpacked.append(chunk))?;
-            unpacked.complete()
-        };
-        take(content.len() as u64).unwrap();
-        assert_eq!(std::fs::read(dir.path().join("x")).unwrap(), content);
-        assert!(take(content.len() as u64 - 1).is_err());
-        assert!(take(content.len() as u64 + 1).is_err());
-        room.store(100, Ordering::Relaxed);
-        assert_eq!(take(content.len() as u64).unwrap_err().kind(), io::ErrorKind::StorageFull);
     }
 }

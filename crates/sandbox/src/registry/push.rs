@@ -10,11 +10,13 @@ use sandtree_store::{Digest, Image, Name, Named, Packable, PackedMember, Pinned,
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::pull::{counted, parse, while_wanted};
+use super::pull::parse;
+use super::transfer::{counted, while_wanted};
 use super::{IMAGE, MEMBER, MEMBER_BYTES, MEMBER_DIGEST, MEMBER_ROLE, RegistryAccess, SNAPSHOT, SUBJECT, THREADS};
 use crate::error::{Error, Result};
 use crate::host::{Host, store_error};
 use crate::image::{self, Progress, Stage, Watch};
+use crate::note;
 use crate::reference::Reference as Local;
 
 /// Part of what a packed member is noted under: changes when members are packed differently.
@@ -89,7 +91,7 @@ impl Host {
         let named = match Local::parse(what)? {
             Local::Name(name) => store.named(&name).map_err(store_error("read a name"))?,
             Local::Digest(digest) => match self.inner.image_if_there(&digest)? {
-                Some(_) => Some(Named::Image(digest)),
+                Some(image) => return Ok(Held::Image(Box::new(image))),
                 None => Some(Named::Snapshot(digest)),
             },
             Local::Path(_) => None,
@@ -141,7 +143,7 @@ impl Pushing<'_> {
         let sent_bytes = self.send(&client, &layers, watch)?;
         let manifest = self.manifest(&layers);
         let bytes = serde_json::to_vec(&manifest).expect("a manifest is plain data");
-        let digest = while_wanted(&client, Stage::Send, watch, || {
+        let digest = while_wanted(&client, Stage::Send, watch, |_| {
             self.send_config(&client)?;
             Ok(client.push_manifest(self.to, media::OCI_MANIFEST, &bytes)?)
         })?;
@@ -165,15 +167,14 @@ impl Pushing<'_> {
         let key = noted_as(&member.digest);
         let known = self.store.cached::<Packed>(&key).ok().flatten();
         if let Some(blob) = known.and_then(|packed| packed.blob())
-            && while_wanted(client, Stage::Pack, watch, || Ok(client.has_blob(&self.to.repository, &blob.digest)?))?
+            && while_wanted(client, Stage::Pack, watch, |_| Ok(client.has_blob(&self.to.repository, &blob.digest)?))?
         {
             return Ok(Layer { member, blob, file: None });
         }
         let path = dir.join(member.digest.as_str());
         let packed = self.pack(&member, &path, watch)?;
-        if let Err(error) = self.store.cache(&key, &packed) {
-            tracing::warn!(%error, "how a member was packed cannot be noted; it is packed again next time");
-        }
+        let otherwise = "how a member was packed cannot be noted; it is packed again next time";
+        note::keep(self.store, &key, &packed, otherwise);
         let blob = packed.blob().expect("we have just made it");
         Ok(Layer { member, blob, file: Some(path) })
     }
@@ -230,7 +231,7 @@ impl Pushing<'_> {
             annotations: BTreeMap::from([
                 (MEMBER_DIGEST.to_owned(), layer.member.digest.to_string()),
                 (MEMBER_BYTES.to_owned(), layer.member.bytes.to_string()),
-                (MEMBER_ROLE.to_owned(), role(&layer.member)),
+                (MEMBER_ROLE.to_owned(), layer.member.role.to_string()),
             ]),
             ..layer.blob.clone()
         };
@@ -252,15 +253,8 @@ impl Packed {
     }
 }
 
-/// As the store spells it.
-fn role(member: &PackedMember) -> String {
-    let role = serde_json::to_value(member.role).expect("a role is plain data");
-    role.as_str().unwrap_or_default().to_owned()
-}
-
 fn noted_as(member: &Digest) -> Name {
-    let key = Digest::of(format!("{PACKING} {member}").as_bytes());
-    format!("packed-{}", &key.as_str()[..40]).parse().expect("it is a name")
+    note::key("packed", &Digest::of(format!("{PACKING} {member}").as_bytes()))
 }
 
 /// A file that knows the digest of what was written.
