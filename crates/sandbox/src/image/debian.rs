@@ -4,6 +4,7 @@
 //! archive, and that becomes the root file system here.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
@@ -45,6 +46,9 @@ const PACKAGES: [&str; 13] = [
     "sudo",
     "tzdata",
 ];
+
+/// Variables of whoever makes an image that its making heeds: where programs are and how the network is reached.
+const KEPT: [&str; 6] = ["PATH", "http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"];
 
 /// Beside what is in it; a sandbox's disk grows to `DISK_BYTES`.
 const ROOM_BYTES: u64 = 128 << 20;
@@ -99,7 +103,7 @@ fn bootstrap(store: &Store, packages: &[String], making: &mut Making<'_>, watch:
     let mut child = MMDEBSTRAP.spawn(|command| {
         // What it starts is signalled with it, and only by us.
         command.process_group(0);
-        command.env("SOURCE_DATE_EPOCH", EPOCH.to_string()).env_remove("TMPDIR");
+        command.env_clear().envs(environment());
         command.args([
             "--variant=minbase",
             "--format=tar",
@@ -116,6 +120,18 @@ fn bootstrap(store: &Store, packages: &[String], making: &mut Making<'_>, watch:
     let archive = child.stdout.take().expect("it is piped");
     let added = unpack(archive, making, watch);
     finish(child, said, added)
+}
+
+/// What packages are installed with: what they do depends on it, and who makes an image is not part of it.
+fn environment() -> Vec<(&'static str, OsString)> {
+    let kept = KEPT.iter().filter_map(|&name| Some((name, std::env::var_os(name)?)));
+    let set = [
+        ("LC_ALL", "C".to_owned()),
+        ("SOURCE_DATE_EPOCH", EPOCH.to_string()),
+        // Packages compile their modules. What happens to be imported meanwhile does not say so.
+        ("PYTHONDONTWRITEBYTECODE", "1".to_owned()),
+    ];
+    kept.chain(set.map(|(name, value)| (name, value.into()))).collect()
 }
 
 fn unpack(archive: ChildStdout, making: &mut Making<'_>, watch: &mut Watch<'_>) -> Result<(), Error> {
