@@ -2,6 +2,7 @@
 //!
 //! Always: the machine ends, whatever fails on the way; each failure is a line on the console.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::process::{Command, Stdio};
@@ -23,7 +24,9 @@ const KILLED_WITHIN: Duration = Duration::from_secs(2);
 const REAPED_EVERY: Duration = Duration::from_millis(50);
 /// systemd's "power off" is SIGRTMIN+4, counted from the kernel's 34 that the C library leaves.
 const SYSTEMD_POWER_OFF: i32 = 38;
-const IMAGE_POWER_OFF: &str = "/sbin/poweroff";
+/// By what other inits are asked. OpenRC's own listens to a program of its own.
+const POWER_OFF: &[&str] = &["/sbin/poweroff"];
+const OPENRC_POWER_OFF: &[&str] = &["/sbin/openrc-shutdown", "--poweroff", "now"];
 
 /// How the machine is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,14 +63,20 @@ fn ask_init(grace: Duration) {
     reap_all(Instant::now() + KILLED_WITHIN);
 }
 
-/// systemd and busybox hear a signal; by what others are asked, the image's own program knows.
+/// systemd and busybox hear a signal; by what others are asked, the image's own programs know.
 fn request_power_off() -> io::Result<()> {
     let program = fs::read_link("/proc/1/exe").unwrap_or_default();
     if is_systemd(&program) {
         return sys::signal(Target::Process(Pid::INIT), SYSTEMD_POWER_OFF);
     }
-    let is_busybox = program.file_name().is_some_and(|name| name == "busybox");
-    if !is_busybox && Command::new(IMAGE_POWER_OFF).stdin(Stdio::null()).spawn().is_ok() {
+    let asked = match program.file_name().and_then(OsStr::to_str) {
+        Some("busybox") => None,
+        Some("openrc-init") => Some(OPENRC_POWER_OFF),
+        _ => Some(POWER_OFF),
+    };
+    if let Some([program, arguments @ ..]) = asked
+        && Command::new(program).args(arguments).stdin(Stdio::null()).spawn().is_ok()
+    {
         return Ok(());
     }
     sys::signal(Target::Process(Pid::INIT), libc::SIGUSR2)
