@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lab::{Lab, sh, spec};
-use sandtree::{Forget, ForkSpec, Phase, Replace, STOP_GRACE, Sandbox};
+use sandtree::{Forget, ForkSpec, Phase, Replace, Sandbox};
 use support::{World, is_alive, kill, until};
 
 /// Sandboxes at a time.
@@ -262,7 +262,7 @@ impl Model {
 
     async fn stop(&mut self, index: usize) {
         let on = &mut self.boxes[index];
-        on.sandbox.stop(STOP_GRACE).await.unwrap_or_else(|e| panic!("{e:?}"));
+        on.sandbox.stop(None).await.unwrap_or_else(|e| panic!("{e:?}"));
         (on.phase, on.present) = (Phase::Stopped, on.present.booted());
     }
 

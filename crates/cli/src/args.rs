@@ -525,9 +525,9 @@ pub struct Forward {
 
 #[derive(Debug, clap::Args)]
 pub struct Stop {
-    /// What the guest's processes get to end by themselves
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
-    pub grace: Duration,
+    /// What the guest's processes get to end by themselves [default: 10s, or 90s where the image's own init ends them]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub grace: Option<Duration>,
     #[arg(required = true)]
     pub sandboxes: Vec<String>,
 }

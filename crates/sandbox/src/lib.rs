@@ -4,7 +4,7 @@
 //! it commands run, files are read and written, and ports are reached.
 //!
 //! ```no_run
-//! use sandtree::{ExecSpec, Host, HostConfig, SandboxSpec, STOP_GRACE};
+//! use sandtree::{ExecSpec, Host, HostConfig, SandboxSpec};
 //!
 //! # async fn example() -> sandtree::Result<()> {
 //! let host = Host::open(HostConfig::new("/var/tmp/sandtree", vec!["/usr/bin".into()])).await?;
@@ -15,7 +15,7 @@
 //! assert!(said.status.success());
 //!
 //! sandbox.files().await?.write("/srv/note", &mut &b"kept"[..], Default::default()).await?;
-//! sandbox.stop(STOP_GRACE).await?;
+//! sandbox.stop(None).await?;
 //! sandbox.remove().await
 //! # }
 //! ```
@@ -88,7 +88,7 @@ pub use link::{LinkError, Output as ByteStream};
 pub use progress::{Advance, Progress};
 pub use reference::absolute_reference;
 pub use registry::{PullSpec, Pulled, PulledKind, Pushed, RegistryAccess};
-pub use sandbox::{Replace, STOP_GRACE, Sandbox, State, StateWatch};
+pub use sandbox::{Replace, Sandbox, State, StateWatch};
 pub use sandtree_proto::{DirEntry, FileKind, Metrics, Stat, TermSize};
 pub use sandtree_store::{
     AccelChoice, Arch, Consistency, ExecDefaults, Init, Network, PublishedPort, SaveOnStop, SaveTarget, StateKind,

@@ -14,9 +14,6 @@ use crate::hub::{ExecEntry, Hub};
 use crate::lend::{LentState, Wanted};
 use crate::states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted};
 
-/// How long a guest may take to end its processes when it is stopped.
-pub const STOP_GRACE: Duration = Duration::from_secs(10);
-
 /// Where a sandbox stands. Everything a driver tells to the outside.
 #[derive(Debug, Clone)]
 pub(crate) struct Status {
@@ -179,8 +176,9 @@ impl Sandbox {
         Ok(self.hub()?.execs().await)
     }
 
-    /// Shuts the guest down and syncs its disk. `grace` is what its processes get to end by themselves.
-    pub async fn stop(&self, grace: Duration) -> Result<()> {
+    /// Shuts the guest down and syncs its disk. `grace` is what its processes get to end by themselves: 10 s if nothing is
+    /// said, 90 s where the image's own init ends them.
+    pub async fn stop(&self, grace: Option<Duration>) -> Result<()> {
         self.command(Order::Stop { grace }).await.map(drop)
     }
 

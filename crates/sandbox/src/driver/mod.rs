@@ -33,7 +33,7 @@ pub use legality::{Verb, permits};
 use sandtree_engine::qmp::{Cont, QueryStatus};
 use sandtree_engine::{Event, Events, Exit, Machine};
 pub use sandtree_store::Phase;
-use sandtree_store::{Owned, SandboxDir, SandboxRecord, StateRecord};
+use sandtree_store::{Init, Owned, SandboxDir, SandboxRecord, StateRecord};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -49,6 +49,10 @@ use crate::lend::{LentState, Wanted};
 use crate::sandbox::{Sandbox, Status};
 use crate::states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted};
 
+/// How long a guest may take to end its processes when it is stopped and nobody said how long.
+const AGENT_GRACE: Duration = Duration::from_secs(10);
+/// The same for an init that ends services in their order: what systemd gives each of them.
+const IMAGE_INIT_GRACE: Duration = Duration::from_secs(90);
 /// How long QEMU may take to end by itself once it is told to.
 const QUIT_DEADLINE: Duration = Duration::from_secs(10);
 /// A guest that shuts down ends its agent first; one that still runs after this has lost it.
@@ -67,7 +71,7 @@ pub(crate) struct Command {
 
 #[derive(Debug, Clone)]
 pub(crate) enum Order {
-    Stop { grace: Duration },
+    Stop { grace: Option<Duration> },
     Kill,
     Start { boot_timeout: Option<Duration> },
     Remove,
@@ -282,7 +286,8 @@ impl Driver {
     }
 
     /// Asks the guest to shut down, then QEMU to quit, then kills it.
-    async fn stop(&mut self, grace: Duration) -> Result<()> {
+    async fn stop(&mut self, grace: Option<Duration>) -> Result<()> {
+        let grace = grace.unwrap_or_else(|| self.own_grace());
         if let Err(error) = self.enter(Phase::Stopping, None) {
             tracing::warn!(%error, "that a sandbox is stopping cannot be recorded");
         }
@@ -292,6 +297,15 @@ impl Driver {
             running.machine.kill().await;
         }
         self.rest(Ending { phase: Phase::Stopped, reason: "stopped".into() }).await
+    }
+
+    fn own_grace(&self) -> Duration {
+        let record = self.owned.as_ref().expect("the driver runs while it owns").record();
+        match self.host.store.image_by_digest(&record.image_digest) {
+            Ok(image) if image.record.init == Init::Agent => AGENT_GRACE,
+            // Of an image that cannot be read, too: who is done sooner ends sooner.
+            _ => IMAGE_INIT_GRACE,
+        }
     }
 
     async fn kill(&mut self, reason: &str) -> Result<()> {

@@ -129,8 +129,9 @@ impl Client {
     }
 
     /// Shuts the guest down. Its disk is synced when this returns.
-    pub async fn stop(&self, grace: Duration) -> Result<()> {
-        self.end(&Request::Stop { grace_ms: grace.as_millis().try_into().unwrap_or(u64::MAX) }).await
+    pub async fn stop(&self, grace: Option<Duration>) -> Result<()> {
+        let grace_ms = grace.map(|grace| grace.as_millis().try_into().unwrap_or(u64::MAX));
+        self.end(&Request::Stop { grace_ms }).await
     }
 
     pub async fn kill(&self) -> Result<()> {

@@ -17,7 +17,7 @@ use crate::driver::{Phase, Verb};
 use crate::error::{Error, Result};
 use crate::host::{Host, remove_if_there};
 use crate::lend::Wanted;
-use crate::sandbox::{Replace, STOP_GRACE, Sandbox, StateWatch};
+use crate::sandbox::{Replace, Sandbox, StateWatch};
 
 /// How long a client may take to say what it wants.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
@@ -226,7 +226,7 @@ async fn rest(host: &Host, sandbox: Sandbox, order: &Order, left: Left, lease: &
         (true, Some(Phase::Paused)) if !unwanted => Ok(()),
         (true, Some(_)) => sandbox.remove().await,
         (false, Some(Phase::Running)) if resumed => sandbox.pause().await.map(drop),
-        (false, Some(Phase::Running)) => sandbox.stop(STOP_GRACE).await,
+        (false, Some(Phase::Running)) => sandbox.stop(None).await,
         (false, Some(_)) => Ok(()),
     }
 }
@@ -234,7 +234,7 @@ async fn rest(host: &Host, sandbox: Sandbox, order: &Order, left: Left, lease: &
 /// Waits until a sandbox that is saved when it stops has stopped, and tells what it was saved as; nothing, if it was not.
 async fn saved(sandbox: &Sandbox) -> Option<String> {
     if sandbox.state().phase == Some(Phase::Running)
-        && let Err(error) = sandbox.stop(STOP_GRACE).await
+        && let Err(error) = sandbox.stop(None).await
     {
         // It may have stopped by itself meanwhile. What became of it, its state tells.
         tracing::warn!(%error, "a sandbox that is to be saved was not stopped in good order");
@@ -336,7 +336,7 @@ async fn answer(host: &Host, sandbox: &Sandbox, mut stream: UnixStream, request:
         Request::Stats => wire::write(&mut stream, &told(stats(host, sandbox).await.as_ref())).await,
         Request::Execs => wire::write(&mut stream, &told(sandbox.execs().await.as_ref())).await,
         Request::Stop { grace_ms } => {
-            let stopped = sandbox.stop(Duration::from_millis(grace_ms)).await;
+            let stopped = sandbox.stop(grace_ms.map(Duration::from_millis)).await;
             wire::write(&mut stream, &told(stopped.as_ref())).await
         }
         Request::Kill => wire::write(&mut stream, &told(sandbox.kill().await.as_ref())).await,

@@ -93,7 +93,7 @@ pub(super) enum Request {
     Link,
     Stats,
     Execs,
-    Stop { grace_ms: u64 },
+    Stop { grace_ms: Option<u64> },
     Kill,
     Remove,
     Checkpoint { tag: Option<String>, replace: bool },

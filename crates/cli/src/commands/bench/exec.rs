@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use sandtree::floor::Floor;
-use sandtree::{Error, ExecSpec, FileOwner, Guest, Result, STOP_GRACE, SandboxSpec};
+use sandtree::{Error, ExecSpec, FileOwner, Guest, Result, SandboxSpec};
 use serde::Serialize;
 
 use super::{Crew, measured, median, true_once};
@@ -50,7 +50,7 @@ async fn measure(crew: &Crew, rounds: usize) -> Result<Vec<Figure>> {
     let boots = boots(crew, rounds).await?;
     let sandbox = crew.create(SandboxSpec::new("tiny")).await?;
     let shape = crew.create(SandboxSpec::new("tiny")).await?;
-    shape.stop(STOP_GRACE).await?;
+    shape.stop(None).await?;
     let mut floor = Floor::boot(&crew.host, shape.id()).await?;
     let guest = sandbox.guest().await?;
     let mut pings = Pair::default();
@@ -84,7 +84,7 @@ async fn boots(crew: &Crew, rounds: usize) -> Result<Pair> {
         let sandbox = crew.create(SandboxSpec { cold: true, ..SandboxSpec::new("tiny") }).await?;
         true_once(&sandbox.guest().await?).await?;
         let ours = began.elapsed();
-        sandbox.stop(STOP_GRACE).await?;
+        sandbox.stop(None).await?;
         let bare = Floor::boot(&crew.host, sandbox.id()).await?.boot;
         crew.remove(sandbox).await?;
         boots.push(ours, bare);
