@@ -12,14 +12,14 @@ mod debian;
 mod disks;
 #[path = "images/hostile.rs"]
 mod hostile;
+#[path = "images/inits.rs"]
+mod inits;
 #[path = "images/kept.rs"]
 mod kept;
 #[path = "images/kernels.rs"]
 mod kernels;
 #[path = "images/recipes.rs"]
 mod recipes;
-#[path = "images/systemd.rs"]
-mod systemd;
 #[path = "images/torture.rs"]
 mod torture;
 

@@ -7,7 +7,7 @@ use crate::support::{World, warm_states};
 use crate::{digest, end, host, image, say};
 
 pub fn recipe() -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vm/images/with-systemd.toml")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vm/images/with-inits.toml")
 }
 
 /// A store with `debian` and the image of the recipe.
@@ -66,7 +66,7 @@ fn debian_has_what_people_expect_and_starts_offline() {
         "d\n1\n0"
     );
     world.ok(["rm", "-f", "d"]);
-    end(&world, &["debian", "with-systemd"]);
+    end(&world, &["debian", "with-inits"]);
 }
 
 #[test]
@@ -91,19 +91,19 @@ fn debian_installs_packages_and_trusts_what_the_host_trusts() {
     as_user("sudo DEBIAN_FRONTEND=noninteractive apt-get -qq install -y hello > /dev/null");
     assert_eq!(as_user("hello").out(), "Hello, world!\n");
     world.ok(["rm", "-f", "d"]);
-    end(&world, &["debian", "with-systemd"]);
+    end(&world, &["debian", "with-inits"]);
 }
 
 /// What was made with packages is found again, without apt and without mmdebstrap.
 #[test]
 fn a_recipe_with_packages_is_made_once() {
     let world = world();
-    let before = digest(&world, "with-systemd");
+    let before = digest(&world, "with-inits");
     let mut command = world.command();
     let built = command.env("PATH", "/nonexistent").args(["image", "build"]).arg(recipe()).output().unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    assert_eq!(digest(&world, "with-systemd"), before);
+    assert_eq!(digest(&world, "with-inits"), before);
     assert_ne!(digest(&world, "debian"), before);
-    assert_eq!(image(&world, "with-systemd")["init"], "image");
-    end(&world, &["debian", "with-systemd"]);
+    assert_eq!(image(&world, "with-inits")["init"], "image");
+    end(&world, &["debian", "with-inits"]);
 }

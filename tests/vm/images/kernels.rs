@@ -1,4 +1,4 @@
-//! A kernel of the user's own: the one of the store, handed in as a file.
+//! Other kernels: the full one, and one of the user's own, which is that of the store handed in as a file.
 
 use std::fs;
 use std::io::Write;
@@ -66,4 +66,28 @@ fn a_kernel_of_ones_own_boots_the_same_root() {
     world.run(["run", "--kernel", no_kernel.to_str().unwrap(), "tiny"]).failed_with(&["bzImage"]);
     end(&world, &["tiny"]);
     assert_eq!(crate::entries(&world.home().join("kernels")).len(), 1, "nobody needs the other one");
+}
+
+/// What a desktop needs is in it, and it is stopped, captured and copied like the other.
+#[test]
+fn the_full_kernel_boots_and_has_a_driver_for_a_screen() {
+    let (world, dir) = (World::new(), files());
+    let recipe = dir.path().join("desk.toml");
+    fs::write(&recipe, "from = \"tiny\"\nkernel = \"full\"\n").unwrap();
+    world.ok(["image".as_ref(), "build".as_ref(), recipe.as_os_str()]);
+    assert_ne!(image(&world, "desk")["kernel"], image(&world, "tiny")["kernel"]);
+    world.ok(["run", "-d", "--name", "a", "desk"]);
+    let release = say(&world, "a", "uname -r");
+    assert!(!release.contains("cloud"), "{release}");
+    assert_eq!(
+        say(&world, "a", "cd /sys/module; ls -d virtio_gpu virtio_input ext4"),
+        "ext4\nvirtio_gpu\nvirtio_input"
+    );
+    world.ok(["checkpoint", "a", "before"]);
+    say(&world, "a", "touch /after");
+    world.ok(["revert", "a", "before"]);
+    assert_eq!(say(&world, "a", "ls /after 2>&1 || uname -r").lines().last(), Some(release.as_str()));
+    world.ok(["stop", "a"]);
+    world.ok(["rm", "a"]);
+    end(&world, &["desk", "tiny"]);
 }

@@ -133,8 +133,10 @@ fn an_interrupted_build_leaves_nothing_and_the_next_goes_on() {
     let mut command = world.command();
     command.args(["image", "build"]).arg(&recipe).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    until("the first step is kept", || entries(&world.home().join("snapshots")).len() == 1);
+    let noted = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("step-");
+    until("the first step is kept and noted", || entries(&world.home().join("cache")).iter().any(noted));
     let kept = entries(&world.home().join("snapshots"));
+    assert_eq!(kept.len(), 1);
     kill(child.id(), "INT");
     assert_eq!(wait(&mut child, DEADLINE), Some(130), "{:?}", finish(child));
     assert_eq!(world.residue(), Vec::<PathBuf>::new(), "it is gone when the command has ended");

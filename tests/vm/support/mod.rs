@@ -283,7 +283,7 @@ fn base() -> &'static Path {
 /// The same of `debian`, which takes minutes to make.
 fn debian_base(recipes: &[&Path]) -> &'static Path {
     static BASE: OnceLock<PathBuf> = OnceLock::new();
-    BASE.get_or_init(|| made_once("base-debian-2", "debian", recipes))
+    BASE.get_or_init(|| made_once("base-debian-3", "debian", recipes))
 }
 
 fn made_once(dir: &str, image: &str, recipes: &[&Path]) -> PathBuf {
