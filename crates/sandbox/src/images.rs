@@ -136,17 +136,20 @@ impl Host {
     /// Takes an image's name away, or by its digest all of its names. Its content stays as long as anything uses it.
     pub async fn remove_image(&self, reference: &str) -> Result<RemovedImage> {
         let (host, text) = (self.inner.clone(), reference.to_owned());
-        let names = match Reference::parse(reference)? {
-            Reference::Name(name) => vec![name],
-            Reference::Digest(digest) => host.image_names(&digest)?,
-            Reference::Path(path) => return Err(Error::NoImage { name: path.display().to_string() }),
-        };
+        let reference = Reference::parse(reference)?;
         blocking(move || {
-            let mut removed = None;
-            for name in &names {
-                removed = Some(host.store.remove_image_name(name).map_err(no_image(&text))?);
-            }
-            let removed = removed.ok_or_else(|| Error::NoImage { name: text.clone() })?;
+            let removed = match reference {
+                Reference::Name(name) => host.store.remove_image_name(&name),
+                Reference::Digest(digest) => {
+                    // It may have no name, and be one that cannot be read.
+                    host.image_info(&digest)?;
+                    let mut names = host.image_names(&digest)?.into_iter();
+                    let unnamed = names.try_for_each(|name| host.store.remove_image_name(&name).map(drop));
+                    unnamed.and_then(|()| host.store.remove_unused_image(digest))
+                }
+                Reference::Path(path) => return Err(Error::NoImage { name: path.display().to_string() }),
+            };
+            let removed = removed.map_err(no_image(&text))?;
             Ok(RemovedImage { digest: removed.digest.to_string(), collected: removed.collected })
         })
         .await

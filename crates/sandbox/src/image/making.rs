@@ -25,7 +25,7 @@ pub(super) fn default_disk_bytes(image_bytes: u64) -> u64 {
 }
 
 /// What may be written at once without taking the last of the disk from others.
-pub(super) fn writable_bytes(store: &Store) -> Result<u64, Error> {
+pub(crate) fn writable_bytes(store: &Store) -> Result<u64, Error> {
     let free_bytes = store.disk_free_bytes()?;
     Ok(free_bytes - GIB.min(free_bytes / 2))
 }

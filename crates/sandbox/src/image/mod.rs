@@ -36,6 +36,7 @@ use thiserror::Error;
 
 use crate::note;
 pub use bundle::{KernelChoice, OwnKernel};
+pub(crate) use making::writable_bytes;
 pub(crate) use oci::{ARCHITECTURE, Described, OS, image_of as image_of_layers};
 pub use recipe::{CopyFile, Kernel, KernelKind, Recipe, Run, RunStep, Size};
 pub(crate) use recipe::{is_path, parse_mode};

@@ -23,6 +23,7 @@ use crate::error::{Error, Result};
 use crate::host::{Host, Inner};
 use crate::image::{
     self, ARCHITECTURE, Described, ImportSpec, KernelChoice, OS, Progress, Stage, Watch, image_of_layers,
+    writable_bytes,
 };
 use crate::note;
 use crate::progress::Waiting;
@@ -34,8 +35,6 @@ use crate::spec::parse_name;
 const CONFIG_MAX: u64 = 4 << 20;
 /// Counts up when images are made differently from their layers.
 const RECIPE: u32 = 1;
-/// What is left free on the store's file system, however much a registry says there is to unpack.
-const RESERVE_BYTES: u64 = 1 << 30;
 
 /// What to make of what a registry has.
 #[derive(Debug, Clone, Default)]
@@ -290,7 +289,7 @@ impl Fetching<'_> {
             subject.ok_or_else(|| image::Error::Config { what: "it does not say what it is".into() })?;
         let staged = self.store.stage()?;
         let wanted = self.missing()?;
-        let room = Arc::new(AtomicU64::new(self.store.disk_free_bytes()?.saturating_sub(RESERVE_BYTES)));
+        let room = Arc::new(AtomicU64::new(writable_bytes(self.store)?));
         let target = |layer: &Descriptor| {
             let member = Member::of(layer).map_err(io::Error::other)?;
             Unpacked::create(&staged.path().join(member.digest.as_str()), member.bytes, &room)

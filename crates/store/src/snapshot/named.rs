@@ -173,6 +173,11 @@ impl Store {
             self.drop_name(&held, name)?;
             digest
         };
+        self.remove_unused_image(digest)
+    }
+
+    /// Removes an image with its warm images and its kernel, unless something still reaches them; a name does, too.
+    pub fn remove_unused_image(&self, digest: Digest) -> Result<RemovedImage, Error> {
         self.collect_image(&digest)?;
         let collected = self.files.kind(&self.layout.image(&digest))?.is_none();
         Ok(RemovedImage { digest, collected })
