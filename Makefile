@@ -3,6 +3,7 @@
 .PHONY: help setup setup-tests build demo test lint unit fuzz-short fuzz vm bench clean
 
 CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
 export CARGO_TERM_PROGRESS_WHEN ?= never
 
 help:
@@ -24,7 +25,7 @@ build: setup
 	$(CARGO) build --release --locked -p sandtree-cli
 
 demo: build
-	@./scripts/demo target/release/sandtree
+	@./scripts/demo $(TARGET)/release/sandtree
 
 test: setup-tests lint unit fuzz-short vm
 	@echo "all checks and tests passed"
@@ -34,26 +35,28 @@ lint:
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	@./scripts/deny
 
+# All of the workspace each time, so that nothing is built twice with other features.
 unit:
-	$(CARGO) test --workspace --locked --exclude sandtree-cli
-	$(CARGO) test --locked -p sandtree-cli --bin sandtree
+	$(CARGO) test --workspace --locked --lib --bins --test '[!v]*'
+	$(CARGO) test --workspace --locked --doc
 
 # A few seconds of each target; `make fuzz` runs longer.
 fuzz-short:
-	$(CARGO) run --locked -p sandtree-fuzz -- --seconds 2
+	$(CARGO) build --workspace --locked --bins
+	$(TARGET)/debug/sandtree-fuzz --seconds 2
 
 fuzz:
 	$(CARGO) run --release --locked -p sandtree-fuzz -- --seconds 120
 
 # Real QEMU and real guests.
 vm:
-	$(CARGO) test --locked -p sandtree-cli --test 'vm-*'
+	$(CARGO) test --workspace --locked --test vm
 
 bench: setup-tests build
-	target/release/sandtree bench exec
-	target/release/sandtree bench states
-	target/release/sandtree bench store
-	target/release/sandtree bench image
+	$(TARGET)/release/sandtree bench exec
+	$(TARGET)/release/sandtree bench states
+	$(TARGET)/release/sandtree bench store
+	$(TARGET)/release/sandtree bench image
 
 clean:
 	$(CARGO) clean

@@ -1,7 +1,5 @@
 //! Creation that fails or is given up, at every step and at many moments, leaves nothing.
 
-mod support;
-
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -9,7 +7,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use sandtree::{Error, Fault, Host, HostConfig, PublishedPort, SandboxSpec, Step};
-use support::{DEADLINE, World, eventually, finish, kill, processes_of, until};
+
+use crate::support::{DEADLINE, World, eventually, finish, kill, processes_of, until};
 
 /// Moments of creation that can be seen from outside, in their order.
 const MOMENTS: [Moment; 6] =

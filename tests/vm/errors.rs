@@ -1,9 +1,5 @@
 //! The errors a user must be able to act on: one clear sentence, its cause, a hint, exit code 125, nothing left behind.
 
-#[path = "support/mount.rs"]
-mod mount;
-mod support;
-
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -11,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use mount::Mount;
 use serde_json::Value;
-use support::{Answer, World, eventually, finish, kill, until, wait};
+
+use crate::support::mount::Mount;
+use crate::support::{self, Answer, World, eventually, finish, kill, until, wait};
 
 /// The error that a command prints with `--json`.
 fn json_error(answer: &Answer) -> Value {

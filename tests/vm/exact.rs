@@ -1,16 +1,11 @@
 //! Every state is exact: what is restored from it is, byte for byte, what was there when it was taken.
 
-#[path = "support/exactness.rs"]
-mod exactness;
-#[path = "support/lab.rs"]
-mod lab;
-mod support;
-
 use std::collections::BTreeSet;
 
-use exactness::Exactness;
-use lab::{Lab, give_worker, sh, spec, start, until_async};
 use sandtree::{Checkpoint, ForkSpec, MemoryMode, Replace, Sandbox, SandboxSpec};
+
+use crate::support::exactness::Exactness;
+use crate::support::lab::{Lab, give_worker, sh, spec, start, until_async};
 
 /// A guest that writes, frees, remaps and swaps memory, and writes and removes files.
 async fn busy(sandbox: &Sandbox) {

@@ -1,17 +1,16 @@
 //! Commands in a sandbox, through `sandtree run`, `exec`, `attach` and `shell`.
 
-mod pty;
-mod shared;
-mod support;
+use crate::support::shared;
 
 use std::fs;
 use std::io::{Read, Write};
 use std::process::{Child, Stdio};
 
-use pty::Window;
 use serde_json::json;
-use shared::{A, Shared};
-use support::{Answer, DEADLINE, World, finish, kill, until, wait};
+
+use crate::support::pty::Window;
+use crate::support::shared::{A, Shared};
+use crate::support::{Answer, DEADLINE, World, finish, kill, until, wait};
 
 /// The bytes of a repeatable sequence that no codec would call text.
 fn noise(length: usize) -> Vec<u8> {

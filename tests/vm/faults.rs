@@ -1,24 +1,19 @@
 //! A verb that fails at any of its steps harms nothing and leaves nothing.
 
-#[path = "support/exactness.rs"]
-mod exactness;
-#[path = "support/lab.rs"]
-mod lab;
-mod support;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use exactness::Exactness;
-use lab::{Lab, give_worker, sh, spec, start, until_async};
 use sandtree::{
     Error, ErrorKind, Fault, Faults, ForkSpec, Phase, PublishedPort, Replace, Result, Reverted, Sandbox, SandboxSpec,
     Step,
 };
-use support::{World, kill};
+
+use crate::support::exactness::Exactness;
+use crate::support::lab::{Lab, give_worker, sh, spec, start, until_async};
+use crate::support::{self, World, kill};
 
 /// A sandbox that things go wrong with, and what its guest must hold.
 struct Patient {

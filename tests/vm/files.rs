@@ -1,8 +1,5 @@
 //! Files and trees into and out of a sandbox, through `sandtree cp` and the library's `Files`.
 
-mod shared;
-mod support;
-
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
@@ -12,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sandtree::{ErrorKind, FileKind, Host, HostConfig, SandboxSpec};
-use shared::Shared;
-use support::{World, finish, wait};
+
+use crate::support::shared::Shared;
+use crate::support::{self, World, finish, wait};
 
 const MIB: u64 = 1 << 20;
 

@@ -1,34 +1,22 @@
 //! Forks through the door a user uses: all or none, sharing what they are made of, and each one of its own.
 
-#[path = "support/held.rs"]
-mod held;
-#[path = "support/mount.rs"]
-mod mount;
-mod support;
+use crate::support::{dir_of, entries, held};
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use mount::Mount;
 use serde_json::Value;
-use support::{DEADLINE, World, finish, kill, processes_of, until};
+
+use crate::support::mount::Mount;
+use crate::support::{DEADLINE, World, finish, kill, processes_of, until};
 
 fn keys(value: &Value) -> BTreeSet<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()
-}
-
-fn dir_of(world: &World, sandbox: &str) -> PathBuf {
-    world.home().join("sandboxes").join(world.inspect(sandbox)["id"].as_str().unwrap())
-}
-
-fn entries(dir: &Path) -> Vec<PathBuf> {
-    fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
 fn names(world: &World) -> Vec<String> {

@@ -1,26 +1,12 @@
 //! Images through the door a user uses: Debian, recipes, what people import, and how images are looked after.
 
-#[path = "support/mount.rs"]
-mod mount;
-#[path = "support/ordinary.rs"]
-mod ordinary;
-mod support;
-
-#[path = "images/debian.rs"]
 mod debian;
-#[path = "images/disks.rs"]
 mod disks;
-#[path = "images/hostile.rs"]
 mod hostile;
-#[path = "images/inits.rs"]
 mod inits;
-#[path = "images/kept.rs"]
 mod kept;
-#[path = "images/kernels.rs"]
 mod kernels;
-#[path = "images/recipes.rs"]
 mod recipes;
-#[path = "images/torture.rs"]
 mod torture;
 
 use std::collections::BTreeSet;
@@ -30,11 +16,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use support::World;
 
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_else(|| panic!("no text: {value}"))
-}
+use crate::support::{World, entries, say, text};
 
 fn image(world: &World, reference: &str) -> Value {
     world.json(["image", "inspect", reference])
@@ -50,18 +33,6 @@ fn say_in(world: &World, image: &str, line: &str) -> String {
     let answer = world.run(["run", "--cold", "--entrypoint", "", image, "--", "sh", "-c", line]);
     assert_eq!(answer.code, 0, "{line}: {answer:?}");
     answer.out().trim_end().to_owned()
-}
-
-/// Runs a shell line that must succeed, and gives what it printed.
-#[track_caller]
-fn say(world: &World, sandbox: &str, line: &str) -> String {
-    let answer = world.sh(sandbox, line);
-    assert_eq!(answer.code, 0, "{line}: {answer:?}");
-    answer.out().trim_end().to_owned()
-}
-
-fn entries(dir: &Path) -> BTreeSet<PathBuf> {
-    fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())).map(|entry| entry.unwrap().path()).collect()
 }
 
 /// The images of a store and their names.

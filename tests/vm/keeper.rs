@@ -1,19 +1,14 @@
 //! What is told of a sandbox and of the host, and where a keeper does its work: any home, any user, any jail.
 
-#[path = "support/mount.rs"]
-mod mount;
-#[path = "support/ordinary.rs"]
-mod ordinary;
-mod support;
-
 use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mount::is_root;
-use ordinary::{ORDINARY, Ordinary};
 use serde_json::Value;
-use support::{World, finish, program, until};
+
+use crate::support::mount::is_root;
+use crate::support::ordinary::{ORDINARY, Ordinary};
+use crate::support::{self, World, finish, program, until};
 
 #[test]
 fn a_running_sandbox_tells_everything_about_itself() {

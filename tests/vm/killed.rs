@@ -3,10 +3,6 @@
 //!
 //! `KILLED_SECONDS` says for how long, over all file systems (25 if not); `KILLED_SEED` repeats a run.
 
-#[path = "support/mount.rs"]
-mod mount;
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
@@ -15,10 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use mount::Mount;
 use sandtree_store::Digest;
 use serde_json::Value;
-use support::{DEADLINE, World, finish, wait};
+
+use crate::support::mount::Mount;
+use crate::support::{DEADLINE, World, finish, wait};
 
 const SECONDS: u64 = 25;
 /// How often everything is read, beside what is new.

@@ -1,17 +1,14 @@
 //! The life of a sandbox: what it goes through, how that shows, and what it keeps.
 
-#[path = "support/lifecycle.rs"]
-mod lifecycle;
-mod support;
-
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Stdio;
 
-use lifecycle::{Action, act, survives};
 use sandtree_store::{ImageSpec, Init, Store};
-use support::{World, finish, kill, until};
+
+use crate::support::lifecycle::{Action, act, survives};
+use crate::support::{self, World, finish, kill, until};
 
 /// Writes a file of random bytes in the guest and gives its digest.
 fn write_file(world: &World, sandbox: &str, path: &str) -> String {

@@ -1,15 +1,14 @@
 //! The link to the guest: what a break costs, which is nothing, and what the machine's death tells everyone who waits.
 //! Through the library: the command line has no way to break it.
 
-mod support;
-
 use std::path::PathBuf;
 use std::time::Duration;
 
 use sandtree::{Error, Exec, ExecSpec, Host, HostConfig, Lifetime, Sandbox, SandboxSpec};
-use support::{DEADLINE, World};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+
+use crate::support::{DEADLINE, World};
 
 /// A sandbox that this process runs, in a store of its own.
 async fn sandbox() -> (World, Sandbox) {

@@ -2,16 +2,13 @@
 //!
 //! `SEED` repeats a run; `MODEL_SECONDS` makes it longer.
 
-#[path = "support/lab.rs"]
-mod lab;
-mod support;
-
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use lab::{Lab, sh, spec};
 use sandtree::{Forget, ForkSpec, Phase, Replace, Sandbox};
-use support::{World, is_alive, kill, until};
+
+use crate::support::lab::{Lab, sh, spec};
+use crate::support::{World, is_alive, kill, until};
 
 /// Sandboxes at a time.
 const SANDBOXES_MAX: usize = 3;

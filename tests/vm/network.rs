@@ -1,7 +1,6 @@
 //! What a guest reaches, and how ports of the host lead into it.
 
-mod shared;
-mod support;
+use crate::support::shared;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -9,8 +8,9 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use shared::{A, Shared};
-use support::{DEADLINE, World, is_alive, kill, until, wait};
+
+use crate::support::shared::{A, Shared};
+use crate::support::{DEADLINE, World, is_alive, kill, until, wait};
 
 const PAGE: &str = "mkdir -p /tmp/www; echo carried > /tmp/www/page; httpd -p 127.0.0.1:80 -h /tmp/www";
 

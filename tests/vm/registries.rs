@@ -2,35 +2,21 @@
 //!
 //! Always: what fails leaves the store as it was.
 
-#[path = "support/held.rs"]
-mod held;
-#[path = "support/mount.rs"]
-mod mount;
 #[path = "../../crates/registry/tests/registry/scripted.rs"]
 #[allow(dead_code, reason = "the client's own tests use more of it")]
 mod scripted;
 #[path = "../../crates/registry/tests/registry/server.rs"]
 #[allow(dead_code, reason = "the client's own tests use more of it")]
 mod server;
-mod support;
 
-#[path = "registries/artifacts.rs"]
 mod artifacts;
-#[path = "registries/credentials.rs"]
 mod credentials;
-#[path = "registries/damaged.rs"]
 mod damaged;
-#[path = "registries/images.rs"]
 mod images;
-#[path = "registries/interrupted.rs"]
 mod interrupted;
-#[path = "registries/made.rs"]
 mod made;
-#[path = "registries/names.rs"]
 mod names;
-#[path = "registries/shelf.rs"]
 mod shelf;
-#[path = "registries/trouble.rs"]
 mod trouble;
 
 use std::collections::BTreeSet;
@@ -40,11 +26,8 @@ use std::path::PathBuf;
 use sandtree_registry::{Access, Client, Reference};
 use serde_json::Value;
 use server::{Registry, run};
-use support::{Answer, World, processes_of, until};
 
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_else(|| panic!("no text: {value}"))
-}
+use crate::support::{Answer, World, processes_of, text, until};
 
 /// What `skopeo copy` does between two places.
 fn skopeo(arguments: &[&str]) {

@@ -1,34 +1,20 @@
 //! Saves through the door a user uses: of a guest that goes on, with memory, at rest, on stop; and what starts from them.
 
-#[path = "support/held.rs"]
-mod held;
-#[path = "support/lab.rs"]
-mod lab;
-#[path = "support/mount.rs"]
-mod mount;
-mod support;
-
-#[path = "saves/auto.rs"]
 mod auto;
-#[path = "saves/hot.rs"]
 mod hot;
-#[path = "saves/memory.rs"]
 mod memory;
-#[path = "saves/names.rs"]
 mod names;
-#[path = "saves/repeat.rs"]
 mod repeat;
-#[path = "saves/rest.rs"]
 mod rest;
-#[path = "saves/thaw.rs"]
 mod thaw;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
-use support::{Answer, World};
+
+use crate::support::{Answer, World, dir_of, say};
 
 /// Runs `sandtree save ARGS` and gives what it says.
 #[track_caller]
@@ -39,14 +25,6 @@ fn save(world: &World, args: &[&str]) -> Value {
 /// Starts a sandbox from a snapshot in the background.
 fn start_from(world: &World, snapshot: &str, name: &str, options: &[&str]) -> Value {
     world.json([&["run", "-d", "--name", name], options, &[snapshot]].concat())
-}
-
-/// Runs a shell line that must succeed, and gives what it printed.
-#[track_caller]
-fn say(world: &World, sandbox: &str, line: &str) -> String {
-    let answer = world.sh(sandbox, line);
-    assert_eq!(answer.code, 0, "{line}: {answer:?}");
-    answer.out().trim_end().to_owned()
 }
 
 /// Runs a shell line in a sandbox that is made from a snapshot for this alone.
@@ -87,10 +65,6 @@ fn snapshots(world: &World) -> BTreeSet<String> {
 fn entries(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().into_string().expect("names are text")).collect()
-}
-
-fn dir_of(world: &World, sandbox: &str) -> PathBuf {
-    world.home().join("sandboxes").join(world.inspect(sandbox)["id"].as_str().unwrap())
 }
 
 fn keys(value: &Value) -> BTreeSet<&str> {

@@ -3,27 +3,14 @@
 //! Always: a file of a store is changed by putting another in its place. Stores of tests share files by hard link, also
 //! with the one that all of them are made from.
 
-#[path = "support/held.rs"]
-mod held;
-#[path = "support/mount.rs"]
-mod mount;
-#[path = "support/ordinary.rs"]
-mod ordinary;
-mod support;
+use crate::support::{entries, held, text};
 
-#[path = "snapshots/beside.rs"]
 mod beside;
-#[path = "snapshots/collected.rs"]
 mod collected;
-#[path = "snapshots/damaged.rs"]
 mod damaged;
-#[path = "snapshots/differs.rs"]
 mod differs;
-#[path = "snapshots/indexed.rs"]
 mod indexed;
-#[path = "snapshots/refused.rs"]
 mod refused;
-#[path = "snapshots/travels.rs"]
 mod travels;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,11 +20,8 @@ use std::path::{Path, PathBuf};
 
 use sandtree_store::{Digest, ImageSpec, Store};
 use serde_json::Value;
-use support::World;
 
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_else(|| panic!("no text: {value}"))
-}
+use crate::support::World;
 
 fn digest(world: &World, reference: &str) -> String {
     text(&world.json(["snapshot", "inspect", reference])["digest"]).to_owned()
@@ -57,10 +41,6 @@ fn names(world: &World) -> Vec<String> {
     let mut names: Vec<String> = listed.as_array().unwrap().iter().flat_map(of).collect();
     names.sort();
     names
-}
-
-fn entries(dir: &Path) -> BTreeSet<PathBuf> {
-    fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())).map(|entry| entry.unwrap().path()).collect()
 }
 
 /// Every file below a directory, with what tells it from another.

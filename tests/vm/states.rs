@@ -1,29 +1,17 @@
 //! States through the door a user uses: checkpoint, revert, undo, redo, log, pause, resume, warm images.
 
-#[path = "support/held.rs"]
-mod held;
-#[path = "support/mount.rs"]
-mod mount;
-#[path = "support/ordinary.rs"]
-mod ordinary;
-mod support;
-
-#[path = "states/places.rs"]
 mod places;
-#[path = "states/rest.rs"]
 mod rest;
-#[path = "states/tree.rs"]
 mod tree;
-#[path = "states/trouble.rs"]
 mod trouble;
-#[path = "states/warm.rs"]
 mod warm;
 
 use std::fs;
 use std::path::PathBuf;
 
 use serde_json::Value;
-use support::{Answer, World, is_alive, until};
+
+use crate::support::{Answer, World, dir_of, is_alive, until};
 
 /// A process of a sandbox: `qemu_pid` or `keeper_pid`.
 fn pid(world: &World, sandbox: &str, field: &str) -> u32 {
@@ -48,10 +36,6 @@ fn tags(world: &World, sandbox: &str) -> Vec<String> {
     let states = world.json(["log", sandbox]);
     let tag = |state: &Value| state["tag"].as_str().unwrap_or("-").to_owned();
     states.as_array().unwrap().iter().map(tag).collect()
-}
-
-fn dir_of(world: &World, sandbox: &str) -> PathBuf {
-    world.home().join("sandboxes").join(world.inspect(sandbox)["id"].as_str().unwrap())
 }
 
 /// The layers below a directory: `.mem` or `.qcow2`.

@@ -1,17 +1,15 @@
 //! Commands, terminals and connections while their sandbox is checkpointed, paused, reverted and forked.
 
-mod pty;
-mod support;
-
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pty::Window;
 use serde_json::Value;
-use support::{Answer, DEADLINE, World, finish, until, wait};
+
+use crate::support::pty::Window;
+use crate::support::{self, Answer, DEADLINE, World, finish, until, wait};
 
 /// Counts on both streams until it is told that it is enough.
 const COUNT: &str =

@@ -3,8 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use serde_json::json;
+
+use super::{digest, end, host, image, say};
 use crate::support::{World, warm_states};
-use crate::{digest, end, host, image, say};
 
 pub fn recipe() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vm/images/with-inits.toml")
@@ -105,5 +107,11 @@ fn a_recipe_with_packages_is_made_once() {
     assert_eq!(digest(&world, "with-inits"), before);
     assert_ne!(digest(&world, "debian"), before);
     assert_eq!(image(&world, "with-inits")["init"], "image");
+    // What it was made of has no name, and goes by its digest.
+    let listed = world.json(["image", "ls"]);
+    let unnamed = listed.as_array().unwrap().iter().find(|image| image["names"] == json!([])).expect("it is kept");
+    let unnamed = unnamed["digest"].as_str().unwrap();
+    assert_eq!(world.json(["image", "rm", unnamed])["collected"], json!(true));
+    world.run(["image", "inspect", unnamed]).failed_with(&["there is no image"]);
     end(&world, &["debian", "with-inits"]);
 }

@@ -8,8 +8,8 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 use serde_json::{Value, json};
 
+use super::{busybox, end, files, host, image, say};
 use crate::support::World;
-use crate::{busybox, end, files, host, image, say};
 
 const SECTOR: u64 = 512;
 const ROOT_START: u64 = 2048 * SECTOR;

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use super::{busybox, end, files, host, published};
 use crate::support::World;
-use crate::{busybox, end, files, host, published};
 
 /// A member of an archive.
 struct Member<'a> {
@@ -108,7 +108,7 @@ fn what_is_not_whole_is_refused() {
 /// A packed archive of a few bytes, whose content is many times what the store has room for.
 #[test]
 fn a_bomb_is_limited() {
-    let Some(small) = crate::mount::Mount::tmpfs(320) else { return };
+    let Some(small) = crate::support::mount::Mount::tmpfs(320) else { return };
     let world = World::at(small.path().join("home"));
     let zeros = small.path().join("zeros");
     fs::File::create(&zeros).unwrap().set_len(4 << 30).unwrap();
@@ -132,7 +132,7 @@ fn a_layout_whose_layer_is_not_the_one_it_names_is_refused() {
     host("umoci", ["init".as_ref(), "--layout".as_ref(), layout.as_os_str()]);
     host("umoci", ["new", "--image", &tagged]);
     host("umoci", ["insert", "--image", &tagged, root.to_str().unwrap(), "/"]);
-    let blobs = crate::entries(&layout.join("blobs/sha256"));
+    let blobs = super::entries(&layout.join("blobs/sha256"));
     let is_layer = |path: &&std::path::PathBuf| fs::read(path).unwrap().starts_with(&[0x1f, 0x8b]);
     let layer = blobs.iter().find(is_layer).expect("there is a layer");
     let whole = fs::read(layer).unwrap();

@@ -1,8 +1,8 @@
 //! An image whose init is its own: it comes up, is stopped in good order, and its copies are somebody else.
 
-use crate::debian::world;
+use super::debian::world;
+use super::{end, say};
 use crate::support::World;
-use crate::{end, say};
 
 #[test]
 fn systemd_boots_beside_the_agent() {

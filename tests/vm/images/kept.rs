@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
+use super::{digest, end, image, say, text};
 use crate::support::{World, warm_states};
-use crate::{digest, end, image, say, text};
 
 #[test]
 fn images_are_listed_and_shown() {
@@ -37,6 +37,7 @@ fn an_image_that_is_used_loses_its_name_and_not_its_content() {
     assert!(removed.err().contains("1 sandbox"), "{removed:?}");
     let left = image(&world, &digest);
     assert_eq!((&left["names"], &left["sandboxes"]), (&json!([]), &json!(1)));
+    assert_eq!(world.json(["image", "rm", &digest])["collected"], json!(false), "by its digest it stays, too");
     world.ok(["gc"]);
     assert_eq!(say(&world, "a", "echo lives"), "lives");
     world.ok(["stop", "a"]);

@@ -5,8 +5,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use super::{digest, end, files, image, say, text};
 use crate::support::World;
-use crate::{digest, end, files, image, say, text};
 
 /// What a kernel of Debian's for virtual machines has built in, of what is looked for.
 const BUILT_IN: &str =
@@ -65,7 +65,7 @@ fn a_kernel_of_ones_own_boots_the_same_root() {
     let no_kernel = dir.path().join("early");
     world.run(["run", "--kernel", no_kernel.to_str().unwrap(), "tiny"]).failed_with(&["bzImage"]);
     end(&world, &["tiny"]);
-    assert_eq!(crate::entries(&world.home().join("kernels")).len(), 1, "nobody needs the other one");
+    assert_eq!(super::entries(&world.home().join("kernels")).len(), 1, "nobody needs the other one");
 }
 
 /// What a desktop needs is in it, and it is stopped, captured and copied like the other.

@@ -6,8 +6,8 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
+use super::{digest, end, entries, files, image, published, say, say_in, text};
 use crate::support::{Answer, DEADLINE, World, finish, kill, processes_of, until, wait};
-use crate::{digest, end, entries, files, image, published, say, say_in, text};
 
 const RANDOM: &str = "head -c 16 /dev/urandom | od -An -tx1 > /srv/random";
 

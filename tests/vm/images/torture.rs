@@ -11,9 +11,9 @@ use std::process::Command;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
 
-use crate::ordinary::Ordinary;
+use super::{busybox, digest, end, files, host, text};
 use crate::support::World;
-use crate::{busybox, digest, end, files, host, text};
+use crate::support::ordinary::Ordinary;
 
 /// `cap_dac_override=ep`, as `setcap` writes it.
 const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];

@@ -2,9 +2,10 @@
 
 use serde_json::Value;
 
-use crate::server::{Kind, Registry};
+use super::server::{Kind, Registry};
+use super::{document, elsewhere, end, skopeo, text};
 use crate::support::World;
-use crate::{document, elsewhere, end, held, skopeo, text};
+use crate::support::held;
 
 fn bytes(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))

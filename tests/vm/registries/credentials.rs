@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::server::{Kind, PASSWORD, Registry, USER, run};
+use super::server::{Kind, PASSWORD, Registry, USER, run};
+use super::unchanged;
 use crate::support::{Answer, World, finish};
-use crate::unchanged;
 
 /// Runs the command as loudly as it can, with a configuration and a search path of the test's own.
 fn asked(world: &World, config: &Path, arguments: &[&str], input: Option<&str>) -> Answer {

@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::server::{Kind, Registry};
-use crate::shelf::digest;
+use super::server::{Kind, Registry};
+use super::shelf::digest;
+use super::{document, elsewhere, put_document, refused, text};
 use crate::support::World;
-use crate::{document, elsewhere, put_document, refused, text};
 
 const MEMBER_DIGEST: &str = "dev.sandtree.member.digest";
 const MEMBER_BYTES: &str = "dev.sandtree.member.bytes";

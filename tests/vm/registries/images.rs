@@ -1,9 +1,9 @@
 //! Images that others made, as they run here.
 
-use crate::made::{Made, Packing, REPORT, layer_types};
-use crate::server::{Kind, Registry};
+use super::made::{Made, Packing, REPORT, layer_types};
+use super::server::{Kind, Registry};
+use super::{content, elsewhere, end, text};
 use crate::support::World;
-use crate::{content, elsewhere, end, text};
 
 #[test]
 fn an_image_runs_as_its_maker_says_however_it_is_packed() {

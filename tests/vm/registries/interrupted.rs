@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::scripted::Server;
-use crate::shelf::{MANIFEST, Shelf, break_off, digest, stall};
+use super::scripted::Server;
+use super::shelf::{MANIFEST, Shelf, break_off, digest, stall};
+use super::unchanged;
 use crate::support::{World, finish, kill, until};
-use crate::unchanged;
 
 /// Starts the command, waits until the server is asked for what it does not give, and interrupts.
 #[track_caller]

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::server::{Registry, run};
+use super::server::{Registry, run};
+use super::{document, put_document, skopeo};
 use crate::support::World;
-use crate::{document, put_document, skopeo};
 
 /// What [`Made::entry point`](Made) prints, with the arguments of the image's own.
 pub const REPORT: &str =
@@ -103,7 +103,7 @@ impl Made {
 
 /// What an index says of one of its images.
 pub fn entry(registry: &Registry, of: &str, architecture: &str) -> serde_json::Value {
-    let fetched = crate::client(registry).manifest(&crate::reference(registry, of)).unwrap();
+    let fetched = super::client(registry).manifest(&super::reference(registry, of)).unwrap();
     json!({
         "mediaType": fetched.media_type,
         "digest": fetched.digest.to_string(),
@@ -126,7 +126,7 @@ pub fn put_index(registry: &Registry, to: &str, entries: &[serde_json::Value]) {
 pub fn layer_types(registry: &Registry, of: &str) -> String {
     let (_, manifest) = document(registry, of);
     let layers = manifest["layers"].as_array().unwrap().iter();
-    layers.map(|layer| crate::text(&layer["mediaType"]).to_owned()).collect::<Vec<_>>().join(" ")
+    layers.map(|layer| super::text(&layer["mediaType"]).to_owned()).collect::<Vec<_>>().join(" ")
 }
 
 fn write_base(base: &Path, color: &str) {

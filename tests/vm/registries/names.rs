@@ -1,9 +1,9 @@
 //! What is called how after a pull, and what may take whose name.
 
-use crate::made::{Made, Packing};
-use crate::server::{Kind, Registry};
+use super::made::{Made, Packing};
+use super::server::{Kind, Registry};
+use super::{content, end, refused, text};
 use crate::support::World;
-use crate::{content, end, refused, text};
 
 #[test]
 fn a_reference_is_no_name_until_it_is_pulled() {

@@ -7,8 +7,8 @@ use std::io::{Read, Write};
 use sandtree_store::Digest;
 use serde_json::{Value, json};
 
-use crate::scripted::{Peer, Request, Server, head, reply};
-use crate::server::run;
+use super::scripted::{Peer, Request, Server, head, reply};
+use super::server::run;
 
 pub const MANIFEST: &str = "/v2/x/manifests/1";
 const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::mount::Mount;
-use crate::refused;
-use crate::scripted::{Peer, Request, Server, head, reply};
-use crate::shelf::{MANIFEST, Shelf, boast, bomb, break_off, digest};
+use super::refused;
+use super::scripted::{Peer, Request, Server, head, reply};
+use super::shelf::{MANIFEST, Shelf, boast, bomb, break_off, digest};
 use crate::support::World;
+use crate::support::mount::Mount;
 
 fn reference(server: &Server) -> String {
     format!("{}/x:1", server.host)

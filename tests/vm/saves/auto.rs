@@ -12,10 +12,10 @@ use std::time::Duration;
 use sandtree::keeper::{Lease, Order, Task};
 use sandtree::{Fault, HostConfig, SandboxSpec, SaveOnStop, Step, parse_target};
 
-use crate::lab::{config, spec};
-use crate::mount::Mount;
+use super::{end, entries, read, refused, save, say, say_in, snapshots};
+use crate::support::lab::{config, spec};
+use crate::support::mount::Mount;
 use crate::support::{Answer, World, finish, kill, program, until};
-use crate::{end, entries, read, refused, save, say, say_in, snapshots};
 
 const WAIT: &str = "echo ready > /dev/console; sleep 1000";
 

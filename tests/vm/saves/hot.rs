@@ -1,7 +1,7 @@
 //! A save of the disk alone: the guest goes on, and what is saved is whole.
 
+use super::{end, save, say, say_in, start_from};
 use crate::support::{World, until};
-use crate::{end, save, say, say_in, start_from};
 
 /// A process that writes numbered lines with the guest's time to its disk, for ever.
 const TICKS: &str =

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
+use super::{end, refused, save, say, start_from};
 use crate::support::World;
-use crate::{end, held, refused, save, say, start_from};
+use crate::support::held;
 
 /// A process with a variable, a number and an open file. Asked, it adds a line to the file by its descriptor.
 const WRITER: &str = "mkfifo /run/q /run/r; exec 3> /srv/log; n=0; \

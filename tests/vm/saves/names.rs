@@ -6,8 +6,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
+use super::{end, entries, keys, refused, save, say, say_in, snapshots, start_from};
 use crate::support::{Answer, World};
-use crate::{end, entries, keys, refused, save, say, say_in, snapshots, start_from};
 
 /// The error that a command prints with `--json`.
 fn json_error(answer: &Answer) -> Value {

@@ -4,8 +4,8 @@ use std::fs;
 
 use serde_json::Value;
 
+use super::{dir_of, end, entries, layers, manifest, save, say, say_in, snapshots, start_from};
 use crate::support::World;
-use crate::{dir_of, end, entries, layers, manifest, save, say, say_in, snapshots, start_from};
 
 #[test]
 fn the_thirtieth_save_loads_as_the_thirtieth_and_the_seventh_as_the_seventh() {
@@ -93,7 +93,7 @@ fn checkpoints_neither_get_lost_by_a_save_nor_into_it() {
     assert!(!compared.to_string().contains("file-"), "a@c5 is what was saved of it: {compared}");
     assert!(world.json(["snapshot", "diff", "a@c5", "a"]).to_string().contains("file-6"));
     let unknown = world.run(["save", "a", "none", "--from", "nothing"]);
-    crate::refused(&unknown, &["no state nothing"], &["sandtree log"]);
+    super::refused(&unknown, &["no state nothing"], &["sandtree log"]);
 
     world.ok(["revert", "a", "c9"]);
     assert_eq!(say(&world, "a", "cat /srv/n; ls /srv | grep -c file-"), "9\n9");

@@ -1,7 +1,8 @@
 //! Saves of sandboxes in whatever state they are; and what two saves have in common.
 
+use super::{dir_of, end, entries, layers, refused, save, say, say_in, snapshots, start_from};
+use crate::support::held;
 use crate::support::{World, kill, until};
-use crate::{dir_of, end, entries, held, layers, refused, save, say, say_in, snapshots, start_from};
 
 /// Saves twice, and asserts that all of the first is in the second and nothing else.
 #[track_caller]

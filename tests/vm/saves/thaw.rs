@@ -11,9 +11,9 @@ use sandtree::{
     Consistency, Error, ErrorKind, Fault, HostConfig, Phase, Progress, Result, Sandbox, SaveSpec, Saved, Step,
 };
 
-use crate::lab::{self, Lab, config, sh, spec};
+use super::{dir_of, end, entries, save, say, say_in};
+use crate::support::lab::{self, Lab, config, sh, spec};
 use crate::support::{DEADLINE, World, finish, kill, program, until};
-use crate::{dir_of, end, entries, save, say, say_in};
 
 /// A guest that is there may take longer than this to answer.
 const AGENT_IS_WAITED_FOR: Duration = Duration::from_secs(25);

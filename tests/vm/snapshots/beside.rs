@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 
+use super::{assert_nothing_staged, digest, in_memory, names, remove, stopped, text};
+use crate::support::held;
 use crate::support::{Answer, World, finish};
-use crate::{assert_nothing_staged, digest, held, in_memory, names, remove, stopped, text};
 
 const ROUNDS: usize = 6;
 

@@ -7,8 +7,9 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::{assert_nothing_staged, entries, names, published, put, remove, saved_with_memory, stopped, text};
 use crate::support::World;
-use crate::{assert_nothing_staged, entries, held, names, published, put, remove, saved_with_memory, stopped, text};
+use crate::support::held;
 
 /// What files take that are not in `seen`, directories with it.
 fn taken(path: &Path, seen: &mut BTreeSet<(u64, u64)>) -> u64 {
@@ -72,7 +73,7 @@ fn the_middle_of_a_tree_goes_and_its_children_stay_whole() {
         held::write(&world, name, word);
         world.ok(["save", name, name, "--memory"]);
     }
-    let digests = ["first", "second", "third"].map(|name| crate::digest(&world, name));
+    let digests = ["first", "second", "third"].map(|name| super::digest(&world, name));
     let parent = |name: &str| world.json(["snapshot", "inspect", name])["manifest"]["parent"].clone();
     assert_eq!((parent("second"), parent("third")), (digests[0].clone().into(), digests[1].clone().into()));
     let drawn = world.ok(["log", "--all"]).out().to_owned();
@@ -139,7 +140,7 @@ fn with_its_last_name_a_snapshot_frees_what_only_it_had() {
 
     // Replaced, what was there goes, too.
     stopped(&world, "b", "two");
-    let old = crate::digest(&world, "s");
+    let old = super::digest(&world, "s");
     world.ok(["save", "b", "s", "--force"]);
     assert!(!world.home().join("snapshots").join(old).exists());
     assert_eq!(collect(&world)["removed"], Value::Array(Vec::new()));

@@ -7,8 +7,8 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
+use super::{assert_nothing_staged, entries, in_memory, names, put, remove, saved_with_memory, stopped, text};
 use crate::support::{Answer, World, finish};
-use crate::{assert_nothing_staged, entries, in_memory, names, put, remove, saved_with_memory, stopped, text};
 
 /// What a list says of what is damaged.
 const UNUSABLE: &str = "cannot be used";
@@ -262,7 +262,7 @@ fn of_a_manifest_and_of_a_name() {
     stopped(&world, "a", "one");
     world.ok(["save", "a", "s"]);
     world.ok(["save", "a", "other"]);
-    let digest = crate::digest(&world, "s");
+    let digest = super::digest(&world, "s");
     let path = world.home().join("snapshots").join(&digest).join("manifest.json");
     let content = fs::read(&path).unwrap();
     let target = Target { world: &world, snapshot: "s", path, part: format!("snapshot {digest}") };
@@ -391,7 +391,7 @@ fn of_a_directory() {
     }
     world.ok(["snapshot", "verify", path]);
     other.ok(["run", "-d", "--name", "b", path]);
-    crate::held::assert_holds(&other, "b", "one", 0);
+    crate::support::held::assert_holds(&other, "b", "one", 0);
     let listed = world.json(["snapshot", "ls", "--workspace", dir.parent().unwrap().to_str().unwrap()]);
     assert_eq!(listed[0]["names"][0], "dir", "{listed}");
     world.ok(["snapshot", "rm", "dir", "--workspace", dir.parent().unwrap().to_str().unwrap()]);

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use super::{assert_nothing_staged, in_memory, names, remove, text};
 use crate::support::World;
-use crate::{assert_nothing_staged, in_memory, names, remove, text};
 
 const BEFORE: &str = r#"set -e; mkdir -p /srv/d/dir /srv/d/gone/deep /srv/d/becomes; cd /srv/d
 echo same > same; echo old > changed; echo gone > removed; echo deep > gone/deep/file

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::mount::is_root;
-use crate::ordinary::Ordinary;
+use super::{assert_nothing_staged, put, remove, stopped};
 use crate::support::World;
-use crate::{assert_nothing_staged, put, remove, stopped};
+use crate::support::mount::is_root;
+use crate::support::ordinary::Ordinary;
 
 /// All that is said of snapshots.
 fn said(world: &World) -> Vec<Value> {
@@ -68,7 +68,7 @@ fn whatever_becomes_of_the_index_nothing_else_is_said() {
     world.ok(["snapshot", "rm", "s-2"]);
     world.ok(["save", "a", "s-5"]);
     put(&path, &old);
-    assert_eq!(crate::names(&world), ["s-1", "s-3", "s-5"]);
+    assert_eq!(super::names(&world), ["s-1", "s-3", "s-5"]);
     assert_nothing_staged(&world);
     remove(&world, &["a"]);
 }

@@ -3,9 +3,9 @@
 use std::fs;
 use std::process::Stdio;
 
-use crate::mount::Mount;
+use super::{assert_nothing_staged, in_memory, names, published, remove, saved_with_memory, stopped};
+use crate::support::mount::Mount;
 use crate::support::{DEADLINE, World, eventually, kill, wait};
-use crate::{assert_nothing_staged, in_memory, names, published, remove, saved_with_memory, stopped};
 
 /// How many places of a file are changed, evenly over all of it.
 const PLACES: usize = 40;

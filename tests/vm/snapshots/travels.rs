@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use sandtree_store::Digest;
 
-use crate::mount::Mount;
-use crate::support::{DEADLINE, World, eventually, finish, kill, wait};
-use crate::{
-    assert_nothing_staged, content_digest, digest, entries, held, image_digest, in_memory, names, published,
-    rebuild_image, remove, saved_with_memory, stopped, text,
+use super::{
+    assert_nothing_staged, content_digest, digest, entries, image_digest, in_memory, names, published, rebuild_image,
+    remove, saved_with_memory, stopped, text,
 };
+use crate::support::held;
+use crate::support::mount::Mount;
+use crate::support::{DEADLINE, World, eventually, finish, kill, wait};
 
 /// Takes the file into a store of its own below `dir`, lets it go on there, and writes it again.
 fn goes_on_at(dir: &Path, file: &Path) {

@@ -5,10 +5,11 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::mount::{Mount, is_root};
-use crate::ordinary::Ordinary;
+use super::{dir_of, layers, remove};
 use crate::support::World;
-use crate::{dir_of, held, layers, remove};
+use crate::support::held;
+use crate::support::mount::{Mount, is_root};
+use crate::support::ordinary::Ordinary;
 
 /// Everything that moves layers about, once.
 fn everything(world: &World, options: &[&str]) {

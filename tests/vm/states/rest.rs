@@ -5,8 +5,9 @@ use std::process::{Child, Stdio};
 
 use serde_json::Value;
 
+use super::{dir_of, json_error, pid, remove, tags, until_gone};
+use crate::support::held;
 use crate::support::{World, finish, kill, processes_of, until};
-use crate::{dir_of, held, json_error, pid, remove, tags, until_gone};
 
 #[test]
 fn a_paused_sandbox_is_no_process_and_goes_on_exactly() {
@@ -53,7 +54,7 @@ fn a_paused_sandbox_whose_keeper_is_killed_is_resumed_by_another() {
     let (qemu, keeper) = (pid(&world, "a", "qemu_pid"), pid(&world, "a", "keeper_pid"));
     world.ok(["pause", "a"]);
     until_gone(qemu);
-    assert!(crate::is_alive(keeper), "the keeper left its client");
+    assert!(super::is_alive(keeper), "the keeper left its client");
     kill(keeper, "KILL");
     until_gone(keeper);
     finish(client).failed_with(&["connection to the sandbox ended"]);

@@ -8,8 +8,9 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::{dir_of, json_error, pid, remove, tags};
+use crate::support::held;
 use crate::support::{DEADLINE, World};
-use crate::{dir_of, held, json_error, pid, remove, tags};
 
 fn keys(value: &Value) -> BTreeSet<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()

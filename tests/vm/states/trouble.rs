@@ -7,9 +7,10 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::mount::Mount;
+use super::{dir_of, json_error, layers, pid, remove, tags, until_gone};
+use crate::support::held;
+use crate::support::mount::Mount;
 use crate::support::{World, finish, kill, until};
-use crate::{dir_of, held, json_error, layers, pid, remove, tags, until_gone};
 
 /// A sandbox that holds `two`, and `one` in its checkpoint `base`.
 fn with_base(world: &World, options: &[&str]) -> Value {

@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::{layers, remove};
+use crate::support::held;
 use crate::support::{World, warm_states};
-use crate::{held, layers, remove};
 
 /// When the kernel of a guest read its clock while it booted: one boot, one answer, whatever was restored since.
 fn boot_of(world: &World, sandbox: &str) -> String {

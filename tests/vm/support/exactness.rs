@@ -1,7 +1,5 @@
 //! Whether what a state is restored to is, byte for byte, what was there when it was taken.
 
-#![allow(dead_code, reason = "each test file uses its own part")]
-
 use std::collections::BTreeSet;
 
 use sandtree::{Checkpoint, ForkSpec, Replace, Sandbox, SandboxSpec, Step};

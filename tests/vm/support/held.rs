@@ -1,9 +1,7 @@
 //! What a guest holds, where each kind of a state's content is: on its disk, in a file system in memory, and in the
 //! memory of a process.
 
-#![allow(dead_code, reason = "each test file uses its own part")]
-
-use super::support::World;
+use super::World;
 
 /// A process that remembers a word and counts how often it was asked, in its own memory and nowhere else.
 const REMEMBER: &str = "mkfifo /run/ask /run/answer; \

@@ -3,8 +3,6 @@
 //! Always: a machine's memory is looked at by other means than the product's: through `/proc/PID/mem`, at the place that
 //! `/proc/PID/maps` tells.
 
-#![allow(dead_code, reason = "each test file uses its own part")]
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -17,7 +15,7 @@ use sandtree::{ExecSpec, Fault, Faults, FileOwner, Host, HostConfig, Lifetime, S
 
 use serde_json::Value;
 
-use super::support::{DEADLINE, World, eventually, processes_of};
+use super::{DEADLINE, World, eventually, processes_of};
 
 pub const PAGE: usize = 4096;
 
@@ -272,10 +270,6 @@ impl Ram {
     /// How many pages differ.
     pub fn changed_pages(&self, other: &Ram) -> usize {
         self.pages.iter().zip(&other.pages).filter(|(a, b)| !same(a.as_ref(), b.as_ref())).count()
-    }
-
-    pub fn contains(&self, text: &[u8]) -> bool {
-        self.pages.iter().flatten().any(|page| page.windows(text.len()).any(|window| window == text))
     }
 }
 

@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::support::{World, is_alive, kill, until};
+use super::{World, is_alive, kill, until};
 
 /// The only checkpoint there is.
 const TAG: &str = "survives";

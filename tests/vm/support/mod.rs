@@ -3,8 +3,16 @@
 //! Always: what a test started is ended when it ends, also when it fails, by id. A test that passes leaves nothing: no
 //! sandbox, no process, no file. One that fails keeps its store, and says where.
 
-#![allow(dead_code, reason = "each test file uses its own part")]
+pub mod exactness;
+pub mod held;
+pub mod lab;
+pub mod lifecycle;
+pub mod mount;
+pub mod ordinary;
+pub mod pty;
+pub mod shared;
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Write};
@@ -330,4 +338,27 @@ fn copy_tree(from: &Path, to: &Path, copy: &dyn Fn(&Path, &Path) -> std::io::Res
             false => copy(&entry.path(), &target).unwrap(),
         }
     }
+}
+
+#[track_caller]
+pub fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_else(|| panic!("no text: {value}"))
+}
+
+/// Runs a shell line that must succeed, and gives what it printed.
+#[track_caller]
+pub fn say(world: &World, sandbox: &str, line: &str) -> String {
+    let answer = world.sh(sandbox, line);
+    assert_eq!(answer.code, 0, "{line}: {answer:?}");
+    answer.out().trim_end().to_owned()
+}
+
+#[track_caller]
+pub fn entries(dir: &Path) -> BTreeSet<PathBuf> {
+    fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())).map(|entry| entry.unwrap().path()).collect()
+}
+
+/// Where the store keeps a sandbox.
+pub fn dir_of(world: &World, sandbox: &str) -> PathBuf {
+    world.home().join("sandboxes").join(text(&world.inspect(sandbox)["id"]))
 }

@@ -1,7 +1,5 @@
 //! File systems of a test's own, unmounted when they are dropped.
 
-#![allow(dead_code, reason = "each test file uses its own part")]
-
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

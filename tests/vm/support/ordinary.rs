@@ -1,13 +1,11 @@
 //! The way an ordinary user of the host goes, when it is root who tests.
 
-#![allow(dead_code, reason = "each test file uses its own part")]
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::support::{Answer, World, finish, program};
+use super::{Answer, World, finish, program};
 
 pub const ORDINARY: &str = "12345";
 

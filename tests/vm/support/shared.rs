@@ -3,13 +3,11 @@
 //!
 //! Always: the last test that holds it removes it, and asserts that nothing is left.
 
-#![allow(dead_code, reason = "each test file uses its own part")]
-
 use std::ops::Deref;
 use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::support::{Answer, World, processes_of, until};
+use super::{Answer, World, processes_of, until};
 
 /// The name of the shared sandbox.
 pub const A: &str = "a";

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-use super::support::{self, DEADLINE, eventually};
+use super::{DEADLINE, eventually};
 
 pub struct Window {
     master: File,
@@ -72,7 +72,7 @@ impl Window {
 
     /// Waits for the program's end.
     pub fn close(mut self, deadline: Duration) -> Option<i32> {
-        support::wait(&mut self.child, deadline)
+        super::wait(&mut self.child, deadline)
     }
 }
 

@@ -3,15 +3,8 @@
 //!
 //! Where backports cannot be reached, each test says so on standard error and passes.
 
-#[path = "support/exactness.rs"]
-mod exactness;
-#[path = "support/held.rs"]
-mod held;
-#[path = "support/lab.rs"]
-mod lab;
-#[path = "support/mount.rs"]
-mod mount;
-mod support;
+use crate::support::held;
+use crate::support::lab;
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -19,11 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use exactness::Exactness;
-use lab::{Lab, give_worker, spec, start};
-use mount::Mount;
 use sandtree::{Host, HostConfig, Sandbox, SandboxSpec, Verb};
-use support::{Answer, World};
+
+use crate::support::exactness::Exactness;
+use crate::support::lab::{Lab, give_worker, spec, start};
+use crate::support::mount::Mount;
+use crate::support::{Answer, World};
 
 /// A processor that is the same under both.
 const PORTABLE: &str = "Opteron_G3";

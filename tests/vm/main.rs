@@ -1,0 +1,25 @@
+//! Real QEMU and real guests, through the doors a user uses: one program, so that the processors are never idle while one
+//! file's last test runs.
+
+mod create;
+mod errors;
+mod exact;
+mod exec;
+mod faults;
+mod files;
+mod forks;
+mod images;
+mod keeper;
+mod killed;
+mod lifecycle;
+mod link;
+mod model;
+mod moves;
+mod nested;
+mod network;
+mod registries;
+mod saves;
+mod snapshots;
+mod states;
+mod streams;
+mod support;
