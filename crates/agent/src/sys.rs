@@ -17,7 +17,7 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
 
 /// Blocks every signal for this thread and those it starts, and makes `heard` readable as a descriptor.
 ///
-/// A blocked SIGTERM cannot end the agent. Children inherit the mask and must [`unblock_signals`].
+/// A blocked SIGTERM cannot end the agent. Children inherit the mask and must [`clean_signals`].
 pub fn block_signals(heard: &[i32]) -> io::Result<OwnedFd> {
     let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut readable = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
@@ -43,11 +43,17 @@ pub fn heard_signals(fd: impl AsFd) -> Vec<i32> {
     records[..count].chunks_exact(RECORD).map(number).collect()
 }
 
-/// The mask a command expects: nothing blocked. May be called between fork and exec.
-pub fn unblock_signals() -> io::Result<()> {
+/// What a command expects: nothing blocked, and nothing ignored, whatever the agent was started with. May be called
+/// between fork and exec.
+pub fn clean_signals() -> io::Result<()> {
     let mut none = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigemptyset initialises the set that pthread_sigmask then reads.
+    // SAFETY: signal takes a number and a constant; sigemptyset initialises the set that pthread_sigmask then reads.
     unsafe {
+        for number in (1..32).filter(|number| ![libc::SIGKILL, libc::SIGSTOP].contains(number)) {
+            if libc::signal(number, libc::SIG_DFL) == libc::SIG_ERR {
+                return Err(io::Error::last_os_error());
+            }
+        }
         check(libc::sigemptyset(none.as_mut_ptr()))?;
         check(libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut()))?;
     }

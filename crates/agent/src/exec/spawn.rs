@@ -214,7 +214,7 @@ impl Launch {
     fn become_command(&self, argv: &Pointers, env: &Pointers) -> (Step, io::Error) {
         match self.prepare() {
             Err((step, error)) => (step, error.into()),
-            Ok(()) => match sys::unblock_signals() {
+            Ok(()) => match sys::clean_signals() {
                 Err(error) => (Step::Limits, error),
                 Ok(()) => (Step::Execute, self.execute(argv, env)),
             },
