@@ -37,12 +37,13 @@ lint:
 
 # All of the workspace each time, so that nothing is built twice with other features.
 unit:
+	$(CARGO) build --workspace --locked --bins --examples
 	$(CARGO) test --workspace --locked --lib --bins --test '[!v]*'
 	$(CARGO) test --workspace --locked --doc
 
 # A few seconds of each target; `make fuzz` runs longer.
 fuzz-short:
-	$(CARGO) build --workspace --locked --bins
+	$(CARGO) build --workspace --locked --bins --examples
 	$(TARGET)/debug/sandtree-fuzz --seconds 2
 
 fuzz:
