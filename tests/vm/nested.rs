@@ -51,8 +51,8 @@ fn soft_dirty_states_are_exact_in_a_kernel_that_has_it() {
 /// Writes, overwrites and frees memory, and takes a state of it.
 fn work_and_checkpoint(world: &World, number: usize) -> String {
     let work = format!(
-        "cd /dev/shm; dd if=/dev/urandom of=new{number} bs=64k count=5 2>/dev/null; \
-         dd if=/dev/urandom of=same bs=64k count=3 conv=notrunc 2>/dev/null; rm -f new$(({number} - 1)); \
+        "cd /dev/shm; dd if=/dev/urandom of=new{number} bs=64k count=20 2>/dev/null; \
+         dd if=/dev/urandom of=same bs=64k count=8 conv=notrunc 2>/dev/null; rm -f new$(({number} - 1)); \
          cp new{number} /root/; {SUMS}"
     );
     let sums = inner(world, &["exec", "inner", "--", "sh", "-c", &work]).out().to_owned();
