@@ -1,6 +1,6 @@
 # `make demo` and `make test` do all their own set-up on a fresh Debian 12 machine with Rust.
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-tests build demo test lint unit fuzz-short fuzz vm bench clean
+.PHONY: help setup setup-tests build demo test lint programs unit fuzz-short fuzz vm bench clean
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -35,15 +35,16 @@ lint:
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	@./scripts/deny
 
-# All of the workspace each time, so that nothing is built twice with other features.
-unit:
+# What tests start. All of the workspace each time, so that nothing is built twice with other features.
+programs:
 	$(CARGO) build --workspace --locked --bins --examples
+
+unit: programs
 	$(CARGO) test --workspace --locked --lib --bins --test '[!v]*'
 	$(CARGO) test --workspace --locked --doc
 
 # A few seconds of each target; `make fuzz` runs longer.
-fuzz-short:
-	$(CARGO) build --workspace --locked --bins --examples
+fuzz-short: programs
 	$(TARGET)/debug/sandtree-fuzz --seconds 2
 
 fuzz:

@@ -142,8 +142,7 @@ impl Host {
                 Reference::Name(name) => host.store.remove_image_name(&name),
                 Reference::Digest(digest) => {
                     // It may have no name, and be one that cannot be read.
-                    host.image_info(&digest)?;
-                    let mut names = host.image_names(&digest)?.into_iter();
+                    let mut names = host.image_summary(&digest)?.names.into_iter();
                     let unnamed = names.try_for_each(|name| host.store.remove_image_name(&name).map(drop));
                     unnamed.and_then(|()| host.store.remove_unused_image(digest))
                 }
@@ -336,17 +335,13 @@ impl Inner {
     }
 
     pub fn image_info(&self, digest: &Digest) -> Result<ImageInfo> {
-        let listed = self.store.list_images().map_err(store_error("list its images"))?;
-        let found = listed.into_iter().find(|summary| summary.digest == *digest);
-        found.map(ImageInfo::new).ok_or_else(|| Error::NoImage { name: digest.to_string() })
+        self.image_summary(digest).map(ImageInfo::new)
     }
 
-    fn image_names(&self, digest: &Digest) -> Result<Vec<Name>> {
-        let names = self.store.names().map_err(store_error("list its names"))?.into_iter();
-        Ok(names
-            .filter(|(_, named)| matches!(named, Ok(Named::Image(of)) if of == digest))
-            .map(|(name, _)| name)
-            .collect())
+    fn image_summary(&self, digest: &Digest) -> Result<ImageSummary> {
+        let listed = self.store.list_images().map_err(store_error("list its images"))?;
+        let found = listed.into_iter().find(|summary| summary.digest == *digest);
+        found.ok_or_else(|| Error::NoImage { name: digest.to_string() })
     }
 }
 

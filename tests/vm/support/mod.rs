@@ -45,18 +45,24 @@ impl Default for World {
 
 impl World {
     pub fn new() -> Self {
+        Self::made_by(|path| link_tree(base(), path))
+    }
+
+    fn made_by(make: impl FnOnce(&Path)) -> Self {
         let home = tempfile::Builder::new().prefix("st-").tempdir().expect("a temporary directory can be made");
         let path = home.path().join("home");
-        link_tree(base(), &path);
+        make(&path);
         World { home: Some(home), path }
     }
 
     /// A store with `debian`, its warm state, and what was made from these recipes, and nothing else.
     pub fn debian(recipes: &[&Path]) -> Self {
-        let home = tempfile::Builder::new().prefix("st-").tempdir().expect("a temporary directory can be made");
-        let path = home.path().join("home");
-        link_tree(debian_base(recipes), &path);
-        World { home: Some(home), path }
+        Self::made_by(|path| link_tree(debian_base(recipes), path))
+    }
+
+    /// With files of its own: those that other stores link to change when one of them goes.
+    pub fn copied() -> Self {
+        Self::made_by(copy_base)
     }
 
     /// A store at a place of the test's choice.
@@ -67,7 +73,7 @@ impl World {
 
     /// As `at`, with files of its own: their owner may be changed.
     pub fn copied_to(path: PathBuf) -> Self {
-        copy_tree(base(), &path, &|from, to| fs::copy(from, to).map(drop));
+        copy_base(&path);
         World { home: None, path }
     }
 
@@ -319,6 +325,10 @@ fn made_once(dir: &str, image: &str, recipes: &[&Path]) -> PathBuf {
 /// The warm states of a store.
 pub fn warm_states(home: &Path) -> Vec<PathBuf> {
     fs::read_dir(home.join("warm")).into_iter().flatten().map(|entry| entry.unwrap().path()).collect()
+}
+
+fn copy_base(to: &Path) {
+    copy_tree(base(), to, &|from, to| fs::copy(from, to).map(drop));
 }
 
 /// Copies a tree by hard links where it can: published files never change.

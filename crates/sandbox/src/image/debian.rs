@@ -128,7 +128,7 @@ fn environment() -> Vec<(&'static str, OsString)> {
     let set = [
         ("LC_ALL", "C".to_owned()),
         ("SOURCE_DATE_EPOCH", EPOCH.to_string()),
-        // Packages compile their modules. What happens to be imported meanwhile does not say so.
+        // Packages compile their modules. What happens to be imported meanwhile leaves nothing.
         ("PYTHONDONTWRITEBYTECODE", "1".to_owned()),
     ];
     kept.chain(set.map(|(name, value)| (name, value.into()))).collect()

@@ -19,9 +19,9 @@ const NAMES_MAX: u64 = 1 << 30;
 pub(super) const ROOM_BYTES: u64 = 64 << 20;
 const GIB: u64 = 1 << 30;
 
-/// The size of a sandbox's disk on an image of so many bytes.
-pub(super) fn default_disk_bytes(image_bytes: u64) -> u64 {
-    image_bytes.next_multiple_of(GIB) + 4 * GIB
+/// The size of a sandbox's disk on an image of so many bytes: as asked for, or with some GiB of room.
+pub(super) fn disk_bytes(asked: Option<u64>, image_bytes: u64) -> u64 {
+    asked.unwrap_or(image_bytes.next_multiple_of(GIB) + 4 * GIB)
 }
 
 /// What may be written at once without taking the last of the disk from others.

@@ -13,7 +13,7 @@ use sandtree_store::{ExecDefaults, Image, ImageSpec, Init, Store};
 use sha2::{Digest as _, Sha256};
 
 use super::bundle;
-use super::making::{Making, ROOM_BYTES, default_disk_bytes, unpacking};
+use super::making::{Making, ROOM_BYTES, disk_bytes, unpacking};
 use super::{Error, ImportSpec, Progress, Stage, Watch, hex, io_error};
 use crate::spec::host_arch;
 
@@ -55,7 +55,7 @@ pub(crate) fn image_of(
         kernel: kernel.digest.clone(),
         init: spec.init.unwrap_or(Init::Agent),
         defaults,
-        disk_bytes: Some(spec.disk_bytes.unwrap_or(default_disk_bytes(bytes))),
+        disk_bytes: Some(disk_bytes(spec.disk_bytes, bytes)),
     })
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use sandtree_rootfs::{DiskLimits, TarRules, import_disk, looks_like_disk};
 use sandtree_store::{ExecDefaults, Image, ImageSpec, Init, Store};
 
-use super::making::{Making, ROOM_BYTES, default_disk_bytes, unpacking, writable_bytes};
+use super::making::{Making, ROOM_BYTES, disk_bytes, unpacking, writable_bytes};
 use super::{Error, ImportSpec, PATH, Progress, Stage, Watch, bundle, io_error, oci};
 use crate::spec::host_arch;
 
@@ -90,7 +90,7 @@ fn import_whole_disk(store: &Store, path: &Path, spec: &ImportSpec, watch: &mut 
         // A disk was made to boot by itself.
         init: spec.init.unwrap_or(Init::Image),
         defaults: defaults(),
-        disk_bytes: Some(spec.disk_bytes.unwrap_or(default_disk_bytes(disk.bytes))),
+        disk_bytes: Some(disk_bytes(spec.disk_bytes, disk.bytes)),
     };
     Ok(store.publish_image(staged, spec)?)
 }
@@ -107,7 +107,7 @@ fn publish(
         kernel,
         init,
         defaults: defaults(),
-        disk_bytes: Some(spec.disk_bytes.unwrap_or(default_disk_bytes(bytes))),
+        disk_bytes: Some(disk_bytes(spec.disk_bytes, bytes)),
     })
 }
 
