@@ -193,11 +193,12 @@ const CODE_X86_64: &[u8] = &[
     0xf4,                                                       // 0xae: hlt
     0xeb, 0xfd,                                                 // jmp 0xae
     0, 0, 0, 0, 0, 0, 0,
-    // 0xb8, segment descriptors: none, 32-bit code, data, 64-bit code
+    // 0xb8, segment descriptors: none, 32-bit code, data, 64-bit code. Their accessed bits are set: a processor sets a
+    // clear one when it loads the descriptor, and under KVM that write to ROM never completes.
     0, 0, 0, 0, 0, 0, 0, 0,
-    0xff, 0xff, 0, 0, 0, 0x9a, 0xcf, 0,
-    0xff, 0xff, 0, 0, 0, 0x92, 0xcf, 0,
-    0xff, 0xff, 0, 0, 0, 0x9a, 0xaf, 0,
+    0xff, 0xff, 0, 0, 0, 0x9b, 0xcf, 0,
+    0xff, 0xff, 0, 0, 0, 0x93, 0xcf, 0,
+    0xff, 0xff, 0, 0, 0, 0x9b, 0xaf, 0,
     // 0xd8, their limit and address
     0x1f, 0x00, 0xb8, 0x00, 0x0f, 0x00,
 ];
