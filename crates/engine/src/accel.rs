@@ -5,21 +5,26 @@
 
 use std::fmt;
 use std::fs::File;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
 use crate::arch::Arch;
-use crate::argv::probe_argv;
 use crate::error::Error;
 use crate::probe::{Probe, Verdict, describe};
-use crate::process::{Exit, Process};
+use crate::testguest::{Body, Report, TestGuest};
 
-/// A guest that works reports within a tenth of a second; a wrong "no" would slow a busy host down until it reboots.
-const PROBE_DEADLINE: Duration = Duration::from_secs(5);
+/// A guest that works reports within a tenth of a second. On a busy host it may take seconds, so a first timeout is
+/// followed by a second, more patient try.
+const PROBE_DEADLINES: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(20)];
+
+/// How long a verdict that came from a timeout holds: it says as much about the moment as about the host.
+const TIMEOUT_HOLDS: Duration = Duration::from_secs(300);
+
+const KVM_DEVICE: &str = "/dev/kvm";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -67,29 +72,105 @@ impl FromStr for AccelChoice {
 
 pub type KvmVerdict = Verdict;
 
+/// `/dev/kvm` as it is now. A verdict about KVM holds while all of this stays the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct KvmDevice {
+    /// Whether this process can open it: its own groups are part of that.
+    opens: bool,
+    /// `None`: there is none.
+    node: Option<KvmNode>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct KvmNode {
+    device: u64,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+}
+
+impl KvmDevice {
+    pub(crate) fn now() -> Self {
+        let node = std::fs::metadata(KVM_DEVICE).ok().map(|status| KvmNode {
+            device: status.rdev(),
+            mode: status.mode(),
+            uid: status.uid(),
+            gid: status.gid(),
+        });
+        Self { opens: open_device().is_ok(), node }
+    }
+}
+
+fn open_device() -> io::Result<File> {
+    File::options().read(true).write(true).open(KVM_DEVICE)
+}
+
+/// What the probe of KVM found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct KvmFinding {
+    pub verdict: KvmVerdict,
+    /// When the verdict must be found anew, in seconds since the epoch. `None`: it holds.
+    pub expires_at_unix_s: Option<u64>,
+}
+
+impl KvmFinding {
+    /// A clock that was set back makes a verdict expire, too: it holds for minutes at most.
+    pub(crate) fn holds(&self, now_unix_s: u64) -> bool {
+        let holds_s = TIMEOUT_HOLDS.as_secs();
+        self.expires_at_unix_s.is_none_or(|end| now_unix_s < end && end - now_unix_s <= holds_s)
+    }
+
+    fn until(verdict: Result<(), String>, expires_at_unix_s: Option<u64>) -> Self {
+        Self { verdict: verdict.into(), expires_at_unix_s }
+    }
+}
+
 /// Probes KVM. An engine failure other than a verdict is a reason, too: the emulator works all the same.
-pub(crate) async fn probe_kvm(probe: &Probe<'_>) -> KvmVerdict {
-    let found = match openable(probe) {
-        Err(reason) => Err(reason),
-        Ok(()) => round_trip(probe, Accel::Kvm).await,
-    };
-    found.into()
+pub(crate) async fn probe_kvm(probe: &Probe<'_>, now_unix_s: u64) -> KvmFinding {
+    if let Err(reason) = openable(probe) {
+        return KvmFinding::until(Err(reason), None);
+    }
+    for deadline in PROBE_DEADLINES {
+        match round_trip(probe, Accel::Kvm, deadline).await {
+            Ok(()) => return KvmFinding::until(Ok(()), None),
+            Err(Refusal::Failed(reason)) => return KvmFinding::until(Err(reason), None),
+            Err(Refusal::Silent) => {}
+        }
+    }
+    let waited_s: u64 = PROBE_DEADLINES.iter().map(Duration::as_secs).sum();
+    let reason = format!("a test guest did not run: no sign of life within {waited_s} s");
+    KvmFinding::until(Err(reason), Some(now_unix_s + TIMEOUT_HOLDS.as_secs()))
 }
 
 fn openable(probe: &Probe<'_>) -> Result<(), String> {
     if probe.arch != Arch::HOST {
         return Err(format!("it runs {} guests only on this host", Arch::HOST));
     }
-    let device = File::options().read(true).write(true).open("/dev/kvm");
-    let device = device.map_err(|error| format!("/dev/kvm cannot be opened: {error}"))?;
-    let status = device.metadata().map_err(|error| format!("/dev/kvm cannot be looked at: {error}"))?;
+    let device = open_device().map_err(|error| unopened(&error))?;
+    let status = device.metadata().map_err(|error| format!("{KVM_DEVICE} cannot be examined: {error}"))?;
     match probe.jail.uid {
         Some(uid) if !reachable(status.mode()) => Err(format!(
-            "/dev/kvm (mode {:04o}) can be opened neither by its group nor by all, and machines run as user {uid}",
+            "{KVM_DEVICE} has mode {:04o}: neither its group nor others can open it, and machines run as user {uid}. \
+             Give it the group `kvm` and mode 0660, as distributions do (chgrp kvm {KVM_DEVICE} && chmod 0660 {KVM_DEVICE})",
             status.mode() & 0o7777
         )),
         _ => Ok(()),
     }
+}
+
+/// The reason, with what to do about it.
+fn unopened(error: &io::Error) -> String {
+    let remedy = match error.kind() {
+        io::ErrorKind::NotFound => {
+            "load the module (modprobe kvm_intel or kvm_amd), enable virtualisation in the firmware, or pass the device \
+             to the container (--device /dev/kvm)"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "join the group that owns it (usermod -aG kvm USER, then log in again), or ask an administrator"
+        }
+        _ => return format!("{KVM_DEVICE} cannot be opened: {error}"),
+    };
+    format!("{KVM_DEVICE} cannot be opened: {error}; {remedy}")
 }
 
 /// Whether a user other than the owner can open the device; the jail lends the group.
@@ -97,117 +178,31 @@ fn reachable(mode: u32) -> bool {
     mode & 0o060 == 0o060 || mode & 0o006 == 0o006
 }
 
-/// Runs the guest; the error is the reason why it did not report.
-pub(crate) async fn round_trip(probe: &Probe<'_>, accel: Accel) -> Result<(), String> {
-    let process = start(probe, accel).await.map_err(|error| describe(&error))?;
-    match tokio::time::timeout(PROBE_DEADLINE, process.exit().wait()).await {
-        Ok(exit) => judge(probe.arch, &exit),
-        Err(_) => Err(format!("a test guest did not run: no sign of life within {} s", PROBE_DEADLINE.as_secs())),
+/// Why a test guest did not report.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// It neither reported nor ended in time.
+    Silent,
+    Failed(String),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Silent => f.write_str("a test guest gave no sign of life"),
+            Refusal::Failed(reason) => f.write_str(reason),
+        }
     }
 }
 
-async fn start(probe: &Probe<'_>, accel: Accel) -> Result<Process, Error> {
-    const ROM_FD: i32 = 3;
-    let rom = rom_file(probe.arch).map_err(Error::io("create", "the test guest in memory"))?;
-    let rom_path = format!("/proc/self/fd/{ROM_FD}");
-    let accel_name = accel.to_string();
-    let cpu = if accel == Accel::Tcg { "max" } else { "host" };
-    let mut args = vec!["-machine", probe.arch.machine_type(), "-accel", &accel_name, "-cpu", cpu];
-    args.extend(["-m", "16M", "-no-reboot", "-bios", &rom_path]);
-    if probe.arch == Arch::X86_64 {
-        args.extend(["-device", "isa-debug-exit,iobase=0xf4,iosize=1"]);
+/// Runs the guest.
+pub(crate) async fn round_trip(probe: &Probe<'_>, accel: Accel, deadline: Duration) -> Result<(), Refusal> {
+    let failed = |error: Error| Refusal::Failed(describe(&error));
+    let guest = TestGuest::start(probe, accel, Body::Modes).await.map_err(failed)?;
+    match guest.report(deadline).await {
+        Some(Ok(Report::Modes)) => Ok(()),
+        Some(Ok(other)) => Err(Refusal::Failed(format!("a test guest reported {other:?}"))),
+        Some(Err(exit)) => Err(Refusal::Failed(format!("a test guest did not run: {exit}"))),
+        None => Err(Refusal::Silent),
     }
-    probe.launch("probe-kvm", accel, probe_argv(&args), vec![(ROM_FD, rom.into())]).await
 }
-
-fn judge(arch: Arch, exit: &Exit) -> Result<(), String> {
-    let expected = match arch {
-        // isa-debug-exit ends QEMU with twice the value written, plus one.
-        Arch::X86_64 => i32::from(REPORT) * 2 + 1,
-        Arch::Aarch64 => 0,
-    };
-    if exit.status.code() == Some(expected) { Ok(()) } else { Err(format!("a test guest did not run: {exit}")) }
-}
-
-fn rom_file(arch: Arch) -> std::io::Result<File> {
-    let rom = match arch {
-        Arch::X86_64 => rom_x86_64(),
-        Arch::Aarch64 => ROM_AARCH64.to_vec(),
-    };
-    let file = File::from(memfd_create("probe", MemfdFlags::CLOEXEC)?);
-    file.write_all_at(&rom, 0)?;
-    Ok(file)
-}
-
-/// The value the guest reports with.
-const REPORT: u8 = 0x2a;
-
-/// 64 KiB that end at the reset vector, from which a far jump leads to the code at F000:0000.
-fn rom_x86_64() -> Vec<u8> {
-    let mut rom = vec![0; 64 << 10];
-    rom[..CODE_X86_64.len()].copy_from_slice(CODE_X86_64);
-    rom[0xfff0..0xfff5].copy_from_slice(&[0xea, 0x00, 0x00, 0x00, 0xf0]); // ljmp $0xf000, $0
-    rom
-}
-
-/// From real mode through protected mode into long mode with paging, one write and read of memory, the report.
-#[rustfmt::skip]
-const CODE_X86_64: &[u8] = &[
-    // 0x00, 16 bit
-    0xfa,                                                       // cli
-    0x2e, 0x66, 0x0f, 0x01, 0x16, 0xd8, 0x00,                   // lgdtl %cs:0xd8
-    0x0f, 0x20, 0xc0,                                           // mov %cr0, %eax
-    0x0c, 0x01,                                                 // or $1, %al            protected mode
-    0x0f, 0x22, 0xc0,                                           // mov %eax, %cr0
-    0x66, 0xea, 0x18, 0x00, 0x0f, 0x00, 0x08, 0x00,             // ljmpl $0x08, $0xf0018
-    // 0x18, 32 bit
-    0x66, 0xb8, 0x10, 0x00,                                     // mov $0x10, %ax
-    0x8e, 0xd8,                                                 // mov %ax, %ds
-    0xc7, 0x05, 0x00, 0x10, 0, 0, 0x03, 0x20, 0, 0,             // movl $0x2003, 0x1000  level 4 -> 0x2000
-    0xc7, 0x05, 0x04, 0x10, 0, 0, 0, 0, 0, 0,                   // movl $0, 0x1004
-    0xc7, 0x05, 0x00, 0x20, 0, 0, 0x03, 0x30, 0, 0,             // movl $0x3003, 0x2000  level 3 -> 0x3000
-    0xc7, 0x05, 0x04, 0x20, 0, 0, 0, 0, 0, 0,                   // movl $0, 0x2004
-    0xc7, 0x05, 0x00, 0x30, 0, 0, 0x83, 0, 0, 0,                // movl $0x83, 0x3000    one page of 2 MiB at 0
-    0xc7, 0x05, 0x04, 0x30, 0, 0, 0, 0, 0, 0,                   // movl $0, 0x3004
-    0x0f, 0x20, 0xe0,                                           // mov %cr4, %eax
-    0x83, 0xc8, 0x20,                                           // or $0x20, %eax        PAE
-    0x0f, 0x22, 0xe0,                                           // mov %eax, %cr4
-    0xb8, 0x00, 0x10, 0, 0,                                     // mov $0x1000, %eax
-    0x0f, 0x22, 0xd8,                                           // mov %eax, %cr3
-    0xb9, 0x80, 0x00, 0x00, 0xc0,                               // mov $0xc0000080, %ecx
-    0x0f, 0x32,                                                 // rdmsr
-    0x0d, 0x00, 0x01, 0, 0,                                     // or $0x100, %eax       long mode
-    0x0f, 0x30,                                                 // wrmsr
-    0x0f, 0x20, 0xc0,                                           // mov %cr0, %eax
-    0x0d, 0x00, 0x00, 0x00, 0x80,                               // or $0x80000000, %eax  paging
-    0x0f, 0x22, 0xc0,                                           // mov %eax, %cr0
-    0xea, 0x8b, 0x00, 0x0f, 0x00, 0x18, 0x00,                   // ljmpl $0x18, $0xf008b
-    // 0x8b, 64 bit
-    0x48, 0xb8, 0xf0, 0xde, 0xbc, 0x9a, 0x78, 0x56, 0x34, 0x12, // movabs $0x123456789abcdef0, %rax
-    0x48, 0x89, 0x04, 0x25, 0x00, 0x40, 0, 0,                   // mov %rax, 0x4000
-    0x48, 0x8b, 0x1c, 0x25, 0x00, 0x40, 0, 0,                   // mov 0x4000, %rbx
-    0x48, 0x39, 0xd8,                                           // cmp %rbx, %rax
-    0x75, 0x04,                                                 // jne 0xae
-    0xb0, REPORT,                                               // mov $REPORT, %al
-    0xe6, 0xf4,                                                 // out %al, $0xf4
-    0xf4,                                                       // 0xae: hlt
-    0xeb, 0xfd,                                                 // jmp 0xae
-    0, 0, 0, 0, 0, 0, 0,
-    // 0xb8, segment descriptors: none, 32-bit code, data, 64-bit code. Their accessed bits are set: a processor sets a
-    // clear one when it loads the descriptor, and under KVM that write to ROM never completes.
-    0, 0, 0, 0, 0, 0, 0, 0,
-    0xff, 0xff, 0, 0, 0, 0x9b, 0xcf, 0,
-    0xff, 0xff, 0, 0, 0, 0x93, 0xcf, 0,
-    0xff, 0xff, 0, 0, 0, 0x9b, 0xaf, 0,
-    // 0xd8, their limit and address
-    0x1f, 0x00, 0xb8, 0x00, 0x0f, 0x00,
-];
-
-/// Asks the firmware interface to power off, which ends QEMU with status 0.
-#[rustfmt::skip]
-const ROM_AARCH64: &[u8] = &[
-    0x00, 0x01, 0x80, 0x52, // mov w0, #8
-    0x00, 0x80, 0xb0, 0x72, // movk w0, #0x8400, lsl #16    PSCI SYSTEM_OFF
-    0x02, 0x00, 0x00, 0xd4, // hvc #0
-    0x00, 0x00, 0x00, 0x14, // b .
-];

@@ -51,6 +51,8 @@ pub enum NetworkMode {
     Isolated,
     /// User-mode NAT. Reaches what the host reaches, its loopback by 10.0.2.2 included.
     Full,
+    /// The device of [`NetworkMode::Full`], for a state that has it, cut off from everything.
+    Restricted,
 }
 
 /// What the arguments depend on.
@@ -200,6 +202,8 @@ fn network(args: &mut Args, mode: NetworkMode) {
             args.option("-netdev", "hubport,id=nowhere,hubid=0");
         }
         NetworkMode::Full => args.option("-netdev", "user,id=net0"),
+        // A state of user-mode networking loads into nothing else.
+        NetworkMode::Restricted => args.option("-netdev", "user,id=net0,restrict=on"),
     }
     // Without an option ROM nobody waits for a network boot.
     args.option("-device", format!("virtio-net-pci,id=net,netdev=net0,romfile=,{}", slot(4)));
@@ -304,6 +308,14 @@ mod tests {
         let waiting = text(&Shape { start: Start::Incoming, ..running.clone() });
         assert_eq!(waiting.replace("-S\n-incoming defer\n", ""), text(&running));
         assert_ne!(waiting, text(&running));
+    }
+
+    #[test]
+    fn a_restricted_network_differs_from_a_full_one_in_that_alone() {
+        let full = Shape { network: NetworkMode::Full, ..shape(Arch::X86_64, Accel::Tcg) };
+        let restricted = text(&Shape { network: NetworkMode::Restricted, ..full.clone() });
+        assert_eq!(restricted.replace(",restrict=on", ""), text(&full));
+        assert_ne!(restricted, text(&full));
     }
 
     #[test]

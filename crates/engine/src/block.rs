@@ -209,6 +209,20 @@ impl Disk {
         }
     }
 
+    /// Gives up the right to write to the overlay that the last pivot froze. `file` is that overlay, opened read-only.
+    pub(crate) async fn give_up_writing(&self, sets: &FdSets, file: File) -> Result<(), Error> {
+        let chain = self.chain.lock().await;
+        let Some((frozen, below)) = chain.frozen.split_last() else { return Ok(()) };
+        let backing = node(below.last().copied().unwrap_or(0));
+        let read_only = |node: Node| Node { read_only: true, ..node };
+        let options = [
+            read_only(overlay_node(*frozen, Access::Active, Some(backing))),
+            read_only(file_node(*frozen, Access::Active, self.aio)),
+        ];
+        let reopen = async { self.qmp.run(BlockdevReopen { options: &options }).await.map(drop) };
+        sets.exchange(*frozen, file.into(), reopen).await
+    }
+
     pub(crate) async fn discard(&self, sets: &FdSets, overlay: PreparedOverlay) -> Result<(), Error> {
         self.remove(sets, overlay.number).await
     }

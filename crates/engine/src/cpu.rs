@@ -31,8 +31,28 @@ const MAX_X86_64: &str = "max,family=15,model=107,stepping=1";
 /// slowest way: 48 MB/s through a pipe instead of 166. `pcommit` no processor ever had, nor has the emulator of 10.0.
 const UNWANTED_X86_64: [&str; 7] = ["la57", "erms", "fsrm", "fsrs", "fsrc", "fzrm", "pcommit"];
 
+/// Nested virtualisation lets a guest reach the host kernel's code for guests of guests. Under the emulator there is no
+/// such code.
+const NESTING_X86_64: [&str; 2] = ["svm", "vmx"];
+
 /// The most features a processor of a state may name: twice what the newest QEMU knows.
 const FEATURES_MAX: usize = 1024;
+
+/// Which processor a fresh machine gets.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuChoice<'a> {
+    /// A model of QEMU; the best there is without one.
+    pub model: Option<&'a str>,
+    pub nesting: Nesting,
+}
+
+/// Whether a guest under KVM can run guests of its own by KVM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Nesting {
+    #[default]
+    Off,
+    On,
+}
 
 /// A processor as machines are started with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,17 +69,19 @@ impl Cpu {
         Ok(Cpu { argument: argument.parse::<Model>()?.to_string(), features: Vec::new() })
     }
 
-    /// The processor of a fresh machine.
-    pub(crate) fn fresh(arch: Arch, accel: Accel, model: Model, expansion: &Expansion) -> Cpu {
-        let unwanted = unwanted(arch, accel);
-        let is_wanted = |feature: &String| !unwanted.contains(&feature.as_str());
-        let features: BTreeSet<String> = expansion.0.iter().filter(|feature| is_wanted(feature)).cloned().collect();
+    /// The processor of a fresh machine, without the features that its accelerator gets wrong.
+    pub(crate) fn fresh(arch: Arch, accel: Accel, model: Model, expansion: &Expansion, wrong: &[String]) -> Cpu {
+        let emulated = (arch, accel) == (Arch::X86_64, Accel::Tcg);
+        let is_unwanted =
+            |feature: &String| emulated && (UNWANTED_X86_64.contains(&feature.as_str()) || wrong.contains(feature));
+        let features: BTreeSet<String> = expansion.0.iter().filter(|feature| !is_unwanted(feature)).cloned().collect();
         model.with(expansion, &features)
     }
-}
 
-fn unwanted(arch: Arch, accel: Accel) -> &'static [&'static str] {
-    if (arch, accel) == (Arch::X86_64, Accel::Tcg) { &UNWANTED_X86_64 } else { &[] }
+    /// Whether a guest with this processor can run guests of its own by KVM.
+    pub fn nests(&self) -> bool {
+        self.features.iter().any(|feature| NESTING_X86_64.contains(&feature.as_str()))
+    }
 }
 
 /// A model with its options, as they follow `-cpu`.
@@ -71,7 +93,7 @@ pub(crate) struct Model {
 
 impl Model {
     /// The model that is chosen, or the best there is.
-    pub fn chosen(arch: Arch, accel: Accel, name: Option<&str>) -> Result<Model, Error> {
+    pub fn chosen(arch: Arch, accel: Accel, choice: CpuChoice<'_>) -> Result<Model, Error> {
         let best = match (accel, arch) {
             (Accel::Tcg, Arch::X86_64) => MAX_X86_64,
             // The architected pointer authentication is most of the time of an emulated guest.
@@ -79,8 +101,16 @@ impl Model {
             (Accel::Whpx, _) => "max",
             (Accel::Kvm | Accel::Hvf, _) => "host",
         };
-        let Some(name) = name else { return best.parse() };
-        if is_word(name) { Ok(Model { name: name.into(), options: Vec::new() }) } else { Err(not_a_cpu(name)) }
+        let mut model: Model = match choice.model {
+            None => best.parse()?,
+            Some(name) if is_word(name) => Model { name: name.into(), options: Vec::new() },
+            Some(name) => return Err(not_a_cpu(name)),
+        };
+        if (accel, arch, choice.nesting) == (Accel::Kvm, Arch::X86_64, Nesting::Off) {
+            // Before QEMU expands the model: what depends on them goes with them.
+            model.options.extend(NESTING_X86_64.map(|feature| (feature.to_owned(), "off".to_owned())));
+        }
+        Ok(model)
     }
 
     /// Without what is switched off.
@@ -195,11 +225,25 @@ mod tests {
 
     #[test]
     fn a_fresh_processor_has_off_what_is_unwanted_and_there() {
-        let fresh =
-            |accel, model: &str, on: &[&str]| Cpu::fresh(Arch::X86_64, accel, model.parse().unwrap(), &expansion(on));
+        let fresh = |accel, model: &str, on: &[&str]| {
+            Cpu::fresh(Arch::X86_64, accel, model.parse().unwrap(), &expansion(on), &["adx".to_owned()])
+        };
         assert_eq!(fresh(Accel::Tcg, "max", &["avx", "la57", "pcommit"]), cpu("max,la57=off,pcommit=off", &["avx"]));
         assert_eq!(fresh(Accel::Tcg, "Westmere", &["avx"]), cpu("Westmere", &["avx"]));
-        assert_eq!(fresh(Accel::Kvm, "host", &["avx", "la57"]), cpu("host", &["avx", "la57"]));
+        assert_eq!(fresh(Accel::Tcg, "max", &["adx", "avx"]), cpu("max,adx=off", &["avx"]));
+        assert_eq!(fresh(Accel::Kvm, "host", &["adx", "la57"]), cpu("host", &["adx", "la57"]));
+    }
+
+    #[test]
+    fn under_kvm_nested_virtualisation_is_off_unless_asked_for() {
+        let chosen = |accel, model, nesting| {
+            Model::chosen(Arch::X86_64, accel, CpuChoice { model, nesting }).unwrap().to_string()
+        };
+        assert_eq!(chosen(Accel::Kvm, None, Nesting::Off), "host,svm=off,vmx=off");
+        assert_eq!(chosen(Accel::Kvm, Some("EPYC"), Nesting::Off), "EPYC,svm=off,vmx=off");
+        assert_eq!(chosen(Accel::Kvm, None, Nesting::On), "host");
+        assert_eq!(chosen(Accel::Tcg, Some("max"), Nesting::Off), "max");
+        assert!(cpu("host", &["avx", "vmx"]).nests() && !cpu("host", &["avx"]).nests());
     }
 
     #[test]
@@ -217,7 +261,10 @@ mod tests {
         for argument in ["", ",", "max,", "max,check", "max,a=b=c", "max -device x", "max,x=a/b", &"a".repeat(65)] {
             assert!(argument.parse::<Model>().is_err(), "{argument:?}");
         }
-        assert!(Model::chosen(Arch::X86_64, Accel::Tcg, Some("max,la57=on")).is_err());
+        assert!(
+            Model::chosen(Arch::X86_64, Accel::Tcg, CpuChoice { model: Some("max,la57=on"), ..Default::default() })
+                .is_err()
+        );
         let model: Model = "max".parse().unwrap();
         for feature in ["a,b=on", "", "a=on", "é"] {
             assert!(expansion(&["avx"]).same(model.clone(), &cpu("max", &[feature])).is_err(), "{feature:?}");

@@ -1,12 +1,13 @@
 //! The engine: one QEMU installation and what it can do on this host.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::accel::{Accel, AccelChoice, KvmVerdict};
+use crate::accel::{Accel, AccelChoice, KvmVerdict, probe_kvm};
 use crate::arch::Arch;
 use crate::catalogue::Asked;
-use crate::cpu::{Cpu, Expansion, Expansions, Model};
+use crate::cpu::{Cpu, CpuChoice, Expansion, Expansions, Model};
 use crate::error::Error;
 use crate::install::{self, EngineConfig, Version};
 use crate::jail::Jail;
@@ -21,6 +22,8 @@ pub struct Engine {
     arch: Arch,
     jail: Jail,
     verdicts: Verdicts,
+    /// What machines see of the file system, where that is restricted.
+    visible: Option<Vec<PathBuf>>,
     learned: Mutex<Learned>,
 }
 
@@ -43,12 +46,22 @@ impl Engine {
         };
         install::check_age(&installation.binary, version)?;
         let key = Key::now(installation, version, config.jail)?;
+        let binary = key.installation.binary.clone();
+        let probe = Probe { binary: &binary, arch: config.arch, jail: config.jail, seeing: None };
+        let now_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let verdicts = match cached {
-            Some(verdicts) if verdicts.key == key => verdicts,
-            _ => probe(config, key).await?,
+            Some(verdicts) if verdicts.key != key => probe.run_all(key, now_unix_s).await?,
+            None => probe.run_all(key, now_unix_s).await?,
+            Some(verdicts) if verdicts.kvm.holds(now_unix_s) => verdicts,
+            Some(verdicts) => {
+                let installed = verdicts.visible();
+                let probe = Probe { seeing: installed.as_deref(), ..probe };
+                Verdicts { kvm: probe_kvm(&probe, now_unix_s).await, ..verdicts }
+            }
         };
+        let visible = verdicts.visible();
         let learned = Mutex::new(Learned { expansions: verdicts.expansions.clone(), is_news: false });
-        Ok(Engine { arch: config.arch, jail: config.jail, verdicts, learned })
+        Ok(Engine { arch: config.arch, jail: config.jail, verdicts, visible, learned })
     }
 
     pub fn version(&self) -> Version {
@@ -63,11 +76,11 @@ impl Engine {
         self.arch
     }
 
-    /// The processor of a fresh machine: of the model, or the best there is.
-    pub async fn cpu(&self, accel: Accel, model: Option<&str>) -> Result<Cpu, Error> {
-        let model = Model::chosen(self.arch, accel, model)?;
+    /// The processor of a fresh machine.
+    pub async fn cpu(&self, accel: Accel, choice: CpuChoice<'_>) -> Result<Cpu, Error> {
+        let model = Model::chosen(self.arch, accel, choice)?;
         let expansion = self.expansion(accel, &model).await?;
-        Ok(Cpu::fresh(self.arch, accel, model, &expansion))
+        Ok(Cpu::fresh(self.arch, accel, model, &expansion, &self.verdicts.miscomputed))
     }
 
     /// The processor that is here what one was under another engine; or what this engine's lacks.
@@ -117,7 +130,7 @@ impl Engine {
     }
 
     fn probe(&self) -> Probe<'_> {
-        Probe { binary: self.binary(), arch: self.arch, jail: self.jail }
+        Probe { binary: self.binary(), arch: self.arch, jail: self.jail, seeing: self.visible.as_deref() }
     }
 
     pub fn verdicts(&self) -> &Verdicts {
@@ -127,7 +140,7 @@ impl Engine {
     /// Turns a choice into an accelerator that works here, or says why it does not.
     pub fn accel(&self, choice: AccelChoice) -> Result<Accel, Error> {
         let unusable = |accel, reason: &str| Err(Error::AccelUnusable { accel, reason: reason.into() });
-        match (choice, &self.verdicts.kvm) {
+        match (choice, self.verdicts.kvm()) {
             (AccelChoice::Only(Accel::Tcg), _) => Ok(Accel::Tcg),
             (AccelChoice::Auto | AccelChoice::Only(Accel::Kvm), KvmVerdict::Usable) => Ok(Accel::Kvm),
             (AccelChoice::Auto, KvmVerdict::Unusable { .. }) => Ok(Accel::Tcg),
@@ -139,14 +152,15 @@ impl Engine {
 
     /// Starts a machine; its guest runs when this returns.
     pub async fn start(&self, spec: MachineSpec) -> Result<Machine, Error> {
-        let installed = Installed { binary: self.binary(), arch: self.arch, aio: self.verdicts.aio };
+        let installed = Installed {
+            binary: self.binary(),
+            arch: self.arch,
+            aio: self.verdicts.aio,
+            visible: self.visible.as_deref(),
+            firmware: install::firmware(self.arch, &self.verdicts.data_dirs),
+        };
         Machine::start(installed, spec).await
     }
-}
-
-async fn probe(config: &EngineConfig, key: Key) -> Result<Verdicts, Error> {
-    let binary = key.installation.binary.clone();
-    Probe { binary: &binary, arch: config.arch, jail: config.jail }.run_all(key).await
 }
 
 #[cfg(test)]

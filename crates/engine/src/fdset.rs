@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::Error;
-use crate::qmp::{AddFd, Qmp, RemoveFd};
+use crate::qmp::{AddFd, Qmp, QueryFdsets, RemoveFd};
 
 /// Numbers of fd sets, never used twice in the life of one machine.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ impl FdSets {
         Self { qmp, next: AtomicU64::new(next) }
     }
 
-    /// Hands a descriptor over and returns its number.
+    /// Hands a descriptor over and returns the number of its set.
     pub(crate) async fn add(&self, fd: OwnedFd) -> Result<u64, Error> {
         let fdset_id = self.next.fetch_add(1, Ordering::Relaxed);
         self.qmp.run_with_fd(AddFd { fdset_id }, fd).await?;
@@ -28,7 +28,27 @@ impl FdSets {
     }
 
     pub(crate) async fn remove(&self, fdset_id: u64) -> Result<(), Error> {
-        self.qmp.run(RemoveFd { fdset_id }).await.map(drop)
+        self.qmp.run(RemoveFd { fdset_id, fd: None }).await.map(drop)
+    }
+
+    /// Adds another descriptor of the same file to a set; `reopen` makes QEMU open the file by it. Then it is the only one
+    /// of the set; or it goes again, if that fails.
+    pub(crate) async fn exchange(
+        &self,
+        fdset_id: u64,
+        fd: OwnedFd,
+        reopen: impl Future<Output = Result<(), Error>>,
+    ) -> Result<(), Error> {
+        let added = self.qmp.run_with_fd(AddFd { fdset_id }, fd).await?.fd;
+        let reopened = reopen.await;
+        let is_unused = |fd: &i64| (*fd == added) == reopened.is_err();
+        // QEMU copies what comes with its arguments, so only it knows the numbers.
+        let sets = self.qmp.run(QueryFdsets {}).await?;
+        let of_set = sets.iter().filter(|set| set.fdset_id == fdset_id).flat_map(|set| &set.fds);
+        for fd in of_set.map(|fd| fd.fd).filter(is_unused) {
+            self.qmp.run(RemoveFd { fdset_id, fd: Some(fd) }).await?;
+        }
+        reopened
     }
 
     /// Removes what has served. Whether QEMU keeps it does not change the outcome of what it was for.

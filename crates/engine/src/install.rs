@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use rustix::fs::{Access, access};
@@ -80,18 +80,33 @@ fn not_found(config: &EngineConfig) -> Error {
     }
 }
 
-/// Asks the program for its version.
-pub(crate) async fn version(binary: &Path) -> Result<Version, Error> {
-    let output = tokio::process::Command::new(binary)
-        .arg("--version")
-        .env_clear()
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .output();
-    let output = tokio::time::timeout(VERSION_DEADLINE, output)
+/// Where the program looks for its firmware and other data.
+pub(crate) async fn data_dirs(binary: &Path) -> Result<Vec<PathBuf>, Error> {
+    let output = ask(binary, &["-L", "help"]).await?;
+    let lines = String::from_utf8_lossy(&output.stdout).lines().map(PathBuf::from).collect::<Vec<_>>();
+    Ok(lines.iter().filter_map(|dir| dir.canonicalize().ok()).collect())
+}
+
+/// The firmware of a machine, where guests see it in memory.
+pub(crate) fn firmware(arch: Arch, data_dirs: &[PathBuf]) -> Option<PathBuf> {
+    match arch {
+        Arch::X86_64 => data_dirs.iter().map(|dir| dir.join("bios-256k.bin")).find(|path| path.is_file()),
+        Arch::Aarch64 => None,
+    }
+}
+
+async fn ask(binary: &Path, args: &[&str]) -> Result<Output, Error> {
+    let output =
+        tokio::process::Command::new(binary).args(args).env_clear().stdin(Stdio::null()).kill_on_drop(true).output();
+    tokio::time::timeout(VERSION_DEADLINE, output)
         .await
         .map_err(|_| Error::Timeout { command: "--version", after: VERSION_DEADLINE })?
-        .map_err(Error::io("run", binary))?;
+        .map_err(Error::io("run", binary))
+}
+
+/// Asks the program for its version.
+pub(crate) async fn version(binary: &Path) -> Result<Version, Error> {
+    let output = ask(binary, &["--version"]).await?;
     let text = String::from_utf8_lossy(&output.stdout);
     Version::parse(&text).ok_or_else(|| Error::VersionUnknown {
         binary: binary.to_owned(),

@@ -1,8 +1,8 @@
 //! The jail: what the QEMU process gives up between `fork` and `exec`.
 //!
 //! ```text
-//!   fork -> descriptors -> session, directory, limits, signals -> groups, gid, uid -> no new privileges
-//!        -> dies with its parent -> exec(environment as given) -> QEMU's own seccomp filter (see argv)
+//!   fork -> descriptors -> session, directory, limits, signals -> groups, gid, uid -> capabilities -> no new privileges
+//!        -> Landlock -> dies with its parent -> exec(environment as given) -> QEMU's own seccomp filter (see argv)
 //! ```
 //!
 //! Always: a step that fails ends the child before `exec`; nothing runs half confined. The parent-death signal comes
@@ -13,12 +13,13 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 
 use libc::{c_int, gid_t, pid_t, rlim_t};
 
 use crate::accel::Accel;
+use crate::landlock::{self, View};
 
 /// Below this number lie the descriptors of the child, at or above it those of the parent that become them.
 pub(crate) const CHILD_FD_END: RawFd = 128;
@@ -29,7 +30,7 @@ const ADDRESS_SPACE_BESIDE_MEMORY: u64 = 16 << 30;
 /// Whom a machine's process runs as.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Jail {
-    /// The user and group id to switch to; only a privileged caller can. `None` stays who we are.
+    /// The user and group id to switch to; only a privileged caller can. `None`: the caller's own.
     pub uid: Option<u32>,
 }
 
@@ -62,13 +63,15 @@ pub enum Step {
     Groups,
     Group,
     User,
+    Capabilities,
     Privileges,
+    Landlock,
     ParentDeath,
     Exec,
 }
 
 impl Step {
-    const ALL: [Step; 12] = [
+    const ALL: [Step; 14] = [
         Step::Fork,
         Step::Descriptors,
         Step::Session,
@@ -78,7 +81,9 @@ impl Step {
         Step::Groups,
         Step::Group,
         Step::User,
+        Step::Capabilities,
         Step::Privileges,
+        Step::Landlock,
         Step::ParentDeath,
         Step::Exec,
     ];
@@ -100,7 +105,9 @@ impl fmt::Display for Step {
             Step::Groups => "its groups cannot be dropped (inside a user namespace this may be forbidden)",
             Step::Group => "its group id cannot be switched (this needs root, and an id mapped in the user namespace)",
             Step::User => "its user id cannot be switched (this needs root, and an id mapped in the user namespace)",
+            Step::Capabilities => "its capabilities cannot be dropped",
             Step::Privileges => "gaining privileges cannot be ruled out",
+            Step::Landlock => "its view of the file system cannot be restricted",
             Step::ParentDeath => "it cannot be tied to the life of this process",
             Step::Exec => "the program cannot be run",
         })
@@ -113,6 +120,8 @@ pub(crate) struct Confinement {
     uid: Option<u32>,
     groups: Vec<gid_t>,
     limits: [(Resource, rlim_t); 4],
+    /// At a number that is no target of a descriptor.
+    landlock: Option<OwnedFd>,
     parent: pid_t,
 }
 
@@ -133,8 +142,15 @@ impl Confinement {
                 (libc::RLIMIT_FSIZE, limits.file_bytes.unwrap_or(libc::RLIM_INFINITY)),
                 (libc::RLIMIT_AS, memory_bytes.saturating_add(ADDRESS_SPACE_BESIDE_MEMORY)),
             ],
+            landlock: None,
             parent: rustix::process::getpid().as_raw_pid(),
         }
+    }
+
+    /// Restricts what the process can open by path.
+    pub(crate) fn seeing(self, view: &View<'_>) -> io::Result<Self> {
+        let ruleset = rustix::io::fcntl_dupfd_cloexec(landlock::ruleset(view)?, CHILD_FD_END)?;
+        Ok(Self { landlock: Some(ruleset), ..self })
     }
 
     /// Called in the child: gives up everything but the descriptors listed as `(source, target)`.
@@ -148,7 +164,11 @@ impl Confinement {
         if let Some(uid) = self.uid {
             switch_user(uid, &self.groups)?;
         }
+        drop_capabilities()?;
         no_new_privileges()?;
+        if let Some(ruleset) = &self.landlock {
+            landlock::enter(ruleset.as_raw_fd()).or(Err(fail(Step::Landlock)))?;
+        }
         die_with(self.parent)
     }
 }
@@ -225,12 +245,26 @@ fn reset_signals() -> Result<(), (Step, c_int)> {
 
 /// Raw system calls: the C library's wrappers would try to switch all threads, and the child has but one.
 #[allow(unsafe_code, reason = "change of user in the child, after fork")]
-fn switch_user(uid: u32, groups: &[gid_t]) -> Result<(), (Step, c_int)> {
+pub(crate) fn switch_user(uid: u32, groups: &[gid_t]) -> Result<(), (Step, c_int)> {
     // SAFETY: `groups` is a live slice of the length given; the other calls pass numbers.
     unsafe {
         check(Step::Groups, libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) as c_int)?;
         check(Step::Group, libc::syscall(libc::SYS_setresgid, uid, uid, uid) as c_int)?;
         check(Step::User, libc::syscall(libc::SYS_setresuid, uid, uid, uid) as c_int)
+    }
+}
+
+/// A change of user drops them; a caller that stays who it is may have some.
+#[allow(unsafe_code, reason = "capset and prctl in the child, after fork")]
+fn drop_capabilities() -> Result<(), (Step, c_int)> {
+    const VERSION_3: u32 = 0x2008_0522;
+    let header: [u32; 2] = [VERSION_3, 0];
+    let none = [0_u32; 6];
+    // SAFETY: the header and the three sets of two words have the layout the kernel expects.
+    unsafe {
+        // Kernels before 4.3 have no ambient set to clear.
+        libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+        check(Step::Capabilities, libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) as c_int)
     }
 }
 

@@ -12,8 +12,9 @@
 //! When it fails: whatever was started is dropped on the way out and thereby killed.
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::net::UnixStream;
@@ -23,15 +24,17 @@ use crate::accel::Accel;
 use crate::arch::Arch;
 use crate::argv::{NetworkMode, Shape, Start, argv, fd};
 use crate::block::{Aio, Disk, DiskChain, PreparedOverlay};
+use crate::blocks;
 use crate::devices::{self, DeviceFile};
 use crate::error::Error;
 use crate::fdset::FdSets;
 use crate::jail::{Confinement, Jail, Limits};
+use crate::landlock::{Access, View};
 use crate::mapping::{self, Expected, Handed, Memory, Preload};
-use crate::probe::socketpair;
+use crate::probe::{landlock_failed, socketpair};
 use crate::process::{Exit, ExitWatch, Launch, Process};
-use crate::qmp::{Cont, Ending, Events, Qmp, QueryStatus, Quit, Stop};
-use crate::ram::GuestMemory;
+use crate::qmp::{Cont, Ending, Events, Qmp, Quit, Stop};
+use crate::ram::{GuestMemory, Protecting};
 
 /// QEMU's side of its sockets is closed when it is reaped; this only bounds a descriptor that leaked.
 const LAST_WORDS_DEADLINE: Duration = Duration::from_secs(1);
@@ -105,17 +108,6 @@ impl MachineSpec {
     }
 }
 
-/// How much of what was written to a socket its peer has not read.
-#[allow(unsafe_code, reason = "TIOCOUTQ has no safe form")]
-fn unread_bytes(socket: &OwnedFd) -> Result<i32, Error> {
-    let mut count: libc::c_int = 0;
-    // SAFETY: the descriptor is open, and the kernel writes one int to where the pointer leads.
-    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &mut count) } {
-        0 => Ok(count),
-        _ => Err(Error::io("look at", "the link")(std::io::Error::last_os_error())),
-    }
-}
-
 /// QEMU would only say "could not open"; here the reason is known.
 fn check_readable(file: &'static str, opened: &File, jail: Jail) -> Result<(), Error> {
     let Some(uid) = jail.uid else { return Ok(()) };
@@ -138,9 +130,9 @@ pub struct Machine {
     disk: Disk,
     sets: FdSets,
     link: Option<UnixStream>,
-    /// The same socket, to see how much of what was sent QEMU has not read.
-    link_sent: OwnedFd,
     console: Option<UnixStream>,
+    firmware: Option<PathBuf>,
+    uncaptured: Vec<String>,
 }
 
 /// What an engine adds to a spec.
@@ -148,6 +140,9 @@ pub(crate) struct Installed<'a> {
     pub binary: &'a std::path::Path,
     pub arch: Arch,
     pub aio: Aio,
+    /// Where QEMU has its files, if nothing else is to be seen.
+    pub visible: Option<&'a [PathBuf]>,
+    pub firmware: Option<PathBuf>,
 }
 
 impl Machine {
@@ -155,21 +150,23 @@ impl Machine {
         spec.check()?;
         let content = std::mem::replace(&mut spec.memory, Memory::Empty);
         let (ram, mut expected) = mapping::prepare(content, spec.preload, spec.memory_bytes, spec.jail)?;
+        let protecting = if spec.accel == Accel::Kvm { Protecting::Found } else { Protecting::All };
         let (aio, overlays) = (installed.aio, spec.disk.overlays.len() as u64);
         let (control, qmp_end) = socketpair()?;
         let (link, link_end) = socketpair()?;
-        let link_sent = link.as_fd().try_clone_to_owned().map_err(Error::io("duplicate", "a socket"))?;
         let (console, console_end) = socketpair()?;
         let ends = [(fd::QMP, qmp_end), (fd::LINK, link_end), (fd::CONSOLE, console_end)];
-        let process = Process::spawn(launch(&installed, spec, ram, ends)).await?;
+        let process = Process::spawn(launch(&installed, spec, ram, ends)?).await?;
         let qmp = Qmp::connect(control, process.exit().clone()).await.map_err(|error| match error {
             Error::Died { exit } => expected.explain(Error::Start { exit }),
             other => other,
         })?;
-        let memory = found(&process, expected).await?;
+        let memory = found(&process, expected).await?.protecting(protecting);
         let disk = Disk::new(qmp.clone(), aio, overlays);
         let sets = FdSets::new(qmp.clone(), overlays + 1);
-        Ok(Machine { process, qmp, memory, disk, sets, link: Some(link), link_sent, console: Some(console) })
+        let uncaptured = blocks::uncaptured(&qmp, installed.arch).await?;
+        let (link, console, firmware) = (Some(link), Some(console), installed.firmware);
+        Ok(Machine { process, qmp, memory, disk, sets, link, console, firmware, uncaptured })
     }
 
     pub fn pid(&self) -> u32 {
@@ -200,19 +197,17 @@ impl Machine {
         devices::load(&self.qmp, &self.sets, state).await
     }
 
-    /// Waits until nothing that was sent on the link is on its way into the guest. The guest is stopped, and nobody sends:
-    /// QEMU still hands over what it finds in the socket, and that between two parts of a capture would tear it.
-    pub async fn settle_link(&self) -> Result<(), Error> {
-        let mut unread = unread_bytes(&self.link_sent)?;
-        while unread > 0 {
-            // A guest that is out of buffers gets no more while it is stopped.
-            self.qmp.run(QueryStatus {}).await?;
-            let before = std::mem::replace(&mut unread, unread_bytes(&self.link_sent)?);
-            if unread == before {
-                break;
-            }
+    /// Gives a machine of [`Start::Incoming`] its firmware, which it does not load by itself. The guest is stopped.
+    pub async fn restore_firmware(&self) -> Result<(), Error> {
+        match &self.firmware {
+            Some(firmware) => blocks::restore_firmware(&self.qmp, &self.memory, firmware).await,
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Memory that the guest sees and that no layer holds, by QEMU's names.
+    pub fn uncaptured_memory(&self) -> &[String] {
+        &self.uncaptured
     }
 
     /// Makes a place for the state of the devices, to save them into within the stop.
@@ -244,6 +239,11 @@ impl Machine {
     /// Freezes the active overlay: from now on the guest writes to this one.
     pub async fn pivot(&self, overlay: PreparedOverlay) -> Result<(), (PreparedOverlay, Error)> {
         self.disk.pivot(overlay).await
+    }
+
+    /// Closes what QEMU could write to the overlay with that the last pivot froze. `file` is that overlay, opened read-only.
+    pub async fn give_up_writing(&self, file: File) -> Result<(), Error> {
+        self.disk.give_up_writing(&self.sets, file).await
     }
 
     /// Closes an overlay that was not needed.
@@ -333,13 +333,29 @@ async fn found(process: &Process, expected: Expected) -> Result<GuestMemory, Err
     found
 }
 
-fn launch(installed: &Installed<'_>, spec: MachineSpec, ram: Handed, ends: [(RawFd, OwnedFd); 3]) -> Launch {
+fn launch(
+    installed: &Installed<'_>,
+    spec: MachineSpec,
+    ram: Handed,
+    ends: [(RawFd, OwnedFd); 3],
+) -> Result<Launch, Error> {
     let args = argv(&spec.shape(installed.arch, installed.aio));
-    let confinement = Confinement::new(spec.jail, spec.limits, spec.memory_bytes, spec.accel);
+    let confinement = confinement(installed, &spec, &ram)?;
     let Handed { mut descriptors, environment } = ram;
     descriptors.extend(ends);
     descriptors.push((fd::KERNEL, spec.kernel.into()));
     descriptors.push((fd::INITRAMFS, spec.initramfs.into()));
     descriptors.extend(spec.disk.into_descriptors(fd::DISK));
-    Launch { name: spec.name, binary: installed.binary.to_owned(), args, environment, descriptors, confinement }
+    Ok(Launch { name: spec.name, binary: installed.binary.to_owned(), args, environment, descriptors, confinement })
+}
+
+fn confinement(installed: &Installed<'_>, spec: &MachineSpec, ram: &Handed) -> Result<Confinement, Error> {
+    let confinement = Confinement::new(spec.jail, spec.limits, spec.memory_bytes, spec.accel);
+    // Arguments of the caller's may name any file.
+    let Some(visible) = installed.visible.filter(|_| spec.extra_args.is_empty()) else { return Ok(confinement) };
+    let ram = ram.descriptors.iter().filter(|(number, _)| *number == fd::RAM);
+    let mut files: Vec<_> = ram.map(|(_, file)| (file.as_fd(), Access::ReadWrite)).collect();
+    files.extend([&spec.kernel, &spec.initramfs].map(|file| (file.as_fd(), Access::Read)));
+    let view = View { installed: visible, files, accel: spec.accel, network: spec.network };
+    confinement.seeing(&view).map_err(landlock_failed)
 }

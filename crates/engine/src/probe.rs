@@ -14,33 +14,58 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
-use crate::accel::{Accel, KvmVerdict, probe_kvm};
+use crate::accel::{self, Accel, KvmDevice, KvmFinding, KvmVerdict, probe_kvm};
 use crate::arch::Arch;
-use crate::argv::{fd, probe_argv};
+use crate::argv::{NetworkMode, fd, probe_argv};
 use crate::block::Aio;
 use crate::catalogue::{Asked, Catalogue};
-use crate::cpu::{Expansions, Model};
+use crate::cpu::{CpuChoice, Expansions, Model};
 use crate::error::Error;
-use crate::install::Version;
-use crate::jail::{Confinement, Jail, Limits};
+use crate::install::{self, Version};
+use crate::jail::{Confinement, Jail, Limits, Step};
+use crate::landlock::{self, View};
 use crate::process::{Launch, Process};
 use crate::qmp::{Qmp, Quit};
+use crate::testguest::{Body, Report, TestGuest, Wrong};
 use crate::tracking::{self, TrackingVerdict};
+use crate::tsc;
 
 const QUIT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The test guest takes a tenth of a second. What it cannot tell in time is switched off, which costs little.
+const INSTRUCTIONS_DEADLINE: Duration = Duration::from_secs(20);
 
 /// What the probes found. The caller may keep it and hand it to the next `Engine::open`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdicts {
     pub(crate) key: Key,
-    pub kvm: KvmVerdict,
+    pub(crate) kvm: KvmFinding,
     pub aio: Aio,
     /// Why the slower way of disk input and output is used.
     pub aio_reason: Option<String>,
     /// Which ways of telling written pages work.
     pub tracking: TrackingVerdict,
+    /// Whether QEMU runs with its view of the file system restricted.
+    pub landlock: Verdict,
+    pub(crate) data_dirs: Vec<PathBuf>,
+    /// Features of emulated processors that compute wrong results under this QEMU; they are off in fresh machines.
+    pub miscomputed: Vec<String>,
+    /// The rate of the time-stamp counter that emulated guests read.
+    pub tsc_khz: Option<u64>,
     pub(crate) catalogue: Catalogue,
     pub(crate) expansions: Expansions,
+}
+
+impl Verdicts {
+    pub fn kvm(&self) -> &KvmVerdict {
+        &self.kvm.verdict
+    }
+
+    /// What machines see of the file system beside what every program needs; `None` where all of it is visible.
+    pub(crate) fn visible(&self) -> Option<Vec<PathBuf>> {
+        let restricted = self.landlock == Verdict::Usable;
+        restricted.then(|| installed(&self.key.installation.binary, &self.data_dirs))
+    }
 }
 
 /// Whether something can be used, and why not.
@@ -77,7 +102,10 @@ pub(crate) struct Key {
     kernel_release: String,
     boot_id: String,
     euid: u32,
+    /// What the caller may do, as the kernel writes it: looking into machines of other users takes a capability.
+    capabilities: String,
     own_user: bool,
+    kvm: KvmDevice,
 }
 
 /// One file, as far as can be told without running it.
@@ -106,9 +134,18 @@ impl Key {
             kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
             boot_id: boot_id.trim().to_owned(),
             euid: rustix::process::geteuid().as_raw(),
+            capabilities: effective_capabilities()?,
             own_user: jail.uid.is_some(),
+            kvm: KvmDevice::now(),
         })
     }
+}
+
+fn effective_capabilities() -> Result<String, Error> {
+    const STATUS: &str = "/proc/self/status";
+    let status = std::fs::read_to_string(STATUS).map_err(Error::io("read", STATUS))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    Ok(line.unwrap_or_default().trim().to_owned())
 }
 
 /// One QEMU to try things with.
@@ -117,23 +154,93 @@ pub(crate) struct Probe<'a> {
     pub binary: &'a Path,
     pub arch: Arch,
     pub jail: Jail,
+    /// Where QEMU has its files, if nothing else is to be seen.
+    pub seeing: Option<&'a [PathBuf]>,
 }
 
 impl Probe<'_> {
-    pub(crate) async fn run_all(self, key: Key) -> Result<Verdicts, Error> {
-        let (kvm, io_uring, tracking, asked) =
-            tokio::join!(probe_kvm(&self), self.io_uring(), tracking::probe(), Asked::start(&self, Accel::Tcg));
+    pub(crate) async fn run_all(self, key: Key, now_unix_s: u64) -> Result<Verdicts, Error> {
+        let data_dirs = install::data_dirs(self.binary).await?;
+        let installed = installed(self.binary, &data_dirs);
+        let restricted = Probe { seeing: Some(&installed), ..self };
+        let (landlock, miscomputed) = restricted.landlock_and_instructions().await;
+        let verdicts = match landlock {
+            Verdict::Usable => restricted.run_rest(key, now_unix_s).await?,
+            Verdict::Unusable { .. } => self.run_rest(key, now_unix_s).await?,
+        };
+        let verdicts = Verdicts { landlock, data_dirs, miscomputed, ..verdicts };
+        tracing::debug!(?verdicts, "QEMU probed");
+        Ok(verdicts)
+    }
+
+    async fn run_rest(self, key: Key, now_unix_s: u64) -> Result<Verdicts, Error> {
+        // Alone: a busy processor must not make KVM miss its deadline.
+        let kvm = probe_kvm(&self, now_unix_s).await;
+        let (tsc_khz, io_uring, tracking, asked) = tokio::join!(
+            tsc::measure_khz(),
+            self.io_uring(),
+            tracking::probe(self.jail),
+            Asked::start(&self, Accel::Tcg)
+        );
         let (aio, aio_reason) = match io_uring {
             Ok(()) => (Aio::IoUring, None),
             Err(error) => (Aio::Threads, Some(describe(&error))),
         };
         let asked = asked?;
         let (catalogue, mut expansions) = (asked.catalogue().await?, Expansions::default());
-        let model = Model::chosen(self.arch, Accel::Tcg, None)?;
+        let model = Model::chosen(self.arch, Accel::Tcg, CpuChoice::default())?;
         expansions.insert(Accel::Tcg, &model, asked.expand(&model).await?);
-        let verdicts = Verdicts { key, kvm, aio, aio_reason, tracking, catalogue, expansions };
-        tracing::debug!(?verdicts, "QEMU probed");
-        Ok(verdicts)
+        let (landlock, data_dirs, miscomputed) = (Verdict::Usable, Vec::new(), Vec::new());
+        Ok(Verdicts {
+            key,
+            kvm,
+            aio,
+            aio_reason,
+            tracking,
+            landlock,
+            data_dirs,
+            miscomputed,
+            tsc_khz,
+            catalogue,
+            expansions,
+        })
+    }
+
+    /// One test guest tells both: whether QEMU starts with its view restricted, and which instructions it gets wrong.
+    /// Instructions that could not be tried count as wrong.
+    async fn landlock_and_instructions(&self) -> (Verdict, Vec<String>) {
+        let all = || named(Wrong { adx: true, bmi1: true });
+        let landlock = match landlock::version() {
+            Ok(_) => match self.wrong_instructions().await {
+                Ok(wrong) => return (Verdict::Usable, named(wrong)),
+                Err(reason) => Err(format!("QEMU does not run under it: {reason}")),
+            },
+            Err(error) => Err(format!("the kernel has no Landlock: {error}")),
+        };
+        match (Probe { seeing: None, ..*self }).wrong_instructions().await {
+            Ok(wrong) => (landlock.into(), named(wrong)),
+            Err(reason) => {
+                tracing::warn!(reason, "the emulator's instructions cannot be tried");
+                // Landlock is not what keeps the guest from running.
+                (landlock::version().map(drop).map_err(|error| error.to_string()).into(), all())
+            }
+        }
+    }
+
+    async fn wrong_instructions(&self) -> Result<Wrong, String> {
+        if self.arch != Arch::X86_64 {
+            return accel::round_trip(self, Accel::Tcg, INSTRUCTIONS_DEADLINE)
+                .await
+                .map(|()| Wrong { adx: false, bmi1: false })
+                .map_err(|refusal| refusal.to_string());
+        }
+        let guest = TestGuest::start(self, Accel::Tcg, Body::Instructions).await.map_err(|error| describe(&error))?;
+        match guest.report(INSTRUCTIONS_DEADLINE).await {
+            Some(Ok(Report::Instructions(wrong))) => Ok(wrong),
+            Some(Ok(other)) => Err(format!("a test guest reported {other:?}")),
+            Some(Err(exit)) => Err(format!("a test guest did not run: {exit}")),
+            None => Err(format!("no sign of life within {} s", INSTRUCTIONS_DEADLINE.as_secs())),
+        }
     }
 
     pub(crate) async fn launch(
@@ -143,7 +250,11 @@ impl Probe<'_> {
         args: Vec<OsString>,
         descriptors: Vec<(RawFd, OwnedFd)>,
     ) -> Result<Process, Error> {
-        let confinement = Confinement::new(self.jail, Limits::default(), 0, accel);
+        let mut confinement = Confinement::new(self.jail, Limits::default(), 0, accel);
+        if let Some(installed) = self.seeing {
+            let view = View { installed, files: Vec::new(), accel, network: NetworkMode::None };
+            confinement = confinement.seeing(&view).map_err(landlock_failed)?;
+        }
         let binary = self.binary.to_owned();
         Process::spawn(Launch { name: name.into(), binary, args, environment: Vec::new(), descriptors, confinement })
             .await
@@ -174,6 +285,22 @@ impl Probe<'_> {
         qmp.run_within(Quit {}, QUIT_DEADLINE).await?;
         Ok(())
     }
+}
+
+/// The features that hold these instructions. C libraries that find the second set of bit instructions use the first
+/// without asking, as no processor has one without the other.
+fn named(wrong: Wrong) -> Vec<String> {
+    let features = [(wrong.adx, "adx"), (wrong.bmi1, "bmi1"), (wrong.bmi1, "bmi2")];
+    features.into_iter().filter(|(is_wrong, _)| *is_wrong).map(|(_, feature)| feature.to_owned()).collect()
+}
+
+/// Everything that belongs to a QEMU.
+pub(crate) fn installed(binary: &Path, data_dirs: &[PathBuf]) -> Vec<PathBuf> {
+    data_dirs.iter().cloned().chain(landlock::beside(binary)).collect()
+}
+
+pub(crate) fn landlock_failed(source: std::io::Error) -> Error {
+    Error::Jail { step: Step::Landlock, source }
 }
 
 /// The chain of causes in one line, since a verdict is kept as text.

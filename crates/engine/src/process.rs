@@ -330,9 +330,13 @@ fn reap(pid: Pid) -> ExitStatus {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
     use crate::accel::Accel;
+    use crate::argv::NetworkMode;
     use crate::jail::{Jail, Limits};
+    use crate::landlock::{self, Access, View};
 
     fn shell(script: &str) -> Launch {
         Launch {
@@ -374,6 +378,47 @@ mod tests {
         let exit = Process::spawn(launch).await.unwrap().exit().wait().await;
         // The shell itself adds PWD to what it runs.
         assert_eq!(exit.stderr, "0\n1\n2\n3\n9\nPWD=/\n/\n");
+    }
+
+    #[tokio::test]
+    async fn a_restricted_child_opens_the_system_and_what_it_is_given_and_nothing_else() {
+        if let Err(error) = landlock::version() {
+            eprintln!("not checked: the kernel has no Landlock: {error}");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        for name in ["secret", "given"] {
+            std::fs::write(path(name), format!("{name}\n")).unwrap();
+        }
+        let given = std::fs::File::open(path("given")).unwrap();
+        let script = format!(
+            "cat {} 2> /dev/null || echo no secret; cat {}; head -c 5 /proc/version; echo; \
+             (echo x > {}) 2> /dev/null || echo no write; ls {} 2> /dev/null || echo no list",
+            path("secret"),
+            path("given"),
+            path("given"),
+            dir.path().display(),
+        );
+        let view = View {
+            installed: &[],
+            files: vec![(given.as_fd(), Access::Read)],
+            accel: Accel::Tcg,
+            network: NetworkMode::Isolated,
+        };
+        let mut launch = shell(&format!("({script}) >&2"));
+        launch.confinement = launch.confinement.seeing(&view).unwrap();
+        let exit = Process::spawn(launch).await.unwrap().exit().wait().await;
+        assert_eq!(exit.stderr, "no secret\ngiven\nLinux\nno write\nno list\n");
+        assert_eq!(std::fs::read_to_string(path("given")).unwrap(), "given\n");
+    }
+
+    /// Whoever starts a machine under its own user id has nothing more to lose to it than that user has.
+    #[tokio::test]
+    async fn a_child_has_no_capabilities_whoever_starts_it() {
+        let launch = shell("grep -E '^Cap(Inh|Prm|Eff|Amb)' /proc/self/status | cut -f2 | sort -u >&2");
+        let exit = Process::spawn(launch).await.unwrap().exit().wait().await;
+        assert_eq!(exit.stderr, "0000000000000000\n");
     }
 
     #[tokio::test]

@@ -8,6 +8,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -27,6 +28,7 @@ pub struct GuestMemory {
     place: Place,
     mapped: Mapped,
     tracking: Result<(), Untracked>,
+    protecting: Protecting,
     /// Found written, not told yet. Only a scan that failed leaves something here.
     found: Arc<Mutex<Vec<ByteRun>>>,
 }
@@ -52,6 +54,16 @@ pub enum Mapped {
     Preload { regions: u64 },
     /// The file QEMU was given, because there is no library.
     File { reason: String },
+}
+
+/// Which range is given to the kernel to protect again. It drops KVM's mappings of the whole range, whatever it finds
+/// there, and a guest under KVM then takes a fault for each page it uses next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protecting {
+    /// All of memory, in one walk.
+    All,
+    /// What a first walk finds, and not much around it.
+    Found,
 }
 
 /// Which pages count as written.
@@ -88,7 +100,11 @@ impl GuestMemory {
         mapped: Mapped,
         tracking: Result<(), Untracked>,
     ) -> Self {
-        Self { pid, pidfd, place, mapped, tracking, found: Arc::default() }
+        Self { pid, pidfd, place, mapped, tracking, protecting: Protecting::All, found: Arc::default() }
+    }
+
+    pub(crate) fn protecting(self, protecting: Protecting) -> Self {
+        Self { protecting, ..self }
     }
 
     pub fn bytes(&self) -> u64 {
@@ -125,7 +141,7 @@ impl GuestMemory {
     /// How many bytes [`Tracking::WriteProtect`] would find now. Changes nothing.
     pub fn pending(&self) -> Result<u64, Error> {
         let mut bytes = 0;
-        self.scan(sys::Protect::Leave, |start, end| bytes += end - start)?;
+        self.scan(self.all(), sys::Protect::Leave, |start, end| bytes += end - start)?;
         self.still_lives()?;
         Ok(bytes)
     }
@@ -144,18 +160,39 @@ impl GuestMemory {
         self.still_lives()
     }
 
+    /// Writes to another place of the stopped machine's process.
+    pub(crate) fn write_beside(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
+        let failed = |source| Error::Io { op: "write to the memory of", path: self.proc(""), source };
+        sys::write_memory(self.pid, address, bytes).map_err(failed)?;
+        self.still_lives()
+    }
+
     /// The scan that reports and protects again in one step.
     fn scan_protected(&self) -> Result<Vec<ByteRun>, Error> {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        self.scan(sys::Protect::Again, |start, end| found.push(self.run(start, end)))?;
+        let ranges = match self.protecting {
+            Protecting::All => vec![self.all()],
+            Protecting::Found => {
+                let mut written = Vec::new();
+                self.scan(self.all(), sys::Protect::Leave, |start, end| written.push(start..end))?;
+                near(written)
+            }
+        };
+        for range in ranges {
+            self.scan(range, sys::Protect::Again, |start, end| found.push(self.run(start, end)))?;
+        }
         Ok(joined(std::mem::take(&mut *found)))
     }
 
-    fn scan(&self, protect: sys::Protect, mut each: impl FnMut(u64, u64)) -> Result<(), Error> {
+    fn all(&self) -> Range<u64> {
+        self.place.address..self.place.address + self.place.bytes
+    }
+
+    fn scan(&self, range: Range<u64>, protect: sys::Protect, mut each: impl FnMut(u64, u64)) -> Result<(), Error> {
         self.tracking.clone().map_err(|untracked| Error::Untracked { source: untracked })?;
         let path = self.proc("pagemap");
         let pagemap = File::open(&path).map_err(Error::io("open", &path))?;
-        let (mut at, end) = (self.place.address, self.place.address + self.place.bytes);
+        let Range { start: mut at, end } = range;
         while at < end {
             let scanned = sys::scan_written(&pagemap, at, end, protect).map_err(Error::io("scan", &path))?;
             scanned.runs.iter().for_each(|(start, stop)| each(*start, *stop));
@@ -243,6 +280,18 @@ fn push(runs: &mut Vec<ByteRun>, run: ByteRun) {
     }
 }
 
+/// Ascending ranges, joined over gaps that cost less than another call.
+fn near(ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    const GAP_BYTES: u64 = 1 << 20;
+    ranges.into_iter().fold(Vec::new(), |mut joined: Vec<Range<u64>>, range| {
+        match joined.last_mut() {
+            Some(last) if range.start - last.end <= GAP_BYTES => last.end = range.end,
+            _ => joined.push(range),
+        }
+        joined
+    })
+}
+
 /// Sorted and joined: what a failed scan left behind lies anywhere.
 fn joined(mut runs: Vec<ByteRun>) -> Vec<ByteRun> {
     runs.sort_unstable();
@@ -275,7 +324,7 @@ fn batches(runs: &[ByteRun]) -> Vec<Vec<ByteRun>> {
     batches
 }
 
-#[allow(unsafe_code, reason = "PAGEMAP_SCAN and process_vm_readv have no safe form")]
+#[allow(unsafe_code, reason = "PAGEMAP_SCAN and process_vm_readv have no safe form, nor has process_vm_writev")]
 mod sys {
     use super::{AsRawFd, File, io};
 
@@ -355,6 +404,19 @@ mod sys {
         // It walks on or the caller would ask for ever.
         let stuck = arguments.walk_end <= start;
         if stuck { Err(io::ErrorKind::InvalidData.into()) } else { Ok(Scanned { runs, walked_to: arguments.walk_end }) }
+    }
+
+    /// Writes all of the bytes at an address of another process.
+    pub(super) fn write_memory(pid: u32, address: u64, bytes: &[u8]) -> io::Result<()> {
+        let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let remote = libc::iovec { iov_base: address as *mut _, iov_len: bytes.len() };
+        // SAFETY: `local` is a live slice that is only read. The remote address is only looked up in the other process.
+        let count = unsafe { libc::process_vm_writev(pid.cast_signed(), &local, 1, &remote, 1, 0) };
+        match usize::try_from(count) {
+            Err(_) => Err(io::Error::last_os_error()),
+            Ok(count) if count < bytes.len() => Err(io::ErrorKind::WriteZero.into()),
+            Ok(_) => Ok(()),
+        }
     }
 
     /// Appends the bytes at `(address, bytes)` of another process.

@@ -92,3 +92,11 @@ fn what_is_not_memory_of_the_guest_is_not_read() {
     assert!(matches!(error, Error::Io { op: "read the memory of", .. }), "{error}");
     assert!(into.is_empty());
 }
+
+#[test]
+fn only_what_is_near_to_written_pages_is_protected_again() {
+    let mib = |number: u64| number << 20;
+    let ranges = vec![0..4096, 8192..12288, mib(3)..mib(4), mib(5)..mib(6), mib(100)..mib(100) + 4096];
+    assert_eq!(near(ranges), [0..12288, mib(3)..mib(6), mib(100)..mib(100) + 4096]);
+    assert_eq!(near(Vec::new()), Vec::<std::ops::Range<u64>>::new());
+}

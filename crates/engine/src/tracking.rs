@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Always: a kernel that accepts every call and then tells nothing is found out: without its configuration, soft-dirty
-//! is like that. The child only makes system calls on memory of its own, and dies with the probe.
+//! is like that. The child runs as the user that machines run as, so a caller that may not look into them is found out,
+//! too. It only makes system calls on memory of its own, and dies with the probe.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -16,10 +17,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
 use serde::{Deserialize, Serialize};
 
+use crate::error::Error;
+use crate::jail::{Jail, switch_user};
 use crate::preload::format::{PAGE_BYTES, Report};
 use crate::preload::protect;
 use crate::probe::{Verdict, describe};
-use crate::ram::{ByteRun, GuestMemory, Mapped, Place, Tracking};
+use crate::ram::{ByteRun, GuestMemory, Mapped, Place, Protecting, Tracking};
 
 /// Pages the child maps, and how many of them it writes before anything is asked.
 const PAGES: u64 = 16;
@@ -35,11 +38,11 @@ pub struct TrackingVerdict {
     pub anonymous: Verdict,
 }
 
-pub(crate) async fn probe() -> TrackingVerdict {
-    let probed = tokio::task::spawn_blocking(|| TrackingVerdict {
-        write_protect: write_protect().into(),
-        soft_dirty: soft_dirty().into(),
-        anonymous: anonymous().into(),
+pub(crate) async fn probe(jail: Jail) -> TrackingVerdict {
+    let probed = tokio::task::spawn_blocking(move || TrackingVerdict {
+        write_protect: write_protect(jail).into(),
+        soft_dirty: soft_dirty(jail).into(),
+        anonymous: anonymous(jail).into(),
     });
     probed.await.unwrap_or_else(|error| {
         let unusable = || Verdict::Unusable { reason: format!("the probe ended: {error}") };
@@ -47,27 +50,29 @@ pub(crate) async fn probe() -> TrackingVerdict {
     })
 }
 
-fn write_protect() -> Result<(), String> {
-    let mut child = Child::start(Protect::Yes)?;
-    child.expect(Tracking::WriteProtect, 0, WRITTEN)?;
-    child.writes_are_told(Tracking::WriteProtect)
+fn write_protect(jail: Jail) -> Result<(), String> {
+    for protecting in [Protecting::All, Protecting::Found] {
+        let mut child = Child::start(jail, Protect::Yes)?;
+        child.memory = child.memory.protecting(protecting);
+        child.expect(Tracking::WriteProtect, 0, WRITTEN)?;
+        child.writes_are_told(Tracking::WriteProtect)?;
+        child.reads_what_was_written()?;
+    }
+    Ok(())
 }
 
-fn soft_dirty() -> Result<(), String> {
-    let mut child = Child::start(Protect::No)?;
+fn soft_dirty(jail: Jail) -> Result<(), String> {
+    let mut child = Child::start(jail, Protect::No)?;
     // Clears what is set, and may find nothing where nothing is tracked.
-    child.memory.written(Tracking::SoftDirty).map_err(|error| describe(&error))?;
-    child.writes_are_told(Tracking::SoftDirty)
+    child.memory.written(Tracking::SoftDirty).map_err(|error| child.refused(&error))?;
+    child.writes_are_told(Tracking::SoftDirty)?;
+    child.reads_what_was_written()
 }
 
-fn anonymous() -> Result<(), String> {
-    let child = Child::start(Protect::No)?;
+fn anonymous(jail: Jail) -> Result<(), String> {
+    let child = Child::start(jail, Protect::No)?;
     child.expect(Tracking::Anonymous, 0, WRITTEN)?;
-    let mut bytes = Vec::new();
-    let written = ByteRun { offset: 0, bytes: WRITTEN * PAGE_BYTES };
-    child.memory.read(&[written], &mut bytes).map_err(|error| describe(&error))?;
-    let right = bytes.chunks(PAGE_BYTES as usize).zip(0..).all(|(page, number)| page[0] == number + 1);
-    if right { Ok(()) } else { Err("what is read is not what was written".into()) }
+    child.reads_what_was_written()
 }
 
 #[derive(Clone, Copy)]
@@ -97,15 +102,19 @@ struct Child {
     memory: GuestMemory,
     commands: PipeWriter,
     answers: PipeReader,
+    jail: Jail,
     _subject: Subject,
 }
 
 impl Child {
-    fn start(protect: Protect) -> Result<Child, String> {
+    fn start(jail: Jail, protect: Protect) -> Result<Child, String> {
         let failed = |error: io::Error| format!("a child to try it on cannot be started: {error}");
         let (their_commands, commands) = io::pipe().map_err(failed)?;
         let (mut answers, their_answers) = io::pipe().map_err(failed)?;
-        let pid = fork(protect, their_commands.as_raw_fd(), their_answers.as_raw_fd()).map_err(failed)?;
+        let life =
+            Life { protect, uid: jail.uid, commands: their_commands.as_raw_fd(), answers: their_answers.as_raw_fd() };
+        let pid = fork(&life).map_err(failed)?;
+        drop((their_commands, their_answers));
         let pidfd = Arc::new(pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| failed(errno.into()))?);
         let subject = Subject { pid, pidfd: pidfd.clone() };
         let report = Report::decode(&receive(&mut answers)?).ok_or("a child to try it on tells nonsense")?;
@@ -113,7 +122,7 @@ impl Child {
         let place = Place { address: report.address, bytes: report.bytes };
         let number = pid.as_raw_nonzero().get().cast_unsigned();
         let memory = GuestMemory::new(number, pidfd, place, Mapped::Preload { regions: 0 }, Ok(()));
-        Ok(Child { memory, commands, answers, _subject: subject })
+        Ok(Child { memory, commands, answers, jail, _subject: subject })
     }
 
     /// Two rounds: the second tells that the first has started anew.
@@ -130,8 +139,29 @@ impl Child {
         receive::<1>(&mut self.answers).map(drop)
     }
 
+    fn reads_what_was_written(&self) -> Result<(), String> {
+        let mut bytes = Vec::new();
+        let written = ByteRun { offset: 0, bytes: WRITTEN * PAGE_BYTES };
+        self.memory.read(&[written], &mut bytes).map_err(|error| self.refused(&error))?;
+        let right = bytes.chunks(PAGE_BYTES as usize).zip(0..).all(|(page, number)| page[0] == number + 1);
+        if right { Ok(()) } else { Err("what is read is not what was written".into()) }
+    }
+
+    /// The reason, and what the caller lacks.
+    fn refused(&self, error: &Error) -> String {
+        let reason = describe(error);
+        let is_forbidden =
+            matches!(error, Error::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied);
+        match self.jail.uid {
+            Some(_) if is_forbidden => {
+                format!("{reason}: machines run as other users, and looking into them needs CAP_SYS_PTRACE")
+            }
+            _ => reason,
+        }
+    }
+
     fn expect(&self, how: Tracking, page: u64, pages: u64) -> Result<(), String> {
-        let found = self.memory.written(how).map_err(|error| describe(&error))?;
+        let found = self.memory.written(how).map_err(|error| self.refused(&error))?;
         if found == [ByteRun { offset: page * PAGE_BYTES, bytes: pages * PAGE_BYTES }] {
             return Ok(());
         }
@@ -157,27 +187,40 @@ fn receive<const BYTES: usize>(answers: &mut PipeReader) -> Result<[u8; BYTES], 
     Ok(bytes)
 }
 
+/// What the child does, made before the fork.
+struct Life {
+    protect: Protect,
+    uid: Option<u32>,
+    commands: RawFd,
+    answers: RawFd,
+}
+
 #[allow(unsafe_code, reason = "fork: the child makes system calls on memory of its own until it is killed")]
-fn fork(protect: Protect, commands: RawFd, answers: RawFd) -> io::Result<Pid> {
+fn fork(life: &Life) -> io::Result<Pid> {
     // SAFETY: the child runs `serve`, which allocates nothing, takes no lock and never returns.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
-        0 => serve(protect, commands, answers),
+        0 => serve(life),
         pid => Ok(Pid::from_raw(pid).expect("fork gives the parent a positive number")),
     }
 }
 
 /// The life of the child: maps, says where, writes each page it is asked to write.
 #[allow(unsafe_code, reason = "what is safe after fork has no safe form")]
-fn serve(protect: Protect, commands: RawFd, answers: RawFd) -> ! {
+fn serve(life: &Life) -> ! {
     let bytes = (PAGES * PAGE_BYTES) as usize;
     // SAFETY: system calls on numbers and locals. The pages written lie inside the mapping, which is checked to be
     // there. `_exit` runs nothing of the parent's.
     unsafe {
+        if life.uid.is_some_and(|uid| switch_user(uid, &[]).is_err()) {
+            libc::_exit(1);
+        }
+        // As after the `exec` of QEMU, which a change of user alone is not.
+        libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0);
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
         // Other descriptors of the parent would stay open with the child.
-        libc::dup2(commands, 0);
-        libc::dup2(answers, 1);
+        libc::dup2(life.commands, 0);
+        libc::dup2(life.answers, 1);
         libc::syscall(libc::SYS_close_range, 2, u32::MAX, 0);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let pages = libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
@@ -186,7 +229,7 @@ fn serve(protect: Protect, commands: RawFd, answers: RawFd) -> ! {
         }
         let write = |page: u8| pages.cast::<u8>().add(usize::from(page) * PAGE_BYTES as usize).write_volatile(page + 1);
         let small = protect::no_huge_pages();
-        let tracking = small.and_then(|()| match protect {
+        let tracking = small.and_then(|()| match life.protect {
             Protect::Yes => protect::protect(pages as u64, bytes as u64),
             Protect::No => Ok(()),
         });
@@ -209,8 +252,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_works_is_found_by_trying() {
-        let verdict = probe().await;
+        let verdict = probe(Jail::default()).await;
         assert_eq!(verdict.anonymous, Verdict::Usable);
-        assert_eq!(verdict, probe().await);
+        assert_eq!(verdict, probe(Jail::default()).await);
     }
 }

@@ -105,7 +105,7 @@ impl Qmp {
         tokio::spawn(reader.run(lines));
         let qmp = Qmp { shared, outgoing, exit };
         tokio::spawn(write_until_closed(write, queue, qmp.shared.closed.clone()));
-        qmp.run(Capabilities {}).await?;
+        qmp.run_within(Capabilities {}, GREETING_DEADLINE).await?;
         Ok(qmp)
     }
 

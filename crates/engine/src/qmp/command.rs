@@ -97,18 +97,50 @@ pub(crate) struct AddFd {
 
 impl Command for AddFd {
     const NAME: &'static str = "add-fd";
-    type Reply = Ignored;
+    type Reply = AddedFd;
 }
 
-/// A reply that tells nothing of use.
 #[derive(Clone, Copy, Debug, Deserialize)]
-pub(crate) struct Ignored {}
+pub(crate) struct AddedFd {
+    /// Its number in QEMU's process.
+    pub fd: i64,
+}
 
-/// Gives up an fd set. What was opened through it stays open.
+/// The fd sets there are, and the descriptors in them.
+#[derive(Debug, Serialize)]
+pub(crate) struct QueryFdsets {}
+
+impl Command for QueryFdsets {
+    const NAME: &'static str = "query-fdsets";
+    type Reply = Vec<Fdset>;
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Fdset {
+    pub fdset_id: u64,
+    pub fds: Vec<AddedFd>,
+}
+
+/// A command of the monitor for people, for what no other one tells.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct HumanMonitorCommand<'a> {
+    pub command_line: &'a str,
+}
+
+impl Command for HumanMonitorCommand<'_> {
+    const NAME: &'static str = "human-monitor-command";
+    type Reply = String;
+}
+
+/// Gives up an fd set, or one descriptor of it. What was opened through it stays open.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct RemoveFd {
     pub fdset_id: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fd: Option<i64>,
 }
 
 impl Command for RemoveFd {

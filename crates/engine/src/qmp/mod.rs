@@ -21,8 +21,9 @@ mod message;
 pub use client::Qmp;
 pub(crate) use command::{
     AddFd, BlockResize, BlockdevAdd, BlockdevBackup, BlockdevDel, BlockdevReopen, BlockdevSnapshot, Capability,
-    CpuModel, GetFd, Migrate, MigrateCancel, MigrateIncoming, MigrateSetCapabilities, MigrateSetParameters,
-    QueryCpuDefinitions, QueryCpuModelExpansion, QueryMachines, QueryMigrate, RemoveFd, XenSaveDevicesState,
+    CpuModel, GetFd, HumanMonitorCommand, Migrate, MigrateCancel, MigrateIncoming, MigrateSetCapabilities,
+    MigrateSetParameters, QueryCpuDefinitions, QueryCpuModelExpansion, QueryFdsets, QueryMachines, QueryMigrate,
+    RemoveFd, XenSaveDevicesState,
 };
 pub use command::{
     Command, Cont, Job, JobDismiss, Nothing, QueryJobs, QueryStatus, Quit, SnapshotLoad, SnapshotSave, Status, Stop,

@@ -103,6 +103,38 @@ async fn a_pivot_freezes_what_was_written_and_a_discarded_overlay_leaves_no_trac
     counts(&machine).await;
 }
 
+/// How many descriptors of a process can write to a file.
+fn writers(pid: u32, file: &Path) -> usize {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().map(|fd| fd.unwrap());
+    let of_file = descriptors.filter(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == file));
+    let can_write = |number: &std::ffi::OsStr| {
+        let told = fs::read_to_string(Path::new(&format!("/proc/{pid}/fdinfo")).join(number)).unwrap();
+        let flags = told.lines().find_map(|line| line.strip_prefix("flags:")).unwrap().trim().to_owned();
+        i32::from_str_radix(&flags, 8).unwrap() & libc::O_ACCMODE != libc::O_RDONLY
+    };
+    of_file.filter(|fd| can_write(&fd.file_name())).count()
+}
+
+#[tokio::test]
+async fn nothing_in_qemu_can_write_to_an_overlay_that_was_frozen() {
+    let dir = tempfile::tempdir().unwrap();
+    let machine = start(dir.path(), "busy").await;
+    for (number, name) in ["active", "second", "third"].iter().enumerate() {
+        write(&machine, number as u8 + 1, number as u64).await;
+        assert!(writers(machine.pid(), &dir.path().join(name)) > 0);
+        pivot(&machine, dir.path(), ["second", "third", "fourth"][number]).await;
+        within(machine.give_up_writing(read_only(dir.path(), name))).await.unwrap();
+        assert_eq!(writers(machine.pid(), &dir.path().join(name)), 0, "{name}");
+    }
+    write(&machine, 9, 1).await;
+    check(&machine, dir.path(), "fifth", &[1, 9, 3, 0]).await;
+    // What lies below can still be exchanged, and nothing of it stays open.
+    within(machine.rebase(vec![read_only(dir.path(), "copy-for-fifth")])).await.unwrap();
+    assert!(!holds(machine.pid(), &dir.path().join("second")));
+    check(&machine, dir.path(), "sixth", &[1, 9, 3, 0]).await;
+    counts(&machine).await;
+}
+
 #[tokio::test]
 async fn a_refused_pivot_gives_the_overlay_back() {
     let dir = tempfile::tempdir().unwrap();
