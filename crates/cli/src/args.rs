@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use sandtree::{AccelChoice, Arch, FORK_CONCURRENCY, MemoryMode, Network, PublishedPort, SandboxSpec};
+use sandtree::{AccelChoice, Arch, FORK_CONCURRENCY, MachineUser, MemoryMode, Network, PublishedPort, SandboxSpec};
 
 pub use image::{Access, Build, ImageCommand, ImportImage, Pull, Push, Warm, own as own_kernel};
 
@@ -29,6 +29,16 @@ pub struct Global {
     /// The QEMU to use [default: the first on PATH]
     #[arg(long, global = true, value_name = "PROGRAM", env = "SANDTREE_QEMU")]
     pub qemu: Option<PathBuf>,
+    /// Whom machines run as: auto (as root, a user id for each) or caller
+    #[arg(
+        long,
+        global = true,
+        value_name = "auto|caller",
+        env = "SANDTREE_MACHINE_USER",
+        default_value = "auto",
+        hide_default_value = true
+    )]
+    pub machine_user: MachineUser,
     /// Answer in JSON
     #[arg(long, global = true)]
     pub json: bool,
@@ -259,7 +269,10 @@ pub struct Shape {
     /// A processor model of QEMU; Opteron_G3 is the same under all of them [default: the best there is]
     #[arg(long, value_name = "MODEL")]
     pub cpu: Option<String>,
-    /// How long the guest may take to come up [default: 60s, 180s under emulation]
+    /// Let the guest run guests of its own by KVM (it then reaches more of the host's kernel)
+    #[arg(long)]
+    pub nested: bool,
+    /// How long the guest may take to come up [default: 180s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub boot_timeout: Option<Duration>,
     /// A further argument of QEMU (repeatable)
@@ -277,6 +290,7 @@ impl Shape {
             accel: self.accel,
             arch: self.arch.unwrap_or(spec.arch),
             cpu: self.cpu.clone(),
+            nested: self.nested,
             boot_timeout: self.boot_timeout,
             qemu_args: self.qemu_arg.clone(),
             ..spec

@@ -19,7 +19,7 @@ pub use stream::{Outgoing, StreamError};
 
 /// The versions this build speaks. The host offers its range, the agent picks the highest both know.
 pub const VERSION_MIN: u16 = 1;
-pub const VERSION_MAX: u16 = 2;
+pub const VERSION_MAX: u16 = 3;
 
 /// The name of the virtio-serial port. Port numbers move with the device layout; the name does not.
 pub const PORT_NAME: &str = "dev.sandtree.agent";

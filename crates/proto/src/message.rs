@@ -242,6 +242,9 @@ pub enum Request {
     },
     /// From version 2 on.
     Thaw,
+    /// Switches to a clock that does not depend on the processor's time-stamp counter, which runs at another rate than
+    /// at the guest's boot. From version 3 on.
+    LeaveTsc,
 }
 
 impl Request {
@@ -249,6 +252,7 @@ impl Request {
     pub fn version(&self) -> u16 {
         match self {
             Request::Freeze { .. } | Request::Thaw => 2,
+            Request::LeaveTsc => 3,
             _ => 1,
         }
     }

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use sandtree_store::{
-    self as store, Image, MachineRecord, Named, Pinned, Settings, Snapshot, SnapshotManifest, Target,
+    self as store, Image, MachineRecord, Named, Network, Pinned, Settings, Snapshot, SnapshotManifest, Target,
 };
 
 use crate::capture::blocking;
@@ -156,6 +156,11 @@ impl Inner {
     }
 }
 
+/// The network that a machine has for a sandbox that may use `asked`: one that was full can be cut off from everything.
+fn backend(machine: Network, asked: Network) -> Network {
+    if (machine, asked) == (Network::Full, Network::Isolated) { machine } else { asked }
+}
+
 /// Memory goes on in the machine it was captured in, or not at all.
 pub(crate) fn check_as_saved(machine: &MachineRecord, saved: &Settings, asked: &Settings) -> Result<()> {
     let text = |value: &dyn std::fmt::Debug| format!("{value:?}").to_lowercase();
@@ -163,7 +168,7 @@ pub(crate) fn check_as_saved(machine: &MachineRecord, saved: &Settings, asked: &
     let same = [
         ("memory", mib(saved.memory_bytes), mib(asked.memory_bytes)),
         ("number of cpus", machine.cpus.to_string(), asked.cpus.to_string()),
-        ("network", text(&machine.network), text(&asked.network)),
+        ("network", text(&machine.network), text(&backend(machine.network, asked.network))),
         ("processor", saved.cpu.clone().unwrap_or_default(), asked.cpu.clone().unwrap_or_default()),
         ("arguments of QEMU", machine.qemu_args.join(" "), asked.qemu_args.join(" ")),
     ];

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandtree_engine::{
-    self as engine, Accel, DiskChain, Engine, Event, Events, Limits, Machine, MachineSpec, Memory, NetworkMode,
-    Preload, Start, TrackingVerdict,
+    self as engine, Accel, CpuChoice, DiskChain, Engine, Event, Events, Limits, Machine, MachineSpec, Memory, Nesting,
+    NetworkMode, Preload, Start, TrackingVerdict,
 };
 use sandtree_proto::{self as proto, Identity, Rebirth};
 use sandtree_store::{
@@ -25,7 +25,7 @@ use crate::driver;
 use crate::error::{Error, Result};
 use crate::fault::Step;
 use crate::guest::{Forward, Guest};
-use crate::host::{Inner, jail_of, now_unix_ns, store_error};
+use crate::host::{Inner, now_unix_ns, store_error};
 use crate::hub::{Gate, Hub, HubSpec};
 use crate::image;
 use crate::link::LinkError;
@@ -34,9 +34,8 @@ use crate::spec::PUBLISH_ADDRESS;
 /// The program in the guest, built with us.
 pub(crate) static AGENT: &[u8] = include_bytes!(env!("SANDTREE_AGENT"));
 
-const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Under emulation everything takes longer, and other work on the host takes its share.
-const BOOT_TIMEOUT_TCG: Duration = Duration::from_secs(180);
+/// For emulation and for KVM inside another guest, where everything takes longer, and for hosts with other work.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
 /// Warnings and worse go to the console, a panic ends the machine at once, and what only real hardware or a distrusted
 /// compiler needs is not waited for.
 pub(crate) const KERNEL_OPTIONS: &str = "console=ttyS0 loglevel=4 panic=-1 random.trust_cpu=on no_timer_check \
@@ -130,13 +129,13 @@ pub(crate) async fn boot(
 ) -> Result<Running> {
     let engine = host.engine().await?;
     let accel = chosen_accel(engine, dir.record())?;
-    let record = machine_record(host, dir.record()).await?;
+    let record = machine_record(host, dir.record(), accel).await?;
     let shape = Shape { memory: Memory::Empty, preload: Preload::Use, start: Start::Run, disk, machine: &record };
     let (mut machine, degraded) = start_tracked(host, engine, dir, accel, shape).await?;
     let console = machine.take_console().expect("a fresh machine has its console");
     let mut console = Console::keep(console, dir.console()).map_err(|e| Error::io("open", dir.console(), e))?;
     let mut events = machine.events();
-    let timeout = timeout.unwrap_or(if accel == Accel::Tcg { BOOT_TIMEOUT_TCG } else { BOOT_TIMEOUT });
+    let timeout = timeout.unwrap_or(BOOT_TIMEOUT);
     let port = machine.take_link().expect("a fresh machine has its link");
     let (execs, (gate, gated)) = (fresh_execs(dir)?, gate(dir.record()));
     let hub = Hub::start(port, HubSpec { gate, ..HubSpec::fresh(execs.clone()) });
@@ -308,29 +307,39 @@ pub(crate) fn machine_spec(host: &Inner, dir: &SandboxDir, accel: Accel, shape: 
         initramfs: open(&initramfs)?,
         cmdline: cmdline(image.record.init),
         disk: DiskChain { base: open(&image.rootfs())?, overlays },
-        network: network(record.network),
+        network: network(shape.machine.network, record.network),
         extra_args: record.qemu_args.clone(),
-        jail: jail_of(Some(&record.id)),
-        limits: Limits::default(),
+        jail: host.jail(Some(&record.id)),
+        limits: limits(record),
         memory: shape.memory,
         start: shape.start,
         preload: shape.preload,
     })
 }
 
-fn network(network: Network) -> NetworkMode {
-    match network {
-        Network::None => NetworkMode::None,
-        Network::Isolated => NetworkMode::Isolated,
-        Network::Full => NetworkMode::Full,
+/// What QEMU writes is a disk, or all of memory in one stream, with what either needs beside its data.
+fn limits(record: &SandboxRecord) -> Limits {
+    let largest = record.disk_bytes.max(record.memory_bytes);
+    let file_bytes = largest.saturating_add(largest / 64).saturating_add(256 << 20);
+    Limits { file_bytes: Some(file_bytes), ..Limits::default() }
+}
+
+/// The network of a machine in a sandbox that may use `allowed`.
+fn network(machine: Network, allowed: Network) -> NetworkMode {
+    match (machine, allowed) {
+        (Network::None, _) => NetworkMode::None,
+        (Network::Isolated, _) => NetworkMode::Isolated,
+        (Network::Full, Network::Full) => NetworkMode::Full,
+        (Network::Full, Network::Isolated | Network::None) => NetworkMode::Restricted,
     }
 }
 
 /// The machine a sandbox gets here when it boots.
-pub(crate) async fn machine_record(host: &Inner, record: &SandboxRecord) -> Result<MachineRecord> {
+pub(crate) async fn machine_record(host: &Inner, record: &SandboxRecord, accel: Accel) -> Result<MachineRecord> {
     let engine = host.engine().await?;
-    let accel = chosen_accel(engine, record)?;
-    let cpu = engine.cpu(accel, record.cpu.as_deref()).await.map_err(engine_error("give it its processor"))?;
+    let nesting = if record.nested { Nesting::On } else { Nesting::Off };
+    let choice = CpuChoice { model: record.cpu.as_deref(), nesting };
+    let cpu = engine.cpu(accel, choice).await.map_err(engine_error("resolve a processor model"))?;
     host.keep_news(engine);
     Ok(MachineRecord {
         arch: record.arch,
@@ -342,6 +351,7 @@ pub(crate) async fn machine_record(host: &Inner, record: &SandboxRecord) -> Resu
         network: record.network,
         qemu_args: record.qemu_args.clone(),
         cpu_features: cpu.features,
+        tsc_khz: engine.verdicts().tsc_khz.filter(|_| accel == Accel::Tcg),
     })
 }
 

@@ -79,7 +79,11 @@ async fn from_snapshot(host: &Arc<Inner>, spec: &SandboxSpec, snapshot: &Snapsho
         return Err(Error::ForeignArch { there: manifest.arch.to_string(), here: spec.arch.to_string() });
     }
     let image = host.image_of(manifest).await?;
-    let settings = spec.settings_over(&manifest.settings);
+    let origin = match host.store.is_saved_here(&snapshot.digest).map_err(store_error("read a snapshot"))? {
+        true => SavedBy::ThisStore,
+        false => SavedBy::Another,
+    };
+    let settings = spec.settings_over(&origin.granted(&manifest.settings));
     check_settings(&settings)?;
     let memory = manifest.memory.as_ref().filter(|_| !spec.cold);
     if let Some(memory) = memory {
@@ -107,7 +111,7 @@ async fn from_snapshot(host: &Arc<Inner>, spec: &SandboxSpec, snapshot: &Snapsho
             boot_head(host, newborn.owned(), boot::identity(newborn.dir().record()), spec.boot_timeout).await?
         }
     };
-    notes.extend(beyond_the_guest(spec, &manifest.settings));
+    notes.extend(origin.withheld(spec, &manifest.settings));
     running.degraded.append(&mut notes);
     Ok((newborn, ready(host, spec, running, &ports).await?))
 }
@@ -120,17 +124,47 @@ async fn ready(host: &Inner, spec: &SandboxSpec, running: Running, ports: &[List
     connected(host, running, ports)
 }
 
-/// What a snapshot, which may come from anyone, says of the host, and what is made of it.
-fn beyond_the_guest(spec: &SandboxSpec, saved: &Settings) -> Vec<String> {
-    let mut notes = Vec::new();
-    if spec.network.is_none() && saved.network == Network::Full {
-        notes.push("it reaches what the host reaches, as it was saved; --network isolated keeps it in".to_owned());
+/// Which store saved a snapshot. What reaches beyond the guest is not taken from one that may come from anyone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SavedBy {
+    ThisStore,
+    Another,
+}
+
+impl SavedBy {
+    /// The settings of a snapshot that a sandbox gets without being asked for.
+    fn granted(self, saved: &Settings) -> Settings {
+        let mut granted = saved.clone();
+        if self == SavedBy::Another {
+            granted.ports.clear();
+            if granted.network == Network::Full {
+                granted.network = Network::Isolated;
+            }
+        }
+        granted
     }
-    if !saved.qemu_args.is_empty() && saved.qemu_args != spec.qemu_args {
-        let args = saved.qemu_args.join(" ");
-        notes.push(format!("it was saved with arguments of QEMU that are not taken from snapshots: {args}"));
+
+    /// What it does not get, and how to grant it.
+    fn withheld(self, spec: &SandboxSpec, saved: &Settings) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self == SavedBy::Another && spec.network.is_none() && saved.network == Network::Full {
+            notes.push(
+                "it is isolated, though saved with network full by another store: --network full grants it".to_owned(),
+            );
+        }
+        if self == SavedBy::Another && spec.publish.is_empty() && !saved.ports.is_empty() {
+            let ports: Vec<String> = saved.ports.iter().map(|port| format!("{}:{}", port.host, port.guest)).collect();
+            notes.push(format!(
+                "ports of a snapshot of another store are not published: --publish {}",
+                ports.join(" --publish ")
+            ));
+        }
+        if !saved.qemu_args.is_empty() && saved.qemu_args != spec.qemu_args {
+            let args = saved.qemu_args.join(" ");
+            notes.push(format!("arguments of QEMU are not taken from snapshots; it was saved with: {args}"));
+        }
+        notes
     }
-    notes
 }
 
 /// The structure of a snapshot's disk, as restoring it with its memory checks it, too.
@@ -461,6 +495,7 @@ fn record(spec: &SandboxSpec, settings: Settings, base: Base<'_>, ports: &[Liste
         auto_checkpoint: settings.auto_checkpoint,
         save_on_stop: spec.save_on_stop.clone(),
         env: spec.ca_bundle.as_ref().map(|_| ca::env()).unwrap_or_default(),
+        nested: spec.nested,
     })
 }
 

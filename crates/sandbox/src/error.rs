@@ -128,6 +128,10 @@ pub enum Error {
     ForeignState { state: String, what: String, then: String, here: String },
     #[error("state {state} cannot go on here: its processor has {}, which that of QEMU {qemu} lacks", features.join(", "))]
     LackingProcessor { state: String, qemu: String, features: Vec<String> },
+    #[error(
+        "state {state} cannot continue here: its guest can run guests of its own, which this sandbox does not allow"
+    )]
+    NestedState { state: String },
     #[error("the disk of sandbox {name} has {layers} layers, too many to go on, and they could not be folded")]
     TooDeep {
         name: String,
@@ -247,7 +251,9 @@ impl Error {
             Error::NotSaved { source, .. } => source.kind(),
             Error::StateInUse { .. } => ErrorKind::WrongState,
             Error::BrokenState { .. } => ErrorKind::Corrupt,
-            Error::ForeignState { .. } | Error::LackingProcessor { .. } => ErrorKind::Unsupported,
+            Error::ForeignState { .. } | Error::LackingProcessor { .. } | Error::NestedState { .. } => {
+                ErrorKind::Unsupported
+            }
             Error::Unacknowledged { .. } => ErrorKind::Guest,
             Error::TooDeep { .. } => ErrorKind::Exhausted,
             Error::WrongState { .. } => ErrorKind::WrongState,
@@ -292,6 +298,9 @@ impl Error {
             Error::NotAsSaved { what: "arguments of QEMU", .. } => {
                 "say them again with --qemu-arg, if you trust whoever saved it, or boot from its disk with --cold"
             }
+            Error::NotAsSaved { what: "network", saved, .. } if saved == "full" => {
+                "--network isolated cuts it off from everything; --cold boots from its disk"
+            }
             Error::NotAsSaved { .. } => "leave the option away, or boot from its disk with --cold",
             Error::SnapshotNameTaken { by, .. } if by.starts_with("image ") => {
                 "choose another name: images are not replaced"
@@ -312,7 +321,11 @@ impl Error {
             Error::NotSaved { .. } | Error::StillUnsaved { .. } => {
                 "the sandbox is kept: `sandtree save SANDBOX NAME` saves it"
             }
+            Error::ForeignState { what, then, .. } if what == "accelerator" && then == "tcg" => {
+                "`--accel tcg` continues it by emulation; `--cold` boots a sandbox from its disk"
+            }
             Error::ForeignState { .. } => "`--cold` boots a sandbox from its disk",
+            Error::NestedState { .. } => "`--nested` allows it; `--cold` boots a sandbox from its disk",
             Error::LackingProcessor { .. } => {
                 "`--cold` boots a sandbox from its disk; one that is created with `--cpu Opteron_G3` goes on under older ones, too"
             }
@@ -350,6 +363,12 @@ impl Error {
             source = cause.source();
         }
         Report { kind: self.kind(), message: self.to_string(), causes, hint: self.hint() }
+    }
+
+    /// The message with its causes, for a place that has one line.
+    pub(crate) fn one_line(&self) -> String {
+        let report = self.report();
+        std::iter::once(report.message).chain(report.causes).collect::<Vec<_>>().join(": ")
     }
 }
 

@@ -182,7 +182,7 @@ async fn bare_spec(host: &Inner, engine: &Engine, sandbox: &str) -> Result<Machi
     let (dir, _) = host.settled(sandbox)?;
     let accel = engine.accel(Default::default()).map_err(engine_error("be used"))?;
     let disk = dir.head().map_err(store_error("read where a sandbox stands"))?.disk;
-    let machine = &machine_record(host, dir.record()).await?;
+    let machine = &machine_record(host, dir.record(), accel).await?;
     let shape = Shape { memory: Memory::Empty, preload: Preload::Skip, start: Start::Run, disk: &disk, machine };
     machine_spec(host, &dir, accel, shape)
 }

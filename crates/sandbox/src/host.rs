@@ -1,6 +1,7 @@
 //! A host: an opened store, the QEMU beside it, and what they can do together.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -24,6 +25,8 @@ use crate::states::{Forget, Forgotten, StateInfo};
 /// The first of the user ids that machines run as when we are root. Above every range that distributions and
 /// container engines hand out.
 const MACHINE_UIDS: u32 = 0x7000_0000;
+/// How many there are: as many as six hexadecimal digits of a sandbox's id tell apart.
+const MACHINES: u64 = 1 << 24;
 
 /// How long a keeper may take to end once its sandbox rests: it waits for its clients.
 const KEEPER_LEAVES: Duration = Duration::from_secs(5);
@@ -38,6 +41,9 @@ pub struct HostConfig {
     pub qemu: Option<PathBuf>,
     /// Otherwise the directories to look for it in.
     pub search: Vec<PathBuf>,
+    /// Whom machines run as.
+    #[serde(default)]
+    pub machine_user: MachineUser,
     /// For tests: what goes wrong, and where.
     #[doc(hidden)]
     pub fault: Option<(Step, Fault)>,
@@ -48,7 +54,30 @@ pub struct HostConfig {
 
 impl HostConfig {
     pub fn new(home: impl Into<PathBuf>, search: Vec<PathBuf>) -> Self {
-        Self { home: home.into(), qemu: None, search, fault: None, hold: None }
+        Self { home: home.into(), qemu: None, search, machine_user: MachineUser::Auto, fault: None, hold: None }
+    }
+}
+
+/// Whom the QEMU processes of a host run as.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MachineUser {
+    /// A user id of its own for each machine, where the caller can give one: as root, with such ids in the user namespace.
+    #[default]
+    Auto,
+    /// The caller.
+    Caller,
+}
+
+impl FromStr for MachineUser {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "caller" => Ok(Self::Caller),
+            other => Err(Error::invalid("whom machines run as", other, "auto or caller")),
+        }
     }
 }
 
@@ -156,7 +185,7 @@ impl Host {
         let memory_available_bytes = available_memory().ok();
         let home = self.inner.config.home.clone();
         let qemu = match self.inner.engine().await {
-            Ok(engine) => QemuReport::Found(Box::new(found(engine))),
+            Ok(engine) => QemuReport::Found(Box::new(found(engine, self.inner.jail(None)))),
             Err(error) => QemuReport::Missing { error: error.report() },
         };
         Doctor { home, disk_free_bytes, memory_available_bytes, qemu }
@@ -194,11 +223,15 @@ pub struct QemuFound {
     pub memory_modes_refused: Vec<String>,
     /// Whether each machine gets a user id of its own.
     pub own_uid: bool,
+    /// Why QEMU sees all of the file system that its user does.
+    pub landlock_refused: Option<String>,
+    /// Features that are off in emulated processors because this QEMU computes them wrongly.
+    pub miscomputed: Vec<String>,
 }
 
-fn found(engine: &Engine) -> QemuFound {
+fn found(engine: &Engine, jail: Jail) -> QemuFound {
     let verdicts = engine.verdicts();
-    let kvm_refused = match &verdicts.kvm {
+    let kvm_refused = match verdicts.kvm() {
         KvmVerdict::Usable => None,
         KvmVerdict::Unusable { reason } => Some(reason.clone()),
     };
@@ -212,11 +245,20 @@ fn found(engine: &Engine) -> QemuFound {
         io_uring_refused: verdicts.aio_reason.clone(),
         memory_mode: modes.mode.to_string(),
         memory_modes_refused: modes.degraded,
-        own_uid: is_root(),
+        own_uid: jail.uid.is_some(),
+        landlock_refused: verdicts.landlock.usable().err(),
+        miscomputed: verdicts.miscomputed.clone(),
     }
 }
 
 impl Inner {
+    /// Each sandbox's machine is another user to the kernel, where we may choose: one that breaks out reaches no other.
+    pub fn jail(&self, id: Option<&SandboxId>) -> Jail {
+        let number = id.and_then(|id| u32::from_str_radix(id.as_str().get(..6)?, 16).ok()).unwrap_or(0);
+        let own = self.config.machine_user == MachineUser::Auto && can_switch_user();
+        Jail { uid: own.then_some(MACHINE_UIDS + number) }
+    }
+
     /// The QEMU of this host. What was found out about it is kept in the store's cache, because finding it out takes time.
     pub async fn engine(&self) -> Result<&Engine> {
         self.engine.get_or_try_init(|| self.open_engine()).await
@@ -231,7 +273,7 @@ impl Inner {
             binary: self.config.qemu.clone(),
             search: self.config.search.clone(),
             arch: engine::Arch::HOST,
-            jail: jail_of(None),
+            jail: self.jail(None),
         };
         let engine =
             Engine::open(&config, cached).await.map_err(|source| Error::Engine { operation: "be used", source })?;
@@ -348,14 +390,23 @@ pub(crate) fn store_error(operation: &'static str) -> impl FnOnce(store::Error) 
     move |source| Error::Store { operation, source }
 }
 
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
+/// Whether this process can start others under the user ids of machines. Inside a user namespace, root may have no ids but
+/// its own, and may not be allowed to drop groups.
+fn can_switch_user() -> bool {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let is_root = rustix::process::geteuid().is_root();
+    is_root && maps_machines(&read("/proc/self/uid_map")) && read("/proc/self/setgroups").trim() != "deny"
 }
 
-/// Each sandbox's machine is another user to the kernel, where we may choose: one that breaks out reaches no other.
-pub(crate) fn jail_of(id: Option<&SandboxId>) -> Jail {
-    let number = id.and_then(|id| u32::from_str_radix(id.as_str().get(..6)?, 16).ok()).unwrap_or(0);
-    Jail { uid: is_root().then_some(MACHINE_UIDS + number) }
+/// Whether a user namespace has all the ids that machines may get. Each line: first id inside, first outside, count.
+fn maps_machines(uid_map: &str) -> bool {
+    let ranges = uid_map.lines().filter_map(|line| {
+        let mut numbers = line.split_ascii_whitespace().map(|word| word.parse::<u64>().ok());
+        let (first, _, count) = (numbers.next()??, numbers.next()??, numbers.next()??);
+        Some(first..first + count)
+    });
+    let (first, last) = (u64::from(MACHINE_UIDS), u64::from(MACHINE_UIDS) + MACHINES - 1);
+    ranges.into_iter().any(|range| range.contains(&first) && range.contains(&last))
 }
 
 pub(crate) fn now_unix_ms() -> u64 {
@@ -382,4 +433,19 @@ pub(crate) fn available_memory() -> Result<u64> {
     let kib = line.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
     kib.map(|kib| kib << 10)
         .ok_or_else(|| Error::io("find MemAvailable in", path, std::io::ErrorKind::InvalidData.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_namespace_has_ids_for_machines_or_not() {
+        assert!(maps_machines("         0          0 4294967295\n"));
+        assert!(!maps_machines("         0       1000          1\n"));
+        // As rootless containers have it.
+        assert!(!maps_machines("         0       1000          1\n         1     100000      65536\n"));
+        assert!(!maps_machines("0 0 1879048193\n"), "only the first of them");
+        assert!(!maps_machines(""));
+    }
 }

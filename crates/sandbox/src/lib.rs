@@ -79,7 +79,7 @@ pub use fork::{all, all_in_turns};
 pub use guest::{
     Exec, ExecId, ExecSpec, ExitStatus, FileOwner, Files, Forward, Guest, Lifetime, Output, Stdin, Transfer, Tunnel,
 };
-pub use host::{Doctor, Host, HostConfig, QemuFound, QemuReport};
+pub use host::{Doctor, Host, HostConfig, MachineUser, QemuFound, QemuReport};
 pub use hub::ExecEntry;
 pub use images::{ImageInfo, RemovedImage};
 pub use info::SandboxInfo;

@@ -15,14 +15,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use sandtree_engine::{self as engine, Engine, Events, Machine, MapEntry, Memory, Preload, Start};
+use sandtree_engine::{self as engine, Accel, Engine, Events, Machine, MapEntry, Memory, Preload, Start};
 use sandtree_proto::{HookFailure, Identity, Rebirth};
 use sandtree_store::memory::{self, Layer, PAGE};
 use sandtree_store::{LayerId, MachineRecord, MemoryState, Owned, SandboxDir, StateManifest, StateSource};
 use tokio::net::UnixStream;
 use tracing::{Instrument, debug_span};
 
-use crate::boot::{self, Belongs, Running, chosen_accel, open};
+use crate::boot::{self, Belongs, Running, open};
 use crate::capture::{Ground, blocking, check_overlay, engine_error, read_layer};
 use crate::console::Console;
 use crate::error::{Error, Result};
@@ -31,7 +31,7 @@ use crate::guest::Guest;
 use crate::host::{Inner, boot_id, now_unix_ns, store_error};
 use crate::hub::{self, ExecRecord, Hub, HubSpec};
 use crate::link::LinkError;
-use crate::machine;
+use crate::machine::{self, Fit};
 
 /// As many layers as a machine has descriptors for.
 const LAYERS_MAX: usize = 64;
@@ -53,6 +53,8 @@ pub(crate) struct Loaded {
     manifest: StateManifest,
     /// Where the kept output of the state's commands is.
     kept: PathBuf,
+    /// Why the guest needs another clock.
+    other_tsc: Option<String>,
     began: Instant,
 }
 
@@ -140,16 +142,23 @@ pub(crate) async fn load(host: &Inner, owned: &Owned, state: Checked, disk: &[La
     let Checked { source, layers } = state;
     host.reach(Step::RestoreChecked, None)?;
     let engine = host.engine().await?;
-    let record = machine::for_state(host, owned.record(), source.manifest()).await?;
+    let Fit { record, accel, other_tsc } = machine::for_state(host, owned.record(), source.manifest()).await?;
     let devices = open(&source.devices())?;
-    let starting = Starting { host, engine, owned, disk, machine: &record };
-    let (mut machine, degraded) = starting.start(source.manifest(), &layers).instrument(debug_span!("start")).await?;
+    let starting = Starting { host, engine, owned, disk, machine: &record, accel };
+    let (mut machine, mut degraded) =
+        starting.start(source.manifest(), &layers).instrument(debug_span!("start")).await?;
     let console = machine.take_console().expect("a fresh machine has its console");
     let console = Console::keep(console, owned.console()).map_err(|e| Error::io("open", owned.console(), e))?;
     let events = machine.events();
     host.reach(Step::RestoreStarted, Some(&machine))?;
     let loaded = machine.load(OwnedFd::from(devices)).instrument(debug_span!("load")).await;
     loaded.map_err(engine_error("load the state"))?;
+    if matches!(source.manifest().memory, MemoryState::Layers { .. })
+        && let Err(error) = machine.restore_firmware().await
+    {
+        degraded
+            .push(format!("the firmware's memory is empty: {}", engine_error("write its firmware")(error).one_line()));
+    }
     host.reach(Step::RestoreLoaded, Some(&machine))?;
     let port = machine.take_link().expect("a fresh machine has its link");
     let ground = match &source.manifest().memory {
@@ -157,7 +166,7 @@ pub(crate) async fn load(host: &Inner, owned: &Owned, state: Checked, disk: &[La
         MemoryState::Stream | MemoryState::None => Ground::without_layers(),
     };
     let (manifest, kept) = (source.manifest().clone(), source.execs());
-    Ok(Loaded { machine, port, console, events, ground, record, degraded, manifest, kept, began })
+    Ok(Loaded { machine, port, console, events, ground, record, degraded, manifest, kept, other_tsc, began })
 }
 
 fn runs(layers: &[Layer]) -> usize {
@@ -170,6 +179,7 @@ struct Starting<'a> {
     owned: &'a Owned,
     disk: &'a [LayerId],
     machine: &'a MachineRecord,
+    accel: Accel,
 }
 
 impl Starting<'_> {
@@ -206,7 +216,7 @@ impl Starting<'_> {
 
     async fn machine(&self, memory: Memory, preload: Preload) -> Result<Machine> {
         let shape = boot::Shape { memory, preload, start: Start::Incoming, disk: self.disk, machine: self.machine };
-        let spec = boot::machine_spec(self.host, self.owned, chosen_accel(self.engine, self.owned.record())?, shape)?;
+        let spec = boot::machine_spec(self.host, self.owned, self.accel, shape)?;
         self.engine.start(spec).await.map_err(engine_error("start"))
     }
 
@@ -233,7 +243,8 @@ impl Starting<'_> {
 impl Loaded {
     /// Lets the guest go on, and waits until its agent has taken its new identity.
     pub async fn go_on(self, host: &Inner, dir: &SandboxDir, connections: Connections) -> Result<Restored> {
-        let Loaded { machine, port, mut console, mut events, ground, record, degraded, manifest, kept, began } = self;
+        let Loaded { machine, port, mut console, mut events, ground, record, mut degraded, manifest, kept, .. } = self;
+        let (other_tsc, began) = (self.other_tsc, self.began);
         let Connections { hub, belongs } = connections;
         let (hub, execs, gate, fresh) = match hub {
             HubChoice::Kept { hub, execs } => {
@@ -266,6 +277,14 @@ impl Loaded {
                 return Err(error.with_console(&console));
             }
         };
+        if let Some(reason) = other_tsc {
+            degraded.push(match guest.leave_tsc().await {
+                Ok(()) => format!("the guest reads a slower clock: {reason}"),
+                Err(error) => {
+                    format!("the guest's clock runs at another speed: {reason}; it could not be replaced: {error}")
+                }
+            });
+        }
         let engine = host.engine().await?;
         let running = Running {
             machine,

@@ -44,6 +44,9 @@ pub struct SandboxSpec {
     /// `None`: the best there is.
     pub accel: Option<AccelChoice>,
     pub arch: Arch,
+    /// Whether the guest may run guests of its own by KVM. A snapshot does not decide this.
+    #[serde(default)]
+    pub nested: bool,
     /// A processor model of QEMU. `None`: the best there is, which a state can only go on with where it is as good.
     #[serde(default)]
     pub cpu: Option<String>,
@@ -84,6 +87,7 @@ impl SandboxSpec {
             disk_bytes: None,
             network: None,
             accel: None,
+            nested: false,
             cpu: None,
             arch: host_arch(),
             publish: Vec::new(),

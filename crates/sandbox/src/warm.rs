@@ -117,13 +117,15 @@ struct Shape<'a> {
 /// The name of the warm state a sandbox begins from.
 pub(crate) async fn key(host: &Inner, record: &SandboxRecord, image: &Image) -> Result<Digest> {
     let kernel = host.store.kernel(&record.kernel_digest).map_err(store_error("read a kernel"))?;
+    let accel = boot::chosen_accel(host.engine().await?, record)?;
     let shape = Shape {
         recipe: RECIPE,
         image: &record.image_digest,
         initramfs: initramfs_name(host, record, &kernel)?,
         cmdline: boot::cmdline(image.record.init),
         memory_bytes: record.memory_bytes,
-        machine: boot::machine_record(host, record).await?,
+        // The rate is measured, and differs a little each time.
+        machine: MachineRecord { tsc_khz: None, ..boot::machine_record(host, record, accel).await? },
     };
     let bytes = serde_json::to_vec(&shape).expect("a shape is plain data");
     Ok(Digest::of(&bytes))

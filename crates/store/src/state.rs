@@ -86,6 +86,9 @@ pub struct MachineRecord {
     /// What its processor can do, as its engine names it; sorted. Empty where nobody asked.
     #[serde(default)]
     pub cpu_features: Vec<String>,
+    /// The rate of the time-stamp counter, where the guest reads the host's: under emulation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tsc_khz: Option<u64>,
 }
 
 /// `manifest.json`: what a state consists of. Never changes.

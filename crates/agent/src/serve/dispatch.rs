@@ -326,6 +326,7 @@ impl Agent {
                 rustix::fs::sync();
                 Ok(Reply::Done)
             }
+            Request::LeaveTsc => identity::leave_tsc().map(|()| Reply::Done),
             Request::Ping
             | Request::Metrics
             | Request::Shutdown { .. }

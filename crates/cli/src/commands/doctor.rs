@@ -66,10 +66,10 @@ fn describe_qemu(qemu: &QemuFound) {
         Some(reason) => format!("{choice} ({other} cannot be used: {reason})"),
         None => choice.to_owned(),
     };
-    let jail = if qemu.own_uid {
-        "a user id for each machine, seccomp, no new privileges"
-    } else {
-        "seccomp, no new privileges"
+    let user = if qemu.own_uid { "a user id for each machine" } else { "the caller's user id" };
+    let jail = match &qemu.landlock_refused {
+        None => format!("{user}, seccomp, Landlock, no new privileges"),
+        Some(reason) => format!("{user}, seccomp, no new privileges (without Landlock: {reason})"),
     };
     let refused = qemu.memory_modes_refused.join("; ");
     let memory =
@@ -79,6 +79,15 @@ fn describe_qemu(qemu: &QemuFound) {
         ("accelerator", because(&qemu.accelerator, &qemu.kvm_refused, "kvm")),
         ("disk i/o", because(&qemu.disk_aio, &qemu.io_uring_refused, "io_uring")),
         ("memory", memory),
-        ("jail", jail.into()),
+        ("jail", jail),
     ]);
+    if !qemu.miscomputed.is_empty() {
+        let off = qemu.miscomputed.join(", ");
+        show::fields(&[("processor", format!("{off} off under emulation: this QEMU computes them wrongly"))]);
+    }
+    if qemu.memory_mode == "full" && qemu.own_uid {
+        eprintln!(
+            "hint: grant CAP_SYS_PTRACE (containers: --cap-add SYS_PTRACE), or run machines as the caller: --machine-user caller"
+        );
+    }
 }

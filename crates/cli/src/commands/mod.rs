@@ -113,7 +113,7 @@ fn config(global: &Global) -> Result<HostConfig> {
     let home = std::path::absolute(&home).map_err(|e| Error::io("resolve", &home, e))?;
     let qemu = global.qemu.as_ref().map(std::path::absolute).transpose();
     let qemu = qemu.map_err(|e| Error::io("resolve", "the path of --qemu", e))?;
-    Ok(HostConfig { qemu, ..HostConfig::new(home, search()) })
+    Ok(HostConfig { qemu, machine_user: global.machine_user, ..HostConfig::new(home, search()) })
 }
 
 /// Where programs are looked for.

@@ -49,6 +49,7 @@ impl Capture<'_> {
             None => self.switch_frozen().await?,
             Some(error) => self.switch_unfrozen(&error).await?,
         };
+        self.give_up_writing(below.last()).await;
         let degraded: Vec<String> = damage.clone().into_iter().chain(unfrozen.clone()).collect();
         let disk = match damage {
             Some(_) => vec![self.copy_disk().await?],

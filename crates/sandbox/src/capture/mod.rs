@@ -208,6 +208,11 @@ impl Capture<'_> {
 
     fn approach(&self) -> Approach {
         let mut plan = mode::choose(self.wanted, &self.abilities());
+        let outside = self.machine().uncaptured_memory();
+        if !outside.is_empty() && plan.mode != MemoryMode::Full {
+            let reason = format!("{} does not hold the memory of {}", plan.mode, outside.join(", "));
+            plan = ModePlan { mode: MemoryMode::Full, degraded: vec![reason] };
+        }
         let damage = match &self.running.ground.layers {
             None => Some("it stands on no memory layers".to_owned()),
             Some(layers) => layers.iter().find_map(|id| read_layer(self.owned, id).err()),
@@ -223,8 +228,10 @@ impl Capture<'_> {
     }
 
     fn abilities(&self) -> Abilities {
-        let write_protect = self.machine().memory().write_protected().map_err(|untracked| untracked.to_string());
-        Abilities { write_protect, ..Abilities::from(&self.running.tracking) }
+        let found = Abilities::from(&self.running.tracking);
+        let registered = self.machine().memory().write_protected().map_err(|untracked| untracked.to_string());
+        // A machine may track its writes, and its caller may all the same not look into it.
+        Abilities { write_protect: found.write_protect.and(registered), ..found }
     }
 
     /// Whether the disk must be copied as a whole, because a layer below it is gone.
@@ -347,7 +354,6 @@ impl Capture<'_> {
 
     async fn take_stopped(&mut self, approach: &Approach, staged: &Path, devices: &DeviceFile) -> Result<TakenMemory> {
         self.host.reach(Step::CaptureStopped, Some(&self.running.machine))?;
-        self.machine().settle_link().await.map_err(engine_error("be still"))?;
         if approach.plan.mode == MemoryMode::Full {
             self.pivot().await?;
             self.save_stream(&staged.join("devices")).await?;
@@ -411,6 +417,18 @@ impl Capture<'_> {
         self.host.reach(Step::CapturePivoted, Some(&self.running.machine))
     }
 
+    /// From here on QEMU cannot write to the overlay that was frozen, whatever becomes of it: others share the file.
+    async fn give_up_writing(&self, frozen: Option<&LayerId>) {
+        let Some(path) = frozen.map(|id| self.owned.disk_layer(id)) else { return };
+        let given_up = match File::open(&path) {
+            Ok(file) => self.machine().give_up_writing(file).await.map_err(engine_error("open an overlay read-only")),
+            Err(source) => Err(Error::io("open", &path, source)),
+        };
+        if let Err(error) = given_up {
+            tracing::warn!(%error, "QEMU keeps a writable descriptor of a layer until the machine ends");
+        }
+    }
+
     async fn save_stream(&self, path: &Path) -> Result<()> {
         let file = File::options().write(true).create_new(true).open(path).map_err(|e| Error::io("create", path, e))?;
         let saved = self.machine().save_stream(file.into(), STREAM_DEADLINE).await;
@@ -425,6 +443,9 @@ impl Capture<'_> {
             self.write_devices(&staged.path().join("devices"), devices).await?;
         }
         self.host.reach(Step::CaptureWritten, Some(&self.running.machine))?;
+        if purpose.after == After::Continue {
+            self.give_up_writing(disk.last()).await;
+        }
         let disk = match disk_whole {
             true => vec![self.copy_disk().await?],
             false => disk,

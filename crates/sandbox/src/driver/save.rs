@@ -116,7 +116,7 @@ impl Driver {
             Ok(digest) => (StateRecord { saved: Some(digest), ..stopped }, Ok(())),
             Err(source) => {
                 let (name, target) = (self.name(), wish.target.to_string());
-                let save_failed = Some(super::states::one_line(&source));
+                let save_failed = Some(source.one_line());
                 let failed = Error::NotSaved { name, target, source: Box::new(source) };
                 (StateRecord { save_failed, ..stopped }, Err(failed))
             }

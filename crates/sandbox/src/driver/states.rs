@@ -121,7 +121,7 @@ impl Driver {
     /// Before a command starts, where that was asked for.
     pub(super) async fn gate(&mut self, gate: Gate) {
         let passed = self.auto_checkpoint().await;
-        let passed = passed.map_err(|error| format!("the checkpoint before it failed: {}", one_line(&error)));
+        let passed = passed.map_err(|error| format!("the checkpoint before it failed: {}", error.one_line()));
         // The command is about to do something.
         self.seen = None;
         // A client that left does not start its command.
@@ -247,7 +247,7 @@ impl Driver {
         };
         let (left, dropped) = match self.keep_present().await {
             Ok(left) => (left, None),
-            Err(error) => (None, Some(one_line(&error))),
+            Err(error) => (None, Some(error.one_line())),
         };
         let moved = |head: &mut Head| history::moved(head, &step, left.clone());
         let came = self.come_from(target, moved, HubChoice::New).await;
@@ -551,9 +551,4 @@ async fn explained(machine: &Machine, error: Error) -> Error {
         Ok(exit) => Error::Engine { operation, source: engine::Error::Died { exit } },
         Err(_) => error,
     }
-}
-
-pub(super) fn one_line(error: &Error) -> String {
-    let report = error.report();
-    std::iter::once(report.message).chain(report.causes).collect::<Vec<_>>().join(": ")
 }

@@ -21,6 +21,7 @@ fn record() -> SandboxRecord {
         network: Network::Isolated,
         accel: AccelChoice::Auto,
         qemu_args: Vec::new(),
+        nested: false,
         ports: Vec::new(),
         created_at_unix_ms: 1,
         auto_remove: false,

@@ -130,6 +130,11 @@ impl Guest {
         }
     }
 
+    /// Replaces a clock that runs at another rate than the guest believes.
+    pub(crate) async fn leave_tsc(&self) -> Result<()> {
+        self.request("give the guest another clock", Request::LeaveTsc).await.map(drop)
+    }
+
     pub(crate) async fn shutdown(&self, grace: Duration) -> Result<()> {
         let grace_ms = grace.as_millis().try_into().unwrap_or(u32::MAX);
         self.request("ask the guest to shut down", Request::Shutdown { grace_ms }).await.map(drop)

@@ -72,6 +72,9 @@ pub struct SandboxRecord {
     /// What every command finds in its environment, beside what its image says.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
+    /// Whether its guest may run guests of its own by KVM.
+    #[serde(default)]
+    pub nested: bool,
 }
 
 /// A save that is due when a sandbox stops, whatever way it does.

@@ -26,6 +26,9 @@ use crate::image::Blob;
 use crate::publish::{self, Staged};
 use crate::{Digest, Error, SandboxId, Store, lock};
 
+/// A file beside a manifest that says that this store made the snapshot. It never leaves the store.
+const SAVED_HERE: &str = "saved-here";
+
 /// A snapshot in the making. Dropped, nothing of it is left.
 #[derive(Debug)]
 pub(crate) struct Assembly<'a> {
@@ -79,6 +82,9 @@ impl<'a> Assembly<'a> {
         by: Option<&SandboxId>,
     ) -> Result<Pinned, Error> {
         let snapshot = self.describe(manifest)?;
+        if by.is_some() {
+            self.store.files.create(&self.staged.path().join("snapshot").join(SAVED_HERE), &[])?;
+        }
         self.stage_name(&snapshot.digest, target)?;
         self.staged.make_durable()?;
         let Self { store, staged } = self;
@@ -161,6 +167,11 @@ impl Showing<'_> {
 }
 
 impl Store {
+    /// Whether a snapshot was saved from a sandbox of this store. One that was imported or pulled may come from anyone.
+    pub fn is_saved_here(&self, digest: &Digest) -> Result<bool, Error> {
+        Ok(self.files.kind(&self.layout.snapshot(digest).join(SAVED_HERE))?.is_some())
+    }
+
     /// Refuses a target that is taken. Asked before long work, and again when it counts.
     pub(crate) fn check_target(&self, target: Target<'_>, by: Option<&SandboxId>) -> Result<(), Error> {
         match target {

@@ -46,6 +46,7 @@ fn record(name: &str) -> SandboxRecord {
         cpu: None,
         save_on_stop: None,
         env: Default::default(),
+        nested: false,
     }
 }
 
@@ -84,6 +85,7 @@ fn machine() -> MachineRecord {
         network: Network::Isolated,
         qemu_args: Vec::new(),
         cpu_features: Vec::new(),
+        tsc_khz: None,
     }
 }
 
