@@ -45,8 +45,9 @@ const SYSTEM: [&str; 9] =
     ["/usr", "/bin", "/lib", "/lib32", "/lib64", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/localtime"];
 const KERNEL: [&str; 2] = ["/proc", "/sys/devices/system"];
 const RANDOM: [&str; 2] = ["/dev/random", "/dev/urandom"];
-/// What user-mode networking resolves names by.
-const NAMES: [&str; 2] = ["/etc", "/run/systemd/resolve"];
+/// What user-mode networking resolves names by. The file is often a link to where a service writes it anew.
+const NAMES: &str = "/etc";
+const RESOLVER: &str = "/etc/resolv.conf";
 
 /// Where a program at this path has its own files.
 pub(crate) fn beside(program: &Path) -> Option<PathBuf> {
@@ -76,7 +77,10 @@ pub(crate) fn ruleset(view: &View<'_>) -> io::Result<OwnedFd> {
         allow(&["/dev/kvm"], Access::ReadWrite)?;
     }
     if view.network == NetworkMode::Full {
-        allow(&NAMES, Access::Read)?;
+        allow(&[NAMES], Access::Read)?;
+        let written = Path::new(RESOLVER).canonicalize().ok();
+        let written_in = written.as_deref().and_then(Path::parent).filter(|dir| dir.parent().is_some());
+        written_in.map_or(Ok(()), |dir| handled.allow(&ruleset, dir, Access::Read))?;
     }
     view.installed.iter().try_for_each(|path| handled.allow(&ruleset, path, Access::ReadExecute))?;
     view.files.iter().try_for_each(|(file, access)| handled.allow_open(&ruleset, *file, *access))?;

@@ -19,8 +19,9 @@ pub(super) const MAX_MANIFEST_BYTES: usize = 1 << 20;
 /// What a reader must know to use a snapshot.
 pub(super) const MEMORY_LAYERS: &str = "memory-layers";
 pub(super) const MEMORY_STREAM: &str = "memory-stream";
+const TSC_RATE: &str = "tsc-rate";
 pub(super) const COMMANDS: &str = "commands";
-const KNOWN_FEATURES: [&str; 3] = [COMMANDS, MEMORY_LAYERS, MEMORY_STREAM];
+const KNOWN_FEATURES: [&str; 4] = [COMMANDS, MEMORY_LAYERS, MEMORY_STREAM, TSC_RATE];
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -193,7 +194,8 @@ impl SnapshotManifest {
             MemoryKind::Stream => MEMORY_STREAM,
         };
         let commands = memory.commands.as_ref().map(|_| COMMANDS);
-        commands.into_iter().chain([kind]).map(str::to_owned).collect()
+        let rate = memory.machine.tsc_khz.map(|_| TSC_RATE);
+        commands.into_iter().chain([kind]).chain(rate).map(str::to_owned).collect()
     }
 
     /// Every blob in the order of the manifest: disk, memory layers, devices, commands, outputs.
