@@ -104,6 +104,7 @@ fn debugfs(image: &Path, commands: &str) {
 }
 
 fn tool(name: &str) -> Command {
+    // starts: the program of tool(…)
     let mut command = Command::new(name);
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{path}:/usr/sbin:/sbin"));

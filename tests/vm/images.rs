@@ -50,6 +50,7 @@ fn files() -> tempfile::TempDir {
 /// Runs a program of the host that must succeed, and gives what it wrote.
 #[track_caller]
 fn host<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Vec<u8> {
+    // starts: the program of host(…) in tests/vm/images
     let output = Command::new(program).args(args).stdin(Stdio::null()).output();
     let output = output.unwrap_or_else(|e| panic!("{program}: {e}"));
     assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));

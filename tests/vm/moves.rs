@@ -42,6 +42,7 @@ fn newer() -> Option<&'static Path> {
 fn unpacked() -> Result<PathBuf, String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/qemu-beside");
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("qemu-beside");
+    // starts: our own program (scripts/qemu-beside)
     let answer = Command::new(script).arg(dir).stdin(Stdio::null()).output().expect("the script runs");
     let said = String::from_utf8_lossy(&answer.stderr).trim().to_owned();
     match answer.status.code() {

@@ -71,6 +71,7 @@ fn what_cannot_start_says_why() {
         Some(Outcome::NotStarted(failure)) => (failure.errno, failure.message),
         other => panic!("{other:?}"),
     };
+    // starts: nothing
     assert_eq!(refused(&mut agent, exec(&["no-such-program"])), (libc::ENOENT, "no-such-program: not found".into()));
     assert_eq!(refused(&mut agent, exec(&["/etc/passwd"])).0, libc::EACCES);
     let (errno, message) = refused(&mut agent, ExecStart { cwd: b"/no/dir".to_vec(), ..shell("true") });
@@ -81,11 +82,13 @@ fn what_cannot_start_says_why() {
     );
     let (_, message) = refused(&mut agent, ExecStart { user: "nobody-here".into(), ..shell("true") });
     assert_eq!(message, "no user nobody-here in the guest");
+    // starts: nothing
     assert_eq!(refused(&mut agent, exec(&[])).1, "the command is empty");
     let dir = tempfile::tempdir().unwrap();
     let script = dir.path().join("script");
     std::fs::write(&script, "echo no interpreter line\n").unwrap();
     std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    // starts: nothing
     assert_eq!(refused(&mut agent, exec(&[script.to_str().unwrap()])).0, libc::ENOEXEC);
 }
 

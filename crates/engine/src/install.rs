@@ -96,6 +96,7 @@ pub(crate) fn firmware(arch: Arch, data_dirs: &[PathBuf]) -> Option<PathBuf> {
 }
 
 async fn ask(binary: &Path, args: &[&str]) -> Result<Output, Error> {
+    // starts: qemu-system-x86_64
     let output =
         tokio::process::Command::new(binary).args(args).env_clear().stdin(Stdio::null()).kill_on_drop(true).output();
     tokio::time::timeout(VERSION_DEADLINE, output)

@@ -148,6 +148,7 @@ impl Helper<'_> {
     }
 
     fn run(&self, program: &Path, registry: &str) -> Result<(ExitStatus, Vec<u8>), Error> {
+        // starts: our own program (a credential helper of the user; tests write their own)
         let mut command = Command::new(program);
         command.arg("get").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
         let mut child = command.spawn().map_err(|_| self.failed("it cannot be started"))?;

@@ -204,6 +204,7 @@ fn worker() -> &'static Path {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vm/guest/worker.rs");
         let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("worker-{}", std::process::id()));
         let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+        // starts: rustc
         let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
         rustc.args(["--edition", "2024", "-O", "-C", "target-feature=+crt-static", "-C", "strip=symbols", "--target"]);
         let status = rustc.arg(target).arg("-o").arg(&built).arg(source).status();

@@ -22,6 +22,7 @@ impl Mount {
         let dir = tempfile_dir();
         let image = dir.path().join("image");
         fs::File::create(&image).unwrap().set_len(mib << 20).unwrap();
+        // starts: mkfs.btrfs, mkfs.exfat, mkfs.ext4, mkfs.xfs
         let made = Command::new(format!("/usr/sbin/mkfs.{kind}")).arg("-q").arg(&image).output();
         let made = made.unwrap_or_else(|e| panic!("mkfs.{kind}: {e}; scripts/setup installs it"));
         assert!(made.status.success(), "mkfs.{kind}: {}", String::from_utf8_lossy(&made.stderr));

@@ -92,6 +92,8 @@ pub fn exec(argv: &[&str]) -> ExecStart {
 }
 
 pub fn shell(script: &str) -> ExecStart {
+    // starts: the program of exec(…) in crates/agent/tests
+    // starts: the script of shell(…) in crates/agent/tests
     exec(&["sh", "-c", script])
 }
 

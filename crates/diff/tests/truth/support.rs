@@ -154,6 +154,7 @@ impl Image {
 }
 
 pub fn tool(name: &str) -> Command {
+    // starts: the program of tool(…)
     let mut command = Command::new(name);
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{path}:/usr/sbin:/sbin"));

@@ -122,6 +122,8 @@ pub fn certificate(dir: &Path) {
 
 /// Runs a tool to its successful end; what it printed.
 pub fn run(program: &str, arguments: &[&str]) -> String {
+    // starts: the program of run(…)
+    // starts: the program of run(…) in tests/vm/registries
     let output = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {arguments:?}: {stderr}");

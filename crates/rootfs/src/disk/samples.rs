@@ -52,6 +52,7 @@ pub(super) fn is_sound(image: &Path) -> bool {
 }
 
 pub(super) fn tool(name: &str) -> Command {
+    // starts: the program of tool(…)
     let mut command = Command::new(name);
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{path}:/usr/sbin:/sbin"));

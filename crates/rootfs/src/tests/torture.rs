@@ -276,6 +276,7 @@ fn packed_or_not_it_is_the_same() {
     let packed = |program: &str, bytes: &[u8]| {
         let file = dir.path().join("file");
         fs::write(&file, bytes).expect("a file can be written");
+        // starts: gzip, xz, zstd
         run(tool(program).arg("-c").arg(&file))
     };
     for program in ["gzip", "zstd", "xz"] {

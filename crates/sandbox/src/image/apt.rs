@@ -11,10 +11,10 @@ use super::tool::{self, Tool};
 use super::{Error, Progress, Stage, Watch, io_error};
 
 const NOT_DEBIAN: &str = "building this image needs a Debian or Ubuntu host with apt and dpkg";
-const APT_CACHE: Tool = Tool { program: "apt-cache", hint: NOT_DEBIAN };
-const APT_GET: Tool = Tool { program: "apt-get", hint: NOT_DEBIAN };
-const APT_CONFIG: Tool = Tool { program: "apt-config", hint: NOT_DEBIAN };
-const DPKG_DEB: Tool = Tool { program: "dpkg-deb", hint: NOT_DEBIAN };
+const APT_CACHE: Tool = Tool::new("apt-cache", NOT_DEBIAN);
+const APT_GET: Tool = Tool::new("apt-get", NOT_DEBIAN);
+const APT_CONFIG: Tool = Tool::new("apt-config", NOT_DEBIAN);
+const DPKG_DEB: Tool = Tool::new("dpkg-deb", NOT_DEBIAN);
 
 const POLL: Duration = Duration::from_millis(100);
 

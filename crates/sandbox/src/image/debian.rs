@@ -24,11 +24,11 @@ use super::tool::Tool;
 use super::{EPOCH, Error, PATH, Progress, Stage, Watch, apt, io_error, write};
 use crate::spec::host_arch;
 
-const MMDEBSTRAP: Tool = Tool {
-    program: "mmdebstrap",
-    hint: "install the package mmdebstrap; for users other than root uidmap, too, and a line for the user in /etc/subuid and \
-           /etc/subgid",
-};
+const MMDEBSTRAP: Tool = Tool::new(
+    "mmdebstrap",
+    "install the package mmdebstrap; for users other than root uidmap, too, and a line for the user in /etc/subuid and \
+     /etc/subgid",
+);
 
 /// What an agent finds: apt is always there.
 const PACKAGES: [&str; 13] = [

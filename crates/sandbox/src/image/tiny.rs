@@ -72,6 +72,7 @@ fn fetch(work: &Path, watch: &mut Watch<'_>) -> Result<PathBuf, Error> {
 
 /// Where busybox wants to be found, as it says itself: `bin/sh`, `usr/bin/env` …
 fn applets(busybox: &Path) -> Result<Vec<String>, Error> {
+    // starts: our own program (unpacked from its package)
     let output = Command::new(busybox).arg("--list-full").output().map_err(io_error("run", busybox))?;
     let listed = String::from_utf8_lossy(&output.stdout).into_owned();
     let wanted = |line: &&str| line.contains('/') && *line != "bin/busybox" && !line.contains(char::is_whitespace);

@@ -13,9 +13,14 @@ pub(super) struct Tool {
 }
 
 impl Tool {
+    pub(super) const fn new(program: &'static str, hint: &'static str) -> Self {
+        Self { program, hint }
+    }
+
     /// Starts the program. Those for administrators are not on everyone's search path, so we look there, too.
     pub(super) fn spawn(&self, setup: impl Fn(&mut Command)) -> Result<Child, Error> {
         for dir in ["", "/usr/sbin", "/sbin"] {
+            // starts: the program of Tool::new(…)
             let mut command = Command::new(Path::new(dir).join(self.program));
             command.env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
             setup(&mut command);

@@ -30,6 +30,7 @@ impl Lease {
     pub async fn start(program: &Path, args: &[&str], order: &Order) -> Result<Lease> {
         let failed = |e| Error::io("start a keeper with", program, e);
         let (ours, theirs) = StdStream::pair().map_err(failed)?;
+        // starts: our own program
         let mut keeper = Command::new(program)
             .args(args)
             .current_dir("/")

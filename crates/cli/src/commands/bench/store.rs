@@ -273,6 +273,7 @@ async fn write_random(sandbox: &Sandbox, path: &str, megabytes: u64) -> Result<(
 fn tool(script: &str) -> Result<f64> {
     let failed = |e| Error::io("run", script, e);
     let began = Instant::now();
+    // starts: the script of tool(…) in crates/cli/src/commands/bench/store.rs
     let status = Command::new("sh").args(["-c", script]).stdin(Stdio::null()).status().map_err(failed)?;
     match status.success() {
         true => Ok(began.elapsed().as_secs_f64()),

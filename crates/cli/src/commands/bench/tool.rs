@@ -35,6 +35,8 @@ impl Running {
         let path = find(program).unwrap_or_else(|| program.into());
         let created = |path: &Path| File::create(path).map_err(|e| Error::io("make", path, e));
         let (output, complaints) = (created(said)?, created(&complaints(said))?);
+        // starts: the program of tools.output(…)
+        // starts: the program of Running::start(…)
         let mut command = Command::new(path);
         command.args(args).stdin(Stdio::null()).stdout(output).stderr(complaints);
         let child = command.spawn().map_err(|e| Error::io("run", program, e))?;
@@ -78,6 +80,7 @@ impl Tools {
     pub async fn run<A: AsRef<OsStr>>(&self, program: &str, args: &[A]) -> Result<f64> {
         let args: Vec<&OsStr> = args.iter().map(AsRef::as_ref).collect();
         let began = Instant::now();
+        // starts: the program of tools.run(…)
         let status = Running::start(program, &args, &self.said)?.end().await?;
         let took = began.elapsed().as_secs_f64();
         match status.success() {

@@ -136,6 +136,7 @@ pub(super) fn assert_clean(image: &Path) {
 
 /// What a program says that succeeds.
 pub(super) fn run(program: &str, arguments: &[&str]) -> String {
+    // starts: the program of run(…) in crates/rootfs/src/ext4
     let output = Command::new(program).args(arguments).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{program} {arguments:?}: {said}{}", String::from_utf8_lossy(&output.stderr));

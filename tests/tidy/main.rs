@@ -1,0 +1,4 @@
+//! Rules about the repository itself that no compiler checks. Each module is one rule; a failure names file and line.
+
+mod programs;
+mod sources;
