@@ -1,6 +1,6 @@
 # `make demo` and `make test` do all their own set-up on a fresh Debian 12 machine with Rust.
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-tests build demo test lint programs unit fuzz-short fuzz vm bench clean
+.PHONY: help setup setup-tests build demo test lint programs unit fuzz-short fuzz vm bench fresh clean
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -11,6 +11,7 @@ help:
 	@echo "make test    set up, and pass every check and test"
 	@echo "make build   the program: target/release/sandtree"
 	@echo "make bench   measure, against plain QEMU in the same run"
+	@echo "make fresh   demo and test in a fresh Debian 12 chroot (as root); RUN=\"demo\" runs less"
 	@echo "make fuzz    fuzz both ends of the guest protocol for longer"
 
 # Installs only what is missing, and says what.
@@ -51,15 +52,25 @@ fuzz:
 	$(CARGO) run --release --locked -p sandtree-fuzz -- --seconds 120
 
 # Real QEMU and real guests. A guest of a guest needs the machine for itself: it is emulated twice.
+# `make vm ONLY=exec::` runs those whose names contain it.
 vm:
+ifdef ONLY
+	$(CARGO) test --workspace --locked --test vm -- $(ONLY)
+else
 	$(CARGO) test --workspace --locked --test vm -- --skip nested::
 	$(CARGO) test --workspace --locked --test vm -- nested::
+endif
 
 bench: setup-tests build
 	$(TARGET)/release/sandtree bench exec
 	$(TARGET)/release/sandtree bench states
 	$(TARGET)/release/sandtree bench store
 	$(TARGET)/release/sandtree bench image
+
+# What a fresh machine has is not what a developer's has. `make fresh RUN="setup-tests lint"` makes these targets there.
+RUN ?= demo test
+fresh:
+	@./scripts/fresh $(RUN)
 
 clean:
 	$(CARGO) clean
