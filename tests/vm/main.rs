@@ -2,6 +2,7 @@
 //! file's last test runs.
 
 mod confined;
+mod clock;
 mod create;
 mod errors;
 mod exact;

@@ -242,6 +242,10 @@ pub enum Request {
     },
     /// From version 2 on.
     Thaw,
+    /// Moves the clock by so much, which may be nothing, and answers what it shows then. From version 3 on.
+    Clock {
+        step_ns: i64,
+    },
     /// Switches to a clock that does not depend on the processor's time-stamp counter, which runs at another rate than
     /// at the guest's boot. From version 3 on.
     LeaveTsc,
@@ -252,6 +256,7 @@ impl Request {
     pub fn version(&self) -> u16 {
         match self {
             Request::Freeze { .. } | Request::Thaw => 2,
+            Request::Clock { .. } => 3,
             Request::LeaveTsc => 3,
             _ => 1,
         }
@@ -308,6 +313,9 @@ pub enum Reply {
     /// Whether the disks were frozen until now.
     Thawed {
         held: bool,
+    },
+    Clock {
+        unix_time_ns: u64,
     },
 }
 
@@ -453,11 +461,20 @@ mod tests {
     }
 
     #[test]
+    fn golden_clock() {
+        let clock = HostMessage::Request { id: 5, request: Request::Clock { step_ns: -300 } };
+        assert_eq!(hex(&clock), "06050dd704");
+        let reply = Reply::Clock { unix_time_ns: 300 };
+        assert_eq!(hex(&AgentMessage::Reply { id: 5, reply: Ok(reply) }), "03050005ac02");
+    }
+
+    #[test]
     fn versions_agree_on_the_highest_both_know() {
         let hello = |version_min, version_max| HostHello { version_min, version_max };
-        assert_eq!(hello(1, 9).agreed(), 2);
+        assert_eq!(hello(1, 9).agreed(), 3);
+        assert_eq!(hello(1, 2).agreed(), 2);
         assert_eq!(hello(1, 1).agreed(), 1);
-        assert_eq!(hello(3, 9).agreed(), 0);
+        assert_eq!(hello(4, 9).agreed(), 0);
         assert_eq!(hello(0, 0).agreed(), 0);
     }
 

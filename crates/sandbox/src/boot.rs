@@ -20,6 +20,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use crate::capture::{Ground, engine_error};
+use crate::clock::Telling;
 use crate::console::Console;
 use crate::driver;
 use crate::error::{Error, Result};
@@ -209,7 +210,12 @@ async fn come_up(host: &Inner, hub: &Hub, identity: Identity, timeout: Duration)
     host.reach(Step::Hello, None)?;
     let configured = async {
         let guest = Guest::new(hub.connect().await.map_err(unreachable_agent)?);
+        // The boot is no part of the time.
+        let telling = Telling::begin();
+        let identity = Identity { unix_time_ns: telling.unix_time_ns(), ..identity };
+        host.delay_message().await;
         guest.configure(identity).await?;
+        telling.correct(&guest).await?;
         Ok(guest)
     };
     let guest = tokio::time::timeout_at(end, configured).await.unwrap_or_else(|_| Err(late(())))?;

@@ -107,11 +107,13 @@ pub struct Faults {
     pub hold: Option<PathBuf>,
     /// How long a restored guest may take to acknowledge, in place of the usual time.
     pub acknowledge: Option<Duration>,
+    /// How long the message that tells a guest the time is under way.
+    pub message_delay: Option<Duration>,
 }
 
 impl Faults {
     pub(crate) fn of(config: &HostConfig) -> Mutex<Faults> {
-        Mutex::new(Faults { fault: config.fault, hold: config.hold.clone(), acknowledge: None })
+        Mutex::new(Faults { fault: config.fault, hold: config.hold.clone(), acknowledge: None, message_delay: None })
     }
 }
 
@@ -126,6 +128,13 @@ impl Host {
 impl Inner {
     pub(crate) fn planned_faults(&self) -> Faults {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Delays the message that tells a guest the time, where a test asked for it.
+    pub(crate) async fn delay_message(&self) {
+        if let Some(delay) = self.planned_faults().message_delay {
+            tokio::time::sleep(delay).await;
+        }
     }
 
     /// Does what a test asked for at this step; nothing otherwise.

@@ -29,6 +29,7 @@ mod boot;
 mod build;
 pub mod ca;
 mod capture;
+mod clock;
 mod compare;
 mod console;
 mod create;

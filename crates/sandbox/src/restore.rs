@@ -24,11 +24,12 @@ use tracing::{Instrument, debug_span};
 
 use crate::boot::{self, Belongs, Running, open};
 use crate::capture::{Ground, blocking, check_overlay, engine_error, read_layer};
+use crate::clock::Telling;
 use crate::console::Console;
 use crate::error::{Error, Result};
 use crate::fault::Step;
 use crate::guest::Guest;
-use crate::host::{Inner, boot_id, now_unix_ns, store_error};
+use crate::host::{Inner, boot_id, store_error};
 use crate::hub::{self, ExecRecord, Hub, HubSpec};
 use crate::link::LinkError;
 use crate::machine::{self, Fit};
@@ -263,7 +264,7 @@ impl Loaded {
             woken = waking => woken,
             error = boot::ends_or_stalls(host, &machine, &mut events, &mut console) => Err(error),
         };
-        let (guest, times, hooks) = match woken {
+        let Woken { guest, times, hooks, degraded: clock } = match woken {
             Ok(woken) => woken,
             Err(error) => {
                 machine.kill().await;
@@ -298,7 +299,7 @@ impl Loaded {
             tracking: engine.verdicts().tracking.clone(),
             record,
             execs,
-            degraded,
+            degraded: degraded.into_iter().chain(clock).collect(),
         };
         Ok(Restored { running, times, hooks })
     }
@@ -309,14 +310,16 @@ fn records(manifest: &StateManifest) -> Result<Vec<ExecRecord>> {
     manifest.execs.iter().map(|exec| serde_json::from_value(exec.clone()).map_err(broken)).collect()
 }
 
+/// A guest that has acknowledged.
+struct Woken {
+    guest: Guest,
+    times: RestoreTimes,
+    hooks: Vec<HookFailure>,
+    degraded: Option<String>,
+}
+
 /// Continues the guest, lets its disk grow to what the sandbox has, and tells its agent who it is now.
-async fn wake(
-    host: &Inner,
-    machine: &Machine,
-    hub: &Hub,
-    rebirth: Rebirth,
-    began: Instant,
-) -> Result<(Guest, RestoreTimes, Vec<HookFailure>)> {
+async fn wake(host: &Inner, machine: &Machine, hub: &Hub, rebirth: Rebirth, began: Instant) -> Result<Woken> {
     machine.cont().instrument(debug_span!("cont")).await.map_err(engine_error("go on from the state"))?;
     let running = began.elapsed();
     host.reach(Step::RestoreContinued, Some(machine))?;
@@ -333,13 +336,23 @@ async fn wake(
         })?;
         let guest = Guest::new(hub.connect().await.map_err(boot::unreachable_agent)?);
         // Whatever was waited for until now is no part of the time.
-        let identity = Identity { unix_time_ns: now_unix_ns(), ..rebirth.identity };
+        let telling = Telling::begin();
+        let identity = Identity { unix_time_ns: telling.unix_time_ns(), ..rebirth.identity };
         let rebirth = Rebirth { identity, ..rebirth };
+        host.delay_message().await;
         let hooks = guest.restored(rebirth).instrument(debug_span!("acknowledge")).await?;
-        Ok((guest, hooks))
+        let clock = telling.correct(&guest).await.err();
+        Ok((guest, hooks, clock.map(late_clock)))
     };
     let unanswered = |_| Err(Error::Unacknowledged { after: patience });
-    let (guest, hooks) = tokio::time::timeout_at(end, acknowledged).await.unwrap_or_else(unanswered)?;
+    let (guest, hooks, degraded) = tokio::time::timeout_at(end, acknowledged).await.unwrap_or_else(unanswered)?;
     host.reach(Step::RestoreAcknowledged, Some(machine))?;
-    Ok((guest, RestoreTimes { running, acknowledged: began.elapsed() }, hooks))
+    Ok(Woken { guest, times: RestoreTimes { running, acknowledged: began.elapsed() }, hooks, degraded })
+}
+
+/// An agent of an earlier time, in a state of that time, does not know how to correct its clock.
+fn late_clock(error: Error) -> String {
+    let report = error.report();
+    let causes = report.causes.iter().map(|cause| format!(": {cause}")).collect::<String>();
+    format!("the guest's clock may be late: {}{causes}", report.message)
 }

@@ -246,6 +246,7 @@ impl Agent {
             Request::Freeze { thaw_after_ms } => self.freeze(id, thaw_after_ms).err().map(Err),
             Request::Thaw => self.thaw(id).err().map(Err),
             Request::Configure(who) => self.configure(id, who).err().map(Err),
+            Request::Clock { step_ns } => Some(self.clock(step_ns)),
             other => self.delegate(id, other).err().map(Err),
         };
         if let Some(reply) = answered {
@@ -304,6 +305,15 @@ impl Agent {
         self.workers.run_request(id, self.link.generation(), move || Ok(Reply::Thawed { held: freezer.thaw()? }))
     }
 
+    /// At once and in the loop: the answer is worth as much as it is prompt.
+    fn clock(&self, step_ns: i64) -> Result<Reply, Failure> {
+        if step_ns != 0 {
+            self.refuse_guestless("set the clock")?;
+            identity::step_clock(step_ns)?;
+        }
+        Ok(Reply::Clock { unix_time_ns: identity::unix_time_ns() })
+    }
+
     /// Tells the guest who it is, beside the loop: its network may take a while to appear. Then its init may start.
     fn configure(&mut self, id: u32, who: Identity) -> Result<(), Failure> {
         self.refuse_guestless("configure")?;
@@ -334,7 +344,8 @@ impl Agent {
             | Request::Configure(_)
             | Request::Settle
             | Request::Freeze { .. }
-            | Request::Thaw => unreachable!("answered before"),
+            | Request::Thaw
+            | Request::Clock { .. } => unreachable!("answered before"),
         })
     }
 }

@@ -110,6 +110,15 @@ impl Guest {
         }
     }
 
+    /// Moves the guest's clock by so much, and gives what it shows then.
+    pub(crate) async fn clock(&self, step_ns: i64) -> Result<u64> {
+        let operation = "set the guest's clock";
+        match self.request(operation, Request::Clock { step_ns }).await? {
+            Reply::Clock { unix_time_ns } => Ok(unix_time_ns),
+            _ => Err(unexpected(operation)),
+        }
+    }
+
     /// Waits until everything that boots beside the agent's work is done.
     pub(crate) async fn settle(&self) -> Result<()> {
         self.request_within("wait for the guest to settle", Request::Settle, SETTLE_DEADLINE).await.map(drop)

@@ -299,6 +299,6 @@ fn changes_the_guest(request: &Request) -> bool {
         Request::Ping | Request::Stat { .. } | Request::Metrics | Request::Sync | Request::Settle => false,
         Request::Freeze { .. } | Request::Thaw => false,
         // Part of a machine's start, which whoever starts it knows of.
-        Request::Configure(_) | Request::Restored(_) | Request::LeaveTsc => false,
+        Request::Configure(_) | Request::Restored(_) | Request::Clock { .. } | Request::LeaveTsc => false,
     }
 }
