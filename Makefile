@@ -51,15 +51,19 @@ fuzz-short: programs
 fuzz:
 	$(CARGO) run --release --locked -p sandtree-fuzz -- --seconds 120
 
-# Real QEMU and real guests. A guest of a guest needs the machine for itself: it is emulated twice.
-# `make vm ONLY=exec::` runs those whose names contain it.
+# Real QEMU and real guests. `make vm ONLY=exec::` runs the tests whose names contain it. Those in ALONE need the machine
+# for themselves, each: a guest of a guest is emulated twice.
+ALONE := nested::
+VM = $(CARGO) test --workspace --locked --test vm --
 vm:
+	@rm -f $(TARGET)/tmp/narrow
 ifdef ONLY
-	$(CARGO) test --workspace --locked --test vm -- $(ONLY)
+	$(VM) $(ONLY)
 else
-	$(CARGO) test --workspace --locked --test vm -- --skip nested::
-	$(CARGO) test --workspace --locked --test vm -- nested::
+	$(VM) $(addprefix --skip ,$(ALONE))
+	$(VM) --test-threads 1 $(ALONE)
 endif
+	@if [ -e $(TARGET)/tmp/narrow ]; then echo "waits that took more than half of their time:"; cat $(TARGET)/tmp/narrow; fi
 
 bench: setup-tests build
 	$(TARGET)/release/sandtree bench exec

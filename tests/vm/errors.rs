@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::support::mount::Mount;
-use crate::support::{self, Answer, World, eventually, finish, kill, until, wait};
+use crate::support::{self, Answer, DEADLINE, World, eventually, finish, kill, until, wait};
 
 /// The error that a command prints with `--json`.
 fn json_error(answer: &Answer) -> Value {
@@ -284,7 +284,7 @@ fn whoever_waits_in_a_sandbox_whose_keeper_dies_is_told() {
     let mut waiting = command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     until("the command runs", || world.sh("a", "test -e /run/waits").code == 0);
     kill(pid("keeper_pid"), "KILL");
-    wait(&mut waiting, Duration::from_secs(10)).expect("a waiting command is told at once");
+    wait(&mut waiting, Duration::from_secs(20)).expect("a waiting command is told at once");
     finish(waiting).failed_with(&["cannot wait for sh", "connection to the sandbox ended", "inspect"]);
     until("no QEMU outlives its keeper", || !support::is_alive(pid("qemu_pid")));
     world.sh("a", "true").failed_with(&["crashed", &format!("its keeper, process {}, died", pid("keeper_pid"))]);
@@ -342,7 +342,7 @@ fn a_host_disk_that_fills_up_holds_the_guest_until_there_is_room() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let stalled = eventually(Duration::from_secs(60), || {
+    let stalled = eventually(DEADLINE, || {
         let mut command = world.command();
         let asked = command.args(["exec", "a", "--", "true"]).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut asking = asked.spawn().unwrap();

@@ -427,7 +427,7 @@ async fn a_frozen_agent_is_told_and_can_be_left() {
     start(&patient.sandbox, "exec /dev/shm/worker freeze").await;
     let hears = async || {
         let asked = async { patient.sandbox.guest().await?.ping().await };
-        tokio::time::timeout(Duration::from_secs(2), asked).await
+        tokio::time::timeout(Duration::from_secs(5), asked).await
     };
     let mut heard = 0;
     while let Ok(answer) = hears().await {

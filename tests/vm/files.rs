@@ -6,12 +6,11 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use sandtree::{ErrorKind, FileKind, Host, HostConfig, SandboxSpec};
 
 use crate::support::shared::Shared;
-use crate::support::{self, World, finish, wait};
+use crate::support::{self, DEADLINE, World, finish, wait};
 
 const MIB: u64 = 1 << 20;
 
@@ -179,7 +178,7 @@ fn what_cannot_be_copied_is_named_and_nothing_is_left() {
     let mut child = a.spawn(&["cp", "-", "a:/no/dir/x"]);
     child.stdin.as_mut().unwrap().write_all(b"begun").unwrap();
     let stdin = child.stdin.take();
-    assert_eq!(wait(&mut child, Duration::from_secs(8)), Some(125), "it waits for the pipe");
+    assert_eq!(wait(&mut child, DEADLINE), Some(125), "it waits for the pipe");
     finish(child).failed_with(&["/no/dir/x", "No such file"]);
     drop(stdin);
 }

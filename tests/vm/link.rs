@@ -101,7 +101,7 @@ async fn commands_start_and_end_across_breaks() {
             let exec = sandbox.exec(ExecSpec::shell(format!("echo {number}; exit {number}"))).await.unwrap();
             exec.output(1 << 20).await.unwrap()
         };
-        let said = timeout(Duration::from_secs(30), run).await.unwrap_or_else(|_| panic!("command {number} is lost"));
+        let said = timeout(DEADLINE, run).await.unwrap_or_else(|_| panic!("command {number} is lost"));
         assert_eq!((said.status.code(), said.stdout), (number, format!("{number}\n").into_bytes()));
     }
     remove(world, sandbox).await;
@@ -166,7 +166,7 @@ async fn the_machines_death_ends_every_waiting_call_with_the_reason() {
     guest.ping().await.unwrap();
     sandbox.kill().await.unwrap();
     for (name, call) in calls.drain(..) {
-        let ended = timeout(Duration::from_secs(10), call).await.unwrap_or_else(|_| panic!("{name} still waits"));
+        let ended = timeout(Duration::from_secs(20), call).await.unwrap_or_else(|_| panic!("{name} still waits"));
         let report = ended.unwrap().expect_err(name).report();
         let told = [vec![report.message.clone()], report.causes.clone()].concat().join(": ");
         assert!(told.contains("killed"), "{name}: {told}");

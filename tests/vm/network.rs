@@ -5,7 +5,6 @@ use crate::support::shared;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Stdio};
-use std::time::Duration;
 
 use serde_json::Value;
 
@@ -118,7 +117,7 @@ fn a_forward_ends_with_its_sandbox_and_says_so() {
     assert!(page(forwarding.port).ends_with("carried\n"), "forwarded while isolated");
     assert_eq!(world.inspect(A)["ports"], told["ports"], "the chosen port is shown");
     shared::remove(&world);
-    assert_eq!(wait(&mut forwarding.child, Duration::from_secs(20)), Some(125));
+    assert_eq!(wait(&mut forwarding.child, DEADLINE), Some(125));
     let mut said = String::new();
     forwarding.child.stderr.as_mut().unwrap().read_to_string(&mut said).unwrap();
     assert!(said.contains("forward"), "{said}");

@@ -8,6 +8,7 @@ use serde_json::json;
 use super::scripted::Server;
 use super::shelf::{MANIFEST, Shelf, break_off, digest, stall};
 use super::unchanged;
+use crate::support::margin::assert_within;
 use crate::support::{World, finish, kill, until};
 
 /// Starts the command, waits until the server is asked for what it does not give, and interrupts.
@@ -21,7 +22,7 @@ fn ends_at_once(world: &World, arguments: &[&str], server: &Server, stalls_at: &
         kill(child.id(), "INT");
         let answer = finish(child);
         assert_eq!(answer.code, 130, "{answer:?}");
-        assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+        assert_within(Duration::from_secs(4), begin);
     });
 }
 

@@ -9,6 +9,7 @@ use super::refused;
 use super::scripted::{Peer, Request, Server, head, reply};
 use super::shelf::{MANIFEST, Shelf, boast, bomb, break_off, digest};
 use crate::support::World;
+use crate::support::margin::assert_within;
 use crate::support::mount::Mount;
 
 fn reference(server: &Server) -> String {
@@ -122,7 +123,7 @@ fn a_registry_that_refuses_is_told_with_what_it_said() {
         reply(peer, request, 429, &[("Retry-After", "3600")], b"");
     });
     fails(&world, &busy, &["asks for fewer requests", "hint: try again later"]);
-    assert!(begin.elapsed() < Duration::from_secs(20));
+    assert_within(Duration::from_secs(20), begin);
     let page = instead(Shelf::new(), MANIFEST, |_, request, peer| {
         reply(peer, request, 200, &[("Content-Type", "text/html")], b"<html>");
     });

@@ -7,6 +7,7 @@ pub mod exactness;
 pub mod held;
 pub mod lab;
 pub mod lifecycle;
+pub mod margin;
 pub mod mount;
 pub mod ordinary;
 pub mod pty;
@@ -94,6 +95,7 @@ impl World {
     }
 
     /// Runs `sandtree ARGS` to its end.
+    #[track_caller]
     pub fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Answer {
         finish(self.command().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     }
@@ -118,6 +120,7 @@ impl World {
     }
 
     /// Runs it and asserts that it succeeds.
+    #[track_caller]
     pub fn ok<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Answer {
         let answer = self.run(args);
         assert_eq!(answer.code, 0, "{answer:#?}");
@@ -125,6 +128,7 @@ impl World {
     }
 
     /// Runs it with `--json` and gives what it prints.
+    #[track_caller]
     pub fn json<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Value {
         let mut command = self.command();
         command.arg("--json").args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -134,12 +138,14 @@ impl World {
     }
 
     /// Starts a sandbox in the background.
+    #[track_caller]
     pub fn start(&self, name: &str, options: &[&str]) -> Value {
         let args = [&["run", "-d", "--name", name], options, &["tiny"]].concat();
         self.json(args)
     }
 
     /// Runs a shell line in a sandbox.
+    #[track_caller]
     pub fn sh(&self, sandbox: &str, line: &str) -> Answer {
         self.run(["exec", sandbox, "--", "sh", "-c", line])
     }
@@ -219,6 +225,7 @@ impl std::fmt::Debug for Answer {
 }
 
 /// Waits for a child's end, at most [`DEADLINE`].
+#[track_caller]
 pub fn finish(mut child: Child) -> Answer {
     let read = |stream: Option<Box<dyn Read + Send>>| {
         std::thread::spawn(move || {
@@ -241,6 +248,7 @@ pub fn finish(mut child: Child) -> Answer {
 }
 
 /// A child's exit code, 128 + n for a signal; nothing if it does not end in time.
+#[track_caller]
 pub fn wait(child: &mut Child, deadline: Duration) -> Option<i32> {
     use std::os::unix::process::ExitStatusExt;
     let status = eventually(deadline, || child.try_wait().unwrap())?;
@@ -248,13 +256,15 @@ pub fn wait(child: &mut Child, deadline: Duration) -> Option<i32> {
 }
 
 /// Looks again and again until something is there, at most `deadline`.
+#[track_caller]
 pub fn eventually<T>(deadline: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
-    let end = Instant::now() + deadline;
+    let began = Instant::now();
     loop {
         if let Some(found) = look() {
+            margin::note(began.elapsed(), deadline);
             return Some(found);
         }
-        if Instant::now() > end {
+        if began.elapsed() > deadline {
             return None;
         }
         std::thread::park_timeout(Duration::from_millis(20));
@@ -262,9 +272,10 @@ pub fn eventually<T>(deadline: Duration, mut look: impl FnMut() -> Option<T>) ->
 }
 
 /// Waits until a condition holds.
+#[track_caller]
 pub fn until(what: &str, condition: impl FnMut() -> bool) {
     let mut condition = condition;
-    eventually(Duration::from_secs(30), || condition().then_some(())).unwrap_or_else(|| panic!("never: {what}"));
+    eventually(DEADLINE, || condition().then_some(())).unwrap_or_else(|| panic!("never: {what}"));
 }
 
 pub fn kill(pid: u32, signal: &str) {
