@@ -4,6 +4,7 @@
 mod confined;
 mod clock;
 mod create;
+mod deployed;
 mod errors;
 mod exact;
 mod exec;

@@ -26,7 +26,9 @@ use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Step;
 use crate::fold;
-use crate::host::{Inner, available_memory, boot_id, now_unix_ms, store_error};
+use crate::host::{Inner, boot_id, jail_of, now_unix_ms, store_error};
+use crate::memory;
+use crate::place;
 use crate::progress::Progress;
 use crate::reference::Reference;
 use crate::restore::{self, Connections, HubChoice, Loaded};
@@ -423,9 +425,12 @@ pub(crate) fn check_disk(dir: &SandboxDir) -> Result<()> {
 }
 
 pub(crate) fn check_resources(host: &Inner, memory_bytes: u64) -> Result<()> {
-    let available_bytes = available_memory()?;
+    if jail_of(None).uid.is_some() {
+        place::check(host.store.root())?;
+    }
+    let memory::Available { bytes: available_bytes, cgroup } = memory::available()?;
     if memory_bytes > available_bytes {
-        return Err(Error::HostMemory { wanted_bytes: memory_bytes, available_bytes });
+        return Err(Error::HostMemory { wanted_bytes: memory_bytes, available_bytes, cgroup });
     }
     let available_bytes = host.store.disk_free_bytes().map_err(store_error("tell its free space"))?;
     if available_bytes < DISK_RESERVE {

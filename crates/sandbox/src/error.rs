@@ -47,10 +47,17 @@ pub enum Error {
     NameTaken { name: String, holder: String },
     #[error("sandbox {name} is in use by another process")]
     Busy { name: String },
-    #[error("the host has {available} MiB of memory to give, the sandbox asks for {wanted} MiB", available = available_bytes >> 20, wanted = wanted_bytes >> 20)]
-    HostMemory { wanted_bytes: u64, available_bytes: u64 },
+    #[error("{} has {available} MiB of memory to give, the sandbox asks for {wanted} MiB", giver(cgroup.as_deref()), available = available_bytes >> 20, wanted = wanted_bytes >> 20)]
+    HostMemory {
+        wanted_bytes: u64,
+        available_bytes: u64,
+        /// The control group whose limit it is.
+        cgroup: Option<PathBuf>,
+    },
     #[error("{path} has {available} MiB free, a sandbox needs {wanted} MiB to start", path = path.display(), available = available_bytes >> 20, wanted = wanted_bytes >> 20)]
     HostDisk { path: PathBuf, wanted_bytes: u64, available_bytes: u64 },
+    #[error("{} is on a FUSE file system that only the user who mounted it may use, and machines run as users of their own", path.display())]
+    ClosedPlace { path: PathBuf },
     #[error("the host's disk is full; the guest waits until there is space again")]
     Stalled,
     #[error("cannot listen on {address}")]
@@ -262,6 +269,7 @@ impl Error {
             Error::HostMemory { .. } | Error::HostDisk { .. } | Error::Stalled | Error::OutputLimit { .. } => {
                 ErrorKind::Exhausted
             }
+            Error::ClosedPlace { .. } => ErrorKind::Unsupported,
             Error::Boot { .. } => ErrorKind::Timeout,
             Error::BootEnded { .. } | Error::NotStarted { .. } => ErrorKind::Guest,
             Error::DamagedDisk { .. } | Error::Archive { .. } => ErrorKind::Corrupt,
@@ -332,8 +340,12 @@ impl Error {
             Error::TooDeep { .. } => "free some space: layers are folded into a new file",
             Error::Unacknowledged { .. } => "its agent does not answer; another state may be better",
             Error::NameTaken { .. } => "choose another --name, or remove the other with `sandtree rm`",
+            Error::HostMemory { cgroup: Some(_), .. } => {
+                "give it less with --memory, or raise the group's memory limit"
+            }
             Error::HostMemory { .. } => "give it less with --memory, or stop another sandbox",
             Error::HostDisk { .. } => "free some space, or choose another store with --home",
+            Error::ClosedPlace { .. } => "mount it with the option allow_other, or choose another store with --home",
             Error::Stalled => "free some space on the file system of the store; the guest goes on by itself",
             Error::Guest { source: LinkError::Ended, .. } => "`sandtree inspect` tells what became of the sandbox",
             Error::Port { .. } => "choose another host port",
@@ -370,6 +382,10 @@ impl Error {
         let report = self.report();
         std::iter::once(report.message).chain(report.causes).collect::<Vec<_>>().join(": ")
     }
+}
+
+fn giver(cgroup: Option<&Path>) -> String {
+    cgroup.map_or_else(|| "the host".into(), |group| format!("the control group {}", group.display()))
 }
 
 fn list(damaged: &[store::Damaged]) -> String {
@@ -492,6 +508,7 @@ fn store_kind(error: &store::Error) -> ErrorKind {
     match error {
         Store::Io { source, .. } | Store::LayerIo { source, .. } | Store::ArtifactIo { source, .. } => io_kind(source),
         Store::NewerFormat { .. } | Store::OlderFormat { .. } | Store::NewerSchema { .. } => ErrorKind::Unsupported,
+        Store::NoLink { .. } => ErrorKind::Unsupported,
         Store::Manifest { source: ManifestError::Schema { .. } | ManifestError::Requires { .. }, .. } => {
             ErrorKind::Unsupported
         }
@@ -529,6 +546,12 @@ fn store_hint(error: &store::Error) -> Option<String> {
         Store::MissingBase { .. } => "import that snapshot first, or export without --since",
         Store::NotEnoughSpace { .. } => {
             "free some space, perhaps by `sandtree gc`, or choose another store with --home"
+        }
+        Store::NoLink { .. } => {
+            "put the store on a file system with hard links, such as ext4, XFS, Btrfs or tmpfs, with --home"
+        }
+        Store::Io { source, .. } if source.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+            "choose a store that can be written with --home or SANDTREE_HOME"
         }
         Store::Artifact(_) => "the file is cut, changed or none of ours; export it again",
         Store::NotASnapshotDir { .. } => "only the directory of a snapshot is replaced or removed",

@@ -17,6 +17,7 @@ use crate::driver::{self, Verb, permits};
 use crate::error::{Error, Result};
 use crate::fault::{Fault, Faults, Step};
 use crate::info::SandboxInfo;
+use crate::memory;
 use crate::sandbox::Sandbox;
 use crate::save;
 use crate::spec::{SandboxSpec, parse_name};
@@ -182,7 +183,7 @@ impl Host {
     /// What this host can do, and why it cannot do what it cannot.
     pub async fn doctor(&self) -> Doctor {
         let disk_free_bytes = self.inner.store.disk_free_bytes().ok();
-        let memory_available_bytes = available_memory().ok();
+        let memory_available_bytes = memory::available().ok().map(|available| available.bytes);
         let home = self.inner.config.home.clone();
         let qemu = match self.inner.engine().await {
             Ok(engine) => QemuReport::Found(Box::new(found(engine, self.inner.jail(None)))),
@@ -424,15 +425,6 @@ fn since_epoch() -> Duration {
 /// Changes with every boot of the host.
 pub(crate) fn boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
-}
-
-pub(crate) fn available_memory() -> Result<u64> {
-    let path = "/proc/meminfo";
-    let text = std::fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    kib.map(|kib| kib << 10)
-        .ok_or_else(|| Error::io("find MemAvailable in", path, std::io::ErrorKind::InvalidData.into()))
 }
 
 #[cfg(test)]

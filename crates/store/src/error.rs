@@ -16,6 +16,12 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    #[error("cannot link {}: its file system has no hard links, or forbids this one", path.display())]
+    NoLink {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("the store could not sync {} earlier and takes no writes until it is opened again", path.display())]
     Poisoned { path: PathBuf },
     #[error("{} is a store of format {found}; this program knows formats up to {known}", root.display())]
@@ -121,9 +127,10 @@ impl Error {
     /// The error behind an I/O failure, if this is one.
     pub fn io_kind(&self) -> Option<io::ErrorKind> {
         match self {
-            Self::Io { source, .. } | Self::LayerIo { source, .. } | Self::ArtifactIo { source, .. } => {
-                Some(source.kind())
-            }
+            Self::Io { source, .. }
+            | Self::NoLink { source, .. }
+            | Self::LayerIo { source, .. }
+            | Self::ArtifactIo { source, .. } => Some(source.kind()),
             Self::NotEnoughSpace { .. } => Some(io::ErrorKind::StorageFull),
             _ => None,
         }

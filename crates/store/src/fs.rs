@@ -20,6 +20,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
 pub(crate) use disk::Disk;
@@ -285,7 +286,10 @@ impl Files {
     }
 
     pub(crate) fn hard_link(&self, from: &Path, to: &Path) -> Result<(), Error> {
-        self.change("link", to, |fs| fs.hard_link(from, to))
+        match self.change("link", to, |fs| fs.hard_link(from, to)) {
+            Err(Error::Io { path, source, .. }) if has_no_links(&source) => Err(Error::NoLink { path, source }),
+            linked => linked,
+        }
     }
 
     /// Gives an immutable file another name. Where there can be no such link, the new name is a copy, and durable.
@@ -387,6 +391,12 @@ impl Files {
 pub(crate) fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::Io { operation, path, source }
+}
+
+/// As FAT, exFAT and some on FUSE and SMB answer.
+fn has_no_links(error: &io::Error) -> bool {
+    let answers = [Errno::PERM, Errno::OPNOTSUPP, Errno::NOSYS];
+    error.raw_os_error().is_some_and(|found| answers.iter().any(|errno| errno.raw_os_error() == found))
 }
 
 /// Another file system, or as many links as a file can have.

@@ -5,8 +5,8 @@
 //!             └── dropped, or its process died: removed, at once or by the next open
 //! ```
 //!
-//! Always: a staging directory is locked by its maker from its first moment to its last; only one with a free lock is
-//! ever cleaned up.
+//! Always: a staging directory is locked by its maker from its first moment until the store's lock is held to remove it;
+//! only one with a free lock is ever cleaned up.
 //!
 //! When it fails: what was staged is removed. Where that fails, too, it stays in `staging/` for the next open.
 
@@ -29,7 +29,8 @@ pub struct Staged {
     shell: PathBuf,
     tree: PathBuf,
     kept: bool,
-    _lock: Lock,
+    /// Nothing once it is about to be removed.
+    lock: Option<Lock>,
 }
 
 /// What publishing under a digest found.
@@ -65,7 +66,7 @@ impl Staged {
 
     fn adopt(files: &Files, layout: &Layout, shell: PathBuf, lock: Lock) -> Self {
         let tree = shell.join("tree");
-        Self { files: files.clone(), layout: layout.clone(), shell, tree, kept: false, _lock: lock }
+        Self { files: files.clone(), layout: layout.clone(), shell, tree, kept: false, lock: Some(lock) }
     }
 
     /// The directory to fill.
@@ -126,10 +127,12 @@ impl Staged {
         self.kept = true;
     }
 
-    fn remove(&self) -> Result<(), Error> {
+    fn remove(&mut self) -> Result<(), Error> {
         self.files.remove_tree(&self.tree)?;
-        // Under the store's lock, so that nobody locks the directory anew between the two steps.
+        // Under the store's lock, so that nobody locks the directory anew between the steps. The lock's file is closed
+        // first: NFS and FUSE keep an open file in its directory under another name, which is not empty then.
         let _store = lock::store(&self.files, &self.layout)?;
+        self.lock = None;
         self.files.remove_tree(&self.shell)
     }
 }

@@ -19,14 +19,40 @@ impl Mount {
 
     /// A file system of a kind, in a sparse file. Nothing if we may not mount.
     pub fn of_kind(kind: &str, mib: u64) -> Option<Mount> {
+        Self::of_image(kind, &["-q"], mib, |image| ["-t", kind, "-o", "loop", image].map(str::to_owned).to_vec())
+    }
+
+    /// exFAT by FUSE: no hard links, no owners, no sockets.
+    pub fn exfat(mib: u64) -> Option<Mount> {
+        let mount = |image: &str| ["-t", "exfat-fuse", "-o", "loop", image].map(str::to_owned).to_vec();
+        is_fuse().then(|| Self::of_image("exfat", &[], mib, mount)).flatten()
+    }
+
+    /// ext4 by FUSE, where a rename knows no flags and an open file that is removed stays under another name.
+    pub fn fuse(options: &str, mib: u64) -> Option<Mount> {
+        let mount = |image: &str| ["-t", "fuse.fuse2fs", "-o", options, image].map(str::to_owned).to_vec();
+        is_fuse().then(|| Self::of_image("ext4", &["-q", "-O", "^has_journal"], mib, mount)).flatten()
+    }
+
+    /// A file system over a directory, as a container's is over its image.
+    pub fn overlay(lower: &Path, upper: &Mount) -> Option<Mount> {
+        let [upper, work] = ["upper", "work"].map(|name| upper.path().join(name));
+        [&upper, &work].iter().for_each(|dir| fs::create_dir(dir).unwrap());
+        let dirs = [("lowerdir", lower), ("upperdir", &upper), ("workdir", &work)];
+        let options = dirs.map(|(name, dir)| format!("{name}={}", dir.display())).join(",");
+        Self::mounted(&["-t", "overlay", "-o", &options, "none"], tempfile_dir())
+    }
+
+    fn of_image(kind: &str, options: &[&str], mib: u64, mount: impl Fn(&str) -> Vec<String>) -> Option<Mount> {
         let dir = tempfile_dir();
         let image = dir.path().join("image");
         fs::File::create(&image).unwrap().set_len(mib << 20).unwrap();
         // starts: mkfs.btrfs, mkfs.exfat, mkfs.ext4, mkfs.xfs
-        let made = Command::new(format!("/usr/sbin/mkfs.{kind}")).arg("-q").arg(&image).output();
+        let made = Command::new(format!("/usr/sbin/mkfs.{kind}")).args(options).arg(&image).output();
         let made = made.unwrap_or_else(|e| panic!("mkfs.{kind}: {e}; scripts/setup installs it"));
         assert!(made.status.success(), "mkfs.{kind}: {}", String::from_utf8_lossy(&made.stderr));
-        Self::mounted(&["-t", kind, "-o", "loop", image.to_str().unwrap()], dir)
+        let args = mount(image.to_str().unwrap());
+        Self::mounted(&args.iter().map(String::as_str).collect::<Vec<_>>(), dir)
     }
 
     fn mounted(args: &[&str], dir: tempfile::TempDir) -> Option<Mount> {
@@ -72,6 +98,14 @@ impl Drop for Mount {
 
 fn tempfile_dir() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("st-").tempdir().unwrap()
+}
+
+fn is_fuse() -> bool {
+    let is_fuse = Path::new("/dev/fuse").exists();
+    if !is_fuse {
+        eprintln!("not checked: there is no /dev/fuse here");
+    }
+    is_fuse
 }
 
 pub fn is_root() -> bool {

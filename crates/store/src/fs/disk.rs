@@ -14,6 +14,25 @@ use super::{Entry, FileWriter, Fs, Kind, Lock, ReadAt, Stat};
 #[derive(Debug)]
 pub(crate) struct Disk;
 
+/// For file systems whose rename knows no flags: NFS, and most on FUSE. A link replaces nothing, so a file gets its new
+/// name by one. A directory, and a file where there are no links, is renamed once its name is seen to be free: a rename
+/// would replace an empty directory or a file that appears in between, but whoever publishes under a name that others
+/// may choose, too, holds the store's lock.
+fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
+    if !fs::symlink_metadata(from)?.is_dir() {
+        match fs::hard_link(from, to) {
+            Ok(()) => return fs::remove_file(from),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(error),
+            Err(_) => {}
+        }
+    }
+    match fs::symlink_metadata(to) {
+        Ok(_) => Err(Errno::EXIST.into()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => fs::rename(from, to),
+        Err(error) => Err(error),
+    }
+}
+
 impl Fs for Disk {
     fn has_paths(&self) -> bool {
         true
@@ -91,7 +110,10 @@ impl Fs for Disk {
     }
 
     fn rename_noreplace(&self, from: &Path, to: &Path) -> io::Result<()> {
-        Ok(renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)?)
+        match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => rename_to_free(from, to),
+            renamed => Ok(renamed?),
+        }
     }
 
     fn exchange(&self, a: &Path, b: &Path) -> io::Result<()> {
