@@ -1,8 +1,8 @@
 //! Real QEMU and real guests, through the doors a user uses: one program, so that the processors are never idle while one
 //! file's last test runs.
 
-mod confined;
 mod clock;
+mod confined;
 mod create;
 mod deployed;
 mod errors;

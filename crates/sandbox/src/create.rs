@@ -26,7 +26,7 @@ use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Step;
 use crate::fold;
-use crate::host::{Inner, boot_id, jail_of, now_unix_ms, store_error};
+use crate::host::{Inner, boot_id, now_unix_ms, store_error};
 use crate::memory;
 use crate::place;
 use crate::progress::Progress;
@@ -425,7 +425,7 @@ pub(crate) fn check_disk(dir: &SandboxDir) -> Result<()> {
 }
 
 pub(crate) fn check_resources(host: &Inner, memory_bytes: u64) -> Result<()> {
-    if jail_of(None).uid.is_some() {
+    if host.jail(None).uid.is_some() {
         place::check(host.store.root())?;
     }
     let memory::Available { bytes: available_bytes, cgroup } = memory::available()?;

@@ -143,7 +143,7 @@ impl Call<'_> {
         let nearby = before.rsplit('\n').take(1 + ABOVE).last().map_or(0, |line| line.as_ptr() as usize);
         let begin = nearby.saturating_sub(self.source.text.as_ptr() as usize);
         let lines = self.source.text[begin..line_end].lines();
-        lines.filter_map(|line| line.split_once(DECLARED)).last().map(|(_, declared)| declared.trim())
+        lines.filter_map(|line| line.split_once(DECLARED)).next_back().map(|(_, declared)| declared.trim())
     }
 
     fn at(&self) -> String {
