@@ -22,6 +22,7 @@ mod nested;
 mod network;
 mod registries;
 mod saves;
+mod shimmed;
 mod snapshots;
 mod states;
 mod streams;

@@ -589,6 +589,7 @@ pub(crate) fn bare_manifest(record: &SandboxRecord, head: &Head, kind: StateKind
         tag: None,
         parent: head.parent.clone(),
         created_at_unix_ms: now_unix_ms(),
+        sequence: 0,
         boot_id: boot_id(),
         disk: head.disk.clone(),
         disk_bytes: record.disk_bytes,
@@ -607,7 +608,7 @@ pub(crate) fn bare_manifest(record: &SandboxRecord, head: &Head, kind: StateKind
 /// Shows a state of a sandbox's disk, without a machine, to everyone.
 pub(crate) fn publish_bare(owned: &Owned, manifest: &StateManifest) -> Result<()> {
     let staged = owned.stage_state().map_err(store_error("begin a state"))?;
-    owned.publish_state(staged, manifest).map_err(store_error("publish a state"))
+    owned.publish_state(staged, manifest.clone()).map(drop).map_err(store_error("publish a state"))
 }
 
 /// Of a machine that runs from now on; `before` is what the sandbox was, if it was anything.

@@ -22,7 +22,7 @@ use crate::host::{Host, Inner, store_error};
 use crate::lend::{LentState, Wanted};
 use crate::sandbox::Sandbox;
 use crate::spec::{SandboxSpec, parse_name};
-use crate::states::ms;
+use crate::states::{self, ms};
 
 /// Copies that are loaded at a time, unless told otherwise.
 pub const FORK_CONCURRENCY: usize = 4;
@@ -97,12 +97,12 @@ impl Host {
 
     /// The state of a paused sandbox that no process runs.
     pub(crate) fn paused_state(&self, reference: &str) -> Result<LentState> {
-        let (states, _) = self.states(reference)?;
-        let paused = states.into_iter().rfind(|state| state.kind == StateKind::Paused);
+        let (states, _) = states::of(&self.inner.find(reference)?)?;
+        let paused = states.into_iter().find(|state| state.kind == StateKind::Paused);
         let state =
             paused.ok_or_else(|| Error::NoState { name: reference.into(), state: "it was paused in".into() })?;
         let (degraded, consistency) = (Vec::new(), Consistency::Exact);
-        Ok(LentState { state: state.id, pause_ms: 0.0, degraded, consistency, disk_only: false })
+        Ok(LentState { state: state.id.to_string(), pause_ms: 0.0, degraded, consistency, disk_only: false })
     }
 
     /// Names for copies of a sandbox: `name-1` and so on, or the first numbers after the source's name that are free.

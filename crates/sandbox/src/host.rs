@@ -21,7 +21,7 @@ use crate::memory;
 use crate::sandbox::Sandbox;
 use crate::save;
 use crate::spec::{SandboxSpec, parse_name};
-use crate::states::{Forget, Forgotten, StateInfo};
+use crate::states::{self, Forget, Forgotten, StateInfo};
 
 /// The first of the user ids that machines run as when we are root. Above every range that distributions and
 /// container engines hand out.
@@ -141,11 +141,10 @@ impl Host {
     pub fn states(&self, reference: &str) -> Result<(Vec<StateInfo>, Vec<Error>)> {
         let dir = self.inner.find(reference)?;
         let head = dir.head().map_err(store_error("read where a sandbox stands"))?;
-        let states = dir.states().map_err(store_error("list the states of a sandbox"))?;
-        let listed = states.readable.iter().filter(|manifest| manifest.kind.is_listed());
+        let (states, broken) = states::of(&dir)?;
+        let listed = states.iter().filter(|manifest| manifest.kind.is_listed());
         let listed = listed.map(|manifest| StateInfo::new(manifest, head.parent.as_ref())).collect();
-        let broken = states.unreadable.into_iter().map(|state| store_error("read a state")(state.error));
-        Ok((listed, broken.collect()))
+        Ok((listed, broken))
     }
 
     /// Removes a sandbox that no process runs.

@@ -2,12 +2,42 @@
 
 use std::time::Duration;
 
-use sandtree_store::{StateId, StateKind, StateManifest};
+use sandtree_store::{Phase, SandboxDir, StateId, StateKind, StateManifest, StateRecord};
 use serde::{Deserialize, Serialize};
 
 use crate::capture::Captured;
+use crate::error::{Error, Result};
+use crate::host::store_error;
 use crate::info::rfc3339;
 use crate::restore::Restored;
+
+/// The states of a sandbox in the order of their capture, as what they are now. A manifest never changes, so one that a
+/// pause wrote says `paused` for ever; but a sandbox is paused in one state at most, and has left every other one.
+pub(crate) fn as_they_are(record: &StateRecord, mut states: Vec<StateManifest>) -> Vec<StateManifest> {
+    let paused_in = paused_in(record, &states);
+    let was_left =
+        |state: &&mut StateManifest| state.kind == StateKind::Paused && Some(&state.id) != paused_in.as_ref();
+    states.iter_mut().filter(was_left).for_each(|state| state.kind = StateKind::Left);
+    states
+}
+
+/// The state that a paused sandbox goes on from. Where an older program paused it, that is the newest of its kind.
+pub(crate) fn paused_in(record: &StateRecord, states: &[StateManifest]) -> Option<StateId> {
+    if record.phase != Phase::Paused {
+        return None;
+    }
+    let newest = || states.iter().rfind(|state| state.kind == StateKind::Paused).map(|state| state.id.clone());
+    record.paused_in.clone().or_else(newest)
+}
+
+/// The states of a sandbox that can be read, as they are now, and why others cannot be.
+pub(crate) fn of(dir: &SandboxDir) -> Result<(Vec<StateManifest>, Vec<Error>)> {
+    let states = dir.states().map_err(store_error("list the states of a sandbox"))?;
+    // After the states: a pause publishes its state before it records it.
+    let record = dir.state().map_err(store_error("read a sandbox's state"))?;
+    let unreadable = states.unreadable.into_iter().map(|state| store_error("read a state")(state.error)).collect();
+    Ok((as_they_are(&record, states.readable), unreadable))
+}
 
 /// One state of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -161,4 +191,54 @@ pub enum Goal {
 
 pub(crate) fn ms(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use sandtree_store::MemoryState;
+
+    use super::*;
+
+    fn state(number: u64, kind: StateKind) -> StateManifest {
+        StateManifest {
+            schema: StateManifest::SCHEMA,
+            id: format!("{number:016x}").parse().unwrap(),
+            kind,
+            tag: None,
+            parent: None,
+            created_at_unix_ms: 0,
+            sequence: number,
+            boot_id: String::new(),
+            disk: Vec::new(),
+            disk_bytes: 0,
+            memory: MemoryState::None,
+            ram_bytes: 0,
+            mode: None,
+            degraded: Vec::new(),
+            memory_layer_bytes: 0,
+            disk_layer_bytes: 0,
+            pause_us: 0,
+            machine: None,
+            execs: Vec::new(),
+        }
+    }
+
+    fn kinds(record: &StateRecord) -> Vec<StateKind> {
+        let kinds = [StateKind::Checkpoint, StateKind::Paused, StateKind::Paused];
+        let states = (1..).zip(kinds).map(|(number, kind)| state(number, kind)).collect();
+        as_they_are(record, states).into_iter().map(|state| state.kind).collect()
+    }
+
+    #[test]
+    fn a_sandbox_is_paused_in_the_state_that_its_record_names_and_has_left_every_other() {
+        use StateKind::{Checkpoint, Left, Paused};
+        let mut record = StateRecord::new(Phase::Running, 0);
+        assert_eq!(kinds(&record), [Checkpoint, Left, Left]);
+        record.phase = Phase::Paused;
+        assert_eq!(kinds(&record), [Checkpoint, Left, Paused], "of an older program's record, the newest");
+        record.paused_in = Some(state(2, Paused).id);
+        assert_eq!(kinds(&record), [Checkpoint, Paused, Left]);
+        record.paused_in = Some(state(9, Paused).id);
+        assert_eq!(kinds(&record), [Checkpoint, Left, Left], "one that is gone is not replaced by another");
+    }
 }

@@ -100,6 +100,10 @@ pub struct StateManifest {
     pub tag: Option<Tag>,
     pub parent: Option<StateId>,
     pub created_at_unix_ms: u64,
+    /// Its place among the states of its sandbox, which no clock decides: greater than that of every state that was
+    /// there when it was published. Those of older programs have 0, and among them the time decides.
+    #[serde(default)]
+    pub sequence: u64,
     /// The host's boot it was captured in: under another one, only a sealed state can be relied on.
     pub boot_id: String,
     /// Bottom first, without the root file system below them; all frozen.
@@ -123,6 +127,11 @@ pub struct StateManifest {
 
 impl StateManifest {
     pub const SCHEMA: u64 = 1;
+
+    /// States in the order of their capture.
+    pub(crate) fn order(&self) -> impl Ord + '_ {
+        (self.sequence, self.created_at_unix_ms, &self.id)
+    }
 
     /// The state that users see a continuation of this one under.
     pub(crate) fn listed_ancestor(&self) -> Option<&StateId> {

@@ -454,7 +454,7 @@ impl Capture<'_> {
         let records = self.running.hub.record(staged.path().join("execs")).await;
         let manifest = self.manifest(approach, layer.as_ref(), purpose, disk, pause, &records?)?;
         self.host.reach(Step::CapturePublish, Some(&self.running.machine))?;
-        self.owned.publish_state(staged, &manifest).map_err(store_error("publish a state"))?;
+        let manifest = self.owned.publish_state(staged, manifest).map_err(store_error("publish a state"))?;
         Ok(Captured { manifest, pause })
     }
 

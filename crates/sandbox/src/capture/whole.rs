@@ -76,6 +76,7 @@ impl Capture<'_> {
             tag: purpose.tag,
             parent: self.head()?.parent,
             created_at_unix_ms: now_unix_ms(),
+            sequence: 0,
             boot_id: boot_id(),
             disk,
             disk_bytes: self.disk_bytes,

@@ -27,7 +27,7 @@ use crate::history::{self, Step};
 use crate::host::{Inner, boot_id, now_unix_ms, store_error};
 use crate::hub::{Activity, Gate};
 use crate::restore::{self, Checked, Connections, HubChoice, RestoreTimes, Restored};
-use crate::states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted, ms};
+use crate::states::{self, Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted, ms};
 
 /// With less than this free, a restore uses what the sandbox has in reserve.
 const LITTLE_BYTES: u64 = 4 << 20;
@@ -176,7 +176,11 @@ impl Driver {
         let began = Instant::now();
         let manifest = self.capture(StateKind::Paused, None, After::StayStopped).await?.manifest;
         let before = self.state.clone();
-        let state = StateRecord { clean: true, ..self.state.followed_by(Phase::Paused, now_unix_ms()) };
+        let state = StateRecord {
+            clean: true,
+            paused_in: Some(manifest.id.clone()),
+            ..self.state.followed_by(Phase::Paused, now_unix_ms())
+        };
         // Before the machine ends: from here on it can be resumed, whatever becomes of us.
         let recorded = match self.seal_now(&manifest.id).await {
             Ok(()) => self.write(state.clone()),
@@ -231,10 +235,8 @@ impl Driver {
 
     pub(super) fn paused_state(&self) -> Result<StateId> {
         let found = self.states_where(|manifest| manifest.kind == StateKind::Paused)?;
-        found
-            .into_iter()
-            .next_back()
-            .ok_or_else(|| Error::NoState { name: self.name(), state: "it was paused in".into() })
+        let no_state = || Error::NoState { name: self.name(), state: "it was paused in".into() };
+        found.into_iter().next().ok_or_else(no_state)
     }
 
     pub(super) async fn go_to(&mut self, goal: Goal) -> Result<Reverted> {
@@ -487,13 +489,13 @@ impl Driver {
         })
     }
 
-    /// Oldest first.
+    /// As they are now, oldest first.
     pub(super) fn states(&self) -> Result<Vec<StateManifest>> {
         let states = self.dir().states().map_err(store_error("list the states of a sandbox"))?;
         for state in &states.unreadable {
             tracing::warn!(id = %state.id, error = %state.error, "a state cannot be read");
         }
-        Ok(states.readable)
+        Ok(states::as_they_are(&self.state, states.readable))
     }
 
     pub(super) fn states_where(&self, is_wanted: impl Fn(&StateManifest) -> bool) -> Result<Vec<StateId>> {

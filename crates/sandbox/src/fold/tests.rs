@@ -85,7 +85,7 @@ async fn a_state_keeps_the_layers_that_were_folded() {
     let (_home, owned) = sandbox(30);
     let before = owned.head().unwrap();
     let manifest = bare_manifest(owned.record(), &before, StateKind::Checkpoint).unwrap();
-    owned.publish_state(owned.stage_state().unwrap(), &manifest).unwrap();
+    owned.publish_state(owned.stage_state().unwrap(), manifest.clone()).unwrap();
     let disk = head(&owned).await.unwrap();
     owned.collect(&[]).unwrap();
     assert_eq!(files(&owned), paths(&owned, &[before.disk, disk].concat()));

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::image::Arch;
 use crate::record::Record;
-use crate::{Digest, Name, SandboxId};
+use crate::{Digest, Name, SandboxId, StateId};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -171,6 +171,9 @@ pub struct StateRecord {
     pub degraded: Vec<String>,
     /// Its disk was synced after its last write.
     pub clean: bool,
+    /// The state it is paused in. Records of older programs do not name it.
+    #[serde(default)]
+    pub paused_in: Option<StateId>,
     /// What it was saved as when it last stopped.
     #[serde(default)]
     pub saved: Option<Digest>,
@@ -196,6 +199,7 @@ impl StateRecord {
             since_unix_ms,
             degraded: Vec::new(),
             clean: false,
+            paused_in: None,
             saved: None,
             save_failed: None,
         }

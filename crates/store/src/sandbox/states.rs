@@ -28,7 +28,7 @@ const RESERVE_BYTES: usize = 1 << 20;
 /// Every state of a sandbox.
 #[derive(Debug, Default)]
 pub struct States {
-    /// By time of capture.
+    /// In the order of their capture.
     pub readable: Vec<StateManifest>,
     /// By id.
     pub unreadable: Vec<UnreadableState>,
@@ -131,7 +131,7 @@ impl SandboxDir {
                 Err(error) => found.unreadable.push(UnreadableState { id, error }),
             }
         }
-        found.readable.sort_by(|a, b| (a.created_at_unix_ms, &a.id).cmp(&(b.created_at_unix_ms, &b.id)));
+        found.readable.sort_by(|a, b| a.order().cmp(&b.order()));
         Ok(found)
     }
 
@@ -307,13 +307,21 @@ impl Owned {
         Ok(StagedState { files: self.files.clone(), path, published: false, _staging: self.staging.clone() })
     }
 
-    /// Shows a state to everyone. It is whole, and not durable before it is sealed.
-    pub fn publish_state(&self, mut staged: StagedState, manifest: &StateManifest) -> Result<(), Error> {
+    /// Shows a state to everyone, as the newest. It is whole, and not durable before it is sealed.
+    pub fn publish_state(&self, mut staged: StagedState, manifest: StateManifest) -> Result<StateManifest, Error> {
+        let manifest = StateManifest { sequence: self.next_sequence()?, ..manifest };
         let path = staged.path.join("manifest.json");
-        self.files.create(&path, &record::canonical(manifest))?;
+        self.files.create(&path, &record::canonical(&manifest))?;
         self.files.rename_noreplace(&staged.path, &self.state_path(&manifest.id))?;
         staged.published = true;
-        Ok(())
+        Ok(manifest)
+    }
+
+    /// One more than that of every state: a number of a state that is gone may be given again, since nothing is left to
+    /// compare with.
+    fn next_sequence(&self) -> Result<u64, Error> {
+        let newest = self.states()?.readable.iter().map(|state| state.sequence).max();
+        Ok(newest.unwrap_or(0).saturating_add(1))
     }
 
     /// Makes a state durable with all of its layers, and records their digests. Takes as long as writing them does;

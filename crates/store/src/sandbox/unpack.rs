@@ -143,6 +143,7 @@ impl Unpacking<'_> {
             tag: None,
             parent: None,
             created_at_unix_ms: manifest.created_at_unix_ms,
+            sequence: 0,
             // A sealed state is good in every boot.
             boot_id: String::new(),
             disk: ids(&manifest.disk.layers),

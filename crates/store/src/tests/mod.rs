@@ -59,6 +59,7 @@ fn manifest(disk: Vec<LayerId>, memory: LayerId) -> StateManifest {
         tag: None,
         parent: None,
         created_at_unix_ms: 2,
+        sequence: 0,
         boot_id: "boot".to_owned(),
         disk,
         disk_bytes: 1 << 30,
@@ -109,8 +110,7 @@ fn capture(owned: &Owned, fresh: LayerId, kind: StateKind) -> Result<StateManife
     let mut state = manifest(head.disk.clone(), memory);
     (state.kind, state.parent) = (kind, head.parent.clone());
     owned.set_head(&Head { disk: [head.disk, vec![fresh]].concat(), ..head })?;
-    owned.publish_state(staged, &state)?;
-    Ok(state)
+    owned.publish_state(staged, state)
 }
 
 /// What a warm image of a sandbox says of itself.

@@ -224,7 +224,7 @@ fn memory_as_a_stream_is_in_the_devices() {
         execs: vec![serde_json::json!({"tag": "t", "z": 1, "a": [2]})],
         ..super::manifest(Vec::new(), LayerId::random().unwrap())
     };
-    owned.publish_state(staged, &state).unwrap();
+    let state = owned.publish_state(staged, state).unwrap();
     let snapshot = store.save(&owned, &state.id, &spec(), Target::Unnamed, &Silent).unwrap();
     let memory = snapshot.manifest.memory.as_ref().unwrap();
     assert_eq!((memory.kind, memory.layers.len(), memory.devices.bytes), (MemoryKind::Stream, 0, 14));

@@ -194,3 +194,38 @@ fn a_layer_is_read_once_however_many_states_have_it() {
     assert_eq!(known.len(), 2);
     assert_eq!(known.get(&format!("disks/{layer}.qcow2")), a.known_digests().unwrap().values().next());
 }
+
+/// Publishes a state as a clock that shows `unix_ms` dates it.
+fn dated(owned: &Owned, unix_ms: u64) -> StateManifest {
+    let manifest = super::manifest(owned.head().unwrap().disk, crate::LayerId::random().unwrap());
+    let manifest = StateManifest { created_at_unix_ms: unix_ms, ..manifest };
+    owned.publish_state(owned.stage_state().unwrap(), manifest).unwrap()
+}
+
+#[test]
+fn states_are_in_the_order_of_their_capture_whatever_the_clock_said() {
+    let (_dir, store) = fresh();
+    let a = made(&store, record("a"), Origin::Image);
+    let taken: Vec<_> = [5000, 4000, 9000, 1000].map(|unix_ms| dated(&a, unix_ms)).into();
+    assert_eq!(a.states().unwrap().readable, taken);
+    // The number of one that is gone is free, and its place is still the last.
+    a.remove_state(&taken[3].id).unwrap();
+    let next = dated(&a, 1);
+    assert_eq!(a.states().unwrap().readable, [&taken[..3], &[next]].concat());
+}
+
+#[test]
+fn states_of_older_programs_come_first_by_their_time() {
+    let (_dir, store) = fresh();
+    let a = made(&store, record("a"), Origin::Image);
+    let (one, two) = (dated(&a, 5000), dated(&a, 4000));
+    for state in [&one, &two] {
+        let path = a.state_devices(&state.id).with_file_name("manifest.json");
+        let mut manifest: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        manifest.as_object_mut().unwrap().remove("sequence").unwrap();
+        fs::write(&path, serde_json::to_vec(&manifest).unwrap()).unwrap();
+    }
+    let new = dated(&a, 1000);
+    let order: Vec<_> = a.states().unwrap().readable.into_iter().map(|state| state.id).collect();
+    assert_eq!(order, [two.id, one.id, new.id]);
+}

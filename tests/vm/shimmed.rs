@@ -1,0 +1,140 @@
+//! Hosts that misbehave: a wall clock that is set back, a disk that cannot be synced, a file system without hard links.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+use crate::support::{Answer, World, finish, processes_of, say, text, until};
+
+/// A store whose commands, and the keepers they start, have the library of `tests/vm/shim` loaded.
+struct Shimmed {
+    world: World,
+    orders: tempfile::TempDir,
+}
+
+impl Shimmed {
+    fn new() -> Self {
+        Self { world: World::new(), orders: tempfile::tempdir().unwrap() }
+    }
+
+    fn order(&self, name: &str, what: &str) {
+        let (path, new) = (self.orders.path().join(name), self.orders.path().join("new"));
+        fs::write(&new, what).unwrap();
+        fs::rename(new, path).unwrap();
+    }
+
+    fn is_ordered(&self, name: &str) -> bool {
+        self.orders.path().join(name).exists()
+    }
+
+    fn command(&self) -> Command {
+        let mut command = self.world.command();
+        command.env("LD_PRELOAD", shim()).env("SANDTREE_SHIM", self.orders.path());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Answer {
+        finish(self.command().args(args).spawn().unwrap())
+    }
+
+    #[track_caller]
+    fn ok<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Answer {
+        let answer = self.run(args);
+        assert_eq!(answer.code, 0, "{answer:#?}");
+        answer
+    }
+
+    #[track_caller]
+    fn json(&self, args: &[&str]) -> Value {
+        let answer = self.ok([&["--json"], args].concat());
+        serde_json::from_slice(&answer.stdout).unwrap_or_else(|e| panic!("{e}: {answer:#?}"))
+    }
+
+    #[track_caller]
+    fn remove(self, sandboxes: &[&str]) {
+        for sandbox in sandboxes {
+            self.ok(["rm", "-f", sandbox]);
+        }
+        self.world.assert_empty();
+    }
+}
+
+/// The library, built once.
+fn shim() -> &'static Path {
+    static SHIM: OnceLock<PathBuf> = OnceLock::new();
+    SHIM.get_or_init(|| {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vm/shim/shim.rs");
+        let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("shim-{}.so", std::process::id()));
+        let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
+        rustc.args(["--edition", "2024", "-O", "--crate-type", "cdylib"]);
+        let status = rustc.arg("-o").arg(&built).arg(source).status();
+        assert!(status.expect("rustc runs").success(), "the library cannot be built");
+        built
+    })
+}
+
+fn states(shimmed: &Shimmed, kind: &str) -> Vec<String> {
+    let states = shimmed.world.json(["log", "a"]);
+    let of_kind = states.as_array().unwrap().iter().filter(|state| state["kind"] == kind);
+    of_kind.map(|state| text(&state["id"]).to_owned()).collect()
+}
+
+/// A clock that was ahead is set right between two pauses.
+#[test]
+fn a_sandbox_is_resumed_where_it_was_paused_whatever_the_clock_says() {
+    let shimmed = Shimmed::new();
+    let world = &shimmed.world;
+    shimmed.ok(["run", "-d", "--name", "a", "tiny"]);
+    say(world, "a", "echo first > /dev/shm/word");
+    shimmed.ok(["checkpoint", "a", "base"]);
+    shimmed.order("clock", "3600");
+    shimmed.ok(["pause", "a"]);
+    let first = states(&shimmed, "paused");
+    shimmed.ok(["revert", "a", "base"]);
+    say(world, "a", "echo second > /dev/shm/word");
+    shimmed.order("clock", "0");
+    shimmed.ok(["pause", "a"]);
+    let paused = states(&shimmed, "paused");
+    assert_eq!((paused.len(), states(&shimmed, "left")), (1, first.clone()), "what a revert left is no pause");
+    until("nobody keeps it", || processes_of(world.home()).is_empty());
+    shimmed.ok(["fork", "a", "--name", "copy"]);
+    assert_eq!(say(world, "copy-1", "cat /dev/shm/word"), "second");
+    world.run(["checkpoint", "rm", "a", &paused[0]]).failed_with(&["the sandbox is paused in it"]);
+    shimmed.ok(["resume", "a"]);
+    assert_eq!(say(world, "a", "cat /dev/shm/word"), "second");
+    assert_eq!((states(&shimmed, "paused"), states(&shimmed, "left")), (Vec::new(), first));
+    shimmed.remove(&["a", "copy-1"]);
+}
+
+/// Each checkpoint is older by the clock than the one before it.
+#[test]
+fn a_clock_that_goes_back_does_not_decide_what_is_undone() {
+    let shimmed = Shimmed::new();
+    shimmed.ok(["run", "-d", "--name", "a", "--auto-checkpoint", "--auto-checkpoints", "2", "tiny"]);
+    for round in 0..4 {
+        shimmed.order("clock", &format!("-{}", round * 3600));
+        shimmed.ok(["exec", "a", "--", "sh", "-c", &format!("echo {round} > /dev/shm/round")]);
+    }
+    let autos = states(&shimmed, "auto");
+    assert_eq!(autos.len(), 2, "{autos:?}");
+    for round in ["2", "1"] {
+        shimmed.ok(["undo", "a"]);
+        let copied = shimmed.orders.path().join("copied");
+        // A copy is no command, so there is no checkpoint before it.
+        shimmed.ok(["cp".as_ref(), "a:/dev/shm/round".as_ref(), copied.as_os_str()]);
+        assert_eq!(fs::read_to_string(&copied).unwrap().trim(), round, "one command is undone, not more");
+    }
+    // By order, too: the newest checkpoints are those that were taken last.
+    for (tag, clock) in [("one", "-90000"), ("two", "-180000"), ("three", "-270000")] {
+        shimmed.order("clock", clock);
+        shimmed.ok(["checkpoint", "a", tag]);
+    }
+    shimmed.ok(["checkpoint", "rm", "a", "--keep", "1"]);
+    assert_eq!(shimmed.json(&["log", "a"]).as_array().unwrap().iter().filter(|s| s["tag"] == "three").count(), 1);
+    shimmed.remove(&["a"]);
+}
