@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::support::{Answer, World, finish, processes_of, say, text, until};
+use crate::support::{Answer, World, dir_of, finish, processes_of, say, text, until};
 
 /// A store whose commands, and the keepers they start, have the library of `tests/vm/shim` loaded.
 struct Shimmed {
@@ -136,5 +136,59 @@ fn a_clock_that_goes_back_does_not_decide_what_is_undone() {
     }
     shimmed.ok(["checkpoint", "rm", "a", "--keep", "1"]);
     assert_eq!(shimmed.json(&["log", "a"]).as_array().unwrap().iter().filter(|s| s["tag"] == "three").count(), 1);
+    shimmed.remove(&["a"]);
+}
+
+fn active_overlay(world: &World) -> String {
+    let head = fs::read(dir_of(world, "a").join("head.json")).unwrap();
+    let head: Value = serde_json::from_slice(&head).unwrap();
+    text(head["disk"].as_array().unwrap().last().unwrap()).to_owned()
+}
+
+/// One sync of a checkpoint that is written out in the background fails. The guest is fine, and so is every later verb.
+#[test]
+fn a_sync_that_fails_once_costs_one_checkpoint_its_durability_and_nothing_else() {
+    let shimmed = Shimmed::new();
+    let world = &shimmed.world;
+    shimmed.ok(["run", "-d", "--name", "a", "tiny"]);
+    say(world, "a", "echo one > /dev/shm/word; echo one > /srv/word");
+    for what in ["memory", "disk"] {
+        // Of the disk, the overlay that is written now; the next one is synced before the guest stops.
+        let part = if what == "disk" { active_overlay(world) } else { "/memory/".into() };
+        shimmed.order("fsync", &part);
+        let torn = text(&shimmed.json(&["checkpoint", "a", &format!("torn-{what}")])["id"]).to_owned();
+        until("the sync failed", || !shimmed.is_ordered("fsync"));
+        let failed = || {
+            let inspected = shimmed.json(&["inspect", "a"]);
+            let listed = inspected["not_durable"].as_array().unwrap().clone();
+            listed.iter().any(|state| state["id"] == torn.as_str() && state["durability"] == "failed")
+        };
+        until("it is told", failed);
+        assert!(world.ok(["inspect", "a"]).out().contains("could not be synced"));
+        assert!(world.ok(["log", "a"]).out().contains("not durable"));
+        // What comes next does not stand on it, and is durable.
+        let next = shimmed.json(&["checkpoint", "a", &format!("next-{what}")]);
+        assert!(next["degraded"].to_string().contains("could not be synced"), "{next}");
+        let is_durable = || {
+            let states = world.json(["log", "a"]);
+            states.as_array().unwrap().iter().any(|s| s["id"] == next["id"] && s["durability"] == "durable")
+        };
+        until("the next one is durable", is_durable);
+        say(world, "a", &format!("echo {what} > /dev/shm/word"));
+        shimmed.ok(["undo", "a"]);
+        assert_ne!(say(world, "a", "cat /dev/shm/word"), what);
+        // The state itself can be used until the host goes down.
+        shimmed.ok(["revert", "a", &torn]);
+        assert_eq!(say(world, "a", "cat /srv/word"), "one");
+        shimmed.ok(["revert", "a", &format!("next-{what}")]);
+    }
+    shimmed.ok(["save", "--memory", "a", "whole"]);
+    shimmed.ok(["pause", "a"]);
+    shimmed.ok(["resume", "a"]);
+    assert_eq!(say(world, "a", "cat /srv/word"), "one");
+    shimmed.ok(["stop", "a"]);
+    assert_eq!(world.inspect("a")["state"], "stopped");
+    shimmed.ok(["start", "a"]);
+    assert_eq!(say(world, "a", "cat /srv/word"), "one");
     shimmed.remove(&["a"]);
 }

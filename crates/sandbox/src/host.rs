@@ -143,7 +143,7 @@ impl Host {
         let head = dir.head().map_err(store_error("read where a sandbox stands"))?;
         let (states, broken) = states::of(&dir)?;
         let listed = states.iter().filter(|manifest| manifest.kind.is_listed());
-        let listed = listed.map(|manifest| StateInfo::new(manifest, head.parent.as_ref())).collect();
+        let listed = listed.map(|manifest| StateInfo::new(&dir, manifest, head.parent.as_ref())).collect();
         Ok((listed, broken))
     }
 

@@ -99,6 +99,6 @@ pub use sandtree_store::{
 pub use save::{SaveSpec, Saved, parse_label, parse_target};
 pub use snapshots::{ExportOptions, Exported, Imported, SnapshotDetails, SnapshotInfo, SnapshotList};
 pub use spec::{PUBLISH_ADDRESS, SandboxSpec, check_reference};
-pub use states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted, StateInfo};
+pub use states::{Checkpoint, Durability, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted, StateInfo};
 pub use tree::{Tree, TreeKind, TreeNode};
 pub use warm::WarmInfo;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sandtree_store::{
-    self as store, Consistency, Digest, LayerId, MemoryState, Name, Named, SandboxDir, SandboxId, SaveOnStop,
+    self as store, Consistency, Digest, LayerId, MemoryState, Name, Named, Phase, SandboxDir, SandboxId, SaveOnStop,
     SaveTarget, Snapshot, StateId, StateManifest, Target,
 };
 use serde::{Deserialize, Serialize};
@@ -298,6 +298,7 @@ fn saving(
         compress,
         disk_only: lent.disk_only,
         degraded: lent.degraded.clone(),
+        writer_runs: dir.state().map_err(store_error("read a sandbox's state"))?.phase == Phase::Running,
     };
     Ok((lent.state.parse().map_err(|_| no_state())?, spec))
 }

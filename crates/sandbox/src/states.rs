@@ -57,11 +57,36 @@ pub struct StateInfo {
     pub degraded: Vec<String>,
     /// Whether the sandbox stands on it now.
     pub current: bool,
+    pub durability: Durability,
+}
+
+/// Whether a state outlives a power loss of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Durability {
+    Durable,
+    /// It is being written out, or will be when its sandbox is next taken up.
+    NotYet,
+    /// A file of it could not be synced. It can be used until the host goes down.
+    Failed,
+}
+
+impl Durability {
+    fn of(dir: &SandboxDir, state: &StateId) -> Self {
+        if matches!(dir.is_sealed(state), Ok(true)) {
+            return Self::Durable;
+        }
+        match dir.is_doubtful(state) {
+            Ok(true) => Self::Failed,
+            _ => Self::NotYet,
+        }
+    }
 }
 
 impl StateInfo {
-    pub(crate) fn new(manifest: &StateManifest, current: Option<&StateId>) -> Self {
+    pub(crate) fn new(dir: &SandboxDir, manifest: &StateManifest, current: Option<&StateId>) -> Self {
         Self {
+            durability: Durability::of(dir, &manifest.id),
             id: manifest.id.to_string(),
             tag: manifest.tag.as_ref().map(ToString::to_string),
             kind: manifest.kind,

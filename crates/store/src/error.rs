@@ -22,8 +22,8 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    #[error("the store could not sync {} earlier and takes no writes until it is opened again", path.display())]
-    Poisoned { path: PathBuf },
+    #[error("{} is not durable: an earlier sync of it failed, and what the disk has of it is unknown", path.display())]
+    Doubtful { path: PathBuf },
     #[error("{} is a store of format {found}; this program knows formats up to {known}", root.display())]
     NewerFormat { root: PathBuf, found: u32, known: u32 },
     #[error("{} is a store of format {found}; this program reads only format {known}", root.display())]

@@ -4,8 +4,10 @@
 //! one; the simulated one of the tests stops, fails or loses power at any operation. [`Files`] is what the rest of the
 //! store uses: it adds the operation and the path to each error.
 //!
-//! Always: after a failed sync, what is on disk is unknown (the kernel may have dropped the pages and will not say so
-//! twice), so `Files` refuses every further change until the store is opened anew.
+//! Always: after a failed sync of a file, what the disk has of it is unknown: the kernel may have dropped the pages, and
+//! says so only once. So a layer whose first sync failed is *doubtful*, and no later sync of it succeeds, whoever asks and
+//! under whatever name. What was durable before stays so, and what is still being made is thrown away. A directory may be
+//! synced again: file systems keep what they could not write of their own structure, or take no more changes at all.
 
 mod disk;
 #[cfg(test)]
@@ -17,8 +19,8 @@ use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, Read};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::path::Path;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
@@ -60,6 +62,8 @@ pub(crate) struct Stat {
     pub links: u64,
     /// Which file it is, whatever its name.
     pub id: (u64, u64),
+    /// A sync of it failed.
+    pub doubtful: bool,
 }
 
 /// A file that can be read anywhere.
@@ -117,6 +121,8 @@ pub(crate) trait Fs: fmt::Debug + Send + Sync {
     fn clone_file(&self, from: &Path, to: &Path) -> io::Result<bool>;
     /// Makes a file read-only for everyone: its content never changes again.
     fn seal(&self, path: &Path) -> io::Result<()>;
+    /// Notes with a sealed file, for everyone who has it, that a sync of it failed.
+    fn doubtful(&self, path: &Path) -> io::Result<()>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     fn rename_noreplace(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Lets two names trade places.
@@ -136,18 +142,11 @@ pub(crate) trait Fs: fmt::Debug + Send + Sync {
 #[derive(Debug, Clone)]
 pub(crate) struct Files {
     fs: Arc<dyn Fs>,
-    /// The path whose sync failed.
-    poisoned: Arc<OnceLock<PathBuf>>,
 }
 
 impl Files {
     pub(crate) fn new(fs: Arc<dyn Fs>) -> Self {
-        Self { fs, poisoned: Arc::default() }
-    }
-
-    /// The same file system, for files of others: what cannot be synced there says nothing of the store.
-    pub(crate) fn apart(&self) -> Self {
-        Self::new(self.fs.clone())
+        Self { fs }
     }
 
     pub(crate) fn has_paths(&self) -> bool {
@@ -263,8 +262,24 @@ impl Files {
         self.change("write", path, |fs| fs.create(path, bytes))
     }
 
+    /// One that is doubtful is sealed already, and stays doubtful.
     pub(crate) fn seal(&self, path: &Path) -> Result<(), Error> {
-        self.change("make read-only", path, |fs| fs.seal(path))
+        match self.is_doubtful(path)? {
+            true => Ok(()),
+            false => self.change("make read-only", path, |fs| fs.seal(path)),
+        }
+    }
+
+    /// Whether a sync of a file failed: what the disk has of it is unknown.
+    pub(crate) fn is_doubtful(&self, path: &Path) -> Result<bool, Error> {
+        Ok(self.stat(path)?.doubtful)
+    }
+
+    fn refuse_doubtful(&self, path: &Path) -> Result<(), Error> {
+        match self.is_doubtful(path)? {
+            true => Err(Error::Doubtful { path: path.to_owned() }),
+            false => Ok(()),
+        }
     }
 
     pub(crate) fn rename(&self, from: &Path, to: &Path) -> Result<(), Error> {
@@ -281,7 +296,6 @@ impl Files {
 
     /// Says whether the file system can; if not, nothing is there.
     pub(crate) fn clone_file(&self, from: &Path, to: &Path) -> Result<bool, Error> {
-        self.refuse_if_poisoned()?;
         self.fs.clone_file(from, to).map_err(io_error("clone to", to))
     }
 
@@ -301,6 +315,7 @@ impl Files {
     }
 
     fn copy_sealed(&self, from: &Path, to: &Path) -> Result<(), Error> {
+        self.refuse_doubtful(from)?;
         self.change("copy to", to, |fs| fs.copy(from, to))?;
         self.seal(to)?;
         self.sync_file(to)
@@ -345,13 +360,23 @@ impl Files {
     }
 
     pub(crate) fn sync_file(&self, path: &Path) -> Result<(), Error> {
-        let synced = self.change("sync", path, |fs| fs.sync_file(path));
-        self.poison_if_failed(path, synced)
+        self.refuse_doubtful(path)?;
+        self.change("sync", path, |fs| fs.sync_file(path))
+    }
+
+    /// Seals and syncs a file that may never have been synced before, and that is kept whether or not that works.
+    pub(crate) fn settle_file(&self, path: &Path) -> Result<(), Error> {
+        self.seal(path)?;
+        let synced = self.sync_file(path);
+        // What is not there was not synced, but nothing was lost by that: a state may go while it is being sealed.
+        if synced.as_ref().is_err_and(|error| error.io_kind() != Some(io::ErrorKind::NotFound)) {
+            unnoted(self.fs.doubtful(path));
+        }
+        synced
     }
 
     pub(crate) fn sync_dir(&self, path: &Path) -> Result<(), Error> {
-        let synced = self.change("sync directory", path, |fs| fs.sync_dir(path));
-        self.poison_if_failed(path, synced)
+        self.change("sync directory", path, |fs| fs.sync_dir(path))
     }
 
     pub(crate) fn lock(&self, path: &Path) -> Result<Lock, Error> {
@@ -368,25 +393,12 @@ impl Files {
         path: &Path,
         work: impl FnOnce(&dyn Fs) -> io::Result<()>,
     ) -> Result<(), Error> {
-        self.refuse_if_poisoned()?;
         work(&*self.fs).map_err(io_error(operation, path))
     }
-
-    fn refuse_if_poisoned(&self) -> Result<(), Error> {
-        match self.poisoned.get() {
-            Some(failed) => Err(Error::Poisoned { path: failed.clone() }),
-            None => Ok(()),
-        }
-    }
-
-    /// What is not there was not synced, but nothing was lost by that: a state may go while it is being sealed.
-    fn poison_if_failed(&self, path: &Path, synced: Result<(), Error>) -> Result<(), Error> {
-        if synced.as_ref().is_err_and(|error| error.io_kind() != Some(io::ErrorKind::NotFound)) {
-            self.poisoned.get_or_init(|| path.to_owned());
-        }
-        synced
-    }
 }
+
+/// A file system that takes not even a mode is about to take nothing: the error that is reported is that of the sync.
+fn unnoted(_: io::Result<()>) {}
 
 pub(crate) fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();

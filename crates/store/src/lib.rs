@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Always: one rename publishes; what is published is complete and synced. Names are pointers, ids are never reused.
-//! Any number of processes may have one store open; locks die with their holders. After a failed sync the handle takes
-//! no writes until it is opened again.
+//! Any number of processes may have one store open; locks die with their holders. After a failed sync of a layer, no
+//! later sync of it counts.
 
 pub mod artifact;
 mod cache;

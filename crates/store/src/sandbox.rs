@@ -13,7 +13,7 @@
 //! owner changes it, by types: [`Owned`] holds the lock. A directory `DIR/<id>` outside the store exists only while a
 //! durable record in S or in `sandboxes/` names it.
 //!
-//! When it fails: a failed `create` has undone itself. Where undoing fails, too (a failed sync forbids it), S stays,
+//! When it fails: a failed `create` has undone itself. Where undoing fails, too, S stays,
 //! its lock is free, and the next open removes sandbox and name. A failed `remove` has left the sandbox whole, or is
 //! completed by the next open.
 

@@ -121,8 +121,14 @@ impl Store {
     pub fn remove_warm(&self, key: &Digest) -> Result<(), Error> {
         let shell = Staged::shell(&self.files, &self.layout, &SandboxId::random()?)?;
         optional(self.files.rename_noreplace(&self.layout.warm(key), shell.path()))?;
-        self.files.sync_dir(&self.layout.warm_dir())?;
-        shell.discard()
+        match self.files.sync_dir(&self.layout.warm_dir()) {
+            Ok(()) => shell.discard(),
+            Err(error) => {
+                // A rename that is not durable yet must not be followed by a removal.
+                shell.keep();
+                Err(error)
+            }
+        }
     }
 }
 

@@ -2,16 +2,56 @@
 
 use std::process::ExitCode;
 
+use sandtree::{Durability, SandboxInfo, StateInfo};
+use serde::Serialize;
+
 use super::{Outcome, open};
 use crate::args::{Global, Named};
-use crate::show;
+use crate::{failure, show};
+
+#[derive(Serialize)]
+struct Inspected {
+    #[serde(flatten)]
+    info: SandboxInfo,
+    /// States that a power loss of the host would take.
+    not_durable: Vec<NotDurable>,
+}
+
+#[derive(Serialize)]
+struct NotDurable {
+    id: String,
+    tag: Option<String>,
+    durability: Durability,
+}
+
+impl NotDurable {
+    fn new(state: StateInfo) -> Option<Self> {
+        let StateInfo { id, tag, durability, .. } = state;
+        (durability != Durability::Durable).then_some(Self { id, tag, durability })
+    }
+
+    fn describe(&self) -> String {
+        let name = self.tag.as_ref().unwrap_or(&self.id);
+        match self.durability {
+            Durability::Failed => format!("{name} (its files could not be synced; take another state)"),
+            Durability::Durable | Durability::NotYet => format!("{name} (not written out yet)"),
+        }
+    }
+}
 
 pub async fn run(global: &Global, args: Named) -> Outcome {
-    let info = open(global).await?.find(&args.sandbox)?;
+    let host = open(global).await?;
+    let info = host.find(&args.sandbox)?;
+    let (states, broken) = host.states(&info.id)?;
+    broken.iter().for_each(|error| failure::show(&error.report(), global.json));
+    let not_durable = states.into_iter().filter_map(NotDurable::new).collect();
+    let inspected = Inspected { info, not_durable };
     if global.json {
-        show::json(&info);
+        show::json(&inspected);
         return Ok(ExitCode::SUCCESS);
     }
+    let Inspected { info, not_durable } = inspected;
+    let doubts: Vec<String> = not_durable.iter().map(NotDurable::describe).collect();
     let number = |pid: Option<u32>| pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
     let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
     let ports: Vec<String> = info.ports.iter().map(|port| format!("{}:{}", port.host, port.guest)).collect();
@@ -39,6 +79,7 @@ pub async fn run(global: &Global, args: Named) -> Outcome {
         ("saved on stop as", text(&info.save_on_stop)),
         ("not saved", text(&info.save_failed)),
         ("degraded", if info.degraded.is_empty() { "-".into() } else { info.degraded.join("; ") }),
+        ("not durable", if doubts.is_empty() { "-".into() } else { doubts.join("; ") }),
         ("created", info.created_at),
     ]);
     Ok(ExitCode::SUCCESS)

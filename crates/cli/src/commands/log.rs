@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use sandtree::{StateInfo, StateKind, TreeKind, TreeNode};
+use sandtree::{Durability, StateInfo, StateKind, TreeKind, TreeNode};
 
 use super::{Outcome, open};
 use crate::args::{Global, Log};
@@ -140,7 +140,8 @@ fn describe(state: &StateInfo) -> String {
         (None, _) => state.id.clone(),
     };
     let (memory, disk) = (show::bytes(state.memory_bytes), show::bytes(state.disk_bytes));
-    format!("{name}  {}  memory {memory}  disk {disk}", state.created_at)
+    let doubt = if state.durability == Durability::Failed { "  not durable" } else { "" };
+    format!("{name}  {}  memory {memory}  disk {disk}{doubt}", state.created_at)
 }
 
 #[cfg(test)]
@@ -160,6 +161,7 @@ mod tests {
             mode: None,
             degraded: Vec::new(),
             current,
+            durability: Durability::Durable,
         }
     }
 

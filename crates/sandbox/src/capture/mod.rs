@@ -215,7 +215,7 @@ impl Capture<'_> {
         }
         let damage = match &self.running.ground.layers {
             None => Some("it stands on no memory layers".to_owned()),
-            Some(layers) => layers.iter().find_map(|id| read_layer(self.owned, id).err()),
+            Some(layers) => layers.iter().find_map(|id| self.memory_damage(id)),
         };
         let scope = match damage {
             Some(damage) if plan.mode != MemoryMode::Full => {
@@ -225,6 +225,13 @@ impl Capture<'_> {
             _ => Scope::Delta,
         };
         Approach { plan, scope }
+    }
+
+    /// Why no state that can be made durable could be put on a memory layer.
+    fn memory_damage(&self, id: &LayerId) -> Option<String> {
+        let doubtful = || self.owned.is_doubtful_memory(id).unwrap_or(false);
+        let damage = read_layer(self.owned, id).err();
+        damage.or_else(|| doubtful().then(|| not_synced(&self.owned.memory_layer(id))))
     }
 
     fn abilities(&self) -> Abilities {
@@ -243,7 +250,11 @@ impl Capture<'_> {
 
     fn disk_damage(&self) -> Option<String> {
         let head = self.head().ok()?;
-        let damage = self.running.ground.frozen(&head.disk).iter().find_map(|id| check_overlay(self.owned, id).err());
+        let doubtful = |id| self.owned.is_doubtful_disk(id).unwrap_or(false);
+        let damage = self.running.ground.frozen(&head.disk).iter().find_map(|id| {
+            let damage = check_overlay(self.owned, id).err();
+            damage.or_else(|| doubtful(id).then(|| not_synced(&self.owned.disk_layer(id))))
+        });
         damage.map(|damage| format!("the whole disk was copied: {damage}"))
     }
 
@@ -531,6 +542,10 @@ impl Ground {
 /// The best mode that the probes found to work.
 pub(crate) fn best_mode(found: &TrackingVerdict) -> ModePlan {
     mode::choose(MemoryMode::WriteProtect, &Abilities::from(found))
+}
+
+fn not_synced(path: &Path) -> String {
+    format!("{} could not be synced, so nothing that needs it would be durable", path.display())
 }
 
 fn tracking(mode: MemoryMode) -> Tracking {

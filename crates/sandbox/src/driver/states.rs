@@ -187,7 +187,10 @@ impl Driver {
             failed => failed,
         };
         if let Err(error) = recorded {
-            self.state = before;
+            // Also on disk: what failed may be the last step of writing it.
+            if let Err(second) = self.write(before) {
+                tracing::warn!(error = %second, "that a sandbox still runs cannot be recorded");
+            }
             self.stay(Some(manifest.id)).await;
             return Err(error);
         }

@@ -39,7 +39,7 @@ impl Store {
         replace: bool,
         progress: &dyn Progress,
     ) -> Result<(), Error> {
-        let files = self.files.apart();
+        let files = self.files.clone();
         let dir = absolute(dir)?;
         let found = occupant(&files, &dir, replace)?;
         let snapshot = self.pin(&snapshot.digest)?;
@@ -49,7 +49,7 @@ impl Store {
     }
 
     fn fill_dir(&self, building: &Building, snapshot: &Snapshot, progress: &dyn Progress) -> Result<(), Error> {
-        let Building { files, path } = building;
+        let Building { files, path, .. } = building;
         let record = ArtifactRecord::new(&snapshot.digest, None, true);
         files.create(&path.join(Member::Artifact.to_string()), &record.to_bytes())?;
         files.create(&path.join(Member::Manifest.to_string()), &snapshot.manifest.to_bytes())?;
@@ -74,7 +74,7 @@ impl Store {
 
     /// Copies a snapshot directory into the store. What the store has whole, which is read there, is not read here.
     pub fn import_dir(&self, dir: &Path, target: Target<'_>, progress: &dyn Progress) -> Result<Pinned, Error> {
-        let (files, dir) = (self.files.apart(), absolute(dir)?);
+        let (files, dir) = (self.files.clone(), absolute(dir)?);
         check_head(&files, &dir)?;
         self.take_in(&mut Directory::new(files, &dir), target, progress)
     }
@@ -232,17 +232,19 @@ fn beside(dir: &Path) -> Result<PathBuf, Error> {
 struct Building {
     files: Files,
     path: PathBuf,
+    /// What is in its place now may be needed again after a power loss.
+    kept: bool,
 }
 
 impl Building {
     fn new(files: Files, dir: &Path) -> Result<Self, Error> {
         let path = beside(dir)?;
         files.create_dir(&path)?;
-        Ok(Self { files, path })
+        Ok(Self { files, path, kept: false })
     }
 
-    /// Puts it in its place; what was there is in ours then, and goes with us.
-    fn publish(self, dir: &Path, found: Occupant) -> Result<(), Error> {
+    /// Puts it in its place; what was there is in ours then, and goes with us, unless it may come back.
+    fn publish(mut self, dir: &Path, found: Occupant) -> Result<(), Error> {
         publish::sync_tree(&self.files, &self.path)?;
         match found {
             Occupant::Nobody => self.files.rename_noreplace(&self.path, dir)?,
@@ -250,13 +252,15 @@ impl Building {
             Occupant::Nothing => self.files.rename(&self.path, dir)?,
             Occupant::Snapshot => self.files.exchange(&self.path, dir)?,
         }
-        self.files.sync_dir(publish::parent(dir))
+        self.files.sync_dir(publish::parent(dir)).inspect_err(|_| self.kept = true)
     }
 }
 
 impl Drop for Building {
     fn drop(&mut self) {
-        left_for_next_open(remove_members(&self.files, &self.path));
+        if !self.kept {
+            left_for_next_open(remove_members(&self.files, &self.path));
+        }
     }
 }
 

@@ -11,6 +11,11 @@ use rustix::io::Errno;
 
 use super::{Entry, FileWriter, Fs, Kind, Lock, ReadAt, Stat};
 
+/// The mode of a file that never changes again.
+const SEALED: u32 = 0o444;
+/// The mode of such a file once a sync of it failed.
+const DOUBTFUL: u32 = 0o440;
+
 #[derive(Debug)]
 pub(crate) struct Disk;
 
@@ -49,7 +54,13 @@ impl Fs for Disk {
     fn stat(&self, path: &Path) -> io::Result<Stat> {
         let found = fs::symlink_metadata(path)?;
         let id = (found.dev(), found.ino());
-        Ok(Stat { len: found.len(), disk_bytes: found.blocks().saturating_mul(512), links: found.nlink(), id })
+        Ok(Stat {
+            len: found.len(),
+            disk_bytes: found.blocks().saturating_mul(512),
+            links: found.nlink(),
+            id,
+            doubtful: found.is_file() && found.mode() & 0o777 == DOUBTFUL,
+        })
     }
 
     fn kind(&self, path: &Path) -> io::Result<Kind> {
@@ -102,7 +113,17 @@ impl Fs for Disk {
     }
 
     fn seal(&self, path: &Path) -> io::Result<()> {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o444))
+        fs::set_permissions(path, fs::Permissions::from_mode(SEALED))
+    }
+
+    /// By its mode, which all names of a file share and every process sees. It need not outlive the host's boot: a state
+    /// that is not sealed does not either.
+    fn doubtful(&self, path: &Path) -> io::Result<()> {
+        let mode = fs::symlink_metadata(path)?.mode() & 0o777;
+        if mode != SEALED {
+            return Ok(());
+        }
+        fs::set_permissions(path, fs::Permissions::from_mode(DOUBTFUL))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {

@@ -14,6 +14,9 @@
 //!
 //! Each directory of the root is a device of its own: there are no links between them.
 //!
+//! A sync that fails has dropped what it was to write: a later one of the same file succeeds and makes nothing durable, as
+//! a kernel that has told its error once.
+//!
 //! A rename is one change of both directories. Syncing a directory makes its changes durable, and with them every
 //! earlier change of any directory they also touched, as a journal does.
 
@@ -54,6 +57,10 @@ enum Node {
     File {
         bytes: Arc<[u8]>,
         synced: Arc<[u8]>,
+        sealed: bool,
+        doubtful: bool,
+        /// What was not synced is only in memory, and stays there.
+        dropped: bool,
     },
     Dir {
         entries: BTreeMap<OsString, Inode>,
@@ -163,7 +170,11 @@ impl Simulated {
 }
 
 fn empty_file() -> Node {
-    Node::File { bytes: Arc::default(), synced: Arc::default() }
+    file(Arc::default(), Arc::default())
+}
+
+fn file(bytes: Arc<[u8]>, synced: Arc<[u8]>) -> Node {
+    Node::File { bytes, synced, sealed: false, doubtful: false, dropped: false }
 }
 
 fn empty_dir() -> Node {
@@ -183,10 +194,8 @@ fn names_of(node: &Node, inode: Inode) -> u64 {
 
 fn after_loss(node: &Node, loss: Loss) -> Node {
     match node {
-        Node::File { bytes, synced } => {
-            let bytes = if loss == Loss::Nothing { bytes } else { synced };
-            Node::File { bytes: bytes.clone(), synced: bytes.clone() }
-        }
+        Node::File { .. } if loss == Loss::Nothing => node.clone(),
+        Node::File { synced, .. } => file(synced.clone(), synced.clone()),
         Node::Dir { entries, synced } => {
             let entries = if matches!(loss, Loss::Nothing | Loss::Content) { entries } else { synced };
             Node::Dir { entries: entries.clone(), synced: entries.clone() }
@@ -396,12 +405,12 @@ impl Fs for Simulated {
     fn stat(&self, path: &Path) -> io::Result<Stat> {
         let state = self.state();
         let inode = state.find(path)?;
-        let len = match &state.nodes[inode] {
-            Node::File { bytes, .. } => bytes.len() as u64,
-            Node::Dir { .. } => 0,
+        let (len, doubtful) = match &state.nodes[inode] {
+            Node::File { bytes, doubtful, .. } => (bytes.len() as u64, *doubtful),
+            Node::Dir { .. } => (0, false),
         };
         let links = state.nodes.iter().map(|node| names_of(node, inode)).sum();
-        Ok(Stat { len, disk_bytes: len, links, id: (0, inode as u64) })
+        Ok(Stat { len, disk_bytes: len, links, id: (0, inode as u64), doubtful })
     }
 
     fn kind(&self, path: &Path) -> io::Result<Kind> {
@@ -452,7 +461,21 @@ impl Fs for Simulated {
     }
 
     fn seal(&self, path: &Path) -> io::Result<()> {
-        self.changing()?.find(path).map(drop)
+        let mut state = self.changing()?;
+        let inode = state.find(path)?;
+        if let Node::File { sealed, doubtful, .. } = &mut state.nodes[inode] {
+            (*sealed, *doubtful) = (true, false);
+        }
+        Ok(())
+    }
+
+    fn doubtful(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.changing()?;
+        let inode = state.find(path)?;
+        if let Node::File { sealed: true, doubtful, .. } = &mut state.nodes[inode] {
+            *doubtful = true;
+        }
+        Ok(())
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -506,12 +529,16 @@ impl Fs for Simulated {
     }
 
     fn sync_file(&self, path: &Path) -> io::Result<()> {
-        let mut state = self.changing()?;
+        let mut state = self.state();
+        let counted = state.count();
         let inode = state.find(path)?;
-        if let Node::File { bytes, synced } = &mut state.nodes[inode] {
-            synced.clone_from(bytes);
+        if let Node::File { bytes, synced, dropped, .. } = &mut state.nodes[inode] {
+            *dropped |= counted.is_err();
+            if !*dropped {
+                synced.clone_from(bytes);
+            }
         }
-        Ok(())
+        counted
     }
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {

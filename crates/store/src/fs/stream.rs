@@ -20,7 +20,6 @@ const DIRECT: usize = 64 << 10;
 
 /// A new file that is being written from front to back.
 pub(crate) struct Output {
-    files: Files,
     path: PathBuf,
     writer: Box<dyn FileWriter>,
     /// Bytes that are not written yet. The file has a multiple of [`BLOCK`] before them.
@@ -30,22 +29,19 @@ pub(crate) struct Output {
 impl Files {
     /// Makes a file like `create`, to be written piece by piece.
     pub(crate) fn output(&self, path: &Path) -> Result<Output, Error> {
-        self.refuse_if_poisoned()?;
         let writer = self.fs.writer(path).map_err(io_error("write", path))?;
-        Ok(Output { files: self.clone(), path: path.to_owned(), writer, pending: Vec::new() })
+        Ok(Output { path: path.to_owned(), writer, pending: Vec::new() })
     }
 }
 
 impl Output {
     /// Adds bytes.
     pub(crate) fn add(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.files.refuse_if_poisoned()?;
         self.write_all(bytes).map_err(io_error("write", &self.path))
     }
 
     /// Adds zeros, as many as you like.
     pub(crate) fn add_zeros(&mut self, mut count: u64) -> Result<(), Error> {
-        self.files.refuse_if_poisoned()?;
         let to_block = (BLOCK - self.pending.len() % BLOCK) % BLOCK;
         let first = count.min(to_block as u64);
         self.pending.resize(self.pending.len() + first as usize, 0);
@@ -62,7 +58,6 @@ impl Output {
 
     /// Gives the file its full length. It is not synced.
     pub(crate) fn finish(mut self) -> Result<(), Error> {
-        self.files.refuse_if_poisoned()?;
         let finished = self.flush_pending(Rest::Write).and_then(|()| self.writer.finish());
         finished.map_err(io_error("write", &self.path))
     }

@@ -162,6 +162,21 @@ impl SandboxDir {
         Ok(self.sealed(&self.state_path(id).join("sealed.json"))?.is_some())
     }
 
+    /// Whether a file of a state could not be synced: it will never be sealed.
+    pub fn is_doubtful(&self, id: &StateId) -> Result<bool, Error> {
+        self.state_source(id)?.is_doubtful()
+    }
+
+    /// Whether a memory layer could not be synced: no state that lists it can be sealed.
+    pub fn is_doubtful_memory(&self, layer: &LayerId) -> Result<bool, Error> {
+        self.files.is_doubtful(&self.memory_layer(layer))
+    }
+
+    /// Whether an overlay could not be synced: no state that lists it can be sealed.
+    pub fn is_doubtful_disk(&self, layer: &LayerId) -> Result<bool, Error> {
+        self.files.is_doubtful(&self.disk_layer(layer))
+    }
+
     fn sealed(&self, path: &Path) -> Result<Option<Sealed>, Error> {
         optional(record::read(&self.files, path))
     }

@@ -47,6 +47,8 @@ pub struct SaveSpec {
     pub disk_only: bool,
     /// What was done in a lesser way than asked for, and why.
     pub degraded: Vec<String>,
+    /// A machine runs that wrote these overlays and may still have them open: what a seal says of them is not believed.
+    pub writer_runs: bool,
 }
 
 impl Store {
@@ -100,7 +102,8 @@ impl<'a> Saving<'a> {
     fn bytes_to_read(&self) -> Result<u64, Error> {
         let mut total = 0;
         for (member, path) in self.source.members()?.iter().filter(|(member, _)| self.is_wanted(member)) {
-            let times = u64::from(!self.known.contains_key(member)) + u64::from(self.spec.compress);
+            let is_read = !self.known.contains_key(member) || (self.is_read_again(member) && !self.spec.compress);
+            let times = u64::from(is_read) + u64::from(self.spec.compress);
             total += times * self.store.files.len(path)?;
         }
         Ok(total)
@@ -204,9 +207,26 @@ impl<'a> Saving<'a> {
             (true, true) => self.progress.advance(blob.bytes),
             (true, false) => {}
             (false, true) => self.compress(path, &blob)?,
-            (false, false) => self.store.files.share(path, &self.assembly.plain(&blob.digest))?,
+            (false, false) => self.link(member, path, &blob)?,
         }
         Ok(blob)
+    }
+
+    fn link(&self, member: &str, path: &Path, blob: &Blob) -> Result<(), Error> {
+        let files = &self.store.files;
+        if !self.known.contains_key(member) {
+            files.settle_file(path)?;
+        } else if self.is_read_again(member) {
+            let mut file = files.open(path)?;
+            let found = progress::read_through(path, &mut *file, self.progress, &mut |_| Ok(()))?;
+            require_sealed(path, &found, blob)?;
+        }
+        files.share(path, &self.assembly.plain(&blob.digest))
+    }
+
+    /// Whether somebody may have written to a file since its seal.
+    fn is_read_again(&self, member: &str) -> bool {
+        self.spec.writer_runs && member.starts_with("disks/")
     }
 
     fn compress(&self, path: &Path, blob: &Blob) -> Result<(), Error> {
@@ -216,10 +236,15 @@ impl<'a> Saving<'a> {
         let mut file = self.store.files.open(path)?;
         let mut write = |piece: &[u8]| encoder.write_all(piece).map_err(failed);
         let found = progress::read_through(path, &mut *file, self.progress, &mut write)?;
-        if found != *blob {
-            return Err(Error::corrupt(path, format!("its content is not {}, as its seal says", blob.digest)));
-        }
+        require_sealed(path, &found, blob)?;
         encoder.finish().map_err(failed)?.finish()
+    }
+}
+
+fn require_sealed(path: &Path, found: &Blob, blob: &Blob) -> Result<(), Error> {
+    match found == blob {
+        true => Ok(()),
+        false => Err(Error::corrupt(path, format!("its content is not {}, as its seal says", blob.digest))),
     }
 }
 

@@ -4,8 +4,9 @@
 //! every file read-only, synced ──► its digest ──► every directory synced ──► sealed.json, synced
 //! ```
 //!
-//! Always: `sealed.json` is the last thing written. A layer that an earlier seal knows is not read again: layers never
-//! change, and their ids are never reused.
+//! Always: `sealed.json` is the last thing written. A layer that an earlier seal knows is neither synced nor read again:
+//! layers never change, and their ids are never reused.
+//! When it fails: a file whose sync failed is doubtful from then on, and no state that has it is ever sealed.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -47,9 +48,9 @@ impl StateSource {
         if self.is_sealed()? {
             return Ok(());
         }
-        for (_, path) in self.members()? {
-            self.files.seal(&path)?;
-            self.files.sync_file(&path)?;
+        // What an earlier seal knows is durable already.
+        for (_, path) in self.members()?.iter().filter(|(name, _)| !known.contains_key(name)) {
+            self.files.settle_file(path)?;
         }
         let sealed = Sealed::new(self.digests(known)?);
         self.sync_dirs()?;

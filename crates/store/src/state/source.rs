@@ -57,6 +57,16 @@ impl StateSource {
         Ok(self.sealed()?.is_some())
     }
 
+    /// Whether a file of it could not be synced.
+    pub(crate) fn is_doubtful(&self) -> Result<bool, Error> {
+        for (_, path) in self.members()? {
+            if self.files.is_doubtful(&path)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     pub(crate) fn sealed(&self) -> Result<Option<Sealed>, Error> {
         optional(record::read(&self.files, &self.places.own.join("sealed.json")))
     }

@@ -186,6 +186,7 @@ fn write_something(owned: &Owned) {
 
 fn spec() -> SaveSpec {
     SaveSpec {
+        writer_runs: false,
         labels: [("purpose".to_owned(), "test".to_owned())].into(),
         consistency: Consistency::Exact,
         parent: None,

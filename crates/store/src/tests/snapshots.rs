@@ -629,3 +629,24 @@ fn an_image_is_pinned_from_its_publication_to_its_name() {
         }
     });
 }
+
+/// The machine that wrote an overlay may still have it open, whatever its mode is.
+#[test]
+fn an_overlay_whose_writer_runs_is_read_again_before_it_is_published() {
+    let (_dir, store) = fresh();
+    let owned = grounded(&store, &record("a"));
+    write_something(&owned);
+    let state = captured(&owned, StateKind::Checkpoint);
+    Owned::seal_state(&owned, &state.id).unwrap();
+    let overlay = owned.disk_layer(&state.disk[0]);
+    fs::set_permissions(&overlay, PermissionsExt::from_mode(0o600)).unwrap();
+    let mut bytes = fs::read(&overlay).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&overlay, bytes).unwrap();
+    let save = |spec| store.save(&owned, &state.id, &spec, Target::Unnamed, &Silent);
+    let refused = save(SaveSpec { writer_runs: true, ..spec() });
+    assert!(matches!(&refused, Err(Error::Corrupt { path, .. }) if *path == overlay), "{refused:?}");
+    assert_eq!(store.snapshots().unwrap().len(), 0);
+    // At rest nobody has it open, and it is not read again.
+    save(spec()).unwrap();
+}

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use super::{Case, ErrorKind, Fault, MEMORY_DIRS, Outcome, Simulated, made, name, open, running};
+use super::{
+    Case, ErrorKind, Fault, Loss, MEMORY_DIRS, Outcome, Simulated, check_invariants, made, name, open, running,
+};
 use crate::tests::{capture, is_whole, record, small_disk, warm_record};
 use crate::{
     Digest, Error, Head, Origin, Owned, Phase, Published, SandboxDir, SandboxRecord, StateId, StateKind, StateManifest,
@@ -78,7 +80,6 @@ fn a_failed_create_from_a_state_leaves_nothing_even_before_the_store_is_reopened
             let before = fs.paths();
             fs.arm(Fault::ErrorAt(at, ErrorKind::StorageFull));
             match create_from(&store, &record, &owned, &state) {
-                Err(_) if matches!(store.stage(), Err(Error::Poisoned { .. })) => drop(open(&fs)),
                 Err(_) => {}
                 Ok(_) if fs.operations() <= at => break,
                 Ok(_) => panic!("an error at {at} was swallowed"),
@@ -278,4 +279,61 @@ fn removing_a_warm_image_leaves_what_was_made_from_it() {
         },
     }
     .run();
+}
+
+/// Whatever sync of a seal fails, nothing claims afterwards that the state is durable if it is not, and the next capture
+/// and the next verb are as if nothing had happened.
+#[test]
+fn a_seal_that_could_not_sync_costs_no_other_state() {
+    for record in records("a") {
+        for at in 0.. {
+            let fs = Simulated::new();
+            let store = open(&fs);
+            let (owned, _) = with_states(&store, &record);
+            let torn = capture(&owned, small_disk(&owned).unwrap(), StateKind::Checkpoint).unwrap();
+            fs.arm(Fault::ErrorAt(at, ErrorKind::StorageFull));
+            let failed = Owned::seal_state(&owned, &torn.id).is_err();
+            if fs.operations() <= at {
+                assert!(!failed);
+                break;
+            }
+            fs.arm(Fault::StopAt(usize::MAX));
+            // Asked again by this process, and by another.
+            let again = Owned::seal_state(&owned, &torn.id);
+            let doubtful = matches!(again, Err(Error::Doubtful { .. }));
+            assert!(again.is_ok() || doubtful, "error at {at}: {again:?}");
+            assert_eq!(owned.is_doubtful(&torn.id).unwrap(), doubtful, "error at {at}");
+            drop(owned);
+            let store = open(&fs);
+            let owned = store.try_own(&sandbox(&store, "a")).unwrap().unwrap();
+            assert_eq!(Owned::seal_state(&owned, &torn.id).is_err(), doubtful, "error at {at}");
+            // A state that does not stand on it.
+            let fresh = small_disk(&owned).unwrap();
+            owned.set_head(&Head { disk: vec![fresh], ..owned.head().unwrap() }).unwrap();
+            let next = sealed(&owned, StateKind::Checkpoint);
+            drop(owned);
+            for loss in [Loss::Nothing, Loss::Content, Loss::Everything, Loss::AllButRemovals] {
+                let what = format!("error at {at}, {loss:?}");
+                let found = fs.after_power_loss(loss);
+                let store = open(&found);
+                check_invariants(&store, &found, &what);
+                assert!(sandbox(&store, "a").is_sealed(&next.id).unwrap(), "{what}");
+            }
+        }
+    }
+}
+
+/// The same file, in a sandbox that was made from the state.
+#[test]
+fn a_copy_knows_of_the_sync_that_failed() {
+    let fs = Simulated::new();
+    let store = open(&fs);
+    let owned = made(&store, &record("a"));
+    let torn = capture(&owned, small_disk(&owned).unwrap(), StateKind::Checkpoint).unwrap();
+    // Seal it, sync it.
+    fs.arm(Fault::ErrorAt(1, ErrorKind::StorageFull));
+    owned.files().settle_file(&owned.memory_layer(&torn.memory.layers()[0])).unwrap_err();
+    let copy = create_from(&store, &record("b"), &owned, &torn.id).unwrap();
+    let layer = copy.memory_layer(&torn.memory.layers()[0]);
+    assert!(matches!(copy.files().sync_file(&layer), Err(Error::Doubtful { path }) if path == layer));
 }
