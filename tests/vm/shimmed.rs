@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -191,4 +192,44 @@ fn a_sync_that_fails_once_costs_one_checkpoint_its_durability_and_nothing_else()
     shimmed.ok(["start", "a"]);
     assert_eq!(say(world, "a", "cat /srv/word"), "one");
     shimmed.remove(&["a"]);
+}
+
+/// Other file systems than the store's: on a memory stick, say.
+#[test]
+fn an_export_needs_no_hard_links_and_is_durable_and_closed() {
+    let shimmed = Shimmed::new();
+    shimmed.ok(["run", "-d", "--name", "a", "tiny"]);
+    shimmed.ok(["save", "--memory", "a", "saved"]);
+    shimmed.order("linkat", "");
+    shimmed.order("fsyncs", "");
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().canonicalize().unwrap();
+    let file = dir.join("saved.sandtree");
+    let export: [&OsStr; 5] =
+        ["snapshot".as_ref(), "export".as_ref(), "saved".as_ref(), "--output".as_ref(), file.as_ref()];
+    shimmed.ok(export);
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600, "it holds a guest's memory");
+    let synced = fs::read_to_string(shimmed.orders.path().join("fsyncs")).unwrap();
+    let last: Vec<&str> = synced.lines().rev().take(2).collect();
+    assert_eq!(last[0], dir.to_str().unwrap(), "its name is durable: {synced}");
+    assert!(last[1].starts_with(dir.to_str().unwrap()), "after its content: {synced}");
+    let before = fs::read(&file).unwrap();
+    shimmed.run(export).failed_with(&["is there already", "--force"]);
+    shimmed.ok([&export[..], &["--force".as_ref()]].concat());
+    assert!(fs::read(&file).unwrap() == before, "an export is reproducible");
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 1, "nothing is left beside it");
+    fs::remove_file(shimmed.orders.path().join("linkat")).unwrap();
+    shimmed.ok(["snapshot", "rm", "saved"]);
+    shimmed.remove(&["a"]);
+}
+
+/// A directory that others can write to is as good as theirs.
+#[test]
+fn a_store_that_others_may_write_to_is_refused_with_what_to_do() {
+    let world = World::new();
+    fs::set_permissions(world.home(), fs::Permissions::from_mode(0o777)).unwrap();
+    let home = world.home().to_str().unwrap();
+    world.run(["ps"]).failed_with(&["others may write to", home, "0777", &format!("chmod go-w {home}")]);
+    fs::set_permissions(world.home(), fs::Permissions::from_mode(0o700)).unwrap();
+    world.ok(["ps"]);
 }

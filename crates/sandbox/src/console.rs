@@ -6,6 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -95,7 +96,7 @@ struct Log {
 
 impl Log {
     fn open(path: PathBuf) -> io::Result<Self> {
-        let file = OpenOptions::new().create(true).append(true).open(&path)?;
+        let file = append_to(&path)?;
         let length = file.metadata()?.len();
         Ok(Self { path, file, length })
     }
@@ -109,6 +110,12 @@ impl Log {
         self.length += bytes.len() as u64;
         Ok(())
     }
+}
+
+/// Opens a log that is made if missing. Not through a link: what a guest says goes to no other file.
+pub(crate) fn append_to(path: &Path) -> io::Result<File> {
+    let nofollow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+    OpenOptions::new().create(true).append(true).custom_flags(nofollow).open(path)
 }
 
 /// Where the bytes before those in `path` are.
@@ -194,5 +201,15 @@ mod tests {
             assert!(watch.seen.load(Ordering::Acquire), "cut at {cut}");
             assert!(watch.carried.len() < PANIC.len());
         }
+    }
+
+    #[test]
+    fn a_log_is_not_written_through_a_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, target) = (dir.path().join("console.log"), dir.path().join("target"));
+        std::fs::write(&target, "as it was").unwrap();
+        std::os::unix::fs::symlink(&target, &path).unwrap();
+        assert!(Log::open(path).is_err());
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "as it was");
     }
 }

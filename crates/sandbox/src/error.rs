@@ -513,6 +513,8 @@ fn store_kind(error: &store::Error) -> ErrorKind {
             ErrorKind::Unsupported
         }
         Store::NotAStore { .. }
+        | Store::ForeignRoot { .. }
+        | Store::OpenRoot { .. }
         | Store::NotASnapshotDir { .. }
         | Store::DiskSize { .. }
         | Store::MemorySize { .. }
@@ -542,6 +544,13 @@ fn store_kind(error: &store::Error) -> ErrorKind {
 fn store_hint(error: &store::Error) -> Option<String> {
     use store::Error as Store;
     let hint = match error {
+        Store::ForeignRoot { root, user, .. } => {
+            let root = root.display();
+            return Some(format!(
+                "choose another store with --home; or, if nobody else put anything there: chown -R {user} {root}"
+            ));
+        }
+        Store::OpenRoot { root, .. } => return Some(format!("chmod go-w {}", root.display())),
         Store::MissingImage { .. } | Store::MissingKernel { .. } => "export it again with its image",
         Store::MissingBase { .. } => "import that snapshot first, or export without --since",
         Store::NotEnoughSpace { .. } => {

@@ -28,6 +28,10 @@ pub enum Error {
     NewerFormat { root: PathBuf, found: u32, known: u32 },
     #[error("{} is a store of format {found}; this program reads only format {known}", root.display())]
     OlderFormat { root: PathBuf, found: u32, known: u32 },
+    #[error("{} belongs to user {owner}, not to user {user}, whom this program runs as", root.display())]
+    ForeignRoot { root: PathBuf, owner: u32, user: u32 },
+    #[error("others may write to {}: its mode is {mode:04o}", root.display())]
+    OpenRoot { root: PathBuf, mode: u32 },
     #[error("{} is not empty and not a sandtree store", root.display())]
     NotAStore { root: PathBuf },
     #[error("{} has schema {found}; this program knows schemas up to {known}", path.display())]

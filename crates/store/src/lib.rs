@@ -39,6 +39,7 @@ mod tag;
 mod tests;
 mod warm;
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -90,12 +91,15 @@ pub enum Recovered {
 }
 
 impl Store {
-    /// Opens the store at `root`, made if missing, and removes what dead processes left unfinished.
+    /// Opens the store at `root`, made if missing, and removes what dead processes left unfinished. One that belongs to
+    /// somebody else, or that others may write to, is refused: its records decide what machines are started.
     pub fn open(root: &Path) -> Result<Self, Error> {
         // Absolute, because paths of the store are handed to processes with other working directories.
         let root = std::path::absolute(root).map_err(io_error("find", root))?;
         let parent = publish::parent(&root);
         std::fs::create_dir_all(parent).map_err(io_error("create directory", parent))?;
+        Files::new(Arc::new(fs::Disk)).ensure_dir(&root)?;
+        require_own(&root)?;
         Self::open_on(Arc::new(fs::Disk), &root)
     }
 
@@ -225,5 +229,19 @@ impl Store {
             Ok(false) => Recovered::Unfinished,
             Err(error) => Recovered::Kept { id, reason: error.to_string() },
         }
+    }
+}
+
+/// Whether nobody else can put anything into a directory.
+fn require_own(root: &Path) -> Result<(), Error> {
+    let found = std::fs::metadata(root).map_err(io_error("look at", root))?;
+    let (owner, user) = (found.uid(), rustix::process::geteuid().as_raw());
+    if owner != user {
+        return Err(Error::ForeignRoot { root: root.to_owned(), owner, user });
+    }
+    let mode = found.mode() & 0o777;
+    match mode & 0o022 {
+        0 => Ok(()),
+        _ => Err(Error::OpenRoot { root: root.to_owned(), mode }),
     }
 }

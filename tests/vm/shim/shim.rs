@@ -3,10 +3,12 @@
 //!
 //! - `clock`: seconds that the wall clock is wrong by.
 //! - `fsync`: the next `fsync` of a file whose path contains this text fails with ENOSPC. The file goes with it.
+//! - `fsyncs`: the path of each file and directory that is synced is added to it.
 //! - `linkat`: there are no hard links in this file system.
 
 use std::ffi::{c_char, c_int, c_long};
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
 
 #[cfg(target_arch = "x86_64")]
@@ -56,6 +58,14 @@ fn is_to_fail(fd: c_int) -> bool {
     path.to_string_lossy().contains(part.trim()) && fs::remove_file(order).is_ok()
 }
 
+/// Notes what is synced, where that is asked for.
+fn note(fd: c_int) {
+    let Some(notes) = order("fsyncs") else { return };
+    let path = fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
+    let mut notes = fs::File::options().append(true).open(notes).expect("the test's own file is there");
+    writeln!(notes, "{}", path.display()).expect("the test's own file takes a line");
+}
+
 /// # Safety
 /// As the call of the C library.
 #[unsafe(no_mangle)]
@@ -63,6 +73,7 @@ pub unsafe extern "C" fn fsync(fd: c_int) -> c_int {
     if is_to_fail(fd) {
         return fail(ENOSPC);
     }
+    note(fd);
     // SAFETY: the arguments are the caller's.
     unsafe { syscall(number::FSYNC, fd) as c_int }
 }

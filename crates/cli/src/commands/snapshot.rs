@@ -1,10 +1,13 @@
 //! `sandtree snapshot`: what there is, whether it is whole, and how it gets in and out.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 use sandtree::{Error, ExportOptions, Host, Result, SnapshotInfo, absolute_reference};
 use serde_json::json;
 
@@ -209,7 +212,9 @@ impl Unfinished {
         hidden.push(name);
         hidden.push(format!(".{}", std::process::id()));
         let path = target.with_file_name(hidden);
-        let file = File::options().write(true).create_new(true).open(&path).map_err(|e| Error::io("make", &path, e))?;
+        // It may hold the memory of a guest.
+        let opened = File::options().write(true).create_new(true).mode(0o600).open(&path);
+        let file = opened.map_err(|e| Error::io("make", &path, e))?;
         Ok(Self { file, path, target: target.to_owned(), replace })
     }
 
@@ -217,10 +222,26 @@ impl Unfinished {
         self.file.sync_all().map_err(|e| Error::io("sync", &self.path, e))?;
         let named = match self.replace {
             true => std::fs::rename(&self.path, &self.target),
-            // Not by rename: what came there meanwhile stays.
-            false => std::fs::hard_link(&self.path, &self.target),
+            // What came there meanwhile stays.
+            false => rename_noreplace(&self.path, &self.target),
         };
-        named.map_err(|e| Error::io("make", &self.target, e))
+        named.map_err(|e| Error::io("make", &self.target, e))?;
+        let parent = self.target.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new("."));
+        let synced = File::open(parent).and_then(|dir| dir.sync_all());
+        synced.map_err(|e| Error::io("sync directory", parent, e))
+    }
+}
+
+/// A file system that knows no renaming without replacing has links, or at least tells what is there.
+fn rename_noreplace(from: &Path, to: &Path) -> io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
+        renamed => return Ok(renamed?),
+    }
+    match std::fs::hard_link(from, to) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists && !to.exists() => std::fs::rename(from, to),
+        linked => linked,
     }
 }
 

@@ -12,6 +12,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
 use super::wire::{self, Answer, GIVE_UP, GO, News, Order, RELEASE, Ready, Request, Task, Way};
+use crate::console;
 use crate::create;
 use crate::driver::{Phase, Verb};
 use crate::error::{Error, Result};
@@ -266,8 +267,7 @@ pub(super) fn short_path(dir: &std::fs::File, socket: &Path) -> std::path::PathB
 
 /// From here on nobody reads our standard error: it goes to a file.
 fn log_to(path: &Path) -> Result<()> {
-    let opened = std::fs::File::options().create(true).append(true).open(path);
-    let file = opened.map_err(|e| Error::io("open", path, e))?;
+    let file = console::append_to(path).map_err(|e| Error::io("open", path, e))?;
     rustix::stdio::dup2_stderr(&file).map_err(|e| Error::io("log to", path, e.into()))
 }
 

@@ -180,3 +180,35 @@ fn an_image_whose_description_was_touched_is_refused() {
     fs::write(&json, text).unwrap();
     store.image_by_digest(&image.digest).unwrap();
 }
+
+#[test]
+fn a_root_that_others_may_write_to_is_refused_and_a_new_one_is_closed() {
+    let (dir, store) = fresh();
+    let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(store.root()), 0o700);
+    for open in [0o770, 0o707, 0o777] {
+        fs::set_permissions(store.root(), fs::Permissions::from_mode(open)).unwrap();
+        let refused = Store::open(store.root());
+        assert!(matches!(refused, Err(Error::OpenRoot { mode, .. }) if mode == open), "{refused:?}");
+    }
+    // Those who may only look are no harm: the directories in it are closed.
+    fs::set_permissions(store.root(), fs::Permissions::from_mode(0o755)).unwrap();
+    Store::open(store.root()).unwrap();
+    let made = dir.path().join("made");
+    fs::create_dir(&made).unwrap();
+    fs::set_permissions(&made, fs::Permissions::from_mode(0o777)).unwrap();
+    assert!(matches!(Store::open(&made), Err(Error::OpenRoot { .. })));
+    assert_eq!(fs::read_dir(&made).unwrap().count(), 0, "nothing was put there");
+}
+
+#[test]
+fn a_root_of_somebody_else_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can give a directory away");
+        return;
+    }
+    let (_dir, store) = fresh();
+    std::os::unix::fs::chown(store.root(), Some(65534), None).unwrap();
+    let refused = Store::open(store.root());
+    assert!(matches!(refused, Err(Error::ForeignRoot { owner: 65534, user: 0, .. })), "{refused:?}");
+}
