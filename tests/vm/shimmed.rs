@@ -1,4 +1,5 @@
-//! Hosts that misbehave: a wall clock that is set back, a disk that cannot be synced, a file system without hard links.
+//! Hosts that misbehave: a wall clock that is set back, a disk that cannot be synced, a file system without hard links, a
+//! process that cannot be reaped.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,7 +10,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::support::{Answer, World, dir_of, finish, processes_of, say, text, until};
+use crate::support::{Answer, World, dir_of, finish, kill, processes_of, say, text, until};
 
 /// A store whose commands, and the keepers they start, have the library of `tests/vm/shim` loaded.
 struct Shimmed {
@@ -232,4 +233,29 @@ fn a_store_that_others_may_write_to_is_refused_with_what_to_do() {
     world.run(["ps"]).failed_with(&["others may write to", home, "0777", &format!("chmod go-w {home}")]);
     fs::set_permissions(world.home(), fs::Permissions::from_mode(0o700)).unwrap();
     world.ok(["ps"]);
+}
+
+/// A tracer that does not wait for its tracee keeps it from being reaped, as a disk that does not answer does.
+#[test]
+fn a_machine_that_cannot_be_reaped_is_named_and_not_waited_for_without_end() {
+    let world = World::new();
+    world.start("a", &[]);
+    let qemu = world.inspect("a")["qemu_pid"].as_u64().unwrap();
+    let tracer =
+        Command::new("strace").args(["-f", "-o", "/dev/null", "-p", &qemu.to_string()]).stderr(Stdio::null()).spawn();
+    let Ok(mut tracer) = tracer else {
+        eprintln!("SKIPPED: no strace");
+        world.ok(["rm", "-f", "a"]);
+        return;
+    };
+    let status = || fs::read_to_string(format!("/proc/{qemu}/status")).unwrap_or_default();
+    let traced = format!("TracerPid:\t{}", tracer.id());
+    until("it is traced", || status().contains(&traced));
+    kill(tracer.id(), "STOP");
+    world.run(["rm", "-f", "a"]).failed_with(&[&format!("process {qemu}"), "has not ended within 30s", "try again"]);
+    assert_eq!(world.inspect("a")["state"], "running", "it is not removed under a machine that may still write");
+    kill(tracer.id(), "CONT");
+    tracer.wait().unwrap();
+    world.ok(["rm", "-f", "a"]);
+    world.assert_empty();
 }

@@ -75,6 +75,9 @@ pub enum Error {
     #[error("QEMU refused {command}: {desc} ({class})")]
     Qmp { command: &'static str, class: String, desc: String },
 
+    #[error("QEMU, process {pid}, was killed and has not ended within {after:?}")]
+    NotEnded { pid: u32, after: Duration },
+
     #[error("QEMU did not answer {command} within {after:?}")]
     Timeout { command: &'static str, after: Duration },
 

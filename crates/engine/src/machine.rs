@@ -316,6 +316,14 @@ impl Machine {
         self.process.kill();
     }
 
+    /// Kills QEMU and waits until it is reaped, but no longer than that may take: one that waits in the kernel, or that a
+    /// debugger holds, ends later or never.
+    pub async fn kill_within(&self, deadline: Duration) -> Result<Exit, Error> {
+        self.process.kill();
+        let ended = tokio::time::timeout(deadline, self.exited()).await;
+        ended.map_err(|_| Error::NotEnded { pid: self.pid(), after: deadline })
+    }
+
     /// Kills QEMU and waits until it is reaped.
     pub async fn kill(&self) -> Exit {
         self.process.kill();

@@ -473,7 +473,7 @@ fn engine_kind(error: &engine::Error) -> ErrorKind {
             ErrorKind::Unsupported
         }
         engine::Error::Spec { .. } | engine::Error::UnknownCpu { .. } => ErrorKind::Invalid,
-        engine::Error::Timeout { .. } => ErrorKind::Timeout,
+        engine::Error::Timeout { .. } | engine::Error::NotEnded { .. } => ErrorKind::Timeout,
         engine::Error::Io { source, .. } => io_kind(source),
         _ => ErrorKind::Engine,
     }
@@ -483,6 +483,9 @@ fn engine_hint(error: &engine::Error) -> Option<String> {
     let hint = match error {
         engine::Error::NotFound { .. } => {
             "install QEMU (Debian: apt-get install qemu-system-x86), or name one with --qemu"
+        }
+        engine::Error::NotEnded { .. } => {
+            "it waits for a disk or file server that does not answer, or a debugger holds it; try again when that is over"
         }
         engine::Error::TooOld { .. } => "install a newer QEMU, or name another one with --qemu",
         engine::Error::UnknownCpu { .. } => {

@@ -264,3 +264,19 @@ fn a_checkpoint_before_every_command_lets_undo_count_commands() {
     assert_eq!(words(), "a b y z 1 2 ");
     remove(&world, &["a"]);
 }
+
+/// Much is copied while the guest runs, in layers beside the one of the stop.
+#[test]
+fn a_checkpoint_counts_what_it_copied_before_the_stop() {
+    let world = World::new();
+    world.start("a", &[]);
+    world.ok(["checkpoint", "a", "base"]);
+    assert_eq!(world.sh("a", "dd if=/dev/urandom of=/dev/shm/much bs=1M count=32 2> /dev/null").code, 0);
+    let taken = world.json(["checkpoint", "a", "much"]);
+    let told = taken["memory_bytes"].as_u64().unwrap();
+    assert!(told >= 32 << 20, "{taken}");
+    let listed = world.json(["log", "a"]);
+    let listed = listed.as_array().unwrap().iter().find(|state| state["tag"] == "much").unwrap();
+    assert_eq!(listed["memory_bytes"].as_u64(), Some(told), "{listed}");
+    remove(&world, &["a"]);
+}

@@ -144,6 +144,8 @@ struct Taken {
     /// The layers of the disk that was switched from.
     disk: Vec<LayerId>,
     disk_whole: bool,
+    /// What the layers of its live passes hold.
+    live_bytes: u64,
 }
 
 enum TakenMemory {
@@ -184,7 +186,7 @@ impl Capture<'_> {
         let disk_whole = self.look_at_disk(&mut approach);
         let disk = self.prepare_overlay().instrument(debug_span!("prepare")).await?;
         self.host.reach(Step::CapturePrepared, Some(&self.running.machine))?;
-        self.copy_live(&approach).instrument(debug_span!("copy live")).await?;
+        let live_bytes = self.copy_live(&approach).instrument(debug_span!("copy live")).await?;
         let staged = self.owned.stage_state().map_err(store_error("begin a state"))?;
         let devices = self.machine().prepare_devices().await.map_err(engine_error("prepare to save its devices"))?;
         let moment = self.moment(&approach, staged.path(), &devices, purpose.after).await;
@@ -193,7 +195,7 @@ impl Capture<'_> {
         // Without its devices what was read is of no use, and it is out of the tracking.
         let devices = devices.inspect_err(|_| self.running.ground.lose_layers())?;
         // From here on the guest runs, or stays stopped by intention: whoever asked decides what to do with it.
-        let taken = Taken { moment, devices, staged, disk, disk_whole };
+        let taken = Taken { moment, devices, staged, disk, disk_whole, live_bytes };
         let finished = self.finish(&approach, taken, purpose).instrument(debug_span!("finish")).await;
         finished.inspect_err(|error| tracing::warn!(%error, "a capture failed after the guest went on"))
     }
@@ -288,10 +290,11 @@ impl Capture<'_> {
     }
 
     /// Copies what is dirty while the guest runs, until little is left. Each pass is a layer of its own: what changes under
-    /// it is in the next one.
-    async fn copy_live(&mut self, approach: &Approach) -> Result<()> {
+    /// it is in the next one. Returns how much was written.
+    async fn copy_live(&mut self, approach: &Approach) -> Result<u64> {
+        let mut total = 0;
         if approach.plan.mode != MemoryMode::WriteProtect || approach.scope == Scope::Whole {
-            return Ok(());
+            return Ok(total);
         }
         let mut last = u64::MAX;
         for _ in 0..LIVE_PASSES {
@@ -299,16 +302,17 @@ impl Capture<'_> {
             let pending = blocking(move || memory.pending()).await.map_err(engine_error("look at its memory"))?;
             // A guest that writes as fast as it is copied is not caught up with.
             if pending < LIVE_BYTES || pending > last / 2 {
-                return Ok(());
+                return Ok(total);
             }
             last = pending;
             let runs = self.written(Tracking::WriteProtect).await?;
             let layer = self.write_live(&runs).await;
             let layer = layer.inspect_err(|_| self.running.ground.carry(&runs))?;
             self.running.ground.push(&layer);
+            total += layer.layer.len_bytes();
             self.host.reach(Step::CaptureLive, Some(&self.running.machine))?;
         }
-        Ok(())
+        Ok(total)
     }
 
     async fn written(&self, how: Tracking) -> Result<Vec<PageRun>> {
@@ -448,7 +452,7 @@ impl Capture<'_> {
 
     /// Writes and publishes what was taken. The guest runs meanwhile.
     async fn finish(&mut self, approach: &Approach, taken: Taken, purpose: Purpose) -> Result<Captured> {
-        let Taken { moment: Moment { memory, pause }, devices, staged, disk, disk_whole } = taken;
+        let Taken { moment: Moment { memory, pause }, devices, staged, disk, disk_whole, live_bytes } = taken;
         let layer = self.write_memory(approach, memory).await?;
         if layer.is_some() {
             self.write_devices(&staged.path().join("devices"), devices).await?;
@@ -463,7 +467,8 @@ impl Capture<'_> {
         };
         disk.last().map_or(Ok(()), |id| self.owned.freeze_disk(id)).map_err(store_error("seal an overlay"))?;
         let records = self.running.hub.record(staged.path().join("execs")).await;
-        let manifest = self.manifest(approach, layer.as_ref(), purpose, disk, pause, &records?)?;
+        let mut manifest = self.manifest(approach, layer.as_ref(), purpose, disk, pause, &records?)?;
+        manifest.memory_layer_bytes += live_bytes;
         self.host.reach(Step::CapturePublish, Some(&self.running.machine))?;
         let manifest = self.owned.publish_state(staged, manifest).map_err(store_error("publish a state"))?;
         Ok(Captured { manifest, pause })

@@ -40,6 +40,7 @@ use tokio::time::Instant;
 
 use self::fold::Folding;
 use crate::boot::Running;
+use crate::capture::engine_error;
 use crate::console::Console;
 use crate::create::{self, running_state};
 use crate::error::{Error, Result};
@@ -55,6 +56,8 @@ const AGENT_GRACE: Duration = Duration::from_secs(10);
 const IMAGE_INIT_GRACE: Duration = Duration::from_secs(90);
 /// How long QEMU may take to end by itself once it is told to.
 const QUIT_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a QEMU that is killed may take to be gone.
+const KILL_DEADLINE: Duration = Duration::from_secs(30);
 /// A guest that shuts down ends its agent first; one that still runs after this has lost it.
 const AGENT_MISSED: Duration = Duration::from_secs(5);
 /// How often a stalled guest's disk is looked at.
@@ -293,8 +296,13 @@ impl Driver {
         }
         let Some(running) = &self.running else { return Ok(()) };
         let orderly = if self.stalled { false } else { shut_down(running, grace).await };
-        if !orderly && running.machine.quit(QUIT_DEADLINE).await.is_err() {
-            running.machine.kill().await;
+        if !orderly
+            && running.machine.quit(QUIT_DEADLINE).await.is_err()
+            && let Err(error) = killed(&running.machine).await
+        {
+            // Until it is gone it may write, so the sandbox does not rest yet.
+            self.enter(Phase::Running, None)?;
+            return Err(error);
         }
         self.rest(Ending { phase: Phase::Stopped, reason: "stopped".into() }).await
     }
@@ -310,7 +318,7 @@ impl Driver {
 
     async fn kill(&mut self, reason: &str) -> Result<()> {
         if let Some(running) = &self.running {
-            running.machine.kill().await;
+            killed(&running.machine).await?;
         }
         self.rest(Ending { phase: Phase::Stopped, reason: reason.into() }).await
     }
@@ -333,8 +341,10 @@ impl Driver {
     }
 
     async fn remove(&mut self) -> Result<()> {
+        if let Some(running) = &self.running {
+            killed(&running.machine).await?;
+        }
         if let Some(running) = self.running.take() {
-            running.machine.kill().await;
             running.hub.close("it was removed".into()).await;
         }
         if let Some((hub, _)) = self.kept.take() {
@@ -488,6 +498,18 @@ impl Driver {
         if going_on {
             self.stall(false);
         }
+    }
+}
+
+/// The end of a machine that must be gone before anything else is done with its files.
+async fn killed(machine: &Machine) -> Result<()> {
+    machine.kill_within(KILL_DEADLINE).await.map(drop).map_err(engine_error("end"))
+}
+
+/// The end of a machine that nobody uses any more.
+async fn killed_or_told(machine: &Machine) {
+    if let Err(error) = machine.kill_within(KILL_DEADLINE).await {
+        tracing::warn!(%error, "a machine that is not used any more does not end");
     }
 }
 

@@ -197,7 +197,7 @@ impl Driver {
         let running = self.running.take().expect("it was just captured");
         // Their connections are reset; what is open in the guest is reset when it goes on.
         drop(running.forwards);
-        running.machine.kill().await;
+        super::killed_or_told(&running.machine).await;
         running.hub.suspend("the sandbox was paused".into()).await;
         match running.hub.clients() {
             0 => running.hub.close("the sandbox was paused".into()).await,
@@ -410,7 +410,7 @@ impl Driver {
         let reason = format!("the sandbox was reverted to {}", restore::label(target));
         if let Some(running) = self.running.take() {
             drop(running.forwards);
-            running.machine.kill().await;
+            super::killed_or_told(&running.machine).await;
             running.hub.close(reason.clone()).await;
         }
         if let Some((hub, _)) = self.kept.take() {
