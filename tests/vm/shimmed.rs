@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::support::{Answer, World, dir_of, finish, kill, processes_of, say, text, until};
+use crate::support::{Answer, World, dir_of, finish, is_alive, kill, processes_of, say, text, until};
 
 /// A store whose commands, and the keepers they start, have the library of `tests/vm/shim` loaded.
 struct Shimmed {
@@ -257,5 +257,84 @@ fn a_machine_that_cannot_be_reaped_is_named_and_not_waited_for_without_end() {
     kill(tracer.id(), "CONT");
     tracer.wait().unwrap();
     world.ok(["rm", "-f", "a"]);
+    world.assert_empty();
+}
+
+/// Lets QEMU sync by system calls, which can be seen: by io_uring it syncs the same, unseen.
+fn without_io_uring(world: &World) {
+    world.ok(["doctor"]);
+    let path = world.home().join("cache/engine");
+    let mut verdicts: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    verdicts["aio"] = "threads".into();
+    // Not in place: other stores have the file, too.
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, serde_json::to_vec(&verdicts).unwrap()).unwrap();
+    assert_eq!(world.json(["doctor"])["qemu"]["found"]["disk_aio"], "threads");
+}
+
+/// How often QEMU syncs a file while a guest writes and syncs.
+fn syncs_of(world: &World, sandbox: &str) -> usize {
+    let qemu = world.inspect(sandbox)["qemu_pid"].as_u64().unwrap();
+    let notes = tempfile::NamedTempFile::new().unwrap();
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-e", "trace=fsync,fdatasync", "-p", &qemu.to_string(), "-o"]).arg(notes.path());
+    let mut tracer = strace.stderr(Stdio::null()).spawn().unwrap();
+    let status = || fs::read_to_string(format!("/proc/{qemu}/status")).unwrap_or_default();
+    until("it is traced", || status().contains(&format!("TracerPid:\t{}", tracer.id())));
+    say(world, sandbox, "for n in 1 2 3; do echo $n > /srv/synced; sync; done");
+    kill(tracer.id(), "INT");
+    tracer.wait().unwrap();
+    fs::read_to_string(notes.path()).unwrap().matches("sync(").count()
+}
+
+#[test]
+fn what_a_durable_guest_syncs_is_synced_on_the_host_and_otherwise_nothing_is() {
+    if Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_err() {
+        eprintln!("SKIPPED: no strace");
+        return;
+    }
+    let world = World::new();
+    without_io_uring(&world);
+    world.start("fast", &[]);
+    world.start("sure", &["--durable"]);
+    let durable = |sandbox: &str| world.inspect(sandbox)["durable"].clone();
+    assert_eq!((durable("fast"), durable("sure")), (false.into(), true.into()));
+    assert_eq!(syncs_of(&world, "fast"), 0);
+    assert!(syncs_of(&world, "sure") >= 3, "each sync of the guest is one of the host");
+    // On an overlay that was switched to, too, and in a copy.
+    world.ok(["checkpoint", "sure"]);
+    assert!(syncs_of(&world, "sure") >= 3);
+    world.ok(["fork", "sure", "--name", "copy"]);
+    assert!(syncs_of(&world, "copy-1") >= 3);
+    for sandbox in ["fast", "sure", "copy-1"] {
+        world.ok(["rm", "-f", sandbox]);
+    }
+    world.assert_empty();
+}
+
+/// Another boot of the host shows by the boot id alone.
+#[test]
+fn a_start_after_the_host_went_down_tells_what_that_means() {
+    let world = World::new();
+    for (sandbox, options) in [("fast", &[][..]), ("sure", &["--durable"])] {
+        world.start(sandbox, options);
+        world.ok(["checkpoint", sandbox, "base"]);
+        let keeper = world.inspect(sandbox)["keeper_pid"].as_u64().unwrap();
+        let path = dir_of(&world, sandbox).join("state.json");
+        kill(keeper as u32, "KILL");
+        until("its lock is free", || processes_of(&path).is_empty() && !is_alive(keeper as u32));
+        let mut state: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        state["boot_id"] = "00000000-0000-0000-0000-000000000000".into();
+        fs::write(&path, serde_json::to_vec(&state).unwrap()).unwrap();
+    }
+    until("no machine is left", || processes_of(world.home()).is_empty());
+    let started = world.ok(["start", "fast"]);
+    for word in ["the host went down while fast ran", "damaged", "sandtree revert fast"] {
+        assert!(started.err().contains(word), "{started:?}");
+    }
+    assert!(!world.ok(["start", "sure"]).err().contains("damaged"));
+    for sandbox in ["fast", "sure"] {
+        world.ok(["rm", "-f", sandbox]);
+    }
     world.assert_empty();
 }

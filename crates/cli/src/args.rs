@@ -217,6 +217,9 @@ pub struct Run {
     /// How many of those are kept; the oldest go first
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     pub auto_checkpoints: u32,
+    /// Pass the guest's flushes on: what it has synced outlives a power loss of the host, and each sync takes longer
+    #[arg(long)]
+    pub durable: bool,
     /// Keep memory layers in this directory, on another file system perhaps
     #[arg(long, value_name = "DIR")]
     pub memory_dir: Option<PathBuf>,

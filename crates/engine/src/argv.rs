@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 
 use crate::accel::Accel;
 use crate::arch::Arch;
-use crate::block::{self, Aio};
+use crate::block::{self, Aio, Flushes, Opening};
 
 /// The name of the guest's port, by which the agent finds it.
 pub const LINK_PORT: &str = "dev.sandtree.agent";
@@ -69,6 +69,7 @@ pub struct Shape {
     pub cmdline: String,
     pub overlays: usize,
     pub aio: Aio,
+    pub flushes: Flushes,
     pub network: NetworkMode,
     pub start: Start,
     pub extra_args: Vec<String>,
@@ -179,7 +180,7 @@ fn disk(args: &mut Args, shape: &Shape) {
     for level in 0..=shape.overlays {
         args.option("-add-fd", format!("fd={},set={level}", disk_fd(level)));
     }
-    for node in block::nodes(shape.overlays as u64, shape.aio) {
+    for node in block::nodes(shape.overlays as u64, Opening { aio: shape.aio, flushes: shape.flushes }) {
         args.option("-blockdev", node.json());
     }
     args.option("-object", "iothread,id=io0");
@@ -259,6 +260,7 @@ mod tests {
             cmdline: "console=ttyS0 panic=-1".into(),
             overlays: 2,
             aio: Aio::Threads,
+            flushes: Flushes::Ignored,
             network: NetworkMode::Isolated,
             start: Start::Run,
             extra_args: Vec::new(),
@@ -290,6 +292,19 @@ mod tests {
                 check(&$shape, include_str!(concat!("../tests/golden/", $file)), $file);
             }
         )*};
+    }
+
+    /// Of the overlay that is written, and of nothing else.
+    #[test]
+    fn flushes_are_passed_on_where_that_is_asked_for() {
+        let ignored = shape(Arch::X86_64, Accel::Tcg);
+        let passed_on = Shape { flushes: Flushes::PassedOn, ..ignored.clone() };
+        let differ = |ours: &str, theirs: &str| ours.lines().zip(theirs.lines()).filter(|(a, b)| a != b).count();
+        let (ignored, passed_on) = (text(&ignored), text(&passed_on));
+        assert_eq!((differ(&ignored, &passed_on), passed_on.matches(r#""no-flush":false"#).count()), (2, 2));
+        let active = passed_on.lines().filter(|line| line.contains("no-flush\":false"));
+        assert!(active.clone().all(|line| line.contains("disk2") && line.contains(r#""read-only":false"#)));
+        assert!(!ignored.contains(r#""no-flush":false"#));
     }
 
     golden! {

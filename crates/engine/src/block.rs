@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Always: only the last overlay is writable; everything below is shared between machines, so it is opened read-only
-//! and without locks. Flushes are not passed on: durability is made where it is promised, not on each guest write.
+//! and without locks. Unless it is asked for, flushes are not passed on: durability is made where it is promised, not on
+//! each guest write.
 //! An image's number is that of its fd set and is never used again in one machine.
 //! When it fails: nodes and descriptors added on the way are removed again, and the guest's disk is what it was.
 
@@ -31,6 +32,7 @@ pub struct DiskChain {
     pub base: File,
     /// qcow2, oldest first. The last is the active one and open for reading and writing; the others read-only.
     pub overlays: Vec<File>,
+    pub flushes: Flushes,
 }
 
 impl DiskChain {
@@ -57,6 +59,23 @@ impl Aio {
     }
 }
 
+/// What becomes of a guest's flushes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Flushes {
+    /// A power loss of the host may take anything that was written since the disk was last synced, in any order.
+    #[default]
+    Ignored,
+    /// What the guest has synced is on the host's disk.
+    PassedOn,
+}
+
+/// How the images of a machine are opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Opening {
+    pub aio: Aio,
+    pub flushes: Flushes,
+}
+
 /// The node of image n: 0 is the base.
 pub(crate) fn node(number: u64) -> String {
     format!("disk{number}")
@@ -64,12 +83,12 @@ pub(crate) fn node(number: u64) -> String {
 
 /// The nodes of a chain, bottom first, for images whose fd sets are numbered by level. JSON is what both the
 /// arguments and QMP take.
-pub(crate) fn nodes(overlays: u64, aio: Aio) -> Vec<Node> {
-    let mut nodes = vec![file_node(0, Access::Shared, aio), base_node()];
+pub(crate) fn nodes(overlays: u64, opening: Opening) -> Vec<Node> {
+    let mut nodes = vec![file_node(0, Access::Shared, opening), base_node(opening)];
     for level in 1..=overlays {
         let access = if level == overlays { Access::Active } else { Access::Shared };
-        nodes.push(file_node(level, access, aio));
-        nodes.push(overlay_node(level, access, Some(node(level - 1))));
+        nodes.push(file_node(level, access, opening));
+        nodes.push(overlay_node(level, access, opening, Some(node(level - 1))));
     }
     nodes
 }
@@ -131,8 +150,10 @@ fn file_name(number: u64) -> String {
     format!("{}-file", node(number))
 }
 
-fn plain(driver: &'static str, node_name: String, below: Below, access: Access) -> Node {
+fn plain(driver: &'static str, node_name: String, below: Below, access: Access, flushes: Flushes) -> Node {
     let active = access == Access::Active;
+    // Nothing is written to the others.
+    let no_flush = !active || flushes == Flushes::Ignored;
     Node {
         driver,
         node_name,
@@ -141,24 +162,24 @@ fn plain(driver: &'static str, node_name: String, below: Below, access: Access) 
         locking: None,
         discard: active.then_some("unmap"),
         detect_zeroes: None,
-        cache: Cache { no_flush: true },
+        cache: Cache { no_flush },
     }
 }
 
-fn file_node(number: u64, access: Access, aio: Aio) -> Node {
-    let below = Below::Descriptor { filename: fdset::path(number), aio: aio.name() };
+fn file_node(number: u64, access: Access, opening: Opening) -> Node {
+    let below = Below::Descriptor { filename: fdset::path(number), aio: opening.aio.name() };
     let locking = (access == Access::Shared).then_some("off");
-    Node { locking, ..plain("file", file_name(number), below, access) }
+    Node { locking, ..plain("file", file_name(number), below, access, opening.flushes) }
 }
 
-fn base_node() -> Node {
-    plain("raw", node(0), Below::Raw { file: file_name(0) }, Access::Shared)
+fn base_node(opening: Opening) -> Node {
+    plain("raw", node(0), Below::Raw { file: file_name(0) }, Access::Shared, opening.flushes)
 }
 
-fn overlay_node(number: u64, access: Access, backing: Option<String>) -> Node {
+fn overlay_node(number: u64, access: Access, opening: Opening, backing: Option<String>) -> Node {
     let below = Below::Overlay { file: file_name(number), backing };
     let detect_zeroes = (access == Access::Active).then_some("unmap");
-    Node { detect_zeroes, ..plain("qcow2", node(number), below, access) }
+    Node { detect_zeroes, ..plain("qcow2", node(number), below, access, opening.flushes) }
 }
 
 /// An overlay that QEMU has open and the guest does not use yet.
@@ -172,7 +193,7 @@ pub struct PreparedOverlay {
 #[derive(Debug)]
 pub(crate) struct Disk {
     qmp: Qmp,
-    aio: Aio,
+    opening: Opening,
     /// Held by whoever changes the graph or copies from it: QEMU 7.2 may hang for good when the graph changes under a
     /// backup job.
     chain: Mutex<Chain>,
@@ -187,9 +208,9 @@ struct Chain {
 }
 
 impl Disk {
-    pub(crate) fn new(qmp: Qmp, aio: Aio, overlays: u64) -> Self {
+    pub(crate) fn new(qmp: Qmp, opening: Opening, overlays: u64) -> Self {
         let chain = Chain { active: overlays, frozen: (1..overlays).collect() };
-        Self { qmp, aio, chain: Mutex::new(chain) }
+        Self { qmp, opening, chain: Mutex::new(chain) }
     }
 
     pub(crate) async fn prepare(&self, sets: &FdSets, file: File) -> Result<PreparedOverlay, Error> {
@@ -252,7 +273,7 @@ impl Disk {
             added.push(number);
             top = node(number);
         }
-        let reopened = overlay_node(active, Access::Active, Some(top));
+        let reopened = overlay_node(active, Access::Active, self.opening, Some(top));
         self.qmp.run(BlockdevReopen { options: &[reopened] }).await.map(drop)
     }
 
@@ -317,8 +338,8 @@ impl Disk {
     }
 
     async fn add_nodes(&self, number: u64, access: Access, backing: Option<String>) -> Result<(), Error> {
-        self.qmp.run(BlockdevAdd(file_node(number, access, self.aio))).await?;
-        let added = self.qmp.run(BlockdevAdd(overlay_node(number, access, backing))).await;
+        self.qmp.run(BlockdevAdd(file_node(number, access, self.opening))).await?;
+        let added = self.qmp.run(BlockdevAdd(overlay_node(number, access, self.opening, backing))).await;
         if added.is_err() {
             self.delete(&file_name(number)).await?;
         }

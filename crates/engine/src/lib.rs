@@ -37,7 +37,7 @@ mod tsc;
 pub use accel::{Accel, AccelChoice, KvmVerdict};
 pub use arch::Arch;
 pub use argv::{LINK_PORT, NetworkMode, Shape, Start, argv};
-pub use block::{Aio, DiskChain, PreparedOverlay};
+pub use block::{Aio, DiskChain, Flushes, PreparedOverlay};
 pub use cpu::{Cpu, CpuChoice, Nesting};
 pub use devices::DeviceFile;
 pub use engine::Engine;

@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::accel::Accel;
 use crate::arch::Arch;
 use crate::argv::{NetworkMode, Shape, Start, argv, fd};
-use crate::block::{Aio, Disk, DiskChain, PreparedOverlay};
+use crate::block::{Aio, Disk, DiskChain, Opening, PreparedOverlay};
 use crate::blocks;
 use crate::devices::{self, DeviceFile};
 use crate::error::Error;
@@ -101,6 +101,7 @@ impl MachineSpec {
             cmdline: self.cmdline.clone(),
             overlays: self.disk.overlays.len(),
             aio,
+            flushes: self.disk.flushes,
             network: self.network,
             start: self.start,
             extra_args: self.extra_args.clone(),
@@ -151,7 +152,8 @@ impl Machine {
         let content = std::mem::replace(&mut spec.memory, Memory::Empty);
         let (ram, mut expected) = mapping::prepare(content, spec.preload, spec.memory_bytes, spec.jail)?;
         let protecting = if spec.accel == Accel::Kvm { Protecting::Found } else { Protecting::All };
-        let (aio, overlays) = (installed.aio, spec.disk.overlays.len() as u64);
+        let opening = Opening { aio: installed.aio, flushes: spec.disk.flushes };
+        let overlays = spec.disk.overlays.len() as u64;
         let (control, qmp_end) = socketpair()?;
         let (link, link_end) = socketpair()?;
         let (console, console_end) = socketpair()?;
@@ -162,7 +164,7 @@ impl Machine {
             other => other,
         })?;
         let memory = found(&process, expected).await?.protecting(protecting);
-        let disk = Disk::new(qmp.clone(), aio, overlays);
+        let disk = Disk::new(qmp.clone(), opening, overlays);
         let sets = FdSets::new(qmp.clone(), overlays + 1);
         let uncaptured = blocks::uncaptured(&qmp, installed.arch).await?;
         let (link, console, firmware) = (Some(link), Some(console), installed.firmware);

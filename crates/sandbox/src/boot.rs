@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandtree_engine::{
-    self as engine, Accel, CpuChoice, DiskChain, Engine, Event, Events, Limits, Machine, MachineSpec, Memory, Nesting,
+    self as engine, Accel, CpuChoice, DiskChain, Engine, Event, Events, Flushes, Limits, Machine, MachineSpec, Memory, Nesting,
     NetworkMode, Preload, Start, TrackingVerdict,
 };
 use sandtree_proto::{self as proto, Identity, Rebirth};
@@ -312,7 +312,7 @@ pub(crate) fn machine_spec(host: &Inner, dir: &SandboxDir, accel: Accel, shape: 
         kernel: open(&kernel.kernel())?,
         initramfs: open(&initramfs)?,
         cmdline: cmdline(image.record.init),
-        disk: DiskChain { base: open(&image.rootfs())?, overlays },
+        disk: DiskChain { base: open(&image.rootfs())?, overlays, flushes: flushes(record) },
         network: network(shape.machine.network, record.network),
         extra_args: record.qemu_args.clone(),
         jail: host.jail(Some(&record.id)),
@@ -321,6 +321,10 @@ pub(crate) fn machine_spec(host: &Inner, dir: &SandboxDir, accel: Accel, shape: 
         start: shape.start,
         preload: shape.preload,
     })
+}
+
+fn flushes(record: &SandboxRecord) -> Flushes {
+    if record.durable { Flushes::PassedOn } else { Flushes::Ignored }
 }
 
 /// What QEMU writes is a disk, or all of memory in one stream, with what either needs beside its data.

@@ -499,6 +499,7 @@ fn record(spec: &SandboxSpec, settings: Settings, base: Base<'_>, ports: &[Liste
         memory_mode: settings.memory_mode,
         auto_checkpoint: settings.auto_checkpoint,
         save_on_stop: spec.save_on_stop.clone(),
+        durable: spec.durable,
         env: spec.ca_bundle.as_ref().map(|_| ca::env()).unwrap_or_default(),
         nested: spec.nested,
     })

@@ -16,7 +16,7 @@ use crate::create;
 use crate::driver::{self, Verb, permits};
 use crate::error::{Error, Result};
 use crate::fault::{Fault, Faults, Step};
-use crate::info::SandboxInfo;
+use crate::info::{HOST_WENT_DOWN, SandboxInfo};
 use crate::memory;
 use crate::sandbox::Sandbox;
 use crate::save;
@@ -373,7 +373,7 @@ fn engine_key() -> Name {
 /// Why a sandbox's owner is gone, as far as its last state tells.
 fn death(state: &StateRecord) -> String {
     match (&state.boot_id, state.pids.keeper) {
-        (Some(boot), _) if *boot != boot_id() => "the host went down while it ran".into(),
+        (Some(boot), _) if *boot != boot_id() => HOST_WENT_DOWN.into(),
         (_, Some(pid)) => format!("its keeper, process {pid}, died"),
         (_, None) => "the process that ran it died".into(),
     }

@@ -6,6 +6,9 @@ use std::time::{Duration, UNIX_EPOCH};
 use sandtree_store::{Network, Phase, PublishedPort, SandboxDir, StateRecord};
 use serde::{Deserialize, Serialize};
 
+/// Why a sandbox crashed that ran in an earlier boot of the host.
+pub(crate) const HOST_WENT_DOWN: &str = "the host went down while it ran";
+
 /// A sandbox as `ps` and `inspect` show it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxInfo {
@@ -32,6 +35,8 @@ pub struct SandboxInfo {
     pub memory_mode: Option<String>,
     pub auto_checkpoint: Option<u32>,
     pub cpu: Option<String>,
+    /// The guest's flushes are passed on to the host's disk.
+    pub durable: bool,
     /// What it is saved as when it stops.
     pub save_on_stop: Option<String>,
     /// Why it was not, though it was to be.
@@ -70,12 +75,18 @@ impl SandboxInfo {
             memory_mode: record.memory_mode.clone(),
             auto_checkpoint: record.auto_checkpoint,
             cpu: record.cpu.clone(),
+            durable: record.durable,
             save_on_stop: record.save_on_stop.as_ref().map(|save| save.target.to_string()),
             save_failed: state.save_failed.clone(),
             degraded: state.degraded.clone(),
             created_at: rfc3339(record.created_at_unix_ms),
             created_at_unix_ms: record.created_at_unix_ms,
         }
+    }
+
+    /// Whether a power loss of the host, or a crash of it, may have damaged its disk without any sign of it.
+    pub fn may_be_torn(&self) -> bool {
+        !self.durable && self.state == Phase::Crashed && self.reason.as_deref() == Some(HOST_WENT_DOWN)
     }
 
     pub fn is_running(&self) -> bool {

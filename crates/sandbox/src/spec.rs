@@ -65,6 +65,9 @@ pub struct SandboxSpec {
     pub memory_mode: Option<MemoryMode>,
     /// A checkpoint before every command, so many at most.
     pub auto_checkpoint: Option<u32>,
+    /// Passes the guest's flushes on: what it has synced outlives a power loss of the host.
+    #[serde(default)]
+    pub durable: bool,
     /// Saved when it stops, whatever way it stops.
     pub save_on_stop: Option<SaveOnStop>,
     /// Certificate authorities that the guest trusts, beside its image's own programs' ideas.
@@ -98,6 +101,7 @@ impl SandboxSpec {
             memory_dir: None,
             memory_mode: None,
             auto_checkpoint: None,
+            durable: false,
             save_on_stop: None,
             ca_bundle: None,
             kernel: None,

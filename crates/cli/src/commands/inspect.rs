@@ -75,6 +75,7 @@ pub async fn run(global: &Global, args: Named) -> Outcome {
         ("memory mode", text(&info.memory_mode)),
         ("memory dir", info.memory_dir.map_or_else(|| "-".into(), |dir| dir.display().to_string())),
         ("auto checkpoints", info.auto_checkpoint.map_or_else(|| "-".into(), |count| count.to_string())),
+        ("durable", if info.durable { "yes" } else { "no" }.into()),
         ("cpu model", text(&info.cpu)),
         ("saved on stop as", text(&info.save_on_stop)),
         ("not saved", text(&info.save_failed)),

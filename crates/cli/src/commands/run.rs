@@ -246,6 +246,7 @@ fn spec(args: &Run) -> Result<SandboxSpec> {
         cold: args.cold,
         memory_dir: memory_dir.map_err(|e| Error::io("resolve", "the path of --memory-dir", e))?,
         memory_mode: args.memory_mode,
+        durable: args.durable,
         auto_checkpoint: args.auto_checkpoint.then_some(args.auto_checkpoints),
         ca_bundle,
         kernel: args.kernel.as_ref().map(own).transpose()?,

@@ -10,15 +10,25 @@ use crate::args::{Global, Start};
 use crate::show;
 
 pub async fn run(global: &Global, args: Start) -> Outcome {
-    open(global).await?.find(&args.sandbox)?;
+    let before = open(global).await?.find(&args.sandbox)?;
     let task = Task::Start { reference: args.sandbox.clone(), boot_timeout: args.boot_timeout };
     let order = Order { config: config(global)?, task };
     let (lease, ready) = keeper::start(&order, &format!("starting {}", args.sandbox)).await?;
     lease.release().await?;
+    let notes: Vec<String> = before.may_be_torn().then(|| torn(&args.sandbox)).into_iter().collect();
     if global.json {
-        show::json(&json!({ "id": ready.info.id, "name": ready.info.name }))
+        show::json(&json!({ "id": ready.info.id, "name": ready.info.name, "notes": notes }))
     } else {
+        show::notes(&notes);
         show::line(&args.sandbox)
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What whoever starts a sandbox should know whose host went down.
+fn torn(sandbox: &str) -> String {
+    format!(
+        "the host went down while {sandbox} ran, and what its guest had written may be damaged without a sign of it; \
+         `sandtree log {sandbox}` shows states that were written out, and `sandtree revert {sandbox} STATE` goes to one"
+    )
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use sandtree_engine::qmp::Command;
-use sandtree_engine::{DiskChain, Event, Machine, MachineSpec};
+use sandtree_engine::{DiskChain, Event, Flushes, Machine, MachineSpec};
 use serde::Serialize;
 
 use crate::memory::counts;
@@ -210,7 +210,7 @@ async fn a_copy_holds_what_is_below_the_active_overlay() {
     // A machine starts from the copy as from any other overlay.
     let other = tempfile::tempdir().unwrap();
     let overlays = vec![copy, fresh(other.path(), "top")];
-    let disk = DiskChain { base: read_only(dir.path(), "base"), overlays };
+    let disk = DiskChain { base: read_only(dir.path(), "base"), overlays, flushes: Flushes::Ignored };
     let started = within(engine().await.start(MachineSpec { disk, ..spec(other.path(), "busy") })).await.unwrap();
     check(&started, other.path(), "next", &[1, 0]).await;
 }
@@ -222,7 +222,7 @@ async fn a_pivot_asked_for_under_a_copy_waits_for_its_end() {
     let dir = tempfile::tempdir().unwrap();
     let toy = spec(dir.path(), "busy");
     let base = file(&dir.path().join("large"), &vec![6; BYTES as usize]);
-    let disk = DiskChain { base, overlays: vec![fresh_of(BYTES, dir.path(), "first")] };
+    let disk = DiskChain { base, overlays: vec![fresh_of(BYTES, dir.path(), "first")], flushes: Flushes::Ignored };
     let machine = within(engine().await.start(MachineSpec { disk, ..toy })).await.unwrap();
     let mut events = machine.events();
     let overlay = machine.prepare_overlay(fresh_of(BYTES, dir.path(), "second")).await.unwrap();

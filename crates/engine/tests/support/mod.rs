@@ -6,7 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use sandtree_engine::{
-    Accel, Arch, DiskChain, Engine, EngineConfig, Jail, Limits, MachineSpec, Memory, NetworkMode, Preload, Start,
+    Accel, Arch, DiskChain, Engine, EngineConfig, Flushes, Jail, Limits, MachineSpec, Memory, NetworkMode, Preload,
+    Start,
 };
 
 pub fn config() -> EngineConfig {
@@ -56,7 +57,7 @@ fn disk(dir: &Path) -> DiskChain {
     let frozen = file(&dir.join("frozen"), &overlay(1 << 20));
     drop(file(&dir.join("active"), &overlay(1 << 20)));
     let active = File::options().read(true).write(true).open(dir.join("active")).unwrap();
-    DiskChain { base, overlays: vec![frozen, active] }
+    DiskChain { base, overlays: vec![frozen, active], flushes: Flushes::Ignored }
 }
 
 /// An empty qcow2 overlay of that size in clusters of 64 KiB: header, table of reference counts, reference counts of

@@ -31,6 +31,7 @@ fn record() -> SandboxRecord {
         snapshot: None,
         cpu: None,
         save_on_stop: None,
+        durable: false,
         env: Default::default(),
     }
 }

@@ -69,6 +69,9 @@ pub struct SandboxRecord {
     /// What it is saved as when it stops.
     #[serde(default)]
     pub save_on_stop: Option<SaveOnStop>,
+    /// The guest's flushes are passed on to the host's disk.
+    #[serde(default)]
+    pub durable: bool,
     /// What every command finds in its environment, beside what its image says.
     #[serde(default)]
     pub env: BTreeMap<String, String>,

@@ -45,6 +45,7 @@ fn record(name: &str) -> SandboxRecord {
         snapshot: None,
         cpu: None,
         save_on_stop: None,
+        durable: false,
         env: Default::default(),
         nested: false,
     }
