@@ -1,14 +1,18 @@
-//! The header of a qcow2 file, version 3: 104 bytes, big-endian.
+//! The header of a qcow2 file, version 3: 104 bytes, big-endian, and the end of the extensions behind it.
 //!
 //! ```text
 //!   0 magic  4 version  8 backing offset  16 backing length  20 cluster bits  24 size  32 encryption  36 L1 entries
 //!  40 L1 offset  48 refcount table offset  56 refcount table clusters  60 snapshots  64 snapshots offset
-//!  72 incompatible  80 compatible  88 autoclear features  96 refcount order  100 header length
+//!  72 incompatible  80 compatible  88 autoclear features  96 refcount order  100 header length  104 extensions: none
 //! ```
+//!
+//! QEMU adds nothing to the headers of overlays that it writes for us.
 
 use super::check::Damage;
 
-pub(crate) const LEN: usize = 104;
+/// As much as is read: the header, and eight zeros that say that there are no extensions.
+pub(crate) const LEN: usize = HEADER_LEN as usize + 8;
+const HEADER_LEN: u32 = 104;
 const MAGIC: u32 = u32::from_be_bytes(*b"QFI\xfb");
 const VERSION: u32 = 3;
 /// 2^4 bits per refcount: what QEMU makes by default, and all we read.
@@ -44,7 +48,7 @@ impl Header {
         put(48, &self.refcount_table_offset.to_be_bytes());
         put(56, &self.refcount_table_clusters.to_be_bytes());
         put(96, &REFCOUNT_ORDER.to_be_bytes());
-        put(100, &(LEN as u32).to_be_bytes());
+        put(100, &HEADER_LEN.to_be_bytes());
         bytes
     }
 
@@ -66,6 +70,9 @@ impl Header {
         require(u32_at(32) == 0, Damage::Unexpected("encryption"))?;
         require(u32_at(60) == 0, Damage::Unexpected("internal snapshots"))?;
         require(u32_at(96) == REFCOUNT_ORDER, Damage::Unexpected("refcounts of other than 16 bits"))?;
+        require(u64_at(80) == 0 && u64_at(88) == 0, Damage::Unexpected("optional features"))?;
+        require(u32_at(100) == HEADER_LEN, Damage::Unexpected("a header of another length"))?;
+        require(u64_at(104) == 0, Damage::Unexpected("header extensions"))?;
         require((16..=21).contains(&u32_at(20)), Damage::ClusterBits(u32_at(20)))?;
         Ok(Self {
             cluster_bits: u32_at(20),
