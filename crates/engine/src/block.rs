@@ -237,8 +237,8 @@ impl Disk {
         let backing = node(below.last().copied().unwrap_or(0));
         let read_only = |node: Node| Node { read_only: true, ..node };
         let options = [
-            read_only(overlay_node(*frozen, Access::Active, Some(backing))),
-            read_only(file_node(*frozen, Access::Active, self.aio)),
+            read_only(overlay_node(*frozen, Access::Active, self.opening, Some(backing))),
+            read_only(file_node(*frozen, Access::Active, self.opening)),
         ];
         let reopen = async { self.qmp.run(BlockdevReopen { options: &options }).await.map(drop) };
         sets.exchange(*frozen, file.into(), reopen).await

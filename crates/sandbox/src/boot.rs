@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandtree_engine::{
-    self as engine, Accel, CpuChoice, DiskChain, Engine, Event, Events, Flushes, Limits, Machine, MachineSpec, Memory, Nesting,
-    NetworkMode, Preload, Start, TrackingVerdict,
+    self as engine, Accel, CpuChoice, DiskChain, Engine, Event, Events, Flushes, Limits, Machine, MachineSpec, Memory,
+    Nesting, NetworkMode, Preload, Start, TrackingVerdict,
 };
 use sandtree_proto::{self as proto, Identity, Rebirth};
 use sandtree_store::{
