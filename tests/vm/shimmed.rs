@@ -338,3 +338,23 @@ fn a_start_after_the_host_went_down_tells_what_that_means() {
     }
     world.assert_empty();
 }
+
+/// Everything that shares files by links copies them instead.
+#[test]
+fn a_store_on_a_file_system_without_hard_links_works() {
+    let shimmed = Shimmed::new();
+    let world = &shimmed.world;
+    shimmed.order("linkat", "");
+    shimmed.ok(["run", "-d", "--name", "a", "tiny"]);
+    say(world, "a", "echo one > /dev/shm/word; echo one > /srv/word");
+    shimmed.ok(["checkpoint", "a", "base"]);
+    shimmed.ok(["fork", "a", "--name", "copy"]);
+    assert_eq!(say(world, "copy-1", "cat /dev/shm/word /srv/word"), "one\none");
+    shimmed.ok(["save", "--memory", "a", "saved"]);
+    shimmed.ok(["run", "-d", "--name", "b", "saved"]);
+    assert_eq!(say(world, "b", "cat /dev/shm/word /srv/word"), "one\none");
+    shimmed.run(["run", "-d", "--name", "b", "tiny"]).failed_with(&["b", "taken"]);
+    shimmed.ok(["snapshot", "verify", "saved"]);
+    shimmed.ok(["snapshot", "rm", "saved"]);
+    shimmed.remove(&["a", "b", "copy-1"]);
+}

@@ -38,6 +38,8 @@ use crate::machine::{self, Fit};
 const LAYERS_MAX: usize = 64;
 /// Linux allows a process some 65,000 mappings, and each piece of a layer splits what it is laid over.
 const MAPPINGS_MAX: usize = 16 * 1024;
+/// What is read of a state's memory layers before anything is done with them: 64 MiB. Those of a capture have far fewer.
+const PIECES_MAX: usize = 1 << 22;
 /// How long a guest that goes on may take to say so. Hooks in the guest are bounded by the agent.
 const ACKNOWLEDGE: Duration = Duration::from_secs(60);
 
@@ -115,7 +117,15 @@ fn whole_layers(dir: &SandboxDir, source: &StateSource) -> Result<Vec<Layer>> {
     manifest.disk.iter().try_for_each(|id| check_overlay(dir, id)).map_err(broken)?;
     let MemoryState::Layers { layers } = &manifest.memory else { return Ok(Vec::new()) };
     let of_this_size = |layer: &Layer| layer.ram_bytes == manifest.ram_bytes;
-    let read = |id| read_layer(dir, id).map_err(broken).map(|layer| (id, layer));
+    let mut pieces = 0;
+    let read = |id| {
+        let layer = read_layer(dir, id).map_err(broken)?;
+        pieces += layer.data.len() + layer.zero.len();
+        match pieces <= PIECES_MAX {
+            true => Ok((id, layer)),
+            false => Err(broken(format!("its memory is in more than {PIECES_MAX} pieces"))),
+        }
+    };
     let layers = layers.iter().map(read).collect::<Result<Vec<_>>>()?;
     match layers.iter().find(|(_, layer)| !of_this_size(layer)) {
         Some((id, _)) => Err(broken(format!("{} is of a machine of another size", dir.memory_layer(id).display()))),

@@ -16,12 +16,6 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    #[error("cannot link {}: its file system has no hard links, or forbids this one", path.display())]
-    NoLink {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
     #[error("{} is not durable: an earlier sync of it failed, and what the disk has of it is unknown", path.display())]
     Doubtful { path: PathBuf },
     #[error("{} is a store of format {found}; this program knows formats up to {known}", root.display())]
@@ -132,7 +126,6 @@ impl Error {
     pub fn io_kind(&self) -> Option<io::ErrorKind> {
         match self {
             Self::Io { source, .. }
-            | Self::NoLink { source, .. }
             | Self::LayerIo { source, .. }
             | Self::ArtifactIo { source, .. } => Some(source.kind()),
             Self::NotEnoughSpace { .. } => Some(io::ErrorKind::StorageFull),

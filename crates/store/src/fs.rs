@@ -64,6 +64,8 @@ pub(crate) struct Stat {
     pub id: (u64, u64),
     /// A sync of it failed.
     pub doubtful: bool,
+    /// It is ours, and nobody else may write to it.
+    pub own: bool,
 }
 
 /// A file that can be read anywhere.
@@ -300,10 +302,7 @@ impl Files {
     }
 
     pub(crate) fn hard_link(&self, from: &Path, to: &Path) -> Result<(), Error> {
-        match self.change("link", to, |fs| fs.hard_link(from, to)) {
-            Err(Error::Io { path, source, .. }) if has_no_links(&source) => Err(Error::NoLink { path, source }),
-            linked => linked,
-        }
+        self.change("link", to, |fs| fs.hard_link(from, to))
     }
 
     /// Gives an immutable file another name. Where there can be no such link, the new name is a copy, and durable.
@@ -405,15 +404,12 @@ pub(crate) fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::
     move |source| Error::Io { operation, path, source }
 }
 
-/// As FAT, exFAT and some on FUSE and SMB answer.
-fn has_no_links(error: &io::Error) -> bool {
-    let answers = [Errno::PERM, Errno::OPNOTSUPP, Errno::NOSYS];
-    error.raw_os_error().is_some_and(|found| answers.iter().any(|errno| errno.raw_os_error() == found))
-}
-
-/// Another file system, or as many links as a file can have.
-fn cannot_link(error: &Error) -> bool {
-    matches!(error.io_kind(), Some(io::ErrorKind::CrossesDevices | io::ErrorKind::TooManyLinks))
+/// Another file system, as many links as a file can have, or a file system without any.
+pub(crate) fn cannot_link(error: &Error) -> bool {
+    let Error::Io { source, .. } = error else { return false };
+    let has_none = [Errno::PERM, Errno::OPNOTSUPP, Errno::NOSYS].map(|errno| Some(errno.raw_os_error()));
+    matches!(source.kind(), io::ErrorKind::CrossesDevices | io::ErrorKind::TooManyLinks)
+        || has_none.contains(&source.raw_os_error())
 }
 
 /// Turns "not there" into `None`.

@@ -1,6 +1,9 @@
 use std::collections::BTreeSet;
 
-use sandtree_store::{AccelChoice, Arch, Digest, Network, Origin, SandboxId, SandboxRecord, StateKind, Store};
+use sandtree_store::{
+    AccelChoice, Arch, Digest, MemoryState, Network, Origin, SandboxId, SandboxRecord, StateId, StateKind,
+    StateManifest, Store,
+};
 
 use super::*;
 use crate::create::bare_manifest;
@@ -111,4 +114,37 @@ async fn a_fold_that_fails_is_an_error_only_beyond_what_a_machine_can_have() {
         assert_eq!(owned.head().unwrap(), before);
         assert_eq!(files(&owned), paths(&owned, &before.disk), "nothing of the fold is left");
     }
+}
+
+/// A layer as the format allows it, of single zero pages: as many pieces as a layer can have.
+fn scattered(ram_bytes: u64) -> Vec<u8> {
+    const RUNS: u64 = 1 << 20;
+    let mut start = [&b"SandtMem"[..], &1u32.to_le_bytes(), &4096u32.to_le_bytes(), &ram_bytes.to_le_bytes()].concat();
+    start.extend([0u64, 0, RUNS].iter().flat_map(|number| number.to_le_bytes()));
+    let runs: Vec<u8> = (0..RUNS).flat_map(|run| [run * 2, 1]).flat_map(u64::to_le_bytes).collect();
+    let digest = Digest::of(&[&start[..], &runs].concat());
+    let byte = |at: usize| u8::from_str_radix(&digest.as_str()[at * 2..at * 2 + 2], 16).unwrap();
+    start.extend((0..32).map(byte));
+    start.resize(4096, 0);
+    [start, runs].concat()
+}
+
+/// A snapshot may come from anyone, with 512 layers of a million pieces.
+#[test]
+fn a_state_whose_memory_is_in_countless_pieces_is_refused_before_all_are_read() {
+    let (_home, owned) = sandbox(1);
+    let ram_bytes = 16 << 30;
+    let (id, file) = owned.memory_file().unwrap();
+    drop(file);
+    std::fs::write(owned.memory_layer(&id), scattered(ram_bytes)).unwrap();
+    let bare = bare_manifest(owned.record(), &owned.head().unwrap(), StateKind::Save).unwrap();
+    let check = |layers: usize| {
+        let memory = MemoryState::Layers { layers: vec![id.clone(); layers] };
+        let manifest = StateManifest { memory, ram_bytes, id: StateId::random().unwrap(), ..bare.clone() };
+        let state = owned.publish_state(owned.stage_state().unwrap(), manifest).unwrap();
+        crate::restore::check(&owned, owned.state_source(&state.id).unwrap()).map(drop)
+    };
+    check(1).unwrap();
+    let refused = check(5).unwrap_err().report();
+    assert!(format!("{refused:?}").contains("more than 4194304 pieces"), "{refused:?}");
 }

@@ -410,7 +410,7 @@ impl Fs for Simulated {
             Node::Dir { .. } => (0, false),
         };
         let links = state.nodes.iter().map(|node| names_of(node, inode)).sum();
-        Ok(Stat { len, disk_bytes: len, links, id: (0, inode as u64), doubtful })
+        Ok(Stat { len, disk_bytes: len, links, id: (0, inode as u64), doubtful, own: true })
     }
 
     fn kind(&self, path: &Path) -> io::Result<Kind> {

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use super::{Owned, Phase, SandboxDir, SandboxRecord, StateRecord};
 use crate::disk::overlay;
-use crate::fs::{Kind, Lock};
+use crate::fs::{Kind, Lock, cannot_link};
 use crate::publish::{self, Staged};
 use crate::record::canonical;
 use crate::state::{Sealed, disk_file, memory_file};
@@ -178,10 +178,25 @@ impl Store {
         self.claim(&dir, record)
     }
 
+    /// Makes a name that must not be there yet, with its content or not at all.
+    fn point(&self, dir: &Path, target: &Path) -> Result<(), Error> {
+        let claim = dir.join("claim");
+        match self.files.hard_link(&claim, target) {
+            Err(error) if cannot_link(&error) => {
+                let copy = dir.join("claim.new");
+                self.files.remove_tree(&copy)?;
+                self.files.create(&copy, &self.files.read(&claim)?)?;
+                self.files.sync_file(&copy)?;
+                self.files.rename_noreplace(&copy, target)
+            }
+            linked => linked,
+        }
+    }
+
     fn claim(&self, dir: &Path, record: &SandboxRecord) -> Result<(), Error> {
         let target = self.layout.sandbox_name(&record.name);
         loop {
-            match self.files.hard_link(&dir.join("claim"), &target) {
+            match self.point(dir, &target) {
                 Err(error) if error.io_kind() == Some(io::ErrorKind::AlreadyExists) => {}
                 linked => return linked.and_then(|()| self.files.sync_dir(&self.layout.sandbox_names())),
             }

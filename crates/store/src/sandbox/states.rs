@@ -309,7 +309,12 @@ impl Owned {
     fn ensure_memory(&self) -> Result<(), Error> {
         let memory = self.memory();
         if self.files.kind(&memory)? == Some(Kind::Dir) {
-            return Ok(());
+            // Whoever was there first after a boot would read, or write, the memory of the guest.
+            let rule = "the sandbox's own directory belongs to somebody else, or others may write to it; remove it";
+            return match self.files.stat(&memory)?.own {
+                true => Ok(()),
+                false => Err(Error::MemoryDir { path: memory, rule }),
+            };
         }
         self.files.create_dir(&memory)?;
         self.files.sync_dir(publish::parent(&memory))

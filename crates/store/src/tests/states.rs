@@ -229,3 +229,25 @@ fn states_of_older_programs_come_first_by_their_time() {
     let order: Vec<_> = a.states().unwrap().readable.into_iter().map(|state| state.id).collect();
     assert_eq!(order, [two.id, one.id, new.id]);
 }
+
+/// After a boot of the host, a memory directory may be empty, and anyone who may write there may be first.
+#[test]
+fn memory_is_not_written_into_somebody_elses_directory() {
+    let (dir, store) = fresh();
+    let asked = SandboxRecord { memory_dir: Some(dir.path().to_owned()), ..record("a") };
+    let a = made(&store, asked, Origin::Image);
+    let own = dir.path().join(a.id().as_str());
+    a.memory_file().unwrap();
+    fs::remove_dir_all(&own).unwrap();
+    fs::create_dir(&own).unwrap();
+    fs::set_permissions(&own, fs::Permissions::from_mode(0o777)).unwrap();
+    let refused = a.memory_file();
+    assert!(matches!(&refused, Err(Error::MemoryDir { path, .. }) if *path == own), "{refused:?}");
+    assert_eq!(fs::read_dir(&own).unwrap().count(), 0);
+    fs::set_permissions(&own, fs::Permissions::from_mode(0o700)).unwrap();
+    a.memory_file().unwrap();
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&own, Some(65534), None).unwrap();
+        assert!(matches!(a.memory_file(), Err(Error::MemoryDir { .. })));
+    }
+}
