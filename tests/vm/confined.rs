@@ -143,6 +143,7 @@ fn a_guest_whose_counter_runs_at_another_rate_gets_another_clock() {
 
 /// The program as another user of the kernel sees it: behind `wrapper`.
 fn wrapped(world: &World, wrapper: &[&str], args: &[&str]) -> Answer {
+    // starts: setpriv, unshare
     let mut command = Command::new(wrapper[0]);
     command.args(&wrapper[1..]).arg(program()).args(args).env("SANDTREE_HOME", world.home()).stdin(Stdio::null());
     finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
@@ -207,6 +208,7 @@ fn without_the_capability_to_look_into_machines_qemu_takes_states_by_itself() {
 #[test]
 fn in_a_user_namespace_of_one_user_machines_run_as_their_caller() {
     const INSIDE: [&str; 2] = ["unshare", "--map-root-user"];
+    // starts: unshare
     let probe = Command::new(INSIDE[0]).args(&INSIDE[1..]).arg("true").stderr(Stdio::null()).status().unwrap();
     if !probe.success() {
         eprintln!("not checked: this kernel gives no user namespaces to this user");

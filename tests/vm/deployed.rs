@@ -15,11 +15,13 @@ use crate::support::{Answer, DEADLINE, World, eventually, finish, program};
 struct Deployed {
     world: World,
     surroundings: String,
+    /// What the program is started by.
+    by: &'static [&'static str],
 }
 
 impl Deployed {
     fn in_surroundings(world: World, surroundings: impl Into<String>) -> Self {
-        Self { world, surroundings: surroundings.into() }
+        Self { world, surroundings: surroundings.into(), by: &[] }
     }
 
     fn plainly(world: World) -> Self {
@@ -27,10 +29,11 @@ impl Deployed {
     }
 
     fn run(&self, args: &[&str]) -> Answer {
-        // starts: ln, mkdir, mount, sh, touch, unshare
+        // starts: ln, mkdir, mount, setpriv, sh, touch, unshare
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation=private", "sh", "-c"]);
-        command.arg(format!("set -e; {}; exec \"$@\"", self.surroundings)).arg("sh").arg(program()).args(args);
+        command.arg(format!("set -e; {}; exec \"$@\"", self.surroundings)).arg("sh");
+        command.args(self.by).arg(program()).args(args);
         command.env("SANDTREE_HOME", self.world.home()).env_remove("SANDTREE_QEMU");
         finish(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     }
@@ -97,6 +100,19 @@ fn a_read_only_root_is_enough() {
     let store = here.path().join("home");
     let refused = deployed.run(&["--home", store.to_str().unwrap(), "run", "tiny", "--", "true"]);
     refused.failed_with(&[store.to_str().unwrap(), "Read-only file system", "--home"]);
+}
+
+/// As `docker run --cap-drop ALL`: root may neither change its user nor look into other users' processes.
+#[test]
+fn no_capabilities_are_needed() {
+    if !is_root() {
+        return eprintln!("not checked: every other test of an ordinary user's run is this one");
+    }
+    let by = &["setpriv", "--bounding-set=-all", "--inh-caps=-all"];
+    let deployed = Deployed { by, ..Deployed::plainly(World::new()) };
+    let doctor: Value = serde_json::from_slice(&deployed.ok(&["--json", "doctor"]).stdout).unwrap();
+    assert_eq!(doctor["qemu"]["found"]["own_uid"], false, "{doctor}");
+    deployed.works();
 }
 
 /// The devices of a container: no `/dev/kvm`, and hardly any shared memory.

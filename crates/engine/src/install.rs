@@ -97,8 +97,8 @@ pub(crate) fn firmware(arch: Arch, data_dirs: &[PathBuf]) -> Option<PathBuf> {
 
 async fn ask(binary: &Path, args: &[&str]) -> Result<Output, Error> {
     // starts: qemu-system-x86_64
-    let output =
-        tokio::process::Command::new(binary).args(args).env_clear().stdin(Stdio::null()).kill_on_drop(true).output();
+    let mut command = tokio::process::Command::new(binary);
+    let output = command.args(args).env_clear().stdin(Stdio::null()).kill_on_drop(true).output();
     tokio::time::timeout(VERSION_DEADLINE, output)
         .await
         .map_err(|_| Error::Timeout { command: "--version", after: VERSION_DEADLINE })?

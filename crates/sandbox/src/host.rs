@@ -395,7 +395,17 @@ pub(crate) fn store_error(operation: &'static str) -> impl FnOnce(store::Error) 
 fn can_switch_user() -> bool {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     let is_root = rustix::process::geteuid().is_root();
-    is_root && maps_machines(&read("/proc/self/uid_map")) && read("/proc/self/setgroups").trim() != "deny"
+    is_root
+        && maps_machines(&read("/proc/self/uid_map"))
+        && read("/proc/self/setgroups").trim() != "deny"
+        && may_change_ids(&read("/proc/self/status"))
+}
+
+/// Whether a process has CAP_SETGID and CAP_SETUID, which the root of a container may lack.
+fn may_change_ids(status: &str) -> bool {
+    const IDS: u64 = 1 << 6 | 1 << 7;
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()).is_some_and(|caps| caps & IDS == IDS)
 }
 
 /// Whether a user namespace has all the ids that machines may get. Each line: first id inside, first outside, count.
@@ -429,6 +439,15 @@ pub(crate) fn boot_id() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn changing_ids_takes_both_capabilities() {
+        assert!(may_change_ids("Name:\tx\nCapEff:\t000001ffffffffff\nCapBnd:\t0\n"));
+        assert!(may_change_ids("CapEff:\t00000000000000c0\n"));
+        assert!(!may_change_ids("CapEff:\t0000000000000080\n"));
+        assert!(!may_change_ids("CapEff:\t0000000000000000\nCapBnd:\t000001ffffffffff\n"));
+        assert!(!may_change_ids(""));
+    }
 
     #[test]
     fn a_user_namespace_has_ids_for_machines_or_not() {

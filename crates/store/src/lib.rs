@@ -163,20 +163,7 @@ impl Store {
             drop(store);
             return self.check_format(&bytes);
         }
-        self.finish_format()?;
-        drop(store);
-        self.check_links()
-    }
-
-    /// Refuses a file system without hard links now, and not when the first image has been made.
-    fn check_links(&self) -> Result<(), Error> {
-        let staged = self.stage()?;
-        let linked = self.files.hard_link(&self.layout.format(), &staged.path().join("format"));
-        if linked.is_err() {
-            // Without a format it is no store, and is checked again.
-            self.files.remove_file(&self.layout.format())?;
-        }
-        linked
+        self.finish_format()
     }
 
     fn finish_format(&self) -> Result<(), Error> {

@@ -137,13 +137,10 @@ impl Call<'_> {
 
     /// What a comment on this line or just above says.
     fn declaration(&self) -> Option<&str> {
-        let before = &self.source.text[..self.arguments];
-        let line_end =
-            self.source.text[self.arguments..].find('\n').map_or(self.source.text.len(), |n| self.arguments + n);
-        let nearby = before.rsplit('\n').take(1 + ABOVE).last().map_or(0, |line| line.as_ptr() as usize);
-        let begin = nearby.saturating_sub(self.source.text.as_ptr() as usize);
-        let lines = self.source.text[begin..line_end].lines();
-        lines.filter_map(|line| line.split_once(DECLARED)).next_back().map(|(_, declared)| declared.trim())
+        let line = self.source.text[..self.arguments].matches('\n').count();
+        let nearby = self.source.text.lines().skip(line.saturating_sub(ABOVE)).take(line.min(ABOVE) + 1);
+        let declared = nearby.filter_map(|line| line.split_once(DECLARED)).map(|(_, declared)| declared.trim());
+        declared.reduce(|_, last| last)
     }
 
     fn at(&self) -> String {
