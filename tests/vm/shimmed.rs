@@ -72,6 +72,7 @@ fn shim() -> &'static Path {
     SHIM.get_or_init(|| {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vm/shim/shim.rs");
         let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("shim-{}.so", std::process::id()));
+        // starts: rustc
         let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
         rustc.args(["--edition", "2024", "-O", "--crate-type", "cdylib"]);
         let status = rustc.arg("-o").arg(&built).arg(source).status();

@@ -24,7 +24,7 @@ impl Mount {
 
     /// exFAT by FUSE: no hard links, no owners, no sockets.
     pub fn exfat(mib: u64) -> Option<Mount> {
-        let mount = |image: &str| ["-t", "exfat-fuse", "-o", "loop", image].map(str::to_owned).to_vec();
+        let mount = |image: &str| ["-t", "exfat-fuse", "-o", "loop,umask=077", image].map(str::to_owned).to_vec();
         is_fuse().then(|| Self::of_image("exfat", &[], mib, mount)).flatten()
     }
 
