@@ -52,8 +52,8 @@ fuzz:
 	$(CARGO) run --release --locked -p sandtree-fuzz -- --seconds 120
 
 # Real QEMU and real guests. `make vm ONLY=exec::` runs the tests whose names contain it. Those in ALONE need the machine
-# for themselves, each: a guest of a guest is emulated twice.
-ALONE := nested::
+# for themselves: they run KVM inside emulated guests of one processor, two at a time.
+ALONE := kvm::
 VM = $(CARGO) test --workspace --locked --test vm --
 vm:
 	@rm -f $(TARGET)/tmp/narrow
@@ -61,7 +61,7 @@ ifdef ONLY
 	$(VM) $(ONLY)
 else
 	$(VM) $(addprefix --skip ,$(ALONE))
-	$(VM) --test-threads 1 $(ALONE)
+	$(VM) --test-threads 2 $(ALONE)
 endif
 	@if [ -e $(TARGET)/tmp/narrow ]; then echo "waits that took more than half of their time:"; cat $(TARGET)/tmp/narrow; fi
 

@@ -20,8 +20,14 @@ async fn busy(sandbox: &Sandbox) {
 
 /// A busy guest whose memory is captured in one way.
 async fn busy_guest(mode: MemoryMode) -> (Exactness, Sandbox) {
-    let lab = Lab::open().await;
-    let spec = SandboxSpec { memory_mode: Some(mode), ..spec("x") };
+    busy_guest_of(Lab::open().await, in_mode(mode)).await
+}
+
+fn in_mode(mode: MemoryMode) -> SandboxSpec {
+    SandboxSpec { memory_mode: Some(mode), ..spec("x") }
+}
+
+async fn busy_guest_of(lab: Lab, spec: SandboxSpec) -> (Exactness, Sandbox) {
     let sandbox = lab.host.create(spec.clone()).await.expect("it is created");
     busy(&sandbox).await;
     (Exactness::of(lab, &spec), sandbox)
@@ -36,7 +42,12 @@ async fn worked(sandbox: &Sandbox) {
 
 /// Takes checkpoints, goes back to each, takes more from there, and goes every other way a state can be gone to.
 async fn is_exact_in_every_way(mode: MemoryMode) -> Vec<Checkpoint> {
-    let (mut exactness, sandbox) = busy_guest(mode).await;
+    of_every_way(Lab::open().await, in_mode(mode)).await
+}
+
+/// As `is_exact_in_every_way`, of a guest of any shape.
+pub async fn of_every_way(lab: Lab, spec: SandboxSpec) -> Vec<Checkpoint> {
+    let (mut exactness, sandbox) = busy_guest_of(lab, spec).await;
     let mut taken = Vec::new();
     for _ in 0..3 {
         worked(&sandbox).await;
@@ -56,6 +67,19 @@ async fn is_exact_in_every_way(mode: MemoryMode) -> Vec<Checkpoint> {
     taken.push(exactness.checkpoint(&sandbox).await);
     exactness.verify(&sandbox, exactness.known.len() - 1).await;
     exactness.fork(&sandbox).await;
+    sandbox.remove().await.expect("it is removed");
+    exactness.lab.world.assert_empty();
+    taken
+}
+
+/// Takes two checkpoints, goes back to each, and pauses: where every way would take too long.
+pub async fn of_a_few_ways(lab: Lab, spec: SandboxSpec) -> Vec<Checkpoint> {
+    let (mut exactness, sandbox) = busy_guest_of(lab, spec).await;
+    let taken = vec![exactness.checkpoint(&sandbox).await, exactness.checkpoint(&sandbox).await];
+    for index in [0, 1] {
+        exactness.verify(&sandbox, index).await;
+    }
+    exactness.pause_and_resume(&sandbox).await;
     sandbox.remove().await.expect("it is removed");
     exactness.lab.world.assert_empty();
     taken

@@ -1,27 +1,40 @@
 //! Whether what a state is restored to is, byte for byte, what was there when it was taken.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use sandtree::{Checkpoint, ForkSpec, Replace, Sandbox, SandboxSpec, Step};
 use serde_json::Value;
 
-use super::lab::{Lab, Look, PAGE, Ram};
+use super::lab::{Lab, Look, PAGE, Ram, sh};
 
 /// Where QEMU writes a machine's generation into the page it is kept in.
 const GENERATION_AT: usize = 40;
 const GENERATION_BYTES: usize = 16;
 
-/// States whose memory is known, and where in memory QEMU changes the machine's generation when it loads one.
+/// The size of `struct pvclock_wall_clock`: version, seconds and nanoseconds.
+const WALL_CLOCK_BYTES: usize = 12;
+
+/// States whose memory is known, and where in memory QEMU and KVM write when they load one: QEMU the machine's
+/// generation, KVM the time at which the host has booted.
 pub struct Exactness {
     pub lab: Lab,
     bytes: u64,
     pub known: Vec<(String, Ram)>,
     generation: Option<usize>,
+    /// Known from the first state on; empty where KVM does not run the guest.
+    wall_clock: Option<Range<usize>>,
 }
 
 impl Exactness {
     pub fn of(lab: Lab, spec: &SandboxSpec) -> Self {
-        Self { lab, bytes: spec.memory_bytes.unwrap_or(512 << 20), known: Vec::new(), generation: None }
+        Self {
+            lab,
+            bytes: spec.memory_bytes.unwrap_or(512 << 20),
+            known: Vec::new(),
+            generation: None,
+            wall_clock: None,
+        }
     }
 
     /// Every other look leaves untouched memory untouched: the kernel tracks the two kinds differently.
@@ -33,7 +46,17 @@ impl Exactness {
         Ram::read(machine, self.bytes, look, self.known.last().map(|(_, ram)| ram))
     }
 
+    /// Finds out, before the first state of a guest, where KVM will write when it loads one.
+    async fn find_wall_clock(&mut self, sandbox: &Sandbox) {
+        if self.wall_clock.is_none() {
+            let info = self.lab.host.find(sandbox.name()).expect("it is there");
+            let is_kvm = info.accelerator.as_deref() == Some("kvm");
+            self.wall_clock = Some(if is_kvm { wall_clock(sandbox).await } else { 0..0 });
+        }
+    }
+
     pub async fn checkpoint(&mut self, sandbox: &Sandbox) -> Checkpoint {
+        self.find_wall_clock(sandbox).await;
         let (machine, look) = (self.lab.machine(sandbox), self.look());
         let taking = sandbox.checkpoint(None, Replace::No);
         let (taken, ram) = self.lab.held(Step::CapturePivoted, taking, || self.read(machine, look)).await;
@@ -65,6 +88,7 @@ impl Exactness {
 
     /// A pause, a copy made while it lasts, and the resume all hold the same.
     pub async fn pause_and_resume(&mut self, sandbox: &Sandbox) {
+        self.find_wall_clock(sandbox).await;
         let (machine, look) = (self.lab.machine(sandbox), self.look());
         let (paused, ram) = self.lab.held(Step::CapturePivoted, sandbox.pause(), || self.read(machine, look)).await;
         paused.expect("it is paused");
@@ -96,6 +120,7 @@ impl Exactness {
     }
 
     async fn forked(&mut self, sandbox: &Sandbox) -> Sandbox {
+        self.find_wall_clock(sandbox).await;
         let (machine, look, before) = (self.lab.machine(sandbox), self.look(), self.lab.all_machines());
         let forking = self.lab.host.fork(sandbox, ForkSpec::new(1));
         let steps = [Step::CapturePivoted, Step::RestoreLoaded];
@@ -120,11 +145,13 @@ impl Exactness {
         [count(&manifest["memory"]["layers"]), count(&manifest["disk"])]
     }
 
-    /// All but the generation is the same, and that is at one place in every state.
+    /// All but the generation and KVM's wall clock is the same, and each of the two is at one place in every state.
     #[track_caller]
     fn assert_same(&mut self, index: usize, restored: &Ram) {
         let (state, taken) = &self.known[index];
-        let differing = taken.differences(restored);
+        let wall_clock = self.wall_clock.clone().expect("it is found out before a state is taken");
+        let mut differing = taken.differences(restored);
+        differing.retain(|at| !wall_clock.contains(at));
         let (Some(first), Some(last)) = (differing.first(), differing.last()) else {
             panic!("state {index}: a restored machine has another generation");
         };
@@ -137,4 +164,19 @@ impl Exactness {
             differing.len()
         );
     }
+}
+
+/// Where a Linux guest has told KVM to keep the wall clock (MSR_KVM_WALL_CLOCK_NEW): KVM writes it when the guest boots,
+/// and again whenever the register is loaded. The kernel's own tables tell the place: its image is one piece of memory.
+async fn wall_clock(sandbox: &Sandbox) -> Range<usize> {
+    let symbol =
+        async |name: &str| number(&sh(sandbox, &format!("awk '$3 == \"{name}\" {{ print $1 }}' /proc/kallsyms")).await);
+    let (clock, text) = (symbol("wall_clock").await, symbol("_text").await);
+    let image = number(&sh(sandbox, "sed -n 's/-.* : Kernel code$//p' /proc/iomem").await);
+    let start = clock - text + image;
+    start..start + WALL_CLOCK_BYTES
+}
+
+fn number(text: &str) -> usize {
+    usize::from_str_radix(text.trim(), 16).unwrap_or_else(|e| panic!("{text:?} is no address: {e}"))
 }

@@ -197,10 +197,16 @@ pub async fn give_worker(sandbox: &Sandbox) {
     files.write("/dev/shm/worker", &mut bytes.as_slice(), owner).await.expect("the guest takes it");
 }
 
+/// Where the guests' program is, if it is built already: a guest that runs these tests has no compiler.
+pub const WORKER: &str = "SANDTREE_TEST_WORKER";
+
 /// The program of `tests/vm/guest/worker.rs`, built once, to run in any guest.
-fn worker() -> &'static Path {
-    static WORKER: OnceLock<PathBuf> = OnceLock::new();
-    WORKER.get_or_init(|| {
+pub fn worker() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        if let Some(built) = std::env::var_os(WORKER) {
+            return built.into();
+        }
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vm/guest/worker.rs");
         let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("worker-{}", std::process::id()));
         let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);

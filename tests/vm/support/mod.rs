@@ -61,6 +61,11 @@ impl World {
         Self::made_by(|path| link_tree(debian_base(recipes), path))
     }
 
+    /// A store with all that another one has.
+    pub fn like(store: &Path) -> Self {
+        Self::made_by(|path| link_tree(store, path))
+    }
+
     /// With files of its own: those that other stores link to change when one of them goes.
     pub fn copied() -> Self {
         Self::made_by(copy_base)
@@ -180,9 +185,11 @@ impl Drop for World {
         if std::thread::panicking() {
             let kept = self.home.take().map(tempfile::TempDir::keep);
             eprintln!("the store of the failed test is kept: {}", kept.unwrap_or(self.path.clone()).display());
-            for console in fs::read_dir(self.path.join("sandboxes")).into_iter().flatten().flatten() {
-                let log = fs::read(console.path().join("console.log")).unwrap_or_default();
-                eprintln!("{}:\n{}", console.path().display(), String::from_utf8_lossy(&log));
+            for sandbox in fs::read_dir(self.path.join("sandboxes")).into_iter().flatten().flatten() {
+                for log in ["console.log", "keeper.log"].map(|name| sandbox.path().join(name)) {
+                    let said = fs::read(&log).unwrap_or_default();
+                    eprintln!("{}:\n{}", log.display(), String::from_utf8_lossy(&said));
+                }
             }
         }
     }
@@ -226,7 +233,13 @@ impl std::fmt::Debug for Answer {
 
 /// Waits for a child's end, at most [`DEADLINE`].
 #[track_caller]
-pub fn finish(mut child: Child) -> Answer {
+pub fn finish(child: Child) -> Answer {
+    finish_within(child, DEADLINE)
+}
+
+/// Waits for a child's end, and kills it at the deadline.
+#[track_caller]
+pub fn finish_within(mut child: Child, deadline: Duration) -> Answer {
     let read = |stream: Option<Box<dyn Read + Send>>| {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
@@ -236,7 +249,7 @@ pub fn finish(mut child: Child) -> Answer {
     };
     let stdout = read(child.stdout.take().map(|s| Box::new(s) as _));
     let stderr = read(child.stderr.take().map(|s| Box::new(s) as _));
-    let code = match wait(&mut child, DEADLINE) {
+    let code = match wait(&mut child, deadline) {
         Some(code) => code,
         None => {
             child.kill().unwrap();

@@ -33,6 +33,9 @@ pub async fn run(global: &Global) -> Outcome {
     Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::from(failure::OURS) })
 }
 
+/// What is known of KVM, where it is used.
+const KVM_TESTED: &str = "on emulated AMD processors only; Intel VMX and physical hardware are untested";
+
 /// Those for administrators are not on everyone's search path.
 fn program(name: &str) -> Option<PathBuf> {
     let dirs = search().into_iter().chain(["/usr/sbin".into(), "/sbin".into()]);
@@ -81,6 +84,9 @@ fn describe_qemu(qemu: &QemuFound) {
         ("memory", memory),
         ("jail", jail),
     ]);
+    if qemu.accelerator == "kvm" {
+        show::fields(&[("kvm tested", KVM_TESTED.into())]);
+    }
     if !qemu.miscomputed.is_empty() {
         let off = qemu.miscomputed.join(", ");
         show::fields(&[("processor", format!("{off} off under emulation: this QEMU computes them wrongly"))]);

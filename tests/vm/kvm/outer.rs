@@ -1,0 +1,294 @@
+//! The outer guest: an emulated machine with KVM in it, from whose snapshot each test begins.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::direct;
+use super::keyed::{self, QEMU};
+use crate::support::lab::{WORKER, worker};
+use crate::support::{Answer, World, finish_within, program, text};
+
+/// Counts up when the outer guest is made differently.
+const RECIPE: &str = "2";
+/// The name of the snapshot, and of what it is started as.
+const OUTER: &str = "outer";
+/// Emulated, also where the host has KVM: only so its processor is the same everywhere. One processor: with two, inner guests
+/// of two processors crash now and then (docs/under-the-hood/kvm.md).
+const SHAPE: [&str; 10] = ["--accel", "tcg", "--memory", "3G", "--cpus", "1", "--disk", "4G", "--network", "none"];
+/// Everything in the outer guest is emulated, and a check has many steps.
+const DEADLINE: Duration = Duration::from_secs(600);
+
+/// Firmware and accelerators that QEMU looks for beside itself.
+const BESIDE_QEMU: [&str; 6] = [
+    "/usr/share/seabios/bios-256k.bin",
+    "/usr/share/qemu/kvmvapic.bin",
+    "/usr/share/qemu/linuxboot_dma.bin",
+    "/usr/share/qemu/pvh.bin",
+    "/usr/lib/x86_64-linux-gnu/qemu/accel-tcg-x86_64.so",
+    "/usr/lib/x86_64-linux-gnu/qemu/accel-tcg-i386.so",
+];
+/// What KVM on AMD consists of, each after those it needs.
+const MODULES: [&str; 3] = ["virt/lib/irqbypass", "arch/x86/kvm/kvm", "arch/x86/kvm/kvm-amd"];
+
+/// Places in the outer guest.
+pub const STORE: &str = "/srv/store";
+const MODULES_DIR: &str = "/lib/kvm";
+const WORKER_FILE: &str = "/srv/worker";
+
+/// `/dev/kvm` as distributions have it: for root and a group. `member` is in the group, `other` is not.
+const DEVICE: &str = "chgrp kvm /dev/kvm && chmod 0660 /dev/kvm";
+const USERS: &str = "echo kvm:x:104:member >> /etc/group; for user in member:2001 other:2002; do \
+    name=${user%:*}; id=${user#*:}; echo $name:x:$id:$id::/home/$name:/bin/sh >> /etc/passwd; \
+    echo $name:x:$id: >> /etc/group; mkdir -p /home/$name; chown $id:$id /home/$name; done";
+
+/// A running outer guest.
+pub struct Outer {
+    pub world: World,
+    started: Instant,
+}
+
+impl Outer {
+    /// KVM is loaded, and the store has the warm states of `direct::SHAPES`.
+    pub fn start() -> Self {
+        let outer = Outer { world: World::like(base()), started: Instant::now() };
+        outer.world.json(["run", "-d", "--name", OUTER, OUTER]);
+        outer
+    }
+
+    /// Runs a shell line in it, as root.
+    pub fn sh(&self, line: &str) -> Answer {
+        self.exec(&["sh", "-c", line])
+    }
+
+    /// Runs a shell line that must succeed, and gives what it printed.
+    #[track_caller]
+    pub fn say(&self, line: &str) -> String {
+        let answer = self.sh(line);
+        assert_eq!(answer.code, 0, "{line}: {answer:#?}");
+        answer.out().trim_end().to_owned()
+    }
+
+    /// Runs `sandtree` in it, in this store.
+    pub fn sandtree(&self, store: &str, args: &[&str]) -> Answer {
+        let home = format!("SANDTREE_HOME={store}");
+        self.exec(&[&["env", &home, "sandtree"], args].concat())
+    }
+
+    /// Runs it and asserts that it succeeds.
+    #[track_caller]
+    pub fn ok(&self, store: &str, args: &[&str]) {
+        let answer = self.sandtree(store, args);
+        assert_eq!(answer.code, 0, "{args:?}: {answer:#?}");
+    }
+
+    fn exec(&self, command: &[&str]) -> Answer {
+        let mut run = self.world.command();
+        run.args(["exec", OUTER, "--"]).args(command).stdout(Stdio::piped()).stderr(Stdio::piped());
+        finish_within(run.spawn().unwrap(), DEADLINE)
+    }
+
+    /// Begins `sandtree run -d ARGS`, gives the accelerator that its machine is started with, and breaks it off. A guest that is
+    /// emulated inside an emulated one may need minutes to answer, and its emulation is not reliable: it is not waited for.
+    #[track_caller]
+    pub fn accelerator_of(&self, args: &str) -> String {
+        // Probes start QEMU, too, with less memory. A shell's job in the background ignores SIGINT.
+        let line = format!(
+            "export SANDTREE_HOME={STORE}; sandtree run -d --name begun {args} > /tmp/said 2>&1 & run=$!; \
+             look() {{ for id in $(pidof qemu-system-x86_64); do tr '\\0' '\\n' < /proc/$id/cmdline > /tmp/line; \
+             ! grep -qx 128M /tmp/line || sed -n '/^-accel$/{{n;p;}}' /tmp/line; done 2> /dev/null; }}; \
+             until found=$(look) && [ -n \"$found\" ]; do \
+             kill -0 $run || {{ cat /tmp/said >&2; exit 1; }}; usleep 50000; done; \
+             kill $run; wait $run; until ! pidof qemu-system-x86_64 > /dev/null; do \
+             sandtree rm -f begun > /dev/null 2>&1; usleep 50000; done; echo $found"
+        );
+        // What follows a comma is how it is set.
+        let accelerator = self.say(&line).split(',').next().unwrap_or_default().to_owned();
+        accelerator
+    }
+
+    /// Runs checks of `direct` in it.
+    pub fn check(&self, names: &[&str]) {
+        let tests = self.send_tests();
+        let checks: Vec<String> = names.iter().map(|name| format!("kvm::direct::{name}")).collect();
+        let settings = settings();
+        let run = ["--ignored", "--exact", "--test-threads=1"];
+        let mut command = vec!["env"];
+        command.extend(settings.iter().map(String::as_str));
+        command.push(&tests);
+        command.extend(run);
+        command.extend(checks.iter().map(String::as_str));
+        let answer = self.exec(&command);
+        let (out, err) = (String::from_utf8_lossy(&answer.stdout), answer.err());
+        let passed = format!("{} passed; 0 failed", names.len());
+        let is_whole = out.contains(&passed) && !err.contains(direct::SKIPPED);
+        assert!(answer.code == 0 && is_whole, "{}\n{out}\n{err}\n{}", answer.code, self.say("dmesg | tail -n 30"));
+    }
+
+    /// Puts this test program into the guest, at the path it has here; gives the path.
+    pub fn send_tests(&self) -> String {
+        let tests = std::env::current_exe().unwrap();
+        self.send_program(&tests);
+        tests.to_str().unwrap().to_owned()
+    }
+
+    /// Puts a program into the guest, at the path it has here, without what only debuggers need.
+    fn send_program(&self, path: &Path) {
+        let dir = tempfile::tempdir().unwrap();
+        let name = path.file_name().unwrap();
+        let status = Command::new("strip").arg("-o").arg(dir.path().join(name)).arg(path).status();
+        assert!(status.expect("strip runs").success(), "{} cannot be stripped", path.display());
+        let below = path.parent().unwrap().to_str().unwrap();
+        self.say(&format!("mkdir -p {below}"));
+        let mut tar = Command::new("tar");
+        tar.args(["--create", "-C"]).arg(dir.path()).arg(name);
+        self.send(tar, below);
+    }
+
+    /// Unpacks what `tar` packs below a directory of the guest.
+    pub fn send(&self, mut tar: Command, below: &str) {
+        let mut packing = tar.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let packed = packing.stdout.take().unwrap();
+        let mut unpacking = self.world.command();
+        unpacking.args(["exec", "-i", OUTER, "--", "tar", "x", "-C", below]).stdin(packed);
+        let answer = finish_within(unpacking.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap(), DEADLINE);
+        assert_eq!(answer.code, 0, "{answer:#?}");
+        assert!(packing.wait().unwrap().success());
+    }
+
+    /// Asserts that its kernel has nothing to complain about, and removes it.
+    pub fn end(self) {
+        let complaints = self.say("dmesg | grep -E 'BUG|WARNING|Oops|Call Trace' || true");
+        assert_eq!(complaints, "", "the outer guest's kernel complains");
+        self.print_cost();
+        self.world.ok(["rm", "-f", OUTER]);
+        self.world.assert_empty();
+    }
+}
+
+impl Outer {
+    /// Prints how long it ran, and the processor time its machine took, which depends less on what else the host does.
+    fn print_cost(&self) {
+        let machine = &self.world.inspect(OUTER)["qemu_pid"];
+        let stat = fs::read_to_string(format!("/proc/{machine}/stat")).expect("it runs");
+        // After the name, which may hold spaces: the 12th and 13th field, in hundredths of a second.
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let ticks: u64 = [11, 12].iter().map(|field| fields[*field].parse::<u64>().expect("a number")).sum();
+        let thread = std::thread::current();
+        let (name, ran) = (thread.name().unwrap_or_default(), self.started.elapsed().as_secs_f32());
+        // The macros would print nowhere: the test passes.
+        writeln!(std::io::stderr(), "{name}: {ran:.0} s, {} s of processor time", ticks / 100).expect("it is open");
+    }
+}
+
+/// What the test program finds in its environment there.
+pub fn settings() -> [String; 3] {
+    let place = env!("CARGO_TARGET_TMPDIR");
+    [format!("TMPDIR={place}"), format!("{}={STORE}", direct::BASE), format!("{WORKER}={WORKER_FILE}")]
+}
+
+/// A store with the snapshot of the outer guest, made once for each build.
+fn base() -> &'static Path {
+    static BASE: OnceLock<PathBuf> = OnceLock::new();
+    BASE.get_or_init(|| {
+        let world = World::new();
+        let release = kernel_release(world.home());
+        keyed::made_once("kvm-outer", &keyed::key(&[RECIPE, &release]), |path| prepare(path, &release))
+    })
+}
+
+/// The kernel of the image that the outer guest is made from.
+fn kernel_release(home: &Path) -> String {
+    let bundles = fs::read_dir(home.join("kernels")).unwrap().map(|entry| entry.unwrap().path());
+    let bundles: Vec<PathBuf> = bundles.collect();
+    let [bundle] = &bundles[..] else { panic!("one kernel is expected: {bundles:?}") };
+    let bundle: Value = serde_json::from_slice(&fs::read(bundle.join("bundle.json")).unwrap()).unwrap();
+    text(&bundle["release"]).to_owned()
+}
+
+fn prepare(path: &Path, release: &str) {
+    let outer = Outer { world: World::at(path.to_owned()), started: Instant::now() };
+    outer.world.json([&["run", "-d", "--name", OUTER], &SHAPE[..], &["tiny"]].concat());
+    move_in(&outer, release);
+    outer.say(USERS);
+    outer.say(&format!("cd {MODULES_DIR}; for module in irqbypass kvm kvm-amd; do insmod $module.ko; done; {DEVICE}"));
+    for shape in direct::SHAPES {
+        outer.ok(STORE, &direct::run_once(shape));
+    }
+    outer.say("sync");
+    outer.print_cost();
+    outer.world.ok(["save", OUTER, OUTER, "--memory"]);
+    outer.world.ok(["rm", "-f", OUTER]);
+    outer.world.assert_empty();
+}
+
+/// Puts KVM's modules, QEMU, this program and a store with the image into the outer guest.
+fn move_in(outer: &Outer, release: &str) {
+    let mut files: Vec<String> = BESIDE_QEMU.iter().map(|path| (*path).to_owned()).collect();
+    files.extend(libraries(Path::new(QEMU)));
+    files.extend(libraries(program()));
+    files.extend(libraries(&std::env::current_exe().unwrap()));
+    files.push(QEMU.to_owned());
+    files.retain(|path| Path::new(path).exists());
+    files.sort();
+    files.dedup();
+    let mut programs = Command::new("tar");
+    programs.args(["--create", "--dereference", "--absolute-names"]).args(&files);
+    outer.send(programs, "/");
+
+    outer.send_program(program());
+    outer.say(&format!(
+        "ln -s {} /usr/bin/sandtree; mkdir -p {MODULES_DIR} {}",
+        program().display(),
+        env!("CARGO_TARGET_TMPDIR")
+    ));
+    let mut own = Command::new("tar");
+    own.args(["--create", "--absolute-names", "--transform", "s,.*,worker,"]).arg(worker());
+    outer.send(own, "/srv");
+    let mut modules = Command::new("tar");
+    modules.args(["--create", "-C"]).arg(modules_of(release)).arg(".");
+    outer.send(modules, MODULES_DIR);
+    // The program makes the store's directories; only its content comes from here.
+    outer.ok(STORE, &["ps"]);
+    let mut store = Command::new("tar");
+    store.args(["--create", "-C"]).arg(outer.world.home());
+    store.args(["format", "images", "initramfs", "kernels", "names/images", "cache/tiny-recipe"]);
+    outer.send(store, STORE);
+}
+
+fn libraries(of: &Path) -> Vec<String> {
+    let answer = Command::new("ldd").arg(of).output().unwrap();
+    assert!(answer.status.success(), "{answer:?}");
+    let text = String::from_utf8(answer.stdout).unwrap();
+    text.split_whitespace().filter(|word| word.starts_with('/')).map(str::to_owned).collect()
+}
+
+/// A directory with KVM's modules for this kernel, from the package that the kernel is from; fetched once.
+fn modules_of(release: &str) -> PathBuf {
+    keyed::made_once("kvm-modules", release, |path| {
+        let (work, package) = (tempfile::tempdir().unwrap(), format!("linux-image-{release}"));
+        let script = format!(
+            "cd '{0}' && apt-get -q -o APT::Sandbox::User=root download '{package}' > /dev/null && \
+             dpkg-deb -x ./*.deb . && mkdir '{1}' && modules=$(echo {0}/lib/modules/* {0}/usr/lib/modules/*) && \
+             for file in {2}; do for dir in $modules; do packed=$dir/kernel/$file.ko.xz; \
+             [ ! -e $packed ] || xz -dc $packed > '{1}'/${{file##*/}}.ko || exit; done; done",
+            work.path().display(),
+            path.display(),
+            MODULES.join(" ")
+        );
+        // starts: apt-get, dpkg-deb, mkdir, xz
+        let done = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).output().unwrap();
+        let is_whole = fs::read_dir(path).is_ok_and(|files| files.count() == MODULES.len());
+        assert!(
+            done.status.success() && is_whole,
+            "the KVM modules of {package} cannot be had: if apt has only a newer kernel, remove target/tmp/base-home-*, \
+             so that the image is made with that one: {}",
+            String::from_utf8_lossy(&done.stderr)
+        );
+    })
+}
