@@ -280,12 +280,14 @@ fn push(runs: &mut Vec<ByteRun>, run: ByteRun) {
     }
 }
 
-/// Ascending ranges, joined over gaps that cost less than another call.
-fn near(ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+/// Ranges in order, joined over gaps that cost less than another call. Where one call of a scan ends and the next begins,
+/// the kernel may report the same pages twice.
+fn near(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     const GAP_BYTES: u64 = 1 << 20;
+    ranges.sort_unstable_by_key(|range| range.start);
     ranges.into_iter().fold(Vec::new(), |mut joined: Vec<Range<u64>>, range| {
         match joined.last_mut() {
-            Some(last) if range.start - last.end <= GAP_BYTES => last.end = range.end,
+            Some(last) if range.start.saturating_sub(last.end) <= GAP_BYTES => last.end = last.end.max(range.end),
             _ => joined.push(range),
         }
         joined

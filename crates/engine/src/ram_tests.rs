@@ -98,5 +98,7 @@ fn only_what_is_near_to_written_pages_is_protected_again() {
     let mib = |number: u64| number << 20;
     let ranges = vec![0..4096, 8192..12288, mib(3)..mib(4), mib(5)..mib(6), mib(100)..mib(100) + 4096];
     assert_eq!(near(ranges), [0..12288, mib(3)..mib(6), mib(100)..mib(100) + 4096]);
+    // Reported twice, and out of order.
+    assert_eq!(near(vec![mib(8)..mib(9), 0..mib(2), mib(1)..mib(2), 4096..8192]), [0..mib(2), mib(8)..mib(9)]);
     assert_eq!(near(Vec::new()), Vec::<std::ops::Range<u64>>::new());
 }

@@ -320,7 +320,7 @@ async fn a_newer_qemu_loads_from_an_fd_set() {
         peer.reply(id, "{}").await;
         let (id, arguments, _) = peer.hear_with_fd("add-fd").await;
         assert_eq!(arguments, json!({"fdset-id": 3}));
-        peer.reply(id, "{}").await;
+        peer.reply(id, r#"{"fdset-id": 3, "fd": 20}"#).await;
         let (id, arguments) = peer.hear_more("migrate-incoming").await;
         assert_eq!(arguments, json!({"uri": "file:/dev/fdset/3"}));
         peer.reply(id, "{}").await;
