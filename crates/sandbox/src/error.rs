@@ -135,6 +135,12 @@ pub enum Error {
     ForeignState { state: String, what: String, then: String, here: String },
     #[error("state {state} cannot go on here: its processor has {}, which that of QEMU {qemu} lacks", features.join(", "))]
     LackingProcessor { state: String, qemu: String, features: Vec<String> },
+    #[error("cannot listen on {}: its file system has no sockets", path.display())]
+    NoSockets {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error(
         "state {state} cannot continue here: its guest can run guests of its own, which this sandbox does not allow"
     )]
@@ -258,9 +264,10 @@ impl Error {
             Error::NotSaved { source, .. } => source.kind(),
             Error::StateInUse { .. } => ErrorKind::WrongState,
             Error::BrokenState { .. } => ErrorKind::Corrupt,
-            Error::ForeignState { .. } | Error::LackingProcessor { .. } | Error::NestedState { .. } => {
-                ErrorKind::Unsupported
-            }
+            Error::ForeignState { .. }
+            | Error::LackingProcessor { .. }
+            | Error::NestedState { .. }
+            | Error::NoSockets { .. } => ErrorKind::Unsupported,
             Error::Unacknowledged { .. } => ErrorKind::Guest,
             Error::TooDeep { .. } => ErrorKind::Exhausted,
             Error::WrongState { .. } => ErrorKind::WrongState,
@@ -333,6 +340,9 @@ impl Error {
                 "`--accel tcg` continues it by emulation; `--cold` boots a sandbox from its disk"
             }
             Error::ForeignState { .. } => "`--cold` boots a sandbox from its disk",
+            Error::NoSockets { .. } => {
+                "put the store on a file system with Unix sockets, such as ext4, XFS, Btrfs or tmpfs, with --home"
+            }
             Error::NestedState { .. } => "`--nested` allows it; `--cold` boots a sandbox from its disk",
             Error::LackingProcessor { .. } => {
                 "`--cold` boots a sandbox from its disk; one that is created with `--cpu Opteron_G3` goes on under older ones, too"
@@ -511,7 +521,6 @@ fn store_kind(error: &store::Error) -> ErrorKind {
     match error {
         Store::Io { source, .. } | Store::LayerIo { source, .. } | Store::ArtifactIo { source, .. } => io_kind(source),
         Store::NewerFormat { .. } | Store::OlderFormat { .. } | Store::NewerSchema { .. } => ErrorKind::Unsupported,
-        Store::NoLink { .. } => ErrorKind::Unsupported,
         Store::Manifest { source: ManifestError::Schema { .. } | ManifestError::Requires { .. }, .. } => {
             ErrorKind::Unsupported
         }
@@ -558,9 +567,6 @@ fn store_hint(error: &store::Error) -> Option<String> {
         Store::MissingBase { .. } => "import that snapshot first, or export without --since",
         Store::NotEnoughSpace { .. } => {
             "free some space, perhaps by `sandtree gc`, or choose another store with --home"
-        }
-        Store::NoLink { .. } => {
-            "put the store on a file system with hard links, such as ext4, XFS, Btrfs or tmpfs, with --home"
         }
         Store::Io { source, .. } if source.kind() == io::ErrorKind::ReadOnlyFilesystem => {
             "choose a store that can be written with --home or SANDTREE_HOME"

@@ -125,9 +125,9 @@ impl Error {
     /// The error behind an I/O failure, if this is one.
     pub fn io_kind(&self) -> Option<io::ErrorKind> {
         match self {
-            Self::Io { source, .. }
-            | Self::LayerIo { source, .. }
-            | Self::ArtifactIo { source, .. } => Some(source.kind()),
+            Self::Io { source, .. } | Self::LayerIo { source, .. } | Self::ArtifactIo { source, .. } => {
+                Some(source.kind())
+            }
             Self::NotEnoughSpace { .. } => Some(io::ErrorKind::StorageFull),
             _ => None,
         }

@@ -1,5 +1,6 @@
 //! The keeper's own process: does what its lease orders, then serves the sandbox until it rests.
 
+use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::Duration;
@@ -257,7 +258,13 @@ async fn tell_saved(lease: &mut UnixStream, digest: String) {
 fn bind(dir: &Path, socket: &Path) -> Result<UnixListener> {
     remove_if_there(socket)?;
     let opened = std::fs::File::open(dir).map_err(|e| Error::io("open", dir, e))?;
-    UnixListener::bind(short_path(&opened, socket)).map_err(|e| Error::io("listen on", socket, e))
+    UnixListener::bind(short_path(&opened, socket)).map_err(|source| match source.kind() {
+        // The directory is ours: what is forbidden is the kind of file.
+        io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported => {
+            Error::NoSockets { path: socket.into(), source }
+        }
+        _ => Error::io("listen on", socket, source),
+    })
 }
 
 pub(super) fn short_path(dir: &std::fs::File, socket: &Path) -> std::path::PathBuf {
