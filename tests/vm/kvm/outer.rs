@@ -108,8 +108,7 @@ impl Outer {
              sandtree rm -f begun > /dev/null 2>&1; usleep 50000; done; echo $found"
         );
         // What follows a comma is how it is set.
-        let accelerator = self.say(&line).split(',').next().unwrap_or_default().to_owned();
-        accelerator
+        self.say(&line).split(',').next().unwrap_or_default().to_owned()
     }
 
     /// Runs checks of `direct` in it.
