@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::fdset::{self, FdSets};
 use crate::qmp::{
     BlockResize, BlockdevAdd, BlockdevBackup, BlockdevDel, BlockdevReopen, BlockdevSnapshot, Event, Events, JobDismiss,
-    Qmp, QueryJobs,
+    Qmp, QueryBlock, QueryJobs,
 };
 
 /// A machine's disk as open files.
@@ -205,11 +205,20 @@ struct Chain {
     active: u64,
     /// Bottom first.
     frozen: Vec<u64>,
+    /// The overlay of a pivot that QEMU did not answer in time: it may be the active one.
+    unsettled: Option<u64>,
+}
+
+impl Chain {
+    fn advance(&mut self, overlay: u64) {
+        let frozen = std::mem::replace(&mut self.active, overlay);
+        self.frozen.push(frozen);
+    }
 }
 
 impl Disk {
     pub(crate) fn new(qmp: Qmp, opening: Opening, overlays: u64) -> Self {
-        let chain = Chain { active: overlays, frozen: (1..overlays).collect() };
+        let chain = Chain { active: overlays, frozen: (1..overlays).collect(), unsettled: None };
         Self { qmp, opening, chain: Mutex::new(chain) }
     }
 
@@ -219,15 +228,39 @@ impl Disk {
 
     pub(crate) async fn pivot(&self, overlay: PreparedOverlay) -> Result<(), (PreparedOverlay, Error)> {
         let mut chain = self.chain.lock().await;
+        match self.settle(&mut chain).await {
+            // The guest has written to it since: it is no place to begin a state from.
+            Ok(()) if chain.active == overlay.number => return Err((overlay, Error::PivotedLate)),
+            Ok(()) => {}
+            Err(error) => return Err((overlay, error)),
+        }
         let (below, above) = (node(chain.active), node(overlay.number));
         match self.qmp.run(BlockdevSnapshot { node: &below, overlay: &above }).await {
             Ok(_) => {
-                let frozen = std::mem::replace(&mut chain.active, overlay.number);
-                chain.frozen.push(frozen);
+                chain.advance(overlay.number);
                 Ok(())
+            }
+            Err(error @ Error::Timeout { .. }) => {
+                chain.unsettled = Some(overlay.number);
+                match self.settle(&mut chain).await {
+                    Ok(()) if chain.active == overlay.number => Ok(()),
+                    _ => Err((overlay, error)),
+                }
             }
             Err(error) => Err((overlay, error)),
         }
+    }
+
+    /// Finds out what came of a pivot that was not answered in time. QEMU answers in order, so once it does, it is known.
+    async fn settle(&self, chain: &mut Chain) -> Result<(), Error> {
+        let Some(number) = chain.unsettled else { return Ok(()) };
+        let blocks = self.qmp.run(QueryBlock {}).await?;
+        let used: Vec<String> = blocks.into_iter().filter_map(|block| Some(block.inserted?.node_name)).collect();
+        if used.contains(&node(number)) {
+            chain.advance(number);
+        }
+        chain.unsettled = None;
+        Ok(())
     }
 
     /// Gives up the right to write to the overlay that the last pivot froze. `file` is that overlay, opened read-only.

@@ -68,6 +68,8 @@ pub enum Error {
 
     #[error("QEMU cannot copy the disk: {reason}")]
     NotCopied { reason: String },
+    #[error("QEMU switched the disk after its deadline; a state taken now begins from another overlay")]
+    PivotedLate,
 
     #[error("QEMU has ended: {exit}")]
     Died { exit: Exit },

@@ -262,6 +262,27 @@ impl Command for BlockdevReopen<'_> {
     type Reply = Nothing;
 }
 
+/// The disks of the guest.
+#[derive(Debug, Serialize)]
+pub(crate) struct QueryBlock {}
+
+impl Command for QueryBlock {
+    const NAME: &'static str = "query-block";
+    type Reply = Vec<BlockDevice>;
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct BlockDevice {
+    pub inserted: Option<InsertedNode>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct InsertedNode {
+    /// The node that the device uses.
+    pub node_name: String,
+}
+
 /// Puts `overlay` above `node`, which nobody writes to any more.
 #[derive(Debug, Serialize)]
 pub(crate) struct BlockdevSnapshot<'a> {

@@ -22,8 +22,8 @@ pub use client::Qmp;
 pub(crate) use command::{
     AddFd, BlockResize, BlockdevAdd, BlockdevBackup, BlockdevDel, BlockdevReopen, BlockdevSnapshot, Capability,
     CpuModel, GetFd, HumanMonitorCommand, Migrate, MigrateCancel, MigrateIncoming, MigrateSetCapabilities,
-    MigrateSetParameters, QueryCpuDefinitions, QueryCpuModelExpansion, QueryFdsets, QueryMachines, QueryMigrate,
-    RemoveFd, XenSaveDevicesState,
+    MigrateSetParameters, QueryBlock, QueryCpuDefinitions, QueryCpuModelExpansion, QueryFdsets, QueryMachines,
+    QueryMigrate, RemoveFd, XenSaveDevicesState,
 };
 pub use command::{
     Command, Cont, Job, JobDismiss, Nothing, QueryJobs, QueryStatus, Quit, SnapshotLoad, SnapshotSave, Status, Stop,

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines as TokioLines};
 
 use super::*;
+use crate::block::{Aio, Disk, Flushes, Opening, PreparedOverlay};
 use crate::devices;
 use crate::fdset::FdSets;
 use crate::process::Exit;
@@ -381,4 +382,64 @@ async fn a_stream_that_takes_too_long_is_cancelled() {
     let sets = FdSets::new(qmp.clone(), 1);
     let (saved, ()) = tokio::join!(devices::save_stream(&qmp, &sets, state(), SOON), script);
     assert!(matches!(saved, Err(Error::Timeout { command: "migrate", after: SOON })));
+}
+
+fn disk(qmp: &Qmp) -> Disk {
+    let opening = Opening { aio: Aio::Threads, flushes: Flushes::Ignored };
+    Disk::new(qmp.clone(), opening, 1)
+}
+
+/// Opens an overlay in the scripted QEMU, which gets the fd set 2.
+async fn prepared(disk: &Disk, sets: &FdSets, peer: &mut Peer) -> PreparedOverlay {
+    let script = async {
+        let (id, ..) = peer.hear_with_fd("add-fd").await;
+        peer.reply(id, r#"{"fdset-id": 2, "fd": 20}"#).await;
+        for _ in 0..2 {
+            let (id, _) = peer.hear_more("blockdev-add").await;
+            peer.reply(id, "{}").await;
+        }
+    };
+    let file = tempfile::tempfile().unwrap();
+    tokio::join!(disk.prepare(sets, file), script).0.unwrap()
+}
+
+fn disk_on(node: &str) -> String {
+    format!(r#"[{{"device": "", "inserted": {{"node-name": "{node}", "ro": false}}}}]"#)
+}
+
+/// A pivot that QEMU makes after its deadline is found, and no state begins from an overlay that was written to.
+#[tokio::test(start_paused = true)]
+async fn a_pivot_that_is_late_is_found_and_the_next_one_stands_on_it() {
+    let (qmp, mut peer) = connected().await;
+    let (disk, sets) = (disk(&qmp), FdSets::new(qmp.clone(), 2));
+    let overlay = prepared(&disk, &sets, &mut peer).await;
+    // Neither the pivot nor the question is answered.
+    let (overlay, error) = disk.pivot(overlay).await.unwrap_err();
+    assert!(matches!(error, Error::Timeout { command: "blockdev-snapshot", .. }), "{error}");
+
+    let script = async {
+        let pivot = peer.hear_more("blockdev-snapshot").await.0;
+        peer.reply(pivot, "{}").await;
+        let late = peer.hear("query-block").await;
+        peer.reply(late, &disk_on("disk2")).await;
+        let asked = peer.hear("query-block").await;
+        peer.reply(asked, &disk_on("disk2")).await;
+    };
+    let (pivoted, ()) = tokio::join!(disk.pivot(overlay), script);
+    assert!(matches!(pivoted, Err((_, Error::PivotedLate))));
+}
+
+/// A pivot that is answered late, but within the question that follows, has been made.
+#[tokio::test(start_paused = true)]
+async fn a_pivot_that_is_late_by_little_has_been_made() {
+    let (qmp, mut peer) = connected().await;
+    let (disk, sets) = (disk(&qmp), FdSets::new(qmp.clone(), 2));
+    let overlay = prepared(&disk, &sets, &mut peer).await;
+    let script = async {
+        peer.hear_more("blockdev-snapshot").await;
+        let asked = peer.hear("query-block").await;
+        peer.reply(asked, &disk_on("disk2")).await;
+    };
+    let (pivoted, ()) = tokio::join!(disk.pivot(overlay), script);
+    assert!(pivoted.is_ok());
 }

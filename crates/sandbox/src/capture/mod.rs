@@ -426,7 +426,10 @@ impl Capture<'_> {
     /// An overlay that was not switched to is as good for the next capture.
     fn pivoted(&mut self, id: LayerId, pivoted: Pivoted) -> Result<()> {
         pivoted.map_err(|(overlay, error)| {
-            self.running.ground.prepared = Some((id, overlay));
+            // One that was switched to after all is the active one: the head lists it, and the guest writes to it.
+            if !matches!(error, sandtree_engine::Error::PivotedLate) {
+                self.running.ground.prepared = Some((id, overlay));
+            }
             engine_error("switch its disk")(error)
         })?;
         self.host.reach(Step::CapturePivoted, Some(&self.running.machine))
