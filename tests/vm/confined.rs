@@ -1,24 +1,48 @@
 //! What a guest, a machine and a snapshot of others can reach, and what a state holds beside main memory.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
 use crate::support::{Answer, World, finish, program};
 
-/// A server on the host's loopback that greets whoever connects, until the test ends.
-fn greeter() -> u16 {
+/// A server on the host's loopback that greets whoever connects. It is a process of its own: other tests count the ports
+/// that theirs listens on.
+struct Greeter {
+    process: Child,
+    port: u16,
+}
+
+impl Greeter {
+    fn start() -> Self {
+        // starts: our own program
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--ignored", "--exact", "--nocapture", "confined::greets_until_its_input_ends"]);
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let port = lines.map_while(Result::ok).find_map(|line| line.split_once("port ")?.1.parse().ok());
+        Self { process, port: port.expect("it says its port") }
+    }
+}
+
+impl Drop for Greeter {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+#[test]
+#[ignore = "a server, which another test starts"]
+fn greets_until_its_input_ends() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            greet(stream);
-        }
-    });
-    port
+    println!("port {}", listener.local_addr().unwrap().port());
+    std::thread::spawn(move || listener.incoming().flatten().for_each(greet));
+    drop(std::io::stdin().read_to_end(&mut Vec::new()));
 }
 
 /// A client that leaves early is no failure.
@@ -36,7 +60,8 @@ fn heard(world: &World, sandbox: &str, port: u16) -> String {
 /// Network and ports reach beyond the guest: a snapshot that may come from anyone does not decide about them.
 #[test]
 fn a_snapshot_of_another_store_gets_neither_the_network_nor_ports_of_the_host() {
-    let (there, here, port) = (World::new(), World::new(), greeter());
+    let (there, here, greeter) = (World::new(), World::new(), Greeter::start());
+    let port = greeter.port;
     there.start("n", &["--network", "full", "--publish", "0:80"]);
     assert_eq!(heard(&there, "n", port), "hello from the host");
     there.ok(["save", "--memory", "n", "theirs"]);

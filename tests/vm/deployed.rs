@@ -206,10 +206,13 @@ fn a_fuse_file_system_that_is_closed_to_machines_is_refused() {
 }
 
 #[test]
-fn a_file_system_without_sockets_is_refused_by_name() {
+fn a_file_system_without_modes_and_sockets_is_refused_by_name() {
     let Some(mount) = Mount::exfat(1024) else { return };
     let copied = Deployed::plainly(World::at(mount.path().join("copied")));
-    copied.run(&["run", "-d", "tiny"]).failed_with(&["no sockets", "--home", "ext4"]);
+    // It is mounted for its owner alone, and machines run as others.
+    copied.run(&["run", "-d", "tiny"]).failed_with(&["the kernel is not readable", "--home", "ext4", "--machine-user"]);
+    let as_caller = ["--machine-user", "caller", "run", "-d", "tiny"];
+    copied.run(&as_caller).failed_with(&["no sockets", "--home", "ext4"]);
     // A file that is open stays in its directory until it is closed, and the directory until the next open.
     copied.ok(&["ps"]);
     copied.world.assert_empty();

@@ -15,8 +15,10 @@ fn a_running_sandbox_tells_everything_about_itself() {
     let world = World::new();
     let made = world.start("a", &["--memory", "256M", "--cpus", "2"]);
     assert_eq!(made["name"], "a");
-    let info = world.inspect("a");
+    let mut info = world.inspect("a");
     assert_eq!(world.inspect(made["id"].as_str().unwrap()), info, "an id is as good as a name");
+    // A list does not look at each sandbox's states.
+    assert_eq!(info.as_object_mut().unwrap().remove("not_durable"), Some(serde_json::json!([])));
     assert_eq!(world.json(["ps"])[0], info);
     assert_eq!((&info["id"], &info["name"], &info["state"]), (&made["id"], &"a".into(), &"running".into()));
     assert_eq!(

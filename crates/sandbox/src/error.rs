@@ -497,6 +497,10 @@ fn engine_hint(error: &engine::Error) -> Option<String> {
         engine::Error::NotEnded { .. } => {
             "it waits for a disk or file server that does not answer, or a debugger holds it; try again when that is over"
         }
+        engine::Error::Unreadable { .. } => {
+            "put the store on a file system that keeps owners and modes, such as ext4, with --home, or run machines as \
+             yourself with --machine-user caller"
+        }
         engine::Error::TooOld { .. } => "install a newer QEMU, or name another one with --qemu",
         engine::Error::UnknownCpu { .. } => {
             "leave --cpu out for the best there is; Opteron_G3 is the same under every QEMU"

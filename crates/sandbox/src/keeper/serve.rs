@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use sandtree_proto::Metrics;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt;
@@ -258,13 +259,16 @@ async fn tell_saved(lease: &mut UnixStream, digest: String) {
 fn bind(dir: &Path, socket: &Path) -> Result<UnixListener> {
     remove_if_there(socket)?;
     let opened = std::fs::File::open(dir).map_err(|e| Error::io("open", dir, e))?;
-    UnixListener::bind(short_path(&opened, socket)).map_err(|source| match source.kind() {
-        // The directory is ours: what is forbidden is the kind of file.
-        io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported => {
-            Error::NoSockets { path: socket.into(), source }
-        }
-        _ => Error::io("listen on", socket, source),
+    UnixListener::bind(short_path(&opened, socket)).map_err(|source| match has_no_sockets(&source) {
+        true => Error::NoSockets { path: socket.into(), source },
+        false => Error::io("listen on", socket, source),
     })
+}
+
+/// The directory is ours and takes other files: what is refused is the kind of file. Drivers on FUSE answer with EIO.
+fn has_no_sockets(error: &io::Error) -> bool {
+    let refusals = [Errno::PERM, Errno::OPNOTSUPP, Errno::NOSYS, Errno::IO].map(|errno| Some(errno.raw_os_error()));
+    refusals.contains(&error.raw_os_error())
 }
 
 pub(super) fn short_path(dir: &std::fs::File, socket: &Path) -> std::path::PathBuf {
