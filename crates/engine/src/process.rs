@@ -413,7 +413,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(path("given")).unwrap(), "given\n");
     }
 
-    /// Whoever starts a machine under its own user id has nothing more to lose to it than that user has.
+    /// Also where the caller has some and the machine keeps its user id.
     #[tokio::test]
     async fn a_child_has_no_capabilities_whoever_starts_it() {
         let launch = shell("grep -E '^Cap(Inh|Prm|Eff|Amb)' /proc/self/status | cut -f2 | sort -u >&2");

@@ -21,7 +21,7 @@ pub(crate) fn as_they_are(record: &StateRecord, mut states: Vec<StateManifest>) 
     states
 }
 
-/// The state that a paused sandbox goes on from. Where an older program paused it, that is the newest of its kind.
+/// The state that a paused sandbox continues from. Where an older program paused it, that is the newest of its kind.
 pub(crate) fn paused_in(record: &StateRecord, states: &[StateManifest]) -> Option<StateId> {
     if record.phase != Phase::Paused {
         return None;

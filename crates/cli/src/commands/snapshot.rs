@@ -233,7 +233,7 @@ impl Unfinished {
     }
 }
 
-/// A file system that knows no renaming without replacing has links, or at least tells what is there.
+/// Fallback for a file system without RENAME_NOREPLACE: a hard link, or a check that the name is free.
 fn rename_noreplace(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}

@@ -25,7 +25,7 @@ pub async fn run(global: &Global, args: Start) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What whoever starts a sandbox should know whose host went down.
+/// A note for the user who starts a sandbox after its host went down.
 fn torn(sandbox: &str) -> String {
     format!(
         "the host went down while {sandbox} ran, and what its guest had written may be damaged without a sign of it; \
