@@ -49,8 +49,7 @@ impl Engine {
         let binary = key.installation.binary.clone();
         let probe = Probe { binary: &binary, arch: config.arch, jail: config.jail, seeing: None };
         let now_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let verdicts = match cached {
-            Some(verdicts) if verdicts.key != key => probe.run_all(key, now_unix_s).await?,
+        let verdicts = match cached.filter(|verdicts| verdicts.key == key) {
             None => probe.run_all(key, now_unix_s).await?,
             Some(verdicts) if verdicts.kvm.holds(now_unix_s) => verdicts,
             Some(verdicts) => {

@@ -164,23 +164,14 @@ impl Probe<'_> {
         let installed = installed(self.binary, &data_dirs);
         let restricted = Probe { seeing: Some(&installed), ..self };
         let (landlock, miscomputed) = restricted.landlock_and_instructions().await;
-        let verdicts = match landlock {
-            Verdict::Usable => restricted.run_rest(key, now_unix_s).await?,
-            Verdict::Unusable { .. } => self.run_rest(key, now_unix_s).await?,
-        };
-        let verdicts = Verdicts { landlock, data_dirs, miscomputed, ..verdicts };
-        tracing::debug!(?verdicts, "QEMU probed");
-        Ok(verdicts)
-    }
-
-    async fn run_rest(self, key: Key, now_unix_s: u64) -> Result<Verdicts, Error> {
+        let probe = if landlock == Verdict::Usable { restricted } else { self };
         // Alone: a busy processor must not make KVM miss its deadline.
-        let kvm = probe_kvm(&self, now_unix_s).await;
+        let kvm = probe_kvm(&probe, now_unix_s).await;
         let (tsc_khz, io_uring, tracking, asked) = tokio::join!(
             tsc::measure_khz(),
-            self.io_uring(),
+            probe.io_uring(),
             tracking::probe(self.jail),
-            Asked::start(&self, Accel::Tcg)
+            Asked::start(&probe, Accel::Tcg)
         );
         let (aio, aio_reason) = match io_uring {
             Ok(()) => (Aio::IoUring, None),
@@ -190,8 +181,7 @@ impl Probe<'_> {
         let (catalogue, mut expansions) = (asked.catalogue().await?, Expansions::default());
         let model = Model::chosen(self.arch, Accel::Tcg, CpuChoice::default())?;
         expansions.insert(Accel::Tcg, &model, asked.expand(&model).await?);
-        let (landlock, data_dirs, miscomputed) = (Verdict::Usable, Vec::new(), Vec::new());
-        Ok(Verdicts {
+        let verdicts = Verdicts {
             key,
             kvm,
             aio,
@@ -203,26 +193,28 @@ impl Probe<'_> {
             tsc_khz,
             catalogue,
             expansions,
-        })
+        };
+        tracing::debug!(?verdicts, "QEMU probed");
+        Ok(verdicts)
     }
 
     /// One test guest tells both: whether QEMU starts with its view restricted, and which instructions it gets wrong.
     /// Instructions that could not be tried count as wrong.
     async fn landlock_and_instructions(&self) -> (Verdict, Vec<String>) {
-        let all = || named(Wrong { adx: true, bmi1: true });
-        let landlock = match landlock::version() {
-            Ok(_) => match self.wrong_instructions().await {
+        let supported = landlock::version().map(drop).map_err(|error| format!("the kernel has no Landlock: {error}"));
+        let landlock = match &supported {
+            Ok(()) => match self.wrong_instructions().await {
                 Ok(wrong) => return (Verdict::Usable, named(wrong)),
                 Err(reason) => Err(format!("QEMU does not run under it: {reason}")),
             },
-            Err(error) => Err(format!("the kernel has no Landlock: {error}")),
+            Err(_) => supported.clone(),
         };
         match (Probe { seeing: None, ..*self }).wrong_instructions().await {
             Ok(wrong) => (landlock.into(), named(wrong)),
             Err(reason) => {
                 tracing::warn!(reason, "the emulator's instructions cannot be tried");
                 // Landlock is not what keeps the guest from running.
-                (landlock::version().map(drop).map_err(|error| error.to_string()).into(), all())
+                (supported.into(), named(Wrong { adx: true, bmi1: true }))
             }
         }
     }

@@ -362,7 +362,5 @@ async fn wake(host: &Inner, machine: &Machine, hub: &Hub, rebirth: Rebirth, bega
 
 /// An agent of an earlier time, in a state of that time, does not know how to correct its clock.
 fn late_clock(error: Error) -> String {
-    let report = error.report();
-    let causes = report.causes.iter().map(|cause| format!(": {cause}")).collect::<String>();
-    format!("the guest's clock may be late: {}{causes}", report.message)
+    format!("the guest's clock may be late: {}", error.one_line())
 }

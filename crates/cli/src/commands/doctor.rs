@@ -77,20 +77,21 @@ fn describe_qemu(qemu: &QemuFound) {
     let refused = qemu.memory_modes_refused.join("; ");
     let memory =
         if refused.is_empty() { qemu.memory_mode.clone() } else { format!("{} ({refused})", qemu.memory_mode) };
-    show::fields(&[
+    let mut fields = vec![
         ("qemu", format!("{} at {}", qemu.version, qemu.binary.display())),
         ("accelerator", because(&qemu.accelerator, &qemu.kvm_refused, "kvm")),
         ("disk i/o", because(&qemu.disk_aio, &qemu.io_uring_refused, "io_uring")),
         ("memory", memory),
         ("jail", jail),
-    ]);
+    ];
     if qemu.accelerator == "kvm" {
-        show::fields(&[("kvm tested", KVM_TESTED.into())]);
+        fields.push(("kvm tested", KVM_TESTED.into()));
     }
     if !qemu.miscomputed.is_empty() {
         let off = qemu.miscomputed.join(", ");
-        show::fields(&[("processor", format!("{off} off under emulation: this QEMU computes them wrongly"))]);
+        fields.push(("processor", format!("{off} off under emulation: this QEMU computes them wrongly")));
     }
+    show::fields(&fields);
     if qemu.memory_mode == "full" && qemu.own_uid {
         eprintln!(
             "hint: grant CAP_SYS_PTRACE (containers: --cap-add SYS_PTRACE), or run machines as the caller: --machine-user caller"
