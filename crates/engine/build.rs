@@ -14,5 +14,8 @@ fn main() {
         env: &[("CARGO_PROFILE_RELEASE_LTO", "fat")],
         file: "libsandtree_preload.so",
     };
-    println!("cargo:rustc-env=SANDTREE_PRELOAD={}", preload.build().display());
+    println!(
+        "cargo:rustc-env=SANDTREE_PRELOAD={}",
+        preload.build().display()
+    );
 }

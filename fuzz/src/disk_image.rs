@@ -1,4 +1,5 @@
-//! Disk images of strangers, small enough to be inputs: an ext4 of 64 KiB, alone, in a partition, and in a qcow2.
+//! Disk images of strangers, small enough to be inputs: an ext4 of 64 KiB, alone, in a partition,
+//! and in a qcow2.
 
 use std::fs;
 use std::path::Path;
@@ -6,12 +7,16 @@ use std::process::{Command, Stdio};
 
 use sandtree_rootfs::{DiskLimits, import_disk};
 
-const LIMITS: DiskLimits = DiskLimits { bytes: 1 << 20, written_bytes: 1 << 20 };
+const LIMITS: DiskLimits = DiskLimits {
+    bytes: 1 << 20,
+    written_bytes: 1 << 20,
+};
 const FS_KIBIBYTES: usize = 64;
 const CLUSTER: usize = 512;
 const L1: usize = CLUSTER;
 
-/// Whatever an image says, it is taken within the limit or refused; and what is refused leaves no file.
+/// Whatever an image says, it is taken within the limit or refused; and what is refused leaves no
+/// file.
 pub fn check(input: &[u8]) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let (from, to) = (dir.path().join("from"), dir.path().join("to"));
@@ -32,7 +37,12 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let seeds = vec![qcow2(2, &bare), qcow2(3, &partitioned), partitioned, bare];
     for seed in &seeds {
         fs::write(dir.path().join("seed"), seed).expect("room for a seed");
-        let taken = import_disk(&dir.path().join("seed"), &dir.path().join("taken"), LIMITS, &mut |_| Ok(()));
+        let taken = import_disk(
+            &dir.path().join("seed"),
+            &dir.path().join("taken"),
+            LIMITS,
+            &mut |_| Ok(()),
+        );
         taken.expect("a seed is a disk image");
         fs::remove_file(dir.path().join("taken")).expect("it was made");
     }
@@ -45,13 +55,28 @@ fn make(dir: &Path) -> Vec<u8> {
     let path = std::env::var("PATH").unwrap_or_default();
     let mke2fs = Command::new("mke2fs")
         .env("PATH", format!("{path}:/usr/sbin:/sbin"))
-        .args(["-q", "-F", "-t", "ext4", "-b", "1024", "-N", "16", "-O", "^has_journal,^resize_inode", "-d"])
+        .args([
+            "-q",
+            "-F",
+            "-t",
+            "ext4",
+            "-b",
+            "1024",
+            "-N",
+            "16",
+            "-O",
+            "^has_journal,^resize_inode",
+            "-d",
+        ])
         .args([&tree, &image])
         .arg(FS_KIBIBYTES.to_string())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status();
-    assert!(mke2fs.is_ok_and(|status| status.success()), "mke2fs works; it is in e2fsprogs");
+    assert!(
+        mke2fs.is_ok_and(|status| status.success()),
+        "mke2fs works; it is in e2fsprogs"
+    );
     let mut bytes = fs::read(&image).expect("the image can be read");
     // The file ends with the last block that was written.
     bytes.resize(FS_KIBIBYTES << 10, 0);
@@ -79,8 +104,18 @@ fn qcow2(version: u32, disk: &[u8]) -> Vec<u8> {
     put(&mut file, 24, &(disk.len() as u64).to_be_bytes());
     put(&mut file, 36, &(tables as u32).to_be_bytes());
     put(&mut file, 40, &(L1 as u64).to_be_bytes());
-    put(&mut file, 100, &if version == 3 { 104u32 } else { 0 }.to_be_bytes());
-    (0..tables).for_each(|table| put(&mut file, L1 + table * 8, &((l2 + table * CLUSTER) as u64).to_be_bytes()));
+    put(
+        &mut file,
+        100,
+        &if version == 3 { 104u32 } else { 0 }.to_be_bytes(),
+    );
+    (0..tables).for_each(|table| {
+        put(
+            &mut file,
+            L1 + table * 8,
+            &((l2 + table * CLUSTER) as u64).to_be_bytes(),
+        )
+    });
     for (index, cluster) in disk.chunks_exact(CLUSTER).enumerate() {
         if cluster.iter().any(|byte| *byte != 0) {
             let entry = add(&mut file, cluster, index % 2 == 0);
@@ -99,7 +134,11 @@ fn add(file: &mut Vec<u8>, cluster: &[u8], is_packed: bool) -> u64 {
     }
     file.extend(cluster);
     file.resize(file.len().next_multiple_of(CLUSTER), 0);
-    if is_packed { 1 << 62 | 1 << 61 | offset } else { offset }
+    if is_packed {
+        1 << 62 | 1 << 61 | offset
+    } else {
+        offset
+    }
 }
 
 fn put(file: &mut [u8], at: usize, bytes: &[u8]) {

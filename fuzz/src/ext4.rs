@@ -1,5 +1,5 @@
-//! A guest's file system, bent. An image is too large to be an input, so an input says how to bend one: records of
-//! eight bytes, where (among the bytes that mean something) and what.
+//! A guest's file system, bent. An image is too large to be an input, so an input says how to bend
+//! one: records of eight bytes, where (among the bytes that mean something) and what.
 
 use std::fs;
 use std::io::Write;
@@ -26,15 +26,25 @@ struct Sample {
 pub fn seeds() -> Vec<Vec<u8>> {
     let count = sample().used.len() as u32;
     (0..512)
-        .map(|seed: u32| [(count / 512 * seed).to_le_bytes(), seed.wrapping_mul(0x9e37_79b9).to_le_bytes()].concat())
+        .map(|seed: u32| {
+            [
+                (count / 512 * seed).to_le_bytes(),
+                seed.wrapping_mul(0x9e37_79b9).to_le_bytes(),
+            ]
+            .concat()
+        })
         .collect()
 }
 
-/// Whatever a disk says, a comparison ends; and leaving out what cannot differ changes nothing about its answer.
+/// Whatever a disk says, a comparison ends; and leaving out what cannot differ changes nothing
+/// about its answer.
 pub fn check(input: &[u8]) {
     let sample = sample();
     let mut bytes = sample.bytes.clone();
-    let bent: Vec<_> = input.chunks_exact(RECORD).map(|record| bend(&mut bytes, &sample.used, record)).collect();
+    let bent: Vec<_> = input
+        .chunks_exact(RECORD)
+        .map(|record| bend(&mut bytes, &sample.used, record))
+        .collect();
     let all = diff(&sample.bytes, &bytes, None, Options::default());
     let some = diff(&sample.bytes, &bytes, Some(&bent), Options::default());
     if let (Ok(all), Ok(some)) = (all, some) {
@@ -45,7 +55,10 @@ pub fn check(input: &[u8]) {
 /// Gives the cluster that can differ now.
 fn bend(bytes: &mut [u8], used: &[usize], record: &[u8]) -> Range<u64> {
     let (place, value) = record.split_at(4);
-    let place = place.iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte));
+    let place = place
+        .iter()
+        .rev()
+        .fold(0, |number, byte| number << 8 | usize::from(*byte));
     let at = used[place % used.len()];
     let end = bytes.len().min(at + 1 + usize::from(value[0] % 4));
     bytes[at..end].copy_from_slice(&value[..end - at]);
@@ -58,7 +71,12 @@ fn sample() -> &'static Sample {
         let dir = tempfile::tempdir().expect("a directory can be made");
         let bytes = make(dir.path());
         let is_used = |(at, byte): &(usize, &u8)| **byte != 0 || at % 1024 < 64;
-        let used = bytes.iter().enumerate().filter(is_used).map(|(at, _)| at).collect();
+        let used = bytes
+            .iter()
+            .enumerate()
+            .filter(is_used)
+            .map(|(at, _)| at)
+            .collect();
         Sample { bytes, used }
     })
 }
@@ -67,7 +85,11 @@ fn sample() -> &'static Sample {
 fn make(dir: &Path) -> Vec<u8> {
     let (tree, image) = (dir.join("tree"), dir.join("image"));
     fs::create_dir_all(tree.join("dir/deeper")).expect("a directory can be made");
-    for (name, bytes) in [("dir/file", 3000), ("dir/deeper/inline", 100), ("large", 200_000)] {
+    for (name, bytes) in [
+        ("dir/file", 3000),
+        ("dir/deeper/inline", 100),
+        ("large", 200_000),
+    ] {
         fs::write(tree.join(name), vec![7; bytes]).expect("a file can be written");
     }
     let mke2fs = tool("mke2fs")
@@ -77,7 +99,10 @@ fn make(dir: &Path) -> Vec<u8> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status();
-    assert!(mke2fs.is_ok_and(|status| status.success()), "mke2fs works; it is in e2fsprogs");
+    assert!(
+        mke2fs.is_ok_and(|status| status.success()),
+        "mke2fs works; it is in e2fsprogs"
+    );
     let block = tree.join("dir/file");
     let commands = format!(
         "symlink link target\nea_set dir/file user.name value\njo -c\njw -b 900 {}\njw -r 900\njc\n",
@@ -98,9 +123,14 @@ fn debugfs(image: &Path, commands: &str) {
         .spawn();
     let mut child = child.expect("debugfs is installed; it is in e2fsprogs");
     let mut stdin = child.stdin.take().expect("it has an input");
-    stdin.write_all(commands.as_bytes()).expect("it reads its commands");
+    stdin
+        .write_all(commands.as_bytes())
+        .expect("it reads its commands");
     drop(stdin);
-    assert!(child.wait().is_ok_and(|status| status.success()), "debugfs works");
+    assert!(
+        child.wait().is_ok_and(|status| status.success()),
+        "debugfs works"
+    );
 }
 
 fn tool(name: &str) -> Command {

@@ -2,8 +2,9 @@
 //!
 //!     cargo run --release -p sandtree-fuzz -- [--seconds N] [--seed S] [TARGET…]
 //!
-//! There is no coverage feedback; in its place each target starts from well-formed inputs that reach deep, and mutates
-//! those. A target panics when a promise is broken, and the run prints seed and input to repeat it with.
+//! There is no coverage feedback; in its place each target starts from well-formed inputs that
+//! reach deep, and mutates those. A target panics when a promise is broken, and the run prints seed
+//! and input to repeat it with.
 
 mod disk_image;
 mod ext4;
@@ -27,10 +28,20 @@ fn main() -> ExitCode {
         }
     };
     println!("seed {}", options.seed);
-    let wanted = |target: &&Target| options.names.is_empty() || options.names.iter().any(|name| name == target.name);
-    let failures = TARGETS.iter().filter(wanted).filter(|target| !fuzz(target, &options)).count();
+    let wanted = |target: &&Target| {
+        options.names.is_empty() || options.names.iter().any(|name| name == target.name)
+    };
+    let failures = TARGETS
+        .iter()
+        .filter(wanted)
+        .filter(|target| !fuzz(target, &options))
+        .count();
     targets::clean_up();
-    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if failures == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 struct Options {
@@ -41,11 +52,20 @@ struct Options {
 
 impl Options {
     fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
-        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let mut options =
-            Self { time: Duration::from_secs(10), seed: since_epoch.as_nanos() as u64, names: Vec::new() };
+        let since_epoch = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        let mut options = Self {
+            time: Duration::from_secs(10),
+            seed: since_epoch.as_nanos() as u64,
+            names: Vec::new(),
+        };
         while let Some(arg) = args.next() {
-            let mut number = || args.next().and_then(|n| n.parse().ok()).ok_or(format!("{arg} needs a number"));
+            let mut number = || {
+                args.next()
+                    .and_then(|n| n.parse().ok())
+                    .ok_or(format!("{arg} needs a number"))
+            };
             match arg.as_str() {
                 "--seconds" => options.time = Duration::from_secs(number()?),
                 "--seed" => options.seed = number()?,
@@ -68,7 +88,10 @@ fn fuzz(target: &Target, options: &Options) -> bool {
             runs += 1;
             if catch_unwind(AssertUnwindSafe(|| (target.check)(&input))).is_err() {
                 let hex: String = input.iter().map(|b| format!("{b:02x}")).collect();
-                println!("{}: broken after {runs} runs of seed {}: {hex}", target.name, options.seed);
+                println!(
+                    "{}: broken after {runs} runs of seed {}: {hex}",
+                    target.name, options.seed
+                );
                 return false;
             }
         }

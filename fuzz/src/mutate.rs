@@ -49,7 +49,16 @@ impl Random {
 
     /// A number of four or eight bytes where one may stand, with a value that is often a limit.
     fn overwrite(&mut self, input: &mut [u8], at: usize) {
-        let value = [0, 1, 0xffff, 0x1_0000, 0x1_0001, u64::from(u32::MAX), u64::MAX / 2, u64::MAX][self.below(8)];
+        let value = [
+            0,
+            1,
+            0xffff,
+            0x1_0000,
+            0x1_0001,
+            u64::from(u32::MAX),
+            u64::MAX / 2,
+            u64::MAX,
+        ][self.below(8)];
         let bytes = value.to_le_bytes();
         let width = [2, 4, 8][self.below(3)].min(input.len() - at.min(input.len()));
         input[at..at + width].copy_from_slice(&bytes[..width]);

@@ -1,10 +1,16 @@
-//! Archives for a root file system, bent. Checksums of headers are made right again, as little would be reached else.
+//! Archives for a root file system, bent. Checksums of headers are made right again, as little
+//! would be reached else.
 
 use sandtree_diff::FileSystem;
 use sandtree_rootfs::{Builder, Limits, Options, TarRules};
 
 const BLOCK: usize = 512;
-const LIMITS: Limits = Limits { nodes: 64, bytes: 1 << 20, names_bytes: 64 << 10, written_bytes: 4 << 20 };
+const LIMITS: Limits = Limits {
+    nodes: 64,
+    bytes: 1 << 20,
+    names_bytes: 64 << 10,
+    written_bytes: 4 << 20,
+};
 
 /// Whatever an archive is, it is taken or refused; what was taken makes a file system.
 pub fn check(input: &[u8]) {
@@ -12,15 +18,20 @@ pub fn check(input: &[u8]) {
     let image = dir.path().join("image");
     let mut builder = Builder::create(&image, LIMITS).expect("an image can be made");
     let mut archive = input.to_vec();
-    archive.chunks_exact_mut(BLOCK).filter(|block| &block[257..262] == b"ustar").for_each(seal);
+    archive
+        .chunks_exact_mut(BLOCK)
+        .filter(|block| &block[257..262] == b"ustar")
+        .for_each(seal);
     let mut bytes = 0;
     let mut watch = |so_far| {
         bytes = so_far;
         Ok(())
     };
-    let is_taken = [TarRules::Plain, TarRules::Layer]
-        .iter()
-        .all(|rules| builder.add_tar(&mut &archive[..], *rules, &mut watch).is_ok());
+    let is_taken = [TarRules::Plain, TarRules::Layer].iter().all(|rules| {
+        builder
+            .add_tar(&mut &archive[..], *rules, &mut watch)
+            .is_ok()
+    });
     assert!(bytes <= LIMITS.bytes);
     // Attributes may be more than an inode has room for.
     if is_taken && builder.finish(&Options::default()).is_ok() {
@@ -37,13 +48,42 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let mut map = b"1\n8192\n512\n".to_vec();
     map.resize(2 * BLOCK, 7);
     vec![
-        [member("a/", b'5', "", b""), member("a/b", b'0', "", b"bytes"), member("c", b'1', "a/b", b"")].concat(),
-        [member("l", b'2', "a/../a", b""), member("l/x", b'0', "", b"x"), member("n", b'3', "", b"")].concat(),
-        [member("x", b'x', "", pax), member("f", b'0', "", &[1; 700]), member("a/.wh.f", b'0', "", b"")].concat(),
+        [
+            member("a/", b'5', "", b""),
+            member("a/b", b'0', "", b"bytes"),
+            member("c", b'1', "a/b", b""),
+        ]
+        .concat(),
+        [
+            member("l", b'2', "a/../a", b""),
+            member("l/x", b'0', "", b"x"),
+            member("n", b'3', "", b""),
+        ]
+        .concat(),
+        [
+            member("x", b'x', "", pax),
+            member("f", b'0', "", &[1; 700]),
+            member("a/.wh.f", b'0', "", b""),
+        ]
+        .concat(),
         [member("x", b'x', "", sparse), member("f", b'0', "", &map)].concat(),
-        [member("x", b'x', "", old_map), member("f", b'0', "", b"1234567890")].concat(),
-        [member("L", b'L', "", &[b'n'; 200]), member("K", b'K', "", &[b't'; 200]), member("s", b'2', "", b"")].concat(),
-        [member("g", b'g', "", pax), member("p", b'6', "", b""), member(".wh..wh..opq", b'0', "", b"")].concat(),
+        [
+            member("x", b'x', "", old_map),
+            member("f", b'0', "", b"1234567890"),
+        ]
+        .concat(),
+        [
+            member("L", b'L', "", &[b'n'; 200]),
+            member("K", b'K', "", &[b't'; 200]),
+            member("s", b'2', "", b""),
+        ]
+        .concat(),
+        [
+            member("g", b'g', "", pax),
+            member("p", b'6', "", b""),
+            member(".wh..wh..opq", b'0', "", b""),
+        ]
+        .concat(),
         [member("s", b'S', "", b""), vec![0; 2 * BLOCK]].concat(),
     ]
 }

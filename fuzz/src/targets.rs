@@ -6,13 +6,17 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use sandtree_proto::frame::{Decoded, Decoder, Frame, MAX_PAYLOAD, Nonce, PADDING, StreamId, encode_preamble};
+use sandtree_proto::frame::{
+    Decoded, Decoder, Frame, MAX_PAYLOAD, Nonce, PADDING, StreamId, encode_preamble,
+};
 use sandtree_proto::message::{decode_entry, encode_entry, from_bytes, to_frame};
 use sandtree_proto::{
-    AgentHello, AgentMessage, ChannelState, DirEntry, ExecStart, Failure, FileKind, HostHello, HostMessage, Identity,
-    Network, Open, Outcome, Outgoing, Reply, Request, Stat, TermSize,
+    AgentHello, AgentMessage, ChannelState, DirEntry, ExecStart, Failure, FileKind, HostHello,
+    HostMessage, Identity, Network, Open, Outcome, Outgoing, Reply, Request, Stat, TermSize,
 };
-use sandtree_store::artifact::{BLOCK, Input, MAX_MEMBER_BYTES, MAX_PIECES, Member, Reader, SparseMap, Writer};
+use sandtree_store::artifact::{
+    BLOCK, Input, MAX_MEMBER_BYTES, MAX_PIECES, Member, Reader, SparseMap, Writer,
+};
 use sandtree_store::memory::{Layer, MemoryWriter, PAGE};
 use sandtree_store::{Digest as StoreDigest, SnapshotManifest, SnapshotSummary, Store, disk};
 use serde::Serialize;
@@ -28,19 +32,71 @@ pub struct Target {
 }
 
 pub const TARGETS: [Target; 13] = [
-    Target { name: "frames", seeds: streams, check: frames },
-    Target { name: "agent-messages", seeds: agent_messages, check: round_trip::<AgentMessage> },
-    Target { name: "host-messages", seeds: host_messages, check: round_trip::<HostMessage> },
-    Target { name: "dir-entries", seeds: entries, check: dir_entries },
-    Target { name: "outgoing", seeds: outgoing_seeds, check: outgoing },
-    Target { name: "qcow2", seeds: disks, check: qcow2 },
-    Target { name: "memory-layer", seeds: layers, check: memory_layer },
-    Target { name: "ext4", seeds: ext4::seeds, check: ext4::check },
-    Target { name: "disk-image", seeds: disk_image::seeds, check: disk_image::check },
-    Target { name: "artifact", seeds: artifacts, check: artifact },
-    Target { name: "snapshot-manifest", seeds: manifests, check: snapshot_manifest },
-    Target { name: "index", seeds: indexes, check: index },
-    Target { name: "tar", seeds: tar::seeds, check: tar::check },
+    Target {
+        name: "frames",
+        seeds: streams,
+        check: frames,
+    },
+    Target {
+        name: "agent-messages",
+        seeds: agent_messages,
+        check: round_trip::<AgentMessage>,
+    },
+    Target {
+        name: "host-messages",
+        seeds: host_messages,
+        check: round_trip::<HostMessage>,
+    },
+    Target {
+        name: "dir-entries",
+        seeds: entries,
+        check: dir_entries,
+    },
+    Target {
+        name: "outgoing",
+        seeds: outgoing_seeds,
+        check: outgoing,
+    },
+    Target {
+        name: "qcow2",
+        seeds: disks,
+        check: qcow2,
+    },
+    Target {
+        name: "memory-layer",
+        seeds: layers,
+        check: memory_layer,
+    },
+    Target {
+        name: "ext4",
+        seeds: ext4::seeds,
+        check: ext4::check,
+    },
+    Target {
+        name: "disk-image",
+        seeds: disk_image::seeds,
+        check: disk_image::check,
+    },
+    Target {
+        name: "artifact",
+        seeds: artifacts,
+        check: artifact,
+    },
+    Target {
+        name: "snapshot-manifest",
+        seeds: manifests,
+        check: snapshot_manifest,
+    },
+    Target {
+        name: "index",
+        seeds: indexes,
+        check: index,
+    },
+    Target {
+        name: "tar",
+        seeds: tar::seeds,
+        check: tar::check,
+    },
 ];
 
 /// Any bytes in any cutting: no panic, no growth, and after them a good stream is still understood.
@@ -59,7 +115,10 @@ fn frames(input: &[u8]) {
     encode_preamble(&mut good, nonce);
     decoder.feed(&good);
     let mut found = std::iter::from_fn(|| decoder.next());
-    assert!(found.any(|f| f == Ok(Decoded::Preamble(nonce))), "a new stream is found behind any garbage");
+    assert!(
+        found.any(|f| f == Ok(Decoded::Preamble(nonce))),
+        "a new stream is found behind any garbage"
+    );
 }
 
 /// What came in a frame fits one again, and says the same.
@@ -80,7 +139,8 @@ fn dir_entries(input: &[u8]) {
     }
 }
 
-/// A reader that claims anything: the window holds, and what it gets are the bytes at the offset that is told.
+/// A reader that claims anything: the window holds, and what it gets are the bytes at the offset
+/// that is told.
 fn outgoing(input: &[u8]) {
     const WINDOW: usize = 257;
     let mut stream = Outgoing::new(WINDOW);
@@ -89,13 +149,19 @@ fn outgoing(input: &[u8]) {
         match order[0] % 5 {
             0 => {
                 let produced = stream.produced();
-                let bytes: Vec<u8> =
-                    (0..stream.room().min(order[1].into())).map(|i| (produced + i as u64) as u8).collect();
+                let bytes: Vec<u8> = (0..stream.room().min(order[1].into()))
+                    .map(|i| (produced + i as u64) as u8)
+                    .collect();
                 stream.push(&bytes);
             }
             1 => {
                 if let Some((offset, bytes)) = stream.take(order[1].into()) {
-                    assert!(bytes.iter().enumerate().all(|(i, b)| *b == (offset + i as u64) as u8));
+                    assert!(
+                        bytes
+                            .iter()
+                            .enumerate()
+                            .all(|(i, b)| *b == (offset + i as u64) as u8)
+                    );
                 }
             }
             // Claims may be refused; they must not change what is true.
@@ -112,32 +178,59 @@ fn qcow2(input: &[u8]) {
     drop(disk::check::bytes(input));
 }
 
-/// A manifest that is accepted is its own canonical form, and keeps the rules that nobody looks at again.
+/// A manifest that is accepted is its own canonical form, and keeps the rules that nobody looks at
+/// again.
 fn snapshot_manifest(input: &[u8]) {
-    let Ok((manifest, digest)) = SnapshotManifest::parse(input) else { return };
+    let Ok((manifest, digest)) = SnapshotManifest::parse(input) else {
+        return;
+    };
     assert_eq!(manifest.to_bytes(), input);
     assert_eq!(digest, StoreDigest::of(input));
     let memory = manifest.memory.iter();
     let outputs = memory.clone().flat_map(|memory| memory.outputs.keys());
     for path in outputs {
-        assert!(path.split('/').all(|name| !name.is_empty() && !name.starts_with('.')), "{path:?}");
+        assert!(
+            path.split('/')
+                .all(|name| !name.is_empty() && !name.starts_with('.')),
+            "{path:?}"
+        );
     }
-    let layers: Vec<_> = memory.flat_map(|memory| &memory.layers).chain(&manifest.disk.layers).collect();
-    assert!(layers.len() <= 1024 && layers.iter().map(|layer| layer.bytes).try_fold(0, u64::checked_add).is_some());
+    let layers: Vec<_> = memory
+        .flat_map(|memory| &memory.layers)
+        .chain(&manifest.disk.layers)
+        .collect();
+    assert!(
+        layers.len() <= 1024
+            && layers
+                .iter()
+                .map(|layer| layer.bytes)
+                .try_fold(0, u64::checked_add)
+                .is_some()
+    );
 }
 
 /// Bytes of a header that the checksum covers; the run table follows them in an input.
 const LAYER_FIELDS: usize = 48;
 
-/// Whatever fields and table say, also under a checksum that is right: a layer that is read obeys every rule of the
-/// format, so that nobody who uses it needs to look again.
+/// Whatever fields and table say, also under a checksum that is right: a layer that is read obeys
+/// every rule of the format, so that nobody who uses it needs to look again.
 fn memory_layer(input: &[u8]) {
     let file = layer_file(input);
     let len = file.metadata().expect("an open file has a length").len();
-    let Ok(layer) = Layer::read(&file) else { return };
-    let mut runs: Vec<_> = layer.data.iter().map(|run| run.pages).chain(layer.zero).collect();
+    let Ok(layer) = Layer::read(&file) else {
+        return;
+    };
+    let mut runs: Vec<_> = layer
+        .data
+        .iter()
+        .map(|run| run.pages)
+        .chain(layer.zero)
+        .collect();
     runs.sort_by_key(|run| run.first);
-    assert!(runs.iter().all(|run| run.count > 0 && run.end() * PAGE <= layer.ram_bytes));
+    assert!(
+        runs.iter()
+            .all(|run| run.count > 0 && run.end() * PAGE <= layer.ram_bytes)
+    );
     assert!(runs.windows(2).all(|pair| pair[0].end() <= pair[1].first));
     let mut end = PAGE;
     for run in layer.data {
@@ -150,23 +243,35 @@ fn memory_layer(input: &[u8]) {
 /// The data pages are a hole: nobody reads them, and so all of an input is worth bending.
 fn layer_file(input: &[u8]) -> File {
     let (fields, table) = input.split_at(input.len().min(LAYER_FIELDS));
-    let claimed = fields.get(24..32).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
+    let claimed = fields
+        .get(24..32)
+        .and_then(|bytes| bytes.try_into().ok())
+        .map_or(0, u64::from_le_bytes);
     let file = tempfile::tempfile().expect("a temporary file");
     let checksum = Sha256::digest(input);
     let table_offset = PAGE + claimed.min(1 << 36);
-    for (bytes, offset) in [(fields, 0), (&checksum[..], LAYER_FIELDS as u64), (table, table_offset)] {
-        file.write_all_at(bytes, offset).expect("room for a few kilobytes");
+    for (bytes, offset) in [
+        (fields, 0),
+        (&checksum[..], LAYER_FIELDS as u64),
+        (table, table_offset),
+    ] {
+        file.write_all_at(bytes, offset)
+            .expect("room for a few kilobytes");
     }
-    file.set_len(table_offset + table.len() as u64).expect("a sparse file");
+    file.set_len(table_offset + table.len() as u64)
+        .expect("a sparse file");
     file
 }
 
-/// Whatever is accepted is what our own writer would have written, to the last byte. So no two readers can see two
-/// things in it.
+/// Whatever is accepted is what our own writer would have written, to the last byte. So no two
+/// readers can see two things in it.
 fn artifact(input: &[u8]) {
     for archive in [input.to_vec(), with_checksums(input)] {
         if let Some(written) = rewritten(&archive) {
-            assert!(written == archive || !archive.starts_with(b"arti"), "another spelling was accepted");
+            assert!(
+                written == archive || !archive.starts_with(b"arti"),
+                "another spelling was accepted"
+            );
         }
     }
 }
@@ -176,11 +281,19 @@ fn rewritten(archive: &[u8]) -> Option<Vec<u8>> {
     let mut reader = Reader::new(Input::new(archive).ok()?);
     let mut writer = Writer::new(Vec::new());
     while let Some(found) = reader.next_member().ok()? {
-        assert!(found.map.bytes() <= MAX_MEMBER_BYTES && found.map.pieces().len() as u64 <= MAX_PIECES);
+        assert!(
+            found.map.bytes() <= MAX_MEMBER_BYTES && found.map.pieces().len() as u64 <= MAX_PIECES
+        );
         let pieces = found.map.pieces();
         assert!(pieces.windows(2).all(|pair| pair[0].end() < pair[1].offset));
-        assert!(pieces.iter().all(|piece| piece.bytes > 0 && piece.end() <= found.map.bytes()));
-        writer.begin(&found.member, &found.map).expect("room for what fits the input");
+        assert!(
+            pieces
+                .iter()
+                .all(|piece| piece.bytes > 0 && piece.end() <= found.map.bytes())
+        );
+        writer
+            .begin(&found.member, &found.map)
+            .expect("room for what fits the input");
         copy_member(&mut reader, &mut writer)?;
     }
     Some(writer.finish().expect("room for what fits the input"))
@@ -191,7 +304,9 @@ fn copy_member(reader: &mut Reader<Input<&[u8]>>, writer: &mut Writer<Vec<u8>>) 
     loop {
         match reader.read(&mut buffer).ok()? {
             0 => return Some(()),
-            read => writer.data(&buffer[..read]).expect("room for what fits the input"),
+            read => writer
+                .data(&buffer[..read])
+                .expect("room for what fits the input"),
         }
     }
 }
@@ -199,7 +314,10 @@ fn copy_member(reader: &mut Reader<Input<&[u8]>>, writer: &mut Writer<Vec<u8>>) 
 /// The same archive, with the checksum that each header needs to be looked at.
 fn with_checksums(input: &[u8]) -> Vec<u8> {
     let mut archive = input.to_vec();
-    for block in archive.chunks_exact_mut(512).filter(|block| block[257..].starts_with(b"ustar")) {
+    for block in archive
+        .chunks_exact_mut(512)
+        .filter(|block| block[257..].starts_with(b"ustar"))
+    {
         block[148..156].fill(b' ');
         let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
         block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
@@ -212,9 +330,22 @@ fn streams() -> Vec<Vec<u8>> {
     encode_preamble(&mut stream, Nonce([1; 16]));
     let frames = [
         Frame::Message(vec![0, 1, 1]),
-        Frame::Data { channel: 1, stream: StreamId::Out, offset: 0, bytes: vec![7; 300] },
-        Frame::Window { channel: 1, stream: StreamId::In, consumed: 9 },
-        Frame::Eof { channel: 1, stream: StreamId::Err, offset: 300 },
+        Frame::Data {
+            channel: 1,
+            stream: StreamId::Out,
+            offset: 0,
+            bytes: vec![7; 300],
+        },
+        Frame::Window {
+            channel: 1,
+            stream: StreamId::In,
+            consumed: 9,
+        },
+        Frame::Eof {
+            channel: 1,
+            stream: StreamId::Err,
+            offset: 300,
+        },
     ];
     let mut seeds = vec![Vec::new(), stream.clone()];
     for frame in frames {
@@ -232,7 +363,10 @@ fn payload(message: &impl Serialize) -> Vec<u8> {
 }
 
 fn agent_messages() -> Vec<Vec<u8>> {
-    let failure = Failure { errno: 2, message: "no".into() };
+    let failure = Failure {
+        errno: 2,
+        message: "no".into(),
+    };
     let state = ChannelState {
         channel: 3,
         tag: "t".into(),
@@ -241,14 +375,34 @@ fn agent_messages() -> Vec<Vec<u8>> {
         err: (0, 0),
         outcome: Some(Outcome::NotStarted(failure.clone())),
     };
-    let stat =
-        Stat { kind: FileKind::Dir, mode: 0o755, uid: 1, gid: 2, size: 3, modified_ns: -4, target: b"x".to_vec() };
+    let stat = Stat {
+        kind: FileKind::Dir,
+        mode: 0o755,
+        uid: 1,
+        gid: 2,
+        size: 3,
+        modified_ns: -4,
+        target: b"x".to_vec(),
+    };
     [
-        AgentMessage::Hello(AgentHello { version: 1, build: "b".into(), channels: vec![state] }),
+        AgentMessage::Hello(AgentHello {
+            version: 1,
+            build: "b".into(),
+            channels: vec![state],
+        }),
         AgentMessage::Started { channel: 1, pid: 2 },
-        AgentMessage::Ended { channel: 1, outcome: Outcome::Signaled { signal: 9 } },
-        AgentMessage::Reply { id: 1, reply: Ok(Reply::Stat(stat)) },
-        AgentMessage::Reply { id: 1, reply: Err(failure) },
+        AgentMessage::Ended {
+            channel: 1,
+            outcome: Outcome::Signaled { signal: 9 },
+        },
+        AgentMessage::Reply {
+            id: 1,
+            reply: Ok(Reply::Stat(stat)),
+        },
+        AgentMessage::Reply {
+            id: 1,
+            reply: Err(failure),
+        },
     ]
     .iter()
     .map(payload)
@@ -274,11 +428,31 @@ fn host_messages() -> Vec<Vec<u8>> {
         network: Network::Full,
     };
     [
-        HostMessage::Hello(HostHello { version_min: 1, version_max: 1 }),
-        HostMessage::Open { channel: 1, window: 9, open: Open::Exec(exec) },
-        HostMessage::Open { channel: 1, window: 9, open: Open::TarIn { path: b"/srv".to_vec() } },
-        HostMessage::Resume { channel: 1, out: 2, err: 3 },
-        HostMessage::Request { id: 1, request: Request::Configure(identity) },
+        HostMessage::Hello(HostHello {
+            version_min: 1,
+            version_max: 1,
+        }),
+        HostMessage::Open {
+            channel: 1,
+            window: 9,
+            open: Open::Exec(exec),
+        },
+        HostMessage::Open {
+            channel: 1,
+            window: 9,
+            open: Open::TarIn {
+                path: b"/srv".to_vec(),
+            },
+        },
+        HostMessage::Resume {
+            channel: 1,
+            out: 2,
+            err: 3,
+        },
+        HostMessage::Request {
+            id: 1,
+            request: Request::Configure(identity),
+        },
     ]
     .iter()
     .map(payload)
@@ -286,8 +460,21 @@ fn host_messages() -> Vec<Vec<u8>> {
 }
 
 fn entries() -> Vec<Vec<u8>> {
-    let stat = Stat { kind: FileKind::File, mode: 1, uid: 2, gid: 3, size: 4, modified_ns: 5, target: vec![] };
-    let entry = |name: &[u8]| encode_entry(&DirEntry { name: name.to_vec(), stat: stat.clone() });
+    let stat = Stat {
+        kind: FileKind::File,
+        mode: 1,
+        uid: 2,
+        gid: 3,
+        size: 4,
+        modified_ns: 5,
+        target: vec![],
+    };
+    let entry = |name: &[u8]| {
+        encode_entry(&DirEntry {
+            name: name.to_vec(),
+            stat: stat.clone(),
+        })
+    };
     vec![entry(b"a"), [entry(b"a"), entry(b"\xff\n")].concat()]
 }
 
@@ -303,7 +490,11 @@ fn disks() -> Vec<Vec<u8>> {
 /// Members of every shape: records, a blob, one with holes, one that ends with a hole.
 fn artifacts() -> Vec<Vec<u8>> {
     let hole = vec![0; BLOCK as usize];
-    let blobs = [b"blob".to_vec(), [&hole[..], &hole, b"end"].concat(), [vec![7; BLOCK as usize], hole].concat()];
+    let blobs = [
+        b"blob".to_vec(),
+        [&hole[..], &hole, b"end"].concat(),
+        [vec![7; BLOCK as usize], hole].concat(),
+    ];
     let mut writer = Writer::new(Vec::new());
     writer.whole(&Member::Artifact, b"{}").expect("room");
     writer.whole(&Member::Manifest, &[b'm'; 600]).expect("room");
@@ -311,20 +502,33 @@ fn artifacts() -> Vec<Vec<u8>> {
     for blob in blobs {
         let mut writer = Writer::new(Vec::new());
         writer.whole(&Member::Artifact, b"{}").expect("room");
-        let map = SparseMap::of_stream(blob.len() as u64, &mut &blob[..]).expect("as many bytes as it has");
-        writer.begin(&Member::Blob(StoreDigest::of(&blob)), &map).expect("room");
+        let map = SparseMap::of_stream(blob.len() as u64, &mut &blob[..])
+            .expect("as many bytes as it has");
+        writer
+            .begin(&Member::Blob(StoreDigest::of(&blob)), &map)
+            .expect("room");
         map.pieces().iter().for_each(|piece| {
-            writer.data(&blob[piece.offset as usize..piece.end() as usize]).expect("room");
+            writer
+                .data(&blob[piece.offset as usize..piece.end() as usize])
+                .expect("room");
         });
         seeds.push(writer.finish().expect("room"));
     }
     // The smallest frame there is: one block as it is.
     let frame = |archive: &Vec<u8>| {
         let block = ((archive.len() as u32) << 3) | 1;
-        [&[0x28, 0xb5, 0x2f, 0xfd, 0x00, 0x48][..], &block.to_le_bytes()[..3], archive].concat()
+        [
+            &[0x28, 0xb5, 0x2f, 0xfd, 0x00, 0x48][..],
+            &block.to_le_bytes()[..3],
+            archive,
+        ]
+        .concat()
     };
     seeds.push(frame(&seeds[0]));
-    assert!(seeds.iter().all(|seed| rewritten(seed).is_some()), "a seed is no archive");
+    assert!(
+        seeds.iter().all(|seed| rewritten(seed).is_some()),
+        "a seed is no archive"
+    );
     seeds
 }
 
@@ -342,13 +546,22 @@ fn layers() -> Vec<Vec<u8>> {
         let file = tempfile::tempfile().expect("a temporary file");
         let mut writer = MemoryWriter::new(&file, 64 * PAGE).expect("a possible size");
         let page = |byte| vec![byte; PAGE as usize];
-        pages.iter().for_each(|(first, byte)| writer.append(*first, &page(*byte)).expect("pages in order"));
+        pages
+            .iter()
+            .for_each(|(first, byte)| writer.append(*first, &page(*byte)).expect("pages in order"));
         let layer = writer.finish().expect("room for a few pages");
         let mut bytes = vec![0; layer.len_bytes() as usize];
         file.read_exact_at(&mut bytes, 0).expect("what was written");
-        [&bytes[..LAYER_FIELDS], &bytes[(PAGE + layer.data_bytes) as usize..]].concat()
+        [
+            &bytes[..LAYER_FIELDS],
+            &bytes[(PAGE + layer.data_bytes) as usize..],
+        ]
+        .concat()
     };
-    vec![fields_and_table(&[]), fields_and_table(&[(1, 7), (2, 0), (3, 7), (9, 7), (20, 0), (63, 7)])]
+    vec![
+        fields_and_table(&[]),
+        fields_and_table(&[(1, 7), (2, 0), (3, 7), (9, 7), (20, 0), (63, 7)]),
+    ]
 }
 
 /// A store with a few snapshots, and how they are listed.
@@ -361,12 +574,18 @@ struct Indexed {
 static INDEXED: OnceLock<Indexed> = OnceLock::new();
 
 fn make_indexed() -> Indexed {
-    let dir = tempfile::tempdir().expect("a temporary directory can be made").keep();
+    let dir = tempfile::tempdir()
+        .expect("a temporary directory can be made")
+        .keep();
     let store = Store::open(&dir).expect("a store can be made");
     let vector = include_bytes!("../../docs/vectors/snapshot-manifest.json");
     let (manifest, _) = SnapshotManifest::parse(vector).expect("the test vector is good");
     for created_at_unix_ms in 0..20 {
-        let bytes = SnapshotManifest { created_at_unix_ms, ..manifest.clone() }.to_bytes();
+        let bytes = SnapshotManifest {
+            created_at_unix_ms,
+            ..manifest.clone()
+        }
+        .to_bytes();
         let snapshot = dir.join("snapshots").join(StoreDigest::of(&bytes).as_str());
         std::fs::create_dir(&snapshot).expect("it is new");
         std::fs::write(snapshot.join("manifest.json"), bytes).expect("it is new");
@@ -383,7 +602,8 @@ pub fn clean_up() {
 }
 
 fn indexes() -> Vec<Vec<u8>> {
-    let good = std::fs::read(INDEXED.get_or_init(make_indexed).dir.join("index.sqlite")).expect("it was listed");
+    let good = std::fs::read(INDEXED.get_or_init(make_indexed).dir.join("index.sqlite"))
+        .expect("it was listed");
     vec![good, Vec::new(), b"SQLite format 3\0".to_vec()]
 }
 
@@ -392,6 +612,9 @@ fn index(input: &[u8]) {
     let Indexed { dir, store, listed } = INDEXED.get_or_init(make_indexed);
     std::fs::write(dir.join("index.sqlite"), input).expect("it is ours");
     for _ in 0..2 {
-        assert_eq!(store.list_snapshots().expect("it can be listed").snapshots, *listed);
+        assert_eq!(
+            store.list_snapshots().expect("it can be listed").snapshots,
+            *listed
+        );
     }
 }

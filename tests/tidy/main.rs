@@ -1,4 +1,5 @@
-//! Rules about the repository itself that no compiler checks. Each module is one rule; a failure names file and line.
+//! Rules about the repository itself that no compiler checks. Each module is one rule; a failure
+//! names file and line.
 
 mod programs;
 mod sources;

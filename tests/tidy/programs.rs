@@ -1,8 +1,9 @@
-//! Every program that Sandtree, its tests or its scripts start on the host is in `scripts/programs`, from which
-//! `scripts/setup` installs. So `make test` needs nothing but Debian's essential packages, git, make and Rust.
+//! Every program that Sandtree, its tests or its scripts start on the host is in
+//! `scripts/programs`, from which `scripts/setup` installs. So `make test` needs nothing but
+//! Debian's essential packages, git, make and Rust.
 //!
-//! In Rust a program is the text in `Command::new("…")`. Where it is not a literal, a comment on the line before declares
-//! what is started:
+//! In Rust a program is the text in `Command::new("…")`. Where it is not a literal, a comment on
+//! the line before declares what is started:
 //!
 //! ```text
 //!   // starts: gzip, zstd                         these
@@ -13,8 +14,9 @@
 //!   // starts: the program of run(…) in tests/vm  a helper that is called from elsewhere
 //! ```
 //!
-//! `program()`, `example(…)` and `env!("CARGO_BIN_EXE_…")` are our own without a comment. A helper counts in the directory
-//! of its file. `crates/agent/src` is left out: the agent starts programs of the guest, not of the host.
+//! `program()`, `example(…)` and `env!("CARGO_BIN_EXE_…")` are our own without a comment. A helper
+//! counts in the directory of its file. `crates/agent/src` is left out: the agent starts programs
+//! of the guest, not of the host.
 
 mod rust;
 mod shell;
@@ -43,13 +45,28 @@ const TIERS: [&str; 5] = ["essential", "rust", "optional", "run", "tests"];
 fn listed() -> BTreeMap<String, Listed> {
     let source = sources::file("scripts/programs");
     let mut listed = BTreeMap::new();
-    for line in source.text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+    for line in source
+        .text
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+    {
         let [tier, program, package] = line.split_whitespace().collect::<Vec<_>>()[..] else {
             panic!("{}: not `tier program package`: {line}", source.path)
         };
-        assert!(TIERS.contains(&tier), "{}: unknown tier: {line}", source.path);
-        let entry = Listed { tier: tier.to_owned(), package: package.to_owned() };
-        assert!(listed.insert(program.to_owned(), entry).is_none(), "{}: twice: {program}", source.path);
+        assert!(
+            TIERS.contains(&tier),
+            "{}: unknown tier: {line}",
+            source.path
+        );
+        let entry = Listed {
+            tier: tier.to_owned(),
+            package: package.to_owned(),
+        };
+        assert!(
+            listed.insert(program.to_owned(), entry).is_none(),
+            "{}: twice: {program}",
+            source.path
+        );
     }
     listed
 }
@@ -63,7 +80,9 @@ fn started() -> (BTreeSet<Start>, Vec<String>) {
         starts.extend(shell::starts(&source.text, |offset| source.at(offset)));
     }
     let makefile = sources::file("Makefile");
-    starts.extend(shell::starts(&recipes(&makefile), |offset| makefile.at(offset)));
+    starts.extend(shell::starts(&recipes(&makefile), |offset| {
+        makefile.at(offset)
+    }));
     (starts, unclear)
 }
 
@@ -71,24 +90,51 @@ fn started() -> (BTreeSet<Start>, Vec<String>) {
 fn recipes(makefile: &Source) -> String {
     let line = |line: &str| match line.strip_prefix('\t') {
         // `@` is make's, and `$(NAME)` is a variable of make's, not a command.
-        Some(command) => format!(" {}", command.replacen('@', " ", 1).replace("$(", "${").replace(')', "}")),
+        Some(command) => format!(
+            " {}",
+            command
+                .replacen('@', " ", 1)
+                .replace("$(", "${")
+                .replace(')', "}")
+        ),
         None => " ".repeat(line.len()),
     };
-    makefile.text.lines().map(line).collect::<Vec<_>>().join("\n")
+    makefile
+        .text
+        .lines()
+        .map(line)
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 #[test]
 fn recipes_are_read_as_scripts() {
     let text = "a: b\n\t@tar x $(TARGET)/y\n\t$(CARGO) build && cpio\n";
-    let makefile = Source { path: "Makefile".to_owned(), text: text.to_owned() };
+    let makefile = Source {
+        path: "Makefile".to_owned(),
+        text: text.to_owned(),
+    };
     let starts = shell::starts(&recipes(&makefile), |offset| makefile.at(offset));
-    let starts: Vec<_> = starts.into_iter().map(|start| (start.program, start.at)).collect();
-    assert_eq!(starts, [("cpio".to_owned(), "Makefile:3".to_owned()), ("tar".to_owned(), "Makefile:2".to_owned())]);
+    let starts: Vec<_> = starts
+        .into_iter()
+        .map(|start| (start.program, start.at))
+        .collect();
+    assert_eq!(
+        starts,
+        [
+            ("cpio".to_owned(), "Makefile:3".to_owned()),
+            ("tar".to_owned(), "Makefile:2".to_owned())
+        ]
+    );
 }
 
 fn missing(starts: &BTreeSet<Start>, listed: &BTreeMap<String, Listed>) -> Vec<String> {
-    let unlisted = starts.iter().filter(|start| !listed.contains_key(&start.program));
-    unlisted.map(|Start { program, at }| format!("{at}: {program} is not in scripts/programs")).collect()
+    let unlisted = starts
+        .iter()
+        .filter(|start| !listed.contains_key(&start.program));
+    unlisted
+        .map(|Start { program, at }| format!("{at}: {program} is not in scripts/programs"))
+        .collect()
 }
 
 #[test]
@@ -97,19 +143,38 @@ fn everything_that_is_started_is_installed() {
     complaints.extend(missing(&starts, &listed()));
     assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
     // The rule sees every kind of place.
-    for place in ["scripts/setup", "scripts/demo", ".ci/run", "tests/vm", "crates/rootfs", "fuzz"] {
-        assert!(starts.iter().any(|start| start.at.starts_with(place)), "nothing is seen to be started in {place}");
+    for place in [
+        "scripts/setup",
+        "scripts/demo",
+        ".ci/run",
+        "tests/vm",
+        "crates/rootfs",
+        "fuzz",
+    ] {
+        assert!(
+            starts.iter().any(|start| start.at.starts_with(place)),
+            "nothing is seen to be started in {place}"
+        );
     }
 }
 
 #[test]
 fn a_program_that_nothing_installs_is_found() {
     let (starts, _) = started();
-    for (program, place) in [("cpio", "tests/vm/images/kernels.rs:"), ("xz", "crates/rootfs/"), ("awk", "scripts/")] {
+    for (program, place) in [
+        ("cpio", "tests/vm/images/kernels.rs:"),
+        ("xz", "crates/rootfs/"),
+        ("awk", "scripts/"),
+    ] {
         let mut listed = listed();
         assert!(listed.remove(program).is_some(), "{program}");
         let missing = missing(&starts, &listed);
-        assert!(missing.iter().any(|line| line.starts_with(place) && line.contains(program)), "{program}: {missing:?}");
+        assert!(
+            missing
+                .iter()
+                .any(|line| line.starts_with(place) && line.contains(program)),
+            "{program}: {missing:?}"
+        );
     }
 }
 
@@ -123,26 +188,50 @@ fn packages_contain_their_programs() {
     let essential = essential_packages();
     for (program, Listed { tier, package }) in listed() {
         if tier == "essential" {
-            assert!(essential.contains(&package), "{package} ({program}) is not essential");
+            assert!(
+                essential.contains(&package),
+                "{package} ({program}) is not essential"
+            );
         }
-        let Some(files) = files_of(&package) else { continue };
-        // `awk`, `cc` and `sh` are names that a package's scripts make or that another package of its kind gives.
-        let is_in = |dir: &str| files.lines().any(|file| Path::new(file) == Path::new(dir).join(&program));
+        let Some(files) = files_of(&package) else {
+            continue;
+        };
+        // `awk`, `cc` and `sh` are names that a package's scripts make or that another package of
+        // its kind gives.
+        let is_in = |dir: &str| {
+            files
+                .lines()
+                .any(|file| Path::new(file) == Path::new(dir).join(&program))
+        };
         let dirs = ["/bin", "/sbin", "/usr/bin", "/usr/sbin"];
-        assert!(["awk", "cc"].contains(&program.as_str()) || dirs.iter().any(|dir| is_in(dir)), "{program}: {package}");
+        assert!(
+            ["awk", "cc"].contains(&program.as_str()) || dirs.iter().any(|dir| is_in(dir)),
+            "{program}: {package}"
+        );
     }
 }
 
 /// The files of an installed package.
 fn files_of(package: &str) -> Option<String> {
     let names = [format!("{package}.list"), format!("{package}:amd64.list")];
-    names.iter().find_map(|name| fs::read_to_string(Path::new("/var/lib/dpkg/info").join(name)).ok())
+    names
+        .iter()
+        .find_map(|name| fs::read_to_string(Path::new("/var/lib/dpkg/info").join(name)).ok())
 }
 
 fn essential_packages() -> BTreeSet<String> {
     let status = fs::read_to_string("/var/lib/dpkg/status").expect("dpkg's status can be read");
-    let essential = status.split("\n\n").filter(|entry| entry.contains("\nEssential: yes"));
-    let name = |entry: &str| entry.lines().find_map(|line| line.strip_prefix("Package: ").map(str::to_owned));
+    let essential = status
+        .split("\n\n")
+        .filter(|entry| entry.contains("\nEssential: yes"));
+    let name = |entry: &str| {
+        entry
+            .lines()
+            .find_map(|line| line.strip_prefix("Package: ").map(str::to_owned))
+    };
     // base-files depends on an awk before it is unpacked: mawk is the default.
-    essential.filter_map(name).chain(["mawk".to_owned()]).collect()
+    essential
+        .filter_map(name)
+        .chain(["mawk".to_owned()])
+        .collect()
 }

@@ -14,17 +14,27 @@ impl Source {
     fn read(path: &Path) -> Source {
         let text = fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let path = path.strip_prefix(top()).expect("it is in the repository");
-        Source { path: path.to_str().expect("its name is text").to_owned(), text }
+        Source {
+            path: path.to_str().expect("its name is text").to_owned(),
+            text,
+        }
     }
 
     /// `path:line` of a place in the text.
     pub fn at(&self, offset: usize) -> String {
-        format!("{}:{}", self.path, 1 + self.text[..offset].matches('\n').count())
+        format!(
+            "{}:{}",
+            self.path,
+            1 + self.text[..offset].matches('\n').count()
+        )
     }
 }
 
 pub fn top() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository is there")
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .expect("the repository is there")
 }
 
 /// A file by its path from the top.
@@ -35,23 +45,36 @@ pub fn file(path: &str) -> Source {
 /// Every Rust file below these directories.
 pub fn rust(dirs: &[&str]) -> Vec<Source> {
     let mut found = Vec::new();
-    dirs.iter().for_each(|dir| collect(&top().join(dir), &mut found));
+    dirs.iter()
+        .for_each(|dir| collect(&top().join(dir), &mut found));
     let is_rust = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "rs");
-    found.iter().filter(|path| is_rust(path)).map(|path| Source::read(path)).collect()
+    found
+        .iter()
+        .filter(|path| is_rust(path))
+        .map(|path| Source::read(path))
+        .collect()
 }
 
 /// Every shell script directly in these directories, by its first line.
 pub fn scripts(dirs: &[&str]) -> Vec<Source> {
     let mut found = Vec::new();
-    dirs.iter().for_each(|dir| collect(&top().join(dir), &mut found));
-    let is_shell =
-        |source: &Source| source.text.starts_with("#!") && source.text.lines().next().unwrap().contains("sh");
-    found.iter().map(|path| Source::read(path)).filter(is_shell).collect()
+    dirs.iter()
+        .for_each(|dir| collect(&top().join(dir), &mut found));
+    let is_shell = |source: &Source| {
+        source.text.starts_with("#!") && source.text.lines().next().unwrap().contains("sh")
+    };
+    found
+        .iter()
+        .map(|path| Source::read(path))
+        .filter(is_shell)
+        .collect()
 }
 
 fn collect(dir: &Path, found: &mut Vec<PathBuf>) {
     let entries = fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
-    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("it can be listed").path()).collect();
+    let mut paths: Vec<PathBuf> = entries
+        .map(|entry| entry.expect("it can be listed").path())
+        .collect();
     paths.sort();
     for path in paths {
         match path.is_dir() {

@@ -1,4 +1,5 @@
-//! The guest's clock is the host's, within a second, however a guest comes up and however long it takes to hear of it.
+//! The guest's clock is the host's, within a second, however a guest comes up and however long it
+//! takes to hear of it.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,13 +11,20 @@ use crate::support::lab::{Lab, sh, spec};
 const UNDER_WAY: Duration = Duration::from_secs(4);
 
 fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970").as_secs()
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("it is after 1970")
+        .as_secs()
 }
 
 #[track_caller]
 fn assert_now(before: u64, shown: &str) {
     let shown: u64 = shown.parse().expect("it is a number");
-    assert!((before - 1..=now() + 1).contains(&shown), "{shown} is not between {before} and {}", now());
+    assert!(
+        (before - 1..=now() + 1).contains(&shown),
+        "{shown} is not between {before} and {}",
+        now()
+    );
 }
 
 async fn is_right(sandbox: &Sandbox) {
@@ -30,12 +38,23 @@ async fn a_restored_guest_has_the_right_time_however_long_the_message_takes() {
     let lab = Lab::open().await;
     let sandbox = lab.host.create(spec("a")).await.expect("it is created");
     is_right(&sandbox).await;
-    let state = sandbox.checkpoint(None, Replace::No).await.expect("it is taken").id;
-    lab.host.set_faults(Faults { message_delay: Some(UNDER_WAY), ..Faults::default() });
+    let state = sandbox
+        .checkpoint(None, Replace::No)
+        .await
+        .expect("it is taken")
+        .id;
+    lab.host.set_faults(Faults {
+        message_delay: Some(UNDER_WAY),
+        ..Faults::default()
+    });
     let reverted = sandbox.revert(&state).await.expect("it is gone to");
     assert_eq!(reverted.restore.degraded, Vec::<String>::new());
     is_right(&sandbox).await;
-    let (copies, _) = lab.host.fork(&sandbox, ForkSpec::new(2)).await.expect("it is forked");
+    let (copies, _) = lab
+        .host
+        .fork(&sandbox, ForkSpec::new(2))
+        .await
+        .expect("it is forked");
     for copy in copies {
         is_right(&copy).await;
         copy.remove().await.expect("the copy is removed");
@@ -49,8 +68,14 @@ async fn a_restored_guest_has_the_right_time_however_long_the_message_takes() {
 async fn a_booted_guest_has_the_right_time_however_long_the_message_takes() {
     let lab = Lab::open().await;
     for delay in [None, Some(UNDER_WAY)] {
-        lab.host.set_faults(Faults { message_delay: delay, ..Faults::default() });
-        let spec = SandboxSpec { cold: true, ..spec("a") };
+        lab.host.set_faults(Faults {
+            message_delay: delay,
+            ..Faults::default()
+        });
+        let spec = SandboxSpec {
+            cold: true,
+            ..spec("a")
+        };
         let sandbox = lab.host.create(spec).await.expect("it is created");
         is_right(&sandbox).await;
         sandbox.remove().await.expect("it is removed");

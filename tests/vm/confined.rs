@@ -1,4 +1,5 @@
-//! What a guest, a machine and a snapshot of others can reach, and what a state holds beside main memory.
+//! What a guest, a machine and a snapshot of others can reach, and what a state holds beside main
+//! memory.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,8 +10,8 @@ use serde_json::Value;
 
 use crate::support::{Answer, World, finish, program};
 
-/// A server on the host's loopback that greets whoever connects. It is a process of its own: other tests count the ports
-/// that theirs listens on.
+/// A server on the host's loopback that greets whoever connects. It is a process of its own: other
+/// tests count the ports that theirs listens on.
 struct Greeter {
     process: Child,
     port: u16,
@@ -20,11 +21,25 @@ impl Greeter {
     fn start() -> Self {
         // starts: our own program
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--exact", "--nocapture", "confined::greets_until_its_input_ends"]);
-        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        command.args([
+            "--ignored",
+            "--exact",
+            "--nocapture",
+            "confined::greets_until_its_input_ends",
+        ]);
+        let mut process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let port = lines.map_while(Result::ok).find_map(|line| line.split_once("port ")?.1.parse().ok());
-        Self { process, port: port.expect("it says its port") }
+        let port = lines
+            .map_while(Result::ok)
+            .find_map(|line| line.split_once("port ")?.1.parse().ok());
+        Self {
+            process,
+            port: port.expect("it says its port"),
+        }
     }
 }
 
@@ -54,10 +69,18 @@ fn greet(mut stream: std::net::TcpStream) {
 
 /// What a guest hears from a server on the host's loopback.
 fn heard(world: &World, sandbox: &str, port: u16) -> String {
-    world.sh(sandbox, &format!("nc -w 5 10.0.2.2 {port} < /dev/null 2> /dev/null")).out().trim().to_owned()
+    world
+        .sh(
+            sandbox,
+            &format!("nc -w 5 10.0.2.2 {port} < /dev/null 2> /dev/null"),
+        )
+        .out()
+        .trim()
+        .to_owned()
 }
 
-/// Network and ports reach beyond the guest: a snapshot that may come from anyone does not decide about them.
+/// Network and ports reach beyond the guest: a snapshot that may come from anyone does not decide
+/// about them.
 #[test]
 fn a_snapshot_of_another_store_gets_neither_the_network_nor_ports_of_the_host() {
     let (there, here, greeter) = (World::new(), World::new(), Greeter::start());
@@ -72,11 +95,21 @@ fn a_snapshot_of_another_store_gets_neither_the_network_nor_ports_of_the_host() 
     here.ok(["snapshot", "import", file.to_str().unwrap()]);
 
     let answer = here.ok(["run", "-d", "--name", "e", "theirs"]);
-    assert!(answer.err().contains("--network full grants it"), "{answer:?}");
-    assert!(answer.err().contains("are not published: --publish "), "{answer:?}");
+    assert!(
+        answer.err().contains("--network full grants it"),
+        "{answer:?}"
+    );
+    assert!(
+        answer.err().contains("are not published: --publish "),
+        "{answer:?}"
+    );
     let cut_off = |world: &World, name: &str| {
         let info = world.inspect(name);
-        assert_eq!((&info["network"], &info["ports"]), (&"isolated".into(), &Value::Array(Vec::new())), "{info}");
+        assert_eq!(
+            (&info["network"], &info["ports"]),
+            (&"isolated".into(), &Value::Array(Vec::new())),
+            "{info}"
+        );
         assert_eq!(heard(world, name, port), "");
     };
     cut_off(&here, "e");
@@ -88,9 +121,18 @@ fn a_snapshot_of_another_store_gets_neither_the_network_nor_ports_of_the_host() 
     cut_off(&here, "f-1");
     here.ok(["rm", "-f", "e", "f-1"]);
 
-    here.ok(["run", "-d", "--name", "i", "--network", "isolated", "theirs"]);
+    here.ok([
+        "run",
+        "-d",
+        "--name",
+        "i",
+        "--network",
+        "isolated",
+        "theirs",
+    ]);
     cut_off(&here, "i");
-    here.run(["run", "--network", "none", "theirs", "--", "true"]).failed_with(&["network", "--network isolated"]);
+    here.run(["run", "--network", "none", "theirs", "--", "true"])
+        .failed_with(&["network", "--network isolated"]);
     here.ok(["run", "-d", "--name", "g", "--network", "full", "theirs"]);
     assert_eq!(heard(&here, "g", port), "hello from the host");
     here.ok(["rm", "-f", "i", "g"]);
@@ -106,13 +148,29 @@ fn a_snapshot_of_another_store_gets_neither_the_network_nor_ports_of_the_host() 
 #[test]
 fn memory_beside_main_memory_is_part_of_a_state() {
     let world = World::new();
-    world.start("v", &["--cold", "--qemu-arg=-device", "--qemu-arg=VGA,bus=pcie.0,addr=0x8"]);
-    let pixel = |value: &str| world.sh("v", &format!("devmem 0xfd000000 32 {value}")).out().trim().to_owned();
+    world.start(
+        "v",
+        &[
+            "--cold",
+            "--qemu-arg=-device",
+            "--qemu-arg=VGA,bus=pcie.0,addr=0x8",
+        ],
+    );
+    let pixel = |value: &str| {
+        world
+            .sh("v", &format!("devmem 0xfd000000 32 {value}"))
+            .out()
+            .trim()
+            .to_owned()
+    };
     pixel("0xdeadbeef");
     assert_eq!(pixel(""), "0xDEADBEEF");
     let taken = world.json(["checkpoint", "v", "c"]);
     assert_eq!(taken["mode"], "full", "{taken}");
-    assert!(taken["degraded"][0].as_str().unwrap().contains("vga.vram"), "{taken}");
+    assert!(
+        taken["degraded"][0].as_str().unwrap().contains("vga.vram"),
+        "{taken}"
+    );
     pixel("0x1");
     world.ok(["revert", "v", "c"]);
     assert_eq!(pixel(""), "0xDEADBEEF");
@@ -127,40 +185,75 @@ fn a_restored_guest_sees_the_firmware_that_a_booted_one_sees() {
     let line = ["sh", "-c", "devmem 0xfffffff0 64; devmem 0xffffffe0 64"];
     let booted = world.ok([&["run", "--cold", "tiny", "--"][..], &line].concat());
     let restored = world.ok([&["run", "tiny", "--"][..], &line].concat());
-    assert!(booted.out().starts_with("0x") && !booted.out().starts_with("0x0000000000000000"), "{booted:?}");
-    assert_eq!((restored.out(), restored.err().as_str()), (booted.out(), ""));
+    assert!(
+        booted.out().starts_with("0x") && !booted.out().starts_with("0x0000000000000000"),
+        "{booted:?}"
+    );
+    assert_eq!(
+        (restored.out(), restored.err().as_str()),
+        (booted.out(), "")
+    );
 }
 
 #[test]
 fn emulated_guests_are_not_offered_instructions_that_the_emulator_gets_wrong() {
     let world = World::new();
     let wrong = world.json(["doctor"])["qemu"]["found"]["miscomputed"].clone();
-    let flags = world.ok(["run", "tiny", "--", "grep", "-m1", "^flags", "/proc/cpuinfo"]);
+    let flags = world.ok([
+        "run",
+        "tiny",
+        "--",
+        "grep",
+        "-m1",
+        "^flags",
+        "/proc/cpuinfo",
+    ]);
     let offered: Vec<&str> = flags.out().split_whitespace().collect();
     assert!(offered.contains(&"sse2"), "{offered:?}");
     for feature in wrong.as_array().unwrap() {
-        assert!(!offered.contains(&feature.as_str().unwrap()), "{feature} is offered, and computed wrongly");
+        assert!(
+            !offered.contains(&feature.as_str().unwrap()),
+            "{feature} is offered, and computed wrongly"
+        );
     }
 }
 
-/// An emulated guest reads the host's counter: where that runs at another rate, its clock would run wrong for good.
+/// An emulated guest reads the host's counter: where that runs at another rate, its clock would run
+/// wrong for good.
 #[test]
 fn a_guest_whose_counter_runs_at_another_rate_gets_another_clock() {
     const CLOCK: &str = "cat /sys/devices/system/clocksource/clocksource0/current_clocksource";
     let world = World::new();
-    let id = world.start("a", &["--accel", "tcg"])["id"].as_str().unwrap().to_owned();
+    let id = world.start("a", &["--accel", "tcg"])["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     assert_eq!(world.sh("a", CLOCK).out(), "tsc\n");
-    let state = world.json(["checkpoint", "a", "c"])["id"].as_str().unwrap().to_owned();
-    let path = world.home().join("sandboxes").join(id).join("states").join(state).join("manifest.json");
+    let state = world.json(["checkpoint", "a", "c"])["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let path = world
+        .home()
+        .join("sandboxes")
+        .join(id)
+        .join("states")
+        .join(state)
+        .join("manifest.json");
     let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    let rate = manifest["machine"]["tsc_khz"].as_u64().expect("a state says the rate");
+    let rate = manifest["machine"]["tsc_khz"]
+        .as_u64()
+        .expect("a state says the rate");
     manifest["machine"]["tsc_khz"] = (rate / 2).into();
     fs::remove_file(&path).unwrap();
     fs::write(&path, serde_json::to_vec(&manifest).unwrap()).unwrap();
 
     let reverted = world.json(["revert", "a", "c"]);
     let told = reverted["degraded"].to_string();
-    assert!(told.contains("slower clock") && told.contains("MHz"), "{reverted}");
+    assert!(
+        told.contains("slower clock") && told.contains("MHz"),
+        "{reverted}"
+    );
     let clock = world.sh("a", CLOCK);
     assert!(["hpet\n", "acpi_pm\n"].contains(&clock.out()), "{clock:?}");
     world.ok(["rm", "-f", "a"]);
@@ -170,8 +263,19 @@ fn a_guest_whose_counter_runs_at_another_rate_gets_another_clock() {
 fn wrapped(world: &World, wrapper: &[&str], args: &[&str]) -> Answer {
     // starts: setpriv, unshare
     let mut command = Command::new(wrapper[0]);
-    command.args(&wrapper[1..]).arg(program()).args(args).env("SANDTREE_HOME", world.home()).stdin(Stdio::null());
-    finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    command
+        .args(&wrapper[1..])
+        .arg(program())
+        .args(args)
+        .env("SANDTREE_HOME", world.home())
+        .stdin(Stdio::null());
+    finish(
+        command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    )
 }
 
 fn wrapped_json(world: &World, wrapper: &[&str], args: &[&str]) -> Value {
@@ -198,7 +302,10 @@ fn states_work(world: &World, wrapper: &[&str]) -> Value {
     ok(&["revert", "a", "c"]);
     assert_eq!(ok(&["exec", "a", "--", "cat", "/dev/shm/x"]).out(), "one\n");
     ok(&["fork", "a", "-n", "1", "--name", "f"]);
-    assert_eq!(ok(&["exec", "f-1", "--", "cat", "/dev/shm/x"]).out(), "one\n");
+    assert_eq!(
+        ok(&["exec", "f-1", "--", "cat", "/dev/shm/x"]).out(),
+        "one\n"
+    );
     ok(&["pause", "a"]);
     ok(&["resume", "a"]);
     assert_eq!(ok(&["exec", "a", "--", "cat", "/dev/shm/x"]).out(), "one\n");
@@ -213,14 +320,24 @@ fn without_the_capability_to_look_into_machines_qemu_takes_states_by_itself() {
         eprintln!("not checked: only root has capabilities to give up");
         return;
     }
-    const WITHOUT: [&str; 3] = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"];
+    const WITHOUT: [&str; 3] = [
+        "setpriv",
+        "--bounding-set=-sys_ptrace",
+        "--inh-caps=-sys_ptrace",
+    ];
     let world = World::copied();
     let doctor = wrapped(&world, &WITHOUT, &["doctor"]);
     assert!(doctor.out().contains("CAP_SYS_PTRACE"), "{doctor:?}");
     assert!(doctor.err().contains("--machine-user caller"), "{doctor:?}");
     let taken = states_work(&world, &WITHOUT);
     assert_eq!(taken["mode"], "full", "{taken}");
-    assert!(taken["degraded"][0].as_str().unwrap().contains("CAP_SYS_PTRACE"), "{taken}");
+    assert!(
+        taken["degraded"][0]
+            .as_str()
+            .unwrap()
+            .contains("CAP_SYS_PTRACE"),
+        "{taken}"
+    );
 
     // A machine of the caller's own needs no capability.
     let as_caller = [&WITHOUT[..], &["env", "SANDTREE_MACHINE_USER=caller"]].concat();
@@ -234,7 +351,12 @@ fn without_the_capability_to_look_into_machines_qemu_takes_states_by_itself() {
 fn in_a_user_namespace_of_one_user_machines_run_as_their_caller() {
     const INSIDE: [&str; 2] = ["unshare", "--map-root-user"];
     // starts: unshare
-    let probe = Command::new(INSIDE[0]).args(&INSIDE[1..]).arg("true").stderr(Stdio::null()).status().unwrap();
+    let probe = Command::new(INSIDE[0])
+        .args(&INSIDE[1..])
+        .arg("true")
+        .stderr(Stdio::null())
+        .status()
+        .unwrap();
     if !probe.success() {
         eprintln!("not checked: this kernel gives no user namespaces to this user");
         return;

@@ -11,8 +11,14 @@ use sandtree::{Error, Fault, Host, HostConfig, PublishedPort, SandboxSpec, Step}
 use crate::support::{DEADLINE, World, eventually, finish, kill, processes_of, until};
 
 /// Moments of creation that can be seen from outside, in their order.
-const MOMENTS: [Moment; 6] =
-    [Moment::Beginning, Moment::Staged, Moment::Recorded, Moment::MachineStarted, Moment::KernelRuns, Moment::Running];
+const MOMENTS: [Moment; 6] = [
+    Moment::Beginning,
+    Moment::Staged,
+    Moment::Recorded,
+    Moment::MachineStarted,
+    Moment::KernelRuns,
+    Moment::Running,
+];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Moment {
@@ -28,18 +34,29 @@ impl Moment {
     fn has_come(self, home: &Path) -> bool {
         match self {
             Moment::Beginning => true,
-            Moment::Staged => !entries(&home.join("staging")).is_empty() || Moment::Recorded.has_come(home),
+            Moment::Staged => {
+                !entries(&home.join("staging")).is_empty() || Moment::Recorded.has_come(home)
+            }
             Moment::Recorded => !entries(&home.join("names/sandboxes")).is_empty(),
             Moment::MachineStarted => processes_of(home).into_iter().any(is_qemu),
-            Moment::KernelRuns => processes_of(home).into_iter().any(|pid| is_qemu(pid) && cpu_ticks(pid) >= 100),
-            Moment::Running => sandboxes(home)
-                .any(|dir| fs::read_to_string(dir.join("state.json")).is_ok_and(|state| state.contains("\"running\""))),
+            Moment::KernelRuns => processes_of(home)
+                .into_iter()
+                .any(|pid| is_qemu(pid) && cpu_ticks(pid) >= 100),
+            Moment::Running => sandboxes(home).any(|dir| {
+                fs::read_to_string(dir.join("state.json"))
+                    .is_ok_and(|state| state.contains("\"running\""))
+            }),
         }
     }
 }
 
 fn entries(dir: &Path) -> Vec<PathBuf> {
-    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect()
 }
 
 fn sandboxes(home: &Path) -> impl Iterator<Item = PathBuf> {
@@ -47,14 +64,22 @@ fn sandboxes(home: &Path) -> impl Iterator<Item = PathBuf> {
 }
 
 fn is_qemu(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("qemu-system"))
+    fs::read_to_string(format!("/proc/{pid}/comm"))
+        .is_ok_and(|name| name.starts_with("qemu-system"))
 }
 
 /// Hundredths of a second that a process has used of a processor.
 fn cpu_ticks(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
-    fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
+    let fields = stat
+        .rsplit_once(')')
+        .map_or("", |(_, rest)| rest)
+        .split_whitespace();
+    fields
+        .skip(11)
+        .take(2)
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum()
 }
 
 fn config(world: &World) -> HostConfig {
@@ -64,25 +89,47 @@ fn config(world: &World) -> HostConfig {
 
 /// A port that was free a moment ago.
 fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
 }
 
 fn spec(port: u16) -> SandboxSpec {
-    let publish = vec![PublishedPort { host: port, guest: 80 }];
-    SandboxSpec { name: Some("x".into()), publish, ..SandboxSpec::new("tiny") }
+    let publish = vec![PublishedPort {
+        host: port,
+        guest: 80,
+    }];
+    SandboxSpec {
+        name: Some("x".into()),
+        publish,
+        ..SandboxSpec::new("tiny")
+    }
 }
 
 fn cold(port: u16) -> SandboxSpec {
-    SandboxSpec { cold: true, ..spec(port) }
+    SandboxSpec {
+        cold: true,
+        ..spec(port)
+    }
 }
 
 /// No directory, name, process or port.
 fn assert_nothing(world: &World, port: u16, after: &str) {
-    // A creation that nobody waits for any more undoes itself in a thread of its own, which may not even have begun.
-    until(&format!("nothing is left after {after}: {:?}", world.residue()), || world.residue().is_empty());
-    until(&format!("no process is left after {after}"), || processes_of(world.home()).is_empty());
+    // A creation that nobody waits for any more undoes itself in a thread of its own, which may not
+    // even have begun.
+    until(
+        &format!("nothing is left after {after}: {:?}", world.residue()),
+        || world.residue().is_empty(),
+    );
+    until(&format!("no process is left after {after}"), || {
+        processes_of(world.home()).is_empty()
+    });
     // Its accepting task lets go of it when the runtime comes to it.
-    until(&format!("the port is free after {after}"), || TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok());
+    until(&format!("the port is free after {after}"), || {
+        TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -91,14 +138,23 @@ async fn failing_at_any_step_leaves_nothing() {
     let port = free_port();
     // A boot comes to all steps of a creation but those of a restore.
     let booted = Step::CREATE.map(|step| (step, cold(port)));
-    let restored =
-        Step::CREATE.into_iter().filter(|step| ![Step::Machine, Step::Hello, Step::Configure].contains(step));
+    let restored = Step::CREATE
+        .into_iter()
+        .filter(|step| ![Step::Machine, Step::Hello, Step::Configure].contains(step));
     let restored = restored.chain(Step::RESTORE).map(|step| (step, spec(port)));
     for (step, spec) in booted.into_iter().chain(restored) {
-        let host = Host::open(HostConfig { fault: Some((step, Fault::Error)), ..config(&world) }).await.unwrap();
+        let host = Host::open(HostConfig {
+            fault: Some((step, Fault::Error)),
+            ..config(&world)
+        })
+        .await
+        .unwrap();
         // The name of the failed one before is free again, or this would be another error.
         let error = host.create(spec).await.unwrap_err();
-        assert!(matches!(error, Error::Injected { step: at } if at == step), "{error:?} instead of failing at {step}");
+        assert!(
+            matches!(error, Error::Injected { step: at } if at == step),
+            "{error:?} instead of failing at {step}"
+        );
         assert_nothing(&world, port, &step.to_string());
     }
     let host = Host::open(config(&world)).await.unwrap();
@@ -122,7 +178,9 @@ async fn dropping_the_future_at_any_moment_leaves_nothing() {
                 created.unwrap().remove().await.unwrap();
             }
         }
-        until(&format!("nothing is left after {moment:?}"), || world.residue().is_empty());
+        until(&format!("nothing is left after {moment:?}"), || {
+            world.residue().is_empty()
+        });
         assert_nothing(&world, port, &format!("{moment:?}"));
     }
 }
@@ -134,12 +192,20 @@ async fn dropping_the_future_at_any_time_leaves_nothing() {
     let port = free_port();
     let host = Host::open(config(&world)).await.unwrap();
     for millis in [0, 1, 3, 6, 10, 15, 25, 40, 70, 150, 400, 900] {
-        let created = tokio::time::timeout(Duration::from_millis(millis), host.create(cold(port))).await;
+        let created =
+            tokio::time::timeout(Duration::from_millis(millis), host.create(cold(port))).await;
         assert!(created.is_err(), "no guest is up in {millis} ms");
-        until(&format!("nothing is left after {millis} ms"), || world.residue().is_empty());
+        until(&format!("nothing is left after {millis} ms"), || {
+            world.residue().is_empty()
+        });
         assert_nothing(&world, port, &format!("{millis} ms"));
     }
-    host.create(spec(port)).await.unwrap().remove().await.unwrap();
+    host.create(spec(port))
+        .await
+        .unwrap()
+        .remove()
+        .await
+        .unwrap();
 }
 
 /// A restore takes so little that each millisecond of its first part is another step of it.
@@ -154,7 +220,9 @@ async fn dropping_a_restore_at_any_time_leaves_nothing() {
             Ok(created) => created.unwrap().remove().await.unwrap(),
             Err(_) => given_up += 1,
         }
-        until(&format!("nothing is left after {millis} ms"), || world.residue().is_empty());
+        until(&format!("nothing is left after {millis} ms"), || {
+            world.residue().is_empty()
+        });
         assert_nothing(&world, port, &format!("{millis} ms"));
     }
     assert!(given_up > 20, "only {given_up} were given up");
@@ -173,7 +241,12 @@ async fn comes(moment: Moment, home: &Path) {
 /// Starts a command, interrupts it when the moment comes, and gives its exit code.
 fn interrupt(world: &World, args: &[&str], moment: impl Fn() -> bool) -> i32 {
     let mut command = world.command();
-    let mut child = command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command
+        .args(args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let came = eventually(DEADLINE, || {
         let over = child.try_wait().unwrap().is_some();
         (over || moment()).then_some(!over)
@@ -189,9 +262,14 @@ fn processes_with_home(home: &Path) -> Vec<u32> {
     let wanted = format!("SANDTREE_HOME={}", home.display()).into_bytes();
     let told = |pid: &u32| {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|variable| variable == wanted)
+        environment
+            .split(|byte| *byte == 0)
+            .any(|variable| variable == wanted)
     };
-    let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|e| e.file_name().to_str()?.parse().ok());
+    let pids = fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|e| e.file_name().to_str()?.parse().ok());
     pids.filter(told).collect()
 }
 
@@ -199,7 +277,11 @@ fn processes_with_home(home: &Path) -> Vec<u32> {
 fn an_interrupted_run_in_the_background_leaves_nothing() {
     let world = World::new();
     for moment in &MOMENTS[1..] {
-        let code = interrupt(&world, &["run", "-d", "--cold", "--name", "x", "tiny"], || moment.has_come(world.home()));
+        let code = interrupt(
+            &world,
+            &["run", "-d", "--cold", "--name", "x", "tiny"],
+            || moment.has_come(world.home()),
+        );
         if *moment == Moment::Running && code == 0 {
             world.ok(["rm", "-f", "x"]);
             continue;
@@ -214,12 +296,25 @@ fn an_interrupted_run_in_the_background_leaves_nothing() {
 fn an_interrupted_run_in_the_foreground_leaves_nothing() {
     let world = World::new();
     for moment in &MOMENTS[1..] {
-        let args = ["run", "--cold", "--name", "x", "tiny", "--", "sleep", "1000"];
-        assert_eq!(interrupt(&world, &args, || moment.has_come(world.home())), 130, "{moment:?}");
+        let args = [
+            "run", "--cold", "--name", "x", "tiny", "--", "sleep", "1000",
+        ];
+        assert_eq!(
+            interrupt(&world, &args, || moment.has_come(world.home())),
+            130,
+            "{moment:?}"
+        );
         world.assert_empty();
     }
     let running = || Moment::Running.has_come(world.home());
-    assert_eq!(interrupt(&world, &["--json", "run", "tiny", "--", "sleep", "1000"], running), 130);
+    assert_eq!(
+        interrupt(
+            &world,
+            &["--json", "run", "tiny", "--", "sleep", "1000"],
+            running
+        ),
+        130
+    );
     world.assert_empty();
 }
 
@@ -238,14 +333,25 @@ fn an_interrupted_build_of_an_image_leaves_nothing() {
     let dir = tempfile::Builder::new().prefix("st-").tempdir().unwrap();
     let world = World::empty_at(dir.path().join("home"));
     let staged = |part: &str| {
-        let trees = entries(&world.home().join("staging")).into_iter().map(|dir| dir.join("tree").join(part));
+        let trees = entries(&world.home().join("staging"))
+            .into_iter()
+            .map(|dir| dir.join("tree").join(part));
         trees.flat_map(|dir| entries(&dir)).next().is_some()
     };
     for part in ["debs", "kernel"] {
-        assert_eq!(interrupt(&world, &["run", "tiny", "--", "true"], || staged(part)), 130, "{part}");
+        assert_eq!(
+            interrupt(&world, &["run", "tiny", "--", "true"], || staged(part)),
+            130,
+            "{part}"
+        );
         world.assert_empty();
         // What apt itself had started ends when it sees that apt is gone.
-        until(&format!("{part}: no tool of the build goes on"), || processes_with_home(world.home()).is_empty());
-        assert_eq!(entries(&world.home().join("names/images")), Vec::<PathBuf>::new());
+        until(&format!("{part}: no tool of the build goes on"), || {
+            processes_with_home(world.home()).is_empty()
+        });
+        assert_eq!(
+            entries(&world.home().join("names/images")),
+            Vec::<PathBuf>::new()
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! The program where people deploy it: in containers, with little, and on file systems of all kinds. Each case works as
-//! everywhere, or fails at once with an error that says what is missing.
+//! The program where people deploy it: in containers, with little, and on file systems of all
+//! kinds. Each case works as everywhere, or fails at once with an error that says what is missing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use serde_json::Value;
 use crate::support::mount::{Mount, is_root};
 use crate::support::{Answer, DEADLINE, World, eventually, finish, program};
 
-/// A store, and a shell line that makes the surroundings in which the program is started, each time anew: in a mount
-/// namespace of its own.
+/// A store, and a shell line that makes the surroundings in which the program is started, each time
+/// anew: in a mount namespace of its own.
 struct Deployed {
     world: World,
     surroundings: String,
@@ -21,7 +21,11 @@ struct Deployed {
 
 impl Deployed {
     fn in_surroundings(world: World, surroundings: impl Into<String>) -> Self {
-        Self { world, surroundings: surroundings.into(), by: &[] }
+        Self {
+            world,
+            surroundings: surroundings.into(),
+            by: &[],
+        }
     }
 
     fn plainly(world: World) -> Self {
@@ -32,10 +36,21 @@ impl Deployed {
         // starts: ln, mkdir, mount, setpriv, sh, touch, unshare
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation=private", "sh", "-c"]);
-        command.arg(format!("set -e; {}; exec \"$@\"", self.surroundings)).arg("sh");
+        command
+            .arg(format!("set -e; {}; exec \"$@\"", self.surroundings))
+            .arg("sh");
         command.args(self.by).arg(program()).args(args);
-        command.env("SANDTREE_HOME", self.world.home()).env_remove("SANDTREE_QEMU");
-        finish(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+        command
+            .env("SANDTREE_HOME", self.world.home())
+            .env_remove("SANDTREE_QEMU");
+        finish(
+            command
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap(),
+        )
     }
 
     #[track_caller]
@@ -51,14 +66,23 @@ impl Deployed {
     }
 
     fn put(&self, sandbox: &str, word: &str) {
-        self.ok(&["exec", sandbox, "--", "sh", "-c", &format!("echo {word} | tee /srv/word > /run/word")]);
+        self.ok(&[
+            "exec",
+            sandbox,
+            "--",
+            "sh",
+            "-c",
+            &format!("echo {word} | tee /srv/word > /run/word"),
+        ]);
     }
 
     /// Every verb that makes, moves or removes files of the store, once.
     fn works(&self) {
         self.ok(&["run", "-d", "--name", "a", "--memory", "128M", "tiny"]);
         self.put("a", "one");
-        let taken: Value = serde_json::from_slice(&self.ok(&["--json", "checkpoint", "a", "base"]).stdout).unwrap();
+        let taken: Value =
+            serde_json::from_slice(&self.ok(&["--json", "checkpoint", "a", "base"]).stdout)
+                .unwrap();
         assert_eq!(taken["degraded"], Value::Array(Vec::new()), "{taken}");
         self.put("a", "two");
         self.ok(&["fork", "a", "--name", "b"]);
@@ -71,7 +95,14 @@ impl Deployed {
         self.ok(&["save", "b-1", "kept", "--memory"]);
         self.ok(&["rm", "-f", "b-1"]);
         let file = self.world.home().with_file_name("kept.tar.zst");
-        self.ok(&["snapshot", "export", "kept", "-o", file.to_str().unwrap(), "--force"]);
+        self.ok(&[
+            "snapshot",
+            "export",
+            "kept",
+            "-o",
+            file.to_str().unwrap(),
+            "--force",
+        ]);
         self.ok(&["snapshot", "rm", "kept"]);
         self.ok(&["snapshot", "import", file.to_str().unwrap()]);
         self.ok(&["run", "-d", "--name", "c", "kept"]);
@@ -91,25 +122,38 @@ fn scratch() -> tempfile::TempDir {
 
 #[test]
 fn a_read_only_root_is_enough() {
-    let Some(mount) = Mount::tmpfs(1024) else { return };
+    let Some(mount) = Mount::tmpfs(1024) else {
+        return;
+    };
     let world = World::at(mount.path().join("home"));
     let deployed = Deployed::in_surroundings(world, "mount -o remount,bind,ro /");
     deployed.works();
     // A store has to be somewhere else, and that is said.
     let here = scratch();
     let store = here.path().join("home");
-    let refused = deployed.run(&["--home", store.to_str().unwrap(), "run", "tiny", "--", "true"]);
+    let refused = deployed.run(&[
+        "--home",
+        store.to_str().unwrap(),
+        "run",
+        "tiny",
+        "--",
+        "true",
+    ]);
     refused.failed_with(&[store.to_str().unwrap(), "Read-only file system", "--home"]);
 }
 
-/// As `docker run --cap-drop ALL`: root may neither change its user nor look into other users' processes.
+/// As `docker run --cap-drop ALL`: root may neither change its user nor look into other users'
+/// processes.
 #[test]
 fn no_capabilities_are_needed() {
     if !is_root() {
         return eprintln!("not checked: every other test of an ordinary user's run is this one");
     }
     let by = &["setpriv", "--bounding-set=-all", "--inh-caps=-all"];
-    let deployed = Deployed { by, ..Deployed::plainly(World::new()) };
+    let deployed = Deployed {
+        by,
+        ..Deployed::plainly(World::new())
+    };
     let doctor: Value = serde_json::from_slice(&deployed.ok(&["--json", "doctor"]).stdout).unwrap();
     assert_eq!(doctor["qemu"]["found"]["own_uid"], false, "{doctor}");
     deployed.works();
@@ -127,11 +171,22 @@ fn the_devices_of_a_container_are_enough() {
         return eprintln!("not checked: making devices takes root");
     }
     let dev = scratch();
-    let deployed = Deployed::in_surroundings(World::new(), format!("dev={}; {BARE_DEVICES}", dev.path().display()));
+    let deployed = Deployed::in_surroundings(
+        World::new(),
+        format!("dev={}; {BARE_DEVICES}", dev.path().display()),
+    );
     let doctor: Value = serde_json::from_slice(&deployed.ok(&["--json", "doctor"]).stdout).unwrap();
     assert_eq!(doctor["qemu"]["found"]["accelerator"], "tcg", "{doctor}");
-    assert!(doctor["qemu"]["found"]["kvm_refused"].as_str().unwrap().contains("/dev/kvm"), "{doctor}");
-    deployed.run(&["run", "--accel", "kvm", "tiny", "--", "true"]).failed_with(&["/dev/kvm"]);
+    assert!(
+        doctor["qemu"]["found"]["kvm_refused"]
+            .as_str()
+            .unwrap()
+            .contains("/dev/kvm"),
+        "{doctor}"
+    );
+    deployed
+        .run(&["run", "--accel", "kvm", "tiny", "--", "true"])
+        .failed_with(&["/dev/kvm"]);
     deployed.works();
 }
 
@@ -141,7 +196,10 @@ struct Group(PathBuf);
 impl Group {
     fn with_memory(mib: u32) -> Option<Group> {
         let name = format!("sandtree-test-{}", std::process::id());
-        for (root, limit) in [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")] {
+        for (root, limit) in [
+            ("/sys/fs/cgroup", "memory.max"),
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+        ] {
             let dir = Path::new(root).join(&name);
             if fs::create_dir(&dir).is_err() {
                 continue;
@@ -159,17 +217,33 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Processes of the group may take a moment to be gone. After a failure, the store's end is what ends them.
+        // Processes of the group may take a moment to be gone. After a failure, the store's end is
+        // what ends them.
         let gone = eventually(DEADLINE, || fs::remove_dir(&self.0).ok());
-        assert!(gone.is_some() || std::thread::panicking(), "{} stays", self.0.display());
+        assert!(
+            gone.is_some() || std::thread::panicking(),
+            "{} stays",
+            self.0.display()
+        );
     }
 }
 
 #[test]
 fn the_memory_of_a_control_group_is_all_there_is() {
-    let Some(group) = Group::with_memory(400) else { return };
-    let deployed = Deployed::in_surroundings(World::new(), format!("echo $$ > {}/cgroup.procs", group.0.display()));
-    let words = ["control group", group.0.to_str().unwrap(), "512 MiB", "--memory", "limit"];
+    let Some(group) = Group::with_memory(400) else {
+        return;
+    };
+    let deployed = Deployed::in_surroundings(
+        World::new(),
+        format!("echo $$ > {}/cgroup.procs", group.0.display()),
+    );
+    let words = [
+        "control group",
+        group.0.to_str().unwrap(),
+        "512 MiB",
+        "--memory",
+        "limit",
+    ];
     deployed.run(&["run", "-d", "tiny"]).failed_with(&words);
     deployed.world.assert_empty();
     let answer = deployed.ok(&["run", "--memory", "128M", "tiny", "--", "echo", "here"]);
@@ -179,22 +253,30 @@ fn the_memory_of_a_control_group_is_all_there_is() {
 
 #[test]
 fn a_store_may_be_on_overlayfs_and_in_an_image_below_it() {
-    let (Some(lower), Some(upper)) = (Mount::tmpfs(600), Mount::tmpfs(1024)) else { return };
+    let (Some(lower), Some(upper)) = (Mount::tmpfs(600), Mount::tmpfs(1024)) else {
+        return;
+    };
     drop(World::copied_to(lower.path().join("home")));
-    let Some(merged) = Mount::overlay(lower.path(), &upper) else { return };
+    let Some(merged) = Mount::overlay(lower.path(), &upper) else {
+        return;
+    };
     Deployed::plainly(World::empty_at(merged.path().join("home"))).works();
 }
 
 #[test]
 fn a_store_may_be_on_fuse() {
-    let Some(mount) = Mount::fuse("allow_other,default_permissions", 2048) else { return };
+    let Some(mount) = Mount::fuse("allow_other,default_permissions", 2048) else {
+        return;
+    };
     Deployed::plainly(World::at(mount.path().join("home"))).works();
 }
 
 /// Machines run as other users than root, who mounted it.
 #[test]
 fn a_fuse_file_system_that_is_closed_to_machines_is_refused() {
-    let Some(mount) = Mount::fuse("default_permissions", 1024) else { return };
+    let Some(mount) = Mount::fuse("default_permissions", 1024) else {
+        return;
+    };
     let deployed = Deployed::plainly(World::at(mount.path().join("home")));
     deployed.run(&["run", "-d", "tiny"]).failed_with(&[
         mount.path().to_str().unwrap(),
@@ -207,13 +289,23 @@ fn a_fuse_file_system_that_is_closed_to_machines_is_refused() {
 
 #[test]
 fn a_file_system_without_modes_and_sockets_is_refused_by_name() {
-    let Some(mount) = Mount::exfat(1024) else { return };
+    let Some(mount) = Mount::exfat(1024) else {
+        return;
+    };
     let copied = Deployed::plainly(World::at(mount.path().join("copied")));
     // It is mounted for its owner alone, and machines run as others.
-    copied.run(&["run", "-d", "tiny"]).failed_with(&["the kernel is not readable", "--home", "ext4", "--machine-user"]);
+    copied.run(&["run", "-d", "tiny"]).failed_with(&[
+        "the kernel is not readable",
+        "--home",
+        "ext4",
+        "--machine-user",
+    ]);
     let as_caller = ["--machine-user", "caller", "run", "-d", "tiny"];
-    copied.run(&as_caller).failed_with(&["no sockets", "--home", "ext4"]);
-    // A file that is open stays in its directory until it is closed, and the directory until the next open.
+    copied
+        .run(&as_caller)
+        .failed_with(&["no sockets", "--home", "ext4"]);
+    // A file that is open stays in its directory until it is closed, and the directory until the
+    // next open.
     copied.ok(&["ps"]);
     copied.world.assert_empty();
 }

@@ -1,4 +1,5 @@
-//! The errors a user must be able to act on: one clear sentence, its cause, a hint, exit code 125, nothing left behind.
+//! The errors a user must be able to act on: one clear sentence, its cause, a hint, exit code 125,
+//! nothing left behind.
 
 use std::fs;
 use std::net::TcpListener;
@@ -15,17 +16,23 @@ use crate::support::{self, Answer, DEADLINE, World, eventually, finish, kill, un
 /// The error that a command prints with `--json`.
 fn json_error(answer: &Answer) -> Value {
     assert_eq!(answer.code, 125, "{answer:?}");
-    let said: Value = serde_json::from_slice(&answer.stderr).unwrap_or_else(|e| panic!("{e}: {answer:?}"));
+    let said: Value =
+        serde_json::from_slice(&answer.stderr).unwrap_or_else(|e| panic!("{e}: {answer:?}"));
     said["error"].clone()
 }
 
 #[test]
 fn an_unknown_image_is_named() {
     let world = World::new();
-    world.run(["run", "-d", "nosuch"]).failed_with(&["there is no image nosuch", "hint: `debian` and `tiny`"]);
+    world
+        .run(["run", "-d", "nosuch"])
+        .failed_with(&["there is no image nosuch", "hint: `debian` and `tiny`"]);
     let error = json_error(&world.run(["--json", "run", "-d", "nosuch"]));
     assert_eq!(error["kind"], "not_found", "{error}");
-    assert!(error["message"].as_str().unwrap().contains("nosuch") && error["hint"].is_string(), "{error}");
+    assert!(
+        error["message"].as_str().unwrap().contains("nosuch") && error["hint"].is_string(),
+        "{error}"
+    );
     world.assert_empty();
 }
 
@@ -50,11 +57,19 @@ fn a_bad_name_is_refused_before_anything_is_touched() {
             answer.failed_with(&[&format!("{name:?}"), "a-z"]);
         }
         // In place of an image, what looks like a path is the directory of a snapshot.
-        let what = if name.starts_with('.') || name.contains('/') { "there is no snapshot" } else { "a-z" };
-        world.run(["run", name, "--", "true"]).failed_with(&[name, what]);
+        let what = if name.starts_with('.') || name.contains('/') {
+            "there is no snapshot"
+        } else {
+            "a-z"
+        };
+        world
+            .run(["run", name, "--", "true"])
+            .failed_with(&[name, what]);
         assert!(!world.home().exists(), "{name:?}: the store was made");
     }
-    world.run(["cp", "A:/x", "-"]).failed_with(&["\"A\"", "a-z"]);
+    world
+        .run(["cp", "A:/x", "-"])
+        .failed_with(&["\"A\"", "a-z"]);
     assert!(!world.home().exists(), "the store was made for a copy");
 }
 
@@ -75,7 +90,9 @@ fn listing(dir: &Path) -> Vec<(PathBuf, i64, i64)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).unwrap().flatten() {
         let status = entry.metadata().unwrap();
-        let grows = [".log", ".qcow2"].iter().any(|end| entry.file_name().to_string_lossy().ends_with(end));
+        let grows = [".log", ".qcow2"]
+            .iter()
+            .any(|end| entry.file_name().to_string_lossy().ends_with(end));
         if status.is_dir() {
             found.extend(listing(&entry.path()));
         }
@@ -112,7 +129,9 @@ fn bad_sizes_and_shapes_are_refused() {
 #[test]
 fn more_memory_than_the_host_has_is_refused_before_anything_starts() {
     let world = World::new();
-    world.run(["run", "-d", "--memory", "4T", "tiny"]).failed_with(&["MiB of memory", "4194304 MiB", "--memory"]);
+    world
+        .run(["run", "-d", "--memory", "4T", "tiny"])
+        .failed_with(&["MiB of memory", "4194304 MiB", "--memory"]);
     let error = json_error(&world.run(["--json", "run", "--memory", "4T", "tiny"]));
     assert_eq!(error["kind"], "exhausted", "{error}");
     world.assert_empty();
@@ -129,21 +148,39 @@ fn fake_qemu(dir: &Path, script: &str) -> PathBuf {
 #[test]
 fn a_missing_or_old_qemu_is_told_with_what_to_do() {
     let world = World::new();
-    world.run(["--qemu", "/nonexistent/qemu", "run", "-d", "tiny"]).failed_with(&["/nonexistent/qemu", "install QEMU"]);
+    world
+        .run(["--qemu", "/nonexistent/qemu", "run", "-d", "tiny"])
+        .failed_with(&["/nonexistent/qemu", "install QEMU"]);
     let mut without = world.command();
-    without.env("PATH", "/nonexistent/bin").args(["run", "-d", "tiny"]);
-    let answer = finish(without.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
-    answer.failed_with(&["no qemu-system-x86_64 found", "/nonexistent/bin", "install QEMU"]);
+    without
+        .env("PATH", "/nonexistent/bin")
+        .args(["run", "-d", "tiny"]);
+    let answer = finish(
+        without
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    );
+    answer.failed_with(&[
+        "no qemu-system-x86_64 found",
+        "/nonexistent/bin",
+        "install QEMU",
+    ]);
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let old = fake_qemu(dir.path(), "echo 'QEMU emulator version 6.2.0'");
     let old = old.to_str().unwrap();
-    world.run(["--qemu", old, "run", "-d", "tiny"]).failed_with(&["6.2.0", "too old", "7.2", "newer QEMU"]);
+    world
+        .run(["--qemu", old, "run", "-d", "tiny"])
+        .failed_with(&["6.2.0", "too old", "7.2", "newer QEMU"]);
     let doctor = world.run(["--qemu", old, "doctor"]);
     assert_eq!(doctor.code, 125, "{doctor:?}");
     assert!(doctor.err().contains("too old"), "{doctor:?}");
     fake_qemu(dir.path(), "echo 'something else' >&2");
-    world.run(["--qemu", old, "run", "-d", "tiny"]).failed_with(&["does not tell its version", "something else"]);
+    world
+        .run(["--qemu", old, "run", "-d", "tiny"])
+        .failed_with(&["does not tell its version", "something else"]);
     world.assert_empty();
 }
 
@@ -151,7 +188,11 @@ fn a_missing_or_old_qemu_is_told_with_what_to_do() {
 fn a_qemu_that_does_not_start_is_quoted() {
     let world = World::new();
     let answer = world.run(["run", "-d", "--qemu-arg=-nonsense", "tiny"]);
-    answer.failed_with(&["QEMU ended while starting", "nonsense: invalid option", "--qemu-arg"]);
+    answer.failed_with(&[
+        "QEMU ended while starting",
+        "nonsense: invalid option",
+        "--qemu-arg",
+    ]);
     let error = json_error(&world.run(["--json", "run", "-d", "--qemu-arg=-nonsense", "tiny"]));
     assert_eq!(error["kind"], "engine", "{error}");
     world.assert_empty();
@@ -198,9 +239,20 @@ fn an_agent_that_does_not_answer_in_time_is_told_with_the_console() {
         "--qemu-arg=panic=none",
         "tiny",
     ];
-    world.run(args).failed_with(&["did not come up within 6 s; its console ends with:\n  [", "--boot-timeout"]);
+    world.run(args).failed_with(&[
+        "did not come up within 6 s; its console ends with:\n  [",
+        "--boot-timeout",
+    ]);
     world.assert_empty();
-    let error = json_error(&world.run(["--json", "run", "-d", "--cold", "--boot-timeout", "1ms", "tiny"]));
+    let error = json_error(&world.run([
+        "--json",
+        "run",
+        "-d",
+        "--cold",
+        "--boot-timeout",
+        "1ms",
+        "tiny",
+    ]));
     assert_eq!(error["kind"], "timeout", "{error}");
     world.assert_empty();
 }
@@ -210,7 +262,11 @@ fn a_name_that_is_taken_stays_with_its_holder() {
     let world = World::new();
     let first = world.start("x", &[]);
     let answer = world.run(["run", "-d", "--name", "x", "tiny"]);
-    answer.failed_with(&["the name x is taken", first["id"].as_str().unwrap(), "--name"]);
+    answer.failed_with(&[
+        "the name x is taken",
+        first["id"].as_str().unwrap(),
+        "--name",
+    ]);
     let error = json_error(&world.run(["--json", "run", "-d", "--name", "x", "tiny"]));
     assert_eq!(error["kind"], "already_exists", "{error}");
     assert_eq!(world.sh("x", "echo here").out(), "here\n");
@@ -232,9 +288,11 @@ fn of_several_at_the_same_moment_one_gets_the_name() {
     };
     let children: Vec<_> = (0..3).map(|_| begin()).collect();
     let answers: Vec<Answer> = children.into_iter().map(finish).collect();
-    let (won, lost): (Vec<&Answer>, Vec<&Answer>) = answers.iter().partition(|answer| answer.code == 0);
+    let (won, lost): (Vec<&Answer>, Vec<&Answer>) =
+        answers.iter().partition(|answer| answer.code == 0);
     assert_eq!(won.len(), 1, "{answers:?}");
-    lost.iter().for_each(|answer| answer.failed_with(&["taken"]));
+    lost.iter()
+        .for_each(|answer| answer.failed_with(&["taken"]));
     assert_eq!(world.inspect("x")["id"], won[0].out().trim());
     // The directory and the name of the one that won.
     assert_eq!(world.residue().len(), 2, "{:?}", world.residue());
@@ -246,20 +304,34 @@ fn of_several_at_the_same_moment_one_gets_the_name() {
 fn a_sandbox_that_does_not_run_says_so_and_one_that_runs_is_not_removed() {
     let world = World::new();
     world.start("a", &[]);
-    world.run(["rm", "a"]).failed_with(&["sandbox a is running", "rm -f"]);
-    world.run(["start", "a"]).failed_with(&["sandbox a is running", "cannot be started"]);
+    world
+        .run(["rm", "a"])
+        .failed_with(&["sandbox a is running", "rm -f"]);
+    world
+        .run(["start", "a"])
+        .failed_with(&["sandbox a is running", "cannot be started"]);
     assert_eq!(world.sh("a", "echo here").out(), "here\n");
     world.ok(["stop", "a"]);
-    let down: [&[&str]; 3] = [&["exec", "a", "--", "true"], &["stats", "a"], &["cp", "a:/etc/hosts", "-"]];
+    let down: [&[&str]; 3] = [
+        &["exec", "a", "--", "true"],
+        &["stats", "a"],
+        &["cp", "a:/etc/hosts", "-"],
+    ];
     for command in down {
-        world.run(command).failed_with(&["sandbox a is stopped", "sandtree start"]);
+        world
+            .run(command)
+            .failed_with(&["sandbox a is stopped", "sandtree start"]);
     }
-    world.run(["stop", "a"]).failed_with(&["sandbox a is stopped", "cannot be stopped"]);
+    world
+        .run(["stop", "a"])
+        .failed_with(&["sandbox a is stopped", "cannot be stopped"]);
     let error = json_error(&world.run(["--json", "exec", "a", "--", "true"]));
     assert_eq!(error["kind"], "wrong_state", "{error}");
     assert!(error["hint"].is_string(), "{error}");
     world.ok(["rm", "a"]);
-    world.run(["rm", "a"]).failed_with(&["there is no sandbox a", "ps -a"]);
+    world
+        .run(["rm", "a"])
+        .failed_with(&["there is no sandbox a", "ps -a"]);
     world.assert_empty();
 }
 
@@ -280,14 +352,37 @@ fn whoever_waits_in_a_sandbox_whose_keeper_dies_is_told() {
     let info = world.inspect("a");
     let pid = |field: &str| u32::try_from(info[field].as_u64().unwrap()).unwrap();
     let mut command = world.command();
-    let args = ["exec", "a", "--", "sh", "-c", "touch /run/waits; sleep 1000"];
-    let mut waiting = command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    until("the command runs", || world.sh("a", "test -e /run/waits").code == 0);
+    let args = [
+        "exec",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        "touch /run/waits; sleep 1000",
+    ];
+    let mut waiting = command
+        .args(args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    until("the command runs", || {
+        world.sh("a", "test -e /run/waits").code == 0
+    });
     kill(pid("keeper_pid"), "KILL");
     wait(&mut waiting, Duration::from_secs(20)).expect("a waiting command is told at once");
-    finish(waiting).failed_with(&["cannot wait for sh", "connection to the sandbox ended", "inspect"]);
-    until("no QEMU outlives its keeper", || !support::is_alive(pid("qemu_pid")));
-    world.sh("a", "true").failed_with(&["crashed", &format!("its keeper, process {}, died", pid("keeper_pid"))]);
+    finish(waiting).failed_with(&[
+        "cannot wait for sh",
+        "connection to the sandbox ended",
+        "inspect",
+    ]);
+    until("no QEMU outlives its keeper", || {
+        !support::is_alive(pid("qemu_pid"))
+    });
+    world.sh("a", "true").failed_with(&[
+        "crashed",
+        &format!("its keeper, process {}, died", pid("keeper_pid")),
+    ]);
     world.ok(["rm", "a"]);
     world.assert_empty();
 }
@@ -299,13 +394,21 @@ fn whoever_waits_in_a_sandbox_that_dies_is_told_why() {
     let waits = |mark: &str| {
         let line = format!("touch /run/{mark}; sleep 1000");
         let mut command = world.command();
-        let child = command.args(["exec", "a", "--", "sh", "-c", &line]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command
+            .args(["exec", "a", "--", "sh", "-c", &line])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let child = child.spawn().unwrap();
-        until("the command runs", || world.sh("a", &format!("test -e /run/{mark}")).code == 0);
+        until("the command runs", || {
+            world.sh("a", &format!("test -e /run/{mark}")).code == 0
+        });
         child
     };
     let first = waits("first");
-    kill(u32::try_from(world.inspect("a")["qemu_pid"].as_u64().unwrap()).unwrap(), "KILL");
+    kill(
+        u32::try_from(world.inspect("a")["qemu_pid"].as_u64().unwrap()).unwrap(),
+        "KILL",
+    );
     finish(first).failed_with(&["cannot wait for sh", "QEMU ended", "signal: 9"]);
     world.ok(["start", "a"]);
     let second = waits("second");
@@ -320,7 +423,9 @@ fn whoever_waits_in_a_sandbox_that_dies_is_told_why() {
 
 #[test]
 fn a_host_disk_without_room_is_told_before_anything_starts() {
-    let Some(disk) = Mount::tmpfs(400) else { return };
+    let Some(disk) = Mount::tmpfs(400) else {
+        return;
+    };
     let world = World::at(disk.path().join("home"));
     disk.fill(32 << 10);
     let answer = world.run(["run", "-d", "tiny"]);
@@ -330,7 +435,9 @@ fn a_host_disk_without_room_is_told_before_anything_starts() {
 
 #[test]
 fn a_host_disk_that_fills_up_holds_the_guest_until_there_is_room() {
-    let Some(disk) = Mount::tmpfs(600) else { return };
+    let Some(disk) = Mount::tmpfs(600) else {
+        return;
+    };
     let world = World::at(disk.path().join("home"));
     world.start("a", &["--disk", "1G"]);
     disk.fill(40 << 10);
@@ -344,7 +451,10 @@ fn a_host_disk_that_fills_up_holds_the_guest_until_there_is_room() {
         .unwrap();
     let stalled = eventually(DEADLINE, || {
         let mut command = world.command();
-        let asked = command.args(["exec", "a", "--", "true"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let asked = command
+            .args(["exec", "a", "--", "true"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let mut asking = asked.spawn().unwrap();
         if wait(&mut asking, Duration::from_secs(5)).is_none() {
             // One that began just before waits with the guest.
@@ -352,14 +462,25 @@ fn a_host_disk_that_fills_up_holds_the_guest_until_there_is_room() {
         }
         Some(finish(asking)).filter(|answer| answer.err().contains("disk is full"))
     });
-    stalled.expect("the guest stalls").failed_with(&["the host's disk is full", "waits", "hint: free some space"]);
+    stalled.expect("the guest stalls").failed_with(&[
+        "the host's disk is full",
+        "waits",
+        "hint: free some space",
+    ]);
     assert_eq!(writing.try_wait().unwrap(), None, "the command waits");
     assert_eq!(world.inspect("a")["state"], "running");
     disk.empty_again();
     let written = finish(writing);
-    assert!(written.code == 0 && written.out().ends_with("done\n"), "{written:?}");
+    assert!(
+        written.code == 0 && written.out().ends_with("done\n"),
+        "{written:?}"
+    );
     let again = world.sh("a", "echo 3 > /proc/sys/vm/drop_caches; sha256sum /srv/big");
-    assert_eq!(written.out(), format!("{}done\n", again.out()), "what was written in between is whole");
+    assert_eq!(
+        written.out(),
+        format!("{}done\n", again.out()),
+        "what was written in between is whole"
+    );
     world.ok(["stop", "a"]);
     world.ok(["rm", "a"]);
     world.assert_empty();

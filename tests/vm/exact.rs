@@ -1,4 +1,5 @@
-//! Every state is exact: what is restored from it is, byte for byte, what was there when it was taken.
+//! Every state is exact: what is restored from it is, byte for byte, what was there when it was
+//! taken.
 
 use std::collections::BTreeSet;
 
@@ -10,12 +11,29 @@ use crate::support::lab::{Lab, give_worker, sh, spec, start, until_async};
 /// A guest that writes, frees, remaps and swaps memory, and writes and removes files.
 async fn busy(sandbox: &Sandbox) {
     give_worker(sandbox).await;
-    sh(sandbox, "mkdir /churn && dd if=/dev/zero of=/swap bs=1M count=16 && mkswap /swap && swapon /swap").await;
-    sh(sandbox, "echo +memory > /sys/fs/cgroup/cgroup.subtree_control && mkdir /sys/fs/cgroup/churn").await;
-    start(sandbox, "echo $$ > /sys/fs/cgroup/churn/cgroup.procs; exec /dev/shm/worker churn 7").await;
-    let reclaim = "while :; do echo 1M > /sys/fs/cgroup/churn/memory.reclaim; sleep 0.2; done 2> /dev/null";
+    sh(
+        sandbox,
+        "mkdir /churn && dd if=/dev/zero of=/swap bs=1M count=16 && mkswap /swap && swapon /swap",
+    )
+    .await;
+    sh(
+        sandbox,
+        "echo +memory > /sys/fs/cgroup/cgroup.subtree_control && mkdir /sys/fs/cgroup/churn",
+    )
+    .await;
+    start(
+        sandbox,
+        "echo $$ > /sys/fs/cgroup/churn/cgroup.procs; exec /dev/shm/worker churn 7",
+    )
+    .await;
+    let reclaim =
+        "while :; do echo 1M > /sys/fs/cgroup/churn/memory.reclaim; sleep 0.2; done 2> /dev/null";
     start(sandbox, reclaim).await;
-    sh(sandbox, "until [ $(cat /sys/fs/cgroup/churn/memory.swap.current) -gt 0 ]; do usleep 20000; done").await;
+    sh(
+        sandbox,
+        "until [ $(cat /sys/fs/cgroup/churn/memory.swap.current) -gt 0 ]; do usleep 20000; done",
+    )
+    .await;
 }
 
 /// A busy guest whose memory is captured in one way.
@@ -24,7 +42,10 @@ async fn busy_guest(mode: MemoryMode) -> (Exactness, Sandbox) {
 }
 
 fn in_mode(mode: MemoryMode) -> SandboxSpec {
-    SandboxSpec { memory_mode: Some(mode), ..spec("x") }
+    SandboxSpec {
+        memory_mode: Some(mode),
+        ..spec("x")
+    }
 }
 
 async fn busy_guest_of(lab: Lab, spec: SandboxSpec) -> (Exactness, Sandbox) {
@@ -33,14 +54,16 @@ async fn busy_guest_of(lab: Lab, spec: SandboxSpec) -> (Exactness, Sandbox) {
     (Exactness::of(lab, &spec), sandbox)
 }
 
-/// Waits until the guest's worker has worked: a loaded host may give a guest no processor time for a while.
+/// Waits until the guest's worker has worked: a loaded host may give a guest no processor time for
+/// a while.
 async fn worked(sandbox: &Sandbox) {
     // Its user and system time, in ticks.
     let line = "t() { cut -d' ' -f14,15 /proc/$(pidof worker)/stat; }; a=$(t); while [ \"$(t)\" = \"$a\" ]; do usleep 5000; done";
     sh(sandbox, line).await;
 }
 
-/// Takes checkpoints, goes back to each, takes more from there, and goes every other way a state can be gone to.
+/// Takes checkpoints, goes back to each, takes more from there, and goes every other way a state
+/// can be gone to.
 async fn is_exact_in_every_way(mode: MemoryMode) -> Vec<Checkpoint> {
     of_every_way(Lab::open().await, in_mode(mode)).await
 }
@@ -75,7 +98,10 @@ pub async fn of_every_way(lab: Lab, spec: SandboxSpec) -> Vec<Checkpoint> {
 /// Takes two checkpoints, goes back to each, and pauses: where every way would take too long.
 pub async fn of_a_few_ways(lab: Lab, spec: SandboxSpec) -> Vec<Checkpoint> {
     let (mut exactness, sandbox) = busy_guest_of(lab, spec).await;
-    let taken = vec![exactness.checkpoint(&sandbox).await, exactness.checkpoint(&sandbox).await];
+    let taken = vec![
+        exactness.checkpoint(&sandbox).await,
+        exactness.checkpoint(&sandbox).await,
+    ];
     for index in [0, 1] {
         exactness.verify(&sandbox, index).await;
     }
@@ -88,14 +114,20 @@ pub async fn of_a_few_ways(lab: Lab, spec: SandboxSpec) -> Vec<Checkpoint> {
 #[tokio::test(flavor = "multi_thread")]
 async fn write_protect_is_exact() {
     for taken in is_exact_in_every_way(MemoryMode::WriteProtect).await {
-        assert_eq!((taken.mode.as_str(), taken.degraded), ("write-protect", Vec::new()));
+        assert_eq!(
+            (taken.mode.as_str(), taken.degraded),
+            ("write-protect", Vec::new())
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn anonymous_is_exact() {
     for taken in is_exact_in_every_way(MemoryMode::Anonymous).await {
-        assert_eq!((taken.mode.as_str(), taken.degraded), ("anonymous", Vec::new()));
+        assert_eq!(
+            (taken.mode.as_str(), taken.degraded),
+            ("anonymous", Vec::new())
+        );
     }
 }
 
@@ -116,7 +148,12 @@ async fn soft_dirty_is_exact_or_says_that_it_cannot_be() {
             "soft-dirty" => assert_eq!(taken.degraded, Vec::<String>::new()),
             mode => {
                 assert_eq!(mode, "anonymous");
-                assert!(taken.degraded.iter().any(|line| line.starts_with("soft-dirty does not work here: ")));
+                assert!(
+                    taken
+                        .degraded
+                        .iter()
+                        .any(|line| line.starts_with("soft-dirty does not work here: "))
+                );
             }
         }
     }
@@ -126,7 +163,8 @@ async fn soft_dirty_is_exact_or_says_that_it_cannot_be() {
     sandbox.remove().await.expect("it is removed");
 }
 
-/// Layers become few again in the background, and neither what was taken before nor what is taken after differs.
+/// Layers become few again in the background, and neither what was taken before nor what is taken
+/// after differs.
 #[tokio::test(flavor = "multi_thread")]
 async fn folded_layers_are_exact() {
     const FOLDED_BY: usize = 48;
@@ -145,9 +183,17 @@ async fn folded_layers_are_exact() {
             break;
         }
     }
-    let [Some(memory), Some(disk)] = folded else { panic!("nothing was folded: {deepest:?}, {folded:?}") };
+    let [Some(memory), Some(disk)] = folded else {
+        panic!("nothing was folded: {deepest:?}, {folded:?}")
+    };
     // The last before each fold and the first after it, then one that grows from there.
-    for index in BTreeSet::from([disk - 1, disk, memory - 1, memory, exactness.known.len() - 1]) {
+    for index in BTreeSet::from([
+        disk - 1,
+        disk,
+        memory - 1,
+        memory,
+        exactness.known.len() - 1,
+    ]) {
         exactness.verify(&sandbox, index).await;
         sh(&sandbox, "pidof worker").await;
     }
@@ -158,7 +204,11 @@ async fn folded_layers_are_exact() {
 
 /// What the guest reads from its disk, not from memory: every file, and the whole device.
 async fn disk(sandbox: &Sandbox) -> String {
-    sh(sandbox, "sync; mount -o remount,ro / && echo 3 > /proc/sys/vm/drop_caches").await;
+    sh(
+        sandbox,
+        "sync; mount -o remount,ro / && echo 3 > /proc/sys/vm/drop_caches",
+    )
+    .await;
     let files = "cd /; find bin/busybox srv -type f | sort | xargs sha256sum; md5sum /dev/vda";
     sh(sandbox, files).await
 }
@@ -179,18 +229,38 @@ async fn a_disk_is_exact_in_every_state() {
             number - 1
         );
         sh(&sandbox, &change).await;
-        let looked = if [0, 19].contains(&number) { Some(disk(&sandbox).await) } else { None };
-        let state = sandbox.checkpoint(None, Replace::No).await.expect("it is taken").id;
+        let looked = if [0, 19].contains(&number) {
+            Some(disk(&sandbox).await)
+        } else {
+            None
+        };
+        let state = sandbox
+            .checkpoint(None, Replace::No)
+            .await
+            .expect("it is taken")
+            .id;
         known.extend(looked.map(|looked| (state, looked)));
     }
     let depth = || lab.head(&sandbox)["disk"].as_array().map_or(0, Vec::len);
     until_async("the overlays are folded", || depth() < 16).await;
-    assert_eq!(disk(&sandbox).await, known[1].1, "folded under a running guest");
+    assert_eq!(
+        disk(&sandbox).await,
+        known[1].1,
+        "folded under a running guest"
+    );
     for index in [0, 1] {
-        sandbox.revert(&known[index].0).await.expect("it is gone to");
+        sandbox
+            .revert(&known[index].0)
+            .await
+            .expect("it is gone to");
         assert_eq!(disk(&sandbox).await, known[index].1, "state {index}");
     }
-    let copies = lab.host.fork(&sandbox, ForkSpec::new(1)).await.expect("it is forked").0;
+    let copies = lab
+        .host
+        .fork(&sandbox, ForkSpec::new(1))
+        .await
+        .expect("it is forked")
+        .0;
     assert_eq!(disk(&copies[0]).await, known[1].1, "in a copy");
     copies[0].remove().await.expect("the copy is removed");
     sandbox.pause().await.expect("it is paused");
@@ -199,33 +269,58 @@ async fn a_disk_is_exact_in_every_state() {
     sandbox.remove().await.expect("it is removed");
 }
 
-/// A process that writes a number to its disk and finds it there again knows at once if the disk is not of the moment
-/// that its memory is of.
+/// A process that writes a number to its disk and finds it there again knows at once if the disk is
+/// not of the moment that its memory is of.
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_and_disk_are_of_one_moment() {
     let lab = Lab::open().await;
     let sandbox = lab.host.create(spec("x")).await.expect("it is created");
     give_worker(&sandbox).await;
-    start(&sandbox, "exec /dev/shm/worker count /dev/shm/number /number /dev/shm/torn").await;
-    sh(&sandbox, "until [ -s /dev/shm/number ]; do usleep 10000; done").await;
+    start(
+        &sandbox,
+        "exec /dev/shm/worker count /dev/shm/number /number /dev/shm/torn",
+    )
+    .await;
+    sh(
+        &sandbox,
+        "until [ -s /dev/shm/number ]; do usleep 10000; done",
+    )
+    .await;
     let mut states = Vec::new();
     for _ in 0..10 {
-        states.push(sandbox.checkpoint(None, Replace::No).await.expect("it is taken").id);
+        states.push(
+            sandbox
+                .checkpoint(None, Replace::No)
+                .await
+                .expect("it is taken")
+                .id,
+        );
     }
     for state in states.iter().rev() {
         sandbox.revert(state).await.expect("it is gone to");
         counts_on(&sandbox, state).await;
     }
-    for copy in lab.host.fork(&sandbox, ForkSpec::new(2)).await.expect("it is forked").0 {
+    for copy in lab
+        .host
+        .fork(&sandbox, ForkSpec::new(2))
+        .await
+        .expect("it is forked")
+        .0
+    {
         counts_on(&copy, "a copy").await;
         copy.remove().await.expect("the copy is removed");
     }
     sandbox.pause().await.expect("it is paused");
     sandbox.resume().await.expect("it is resumed");
     counts_on(&sandbox, "a pause").await;
-    // And it would have been seen: a disk of another moment is. What falls between its look and its next write is not.
+    // And it would have been seen: a disk of another moment is. What falls between its look and its
+    // next write is not.
     let other = "dd if=/dev/zero of=/number bs=4096 count=1 conv=notrunc oflag=direct 2> /dev/null";
-    sh(&sandbox, &format!("until [ -e /dev/shm/torn ]; do {other}; usleep 10000; done")).await;
+    sh(
+        &sandbox,
+        &format!("until [ -e /dev/shm/torn ]; do {other}; usleep 10000; done"),
+    )
+    .await;
     sandbox.remove().await.expect("it is removed");
 }
 

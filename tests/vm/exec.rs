@@ -15,10 +15,14 @@ use crate::support::{Answer, DEADLINE, World, finish, kill, until, wait};
 /// The bytes of a repeatable sequence that no codec would call text.
 fn noise(length: usize) -> Vec<u8> {
     let step = |state: &mut u64| {
-        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        *state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         Some((*state >> 56) as u8)
     };
-    std::iter::repeat_n((), length).scan(7, |state, ()| step(state)).collect()
+    std::iter::repeat_n((), length)
+        .scan(7, |state, ()| step(state))
+        .collect()
 }
 
 /// Reads until `wanted` has come.
@@ -26,57 +30,110 @@ fn read_until(from: &mut impl Read, wanted: &[u8]) {
     let mut seen = Vec::new();
     while !seen.ends_with(wanted) {
         let mut byte = [0];
-        assert_eq!(from.read(&mut byte).unwrap(), 1, "it ended after {:?}", String::from_utf8_lossy(&seen));
+        assert_eq!(
+            from.read(&mut byte).unwrap(),
+            1,
+            "it ended after {:?}",
+            String::from_utf8_lossy(&seen)
+        );
         seen.push(byte[0]);
     }
 }
 
 fn resident_kib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("a live process has a peak");
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmHWM:"))
+        .expect("a live process has a peak");
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 #[test]
 fn a_foreground_run_leaves_nothing_and_passes_the_exit_code_on() {
     let world = World::new();
-    let answer = world.run(["run", "tiny", "--", "sh", "-c", "echo out; echo err >&2; exit 3"]);
-    assert_eq!((answer.code, answer.out(), answer.err().as_str()), (3, "out\n", "err\n"));
+    let answer = world.run([
+        "run",
+        "tiny",
+        "--",
+        "sh",
+        "-c",
+        "echo out; echo err >&2; exit 3",
+    ]);
+    assert_eq!(
+        (answer.code, answer.out(), answer.err().as_str()),
+        (3, "out\n", "err\n")
+    );
     world.assert_empty();
 }
 
 #[test]
 fn exit_codes_are_the_commands_own_or_a_shells() {
     let a = Shared::sandbox();
-    for (line, code) in [("exit 0", 0), ("exit 3", 3), ("exit 255", 255), ("kill -9 $$", 137), ("kill -TERM $$", 143)] {
+    for (line, code) in [
+        ("exit 0", 0),
+        ("exit 3", 3),
+        ("exit 255", 255),
+        ("kill -9 $$", 137),
+        ("kill -TERM $$", 143),
+    ] {
         let answer = a.sh(A, line);
         assert_eq!((answer.code, answer.err().as_str()), (code, ""), "{line}");
     }
-    for (program, code, why) in
-        [("nothing-of-that-name", 127, "not found"), ("/etc/passwd", 126, "ermission"), ("/etc", 126, "ermission")]
-    {
+    for (program, code, why) in [
+        ("nothing-of-that-name", 127, "not found"),
+        ("/etc/passwd", 126, "ermission"),
+        ("/etc", 126, "ermission"),
+    ] {
         let answer = a.run(["exec", A, "--", program]);
         assert_eq!(answer.code, code, "{program}: {answer:?}");
-        assert!(answer.err().contains(program) && answer.err().contains(why), "{answer:?}");
+        assert!(
+            answer.err().contains(program) && answer.err().contains(why),
+            "{answer:?}"
+        );
     }
-    assert_eq!(a.run(["exec", "--timeout", "300ms", A, "--", "sleep", "100"]).code, 124);
-    a.run(["exec", "nobody", "--", "true"]).failed_with(&["nobody"]);
+    assert_eq!(
+        a.run(["exec", "--timeout", "300ms", A, "--", "sleep", "100"])
+            .code,
+        124
+    );
+    a.run(["exec", "nobody", "--", "true"])
+        .failed_with(&["nobody"]);
 }
 
 #[test]
 fn stdout_and_stderr_are_separate_and_byte_exact() {
     let a = Shared::sandbox();
-    let octal = |bytes: &[u8]| bytes.iter().map(|byte| format!("\\{byte:03o}")).collect::<String>();
+    let octal = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .map(|byte| format!("\\{byte:03o}"))
+            .collect::<String>()
+    };
     let every: Vec<u8> = (0..=255).collect();
     let back: Vec<u8> = every.iter().rev().copied().collect();
-    let answer = a.sh(A, &format!("printf '{}'; printf '{}' >&2", octal(&every), octal(&back)));
-    assert_eq!((answer.code, answer.stdout, answer.stderr), (0, every, back));
+    let answer = a.sh(
+        A,
+        &format!("printf '{}'; printf '{}' >&2", octal(&every), octal(&back)),
+    );
+    assert_eq!(
+        (answer.code, answer.stdout, answer.stderr),
+        (0, every, back)
+    );
 }
 
 #[test]
 fn bytes_pass_both_ways_while_the_command_runs() {
     let a = Shared::sandbox();
-    let mut child = a.spawn(&["exec", "-i", A, "--", "sh", "-c", "printf first; printf other >&2; cat"]);
+    let mut child = a.spawn(&[
+        "exec",
+        "-i",
+        A,
+        "--",
+        "sh",
+        "-c",
+        "printf first; printf other >&2; cat",
+    ]);
     let (mut stdin, mut stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
     read_until(&mut stdout, b"first");
     read_until(child.stderr.as_mut().unwrap(), b"other");
@@ -95,7 +152,12 @@ fn stdin_is_streamed_whole_and_binary_safe() {
     let a = Shared::sandbox();
     let input = noise(8 << 20);
     let answer = a.run_with_input(["exec", "-i", A, "--", "cat"], &input);
-    assert_eq!((answer.code, answer.stdout.len()), (0, input.len()), "{}", answer.err());
+    assert_eq!(
+        (answer.code, answer.stdout.len()),
+        (0, input.len()),
+        "{}",
+        answer.err()
+    );
     assert!(answer.stdout == input, "the bytes differ");
 }
 
@@ -118,11 +180,29 @@ fn environment_directory_and_user_are_as_asked() {
         answer.out().to_owned()
     };
     assert_eq!(with(&[], "pwd; id -u; echo $HOME"), "/root\n0\n/root\n");
-    assert_eq!(with(&["--env", "K=a b=c\nd", "--env", "E="], "echo \"$K\"; env | grep ^E="), "a b=c\nd\nE=\n");
+    assert_eq!(
+        with(
+            &["--env", "K=a b=c\nd", "--env", "E="],
+            "echo \"$K\"; env | grep ^E="
+        ),
+        "a b=c\nd\nE=\n"
+    );
     assert_eq!(with(&["--workdir", "/usr/bin"], "pwd"), "/usr/bin\n");
-    assert_eq!(with(&["--user", "daemon", "--workdir", "/tmp"], "id -un; id -gn; pwd"), "daemon\ndaemon\n/tmp\n");
-    assert_eq!(with(&["--user", "1234:5678"], "id -u; id -g"), "1234\n5678\n");
-    assert_eq!(with(&["--user", "user"], "id -u; pwd; echo $HOME $USER"), "1000\n/home/user\n/home/user user\n");
+    assert_eq!(
+        with(
+            &["--user", "daemon", "--workdir", "/tmp"],
+            "id -un; id -gn; pwd"
+        ),
+        "daemon\ndaemon\n/tmp\n"
+    );
+    assert_eq!(
+        with(&["--user", "1234:5678"], "id -u; id -g"),
+        "1234\n5678\n"
+    );
+    assert_eq!(
+        with(&["--user", "user"], "id -u; pwd; echo $HOME $USER"),
+        "1000\n/home/user\n/home/user user\n"
+    );
 }
 
 #[test]
@@ -130,7 +210,10 @@ fn an_unknown_user_or_directory_is_named() {
     let a = Shared::sandbox();
     let answer = a.run(["exec", "--user", "nosuch", A, "--", "true"]);
     assert_eq!(answer.code, 126, "{answer:?}");
-    assert!(answer.err().contains("nosuch") && answer.err().contains("user"), "{answer:?}");
+    assert!(
+        answer.err().contains("nosuch") && answer.err().contains("user"),
+        "{answer:?}"
+    );
     let answer = a.run(["exec", "--workdir", "/no/such", A, "--", "true"]);
     assert_eq!(answer.code, 126, "{answer:?}");
     assert!(answer.err().contains("/no/such"), "{answer:?}");
@@ -153,9 +236,16 @@ fn a_background_child_is_not_waited_for_and_lives_on() {
     let answer = a.sh(A, line);
     assert_eq!(answer.code, 0);
     assert!(answer.out().contains("x\n"), "{answer:?}");
-    let beats = || a.said("cat /tmp/b/beats | wc -l").trim().parse::<u32>().unwrap();
+    let beats = || {
+        a.said("cat /tmp/b/beats | wc -l")
+            .trim()
+            .parse::<u32>()
+            .unwrap()
+    };
     let before = beats();
-    until("it goes on writing to a stdout that nobody reads", || beats() > before + 3);
+    until("it goes on writing to a stdout that nobody reads", || {
+        beats() > before + 3
+    });
     a.said("touch /tmp/b/go");
     a.until_holds("grep -q whole /tmp/b/end");
 }
@@ -165,15 +255,32 @@ fn commands_run_at_the_same_time_on_one_processor() {
     let a = Shared::sandbox();
     assert_eq!(a.said("nproc; mkdir /tmp/r"), "1\n");
     // Each waits for all: one after the other, not even the first would end.
-    let line = "touch /tmp/r/$N; until [ $(ls /tmp/r | wc -l) -eq 20 ]; do usleep 100000; done; echo met";
+    let line =
+        "touch /tmp/r/$N; until [ $(ls /tmp/r | wc -l) -eq 20 ]; do usleep 100000; done; echo met";
     let start = |number: u32| {
         let number = format!("N={number}");
-        a.spawn(&["exec", "--env", &number, "--timeout", "90s", A, "--", "sh", "-c", line])
+        a.spawn(&[
+            "exec",
+            "--env",
+            &number,
+            "--timeout",
+            "90s",
+            A,
+            "--",
+            "sh",
+            "-c",
+            line,
+        ])
     };
     let children: Vec<Child> = (0..20).map(start).collect();
     for child in children {
         let answer = finish(child);
-        assert_eq!((answer.code, answer.out()), (0, "met\n"), "{}", answer.err());
+        assert_eq!(
+            (answer.code, answer.out()),
+            (0, "met\n"),
+            "{}",
+            answer.err()
+        );
     }
 }
 
@@ -188,13 +295,22 @@ fn a_reader_that_stops_holds_its_command_back_and_nobody_else() {
     };
     let line = "echo $$ > /tmp/pid; exec dd if=/dev/zero bs=1M count=1024";
     let mut command = world.command();
-    command.args(["exec", A, "--", "sh", "-c", line]).stdout(Stdio::piped()).stderr(Stdio::null());
+    command
+        .args(["exec", A, "--", "sh", "-c", line])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
     let blocked = "grep -q pipe_write /proc/$(cat /tmp/pid)/wchan";
-    until("the command waits for its reader, and others do not", || world.sh(A, blocked).code == 0);
+    until(
+        "the command waits for its reader, and others do not",
+        || world.sh(A, blocked).code == 0,
+    );
     let written = world.sh(A, "grep wchar /proc/$(cat /tmp/pid)/io | cut -d' ' -f2");
     let written: u64 = written.out().trim().parse().unwrap();
-    assert!(written < 16 << 20, "{written} bytes were taken from a command whose reader has taken none");
+    assert!(
+        written < 16 << 20,
+        "{written} bytes were taken from a command whose reader has taken none"
+    );
 
     let mut stdout = child.stdout.take().unwrap();
     let mut buffer = vec![0; 1 << 20];
@@ -212,18 +328,37 @@ fn a_reader_that_stops_holds_its_command_back_and_nobody_else() {
     }
     assert_eq!((count, wait(&mut child, DEADLINE)), (LENGTH, Some(0)));
     assert!(peak < RESIDENT_MAX_KIB, "the client held {peak} KiB");
-    assert!(resident_kib(keeper) < RESIDENT_MAX_KIB, "the keeper held {} KiB", resident_kib(keeper));
+    assert!(
+        resident_kib(keeper) < RESIDENT_MAX_KIB,
+        "the keeper held {} KiB",
+        resident_kib(keeper)
+    );
     let agent = world.sh(A, "grep VmHWM /proc/1/status | tr -dc 0-9");
-    assert!(agent.out().parse::<u64>().unwrap() < 32 << 10, "the agent held {} KiB", agent.out());
+    assert!(
+        agent.out().parse::<u64>().unwrap() < 32 << 10,
+        "the agent held {} KiB",
+        agent.out()
+    );
     shared::remove(&world);
 }
 
 #[test]
 fn a_command_without_its_client_is_ended_unless_it_was_detached() {
     let a = Shared::sandbox();
-    let mut child = a.spawn(&["exec", A, "--", "sh", "-c", "echo up; setsid sleep 16180 & sleep 16180"]);
+    let mut child = a.spawn(&[
+        "exec",
+        A,
+        "--",
+        "sh",
+        "-c",
+        "echo up; setsid sleep 16180 & sleep 16180",
+    ]);
     read_until(child.stdout.as_mut().unwrap(), b"up\n");
-    let id = a.ok(["exec", "--detach", A, "--", "sleep", "14142"]).out().trim().to_owned();
+    let id = a
+        .ok(["exec", "--detach", A, "--", "sleep", "14142"])
+        .out()
+        .trim()
+        .to_owned();
     a.until_holds("[ $(ps -o args | grep -c '^sleep 16180') -eq 2 ]");
     kill(child.id(), "KILL");
     assert_eq!(wait(&mut child, DEADLINE), Some(137));
@@ -247,43 +382,103 @@ fn a_reader_that_leaves_ends_the_command() {
 fn a_detached_command_is_joined_from_its_first_byte() {
     let a = Shared::sandbox();
     let line = "mkfifo /tmp/d; echo first; echo low >&2; read x < /tmp/d; echo $x; exit 5";
-    let id = a.ok(["exec", "--detach", A, "--", "sh", "-c", line]).out().trim().to_owned();
+    let id = a
+        .ok(["exec", "--detach", A, "--", "sh", "-c", line])
+        .out()
+        .trim()
+        .to_owned();
     let mut joined: Vec<Child> = (0..2).map(|_| a.spawn(&["attach", A, &id])).collect();
-    joined.iter_mut().for_each(|child| read_until(child.stdout.as_mut().unwrap(), b"first\n"));
+    joined
+        .iter_mut()
+        .for_each(|child| read_until(child.stdout.as_mut().unwrap(), b"first\n"));
     let listed = a.json(["attach", A]);
-    let entry = listed.as_array().unwrap().iter().find(|entry| entry["id"] == *id).unwrap();
-    assert_eq!((&entry["ended"], &entry["stdout_bytes"]), (&json!(null), &json!(6)));
+    let entry = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|entry| entry["id"] == *id)
+        .unwrap();
+    assert_eq!(
+        (&entry["ended"], &entry["stdout_bytes"]),
+        (&json!(null), &json!(6))
+    );
     a.said("echo last > /tmp/d");
     for child in joined {
         let answer = finish(child);
-        assert_eq!((answer.code, answer.out(), answer.err().as_str()), (5, "last\n", "low\n"));
+        assert_eq!(
+            (answer.code, answer.out(), answer.err().as_str()),
+            (5, "last\n", "low\n")
+        );
     }
-    let Answer { code, stdout, stderr } = a.run(["attach", A, &id]);
-    assert_eq!((code, &stdout[..], &stderr[..]), (5, &b"first\nlast\n"[..], &b"low\n"[..]), "after its end");
-    let row = a.ok(["attach", A]).out().lines().find(|row| row.starts_with(&id)).unwrap().to_owned();
+    let Answer {
+        code,
+        stdout,
+        stderr,
+    } = a.run(["attach", A, &id]);
+    assert_eq!(
+        (code, &stdout[..], &stderr[..]),
+        (5, &b"first\nlast\n"[..], &b"low\n"[..]),
+        "after its end"
+    );
+    let row = a
+        .ok(["attach", A])
+        .out()
+        .lines()
+        .find(|row| row.starts_with(&id))
+        .unwrap()
+        .to_owned();
     assert!(row.contains("exit 5") && row.contains("mkfifo"), "{row}");
-    a.run(["attach", A, "000000000000"]).failed_with(&["000000000000"]);
+    a.run(["attach", A, "000000000000"])
+        .failed_with(&["000000000000"]);
     a.run(["attach", A, "../x"]).failed_with(&["../x"]);
 }
 
 #[test]
 fn an_attached_client_feeds_the_command() {
     let a = Shared::sandbox();
-    let id = a.json(["exec", "--detach", "-i", A, "--", "cat"])["id"].as_str().unwrap().to_owned();
+    let id = a.json(["exec", "--detach", "-i", A, "--", "cat"])["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     let input = noise(3 << 20);
     let answer = a.run_with_input(["attach", "-i", A, &id], &input);
-    assert_eq!((answer.code, answer.stdout.len()), (0, input.len()), "{}", answer.err());
+    assert_eq!(
+        (answer.code, answer.stdout.len()),
+        (0, input.len()),
+        "{}",
+        answer.err()
+    );
     assert!(answer.stdout == input, "the bytes differ");
 }
 
 #[test]
 fn json_tells_what_the_command_said() {
     let a = Shared::sandbox();
-    let answer = a.run(["--json", "exec", A, "--", "sh", "-c", "echo out; printf '\\377' >&2; exit 3"]);
+    let answer = a.run([
+        "--json",
+        "exec",
+        A,
+        "--",
+        "sh",
+        "-c",
+        "echo out; printf '\\377' >&2; exit 3",
+    ]);
     assert_eq!(answer.code, 3);
     let told: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
-    assert_eq!(told, json!({ "exit_code": 3, "timed_out": false, "stdout": "out\n", "stderr_base64": "/w==" }));
-    let answer = a.run(["--json", "exec", "--timeout", "200ms", A, "--", "sleep", "9"]);
+    assert_eq!(
+        told,
+        json!({ "exit_code": 3, "timed_out": false, "stdout": "out\n", "stderr_base64": "/w==" })
+    );
+    let answer = a.run([
+        "--json",
+        "exec",
+        "--timeout",
+        "200ms",
+        A,
+        "--",
+        "sleep",
+        "9",
+    ]);
     let told: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
     assert_eq!((answer.code, &told["timed_out"]), (124, &json!(true)));
     let answer = a.run_with_input(["--json", "exec", "-i", A, "--", "cat"], b"passed on");
@@ -291,19 +486,30 @@ fn json_tells_what_the_command_said() {
     assert_eq!(told["stdout"], "passed on");
     let answer = a.run(["--json", "exec", A, "--", "nothing-of-that-name"]);
     let told: serde_json::Value = serde_json::from_slice(&answer.stderr).unwrap();
-    assert_eq!((answer.code, told["error"]["message"].is_string()), (127, true), "{told}");
+    assert_eq!(
+        (answer.code, told["error"]["message"].is_string()),
+        (127, true),
+        "{told}"
+    );
 }
 
 #[test]
 fn signals_to_the_client_reach_the_command() {
     let a = Shared::sandbox();
     for (signal, code) in [("INT", 7), ("TERM", 8)] {
-        let line = format!("trap 'echo caught; exit {code}' {signal}; echo ready; while :; do sleep 0.1; done");
+        let line = format!(
+            "trap 'echo caught; exit {code}' {signal}; echo ready; while :; do sleep 0.1; done"
+        );
         let mut child = a.spawn(&["exec", A, "--", "sh", "-c", &line]);
         read_until(child.stdout.as_mut().unwrap(), b"ready\n");
         kill(child.id(), signal);
         let answer = finish(child);
-        assert_eq!((answer.code, answer.out()), (code, "caught\n"), "{}", answer.err());
+        assert_eq!(
+            (answer.code, answer.out()),
+            (code, "caught\n"),
+            "{}",
+            answer.err()
+        );
     }
 }
 
@@ -318,10 +524,16 @@ fn a_shell_has_a_real_terminal() {
     window.expect("33 101\r\n");
     window.expect("xterm\r\n");
     window.expect("/dev/pts/");
-    assert!(!window.shown().contains("job control"), "{}", window.shown());
+    assert!(
+        !window.shown().contains("job control"),
+        "{}",
+        window.shown()
+    );
 
     window.resize(50, 132);
-    window.type_in("until [ \"$(stty size)\" = '50 132' ]; do usleep 10000; done; echo now $((1 + 1))\n");
+    window.type_in(
+        "until [ \"$(stty size)\" = '50 132' ]; do usleep 10000; done; echo now $((1 + 1))\n",
+    );
     window.expect("now 2\r\n");
 
     window.type_in("echo go $((2 + 1)); sleep 1000\n");
@@ -341,13 +553,22 @@ fn a_shell_has_a_real_terminal() {
 fn exec_and_run_take_a_terminal_when_asked() {
     let a = Shared::sandbox();
     let mut command = a.command();
-    command.args(["exec", "-it", A, "--", "sh", "-c", "tty && read -r line && echo \"<$line>\" >&2"]);
+    command.args([
+        "exec",
+        "-it",
+        A,
+        "--",
+        "sh",
+        "-c",
+        "tty && read -r line && echo \"<$line>\" >&2",
+    ]);
     let mut window = Window::open(&command, (24, 80));
     window.expect("/dev/pts/");
     window.type_in("typed\n");
     window.expect("<typed>\r\n");
     assert_eq!(window.close(DEADLINE), Some(0));
-    a.run(["exec", "-t", A, "--", "true"]).failed_with(&["terminal"]);
+    a.run(["exec", "-t", A, "--", "true"])
+        .failed_with(&["terminal"]);
 
     let mut command = a.command();
     command.args(["run", "-it", "tiny"]);
@@ -355,6 +576,10 @@ fn exec_and_run_take_a_terminal_when_asked() {
     window.expect("# ");
     window.type_in("tty; exit 9\n");
     window.expect("/dev/pts/");
-    assert!(!window.shown().contains("job control"), "{}", window.shown());
+    assert!(
+        !window.shown().contains("job control"),
+        "{}",
+        window.shown()
+    );
     assert_eq!(window.close(DEADLINE), Some(9));
 }

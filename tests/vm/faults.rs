@@ -7,8 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use sandtree::{
-    Error, ErrorKind, Fault, Faults, ForkSpec, Phase, PublishedPort, Replace, Result, Reverted, Sandbox, SandboxSpec,
-    Step,
+    Error, ErrorKind, Fault, Faults, ForkSpec, Phase, PublishedPort, Replace, Result, Reverted,
+    Sandbox, SandboxSpec, Step,
 };
 
 use crate::support::exactness::Exactness;
@@ -34,9 +34,18 @@ impl Patient {
     async fn in_lab(lab: Lab, spec: SandboxSpec) -> Patient {
         let sandbox = lab.host.create(spec).await.expect("it is created");
         start(&sandbox, "echo $$ > /dev/shm/pid; exec sleep 100000").await;
-        let mut patient = Patient { lab, sandbox, holds: 0, next: 0 };
+        let mut patient = Patient {
+            lab,
+            sandbox,
+            holds: 0,
+            next: 0,
+        };
         patient.write().await;
-        patient.sandbox.checkpoint(Some("base"), Replace::No).await.expect("it is taken");
+        patient
+            .sandbox
+            .checkpoint(Some("base"), Replace::No)
+            .await
+            .expect("it is taken");
         patient
     }
 
@@ -49,15 +58,27 @@ impl Patient {
 
     /// It runs, its processes live, and it has all that was written.
     async fn assert_unharmed(&self, after: &str) {
-        assert_eq!(self.sandbox.state().phase, Some(Phase::Running), "after {after}");
-        let holds = sh(&self.sandbox, "cat /srv/n /dev/shm/n && kill -0 $(cat /dev/shm/pid)").await;
+        assert_eq!(
+            self.sandbox.state().phase,
+            Some(Phase::Running),
+            "after {after}"
+        );
+        let holds = sh(
+            &self.sandbox,
+            "cat /srv/n /dev/shm/n && kill -0 $(cat /dev/shm/pid)",
+        )
+        .await;
         assert_eq!(holds, format!("{0}\n{0}", self.holds), "after {after}");
     }
 
     /// The base is gone back to, whatever became of the present.
     async fn recover(&mut self, after: &str) -> Reverted {
         self.lab.no_fault();
-        let reverted = self.sandbox.revert("base").await.unwrap_or_else(|e| panic!("after {after}: {e:?}"));
+        let reverted = self
+            .sandbox
+            .revert("base")
+            .await
+            .unwrap_or_else(|e| panic!("after {after}: {e:?}"));
         self.holds = 0;
         self.assert_unharmed(after).await;
         reverted
@@ -65,10 +86,24 @@ impl Patient {
 
     /// Its machine ends by itself, and it is told why.
     async fn assert_crashed(&self, after: &str) {
-        let rested = tokio::time::timeout(support::DEADLINE, async { self.sandbox.watch().rested().await });
-        let state = rested.await.unwrap_or_else(|_| panic!("after {after}: it never rests"));
-        assert_eq!(state.phase, Some(Phase::Crashed), "after {after}: {state:?}");
-        assert!(state.reason.as_ref().is_some_and(|reason| reason.contains("QEMU ended")), "after {after}: {state:?}");
+        let rested = tokio::time::timeout(support::DEADLINE, async {
+            self.sandbox.watch().rested().await
+        });
+        let state = rested
+            .await
+            .unwrap_or_else(|_| panic!("after {after}: it never rests"));
+        assert_eq!(
+            state.phase,
+            Some(Phase::Crashed),
+            "after {after}: {state:?}"
+        );
+        assert!(
+            state
+                .reason
+                .as_ref()
+                .is_some_and(|reason| reason.contains("QEMU ended")),
+            "after {after}: {state:?}"
+        );
     }
 
     fn states(&self) -> BTreeSet<String> {
@@ -77,20 +112,37 @@ impl Patient {
         states.into_iter().map(|state| state.id).collect()
     }
 
-    /// Nothing but this sandbox, with these states: no process, name or directory, and no layer that nothing lists.
+    /// Nothing but this sandbox, with these states: no process, name or directory, and no layer
+    /// that nothing lists.
     async fn assert_clean(&self, states: &BTreeSet<String>, machines: usize, after: &str) {
         assert_eq!(self.states(), *states, "after {after}");
         let home = self.lab.world.home();
-        assert_eq!(names(&home.join("sandboxes")), [self.sandbox.id()], "after {after}");
+        assert_eq!(
+            names(&home.join("sandboxes")),
+            [self.sandbox.id()],
+            "after {after}"
+        );
         assert_eq!(names(&home.join("names/sandboxes")), ["x"], "after {after}");
-        assert_eq!(names(&home.join("staging")), Vec::<String>::new(), "after {after}");
+        assert_eq!(
+            names(&home.join("staging")),
+            Vec::<String>::new(),
+            "after {after}"
+        );
         let present: BTreeSet<String> = names(&self.dir().join("states")).into_iter().collect();
         assert_eq!(present, self.all_states(), "after {after}");
-        assert_eq!(self.unlisted("disks", ".qcow2", "disk"), Vec::<String>::new(), "after {after}");
-        until_async(&format!("{machines} machines after {after}"), || self.lab.all_machines().len() == machines).await;
+        assert_eq!(
+            self.unlisted("disks", ".qcow2", "disk"),
+            Vec::<String>::new(),
+            "after {after}"
+        );
+        until_async(&format!("{machines} machines after {after}"), || {
+            self.lab.all_machines().len() == machines
+        })
+        .await;
     }
 
-    /// Memory layers that no state has. A machine may stand on such a one after a capture that failed late.
+    /// Memory layers that no state has. A machine may stand on such a one after a capture that
+    /// failed late.
     fn unlisted_memory(&self) -> Vec<String> {
         self.unlisted("memory", ".mem", "memory")
     }
@@ -106,19 +158,36 @@ impl Patient {
             let kind = self.lab.manifest(&self.sandbox, id)["kind"].clone();
             kind != "fork" && kind != "warm"
         };
-        all.into_iter().filter(|id| !id.starts_with('.')).filter(listed).collect()
+        all.into_iter()
+            .filter(|id| !id.starts_with('.'))
+            .filter(listed)
+            .collect()
     }
 
     fn unlisted(&self, dir: &str, suffix: &str, list: &str) -> Vec<String> {
         let mut listed = BTreeSet::new();
         let head = self.lab.head(&self.sandbox);
-        let manifests = self.all_states().into_iter().map(|id| self.lab.manifest(&self.sandbox, &id));
+        let manifests = self
+            .all_states()
+            .into_iter()
+            .map(|id| self.lab.manifest(&self.sandbox, &id));
         for record in manifests.chain([head]) {
-            let layers = if list == "memory" { &record["memory"]["layers"] } else { &record[list] };
-            let ids = layers.as_array().into_iter().flatten().filter_map(|id| id.as_str());
+            let layers = if list == "memory" {
+                &record["memory"]["layers"]
+            } else {
+                &record[list]
+            };
+            let ids = layers
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|id| id.as_str());
             listed.extend(ids.map(|id| format!("{id}{suffix}")));
         }
-        names(&self.dir().join(dir)).into_iter().filter(|name| !listed.contains(name)).collect()
+        names(&self.dir().join(dir))
+            .into_iter()
+            .filter(|name| !listed.contains(name))
+            .collect()
     }
 
     async fn remove(self) {
@@ -129,13 +198,18 @@ impl Patient {
 
 fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|entry| entry.file_name().into_string().expect("names are text")).collect()
+    entries
+        .map(|entry| entry.file_name().into_string().expect("names are text"))
+        .collect()
 }
 
 #[track_caller]
 fn assert_injected<T: std::fmt::Debug>(result: Result<T>, step: Step) {
     let error = result.expect_err("it fails");
-    assert!(matches!(error, Error::Injected { step: at } if at == step), "{error:?} instead of failing at {step}");
+    assert!(
+        matches!(error, Error::Injected { step: at } if at == step),
+        "{error:?} instead of failing at {step}"
+    );
 }
 
 /// An error that says that QEMU is gone, or that the guest is.
@@ -148,7 +222,11 @@ fn assert_tells_of_the_end<T: std::fmt::Debug>(result: Result<T>, step: Step) {
 }
 
 /// Where a machine that is not to go on may as well be dead.
-const ALL_IS_TAKEN: [Step; 3] = [Step::CapturePivoted, Step::CaptureWritten, Step::CapturePublish];
+const ALL_IS_TAKEN: [Step; 3] = [
+    Step::CapturePivoted,
+    Step::CaptureWritten,
+    Step::CapturePublish,
+];
 
 /// Enough that memory is copied before the stop.
 const MUCH: &str = "dd if=/dev/urandom of=/dev/shm/much bs=1M count=24 2> /dev/null";
@@ -167,12 +245,20 @@ async fn after_a_checkpoint_that_failed_the_next_is_exact() {
     let mut exactness = Exactness::of(lab, &spec("x"));
     for step in Step::CAPTURE {
         come_to(step, &sandbox).await;
-        sh(&sandbox, "dd if=/dev/urandom of=/dev/shm/some bs=64k count=16").await;
+        sh(
+            &sandbox,
+            "dd if=/dev/urandom of=/dev/shm/some bs=64k count=16",
+        )
+        .await;
         exactness.lab.fault(step, Fault::Error);
         assert_injected(sandbox.checkpoint(None, Replace::No).await, step);
         exactness.lab.no_fault();
         let taken = exactness.checkpoint(&sandbox).await;
-        assert_eq!(taken.degraded, Vec::<String>::new(), "after a failure at {step}");
+        assert_eq!(
+            taken.degraded,
+            Vec::<String>::new(),
+            "after a failure at {step}"
+        );
     }
     for index in 0..exactness.known.len() {
         exactness.verify(&sandbox, index).await;
@@ -193,9 +279,21 @@ async fn a_checkpoint_that_fails_leaves_nothing() {
         patient.lab.no_fault();
         patient.assert_unharmed(&step.to_string()).await;
         patient.assert_clean(&states, 1, &step.to_string()).await;
-        let taken = patient.sandbox.checkpoint(None, Replace::No).await.expect("the next is taken");
-        assert_eq!(patient.unlisted_memory(), Vec::<String>::new(), "after {step} and one that did not fail");
-        patient.sandbox.forget(sandtree::Forget::These(vec![taken.id])).await.expect("it is removed");
+        let taken = patient
+            .sandbox
+            .checkpoint(None, Replace::No)
+            .await
+            .expect("the next is taken");
+        assert_eq!(
+            patient.unlisted_memory(),
+            Vec::<String>::new(),
+            "after {step} and one that did not fail"
+        );
+        patient
+            .sandbox
+            .forget(sandtree::Forget::These(vec![taken.id]))
+            .await
+            .expect("it is removed");
     }
     patient.remove().await;
 }
@@ -210,13 +308,19 @@ async fn a_machine_that_dies_in_a_checkpoint_leaves_what_was_before() {
         let taken = patient.sandbox.checkpoint(None, Replace::No).await;
         match taken {
             // All of it was taken before the machine died.
-            Ok(taken) if matches!(step, Step::CaptureWritten | Step::CapturePublish) => drop(states.insert(taken.id)),
+            Ok(taken) if matches!(step, Step::CaptureWritten | Step::CapturePublish) => {
+                states.insert(taken.id);
+            }
             failed => assert_tells_of_the_end(failed, step),
         }
         patient.assert_crashed(&step.to_string()).await;
         patient.assert_clean(&states, 0, &step.to_string()).await;
         patient.recover(&step.to_string()).await;
-        assert_eq!(patient.unlisted_memory(), Vec::<String>::new(), "after {step}");
+        assert_eq!(
+            patient.unlisted_memory(),
+            Vec::<String>::new(),
+            "after {step}"
+        );
     }
     patient.remove().await;
 }
@@ -232,14 +336,24 @@ async fn a_revert_succeeds_whatever_becomes_of_the_present() {
             patient.write().await;
             let mut states = patient.states();
             patient.lab.fault(step, fault);
-            let reverted = patient.sandbox.revert("base").await.unwrap_or_else(|e| panic!("{after}: {e:?}"));
+            let reverted = patient
+                .sandbox
+                .revert("base")
+                .await
+                .unwrap_or_else(|e| panic!("{after}: {e:?}"));
             patient.lab.no_fault();
             match &reverted.left {
                 Some(left) => {
-                    assert!(fault == Fault::MachineDies && ALL_IS_TAKEN.contains(&step), "{after}");
+                    assert!(
+                        fault == Fault::MachineDies && ALL_IS_TAKEN.contains(&step),
+                        "{after}"
+                    );
                     states.insert(left.clone());
                 }
-                None => assert!(reverted.dropped.is_some(), "{after}: it is said that the present is gone"),
+                None => assert!(
+                    reverted.dropped.is_some(),
+                    "{after}: it is said that the present is gone"
+                ),
             }
             patient.holds = 0;
             patient.assert_unharmed(&after).await;
@@ -270,7 +384,11 @@ async fn a_revert_that_fails_leaves_the_present() {
             }
             patient.assert_unharmed(&after).await;
             patient.assert_clean(&states, 1, &after).await;
-            assert_eq!(patient.lab.machine(&patient.sandbox), machine, "{after}: the old machine goes on");
+            assert_eq!(
+                patient.lab.machine(&patient.sandbox),
+                machine,
+                "{after}: the old machine goes on"
+            );
         }
     }
     patient.recover("all").await;
@@ -278,9 +396,11 @@ async fn a_revert_that_fails_leaves_the_present() {
     patient.remove().await;
 }
 
-/// Before there is a machine, none dies; and one that dies after its guest has acknowledged has been restored before.
+/// Before there is a machine, none dies; and one that dies after its guest has acknowledged has
+/// been restored before.
 fn can_die_at(fault: Fault, step: Step) -> bool {
-    fault != Fault::MachineDies || ![Step::RestoreChecked, Step::RestoreAcknowledged].contains(&step)
+    fault != Fault::MachineDies
+        || ![Step::RestoreChecked, Step::RestoreAcknowledged].contains(&step)
 }
 
 /// Sockets of this process that listen.
@@ -291,14 +411,25 @@ fn listening() -> usize {
         (fields.get(3) == Some(&"0A")).then(|| format!("socket:[{}]", fields[9]))
     };
     let sockets: BTreeSet<String> = table.lines().filter_map(listens).collect();
-    let fds = fs::read_dir("/proc/self/fd").expect("we have descriptors").flatten();
-    fds.filter_map(|fd| fs::read_link(fd.path()).ok()).filter(|to| sockets.contains(&*to.to_string_lossy())).count()
+    let fds = fs::read_dir("/proc/self/fd")
+        .expect("we have descriptors")
+        .flatten();
+    fds.filter_map(|fd| fs::read_link(fd.path()).ok())
+        .filter(|to| sockets.contains(&*to.to_string_lossy()))
+        .count()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fork_that_fails_leaves_no_copy() {
     let publish = vec![PublishedPort { host: 0, guest: 80 }];
-    let mut patient = Patient::in_lab(Lab::open().await, SandboxSpec { publish, ..spec("x") }).await;
+    let mut patient = Patient::in_lab(
+        Lab::open().await,
+        SandboxSpec {
+            publish,
+            ..spec("x")
+        },
+    )
+    .await;
     let ports = listening();
     assert_eq!(ports, 1, "its own port");
     let steps = Step::CAPTURE.into_iter().chain(Step::RESTORE);
@@ -307,7 +438,14 @@ async fn a_fork_that_fails_leaves_no_copy() {
         patient.write().await;
         let states = patient.states();
         patient.lab.fault(step, Fault::Error);
-        assert_injected(patient.lab.host.fork(&patient.sandbox, ForkSpec::new(2)).await, step);
+        assert_injected(
+            patient
+                .lab
+                .host
+                .fork(&patient.sandbox, ForkSpec::new(2))
+                .await,
+            step,
+        );
         patient.lab.no_fault();
         patient.assert_unharmed(&step.to_string()).await;
         patient.assert_clean(&states, 1, &step.to_string()).await;
@@ -317,13 +455,25 @@ async fn a_fork_that_fails_leaves_no_copy() {
         patient.write().await;
         let states = patient.states();
         patient.lab.fault(*step, Fault::MachineDies);
-        assert_tells_of_the_end(patient.lab.host.fork(&patient.sandbox, ForkSpec::new(2)).await, *step);
+        assert_tells_of_the_end(
+            patient
+                .lab
+                .host
+                .fork(&patient.sandbox, ForkSpec::new(2))
+                .await,
+            *step,
+        );
         patient.lab.no_fault();
         patient.assert_unharmed(&step.to_string()).await;
         patient.assert_clean(&states, 1, &step.to_string()).await;
         assert_eq!(listening(), ports, "after {step}");
     }
-    let (copies, _) = patient.lab.host.fork(&patient.sandbox, ForkSpec::new(2)).await.expect("it is forked");
+    let (copies, _) = patient
+        .lab
+        .host
+        .fork(&patient.sandbox, ForkSpec::new(2))
+        .await
+        .expect("it is forked");
     for copy in copies {
         assert_eq!(sh(&copy, "cat /srv/n").await, patient.holds.to_string());
         copy.remove().await.expect("a copy is removed");
@@ -338,7 +488,11 @@ async fn a_source_that_dies_in_a_fork_leaves_no_copy() {
         come_to(step, &patient.sandbox).await;
         let states = patient.states();
         patient.lab.fault(step, Fault::MachineDies);
-        let forked = patient.lab.host.fork(&patient.sandbox, ForkSpec::new(1)).await;
+        let forked = patient
+            .lab
+            .host
+            .fork(&patient.sandbox, ForkSpec::new(1))
+            .await;
         patient.lab.no_fault();
         match forked {
             // All of it was taken before the machine died.
@@ -409,7 +563,11 @@ async fn a_resume_that_fails_leaves_it_paused() {
                 Fault::Error => assert_injected(resumed, step),
                 _ => assert_tells_of_the_end(resumed, step),
             }
-            assert_eq!(patient.sandbox.state().phase, Some(Phase::Paused), "{after}");
+            assert_eq!(
+                patient.sandbox.state().phase,
+                Some(Phase::Paused),
+                "{after}"
+            );
             patient.assert_clean(&states, 0, &after).await;
             assert_eq!(patient.unlisted_memory(), Vec::<String>::new(), "{after}");
         }
@@ -419,7 +577,8 @@ async fn a_resume_that_fails_leaves_it_paused() {
     patient.remove().await;
 }
 
-/// A guest that has stopped answering can be captured and left; what is restored from it does not count as restored.
+/// A guest that has stopped answering can be captured and left; what is restored from it does not
+/// count as restored.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_agent_is_told_and_can_be_left() {
     let mut patient = Patient::new().await;
@@ -435,18 +594,55 @@ async fn a_frozen_agent_is_told_and_can_be_left() {
         heard += 1;
         assert!(heard < 10_000, "it hears on");
     }
-    patient.lab.host.set_faults(Faults { acknowledge: Some(Duration::from_secs(3)), ..Faults::default() });
-    patient.sandbox.checkpoint(Some("frozen"), Replace::No).await.expect("a checkpoint needs no agent");
+    patient.lab.host.set_faults(Faults {
+        acknowledge: Some(Duration::from_secs(3)),
+        ..Faults::default()
+    });
+    patient
+        .sandbox
+        .checkpoint(Some("frozen"), Replace::No)
+        .await
+        .expect("a checkpoint needs no agent");
     let states = patient.states();
-    let unacknowledged = |error: Error| assert!(matches!(error, Error::Unacknowledged { .. }), "{error:?}");
-    unacknowledged(patient.lab.host.fork(&patient.sandbox, ForkSpec::new(1)).await.expect_err("no copy answers"));
-    patient.assert_clean(&states, 1, "a fork of a frozen guest").await;
-    unacknowledged(patient.sandbox.revert("frozen").await.expect_err("it does not answer"));
-    patient.assert_clean(&states, 1, "a revert to a frozen guest").await;
-    patient.sandbox.pause().await.expect("a pause needs no agent");
+    let unacknowledged =
+        |error: Error| assert!(matches!(error, Error::Unacknowledged { .. }), "{error:?}");
+    unacknowledged(
+        patient
+            .lab
+            .host
+            .fork(&patient.sandbox, ForkSpec::new(1))
+            .await
+            .expect_err("no copy answers"),
+    );
+    patient
+        .assert_clean(&states, 1, "a fork of a frozen guest")
+        .await;
+    unacknowledged(
+        patient
+            .sandbox
+            .revert("frozen")
+            .await
+            .expect_err("it does not answer"),
+    );
+    patient
+        .assert_clean(&states, 1, "a revert to a frozen guest")
+        .await;
+    patient
+        .sandbox
+        .pause()
+        .await
+        .expect("a pause needs no agent");
     let states = patient.states();
-    unacknowledged(patient.sandbox.resume().await.expect_err("it does not answer"));
-    patient.assert_clean(&states, 0, "a resume of a frozen guest").await;
+    unacknowledged(
+        patient
+            .sandbox
+            .resume()
+            .await
+            .expect_err("it does not answer"),
+    );
+    patient
+        .assert_clean(&states, 0, "a resume of a frozen guest")
+        .await;
     let reverted = patient.recover("a frozen guest").await;
     assert!(reverted.left.is_some(), "{reverted:?}");
     patient.remove().await;
@@ -464,7 +660,10 @@ async fn a_machine_that_hangs_in_a_restore_is_given_up() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         kill(patient.lab.new_machine(&before), "STOP");
-        let faults = Faults { acknowledge: Some(Duration::from_secs(2)), ..Faults::default() };
+        let faults = Faults {
+            acknowledge: Some(Duration::from_secs(2)),
+            ..Faults::default()
+        };
         patient.lab.host.set_faults(faults);
         drop(hold);
     };
@@ -484,11 +683,19 @@ struct Small {
 impl Small {
     /// `None` where we may not mount.
     fn mount(bytes: u64) -> Option<Small> {
-        let dir = tempfile::Builder::new().prefix("st-").tempdir().expect("a temporary directory can be made");
+        let dir = tempfile::Builder::new()
+            .prefix("st-")
+            .tempdir()
+            .expect("a temporary directory can be made");
         let options = format!("size={bytes},mode=0755");
         let mut mount = Command::new("mount");
-        let mounted = mount.args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(dir.path()).status();
-        mounted.is_ok_and(|status| status.success()).then_some(Small { dir })
+        let mounted = mount
+            .args(["-t", "tmpfs", "-o", &options, "tmpfs"])
+            .arg(dir.path())
+            .status();
+        mounted
+            .is_ok_and(|status| status.success())
+            .then_some(Small { dir })
     }
 
     /// Takes all the space there is, until what is returned is dropped.
@@ -510,8 +717,15 @@ impl Small {
 
 impl Drop for Small {
     fn drop(&mut self) {
-        let unmounted = Command::new("umount").arg("-l").arg(self.dir.path()).status();
-        assert!(unmounted.is_ok_and(|status| status.success()), "{} stays mounted", self.dir.path().display());
+        let unmounted = Command::new("umount")
+            .arg("-l")
+            .arg(self.dir.path())
+            .status();
+        assert!(
+            unmounted.is_ok_and(|status| status.success()),
+            "{} stays mounted",
+            self.dir.path().display()
+        );
     }
 }
 
@@ -525,7 +739,8 @@ impl Drop for Filler {
     }
 }
 
-/// Whatever step the disk is full at: it fails with a reason or it does not, and the guest is as before.
+/// Whatever step the disk is full at: it fails with a reason or it does not, and the guest is as
+/// before.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_harms_nothing_at_any_step() {
     let Some(small) = Small::mount(900 << 20) else {
@@ -534,7 +749,10 @@ async fn a_full_disk_harms_nothing_at_any_step() {
     };
     let lab = Lab::of(World::at(small.dir.path().join("home"))).await;
     let mut patient = Patient::in_lab(lab, spec("x")).await;
-    for step in Step::CAPTURE.into_iter().filter(|step| *step != Step::CaptureLive) {
+    for step in Step::CAPTURE
+        .into_iter()
+        .filter(|step| *step != Step::CaptureLive)
+    {
         patient.write().await;
         let mut states = patient.states();
         let taking = patient.sandbox.checkpoint(None, Replace::No);
@@ -558,11 +776,20 @@ async fn a_full_disk_harms_nothing_at_any_step() {
         drop(filler);
         patient.assert_goes_on(&step.to_string()).await;
     }
-    // And where there is no room for the present from the beginning, an older state can still be gone to.
+    // And where there is no room for the present from the beginning, an older state can still be
+    // gone to.
     patient.write().await;
-    sh(&patient.sandbox, "dd if=/dev/urandom of=/dev/shm/much bs=1M count=12").await;
+    sh(
+        &patient.sandbox,
+        "dd if=/dev/urandom of=/dev/shm/much bs=1M count=12",
+    )
+    .await;
     let filler = small.fill_but(2 << 20);
-    let reverted = patient.sandbox.revert("base").await.expect("it is gone to on a full disk");
+    let reverted = patient
+        .sandbox
+        .revert("base")
+        .await
+        .expect("it is gone to on a full disk");
     assert!(reverted.dropped.is_some(), "{reverted:?}");
     drop(filler);
     patient.holds = 0;
@@ -574,8 +801,14 @@ async fn a_full_disk_harms_nothing_at_any_step() {
 #[track_caller]
 fn assert_tells_of_no_space(error: &Error) {
     let report = error.report();
-    let said = std::iter::once(report.message).chain(report.causes).collect::<Vec<_>>().join(": ");
-    assert!(said.contains("No space left") || said.contains("disk") && said.contains("full"), "{said}");
+    let said = std::iter::once(report.message)
+        .chain(report.causes)
+        .collect::<Vec<_>>()
+        .join(": ");
+    assert!(
+        said.contains("No space left") || said.contains("disk") && said.contains("full"),
+        "{said}"
+    );
 }
 
 impl Patient {
@@ -586,7 +819,9 @@ impl Patient {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(support::DEADLINE, goes_on).await.unwrap_or_else(|_| panic!("after {after}: it waits"));
+        tokio::time::timeout(support::DEADLINE, goes_on)
+            .await
+            .unwrap_or_else(|_| panic!("after {after}: it waits"));
         self.assert_unharmed(after).await;
     }
 }

@@ -1,4 +1,5 @@
-//! Forks through the door a user uses: all or none, sharing what they are made of, and each one of its own.
+//! Forks through the door a user uses: all or none, sharing what they are made of, and each one of
+//! its own.
 
 use crate::support::{dir_of, entries, held};
 
@@ -16,12 +17,22 @@ use crate::support::mount::Mount;
 use crate::support::{DEADLINE, World, finish, kill, processes_of, until};
 
 fn keys(value: &Value) -> BTreeSet<&str> {
-    value.as_object().unwrap().keys().map(String::as_str).collect()
+    value
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect()
 }
 
 fn names(world: &World) -> Vec<String> {
     let listed = world.json(["ps", "-a"]);
-    let mut names: Vec<_> = listed.as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap().to_owned()).collect();
+    let mut names: Vec<_> = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|s| s["name"].as_str().unwrap().to_owned())
+        .collect();
     names.sort();
     names
 }
@@ -37,7 +48,10 @@ fn page(port: u16) -> String {
 
 /// The memory layers of a sandbox, by what they are on the disk.
 fn memory(world: &World, sandbox: &str) -> BTreeSet<u64> {
-    entries(&dir_of(world, sandbox).join("memory")).iter().map(|path| fs::metadata(path).unwrap().ino()).collect()
+    entries(&dir_of(world, sandbox).join("memory"))
+        .iter()
+        .map(|path| fs::metadata(path).unwrap().ino())
+        .collect()
 }
 
 #[test]
@@ -49,13 +63,26 @@ fn forks_are_running_copies_that_share_everything_and_depend_on_nothing() {
     world.ok(["checkpoint", "a", "base"]);
     let qemu = world.inspect("a")["qemu_pid"].clone();
     let forked = world.json(["fork", "a", "-n", "3", "--name", "p"]);
-    assert_eq!(keys(&forked), BTreeSet::from(["forks", "pause_ms", "total_ms", "degraded"]), "{forked}");
+    assert_eq!(
+        keys(&forked),
+        BTreeSet::from(["forks", "pause_ms", "total_ms", "degraded"]),
+        "{forked}"
+    );
     assert!(forked["pause_ms"].as_f64().unwrap() > 0.0, "{forked}");
-    assert!(forked["pause_ms"].as_f64() < forked["total_ms"].as_f64(), "{forked}");
+    assert!(
+        forked["pause_ms"].as_f64() < forked["total_ms"].as_f64(),
+        "{forked}"
+    );
     let forks = forked["forks"].as_array().unwrap();
-    let told: Vec<&str> = forks.iter().map(|fork| fork["name"].as_str().unwrap()).collect();
+    let told: Vec<&str> = forks
+        .iter()
+        .map(|fork| fork["name"].as_str().unwrap())
+        .collect();
     assert_eq!(told, ["p-1", "p-2", "p-3"]);
-    let ids: HashSet<&str> = forks.iter().map(|fork| fork["id"].as_str().unwrap()).collect();
+    let ids: HashSet<&str> = forks
+        .iter()
+        .map(|fork| fork["id"].as_str().unwrap())
+        .collect();
     assert!(ids.len() == 3 && !ids.contains(made["id"].as_str().unwrap()));
 
     // Each has a port of its own that leads to it.
@@ -69,20 +96,38 @@ fn forks_are_running_copies_that_share_everything_and_depend_on_nothing() {
         held::write(&world, name, name);
         assert!(page(port(fork)).ends_with(&format!("{name}\n")));
     }
-    assert!(page(port(&made)).ends_with("one\n"), "the source has nothing of what forks wrote");
+    assert!(
+        page(port(&made)).ends_with("one\n"),
+        "the source has nothing of what forks wrote"
+    );
     held::assert_holds(&world, "a", "one", 0);
     assert_eq!(world.inspect("a")["qemu_pid"], qemu, "the source went on");
     assert_eq!(world.json(["log", "a"]).as_array().unwrap().len(), 1);
-    assert_eq!(entries(&dir_of(&world, "a").join("states")).len(), 1, "what forks came from is gone");
-    assert_eq!(world.json(["log", "p-1"]), Value::Array(Vec::new()), "a fork begins without states");
+    assert_eq!(
+        entries(&dir_of(&world, "a").join("states")).len(),
+        1,
+        "what forks came from is gone"
+    );
+    assert_eq!(
+        world.json(["log", "p-1"]),
+        Value::Array(Vec::new()),
+        "a fork begins without states"
+    );
     let shared = memory(&world, "p-1");
-    assert!(!shared.is_empty() && shared == memory(&world, "p-2") && shared.is_subset(&memory(&world, "a")));
+    assert!(
+        !shared.is_empty()
+            && shared == memory(&world, "p-2")
+            && shared.is_subset(&memory(&world, "a"))
+    );
 
     // A fork of a fork, and then the ends in every order.
     world.ok(["checkpoint", "p-1", "mine"]);
     let again = world.ok(["fork", "p-1"]);
     assert!(again.out().starts_with("p-1-1  "), "{again:?}");
-    assert!(world.ok(["fork", "p-1"]).out().starts_with("p-1-2  "), "the next number that is free");
+    assert!(
+        world.ok(["fork", "p-1"]).out().starts_with("p-1-2  "),
+        "the next number that is free"
+    );
     world.ok(["rm", "-f", "a", "p-2"]);
     held::assert_holds(&world, "p-1-1", "p-1", 0);
     held::write(&world, "p-1", "changed");
@@ -92,7 +137,15 @@ fn forks_are_running_copies_that_share_everything_and_depend_on_nothing() {
     for name in ["p-1-1", "p-1-2", "p-3"] {
         let word = if name == "p-3" { "p-3" } else { "p-1" };
         // From its disk and its memory, read anew.
-        assert_eq!(world.sh(name, "echo 3 > /proc/sys/vm/drop_caches; sha256sum /bin/busybox").code, 0);
+        assert_eq!(
+            world
+                .sh(
+                    name,
+                    "echo 3 > /proc/sys/vm/drop_caches; sha256sum /bin/busybox"
+                )
+                .code,
+            0
+        );
         world.ok(["checkpoint", name]);
         world.ok(["pause", name]);
         world.ok(["resume", name]);
@@ -106,22 +159,35 @@ fn forks_are_running_copies_that_share_everything_and_depend_on_nothing() {
 /// Nothing but the source is there, and it goes on as if nothing had been.
 fn assert_only_source(world: &World, others: usize) {
     let machines = || processes_of(world.home()).len();
-    until("no process of a fork is left", || machines() == 2 * (1 + others));
-    until("what forks came from is gone", || entries(&dir_of(world, "a").join("states")).is_empty());
-    until("nothing unfinished is left", || entries(&world.home().join("staging")).is_empty());
+    until("no process of a fork is left", || {
+        machines() == 2 * (1 + others)
+    });
+    until("what forks came from is gone", || {
+        entries(&dir_of(world, "a").join("states")).is_empty()
+    });
+    until("nothing unfinished is left", || {
+        entries(&world.home().join("staging")).is_empty()
+    });
     assert_eq!(names(world).len(), 1 + others);
     assert_eq!(entries(&world.home().join("sandboxes")).len(), 1 + others);
-    assert_eq!(entries(&world.home().join("names/sandboxes")).len(), 1 + others);
+    assert_eq!(
+        entries(&world.home().join("names/sandboxes")).len(),
+        1 + others
+    );
 }
 
 #[test]
 fn of_forks_there_are_all_or_none() {
-    let Some(disk) = Mount::tmpfs(700) else { return };
+    let Some(disk) = Mount::tmpfs(700) else {
+        return;
+    };
     let world = World::at(disk.path().join("home"));
     world.start("a", &[]);
     held::begin(&world, "a", "one");
     world.start("p-3", &[]);
-    world.run(["fork", "a", "-n", "4", "--name", "p"]).failed_with(&["the name p-3 is taken", "rm"]);
+    world
+        .run(["fork", "a", "-n", "4", "--name", "p"])
+        .failed_with(&["the name p-3 is taken", "rm"]);
     assert_only_source(&world, 1);
     held::assert_holds(&world, "a", "one", 0);
     for (args, word) in [
@@ -134,7 +200,9 @@ fn of_forks_there_are_all_or_none() {
     }
     // Less room than a sandbox needs to start.
     disk.fill(40 << 10);
-    world.run(["fork", "a", "-n", "3", "--name", "q"]).failed_with(&["MiB free", "free some space"]);
+    world
+        .run(["fork", "a", "-n", "3", "--name", "q"])
+        .failed_with(&["MiB free", "free some space"]);
     assert_only_source(&world, 1);
     disk.empty_again();
     held::assert_holds(&world, "a", "one", 1);
@@ -152,9 +220,14 @@ fn a_fork_that_is_given_up_in_the_middle_leaves_nothing() {
     held::begin(&world, "a", "one");
     for (asked, (signal, seen)) in (0..).zip([("KILL", 1), ("KILL", 3), ("INT", 2), ("KILL", 4)]) {
         let mut command = world.command();
-        command.args(["fork", "a", "-n", "4", "--name", "p"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .args(["fork", "a", "-n", "4", "--name", "p"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let forking = command.spawn().unwrap();
-        until("copies appear", || entries(&world.home().join("names/sandboxes")).len() > seen);
+        until("copies appear", || {
+            entries(&world.home().join("names/sandboxes")).len() > seen
+        });
         kill(forking.id(), signal);
         let code = finish(forking).code;
         assert!([137, 130].contains(&code), "it had ended with {code}");
@@ -181,7 +254,8 @@ for name in seeded unseeded; do
 done
 "#;
 
-/// Everything about a guest that must be its own; the first bytes of a TLS connection hold the client's random.
+/// Everything about a guest that must be its own; the first bytes of a TLS connection hold the
+/// client's random.
 const OWN: &str = r#"
 printf '#!/bin/sh\nexec 3<&0\nexec ssl_client -s 3 < /dev/null > /dev/null 2>&1\n' > /run/tls; chmod +x /run/tls
 nc -l -p 4433 > /run/hello & server=$!
@@ -206,15 +280,28 @@ fn own(world: &World, sandbox: &str) -> Vec<(String, String)> {
     let answer = world.run(["exec", "--timeout", "60s", sandbox, "--", "sh", "-c", OWN]);
     let after = now();
     assert_eq!(answer.code, 0, "{sandbox}: {answer:?}");
-    let pairs: Vec<_> = answer.out().lines().filter_map(|line| line.split_once(' ')).collect();
+    let pairs: Vec<_> = answer
+        .out()
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .collect();
     assert_eq!(pairs.len(), 8, "{answer:?}");
     let clock: u64 = pairs[7].1.parse().unwrap();
-    assert!((before - 1..=after + 1).contains(&clock), "{sandbox}: {clock} is not between {before} and {after}");
-    pairs.into_iter().map(|(kind, value)| (kind.to_owned(), value.to_owned())).collect()
+    assert!(
+        (before - 1..=after + 1).contains(&clock),
+        "{sandbox}: {clock} is not between {before} and {after}"
+    );
+    pairs
+        .into_iter()
+        .map(|(kind, value)| (kind.to_owned(), value.to_owned()))
+        .collect()
 }
 
 fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_secs()
 }
 
 #[test]
@@ -224,7 +311,12 @@ fn twenty_forks_of_one_moment_have_nothing_in_common_that_must_be_their_own() {
     assert_eq!(world.sh("a", DRAWING).code, 0);
     world.ok(["fork", "a", "-n", "20", "--name", "p"]);
     let names: Vec<String> = (1..=20).map(|number| format!("p-{number}")).collect();
-    let all: Vec<_> = names.iter().map(String::as_str).chain(["a"]).map(|name| own(&world, name)).collect();
+    let all: Vec<_> = names
+        .iter()
+        .map(String::as_str)
+        .chain(["a"])
+        .map(|name| own(&world, name))
+        .collect();
     for (index, (kind, _)) in all[0].iter().enumerate().take(6) {
         let values: HashSet<&str> = all.iter().map(|own| own[index].1.as_str()).collect();
         assert_eq!(values.len(), 21, "{kind}: {values:?}");
@@ -232,7 +324,8 @@ fn twenty_forks_of_one_moment_have_nothing_in_common_that_must_be_their_own() {
     }
     let tls: HashSet<usize> = all.iter().map(|own| own[2].1.len()).collect();
     assert_eq!(tls, HashSet::from([64]), "a client's random has 32 bytes");
-    // What no hook touches is the same in all: without it, nothing here would show that they are copies.
+    // What no hook touches is the same in all: without it, nothing here would show that they are
+    // copies.
     let unseeded: HashSet<&str> = all.iter().map(|own| own[6].1.as_str()).collect();
     assert_eq!(unseeded.len(), 1, "{unseeded:?}");
     let mut gone: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -249,10 +342,17 @@ fn a_hook_that_fails_is_told() {
     let hook = "printf '#!/bin/sh\\nexit 3\\n' > /etc/sandtree/resume.d/50-bad; chmod +x /etc/sandtree/resume.d/50-bad";
     assert_eq!(world.sh("a", hook).code, 0);
     let forked = world.ok(["fork", "a"]);
-    assert!(forked.err().contains("note: hook 50-bad failed: exit 3"), "{forked:?}");
+    assert!(
+        forked.err().contains("note: hook 50-bad failed: exit 3"),
+        "{forked:?}"
+    );
     world.ok(["checkpoint", "a", "base"]);
     let reverted = world.json(["revert", "a", "base"]);
-    assert_eq!(reverted["hooks_failed"], serde_json::json!(["50-bad: exit 3"]), "{reverted}");
+    assert_eq!(
+        reverted["hooks_failed"],
+        serde_json::json!(["50-bad: exit 3"]),
+        "{reverted}"
+    );
     world.ok(["rm", "-f", "a", "a-1"]);
     world.assert_empty();
 }
@@ -264,12 +364,19 @@ fn fifty_forks_are_as_whole_as_one() {
     held::begin(&world, "a", "one");
     let begun = Instant::now();
     let forked = world.json(["fork", "a", "-n", "50", "--name", "p"]);
-    eprintln!("50 forks: {} ms told, {:?} in all", forked["total_ms"], begun.elapsed());
+    eprintln!(
+        "50 forks: {} ms told, {:?} in all",
+        forked["total_ms"],
+        begun.elapsed()
+    );
     for number in 1..=50 {
         held::assert_holds(&world, &format!("p-{number}"), "one", 0);
     }
     eprintln!("all have answered after {:?}", begun.elapsed());
-    let gone: Vec<String> = (1..=50).map(|number| format!("p-{number}")).chain(["a".into()]).collect();
+    let gone: Vec<String> = (1..=50)
+        .map(|number| format!("p-{number}"))
+        .chain(["a".into()])
+        .collect();
     world.ok([vec!["rm".to_owned(), "-f".to_owned()], gone].concat());
     world.assert_empty();
 }

@@ -1,4 +1,5 @@
-//! Images through the door a user uses: Debian, recipes, what people import, and how images are looked after.
+//! Images through the door a user uses: Debian, recipes, what people import, and how images are
+//! looked after.
 
 mod debian;
 mod disks;
@@ -27,23 +28,44 @@ fn digest(world: &World, reference: &str) -> String {
     text(&image(world, reference)["digest"]).to_owned()
 }
 
-/// Runs a shell line in a sandbox that is made from an image for this alone, and gives what it printed.
+/// Runs a shell line in a sandbox that is made from an image for this alone, and gives what it
+/// printed.
 #[track_caller]
 fn say_in(world: &World, image: &str, line: &str) -> String {
-    let answer = world.run(["run", "--cold", "--entrypoint", "", image, "--", "sh", "-c", line]);
+    let answer = world.run([
+        "run",
+        "--cold",
+        "--entrypoint",
+        "",
+        image,
+        "--",
+        "sh",
+        "-c",
+        line,
+    ]);
     assert_eq!(answer.code, 0, "{line}: {answer:?}");
     answer.out().trim_end().to_owned()
 }
 
 /// The images of a store and their names.
 fn published(world: &World) -> BTreeSet<PathBuf> {
-    ["images", "names/images"].iter().flat_map(|dir| entries(&world.home().join(dir))).collect()
+    ["images", "names/images"]
+        .iter()
+        .flat_map(|dir| entries(&world.home().join(dir)))
+        .collect()
 }
 
 /// A directory for files of a test, open to everyone.
 fn files() -> tempfile::TempDir {
-    let dir = tempfile::Builder::new().prefix("st-").tempdir().expect("a temporary directory can be made");
-    fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let dir = tempfile::Builder::new()
+        .prefix("st-")
+        .tempdir()
+        .expect("a temporary directory can be made");
+    fs::set_permissions(
+        dir.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
     dir
 }
 
@@ -51,17 +73,35 @@ fn files() -> tempfile::TempDir {
 #[track_caller]
 fn host<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Vec<u8> {
     // starts: the program of host(…) in tests/vm/images
-    let output = Command::new(program).args(args).stdin(Stdio::null()).output();
+    let output = Command::new(program)
+        .args(args)
+        .stdin(Stdio::null())
+        .output();
     let output = output.unwrap_or_else(|e| panic!("{program}: {e}"));
-    assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{program}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     output.stdout
 }
 
 /// The root file system of `tiny`, as files of the host.
 fn busybox(world: &World, into: &Path) {
     fs::create_dir_all(into).unwrap();
-    let raw = world.home().join("images").join(digest(world, "tiny")).join("rootfs.raw");
-    host("debugfs", ["-R".as_ref(), format!("rdump / {}", into.display()).as_ref(), raw.as_os_str()]);
+    let raw = world
+        .home()
+        .join("images")
+        .join(digest(world, "tiny"))
+        .join("rootfs.raw");
+    host(
+        "debugfs",
+        [
+            "-R".as_ref(),
+            format!("rdump / {}", into.display()).as_ref(),
+            raw.as_os_str(),
+        ],
+    );
     // Of the file system, not of what is in it.
     fs::remove_dir(into.join("lost+found")).unwrap();
 }
@@ -70,15 +110,26 @@ fn busybox(world: &World, into: &Path) {
 #[track_caller]
 fn end(world: &World, left: &[&str]) {
     let listed = world.json(["image", "ls"]);
-    let names = listed.as_array().unwrap().iter().flat_map(|image| image["names"].as_array().unwrap());
-    let names: Vec<&str> = names.map(text).filter(|name| !left.contains(name)).collect();
+    let names = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|image| image["names"].as_array().unwrap());
+    let names: Vec<&str> = names
+        .map(text)
+        .filter(|name| !left.contains(name))
+        .collect();
     if !names.is_empty() {
         world.ok(["image", "rm"].iter().chain(&names));
     }
     world.ok(["gc"]);
     assert_eq!(entries(&world.home().join("images")).len(), left.len());
     for dir in ["snapshots", "layers"] {
-        assert_eq!(entries(&world.home().join(dir)), BTreeSet::new(), "in {dir}");
+        assert_eq!(
+            entries(&world.home().join(dir)),
+            BTreeSet::new(),
+            "in {dir}"
+        );
     }
     world.assert_empty();
 }

@@ -1,7 +1,8 @@
-//! Processes that are killed at any moment of their work: whatever a store had published is whole, and is what it was or
-//! what it was to become.
+//! Processes that are killed at any moment of their work: whatever a store had published is whole,
+//! and is what it was or what it was to become.
 //!
-//! `KILLED_SECONDS` says for how long, over all file systems (25 if not); `KILLED_SEED` repeats a run.
+//! `KILLED_SECONDS` says for how long, over all file systems (25 if not); `KILLED_SEED` repeats a
+//! run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -49,8 +50,15 @@ const WORKS: [Work; 9] = [
 ];
 
 /// What is quick, and so can be killed often.
-const OFTEN: [Work; 7] =
-    [Work::Save, Work::Promote, Work::Compress, Work::Import, Work::Remove, Work::Collect, Work::Tag];
+const OFTEN: [Work; 7] = [
+    Work::Save,
+    Work::Promote,
+    Work::Compress,
+    Work::Import,
+    Work::Remove,
+    Work::Collect,
+    Work::Tag,
+];
 
 /// What there is under each name: the digest of a snapshot.
 type Names = BTreeMap<String, String>;
@@ -98,23 +106,37 @@ fn say(line: &str) {
 }
 
 fn variable(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|e| panic!("{name}: {e}")))
+    std::env::var(name)
+        .ok()
+        .map(|text| text.parse().unwrap_or_else(|e| panic!("{name}: {e}")))
 }
 
 #[test]
 fn nothing_published_is_ever_incomplete() {
-    let now = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos()).unwrap();
+    let now = u64::try_from(
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap()
+            .as_nanos(),
+    )
+    .unwrap();
     let seed = variable("KILLED_SEED").unwrap_or(now | 1);
     let seconds = variable("KILLED_SECONDS").unwrap_or(SECONDS);
     say(&format!("KILLED_SEED={seed}"));
     let own = tempfile::Builder::new().prefix("st-").tempdir().unwrap();
-    let mounts: Vec<(&str, Option<Mount>)> =
-        ["ext4", "xfs", "btrfs"].into_iter().map(|kind| (kind, Mount::of_kind(kind, 1024))).collect();
+    let mounts: Vec<(&str, Option<Mount>)> = ["ext4", "xfs", "btrfs"]
+        .into_iter()
+        .map(|kind| (kind, Mount::of_kind(kind, 1024)))
+        .collect();
     for (kind, _) in mounts.iter().filter(|(_, mount)| mount.is_none()) {
-        say(&format!("\nSKIPPED, nothing was killed on {kind}: mounting it takes root\n"));
+        say(&format!(
+            "\nSKIPPED, nothing was killed on {kind}: mounting it takes root\n"
+        ));
     }
-    let mut places: Vec<(&str, &Path)> =
-        mounts.iter().filter_map(|(kind, mount)| Some((*kind, mount.as_ref()?.path()))).collect();
+    let mut places: Vec<(&str, &Path)> = mounts
+        .iter()
+        .filter_map(|(kind, mount)| Some((*kind, mount.as_ref()?.path())))
+        .collect();
     if places.is_empty() {
         places.push(("the file system of temporary files", own.path()));
     }
@@ -122,7 +144,10 @@ fn nothing_published_is_ever_incomplete() {
     for (number, (kind, path)) in places.iter().enumerate() {
         let mut bench = Bench::new(path, Random(seed.wrapping_add(number as u64) | 1));
         bench.run(each);
-        say(&format!("{kind}: {} works begun, {} of them killed before their end", bench.number, bench.killed));
+        say(&format!(
+            "{kind}: {} works begun, {} of them killed before their end",
+            bench.number, bench.killed
+        ));
         assert!(bench.killed > 0, "on {kind} no kill came in time");
         bench.end();
     }
@@ -137,13 +162,33 @@ impl Bench {
         assert_eq!(world.sh("a", "echo two > /srv/word; sync").code, 0);
         world.ok(["stop", "a"]);
         let file = place.join("kept.tar.zst");
-        let travels = world.json(["save", "a", "kept", "--label", "number=0"])["digest"].as_str().unwrap().to_owned();
-        world.ok(["snapshot", "export", "kept", "-o", file.to_str().unwrap(), "--without-image"]);
+        let travels = world.json(["save", "a", "kept", "--label", "number=0"])["digest"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        world.ok([
+            "snapshot",
+            "export",
+            "kept",
+            "-o",
+            file.to_str().unwrap(),
+            "--without-image",
+        ]);
         let dir = place.join("dir");
         world.ok(["save", "a", dir.to_str().unwrap(), "--label", "number=0"]);
         let (lasts, whole) = (BTreeMap::new(), BTreeSet::new());
-        let mut bench =
-            Bench { world, random, lasts, whole, travels, file, dir, names: Names::new(), number: 0, killed: 0 };
+        let mut bench = Bench {
+            world,
+            random,
+            lasts,
+            whole,
+            travels,
+            file,
+            dir,
+            names: Names::new(),
+            number: 0,
+            killed: 0,
+        };
         bench.names = bench.listed();
         for work in WORKS {
             bench.work(work, None);
@@ -154,8 +199,15 @@ impl Bench {
     fn run(&mut self, time: Duration) {
         let began = Instant::now();
         while began.elapsed() < time || self.killed == 0 {
-            assert!(began.elapsed() < DEADLINE + time, "no kill ever came in time");
-            let work = if self.random.below(8) == 0 { self.random.one_of(&WORKS) } else { self.random.one_of(&OFTEN) };
+            assert!(
+                began.elapsed() < DEADLINE + time,
+                "no kill ever came in time"
+            );
+            let work = if self.random.below(8) == 0 {
+                self.random.one_of(&WORKS)
+            } else {
+                self.random.one_of(&OFTEN)
+            };
             let lasts = self.lasts[&work].as_micros();
             let after = self.random.below(u64::try_from(lasts).unwrap());
             self.work(work, Some(Duration::from_micros(after)));
@@ -169,13 +221,19 @@ impl Bench {
     fn work(&mut self, work: Work, kill_after: Option<Duration>) {
         self.number += 1;
         let name = self.random.one_of(&NAMES);
-        let (before, old_dir) = (self.names.clone(), self.label(&self.dir.join("manifest.json")));
+        let (before, old_dir) = (
+            self.names.clone(),
+            self.label(&self.dir.join("manifest.json")),
+        );
         let began = Instant::now();
         let child = self.begin(work, name);
         let code = match kill_after {
             None => {
                 let answer = finish(child);
-                assert!(answer.code == 0 || work == Work::Remove || work == Work::Tag, "{work:?}: {answer:?}");
+                assert!(
+                    answer.code == 0 || work == Work::Remove || work == Work::Tag,
+                    "{work:?}: {answer:?}"
+                );
                 self.lasts.insert(work, began.elapsed());
                 answer.code
             }
@@ -187,38 +245,81 @@ impl Bench {
         self.assert_whole(work, name, &before);
         let new_dir = self.label(&self.dir.join("manifest.json"));
         let own = work == Work::Directory && new_dir == self.number.to_string();
-        assert!(own || new_dir == old_dir, "the directory is of {new_dir}, and was of {old_dir}");
+        assert!(
+            own || new_dir == old_dir,
+            "the directory is of {new_dir}, and was of {old_dir}"
+        );
     }
 
     fn begin(&self, work: Work, name: &str) -> Child {
-        let (label, file) = (format!("number={}", self.number), self.file.to_str().unwrap());
+        let (label, file) = (
+            format!("number={}", self.number),
+            self.file.to_str().unwrap(),
+        );
         let written = self.file.with_file_name("written.tar.zst");
         let args: Vec<&str> = match work {
             Work::Save => vec!["save", "a", name, "--force", "--label", &label],
-            Work::Promote => vec!["save", "a", name, "--force", "--label", &label, "--from", "live"],
-            Work::Compress => vec!["save", "a", name, "--force", "--label", &label, "--compress"],
+            Work::Promote => vec![
+                "save", "a", name, "--force", "--label", &label, "--from", "live",
+            ],
+            Work::Compress => vec![
+                "save",
+                "a",
+                name,
+                "--force",
+                "--label",
+                &label,
+                "--compress",
+            ],
             Work::Import => vec!["snapshot", "import", file, "--name", name, "--force"],
             Work::Remove => vec!["snapshot", "rm", name],
             Work::Collect => vec!["gc"],
             Work::Tag => vec!["snapshot", "tag", "kept", name, "--force"],
-            Work::Directory => vec!["save", "a", self.dir.to_str().unwrap(), "--force", "--label", &label],
+            Work::Directory => vec![
+                "save",
+                "a",
+                self.dir.to_str().unwrap(),
+                "--force",
+                "--label",
+                &label,
+            ],
             Work::Export => {
-                vec!["snapshot", "export", "kept", "-o", written.to_str().unwrap(), "--force", "--without-image"]
+                vec![
+                    "snapshot",
+                    "export",
+                    "kept",
+                    "-o",
+                    written.to_str().unwrap(),
+                    "--force",
+                    "--without-image",
+                ]
             }
         };
-        self.world.command().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        self.world
+            .command()
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
     }
 
-    /// The next command finds every name as it was, but for the one that was worked on, which may be as it was to be.
+    /// The next command finds every name as it was, but for the one that was worked on, which may
+    /// be as it was to be.
     fn assert_whole(&mut self, work: Work, name: &str, before: &Names) {
         let after = self.listed();
-        let staging: Vec<_> = fs::read_dir(self.world.home().join("staging")).unwrap().collect();
+        let staging: Vec<_> = fs::read_dir(self.world.home().join("staging"))
+            .unwrap()
+            .collect();
         assert!(staging.is_empty(), "{work:?} left {staging:?}");
         let all: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
         for one in all {
             let (old, new) = (before.get(one), after.get(one));
             let is_as_wished = one == name && self.is_as_wished(work, new);
-            assert!(old == new || is_as_wished, "{work:?} of {name}: {one} was {old:?} and is {new:?}");
+            assert!(
+                old == new || is_as_wished,
+                "{work:?} of {name}: {one} was {old:?} and is {new:?}"
+            );
         }
         for digest in after.values() {
             self.read_new(digest);
@@ -229,9 +330,13 @@ impl Bench {
 
     fn is_as_wished(&self, work: Work, found: Option<&String>) -> bool {
         let home = self.world.home();
-        let label = |digest: &String| self.label(&home.join("snapshots").join(digest).join("manifest.json"));
+        let label = |digest: &String| {
+            self.label(&home.join("snapshots").join(digest).join("manifest.json"))
+        };
         match (work, found) {
-            (Work::Save | Work::Promote | Work::Compress, Some(digest)) => label(digest) == self.number.to_string(),
+            (Work::Save | Work::Promote | Work::Compress, Some(digest)) => {
+                label(digest) == self.number.to_string()
+            }
             (Work::Import | Work::Tag, Some(digest)) => *digest == self.travels,
             (Work::Remove, None) => true,
             _ => false,
@@ -245,7 +350,10 @@ impl Bench {
         for snapshot in listed.as_array().unwrap() {
             assert_eq!(snapshot["unreadable"], Value::Null, "{snapshot}");
             for name in snapshot["names"].as_array().unwrap() {
-                names.insert(name.as_str().unwrap().to_owned(), snapshot["digest"].as_str().unwrap().to_owned());
+                names.insert(
+                    name.as_str().unwrap().to_owned(),
+                    snapshot["digest"].as_str().unwrap().to_owned(),
+                );
             }
         }
         names
@@ -265,32 +373,57 @@ impl Bench {
         let bytes = fs::read(&path).unwrap();
         assert_eq!(Digest::of(&bytes).to_string(), digest, "{}", path.display());
         let manifest: Value = serde_json::from_slice(&bytes).unwrap();
-        let memory = manifest["memory"]["layers"].as_array().into_iter().flatten();
+        let memory = manifest["memory"]["layers"]
+            .as_array()
+            .into_iter()
+            .flatten();
         let devices = Some(&manifest["memory"]["devices"]).filter(|devices| devices.is_object());
-        for layer in manifest["disk"]["layers"].as_array().unwrap().iter().chain(memory).chain(devices) {
+        for layer in manifest["disk"]["layers"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .chain(memory)
+            .chain(devices)
+        {
             let digest = layer["digest"].as_str().unwrap();
             let plain = home.join("layers").join(digest);
             // One that is compressed only the product can read, which `verify_all` asks it to.
             match plain.exists() {
                 true => self.read_file(&plain, digest),
-                false => assert!(plain.with_extension("zst").exists(), "{} is missing", plain.display()),
+                false => assert!(
+                    plain.with_extension("zst").exists(),
+                    "{} is missing",
+                    plain.display()
+                ),
             }
         }
     }
 
     fn read_file(&mut self, path: &Path, digest: &str) {
         let stat = fs::metadata(path).unwrap();
-        if self.whole.insert((stat.ino(), stat.len(), stat.mtime_nsec())) {
-            assert_eq!(Digest::of(&fs::read(path).unwrap()).to_string(), digest, "{}", path.display());
+        if self
+            .whole
+            .insert((stat.ino(), stat.len(), stat.mtime_nsec()))
+        {
+            assert_eq!(
+                Digest::of(&fs::read(path).unwrap()).to_string(),
+                digest,
+                "{}",
+                path.display()
+            );
         }
     }
 
-    /// What was written outside of the store is there whole or not at all. Leftovers have names that nobody reads.
+    /// What was written outside of the store is there whole or not at all. Leftovers have names
+    /// that nobody reads.
     fn assert_files(&mut self, work: Work) {
         let place = self.file.parent().unwrap().to_owned();
         let written = place.join("written.tar.zst");
         if work == Work::Export && written.exists() {
-            assert!(fs::read(&written).unwrap() == fs::read(&self.file).unwrap(), "half a file has its name");
+            assert!(
+                fs::read(&written).unwrap() == fs::read(&self.file).unwrap(),
+                "half a file has its name"
+            );
         }
         if work == Work::Directory {
             for blob in fs::read_dir(self.dir.join("blobs")).unwrap() {
@@ -305,7 +438,14 @@ impl Bench {
                 Some(_) if path.is_dir() => fs::remove_dir_all(&path).unwrap(),
                 Some(_) => fs::remove_file(&path).unwrap(),
                 None => assert!(
-                    ["home", "kept.tar.zst", "dir", "written.tar.zst", "lost+found"].contains(&&*name),
+                    [
+                        "home",
+                        "kept.tar.zst",
+                        "dir",
+                        "written.tar.zst",
+                        "lost+found"
+                    ]
+                    .contains(&&*name),
                     "{name}"
                 ),
             }
@@ -316,8 +456,11 @@ impl Bench {
         for digest in self.names.values().collect::<BTreeSet<_>>() {
             self.world.ok(["snapshot", "verify", digest]);
         }
-        self.world.ok(["snapshot", "verify", self.dir.to_str().unwrap()]);
-        let quarantine: Vec<_> = fs::read_dir(self.world.home().join("quarantine")).unwrap().collect();
+        self.world
+            .ok(["snapshot", "verify", self.dir.to_str().unwrap()]);
+        let quarantine: Vec<_> = fs::read_dir(self.world.home().join("quarantine"))
+            .unwrap()
+            .collect();
         assert!(quarantine.is_empty(), "{quarantine:?}");
     }
 
@@ -328,11 +471,22 @@ impl Bench {
         assert_eq!(report["held_back"], Value::Null, "{report}");
         let used = self.world.json(["df"]);
         let kinds = used["kinds"].as_array().unwrap();
-        assert_eq!(used["bytes"], kinds.iter().map(|kind| kind["bytes"].as_u64().unwrap()).sum::<u64>(), "{used}");
+        assert_eq!(
+            used["bytes"],
+            kinds
+                .iter()
+                .map(|kind| kind["bytes"].as_u64().unwrap())
+                .sum::<u64>(),
+            "{used}"
+        );
         assert_eq!(used["reclaimable_bytes"], 0, "{used}");
-        let count = |kind: &str| kinds.iter().find(|found| found["kind"] == kind).unwrap()["count"].clone();
+        let count =
+            |kind: &str| kinds.iter().find(|found| found["kind"] == kind).unwrap()["count"].clone();
         let snapshots = self.names.values().collect::<BTreeSet<_>>().len();
-        assert_eq!((count("snapshots"), count("staging"), count("quarantine")), (snapshots.into(), 0.into(), 0.into()));
+        assert_eq!(
+            (count("snapshots"), count("staging"), count("quarantine")),
+            (snapshots.into(), 0.into(), 0.into())
+        );
         // The sandbox of which all were saves has lost nothing.
         assert_eq!(self.world.json(["log", "a"]).as_array().unwrap().len(), 1);
         self.world.ok(["revert", "a", "live"]);
@@ -343,7 +497,11 @@ impl Bench {
         }
         self.world.ok(["gc"]);
         for dir in ["snapshots", "layers"] {
-            assert_eq!(fs::read_dir(self.world.home().join(dir)).unwrap().count(), 0, "{dir}");
+            assert_eq!(
+                fs::read_dir(self.world.home().join(dir)).unwrap().count(),
+                0,
+                "{dir}"
+            );
         }
         self.world.assert_empty();
     }

@@ -1,16 +1,20 @@
-//! KVM for real, also where the host has none: in an emulated guest, whose processor has AMD's virtualisation.
+//! KVM for real, also where the host has none: in an emulated guest, whose processor has AMD's
+//! virtualisation.
 //!
 //! ```text
 //!   this host, TCG --> outer: a sandbox whose kernel loads kvm_amd --> inner: sandboxes of the outer one's `sandtree`, KVM
 //! ```
 //!
-//! - `outer` makes the outer guest once for each build and saves it with its memory: KVM is loaded, and `tiny` is warm. Each
-//!   test begins from that snapshot.
-//! - `direct` has the checks that need nothing but KVM. They are tests that are ignored by default: this tier runs them
-//!   inside the outer guest, `scripts/try-kvm` runs them on a host with KVM of its own.
-//! - `access` and `moved` look at the outer guest from here: they change its `/dev/kvm`, and carry states in and out.
+//! - `outer` makes the outer guest once for each build and saves it with its memory: KVM is loaded,
+//!   and `tiny` is warm. Each test begins from that snapshot.
+//! - `direct` has the checks that need nothing but KVM. They are tests that are ignored by default:
+//!   this tier runs them inside the outer guest, `scripts/try-kvm` runs them on a host with KVM of
+//!   its own.
+//! - `access` and `moved` look at the outer guest from here: they change its `/dev/kvm`, and carry
+//!   states in and out.
 //!
-//! Always: every byte the outer guest executes is emulated, so durations say nothing about KVM on a processor.
+//! Always: every byte the outer guest executes is emulated, so durations say nothing about KVM on a
+//! processor.
 
 mod access;
 mod direct;
@@ -49,13 +53,16 @@ inside!(
     full_is_exact,
 );
 
-/// The checks and the benchmark are the script's; that all of them pass is what the other tests are for.
+/// The checks and the benchmark are the script's; that all of them pass is what the other tests are
+/// for.
 #[test]
 fn try_kvm_reports_without_names() {
     let outer = Outer::start();
     let tests = outer.send_tests();
     let mut tar = Command::new("tar");
-    tar.args(["--create", "-C"]).arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts")).arg("try-kvm");
+    tar.args(["--create", "-C"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts"))
+        .arg("try-kvm");
     outer.send(tar, "/srv");
     let run = format!(
         "env {} SANDTREE_HOME={STORE} TRY_KVM_CHECKS='doctor_reports_kvm guests_have_no_nested_virtualisation' \
@@ -66,14 +73,24 @@ fn try_kvm_reports_without_names() {
     let answer = outer.sh(&run);
     let report = String::from_utf8_lossy(&answer.stdout);
     assert_eq!(answer.code, 0, "{report}\n{}", answer.err());
-    for line in
-        ["kernel        Linux 6.", "accelerator  kvm", "ok  doctor_reports_kvm", "2 passed; 0 failed", "## Figures"]
-    {
+    for line in [
+        "kernel        Linux 6.",
+        "accelerator  kvm",
+        "ok  doctor_reports_kvm",
+        "2 passed; 0 failed",
+        "## Figures",
+    ] {
         assert!(report.contains(line), "{line:?} is not in: {report}");
     }
     let figures = report.split("## Figures").nth(1).unwrap_or_default();
     assert!(figures.contains("pause"), "{report}");
-    for name in [outer.say("hostname").as_str(), STORE, env!("CARGO_TARGET_TMPDIR"), "/srv", "/usr/bin"] {
+    for name in [
+        outer.say("hostname").as_str(),
+        STORE,
+        env!("CARGO_TARGET_TMPDIR"),
+        "/srv",
+        "/usr/bin",
+    ] {
         assert!(!report.contains(name), "{name:?} is in: {report}");
     }
 
@@ -81,6 +98,9 @@ fn try_kvm_reports_without_names() {
     let answer = outer.sh(&run);
     let report = String::from_utf8_lossy(&answer.stdout);
     assert_eq!(answer.code, 1, "{report}\n{}", answer.err());
-    assert!(report.contains("KVM cannot be used here") && report.contains("mode 0600"), "{report}");
+    assert!(
+        report.contains("KVM cannot be used here") && report.contains("mode 0600"),
+        "{report}"
+    );
     outer.end();
 }

@@ -12,7 +12,8 @@ use crate::support::{self, World, finish, kill, until};
 
 /// Writes a file of random bytes in the guest and gives its digest.
 fn write_file(world: &World, sandbox: &str, path: &str) -> String {
-    let line = format!("dd if=/dev/urandom of={path} bs=64k count=24 2>/dev/null && sha256sum {path}");
+    let line =
+        format!("dd if=/dev/urandom of={path} bs=64k count=24 2>/dev/null && sha256sum {path}");
     let written = world.sh(sandbox, &line);
     assert_eq!(written.code, 0, "{written:?}");
     written.out().to_owned()
@@ -35,7 +36,10 @@ fn a_synced_file_survives_every_end_the_guest_makes() {
     survives(&world, "a", &[Action::GuestReboot], check);
     act(&world, "a", Action::GuestPanic);
     let console = world.ok(["logs", "a"]);
-    assert!(console.err().is_empty() && String::from_utf8_lossy(&console.stdout).contains("Kernel panic"));
+    assert!(
+        console.err().is_empty()
+            && String::from_utf8_lossy(&console.stdout).contains("Kernel panic")
+    );
     survives(&world, "a", &[], check);
     // The panic of an earlier boot is still in the log, and must not be taken for one of this.
     survives(&world, "a", &[Action::GuestPoweroff], check);
@@ -52,7 +56,18 @@ fn a_synced_file_survives_every_end_the_host_makes() {
     let check = |name: &str| assert_eq!(digest(&world, name, "/srv/file"), written);
     survives(&world, "a", &[Action::KillQemu], check);
     survives(&world, "a", &[Action::KillKeeper], check);
-    survives(&world, "a", &[Action::Stop, Action::Start, Action::KillKeeper, Action::Start, Action::KillQemu], check);
+    survives(
+        &world,
+        "a",
+        &[
+            Action::Stop,
+            Action::Start,
+            Action::KillKeeper,
+            Action::Start,
+            Action::KillQemu,
+        ],
+        check,
+    );
     world.ok(["rm", "-f", "a"]);
     world.assert_empty();
 }
@@ -60,7 +75,9 @@ fn a_synced_file_survives_every_end_the_host_makes() {
 /// Nothing is synced here: what a state holds, it holds whole.
 #[test]
 fn a_file_survives_every_way_through_states() {
-    use Action::{Checkpoint, Fork, GuestPanic, KillKeeper, KillQemu, Pause, Resume, Revert, Start, Stop};
+    use Action::{
+        Checkpoint, Fork, GuestPanic, KillKeeper, KillQemu, Pause, Resume, Revert, Start, Stop,
+    };
     let world = World::new();
     world.start("a", &["--publish", "0:80"]);
     let written = write_file(&world, "a", "/srv/file");
@@ -84,9 +101,14 @@ fn a_file_survives_every_way_through_states() {
         });
     }
     assert_eq!(name, "a-1-1-1");
-    name = survives(&world, &name, &[Fork, Pause, Resume, Checkpoint, Revert, Stop], |name| {
-        assert_eq!(digest(&world, name, "/srv/file"), written);
-    });
+    name = survives(
+        &world,
+        &name,
+        &[Fork, Pause, Resume, Checkpoint, Revert, Stop],
+        |name| {
+            assert_eq!(digest(&world, name, "/srv/file"), written);
+        },
+    );
     world.ok(["rm", "-f", &name]);
     world.assert_empty();
 }
@@ -96,11 +118,20 @@ fn stop_writes_out_what_the_guest_has_not() {
     let world = World::new();
     world.start("a", &[]);
     let written = write_file(&world, "a", "/srv/file");
-    survives(&world, "a", &[Action::Stop], |name| assert_eq!(digest(&world, name, "/srv/file"), written));
+    survives(&world, "a", &[Action::Stop], |name| {
+        assert_eq!(digest(&world, name, "/srv/file"), written)
+    });
     let journal = world.sh("a", "dmesg | grep -c 'recovery complete'");
-    assert_eq!(journal.out(), "0\n", "the file system was not unmounted cleanly");
+    assert_eq!(
+        journal.out(),
+        "0\n",
+        "the file system was not unmounted cleanly"
+    );
     let console = world.ok(["logs", "a"]);
-    assert!(String::from_utf8_lossy(&console.stdout).contains("Power down"), "the guest did not power off by itself");
+    assert!(
+        String::from_utf8_lossy(&console.stdout).contains("Power down"),
+        "the guest did not power off by itself"
+    );
     world.ok(["stop", "a"]);
     assert_eq!(state(&world)["clean"], true, "stop answers after the sync");
     world.ok(["rm", "a"]);
@@ -113,17 +144,32 @@ fn a_start_that_fails_or_is_interrupted_leaves_it_stopped() {
     world.start("a", &[]);
     let written = write_file(&world, "a", "/srv/file");
     world.ok(["stop", "a"]);
-    world.run(["start", "--boot-timeout", "1ms", "a"]).failed_with(&["did not come up"]);
+    world
+        .run(["start", "--boot-timeout", "1ms", "a"])
+        .failed_with(&["did not come up"]);
     assert_eq!(world.inspect("a")["state"], "stopped");
     let mut command = world.command();
-    let starting = command.args(["start", "a"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let starting = command
+        .args(["start", "a"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     // The keeper holds the sandbox's files, and then so does the machine.
-    until("the machine starts", || support::processes_of(world.home()).len() >= 2);
+    until("the machine starts", || {
+        support::processes_of(world.home()).len() >= 2
+    });
     kill(starting.id(), "INT");
     assert_eq!(finish(starting).code, 130);
     assert_eq!(world.inspect("a")["state"], "stopped");
-    assert_eq!(state(&world)["clean"], false, "what a boot wrote before it was given up is not synced");
-    survives(&world, "a", &[], |name| assert_eq!(digest(&world, name, "/srv/file"), written));
+    assert_eq!(
+        state(&world)["clean"],
+        false,
+        "what a boot wrote before it was given up is not synced"
+    );
+    survives(&world, "a", &[], |name| {
+        assert_eq!(digest(&world, name, "/srv/file"), written)
+    });
     world.ok(["rm", "-f", "a"]);
     world.assert_empty();
 }
@@ -142,8 +188,15 @@ fn sandbox_file(world: &World, name: &str) -> PathBuf {
 
 /// The overlay that the only sandbox there is writes to.
 fn active_overlay(world: &World) -> PathBuf {
-    let head: serde_json::Value = serde_json::from_slice(&fs::read(sandbox_file(world, "head.json")).unwrap()).unwrap();
-    let layer = head["disk"].as_array().unwrap().last().expect("a sandbox has a disk").as_str().unwrap();
+    let head: serde_json::Value =
+        serde_json::from_slice(&fs::read(sandbox_file(world, "head.json")).unwrap()).unwrap();
+    let layer = head["disk"]
+        .as_array()
+        .unwrap()
+        .last()
+        .expect("a sandbox has a disk")
+        .as_str()
+        .unwrap();
     sandbox_file(world, "disks").join(format!("{layer}.qcow2"))
 }
 
@@ -152,7 +205,9 @@ fn cut_the_power(world: &World) {
     let info = world.inspect("a");
     let pid = |field: &str| u32::try_from(info[field].as_u64().unwrap()).unwrap();
     kill(pid("keeper_pid"), "KILL");
-    until("no QEMU outlives its keeper", || !support::is_alive(pid("qemu_pid")));
+    until("no QEMU outlives its keeper", || {
+        !support::is_alive(pid("qemu_pid"))
+    });
     let path = sandbox_file(world, "state.json");
     let mut state: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     assert_eq!(state["phase"], "running");
@@ -167,7 +222,9 @@ fn after_a_power_cut_the_disk_is_checked_before_it_is_used() {
     let written = write_file(&world, "a", "/srv/file");
     assert_eq!(world.sh("a", "sync").code, 0);
     cut_the_power(&world);
-    world.sh("a", "true").failed_with(&["crashed", "the host went down", "sandtree start"]);
+    world
+        .sh("a", "true")
+        .failed_with(&["crashed", "the host went down", "sandtree start"]);
     assert_eq!(world.inspect("a")["state"], "crashed");
     world.ok(["start", "a"]);
     assert_eq!(digest(&world, "a", "/srv/file"), written);
@@ -176,8 +233,13 @@ fn after_a_power_cut_the_disk_is_checked_before_it_is_used() {
     let overlay = active_overlay(&world);
     damage_the_first_table(&overlay);
     let damaged = fs::read(&overlay).unwrap();
-    world.run(["start", "a"]).failed_with(&["disk of sandbox a is damaged", "hint"]);
-    assert!(fs::read(&overlay).unwrap() == damaged, "a damaged disk is left as it is");
+    world
+        .run(["start", "a"])
+        .failed_with(&["disk of sandbox a is damaged", "hint"]);
+    assert!(
+        fs::read(&overlay).unwrap() == damaged,
+        "a damaged disk is left as it is"
+    );
     assert_eq!(world.inspect("a")["state"], "crashed");
     world.ok(["rm", "a"]);
     world.assert_empty();
@@ -185,7 +247,11 @@ fn after_a_power_cut_the_disk_is_checked_before_it_is_used() {
 
 /// Points the first entry of a qcow2's first-level table behind the end of the file.
 fn damage_the_first_table(overlay: &std::path::Path) {
-    let file = File::options().read(true).write(true).open(overlay).unwrap();
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open(overlay)
+        .unwrap();
     let mut offset = [0; 8];
     file.read_exact_at(&mut offset, 40).unwrap();
     let (table, end) = (u64::from_be_bytes(offset), file.metadata().unwrap().len());
@@ -200,19 +266,30 @@ fn a_guest_has_the_shape_it_was_asked_for() {
     world.start("plain", &[]);
     let number = |sandbox: &str, line: &str| -> u64 {
         let said = world.sh(sandbox, line);
-        said.out().trim().parse().unwrap_or_else(|_| panic!("{said:?}"))
+        said.out()
+            .trim()
+            .parse()
+            .unwrap_or_else(|_| panic!("{said:?}"))
     };
     let disk_kib = "df -k / | tail -n 1 | awk '{print $2}'";
     let memory_kib = "awk '/MemTotal/ {print $2}' /proc/meminfo";
     assert!((1_900_000..2_100_000).contains(&number("big", disk_kib)));
-    assert!((30_000..66_000).contains(&number("plain", disk_kib)), "the image's own size");
+    assert!(
+        (30_000..66_000).contains(&number("plain", disk_kib)),
+        "the image's own size"
+    );
     assert!((650_000..786_432).contains(&number("big", memory_kib)));
     assert!((400_000..524_288).contains(&number("plain", memory_kib)));
     assert_eq!((number("big", "nproc"), number("plain", "nproc")), (2, 1));
-    let written = world.sh("big", "dd if=/dev/zero of=/srv/large bs=1M count=200 2>&1 && sync");
+    let written = world.sh(
+        "big",
+        "dd if=/dev/zero of=/srv/large bs=1M count=200 2>&1 && sync",
+    );
     assert_eq!(written.code, 0, "{written:?}");
     // A file system that has grown stays so, and is not grown again.
-    survives(&world, "big", &[Action::Stop], |name| assert!((1_900_000..2_100_000).contains(&number(name, disk_kib))));
+    survives(&world, "big", &[Action::Stop], |name| {
+        assert!((1_900_000..2_100_000).contains(&number(name, disk_kib)))
+    });
     world.ok(["rm", "-f", "big", "plain"]);
     world.assert_empty();
 }
@@ -231,7 +308,9 @@ fn publish_with_own_init(world: &World) {
         disk_bytes: None,
     };
     let image = store.publish_image(staged, spec).unwrap();
-    store.set_image_name(&"tiny-init".parse().unwrap(), &image.digest).unwrap();
+    store
+        .set_image_name(&"tiny-init".parse().unwrap(), &image.digest)
+        .unwrap();
 }
 
 #[test]
@@ -242,22 +321,42 @@ fn an_image_may_bring_its_own_init() {
     assert_eq!(world.sh("a", "cat /proc/1/comm").out(), "init\n");
     assert_eq!(world.sh("a", "echo out; exit 7").code, 7);
     // Every process an ordinary user may end; the agent is not among them.
-    let all = world.run(["exec", "--user", "user", "a", "--", "sh", "-c", "sleep 1000 & kill -9 -1; wait $!"]);
+    let all = world.run([
+        "exec",
+        "--user",
+        "user",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        "sleep 1000 & kill -9 -1; wait $!",
+    ]);
     assert_eq!(all.code, 137, "{all:?}");
     let written = write_file(&world, "a", "/srv/file");
-    survives(&world, "a", &[Action::Stop], |name| assert_eq!(digest(&world, name, "/srv/file"), written));
+    survives(&world, "a", &[Action::Stop], |name| {
+        assert_eq!(digest(&world, name, "/srv/file"), written)
+    });
     let console = world.ok(["logs", "a"]);
-    assert!(String::from_utf8_lossy(&console.stdout).contains("Power down"), "init did not power off");
-    assert_eq!(world.sh("a", "dmesg | grep -c 'recovery complete'").out(), "0\n");
+    assert!(
+        String::from_utf8_lossy(&console.stdout).contains("Power down"),
+        "init did not power off"
+    );
+    assert_eq!(
+        world.sh("a", "dmesg | grep -c 'recovery complete'").out(),
+        "0\n"
+    );
     // Its own init knows the usual way out, too.
     world.sh("a", "poweroff");
-    until("it has powered off", || world.inspect("a")["state"] == "stopped");
+    until("it has powered off", || {
+        world.inspect("a")["state"] == "stopped"
+    });
     assert_eq!(world.inspect("a")["reason"], "the guest powered off");
     world.ok(["rm", "a"]);
     world.assert_empty();
 }
 
-/// Beside another init the agent is a process like others, and root may end it: that must not leave anybody waiting.
+/// Beside another init the agent is a process like others, and root may end it: that must not leave
+/// anybody waiting.
 #[test]
 fn a_guest_whose_root_ends_the_agent_says_so_and_can_be_started_again() {
     let world = World::new();
@@ -265,7 +364,9 @@ fn a_guest_whose_root_ends_the_agent_says_so_and_can_be_started_again() {
     world.ok(["run", "-d", "--name", "a", "tiny-init"]);
     let waiting = world.sh("a", "kill -9 -1; sleep 1000");
     waiting.failed_with(&["the agent in the guest ended"]);
-    world.sh("a", "true").failed_with(&["the agent in the guest ended"]);
+    world
+        .sh("a", "true")
+        .failed_with(&["the agent in the guest ended"]);
     world.ok(["stop", "a"]);
     world.ok(["start", "a"]);
     assert_eq!(world.sh("a", "echo back").out(), "back\n");
@@ -281,13 +382,30 @@ fn nothing_a_guest_does_to_itself_silences_its_agent() {
     let all = world.sh("a", "sleep 1000 & kill -9 -1; wait $!");
     assert_eq!(all.code, 137, "{all:?}");
     answers();
-    let bomb = world.run(["exec", "--timeout", "5s", "a", "--", "sh", "-c", "f() { f | f; }; f"]);
+    let bomb = world.run([
+        "exec",
+        "--timeout",
+        "5s",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        "f() { f | f; }; f",
+    ]);
     assert!([124, 2].contains(&bomb.code), "{bomb:?}");
     answers();
-    let few = world.sh("a", "ps | wc -l").out().trim().parse::<u32>().unwrap();
+    let few = world
+        .sh("a", "ps | wc -l")
+        .out()
+        .trim()
+        .parse::<u32>()
+        .unwrap();
     assert!(few < 150, "{few} processes: the bomb outlived its timeout");
     let filled = world.sh("a", "dd if=/dev/zero of=/tmp/fill bs=1M");
-    assert!(filled.code != 0 && filled.err().contains("No space left"), "{filled:?}");
+    assert!(
+        filled.code != 0 && filled.err().contains("No space left"),
+        "{filled:?}"
+    );
     answers();
     let upload = world.run_with_input(["cp", "-", "a:/tmp/more"], &vec![1; 4 << 20]);
     upload.failed_with(&["No space left"]);
@@ -302,11 +420,17 @@ fn the_usual_way_to_power_off_works_in_a_guest_whose_init_is_the_agent() {
     world.start("a", &[]);
     let written = write_file(&world, "a", "/srv/file");
     world.sh("a", "poweroff");
-    until("poweroff is obeyed", || world.inspect("a")["state"] == "stopped");
+    until("poweroff is obeyed", || {
+        world.inspect("a")["state"] == "stopped"
+    });
     assert_eq!(world.inspect("a")["reason"], "the guest powered off");
-    survives(&world, "a", &[], |name| assert_eq!(digest(&world, name, "/srv/file"), written));
+    survives(&world, "a", &[], |name| {
+        assert_eq!(digest(&world, name, "/srv/file"), written)
+    });
     world.sh("a", "reboot");
-    until("reboot is obeyed", || world.inspect("a")["state"] == "stopped");
+    until("reboot is obeyed", || {
+        world.inspect("a")["state"] == "stopped"
+    });
     assert_eq!(world.inspect("a")["reason"], "the guest rebooted");
     world.ok(["rm", "a"]);
     world.assert_empty();

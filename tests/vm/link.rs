@@ -1,5 +1,5 @@
-//! The link to the guest: what a break costs, which is nothing, and what the machine's death tells everyone who waits.
-//! Through the library: the command line has no way to break it.
+//! The link to the guest: what a break costs, which is nothing, and what the machine's death tells
+//! everyone who waits. Through the library: the command line has no way to break it.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +14,10 @@ use crate::support::{DEADLINE, World};
 async fn sandbox() -> (World, Sandbox) {
     let world = World::new();
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let host = Host::open(HostConfig::new(world.home(), std::env::split_paths(&path).collect::<Vec<PathBuf>>()));
+    let host = Host::open(HostConfig::new(
+        world.home(),
+        std::env::split_paths(&path).collect::<Vec<PathBuf>>(),
+    ));
     let host = host.await.unwrap();
     let sandbox = host.create(SandboxSpec::new("tiny")).await.unwrap();
     (world, sandbox)
@@ -34,8 +37,11 @@ fn keep_breaking(sandbox: &Sandbox) -> JoinHandle<u32> {
             if sandbox.break_link().await.is_err() {
                 return breaks;
             }
-            // A ping is answered only after the agent was greeted again: each break hits a link that works.
-            let Ok(guest) = sandbox.guest().await else { return breaks };
+            // A ping is answered only after the agent was greeted again: each break hits a link
+            // that works.
+            let Ok(guest) = sandbox.guest().await else {
+                return breaks;
+            };
             drop(guest.ping().await);
         }
         unreachable!("nobody breaks a link so often")
@@ -43,12 +49,18 @@ fn keep_breaking(sandbox: &Sandbox) -> JoinHandle<u32> {
 }
 
 fn lines(count: u32, word: &str) -> Vec<u8> {
-    (1..=count).flat_map(|number| format!("{word}{number}\n").into_bytes()).collect()
+    (1..=count)
+        .flat_map(|number| format!("{word}{number}\n").into_bytes())
+        .collect()
 }
 
 fn assert_same(what: &str, found: &[u8], wanted: &[u8]) {
     let differs = found.iter().zip(wanted).position(|(a, b)| a != b);
-    assert_eq!((differs, found.len()), (None, wanted.len()), "{what} differs at the first, of the second bytes");
+    assert_eq!(
+        (differs, found.len()),
+        (None, wanted.len()),
+        "{what} differs at the first, of the second bytes"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -57,8 +69,15 @@ async fn a_break_loses_and_doubles_no_byte() {
     let breaking = keep_breaking(&sandbox);
 
     let line = "seq 60000 | sed s/^/o/ & seq 60000 | sed s/^/e/ >&2 & wait";
-    let said = sandbox.exec(ExecSpec::shell(line)).await.unwrap().output(64 << 20);
-    let echo = ExecSpec { stdin: true, ..ExecSpec::argv(["cat"]) };
+    let said = sandbox
+        .exec(ExecSpec::shell(line))
+        .await
+        .unwrap()
+        .output(64 << 20);
+    let echo = ExecSpec {
+        stdin: true,
+        ..ExecSpec::argv(["cat"])
+    };
     let mut echo = sandbox.exec(echo).await.unwrap();
     let sent = lines(300_000, "i");
     let feeding = tokio::spawn({
@@ -70,7 +89,11 @@ async fn a_break_loses_and_doubles_no_byte() {
             stdin.close().unwrap();
         }
     });
-    let (said, echoed) = timeout(DEADLINE, async { tokio::join!(said, echo_output(&mut echo)) }).await.unwrap();
+    let (said, echoed) = timeout(DEADLINE, async {
+        tokio::join!(said, echo_output(&mut echo))
+    })
+    .await
+    .unwrap();
     timeout(DEADLINE, feeding).await.unwrap().unwrap();
 
     let said = said.unwrap();
@@ -98,11 +121,19 @@ async fn commands_start_and_end_across_breaks() {
     let breaking = keep_breaking(&sandbox);
     for number in 0..40 {
         let run = async {
-            let exec = sandbox.exec(ExecSpec::shell(format!("echo {number}; exit {number}"))).await.unwrap();
+            let exec = sandbox
+                .exec(ExecSpec::shell(format!("echo {number}; exit {number}")))
+                .await
+                .unwrap();
             exec.output(1 << 20).await.unwrap()
         };
-        let said = timeout(DEADLINE, run).await.unwrap_or_else(|_| panic!("command {number} is lost"));
-        assert_eq!((said.status.code(), said.stdout), (number, format!("{number}\n").into_bytes()));
+        let said = timeout(DEADLINE, run)
+            .await
+            .unwrap_or_else(|_| panic!("command {number} is lost"));
+        assert_eq!(
+            (said.status.code(), said.stdout),
+            (number, format!("{number}\n").into_bytes())
+        );
     }
     remove(world, sandbox).await;
     assert!(breaking.await.unwrap() > 20, "the link was hardly broken");
@@ -114,9 +145,21 @@ async fn any_number_of_detached_commands_can_have_ended() {
     let guest = sandbox.guest().await.unwrap();
     // More than an agent takes at once.
     for number in 0..400 {
-        let spec = ExecSpec { lifetime: Lifetime::Detached, ..ExecSpec::argv(["true"]) };
-        let mut exec = guest.exec(spec).await.unwrap_or_else(|error| panic!("command {number}: {error:?}"));
-        assert!(timeout(DEADLINE, exec.wait()).await.unwrap().unwrap().success());
+        let spec = ExecSpec {
+            lifetime: Lifetime::Detached,
+            ..ExecSpec::argv(["true"])
+        };
+        let mut exec = guest
+            .exec(spec)
+            .await
+            .unwrap_or_else(|error| panic!("command {number}: {error:?}"));
+        assert!(
+            timeout(DEADLINE, exec.wait())
+                .await
+                .unwrap()
+                .unwrap()
+                .success()
+        );
     }
     assert_eq!(sandbox.execs().await.unwrap().len(), 400);
     remove(world, sandbox).await;
@@ -126,18 +169,36 @@ async fn any_number_of_detached_commands_can_have_ended() {
 async fn the_machines_death_ends_every_waiting_call_with_the_reason() {
     let (world, sandbox) = sandbox().await;
     let guest = sandbox.guest().await.unwrap();
-    let sleep = || ExecSpec { stdin: true, ..ExecSpec::argv(["sleep", "1000"]) };
+    let sleep = || ExecSpec {
+        stdin: true,
+        ..ExecSpec::argv(["sleep", "1000"])
+    };
     let mut waits = guest.exec(sleep()).await.unwrap();
     let reads = guest.exec(sleep()).await.unwrap();
     let mut writes = guest.exec(sleep()).await.unwrap();
-    let detached = ExecSpec { lifetime: Lifetime::Detached, ..sleep() };
+    let detached = ExecSpec {
+        lifetime: Lifetime::Detached,
+        ..sleep()
+    };
     let mut detached = guest.exec(detached).await.unwrap();
     let files = guest.files();
-    guest.exec(ExecSpec::shell("truncate -s 64G /tmp/large")).await.unwrap().output(1).await.unwrap();
+    guest
+        .exec(ExecSpec::shell("truncate -s 64G /tmp/large"))
+        .await
+        .unwrap()
+        .output(1)
+        .await
+        .unwrap();
 
     let mut calls: Vec<(&str, JoinHandle<Result<(), Error>>)> = vec![
-        ("wait", tokio::spawn(async move { waits.wait().await.map(drop) })),
-        ("output", tokio::spawn(async move { reads.output(1 << 20).await.map(drop) })),
+        (
+            "wait",
+            tokio::spawn(async move { waits.wait().await.map(drop) }),
+        ),
+        (
+            "output",
+            tokio::spawn(async move { reads.output(1 << 20).await.map(drop) }),
+        ),
         (
             "stdin",
             tokio::spawn(async move {
@@ -146,19 +207,30 @@ async fn the_machines_death_ends_every_waiting_call_with_the_reason() {
                 writes.wait().await.map(drop)
             }),
         ),
-        ("attached", tokio::spawn(async move { detached.wait().await.map(drop) })),
+        (
+            "attached",
+            tokio::spawn(async move { detached.wait().await.map(drop) }),
+        ),
         (
             "read a file",
             tokio::spawn({
                 let files = files.clone();
-                async move { files.read("/tmp/large", &mut tokio::io::sink()).await.map(drop) }
+                async move {
+                    files
+                        .read("/tmp/large", &mut tokio::io::sink())
+                        .await
+                        .map(drop)
+                }
             }),
         ),
         (
             "write a file",
             tokio::spawn(async move {
                 let (mut source, _held) = tokio::io::duplex(16);
-                files.write("/tmp/file", &mut source, Default::default()).await.map(drop)
+                files
+                    .write("/tmp/file", &mut source, Default::default())
+                    .await
+                    .map(drop)
             }),
         ),
     ];
@@ -166,9 +238,13 @@ async fn the_machines_death_ends_every_waiting_call_with_the_reason() {
     guest.ping().await.unwrap();
     sandbox.kill().await.unwrap();
     for (name, call) in calls.drain(..) {
-        let ended = timeout(Duration::from_secs(20), call).await.unwrap_or_else(|_| panic!("{name} still waits"));
+        let ended = timeout(Duration::from_secs(20), call)
+            .await
+            .unwrap_or_else(|_| panic!("{name} still waits"));
         let report = ended.unwrap().expect_err(name).report();
-        let told = [vec![report.message.clone()], report.causes.clone()].concat().join(": ");
+        let told = [vec![report.message.clone()], report.causes.clone()]
+            .concat()
+            .join(": ");
         assert!(told.contains("killed"), "{name}: {told}");
     }
     let refused = sandbox.exec(ExecSpec::argv(["true"])).await.unwrap_err();

@@ -1,5 +1,5 @@
-//! Real QEMU and real guests, through the doors a user uses: one program, so that the processors are never idle while one
-//! file's last test runs.
+//! Real QEMU and real guests, through the doors a user uses: one program, so that the processors
+//! are never idle while one file's last test runs.
 
 mod clock;
 mod confined;

@@ -19,8 +19,13 @@ struct Random(u64);
 
 impl Random {
     fn seeded() -> Random {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970").as_nanos() as u64;
-        let seed = std::env::var("SEED").ok().map_or(now, |seed| seed.parse().expect("SEED is a number"));
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .expect("it is after 1970")
+            .as_nanos() as u64;
+        let seed = std::env::var("SEED")
+            .ok()
+            .map_or(now, |seed| seed.parse().expect("SEED is a number"));
         println!("SEED={seed}");
         Random(seed | 1)
     }
@@ -33,12 +38,18 @@ impl Random {
     }
 
     fn pick<T: Clone>(&mut self, from: &[T]) -> Option<T> {
-        if from.is_empty() { None } else { Some(from[self.below(from.len())].clone()) }
+        if from.is_empty() {
+            None
+        } else {
+            Some(from[self.below(from.len())].clone())
+        }
     }
 }
 
 fn budget() -> Duration {
-    let seconds = std::env::var("MODEL_SECONDS").ok().map_or(40, |text| text.parse().expect("a number of seconds"));
+    let seconds = std::env::var("MODEL_SECONDS")
+        .ok()
+        .map_or(40, |text| text.parse().expect("a number of seconds"));
     Duration::from_secs(seconds)
 }
 
@@ -52,12 +63,27 @@ struct Content {
 impl Content {
     /// What is left of it when the guest boots.
     fn booted(&self) -> Content {
-        Content { disk: self.disk.clone(), memory: BTreeSet::new() }
+        Content {
+            disk: self.disk.clone(),
+            memory: BTreeSet::new(),
+        }
     }
 
     fn text(&self) -> String {
-        let numbers = |set: &BTreeSet<u32>| set.iter().map(|n| format!("{n:06}={n:06}")).collect::<Vec<_>>().join(" ");
-        format!("disk {}\nmemory {}", numbers(&self.disk), numbers(&self.memory)).replace(" \n", "\n").trim().to_owned()
+        let numbers = |set: &BTreeSet<u32>| {
+            set.iter()
+                .map(|n| format!("{n:06}={n:06}"))
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        format!(
+            "disk {}\nmemory {}",
+            numbers(&self.disk),
+            numbers(&self.memory)
+        )
+        .replace(" \n", "\n")
+        .trim()
+        .to_owned()
     }
 }
 
@@ -83,7 +109,13 @@ struct Box {
 
 impl Box {
     fn new(sandbox: Sandbox, present: Content) -> Box {
-        Box { sandbox, phase: Phase::Running, present, states: Vec::new(), paused_in: None }
+        Box {
+            sandbox,
+            phase: Phase::Running,
+            present,
+            states: Vec::new(),
+            paused_in: None,
+        }
     }
 }
 
@@ -126,10 +158,22 @@ const RUNNING: [Action; 20] = [
     Action::Remove,
     Action::Stop,
 ];
-const PAUSED: [Action; 6] =
-    [Action::Resume, Action::Resume, Action::Resume, Action::Revert, Action::Fork, Action::Forget];
-const DOWN: [Action; 6] =
-    [Action::Start, Action::Revert, Action::Revert, Action::Revert, Action::Revert, Action::Forget];
+const PAUSED: [Action; 6] = [
+    Action::Resume,
+    Action::Resume,
+    Action::Resume,
+    Action::Revert,
+    Action::Fork,
+    Action::Forget,
+];
+const DOWN: [Action; 6] = [
+    Action::Start,
+    Action::Revert,
+    Action::Revert,
+    Action::Revert,
+    Action::Revert,
+    Action::Forget,
+];
 
 struct Model {
     lab: Lab,
@@ -144,7 +188,13 @@ impl Model {
         let random = Random::seeded();
         let lab = Lab::open().await;
         let sandbox = lab.host.create(spec("m")).await.expect("it is created");
-        Model { lab, random, boxes: vec![Box::new(sandbox, Content::default())], next: 1, done: Vec::new() }
+        Model {
+            lab,
+            random,
+            boxes: vec![Box::new(sandbox, Content::default())],
+            next: 1,
+            done: Vec::new(),
+        }
     }
 
     async fn step(&mut self) {
@@ -155,7 +205,8 @@ impl Model {
             _ => self.random.pick(&DOWN),
         };
         let action = action.expect("there is always something to do");
-        self.done.push(format!("{action:?} {}", self.boxes[index].sandbox.name()));
+        self.done
+            .push(format!("{action:?} {}", self.boxes[index].sandbox.name()));
         self.act(index, action).await;
     }
 
@@ -183,7 +234,11 @@ impl Model {
     async fn write(&mut self, index: usize) {
         let (on, number) = (&mut self.boxes[index], self.next);
         self.next += 1;
-        sh(&on.sandbox, &format!("for d in /srv /dev/shm; do echo {number:06} > $d/{number:06}; done; sync")).await;
+        sh(
+            &on.sandbox,
+            &format!("for d in /srv /dev/shm; do echo {number:06} > $d/{number:06}; done; sync"),
+        )
+        .await;
         on.present.disk.insert(number);
         on.present.memory.insert(number);
     }
@@ -191,8 +246,14 @@ impl Model {
     async fn delete(&mut self, index: usize) {
         let on = &mut self.boxes[index];
         let files: Vec<u32> = on.present.disk.iter().copied().collect();
-        let Some(number) = self.random.pick(&files) else { return };
-        sh(&on.sandbox, &format!("rm -f /srv/{number:06} /dev/shm/{number:06}; sync")).await;
+        let Some(number) = self.random.pick(&files) else {
+            return;
+        };
+        sh(
+            &on.sandbox,
+            &format!("rm -f /srv/{number:06} /dev/shm/{number:06}; sync"),
+        )
+        .await;
         on.present.disk.remove(&number);
         on.present.memory.remove(&number);
     }
@@ -202,15 +263,30 @@ impl Model {
             return self.forget(index).await;
         }
         let on = &mut self.boxes[index];
-        let id = on.sandbox.checkpoint(None, Replace::No).await.unwrap_or_else(|e| panic!("{e:?}")).id;
-        on.states.push(State { id, content: on.present.clone() });
+        let id = on
+            .sandbox
+            .checkpoint(None, Replace::No)
+            .await
+            .unwrap_or_else(|e| panic!("{e:?}"))
+            .id;
+        on.states.push(State {
+            id,
+            content: on.present.clone(),
+        });
         self.verify(index).await;
     }
 
     async fn revert(&mut self, index: usize, to: &State) {
         let on = &mut self.boxes[index];
-        let reverted = on.sandbox.revert(&to.id).await.unwrap_or_else(|e| panic!("to {}: {e:?}", to.id));
-        assert_eq!((reverted.dropped, &reverted.restore.degraded[..]), (None, &[][..]));
+        let reverted = on
+            .sandbox
+            .revert(&to.id)
+            .await
+            .unwrap_or_else(|e| panic!("to {}: {e:?}", to.id));
+        assert_eq!(
+            (reverted.dropped, &reverted.restore.degraded[..]),
+            (None, &[][..])
+        );
         let left = reverted.left.expect("what is left is kept");
         let content = match on.phase {
             Phase::Running | Phase::Paused => on.present.clone(),
@@ -230,8 +306,12 @@ impl Model {
         }
         let count = 1 + self.random.below(room);
         let on = &self.boxes[index];
-        let (copies, _) =
-            self.lab.host.fork(&on.sandbox, ForkSpec::new(count)).await.unwrap_or_else(|e| panic!("{e:?}"));
+        let (copies, _) = self
+            .lab
+            .host
+            .fork(&on.sandbox, ForkSpec::new(count))
+            .await
+            .unwrap_or_else(|e| panic!("{e:?}"));
         let present = on.present.clone();
         for copy in copies {
             self.boxes.push(Box::new(copy, present.clone()));
@@ -247,34 +327,52 @@ impl Model {
         let after = states_of(&self.lab, &on.sandbox);
         on.paused_in = after.difference(&before).next().cloned();
         on.phase = Phase::Paused;
-        assert_eq!(self.lab.machines(&self.boxes[index].sandbox), BTreeSet::new());
+        assert_eq!(
+            self.lab.machines(&self.boxes[index].sandbox),
+            BTreeSet::new()
+        );
     }
 
     async fn resume(&mut self, index: usize) {
         let on = &mut self.boxes[index];
-        on.sandbox.resume().await.unwrap_or_else(|e| panic!("{e:?}"));
+        on.sandbox
+            .resume()
+            .await
+            .unwrap_or_else(|e| panic!("{e:?}"));
         (on.phase, on.paused_in) = (Phase::Running, None);
         self.verify(index).await;
     }
 
     async fn stop(&mut self, index: usize) {
         let on = &mut self.boxes[index];
-        on.sandbox.stop(None).await.unwrap_or_else(|e| panic!("{e:?}"));
+        on.sandbox
+            .stop(None)
+            .await
+            .unwrap_or_else(|e| panic!("{e:?}"));
         (on.phase, on.present) = (Phase::Stopped, on.present.booted());
     }
 
     async fn start(&mut self, index: usize) {
         let on = &mut self.boxes[index];
-        on.sandbox.start(None).await.unwrap_or_else(|e| panic!("{e:?}"));
+        on.sandbox
+            .start(None)
+            .await
+            .unwrap_or_else(|e| panic!("{e:?}"));
         (on.phase, on.present) = (Phase::Running, on.present.booted());
         self.verify(index).await;
     }
 
     async fn forget(&mut self, index: usize) {
         let on = &mut self.boxes[index];
-        on.states.retain(|state| Some(&state.id) != on.paused_in.as_ref());
-        let Some(state) = self.random.pick(&on.states) else { return };
-        on.sandbox.forget(Forget::These(vec![state.id.clone()])).await.unwrap_or_else(|e| panic!("{e:?}"));
+        on.states
+            .retain(|state| Some(&state.id) != on.paused_in.as_ref());
+        let Some(state) = self.random.pick(&on.states) else {
+            return;
+        };
+        on.sandbox
+            .forget(Forget::These(vec![state.id.clone()]))
+            .await
+            .unwrap_or_else(|e| panic!("{e:?}"));
         on.states.retain(|other| other.id != state.id);
         self.verify(index).await;
     }
@@ -290,7 +388,12 @@ impl Model {
 
     async fn remove(&mut self, index: usize) {
         if self.boxes.len() > 1 {
-            self.boxes.remove(index).sandbox.remove().await.unwrap_or_else(|e| panic!("{e:?}"));
+            self.boxes
+                .remove(index)
+                .sandbox
+                .remove()
+                .await
+                .unwrap_or_else(|e| panic!("{e:?}"));
         }
     }
 
@@ -298,11 +401,25 @@ impl Model {
     async fn verify(&self, index: usize) {
         let on = &self.boxes[index];
         assert_eq!(on.sandbox.state().phase, Some(on.phase));
-        let known: BTreeSet<String> =
-            on.states.iter().map(|state| state.id.clone()).chain(on.paused_in.clone()).collect();
-        assert_eq!(states_of(&self.lab, &on.sandbox), known, "of {}", on.sandbox.name());
+        let known: BTreeSet<String> = on
+            .states
+            .iter()
+            .map(|state| state.id.clone())
+            .chain(on.paused_in.clone())
+            .collect();
+        assert_eq!(
+            states_of(&self.lab, &on.sandbox),
+            known,
+            "of {}",
+            on.sandbox.name()
+        );
         if on.phase == Phase::Running {
-            assert_eq!(sh(&on.sandbox, SHOW).await, on.present.text(), "in {}", on.sandbox.name());
+            assert_eq!(
+                sh(&on.sandbox, SHOW).await,
+                on.present.text(),
+                "in {}",
+                on.sandbox.name()
+            );
         }
     }
 
@@ -310,12 +427,19 @@ impl Model {
     async fn finish(mut self) {
         for index in 0..self.boxes.len() {
             for state in self.boxes[index].states.clone() {
-                self.done.push(format!("finally {} to {}", self.boxes[index].sandbox.name(), state.id));
+                self.done.push(format!(
+                    "finally {} to {}",
+                    self.boxes[index].sandbox.name(),
+                    state.id
+                ));
                 self.revert(index, &state).await;
             }
         }
         for on in self.boxes.drain(..) {
-            on.sandbox.remove().await.unwrap_or_else(|e| panic!("{e:?}"));
+            on.sandbox
+                .remove()
+                .await
+                .unwrap_or_else(|e| panic!("{e:?}"));
         }
         self.lab.world.assert_empty();
         println!("{} steps", self.done.len());
@@ -355,13 +479,27 @@ fn killed_keepers_lose_no_state() {
     world.start("k", &[]);
     let mut taken: Vec<(String, u32)> = Vec::new();
     let holds = |number: u32, memory: bool| {
-        let files = if memory { "/srv/n /dev/shm/n" } else { "/srv/n" };
-        let expected = if memory { format!("{number}\n{number}\n") } else { format!("{number}\n") };
+        let files = if memory {
+            "/srv/n /dev/shm/n"
+        } else {
+            "/srv/n"
+        };
+        let expected = if memory {
+            format!("{number}\n{number}\n")
+        } else {
+            format!("{number}\n")
+        };
         assert_eq!(world.sh("k", &format!("cat {files}")).out(), expected);
     };
     for number in 0..5 {
-        world.sh("k", &format!("echo {number} > /srv/n; echo {number} > /dev/shm/n; sync"));
-        let state = world.json(["checkpoint", "k"])["id"].as_str().expect("it has an id").to_owned();
+        world.sh(
+            "k",
+            &format!("echo {number} > /srv/n; echo {number} > /dev/shm/n; sync"),
+        );
+        let state = world.json(["checkpoint", "k"])["id"]
+            .as_str()
+            .expect("it has an id")
+            .to_owned();
         taken.push((state, number));
         if random.below(3) == 0 {
             world.ok(["pause", "k"]);
@@ -370,11 +508,19 @@ fn killed_keepers_lose_no_state() {
         }
         let info = world.inspect("k");
         let killed = ["keeper_pid", "qemu_pid"][random.below(2)];
-        kill(u32::try_from(info[killed].as_u64().expect("it runs")).expect("a pid"), "KILL");
-        until("it is told as crashed", || world.inspect("k")["state"] == "crashed");
+        kill(
+            u32::try_from(info[killed].as_u64().expect("it runs")).expect("a pid"),
+            "KILL",
+        );
+        until("it is told as crashed", || {
+            world.inspect("k")["state"] == "crashed"
+        });
         for process in ["keeper_pid", "qemu_pid"] {
             let pid = u32::try_from(info[process].as_u64().expect("it ran")).expect("a pid");
-            until(&format!("{process} is gone after the kill of {killed}"), || !is_alive(pid));
+            until(
+                &format!("{process} is gone after the kill of {killed}"),
+                || !is_alive(pid),
+            );
         }
         match random.below(4) {
             0 => {

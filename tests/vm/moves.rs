@@ -1,5 +1,5 @@
-//! States that go on under another QEMU than the one they were taken under: the installed one, and the one of Debian's
-//! backports, unpacked beside it.
+//! States that go on under another QEMU than the one they were taken under: the installed one, and
+//! the one of Debian's backports, unpacked beside it.
 //!
 //! Where backports cannot be reached, each test says so on standard error and passes.
 
@@ -32,8 +32,11 @@ fn newer() -> Option<&'static Path> {
         Ok(path) => Some(path),
         Err(reason) => {
             // The macros would print nowhere: the test passes.
-            writeln!(std::io::stderr(), "\nSKIPPED, nothing was moved between two QEMUs: {reason}\n")
-                .expect("it is open");
+            writeln!(
+                std::io::stderr(),
+                "\nSKIPPED, nothing was moved between two QEMUs: {reason}\n"
+            )
+            .expect("it is open");
             None
         }
     }
@@ -43,10 +46,17 @@ fn unpacked() -> Result<PathBuf, String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/qemu-beside");
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("qemu-beside");
     // starts: our own program (scripts/qemu-beside)
-    let answer = Command::new(script).arg(dir).stdin(Stdio::null()).output().expect("the script runs");
+    let answer = Command::new(script)
+        .arg(dir)
+        .stdin(Stdio::null())
+        .output()
+        .expect("the script runs");
     let said = String::from_utf8_lossy(&answer.stderr).trim().to_owned();
     match answer.status.code() {
-        Some(0) => Ok(String::from_utf8(answer.stdout).expect("a path is text").trim().into()),
+        Some(0) => Ok(String::from_utf8(answer.stdout)
+            .expect("a path is text")
+            .trim()
+            .into()),
         Some(UNREACHABLE) => Err(said),
         _ => panic!("no QEMU beside the installed one: {said}"),
     }
@@ -55,7 +65,11 @@ fn unpacked() -> Result<PathBuf, String> {
 /// Runs `sandtree --qemu NEWER ARGS`.
 fn under<S: AsRef<OsStr> + ?Sized>(world: &World, newer: &Path, args: &[&S]) -> Answer {
     let options = [OsStr::new("--qemu"), newer.as_os_str()];
-    world.run(options.into_iter().chain(args.iter().map(|arg| arg.as_ref())))
+    world.run(
+        options
+            .into_iter()
+            .chain(args.iter().map(|arg| arg.as_ref())),
+    )
 }
 
 #[track_caller]
@@ -64,10 +78,14 @@ fn ok(answer: Answer) {
 }
 
 fn version(world: &World) -> String {
-    world.inspect("a")["qemu_version"].as_str().expect("it runs").to_owned()
+    world.inspect("a")["qemu_version"]
+        .as_str()
+        .expect("it runs")
+        .to_owned()
 }
 
-/// What a program in the guest finds its processor to be, which the kernel looked at when it booted.
+/// What a program in the guest finds its processor to be, which the kernel looked at when it
+/// booted.
 fn processor(world: &World) -> String {
     let answer = world.sh("a", "cat /proc/cpuinfo | grep -v MHz");
     assert_eq!(answer.code, 0, "{answer:#?}");
@@ -106,8 +124,19 @@ fn a_state_whose_processor_can_do_more_is_refused_by_the_features_that_are_lacki
     ok(under(&world, newer, &["run", "-d", "--name", "a", "tiny"]));
     held::begin(&world, "a", "one");
     world.ok(["pause", "a"]);
-    world.run(["resume", "a"]).failed_with(&["its processor has", "rdseed", "sha-ni", "lacks", "--cold", PORTABLE]);
-    assert_eq!(world.inspect("a")["state"], "paused", "a refused state is as it was");
+    world.run(["resume", "a"]).failed_with(&[
+        "its processor has",
+        "rdseed",
+        "sha-ni",
+        "lacks",
+        "--cold",
+        PORTABLE,
+    ]);
+    assert_eq!(
+        world.inspect("a")["state"],
+        "paused",
+        "a refused state is as it was"
+    );
     ok(under(&world, newer, &["resume", "a"]));
     held::assert_holds(&world, "a", "one", 0);
     end(&world);
@@ -117,7 +146,9 @@ fn a_state_whose_processor_can_do_more_is_refused_by_the_features_that_are_lacki
 fn elsewhere(mount: Option<&Mount>) -> World {
     match mount {
         Some(mount) => World::empty_at(mount.path().join("home")),
-        None => World::empty_at(PathBuf::from("/dev/shm").join(format!("sandtree-move-{}", std::process::id()))),
+        None => World::empty_at(
+            PathBuf::from("/dev/shm").join(format!("sandtree-move-{}", std::process::id())),
+        ),
     }
 }
 
@@ -125,11 +156,22 @@ fn elsewhere(mount: Option<&Mount>) -> World {
 fn carried(world: &World, other: &World) {
     let file = world.home().join("../carried.tar.zst");
     world.ok(["save", "a", "here", "--memory"]);
-    world.ok([OsStr::new("snapshot"), OsStr::new("export"), OsStr::new("here"), OsStr::new("-o"), file.as_os_str()]);
+    world.ok([
+        OsStr::new("snapshot"),
+        OsStr::new("export"),
+        OsStr::new("here"),
+        OsStr::new("-o"),
+        file.as_os_str(),
+    ]);
     world.ok(["rm", "-f", "a"]);
     world.ok(["snapshot", "rm", "here"]);
-    let args =
-        [OsStr::new("snapshot"), OsStr::new("import"), file.as_os_str(), OsStr::new("--name"), OsStr::new("there")];
+    let args = [
+        OsStr::new("snapshot"),
+        OsStr::new("import"),
+        file.as_os_str(),
+        OsStr::new("--name"),
+        OsStr::new("there"),
+    ];
     other.ok(args);
     std::fs::remove_file(file).expect("it was written");
 }
@@ -161,7 +203,14 @@ fn an_exported_save_of_a_newer_qemu_is_refused_by_name_and_boots_cold() {
     assert_eq!(world.sh("a", "sync").code, 0);
     carried(&world, &other);
     let refused = other.run(["run", "-d", "--name", "a", "there"]);
-    refused.failed_with(&["its processor has", "rdseed", "sha-ni", "lacks", "--cold", PORTABLE]);
+    refused.failed_with(&[
+        "its processor has",
+        "rdseed",
+        "sha-ni",
+        "lacks",
+        "--cold",
+        PORTABLE,
+    ]);
     other.ok(["run", "-d", "--cold", "--name", "a", "there"]);
     held::assert_disk_holds(&other, "a", "one");
     other.ok(["rm", "-f", "a"]);
@@ -172,7 +221,11 @@ fn an_exported_save_of_a_newer_qemu_is_refused_by_name_and_boots_cold() {
 fn a_portable_processor_goes_both_ways() {
     let Some(newer) = newer() else { return };
     let world = World::new();
-    ok(under(&world, newer, &["run", "-d", "--cpu", PORTABLE, "--name", "a", "tiny"]));
+    ok(under(
+        &world,
+        newer,
+        &["run", "-d", "--cpu", PORTABLE, "--name", "a", "tiny"],
+    ));
     held::begin(&world, "a", "one");
     let (newest, seen) = (version(&world), processor(&world));
     for times in 0..2 {
@@ -191,7 +244,10 @@ fn a_portable_processor_goes_both_ways() {
 
 /// A host in the same store, with this QEMU or the installed one.
 async fn reopened(lab: &Lab, qemu: Option<&Path>) -> Host {
-    let config = HostConfig { qemu: qemu.map(Path::to_owned), ..lab::config(lab.world.home()) };
+    let config = HostConfig {
+        qemu: qemu.map(Path::to_owned),
+        ..lab::config(lab.world.home())
+    };
     Host::open(config).await.expect("the store opens")
 }
 
@@ -200,7 +256,10 @@ async fn reopened(lab: &Lab, qemu: Option<&Path>) -> Host {
 async fn memory_is_exact_under_another_qemu() {
     let Some(newer) = newer() else { return };
     let lab = Lab::open().await;
-    let spec = SandboxSpec { cpu: Some(PORTABLE.into()), ..spec("a") };
+    let spec = SandboxSpec {
+        cpu: Some(PORTABLE.into()),
+        ..spec("a")
+    };
     let sandbox = lab.host.create(spec.clone()).await.expect("it is created");
     give_worker(&sandbox).await;
     start(&sandbox, "mkdir /churn; exec /dev/shm/worker churn 7").await;
@@ -220,5 +279,10 @@ async fn moved(exactness: &mut Exactness, sandbox: Sandbox, qemu: Option<&Path>)
     sandbox.kill().await.expect("it ends");
     drop(sandbox);
     exactness.lab.host = reopened(&exactness.lab, qemu).await;
-    exactness.lab.host.adopt("a", Verb::Revert).await.expect("it is there")
+    exactness
+        .lab
+        .host
+        .adopt("a", Verb::Revert)
+        .await
+        .expect("it is there")
 }

@@ -11,7 +11,8 @@ use serde_json::Value;
 use crate::support::shared::{A, Shared};
 use crate::support::{DEADLINE, World, is_alive, kill, until, wait};
 
-const PAGE: &str = "mkdir -p /tmp/www; echo carried > /tmp/www/page; httpd -p 127.0.0.1:80 -h /tmp/www";
+const PAGE: &str =
+    "mkdir -p /tmp/www; echo carried > /tmp/www/page; httpd -p 127.0.0.1:80 -h /tmp/www";
 
 fn connect(port: u16) -> TcpStream {
     let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -37,12 +38,20 @@ struct Forwarding {
 impl Forwarding {
     fn start(world: &World, sandbox: &str, ports: &str) -> Forwarding {
         let mut command = world.command();
-        command.args(["--json", "forward", sandbox, ports]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .args(["--json", "forward", sandbox, ports])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(child.stdout.as_mut().unwrap())
+            .read_line(&mut line)
+            .unwrap();
         let told: Value = serde_json::from_str(&line).unwrap();
-        Forwarding { child, port: told["host"].as_u64().unwrap().try_into().unwrap() }
+        Forwarding {
+            child,
+            port: told["host"].as_u64().unwrap().try_into().unwrap(),
+        }
     }
 }
 
@@ -55,7 +64,11 @@ impl Drop for Forwarding {
 
 /// The host's port in what `run -d` told.
 fn published(told: &Value) -> u16 {
-    told["ports"][0]["host"].as_u64().unwrap().try_into().unwrap()
+    told["ports"][0]["host"]
+        .as_u64()
+        .unwrap()
+        .try_into()
+        .unwrap()
 }
 
 #[test]
@@ -64,16 +77,33 @@ fn isolated_has_an_address_and_reaches_nothing() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let port = listener.local_addr().unwrap().port();
-    assert!(a.said("ip -4 -o addr show dev eth0").contains("10.0.2.15/24"));
+    assert!(
+        a.said("ip -4 -o addr show dev eth0")
+            .contains("10.0.2.15/24")
+    );
     assert_eq!(a.said("ip route | grep default | wc -l"), "0\n");
-    assert!(!a.holds(&format!("nc -w 3 10.0.2.2 {port} < /dev/null")), "the host's loopback was reached");
+    assert!(
+        !a.holds(&format!("nc -w 3 10.0.2.2 {port} < /dev/null")),
+        "the host's loopback was reached"
+    );
     assert!(!a.holds("ping -c 1 -W 2 1.1.1.1"), "the world answered");
     assert!(!a.holds("ping -c 1 -W 2 10.0.2.2"), "a gateway answered");
-    assert!(!a.holds("nslookup -timeout=2 example.com 10.0.2.3"), "a name server answered");
-    assert!(!a.holds("nc -w 3 10.0.2.3 53 < /dev/null"), "a name server was reached");
-    assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
-    // What is sent goes nowhere, but it goes: a queue that is stuck would have the kernel complain every five seconds.
-    let statistics = "cd /sys/class/net/eth0/statistics; echo $(($(cat tx_packets) > 1)) $(cat tx_dropped)";
+    assert!(
+        !a.holds("nslookup -timeout=2 example.com 10.0.2.3"),
+        "a name server answered"
+    );
+    assert!(
+        !a.holds("nc -w 3 10.0.2.3 53 < /dev/null"),
+        "a name server was reached"
+    );
+    assert_eq!(
+        listener.accept().unwrap_err().kind(),
+        std::io::ErrorKind::WouldBlock
+    );
+    // What is sent goes nowhere, but it goes: a queue that is stuck would have the kernel complain
+    // every five seconds.
+    let statistics =
+        "cd /sys/class/net/eth0/statistics; echo $(($(cat tx_packets) > 1)) $(cat tx_dropped)";
     assert_eq!(a.said(statistics), "1 0\n");
 }
 
@@ -81,7 +111,15 @@ fn isolated_has_an_address_and_reaches_nothing() {
 fn none_has_loopback_only_and_ports_still_lead_in() {
     let world = World::new();
     let told = world.start(A, &["--network", "none", "--publish", "0:80"]);
-    assert_eq!(world.sh(A, "ls /sys/class/net; ping -c 1 -W 2 127.0.0.1 > /dev/null && echo up").out(), "lo\nup\n");
+    assert_eq!(
+        world
+            .sh(
+                A,
+                "ls /sys/class/net; ping -c 1 -W 2 127.0.0.1 > /dev/null && echo up"
+            )
+            .out(),
+        "lo\nup\n"
+    );
     assert_eq!(world.sh(A, PAGE).code, 0);
     assert!(page(published(&told)).ends_with("carried\n"));
     let forwarding = Forwarding::start(&world, A, "0:80");
@@ -100,7 +138,12 @@ fn full_reaches_the_host_and_ports_lead_in() {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"from the host\n").unwrap();
     });
-    assert_eq!(world.sh(A, &format!("nc -w 20 10.0.2.2 {port} < /dev/null")).out(), "from the host\n");
+    assert_eq!(
+        world
+            .sh(A, &format!("nc -w 20 10.0.2.2 {port} < /dev/null"))
+            .out(),
+        "from the host\n"
+    );
     serving.join().unwrap();
     assert_eq!(world.sh(A, PAGE).code, 0);
     assert!(page(published(&told)).ends_with("carried\n"));
@@ -113,15 +156,34 @@ fn a_forward_ends_with_its_sandbox_and_says_so() {
     let told = world.start(A, &["--publish", "0:80"]);
     let mut forwarding = Forwarding::start(&world, A, "0:80");
     assert_eq!(world.sh(A, PAGE).code, 0);
-    assert!(page(published(&told)).ends_with("carried\n"), "published while isolated");
-    assert!(page(forwarding.port).ends_with("carried\n"), "forwarded while isolated");
-    assert_eq!(world.inspect(A)["ports"], told["ports"], "the chosen port is shown");
+    assert!(
+        page(published(&told)).ends_with("carried\n"),
+        "published while isolated"
+    );
+    assert!(
+        page(forwarding.port).ends_with("carried\n"),
+        "forwarded while isolated"
+    );
+    assert_eq!(
+        world.inspect(A)["ports"],
+        told["ports"],
+        "the chosen port is shown"
+    );
     shared::remove(&world);
     assert_eq!(wait(&mut forwarding.child, DEADLINE), Some(125));
     let mut said = String::new();
-    forwarding.child.stderr.as_mut().unwrap().read_to_string(&mut said).unwrap();
+    forwarding
+        .child
+        .stderr
+        .as_mut()
+        .unwrap()
+        .read_to_string(&mut said)
+        .unwrap();
     assert!(said.contains("forward"), "{said}");
-    assert!(TcpStream::connect(("127.0.0.1", published(&told))).is_err(), "a port outlives its sandbox");
+    assert!(
+        TcpStream::connect(("127.0.0.1", published(&told))).is_err(),
+        "a port outlives its sandbox"
+    );
 }
 
 #[test]
@@ -130,9 +192,13 @@ fn a_port_that_is_taken_is_refused_and_nothing_is_left() {
     let port = taken.local_addr().unwrap().port().to_string();
     let world = World::new();
     let pair = format!("{port}:80");
-    world.run(["run", "-d", "--publish", &pair, "tiny"]).failed_with(&["listen", &port]);
+    world
+        .run(["run", "-d", "--publish", &pair, "tiny"])
+        .failed_with(&["listen", &port]);
     world.assert_empty();
-    world.run(["run", "--publish", &pair, "tiny", "--", "true"]).failed_with(&["listen", &port]);
+    world
+        .run(["run", "--publish", &pair, "tiny", "--", "true"])
+        .failed_with(&["listen", &port]);
     world.assert_empty();
     let a = Shared::sandbox();
     a.run(["forward", A, &pair]).failed_with(&["listen", &port]);
@@ -144,7 +210,9 @@ fn a_forward_carries_every_byte_both_ways() {
     a.said("nc -l -p 7000 -e cat > /dev/null 2>&1 &");
     a.until_holds("netstat -ltn | grep -q :7000");
     let forwarding = Forwarding::start(&a, A, "0:7000");
-    let sent: Vec<u8> = (0..6u32 << 18).flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    let sent: Vec<u8> = (0..6u32 << 18)
+        .flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes())
+        .collect();
     let mut stream = connect(forwarding.port);
     let mut writer = stream.try_clone().unwrap();
     let writing = std::thread::spawn({
@@ -169,7 +237,10 @@ fn a_half_closed_connection_still_answers() {
     stream.shutdown(Shutdown::Write).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
-    assert!(answer.starts_with("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"), "{answer}");
+    assert!(
+        answer.starts_with("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"),
+        "{answer}"
+    );
 }
 
 #[test]
@@ -178,13 +249,22 @@ fn a_refused_connection_is_reset_and_the_forward_goes_on() {
     let mut forwarding = Forwarding::start(&a, A, "0:7002");
     for _ in 0..2 {
         let error = connect(forwarding.port).read(&mut [0]).unwrap_err();
-        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "nobody listens in the guest");
+        assert_eq!(
+            error.kind(),
+            std::io::ErrorKind::ConnectionReset,
+            "nobody listens in the guest"
+        );
     }
-    assert!(forwarding.child.try_wait().unwrap().is_none(), "the forward ended with a refused connection");
+    assert!(
+        forwarding.child.try_wait().unwrap().is_none(),
+        "the forward ended with a refused connection"
+    );
     a.said("(echo late | nc -l -p 7002) > /dev/null 2>&1 &");
     a.until_holds("netstat -ltn | grep -q :7002");
     let mut answer = String::new();
-    connect(forwarding.port).read_to_string(&mut answer).unwrap();
+    connect(forwarding.port)
+        .read_to_string(&mut answer)
+        .unwrap();
     assert_eq!(answer, "late\n");
 }
 
@@ -192,15 +272,26 @@ fn a_refused_connection_is_reset_and_the_forward_goes_on() {
 fn a_connection_whose_guest_dies_is_reset() {
     let world = World::new();
     let told = world.start(A, &["--publish", "0:7003"]);
-    assert_eq!(world.sh(A, "(sleep 1000 | nc -l -p 7003) > /dev/null 2>&1 &").code, 0);
-    until("it listens", || world.sh(A, "netstat -ltn | grep -q :7003").code == 0);
+    assert_eq!(
+        world
+            .sh(A, "(sleep 1000 | nc -l -p 7003) > /dev/null 2>&1 &")
+            .code,
+        0
+    );
+    until("it listens", || {
+        world.sh(A, "netstat -ltn | grep -q :7003").code == 0
+    });
     let mut publishing = connect(published(&told));
     publishing.write_all(b"x").unwrap();
-    until("it is connected", || world.sh(A, "netstat -tn | grep -q :7003.*ESTABLISHED").code == 0);
+    until("it is connected", || {
+        world.sh(A, "netstat -tn | grep -q :7003.*ESTABLISHED").code == 0
+    });
     let machine = world.inspect(A)["qemu_pid"].as_u64().unwrap() as u32;
     kill(machine, "KILL");
     until("the machine is gone", || !is_alive(machine));
-    let error = publishing.read(&mut [0]).expect_err("an orderly end would be a lie");
+    let error = publishing
+        .read(&mut [0])
+        .expect_err("an orderly end would be a lie");
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
     shared::remove(&world);
 }

@@ -1,4 +1,5 @@
-//! Registries through the door a user uses: `pull` and `push` against a real one, and against some that misbehave.
+//! Registries through the door a user uses: `pull` and `push` against a real one, and against some
+//! that misbehave.
 //!
 //! Always: what fails leaves the store as it was.
 
@@ -31,13 +32,22 @@ use crate::support::{Answer, World, processes_of, text, until};
 
 /// What `skopeo copy` does between two places.
 fn skopeo(arguments: &[&str]) {
-    let copy = ["--insecure-policy", "copy", "--quiet", "--src-tls-verify=false", "--dest-tls-verify=false"];
+    let copy = [
+        "--insecure-policy",
+        "copy",
+        "--quiet",
+        "--src-tls-verify=false",
+        "--dest-tls-verify=false",
+    ];
     run("skopeo", &[&copy, arguments].concat());
 }
 
 /// A store with nothing in it, not even an image, below a directory that goes with it.
 fn elsewhere() -> (tempfile::TempDir, World) {
-    let dir = tempfile::Builder::new().prefix("st-").tempdir().expect("a temporary directory can be made");
+    let dir = tempfile::Builder::new()
+        .prefix("st-")
+        .tempdir()
+        .expect("a temporary directory can be made");
     let world = World::empty_at(dir.path().join("home"));
     (dir, world)
 }
@@ -46,13 +56,18 @@ fn elsewhere() -> (tempfile::TempDir, World) {
 fn document(registry: &Registry, rest: &str) -> (String, Value) {
     let reference = reference(registry, rest);
     let fetched = client(registry).manifest(&reference).expect("it is there");
-    (fetched.media_type, serde_json::from_slice(&fetched.bytes).expect("it is JSON"))
+    (
+        fetched.media_type,
+        serde_json::from_slice(&fetched.bytes).expect("it is JSON"),
+    )
 }
 
 /// Puts a document into a registry.
 fn put_document(registry: &Registry, rest: &str, media_type: &str, document: &Value) {
     let bytes = serde_json::to_vec(document).expect("plain data");
-    client(registry).push_manifest(&reference(registry, rest), media_type, &bytes).expect("the registry takes it");
+    client(registry)
+        .push_manifest(&reference(registry, rest), media_type, &bytes)
+        .expect("the registry takes it");
 }
 
 fn client(registry: &Registry) -> Client {
@@ -60,17 +75,36 @@ fn client(registry: &Registry) -> Client {
 }
 
 fn reference(registry: &Registry, rest: &str) -> Reference {
-    format!("{}/{rest}", registry.host).parse().expect("a reference")
+    format!("{}/{rest}", registry.host)
+        .parse()
+        .expect("a reference")
 }
 
 /// What a store has published and begun, by name.
 fn content(world: &World) -> BTreeSet<PathBuf> {
-    let dirs = ["names/images", "snapshots", "layers", "images", "kernels", "staging", "sandboxes", "quarantine"];
-    let entries = |dir: &str| fs::read_dir(world.home().join(dir)).into_iter().flatten().flatten();
-    dirs.iter().flat_map(|dir| entries(dir).map(|entry| entry.path())).collect()
+    let dirs = [
+        "names/images",
+        "snapshots",
+        "layers",
+        "images",
+        "kernels",
+        "staging",
+        "sandboxes",
+        "quarantine",
+    ];
+    let entries = |dir: &str| {
+        fs::read_dir(world.home().join(dir))
+            .into_iter()
+            .flatten()
+            .flatten()
+    };
+    dirs.iter()
+        .flat_map(|dir| entries(dir).map(|entry| entry.path()))
+        .collect()
 }
 
-/// Asserts that a command fails with these words, and that the store has what it had before and no process uses it.
+/// Asserts that a command fails with these words, and that the store has what it had before and no
+/// process uses it.
 #[track_caller]
 fn refused(world: &World, arguments: &[&str], words: &[&str]) -> Answer {
     unchanged(world, || {
@@ -87,7 +121,9 @@ fn unchanged<T>(world: &World, work: impl FnOnce() -> T) -> T {
     let before = content(world);
     let done = work();
     assert_eq!(content(world), before);
-    until("no process uses the store", || processes_of(world.home()).is_empty());
+    until("no process uses the store", || {
+        processes_of(world.home()).is_empty()
+    });
     done
 }
 

@@ -1,4 +1,5 @@
-//! Saves through the door a user uses: of a guest that goes on, with memory, at rest, on stop; and what starts from them.
+//! Saves through the door a user uses: of a guest that goes on, with memory, at rest, on stop; and
+//! what starts from them.
 
 mod auto;
 mod hot;
@@ -30,15 +31,23 @@ fn start_from(world: &World, snapshot: &str, name: &str, options: &[&str]) -> Va
 /// Runs a shell line in a sandbox that is made from a snapshot for this alone.
 #[track_caller]
 fn say_in(world: &World, snapshot: &str, line: &str) -> String {
-    world.ok(["run", snapshot, "--", "sh", "-c", line]).out().trim_end().to_owned()
+    world
+        .ok(["run", snapshot, "--", "sh", "-c", line])
+        .out()
+        .trim_end()
+        .to_owned()
 }
 
-/// A file of a snapshot, without a guest: what it has beyond that of another, which is empty or lacks it.
+/// A file of a snapshot, without a guest: what it has beyond that of another, which is empty or
+/// lacks it.
 #[track_caller]
 fn read(world: &World, snapshot: &str, beyond: &str, path: &str) -> String {
     let compared = world.ok(["snapshot", "diff", beyond, snapshot, "--content", path]);
-    let lines =
-        compared.out().lines().filter(|line| !line.starts_with("+++")).filter_map(|line| line.strip_prefix('+'));
+    let lines = compared
+        .out()
+        .lines()
+        .filter(|line| !line.starts_with("+++"))
+        .filter_map(|line| line.strip_prefix('+'));
     lines.collect::<Vec<_>>().join("\n")
 }
 
@@ -52,23 +61,44 @@ fn layers(world: &World, snapshot: &str) -> Vec<String> {
     let listed = [&manifest["disk"]["layers"], &manifest["memory"]["layers"]];
     let blobs = listed.into_iter().filter_map(Value::as_array).flatten();
     let devices = manifest["memory"].get("devices");
-    blobs.chain(devices).map(|blob| blob["digest"].as_str().expect("a blob has a digest").to_owned()).collect()
+    blobs
+        .chain(devices)
+        .map(|blob| {
+            blob["digest"]
+                .as_str()
+                .expect("a blob has a digest")
+                .to_owned()
+        })
+        .collect()
 }
 
 /// The names of all snapshots.
 fn snapshots(world: &World) -> BTreeSet<String> {
     let listed = world.json(["snapshot", "ls"]);
-    let names = listed.as_array().unwrap().iter().flat_map(|snapshot| snapshot["names"].as_array().unwrap());
-    names.map(|name| name.as_str().unwrap().to_owned()).collect()
+    let names = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|snapshot| snapshot["names"].as_array().unwrap());
+    names
+        .map(|name| name.as_str().unwrap().to_owned())
+        .collect()
 }
 
 fn entries(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|entry| entry.file_name().into_string().expect("names are text")).collect()
+    entries
+        .map(|entry| entry.file_name().into_string().expect("names are text"))
+        .collect()
 }
 
 fn keys(value: &Value) -> BTreeSet<&str> {
-    value.as_object().unwrap().keys().map(String::as_str).collect()
+    value
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect()
 }
 
 /// Asserts that a command failed, with these words in its message and these in its hint.
@@ -76,7 +106,9 @@ fn keys(value: &Value) -> BTreeSet<&str> {
 fn refused(answer: &Answer, words: &[&str], hints: &[&str]) {
     answer.failed_with(words);
     let said = answer.err();
-    let (_, hint) = said.split_once("hint: ").unwrap_or_else(|| panic!("there is no hint: {said}"));
+    let (_, hint) = said
+        .split_once("hint: ")
+        .unwrap_or_else(|| panic!("there is no hint: {said}"));
     for word in hints {
         assert!(hint.contains(word), "{word:?} is not in the hint: {said}");
     }
@@ -85,7 +117,11 @@ fn refused(answer: &Answer, words: &[&str], hints: &[&str]) {
 /// Nothing is left of any snapshot: no name, no manifest, no layer.
 #[track_caller]
 fn assert_no_snapshots(world: &World) {
-    for (dir, known) in [("names/images", vec!["tiny".to_owned()]), ("snapshots", vec![]), ("layers", vec![])] {
+    for (dir, known) in [
+        ("names/images", vec!["tiny".to_owned()]),
+        ("snapshots", vec![]),
+        ("layers", vec![]),
+    ] {
         assert_eq!(entries(&world.home().join(dir)), known, "in {dir}");
     }
 }
@@ -98,7 +134,9 @@ fn end(world: &World, sandboxes: &[&str]) {
     }
     let names = snapshots(world);
     if !names.is_empty() {
-        world.ok(["snapshot", "rm"].into_iter().chain(names.iter().map(String::as_str)));
+        world.ok(["snapshot", "rm"]
+            .into_iter()
+            .chain(names.iter().map(String::as_str)));
     }
     assert_no_snapshots(world);
     world.assert_empty();

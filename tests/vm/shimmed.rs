@@ -1,5 +1,5 @@
-//! Hosts that misbehave: a wall clock that is set back, a disk that cannot be synced, a file system without hard links, a
-//! process that cannot be reaped.
+//! Hosts that misbehave: a wall clock that is set back, a disk that cannot be synced, a file system
+//! without hard links, a process that cannot be reaped.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,7 +10,9 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::support::{Answer, World, dir_of, finish, is_alive, kill, processes_of, say, text, until};
+use crate::support::{
+    Answer, World, dir_of, finish, is_alive, kill, processes_of, say, text, until,
+};
 
 /// A store whose commands, and the keepers they start, have the library of `tests/vm/shim` loaded.
 struct Shimmed {
@@ -20,11 +22,17 @@ struct Shimmed {
 
 impl Shimmed {
     fn new() -> Self {
-        Self { world: World::new(), orders: tempfile::tempdir().unwrap() }
+        Self {
+            world: World::new(),
+            orders: tempfile::tempdir().unwrap(),
+        }
     }
 
     fn order(&self, name: &str, what: &str) {
-        let (path, new) = (self.orders.path().join(name), self.orders.path().join("new"));
+        let (path, new) = (
+            self.orders.path().join(name),
+            self.orders.path().join("new"),
+        );
         fs::write(&new, what).unwrap();
         fs::rename(new, path).unwrap();
     }
@@ -35,7 +43,9 @@ impl Shimmed {
 
     fn command(&self) -> Command {
         let mut command = self.world.command();
-        command.env("LD_PRELOAD", shim()).env("SANDTREE_SHIM", self.orders.path());
+        command
+            .env("LD_PRELOAD", shim())
+            .env("SANDTREE_SHIM", self.orders.path());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -71,19 +81,27 @@ fn shim() -> &'static Path {
     static SHIM: OnceLock<PathBuf> = OnceLock::new();
     SHIM.get_or_init(|| {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vm/shim/shim.rs");
-        let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("shim-{}.so", std::process::id()));
+        let built =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("shim-{}.so", std::process::id()));
         // starts: rustc
         let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
         rustc.args(["--edition", "2024", "-O", "--crate-type", "cdylib"]);
         let status = rustc.arg("-o").arg(&built).arg(source).status();
-        assert!(status.expect("rustc runs").success(), "the library cannot be built");
+        assert!(
+            status.expect("rustc runs").success(),
+            "the library cannot be built"
+        );
         built
     })
 }
 
 fn states(shimmed: &Shimmed, kind: &str) -> Vec<String> {
     let states = shimmed.world.json(["log", "a"]);
-    let of_kind = states.as_array().unwrap().iter().filter(|state| state["kind"] == kind);
+    let of_kind = states
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|state| state["kind"] == kind);
     of_kind.map(|state| text(&state["id"]).to_owned()).collect()
 }
 
@@ -103,14 +121,23 @@ fn a_sandbox_is_resumed_where_it_was_paused_whatever_the_clock_says() {
     shimmed.order("clock", "0");
     shimmed.ok(["pause", "a"]);
     let paused = states(&shimmed, "paused");
-    assert_eq!((paused.len(), states(&shimmed, "left")), (1, first.clone()), "what a revert left is no pause");
+    assert_eq!(
+        (paused.len(), states(&shimmed, "left")),
+        (1, first.clone()),
+        "what a revert left is no pause"
+    );
     until("nobody keeps it", || processes_of(world.home()).is_empty());
     shimmed.ok(["fork", "a", "--name", "copy"]);
     assert_eq!(say(world, "copy-1", "cat /dev/shm/word"), "second");
-    world.run(["checkpoint", "rm", "a", &paused[0]]).failed_with(&["the sandbox is paused in it"]);
+    world
+        .run(["checkpoint", "rm", "a", &paused[0]])
+        .failed_with(&["the sandbox is paused in it"]);
     shimmed.ok(["resume", "a"]);
     assert_eq!(say(world, "a", "cat /dev/shm/word"), "second");
-    assert_eq!((states(&shimmed, "paused"), states(&shimmed, "left")), (Vec::new(), first));
+    assert_eq!(
+        (states(&shimmed, "paused"), states(&shimmed, "left")),
+        (Vec::new(), first)
+    );
     shimmed.remove(&["a", "copy-1"]);
 }
 
@@ -118,10 +145,26 @@ fn a_sandbox_is_resumed_where_it_was_paused_whatever_the_clock_says() {
 #[test]
 fn a_clock_that_goes_back_does_not_decide_what_is_undone() {
     let shimmed = Shimmed::new();
-    shimmed.ok(["run", "-d", "--name", "a", "--auto-checkpoint", "--auto-checkpoints", "2", "tiny"]);
+    shimmed.ok([
+        "run",
+        "-d",
+        "--name",
+        "a",
+        "--auto-checkpoint",
+        "--auto-checkpoints",
+        "2",
+        "tiny",
+    ]);
     for round in 0..4 {
         shimmed.order("clock", &format!("-{}", round * 3600));
-        shimmed.ok(["exec", "a", "--", "sh", "-c", &format!("echo {round} > /dev/shm/round")]);
+        shimmed.ok([
+            "exec",
+            "a",
+            "--",
+            "sh",
+            "-c",
+            &format!("echo {round} > /dev/shm/round"),
+        ]);
     }
     let autos = states(&shimmed, "auto");
     assert_eq!(autos.len(), 2, "{autos:?}");
@@ -129,8 +172,16 @@ fn a_clock_that_goes_back_does_not_decide_what_is_undone() {
         shimmed.ok(["undo", "a"]);
         let copied = shimmed.orders.path().join("copied");
         // A copy is no command, so there is no checkpoint before it.
-        shimmed.ok(["cp".as_ref(), "a:/dev/shm/round".as_ref(), copied.as_os_str()]);
-        assert_eq!(fs::read_to_string(&copied).unwrap().trim(), round, "one command is undone, not more");
+        shimmed.ok([
+            "cp".as_ref(),
+            "a:/dev/shm/round".as_ref(),
+            copied.as_os_str(),
+        ]);
+        assert_eq!(
+            fs::read_to_string(&copied).unwrap().trim(),
+            round,
+            "one command is undone, not more"
+        );
     }
     // By order, too: the newest checkpoints are those that were taken last.
     for (tag, clock) in [("one", "-90000"), ("two", "-180000"), ("three", "-270000")] {
@@ -138,7 +189,16 @@ fn a_clock_that_goes_back_does_not_decide_what_is_undone() {
         shimmed.ok(["checkpoint", "a", tag]);
     }
     shimmed.ok(["checkpoint", "rm", "a", "--keep", "1"]);
-    assert_eq!(shimmed.json(&["log", "a"]).as_array().unwrap().iter().filter(|s| s["tag"] == "three").count(), 1);
+    assert_eq!(
+        shimmed
+            .json(&["log", "a"])
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|s| s["tag"] == "three")
+            .count(),
+        1
+    );
     shimmed.remove(&["a"]);
 }
 
@@ -148,7 +208,8 @@ fn active_overlay(world: &World) -> String {
     text(head["disk"].as_array().unwrap().last().unwrap()).to_owned()
 }
 
-/// One sync of a checkpoint that is written out in the background fails. The guest is fine, and so is every later verb.
+/// One sync of a checkpoint that is written out in the background fails. The guest is fine, and so
+/// is every later verb.
 #[test]
 fn a_sync_that_fails_once_costs_one_checkpoint_its_durability_and_nothing_else() {
     let shimmed = Shimmed::new();
@@ -156,25 +217,45 @@ fn a_sync_that_fails_once_costs_one_checkpoint_its_durability_and_nothing_else()
     shimmed.ok(["run", "-d", "--name", "a", "tiny"]);
     say(world, "a", "echo one > /dev/shm/word; echo one > /srv/word");
     for what in ["memory", "disk"] {
-        // Of the disk, the overlay that is written now; the next one is synced before the guest stops.
-        let part = if what == "disk" { active_overlay(world) } else { "/memory/".into() };
+        // Of the disk, the overlay that is written now; the next one is synced before the guest
+        // stops.
+        let part = if what == "disk" {
+            active_overlay(world)
+        } else {
+            "/memory/".into()
+        };
         shimmed.order("fsync", &part);
-        let torn = text(&shimmed.json(&["checkpoint", "a", &format!("torn-{what}")])["id"]).to_owned();
+        let torn =
+            text(&shimmed.json(&["checkpoint", "a", &format!("torn-{what}")])["id"]).to_owned();
         until("the sync failed", || !shimmed.is_ordered("fsync"));
         let failed = || {
             let inspected = shimmed.json(&["inspect", "a"]);
             let listed = inspected["not_durable"].as_array().unwrap().clone();
-            listed.iter().any(|state| state["id"] == torn.as_str() && state["durability"] == "failed")
+            listed
+                .iter()
+                .any(|state| state["id"] == torn.as_str() && state["durability"] == "failed")
         };
         until("it is told", failed);
-        assert!(world.ok(["inspect", "a"]).out().contains("could not be synced"));
+        assert!(
+            world
+                .ok(["inspect", "a"])
+                .out()
+                .contains("could not be synced")
+        );
         assert!(world.ok(["log", "a"]).out().contains("not durable"));
         // What comes next does not stand on it, and is durable.
         let next = shimmed.json(&["checkpoint", "a", &format!("next-{what}")]);
-        assert!(next["degraded"].to_string().contains("could not be synced"), "{next}");
+        assert!(
+            next["degraded"].to_string().contains("could not be synced"),
+            "{next}"
+        );
         let is_durable = || {
             let states = world.json(["log", "a"]);
-            states.as_array().unwrap().iter().any(|s| s["id"] == next["id"] && s["durability"] == "durable")
+            states
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|s| s["id"] == next["id"] && s["durability"] == "durable")
         };
         until("the next one is durable", is_durable);
         say(world, "a", &format!("echo {what} > /dev/shm/word"));
@@ -207,19 +288,44 @@ fn an_export_needs_no_hard_links_and_is_durable_and_closed() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path().canonicalize().unwrap();
     let file = dir.join("saved.sandtree");
-    let export: [&OsStr; 5] =
-        ["snapshot".as_ref(), "export".as_ref(), "saved".as_ref(), "--output".as_ref(), file.as_ref()];
+    let export: [&OsStr; 5] = [
+        "snapshot".as_ref(),
+        "export".as_ref(),
+        "saved".as_ref(),
+        "--output".as_ref(),
+        file.as_ref(),
+    ];
     shimmed.ok(export);
-    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600, "it holds a guest's memory");
+    assert_eq!(
+        fs::metadata(&file).unwrap().permissions().mode() & 0o777,
+        0o600,
+        "it holds a guest's memory"
+    );
     let synced = fs::read_to_string(shimmed.orders.path().join("fsyncs")).unwrap();
     let last: Vec<&str> = synced.lines().rev().take(2).collect();
-    assert_eq!(last[0], dir.to_str().unwrap(), "its name is durable: {synced}");
-    assert!(last[1].starts_with(dir.to_str().unwrap()), "after its content: {synced}");
+    assert_eq!(
+        last[0],
+        dir.to_str().unwrap(),
+        "its name is durable: {synced}"
+    );
+    assert!(
+        last[1].starts_with(dir.to_str().unwrap()),
+        "after its content: {synced}"
+    );
     let before = fs::read(&file).unwrap();
-    shimmed.run(export).failed_with(&["is there already", "--force"]);
+    shimmed
+        .run(export)
+        .failed_with(&["is there already", "--force"]);
     shimmed.ok([&export[..], &["--force".as_ref()]].concat());
-    assert!(fs::read(&file).unwrap() == before, "an export is reproducible");
-    assert_eq!(fs::read_dir(&dir).unwrap().count(), 1, "nothing is left beside it");
+    assert!(
+        fs::read(&file).unwrap() == before,
+        "an export is reproducible"
+    );
+    assert_eq!(
+        fs::read_dir(&dir).unwrap().count(),
+        1,
+        "nothing is left beside it"
+    );
     fs::remove_file(shimmed.orders.path().join("linkat")).unwrap();
     shimmed.ok(["snapshot", "rm", "saved"]);
     shimmed.remove(&["a"]);
@@ -231,19 +337,27 @@ fn a_store_that_others_may_write_to_is_refused_with_what_to_do() {
     let world = World::new();
     fs::set_permissions(world.home(), fs::Permissions::from_mode(0o777)).unwrap();
     let home = world.home().to_str().unwrap();
-    world.run(["ps"]).failed_with(&["others may write to", home, "0777", &format!("chmod go-w {home}")]);
+    world.run(["ps"]).failed_with(&[
+        "others may write to",
+        home,
+        "0777",
+        &format!("chmod go-w {home}"),
+    ]);
     fs::set_permissions(world.home(), fs::Permissions::from_mode(0o700)).unwrap();
     world.ok(["ps"]);
 }
 
-/// A tracer that does not wait for its tracee keeps it from being reaped, as a disk that does not answer does.
+/// A tracer that does not wait for its tracee keeps it from being reaped, as a disk that does not
+/// answer does.
 #[test]
 fn a_machine_that_cannot_be_reaped_is_named_and_not_waited_for_without_end() {
     let world = World::new();
     world.start("a", &[]);
     let qemu = world.inspect("a")["qemu_pid"].as_u64().unwrap();
-    let tracer =
-        Command::new("strace").args(["-f", "-o", "/dev/null", "-p", &qemu.to_string()]).stderr(Stdio::null()).spawn();
+    let tracer = Command::new("strace")
+        .args(["-f", "-o", "/dev/null", "-p", &qemu.to_string()])
+        .stderr(Stdio::null())
+        .spawn();
     let Ok(mut tracer) = tracer else {
         eprintln!("SKIPPED: no strace");
         world.ok(["rm", "-f", "a"]);
@@ -253,8 +367,16 @@ fn a_machine_that_cannot_be_reaped_is_named_and_not_waited_for_without_end() {
     let traced = format!("TracerPid:\t{}", tracer.id());
     until("it is traced", || status().contains(&traced));
     kill(tracer.id(), "STOP");
-    world.run(["rm", "-f", "a"]).failed_with(&[&format!("process {qemu}"), "has not ended within 30s", "try again"]);
-    assert_eq!(world.inspect("a")["state"], "running", "it is not removed under a machine that may still write");
+    world.run(["rm", "-f", "a"]).failed_with(&[
+        &format!("process {qemu}"),
+        "has not ended within 30s",
+        "try again",
+    ]);
+    assert_eq!(
+        world.inspect("a")["state"],
+        "running",
+        "it is not removed under a machine that may still write"
+    );
     kill(tracer.id(), "CONT");
     tracer.wait().unwrap();
     world.ok(["rm", "-f", "a"]);
@@ -270,7 +392,10 @@ fn without_io_uring(world: &World) {
     // Not in place: other stores have the file, too.
     fs::remove_file(&path).unwrap();
     fs::write(&path, serde_json::to_vec(&verdicts).unwrap()).unwrap();
-    assert_eq!(world.json(["doctor"])["qemu"]["found"]["disk_aio"], "threads");
+    assert_eq!(
+        world.json(["doctor"])["qemu"]["found"]["disk_aio"],
+        "threads"
+    );
 }
 
 /// How often QEMU syncs a file while a guest writes and syncs.
@@ -278,19 +403,42 @@ fn syncs_of(world: &World, sandbox: &str) -> usize {
     let qemu = world.inspect(sandbox)["qemu_pid"].as_u64().unwrap();
     let notes = tempfile::NamedTempFile::new().unwrap();
     let mut strace = Command::new("strace");
-    strace.args(["-f", "-e", "trace=fsync,fdatasync", "-p", &qemu.to_string(), "-o"]).arg(notes.path());
+    strace
+        .args([
+            "-f",
+            "-e",
+            "trace=fsync,fdatasync",
+            "-p",
+            &qemu.to_string(),
+            "-o",
+        ])
+        .arg(notes.path());
     let mut tracer = strace.stderr(Stdio::null()).spawn().unwrap();
     let status = || fs::read_to_string(format!("/proc/{qemu}/status")).unwrap_or_default();
-    until("it is traced", || status().contains(&format!("TracerPid:\t{}", tracer.id())));
-    say(world, sandbox, "for n in 1 2 3; do echo $n > /srv/synced; sync; done");
+    until("it is traced", || {
+        status().contains(&format!("TracerPid:\t{}", tracer.id()))
+    });
+    say(
+        world,
+        sandbox,
+        "for n in 1 2 3; do echo $n > /srv/synced; sync; done",
+    );
     kill(tracer.id(), "INT");
     tracer.wait().unwrap();
-    fs::read_to_string(notes.path()).unwrap().matches("sync(").count()
+    fs::read_to_string(notes.path())
+        .unwrap()
+        .matches("sync(")
+        .count()
 }
 
 #[test]
 fn what_a_durable_guest_syncs_is_synced_on_the_host_and_otherwise_nothing_is() {
-    if Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_err() {
+    if Command::new("strace")
+        .arg("-V")
+        .stdout(Stdio::null())
+        .status()
+        .is_err()
+    {
         eprintln!("SKIPPED: no strace");
         return;
     }
@@ -299,9 +447,15 @@ fn what_a_durable_guest_syncs_is_synced_on_the_host_and_otherwise_nothing_is() {
     world.start("fast", &[]);
     world.start("sure", &["--durable"]);
     let durable = |sandbox: &str| world.inspect(sandbox)["durable"].clone();
-    assert_eq!((durable("fast"), durable("sure")), (false.into(), true.into()));
+    assert_eq!(
+        (durable("fast"), durable("sure")),
+        (false.into(), true.into())
+    );
     assert_eq!(syncs_of(&world, "fast"), 0);
-    assert!(syncs_of(&world, "sure") >= 3, "each sync of the guest is one of the host");
+    assert!(
+        syncs_of(&world, "sure") >= 3,
+        "each sync of the guest is one of the host"
+    );
     // On an overlay that was switched to, too, and in a copy.
     world.ok(["checkpoint", "sure"]);
     assert!(syncs_of(&world, "sure") >= 3);
@@ -323,14 +477,22 @@ fn a_start_after_the_host_went_down_tells_what_that_means() {
         let keeper = world.inspect(sandbox)["keeper_pid"].as_u64().unwrap();
         let path = dir_of(&world, sandbox).join("state.json");
         kill(keeper as u32, "KILL");
-        until("its lock is free", || processes_of(&path).is_empty() && !is_alive(keeper as u32));
+        until("its lock is free", || {
+            processes_of(&path).is_empty() && !is_alive(keeper as u32)
+        });
         let mut state: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         state["boot_id"] = "00000000-0000-0000-0000-000000000000".into();
         fs::write(&path, serde_json::to_vec(&state).unwrap()).unwrap();
     }
-    until("no machine is left", || processes_of(world.home()).is_empty());
+    until("no machine is left", || {
+        processes_of(world.home()).is_empty()
+    });
     let started = world.ok(["start", "fast"]);
-    for word in ["the host went down while fast ran", "damaged", "sandtree revert fast"] {
+    for word in [
+        "the host went down while fast ran",
+        "damaged",
+        "sandtree revert fast",
+    ] {
         assert!(started.err().contains(word), "{started:?}");
     }
     assert!(!world.ok(["start", "sure"]).err().contains("damaged"));
@@ -350,11 +512,16 @@ fn a_store_on_a_file_system_without_hard_links_works() {
     say(world, "a", "echo one > /dev/shm/word; echo one > /srv/word");
     shimmed.ok(["checkpoint", "a", "base"]);
     shimmed.ok(["fork", "a", "--name", "copy"]);
-    assert_eq!(say(world, "copy-1", "cat /dev/shm/word /srv/word"), "one\none");
+    assert_eq!(
+        say(world, "copy-1", "cat /dev/shm/word /srv/word"),
+        "one\none"
+    );
     shimmed.ok(["save", "--memory", "a", "saved"]);
     shimmed.ok(["run", "-d", "--name", "b", "saved"]);
     assert_eq!(say(world, "b", "cat /dev/shm/word /srv/word"), "one\none");
-    shimmed.run(["run", "-d", "--name", "b", "tiny"]).failed_with(&["b", "taken"]);
+    shimmed
+        .run(["run", "-d", "--name", "b", "tiny"])
+        .failed_with(&["b", "taken"]);
     shimmed.ok(["snapshot", "verify", "saved"]);
     shimmed.ok(["snapshot", "rm", "saved"]);
     shimmed.remove(&["a", "b", "copy-1"]);

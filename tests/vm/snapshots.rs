@@ -1,7 +1,8 @@
-//! Snapshots through the door a user uses: where they travel, what damage does, what goes and what stays, what differs.
+//! Snapshots through the door a user uses: where they travel, what damage does, what goes and what
+//! stays, what differs.
 //!
-//! Always: a file of a store is changed by putting another in its place. Stores of tests share files by hard link, also
-//! with the one that all of them are made from.
+//! Always: a file of a store is changed by putting another in its place. Stores of tests share
+//! files by hard link, also with the one that all of them are made from.
 
 use crate::support::{entries, held, text};
 
@@ -58,8 +59,17 @@ fn files(dir: &Path) -> BTreeMap<PathBuf, (u64, u64)> {
 
 /// What a store has published, file by file.
 fn published(world: &World) -> BTreeMap<PathBuf, (u64, u64)> {
-    let dirs = ["names/images", "snapshots", "layers", "images", "kernels", "quarantine"];
-    dirs.iter().flat_map(|dir| files(&world.home().join(dir))).collect()
+    let dirs = [
+        "names/images",
+        "snapshots",
+        "layers",
+        "images",
+        "kernels",
+        "quarantine",
+    ];
+    dirs.iter()
+        .flat_map(|dir| files(&world.home().join(dir)))
+        .collect()
 }
 
 fn assert_nothing_staged(world: &World) {
@@ -75,7 +85,10 @@ fn put(path: &Path, content: &[u8]) {
 
 /// A place for stores and files of a test, on a file system in memory that everyone may use.
 fn in_memory() -> tempfile::TempDir {
-    tempfile::Builder::new().prefix("st-").tempdir_in("/dev/shm").expect("there is a file system in memory")
+    tempfile::Builder::new()
+        .prefix("st-")
+        .tempdir_in("/dev/shm")
+        .expect("there is a file system in memory")
 }
 
 /// A running sandbox that holds `word`, saved with its memory.
@@ -83,13 +96,22 @@ fn saved_with_memory(world: &World, sandbox: &str, word: &str, name: &str) {
     world.start(sandbox, &[]);
     held::begin(world, sandbox, word);
     let saved = world.json(["save", sandbox, name, "--memory"]);
-    assert_eq!((&saved["memory"], &saved["consistency"]), (&true.into(), &"exact".into()), "{saved}");
+    assert_eq!(
+        (&saved["memory"], &saved["consistency"]),
+        (&true.into(), &"exact".into()),
+        "{saved}"
+    );
 }
 
 /// A stopped sandbox whose disk holds `word`.
 fn stopped(world: &World, sandbox: &str, word: &str) {
     world.start(sandbox, &[]);
-    assert_eq!(world.sh(sandbox, &format!("echo {word} > /srv/word; sync")).code, 0);
+    assert_eq!(
+        world
+            .sh(sandbox, &format!("echo {word} > /srv/word; sync"))
+            .code,
+        0
+    );
     world.ok(["stop", sandbox]);
 }
 
@@ -107,7 +129,8 @@ fn remove(world: &World, sandboxes: &[&str]) {
     world.assert_empty();
 }
 
-/// What another version of the program does: the image gets another content under its name. Gives the new digest.
+/// What another version of the program does: the image gets another content under its name. Gives
+/// the new digest.
 fn rebuild_image(world: &World) -> String {
     let store = Store::open(world.home()).unwrap();
     let name = "tiny".parse().unwrap();
@@ -117,7 +140,13 @@ fn rebuild_image(world: &World) -> String {
     let mut defaults = old.record.defaults.clone();
     defaults.env.insert("REBUILT".into(), "yes".into());
     let (arch, kernel, init) = (old.record.arch, old.record.kernel.clone(), old.record.init);
-    let spec = ImageSpec { arch, kernel, init, defaults, disk_bytes: old.record.disk_bytes };
+    let spec = ImageSpec {
+        arch,
+        kernel,
+        init,
+        defaults,
+        disk_bytes: old.record.disk_bytes,
+    };
     let new = store.publish_image(staged, spec).unwrap();
     store.set_image_name(&name, &new.digest).unwrap();
     assert_ne!(new.digest, old.digest);

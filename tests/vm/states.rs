@@ -1,4 +1,5 @@
-//! States through the door a user uses: checkpoint, revert, undo, redo, log, pause, resume, warm images.
+//! States through the door a user uses: checkpoint, revert, undo, redo, log, pause, resume, warm
+//! images.
 
 mod places;
 mod rest;
@@ -16,7 +17,12 @@ use crate::support::{Answer, World, dir_of, is_alive, until};
 /// A process of a sandbox: `qemu_pid` or `keeper_pid`.
 fn pid(world: &World, sandbox: &str, field: &str) -> u32 {
     let info = world.inspect(sandbox);
-    u32::try_from(info[field].as_u64().unwrap_or_else(|| panic!("no {field}: {info}"))).unwrap()
+    u32::try_from(
+        info[field]
+            .as_u64()
+            .unwrap_or_else(|| panic!("no {field}: {info}")),
+    )
+    .unwrap()
 }
 
 /// Waits until a keeper that is not needed has gone.
@@ -27,7 +33,8 @@ fn until_gone(pid: u32) {
 /// The error that a command prints with `--json`.
 fn json_error(answer: &Answer) -> Value {
     assert_eq!(answer.code, 125, "{answer:?}");
-    let said: Value = serde_json::from_slice(&answer.stderr).unwrap_or_else(|e| panic!("{e}: {answer:?}"));
+    let said: Value =
+        serde_json::from_slice(&answer.stderr).unwrap_or_else(|e| panic!("{e}: {answer:?}"));
     said["error"].clone()
 }
 
@@ -40,8 +47,13 @@ fn tags(world: &World, sandbox: &str) -> Vec<String> {
 
 /// The layers below a directory: `.mem` or `.qcow2`.
 fn layers(dir: &std::path::Path, end: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(dir).into_iter().flatten().map(|entry| entry.unwrap().path());
-    entries.filter(|path| path.to_string_lossy().ends_with(end)).collect()
+    let entries = fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .map(|entry| entry.unwrap().path());
+    entries
+        .filter(|path| path.to_string_lossy().ends_with(end))
+        .collect()
 }
 
 fn remove(world: &World, sandboxes: &[&str]) {

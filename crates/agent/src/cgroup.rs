@@ -1,8 +1,8 @@
 //! Everything a command started: its cgroup, or its process group where the guest has no cgroups.
 //!
-//! Always: a command joins its cgroup before it runs, so nothing it starts is ever outside. `cgroup.kill` reaches also
-//! what called `setsid`, and wins against fork bombs.
-//! Without cgroups: a process that left its group is not found again.
+//! Always: a command joins its cgroup before it runs, so nothing it starts is ever outside.
+//! `cgroup.kill` reaches also what called `setsid`, and wins against fork bombs. Without cgroups: a
+//! process that left its group is not found again.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -17,10 +17,11 @@ use crate::console;
 use crate::failure::tolerate;
 use crate::sys::{self, Target};
 
-/// The directory under which every command gets its own. Held open: the image's init may mount over the path.
+/// The directory under which every command gets its own. Held open: the image's init may mount over
+/// the path.
 ///
-/// Its commands are counted here, not by their channels: after a restore another hub numbers channels, and what an earlier
-/// command left running must not share a cgroup with a new one.
+/// Its commands are counted here, not by their channels: after a restore another hub numbers
+/// channels, and what an earlier command left running must not share a cgroup with a new one.
 #[derive(Debug)]
 pub struct Cgroups {
     parent: Option<OwnedFd>,
@@ -32,28 +33,50 @@ impl Cgroups {
     pub fn open(mount: &str) -> Self {
         let opened = make_dir(rustix::fs::CWD, &format!("{mount}/sandtree"));
         if let Err(error) = &opened {
-            console::say(format_args!("no cgroups: {error}; commands are ended by process group"));
+            console::say(format_args!(
+                "no cgroups: {error}; commands are ended by process group"
+            ));
         }
-        Self { parent: opened.ok(), next: AtomicU64::new(1) }
+        Self {
+            parent: opened.ok(),
+            next: AtomicU64::new(1),
+        }
     }
 
     pub fn absent() -> Self {
-        Self { parent: None, next: AtomicU64::new(1) }
+        Self {
+            parent: None,
+            next: AtomicU64::new(1),
+        }
     }
 
-    /// Moves the agent into one of its own. The image's init takes over whatever it finds in the root.
+    /// Moves the agent into one of its own. The image's init takes over whatever it finds in the
+    /// root.
     pub fn enter(&self) -> rustix::io::Result<()> {
-        let Some(parent) = &self.parent else { return Ok(()) };
+        let Some(parent) = &self.parent else {
+            return Ok(());
+        };
         let dir = make_dir(parent.as_fd(), "agent")?;
-        let procs = rustix::fs::openat(&dir, "cgroup.procs", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let procs = rustix::fs::openat(
+            &dir,
+            "cgroup.procs",
+            OFlags::WRONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
         rustix::io::write(&procs, b"0").map(drop)
     }
 
     pub fn create(&self) -> rustix::io::Result<Option<Cgroup>> {
-        let Some(parent) = &self.parent else { return Ok(None) };
+        let Some(parent) = &self.parent else {
+            return Ok(None);
+        };
         let name = self.next.fetch_add(1, Ordering::Relaxed).to_string();
         let dir = make_dir(parent.as_fd(), &name)?;
-        Ok(Some(Cgroup { parent: parent.try_clone().map_err(|_| Errno::MFILE)?, name, dir }))
+        Ok(Some(Cgroup {
+            parent: parent.try_clone().map_err(|_| Errno::MFILE)?,
+            name,
+            dir,
+        }))
     }
 }
 
@@ -65,7 +88,12 @@ fn make_dir(at: impl AsFd, name: &str) -> rustix::io::Result<OwnedFd> {
 }
 
 fn open_dir(at: impl AsFd, name: &str) -> rustix::io::Result<OwnedFd> {
-    rustix::fs::openat(at, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    rustix::fs::openat(
+        at,
+        name,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
 }
 
 #[derive(Debug)]
@@ -91,11 +119,16 @@ impl Cgroup {
 
     fn is_empty(&self) -> bool {
         let mut events = String::new();
-        let read = self.file("cgroup.events", OFlags::RDONLY).map_err(io::Error::from);
+        let read = self
+            .file("cgroup.events", OFlags::RDONLY)
+            .map_err(io::Error::from);
         match read.and_then(|fd| File::from(fd).read_to_string(&mut events)) {
             Ok(_) => events.lines().any(|line| line == "populated 0"),
             // Who removed the directory could do so only because it was empty.
-            Err(error) => error.raw_os_error() == Some(libc::ENODEV) || error.kind() == io::ErrorKind::NotFound,
+            Err(error) => {
+                error.raw_os_error() == Some(libc::ENODEV)
+                    || error.kind() == io::ErrorKind::NotFound
+            }
         }
     }
 
@@ -150,7 +183,8 @@ impl Family {
         }
     }
 
-    /// Cleans up after a family that is gone. An error leaves an empty directory until the next boot.
+    /// Cleans up after a family that is gone. An error leaves an empty directory until the next
+    /// boot.
     pub fn bury(self) {
         if let Some(Err(error)) = self.cgroup.map(|cgroup| cgroup.remove()) {
             console::say(format_args!("cannot remove a cgroup: {error}"));

@@ -1,6 +1,7 @@
 //! A channel: three streams, the work behind them, and how it ended.
 //!
-//! Always: an ended channel keeps its streams until the host closes it, so that a host can fetch the rest after a break.
+//! Always: an ended channel keeps its streams until the host closes it, so that a host can fetch
+//! the rest after a break.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -108,20 +109,28 @@ impl Channel {
 
     /// A channel whose work could not begin.
     pub fn failed(tag: String, outcome: Outcome) -> Self {
-        Self { outcome: Some(outcome), ..Self::new(1, tag, Work::Over, Ends::default()) }
+        Self {
+            outcome: Some(outcome),
+            ..Self::new(1, tag, Work::Over, Ends::default())
+        }
     }
 
     /// A connection in the making; what the host already sends waits for it.
     pub fn connecting(window: usize) -> Self {
         let channel = Self::new(window, String::new(), Work::Over, Ends::default());
-        Self { input: Input::awaiting(window), out: Output::awaiting(window), ..channel }
+        Self {
+            input: Input::awaiting(window),
+            out: Output::awaiting(window),
+            ..channel
+        }
     }
 
     pub fn is_over(&self) -> bool {
         self.outcome.is_some()
     }
 
-    /// How it ended, once. Between a break and the host's `Resume` it waits: that it started must be told before.
+    /// How it ended, once. Between a break and the host's `Resume` it waits: that it started must
+    /// be told before.
     pub fn take_news(&mut self) -> Option<Outcome> {
         let news = self.outcome.clone().filter(|_| self.flowing && !self.told);
         self.told |= news.is_some();
@@ -143,10 +152,18 @@ impl Channel {
     pub fn state(&self, channel: u32) -> ChannelState {
         let outcome = self.outcome.clone().map(shortened);
         let (out, err) = (self.out.held(), self.err.held());
-        ChannelState { channel, tag: self.tag.clone(), received: self.input.received(), out, err, outcome }
+        ChannelState {
+            channel,
+            tag: self.tag.clone(),
+            received: self.input.received(),
+            out,
+            err,
+            outcome,
+        }
     }
 
-    /// Goes on sending from where the host is. That it has ended may have been lost in the break, and is told again.
+    /// Goes on sending from where the host is. That it has ended may have been lost in the break,
+    /// and is told again.
     pub fn resume(&mut self, out: u64, err: u64) -> Result<(), StreamError> {
         self.out.stream().rewind(out)?;
         self.err.stream().rewind(err)?;
@@ -165,20 +182,32 @@ impl Channel {
 
     /// The descriptors to wait for, and for what.
     pub fn wanted(&self) -> impl Iterator<Item = (Slot, BorrowedFd<'_>, PollFlags)> {
-        let input = self.input.wanted().map(|fd| (Slot::Input, fd, PollFlags::OUT));
+        let input = self
+            .input
+            .wanted()
+            .map(|fd| (Slot::Input, fd, PollFlags::OUT));
         let out = self.out.wanted().map(|fd| (Slot::Out, fd, PollFlags::IN));
         let err = self.err.wanted().map(|fd| (Slot::Err, fd, PollFlags::IN));
         let connecting = match &self.work {
-            Work::Connecting(connecting) => Some((Slot::Connecting, connecting.socket(), PollFlags::OUT)),
+            Work::Connecting(connecting) => {
+                Some((Slot::Connecting, connecting.socket(), PollFlags::OUT))
+            }
             _ => None,
         };
         [input, out, err, connecting].into_iter().flatten()
     }
 
     pub fn pull(&mut self, slot: Slot, scratch: &mut [u8]) {
-        let output = if slot == Slot::Err { &mut self.err } else { &mut self.out };
+        let output = if slot == Slot::Err {
+            &mut self.err
+        } else {
+            &mut self.out
+        };
         if let Err(error) = output.pull(scratch) {
-            self.end(Outcome::Failed(failure("the connection in the guest broke", &error.into())));
+            self.end(Outcome::Failed(failure(
+                "the connection in the guest broke",
+                &error.into(),
+            )));
         }
     }
 
@@ -198,7 +227,10 @@ impl Channel {
             Progress::Waiting(connecting) => self.work = Work::Connecting(connecting),
             Progress::Failed(failure) => self.end(Outcome::Failed(failure)),
             Progress::Connected(socket) => match socket.try_clone() {
-                Err(error) => self.end(Outcome::Failed(failure("cannot keep the connection", &error))),
+                Err(error) => self.end(Outcome::Failed(failure(
+                    "cannot keep the connection",
+                    &error,
+                ))),
                 Ok(reader) => {
                     self.input.attach(socket, AtEnd::Shutdown);
                     self.out.attach(reader);
@@ -213,9 +245,12 @@ impl Channel {
 
     /// The command's process has been reaped.
     pub fn exited(&mut self, status: WaitStatus) {
-        let Work::Exec(exec) = &mut self.work else { return };
+        let Work::Exec(exec) = &mut self.work else {
+            return;
+        };
         exec.exited(status);
-        // A terminal's bytes are on their way through the kernel for a while; its end shows by itself.
+        // A terminal's bytes are on their way through the kernel for a while; its end shows by
+        // itself.
         if !exec.has_terminal() {
             self.out.end_after_present();
             self.err.end_after_present();
@@ -231,7 +266,9 @@ impl Channel {
     }
 
     pub fn tick(&mut self, now: Instant, scratch: &mut [u8]) {
-        let Work::Exec(exec) = &mut self.work else { return };
+        let Work::Exec(exec) = &mut self.work else {
+            return;
+        };
         exec.tick(now);
         if exec.is_terminal_silent(now) {
             self.pull(Slot::Out, scratch);
@@ -241,9 +278,12 @@ impl Channel {
         }
     }
 
-    /// When [`tick`](Self::tick) wants to be called next. A terminal that waits for the host needs no clock.
+    /// When [`tick`](Self::tick) wants to be called next. A terminal that waits for the host needs
+    /// no clock.
     pub fn next_tick(&self, now: Instant) -> Option<Instant> {
-        let Work::Exec(exec) = &self.work else { return None };
+        let Work::Exec(exec) = &self.work else {
+            return None;
+        };
         exec.next_tick(now, self.out.wanted().is_some())
     }
 
@@ -259,10 +299,16 @@ impl Channel {
     fn conclusion(&self) -> Option<Outcome> {
         let streams_done = self.out.is_ended() && self.err.is_ended();
         match &self.work {
-            Work::File { result: Some(Err(failure)), .. } => Some(Outcome::Failed(failure.clone())),
+            Work::File {
+                result: Some(Err(failure)),
+                ..
+            } => Some(Outcome::Failed(failure.clone())),
             _ if !streams_done => None,
             Work::Exec(exec) => exec.outcome(),
-            Work::File { result: Some(Ok(())), .. } => Some(Outcome::Done),
+            Work::File {
+                result: Some(Ok(())),
+                ..
+            } => Some(Outcome::Done),
             Work::Connected if self.input.is_closed() => Some(Outcome::Done),
             _ => None,
         }
@@ -276,7 +322,10 @@ impl Channel {
     fn conclude(&mut self, outcome: Outcome) -> Remains {
         self.outcome = Some(outcome);
         self.input.close();
-        let pipes = [self.out.take_source(), self.err.take_source()].into_iter().flatten().collect();
+        let pipes = [self.out.take_source(), self.err.take_source()]
+            .into_iter()
+            .flatten()
+            .collect();
         self.out.end();
         self.err.end();
         let family = match std::mem::replace(&mut self.work, Work::Over) {
@@ -296,7 +345,10 @@ impl Channel {
     pub fn close(mut self) -> Remains {
         self.cancel();
         match self.work {
-            Work::Exec(exec) => Remains { family: Some(exec.into_family()), pipes: Vec::new() },
+            Work::Exec(exec) => Remains {
+                family: Some(exec.into_family()),
+                pipes: Vec::new(),
+            },
             _ => Remains::default(),
         }
     }
@@ -312,9 +364,15 @@ impl Channel {
 
     /// The guest's end of a connection that is not done must not take this for its orderly end.
     fn reset_when_closed(&self) {
-        for socket in [self.input.descriptor(), self.out.descriptor()].into_iter().flatten() {
+        for socket in [self.input.descriptor(), self.out.descriptor()]
+            .into_iter()
+            .flatten()
+        {
             // A socket that refuses is broken already, and its other end knows.
-            tolerate(rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO)));
+            tolerate(rustix::net::sockopt::set_socket_linger(
+                socket,
+                Some(Duration::ZERO),
+            ));
         }
     }
 }

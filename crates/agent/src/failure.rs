@@ -1,7 +1,7 @@
 //! Failures told to the host: what was tried, on what, and what the kernel said.
 //!
-//! Always: a failure made here has a text of at most [`MESSAGE_MAX`] bytes. A path that is no UTF-8 triples when it is
-//! shown, and an answer that does not fit one frame would never arrive.
+//! Always: a failure made here has a text of at most [`MESSAGE_MAX`] bytes. A path that is no UTF-8
+//! triples when it is shown, and an answer that does not fit one frame would never arrive.
 
 use std::ffi::OsStr;
 use std::io;
@@ -38,7 +38,10 @@ pub fn refusal(errno: Errno, message: impl Into<String>) -> Failure {
 }
 
 pub fn numbered(errno: i32, message: impl Into<String>) -> Failure {
-    Failure { errno, message: bounded(message.into()) }
+    Failure {
+        errno,
+        message: bounded(message.into()),
+    }
 }
 
 /// Takes out the middle of a text that is too long.
@@ -72,7 +75,9 @@ pub fn tolerate<T, E>(_result: Result<T, E>) {}
 
 /// Cuts a text to at most `max` bytes, between characters.
 pub fn cut(text: &mut String, max: usize) {
-    let end = (0..=max.min(text.len())).rfind(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    let end = (0..=max.min(text.len()))
+        .rfind(|&end| text.is_char_boundary(end))
+        .unwrap_or(0);
     text.truncate(end);
 }
 
@@ -83,9 +88,15 @@ mod tests {
     #[test]
     fn a_long_text_loses_its_middle_and_keeps_its_reason() {
         let name = String::from_utf8_lossy(&[0xff; 60_000]).into_owned();
-        let failure = failure(&format!("cannot open {name}"), &io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+        let failure = failure(
+            &format!("cannot open {name}"),
+            &io::Error::from_raw_os_error(libc::ENAMETOOLONG),
+        );
         assert!(failure.message.len() <= MESSAGE_MAX);
-        assert!(failure.message.starts_with("cannot open ") && failure.message.ends_with(": File name too long"));
+        assert!(
+            failure.message.starts_with("cannot open ")
+                && failure.message.ends_with(": File name too long")
+        );
         assert_eq!(bounded("x".repeat(MESSAGE_MAX)).len(), MESSAGE_MAX);
     }
 }

@@ -1,8 +1,8 @@
-//! Files: read, written, listed, looked at, made, moved and removed. Everything here may wait for a disk and runs in
-//! threads.
+//! Files: read, written, listed, looked at, made, moved and removed. Everything here may wait for a
+//! disk and runs in threads.
 //!
-//! When it fails: a file being written leaves the old one untouched and no temporary one. A recursive removal leaves
-//! what it could not remove.
+//! When it fails: a file being written leaves the old one untouched and no temporary one. A
+//! recursive removal leaves what it could not remove.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
@@ -23,7 +23,8 @@ use crate::failure::{OrFailure, refusal, tolerate};
 use crate::tree::write_sparse;
 
 const COPY_SIZE: usize = 256 * 1024;
-/// How much of a name its temporary one keeps, so that it stays below the 255 bytes of a file system.
+/// How much of a name its temporary one keeps, so that it stays below the 255 bytes of a file
+/// system.
 const STAGED_NAME_MAX: usize = 200;
 
 pub fn read(path: &Path, out: OwnedFd) -> Result<(), Failure> {
@@ -34,7 +35,8 @@ pub fn read(path: &Path, out: OwnedFd) -> Result<(), Failure> {
     copy(&mut file, &mut out).or_failure(|| format!("cannot read {}", path.display()))
 }
 
-/// Opens whatever is there for reading. A pipe nobody writes to would otherwise keep the thread in `open` itself.
+/// Opens whatever is there for reading. A pipe nobody writes to would otherwise keep the thread in
+/// `open` itself.
 pub fn open_without_waiting(path: &Path, flags: OFlags) -> rustix::io::Result<File> {
     let flags = flags | OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty()).map(File::from)
@@ -44,10 +46,14 @@ pub fn open_without_waiting(path: &Path, flags: OFlags) -> rustix::io::Result<Fi
 fn refuse_endless(path: &Path, metadata: &fs::Metadata) -> Result<(), Failure> {
     match kind(metadata) {
         FileKind::File => Ok(()),
-        FileKind::Dir => Err(refusal(Errno::ISDIR, format!("cannot read {}: Is a directory", path.display()))),
-        FileKind::Symlink | FileKind::Other => {
-            Err(refusal(Errno::INVAL, format!("cannot read {}: it is not a regular file", path.display())))
-        }
+        FileKind::Dir => Err(refusal(
+            Errno::ISDIR,
+            format!("cannot read {}: Is a directory", path.display()),
+        )),
+        FileKind::Symlink | FileKind::Other => Err(refusal(
+            Errno::INVAL,
+            format!("cannot read {}: it is not a regular file", path.display()),
+        )),
     }
 }
 
@@ -77,12 +83,17 @@ pub struct Target {
 pub fn write(target: &Target, input: OwnedFd, cancel: &Cancel) -> Result<(), Failure> {
     let path = &target.path;
     let staged = Staged::create(path)?;
-    write_sparse(&staged.file, &mut File::from(input)).or_failure(|| format!("cannot write {}", path.display()))?;
-    own(&staged.file, target.uid, target.gid).or_failure(|| format!("cannot set the owner of {}", path.display()))?;
+    write_sparse(&staged.file, &mut File::from(input))
+        .or_failure(|| format!("cannot write {}", path.display()))?;
+    own(&staged.file, target.uid, target.gid)
+        .or_failure(|| format!("cannot set the owner of {}", path.display()))?;
     rustix::fs::fchmod(&staged.file, Mode::from_raw_mode(target.mode & 0o7777))
         .or_failure(|| format!("cannot set the mode of {}", path.display()))?;
     if cancel.is_cancelled() {
-        return Err(refusal(Errno::CANCELED, format!("writing {} was cancelled", path.display())));
+        return Err(refusal(
+            Errno::CANCELED,
+            format!("writing {} was cancelled", path.display()),
+        ));
     }
     staged.publish(path)
 }
@@ -105,12 +116,22 @@ impl Staged {
     fn create(target: &Path) -> Result<Self, Failure> {
         refuse_special(target)?;
         let Some(name) = target.file_name() else {
-            return Err(refusal(Errno::ISDIR, format!("cannot write {}: it names no file", target.display())));
+            return Err(refusal(
+                Errno::ISDIR,
+                format!("cannot write {}: it names no file", target.display()),
+            ));
         };
         let path = target.with_file_name(staging_name(name)?);
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path);
         let file = file.or_failure(|| format!("cannot create {}", target.display()))?;
-        Ok(Self { file, path: Some(path) })
+        Ok(Self {
+            file,
+            path: Some(path),
+        })
     }
 
     fn publish(mut self, target: &Path) -> Result<(), Failure> {
@@ -130,7 +151,8 @@ impl Drop for Staged {
     }
 }
 
-/// At random, for a guest that was cut off leaves its staged files behind, and every number the agent counts restarts.
+/// At random, for a guest that was cut off leaves its staged files behind, and every number the
+/// agent counts restarts.
 fn staging_name(name: &OsStr) -> Result<OsString, Failure> {
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, GetRandomFlags::empty())
@@ -142,13 +164,24 @@ fn staging_name(name: &OsStr) -> Result<OsString, Failure> {
 
 /// Renaming over a device would replace it: `/dev/null` becoming a file is nobody's wish.
 fn refuse_special(target: &Path) -> Result<(), Failure> {
-    let Ok(metadata) = fs::symlink_metadata(target) else { return Ok(()) };
+    let Ok(metadata) = fs::symlink_metadata(target) else {
+        return Ok(());
+    };
     let kind = metadata.file_type();
     if metadata.is_dir() {
-        return Err(refusal(Errno::ISDIR, format!("cannot write {}: it is a directory", target.display())));
+        return Err(refusal(
+            Errno::ISDIR,
+            format!("cannot write {}: it is a directory", target.display()),
+        ));
     }
     if kind.is_block_device() || kind.is_char_device() || kind.is_fifo() || kind.is_socket() {
-        return Err(refusal(Errno::INVAL, format!("cannot write {}: it is not a regular file", target.display())));
+        return Err(refusal(
+            Errno::INVAL,
+            format!(
+                "cannot write {}: it is not a regular file",
+                target.display()
+            ),
+        ));
     }
     Ok(())
 }
@@ -163,7 +196,10 @@ pub fn list(path: &Path, out: OwnedFd) -> Result<(), Failure> {
             Err(failure) if failure.errno == libc::ENOENT => continue,
             other => other?,
         };
-        let entry = DirEntry { name: entry.file_name().as_bytes().to_vec(), stat };
+        let entry = DirEntry {
+            name: entry.file_name().as_bytes().to_vec(),
+            stat,
+        };
         out.write_all(&encode_entry(&entry)).or_failure(told)?;
     }
     out.flush().or_failure(told)
@@ -171,10 +207,19 @@ pub fn list(path: &Path, out: OwnedFd) -> Result<(), Failure> {
 
 pub fn stat(path: &Path, follow: bool) -> Result<Stat, Failure> {
     let told = || format!("cannot stat {}", path.display());
-    let metadata = if follow { fs::metadata(path) } else { fs::symlink_metadata(path) }.or_failure(told)?;
+    let metadata = if follow {
+        fs::metadata(path)
+    } else {
+        fs::symlink_metadata(path)
+    }
+    .or_failure(told)?;
     let kind = kind(&metadata);
     let target = match kind {
-        FileKind::Symlink => fs::read_link(path).or_failure(told)?.as_os_str().as_bytes().to_vec(),
+        FileKind::Symlink => fs::read_link(path)
+            .or_failure(told)?
+            .as_os_str()
+            .as_bytes()
+            .to_vec(),
         _ => Vec::new(),
     };
     Ok(Stat {
@@ -206,7 +251,8 @@ fn kind(metadata: &fs::Metadata) -> FileKind {
     }
 }
 
-/// Makes a directory. With `parents`, one that is there already is no error, and the mode is for the last only.
+/// Makes a directory. With `parents`, one that is there already is no error, and the mode is for
+/// the last only.
 pub fn make_dir(path: &Path, parents: bool, mode: u32) -> Result<Reply, Failure> {
     let told = || format!("cannot make directory {}", path.display());
     if parents {
@@ -217,14 +263,18 @@ pub fn make_dir(path: &Path, parents: bool, mode: u32) -> Result<Reply, Failure>
             fs::create_dir_all(parent).or_failure(told)?;
         }
     }
-    fs::DirBuilder::new().mode(mode).create(path).or_failure(told)?;
+    fs::DirBuilder::new()
+        .mode(mode)
+        .create(path)
+        .or_failure(told)?;
     // The mode asked for, whatever the agent's own umask.
     rustix::fs::chmod(path, Mode::from_raw_mode(mode & 0o7777)).or_failure(told)?;
     Ok(Reply::Done)
 }
 
 pub fn rename(from: &Path, to: &Path) -> Result<Reply, Failure> {
-    fs::rename(from, to).or_failure(|| format!("cannot rename {} to {}", from.display(), to.display()))?;
+    fs::rename(from, to)
+        .or_failure(|| format!("cannot rename {} to {}", from.display(), to.display()))?;
     Ok(Reply::Done)
 }
 
@@ -259,7 +309,10 @@ mod tests {
 
     #[test]
     fn devices_are_not_replaced_by_files() {
-        assert_eq!(refuse_special(Path::new("/dev/null")).unwrap_err().errno, libc::EINVAL);
+        assert_eq!(
+            refuse_special(Path::new("/dev/null")).unwrap_err().errno,
+            libc::EINVAL
+        );
     }
 
     #[test]
@@ -280,7 +333,10 @@ mod tests {
     fn making_with_parents_may_be_repeated() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
-        assert_eq!(make_dir(&path, false, 0o755).unwrap_err().errno, libc::ENOENT);
+        assert_eq!(
+            make_dir(&path, false, 0o755).unwrap_err().errno,
+            libc::ENOENT
+        );
         make_dir(&path, true, 0o2750).unwrap();
         make_dir(&path, true, 0o755).unwrap();
         assert_eq!(stat(&path, false).unwrap().mode, 0o2750);

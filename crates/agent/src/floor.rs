@@ -1,7 +1,7 @@
 //! The floor: what the same kernel and the same port do with no agent on them.
 //!
-//! `sandtree bench` boots a guest with `sandtree.init=floor` on its command line and measures this against the real thing.
-//! It mounts no root, loads no module and knows no frames:
+//! `sandtree bench` boots a guest with `sandtree.init=floor` on its command line and measures this
+//! against the real thing. It mounts no root, loads no module and knows no frames:
 //!
 //! ```text
 //!   guest: 'R' when it is up
@@ -29,7 +29,8 @@ pub fn serve(port: OwnedFd) -> io::Result<()> {
     loop {
         let mut order = [0; 9];
         port.read_exact(&mut order)?;
-        let count = u64::from_le_bytes(order[1..].try_into().expect("eight bytes follow the first"));
+        let count =
+            u64::from_le_bytes(order[1..].try_into().expect("eight bytes follow the first"));
         match order[0] {
             b'o' => write(&mut port, count)?,
             b'i' => read(&mut port, count)?,
@@ -58,6 +59,10 @@ fn read(port: &mut File, count: u64) -> io::Result<()> {
 }
 
 fn start(count: u64) -> io::Result<()> {
-    let children: io::Result<Vec<_>> = (0..count).map(|_| Command::new("/init").arg(NOTHING).spawn()).collect();
-    children?.iter_mut().try_for_each(|child| child.wait().map(drop))
+    let children: io::Result<Vec<_>> = (0..count)
+        .map(|_| Command::new("/init").arg(NOTHING).spawn())
+        .collect();
+    children?
+        .iter_mut()
+        .try_for_each(|child| child.wait().map(drop))
 }

@@ -1,8 +1,8 @@
 //! Holding the guest's disks still, so that what is on them is whole without its memory.
 //!
-//! Always: a freeze ends. The host ends it, or time does, whatever becomes of the host: a thread that thaws is there before
-//! anything is frozen. What is not on a disk of the guest's is left alone.
-//! When it fails: what was frozen is thawed before that is told.
+//! Always: a freeze ends. The host ends it, or time does, whatever becomes of the host: a thread
+//! that thaws is there before anything is frozen. What is not on a disk of the guest's is left
+//! alone. When it fails: what was frozen is thawed before that is told.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -41,8 +41,12 @@ impl Freezer {
         // A disk that cannot be trimmed only stays as large as it is.
         mounts.iter().for_each(|mount| tolerate(sys::trim(mount)));
         let number = self.begin()?;
-        self.watch(number, thaw_after.min(LONGEST)).inspect_err(|_| tolerate(self.thaw()))?;
-        mounts.into_iter().try_for_each(|mount| self.freeze_one(mount, number)).inspect_err(|_| tolerate(self.thaw()))
+        self.watch(number, thaw_after.min(LONGEST))
+            .inspect_err(|_| tolerate(self.thaw()))?;
+        mounts
+            .into_iter()
+            .try_for_each(|mount| self.freeze_one(mount, number))
+            .inspect_err(|_| tolerate(self.thaw()))
     }
 
     fn begin(&self) -> Result<u64, Failure> {
@@ -52,7 +56,10 @@ impl Freezer {
             return Err(refusal(Errno::BUSY, "the disks are frozen already"));
         }
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        *held = Some(Held { mounts: Vec::new(), number });
+        *held = Some(Held {
+            mounts: Vec::new(),
+            number,
+        });
         Ok(number)
     }
 
@@ -70,7 +77,10 @@ impl Freezer {
         }
         drop(held);
         sys::thaw(&mount).or_failure(|| "cannot thaw a file system".into())?;
-        Err(refusal(Errno::TIMEDOUT, "the disks took too long to freeze"))
+        Err(refusal(
+            Errno::TIMEDOUT,
+            "the disks took too long to freeze",
+        ))
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Held>> {
@@ -84,20 +94,27 @@ impl Freezer {
         held.map_or(Ok(false), |held| held.thaw().map(|()| true))
     }
 
-    /// Starts the thread that thaws when time is up. It knows its freeze by a number: the next one has its own thread.
+    /// Starts the thread that thaws when time is up. It knows its freeze by a number: the next one
+    /// has its own thread.
     fn watch(self: &Arc<Self>, number: u64, thaw_after: Duration) -> Result<(), Failure> {
         let freezer = Arc::clone(self);
         let watch = move || {
-            let is_held = |held: &mut Option<Held>| held.as_ref().is_some_and(|held| held.number == number);
-            let waited = freezer.thawed.wait_timeout_while(freezer.lock(), thaw_after, is_held);
+            let is_held =
+                |held: &mut Option<Held>| held.as_ref().is_some_and(|held| held.number == number);
+            let waited = freezer
+                .thawed
+                .wait_timeout_while(freezer.lock(), thaw_after, is_held);
             let (mut held, _) = waited.unwrap_or_else(PoisonError::into_inner);
             if is_held(&mut held) {
-                // There is nobody to tell; a file system that does not thaw shows in whoever writes to it.
+                // There is nobody to tell; a file system that does not thaw shows in whoever writes
+                // to it.
                 tolerate(held.take().map_or(Ok(()), Held::thaw));
             }
         };
         let started = std::thread::Builder::new().spawn(watch);
-        started.map(drop).or_failure(|| "cannot start a thread in the guest".into())
+        started
+            .map(drop)
+            .or_failure(|| "cannot start a thread in the guest".into())
     }
 }
 
@@ -105,13 +122,17 @@ impl Held {
     /// Thaws all of it, last frozen first, and then tells the first failure.
     fn thaw(self) -> Result<(), Failure> {
         let thawed: Vec<_> = self.mounts.iter().rev().map(sys::thaw).collect();
-        thawed.into_iter().collect::<Result<(), _>>().or_failure(|| "cannot thaw a file system".into())
+        thawed
+            .into_iter()
+            .collect::<Result<(), _>>()
+            .or_failure(|| "cannot thaw a file system".into())
     }
 }
 
 /// Every file system that is on a disk and can be written to, innermost mounts first.
 fn disks() -> Result<Vec<File>, Failure> {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").or_failure(|| "cannot read the mounts".into())?;
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo")
+        .or_failure(|| "cannot read the mounts".into())?;
     let (mut seen, mut found) = (BTreeSet::new(), Vec::new());
     for (device, point) in mount_points(&mounts).into_iter().rev() {
         if seen.contains(&device) {
@@ -135,13 +156,17 @@ fn open(point: &str) -> rustix::io::Result<File> {
     rustix::fs::open(point, flags, Mode::empty()).map(File::from)
 }
 
-/// Of a `mountinfo`, device and mount point of everything on a disk that is written to, in the order of the mounts.
+/// Of a `mountinfo`, device and mount point of everything on a disk that is written to, in the
+/// order of the mounts.
 fn mount_points(mountinfo: &str) -> Vec<(String, String)> {
     let writable = mountinfo.lines().filter_map(|line| {
         let (mount, super_block) = line.split_once(" - ")?;
         let fields: Vec<&str> = mount.split(' ').collect();
-        let [_, _, device, _, point, options, ..] = fields.as_slice() else { return None };
-        // What is not on a disk has a device of major number 0. Device-backed FUSE asks a process, which may be frozen.
+        let [_, _, device, _, point, options, ..] = fields.as_slice() else {
+            return None;
+        };
+        // What is not on a disk has a device of major number 0. Device-backed FUSE asks a process,
+        // which may be frozen.
         let on_disk = !device.starts_with("0:") && !super_block.starts_with("fuse");
         let is_rw = |options: &str| options.split(',').any(|option| option == "rw");
         let written = super_block.split(' ').nth(2).is_some_and(is_rw) && is_rw(options);
@@ -155,7 +180,9 @@ fn unescaped(point: &str) -> String {
     ["\\040", "\\011", "\\012", "\\134"]
         .iter()
         .zip([" ", "\t", "\n", "\\"])
-        .fold(point.to_owned(), |point, (from, to)| point.replace(from, to))
+        .fold(point.to_owned(), |point, (from, to)| {
+            point.replace(from, to)
+        })
 }
 
 #[cfg(test)]
@@ -172,7 +199,10 @@ mod tests {
             25 21 254:32 / /cdrom ro - iso9660 /dev/vdc ro\n\
             26 21 254:48 / /fuse rw - fuseblk /dev/vdd rw\n\
             27 21 0:30 / /tmp rw - tmpfs tmpfs rw\n";
-        let found: Vec<_> = mount_points(mountinfo).into_iter().map(|(_, point)| point).collect();
+        let found: Vec<_> = mount_points(mountinfo)
+            .into_iter()
+            .map(|(_, point)| point)
+            .collect();
         assert_eq!(found, ["/", "/mnt", "/with blank"]);
     }
 }

@@ -1,12 +1,13 @@
-//! Hooks: the guest's own programs that run when it finds itself restored, so that its services can draw new keys,
-//! reconnect, or take a new name.
+//! Hooks: the guest's own programs that run when it finds itself restored, so that its services can
+//! draw new keys, reconnect, or take a new name.
 //!
 //! ```text
 //!   /etc/sandtree/resume.d/10-keys 20-cache …   executable regular files, in the order of their names, one by one
 //! ```
 //!
-//! Always: a hook ends within [`HOOK_TIME`] and all of them within [`ALL_TIME`], or are ended with everything they started.
-//! What a hook leaves running when it ends in time lives on. One that fails is told, and the next one runs.
+//! Always: a hook ends within [`HOOK_TIME`] and all of them within [`ALL_TIME`], or are ended with
+//! everything they started. What a hook leaves running when it ends in time lives on. One that
+//! fails is told, and the next one runs.
 
 use std::fs;
 use std::io;
@@ -60,14 +61,21 @@ impl Hooks {
             Err(error) => return vec![failed(&self.dir, reason(&error))],
         };
         let all_until = Instant::now() + ALL_TIME;
-        let run = |path: &PathBuf| self.run_one(path, rebirth, all_until).err().map(|what| failed(path, what));
+        let run = |path: &PathBuf| {
+            self.run_one(path, rebirth, all_until)
+                .err()
+                .map(|what| failed(path, what))
+        };
         bounded(names.iter().filter_map(run).collect())
     }
 
     fn run_one(&self, path: &Path, rebirth: &Rebirth, all_until: Instant) -> Result<(), String> {
         let now = Instant::now();
         if now >= all_until {
-            return Err(format!("not run: the hooks before it took {} s", ALL_TIME.as_secs()));
+            return Err(format!(
+                "not run: the hooks before it took {} s",
+                ALL_TIME.as_secs()
+            ));
         }
         let streams = streams(self.console).map_err(|error| reason(&error))?;
         let (pid, family) = self.start(start(path, rebirth), streams)?;
@@ -83,15 +91,24 @@ impl Hooks {
 
     fn start(&self, start: ExecStart, streams: [Stdio; 3]) -> Result<(Pid, Family), String> {
         let (started, answer) = mpsc::channel();
-        self.to_loop.ring(Finished::Start(Start { start, streams, started }));
-        let answer = answer.recv().map_err(|_| "not run: the guest is going down")?;
+        self.to_loop.ring(Finished::Start(Start {
+            start,
+            streams,
+            started,
+        }));
+        let answer = answer
+            .recv()
+            .map_err(|_| "not run: the guest is going down")?;
         answer.map_err(|failure| failure.message)
     }
 
     /// Its status, if it ends in time.
     fn wait(&self, pid: Pid, until: Instant) -> Option<WaitStatus> {
         loop {
-            let death = self.deaths.recv_timeout(until.saturating_duration_since(Instant::now())).ok()?;
+            let death = self
+                .deaths
+                .recv_timeout(until.saturating_duration_since(Instant::now()))
+                .ok()?;
             if death.pid == pid {
                 return Some(death.status);
             }
@@ -108,7 +125,8 @@ fn names(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
-        let is_program = |found: fs::Metadata| found.is_file() && found.permissions().mode() & 0o111 != 0;
+        let is_program =
+            |found: fs::Metadata| found.is_file() && found.permissions().mode() & 0o111 != 0;
         if fs::metadata(&path).is_ok_and(is_program) {
             paths.push(path);
         }
@@ -118,12 +136,21 @@ fn names(dir: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn start(path: &Path, rebirth: &Rebirth) -> ExecStart {
-    let generation: String = rebirth.generation.iter().map(|byte| format!("{byte:02x}")).collect();
-    let env = [("SANDTREE_GENERATION", &generation), ("SANDTREE_HOSTNAME", &rebirth.identity.hostname)];
+    let generation: String = rebirth
+        .generation
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let env = [
+        ("SANDTREE_GENERATION", &generation),
+        ("SANDTREE_HOSTNAME", &rebirth.identity.hostname),
+    ];
     ExecStart {
         tag: String::new(),
         argv: vec![path.as_os_str().as_bytes().to_vec()],
-        env: env.map(|(key, value)| (key.into(), value.clone().into())).to_vec(),
+        env: env
+            .map(|(key, value)| (key.into(), value.clone().into()))
+            .to_vec(),
         cwd: b"/".to_vec(),
         user: String::new(),
         terminal: None,
@@ -134,7 +161,13 @@ fn start(path: &Path, rebirth: &Rebirth) -> ExecStart {
 
 /// Nothing to read, and the console to write to, or nothing where there is none.
 fn streams(console: Option<&str>) -> io::Result<[Stdio; 3]> {
-    let open = |path| fs::File::options().write(true).custom_flags(libc::O_NOCTTY).open(path).ok();
+    let open = |path| {
+        fs::File::options()
+            .write(true)
+            .custom_flags(libc::O_NOCTTY)
+            .open(path)
+            .ok()
+    };
     Ok(match console.and_then(open) {
         Some(console) => [Stdio::null(), console.try_clone()?.into(), console.into()],
         None => [Stdio::null(), Stdio::null(), Stdio::null()],
@@ -151,7 +184,11 @@ fn verdict(status: WaitStatus) -> Result<(), String> {
 }
 
 fn failed(path: &Path, mut what: String) -> HookFailure {
-    let mut name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    let mut name = path
+        .file_name()
+        .unwrap_or(path.as_os_str())
+        .to_string_lossy()
+        .into_owned();
     cut(&mut name, TEXT_MAX);
     cut(&mut what, TEXT_MAX);
     HookFailure { name, what }
@@ -161,7 +198,10 @@ fn bounded(mut failures: Vec<HookFailure>) -> Vec<HookFailure> {
     if failures.len() > FAILURES_MAX {
         let more = failures.len() - (FAILURES_MAX - 1);
         failures.truncate(FAILURES_MAX - 1);
-        failures.push(HookFailure { name: "…".into(), what: format!("and {more} more") });
+        failures.push(HookFailure {
+            name: "…".into(),
+            what: format!("and {more} more"),
+        });
     }
     failures
 }
@@ -173,10 +213,17 @@ mod tests {
     #[test]
     fn the_largest_report_fits_one_frame() {
         let name = "\u{fffd}".repeat(500);
-        let failures = bounded((0..5000).map(|_| failed(Path::new(&name), name.clone())).collect());
+        let failures = bounded(
+            (0..5000)
+                .map(|_| failed(Path::new(&name), name.clone()))
+                .collect(),
+        );
         assert_eq!(failures.last().unwrap().what, "and 4937 more");
         let reply = sandtree_proto::Reply::Restored { hooks: failures };
-        sandtree_proto::message::to_frame(&sandtree_proto::AgentMessage::Reply { id: u32::MAX, reply: Ok(reply) })
-            .unwrap();
+        sandtree_proto::message::to_frame(&sandtree_proto::AgentMessage::Reply {
+            id: u32::MAX,
+            reply: Ok(reply),
+        })
+        .unwrap();
     }
 }

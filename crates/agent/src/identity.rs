@@ -1,4 +1,5 @@
-//! Who this guest is: names, clock, randomness, network, and a root file system as large as its disk.
+//! Who this guest is: names, clock, randomness, network, and a root file system as large as its
+//! disk.
 //!
 //! Always: the same identity may be assumed again.
 //! When it fails: the steps before the failing one stay done.
@@ -22,7 +23,8 @@ const SECTOR: u64 = 512;
 const SUPERBLOCK: u64 = 1024;
 const BLOCKS_COUNT: u64 = 4;
 
-/// How long a disk that was made larger may take to show it: virtio tells it beside everything else.
+/// How long a disk that was made larger may take to show it: virtio tells it beside everything
+/// else.
 const DISK_GROWS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Becomes `identity`, after a boot.
@@ -32,9 +34,9 @@ pub fn assume(identity: &Identity) -> Result<(), Failure> {
     grow_root(0)
 }
 
-/// Becomes one of its own, after a restore. What memory holds is right already: only time, randomness and, in a sandbox
-/// that is new, names are not. The less is done here, the sooner the guest is ready: an emulated processor translates
-/// all code anew after a restore.
+/// Becomes one of its own, after a restore. What memory holds is right already: only time,
+/// randomness and, in a sandbox that is new, names are not. The less is done here, the sooner the
+/// guest is ready: an emulated processor translates all code anew after a restore.
 pub fn assume_again(rebirth: &Rebirth) -> Result<(), Failure> {
     renew(&rebirth.identity)?;
     rebirth.disk_bytes.map_or(Ok(()), grow_root)
@@ -51,12 +53,16 @@ fn renew(identity: &Identity) -> Result<(), Failure> {
 }
 
 fn set_clock(unix_time_ns: u64) -> Result<(), Failure> {
-    let (tv_sec, tv_nsec) = ((unix_time_ns / 1_000_000_000) as i64, (unix_time_ns % 1_000_000_000) as i64);
+    let (tv_sec, tv_nsec) = (
+        (unix_time_ns / 1_000_000_000) as i64,
+        (unix_time_ns % 1_000_000_000) as i64,
+    );
     rustix::time::clock_settime(ClockId::Realtime, Timespec { tv_sec, tv_nsec })
         .or_failure(|| "cannot set the clock".into())
 }
 
-/// Switches to a clock that the machine emulates: slower to read than the time-stamp counter, and independent of it.
+/// Switches to a clock that the machine emulates: slower to read than the time-stamp counter, and
+/// independent of it.
 pub fn leave_tsc() -> Result<(), Failure> {
     const CURRENT: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     let switched = ["hpet", "acpi_pm"].iter().any(|clock| {
@@ -64,7 +70,14 @@ pub fn leave_tsc() -> Result<(), Failure> {
         let written = fs::write(CURRENT, clock);
         written.is_ok() && fs::read_to_string(CURRENT).is_ok_and(|current| current.trim() == *clock)
     });
-    if switched { Ok(()) } else { Err(refusal(Errno::NODEV, "the guest has neither an HPET nor an ACPI timer")) }
+    if switched {
+        Ok(())
+    } else {
+        Err(refusal(
+            Errno::NODEV,
+            "the guest has neither an HPET nor an ACPI timer",
+        ))
+    }
 }
 
 /// Moves the clock by so much. Unlike a time to set, a step does not age on its way here.
@@ -80,17 +93,23 @@ pub fn unix_time_ns() -> u64 {
 
 fn add_entropy(bytes: &[u8]) -> Result<(), Failure> {
     let told = || "cannot add entropy".into();
-    let random = File::options().write(true).open("/dev/random").or_failure(told)?;
+    let random = File::options()
+        .write(true)
+        .open("/dev/random")
+        .or_failure(told)?;
     sys::add_entropy(&random, bytes).or_failure(told)
 }
 
-/// Grows an ext4 root to its device, once that has `disk_bytes`. Other file systems have the size they were made with.
+/// Grows an ext4 root to its device, once that has `disk_bytes`. Other file systems have the size
+/// they were made with.
 fn grow_root(disk_bytes: u64) -> Result<(), Failure> {
     let told = || "cannot grow the root file system".into();
     let root = File::open("/").or_failure(told)?;
     let system = rustix::fs::fstatfs(&root).or_failure(told)?;
-    let read_only =
-        rustix::fs::fstatvfs(&root).or_failure(told)?.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY);
+    let read_only = rustix::fs::fstatvfs(&root)
+        .or_failure(told)?
+        .f_flag
+        .contains(rustix::fs::StatVfsMountFlags::RDONLY);
     if system.f_type != EXT4_MAGIC || read_only {
         return Ok(());
     }
@@ -111,9 +130,14 @@ struct Device {
 
 impl Device {
     fn of(root: &File) -> Result<Self, Failure> {
-        let number = root.metadata().or_failure(|| "cannot find the root's device".into())?.dev();
+        let number = root
+            .metadata()
+            .or_failure(|| "cannot find the root's device".into())?
+            .dev();
         let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-        Ok(Self { dir: PathBuf::from(format!("/sys/dev/block/{major}:{minor}")) })
+        Ok(Self {
+            dir: PathBuf::from(format!("/sys/dev/block/{major}:{minor}")),
+        })
     }
 
     fn await_size(&self, wanted: u64) -> Result<(), Failure> {
@@ -124,7 +148,8 @@ impl Device {
                 return Ok(());
             }
             if Instant::now() >= deadline {
-                let message = format!("the root's disk has {bytes} bytes, and {wanted} were announced");
+                let message =
+                    format!("the root's disk has {bytes} bytes, and {wanted} were announced");
                 return Err(refusal(Errno::TIMEDOUT, message));
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -135,7 +160,11 @@ impl Device {
         let path = self.dir.join("size");
         let told = || format!("cannot read {}", path.display());
         let sectors = fs::read_to_string(&path).or_failure(told)?;
-        let sectors: u64 = sectors.trim().parse().map_err(io::Error::other).or_failure(told)?;
+        let sectors: u64 = sectors
+            .trim()
+            .parse()
+            .map_err(io::Error::other)
+            .or_failure(told)?;
         Ok(sectors * SECTOR)
     }
 
@@ -143,11 +172,17 @@ impl Device {
     fn ext4_blocks(&self) -> Result<u64, Failure> {
         let told = || "cannot read the root's superblock".into();
         let uevent = fs::read_to_string(self.dir.join("uevent")).or_failure(told)?;
-        let name = uevent.lines().find_map(|line| line.strip_prefix("DEVNAME="));
-        let name = name.ok_or(io::Error::from(io::ErrorKind::NotFound)).or_failure(told)?;
+        let name = uevent
+            .lines()
+            .find_map(|line| line.strip_prefix("DEVNAME="));
+        let name = name
+            .ok_or(io::Error::from(io::ErrorKind::NotFound))
+            .or_failure(told)?;
         let mut blocks = [0; 4];
         let device = File::open(Path::new("/dev").join(name)).or_failure(told)?;
-        device.read_exact_at(&mut blocks, SUPERBLOCK + BLOCKS_COUNT).or_failure(told)?;
+        device
+            .read_exact_at(&mut blocks, SUPERBLOCK + BLOCKS_COUNT)
+            .or_failure(told)?;
         Ok(u32::from_le_bytes(blocks).into())
     }
 }

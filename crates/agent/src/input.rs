@@ -5,8 +5,8 @@
 //!     written      |   buffered     |   may still come   |
 //! ```
 //!
-//! Always: at most `window` bytes are buffered. When nobody reads any more (the command closed its stdin), bytes are
-//! dropped and count as consumed, so the host is never stuck behind them.
+//! Always: at most `window` bytes are buffered. When nobody reads any more (the command closed its
+//! stdin), bytes are dropped and count as consumed, so the host is never stuck behind them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -56,12 +56,23 @@ pub enum AtEnd {
 impl Input {
     pub fn new(window: usize, sink: Option<(OwnedFd, AtEnd)>) -> Self {
         let sink = sink.map_or(Sink::Gone, |(fd, at_end)| Sink::Open(fd, at_end));
-        Self { sink, buffer: Vec::new(), start: 0, received: 0, told: 0, window, ended: false }
+        Self {
+            sink,
+            buffer: Vec::new(),
+            start: 0,
+            received: 0,
+            told: 0,
+            window,
+            ended: false,
+        }
     }
 
     /// A stream whose descriptor comes later, by [`attach`](Self::attach).
     pub fn awaiting(window: usize) -> Self {
-        Self { sink: Sink::Awaited, ..Self::new(window, None) }
+        Self {
+            sink: Sink::Awaited,
+            ..Self::new(window, None)
+        }
     }
 
     pub fn attach(&mut self, fd: OwnedFd, at_end: AtEnd) {
@@ -95,15 +106,26 @@ impl Input {
     /// Takes bytes from the host. What came already, before a break, is skipped.
     pub fn receive(&mut self, offset: u64, bytes: &[u8]) -> Result<(), InputError> {
         if offset > self.received {
-            return Err(InputError::Gap { offset, expected: self.received });
+            return Err(InputError::Gap {
+                offset,
+                expected: self.received,
+            });
         }
         let known = usize::try_from(self.received - offset).unwrap_or(usize::MAX);
-        let Some(fresh) = bytes.get(known..) else { return Ok(()) };
+        let Some(fresh) = bytes.get(known..) else {
+            return Ok(());
+        };
         if self.buffered() + fresh.len() > self.window {
-            return Err(InputError::Overrun { window: self.window });
+            return Err(InputError::Overrun {
+                window: self.window,
+            });
         }
         self.received += fresh.len() as u64;
-        let rest = if self.buffered() == 0 { &fresh[self.write(fresh)..] } else { fresh };
+        let rest = if self.buffered() == 0 {
+            &fresh[self.write(fresh)..]
+        } else {
+            fresh
+        };
         self.keep(rest);
         Ok(())
     }
@@ -122,7 +144,10 @@ impl Input {
     /// The host has nothing more.
     pub fn end(&mut self, offset: u64) -> Result<(), InputError> {
         if offset > self.received {
-            return Err(InputError::Gap { offset, expected: self.received });
+            return Err(InputError::Gap {
+                offset,
+                expected: self.received,
+            });
         }
         self.ended = true;
         self.finish_if_drained();
@@ -149,7 +174,8 @@ impl Input {
         self.finish_if_drained();
     }
 
-    /// Writes until the descriptor is full; closes it if nobody reads. Returns how many bytes need no keeping.
+    /// Writes until the descriptor is full; closes it if nobody reads. Returns how many bytes need
+    /// no keeping.
     fn write(&mut self, bytes: &[u8]) -> usize {
         let mut done = 0;
         while done < bytes.len() {
@@ -185,7 +211,8 @@ impl Input {
         self.start = 0;
     }
 
-    /// What to tell the host, when enough was consumed since it was last told or it might be waiting.
+    /// What to tell the host, when enough was consumed since it was last told or it might be
+    /// waiting.
     pub fn take_window(&mut self) -> Option<u64> {
         let consumed = self.consumed();
         let fresh = consumed - self.told;
@@ -217,7 +244,10 @@ mod tests {
     use super::*;
 
     fn pipe() -> (OwnedFd, OwnedFd) {
-        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK | rustix::pipe::PipeFlags::CLOEXEC).unwrap()
+        rustix::pipe::pipe_with(
+            rustix::pipe::PipeFlags::NONBLOCK | rustix::pipe::PipeFlags::CLOEXEC,
+        )
+        .unwrap()
     }
 
     fn read(fd: &OwnedFd) -> Vec<u8> {
@@ -233,13 +263,22 @@ mod tests {
         input.receive(0, b"abc").unwrap();
         input.receive(1, b"bcde").unwrap();
         assert_eq!(read(&reader), b"abcde");
-        assert_eq!(input.receive(6, b"x"), Err(InputError::Gap { offset: 6, expected: 5 }));
+        assert_eq!(
+            input.receive(6, b"x"),
+            Err(InputError::Gap {
+                offset: 6,
+                expected: 5
+            })
+        );
     }
 
     #[test]
     fn a_host_beyond_its_window_is_refused() {
         let mut input = Input::new(4, Some((pipe().1, AtEnd::Close)));
-        assert_eq!(input.receive(0, b"abcde"), Err(InputError::Overrun { window: 4 }));
+        assert_eq!(
+            input.receive(0, b"abcde"),
+            Err(InputError::Overrun { window: 4 })
+        );
     }
 
     #[test]

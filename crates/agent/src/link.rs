@@ -6,9 +6,10 @@
 //!      \--- bytes that make no sense ----------/      channels live on, queued output does not
 //! ```
 //!
-//! Always: the port is opened once and never closed, for what the host sends meanwhile would be lost. Its readiness comes
-//! edge-triggered: while the host is away the port reports a hang-up without end, and only an edge says it is back. At
-//! most [`QUEUE_LIMIT`] bytes of stream data are queued; while twice that is queued nothing is read either.
+//! Always: the port is opened once and never closed, for what the host sends meanwhile would be
+//! lost. Its readiness comes edge-triggered: while the host is away the port reports a hang-up
+//! without end, and only an edge says it is back. At most [`QUEUE_LIMIT`] bytes of stream data are
+//! queued; while twice that is queued nothing is read either.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -97,8 +98,14 @@ impl Link {
 
     /// Learns what changed at the port since the last call.
     pub fn absorb_edges(&mut self) -> rustix::io::Result<()> {
-        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }];
-        let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut events = [epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        }];
+        let zero = rustix::event::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
         let count = match epoll::wait(&self.edges, events.as_mut_slice(), Some(&zero)) {
             Err(Errno::INTR) => 0,
             other => other?,
@@ -136,8 +143,8 @@ impl Link {
         self.generation
     }
 
-    /// The next thing the host said. Reads until a frame is whole, because the port gives a page at a time and a turn
-    /// of the loop for each would cost more than the page.
+    /// The next thing the host said. Reads until a frame is whole, because the port gives a page at
+    /// a time and a turn of the loop for each would cost more than the page.
     pub fn next(&mut self) -> Option<Event> {
         let mut event = self.decode();
         for _ in 0..READS {
@@ -209,12 +216,40 @@ impl Link {
                     return None;
                 }
             },
-            Frame::Data { channel, stream, offset, bytes } => Event::Data { channel, stream, offset, bytes },
-            Frame::Eof { channel, stream, offset } => Event::Eof { channel, stream, offset },
-            Frame::Window { channel, stream, consumed } => Event::Window { channel, stream, consumed },
+            Frame::Data {
+                channel,
+                stream,
+                offset,
+                bytes,
+            } => Event::Data {
+                channel,
+                stream,
+                offset,
+                bytes,
+            },
+            Frame::Eof {
+                channel,
+                stream,
+                offset,
+            } => Event::Eof {
+                channel,
+                stream,
+                offset,
+            },
+            Frame::Window {
+                channel,
+                stream,
+                consumed,
+            } => Event::Window {
+                channel,
+                stream,
+                consumed,
+            },
         };
         match (&event, self.state) {
-            (Event::Message(HostMessage::Hello(_)), State::Greeting) | (_, State::Open) => Some(event),
+            (Event::Message(HostMessage::Hello(_)), State::Greeting) | (_, State::Open) => {
+                Some(event)
+            }
             _ => {
                 self.fault("a frame before the hello");
                 None
@@ -241,7 +276,8 @@ impl Link {
         self.away = true;
     }
 
-    /// Queues a message. Without a host listening it is dropped: what matters of it is told again in the next hello.
+    /// Queues a message. Without a host listening it is dropped: what matters of it is told again
+    /// in the next hello.
     pub fn send(&mut self, message: &AgentMessage) {
         if self.state == State::Hunting {
             return;
@@ -279,7 +315,8 @@ impl Link {
     }
 }
 
-/// A message as a frame. Somebody waits for every answer, so one that does not fit gives way to a short one.
+/// A message as a frame. Somebody waits for every answer, so one that does not fit gives way to a
+/// short one.
 fn framed(message: &AgentMessage) -> Result<Frame, MessageError> {
     message::to_frame(message).or_else(|error| match substitute(message) {
         Some(short) => message::to_frame(&short),
@@ -290,13 +327,21 @@ fn framed(message: &AgentMessage) -> Result<Frame, MessageError> {
 fn substitute(message: &AgentMessage) -> Option<AgentMessage> {
     let failure = refusal(Errno::MSGSIZE, "the guest's answer does not fit one frame");
     match message {
-        AgentMessage::Ended { channel, outcome: Outcome::NotStarted(_) } => {
-            Some(AgentMessage::Ended { channel: *channel, outcome: Outcome::NotStarted(failure) })
-        }
-        AgentMessage::Ended { channel, .. } => {
-            Some(AgentMessage::Ended { channel: *channel, outcome: Outcome::Failed(failure) })
-        }
-        AgentMessage::Reply { id, .. } => Some(AgentMessage::Reply { id: *id, reply: Err(failure) }),
+        AgentMessage::Ended {
+            channel,
+            outcome: Outcome::NotStarted(_),
+        } => Some(AgentMessage::Ended {
+            channel: *channel,
+            outcome: Outcome::NotStarted(failure),
+        }),
+        AgentMessage::Ended { channel, .. } => Some(AgentMessage::Ended {
+            channel: *channel,
+            outcome: Outcome::Failed(failure),
+        }),
+        AgentMessage::Reply { id, .. } => Some(AgentMessage::Reply {
+            id: *id,
+            reply: Err(failure),
+        }),
         AgentMessage::Hello(_) | AgentMessage::Started { .. } => None,
     }
 }
@@ -350,18 +395,44 @@ mod tests {
     use super::*;
 
     fn arrives(message: &AgentMessage) -> AgentMessage {
-        let Frame::Message(bytes) = framed(message).unwrap() else { panic!("a message is framed as one") };
+        let Frame::Message(bytes) = framed(message).unwrap() else {
+            panic!("a message is framed as one")
+        };
         message::from_bytes(&bytes).unwrap()
     }
 
     #[test]
     fn an_answer_that_does_not_fit_gives_way_to_a_short_one() {
-        let long = Failure { errno: libc::ENOENT, message: "x".repeat(frame::MAX_PAYLOAD) };
-        let ended = AgentMessage::Ended { channel: 7, outcome: Outcome::NotStarted(long.clone()) };
+        let long = Failure {
+            errno: libc::ENOENT,
+            message: "x".repeat(frame::MAX_PAYLOAD),
+        };
+        let ended = AgentMessage::Ended {
+            channel: 7,
+            outcome: Outcome::NotStarted(long.clone()),
+        };
         let told = arrives(&ended);
-        assert!(matches!(told, AgentMessage::Ended { channel: 7, outcome: Outcome::NotStarted(_) }), "{told:?}");
-        let told = arrives(&AgentMessage::Reply { id: 3, reply: Err(long) });
-        let AgentMessage::Reply { id: 3, reply: Err(failure) } = told else { panic!("{told:?}") };
+        assert!(
+            matches!(
+                told,
+                AgentMessage::Ended {
+                    channel: 7,
+                    outcome: Outcome::NotStarted(_)
+                }
+            ),
+            "{told:?}"
+        );
+        let told = arrives(&AgentMessage::Reply {
+            id: 3,
+            reply: Err(long),
+        });
+        let AgentMessage::Reply {
+            id: 3,
+            reply: Err(failure),
+        } = told
+        else {
+            panic!("{told:?}")
+        };
         assert_eq!(failure.errno, libc::EMSGSIZE);
     }
 }

@@ -1,8 +1,9 @@
 //! The agent: the program in the guest.
 //!
-//! As pid 1 of the initramfs it brings the guest up and serves the host over a virtio port. With `--fd N` it serves the
-//! socket it was given as descriptor N instead, and leaves the machine it runs on alone; that is how it is tested.
-//! `--cgroup DIR` names a cgroup hierarchy to use there, `--hooks DIR` the hooks that a restore runs.
+//! As pid 1 of the initramfs it brings the guest up and serves the host over a virtio port. With
+//! `--fd N` it serves the socket it was given as descriptor N instead, and leaves the machine it
+//! runs on alone; that is how it is tested. `--cgroup DIR` names a cgroup hierarchy to use there,
+//! `--hooks DIR` the hooks that a restore runs.
 
 mod cgroup;
 mod channel;
@@ -49,14 +50,24 @@ fn main() -> ExitCode {
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [floor::NOTHING] => ExitCode::SUCCESS,
         ["--fd", number] => run_guestless(number, Surroundings::default()),
-        ["--fd", number, "--cgroup", mount] => {
-            run_guestless(number, Surroundings { cgroups: Cgroups::open(mount), ..Surroundings::default() })
-        }
-        ["--fd", number, "--hooks", dir] => {
-            run_guestless(number, Surroundings { hooks: Some(dir.into()), ..Surroundings::default() })
-        }
+        ["--fd", number, "--cgroup", mount] => run_guestless(
+            number,
+            Surroundings {
+                cgroups: Cgroups::open(mount),
+                ..Surroundings::default()
+            },
+        ),
+        ["--fd", number, "--hooks", dir] => run_guestless(
+            number,
+            Surroundings {
+                hooks: Some(dir.into()),
+                ..Surroundings::default()
+            },
+        ),
         _ => {
-            eprintln!("usage: sandtree-agent --fd N [--cgroup DIR | --hooks DIR], or as /init of a guest");
+            eprintln!(
+                "usage: sandtree-agent --fd N [--cgroup DIR | --hooks DIR], or as /init of a guest"
+            );
             ExitCode::from(2)
         }
     }
@@ -71,7 +82,14 @@ struct Surroundings {
 
 impl Default for Surroundings {
     fn default() -> Self {
-        Self { cgroups: Cgroups::absent(), hooks: None, booted: Booted { modules: Rest::default(), image: None } }
+        Self {
+            cgroups: Cgroups::absent(),
+            hooks: None,
+            booted: Booted {
+                modules: Rest::default(),
+                image: None,
+            },
+        }
     }
 }
 
@@ -81,21 +99,36 @@ fn run_guest() -> ! {
         let port = init::open_port(sandtree_proto::PORT_NAME)?;
         let (cgroups, hooks) = (Cgroups::open("/sys/fs/cgroup"), Some(hooks::PLACE.into()));
         if role == Role::BesideInit {
-            cgroups.enter().unwrap_or_else(|error| console::say(format_args!("cannot enter a cgroup: {error}")));
+            cgroups.enter().unwrap_or_else(|error| {
+                console::say(format_args!("cannot enter a cgroup: {error}"))
+            });
         }
-        let end = serve(role, port, Surroundings { cgroups, hooks, booted }).map_err(BootError::Serve)?;
+        let end = serve(
+            role,
+            port,
+            Surroundings {
+                cgroups,
+                hooks,
+                booted,
+            },
+        )
+        .map_err(BootError::Serve)?;
         Ok((role, end))
     });
     match served {
         Ok((role, End::Shutdown { way, grace })) => init::shutdown::leave(role, way, grace),
-        Ok((_, End::HostGone)) => init::give_up(&BootError::Serve(io::ErrorKind::ConnectionAborted.into())),
+        Ok((_, End::HostGone)) => {
+            init::give_up(&BootError::Serve(io::ErrorKind::ConnectionAborted.into()))
+        }
         Err(error) => init::give_up(&error),
     }
 }
 
 fn run_guestless(number: &str, surroundings: Surroundings) -> ExitCode {
     let number = number.parse::<RawFd>().map_err(io::Error::other);
-    let served = number.and_then(sys::inherited).and_then(|socket| serve(Role::Guestless, socket, surroundings));
+    let served = number
+        .and_then(sys::inherited)
+        .and_then(|socket| serve(Role::Guestless, socket, surroundings));
     match served {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
@@ -106,25 +139,44 @@ fn run_guestless(number: &str, surroundings: Surroundings) -> ExitCode {
 }
 
 fn serve(role: Role, port: OwnedFd, surroundings: Surroundings) -> io::Result<End> {
-    let Surroundings { cgroups, hooks, booted } = surroundings;
+    let Surroundings {
+        cgroups,
+        hooks,
+        booted,
+    } = surroundings;
     rustix::io::fcntl_setfd(&port, rustix::io::FdFlags::CLOEXEC)?;
     let signals = sys::block_signals(serve::heard_by(role))?;
     // Not before: a thread with other signals unblocked would take our children's away.
     let (hold, image) = booted.image.map(ImageInit::attend).unzip();
-    let settling = Settling { modules: booted.modules.load_beside(), image: image.unwrap_or_default() };
+    let settling = Settling {
+        modules: booted.modules.load_beside(),
+        image: image.unwrap_or_default(),
+    };
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     if role != Role::Guestless {
         std::fs::write("/proc/self/oom_score_adj", "-1000")?;
     }
-    let ground = Ground { cgroups, open_files: raise_open_files()? };
-    let place = Place { role, ground, settling, hooks, hold };
+    let ground = Ground {
+        cgroups,
+        open_files: raise_open_files()?,
+    };
+    let place = Place {
+        role,
+        ground,
+        settling,
+        hooks,
+        hold,
+    };
     Ok(Agent::new(place, Link::new(port)?, signals)?.serve()?)
 }
 
 /// Every channel has up to five descriptors. Returns the limit commands start with, as it was.
 fn raise_open_files() -> io::Result<Rlimit> {
     let limit = rustix::process::getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
     rustix::process::setrlimit(Resource::Nofile, raised)?;
     Ok(limit)
 }

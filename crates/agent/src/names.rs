@@ -1,7 +1,7 @@
 //! The names a guest goes by: its hostname, with a line in `/etc/hosts`, and its machine id.
 //!
-//! Always: of an image's `/etc/hosts` every line stays. Without `/etc`, or on a read-only root, no file is written, and that
-//! is no error.
+//! Always: of an image's `/etc/hosts` every line stays. Without `/etc`, or on a read-only root, no
+//! file is written, and that is no error.
 
 use std::fs;
 use std::io;
@@ -24,10 +24,14 @@ const JOURNALS: [&str; 2] = ["/run/log/journal", "/var/log/journal"];
 const JOURNAL_PROCESSES: &str = "/sys/fs/cgroup/system.slice/systemd-journald.service/cgroup.procs";
 
 pub fn assume(hostname: &str, machine_id: &str) -> Result<(), Failure> {
-    rustix::system::sethostname(hostname.as_bytes()).or_failure(|| "cannot set the hostname".into())?;
+    rustix::system::sethostname(hostname.as_bytes())
+        .or_failure(|| "cannot set the hostname".into())?;
     write_line("/etc/hostname", hostname)?;
     let hosts = fs::read(HOSTS).unwrap_or_default();
-    write_text(HOSTS, &with_own_name(&String::from_utf8_lossy(&hosts), hostname))?;
+    write_text(
+        HOSTS,
+        &with_own_name(&String::from_utf8_lossy(&hosts), hostname),
+    )?;
     assume_id(machine_id)
 }
 
@@ -37,7 +41,9 @@ fn assume_id(id: &str) -> Result<(), Failure> {
     if fs::symlink_metadata(BUS_ID).is_ok_and(|found| found.is_file()) {
         write_line(BUS_ID, id)?;
     }
-    if let Some(before) = before.filter(|before| before != id && read_id(MACHINE_ID).is_some_and(|now| now == id)) {
+    if let Some(before) =
+        before.filter(|before| before != id && read_id(MACHINE_ID).is_some_and(|now| now == id))
+    {
         move_journals(&before, id);
     }
     Ok(())
@@ -49,22 +55,33 @@ fn read_id(path: &str) -> Option<String> {
     (id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| id.to_owned())
 }
 
-/// systemd's journal is found by the machine's id. Its daemon knows the id it started with: it ends, and init starts it
-/// anew with everything it had open.
+/// systemd's journal is found by the machine's id. Its daemon knows the id it started with: it
+/// ends, and init starts it anew with everything it had open.
 fn move_journals(before: &str, now: &str) {
     for journals in JOURNALS {
-        // Without a journal there is nothing to move, and one that is there already is the guest's own.
-        tolerate(fs::rename(Path::new(journals).join(before), Path::new(journals).join(now)));
+        // Without a journal there is nothing to move, and one that is there already is the guest's
+        // own.
+        tolerate(fs::rename(
+            Path::new(journals).join(before),
+            Path::new(journals).join(now),
+        ));
     }
     let processes = fs::read_to_string(JOURNAL_PROCESSES).unwrap_or_default();
-    for pid in processes.lines().filter_map(|line| rustix::process::Pid::from_raw(line.parse().ok()?)) {
+    for pid in processes
+        .lines()
+        .filter_map(|line| rustix::process::Pid::from_raw(line.parse().ok()?))
+    {
         tolerate(sys::signal(Target::Process(pid), libc::SIGTERM));
     }
 }
 
-/// The hosts, with one line of ours for a name that has none: who looks the own name up gets an answer at once.
+/// The hosts, with one line of ours for a name that has none: who looks the own name up gets an
+/// answer at once.
 fn with_own_name(hosts: &str, hostname: &str) -> String {
-    let mut lines: String = hosts.split_inclusive('\n').filter(|line| !line.trim_end().ends_with(OURS)).collect();
+    let mut lines: String = hosts
+        .split_inclusive('\n')
+        .filter(|line| !line.trim_end().ends_with(OURS))
+        .collect();
     if lines.is_empty() {
         lines.push_str(LOCALHOST);
     }
@@ -77,7 +94,10 @@ fn with_own_name(hosts: &str, hostname: &str) -> String {
 
 fn names(line: &str, hostname: &str) -> bool {
     let entry = line.split('#').next().unwrap_or_default();
-    entry.split_whitespace().skip(1).any(|name| name == hostname)
+    entry
+        .split_whitespace()
+        .skip(1)
+        .any(|name| name == hostname)
 }
 
 /// Writes a file of one line, if it is not there with it already.
@@ -96,7 +116,8 @@ fn write_text(path: &str, wanted: &str) -> Result<(), Failure> {
     }
 }
 
-/// An image may have a link there into a directory that only its own init fills; then a file takes its place.
+/// An image may have a link there into a directory that only its own init fills; then a file takes
+/// its place.
 fn replace_dangling(path: &str, wanted: &str, error: io::Error) -> io::Result<()> {
     if error.kind() != io::ErrorKind::NotFound {
         return Err(error);
@@ -117,14 +138,26 @@ mod tests {
         let first = with_own_name(images, "a");
         assert_eq!(first, format!("{images}\n127.0.1.1 a # sandtree\n"));
         assert_eq!(with_own_name(&first, "a"), first);
-        assert_eq!(with_own_name(&first, "b"), format!("{images}\n127.0.1.1 b # sandtree\n"));
-        assert_eq!(with_own_name(&first, "db"), format!("{images}\n"), "the image names it already");
-        assert_eq!(with_own_name("", "a"), format!("{LOCALHOST}127.0.1.1 a # sandtree\n"));
+        assert_eq!(
+            with_own_name(&first, "b"),
+            format!("{images}\n127.0.1.1 b # sandtree\n")
+        );
+        assert_eq!(
+            with_own_name(&first, "db"),
+            format!("{images}\n"),
+            "the image names it already"
+        );
+        assert_eq!(
+            with_own_name("", "a"),
+            format!("{LOCALHOST}127.0.1.1 a # sandtree\n")
+        );
     }
 
     #[test]
     fn a_comment_names_nobody() {
-        assert!(names("10.0.0.7\tx db", "db") && !names("10.0.0.7 x # db", "db") && !names("db", "db"));
+        assert!(
+            names("10.0.0.7\tx db", "db") && !names("10.0.0.7 x # db", "db") && !names("db", "db")
+        );
     }
 
     #[test]
@@ -137,7 +170,13 @@ mod tests {
         write_line(&at("dangling"), "x").unwrap();
         write_line(&at("link"), "x").unwrap();
         assert!(!Path::new(&at("dangling")).is_symlink() && Path::new(&at("link")).is_symlink());
-        assert_eq!([fs::read(at("dangling")).unwrap(), fs::read(at("target")).unwrap()], [b"x\n", b"x\n"]);
+        assert_eq!(
+            [
+                fs::read(at("dangling")).unwrap(),
+                fs::read(at("target")).unwrap()
+            ],
+            [b"x\n", b"x\n"]
+        );
         write_line(&at("missing/file"), "x").unwrap();
     }
 }

@@ -15,8 +15,8 @@ const ADDRESS: [u8; 4] = [10, 0, 2, 15];
 const NETMASK: [u8; 4] = [255, 255, 255, 0];
 const GATEWAY: [u8; 4] = [10, 0, 2, 2];
 const NAME_SERVER: &str = "nameserver 10.0.2.3";
-/// How long the interface may take to appear: its driver is loaded beside us, and under emulation on a busy host that
-/// takes seconds.
+/// How long the interface may take to appear: its driver is loaded beside us, and under emulation
+/// on a busy host that takes seconds.
 const APPEARS_WITHIN: Duration = Duration::from_secs(20);
 
 pub fn configure(network: Network) -> Result<(), Failure> {
@@ -33,7 +33,8 @@ pub fn configure(network: Network) -> Result<(), Failure> {
     sys::set_interface_address(&socket, &name, libc::SIOCSIFNETMASK, NETMASK).or_failure(told)?;
     sys::bring_up(&socket, &name).or_failure(told)?;
     if network == Network::Full {
-        sys::add_default_route(&socket, GATEWAY).or_failure(|| "cannot add the default route".into())?;
+        sys::add_default_route(&socket, GATEWAY)
+            .or_failure(|| "cannot add the default route".into())?;
         names::write_line("/etc/resolv.conf", NAME_SERVER)?;
     }
     Ok(())
@@ -43,7 +44,9 @@ pub fn configure(network: Network) -> Result<(), Failure> {
 fn interface() -> Result<String, Failure> {
     let deadline = Instant::now() + APPEARS_WITHIN;
     loop {
-        if let Some(name) = first_device().or_failure(|| "cannot list the network interfaces".into())? {
+        if let Some(name) =
+            first_device().or_failure(|| "cannot list the network interfaces".into())?
+        {
             return Ok(name);
         }
         if Instant::now() >= deadline {

@@ -1,8 +1,8 @@
 //! A stream to the host: bytes from a descriptor on their way into an [`Outgoing`].
 //!
-//! Always: the descriptor is read only while the window has room, so a host that stops reading stops the writer.
-//! After a command has ended, what is in the pipe at that moment still belongs to it; what its background children
-//! write later does not.
+//! Always: the descriptor is read only while the window has room, so a host that stops reading
+//! stops the writer. After a command has ended, what is in the pipe at that moment still belongs to
+//! it; what its background children write later does not.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -23,12 +23,20 @@ impl Output {
         if source.is_none() {
             stream.end();
         }
-        Self { stream, source, left: None }
+        Self {
+            stream,
+            source,
+            left: None,
+        }
     }
 
     /// A stream whose descriptor comes later, by [`attach`](Self::attach).
     pub fn awaiting(window: usize) -> Self {
-        Self { stream: Outgoing::new(window), source: None, left: None }
+        Self {
+            stream: Outgoing::new(window),
+            source: None,
+            left: None,
+        }
     }
 
     pub fn attach(&mut self, source: OwnedFd) {
@@ -61,7 +69,11 @@ impl Output {
     /// Reads what is there and fits.
     pub fn pull(&mut self, scratch: &mut [u8]) -> Result<(), Errno> {
         while let Some(fd) = self.source.as_ref().filter(|_| !self.stream.is_ended()) {
-            let want = self.stream.room().min(scratch.len()).min(self.left.unwrap_or(usize::MAX));
+            let want = self
+                .stream
+                .room()
+                .min(scratch.len())
+                .min(self.left.unwrap_or(usize::MAX));
             if want == 0 {
                 break;
             }
@@ -129,7 +141,10 @@ mod tests {
             output.pull(&mut scratch).unwrap();
             let (offset, bytes) = output.stream().take(9).unwrap();
             seen.extend_from_slice(&bytes);
-            output.stream().consumed(offset + bytes.len() as u64).unwrap();
+            output
+                .stream()
+                .consumed(offset + bytes.len() as u64)
+                .unwrap();
         }
         assert_eq!(seen, b"abcdef");
         assert!(output.take_source().is_some());

@@ -1,6 +1,10 @@
-//! The few system calls rustix has no safe form of. Every `unsafe` of the agent but the child's way to `execve` is here.
+//! The few system calls rustix has no safe form of. Every `unsafe` of the agent but the child's way
+//! to `execve` is here.
 
-#![allow(unsafe_code, reason = "each function passes only valid pointers to live values to one system call")]
+#![allow(
+    unsafe_code,
+    reason = "each function passes only valid pointers to live values to one system call"
+)]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -15,7 +19,8 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Blocks every signal for this thread and those it starts, and makes `heard` readable as a descriptor.
+/// Blocks every signal for this thread and those it starts, and makes `heard` readable as a
+/// descriptor.
 ///
 /// A blocked SIGTERM cannot end the agent. Children inherit the mask and must [`clean_signals`].
 pub fn block_signals(heard: &[i32]) -> io::Result<OwnedFd> {
@@ -28,8 +33,16 @@ pub fn block_signals(heard: &[i32]) -> io::Result<OwnedFd> {
         for number in heard {
             check(libc::sigaddset(readable.as_mut_ptr(), *number))?;
         }
-        check(libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut()))?;
-        let fd = check(libc::signalfd(-1, readable.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
+        check(libc::pthread_sigmask(
+            libc::SIG_SETMASK,
+            all.as_ptr(),
+            std::ptr::null_mut(),
+        ))?;
+        let fd = check(libc::signalfd(
+            -1,
+            readable.as_ptr(),
+            libc::SFD_CLOEXEC | libc::SFD_NONBLOCK,
+        ))?;
         Ok(OwnedFd::from_raw_fd(fd))
     }
 }
@@ -43,8 +56,8 @@ pub fn heard_signals(fd: impl AsFd) -> Vec<i32> {
     records[..count].chunks_exact(RECORD).map(number).collect()
 }
 
-/// What a command expects: nothing blocked, and nothing ignored, whatever the agent was started with. May be called
-/// between fork and exec.
+/// What a command expects: nothing blocked, and nothing ignored, whatever the agent was started
+/// with. May be called between fork and exec.
 pub fn clean_signals() -> io::Result<()> {
     let mut none = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: signal takes a number and a constant; sigemptyset initialises the set that pthread_sigmask then reads.
@@ -55,7 +68,11 @@ pub fn clean_signals() -> io::Result<()> {
             }
         }
         check(libc::sigemptyset(none.as_mut_ptr()))?;
-        check(libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut()))?;
+        check(libc::pthread_sigmask(
+            libc::SIG_SETMASK,
+            none.as_ptr(),
+            std::ptr::null_mut(),
+        ))?;
     }
     Ok(())
 }
@@ -114,7 +131,14 @@ pub fn add_entropy(random: impl AsFd, bytes: &[u8]) -> io::Result<()> {
 /// Grows a mounted ext4 to `blocks` blocks; the present size is no change and no error.
 pub fn resize_ext4(root: impl AsFd, blocks: u64) -> io::Result<()> {
     // SAFETY: the kernel reads one u64 through the pointer.
-    check(unsafe { libc::ioctl(root.as_fd().as_raw_fd(), EXT4_IOC_RESIZE_FS, &raw const blocks) }).map(drop)
+    check(unsafe {
+        libc::ioctl(
+            root.as_fd().as_raw_fd(),
+            EXT4_IOC_RESIZE_FS,
+            &raw const blocks,
+        )
+    })
+    .map(drop)
 }
 
 /// `_IOWR('X', …)`, the same on every architecture of ours.
@@ -158,7 +182,14 @@ pub fn bring_up(socket: impl AsFd, name: &str) -> io::Result<()> {
     let mut ifreq = interface_request(name)?;
     ifreq.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
     // SAFETY: the kernel reads one ifreq with its flags filled in.
-    check(unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCSIFFLAGS, &raw const ifreq) }).map(drop)
+    check(unsafe {
+        libc::ioctl(
+            socket.as_fd().as_raw_fd(),
+            libc::SIOCSIFFLAGS,
+            &raw const ifreq,
+        )
+    })
+    .map(drop)
 }
 
 /// Adds the default route; one that is there already is no error.
@@ -170,7 +201,13 @@ pub fn add_default_route(socket: impl AsFd, gateway: [u8; 4]) -> io::Result<()> 
     route.rt_gateway = internet_address(gateway);
     route.rt_flags = libc::RTF_UP | libc::RTF_GATEWAY;
     // SAFETY: the kernel reads one rtentry; its device name is null.
-    match check(unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCADDRT, &raw const route) }) {
+    match check(unsafe {
+        libc::ioctl(
+            socket.as_fd().as_raw_fd(),
+            libc::SIOCADDRT,
+            &raw const route,
+        )
+    }) {
         Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
         other => other.map(drop),
     }
@@ -194,9 +231,16 @@ fn internet_address(address: [u8; 4]) -> libc::sockaddr {
     for (to, from) in data[2..6].iter_mut().zip(address) {
         *to = from as libc::c_char;
     }
-    libc::sockaddr { sa_family: libc::AF_INET as libc::sa_family_t, sa_data: data }
+    libc::sockaddr {
+        sa_family: libc::AF_INET as libc::sa_family_t,
+        sa_data: data,
+    }
 }
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
 }

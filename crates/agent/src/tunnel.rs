@@ -9,7 +9,10 @@ use sandtree_proto::Failure;
 
 use crate::failure::{failure, tolerate};
 
-const PLACES: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+const PLACES: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::LOCALHOST),
+    IpAddr::V6(Ipv6Addr::LOCALHOST),
+];
 
 /// A connection in the making: IPv4 first, then IPv6.
 #[derive(Debug)]
@@ -33,7 +36,11 @@ impl Connecting {
 
     fn attempt(port: u16, place: usize) -> Progress {
         let address = SocketAddr::new(PLACES[place], port);
-        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let family = if address.is_ipv4() {
+            AddressFamily::INET
+        } else {
+            AddressFamily::INET6
+        };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = match rustix::net::socket_with(family, SocketType::STREAM, flags, None) {
             Ok(socket) => socket,
@@ -41,7 +48,11 @@ impl Connecting {
         };
         match rustix::net::connect(&socket, &address) {
             Ok(()) => connected(socket),
-            Err(Errno::INPROGRESS) => Progress::Waiting(Self { port, place, socket }),
+            Err(Errno::INPROGRESS) => Progress::Waiting(Self {
+                port,
+                place,
+                socket,
+            }),
             Err(error) => Self::refused(port, place, error),
         }
     }
@@ -64,7 +75,10 @@ impl Connecting {
         if let Some(next @ (Progress::Waiting(_) | Progress::Connected(_))) = next {
             return next;
         }
-        Progress::Failed(failure(&format!("cannot connect to port {port} in the guest"), &error.into()))
+        Progress::Failed(failure(
+            &format!("cannot connect to port {port} in the guest"),
+            &error.into(),
+        ))
     }
 }
 

@@ -1,5 +1,5 @@
-//! Users and groups by the files in `/etc`. The C library's look-ups load code at run time, which a static program in a
-//! bare guest has none of.
+//! Users and groups by the files in `/etc`. The C library's look-ups load code at run time, which a
+//! static program in a bare guest has none of.
 
 use std::collections::BTreeSet;
 
@@ -28,8 +28,12 @@ pub struct Database {
 
 impl Database {
     pub fn read() -> Self {
-        let text = |path| String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();
-        Self { passwd: text("/etc/passwd"), group: text("/etc/group") }
+        let text =
+            |path| String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();
+        Self {
+            passwd: text("/etc/passwd"),
+            group: text("/etc/group"),
+        }
     }
 
     /// Finds `name`, `uid`, `name:group` or `uid:gid`; the empty string is root.
@@ -53,21 +57,38 @@ impl Database {
             return Ok(found);
         }
         let Ok(uid) = wanted.parse::<u32>() else {
-            return Err(refusal(Errno::INVAL, format!("no user {wanted} in the guest")));
+            return Err(refusal(
+                Errno::INVAL,
+                format!("no user {wanted} in the guest"),
+            ));
         };
-        Ok(accounts().find(|account| account.uid == uid).unwrap_or_else(|| nameless(uid)))
+        Ok(accounts()
+            .find(|account| account.uid == uid)
+            .unwrap_or_else(|| nameless(uid)))
     }
 
     fn group(&self, wanted: &str) -> Result<u32, Failure> {
-        let named = self.group.lines().filter_map(group).find(|group| group.name == wanted).map(|group| group.gid);
+        let named = self
+            .group
+            .lines()
+            .filter_map(group)
+            .find(|group| group.name == wanted)
+            .map(|group| group.gid);
         let unknown = || refusal(Errno::INVAL, format!("no group {wanted} in the guest"));
         named.or_else(|| wanted.parse().ok()).ok_or_else(unknown)
     }
 
     fn memberships(&self, account: &Account) -> Vec<u32> {
         let groups = self.group.lines().filter_map(group);
-        let joined = groups.filter(|group| group.members.split(',').any(|member| member == account.name));
-        let mut all: Vec<u32> = std::iter::once(account.gid).chain(joined.map(|group| group.gid)).collect();
+        let joined = groups.filter(|group| {
+            group
+                .members
+                .split(',')
+                .any(|member| member == account.name)
+        });
+        let mut all: Vec<u32> = std::iter::once(account.gid)
+            .chain(joined.map(|group| group.gid))
+            .collect();
         let mut seen = BTreeSet::new();
         all.retain(|gid| seen.insert(*gid));
         all
@@ -76,21 +97,43 @@ impl Database {
 
 fn account(line: &str) -> Option<Account> {
     let fields: Vec<&str> = line.split(':').collect();
-    let [name, _, uid, gid, _, home, shell] = fields[..] else { return None };
+    let [name, _, uid, gid, _, home, shell] = fields[..] else {
+        return None;
+    };
     Some(Account {
         uid: uid.parse().ok()?,
         gid: gid.parse().ok()?,
         groups: Vec::new(),
         name: name.to_owned(),
-        home: if home.is_empty() { "/".to_owned() } else { home.to_owned() },
-        shell: if shell.is_empty() { "/bin/sh".to_owned() } else { shell.to_owned() },
+        home: if home.is_empty() {
+            "/".to_owned()
+        } else {
+            home.to_owned()
+        },
+        shell: if shell.is_empty() {
+            "/bin/sh".to_owned()
+        } else {
+            shell.to_owned()
+        },
     })
 }
 
-/// A number without an entry: in root's group, at home in the root directory, as where images come from has it.
+/// A number without an entry: in root's group, at home in the root directory, as where images come
+/// from has it.
 fn nameless(uid: u32) -> Account {
-    let name = if uid == 0 { "root".to_owned() } else { uid.to_string() };
-    Account { uid, gid: 0, groups: Vec::new(), name, home: "/".to_owned(), shell: "/bin/sh".to_owned() }
+    let name = if uid == 0 {
+        "root".to_owned()
+    } else {
+        uid.to_string()
+    };
+    Account {
+        uid,
+        gid: 0,
+        groups: Vec::new(),
+        name,
+        home: "/".to_owned(),
+        shell: "/bin/sh".to_owned(),
+    }
 }
 
 struct Group<'a> {
@@ -102,7 +145,11 @@ struct Group<'a> {
 fn group(line: &str) -> Option<Group<'_>> {
     let mut fields = line.split(':');
     let (name, _, gid) = (fields.next()?, fields.next()?, fields.next()?);
-    Some(Group { name, gid: gid.parse().ok()?, members: fields.next().unwrap_or("") })
+    Some(Group {
+        name,
+        gid: gid.parse().ok()?,
+        members: fields.next().unwrap_or(""),
+    })
 }
 
 #[cfg(test)]
@@ -119,12 +166,18 @@ mod tests {
     #[test]
     fn users_by_name_and_number() {
         let ann = database().find("ann").unwrap();
-        assert_eq!((ann.uid, ann.gid, ann.groups.as_slice()), (1000, 100, [100, 10].as_slice()));
+        assert_eq!(
+            (ann.uid, ann.gid, ann.groups.as_slice()),
+            (1000, 100, [100, 10].as_slice())
+        );
         assert_eq!(ann.shell, "/bin/sh");
         assert_eq!(database().find("1000").unwrap(), ann);
         assert_eq!(database().find("").unwrap().home, "/root");
         let nobody = database().find("7").unwrap();
-        assert_eq!((nobody.home.as_str(), nobody.gid, nobody.groups), ("/", 0, vec![0]));
+        assert_eq!(
+            (nobody.home.as_str(), nobody.gid, nobody.groups),
+            ("/", 0, vec![0])
+        );
     }
 
     #[test]
@@ -146,15 +199,27 @@ mod tests {
     #[test]
     fn a_guest_without_users_has_numbers() {
         let root = Database::default().find("").unwrap();
-        assert_eq!((root.uid, root.gid, root.name.as_str(), root.home.as_str()), (0, 0, "root", "/"));
+        assert_eq!(
+            (root.uid, root.gid, root.name.as_str(), root.home.as_str()),
+            (0, 0, "root", "/")
+        );
         assert_eq!(Database::default().find("5:6").unwrap().gid, 6);
-        let homeless = Database { passwd: "x:x:9:9:::\n".into(), group: String::new() };
+        let homeless = Database {
+            passwd: "x:x:9:9:::\n".into(),
+            group: String::new(),
+        };
         assert_eq!(homeless.find("x").unwrap().home, "/");
     }
 
     #[test]
     fn the_unknown_is_named() {
-        assert_eq!(database().find("zoe").unwrap_err().message, "no user zoe in the guest");
-        assert_eq!(database().find("ann:zoo").unwrap_err().message, "no group zoo in the guest");
+        assert_eq!(
+            database().find("zoe").unwrap_err().message,
+            "no user zoe in the guest"
+        );
+        assert_eq!(
+            database().find("ann:zoo").unwrap_err().message,
+            "no group zoo in the guest"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Threads for what may wait for a disk. They talk to the loop through pipes, and say when they are done.
+//! Threads for what may wait for a disk. They talk to the loop through pipes, and say when they are
+//! done.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Stdio;
@@ -28,7 +29,8 @@ pub enum Finished {
         generation: u64,
         reply: Result<Reply, Failure>,
     },
-    /// A command to start. Only the loop starts any: it takes the status of every child, also of one that fails to start.
+    /// A command to start. Only the loop starts any: it takes the status of every child, also of
+    /// one that fails to start.
     Start(Start),
     /// What was started, and may live on.
     Left(Family),
@@ -41,8 +43,8 @@ pub struct Start {
     pub started: Sender<Result<(Pid, Family), Failure>>,
 }
 
-/// Tells one thread's work from another's. A channel's number does not: after a restore another hub gives them out, while
-/// threads of channels that were closed may still be at work.
+/// Tells one thread's work from another's. A channel's number does not: after a restore another hub
+/// gives them out, while threads of channels that were closed may still be at work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ticket(u64);
 
@@ -73,11 +75,19 @@ impl Workers {
     pub fn new() -> rustix::io::Result<Self> {
         let (sender, receiver) = channel();
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { sender, receiver, bell: Arc::new(bell), next_ticket: 0 })
+        Ok(Self {
+            sender,
+            receiver,
+            bell: Arc::new(bell),
+            next_ticket: 0,
+        })
     }
 
     pub fn to_loop(&self) -> Bell {
-        Bell { sender: self.sender.clone(), bell: Arc::clone(&self.bell) }
+        Bell {
+            sender: self.sender.clone(),
+            bell: Arc::clone(&self.bell),
+        }
     }
 
     /// Readable when something has finished.
@@ -92,7 +102,11 @@ impl Workers {
     ) -> Result<Ticket, Failure> {
         self.next_ticket += 1;
         let ticket = Ticket(self.next_ticket);
-        self.spawn(move || Finished::Channel { channel, ticket, result: guarded(work) })?;
+        self.spawn(move || Finished::Channel {
+            channel,
+            ticket,
+            result: guarded(work),
+        })?;
         Ok(ticket)
     }
 
@@ -102,13 +116,20 @@ impl Workers {
         generation: u64,
         work: impl FnOnce() -> Result<Reply, Failure> + Send + 'static,
     ) -> Result<(), Failure> {
-        self.spawn(move || Finished::Request { id, generation, reply: guarded(work) })
+        self.spawn(move || Finished::Request {
+            id,
+            generation,
+            reply: guarded(work),
+        })
     }
 
     fn spawn(&self, work: impl FnOnce() -> Finished + Send + 'static) -> Result<(), Failure> {
         let loop_bell = self.to_loop();
         let thread = move || loop_bell.ring(work());
-        std::thread::Builder::new().spawn(thread).map(drop).or_failure(|| "cannot start a thread in the guest".into())
+        std::thread::Builder::new()
+            .spawn(thread)
+            .map(drop)
+            .or_failure(|| "cannot start a thread in the guest".into())
     }
 
     pub fn take_finished(&self) -> impl Iterator<Item = Finished> + '_ {
@@ -120,5 +141,6 @@ impl Workers {
 
 /// A panic in one operation is its failure, not the end of the guest's init.
 fn guarded<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(refusal(Errno::IO, "the agent failed inside")))
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(refusal(Errno::IO, "the agent failed inside")))
 }

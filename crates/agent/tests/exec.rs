@@ -25,7 +25,9 @@ fn wait_gone(pid: i32) {
 #[test]
 fn streams_are_separate_and_byte_exact() {
     let mut agent = Agent::start(&[]);
-    let seen = agent.client.run(shell(r"printf 'a\0\377\nno newline'; printf 'err\r' >&2; exit 3"));
+    let seen = agent.client.run(shell(
+        r"printf 'a\0\377\nno newline'; printf 'err\r' >&2; exit 3",
+    ));
     assert_eq!(seen.out, b"a\0\xff\nno newline");
     assert_eq!(seen.err, b"err\r");
     assert_eq!(seen.outcome, Some(Outcome::Exited { code: 3 }));
@@ -37,7 +39,10 @@ fn streams_are_separate_and_byte_exact() {
 fn stdin_is_binary_and_empty_without_one() {
     let mut agent = Agent::start(&[]);
     let bytes: Vec<u8> = (0..3_000_000u32).map(|i| (i * 7 + i / 251) as u8).collect();
-    let channel = agent.client.open(Open::Exec(ExecStart { stdin: true, ..exec(&["cat"]) }));
+    let channel = agent.client.open(Open::Exec(ExecStart {
+        stdin: true,
+        ..exec(&["cat"])
+    }));
     agent.client.feed(channel, &bytes);
     let seen = agent.client.finish(channel);
     assert!(seen.out == bytes);
@@ -47,7 +52,10 @@ fn stdin_is_binary_and_empty_without_one() {
 #[test]
 fn input_nobody_reads_does_not_hang() {
     let mut agent = Agent::start(&[]);
-    let channel = agent.client.open(Open::Exec(ExecStart { stdin: true, ..shell("exec <&-; sleep 0.2") }));
+    let channel = agent.client.open(Open::Exec(ExecStart {
+        stdin: true,
+        ..shell("exec <&-; sleep 0.2")
+    }));
     agent.client.feed(channel, &vec![1; 2_000_000]);
     assert_eq!(agent.client.finish(channel).outcome, Some(EXITED));
 }
@@ -55,10 +63,18 @@ fn input_nobody_reads_does_not_hang() {
 #[test]
 fn commands_run_side_by_side() {
     let mut agent = Agent::start(&[]);
-    let waiting = agent.client.open(Open::Exec(ExecStart { stdin: true, ..exec(&["cat"]) }));
-    let many: Vec<u32> = (0..50).map(|i| agent.client.open(Open::Exec(shell(&format!("echo {i}"))))).collect();
+    let waiting = agent.client.open(Open::Exec(ExecStart {
+        stdin: true,
+        ..exec(&["cat"])
+    }));
+    let many: Vec<u32> = (0..50)
+        .map(|i| agent.client.open(Open::Exec(shell(&format!("echo {i}")))))
+        .collect();
     for (i, channel) in many.into_iter().enumerate() {
-        assert_eq!(agent.client.finish(channel).out, format!("{i}\n").into_bytes());
+        assert_eq!(
+            agent.client.finish(channel).out,
+            format!("{i}\n").into_bytes()
+        );
     }
     agent.client.feed(waiting, b"still here");
     assert_eq!(agent.client.finish(waiting).out, b"still here");
@@ -72,15 +88,31 @@ fn what_cannot_start_says_why() {
         other => panic!("{other:?}"),
     };
     // starts: nothing
-    assert_eq!(refused(&mut agent, exec(&["no-such-program"])), (libc::ENOENT, "no-such-program: not found".into()));
+    let missing = refused(&mut agent, exec(&["no-such-program"]));
+    assert_eq!(missing, (libc::ENOENT, "no-such-program: not found".into()));
     assert_eq!(refused(&mut agent, exec(&["/etc/passwd"])).0, libc::EACCES);
-    let (errno, message) = refused(&mut agent, ExecStart { cwd: b"/no/dir".to_vec(), ..shell("true") });
+    let (errno, message) = refused(
+        &mut agent,
+        ExecStart {
+            cwd: b"/no/dir".to_vec(),
+            ..shell("true")
+        },
+    );
     // Not ENOENT: that would say that there is no such command.
     assert_eq!(
         (errno, message.as_str()),
-        (libc::EINVAL, "cannot change to directory /no/dir: No such file or directory")
+        (
+            libc::EINVAL,
+            "cannot change to directory /no/dir: No such file or directory"
+        )
     );
-    let (_, message) = refused(&mut agent, ExecStart { user: "nobody-here".into(), ..shell("true") });
+    let (_, message) = refused(
+        &mut agent,
+        ExecStart {
+            user: "nobody-here".into(),
+            ..shell("true")
+        },
+    );
     assert_eq!(message, "no user nobody-here in the guest");
     // starts: nothing
     assert_eq!(refused(&mut agent, exec(&[])).1, "the command is empty");
@@ -89,20 +121,28 @@ fn what_cannot_start_says_why() {
     std::fs::write(&script, "echo no interpreter line\n").unwrap();
     std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     // starts: nothing
-    assert_eq!(refused(&mut agent, exec(&[script.to_str().unwrap()])).0, libc::ENOEXEC);
+    let no_interpreter = refused(&mut agent, exec(&[script.to_str().unwrap()]));
+    assert_eq!(no_interpreter.0, libc::ENOEXEC);
 }
 
 #[test]
 fn environment_and_signals_start_clean() {
     let mut agent = Agent::start(&[]);
-    let env = vec![(b"PATH".to_vec(), b"/bin:/usr/bin".to_vec()), (b"A".to_vec(), b"b=c".to_vec())];
-    let seen = agent
-        .client
-        .run(ExecStart { env, ..shell("echo $A $PATH $CARGO_PKG_NAME; umask; grep Sig.*: /proc/self/status") });
+    let env = vec![
+        (b"PATH".to_vec(), b"/bin:/usr/bin".to_vec()),
+        (b"A".to_vec(), b"b=c".to_vec()),
+    ];
+    let seen = agent.client.run(ExecStart {
+        env,
+        ..shell("echo $A $PATH $CARGO_PKG_NAME; umask; grep Sig.*: /proc/self/status")
+    });
     let text = String::from_utf8(seen.out).unwrap();
     assert!(text.starts_with("b=c /bin:/usr/bin\n0022\n"), "{text}");
     assert!(text.contains("SigBlk:\t0000000000000000"), "{text}");
-    let ignored = text.lines().find_map(|line| line.strip_prefix("SigIgn:\t")).expect("the kernel tells it");
+    let ignored = text
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:\t"))
+        .expect("the kernel tells it");
     let ignored = u64::from_str_radix(ignored, 16).unwrap();
     // The C library's own two signals, 32 and 33, may be ignored by whoever started the tests.
     assert_eq!(ignored & !0x1_8000_0000, 0, "{text}");
@@ -112,10 +152,17 @@ fn environment_and_signals_start_clean() {
 fn a_background_child_does_not_hold_the_command_and_lives_on() {
     let mut agent = Agent::start(&[]);
     let begun = Instant::now();
-    let seen = agent.client.run(shell("(while :; do echo noise; sleep 0.01; done) & echo $!"));
+    let seen = agent.client.run(shell(
+        "(while :; do echo noise; sleep 0.01; done) & echo $!",
+    ));
     assert!(begun.elapsed() < Duration::from_secs(5));
     let text = String::from_utf8(seen.out).unwrap();
-    let pid: i32 = text.lines().find(|line| *line != "noise").unwrap().parse().unwrap();
+    let pid: i32 = text
+        .lines()
+        .find(|line| *line != "noise")
+        .unwrap()
+        .parse()
+        .unwrap();
     agent.client.run(exec(&["sleep", "0.1"]));
     assert!(alive(pid), "it writes into a pipe that is still read");
     agent.client.run(exec(&["kill", "-9", &pid.to_string()]));
@@ -131,7 +178,14 @@ fn output_written_just_before_the_end_is_not_lost() {
 }
 
 fn pids(agent: &mut Agent, channel: u32, count: usize) -> Vec<i32> {
-    agent.client.until("pids", |client| client.channels[&channel].out.iter().filter(|&&b| b == b'\n').count() == count);
+    agent.client.until("pids", |client| {
+        client.channels[&channel]
+            .out
+            .iter()
+            .filter(|&&b| b == b'\n')
+            .count()
+            == count
+    });
     let text = String::from_utf8(agent.client.channels[&channel].out.clone()).unwrap();
     text.lines().map(|line| line.parse().unwrap()).collect()
 }
@@ -140,9 +194,15 @@ fn pids(agent: &mut Agent, channel: u32, count: usize) -> Vec<i32> {
 fn a_timeout_ends_the_group_also_one_that_ignores_sigterm() {
     let mut agent = Agent::start(&[]);
     let start = shell("trap '' TERM; sleep 100 & echo $$; echo $!; while :; do sleep 1; done");
-    let channel = agent.client.open(Open::Exec(ExecStart { timeout_ms: Some(200), ..start }));
+    let channel = agent.client.open(Open::Exec(ExecStart {
+        timeout_ms: Some(200),
+        ..start
+    }));
     let pids = pids(&mut agent, channel, 2);
-    assert_eq!(agent.client.finish(channel).outcome, Some(Outcome::TimedOut));
+    assert_eq!(
+        agent.client.finish(channel).outcome,
+        Some(Outcome::TimedOut)
+    );
     assert!(!pids.iter().any(|&pid| alive(pid)));
 }
 
@@ -153,7 +213,9 @@ impl Hierarchy {
     /// None where this user may not make one.
     fn make() -> Option<Self> {
         let mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-        let mount = mounts.into_iter().find(|mount| std::path::Path::new(mount).join("cgroup.procs").exists())?;
+        let mount = mounts
+            .into_iter()
+            .find(|mount| std::path::Path::new(mount).join("cgroup.procs").exists())?;
         let path = format!("{mount}/sandtree-test-{}", std::process::id());
         std::fs::create_dir(&path).ok().map(|()| Self(path))
     }
@@ -168,14 +230,24 @@ impl Drop for Hierarchy {
 
 #[test]
 fn a_timeout_reaches_what_left_the_session() {
-    let Some(hierarchy) = Hierarchy::make() else { return eprintln!("no writable cgroup here; not tested") };
+    let Some(hierarchy) = Hierarchy::make() else {
+        return eprintln!("no writable cgroup here; not tested");
+    };
     let mut agent = Agent::start(&["--cgroup", &hierarchy.0]);
     let start = shell("setsid sh -c 'echo $$; sleep 100' & setsid sleep 100 & echo $!; wait");
-    let channel = agent.client.open(Open::Exec(ExecStart { timeout_ms: Some(300), ..start }));
+    let channel = agent.client.open(Open::Exec(ExecStart {
+        timeout_ms: Some(300),
+        ..start
+    }));
     let pids = pids(&mut agent, channel, 2);
-    assert_eq!(agent.client.finish(channel).outcome, Some(Outcome::TimedOut));
+    assert_eq!(
+        agent.client.finish(channel).outcome,
+        Some(Outcome::TimedOut)
+    );
     assert!(!pids.iter().any(|&pid| alive(pid)));
-    let channel = agent.client.open(Open::Exec(shell("setsid sleep 100 & echo $!; wait")));
+    let channel = agent
+        .client
+        .open(Open::Exec(shell("setsid sleep 100 & echo $!; wait")));
     let pids = self::pids(&mut agent, channel, 1);
     agent.client.send(&HostMessage::Close { channel });
     wait_gone(pids[0]);
@@ -190,10 +262,17 @@ fn a_timeout_reaches_what_left_the_session() {
 #[test]
 fn signals_reach_the_group_and_close_ends_it() {
     let mut agent = Agent::start(&[]);
-    let channel = agent.client.open(Open::Exec(shell("trap 'echo got' USR1; echo $$; while :; do sleep 0.01; done")));
+    let channel = agent.client.open(Open::Exec(shell(
+        "trap 'echo got' USR1; echo $$; while :; do sleep 0.01; done",
+    )));
     let pid = pids(&mut agent, channel, 1)[0];
-    agent.client.send(&HostMessage::Signal { channel, signal: libc::SIGUSR1 });
-    agent.client.until("trap", |client| client.channels[&channel].out.ends_with(b"got\n"));
+    agent.client.send(&HostMessage::Signal {
+        channel,
+        signal: libc::SIGUSR1,
+    });
+    agent.client.until("trap", |client| {
+        client.channels[&channel].out.ends_with(b"got\n")
+    });
     agent.client.send(&HostMessage::Close { channel });
     wait_gone(pid);
 }
@@ -201,11 +280,23 @@ fn signals_reach_the_group_and_close_ends_it() {
 #[test]
 fn a_terminal_has_size_job_control_and_an_end() {
     let mut agent = Agent::start(&[]);
-    let terminal = Some(TermSize { rows: 33, cols: 101 });
+    let terminal = Some(TermSize {
+        rows: 33,
+        cols: 101,
+    });
     let script = "stty size; test -t 0 && test -t 2 && echo tty; read line; echo got:$line; stty size; sleep 100 & tty >/dev/tty";
-    let channel = agent.client.open(Open::Exec(ExecStart { terminal, stdin: true, ..shell(script) }));
-    agent.client.until("prompt", |client| client.channels[&channel].out.ends_with(b"tty\r\n"));
-    agent.client.send(&HostMessage::Resize { channel, size: TermSize { rows: 10, cols: 20 } });
+    let channel = agent.client.open(Open::Exec(ExecStart {
+        terminal,
+        stdin: true,
+        ..shell(script)
+    }));
+    agent.client.until("prompt", |client| {
+        client.channels[&channel].out.ends_with(b"tty\r\n")
+    });
+    agent.client.send(&HostMessage::Resize {
+        channel,
+        size: TermSize { rows: 10, cols: 20 },
+    });
     agent.client.feed_some(channel, b"hello\n");
     let seen = agent.client.finish(channel);
     let text = String::from_utf8(seen.out).unwrap();
@@ -218,29 +309,54 @@ fn a_terminal_has_size_job_control_and_an_end() {
 fn a_terminals_input_ends_and_interrupts() {
     let mut agent = Agent::start(&[]);
     let terminal = Some(TermSize { rows: 24, cols: 80 });
-    let channel = agent.client.open(Open::Exec(ExecStart { terminal, stdin: true, ..exec(&["cat"]) }));
+    let channel = agent.client.open(Open::Exec(ExecStart {
+        terminal,
+        stdin: true,
+        ..exec(&["cat"])
+    }));
     agent.client.feed(channel, b"line\n");
     assert_eq!(agent.client.finish(channel).outcome, Some(EXITED));
-    let channel = agent.client.open(Open::Exec(ExecStart { terminal, stdin: true, ..exec(&["sleep", "100"]) }));
-    agent.client.until("start", |client| client.channels[&channel].pid.is_some());
+    let channel = agent.client.open(Open::Exec(ExecStart {
+        terminal,
+        stdin: true,
+        ..exec(&["sleep", "100"])
+    }));
+    agent
+        .client
+        .until("start", |client| client.channels[&channel].pid.is_some());
     agent.client.feed_some(channel, b"\x03");
-    assert_eq!(agent.client.finish(channel).outcome, Some(Outcome::Signaled { signal: libc::SIGINT }));
+    assert_eq!(
+        agent.client.finish(channel).outcome,
+        Some(Outcome::Signaled {
+            signal: libc::SIGINT
+        })
+    );
 }
 
 fn resident_kib(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .unwrap();
     line.trim().trim_end_matches(" kB").trim().parse().unwrap()
 }
 
 #[test]
 fn a_reader_that_stops_stops_the_command_and_memory_stays_bounded() {
     let mut agent = Agent::start(&[]);
-    let channel = agent.client.open(Open::Exec(shell("head -c 100000000 /dev/zero")));
+    let channel = agent
+        .client
+        .open(Open::Exec(shell("head -c 100000000 /dev/zero")));
     let seen = agent.client.channels.get_mut(&channel).unwrap();
     (seen.forget, seen.stalled) = (true, true);
-    agent.client.until("a full window", |client| client.channels[&channel].counts[0] == u64::from(client::WINDOW));
-    assert_eq!(agent.client.run(shell("echo meanwhile")).out, b"meanwhile\n");
+    agent.client.until("a full window", |client| {
+        client.channels[&channel].counts[0] == u64::from(client::WINDOW)
+    });
+    assert_eq!(
+        agent.client.run(shell("echo meanwhile")).out,
+        b"meanwhile\n"
+    );
     assert_eq!(agent.client.channels[&channel].outcome, None);
     agent.client.unstall(channel);
     assert_eq!(agent.client.finish(channel).counts[0], 100_000_000);

@@ -20,11 +20,19 @@ fn bytes(path: &Path) -> Vec<u8> {
 
 fn write_file(path: &Path, mode: u32) -> Open {
     let own = fs::metadata("/proc/self").unwrap();
-    Open::WriteFile { path: bytes(path), mode, uid: own.uid(), gid: own.gid() }
+    Open::WriteFile {
+        path: bytes(path),
+        mode,
+        uid: own.uid(),
+        gid: own.gid(),
+    }
 }
 
 fn names(dir: &Path) -> Vec<String> {
-    let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<_> = fs::read_dir(dir)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
@@ -49,7 +57,10 @@ fn a_file_is_replaced_only_when_it_is_whole() {
     agent.client.end_input(channel);
     assert_eq!(agent.client.finish(channel).outcome, Some(Outcome::Done));
     assert!(fs::read(&path).unwrap() == big);
-    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o640);
+    assert_eq!(
+        fs::metadata(&path).unwrap().permissions().mode() & 0o7777,
+        0o640
+    );
     let channel = agent.client.open(Open::ReadFile { path: bytes(&path) });
     assert!(agent.client.finish(channel).out == big);
 }
@@ -77,7 +88,9 @@ fn what_a_cut_off_write_left_behind_is_in_nobodys_way() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
     // Channel numbers begin anew with every boot, and so did these names.
-    (0..10).for_each(|number| fs::write(dir.path().join(format!(".file.sandtree-{number}")), "left").unwrap());
+    (0..10).for_each(|number| {
+        fs::write(dir.path().join(format!(".file.sandtree-{number}")), "left").unwrap()
+    });
     let channel = agent.client.open(write_file(&path, 0o644));
     agent.client.feed(channel, b"new");
     assert_eq!(agent.client.finish(channel).outcome, Some(Outcome::Done));
@@ -89,25 +102,55 @@ fn only_regular_files_are_read() {
     let mut agent = Agent::start(&[]);
     let dir = tempfile::tempdir().unwrap();
     let pipe = dir.path().join("pipe");
-    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-    for (path, errno) in [(&*pipe, libc::EINVAL), (Path::new("/dev/zero"), libc::EINVAL), (dir.path(), libc::EISDIR)] {
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &pipe,
+        rustix::fs::FileType::Fifo,
+        0o600.into(),
+        0,
+    )
+    .unwrap();
+    for (path, errno) in [
+        (&*pipe, libc::EINVAL),
+        (Path::new("/dev/zero"), libc::EINVAL),
+        (dir.path(), libc::EISDIR),
+    ] {
         let channel = agent.client.open(Open::ReadFile { path: bytes(path) });
-        assert_eq!(failure(agent.client.finish(channel)).0, errno, "{}", path.display());
+        assert_eq!(
+            failure(agent.client.finish(channel)).0,
+            errno,
+            "{}",
+            path.display()
+        );
     }
 }
 
 #[test]
 fn failures_carry_operation_path_and_number() {
     let mut agent = Agent::start(&[]);
-    let channel = agent.client.open(Open::ReadFile { path: b"/no/such".to_vec() });
-    let expected = (libc::ENOENT, "cannot open /no/such: No such file or directory".to_owned());
+    let channel = agent.client.open(Open::ReadFile {
+        path: b"/no/such".to_vec(),
+    });
+    let expected = (
+        libc::ENOENT,
+        "cannot open /no/such: No such file or directory".to_owned(),
+    );
     assert_eq!(failure(agent.client.finish(channel)), expected);
     let channel = agent.client.open(write_file(Path::new("/dev/null"), 0o644));
     assert_eq!(failure(agent.client.finish(channel)).0, libc::EINVAL);
-    let error = agent.client.request(Request::Remove { path: b"/no/such".to_vec(), recursive: true }).unwrap_err();
+    let error = agent
+        .client
+        .request(Request::Remove {
+            path: b"/no/such".to_vec(),
+            recursive: true,
+        })
+        .unwrap_err();
     assert_eq!(
         (error.errno, error.message.as_str()),
-        (libc::ENOENT, "cannot remove /no/such: No such file or directory")
+        (
+            libc::ENOENT,
+            "cannot remove /no/such: No such file or directory"
+        )
     );
 }
 
@@ -120,16 +163,34 @@ fn directories_are_listed_with_what_is_in_them() {
     for i in 0..2000 {
         fs::create_dir(dir.path().join(format!("d{i}"))).unwrap();
     }
-    let channel = agent.client.open(Open::ListDir { path: bytes(dir.path()) });
+    let channel = agent.client.open(Open::ListDir {
+        path: bytes(dir.path()),
+    });
     let mut listing = agent.client.finish(channel).out;
     let entries: Vec<_> = std::iter::from_fn(|| decode_entry(&mut listing).unwrap()).collect();
     assert_eq!(entries.len(), 2002);
-    let of = |name: &[u8]| entries.iter().find(|entry| entry.name == name).unwrap().stat.clone();
+    let of = |name: &[u8]| {
+        entries
+            .iter()
+            .find(|entry| entry.name == name)
+            .unwrap()
+            .stat
+            .clone()
+    };
     assert_eq!((of(b"file").kind, of(b"file").size), (FileKind::File, 5));
-    assert_eq!((of(b"link").kind, of(b"link").target), (FileKind::Symlink, b"file".to_vec()));
-    let moved = Request::Rename { from: bytes(&dir.path().join("file")), to: bytes(&dir.path().join("moved")) };
+    assert_eq!(
+        (of(b"link").kind, of(b"link").target),
+        (FileKind::Symlink, b"file".to_vec())
+    );
+    let moved = Request::Rename {
+        from: bytes(&dir.path().join("file")),
+        to: bytes(&dir.path().join("moved")),
+    };
     assert_eq!(agent.client.request(moved), Ok(Reply::Done));
-    let stat = agent.client.request(Request::Stat { path: bytes(&dir.path().join("moved")), follow: true });
+    let stat = agent.client.request(Request::Stat {
+        path: bytes(&dir.path().join("moved")),
+        follow: true,
+    });
     assert!(matches!(stat, Ok(Reply::Stat(stat)) if stat.size == 5));
 }
 
@@ -161,13 +222,31 @@ fn trees_keep_modes_links_and_holes_both_ways() {
     let made = to.join("tree");
     assert_eq!(names(&made), names(&from));
     let stat = |path: &Path| fs::symlink_metadata(path).unwrap();
-    assert_eq!(stat(&made.join("sub/plain")).mode(), stat(&from.join("sub/plain")).mode());
-    assert_eq!(stat(&made.join("sub/plain")).mtime(), stat(&from.join("sub/plain")).mtime());
-    assert_eq!(stat(&made.join("sub")).mtime(), stat(&from.join("sub")).mtime());
-    assert_eq!(stat(&made.join("sub/plain")).ino(), stat(&made.join("other")).ino());
-    assert_eq!(fs::read_link(made.join("sub/link")).unwrap(), Path::new("../outside"));
+    assert_eq!(
+        stat(&made.join("sub/plain")).mode(),
+        stat(&from.join("sub/plain")).mode()
+    );
+    assert_eq!(
+        stat(&made.join("sub/plain")).mtime(),
+        stat(&from.join("sub/plain")).mtime()
+    );
+    assert_eq!(
+        stat(&made.join("sub")).mtime(),
+        stat(&from.join("sub")).mtime()
+    );
+    assert_eq!(
+        stat(&made.join("sub/plain")).ino(),
+        stat(&made.join("other")).ino()
+    );
+    assert_eq!(
+        fs::read_link(made.join("sub/link")).unwrap(),
+        Path::new("../outside")
+    );
     assert!(fs::read(made.join("sparse")).unwrap() == fs::read(from.join("sparse")).unwrap());
-    assert!(stat(&made.join("sparse")).blocks() * 512 < 1_000_000, "holes stay holes");
+    assert!(
+        stat(&made.join("sparse")).blocks() * 512 < 1_000_000,
+        "holes stay holes"
+    );
 }
 
 fn archive(entries: &[(&str, tar::EntryType, &str)]) -> Vec<u8> {
@@ -187,7 +266,9 @@ fn archive(entries: &[(&str, tar::EntryType, &str)]) -> Vec<u8> {
             header.set_link_name_literal(content).unwrap();
         }
         header.set_cksum();
-        builder.append(&header, if is_file { content.as_bytes() } else { b"" }).unwrap();
+        builder
+            .append(&header, if is_file { content.as_bytes() } else { b"" })
+            .unwrap();
     }
     builder.into_inner().unwrap()
 }
@@ -207,13 +288,19 @@ fn what_a_copy_leaves_out_is_told() {
     let told = format!("{}/a\\nsocket: a socket cannot be copied\n", tree.display());
     assert_eq!(String::from_utf8(packed.err).unwrap(), told);
 
-    let archive = archive(&[("pax", tar::EntryType::XGlobalHeader, ""), ("odd", tar::EntryType::new(b'V'), "")]);
+    let archive = archive(&[
+        ("pax", tar::EntryType::XGlobalHeader, ""),
+        ("odd", tar::EntryType::new(b'V'), ""),
+    ]);
     let to = dir.path().join("to");
     let channel = agent.client.open(Open::TarIn { path: bytes(&to) });
     agent.client.feed(channel, &archive);
     let unpacked = agent.client.finish(channel);
     assert_eq!(unpacked.outcome, Some(Outcome::Done));
-    let told = format!("{}/odd: an entry of type 'V' cannot be unpacked\n", to.display());
+    let told = format!(
+        "{}/odd: an entry of type 'V' cannot be unpacked\n",
+        to.display()
+    );
     assert_eq!(String::from_utf8(unpacked.err).unwrap(), told);
 }
 
@@ -222,15 +309,29 @@ fn a_host_that_does_not_read_what_is_left_out_is_not_waited_for() {
     let mut agent = Agent::start(&[]);
     let dir = tempfile::tempdir().unwrap();
     for number in 0..1200 {
-        drop(std::os::unix::net::UnixListener::bind(dir.path().join(format!("s{number}"))).unwrap());
+        drop(
+            std::os::unix::net::UnixListener::bind(dir.path().join(format!("s{number}"))).unwrap(),
+        );
     }
-    let channel = agent.client.open_with(3000, Open::TarOut { path: bytes(dir.path()) });
+    let channel = agent.client.open_with(
+        3000,
+        Open::TarOut {
+            path: bytes(dir.path()),
+        },
+    );
     agent.client.channels.get_mut(&channel).unwrap().stalled = true;
-    agent.client.until("end", |client| client.channels[&channel].outcome.is_some());
+    agent
+        .client
+        .until("end", |client| client.channels[&channel].outcome.is_some());
     let seen = agent.client.finish(channel);
     assert_eq!(seen.outcome, Some(Outcome::Done));
     let err = String::from_utf8(seen.err).unwrap();
-    assert!(err.lines().last().is_some_and(|line| line.ends_with(" more")), "{err}");
+    assert!(
+        err.lines()
+            .last()
+            .is_some_and(|line| line.ends_with(" more")),
+        "{err}"
+    );
 }
 
 #[test]
@@ -246,8 +347,14 @@ fn an_archive_cannot_write_outside() {
         archive(&[("../outside/evil", Regular, "x")]),
         archive(&[("link", Symlink, target), ("link/evil", Regular, "x")]),
         archive(&[("link", Symlink, "../outside"), ("link/evil", Regular, "x")]),
-        archive(&[("link", Symlink, &format!("{target}/evil")), ("link", Regular, "x")]),
-        archive(&[("hard", Link, &format!("{target}/secret")), ("hard", Regular, "x")]),
+        archive(&[
+            ("link", Symlink, &format!("{target}/evil")),
+            ("link", Regular, "x"),
+        ]),
+        archive(&[
+            ("hard", Link, &format!("{target}/secret")),
+            ("hard", Regular, "x"),
+        ]),
         archive(&[(&format!("{target}/evil")[..], Regular, "x")]),
     ];
     for (number, attack) in attacks.iter().enumerate() {
@@ -256,7 +363,11 @@ fn an_archive_cannot_write_outside() {
         agent.client.feed(channel, attack);
         agent.client.finish(channel);
         assert_eq!(names(&outside), ["secret"], "attack {number}");
-        assert_eq!(fs::read(outside.join("secret")).unwrap(), b"secret", "attack {number}");
+        assert_eq!(
+            fs::read(outside.join("secret")).unwrap(),
+            b"secret",
+            "attack {number}"
+        );
     }
 }
 

@@ -4,15 +4,22 @@ mod client;
 
 use client::{Agent, exec, shell};
 use sandtree_proto::frame::encode_data;
-use sandtree_proto::{ExecStart, Frame, HostMessage, Identity, Network, Open, Outcome, Reply, Request, StreamId};
+use sandtree_proto::{
+    ExecStart, Frame, HostMessage, Identity, Network, Open, Outcome, Reply, Request, StreamId,
+};
 
 #[test]
 fn a_break_loses_no_byte() {
     let mut agent = Agent::start(&[]);
     let script = "i=0; while [ $i -lt 200000 ]; do echo $i; i=$((i+1)); done; echo done >&2";
-    let channel = agent.client.open(Open::Exec(ExecStart { tag: "count".into(), ..shell(script) }));
+    let channel = agent.client.open(Open::Exec(ExecStart {
+        tag: "count".into(),
+        ..shell(script)
+    }));
     for round in 1..=5u64 {
-        agent.client.until("some output", |client| client.channels[&channel].counts[0] > round * 100_000);
+        agent.client.until("some output", |client| {
+            client.channels[&channel].counts[0] > round * 100_000
+        });
         agent.client.lose();
         // Half a frame is cut off by the break.
         let mut half = Vec::new();
@@ -20,7 +27,10 @@ fn a_break_loses_no_byte() {
         agent.client.raw(&half[..2000]);
         agent.client.connect();
         let hello = agent.client.hello.clone().unwrap();
-        assert_eq!((hello.channels[0].channel, hello.channels[0].tag.as_str()), (channel, "count"));
+        assert_eq!(
+            (hello.channels[0].channel, hello.channels[0].tag.as_str()),
+            (channel, "count")
+        );
         agent.client.resume_all();
     }
     let seen = agent.client.finish(channel);
@@ -32,9 +42,14 @@ fn a_break_loses_no_byte() {
 #[test]
 fn input_sent_again_after_a_break_arrives_once() {
     let mut agent = Agent::start(&[]);
-    let channel = agent.client.open(Open::Exec(ExecStart { stdin: true, ..exec(&["cat"]) }));
+    let channel = agent.client.open(Open::Exec(ExecStart {
+        stdin: true,
+        ..exec(&["cat"])
+    }));
     agent.client.feed_some(channel, b"hello ");
-    agent.client.until("echo", |client| client.channels[&channel].counts[0] == 6);
+    agent
+        .client
+        .until("echo", |client| client.channels[&channel].counts[0] == 6);
     agent.client.connect();
     assert_eq!(agent.client.hello.as_ref().unwrap().channels[0].received, 6);
     agent.client.resume_all();
@@ -47,14 +62,28 @@ fn input_sent_again_after_a_break_arrives_once() {
 fn a_command_that_ended_in_a_break_keeps_output_and_outcome() {
     let mut agent = Agent::start(&[]);
     let channel = agent.client.open(Open::Exec(shell("echo kept; exit 7")));
-    while agent.client.hello.as_ref().is_none_or(|hello| hello.channels.first().is_none_or(|c| c.outcome.is_none())) {
+    while agent
+        .client
+        .hello
+        .as_ref()
+        .is_none_or(|hello| hello.channels.first().is_none_or(|c| c.outcome.is_none()))
+    {
         agent.client.lose();
         agent.client.connect();
     }
     let state = agent.client.hello.clone().unwrap().channels.remove(0);
-    assert_eq!((state.outcome, state.out.1), (Some(Outcome::Exited { code: 7 }), 5));
-    agent.client.send(&HostMessage::Resume { channel, out: state.out.0, err: state.err.0 });
-    agent.client.until("the rest", |client| client.channels[&channel].ended == [true, true]);
+    assert_eq!(
+        (state.outcome, state.out.1),
+        (Some(Outcome::Exited { code: 7 }), 5)
+    );
+    agent.client.send(&HostMessage::Resume {
+        channel,
+        out: state.out.0,
+        err: state.err.0,
+    });
+    agent.client.until("the rest", |client| {
+        client.channels[&channel].ended == [true, true]
+    });
     assert_eq!(&agent.client.channels[&channel].out[..], b"kept\n");
 }
 
@@ -79,11 +108,19 @@ fn garbage_is_survived() {
 #[test]
 fn a_host_beyond_its_window_loses_the_channel_not_the_link() {
     let mut agent = Agent::start(&[]);
-    let channel = agent.client.open_with(1000, Open::Exec(ExecStart { stdin: true, ..exec(&["sleep", "100"]) }));
+    let channel = agent.client.open_with(
+        1000,
+        Open::Exec(ExecStart {
+            stdin: true,
+            ..exec(&["sleep", "100"])
+        }),
+    );
     let mut frame = Vec::new();
     encode_data(&mut frame, channel, StreamId::In, 0, &[0; 50_000]);
     agent.client.raw(&frame);
-    agent.client.until("refusal", |client| client.channels[&channel].outcome.is_some());
+    agent.client.until("refusal", |client| {
+        client.channels[&channel].outcome.is_some()
+    });
     let outcome = agent.client.channels[&channel].outcome.clone();
     assert!(matches!(outcome, Some(Outcome::Failed(_))), "{outcome:?}");
     assert_eq!(agent.client.request(Request::Ping), Ok(Reply::Done));
@@ -97,8 +134,14 @@ fn channels_are_limited_and_all_fit_the_hello() {
         tag: tag.clone(),
         ..exec(&["/nonexistent/with/a/very/long/path/so/that/the/message/is/long/too"])
     };
-    let channels: Vec<u32> = (0..321).map(|_| agent.client.open(Open::Exec(start()))).collect();
-    agent.client.until("ends", |client| channels.iter().all(|channel| client.channels[channel].outcome.is_some()));
+    let channels: Vec<u32> = (0..321)
+        .map(|_| agent.client.open(Open::Exec(start())))
+        .collect();
+    agent.client.until("ends", |client| {
+        channels
+            .iter()
+            .all(|channel| client.channels[channel].outcome.is_some())
+    });
     agent.client.connect();
     assert_eq!(agent.client.hello.as_ref().unwrap().channels.len(), 320);
 }
@@ -106,11 +149,18 @@ fn channels_are_limited_and_all_fit_the_hello() {
 #[test]
 fn an_open_beyond_the_limit_is_ended_and_not_kept() {
     let mut agent = Agent::start(&[]);
-    let kept: Vec<u32> = (0..320).map(|_| agent.client.open(Open::Exec(exec(&["/nonexistent"])))).collect();
+    let kept: Vec<u32> = (0..320)
+        .map(|_| agent.client.open(Open::Exec(exec(&["/nonexistent"]))))
+        .collect();
     for _ in 0..2000 {
-        let channel = agent.client.open(Open::ReadFile { path: b"/etc/passwd".to_vec() });
+        let channel = agent.client.open(Open::ReadFile {
+            path: b"/etc/passwd".to_vec(),
+        });
         let outcome = agent.client.finish(channel).outcome;
-        assert!(matches!(&outcome, Some(Outcome::Failed(failure)) if failure.errno == libc::EMFILE), "{outcome:?}");
+        assert!(
+            matches!(&outcome, Some(Outcome::Failed(failure)) if failure.errno == libc::EMFILE),
+            "{outcome:?}"
+        );
     }
     agent.client.connect();
     assert_eq!(agent.client.hello.as_ref().unwrap().channels.len(), 320);
@@ -123,11 +173,26 @@ fn an_open_beyond_the_limit_is_ended_and_not_kept() {
 fn a_failure_about_a_long_name_that_is_no_text_arrives() {
     let mut agent = Agent::start(&[]);
     let name = [b"/", &[0xff; 60_000][..]].concat();
-    let seen = agent.client.run(ExecStart { argv: vec![name.clone()], ..exec(&[]) });
-    assert!(matches!(&seen.outcome, Some(Outcome::NotStarted(failure)) if failure.message.len() <= 4096));
-    let failure = agent.client.request(Request::Stat { path: name, follow: true }).unwrap_err();
+    let seen = agent.client.run(ExecStart {
+        argv: vec![name.clone()],
+        ..exec(&[])
+    });
+    assert!(
+        matches!(&seen.outcome, Some(Outcome::NotStarted(failure)) if failure.message.len() <= 4096)
+    );
+    let failure = agent
+        .client
+        .request(Request::Stat {
+            path: name,
+            follow: true,
+        })
+        .unwrap_err();
     assert_eq!(failure.errno, libc::ENAMETOOLONG);
-    assert!(failure.message.ends_with(": File name too long"), "{}", failure.message);
+    assert!(
+        failure.message.ends_with(": File name too long"),
+        "{}",
+        failure.message
+    );
 }
 
 #[test]
@@ -140,7 +205,23 @@ fn the_machine_is_left_alone_outside_a_guest() {
         entropy: vec![],
         network: Network::Full,
     };
-    assert_eq!(agent.client.request(Request::Configure(identity)).unwrap_err().errno, libc::EPERM);
-    assert_eq!(agent.client.request(Request::Shutdown { grace_ms: 0 }).unwrap_err().errno, libc::EPERM);
-    assert!(matches!(agent.client.request(Request::Metrics), Ok(Reply::Metrics(metrics)) if metrics.processes > 0));
+    assert_eq!(
+        agent
+            .client
+            .request(Request::Configure(identity))
+            .unwrap_err()
+            .errno,
+        libc::EPERM
+    );
+    assert_eq!(
+        agent
+            .client
+            .request(Request::Shutdown { grace_ms: 0 })
+            .unwrap_err()
+            .errno,
+        libc::EPERM
+    );
+    assert!(
+        matches!(agent.client.request(Request::Metrics), Ok(Reply::Metrics(metrics)) if metrics.processes > 0)
+    );
 }

@@ -7,13 +7,21 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use sandtree::{AccelChoice, Arch, FORK_CONCURRENCY, MachineUser, MemoryMode, Network, PublishedPort, SandboxSpec};
+use sandtree::{
+    AccelChoice, Arch, FORK_CONCURRENCY, MachineUser, MemoryMode, Network, PublishedPort,
+    SandboxSpec,
+};
 
 pub use image::{Access, Build, ImageCommand, ImportImage, Pull, Push, Warm, own as own_kernel};
 
 /// Sandboxes for AI agents: Linux machines on stock QEMU.
 #[derive(Debug, Parser)]
-#[command(name = "sandtree", version, propagate_version = true, max_term_width = 100)]
+#[command(
+    name = "sandtree",
+    version,
+    propagate_version = true,
+    max_term_width = 100
+)]
 pub struct Args {
     #[command(flatten)]
     pub global: Global,
@@ -43,7 +51,13 @@ pub struct Global {
     #[arg(long, global = true)]
     pub json: bool,
     /// What to log to stderr: error, warn, info, debug, or a filter
-    #[arg(long, global = true, value_name = "FILTER", env = "SANDTREE_LOG", hide = true)]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILTER",
+        env = "SANDTREE_LOG",
+        hide = true
+    )]
     pub log: Option<String>,
 }
 
@@ -126,7 +140,8 @@ pub enum Command {
 }
 
 impl Command {
-    /// The sandboxes that are named by themselves. What a copy names stands beside paths, and is its own business.
+    /// The sandboxes that are named by themselves. What a copy names stands beside paths, and is
+    /// its own business.
     pub fn sandboxes(&self) -> Vec<&str> {
         match self {
             Command::Exec(Exec { sandbox, .. })
@@ -140,18 +155,31 @@ impl Command {
             | Command::Revert(Revert { sandbox, .. })
             | Command::Undo(Undo { sandbox, .. })
             | Command::Redo(Named { sandbox })
-            | Command::Log(Log { sandbox: Some(sandbox), .. })
+            | Command::Log(Log {
+                sandbox: Some(sandbox),
+                ..
+            })
             | Command::Save(Save { sandbox, .. })
-            | Command::Snapshot { what: SnapshotCommand::Create(Save { sandbox, .. }) }
+            | Command::Snapshot {
+                what: SnapshotCommand::Create(Save { sandbox, .. }),
+            }
             | Command::Fork(Fork { sandbox, .. })
             | Command::Checkpoint(
-                Checkpoint { sandbox: Some(sandbox), .. }
-                | Checkpoint { what: Some(CheckpointCommand::Rm { sandbox, .. }), .. },
+                Checkpoint {
+                    sandbox: Some(sandbox),
+                    ..
+                }
+                | Checkpoint {
+                    what: Some(CheckpointCommand::Rm { sandbox, .. }),
+                    ..
+                },
             ) => vec![sandbox],
             Command::Stop(Stop { sandboxes, .. })
             | Command::Rm(Remove { sandboxes, .. })
             | Command::Pause(Pause { sandboxes })
-            | Command::Resume(Pause { sandboxes }) => sandboxes.iter().map(String::as_str).collect(),
+            | Command::Resume(Pause { sandboxes }) => {
+                sandboxes.iter().map(String::as_str).collect()
+            }
             Command::Run(_)
             | Command::Cp(_)
             | Command::Ps(_)
@@ -183,7 +211,13 @@ pub struct Run {
     #[arg(long)]
     pub rm: bool,
     /// Make this many, called NAME-1, NAME-2 and so on: all of them or none
-    #[arg(long, value_name = "N", requires = "detach", requires = "name", conflicts_with = "save")]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "detach",
+        requires = "name",
+        conflicts_with = "save"
+    )]
     pub count: Option<usize>,
     /// Save its disk under this name, or in this directory, when it stops, whatever way it stops
     #[arg(long, value_name = "NAME|./DIR")]
@@ -205,7 +239,8 @@ pub struct Run {
     /// Size of the disk; its file system grows to it [default: the image's, or the snapshot's]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub disk: Option<u64>,
-    /// Listen on 127.0.0.1:HOST and lead connections to port GUEST (repeatable); 0 takes a free port
+    /// Listen on 127.0.0.1:HOST and lead connections to port GUEST (repeatable); 0 takes a free
+    /// port
     #[arg(long, value_name = "HOST:GUEST", value_parser = port)]
     pub publish: Vec<PublishedPort>,
     /// Boot, even if a booted state of the image, or a snapshot's memory, is at hand
@@ -217,13 +252,15 @@ pub struct Run {
     /// How many of those are kept; the oldest go first
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     pub auto_checkpoints: u32,
-    /// Pass the guest's flushes on: what it has synced outlives a power loss of the host, and each sync takes longer
+    /// Pass the guest's flushes on: what it has synced outlives a power loss of the host, and each
+    /// sync takes longer
     #[arg(long)]
     pub durable: bool,
     /// Keep memory layers in this directory, on another file system perhaps
     #[arg(long, value_name = "DIR")]
     pub memory_dir: Option<PathBuf>,
-    /// How written memory is found: write-protect, soft-dirty, anonymous or full [default: the best that works]
+    /// How written memory is found: write-protect, soft-dirty, anonymous or full [default: the best
+    /// that works]
     #[arg(long, value_name = "MODE")]
     pub memory_mode: Option<MemoryMode>,
     /// Start with this kernel instead of the image's: a bzImage, or a vmlinux with a PVH entry
@@ -246,7 +283,8 @@ pub struct Run {
     /// The image or snapshot to start from: a name, a digest, or the directory of a snapshot
     #[arg(required_unless_present = "snapshot", value_name = "IMAGE|SNAPSHOT")]
     pub image: Option<String>,
-    /// The command, or the arguments of the image's entry point [default: the image's, or else a shell]
+    /// The command, or the arguments of the image's entry point [default: the image's, or else a
+    /// shell]
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
@@ -260,7 +298,8 @@ pub struct Shape {
     /// Processors of the guest [default: 1, or the snapshot's]
     #[arg(long, value_name = "N")]
     pub cpus: Option<u32>,
-    /// What the guest can reach: nothing and no interface, nothing, or what the host can [default: isolated, or the snapshot's]
+    /// What the guest can reach: nothing and no interface, nothing, or what the host can [default:
+    /// isolated, or the snapshot's]
     #[arg(long, value_name = "none|isolated|full", value_parser = network)]
     pub network: Option<Network>,
     /// How the guest's processor is made
@@ -269,7 +308,8 @@ pub struct Shape {
     /// The guest's architecture; the host's for now
     #[arg(long, value_name = "ARCH", value_parser = arch)]
     pub arch: Option<Arch>,
-    /// A processor model of QEMU; Opteron_G3 is the same under all of them [default: the best there is]
+    /// A processor model of QEMU; Opteron_G3 is the same under all of them [default: the best there
+    /// is]
     #[arg(long, value_name = "MODEL")]
     pub cpu: Option<String>,
     /// Let the guest run guests of its own by KVM (it then reaches more of the host's kernel)
@@ -542,7 +582,8 @@ pub struct Forward {
 
 #[derive(Debug, clap::Args)]
 pub struct Stop {
-    /// What the guest's processes get to end by themselves [default: 10s, or 90s where the image's own init ends them]
+    /// What the guest's processes get to end by themselves [default: 10s, or 90s where the image's
+    /// own init ends them]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub grace: Option<Duration>,
     #[arg(required = true)]
@@ -647,11 +688,13 @@ pub enum Benchmark {
         #[arg(long, default_value_t = 5)]
         rounds: usize,
     },
-    /// Checkpoint, revert, fork, pause and create, each beside its aim and against QEMU's own snapshots
+    /// Checkpoint, revert, fork, pause and create, each beside its aim and against QEMU's own
+    /// snapshots
     States(BenchStates),
     /// Saves, artifacts, listings and comparisons, each against plain tools over the same bytes
     Store(BenchStore),
-    /// Imports, pulls, pushes and first commands of images, against tar, mke2fs and skopeo over the same bytes
+    /// Imports, pulls, pushes and first commands of images, against tar, mke2fs and skopeo over the
+    /// same bytes
     Image(BenchImage),
 }
 
@@ -749,8 +792,15 @@ pub enum Part {
 /// A size such as 512M or 2G; the units are powers of 1024.
 fn size(text: &str) -> Result<u64, String> {
     let rule = || format!("{text:?} is no size: write a number with K, M, G or T behind it");
-    let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
-    let shift = match unit.to_ascii_uppercase().trim_end_matches('B').trim_end_matches('I') {
+    let (digits, unit) = text.split_at(
+        text.find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(text.len()),
+    );
+    let shift = match unit
+        .to_ascii_uppercase()
+        .trim_end_matches('B')
+        .trim_end_matches('I')
+    {
         "" => 0,
         "K" => 10,
         "M" => 20,
@@ -763,7 +813,10 @@ fn size(text: &str) -> Result<u64, String> {
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let seconds = text
+        .parse::<f64>()
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let parsed = seconds.or_else(|| humantime::parse_duration(text).ok());
     let rule = || format!("{text:?} is no time: write 5s, 200ms or 1m30s, more than zero");
     parsed.filter(|time| !time.is_zero()).ok_or_else(rule)
@@ -798,8 +851,15 @@ fn arch(text: &str) -> Result<Arch, String> {
 fn port(text: &str) -> Result<PublishedPort, String> {
     let rule = || format!("{text:?} is no pair of ports: write HOST:GUEST, each up to 65535");
     let (host, guest) = text.split_once(':').ok_or_else(rule)?;
-    let port = PublishedPort { host: host.parse().map_err(|_| rule())?, guest: guest.parse().map_err(|_| rule())? };
-    if port.guest == 0 { Err(rule()) } else { Ok(port) }
+    let port = PublishedPort {
+        host: host.parse().map_err(|_| rule())?,
+        guest: guest.parse().map_err(|_| rule())?,
+    };
+    if port.guest == 0 {
+        Err(rule())
+    } else {
+        Ok(port)
+    }
 }
 
 /// `K=V`, or `K` for the value it has here.
@@ -807,7 +867,9 @@ fn variable(text: &str) -> Result<(OsString, OsString), String> {
     match text.split_once('=') {
         Some(("", _)) => Err(format!("{text:?} names no variable")),
         Some((key, value)) => Ok((key.into(), value.into())),
-        None => std::env::var_os(text).map(|value| (text.into(), value)).ok_or(format!("{text} is not set here")),
+        None => std::env::var_os(text)
+            .map(|value| (text.into(), value))
+            .ok_or(format!("{text} is not set here")),
     }
 }
 
@@ -838,7 +900,13 @@ mod tests {
 
     #[test]
     fn ports() {
-        assert_eq!(port("8080:80"), Ok(PublishedPort { host: 8080, guest: 80 }));
+        assert_eq!(
+            port("8080:80"),
+            Ok(PublishedPort {
+                host: 8080,
+                guest: 80
+            })
+        );
         for bad in ["80", ":80", "80:", "70000:80", "80:0", "a:b"] {
             assert!(port(bad).is_err(), "{bad}");
         }

@@ -58,16 +58,35 @@ fn code(error: &Error) -> u8 {
 
 /// What was typed cannot be understood. Help that was asked for is no failure.
 pub fn show_usage(error: &clap::Error) -> ExitCode {
-    let wants_json = std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json");
+    let wants_json = std::env::args_os()
+        .take_while(|arg| arg != "--")
+        .any(|arg| arg == "--json");
     if error.use_stderr() && wants_json {
         let shown = error.to_string();
-        let message = shown.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+        let message = shown
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .trim_start_matches("error: ")
+            .to_owned();
         let hint = Some("`sandtree help` shows what can be typed".to_owned());
-        show(&Report { kind: ErrorKind::Invalid, message, causes: Vec::new(), hint }, true);
+        show(
+            &Report {
+                kind: ErrorKind::Invalid,
+                message,
+                causes: Vec::new(),
+                hint,
+            },
+            true,
+        );
         return ExitCode::from(OURS);
     }
     let printed = error.print().is_ok();
-    if printed && !error.use_stderr() { ExitCode::SUCCESS } else { ExitCode::from(OURS) }
+    if printed && !error.use_stderr() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(OURS)
+    }
 }
 
 /// The chain once, on stderr.
@@ -75,7 +94,10 @@ pub fn show(report: &Report, json: bool) {
     if json {
         return say(&json!({ "error": report }).to_string());
     }
-    let chain: Vec<&str> = std::iter::once(&report.message).chain(&report.causes).map(String::as_str).collect();
+    let chain: Vec<&str> = std::iter::once(&report.message)
+        .chain(&report.causes)
+        .map(String::as_str)
+        .collect();
     say(&format!("sandtree: {}", show::plain(&chain.join(": "))));
     if let Some(hint) = &report.hint {
         say(&format!("  hint: {}", show::plain(hint)));

@@ -1,7 +1,7 @@
 //! The `sandtree` command: parses what was typed, asks the library, shows the answer.
 //!
-//! Exit codes: the guest command's own; 124 when its timeout struck; 126 and 127 when it could not be started; 125 when
-//! Sandtree itself failed; 130 after Ctrl-C.
+//! Exit codes: the guest command's own; 124 when its timeout struck; 126 and 127 when it could not
+//! be started; 125 when Sandtree itself failed; 130 after Ctrl-C.
 
 mod args;
 mod commands;
@@ -29,7 +29,10 @@ fn main() -> ExitCode {
     };
     log_to_stderr(&args);
     let json = args.global.json;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
     let outcome = match runtime {
         Ok(runtime) => {
             let outcome = runtime.block_on(commands::run(args));
@@ -37,12 +40,17 @@ fn main() -> ExitCode {
             runtime.shutdown_timeout(UNDO_DEADLINE);
             outcome
         }
-        Err(error) => Err(Failure::from(sandtree::Error::io("start", "the runtime", error))),
+        Err(error) => Err(Failure::from(sandtree::Error::io(
+            "start",
+            "the runtime",
+            error,
+        ))),
     };
     outcome.unwrap_or_else(|failure| failure.show(json))
 }
 
-/// Warnings of the library go to stderr; more with SANDTREE_LOG, in the syntax of tracing's filters.
+/// Warnings of the library go to stderr; more with SANDTREE_LOG, in the syntax of tracing's
+/// filters.
 fn log_to_stderr(args: &Args) {
     let filter = args.global.log.as_deref().unwrap_or("warn");
     tracing_subscriber::fmt()

@@ -1,5 +1,5 @@
-//! What people see while they wait: on stderr, on a terminal only, and gone when it is over. The steps of a build and
-//! what they say stay.
+//! What people see while they wait: on stderr, on a terminal only, and gone when it is over. The
+//! steps of a build and what they say stay.
 
 mod lines;
 
@@ -62,7 +62,11 @@ pub fn image(name: &str) -> impl FnMut(Progress) + Send + use<> {
 
 /// Follows work in stages, each measured as far as it can be. Gone when it is dropped.
 pub fn stages(label: String) -> impl FnMut(Progress) + Send {
-    let mut stages = Stages { bar: spinner(label.clone()), label, at: None };
+    let mut stages = Stages {
+        bar: spinner(label.clone()),
+        label,
+        at: None,
+    };
     move |progress| stages.follow(progress)
 }
 
@@ -78,8 +82,10 @@ impl Stages {
         let total_bytes = progress.total_bytes.filter(|total| *total > 0);
         let at = (progress.stage, total_bytes.is_some());
         if self.at != Some(at) {
-            self.bar.set_style(style(if at.1 { MEASURED } else { WAITING }));
-            self.bar.set_message(format!("{}: {}", self.label, progress.stage.as_str()));
+            self.bar
+                .set_style(style(if at.1 { MEASURED } else { WAITING }));
+            self.bar
+                .set_message(format!("{}: {}", self.label, progress.stage.as_str()));
             self.bar.reset();
             self.at = Some(at);
         }
@@ -90,18 +96,31 @@ impl Stages {
     }
 }
 
-/// Follows a build from a recipe. Its steps and what they say are written on a terminal, or if that is wished.
+/// Follows a build from a recipe. Its steps and what they say are written on a terminal, or if that
+/// is wished.
 pub fn build(name: &str, verbose: bool) -> (ProgressBar, BuildWatch) {
     let label = format!("building {name}");
     let bar = spinner(label.clone());
     let written = verbose || io::stderr().is_terminal();
     let building = Building {
-        stages: Stages { bar: bar.clone(), label, at: None },
+        stages: Stages {
+            bar: bar.clone(),
+            label,
+            at: None,
+        },
         bar: bar.clone(),
         lines: written.then(Lines::default),
     };
     let building = Mutex::new(building);
-    (bar, BuildWatch::new(move |event| building.lock().unwrap_or_else(PoisonError::into_inner).follow(event)))
+    (
+        bar,
+        BuildWatch::new(move |event| {
+            building
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .follow(event)
+        }),
+    )
 }
 
 struct Building {
@@ -115,14 +134,27 @@ impl Building {
     fn follow(&mut self, event: BuildEvent) {
         match event {
             BuildEvent::Image(progress) => self.stages.follow(progress),
-            BuildEvent::Step { number, of, what, cached } => {
+            BuildEvent::Step {
+                number,
+                of,
+                what,
+                cached,
+            } => {
                 let step = format!("[{number}/{of}] {what}");
                 self.finish_line();
-                self.write(&[if cached { format!("{step}: cached") } else { step.clone() }]);
+                self.write(&[if cached {
+                    format!("{step}: cached")
+                } else {
+                    step.clone()
+                }]);
                 self.waiting(step.chars().take(STEP_CHARS).collect());
             }
             BuildEvent::Output(bytes) => {
-                let lines = self.lines.as_mut().map(|lines| lines.take(&bytes)).unwrap_or_default();
+                let lines = self
+                    .lines
+                    .as_mut()
+                    .map(|lines| lines.take(&bytes))
+                    .unwrap_or_default();
                 self.write(&lines);
             }
             BuildEvent::Writing(advance) => {
@@ -150,8 +182,12 @@ impl Building {
     /// If it cannot be written there, there is nowhere else to say so.
     fn write(&self, lines: &[String]) {
         if self.lines.is_some() && !lines.is_empty() {
-            let text: String = lines.iter().map(|line| format!("{}\n", show::plain(line))).collect();
-            self.bar.suspend(|| drop(io::stderr().write_all(text.as_bytes())));
+            let text: String = lines
+                .iter()
+                .map(|line| format!("{}\n", show::plain(line)))
+                .collect();
+            self.bar
+                .suspend(|| drop(io::stderr().write_all(text.as_bytes())));
         }
     }
 }

@@ -25,7 +25,9 @@ fn ignore_broken_pipe(written: io::Result<()>) {
 
 /// What was done in a lesser way than it could be: for people, beside the answer.
 pub fn notes(notes: &[String]) {
-    notes.iter().for_each(|note| eprintln!("sandtree: note: {}", plain(note)));
+    notes
+        .iter()
+        .for_each(|note| eprintln!("sandtree: note: {}", plain(note)));
 }
 
 /// Text that others wrote, without what a terminal would obey.
@@ -41,12 +43,20 @@ pub fn plain(text: &str) -> String {
 /// What of a restore did not go as it could.
 pub fn restore_notes(report: &RestoreReport) {
     notes(&report.degraded);
-    let hooks: Vec<String> = report.hooks_failed.iter().map(|hook| format!("hook {hook}")).collect();
+    let hooks: Vec<String> = report
+        .hooks_failed
+        .iter()
+        .map(|hook| format!("hook {hook}"))
+        .collect();
     notes(&hooks);
 }
 
 pub fn ms(value: f64) -> String {
-    if value >= 1000.0 { format!("{:.2} s", value / 1000.0) } else { format!("{value:.1} ms") }
+    if value >= 1000.0 {
+        format!("{:.2} s", value / 1000.0)
+    } else {
+        format!("{value:.1} ms")
+    }
 }
 
 /// Columns as wide as they need to be.
@@ -58,7 +68,11 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) {
     let widths: Vec<usize> = (0..header.len()).map(width).collect();
     let show = |cells: &[String]| {
         let cells: Vec<String> = cells.iter().map(|cell| plain(cell)).collect();
-        let padded: Vec<String> = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        let padded: Vec<String> = cells
+            .iter()
+            .zip(&widths)
+            .map(|(cell, width)| format!("{cell:width$}"))
+            .collect();
         line(padded.join("  ").trim_end());
     };
     show(&header.iter().map(|h| (*h).to_owned()).collect::<Vec<_>>());
@@ -93,7 +107,10 @@ pub fn bytes(count: u64) -> String {
 mod tests {
     #[test]
     fn a_terminal_is_told_nothing_by_others() {
-        assert_eq!(super::plain("a\x1b[2Jb\r\u{9b}c\n"), "a\\u{1b}[2Jb\\r\\u{9b}c\n");
+        assert_eq!(
+            super::plain("a\x1b[2Jb\r\u{9b}c\n"),
+            "a\\u{1b}[2Jb\\r\\u{9b}c\n"
+        );
     }
 
     #[test]

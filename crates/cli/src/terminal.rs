@@ -25,7 +25,9 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        if let Err(error) = termios::tcsetattr(rustix::stdio::stdin(), OptionalActions::Drain, &self.before) {
+        if let Err(error) =
+            termios::tcsetattr(rustix::stdio::stdin(), OptionalActions::Drain, &self.before)
+        {
             eprintln!("sandtree: cannot set the terminal back: {error}; try `reset`");
         }
     }
@@ -38,7 +40,10 @@ pub fn is_interactive() -> bool {
 /// The size of the terminal we are on, or a usual one.
 pub fn size() -> TermSize {
     match termios::tcgetwinsize(rustix::stdio::stdout()) {
-        Ok(size) if size.ws_row > 0 && size.ws_col > 0 => TermSize { rows: size.ws_row, cols: size.ws_col },
+        Ok(size) if size.ws_row > 0 && size.ws_col > 0 => TermSize {
+            rows: size.ws_row,
+            cols: size.ws_col,
+        },
         _ => TermSize { rows: 24, cols: 80 },
     }
 }

@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use crate::Path;
 
-/// All that differs, in the order of a walk: a directory stands before what is in it, names are sorted by their bytes.
+/// All that differs, in the order of a walk: a directory stands before what is in it, names are
+/// sorted by their bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Diff {
     pub changes: Vec<Change>,
@@ -37,7 +38,8 @@ pub enum ChangeKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Aspect {
-    /// A file became a directory, or the like. Size, content, target and device are not compared then.
+    /// A file became a directory, or the like. Size, content, target and device are not compared
+    /// then.
     Kind,
     Size,
     /// Of files: some byte differs.
@@ -124,7 +126,11 @@ mod tests {
             before: Some(node(0o600)),
             after: None,
         };
-        let json = serde_json::to_string(&Diff { changes: vec![change], incomplete: None }).unwrap();
+        let json = serde_json::to_string(&Diff {
+            changes: vec![change],
+            incomplete: None,
+        })
+        .unwrap();
         let before = r#"{"kind":"char_device","size":0,"mode":384,"uid":0,"gid":5,"links":1,"modified_unix_s":-1,"device":[1,3]}"#;
         let path = r#""/dev/\\xff""#;
         assert_eq!(

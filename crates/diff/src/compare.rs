@@ -1,10 +1,11 @@
 //! The comparison: one walk over both trees at once.
 //!
-//! Where the caller knows which ranges of the disks can differ, an inode with everything it refers to outside of them is
-//! not looked at further. What is in its directory is, because a file changes without its directory changing.
+//! Where the caller knows which ranges of the disks can differ, an inode with everything it refers
+//! to outside of them is not looked at further. What is in its directory is, because a file changes
+//! without its directory changing.
 //!
-//! Always: memory is the names of the directories on the way to where the walk is, and the changes that were found. Each
-//! directory is entered once.
+//! Always: memory is the names of the directories on the way to where the walk is, and the changes
+//! that were found. Each directory is entered once.
 
 use std::collections::{BTreeMap, HashMap, HashSet, btree_map};
 use std::ops::Range;
@@ -30,14 +31,22 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { times: false, max_changes: 1_000_000 }
+        Self {
+            times: false,
+            max_changes: 1_000_000,
+        }
     }
 }
 
 /// What must be done to the files on `a` to get those on `b`.
 ///
 /// `changed`: ranges of bytes outside of which both disks are equal; without, all of both is read.
-pub fn diff(a: &dyn Blocks, b: &dyn Blocks, changed: Option<&[Range<u64>]>, options: Options) -> Result<Diff, Error> {
+pub fn diff(
+    a: &dyn Blocks,
+    b: &dyn Blocks,
+    changed: Option<&[Range<u64>]>,
+    options: Options,
+) -> Result<Diff, Error> {
     let sides = Sides::new(FileSystem::open(a)?, FileSystem::open(b)?, changed);
     Comparison::new(sides, options).run()
 }
@@ -72,8 +81,12 @@ struct Comparison<'b> {
 
 impl<'b> Comparison<'b> {
     fn new(sides: Sides<'b>, options: Options) -> Self {
-        let told = |side: &str, fs: &FileSystem<'_>| fs.incomplete().map(|what| format!("{side}: {what}"));
-        let incomplete = [told("before", &sides.a), told("after", &sides.b)].into_iter().flatten().collect();
+        let told =
+            |side: &str, fs: &FileSystem<'_>| fs.incomplete().map(|what| format!("{side}: {what}"));
+        let incomplete = [told("before", &sides.a), told("after", &sides.b)]
+            .into_iter()
+            .flatten()
+            .collect();
         Self {
             sides,
             options,
@@ -86,7 +99,10 @@ impl<'b> Comparison<'b> {
     }
 
     fn run(mut self) -> Result<Diff, Error> {
-        let root = Pair { a: Some(self.sides.a.root()?.number), b: Some(self.sides.b.root()?.number) };
+        let root = Pair {
+            a: Some(self.sides.a.root()?.number),
+            b: Some(self.sides.b.root()?.number),
+        };
         let mut frames = Vec::from_iter(self.visit("/".into(), root)?);
         while let Some(frame) = frames.last_mut() {
             match frame.children.next() {
@@ -98,7 +114,10 @@ impl<'b> Comparison<'b> {
             }
             if self.changes.len() > self.options.max_changes {
                 self.changes.truncate(self.options.max_changes);
-                self.incomplete.push(format!("the first {} changes are told", self.options.max_changes));
+                self.incomplete.push(format!(
+                    "the first {} changes are told",
+                    self.options.max_changes
+                ));
                 break;
             }
         }
@@ -107,10 +126,15 @@ impl<'b> Comparison<'b> {
 
     fn finish(mut self) -> Diff {
         if self.has_left_out {
-            self.incomplete.push(format!("what has a path of more than {MAX_PATH_BYTES} bytes was left out"));
+            self.incomplete.push(format!(
+                "what has a path of more than {MAX_PATH_BYTES} bytes was left out"
+            ));
         }
         let incomplete = Some(self.incomplete.join("; ")).filter(|what| !what.is_empty());
-        Diff { changes: self.changes, incomplete }
+        Diff {
+            changes: self.changes,
+            incomplete,
+        }
     }
 
     /// Compares what is at a path, and gives what is below it.
@@ -122,15 +146,27 @@ impl<'b> Comparison<'b> {
         if let Some(inode) = self.untouched(pair)? {
             return self.enter_untouched(path, &inode);
         }
-        let before = pair.a.map(|number| self.sides.a.inode(number)).transpose()?;
-        let after = pair.b.map(|number| self.sides.b.inode(number)).transpose()?;
+        let before = pair
+            .a
+            .map(|number| self.sides.a.inode(number))
+            .transpose()?;
+        let after = pair
+            .b
+            .map(|number| self.sides.b.inode(number))
+            .transpose()?;
         self.compare(&path, before.as_ref(), after.as_ref())?;
         self.enter(path, before, after)
     }
 
     /// The inode that both names stand for, if it is known to be the same on both sides.
     fn untouched(&mut self, pair: Pair) -> Result<Option<Inode>, Error> {
-        let Pair { a: Some(a), b: Some(b) } = pair else { return Ok(None) };
+        let Pair {
+            a: Some(a),
+            b: Some(b),
+        } = pair
+        else {
+            return Ok(None);
+        };
         if a != b || self.linked.contains_key(&(a, b)) {
             return Ok(None);
         }
@@ -149,11 +185,29 @@ impl<'b> Comparison<'b> {
         self.note_entered(0, inode.number)?;
         self.note_entered(1, inode.number)?;
         let entries = self.sides.a.entries(inode)?.into_iter();
-        let children: Children = entries.map(|(name, child)| (name, Pair { a: Some(child), b: Some(child) })).collect();
-        Ok(Some(Frame { path, children: children.into_iter() }))
+        let children: Children = entries
+            .map(|(name, child)| {
+                (
+                    name,
+                    Pair {
+                        a: Some(child),
+                        b: Some(child),
+                    },
+                )
+            })
+            .collect();
+        Ok(Some(Frame {
+            path,
+            children: children.into_iter(),
+        }))
     }
 
-    fn enter(&mut self, path: Path, before: Option<Inode>, after: Option<Inode>) -> Result<Option<Frame>, Error> {
+    fn enter(
+        &mut self,
+        path: Path,
+        before: Option<Inode>,
+        after: Option<Inode>,
+    ) -> Result<Option<Frame>, Error> {
         let is_directory = |inode: &Inode| inode.kind == Kind::Directory;
         let (before, after) = (before.filter(is_directory), after.filter(is_directory));
         if before.is_none() && after.is_none() {
@@ -172,15 +226,25 @@ impl<'b> Comparison<'b> {
                 children.entry(name).or_default().b = Some(child);
             }
         }
-        Ok(Some(Frame { path, children: children.into_iter() }))
+        Ok(Some(Frame {
+            path,
+            children: children.into_iter(),
+        }))
     }
 
     fn note_entered(&mut self, side: usize, number: u32) -> Result<(), Error> {
         let is_new = self.entered[side].insert(number);
-        require(is_new, || format!("the directory of inode {number} is in two places"))
+        require(is_new, || {
+            format!("the directory of inode {number} is in two places")
+        })
     }
 
-    fn compare(&mut self, path: &Path, before: Option<&Inode>, after: Option<&Inode>) -> Result<(), Error> {
+    fn compare(
+        &mut self,
+        path: &Path,
+        before: Option<&Inode>,
+        after: Option<&Inode>,
+    ) -> Result<(), Error> {
         let (change, what) = match (before, after) {
             (Some(x), Some(y)) => (ChangeKind::Changed, self.aspects(x, y)?),
             (Some(_), None) => (ChangeKind::Removed, Vec::new()),
@@ -191,7 +255,13 @@ impl<'b> Comparison<'b> {
         }
         let before = before.map(|inode| self.sides.a.node(inode)).transpose()?;
         let after = after.map(|inode| self.sides.b.node(inode)).transpose()?;
-        self.changes.push(Change { path: path.clone(), change, what, before, after });
+        self.changes.push(Change {
+            path: path.clone(),
+            change,
+            what,
+            before,
+            after,
+        });
         Ok(())
     }
 
@@ -214,13 +284,20 @@ impl<'b> Comparison<'b> {
 
     fn differences(&self, x: &Inode, y: &Inode) -> Result<Vec<Aspect>, Error> {
         let Sides { a, b, .. } = &self.sides;
-        let mut found = if x.kind == y.kind { self.kind_differences(x, y)? } else { vec![Aspect::Kind] };
+        let mut found = if x.kind == y.kind {
+            self.kind_differences(x, y)?
+        } else {
+            vec![Aspect::Kind]
+        };
         let mut add = |differs: bool, aspect| found.extend(differs.then_some(aspect));
         add(x.mode != y.mode, Aspect::Mode);
         add((x.uid, x.gid) != (y.uid, y.gid), Aspect::Owner);
         add(a.xattrs(x)? != b.xattrs(y)?, Aspect::Xattrs);
         let modified = |inode: &Inode| (inode.modified_unix_s, inode.modified_ns);
-        add(self.options.times && modified(x) != modified(y), Aspect::Modified);
+        add(
+            self.options.times && modified(x) != modified(y),
+            Aspect::Modified,
+        );
         Ok(found)
     }
 

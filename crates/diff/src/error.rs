@@ -1,4 +1,5 @@
-//! What can go wrong. Each message states its own fact; the source is printed by whoever prints the chain.
+//! What can go wrong. Each message states its own fact; the source is printed by whoever prints the
+//! chain.
 
 use std::io;
 
@@ -25,7 +26,11 @@ pub enum Error {
     #[error("there is no {0}")]
     NotFound(Path),
     #[error("{path} is a {kind}, not a {wanted}")]
-    OtherKind { path: Path, kind: Kind, wanted: Kind },
+    OtherKind {
+        path: Path,
+        kind: Kind,
+        wanted: Kind,
+    },
 }
 
 impl Error {
@@ -36,5 +41,9 @@ impl Error {
 
 /// `Damaged` unless it is fine.
 pub(crate) fn require(fine: bool, what: impl FnOnce() -> String) -> Result<(), Error> {
-    if fine { Ok(()) } else { Err(Error::Damaged(what())) }
+    if fine {
+        Ok(())
+    } else {
+        Err(Error::Damaged(what()))
+    }
 }

@@ -1,14 +1,15 @@
 //! ext4 (and ext2, ext3), read only and from any disk.
 //!
-//! A file system that was not unmounted, because its guest ran on or lost its power, is read as it will be after the
-//! next mount: what its journal has is taken from there.
+//! A file system that was not unmounted, because its guest ran on or lost its power, is read as it
+//! will be after the next mount: what its journal has is taken from there.
 //!
-//! Always: memory is a few blocks that are kept, the tables of one file and the names of one directory. Every number
-//! is checked before it is used. The blocks that files name are counted: all files together can name each block of the
-//! file system a few times, so no knot of tables is followed for long.
+//! Always: memory is a few blocks that are kept, the tables of one file and the names of one
+//! directory. Every number is checked before it is used. The blocks that files name are counted:
+//! all files together can name each block of the file system a few times, so no knot of tables is
+//! followed for long.
 //!
-//! Deliberately absent: checksums of metadata are not checked, because layers have digests as a whole; file systems with
-//! encrypted files are refused.
+//! Deliberately absent: checksums of metadata are not checked, because layers have digests as a
+//! whole; file systems with encrypted files are refused.
 
 mod crc32c;
 mod dir;
@@ -41,7 +42,8 @@ use superblock::Superblock;
 
 /// How much of tables and directories is kept.
 const CACHE_BYTES: u64 = 16 << 20;
-/// A file's tables are read to walk, to look for changes, and to compare: this often may all blocks be named.
+/// A file's tables are read to walk, to look for changes, and to compare: this often may all blocks
+/// be named.
 const BUDGET_PER_BLOCK: u64 = 8;
 /// The kernel allows a target as long as a block; none has more than this.
 const MAX_TARGET_BYTES: u64 = 64 << 10;
@@ -58,8 +60,15 @@ pub struct FileSystem<'b> {
 
 impl fmt::Debug for FileSystem<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { superblock, incomplete, .. } = self;
-        out.debug_struct("FileSystem").field("superblock", superblock).field("incomplete", incomplete).finish()
+        let Self {
+            superblock,
+            incomplete,
+            ..
+        } = self;
+        out.debug_struct("FileSystem")
+            .field("superblock", superblock)
+            .field("incomplete", incomplete)
+            .finish()
     }
 }
 
@@ -125,10 +134,16 @@ impl<'b> FileSystem<'b> {
     }
 
     fn find_kind(&self, path: &Path, wanted: Kind) -> Result<Inode, Error> {
-        let inode = self.find(path)?.ok_or_else(|| Error::NotFound(path.clone()))?;
+        let inode = self
+            .find(path)?
+            .ok_or_else(|| Error::NotFound(path.clone()))?;
         match inode.kind == wanted {
             true => Ok(inode),
-            false => Err(Error::OtherKind { path: path.clone(), kind: inode.kind, wanted }),
+            false => Err(Error::OtherKind {
+                path: path.clone(),
+                kind: inode.kind,
+                wanted,
+            }),
         }
     }
 
@@ -139,7 +154,9 @@ impl<'b> FileSystem<'b> {
             if at.kind != Kind::Directory {
                 return Ok(None);
             }
-            let Some(number) = self.entries(&at)?.remove(name) else { return Ok(None) };
+            let Some(number) = self.entries(&at)?.remove(name) else {
+                return Ok(None);
+            };
             at = self.inode(number)?;
         }
         Ok(Some(at))
@@ -147,7 +164,9 @@ impl<'b> FileSystem<'b> {
 
     pub(crate) fn root(&self) -> Result<Inode, Error> {
         let root = self.inode(inode::ROOT)?;
-        require(root.kind == Kind::Directory, || "its root is no directory".into())?;
+        require(root.kind == Kind::Directory, || {
+            "its root is no directory".into()
+        })?;
         Ok(root)
     }
 
@@ -164,7 +183,10 @@ impl<'b> FileSystem<'b> {
         let located = self.superblock.locate(number)?;
         let block = self.block(located.descriptor / self.block_bytes())?;
         let start = (located.descriptor % self.block_bytes()) as usize;
-        self.superblock.inode_offset(&block[start..start + self.superblock.descriptor_len()], &located)
+        self.superblock.inode_offset(
+            &block[start..start + self.superblock.descriptor_len()],
+            &located,
+        )
     }
 
     pub(crate) fn node(&self, inode: &Inode) -> Result<Node, Error> {
@@ -178,7 +200,11 @@ impl<'b> FileSystem<'b> {
             gid: inode.gid,
             links: inode.links,
             modified_unix_s: inode.modified_unix_s,
-            target: if is_link { Some(self.target(inode)?.into()) } else { None },
+            target: if is_link {
+                Some(self.target(inode)?.into())
+            } else {
+                None
+            },
             device: inode.device(),
         })
     }
@@ -187,7 +213,10 @@ impl<'b> FileSystem<'b> {
     fn target(&self, inode: &Inode) -> Result<Vec<u8>, Error> {
         if inode.size > MAX_TARGET_BYTES {
             let what = format!("the target of inode {}", inode.number);
-            return Err(Error::TooLarge { what, limit_bytes: MAX_TARGET_BYTES });
+            return Err(Error::TooLarge {
+                what,
+                limit_bytes: MAX_TARGET_BYTES,
+            });
         }
         FileReader::of(self, inode.clone())?.read_at_most(inode.size)
     }
@@ -217,7 +246,9 @@ impl<'b> FileSystem<'b> {
             let mut bytes = inode.block_field.to_vec();
             bytes.extend(xattr::inline_rest(self, inode)?);
             let fits = inode.size <= bytes.len() as u64;
-            require(fits, || format!("inode {} has less content than its size says", inode.number))?;
+            require(fits, || {
+                format!("inode {} has less content than its size says", inode.number)
+            })?;
             return Ok(Content::Inline(bytes));
         }
         Map::of(self, inode).map(Content::Mapped)
@@ -260,14 +291,20 @@ impl<'b> FileSystem<'b> {
     /// Fills `into`, a multiple of blocks, from block `first` on.
     pub(crate) fn read_blocks(&self, first: u64, into: &mut [u8]) -> Result<(), Error> {
         let count = into.len() as u64 / self.block_bytes();
-        let inside = first.checked_add(count).is_some_and(|end| end <= self.blocks());
+        let inside = first
+            .checked_add(count)
+            .is_some_and(|end| end <= self.blocks());
         require(inside, || format!("block {first} is outside of it"))?;
         read_at(self.disk, first * self.block_bytes(), into)?;
-        self.replay.apply(self.disk, first, into, self.block_bytes())
+        self.replay
+            .apply(self.disk, first, into, self.block_bytes())
     }
 
     /// Which blocks the journal has newer versions of, and where.
-    pub(crate) fn logged(&self, blocks: Range<u64>) -> impl Iterator<Item = (u64, journal::Logged)> {
+    pub(crate) fn logged(
+        &self,
+        blocks: Range<u64>,
+    ) -> impl Iterator<Item = (u64, journal::Logged)> {
         self.replay.within(blocks)
     }
 
@@ -275,7 +312,9 @@ impl<'b> FileSystem<'b> {
     fn charge(&self, blocks: u64) -> Result<(), Error> {
         let left = self.budget.get().checked_sub(blocks);
         self.budget.set(left.unwrap_or(0));
-        require(left.is_some(), || "its files have more blocks than there are".into())
+        require(left.is_some(), || {
+            "its files have more blocks than there are".into()
+        })
     }
 
     /// Reads the journal, and begins again with what it says: the superblock can be in it, too.
@@ -284,12 +323,16 @@ impl<'b> FileSystem<'b> {
             Ok(replay) => {
                 let superblock = read_superblock(self.disk, &replay)?;
                 let fits = superblock.block_bytes == self.superblock.block_bytes;
-                require(fits, || "its journal has a superblock with another block size".into())?;
+                require(fits, || {
+                    "its journal has a superblock with another block size".into()
+                })?;
                 self.superblock = superblock;
                 self.incomplete = replay.trouble().map(str::to_owned);
                 self.replay = replay;
             }
-            Err(reason) => self.incomplete = Some(format!("its journal was not replayed: {reason}")),
+            Err(reason) => {
+                self.incomplete = Some(format!("its journal was not replayed: {reason}"))
+            }
         }
         self.cache.take();
         self.renew_budget();
@@ -317,5 +360,6 @@ fn read_superblock(disk: &dyn Blocks, replay: &Replay) -> Result<Superblock, Err
 }
 
 fn read_at(disk: &dyn Blocks, offset: u64, into: &mut [u8]) -> Result<(), Error> {
-    disk.read_at(offset, into).map_err(|source| Error::Io { offset, source })
+    disk.read_at(offset, into)
+        .map_err(|source| Error::Io { offset, source })
 }

@@ -8,11 +8,13 @@
 //!                    └── ranges of bytes outside of which both disks are known to be equal
 //! ```
 //!
-//! A disk is anything that can be read at an offset ([`Blocks`]); nothing is mounted, and nothing is written. With the
-//! ranges that can differ, a file whose inode, tables and data all lie outside of them is not read.
+//! A disk is anything that can be read at an offset ([`Blocks`]); nothing is mounted, and nothing
+//! is written. With the ranges that can differ, a file whose inode, tables and data all lie outside
+//! of them is not read.
 //!
-//! Always: what a disk says is not trusted. Numbers that lie, loops, and tables that share blocks end in an error, in
-//! bounded memory. What could not be taken into account is told in [`Diff::incomplete`], never left out silently.
+//! Always: what a disk says is not trusted. Numbers that lie, loops, and tables that share blocks
+//! end in an error, in bounded memory. What could not be taken into account is told in
+//! [`Diff::incomplete`], never left out silently.
 
 mod blocks;
 mod bookkeeping;

@@ -6,8 +6,9 @@ use serde::{Serialize, Serializer};
 
 /// A path from the root on, such as `/etc/hosts`: any bytes but NUL.
 ///
-/// Shown and serialized as text from which the bytes can be told: what is printable stays as it is, a backslash becomes
-/// `\\`, and each byte of everything else (control characters, bytes that are not UTF-8) becomes `\xHH`.
+/// Shown and serialized as text from which the bytes can be told: what is printable stays as it is,
+/// a backslash becomes `\\`, and each byte of everything else (control characters, bytes that are
+/// not UTF-8) becomes `\xHH`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Path(Vec<u8>);
 
@@ -18,7 +19,9 @@ impl Path {
 
     /// Its parts. Those that are empty or `.` are left out.
     pub(crate) fn components(&self) -> impl Iterator<Item = &[u8]> {
-        self.0.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".")
+        self.0
+            .split(|byte| *byte == b'/')
+            .filter(|part| !part.is_empty() && *part != b".")
     }
 
     /// What is called `name` below this.
@@ -41,8 +44,14 @@ impl<T: Into<Vec<u8>>> From<T> for Path {
 impl fmt::Display for Path {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for chunk in self.0.utf8_chunks() {
-            chunk.valid().chars().try_for_each(|char| write_char(char, out))?;
-            chunk.invalid().iter().try_for_each(|byte| write!(out, "\\x{byte:02x}"))?;
+            chunk
+                .valid()
+                .chars()
+                .try_for_each(|char| write_char(char, out))?;
+            chunk
+                .invalid()
+                .iter()
+                .try_for_each(|byte| write!(out, "\\x{byte:02x}"))?;
         }
         Ok(())
     }
@@ -52,7 +61,10 @@ fn write_char(char: char, out: &mut fmt::Formatter<'_>) -> fmt::Result {
     match char {
         '\\' => out.write_str("\\\\"),
         _ if is_printable(char) => write!(out, "{char}"),
-        _ => char.encode_utf8(&mut [0; 4]).bytes().try_for_each(|byte| write!(out, "\\x{byte:02x}")),
+        _ => char
+            .encode_utf8(&mut [0; 4])
+            .bytes()
+            .try_for_each(|byte| write!(out, "\\x{byte:02x}")),
     }
 }
 
@@ -80,7 +92,10 @@ mod tests {
     #[test]
     fn every_byte_can_be_told_from_what_is_shown() {
         let shown = |bytes: &[u8]| Path::from(bytes).to_string();
-        assert_eq!(shown("/etc/Käse 'n \"ham\"".as_bytes()), "/etc/Käse 'n \"ham\"");
+        assert_eq!(
+            shown("/etc/Käse 'n \"ham\"".as_bytes()),
+            "/etc/Käse 'n \"ham\""
+        );
         assert_eq!(shown(b"/a\nb\x1b[1m"), "/a\\x0ab\\x1b[1m");
         assert_eq!(shown(b"/\xff\xc3"), "/\\xff\\xc3");
         assert_eq!(shown(b"/\\x0a"), "/\\\\x0a");
@@ -91,6 +106,9 @@ mod tests {
     fn names_are_joined_with_one_slash() {
         let root = Path::from("/");
         assert_eq!(root.join(b"a").join(b"b").as_bytes(), b"/a/b");
-        assert_eq!(Path::from("//a/./b/").components().collect::<Vec<_>>(), [b"a", b"b"]);
+        assert_eq!(
+            Path::from("//a/./b/").components().collect::<Vec<_>>(),
+            [b"a", b"b"]
+        );
     }
 }

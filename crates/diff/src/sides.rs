@@ -1,6 +1,8 @@
-//! Two file systems side by side: which inodes need not be looked at, and whether two files have the same bytes.
+//! Two file systems side by side: which inodes need not be looked at, and whether two files have
+//! the same bytes.
 //!
-//! Always: what is called untouched or the same is so. Where nothing is known about the disks, everything is read.
+//! Always: what is called untouched or the same is so. Where nothing is known about the disks,
+//! everything is read.
 
 use std::ops::Range;
 
@@ -19,9 +21,17 @@ pub(crate) struct Sides<'b> {
 }
 
 impl<'b> Sides<'b> {
-    pub(crate) fn new(a: FileSystem<'b>, b: FileSystem<'b>, changed: Option<&[Range<u64>]>) -> Self {
+    pub(crate) fn new(
+        a: FileSystem<'b>,
+        b: FileSystem<'b>,
+        changed: Option<&[Range<u64>]>,
+    ) -> Self {
         let known = changed.filter(|_| a.is_laid_out_like(&b));
-        Self { a, b, changed: known.map(sorted) }
+        Self {
+            a,
+            b,
+            changed: known.map(sorted),
+        }
     }
 
     /// The inode of this number, if it is the same on both sides with all it refers to.
@@ -34,7 +44,8 @@ impl<'b> Sides<'b> {
             return Ok(None);
         }
         let inode = self.a.inode(number)?;
-        let is_untouched = self.are_xattrs_untouched(&inode) && self.is_content_untouched(&inode)?;
+        let is_untouched =
+            self.are_xattrs_untouched(&inode) && self.is_content_untouched(&inode)?;
         Ok(Some(inode).filter(|_| is_untouched))
     }
 
@@ -47,30 +58,56 @@ impl<'b> Sides<'b> {
     }
 
     fn is_content_untouched(&self, inode: &Inode) -> Result<bool, Error> {
-        let Content::Mapped(map) = self.a.content(inode)? else { return Ok(true) };
-        let nodes = map.nodes.iter().all(|node| !self.can_blocks_differ(*node, 1));
-        Ok(nodes && map.runs.iter().all(|run| !self.can_blocks_differ(run.physical, run.blocks)))
+        let Content::Mapped(map) = self.a.content(inode)? else {
+            return Ok(true);
+        };
+        let nodes = map
+            .nodes
+            .iter()
+            .all(|node| !self.can_blocks_differ(*node, 1));
+        Ok(nodes
+            && map
+                .runs
+                .iter()
+                .all(|run| !self.can_blocks_differ(run.physical, run.blocks)))
     }
 
     /// In bytes; `a` and `b` have blocks of one size if anything is known.
     fn can_differ(&self, offset: u64, bytes: u64) -> bool {
         let size = self.a.block_bytes();
         let first = offset / size;
-        self.can_blocks_differ(first, offset.saturating_add(bytes).div_ceil(size).saturating_sub(first))
+        self.can_blocks_differ(
+            first,
+            offset
+                .saturating_add(bytes)
+                .div_ceil(size)
+                .saturating_sub(first),
+        )
     }
 
     fn can_blocks_differ(&self, first: u64, count: u64) -> bool {
-        let Some(changed) = &self.changed else { return true };
+        let Some(changed) = &self.changed else {
+            return true;
+        };
         let size = self.a.block_bytes();
         let overlaps = |blocks: Range<u64>| {
-            let (start, end) = (blocks.start.saturating_mul(size), blocks.end.saturating_mul(size));
+            let (start, end) = (
+                blocks.start.saturating_mul(size),
+                blocks.end.saturating_mul(size),
+            );
             let next = changed.partition_point(|range| range.end <= start);
             changed.get(next).is_some_and(|range| range.start < end)
         };
         let blocks = first..first.saturating_add(count);
         overlaps(blocks.clone())
-            || !self.a.logged(blocks.clone()).eq(self.b.logged(blocks.clone()))
-            || self.a.logged(blocks).any(|(_, logged)| overlaps(logged.at..logged.at + 1))
+            || !self
+                .a
+                .logged(blocks.clone())
+                .eq(self.b.logged(blocks.clone()))
+            || self
+                .a
+                .logged(blocks)
+                .any(|(_, logged)| overlaps(logged.at..logged.at + 1))
     }
 
     /// Whether two files of one size have the same bytes.
@@ -103,7 +140,9 @@ impl<'b> Sides<'b> {
     fn is_piece_same(&self, in_a: Next, in_b: Next, bytes: u64) -> bool {
         match (in_a, in_b) {
             (Next::Zeros(_), Next::Zeros(_)) => true,
-            (Next::Stored { offset: x, .. }, Next::Stored { offset: y, .. }) => x == y && !self.can_differ(x, bytes),
+            (Next::Stored { offset: x, .. }, Next::Stored { offset: y, .. }) => {
+                x == y && !self.can_differ(x, bytes)
+            }
             _ => false,
         }
     }
@@ -111,7 +150,11 @@ impl<'b> Sides<'b> {
 
 /// The same ranges, none of them empty, sorted and apart from each other.
 fn sorted(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
-    let mut all: Vec<_> = ranges.iter().filter(|range| !range.is_empty()).cloned().collect();
+    let mut all: Vec<_> = ranges
+        .iter()
+        .filter(|range| !range.is_empty())
+        .cloned()
+        .collect();
     all.sort_by_key(|range| range.start);
     let mut apart: Vec<Range<u64>> = Vec::with_capacity(all.len());
     for range in all {

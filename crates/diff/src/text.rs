@@ -10,7 +10,8 @@ use crate::{Error, FileSystem, Kind, Path};
 const MAX_BYTES: u64 = 4 << 20;
 /// As git does: text has no NUL near its beginning.
 const LOOKED_AT_BYTES: usize = 8000;
-/// After this the shortest diff is no longer looked for; what is then shown is right and may be longer.
+/// After this the shortest diff is no longer looked for; what is then shown is right and may be
+/// longer.
 const SEARCH: Duration = Duration::from_secs(2);
 
 /// How two versions of a file differ.
@@ -28,11 +29,17 @@ pub enum ContentDiff {
 }
 
 /// Compares the content of one file. On one of the disks it may be missing.
-pub fn content_diff(a: &FileSystem<'_>, b: &FileSystem<'_>, path: &Path) -> Result<ContentDiff, Error> {
+pub fn content_diff(
+    a: &FileSystem<'_>,
+    b: &FileSystem<'_>,
+    path: &Path,
+) -> Result<ContentDiff, Error> {
     let (before, after) = (Version::read(a, path)?, Version::read(b, path)?);
     match (&before, &after) {
         (Version::Missing, Version::Missing) => Err(Error::NotFound(path.clone())),
-        (Version::TooLarge, _) | (_, Version::TooLarge) => Ok(ContentDiff::TooLarge { limit_bytes: MAX_BYTES }),
+        (Version::TooLarge, _) | (_, Version::TooLarge) => Ok(ContentDiff::TooLarge {
+            limit_bytes: MAX_BYTES,
+        }),
         (Version::Content(old), Version::Content(new)) if old == new => Ok(ContentDiff::Same),
         _ if before.is_binary() || after.is_binary() => Ok(ContentDiff::Binary),
         _ => Ok(ContentDiff::Text(unified(&before, &after, path))),
@@ -51,7 +58,10 @@ impl Version {
         match fs.stat(path)? {
             None => Ok(Self::Missing),
             Some(node) if node.kind == Kind::File && node.size > MAX_BYTES => Ok(Self::TooLarge),
-            Some(_) => fs.read_file(path)?.read_at_most(MAX_BYTES).map(Self::Content),
+            Some(_) => fs
+                .read_file(path)?
+                .read_at_most(MAX_BYTES)
+                .map(Self::Content),
         }
     }
 
@@ -63,7 +73,10 @@ impl Version {
     }
 
     fn is_binary(&self) -> bool {
-        self.bytes().iter().take(LOOKED_AT_BYTES).any(|byte| *byte == 0)
+        self.bytes()
+            .iter()
+            .take(LOOKED_AT_BYTES)
+            .any(|byte| *byte == 0)
     }
 
     fn text(&self) -> String {
@@ -85,7 +98,11 @@ impl Version {
 
 fn unified(before: &Version, after: &Version, path: &Path) -> String {
     let (old, new) = (before.text(), after.text());
-    let diff = TextDiff::configure().timeout(SEARCH).diff_lines(old.as_str(), new.as_str());
+    let diff = TextDiff::configure()
+        .timeout(SEARCH)
+        .diff_lines(old.as_str(), new.as_str());
     let (old_header, new_header) = (before.header("a", path), after.header("b", path));
-    diff.unified_diff().header(&old_header, &new_header).to_string()
+    diff.unified_diff()
+        .header(&old_header, &new_header)
+        .to_string()
 }

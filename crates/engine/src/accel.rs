@@ -1,7 +1,8 @@
 //! Accelerators, and the probe that tells whether KVM can run a guest here.
 //!
-//! `/dev/kvm` may exist, open and even create a machine on hosts where no normal kernel runs. So the probe is a real
-//! round trip: a guest of two hundred bytes goes through the processor modes a kernel goes through and reports.
+//! `/dev/kvm` may exist, open and even create a machine on hosts where no normal kernel runs. So
+//! the probe is a real round trip: a guest of two hundred bytes goes through the processor modes a
+//! kernel goes through and reports.
 
 use std::fmt;
 use std::fs::File;
@@ -17,11 +18,12 @@ use crate::error::Error;
 use crate::probe::{Probe, Verdict, describe};
 use crate::testguest::{Body, Report, TestGuest};
 
-/// A guest that works reports within a tenth of a second. On a busy host it may take seconds, so a first timeout is
-/// followed by a second, more patient try.
+/// A guest that works reports within a tenth of a second. On a busy host it may take seconds, so a
+/// first timeout is followed by a second, more patient try.
 const PROBE_DEADLINES: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(20)];
 
-/// How long a verdict that came from a timeout holds: it says as much about the moment as about the host.
+/// How long a verdict that came from a timeout holds: it says as much about the moment as about the
+/// host.
 const TIMEOUT_HOLDS: Duration = Duration::from_secs(300);
 
 const KVM_DEVICE: &str = "/dev/kvm";
@@ -65,7 +67,9 @@ impl FromStr for AccelChoice {
             "tcg" => Ok(AccelChoice::Only(Accel::Tcg)),
             "hvf" => Ok(AccelChoice::Only(Accel::Hvf)),
             "whpx" => Ok(AccelChoice::Only(Accel::Whpx)),
-            other => Err(Error::Spec { detail: format!("accelerator {other:?} is not one of auto, kvm, tcg") }),
+            other => Err(Error::Spec {
+                detail: format!("accelerator {other:?} is not one of auto, kvm, tcg"),
+            }),
         }
     }
 }
@@ -97,7 +101,10 @@ impl KvmDevice {
             uid: status.uid(),
             gid: status.gid(),
         });
-        Self { opens: open_device().is_ok(), node }
+        Self {
+            opens: open_device().is_ok(),
+            node,
+        }
     }
 }
 
@@ -117,15 +124,20 @@ impl KvmFinding {
     /// A clock that was set back makes a verdict expire, too: it holds for minutes at most.
     pub(crate) fn holds(&self, now_unix_s: u64) -> bool {
         let holds_s = TIMEOUT_HOLDS.as_secs();
-        self.expires_at_unix_s.is_none_or(|end| now_unix_s < end && end - now_unix_s <= holds_s)
+        self.expires_at_unix_s
+            .is_none_or(|end| now_unix_s < end && end - now_unix_s <= holds_s)
     }
 
     fn until(verdict: Result<(), String>, expires_at_unix_s: Option<u64>) -> Self {
-        Self { verdict: verdict.into(), expires_at_unix_s }
+        Self {
+            verdict: verdict.into(),
+            expires_at_unix_s,
+        }
     }
 }
 
-/// Probes KVM. An engine failure other than a verdict is a reason, too: the emulator works all the same.
+/// Probes KVM. An engine failure other than a verdict is a reason, too: the emulator works all the
+/// same.
 pub(crate) async fn probe_kvm(probe: &Probe<'_>, now_unix_s: u64) -> KvmFinding {
     if let Err(reason) = openable(probe) {
         return KvmFinding::until(Err(reason), None);
@@ -147,7 +159,9 @@ fn openable(probe: &Probe<'_>) -> Result<(), String> {
         return Err(format!("it runs {} guests only on this host", Arch::HOST));
     }
     let device = open_device().map_err(|error| unopened(&error))?;
-    let status = device.metadata().map_err(|error| format!("{KVM_DEVICE} cannot be examined: {error}"))?;
+    let status = device
+        .metadata()
+        .map_err(|error| format!("{KVM_DEVICE} cannot be examined: {error}"))?;
     match probe.jail.uid {
         Some(uid) if !reachable(status.mode()) => Err(format!(
             "{KVM_DEVICE} has mode {:04o}: neither its group nor others can open it, and machines run as user {uid}. \
@@ -196,9 +210,15 @@ impl fmt::Display for Refusal {
 }
 
 /// Runs the guest.
-pub(crate) async fn round_trip(probe: &Probe<'_>, accel: Accel, deadline: Duration) -> Result<(), Refusal> {
+pub(crate) async fn round_trip(
+    probe: &Probe<'_>,
+    accel: Accel,
+    deadline: Duration,
+) -> Result<(), Refusal> {
     let failed = |error: Error| Refusal::Failed(describe(&error));
-    let guest = TestGuest::start(probe, accel, Body::Modes).await.map_err(failed)?;
+    let guest = TestGuest::start(probe, accel, Body::Modes)
+        .await
+        .map_err(failed)?;
     match guest.report(deadline).await {
         Some(Ok(Report::Modes)) => Ok(()),
         Some(Ok(other)) => Err(Refusal::Failed(format!("a test guest reported {other:?}"))),

@@ -17,7 +17,11 @@ pub enum Arch {
 
 impl Arch {
     /// The architecture this program was built for: the only one a hardware accelerator can run.
-    pub const HOST: Arch = if cfg!(target_arch = "aarch64") { Arch::Aarch64 } else { Arch::X86_64 };
+    pub const HOST: Arch = if cfg!(target_arch = "aarch64") {
+        Arch::Aarch64
+    } else {
+        Arch::X86_64
+    };
 
     pub fn name(self) -> &'static str {
         match self {
@@ -42,7 +46,8 @@ impl Arch {
         }
     }
 
-    /// The versioned machine type. Never an alias: a captured state must mean the same under a newer QEMU.
+    /// The versioned machine type. Never an alias: a captured state must mean the same under a
+    /// newer QEMU.
     pub fn machine_type(self) -> &'static str {
         match self {
             Arch::X86_64 => "pc-q35-7.2",
@@ -64,7 +69,9 @@ impl FromStr for Arch {
         match text {
             "x86_64" => Ok(Arch::X86_64),
             "aarch64" => Ok(Arch::Aarch64),
-            other => Err(Error::Spec { detail: format!("architecture {other:?} is not one of x86_64, aarch64") }),
+            other => Err(Error::Spec {
+                detail: format!("architecture {other:?} is not one of x86_64, aarch64"),
+            }),
         }
     }
 }

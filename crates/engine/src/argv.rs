@@ -1,8 +1,9 @@
 //! QEMU's argument vector, a pure function of the machine's shape.
 //!
-//! Always: no path, port or name of the host is in it. Files and sockets arrive as descriptors at the fixed numbers of
-//! [`fd`], so equal shapes have equal arguments. PCI addresses are explicit: leaving out one device moves no other.
-//! Nothing is taken from QEMU's defaults that a newer version could change.
+//! Always: no path, port or name of the host is in it. Files and sockets arrive as descriptors at
+//! the fixed numbers of [`fd`], so equal shapes have equal arguments. PCI addresses are explicit:
+//! leaving out one device moves no other. Nothing is taken from QEMU's defaults that a newer
+//! version could change.
 
 use std::ffi::OsString;
 use std::os::fd::RawFd;
@@ -36,7 +37,8 @@ pub(crate) mod fd {
     pub const LAYER: RawFd = format::LAYER_FDS.start;
 }
 
-/// Cache of translated code, in MiB. QEMU's own choice is a GiB; a kernel and a busy user space fit into this.
+/// Cache of translated code, in MiB. QEMU's own choice is a GiB; a kernel and a busy user space fit
+/// into this.
 const TRANSLATED_CODE_MIB: u32 = 256;
 
 /// Everything that follows `-sandbox`: after this QEMU cannot start programs or gain anything.
@@ -124,13 +126,19 @@ fn machine(args: &mut Args, shape: &Shape) {
     // Merging equal pages would tell one guest what another holds.
     let size = format!("{}M", shape.memory_mib);
     let path = descriptor(shape.accel, fd::RAM);
-    args.option("-object", format!("memory-backend-file,id=ram0,size={size},mem-path={path},share=off,merge=off"));
+    args.option(
+        "-object",
+        format!("memory-backend-file,id=ram0,size={size},mem-path={path},share=off,merge=off"),
+    );
     args.option("-display", "none");
 }
 
 /// Devices nobody uses are off: less to attack, and 0.4 s less firmware and probing under TCG.
 fn machine_type(shape: &Shape) -> String {
-    let common = format!("{},memory-backend=ram0,suppress-vmdesc=on,usb=off", shape.machine_type);
+    let common = format!(
+        "{},memory-backend=ram0,suppress-vmdesc=on,usb=off",
+        shape.machine_type
+    );
     match shape.arch {
         Arch::X86_64 => format!("{common},smm=off,vmport=off,sata=off,smbus=off"),
         Arch::Aarch64 => format!("{common},gic-version=max"),
@@ -172,7 +180,11 @@ fn kernel(args: &mut Args, shape: &Shape) {
 
 /// A descriptor as a path that QEMU opens.
 fn descriptor(accel: Accel, fd: RawFd) -> String {
-    let prefix = if accel == Accel::Hvf { "/dev/fd" } else { "/proc/self/fd" };
+    let prefix = if accel == Accel::Hvf {
+        "/dev/fd"
+    } else {
+        "/proc/self/fd"
+    };
     format!("{prefix}/{fd}")
 }
 
@@ -180,26 +192,39 @@ fn disk(args: &mut Args, shape: &Shape) {
     for level in 0..=shape.overlays {
         args.option("-add-fd", format!("fd={},set={level}", disk_fd(level)));
     }
-    for node in block::nodes(shape.overlays as u64, Opening { aio: shape.aio, flushes: shape.flushes }) {
+    for node in block::nodes(
+        shape.overlays as u64,
+        Opening {
+            aio: shape.aio,
+            flushes: shape.flushes,
+        },
+    ) {
         args.option("-blockdev", node.json());
     }
     args.option("-object", "iothread,id=io0");
     let drive = block::node(shape.overlays as u64);
-    args.option("-device", format!("virtio-blk-pci,id=disk,drive={drive},iothread=io0,{}", slot(3)));
+    args.option(
+        "-device",
+        format!(
+            "virtio-blk-pci,id=disk,drive={drive},iothread=io0,{}",
+            slot(3)
+        ),
+    );
 }
 
 fn disk_fd(level: usize) -> RawFd {
     fd::DISK + level as RawFd
 }
 
-/// An isolated interface is on a hub with nothing else on it. User-mode networking with `restrict` would do nearly the
-/// same, but still answers pings as its gateway.
+/// An isolated interface is on a hub with nothing else on it. User-mode networking with `restrict`
+/// would do nearly the same, but still answers pings as its gateway.
 fn network(args: &mut Args, mode: NetworkMode) {
     match mode {
         NetworkMode::None => return args.option("-nic", "none"),
         NetworkMode::Isolated => {
             args.option("-netdev", "hubport,id=net0,hubid=0");
-            // Takes what is sent, and drops it. Without anyone who does, the guest's queue fills, and its kernel complains.
+            // Takes what is sent, and drops it. Without anyone who does, the guest's queue fills,
+            // and its kernel complains.
             args.option("-netdev", "hubport,id=nowhere,hubid=0");
         }
         NetworkMode::Full => args.option("-netdev", "user,id=net0"),
@@ -207,15 +232,27 @@ fn network(args: &mut Args, mode: NetworkMode) {
         NetworkMode::Restricted => args.option("-netdev", "user,id=net0,restrict=on"),
     }
     // Without an option ROM nobody waits for a network boot.
-    args.option("-device", format!("virtio-net-pci,id=net,netdev=net0,romfile=,{}", slot(4)));
+    args.option(
+        "-device",
+        format!("virtio-net-pci,id=net,netdev=net0,romfile=,{}", slot(4)),
+    );
 }
 
 fn devices(args: &mut Args) {
     args.option("-chardev", socket("link", fd::LINK));
-    args.option("-device", format!("virtio-serial-pci,id=serial,max_ports=2,{}", slot(2)));
-    args.option("-device", format!("virtserialport,id=link,bus=serial.0,nr=1,chardev=link,name={LINK_PORT}"));
+    args.option(
+        "-device",
+        format!("virtio-serial-pci,id=serial,max_ports=2,{}", slot(2)),
+    );
+    args.option(
+        "-device",
+        format!("virtserialport,id=link,bus=serial.0,nr=1,chardev=link,name={LINK_PORT}"),
+    );
     args.option("-object", "rng-builtin,id=rng0");
-    args.option("-device", format!("virtio-rng-pci,id=rng,rng=rng0,{}", slot(5)));
+    args.option(
+        "-device",
+        format!("virtio-rng-pci,id=rng,rng=rng0,{}", slot(5)),
+    );
 }
 
 /// QEMU's own system call filter exists on Linux alone.
@@ -227,7 +264,14 @@ fn confine(args: &mut Args, accel: Accel) {
 
 /// The arguments every probe shares with a machine: no defaults, no display, the same filter.
 pub(crate) fn probe_argv(args: &[&str]) -> Vec<OsString> {
-    let common = ["-nodefaults", "-no-user-config", "-display", "none", "-sandbox", SANDBOX];
+    let common = [
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-sandbox",
+        SANDBOX,
+    ];
     common.iter().chain(args).map(OsString::from).collect()
 }
 
@@ -282,7 +326,11 @@ mod tests {
     #[track_caller]
     fn check(shape: &Shape, golden: &str, name: &str) {
         let path = format!("{}/tests/golden/{name}", env!("CARGO_MANIFEST_DIR"));
-        assert!(text(shape) == golden, "differs from {path}; it is now:\n{}", text(shape));
+        assert!(
+            text(shape) == golden,
+            "differs from {path}; it is now:\n{}",
+            text(shape)
+        );
     }
 
     macro_rules! golden {
@@ -298,12 +346,32 @@ mod tests {
     #[test]
     fn flushes_are_passed_on_where_that_is_asked_for() {
         let ignored = shape(Arch::X86_64, Accel::Tcg);
-        let passed_on = Shape { flushes: Flushes::PassedOn, ..ignored.clone() };
-        let differ = |ours: &str, theirs: &str| ours.lines().zip(theirs.lines()).filter(|(a, b)| a != b).count();
+        let passed_on = Shape {
+            flushes: Flushes::PassedOn,
+            ..ignored.clone()
+        };
+        let differ = |ours: &str, theirs: &str| {
+            ours.lines()
+                .zip(theirs.lines())
+                .filter(|(a, b)| a != b)
+                .count()
+        };
         let (ignored, passed_on) = (text(&ignored), text(&passed_on));
-        assert_eq!((differ(&ignored, &passed_on), passed_on.matches(r#""no-flush":false"#).count()), (2, 2));
-        let active = passed_on.lines().filter(|line| line.contains("no-flush\":false"));
-        assert!(active.clone().all(|line| line.contains("disk2") && line.contains(r#""read-only":false"#)));
+        assert_eq!(
+            (
+                differ(&ignored, &passed_on),
+                passed_on.matches(r#""no-flush":false"#).count()
+            ),
+            (2, 2)
+        );
+        let active = passed_on
+            .lines()
+            .filter(|line| line.contains("no-flush\":false"));
+        assert!(
+            active
+                .clone()
+                .all(|line| line.contains("disk2") && line.contains(r#""read-only":false"#))
+        );
         assert!(!ignored.contains(r#""no-flush":false"#));
     }
 
@@ -320,15 +388,24 @@ mod tests {
     #[test]
     fn a_machine_that_waits_for_a_state_differs_in_that_alone() {
         let running = shape(Arch::X86_64, Accel::Tcg);
-        let waiting = text(&Shape { start: Start::Incoming, ..running.clone() });
+        let waiting = text(&Shape {
+            start: Start::Incoming,
+            ..running.clone()
+        });
         assert_eq!(waiting.replace("-S\n-incoming defer\n", ""), text(&running));
         assert_ne!(waiting, text(&running));
     }
 
     #[test]
     fn a_restricted_network_differs_from_a_full_one_in_that_alone() {
-        let full = Shape { network: NetworkMode::Full, ..shape(Arch::X86_64, Accel::Tcg) };
-        let restricted = text(&Shape { network: NetworkMode::Restricted, ..full.clone() });
+        let full = Shape {
+            network: NetworkMode::Full,
+            ..shape(Arch::X86_64, Accel::Tcg)
+        };
+        let restricted = text(&Shape {
+            network: NetworkMode::Restricted,
+            ..full.clone()
+        });
         assert_eq!(restricted.replace(",restrict=on", ""), text(&full));
         assert_ne!(restricted, text(&full));
     }
@@ -336,7 +413,11 @@ mod tests {
     #[test]
     fn what_a_caller_adds_comes_last_and_commas_do_not_split_names() {
         let extra_args = vec!["-device".into(), "x".into()];
-        let shape = Shape { name: "a,b".into(), extra_args, ..shape(Arch::X86_64, Accel::Tcg) };
+        let shape = Shape {
+            name: "a,b".into(),
+            extra_args,
+            ..shape(Arch::X86_64, Accel::Tcg)
+        };
         assert!(text(&shape).contains("-name guest=a,,b\n"));
         assert!(text(&shape).ends_with("-device x\n"));
     }

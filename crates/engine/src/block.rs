@@ -6,11 +6,11 @@
 //!                  disk2-file                disk1-file                disk0-file      /dev/fdset/N
 //! ```
 //!
-//! Always: only the last overlay is writable; everything below is shared between machines, so it is opened read-only
-//! and without locks. Unless it is asked for, flushes are not passed on: durability is made where it is promised, not on
-//! each guest write.
-//! An image's number is that of its fd set and is never used again in one machine.
-//! When it fails: nodes and descriptors added on the way are removed again, and the guest's disk is what it was.
+//! Always: only the last overlay is writable; everything below is shared between machines, so it is
+//! opened read-only and without locks. Unless it is asked for, flushes are not passed on:
+//! durability is made where it is promised, not on each guest write. An image's number is that of
+//! its fd set and is never used again in one machine. When it fails: nodes and descriptors added on
+//! the way are removed again, and the guest's disk is what it was.
 
 use std::fs::File;
 use std::os::fd::{OwnedFd, RawFd};
@@ -21,8 +21,8 @@ use tokio::sync::Mutex;
 use crate::error::Error;
 use crate::fdset::{self, FdSets};
 use crate::qmp::{
-    BlockResize, BlockdevAdd, BlockdevBackup, BlockdevDel, BlockdevReopen, BlockdevSnapshot, Event, Events, JobDismiss,
-    Qmp, QueryBlock, QueryJobs,
+    BlockResize, BlockdevAdd, BlockdevBackup, BlockdevDel, BlockdevReopen, BlockdevSnapshot, Event,
+    Events, JobDismiss, Qmp, QueryBlock, QueryJobs,
 };
 
 /// A machine's disk as open files.
@@ -30,7 +30,8 @@ use crate::qmp::{
 pub struct DiskChain {
     /// Raw, opened read-only.
     pub base: File,
-    /// qcow2, oldest first. The last is the active one and open for reading and writing; the others read-only.
+    /// qcow2, oldest first. The last is the active one and open for reading and writing; the others
+    /// read-only.
     pub overlays: Vec<File>,
     pub flushes: Flushes,
 }
@@ -62,7 +63,8 @@ impl Aio {
 /// What becomes of a guest's flushes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flushes {
-    /// A power loss of the host may take anything that was written since the disk was last synced, in any order.
+    /// A power loss of the host may take anything that was written since the disk was last synced,
+    /// in any order.
     #[default]
     Ignored,
     /// What the guest has synced is on the host's disk.
@@ -81,12 +83,16 @@ pub(crate) fn node(number: u64) -> String {
     format!("disk{number}")
 }
 
-/// The nodes of a chain, bottom first, for images whose fd sets are numbered by level. JSON is what both the
-/// arguments and QMP take.
+/// The nodes of a chain, bottom first, for images whose fd sets are numbered by level. JSON is what
+/// both the arguments and QMP take.
 pub(crate) fn nodes(overlays: u64, opening: Opening) -> Vec<Node> {
     let mut nodes = vec![file_node(0, Access::Shared, opening), base_node(opening)];
     for level in 1..=overlays {
-        let access = if level == overlays { Access::Active } else { Access::Shared };
+        let access = if level == overlays {
+            Access::Active
+        } else {
+            Access::Shared
+        };
         nodes.push(file_node(level, access, opening));
         nodes.push(overlay_node(level, access, opening, Some(node(level - 1))));
     }
@@ -127,7 +133,8 @@ enum Below {
     Raw {
         file: String,
     },
-    /// Without a node to back it an overlay is told so, or QEMU would look for what its header names.
+    /// Without a node to back it an overlay is told so, or QEMU would look for what its header
+    /// names.
     Overlay {
         file: String,
         backing: Option<String>,
@@ -150,7 +157,13 @@ fn file_name(number: u64) -> String {
     format!("{}-file", node(number))
 }
 
-fn plain(driver: &'static str, node_name: String, below: Below, access: Access, flushes: Flushes) -> Node {
+fn plain(
+    driver: &'static str,
+    node_name: String,
+    below: Below,
+    access: Access,
+    flushes: Flushes,
+) -> Node {
     let active = access == Access::Active;
     // Nothing is written to the others.
     let no_flush = !active || flushes == Flushes::Ignored;
@@ -167,19 +180,37 @@ fn plain(driver: &'static str, node_name: String, below: Below, access: Access, 
 }
 
 fn file_node(number: u64, access: Access, opening: Opening) -> Node {
-    let below = Below::Descriptor { filename: fdset::path(number), aio: opening.aio.name() };
+    let below = Below::Descriptor {
+        filename: fdset::path(number),
+        aio: opening.aio.name(),
+    };
     let locking = (access == Access::Shared).then_some("off");
-    Node { locking, ..plain("file", file_name(number), below, access, opening.flushes) }
+    Node {
+        locking,
+        ..plain("file", file_name(number), below, access, opening.flushes)
+    }
 }
 
 fn base_node(opening: Opening) -> Node {
-    plain("raw", node(0), Below::Raw { file: file_name(0) }, Access::Shared, opening.flushes)
+    plain(
+        "raw",
+        node(0),
+        Below::Raw { file: file_name(0) },
+        Access::Shared,
+        opening.flushes,
+    )
 }
 
 fn overlay_node(number: u64, access: Access, opening: Opening, backing: Option<String>) -> Node {
-    let below = Below::Overlay { file: file_name(number), backing };
+    let below = Below::Overlay {
+        file: file_name(number),
+        backing,
+    };
     let detect_zeroes = (access == Access::Active).then_some("unmap");
-    Node { detect_zeroes, ..plain("qcow2", node(number), below, access, opening.flushes) }
+    Node {
+        detect_zeroes,
+        ..plain("qcow2", node(number), below, access, opening.flushes)
+    }
 }
 
 /// An overlay that QEMU has open and the guest does not use yet.
@@ -194,8 +225,8 @@ pub struct PreparedOverlay {
 pub(crate) struct Disk {
     qmp: Qmp,
     opening: Opening,
-    /// Held by whoever changes the graph or copies from it: QEMU 7.2 may hang for good when the graph changes under a
-    /// backup job.
+    /// Held by whoever changes the graph or copies from it: QEMU 7.2 may hang for good when the
+    /// graph changes under a backup job.
     chain: Mutex<Chain>,
 }
 
@@ -218,15 +249,32 @@ impl Chain {
 
 impl Disk {
     pub(crate) fn new(qmp: Qmp, opening: Opening, overlays: u64) -> Self {
-        let chain = Chain { active: overlays, frozen: (1..overlays).collect(), unsettled: None };
-        Self { qmp, opening, chain: Mutex::new(chain) }
+        let chain = Chain {
+            active: overlays,
+            frozen: (1..overlays).collect(),
+            unsettled: None,
+        };
+        Self {
+            qmp,
+            opening,
+            chain: Mutex::new(chain),
+        }
     }
 
-    pub(crate) async fn prepare(&self, sets: &FdSets, file: File) -> Result<PreparedOverlay, Error> {
-        Ok(PreparedOverlay { number: self.add(sets, file, Access::Active, None).await? })
+    pub(crate) async fn prepare(
+        &self,
+        sets: &FdSets,
+        file: File,
+    ) -> Result<PreparedOverlay, Error> {
+        Ok(PreparedOverlay {
+            number: self.add(sets, file, Access::Active, None).await?,
+        })
     }
 
-    pub(crate) async fn pivot(&self, overlay: PreparedOverlay) -> Result<(), (PreparedOverlay, Error)> {
+    pub(crate) async fn pivot(
+        &self,
+        overlay: PreparedOverlay,
+    ) -> Result<(), (PreparedOverlay, Error)> {
         let mut chain = self.chain.lock().await;
         match self.settle(&mut chain).await {
             // The guest has written to it since: it is no place to begin a state from.
@@ -235,7 +283,14 @@ impl Disk {
             Err(error) => return Err((overlay, error)),
         }
         let (below, above) = (node(chain.active), node(overlay.number));
-        match self.qmp.run(BlockdevSnapshot { node: &below, overlay: &above }).await {
+        match self
+            .qmp
+            .run(BlockdevSnapshot {
+                node: &below,
+                overlay: &above,
+            })
+            .await
+        {
             Ok(_) => {
                 chain.advance(overlay.number);
                 Ok(())
@@ -251,11 +306,17 @@ impl Disk {
         }
     }
 
-    /// Finds out what came of a pivot that was not answered in time. QEMU answers in order, so once it does, it is known.
+    /// Finds out what came of a pivot that was not answered in time. QEMU answers in order, so once
+    /// it does, it is known.
     async fn settle(&self, chain: &mut Chain) -> Result<(), Error> {
-        let Some(number) = chain.unsettled else { return Ok(()) };
+        let Some(number) = chain.unsettled else {
+            return Ok(());
+        };
         let blocks = self.qmp.run(QueryBlock {}).await?;
-        let used: Vec<String> = blocks.into_iter().filter_map(|block| Some(block.inserted?.node_name)).collect();
+        let used: Vec<String> = blocks
+            .into_iter()
+            .filter_map(|block| Some(block.inserted?.node_name))
+            .collect();
         if used.contains(&node(number)) {
             chain.advance(number);
         }
@@ -263,21 +324,41 @@ impl Disk {
         Ok(())
     }
 
-    /// Gives up the right to write to the overlay that the last pivot froze. `file` is that overlay, opened read-only.
+    /// Gives up the right to write to the overlay that the last pivot froze. `file` is that
+    /// overlay, opened read-only.
     pub(crate) async fn give_up_writing(&self, sets: &FdSets, file: File) -> Result<(), Error> {
         let chain = self.chain.lock().await;
-        let Some((frozen, below)) = chain.frozen.split_last() else { return Ok(()) };
+        let Some((frozen, below)) = chain.frozen.split_last() else {
+            return Ok(());
+        };
         let backing = node(below.last().copied().unwrap_or(0));
-        let read_only = |node: Node| Node { read_only: true, ..node };
+        let read_only = |node: Node| Node {
+            read_only: true,
+            ..node
+        };
         let options = [
-            read_only(overlay_node(*frozen, Access::Active, self.opening, Some(backing))),
+            read_only(overlay_node(
+                *frozen,
+                Access::Active,
+                self.opening,
+                Some(backing),
+            )),
             read_only(file_node(*frozen, Access::Active, self.opening)),
         ];
-        let reopen = async { self.qmp.run(BlockdevReopen { options: &options }).await.map(drop) };
+        let reopen = async {
+            self.qmp
+                .run(BlockdevReopen { options: &options })
+                .await
+                .map(drop)
+        };
         sets.exchange(*frozen, file.into(), reopen).await
     }
 
-    pub(crate) async fn discard(&self, sets: &FdSets, overlay: PreparedOverlay) -> Result<(), Error> {
+    pub(crate) async fn discard(
+        &self,
+        sets: &FdSets,
+        overlay: PreparedOverlay,
+    ) -> Result<(), Error> {
         self.remove(sets, overlay.number).await
     }
 
@@ -291,7 +372,8 @@ impl Disk {
             Err(_) => added,
         };
         for number in unused.into_iter().rev() {
-            // What stays open costs a descriptor and disk space until the machine ends; its disk is right either way.
+            // What stays open costs a descriptor and disk space until the machine ends; its disk is
+            // right either way.
             if let Err(error) = self.remove(sets, number).await {
                 tracing::warn!(number, %error, "QEMU keeps an image it does not use");
             }
@@ -299,7 +381,13 @@ impl Disk {
         exchanged
     }
 
-    async fn exchange(&self, sets: &FdSets, active: u64, below: Vec<File>, added: &mut Vec<u64>) -> Result<(), Error> {
+    async fn exchange(
+        &self,
+        sets: &FdSets,
+        active: u64,
+        below: Vec<File>,
+        added: &mut Vec<u64>,
+    ) -> Result<(), Error> {
         let mut top = node(0);
         for file in below {
             let number = self.add(sets, file, Access::Shared, Some(top)).await?;
@@ -307,7 +395,12 @@ impl Disk {
             top = node(number);
         }
         let reopened = overlay_node(active, Access::Active, self.opening, Some(top));
-        self.qmp.run(BlockdevReopen { options: &[reopened] }).await.map(drop)
+        self.qmp
+            .run(BlockdevReopen {
+                options: &[reopened],
+            })
+            .await
+            .map(drop)
     }
 
     /// Copies what lies below the active overlay, and so does not change.
@@ -324,8 +417,13 @@ impl Disk {
     async fn back_up(&self, source: &str, target: u64) -> Result<(), Error> {
         let job = format!("copy{target}");
         let mut events = self.qmp.events();
-        let backup =
-            BlockdevBackup { job_id: &job, device: source, target: &node(target), sync: "full", auto_dismiss: false };
+        let backup = BlockdevBackup {
+            job_id: &job,
+            device: source,
+            target: &node(target),
+            sync: "full",
+            auto_dismiss: false,
+        };
         self.qmp.run(backup).await?;
         let ended = self.concluded(&mut events, &job).await;
         if ended.is_ok() {
@@ -350,18 +448,34 @@ impl Disk {
             match jobs.into_iter().find(|found| found.id == job) {
                 Some(found) if found.status == "concluded" => return Ok(found.error),
                 Some(_) => {}
-                None => return Err(Error::Protocol { detail: format!("job {job} is gone") }),
+                None => {
+                    return Err(Error::Protocol {
+                        detail: format!("job {job} is gone"),
+                    });
+                }
             }
         }
     }
 
     pub(crate) async fn resize(&self, bytes: u64) -> Result<(), Error> {
         let chain = self.chain.lock().await;
-        self.qmp.run(BlockResize { node_name: &node(chain.active), size: bytes }).await.map(drop)
+        self.qmp
+            .run(BlockResize {
+                node_name: &node(chain.active),
+                size: bytes,
+            })
+            .await
+            .map(drop)
     }
 
     /// Opens an image in QEMU, with nothing left behind when it fails.
-    async fn add(&self, sets: &FdSets, file: File, access: Access, backing: Option<String>) -> Result<u64, Error> {
+    async fn add(
+        &self,
+        sets: &FdSets,
+        file: File,
+        access: Access,
+        backing: Option<String>,
+    ) -> Result<u64, Error> {
         let number = sets.add(file.into()).await?;
         let added = self.add_nodes(number, access, backing).await;
         if added.is_err() {
@@ -370,9 +484,24 @@ impl Disk {
         added.map(|()| number)
     }
 
-    async fn add_nodes(&self, number: u64, access: Access, backing: Option<String>) -> Result<(), Error> {
-        self.qmp.run(BlockdevAdd(file_node(number, access, self.opening))).await?;
-        let added = self.qmp.run(BlockdevAdd(overlay_node(number, access, self.opening, backing))).await;
+    async fn add_nodes(
+        &self,
+        number: u64,
+        access: Access,
+        backing: Option<String>,
+    ) -> Result<(), Error> {
+        self.qmp
+            .run(BlockdevAdd(file_node(number, access, self.opening)))
+            .await?;
+        let added = self
+            .qmp
+            .run(BlockdevAdd(overlay_node(
+                number,
+                access,
+                self.opening,
+                backing,
+            )))
+            .await;
         if added.is_err() {
             self.delete(&file_name(number)).await?;
         }

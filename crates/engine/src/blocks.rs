@@ -1,4 +1,5 @@
-//! Memory of a machine that is not its main RAM: firmware, tables, and what further devices bring along.
+//! Memory of a machine that is not its main RAM: firmware, tables, and what further devices bring
+//! along.
 //!
 //! ```text
 //!   ram0                       captured as layers
@@ -24,17 +25,28 @@ const FIRMWARE_BYTES_MAX: u64 = 16 << 20;
 
 /// The names of the blocks that no layer holds.
 pub(crate) async fn uncaptured(qmp: &Qmp, arch: Arch) -> Result<Vec<String>, Error> {
-    let listed = qmp.run(HumanMonitorCommand { command_line: "info ramblock" }).await?;
+    let listed = qmp
+        .run(HumanMonitorCommand {
+            command_line: "info ramblock",
+        })
+        .await?;
     let blocks = parse(&listed);
     if !blocks.iter().any(|name| name == RAM) {
-        return Err(Error::Protocol { detail: "QEMU does not list the guest's RAM".into() });
+        return Err(Error::Protocol {
+            detail: "QEMU does not list the guest's RAM".into(),
+        });
     }
-    Ok(blocks.into_iter().filter(|name| !is_covered(name, arch)).collect())
+    Ok(blocks
+        .into_iter()
+        .filter(|name| !is_covered(name, arch))
+        .collect())
 }
 
 /// Each line of a block has its name, the size of its pages with a unit, and numbers.
 fn parse(listed: &str) -> Vec<String> {
-    let lines = listed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let lines = listed
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>());
     let blocks = lines.filter(|words| words.get(3).is_some_and(|word| word.starts_with("0x")));
     blocks.map(|words| words[0].to_owned()).collect()
 }
@@ -49,25 +61,38 @@ fn is_covered(name: &str, arch: Arch) -> bool {
 }
 
 /// Writes the firmware into a stopped machine that was started to wait for a state.
-pub(crate) async fn restore_firmware(qmp: &Qmp, memory: &GuestMemory, firmware: &Path) -> Result<(), Error> {
+pub(crate) async fn restore_firmware(
+    qmp: &Qmp,
+    memory: &GuestMemory,
+    firmware: &Path,
+) -> Result<(), Error> {
     let bytes = std::fs::read(firmware).map_err(Error::io("read", firmware))?;
     let length = bytes.len() as u64;
     if length == 0 || length > FIRMWARE_BYTES_MAX {
         return Err(Error::Spec {
-            detail: format!("{} has {length} bytes, which no firmware has", firmware.display()),
+            detail: format!(
+                "{} has {length} bytes, which no firmware has",
+                firmware.display()
+            ),
         });
     }
     let asked = format!("gpa2hva {:#x}", FIRMWARE_END - length);
-    let answer = qmp.run(HumanMonitorCommand { command_line: &asked }).await?;
-    let address = address(&answer)
-        .ok_or_else(|| Error::Protocol { detail: format!("QEMU does not show its firmware: {}", answer.trim()) })?;
+    let answer = qmp
+        .run(HumanMonitorCommand {
+            command_line: &asked,
+        })
+        .await?;
+    let address = address(&answer).ok_or_else(|| Error::Protocol {
+        detail: format!("QEMU does not show its firmware: {}", answer.trim()),
+    })?;
     memory.write_beside(address, &bytes)
 }
 
 /// From `Host virtual address for 0xfffc0000 (pc.bios) is 0x7f9b30600000`.
 fn address(answer: &str) -> Option<u64> {
     let (what, address) = answer.trim().rsplit_once(" is 0x")?;
-    what.ends_with(&format!("({FIRMWARE})")).then(|| u64::from_str_radix(address, 16).ok())?
+    what.ends_with(&format!("({FIRMWARE})"))
+        .then(|| u64::from_str_radix(address, 16).ok())?
 }
 
 #[cfg(test)]
@@ -82,7 +107,10 @@ mod tests {
 
     #[test]
     fn memory_that_no_layer_holds_is_named() {
-        let outside: Vec<_> = parse(LISTED).into_iter().filter(|name| !is_covered(name, Arch::X86_64)).collect();
+        let outside: Vec<_> = parse(LISTED)
+            .into_iter()
+            .filter(|name| !is_covered(name, Arch::X86_64))
+            .collect();
         assert_eq!(outside, ["0000:00:08.0/vga.vram"]);
         assert_eq!(parse(LISTED).len(), 4);
     }
@@ -93,7 +121,10 @@ mod tests {
             address("Host virtual address for 0xfffc0000 (pc.bios) is 0x7f9b30600000\r\n"),
             Some(0x7f9b_3060_0000)
         );
-        assert_eq!(address("Host virtual address for 0xfffc0000 (ram0) is 0x7f9b30600000"), None);
+        assert_eq!(
+            address("Host virtual address for 0xfffc0000 (ram0) is 0x7f9b30600000"),
+            None
+        );
         assert_eq!(address("No memory is mapped at address 0xfffc0000"), None);
     }
 }

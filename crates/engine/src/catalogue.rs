@@ -1,7 +1,7 @@
 //! What a QEMU knows: its machine types, its processor models, and what it makes of a model.
 //!
-//! Always: it is asked of a QEMU that never runs a guest, under the machine type and the accelerator that the answer is
-//! for.
+//! Always: it is asked of a QEMU that never runs a guest, under the machine type and the
+//! accelerator that the answer is for.
 
 use std::collections::BTreeSet;
 
@@ -35,12 +35,26 @@ impl Asked {
     pub async fn start(probe: &Probe<'_>, accel: Accel) -> Result<Asked, Error> {
         let (ours, theirs) = socketpair()?;
         let (accel_name, qmp) = (accel.to_string(), format!("socket,id=qmp,fd={}", fd::QMP));
-        let machine = ["-machine", probe.arch.machine_type(), "-accel", &accel_name, "-m", "16M", "-S"];
+        let machine = [
+            "-machine",
+            probe.arch.machine_type(),
+            "-accel",
+            &accel_name,
+            "-m",
+            "16M",
+            "-S",
+        ];
         let control = ["-chardev", &qmp, "-mon", "chardev=qmp,mode=control"];
         let args = probe_argv(&[&machine[..], &control].concat());
-        let process = probe.launch("probe-cpu", accel, args, vec![(fd::QMP, theirs)]).await?;
+        let process = probe
+            .launch("probe-cpu", accel, args, vec![(fd::QMP, theirs)])
+            .await?;
         let qmp = Qmp::connect(ours, process.exit().clone()).await?;
-        Ok(Asked { _process: process, qmp, arch: probe.arch })
+        Ok(Asked {
+            _process: process,
+            qmp,
+            arch: probe.arch,
+        })
     }
 
     pub async fn catalogue(&self) -> Result<Catalogue, Error> {
@@ -55,13 +69,34 @@ impl Asked {
     /// The features of a model that are on in a machine.
     pub async fn expand(&self, model: &Model) -> Result<Expansion, Error> {
         let definitions = self.qmp.run(QueryCpuDefinitions {}).await?;
-        let definition = definitions.into_iter().find(|definition| definition.name == model.name);
+        let definition = definitions
+            .into_iter()
+            .find(|definition| definition.name == model.name);
         // QEMU expands to what the model has by its name, and leaves these out later.
-        let left_out = definition.map(|definition| definition.unavailable_features).unwrap_or_default();
-        let model = CpuModel { name: &model.name, props: model.properties() };
-        let expanded = self.qmp.run(QueryCpuModelExpansion { kind: self.kind(), model }).await?;
-        let on = expanded.model.props.into_iter().filter(|(_, value)| *value == serde_json::Value::Bool(true));
-        Ok(Expansion(on.map(|(feature, _)| feature).filter(|feature| !left_out.contains(feature)).collect()))
+        let left_out = definition
+            .map(|definition| definition.unavailable_features)
+            .unwrap_or_default();
+        let model = CpuModel {
+            name: &model.name,
+            props: model.properties(),
+        };
+        let expanded = self
+            .qmp
+            .run(QueryCpuModelExpansion {
+                kind: self.kind(),
+                model,
+            })
+            .await?;
+        let on = expanded
+            .model
+            .props
+            .into_iter()
+            .filter(|(_, value)| *value == serde_json::Value::Bool(true));
+        Ok(Expansion(
+            on.map(|(feature, _)| feature)
+                .filter(|feature| !left_out.contains(feature))
+                .collect(),
+        ))
     }
 
     /// The one that tells features and no other properties.

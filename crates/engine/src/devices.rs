@@ -6,9 +6,9 @@
 //!   Start::Incoming --load--> stopped    either of the two
 //! ```
 //!
-//! Always: a state is read through a descriptor of its own offset, so that many machines can load one file.
-//! When it fails: a load that fails leaves a machine that is of no use, and mostly QEMU has ended. A save that fails
-//! leaves the machine stopped as it was.
+//! Always: a state is read through a descriptor of its own offset, so that many machines can load
+//! one file. When it fails: a load that fails leaves a machine that is of no use, and mostly QEMU
+//! has ended. A save that fails leaves the machine stopped as it was.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -22,8 +22,9 @@ use crate::error::Error;
 use crate::fdset::{self, FdSets, reopen};
 use crate::install::Version;
 use crate::qmp::{
-    Capability, Command, Event, Events, GetFd, Migrate, MigrateCancel, MigrateIncoming, MigrateSetCapabilities,
-    MigrateSetParameters, Qmp, QueryMigrate, QueryStatus, XenSaveDevicesState,
+    Capability, Command, Event, Events, GetFd, Migrate, MigrateCancel, MigrateIncoming,
+    MigrateSetCapabilities, MigrateSetParameters, Qmp, QueryMigrate, QueryStatus,
+    XenSaveDevicesState,
 };
 
 /// Devices take a few hundred kilobytes. QEMU is not trusted to keep to that.
@@ -34,13 +35,19 @@ const DEVICES: &str = "the state of the devices";
 /// For a whole memory from a slow disk.
 const LOAD_DEADLINE: Duration = Duration::from_secs(300);
 
-/// The first version that migrates to and from files by name. Older ones take regular files as `fd:`.
-const FILE_MIGRATION: Version = Version { major: 8, minor: 2, micro: 0 };
+/// The first version that migrates to and from files by name. Older ones take regular files as
+/// `fd:`.
+const FILE_MIGRATION: Version = Version {
+    major: 8,
+    minor: 2,
+    micro: 0,
+};
 
 /// More than any disk does; QEMU's own limit is that of a network.
 const BANDWIDTH_MAX: u64 = 1 << 40;
 
-/// A place in memory for the state of the devices. Made before the stop and read after it, so that the stop is short.
+/// A place in memory for the state of the devices. Made before the stop and read after it, so that
+/// the stop is short.
 #[derive(Debug)]
 pub struct DeviceFile {
     file: File,
@@ -50,14 +57,21 @@ pub struct DeviceFile {
 pub(crate) async fn prepare(sets: &FdSets) -> Result<DeviceFile, Error> {
     let file = memfd_create("devices", MemfdFlags::CLOEXEC);
     let file = File::from(file.map_err(|errno| Error::io("keep", DEVICES)(errno.into()))?);
-    let set = sets.add(reopen(&file, File::options().write(true))?.into()).await?;
+    let set = sets
+        .add(reopen(&file, File::options().write(true))?.into())
+        .await?;
     Ok(DeviceFile { file, set })
 }
 
 /// Saves the devices of a stopped machine.
 pub(crate) async fn save(qmp: &Qmp, into: &DeviceFile) -> Result<(), Error> {
     // `live` would give the disks away.
-    qmp.run(XenSaveDevicesState { filename: &fdset::path(into.set), live: false }).await.map(drop)
+    qmp.run(XenSaveDevicesState {
+        filename: &fdset::path(into.set),
+        live: false,
+    })
+    .await
+    .map(drop)
 }
 
 /// What was saved; nothing, if nothing was.
@@ -66,18 +80,33 @@ pub(crate) async fn take(sets: &FdSets, from: DeviceFile) -> Result<Vec<u8>, Err
     let failed = || Error::io("keep", DEVICES);
     let length = from.file.metadata().map_err(failed())?.len();
     if length > DEVICES_BYTES_MAX {
-        return Err(Error::Protocol { detail: format!("{length} bytes of devices are more than {DEVICES_BYTES_MAX}") });
+        return Err(Error::Protocol {
+            detail: format!("{length} bytes of devices are more than {DEVICES_BYTES_MAX}"),
+        });
     }
     let mut state = vec![0; length as usize];
     from.file.read_exact_at(&mut state, 0).map_err(failed())?;
     Ok(state)
 }
 
-/// Saves the whole machine by QEMU's own migration. Until `cont` its disks are inactive: no pivot in between.
-pub(crate) async fn save_stream(qmp: &Qmp, sets: &FdSets, into: OwnedFd, deadline: Duration) -> Result<(), Error> {
-    let into = if access(&into)? == OFlags::WRONLY { into } else { reopen(&into, File::options().write(true))?.into() };
+/// Saves the whole machine by QEMU's own migration. Until `cont` its disks are inactive: no pivot
+/// in between.
+pub(crate) async fn save_stream(
+    qmp: &Qmp,
+    sets: &FdSets,
+    into: OwnedFd,
+    deadline: Duration,
+) -> Result<(), Error> {
+    let into = if access(&into)? == OFlags::WRONLY {
+        into
+    } else {
+        reopen(&into, File::options().write(true))?.into()
+    };
     tell_migration(qmp).await?;
-    qmp.run(MigrateSetParameters { max_bandwidth: BANDWIDTH_MAX }).await?;
+    qmp.run(MigrateSetParameters {
+        max_bandwidth: BANDWIDTH_MAX,
+    })
+    .await?;
     let channel = Channel::open(qmp, sets, into).await?;
     let mut events = qmp.events();
     let saving = async {
@@ -94,7 +123,8 @@ pub(crate) async fn save_stream(qmp: &Qmp, sets: &FdSets, into: OwnedFd, deadlin
     saved
 }
 
-/// QEMU tells the end of a migration a moment before `cont` works again, and does not tell that moment.
+/// QEMU tells the end of a migration a moment before `cont` works again, and does not tell that
+/// moment.
 async fn finalized(qmp: &Qmp) -> Result<(), Error> {
     while qmp.run(QueryStatus {}).await?.status == "finish-migrate" {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -104,7 +134,10 @@ async fn finalized(qmp: &Qmp) -> Result<(), Error> {
 
 async fn cancel(qmp: &Qmp, deadline: Duration) -> Error {
     match qmp.run(MigrateCancel {}).await {
-        Ok(_) => Error::Timeout { command: Migrate::NAME, after: deadline },
+        Ok(_) => Error::Timeout {
+            command: Migrate::NAME,
+            after: deadline,
+        },
         Err(error) => error,
     }
 }
@@ -117,23 +150,37 @@ pub(crate) async fn load(qmp: &Qmp, sets: &FdSets, state: OwnedFd) -> Result<(),
     let mut events = qmp.events();
     let loading = async {
         qmp.run(MigrateIncoming { uri: &channel.uri }).await?;
-        settled(qmp, &mut events).await?.map_err(|reason| Error::NotLoaded { reason })
+        settled(qmp, &mut events)
+            .await?
+            .map_err(|reason| Error::NotLoaded { reason })
     };
     let loaded = timeout(LOAD_DEADLINE, loading).await;
-    match loaded.unwrap_or(Err(Error::Timeout { command: MigrateIncoming::NAME, after: LOAD_DEADLINE })) {
+    match loaded.unwrap_or(Err(Error::Timeout {
+        command: MigrateIncoming::NAME,
+        after: LOAD_DEADLINE,
+    })) {
         Ok(()) => {
             channel.close(sets).await;
             Ok(())
         }
         // QEMU ends when it cannot make sense of what it loads.
-        Err(Error::Died { exit }) => Err(Error::NotLoaded { reason: exit.to_string() }),
+        Err(Error::Died { exit }) => Err(Error::NotLoaded {
+            reason: exit.to_string(),
+        }),
         Err(error) => Err(error),
     }
 }
 
 async fn tell_migration(qmp: &Qmp) -> Result<(), Error> {
-    let capabilities = [Capability { capability: "events", state: true }];
-    qmp.run(MigrateSetCapabilities { capabilities: &capabilities }).await.map(drop)
+    let capabilities = [Capability {
+        capability: "events",
+        state: true,
+    }];
+    qmp.run(MigrateSetCapabilities {
+        capabilities: &capabilities,
+    })
+    .await
+    .map(drop)
 }
 
 /// Waits for the end of a migration, either way. The inner error is QEMU's reason.
@@ -141,8 +188,11 @@ async fn settled(qmp: &Qmp, events: &mut Events) -> Result<Result<(), String>, E
     loop {
         let status = match events.next().await {
             Some(Event::Migration { status }) => status,
-            // The one waited for may be among them. And when the connection has ended, asking tells why.
-            Some(Event::Lost { .. }) | None => qmp.run(QueryMigrate {}).await?.status.unwrap_or_default(),
+            // The one waited for may be among them. And when the connection has ended, asking tells
+            // why.
+            Some(Event::Lost { .. }) | None => {
+                qmp.run(QueryMigrate {}).await?.status.unwrap_or_default()
+            }
             Some(_) => continue,
         };
         match status.as_str() {
@@ -167,10 +217,16 @@ impl Channel {
         const NAME: &str = "migration";
         if qmp.version() < FILE_MIGRATION {
             qmp.run_with_fd(GetFd { fdname: NAME }, fd).await?;
-            return Ok(Self { uri: format!("fd:{NAME}"), set: None });
+            return Ok(Self {
+                uri: format!("fd:{NAME}"),
+                set: None,
+            });
         }
         let set = sets.add(fd).await?;
-        Ok(Self { uri: format!("file:{}", fdset::path(set)), set: Some(set) })
+        Ok(Self {
+            uri: format!("file:{}", fdset::path(set)),
+            set: Some(set),
+        })
     }
 
     async fn close(self, sets: &FdSets) {
@@ -181,7 +237,8 @@ impl Channel {
 }
 
 fn access(fd: &impl std::os::fd::AsFd) -> Result<OFlags, Error> {
-    let flags = fcntl_getfl(fd)
-        .map_err(|errno| Error::io("look at", format!("descriptor {}", fd.as_fd().as_raw_fd()))(errno.into()))?;
+    let flags = fcntl_getfl(fd).map_err(|errno| {
+        Error::io("look at", format!("descriptor {}", fd.as_fd().as_raw_fd()))(errno.into())
+    })?;
     Ok(flags & OFlags::ACCMODE)
 }

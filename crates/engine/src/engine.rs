@@ -35,11 +35,13 @@ struct Learned {
 }
 
 impl Engine {
-    /// Finds QEMU and what it can do. `cached` saves running it when nothing changed; what is true now is in
-    /// [`Engine::verdicts`], for the caller to keep.
+    /// Finds QEMU and what it can do. `cached` saves running it when nothing changed; what is true
+    /// now is in [`Engine::verdicts`], for the caller to keep.
     pub async fn open(config: &EngineConfig, cached: Option<Verdicts>) -> Result<Engine, Error> {
         let installation = Installation::of(install::find(config)?)?;
-        let known = cached.as_ref().filter(|verdicts| verdicts.key.installation == installation);
+        let known = cached
+            .as_ref()
+            .filter(|verdicts| verdicts.key.installation == installation);
         let version = match known {
             Some(verdicts) => verdicts.key.version,
             None => install::version(&installation.binary).await?,
@@ -47,20 +49,43 @@ impl Engine {
         install::check_age(&installation.binary, version)?;
         let key = Key::now(installation, version, config.jail)?;
         let binary = key.installation.binary.clone();
-        let probe = Probe { binary: &binary, arch: config.arch, jail: config.jail, seeing: None };
-        let now_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let probe = Probe {
+            binary: &binary,
+            arch: config.arch,
+            jail: config.jail,
+            seeing: None,
+        };
+        let now_unix_s = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs();
         let verdicts = match cached.filter(|verdicts| verdicts.key == key) {
             None => probe.run_all(key, now_unix_s).await?,
             Some(verdicts) if verdicts.kvm.holds(now_unix_s) => verdicts,
             Some(verdicts) => {
                 let installed = verdicts.visible();
-                let probe = Probe { seeing: installed.as_deref(), ..probe };
-                Verdicts { kvm: probe_kvm(&probe, now_unix_s).await, ..verdicts }
+                let probe = Probe {
+                    seeing: installed.as_deref(),
+                    ..probe
+                };
+                Verdicts {
+                    kvm: probe_kvm(&probe, now_unix_s).await,
+                    ..verdicts
+                }
             }
         };
         let visible = verdicts.visible();
-        let learned = Mutex::new(Learned { expansions: verdicts.expansions.clone(), is_news: false });
-        Ok(Engine { arch: config.arch, jail: config.jail, verdicts, visible, learned })
+        let learned = Mutex::new(Learned {
+            expansions: verdicts.expansions.clone(),
+            is_news: false,
+        });
+        Ok(Engine {
+            arch: config.arch,
+            jail: config.jail,
+            verdicts,
+            visible,
+            learned,
+        })
     }
 
     pub fn version(&self) -> Version {
@@ -79,7 +104,13 @@ impl Engine {
     pub async fn cpu(&self, accel: Accel, choice: CpuChoice<'_>) -> Result<Cpu, Error> {
         let model = Model::chosen(self.arch, accel, choice)?;
         let expansion = self.expansion(accel, &model).await?;
-        Ok(Cpu::fresh(self.arch, accel, model, &expansion, &self.verdicts.miscomputed))
+        Ok(Cpu::fresh(
+            self.arch,
+            accel,
+            model,
+            &expansion,
+            &self.verdicts.miscomputed,
+        ))
     }
 
     /// The processor that is here what one was under another engine; or what this engine's lacks.
@@ -107,21 +138,33 @@ impl Engine {
             return Ok(());
         }
         // Those of a version of a model are many, and known to whoever wants one.
-        let plain = known.iter().filter(|name| !name.contains("-v")).take(MODELS_NAMED).cloned();
+        let plain = known
+            .iter()
+            .filter(|name| !name.contains("-v"))
+            .take(MODELS_NAMED)
+            .cloned();
         let known = plain.chain(["…".to_owned()]).collect();
-        Err(Error::UnknownCpu { model: model.to_owned(), version: self.version(), known })
+        Err(Error::UnknownCpu {
+            model: model.to_owned(),
+            version: self.version(),
+            known,
+        })
     }
 
     /// Whether a state of a machine of this type can be loaded: types of another kind are not ours.
     pub fn has_machine_type(&self, name: &str) -> bool {
-        name.starts_with(self.arch.machine_types()) && self.verdicts.catalogue.machine_types.contains(name)
+        name.starts_with(self.arch.machine_types())
+            && self.verdicts.catalogue.machine_types.contains(name)
     }
 
     /// What was found out since the engine was opened, once, for the caller to keep with the rest.
     pub fn take_news(&self) -> Option<Verdicts> {
         let mut learned = self.learned();
         let is_news = std::mem::take(&mut learned.is_news);
-        is_news.then(|| Verdicts { expansions: learned.expansions.clone(), ..self.verdicts.clone() })
+        is_news.then(|| Verdicts {
+            expansions: learned.expansions.clone(),
+            ..self.verdicts.clone()
+        })
     }
 
     fn learned(&self) -> MutexGuard<'_, Learned> {
@@ -129,7 +172,12 @@ impl Engine {
     }
 
     fn probe(&self) -> Probe<'_> {
-        Probe { binary: self.binary(), arch: self.arch, jail: self.jail, seeing: self.visible.as_deref() }
+        Probe {
+            binary: self.binary(),
+            arch: self.arch,
+            jail: self.jail,
+            seeing: self.visible.as_deref(),
+        }
     }
 
     pub fn verdicts(&self) -> &Verdicts {
@@ -138,14 +186,25 @@ impl Engine {
 
     /// Turns a choice into an accelerator that works here, or says why it does not.
     pub fn accel(&self, choice: AccelChoice) -> Result<Accel, Error> {
-        let unusable = |accel, reason: &str| Err(Error::AccelUnusable { accel, reason: reason.into() });
+        let unusable = |accel, reason: &str| {
+            Err(Error::AccelUnusable {
+                accel,
+                reason: reason.into(),
+            })
+        };
         match (choice, self.verdicts.kvm()) {
             (AccelChoice::Only(Accel::Tcg), _) => Ok(Accel::Tcg),
-            (AccelChoice::Auto | AccelChoice::Only(Accel::Kvm), KvmVerdict::Usable) => Ok(Accel::Kvm),
+            (AccelChoice::Auto | AccelChoice::Only(Accel::Kvm), KvmVerdict::Usable) => {
+                Ok(Accel::Kvm)
+            }
             (AccelChoice::Auto, KvmVerdict::Unusable { .. }) => Ok(Accel::Tcg),
-            (AccelChoice::Only(Accel::Kvm), KvmVerdict::Unusable { reason }) => unusable(Accel::Kvm, reason),
+            (AccelChoice::Only(Accel::Kvm), KvmVerdict::Unusable { reason }) => {
+                unusable(Accel::Kvm, reason)
+            }
             (AccelChoice::Only(Accel::Hvf), _) => unusable(Accel::Hvf, "it exists on macOS only"),
-            (AccelChoice::Only(Accel::Whpx), _) => unusable(Accel::Whpx, "it exists on Windows only"),
+            (AccelChoice::Only(Accel::Whpx), _) => {
+                unusable(Accel::Whpx, "it exists on Windows only")
+            }
         }
     }
 

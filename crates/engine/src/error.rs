@@ -1,4 +1,5 @@
-//! What can go wrong with a QEMU. Display states its own fact with its values; the source's text is in the source.
+//! What can go wrong with a QEMU. Display states its own fact with its values; the source's text is
+//! in the source.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,7 +17,10 @@ use crate::ram::Untracked;
 #[non_exhaustive]
 pub enum Error {
     #[error("no {program} found; looked in {}", list(looked))]
-    NotFound { program: String, looked: Vec<PathBuf> },
+    NotFound {
+        program: String,
+        looked: Vec<PathBuf>,
+    },
 
     #[error("QEMU {found} at {binary} is too old: {needed} or newer is needed", binary = binary.display(), needed = Version::OLDEST)]
     TooOld { binary: PathBuf, found: Version },
@@ -28,7 +32,11 @@ pub enum Error {
     AccelUnusable { accel: Accel, reason: String },
 
     #[error("there is no processor {model:?} in QEMU {version}; it has {}", known.join(", "))]
-    UnknownCpu { model: String, version: Version, known: Vec<String> },
+    UnknownCpu {
+        model: String,
+        version: Version,
+        known: Vec<String>,
+    },
 
     #[error("the processor lacks {}", features.join(", "))]
     CpuLacks { features: Vec<String> },
@@ -68,20 +76,29 @@ pub enum Error {
 
     #[error("QEMU cannot copy the disk: {reason}")]
     NotCopied { reason: String },
-    #[error("QEMU switched the disk after its deadline; a state taken now begins from another overlay")]
+    #[error(
+        "QEMU switched the disk after its deadline; a state taken now begins from another overlay"
+    )]
     PivotedLate,
 
     #[error("QEMU has ended: {exit}")]
     Died { exit: Exit },
 
     #[error("QEMU refused {command}: {desc} ({class})")]
-    Qmp { command: &'static str, class: String, desc: String },
+    Qmp {
+        command: &'static str,
+        class: String,
+        desc: String,
+    },
 
     #[error("QEMU, process {pid}, was killed and has not ended within {after:?}")]
     NotEnded { pid: u32, after: Duration },
 
     #[error("QEMU did not answer {command} within {after:?}")]
-    Timeout { command: &'static str, after: Duration },
+    Timeout {
+        command: &'static str,
+        after: Duration,
+    },
 
     #[error("QEMU broke the control protocol: {detail}")]
     Protocol { detail: String },
@@ -96,7 +113,10 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn io(op: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
+    pub(crate) fn io(
+        op: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(io::Error) -> Error {
         let path = path.into();
         move |source| Error::Io { op, path, source }
     }
@@ -106,5 +126,9 @@ fn list(paths: &[PathBuf]) -> String {
     if paths.is_empty() {
         return "no directory at all".into();
     }
-    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    paths
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect::<Vec<_>>()
+        .join(", ")
 }

@@ -34,12 +34,18 @@ pub struct Version {
 
 impl Version {
     /// The machine type is of this version, and no older QEMU knows it.
-    pub const OLDEST: Version = Version { major: 7, minor: 2, micro: 0 };
+    pub const OLDEST: Version = Version {
+        major: 7,
+        minor: 2,
+        micro: 0,
+    };
 
     /// Finds the version in what `--version` prints.
     fn parse(output: &str) -> Option<Version> {
         let text = output.strip_prefix("QEMU emulator version ")?;
-        let text = text.split(|c: char| c != '.' && !c.is_ascii_digit()).next()?;
+        let text = text
+            .split(|c: char| c != '.' && !c.is_ascii_digit())
+            .next()?;
         let mut numbers = text.split('.').map(str::parse);
         Some(Version {
             major: numbers.next()?.ok()?,
@@ -75,22 +81,37 @@ fn is_program(path: &Path) -> bool {
 fn not_found(config: &EngineConfig) -> Error {
     let program = config.arch.program().to_owned();
     match &config.binary {
-        Some(binary) => Error::NotFound { program, looked: vec![binary.clone()] },
-        None => Error::NotFound { program, looked: config.search.clone() },
+        Some(binary) => Error::NotFound {
+            program,
+            looked: vec![binary.clone()],
+        },
+        None => Error::NotFound {
+            program,
+            looked: config.search.clone(),
+        },
     }
 }
 
 /// Where the program looks for its firmware and other data.
 pub(crate) async fn data_dirs(binary: &Path) -> Result<Vec<PathBuf>, Error> {
     let output = ask(binary, &["-L", "help"]).await?;
-    let lines = String::from_utf8_lossy(&output.stdout).lines().map(PathBuf::from).collect::<Vec<_>>();
-    Ok(lines.iter().filter_map(|dir| dir.canonicalize().ok()).collect())
+    let lines = String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(PathBuf::from)
+        .collect::<Vec<_>>();
+    Ok(lines
+        .iter()
+        .filter_map(|dir| dir.canonicalize().ok())
+        .collect())
 }
 
 /// The firmware of a machine, where guests see it in memory.
 pub(crate) fn firmware(arch: Arch, data_dirs: &[PathBuf]) -> Option<PathBuf> {
     match arch {
-        Arch::X86_64 => data_dirs.iter().map(|dir| dir.join("bios-256k.bin")).find(|path| path.is_file()),
+        Arch::X86_64 => data_dirs
+            .iter()
+            .map(|dir| dir.join("bios-256k.bin"))
+            .find(|path| path.is_file()),
         Arch::Aarch64 => None,
     }
 }
@@ -98,10 +119,18 @@ pub(crate) fn firmware(arch: Arch, data_dirs: &[PathBuf]) -> Option<PathBuf> {
 async fn ask(binary: &Path, args: &[&str]) -> Result<Output, Error> {
     // starts: qemu-system-x86_64
     let mut command = tokio::process::Command::new(binary);
-    let output = command.args(args).env_clear().stdin(Stdio::null()).kill_on_drop(true).output();
+    let output = command
+        .args(args)
+        .env_clear()
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
     tokio::time::timeout(VERSION_DEADLINE, output)
         .await
-        .map_err(|_| Error::Timeout { command: "--version", after: VERSION_DEADLINE })?
+        .map_err(|_| Error::Timeout {
+            command: "--version",
+            after: VERSION_DEADLINE,
+        })?
         .map_err(Error::io("run", binary))
 }
 
@@ -111,12 +140,22 @@ pub(crate) async fn version(binary: &Path) -> Result<Version, Error> {
     let text = String::from_utf8_lossy(&output.stdout);
     Version::parse(&text).ok_or_else(|| Error::VersionUnknown {
         binary: binary.to_owned(),
-        output: format!("{text}{}", String::from_utf8_lossy(&output.stderr)).chars().take(200).collect(),
+        output: format!("{text}{}", String::from_utf8_lossy(&output.stderr))
+            .chars()
+            .take(200)
+            .collect(),
     })
 }
 
 pub(crate) fn check_age(binary: &Path, found: Version) -> Result<(), Error> {
-    if found < Version::OLDEST { Err(Error::TooOld { binary: binary.to_owned(), found }) } else { Ok(()) }
+    if found < Version::OLDEST {
+        Err(Error::TooOld {
+            binary: binary.to_owned(),
+            found,
+        })
+    } else {
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -125,26 +164,53 @@ mod tests {
 
     #[test]
     fn versions_as_distributions_print_them() {
-        let version = |major, minor, micro| Some(Version { major, minor, micro });
+        let version = |major, minor, micro| {
+            Some(Version {
+                major,
+                minor,
+                micro,
+            })
+        };
         let debian = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)\nCopyright (c) 2003-2022";
         assert_eq!(Version::parse(debian), version(7, 2, 22));
-        assert_eq!(Version::parse("QEMU emulator version 10.0.2\n"), version(10, 0, 2));
-        assert_eq!(Version::parse("QEMU emulator version 9.1-rc1"), version(9, 1, 0));
+        assert_eq!(
+            Version::parse("QEMU emulator version 10.0.2\n"),
+            version(10, 0, 2)
+        );
+        assert_eq!(
+            Version::parse("QEMU emulator version 9.1-rc1"),
+            version(9, 1, 0)
+        );
         assert_eq!(Version::parse("bash: no such file"), None);
     }
 
     #[test]
     fn too_old_says_what_is_needed() {
-        let found = Version { major: 6, minor: 2, micro: 0 };
+        let found = Version {
+            major: 6,
+            minor: 2,
+            micro: 0,
+        };
         let error = check_age(Path::new("/q"), found).unwrap_err();
-        assert_eq!(error.to_string(), "QEMU 6.2.0 at /q is too old: 7.2.0 or newer is needed");
+        assert_eq!(
+            error.to_string(),
+            "QEMU 6.2.0 at /q is too old: 7.2.0 or newer is needed"
+        );
         assert!(check_age(Path::new("/q"), Version::OLDEST).is_ok());
     }
 
     #[test]
     fn missing_says_where_it_looked() {
         let search = vec!["/nowhere".into(), "/proc".into()];
-        let config = EngineConfig { binary: None, search, arch: Arch::Aarch64, jail: Default::default() };
-        assert_eq!(find(&config).unwrap_err().to_string(), "no qemu-system-aarch64 found; looked in /nowhere, /proc");
+        let config = EngineConfig {
+            binary: None,
+            search,
+            arch: Arch::Aarch64,
+            jail: Default::default(),
+        };
+        assert_eq!(
+            find(&config).unwrap_err().to_string(),
+            "no qemu-system-aarch64 found; looked in /nowhere, /proc"
+        );
     }
 }

@@ -5,11 +5,12 @@
 //!        -> Landlock -> dies with its parent -> exec(environment as given) -> QEMU's own seccomp filter (see argv)
 //! ```
 //!
-//! Always: a step that fails ends the child before `exec`; nothing runs half confined. The parent-death signal comes
-//! after the change of user, which clears it, and is followed by a look whether the parent died in between.
+//! Always: a step that fails ends the child before `exec`; nothing runs half confined. The
+//! parent-death signal comes after the change of user, which clears it, and is followed by a look
+//! whether the parent died in between.
 //!
-//! Everything `enter` does is async-signal-safe: the process that forks has other threads, so the child may not
-//! allocate or take a lock.
+//! Everything `enter` does is async-signal-safe: the process that forks has other threads, so the
+//! child may not allocate or take a lock.
 
 use std::fmt;
 use std::io;
@@ -21,10 +22,12 @@ use libc::{c_int, gid_t, pid_t, rlim_t};
 use crate::accel::Accel;
 use crate::landlock::{self, View};
 
-/// Below this number lie the descriptors of the child, at or above it those of the parent that become them.
+/// Below this number lie the descriptors of the child, at or above it those of the parent that
+/// become them.
 pub(crate) const CHILD_FD_END: RawFd = 128;
 
-/// How much address space QEMU may use beside the guest's memory: translated code, thread stacks, allocator arenas.
+/// How much address space QEMU may use beside the guest's memory: translated code, thread stacks,
+/// allocator arenas.
 const ADDRESS_SPACE_BESIDE_MEMORY: u64 = 16 << 30;
 
 /// Whom a machine's process runs as.
@@ -45,7 +48,10 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { open_files: 4096, file_bytes: None }
+        Self {
+            open_files: 4096,
+            file_bytes: None,
+        }
     }
 }
 
@@ -139,8 +145,14 @@ impl Confinement {
             limits: [
                 (libc::RLIMIT_CORE, 0),
                 (libc::RLIMIT_NOFILE, limits.open_files),
-                (libc::RLIMIT_FSIZE, limits.file_bytes.unwrap_or(libc::RLIM_INFINITY)),
-                (libc::RLIMIT_AS, memory_bytes.saturating_add(ADDRESS_SPACE_BESIDE_MEMORY)),
+                (
+                    libc::RLIMIT_FSIZE,
+                    limits.file_bytes.unwrap_or(libc::RLIM_INFINITY),
+                ),
+                (
+                    libc::RLIMIT_AS,
+                    memory_bytes.saturating_add(ADDRESS_SPACE_BESIDE_MEMORY),
+                ),
             ],
             landlock: None,
             parent: rustix::process::getpid().as_raw_pid(),
@@ -150,7 +162,10 @@ impl Confinement {
     /// Restricts what the process can open by path.
     pub(crate) fn seeing(self, view: &View<'_>) -> io::Result<Self> {
         let ruleset = rustix::io::fcntl_dupfd_cloexec(landlock::ruleset(view)?, CHILD_FD_END)?;
-        Ok(Self { landlock: Some(ruleset), ..self })
+        Ok(Self {
+            landlock: Some(ruleset),
+            ..self
+        })
     }
 
     /// Called in the child: gives up everything but the descriptors listed as `(source, target)`.
@@ -190,10 +205,20 @@ fn check(step: Step, result: c_int) -> Result<(), (Step, c_int)> {
 }
 
 /// Everything is closed at `exec` but the copies made here, which `dup2` makes inheritable.
-#[allow(unsafe_code, reason = "plain system calls on numbers; the child owns its descriptor table alone")]
+#[allow(
+    unsafe_code,
+    reason = "plain system calls on numbers; the child owns its descriptor table alone"
+)]
 fn arrange(descriptors: &[(RawFd, RawFd)]) -> Result<(), ()> {
     // SAFETY: no memory is passed, and no Rust object in the child is used after its descriptor is replaced.
-    let closed = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    let closed = unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            3,
+            u32::MAX,
+            libc::CLOSE_RANGE_CLOEXEC,
+        )
+    };
     if closed < 0 {
         return Err(());
     }
@@ -207,7 +232,10 @@ fn arrange(descriptors: &[(RawFd, RawFd)]) -> Result<(), ()> {
 }
 
 /// A session of its own keeps the terminal's Ctrl-C from reaching QEMU.
-#[allow(unsafe_code, reason = "system calls without Rust equivalents that are safe after fork")]
+#[allow(
+    unsafe_code,
+    reason = "system calls without Rust equivalents that are safe after fork"
+)]
 fn own_session() -> Result<(), (Step, c_int)> {
     // SAFETY: the only pointer is a static string.
     unsafe {
@@ -220,12 +248,24 @@ fn own_session() -> Result<(), (Step, c_int)> {
 /// Sets both limits, or the soft one alone as high as an ordinary user's hard limit lets it.
 #[allow(unsafe_code, reason = "setrlimit in the child, after fork")]
 fn limit(resource: Resource, value: rlim_t) -> Result<(), (Step, c_int)> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
     // SAFETY: both calls get a pointer to a local of the right type.
     unsafe {
         check(Step::Limit, libc::getrlimit(resource, &mut limit))?;
         let value = value.min(limit.rlim_max);
-        check(Step::Limit, libc::setrlimit(resource, &libc::rlimit { rlim_cur: value, rlim_max: value }))
+        check(
+            Step::Limit,
+            libc::setrlimit(
+                resource,
+                &libc::rlimit {
+                    rlim_cur: value,
+                    rlim_max: value,
+                },
+            ),
+        )
     }
 }
 
@@ -236,21 +276,34 @@ fn reset_signals() -> Result<(), (Step, c_int)> {
     unsafe {
         let mut mask = std::mem::MaybeUninit::uninit();
         check(Step::Signals, libc::sigemptyset(mask.as_mut_ptr()))?;
-        check(Step::Signals, libc::sigprocmask(libc::SIG_SETMASK, mask.as_ptr(), std::ptr::null_mut()))?;
+        check(
+            Step::Signals,
+            libc::sigprocmask(libc::SIG_SETMASK, mask.as_ptr(), std::ptr::null_mut()),
+        )?;
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
     }
     Ok(())
 }
 
-/// Raw system calls: the C library's wrappers would try to switch all threads, and the child has but one.
+/// Raw system calls: the C library's wrappers would try to switch all threads, and the child has
+/// but one.
 #[allow(unsafe_code, reason = "change of user in the child, after fork")]
 pub(crate) fn switch_user(uid: u32, groups: &[gid_t]) -> Result<(), (Step, c_int)> {
     // SAFETY: `groups` is a live slice of the length given; the other calls pass numbers.
     unsafe {
-        check(Step::Groups, libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) as c_int)?;
-        check(Step::Group, libc::syscall(libc::SYS_setresgid, uid, uid, uid) as c_int)?;
-        check(Step::User, libc::syscall(libc::SYS_setresuid, uid, uid, uid) as c_int)
+        check(
+            Step::Groups,
+            libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) as c_int,
+        )?;
+        check(
+            Step::Group,
+            libc::syscall(libc::SYS_setresgid, uid, uid, uid) as c_int,
+        )?;
+        check(
+            Step::User,
+            libc::syscall(libc::SYS_setresuid, uid, uid, uid) as c_int,
+        )
     }
 }
 
@@ -263,23 +316,41 @@ fn drop_capabilities() -> Result<(), (Step, c_int)> {
     // SAFETY: the header and the three sets of two words have the layout the kernel expects.
     unsafe {
         // Kernels before 4.3 have no ambient set to clear.
-        libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
-        check(Step::Capabilities, libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) as c_int)
+        libc::prctl(
+            libc::PR_CAP_AMBIENT,
+            libc::PR_CAP_AMBIENT_CLEAR_ALL,
+            0,
+            0,
+            0,
+        );
+        check(
+            Step::Capabilities,
+            libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) as c_int,
+        )
     }
 }
 
 #[allow(unsafe_code, reason = "prctl in the child, after fork")]
 fn no_new_privileges() -> Result<(), (Step, c_int)> {
     // SAFETY: numbers only.
-    check(Step::Privileges, unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })
+    check(Step::Privileges, unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    })
 }
 
 #[allow(unsafe_code, reason = "prctl in the child, after fork")]
 fn die_with(parent: pid_t) -> Result<(), (Step, c_int)> {
     // SAFETY: numbers only.
     unsafe {
-        check(Step::ParentDeath, libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0))?;
-        if libc::getppid() == parent { Ok(()) } else { Err((Step::ParentDeath, libc::ESRCH)) }
+        check(
+            Step::ParentDeath,
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0),
+        )?;
+        if libc::getppid() == parent {
+            Ok(())
+        } else {
+            Err((Step::ParentDeath, libc::ESRCH))
+        }
     }
 }
 

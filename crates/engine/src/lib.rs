@@ -1,13 +1,14 @@
-//! One running QEMU: its arguments, its control protocol, its block graph, its jail, and the probes that tell what the
-//! installed one can do.
+//! One running QEMU: its arguments, its control protocol, its block graph, its jail, and the probes
+//! that tell what the installed one can do.
 //!
 //! ```text
 //!   EngineConfig --Engine::open--> Engine (version, verdicts) --start(MachineSpec)--> Machine --> Exit
 //! ```
 //!
-//! Always: QEMU is stock and not trusted. It gets descriptors and no paths, no network but the guest's own, and it
-//! ends when this process ends, in whatever way. The engine reads no environment and knows nothing of what is on the
-//! disks it passes on or of what the guest says on its port.
+//! Always: QEMU is stock and not trusted. It gets descriptors and no paths, no network but the
+//! guest's own, and it ends when this process ends, in whatever way. The engine reads no
+//! environment and knows nothing of what is on the disks it passes on or of what the guest says on
+//! its port.
 
 mod accel;
 mod arch;

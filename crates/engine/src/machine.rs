@@ -36,7 +36,8 @@ use crate::process::{Exit, ExitWatch, Launch, Process};
 use crate::qmp::{Cont, Ending, Events, Qmp, Quit, Stop};
 use crate::ram::{GuestMemory, Protecting};
 
-/// QEMU's side of its sockets is closed when it is reaped; this only bounds a descriptor that leaked.
+/// QEMU's side of its sockets is closed when it is reaped; this only bounds a descriptor that
+/// leaked.
 const LAST_WORDS_DEADLINE: Duration = Duration::from_secs(1);
 
 const MIB: u64 = 1 << 20;
@@ -56,8 +57,8 @@ pub struct MachineSpec {
     pub machine_type: String,
     /// One that the engine gave.
     pub cpu: String,
-    /// Kernel and initramfs are opened again inside the jail: `jail.uid` must be allowed to read the files themselves,
-    /// though not to reach them.
+    /// Kernel and initramfs are opened again inside the jail: `jail.uid` must be allowed to read
+    /// the files themselves, though not to reach them.
     pub kernel: File,
     pub initramfs: File,
     pub cmdline: String,
@@ -77,13 +78,19 @@ impl MachineSpec {
     fn check(&self) -> Result<(), Error> {
         let spec = |detail: String| Err(Error::Spec { detail });
         if self.memory_bytes == 0 || !self.memory_bytes.is_multiple_of(MIB) {
-            return spec(format!("{} bytes of memory are not a multiple of 1 MiB", self.memory_bytes));
+            return spec(format!(
+                "{} bytes of memory are not a multiple of 1 MiB",
+                self.memory_bytes
+            ));
         }
         if self.cpus == 0 {
             return spec("it needs a processor".into());
         }
         if self.disk.overlays.is_empty() || self.disk.overlays.len() > OVERLAYS_MAX {
-            return spec(format!("{} overlays are not within 1 to {OVERLAYS_MAX}", self.disk.overlays.len()));
+            return spec(format!(
+                "{} overlays are not within 1 to {OVERLAYS_MAX}",
+                self.disk.overlays.len()
+            ));
         }
         check_readable("kernel", &self.kernel, self.jail)?;
         check_readable("initramfs", &self.initramfs, self.jail)
@@ -113,13 +120,18 @@ impl MachineSpec {
 fn check_readable(file: &'static str, opened: &File, jail: Jail) -> Result<(), Error> {
     let Some(uid) = jail.uid else { return Ok(()) };
     let status = opened.metadata().map_err(Error::io("look at", file))?;
-    // The class decides alone, as in the kernel: an owner without permission is not helped by the others' one.
+    // The class decides alone, as in the kernel: an owner without permission is not helped by the
+    // others' one.
     let needed = match () {
         () if status.uid() == uid => 0o400,
         () if status.gid() == uid => 0o040,
         () => 0o004,
     };
-    if status.mode() & needed == 0 { Err(Error::Unreadable { file, uid }) } else { Ok(()) }
+    if status.mode() & needed == 0 {
+        Err(Error::Unreadable { file, uid })
+    } else {
+        Ok(())
+    }
 }
 
 /// One running QEMU.
@@ -147,28 +159,55 @@ pub(crate) struct Installed<'a> {
 }
 
 impl Machine {
-    pub(crate) async fn start(installed: Installed<'_>, mut spec: MachineSpec) -> Result<Machine, Error> {
+    pub(crate) async fn start(
+        installed: Installed<'_>,
+        mut spec: MachineSpec,
+    ) -> Result<Machine, Error> {
         spec.check()?;
         let content = std::mem::replace(&mut spec.memory, Memory::Empty);
-        let (ram, mut expected) = mapping::prepare(content, spec.preload, spec.memory_bytes, spec.jail)?;
-        let protecting = if spec.accel == Accel::Kvm { Protecting::Found } else { Protecting::All };
-        let opening = Opening { aio: installed.aio, flushes: spec.disk.flushes };
+        let (ram, mut expected) =
+            mapping::prepare(content, spec.preload, spec.memory_bytes, spec.jail)?;
+        let protecting = if spec.accel == Accel::Kvm {
+            Protecting::Found
+        } else {
+            Protecting::All
+        };
+        let opening = Opening {
+            aio: installed.aio,
+            flushes: spec.disk.flushes,
+        };
         let overlays = spec.disk.overlays.len() as u64;
         let (control, qmp_end) = socketpair()?;
         let (link, link_end) = socketpair()?;
         let (console, console_end) = socketpair()?;
-        let ends = [(fd::QMP, qmp_end), (fd::LINK, link_end), (fd::CONSOLE, console_end)];
+        let ends = [
+            (fd::QMP, qmp_end),
+            (fd::LINK, link_end),
+            (fd::CONSOLE, console_end),
+        ];
         let process = Process::spawn(launch(&installed, spec, ram, ends)?).await?;
-        let qmp = Qmp::connect(control, process.exit().clone()).await.map_err(|error| match error {
-            Error::Died { exit } => expected.explain(Error::Start { exit }),
-            other => other,
-        })?;
+        let qmp = Qmp::connect(control, process.exit().clone())
+            .await
+            .map_err(|error| match error {
+                Error::Died { exit } => expected.explain(Error::Start { exit }),
+                other => other,
+            })?;
         let memory = found(&process, expected).await?.protecting(protecting);
         let disk = Disk::new(qmp.clone(), opening, overlays);
         let sets = FdSets::new(qmp.clone(), overlays + 1);
         let uncaptured = blocks::uncaptured(&qmp, installed.arch).await?;
         let (link, console, firmware) = (Some(link), Some(console), installed.firmware);
-        Ok(Machine { process, qmp, memory, disk, sets, link, console, firmware, uncaptured })
+        Ok(Machine {
+            process,
+            qmp,
+            memory,
+            disk,
+            sets,
+            link,
+            console,
+            firmware,
+            uncaptured,
+        })
     }
 
     pub fn pid(&self) -> u32 {
@@ -193,13 +232,14 @@ impl Machine {
         self.qmp.run(Cont {}).await.map(drop)
     }
 
-    /// Loads a state from a readable file into a machine of [`Start::Incoming`]; its guest is stopped then. After an
-    /// error the machine is of no use.
+    /// Loads a state from a readable file into a machine of [`Start::Incoming`]; its guest is
+    /// stopped then. After an error the machine is of no use.
     pub async fn load(&self, state: OwnedFd) -> Result<(), Error> {
         devices::load(&self.qmp, &self.sets, state).await
     }
 
-    /// Gives a machine of [`Start::Incoming`] its firmware, which it does not load by itself. The guest is stopped.
+    /// Gives a machine of [`Start::Incoming`] its firmware, which it does not load by itself. The
+    /// guest is stopped.
     pub async fn restore_firmware(&self) -> Result<(), Error> {
         match &self.firmware {
             Some(firmware) => blocks::restore_firmware(&self.qmp, &self.memory, firmware).await,
@@ -227,8 +267,8 @@ impl Machine {
         devices::take(&self.sets, from).await
     }
 
-    /// Writes the whole state of a stopped machine, its memory included. From then on until [`Machine::cont`] the disk
-    /// is inactive: what has to be done to it comes before.
+    /// Writes the whole state of a stopped machine, its memory included. From then on until
+    /// [`Machine::cont`] the disk is inactive: what has to be done to it comes before.
     pub async fn save_stream(&self, into: OwnedFd, deadline: Duration) -> Result<(), Error> {
         devices::save_stream(&self.qmp, &self.sets, into, deadline).await
     }
@@ -243,7 +283,8 @@ impl Machine {
         self.disk.pivot(overlay).await
     }
 
-    /// Closes what QEMU could write to the overlay with that the last pivot froze. `file` is that overlay, opened read-only.
+    /// Closes what QEMU could write to the overlay with that the last pivot froze. `file` is that
+    /// overlay, opened read-only.
     pub async fn give_up_writing(&self, file: File) -> Result<(), Error> {
         self.disk.give_up_writing(&self.sets, file).await
     }
@@ -253,14 +294,15 @@ impl Machine {
         self.disk.discard(&self.sets, overlay).await
     }
 
-    /// Exchanges all overlays below the active one for files that together hold the same, oldest first, while the
-    /// guest runs.
+    /// Exchanges all overlays below the active one for files that together hold the same, oldest
+    /// first, while the guest runs.
     pub async fn rebase(&self, below: Vec<File>) -> Result<(), Error> {
         self.disk.rebase(&self.sets, below).await
     }
 
-    /// Copies what lies below the active overlay into an empty qcow2 image without backing, while the guest runs. A
-    /// pivot, an exchange or a resize asked for meanwhile waits until the copy is there.
+    /// Copies what lies below the active overlay into an empty qcow2 image without backing, while
+    /// the guest runs. A pivot, an exchange or a resize asked for meanwhile waits until the copy is
+    /// there.
     pub async fn copy_disk(&self, into: File) -> Result<(), Error> {
         self.disk.copy(&self.sets, into).await
     }
@@ -296,8 +338,14 @@ impl Machine {
     /// Waits until the process is reaped and its last words are read.
     pub async fn exited(&self) -> Exit {
         let exit = self.process.exit().wait().await;
-        if tokio::time::timeout(LAST_WORDS_DEADLINE, self.qmp.closed()).await.is_err() {
-            tracing::warn!(pid = self.pid(), "somebody holds the control connection of a QEMU that is gone");
+        if tokio::time::timeout(LAST_WORDS_DEADLINE, self.qmp.closed())
+            .await
+            .is_err()
+        {
+            tracing::warn!(
+                pid = self.pid(),
+                "somebody holds the control connection of a QEMU that is gone"
+            );
         }
         exit
     }
@@ -310,7 +358,12 @@ impl Machine {
             Ok(_) | Err(Error::Died { .. }) => {}
             Err(error) => return Err(error),
         }
-        timeout_at(end, self.exited()).await.map_err(|_| Error::Timeout { command: "quit", after: deadline })
+        timeout_at(end, self.exited())
+            .await
+            .map_err(|_| Error::Timeout {
+                command: "quit",
+                after: deadline,
+            })
     }
 
     /// Kills QEMU and waits for nothing.
@@ -318,12 +371,15 @@ impl Machine {
         self.process.kill();
     }
 
-    /// Kills QEMU and waits until it is reaped, but no longer than that may take: one that waits in the kernel, or that a
-    /// debugger holds, ends later or never.
+    /// Kills QEMU and waits until it is reaped, but no longer than that may take: one that waits in
+    /// the kernel, or that a debugger holds, ends later or never.
     pub async fn kill_within(&self, deadline: Duration) -> Result<Exit, Error> {
         self.process.kill();
         let ended = tokio::time::timeout(deadline, self.exited()).await;
-        ended.map_err(|_| Error::NotEnded { pid: self.pid(), after: deadline })
+        ended.map_err(|_| Error::NotEnded {
+            pid: self.pid(),
+            after: deadline,
+        })
     }
 
     /// Kills QEMU and waits until it is reaped.
@@ -351,21 +407,47 @@ fn launch(
 ) -> Result<Launch, Error> {
     let args = argv(&spec.shape(installed.arch, installed.aio));
     let confinement = confinement(installed, &spec, &ram)?;
-    let Handed { mut descriptors, environment } = ram;
+    let Handed {
+        mut descriptors,
+        environment,
+    } = ram;
     descriptors.extend(ends);
     descriptors.push((fd::KERNEL, spec.kernel.into()));
     descriptors.push((fd::INITRAMFS, spec.initramfs.into()));
     descriptors.extend(spec.disk.into_descriptors(fd::DISK));
-    Ok(Launch { name: spec.name, binary: installed.binary.to_owned(), args, environment, descriptors, confinement })
+    Ok(Launch {
+        name: spec.name,
+        binary: installed.binary.to_owned(),
+        args,
+        environment,
+        descriptors,
+        confinement,
+    })
 }
 
-fn confinement(installed: &Installed<'_>, spec: &MachineSpec, ram: &Handed) -> Result<Confinement, Error> {
+fn confinement(
+    installed: &Installed<'_>,
+    spec: &MachineSpec,
+    ram: &Handed,
+) -> Result<Confinement, Error> {
     let confinement = Confinement::new(spec.jail, spec.limits, spec.memory_bytes, spec.accel);
     // Arguments of the caller's may name any file.
-    let Some(visible) = installed.visible.filter(|_| spec.extra_args.is_empty()) else { return Ok(confinement) };
-    let ram = ram.descriptors.iter().filter(|(number, _)| *number == fd::RAM);
-    let mut files: Vec<_> = ram.map(|(_, file)| (file.as_fd(), Access::ReadWrite)).collect();
+    let Some(visible) = installed.visible.filter(|_| spec.extra_args.is_empty()) else {
+        return Ok(confinement);
+    };
+    let ram = ram
+        .descriptors
+        .iter()
+        .filter(|(number, _)| *number == fd::RAM);
+    let mut files: Vec<_> = ram
+        .map(|(_, file)| (file.as_fd(), Access::ReadWrite))
+        .collect();
     files.extend([&spec.kernel, &spec.initramfs].map(|file| (file.as_fd(), Access::Read)));
-    let view = View { installed: visible, files, accel: spec.accel, network: spec.network };
+    let view = View {
+        installed: visible,
+        files,
+        accel: spec.accel,
+        network: spec.network,
+    };
     confinement.seeing(&view).map_err(landlock_failed)
 }

@@ -6,8 +6,9 @@
 //!   GuestMemory <--locate-- report of the library, else /proc/PID/maps <-------------------+
 //! ```
 //!
-//! Always: layers are mapped or the start fails; a machine never runs on half of its memory. The library is sealed: a
-//! QEMU gone wrong cannot change what the next one loads. The file QEMU maps is the machine's own.
+//! Always: layers are mapped or the start fails; a machine never runs on half of its memory. The
+//! library is sealed: a QEMU gone wrong cannot change what the next one loads. The file QEMU maps
+//! is the machine's own.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -32,10 +33,14 @@ static LIBRARY: &[u8] = include_bytes!(env!("SANDTREE_PRELOAD"));
 pub enum Memory {
     /// Zeros.
     Empty,
-    /// The pages of layers over zeros. Layers are opened read-only and never change again; needs [`Preload::Use`].
-    Mapped { entries: Vec<MapEntry>, layers: Vec<File> },
-    /// The bytes of a file of this machine's own, as long as its RAM and open for reading and writing. QEMU does not
-    /// change it. It is given to the machine's user, who opens it again.
+    /// The pages of layers over zeros. Layers are opened read-only and never change again; needs
+    /// [`Preload::Use`].
+    Mapped {
+        entries: Vec<MapEntry>,
+        layers: Vec<File>,
+    },
+    /// The bytes of a file of this machine's own, as long as its RAM and open for reading and
+    /// writing. QEMU does not change it. It is given to the machine's user, who opens it again.
     Flat { file: File },
 }
 
@@ -69,25 +74,51 @@ pub(crate) struct Handed {
 pub(crate) struct Expected {
     bytes: u64,
     inode: u64,
-    /// Layers that are not there would be wrong memory; a machine without layers can do without the library.
+    /// Layers that are not there would be wrong memory; a machine without layers can do without the
+    /// library.
     needs_report: bool,
     report: Option<PipeReader>,
 }
 
 /// Prepares the RAM of a machine.
-pub(crate) fn prepare(memory: Memory, preload: Preload, bytes: u64, jail: Jail) -> Result<(Handed, Expected), Error> {
+pub(crate) fn prepare(
+    memory: Memory,
+    preload: Preload,
+    bytes: u64,
+    jail: Jail,
+) -> Result<(Handed, Expected), Error> {
     let failed = || Error::io("create", "the guest's memory");
     let (ram, base, entries, layers) = match memory {
-        Memory::Empty => (marker(bytes).map_err(failed())?, Base::Zeros, Vec::new(), Vec::new()),
-        Memory::Mapped { entries, layers } => (marker(bytes).map_err(failed())?, Base::Zeros, entries, layers),
+        Memory::Empty => (
+            marker(bytes).map_err(failed())?,
+            Base::Zeros,
+            Vec::new(),
+            Vec::new(),
+        ),
+        Memory::Mapped { entries, layers } => (
+            marker(bytes).map_err(failed())?,
+            Base::Zeros,
+            entries,
+            layers,
+        ),
         Memory::Flat { file } => (own(file, bytes, jail)?, Base::File, Vec::new(), Vec::new()),
     };
     let inode = ram.metadata().map_err(failed())?.ino();
-    let mut handed = Handed { descriptors: vec![(fd::RAM, ram.into())], environment: Vec::new() };
-    let mut expected = Expected { bytes, inode, needs_report: !layers.is_empty(), report: None };
+    let mut handed = Handed {
+        descriptors: vec![(fd::RAM, ram.into())],
+        environment: Vec::new(),
+    };
+    let mut expected = Expected {
+        bytes,
+        inode,
+        needs_report: !layers.is_empty(),
+        report: None,
+    };
     match preload {
         Preload::Skip if expected.needs_report => {
-            return Err(Error::Spec { detail: "layers cannot be mapped without the library".into() });
+            return Err(Error::Spec {
+                detail: "layers cannot be mapped without the library".into(),
+            });
         }
         Preload::Skip => {}
         Preload::Use => {
@@ -95,19 +126,31 @@ pub(crate) fn prepare(memory: Memory, preload: Preload, bytes: u64, jail: Jail) 
             let (report, writer) = io::pipe().map_err(failed())?;
             rustix::io::ioctl_fionbio(&report, true).map_err(|errno| failed()(errno.into()))?;
             expected.report = Some(report);
-            handed.descriptors.push((fd::PLAN, in_memory("plan", &plan).map_err(failed())?.into()));
+            handed
+                .descriptors
+                .push((fd::PLAN, in_memory("plan", &plan).map_err(failed())?.into()));
             handed.descriptors.push((fd::REPORT, writer.into()));
-            handed.descriptors.push((fd::LIBRARY, library().map_err(failed())?.into()));
-            handed.descriptors.extend((fd::LAYER..).zip(layers.into_iter().map(OwnedFd::from)));
-            handed.environment.push(format!("LD_PRELOAD=/proc/self/fd/{}", fd::LIBRARY).into());
+            handed
+                .descriptors
+                .push((fd::LIBRARY, library().map_err(failed())?.into()));
+            handed
+                .descriptors
+                .extend((fd::LAYER..).zip(layers.into_iter().map(OwnedFd::from)));
+            handed
+                .environment
+                .push(format!("LD_PRELOAD=/proc/self/fd/{}", fd::LIBRARY).into());
         }
     }
     Ok((handed, expected))
 }
 
-/// A sparse file that marks the mapping. Its size is sealed, so that QEMU cannot use it to take the host's memory.
+/// A sparse file that marks the mapping. Its size is sealed, so that QEMU cannot use it to take the
+/// host's memory.
 fn marker(bytes: u64) -> io::Result<File> {
-    let file = File::from(memfd_create("guest-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    let file = File::from(memfd_create(
+        "guest-ram",
+        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+    )?);
     file.set_len(bytes)?;
     fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
     Ok(file)
@@ -118,18 +161,27 @@ fn own(file: File, bytes: u64, jail: Jail) -> Result<File, Error> {
     let failed = || Error::io("hand over", "the file of the guest's memory");
     let found = file.metadata().map_err(failed())?.len();
     if found != bytes {
-        return Err(Error::Spec { detail: format!("a file of {found} bytes is not the memory of {bytes}") });
+        return Err(Error::Spec {
+            detail: format!("a file of {found} bytes is not the memory of {bytes}"),
+        });
     }
     if let Some(id) = jail.uid {
-        fchown(&file, Some(Uid::from_raw(id)), Some(Gid::from_raw(id))).map_err(|errno| failed()(errno.into()))?;
+        fchown(&file, Some(Uid::from_raw(id)), Some(Gid::from_raw(id)))
+            .map_err(|errno| failed()(errno.into()))?;
     }
     Ok(file)
 }
 
 fn in_memory(name: &str, content: &[u8]) -> io::Result<File> {
-    let mut file = File::from(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    let mut file = File::from(memfd_create(
+        name,
+        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+    )?);
     file.write_all(content)?;
-    fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
+    fcntl_add_seals(
+        &file,
+        SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL,
+    )?;
     Ok(file)
 }
 
@@ -137,29 +189,70 @@ fn library() -> io::Result<File> {
     in_memory("sandtree-preload", LIBRARY)
 }
 
-/// Encodes the plan. What the library cannot see is checked here: that a layer is there and long enough, since access
-/// behind the end of a file would kill QEMU later.
-fn plan(base: Base, ram_bytes: u64, entries: &[MapEntry], layers: &[File]) -> Result<Vec<u8>, Error> {
+/// Encodes the plan. What the library cannot see is checked here: that a layer is there and long
+/// enough, since access behind the end of a file would kill QEMU later.
+fn plan(
+    base: Base,
+    ram_bytes: u64,
+    entries: &[MapEntry],
+    layers: &[File],
+) -> Result<Vec<u8>, Error> {
     let refuse = |reason: String| Error::NotMapped { reason };
     if layers.len() > LAYER_FDS.len() {
-        return Err(refuse(format!("{} layers are more than {}", layers.len(), LAYER_FDS.len())));
+        return Err(refuse(format!(
+            "{} layers are more than {}",
+            layers.len(),
+            LAYER_FDS.len()
+        )));
     }
-    let lengths = layers.iter().map(|layer| layer.metadata().map(|status| status.len()));
-    let lengths = lengths.collect::<io::Result<Vec<_>>>().map_err(Error::io("look at", "a memory layer"))?;
+    let lengths = layers
+        .iter()
+        .map(|layer| layer.metadata().map(|status| status.len()));
+    let lengths = lengths
+        .collect::<io::Result<Vec<_>>>()
+        .map_err(Error::io("look at", "a memory layer"))?;
     let mut plan = Vec::with_capacity(Plan::BYTES + entries.len() * Entry::BYTES);
-    plan.extend(Plan { base, ram_bytes, entries: entries.len() as u64 }.encode());
+    plan.extend(
+        Plan {
+            base,
+            ram_bytes,
+            entries: entries.len() as u64,
+        }
+        .encode(),
+    );
     for (index, entry) in entries.iter().enumerate() {
         let end = entry.file_offset.checked_add(entry.bytes);
         match (lengths.get(entry.layer), end) {
             (Some(length), Some(end)) if end <= *length => {}
             (Some(length), _) => {
-                return Err(refuse(format!("region {index} ends behind the {length} bytes of layer {}", entry.layer)));
+                return Err(refuse(format!(
+                    "region {index} ends behind the {length} bytes of layer {}",
+                    entry.layer
+                )));
             }
-            (None, _) => return Err(refuse(format!("region {index} is of layer {}, which is not there", entry.layer))),
+            (None, _) => {
+                return Err(refuse(format!(
+                    "region {index} is of layer {}, which is not there",
+                    entry.layer
+                )));
+            }
         }
-        let MapEntry { guest_offset, bytes, layer, file_offset } = *entry;
+        let MapEntry {
+            guest_offset,
+            bytes,
+            layer,
+            file_offset,
+        } = *entry;
         let descriptor = fd::LAYER as u32 + layer as u32;
-        plan.extend(Entry { guest_offset, bytes, file_offset, descriptor }.encode());
+        plan.extend(
+            Entry {
+                guest_offset,
+                bytes,
+                file_offset,
+                descriptor,
+            }
+            .encode(),
+        );
     }
     Ok(plan)
 }
@@ -168,7 +261,11 @@ impl Expected {
     /// Why QEMU ended while starting, if its memory is the reason.
     pub(crate) fn explain(&mut self, error: Error) -> Error {
         match self.take_report() {
-            Ok(Report { mapping: Err(failure), regions, .. }) => not_mapped(failure, regions),
+            Ok(Report {
+                mapping: Err(failure),
+                regions,
+                ..
+            }) => not_mapped(failure, regions),
             _ => error,
         }
     }
@@ -181,9 +278,20 @@ impl Expected {
             Err(reason) => reason,
         };
         let address = find_mapping(process.pid(), self.inode, self.bytes)?;
-        let tracking = Err(Untracked::NoLibrary { reason: reason.clone() });
-        let place = Place { address, bytes: self.bytes };
-        Ok(GuestMemory::new(process.pid(), process.pidfd(), place, Mapped::File { reason }, tracking))
+        let tracking = Err(Untracked::NoLibrary {
+            reason: reason.clone(),
+        });
+        let place = Place {
+            address,
+            bytes: self.bytes,
+        };
+        Ok(GuestMemory::new(
+            process.pid(),
+            process.pidfd(),
+            place,
+            Mapped::File { reason },
+            tracking,
+        ))
     }
 
     fn reported(&self, process: &Process, report: Report) -> Result<GuestMemory, Error> {
@@ -191,12 +299,25 @@ impl Expected {
             return Err(not_mapped(failure, report.regions));
         }
         if report.bytes != self.bytes || !report.address.is_multiple_of(PAGE_BYTES) {
-            return Err(Error::NotMapped { reason: format!("the library reports another memory: {report:?}") });
+            return Err(Error::NotMapped {
+                reason: format!("the library reports another memory: {report:?}"),
+            });
         }
-        let place = Place { address: report.address, bytes: report.bytes };
-        let mapped = Mapped::Preload { regions: report.regions };
+        let place = Place {
+            address: report.address,
+            bytes: report.bytes,
+        };
+        let mapped = Mapped::Preload {
+            regions: report.regions,
+        };
         let tracking = report.tracking.map_err(Untracked::from);
-        Ok(GuestMemory::new(process.pid(), process.pidfd(), place, mapped, tracking))
+        Ok(GuestMemory::new(
+            process.pid(),
+            process.pidfd(),
+            place,
+            mapped,
+            tracking,
+        ))
     }
 
     /// The report, or why there is none. It is in the pipe by the time QEMU has greeted or ended.
@@ -204,19 +325,26 @@ impl Expected {
         let mut pipe = self.report.take().ok_or("the library was not asked for")?;
         let mut bytes = [0; Report::BYTES];
         match pipe.read(&mut bytes) {
-            Ok(Report::BYTES) => Report::decode(&bytes).ok_or_else(|| "the library's report is none".into()),
+            Ok(Report::BYTES) => {
+                Report::decode(&bytes).ok_or_else(|| "the library's report is none".into())
+            }
             Ok(count) => Err(format!("the library's report has {count} bytes")),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err("QEMU did not load the library".into()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Err("QEMU did not load the library".into())
+            }
             Err(error) => Err(format!("the library's report cannot be read: {error}")),
         }
     }
 }
 
 fn not_mapped(failure: Failure, regions: u64) -> Error {
-    Error::NotMapped { reason: format!("after {regions} regions {failure}") }
+    Error::NotMapped {
+        reason: format!("after {regions} regions {failure}"),
+    }
 }
 
-/// Where a process has mapped the file. By inode alone: some file systems give another device number there.
+/// Where a process has mapped the file. By inode alone: some file systems give another device
+/// number there.
 fn find_mapping(pid: u32, inode: u64, bytes: u64) -> Result<u64, Error> {
     let path = format!("/proc/{pid}/maps");
     let maps = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
@@ -224,7 +352,9 @@ fn find_mapping(pid: u32, inode: u64, bytes: u64) -> Result<u64, Error> {
         .filter_map(parse_mapping)
         .find(|(start, end, found)| *found == inode && end - start == bytes)
         .map(|(start, ..)| start)
-        .ok_or_else(|| Error::NotMapped { reason: format!("{path} does not show the guest's memory") })
+        .ok_or_else(|| Error::NotMapped {
+            reason: format!("{path} does not show the guest's memory"),
+        })
 }
 
 /// Start, end and inode of a line of `/proc/PID/maps`.

@@ -1,5 +1,6 @@
-//! The half of the library in QEMU that the engine shares: what the two tell each other, and the write protection that
-//! its probe tries. The same source, because the library itself must not be linked into this program.
+//! The half of the library in QEMU that the engine shares: what the two tell each other, and the
+//! write protection that its probe tries. The same source, because the library itself must not be
+//! linked into this program.
 
 #[path = "../../preload/src/format.rs"]
 pub(crate) mod format;
@@ -19,7 +20,9 @@ impl Step {
             Step::MapEntry => "a region cannot be mapped",
             Step::HugePages => "huge pages cannot be turned off",
             Step::Open => "userfaultfd cannot be used",
-            Step::Negotiate => "userfaultfd cannot protect without a reader (Linux 6.7 or newer is needed)",
+            Step::Negotiate => {
+                "userfaultfd cannot protect without a reader (Linux 6.7 or newer is needed)"
+            }
             Step::Register => "the memory cannot be registered with userfaultfd",
         }
     }
@@ -27,6 +30,11 @@ impl Step {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.step.describe(), io::Error::from_raw_os_error(self.errno))
+        write!(
+            f,
+            "{}: {}",
+            self.step.describe(),
+            io::Error::from_raw_os_error(self.errno)
+        )
     }
 }

@@ -1,6 +1,7 @@
 //! What can only be found out by trying, and the key under which the findings stay true.
 //!
-//! Probes run under the same jail and filter as machines, so that what they find holds for machines.
+//! Probes run under the same jail and filter as machines, so that what they find holds for
+//! machines.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -32,7 +33,8 @@ use crate::tsc;
 
 const QUIT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// The test guest takes a tenth of a second. What it cannot tell in time is switched off, which costs little.
+/// The test guest takes a tenth of a second. What it cannot tell in time is switched off, which
+/// costs little.
 const INSTRUCTIONS_DEADLINE: Duration = Duration::from_secs(20);
 
 /// What the probes found. The caller may keep it and hand it to the next `Engine::open`.
@@ -48,7 +50,8 @@ pub struct Verdicts {
     /// Whether QEMU runs with its view of the file system restricted.
     pub landlock: Verdict,
     pub(crate) data_dirs: Vec<PathBuf>,
-    /// Features of emulated processors that compute wrong results under this QEMU; they are off in fresh machines.
+    /// Features of emulated processors that compute wrong results under this QEMU; they are off in
+    /// fresh machines.
     pub miscomputed: Vec<String>,
     /// The rate of the time-stamp counter that emulated guests read.
     pub tsc_khz: Option<u64>,
@@ -61,7 +64,8 @@ impl Verdicts {
         &self.kvm.verdict
     }
 
-    /// What machines see of the file system beside what every program needs; `None` where all of it is visible.
+    /// What machines see of the file system beside what every program needs; `None` where all of it
+    /// is visible.
     pub(crate) fn visible(&self) -> Option<Vec<PathBuf>> {
         let restricted = self.landlock == Verdict::Usable;
         restricted.then(|| installed(&self.key.installation.binary, &self.data_dirs))
@@ -102,7 +106,8 @@ pub(crate) struct Key {
     kernel_release: String,
     boot_id: String,
     euid: u32,
-    /// What the caller may do, as the kernel writes it: looking into machines of other users takes a capability.
+    /// What the caller may do, as the kernel writes it: looking into machines of other users takes
+    /// a capability.
     capabilities: String,
     own_user: bool,
     kvm: KvmDevice,
@@ -120,18 +125,29 @@ pub(crate) struct Installation {
 impl Installation {
     pub(crate) fn of(binary: PathBuf) -> Result<Self, Error> {
         let file = std::fs::metadata(&binary).map_err(Error::io("look at", &binary))?;
-        Ok(Self { binary, size_bytes: file.size(), modified: (file.mtime(), file.mtime_nsec()) })
+        Ok(Self {
+            binary,
+            size_bytes: file.size(),
+            modified: (file.mtime(), file.mtime_nsec()),
+        })
     }
 }
 
 impl Key {
-    pub(crate) fn now(installation: Installation, version: Version, jail: Jail) -> Result<Self, Error> {
+    pub(crate) fn now(
+        installation: Installation,
+        version: Version,
+        jail: Jail,
+    ) -> Result<Self, Error> {
         const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
         let boot_id = std::fs::read_to_string(BOOT_ID).map_err(Error::io("read", BOOT_ID))?;
         Ok(Self {
             installation,
             version,
-            kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
+            kernel_release: rustix::system::uname()
+                .release()
+                .to_string_lossy()
+                .into_owned(),
             boot_id: boot_id.trim().to_owned(),
             euid: rustix::process::geteuid().as_raw(),
             capabilities: effective_capabilities()?,
@@ -162,9 +178,16 @@ impl Probe<'_> {
     pub(crate) async fn run_all(self, key: Key, now_unix_s: u64) -> Result<Verdicts, Error> {
         let data_dirs = install::data_dirs(self.binary).await?;
         let installed = installed(self.binary, &data_dirs);
-        let restricted = Probe { seeing: Some(&installed), ..self };
+        let restricted = Probe {
+            seeing: Some(&installed),
+            ..self
+        };
         let (landlock, miscomputed) = restricted.landlock_and_instructions().await;
-        let probe = if landlock == Verdict::Usable { restricted } else { self };
+        let probe = if landlock == Verdict::Usable {
+            restricted
+        } else {
+            self
+        };
         // Alone: a busy processor must not make KVM miss its deadline.
         let kvm = probe_kvm(&probe, now_unix_s).await;
         let (tsc_khz, io_uring, tracking, asked) = tokio::join!(
@@ -198,10 +221,12 @@ impl Probe<'_> {
         Ok(verdicts)
     }
 
-    /// One test guest tells both: whether QEMU starts with its view restricted, and which instructions it gets wrong.
-    /// Instructions that could not be tried count as wrong.
+    /// One test guest tells both: whether QEMU starts with its view restricted, and which
+    /// instructions it gets wrong. Instructions that could not be tried count as wrong.
     async fn landlock_and_instructions(&self) -> (Verdict, Vec<String>) {
-        let supported = landlock::version().map(drop).map_err(|error| format!("the kernel has no Landlock: {error}"));
+        let supported = landlock::version()
+            .map(drop)
+            .map_err(|error| format!("the kernel has no Landlock: {error}"));
         let landlock = match &supported {
             Ok(()) => match self.wrong_instructions().await {
                 Ok(wrong) => return (Verdict::Usable, named(wrong)),
@@ -209,12 +234,24 @@ impl Probe<'_> {
             },
             Err(_) => supported.clone(),
         };
-        match (Probe { seeing: None, ..*self }).wrong_instructions().await {
+        match (Probe {
+            seeing: None,
+            ..*self
+        })
+        .wrong_instructions()
+        .await
+        {
             Ok(wrong) => (landlock.into(), named(wrong)),
             Err(reason) => {
                 tracing::warn!(reason, "the emulator's instructions cannot be tried");
                 // Landlock is not what keeps the guest from running.
-                (supported.into(), named(Wrong { adx: true, bmi1: true }))
+                (
+                    supported.into(),
+                    named(Wrong {
+                        adx: true,
+                        bmi1: true,
+                    }),
+                )
             }
         }
     }
@@ -223,15 +260,23 @@ impl Probe<'_> {
         if self.arch != Arch::X86_64 {
             return accel::round_trip(self, Accel::Tcg, INSTRUCTIONS_DEADLINE)
                 .await
-                .map(|()| Wrong { adx: false, bmi1: false })
+                .map(|()| Wrong {
+                    adx: false,
+                    bmi1: false,
+                })
                 .map_err(|refusal| refusal.to_string());
         }
-        let guest = TestGuest::start(self, Accel::Tcg, Body::Instructions).await.map_err(|error| describe(&error))?;
+        let guest = TestGuest::start(self, Accel::Tcg, Body::Instructions)
+            .await
+            .map_err(|error| describe(&error))?;
         match guest.report(INSTRUCTIONS_DEADLINE).await {
             Some(Ok(Report::Instructions(wrong))) => Ok(wrong),
             Some(Ok(other)) => Err(format!("a test guest reported {other:?}")),
             Some(Err(exit)) => Err(format!("a test guest did not run: {exit}")),
-            None => Err(format!("no sign of life within {} s", INSTRUCTIONS_DEADLINE.as_secs())),
+            None => Err(format!(
+                "no sign of life within {} s",
+                INSTRUCTIONS_DEADLINE.as_secs()
+            )),
         }
     }
 
@@ -244,19 +289,35 @@ impl Probe<'_> {
     ) -> Result<Process, Error> {
         let mut confinement = Confinement::new(self.jail, Limits::default(), 0, accel);
         if let Some(installed) = self.seeing {
-            let view = View { installed, files: Vec::new(), accel, network: NetworkMode::None };
+            let view = View {
+                installed,
+                files: Vec::new(),
+                accel,
+                network: NetworkMode::None,
+            };
             confinement = confinement.seeing(&view).map_err(landlock_failed)?;
         }
         let binary = self.binary.to_owned();
-        Process::spawn(Launch { name: name.into(), binary, args, environment: Vec::new(), descriptors, confinement })
-            .await
+        Process::spawn(Launch {
+            name: name.into(),
+            binary,
+            args,
+            environment: Vec::new(),
+            descriptors,
+            confinement,
+        })
+        .await
     }
 
-    /// QEMU reads the header and tables of a disk image when it opens it: a greeting means that io_uring carried them.
+    /// QEMU reads the header and tables of a disk image when it opens it: a greeting means that
+    /// io_uring carried them.
     async fn io_uring(&self) -> Result<(), Error> {
         let (ours, theirs) = socketpair()?;
         let image = empty_image().map_err(Error::io("create", "a disk image in memory"))?;
-        let (qmp, disk) = (format!("socket,id=qmp,fd={}", fd::QMP), format!("fd={},set=0", fd::DISK));
+        let (qmp, disk) = (
+            format!("socket,id=qmp,fd={}", fd::QMP),
+            format!("fd={},set=0", fd::DISK),
+        );
         let args = probe_argv(&[
             "-machine",
             "none",
@@ -272,27 +333,44 @@ impl Probe<'_> {
             "driver=qcow2,node-name=disk,file=file,read-only=on",
         ]);
         let descriptors = vec![(fd::QMP, theirs), (fd::DISK, image.into())];
-        let process = self.launch("probe-aio", Accel::Tcg, args, descriptors).await?;
+        let process = self
+            .launch("probe-aio", Accel::Tcg, args, descriptors)
+            .await?;
         let qmp = Qmp::connect(ours, process.exit().clone()).await?;
         qmp.run_within(Quit {}, QUIT_DEADLINE).await?;
         Ok(())
     }
 }
 
-/// The features that hold these instructions. C libraries that find the second set of bit instructions use the first
-/// without asking, as no processor has one without the other.
+/// The features that hold these instructions. C libraries that find the second set of bit
+/// instructions use the first without asking, as no processor has one without the other.
 fn named(wrong: Wrong) -> Vec<String> {
-    let features = [(wrong.adx, "adx"), (wrong.bmi1, "bmi1"), (wrong.bmi1, "bmi2")];
-    features.into_iter().filter(|(is_wrong, _)| *is_wrong).map(|(_, feature)| feature.to_owned()).collect()
+    let features = [
+        (wrong.adx, "adx"),
+        (wrong.bmi1, "bmi1"),
+        (wrong.bmi1, "bmi2"),
+    ];
+    features
+        .into_iter()
+        .filter(|(is_wrong, _)| *is_wrong)
+        .map(|(_, feature)| feature.to_owned())
+        .collect()
 }
 
 /// Everything that belongs to a QEMU.
 pub(crate) fn installed(binary: &Path, data_dirs: &[PathBuf]) -> Vec<PathBuf> {
-    data_dirs.iter().cloned().chain(landlock::beside(binary)).collect()
+    data_dirs
+        .iter()
+        .cloned()
+        .chain(landlock::beside(binary))
+        .collect()
 }
 
 pub(crate) fn landlock_failed(source: std::io::Error) -> Error {
-    Error::Jail { step: Step::Landlock, source }
+    Error::Jail {
+        step: Step::Landlock,
+        source,
+    }
 }
 
 /// The chain of causes in one line, since a verdict is kept as text.

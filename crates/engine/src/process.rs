@@ -5,11 +5,11 @@
 //!                          \--exec--> Process to the caller; poll(stderr, pidfd) --> reaped --> Exit to all watchers
 //! ```
 //!
-//! Always: the thread that forks stays until the process is reaped, because the parent-death signal follows the
+//! Always: the thread that forks stays until the process is reaped, because the parent-death signal
+//! follows the
 //! *thread*. Signals go through a pidfd, so they never reach a process that took over the number. Dropping `Process`
-//! kills; the thread reaps.
-//! When it fails: a caller that stops waiting in the middle of `spawn` drops the receiver, the thread drops the
-//! `Process` it cannot deliver, and that kills.
+//! kills; the thread reaps. When it fails: a caller that stops waiting in the middle of `spawn`
+//! drops the receiver, the thread drops the `Process` it cannot deliver, and that kills.
 
 use std::ffi::{CString, OsString};
 use std::fmt;
@@ -22,7 +22,9 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid,
+};
 use tokio::sync::{oneshot, watch};
 
 use crate::error::Error;
@@ -75,7 +77,10 @@ impl ExitWatch {
 /// The end of the watching thread is the end of QEMU: the parent-death signal follows the thread.
 fn unwatched() -> Exit {
     let status = ExitStatus::from_raw(Signal::KILL.as_raw());
-    Exit { status, stderr: "the thread that watched QEMU ended".into() }
+    Exit {
+        status,
+        stderr: "the thread that watched QEMU ended".into(),
+    }
 }
 
 /// What to run: pure values and the descriptors to hand over.
@@ -105,8 +110,13 @@ impl Process {
         std::thread::Builder::new()
             .name(name)
             .spawn(move || live(launch, deliver))
-            .map_err(|source| Error::Jail { step: Step::Fork, source })?;
-        delivered.await.unwrap_or_else(|_| Err(Error::Start { exit: unwatched() }))
+            .map_err(|source| Error::Jail {
+                step: Step::Fork,
+                source,
+            })?;
+        delivered
+            .await
+            .unwrap_or_else(|_| Err(Error::Start { exit: unwatched() }))
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -146,9 +156,16 @@ fn live(launch: Launch, deliver: oneshot::Sender<Result<Process, Error>>) {
             let (publish, exit) = ExitWatch::new();
             let Started { pid, pidfd, stderr } = started;
             // An undelivered `Process` comes back, is dropped and thereby killed.
-            drop(deliver.send(Ok(Process { pid, pidfd: pidfd.clone(), exit })));
+            drop(deliver.send(Ok(Process {
+                pid,
+                pidfd: pidfd.clone(),
+                exit,
+            })));
             let stderr = follow(&pidfd, stderr);
-            publish.send_replace(Some(Exit { status: reap(pid), stderr }));
+            publish.send_replace(Some(Exit {
+                status: reap(pid),
+                stderr,
+            }));
         }
     }
 }
@@ -171,15 +188,29 @@ struct Prepared {
 }
 
 fn start(launch: Launch) -> Result<Started, Error> {
-    let fork_error = |source| Error::Jail { step: Step::Fork, source };
+    let fork_error = |source| Error::Jail {
+        step: Step::Fork,
+        source,
+    };
     let (stderr, stderr_writer) = io::pipe().map_err(fork_error)?;
     let (report, report_writer) = io::pipe().map_err(fork_error)?;
     let held = hold(launch.descriptors, stderr_writer).map_err(fork_error)?;
     let prepared = Prepared {
         program: c_string(launch.binary.into_os_string())?,
-        args: launch.args.into_iter().map(c_string).collect::<Result<_, _>>()?,
-        environment: launch.environment.into_iter().map(c_string).collect::<Result<_, _>>()?,
-        descriptors: held.iter().map(|(target, fd)| (fd.as_raw_fd(), *target)).collect(),
+        args: launch
+            .args
+            .into_iter()
+            .map(c_string)
+            .collect::<Result<_, _>>()?,
+        environment: launch
+            .environment
+            .into_iter()
+            .map(c_string)
+            .collect::<Result<_, _>>()?,
+        descriptors: held
+            .iter()
+            .map(|(target, fd)| (fd.as_raw_fd(), *target))
+            .collect(),
         confinement: launch.confinement,
         report: raise(report_writer.into()).map_err(fork_error)?,
     };
@@ -197,22 +228,43 @@ fn start(launch: Launch) -> Result<Started, Error> {
 
 fn watchable(pid: Pid, stderr: PipeReader) -> Result<Started, Error> {
     match pidfd_open(pid, PidfdFlags::empty()) {
-        Ok(pidfd) => Ok(Started { pid, pidfd: Arc::new(pidfd), stderr }),
+        Ok(pidfd) => Ok(Started {
+            pid,
+            pidfd: Arc::new(pidfd),
+            stderr,
+        }),
         Err(errno) => {
             // Not reaped yet, so the number is still its own.
             if rustix::process::kill_process(pid, Signal::KILL).is_ok() {
                 reap(pid);
             }
-            Err(Error::Jail { step: Step::Fork, source: errno.into() })
+            Err(Error::Jail {
+                step: Step::Fork,
+                source: errno.into(),
+            })
         }
     }
 }
 
 /// All descriptors of the child with its standard ones, at numbers that collide with no target.
-fn hold(descriptors: Vec<(RawFd, OwnedFd)>, stderr: PipeWriter) -> io::Result<Vec<(RawFd, OwnedFd)>> {
-    let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
-    let standard = [(0, null.try_clone()?.into()), (1, null.into()), (2, stderr.into())];
-    standard.into_iter().chain(descriptors).map(|(target, fd)| Ok((target, raise(fd)?))).collect()
+fn hold(
+    descriptors: Vec<(RawFd, OwnedFd)>,
+    stderr: PipeWriter,
+) -> io::Result<Vec<(RawFd, OwnedFd)>> {
+    let null = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")?;
+    let standard = [
+        (0, null.try_clone()?.into()),
+        (1, null.into()),
+        (2, stderr.into()),
+    ];
+    standard
+        .into_iter()
+        .chain(descriptors)
+        .map(|(target, fd)| Ok((target, raise(fd)?)))
+        .collect()
 }
 
 fn raise(fd: OwnedFd) -> io::Result<OwnedFd> {
@@ -220,8 +272,9 @@ fn raise(fd: OwnedFd) -> io::Result<OwnedFd> {
 }
 
 fn c_string(text: OsString) -> Result<CString, Error> {
-    CString::new(text.into_vec())
-        .map_err(|error| Error::Spec { detail: format!("an argument holds a zero byte at {}", error.nul_position()) })
+    CString::new(text.into_vec()).map_err(|error| Error::Spec {
+        detail: format!("an argument holds a zero byte at {}", error.nul_position()),
+    })
 }
 
 #[allow(
@@ -232,18 +285,31 @@ fn fork(prepared: &Prepared) -> io::Result<Pid> {
     let argv = pointers(std::iter::once(&prepared.program).chain(&prepared.args));
     let environment = pointers(&prepared.environment);
     // SAFETY: between fork and exec the child allocates nothing and takes no lock. `argv` and `environment` end with a
-    // null pointer and point into strings that `prepared` keeps alive. `_exit` runs no destructor twice.
+    // null pointer and point into strings that `prepared` keeps alive. `_exit` runs no destructor
+    // twice.
     unsafe {
         match libc::fork() {
             -1 => Err(io::Error::last_os_error()),
             0 => {
-                let failure = prepared.confinement.enter(&prepared.descriptors).err().unwrap_or_else(|| {
-                    libc::execve(prepared.program.as_ptr(), argv.as_ptr(), environment.as_ptr());
-                    (Step::Exec, *libc::__errno_location())
-                });
+                let failure = prepared
+                    .confinement
+                    .enter(&prepared.descriptors)
+                    .err()
+                    .unwrap_or_else(|| {
+                        libc::execve(
+                            prepared.program.as_ptr(),
+                            argv.as_ptr(),
+                            environment.as_ptr(),
+                        );
+                        (Step::Exec, *libc::__errno_location())
+                    });
                 let [a, b, c, d] = failure.1.to_le_bytes();
                 let report = [failure.0 as u8, a, b, c, d];
-                libc::write(prepared.report.as_raw_fd(), report.as_ptr().cast(), report.len());
+                libc::write(
+                    prepared.report.as_raw_fd(),
+                    report.as_ptr().cast(),
+                    report.len(),
+                );
                 libc::_exit(127)
             }
             pid => Ok(Pid::from_raw(pid).expect("fork gives the parent a positive number")),
@@ -253,7 +319,11 @@ fn fork(prepared: &Prepared) -> io::Result<Pid> {
 
 /// With the null pointer that ends the list.
 fn pointers<'a>(strings: impl IntoIterator<Item = &'a CString>) -> Vec<*const libc::c_char> {
-    strings.into_iter().map(|string| string.as_ptr()).chain([std::ptr::null()]).collect()
+    strings
+        .into_iter()
+        .map(|string| string.as_ptr())
+        .chain([std::ptr::null()])
+        .collect()
 }
 
 /// The pipe closes without a byte when `exec` succeeds.
@@ -266,13 +336,18 @@ fn read_report(mut report: PipeReader) -> Option<Error> {
             step: Step::from_byte(step).unwrap_or(Step::Fork),
             source: io::Error::from_raw_os_error(i32::from_le_bytes([a, b, c, d])),
         }),
-        (Ok(_), _) => Some(Error::Protocol { detail: "a torn report from the jail".into() }),
-        (Err(source), _) => Some(Error::Jail { step: Step::Fork, source }),
+        (Ok(_), _) => Some(Error::Protocol {
+            detail: "a torn report from the jail".into(),
+        }),
+        (Err(source), _) => Some(Error::Jail {
+            step: Step::Fork,
+            source,
+        }),
     }
 }
 
-/// Collects standard error until the process ends. A closed standard error is not an end, nor does a stray holder of
-/// it delay one.
+/// Collects standard error until the process ends. A closed standard error is not an end, nor does
+/// a stray holder of it delay one.
 fn follow(pidfd: &OwnedFd, mut stderr: PipeReader) -> String {
     let mut tail = Vec::new();
     let mut open = true;
@@ -320,7 +395,8 @@ fn reap(pid: Pid) -> ExitStatus {
             Ok(Some((_, status))) => return ExitStatus::from_raw(status.as_raw()),
             Ok(None) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => {
-                // Only a program that reaps foreign children gets here; the process is gone all the same.
+                // Only a program that reaps foreign children gets here; the process is gone all the
+                // same.
                 tracing::warn!(%errno, "QEMU was reaped by somebody else");
                 return ExitStatus::from_raw(Signal::KILL.as_raw());
             }
@@ -351,8 +427,9 @@ mod tests {
 
     #[tokio::test]
     async fn the_exit_has_status_and_the_end_of_stderr() {
-        let process =
-            Process::spawn(shell("i=0; while [ $i -lt 3000 ]; do echo line $i >&2; i=$((i+1)); done; exit 3"));
+        let process = Process::spawn(shell(
+            "i=0; while [ $i -lt 3000 ]; do echo line $i >&2; i=$((i+1)); done; exit 3",
+        ));
         let exit = process.await.unwrap().exit().wait().await;
         assert_eq!(exit.status.code(), Some(3));
         assert!(exit.stderr.len() <= STDERR_TAIL_BYTES);
@@ -373,7 +450,8 @@ mod tests {
         rustix::io::fcntl_setfd(&stray, rustix::io::FdFlags::empty()).unwrap();
         let (_keep, given) = io::pipe().unwrap();
         // ls itself holds 3 open on the directory it lists, or the next free number.
-        let mut launch = shell("ls /proc/self/fd >&2; cat /proc/self/environ | tr '\\0' '\\n' >&2; pwd >&2");
+        let mut launch =
+            shell("ls /proc/self/fd >&2; cat /proc/self/environ | tr '\\0' '\\n' >&2; pwd >&2");
         launch.descriptors.push((9, given.into()));
         let exit = Process::spawn(launch).await.unwrap().exit().wait().await;
         // The shell itself adds PWD to what it runs.
@@ -416,14 +494,18 @@ mod tests {
     /// Also where the caller has some and the machine keeps its user id.
     #[tokio::test]
     async fn a_child_has_no_capabilities_whoever_starts_it() {
-        let launch = shell("grep -E '^Cap(Inh|Prm|Eff|Amb)' /proc/self/status | cut -f2 | sort -u >&2");
+        let launch =
+            shell("grep -E '^Cap(Inh|Prm|Eff|Amb)' /proc/self/status | cut -f2 | sort -u >&2");
         let exit = Process::spawn(launch).await.unwrap().exit().wait().await;
         assert_eq!(exit.stderr, "0000000000000000\n");
     }
 
     #[tokio::test]
     async fn a_program_that_cannot_run_is_named_by_the_failed_step() {
-        let launch = Launch { binary: "/nowhere/qemu".into(), ..shell("") };
+        let launch = Launch {
+            binary: "/nowhere/qemu".into(),
+            ..shell("")
+        };
         let error = Process::spawn(launch).await.unwrap_err();
         assert!(
             matches!(error, Error::Jail { step: Step::Exec, ref source } if source.kind() == io::ErrorKind::NotFound)

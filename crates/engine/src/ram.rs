@@ -1,10 +1,11 @@
-//! The guest's RAM in a running QEMU, seen from outside: which pages were written, and what they hold.
+//! The guest's RAM in a running QEMU, seen from outside: which pages were written, and what they
+//! hold.
 //!
-//! Always: pages are told apart by what the kernel says of the *mapping*, never by page frame numbers. A page that is
-//! swapped out counts as well as one that is present. The number of a process that is gone is never taken for QEMU:
-//! every answer is followed by a look whether QEMU still lived.
-//! When it fails: what a scan has found and could not tell is kept and told by the next one, because finding it has
-//! already taken it off the kernel's list.
+//! Always: pages are told apart by what the kernel says of the *mapping*, never by page frame
+//! numbers. A page that is swapped out counts as well as one that is present. The number of a
+//! process that is gone is never taken for QEMU: every answer is followed by a look whether QEMU
+//! still lived. When it fails: what a scan has found and could not tell is kept and told by the
+//! next one, because finding it has already taken it off the kernel's list.
 
 use std::fs::File;
 use std::io;
@@ -56,8 +57,8 @@ pub enum Mapped {
     File { reason: String },
 }
 
-/// Which range is given to the kernel to protect again. It drops KVM's mappings of the whole range, whatever it finds
-/// there, and a guest under KVM then takes a fault for each page it uses next.
+/// Which range is given to the kernel to protect again. It drops KVM's mappings of the whole range,
+/// whatever it finds there, and a guest under KVM then takes a fault for each page it uses next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protecting {
     /// All of memory, in one walk.
@@ -88,7 +89,10 @@ pub enum Untracked {
 
 impl From<Failure> for Untracked {
     fn from(Failure { step, errno }: Failure) -> Self {
-        Untracked::Refused { step: step.describe(), errno }
+        Untracked::Refused {
+            step: step.describe(),
+            errno,
+        }
     }
 }
 
@@ -100,7 +104,15 @@ impl GuestMemory {
         mapped: Mapped,
         tracking: Result<(), Untracked>,
     ) -> Self {
-        Self { pid, pidfd, place, mapped, tracking, protecting: Protecting::All, found: Arc::default() }
+        Self {
+            pid,
+            pidfd,
+            place,
+            mapped,
+            tracking,
+            protecting: Protecting::All,
+            found: Arc::default(),
+        }
     }
 
     pub(crate) fn protecting(self, protecting: Protecting) -> Self {
@@ -126,8 +138,8 @@ impl GuestMemory {
         self.tracking.clone()
     }
 
-    /// The pages written, ascending, and for the kinds that look back to the last scan: starts anew. The guest must be
-    /// stopped, or a page written meanwhile may or may not be among them.
+    /// The pages written, ascending, and for the kinds that look back to the last scan: starts
+    /// anew. The guest must be stopped, or a page written meanwhile may or may not be among them.
     pub fn written(&self, how: Tracking) -> Result<Vec<ByteRun>, Error> {
         let runs = match how {
             Tracking::WriteProtect => self.scan_protected()?,
@@ -141,20 +153,35 @@ impl GuestMemory {
     /// How many bytes [`Tracking::WriteProtect`] would find now. Changes nothing.
     pub fn pending(&self) -> Result<u64, Error> {
         let mut bytes = 0;
-        self.scan(self.all(), sys::Protect::Leave, |start, end| bytes += end - start)?;
+        self.scan(self.all(), sys::Protect::Leave, |start, end| {
+            bytes += end - start
+        })?;
         self.still_lives()?;
         Ok(bytes)
     }
 
     /// Appends the bytes of the runs, in order. All of them, or it is an error.
     pub fn read(&self, runs: &[ByteRun], into: &mut Vec<u8>) -> Result<(), Error> {
-        let outside = runs.iter().find(|run| run.offset.checked_add(run.bytes).is_none_or(|end| end > self.bytes()));
+        let outside = runs.iter().find(|run| {
+            run.offset
+                .checked_add(run.bytes)
+                .is_none_or(|end| end > self.bytes())
+        });
         if let Some(run) = outside {
-            return Err(Error::Spec { detail: format!("{run:?} is not within {} bytes of memory", self.bytes()) });
+            return Err(Error::Spec {
+                detail: format!("{run:?} is not within {} bytes of memory", self.bytes()),
+            });
         }
-        let failed = |source| Error::Io { op: "read the memory of", path: self.proc(""), source };
+        let failed = |source| Error::Io {
+            op: "read the memory of",
+            path: self.proc(""),
+            source,
+        };
         for batch in batches(runs) {
-            let batch: Vec<_> = batch.iter().map(|run| (self.place.address + run.offset, run.bytes)).collect();
+            let batch: Vec<_> = batch
+                .iter()
+                .map(|run| (self.place.address + run.offset, run.bytes))
+                .collect();
             sys::read_memory(self.pid, &batch, into).map_err(failed)?;
         }
         self.still_lives()
@@ -162,7 +189,11 @@ impl GuestMemory {
 
     /// Writes to another place of the stopped machine's process.
     pub(crate) fn write_beside(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
-        let failed = |source| Error::Io { op: "write to the memory of", path: self.proc(""), source };
+        let failed = |source| Error::Io {
+            op: "write to the memory of",
+            path: self.proc(""),
+            source,
+        };
         sys::write_memory(self.pid, address, bytes).map_err(failed)?;
         self.still_lives()
     }
@@ -174,12 +205,16 @@ impl GuestMemory {
             Protecting::All => vec![self.all()],
             Protecting::Found => {
                 let mut written = Vec::new();
-                self.scan(self.all(), sys::Protect::Leave, |start, end| written.push(start..end))?;
+                self.scan(self.all(), sys::Protect::Leave, |start, end| {
+                    written.push(start..end)
+                })?;
                 near(written)
             }
         };
         for range in ranges {
-            self.scan(range, sys::Protect::Again, |start, end| found.push(self.run(start, end)))?;
+            self.scan(range, sys::Protect::Again, |start, end| {
+                found.push(self.run(start, end))
+            })?;
         }
         Ok(joined(std::mem::take(&mut *found)))
     }
@@ -188,14 +223,25 @@ impl GuestMemory {
         self.place.address..self.place.address + self.place.bytes
     }
 
-    fn scan(&self, range: Range<u64>, protect: sys::Protect, mut each: impl FnMut(u64, u64)) -> Result<(), Error> {
-        self.tracking.clone().map_err(|untracked| Error::Untracked { source: untracked })?;
+    fn scan(
+        &self,
+        range: Range<u64>,
+        protect: sys::Protect,
+        mut each: impl FnMut(u64, u64),
+    ) -> Result<(), Error> {
+        self.tracking
+            .clone()
+            .map_err(|untracked| Error::Untracked { source: untracked })?;
         let path = self.proc("pagemap");
         let pagemap = File::open(&path).map_err(Error::io("open", &path))?;
         let Range { start: mut at, end } = range;
         while at < end {
-            let scanned = sys::scan_written(&pagemap, at, end, protect).map_err(Error::io("scan", &path))?;
-            scanned.runs.iter().for_each(|(start, stop)| each(*start, *stop));
+            let scanned =
+                sys::scan_written(&pagemap, at, end, protect).map_err(Error::io("scan", &path))?;
+            scanned
+                .runs
+                .iter()
+                .for_each(|(start, stop)| each(*start, *stop));
             at = scanned.walked_to;
         }
         Ok(())
@@ -214,20 +260,28 @@ impl GuestMemory {
         const ENTRY_BYTES: u64 = 8;
         let path = self.proc("pagemap");
         let pagemap = File::open(&path).map_err(Error::io("open", &path))?;
-        let (first, pages) = (self.place.address / PAGE_BYTES, (self.place.bytes / PAGE_BYTES) as usize);
+        let (first, pages) = (
+            self.place.address / PAGE_BYTES,
+            (self.place.bytes / PAGE_BYTES) as usize,
+        );
         let mut buffer = vec![0; pages.min(PAGES_READ) * ENTRY_BYTES as usize];
         let mut runs = Vec::new();
         for start in (0..pages).step_by(PAGES_READ) {
             let piece = &mut buffer[..(pages - start).min(PAGES_READ) * ENTRY_BYTES as usize];
             let offset = (first + start as u64) * ENTRY_BYTES;
-            pagemap.read_exact_at(piece, offset).map_err(Error::io("read", &path))?;
+            pagemap
+                .read_exact_at(piece, offset)
+                .map_err(Error::io("read", &path))?;
             collect(piece, start as u64, wanted, &mut runs);
         }
         Ok(runs)
     }
 
     fn run(&self, start: u64, end: u64) -> ByteRun {
-        ByteRun { offset: start - self.place.address, bytes: end - start }
+        ByteRun {
+            offset: start - self.place.address,
+            bytes: end - start,
+        }
     }
 
     fn proc(&self, name: &str) -> PathBuf {
@@ -237,10 +291,18 @@ impl GuestMemory {
     /// As long as QEMU is not reaped, its number is its own; so it was before.
     fn still_lives(&self) -> Result<(), Error> {
         let mut watched = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        let ended = poll(&mut watched, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 }));
+        let ended = poll(
+            &mut watched,
+            Some(&rustix::event::Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            }),
+        );
         match ended {
             Ok(0) => Ok(()),
-            Ok(_) => Err(Error::io("look into", self.proc(""))(io::ErrorKind::NotFound.into())),
+            Ok(_) => Err(Error::io("look into", self.proc(""))(
+                io::ErrorKind::NotFound.into(),
+            )),
             Err(errno) => Err(Error::io("look into", self.proc(""))(errno.into())),
         }
     }
@@ -265,7 +327,13 @@ fn is_soft_dirty(entry: u64) -> bool {
 fn collect(entries: &[u8], first: u64, wanted: fn(u64) -> bool, runs: &mut Vec<ByteRun>) {
     for (page, entry) in (first..).zip(entries.as_chunks().0) {
         if wanted(u64::from_ne_bytes(*entry)) {
-            push(runs, ByteRun { offset: page * PAGE_BYTES, bytes: PAGE_BYTES });
+            push(
+                runs,
+                ByteRun {
+                    offset: page * PAGE_BYTES,
+                    bytes: PAGE_BYTES,
+                },
+            );
         }
     }
 }
@@ -280,18 +348,22 @@ fn push(runs: &mut Vec<ByteRun>, run: ByteRun) {
     }
 }
 
-/// Ranges in order, joined over gaps that cost less than another call. Where one call of a scan ends and the next begins,
-/// the kernel may report the same pages twice.
+/// Ranges in order, joined over gaps that cost less than another call. Where one call of a scan
+/// ends and the next begins, the kernel may report the same pages twice.
 fn near(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     const GAP_BYTES: u64 = 1 << 20;
     ranges.sort_unstable_by_key(|range| range.start);
-    ranges.into_iter().fold(Vec::new(), |mut joined: Vec<Range<u64>>, range| {
-        match joined.last_mut() {
-            Some(last) if range.start.saturating_sub(last.end) <= GAP_BYTES => last.end = last.end.max(range.end),
-            _ => joined.push(range),
-        }
-        joined
-    })
+    ranges
+        .into_iter()
+        .fold(Vec::new(), |mut joined: Vec<Range<u64>>, range| {
+            match joined.last_mut() {
+                Some(last) if range.start.saturating_sub(last.end) <= GAP_BYTES => {
+                    last.end = last.end.max(range.end)
+                }
+                _ => joined.push(range),
+            }
+            joined
+        })
 }
 
 /// Sorted and joined: what a failed scan left behind lies anywhere.
@@ -318,15 +390,24 @@ fn batches(runs: &[ByteRun]) -> Vec<Vec<ByteRun>> {
                 room = BYTES_MAX;
             }
             let bytes = rest.bytes.min(room);
-            batches.last_mut().expect("one was pushed").push(ByteRun { offset: rest.offset, bytes });
+            batches.last_mut().expect("one was pushed").push(ByteRun {
+                offset: rest.offset,
+                bytes,
+            });
             room -= bytes;
-            rest = ByteRun { offset: rest.offset + bytes, bytes: rest.bytes - bytes };
+            rest = ByteRun {
+                offset: rest.offset + bytes,
+                bytes: rest.bytes - bytes,
+            };
         }
     }
     batches
 }
 
-#[allow(unsafe_code, reason = "PAGEMAP_SCAN and process_vm_readv have no safe form, nor has process_vm_writev")]
+#[allow(
+    unsafe_code,
+    reason = "PAGEMAP_SCAN and process_vm_readv have no safe form, nor has process_vm_writev"
+)]
 mod sys {
     use super::{AsRawFd, File, io};
 
@@ -377,8 +458,14 @@ mod sys {
         pub walked_to: u64,
     }
 
-    /// Pages written and neither of a file nor the zero page: before the first scan every page counts as written.
-    pub(super) fn scan_written(pagemap: &File, start: u64, end: u64, protect: Protect) -> io::Result<Scanned> {
+    /// Pages written and neither of a file nor the zero page: before the first scan every page
+    /// counts as written.
+    pub(super) fn scan_written(
+        pagemap: &File,
+        start: u64,
+        end: u64,
+        protect: Protect,
+    ) -> io::Result<Scanned> {
         const REGIONS_READ: usize = 16 << 10;
         let mut regions = vec![PageRegion::default(); REGIONS_READ];
         let mut arguments = ScanArguments {
@@ -402,16 +489,33 @@ mod sys {
         // as long as said.
         let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &mut arguments) };
         let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
-        let runs = regions.iter().take(count).map(|region| (region.start, region.end)).collect();
+        let runs = regions
+            .iter()
+            .take(count)
+            .map(|region| (region.start, region.end))
+            .collect();
         // It walks on or the caller would ask for ever.
         let stuck = arguments.walk_end <= start;
-        if stuck { Err(io::ErrorKind::InvalidData.into()) } else { Ok(Scanned { runs, walked_to: arguments.walk_end }) }
+        if stuck {
+            Err(io::ErrorKind::InvalidData.into())
+        } else {
+            Ok(Scanned {
+                runs,
+                walked_to: arguments.walk_end,
+            })
+        }
     }
 
     /// Writes all of the bytes at an address of another process.
     pub(super) fn write_memory(pid: u32, address: u64, bytes: &[u8]) -> io::Result<()> {
-        let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        let remote = libc::iovec { iov_base: address as *mut _, iov_len: bytes.len() };
+        let local = libc::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast(),
+            iov_len: bytes.len(),
+        };
+        let remote = libc::iovec {
+            iov_base: address as *mut _,
+            iov_len: bytes.len(),
+        };
         // SAFETY: `local` is a live slice that is only read. The remote address is only looked up in the other process.
         let count = unsafe { libc::process_vm_writev(pid.cast_signed(), &local, 1, &remote, 1, 0) };
         match usize::try_from(count) {
@@ -422,18 +526,35 @@ mod sys {
     }
 
     /// Appends the bytes at `(address, bytes)` of another process.
-    pub(super) fn read_memory(pid: u32, places: &[(u64, u64)], into: &mut Vec<u8>) -> io::Result<()> {
+    pub(super) fn read_memory(
+        pid: u32,
+        places: &[(u64, u64)],
+        into: &mut Vec<u8>,
+    ) -> io::Result<()> {
         let remote: Vec<libc::iovec> = places
             .iter()
-            .map(|(address, bytes)| libc::iovec { iov_base: *address as *mut _, iov_len: *bytes as usize })
+            .map(|(address, bytes)| libc::iovec {
+                iov_base: *address as *mut _,
+                iov_len: *bytes as usize,
+            })
             .collect();
         let total = remote.iter().map(|place| place.iov_len).sum();
         into.reserve(total);
-        let local = libc::iovec { iov_base: into.spare_capacity_mut().as_mut_ptr().cast(), iov_len: total };
+        let local = libc::iovec {
+            iov_base: into.spare_capacity_mut().as_mut_ptr().cast(),
+            iov_len: total,
+        };
         // SAFETY: `local` is spare capacity of at least `total` bytes. The remote addresses are only looked up in the
         // other process.
         let count = unsafe {
-            libc::process_vm_readv(pid.cast_signed(), &local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0)
+            libc::process_vm_readv(
+                pid.cast_signed(),
+                &local,
+                1,
+                remote.as_ptr(),
+                remote.len() as libc::c_ulong,
+                0,
+            )
         };
         match usize::try_from(count) {
             Err(_) => Err(io::Error::last_os_error()),

@@ -1,10 +1,12 @@
-//! Test guests: a ROM of a few hundred bytes that goes through the processor modes a kernel goes through, and reports.
+//! Test guests: a ROM of a few hundred bytes that goes through the processor modes a kernel goes
+//! through, and reports.
 //!
 //! ```text
 //!   F000:0000 real mode -> protected mode -> long mode with paging -> body -> report by a port, which ends QEMU
 //! ```
 //!
-//! Always: they run under the same jail and filter as machines, without a disk, a network or a control connection.
+//! Always: they run under the same jail and filter as machines, without a disk, a network or a
+//! control connection.
 
 use std::fs::File;
 use std::io;
@@ -53,24 +55,49 @@ pub(crate) struct TestGuest {
 }
 
 impl TestGuest {
-    pub(crate) async fn start(probe: &Probe<'_>, accel: Accel, body: Body) -> Result<TestGuest, Error> {
+    pub(crate) async fn start(
+        probe: &Probe<'_>,
+        accel: Accel,
+        body: Body,
+    ) -> Result<TestGuest, Error> {
         const ROM_FD: i32 = 3;
-        let rom = rom_file(probe.arch, body).map_err(Error::io("create", "the test guest in memory"))?;
+        let rom =
+            rom_file(probe.arch, body).map_err(Error::io("create", "the test guest in memory"))?;
         let rom_path = format!("/proc/self/fd/{ROM_FD}");
         let accel_name = accel.to_string();
         let cpu = if accel == Accel::Tcg { "max" } else { "host" };
-        let mut args = vec!["-machine", probe.arch.machine_type(), "-accel", &accel_name, "-cpu", cpu];
+        let mut args = vec![
+            "-machine",
+            probe.arch.machine_type(),
+            "-accel",
+            &accel_name,
+            "-cpu",
+            cpu,
+        ];
         args.extend(["-m", "16M", "-no-reboot", "-bios", &rom_path]);
         if probe.arch == Arch::X86_64 {
             args.extend(["-device", "isa-debug-exit,iobase=0xf4,iosize=1"]);
         }
-        let process = probe.launch("probe-guest", accel, probe_argv(&args), vec![(ROM_FD, rom.into())]).await?;
-        Ok(TestGuest { process, arch: probe.arch })
+        let process = probe
+            .launch(
+                "probe-guest",
+                accel,
+                probe_argv(&args),
+                vec![(ROM_FD, rom.into())],
+            )
+            .await?;
+        Ok(TestGuest {
+            process,
+            arch: probe.arch,
+        })
     }
 
-    /// Waits for the report. `None`: there was none in time. The inner error is how QEMU ended instead.
+    /// Waits for the report. `None`: there was none in time. The inner error is how QEMU ended
+    /// instead.
     pub(crate) async fn report(self, deadline: Duration) -> Option<Result<Report, Exit>> {
-        let exit = tokio::time::timeout(deadline, self.process.exit().wait()).await.ok()?;
+        let exit = tokio::time::timeout(deadline, self.process.exit().wait())
+            .await
+            .ok()?;
         Some(read_report(self.arch, &exit).ok_or(exit))
     }
 }
@@ -84,9 +111,10 @@ fn read_report(arch: Arch, exit: &Exit) -> Option<Report> {
     let value = u8::try_from(code >> 1).ok().filter(|_| code & 1 == 1)?;
     match value {
         RAN => Some(Report::Modes),
-        value if value & !(ADX | BMI1) == TRIED => {
-            Some(Report::Instructions(Wrong { adx: value & ADX != 0, bmi1: value & BMI1 != 0 }))
-        }
+        value if value & !(ADX | BMI1) == TRIED => Some(Report::Instructions(Wrong {
+            adx: value & ADX != 0,
+            bmi1: value & BMI1 != 0,
+        })),
         _ => None,
     }
 }
@@ -172,8 +200,8 @@ const MODES: &[u8] = &[
     0xeb, 0xfd,                                                 // jmp 1b
 ];
 
-/// 32-bit `adcx` and `adox` with something in the upper half of their operand: flags must be as before. `blsi`: the carry
-/// tells whether its operand was zero.
+/// 32-bit `adcx` and `adox` with something in the upper half of their operand: flags must be as
+/// before. `blsi`: the carry tells whether its operand was zero.
 #[rustfmt::skip]
 const INSTRUCTIONS: &[u8] = &[
     0xbc, 0x00, 0x80, 0, 0,                                     // mov $0x8000, %esp
@@ -206,8 +234,9 @@ const INSTRUCTIONS: &[u8] = &[
     0xeb, 0xfd,                                                 // jmp 5b
 ];
 
-/// None, 32-bit code, data, 64-bit code; then their limit and address, at 0x220. Their accessed bits are set: a processor
-/// sets a clear one when it loads the descriptor, and under KVM that write to ROM never completes.
+/// None, 32-bit code, data, 64-bit code; then their limit and address, at 0x220. Their accessed
+/// bits are set: a processor sets a clear one when it loads the descriptor, and under KVM that
+/// write to ROM never completes.
 #[rustfmt::skip]
 const DESCRIPTORS: &[u8] = &[
     0, 0, 0, 0, 0, 0, 0, 0,
@@ -234,7 +263,11 @@ mod tests {
     #[test]
     fn no_descriptor_has_to_be_written_when_it_is_loaded() {
         let access_bytes = DESCRIPTORS[8..32].chunks(8).map(|descriptor| descriptor[5]);
-        assert!(access_bytes.clone().all(|access| access & 1 == 1), "{:x?}", access_bytes.collect::<Vec<_>>());
+        assert!(
+            access_bytes.clone().all(|access| access & 1 == 1),
+            "{:x?}",
+            access_bytes.collect::<Vec<_>>()
+        );
     }
 
     #[test]

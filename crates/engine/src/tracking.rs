@@ -1,20 +1,24 @@
-//! Which ways of telling written pages work on this kernel, found by a real round trip on a child process.
+//! Which ways of telling written pages work on this kernel, found by a real round trip on a child
+//! process.
 //!
 //! ```text
 //!   parent: fork --> child: maps pages, protects them, writes some --> says where
 //!   parent: scan, ask for one page to be written, scan: exactly that page?
 //! ```
 //!
-//! Always: a kernel that accepts every call and then tells nothing is found out: without its configuration, soft-dirty
-//! is like that. The child runs as the user that machines run as, so a caller that may not look into them is found out,
-//! too. It only makes system calls on memory of its own, and dies with the probe.
+//! Always: a kernel that accepts every call and then tells nothing is found out: without its
+//! configuration, soft-dirty is like that. The child runs as the user that machines run as, so a
+//! caller that may not look into them is found out, too. It only makes system calls on memory of
+//! its own, and dies with the probe.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -45,8 +49,14 @@ pub(crate) async fn probe(jail: Jail) -> TrackingVerdict {
         anonymous: anonymous(jail).into(),
     });
     probed.await.unwrap_or_else(|error| {
-        let unusable = || Verdict::Unusable { reason: format!("the probe ended: {error}") };
-        TrackingVerdict { write_protect: unusable(), soft_dirty: unusable(), anonymous: unusable() }
+        let unusable = || Verdict::Unusable {
+            reason: format!("the probe ended: {error}"),
+        };
+        TrackingVerdict {
+            write_protect: unusable(),
+            soft_dirty: unusable(),
+            anonymous: unusable(),
+        }
     })
 }
 
@@ -64,7 +74,10 @@ fn write_protect(jail: Jail) -> Result<(), String> {
 fn soft_dirty(jail: Jail) -> Result<(), String> {
     let mut child = Child::start(jail, Protect::No)?;
     // Clears what is set, and may find nothing where nothing is tracked.
-    child.memory.written(Tracking::SoftDirty).map_err(|error| child.refused(&error))?;
+    child
+        .memory
+        .written(Tracking::SoftDirty)
+        .map_err(|error| child.refused(&error))?;
     child.writes_are_told(Tracking::SoftDirty)?;
     child.reads_what_was_written()
 }
@@ -111,18 +124,39 @@ impl Child {
         let failed = |error: io::Error| format!("a child to try it on cannot be started: {error}");
         let (their_commands, commands) = io::pipe().map_err(failed)?;
         let (mut answers, their_answers) = io::pipe().map_err(failed)?;
-        let life =
-            Life { protect, uid: jail.uid, commands: their_commands.as_raw_fd(), answers: their_answers.as_raw_fd() };
+        let life = Life {
+            protect,
+            uid: jail.uid,
+            commands: their_commands.as_raw_fd(),
+            answers: their_answers.as_raw_fd(),
+        };
         let pid = fork(&life).map_err(failed)?;
         drop((their_commands, their_answers));
-        let pidfd = Arc::new(pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| failed(errno.into()))?);
-        let subject = Subject { pid, pidfd: pidfd.clone() };
-        let report = Report::decode(&receive(&mut answers)?).ok_or("a child to try it on tells nonsense")?;
-        report.mapping.and(report.tracking).map_err(|failure| failure.to_string())?;
-        let place = Place { address: report.address, bytes: report.bytes };
+        let pidfd =
+            Arc::new(pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| failed(errno.into()))?);
+        let subject = Subject {
+            pid,
+            pidfd: pidfd.clone(),
+        };
+        let report =
+            Report::decode(&receive(&mut answers)?).ok_or("a child to try it on tells nonsense")?;
+        report
+            .mapping
+            .and(report.tracking)
+            .map_err(|failure| failure.to_string())?;
+        let place = Place {
+            address: report.address,
+            bytes: report.bytes,
+        };
         let number = pid.as_raw_nonzero().get().cast_unsigned();
         let memory = GuestMemory::new(number, pidfd, place, Mapped::Preload { regions: 0 }, Ok(()));
-        Ok(Child { memory, commands, answers, jail, _subject: subject })
+        Ok(Child {
+            memory,
+            commands,
+            answers,
+            jail,
+            _subject: subject,
+        })
     }
 
     /// Two rounds: the second tells that the first has started anew.
@@ -135,55 +169,97 @@ impl Child {
     }
 
     fn write(&mut self, page: u8) -> Result<(), String> {
-        self.commands.write_all(&[page]).map_err(|error| format!("the child is gone: {error}"))?;
+        self.commands
+            .write_all(&[page])
+            .map_err(|error| format!("the child is gone: {error}"))?;
         receive::<1>(&mut self.answers).map(drop)
     }
 
     fn reads_what_was_written(&self) -> Result<(), String> {
         let mut bytes = Vec::new();
-        let written = ByteRun { offset: 0, bytes: WRITTEN * PAGE_BYTES };
-        self.memory.read(&[written], &mut bytes).map_err(|error| self.refused(&error))?;
-        let right = bytes.chunks(PAGE_BYTES as usize).zip(0..).all(|(page, number)| page[0] == number + 1);
-        if right { Ok(()) } else { Err("what is read is not what was written".into()) }
+        let written = ByteRun {
+            offset: 0,
+            bytes: WRITTEN * PAGE_BYTES,
+        };
+        self.memory
+            .read(&[written], &mut bytes)
+            .map_err(|error| self.refused(&error))?;
+        let right = bytes
+            .chunks(PAGE_BYTES as usize)
+            .zip(0..)
+            .all(|(page, number)| page[0] == number + 1);
+        if right {
+            Ok(())
+        } else {
+            Err("what is read is not what was written".into())
+        }
     }
 
     /// The reason, and what the caller lacks.
     fn refused(&self, error: &Error) -> String {
         let reason = describe(error);
-        let is_forbidden =
-            matches!(error, Error::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied);
+        let is_forbidden = matches!(error, Error::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied);
         match self.jail.uid {
             Some(_) if is_forbidden => {
-                format!("{reason}: machines run as other users, and looking into them needs CAP_SYS_PTRACE")
+                format!(
+                    "{reason}: machines run as other users, and looking into them needs CAP_SYS_PTRACE"
+                )
             }
             _ => reason,
         }
     }
 
     fn expect(&self, how: Tracking, page: u64, pages: u64) -> Result<(), String> {
-        let found = self.memory.written(how).map_err(|error| self.refused(&error))?;
-        if found == [ByteRun { offset: page * PAGE_BYTES, bytes: pages * PAGE_BYTES }] {
+        let found = self
+            .memory
+            .written(how)
+            .map_err(|error| self.refused(&error))?;
+        if found
+            == [ByteRun {
+                offset: page * PAGE_BYTES,
+                bytes: pages * PAGE_BYTES,
+            }]
+        {
             return Ok(());
         }
-        let found: Vec<_> = found.iter().map(|run| (run.offset / PAGE_BYTES, run.bytes / PAGE_BYTES)).collect();
+        let found: Vec<_> = found
+            .iter()
+            .map(|run| (run.offset / PAGE_BYTES, run.bytes / PAGE_BYTES))
+            .collect();
         match found.as_slice() {
-            [] if how == Tracking::SoftDirty => Err("the kernel is built without CONFIG_MEM_SOFT_DIRTY".into()),
+            [] if how == Tracking::SoftDirty => {
+                Err("the kernel is built without CONFIG_MEM_SOFT_DIRTY".into())
+            }
             [] => Err("the kernel does not tell written pages".into()),
-            found => Err(format!("the kernel tells other pages than were written: {found:?}")),
+            found => Err(format!(
+                "the kernel tells other pages than were written: {found:?}"
+            )),
         }
     }
 }
 
 /// Waits for an answer of that length, but not for ever.
 fn receive<const BYTES: usize>(answers: &mut PipeReader) -> Result<[u8; BYTES], String> {
-    let deadline = rustix::event::Timespec { tv_sec: ANSWER_DEADLINE_S, tv_nsec: 0 };
-    match poll(&mut [PollFd::new(&*answers, PollFlags::IN)], Some(&deadline)) {
-        Ok(0) => return Err(format!("a child to try it on does not answer within {ANSWER_DEADLINE_S} s")),
+    let deadline = rustix::event::Timespec {
+        tv_sec: ANSWER_DEADLINE_S,
+        tv_nsec: 0,
+    };
+    match poll(
+        &mut [PollFd::new(&*answers, PollFlags::IN)],
+        Some(&deadline),
+    ) {
+        Ok(0) => {
+            return Err(format!(
+                "a child to try it on does not answer within {ANSWER_DEADLINE_S} s"
+            ));
+        }
         Ok(_) => {}
         Err(errno) => return Err(format!("a child to try it on cannot be asked: {errno}")),
     }
     let mut bytes = [0; BYTES];
-    answers.read_exact(&mut bytes).map_err(|error| format!("a child to try it on is gone: {error}"))?;
+    answers
+        .read_exact(&mut bytes)
+        .map_err(|error| format!("a child to try it on is gone: {error}"))?;
     Ok(bytes)
 }
 
@@ -195,7 +271,10 @@ struct Life {
     answers: RawFd,
 }
 
-#[allow(unsafe_code, reason = "fork: the child makes system calls on memory of its own until it is killed")]
+#[allow(
+    unsafe_code,
+    reason = "fork: the child makes system calls on memory of its own until it is killed"
+)]
 fn fork(life: &Life) -> io::Result<Pid> {
     // SAFETY: the child runs `serve`, which allocates nothing, takes no lock and never returns.
     match unsafe { libc::fork() } {
@@ -223,18 +302,36 @@ fn serve(life: &Life) -> ! {
         libc::dup2(life.answers, 1);
         libc::syscall(libc::SYS_close_range, 2, u32::MAX, 0);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        let pages = libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+        let pages = libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            flags,
+            -1,
+            0,
+        );
         if pages == libc::MAP_FAILED {
             libc::_exit(1);
         }
-        let write = |page: u8| pages.cast::<u8>().add(usize::from(page) * PAGE_BYTES as usize).write_volatile(page + 1);
+        let write = |page: u8| {
+            pages
+                .cast::<u8>()
+                .add(usize::from(page) * PAGE_BYTES as usize)
+                .write_volatile(page + 1)
+        };
         let small = protect::no_huge_pages();
         let tracking = small.and_then(|()| match life.protect {
             Protect::Yes => protect::protect(pages as u64, bytes as u64),
             Protect::No => Ok(()),
         });
         (0..WRITTEN as u8).for_each(write);
-        let report = Report { address: pages as u64, bytes: bytes as u64, regions: 0, mapping: Ok(()), tracking };
+        let report = Report {
+            address: pages as u64,
+            bytes: bytes as u64,
+            regions: 0,
+            mapping: Ok(()),
+            tracking,
+        };
         let report = report.encode();
         libc::write(1, report.as_ptr().cast(), report.len());
         let mut page = 0_u8;

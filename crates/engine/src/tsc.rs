@@ -17,7 +17,9 @@ pub(crate) async fn measure_khz() -> Option<u64> {
         let (counted, began) = (count(), Instant::now());
         tokio::time::sleep(WINDOW).await;
         let (ended, elapsed) = (count(), began.elapsed());
-        rates.push((u128::from(ended.wrapping_sub(counted)) * 1_000_000 / elapsed.as_nanos()) as u64);
+        rates.push(
+            (u128::from(ended.wrapping_sub(counted)) * 1_000_000 / elapsed.as_nanos()) as u64,
+        );
     }
     rates.sort_unstable();
     Some(rates[WINDOWS / 2])
@@ -41,9 +43,14 @@ mod tests {
 
     #[tokio::test]
     async fn two_measurements_agree() {
-        let (Some(first), Some(second)) = (measure_khz().await, measure_khz().await) else { panic!("no rate") };
+        let (Some(first), Some(second)) = (measure_khz().await, measure_khz().await) else {
+            panic!("no rate")
+        };
         assert!((100_000..20_000_000).contains(&first), "{first} kHz");
         // What counts as another rate is five times this.
-        assert!(first.abs_diff(second) <= first / 1000, "{first} and {second} kHz");
+        assert!(
+            first.abs_diff(second) <= first / 1000,
+            "{first} and {second} kHz"
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! What the engine tells the library and what the library answers. `engine` compiles this same file, so the two sides
-//! cannot differ.
+//! What the engine tells the library and what the library answers. `engine` compiles this same
+//! file, so the two sides cannot differ.
 //!
 //! ```text
 //!   plan    magic 8 | version 4 | base 4 | ram bytes 8 | entries 8 | entry...
@@ -7,7 +7,8 @@
 //!   report  magic 8 | address 8 | bytes 8 | regions 8 | mapping: step 4, errno 4 | tracking: step 4, errno 4
 //! ```
 //!
-//! Always: numbers are in the byte order of the host, both sides being on it. Nothing here panics on any input.
+//! Always: numbers are in the byte order of the host, both sides being on it. Nothing here panics
+//! on any input.
 
 /// Descriptors in the QEMU process.
 pub const PLAN_FD: i32 = 8;
@@ -48,7 +49,12 @@ impl Plan {
             Base::Zeros => 0,
             Base::File => 1,
         };
-        words([PLAN_MAGIC, pair(VERSION, base), self.ram_bytes, self.entries])
+        words([
+            PLAN_MAGIC,
+            pair(VERSION, base),
+            self.ram_bytes,
+            self.entries,
+        ])
     }
 
     #[allow(dead_code, reason = "the library's side")]
@@ -59,7 +65,11 @@ impl Plan {
             (VERSION, 1) => Base::File,
             _ => return None,
         };
-        (magic == PLAN_MAGIC).then_some(Self { base, ram_bytes, entries })
+        (magic == PLAN_MAGIC).then_some(Self {
+            base,
+            ram_bytes,
+            entries,
+        })
     }
 }
 
@@ -76,20 +86,35 @@ impl Entry {
 
     #[allow(dead_code, reason = "the engine's side")]
     pub fn encode(&self) -> [u8; Self::BYTES] {
-        words([self.guest_offset, self.bytes, self.file_offset, pair(self.descriptor, 0)])
+        words([
+            self.guest_offset,
+            self.bytes,
+            self.file_offset,
+            pair(self.descriptor, 0),
+        ])
     }
 
     #[allow(dead_code, reason = "the library's side")]
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Self {
         let [guest_offset, bytes, file_offset, descriptor] = numbers(bytes);
-        Self { guest_offset, bytes, file_offset, descriptor: unpair(descriptor).0 }
+        Self {
+            guest_offset,
+            bytes,
+            file_offset,
+            descriptor: unpair(descriptor).0,
+        }
     }
 
     /// Whether it lies inside RAM of that size, in whole pages, and comes from a layer.
     #[allow(dead_code, reason = "the library's side")]
     pub fn fits(&self, ram_bytes: u64) -> bool {
-        let aligned = [self.guest_offset, self.bytes, self.file_offset].iter().all(|n| n.is_multiple_of(PAGE_BYTES));
-        let inside = self.guest_offset.checked_add(self.bytes).is_some_and(|end| end <= ram_bytes);
+        let aligned = [self.guest_offset, self.bytes, self.file_offset]
+            .iter()
+            .all(|n| n.is_multiple_of(PAGE_BYTES));
+        let inside = self
+            .guest_offset
+            .checked_add(self.bytes)
+            .is_some_and(|end| end <= ram_bytes);
         let from_layer = i32::try_from(self.descriptor).is_ok_and(|fd| LAYER_FDS.contains(&fd));
         aligned && inside && from_layer && self.bytes > 0 && self.file_offset <= i64::MAX as u64
     }
@@ -143,7 +168,10 @@ impl Failure {
             (0, _) => Some(Ok(())),
             (code, errno) => {
                 let step = Step::ALL.into_iter().find(|step| *step as u32 == code)?;
-                Some(Err(Failure { step, errno: errno.cast_signed() }))
+                Some(Err(Failure {
+                    step,
+                    errno: errno.cast_signed(),
+                }))
             }
         }
     }
@@ -164,15 +192,31 @@ impl Report {
 
     #[allow(dead_code, reason = "the library's side")]
     pub fn encode(&self) -> [u8; Self::BYTES] {
-        let outcomes = [Failure::encode(self.mapping), Failure::encode(self.tracking)];
-        words([REPORT_MAGIC, self.address, self.bytes, self.regions, outcomes[0], outcomes[1]])
+        let outcomes = [
+            Failure::encode(self.mapping),
+            Failure::encode(self.tracking),
+        ];
+        words([
+            REPORT_MAGIC,
+            self.address,
+            self.bytes,
+            self.regions,
+            outcomes[0],
+            outcomes[1],
+        ])
     }
 
     #[allow(dead_code, reason = "the engine's side")]
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let [magic, address, bytes, regions, mapping, tracking] = numbers(bytes);
         let (mapping, tracking) = (Failure::decode(mapping)?, Failure::decode(tracking)?);
-        (magic == REPORT_MAGIC).then_some(Self { address, bytes, regions, mapping, tracking })
+        (magic == REPORT_MAGIC).then_some(Self {
+            address,
+            bytes,
+            regions,
+            mapping,
+            tracking,
+        })
     }
 }
 

@@ -1,4 +1,5 @@
-//! The library loaded into QEMU. Where QEMU maps the file of its guest's RAM, it lays the memory of a captured state.
+//! The library loaded into QEMU. Where QEMU maps the file of its guest's RAM, it lays the memory of
+//! a captured state.
 //!
 //! ```text
 //!   mmap(fd of RAM_FD's file, private) -> huge pages off -> base: zeros -> plan's entries, each from its layer
@@ -6,13 +7,14 @@
 //!   any other mmap                     -> the kernel
 //! ```
 //!
-//! Always: it acts once per process, and only with a plan. It parses no file format: the engine computes the plan. It
-//! prints nothing, allocates nothing and does not panic, being inside a program that expects none of it.
-//! When it fails: a mapping that fails is reported and is a failed `mmap` to QEMU, which ends. Tracking that fails is
-//! reported and nothing else: the memory is right all the same.
+//! Always: it acts once per process, and only with a plan. It parses no file format: the engine
+//! computes the plan. It prints nothing, allocates nothing and does not panic, being inside a
+//! program that expects none of it. When it fails: a mapping that fails is reported and is a failed
+//! `mmap` to QEMU, which ends. Tracking that fails is reported and nothing else: the memory is
+//! right all the same.
 //!
-//! What is loaded has no standard library in it (see `build.rs` of `engine`). Other builds only check the code, and
-//! unwinding, which they are set to, needs one.
+//! What is loaded has no standard library in it (see `build.rs` of `engine`). Other builds only
+//! check the code, and unwinding, which they are set to, needs one.
 #![cfg_attr(panic = "abort", no_std)]
 
 mod format;
@@ -29,7 +31,10 @@ static DONE: AtomicBool = AtomicBool::new(false);
 /// Entries read at a time: 4 KiB of QEMU's stack.
 const ENTRIES_READ: usize = 128;
 
-#[allow(unsafe_code, reason = "takes the place of the C library's mmap in QEMU")]
+#[allow(
+    unsafe_code,
+    reason = "takes the place of the C library's mmap in QEMU"
+)]
 #[unsafe(no_mangle)]
 extern "C" fn mmap64(
     address: *mut c_void,
@@ -39,8 +44,19 @@ extern "C" fn mmap64(
     fd: c_int,
     offset: off_t,
 ) -> *mut c_void {
-    let wanted = Mapping { address: address as usize, bytes, protection, flags, fd, offset };
-    let mapped = if is_guest_ram(&wanted) { lay_guest_ram(&wanted) } else { wanted.map() };
+    let wanted = Mapping {
+        address: address as usize,
+        bytes,
+        protection,
+        flags,
+        fd,
+        offset,
+    };
+    let mapped = if is_guest_ram(&wanted) {
+        lay_guest_ram(&wanted)
+    } else {
+        wanted.map()
+    };
     match mapped {
         Ok(address) => address as *mut c_void,
         Err(errno) => {
@@ -51,7 +67,10 @@ extern "C" fn mmap64(
     }
 }
 
-#[allow(unsafe_code, reason = "takes the place of the C library's mmap in QEMU")]
+#[allow(
+    unsafe_code,
+    reason = "takes the place of the C library's mmap in QEMU"
+)]
 #[unsafe(no_mangle)]
 extern "C" fn mmap(
     address: *mut c_void,
@@ -76,18 +95,34 @@ struct Mapping {
 }
 
 impl Mapping {
-    #[allow(unsafe_code, reason = "the system call, since the C library's function is this one")]
+    #[allow(
+        unsafe_code,
+        reason = "the system call, since the C library's function is this one"
+    )]
     fn map(&self) -> Result<usize, c_int> {
         // SAFETY: this is either the caller's own request, or lies inside the range a caller asked to have replaced.
         let result = unsafe {
-            libc::syscall(libc::SYS_mmap, self.address, self.bytes, self.protection, self.flags, self.fd, self.offset)
+            libc::syscall(
+                libc::SYS_mmap,
+                self.address,
+                self.bytes,
+                self.protection,
+                self.flags,
+                self.fd,
+                self.offset,
+            )
         };
-        if result == -1 { Err(errno()) } else { Ok(result as usize) }
+        if result == -1 {
+            Err(errno())
+        } else {
+            Ok(result as usize)
+        }
     }
 }
 
 fn is_guest_ram(wanted: &Mapping) -> bool {
-    let private = wanted.flags & libc::MAP_TYPE == libc::MAP_PRIVATE && wanted.flags & libc::MAP_ANONYMOUS == 0;
+    let private = wanted.flags & libc::MAP_TYPE == libc::MAP_PRIVATE
+        && wanted.flags & libc::MAP_ANONYMOUS == 0;
     private
         && !DONE.load(Ordering::Relaxed)
         && identity(PLAN_FD).is_some()
@@ -98,12 +133,19 @@ fn is_guest_ram(wanted: &Mapping) -> bool {
 fn lay_guest_ram(wanted: &Mapping) -> Result<usize, c_int> {
     // First, so that no page is there yet which could be a huge one.
     let tracking = protect::no_huge_pages();
-    let mut report = Report { address: 0, bytes: wanted.bytes as u64, regions: 0, mapping: Ok(()), tracking };
+    let mut report = Report {
+        address: 0,
+        bytes: wanted.bytes as u64,
+        regions: 0,
+        mapping: Ok(()),
+        tracking,
+    };
     let laid = lay(wanted, &mut report);
     match laid {
         Ok(address) => {
             report.address = address as u64;
-            report.tracking = tracking.and_then(|()| protect::protect(report.address, report.bytes));
+            report.tracking =
+                tracking.and_then(|()| protect::protect(report.address, report.bytes));
         }
         Err(failure) => report.mapping = Err(failure),
     }
@@ -118,34 +160,61 @@ fn lay(wanted: &Mapping, report: &mut Report) -> Result<usize, Failure> {
     let mut header = [0; Plan::BYTES];
     read(&mut header, 0)?;
     let plan = Plan::decode(&header).filter(|plan| plan.ram_bytes == wanted.bytes as u64);
-    let plan = plan.ok_or(Failure { step: Step::ReadPlan, errno: libc::EINVAL })?;
+    let plan = plan.ok_or(Failure {
+        step: Step::ReadPlan,
+        errno: libc::EINVAL,
+    })?;
     let base = match plan.base {
         Base::File => *wanted,
         // Over a file, each first write would also allocate a page of that file.
-        Base::Zeros => {
-            Mapping { flags: wanted.flags | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, fd: -1, offset: 0, ..*wanted }
-        }
+        Base::Zeros => Mapping {
+            flags: wanted.flags | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            fd: -1,
+            offset: 0,
+            ..*wanted
+        },
     };
-    let address = base.map().map_err(|errno| Failure { step: Step::MapBase, errno })?;
+    let address = base.map().map_err(|errno| Failure {
+        step: Step::MapBase,
+        errno,
+    })?;
     let mut layers = Layers(0);
     let laid = lay_entries(&Mapping { address, ..*wanted }, &plan, &mut layers, report);
     layers.close();
     laid.map(|()| address)
 }
 
-fn lay_entries(ram: &Mapping, plan: &Plan, layers: &mut Layers, report: &mut Report) -> Result<(), Failure> {
+fn lay_entries(
+    ram: &Mapping,
+    plan: &Plan,
+    layers: &mut Layers,
+    report: &mut Report,
+) -> Result<(), Failure> {
     let mut buffer = [0; ENTRIES_READ * Entry::BYTES];
     while report.regions < plan.entries {
-        let left = usize::try_from(plan.entries - report.regions).unwrap_or(usize::MAX).min(ENTRIES_READ);
-        let (piece, _) = buffer.split_at_mut_checked(left * Entry::BYTES).unwrap_or_default();
-        read(piece, Plan::BYTES as u64 + report.regions * Entry::BYTES as u64)?;
+        let left = usize::try_from(plan.entries - report.regions)
+            .unwrap_or(usize::MAX)
+            .min(ENTRIES_READ);
+        let (piece, _) = buffer
+            .split_at_mut_checked(left * Entry::BYTES)
+            .unwrap_or_default();
+        read(
+            piece,
+            Plan::BYTES as u64 + report.regions * Entry::BYTES as u64,
+        )?;
         for bytes in piece.as_chunks().0 {
             let entry = Entry::decode(bytes);
             if !entry.fits(plan.ram_bytes) {
-                return Err(Failure { step: Step::CheckEntry, errno: libc::EINVAL });
+                return Err(Failure {
+                    step: Step::CheckEntry,
+                    errno: libc::EINVAL,
+                });
             }
             layers.note(entry.descriptor);
-            lay_entry(ram, &entry).map_err(|errno| Failure { step: Step::MapEntry, errno })?;
+            lay_entry(ram, &entry).map_err(|errno| Failure {
+                step: Step::MapEntry,
+                errno,
+            })?;
             report.regions += 1;
         }
     }
@@ -172,7 +241,8 @@ impl Layers {
         self.0 |= 1 << (descriptor.wrapping_sub(LAYER_FDS.start.cast_unsigned()) & 63);
     }
 
-    /// Mappings stay when the descriptor they came from is closed; QEMU needs no way to the files themselves.
+    /// Mappings stay when the descriptor they came from is closed; QEMU needs no way to the files
+    /// themselves.
     fn close(&self) {
         for (bit, fd) in LAYER_FDS.enumerate() {
             if self.0 & 1 << bit != 0 {
@@ -182,21 +252,36 @@ impl Layers {
     }
 }
 
-/// Device and inode of the file behind a descriptor. The C library's `fstat` would bind this library to its version.
+/// Device and inode of the file behind a descriptor. The C library's `fstat` would bind this
+/// library to its version.
 #[allow(unsafe_code, reason = "fstat on a bare number")]
 fn identity(fd: c_int) -> Option<(libc::dev_t, libc::ino_t)> {
     let mut status = core::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: the call gets a pointer to a local of its type, and has filled it when it returns 0.
-    unsafe { (libc::syscall(libc::SYS_fstat, fd, status.as_mut_ptr()) == 0).then(|| status.assume_init()) }
-        .map(|status| (status.st_dev, status.st_ino))
+    unsafe {
+        (libc::syscall(libc::SYS_fstat, fd, status.as_mut_ptr()) == 0).then(|| status.assume_init())
+    }
+    .map(|status| (status.st_dev, status.st_ino))
 }
 
 /// Reads the plan from that offset on; less than all is a failure.
 #[allow(unsafe_code, reason = "pread on a bare number")]
 fn read(into: &mut [u8], offset: u64) -> Result<(), Failure> {
     // SAFETY: the buffer is alive and as long as said.
-    let count = unsafe { libc::pread(PLAN_FD, into.as_mut_ptr().cast(), into.len(), offset.cast_signed()) };
-    let failed = |errno| Err(Failure { step: Step::ReadPlan, errno });
+    let count = unsafe {
+        libc::pread(
+            PLAN_FD,
+            into.as_mut_ptr().cast(),
+            into.len(),
+            offset.cast_signed(),
+        )
+    };
+    let failed = |errno| {
+        Err(Failure {
+            step: Step::ReadPlan,
+            errno,
+        })
+    };
     match usize::try_from(count) {
         Err(_) => failed(errno()),
         // The plan is a file in memory: only its end cuts a read short.
@@ -205,7 +290,8 @@ fn read(into: &mut [u8], offset: u64) -> Result<(), Failure> {
     }
 }
 
-/// One write of less than a pipe takes at once. Without a report the engine knows that something is wrong.
+/// One write of less than a pipe takes at once. Without a report the engine knows that something is
+/// wrong.
 #[allow(unsafe_code, reason = "write on a bare number")]
 fn tell(report: &Report) {
     let bytes = report.encode();

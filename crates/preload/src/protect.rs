@@ -1,7 +1,8 @@
-//! Asks the kernel to note which pages of a range are written: write protection that it lifts by itself (Linux 6.7).
-//! `engine` compiles this same file for its probe.
+//! Asks the kernel to note which pages of a range are written: write protection that it lifts by
+//! itself (Linux 6.7). `engine` compiles this same file for its probe.
 //!
-//! Always: only system calls on numbers and locals, so it may run between `fork` and `exec` and inside QEMU's `mmap`.
+//! Always: only system calls on numbers and locals, so it may run between `fork` and `exec` and
+//! inside QEMU's `mmap`.
 
 use super::format::{Failure, Step};
 
@@ -16,15 +17,24 @@ const MODE_WP: u64 = 1 << 1;
 const IOCTL_API: u64 = 0xc018_aa3f;
 const IOCTL_REGISTER: u64 = 0xc020_aa00;
 
-/// One written byte must not make 2 MB of written pages. Without huge pages in the whole process that cannot happen.
+/// One written byte must not make 2 MB of written pages. Without huge pages in the whole process
+/// that cannot happen.
 #[allow(unsafe_code, reason = "a system call on numbers")]
 pub fn no_huge_pages() -> Result<(), Failure> {
     // SAFETY: no memory is passed.
-    check(Step::HugePages, unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) }.into()).map(drop)
+    check(
+        Step::HugePages,
+        unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) }.into(),
+    )
+    .map(drop)
 }
 
-/// Registers the range. The descriptor behind it stays open until the process ends, and the registration with it.
-#[allow(unsafe_code, reason = "userfaultfd has no safe form; the range is registered, not accessed")]
+/// Registers the range. The descriptor behind it stays open until the process ends, and the
+/// registration with it.
+#[allow(
+    unsafe_code,
+    reason = "userfaultfd has no safe form; the range is registered, not accessed"
+)]
 pub fn protect(address: u64, bytes: u64) -> Result<(), Failure> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
     let mut api = [API, FEATURE_WP_ASYNC | FEATURE_WP_UNPOPULATED, 0];
@@ -33,9 +43,15 @@ pub fn protect(address: u64, bytes: u64) -> Result<(), Failure> {
     // access ever waits for a reader, so nothing in the process changes but what the kernel notes.
     unsafe {
         let fd = check(Step::Open, libc::syscall(libc::SYS_userfaultfd, flags))?;
-        let negotiated = check(Step::Negotiate, libc::syscall(libc::SYS_ioctl, fd, IOCTL_API, api.as_mut_ptr()));
+        let negotiated = check(
+            Step::Negotiate,
+            libc::syscall(libc::SYS_ioctl, fd, IOCTL_API, api.as_mut_ptr()),
+        );
         let registered = negotiated.and_then(|_| {
-            check(Step::Register, libc::syscall(libc::SYS_ioctl, fd, IOCTL_REGISTER, register.as_mut_ptr()))
+            check(
+                Step::Register,
+                libc::syscall(libc::SYS_ioctl, fd, IOCTL_REGISTER, register.as_mut_ptr()),
+            )
         });
         if registered.is_err() {
             libc::close(fd as i32);
@@ -47,5 +63,12 @@ pub fn protect(address: u64, bytes: u64) -> Result<(), Failure> {
 #[allow(unsafe_code, reason = "errno")]
 fn check(step: Step, result: i64) -> Result<i64, Failure> {
     // SAFETY: the pointer to this thread's errno is always valid.
-    if result < 0 { Err(Failure { step, errno: unsafe { *libc::__errno_location() } }) } else { Ok(result) }
+    if result < 0 {
+        Err(Failure {
+            step,
+            errno: unsafe { *libc::__errno_location() },
+        })
+    } else {
+        Ok(result)
+    }
 }

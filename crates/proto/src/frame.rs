@@ -6,19 +6,23 @@
 //!  | u8   | u8     | u16     | u32      | u32     | u32    | u64     |            | u32   |
 //! ```
 //!
-//! All numbers are little-endian. `check` is the CRC-32 of the header with `check` itself as zero; it stands again
-//! behind the payload, so a frame that was cut by a break and filled up by what came next is found out.
+//! All numbers are little-endian. `check` is the CRC-32 of the header with `check` itself as zero;
+//! it stands again behind the payload, so a frame that was cut by a break and filled up by what
+//! came next is found out.
 //!
-//! A stream begins with a *preamble*: as many zero bytes as a frame can have (they complete whatever the other side
-//! was in the middle of; a zero header is never valid), then a magic, a nonce and their CRC-32:
+//! A stream begins with a *preamble*: as many zero bytes as a frame can have (they complete
+//! whatever the other side was in the middle of; a zero header is never valid), then a magic, a
+//! nonce and their CRC-32:
 //!
 //! ```text
 //!  | 0 × PADDING | magic, 16 bytes | nonce, 16 bytes | crc32(magic, nonce) |
 //! ```
 //!
-//! The host makes the nonce and the agent echoes it, with no padding, so neither can take an old stream for the new one.
+//! The host makes the nonce and the agent echoes it, with no padding, so neither can take an old
+//! stream for the new one.
 //!
-//! Always: a decoder holds at most one frame. After an error it is hunting for a preamble again and can be fed on.
+//! Always: a decoder holds at most one frame. After an error it is hunting for a preamble again and
+//! can be fed on.
 
 use thiserror::Error;
 
@@ -54,7 +58,8 @@ impl StreamId {
     }
 }
 
-/// What makes one connection different from every other, also from the one a restored guest remembers.
+/// What makes one connection different from every other, also from the one a restored guest
+/// remembers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Nonce(pub [u8; 16]);
 
@@ -63,11 +68,25 @@ pub enum Frame {
     /// An encoded [`HostMessage`](crate::HostMessage) or [`AgentMessage`](crate::AgentMessage).
     Message(Vec<u8>),
     /// Bytes of a stream; `offset` is the position of the first.
-    Data { channel: u32, stream: StreamId, offset: u64, bytes: Vec<u8> },
+    Data {
+        channel: u32,
+        stream: StreamId,
+        offset: u64,
+        bytes: Vec<u8>,
+    },
     /// The stream ends at `offset`.
-    Eof { channel: u32, stream: StreamId, offset: u64 },
-    /// The receiver has used everything before `consumed`: the sender may forget it and send as much again.
-    Window { channel: u32, stream: StreamId, consumed: u64 },
+    Eof {
+        channel: u32,
+        stream: StreamId,
+        offset: u64,
+    },
+    /// The receiver has used everything before `consumed`: the sender may forget it and send as
+    /// much again.
+    Window {
+        channel: u32,
+        stream: StreamId,
+        consumed: u64,
+    },
 }
 
 const KIND_MESSAGE: u8 = 1;
@@ -91,13 +110,27 @@ impl Frame {
     /// Appends the frame's bytes to `out`.
     ///
     /// # Panics
-    /// If the payload is over [`MAX_PAYLOAD`]; senders cut their data, and messages are bounded where they are made.
+    /// If the payload is over [`MAX_PAYLOAD`]; senders cut their data, and messages are bounded
+    /// where they are made.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Frame::Message(payload) => encode(out, KIND_MESSAGE, 0, 0, 0, payload),
-            Frame::Data { channel, stream, offset, bytes } => encode_data(out, *channel, *stream, *offset, bytes),
-            Frame::Eof { channel, stream, offset } => encode(out, KIND_EOF, *stream as u8, *channel, *offset, &[]),
-            Frame::Window { channel, stream, consumed } => {
+            Frame::Data {
+                channel,
+                stream,
+                offset,
+                bytes,
+            } => encode_data(out, *channel, *stream, *offset, bytes),
+            Frame::Eof {
+                channel,
+                stream,
+                offset,
+            } => encode(out, KIND_EOF, *stream as u8, *channel, *offset, &[]),
+            Frame::Window {
+                channel,
+                stream,
+                consumed,
+            } => {
                 encode(out, KIND_WINDOW, *stream as u8, *channel, *consumed, &[]);
             }
         }
@@ -110,7 +143,10 @@ pub fn encode_data(out: &mut Vec<u8>, channel: u32, stream: StreamId, offset: u6
 }
 
 fn encode(out: &mut Vec<u8>, kind: u8, stream: u8, channel: u32, offset: u64, payload: &[u8]) {
-    assert!(payload.len() <= MAX_PAYLOAD, "a frame's payload is cut by its sender");
+    assert!(
+        payload.len() <= MAX_PAYLOAD,
+        "a frame's payload is cut by its sender"
+    );
     let mut header = [0u8; HEADER_LEN];
     header[0] = kind;
     header[1] = stream;
@@ -163,11 +199,15 @@ impl Default for Decoder {
 
 impl Decoder {
     pub fn new() -> Self {
-        Self { buffer: Vec::new(), start: 0, hunting: true }
+        Self {
+            buffer: Vec::new(),
+            start: 0,
+            hunting: true,
+        }
     }
 
-    /// Takes bytes in. Call [`next`](Self::next) until it gives nothing before feeding on, and memory stays bounded by
-    /// one frame and one read.
+    /// Takes bytes in. Call [`next`](Self::next) until it gives nothing before feeding on, and
+    /// memory stays bounded by one frame and one read.
     pub fn feed(&mut self, bytes: &[u8]) {
         if self.start > 0 {
             self.buffer.drain(..self.start);
@@ -176,8 +216,12 @@ impl Decoder {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next preamble or frame, if one is complete. After an error the decoder hunts for a preamble.
-    #[allow(clippy::should_implement_trait, reason = "an iterator must not end and then go on; this does")]
+    /// The next preamble or frame, if one is complete. After an error the decoder hunts for a
+    /// preamble.
+    #[allow(
+        clippy::should_implement_trait,
+        reason = "an iterator must not end and then go on; this does"
+    )]
     pub fn next(&mut self) -> Option<Result<Decoded, FrameError>> {
         if self.hunting {
             return self.hunt().map(|nonce| Ok(Decoded::Preamble(nonce)));
@@ -245,7 +289,13 @@ impl Decoder {
 fn preamble(bytes: &[u8]) -> Option<Nonce> {
     let (body, check) = bytes.split_at(PREAMBLE_LEN - 4);
     let valid = body.starts_with(&MAGIC) && crc32fast::hash(body).to_le_bytes() == check;
-    valid.then(|| Nonce(body[MAGIC.len()..].try_into().expect("the split leaves 16 bytes")))
+    valid.then(|| {
+        Nonce(
+            body[MAGIC.len()..]
+                .try_into()
+                .expect("the split leaves 16 bytes"),
+        )
+    })
 }
 
 struct Header {
@@ -259,29 +309,58 @@ struct Header {
 
 impl Header {
     fn parse(bytes: &[u8]) -> Result<Self, FrameError> {
-        let mut header: [u8; HEADER_LEN] = bytes[..HEADER_LEN].try_into().expect("the caller has a whole header");
+        let mut header: [u8; HEADER_LEN] = bytes[..HEADER_LEN]
+            .try_into()
+            .expect("the caller has a whole header");
         let check = [header[12], header[13], header[14], header[15]];
         header[12..16].fill(0);
         if crc32fast::hash(&header).to_le_bytes() != check || header[2..4] != [0, 0] {
             return Err(FrameError::Header);
         }
-        let number = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
+        let number =
+            |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
         let length = number(4);
         if length as usize > MAX_PAYLOAD {
             return Err(FrameError::Length(length));
         }
         let stream = StreamId::from_byte(header[1]).ok_or(FrameError::Header)?;
         let offset = u64::from_le_bytes(header[16..24].try_into().expect("eight bytes"));
-        Ok(Self { kind: header[0], stream, channel: number(8), offset, length: length as usize, check })
+        Ok(Self {
+            kind: header[0],
+            stream,
+            channel: number(8),
+            offset,
+            length: length as usize,
+            check,
+        })
     }
 
     fn into_frame(self, bytes: Vec<u8>) -> Result<Frame, FrameError> {
-        let Self { kind, stream, channel, offset, .. } = self;
+        let Self {
+            kind,
+            stream,
+            channel,
+            offset,
+            ..
+        } = self;
         match kind {
             KIND_MESSAGE => Ok(Frame::Message(bytes)),
-            KIND_DATA => Ok(Frame::Data { channel, stream, offset, bytes }),
-            KIND_EOF if bytes.is_empty() => Ok(Frame::Eof { channel, stream, offset }),
-            KIND_WINDOW if bytes.is_empty() => Ok(Frame::Window { channel, stream, consumed: offset }),
+            KIND_DATA => Ok(Frame::Data {
+                channel,
+                stream,
+                offset,
+                bytes,
+            }),
+            KIND_EOF if bytes.is_empty() => Ok(Frame::Eof {
+                channel,
+                stream,
+                offset,
+            }),
+            KIND_WINDOW if bytes.is_empty() => Ok(Frame::Window {
+                channel,
+                stream,
+                consumed: offset,
+            }),
             KIND_EOF | KIND_WINDOW => Err(FrameError::Length(bytes.len() as u32)),
             other => Err(FrameError::Kind(other)),
         }
@@ -306,7 +385,12 @@ mod tests {
     }
 
     fn data(bytes: &[u8]) -> Frame {
-        Frame::Data { channel: 3, stream: StreamId::Out, offset: 5, bytes: bytes.to_vec() }
+        Frame::Data {
+            channel: 3,
+            stream: StreamId::Out,
+            offset: 5,
+            bytes: bytes.to_vec(),
+        }
     }
 
     /// These bytes stand in `docs/protocol.md`.
@@ -315,7 +399,10 @@ mod tests {
         let mut bytes = Vec::new();
         data(b"hi").encode(&mut bytes);
         let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
-        assert_eq!(hex, "020100000200000003000000e1206f4a05000000000000006869".to_owned() + "e1206f4a");
+        assert_eq!(
+            hex,
+            "020100000200000003000000e1206f4a05000000000000006869".to_owned() + "e1206f4a"
+        );
     }
 
     #[test]

@@ -1,10 +1,11 @@
-//! The language spoken between the host and the agent in the guest: frames, messages, stream buffers.
+//! The language spoken between the host and the agent in the guest: frames, messages, stream
+//! buffers.
 //!
-//! Nothing here does I/O. Both ends feed bytes in and take frames out, so both ends can be fuzzed as plain
-//! functions, and `docs/protocol.md` can quote golden bytes that a test checks.
+//! Nothing here does I/O. Both ends feed bytes in and take frames out, so both ends can be fuzzed
+//! as plain functions, and `docs/protocol.md` can quote golden bytes that a test checks.
 //!
-//! Always: the bytes of the other side are hostile. Every length is bounded before anything is allocated, and a
-//! stream that stops making sense is an error of the link, never a panic.
+//! Always: the bytes of the other side are hostile. Every length is bounded before anything is
+//! allocated, and a stream that stops making sense is an error of the link, never a panic.
 
 pub mod frame;
 pub mod message;
@@ -12,12 +13,14 @@ pub mod stream;
 
 pub use frame::{Decoded, Decoder, Frame, FrameError, MAX_PAYLOAD, Nonce, StreamId};
 pub use message::{
-    AgentHello, AgentMessage, ChannelState, DirEntry, ExecStart, Failure, FileKind, HookFailure, HostHello,
-    HostMessage, Identity, Metrics, Network, Open, Outcome, Rebirth, Reply, Request, Stat, TermSize,
+    AgentHello, AgentMessage, ChannelState, DirEntry, ExecStart, Failure, FileKind, HookFailure,
+    HostHello, HostMessage, Identity, Metrics, Network, Open, Outcome, Rebirth, Reply, Request,
+    Stat, TermSize,
 };
 pub use stream::{Outgoing, StreamError};
 
-/// The versions this build speaks. The host offers its range, the agent picks the highest both know.
+/// The versions this build speaks. The host offers its range, the agent picks the highest both
+/// know.
 pub const VERSION_MIN: u16 = 1;
 pub const VERSION_MAX: u16 = 3;
 

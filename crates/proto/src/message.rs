@@ -16,9 +16,9 @@
 //!    | <------------------------- Reply{id} |
 //! ```
 //!
-//! Always: enum variants are only ever appended, for an agent inside a restored memory may be older than its host. Channel
-//! numbers and request ids are chosen by the host and never reused while the guest lives. Paths and arguments are bytes,
-//! as Linux has them.
+//! Always: enum variants are only ever appended, for an agent inside a restored memory may be older
+//! than its host. Channel numbers and request ids are chosen by the host and never reused while the
+//! guest lives. Paths and arguments are bytes, as Linux has them.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -62,9 +62,18 @@ pub enum HostMessage {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AgentMessage {
     Hello(AgentHello),
-    Started { channel: u32, pid: u32 },
-    Ended { channel: u32, outcome: Outcome },
-    Reply { id: u32, reply: Result<Reply, Failure> },
+    Started {
+        channel: u32,
+        pid: u32,
+    },
+    Ended {
+        channel: u32,
+        outcome: Outcome,
+    },
+    Reply {
+        id: u32,
+        reply: Result<Reply, Failure>,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,7 +86,11 @@ impl HostHello {
     /// The highest version that both know, or 0.
     pub fn agreed(&self) -> u16 {
         let highest = self.version_max.min(VERSION_MAX);
-        if highest >= self.version_min.max(VERSION_MIN) { highest } else { 0 }
+        if highest >= self.version_min.max(VERSION_MIN) {
+            highest
+        } else {
+            0
+        }
     }
 }
 
@@ -111,7 +124,8 @@ pub enum Open {
     ReadFile {
         path: Vec<u8>,
     },
-    /// The bytes of `In` into a temporary file beside `path`, renamed over it when the stream has ended.
+    /// The bytes of `In` into a temporary file beside `path`, renamed over it when the stream has
+    /// ended.
     WriteFile {
         path: Vec<u8>,
         mode: u32,
@@ -122,7 +136,8 @@ pub enum Open {
     ListDir {
         path: Vec<u8>,
     },
-    /// A tar stream of the file or tree at `path` on `Out`; its members are named relative to `path`'s parent.
+    /// A tar stream of the file or tree at `path` on `Out`; its members are named relative to
+    /// `path`'s parent.
     TarOut {
         path: Vec<u8>,
     },
@@ -134,8 +149,8 @@ pub enum Open {
     Connect {
         port: u16,
     },
-    /// As `Exec`, but the command outlives its channel. Answered on the host, which starts it as `Exec` and keeps its
-    /// output; an agent refuses it.
+    /// As `Exec`, but the command outlives its channel. Answered on the host, which starts it as
+    /// `Exec` and keeps its output; an agent refuses it.
     Detached(ExecStart),
     /// Joins a detached command from its first byte. Answered on the host; an agent refuses it.
     Attach {
@@ -145,7 +160,8 @@ pub enum Open {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecStart {
-    /// Chosen by the host and told again after a break, so that a command can be found in a copy of its guest.
+    /// Chosen by the host and told again after a break, so that a command can be found in a copy of
+    /// its guest.
     pub tag: String,
     pub argv: Vec<Vec<u8>>,
     pub env: Vec<(Vec<u8>, Vec<u8>)>,
@@ -182,7 +198,8 @@ pub enum Outcome {
     /// What is not a command has done its work.
     Done,
     Failed(Failure),
-    /// The guest is no more, or not the one this channel was opened in. Told by the host; no agent sends it.
+    /// The guest is no more, or not the one this channel was opened in. Told by the host; no agent
+    /// sends it.
     Lost {
         reason: String,
     },
@@ -198,7 +215,8 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// In place of an errno: it was not the guest that failed, it is no more. Told by the host; no agent sends it.
+    /// In place of an errno: it was not the guest that failed, it is no more. Told by the host; no
+    /// agent sends it.
     pub const LOST: i32 = -1;
 }
 
@@ -231,23 +249,26 @@ pub enum Request {
     Shutdown {
         grace_ms: u32,
     },
-    /// This guest's memory is that of an earlier moment, or of another guest. Answered when it is one of its own.
+    /// This guest's memory is that of an earlier moment, or of another guest. Answered when it is
+    /// one of its own.
     Restored(Rebirth),
     /// Answered when everything that boots beside the agent's work is done.
     Settle,
-    /// Writes everything out, gives back the blocks that no file has, and lets nobody write to a disk any more: until
-    /// [`Request::Thaw`], or so many milliseconds, whichever comes first. From version 2 on.
+    /// Writes everything out, gives back the blocks that no file has, and lets nobody write to a
+    /// disk any more: until [`Request::Thaw`], or so many milliseconds, whichever comes first. From
+    /// version 2 on.
     Freeze {
         thaw_after_ms: u32,
     },
     /// From version 2 on.
     Thaw,
-    /// Moves the clock by so much, which may be nothing, and answers what it shows then. From version 3 on.
+    /// Moves the clock by so much, which may be nothing, and answers what it shows then. From
+    /// version 3 on.
     Clock {
         step_ns: i64,
     },
-    /// Switches to a clock that does not depend on the processor's time-stamp counter, which runs at another rate than
-    /// at the guest's boot. From version 3 on.
+    /// Switches to a clock that does not depend on the processor's time-stamp counter, which runs
+    /// at another rate than at the guest's boot. From version 3 on.
     LeaveTsc,
 }
 
@@ -269,7 +290,8 @@ pub struct Rebirth {
     /// Different for every restore; the guest's hooks get it.
     pub generation: [u8; 16],
     pub identity: Identity,
-    /// How large the root's disk is now, if it was made larger and its file system is to grow to it.
+    /// How large the root's disk is now, if it was made larger and its file system is to grow to
+    /// it.
     pub disk_bytes: Option<u64>,
 }
 
@@ -282,7 +304,8 @@ pub struct HookFailure {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Empty for a restored guest that keeps its names, because it is in the sandbox it was captured in.
+    /// Empty for a restored guest that keeps its names, because it is in the sandbox it was
+    /// captured in.
     pub hostname: String,
     /// 32 hexadecimal digits.
     pub machine_id: String,
@@ -366,8 +389,8 @@ pub enum MessageError {
     TooLong(usize),
 }
 
-/// Encodes a message into a frame. One that is too long is refused here, before anything was sent: a caller's argument
-/// list must not cost the link.
+/// Encodes a message into a frame. One that is too long is refused here, before anything was sent:
+/// a caller's argument list must not cost the link.
 pub fn to_frame<M: Serialize>(message: &M) -> Result<Frame, MessageError> {
     let bytes = postcard::to_stdvec(message).expect("encoding into a vector does not fail");
     if bytes.len() > MAX_PAYLOAD {
@@ -394,13 +417,18 @@ pub fn encode_entry(entry: &DirEntry) -> Vec<u8> {
 
 /// Takes the first entry off `bytes`, if it is there whole.
 pub fn decode_entry(bytes: &mut Vec<u8>) -> Result<Option<DirEntry>, MessageError> {
-    let Some(length) = bytes.first_chunk::<4>().map(|b| u32::from_le_bytes(*b) as usize) else {
+    let Some(length) = bytes
+        .first_chunk::<4>()
+        .map(|b| u32::from_le_bytes(*b) as usize)
+    else {
         return Ok(None);
     };
     if length > MAX_PAYLOAD {
         return Err(MessageError::TooLong(length));
     }
-    let Some(body) = bytes.get(4..4 + length) else { return Ok(None) };
+    let Some(body) = bytes.get(4..4 + length) else {
+        return Ok(None);
+    };
     let entry = from_bytes(body)?;
     bytes.drain(..4 + length);
     Ok(Some(entry))
@@ -411,15 +439,38 @@ mod tests {
     use super::*;
 
     fn hex<M: Serialize>(message: &M) -> String {
-        postcard::to_stdvec(message).unwrap().iter().map(|b| format!("{b:02x}")).collect()
+        postcard::to_stdvec(message)
+            .unwrap()
+            .iter()
+            .map(|b| format!("{b:02x}"))
+            .collect()
     }
 
-    /// These bytes stand in `docs/protocol.md`. A change here is a change of the protocol's version.
+    /// These bytes stand in `docs/protocol.md`. A change here is a change of the protocol's
+    /// version.
     #[test]
     fn golden_messages() {
-        assert_eq!(hex(&HostMessage::Hello(HostHello { version_min: 1, version_max: 1 })), "000101");
-        assert_eq!(hex(&HostMessage::Request { id: 300, request: Request::Ping }), "06ac0200");
-        assert_eq!(hex(&AgentMessage::Ended { channel: 2, outcome: Outcome::Exited { code: 3 } }), "02020006");
+        assert_eq!(
+            hex(&HostMessage::Hello(HostHello {
+                version_min: 1,
+                version_max: 1
+            })),
+            "000101"
+        );
+        assert_eq!(
+            hex(&HostMessage::Request {
+                id: 300,
+                request: Request::Ping
+            }),
+            "06ac0200"
+        );
+        assert_eq!(
+            hex(&AgentMessage::Ended {
+                channel: 2,
+                outcome: Outcome::Exited { code: 3 }
+            }),
+            "02020006"
+        );
         let exec = ExecStart {
             tag: "t".into(),
             argv: vec![b"ls".to_vec()],
@@ -430,8 +481,15 @@ mod tests {
             stdin: true,
             timeout_ms: None,
         };
-        let open = HostMessage::Open { channel: 1, window: 4096, open: Open::Exec(exec) };
-        assert_eq!(hex(&open), "0101802000017401026c7301014101620000011850".to_owned() + "0100");
+        let open = HostMessage::Open {
+            channel: 1,
+            window: 4096,
+            open: Open::Exec(exec),
+        };
+        assert_eq!(
+            hex(&open),
+            "0101802000017401026c7301014101620000011850".to_owned() + "0100"
+        );
     }
 
     #[test]
@@ -443,34 +501,93 @@ mod tests {
             entropy: vec![9],
             network: Network::Isolated,
         };
-        let rebirth = Rebirth { generation: [0xab; 16], identity, disk_bytes: Some(300) };
-        let request = HostMessage::Request { id: 1, request: Request::Restored(rebirth) };
-        let expected = ["060109", &"ab".repeat(16), "0162", "20", &"30".repeat(32), "05", "0109", "01", "01ac02"];
+        let rebirth = Rebirth {
+            generation: [0xab; 16],
+            identity,
+            disk_bytes: Some(300),
+        };
+        let request = HostMessage::Request {
+            id: 1,
+            request: Request::Restored(rebirth),
+        };
+        let expected = [
+            "060109",
+            &"ab".repeat(16),
+            "0162",
+            "20",
+            &"30".repeat(32),
+            "05",
+            "0109",
+            "01",
+            "01ac02",
+        ];
         assert_eq!(hex(&request), expected.concat());
-        assert_eq!(hex(&HostMessage::Request { id: 2, request: Request::Settle }), "06020a");
-        let hooks = vec![HookFailure { name: "n".into(), what: "w".into() }];
-        assert_eq!(hex(&AgentMessage::Reply { id: 1, reply: Ok(Reply::Restored { hooks }) }), "0301000301016e0177");
+        assert_eq!(
+            hex(&HostMessage::Request {
+                id: 2,
+                request: Request::Settle
+            }),
+            "06020a"
+        );
+        let hooks = vec![HookFailure {
+            name: "n".into(),
+            what: "w".into(),
+        }];
+        assert_eq!(
+            hex(&AgentMessage::Reply {
+                id: 1,
+                reply: Ok(Reply::Restored { hooks })
+            }),
+            "0301000301016e0177"
+        );
     }
 
     #[test]
     fn golden_freeze() {
-        let freeze = HostMessage::Request { id: 3, request: Request::Freeze { thaw_after_ms: 300 } };
+        let freeze = HostMessage::Request {
+            id: 3,
+            request: Request::Freeze { thaw_after_ms: 300 },
+        };
         assert_eq!(hex(&freeze), "06030bac02");
-        assert_eq!(hex(&HostMessage::Request { id: 4, request: Request::Thaw }), "06040c");
-        assert_eq!(hex(&AgentMessage::Reply { id: 4, reply: Ok(Reply::Thawed { held: true }) }), "0304000401");
+        assert_eq!(
+            hex(&HostMessage::Request {
+                id: 4,
+                request: Request::Thaw
+            }),
+            "06040c"
+        );
+        assert_eq!(
+            hex(&AgentMessage::Reply {
+                id: 4,
+                reply: Ok(Reply::Thawed { held: true })
+            }),
+            "0304000401"
+        );
     }
 
     #[test]
     fn golden_clock() {
-        let clock = HostMessage::Request { id: 5, request: Request::Clock { step_ns: -300 } };
+        let clock = HostMessage::Request {
+            id: 5,
+            request: Request::Clock { step_ns: -300 },
+        };
         assert_eq!(hex(&clock), "06050dd704");
         let reply = Reply::Clock { unix_time_ns: 300 };
-        assert_eq!(hex(&AgentMessage::Reply { id: 5, reply: Ok(reply) }), "03050005ac02");
+        assert_eq!(
+            hex(&AgentMessage::Reply {
+                id: 5,
+                reply: Ok(reply)
+            }),
+            "03050005ac02"
+        );
     }
 
     #[test]
     fn versions_agree_on_the_highest_both_know() {
-        let hello = |version_min, version_max| HostHello { version_min, version_max };
+        let hello = |version_min, version_max| HostHello {
+            version_min,
+            version_max,
+        };
         assert_eq!(hello(1, 9).agreed(), 3);
         assert_eq!(hello(1, 2).agreed(), 2);
         assert_eq!(hello(1, 1).agreed(), 1);
@@ -487,15 +604,29 @@ mod tests {
 
     #[test]
     fn an_argument_list_over_the_limit_is_refused_before_it_is_sent() {
-        let request = Request::Stat { path: vec![b'a'; MAX_PAYLOAD], follow: true };
+        let request = Request::Stat {
+            path: vec![b'a'; MAX_PAYLOAD],
+            follow: true,
+        };
         let message = HostMessage::Request { id: 1, request };
         assert!(matches!(to_frame(&message), Err(MessageError::TooLong(_))));
     }
 
     #[test]
     fn directory_entries_come_one_by_one_from_any_cut() {
-        let stat = Stat { kind: FileKind::File, mode: 0o644, uid: 0, gid: 0, size: 5, modified_ns: -1, target: vec![] };
-        let entries = [b"a".to_vec(), b"\xff\n".to_vec()].map(|name| DirEntry { name, stat: stat.clone() });
+        let stat = Stat {
+            kind: FileKind::File,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            size: 5,
+            modified_ns: -1,
+            target: vec![],
+        };
+        let entries = [b"a".to_vec(), b"\xff\n".to_vec()].map(|name| DirEntry {
+            name,
+            stat: stat.clone(),
+        });
         let all: Vec<u8> = entries.iter().flat_map(encode_entry).collect();
         let (mut bytes, mut seen) = (Vec::new(), Vec::new());
         for byte in all {

@@ -6,8 +6,8 @@
 //!      (gone)    | lost in a break |                  |              |
 //! ```
 //!
-//! Always: at most `window` bytes are held; nothing between `base` and `produced` is forgotten, so after a break
-//! sending goes on from whatever offset the other side names.
+//! Always: at most `window` bytes are held; nothing between `base` and `produced` is forgotten, so
+//! after a break sending goes on from whatever offset the other side names.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,11 @@ use thiserror::Error;
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum StreamError {
     #[error("offset {offset} is outside what is held, {base} to {produced}")]
-    Offset { offset: u64, base: u64, produced: u64 },
+    Offset {
+        offset: u64,
+        base: u64,
+        produced: u64,
+    },
 }
 
 #[derive(Debug)]
@@ -31,16 +35,35 @@ pub struct Outgoing {
 
 impl Outgoing {
     pub fn new(window: usize) -> Self {
-        Self { held: VecDeque::new(), base: 0, sent: 0, window, ended: false, end_sent: false }
+        Self {
+            held: VecDeque::new(),
+            base: 0,
+            sent: 0,
+            window,
+            ended: false,
+            end_sent: false,
+        }
     }
 
-    /// The rest of a stream that another sender began: `received` bytes of it have arrived, and `consumed` of them are
-    /// used. What is in between takes its room as before, and is never sent again.
+    /// The rest of a stream that another sender began: `received` bytes of it have arrived, and
+    /// `consumed` of them are used. What is in between takes its room as before, and is never sent
+    /// again.
     pub fn taken_over(consumed: u64, received: u64, window: usize) -> Result<Self, StreamError> {
-        let held = received.checked_sub(consumed).filter(|held| *held <= window as u64);
-        let held = held.ok_or(StreamError::Offset { offset: consumed, base: 0, produced: received })?;
+        let held = received
+            .checked_sub(consumed)
+            .filter(|held| *held <= window as u64);
+        let held = held.ok_or(StreamError::Offset {
+            offset: consumed,
+            base: 0,
+            produced: received,
+        })?;
         let held = std::iter::repeat_n(0, held as usize).collect();
-        Ok(Self { held, base: consumed, sent: received, ..Self::new(window) })
+        Ok(Self {
+            held,
+            base: consumed,
+            sent: received,
+            ..Self::new(window)
+        })
     }
 
     pub fn base(&self) -> u64 {
@@ -70,7 +93,10 @@ impl Outgoing {
     /// # Panics
     /// If there is no [`room`](Self::room) for them.
     pub fn push(&mut self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.room(), "the producer asks for room first");
+        assert!(
+            bytes.len() <= self.room(),
+            "the producer asks for room first"
+        );
         self.held.extend(bytes);
     }
 
@@ -91,18 +117,24 @@ impl Outgoing {
         Some((offset, self.copy(skip, count)))
     }
 
-    /// As [`take`](Self::take), without a copy; gives less than `limit` where the buffer wraps around.
+    /// As [`take`](Self::take), without a copy; gives less than `limit` where the buffer wraps
+    /// around.
     pub fn take_slice(&mut self, limit: usize) -> Option<(u64, &[u8])> {
         let offset = self.sent;
         let skip = (offset - self.base) as usize;
         let (front, back) = self.held.as_slices();
-        let rest = if skip < front.len() { &front[skip..] } else { &back[skip - front.len()..] };
+        let rest = if skip < front.len() {
+            &front[skip..]
+        } else {
+            &back[skip - front.len()..]
+        };
         let count = rest.len().min(limit);
         self.sent += count as u64;
         (count > 0).then(|| (offset, &rest[..count]))
     }
 
-    /// Copies by slices: the agent runs this under emulation, where a loop over bytes would be the bottleneck.
+    /// Copies by slices: the agent runs this under emulation, where a loop over bytes would be the
+    /// bottleneck.
     fn copy(&self, skip: usize, count: usize) -> Vec<u8> {
         let (front, back) = self.held.as_slices();
         let mut bytes = Vec::with_capacity(count);
@@ -126,7 +158,11 @@ impl Outgoing {
     /// The other side has used everything before `consumed`. Old news is ignored.
     pub fn consumed(&mut self, consumed: u64) -> Result<(), StreamError> {
         if consumed > self.sent {
-            return Err(StreamError::Offset { offset: consumed, base: self.base, produced: self.sent });
+            return Err(StreamError::Offset {
+                offset: consumed,
+                base: self.base,
+                produced: self.sent,
+            });
         }
         if consumed > self.base {
             self.held.drain(..(consumed - self.base) as usize);
@@ -138,7 +174,11 @@ impl Outgoing {
     /// After a break: the other side has everything before `offset` and wants the rest.
     pub fn rewind(&mut self, offset: u64) -> Result<(), StreamError> {
         if offset < self.base || offset > self.produced() {
-            return Err(StreamError::Offset { offset, base: self.base, produced: self.produced() });
+            return Err(StreamError::Offset {
+                offset,
+                base: self.base,
+                produced: self.produced(),
+            });
         }
         self.sent = offset;
         self.end_sent = false;

@@ -38,7 +38,8 @@ pub enum Credentials {
     Token(Secret),
     /// A token that is shown to the registry as it is.
     Bearer(Secret),
-    /// Nobody, since the helper that knows did not tell. Why is the error if the registry wants a name.
+    /// Nobody, since the helper that knows did not tell. Why is the error if the registry wants a
+    /// name.
     Untold {
         helper: String,
         rule: String,
@@ -63,7 +64,8 @@ pub struct Limits {
     pub stalled: Duration,
     /// For all of a manifest or another document.
     pub document: Duration,
-    /// For the answer to the request that ends an upload, during which some registries move and hash all of it.
+    /// For the answer to the request that ends an upload, during which some registries move and
+    /// hash all of it.
     pub commit: Duration,
     /// All the waiting together that a registry may ask of one request.
     pub asked_to_wait: Duration,
@@ -71,7 +73,8 @@ pub struct Limits {
     pub backoff: Duration,
     /// Tries in a row without a byte of progress.
     pub tries: u32,
-    /// The body of one request of an upload that does not go in one piece, unless the registry wants larger ones.
+    /// The body of one request of an upload that does not go in one piece, unless the registry
+    /// wants larger ones.
     pub chunk_bytes: u64,
 }
 

@@ -1,7 +1,7 @@
 //! Who we are to a registry: what is sent with a request, and what a 401 is answered with.
 //!
-//! Tokens are kept by scope until shortly before they expire. A token endpoint must speak https unless the registry
-//! itself speaks http.
+//! Tokens are kept by scope until shortly before they expire. A token endpoint must speak https
+//! unless the registry itself speaks http.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -37,17 +37,27 @@ pub(crate) struct Scope {
 
 impl Scope {
     pub(crate) fn pull(repository: &str) -> Self {
-        Self { repository: repository.to_owned(), actions: "pull" }
+        Self {
+            repository: repository.to_owned(),
+            actions: "pull",
+        }
     }
 
     pub(crate) fn push(repository: &str) -> Self {
-        Self { repository: repository.to_owned(), actions: "pull,push" }
+        Self {
+            repository: repository.to_owned(),
+            actions: "pull,push",
+        }
     }
 
-    /// Our own words for the scope, together with the registry's, which may be for less than will be wanted.
+    /// Our own words for the scope, together with the registry's, which may be for less than will
+    /// be wanted.
     fn words(&self, asked: Option<&str>) -> BTreeSet<String> {
         let own = format!("repository:{}:{}", self.repository, self.actions);
-        let asked = asked.into_iter().flat_map(str::split_whitespace).map(str::to_owned);
+        let asked = asked
+            .into_iter()
+            .flat_map(str::split_whitespace)
+            .map(str::to_owned);
         asked.chain([own]).collect()
     }
 }
@@ -72,13 +82,18 @@ struct Token {
 
 impl fmt::Debug for Auth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Auth").field("credentials", &self.credentials).finish_non_exhaustive()
+        f.debug_struct("Auth")
+            .field("credentials", &self.credentials)
+            .finish_non_exhaustive()
     }
 }
 
 impl Auth {
     pub(crate) fn new(credentials: Credentials) -> Self {
-        Self { credentials, known: Mutex::default() }
+        Self {
+            credentials,
+            known: Mutex::default(),
+        }
     }
 
     /// What to send with a request, as far as it is known.
@@ -96,26 +111,45 @@ impl Auth {
 
     /// Whether a token was needed, and the one there is will not be taken any more.
     pub(crate) fn is_stale(&self, scope: &Scope) -> bool {
-        self.known().tokens.get(scope).is_some_and(|token| !token.is_fresh())
+        self.known()
+            .tokens
+            .get(scope)
+            .is_some_and(|token| !token.is_fresh())
     }
 
     /// Does what a 401 asks for, so that the next try has something better to send.
-    pub(crate) fn answer(&self, refused: Answer, scope: &Scope, wire: &Wire, watch: Watch) -> Result<(), Error> {
-        self.renew(refused, scope, wire, watch).map_err(|error| match error {
-            Error::Unauthorized { .. } => self.untold().unwrap_or(error),
-            error => error,
-        })
+    pub(crate) fn answer(
+        &self,
+        refused: Answer,
+        scope: &Scope,
+        wire: &Wire,
+        watch: Watch,
+    ) -> Result<(), Error> {
+        self.renew(refused, scope, wire, watch)
+            .map_err(|error| match error {
+                Error::Unauthorized { .. } => self.untold().unwrap_or(error),
+                error => error,
+            })
     }
 
     /// Why there is no name to give, if that is for want of a helper.
     fn untold(&self) -> Option<Error> {
         match &self.credentials {
-            Credentials::Untold { helper, rule } => Some(Error::Helper { helper: helper.clone(), rule: rule.clone() }),
+            Credentials::Untold { helper, rule } => Some(Error::Helper {
+                helper: helper.clone(),
+                rule: rule.clone(),
+            }),
             _ => None,
         }
     }
 
-    fn renew(&self, refused: Answer, scope: &Scope, wire: &Wire, watch: Watch) -> Result<(), Error> {
+    fn renew(
+        &self,
+        refused: Answer,
+        scope: &Scope,
+        wire: &Wire,
+        watch: Watch,
+    ) -> Result<(), Error> {
         let headers = refused.response.headers().get_all(WWW_AUTHENTICATE);
         let challenge = Challenge::best(headers.iter().filter_map(|value| value.to_str().ok()));
         match (challenge, &self.credentials) {
@@ -123,11 +157,19 @@ impl Auth {
                 self.known().basic = true;
                 Ok(())
             }
-            (Some(Challenge::Bearer { realm, service, scope: asked }), _)
-                if !matches!(self.credentials, Credentials::Bearer(_)) =>
-            {
-                let errand =
-                    Errand { realm: realm_url(&refused.url, &realm)?, service, scope: scope.words(asked.as_deref()) };
+            (
+                Some(Challenge::Bearer {
+                    realm,
+                    service,
+                    scope: asked,
+                }),
+                _,
+            ) if !matches!(self.credentials, Credentials::Bearer(_)) => {
+                let errand = Errand {
+                    realm: realm_url(&refused.url, &realm)?,
+                    service,
+                    scope: scope.words(asked.as_deref()),
+                };
                 let token = self.fetch(&errand, &refused.url, wire, watch)?;
                 self.known().tokens.insert(scope.clone(), token);
                 Ok(())
@@ -136,26 +178,52 @@ impl Auth {
         }
     }
 
-    fn fetch(&self, errand: &Errand, registry: &Url, wire: &Wire, watch: Watch) -> Result<Token, Error> {
+    fn fetch(
+        &self,
+        errand: &Errand,
+        registry: &Url,
+        wire: &Wire,
+        watch: Watch,
+    ) -> Result<Token, Error> {
         let ask = errand.ask(&self.credentials)?;
         let origin = ask.url.origin();
-        let authorization = Authorization { origin: &origin, value: self.basic() };
+        let authorization = Authorization {
+            origin: &origin,
+            value: self.basic(),
+        };
         let mut patience = Patience::new(&wire.limits, watch);
         let answer = wire.patiently(&mut patience, || wire.follow(&ask, &authorization))?;
-        let refused = [StatusCode::BAD_REQUEST, StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN];
+        let refused = [
+            StatusCode::BAD_REQUEST,
+            StatusCode::UNAUTHORIZED,
+            StatusCode::FORBIDDEN,
+        ];
         if refused.contains(&answer.status()) {
-            return Err(Error::Unauthorized { registry: registry.host(), said: Said::default() });
+            return Err(Error::Unauthorized {
+                registry: registry.host(),
+                said: Said::default(),
+            });
         }
         if answer.status() != StatusCode::OK {
             return Err(answer.refusal("token"));
         }
-        let body = answer.read("a token", TOKEN_MAX).map_err(|fault| fault.after(1))?;
-        Token::read(&body).ok_or_else(|| Error::Protocol { url: ask.url.to_string(), rule: "this is no token" })
+        let body = answer
+            .read("a token", TOKEN_MAX)
+            .map_err(|fault| fault.after(1))?;
+        Token::read(&body).ok_or_else(|| Error::Protocol {
+            url: ask.url.to_string(),
+            rule: "this is no token",
+        })
     }
 
     fn basic(&self) -> Option<HeaderValue> {
-        let Credentials::Basic { username, password } = &self.credentials else { return None };
-        secret_header("Basic", &BASE64_STANDARD.encode(format!("{username}:{}", password.expose())))
+        let Credentials::Basic { username, password } = &self.credentials else {
+            return None;
+        };
+        secret_header(
+            "Basic",
+            &BASE64_STANDARD.encode(format!("{username}:{}", password.expose())),
+        )
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -174,29 +242,55 @@ struct Errand {
 impl Errand {
     fn ask(&self, credentials: &Credentials) -> Result<Ask, Error> {
         let mut fields = Vec::new();
-        fields.extend(self.service.iter().map(|service| ("service", service.as_str())));
+        fields.extend(
+            self.service
+                .iter()
+                .map(|service| ("service", service.as_str())),
+        );
         let Credentials::Token(refresh) = credentials else {
             fields.extend(self.scope.iter().map(|scope| ("scope", scope.as_str())));
             return Ok(Ask::new(Method::GET, self.with_query(&fields)?));
         };
-        let scope = self.scope.iter().map(String::as_str).collect::<Vec<_>>().join(" ");
-        fields.extend([("grant_type", "refresh_token"), ("client_id", "sandtree"), ("scope", &scope)]);
+        let scope = self
+            .scope
+            .iter()
+            .map(String::as_str)
+            .collect::<Vec<_>>()
+            .join(" ");
+        fields.extend([
+            ("grant_type", "refresh_token"),
+            ("client_id", "sandtree"),
+            ("scope", &scope),
+        ]);
         fields.push(("refresh_token", refresh.expose()));
-        let form =
-            fields.iter().map(|(name, value)| format!("{name}={}", escaped(value))).collect::<Vec<_>>().join("&");
-        let ask = Ask::new(Method::POST, self.realm.clone()).header(CONTENT_TYPE, "application/x-www-form-urlencoded");
-        Ok(Ask { body: form.into_bytes(), ..ask })
+        let form = fields
+            .iter()
+            .map(|(name, value)| format!("{name}={}", escaped(value)))
+            .collect::<Vec<_>>()
+            .join("&");
+        let ask = Ask::new(Method::POST, self.realm.clone())
+            .header(CONTENT_TYPE, "application/x-www-form-urlencoded");
+        Ok(Ask {
+            body: form.into_bytes(),
+            ..ask
+        })
     }
 
     fn with_query(&self, fields: &[(&str, &str)]) -> Result<Url, Error> {
         let add = |url: Url, (name, value): &(&str, &str)| url.with_query(name, &escaped(value));
         let url = fields.iter().try_fold(self.realm.clone(), add);
-        url.map_err(|rule| Error::Protocol { url: self.realm.to_string(), rule })
+        url.map_err(|rule| Error::Protocol {
+            url: self.realm.to_string(),
+            rule,
+        })
     }
 }
 
 fn realm_url(registry: &Url, realm: &str) -> Result<Url, Error> {
-    let refuse = |rule| Error::Protocol { url: registry.to_string(), rule };
+    let refuse = |rule| Error::Protocol {
+        url: registry.to_string(),
+        rule,
+    };
     let url = Url::parse(realm).map_err(|_| refuse("the token endpoint it names is no address"))?;
     if registry.origin().secure && !url.origin().secure {
         return Err(refuse("the token endpoint it names is not safe"));
@@ -217,11 +311,20 @@ impl Token {
             expires_in: Option<u64>,
         }
         let wire: Wire = serde_json::from_slice(body).ok()?;
-        let value = wire.token.filter(|token| !token.is_empty()).or(wire.access_token)?;
+        let value = wire
+            .token
+            .filter(|token| !token.is_empty())
+            .or(wire.access_token)?;
         let visible = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_graphic());
-        let life_s = wire.expires_in.unwrap_or(LIFE_DEFAULT_S).clamp(LIFE_DEFAULT_S, LIFE_MAX_S);
+        let life_s = wire
+            .expires_in
+            .unwrap_or(LIFE_DEFAULT_S)
+            .clamp(LIFE_DEFAULT_S, LIFE_MAX_S);
         let expires = Instant::now() + Duration::from_secs(life_s);
-        visible.then(|| Self { value: Secret::new(value), expires })
+        visible.then(|| Self {
+            value: Secret::new(value),
+            expires,
+        })
     }
 }
 
@@ -243,7 +346,10 @@ pub(crate) fn authorised(
     let mut patience = Patience::new(&wire.limits, watch);
     let mut answered = false;
     loop {
-        let authorization = Authorization { origin, value: auth.header(scope) };
+        let authorization = Authorization {
+            origin,
+            value: auth.header(scope),
+        };
         let answer = wire.patiently(&mut patience, || attempt(&authorization))?;
         let from_registry = answer.url.origin() == *origin;
         if answer.status() != StatusCode::UNAUTHORIZED || !from_registry {
@@ -265,7 +371,14 @@ mod tests {
     fn tokens_are_read_strictly() {
         assert!(Token::read(br#"{"token":"abc","expires_in":300}"#).is_some());
         assert!(Token::read(br#"{"access_token":"abc"}"#).is_some());
-        for body in [&b""[..], b"{}", br#"{"token":""}"#, br#"{"token":"a b"}"#, br#"{"token":"a\r\nX: y"}"#, b"[]"] {
+        for body in [
+            &b""[..],
+            b"{}",
+            br#"{"token":""}"#,
+            br#"{"token":"a b"}"#,
+            br#"{"token":"a\r\nX: y"}"#,
+            b"[]",
+        ] {
             assert!(Token::read(body).is_none());
         }
     }
@@ -273,7 +386,10 @@ mod tests {
     #[test]
     fn a_token_is_for_all_that_will_be_wanted() {
         let words = Scope::push("a").words(Some("repository:a:pull other"));
-        assert_eq!(Vec::from_iter(words), ["other", "repository:a:pull", "repository:a:pull,push"]);
+        assert_eq!(
+            Vec::from_iter(words),
+            ["other", "repository:a:pull", "repository:a:pull,push"]
+        );
     }
 
     #[test]
@@ -282,8 +398,17 @@ mod tests {
         assert!(!auth.is_stale(&scope), "none was needed yet");
         for (left_s, stale) in [(60, false), (1, true)] {
             let expires = Instant::now() + Duration::from_secs(left_s);
-            auth.known().tokens.insert(scope.clone(), Token { value: Secret::new("t"), expires });
-            assert_eq!((auth.is_stale(&scope), auth.header(&scope).is_none()), (stale, stale));
+            auth.known().tokens.insert(
+                scope.clone(),
+                Token {
+                    value: Secret::new("t"),
+                    expires,
+                },
+            );
+            assert_eq!(
+                (auth.is_stale(&scope), auth.header(&scope).is_none()),
+                (stale, stale)
+            );
         }
     }
 
@@ -299,11 +424,17 @@ mod tests {
 
     #[test]
     fn secrets_are_never_shown() {
-        let credentials = Credentials::Basic { username: "me".into(), password: Secret::new("s3cret") };
+        let credentials = Credentials::Basic {
+            username: "me".into(),
+            password: Secret::new("s3cret"),
+        };
         let auth = Auth::new(credentials);
         auth.known().basic = true;
         let header = auth.header(&Scope::pull("a")).unwrap();
         let shown = format!("{auth:?} {header:?}");
-        assert!(!shown.contains("s3cret") && !shown.contains("bWU6"), "{shown}");
+        assert!(
+            !shown.contains("s3cret") && !shown.contains("bWU6"),
+            "{shown}"
+        );
     }
 }

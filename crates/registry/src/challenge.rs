@@ -8,7 +8,11 @@
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Challenge {
     Basic,
-    Bearer { realm: String, service: Option<String>, scope: Option<String> },
+    Bearer {
+        realm: String,
+        service: Option<String>,
+        scope: Option<String>,
+    },
 }
 
 const HEADER_MAX: usize = 8 << 10;
@@ -16,9 +20,15 @@ const HEADER_MAX: usize = 8 << 10;
 impl Challenge {
     /// The first challenge of the best kind in these headers, each of which may hold several.
     pub(crate) fn best<'a>(headers: impl Iterator<Item = &'a str>) -> Option<Self> {
-        let all =
-            headers.filter(|header| header.len() <= HEADER_MAX).filter_map(challenges).flatten().collect::<Vec<_>>();
-        all.iter().find(|challenge| **challenge != Self::Basic).or_else(|| all.first()).cloned()
+        let all = headers
+            .filter(|header| header.len() <= HEADER_MAX)
+            .filter_map(challenges)
+            .flatten()
+            .collect::<Vec<_>>();
+        all.iter()
+            .find(|challenge| **challenge != Self::Basic)
+            .or_else(|| all.first())
+            .cloned()
     }
 }
 
@@ -44,7 +54,10 @@ impl Raw {
     }
 
     fn value(&self, name: &str) -> Option<String> {
-        self.parameters.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.clone())
+        self.parameters
+            .iter()
+            .find(|(key, _)| key.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value.clone())
     }
 }
 
@@ -64,7 +77,10 @@ fn challenges(header: &str) -> Option<Vec<Challenge>> {
             all.last_mut()?.parameters.push((word.to_owned(), value));
             rest = after;
         } else {
-            all.push(Raw { scheme: word.to_owned(), parameters: Vec::new() });
+            all.push(Raw {
+                scheme: word.to_owned(),
+                parameters: Vec::new(),
+            });
             rest = spaced;
         }
     }
@@ -110,24 +126,47 @@ mod tests {
 
     fn bearer(realm: &str, service: Option<&str>, scope: Option<&str>) -> Option<Challenge> {
         let (service, scope) = (service.map(str::to_owned), scope.map(str::to_owned));
-        Some(Challenge::Bearer { realm: realm.to_owned(), service, scope })
+        Some(Challenge::Bearer {
+            realm: realm.to_owned(),
+            service,
+            scope,
+        })
     }
 
     #[test]
     fn reads_what_registries_write() {
         let header = r#"Bearer realm="https://a.example/t",service="r.example",scope="repository:a/b:pull,push""#;
-        assert_eq!(best(header), bearer("https://a.example/t", Some("r.example"), Some("repository:a/b:pull,push")));
+        assert_eq!(
+            best(header),
+            bearer(
+                "https://a.example/t",
+                Some("r.example"),
+                Some("repository:a/b:pull,push")
+            )
+        );
         assert_eq!(best(r#"Basic realm="basic-realm""#), Some(Challenge::Basic));
-        assert_eq!(best(r#"bearer realm = "x" , service=y"#), bearer("x", Some("y"), None));
-        assert_eq!(best(r#"Basic realm="b", Bearer realm="x""#), bearer("x", None, None));
+        assert_eq!(
+            best(r#"bearer realm = "x" , service=y"#),
+            bearer("x", Some("y"), None)
+        );
+        assert_eq!(
+            best(r#"Basic realm="b", Bearer realm="x""#),
+            bearer("x", None, None)
+        );
         assert_eq!(best(r#"Bearer realm="a\"b""#), bearer("a\"b", None, None));
     }
 
     #[test]
     fn what_is_malformed_or_unknown_is_no_challenge() {
-        for header in
-            ["", "Negotiate", r#"Bearer realm="x"#, "Bearer", r#"realm="x""#, "Bearer =x", "Bearer realm=\"x\n\""]
-        {
+        for header in [
+            "",
+            "Negotiate",
+            r#"Bearer realm="x"#,
+            "Bearer",
+            r#"realm="x""#,
+            "Bearer =x",
+            "Bearer realm=\"x\n\"",
+        ] {
             assert_eq!(best(header), None, "{header}");
         }
     }

@@ -52,11 +52,17 @@ impl Client {
             Protocol::Https => false,
         };
         let scheme = if plain { "http" } else { "https" };
-        let base =
-            Url::parse(&format!("{scheme}://{registry}/v2/")).map_err(|rule| Error::reference(registry, rule))?;
+        let base = Url::parse(&format!("{scheme}://{registry}/v2/"))
+            .map_err(|rule| Error::reference(registry, rule))?;
         let wire = Wire::new(&access, base.origin().secure)?;
         let (origin, registry) = (base.origin(), registry.to_owned());
-        Ok(Self { registry, base, origin, auth: Auth::new(access.credentials), wire })
+        Ok(Self {
+            registry,
+            base,
+            origin,
+            auth: Auth::new(access.credentials),
+            wire,
+        })
     }
 
     /// `host[:port]`.
@@ -64,8 +70,8 @@ impl Client {
         &self.registry
     }
 
-    /// Ends what other threads have under way, also where they wait for a byte that does not come. No request is made
-    /// after this one.
+    /// Ends what other threads have under way, also where they wait for a byte that does not come.
+    /// No request is made after this one.
     pub fn give_up(&self) {
         self.wire.give_up();
     }
@@ -75,11 +81,14 @@ impl Client {
         |_| self.wire.wanted()
     }
 
-    /// Fetches the document a reference names. Its digest is the reference's, or the one the registry says, or what
-    /// the bytes have.
+    /// Fetches the document a reference names. Its digest is the reference's, or the one the
+    /// registry says, or what the bytes have.
     pub fn manifest(&self, reference: &Reference) -> Result<Fetched, Error> {
         self.is_ours(reference)?;
-        let url = self.url(&reference.repository, &format!("manifests/{}", reference.selector()?))?;
+        let url = self.url(
+            &reference.repository,
+            &format!("manifests/{}", reference.selector()?),
+        )?;
         let ask = Ask::new(Method::GET, url).header(ACCEPT, media::ACCEPTED.join(", "));
         let what = format!("manifest {reference}");
         let scope = Scope::pull(&reference.repository);
@@ -87,10 +96,18 @@ impl Client {
         let digest = Digest::of(&bytes);
         for expected in reference.digest.into_iter().chain(heading.digest) {
             if expected != digest {
-                return Err(Error::WrongDigest { what, expected, found: digest });
+                return Err(Error::WrongDigest {
+                    what,
+                    expected,
+                    found: digest,
+                });
             }
         }
-        Ok(Fetched { digest, media_type: media_type_of(heading.media_type.as_deref(), &bytes)?, bytes })
+        Ok(Fetched {
+            digest,
+            media_type: media_type_of(heading.media_type.as_deref(), &bytes)?,
+            bytes,
+        })
     }
 
     /// A document and what is said of it. A body that breaks off is asked for again.
@@ -101,7 +118,10 @@ impl Client {
         loop {
             let answer = self.expect(ask, scope, &[StatusCode::OK], what)?;
             let media_type = answer.header(&CONTENT_TYPE).map(str::to_owned);
-            let heading = Heading { media_type, digest: digest_header(&answer)? };
+            let heading = Heading {
+                media_type,
+                digest: digest_header(&answer)?,
+            };
             let fault = match answer.read_until(end, what, DOCUMENT_MAX) {
                 Ok(bytes) => return Ok((heading, bytes)),
                 Err(fault) => fault,
@@ -113,19 +133,43 @@ impl Client {
     }
 
     /// Stores a document under the reference's digest or tag.
-    pub fn push_manifest(&self, reference: &Reference, media_type: &str, bytes: &[u8]) -> Result<Digest, Error> {
+    pub fn push_manifest(
+        &self,
+        reference: &Reference,
+        media_type: &str,
+        bytes: &[u8],
+    ) -> Result<Digest, Error> {
         self.is_ours(reference)?;
         let what = format!("manifest {reference}");
         let digest = Digest::of(bytes);
         if let Some(expected) = reference.digest.filter(|expected| *expected != digest) {
-            return Err(Error::WrongDigest { what, expected, found: digest });
+            return Err(Error::WrongDigest {
+                what,
+                expected,
+                found: digest,
+            });
         }
-        let url = self.url(&reference.repository, &format!("manifests/{}", reference.selector()?))?;
-        let ask = Ask { body: bytes.to_vec(), ..Ask::new(Method::PUT, url).header(CONTENT_TYPE, media_type) };
-        let taken = [StatusCode::CREATED, StatusCode::OK, StatusCode::ACCEPTED, StatusCode::NO_CONTENT];
+        let url = self.url(
+            &reference.repository,
+            &format!("manifests/{}", reference.selector()?),
+        )?;
+        let ask = Ask {
+            body: bytes.to_vec(),
+            ..Ask::new(Method::PUT, url).header(CONTENT_TYPE, media_type)
+        };
+        let taken = [
+            StatusCode::CREATED,
+            StatusCode::OK,
+            StatusCode::ACCEPTED,
+            StatusCode::NO_CONTENT,
+        ];
         let answer = self.expect(&ask, &Scope::push(&reference.repository), &taken, &what)?;
         match digest_header(&answer)?.filter(|found| *found != digest) {
-            Some(found) => Err(Error::WrongDigest { what, expected: digest, found }),
+            Some(found) => Err(Error::WrongDigest {
+                what,
+                expected: digest,
+                found,
+            }),
             None => Ok(digest),
         }
     }
@@ -142,7 +186,10 @@ impl Client {
         scope: &Scope,
         watch: Watch,
     ) -> Result<bool, Error> {
-        let ask = Ask::new(Method::HEAD, self.url(repository, &format!("blobs/{digest}"))?);
+        let ask = Ask::new(
+            Method::HEAD,
+            self.url(repository, &format!("blobs/{digest}"))?,
+        );
         let answer = self.send(&ask, scope, watch)?;
         match answer.status() {
             StatusCode::OK => Ok(true),
@@ -155,7 +202,10 @@ impl Client {
         if reference.registry == self.registry {
             return Ok(());
         }
-        Err(Error::reference(&reference.to_string(), "it is of another registry than the one asked"))
+        Err(Error::reference(
+            &reference.to_string(),
+            "it is of another registry than the one asked",
+        ))
     }
 
     /// An address below a repository.
@@ -163,17 +213,35 @@ impl Client {
         if !is_repository(repository) {
             return Err(Error::reference(repository, "this is no repository"));
         }
-        self.base.join(&format!("/v2/{repository}/{rest}")).map_err(|rule| Error::reference(repository, rule))
+        self.base
+            .join(&format!("/v2/{repository}/{rest}"))
+            .map_err(|rule| Error::reference(repository, rule))
     }
 
     /// Asks with credentials and patience.
     pub(crate) fn send(&self, ask: &Ask, scope: &Scope, watch: Watch) -> Result<Answer, Error> {
-        authorised(&self.auth, &self.wire, (&self.origin, scope), watch, |header| self.wire.follow(ask, header))
+        authorised(
+            &self.auth,
+            &self.wire,
+            (&self.origin, scope),
+            watch,
+            |header| self.wire.follow(ask, header),
+        )
     }
 
-    fn expect(&self, ask: &Ask, scope: &Scope, statuses: &[StatusCode], what: &str) -> Result<Answer, Error> {
+    fn expect(
+        &self,
+        ask: &Ask,
+        scope: &Scope,
+        statuses: &[StatusCode],
+        what: &str,
+    ) -> Result<Answer, Error> {
         let answer = self.send(ask, scope, &self.wanted())?;
-        if statuses.contains(&answer.status()) { Ok(answer) } else { Err(answer.refusal(what)) }
+        if statuses.contains(&answer.status()) {
+            Ok(answer)
+        } else {
+            Err(answer.refusal(what))
+        }
     }
 }
 
@@ -183,7 +251,8 @@ impl fmt::Display for Client {
     }
 }
 
-/// The digest that the registry says the content has. Another algorithm than ours proves nothing here.
+/// The digest that the registry says the content has. Another algorithm than ours proves nothing
+/// here.
 fn digest_header(answer: &Answer) -> Result<Option<Digest>, Error> {
     match answer.header(&CONTENT_DIGEST) {
         Some(text) if text.starts_with("sha256:") => text.parse().map(Some),
@@ -191,7 +260,8 @@ fn digest_header(answer: &Answer) -> Result<Option<Digest>, Error> {
     }
 }
 
-/// The media type of a document: what the header says, or, if that is no kind of ours, what the document says.
+/// The media type of a document: what the header says, or, if that is no kind of ours, what the
+/// document says.
 fn media_type_of(header: Option<&str>, bytes: &[u8]) -> Result<String, Error> {
     #[derive(serde::Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -202,9 +272,18 @@ fn media_type_of(header: Option<&str>, bytes: &[u8]) -> Result<String, Error> {
     if media::ACCEPTED.contains(&header) {
         return Ok(header.to_owned());
     }
-    let own = serde_json::from_slice::<Own>(bytes).ok().and_then(|own| own.media_type);
+    let own = serde_json::from_slice::<Own>(bytes)
+        .ok()
+        .and_then(|own| own.media_type);
     match own {
-        Some(own) if media::ACCEPTED.contains(&own.as_str()) && !header.starts_with("application/vnd.") => Ok(own),
-        _ => Err(Error::UnknownMediaType { media_type: crate::error::cleaned(header) }),
+        Some(own)
+            if media::ACCEPTED.contains(&own.as_str())
+                && !header.starts_with("application/vnd.") =>
+        {
+            Ok(own)
+        }
+        _ => Err(Error::UnknownMediaType {
+            media_type: crate::error::cleaned(header),
+        }),
     }
 }

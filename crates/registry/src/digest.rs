@@ -49,14 +49,19 @@ impl FromStr for Digest {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let refuse = |rule| Error::digest(text, rule);
-        let hex = text.strip_prefix(PREFIX).ok_or_else(|| refuse("only sha256 is known"))?;
+        let hex = text
+            .strip_prefix(PREFIX)
+            .ok_or_else(|| refuse("only sha256 is known"))?;
         if hex.len() != 2 * BYTES {
             return Err(refuse("sha256 has 64 digits"));
         }
         let mut digest = [0; BYTES];
         for (byte, pair) in digest.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
             let (high, low) = (nibble(pair[0]), nibble(pair[1]));
-            *byte = high.zip(low).map(|(high, low)| high << 4 | low).ok_or_else(|| refuse("digits are 0-9 and a-f"))?;
+            *byte = high
+                .zip(low)
+                .map(|(high, low)| high << 4 | low)
+                .ok_or_else(|| refuse("digits are 0-9 and a-f"))?;
         }
         Ok(Self(digest))
     }
@@ -78,7 +83,9 @@ impl Serialize for Digest {
 
 impl<'de> Deserialize<'de> for Digest {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(de::Error::custom)
     }
 }
 
@@ -98,8 +105,19 @@ mod tests {
     fn refuses_other_algorithms_and_malformed_digits() {
         let upper = EMPTY.to_uppercase();
         let long = format!("{EMPTY}0");
-        for text in ["", "sha256:", "sha512:00", &upper, &long, &EMPTY.replace('e', "é"), &EMPTY.replace('e', "g")] {
-            assert!(matches!(text.parse::<Digest>(), Err(Error::Digest { .. })), "{text}");
+        for text in [
+            "",
+            "sha256:",
+            "sha512:00",
+            &upper,
+            &long,
+            &EMPTY.replace('e', "é"),
+            &EMPTY.replace('e', "g"),
+        ] {
+            assert!(
+                matches!(text.parse::<Digest>(), Err(Error::Digest { .. })),
+                "{text}"
+            );
         }
     }
 }

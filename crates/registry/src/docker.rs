@@ -1,7 +1,7 @@
 //! Credentials as Docker and its kin keep them: `config.json`, and the helpers it names.
 //!
-//! Always: a helper is a plain name and is looked for only where the caller says. It has ten seconds and may say a
-//! little; what it says never appears in an error.
+//! Always: a helper is a plain name and is looked for only where the caller says. It has ten
+//! seconds and may say a little; what it says never appears in an error.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -49,18 +49,32 @@ struct Entry {
     registrytoken: Option<String>,
 }
 
-/// What this configuration knows for a registry. A configuration that is not there knows nothing. A helper that fails
-/// is passed over; only if nothing else is known, what failed is kept for a registry that wants a name.
-pub fn credentials(config: &Path, registry: &str, search: &[PathBuf]) -> Result<Option<Credentials>, Error> {
-    let unusable = |rule| Error::File { path: config.to_owned(), rule };
+/// What this configuration knows for a registry. A configuration that is not there knows nothing. A
+/// helper that fails is passed over; only if nothing else is known, what failed is kept for a
+/// registry that wants a name.
+pub fn credentials(
+    config: &Path,
+    registry: &str,
+    search: &[PathBuf],
+) -> Result<Option<Credentials>, Error> {
+    let unusable = |rule| Error::File {
+        path: config.to_owned(),
+        rule,
+    };
     let bytes = match read_bounded(config, CONFIG_MAX) {
-        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(None);
+        }
         read => read?,
     };
     // What the parser says of a malformed file could repeat a password.
-    let parsed: Config = serde_json::from_slice(&bytes).map_err(|_| unusable("it is not a Docker configuration"))?;
+    let parsed: Config =
+        serde_json::from_slice(&bytes).map_err(|_| unusable("it is not a Docker configuration"))?;
     let helper = find(&parsed.cred_helpers, registry).or(parsed.creds_store.as_ref());
-    let told = helper.filter(|name| !name.is_empty()).map(|name| Helper { name, search }.ask(registry)).transpose();
+    let told = helper
+        .filter(|name| !name.is_empty())
+        .map(|name| Helper { name, search }.ask(registry))
+        .transpose();
     let untold = match told {
         Ok(Some(Some(found))) => return Ok(Some(found)),
         Ok(_) => None,
@@ -74,13 +88,24 @@ pub fn credentials(config: &Path, registry: &str, search: &[PathBuf]) -> Result<
 
 /// The entry of a registry, whose key may be written as an address.
 fn find<'a, T>(entries: &'a BTreeMap<String, T>, registry: &str) -> Option<&'a T> {
-    entries.get(registry).or_else(|| entries.iter().find(|(key, _)| host_of(key) == registry).map(|(_, entry)| entry))
+    entries.get(registry).or_else(|| {
+        entries
+            .iter()
+            .find(|(key, _)| host_of(key) == registry)
+            .map(|(_, entry)| entry)
+    })
 }
 
 fn host_of(key: &str) -> &str {
-    let key = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
+    let key = key
+        .strip_prefix("https://")
+        .or_else(|| key.strip_prefix("http://"))
+        .unwrap_or(key);
     // A key with more of a path belongs to a part of a registry.
-    ["/v1/", "/v2/", "/v1", "/v2", "/"].iter().find_map(|end| key.strip_suffix(end)).unwrap_or(key)
+    ["/v1/", "/v2/", "/v1", "/v2", "/"]
+        .iter()
+        .find_map(|end| key.strip_suffix(end))
+        .unwrap_or(key)
 }
 
 impl Entry {
@@ -93,10 +118,15 @@ impl Entry {
             return Ok(Some(Credentials::Bearer(Secret::new(token))));
         }
         if let Some(auth) = said(&self.auth) {
-            return decoded(&auth).map(Some).ok_or("an auth in it is not a name and a password in base64");
+            return decoded(&auth)
+                .map(Some)
+                .ok_or("an auth in it is not a name and a password in base64");
         }
         let both = said(&self.username).zip(said(&self.password));
-        Ok(both.map(|(username, password)| Credentials::Basic { username, password: Secret::new(password) }))
+        Ok(both.map(|(username, password)| Credentials::Basic {
+            username,
+            password: Secret::new(password),
+        }))
     }
 }
 
@@ -105,7 +135,10 @@ fn decoded(auth: &str) -> Option<Credentials> {
     let (username, password) = text.split_once(':')?;
     // Some old tools pad the password with zeros.
     let password = Secret::new(password.trim_end_matches('\0'));
-    Some(Credentials::Basic { username: username.to_owned(), password })
+    Some(Credentials::Basic {
+        username: username.to_owned(),
+        password,
+    })
 }
 
 struct Helper<'a> {
@@ -127,31 +160,53 @@ impl Helper<'_> {
         if !status.success() {
             let text = String::from_utf8_lossy(&output);
             let unknown = text.to_ascii_lowercase().contains("credentials not found");
-            return if unknown { Ok(None) } else { Err(self.failed("it ended with an error")) };
+            return if unknown {
+                Ok(None)
+            } else {
+                Err(self.failed("it ended with an error"))
+            };
         }
-        let reply: Reply = serde_json::from_slice(&output).map_err(|_| self.failed("its answer is not one"))?;
+        let reply: Reply =
+            serde_json::from_slice(&output).map_err(|_| self.failed("its answer is not one"))?;
         let secret = Secret::new(reply.secret);
         Ok(Some(match reply.username.as_str() {
             "<token>" => Credentials::Token(secret),
-            _ => Credentials::Basic { username: reply.username, password: secret },
+            _ => Credentials::Basic {
+                username: reply.username,
+                password: secret,
+            },
         }))
     }
 
     fn program(&self) -> Result<PathBuf, Error> {
-        let plain = self.name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+        let plain = self
+            .name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
         if !plain {
             return Err(self.failed("its name is not one"));
         }
         let file = format!("docker-credential-{}", self.name);
-        let found = self.search.iter().map(|dir| dir.join(&file)).find(|path| is_program(path));
+        let found = self
+            .search
+            .iter()
+            .map(|dir| dir.join(&file))
+            .find(|path| is_program(path));
         found.ok_or_else(|| self.failed("there is no such program"))
     }
 
     fn run(&self, program: &Path, registry: &str) -> Result<(ExitStatus, Vec<u8>), Error> {
         // starts: our own program (a credential helper of the user; tests write their own)
         let mut command = Command::new(program);
-        command.arg("get").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
-        let mut child = command.spawn().map_err(|_| self.failed("it cannot be started"))?;
+        command
+            .arg("get")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .process_group(0);
+        let mut child = command
+            .spawn()
+            .map_err(|_| self.failed("it cannot be started"))?;
         let conversation = converse(&mut child, registry);
         let ended = self.awaited(&child);
         // Also after a success: what it started may hold its output open.
@@ -162,7 +217,10 @@ impl Helper<'_> {
         if output.len() as u64 > HELPER_OUTPUT_MAX {
             return Err(self.failed("it says too much"));
         }
-        Ok((status.map_err(|_| self.failed("its end cannot be seen"))?, output))
+        Ok((
+            status.map_err(|_| self.failed("its end cannot be seen"))?,
+            output,
+        ))
     }
 
     /// Waits for its end and leaves it to be reaped, so that its group keeps its number.
@@ -171,7 +229,10 @@ impl Helper<'_> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
         while Instant::now() < end {
             let seen = waitid(WaitId::Pid(Pid::from_child(child)), options);
-            if seen.map_err(|_| self.failed("its end cannot be seen"))?.is_some() {
+            if seen
+                .map_err(|_| self.failed("its end cannot be seen"))?
+                .is_some()
+            {
                 return Ok(());
             }
             thread::sleep(HELPER_GLANCE);
@@ -180,21 +241,30 @@ impl Helper<'_> {
     }
 
     fn failed(&self, rule: &str) -> Error {
-        Error::Helper { helper: crate::error::cleaned(self.name), rule: rule.to_owned() }
+        Error::Helper {
+            helper: crate::error::cleaned(self.name),
+            rule: rule.to_owned(),
+        }
     }
 }
 
-/// Tells the helper the registry and listens, on a thread, since either may block for as long as the helper lives.
+/// Tells the helper the registry and listens, on a thread, since either may block for as long as
+/// the helper lives.
 fn converse(child: &mut Child, registry: &str) -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel();
     let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
     let line = format!("{registry}\n");
     thread::spawn(move || {
         let mut output = Vec::new();
-        // A helper that does not listen may still answer, and one that breaks off is judged by its status; and nobody
-        // waits for an answer that comes too late.
+        // A helper that does not listen may still answer, and one that breaks off is judged by its
+        // status; and nobody waits for an answer that comes too late.
         stdin.map(|mut stdin| stdin.write_all(line.as_bytes()).ok());
-        stdout.map(|stdout| stdout.take(HELPER_OUTPUT_MAX + 1).read_to_end(&mut output).ok());
+        stdout.map(|stdout| {
+            stdout
+                .take(HELPER_OUTPUT_MAX + 1)
+                .read_to_end(&mut output)
+                .ok()
+        });
         sender.send(output).ok();
     });
     receiver
@@ -208,16 +278,24 @@ fn end_group(child: &mut Child) -> io::Result<ExitStatus> {
 }
 
 fn is_program(path: &Path) -> bool {
-    path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    path.metadata()
+        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
 /// A whole file that is not too long.
 pub(crate) fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let failed = |source| Error::io("read", path.display(), source);
     let mut bytes = Vec::new();
-    File::open(path).map_err(failed)?.take(limit + 1).read_to_end(&mut bytes).map_err(failed)?;
+    File::open(path)
+        .map_err(failed)?
+        .take(limit + 1)
+        .read_to_end(&mut bytes)
+        .map_err(failed)?;
     if bytes.len() as u64 > limit {
-        return Err(Error::TooLarge { what: path.display().to_string(), limit_bytes: limit });
+        return Err(Error::TooLarge {
+            what: path.display().to_string(),
+            limit_bytes: limit,
+        });
     }
     Ok(bytes)
 }
@@ -234,7 +312,10 @@ mod tests {
     }
 
     fn basic(username: &str, password: &str) -> Option<Credentials> {
-        Some(Credentials::Basic { username: username.into(), password: Secret::new(password) })
+        Some(Credentials::Basic {
+            username: username.into(),
+            password: Secret::new(password),
+        })
     }
 
     #[test]
@@ -243,7 +324,10 @@ mod tests {
             "c.example:5000":{"identitytoken":"i"},"d.example":{},"e.example/team":{"auth":"bWU6czpjcmV0"}},"x":1}"#;
         assert_eq!(known(config, "a.example").unwrap(), basic("me", "s:cret"));
         assert_eq!(known(config, "b.example").unwrap(), basic("u", "p"));
-        assert_eq!(known(config, "c.example:5000").unwrap(), Some(Credentials::Token(Secret::new("i"))));
+        assert_eq!(
+            known(config, "c.example:5000").unwrap(),
+            Some(Credentials::Token(Secret::new("i")))
+        );
         for registry in ["c.example", "d.example", "e.example", "f.example"] {
             assert_eq!(known(config, registry).unwrap(), None, "{registry}");
         }
@@ -251,24 +335,41 @@ mod tests {
 
     #[test]
     fn what_is_malformed_is_refused_without_its_words() {
-        for config in [r#"{"auths":{"a":{"auth":"s3cret!"}}}"#, r#"{"auths":{"a":{"auth":["s3cret"]}}}"#, "s3cret"] {
+        for config in [
+            r#"{"auths":{"a":{"auth":"s3cret!"}}}"#,
+            r#"{"auths":{"a":{"auth":["s3cret"]}}}"#,
+            "s3cret",
+        ] {
             let error = known(config, "a").unwrap_err();
-            assert!(!format!("{error} {error:?}").contains("s3cret"), "{error:?}");
+            assert!(
+                !format!("{error} {error:?}").contains("s3cret"),
+                "{error:?}"
+            );
         }
-        assert!(credentials(Path::new("/nonexistent/config.json"), "a", &[]).unwrap().is_none());
+        assert!(
+            credentials(Path::new("/nonexistent/config.json"), "a", &[])
+                .unwrap()
+                .is_none()
+        );
     }
 
     #[test]
     fn a_helper_is_a_plain_name_in_the_search_path() {
         for name in ["../x", "a/b", "a b", "absent"] {
-            let found = known(&format!(r#"{{"credsStore":"{name}"}}"#), "a").unwrap().unwrap();
-            assert!(matches!(&found, Credentials::Untold { helper, .. } if helper == name), "{found:?}");
+            let found = known(&format!(r#"{{"credsStore":"{name}"}}"#), "a")
+                .unwrap()
+                .unwrap();
+            assert!(
+                matches!(&found, Credentials::Untold { helper, .. } if helper == name),
+                "{found:?}"
+            );
         }
     }
 
     #[test]
     fn what_fails_or_is_null_hides_no_entry() {
-        let entry = r#"{"auths":{"a":{"auth":"bWU6czpjcmV0"}},"credsStore":"absent","credHelpers":null}"#;
+        let entry =
+            r#"{"auths":{"a":{"auth":"bWU6czpjcmV0"}},"credsStore":"absent","credHelpers":null}"#;
         assert_eq!(known(entry, "a").unwrap(), basic("me", "s:cret"));
         assert_eq!(known(r#"{"auths":null}"#, "a").unwrap(), None);
     }

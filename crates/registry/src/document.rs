@@ -1,7 +1,8 @@
 //! The documents of a registry: descriptors, indexes, manifests and the configuration of an image.
 //!
-//! Always: a document is read only as the kind its media type says, is at most [`DOCUMENT_MAX`] bytes long, and a
-//! kind that is not known is refused by name. Fields that nobody here needs are ignored.
+//! Always: a document is read only as the kind its media type says, is at most [`DOCUMENT_MAX`]
+//! bytes long, and a kind that is not known is refused by name. Fields that nobody here needs are
+//! ignored.
 
 mod config;
 pub mod media;
@@ -27,7 +28,11 @@ pub struct Descriptor {
     pub media_type: String,
     pub digest: Digest,
     pub size: u64,
-    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "or_default",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
     pub annotations: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<Platform>,
@@ -44,7 +49,14 @@ impl Descriptor {
     /// Describes content that was hashed elsewhere.
     pub fn new(media_type: &str, digest: Digest, size: u64) -> Self {
         let media_type = media_type.to_owned();
-        Self { media_type, digest, size, annotations: BTreeMap::new(), platform: None, artifact_type: None }
+        Self {
+            media_type,
+            digest,
+            size,
+            annotations: BTreeMap::new(),
+            platform: None,
+            artifact_type: None,
+        }
     }
 }
 
@@ -60,7 +72,9 @@ pub struct Platform {
 impl fmt::Display for Platform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", cleaned(&self.os), cleaned(&self.architecture))?;
-        self.variant.as_ref().map_or(Ok(()), |variant| write!(f, "/{}", cleaned(variant)))
+        self.variant
+            .as_ref()
+            .map_or(Ok(()), |variant| write!(f, "/{}", cleaned(variant)))
     }
 }
 
@@ -74,39 +88,67 @@ pub struct Index {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact_type: Option<String>,
     pub manifests: Vec<Descriptor>,
-    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "or_default",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
     pub annotations: BTreeMap<String, String>,
 }
 
 impl Index {
-    /// The manifest for a machine. Without a manifest of exactly its variant, one that names no variant will do; for a
-    /// machine of no variant, any will.
-    pub fn choose(&self, os: &str, architecture: &str, variant: Option<&str>) -> Result<&Descriptor, Error> {
+    /// The manifest for a machine. Without a manifest of exactly its variant, one that names no
+    /// variant will do; for a machine of no variant, any will.
+    pub fn choose(
+        &self,
+        os: &str,
+        architecture: &str,
+        variant: Option<&str>,
+    ) -> Result<&Descriptor, Error> {
         let fitting = |descriptor: &&Descriptor| {
             descriptor
                 .platform
                 .as_ref()
                 .is_some_and(|platform| platform.os == os && platform.architecture == architecture)
         };
-        let variant_of = |descriptor: &Descriptor| descriptor.platform.as_ref().and_then(|p| p.variant.clone());
+        let variant_of =
+            |descriptor: &Descriptor| descriptor.platform.as_ref().and_then(|p| p.variant.clone());
         let fits = || self.manifests.iter().filter(fitting);
         fits()
             .find(|descriptor| variant_of(descriptor).as_deref() == variant)
-            .or_else(|| fits().find(|descriptor| variant.is_none() || variant_of(descriptor).is_none()))
+            .or_else(|| {
+                fits().find(|descriptor| variant.is_none() || variant_of(descriptor).is_none())
+            })
             .ok_or_else(|| self.no_platform(os, architecture, variant))
     }
 
     fn no_platform(&self, os: &str, architecture: &str, variant: Option<&str>) -> Error {
         const LISTED: usize = 20;
-        let name =
-            |descriptor: &Descriptor| descriptor.platform.as_ref().map_or("no platform".to_owned(), |p| p.to_string());
-        let mut available = self.manifests.iter().map(name).take(LISTED).collect::<Vec<_>>();
+        let name = |descriptor: &Descriptor| {
+            descriptor
+                .platform
+                .as_ref()
+                .map_or("no platform".to_owned(), |p| p.to_string())
+        };
+        let mut available = self
+            .manifests
+            .iter()
+            .map(name)
+            .take(LISTED)
+            .collect::<Vec<_>>();
         if available.is_empty() {
             available.push("no platform".to_owned());
         }
         let variant = variant.map(str::to_owned);
-        let wanted = Platform { architecture: architecture.to_owned(), os: os.to_owned(), variant };
-        Error::NoPlatform { wanted: wanted.to_string(), available }
+        let wanted = Platform {
+            architecture: architecture.to_owned(),
+            os: os.to_owned(),
+            variant,
+        };
+        Error::NoPlatform {
+            wanted: wanted.to_string(),
+            available,
+        }
     }
 }
 
@@ -123,7 +165,11 @@ pub struct Manifest {
     pub layers: Vec<Descriptor>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<Descriptor>,
-    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "or_default",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
     pub annotations: BTreeMap<String, String>,
 }
 
@@ -140,8 +186,14 @@ impl Document {
         let kind = media::essence(media_type);
         let document = match kind {
             media::OCI_INDEX | media::DOCKER_LIST => Self::Index(parse("an index", bytes)?),
-            media::OCI_MANIFEST | media::DOCKER_MANIFEST => Self::Manifest(parse("a manifest", bytes)?),
-            other => return Err(Error::UnknownMediaType { media_type: cleaned(other) }),
+            media::OCI_MANIFEST | media::DOCKER_MANIFEST => {
+                Self::Manifest(parse("a manifest", bytes)?)
+            }
+            other => {
+                return Err(Error::UnknownMediaType {
+                    media_type: cleaned(other),
+                });
+            }
         };
         document.check(kind, bytes)?;
         Ok(document)
@@ -151,9 +203,16 @@ impl Document {
     fn check(&self, kind: &str, bytes: &[u8]) -> Result<(), Error> {
         let (what, version, own) = match self {
             Self::Index(index) => ("an index", index.schema_version, &index.media_type),
-            Self::Manifest(manifest) => ("a manifest", manifest.schema_version, &manifest.media_type),
+            Self::Manifest(manifest) => {
+                ("a manifest", manifest.schema_version, &manifest.media_type)
+            }
         };
-        let refuse = |rule: &str| Err(Error::Document { what, rule: rule.to_owned() });
+        let refuse = |rule: &str| {
+            Err(Error::Document {
+                what,
+                rule: rule.to_owned(),
+            })
+        };
         if version != 2 {
             return refuse("its schema version is not 2");
         }
@@ -177,11 +236,20 @@ struct Shape {
 }
 
 /// Reads JSON of a bounded size.
-pub(crate) fn parse<'a, T: Deserialize<'a>>(what: &'static str, bytes: &'a [u8]) -> Result<T, Error> {
+pub(crate) fn parse<'a, T: Deserialize<'a>>(
+    what: &'static str,
+    bytes: &'a [u8],
+) -> Result<T, Error> {
     if bytes.len() > DOCUMENT_MAX {
-        return Err(Error::TooLarge { what: what.to_owned(), limit_bytes: DOCUMENT_MAX as u64 });
+        return Err(Error::TooLarge {
+            what: what.to_owned(),
+            limit_bytes: DOCUMENT_MAX as u64,
+        });
     }
-    serde_json::from_slice(bytes).map_err(|error| Error::Document { what, rule: cleaned(&error.to_string()) })
+    serde_json::from_slice(bytes).map_err(|error| Error::Document {
+        what,
+        rule: cleaned(&error.to_string()),
+    })
 }
 
 /// Reads `null` as if the field were not there; some tools write it for what is empty.
@@ -205,7 +273,11 @@ mod tests {
             architecture: architecture.into(),
             variant: variant.map(str::to_owned),
         });
-        Descriptor { platform, size, ..Descriptor::of(media::OCI_MANIFEST, b"") }
+        Descriptor {
+            platform,
+            size,
+            ..Descriptor::of(media::OCI_MANIFEST, b"")
+        }
     }
 
     fn index() -> Index {
@@ -216,27 +288,49 @@ mod tests {
             descriptor(Some(("windows", "amd64", None)), 4),
             descriptor(None, 5),
         ];
-        Index { schema_version: 2, media_type: None, artifact_type: None, manifests, annotations: BTreeMap::new() }
+        Index {
+            schema_version: 2,
+            media_type: None,
+            artifact_type: None,
+            manifests,
+            annotations: BTreeMap::new(),
+        }
     }
 
     #[test]
     fn the_variant_decides_where_there_are_several() {
         assert_eq!(index().choose("linux", "arm", Some("v7")).unwrap().size, 2);
         assert_eq!(index().choose("linux", "arm", None).unwrap().size, 1);
-        assert_eq!(index().choose("linux", "amd64", Some("v2")).unwrap().size, 3);
+        assert_eq!(
+            index().choose("linux", "amd64", Some("v2")).unwrap().size,
+            3
+        );
         assert!(index().choose("linux", "arm", Some("v8")).is_err());
     }
 
     #[test]
     fn a_missing_platform_tells_which_are_there() {
-        let error = index().choose("linux", "riscv64", None).unwrap_err().to_string();
-        assert!(error.contains("linux/riscv64") && error.contains("linux/arm/v7, linux/amd64"), "{error}");
+        let error = index()
+            .choose("linux", "riscv64", None)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("linux/riscv64") && error.contains("linux/arm/v7, linux/amd64"),
+            "{error}"
+        );
     }
 
     #[test]
     fn unknown_kinds_are_refused_by_name() {
-        let error = Document::parse("application/vnd.docker.distribution.manifest.v1+prettyjws", b"{}").unwrap_err();
-        assert!(error.to_string().contains("manifest.v1+prettyjws"), "{error}");
+        let error = Document::parse(
+            "application/vnd.docker.distribution.manifest.v1+prettyjws",
+            b"{}",
+        )
+        .unwrap_err();
+        assert!(
+            error.to_string().contains("manifest.v1+prettyjws"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -252,19 +346,34 @@ mod tests {
 
     #[test]
     fn sizes_that_are_none_and_digests_of_other_kinds_are_refused() {
-        for (size, digest) in [("-1", "sha256"), ("1.5", "sha256"), ("99999999999999999999", "sha256"), ("1", "sha512")]
-        {
+        for (size, digest) in [
+            ("-1", "sha256"),
+            ("1.5", "sha256"),
+            ("99999999999999999999", "sha256"),
+            ("1", "sha512"),
+        ] {
             let digest = Digest::of(b"").to_string().replace("sha256", digest);
             let part = format!(r#"{{"mediaType":"x","digest":"{digest}","size":{size}}}"#);
             let text = format!(r#"{{"schemaVersion":2,"config":{part},"layers":[]}}"#);
-            assert!(matches!(Document::parse(media::OCI_MANIFEST, text.as_bytes()), Err(Error::Document { .. })));
+            assert!(matches!(
+                Document::parse(media::OCI_MANIFEST, text.as_bytes()),
+                Err(Error::Document { .. })
+            ));
         }
     }
 
     #[test]
     fn null_is_nothing() {
         let part = serde_json::to_value(descriptor(None, 0)).unwrap();
-        let text = json!({"schemaVersion": 2, "config": part, "layers": [part], "annotations": null}).to_string();
-        assert!(Document::parse("application/vnd.oci.image.manifest.v1+json; charset=utf-8", text.as_bytes()).is_ok());
+        let text =
+            json!({"schemaVersion": 2, "config": part, "layers": [part], "annotations": null})
+                .to_string();
+        assert!(
+            Document::parse(
+                "application/vnd.oci.image.manifest.v1+json; charset=utf-8",
+                text.as_bytes()
+            )
+            .is_ok()
+        );
     }
 }

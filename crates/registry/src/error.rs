@@ -1,5 +1,6 @@
-//! What can go wrong between here and a registry. Each message states its own fact; the source is printed by whoever
-//! prints the chain. No variant holds a secret: addresses are kept without their query.
+//! What can go wrong between here and a registry. Each message states its own fact; the source is
+//! printed by whoever prints the chain. No variant holds a secret: addresses are kept without their
+//! query.
 
 use std::fmt;
 use std::io;
@@ -28,9 +29,17 @@ pub enum Error {
     #[error("{registry} asks for fewer requests, after {waited_s} s of waiting")]
     TooManyRequests { registry: String, waited_s: u64 },
     #[error("{what} has digest {found} instead of {expected}")]
-    WrongDigest { what: String, expected: Digest, found: Digest },
+    WrongDigest {
+        what: String,
+        expected: Digest,
+        found: Digest,
+    },
     #[error("{what} has {} {found} bytes instead of {expected}", if *.found > *.expected { "at least" } else { "only" })]
-    WrongSize { what: String, expected: u64, found: u64 },
+    WrongSize {
+        what: String,
+        expected: u64,
+        found: u64,
+    },
     #[error("the connection to {url} was lost {tries} times")]
     ConnectionLost {
         url: String,
@@ -51,11 +60,18 @@ pub enum Error {
     #[error("{media_type} is a kind of document that is not known here")]
     UnknownMediaType { media_type: String },
     #[error("this image is for {}, not for {wanted}", available.join(", "))]
-    NoPlatform { wanted: String, available: Vec<String> },
+    NoPlatform {
+        wanted: String,
+        available: Vec<String>,
+    },
     #[error("{what} is malformed: {rule}")]
     Document { what: &'static str, rule: String },
     #[error("{url} answers with status {status}{said}")]
-    Registry { url: String, status: u16, said: Said },
+    Registry {
+        url: String,
+        status: u16,
+        said: Said,
+    },
     #[error("{url} does not speak as a registry does: {rule}")]
     Protocol { url: String, rule: &'static str },
     #[error("credential helper {helper} failed: {rule}")]
@@ -85,25 +101,39 @@ impl Error {
             }
             Self::Denied { .. } => Some("ask the owner of the repository for access"),
             Self::TooManyRequests { .. } => Some("try again later, or with credentials"),
-            Self::Tls { .. } => Some("give the registry's CA file, or say that it speaks plain http"),
+            Self::Tls { .. } => {
+                Some("give the registry's CA file, or say that it speaks plain http")
+            }
             Self::WrongDigest { .. } | Self::WrongSize { .. } => {
                 Some("the registry, or something on the way, is damaged")
             }
-            Self::Registry { status: 413, .. } => Some("something before the registry limits the size of requests"),
+            Self::Registry { status: 413, .. } => {
+                Some("something before the registry limits the size of requests")
+            }
             _ => None,
         }
     }
 
     pub(crate) fn reference(text: &str, rule: &'static str) -> Self {
-        Self::Reference { text: cleaned(text), rule }
+        Self::Reference {
+            text: cleaned(text),
+            rule,
+        }
     }
 
     pub(crate) fn digest(text: &str, rule: &'static str) -> Self {
-        Self::Digest { text: cleaned(text), rule }
+        Self::Digest {
+            text: cleaned(text),
+            rule,
+        }
     }
 
     pub(crate) fn io(operation: &'static str, what: impl fmt::Display, source: io::Error) -> Self {
-        Self::Io { operation, what: what.to_string(), source }
+        Self::Io {
+            operation,
+            what: what.to_string(),
+            source,
+        }
     }
 }
 
@@ -120,16 +150,28 @@ pub struct Said(String);
 impl Said {
     /// Reads the errors a registry sends with a status that is not a success.
     pub(crate) fn read(body: &[u8]) -> Self {
-        let first = serde_json::from_slice::<Complaints>(body).ok().and_then(|body| body.errors.into_iter().next());
-        let Some(Complaint { code, message }) = first else { return Self::default() };
-        let words = [code, message].into_iter().flatten().filter(|word| !word.is_empty()).collect::<Vec<_>>();
+        let first = serde_json::from_slice::<Complaints>(body)
+            .ok()
+            .and_then(|body| body.errors.into_iter().next());
+        let Some(Complaint { code, message }) = first else {
+            return Self::default();
+        };
+        let words = [code, message]
+            .into_iter()
+            .flatten()
+            .filter(|word| !word.is_empty())
+            .collect::<Vec<_>>();
         Self(cleaned(&words.join(": ")))
     }
 }
 
 impl fmt::Display for Said {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() { Ok(()) } else { write!(f, " ({})", self.0) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            write!(f, " ({})", self.0)
+        }
     }
 }
 
@@ -146,7 +188,10 @@ struct Complaint {
 
 /// Words from outside, fit for a terminal.
 pub(crate) fn cleaned(text: &str) -> String {
-    text.chars().take(SAID_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect()
+    text.chars()
+        .take(SAID_MAX)
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Images in a directory: an OCI layout, or an archive of `docker save` that was unpacked.
 //!
-//! Always: nothing outside the directory is opened, whatever names and links it holds. Documents are checked against
-//! their digests here; layers are checked by whoever reads them.
+//! Always: nothing outside the directory is opened, whatever names and links it holds. Documents
+//! are checked against their digests here; layers are checked by whoever reads them.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
@@ -57,28 +57,44 @@ struct Entry {
 impl Layout {
     /// Opens a directory of either kind.
     pub fn open(dir: &Path) -> Result<Self, Error> {
-        let root = fs::canonicalize(dir).map_err(|source| Error::io("open", dir.display(), source))?;
+        let root =
+            fs::canonicalize(dir).map_err(|source| Error::io("open", dir.display(), source))?;
         let kind = if root.join("oci-layout").exists() {
-            Kind::Oci(parse("index.json", &document(&inside(&root, Path::new("index.json"))?)?)?)
+            Kind::Oci(parse(
+                "index.json",
+                &document(&inside(&root, Path::new("index.json"))?)?,
+            )?)
         } else if root.join("manifest.json").exists() {
             Kind::Docker(docker_images(&root)?)
         } else {
-            return Err(Error::File { path: root, rule: "it is neither an OCI layout nor a Docker archive" });
+            return Err(Error::File {
+                path: root,
+                rule: "it is neither an OCI layout nor a Docker archive",
+            });
         };
         Ok(Self { root, kind })
     }
 
     /// The image for a machine. A tag is needed only where there are several images.
-    pub fn choose(&self, platform: &Platform, tag: Option<&str>) -> Result<(Manifest, ImageConfig), Error> {
+    pub fn choose(
+        &self,
+        platform: &Platform,
+        tag: Option<&str>,
+    ) -> Result<(Manifest, ImageConfig), Error> {
         let (manifest, config) = match &self.kind {
             Kind::Oci(index) => {
-                let manifest = self.manifest(self.root_descriptor(index, platform, tag)?, platform)?;
+                let manifest =
+                    self.manifest(self.root_descriptor(index, platform, tag)?, platform)?;
                 let config = ImageConfig::parse(&self.content(&manifest.config)?)?;
                 (manifest, config)
             }
             Kind::Docker(images) => {
-                let image =
-                    self.single(images.iter().filter(|image| tag.is_none_or(|tag| is_tagged(&image.tags, tag))), tag)?;
+                let image = self.single(
+                    images
+                        .iter()
+                        .filter(|image| tag.is_none_or(|tag| is_tagged(&image.tags, tag))),
+                    tag,
+                )?;
                 (image.manifest.clone(), image.config.clone())
             }
         };
@@ -89,33 +105,73 @@ impl Layout {
     /// The file that holds a blob. Neither its size nor its digest has been checked.
     pub fn blob(&self, descriptor: &Descriptor) -> Result<PathBuf, Error> {
         match &self.kind {
-            Kind::Oci(_) => inside(&self.root, &Path::new("blobs/sha256").join(descriptor.digest.hex())),
+            Kind::Oci(_) => inside(
+                &self.root,
+                &Path::new("blobs/sha256").join(descriptor.digest.hex()),
+            ),
             Kind::Docker(images) => images
                 .iter()
                 .find_map(|image| image.files.get(&descriptor.digest).cloned())
-                .ok_or_else(|| not_found(format!("blob {} in {}", descriptor.digest, self.root.display()))),
+                .ok_or_else(|| {
+                    not_found(format!(
+                        "blob {} in {}",
+                        descriptor.digest,
+                        self.root.display()
+                    ))
+                }),
         }
     }
 
-    fn root_descriptor(&self, index: &Index, platform: &Platform, tag: Option<&str>) -> Result<Descriptor, Error> {
+    fn root_descriptor(
+        &self,
+        index: &Index,
+        platform: &Platform,
+        tag: Option<&str>,
+    ) -> Result<Descriptor, Error> {
         let named = |descriptor: &&Descriptor| {
             let name = descriptor.annotations.get(REF_NAME);
-            tag.is_none_or(|tag| name.is_some_and(|name| is_tagged(std::slice::from_ref(name), tag)))
+            tag.is_none_or(|tag| {
+                name.is_some_and(|name| is_tagged(std::slice::from_ref(name), tag))
+            })
         };
         // One image may have several names.
         let mut seen = HashSet::new();
         let new = |descriptor: &&Descriptor| seen.insert(descriptor.digest);
-        let manifests = index.manifests.iter().filter(named).filter(new).cloned().collect::<Vec<_>>();
-        if manifests.len() > 1 && manifests.iter().all(|descriptor| descriptor.platform.is_some()) {
-            let chosen = Index { manifests, ..index.clone() };
-            return chosen.choose(&platform.os, &platform.architecture, platform.variant.as_deref()).cloned();
+        let manifests = index
+            .manifests
+            .iter()
+            .filter(named)
+            .filter(new)
+            .cloned()
+            .collect::<Vec<_>>();
+        if manifests.len() > 1
+            && manifests
+                .iter()
+                .all(|descriptor| descriptor.platform.is_some())
+        {
+            let chosen = Index {
+                manifests,
+                ..index.clone()
+            };
+            return chosen
+                .choose(
+                    &platform.os,
+                    &platform.architecture,
+                    platform.variant.as_deref(),
+                )
+                .cloned();
         }
         self.single(manifests.into_iter(), tag)
     }
 
     fn single<T>(&self, mut found: impl Iterator<Item = T>, tag: Option<&str>) -> Result<T, Error> {
-        let name = tag.map_or_else(|| "image".to_owned(), |tag| format!("image {}", cleaned(tag)));
-        let first = found.next().ok_or_else(|| not_found(format!("{name} in {}", self.root.display())))?;
+        let name = tag.map_or_else(
+            || "image".to_owned(),
+            |tag| format!("image {}", cleaned(tag)),
+        );
+        let first = found
+            .next()
+            .ok_or_else(|| not_found(format!("{name} in {}", self.root.display())))?;
         if found.next().is_some() {
             return Err(Error::File {
                 path: self.root.clone(),
@@ -133,11 +189,16 @@ impl Layout {
                 Document::Manifest(manifest) => return Ok(*manifest),
                 Document::Index(index) => {
                     let variant = platform.variant.as_deref();
-                    descriptor = index.choose(&platform.os, &platform.architecture, variant)?.clone();
+                    descriptor = index
+                        .choose(&platform.os, &platform.architecture, variant)?
+                        .clone();
                 }
             }
         }
-        Err(Error::File { path: self.root.clone(), rule: "its indexes hold indexes without end" })
+        Err(Error::File {
+            path: self.root.clone(),
+            rule: "its indexes hold indexes without end",
+        })
     }
 
     /// A document, which is what its descriptor says.
@@ -146,10 +207,18 @@ impl Layout {
         let what = format!("blob {}", descriptor.digest);
         let (found, digest) = (bytes.len() as u64, Digest::of(&bytes));
         if found != descriptor.size {
-            return Err(Error::WrongSize { what, expected: descriptor.size, found });
+            return Err(Error::WrongSize {
+                what,
+                expected: descriptor.size,
+                found,
+            });
         }
         if digest != descriptor.digest {
-            return Err(Error::WrongDigest { what, expected: descriptor.digest, found: digest });
+            return Err(Error::WrongDigest {
+                what,
+                expected: descriptor.digest,
+                found: digest,
+            });
         }
         Ok(bytes)
     }
@@ -157,22 +226,38 @@ impl Layout {
 
 /// Whether one of these names is the tag, or ends in it as `repository:tag` does.
 fn is_tagged(names: &[String], tag: &str) -> bool {
-    names.iter().any(|name| name == tag || name.rsplit_once(':').is_some_and(|(_, last)| last == tag))
+    names
+        .iter()
+        .any(|name| name == tag || name.rsplit_once(':').is_some_and(|(_, last)| last == tag))
 }
 
 fn is_for(config: &ImageConfig, platform: &Platform) -> Result<(), Error> {
     if config.os == platform.os && config.architecture == platform.architecture {
         return Ok(());
     }
-    let (architecture, os, variant) = (config.architecture.clone(), config.os.clone(), config.variant.clone());
-    let found = Platform { architecture, os, variant };
-    Err(Error::NoPlatform { wanted: platform.to_string(), available: vec![found.to_string()] })
+    let (architecture, os, variant) = (
+        config.architecture.clone(),
+        config.os.clone(),
+        config.variant.clone(),
+    );
+    let found = Platform {
+        architecture,
+        os,
+        variant,
+    };
+    Err(Error::NoPlatform {
+        wanted: platform.to_string(),
+        available: vec![found.to_string()],
+    })
 }
 
 fn docker_images(root: &Path) -> Result<Vec<DockerImage>, Error> {
     let bytes = document(&inside(root, Path::new("manifest.json"))?)?;
     let entries: Vec<Entry> = parse("manifest.json", &bytes)?;
-    entries.into_iter().map(|entry| docker_image(root, entry)).collect()
+    entries
+        .into_iter()
+        .map(|entry| docker_image(root, entry))
+        .collect()
 }
 
 fn docker_image(root: &Path, entry: Entry) -> Result<DockerImage, Error> {
@@ -182,12 +267,19 @@ fn docker_image(root: &Path, entry: Entry) -> Result<DockerImage, Error> {
     let described = Descriptor::of(media::DOCKER_CONFIG, &bytes);
     let mut files = BTreeMap::from([(described.digest, path.clone())]);
     if config.rootfs.diff_ids.len() != entry.layers.len() {
-        return Err(Error::File { path, rule: "it names another number of layers than manifest.json" });
+        return Err(Error::File {
+            path,
+            rule: "it names another number of layers than manifest.json",
+        });
     }
     let mut layers = Vec::new();
     for (name, digest) in entry.layers.iter().zip(&config.rootfs.diff_ids) {
         let path = inside(root, Path::new(name))?;
-        layers.push(Descriptor::new(media::DOCKER_LAYER, *digest, plain_size(&path)?));
+        layers.push(Descriptor::new(
+            media::DOCKER_LAYER,
+            *digest,
+            plain_size(&path)?,
+        ));
         files.insert(*digest, path);
     }
     let manifest = Manifest {
@@ -199,10 +291,16 @@ fn docker_image(root: &Path, entry: Entry) -> Result<DockerImage, Error> {
         subject: None,
         annotations: BTreeMap::new(),
     };
-    Ok(DockerImage { tags: entry.repo_tags, manifest, config, files })
+    Ok(DockerImage {
+        tags: entry.repo_tags,
+        manifest,
+        config,
+        files,
+    })
 }
 
-/// The size of a layer that is not compressed: only then is its digest the one that the configuration says.
+/// The size of a layer that is not compressed: only then is its digest the one that the
+/// configuration says.
 fn plain_size(path: &Path) -> Result<u64, Error> {
     let failed = |source| Error::io("read", path.display(), source);
     let mut file = File::open(path).map_err(failed)?;
@@ -210,20 +308,34 @@ fn plain_size(path: &Path) -> Result<u64, Error> {
     let mut magic = [0; GZIP.len()];
     match file.read_exact(&mut magic) {
         Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(failed(error)),
-        _ if magic == GZIP => Err(Error::File { path: path.to_owned(), rule: "this layer is compressed" }),
+        _ if magic == GZIP => Err(Error::File {
+            path: path.to_owned(),
+            rule: "this layer is compressed",
+        }),
         _ => Ok(size),
     }
 }
 
 /// The regular file of this name below a directory; links may lead around inside, not out of it.
 fn inside(root: &Path, name: &Path) -> Result<PathBuf, Error> {
-    let outside = || Error::File { path: root.join(name), rule: "it leads out of the image's directory" };
-    if name.as_os_str().is_empty() || !name.components().all(|part| matches!(part, Component::Normal(_))) {
+    let outside = || Error::File {
+        path: root.join(name),
+        rule: "it leads out of the image's directory",
+    };
+    if name.as_os_str().is_empty()
+        || !name
+            .components()
+            .all(|part| matches!(part, Component::Normal(_)))
+    {
         return Err(outside());
     }
     let path = match fs::canonicalize(root.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(not_found(format!("{} in {}", cleaned(&name.to_string_lossy()), root.display())));
+            return Err(not_found(format!(
+                "{} in {}",
+                cleaned(&name.to_string_lossy()),
+                root.display()
+            )));
         }
         found => found.map_err(|source| Error::io("open", root.join(name).display(), source))?,
     };
@@ -232,7 +344,10 @@ fn inside(root: &Path, name: &Path) -> Result<PathBuf, Error> {
     }
     // A pipe, for example, would be waited for without end.
     if !path.is_file() {
-        return Err(Error::File { path, rule: "it is not a regular file" });
+        return Err(Error::File {
+            path,
+            rule: "it is not a regular file",
+        });
     }
     Ok(path)
 }
@@ -242,5 +357,8 @@ fn document(path: &Path) -> Result<Vec<u8>, Error> {
 }
 
 fn not_found(what: String) -> Error {
-    Error::NotFound { what, said: Said::default() }
+    Error::NotFound {
+        what,
+        said: Said::default(),
+    }
 }

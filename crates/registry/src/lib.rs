@@ -6,14 +6,15 @@
 //!
 //! The calls block; whoever wants many at once runs them on threads ([`parallel`], [`fetch_all`]).
 //!
-//! Always: everything a registry says is hostile. Every answer has a limit in bytes and in time; every blob is
-//! hashed on its way and has the size its descriptor says. Credentials go to the registry's own host and to the
-//! token endpoint it names, never to where a redirect leads, and appear in no error and no `Debug`. Files and
-//! search paths are given by the caller; only for https, the certificates this host trusts are read besides: those of
-//! `SSL_CERT_FILE` and `SSL_CERT_DIR`, if they are set, else those that OpenSSL would find.
+//! Always: everything a registry says is hostile. Every answer has a limit in bytes and in time;
+//! every blob is hashed on its way and has the size its descriptor says. Credentials go to the
+//! registry's own host and to the token endpoint it names, never to where a redirect leads, and
+//! appear in no error and no `Debug`. Files and search paths are given by the caller; only for
+//! https, the certificates this host trusts are read besides: those of `SSL_CERT_FILE` and
+//! `SSL_CERT_DIR`, if they are set, else those that OpenSSL would find.
 //!
-//! When it fails: what a blob's target holds is worthless. A push leaves blobs without a manifest at the most, which
-//! the registry collects.
+//! When it fails: what a blob's target holds is worthless. A push leaves blobs without a manifest
+//! at the most, which the registry collects.
 
 mod access;
 mod auth;
@@ -36,7 +37,8 @@ pub use access::{Access, Credentials, Limits, Protocol, Secret};
 pub use client::{Client, Fetched};
 pub use digest::Digest;
 pub use document::{
-    Descriptor, Document, ImageConfig, Index, LayerPacking, Manifest, Platform, RootFs, RunConfig, media,
+    Descriptor, Document, ImageConfig, Index, LayerPacking, Manifest, Platform, RootFs, RunConfig,
+    media,
 };
 pub use error::{Error, Said};
 pub use layout::Layout;
@@ -49,5 +51,6 @@ pub use reference::Reference;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GivenUp;
 
-/// Is told of every byte that comes or goes, as it does; says whether to go on. It is asked with zero bytes while waiting.
+/// Is told of every byte that comes or goes, as it does; says whether to go on. It is asked with
+/// zero bytes while waiting.
 pub type Watch<'a> = &'a (dyn Fn(u64) -> Result<(), GivenUp> + Sync);

@@ -9,8 +9,8 @@ use std::thread;
 
 use crate::{BlobTarget, Client, Descriptor, Error, GivenUp, Watch};
 
-/// Does the work for every item on up to so many threads. The first error ends the others at their next byte, and is
-/// the one returned; the watch is told of the bytes of all.
+/// Does the work for every item on up to so many threads. The first error ends the others at their
+/// next byte, and is the one returned; the watch is told of the bytes of all.
 pub fn parallel<T: Sync>(
     threads: NonZeroUsize,
     items: &[T],
@@ -19,10 +19,18 @@ pub fn parallel<T: Sync>(
 ) -> Result<(), Error> {
     let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
     let first = Mutex::new(None);
-    let guarded = |bytes| if stopped.load(Ordering::Relaxed) { Err(GivenUp) } else { watch(bytes) };
+    let guarded = |bytes| {
+        if stopped.load(Ordering::Relaxed) {
+            Err(GivenUp)
+        } else {
+            watch(bytes)
+        }
+    };
     let worker = || {
         while !stopped.load(Ordering::Relaxed) {
-            let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) else { return };
+            let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) else {
+                return;
+            };
             if let Err(error) = work(item, &guarded) {
                 let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
                 first.get_or_insert(error);
@@ -36,7 +44,10 @@ pub fn parallel<T: Sync>(
         }
         worker();
     });
-    first.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    first
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner)
+        .map_or(Ok(()), Err)
 }
 
 /// Fetches blobs, each to a target of its own. A digest that is named twice is fetched once.
@@ -49,12 +60,16 @@ pub fn fetch_all<T: BlobTarget>(
     watch: Watch,
 ) -> Result<(), Error> {
     let mut seen = HashSet::new();
-    let mut wanted = descriptors.iter().filter(|descriptor| seen.insert(descriptor.digest)).collect::<Vec<_>>();
+    let mut wanted = descriptors
+        .iter()
+        .filter(|descriptor| seen.insert(descriptor.digest))
+        .collect::<Vec<_>>();
     // A large blob that begins last would be waited for alone.
     wanted.sort_by_key(|descriptor| std::cmp::Reverse(descriptor.size));
     parallel(threads, &wanted, watch, &|descriptor, watch| {
         let opened = target(descriptor);
-        let mut to = opened.map_err(|source| Error::io("open", format!("blob {}", descriptor.digest), source))?;
+        let mut to = opened
+            .map_err(|source| Error::io("open", format!("blob {}", descriptor.digest), source))?;
         client.blob(repository, descriptor, &mut to, watch)
     })
 }

@@ -22,7 +22,13 @@ pub(crate) struct Patience<'a> {
 
 impl<'a> Patience<'a> {
     pub(crate) fn new(limits: &'a Limits, watch: Watch<'a>) -> Self {
-        Self { limits, watch, in_a_row: 0, in_all: 0, waited: Duration::ZERO }
+        Self {
+            limits,
+            watch,
+            in_a_row: 0,
+            in_all: 0,
+            waited: Duration::ZERO,
+        }
     }
 
     /// Waits before another try; false if there have been enough.
@@ -50,7 +56,10 @@ impl<'a> Patience<'a> {
     pub(crate) fn asked(&mut self, registry: &str, wait: Option<Duration>) -> Result<(), Error> {
         let wait = wait.unwrap_or(Duration::from_secs(1)).max(GLANCE);
         if self.waited.saturating_add(wait) > self.limits.asked_to_wait {
-            return Err(Error::TooManyRequests { registry: registry.to_owned(), waited_s: self.waited.as_secs() });
+            return Err(Error::TooManyRequests {
+                registry: registry.to_owned(),
+                waited_s: self.waited.as_secs(),
+            });
         }
         self.waited += wait;
         Ok(pause(wait, self.watch)?)
@@ -100,13 +109,19 @@ mod tests {
         let limits = Limits::default();
         let mut patience = Patience::new(&limits, &|_| Ok(()));
         let refused = patience.asked("r", Some(Duration::from_secs(u64::MAX)));
-        assert!(matches!(refused, Err(Error::TooManyRequests { waited_s: 0, .. })));
+        assert!(matches!(
+            refused,
+            Err(Error::TooManyRequests { waited_s: 0, .. })
+        ));
     }
 
     #[test]
     fn waiting_can_be_given_up() {
         let limits = Limits::default();
         let mut patience = Patience::new(&limits, &|_| Err(GivenUp));
-        assert!(matches!(patience.asked("r", Some(Duration::from_secs(30))), Err(Error::GivenUp)));
+        assert!(matches!(
+            patience.asked("r", Some(Duration::from_secs(30))),
+            Err(Error::GivenUp)
+        ));
     }
 }

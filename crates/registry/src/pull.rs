@@ -1,7 +1,8 @@
 //! A blob on its way in.
 //!
-//! Every byte is hashed as it comes. A lost connection is taken up at the byte it broke off, if the registry honours
-//! `Range`; otherwise the blob begins anew. A byte too many ends the transfer at once.
+//! Every byte is hashed as it comes. A lost connection is taken up at the byte it broke off, if the
+//! registry honours `Range`; otherwise the blob begins anew. A byte too many ends the transfer at
+//! once.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -63,14 +64,32 @@ impl Client {
         watch: Watch,
     ) -> Result<(), Error> {
         let url = self.url(repository, &format!("blobs/{}", descriptor.digest))?;
-        let transfer = Transfer { client: self, url, scope: Scope::pull(repository), descriptor, watch };
-        let mut received = Received { to, hasher: Sha256::new(), have: 0, told: 0 };
+        let transfer = Transfer {
+            client: self,
+            url,
+            scope: Scope::pull(repository),
+            descriptor,
+            watch,
+        };
+        let mut received = Received {
+            to,
+            hasher: Sha256::new(),
+            have: 0,
+            told: 0,
+        };
         transfer.run(&mut received)?;
         let found = Digest::finish(received.hasher);
         if found != descriptor.digest {
-            return Err(Error::WrongDigest { what: transfer.what(), expected: descriptor.digest, found });
+            return Err(Error::WrongDigest {
+                what: transfer.what(),
+                expected: descriptor.digest,
+                found,
+            });
         }
-        received.to.complete().map_err(|source| transfer.target_failed(source))
+        received
+            .to
+            .complete()
+            .map_err(|source| transfer.target_failed(source))
     }
 }
 
@@ -95,7 +114,9 @@ impl Transfer<'_> {
         let mut patience = Patience::new(&self.client.wire.limits, self.watch);
         loop {
             let before = received.told;
-            let Err(fault) = self.attempt(received) else { return Ok(()) };
+            let Err(fault) = self.attempt(received) else {
+                return Ok(());
+            };
             self.client.wire.wanted()?;
             if received.told > before {
                 patience.progressed();
@@ -115,10 +136,15 @@ impl Transfer<'_> {
         let answer = self.client.send(&ask, &self.scope, self.watch)?;
         match answer.status() {
             StatusCode::OK => self.restart(received)?,
-            StatusCode::PARTIAL_CONTENT if received.have > 0 => self.check_range(&answer, received.have)?,
+            StatusCode::PARTIAL_CONTENT if received.have > 0 => {
+                self.check_range(&answer, received.have)?
+            }
             StatusCode::RANGE_NOT_SATISFIABLE if received.have > 0 => {
                 self.restart(received)?;
-                return Err(Fault::Lost { url: answer.url, source: io::Error::other("the range was refused") });
+                return Err(Fault::Lost {
+                    url: answer.url,
+                    source: io::Error::other("the range was refused"),
+                });
             }
             _ => return Err(answer.refusal(&self.what()).into()),
         }
@@ -127,7 +153,10 @@ impl Transfer<'_> {
 
     fn restart(&self, received: &mut Received) -> Result<(), Error> {
         if received.have > 0 {
-            received.to.restart().map_err(|source| self.target_failed(source))?;
+            received
+                .to
+                .restart()
+                .map_err(|source| self.target_failed(source))?;
             received.hasher = Sha256::new();
             received.have = 0;
         }
@@ -136,17 +165,27 @@ impl Transfer<'_> {
 
     /// The part that comes must be the part that was asked for.
     fn check_range(&self, answer: &Answer, have: u64) -> Result<(), Error> {
-        let range = answer.header(&CONTENT_RANGE).and_then(|text| text.strip_prefix("bytes "));
-        let start = range.and_then(|text| text.split_once('-')).and_then(|(start, _)| start.trim().parse::<u64>().ok());
+        let range = answer
+            .header(&CONTENT_RANGE)
+            .and_then(|text| text.strip_prefix("bytes "));
+        let start = range
+            .and_then(|text| text.split_once('-'))
+            .and_then(|(start, _)| start.trim().parse::<u64>().ok());
         if start == Some(have) {
             return Ok(());
         }
-        Err(Error::Protocol { url: answer.url.to_string(), rule: "it sends another range than the one asked for" })
+        Err(Error::Protocol {
+            url: answer.url.to_string(),
+            rule: "it sends another range than the one asked for",
+        })
     }
 
     fn receive(&self, answer: Answer, received: &mut Received) -> Result<(), Fault> {
         let size = self.descriptor.size;
-        if let Some(length) = answer.length().and_then(|length| length.checked_add(received.have)) {
+        if let Some(length) = answer
+            .length()
+            .and_then(|length| length.checked_add(received.have))
+        {
             self.check_size(length)?;
         }
         let url = answer.url.clone();
@@ -155,9 +194,15 @@ impl Transfer<'_> {
         let mut body = answer.body();
         let mut buffer = vec![0; BUFFER];
         loop {
-            let count = body.read(&mut buffer).map_err(|source| Fault::Lost { url: url.clone(), source })?;
+            let count = body.read(&mut buffer).map_err(|source| Fault::Lost {
+                url: url.clone(),
+                source,
+            })?;
             if count == 0 && endless && received.have < size {
-                return Err(Fault::Lost { url, source: io::ErrorKind::UnexpectedEof.into() });
+                return Err(Fault::Lost {
+                    url,
+                    source: io::ErrorKind::UnexpectedEof.into(),
+                });
             }
             if count == 0 {
                 return Ok(self.check_size(received.have)?);
@@ -172,7 +217,10 @@ impl Transfer<'_> {
 
     fn keep(&self, bytes: &[u8], received: &mut Received) -> Result<(), Error> {
         received.hasher.update(bytes);
-        received.to.append(bytes).map_err(|source| self.target_failed(source))?;
+        received
+            .to
+            .append(bytes)
+            .map_err(|source| self.target_failed(source))?;
         received.have += bytes.len() as u64;
         let new = received.have.saturating_sub(received.told);
         received.told += new;
@@ -180,11 +228,19 @@ impl Transfer<'_> {
     }
 
     fn check_size(&self, found: u64) -> Result<(), Error> {
-        if found == self.descriptor.size { Ok(()) } else { Err(self.wrong_size(found)) }
+        if found == self.descriptor.size {
+            Ok(())
+        } else {
+            Err(self.wrong_size(found))
+        }
     }
 
     fn wrong_size(&self, found: u64) -> Error {
-        Error::WrongSize { what: self.what(), expected: self.descriptor.size, found }
+        Error::WrongSize {
+            what: self.what(),
+            expected: self.descriptor.size,
+            found,
+        }
     }
 
     fn target_failed(&self, source: io::Error) -> Error {

@@ -10,7 +10,8 @@
 //!
 //! Chunks are for what broke off or was too large for one request; not every registry takes them.
 //!
-//! Always: a blob that is there is not sent. What the watch is told counts each byte once, however often it is sent.
+//! Always: a blob that is there is not sent. What the watch is told counts each byte once, however
+//! often it is sent.
 
 use std::io::{self, Read};
 use std::time::Duration;
@@ -32,12 +33,24 @@ pub type Open<'a> = &'a mut dyn FnMut(u64) -> io::Result<Box<dyn Read + Send>>;
 
 impl Client {
     /// Stores a blob, unless it is there.
-    pub fn push_blob(&self, repository: &str, descriptor: &Descriptor, open: Open, watch: Watch) -> Result<(), Error> {
+    pub fn push_blob(
+        &self,
+        repository: &str,
+        descriptor: &Descriptor,
+        open: Open,
+        watch: Watch,
+    ) -> Result<(), Error> {
         let scope = Scope::push(repository);
         if self.has_blob_as(repository, &descriptor.digest, &scope, watch)? {
             return Ok(());
         }
-        let push = Push { client: self, repository, scope, descriptor, watch };
+        let push = Push {
+            client: self,
+            repository,
+            scope,
+            descriptor,
+            watch,
+        };
         push.run(open)
     }
 }
@@ -105,15 +118,24 @@ impl Course<'_> {
         match step {
             Step::Stored | Step::Accepted => {}
             Step::Renewed if self.renewed => {
-                return Err(Error::Unauthorized { registry: self.registry.to_owned(), said: Said::default() });
+                return Err(Error::Unauthorized {
+                    registry: self.registry.to_owned(),
+                    said: Said::default(),
+                });
             }
             Step::Renewed => self.renewed = true,
             Step::Asked(wait) => self.patience.asked(self.registry, wait)?,
-            Step::Broken(fault) if !self.patience.again()? => return Err(fault.after(self.patience.tries())),
+            Step::Broken(fault) if !self.patience.again()? => {
+                return Err(fault.after(self.patience.tries()));
+            }
             Step::Broken(_) if self.furthest == 0 => {
                 self.in_vain += 1;
                 // Something on the way may refuse it for its size, and close before that is heard.
-                return Ok(if self.in_vain > 1 { Manner::Chunks } else { manner });
+                return Ok(if self.in_vain > 1 {
+                    Manner::Chunks
+                } else {
+                    manner
+                });
             }
             Step::Broken(_) => {}
             Step::Otherwise(_, error) if !self.patience.again()? => return Err(error),
@@ -126,7 +148,13 @@ impl Course<'_> {
 impl Push<'_> {
     fn run(&self, open: Open) -> Result<(), Error> {
         let patience = Patience::new(&self.client.wire.limits, self.watch);
-        let mut course = Course { registry: self.client.registry(), patience, furthest: 0, renewed: false, in_vain: 0 };
+        let mut course = Course {
+            registry: self.client.registry(),
+            patience,
+            furthest: 0,
+            renewed: false,
+            in_vain: 0,
+        };
         let mut told = 0;
         let mut upload = self.begin(Manner::Whole)?;
         loop {
@@ -148,14 +176,25 @@ impl Push<'_> {
     }
 
     fn begin(&self, manner: Manner) -> Result<Upload, Error> {
-        let ask = Ask::new(Method::POST, self.client.url(self.repository, "blobs/uploads/")?);
+        let ask = Ask::new(
+            Method::POST,
+            self.client.url(self.repository, "blobs/uploads/")?,
+        );
         let answer = self.client.send(&ask, &self.scope, self.watch)?;
         if answer.status() != StatusCode::ACCEPTED {
             return Err(answer.refusal(&format!("repository {}", self.repository)));
         }
-        let least = answer.header(&CHUNK_MIN).and_then(|text| text.parse().ok()).unwrap_or(0);
+        let least = answer
+            .header(&CHUNK_MIN)
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(0);
         let chunk_bytes = self.client.wire.limits.chunk_bytes.max(least).max(1);
-        Ok(Upload { location: answer.location()?, manner, chunk_bytes, sent: 0 })
+        Ok(Upload {
+            location: answer.location()?,
+            manner,
+            chunk_bytes,
+            sent: 0,
+        })
     }
 
     /// Sends what is missing, or a chunk of it.
@@ -173,8 +212,18 @@ impl Push<'_> {
             ask = ask.header(CONTENT_RANGE, format!("{start}-{}", end - 1));
         }
         let source = open(start).map_err(|source| Error::io("open", self.what(), source))?;
-        let mut body = Body { push: self, source, at: start, end, told, failed: None };
-        let outcome = self.client.wire.stream(&ask, &self.authorization(), &mut body);
+        let mut body = Body {
+            push: self,
+            source,
+            at: start,
+            end,
+            told,
+            failed: None,
+        };
+        let outcome = self
+            .client
+            .wire
+            .stream(&ask, &self.authorization(), &mut body);
         if let Some(error) = body.failed {
             return Err(error);
         }
@@ -188,22 +237,32 @@ impl Push<'_> {
     /// Gets a new token for an old one with a small request, lest a large one is sent in vain.
     fn refresh(&self, upload: &Upload) -> Result<(), Error> {
         if self.is_own(&upload.location) && self.client.auth.is_stale(&self.scope) {
-            self.client.send(&Ask::new(Method::GET, upload.location.clone()), &self.scope, self.watch)?;
+            self.client.send(
+                &Ask::new(Method::GET, upload.location.clone()),
+                &self.scope,
+                self.watch,
+            )?;
         }
         Ok(())
     }
 
-    fn content_answered(&self, answer: Answer, upload: &mut Upload, end: u64) -> Result<Step, Error> {
+    fn content_answered(
+        &self,
+        answer: Answer,
+        upload: &mut Upload,
+        end: u64,
+    ) -> Result<Step, Error> {
         match (answer.status(), upload.manner) {
             (StatusCode::ACCEPTED | StatusCode::CREATED | StatusCode::NO_CONTENT, _) => {
                 self.accepted(&answer, upload, end)
             }
-            (StatusCode::PAYLOAD_TOO_LARGE, Manner::Whole) => {
-                Ok(Step::Otherwise(Manner::Chunks, answer.refusal("such upload")))
-            }
-            (StatusCode::RANGE_NOT_SATISFIABLE, Manner::Chunks) if upload.sent == 0 => {
-                Ok(Step::Otherwise(Manner::Whole, answer.refusal("such upload")))
-            }
+            (StatusCode::PAYLOAD_TOO_LARGE, Manner::Whole) => Ok(Step::Otherwise(
+                Manner::Chunks,
+                answer.refusal("such upload"),
+            )),
+            (StatusCode::RANGE_NOT_SATISFIABLE, Manner::Chunks) if upload.sent == 0 => Ok(
+                Step::Otherwise(Manner::Whole, answer.refusal("such upload")),
+            ),
             _ => self.not_taken(answer),
         }
     }
@@ -213,14 +272,20 @@ impl Push<'_> {
         match answer.status() {
             // Another host has no business with our name.
             StatusCode::UNAUTHORIZED if self.is_own(&answer.url) => {
-                self.client.auth.answer(answer, &self.scope, &self.client.wire, self.watch)?;
+                self.client
+                    .auth
+                    .answer(answer, &self.scope, &self.client.wire, self.watch)?;
                 Ok(Step::Renewed)
             }
             StatusCode::NOT_FOUND | StatusCode::RANGE_NOT_SATISFIABLE => {
                 Ok(Step::Broken(Fault::Final(answer.refusal("such upload"))))
             }
-            _ if is_asked_to_wait(&answer) => Ok(Step::Asked(asked_wait(answer.response.headers()))),
-            status if is_passing(status) => Ok(Step::Broken(Fault::Final(answer.refusal("such upload")))),
+            _ if is_asked_to_wait(&answer) => {
+                Ok(Step::Asked(asked_wait(answer.response.headers())))
+            }
+            status if is_passing(status) => {
+                Ok(Step::Broken(Fault::Final(answer.refusal("such upload"))))
+            }
             _ => Err(answer.refusal("such upload")),
         }
     }
@@ -234,7 +299,10 @@ impl Push<'_> {
             Some(has) => has,
         };
         if has > end {
-            return Err(Error::Protocol { url, rule: "it has more of the upload than was sent" });
+            return Err(Error::Protocol {
+                url,
+                rule: "it has more of the upload than was sent",
+            });
         }
         if answer.header(&LOCATION).is_some() {
             upload.location = answer.location()?;
@@ -250,14 +318,24 @@ impl Push<'_> {
         Ok(Step::Accepted)
     }
 
-    /// The registry is asked to keep the upload as the blob. An answer that is lost may have been a success.
+    /// The registry is asked to keep the upload as the blob. An answer that is lost may have been a
+    /// success.
     fn finish(&self, upload: &Upload) -> Result<Step, Error> {
         self.refresh(upload)?;
         let digest = escaped(&self.descriptor.digest.to_string());
-        let refuse = |rule| Error::Protocol { url: upload.location.to_string(), rule };
-        let url = upload.location.with_query("digest", &digest).map_err(refuse)?;
+        let refuse = |rule| Error::Protocol {
+            url: upload.location.to_string(),
+            rule,
+        };
+        let url = upload
+            .location
+            .with_query("digest", &digest)
+            .map_err(refuse)?;
         let ask = Ask::new(Method::PUT, url).header(CONTENT_TYPE, "application/octet-stream");
-        let ask = Ask { answer_in: Some(self.client.wire.limits.commit), ..ask };
+        let ask = Ask {
+            answer_in: Some(self.client.wire.limits.commit),
+            ..ask
+        };
         let step = match self.client.wire.follow(&ask, &self.authorization()) {
             Ok(answer) if answer.status().is_success() => return Ok(Step::Stored),
             Ok(answer) => self.not_taken(answer)?,
@@ -272,7 +350,10 @@ impl Push<'_> {
     }
 
     fn authorization(&self) -> Authorization<'_> {
-        Authorization { origin: &self.client.origin, value: self.client.auth.header(&self.scope) }
+        Authorization {
+            origin: &self.client.origin,
+            value: self.client.auth.header(&self.scope),
+        }
     }
 
     fn is_own(&self, url: &Url) -> bool {
@@ -280,13 +361,26 @@ impl Push<'_> {
     }
 
     fn is_there(&self) -> Result<bool, Error> {
-        self.client.has_blob_as(self.repository, &self.descriptor.digest, &self.scope, self.watch)
+        self.client.has_blob_as(
+            self.repository,
+            &self.descriptor.digest,
+            &self.scope,
+            self.watch,
+        )
     }
 
-    /// The upload as the registry knows it, to be continued; or a new one, if there is nothing of it.
+    /// The upload as the registry knows it, to be continued; or a new one, if there is nothing of
+    /// it.
     fn resumed(&self, mut upload: Upload) -> Result<Upload, Error> {
-        let answer = self.client.send(&Ask::new(Method::GET, upload.location.clone()), &self.scope, self.watch)?;
-        let known = matches!(answer.status(), StatusCode::NO_CONTENT | StatusCode::OK | StatusCode::ACCEPTED);
+        let answer = self.client.send(
+            &Ask::new(Method::GET, upload.location.clone()),
+            &self.scope,
+            self.watch,
+        )?;
+        let known = matches!(
+            answer.status(),
+            StatusCode::NO_CONTENT | StatusCode::OK | StatusCode::ACCEPTED
+        );
         match known_bytes(&answer).filter(|has| known && *has > 0 && *has <= self.descriptor.size) {
             Some(has) => {
                 (upload.sent, upload.manner) = (has, Manner::Chunks);
@@ -304,13 +398,21 @@ impl Push<'_> {
     }
 }
 
-/// How many bytes of an upload the registry says it has. `0-0` is what registries say of none, too; a single byte is
-/// the cheaper one to send again.
+/// How many bytes of an upload the registry says it has. `0-0` is what registries say of none, too;
+/// a single byte is the cheaper one to send again.
 fn known_bytes(answer: &Answer) -> Option<u64> {
     let range = answer.header(&RANGE)?;
     let (start, last) = range.trim_start_matches("bytes=").split_once('-')?;
-    let last = last.trim().parse::<u64>().ok().filter(|_| start.trim() == "0")?;
-    if last == 0 { Some(0) } else { last.checked_add(1) }
+    let last = last
+        .trim()
+        .parse::<u64>()
+        .ok()
+        .filter(|_| start.trim() == "0")?;
+    if last == 0 {
+        Some(0)
+    } else {
+        last.checked_add(1)
+    }
 }
 
 /// The part of the content that one request sends.
@@ -326,15 +428,23 @@ struct Body<'a> {
 
 impl Body<'_> {
     fn next(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
-        let left = usize::try_from(self.end - self.at).unwrap_or(usize::MAX).min(buffer.len());
+        let left = usize::try_from(self.end - self.at)
+            .unwrap_or(usize::MAX)
+            .min(buffer.len());
         if left == 0 {
             return Ok(0);
         }
-        let count =
-            self.source.read(&mut buffer[..left]).map_err(|source| Error::io("read", self.push.what(), source))?;
+        let count = self
+            .source
+            .read(&mut buffer[..left])
+            .map_err(|source| Error::io("read", self.push.what(), source))?;
         if count == 0 {
             let (expected, found) = (self.push.descriptor.size, self.at);
-            return Err(Error::WrongSize { what: self.push.what(), expected, found });
+            return Err(Error::WrongSize {
+                what: self.push.what(),
+                expected,
+                found,
+            });
         }
         self.at += count as u64;
         let new = self.at.saturating_sub(*self.told);

@@ -1,4 +1,5 @@
-//! Where an image is: `host[:port]/repository[:tag][@digest]`, by the grammar of the distribution specification.
+//! Where an image is: `host[:port]/repository[:tag][@digest]`, by the grammar of the distribution
+//! specification.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -53,13 +54,22 @@ impl FromStr for Reference {
             None => (path, digest.is_none().then_some(DEFAULT_TAG)),
         };
         if !is_repository(repository) {
-            return Err(refuse("a repository is lower case letters and digits, joined by . _ __ - or /"));
+            return Err(refuse(
+                "a repository is lower case letters and digits, joined by . _ __ - or /",
+            ));
         }
         if tag.is_some_and(|tag| !is_tag(tag)) {
-            return Err(refuse("a tag is up to 128 letters, digits, dots, dashes and underscores"));
+            return Err(refuse(
+                "a tag is up to 128 letters, digits, dots, dashes and underscores",
+            ));
         }
         let (registry, repository) = (registry.to_owned(), repository.to_owned());
-        Ok(Self { registry, repository, tag: tag.map(str::to_owned), digest })
+        Ok(Self {
+            registry,
+            repository,
+            tag: tag.map(str::to_owned),
+            digest,
+        })
     }
 }
 
@@ -78,7 +88,8 @@ impl fmt::Display for Reference {
     }
 }
 
-/// Whether the first part of a reference is meant as a host: the rule by which every tool tells it from a repository.
+/// Whether the first part of a reference is meant as a host: the rule by which every tool tells it
+/// from a repository.
 fn looks_like_host(first: &str) -> bool {
     first == "localhost" || first.contains(['.', ':'])
 }
@@ -97,15 +108,24 @@ fn is_port(text: &str) -> bool {
 }
 
 fn is_host(host: &str) -> bool {
-    if let Some(address) = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+    if let Some(address) = host
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'))
+    {
         return address.parse::<Ipv6Addr>().is_ok();
     }
     host.len() <= 253 && host.split('.').all(is_host_label)
 }
 
 fn is_host_label(label: &str) -> bool {
-    let inner = label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-    inner && !label.is_empty() && label.len() <= 63 && !label.starts_with('-') && !label.ends_with('-')
+    let inner = label
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    inner
+        && !label.is_empty()
+        && label.len() <= 63
+        && !label.starts_with('-')
+        && !label.ends_with('-')
 }
 
 /// Whether this can be the name of a repository.
@@ -115,9 +135,16 @@ pub(crate) fn is_repository(text: &str) -> bool {
 
 fn is_component(component: &str) -> bool {
     let alphanumeric = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let allowed = component.bytes().all(|byte| alphanumeric(byte) || b"._-".contains(&byte));
-    let ends = component.bytes().next().is_some_and(alphanumeric) && component.bytes().last().is_some_and(alphanumeric);
-    allowed && ends && component.split(|c: char| c.is_ascii_alphanumeric()).all(is_separator)
+    let allowed = component
+        .bytes()
+        .all(|byte| alphanumeric(byte) || b"._-".contains(&byte));
+    let ends = component.bytes().next().is_some_and(alphanumeric)
+        && component.bytes().last().is_some_and(alphanumeric);
+    allowed
+        && ends
+        && component
+            .split(|c: char| c.is_ascii_alphanumeric())
+            .all(is_separator)
 }
 
 fn is_separator(text: &str) -> bool {
@@ -125,8 +152,15 @@ fn is_separator(text: &str) -> bool {
 }
 
 fn is_tag(text: &str) -> bool {
-    let first = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-    first && text.len() <= TAG_MAX && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+    let first = text
+        .bytes()
+        .next()
+        .is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    first
+        && text.len() <= TAG_MAX
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
 #[cfg(test)]
@@ -138,7 +172,8 @@ mod tests {
     const DIGEST: &str = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
     fn parse(text: &str) -> Reference {
-        text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+        text.parse()
+            .unwrap_or_else(|error| panic!("{text}: {error}"))
     }
 
     #[test]
@@ -158,7 +193,14 @@ mod tests {
 
     #[test]
     fn hosts_of_all_kinds() {
-        for host in ["localhost", "127.0.0.1:5000", "[::1]:5000", "[::1]", "a-b.example:443", "Host.Example"] {
+        for host in [
+            "localhost",
+            "127.0.0.1:5000",
+            "[::1]:5000",
+            "[::1]",
+            "a-b.example:443",
+            "Host.Example",
+        ] {
             assert_eq!(parse(&format!("{host}/a__b/c-d.e")).registry, host);
         }
     }
@@ -167,18 +209,40 @@ mod tests {
     fn no_host_has_a_hint() {
         for text in ["debian", "debian:12", "library/debian", ""] {
             let error = text.parse::<Reference>().unwrap_err();
-            assert!(error.hint().is_some_and(|hint| hint.contains("host")), "{text}: {error}");
+            assert!(
+                error.hint().is_some_and(|hint| hint.contains("host")),
+                "{text}: {error}"
+            );
         }
     }
 
     #[test]
     fn refuses_what_the_grammar_does_not_know() {
         let long = format!("h.example/{}", "a".repeat(256));
-        let bad = ["h.example/", "h.example/A", "h.example/../x", "h.example/a//b", "h.example/a..b", "h.example/a:"];
-        let worse =
-            ["h.example/a:b:c", "h.example/a?x", "h.example:0/a", "h.example:99999/a", "-h.example/a", "[::g]:1/a"];
-        let rest =
-            ["h.example/a@sha256:12", "u@h.example/a", "h.example/a#b", "h.example/a%2e", "h.example:+1/a", &long];
+        let bad = [
+            "h.example/",
+            "h.example/A",
+            "h.example/../x",
+            "h.example/a//b",
+            "h.example/a..b",
+            "h.example/a:",
+        ];
+        let worse = [
+            "h.example/a:b:c",
+            "h.example/a?x",
+            "h.example:0/a",
+            "h.example:99999/a",
+            "-h.example/a",
+            "[::g]:1/a",
+        ];
+        let rest = [
+            "h.example/a@sha256:12",
+            "u@h.example/a",
+            "h.example/a#b",
+            "h.example/a%2e",
+            "h.example:+1/a",
+            &long,
+        ];
         for text in bad.into_iter().chain(worse).chain(rest) {
             assert!(text.parse::<Reference>().is_err(), "{text}");
         }

@@ -34,7 +34,11 @@ impl Url {
     pub(crate) fn origin(&self) -> Origin {
         let secure = self.0.scheme() == Some(&Scheme::HTTPS);
         let host = self.0.host().unwrap_or_default().to_ascii_lowercase();
-        Origin { secure, host, port: self.0.port_u16().unwrap_or(if secure { 443 } else { 80 }) }
+        Origin {
+            secure,
+            host,
+            port: self.0.port_u16().unwrap_or(if secure { 443 } else { 80 }),
+        }
     }
 
     /// Where a `Location` leads from here. The way from https to http is refused.
@@ -48,7 +52,10 @@ impl Url {
 
     fn absolute(&self, location: &str) -> String {
         let scheme = self.0.scheme_str().unwrap_or("https");
-        let authority = self.0.authority().map_or("", |authority| authority.as_str());
+        let authority = self
+            .0
+            .authority()
+            .map_or("", |authority| authority.as_str());
         let path = self.0.path();
         if location.contains("://") && !location.starts_with(['/', '?']) {
             location.to_owned()
@@ -73,7 +80,9 @@ impl Url {
 
     /// `host[:port]`, as it is written.
     pub(crate) fn host(&self) -> String {
-        self.0.authority().map_or_else(String::new, |authority| authority.to_string())
+        self.0
+            .authority()
+            .map_or_else(String::new, |authority| authority.to_string())
     }
 
     pub(crate) fn uri(&self) -> Uri {
@@ -84,7 +93,10 @@ impl Url {
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = self.0.scheme_str().unwrap_or_default();
-        let authority = self.0.authority().map_or("", |authority| authority.as_str());
+        let authority = self
+            .0
+            .authority()
+            .map_or("", |authority| authority.as_str());
         write!(f, "{scheme}://{authority}{}", self.0.path())
     }
 }
@@ -101,14 +113,26 @@ pub(crate) fn is_loopback(registry: &str) -> bool {
         Some((host, port)) if !port.contains(']') => host,
         _ => registry,
     };
-    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    let address = host
+        .trim_start_matches('[')
+        .trim_end_matches(']')
+        .parse::<IpAddr>();
     host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
 /// Escapes a value for a query or a form.
 pub(crate) fn escaped(value: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    value.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+    value
+        .bytes()
+        .map(|byte| {
+            if plain(byte) {
+                char::from(byte).to_string()
+            } else {
+                format!("%{byte:02X}")
+            }
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -136,8 +160,13 @@ mod tests {
     #[test]
     fn what_is_not_safe_is_not_followed() {
         let base = url("https://h.example/v2/");
-        for location in ["http://h.example/", "file:///etc/passwd", "https://u:p@h.example/", "https:///x", "ftp://h/"]
-        {
+        for location in [
+            "http://h.example/",
+            "file:///etc/passwd",
+            "https://u:p@h.example/",
+            "https:///x",
+            "ftp://h/",
+        ] {
             assert!(base.join(location).is_err(), "{location}");
         }
         assert!(url("http://h.example/").join("https://h.example/").is_ok());
@@ -145,18 +174,34 @@ mod tests {
 
     #[test]
     fn a_query_is_never_shown() {
-        assert_eq!(url("https://h.example/p?token=s3cret").to_string(), "https://h.example/p");
+        assert_eq!(
+            url("https://h.example/p?token=s3cret").to_string(),
+            "https://h.example/p"
+        );
     }
 
     #[test]
     fn origins_know_their_default_ports() {
-        assert_eq!(url("https://H.example/").origin(), url("https://h.example:443/x").origin());
-        assert_ne!(url("http://h.example:5000/").origin(), url("http://h.example:5001/").origin());
+        assert_eq!(
+            url("https://H.example/").origin(),
+            url("https://h.example:443/x").origin()
+        );
+        assert_ne!(
+            url("http://h.example:5000/").origin(),
+            url("http://h.example:5001/").origin()
+        );
     }
 
     #[test]
     fn this_machine_has_many_names() {
-        for host in ["localhost", "localhost:5000", "127.0.0.1", "127.3.2.1:80", "[::1]:5000", "[::1]"] {
+        for host in [
+            "localhost",
+            "localhost:5000",
+            "127.0.0.1",
+            "127.3.2.1:80",
+            "[::1]:5000",
+            "[::1]",
+        ] {
             assert!(is_loopback(host), "{host}");
         }
         for host in ["localhost.example", "10.0.0.1", "127.0.0.1.example:5000"] {

@@ -1,8 +1,8 @@
 //! One request and its answer: the HTTP client, its limits, redirects, and what a failure means.
 //!
-//! Always: at most [`REDIRECTS_MAX`] redirects, none from https to http, and only of requests that read. An
-//! `Authorization` goes to the origin it was made for and nowhere else. Bodies are read as they were sent: no
-//! compression is asked for.
+//! Always: at most [`REDIRECTS_MAX`] redirects, none from https to http, and only of requests that
+//! read. An `Authorization` goes to the origin it was made for and nowhere else. Bodies are read as
+//! they were sent: no compression is asked for.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -41,7 +41,13 @@ pub(crate) struct Ask {
 
 impl Ask {
     pub(crate) fn new(method: Method, url: Url) -> Self {
-        Self { method, url, headers: Vec::new(), body: Vec::new(), answer_in: None }
+        Self {
+            method,
+            url,
+            headers: Vec::new(),
+            body: Vec::new(),
+            answer_in: None,
+        }
     }
 
     pub(crate) fn header(mut self, name: HeaderName, value: impl Into<String>) -> Self {
@@ -82,9 +88,14 @@ impl Answer {
     pub(crate) fn location(&self) -> Result<Url, Error> {
         let url = self.url.to_string();
         let Some(location) = self.header(&LOCATION) else {
-            return Err(Error::Protocol { url, rule: "a Location is missing" });
+            return Err(Error::Protocol {
+                url,
+                rule: "a Location is missing",
+            });
         };
-        self.url.join(location).map_err(|rule| Error::Redirects { url, rule })
+        self.url
+            .join(location)
+            .map_err(|rule| Error::Redirects { url, rule })
     }
 
     /// The body, which fails if it comes too slowly.
@@ -94,7 +105,13 @@ impl Answer {
 
     fn paced(self, end: Option<Instant>) -> impl Read {
         let (since, stalled) = (Instant::now(), self.stalled);
-        Paced { body: self.response.into_body().into_reader(), stalled, since, bytes: 0, end }
+        Paced {
+            body: self.response.into_body().into_reader(),
+            stalled,
+            since,
+            bytes: 0,
+            end,
+        }
     }
 
     /// The whole body, if it is no longer than the limit.
@@ -103,16 +120,29 @@ impl Answer {
         self.read_until(end, what, limit)
     }
 
-    pub(crate) fn read_until(self, end: Instant, what: &str, limit: usize) -> Result<Vec<u8>, Fault> {
-        let too_large = || Error::TooLarge { what: what.to_owned(), limit_bytes: limit as u64 };
+    pub(crate) fn read_until(
+        self,
+        end: Instant,
+        what: &str,
+        limit: usize,
+    ) -> Result<Vec<u8>, Fault> {
+        let too_large = || Error::TooLarge {
+            what: what.to_owned(),
+            limit_bytes: limit as u64,
+        };
         if self.length().is_some_and(|length| length > limit as u64) {
             return Err(Fault::Final(too_large()));
         }
         let mut bytes = Vec::new();
         let url = self.url.clone();
         let mut body = self.paced(Some(end)).take(limit as u64 + 1);
-        body.read_to_end(&mut bytes).map_err(|source| Fault::Lost { url, source })?;
-        if bytes.len() > limit { Err(Fault::Final(too_large())) } else { Ok(bytes) }
+        body.read_to_end(&mut bytes)
+            .map_err(|source| Fault::Lost { url, source })?;
+        if bytes.len() > limit {
+            Err(Fault::Final(too_large()))
+        } else {
+            Ok(bytes)
+        }
     }
 
     /// The error that an answer of this status is.
@@ -120,18 +150,32 @@ impl Answer {
         let status = self.status();
         let url = self.url.to_string();
         let registry = self.url.host();
-        let said = self.read("an error", SAID_MAX).map(|body| Said::read(&body)).unwrap_or_default();
+        let said = self
+            .read("an error", SAID_MAX)
+            .map(|body| Said::read(&body))
+            .unwrap_or_default();
         match status {
             StatusCode::UNAUTHORIZED => Error::Unauthorized { registry, said },
             StatusCode::FORBIDDEN => Error::Denied { registry, said },
-            StatusCode::NOT_FOUND => Error::NotFound { what: what.to_owned(), said },
-            StatusCode::TOO_MANY_REQUESTS => Error::TooManyRequests { registry, waited_s: 0 },
-            status => Error::Registry { url, status: status.as_u16(), said },
+            StatusCode::NOT_FOUND => Error::NotFound {
+                what: what.to_owned(),
+                said,
+            },
+            StatusCode::TOO_MANY_REQUESTS => Error::TooManyRequests {
+                registry,
+                waited_s: 0,
+            },
+            status => Error::Registry {
+                url,
+                status: status.as_u16(),
+                said,
+            },
         }
     }
 }
 
-/// A body that must keep up a pace: each read has a limit of its own, but a byte now and then would satisfy that.
+/// A body that must keep up a pace: each read has a limit of its own, but a byte now and then would
+/// satisfy that.
 struct Paced<R> {
     body: R,
     stalled: Duration,
@@ -146,11 +190,17 @@ impl<R: Read> Read for Paced<R> {
         let count = self.body.read(buffer)?;
         self.bytes += count;
         if count > 0 && self.end.is_some_and(|end| Instant::now() >= end) {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "the content takes too long"));
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the content takes too long",
+            ));
         }
         if self.since.elapsed() >= self.stalled {
             if count > 0 && self.bytes < PACE_MIN {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "the content comes too slowly"));
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "the content comes too slowly",
+                ));
             }
             (self.since, self.bytes) = (Instant::now(), 0);
         }
@@ -179,7 +229,11 @@ impl Fault {
     /// The error after so many tries.
     pub(crate) fn after(self, tries: u32) -> Error {
         match self {
-            Self::Lost { url, source } => Error::ConnectionLost { url: url.to_string(), tries, source },
+            Self::Lost { url, source } => Error::ConnectionLost {
+                url: url.to_string(),
+                tries,
+                source,
+            },
             Self::Final(error) => error,
         }
     }
@@ -187,18 +241,36 @@ impl Fault {
     fn of(url: &Url, error: ureq::Error) -> Self {
         let shown = url.to_string();
         match error {
-            ureq::Error::LargeResponseHeader(..) => {
-                Error::TooLarge { what: format!("the header from {shown}"), limit_bytes: HEADERS_MAX as u64 }.into()
+            ureq::Error::LargeResponseHeader(..) => Error::TooLarge {
+                what: format!("the header from {shown}"),
+                limit_bytes: HEADERS_MAX as u64,
             }
+            .into(),
             ureq::Error::Protocol(_) | ureq::Error::Http(_) | ureq::Error::BadUri(_) => {
-                Error::Protocol { url: shown, rule: "this is not HTTP" }.into()
+                Error::Protocol {
+                    url: shown,
+                    rule: "this is not HTTP",
+                }
+                .into()
             }
             ureq::Error::HostNotFound => {
                 let source = io::Error::new(io::ErrorKind::NotFound, "the host is not known");
-                Error::ConnectionLost { url: shown, tries: 1, source }.into()
+                Error::ConnectionLost {
+                    url: shown,
+                    tries: 1,
+                    source,
+                }
+                .into()
             }
-            error if is_tls(&error) => Error::Tls { url: shown, source: error.into_io() }.into(),
-            error => Self::Lost { url: url.clone(), source: error.into_io() },
+            error if is_tls(&error) => Error::Tls {
+                url: shown,
+                source: error.into_io(),
+            }
+            .into(),
+            error => Self::Lost {
+                url: url.clone(),
+                source: error.into_io(),
+            },
         }
     }
 }
@@ -206,7 +278,9 @@ impl Fault {
 fn is_tls(error: &ureq::Error) -> bool {
     match error {
         ureq::Error::Tls(_) | ureq::Error::Rustls(_) | ureq::Error::TlsRequired => true,
-        ureq::Error::Io(error) => error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()),
+        ureq::Error::Io(error) => error
+            .get_ref()
+            .is_some_and(|inner| inner.is::<rustls::Error>()),
         _ => false,
     }
 }
@@ -232,9 +306,20 @@ pub(crate) struct Authorization<'a> {
 impl Wire {
     /// Certificates that cannot be used are refused at once if they will be needed.
     pub(crate) fn new(access: &Access, secure: bool) -> Result<Self, Error> {
-        let (limits, user_agent, ca) = (access.limits.clone(), printable(&access.user_agent), access.ca.clone());
+        let (limits, user_agent, ca) = (
+            access.limits.clone(),
+            printable(&access.user_agent),
+            access.ca.clone(),
+        );
         let plain = agent(&limits, &user_agent, TlsConfig::default());
-        let wire = Self { plain, secure: OnceLock::new(), ca, user_agent, given_up: AtomicBool::new(false), limits };
+        let wire = Self {
+            plain,
+            secure: OnceLock::new(),
+            ca,
+            user_agent,
+            given_up: AtomicBool::new(false),
+            limits,
+        };
         if secure {
             wire.agent(true)?;
         }
@@ -252,7 +337,9 @@ impl Wire {
             .root_certs(RootCerts::Specific(Arc::new(roots(self.ca.as_deref())?)))
             .unversioned_rustls_crypto_provider(Arc::new(ring::default_provider()))
             .build();
-        Ok(self.secure.get_or_init(|| agent(&self.limits, &self.user_agent, tls)))
+        Ok(self
+            .secure
+            .get_or_init(|| agent(&self.limits, &self.user_agent, tls)))
     }
 
     /// Ends every request that is under way, and those to come.
@@ -265,7 +352,11 @@ impl Wire {
     }
 
     pub(crate) fn wanted(&self) -> Result<(), GivenUp> {
-        if self.given_up.load(Ordering::SeqCst) { Err(GivenUp) } else { Ok(()) }
+        if self.given_up.load(Ordering::SeqCst) {
+            Err(GivenUp)
+        } else {
+            Ok(())
+        }
     }
 
     /// Asks and follows redirects.
@@ -282,11 +373,19 @@ impl Wire {
                 return Ok(answer);
             }
             if !ask.reads() {
-                return Err(Error::Redirects { url: url.to_string(), rule: "a request that writes" }.into());
+                return Err(Error::Redirects {
+                    url: url.to_string(),
+                    rule: "a request that writes",
+                }
+                .into());
             }
             url = answer.location()?;
         }
-        Err(Error::Redirects { url: ask.url.to_string(), rule: "more than 10 times" }.into())
+        Err(Error::Redirects {
+            url: ask.url.to_string(),
+            rule: "more than 10 times",
+        }
+        .into())
     }
 
     /// One request with a body of the length that its headers say.
@@ -299,7 +398,13 @@ impl Wire {
         self.exchange(ask, &ask.url, authorization, SendBody::from_reader(body))
     }
 
-    fn exchange(&self, ask: &Ask, url: &Url, authorization: &Authorization, body: SendBody) -> Result<Answer, Fault> {
+    fn exchange(
+        &self,
+        ask: &Ask,
+        url: &Url,
+        authorization: &Authorization,
+        body: SendBody,
+    ) -> Result<Answer, Fault> {
         let mut request = Request::builder().method(&ask.method).uri(url.uri());
         for (name, value) in &ask.headers {
             request = request.header(name, value);
@@ -307,18 +412,32 @@ impl Wire {
         if !ask.reads() && !ask.headers.iter().any(|(name, _)| *name == CONTENT_LENGTH) {
             request = request.header(CONTENT_LENGTH, ask.body.len());
         }
-        if let Some(value) = authorization.value.as_ref().filter(|_| *authorization.origin == url.origin()) {
+        if let Some(value) = authorization
+            .value
+            .as_ref()
+            .filter(|_| *authorization.origin == url.origin())
+        {
             request = request.header(AUTHORIZATION, value);
         }
-        let request = request.body(body).map_err(|error| Fault::of(url, error.into()))?;
+        let request = request
+            .body(body)
+            .map_err(|error| Fault::of(url, error.into()))?;
         let agent = self.agent(url.origin().secure)?;
         let stalled = self.limits.stalled;
         let answer_in = Some(ask.answer_in.unwrap_or(stalled));
-        let request =
-            agent.configure_request(request).timeout_recv_response(answer_in).timeout_per_read(answer_in).build();
+        let request = agent
+            .configure_request(request)
+            .timeout_recv_response(answer_in)
+            .timeout_per_read(answer_in)
+            .build();
         self.wanted().map_err(Error::from)?;
         let response = agent.run(request).map_err(|error| Fault::of(url, error))?;
-        Ok(Answer { url: url.clone(), response, stalled, document: self.limits.document })
+        Ok(Answer {
+            url: url.clone(),
+            response,
+            stalled,
+            document: self.limits.document,
+        })
     }
 
     /// Tries until there is an answer that trying again would not change.
@@ -372,7 +491,8 @@ fn agent(limits: &Limits, user_agent: &str, tls: TlsConfig) -> Agent {
 
 pub(crate) fn is_asked_to_wait(answer: &Answer) -> bool {
     let unavailable = answer.status() == StatusCode::SERVICE_UNAVAILABLE;
-    answer.status() == StatusCode::TOO_MANY_REQUESTS || unavailable && answer.header(&RETRY_AFTER).is_some()
+    answer.status() == StatusCode::TOO_MANY_REQUESTS
+        || unavailable && answer.header(&RETRY_AFTER).is_some()
 }
 
 pub(crate) fn asked_wait(headers: &HeaderMap) -> Option<Duration> {
@@ -386,19 +506,26 @@ pub(crate) fn is_passing(status: StatusCode) -> bool {
 
 /// What can stand in a header; the HTTP client panics at anything else.
 fn printable(text: &str) -> String {
-    text.chars().filter(|c| c.is_ascii_graphic() || *c == ' ').collect()
+    text.chars()
+        .filter(|c| c.is_ascii_graphic() || *c == ' ')
+        .collect()
 }
 
 /// The host's certificates and those of the caller's file.
 fn roots(ca: Option<&Path>) -> Result<Vec<Certificate<'static>>, Error> {
     let native = rustls_native_certs::load_native_certs();
-    let mut roots: Vec<_> = native.certs.iter().map(|found| Certificate::from_der(found).to_owned()).collect();
+    let mut roots: Vec<_> = native
+        .certs
+        .iter()
+        .map(|found| Certificate::from_der(found).to_owned())
+        .collect();
     if let Some(path) = ca {
         roots.extend(certificates(path)?);
     }
     if roots.is_empty() {
         let source = native.errors.into_iter().next().map(io::Error::other);
-        let source = source.unwrap_or_else(|| io::Error::new(io::ErrorKind::NotFound, "there are none"));
+        let source =
+            source.unwrap_or_else(|| io::Error::new(io::ErrorKind::NotFound, "there are none"));
         return Err(Error::io("read", "the host's certificates", source));
     }
     Ok(roots)
@@ -406,10 +533,19 @@ fn roots(ca: Option<&Path>) -> Result<Vec<Certificate<'static>>, Error> {
 
 fn certificates(path: &Path) -> Result<Vec<Certificate<'static>>, Error> {
     let pem = crate::docker::read_bounded(path, CA_MAX)?;
-    let certificate = |item| if let Ok(PemItem::Certificate(found)) = item { Some(found) } else { None };
+    let certificate = |item| {
+        if let Ok(PemItem::Certificate(found)) = item {
+            Some(found)
+        } else {
+            None
+        }
+    };
     let found: Vec<_> = parse_pem(&pem).filter_map(certificate).collect();
     if found.is_empty() {
-        return Err(Error::File { path: path.to_owned(), rule: "it holds no certificate" });
+        return Err(Error::File {
+            path: path.to_owned(),
+            rule: "it holds no certificate",
+        });
     }
     Ok(found)
 }

@@ -1,10 +1,10 @@
 //! How a root file system is made: layer by layer, then written out.
 //!
-//! Always: bytes of files go straight into the image file as they come, names and attributes stay in memory until
-//! [`Builder::finish`]. Nothing but the image file is ever written.
+//! Always: bytes of files go straight into the image file as they come, names and attributes stay
+//! in memory until [`Builder::finish`]. Nothing but the image file is ever written.
 //!
-//! When it fails: after an error of an `add` or a `put`, half of what was added may be there, and every later call fails
-//! as well. The image file stays; it is the caller's to remove.
+//! When it fails: after an error of an `add` or a `put`, half of what was added may be there, and
+//! every later call fails as well. The image file stays; it is the caller's to remove.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -75,8 +75,16 @@ impl Builder {
     /// Starts with an empty root directory. There must be nothing at `image` yet.
     pub fn create(image: &Path, limits: Limits) -> Result<Self, Error> {
         let area = DataArea::create(image, limits.written_bytes)?;
-        let canvas = Canvas { tree: Tree::new(), area, meter: Meter::new(limits) };
-        Ok(Self { canvas, limits, is_failed: false })
+        let canvas = Canvas {
+            tree: Tree::new(),
+            area,
+            meter: Meter::new(limits),
+        };
+        Ok(Self {
+            canvas,
+            limits,
+            is_failed: false,
+        })
     }
 
     /// A tar archive, plain or in gzip, zstd or xz, laid over what is there. It is read to its end.
@@ -86,15 +94,24 @@ impl Builder {
         rules: TarRules,
         watch: &mut Watch<'_>,
     ) -> Result<Added, Error> {
-        let allowed = Allowed { bytes: self.canvas.meter.bytes_left(), limit: self.limits.bytes };
+        let allowed = Allowed {
+            bytes: self.canvas.meter.bytes_left(),
+            limit: self.limits.bytes,
+        };
         self.change(|canvas| {
-            let (bytes, sha256) = unpack(input, allowed, watch, |input| layer::add(canvas, input, rules))?;
-            canvas.meter.take_bytes(bytes).map_err(|fault| fault.of(b"the archive"))?;
+            let (bytes, sha256) = unpack(input, allowed, watch, |input| {
+                layer::add(canvas, input, rules)
+            })?;
+            canvas
+                .meter
+                .take_bytes(bytes)
+                .map_err(|fault| fault.of(b"the archive"))?;
             Ok(Added { bytes, sha256 })
         })
     }
 
-    /// A host directory with all that is in it, laid over what is there. Gives how many bytes its files had.
+    /// A host directory with all that is in it, laid over what is there. Gives how many bytes its
+    /// files had.
     pub fn add_dir(&mut self, dir: &Path, watch: &mut Watch<'_>) -> Result<u64, Error> {
         self.change(|canvas| dir::add(canvas, dir, watch))
     }
@@ -110,14 +127,17 @@ impl Builder {
         self.unlink(path).map_err(|fault| fault.of(path))
     }
 
-    /// The bytes of a file, if there is one; links are followed inside of the tree. More than `limit` are an error.
+    /// The bytes of a file, if there is one; links are followed inside of the tree. More than
+    /// `limit` are an error.
     pub fn read(&self, path: &[u8], limit: u64) -> Result<Option<Vec<u8>>, Error> {
         self.check()?;
         let found = self.find(path).map_err(|fault| fault.of(path))?;
         match found.map(|id| &self.canvas.tree.node(id).kind) {
-            Some(Kind::File(content)) if content.bytes > limit => {
-                Err(Error::Limit { name: shown(path), limit: "bytes to be read at once", allowed: limit })
-            }
+            Some(Kind::File(content)) if content.bytes > limit => Err(Error::Limit {
+                name: shown(path),
+                limit: "bytes to be read at once",
+                allowed: limit,
+            }),
             Some(Kind::File(content)) => self.canvas.area.read(content, limit).map(Some),
             _ => Ok(None),
         }
@@ -128,9 +148,15 @@ impl Builder {
         !self.is_failed && matches!(self.find(path), Ok(Some(_)))
     }
 
-    /// Writes every file into an empty directory of the host, for archives that hold an image and not a root file system.
-    /// `watch` hears how many bytes were written; more than `limit_bytes` are an error.
-    pub fn copy_out(&self, dir: &Path, limit_bytes: u64, watch: &mut Watch<'_>) -> Result<(), Error> {
+    /// Writes every file into an empty directory of the host, for archives that hold an image and
+    /// not a root file system. `watch` hears how many bytes were written; more than `limit_bytes`
+    /// are an error.
+    pub fn copy_out(
+        &self,
+        dir: &Path,
+        limit_bytes: u64,
+        watch: &mut Watch<'_>,
+    ) -> Result<(), Error> {
         self.check()?;
         outward::copy_out(&self.canvas, dir, limit_bytes, watch)
     }
@@ -151,7 +177,11 @@ impl Builder {
     }
 
     fn check(&self) -> Result<(), Error> {
-        if self.is_failed { Err(Error::FailedBefore) } else { Ok(()) }
+        if self.is_failed {
+            Err(Error::FailedBefore)
+        } else {
+            Ok(())
+        }
     }
 
     fn find(&self, path: &[u8]) -> Result<Option<NodeId>, Fault> {
@@ -170,11 +200,26 @@ impl Builder {
 
 fn place(canvas: &mut Canvas, path: &[u8], node: New<'_>) -> Result<(), Fault> {
     let plain = plain(path)?;
-    let New { mode, uid, gid, modified, kind } = node;
+    let New {
+        mode,
+        uid,
+        gid,
+        modified,
+        kind,
+    } = node;
     require(mode <= 0o7777, "its mode has more than permissions")?;
-    let attributes = Attributes { mode, uid, gid, modified, xattrs: BTreeMap::new() };
+    let attributes = Attributes {
+        mode,
+        uid,
+        gid,
+        modified,
+        xattrs: BTreeMap::new(),
+    };
     let Some((parent, name)) = split(&plain) else {
-        require(matches!(kind, NewKind::Dir), "it is in the place of the root and no directory")?;
+        require(
+            matches!(kind, NewKind::Dir),
+            "it is in the place of the root and no directory",
+        )?;
         return canvas.describe(Tree::ROOT, attributes);
     };
     let dir = canvas.dir(parent)?;
@@ -194,7 +239,10 @@ fn file(canvas: &mut Canvas, path: &[u8], from: &mut dyn Read, bytes: u64) -> Re
     let mut left = bytes;
     while left > 0 {
         let some = &mut buffer[..left.min(BUFFER_BYTES) as usize];
-        from.read_exact(some).map_err(|source| Error::Bytes { name: shown(path), source })?;
+        from.read_exact(some).map_err(|source| Error::Bytes {
+            name: shown(path),
+            source,
+        })?;
         file.write(some)?;
         left -= some.len() as u64;
     }
@@ -203,7 +251,10 @@ fn file(canvas: &mut Canvas, path: &[u8], from: &mut dyn Read, bytes: u64) -> Re
 
 impl std::fmt::Debug for New<'_> {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("New").field("mode", &self.mode).field("kind", &self.kind).finish_non_exhaustive()
+        out.debug_struct("New")
+            .field("mode", &self.mode)
+            .field("kind", &self.kind)
+            .finish_non_exhaustive()
     }
 }
 

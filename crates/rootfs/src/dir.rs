@@ -1,8 +1,9 @@
 //! A host directory, taken as it is: owners, modes, times, extended attributes, hard links, holes.
 //!
-//! Always: names are taken in the order of their bytes, and no symbolic link is followed, as everything is opened from
-//! the directory that it lies in. Attributes that say something about the host or about who reads are left out:
-//! `trusted.*`, which only root sees, and `security.selinux`. When a file changes while it is read, that is an error.
+//! Always: names are taken in the order of their bytes, and no symbolic link is followed, as
+//! everything is opened from the directory that it lies in. Attributes that say something about the
+//! host or about who reads are left out: `trusted.*`, which only root sees, and `security.selinux`.
+//! When a file changes while it is read, that is an error.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -24,15 +25,32 @@ use crate::tree::{Attributes, Device, Kind, MAX_FILE_BYTES, NodeId, Time, Tree};
 const BUFFER_BYTES: usize = 256 << 10;
 /// As Linux has them, for a list of names and for a value.
 const MAX_XATTR_BYTES: usize = 64 << 10;
-const OPEN: OFlags =
-    OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+const OPEN: OFlags = OFlags::RDONLY
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC)
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::NOCTTY);
 
 /// Lays a directory over the canvas. Gives how many bytes its files had.
 pub(crate) fn add(canvas: &mut Canvas, dir: &Path, watch: &mut Watch<'_>) -> Result<u64, Error> {
-    let fd = rustix::fs::openat(CWD, dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    let mut taken =
-        Taken { canvas, watch, links: HashMap::new(), bytes: 0, buffer: vec![0; BUFFER_BYTES], xattr: Vec::new() };
-    taken.all(Place { fd: fd.map_err(failed("open", dir))?, path: dir.to_path_buf() })?;
+    let fd = rustix::fs::openat(
+        CWD,
+        dir,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
+    let mut taken = Taken {
+        canvas,
+        watch,
+        links: HashMap::new(),
+        bytes: 0,
+        buffer: vec![0; BUFFER_BYTES],
+        xattr: Vec::new(),
+    };
+    taken.all(Place {
+        fd: fd.map_err(failed("open", dir))?,
+        path: dir.to_path_buf(),
+    })?;
     Ok(taken.bytes)
 }
 
@@ -62,7 +80,9 @@ struct Taken<'c, 'w> {
 impl Taken<'_, '_> {
     fn all(&mut self, root: Place) -> Result<(), Error> {
         let (_, attributes) = self.described(&root)?;
-        self.canvas.describe(Tree::ROOT, attributes).map_err(|fault| of(fault, &root.path))?;
+        self.canvas
+            .describe(Tree::ROOT, attributes)
+            .map_err(|fault| of(fault, &root.path))?;
         let mut levels = vec![self.level(root, Tree::ROOT)?];
         while let Some(level) = levels.last_mut() {
             let Some(name) = level.names.next() else {
@@ -93,9 +113,15 @@ impl Taken<'_, '_> {
         }
         let (kind, attributes) = match kind {
             FileType::RegularFile => self.file(level, name, &path, inode)?,
-            _ => (self.special(level, name, &path, &stat)?, self.special_attributes(level, name, &path, &stat)?),
+            _ => (
+                self.special(level, name, &path, &stat)?,
+                self.special_attributes(level, name, &path, &stat)?,
+            ),
         };
-        let node = self.canvas.place(level.node, name, kind, attributes).map_err(|fault| of(fault, &path))?;
+        let node = self
+            .canvas
+            .place(level.node, name, kind, attributes)
+            .map_err(|fault| of(fault, &path))?;
         if stat.st_nlink > 1 {
             self.links.insert(inode, node);
         }
@@ -103,10 +129,20 @@ impl Taken<'_, '_> {
     }
 
     fn take_dir(&mut self, level: &Level, name: &[u8], path: PathBuf) -> Result<Level, Error> {
-        let fd = rustix::fs::openat(&level.place.fd, name, OPEN | OFlags::DIRECTORY, Mode::empty());
-        let place = Place { fd: fd.map_err(failed("open", &path))?, path };
+        let fd = rustix::fs::openat(
+            &level.place.fd,
+            name,
+            OPEN | OFlags::DIRECTORY,
+            Mode::empty(),
+        );
+        let place = Place {
+            fd: fd.map_err(failed("open", &path))?,
+            path,
+        };
         let (_, attributes) = self.described(&place)?;
-        let node = self.canvas.place(level.node, name, Kind::Dir(BTreeMap::new()), attributes);
+        let node = self
+            .canvas
+            .place(level.node, name, Kind::Dir(BTreeMap::new()), attributes);
         let node = node.map_err(|fault| of(fault, &place.path))?;
         self.level(place, node)
     }
@@ -119,14 +155,19 @@ impl Taken<'_, '_> {
             if name == b"." || name == b".." {
                 continue;
             }
-            check_name(name).map_err(|fault| of(fault, &place.path.join(OsStr::from_bytes(name))))?;
+            check_name(name)
+                .map_err(|fault| of(fault, &place.path.join(OsStr::from_bytes(name))))?;
             names.push(name.to_vec());
             if names.len() as u64 > self.canvas.meter.nodes_left() {
                 return Err(of(self.canvas.meter.beyond_nodes(), &place.path));
             }
         }
         names.sort_unstable();
-        Ok(Level { place, node, names: names.into_iter() })
+        Ok(Level {
+            place,
+            node,
+            names: names.into_iter(),
+        })
     }
 
     fn file(
@@ -136,21 +177,37 @@ impl Taken<'_, '_> {
         path: &Path,
         inode: (u64, u64),
     ) -> Result<(Kind, Attributes), Error> {
-        let fd = rustix::fs::openat(&level.place.fd, name, OPEN, Mode::empty()).map_err(failed("open", path))?;
-        let place = Place { fd, path: path.to_path_buf() };
+        let fd = rustix::fs::openat(&level.place.fd, name, OPEN, Mode::empty())
+            .map_err(failed("open", path))?;
+        let place = Place {
+            fd,
+            path: path.to_path_buf(),
+        };
         let (stat, attributes) = self.described(&place)?;
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         if !is_file || (stat.st_dev, stat.st_ino) != inode {
             return Err(Error::Changed { path: place.path });
         }
         let bytes = stat.st_size.cast_unsigned();
-        require(bytes <= MAX_FILE_BYTES, "it is larger than 16 TiB").map_err(|fault| of(fault, path))?;
+        require(bytes <= MAX_FILE_BYTES, "it is larger than 16 TiB")
+            .map_err(|fault| of(fault, path))?;
         let is_full = stat.st_blocks.cast_unsigned().saturating_mul(512) >= bytes;
-        let mut source = Source { place: &place, bytes, is_full, at: 0 };
-        let mut file = self.canvas.area.file(bytes, self.canvas.meter.extents_left())?;
+        let mut source = Source {
+            place: &place,
+            bytes,
+            is_full,
+            at: 0,
+        };
+        let mut file = self
+            .canvas
+            .area
+            .file(bytes, self.canvas.meter.extents_left())?;
         while let Some((hole, data)) = source.next()? {
             file.skip(hole)?;
-            self.canvas.meter.take_bytes(data).map_err(|fault| of(fault, path))?;
+            self.canvas
+                .meter
+                .take_bytes(data)
+                .map_err(|fault| of(fault, path))?;
             copy(&source, data, &mut file, &mut self.buffer, &mut |more| {
                 self.bytes += more;
                 (self.watch)(self.bytes).map_err(|Stop| Error::GivenUp)
@@ -159,8 +216,15 @@ impl Taken<'_, '_> {
         }
         let content = file.finish()?;
         let after = rustix::fs::fstat(&place.fd).map_err(failed("look at", path))?;
-        let moments =
-            |stat: &Stat| (stat.st_size, stat.st_mtime, stat.st_mtime_nsec, stat.st_ctime, stat.st_ctime_nsec);
+        let moments = |stat: &Stat| {
+            (
+                stat.st_size,
+                stat.st_mtime,
+                stat.st_mtime_nsec,
+                stat.st_ctime,
+                stat.st_ctime_nsec,
+            )
+        };
         if moments(&stat) != moments(&after) {
             return Err(Error::Changed { path: place.path });
         }
@@ -180,7 +244,10 @@ impl Taken<'_, '_> {
     }
 
     fn special(&self, level: &Level, name: &[u8], path: &Path, stat: &Stat) -> Result<Kind, Error> {
-        let device = Device { major: rustix::fs::major(stat.st_rdev), minor: rustix::fs::minor(stat.st_rdev) };
+        let device = Device {
+            major: rustix::fs::major(stat.st_rdev),
+            minor: rustix::fs::minor(stat.st_rdev),
+        };
         Ok(match FileType::from_raw_mode(stat.st_mode) {
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(&level.place.fd, name, Vec::new());
@@ -190,11 +257,17 @@ impl Taken<'_, '_> {
             FileType::BlockDevice => Kind::BlockDevice(device),
             FileType::Fifo => Kind::Fifo,
             FileType::Socket => Kind::Socket,
-            _ => return Err(of(Fault::Refused("it is of a kind that is not known here"), path)),
+            _ => {
+                return Err(of(
+                    Fault::Refused("it is of a kind that is not known here"),
+                    path,
+                ));
+            }
         })
     }
 
-    /// Of what cannot be opened to be read. The way over the descriptor of its directory follows no link of others.
+    /// Of what cannot be opened to be read. The way over the descriptor of its directory follows no
+    /// link of others.
     fn special_attributes(
         &mut self,
         level: &Level,
@@ -224,10 +297,14 @@ impl Taken<'_, '_> {
             Err(Errno::NOTSUP) => 0,
             length => length.map_err(failed("list the extended attributes of", path))?,
         };
-        let names = names[..length].split(|byte| *byte == 0).filter(|name| is_kept_xattr(name));
-        let names = names.filter(|name| !name.starts_with(b"trusted.") && *name != b"security.selinux");
+        let names = names[..length]
+            .split(|byte| *byte == 0)
+            .filter(|name| is_kept_xattr(name));
+        let names =
+            names.filter(|name| !name.starts_with(b"trusted.") && *name != b"security.selinux");
         let read = |name: &[u8]| {
-            let length = value(name, bytes).map_err(failed("read an extended attribute of", path))?;
+            let length =
+                value(name, bytes).map_err(failed("read an extended attribute of", path))?;
             Ok((name.to_vec(), bytes[..length].to_vec()))
         };
         names.map(read).collect()
@@ -249,12 +326,22 @@ impl Source<'_> {
         if self.at >= self.bytes {
             return Ok(None);
         }
-        let data = if self.is_full { self.at } else { self.seek(SeekFrom::Data(self.at))?.unwrap_or(self.bytes) };
+        let data = if self.is_full {
+            self.at
+        } else {
+            self.seek(SeekFrom::Data(self.at))?.unwrap_or(self.bytes)
+        };
         let data = data.min(self.bytes);
-        let end = if self.is_full || data == self.bytes { None } else { self.seek(SeekFrom::Hole(data))? };
+        let end = if self.is_full || data == self.bytes {
+            None
+        } else {
+            self.seek(SeekFrom::Hole(data))?
+        };
         let end = end.unwrap_or(self.bytes).min(self.bytes);
         if data < self.at || end < data || end == self.at {
-            return Err(Error::Changed { path: self.place.path.clone() });
+            return Err(Error::Changed {
+                path: self.place.path.clone(),
+            });
         }
         let hole = data - self.at;
         self.at = data;
@@ -268,7 +355,9 @@ impl Source<'_> {
             // A file system that does not know of holes.
             (Err(Errno::INVAL), SeekFrom::Data(at)) => Ok(Some(at)),
             (Err(Errno::INVAL), _) => Ok(None),
-            (found, _) => found.map(Some).map_err(failed("find the holes of", &self.place.path)),
+            (found, _) => found
+                .map(Some)
+                .map_err(failed("find the holes of", &self.place.path)),
         }
     }
 }
@@ -282,10 +371,16 @@ fn copy(
 ) -> Result<(), Error> {
     let mut done = 0;
     while done < bytes {
-        let wanted = usize::try_from(bytes - done).unwrap_or(usize::MAX).min(buffer.len());
+        let wanted = usize::try_from(bytes - done)
+            .unwrap_or(usize::MAX)
+            .min(buffer.len());
         let read = rustix::io::pread(&source.place.fd, &mut buffer[..wanted], source.at + done);
         match read.map_err(failed("read", &source.place.path))? {
-            0 => return Err(Error::Changed { path: source.place.path.clone() }),
+            0 => {
+                return Err(Error::Changed {
+                    path: source.place.path.clone(),
+                });
+            }
             read => {
                 into.write(&buffer[..read])?;
                 done += read as u64;
@@ -301,7 +396,10 @@ fn attributes(stat: &Stat, xattrs: BTreeMap<Vec<u8>, Vec<u8>>) -> Attributes {
         mode: (stat.st_mode & 0o7777) as u16,
         uid: stat.st_uid,
         gid: stat.st_gid,
-        modified: Time { seconds: stat.st_mtime, nanoseconds: stat.st_mtime_nsec as u32 },
+        modified: Time {
+            seconds: stat.st_mtime,
+            nanoseconds: stat.st_mtime_nsec as u32,
+        },
         xattrs,
     }
 }
@@ -311,5 +409,9 @@ fn of(fault: Fault, path: &Path) -> Error {
 }
 
 fn failed(operation: &'static str, path: &Path) -> impl FnOnce(Errno) -> Error {
-    move |errno| Error::Io { operation, path: path.to_path_buf(), source: errno.into() }
+    move |errno| Error::Io {
+        operation,
+        path: path.to_path_buf(),
+        source: errno.into(),
+    }
 }

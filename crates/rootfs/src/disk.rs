@@ -6,9 +6,10 @@
 //!  qcow2 ─┘            └─ MBR or GPT ──► the root's partition ┘
 //! ```
 //!
-//! Always: what an image says is not trusted. Every offset and size is checked against the file and the others, memory
-//! is a few tables and one piece of data, and not more than the limit is written. A qcow2 is read as it is, alone: no
-//! other file that it names is opened. The file system is copied as it is, with a journal that may be left to replay.
+//! Always: what an image says is not trusted. Every offset and size is checked against the file and
+//! the others, memory is a few tables and one piece of data, and not more than the limit is
+//! written. A qcow2 is read as it is, alone: no other file that it names is opened. The file system
+//! is copied as it is, with a journal that may be left to replay.
 //!
 //! When it fails: the new file is removed again.
 
@@ -56,7 +57,8 @@ pub struct ImportedDisk {
     pub format: DiskFormat,
     /// Which partition it was, as Linux counts them; nothing if the disk has none.
     pub partition: Option<u32>,
-    /// It was unmounted, and nobody found errors in it. One that is not clean replays its journal when it is mounted.
+    /// It was unmounted, and nobody found errors in it. One that is not clean replays its journal
+    /// when it is mounted.
     pub clean: bool,
     pub uuid: [u8; 16],
     /// Any text, as the image has it.
@@ -74,7 +76,8 @@ pub fn looks_like_disk(start: &[u8]) -> Option<DiskFormat> {
     is_disk.then_some(DiskFormat::Raw)
 }
 
-/// Copies the root file system of a disk image into a new sparse file at `to`. `watch` hears how many bytes were read.
+/// Copies the root file system of a disk image into a new sparse file at `to`. `watch` hears how
+/// many bytes were read.
 ///
 /// The new file is not synced: that is for whoever keeps it.
 pub fn import_disk(
@@ -89,7 +92,12 @@ pub fn import_disk(
     let file = file.map_err(DiskError::io("create", to))?;
     let bytes = root.superblock.bytes.next_multiple_of(BLOCK_BYTES);
     let range = root.start..root.start + root.superblock.bytes;
-    let copied = copy::copy(&disk, range, Sparse::new(&file, limits.written_bytes), watch);
+    let copied = copy::copy(
+        &disk,
+        range,
+        Sparse::new(&file, limits.written_bytes),
+        watch,
+    );
     let done = copied.and_then(|()| file.set_len(bytes).map_err(copy::Error::Write));
     done.map_err(|error| {
         // The reason is worth more than a file that could not be removed.

@@ -1,7 +1,7 @@
 //! Changes to a tree and to the bytes below it, which always go together.
 //!
-//! Always: a node that loses its last name is gone, and its blocks are free. Numbers of nodes are never used again, so
-//! that what came after a moment can be told from what was there before.
+//! Always: a node that loses its last name is gone, and its blocks are free. Numbers of nodes are
+//! never used again, so that what came after a moment can be told from what was there before.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,10 @@ pub(crate) struct Canvas {
 impl Canvas {
     /// Of a directory that is on the way to something, and that nobody described.
     pub fn implied() -> Attributes {
-        Attributes { mode: 0o755, ..Attributes::default() }
+        Attributes {
+            mode: 0o755,
+            ..Attributes::default()
+        }
     }
 
     pub fn next_id(&self) -> NodeId {
@@ -47,18 +50,26 @@ impl Canvas {
         self.entries(dir)?.get(name).copied()
     }
 
-    /// The directory at a path; symbolic links on the way are followed inside of the tree, and what is missing is made.
+    /// The directory at a path; symbolic links on the way are followed inside of the tree, and what
+    /// is missing is made.
     pub fn dir(&mut self, path: &[u8]) -> Result<NodeId, Fault> {
         let mut walk = Walk::new(path);
         loop {
             match walk.run(&self.tree)? {
                 Step::Missing(name) => {
-                    let made = self.place(walk.here(), &name, Kind::Dir(BTreeMap::new()), Self::implied())?;
+                    let made = self.place(
+                        walk.here(),
+                        &name,
+                        Kind::Dir(BTreeMap::new()),
+                        Self::implied(),
+                    )?;
                     walk.enter(made)?;
                 }
                 Step::Arrived if self.entries(walk.here()).is_some() => return Ok(walk.here()),
                 Step::Arrived | Step::NotADirectory => {
-                    return Err(Fault::Refused("it would lie below something that is no directory"));
+                    return Err(Fault::Refused(
+                        "it would lie below something that is no directory",
+                    ));
                 }
             }
         }
@@ -73,12 +84,21 @@ impl Canvas {
 
     /// The same, but a symbolic link at the end is what is found.
     pub fn find_itself(&self, plain: &[u8]) -> Result<Option<NodeId>, Fault> {
-        let Some((parent, name)) = split(plain) else { return Ok(Some(Tree::ROOT)) };
+        let Some((parent, name)) = split(plain) else {
+            return Ok(Some(Tree::ROOT));
+        };
         Ok(self.find(parent)?.and_then(|dir| self.child(dir, name)))
     }
 
-    /// Puts a node into a directory, in place of what is there. A directory over a directory gives it new attributes.
-    pub fn place(&mut self, dir: NodeId, name: &[u8], kind: Kind, attributes: Attributes) -> Result<NodeId, Fault> {
+    /// Puts a node into a directory, in place of what is there. A directory over a directory gives
+    /// it new attributes.
+    pub fn place(
+        &mut self,
+        dir: NodeId,
+        name: &[u8],
+        kind: Kind,
+        attributes: Attributes,
+    ) -> Result<NodeId, Fault> {
         if let (Kind::Dir(_), Some(there)) = (&kind, self.child(dir, name))
             && self.entries(there).is_some()
         {
@@ -94,7 +114,11 @@ impl Canvas {
         self.unlink(dir, name)?;
         let id = self.next_id();
         require(id.0 < u32::MAX, "there are too many nodes")?;
-        self.tree.nodes.push(Some(Node { kind, attributes, names: 1 }));
+        self.tree.nodes.push(Some(Node {
+            kind,
+            attributes,
+            names: 1,
+        }));
         self.name(dir, name, id);
         Ok(id)
     }
@@ -111,14 +135,22 @@ impl Canvas {
 
     /// Gives a node one more name, in place of what is there.
     pub fn link(&mut self, dir: NodeId, name: &[u8], target: NodeId) -> Result<(), Fault> {
-        require(self.entries(target).is_none(), "it is a hard link to a directory")?;
+        require(
+            self.entries(target).is_none(),
+            "it is a hard link to a directory",
+        )?;
         if self.child(dir, name) == Some(target) {
             return Ok(());
         }
         self.meter.take_link(name)?;
         // First one more, as the target may lie below what is replaced.
-        let Some(node) = self.node(target) else { return Ok(()) };
-        require(node.names < MAX_NAMES, "it is one more than 65000 names of one file")?;
+        let Some(node) = self.node(target) else {
+            return Ok(());
+        };
+        require(
+            node.names < MAX_NAMES,
+            "it is one more than 65000 names of one file",
+        )?;
         node.names += 1;
         self.unlink(dir, name)?;
         self.name(dir, name, target);
@@ -155,7 +187,11 @@ impl Canvas {
     }
 
     fn name(&mut self, dir: NodeId, name: &[u8], id: NodeId) {
-        if let Some(Node { kind: Kind::Dir(entries), .. }) = self.node(dir) {
+        if let Some(Node {
+            kind: Kind::Dir(entries),
+            ..
+        }) = self.node(dir)
+        {
             entries.insert(name.to_vec(), id);
         }
     }
@@ -169,7 +205,10 @@ fn check_kind(kind: &Kind) -> Result<(), Fault> {
     match kind {
         Kind::Symlink(target) => check_target(target),
         Kind::CharDevice(Device { major, minor }) | Kind::BlockDevice(Device { major, minor }) => {
-            require(*major <= MAX_MAJOR && *minor <= MAX_MINOR, "it is a device of a number that Linux does not have")
+            require(
+                *major <= MAX_MAJOR && *minor <= MAX_MINOR,
+                "it is a device of a number that Linux does not have",
+            )
         }
         _ => Ok(()),
     }
@@ -177,14 +216,23 @@ fn check_kind(kind: &Kind) -> Result<(), Fault> {
 
 fn check_attributes(attributes: &Attributes) -> Result<(), Fault> {
     let is_name = |name: &Vec<u8>| name.len() <= MAX_XATTR_NAME_BYTES && !name.contains(&0);
-    require(attributes.xattrs.keys().all(is_name), "the name of an extended attribute is not possible")?;
-    require(xattrs_bytes(attributes) <= MAX_XATTRS_BYTES, "its extended attributes take more than 64 KiB")
+    require(
+        attributes.xattrs.keys().all(is_name),
+        "the name of an extended attribute is not possible",
+    )?;
+    require(
+        xattrs_bytes(attributes) <= MAX_XATTRS_BYTES,
+        "its extended attributes take more than 64 KiB",
+    )
 }
 
-/// Whether Linux keeps it on ext4. Others come from other systems' archives (`com.apple…`) or mean something inside of
-/// the file system (`system.data`), and unpacking with Linux's own tools leaves them out as well.
+/// Whether Linux keeps it on ext4. Others come from other systems' archives (`com.apple…`) or mean
+/// something inside of the file system (`system.data`), and unpacking with Linux's own tools leaves
+/// them out as well.
 pub(crate) fn is_kept_xattr(name: &[u8]) -> bool {
     let spaces: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
-    spaces.iter().any(|space| name.starts_with(space) && name.len() > space.len())
+    spaces
+        .iter()
+        .any(|space| name.starts_with(space) && name.len() > space.len())
         || [&b"system.posix_acl_access"[..], b"system.posix_acl_default"].contains(&name)
 }

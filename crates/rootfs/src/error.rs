@@ -1,4 +1,5 @@
-//! What can go wrong. Each message states its own fact; the source is printed by whoever prints the chain.
+//! What can go wrong. Each message states its own fact; the source is printed by whoever prints the
+//! chain.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,21 +17,41 @@ pub enum Error {
         source: io::Error,
     },
     #[error("{what} would have {bytes} bytes, more than {limit_bytes}")]
-    TooLarge { what: &'static str, bytes: u64, limit_bytes: u64 },
+    TooLarge {
+        what: &'static str,
+        bytes: u64,
+        limit_bytes: u64,
+    },
     #[error("a file of {announced_bytes} bytes got more of them")]
     LongerThanAnnounced { announced_bytes: u64 },
-    #[error("{path} has extended attributes of {bytes} bytes, of which {limit_bytes} fit into an inode and a block")]
-    XattrsTooLarge { path: String, bytes: u64, limit_bytes: u64 },
+    #[error(
+        "{path} has extended attributes of {bytes} bytes, of which {limit_bytes} fit into an inode and a block"
+    )]
+    XattrsTooLarge {
+        path: String,
+        bytes: u64,
+        limit_bytes: u64,
+    },
     #[error("{path} has the extended attribute {name}, which ext4 cannot hold")]
     BadXattr { path: String, name: String },
     #[error("{path} is no name for a file")]
     BadName { path: String },
-    #[error("{path} is a symbolic link with a target of {bytes} bytes, which is empty, too long or has a zero byte")]
+    #[error(
+        "{path} is a symbolic link with a target of {bytes} bytes, which is empty, too long or has a zero byte"
+    )]
     BadTarget { path: String, bytes: u64 },
     #[error("{path} is a device with the numbers {major}:{minor}, which are too large")]
-    BadDevice { path: String, major: u32, minor: u32 },
+    BadDevice {
+        path: String,
+        major: u32,
+        minor: u32,
+    },
     #[error("{path} has {names} names, more than {limit}")]
-    TooManyNames { path: String, names: u32, limit: u32 },
+    TooManyNames {
+        path: String,
+        names: u32,
+        limit: u32,
+    },
     #[error("cannot read the archive as {format}")]
     Input {
         /// How it is packed, judged by its first bytes.
@@ -44,7 +65,11 @@ pub enum Error {
     #[error("{name} is refused: {rule}")]
     Refused { name: String, rule: &'static str },
     #[error("{name} goes beyond the limit of {allowed} {limit}")]
-    Limit { name: String, limit: &'static str, allowed: u64 },
+    Limit {
+        name: String,
+        limit: &'static str,
+        allowed: u64,
+    },
     #[error("{} changed while it was read", path.display())]
     Changed { path: PathBuf },
     #[error("cannot read the bytes that {name} is to have")]
@@ -62,5 +87,9 @@ pub enum Error {
 /// Makes an [`Error::Io`] of what the system said.
 pub(crate) fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
-    move |source| Error::Io { operation, path, source }
+    move |source| Error::Io {
+        operation,
+        path,
+        source,
+    }
 }

@@ -1,11 +1,12 @@
-//! An ext4 file system in one file, written here from a [`Tree`] and the bytes that are already in the file.
+//! An ext4 file system in one file, written here from a [`Tree`] and the bytes that are already in
+//! the file.
 //!
 //! ```text
 //! head | journal | bytes of files, as they came | directories, tables | bitmaps, inodes | free
 //! ```
 //!
-//! Always: equal trees and equal bytes in equal order give an equal image. Nothing but what the tree says and constants
-//! gets into it. Blocks of zeros are holes in the image. Nothing is synced.
+//! Always: equal trees and equal bytes in equal order give an equal image. Nothing but what the
+//! tree says and constants gets into it. Blocks of zeros are holes in the image. Nothing is synced.
 //! When it fails: the image is left as it is, and is no file system.
 
 mod acl;
@@ -64,9 +65,16 @@ pub(crate) fn finish(mut area: DataArea, tree: &Tree, options: &Options) -> Resu
     let geometry = Geometry::plan(&image.cursor, needs(&image, &census, options))?;
     image.leave_out(geometry.left_out.iter().cloned());
     image.set_blocks(geometry.blocks)?;
-    let own = Own { resize: own::write_resize(&image, &geometry)?, journal: own::write_journal(&image)? };
+    let own = Own {
+        resize: own::write_resize(&image, &geometry)?,
+        journal: own::write_journal(&image)?,
+    };
     let journal_map = own.journal.map;
-    let inodes = Inodes { tree, census: &census, places: &places };
+    let inodes = Inodes {
+        tree,
+        census: &census,
+        places: &places,
+    };
     let dirs = inodes.write(Table::new(&image, &geometry, seed), own)?;
     let groups = groups::write(&image, &geometry, census.last_inode, &dirs)?;
     superblock::write(&image, &geometry, &groups, &journal_map)?;
@@ -80,7 +88,11 @@ pub(crate) fn finish(mut area: DataArea, tree: &Tree, options: &Options) -> Resu
 fn needs(image: &Closed, census: &Census, options: &Options) -> Needs {
     let freed_blocks = image.free.iter().map(|range| range.end - range.start).sum();
     let free_blocks = options.free_bytes.div_ceil(BLOCK_BYTES);
-    Needs { freed_blocks, free_blocks, inodes: census.last_inode }
+    Needs {
+        freed_blocks,
+        free_blocks,
+        inodes: census.last_inode,
+    }
 }
 
 /// Where the file system's own inodes have their blocks.
@@ -100,9 +112,15 @@ impl Inodes<'_> {
     fn write(&self, mut table: Table<'_>, own: Own) -> Result<Vec<u16>, Error> {
         table.put(inode::ROOT, &self.inode(Tree::ROOT)?)?;
         table.put(inode::RESIZE, &own::inode(KIND_FILE | 0o600, 1, own.resize))?;
-        table.put(inode::JOURNAL, &own::inode(KIND_FILE | 0o600, 1, own.journal))?;
+        table.put(
+            inode::JOURNAL,
+            &own::inode(KIND_FILE | 0o600, 1, own.journal),
+        )?;
         if let Some(shape) = &self.places.lost_and_found {
-            table.put(inode::FIRST, &own::inode(KIND_DIR | 0o700, 2, shape.clone()))?;
+            table.put(
+                inode::FIRST,
+                &own::inode(KIND_DIR | 0o700, 2, shape.clone()),
+            )?;
         }
         for (id, _) in self.tree.nodes().filter(|(id, _)| *id != Tree::ROOT) {
             table.put(self.census.inode(id), &self.inode(id)?)?;

@@ -16,8 +16,15 @@ pub(crate) enum Fault {
 impl Fault {
     pub fn of(self, name: &[u8]) -> Error {
         match self {
-            Self::Refused(rule) => Error::Refused { name: shown(name), rule },
-            Self::Limit { limit, allowed } => Error::Limit { name: shown(name), limit, allowed },
+            Self::Refused(rule) => Error::Refused {
+                name: shown(name),
+                rule,
+            },
+            Self::Limit { limit, allowed } => Error::Limit {
+                name: shown(name),
+                limit,
+                allowed,
+            },
             Self::Other(error) => error,
         }
     }
@@ -45,5 +52,9 @@ pub(crate) fn shown(name: &[u8]) -> String {
 }
 
 pub(crate) fn require(fine: bool, rule: &'static str) -> Result<(), Fault> {
-    if fine { Ok(()) } else { Err(Fault::Refused(rule)) }
+    if fine {
+        Ok(())
+    } else {
+        Err(Fault::Refused(rule))
+    }
 }

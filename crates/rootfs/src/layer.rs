@@ -1,13 +1,15 @@
 //! Members of an archive, laid over what is there.
 //!
-//! A member replaces what has its name, and all below that; only a directory over a directory keeps what is in it and
-//! takes the new attributes. A directory over a symbolic link replaces the link, even one to a directory, as containerd
-//! and umoci do: a layer that wanted to keep the link would not name it. Parents of a member may be symbolic links:
-//! they are followed inside of the tree, as `bin/x` of a layer goes where `bin -> usr/bin` of a lower one leads.
+//! A member replaces what has its name, and all below that; only a directory over a directory keeps
+//! what is in it and takes the new attributes. A directory over a symbolic link replaces the link,
+//! even one to a directory, as containerd and umoci do: a layer that wanted to keep the link would
+//! not name it. Parents of a member may be symbolic links: they are followed inside of the tree, as
+//! `bin/x` of a layer goes where `bin -> usr/bin` of a lower one leads.
 //!
-//! In a layer of an OCI image, `.wh.NAME` hides NAME of lower layers, and `.wh..wh..opq` all that its directory has
-//! from them. Always: what the same layer brings stays, whether it comes before the marker or after it; what is on the
-//! way to it stays too, as a directory that nobody described.
+//! In a layer of an OCI image, `.wh.NAME` hides NAME of lower layers, and `.wh..wh..opq` all that
+//! its directory has from them. Always: what the same layer brings stays, whether it comes before
+//! the marker or after it; what is on the way to it stays too, as a directory that nobody
+//! described.
 
 use std::collections::HashSet;
 
@@ -26,12 +28,18 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 const NOTES: &[u8] = b".wh..wh.";
 
 /// Lays a whole archive over the canvas. Gives how many bytes it had.
-pub(crate) fn add(canvas: &mut Canvas, input: &mut Unpacked<'_>, rules: TarRules) -> Result<u64, Error> {
+pub(crate) fn add(
+    canvas: &mut Canvas,
+    input: &mut Unpacked<'_>,
+    rules: TarRules,
+) -> Result<u64, Error> {
     let mut archive = Archive::new(input, rules, canvas.meter.headers());
     let mut layer = Layer::new(canvas, rules);
     while let Some(mut member) = archive.next()? {
         let name = std::mem::take(&mut member.name);
-        layer.take(&name, member, &mut archive).map_err(|fault| fault.of(&name))?;
+        layer
+            .take(&name, member, &mut archive)
+            .map_err(|fault| fault.of(&name))?;
     }
     Ok(archive.position())
 }
@@ -61,10 +69,22 @@ impl<'c> Layer<'c> {
     fn new(canvas: &'c mut Canvas, rules: TarRules) -> Self {
         let first = canvas.next_id();
         let (described, linked, cleared) = Default::default();
-        Self { canvas, rules, first, described, linked, cleared }
+        Self {
+            canvas,
+            rules,
+            first,
+            described,
+            linked,
+            cleared,
+        }
     }
 
-    fn take(&mut self, name: &[u8], member: Member, archive: &mut Archive<'_, '_>) -> Result<(), Fault> {
+    fn take(
+        &mut self,
+        name: &[u8],
+        member: Member,
+        archive: &mut Archive<'_, '_>,
+    ) -> Result<(), Fault> {
         let path = plain(name)?;
         match self.rules {
             TarRules::Layer => match Marker::of(&path)? {
@@ -75,13 +95,23 @@ impl<'c> Layer<'c> {
         }
     }
 
-    fn put(&mut self, path: &[u8], member: Member, archive: &mut Archive<'_, '_>) -> Result<(), Fault> {
-        let Some((parent, name)) = split(path) else { return self.put_root(member) };
+    fn put(
+        &mut self,
+        path: &[u8],
+        member: Member,
+        archive: &mut Archive<'_, '_>,
+    ) -> Result<(), Fault> {
+        let Some((parent, name)) = split(path) else {
+            return self.put_root(member);
+        };
         let dir = self.canvas.dir(parent)?;
         match member.what {
             What::HardLink(target) => self.link(dir, name, &target),
             What::File(body) => {
-                let mut file = self.canvas.area.file(body.bytes, self.canvas.meter.extents_left())?;
+                let mut file = self
+                    .canvas
+                    .area
+                    .file(body.bytes, self.canvas.meter.extents_left())?;
                 archive.pour(&body, &mut file)?;
                 let content = file.finish()?;
                 self.place(dir, name, Kind::File(content), member.attributes)
@@ -96,7 +126,13 @@ impl<'c> Layer<'c> {
         self.canvas.describe(Tree::ROOT, member.attributes)
     }
 
-    fn place(&mut self, dir: NodeId, name: &[u8], kind: Kind, attributes: Attributes) -> Result<(), Fault> {
+    fn place(
+        &mut self,
+        dir: NodeId,
+        name: &[u8],
+        kind: Kind,
+        attributes: Attributes,
+    ) -> Result<(), Fault> {
         let id = self.canvas.place(dir, name, kind, attributes)?;
         if id < self.first {
             self.described.insert(id);
@@ -115,8 +151,12 @@ impl<'c> Layer<'c> {
     }
 
     fn apply(&mut self, marker: &Marker<'_>) -> Result<(), Fault> {
-        let (Marker::Whiteout(parent, _) | Marker::Opaque(parent)) = marker else { return Ok(()) };
-        let Some(dir) = self.canvas.find(parent)? else { return Ok(()) };
+        let (Marker::Whiteout(parent, _) | Marker::Opaque(parent)) = marker else {
+            return Ok(());
+        };
+        let Some(dir) = self.canvas.find(parent)? else {
+            return Ok(());
+        };
         match marker {
             Marker::Whiteout(_, name) => self.hide(dir, name),
             _ => self.hide_below(dir),
@@ -124,7 +164,9 @@ impl<'c> Layer<'c> {
     }
 
     fn hide(&mut self, dir: NodeId, name: &[u8]) -> Result<(), Fault> {
-        let Some(id) = self.canvas.child(dir, name) else { return Ok(()) };
+        let Some(id) = self.canvas.child(dir, name) else {
+            return Ok(());
+        };
         self.hide_below(id)?;
         if self.is_new(dir, name, id) {
             return Ok(());
@@ -136,7 +178,9 @@ impl<'c> Layer<'c> {
     }
 
     fn hide_below(&mut self, dir: NodeId) -> Result<(), Fault> {
-        let Some(entries) = self.canvas.entries(dir) else { return Ok(()) };
+        let Some(entries) = self.canvas.entries(dir) else {
+            return Ok(());
+        };
         // Each directory is gone through once, however many markers there are.
         if dir >= self.first || !self.cleared.insert(dir) {
             return Ok(());
@@ -154,7 +198,9 @@ impl<'c> Layer<'c> {
 
 impl<'p> Marker<'p> {
     fn of(path: &'p [u8]) -> Result<Option<Self>, Fault> {
-        let Some((parent, name)) = split(path) else { return Ok(None) };
+        let Some((parent, name)) = split(path) else {
+            return Ok(None);
+        };
         if parts(parent).any(|part| part.starts_with(NOTES)) {
             return Ok(Some(Self::Notes));
         }

@@ -5,9 +5,9 @@
 //!                       └── bytes of files go straight into the image file, as they come ──┘
 //! ```
 //!
-//! Always: equal input in equal order gives equal bytes, on any host and for any user. Everything that comes in is
-//! hostile: what it may cost is limited, and it leads nowhere but into the image file. No root, no mount, no tools of
-//! the host are needed.
+//! Always: equal input in equal order gives equal bytes, on any host and for any user. Everything
+//! that comes in is hostile: what it may cost is limited, and it leads nowhere but into the image
+//! file. No root, no mount, no tools of the host are needed.
 
 mod builder;
 mod dir;
@@ -28,8 +28,8 @@ mod unpack;
 
 pub use builder::{Added, Builder, New, NewKind, Stop, TarRules, Watch};
 pub use disk::{
-    DiskError, DiskFormat, DiskLimits, FoundPartition, ImportedDisk, Qcow2Damage, Qcow2Refused, import_disk,
-    looks_like_disk,
+    DiskError, DiskFormat, DiskLimits, FoundPartition, ImportedDisk, Qcow2Damage, Qcow2Refused,
+    import_disk, looks_like_disk,
 };
 pub use error::Error;
 pub use ext4::{Made, Options};

@@ -25,7 +25,12 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { nodes: 4_000_000, bytes: 1 << 40, names_bytes: 1 << 30, written_bytes: 1 << 40 }
+        Self {
+            nodes: 4_000_000,
+            bytes: 1 << 40,
+            names_bytes: 1 << 30,
+            written_bytes: 1 << 40,
+        }
     }
 }
 
@@ -40,7 +45,12 @@ pub(crate) struct Meter {
 
 impl Meter {
     pub fn new(limits: Limits) -> Self {
-        Self { limits, nodes: 0, bytes: 0, names_bytes: 0 }
+        Self {
+            limits,
+            nodes: 0,
+            bytes: 0,
+            names_bytes: 0,
+        }
     }
 
     pub fn bytes_left(&self) -> u64 {
@@ -56,11 +66,17 @@ impl Meter {
     }
 
     pub fn beyond_bytes(&self) -> Fault {
-        Fault::Limit { limit: "bytes of input", allowed: self.limits.bytes }
+        Fault::Limit {
+            limit: "bytes of input",
+            allowed: self.limits.bytes,
+        }
     }
 
     pub fn beyond_nodes(&self) -> Fault {
-        Fault::Limit { limit: "nodes", allowed: self.limits.nodes }
+        Fault::Limit {
+            limit: "nodes",
+            allowed: self.limits.nodes,
+        }
     }
 
     pub fn take_node(&mut self) -> Result<(), Fault> {
@@ -90,24 +106,35 @@ impl Meter {
     pub fn take_kind(&mut self, kind: &Kind) -> Result<(), Fault> {
         match kind {
             Kind::Symlink(target) => self.take_names_bytes(target.len() as u64),
-            Kind::File(content) => self.take_names_bytes(content.extents.len() as u64 * EXTENT_COST_BYTES),
+            Kind::File(content) => {
+                self.take_names_bytes(content.extents.len() as u64 * EXTENT_COST_BYTES)
+            }
             _ => Ok(()),
         }
     }
 
     pub fn take_xattrs(&mut self, attributes: &Attributes) -> Result<(), Fault> {
-        self.take_names_bytes(xattrs_bytes(attributes) + attributes.xattrs.len() as u64 * NAME_COST_BYTES)
+        self.take_names_bytes(
+            xattrs_bytes(attributes) + attributes.xattrs.len() as u64 * NAME_COST_BYTES,
+        )
     }
 
     fn take_names_bytes(&mut self, bytes: u64) -> Result<(), Fault> {
         let allowed = self.limits.names_bytes;
-        let beyond = Fault::Limit { limit: "bytes of names, links, attributes and lists of blocks", allowed };
+        let beyond = Fault::Limit {
+            limit: "bytes of names, links, attributes and lists of blocks",
+            allowed,
+        };
         take(&mut self.names_bytes, bytes, allowed).ok_or(beyond)
     }
 }
 
 pub(crate) fn xattrs_bytes(attributes: &Attributes) -> u64 {
-    attributes.xattrs.iter().map(|(name, value)| (name.len() + value.len()) as u64).sum()
+    attributes
+        .xattrs
+        .iter()
+        .map(|(name, value)| (name.len() + value.len()) as u64)
+        .sum()
 }
 
 fn take(used: &mut u64, more: u64, allowed: u64) -> Option<()> {

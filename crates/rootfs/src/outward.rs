@@ -1,6 +1,8 @@
-//! Files of a tree, written to the host: for archives that hold an image, and not a root file system.
+//! Files of a tree, written to the host: for archives that hold an image, and not a root file
+//! system.
 //!
-//! Always: the bytes of a file are written once, however many names and links it has; the others are hard links.
+//! Always: the bytes of a file are written once, however many names and links it has; the others
+//! are hard links.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -20,11 +22,23 @@ const DEPTH_MAX: usize = 8;
 /// Blocks that are copied at once.
 const BLOCKS: u64 = 256;
 
-/// Writes every file into an empty directory, with the directories it is in. Of attributes nothing is kept; links to
-/// files become more names of them; what is neither is left out. Nothing outside of the directory is touched, for a
-/// tree has no names that lead there.
-pub(crate) fn copy_out(canvas: &Canvas, dir: &Path, limit_bytes: u64, watch: &mut Watch<'_>) -> Result<(), Error> {
-    let mut copy = Copy { canvas, dir, limit_bytes, watch, bytes: 0, places: HashMap::new() };
+/// Writes every file into an empty directory, with the directories it is in. Of attributes nothing
+/// is kept; links to files become more names of them; what is neither is left out. Nothing outside
+/// of the directory is touched, for a tree has no names that lead there.
+pub(crate) fn copy_out(
+    canvas: &Canvas,
+    dir: &Path,
+    limit_bytes: u64,
+    watch: &mut Watch<'_>,
+) -> Result<(), Error> {
+    let mut copy = Copy {
+        canvas,
+        dir,
+        limit_bytes,
+        watch,
+        bytes: 0,
+        places: HashMap::new(),
+    };
     copy.dir(Tree::ROOT, &mut Vec::new(), 0)
 }
 
@@ -42,9 +56,14 @@ struct Copy<'c, 'w> {
 impl<'c> Copy<'c, '_> {
     fn dir(&mut self, id: NodeId, path: &mut Vec<u8>, depth: usize) -> Result<(), Error> {
         let canvas = self.canvas;
-        let Kind::Dir(entries) = &canvas.tree.node(id).kind else { return Ok(()) };
+        let Kind::Dir(entries) = &canvas.tree.node(id).kind else {
+            return Ok(());
+        };
         if depth > DEPTH_MAX {
-            return Err(Error::Refused { name: shown(path), rule: "no archive of an image is as deep" });
+            return Err(Error::Refused {
+                name: shown(path),
+                rule: "no archive of an image is as deep",
+            });
         }
         for (name, child) in entries {
             self.tell()?;
@@ -73,7 +92,9 @@ impl<'c> Copy<'c, '_> {
             }
             Kind::File(content) => self.file(place, child, content, path),
             Kind::Symlink(_) => {
-                let Ok(Some(found)) = self.canvas.find(path) else { return Ok(()) };
+                let Ok(Some(found)) = self.canvas.find(path) else {
+                    return Ok(());
+                };
                 match &self.canvas.tree.node(found).kind {
                     Kind::File(content) => self.file(place, found, content, path),
                     _ => Ok(()),
@@ -83,7 +104,13 @@ impl<'c> Copy<'c, '_> {
         }
     }
 
-    fn file(&mut self, place: (NodeId, &'c [u8]), id: NodeId, content: &Content, path: &[u8]) -> Result<(), Error> {
+    fn file(
+        &mut self,
+        place: (NodeId, &'c [u8]),
+        id: NodeId,
+        content: &Content,
+        path: &[u8],
+    ) -> Result<(), Error> {
         let to = self.host(place);
         if let Some(first) = self.places.get(&id) {
             return fs::hard_link(self.host(*first), &to).map_err(io_error("link", &to));
@@ -104,10 +131,18 @@ impl<'c> Copy<'c, '_> {
                 self.bytes += bytes;
                 if self.bytes > self.limit_bytes {
                     let (limit, allowed) = ("bytes to be copied", self.limit_bytes);
-                    return Err(Error::Limit { name: shown(path), limit, allowed });
+                    return Err(Error::Limit {
+                        name: shown(path),
+                        limit,
+                        allowed,
+                    });
                 }
-                let piece = self.canvas.area.read_blocks(extent.physical + block, bytes)?;
-                file.write_all_at(&piece, at).map_err(io_error("write", to))?;
+                let piece = self
+                    .canvas
+                    .area
+                    .read_blocks(extent.physical + block, bytes)?;
+                file.write_all_at(&piece, at)
+                    .map_err(io_error("write", to))?;
                 self.tell()?;
                 block += count;
             }
@@ -122,7 +157,9 @@ impl<'c> Copy<'c, '_> {
             names.push(name);
             dir = *above;
         }
-        names.iter().rev().fold(self.dir.to_owned(), |path, name| path.join(OsStr::from_bytes(name)))
+        names.iter().rev().fold(self.dir.to_owned(), |path, name| {
+            path.join(OsStr::from_bytes(name))
+        })
     }
 
     fn tell(&mut self) -> Result<(), Error> {

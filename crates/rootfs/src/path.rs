@@ -1,7 +1,7 @@
 //! Names as they come from outside, and the way along them inside of a tree.
 //!
-//! Always: a name never leads out of the tree. `..` in the name of a member is refused; in the target of a symbolic
-//! link it stops at the root, as after `chroot`.
+//! Always: a name never leads out of the tree. `..` in the name of a member is refused; in the
+//! target of a symbolic link it stops at the root, as after `chroot`.
 
 use crate::fault::{Fault, require};
 use crate::tree::{Kind, NodeId, Tree};
@@ -15,7 +15,10 @@ const MAX_LINKS: u32 = 40;
 /// The same path without what says nothing: `/a//./b/` is `a/b`, and the root is empty.
 pub(crate) fn plain(path: &[u8]) -> Result<Vec<u8>, Fault> {
     require(!path.is_empty(), "its name is empty")?;
-    require(path.len() <= MAX_PATH_BYTES, "its name is longer than 4096 bytes")?;
+    require(
+        path.len() <= MAX_PATH_BYTES,
+        "its name is longer than 4096 bytes",
+    )?;
     let mut plain = Vec::with_capacity(path.len());
     for part in parts(path) {
         check_name(part)?;
@@ -29,18 +32,30 @@ pub(crate) fn plain(path: &[u8]) -> Result<Vec<u8>, Fault> {
 
 /// Whether it can be a name in a directory.
 pub(crate) fn check_name(name: &[u8]) -> Result<(), Fault> {
-    require(!name.is_empty() && name != b".", "a part of its name is empty")?;
+    require(
+        !name.is_empty() && name != b".",
+        "a part of its name is empty",
+    )?;
     require(name != b"..", "its name leads upwards with ..")?;
     require(!name.contains(&0), "its name has a NUL byte")?;
     require(!name.contains(&b'/'), "a part of its name has a slash")?;
-    require(name.len() <= MAX_NAME_BYTES, "a part of its name is longer than 255 bytes")
+    require(
+        name.len() <= MAX_NAME_BYTES,
+        "a part of its name is longer than 255 bytes",
+    )
 }
 
 /// What a symbolic link may say.
 pub(crate) fn check_target(target: &[u8]) -> Result<(), Fault> {
     require(!target.is_empty(), "it is a symbolic link to nothing")?;
-    require(target.len() < MAX_PATH_BYTES, "it is a symbolic link to a name of more than 4095 bytes")?;
-    require(!target.contains(&0), "it is a symbolic link to a name with a NUL byte")
+    require(
+        target.len() < MAX_PATH_BYTES,
+        "it is a symbolic link to a name of more than 4095 bytes",
+    )?;
+    require(
+        !target.contains(&0),
+        "it is a symbolic link to a name with a NUL byte",
+    )
 }
 
 pub(crate) fn check_depth(depth: usize) -> Result<(), Fault> {
@@ -48,7 +63,8 @@ pub(crate) fn check_depth(depth: usize) -> Result<(), Fault> {
 }
 
 pub(crate) fn parts(path: &[u8]) -> impl Iterator<Item = &[u8]> {
-    path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".")
+    path.split(|byte| *byte == b'/')
+        .filter(|part| !part.is_empty() && *part != b".")
 }
 
 /// Parent and name of what [`plain`] gave; nothing for the root.
@@ -74,7 +90,8 @@ pub(crate) struct Walk {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Arrived,
-    /// There is nothing of this name here; if something is made and put onto the stack, the walk goes on.
+    /// There is nothing of this name here; if something is made and put onto the stack, the walk
+    /// goes on.
     Missing(Vec<u8>),
     /// Something that is no directory has to be one for the rest of the way.
     NotADirectory,
@@ -82,7 +99,12 @@ pub(crate) enum Step {
 
 impl Walk {
     pub fn new(path: &[u8]) -> Self {
-        Self { stack: vec![Tree::ROOT], rest: path.to_vec(), at: 0, links: 0 }
+        Self {
+            stack: vec![Tree::ROOT],
+            rest: path.to_vec(),
+            at: 0,
+            links: 0,
+        }
     }
 
     pub fn here(&self) -> NodeId {
@@ -92,7 +114,9 @@ impl Walk {
     /// Goes as far as there is a way.
     pub fn run(&mut self, tree: &Tree) -> Result<Step, Fault> {
         while let Some(part) = self.part() {
-            let Kind::Dir(entries) = &tree.node(self.here()).kind else { return Ok(Step::NotADirectory) };
+            let Kind::Dir(entries) = &tree.node(self.here()).kind else {
+                return Ok(Step::NotADirectory);
+            };
             let name = &self.rest[part.0..part.1];
             self.at = part.1;
             match (name, entries.get(name)) {
@@ -121,7 +145,10 @@ impl Walk {
 
     fn follow(&mut self, target: &[u8]) -> Result<(), Fault> {
         self.links += 1;
-        require(self.links <= MAX_LINKS, "the way to it goes over more than 40 symbolic links")?;
+        require(
+            self.links <= MAX_LINKS,
+            "the way to it goes over more than 40 symbolic links",
+        )?;
         if target.starts_with(b"/") {
             self.stack.truncate(1);
         }
@@ -151,8 +178,17 @@ mod tests {
 
     #[test]
     fn what_a_name_means() {
-        for (name, means) in [("/", ""), ("./", ""), ("/a//./b/", "a/b"), ("./a", "a"), ("a/.b", "a/.b")] {
-            assert_eq!(plain(name.as_bytes()).expect("it is allowed"), means.as_bytes());
+        for (name, means) in [
+            ("/", ""),
+            ("./", ""),
+            ("/a//./b/", "a/b"),
+            ("./a", "a"),
+            ("a/.b", "a/.b"),
+        ] {
+            assert_eq!(
+                plain(name.as_bytes()).expect("it is allowed"),
+                means.as_bytes()
+            );
         }
         for name in ["", "..", "../a", "a/..", "a/../b", "a\0b"] {
             assert!(plain(name.as_bytes()).is_err(), "{name:?}");

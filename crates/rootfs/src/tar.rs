@@ -1,8 +1,9 @@
 //! A reader of tar archives: ustar, GNU and PAX, in one pass and with bounded memory.
 //!
-//! Always: nothing is guessed. A header whose checksum is wrong, a number that is none, or a map of a sparse file that
-//! does not fit is an error. The archive ends with two blocks of zeros and nothing but zeros behind them, or, as GNU
-//! tar takes it too, with its last member. Behind the end of a layer anything may follow, as others take it too.
+//! Always: nothing is guessed. A header whose checksum is wrong, a number that is none, or a map of
+//! a sparse file that does not fit is an error. The archive ends with two blocks of zeros and
+//! nothing but zeros behind them, or, as GNU tar takes it too, with its last member. Behind the end
+//! of a layer anything may follow, as others take it too.
 
 mod header;
 mod number;
@@ -75,7 +76,15 @@ struct Said {
 
 impl<'i, 'a> Archive<'i, 'a> {
     pub fn new(input: &'i mut Unpacked<'a>, rules: TarRules, max_headers: u64) -> Self {
-        Self { input, left: 0, padding: 0, globals: Rc::default(), rules, max_headers, headers: 0 }
+        Self {
+            input,
+            left: 0,
+            padding: 0,
+            globals: Rc::default(),
+            rules,
+            max_headers,
+            headers: 0,
+        }
     }
 
     pub fn position(&self) -> u64 {
@@ -85,10 +94,17 @@ impl<'i, 'a> Archive<'i, 'a> {
     /// The next member; behind the last one, all of the input was read.
     pub fn next(&mut self) -> Result<Option<Member>, Error> {
         self.skip()?;
-        let mut said = Said { pax: Rc::clone(&self.globals), ..Said::default() };
+        let mut said = Said {
+            pax: Rc::clone(&self.globals),
+            ..Said::default()
+        };
         loop {
             let Some(header) = self.header()? else {
-                return if said.anything { Err(self.truncated()) } else { self.end().map(|()| None) };
+                return if said.anything {
+                    Err(self.truncated())
+                } else {
+                    self.end().map(|()| None)
+                };
             };
             match header.kind() {
                 b'L' => said.name = Some(text(&self.extension(&header)?).to_vec()),
@@ -137,19 +153,39 @@ impl<'i, 'a> Archive<'i, 'a> {
     }
 
     fn member(&mut self, header: &Header, said: Said) -> Result<Member, Error> {
-        let sparse_name = said.pax.sparse.name.clone().filter(|_| said.pax.sparse.is_said());
-        let name = sparse_name.or_else(|| said.pax.path.clone()).or_else(|| said.name.clone());
+        let sparse_name = said
+            .pax
+            .sparse
+            .name
+            .clone()
+            .filter(|_| said.pax.sparse.is_said());
+        let name = sparse_name
+            .or_else(|| said.pax.path.clone())
+            .or_else(|| said.name.clone());
         let name = name.unwrap_or_else(|| header.name());
         self.input.member.clone_from(&name);
-        let what = self.what(header, &said, &name).map_err(|fault| fault.of(&name))?;
-        let attributes =
-            attributes(header, Rc::unwrap_or_clone(said.pax)).map_err(|bad| Fault::Refused(bad).of(&name))?;
-        Ok(Member { name, what, attributes })
+        let what = self
+            .what(header, &said, &name)
+            .map_err(|fault| fault.of(&name))?;
+        let attributes = attributes(header, Rc::unwrap_or_clone(said.pax))
+            .map_err(|bad| Fault::Refused(bad).of(&name))?;
+        Ok(Member {
+            name,
+            what,
+            attributes,
+        })
     }
 
     fn what(&mut self, header: &Header, said: &Said, name: &[u8]) -> Result<What, Fault> {
-        let link = || said.pax.link.clone().or_else(|| said.link.clone()).unwrap_or_else(|| header.link());
-        // Whatever size is told of what is not a file, nothing follows; only the list of a dumped directory does.
+        let link = || {
+            said.pax
+                .link
+                .clone()
+                .or_else(|| said.link.clone())
+                .unwrap_or_else(|| header.link())
+        };
+        // Whatever size is told of what is not a file, nothing follows; only the list of a dumped
+        // directory does.
         match header.kind() {
             b'0' | b'7' | 0 => return self.file(header, said, name),
             b'S' => return self.old_sparse(header, said).map(What::File),
@@ -177,10 +213,20 @@ impl<'i, 'a> Archive<'i, 'a> {
         self.begin(bytes);
         let sparse = &said.pax.sparse;
         let body = match sparse.is_said() {
-            false => Body { bytes, pieces: vec![Piece { offset: 0, bytes }] },
+            false => Body {
+                bytes,
+                pieces: vec![Piece { offset: 0, bytes }],
+            },
             true => {
-                let pieces = if sparse.major == Some(1) { self.inner_map()? } else { sparse.map.clone() };
-                Body { bytes: sparse.bytes.ok_or("it is a sparse file of no size")?, pieces }
+                let pieces = if sparse.major == Some(1) {
+                    self.inner_map()?
+                } else {
+                    sparse.map.clone()
+                };
+                Body {
+                    bytes: sparse.bytes.ok_or("it is a sparse file of no size")?,
+                    pieces,
+                }
             }
         };
         self.checked(body).map(What::File)
@@ -197,7 +243,10 @@ impl<'i, 'a> Archive<'i, 'a> {
             more = block[504] != 0;
         }
         self.begin(said.pax.bytes.map_or_else(|| header.bytes(), Ok)?);
-        self.checked(Body { bytes: header.old_sparse_bytes()?, pieces })
+        self.checked(Body {
+            bytes: header.old_sparse_bytes()?,
+            pieces,
+        })
     }
 
     fn checked(&self, body: Body) -> Result<Body, Fault> {
@@ -208,21 +257,40 @@ impl<'i, 'a> Archive<'i, 'a> {
 
     /// A map in front of the bytes: lines with a number each, first how many pieces there are.
     fn inner_map(&mut self) -> Result<Vec<Piece>, Fault> {
-        let mut lines = Lines { block: [0; BLOCK], at: BLOCK };
+        let mut lines = Lines {
+            block: [0; BLOCK],
+            at: BLOCK,
+        };
         let count = lines.number(self)?;
-        require(count <= MAX_PIECES as u64, "the map of a sparse file has more than 1048576 parts")?;
-        (0..count).map(|_| Ok(Piece { offset: lines.number(self)?, bytes: lines.number(self)? })).collect()
+        require(
+            count <= MAX_PIECES as u64,
+            "the map of a sparse file has more than 1048576 parts",
+        )?;
+        (0..count)
+            .map(|_| {
+                Ok(Piece {
+                    offset: lines.number(self)?,
+                    bytes: lines.number(self)?,
+                })
+            })
+            .collect()
     }
 
     /// The next header, or nothing at the end.
     fn header(&mut self) -> Result<Option<Header>, Error> {
-        let Some(block) = self.block()? else { return Ok(None) };
+        let Some(block) = self.block()? else {
+            return Ok(None);
+        };
         if block != [0; BLOCK] {
             self.count()?;
-            return Header::new(block).map(Some).map_err(|bad| self.damaged(bad));
+            return Header::new(block)
+                .map(Some)
+                .map_err(|bad| self.damaged(bad));
         }
         match self.block()? {
-            Some(block) if block != [0; BLOCK] => Err(self.damaged("a lone block of zeros is between two members")),
+            Some(block) if block != [0; BLOCK] => {
+                Err(self.damaged("a lone block of zeros is between two members"))
+            }
             _ => Ok(None),
         }
     }
@@ -232,8 +300,16 @@ impl<'i, 'a> Archive<'i, 'a> {
         if self.headers <= self.max_headers {
             return Ok(());
         }
-        let name = if self.input.member.is_empty() { "the archive".into() } else { shown(&self.input.member) };
-        Err(Error::Limit { name, limit: "headers in one archive", allowed: self.max_headers })
+        let name = if self.input.member.is_empty() {
+            "the archive".into()
+        } else {
+            shown(&self.input.member)
+        };
+        Err(Error::Limit {
+            name,
+            limit: "headers in one archive",
+            allowed: self.max_headers,
+        })
     }
 
     /// The bytes that follow a header about another one.
@@ -271,9 +347,13 @@ impl<'i, 'a> Archive<'i, 'a> {
         self.padding = bytes.wrapping_neg() % BLOCK as u64;
     }
 
-    /// Goes behind the member. Some programs write neither an end nor the padding of the last member: nothing is missing.
+    /// Goes behind the member. Some programs write neither an end nor the padding of the last
+    /// member: nothing is missing.
     fn skip(&mut self) -> Result<(), Error> {
-        let (mut left, mut padding) = (std::mem::take(&mut self.left), std::mem::take(&mut self.padding));
+        let (mut left, mut padding) = (
+            std::mem::take(&mut self.left),
+            std::mem::take(&mut self.padding),
+        );
         while left > 0 {
             let taken = self.some(left)?.len();
             self.input.consume(taken);
@@ -293,7 +373,11 @@ impl<'i, 'a> Archive<'i, 'a> {
         while filled < BLOCK {
             let chunk = self.input.chunk()?;
             if chunk.is_empty() {
-                return if filled == 0 { Ok(None) } else { Err(self.truncated()) };
+                return if filled == 0 {
+                    Ok(None)
+                } else {
+                    Err(self.truncated())
+                };
             }
             let taken = chunk.len().min(BLOCK - filled);
             block[filled..filled + taken].copy_from_slice(&chunk[..taken]);
@@ -308,9 +392,14 @@ impl<'i, 'a> Archive<'i, 'a> {
         let at = self.input.position();
         let chunk = self.input.chunk()?;
         if chunk.is_empty() {
-            return Err(Error::Archive { offset: at, problem: TRUNCATED });
+            return Err(Error::Archive {
+                offset: at,
+                problem: TRUNCATED,
+            });
         }
-        Ok(&chunk[..usize::try_from(bytes).unwrap_or(usize::MAX).min(chunk.len())])
+        Ok(&chunk[..usize::try_from(bytes)
+            .unwrap_or(usize::MAX)
+            .min(chunk.len())])
     }
 
     fn end(&mut self) -> Result<(), Error> {
@@ -333,7 +422,10 @@ impl<'i, 'a> Archive<'i, 'a> {
     }
 
     fn damaged(&self, problem: Bad) -> Error {
-        Error::Archive { offset: self.input.position(), problem }
+        Error::Archive {
+            offset: self.input.position(),
+            problem,
+        }
     }
 }
 
@@ -345,7 +437,12 @@ pub(crate) fn has_magic(start: &[u8]) -> bool {
 const TRUNCATED: Bad = "it ends inside of a member";
 
 fn attributes(header: &Header, pax: Records) -> Result<Attributes, Bad> {
-    let seconds = || header.modified_s().map(|seconds| Time { seconds, nanoseconds: 0 });
+    let seconds = || {
+        header.modified_s().map(|seconds| Time {
+            seconds,
+            nanoseconds: 0,
+        })
+    };
     Ok(Attributes {
         mode: header.mode()?,
         uid: pax.uid.map_or_else(|| header.uid(), Ok)?,
@@ -357,7 +454,10 @@ fn attributes(header: &Header, pax: Records) -> Result<Attributes, Bad> {
 
 fn device(header: &Header, pax: &Records) -> Result<Device, Bad> {
     let major = pax.major.map_or_else(|| header.major(), Ok)?;
-    Ok(Device { major, minor: pax.minor.map_or_else(|| header.minor(), Ok)? })
+    Ok(Device {
+        major,
+        minor: pax.minor.map_or_else(|| header.minor(), Ok)?,
+    })
 }
 
 /// Numbers in blocks of a member, each ended by a newline.
@@ -373,9 +473,15 @@ impl Lines {
             match self.byte(archive)? {
                 b'\n' if digits > 0 => break,
                 digit @ b'0'..=b'9' => {
-                    let longer = number.checked_mul(10).and_then(|number| number.checked_add(u64::from(digit - b'0')));
-                    number = longer.ok_or("the map of a sparse file has a number that is too large")?;
-                    require(digits < 32, "the map of a sparse file has a number that is too long")?;
+                    let longer = number
+                        .checked_mul(10)
+                        .and_then(|number| number.checked_add(u64::from(digit - b'0')));
+                    number =
+                        longer.ok_or("the map of a sparse file has a number that is too large")?;
+                    require(
+                        digits < 32,
+                        "the map of a sparse file has a number that is too long",
+                    )?;
                 }
                 _ => return Err(Fault::Refused("the map of a sparse file is damaged")),
             }
@@ -385,8 +491,10 @@ impl Lines {
 
     fn byte(&mut self, archive: &mut Archive<'_, '_>) -> Result<u8, Fault> {
         if self.at == BLOCK {
-            archive.left =
-                archive.left.checked_sub(BLOCK as u64).ok_or("the map of a sparse file is longer than it")?;
+            archive.left = archive
+                .left
+                .checked_sub(BLOCK as u64)
+                .ok_or("the map of a sparse file is longer than it")?;
             self.block = archive.block()?.ok_or_else(|| archive.truncated())?;
             self.at = 0;
         }

@@ -1,4 +1,5 @@
-//! What a user would notice: root file systems that come through whole, and archives that mean harm.
+//! What a user would notice: root file systems that come through whole, and archives that mean
+//! harm.
 
 mod archive;
 mod costs;
@@ -29,31 +30,43 @@ impl Bench {
 
     fn with(limits: Limits) -> Self {
         let dir = tempfile::tempdir().expect("a directory can be made");
-        let builder = Builder::create(&dir.path().join("image"), limits).expect("an image can be made");
+        let builder =
+            Builder::create(&dir.path().join("image"), limits).expect("an image can be made");
         Self { dir, builder }
     }
 
     fn plain(&mut self, bytes: &[u8]) -> Result<Added, Error> {
-        self.builder.add_tar(&mut &*bytes, TarRules::Plain, &mut |_| Ok(()))
+        self.builder
+            .add_tar(&mut &*bytes, TarRules::Plain, &mut |_| Ok(()))
     }
 
     fn layer(&mut self, bytes: &[u8]) -> Result<Added, Error> {
-        self.builder.add_tar(&mut &*bytes, TarRules::Layer, &mut |_| Ok(()))
+        self.builder
+            .add_tar(&mut &*bytes, TarRules::Layer, &mut |_| Ok(()))
     }
 
     fn from(&mut self, mut input: impl Read + Send) -> Result<Added, Error> {
-        self.builder.add_tar(&mut input, TarRules::Plain, &mut |_| Ok(()))
+        self.builder
+            .add_tar(&mut input, TarRules::Plain, &mut |_| Ok(()))
     }
 
     fn text(&self, path: &str) -> Option<String> {
-        let bytes = self.builder.read(path.as_bytes(), 1 << 20).expect("it can be read");
+        let bytes = self
+            .builder
+            .read(path.as_bytes(), 1 << 20)
+            .expect("it can be read");
         bytes.map(|bytes| String::from_utf8(bytes).expect("it is text"))
     }
 
     /// Writes the image and has it checked.
     fn finish(self) -> (TempDir, PathBuf, Made) {
         let image = self.dir.path().join("image");
-        let made = self.builder.finish(&Options { free_bytes: 1 << 20 }).expect("the image can be written");
+        let made = self
+            .builder
+            .finish(&Options {
+                free_bytes: 1 << 20,
+            })
+            .expect("the image can be written");
         check(&image);
         (self.dir, image, made)
     }
@@ -66,8 +79,16 @@ impl Bench {
 
 /// `e2fsck` finds nothing to repair.
 fn check(image: &Path) {
-    let output = tool("e2fsck").args(["-fn"]).arg(image).output().expect("e2fsck is installed; it is in e2fsprogs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let output = tool("e2fsck")
+        .args(["-fn"])
+        .arg(image)
+        .output()
+        .expect("e2fsck is installed; it is in e2fsprogs");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stdout)
+    );
 }
 
 fn tool(name: &str) -> Command {
@@ -81,6 +102,10 @@ fn tool(name: &str) -> Command {
 /// Runs it, and gives what it wrote.
 fn run(command: &mut Command) -> Vec<u8> {
     let output = command.output().expect("it is installed");
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     output.stdout
 }

@@ -1,7 +1,7 @@
 //! A file system as it is to be: names, attributes, and where the bytes of files are.
 //!
-//! Always: every node but the root has a name in some directory; a node with several names, other than a directory, is
-//! one node. Directories are ordered by the bytes of their names.
+//! Always: every node but the root has a name in some directory; a node with several names, other
+//! than a directory, is one node. Directories are ordered by the bytes of their names.
 
 use std::collections::BTreeMap;
 
@@ -85,18 +85,30 @@ impl Tree {
 
     /// A root directory of root's, and nothing in it.
     pub fn new() -> Self {
-        let attributes = Attributes { mode: 0o755, ..Attributes::default() };
-        Self { nodes: vec![Some(Node { kind: Kind::Dir(BTreeMap::new()), attributes, names: 1 })] }
+        let attributes = Attributes {
+            mode: 0o755,
+            ..Attributes::default()
+        };
+        Self {
+            nodes: vec![Some(Node {
+                kind: Kind::Dir(BTreeMap::new()),
+                attributes,
+                names: 1,
+            })],
+        }
     }
 
     pub fn node(&self, id: NodeId) -> &Node {
-        self.nodes[id.0 as usize].as_ref().expect("ids are of nodes that are there")
+        self.nodes[id.0 as usize]
+            .as_ref()
+            .expect("ids are of nodes that are there")
     }
 
     /// Every node that is there, in the order in which they came.
     pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &Node)> {
         let ids = (0..).map(NodeId);
-        ids.zip(&self.nodes).filter_map(|(id, node)| Some((id, node.as_ref()?)))
+        ids.zip(&self.nodes)
+            .filter_map(|(id, node)| Some((id, node.as_ref()?)))
     }
 }
 

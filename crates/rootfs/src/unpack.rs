@@ -5,9 +5,9 @@
 //!         └────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Three threads, so that unpacking, hashing and writing overlap; a fixed number of chunks goes round, so that memory
-//! is bounded. When it fails: all threads end with the call. A thread that waits for the input ends when the input
-//! gives something.
+//! Three threads, so that unpacking, hashing and writing overlap; a fixed number of chunks goes
+//! round, so that memory is bounded. When it fails: all threads end with the call. A thread that
+//! waits for the input ends when the input gives something.
 
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -59,7 +59,10 @@ impl Unpacked<'_> {
     pub fn chunk(&mut self) -> Result<&[u8], Error> {
         while self.at == self.chunk.len() {
             let Ok(next) = self.chunks.recv() else { break };
-            let chunk = next.map_err(|source| Error::Input { format: self.format, source })?;
+            let chunk = next.map_err(|source| Error::Input {
+                format: self.format,
+                source,
+            })?;
             self.bytes += self.chunk.len() as u64;
             let emptied = std::mem::replace(&mut self.chunk, chunk);
             self.at = 0;
@@ -82,14 +85,23 @@ impl Unpacked<'_> {
     fn check(&mut self) -> Result<(), Error> {
         let bytes = self.bytes + self.chunk.len() as u64;
         if bytes > self.allowed.bytes {
-            let name = if self.member.is_empty() { "the archive".into() } else { fault::shown(&self.member) };
-            return Err(Error::Limit { name, limit: "bytes of input", allowed: self.allowed.limit });
+            let name = if self.member.is_empty() {
+                "the archive".into()
+            } else {
+                fault::shown(&self.member)
+            };
+            return Err(Error::Limit {
+                name,
+                limit: "bytes of input",
+                allowed: self.allowed.limit,
+            });
         }
         (self.watch)(bytes).map_err(|Stop| Error::GivenUp)
     }
 }
 
-/// Unpacks `input` for `take`, which reads it to its end. Gives what `take` gave, and the SHA-256 of what came out.
+/// Unpacks `input` for `take`, which reads it to its end. Gives what `take` gave, and the SHA-256
+/// of what came out.
 pub(crate) fn unpack<'a, T>(
     input: &mut (dyn Read + Send),
     allowed: Allowed,
@@ -98,7 +110,10 @@ pub(crate) fn unpack<'a, T>(
 ) -> Result<(T, [u8; 32]), Error> {
     let failed = |format| move |source| Error::Input { format, source };
     let mut magic = Vec::new();
-    input.take(MAGIC_BYTES).read_to_end(&mut magic).map_err(failed("anything"))?;
+    input
+        .take(MAGIC_BYTES)
+        .read_to_end(&mut magic)
+        .map_err(failed("anything"))?;
     let format = Format::of(&magic);
     let input = Cursor::new(magic).chain(input);
     let (to_emptied, emptied) = channel();
@@ -109,9 +124,13 @@ pub(crate) fn unpack<'a, T>(
     let (to_take, chunks) = sync_channel(CHUNKS);
     thread::scope(|scope| {
         let unpacks = move || fill_chunks(format.reader(input), &emptied, &to_hash);
-        thread::Builder::new().spawn_scoped(scope, unpacks).map_err(failed(format.name()))?;
+        thread::Builder::new()
+            .spawn_scoped(scope, unpacks)
+            .map_err(failed(format.name()))?;
         let hashes = move || hash(&to_be_hashed, &to_take);
-        let hashes = thread::Builder::new().spawn_scoped(scope, hashes).map_err(failed(format.name()))?;
+        let hashes = thread::Builder::new()
+            .spawn_scoped(scope, hashes)
+            .map_err(failed(format.name()))?;
         let mut unpacked = Unpacked {
             chunks,
             emptied: to_emptied,
@@ -125,13 +144,19 @@ pub(crate) fn unpack<'a, T>(
         };
         let taken = take(&mut unpacked)?;
         drop(unpacked);
-        let digest = hashes.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let digest = hashes
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         Ok((taken, digest))
     })
 }
 
 /// Ends with the input, with an error, or when nobody wants any more.
-fn fill_chunks(reader: io::Result<Box<dyn Read + '_>>, emptied: &Receiver<Vec<u8>>, to: &SyncSender<Chunk>) {
+fn fill_chunks(
+    reader: io::Result<Box<dyn Read + '_>>,
+    emptied: &Receiver<Vec<u8>>,
+    to: &SyncSender<Chunk>,
+) {
     let mut reader = match reader {
         Ok(reader) => reader,
         Err(error) => return to.send(Err(error)).unwrap_or_default(),
@@ -220,7 +245,10 @@ impl Format {
 
 /// Whether something starts like what is unpacked here.
 pub(crate) fn is_packed(start: &[u8]) -> bool {
-    !matches!(Format::of(&start[..start.len().min(MAGIC_BYTES as usize)]), Format::Plain)
+    !matches!(
+        Format::of(&start[..start.len().min(MAGIC_BYTES as usize)]),
+        Format::Plain
+    )
 }
 
 /// Any number of gzip members, and zeros behind the last.
@@ -254,7 +282,10 @@ fn has_member(input: &mut impl BufRead) -> io::Result<bool> {
             true => return Ok(false),
             false if zeros == 0 => return Ok(true),
             false if count < some.len() || zeros > MAX_PADDING_BYTES => {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "something follows behind the end of the gzip"));
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "something follows behind the end of the gzip",
+                ));
             }
             false => input.consume(count),
         }

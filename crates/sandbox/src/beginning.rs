@@ -4,7 +4,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use sandtree_store::{
-    self as store, Image, MachineRecord, Named, Network, Pinned, Settings, Snapshot, SnapshotManifest, Target,
+    self as store, Image, MachineRecord, Named, Network, Pinned, Settings, Snapshot,
+    SnapshotManifest, Target,
 };
 
 use crate::capture::blocking;
@@ -31,7 +32,10 @@ pub(crate) struct Held {
 
 impl Held {
     fn lasting(pinned: Pinned) -> Self {
-        Self { pinned: Some(pinned), only_here: None }
+        Self {
+            pinned: Some(pinned),
+            only_here: None,
+        }
     }
 
     /// It stays when this goes, until a gc takes it.
@@ -42,7 +46,10 @@ impl Held {
 
     /// Brought into the store, or made, for one use.
     pub fn for_one_use(pinned: Pinned, host: &Arc<Inner>) -> Self {
-        Self { pinned: Some(pinned), only_here: Some(host.clone()) }
+        Self {
+            pinned: Some(pinned),
+            only_here: Some(host.clone()),
+        }
     }
 }
 
@@ -50,13 +57,17 @@ impl Deref for Held {
     type Target = Snapshot;
 
     fn deref(&self) -> &Snapshot {
-        self.pinned.as_ref().expect("it is there until it is let go")
+        self.pinned
+            .as_ref()
+            .expect("it is there until it is let go")
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let (Some(host), Some(pinned)) = (self.only_here.take(), self.pinned.take()) else { return };
+        let (Some(host), Some(pinned)) = (self.only_here.take(), self.pinned.take()) else {
+            return;
+        };
         if let Err(error) = host.store.let_go(pinned) {
             tracing::warn!(%error, "a snapshot that nobody needs stays until the next gc");
         }
@@ -71,8 +82,9 @@ pub struct Prepared {
 }
 
 impl Host {
-    /// Makes sure that what a sandbox is to begin from is there: an image is made if it is built in, a snapshot in a
-    /// directory is taken into the store, every byte of it checked. Then it can be created without waiting for that.
+    /// Makes sure that what a sandbox is to begin from is there: an image is made if it is built
+    /// in, a snapshot in a directory is taken into the store, every byte of it checked. Then it can
+    /// be created without waiting for that.
     pub async fn prepare(
         &self,
         mut spec: SandboxSpec,
@@ -84,7 +96,10 @@ impl Host {
             // By its digest, it is the same whatever becomes of the name or the directory.
             (spec.image, spec.snapshot) = (None, Some(held.digest.to_string()));
         }
-        Ok(Prepared { spec, _kept: beginning })
+        Ok(Prepared {
+            spec,
+            _kept: beginning,
+        })
     }
 }
 
@@ -108,17 +123,26 @@ impl Inner {
                 return Ok(Beginning::Image(Box::new(image)));
             }
         }
-        Ok(Beginning::Snapshot(Box::new(self.snapshot(&reference, progress).await?)))
+        Ok(Beginning::Snapshot(Box::new(
+            self.snapshot(&reference, progress).await?,
+        )))
     }
 
-    /// A snapshot, kept while the result lives. One in a directory is brought into the store, every byte of it checked.
-    pub async fn snapshot(self: &Arc<Self>, reference: &Reference, progress: Progress) -> Result<Held> {
+    /// A snapshot, kept while the result lives. One in a directory is brought into the store, every
+    /// byte of it checked.
+    pub async fn snapshot(
+        self: &Arc<Self>,
+        reference: &Reference,
+        progress: Progress,
+    ) -> Result<Held> {
         let Reference::Path(path) = reference else {
             let unknown = || no_snapshot(&reference.to_string());
             return self.pinned_as(&self.digest_of(reference)?.ok_or_else(unknown)?, reference);
         };
         let (host, path) = (self.clone(), path.clone());
-        let imported = Watched::run(progress, move |progress| host.store.import_dir(&path, Target::Unnamed, progress));
+        let imported = Watched::run(progress, move |progress| {
+            host.store.import_dir(&path, Target::Unnamed, progress)
+        });
         let imported = imported.await.map_err(|error| match error {
             store::Error::NotASnapshotDir { path, .. } => no_snapshot(&path.to_string_lossy()),
             error => store_error("take in a snapshot")(error),
@@ -132,13 +156,17 @@ impl Inner {
     }
 
     fn pinned_as(&self, digest: &store::Digest, reference: &Reference) -> Result<Held> {
-        self.store.pin(digest).map(Held::lasting).map_err(|error| match error {
-            store::Error::UnknownSnapshot { .. } => no_snapshot(&reference.to_string()),
-            error => store_error("read a snapshot")(error),
-        })
+        self.store
+            .pin(digest)
+            .map(Held::lasting)
+            .map_err(|error| match error {
+                store::Error::UnknownSnapshot { .. } => no_snapshot(&reference.to_string()),
+                error => store_error("read a snapshot")(error),
+            })
     }
 
-    /// The image of a snapshot, by its digest: what else has the image's name by now is another image.
+    /// The image of a snapshot, by its digest: what else has the image's name by now is another
+    /// image.
     pub async fn image_of(self: &Arc<Self>, manifest: &SnapshotManifest) -> Result<Image> {
         let (host, image) = (self.clone(), manifest.image.clone());
         blocking(move || match host.store.image_by_digest(&image.digest) {
@@ -148,7 +176,11 @@ impl Inner {
                     Ok(Some(Named::Image(digest))) => Some(digest.to_string()),
                     _ => None,
                 };
-                Err(Error::MissingImage { name: image.name.to_string(), digest: image.digest.to_string(), here })
+                Err(Error::MissingImage {
+                    name: image.name.to_string(),
+                    digest: image.digest.to_string(),
+                    here,
+                })
             }
             Err(error) => Err(store_error("read an image")(error)),
         })
@@ -156,21 +188,46 @@ impl Inner {
     }
 }
 
-/// The network that a machine has for a sandbox that may use `asked`: one that was full can be cut off from everything.
+/// The network that a machine has for a sandbox that may use `asked`: one that was full can be cut
+/// off from everything.
 fn backend(machine: Network, asked: Network) -> Network {
-    if (machine, asked) == (Network::Full, Network::Isolated) { machine } else { asked }
+    if (machine, asked) == (Network::Full, Network::Isolated) {
+        machine
+    } else {
+        asked
+    }
 }
 
 /// Memory goes on in the machine it was captured in, or not at all.
-pub(crate) fn check_as_saved(machine: &MachineRecord, saved: &Settings, asked: &Settings) -> Result<()> {
+pub(crate) fn check_as_saved(
+    machine: &MachineRecord,
+    saved: &Settings,
+    asked: &Settings,
+) -> Result<()> {
     let text = |value: &dyn std::fmt::Debug| format!("{value:?}").to_lowercase();
     let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
     let same = [
         ("memory", mib(saved.memory_bytes), mib(asked.memory_bytes)),
-        ("number of cpus", machine.cpus.to_string(), asked.cpus.to_string()),
-        ("network", text(&machine.network), text(&backend(machine.network, asked.network))),
-        ("processor", saved.cpu.clone().unwrap_or_default(), asked.cpu.clone().unwrap_or_default()),
-        ("arguments of QEMU", machine.qemu_args.join(" "), asked.qemu_args.join(" ")),
+        (
+            "number of cpus",
+            machine.cpus.to_string(),
+            asked.cpus.to_string(),
+        ),
+        (
+            "network",
+            text(&machine.network),
+            text(&backend(machine.network, asked.network)),
+        ),
+        (
+            "processor",
+            saved.cpu.clone().unwrap_or_default(),
+            asked.cpu.clone().unwrap_or_default(),
+        ),
+        (
+            "arguments of QEMU",
+            machine.qemu_args.join(" "),
+            asked.qemu_args.join(" "),
+        ),
     ];
     match same.into_iter().find(|(_, saved, asked)| saved != asked) {
         None => Ok(()),

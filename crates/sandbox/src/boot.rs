@@ -1,7 +1,7 @@
 //! A machine that is up with everything that serves it, and how one gets there by booting.
 //!
-//! Always: what is started is owned by what is returned, so that an error or a dropped future ends it.
-//! When it fails: the machine is gone, and the console's last lines are in the error.
+//! Always: what is started is owned by what is returned, so that an error or a dropped future ends
+//! it. When it fails: the machine is gone, and the console's last lines are in the error.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandtree_engine::{
-    self as engine, Accel, CpuChoice, DiskChain, Engine, Event, Events, Flushes, Limits, Machine, MachineSpec, Memory,
-    Nesting, NetworkMode, Preload, Start, TrackingVerdict,
+    self as engine, Accel, CpuChoice, DiskChain, Engine, Event, Events, Flushes, Limits, Machine,
+    MachineSpec, Memory, Nesting, NetworkMode, Preload, Start, TrackingVerdict,
 };
 use sandtree_proto::{self as proto, Identity, Rebirth};
 use sandtree_store::{
-    AccelChoice, Init, LayerId, MachineRecord, Network, PublishedPort, SandboxDir, SandboxRecord, StateId,
+    AccelChoice, Init, LayerId, MachineRecord, Network, PublishedPort, SandboxDir, SandboxRecord,
+    StateId,
 };
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -35,13 +36,15 @@ use crate::spec::PUBLISH_ADDRESS;
 /// The program in the guest, built with us.
 pub(crate) static AGENT: &[u8] = include_bytes!(env!("SANDTREE_AGENT"));
 
-/// For emulation and for KVM inside another guest, where everything takes longer, and for hosts with other work.
+/// For emulation and for KVM inside another guest, where everything takes longer, and for hosts
+/// with other work.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
-/// Warnings and worse go to the console, a panic ends the machine at once, and what only real hardware or a distrusted
-/// compiler needs is not waited for.
+/// Warnings and worse go to the console, a panic ends the machine at once, and what only real
+/// hardware or a distrusted compiler needs is not waited for.
 pub(crate) const KERNEL_OPTIONS: &str = "console=ttyS0 loglevel=4 panic=-1 random.trust_cpu=on no_timer_check \
     tsc=reliable i8042.noaux i8042.nokbd cryptomgr.notests";
-/// What must be free for a sandbox to start with: its overlay's tables, its logs, and a little to write.
+/// What must be free for a sandbox to start with: its overlay's tables, its logs, and a little to
+/// write.
 pub(crate) const DISK_RESERVE: u64 = 64 << 20;
 
 /// A machine that is up, with everything that serves it.
@@ -69,7 +72,13 @@ pub(crate) struct Running {
 impl Running {
     /// The host's ports, to be handed to the machine that takes over.
     pub fn listeners(&self) -> Vec<Listener> {
-        self.forwards.iter().map(|forward| Listener { socket: forward.listener(), port: forward.port() }).collect()
+        self.forwards
+            .iter()
+            .map(|forward| Listener {
+                socket: forward.listener(),
+                port: forward.port(),
+            })
+            .collect()
     }
 }
 
@@ -86,15 +95,29 @@ pub(crate) async fn listen(ports: &[PublishedPort]) -> Result<Vec<Listener>> {
     for port in ports {
         let bound = TcpListener::bind((PUBLISH_ADDRESS, port.host)).await;
         let address = format!("{PUBLISH_ADDRESS}:{}", port.host);
-        let socket = bound.map_err(|source| Error::Port { address: address.clone(), source })?;
-        let host = socket.local_addr().map_err(|source| Error::Port { address, source })?.port();
-        listeners.push(Listener { socket: Arc::new(socket), port: PublishedPort { host, guest: port.guest } });
+        let socket = bound.map_err(|source| Error::Port {
+            address: address.clone(),
+            source,
+        })?;
+        let host = socket
+            .local_addr()
+            .map_err(|source| Error::Port { address, source })?
+            .port();
+        listeners.push(Listener {
+            socket: Arc::new(socket),
+            port: PublishedPort {
+                host,
+                guest: port.guest,
+            },
+        });
     }
     Ok(listeners)
 }
 
 /// As [`listen`], with any free port where the one that is wanted is another's. Says so.
-pub(crate) async fn listen_if_free(ports: &[PublishedPort]) -> Result<(Vec<Listener>, Vec<String>)> {
+pub(crate) async fn listen_if_free(
+    ports: &[PublishedPort],
+) -> Result<(Vec<Listener>, Vec<String>)> {
     let (mut listeners, mut notes) = (Vec::new(), Vec::new());
     for port in ports {
         let taken = match listen(std::slice::from_ref(port)).await {
@@ -117,10 +140,14 @@ pub(crate) async fn listen_if_free(ports: &[PublishedPort]) -> Result<(Vec<Liste
 }
 
 pub(crate) fn forward(guest: &Guest, ports: &[Listener]) -> Result<Vec<Forward>> {
-    ports.iter().map(|listener| guest.forward(listener.socket.clone(), listener.port.guest)).collect()
+    ports
+        .iter()
+        .map(|listener| guest.forward(listener.socket.clone(), listener.port.guest))
+        .collect()
 }
 
-/// Starts a machine on a sandbox's disk and waits until its guest has taken the identity it is given.
+/// Starts a machine on a sandbox's disk and waits until its guest has taken the identity it is
+/// given.
 pub(crate) async fn boot(
     host: &Inner,
     dir: &SandboxDir,
@@ -131,15 +158,30 @@ pub(crate) async fn boot(
     let engine = host.engine().await?;
     let accel = chosen_accel(engine, dir.record())?;
     let record = machine_record(host, dir.record(), accel).await?;
-    let shape = Shape { memory: Memory::Empty, preload: Preload::Use, start: Start::Run, disk, machine: &record };
+    let shape = Shape {
+        memory: Memory::Empty,
+        preload: Preload::Use,
+        start: Start::Run,
+        disk,
+        machine: &record,
+    };
     let (mut machine, degraded) = start_tracked(host, engine, dir, accel, shape).await?;
-    let console = machine.take_console().expect("a fresh machine has its console");
-    let mut console = Console::keep(console, dir.console()).map_err(|e| Error::io("open", dir.console(), e))?;
+    let console = machine
+        .take_console()
+        .expect("a fresh machine has its console");
+    let mut console =
+        Console::keep(console, dir.console()).map_err(|e| Error::io("open", dir.console(), e))?;
     let mut events = machine.events();
     let timeout = timeout.unwrap_or(BOOT_TIMEOUT);
     let port = machine.take_link().expect("a fresh machine has its link");
     let (execs, (gate, gated)) = (fresh_execs(dir)?, gate(dir.record()));
-    let hub = Hub::start(port, HubSpec { gate, ..HubSpec::fresh(execs.clone()) });
+    let hub = Hub::start(
+        port,
+        HubSpec {
+            gate,
+            ..HubSpec::fresh(execs.clone())
+        },
+    );
     let up = async {
         host.reach(Step::Machine, Some(&machine))?;
         come_up(host, &hub, identity, timeout).await
@@ -185,7 +227,13 @@ async fn start_tracked(
     match engine.start(spec).await {
         Ok(machine) => Ok((machine, Vec::new())),
         Err(engine::Error::NotMapped { reason }) => {
-            let shape = Shape { memory: Memory::Empty, preload: Preload::Skip, start: Start::Run, disk, machine };
+            let shape = Shape {
+                memory: Memory::Empty,
+                preload: Preload::Skip,
+                start: Start::Run,
+                disk,
+                machine,
+            };
             let spec = machine_spec(host, dir, accel, shape)?;
             let machine = engine.start(spec).await.map_err(engine_error("start"))?;
             Ok((machine, vec![format!("memory is QEMU's own: {reason}")]))
@@ -195,14 +243,19 @@ async fn start_tracked(
 }
 
 /// The two ends of a gate, for a sandbox that has one.
-pub(crate) fn gate(record: &SandboxRecord) -> (Option<mpsc::Sender<Gate>>, Option<mpsc::Receiver<Gate>>) {
+pub(crate) fn gate(
+    record: &SandboxRecord,
+) -> (Option<mpsc::Sender<Gate>>, Option<mpsc::Receiver<Gate>>) {
     record.auto_checkpoint.map(|_| mpsc::channel(16)).unzip()
 }
 
 /// Waits for the agent, and tells it who it is; all of it within the time a boot may take.
 async fn come_up(host: &Inner, hub: &Hub, identity: Identity, timeout: Duration) -> Result<Guest> {
     let end = tokio::time::Instant::now() + timeout;
-    let late = |_| Error::Boot { after: timeout, console: String::new() };
+    let late = |_| Error::Boot {
+        after: timeout,
+        console: String::new(),
+    };
     hub.ready(timeout).await.map_err(|source| match source {
         LinkError::Timeout { .. } => late(()),
         source => unreachable_agent(source),
@@ -212,13 +265,18 @@ async fn come_up(host: &Inner, hub: &Hub, identity: Identity, timeout: Duration)
         let guest = Guest::new(hub.connect().await.map_err(unreachable_agent)?);
         // The boot is no part of the time.
         let telling = Telling::begin();
-        let identity = Identity { unix_time_ns: telling.unix_time_ns(), ..identity };
+        let identity = Identity {
+            unix_time_ns: telling.unix_time_ns(),
+            ..identity
+        };
         host.delay_message().await;
         guest.configure(identity).await?;
         telling.correct(&guest).await?;
         Ok(guest)
     };
-    let guest = tokio::time::timeout_at(end, configured).await.unwrap_or_else(|_| Err(late(())))?;
+    let guest = tokio::time::timeout_at(end, configured)
+        .await
+        .unwrap_or_else(|_| Err(late(())))?;
     host.reach(Step::Configure, None)?;
     Ok(guest)
 }
@@ -255,7 +313,10 @@ async fn disk_full(events: &mut Events) {
 }
 
 pub(crate) fn unreachable_agent(source: LinkError) -> Error {
-    Error::Guest { operation: "reach the guest's agent".into(), source }
+    Error::Guest {
+        operation: "reach the guest's agent".into(),
+        source,
+    }
 }
 
 /// A directory for the output of one machine's detached commands. Those of others are beside it.
@@ -291,16 +352,37 @@ pub(crate) struct Shape<'a> {
     pub machine: &'a MachineRecord,
 }
 
-pub(crate) fn machine_spec(host: &Inner, dir: &SandboxDir, accel: Accel, shape: Shape<'_>) -> Result<MachineSpec> {
+pub(crate) fn machine_spec(
+    host: &Inner,
+    dir: &SandboxDir,
+    accel: Accel,
+    shape: Shape<'_>,
+) -> Result<MachineSpec> {
     let record = dir.record();
-    let image = host.store.image_by_digest(&record.image_digest).map_err(store_error("read an image"))?;
-    let kernel = host.store.kernel(&record.kernel_digest).map_err(store_error("read a kernel"))?;
-    let initramfs = image::initramfs(&host.store, AGENT, &kernel)
-        .map_err(|source| Error::Image { name: record.image.to_string(), source })?;
+    let image = host
+        .store
+        .image_by_digest(&record.image_digest)
+        .map_err(store_error("read an image"))?;
+    let kernel = host
+        .store
+        .kernel(&record.kernel_digest)
+        .map_err(store_error("read a kernel"))?;
+    let initramfs =
+        image::initramfs(&host.store, AGENT, &kernel).map_err(|source| Error::Image {
+            name: record.image.to_string(),
+            source,
+        })?;
     let (active, frozen) = shape.disk.split_last().expect("a sandbox has a disk");
     let active = dir.disk_layer(active);
-    let active = File::options().read(true).write(true).open(&active).map_err(|e| Error::io("open", &active, e))?;
-    let mut overlays = frozen.iter().map(|id| open(&dir.disk_layer(id))).collect::<Result<Vec<_>>>()?;
+    let active = File::options()
+        .read(true)
+        .write(true)
+        .open(&active)
+        .map_err(|e| Error::io("open", &active, e))?;
+    let mut overlays = frozen
+        .iter()
+        .map(|id| open(&dir.disk_layer(id)))
+        .collect::<Result<Vec<_>>>()?;
     overlays.push(active);
     Ok(MachineSpec {
         name: record.name.to_string(),
@@ -312,7 +394,11 @@ pub(crate) fn machine_spec(host: &Inner, dir: &SandboxDir, accel: Accel, shape: 
         kernel: open(&kernel.kernel())?,
         initramfs: open(&initramfs)?,
         cmdline: cmdline(image.record.init),
-        disk: DiskChain { base: open(&image.rootfs())?, overlays, flushes: flushes(record) },
+        disk: DiskChain {
+            base: open(&image.rootfs())?,
+            overlays,
+            flushes: flushes(record),
+        },
         network: network(shape.machine.network, record.network),
         extra_args: record.qemu_args.clone(),
         jail: host.jail(Some(&record.id)),
@@ -324,14 +410,24 @@ pub(crate) fn machine_spec(host: &Inner, dir: &SandboxDir, accel: Accel, shape: 
 }
 
 fn flushes(record: &SandboxRecord) -> Flushes {
-    if record.durable { Flushes::PassedOn } else { Flushes::Ignored }
+    if record.durable {
+        Flushes::PassedOn
+    } else {
+        Flushes::Ignored
+    }
 }
 
-/// What QEMU writes is a disk, or all of memory in one stream, with what either needs beside its data.
+/// What QEMU writes is a disk, or all of memory in one stream, with what either needs beside its
+/// data.
 fn limits(record: &SandboxRecord) -> Limits {
     let largest = record.disk_bytes.max(record.memory_bytes);
-    let file_bytes = largest.saturating_add(largest / 64).saturating_add(256 << 20);
-    Limits { file_bytes: Some(file_bytes), ..Limits::default() }
+    let file_bytes = largest
+        .saturating_add(largest / 64)
+        .saturating_add(256 << 20);
+    Limits {
+        file_bytes: Some(file_bytes),
+        ..Limits::default()
+    }
 }
 
 /// The network of a machine in a sandbox that may use `allowed`.
@@ -345,11 +441,25 @@ fn network(machine: Network, allowed: Network) -> NetworkMode {
 }
 
 /// The machine a sandbox gets here when it boots.
-pub(crate) async fn machine_record(host: &Inner, record: &SandboxRecord, accel: Accel) -> Result<MachineRecord> {
+pub(crate) async fn machine_record(
+    host: &Inner,
+    record: &SandboxRecord,
+    accel: Accel,
+) -> Result<MachineRecord> {
     let engine = host.engine().await?;
-    let nesting = if record.nested { Nesting::On } else { Nesting::Off };
-    let choice = CpuChoice { model: record.cpu.as_deref(), nesting };
-    let cpu = engine.cpu(accel, choice).await.map_err(engine_error("resolve a processor model"))?;
+    let nesting = if record.nested {
+        Nesting::On
+    } else {
+        Nesting::Off
+    };
+    let choice = CpuChoice {
+        model: record.cpu.as_deref(),
+        nesting,
+    };
+    let cpu = engine
+        .cpu(accel, choice)
+        .await
+        .map_err(engine_error("resolve a processor model"))?;
     host.keep_news(engine);
     Ok(MachineRecord {
         arch: record.arch,
@@ -391,7 +501,11 @@ pub(crate) fn identity(record: &SandboxRecord) -> Identity {
     use sha2::{Digest, Sha256};
     let digest = Sha256::digest(record.id.as_str());
     let machine_id = digest.iter().take(16).map(|b| format!("{b:02x}")).collect();
-    Identity { machine_id, hostname: record.name.to_string(), ..nobody(record) }
+    Identity {
+        machine_id,
+        hostname: record.name.to_string(),
+        ..nobody(record)
+    }
 }
 
 /// What a guest is before it belongs to a sandbox.
@@ -422,11 +536,19 @@ pub(crate) enum Belongs {
 pub(crate) fn rebirth(record: &SandboxRecord, belongs: Belongs, disk_bytes: u64) -> Rebirth {
     let generation = random_bytes(16).try_into().expect("sixteen bytes");
     let identity = match belongs {
-        Belongs::Here => Identity { hostname: String::new(), machine_id: String::new(), ..nobody(record) },
+        Belongs::Here => Identity {
+            hostname: String::new(),
+            machine_id: String::new(),
+            ..nobody(record)
+        },
         Belongs::Elsewhere => identity(record),
     };
     let disk_bytes = (record.disk_bytes > disk_bytes).then_some(record.disk_bytes);
-    Rebirth { generation, identity, disk_bytes }
+    Rebirth {
+        generation,
+        identity,
+        disk_bytes,
+    }
 }
 
 fn random_bytes(count: usize) -> Vec<u8> {

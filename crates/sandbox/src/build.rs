@@ -5,10 +5,10 @@
 //!             └────── each step in a machine, on the disk that the one before left ──┘
 //! ```
 //!
-//! Always: a step's result is a snapshot without a name, noted under everything that went into it; a step that was done
-//! before is not done again. `gc` removes such snapshots, and then they are made anew.
-//! When it fails, or is dropped in the middle: the machine and its sandbox are gone, the name is as it was, and the next
-//! build goes on after the last step that was finished.
+//! Always: a step's result is a snapshot without a name, noted under everything that went into it;
+//! a step that was done before is not done again. `gc` removes such snapshots, and then they are
+//! made anew. When it fails, or is dropped in the middle: the machine and its sandbox are gone, the
+//! name is as it was, and the next build goes on after the last step that was finished.
 
 mod steps;
 
@@ -51,7 +51,12 @@ pub enum BuildEvent {
     /// The image that the recipe begins from is being made.
     Image(image::Progress),
     /// Step `number` of `of` begins, or was done before.
-    Step { number: usize, of: usize, what: String, cached: bool },
+    Step {
+        number: usize,
+        of: usize,
+        what: String,
+        cached: bool,
+    },
     /// What a step says.
     Output(Vec<u8>),
     /// The result is being written.
@@ -66,7 +71,9 @@ pub struct BuildWatch {
 
 impl BuildWatch {
     pub fn new(told: impl Fn(BuildEvent) + Send + Sync + 'static) -> Self {
-        Self { told: Arc::new(told) }
+        Self {
+            told: Arc::new(told),
+        }
     }
 
     pub(crate) fn tell(&self, event: BuildEvent) {
@@ -111,14 +118,22 @@ struct Base {
 impl Base {
     /// Of what steps find, and the image will have at least.
     fn bytes(&self) -> u64 {
-        self.snapshot.as_ref().map_or(self.image.record.rootfs.bytes, |held| held.manifest.disk.bytes)
+        self.snapshot
+            .as_ref()
+            .map_or(self.image.record.rootfs.bytes, |held| {
+                held.manifest.disk.bytes
+            })
     }
 
     fn check_size(&self, recipe: &Recipe) -> Result<()> {
         match recipe.size {
             Some(size) if size.0 < self.bytes() => {
                 let rule = format!("what the recipe begins from has {} MiB", self.bytes() >> 20);
-                Err(Error::invalid("the size of an image", format!("{} MiB", size.0 >> 20), &rule))
+                Err(Error::invalid(
+                    "the size of an image",
+                    format!("{} MiB", size.0 >> 20),
+                    &rule,
+                ))
             }
             _ => Ok(()),
         }
@@ -126,13 +141,19 @@ impl Base {
 }
 
 impl Host {
-    /// Whether the packages of a recipe are in what it begins from already: in a Debian of our own making they can be.
+    /// Whether the packages of a recipe are in what it begins from already: in a Debian of our own
+    /// making they can be.
     fn is_made_with_packages(&self, recipe: &Recipe) -> bool {
         recipe.from == "debian" && !recipe.packages.is_empty() && self.inner.is_debian_ours()
     }
 
     /// Makes an image from a recipe, and points its name at it.
-    pub async fn build_image(&self, recipe: &Recipe, spec: BuildSpec, watch: BuildWatch) -> Result<ImageInfo> {
+    pub async fn build_image(
+        &self,
+        recipe: &Recipe,
+        spec: BuildSpec,
+        watch: BuildWatch,
+    ) -> Result<ImageInfo> {
         let name = spec.name.as_deref().or(recipe.name.as_deref());
         let name = parse_name("an image's name", name.unwrap_or_default())?;
         self.inner.check_image_name(&name)?;
@@ -148,26 +169,60 @@ impl Host {
     }
 
     async fn base(&self, recipe: &Recipe, spec: &BuildSpec, watch: &BuildWatch) -> Result<Base> {
-        let whole = |image| Base { image, snapshot: None };
+        let whole = |image| Base {
+            image,
+            snapshot: None,
+        };
         if self.is_made_with_packages(recipe) {
-            return self.inner.clone().debian_with(&recipe.packages, spec.anew, watch.image()).await.map(whole);
+            return self
+                .inner
+                .clone()
+                .debian_with(&recipe.packages, spec.anew, watch.image())
+                .await
+                .map(whole);
         }
         if image::is_path(&recipe.from) {
             let import = image::ImportSpec::default();
-            return self.inner.clone().take_in(recipe.from.as_ref(), import, watch.image()).await.map(whole);
+            return self
+                .inner
+                .clone()
+                .take_in(recipe.from.as_ref(), import, watch.image())
+                .await
+                .map(whole);
         }
         if recipe.from.contains('/') {
-            let pull = PullSpec { access: spec.access.clone(), ..PullSpec::default() };
-            return self.inner.clone().pull_image(&recipe.from, &pull, watch.image()).await.map(whole);
+            let pull = PullSpec {
+                access: spec.access.clone(),
+                ..PullSpec::default()
+            };
+            return self
+                .inner
+                .clone()
+                .pull_image(&recipe.from, &pull, watch.image())
+                .await
+                .map(whole);
         }
         let name = parse_name("what a recipe begins from", &recipe.from)?;
-        match self.inner.store.named(&name).map_err(store_error("read a name"))? {
+        match self
+            .inner
+            .store
+            .named(&name)
+            .map_err(store_error("read a name"))?
+        {
             Some(Named::Snapshot(digest)) => {
                 let held = self.inner.pinned(&digest)?;
                 let image = self.inner.image_of(&held.manifest).await?;
-                Ok(Base { image, snapshot: Some(held) })
+                Ok(Base {
+                    image,
+                    snapshot: Some(held),
+                })
             }
-            _ => self.inner.clone().ensure_image(&recipe.from, watch.image()).await.map(whole),
+            _ => self
+                .inner
+                .clone()
+                .ensure_image(&recipe.from, watch.image())
+                .await
+                .map(whole),
         }
     }
 
@@ -180,7 +235,10 @@ impl Host {
         anew: bool,
         watch: &BuildWatch,
     ) -> Result<Option<Held>> {
-        let from = base.snapshot.as_ref().map_or(&base.image.digest, |held| &held.digest);
+        let from = base
+            .snapshot
+            .as_ref()
+            .map_or(&base.image.digest, |held| &held.digest);
         let keys = steps.keys(from, recipe)?;
         let (done, mut last) = match (!anew).then(|| self.inner.longest_done(&keys)).flatten() {
             Some((done, held)) => (done, Some(held)),
@@ -188,9 +246,18 @@ impl Host {
         };
         let of = steps.len();
         let tell = |number: usize, step: &Step, cached| {
-            watch.tell(BuildEvent::Step { number: number + 1, of, what: step.to_string(), cached });
+            watch.tell(BuildEvent::Step {
+                number: number + 1,
+                of,
+                what: step.to_string(),
+                cached,
+            });
         };
-        steps.iter().enumerate().take(done).for_each(|(number, step)| tell(number, step, true));
+        steps
+            .iter()
+            .enumerate()
+            .take(done)
+            .for_each(|(number, step)| tell(number, step, true));
         if done == of {
             return Ok(last);
         }
@@ -206,8 +273,15 @@ impl Host {
                 ..SandboxSpec::new(base.image.digest.to_string())
             },
         };
-        let machine =
-            Workshop::open(self, recipe, SandboxSpec { network: Some(steps.network(recipe)), ..start }).await?;
+        let machine = Workshop::open(
+            self,
+            recipe,
+            SandboxSpec {
+                network: Some(steps.network(recipe)),
+                ..start
+            },
+        )
+        .await?;
         for (number, step) in steps.iter().enumerate().skip(done) {
             tell(number, step, false);
             machine.perform(recipe, step, watch).await?;
@@ -228,11 +302,21 @@ impl Host {
         // Held until it is published: nothing else keeps a kernel that is new.
         let kernel = match recipe.kernel.clone() {
             None => None,
-            Some(kernel) => Some(self.inner.clone().kernel(kernel.into(), watch.image()).await?),
+            Some(kernel) => Some(
+                self.inner
+                    .clone()
+                    .kernel(kernel.into(), watch.image())
+                    .await?,
+            ),
         };
-        let digest = kernel.as_ref().map_or(&base.image.record.kernel, |kernel| &kernel.digest).clone();
+        let digest = kernel
+            .as_ref()
+            .map_or(&base.image.record.kernel, |kernel| &kernel.digest)
+            .clone();
         let last = last.as_ref().or(base.snapshot.as_ref());
-        let bytes = last.map_or(base.image.record.rootfs.bytes, |held| held.manifest.disk.bytes);
+        let bytes = last.map_or(base.image.record.rootfs.bytes, |held| {
+            held.manifest.disk.bytes
+        });
         let spec = built_spec(recipe, &base.image, digest, bytes);
         let (image, last) = (base.image.clone(), last.map(|held| held.digest.clone()));
         let published = Watched::run(watch.writing(), move |progress| match last {
@@ -254,22 +338,32 @@ fn built_spec(recipe: &Recipe, base: &Image, kernel: Digest, bytes: u64) -> Imag
         kernel,
         init: recipe.init.unwrap_or(base.record.init),
         defaults: recipe.defaults_over(&base.record.defaults),
-        disk_bytes: recipe.size.map(|size| size.0).or(base.record.disk_bytes).map(|disk| disk.max(bytes)),
+        disk_bytes: recipe
+            .size
+            .map(|size| size.0)
+            .or(base.record.disk_bytes)
+            .map(|disk| disk.max(bytes)),
     }
 }
 
-/// The disk that steps work on. The image will be as large, and every byte of it is hashed, also where nothing is.
+/// The disk that steps work on. The image will be as large, and every byte of it is hashed, also
+/// where nothing is.
 fn room(recipe: &Recipe, least_bytes: u64) -> u64 {
     let usual = least_bytes.next_multiple_of(GIB) + ROOM_BYTES;
     let room = recipe.room.map_or(usual, |room| room.0);
-    recipe.size.map_or(room, |size| room.min(size.0)).max(least_bytes)
+    recipe
+        .size
+        .map_or(room, |size| room.min(size.0))
+        .max(least_bytes)
 }
 
 impl Inner {
     /// The latest step whose result is still there, and how many steps it stands for.
     fn longest_done(&self, keys: &[Name]) -> Option<(usize, Held)> {
         let done = |key: &Name| self.pinned(&self.store.cached::<Digest>(key).ok()??).ok();
-        (0..keys.len()).rev().find_map(|index| Some((index + 1, done(&keys[index])?)))
+        (0..keys.len())
+            .rev()
+            .find_map(|index| Some((index + 1, done(&keys[index])?)))
     }
 }
 
@@ -291,7 +385,9 @@ impl Temporary {
 impl Drop for Temporary {
     /// Lets go of it, which removes it, and waits until it is gone.
     fn drop(&mut self) {
-        let Some(watch) = self.0.take().map(|sandbox| sandbox.watch()) else { return };
+        let Some(watch) = self.0.take().map(|sandbox| sandbox.watch()) else {
+            return;
+        };
         let end = Instant::now() + UNDO_DEADLINE;
         tokio::task::block_in_place(|| {
             while watch.is_open() && Instant::now() < end {
@@ -305,7 +401,11 @@ impl Workshop {
     async fn open(host: &Host, recipe: &Recipe, start: SandboxSpec) -> Result<Self> {
         let spec = SandboxSpec {
             memory_bytes: Some(recipe.memory.map_or(MEMORY_BYTES, |size| size.0)),
-            ca_bundle: if recipe.host_ca { Some(ca::host_bundle()?) } else { None },
+            ca_bundle: if recipe.host_ca {
+                Some(ca::host_bundle()?)
+            } else {
+                None
+            },
             cold: true,
             auto_remove: true,
             ..start
@@ -327,7 +427,9 @@ impl Workshop {
                 }
                 let sent = files.place(&file.source, file.target.as_ref()).await?;
                 steps::check_unchanged(file, digest)?;
-                sent.skipped.iter().for_each(|line| watch.tell(BuildEvent::Output(format!("{line}\n").into_bytes())));
+                sent.skipped.iter().for_each(|line| {
+                    watch.tell(BuildEvent::Output(format!("{line}\n").into_bytes()))
+                });
                 match steps::attributes(file) {
                     Some(spec) => self.run(step, spec, watch).await,
                     None => Ok(()),
@@ -346,7 +448,10 @@ impl Workshop {
             tail.drain(..excess);
             watch.tell(BuildEvent::Output(chunk.to_vec()));
         };
-        let read = |source| Error::Guest { operation: "read a step's output".into(), source };
+        let read = |source| Error::Guest {
+            operation: "read a step's output".into(),
+            source,
+        };
         while stdout.is_some() || stderr.is_some() {
             let (from, chunk) = tokio::select! {
                 chunk = next(&mut stdout), if stdout.is_some() => (&mut stdout, chunk),
@@ -372,7 +477,10 @@ impl Workshop {
     async fn keep(&self, host: &Host, key: &Name) -> Result<Held> {
         let loan = Host::borrow_of(self.sandbox.sandbox(), Wanted::Disk).await?;
         let dir = host.inner.find(self.sandbox.sandbox().id())?;
-        let kept = host.inner.unnamed(dir, &loan.lent, Progress::silent()).await;
+        let kept = host
+            .inner
+            .unnamed(dir, &loan.lent, Progress::silent())
+            .await;
         loan.give_back().await;
         let held = kept?.into_lasting();
         let otherwise = "a step that was done cannot be noted; it is done again next time";
@@ -385,7 +493,9 @@ impl Workshop {
     }
 }
 
-async fn next(stream: &mut Option<crate::link::Output>) -> Result<Option<bytes::Bytes>, crate::link::LinkError> {
+async fn next(
+    stream: &mut Option<crate::link::Output>,
+) -> Result<Option<bytes::Bytes>, crate::link::LinkError> {
     match stream {
         Some(stream) => stream.next().await,
         None => Ok(None),

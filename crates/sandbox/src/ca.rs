@@ -1,8 +1,8 @@
 //! The host's certificate authorities, handed to a guest.
 //!
-//! A host behind a proxy of its own trusts an authority that no image knows. A guest that is given the host's bundle has
-//! it where distributions look for theirs, and its commands find it by the variables that programs with a bundle of
-//! their own look at.
+//! A host behind a proxy of its own trusts an authority that no image knows. A guest that is given
+//! the host's bundle has it where distributions look for theirs, and its commands find it by the
+//! variables that programs with a bundle of their own look at.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,14 @@ const HOST: [&str; 4] = [
 ];
 const GUEST: &str = "/etc/ssl/certs/ca-certificates.crt";
 /// OpenSSL, curl, Python's requests and pip, Node.js, git.
-const VARIABLES: [&str; 6] =
-    ["SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"];
+const VARIABLES: [&str; 6] = [
+    "SSL_CERT_FILE",
+    "CURL_CA_BUNDLE",
+    "REQUESTS_CA_BUNDLE",
+    "PIP_CERT",
+    "NODE_EXTRA_CA_CERTS",
+    "GIT_SSL_CAINFO",
+];
 /// Far above any bundle.
 const MAX_BYTES: u64 = 16 << 20;
 
@@ -34,7 +40,10 @@ pub fn host_bundle() -> Result<PathBuf> {
 
 /// What commands find in their environment.
 pub(crate) fn env() -> BTreeMap<String, String> {
-    VARIABLES.iter().map(|&key| (key.to_owned(), GUEST.to_owned())).collect()
+    VARIABLES
+        .iter()
+        .map(|&key| (key.to_owned(), GUEST.to_owned()))
+        .collect()
 }
 
 /// Refuses what cannot be a bundle.
@@ -42,9 +51,11 @@ pub(crate) fn check(path: &Path) -> Result<()> {
     let found = path.metadata().map_err(|e| Error::io("look at", path, e))?;
     match found.is_file() && path.is_absolute() && found.len() <= MAX_BYTES {
         true => Ok(()),
-        false => {
-            Err(Error::invalid("a bundle of certificates", path.display(), "an absolute path to a file below 16 MiB"))
-        }
+        false => Err(Error::invalid(
+            "a bundle of certificates",
+            path.display(),
+            "an absolute path to a file below 16 MiB",
+        )),
     }
 }
 
@@ -52,6 +63,11 @@ pub(crate) async fn hand_over(guest: &Guest, bundle: &Path) -> Result<()> {
     let files = guest.files();
     let parent = Path::new(GUEST).parent().expect("it is absolute");
     files.make_dir(parent, 0o755).await?;
-    let mut source = tokio::fs::File::open(bundle).await.map_err(|e| Error::io("open", bundle, e))?;
-    files.write(GUEST, &mut source, FileOwner::default()).await.map(drop)
+    let mut source = tokio::fs::File::open(bundle)
+        .await
+        .map_err(|e| Error::io("open", bundle, e))?;
+    files
+        .write(GUEST, &mut source, FileOwner::default())
+        .await
+        .map(drop)
 }

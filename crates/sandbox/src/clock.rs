@@ -28,7 +28,10 @@ pub(crate) struct Telling {
 
 impl Telling {
     pub fn begin() -> Self {
-        Self { began: Instant::now(), unix_time_ns: now_unix_ns() }
+        Self {
+            began: Instant::now(),
+            unix_time_ns: now_unix_ns(),
+        }
     }
 
     pub fn unix_time_ns(&self) -> u64 {
@@ -67,7 +70,11 @@ impl Look {
     async fn at(guest: &Guest) -> Result<Self> {
         let (began, asked_ns) = (Instant::now(), now_unix_ns());
         let shown_ns = guest.clock(0).await?;
-        Ok(Self { asked_ns, took: began.elapsed(), shown_ns })
+        Ok(Self {
+            asked_ns,
+            took: began.elapsed(),
+            shown_ns,
+        })
     }
 
     /// By how much the clock has to be moved: nothing, if it may be right.
@@ -75,7 +82,11 @@ impl Look {
         let nanos = |duration: Duration| i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX);
         let middle_ns = self.asked_ns.saturating_add_signed(nanos(self.took / 2));
         let step_ns = middle_ns.wrapping_sub(self.shown_ns).cast_signed();
-        if step_ns.unsigned_abs() <= nanos(PROMPT.max(self.took) / 2).unsigned_abs() { 0 } else { step_ns }
+        if step_ns.unsigned_abs() <= nanos(PROMPT.max(self.took) / 2).unsigned_abs() {
+            0
+        } else {
+            step_ns
+        }
     }
 }
 
@@ -86,7 +97,11 @@ mod tests {
     #[test]
     fn a_step_brings_the_clock_to_the_middle_of_the_round_trip() {
         const MS: u64 = 1_000_000;
-        let look = |took_ms, shown_ns| Look { asked_ns: 5000 * MS, took: Duration::from_millis(took_ms), shown_ns };
+        let look = |took_ms, shown_ns| Look {
+            asked_ns: 5000 * MS,
+            took: Duration::from_millis(took_ms),
+            shown_ns,
+        };
         assert_eq!(look(20, 2000 * MS).step_ns(), 3010 * 1_000_000);
         assert_eq!(look(20, 7000 * MS).step_ns(), -1990 * 1_000_000);
         // It may have been right when it was looked at.

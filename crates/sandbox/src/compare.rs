@@ -1,7 +1,7 @@
 //! What differs between two moments: the disks of snapshots, of sandboxes, and of their states.
 //!
-//! Nothing is mounted and no machine is started: both disks are read from their layers. Of a sandbox that runs, a state of
-//! its disk is borrowed for as long as that takes.
+//! Nothing is mounted and no machine is started: both disks are read from their layers. Of a
+//! sandbox that runs, a state of its disk is borrowed for as long as that takes.
 
 use std::io;
 use std::path::PathBuf;
@@ -52,18 +52,29 @@ impl Host {
     pub async fn diff(&self, before: &str, after: &str, options: DiffOptions) -> Result<Diff> {
         self.compare(before, after, move |a, b| {
             let ranges = changed(a, b).map_err(store_error("compare two disks"))?;
-            let options = diff::Options { times: options.times, ..diff::Options::default() };
+            let options = diff::Options {
+                times: options.times,
+                ..diff::Options::default()
+            };
             diff::diff(&Disk(a), &Disk(b), Some(&ranges), options).map_err(diff_error)
         })
         .await
     }
 
     /// How the content of one file differs.
-    pub async fn content_diff(&self, before: &str, after: &str, path: &[u8]) -> Result<ContentDiff> {
+    pub async fn content_diff(
+        &self,
+        before: &str,
+        after: &str,
+        path: &[u8],
+    ) -> Result<ContentDiff> {
         let path = diff::Path::from(path);
         self.compare(before, after, move |a, b| {
             let (a, b) = (Disk(a), Disk(b));
-            let (a, b) = (FileSystem::open(&a).map_err(diff_error)?, FileSystem::open(&b).map_err(diff_error)?);
+            let (a, b) = (
+                FileSystem::open(&a).map_err(diff_error)?,
+                FileSystem::open(&b).map_err(diff_error)?,
+            );
             diff::content_diff(&a, &b, &path).map_err(diff_error)
         })
         .await
@@ -83,7 +94,8 @@ impl Host {
                 return Err(error);
             }
         };
-        let (compared, before, after) = blocking(move || (work(&before.chain, &after.chain), before, after)).await;
+        let (compared, before, after) =
+            blocking(move || (work(&before.chain, &after.chain), before, after)).await;
         before.let_go().await;
         after.let_go().await;
         compared
@@ -92,17 +104,31 @@ impl Host {
     async fn side(&self, reference: &str) -> Result<Side> {
         match self.inner.point(reference)? {
             Point::Snapshot(reference) => self.inner.snapshot_side(&reference).await,
-            Point::Sandbox { sandbox, state: Some(state) } => {
+            Point::Sandbox {
+                sandbox,
+                state: Some(state),
+            } => {
                 let dir = self.inner.find(&sandbox)?;
                 let manifest = self.inner.listed_state(&dir, &state)?;
-                Ok(Side { chain: self.inner.chain(&dir, &manifest.disk)?, loan: None, _snapshot: None })
+                Ok(Side {
+                    chain: self.inner.chain(&dir, &manifest.disk)?,
+                    loan: None,
+                    _snapshot: None,
+                })
             }
-            Point::Sandbox { sandbox, state: None } => {
+            Point::Sandbox {
+                sandbox,
+                state: None,
+            } => {
                 let loan = self.borrow(&sandbox, Wanted::Disk).await?;
                 let dir = self.inner.find(&sandbox)?;
                 let chain = self.inner.lent_chain(&dir, &loan.lent.state);
                 match chain {
-                    Ok(chain) => Ok(Side { chain, loan: Some(loan), _snapshot: None }),
+                    Ok(chain) => Ok(Side {
+                        chain,
+                        loan: Some(loan),
+                        _snapshot: None,
+                    }),
                     Err(error) => {
                         loan.give_back().await;
                         Err(error)
@@ -125,10 +151,15 @@ impl Inner {
     /// What a user means: a snapshot, or else a sandbox of that name.
     pub fn point(&self, text: &str) -> Result<Point> {
         let point = Point::parse(text)?;
-        let Point::Snapshot(Reference::Name(name)) = &point else { return Ok(point) };
+        let Point::Snapshot(Reference::Name(name)) = &point else {
+            return Ok(point);
+        };
         let named = self.store.named(name).map_err(store_error("read a name"))?;
         match (named, self.find(text)) {
-            (None, Ok(_)) => Ok(Point::Sandbox { sandbox: text.to_owned(), state: None }),
+            (None, Ok(_)) => Ok(Point::Sandbox {
+                sandbox: text.to_owned(),
+                state: None,
+            }),
             _ => Ok(point),
         }
     }
@@ -138,17 +169,34 @@ impl Inner {
         let image = self.image_of(&held.manifest).await?;
         let host = self.clone();
         blocking(move || {
-            let files = host.store.disk_files(&held).map_err(store_error("read a snapshot's disk"))?;
-            let layers: Vec<String> = held.manifest.disk.layers.iter().map(|layer| layer.digest.to_string()).collect();
-            let chain = Chain::open(&image.rootfs(), files.paths()).map_err(store_error("read a disk"))?;
+            let files = host
+                .store
+                .disk_files(&held)
+                .map_err(store_error("read a snapshot's disk"))?;
+            let layers: Vec<String> = held
+                .manifest
+                .disk
+                .layers
+                .iter()
+                .map(|layer| layer.digest.to_string())
+                .collect();
+            let chain =
+                Chain::open(&image.rootfs(), files.paths()).map_err(store_error("read a disk"))?;
             let chain = chain.with_identities(image.digest.as_str(), &layers);
-            Ok(Side { chain, loan: None, _snapshot: Some((held, files)) })
+            Ok(Side {
+                chain,
+                loan: None,
+                _snapshot: Some((held, files)),
+            })
         })
         .await
     }
 
     fn lent_chain(&self, dir: &SandboxDir, state: &str) -> Result<Chain> {
-        let no_state = || Error::NoState { name: dir.record().name.to_string(), state: state.into() };
+        let no_state = || Error::NoState {
+            name: dir.record().name.to_string(),
+            state: state.into(),
+        };
         let id = state.parse().map_err(|_| no_state())?;
         let manifest = dir.manifest(&id).map_err(store_error("read a state"))?;
         self.chain(dir, &manifest.disk)
@@ -156,7 +204,10 @@ impl Inner {
 
     /// The disk of a sandbox with these layers.
     pub fn chain(&self, dir: &SandboxDir, disk: &[LayerId]) -> Result<Chain> {
-        let image = self.store.image_by_digest(&dir.record().image_digest).map_err(store_error("read an image"))?;
+        let image = self
+            .store
+            .image_by_digest(&dir.record().image_digest)
+            .map_err(store_error("read an image"))?;
         let layers: Vec<PathBuf> = disk.iter().map(|layer| dir.disk_layer(layer)).collect();
         Chain::open(&image.rootfs(), &layers).map_err(store_error("read a disk"))
     }

@@ -37,8 +37,16 @@ impl Console {
     pub fn keep(stream: UnixStream, path: PathBuf) -> io::Result<Console> {
         let log = Log::open(path.clone())?;
         let (begin, panicked) = (log.length, Arc::new(AtomicBool::new(false)));
-        let watch = PanicWatch { seen: panicked.clone(), carried: Vec::new() };
-        Ok(Console { path, begin, panicked, copying: tokio::spawn(copy(stream, log, watch)) })
+        let watch = PanicWatch {
+            seen: panicked.clone(),
+            carried: Vec::new(),
+        };
+        Ok(Console {
+            path,
+            begin,
+            panicked,
+            copying: tokio::spawn(copy(stream, log, watch)),
+        })
     }
 
     /// Waits until the last bytes are in the log. The machine has ended.
@@ -49,12 +57,14 @@ impl Console {
         }
     }
 
-    /// Whether this boot's kernel said that it panics. A guest without the panic device tells it nowhere else.
+    /// Whether this boot's kernel said that it panics. A guest without the panic device tells it
+    /// nowhere else.
     pub fn has_panicked(&self) -> bool {
         self.panicked.load(Ordering::Acquire)
     }
 
-    /// The last lines of this boot, or the first of its panic, for error messages. What is not text is left out.
+    /// The last lines of this boot, or the first of its panic, for error messages. What is not text
+    /// is left out.
     pub fn tail(&self) -> String {
         tail(&self.path, self.begin)
     }
@@ -69,7 +79,11 @@ struct PanicWatch {
 impl PanicWatch {
     fn look(&mut self, bytes: &[u8]) {
         self.carried.extend_from_slice(bytes);
-        if self.carried.windows(PANIC.len()).any(|window| window == PANIC.as_bytes()) {
+        if self
+            .carried
+            .windows(PANIC.len())
+            .any(|window| window == PANIC.as_bytes())
+        {
             self.seen.store(true, Ordering::Release);
         }
         let keep_from = self.carried.len().saturating_sub(PANIC.len() - 1);
@@ -112,10 +126,15 @@ impl Log {
     }
 }
 
-/// Opens a log that is made if missing. Not through a link: what a guest says goes to no other file.
+/// Opens a log that is made if missing. Not through a link: what a guest says goes to no other
+/// file.
 pub(crate) fn append_to(path: &Path) -> io::Result<File> {
     let nofollow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
-    OpenOptions::new().create(true).append(true).custom_flags(nofollow).open(path)
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .custom_flags(nofollow)
+        .open(path)
 }
 
 /// Where the bytes before those in `path` are.
@@ -125,7 +144,10 @@ pub(crate) fn previous(path: &Path) -> PathBuf {
 
 fn tail(path: &Path, begin: u64) -> String {
     let text = read_tail(path, begin).unwrap_or_default();
-    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect();
     // A panic tells its reason first, and then where it was called from.
     let panic = lines.iter().rposition(|line| line.contains(PANIC));
     let first = panic.unwrap_or(lines.len().saturating_sub(TAIL_LINES));
@@ -133,7 +155,11 @@ fn tail(path: &Path, begin: u64) -> String {
     if shown.is_empty() {
         "  (nothing)".into()
     } else {
-        shown.iter().map(|l| format!("  {l}")).collect::<Vec<_>>().join("\n")
+        shown
+            .iter()
+            .map(|l| format!("  {l}"))
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 }
 
@@ -145,8 +171,13 @@ fn read_tail(path: &Path, begin: u64) -> io::Result<String> {
     file.seek(SeekFrom::Start(length.saturating_sub(TAIL).max(begin)))?;
     let mut bytes = Vec::new();
     file.take(TAIL).read_to_end(&mut bytes)?;
-    let printable = |c: &char| *c == '\n' || *c == '\t' || (!c.is_control() && *c != char::REPLACEMENT_CHARACTER);
-    Ok(String::from_utf8_lossy(&bytes).chars().filter(printable).collect())
+    let printable = |c: &char| {
+        *c == '\n' || *c == '\t' || (!c.is_control() && *c != char::REPLACEMENT_CHARACTER)
+    };
+    Ok(String::from_utf8_lossy(&bytes)
+        .chars()
+        .filter(printable)
+        .collect())
 }
 
 #[cfg(test)]
@@ -184,10 +215,15 @@ mod tests {
     fn of_a_panic_the_reason_is_shown() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("console.log");
-        let trace: String = (0..100).map(|n| format!("[    0.2]  call {n} of many that lead here\n")).collect();
+        let trace: String = (0..100)
+            .map(|n| format!("[    0.2]  call {n} of many that lead here\n"))
+            .collect();
         std::fs::write(&path, format!("[    0.1] {PANIC}: no init\n{trace}")).unwrap();
         let shown = tail(&path, 0);
-        assert!(shown.starts_with("  [    0.1] Kernel panic - not syncing: no init\n"), "{shown}");
+        assert!(
+            shown.starts_with("  [    0.1] Kernel panic - not syncing: no init\n"),
+            "{shown}"
+        );
         assert_eq!(shown.lines().count(), TAIL_LINES);
     }
 
@@ -195,7 +231,10 @@ mod tests {
     fn a_panic_is_seen_in_whatever_pieces_it_comes() {
         let text = b"[    0.1] Kernel panic - not syncing: no init";
         for cut in 0..text.len() {
-            let mut watch = PanicWatch { seen: Arc::default(), carried: Vec::new() };
+            let mut watch = PanicWatch {
+                seen: Arc::default(),
+                carried: Vec::new(),
+            };
             watch.look(&text[..cut]);
             watch.look(&text[cut..]);
             assert!(watch.seen.load(Ordering::Acquire), "cut at {cut}");

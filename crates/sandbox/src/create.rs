@@ -6,17 +6,18 @@
 //!                                                           undone by removing it ´
 //! ```
 //!
-//! Always: each step's result owns what it made, so that an error or a dropped future at any point unwinds all of it. The
-//! name is claimed before the machine starts, so of two creations under one name one fails at once.
-//! When it fails: the console's last lines are in the error, and nothing else is left.
+//! Always: each step's result owns what it made, so that an error or a dropped future at any point
+//! unwinds all of it. The name is claimed before the machine starts, so of two creations under one
+//! name one fails at once. When it fails: the console's last lines are in the error, and nothing
+//! else is left.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use sandtree_store::{
-    Damaged, DamagedLayer, Digest, Head, Image, Init, MemoryState, Name, Network, Origin, Owned, Phase, PublishedPort,
-    SandboxDir, SandboxId, SandboxRecord, Settings, Snapshot, StateId, StateKind, StateManifest, StateRecord,
-    StateSource,
+    Damaged, DamagedLayer, Digest, Head, Image, Init, MemoryState, Name, Network, Origin, Owned,
+    Phase, PublishedPort, SandboxDir, SandboxId, SandboxRecord, Settings, Snapshot, StateId,
+    StateKind, StateManifest, StateRecord, StateSource,
 };
 
 use crate::beginning::{Beginning, check_as_saved};
@@ -53,7 +54,11 @@ pub(crate) async fn born(host: Arc<Inner>, spec: SandboxSpec) -> Result<(Newborn
     }
 }
 
-async fn from_image(host: &Arc<Inner>, spec: &SandboxSpec, image: Image) -> Result<(Newborn, Running)> {
+async fn from_image(
+    host: &Arc<Inner>,
+    spec: &SandboxSpec,
+    image: Image,
+) -> Result<(Newborn, Running)> {
     let image = match spec.kernel.clone() {
         None => image,
         Some(own) => host.with_kernel(&image, own).await?,
@@ -72,16 +77,31 @@ async fn from_image(host: &Arc<Inner>, spec: &SandboxSpec, image: Image) -> Resu
 }
 
 /// Goes on from a snapshot's memory, or boots from its disk.
-async fn from_snapshot(host: &Arc<Inner>, spec: &SandboxSpec, snapshot: &Snapshot) -> Result<(Newborn, Running)> {
+async fn from_snapshot(
+    host: &Arc<Inner>,
+    spec: &SandboxSpec,
+    snapshot: &Snapshot,
+) -> Result<(Newborn, Running)> {
     let manifest = &snapshot.manifest;
     if let Some(own) = &spec.kernel {
-        return Err(Error::invalid("a kernel", own.kernel.display(), "a snapshot goes on with its own"));
+        return Err(Error::invalid(
+            "a kernel",
+            own.kernel.display(),
+            "a snapshot goes on with its own",
+        ));
     }
     if manifest.arch != spec.arch {
-        return Err(Error::ForeignArch { there: manifest.arch.to_string(), here: spec.arch.to_string() });
+        return Err(Error::ForeignArch {
+            there: manifest.arch.to_string(),
+            here: spec.arch.to_string(),
+        });
     }
     let image = host.image_of(manifest).await?;
-    let origin = match host.store.is_saved_here(&snapshot.digest).map_err(store_error("read a snapshot"))? {
+    let origin = match host
+        .store
+        .is_saved_here(&snapshot.digest)
+        .map_err(store_error("read a snapshot"))?
+    {
         true => SavedBy::ThisStore,
         false => SavedBy::Another,
     };
@@ -93,24 +113,39 @@ async fn from_snapshot(host: &Arc<Inner>, spec: &SandboxSpec, snapshot: &Snapsho
     }
     check_resources(host, settings.memory_bytes)?;
     host.reach(Step::Resources, None)?;
-    // A port that was asked for is had, or nothing is; one that another sandbox had is not insisted on.
+    // A port that was asked for is had, or nothing is; one that another sandbox had is not insisted
+    // on.
     let (ports, mut notes) = match spec.publish.is_empty() {
         true => listen_if_free(&settings.ports).await?,
         false => (listen(&settings.ports).await?, Vec::new()),
     };
     host.reach(Step::Ports, None)?;
-    let base = Base { image: manifest.image.name.clone(), of: &image, snapshot: Some(snapshot) };
+    let base = Base {
+        image: manifest.image.name.clone(),
+        of: &image,
+        snapshot: Some(snapshot),
+    };
     let record = record(spec, settings, base, &ports)?;
-    let newborn = Newborn::from_snapshot(host.clone(), record, snapshot.clone(), memory.is_some()).await?;
+    let newborn =
+        Newborn::from_snapshot(host.clone(), record, snapshot.clone(), memory.is_some()).await?;
     host.reach(Step::Record, None)?;
     let mut running = match memory {
         Some(_) => {
-            let state = newborn.dir().state_source(&snapshot.state_id()).map_err(store_error("read a state"))?;
+            let state = newborn
+                .dir()
+                .state_source(&snapshot.state_id())
+                .map_err(store_error("read a state"))?;
             go_on(host, &newborn, loaded(host, &newborn, state).await?).await?
         }
         None => {
             check_layers(&newborn, snapshot)?;
-            boot_head(host, newborn.owned(), boot::identity(newborn.dir().record()), spec.boot_timeout).await?
+            boot_head(
+                host,
+                newborn.owned(),
+                boot::identity(newborn.dir().record()),
+                spec.boot_timeout,
+            )
+            .await?
         }
     };
     notes.extend(origin.withheld(spec, &manifest.settings));
@@ -119,14 +154,20 @@ async fn from_snapshot(host: &Arc<Inner>, spec: &SandboxSpec, snapshot: &Snapsho
 }
 
 /// A guest that runs gets what it was promised beside its machine.
-async fn ready(host: &Inner, spec: &SandboxSpec, running: Running, ports: &[Listener]) -> Result<Running> {
+async fn ready(
+    host: &Inner,
+    spec: &SandboxSpec,
+    running: Running,
+    ports: &[Listener],
+) -> Result<Running> {
     if let Some(bundle) = &spec.ca_bundle {
         ca::hand_over(&running.guest, bundle).await?;
     }
     connected(host, running, ports)
 }
 
-/// Which store saved a snapshot. What reaches beyond the guest is not taken from one that may come from anyone.
+/// Which store saved a snapshot. What reaches beyond the guest is not taken from one that may come
+/// from anyone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SavedBy {
     ThisStore,
@@ -155,7 +196,11 @@ impl SavedBy {
             );
         }
         if self == SavedBy::Another && spec.publish.is_empty() && !saved.ports.is_empty() {
-            let ports: Vec<String> = saved.ports.iter().map(|port| format!("{}:{}", port.host, port.guest)).collect();
+            let ports: Vec<String> = saved
+                .ports
+                .iter()
+                .map(|port| format!("{}:{}", port.host, port.guest))
+                .collect();
             notes.push(format!(
                 "ports of a snapshot of another store are not published: --publish {}",
                 ports.join(" --publish ")
@@ -163,7 +208,9 @@ impl SavedBy {
         }
         if !saved.qemu_args.is_empty() && saved.qemu_args != spec.qemu_args {
             let args = saved.qemu_args.join(" ");
-            notes.push(format!("arguments of QEMU are not taken from snapshots; it was saved with: {args}"));
+            notes.push(format!(
+                "arguments of QEMU are not taken from snapshots; it was saved with: {args}"
+            ));
         }
         notes
     }
@@ -171,7 +218,10 @@ impl SavedBy {
 
 /// The structure of a snapshot's disk, as restoring it with its memory checks it, too.
 fn check_layers(newborn: &Newborn, snapshot: &Snapshot) -> Result<()> {
-    let damaged = newborn.dir().check_chain().map_err(store_error("check a snapshot's disk"))?;
+    let damaged = newborn
+        .dir()
+        .check_chain()
+        .map_err(store_error("check a snapshot's disk"))?;
     let told = |layer: DamagedLayer| Damaged {
         what: format!("layer {}", layer.layer),
         quarantined: None,
@@ -192,7 +242,8 @@ fn connected(host: &Inner, mut running: Running, ports: &[Listener]) -> Result<R
     Ok(running)
 }
 
-/// From the warm state, which is made if there is none; or by a boot, if that does not work, and then it says so.
+/// From the warm state, which is made if there is none; or by a boot, if that does not work, and
+/// then it says so.
 async fn warm_or_booted(
     host: &Arc<Inner>,
     record: SandboxRecord,
@@ -201,7 +252,11 @@ async fn warm_or_booted(
 ) -> Result<(Newborn, Running)> {
     let key = &warm::key(host, &record, image).await?;
     let mut notes = Vec::new();
-    match host.store.warm(key).map_err(store_error("read a warm state")) {
+    match host
+        .store
+        .warm(key)
+        .map_err(store_error("read a warm state"))
+    {
         Ok(None) => {}
         Ok(Some(warm)) => match restored(host, record.clone(), &warm).await {
             Err(error) if is_about_the_state(&error) => notes.push(unusable(host, key, &error)?),
@@ -219,7 +274,9 @@ async fn warm_or_booted(
             }
             failed => return failed,
         },
-        Err(error) => notes.push(format!("it was booted: the booted state of its image cannot be kept: {error}")),
+        Err(error) => notes.push(format!(
+            "it was booted: the booted state of its image cannot be kept: {error}"
+        )),
     }
     let (newborn, mut running) = booted(host, record, timeout).await?;
     running.degraded.extend(notes);
@@ -228,17 +285,30 @@ async fn warm_or_booted(
 
 /// A warm state that does not load is of no use to anybody.
 fn unusable(host: &Inner, key: &Digest, error: &Error) -> Result<String> {
-    host.store.remove_warm(key).map_err(store_error("remove a warm state"))?;
-    Ok(format!("the booted state of its image did not load: {error}"))
+    host.store
+        .remove_warm(key)
+        .map_err(store_error("remove a warm state"))?;
+    Ok(format!(
+        "the booted state of its image did not load: {error}"
+    ))
 }
 
 /// Whether booting instead may help.
 fn is_about_the_state(error: &Error) -> bool {
-    let kinds = [ErrorKind::Corrupt, ErrorKind::Engine, ErrorKind::Unsupported, ErrorKind::Guest];
+    let kinds = [
+        ErrorKind::Corrupt,
+        ErrorKind::Engine,
+        ErrorKind::Unsupported,
+        ErrorKind::Guest,
+    ];
     !matches!(error, Error::Injected { .. }) && kinds.contains(&error.kind())
 }
 
-async fn restored(host: &Arc<Inner>, record: SandboxRecord, warm: &StateSource) -> Result<(Newborn, Running)> {
+async fn restored(
+    host: &Arc<Inner>,
+    record: SandboxRecord,
+    warm: &StateSource,
+) -> Result<(Newborn, Running)> {
     let newborn = Newborn::from_state(host.clone(), record, warm.clone()).await?;
     host.reach(Step::Record, None)?;
     let loaded = loaded(host, &newborn, warm.clone()).await?;
@@ -255,18 +325,34 @@ async fn loaded(host: &Inner, newborn: &Newborn, state: StateSource) -> Result<L
 
 /// Lets a guest go on in a sandbox that is new to it.
 async fn go_on(host: &Inner, newborn: &Newborn, loaded: Loaded) -> Result<Running> {
-    let connections = Connections { hub: HubChoice::New, belongs: Belongs::Elsewhere };
+    let connections = Connections {
+        hub: HubChoice::New,
+        belongs: Belongs::Elsewhere,
+    };
     let restored = loaded.go_on(host, newborn.dir(), connections).await?;
-    let failed = restored.hooks.iter().map(|hook| format!("hook {} failed: {}", hook.name, hook.what));
+    let failed = restored
+        .hooks
+        .iter()
+        .map(|hook| format!("hook {} failed: {}", hook.name, hook.what));
     let mut running = restored.running;
     running.degraded.extend(failed);
     Ok(running)
 }
 
-async fn booted(host: &Arc<Inner>, record: SandboxRecord, timeout: Option<Duration>) -> Result<(Newborn, Running)> {
+async fn booted(
+    host: &Arc<Inner>,
+    record: SandboxRecord,
+    timeout: Option<Duration>,
+) -> Result<(Newborn, Running)> {
     let newborn = Newborn::make(host.clone(), record).await?;
     host.reach(Step::Record, None)?;
-    let running = boot_head(host, newborn.owned(), boot::identity(newborn.dir().record()), timeout).await?;
+    let running = boot_head(
+        host,
+        newborn.owned(),
+        boot::identity(newborn.dir().record()),
+        timeout,
+    )
+    .await?;
     Ok((newborn, running))
 }
 
@@ -279,7 +365,10 @@ pub(crate) async fn boot_head(
 ) -> Result<Running> {
     let disk = fold::head(owned).await?;
     let mut running = boot::boot(host, owned, &disk, identity, timeout).await?;
-    let image = host.store.image_by_digest(&owned.record().image_digest).map_err(store_error("read an image"))?;
+    let image = host
+        .store
+        .image_by_digest(&owned.record().image_digest)
+        .map_err(store_error("read an image"))?;
     if image.record.init == Init::Image {
         // Who comes next finds its services, not their beginnings.
         let settled = running.guest.settle();
@@ -287,7 +376,9 @@ pub(crate) async fn boot_head(
             None => settled.await?,
             Some(within) => match tokio::time::timeout(within, settled).await {
                 Ok(settled) => settled?,
-                Err(_) => running.degraded.push("its init had not finished starting in time".to_owned()),
+                Err(_) => running
+                    .degraded
+                    .push("its init had not finished starting in time".to_owned()),
             },
         }
     }
@@ -297,16 +388,29 @@ pub(crate) async fn boot_head(
 /// A copy of a sandbox that holds its state and stands still.
 pub(crate) struct Copy {
     host: Arc<Inner>,
-    // Before the sandbox, so that a copy that is dropped ends its machine first. None, if there is no memory to go on from.
+    // Before the sandbox, so that a copy that is dropped ends its machine first. None, if there is
+    // no memory to go on from.
     loaded: Option<Loaded>,
     newborn: Newborn,
     ports: Vec<Listener>,
 }
 
 /// Makes a copy from a state. Dropped, nothing of it is left.
-pub(crate) async fn copy(host: Arc<Inner>, state: StateSource, of: &SandboxRecord, name: String) -> Result<Copy> {
+pub(crate) async fn copy(
+    host: Arc<Inner>,
+    state: StateSource,
+    of: &SandboxRecord,
+    name: String,
+) -> Result<Copy> {
     check_resources(&host, 0)?;
-    let wanted: Vec<_> = of.ports.iter().map(|port| PublishedPort { host: 0, guest: port.guest }).collect();
+    let wanted: Vec<_> = of
+        .ports
+        .iter()
+        .map(|port| PublishedPort {
+            host: 0,
+            guest: port.guest,
+        })
+        .collect();
     let ports = listen(&wanted).await?;
     let record = SandboxRecord {
         id: SandboxId::random().map_err(store_error("make an id"))?,
@@ -321,7 +425,12 @@ pub(crate) async fn copy(host: Arc<Inner>, state: StateSource, of: &SandboxRecor
         MemoryState::None => None,
         _ => Some(loaded(&host, &newborn, state).await?),
     };
-    Ok(Copy { host, newborn, loaded, ports })
+    Ok(Copy {
+        host,
+        newborn,
+        loaded,
+        ports,
+    })
 }
 
 impl Copy {
@@ -334,10 +443,23 @@ impl Copy {
 
     /// Lets the copy go on, without a driver.
     pub async fn wake(self) -> Result<(Newborn, Running)> {
-        let Copy { host, newborn, loaded, ports } = self;
+        let Copy {
+            host,
+            newborn,
+            loaded,
+            ports,
+        } = self;
         let running = match loaded {
             Some(loaded) => go_on(&host, &newborn, loaded).await?,
-            None => boot_head(&host, newborn.owned(), boot::identity(newborn.dir().record()), None).await?,
+            None => {
+                boot_head(
+                    &host,
+                    newborn.owned(),
+                    boot::identity(newborn.dir().record()),
+                    None,
+                )
+                .await?
+            }
         };
         Ok((newborn, connected(&host, running, &ports)?))
     }
@@ -348,7 +470,10 @@ pub(crate) fn grow(host: &Arc<Inner>, woken: Vec<(Newborn, Running)>) -> Result<
     let mut ready = Vec::new();
     for (mut newborn, running) in woken {
         let state = running_state(&running, None);
-        newborn.owned_mut().set_state(&state).map_err(store_error("write a sandbox's state"))?;
+        newborn
+            .owned_mut()
+            .set_state(&state)
+            .map_err(store_error("write a sandbox's state"))?;
         ready.push((running, newborn, state));
     }
     host.reach(Step::Running, None)?;
@@ -358,14 +483,27 @@ pub(crate) fn grow(host: &Arc<Inner>, woken: Vec<(Newborn, Running)>) -> Result<
     Ok(ready.into_iter().map(start).collect())
 }
 
-/// Boots a sandbox that was stopped. When it fails, or is dropped in the middle, it is stopped still.
-pub(crate) async fn start(host: Arc<Inner>, owned: Owned, boot_timeout: Option<Duration>) -> Result<Sandbox> {
-    let before = owned.state().map_err(store_error("read a sandbox's state"))?;
+/// Boots a sandbox that was stopped. When it fails, or is dropped in the middle, it is stopped
+/// still.
+pub(crate) async fn start(
+    host: Arc<Inner>,
+    owned: Owned,
+    boot_timeout: Option<Duration>,
+) -> Result<Sandbox> {
+    let before = owned
+        .state()
+        .map_err(store_error("read a sandbox's state"))?;
     save::settle_target(&host, &owned, before.saved.as_ref())?;
-    let mut waking = Waking { owned: Some(owned), before };
+    let mut waking = Waking {
+        owned: Some(owned),
+        before,
+    };
     let running = reboot(&host, waking.owned_mut(), boot_timeout).await?;
     let state = running_state(&running, Some(&waking.before));
-    waking.owned_mut().set_state(&state).map_err(store_error("write a sandbox's state"))?;
+    waking
+        .owned_mut()
+        .set_state(&state)
+        .map_err(store_error("write a sandbox's state"))?;
     Ok(driver::start(host, waking.up(), Some(running), state))
 }
 
@@ -396,31 +534,52 @@ impl Drop for Waking {
 
 /// A state to go back to after a boot that was not finished: it may have written to the disk.
 pub(crate) fn unsynced(before: &StateRecord) -> StateRecord {
-    StateRecord { clean: false, ..before.clone() }
+    StateRecord {
+        clean: false,
+        ..before.clone()
+    }
 }
 
 /// Boots a machine on a sandbox's own disk.
-pub(crate) async fn reboot(host: &Inner, owned: &mut Owned, boot_timeout: Option<Duration>) -> Result<Running> {
+pub(crate) async fn reboot(
+    host: &Inner,
+    owned: &mut Owned,
+    boot_timeout: Option<Duration>,
+) -> Result<Running> {
     check_resources(host, owned.record().memory_bytes)?;
-    let state = owned.state().map_err(store_error("read a sandbox's state"))?;
+    let state = owned
+        .state()
+        .map_err(store_error("read a sandbox's state"))?;
     if !state.clean {
         check_disk(owned)?;
     }
     let ports = listen(&owned.record().ports).await?;
     boot::clear_execs(owned, None)?;
-    let starting = StateRecord { boot_id: Some(boot_id()), ..state.followed_by(Phase::Starting, now_unix_ms()) };
-    owned.set_state(&starting).map_err(store_error("write a sandbox's state"))?;
-    owned.writable_head().map_err(store_error("read where a sandbox stands"))?;
+    let starting = StateRecord {
+        boot_id: Some(boot_id()),
+        ..state.followed_by(Phase::Starting, now_unix_ms())
+    };
+    owned
+        .set_state(&starting)
+        .map_err(store_error("write a sandbox's state"))?;
+    owned
+        .writable_head()
+        .map_err(store_error("read where a sandbox stands"))?;
     let running = boot_head(host, owned, boot::identity(owned.record()), boot_timeout).await?;
     connected(host, running, &ports)
 }
 
 pub(crate) fn check_disk(dir: &SandboxDir) -> Result<()> {
-    match dir.check_chain().map_err(store_error("check a sandbox's disk"))?.first() {
+    match dir
+        .check_chain()
+        .map_err(store_error("check a sandbox's disk"))?
+        .first()
+    {
         None => Ok(()),
-        Some(damaged) => {
-            Err(Error::DamagedDisk { name: dir.record().name.to_string(), what: damaged.damage.to_string() })
-        }
+        Some(damaged) => Err(Error::DamagedDisk {
+            name: dir.record().name.to_string(),
+            what: damaged.damage.to_string(),
+        }),
     }
 }
 
@@ -428,21 +587,40 @@ pub(crate) fn check_resources(host: &Inner, memory_bytes: u64) -> Result<()> {
     if host.jail(None).uid.is_some() {
         place::check(host.store.root())?;
     }
-    let memory::Available { bytes: available_bytes, cgroup } = memory::available()?;
+    let memory::Available {
+        bytes: available_bytes,
+        cgroup,
+    } = memory::available()?;
     if memory_bytes > available_bytes {
-        return Err(Error::HostMemory { wanted_bytes: memory_bytes, available_bytes, cgroup });
+        return Err(Error::HostMemory {
+            wanted_bytes: memory_bytes,
+            available_bytes,
+            cgroup,
+        });
     }
-    let available_bytes = host.store.disk_free_bytes().map_err(store_error("tell its free space"))?;
+    let available_bytes = host
+        .store
+        .disk_free_bytes()
+        .map_err(store_error("tell its free space"))?;
     if available_bytes < DISK_RESERVE {
         let path = host.store.root().to_owned();
-        return Err(Error::HostDisk { path, wanted_bytes: DISK_RESERVE, available_bytes });
+        return Err(Error::HostDisk {
+            path,
+            wanted_bytes: DISK_RESERVE,
+            available_bytes,
+        });
     }
     Ok(())
 }
 
 /// What a sandbox from an image would be, without its ports.
 pub(crate) fn record_of(spec: &SandboxSpec, image: &Image) -> Result<SandboxRecord> {
-    record(spec, spec.settings(&image.record), Base::image(spec, image)?, &[])
+    record(
+        spec,
+        spec.settings(&image.record),
+        Base::image(spec, image)?,
+        &[],
+    )
 }
 
 /// What a sandbox's disk stands on.
@@ -459,21 +637,43 @@ impl<'a> Base<'a> {
             Reference::Name(name) => name,
             _ => parse_name("an image's name", &of.digest.as_str()[..12])?,
         };
-        Ok(Self { image: name, of, snapshot: None })
+        Ok(Self {
+            image: name,
+            of,
+            snapshot: None,
+        })
     }
 
     fn disk_bytes(&self) -> u64 {
-        self.snapshot.map_or(self.of.record.rootfs.bytes, |snapshot| snapshot.manifest.disk.bytes)
+        self.snapshot
+            .map_or(self.of.record.rootfs.bytes, |snapshot| {
+                snapshot.manifest.disk.bytes
+            })
     }
 }
 
-fn record(spec: &SandboxSpec, settings: Settings, base: Base<'_>, ports: &[Listener]) -> Result<SandboxRecord> {
+fn record(
+    spec: &SandboxSpec,
+    settings: Settings,
+    base: Base<'_>,
+    ports: &[Listener],
+) -> Result<SandboxRecord> {
     let id = SandboxId::random().map_err(store_error("make an id"))?;
-    let name = parse_name("a sandbox's name", spec.name.as_deref().unwrap_or(id.as_str()))?;
+    let name = parse_name(
+        "a sandbox's name",
+        spec.name.as_deref().unwrap_or(id.as_str()),
+    )?;
     let least_bytes = base.disk_bytes();
     if settings.disk_bytes < least_bytes {
-        let what = if base.snapshot.is_some() { "snapshot" } else { "image" };
-        let rule = format!("at least as large as the {what}, which has {} MiB", least_bytes >> 20);
+        let what = if base.snapshot.is_some() {
+            "snapshot"
+        } else {
+            "image"
+        };
+        let rule = format!(
+            "at least as large as the {what}, which has {} MiB",
+            least_bytes >> 20
+        );
         return Err(Error::invalid("a disk's size", settings.disk_bytes, &rule));
     }
     Ok(SandboxRecord {
@@ -500,7 +700,11 @@ fn record(spec: &SandboxSpec, settings: Settings, base: Base<'_>, ports: &[Liste
         auto_checkpoint: settings.auto_checkpoint,
         save_on_stop: spec.save_on_stop.clone(),
         durable: spec.durable,
-        env: spec.ca_bundle.as_ref().map(|_| ca::env()).unwrap_or_default(),
+        env: spec
+            .ca_bundle
+            .as_ref()
+            .map(|_| ca::env())
+            .unwrap_or_default(),
         nested: spec.nested,
     })
 }
@@ -514,11 +718,21 @@ pub(crate) struct Newborn {
 
 impl Newborn {
     pub async fn make(host: Arc<Inner>, record: SandboxRecord) -> Result<Newborn> {
-        Self::create(host, record, |store, record| store.create_sandbox(record, Origin::Image)).await
+        Self::create(host, record, |store, record| {
+            store.create_sandbox(record, Origin::Image)
+        })
+        .await
     }
 
-    async fn from_state(host: Arc<Inner>, record: SandboxRecord, state: StateSource) -> Result<Newborn> {
-        Self::create(host, record, move |store, record| store.create_sandbox(record, Origin::State(&state))).await
+    async fn from_state(
+        host: Arc<Inner>,
+        record: SandboxRecord,
+        state: StateSource,
+    ) -> Result<Newborn> {
+        Self::create(host, record, move |store, record| {
+            store.create_sandbox(record, Origin::State(&state))
+        })
+        .await
     }
 
     async fn from_snapshot(
@@ -528,7 +742,13 @@ impl Newborn {
         memory: bool,
     ) -> Result<Newborn> {
         Self::create(host, record, move |store, record| {
-            store.create_sandbox(record, Origin::Snapshot { snapshot: &snapshot, memory })
+            store.create_sandbox(
+                record,
+                Origin::Snapshot {
+                    snapshot: &snapshot,
+                    memory,
+                },
+            )
         })
         .await
     }
@@ -536,17 +756,30 @@ impl Newborn {
     async fn create(
         host: Arc<Inner>,
         record: SandboxRecord,
-        create: impl FnOnce(&sandtree_store::Store, SandboxRecord) -> Result<Owned, sandtree_store::Error> + Send + 'static,
+        create: impl FnOnce(
+            &sandtree_store::Store,
+            SandboxRecord,
+        ) -> Result<Owned, sandtree_store::Error>
+        + Send
+        + 'static,
     ) -> Result<Newborn> {
-        // The task makes the guard itself: a caller that stops waiting gets the sandbox removed, not left.
+        // The task makes the guard itself: a caller that stops waiting gets the sandbox removed,
+        // not left.
         let made = tokio::task::spawn_blocking(move || {
             let owned = create(&host.store, record).map_err(|error| match error {
-                sandtree_store::Error::NameTaken { name, holder } => {
-                    Error::NameTaken { name: name.to_string(), holder: holder.to_string() }
-                }
-                source => Error::Store { operation: "create a sandbox", source },
+                sandtree_store::Error::NameTaken { name, holder } => Error::NameTaken {
+                    name: name.to_string(),
+                    holder: holder.to_string(),
+                },
+                source => Error::Store {
+                    operation: "create a sandbox",
+                    source,
+                },
             })?;
-            let newborn = Newborn { host, owned: Some(owned) };
+            let newborn = Newborn {
+                host,
+                owned: Some(owned),
+            };
             save::settle_target(&newborn.host, newborn.dir(), None)?;
             Ok(newborn)
         });
@@ -572,7 +805,9 @@ impl Newborn {
 
 impl Drop for Newborn {
     fn drop(&mut self) {
-        let Some(owned) = self.owned.take() else { return };
+        let Some(owned) = self.owned.take() else {
+            return;
+        };
         let id = owned.id().clone();
         save::release_target(&owned);
         if let Err(error) = self.host.store.remove_sandbox(owned) {
@@ -582,7 +817,11 @@ impl Drop for Newborn {
 }
 
 /// The manifest of a sandbox's disk, without a machine.
-pub(crate) fn bare_manifest(record: &SandboxRecord, head: &Head, kind: StateKind) -> Result<StateManifest> {
+pub(crate) fn bare_manifest(
+    record: &SandboxRecord,
+    head: &Head,
+    kind: StateKind,
+) -> Result<StateManifest> {
     Ok(StateManifest {
         schema: StateManifest::SCHEMA,
         id: StateId::random().map_err(store_error("make an id"))?,
@@ -609,14 +848,20 @@ pub(crate) fn bare_manifest(record: &SandboxRecord, head: &Head, kind: StateKind
 /// Shows a state of a sandbox's disk, without a machine, to everyone.
 pub(crate) fn publish_bare(owned: &Owned, manifest: &StateManifest) -> Result<()> {
     let staged = owned.stage_state().map_err(store_error("begin a state"))?;
-    owned.publish_state(staged, manifest.clone()).map(drop).map_err(store_error("publish a state"))
+    owned
+        .publish_state(staged, manifest.clone())
+        .map(drop)
+        .map_err(store_error("publish a state"))
 }
 
 /// Of a machine that runs from now on; `before` is what the sandbox was, if it was anything.
 pub(crate) fn running_state(running: &Running, before: Option<&StateRecord>) -> StateRecord {
     StateRecord {
         boot_id: Some(boot_id()),
-        pids: sandtree_store::Pids { keeper: Some(std::process::id()), qemu: Some(running.machine.pid()) },
+        pids: sandtree_store::Pids {
+            keeper: Some(std::process::id()),
+            qemu: Some(running.machine.pid()),
+        },
         accelerator: Some(running.record.accelerator.clone()),
         qemu_version: Some(running.record.qemu_version.clone()),
         degraded: running.degraded.clone(),

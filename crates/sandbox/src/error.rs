@@ -21,7 +21,11 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, Error)]
 pub enum Error {
     #[error("{value:?} does not do as {what}: {rule}")]
-    Invalid { what: String, value: String, rule: String },
+    Invalid {
+        what: String,
+        value: String,
+        rule: String,
+    },
     #[error("there is no sandbox {name}")]
     NoSandbox { name: String },
     #[error("there is no detached command {id} in this sandbox")]
@@ -33,7 +37,11 @@ pub enum Error {
     #[error("{name} is not an image, but {found}")]
     NotAnImage { name: String, found: String },
     #[error("{step:?} failed: {status}{}", said(output))]
-    BuildStep { step: String, status: String, output: String },
+    BuildStep {
+        step: String,
+        status: String,
+        output: String,
+    },
     #[error("cannot {verb} {reference}")]
     Transfer {
         verb: &'static str,
@@ -42,7 +50,12 @@ pub enum Error {
         source: image::Error,
     },
     #[error("sandbox {name} is {phase}{}; it cannot {verb}", because(*phase, reason.as_deref()))]
-    WrongState { name: String, phase: Phase, reason: Option<String>, verb: Verb },
+    WrongState {
+        name: String,
+        phase: Phase,
+        reason: Option<String>,
+        verb: Verb,
+    },
     #[error("the name {name} is taken by sandbox {holder}")]
     NameTaken { name: String, holder: String },
     #[error("sandbox {name} is in use by another process")]
@@ -55,7 +68,11 @@ pub enum Error {
         cgroup: Option<PathBuf>,
     },
     #[error("{path} has {available} MiB free, a sandbox needs {wanted} MiB to start", path = path.display(), available = available_bytes >> 20, wanted = wanted_bytes >> 20)]
-    HostDisk { path: PathBuf, wanted_bytes: u64, available_bytes: u64 },
+    HostDisk {
+        path: PathBuf,
+        wanted_bytes: u64,
+        available_bytes: u64,
+    },
     #[error("{} is on a FUSE file system that only the user who mounted it may use, and machines run as users of their own", path.display())]
     ClosedPlace { path: PathBuf },
     #[error("the host's disk is full; the guest waits until there is space again")]
@@ -126,15 +143,29 @@ pub enum Error {
     #[error("the tag {tag} is taken in sandbox {name}")]
     TagTaken { name: String, tag: String },
     #[error("sandbox {name} has {possible} states to go {way} to, not {wanted}")]
-    NoWay { name: String, way: &'static str, wanted: usize, possible: usize },
+    NoWay {
+        name: String,
+        way: &'static str,
+        wanted: usize,
+        possible: usize,
+    },
     #[error("state {state} cannot be removed: {by}")]
     StateInUse { state: String, by: String },
     #[error("state {state} is not whole: {what}")]
     BrokenState { state: String, what: String },
     #[error("state {state} cannot go on here: its {what} is {then}, here it is {here}")]
-    ForeignState { state: String, what: String, then: String, here: String },
+    ForeignState {
+        state: String,
+        what: String,
+        then: String,
+        here: String,
+    },
     #[error("state {state} cannot go on here: its processor has {}, which that of QEMU {qemu} lacks", features.join(", "))]
-    LackingProcessor { state: String, qemu: String, features: Vec<String> },
+    LackingProcessor {
+        state: String,
+        qemu: String,
+        features: Vec<String>,
+    },
     #[error("cannot listen on {}: its file system has no sockets", path.display())]
     NoSockets {
         path: PathBuf,
@@ -145,7 +176,9 @@ pub enum Error {
         "state {state} cannot continue here: its guest can run guests of its own, which this sandbox does not allow"
     )]
     NestedState { state: String },
-    #[error("the disk of sandbox {name} has {layers} layers, too many to go on, and they could not be folded")]
+    #[error(
+        "the disk of sandbox {name} has {layers} layers, too many to go on, and they could not be folded"
+    )]
     TooDeep {
         name: String,
         layers: usize,
@@ -165,8 +198,14 @@ pub enum Error {
         /// What has the image's name here.
         here: Option<String>,
     },
-    #[error("the snapshot was saved with {saved:?} as its {what}, and its memory cannot go on with {asked:?}")]
-    NotAsSaved { what: &'static str, saved: String, asked: String },
+    #[error(
+        "the snapshot was saved with {saved:?} as its {what}, and its memory cannot go on with {asked:?}"
+    )]
+    NotAsSaved {
+        what: &'static str,
+        saved: String,
+        asked: String,
+    },
     #[error("the name {name} is taken by {by}")]
     SnapshotNameTaken { name: String, by: String },
     #[error("sandbox {name} stopped, and was not saved as {target}")]
@@ -184,9 +223,16 @@ pub enum Error {
         source: sandtree_diff::Error,
     },
     #[error("sandbox {name} stopped, and was not saved as {target}: {reason}")]
-    StillUnsaved { name: String, target: String, reason: String },
+    StillUnsaved {
+        name: String,
+        target: String,
+        reason: String,
+    },
     #[error("snapshot {reference} is damaged: {}", list(damaged))]
-    Damaged { reference: String, damaged: Vec<store::Damaged> },
+    Damaged {
+        reference: String,
+        damaged: Vec<store::Damaged>,
+    },
     #[error("it was told to fail at {step}")]
     Injected { step: Step },
 }
@@ -220,11 +266,19 @@ pub struct Report {
 
 impl Error {
     pub fn invalid(what: &str, value: impl ToString, rule: &str) -> Self {
-        Error::Invalid { what: what.into(), value: value.to_string(), rule: rule.into() }
+        Error::Invalid {
+            what: what.into(),
+            value: value.to_string(),
+            rule: rule.into(),
+        }
     }
 
     pub fn io(operation: &str, path: impl AsRef<Path>, source: io::Error) -> Self {
-        Error::Io { operation: operation.into(), path: path.as_ref().to_owned(), source }
+        Error::Io {
+            operation: operation.into(),
+            path: path.as_ref().to_owned(),
+            source,
+        }
     }
 
     /// Adds the console's last lines to an error that is about a guest that did not come up.
@@ -238,7 +292,11 @@ impl Error {
     /// Of work on an image that was fetched or sent.
     pub(crate) fn of_transfer(self, verb: &'static str) -> Self {
         match self {
-            Error::Image { name, source } => Error::Transfer { verb, reference: name, source },
+            Error::Image { name, source } => Error::Transfer {
+                verb,
+                reference: name,
+                source,
+            },
             other => other,
         }
     }
@@ -249,12 +307,14 @@ impl Error {
             Error::NotAnImage { .. } => ErrorKind::Invalid,
             Error::BuildStep { .. } => ErrorKind::Guest,
             Error::Transfer { source, .. } | Error::Image { source, .. } => image_kind(source),
-            Error::NoSandbox { .. } | Error::NoExec { .. } | Error::NoImage { .. } | Error::NoState { .. } => {
-                ErrorKind::NotFound
-            }
-            Error::Nothing { .. } | Error::NoWay { .. } | Error::NoSnapshot { .. } | Error::MissingImage { .. } => {
-                ErrorKind::NotFound
-            }
+            Error::NoSandbox { .. }
+            | Error::NoExec { .. }
+            | Error::NoImage { .. }
+            | Error::NoState { .. } => ErrorKind::NotFound,
+            Error::Nothing { .. }
+            | Error::NoWay { .. }
+            | Error::NoSnapshot { .. }
+            | Error::MissingImage { .. } => ErrorKind::NotFound,
             Error::NotAsSaved { .. } | Error::ForeignArch { .. } => ErrorKind::Unsupported,
             Error::NoMemory { .. } => ErrorKind::WrongState,
             Error::StillUnsaved { .. } => ErrorKind::Io,
@@ -273,9 +333,10 @@ impl Error {
             Error::WrongState { .. } => ErrorKind::WrongState,
             Error::NameTaken { .. } | Error::TagTaken { .. } => ErrorKind::AlreadyExists,
             Error::Busy { .. } | Error::Port { .. } => ErrorKind::Busy,
-            Error::HostMemory { .. } | Error::HostDisk { .. } | Error::Stalled | Error::OutputLimit { .. } => {
-                ErrorKind::Exhausted
-            }
+            Error::HostMemory { .. }
+            | Error::HostDisk { .. }
+            | Error::Stalled
+            | Error::OutputLimit { .. } => ErrorKind::Exhausted,
             Error::ClosedPlace { .. } => ErrorKind::Unsupported,
             Error::Boot { .. } => ErrorKind::Timeout,
             Error::BootEnded { .. } | Error::NotStarted { .. } => ErrorKind::Guest,
@@ -294,26 +355,49 @@ impl Error {
         let hint = match self {
             Error::NoSandbox { .. } => "`sandtree ps -a` lists the sandboxes of this store",
             Error::NoExec { .. } => "`sandtree attach SANDBOX` lists them",
-            Error::NoImage { .. } => "`debian` and `tiny` are built in; `sandtree image ls` lists the others",
-            Error::Nothing { .. } => "`sandtree image ls` and `sandtree snapshot ls` list what there is",
-            Error::NotAnImage { .. } => "`sandtree snapshot` looks after snapshots",
-            Error::BuildStep { .. } => "the steps before it are kept: the next build goes on from there",
-            Error::WrongState { phase: Phase::Stopped | Phase::Crashed, .. } => "`sandtree start` starts it again",
-            Error::WrongState { phase: Phase::Running, verb: Verb::Remove, .. } => {
-                "stop it with `sandtree stop`, or remove it as it runs with `sandtree rm -f`"
+            Error::NoImage { .. } => {
+                "`debian` and `tiny` are built in; `sandtree image ls` lists the others"
             }
-            Error::WrongState { phase: Phase::Paused, .. } => "`sandtree resume` lets it go on",
+            Error::Nothing { .. } => {
+                "`sandtree image ls` and `sandtree snapshot ls` list what there is"
+            }
+            Error::NotAnImage { .. } => "`sandtree snapshot` looks after snapshots",
+            Error::BuildStep { .. } => {
+                "the steps before it are kept: the next build goes on from there"
+            }
+            Error::WrongState {
+                phase: Phase::Stopped | Phase::Crashed,
+                ..
+            } => "`sandtree start` starts it again",
+            Error::WrongState {
+                phase: Phase::Running,
+                verb: Verb::Remove,
+                ..
+            } => "stop it with `sandtree stop`, or remove it as it runs with `sandtree rm -f`",
+            Error::WrongState {
+                phase: Phase::Paused,
+                ..
+            } => "`sandtree resume` lets it go on",
             Error::NoState { .. } => "`sandtree log SANDBOX` lists its states",
             Error::TagTaken { .. } => "choose another tag, or replace it with --force",
             Error::NoWay { .. } => "`sandtree log SANDBOX` shows where it stands",
             Error::StateInUse { .. } => "resume the sandbox first",
-            Error::BrokenState { .. } => "go back to another state: `sandtree log SANDBOX` lists them",
+            Error::BrokenState { .. } => {
+                "go back to another state: `sandtree log SANDBOX` lists them"
+            }
             Error::NoSnapshot { .. } => "`sandtree snapshot ls` lists the snapshots of this store",
             Error::MissingImage { .. } => "export it again with its image, or import the image",
-            Error::NotAsSaved { what: "arguments of QEMU", .. } => {
+            Error::NotAsSaved {
+                what: "arguments of QEMU",
+                ..
+            } => {
                 "say them again with --qemu-arg, if you trust whoever saved it, or boot from its disk with --cold"
             }
-            Error::NotAsSaved { what: "network", saved, .. } if saved == "full" => {
+            Error::NotAsSaved {
+                what: "network",
+                saved,
+                ..
+            } if saved == "full" => {
                 "--network isolated cuts it off from everything; --cold boots from its disk"
             }
             Error::NotAsSaved { .. } => "leave the option away, or boot from its disk with --cold",
@@ -326,7 +410,9 @@ impl Error {
             Error::SnapshotNameTaken { .. } => "choose another name, or replace it with --force",
             Error::ForeignArch { .. } => "run it on a host of its architecture",
             Error::NoMemory { .. } => "leave --memory away: its disk is saved",
-            Error::Damaged { damaged, .. } if damaged.iter().all(|part| part.quarantined.is_none()) => {
+            Error::Damaged { damaged, .. }
+                if damaged.iter().all(|part| part.quarantined.is_none()) =>
+            {
                 "`sandtree snapshot verify` tells all that is damaged; import the snapshot again, or use another"
             }
             Error::Damaged { .. } => {
@@ -343,21 +429,34 @@ impl Error {
             Error::NoSockets { .. } => {
                 "put the store on a file system with Unix sockets, such as ext4, XFS, Btrfs or tmpfs, with --home"
             }
-            Error::NestedState { .. } => "`--nested` allows it; `--cold` boots a sandbox from its disk",
+            Error::NestedState { .. } => {
+                "`--nested` allows it; `--cold` boots a sandbox from its disk"
+            }
             Error::LackingProcessor { .. } => {
                 "`--cold` boots a sandbox from its disk; one that is created with `--cpu Opteron_G3` goes on under older ones, too"
             }
             Error::TooDeep { .. } => "free some space: layers are folded into a new file",
-            Error::Unacknowledged { .. } => "its agent does not answer; another state may be better",
-            Error::NameTaken { .. } => "choose another --name, or remove the other with `sandtree rm`",
-            Error::HostMemory { cgroup: Some(_), .. } => {
-                "give it less with --memory, or raise the group's memory limit"
+            Error::Unacknowledged { .. } => {
+                "its agent does not answer; another state may be better"
             }
+            Error::NameTaken { .. } => {
+                "choose another --name, or remove the other with `sandtree rm`"
+            }
+            Error::HostMemory {
+                cgroup: Some(_), ..
+            } => "give it less with --memory, or raise the group's memory limit",
             Error::HostMemory { .. } => "give it less with --memory, or stop another sandbox",
             Error::HostDisk { .. } => "free some space, or choose another store with --home",
-            Error::ClosedPlace { .. } => "mount it with the option allow_other, or choose another store with --home",
-            Error::Stalled => "free some space on the file system of the store; the guest goes on by itself",
-            Error::Guest { source: LinkError::Ended, .. } => "`sandtree inspect` tells what became of the sandbox",
+            Error::ClosedPlace { .. } => {
+                "mount it with the option allow_other, or choose another store with --home"
+            }
+            Error::Stalled => {
+                "free some space on the file system of the store; the guest goes on by itself"
+            }
+            Error::Guest {
+                source: LinkError::Ended,
+                ..
+            } => "`sandtree inspect` tells what became of the sandbox",
             Error::Port { .. } => "choose another host port",
             Error::Boot { .. } => {
                 "a slow host may need a longer --boot-timeout; `sandtree doctor` shows the accelerator"
@@ -367,7 +466,9 @@ impl Error {
             }
             Error::Engine { source, .. } => return engine_hint(source),
             Error::Store { source, .. } => return store_hint(source),
-            Error::Image { source, .. } | Error::Transfer { source, .. } => return source.hint().map(str::to_owned),
+            Error::Image { source, .. } | Error::Transfer { source, .. } => {
+                return source.hint().map(str::to_owned);
+            }
             Error::Remote { report } => return report.hint.clone(),
             _ => return None,
         };
@@ -384,26 +485,42 @@ impl Error {
             causes.push(cause.to_string());
             source = cause.source();
         }
-        Report { kind: self.kind(), message: self.to_string(), causes, hint: self.hint() }
+        Report {
+            kind: self.kind(),
+            message: self.to_string(),
+            causes,
+            hint: self.hint(),
+        }
     }
 
     /// The message with its causes, for a place that has one line.
     pub(crate) fn one_line(&self) -> String {
         let report = self.report();
-        std::iter::once(report.message).chain(report.causes).collect::<Vec<_>>().join(": ")
+        std::iter::once(report.message)
+            .chain(report.causes)
+            .collect::<Vec<_>>()
+            .join(": ")
     }
 }
 
 fn giver(cgroup: Option<&Path>) -> String {
-    cgroup.map_or_else(|| "the host".into(), |group| format!("the control group {}", group.display()))
+    cgroup.map_or_else(
+        || "the host".into(),
+        |group| format!("the control group {}", group.display()),
+    )
 }
 
 fn list(damaged: &[store::Damaged]) -> String {
-    damaged.iter().map(|part| format!("{}: {}", part.what, part.reason)).collect::<Vec<_>>().join("; ")
+    damaged
+        .iter()
+        .map(|part| format!("{}: {}", part.what, part.reason))
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 fn is_other(here: Option<&str>) -> String {
-    here.map(|digest| format!("; the image of that name here is {digest}")).unwrap_or_default()
+    here.map(|digest| format!("; the image of that name here is {digest}"))
+        .unwrap_or_default()
 }
 
 /// A sandbox that was stopped needs no further reason.
@@ -427,11 +544,19 @@ fn image_kind(error: &image::Error) -> ErrorKind {
         image::Error::Malformed { .. } => ErrorKind::Corrupt,
         image::Error::Registry(source) => match &**source {
             Registry::NotFound { .. } => ErrorKind::NotFound,
-            Registry::Reference { .. } | Registry::Digest { .. } | Registry::Denied { .. } => ErrorKind::Invalid,
-            Registry::Unauthorized { .. } | Registry::Helper { .. } | Registry::File { .. } => ErrorKind::Invalid,
+            Registry::Reference { .. } | Registry::Digest { .. } | Registry::Denied { .. } => {
+                ErrorKind::Invalid
+            }
+            Registry::Unauthorized { .. } | Registry::Helper { .. } | Registry::File { .. } => {
+                ErrorKind::Invalid
+            }
             Registry::TooManyRequests { .. } => ErrorKind::Busy,
-            Registry::UnknownMediaType { .. } | Registry::NoPlatform { .. } => ErrorKind::Unsupported,
-            Registry::WrongDigest { .. } | Registry::WrongSize { .. } | Registry::TooLarge { .. } => ErrorKind::Corrupt,
+            Registry::UnknownMediaType { .. } | Registry::NoPlatform { .. } => {
+                ErrorKind::Unsupported
+            }
+            Registry::WrongDigest { .. }
+            | Registry::WrongSize { .. }
+            | Registry::TooLarge { .. } => ErrorKind::Corrupt,
             Registry::Document { .. } => ErrorKind::Corrupt,
             _ => ErrorKind::Io,
         },
@@ -442,13 +567,19 @@ fn image_kind(error: &image::Error) -> ErrorKind {
 /// Of work on files that is refused for what they are, unless it is the system that refused.
 fn system_kind(error: &(dyn std::error::Error + 'static)) -> ErrorKind {
     let chain = std::iter::successors(Some(error), |error| error.source());
-    let refused = chain.filter_map(|error| error.downcast_ref::<io::Error>()).find(|e| e.raw_os_error().is_some());
+    let refused = chain
+        .filter_map(|error| error.downcast_ref::<io::Error>())
+        .find(|e| e.raw_os_error().is_some());
     refused.map_or(ErrorKind::Corrupt, io_kind)
 }
 
 /// The end of what a command said, if it said anything.
 fn said(output: &str) -> String {
-    if output.is_empty() { String::new() } else { format!("; it said:\n{output}") }
+    if output.is_empty() {
+        String::new()
+    } else {
+        format!("; it said:\n{output}")
+    }
 }
 
 fn link_kind(error: &LinkError) -> ErrorKind {
@@ -479,9 +610,9 @@ fn io_kind(error: &io::Error) -> ErrorKind {
 fn engine_kind(error: &engine::Error) -> ErrorKind {
     match error {
         engine::Error::NotFound { .. } => ErrorKind::NotFound,
-        engine::Error::TooOld { .. } | engine::Error::AccelUnusable { .. } | engine::Error::CpuLacks { .. } => {
-            ErrorKind::Unsupported
-        }
+        engine::Error::TooOld { .. }
+        | engine::Error::AccelUnusable { .. }
+        | engine::Error::CpuLacks { .. } => ErrorKind::Unsupported,
         engine::Error::Spec { .. } | engine::Error::UnknownCpu { .. } => ErrorKind::Invalid,
         engine::Error::Timeout { .. } | engine::Error::NotEnded { .. } => ErrorKind::Timeout,
         engine::Error::Io { source, .. } => io_kind(source),
@@ -505,8 +636,12 @@ fn engine_hint(error: &engine::Error) -> Option<String> {
         engine::Error::UnknownCpu { .. } => {
             "leave --cpu out for the best there is; Opteron_G3 is the same under every QEMU"
         }
-        engine::Error::AccelUnusable { .. } => "use --accel auto; `sandtree doctor` shows what works here",
-        engine::Error::Start { .. } => "if --qemu-arg is given, look there first; `sandtree doctor` checks the rest",
+        engine::Error::AccelUnusable { .. } => {
+            "use --accel auto; `sandtree doctor` shows what works here"
+        }
+        engine::Error::Start { .. } => {
+            "if --qemu-arg is given, look there first; `sandtree doctor` checks the rest"
+        }
         _ => return None,
     };
     Some(hint.to_owned())
@@ -523,11 +658,16 @@ fn diff_kind(error: &sandtree_diff::Error) -> ErrorKind {
 fn store_kind(error: &store::Error) -> ErrorKind {
     use store::Error as Store;
     match error {
-        Store::Io { source, .. } | Store::LayerIo { source, .. } | Store::ArtifactIo { source, .. } => io_kind(source),
-        Store::NewerFormat { .. } | Store::OlderFormat { .. } | Store::NewerSchema { .. } => ErrorKind::Unsupported,
-        Store::Manifest { source: ManifestError::Schema { .. } | ManifestError::Requires { .. }, .. } => {
+        Store::Io { source, .. }
+        | Store::LayerIo { source, .. }
+        | Store::ArtifactIo { source, .. } => io_kind(source),
+        Store::NewerFormat { .. } | Store::OlderFormat { .. } | Store::NewerSchema { .. } => {
             ErrorKind::Unsupported
         }
+        Store::Manifest {
+            source: ManifestError::Schema { .. } | ManifestError::Requires { .. },
+            ..
+        } => ErrorKind::Unsupported,
         Store::NotAStore { .. }
         | Store::ForeignRoot { .. }
         | Store::OpenRoot { .. }
@@ -567,7 +707,9 @@ fn store_hint(error: &store::Error) -> Option<String> {
             ));
         }
         Store::OpenRoot { root, .. } => return Some(format!("chmod go-w {}", root.display())),
-        Store::MissingImage { .. } | Store::MissingKernel { .. } => "export it again with its image",
+        Store::MissingImage { .. } | Store::MissingKernel { .. } => {
+            "export it again with its image"
+        }
         Store::MissingBase { .. } => "import that snapshot first, or export without --since",
         Store::NotEnoughSpace { .. } => {
             "free some space, perhaps by `sandtree gc`, or choose another store with --home"

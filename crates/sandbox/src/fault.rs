@@ -67,8 +67,13 @@ impl Step {
     ];
 
     /// Of a save of the disk alone.
-    pub const SAVE: [Step; 5] =
-        [Self::CapturePrepared, Self::SaveFrozen, Self::CapturePivoted, Self::CapturePublish, Self::SavePublish];
+    pub const SAVE: [Step; 5] = [
+        Self::CapturePrepared,
+        Self::SaveFrozen,
+        Self::CapturePivoted,
+        Self::CapturePublish,
+        Self::SavePublish,
+    ];
 
     pub const RESTORE: [Step; 5] = [
         Self::RestoreChecked,
@@ -93,7 +98,8 @@ pub enum Fault {
     Error,
     /// The machine is killed, and the step goes on.
     MachineDies,
-    /// The step waits: `reached` appears in [`HostConfig::hold`](crate::HostConfig), and it goes on when `go` does.
+    /// The step waits: `reached` appears in [`HostConfig::hold`](crate::HostConfig), and it goes on
+    /// when `go` does.
     Hold,
 }
 
@@ -113,7 +119,12 @@ pub struct Faults {
 
 impl Faults {
     pub(crate) fn of(config: &HostConfig) -> Mutex<Faults> {
-        Mutex::new(Faults { fault: config.fault, hold: config.hold.clone(), acknowledge: None, message_delay: None })
+        Mutex::new(Faults {
+            fault: config.fault,
+            hold: config.hold.clone(),
+            acknowledge: None,
+            message_delay: None,
+        })
     }
 }
 
@@ -121,13 +132,20 @@ impl Host {
     /// For tests: what goes wrong from now on, in every sandbox of this host.
     #[doc(hidden)]
     pub fn set_faults(&self, faults: Faults) {
-        *self.inner.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
+        *self
+            .inner
+            .faults
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = faults;
     }
 }
 
 impl Inner {
     pub(crate) fn planned_faults(&self) -> Faults {
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.faults
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Delays the message that tells a guest the time, where a test asked for it.

@@ -1,4 +1,5 @@
-//! The floor that benchmarks stand on: the same QEMU, kernel and initramfs as a sandbox, with no agent in them.
+//! The floor that benchmarks stand on: the same QEMU, kernel and initramfs as a sandbox, with no
+//! agent in them.
 //!
 //! `sandtree-agent`'s module of the same name is the other end.
 
@@ -25,8 +26,8 @@ const CHUNK: usize = 64 * 1024;
 /// What `stat` counts in, whatever the file system does.
 const STAT_BLOCK: u64 = 512;
 
-/// Fills a store with snapshots that are all like one of another store but for a label. They can be listed, and nothing
-/// else; nothing is synced.
+/// Fills a store with snapshots that are all like one of another store but for a label. They can be
+/// listed, and nothing else; nothing is synced.
 pub async fn fill_with_snapshots(from: &Host, like: &str, into: &Host, count: usize) -> Result<()> {
     let mut manifest = from.inspect_snapshot(like).await?.manifest;
     let root = into.inner.store.root().to_owned();
@@ -38,7 +39,10 @@ pub async fn fill_with_snapshots(from: &Host, like: &str, into: &Host, count: us
             let dir = root.join("snapshots").join(digest.as_str());
             std::fs::create_dir(&dir).map_err(|e| Error::io("make directory", &dir, e))?;
             let name = root.join("names/images").join(format!("snapshot-{number}"));
-            for (path, content) in [(dir.join("manifest.json"), bytes), (name, format!("snapshot {digest}\n").into())] {
+            for (path, content) in [
+                (dir.join("manifest.json"), bytes),
+                (name, format!("snapshot {digest}\n").into()),
+            ] {
                 std::fs::write(&path, content).map_err(|e| Error::io("write", &path, e))?;
             }
         }
@@ -47,22 +51,37 @@ pub async fn fill_with_snapshots(from: &Host, like: &str, into: &Host, count: us
     .await
 }
 
-/// Gives a store on the same file system what images boot from, and some images by their names, so that a benchmark
-/// fetches nothing for a store of its own. Files are shared: neither store ever changes them.
+/// Gives a store on the same file system what images boot from, and some images by their names, so
+/// that a benchmark fetches nothing for a store of its own. Files are shared: neither store ever
+/// changes them.
 pub async fn lend(from: &Host, into: &Host, images: &[&str]) -> Result<()> {
-    let (from_root, into_root) = (from.inner.store.root().to_owned(), into.inner.store.root().to_owned());
-    let mut shared = vec!["kernels".to_owned(), "initramfs".to_owned(), "cache".to_owned()];
+    let (from_root, into_root) = (
+        from.inner.store.root().to_owned(),
+        into.inner.store.root().to_owned(),
+    );
+    let mut shared = vec![
+        "kernels".to_owned(),
+        "initramfs".to_owned(),
+        "cache".to_owned(),
+    ];
     for name in images {
         shared.push(format!("images/{}", from.inspect_image(name)?.digest));
         shared.push(format!("names/images/{name}"));
     }
-    blocking(move || shared.iter().try_for_each(|path| share(&from_root.join(path), &into_root.join(path)))).await
+    blocking(move || {
+        shared
+            .iter()
+            .try_for_each(|path| share(&from_root.join(path), &into_root.join(path)))
+    })
+    .await
 }
 
-/// Links every file of a tree, or a file. What is not here is not needed, and what is there is the same.
+/// Links every file of a tree, or a file. What is not here is not needed, and what is there is the
+/// same.
 fn share(from: &Path, to: &Path) -> Result<()> {
     let dir = if from.is_dir() { Some(to) } else { to.parent() };
-    dir.map_or(Ok(()), std::fs::create_dir_all).map_err(|e| Error::io("make directory", to, e))?;
+    dir.map_or(Ok(()), std::fs::create_dir_all)
+        .map_err(|e| Error::io("make directory", to, e))?;
     if !from.is_dir() {
         return match std::fs::hard_link(from, to) {
             Err(error) if from.exists() && error.kind() != ErrorKind::AlreadyExists => {
@@ -102,10 +121,19 @@ impl Floor {
         let began = Instant::now();
         let mut machine = engine.start(spec).await.map_err(failed)?;
         let mut port = machine.take_link().expect("a fresh machine has its link");
-        let mut console = machine.take_console().expect("a fresh machine has its console");
-        let console = tokio::spawn(async move { drop(tokio::io::copy(&mut console, &mut tokio::io::sink()).await) });
+        let mut console = machine
+            .take_console()
+            .expect("a fresh machine has its console");
+        let console = tokio::spawn(async move {
+            drop(tokio::io::copy(&mut console, &mut tokio::io::sink()).await)
+        });
         expect(&mut port).await?;
-        Ok(Floor { _machine: machine, port, console, boot: began.elapsed() })
+        Ok(Floor {
+            _machine: machine,
+            port,
+            console,
+            boot: began.elapsed(),
+        })
     }
 
     /// One byte there and one back.
@@ -161,8 +189,8 @@ impl Drop for Floor {
     }
 }
 
-/// How long QEMU takes to run a machine shaped like that of a sandbox without one, with nothing loaded into it: from
-/// starting it to the answer to `cont`.
+/// How long QEMU takes to run a machine shaped like that of a sandbox without one, with nothing
+/// loaded into it: from starting it to the answer to `cont`.
 pub async fn bare_start(host: &Host, sandbox: &str) -> Result<Duration> {
     let host = &host.inner;
     let engine = host.engine().await?;
@@ -180,10 +208,21 @@ pub async fn bare_start(host: &Host, sandbox: &str) -> Result<Duration> {
 /// The machine of a sandbox that has none now, without anything of ours in it.
 async fn bare_spec(host: &Inner, engine: &Engine, sandbox: &str) -> Result<MachineSpec> {
     let (dir, _) = host.settled(sandbox)?;
-    let accel = engine.accel(Default::default()).map_err(engine_error("be used"))?;
-    let disk = dir.head().map_err(store_error("read where a sandbox stands"))?.disk;
+    let accel = engine
+        .accel(Default::default())
+        .map_err(engine_error("be used"))?;
+    let disk = dir
+        .head()
+        .map_err(store_error("read where a sandbox stands"))?
+        .disk;
     let machine = &machine_record(host, dir.record(), accel).await?;
-    let shape = Shape { memory: Memory::Empty, preload: Preload::Skip, start: Start::Run, disk: &disk, machine };
+    let shape = Shape {
+        memory: Memory::Empty,
+        preload: Preload::Skip,
+        start: Start::Run,
+        disk: &disk,
+        machine,
+    };
     machine_spec(host, &dir, accel, shape)
 }
 
@@ -196,7 +235,9 @@ pub fn disk_usage(host: &Host, sandbox: &str) -> Result<u64> {
     while let Some(path) = open.pop() {
         for entry in path.read_dir().map_err(|e| Error::io("list", &path, e))? {
             let entry = entry.map_err(|e| Error::io("list", &path, e))?;
-            let status = entry.metadata().map_err(|e| Error::io("look at", entry.path(), e))?;
+            let status = entry
+                .metadata()
+                .map_err(|e| Error::io("look at", entry.path(), e))?;
             if status.is_dir() {
                 open.push(entry.path());
             }

@@ -4,12 +4,13 @@
 //!   a b c … x | y   --fold-->   [a…x] | y        y: what the next machine writes to
 //! ```
 //!
-//! Here for a disk at rest, before a machine stands on it; beside a machine that runs, the driver does it with the same
-//! [`DiskFold`].
+//! Here for a disk at rest, before a machine stands on it; beside a machine that runs, the driver
+//! does it with the same [`DiskFold`].
 //!
-//! Always: no machine is started on a deeper disk than folding leaves, so generations of saves and copies do not add
-//! up. Nothing that exists is changed: states keep the layers they list. What nothing lists any more, the driver collects.
-//! When it fails: what was written is removed, and the machine starts on the layers as they are, if it can have so many.
+//! Always: no machine is started on a deeper disk than folding leaves, so generations of saves and
+//! copies do not add up. Nothing that exists is changed: states keep the layers they list. What
+//! nothing lists any more, the driver collects. When it fails: what was written is removed, and the
+//! machine starts on the layers as they are, if it can have so many.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -37,16 +38,25 @@ pub(crate) struct DiskFold {
 impl DiskFold {
     /// Of `old`, bottom first. Until the head lists its result, that is garbage.
     pub fn new(owned: &Owned, old: &[LayerId]) -> Result<DiskFold> {
-        let layers = old.iter().map(|id| open(&owned.disk_layer(id))).collect::<Result<_>>()?;
+        let layers = old
+            .iter()
+            .map(|id| open(&owned.disk_layer(id)))
+            .collect::<Result<_>>()?;
         let (new, file) = owned.disk_file().map_err(store_error("make an overlay"))?;
-        Ok(DiskFold { layers, path: owned.disk_layer(&new), new, file })
+        Ok(DiskFold {
+            layers,
+            path: owned.disk_layer(&new),
+            new,
+            file,
+        })
     }
 
     pub fn id(&self) -> &LayerId {
         &self.new
     }
 
-    /// Takes as long as writing does. On a disk that is full, half a layer would only be in the way.
+    /// Takes as long as writing does. On a disk that is full, half a layer would only be in the
+    /// way.
     pub fn write(self) -> Result<()> {
         let written = self.write_durably();
         if written.is_err()
@@ -60,24 +70,33 @@ impl DiskFold {
     /// The head that will list it is durable; so must it be.
     fn write_durably(&self) -> Result<()> {
         disk::fold::fold(&self.layers, &self.file).map_err(store_error("fold overlays"))?;
-        self.file.sync_all().map_err(|e| Error::io("sync", &self.path, e))
+        self.file
+            .sync_all()
+            .map_err(|e| Error::io("sync", &self.path, e))
     }
 }
 
 /// The layers of a sandbox's head, to start a machine on. If they were folded, the head says so.
 pub(crate) async fn head(owned: &Owned) -> Result<Vec<LayerId>> {
-    let mut head = owned.head().map_err(store_error("read where a sandbox stands"))?;
+    let mut head = owned
+        .head()
+        .map_err(store_error("read where a sandbox stands"))?;
     let disk = shallow(owned, &head.disk).await?;
     if disk != head.disk {
         head.disk = disk;
-        owned.set_head(&head).map_err(store_error("write where a sandbox stands"))?;
+        owned
+            .set_head(&head)
+            .map_err(store_error("write where a sandbox stands"))?;
     }
     Ok(head.disk)
 }
 
 /// The layers to start a machine on that are equal to `disk`, whose last is the one to write to.
 pub(crate) async fn shallow(owned: &Owned, disk: &[LayerId]) -> Result<Vec<LayerId>> {
-    let Some((active, below)) = disk.split_last().filter(|(_, below)| below.len() > DISK_LAYERS) else {
+    let Some((active, below)) = disk
+        .split_last()
+        .filter(|(_, below)| below.len() > DISK_LAYERS)
+    else {
         return Ok(disk.to_vec());
     };
     match folded(owned, below).await {
@@ -88,7 +107,11 @@ pub(crate) async fn shallow(owned: &Owned, disk: &[LayerId]) -> Result<Vec<Layer
         }
         Err(error) => {
             let name = owned.record().name.to_string();
-            Err(Error::TooDeep { name, layers: disk.len(), source: Some(Box::new(error)) })
+            Err(Error::TooDeep {
+                name,
+                layers: disk.len(),
+                source: Some(Box::new(error)),
+            })
         }
     }
 }
@@ -97,7 +120,9 @@ async fn folded(owned: &Owned, old: &[LayerId]) -> Result<LayerId> {
     let fold = DiskFold::new(owned, old)?;
     let new = fold.id().clone();
     blocking(move || fold.write()).await?;
-    owned.freeze_disk(&new).map_err(store_error("seal an overlay"))?;
+    owned
+        .freeze_disk(&new)
+        .map_err(store_error("seal an overlay"))?;
     Ok(new)
 }
 

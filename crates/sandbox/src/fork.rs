@@ -5,8 +5,8 @@
 //!                                             \ any failure: all that was made is undone
 //! ```
 //!
-//! Always: n copies, or none. They share every layer with each other and with the source. The state they came from is
-//! listed nowhere; once they have their links, it is removed.
+//! Always: n copies, or none. They share every layer with each other and with the source. The state
+//! they came from is listed nowhere; once they have their links, it is removed.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -32,7 +32,8 @@ const FORKS_MAX: usize = 1000;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForkSpec {
     pub count: usize,
-    /// Copies are called `name-1`, `name-2` and so on. `None`: after the source, with numbers that are free.
+    /// Copies are called `name-1`, `name-2` and so on. `None`: after the source, with numbers that
+    /// are free.
     pub name: Option<String>,
     /// How many are loaded at a time.
     pub concurrency: usize,
@@ -40,17 +41,31 @@ pub struct ForkSpec {
 
 impl ForkSpec {
     pub fn new(count: usize) -> Self {
-        Self { count, name: None, concurrency: FORK_CONCURRENCY }
+        Self {
+            count,
+            name: None,
+            concurrency: FORK_CONCURRENCY,
+        }
     }
 
     pub fn check(&self) -> Result<()> {
         if !(1..=FORKS_MAX).contains(&self.count) {
-            return Err(Error::invalid("the number of forks", self.count, "1 to 1000"));
+            return Err(Error::invalid(
+                "the number of forks",
+                self.count,
+                "1 to 1000",
+            ));
         }
         if self.concurrency == 0 {
-            return Err(Error::invalid("the number of forks at a time", 0, "at least 1"));
+            return Err(Error::invalid(
+                "the number of forks at a time",
+                0,
+                "at least 1",
+            ));
         }
-        self.name.as_deref().map_or(Ok(()), |name| parse_name("a sandbox's name", &format!("{name}-1")).map(drop))
+        self.name.as_deref().map_or(Ok(()), |name| {
+            parse_name("a sandbox's name", &format!("{name}-1")).map(drop)
+        })
     }
 }
 
@@ -64,8 +79,13 @@ pub struct ForkReport {
 }
 
 impl Host {
-    /// Makes running copies of a sandbox of this process. When it fails, or is dropped in the middle, nothing is left.
-    pub async fn fork(&self, sandbox: &Sandbox, spec: ForkSpec) -> Result<(Vec<Sandbox>, ForkReport)> {
+    /// Makes running copies of a sandbox of this process. When it fails, or is dropped in the
+    /// middle, nothing is left.
+    pub async fn fork(
+        &self,
+        sandbox: &Sandbox,
+        spec: ForkSpec,
+    ) -> Result<(Vec<Sandbox>, ForkReport)> {
         spec.check()?;
         let began = Instant::now();
         let loan = Self::borrow_of(sandbox, Wanted::Copies).await?;
@@ -73,13 +93,19 @@ impl Host {
         let lent = loan.lent.clone();
         loan.give_back().await;
         let copies = copies?;
-        let report = ForkReport { pause_ms: lent.pause_ms, total_ms: ms(began.elapsed()), degraded: lent.degraded };
+        let report = ForkReport {
+            pause_ms: lent.pause_ms,
+            total_ms: ms(began.elapsed()),
+            degraded: lent.degraded,
+        };
         Ok((copies, report))
     }
 
     /// Creates several sandboxes at once, all of them or none.
     pub async fn create_all(&self, specs: Vec<SandboxSpec>) -> Result<Vec<Sandbox>> {
-        let creating = specs.into_iter().map(|spec| create::born(self.inner.clone(), spec));
+        let creating = specs
+            .into_iter()
+            .map(|spec| create::born(self.inner.clone(), spec));
         create::grow(&self.inner, all_in_turns(FORK_CONCURRENCY, creating).await?)
     }
 
@@ -98,28 +124,47 @@ impl Host {
     /// The state of a paused sandbox that no process runs.
     pub(crate) fn paused_state(&self, reference: &str) -> Result<LentState> {
         let (states, _) = states::of(&self.inner.find(reference)?)?;
-        let paused = states.into_iter().find(|state| state.kind == StateKind::Paused);
-        let state =
-            paused.ok_or_else(|| Error::NoState { name: reference.into(), state: "it was paused in".into() })?;
+        let paused = states
+            .into_iter()
+            .find(|state| state.kind == StateKind::Paused);
+        let state = paused.ok_or_else(|| Error::NoState {
+            name: reference.into(),
+            state: "it was paused in".into(),
+        })?;
         let (degraded, consistency) = (Vec::new(), Consistency::Exact);
-        Ok(LentState { state: state.id.to_string(), pause_ms: 0.0, degraded, consistency, disk_only: false })
+        Ok(LentState {
+            state: state.id.to_string(),
+            pause_ms: 0.0,
+            degraded,
+            consistency,
+            disk_only: false,
+        })
     }
 
-    /// Names for copies of a sandbox: `name-1` and so on, or the first numbers after the source's name that are free.
+    /// Names for copies of a sandbox: `name-1` and so on, or the first numbers after the source's
+    /// name that are free.
     pub fn fork_names(&self, source: &str, spec: &ForkSpec) -> Result<Vec<String>> {
         if let Some(name) = &spec.name {
-            return Ok((1..=spec.count).map(|number| format!("{name}-{number}")).collect());
+            return Ok((1..=spec.count)
+                .map(|number| format!("{name}-{number}"))
+                .collect());
         }
         let (listed, _) = self.list()?;
         let is_taken = |name: &String| listed.iter().any(|sandbox| sandbox.name == *name);
         let numbered = (1..).map(|number| format!("{source}-{number}"));
-        Ok(numbered.filter(|name| !is_taken(name)).take(spec.count).collect())
+        Ok(numbered
+            .filter(|name| !is_taken(name))
+            .take(spec.count)
+            .collect())
     }
 }
 
 /// As [`all`], with no more than so many under way at a time.
 #[doc(hidden)]
-pub async fn all_in_turns<T, W>(concurrency: usize, work: impl IntoIterator<Item = W>) -> Result<Vec<T>>
+pub async fn all_in_turns<T, W>(
+    concurrency: usize,
+    work: impl IntoIterator<Item = W>,
+) -> Result<Vec<T>>
 where
     T: Send + 'static,
     W: Future<Output = Result<T>> + Send + 'static,
@@ -135,7 +180,8 @@ where
     all(work.into_iter().map(in_turn)).await
 }
 
-/// All results in order, or the first error, once everything that was begun is dropped, and thereby undone.
+/// All results in order, or the first error, once everything that was begun is dropped, and thereby
+/// undone.
 #[doc(hidden)]
 pub async fn all<T, W>(work: impl IntoIterator<Item = W>) -> Result<Vec<T>>
 where
@@ -169,9 +215,16 @@ where
 
 impl Inner {
     /// The state that copies are made from, and what they are to be like.
-    pub(crate) fn fork_source(&self, reference: &str, state: &str) -> Result<(StateSource, SandboxRecord)> {
+    pub(crate) fn fork_source(
+        &self,
+        reference: &str,
+        state: &str,
+    ) -> Result<(StateSource, SandboxRecord)> {
         let dir = self.find(reference)?;
-        let no_state = || Error::NoState { name: reference.into(), state: state.into() };
+        let no_state = || Error::NoState {
+            name: reference.into(),
+            state: state.into(),
+        };
         let id = state.parse().map_err(|_| no_state())?;
         let source = dir.state_source(&id).map_err(store_error("read a state"))?;
         Ok((source, dir.record().clone()))

@@ -5,8 +5,8 @@
 //!                   ^ undo goes here   ^ redo goes here
 //! ```
 //!
-//! Always: whatever the present is left for, what it was is on one of the stacks, if it could be kept. Something new (a
-//! checkpoint, a revert) empties the future.
+//! Always: whatever the present is left for, what it was is on one of the stacks, if it could be
+//! kept. Something new (a checkpoint, a revert) empties the future.
 
 use sandtree_store::{Head, StateId};
 
@@ -26,17 +26,26 @@ enum Way {
 
 /// To any state, as something new.
 pub(crate) fn revert(target: StateId) -> Step {
-    Step { target, way: Way::Revert }
+    Step {
+        target,
+        way: Way::Revert,
+    }
 }
 
 /// `count` steps back; none when there are not so many.
 pub(crate) fn undo(head: &Head, count: usize) -> Option<Step> {
     let index = head.past.len().checked_sub(count).filter(|_| count > 0)?;
-    Some(Step { target: head.past.get(index)?.clone(), way: Way::Undo { count } })
+    Some(Step {
+        target: head.past.get(index)?.clone(),
+        way: Way::Undo { count },
+    })
 }
 
 pub(crate) fn redo(head: &Head) -> Option<Step> {
-    Some(Step { target: head.future.last()?.clone(), way: Way::Redo })
+    Some(Step {
+        target: head.future.last()?.clone(),
+        way: Way::Redo,
+    })
 }
 
 /// A state of the present was taken, and the present goes on.
@@ -46,9 +55,16 @@ pub(crate) fn taken(head: &mut Head, state: StateId) {
     head.parent = Some(state);
 }
 
-/// Something new begins right on the state that a step led to: one step back leads there again. Whether that was news.
+/// Something new begins right on the state that a step led to: one step back leads there again.
+/// Whether that was news.
 pub(crate) fn going_on(head: &mut Head) -> bool {
-    let Some(parent) = head.parent.clone().filter(|parent| head.past.last() != Some(parent)) else { return false };
+    let Some(parent) = head
+        .parent
+        .clone()
+        .filter(|parent| head.past.last() != Some(parent))
+    else {
+        return false;
+    };
     taken(head, parent);
     true
 }
@@ -91,7 +107,10 @@ mod tests {
     }
 
     fn numbers(states: &[StateId]) -> Vec<u32> {
-        states.iter().map(|id| u32::from_str_radix(id.as_str(), 16).unwrap()).collect()
+        states
+            .iter()
+            .map(|id| u32::from_str_radix(id.as_str(), 16).unwrap())
+            .collect()
     }
 
     fn head(past: &[u32]) -> Head {
@@ -153,7 +172,10 @@ mod tests {
     #[test]
     fn what_begins_after_an_undo_is_undone_to_where_it_began() {
         let mut head = head(&[1, 2, 3]);
-        assert!(!going_on(&mut head), "the newest state is the last of the past already");
+        assert!(
+            !going_on(&mut head),
+            "the newest state is the last of the past already"
+        );
         let step = undo(&head, 2);
         assert_eq!(go(&mut head, step, 10), 2);
         assert!(going_on(&mut head));

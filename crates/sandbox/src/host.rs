@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use sandtree_engine::{self as engine, Engine, EngineConfig, Jail, KvmVerdict, Verdicts};
-use sandtree_store::{self as store, Name, Owned, Phase, SandboxDir, SandboxId, StateRecord, Store};
+use sandtree_store::{
+    self as store, Name, Owned, Phase, SandboxDir, SandboxId, StateRecord, Store,
+};
 use serde::{Deserialize, Serialize};
 use tokio::sync::OnceCell;
 
@@ -23,8 +25,8 @@ use crate::save;
 use crate::spec::{SandboxSpec, parse_name};
 use crate::states::{self, Forget, Forgotten, StateInfo};
 
-/// The first of the user ids that machines run as when we are root. Above every range that distributions and
-/// container engines hand out.
+/// The first of the user ids that machines run as when we are root. Above every range that
+/// distributions and container engines hand out.
 const MACHINE_UIDS: u32 = 0x7000_0000;
 /// How many there are: as many as six hexadecimal digits of a sandbox's id tell apart.
 const MACHINES: u64 = 1 << 24;
@@ -33,7 +35,8 @@ const MACHINES: u64 = 1 << 24;
 const KEEPER_LEAVES: Duration = Duration::from_secs(5);
 const KEEPER_POLL: Duration = Duration::from_millis(5);
 
-/// What a host is opened with. The library reads no environment: whoever opens it says where things are.
+/// What a host is opened with. The library reads no environment: whoever opens it says where things
+/// are.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct HostConfig {
     /// The store's directory, made if missing.
@@ -55,7 +58,14 @@ pub struct HostConfig {
 
 impl HostConfig {
     pub fn new(home: impl Into<PathBuf>, search: Vec<PathBuf>) -> Self {
-        Self { home: home.into(), qemu: None, search, machine_user: MachineUser::Auto, fault: None, hold: None }
+        Self {
+            home: home.into(),
+            qemu: None,
+            search,
+            machine_user: MachineUser::Auto,
+            fault: None,
+            hold: None,
+        }
     }
 }
 
@@ -63,7 +73,8 @@ impl HostConfig {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MachineUser {
-    /// A user id of its own for each machine, where the caller can give one: as root, with such ids in the user namespace.
+    /// A user id of its own for each machine, where the caller can give one: as root, with such ids
+    /// in the user namespace.
     #[default]
     Auto,
     /// The caller.
@@ -77,7 +88,11 @@ impl FromStr for MachineUser {
         match text {
             "auto" => Ok(Self::Auto),
             "caller" => Ok(Self::Caller),
-            other => Err(Error::invalid("whom machines run as", other, "auto or caller")),
+            other => Err(Error::invalid(
+                "whom machines run as",
+                other,
+                "auto or caller",
+            )),
         }
     }
 }
@@ -97,13 +112,23 @@ pub(crate) struct Inner {
 }
 
 impl Host {
-    /// Opens the store, and removes what dead processes left unfinished in it. QEMU is looked for when it is needed.
+    /// Opens the store, and removes what dead processes left unfinished in it. QEMU is looked for
+    /// when it is needed.
     pub async fn open(config: HostConfig) -> Result<Host> {
         let home = config.home.clone();
-        let opened = tokio::task::spawn_blocking(move || Store::open(&home)).await.expect("opening does not panic");
+        let opened = tokio::task::spawn_blocking(move || Store::open(&home))
+            .await
+            .expect("opening does not panic");
         let store = opened.map_err(store_error("be opened"))?;
         let faults = Faults::of(&config);
-        Ok(Host { inner: Arc::new(Inner { config, store, faults, engine: OnceCell::new() }) })
+        Ok(Host {
+            inner: Arc::new(Inner {
+                config,
+                store,
+                faults,
+                engine: OnceCell::new(),
+            }),
+        })
     }
 
     /// Creates a sandbox and boots it. When it fails, or is dropped in the middle, nothing is left.
@@ -117,16 +142,22 @@ impl Host {
         create::start(self.inner.clone(), owned, boot_timeout).await
     }
 
-    /// Takes a sandbox that no process runs, without starting it: to resume or revert it, or to remove states.
+    /// Takes a sandbox that no process runs, without starting it: to resume or revert it, or to
+    /// remove states.
     pub async fn adopt(&self, reference: &str, verb: Verb) -> Result<Sandbox> {
         let owned = self.inner.own(reference, verb).await?;
-        let state = owned.state().map_err(store_error("read a sandbox's state"))?;
+        let state = owned
+            .state()
+            .map_err(store_error("read a sandbox's state"))?;
         Ok(driver::start(self.inner.clone(), owned, None, state))
     }
 
     /// Removes states of a sandbox that no process runs.
     pub async fn forget(&self, reference: &str, which: Forget) -> Result<Forgotten> {
-        self.adopt(reference, Verb::Forget).await?.forget(which).await
+        self.adopt(reference, Verb::Forget)
+            .await?
+            .forget(which)
+            .await
     }
 
     /// Removes states of a sandbox, whichever process runs it, if any does.
@@ -140,10 +171,14 @@ impl Host {
     /// The states of a sandbox, oldest first, and what could not be read.
     pub fn states(&self, reference: &str) -> Result<(Vec<StateInfo>, Vec<Error>)> {
         let dir = self.inner.find(reference)?;
-        let head = dir.head().map_err(store_error("read where a sandbox stands"))?;
+        let head = dir
+            .head()
+            .map_err(store_error("read where a sandbox stands"))?;
         let (states, broken) = states::of(&dir)?;
         let listed = states.iter().filter(|manifest| manifest.kind.is_listed());
-        let listed = listed.map(|manifest| StateInfo::new(&dir, manifest, head.parent.as_ref())).collect();
+        let listed = listed
+            .map(|manifest| StateInfo::new(&dir, manifest, head.parent.as_ref()))
+            .collect();
         Ok((listed, broken))
     }
 
@@ -155,14 +190,24 @@ impl Host {
 
     /// What is known of a sandbox, running or not, by its name or id.
     pub fn find(&self, reference: &str) -> Result<SandboxInfo> {
-        self.inner.settled(reference).map(|(dir, state)| SandboxInfo::new(&dir, &state))
+        self.inner
+            .settled(reference)
+            .map(|(dir, state)| SandboxInfo::new(&dir, &state))
     }
 
     /// Every sandbox of the store, oldest first, and what could not be read.
     pub fn list(&self) -> Result<(Vec<SandboxInfo>, Vec<Error>)> {
         let (mut found, mut broken) = (Vec::new(), Vec::new());
-        for listed in self.inner.store.sandboxes().map_err(store_error("list its sandboxes"))? {
-            let info = listed.sandbox.map_err(store_error("read a sandbox")).and_then(|dir| self.inner.settle(dir));
+        for listed in self
+            .inner
+            .store
+            .sandboxes()
+            .map_err(store_error("list its sandboxes"))?
+        {
+            let info = listed
+                .sandbox
+                .map_err(store_error("read a sandbox"))
+                .and_then(|dir| self.inner.settle(dir));
             match info {
                 Ok(Some((dir, state))) => found.push(SandboxInfo::new(&dir, &state)),
                 Ok(None) => {}
@@ -186,9 +231,16 @@ impl Host {
         let home = self.inner.config.home.clone();
         let qemu = match self.inner.engine().await {
             Ok(engine) => QemuReport::Found(Box::new(found(engine, self.inner.jail(None)))),
-            Err(error) => QemuReport::Missing { error: error.report() },
+            Err(error) => QemuReport::Missing {
+                error: error.report(),
+            },
         };
-        Doctor { home, disk_free_bytes, memory_available_bytes, qemu }
+        Doctor {
+            home,
+            disk_free_bytes,
+            memory_available_bytes,
+            qemu,
+        }
     }
 }
 
@@ -239,7 +291,11 @@ fn found(engine: &Engine, jail: Jail) -> QemuFound {
     QemuFound {
         binary: engine.binary().to_owned(),
         version: engine.version().to_string(),
-        accelerator: if kvm_refused.is_none() { "kvm".into() } else { "tcg".into() },
+        accelerator: if kvm_refused.is_none() {
+            "kvm".into()
+        } else {
+            "tcg".into()
+        },
         kvm_refused,
         disk_aio: verdicts.aio.name().into(),
         io_uring_refused: verdicts.aio_reason.clone(),
@@ -252,14 +308,20 @@ fn found(engine: &Engine, jail: Jail) -> QemuFound {
 }
 
 impl Inner {
-    /// Each sandbox's machine is another user to the kernel, where we may choose: one that breaks out reaches no other.
+    /// Each sandbox's machine is another user to the kernel, where we may choose: one that breaks
+    /// out reaches no other.
     pub fn jail(&self, id: Option<&SandboxId>) -> Jail {
-        let number = id.and_then(|id| u32::from_str_radix(id.as_str().get(..6)?, 16).ok()).unwrap_or(0);
+        let number = id
+            .and_then(|id| u32::from_str_radix(id.as_str().get(..6)?, 16).ok())
+            .unwrap_or(0);
         let own = self.config.machine_user == MachineUser::Auto && can_switch_user();
-        Jail { uid: own.then_some(MACHINE_UIDS + number) }
+        Jail {
+            uid: own.then_some(MACHINE_UIDS + number),
+        }
     }
 
-    /// The QEMU of this host. What was found out about it is kept in the store's cache, because finding it out takes time.
+    /// The QEMU of this host. What was found out about it is kept in the store's cache, because
+    /// finding it out takes time.
     pub async fn engine(&self) -> Result<&Engine> {
         self.engine.get_or_try_init(|| self.open_engine()).await
     }
@@ -275,8 +337,12 @@ impl Inner {
             arch: engine::Arch::HOST,
             jail: self.jail(None),
         };
-        let engine =
-            Engine::open(&config, cached).await.map_err(|source| Error::Engine { operation: "be used", source })?;
+        let engine = Engine::open(&config, cached)
+            .await
+            .map_err(|source| Error::Engine {
+                operation: "be used",
+                source,
+            })?;
         self.keep(engine.verdicts());
         Ok(engine)
     }
@@ -297,58 +363,96 @@ impl Inner {
     pub fn find(&self, reference: &str) -> Result<SandboxDir> {
         let name = parse_name("a sandbox's name or id", reference)?;
         self.store.find_sandbox(&name).map_err(|error| match error {
-            store::Error::UnknownSandbox { .. } => Error::NoSandbox { name: reference.into() },
-            source => Error::Store { operation: "read a sandbox", source },
+            store::Error::UnknownSandbox { .. } => Error::NoSandbox {
+                name: reference.into(),
+            },
+            source => Error::Store {
+                operation: "read a sandbox",
+                source,
+            },
         })
     }
 
     /// A sandbox with the state it is really in.
     pub fn settled(&self, reference: &str) -> Result<(SandboxDir, StateRecord)> {
         let dir = self.find(reference)?;
-        self.settle(dir)?.ok_or_else(|| Error::NoSandbox { name: reference.into() })
+        self.settle(dir)?.ok_or_else(|| Error::NoSandbox {
+            name: reference.into(),
+        })
     }
 
-    /// Corrects a state whose owner died before it could: the lock is free, and the record says it runs. `None`: it was
-    /// to be removed with its end, and now it is.
+    /// Corrects a state whose owner died before it could: the lock is free, and the record says it
+    /// runs. `None`: it was to be removed with its end, and now it is.
     fn settle(&self, dir: SandboxDir) -> Result<Option<(SandboxDir, StateRecord)>> {
         let state = dir.state().map_err(store_error("read a sandbox's state"))?;
-        if !matches!(state.phase, Phase::Starting | Phase::Running | Phase::Stopping) {
+        if !matches!(
+            state.phase,
+            Phase::Starting | Phase::Running | Phase::Stopping
+        ) {
             return Ok(Some((dir, state)));
         }
-        let Some(mut owned) = self.store.try_own(&dir).map_err(store_error("lock a sandbox"))? else {
+        let Some(mut owned) = self
+            .store
+            .try_own(&dir)
+            .map_err(store_error("lock a sandbox"))?
+        else {
             return Ok(Some((dir, state)));
         };
         // Its owner may have ended in good order between the two looks.
         let state = dir.state().map_err(store_error("read a sandbox's state"))?;
-        if !matches!(state.phase, Phase::Starting | Phase::Running | Phase::Stopping) {
+        if !matches!(
+            state.phase,
+            Phase::Starting | Phase::Running | Phase::Stopping
+        ) {
             return Ok(Some((dir, state)));
         }
         // One that was to be saved first is all there is of it.
         if dir.record().auto_remove && dir.record().save_on_stop.is_none() {
-            self.store.remove_sandbox(owned).map_err(store_error("remove a sandbox"))?;
+            self.store
+                .remove_sandbox(owned)
+                .map_err(store_error("remove a sandbox"))?;
             return Ok(None);
         }
-        let save_failed = dir.record().save_on_stop.as_ref().map(|_| "its keeper was gone before it could".to_owned());
+        let save_failed = dir
+            .record()
+            .save_on_stop
+            .as_ref()
+            .map(|_| "its keeper was gone before it could".to_owned());
         let reason = Some(death(&state));
-        let state = StateRecord { reason, save_failed, ..state.followed_by(Phase::Crashed, now_unix_ms()) };
+        let state = StateRecord {
+            reason,
+            save_failed,
+            ..state.followed_by(Phase::Crashed, now_unix_ms())
+        };
         remove_if_there(&dir.keeper_socket())?;
-        // What cannot be written down now, on a disk that is full, is found out again by the next one who looks.
+        // What cannot be written down now, on a disk that is full, is found out again by the next
+        // one who looks.
         if let Err(error) = owned.set_state(&state) {
             tracing::warn!(%error, "the end of a sandbox cannot be recorded");
         }
         Ok(Some((dir, state)))
     }
 
-    /// Takes a sandbox that nobody runs. One that has just stopped still has its keeper for a moment.
+    /// Takes a sandbox that nobody runs. One that has just stopped still has its keeper for a
+    /// moment.
     async fn own(&self, reference: &str, verb: Verb) -> Result<Owned> {
         let end = Instant::now() + KEEPER_LEAVES;
         loop {
             let (dir, state) = self.settled(reference)?;
             let name = dir.record().name.to_string();
             if !permits(state.phase, verb) || state.phase == Phase::Running {
-                return Err(Error::WrongState { name, phase: state.phase, reason: state.reason, verb });
+                return Err(Error::WrongState {
+                    name,
+                    phase: state.phase,
+                    reason: state.reason,
+                    verb,
+                });
             }
-            match self.store.try_own(&dir).map_err(store_error("lock a sandbox"))? {
+            match self
+                .store
+                .try_own(&dir)
+                .map_err(store_error("lock a sandbox"))?
+            {
                 Some(owned) => return Ok(owned),
                 None if Instant::now() > end => return Err(Error::Busy { name }),
                 None => tokio::time::sleep(KEEPER_POLL).await,
@@ -362,7 +466,10 @@ impl Inner {
             save::release_target(&owned);
             host.store.remove_sandbox(owned)
         });
-        removing.await.expect("removing does not panic").map_err(store_error("remove a sandbox"))
+        removing
+            .await
+            .expect("removing does not panic")
+            .map_err(store_error("remove a sandbox"))
     }
 }
 
@@ -390,8 +497,8 @@ pub(crate) fn store_error(operation: &'static str) -> impl FnOnce(store::Error) 
     move |source| Error::Store { operation, source }
 }
 
-/// Whether this process can start others under the user ids of machines. Inside a user namespace, root may have no ids but
-/// its own, and may not be allowed to drop groups.
+/// Whether this process can start others under the user ids of machines. Inside a user namespace,
+/// root may have no ids but its own, and may not be allowed to drop groups.
 fn can_switch_user() -> bool {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     let is_root = rustix::process::geteuid().is_root();
@@ -405,18 +512,28 @@ fn can_switch_user() -> bool {
 fn may_change_ids(status: &str) -> bool {
     const IDS: u64 = 1 << 6 | 1 << 7;
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()).is_some_and(|caps| caps & IDS == IDS)
+    effective
+        .and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok())
+        .is_some_and(|caps| caps & IDS == IDS)
 }
 
-/// Whether a user namespace has all the ids that machines may get. Each line: first id inside, first outside, count.
+/// Whether a user namespace has all the ids that machines may get. Each line: first id inside,
+/// first outside, count.
 fn maps_machines(uid_map: &str) -> bool {
     let ranges = uid_map.lines().filter_map(|line| {
-        let mut numbers = line.split_ascii_whitespace().map(|word| word.parse::<u64>().ok());
+        let mut numbers = line
+            .split_ascii_whitespace()
+            .map(|word| word.parse::<u64>().ok());
         let (first, _, count) = (numbers.next()??, numbers.next()??, numbers.next()??);
         Some(first..first + count)
     });
-    let (first, last) = (u64::from(MACHINE_UIDS), u64::from(MACHINE_UIDS) + MACHINES - 1);
-    ranges.into_iter().any(|range| range.contains(&first) && range.contains(&last))
+    let (first, last) = (
+        u64::from(MACHINE_UIDS),
+        u64::from(MACHINE_UIDS) + MACHINES - 1,
+    );
+    ranges
+        .into_iter()
+        .any(|range| range.contains(&first) && range.contains(&last))
 }
 
 pub(crate) fn now_unix_ms() -> u64 {
@@ -428,12 +545,16 @@ pub(crate) fn now_unix_ns() -> u64 {
 }
 
 fn since_epoch() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
 }
 
 /// Changes with every boot of the host.
 pub(crate) fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|id| id.trim().to_owned())
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -442,10 +563,14 @@ mod tests {
 
     #[test]
     fn changing_ids_takes_both_capabilities() {
-        assert!(may_change_ids("Name:\tx\nCapEff:\t000001ffffffffff\nCapBnd:\t0\n"));
+        assert!(may_change_ids(
+            "Name:\tx\nCapEff:\t000001ffffffffff\nCapBnd:\t0\n"
+        ));
         assert!(may_change_ids("CapEff:\t00000000000000c0\n"));
         assert!(!may_change_ids("CapEff:\t0000000000000080\n"));
-        assert!(!may_change_ids("CapEff:\t0000000000000000\nCapBnd:\t000001ffffffffff\n"));
+        assert!(!may_change_ids(
+            "CapEff:\t0000000000000000\nCapBnd:\t000001ffffffffff\n"
+        ));
         assert!(!may_change_ids(""));
     }
 
@@ -454,7 +579,9 @@ mod tests {
         assert!(maps_machines("         0          0 4294967295\n"));
         assert!(!maps_machines("         0       1000          1\n"));
         // As rootless containers have it.
-        assert!(!maps_machines("         0       1000          1\n         1     100000      65536\n"));
+        assert!(!maps_machines(
+            "         0       1000          1\n         1     100000      65536\n"
+        ));
         assert!(!maps_machines("0 0 1879048193\n"), "only the first of them");
         assert!(!maps_machines(""));
     }

@@ -76,7 +76,10 @@ impl SandboxInfo {
             auto_checkpoint: record.auto_checkpoint,
             cpu: record.cpu.clone(),
             durable: record.durable,
-            save_on_stop: record.save_on_stop.as_ref().map(|save| save.target.to_string()),
+            save_on_stop: record
+                .save_on_stop
+                .as_ref()
+                .map(|save| save.target.to_string()),
             save_failed: state.save_failed.clone(),
             degraded: state.degraded.clone(),
             created_at: rfc3339(record.created_at_unix_ms),
@@ -84,9 +87,12 @@ impl SandboxInfo {
         }
     }
 
-    /// Whether a power loss of the host, or a crash of it, may have damaged its disk without any sign of it.
+    /// Whether a power loss of the host, or a crash of it, may have damaged its disk without any
+    /// sign of it.
     pub fn may_be_torn(&self) -> bool {
-        !self.durable && self.state == Phase::Crashed && self.reason.as_deref() == Some(HOST_WENT_DOWN)
+        !self.durable
+            && self.state == Phase::Crashed
+            && self.reason.as_deref() == Some(HOST_WENT_DOWN)
     }
 
     pub fn is_running(&self) -> bool {

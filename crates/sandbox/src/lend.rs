@@ -5,8 +5,8 @@
 //!     -> work with the state's files -> give back: a state that was taken for this alone goes
 //! ```
 //!
-//! Always: the files of a lent state are there until it is given back. Dropped instead, or when the borrower dies, it is
-//! given back by the keeper, or when the sandbox is next taken up.
+//! Always: the files of a lent state are there until it is given back. Dropped instead, or when the
+//! borrower dies, it is given back by the keeper, or when the sandbox is next taken up.
 
 use sandtree_store::Consistency;
 use serde::{Deserialize, Serialize};
@@ -70,10 +70,16 @@ impl Host {
     pub async fn borrow(&self, reference: &str, wanted: Wanted) -> Result<Loan> {
         if let Some(keeper) = self.keeper_of(reference).await? {
             let borrowing = keeper.borrow(wanted).await?;
-            return Ok(Loan { lent: borrowing.lent.clone(), lender: Lender::Keeper(Box::new(borrowing)) });
+            return Ok(Loan {
+                lent: borrowing.lent.clone(),
+                lender: Lender::Keeper(Box::new(borrowing)),
+            });
         }
         if wanted != Wanted::Disk && self.find(reference)?.state == Phase::Paused {
-            return Ok(Loan { lent: self.paused_state(reference)?, lender: Lender::Nobody });
+            return Ok(Loan {
+                lent: self.paused_state(reference)?,
+                lender: Lender::Nobody,
+            });
         }
         Self::borrow_of(&self.adopt(reference, wanted.verb()).await?, wanted).await
     }
@@ -81,7 +87,10 @@ impl Host {
     /// Borrows a state of a sandbox of this process.
     pub(crate) async fn borrow_of(sandbox: &Sandbox, wanted: Wanted) -> Result<Loan> {
         let lent = sandbox.lend(wanted).await?;
-        Ok(Loan { lent, lender: Lender::Driver(sandbox.clone()) })
+        Ok(Loan {
+            lent,
+            lender: Lender::Driver(sandbox.clone()),
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Sandboxes for AI agents: virtual machines on stock QEMU.
 //!
-//! A [`Host`] is an opened store with the QEMU beside it. It creates a [`Sandbox`], which is a running Linux machine; in
-//! it commands run, files are read and written, and ports are reached.
+//! A [`Host`] is an opened store with the QEMU beside it. It creates a [`Sandbox`], which is a
+//! running Linux machine; in it commands run, files are read and written, and ports are reached.
 //!
 //! ```no_run
 //! use sandtree::{ExecSpec, Host, HostConfig, SandboxSpec};
@@ -20,9 +20,9 @@
 //! # }
 //! ```
 //!
-//! Always: the library never touches terminal or environment; whoever opens a [`Host`] says where things are. What runs a
-//! sandbox owns it: when the last [`Sandbox`] handle, or the process, is gone, so is the machine. [`keeper`] is the
-//! way to run one in the background.
+//! Always: the library never touches terminal or environment; whoever opens a [`Host`] says where
+//! things are. What runs a sandbox owns it: when the last [`Sandbox`] handle, or the process, is
+//! gone, so is the machine. [`keeper`] is the way to run one in the background.
 
 mod beginning;
 mod boot;
@@ -80,7 +80,8 @@ pub use fork::{FORK_CONCURRENCY, ForkReport, ForkSpec};
 #[doc(hidden)]
 pub use fork::{all, all_in_turns};
 pub use guest::{
-    Exec, ExecId, ExecSpec, ExitStatus, FileOwner, Files, Forward, Guest, Lifetime, Output, Stdin, Transfer, Tunnel,
+    Exec, ExecId, ExecSpec, ExitStatus, FileOwner, Files, Forward, Guest, Lifetime, Output, Stdin,
+    Transfer, Tunnel,
 };
 pub use host::{Doctor, Host, HostConfig, MachineUser, QemuFound, QemuReport};
 pub use hub::ExecEntry;
@@ -94,11 +95,16 @@ pub use registry::{PullSpec, Pulled, PulledKind, Pushed, RegistryAccess};
 pub use sandbox::{Replace, Sandbox, State, StateWatch};
 pub use sandtree_proto::{DirEntry, FileKind, Metrics, Stat, TermSize};
 pub use sandtree_store::{
-    AccelChoice, Arch, Consistency, ExecDefaults, Init, Network, PublishedPort, SaveOnStop, SaveTarget, StateKind,
+    AccelChoice, Arch, Consistency, ExecDefaults, Init, Network, PublishedPort, SaveOnStop,
+    SaveTarget, StateKind,
 };
 pub use save::{SaveSpec, Saved, parse_label, parse_target};
-pub use snapshots::{ExportOptions, Exported, Imported, SnapshotDetails, SnapshotInfo, SnapshotList};
+pub use snapshots::{
+    ExportOptions, Exported, Imported, SnapshotDetails, SnapshotInfo, SnapshotList,
+};
 pub use spec::{PUBLISH_ADDRESS, SandboxSpec, check_reference};
-pub use states::{Checkpoint, Durability, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted, StateInfo};
+pub use states::{
+    Checkpoint, Durability, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted, StateInfo,
+};
 pub use tree::{Tree, TreeKind, TreeNode};
 pub use warm::WarmInfo;

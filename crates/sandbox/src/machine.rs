@@ -10,8 +10,8 @@
 //!   QEMU's version              any
 //! ```
 //!
-//! Always: a guest never finds a processor that can do less, or more, than the one it looked at when it booted.
-//! When it fails: nothing was started, and the error names what is not here.
+//! Always: a guest never finds a processor that can do less, or more, than the one it looked at
+//! when it booted. When it fails: nothing was started, and the error names what is not here.
 
 use sandtree_engine::{self as engine, Accel, Cpu, Engine};
 use sandtree_store::{AccelChoice, MachineRecord, SandboxRecord, StateManifest};
@@ -22,7 +22,8 @@ use crate::error::{Error, Result};
 use crate::host::Inner;
 use crate::restore::label;
 
-/// Rates that differ by less are the same: measuring is that exact, and a guest's clock is set at every restore.
+/// Rates that differ by less are the same: measuring is that exact, and a guest's clock is set at
+/// every restore.
 const TSC_TOLERANCE_PER_MILLE: u64 = 5;
 
 /// The machine to load a state into.
@@ -35,25 +36,45 @@ pub(crate) struct Fit {
 }
 
 /// The machine to load a state into, in a sandbox of this record.
-pub(crate) async fn for_state(host: &Inner, record: &SandboxRecord, manifest: &StateManifest) -> Result<Fit> {
+pub(crate) async fn for_state(
+    host: &Inner,
+    record: &SandboxRecord,
+    manifest: &StateManifest,
+) -> Result<Fit> {
     let engine = host.engine().await?;
     let Some(then) = &manifest.machine else {
         let accel = chosen_accel(engine, record)?;
-        return Ok(Fit { record: machine_record(host, record, accel).await?, accel, other_tsc: None });
+        return Ok(Fit {
+            record: machine_record(host, record, accel).await?,
+            accel,
+            other_tsc: None,
+        });
     };
     let accel = accel(engine, record, manifest, then)?;
     let here = machine_record(host, record, accel).await?;
-    is_same(manifest, "architecture", then.arch.to_string(), here.arch.to_string())?;
+    is_same(
+        manifest,
+        "architecture",
+        then.arch.to_string(),
+        here.arch.to_string(),
+    )?;
     if !engine.has_machine_type(&then.machine_type) {
         let here = format!("none that QEMU {} has", engine.version());
-        return Err(foreign(manifest, "machine type", then.machine_type.clone(), here));
+        return Err(foreign(
+            manifest,
+            "machine type",
+            then.machine_type.clone(),
+            here,
+        ));
     }
     let cpu = match then.cpu_features.is_empty() {
         true => unexamined(engine, manifest, then)?,
         false => same_cpu(engine, accel, manifest, then).await?,
     };
     if accel == Accel::Kvm && cpu.nests() && !record.nested {
-        return Err(Error::NestedState { state: label(manifest) });
+        return Err(Error::NestedState {
+            state: label(manifest),
+        });
     }
     host.keep_news(engine);
     let other_tsc = other_tsc(then.tsc_khz, here.tsc_khz);
@@ -62,21 +83,35 @@ pub(crate) async fn for_state(host: &Inner, record: &SandboxRecord, manifest: &S
         cpu: cpu.argument,
         cpu_features: cpu.features,
         network: then.network,
-        // A guest that has another clock by now keeps it; what it measured at its boot stays what it was.
+        // A guest that has another clock by now keeps it; what it measured at its boot stays what
+        // it was.
         tsc_khz: then.tsc_khz.or(here.tsc_khz),
         ..here
     };
-    Ok(Fit { record, accel, other_tsc })
+    Ok(Fit {
+        record,
+        accel,
+        other_tsc,
+    })
 }
 
 /// The accelerator of the state, where the sandbox leaves the choice to us and it works here.
-fn accel(engine: &Engine, record: &SandboxRecord, manifest: &StateManifest, then: &MachineRecord) -> Result<Accel> {
+fn accel(
+    engine: &Engine,
+    record: &SandboxRecord,
+    manifest: &StateManifest,
+    then: &MachineRecord,
+) -> Result<Accel> {
     let here = match (record.accel, then.accelerator.parse()) {
-        (AccelChoice::Auto, Ok(choice @ engine::AccelChoice::Only(_))) => match engine.accel(choice) {
-            Ok(accel) => return Ok(accel),
-            Err(engine::Error::AccelUnusable { reason, .. }) => format!("it cannot be used: {reason}"),
-            Err(error) => return Err(engine_error("be used")(error)),
-        },
+        (AccelChoice::Auto, Ok(choice @ engine::AccelChoice::Only(_))) => {
+            match engine.accel(choice) {
+                Ok(accel) => return Ok(accel),
+                Err(engine::Error::AccelUnusable { reason, .. }) => {
+                    format!("it cannot be used: {reason}")
+                }
+                Err(error) => return Err(engine_error("be used")(error)),
+            }
+        }
         _ => {
             let chosen = chosen_accel(engine, record)?;
             if chosen.to_string() == then.accelerator {
@@ -85,7 +120,12 @@ fn accel(engine: &Engine, record: &SandboxRecord, manifest: &StateManifest, then
             chosen.to_string()
         }
     };
-    Err(foreign(manifest, "accelerator", then.accelerator.clone(), here))
+    Err(foreign(
+        manifest,
+        "accelerator",
+        then.accelerator.clone(),
+        here,
+    ))
 }
 
 /// Whether a guest that measured one rate would misjudge the other.
@@ -94,35 +134,69 @@ fn other_tsc(then_khz: Option<u64>, here_khz: Option<u64>) -> Option<String> {
     let tolerance = then / 1000 * TSC_TOLERANCE_PER_MILLE;
     let differs = then.abs_diff(here) > tolerance;
     differs.then(|| {
-        format!("the time-stamp counter runs at {} MHz here, {} MHz where it booted", here / 1000, then / 1000)
+        format!(
+            "the time-stamp counter runs at {} MHz here, {} MHz where it booted",
+            here / 1000,
+            then / 1000
+        )
     })
 }
 
-async fn same_cpu(engine: &Engine, accel: Accel, manifest: &StateManifest, then: &MachineRecord) -> Result<Cpu> {
-    let cpu = Cpu { argument: then.cpu.clone(), features: then.cpu_features.clone() };
-    engine.same_cpu(accel, &cpu).await.map_err(|error| match error {
-        engine::Error::CpuLacks { features } => {
-            Error::LackingProcessor { state: label(manifest), qemu: engine.version().to_string(), features }
-        }
-        engine::Error::UnknownCpu { model, version, .. } => {
-            foreign(manifest, "processor", model, format!("none that QEMU {version} has"))
-        }
-        source => engine_error("resolve a processor model")(source),
-    })
+async fn same_cpu(
+    engine: &Engine,
+    accel: Accel,
+    manifest: &StateManifest,
+    then: &MachineRecord,
+) -> Result<Cpu> {
+    let cpu = Cpu {
+        argument: then.cpu.clone(),
+        features: then.cpu_features.clone(),
+    };
+    engine
+        .same_cpu(accel, &cpu)
+        .await
+        .map_err(|error| match error {
+            engine::Error::CpuLacks { features } => Error::LackingProcessor {
+                state: label(manifest),
+                qemu: engine.version().to_string(),
+                features,
+            },
+            engine::Error::UnknownCpu { model, version, .. } => foreign(
+                manifest,
+                "processor",
+                model,
+                format!("none that QEMU {version} has"),
+            ),
+            source => engine_error("resolve a processor model")(source),
+        })
 }
 
 /// Where nobody asked for the features, only the very same QEMU is known to have them.
 fn unexamined(engine: &Engine, manifest: &StateManifest, then: &MachineRecord) -> Result<Cpu> {
-    is_same(manifest, "QEMU", then.qemu_version.clone(), engine.version().to_string())?;
+    is_same(
+        manifest,
+        "QEMU",
+        then.qemu_version.clone(),
+        engine.version().to_string(),
+    )?;
     Cpu::unexamined(&then.cpu).map_err(engine_error("resolve a processor model"))
 }
 
 fn is_same(manifest: &StateManifest, what: &str, then: String, here: String) -> Result<()> {
-    if then == here { Ok(()) } else { Err(foreign(manifest, what, then, here)) }
+    if then == here {
+        Ok(())
+    } else {
+        Err(foreign(manifest, what, then, here))
+    }
 }
 
 fn foreign(manifest: &StateManifest, what: &str, then: String, here: String) -> Error {
-    Error::ForeignState { state: label(manifest), what: what.into(), then, here }
+    Error::ForeignState {
+        state: label(manifest),
+        what: what.into(),
+        then,
+        here,
+    }
 }
 
 #[cfg(test)]
@@ -135,6 +209,9 @@ mod tests {
         assert_eq!(other_tsc(None, Some(2_000_000)), None);
         assert_eq!(other_tsc(Some(2_000_000), None), None);
         let told = other_tsc(Some(2_000_000), Some(3_600_000)).unwrap();
-        assert_eq!(told, "the time-stamp counter runs at 3600 MHz here, 2000 MHz where it booted");
+        assert_eq!(
+            told,
+            "the time-stamp counter runs at 3600 MHz here, 2000 MHz where it booted"
+        );
     }
 }

@@ -5,7 +5,9 @@ use serde::Serialize;
 
 /// What something is noted under that is told apart from others of its kind by a digest.
 pub(crate) fn key(kind: &str, of: &Digest) -> Name {
-    format!("{kind}-{}", &of.as_str()[..40]).parse().expect("it is a name")
+    format!("{kind}-{}", &of.as_str()[..40])
+        .parse()
+        .expect("it is a name")
 }
 
 /// Notes what was made. `otherwise`: what becomes of it if that fails, which is nobody's failure.

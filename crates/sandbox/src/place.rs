@@ -1,21 +1,26 @@
-//! Where a store is: whether machines, which run as users of their own when we are root, can use files there.
+//! Where a store is: whether machines, which run as users of their own when we are root, can use
+//! files there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Refuses a FUSE file system that is closed to all but the user who mounted it, root included in "all".
+/// Refuses a FUSE file system that is closed to all but the user who mounted it, root included in
+/// "all".
 pub(crate) fn check(root: &Path) -> Result<()> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let root = root.canonicalize().map_err(|e| Error::io("find", root, e))?;
+    let root = root
+        .canonicalize()
+        .map_err(|e| Error::io("find", root, e))?;
     match is_closed(&root, &mounts) {
         true => Err(Error::ClosedPlace { path: root }),
         false => Ok(()),
     }
 }
 
-/// A line is `id parent dev root MOUNT options … - TYPE source OPTIONS`. The last one whose mount holds the path counts.
+/// A line is `id parent dev root MOUNT options … - TYPE source OPTIONS`. The last one whose mount
+/// holds the path counts.
 fn is_closed(path: &Path, mounts: &str) -> bool {
     let of_line = |line: &str| {
         let (before, after) = line.split_once(" - ")?;
@@ -24,17 +29,29 @@ fn is_closed(path: &Path, mounts: &str) -> bool {
         let options = rest.rsplit(' ').next()?;
         let is_fuse = kind == "fuse" || kind == "fuseblk" || kind.starts_with("fuse.");
         let is_closed = is_fuse && !options.split(',').any(|option| option == "allow_other");
-        path.starts_with(&at).then_some((at.components().count(), is_closed))
+        path.starts_with(&at)
+            .then_some((at.components().count(), is_closed))
     };
     // Of those that hold it, the deepest; of these, the one that was mounted last.
-    mounts.lines().filter_map(of_line).max_by_key(|(depth, _)| *depth).is_some_and(|(_, is_closed)| is_closed)
+    mounts
+        .lines()
+        .filter_map(of_line)
+        .max_by_key(|(depth, _)| *depth)
+        .is_some_and(|(_, is_closed)| is_closed)
 }
 
 /// The kernel writes spaces, tabs, newlines and backslashes as octal numbers.
 fn unescaped(text: &str) -> String {
-    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
-        .iter()
-        .fold(text.to_owned(), |text, (octal, character)| text.replace(octal, character))
+    [
+        ("\\040", " "),
+        ("\\011", "\t"),
+        ("\\012", "\n"),
+        ("\\134", "\\"),
+    ]
+    .iter()
+    .fold(text.to_owned(), |text, (octal, character)| {
+        text.replace(octal, character)
+    })
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! How far long work is, and how it is given up: work on files runs on a thread, and whoever waits for it may stop.
+//! How far long work is, and how it is given up: work on files runs on a thread, and whoever waits
+//! for it may stop.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,7 +25,9 @@ pub enum Advance {
 
 impl Progress {
     pub fn new(told: impl Fn(Advance) + Send + Sync + 'static) -> Self {
-        Self { told: Arc::new(told) }
+        Self {
+            told: Arc::new(told),
+        }
     }
 
     pub fn silent() -> Self {

@@ -1,7 +1,8 @@
 //! What users call an image or a snapshot: a name, a digest, or the path of a snapshot's directory.
 //!
-//! Always: a text with a `/`, or that begins with a `.`, is a path, and never a name. 64 hexadecimal digits are a digest:
-//! no name is as long. A sandbox is a name of another kind; with `@` and a tag behind it, it is one of its states.
+//! Always: a text with a `/`, or that begins with a `.`, is a path, and never a name. 64
+//! hexadecimal digits are a digest: no name is as long. A sandbox is a name of another kind; with
+//! `@` and a tag behind it, it is one of its states.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -44,13 +45,16 @@ fn is_path(text: &str) -> bool {
     text.contains('/') || text.starts_with('.')
 }
 
-/// What a user calls a snapshot, for processes with other working directories: a path becomes an absolute one.
+/// What a user calls a snapshot, for processes with other working directories: a path becomes an
+/// absolute one.
 pub fn absolute_reference(text: &str) -> Result<String> {
     if !is_path(text) {
         return Ok(text.to_owned());
     }
     let path = std::path::absolute(text).map_err(|e| Error::io("resolve", text, e))?;
-    path.to_str().map(str::to_owned).ok_or_else(|| Error::invalid("a path", path.display(), "a text"))
+    path.to_str()
+        .map(str::to_owned)
+        .ok_or_else(|| Error::invalid("a path", path.display(), "a text"))
 }
 
 /// A snapshot, or a sandbox as it is now or as it was: what can be exported and compared.
@@ -72,12 +76,17 @@ impl Point {
         };
         parse_name("a sandbox's name or id", sandbox)?;
         let state = (!state.is_empty()).then(|| state.to_owned());
-        Ok(Self::Sandbox { sandbox: sandbox.to_owned(), state })
+        Ok(Self::Sandbox {
+            sandbox: sandbox.to_owned(),
+            state,
+        })
     }
 }
 
 pub(crate) fn no_snapshot(reference: &str) -> Error {
-    Error::NoSnapshot { reference: reference.to_owned() }
+    Error::NoSnapshot {
+        reference: reference.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -89,11 +98,18 @@ mod tests {
         let name = |text: &str| Reference::Name(text.parse().unwrap());
         assert_eq!(Reference::parse("dev-env").unwrap(), name("dev-env"));
         for path in ["./dir", "../x", "/abs", ".", "a/b", ".hidden"] {
-            assert_eq!(Reference::parse(path).unwrap(), Reference::Path(path.into()), "{path}");
+            assert_eq!(
+                Reference::parse(path).unwrap(),
+                Reference::Path(path.into()),
+                "{path}"
+            );
         }
         let digest = "ab".repeat(32);
         for text in [digest.clone(), format!("sha256:{digest}")] {
-            assert_eq!(Reference::parse(&text).unwrap(), Reference::Digest(digest.parse().unwrap()));
+            assert_eq!(
+                Reference::parse(&text).unwrap(),
+                Reference::Digest(digest.parse().unwrap())
+            );
         }
         for bad in ["", "A", "a b", "-a", "sha256:12"] {
             assert!(Reference::parse(bad).is_err(), "{bad:?}");
@@ -102,11 +118,20 @@ mod tests {
 
     #[test]
     fn a_sandbox_is_told_by_its_sign() {
-        let sandbox = |state: Option<&str>| Point::Sandbox { sandbox: "a".into(), state: state.map(str::to_owned) };
+        let sandbox = |state: Option<&str>| Point::Sandbox {
+            sandbox: "a".into(),
+            state: state.map(str::to_owned),
+        };
         assert_eq!(Point::parse("a@t").unwrap(), sandbox(Some("t")));
         assert_eq!(Point::parse("a@").unwrap(), sandbox(None));
-        assert!(matches!(Point::parse("a").unwrap(), Point::Snapshot(Reference::Name(_))));
-        assert!(matches!(Point::parse("./a@b").unwrap(), Point::Snapshot(Reference::Path(_))));
+        assert!(matches!(
+            Point::parse("a").unwrap(),
+            Point::Snapshot(Reference::Name(_))
+        ));
+        assert!(matches!(
+            Point::parse("./a@b").unwrap(),
+            Point::Snapshot(Reference::Path(_))
+        ));
         assert!(Point::parse("../x@t").is_ok());
         assert!(Point::parse("@t").is_err());
     }

@@ -5,9 +5,9 @@
 //! artifact of ours: one layer for each member, packed by zstd  ◄──►  image | snapshot, with memory
 //! ```
 //!
-//! Always: every byte is checked against the digest it was asked by before a name points at it. What is here already is
-//! not fetched, and what is there already is not sent.
-//! When it fails: nothing is left here; there, at most blobs that no manifest lists, which registries collect.
+//! Always: every byte is checked against the digest it was asked by before a name points at it.
+//! What is here already is not fetched, and what is there already is not sent. When it fails:
+//! nothing is left here; there, at most blobs that no manifest lists, which registries collect.
 
 mod pull;
 mod push;
@@ -18,7 +18,9 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use sandtree_registry::{Access, Client, Credentials, Descriptor, Protocol, Reference, Secret, docker};
+use sandtree_registry::{
+    Access, Client, Credentials, Descriptor, Protocol, Reference, Secret, docker,
+};
 use sandtree_store::Digest;
 
 use crate::image::Error;
@@ -42,7 +44,8 @@ const MEMBER_ROLE: &str = "dev.sandtree.member.role";
 /// Blobs at a time.
 const THREADS: NonZeroUsize = NonZeroUsize::new(4).expect("it is not zero");
 
-/// How a registry is reached, beside its address. The library reads no environment: whoever calls it says where things are.
+/// How a registry is reached, beside its address. The library reads no environment: whoever calls
+/// it says where things are.
 #[derive(Clone, Default)]
 pub struct RegistryAccess {
     pub username: Option<String>,
@@ -59,7 +62,9 @@ pub struct RegistryAccess {
 
 impl fmt::Debug for RegistryAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RegistryAccess").field("username", &self.username).finish_non_exhaustive()
+        f.debug_struct("RegistryAccess")
+            .field("username", &self.username)
+            .finish_non_exhaustive()
     }
 }
 
@@ -67,7 +72,11 @@ impl RegistryAccess {
     fn client(&self, reference: &Reference) -> Result<Client, Error> {
         let access = Access {
             credentials: self.credentials(&reference.registry)?,
-            protocol: if self.plain_http { Protocol::Http } else { Protocol::ByHost },
+            protocol: if self.plain_http {
+                Protocol::Http
+            } else {
+                Protocol::ByHost
+            },
             ca: self.ca.clone(),
             ..Access::default()
         };
@@ -95,11 +104,22 @@ struct Member {
 
 impl Member {
     fn of(layer: &Descriptor) -> Result<Self, Error> {
-        let said = |key: &str| layer.annotations.get(key).map(String::as_str).unwrap_or_default();
-        let member = said(MEMBER_DIGEST).parse().ok().zip(said(MEMBER_BYTES).parse().ok());
+        let said = |key: &str| {
+            layer
+                .annotations
+                .get(key)
+                .map(String::as_str)
+                .unwrap_or_default()
+        };
+        let member = said(MEMBER_DIGEST)
+            .parse()
+            .ok()
+            .zip(said(MEMBER_BYTES).parse().ok());
         match member {
             Some((digest, bytes)) if layer.media_type == MEMBER => Ok(Self { digest, bytes }),
-            _ => Err(Error::Config { what: format!("layer {} does not say which member it is", layer.digest) }),
+            _ => Err(Error::Config {
+                what: format!("layer {} does not say which member it is", layer.digest),
+            }),
         }
     }
 }

@@ -5,9 +5,9 @@
 //!                           \ not mapped: one flat file of all layers, and again
 //! ```
 //!
-//! Always: a guest that goes on has acknowledged its new generation, entropy, time and name, or it does not count as
-//! restored. The state is only read.
-//! When it fails: the machine that was started is killed; the state, and whatever ran before, are as they were.
+//! Always: a guest that goes on has acknowledged its new generation, entropy, time and name, or it
+//! does not count as restored. The state is only read. When it fails: the machine that was started
+//! is killed; the state, and whatever ran before, are as they were.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -15,10 +15,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use sandtree_engine::{self as engine, Accel, Engine, Events, Machine, MapEntry, Memory, Preload, Start};
+use sandtree_engine::{
+    self as engine, Accel, Engine, Events, Machine, MapEntry, Memory, Preload, Start,
+};
 use sandtree_proto::{HookFailure, Identity, Rebirth};
 use sandtree_store::memory::{self, Layer, PAGE};
-use sandtree_store::{LayerId, MachineRecord, MemoryState, Owned, SandboxDir, StateManifest, StateSource};
+use sandtree_store::{
+    LayerId, MachineRecord, MemoryState, Owned, SandboxDir, StateManifest, StateSource,
+};
 use tokio::net::UnixStream;
 use tracing::{Instrument, debug_span};
 
@@ -36,9 +40,11 @@ use crate::machine::{self, Fit};
 
 /// As many layers as a machine has descriptors for.
 const LAYERS_MAX: usize = 64;
-/// Linux allows a process some 65,000 mappings, and each piece of a layer splits what it is laid over.
+/// Linux allows a process some 65,000 mappings, and each piece of a layer splits what it is laid
+/// over.
 const MAPPINGS_MAX: usize = 16 * 1024;
-/// What is read of a state's memory layers before anything is done with them: 64 MiB. Those of a capture have far fewer.
+/// What is read of a state's memory layers before anything is done with them: 64 MiB. Those of a
+/// capture have far fewer.
 const PIECES_MAX: usize = 1 << 22;
 /// How long a guest that goes on may take to say so. Hooks in the guest are bounded by the agent.
 const ACKNOWLEDGE: Duration = Duration::from_secs(60);
@@ -113,9 +119,18 @@ pub(crate) fn check(dir: &SandboxDir, source: StateSource) -> Result<Checked> {
 fn whole_layers(dir: &SandboxDir, source: &StateSource) -> Result<Vec<Layer>> {
     check_written(source)?;
     let manifest = source.manifest();
-    let broken = |what: String| Error::BrokenState { state: label(manifest), what };
-    manifest.disk.iter().try_for_each(|id| check_overlay(dir, id)).map_err(broken)?;
-    let MemoryState::Layers { layers } = &manifest.memory else { return Ok(Vec::new()) };
+    let broken = |what: String| Error::BrokenState {
+        state: label(manifest),
+        what,
+    };
+    manifest
+        .disk
+        .iter()
+        .try_for_each(|id| check_overlay(dir, id))
+        .map_err(broken)?;
+    let MemoryState::Layers { layers } = &manifest.memory else {
+        return Ok(Vec::new());
+    };
     let of_this_size = |layer: &Layer| layer.ram_bytes == manifest.ram_bytes;
     let mut pieces = 0;
     let read = |id| {
@@ -123,12 +138,17 @@ fn whole_layers(dir: &SandboxDir, source: &StateSource) -> Result<Vec<Layer>> {
         pieces += layer.data.len() + layer.zero.len();
         match pieces <= PIECES_MAX {
             true => Ok((id, layer)),
-            false => Err(broken(format!("its memory is in more than {PIECES_MAX} pieces"))),
+            false => Err(broken(format!(
+                "its memory is in more than {PIECES_MAX} pieces"
+            ))),
         }
     };
     let layers = layers.iter().map(read).collect::<Result<Vec<_>>>()?;
     match layers.iter().find(|(_, layer)| !of_this_size(layer)) {
-        Some((id, _)) => Err(broken(format!("{} is of a machine of another size", dir.memory_layer(id).display()))),
+        Some((id, _)) => Err(broken(format!(
+            "{} is of a machine of another size",
+            dir.memory_layer(id).display()
+        ))),
         None => Ok(layers.into_iter().map(|(_, layer)| layer).collect()),
     }
 }
@@ -140,35 +160,67 @@ pub(crate) fn check_written(source: &StateSource) -> Result<()> {
         return Ok(());
     }
     let what = "the host went down before it was written out".into();
-    Err(Error::BrokenState { state: label(manifest), what })
+    Err(Error::BrokenState {
+        state: label(manifest),
+        what,
+    })
 }
 
 pub(crate) fn label(manifest: &StateManifest) -> String {
-    manifest.tag.as_ref().map_or_else(|| manifest.id.to_string(), ToString::to_string)
+    manifest
+        .tag
+        .as_ref()
+        .map_or_else(|| manifest.id.to_string(), ToString::to_string)
 }
 
 /// Starts a machine on a sandbox's disk that holds the state, and stands still.
-pub(crate) async fn load(host: &Inner, owned: &Owned, state: Checked, disk: &[LayerId]) -> Result<Loaded> {
+pub(crate) async fn load(
+    host: &Inner,
+    owned: &Owned,
+    state: Checked,
+    disk: &[LayerId],
+) -> Result<Loaded> {
     let began = Instant::now();
     let Checked { source, layers } = state;
     host.reach(Step::RestoreChecked, None)?;
     let engine = host.engine().await?;
-    let Fit { record, accel, other_tsc } = machine::for_state(host, owned.record(), source.manifest()).await?;
+    let Fit {
+        record,
+        accel,
+        other_tsc,
+    } = machine::for_state(host, owned.record(), source.manifest()).await?;
     let devices = open(&source.devices())?;
-    let starting = Starting { host, engine, owned, disk, machine: &record, accel };
-    let (mut machine, mut degraded) =
-        starting.start(source.manifest(), &layers).instrument(debug_span!("start")).await?;
-    let console = machine.take_console().expect("a fresh machine has its console");
-    let console = Console::keep(console, owned.console()).map_err(|e| Error::io("open", owned.console(), e))?;
+    let starting = Starting {
+        host,
+        engine,
+        owned,
+        disk,
+        machine: &record,
+        accel,
+    };
+    let (mut machine, mut degraded) = starting
+        .start(source.manifest(), &layers)
+        .instrument(debug_span!("start"))
+        .await?;
+    let console = machine
+        .take_console()
+        .expect("a fresh machine has its console");
+    let console = Console::keep(console, owned.console())
+        .map_err(|e| Error::io("open", owned.console(), e))?;
     let events = machine.events();
     host.reach(Step::RestoreStarted, Some(&machine))?;
-    let loaded = machine.load(OwnedFd::from(devices)).instrument(debug_span!("load")).await;
+    let loaded = machine
+        .load(OwnedFd::from(devices))
+        .instrument(debug_span!("load"))
+        .await;
     loaded.map_err(engine_error("load the state"))?;
     if matches!(source.manifest().memory, MemoryState::Layers { .. })
         && let Err(error) = machine.restore_firmware().await
     {
-        degraded
-            .push(format!("the firmware's memory is empty: {}", engine_error("write its firmware")(error).one_line()));
+        degraded.push(format!(
+            "the firmware's memory is empty: {}",
+            engine_error("write its firmware")(error).one_line()
+        ));
     }
     host.reach(Step::RestoreLoaded, Some(&machine))?;
     let port = machine.take_link().expect("a fresh machine has its link");
@@ -177,11 +229,26 @@ pub(crate) async fn load(host: &Inner, owned: &Owned, state: Checked, disk: &[La
         MemoryState::Stream | MemoryState::None => Ground::without_layers(),
     };
     let (manifest, kept) = (source.manifest().clone(), source.execs());
-    Ok(Loaded { machine, port, console, events, ground, record, degraded, manifest, kept, other_tsc, began })
+    Ok(Loaded {
+        machine,
+        port,
+        console,
+        events,
+        ground,
+        record,
+        degraded,
+        manifest,
+        kept,
+        other_tsc,
+        began,
+    })
 }
 
 fn runs(layers: &[Layer]) -> usize {
-    layers.iter().map(|layer| layer.data.len() + layer.zero.len()).sum()
+    layers
+        .iter()
+        .map(|layer| layer.data.len() + layer.zero.len())
+        .sum()
 }
 
 struct Starting<'a> {
@@ -194,55 +261,99 @@ struct Starting<'a> {
 }
 
 impl Starting<'_> {
-    /// With the layers mapped; or, where that does not work, with a flat file made of them, and the reason.
-    async fn start(&self, manifest: &StateManifest, layers: &[Layer]) -> Result<(Machine, Vec<String>)> {
+    /// With the layers mapped; or, where that does not work, with a flat file made of them, and the
+    /// reason.
+    async fn start(
+        &self,
+        manifest: &StateManifest,
+        layers: &[Layer],
+    ) -> Result<(Machine, Vec<String>)> {
         let MemoryState::Layers { layers: ids } = &manifest.memory else {
             return Ok((self.machine(Memory::Empty, Preload::Use).await?, Vec::new()));
         };
         let plan = memory::plan(layers);
         let reason = match self.mapped(ids, &plan).await {
             Ok(machine) => return Ok((machine, Vec::new())),
-            Err(Error::Engine { source: engine::Error::NotMapped { reason }, .. }) => reason,
+            Err(Error::Engine {
+                source: engine::Error::NotMapped { reason },
+                ..
+            }) => reason,
             Err(error) => return Err(error),
         };
         let file = self.flatten(ids).await?;
         let machine = self.machine(Memory::Flat { file }, Preload::Skip).await?;
-        Ok((machine, vec![format!("memory came from a flat file: {reason}")]))
+        Ok((
+            machine,
+            vec![format!("memory came from a flat file: {reason}")],
+        ))
     }
 
     async fn mapped(&self, ids: &[LayerId], plan: &[memory::Mapping]) -> Result<Machine> {
         if ids.len() > LAYERS_MAX || plan.len() > MAPPINGS_MAX {
-            let reason = format!("{} layers in {} pieces are too many to map", ids.len(), plan.len());
-            return Err(engine_error("map memory layers")(engine::Error::NotMapped { reason }));
+            let reason = format!(
+                "{} layers in {} pieces are too many to map",
+                ids.len(),
+                plan.len()
+            );
+            return Err(engine_error("map memory layers")(
+                engine::Error::NotMapped { reason },
+            ));
         }
-        let layers = ids.iter().map(|id| open(&self.owned.memory_layer(id))).collect::<Result<_>>()?;
+        let layers = ids
+            .iter()
+            .map(|id| open(&self.owned.memory_layer(id)))
+            .collect::<Result<_>>()?;
         let entry = |mapping: &memory::Mapping| MapEntry {
             guest_offset: mapping.first_page * PAGE,
             bytes: mapping.pages * PAGE,
             layer: mapping.layer,
             file_offset: mapping.file_offset,
         };
-        self.machine(Memory::Mapped { entries: plan.iter().map(entry).collect(), layers }, Preload::Use).await
+        self.machine(
+            Memory::Mapped {
+                entries: plan.iter().map(entry).collect(),
+                layers,
+            },
+            Preload::Use,
+        )
+        .await
     }
 
     async fn machine(&self, memory: Memory, preload: Preload) -> Result<Machine> {
-        let shape = boot::Shape { memory, preload, start: Start::Incoming, disk: self.disk, machine: self.machine };
+        let shape = boot::Shape {
+            memory,
+            preload,
+            start: Start::Incoming,
+            disk: self.disk,
+            machine: self.machine,
+        };
         let spec = boot::machine_spec(self.host, self.owned, self.accel, shape)?;
         self.engine.start(spec).await.map_err(engine_error("start"))
     }
 
-    /// A file of this machine's own that holds all of memory. It has no name any more when this returns.
+    /// A file of this machine's own that holds all of memory. It has no name any more when this
+    /// returns.
     async fn flatten(&self, ids: &[LayerId]) -> Result<File> {
-        let (id, file) = self.owned.memory_file().map_err(store_error("make a flat file of memory"))?;
+        let (id, file) = self
+            .owned
+            .memory_file()
+            .map_err(store_error("make a flat file of memory"))?;
         let path = self.owned.memory_layer(&id);
         std::fs::remove_file(&path).map_err(|e| Error::io("remove", &path, e))?;
         // The machine's own user opens it anew, by its descriptor.
-        file.set_permissions(std::fs::Permissions::from_mode(0o666)).map_err(|e| Error::io("share", &path, e))?;
+        file.set_permissions(std::fs::Permissions::from_mode(0o666))
+            .map_err(|e| Error::io("share", &path, e))?;
         let paths: Vec<PathBuf> = ids.iter().map(|id| self.owned.memory_layer(id)).collect();
         blocking(move || {
-            let files = paths.iter().map(|path| open(path)).collect::<Result<Vec<_>>>()?;
-            let read =
-                |file: File| Layer::read(&file).map(|layer| (layer, file)).map_err(store_error("read a memory layer"));
+            let files = paths
+                .iter()
+                .map(|path| open(path))
+                .collect::<Result<Vec<_>>>()?;
+            let read = |file: File| {
+                Layer::read(&file)
+                    .map(|layer| (layer, file))
+                    .map_err(store_error("read a memory layer"))
+            };
             let layers = files.into_iter().map(read).collect::<Result<Vec<_>>>()?;
             memory::flatten(&layers, &file).map_err(store_error("make a flat file of memory"))?;
             Ok(file)
@@ -253,8 +364,24 @@ impl Starting<'_> {
 
 impl Loaded {
     /// Lets the guest go on, and waits until its agent has taken its new identity.
-    pub async fn go_on(self, host: &Inner, dir: &SandboxDir, connections: Connections) -> Result<Restored> {
-        let Loaded { machine, port, mut console, mut events, ground, record, mut degraded, manifest, kept, .. } = self;
+    pub async fn go_on(
+        self,
+        host: &Inner,
+        dir: &SandboxDir,
+        connections: Connections,
+    ) -> Result<Restored> {
+        let Loaded {
+            machine,
+            port,
+            mut console,
+            mut events,
+            ground,
+            record,
+            mut degraded,
+            manifest,
+            kept,
+            ..
+        } = self;
         let (other_tsc, began) = (self.other_tsc, self.began);
         let Connections { hub, belongs } = connections;
         let (hub, execs, gate, fresh) = match hub {
@@ -264,8 +391,23 @@ impl Loaded {
             }
             HubChoice::New => {
                 let (execs, (gate, gated)) = (boot::fresh_execs(dir)?, boot::gate(dir.record()));
-                let restored = Some(hub::Restored { records: records(&manifest)?, from: kept });
-                (Hub::start(port, HubSpec { execs: execs.clone(), restored, gate }), execs, gated, true)
+                let restored = Some(hub::Restored {
+                    records: records(&manifest)?,
+                    from: kept,
+                });
+                (
+                    Hub::start(
+                        port,
+                        HubSpec {
+                            execs: execs.clone(),
+                            restored,
+                            gate,
+                        },
+                    ),
+                    execs,
+                    gated,
+                    true,
+                )
             }
         };
         let rebirth = boot::rebirth(dir.record(), belongs, manifest.disk_bytes);
@@ -274,7 +416,12 @@ impl Loaded {
             woken = waking => woken,
             error = boot::ends_or_stalls(host, &machine, &mut events, &mut console) => Err(error),
         };
-        let Woken { guest, times, hooks, degraded: clock } = match woken {
+        let Woken {
+            guest,
+            times,
+            hooks,
+            degraded: clock,
+        } = match woken {
             Ok(woken) => woken,
             Err(error) => {
                 machine.kill().await;
@@ -311,13 +458,24 @@ impl Loaded {
             execs,
             degraded: degraded.into_iter().chain(clock).collect(),
         };
-        Ok(Restored { running, times, hooks })
+        Ok(Restored {
+            running,
+            times,
+            hooks,
+        })
     }
 }
 
 fn records(manifest: &StateManifest) -> Result<Vec<ExecRecord>> {
-    let broken = |error| Error::BrokenState { state: label(manifest), what: format!("its commands: {error}") };
-    manifest.execs.iter().map(|exec| serde_json::from_value(exec.clone()).map_err(broken)).collect()
+    let broken = |error| Error::BrokenState {
+        state: label(manifest),
+        what: format!("its commands: {error}"),
+    };
+    manifest
+        .execs
+        .iter()
+        .map(|exec| serde_json::from_value(exec.clone()).map_err(broken))
+        .collect()
 }
 
 /// A guest that has acknowledged.
@@ -328,13 +486,27 @@ struct Woken {
     degraded: Option<String>,
 }
 
-/// Continues the guest, lets its disk grow to what the sandbox has, and tells its agent who it is now.
-async fn wake(host: &Inner, machine: &Machine, hub: &Hub, rebirth: Rebirth, began: Instant) -> Result<Woken> {
-    machine.cont().instrument(debug_span!("cont")).await.map_err(engine_error("go on from the state"))?;
+/// Continues the guest, lets its disk grow to what the sandbox has, and tells its agent who it is
+/// now.
+async fn wake(
+    host: &Inner,
+    machine: &Machine,
+    hub: &Hub,
+    rebirth: Rebirth,
+    began: Instant,
+) -> Result<Woken> {
+    machine
+        .cont()
+        .instrument(debug_span!("cont"))
+        .await
+        .map_err(engine_error("go on from the state"))?;
     let running = began.elapsed();
     host.reach(Step::RestoreContinued, Some(machine))?;
     if let Some(disk_bytes) = rebirth.disk_bytes {
-        machine.resize_disk(disk_bytes).await.map_err(engine_error("grow its disk"))?;
+        machine
+            .resize_disk(disk_bytes)
+            .await
+            .map_err(engine_error("grow its disk"))?;
     }
     let patience = host.planned_faults().acknowledge.unwrap_or(ACKNOWLEDGE);
     let end = tokio::time::Instant::now() + patience;
@@ -347,17 +519,36 @@ async fn wake(host: &Inner, machine: &Machine, hub: &Hub, rebirth: Rebirth, bega
         let guest = Guest::new(hub.connect().await.map_err(boot::unreachable_agent)?);
         // Whatever was waited for until now is no part of the time.
         let telling = Telling::begin();
-        let identity = Identity { unix_time_ns: telling.unix_time_ns(), ..rebirth.identity };
-        let rebirth = Rebirth { identity, ..rebirth };
+        let identity = Identity {
+            unix_time_ns: telling.unix_time_ns(),
+            ..rebirth.identity
+        };
+        let rebirth = Rebirth {
+            identity,
+            ..rebirth
+        };
         host.delay_message().await;
-        let hooks = guest.restored(rebirth).instrument(debug_span!("acknowledge")).await?;
+        let hooks = guest
+            .restored(rebirth)
+            .instrument(debug_span!("acknowledge"))
+            .await?;
         let clock = telling.correct(&guest).await.err();
         Ok((guest, hooks, clock.map(late_clock)))
     };
     let unanswered = |_| Err(Error::Unacknowledged { after: patience });
-    let (guest, hooks, degraded) = tokio::time::timeout_at(end, acknowledged).await.unwrap_or_else(unanswered)?;
+    let (guest, hooks, degraded) = tokio::time::timeout_at(end, acknowledged)
+        .await
+        .unwrap_or_else(unanswered)?;
     host.reach(Step::RestoreAcknowledged, Some(machine))?;
-    Ok(Woken { guest, times: RestoreTimes { running, acknowledged: began.elapsed() }, hooks, degraded })
+    Ok(Woken {
+        guest,
+        times: RestoreTimes {
+            running,
+            acknowledged: began.elapsed(),
+        },
+        hooks,
+        degraded,
+    })
 }
 
 /// An agent of an earlier time, in a state of that time, does not know how to correct its clock.

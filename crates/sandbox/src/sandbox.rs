@@ -24,18 +24,38 @@ pub(crate) struct Status {
 
 impl Status {
     pub fn new(state: &StateRecord, hub: Option<&Hub>) -> Self {
-        let StateRecord { phase, reason, saved, save_failed, .. } = state.clone();
+        let StateRecord {
+            phase,
+            reason,
+            saved,
+            save_failed,
+            ..
+        } = state.clone();
         let saved = saved.map(|digest| digest.to_string());
-        let state = State { phase: Some(phase), reason, saved, save_failed };
-        Self { state, stalled: false, hub: hub.cloned() }
+        let state = State {
+            phase: Some(phase),
+            reason,
+            saved,
+            save_failed,
+        };
+        Self {
+            state,
+            stalled: false,
+            hub: hub.cloned(),
+        }
     }
 
     pub fn removed(&mut self) {
-        *self = Self { state: State::gone("it was removed"), stalled: false, hub: None };
+        *self = Self {
+            state: State::gone("it was removed"),
+            stalled: false,
+            hub: None,
+        };
     }
 }
 
-/// Whether a tag that is taken may be given to the new state; the old one goes when the new one is there.
+/// Whether a tag that is taken may be given to the new state; the old one goes when the new one is
+/// there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replace {
     Yes,
@@ -68,12 +88,20 @@ pub struct State {
 
 impl State {
     fn gone(reason: &str) -> Self {
-        Self { phase: None, reason: Some(reason.into()), saved: None, save_failed: None }
+        Self {
+            phase: None,
+            reason: Some(reason.into()),
+            saved: None,
+            save_failed: None,
+        }
     }
 
     /// Whether there is a machine, or soon will be one.
     pub fn is_live(&self) -> bool {
-        matches!(self.phase, Some(Phase::Creating | Phase::Starting | Phase::Running | Phase::Stopping))
+        matches!(
+            self.phase,
+            Some(Phase::Creating | Phase::Starting | Phase::Running | Phase::Stopping)
+        )
     }
 }
 
@@ -124,7 +152,12 @@ impl Sandbox {
         commands: mpsc::Sender<Command>,
         status: watch::Receiver<Status>,
     ) -> Self {
-        Self { commands, status, host, record: Arc::new(owned.record().clone()) }
+        Self {
+            commands,
+            status,
+            host,
+            record: Arc::new(owned.record().clone()),
+        }
     }
 
     pub fn id(&self) -> &str {
@@ -140,7 +173,9 @@ impl Sandbox {
     }
 
     pub fn watch(&self) -> StateWatch {
-        StateWatch { status: self.status.clone() }
+        StateWatch {
+            status: self.status.clone(),
+        }
     }
 
     /// A connection to the guest.
@@ -148,7 +183,10 @@ impl Sandbox {
         let hub = self.hub()?;
         let defaults = Arc::new(Defaults::of(&self.host, &self.record)?);
         let link = hub.connect().await;
-        let link = link.map_err(|source| Error::Guest { operation: "reach the guest".into(), source })?;
+        let link = link.map_err(|source| Error::Guest {
+            operation: "reach the guest".into(),
+            source,
+        })?;
         Ok(Guest::with_defaults(link, defaults))
     }
 
@@ -167,7 +205,11 @@ impl Sandbox {
     }
 
     /// Carries connections to `listener` into the guest.
-    pub async fn forward(&self, listener: impl Into<Arc<tokio::net::TcpListener>>, port: u16) -> Result<Forward> {
+    pub async fn forward(
+        &self,
+        listener: impl Into<Arc<tokio::net::TcpListener>>,
+        port: u16,
+    ) -> Result<Forward> {
         self.guest().await?.forward(listener, port)
     }
 
@@ -176,8 +218,8 @@ impl Sandbox {
         Ok(self.hub()?.execs().await)
     }
 
-    /// Shuts the guest down and syncs its disk. `grace` is what its processes get to end by themselves: 10 s if nothing is
-    /// said, 90 s where the image's own init ends them.
+    /// Shuts the guest down and syncs its disk. `grace` is what its processes get to end by
+    /// themselves: 10 s if nothing is said, 90 s where the image's own init ends them.
     pub async fn stop(&self, grace: Option<Duration>) -> Result<()> {
         self.command(Order::Stop { grace }).await.map(drop)
     }
@@ -197,10 +239,13 @@ impl Sandbox {
         self.command(Order::Remove).await.map(drop)
     }
 
-    /// Takes a state of memory, disk and processes; the guest goes on. Without a tag, the next number serves as one. A tag
-    /// that is taken is refused, unless it is to be replaced.
+    /// Takes a state of memory, disk and processes; the guest goes on. Without a tag, the next
+    /// number serves as one. A tag that is taken is refused, unless it is to be replaced.
     pub async fn checkpoint(&self, tag: Option<&str>, replace: Replace) -> Result<Checkpoint> {
-        let order = Order::Checkpoint { tag: tag.map(str::to_owned), replace: replace.is_yes() };
+        let order = Order::Checkpoint {
+            tag: tag.map(str::to_owned),
+            replace: replace.is_yes(),
+        };
         match self.command(order).await? {
             Done::Checkpoint(checkpoint) => Ok(checkpoint),
             other => unreachable!("{other:?} is no checkpoint"),
@@ -261,7 +306,11 @@ impl Sandbox {
     }
 
     pub(crate) async fn take_back(&self, state: &str) -> Result<()> {
-        self.command(Order::TakeBack { state: state.into() }).await.map(drop)
+        self.command(Order::TakeBack {
+            state: state.into(),
+        })
+        .await
+        .map(drop)
     }
 
     /// For tests: greets the agent anew, as after a break of the link.
@@ -274,7 +323,10 @@ impl Sandbox {
     /// The hub of a paused sandbox, while clients wait at it.
     pub(crate) fn paused_hub(&self) -> Option<Hub> {
         let status = self.status.borrow();
-        status.hub.clone().filter(|_| status.state.phase == Some(Phase::Paused))
+        status
+            .hub
+            .clone()
+            .filter(|_| status.state.phase == Some(Phase::Paused))
     }
 
     pub(crate) fn hub(&self) -> Result<Hub> {
@@ -284,16 +336,28 @@ impl Sandbox {
             (Some(hub), Some(Phase::Running)) => Ok(hub.clone()),
             (_, Some(phase)) => {
                 let (name, reason) = (self.name().to_owned(), status.state.reason.clone());
-                Err(Error::WrongState { name, phase, reason, verb: Verb::Use })
+                Err(Error::WrongState {
+                    name,
+                    phase,
+                    reason,
+                    verb: Verb::Use,
+                })
             }
-            (_, None) => Err(Error::NoSandbox { name: self.name().to_owned() }),
+            (_, None) => Err(Error::NoSandbox {
+                name: self.name().to_owned(),
+            }),
         }
     }
 
     async fn command(&self, order: Order) -> Result<Done> {
         let (reply, answer) = oneshot::channel();
-        let gone = || Error::NoSandbox { name: self.name().to_owned() };
-        self.commands.send(Command { order, reply }).await.map_err(|_| gone())?;
+        let gone = || Error::NoSandbox {
+            name: self.name().to_owned(),
+        };
+        self.commands
+            .send(Command { order, reply })
+            .await
+            .map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 }

@@ -5,9 +5,9 @@
 //!                                                                            └────► a directory, whole in itself
 //! ```
 //!
-//! Always: the guest goes on; only a save with memory stops it, for the moment of the capture. What had the name before
-//! stays whole until the new snapshot is there.
-//! When it fails: the name is as it was, and nothing of the save is left.
+//! Always: the guest goes on; only a save with memory stops it, for the moment of the capture. What
+//! had the name before stays whole until the new snapshot is there. When it fails: the name is as
+//! it was, and nothing of the save is left.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sandtree_store::{
-    self as store, Consistency, Digest, LayerId, MemoryState, Name, Named, Phase, SandboxDir, SandboxId, SaveOnStop,
-    SaveTarget, Snapshot, StateId, StateManifest, Target,
+    self as store, Consistency, Digest, LayerId, MemoryState, Name, Named, Phase, SandboxDir,
+    SandboxId, SaveOnStop, SaveTarget, Snapshot, StateId, StateManifest, Target,
 };
 use serde::{Deserialize, Serialize};
 
@@ -70,16 +70,23 @@ pub fn parse_target(text: &str) -> Result<SaveTarget> {
     match Reference::parse(text)? {
         Reference::Name(name) => Ok(SaveTarget::Name(name)),
         Reference::Path(path) => {
-            let absolute = std::path::absolute(&path).map_err(|e| Error::io("resolve", &path, e))?;
+            let absolute =
+                std::path::absolute(&path).map_err(|e| Error::io("resolve", &path, e))?;
             Ok(SaveTarget::Dir(absolute))
         }
-        Reference::Digest(digest) => Err(Error::invalid("the name of a snapshot", digest, "a digest names content")),
+        Reference::Digest(digest) => Err(Error::invalid(
+            "the name of a snapshot",
+            digest,
+            "a digest names content",
+        )),
     }
 }
 
 /// A label, from `key=value`. Which keys and values there can be, the store says.
 pub fn parse_label(text: &str) -> Result<(String, String)> {
-    let (key, value) = text.split_once('=').ok_or_else(|| Error::invalid("a label", text, "KEY=VALUE"))?;
+    let (key, value) = text
+        .split_once('=')
+        .ok_or_else(|| Error::invalid("a label", text, "KEY=VALUE"))?;
     Ok((key.to_owned(), value.to_owned()))
 }
 
@@ -103,9 +110,16 @@ pub struct Saved {
 
 impl Host {
     /// Saves a sandbox of this process.
-    pub async fn save(&self, sandbox: &Sandbox, spec: SaveSpec, progress: Progress) -> Result<Saved> {
+    pub async fn save(
+        &self,
+        sandbox: &Sandbox,
+        spec: SaveSpec,
+        progress: Progress,
+    ) -> Result<Saved> {
         let borrowing = Self::borrow_of(sandbox, wanted(&spec));
-        let mut saved = self.save_from(sandbox.id(), &spec, borrowing, progress).await?;
+        let mut saved = self
+            .save_from(sandbox.id(), &spec, borrowing, progress)
+            .await?;
         if spec.delete_checkpoints {
             saved.removed = sandbox.forget(Forget::All).await?.states;
         }
@@ -113,9 +127,16 @@ impl Host {
     }
 
     /// Saves a sandbox by its name or id, whichever process runs it, if any does.
-    pub async fn save_by(&self, reference: &str, spec: SaveSpec, progress: Progress) -> Result<Saved> {
+    pub async fn save_by(
+        &self,
+        reference: &str,
+        spec: SaveSpec,
+        progress: Progress,
+    ) -> Result<Saved> {
         let borrowing = self.borrow(reference, wanted(&spec));
-        let mut saved = self.save_from(reference, &spec, borrowing, progress).await?;
+        let mut saved = self
+            .save_from(reference, &spec, borrowing, progress)
+            .await?;
         if spec.delete_checkpoints {
             saved.removed = self.forget_by(reference, Forget::All).await?.states;
         }
@@ -132,13 +153,16 @@ impl Host {
     ) -> Result<Saved> {
         let began = Instant::now();
         let dir = self.inner.find(reference)?;
-        self.inner.check_free(&spec.target, spec.replace, Some(dir.id()))?;
+        self.inner
+            .check_free(&spec.target, spec.replace, Some(dir.id()))?;
         if let Some(from) = &spec.from {
             let lent = self.inner.promoted(&dir, from)?;
             return self.saved(reference, spec, &lent, progress, began).await;
         }
         let loan = borrowing.await?;
-        let saved = self.saved(reference, spec, &loan.lent, progress, began).await;
+        let saved = self
+            .saved(reference, spec, &loan.lent, progress, began)
+            .await;
         loan.give_back().await;
         saved
     }
@@ -179,7 +203,11 @@ impl Host {
 }
 
 fn wanted(spec: &SaveSpec) -> Wanted {
-    if spec.memory { Wanted::Memory } else { Wanted::Disk }
+    if spec.memory {
+        Wanted::Memory
+    } else {
+        Wanted::Disk
+    }
 }
 
 /// How a state becomes a snapshot.
@@ -191,21 +219,33 @@ struct Publishing {
 }
 
 impl Inner {
-    /// Refuses a name that is taken before anything is done for it. Publishing looks again. What is reserved for the sandbox
-    /// that is saved is free to it.
-    pub fn check_free(&self, target: &SaveTarget, replace: Replace, by: Option<&SandboxId>) -> Result<()> {
+    /// Refuses a name that is taken before anything is done for it. Publishing looks again. What is
+    /// reserved for the sandbox that is saved is free to it.
+    pub fn check_free(
+        &self,
+        target: &SaveTarget,
+        replace: Replace,
+        by: Option<&SandboxId>,
+    ) -> Result<()> {
         let name = match target {
             SaveTarget::Name(name) => name,
             SaveTarget::Dir(path) => return check_dir(path, replace.is_yes()),
         };
-        let taken = |by: &Named| Err(Error::SnapshotNameTaken { name: name.to_string(), by: by.to_string() });
+        let taken = |by: &Named| {
+            Err(Error::SnapshotNameTaken {
+                name: name.to_string(),
+                by: by.to_string(),
+            })
+        };
         match self.store.named(name).map_err(store_error("read a name"))? {
             Some(Named::Snapshot(_)) if replace.is_yes() => Ok(()),
             Some(Named::Reserved(id)) if by == Some(&id) => Ok(()),
             Some(held) => taken(&held),
-            None if BuiltIn::of(name).is_some() => {
-                Err(Error::invalid("the name of a snapshot", name, "an image is built in"))
-            }
+            None if BuiltIn::of(name).is_some() => Err(Error::invalid(
+                "the name of a snapshot",
+                name,
+                "an image is built in",
+            )),
             None => Ok(()),
         }
     }
@@ -213,24 +253,45 @@ impl Inner {
     /// A state that is there already.
     pub fn promoted(&self, dir: &SandboxDir, reference: &str) -> Result<LentState> {
         let manifest = self.listed_state(dir, reference)?;
-        check_written(&dir.state_source(&manifest.id).map_err(store_error("read a state"))?)?;
+        check_written(
+            &dir.state_source(&manifest.id)
+                .map_err(store_error("read a state"))?,
+        )?;
         let consistency = match manifest.memory {
             MemoryState::None => disk_consistency(self, dir, &manifest.disk)?,
             _ => Consistency::Exact,
         };
         let (state, degraded) = (manifest.id.to_string(), manifest.degraded);
-        Ok(LentState { state, pause_ms: 0.0, degraded, consistency, disk_only: false })
+        Ok(LentState {
+            state,
+            pause_ms: 0.0,
+            degraded,
+            consistency,
+            disk_only: false,
+        })
     }
 
     /// A state that users see, by tag or id.
     pub fn listed_state(&self, dir: &SandboxDir, reference: &str) -> Result<StateManifest> {
-        let states = dir.states().map_err(store_error("list the states of a sandbox"))?;
+        let states = dir
+            .states()
+            .map_err(store_error("list the states of a sandbox"))?;
         let is_meant = |state: &StateManifest| {
-            let tagged = state.tag.as_ref().is_some_and(|tag| tag.as_str() == reference);
+            let tagged = state
+                .tag
+                .as_ref()
+                .is_some_and(|tag| tag.as_str() == reference);
             state.kind.is_listed() && (tagged || state.id.as_str() == reference)
         };
-        let no_state = || Error::NoState { name: dir.record().name.to_string(), state: reference.into() };
-        states.readable.into_iter().rfind(is_meant).ok_or_else(no_state)
+        let no_state = || Error::NoState {
+            name: dir.record().name.to_string(),
+            state: reference.into(),
+        };
+        states
+            .readable
+            .into_iter()
+            .rfind(is_meant)
+            .ok_or_else(no_state)
     }
 
     async fn publish(
@@ -245,13 +306,22 @@ impl Inner {
         let host = self.clone();
         let published = Watched::run(progress, move |progress| match &publishing.target {
             SaveTarget::Name(name) => {
-                let target = Target::Name { name, replace: publishing.replace };
-                host.replacing(name, || host.store.save(&dir, &state, &spec, target, progress))
-                    .map(|pinned| Snapshot::clone(&pinned))
+                let target = Target::Name {
+                    name,
+                    replace: publishing.replace,
+                };
+                host.replacing(name, || {
+                    host.store.save(&dir, &state, &spec, target, progress)
+                })
+                .map(|pinned| Snapshot::clone(&pinned))
             }
             SaveTarget::Dir(path) => {
-                let pinned = host.store.save(&dir, &state, &spec, Target::Unnamed, progress)?;
-                let written = host.store.export_dir(&pinned, path, publishing.replace, progress);
+                let pinned = host
+                    .store
+                    .save(&dir, &state, &spec, Target::Unnamed, progress)?;
+                let written = host
+                    .store
+                    .export_dir(&pinned, path, publishing.replace, progress);
                 let snapshot = Snapshot::clone(&pinned);
                 // The directory has all of it, or nothing has.
                 written.and(host.store.let_go(pinned)).map(|()| snapshot)
@@ -261,11 +331,18 @@ impl Inner {
     }
 
     /// Gives a name to another snapshot. The one that had it goes, if it has no other.
-    pub fn replacing<T>(&self, name: &Name, give: impl FnOnce() -> Result<T, store::Error>) -> Result<T, store::Error> {
+    pub fn replacing<T>(
+        &self,
+        name: &Name,
+        give: impl FnOnce() -> Result<T, store::Error>,
+    ) -> Result<T, store::Error> {
         let before = self.store.named(name)?;
         let given = give()?;
         if let Some(Named::Snapshot(digest)) = before
-            && let Err(error) = self.store.pin(&digest).and_then(|pinned| self.store.let_go(pinned))
+            && let Err(error) = self
+                .store
+                .pin(&digest)
+                .and_then(|pinned| self.store.let_go(pinned))
         {
             tracing::warn!(%error, "a snapshot that was replaced stays until the next gc");
         }
@@ -273,11 +350,18 @@ impl Inner {
     }
 
     /// A snapshot without a name, for as long as the result lives.
-    pub async fn unnamed(self: &Arc<Self>, dir: SandboxDir, lent: &LentState, progress: Progress) -> Result<Held> {
+    pub async fn unnamed(
+        self: &Arc<Self>,
+        dir: SandboxDir,
+        lent: &LentState,
+        progress: Progress,
+    ) -> Result<Held> {
         let (state, spec) = saving(&dir, BTreeMap::new(), false, lent)?;
         let host = self.clone();
-        let saved =
-            Watched::run(progress, move |progress| host.store.save(&dir, &state, &spec, Target::Unnamed, progress));
+        let saved = Watched::run(progress, move |progress| {
+            host.store
+                .save(&dir, &state, &spec, Target::Unnamed, progress)
+        });
         Ok(Held::for_one_use(saved.await.map_err(name_error)?, self))
     }
 }
@@ -289,7 +373,10 @@ fn saving(
     compress: bool,
     lent: &LentState,
 ) -> Result<(StateId, store::SaveSpec)> {
-    let no_state = || Error::NoState { name: dir.record().name.to_string(), state: lent.state.clone() };
+    let no_state = || Error::NoState {
+        name: dir.record().name.to_string(),
+        state: lent.state.clone(),
+    };
     let spec = store::SaveSpec {
         labels,
         consistency: lent.consistency,
@@ -298,7 +385,11 @@ fn saving(
         compress,
         disk_only: lent.disk_only,
         degraded: lent.degraded.clone(),
-        writer_runs: dir.state().map_err(store_error("read a sandbox's state"))?.phase == Phase::Running,
+        writer_runs: dir
+            .state()
+            .map_err(store_error("read a sandbox's state"))?
+            .phase
+            == Phase::Running,
     };
     Ok((lent.state.parse().map_err(|_| no_state())?, spec))
 }
@@ -306,29 +397,38 @@ fn saving(
 /// A name that is taken is the user's business, not the store's.
 pub(crate) fn name_error(error: store::Error) -> Error {
     match error {
-        store::Error::NameInUse { name, holder } => {
-            Error::SnapshotNameTaken { name: name.to_string(), by: holder.to_string() }
-        }
+        store::Error::NameInUse { name, holder } => Error::SnapshotNameTaken {
+            name: name.to_string(),
+            by: holder.to_string(),
+        },
         error => store_error("save a snapshot")(error),
     }
 }
 
-/// Settles at the start what a sandbox will be saved as when it stops. `before`: what it was saved as when it last did.
+/// Settles at the start what a sandbox will be saved as when it stops. `before`: what it was saved
+/// as when it last did.
 pub(crate) fn settle_target(host: &Inner, dir: &SandboxDir, before: Option<&Digest>) -> Result<()> {
-    let Some(wish) = &dir.record().save_on_stop else { return Ok(()) };
+    let Some(wish) = &dir.record().save_on_stop else {
+        return Ok(());
+    };
     if is_own(host, wish, before)? {
         return Ok(());
     }
     host.check_free(&wish.target, wish.replace.into(), Some(dir.id()))?;
     match &wish.target {
-        SaveTarget::Name(name) => match host.store.named(name).map_err(store_error("read a name"))? {
-            // To be replaced, when the time has come.
-            Some(Named::Snapshot(_)) => Ok(()),
-            _ => host.store.reserve_name(name, dir.id()).map_err(name_error),
-        },
+        SaveTarget::Name(name) => {
+            match host.store.named(name).map_err(store_error("read a name"))? {
+                // To be replaced, when the time has come.
+                Some(Named::Snapshot(_)) => Ok(()),
+                _ => host.store.reserve_name(name, dir.id()).map_err(name_error),
+            }
+        }
         SaveTarget::Dir(path) => match std::fs::create_dir(path) {
             // Its own, made when it was first started; or what is to be replaced.
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && (before.is_some() || wish.replace) => {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::AlreadyExists
+                    && (before.is_some() || wish.replace) =>
+            {
                 Ok(())
             }
             made => made.map_err(|e| Error::io("make directory", path, e)),
@@ -338,7 +438,11 @@ pub(crate) fn settle_target(host: &Inner, dir: &SandboxDir, before: Option<&Dige
 
 /// A sandbox that goes leaves no empty directory for a save that does not come.
 pub(crate) fn release_target(dir: &SandboxDir) {
-    if let Some(SaveOnStop { target: SaveTarget::Dir(path), .. }) = &dir.record().save_on_stop {
+    if let Some(SaveOnStop {
+        target: SaveTarget::Dir(path),
+        ..
+    }) = &dir.record().save_on_stop
+    {
         // Refused, as it should be, for one that is not empty.
         drop(std::fs::remove_dir(path));
     }
@@ -346,12 +450,17 @@ pub(crate) fn release_target(dir: &SandboxDir) {
 
 /// Whether the target of a save holds what the sandbox was saved as before.
 fn is_own(host: &Inner, wish: &SaveOnStop, before: Option<&Digest>) -> Result<bool> {
-    let Some(before) = before else { return Ok(false) };
+    let Some(before) = before else {
+        return Ok(false);
+    };
     Ok(match &wish.target {
         SaveTarget::Name(name) => {
-            host.store.named(name).map_err(store_error("read a name"))? == Some(Named::Snapshot(before.clone()))
+            host.store.named(name).map_err(store_error("read a name"))?
+                == Some(Named::Snapshot(before.clone()))
         }
-        SaveTarget::Dir(path) => store::Store::read_dir_snapshot(path).is_ok_and(|found| found.digest == *before),
+        SaveTarget::Dir(path) => {
+            store::Store::read_dir_snapshot(path).is_ok_and(|found| found.digest == *before)
+        }
     })
 }
 
@@ -362,10 +471,15 @@ fn check_dir(path: &Path, replace: bool) -> Result<()> {
         Err(error) => Err(Error::io("look at", path, error)),
         Ok(true) => Ok(()),
         Ok(false) if replace && store::Store::read_dir_snapshot(path).is_ok() => Ok(()),
-        Ok(false) if replace => {
-            Err(Error::invalid("a directory to save to", path.display(), "new, or empty, or one of a snapshot"))
-        }
-        Ok(false) => Err(Error::SnapshotNameTaken { name: path.display().to_string(), by: "what is in it".into() }),
+        Ok(false) if replace => Err(Error::invalid(
+            "a directory to save to",
+            path.display(),
+            "new, or empty, or one of a snapshot",
+        )),
+        Ok(false) => Err(Error::SnapshotNameTaken {
+            name: path.display().to_string(),
+            by: "what is in it".into(),
+        }),
     }
 }
 
@@ -383,13 +497,24 @@ pub(crate) async fn on_stop(
         labels: wish.labels.clone(),
         compress: wish.compress,
     };
-    let snapshot = host.publish(dir.clone(), publishing, lent, Progress::silent()).await?;
+    let snapshot = host
+        .publish(dir.clone(), publishing, lent, Progress::silent())
+        .await?;
     Ok(snapshot.digest)
 }
 
-/// What a disk without a machine is like: shut down, or as after a power cut. What we cannot read was never shut down.
-pub(crate) fn disk_consistency(host: &Inner, dir: &SandboxDir, disk: &[LayerId]) -> Result<Consistency> {
+/// What a disk without a machine is like: shut down, or as after a power cut. What we cannot read
+/// was never shut down.
+pub(crate) fn disk_consistency(
+    host: &Inner,
+    dir: &SandboxDir,
+    disk: &[LayerId],
+) -> Result<Consistency> {
     let chain = host.chain(dir, disk)?;
     let is_clean = sandtree_diff::is_clean(&Disk(&chain)).unwrap_or(false);
-    Ok(if is_clean { Consistency::Stopped } else { Consistency::Crash })
+    Ok(if is_clean {
+        Consistency::Stopped
+    } else {
+        Consistency::Crash
+    })
 }

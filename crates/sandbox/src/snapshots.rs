@@ -5,8 +5,8 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use sandtree_store::{
-    self as store, Digest, ExportSpec, GcReport, Name, Named, SaveTarget, Snapshot, SnapshotManifest, SnapshotSummary,
-    Target, Usage, Verified,
+    self as store, Digest, ExportSpec, GcReport, Name, Named, SaveTarget, Snapshot,
+    SnapshotManifest, SnapshotSummary, Target, Usage, Verified,
 };
 use serde::{Deserialize, Serialize};
 
@@ -81,7 +81,9 @@ pub struct SnapshotList {
 
 impl SnapshotList {
     fn new(mut snapshots: Vec<SnapshotInfo>, trouble: Option<String>) -> Self {
-        snapshots.sort_by(|a, b| (a.created_at_unix_ms, &a.names).cmp(&(b.created_at_unix_ms, &b.names)));
+        snapshots.sort_by(|a, b| {
+            (a.created_at_unix_ms, &a.names).cmp(&(b.created_at_unix_ms, &b.names))
+        });
         Self { snapshots, trouble }
     }
 }
@@ -118,8 +120,13 @@ pub struct Imported {
 impl Host {
     pub async fn snapshots(&self) -> Result<SnapshotList> {
         let host = self.inner.clone();
-        let listing = blocking(move || host.store.list_snapshots()).await.map_err(store_error("list its snapshots"))?;
-        let snapshots = listing.snapshots.into_iter().map(|summary| SnapshotInfo::new(summary, None));
+        let listing = blocking(move || host.store.list_snapshots())
+            .await
+            .map_err(store_error("list its snapshots"))?;
+        let snapshots = listing
+            .snapshots
+            .into_iter()
+            .map(|summary| SnapshotInfo::new(summary, None));
         Ok(SnapshotList::new(snapshots.collect(), listing.trouble))
     }
 
@@ -129,11 +136,19 @@ impl Host {
         let mut snapshots = Vec::new();
         for entry in dir.read_dir().map_err(failed)? {
             let path = entry.map_err(failed)?.path();
-            let name = path.file_name().and_then(|name| name.to_str()?.parse().ok());
-            let (Some(name), true) = (name, path.join("manifest.json").is_file()) else { continue };
+            let name = path
+                .file_name()
+                .and_then(|name| name.to_str()?.parse().ok());
+            let (Some(name), true) = (name, path.join("manifest.json").is_file()) else {
+                continue;
+            };
             let summary = match store::Store::read_dir_snapshot(&path) {
                 Ok(snapshot) => SnapshotSummary::new(&snapshot, vec![name]),
-                Err(error) => SnapshotSummary::unreadable(store::Digest::of(&[]), vec![name], error.to_string()),
+                Err(error) => SnapshotSummary::unreadable(
+                    store::Digest::of(&[]),
+                    vec![name],
+                    error.to_string(),
+                ),
             };
             snapshots.push(SnapshotInfo::new(summary, Some(path)));
         }
@@ -143,28 +158,38 @@ impl Host {
     pub async fn inspect_snapshot(&self, reference: &str) -> Result<SnapshotDetails> {
         let parsed = Reference::parse(reference)?;
         if let Reference::Path(path) = &parsed {
-            let snapshot = store::Store::read_dir_snapshot(path).map_err(store_error("read a snapshot"))?;
+            let snapshot =
+                store::Store::read_dir_snapshot(path).map_err(store_error("read a snapshot"))?;
             return Ok(details(&snapshot, Vec::new(), Some(path.clone())));
         }
         let snapshot = self.inner.snapshot(&parsed, Progress::silent()).await?;
         let names = self.inner.names_of(&snapshot.digest)?;
-        Ok(details(&snapshot, names.into_iter().map(String::from).collect(), None))
+        Ok(details(
+            &snapshot,
+            names.into_iter().map(String::from).collect(),
+            None,
+        ))
     }
 
     /// Reads every byte of a snapshot and of its image. What is damaged is moved aside, and named.
     pub async fn verify(&self, reference: &str, progress: Progress) -> Result<Verified> {
         let host = self.inner.clone();
         let verified = match Reference::parse(reference)? {
-            Reference::Path(path) => Watched::run(progress, move |p| store::Store::verify_dir(&path, p)).await,
+            Reference::Path(path) => {
+                Watched::run(progress, move |p| store::Store::verify_dir(&path, p)).await
+            }
             named => {
-                let digest = host.digest_of(&named)?.ok_or_else(|| no_snapshot(reference))?;
+                let digest = host
+                    .digest_of(&named)?
+                    .ok_or_else(|| no_snapshot(reference))?;
                 Watched::run(progress, move |p| host.store.verify_snapshot(&digest, p)).await
             }
         };
         verified.map_err(store_error("verify a snapshot"))
     }
 
-    /// Removes a snapshot's name; with its last one, the snapshot goes. A directory goes as a whole.
+    /// Removes a snapshot's name; with its last one, the snapshot goes. A directory goes as a
+    /// whole.
     pub async fn remove_snapshot(&self, reference: &str) -> Result<()> {
         let host = self.inner.clone();
         let parsed = Reference::parse(reference)?;
@@ -173,9 +198,10 @@ impl Host {
             Reference::Name(name) => match host.store.remove_snapshot_name(&name) {
                 Err(store::Error::UnknownSnapshot { .. }) => Err(no_snapshot(&text)),
                 // A name that says nothing: it is put aside, and free.
-                Err(store::Error::Corrupt { .. }) => {
-                    host.store.put_name_aside(&name).map_err(store_error("remove a snapshot"))
-                }
+                Err(store::Error::Corrupt { .. }) => host
+                    .store
+                    .put_name_aside(&name)
+                    .map_err(store_error("remove a snapshot")),
                 removed => removed.map(drop).map_err(store_error("remove a snapshot")),
             },
             Reference::Path(path) => remove_dir(&path),
@@ -183,9 +209,14 @@ impl Host {
                 let its = host.names_of(&digest)?;
                 if its.is_empty() {
                     let pinned = host.store.pin(&digest).map_err(|_| no_snapshot(&text))?;
-                    return host.store.let_go(pinned).map_err(store_error("remove a snapshot"));
+                    return host
+                        .store
+                        .let_go(pinned)
+                        .map_err(store_error("remove a snapshot"));
                 }
-                let removed = its.iter().try_for_each(|name| host.store.remove_snapshot_name(name).map(drop));
+                let removed = its
+                    .iter()
+                    .try_for_each(|name| host.store.remove_snapshot_name(name).map(drop));
                 removed.map_err(store_error("remove a snapshot"))
             }
         })
@@ -194,18 +225,28 @@ impl Host {
 
     pub async fn tag_snapshot(&self, reference: &str, name: &str, replace: Replace) -> Result<()> {
         let name = parse_name("the name of a snapshot", name)?;
-        self.inner.check_free(&SaveTarget::Name(name.clone()), replace, None)?;
-        let pinned = self.inner.snapshot(&Reference::parse(reference)?, Progress::silent()).await?;
+        self.inner
+            .check_free(&SaveTarget::Name(name.clone()), replace, None)?;
+        let pinned = self
+            .inner
+            .snapshot(&Reference::parse(reference)?, Progress::silent())
+            .await?;
         let host = self.inner.clone();
-        let tagging =
-            move || host.replacing(&name, || host.store.tag_snapshot(&pinned.digest, &name, replace.is_yes()));
+        let tagging = move || {
+            host.replacing(&name, || {
+                host.store
+                    .tag_snapshot(&pinned.digest, &name, replace.is_yes())
+            })
+        };
         blocking(tagging).await.map_err(name_error)
     }
 
     /// Makes the index anew; how many snapshots it has.
     pub async fn reindex(&self) -> Result<usize> {
         let host = self.inner.clone();
-        let done = blocking(move || host.store.reindex()).await.map_err(store_error("make its index anew"))?;
+        let done = blocking(move || host.store.reindex())
+            .await
+            .map_err(store_error("make its index anew"))?;
         Ok(done.snapshots)
     }
 
@@ -220,7 +261,11 @@ impl Host {
     ) -> Result<Exported> {
         let point = self.inner.point(reference)?;
         let since = match &spec.since {
-            Some(base) => Some(self.inner.snapshot(&Reference::parse(base)?, Progress::silent()).await?),
+            Some(base) => Some(
+                self.inner
+                    .snapshot(&Reference::parse(base)?, Progress::silent())
+                    .await?,
+            ),
             None => None,
         };
         let spec = ExportSpec {
@@ -232,32 +277,57 @@ impl Host {
         let host = self.inner.clone();
         let exported = Watched::run(progress, move |progress| {
             let exported = host.store.export(&held, &spec, &mut out, progress)?;
-            let store::Exported { bytes_in: content_bytes, bytes_out: file_bytes, .. } = exported;
-            Ok(Exported { digest: held.digest.to_string(), content_bytes, file_bytes })
+            let store::Exported {
+                bytes_in: content_bytes,
+                bytes_out: file_bytes,
+                ..
+            } = exported;
+            Ok(Exported {
+                digest: held.digest.to_string(),
+                content_bytes,
+                file_bytes,
+            })
         });
         exported.await.map_err(store_error("export a snapshot"))
     }
 
     /// Writes a snapshot into a directory that is whole in itself.
-    pub async fn export_dir(&self, reference: &str, dir: &Path, replace: Replace, progress: Progress) -> Result<()> {
+    pub async fn export_dir(
+        &self,
+        reference: &str,
+        dir: &Path,
+        replace: Replace,
+        progress: Progress,
+    ) -> Result<()> {
         let point = self.inner.point(reference)?;
         let held = self.held_point(point, false, progress.clone()).await?;
         let (host, dir) = (self.inner.clone(), dir.to_owned());
-        let written =
-            Watched::run(progress, move |progress| host.store.export_dir(&held, &dir, replace.is_yes(), progress));
-        written.await.map_err(store_error("write a snapshot into a directory"))
+        let written = Watched::run(progress, move |progress| {
+            host.store
+                .export_dir(&held, &dir, replace.is_yes(), progress)
+        });
+        written
+            .await
+            .map_err(store_error("write a snapshot into a directory"))
     }
 
-    /// A snapshot for as long as it is needed: one that is there, or one made of a sandbox for this.
+    /// A snapshot for as long as it is needed: one that is there, or one made of a sandbox for
+    /// this.
     async fn held_point(&self, point: Point, memory: bool, progress: Progress) -> Result<Held> {
         match point {
             Point::Snapshot(reference) => self.inner.snapshot(&reference, progress).await,
-            Point::Sandbox { sandbox, state: Some(state) } => {
+            Point::Sandbox {
+                sandbox,
+                state: Some(state),
+            } => {
                 let dir = self.inner.find(&sandbox)?;
                 let lent = self.inner.promoted(&dir, &state)?;
                 self.inner.unnamed(dir, &lent, progress).await
             }
-            Point::Sandbox { sandbox, state: None } => {
+            Point::Sandbox {
+                sandbox,
+                state: None,
+            } => {
                 let wanted = if memory { Wanted::Memory } else { Wanted::Disk };
                 let loan = self.borrow(&sandbox, wanted).await?;
                 let pinned = match self.inner.find(&sandbox) {
@@ -279,10 +349,14 @@ impl Host {
         progress: Progress,
     ) -> Result<Imported> {
         let name = parse_name("the name of a snapshot", name)?;
-        self.inner.check_free(&SaveTarget::Name(name.clone()), replace, None)?;
+        self.inner
+            .check_free(&SaveTarget::Name(name.clone()), replace, None)?;
         let (host, target) = (self.inner.clone(), name.clone());
         let imported = Watched::run(progress, move |progress| {
-            let name = Target::Name { name: &target, replace: replace.is_yes() };
+            let name = Target::Name {
+                name: &target,
+                replace: replace.is_yes(),
+            };
             host.replacing(&target, || host.store.import(&mut input, name, progress))
         });
         let imported = imported.await.map_err(import_error)?;
@@ -297,13 +371,17 @@ impl Host {
     /// Removes what no name, sandbox or running machine reaches; or tells what would go.
     pub async fn gc(&self, dry_run: bool) -> Result<GcReport> {
         let host = self.inner.clone();
-        blocking(move || host.store.gc(dry_run)).await.map_err(store_error("collect its garbage"))
+        blocking(move || host.store.gc(dry_run))
+            .await
+            .map_err(store_error("collect its garbage"))
     }
 
     /// What uses the store's disk.
     pub async fn usage(&self) -> Result<Usage> {
         let host = self.inner.clone();
-        blocking(move || host.store.usage()).await.map_err(store_error("measure itself"))
+        blocking(move || host.store.usage())
+            .await
+            .map_err(store_error("measure itself"))
     }
 }
 
@@ -313,10 +391,12 @@ impl Inner {
         match reference {
             Reference::Digest(digest) => Ok(Some(digest.clone())),
             Reference::Path(_) => Ok(None),
-            Reference::Name(name) => match self.store.named(name).map_err(store_error("read a name"))? {
-                Some(Named::Snapshot(digest)) => Ok(Some(digest)),
-                _ => Ok(None),
-            },
+            Reference::Name(name) => {
+                match self.store.named(name).map_err(store_error("read a name"))? {
+                    Some(Named::Snapshot(digest)) => Ok(Some(digest)),
+                    _ => Ok(None),
+                }
+            }
         }
     }
 
@@ -324,7 +404,9 @@ impl Inner {
     fn names_of(&self, digest: &Digest) -> Result<Vec<Name>> {
         let names = self.store.names().map_err(store_error("list names"))?;
         let is_its = |named: &Named| matches!(named, Named::Snapshot(found) if found == digest);
-        let its = names.into_iter().filter(|(_, named)| named.as_ref().is_ok_and(is_its));
+        let its = names
+            .into_iter()
+            .filter(|(_, named)| named.as_ref().is_ok_and(is_its));
         Ok(its.map(|(name, _)| name).collect())
     }
 }

@@ -4,7 +4,9 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use sandtree_store::{AccelChoice, Arch, ImageRecord, Name, Network, PublishedPort, SaveOnStop, Settings, Tag};
+use sandtree_store::{
+    AccelChoice, Arch, ImageRecord, Name, Network, PublishedPort, SaveOnStop, Settings, Tag,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::ca;
@@ -23,11 +25,12 @@ const DISK_MAX: u64 = 1 << 43;
 /// Published ports listen here and nowhere else.
 pub const PUBLISH_ADDRESS: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
-/// What to create. [`new`](Self::new) gives the defaults. Whatever is `None` or empty is as the snapshot has it, if it
-/// begins from one.
+/// What to create. [`new`](Self::new) gives the defaults. Whatever is `None` or empty is as the
+/// snapshot has it, if it begins from one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxSpec {
-    /// What to begin from: an image or a snapshot by name, or a snapshot by its digest or the path of its directory.
+    /// What to begin from: an image or a snapshot by name, or a snapshot by its digest or the path
+    /// of its directory.
     pub image: Option<String>,
     /// The same for what must be a snapshot. One of the two is given.
     pub snapshot: Option<String>,
@@ -47,7 +50,8 @@ pub struct SandboxSpec {
     /// Whether the guest may run guests of its own by KVM. A snapshot does not decide this.
     #[serde(default)]
     pub nested: bool,
-    /// A processor model of QEMU. `None`: the best there is, which a state can only go on with where it is as good.
+    /// A processor model of QEMU. `None`: the best there is, which a state can only go on with
+    /// where it is as good.
     #[serde(default)]
     pub cpu: Option<String>,
     pub publish: Vec<PublishedPort>,
@@ -110,7 +114,11 @@ impl SandboxSpec {
 
     /// From what must be a snapshot.
     pub fn from_snapshot(snapshot: impl Into<String>) -> Self {
-        Self { image: None, snapshot: Some(snapshot.into()), ..Self::new("") }
+        Self {
+            image: None,
+            snapshot: Some(snapshot.into()),
+            ..Self::new("")
+        }
     }
 
     /// What it begins from.
@@ -119,11 +127,17 @@ impl SandboxSpec {
             (Some(reference), None) | (None, Some(reference)) => Reference::parse(reference),
             (Some(image), Some(snapshot)) => {
                 let both = format!("{image} and {snapshot}");
-                Err(Error::invalid("what a sandbox begins from", both, "an image or a snapshot, not both"))
+                Err(Error::invalid(
+                    "what a sandbox begins from",
+                    both,
+                    "an image or a snapshot, not both",
+                ))
             }
-            (None, None) => {
-                Err(Error::invalid("what a sandbox begins from", "nothing", "the name of an image or a snapshot"))
-            }
+            (None, None) => Err(Error::invalid(
+                "what a sandbox begins from",
+                "nothing",
+                "the name of an image or a snapshot",
+            )),
         }
     }
 
@@ -134,25 +148,54 @@ impl SandboxSpec {
         {
             return Err(no_snapshot(&path.to_string_lossy()));
         }
-        self.name.as_deref().map_or(Ok(()), |name| parse_name("a sandbox's name", name).map(drop))?;
+        self.name.as_deref().map_or(Ok(()), |name| {
+            parse_name("a sandbox's name", name).map(drop)
+        })?;
         self.memory_bytes.map_or(Ok(()), check_memory)?;
         self.cpus.map_or(Ok(()), check_cpus)?;
         check_ports(&self.publish)?;
-        if self.disk_bytes.is_some_and(|disk| disk > DISK_MAX || !disk.is_multiple_of(MIB)) {
+        if self
+            .disk_bytes
+            .is_some_and(|disk| disk > DISK_MAX || !disk.is_multiple_of(MIB))
+        {
             let disk = self.disk_bytes.unwrap_or_default();
-            return Err(Error::invalid("a disk's size", disk, "a whole number of MiB, at most 8 TiB"));
+            return Err(Error::invalid(
+                "a disk's size",
+                disk,
+                "a whole number of MiB, at most 8 TiB",
+            ));
         }
-        if self.memory_dir.as_ref().is_some_and(|dir| !dir.is_absolute() || !dir.is_dir()) {
-            let dir = self.memory_dir.as_ref().map(|dir| dir.display().to_string()).unwrap_or_default();
-            return Err(Error::invalid("a directory for memory layers", dir, "an absolute path to a directory"));
+        if self
+            .memory_dir
+            .as_ref()
+            .is_some_and(|dir| !dir.is_absolute() || !dir.is_dir())
+        {
+            let dir = self
+                .memory_dir
+                .as_ref()
+                .map(|dir| dir.display().to_string())
+                .unwrap_or_default();
+            return Err(Error::invalid(
+                "a directory for memory layers",
+                dir,
+                "an absolute path to a directory",
+            ));
         }
         self.ca_bundle.as_deref().map_or(Ok(()), ca::check)?;
         if self.auto_checkpoint == Some(0) {
-            return Err(Error::invalid("the number of automatic checkpoints", 0, "at least 1"));
+            return Err(Error::invalid(
+                "the number of automatic checkpoints",
+                0,
+                "at least 1",
+            ));
         }
         if self.arch != host_arch() {
             let arch = format!("{:?}", self.arch).to_lowercase();
-            return Err(Error::invalid("an architecture", arch, "guests have the host's for now"));
+            return Err(Error::invalid(
+                "an architecture",
+                arch,
+                "guests have the host's for now",
+            ));
         }
         Ok(())
     }
@@ -162,7 +205,10 @@ impl SandboxSpec {
         Settings {
             memory_bytes: self.memory_bytes.unwrap_or(512 * MIB),
             cpus: self.cpus.unwrap_or(1),
-            disk_bytes: self.disk_bytes.or(image.disk_bytes).unwrap_or(image.rootfs.bytes),
+            disk_bytes: self
+                .disk_bytes
+                .or(image.disk_bytes)
+                .unwrap_or(image.rootfs.bytes),
             network: self.network.unwrap_or(Network::Isolated),
             accel: self.accel.unwrap_or(AccelChoice::Auto),
             cpu: self.cpu.clone(),
@@ -184,8 +230,15 @@ impl SandboxSpec {
             cpu: self.cpu.clone().or(saved.cpu.clone()),
             // They reach into the host: whoever runs a snapshot says them anew.
             qemu_args: self.qemu_args.clone(),
-            ports: if self.publish.is_empty() { saved.ports.clone() } else { self.publish.clone() },
-            memory_mode: self.memory_mode.map(|mode| mode.to_string()).or(saved.memory_mode.clone()),
+            ports: if self.publish.is_empty() {
+                saved.ports.clone()
+            } else {
+                self.publish.clone()
+            },
+            memory_mode: self
+                .memory_mode
+                .map(|mode| mode.to_string())
+                .or(saved.memory_mode.clone()),
             auto_checkpoint: self.auto_checkpoint.or(saved.auto_checkpoint),
         }
     }
@@ -196,14 +249,21 @@ pub(crate) fn check_settings(settings: &Settings) -> Result<()> {
     check_memory(settings.memory_bytes)?;
     check_cpus(settings.cpus)?;
     check_ports(&settings.ports)?;
-    settings.memory_mode.as_deref().map_or(Ok(()), |mode| mode.parse::<MemoryMode>().map(drop))
+    settings
+        .memory_mode
+        .as_deref()
+        .map_or(Ok(()), |mode| mode.parse::<MemoryMode>().map(drop))
 }
 
 fn check_memory(bytes: u64) -> Result<()> {
     if (MEMORY_MIN..=MEMORY_MAX).contains(&bytes) && bytes.is_multiple_of(MIB) {
         return Ok(());
     }
-    Err(Error::invalid("memory", bytes, "a whole number of MiB, from 64 MiB to 4 TiB"))
+    Err(Error::invalid(
+        "memory",
+        bytes,
+        "a whole number of MiB, from 64 MiB to 4 TiB",
+    ))
 }
 
 fn check_cpus(cpus: u32) -> Result<()> {
@@ -216,7 +276,11 @@ fn check_cpus(cpus: u32) -> Result<()> {
 fn check_ports(ports: &[PublishedPort]) -> Result<()> {
     match ports.len() <= PORTS_MAX {
         true => Ok(()),
-        false => Err(Error::invalid("the number of ports", ports.len(), "at most 64")),
+        false => Err(Error::invalid(
+            "the number of ports",
+            ports.len(),
+            "at most 64",
+        )),
     }
 }
 
@@ -236,7 +300,11 @@ pub(crate) fn parse_tag(tag: &str) -> Result<Tag> {
 }
 
 pub(crate) fn host_arch() -> Arch {
-    if cfg!(target_arch = "aarch64") { Arch::Aarch64 } else { Arch::X86_64 }
+    if cfg!(target_arch = "aarch64") {
+        Arch::Aarch64
+    } else {
+        Arch::X86_64
+    }
 }
 
 #[cfg(test)]
@@ -245,20 +313,64 @@ mod tests {
 
     #[test]
     fn names_that_would_leave_the_store_are_refused() {
-        for name in ["", "..", "../x", "a/b", "A", "-a", ".a", "a\n", &"a".repeat(64)] {
-            let spec = SandboxSpec { name: Some(name.into()), ..SandboxSpec::new("tiny") };
+        for name in [
+            "",
+            "..",
+            "../x",
+            "a/b",
+            "A",
+            "-a",
+            ".a",
+            "a\n",
+            &"a".repeat(64),
+        ] {
+            let spec = SandboxSpec {
+                name: Some(name.into()),
+                ..SandboxSpec::new("tiny")
+            };
             assert!(spec.check().is_err(), "{name:?}");
         }
-        let spec = SandboxSpec { name: Some("a.b_c-9".into()), ..SandboxSpec::new("tiny") };
+        let spec = SandboxSpec {
+            name: Some("a.b_c-9".into()),
+            ..SandboxSpec::new("tiny")
+        };
         spec.check().unwrap();
     }
 
     #[test]
     fn sizes_that_cannot_be_are_refused() {
         let spec = SandboxSpec::new("tiny");
-        assert!(SandboxSpec { memory_bytes: Some(MIB), ..spec.clone() }.check().is_err());
-        assert!(SandboxSpec { memory_bytes: Some(512 * MIB + 1), ..spec.clone() }.check().is_err());
-        assert!(SandboxSpec { cpus: Some(0), ..spec.clone() }.check().is_err());
-        assert!(SandboxSpec { disk_bytes: Some(u64::MAX), ..spec }.check().is_err());
+        assert!(
+            SandboxSpec {
+                memory_bytes: Some(MIB),
+                ..spec.clone()
+            }
+            .check()
+            .is_err()
+        );
+        assert!(
+            SandboxSpec {
+                memory_bytes: Some(512 * MIB + 1),
+                ..spec.clone()
+            }
+            .check()
+            .is_err()
+        );
+        assert!(
+            SandboxSpec {
+                cpus: Some(0),
+                ..spec.clone()
+            }
+            .check()
+            .is_err()
+        );
+        assert!(
+            SandboxSpec {
+                disk_bytes: Some(u64::MAX),
+                ..spec
+            }
+            .check()
+            .is_err()
+        );
     }
 }

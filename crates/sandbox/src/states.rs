@@ -1,4 +1,5 @@
-//! States as they are told to the outside: what was taken, what was gone back to, and the tree of them all.
+//! States as they are told to the outside: what was taken, what was gone back to, and the tree of
+//! them all.
 
 use std::time::Duration;
 
@@ -11,31 +12,51 @@ use crate::host::store_error;
 use crate::info::rfc3339;
 use crate::restore::Restored;
 
-/// The states of a sandbox in the order of their capture, as what they are now. A manifest never changes, so one that a
-/// pause wrote says `paused` for ever; but a sandbox is paused in one state at most, and has left every other one.
-pub(crate) fn as_they_are(record: &StateRecord, mut states: Vec<StateManifest>) -> Vec<StateManifest> {
+/// The states of a sandbox in the order of their capture, as what they are now. A manifest never
+/// changes, so one that a pause wrote says `paused` for ever; but a sandbox is paused in one state
+/// at most, and has left every other one.
+pub(crate) fn as_they_are(
+    record: &StateRecord,
+    mut states: Vec<StateManifest>,
+) -> Vec<StateManifest> {
     let paused_in = paused_in(record, &states);
-    let was_left =
-        |state: &&mut StateManifest| state.kind == StateKind::Paused && Some(&state.id) != paused_in.as_ref();
-    states.iter_mut().filter(was_left).for_each(|state| state.kind = StateKind::Left);
+    let was_left = |state: &&mut StateManifest| {
+        state.kind == StateKind::Paused && Some(&state.id) != paused_in.as_ref()
+    };
+    states
+        .iter_mut()
+        .filter(was_left)
+        .for_each(|state| state.kind = StateKind::Left);
     states
 }
 
-/// The state that a paused sandbox continues from. Where an older program paused it, that is the newest of its kind.
+/// The state that a paused sandbox continues from. Where an older program paused it, that is the
+/// newest of its kind.
 pub(crate) fn paused_in(record: &StateRecord, states: &[StateManifest]) -> Option<StateId> {
     if record.phase != Phase::Paused {
         return None;
     }
-    let newest = || states.iter().rfind(|state| state.kind == StateKind::Paused).map(|state| state.id.clone());
+    let newest = || {
+        states
+            .iter()
+            .rfind(|state| state.kind == StateKind::Paused)
+            .map(|state| state.id.clone())
+    };
     record.paused_in.clone().or_else(newest)
 }
 
 /// The states of a sandbox that can be read, as they are now, and why others cannot be.
 pub(crate) fn of(dir: &SandboxDir) -> Result<(Vec<StateManifest>, Vec<Error>)> {
-    let states = dir.states().map_err(store_error("list the states of a sandbox"))?;
+    let states = dir
+        .states()
+        .map_err(store_error("list the states of a sandbox"))?;
     // After the states: a pause publishes its state before it records it.
     let record = dir.state().map_err(store_error("read a sandbox's state"))?;
-    let unreadable = states.unreadable.into_iter().map(|state| store_error("read a state")(state.error)).collect();
+    let unreadable = states
+        .unreadable
+        .into_iter()
+        .map(|state| store_error("read a state")(state.error))
+        .collect();
     Ok((as_they_are(&record, states.readable), unreadable))
 }
 
@@ -84,7 +105,11 @@ impl Durability {
 }
 
 impl StateInfo {
-    pub(crate) fn new(dir: &SandboxDir, manifest: &StateManifest, current: Option<&StateId>) -> Self {
+    pub(crate) fn new(
+        dir: &SandboxDir,
+        manifest: &StateManifest,
+        current: Option<&StateId>,
+    ) -> Self {
         Self {
             durability: Durability::of(dir, &manifest.id),
             id: manifest.id.to_string(),
@@ -163,7 +188,11 @@ impl RestoreReport {
     pub(crate) fn new(restored: &Restored, total: Duration) -> Self {
         Self {
             degraded: restored.running.degraded.clone(),
-            hooks_failed: restored.hooks.iter().map(|hook| format!("{}: {}", hook.name, hook.what)).collect(),
+            hooks_failed: restored
+                .hooks
+                .iter()
+                .map(|hook| format!("{}: {}", hook.name, hook.what))
+                .collect(),
             running_ms: ms(restored.times.running),
             acknowledged_ms: ms(restored.times.acknowledged),
             total_ms: ms(total),
@@ -250,8 +279,14 @@ mod tests {
 
     fn kinds(record: &StateRecord) -> Vec<StateKind> {
         let kinds = [StateKind::Checkpoint, StateKind::Paused, StateKind::Paused];
-        let states = (1..).zip(kinds).map(|(number, kind)| state(number, kind)).collect();
-        as_they_are(record, states).into_iter().map(|state| state.kind).collect()
+        let states = (1..)
+            .zip(kinds)
+            .map(|(number, kind)| state(number, kind))
+            .collect();
+        as_they_are(record, states)
+            .into_iter()
+            .map(|state| state.kind)
+            .collect()
     }
 
     #[test]
@@ -260,10 +295,18 @@ mod tests {
         let mut record = StateRecord::new(Phase::Running, 0);
         assert_eq!(kinds(&record), [Checkpoint, Left, Left]);
         record.phase = Phase::Paused;
-        assert_eq!(kinds(&record), [Checkpoint, Left, Paused], "of an older program's record, the newest");
+        assert_eq!(
+            kinds(&record),
+            [Checkpoint, Left, Paused],
+            "of an older program's record, the newest"
+        );
         record.paused_in = Some(state(2, Paused).id);
         assert_eq!(kinds(&record), [Checkpoint, Paused, Left]);
         record.paused_in = Some(state(9, Paused).id);
-        assert_eq!(kinds(&record), [Checkpoint, Left, Left], "one that is gone is not replaced by another");
+        assert_eq!(
+            kinds(&record),
+            [Checkpoint, Left, Left],
+            "one that is gone is not replaced by another"
+        );
     }
 }

@@ -1,6 +1,8 @@
-//! The tree of everything in a store: images, the snapshots and sandboxes made from them, and the states of those.
+//! The tree of everything in a store: images, the snapshots and sandboxes made from them, and the
+//! states of those.
 //!
-//! Always: whoever came from a snapshot that is gone stands below its image; below nothing, if it cannot be read.
+//! Always: whoever came from a snapshot that is gone stands below its image; below nothing, if it
+//! cannot be read.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -50,10 +52,19 @@ impl Host {
     pub async fn tree(&self) -> Result<Tree> {
         let (sandboxes, broken) = self.list()?;
         let snapshots = self.snapshots().await?.snapshots;
-        let mut tree = Tree { nodes: Vec::new(), broken };
-        let readable = snapshots.iter().filter(|snapshot| snapshot.unreadable.is_none());
+        let mut tree = Tree {
+            nodes: Vec::new(),
+            broken,
+        };
+        let readable = snapshots
+            .iter()
+            .filter(|snapshot| snapshot.unreadable.is_none());
         let needed = readable.map(|snapshot| (&snapshot.image_digest, &snapshot.image));
-        let needed = needed.chain(sandboxes.iter().map(|sandbox| (&sandbox.image_digest, &sandbox.image)));
+        let needed = needed.chain(
+            sandboxes
+                .iter()
+                .map(|sandbox| (&sandbox.image_digest, &sandbox.image)),
+        );
         tree.add_images(self.named_images().await?, needed);
         tree.add_snapshots(snapshots);
         for sandbox in sandboxes {
@@ -84,11 +95,16 @@ impl Host {
     /// Digest and names of every image that has a name.
     async fn named_images(&self) -> Result<BTreeMap<String, Vec<String>>> {
         let host = self.inner.clone();
-        let names = blocking(move || host.store.names()).await.map_err(store_error("list names"))?;
+        let names = blocking(move || host.store.names())
+            .await
+            .map_err(store_error("list names"))?;
         let mut images: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (name, named) in names {
             if let Ok(Named::Image(digest)) = named {
-                images.entry(digest.to_string()).or_default().push(name.to_string());
+                images
+                    .entry(digest.to_string())
+                    .or_default()
+                    .push(name.to_string());
             }
         }
         Ok(images)
@@ -113,22 +129,28 @@ impl Tree {
                 named.insert(digest.clone(), Vec::new());
             }
         }
-        self.nodes.extend(named.into_iter().map(|(id, names)| TreeNode {
-            kind: TreeKind::Image,
-            note: note.remove(&id),
-            id,
-            names,
-            parent: None,
-            created_at: None,
-            current: false,
-        }));
+        self.nodes
+            .extend(named.into_iter().map(|(id, names)| TreeNode {
+                kind: TreeKind::Image,
+                note: note.remove(&id),
+                id,
+                names,
+                parent: None,
+                created_at: None,
+                current: false,
+            }));
     }
 
     /// Each below its parent, or below its image, if that is gone.
     fn add_snapshots(&mut self, snapshots: Vec<SnapshotInfo>) {
-        let there: HashSet<String> = snapshots.iter().map(|snapshot| snapshot.digest.clone()).collect();
+        let there: HashSet<String> = snapshots
+            .iter()
+            .map(|snapshot| snapshot.digest.clone())
+            .collect();
         for snapshot in snapshots {
-            let parent = snapshot.parent.filter(|parent| there.contains(parent) && *parent != snapshot.digest);
+            let parent = snapshot
+                .parent
+                .filter(|parent| there.contains(parent) && *parent != snapshot.digest);
             let image = Some(snapshot.image_digest).filter(|_| snapshot.unreadable.is_none());
             let memory = snapshot.memory.then(|| "with memory".to_owned());
             self.nodes.push(TreeNode {

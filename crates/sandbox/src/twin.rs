@@ -1,7 +1,7 @@
 //! A copy of a sandbox with its QEMU in hand: what benchmarks compare states with, and look into.
 //!
-//! Always: it is a fork like others, of the same guest, memory layers and disk, but nobody drives it. Dropped, nothing of
-//! it is left.
+//! Always: it is a fork like others, of the same guest, memory layers and disk, but nobody drives
+//! it. Dropped, nothing of it is left.
 
 use std::time::{Duration, Instant};
 
@@ -55,7 +55,9 @@ impl Twin {
 
     async fn from_state(host: &Host, id: &str, state: &str) -> Result<Twin> {
         let (source, record) = host.inner.fork_source(id, state)?;
-        let name = host.fork_names(record.name.as_str(), &ForkSpec::new(1))?.remove(0);
+        let name = host
+            .fork_names(record.name.as_str(), &ForkSpec::new(1))?
+            .remove(0);
         let copy = create::copy(host.inner.clone(), source, &record, name).await?;
         let (newborn, running) = copy.wake().await?;
         Ok(Twin { running, newborn })
@@ -68,25 +70,55 @@ impl Twin {
     /// QEMU's own way to keep the whole machine.
     pub async fn snapshot_save(&self, tag: &str) -> Result<Job> {
         let node = self.active_node()?;
-        self.job("save", SnapshotSave { job_id: "save", tag, vmstate: &node, devices: &[&node] }).await
+        self.job(
+            "save",
+            SnapshotSave {
+                job_id: "save",
+                tag,
+                vmstate: &node,
+                devices: &[&node],
+            },
+        )
+        .await
     }
 
     /// QEMU's own way back. The link to the guest is of no use afterwards.
     pub async fn snapshot_load(&self, tag: &str) -> Result<Job> {
         let node = self.active_node()?;
-        self.job("load", SnapshotLoad { job_id: "load", tag, vmstate: &node, devices: &[&node] }).await
+        self.job(
+            "load",
+            SnapshotLoad {
+                job_id: "load",
+                tag,
+                vmstate: &node,
+                devices: &[&node],
+            },
+        )
+        .await
     }
 
     /// Nodes are numbered by their level until the first pivot, and a twin makes none.
     fn active_node(&self) -> Result<String> {
-        let disk = self.newborn.dir().head().map_err(store_error("read where a sandbox stands"))?.disk;
+        let disk = self
+            .newborn
+            .dir()
+            .head()
+            .map_err(store_error("read where a sandbox stands"))?
+            .disk;
         Ok(format!("disk{}", disk.len()))
     }
 
     async fn job(&self, id: &str, command: impl Command) -> Result<Job> {
         let running = tokio::time::timeout(JOB_DEADLINE, self.run_job(id, command)).await;
-        let late = |_| Err(engine::Error::Timeout { command: "a snapshot job", after: JOB_DEADLINE });
-        running.unwrap_or_else(late).map_err(engine_error("take or load a snapshot of its own"))
+        let late = |_| {
+            Err(engine::Error::Timeout {
+                command: "a snapshot job",
+                after: JOB_DEADLINE,
+            })
+        };
+        running
+            .unwrap_or_else(late)
+            .map_err(engine_error("take or load a snapshot of its own"))
     }
 
     async fn run_job(&self, id: &str, command: impl Command) -> Result<Job, engine::Error> {
@@ -98,20 +130,31 @@ impl Twin {
         loop {
             match events.next().await {
                 Some(Event::Stop { at }) => stopped = Some(at),
-                Some(Event::Resume { at }) => still = stopped.and_then(|stopped| at.checked_sub(stopped)),
+                Some(Event::Resume { at }) => {
+                    still = stopped.and_then(|stopped| at.checked_sub(stopped))
+                }
                 Some(Event::Job { id: job, status }) if job == id && status == "concluded" => break,
                 Some(_) => {}
-                None => return Err(engine::Error::Protocol { detail: "the connection has ended".into() }),
+                None => {
+                    return Err(engine::Error::Protocol {
+                        detail: "the connection has ended".into(),
+                    });
+                }
             }
         }
         let total = began.elapsed();
-        let failed = qmp.run(QueryJobs {}).await?.into_iter().find(|job| job.id == id).and_then(|job| job.error);
+        let failed = qmp
+            .run(QueryJobs {})
+            .await?
+            .into_iter()
+            .find(|job| job.id == id)
+            .and_then(|job| job.error);
         qmp.run(JobDismiss { id }).await?;
         match (failed, still) {
             (None, Some(still)) => Ok(Job { still, total }),
-            (failed, _) => {
-                Err(engine::Error::NotSaved { reason: failed.unwrap_or_else(|| "the guest never stood still".into()) })
-            }
+            (failed, _) => Err(engine::Error::NotSaved {
+                reason: failed.unwrap_or_else(|| "the guest never stood still".into()),
+            }),
         }
     }
 
@@ -124,14 +167,22 @@ impl Twin {
         };
         let pss_bytes = sum(&read("smaps_rollup")?, "Pss:", |_| true);
         // Pages of a layer that only this machine has read are the page cache's, and clean.
-        let guest_bytes = sum(&read("smaps")?, "Private_Dirty:", |address| guest.contains(&address));
-        Ok(Held { pss_bytes, guest_bytes })
+        let guest_bytes = sum(&read("smaps")?, "Private_Dirty:", |address| {
+            guest.contains(&address)
+        });
+        Ok(Held {
+            pss_bytes,
+            guest_bytes,
+        })
     }
 
     /// Ends the machine and removes everything of it.
     pub async fn end(self) {
         self.running.machine.kill().await;
-        self.running.hub.close("the measurement is over".into()).await;
+        self.running
+            .hub
+            .close("the measurement is over".into())
+            .await;
         tokio::task::block_in_place(|| drop(self.newborn));
     }
 }
@@ -148,7 +199,10 @@ fn sum(smaps: &str, field: &str, is_wanted: impl Fn(u64) -> bool) -> u64 {
         {
             wanted = is_wanted(begin);
         } else if wanted && first == field {
-            kilobytes += words.next().and_then(|count| count.parse::<u64>().ok()).unwrap_or(0);
+            kilobytes += words
+                .next()
+                .and_then(|count| count.parse::<u64>().ok())
+                .unwrap_or(0);
         }
     }
     kilobytes * 1024
@@ -166,7 +220,10 @@ ffff0000-ffff1000 r-xp 00000000 00:00 0 [vsyscall]\nPss: 16 kB\nPrivate_Dirty: 1
     #[test]
     fn only_wanted_mappings_count() {
         let guest = 0x7f_0000_0000u64..0x7f_0000_3000;
-        assert_eq!(sum(SMAPS, "Private_Dirty:", |address| guest.contains(&address)), 12 * 1024);
+        assert_eq!(
+            sum(SMAPS, "Private_Dirty:", |address| guest.contains(&address)),
+            12 * 1024
+        );
         assert_eq!(sum(SMAPS, "Pss:", |_| true), 26 * 1024);
     }
 }

@@ -1,15 +1,17 @@
-//! Warm images: the captured state of an image just after boot, from which sandboxes of the same shape begin.
+//! Warm images: the captured state of an image just after boot, from which sandboxes of the same
+//! shape begin.
 //!
-//! Always: a warm state is of nobody. It is taken before the guest has a name, and every sandbox made from it gets its own
-//! randomness, time, name and machine id before it counts as created.
-//! When it fails: a sandbox is booted instead, and says so. A warm state that does not load is removed, and made anew.
+//! Always: a warm state is of nobody. It is taken before the guest has a name, and every sandbox
+//! made from it gets its own randomness, time, name and machine id before it counts as created.
+//! When it fails: a sandbox is booted instead, and says so. A warm state that does not load is
+//! removed, and made anew.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use sandtree_store::{
-    Digest, Image, KernelBundle, MachineRecord, Network, Owned, SandboxId, SandboxRecord, StateKind, StateSource,
-    WarmRecord, WarmSummary,
+    Digest, Image, KernelBundle, MachineRecord, Network, Owned, SandboxId, SandboxRecord,
+    StateKind, StateSource, WarmRecord, WarmSummary,
 };
 use serde::Serialize;
 
@@ -27,7 +29,8 @@ use crate::spec::{SandboxSpec, parse_name};
 /// Changes when what is done between boot and capture does.
 const RECIPE: u32 = 1;
 
-/// Warm states that are kept: each is the memory a guest has written when it has booted, some 60 MiB.
+/// Warm states that are kept: each is the memory a guest has written when it has booted, some 60
+/// MiB.
 const WARM_MAX: usize = 8;
 
 /// A captured boot, as lists show it.
@@ -69,24 +72,45 @@ impl Host {
     /// Makes sure that there is a captured boot for sandboxes like this one.
     pub async fn warm_image(&self, spec: &SandboxSpec) -> Result<WarmInfo> {
         spec.check()?;
-        let Beginning::Image(image) = self.inner.beginning(spec, Progress::silent(), |_| {}).await? else {
+        let Beginning::Image(image) = self
+            .inner
+            .beginning(spec, Progress::silent(), |_| {})
+            .await?
+        else {
             let name = spec.image.clone().unwrap_or_default();
-            return Err(Error::NotAnImage { name, found: "a snapshot".into() });
+            return Err(Error::NotAnImage {
+                name,
+                found: "a snapshot".into(),
+            });
         };
         let record = create::record_of(spec, &image)?;
         let key = key(&self.inner, &record, &image).await?;
-        let there = self.inner.store.warm(&key).map_err(store_error("read a warm state"))?;
+        let there = self
+            .inner
+            .store
+            .warm(&key)
+            .map_err(store_error("read a warm state"))?;
         if there.is_none() {
             create::check_resources(&self.inner, record.memory_bytes)?;
             make(&self.inner, &record, &image, &key, spec.boot_timeout).await??;
         }
-        let listed = self.warm_states()?.into_iter().find(|warm| warm.key == key.as_str());
-        listed.ok_or_else(|| Error::NoState { name: record.image.to_string(), state: key.to_string() })
+        let listed = self
+            .warm_states()?
+            .into_iter()
+            .find(|warm| warm.key == key.as_str());
+        listed.ok_or_else(|| Error::NoState {
+            name: record.image.to_string(),
+            state: key.to_string(),
+        })
     }
 
     /// Every captured boot, oldest first.
     pub fn warm_states(&self) -> Result<Vec<WarmInfo>> {
-        let mut listed = self.inner.store.warm_list().map_err(store_error("list warm states"))?;
+        let mut listed = self
+            .inner
+            .store
+            .warm_list()
+            .map_err(store_error("list warm states"))?;
         listed.sort_by_key(|warm| warm.created_at_unix_ms);
         Ok(listed.into_iter().map(WarmInfo::new).collect())
     }
@@ -94,10 +118,24 @@ impl Host {
     /// Removes every captured boot of an image; how many there were.
     pub async fn forget_warm(&self, reference: &str) -> Result<usize> {
         let image = self.inner.find_image(reference)?;
-        let listed = self.inner.store.warm_list().map_err(store_error("list warm states"))?;
-        let of_image = |warm: &WarmSummary| warm.record.as_ref().is_some_and(|record| record.image == image.digest);
-        let keys: Vec<_> = listed.into_iter().filter(of_image).map(|warm| warm.key).collect();
-        let removed = keys.iter().try_for_each(|key| self.inner.store.remove_warm(key));
+        let listed = self
+            .inner
+            .store
+            .warm_list()
+            .map_err(store_error("list warm states"))?;
+        let of_image = |warm: &WarmSummary| {
+            warm.record
+                .as_ref()
+                .is_some_and(|record| record.image == image.digest)
+        };
+        let keys: Vec<_> = listed
+            .into_iter()
+            .filter(of_image)
+            .map(|warm| warm.key)
+            .collect();
+        let removed = keys
+            .iter()
+            .try_for_each(|key| self.inner.store.remove_warm(key));
         removed.map_err(store_error("remove a warm state"))?;
         Ok(keys.len())
     }
@@ -116,7 +154,10 @@ struct Shape<'a> {
 
 /// The name of the warm state a sandbox begins from.
 pub(crate) async fn key(host: &Inner, record: &SandboxRecord, image: &Image) -> Result<Digest> {
-    let kernel = host.store.kernel(&record.kernel_digest).map_err(store_error("read a kernel"))?;
+    let kernel = host
+        .store
+        .kernel(&record.kernel_digest)
+        .map_err(store_error("read a kernel"))?;
     let accel = boot::chosen_accel(host.engine().await?, record)?;
     let shape = Shape {
         recipe: RECIPE,
@@ -125,7 +166,10 @@ pub(crate) async fn key(host: &Inner, record: &SandboxRecord, image: &Image) -> 
         cmdline: boot::cmdline(image.record.init),
         memory_bytes: record.memory_bytes,
         // The rate is measured, and differs a little each time.
-        machine: MachineRecord { tsc_khz: None, ..boot::machine_record(host, record, accel).await? },
+        machine: MachineRecord {
+            tsc_khz: None,
+            ..boot::machine_record(host, record, accel).await?
+        },
     };
     let bytes = serde_json::to_vec(&shape).expect("a shape is plain data");
     Ok(Digest::of(&bytes))
@@ -134,12 +178,18 @@ pub(crate) async fn key(host: &Inner, record: &SandboxRecord, image: &Image) -> 
 /// Named by the digest of agent, kernel and recipe.
 fn initramfs_name(host: &Inner, record: &SandboxRecord, kernel: &KernelBundle) -> Result<String> {
     let path = image::initramfs(&host.store, AGENT, kernel);
-    let path = path.map_err(|source| Error::Image { name: record.image.to_string(), source })?;
-    Ok(path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default())
+    let path = path.map_err(|source| Error::Image {
+        name: record.image.to_string(),
+        source,
+    })?;
+    Ok(path
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default())
 }
 
-/// Boots a machine of nobody, captures it, and keeps the state for all sandboxes of its shape. The machine ends: it had
-/// the state's disk open for writing, and nobody who runs may have that.
+/// Boots a machine of nobody, captures it, and keeps the state for all sandboxes of its shape. The
+/// machine ends: it had the state's disk open for writing, and nobody who runs may have that.
 ///
 /// An inner error: it booted, and its state cannot be kept.
 pub(crate) async fn make(
@@ -178,12 +228,27 @@ fn maker(like: &SandboxRecord, image: &Image) -> Result<SandboxRecord> {
     })
 }
 
-async fn keep(host: &Inner, owned: &Owned, running: &mut Running, key: &Digest) -> Result<StateSource> {
+async fn keep(
+    host: &Inner,
+    owned: &Owned,
+    running: &mut Running,
+    key: &Digest,
+) -> Result<StateSource> {
     running.guest.settle().await?;
     let accelerator = running.record.accelerator.clone();
     let disk_bytes = owned.record().disk_bytes;
-    let mut capture = Capture { host, owned, running, wanted: MemoryMode::WriteProtect, disk_bytes };
-    let purpose = Purpose { kind: StateKind::Warm, tag: None, after: After::StayStopped };
+    let mut capture = Capture {
+        host,
+        owned,
+        running,
+        wanted: MemoryMode::WriteProtect,
+        disk_bytes,
+    };
+    let purpose = Purpose {
+        kind: StateKind::Warm,
+        tag: None,
+        after: After::StayStopped,
+    };
     let manifest = capture.take(purpose).await?.manifest;
     let record = owned.record();
     let warm = WarmRecord {
@@ -194,24 +259,43 @@ async fn keep(host: &Inner, owned: &Owned, running: &mut Running, key: &Digest) 
         network: record.network,
         accelerator,
     };
-    let published = tokio::task::block_in_place(|| host.store.publish_warm(key, &warm, owned, &manifest.id));
+    let published =
+        tokio::task::block_in_place(|| host.store.publish_warm(key, &warm, owned, &manifest.id));
     published.map_err(store_error("keep a warm state"))?;
     prune(host, key)?;
-    let kept = host.store.warm(key).map_err(store_error("read a warm state"))?;
-    kept.ok_or_else(|| Error::NoState { name: owned.record().name.to_string(), state: key.to_string() })
+    let kept = host
+        .store
+        .warm(key)
+        .map_err(store_error("read a warm state"))?;
+    kept.ok_or_else(|| Error::NoState {
+        name: owned.record().name.to_string(),
+        state: key.to_string(),
+    })
 }
 
-/// Removes the oldest warm states beyond a number: of images, QEMUs, agents and shapes that nobody uses any more, most
-/// likely. One that is needed again is made again.
+/// Removes the oldest warm states beyond a number: of images, QEMUs, agents and shapes that nobody
+/// uses any more, most likely. One that is needed again is made again.
 fn prune(host: &Inner, but: &Digest) -> Result<()> {
     let mut others = Vec::new();
-    for key in host.store.warm_keys().map_err(store_error("list warm states"))? {
+    for key in host
+        .store
+        .warm_keys()
+        .map_err(store_error("list warm states"))?
+    {
         // One that cannot be read is the first to go.
-        let made = host.store.warm(&key).ok().flatten().map_or(0, |state| state.manifest().created_at_unix_ms);
+        let made = host
+            .store
+            .warm(&key)
+            .ok()
+            .flatten()
+            .map_or(0, |state| state.manifest().created_at_unix_ms);
         others.extend((key != *but).then_some((made, key)));
     }
     others.sort();
     let excess = others.len().saturating_sub(WARM_MAX - 1);
-    let removed = others.iter().take(excess).try_for_each(|(_, key)| host.store.remove_warm(key));
+    let removed = others
+        .iter()
+        .take(excess)
+        .try_for_each(|(_, key)| host.store.remove_warm(key));
     removed.map_err(store_error("remove a warm state"))
 }

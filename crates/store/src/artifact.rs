@@ -4,11 +4,13 @@
 //! artifact.json | manifest.json | blobs/<digest> … | end        a tar archive, inside one zstd frame or plain
 //! ```
 //!
-//! The layers of the codec, each strict on its own: `frame` takes the zstd frame off, `header` knows the blocks of
-//! an archive, `sparse` the places of a member that are not zero, `writer` and `reader` put them together.
+//! The layers of the codec, each strict on its own: `frame` takes the zstd frame off, `header`
+//! knows the blocks of an archive, `sparse` the places of a member that are not zero, `writer` and
+//! `reader` put them together.
 //!
-//! Always: what the writer writes depends on the content alone: no time, owner, path or allocation of the machine is
-//! in it. The reader accepts what the writer writes and nothing else, in memory that the input does not decide.
+//! Always: what the writer writes depends on the content alone: no time, owner, path or allocation
+//! of the machine is in it. The reader accepts what the writer writes and nothing else, in memory
+//! that the input does not decide.
 
 mod damage;
 pub(crate) mod dir;

@@ -11,7 +11,9 @@ use crate::{Error, Name, Store};
 impl Store {
     /// The value under `key`; an entry that cannot be understood is one that is not there.
     pub fn cached<T: DeserializeOwned>(&self, key: &Name) -> Result<Option<T>, Error> {
-        let bytes = self.files.read_if_exists(&self.layout.cache().join(key.as_str()))?;
+        let bytes = self
+            .files
+            .read_if_exists(&self.layout.cache().join(key.as_str()))?;
         Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     }
 
@@ -26,6 +28,10 @@ impl Store {
 
     /// Removes what is under `key`. Nothing being there is fine.
     pub fn forget_cached(&self, key: &Name) -> Result<(), Error> {
-        optional(self.files.remove_file(&self.layout.cache().join(key.as_str()))).map(drop)
+        optional(
+            self.files
+                .remove_file(&self.layout.cache().join(key.as_str())),
+        )
+        .map(drop)
     }
 }

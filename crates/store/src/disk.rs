@@ -1,7 +1,7 @@
 //! Disks: qcow2 overlays over an image's raw root file system.
 //!
-//! An overlay holds what one machine wrote. It names no backing file: who opens it says what lies below it, so no
-//! host path is ever inside.
+//! An overlay holds what one machine wrote. It names no backing file: who opens it says what lies
+//! below it, so no host path is ever inside.
 
 mod chain;
 pub mod check;

@@ -1,4 +1,5 @@
-//! What can go wrong in the store. Each message states its own fact; the source is printed by whoever prints the chain.
+//! What can go wrong in the store. Each message states its own fact; the source is printed by
+//! whoever prints the chain.
 
 use std::io;
 use std::path::PathBuf;
@@ -19,17 +20,33 @@ pub enum Error {
     #[error("{} is not durable: an earlier sync of it failed, and what the disk has of it is unknown", path.display())]
     Doubtful { path: PathBuf },
     #[error("{} is a store of format {found}; this program knows formats up to {known}", root.display())]
-    NewerFormat { root: PathBuf, found: u32, known: u32 },
+    NewerFormat {
+        root: PathBuf,
+        found: u32,
+        known: u32,
+    },
     #[error("{} is a store of format {found}; this program reads only format {known}", root.display())]
-    OlderFormat { root: PathBuf, found: u32, known: u32 },
+    OlderFormat {
+        root: PathBuf,
+        found: u32,
+        known: u32,
+    },
     #[error("{} belongs to user {owner}, not to user {user}, whom this program runs as", root.display())]
-    ForeignRoot { root: PathBuf, owner: u32, user: u32 },
+    ForeignRoot {
+        root: PathBuf,
+        owner: u32,
+        user: u32,
+    },
     #[error("others may write to {}: its mode is {mode:04o}", root.display())]
     OpenRoot { root: PathBuf, mode: u32 },
     #[error("{} is not empty and not a sandtree store", root.display())]
     NotAStore { root: PathBuf },
     #[error("{} has schema {found}; this program knows schemas up to {known}", path.display())]
-    NewerSchema { path: PathBuf, found: u64, known: u64 },
+    NewerSchema {
+        path: PathBuf,
+        found: u64,
+        known: u64,
+    },
     #[error("{} is damaged: {what}", path.display())]
     Corrupt { path: PathBuf, what: String },
     #[error("cannot write the index {}: {what}", path.display())]
@@ -53,11 +70,18 @@ pub enum Error {
     #[error("guest memory of {bytes} bytes is not possible: {rule}")]
     MemorySize { bytes: u64, rule: &'static str },
     #[error("{pages} pages from page {first_page} on cannot be written to a memory layer: {rule}")]
-    MemoryPages { first_page: u64, pages: u64, rule: &'static str },
+    MemoryPages {
+        first_page: u64,
+        pages: u64,
+        rule: &'static str,
+    },
     #[error("the memory layer is damaged: {0}")]
     MemoryLayer(memory::Damage),
     #[error("disk layer {layer} is damaged: {damage}")]
-    DiskLayer { layer: usize, damage: disk::check::Damage },
+    DiskLayer {
+        layer: usize,
+        damage: disk::check::Damage,
+    },
     #[error("these disk layers do not lie on each other: {rule}")]
     DiskChain { rule: &'static str },
     #[error("these disk layers cannot be folded: {rule}")]
@@ -93,7 +117,11 @@ pub enum Error {
     #[error("name {name} is taken by {holder}")]
     NameInUse { name: Name, holder: Named },
     #[error("{name} is the name of {found}, not of {expected}")]
-    OtherKind { name: Name, found: Named, expected: &'static str },
+    OtherKind {
+        name: Name,
+        found: Named,
+        expected: &'static str,
+    },
     #[error("there is no snapshot {reference}")]
     UnknownSnapshot { reference: String },
     #[error("{} is no snapshot that can be used", path.display())]
@@ -125,16 +153,20 @@ impl Error {
     /// The error behind an I/O failure, if this is one.
     pub fn io_kind(&self) -> Option<io::ErrorKind> {
         match self {
-            Self::Io { source, .. } | Self::LayerIo { source, .. } | Self::ArtifactIo { source, .. } => {
-                Some(source.kind())
-            }
+            Self::Io { source, .. }
+            | Self::LayerIo { source, .. }
+            | Self::ArtifactIo { source, .. } => Some(source.kind()),
             Self::NotEnoughSpace { .. } => Some(io::ErrorKind::StorageFull),
             _ => None,
         }
     }
 
     pub(crate) fn layer_io(operation: &'static str, offset: u64) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::LayerIo { operation, offset, source }
+        move |source| Self::LayerIo {
+            operation,
+            offset,
+            source,
+        }
     }
 
     pub(crate) fn artifact_io(operation: &'static str) -> impl FnOnce(io::Error) -> Self {
@@ -142,16 +174,24 @@ impl Error {
     }
 
     pub(crate) fn corrupt(path: impl Into<PathBuf>, what: impl ToString) -> Self {
-        Self::Corrupt { path: path.into(), what: what.to_string() }
+        Self::Corrupt {
+            path: path.into(),
+            what: what.to_string(),
+        }
     }
 }
 
 fn other_digest(name: &Name, here: &Option<Digest>) -> String {
-    here.as_ref().map(|here| format!("; {name} is {here} here")).unwrap_or_default()
+    here.as_ref()
+        .map(|here| format!("; {name} is {here} here"))
+        .unwrap_or_default()
 }
 
 fn foreign_entry(foreign: &Option<PathBuf>) -> String {
-    foreign.as_ref().map(|entry| format!(" alone: {} is none of its files", entry.display())).unwrap_or_default()
+    foreign
+        .as_ref()
+        .map(|entry| format!(" alone: {} is none of its files", entry.display()))
+        .unwrap_or_default()
 }
 
 impl From<artifact::Damage> for Error {

@@ -1,13 +1,15 @@
 //! The one seam between the store and a file system.
 //!
-//! [`Fs`] is what the store asks of a file system: small, synchronous, paths in, `io::Error` out. [`Disk`] is the real
-//! one; the simulated one of the tests stops, fails or loses power at any operation. [`Files`] is what the rest of the
-//! store uses: it adds the operation and the path to each error.
+//! [`Fs`] is what the store asks of a file system: small, synchronous, paths in, `io::Error` out.
+//! [`Disk`] is the real one; the simulated one of the tests stops, fails or loses power at any
+//! operation. [`Files`] is what the rest of the store uses: it adds the operation and the path to
+//! each error.
 //!
-//! Always: after a failed sync of a file, what the disk has of it is unknown: the kernel may have dropped the pages, and
-//! says so only once. So a layer whose first sync failed is *doubtful*, and no later sync of it succeeds, whoever asks and
-//! under whatever name. What was durable before stays so, and what is still being made is thrown away. A directory may be
-//! synced again: file systems keep what they could not write of their own structure, or take no more changes at all.
+//! Always: after a failed sync of a file, what the disk has of it is unknown: the kernel may have
+//! dropped the pages, and says so only once. So a layer whose first sync failed is *doubtful*, and
+//! no later sync of it succeeds, whoever asks and under whatever name. What was durable before
+//! stays so, and what is still being made is thrown away. A directory may be synced again: file
+//! systems keep what they could not write of their own structure, or take no more changes at all.
 
 mod disk;
 #[cfg(test)]
@@ -92,7 +94,9 @@ pub struct Lock {
 
 impl Lock {
     pub(crate) fn new(held: impl Any + Send + Sync) -> Self {
-        Self { _held: Box::new(held) }
+        Self {
+            _held: Box::new(held),
+        }
     }
 }
 
@@ -119,7 +123,8 @@ pub(crate) trait Fs: fmt::Debug + Send + Sync {
     fn writer(&self, path: &Path) -> io::Result<Box<dyn FileWriter>>;
     /// Makes a file like `create`, with the content of another one.
     fn copy(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Makes a file like `copy`, sharing the data of another one. Says whether there can be such a file.
+    /// Makes a file like `copy`, sharing the data of another one. Says whether there can be such a
+    /// file.
     fn clone_file(&self, from: &Path, to: &Path) -> io::Result<bool>;
     /// Makes a file read-only for everyone: its content never changes again.
     fn seal(&self, path: &Path) -> io::Result<()>;
@@ -159,7 +164,9 @@ impl Files {
         // A name fits, of which there are many, and is then read at once.
         let mut bytes = Vec::with_capacity(512);
         let file = self.fs.open(path).map_err(io_error("open", path))?;
-        file.take(MAX_RECORD_BYTES + 1).read_to_end(&mut bytes).map_err(io_error("read", path))?;
+        file.take(MAX_RECORD_BYTES + 1)
+            .read_to_end(&mut bytes)
+            .map_err(io_error("read", path))?;
         if bytes.len() as u64 > MAX_RECORD_BYTES {
             return Err(Error::corrupt(path, "it is far larger than any record"));
         }
@@ -179,7 +186,10 @@ impl Files {
     /// A file that is small, by one look, unless it is not.
     pub(crate) fn read_small(&self, path: &Path) -> Result<Vec<u8>, Error> {
         let mut bytes = vec![0; SMALL];
-        let count = self.open(path)?.read(&mut bytes).map_err(io_error("read", path))?;
+        let count = self
+            .open(path)?
+            .read(&mut bytes)
+            .map_err(io_error("read", path))?;
         if count == SMALL {
             return self.read(path);
         }
@@ -190,7 +200,10 @@ impl Files {
     /// The first bytes of a file; fewer if it has no more.
     pub(crate) fn read_up_to(&self, path: &Path, bytes: u64) -> Result<Vec<u8>, Error> {
         let mut start = Vec::with_capacity(ONE_READ);
-        self.open(path)?.take(bytes).read_to_end(&mut start).map_err(io_error("read", path))?;
+        self.open(path)?
+            .take(bytes)
+            .read_to_end(&mut start)
+            .map_err(io_error("read", path))?;
         Ok(start)
     }
 
@@ -202,7 +215,8 @@ impl Files {
     pub(crate) fn read_start<const LEN: usize>(&self, path: &Path) -> Result<[u8; LEN], Error> {
         let mut start = [0; LEN];
         let mut file = self.fs.open(path).map_err(io_error("open", path))?;
-        file.read_exact(&mut start).map_err(io_error("read", path))?;
+        file.read_exact(&mut start)
+            .map_err(io_error("read", path))?;
         Ok(start)
     }
 
@@ -243,7 +257,9 @@ impl Files {
     }
 
     pub(crate) fn free_bytes(&self, path: &Path) -> Result<u64, Error> {
-        self.fs.free_bytes(path).map_err(io_error("measure the free space at", path))
+        self.fs
+            .free_bytes(path)
+            .map_err(io_error("measure the free space at", path))
     }
 
     pub(crate) fn create_dir(&self, path: &Path) -> Result<(), Error> {
@@ -279,7 +295,9 @@ impl Files {
 
     fn refuse_doubtful(&self, path: &Path) -> Result<(), Error> {
         match self.is_doubtful(path)? {
-            true => Err(Error::Doubtful { path: path.to_owned() }),
+            true => Err(Error::Doubtful {
+                path: path.to_owned(),
+            }),
             false => Ok(()),
         }
     }
@@ -298,14 +316,17 @@ impl Files {
 
     /// Says whether the file system can; if not, nothing is there.
     pub(crate) fn clone_file(&self, from: &Path, to: &Path) -> Result<bool, Error> {
-        self.fs.clone_file(from, to).map_err(io_error("clone to", to))
+        self.fs
+            .clone_file(from, to)
+            .map_err(io_error("clone to", to))
     }
 
     pub(crate) fn hard_link(&self, from: &Path, to: &Path) -> Result<(), Error> {
         self.change("link", to, |fs| fs.hard_link(from, to))
     }
 
-    /// Gives an immutable file another name. Where there can be no such link, the new name is a copy, and durable.
+    /// Gives an immutable file another name. Where there can be no such link, the new name is a
+    /// copy, and durable.
     pub(crate) fn share(&self, from: &Path, to: &Path) -> Result<(), Error> {
         match self.hard_link(from, to) {
             Err(error) if cannot_link(&error) => self.copy_sealed(from, to),
@@ -341,7 +362,8 @@ impl Files {
         self.change("remove directory", path, |fs| fs.remove_dir(path))
     }
 
-    /// Removes what is at `path`, whatever it is; nothing being there is fine, also when it goes while we look.
+    /// Removes what is at `path`, whatever it is; nothing being there is fine, also when it goes
+    /// while we look.
     pub(crate) fn remove_tree(&self, path: &Path) -> Result<(), Error> {
         let removed = match self.kind(path)? {
             None => Ok(()),
@@ -363,12 +385,17 @@ impl Files {
         self.change("sync", path, |fs| fs.sync_file(path))
     }
 
-    /// Seals and syncs a file that may never have been synced before, and that is kept whether or not that works.
+    /// Seals and syncs a file that may never have been synced before, and that is kept whether or
+    /// not that works.
     pub(crate) fn settle_file(&self, path: &Path) -> Result<(), Error> {
         self.seal(path)?;
         let synced = self.sync_file(path);
-        // What is not there was not synced, but nothing was lost by that: a state may go while it is being sealed.
-        if synced.as_ref().is_err_and(|error| error.io_kind() != Some(io::ErrorKind::NotFound)) {
+        // What is not there was not synced, but nothing was lost by that: a state may go while it
+        // is being sealed.
+        if synced
+            .as_ref()
+            .is_err_and(|error| error.io_kind() != Some(io::ErrorKind::NotFound))
+        {
             unnoted(self.fs.doubtful(path));
         }
         synced
@@ -396,20 +423,30 @@ impl Files {
     }
 }
 
-/// A file system that takes not even a mode is about to take nothing: the error that is reported is that of the sync.
+/// A file system that takes not even a mode is about to take nothing: the error that is reported is
+/// that of the sync.
 fn unnoted(_: io::Result<()>) {}
 
 pub(crate) fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
-    move |source| Error::Io { operation, path, source }
+    move |source| Error::Io {
+        operation,
+        path,
+        source,
+    }
 }
 
 /// Another file system, as many links as a file can have, or a file system without any.
 pub(crate) fn cannot_link(error: &Error) -> bool {
-    let Error::Io { source, .. } = error else { return false };
-    let has_none = [Errno::PERM, Errno::OPNOTSUPP, Errno::NOSYS].map(|errno| Some(errno.raw_os_error()));
-    matches!(source.kind(), io::ErrorKind::CrossesDevices | io::ErrorKind::TooManyLinks)
-        || has_none.contains(&source.raw_os_error())
+    let Error::Io { source, .. } = error else {
+        return false;
+    };
+    let has_none =
+        [Errno::PERM, Errno::OPNOTSUPP, Errno::NOSYS].map(|errno| Some(errno.raw_os_error()));
+    matches!(
+        source.kind(),
+        io::ErrorKind::CrossesDevices | io::ErrorKind::TooManyLinks
+    ) || has_none.contains(&source.raw_os_error())
 }
 
 /// Turns "not there" into `None`.

@@ -28,7 +28,13 @@ impl Head {
     pub const SCHEMA: u64 = 1;
 
     pub fn new(parent: Option<StateId>, disk: Vec<LayerId>) -> Self {
-        Self { schema: Self::SCHEMA, parent, disk, past: Vec::new(), future: Vec::new() }
+        Self {
+            schema: Self::SCHEMA,
+            parent,
+            disk,
+            past: Vec::new(),
+            future: Vec::new(),
+        }
     }
 
     /// The overlay that is written. A head that was read has one.

@@ -1,4 +1,5 @@
-//! Identities: random ones for sandboxes, layers and states, digests for everything that is named by its content.
+//! Identities: random ones for sandboxes, layers and states, digests for everything that is named
+//! by its content.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,8 +23,8 @@ pub struct ParseIdError {
 #[serde(try_from = "String", into = "String")]
 pub struct SandboxId(String);
 
-/// Names one layer, for ever: 16 hexadecimal digits, random or of its digest. Every link to it has this name, in whatever
-/// sandbox.
+/// Names one layer, for ever: 16 hexadecimal digits, random or of its digest. Every link to it has
+/// this name, in whatever sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct LayerId(String);
@@ -48,7 +49,8 @@ impl Digest {
     }
 }
 
-/// What begins a digest is enough to tell the layers of one snapshot apart, which its manifest guarantees.
+/// What begins a digest is enough to tell the layers of one snapshot apart, which its manifest
+/// guarantees.
 fn short(digest: &Digest) -> String {
     digest.0[..16].to_owned()
 }
@@ -78,8 +80,16 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 fn check_hex(text: &str, digits: usize, expected: &'static str) -> Result<(), ParseIdError> {
-    let valid = text.len() == digits && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-    if valid { Ok(()) } else { Err(ParseIdError { text: text.to_owned(), expected }) }
+    let valid =
+        text.len() == digits && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    if valid {
+        Ok(())
+    } else {
+        Err(ParseIdError {
+            text: text.to_owned(),
+            expected,
+        })
+    }
 }
 
 macro_rules! hex_id {

@@ -1,10 +1,11 @@
 //! Images and the kernels they boot with.
 //!
-//! Always: an image and a kernel bundle are named by the digest of their description, which holds the digest of every
-//! file in them; the store computes those digests itself, from the bytes it publishes. Equal inputs give equal names.
+//! Always: an image and a kernel bundle are named by the digest of their description, which holds
+//! the digest of every file in them; the store computes those digests itself, from the bytes it
+//! publishes. Equal inputs give equal names.
 //!
-//! A description has the smallest schema that can say it, and leaves out what that schema has no word for: what an older
-//! program published keeps its name.
+//! A description has the smallest schema that can say it, and leaves out what that schema has no
+//! word for: what an older program published keeps its name.
 //!
 //! Looking one up checks its description and the sizes of its files, not every byte of them.
 
@@ -79,7 +80,8 @@ pub struct ImageSpec {
     pub kernel: Digest,
     pub init: Init,
     pub defaults: ExecDefaults,
-    /// How large the disk of a sandbox is when nothing else is asked for; as large as the image if this is none.
+    /// How large the disk of a sandbox is when nothing else is asked for; as large as the image if
+    /// this is none.
     pub disk_bytes: Option<u64>,
 }
 
@@ -98,8 +100,22 @@ pub struct ImageRecord {
 
 impl ImageRecord {
     fn new(spec: ImageSpec, rootfs: Blob) -> Result<Self, Error> {
-        let ImageSpec { arch, kernel, init, defaults, disk_bytes } = spec;
-        let mut record = Self { schema: 0, arch, kernel, rootfs, init, defaults, disk_bytes };
+        let ImageSpec {
+            arch,
+            kernel,
+            init,
+            defaults,
+            disk_bytes,
+        } = spec;
+        let mut record = Self {
+            schema: 0,
+            arch,
+            kernel,
+            rootfs,
+            init,
+            defaults,
+            disk_bytes,
+        };
         record.schema = record.least_schema();
         match (record.disk_rule(), disk_bytes) {
             (Some(rule), Some(bytes)) => Err(Error::DiskSize { bytes, rule }),
@@ -109,7 +125,11 @@ impl ImageRecord {
 
     /// Schema 1 has neither an entrypoint nor a size of the disk.
     fn least_schema(&self) -> u64 {
-        if self.disk_bytes.is_some() || !self.defaults.entrypoint.is_empty() { 2 } else { 1 }
+        if self.disk_bytes.is_some() || !self.defaults.entrypoint.is_empty() {
+            2
+        } else {
+            1
+        }
     }
 
     /// Which rule the size of the disk breaks.
@@ -158,7 +178,10 @@ impl Image {
 
     /// The same image, which stays while this lives.
     pub(crate) fn held_by(self, held: Staged) -> Self {
-        Self { _held: Some(Arc::new(held)), ..self }
+        Self {
+            _held: Some(Arc::new(held)),
+            ..self
+        }
     }
 }
 
@@ -237,7 +260,10 @@ pub struct KernelBundle {
 impl KernelBundle {
     /// The same bundle, which stays while this lives.
     pub(crate) fn held_by(self, held: Staged) -> Self {
-        Self { _held: Some(Arc::new(held)), ..self }
+        Self {
+            _held: Some(Arc::new(held)),
+            ..self
+        }
     }
 
     pub fn kernel(&self) -> PathBuf {
@@ -246,29 +272,47 @@ impl KernelBundle {
 
     /// The user's own initial file system, if there is one.
     pub fn initramfs(&self) -> Option<PathBuf> {
-        self.record.initramfs.as_ref().map(|_| self.dir.join("initramfs"))
+        self.record
+            .initramfs
+            .as_ref()
+            .map(|_| self.dir.join("initramfs"))
     }
 
     /// Every file that its description tells the digest of.
     pub(crate) fn files(&self) -> Vec<(PathBuf, Blob)> {
-        let modules =
-            self.modules().zip(&self.record.modules).map(|((_, path), module)| (path, module.content.clone()));
+        let modules = self
+            .modules()
+            .zip(&self.record.modules)
+            .map(|((_, path), module)| (path, module.content.clone()));
         let initramfs = self.initramfs().zip(self.record.initramfs.clone());
-        [(self.kernel(), self.record.kernel.clone())].into_iter().chain(initramfs).chain(modules).collect()
+        [(self.kernel(), self.record.kernel.clone())]
+            .into_iter()
+            .chain(initramfs)
+            .chain(modules)
+            .collect()
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.files().iter().map(|(_, blob)| blob.bytes).fold(0, u64::saturating_add)
+        self.files()
+            .iter()
+            .map(|(_, blob)| blob.bytes)
+            .fold(0, u64::saturating_add)
     }
 
     /// File name and path of each module, in load order.
     pub fn modules(&self) -> impl Iterator<Item = (&str, PathBuf)> {
-        self.record.modules.iter().map(|module| (module.file.as_str(), self.dir.join("modules").join(&module.file)))
+        self.record.modules.iter().map(|module| {
+            (
+                module.file.as_str(),
+                self.dir.join("modules").join(&module.file),
+            )
+        })
     }
 }
 
 impl Store {
-    /// Publishes `rootfs.raw` of the staged tree as an image, which stays as long as the result lives.
+    /// Publishes `rootfs.raw` of the staged tree as an image, which stays as long as the result
+    /// lives.
     pub fn publish_image(&self, staged: Staged, spec: ImageSpec) -> Result<Image, Error> {
         let record = ImageRecord::new(spec, blob(&self.files, &staged.path().join("rootfs.raw"))?)?;
         self.publish_described(staged, &record)
@@ -277,15 +321,19 @@ impl Store {
     /// Publishes a staged root file system of which the record says everything.
     fn publish_described(&self, staged: Staged, record: &ImageRecord) -> Result<Image, Error> {
         let digest = self.describe(&staged, "image.json", record)?;
-        let held = staged.publish_pinned(&self.layout.image(&digest), &Pin::Image(digest.clone()))?;
+        let held =
+            staged.publish_pinned(&self.layout.image(&digest), &Pin::Image(digest.clone()))?;
         Ok(self.image_by_digest(&digest)?.held_by(held))
     }
 
-    /// Publishes `kernel`, `modules/` and, if there is one, `initramfs` of the staged tree. They stay as long as the
-    /// result lives.
+    /// Publishes `kernel`, `modules/` and, if there is one, `initramfs` of the staged tree. They
+    /// stay as long as the result lives.
     pub fn publish_kernel(&self, staged: Staged, spec: KernelSpec) -> Result<KernelBundle, Error> {
         let modules = spec.modules.into_iter().map(|file| {
-            Ok(ModuleRecord { content: blob(&self.files, &staged.path().join("modules").join(&file))?, file })
+            Ok(ModuleRecord {
+                content: blob(&self.files, &staged.path().join("modules").join(&file))?,
+                file,
+            })
         });
         let mut record = KernelRecord {
             schema: 0,
@@ -298,8 +346,12 @@ impl Store {
         };
         record.schema = record.least_schema();
         let digest = self.describe(&staged, "bundle.json", &record)?;
-        let held = staged.publish_pinned(&self.layout.kernel(&digest), &Pin::Kernel(digest.clone()))?;
-        Ok(KernelBundle { _held: Some(Arc::new(held)), ..self.kernel(&digest)? })
+        let held =
+            staged.publish_pinned(&self.layout.kernel(&digest), &Pin::Kernel(digest.clone()))?;
+        Ok(KernelBundle {
+            _held: Some(Arc::new(held)),
+            ..self.kernel(&digest)?
+        })
     }
 
     fn describe(&self, staged: &Staged, file: &str, record: &impl Record) -> Result<Digest, Error> {
@@ -311,18 +363,34 @@ impl Store {
     pub fn kernel(&self, digest: &Digest) -> Result<KernelBundle, Error> {
         let dir = self.layout.kernel(digest);
         let record: KernelRecord = self.read_described(&dir.join("bundle.json"), digest)?;
-        let bundle = KernelBundle { digest: digest.clone(), record, dir, _held: None };
+        let bundle = KernelBundle {
+            digest: digest.clone(),
+            record,
+            dir,
+            _held: None,
+        };
         if let Some((file, _)) = bundle.modules().find(|(file, _)| file.contains('/')) {
-            return Err(Error::corrupt(&bundle.dir, format!("{file:?} is not the name of a module")));
+            return Err(Error::corrupt(
+                &bundle.dir,
+                format!("{file:?} is not the name of a module"),
+            ));
         }
-        bundle.files().iter().try_for_each(|(path, blob)| check_size(&self.files, path, blob))?;
+        bundle
+            .files()
+            .iter()
+            .try_for_each(|(path, blob)| check_size(&self.files, path, blob))?;
         Ok(bundle)
     }
 
     pub fn image_by_digest(&self, digest: &Digest) -> Result<Image, Error> {
         let dir = self.layout.image(digest);
         let record: ImageRecord = self.read_described(&dir.join("image.json"), digest)?;
-        let image = Image { digest: digest.clone(), record, dir, _held: None };
+        let image = Image {
+            digest: digest.clone(),
+            record,
+            dir,
+            _held: None,
+        };
         check_size(&self.files, &image.rootfs(), &image.record.rootfs)?;
         Ok(image)
     }
@@ -330,7 +398,10 @@ impl Store {
     fn read_described<T: Record>(&self, path: &Path, digest: &Digest) -> Result<T, Error> {
         let (record, bytes) = record::read_canonical(&self.files, path)?;
         if Digest::of(&bytes) != *digest {
-            return Err(Error::corrupt(path, "its digest is not the name of its directory"));
+            return Err(Error::corrupt(
+                path,
+                "its digest is not the name of its directory",
+            ));
         }
         Ok(record)
     }
@@ -338,7 +409,11 @@ impl Store {
     pub fn image(&self, name: &Name) -> Result<Image, Error> {
         match self.named(name)? {
             Some(Named::Image(digest)) => self.image_by_digest(&digest),
-            Some(found) => Err(Error::OtherKind { name: name.clone(), found, expected: "an image" }),
+            Some(found) => Err(Error::OtherKind {
+                name: name.clone(),
+                found,
+                expected: "an image",
+            }),
             None => Err(Error::UnknownImage { name: name.clone() }),
         }
     }
@@ -351,7 +426,14 @@ impl Store {
             Err(error) => Some(Err(error)),
         };
         let names = self.names()?.into_iter();
-        Ok(names.filter_map(|(name, named)| Some(NamedImage { image: image(named)?, name })).collect())
+        Ok(names
+            .filter_map(|(name, named)| {
+                Some(NamedImage {
+                    image: image(named)?,
+                    name,
+                })
+            })
+            .collect())
     }
 
     /// The initial file system made from `key`, if it was made before.
@@ -376,7 +458,10 @@ fn blob(files: &Files, path: &Path) -> Result<Blob, Error> {
 fn check_size(files: &Files, path: &Path, expected: &Blob) -> Result<(), Error> {
     match optional(files.len(path))? {
         Some(bytes) if bytes == expected.bytes => Ok(()),
-        Some(bytes) => Err(Error::corrupt(path, format!("{bytes} bytes where {} belong", expected.bytes))),
+        Some(bytes) => Err(Error::corrupt(
+            path,
+            format!("{bytes} bytes where {} belong", expected.bytes),
+        )),
         None => Err(Error::corrupt(path, "missing")),
     }
 }

@@ -5,12 +5,13 @@
 //! index.sqlite              ──► what each of them is; where it does not tell, manifest.json does, and it is told
 //! ```
 //!
-//! Always: the directories decide what is listed. A row tells of a snapshot only while the file it was made from is the
-//! one that is there, and only if every row is what was written, by its checksum. So a list is the same with the index,
-//! without it, and with any bytes in its place.
+//! Always: the directories decide what is listed. A row tells of a snapshot only while the file it
+//! was made from is the one that is there, and only if every row is what was written, by its
+//! checksum. So a list is the same with the index, without it, and with any bytes in its place.
 //!
-//! When it fails: the list is made from manifests, and the reason is part of it. A database that is damaged is made
-//! anew by the next list; one that is locked, read-only or out of space stays as it is.
+//! When it fails: the list is made from manifests, and the reason is part of it. A database that is
+//! damaged is made anew by the next list; one that is locked, read-only or out of space stays as it
+//! is.
 
 mod database;
 
@@ -43,7 +44,8 @@ pub struct SnapshotSummary {
     pub ram_bytes: u64,
     pub disk_bytes: u64,
     pub consistency: Consistency,
-    /// Why it cannot be used. Where that is its manifest, nothing is known of it but its digest and its names.
+    /// Why it cannot be used. Where that is its manifest, nothing is known of it but its digest and
+    /// its names.
     #[serde(skip)]
     pub unreadable: Option<String>,
 }
@@ -79,7 +81,10 @@ impl SnapshotSummary {
             arch: manifest.arch,
             bytes: snapshot.bytes(),
             memory: manifest.memory.is_some(),
-            ram_bytes: manifest.memory.as_ref().map_or(manifest.settings.memory_bytes, |memory| memory.bytes),
+            ram_bytes: manifest
+                .memory
+                .as_ref()
+                .map_or(manifest.settings.memory_bytes, |memory| memory.bytes),
             disk_bytes: manifest.disk.bytes,
             consistency: manifest.capture.consistency,
             unreadable: None,
@@ -108,16 +113,25 @@ impl SnapshotSummary {
 }
 
 impl Store {
-    /// Every snapshot, by what its manifest says, and every name that says nothing. Whether its layers are there is looked
-    /// at only while something that was put aside has not come back.
+    /// Every snapshot, by what its manifest says, and every name that says nothing. Whether its
+    /// layers are there is looked at only while something that was put aside has not come back.
     pub fn list_snapshots(&self) -> Result<Listing, Error> {
         // Half of the time goes into reading names, of which each is a file.
         let (names, summaries) = std::thread::scope(|scope| {
             let names = scope.spawn(|| self.names_by_snapshot());
             let summaries = self.summaries();
-            (names.join().expect("reading names does not panic"), summaries)
+            (
+                names.join().expect("reading names does not panic"),
+                summaries,
+            )
         });
-        let (SnapshotNames { by_digest: mut names, unreadable }, (mut snapshots, trouble)) = (names?, summaries?);
+        let (
+            SnapshotNames {
+                by_digest: mut names,
+                unreadable,
+            },
+            (mut snapshots, trouble),
+        ) = (names?, summaries?);
         let damaged = self.lacks_something()?;
         for summary in &mut snapshots {
             summary.names = names.remove(&summary.digest).unwrap_or_default();
@@ -126,27 +140,45 @@ impl Store {
             }
         }
         // One that came while we looked is there.
-        let is_lost = |digest: &Digest| matches!(self.read_snapshot(digest), Err(Error::UnknownSnapshot { .. }));
+        let is_lost = |digest: &Digest| {
+            matches!(
+                self.read_snapshot(digest),
+                Err(Error::UnknownSnapshot { .. })
+            )
+        };
         let lost = names.into_iter().filter(|(digest, _)| is_lost(digest));
-        snapshots.extend(lost.map(|(digest, names)| SnapshotSummary::unreadable(digest, names, MISSING.into())));
-        let nameless = unreadable.into_iter();
         snapshots.extend(
-            nameless.map(|(name, why)| SnapshotSummary::unreadable(Digest::of(&[]), vec![name], why.to_string())),
+            lost.map(|(digest, names)| SnapshotSummary::unreadable(digest, names, MISSING.into())),
         );
-        Ok(Listing { snapshots, trouble: trouble.map(|trouble| trouble.to_string()) })
+        let nameless = unreadable.into_iter();
+        snapshots.extend(nameless.map(|(name, why)| {
+            SnapshotSummary::unreadable(Digest::of(&[]), vec![name], why.to_string())
+        }));
+        Ok(Listing {
+            snapshots,
+            trouble: trouble.map(|trouble| trouble.to_string()),
+        })
     }
 
     /// Whether something that snapshots need was put aside, and nobody brought it back whole since.
     fn lacks_something(&self) -> Result<bool, Error> {
         for entry in self.files.list(&self.layout.quarantine())? {
-            let Some((kind, digest)) = entry.name.to_str().and_then(quarantined) else { continue };
+            let Some((kind, digest)) = entry.name.to_str().and_then(quarantined) else {
+                continue;
+            };
             let places = match kind {
-                "layer" => vec![self.layout.layer(&digest), self.layout.compressed_layer(&digest)],
+                "layer" => vec![
+                    self.layout.layer(&digest),
+                    self.layout.compressed_layer(&digest),
+                ],
                 "image" => vec![self.layout.image(&digest)],
                 "kernel" => vec![self.layout.kernel(&digest)],
                 _ => continue,
             };
-            let kinds = places.iter().map(|path| self.files.kind(path)).collect::<Result<Vec<_>, _>>()?;
+            let kinds = places
+                .iter()
+                .map(|path| self.files.kind(path))
+                .collect::<Result<Vec<_>, _>>()?;
             if kinds.iter().all(Option::is_none) {
                 return Ok(true);
             }
@@ -160,26 +192,36 @@ impl Store {
         let (mut indexed, origins) = std::thread::scope(|scope| {
             let indexed = scope.spawn(|| self.indexed(&digests));
             let origins: Vec<_> = digests.iter().map(|digest| self.origin(digest)).collect();
-            (indexed.join().expect("reading the index does not panic"), origins)
+            (
+                indexed.join().expect("reading the index does not panic"),
+                origins,
+            )
         });
         let mut found = Found::default();
         for (digest, origin) in digests.into_iter().zip(origins) {
-            let row = indexed.as_mut().ok().and_then(|rows| rows.known.remove(&digest));
+            let row = indexed
+                .as_mut()
+                .ok()
+                .and_then(|rows| rows.known.remove(&digest));
             self.summarize(digest, origin, row, &mut found);
         }
         let written = self.index(&indexed, &found);
         Ok((found.snapshots, indexed.err().or(written.err())))
     }
 
-    /// Tells of a snapshot that it cannot be used because a part of it is not there, or is not as long as it was.
+    /// Tells of a snapshot that it cannot be used because a part of it is not there, or is not as
+    /// long as it was.
     fn note_what_lacks(&self, summary: &mut SnapshotSummary) {
-        let used = self.snapshot(&summary.digest).and_then(|snapshot| self.check_image(&snapshot.manifest));
+        let used = self
+            .snapshot(&summary.digest)
+            .and_then(|snapshot| self.check_image(&snapshot.manifest));
         if let (Err(error), None) = (used, &summary.unreadable) {
             summary.unreadable = Some(error.to_string());
         }
     }
 
-    /// Makes the index anew from every manifest. Of all verbs this alone fails when the index cannot be written.
+    /// Makes the index anew from every manifest. Of all verbs this alone fails when the index
+    /// cannot be written.
     pub fn reindex(&self) -> Result<Reindexed, Error> {
         let mut found = Found::default();
         for digest in self.snapshot_digests()? {
@@ -188,23 +230,41 @@ impl Store {
         }
         if let Some(path) = self.index_path() {
             let made = self.index_anew(&path, &found);
-            made.map_err(|trouble| Error::Index { path, what: trouble.to_string() })?;
+            made.map_err(|trouble| Error::Index {
+                path,
+                what: trouble.to_string(),
+            })?;
         }
-        Ok(Reindexed { snapshots: found.fresh.len() })
+        Ok(Reindexed {
+            snapshots: found.fresh.len(),
+        })
     }
 
-    /// Adds a snapshot to what was found, from its row if that is still true, or else from its manifest. One that went
-    /// since its directory was listed was removed, which is no news.
-    fn summarize(&self, digest: Digest, origin: Option<Origin>, row: Option<Row>, found: &mut Found) {
+    /// Adds a snapshot to what was found, from its row if that is still true, or else from its
+    /// manifest. One that went since its directory was listed was removed, which is no news.
+    fn summarize(
+        &self,
+        digest: Digest,
+        origin: Option<Origin>,
+        row: Option<Row>,
+        found: &mut Found,
+    ) {
         if let Some(row) = row.filter(|row| Some(row.origin) == origin) {
             return found.snapshots.push(row.summary);
         }
         match (self.read_snapshot(&digest), origin) {
             (Err(Error::UnknownSnapshot { .. }), _) => {}
-            (Err(error), _) => found.snapshots.push(SnapshotSummary::unreadable(digest, Vec::new(), error.to_string())),
+            (Err(error), _) => found.snapshots.push(SnapshotSummary::unreadable(
+                digest,
+                Vec::new(),
+                error.to_string(),
+            )),
             (Ok(snapshot), origin) => {
                 let summary = SnapshotSummary::new(&snapshot, Vec::new());
-                found.fresh.extend(origin.map(|origin| Row { origin, summary: summary.clone() }));
+                found.fresh.extend(origin.map(|origin| Row {
+                    origin,
+                    summary: summary.clone(),
+                }));
                 found.snapshots.push(summary);
             }
         }
@@ -212,19 +272,29 @@ impl Store {
 
     /// Which file a snapshot's manifest is now.
     fn origin(&self, digest: &Digest) -> Option<Origin> {
-        let stat = self.files.stat(&self.layout.snapshot(digest).join("manifest.json")).ok()?;
-        Some(Origin { inode: stat.id.1, bytes: stat.len })
+        let stat = self
+            .files
+            .stat(&self.layout.snapshot(digest).join("manifest.json"))
+            .ok()?;
+        Some(Origin {
+            inode: stat.id.1,
+            bytes: stat.len,
+        })
     }
 
     /// The rows of these snapshots, or why there are none.
     fn indexed(&self, digests: &[Digest]) -> Result<Rows, Trouble> {
-        let Some(path) = self.index_path() else { return Ok(Rows::default()) };
+        let Some(path) = self.index_path() else {
+            return Ok(Rows::default());
+        };
         Database::open(&path)?.map_or(Ok(Rows::default()), |database| database.rows(digests))
     }
 
     /// Tells the index what it does not know yet, and what is of no use any more.
     fn index(&self, indexed: &Result<Rows, Trouble>, found: &Found) -> Result<(), Trouble> {
-        let Some(path) = self.index_path() else { return Ok(()) };
+        let Some(path) = self.index_path() else {
+            return Ok(());
+        };
         match indexed {
             Ok(rows) if found.fresh.is_empty() && rows.others.is_empty() => Ok(()),
             Ok(rows) => Database::create(&path)?.put(&found.fresh, &rows.others),
@@ -237,7 +307,11 @@ impl Store {
     fn index_anew(&self, path: &Path, found: &Found) -> Result<(), Trouble> {
         let unusable = |error: Error| Trouble::Unusable(error.to_string());
         let _store = lock::store(&self.files, &self.layout).map_err(unusable)?;
-        self.layout.index_files().iter().try_for_each(|file| self.files.remove_tree(file)).map_err(unusable)?;
+        self.layout
+            .index_files()
+            .iter()
+            .try_for_each(|file| self.files.remove_tree(file))
+            .map_err(unusable)?;
         Database::create(path)?.put(&found.fresh, &[])
     }
 

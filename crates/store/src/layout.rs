@@ -21,11 +21,12 @@
 //! index.sqlite[-journal]     what manifests of snapshots say, found faster; may be deleted at any time
 //! ```
 //!
-//! Directories are 0700, files 0600. What is published by digest is sealed (0444): a machine that runs under another
-//! user gets it as a descriptor, and may open that descriptor again, but reaches nothing by path.
+//! Directories are 0700, files 0600. What is published by digest is sealed (0444): a machine that
+//! runs under another user gets it as a descriptor, and may open that descriptor again, but reaches
+//! nothing by path.
 //!
-//! Always: what is outside `staging/` and `cache/` is complete and synced; only a state of a sandbox is synced later,
-//! when it is sealed. What open finds is dealt with like this:
+//! Always: what is outside `staging/` and `cache/` is complete and synced; only a state of a
+//! sandbox is synced later, when it is sealed. What open finds is dealt with like this:
 //!
 //! | found | done |
 //! |---|---|
@@ -62,7 +63,9 @@ pub(crate) struct Layout {
 
 impl Layout {
     pub(crate) fn new(root: &Path) -> Self {
-        Self { root: root.to_owned() }
+        Self {
+            root: root.to_owned(),
+        }
     }
 
     pub(crate) fn root(&self) -> &Path {
@@ -118,7 +121,14 @@ impl Layout {
             "cache",
         ];
         // A file system of the store's own has a `lost+found`.
-        const OTHERS: [&str; 6] = ["format", "format.new", "lock", INDEX, INDEX_JOURNAL, "lost+found"];
+        const OTHERS: [&str; 6] = [
+            "format",
+            "format.new",
+            "lock",
+            INDEX,
+            INDEX_JOURNAL,
+            "lost+found",
+        ];
         DIRS.contains(&name) || OTHERS.contains(&name)
     }
 

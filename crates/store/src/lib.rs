@@ -1,7 +1,8 @@
 //! The store: every durable byte of Sandtree.
 //!
-//! It owns the files below one root and touches no others. It knows no QEMU, network, environment or clock. Where
-//! everything is, and what is done about whatever a crash leaves: see the table in `layout`.
+//! It owns the files below one root and touches no others. It knows no QEMU, network, environment
+//! or clock. Where everything is, and what is done about whatever a crash leaves: see the table in
+//! `layout`.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -11,9 +12,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Always: one rename publishes; what is published is complete and synced. Names are pointers, ids are never reused.
-//! Any number of processes may have one store open; locks die with their holders. After a failed sync of a layer, no
-//! later sync of it counts.
+//! Always: one rename publishes; what is published is complete and synced. Names are pointers, ids
+//! are never reused. Any number of processes may have one store open; locks die with their holders.
+//! After a failed sync of a layer, no later sync of it counts.
 
 pub mod artifact;
 mod cache;
@@ -48,21 +49,23 @@ pub use error::Error;
 pub use head::Head;
 pub use id::{Digest, LayerId, ParseIdError, SandboxId, StateId};
 pub use image::{
-    Arch, Blob, ExecDefaults, Image, ImageRecord, ImageSpec, ImageSummary, Init, KernelBundle, KernelFormat,
-    KernelRecord, KernelSpec, ModuleRecord, NamedImage,
+    Arch, Blob, ExecDefaults, Image, ImageRecord, ImageSpec, ImageSummary, Init, KernelBundle,
+    KernelFormat, KernelRecord, KernelSpec, ModuleRecord, NamedImage,
 };
 pub use index::{Listing, Reindexed, SnapshotSummary};
 pub use name::{Name, ParseNameError};
 pub use progress::{Progress, Silent};
 pub use publish::{Published, Staged};
 pub use sandbox::{
-    AccelChoice, Collected, DamagedLayer, ListedSandbox, Network, Origin, Owned, Phase, Pids, PublishedPort,
-    SandboxDir, SandboxRecord, SaveOnStop, SaveTarget, StagedState, StateRecord, States, UnreadableState,
+    AccelChoice, Collected, DamagedLayer, ListedSandbox, Network, Origin, Owned, Phase, Pids,
+    PublishedPort, SandboxDir, SandboxRecord, SaveOnStop, SaveTarget, StagedState, StateRecord,
+    States, UnreadableState,
 };
 pub use snapshot::{
-    CaptureRecord, Consistency, Damaged, DiskFormat, Garbage, GarbageKind, GcReport, ImageReference, KindUsage,
-    ListedName, ListedSnapshot, ManifestError, MemoryKind, Named, Pinned, RemovedImage, SaveSpec, Settings, Snapshot,
-    SnapshotDisk, SnapshotDiskFiles, SnapshotManifest, SnapshotMemory, Target, Usage, UsageKind, Verified,
+    CaptureRecord, Consistency, Damaged, DiskFormat, Garbage, GarbageKind, GcReport,
+    ImageReference, KindUsage, ListedName, ListedSnapshot, ManifestError, MemoryKind, Named,
+    Pinned, RemovedImage, SaveSpec, Settings, Snapshot, SnapshotDisk, SnapshotDiskFiles,
+    SnapshotManifest, SnapshotMemory, Target, Usage, UsageKind, Verified,
 };
 pub use state::{MachineRecord, MemoryState, StateKind, StateManifest, StateSource};
 pub use tag::{ParseTagError, Tag};
@@ -86,15 +89,18 @@ pub enum Recovered {
     Unfinished,
     /// A sandbox whose creation or removal was interrupted. It is gone now, with its name.
     Sandbox { id: SandboxId },
-    /// A leftover that could not be dealt with yet, and why: some process may still be writing there.
+    /// A leftover that could not be dealt with yet, and why: some process may still be writing
+    /// there.
     Kept { id: SandboxId, reason: String },
 }
 
 impl Store {
-    /// Opens the store at `root`, made if missing, and removes what dead processes left unfinished. One that belongs to
-    /// somebody else, or that others may write to, is refused: its records decide what machines are started.
+    /// Opens the store at `root`, made if missing, and removes what dead processes left unfinished.
+    /// One that belongs to somebody else, or that others may write to, is refused: its records
+    /// decide what machines are started.
     pub fn open(root: &Path) -> Result<Self, Error> {
-        // Absolute, because paths of the store are handed to processes with other working directories.
+        // Absolute, because paths of the store are handed to processes with other working
+        // directories.
         let root = std::path::absolute(root).map_err(io_error("find", root))?;
         let parent = publish::parent(&root);
         std::fs::create_dir_all(parent).map_err(io_error("create directory", parent))?;
@@ -104,7 +110,11 @@ impl Store {
     }
 
     fn open_on(fs: Arc<dyn Fs>, root: &Path) -> Result<Self, Error> {
-        let mut store = Self { files: Files::new(fs), layout: Layout::new(root), recovered: Vec::new() };
+        let mut store = Self {
+            files: Files::new(fs),
+            layout: Layout::new(root),
+            recovered: Vec::new(),
+        };
         store.files.ensure_dir(root)?;
         store.check_or_write_format()?;
         store.recovered = store.recover()?;
@@ -132,7 +142,11 @@ impl Store {
 
     /// The same store, for what outlives a borrow of it.
     fn handle(&self) -> Self {
-        Self { files: self.files.clone(), layout: self.layout.clone(), recovered: Vec::new() }
+        Self {
+            files: self.files.clone(),
+            layout: self.layout.clone(),
+            recovered: Vec::new(),
+        }
     }
 
     fn check_or_write_format(&self) -> Result<(), Error> {
@@ -145,12 +159,22 @@ impl Store {
     fn check_format(&self, bytes: &[u8]) -> Result<(), Error> {
         let root = self.root().to_owned();
         let text = std::str::from_utf8(bytes).unwrap_or_default();
-        let number = text.strip_suffix('\n').and_then(|line| line.strip_prefix(FORMAT_MAGIC)?.trim().parse().ok());
+        let number = text
+            .strip_suffix('\n')
+            .and_then(|line| line.strip_prefix(FORMAT_MAGIC)?.trim().parse().ok());
         match number {
             Some(FORMAT) => Ok(()),
             Some(UPGRADED) => self.upgrade(),
-            Some(found) if found > FORMAT => Err(Error::NewerFormat { root, found, known: FORMAT }),
-            Some(found) => Err(Error::OlderFormat { root, found, known: FORMAT }),
+            Some(found) if found > FORMAT => Err(Error::NewerFormat {
+                root,
+                found,
+                known: FORMAT,
+            }),
+            Some(found) => Err(Error::OlderFormat {
+                root,
+                found,
+                known: FORMAT,
+            }),
             None => Err(Error::NotAStore { root }),
         }
     }
@@ -171,11 +195,16 @@ impl Store {
             self.files.ensure_dir(&dir)?;
         }
         self.files.sync_dir(&self.root().join("names"))?;
-        publish::replace(&self.files, &self.layout.format(), format!("{FORMAT_MAGIC} {FORMAT}\n").as_bytes())?;
+        publish::replace(
+            &self.files,
+            &self.layout.format(),
+            format!("{FORMAT_MAGIC} {FORMAT}\n").as_bytes(),
+        )?;
         self.files.sync_dir(publish::parent(self.root()))
     }
 
-    /// The format before ours had no snapshots. The number changes last: until then it is still that format.
+    /// The format before ours had no snapshots. The number changes last: until then it is still
+    /// that format.
     fn upgrade(&self) -> Result<(), Error> {
         let _store = lock::store(&self.files, &self.layout)?;
         self.finish_format()
@@ -185,7 +214,9 @@ impl Store {
         let entries = self.files.list(self.root())?;
         let foreign = |entry: &fs::Entry| !entry.name.to_str().is_some_and(Layout::is_ours);
         if entries.iter().any(foreign) {
-            return Err(Error::NotAStore { root: self.root().to_owned() });
+            return Err(Error::NotAStore {
+                root: self.root().to_owned(),
+            });
         }
         Ok(())
     }
@@ -193,17 +224,26 @@ impl Store {
     /// Deals with every staging directory whose maker is gone; see the table in `layout`.
     fn recover(&self) -> Result<Vec<Recovered>, Error> {
         let stale = publish::stale(&self.files, &self.layout)?;
-        Ok(stale.into_iter().map(|(id, staged)| self.recover_one(id, staged)).collect())
+        Ok(stale
+            .into_iter()
+            .map(|(id, staged)| self.recover_one(id, staged))
+            .collect())
     }
 
-    /// A process that died may have renamed something to or from staging and not synced it. Before what is left is
-    /// removed, it must not be able to come back.
+    /// A process that died may have renamed something to or from staging and not synced it. Before
+    /// what is left is removed, it must not be able to come back.
     fn settle(&self) -> Result<(), Error> {
-        self.layout.published().iter().try_for_each(|dir| self.files.sync_dir(dir))
+        self.layout
+            .published()
+            .iter()
+            .try_for_each(|dir| self.files.sync_dir(dir))
     }
 
     fn recover_one(&self, id: SandboxId, staged: Staged) -> Recovered {
-        let finished = match self.settle().and_then(|()| self.finish_interrupted(&id, &staged)) {
+        let finished = match self
+            .settle()
+            .and_then(|()| self.finish_interrupted(&id, &staged))
+        {
             Ok(was_sandbox) => staged.discard().map(|()| was_sandbox),
             Err(error) => {
                 // Its files are the only clue to what happened: they stay for the next open.
@@ -214,7 +254,10 @@ impl Store {
         match finished {
             Ok(true) => Recovered::Sandbox { id },
             Ok(false) => Recovered::Unfinished,
-            Err(error) => Recovered::Kept { id, reason: error.to_string() },
+            Err(error) => Recovered::Kept {
+                id,
+                reason: error.to_string(),
+            },
         }
     }
 }
@@ -224,11 +267,18 @@ fn require_own(root: &Path) -> Result<(), Error> {
     let found = std::fs::metadata(root).map_err(io_error("look at", root))?;
     let (owner, user) = (found.uid(), rustix::process::geteuid().as_raw());
     if owner != user {
-        return Err(Error::ForeignRoot { root: root.to_owned(), owner, user });
+        return Err(Error::ForeignRoot {
+            root: root.to_owned(),
+            owner,
+            user,
+        });
     }
     let mode = found.mode() & 0o777;
     match mode & 0o022 {
         0 => Ok(()),
-        _ => Err(Error::OpenRoot { root: root.to_owned(), mode }),
+        _ => Err(Error::OpenRoot {
+            root: root.to_owned(),
+            mode,
+        }),
     }
 }

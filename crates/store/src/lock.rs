@@ -6,7 +6,8 @@
 //! | `staging/<id>/lock` | who works there | the work |
 //! | `sandboxes/<id>/lock` | the owner of the sandbox | as long as it owns it |
 //!
-//! Always: `lock` is the last one taken, nothing waits while holding it, and the other two are only ever tried.
+//! Always: `lock` is the last one taken, nothing waits while holding it, and the other two are only
+//! ever tried.
 
 use crate::fs::{Files, Lock};
 use crate::layout::Layout;
@@ -18,6 +19,10 @@ pub(crate) fn store(files: &Files, layout: &Layout) -> Result<Lock, Error> {
 }
 
 /// `None` when another process owns the sandbox, or the sandbox has just gone.
-pub(crate) fn try_sandbox(files: &Files, layout: &Layout, id: &SandboxId) -> Result<Option<Lock>, Error> {
+pub(crate) fn try_sandbox(
+    files: &Files,
+    layout: &Layout,
+    id: &SandboxId,
+) -> Result<Option<Lock>, Error> {
     Ok(crate::fs::optional(files.try_lock(&layout.sandbox(id).join("lock")))?.flatten())
 }

@@ -41,13 +41,21 @@ impl FromStr for Name {
         let first = text.chars().next().ok_or(ParseNameError::Empty)?;
         let len = text.chars().count();
         if len > MAX_LEN {
-            return Err(ParseNameError::TooLong { name: text.chars().take(MAX_LEN).collect(), len });
+            return Err(ParseNameError::TooLong {
+                name: text.chars().take(MAX_LEN).collect(),
+                len,
+            });
         }
         if let Some(found) = text.chars().find(|c| !is_allowed(*c)) {
-            return Err(ParseNameError::Character { name: text.to_owned(), found });
+            return Err(ParseNameError::Character {
+                name: text.to_owned(),
+                found,
+            });
         }
         if !first.is_ascii_alphanumeric() {
-            return Err(ParseNameError::Start { name: text.to_owned() });
+            return Err(ParseNameError::Start {
+                name: text.to_owned(),
+            });
         }
         Ok(Self(text.to_owned()))
     }
@@ -99,13 +107,34 @@ mod tests {
     #[test]
     fn refuses_with_the_rule_broken() {
         assert_eq!("".parse::<Name>(), Err(ParseNameError::Empty));
-        assert!(matches!("../x".parse::<Name>(), Err(ParseNameError::Character { found: '/', .. })));
-        assert!(matches!("..".parse::<Name>(), Err(ParseNameError::Start { .. })));
-        assert!(matches!("-a".parse::<Name>(), Err(ParseNameError::Start { .. })));
-        assert!(matches!("Tiny".parse::<Name>(), Err(ParseNameError::Character { found: 'T', .. })));
-        assert!(matches!("a b".parse::<Name>(), Err(ParseNameError::Character { found: ' ', .. })));
-        assert!(matches!("x".repeat(64).parse::<Name>(), Err(ParseNameError::TooLong { len: 64, .. })));
-        assert!(matches!("a\0".parse::<Name>(), Err(ParseNameError::Character { .. })));
+        assert!(matches!(
+            "../x".parse::<Name>(),
+            Err(ParseNameError::Character { found: '/', .. })
+        ));
+        assert!(matches!(
+            "..".parse::<Name>(),
+            Err(ParseNameError::Start { .. })
+        ));
+        assert!(matches!(
+            "-a".parse::<Name>(),
+            Err(ParseNameError::Start { .. })
+        ));
+        assert!(matches!(
+            "Tiny".parse::<Name>(),
+            Err(ParseNameError::Character { found: 'T', .. })
+        ));
+        assert!(matches!(
+            "a b".parse::<Name>(),
+            Err(ParseNameError::Character { found: ' ', .. })
+        ));
+        assert!(matches!(
+            "x".repeat(64).parse::<Name>(),
+            Err(ParseNameError::TooLong { len: 64, .. })
+        ));
+        assert!(matches!(
+            "a\0".parse::<Name>(),
+            Err(ParseNameError::Character { .. })
+        ));
     }
 
     proptest! {

@@ -9,7 +9,8 @@ use crate::fs::io_error;
 use crate::image::Blob;
 use crate::{Digest, Error};
 
-/// Told how far a long work is. Cancelled, the work ends with [`Error::Cancelled`] and leaves nothing.
+/// Told how far a long work is. Cancelled, the work ends with [`Error::Cancelled`] and leaves
+/// nothing.
 pub trait Progress: Sync {
     /// The bytes there are to go through. Told once, before the first of them.
     fn begin(&self, total_bytes: u64);
@@ -46,13 +47,18 @@ impl Progress for Uncounted<'_> {
 
 /// Goes on, or not.
 pub(crate) fn check(progress: &dyn Progress) -> Result<(), Error> {
-    if progress.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
+    if progress.is_cancelled() {
+        Err(Error::Cancelled)
+    } else {
+        Ok(())
+    }
 }
 
 /// How much is read at once.
 const PIECE: usize = 256 << 10;
 
-/// Reads to the end, piece by piece, and tells digest and length of what was read. `sink` gets every piece.
+/// Reads to the end, piece by piece, and tells digest and length of what was read. `sink` gets
+/// every piece.
 pub(crate) fn read_through(
     path: &Path,
     reader: &mut dyn Read,
@@ -64,11 +70,16 @@ pub(crate) fn read_through(
         check(progress)?;
         let read = match reader.read(&mut piece) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(Error::corrupt(path, error)),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return Err(Error::corrupt(path, error));
+            }
             read => read.map_err(io_error("read", path))?,
         };
         if read == 0 {
-            return Ok(Blob { digest: Digest::finish(hasher), bytes });
+            return Ok(Blob {
+                digest: Digest::finish(hasher),
+                bytes,
+            });
         }
         hasher.update(&piece[..read]);
         sink(&piece[..read])?;

@@ -5,10 +5,11 @@
 //!             └── dropped, or its process died: removed, at once or by the next open
 //! ```
 //!
-//! Always: a staging directory is locked by its maker from its first moment until the store's lock is held to remove it;
-//! only one with a free lock is ever cleaned up.
+//! Always: a staging directory is locked by its maker from its first moment until the store's lock
+//! is held to remove it; only one with a free lock is ever cleaned up.
 //!
-//! When it fails: what was staged is removed. Where that fails, too, it stays in `staging/` for the next open.
+//! When it fails: what was staged is removed. Where that fails, too, it stays in `staging/` for the
+//! next open.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -66,7 +67,14 @@ impl Staged {
 
     fn adopt(files: &Files, layout: &Layout, shell: PathBuf, lock: Lock) -> Self {
         let tree = shell.join("tree");
-        Self { files: files.clone(), layout: layout.clone(), shell, tree, kept: false, lock: Some(lock) }
+        Self {
+            files: files.clone(),
+            layout: layout.clone(),
+            shell,
+            tree,
+            kept: false,
+            lock: Some(lock),
+        }
     }
 
     /// The directory to fill.
@@ -129,8 +137,9 @@ impl Staged {
 
     fn remove(&mut self) -> Result<(), Error> {
         self.files.remove_tree(&self.tree)?;
-        // Under the store's lock, so that nobody locks the directory anew between the steps. The lock's file is closed
-        // first: NFS and FUSE keep an open file in its directory under another name, which is not empty then.
+        // Under the store's lock, so that nobody locks the directory anew between the steps. The
+        // lock's file is closed first: NFS and FUSE keep an open file in its directory under
+        // another name, which is not empty then.
         let _store = lock::store(&self.files, &self.layout)?;
         self.lock = None;
         self.files.remove_tree(&self.shell)
@@ -196,14 +205,17 @@ pub(crate) fn sync_dirs(files: &Files, path: &Path) -> Result<(), Error> {
     files.sync_dir(path)
 }
 
-/// Replaces the file at `path`: afterwards it holds the old bytes or the new ones, whatever happens on the way.
+/// Replaces the file at `path`: afterwards it holds the old bytes or the new ones, whatever happens
+/// on the way.
 ///
 /// The temporary file has a fixed name, so only one process may replace a given file at a time.
 pub(crate) fn replace(files: &Files, path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let new = path.with_extension("new");
     optional(files.remove_file(&new))?;
-    let written =
-        files.create(&new, bytes).and_then(|()| files.sync_file(&new)).and_then(|()| files.rename(&new, path));
+    let written = files
+        .create(&new, bytes)
+        .and_then(|()| files.sync_file(&new))
+        .and_then(|()| files.rename(&new, path));
     if written.is_err() {
         left_for_next_open(files.remove_file(&new));
     }
@@ -220,11 +232,18 @@ pub(crate) fn create_whole(files: &Files, path: &Path, bytes: &[u8]) -> Result<(
 
 /// Staging directories whose makers are gone, now locked by us.
 pub(crate) fn stale(files: &Files, layout: &Layout) -> Result<Vec<(SandboxId, Staged)>, Error> {
-    // Declared before the store's lock, hence dropped after it: dropping a `Staged` takes that lock.
+    // Declared before the store's lock, hence dropped after it: dropping a `Staged` takes that
+    // lock.
     let mut found = Vec::new();
     let _store = lock::store(files, layout)?;
     for entry in files.list(&layout.staging())? {
-        let Some(id) = entry.name.to_str().and_then(|name| name.parse::<SandboxId>().ok()) else { continue };
+        let Some(id) = entry
+            .name
+            .to_str()
+            .and_then(|name| name.parse::<SandboxId>().ok())
+        else {
+            continue;
+        };
         let shell = layout.staging().join(id.as_str());
         if let Some(lock) = files.try_lock(&shell.join("lock"))? {
             found.push((id, Staged::adopt(files, layout, shell, lock)));

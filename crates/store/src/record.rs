@@ -1,7 +1,8 @@
 //! Records: JSON files with a schema number.
 //!
-//! Canonical JSON here is RFC 8785 restricted to what our records hold: objects with sorted ASCII keys, no blanks,
-//! integers below 2^53. Identity of an image or a kernel bundle is the SHA-256 of these bytes.
+//! Canonical JSON here is RFC 8785 restricted to what our records hold: objects with sorted ASCII
+//! keys, no blanks, integers below 2^53. Identity of an image or a kernel bundle is the SHA-256 of
+//! these bytes.
 
 use std::path::Path;
 
@@ -16,7 +17,8 @@ pub(crate) trait Record: Serialize + DeserializeOwned {
     /// The largest that is known.
     const SCHEMA: u64;
 
-    /// Whether no smaller schema could say the same. Otherwise one content would have two identities.
+    /// Whether no smaller schema could say the same. Otherwise one content would have two
+    /// identities.
     fn has_least_schema(&self) -> bool {
         true
     }
@@ -39,7 +41,8 @@ pub(crate) fn read<T: Record>(files: &Files, path: &Path) -> Result<T, Error> {
     parse(path, &files.read(path)?)
 }
 
-/// Reads a record whose bytes are its identity: duplicate keys, unknown fields and other spellings are refused.
+/// Reads a record whose bytes are its identity: duplicate keys, unknown fields and other spellings
+/// are refused.
 pub(crate) fn read_canonical<T: Record>(files: &Files, path: &Path) -> Result<(T, Vec<u8>), Error> {
     let bytes = files.read(path)?;
     Ok((parse_canonical(path, &bytes)?, bytes))
@@ -55,9 +58,14 @@ pub(crate) fn parse_canonical<T: Record>(path: &Path, bytes: &[u8]) -> Result<T,
 }
 
 fn parse<T: Record>(path: &Path, bytes: &[u8]) -> Result<T, Error> {
-    let Schema { schema } = serde_json::from_slice(bytes).map_err(|error| Error::corrupt(path, error))?;
+    let Schema { schema } =
+        serde_json::from_slice(bytes).map_err(|error| Error::corrupt(path, error))?;
     if schema > T::SCHEMA {
-        return Err(Error::NewerSchema { path: path.to_owned(), found: schema, known: T::SCHEMA });
+        return Err(Error::NewerSchema {
+            path: path.to_owned(),
+            found: schema,
+            known: T::SCHEMA,
+        });
     }
     serde_json::from_slice(bytes).map_err(|error| Error::corrupt(path, error))
 }

@@ -8,14 +8,15 @@
 //!          ──► remove its part of a memory directory, sync ──► remove S
 //! ```
 //!
-//! Always: a name comes into being after its sandbox, and S outlives every half-made state, so whoever opens the store
-//! after a crash finds S and needs to look nowhere else. A sandbox is owned from the moment it can be seen. Only its
-//! owner changes it, by types: [`Owned`] holds the lock. A directory `DIR/<id>` outside the store exists only while a
-//! durable record in S or in `sandboxes/` names it.
+//! Always: a name comes into being after its sandbox, and S outlives every half-made state, so
+//! whoever opens the store after a crash finds S and needs to look nowhere else. A sandbox is owned
+//! from the moment it can be seen. Only its owner changes it, by types: [`Owned`] holds the lock. A
+//! directory `DIR/<id>` outside the store exists only while a durable record in S or in
+//! `sandboxes/` names it.
 //!
-//! When it fails: a failed `create` has undone itself. Where undoing fails, too, S stays,
-//! its lock is free, and the next open removes sandbox and name. A failed `remove` has left the sandbox whole, or is
-//! completed by the next open.
+//! When it fails: a failed `create` has undone itself. Where undoing fails, too, S stays, its lock
+//! is free, and the next open removes sandbox and name. A failed `remove` has left the sandbox
+//! whole, or is completed by the next open.
 
 mod collect;
 mod create;
@@ -30,7 +31,8 @@ use std::sync::Arc;
 pub use collect::Collected;
 pub use create::Origin;
 pub use record::{
-    AccelChoice, Network, Phase, Pids, PublishedPort, SandboxRecord, SaveOnStop, SaveTarget, StateRecord,
+    AccelChoice, Network, Phase, Pids, PublishedPort, SandboxRecord, SaveOnStop, SaveTarget,
+    StateRecord,
 };
 pub use states::{DamagedLayer, StagedState, States, UnreadableState};
 
@@ -115,9 +117,14 @@ impl Store {
 
     fn pointed_at(&self, name: &Name) -> Result<Option<SandboxId>, Error> {
         let path = self.layout.sandbox_name(name);
-        let Some(bytes) = self.files.read_if_exists(&path)? else { return Ok(None) };
+        let Some(bytes) = self.files.read_if_exists(&path)? else {
+            return Ok(None);
+        };
         let text = std::str::from_utf8(&bytes).map_err(|error| Error::corrupt(&path, error))?;
-        text.trim_end().parse().map(Some).map_err(|error| Error::corrupt(&path, error))
+        text.trim_end()
+            .parse()
+            .map(Some)
+            .map_err(|error| Error::corrupt(&path, error))
     }
 
     fn is_sandbox(&self, id: &SandboxId) -> Result<bool, Error> {
@@ -126,11 +133,17 @@ impl Store {
 
     /// Takes a name away from the sandbox it points at, if that sandbox deserves it.
     ///
-    /// Names are only unlinked under the store's lock and only appear by link, which replaces nothing: what was looked
-    /// at is what is unlinked.
-    fn release_if(&self, name: &Name, deserved: impl Fn(&SandboxId) -> Result<bool, Error>) -> Result<(), Error> {
+    /// Names are only unlinked under the store's lock and only appear by link, which replaces
+    /// nothing: what was looked at is what is unlinked.
+    fn release_if(
+        &self,
+        name: &Name,
+        deserved: impl Fn(&SandboxId) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
         let _store = lock::store(&self.files, &self.layout)?;
-        let Some(holder) = self.pointed_at(name)? else { return Ok(()) };
+        let Some(holder) = self.pointed_at(name)? else {
+            return Ok(());
+        };
         if deserved(&holder)? {
             self.files.remove_file(&self.layout.sandbox_name(name))?;
             self.files.sync_dir(&self.layout.sandbox_names())?;
@@ -140,7 +153,9 @@ impl Store {
 
     /// Removes a sandbox, whatever of it exists, through a staging directory of its own.
     fn discard(&self, record: &SandboxRecord, shell: Staged) -> Result<(), Error> {
-        let gone = self.hide(&record.id, &shell).and_then(|()| self.forget(record));
+        let gone = self
+            .hide(&record.id, &shell)
+            .and_then(|()| self.forget(record));
         if gone.is_err() {
             shell.keep();
         }
@@ -150,8 +165,11 @@ impl Store {
     /// Removes what a hidden sandbox has outside its own directory.
     fn forget(&self, record: &SandboxRecord) -> Result<(), Error> {
         self.release_if(&record.name, |holder| Ok(*holder == record.id))?;
-        let (Some(dir), Some(own)) = (&record.memory_dir, record.own_memory_dir()) else { return Ok(()) };
-        // A directory that is not there is one of a file system that is not mounted, or went with the last boot.
+        let (Some(dir), Some(own)) = (&record.memory_dir, record.own_memory_dir()) else {
+            return Ok(());
+        };
+        // A directory that is not there is one of a file system that is not mounted, or went with
+        // the last boot.
         if self.files.kind(dir)? != Some(Kind::Dir) {
             return Ok(());
         }
@@ -161,12 +179,19 @@ impl Store {
 
     fn hide(&self, id: &SandboxId, shell: &Staged) -> Result<(), Error> {
         self.files.sync_dir(&self.layout.staging())?;
-        optional(self.files.rename_noreplace(&self.layout.sandbox(id), shell.path()))?;
+        optional(
+            self.files
+                .rename_noreplace(&self.layout.sandbox(id), shell.path()),
+        )?;
         self.files.sync_dir(&self.layout.sandboxes())
     }
 
     /// Completes what a staging directory without a maker was for. True if it was a sandbox.
-    pub(crate) fn finish_interrupted(&self, id: &SandboxId, staged: &Staged) -> Result<bool, Error> {
+    pub(crate) fn finish_interrupted(
+        &self,
+        id: &SandboxId,
+        staged: &Staged,
+    ) -> Result<bool, Error> {
         if let Some(record) = self.explained(id, &staged.path().join("sandbox.json"))? {
             self.forget(&record)?;
             return Ok(true);
@@ -180,33 +205,50 @@ impl Store {
             self.files.sync_dir(&sandbox.path)?;
             return Ok(false);
         }
-        let _lock = lock::try_sandbox(&self.files, &self.layout, id)?.ok_or_else(|| Error::Busy { id: id.clone() })?;
+        let _lock = lock::try_sandbox(&self.files, &self.layout, id)?
+            .ok_or_else(|| Error::Busy { id: id.clone() })?;
         self.hide(id, staged)?;
         self.forget(&sandbox.record)?;
         Ok(true)
     }
 
-    /// A record in staging; one that is not whole was never synced, so its sandbox has nothing outside of it.
+    /// A record in staging; one that is not whole was never synced, so its sandbox has nothing
+    /// outside of it.
     fn explained(&self, id: &SandboxId, path: &Path) -> Result<Option<SandboxRecord>, Error> {
         match crate::record::read::<SandboxRecord>(&self.files, path) {
             Err(Error::Corrupt { .. }) => Ok(None),
-            Ok(record) if record.id != *id => Err(Error::corrupt(path, format!("it is the record of {}", record.id))),
+            Ok(record) if record.id != *id => Err(Error::corrupt(
+                path,
+                format!("it is the record of {}", record.id),
+            )),
             record => optional(record),
         }
     }
 
     pub fn sandbox_by_id(&self, id: &SandboxId) -> Result<SandboxDir, Error> {
         let path = self.layout.sandbox(id);
-        let record: Option<SandboxRecord> = optional(crate::record::read(&self.files, &path.join("sandbox.json")))?;
-        let record = record.ok_or_else(|| Error::UnknownSandbox { reference: id.to_string() })?;
+        let record: Option<SandboxRecord> =
+            optional(crate::record::read(&self.files, &path.join("sandbox.json")))?;
+        let record = record.ok_or_else(|| Error::UnknownSandbox {
+            reference: id.to_string(),
+        })?;
         if record.id != *id {
-            return Err(Error::corrupt(path, format!("it holds the record of {}", record.id)));
+            return Err(Error::corrupt(
+                path,
+                format!("it holds the record of {}", record.id),
+            ));
         }
-        Ok(SandboxDir { path, record, files: self.files.clone() })
+        Ok(SandboxDir {
+            path,
+            record,
+            files: self.files.clone(),
+        })
     }
 
     pub fn sandbox(&self, name: &Name) -> Result<SandboxDir, Error> {
-        let unknown = || Error::UnknownSandbox { reference: name.to_string() };
+        let unknown = || Error::UnknownSandbox {
+            reference: name.to_string(),
+        };
         self.sandbox_by_id(&self.holder(name)?.ok_or_else(unknown)?)
     }
 
@@ -224,14 +266,22 @@ impl Store {
     /// What is in `sandboxes/` under the name of an id.
     pub(crate) fn sandbox_ids(&self) -> Result<Vec<SandboxId>, Error> {
         let entries = self.files.list(&self.layout.sandboxes())?;
-        Ok(entries.iter().filter_map(|entry| entry.name.to_str()?.parse().ok()).collect())
+        Ok(entries
+            .iter()
+            .filter_map(|entry| entry.name.to_str()?.parse().ok())
+            .collect())
     }
 
     /// Every sandbox, by id.
     pub fn sandboxes(&self) -> Result<Vec<ListedSandbox>, Error> {
-        let listed = self.sandbox_ids()?.into_iter().map(|id| ListedSandbox { sandbox: self.sandbox_by_id(&id), id });
+        let listed = self.sandbox_ids()?.into_iter().map(|id| ListedSandbox {
+            sandbox: self.sandbox_by_id(&id),
+            id,
+        });
         // One that went between the listing and the look was removed, which is no news.
-        Ok(listed.filter(|listed| !matches!(listed.sandbox, Err(Error::UnknownSandbox { .. }))).collect())
+        Ok(listed
+            .filter(|listed| !matches!(listed.sandbox, Err(Error::UnknownSandbox { .. })))
+            .collect())
     }
 
     /// Becomes the owner. `None` when another process is, or the sandbox has just gone.
@@ -252,12 +302,21 @@ impl Store {
 
 impl Owned {
     fn new(dir: SandboxDir, birth: Option<Staged>, lock: Lock) -> Self {
-        Self { dir, birth, staging: Arc::default(), _lock: lock }
+        Self {
+            dir,
+            birth,
+            staging: Arc::default(),
+            _lock: lock,
+        }
     }
 
     /// Replaces the state: a crash leaves the old one or the new one.
     pub fn set_state(&mut self, state: &StateRecord) -> Result<(), Error> {
-        publish::replace(&self.files, &self.path.join("state.json"), &crate::record::canonical(state))?;
+        publish::replace(
+            &self.files,
+            &self.path.join("state.json"),
+            &crate::record::canonical(state),
+        )?;
         if state.phase != Phase::Creating {
             self.birth = None;
         }

@@ -5,10 +5,11 @@
 //!                                                          ──► images/<digest>, kernels/<digest>
 //! ```
 //!
-//! Always: a snapshot is its manifest, and a manifest lists every layer itself: nothing depends on the snapshot it calls
-//! its parent. What a manifest lists was durable before the manifest was seen, and the manifest before its name. Layers
-//! are shared by all snapshots, and with sandboxes by hard link; none ever changes. A snapshot without a name and
-//! without a pin is garbage, and only [`Store::gc`] and the removal of its last name take it away.
+//! Always: a snapshot is its manifest, and a manifest lists every layer itself: nothing depends on
+//! the snapshot it calls its parent. What a manifest lists was durable before the manifest was
+//! seen, and the manifest before its name. Layers are shared by all snapshots, and with sandboxes
+//! by hard link; none ever changes. A snapshot without a name and without a pin is garbage, and
+//! only [`Store::gc`] and the removal of its last name take it away.
 //!
 //! When it fails: work that was not published is in `staging/`, and goes with its maker.
 
@@ -34,8 +35,8 @@ pub(crate) use assembly::Assembly;
 pub use disk::SnapshotDiskFiles;
 pub use gc::{Garbage, GarbageKind, GcReport};
 pub use manifest::{
-    CaptureRecord, Consistency, DiskFormat, ImageReference, ManifestError, MemoryKind, Settings, SnapshotDisk,
-    SnapshotManifest, SnapshotMemory,
+    CaptureRecord, Consistency, DiskFormat, ImageReference, ManifestError, MemoryKind, Settings,
+    SnapshotDisk, SnapshotManifest, SnapshotMemory,
 };
 pub(crate) use named::SnapshotNames;
 pub use named::{ListedName, Named, RemovedImage, Target};
@@ -66,10 +67,13 @@ pub struct ListedSnapshot {
 }
 
 impl Snapshot {
-    /// Every file it consists of, each content once: disk, memory layers, devices, commands, outputs.
+    /// Every file it consists of, each content once: disk, memory layers, devices, commands,
+    /// outputs.
     pub fn blobs(&self) -> impl Iterator<Item = &Blob> {
         let mut seen = BTreeSet::new();
-        self.manifest.all_blobs().filter(move |blob| seen.insert(&blob.digest))
+        self.manifest
+            .all_blobs()
+            .filter(move |blob| seen.insert(&blob.digest))
     }
 
     /// What its files have together, each content once, not compressed.
@@ -87,7 +91,9 @@ impl Store {
     /// A snapshot, if its manifest can be used and its layers are there with the right sizes.
     pub fn snapshot(&self, digest: &Digest) -> Result<Snapshot, Error> {
         let snapshot = self.read_snapshot(digest)?;
-        snapshot.blobs().try_for_each(|blob| self.check_blob(blob))?;
+        snapshot
+            .blobs()
+            .try_for_each(|blob| self.check_blob(blob))?;
         Ok(snapshot)
     }
 
@@ -95,13 +101,19 @@ impl Store {
     pub(crate) fn read_snapshot(&self, digest: &Digest) -> Result<Snapshot, Error> {
         let dir = self.layout.snapshot(digest);
         if self.files.kind(&dir)?.is_none() {
-            return Err(Error::UnknownSnapshot { reference: digest.to_string() });
+            return Err(Error::UnknownSnapshot {
+                reference: digest.to_string(),
+            });
         }
         let path = dir.join("manifest.json");
-        let bytes = optional(self.files.read(&path))?.ok_or_else(|| Error::corrupt(&path, "missing"))?;
+        let bytes =
+            optional(self.files.read(&path))?.ok_or_else(|| Error::corrupt(&path, "missing"))?;
         // The digest first: of bytes that are not what was published, nothing else is worth saying.
         if Digest::of(&bytes) != *digest {
-            return Err(Error::corrupt(path, "its digest is not the name of its directory"));
+            return Err(Error::corrupt(
+                path,
+                "its digest is not the name of its directory",
+            ));
         }
         let parsed = SnapshotManifest::parse(&bytes);
         let (manifest, digest) = parsed.map_err(|source| Error::Manifest { path, source })?;
@@ -111,18 +123,26 @@ impl Store {
     /// Every snapshot by digest, also those without a name.
     pub fn snapshots(&self) -> Result<Vec<ListedSnapshot>, Error> {
         let names = self.names_by_snapshot()?.by_digest;
-        let listed = self.snapshot_digests()?.into_iter().map(|digest| ListedSnapshot {
-            names: names.get(&digest).cloned().unwrap_or_default(),
-            snapshot: self.snapshot(&digest),
-            digest,
-        });
+        let listed = self
+            .snapshot_digests()?
+            .into_iter()
+            .map(|digest| ListedSnapshot {
+                names: names.get(&digest).cloned().unwrap_or_default(),
+                snapshot: self.snapshot(&digest),
+                digest,
+            });
         // One that went between the listing and the look was removed, which is no news.
-        Ok(listed.filter(|listed| !matches!(listed.snapshot, Err(Error::UnknownSnapshot { .. }))).collect())
+        Ok(listed
+            .filter(|listed| !matches!(listed.snapshot, Err(Error::UnknownSnapshot { .. })))
+            .collect())
     }
 
     /// What is in `snapshots/` under the name of a digest.
     pub(crate) fn snapshot_digests(&self) -> Result<Vec<Digest>, Error> {
         let entries = self.files.list(&self.layout.snapshots())?;
-        Ok(entries.iter().filter_map(|entry| entry.name.to_str()?.parse().ok()).collect())
+        Ok(entries
+            .iter()
+            .filter_map(|entry| entry.name.to_str()?.parse().ok())
+            .collect())
     }
 }

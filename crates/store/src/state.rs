@@ -7,8 +7,9 @@
 //! sealed.json       the digest of each of these; there once all of them are durable
 //! ```
 //!
-//! Always: nothing of a state changes once it is published. A layer is shared by link, so its link count is what keeps
-//! it: removing a state or a sandbox never touches another. A state that is not sealed does not outlive the host's boot.
+//! Always: nothing of a state changes once it is published. A layer is shared by link, so its link
+//! count is what keeps it: removing a state or a sandbox never touches another. A state that is not
+//! sealed does not outlive the host's boot.
 
 mod seal;
 mod source;
@@ -100,8 +101,9 @@ pub struct StateManifest {
     pub tag: Option<Tag>,
     pub parent: Option<StateId>,
     pub created_at_unix_ms: u64,
-    /// Its place among the states of its sandbox, which no clock decides: greater than that of every state that was
-    /// there when it was published. Those of older programs have 0, and among them the time decides.
+    /// Its place among the states of its sandbox, which no clock decides: greater than that of
+    /// every state that was there when it was published. Those of older programs have 0, and among
+    /// them the time decides.
     #[serde(default)]
     pub sequence: u64,
     /// The host's boot it was captured in: under another one, only a sealed state can be relied on.
@@ -121,7 +123,8 @@ pub struct StateManifest {
     pub pause_us: u64,
     /// What it must find again to go on; a state without memory needs nothing.
     pub machine: Option<MachineRecord>,
-    /// The commands of that moment, as who serves them describes them. Their output is below `execs/`.
+    /// The commands of that moment, as who serves them describes them. Their output is below
+    /// `execs/`.
     pub execs: Vec<serde_json::Value>,
 }
 
@@ -135,7 +138,11 @@ impl StateManifest {
 
     /// The state that users see a continuation of this one under.
     pub(crate) fn listed_ancestor(&self) -> Option<&StateId> {
-        if self.kind.is_listed() { Some(&self.id) } else { self.parent.as_ref() }
+        if self.kind.is_listed() {
+            Some(&self.id)
+        } else {
+            self.parent.as_ref()
+        }
     }
 }
 

@@ -65,9 +65,18 @@ mod tests {
 
     #[test]
     fn a_tag_is_a_name_and_never_an_id() {
-        assert_eq!("before-upgrade".parse::<Tag>().unwrap().as_str(), "before-upgrade");
-        assert!(matches!("0123456789abcdef".parse::<Tag>(), Err(ParseTagError::Id { .. })));
-        assert!(matches!("../up".parse::<Tag>(), Err(ParseTagError::Name(_))));
+        assert_eq!(
+            "before-upgrade".parse::<Tag>().unwrap().as_str(),
+            "before-upgrade"
+        );
+        assert!(matches!(
+            "0123456789abcdef".parse::<Tag>(),
+            Err(ParseTagError::Id { .. })
+        ));
+        assert!(matches!(
+            "../up".parse::<Tag>(),
+            Err(ParseTagError::Name(_))
+        ));
         assert!(serde_json::from_str::<Tag>("\"0123456789abcdef\"").is_err());
     }
 }

@@ -1,7 +1,8 @@
 //! Warm images: captured boots, by a key that the caller computes from everything that shapes one.
 //!
-//! Always: a warm image is sealed and durable before it is seen. Whoever made one first wins; which of two equal ones
-//! it is does not matter. It keeps no image: one whose image nothing else reaches is garbage.
+//! Always: a warm image is sealed and durable before it is seen. Whoever made one first wins; which
+//! of two equal ones it is does not matter. It keeps no image: one whose image nothing else reaches
+//! is garbage.
 
 use std::path::Path;
 
@@ -59,13 +60,23 @@ impl Store {
     /// Every key that has a warm image.
     pub fn warm_keys(&self) -> Result<Vec<Digest>, Error> {
         let entries = self.files.list(&self.layout.warm_dir())?;
-        Ok(entries.iter().filter_map(|entry| entry.name.to_str()?.parse().ok()).collect())
+        Ok(entries
+            .iter()
+            .filter_map(|entry| entry.name.to_str()?.parse().ok())
+            .collect())
     }
 
     /// Every warm image, by key.
     pub fn warm_list(&self) -> Result<Vec<WarmSummary>, Error> {
-        let summaries = self.warm_keys()?.into_iter().map(|key| self.summarize_warm(key));
-        Ok(summaries.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+        let summaries = self
+            .warm_keys()?
+            .into_iter()
+            .map(|key| self.summarize_warm(key));
+        Ok(summaries
+            .collect::<Result<Vec<_>, _>>()?
+            .into_iter()
+            .flatten()
+            .collect())
     }
 
     /// One that went since it was listed is no news.
@@ -74,19 +85,28 @@ impl Store {
         if self.files.kind(&self.layout.warm(&key))?.is_none() {
             return Ok(None);
         }
-        let trouble = [state.as_ref().err(), record.as_ref().err()].into_iter().flatten().next();
+        let trouble = [state.as_ref().err(), record.as_ref().err()]
+            .into_iter()
+            .flatten()
+            .next();
         Ok(Some(WarmSummary {
             unreadable: trouble.map(Error::to_string),
             record: record.ok().flatten(),
             bytes: self.bytes_on_disk(&self.layout.warm(&key))?,
-            created_at_unix_ms: state.ok().flatten().map_or(0, |state| state.manifest().created_at_unix_ms),
+            created_at_unix_ms: state
+                .ok()
+                .flatten()
+                .map_or(0, |state| state.manifest().created_at_unix_ms),
             key,
         }))
     }
 
     /// What a warm image says of itself, if it does.
     pub(crate) fn warm_record(&self, key: &Digest) -> Result<Option<WarmRecord>, Error> {
-        optional(record::read(&self.files, &self.layout.warm(key).join("warm.json")))
+        optional(record::read(
+            &self.files,
+            &self.layout.warm(key).join("warm.json"),
+        ))
     }
 
     /// Makes a state of a sandbox a warm image, by links.
@@ -101,11 +121,17 @@ impl Store {
         let tree = places(staged.path());
         self.files.create_dir(&tree.disks)?;
         self.files.create_dir(&tree.memory)?;
-        for (name, path) in source.members()?.into_iter().filter(|(name, _)| !name.starts_with("execs/")) {
+        for (name, path) in source
+            .members()?
+            .into_iter()
+            .filter(|(name, _)| !name.starts_with("execs/"))
+        {
             self.files.share(&path, &tree.own.join(name))?;
         }
-        self.files.share_tree(&source.execs(), &tree.own.join("execs"))?;
-        self.files.create(&tree.own.join("warm.json"), &canonical(record))?;
+        self.files
+            .share_tree(&source.execs(), &tree.own.join("execs"))?;
+        self.files
+            .create(&tree.own.join("warm.json"), &canonical(record))?;
         self.write_seal(tree, &from.known_digests()?)?;
         staged.publish(&self.layout.warm(key))
     }
@@ -117,10 +143,14 @@ impl Store {
         self.files.create(&path, &canonical(&Sealed::new(digests)))
     }
 
-    /// Removes a warm image. Sandboxes made from it have links of their own. Doing it again is no error.
+    /// Removes a warm image. Sandboxes made from it have links of their own. Doing it again is no
+    /// error.
     pub fn remove_warm(&self, key: &Digest) -> Result<(), Error> {
         let shell = Staged::shell(&self.files, &self.layout, &SandboxId::random()?)?;
-        optional(self.files.rename_noreplace(&self.layout.warm(key), shell.path()))?;
+        optional(
+            self.files
+                .rename_noreplace(&self.layout.warm(key), shell.path()),
+        )?;
         match self.files.sync_dir(&self.layout.warm_dir()) {
             Ok(()) => shell.discard(),
             Err(error) => {
@@ -133,5 +163,9 @@ impl Store {
 }
 
 fn places(dir: &Path) -> Places {
-    Places { own: dir.to_owned(), disks: dir.join("disks"), memory: dir.join("memory") }
+    Places {
+        own: dir.to_owned(),
+        disks: dir.join("disks"),
+        memory: dir.join("memory"),
+    }
 }

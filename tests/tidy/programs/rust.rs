@@ -34,10 +34,17 @@ enum Takes {
 /// What the sources start, and where that cannot be told.
 pub fn starts(sources: &[Source]) -> (BTreeSet<Start>, Vec<String>) {
     let mut helpers: Vec<Helper> = sources.iter().flat_map(declared_helpers).collect();
-    helpers.push(Helper { call: NEW.to_owned(), within: String::new(), takes: Takes::Program });
+    helpers.push(Helper {
+        call: NEW.to_owned(),
+        within: String::new(),
+        takes: Takes::Program,
+    });
     let (mut starts, mut unclear) = (BTreeSet::new(), Vec::new());
     for source in sources {
-        for helper in helpers.iter().filter(|helper| source.path.starts_with(&helper.within)) {
+        for helper in helpers
+            .iter()
+            .filter(|helper| source.path.starts_with(&helper.within))
+        {
             for call in calls(source, helper) {
                 match call.starts() {
                     Some(started) => starts.extend(started),
@@ -50,22 +57,34 @@ pub fn starts(sources: &[Source]) -> (BTreeSet<Start>, Vec<String>) {
 }
 
 fn declared_helpers(source: &Source) -> Vec<Helper> {
-    let declared = source.text.lines().filter_map(|line| line.trim().strip_prefix(DECLARED));
+    let declared = source
+        .text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix(DECLARED));
     let helper = |line: &str| {
         let (takes, rest) = match line.strip_prefix("the program of ") {
             Some(rest) => (Takes::Program, rest),
             None => (Takes::Script, line.strip_prefix("the script of ")?),
         };
-        let (name, place) = rest.split_once('…').unwrap_or_else(|| panic!("{}: no helper: {line}", source.path));
-        let within = place.split_once(" in ").map_or_else(|| directory(&source.path), |(_, dir)| dir.to_owned());
-        Some(Helper { call: name.to_owned(), within, takes })
+        let (name, place) = rest
+            .split_once('…')
+            .unwrap_or_else(|| panic!("{}: no helper: {line}", source.path));
+        let within = place
+            .split_once(" in ")
+            .map_or_else(|| directory(&source.path), |(_, dir)| dir.to_owned());
+        Some(Helper {
+            call: name.to_owned(),
+            within,
+            takes,
+        })
     };
     declared.filter_map(helper).collect()
 }
 
 /// The module's directory: `a/b` for `a/b/mod.rs`, `a/b/main.rs` and `a/b/c.rs`.
 fn directory(path: &str) -> String {
-    path.rsplit_once('/').map_or(String::new(), |(dir, _)| dir.to_owned())
+    path.rsplit_once('/')
+        .map_or(String::new(), |(dir, _)| dir.to_owned())
 }
 
 /// A call of a helper.
@@ -80,11 +99,19 @@ fn calls<'a>(source: &'a Source, helper: &'a Helper) -> Vec<Call<'a>> {
     let is_call = |at: &usize| {
         let before = &source.text[..*at];
         let line = before.rsplit('\n').next().unwrap_or_default();
-        let is_name = |c: char| c.is_alphanumeric() || c == '_' || (c == '.' && !helper.call.contains('.'));
+        let is_name =
+            |c: char| c.is_alphanumeric() || c == '_' || (c == '.' && !helper.call.contains('.'));
         !line.contains("//") && !line.ends_with("fn ") && !before.ends_with(is_name)
     };
     let found = source.text.match_indices(&helper.call).map(|(at, _)| at);
-    found.filter(is_call).map(|at| Call { source, helper, arguments: at + helper.call.len() }).collect()
+    found
+        .filter(is_call)
+        .map(|at| Call {
+            source,
+            helper,
+            arguments: at + helper.call.len(),
+        })
+        .collect()
 }
 
 impl Call<'_> {
@@ -93,8 +120,13 @@ impl Call<'_> {
         let arguments = &self.source.text[self.arguments..];
         if let Some(declared) = self.declaration() {
             let named = |program: &str| self.start(program.trim());
-            let is_helper = declared.starts_with("the ") || declared.starts_with(OURS) || declared == NOTHING;
-            return Some(if is_helper { Vec::new() } else { declared.split(',').map(named).collect() });
+            let is_helper =
+                declared.starts_with("the ") || declared.starts_with(OURS) || declared == NOTHING;
+            return Some(if is_helper {
+                Vec::new()
+            } else {
+                declared.split(',').map(named).collect()
+            });
         }
         if OUR_PROGRAMS.iter().any(|ours| arguments.starts_with(ours)) {
             return Some(Vec::new());
@@ -103,7 +135,10 @@ impl Call<'_> {
             Takes::Script => Some(self.script(&self.text_of(arguments)?)),
             Takes::Program => {
                 let (program, rest) = literal(arguments)?;
-                let mut starts = installed(&program).map(|program| self.start(program)).into_iter().collect::<Vec<_>>();
+                let mut starts = installed(&program)
+                    .map(|program| self.start(program))
+                    .into_iter()
+                    .collect::<Vec<_>>();
                 if ["sh", "bash"].contains(&program.as_str()) {
                     let nearby = &rest[..rest.find("\"-c\",").filter(|at| *at < NEARBY)?];
                     let script = &rest[nearby.len() + "\"-c\",".len()..];
@@ -123,7 +158,8 @@ impl Call<'_> {
         let name: String = argument.trim_start().chars().take_while(is_name).collect();
         let (before, all) = (&self.source.text[..self.arguments], &self.source.text[..]);
         let bound = |text: &str, binding: String| text.rfind(&binding).map(|at| at + binding.len());
-        let at = bound(before, format!("let {name} =")).or_else(|| bound(all, format!("const {name}: &str =")))?;
+        let at = bound(before, format!("let {name} ="))
+            .or_else(|| bound(all, format!("const {name}: &str =")))?;
         literal(&all[at..]).map(|(text, _)| text)
     }
 
@@ -132,14 +168,24 @@ impl Call<'_> {
     }
 
     fn start(&self, program: &str) -> Start {
-        Start { program: program.to_owned(), at: self.at() }
+        Start {
+            program: program.to_owned(),
+            at: self.at(),
+        }
     }
 
     /// What a comment on this line or just above says.
     fn declaration(&self) -> Option<&str> {
         let line = self.source.text[..self.arguments].matches('\n').count();
-        let nearby = self.source.text.lines().skip(line.saturating_sub(ABOVE)).take(line.min(ABOVE) + 1);
-        let declared = nearby.filter_map(|line| line.split_once(DECLARED)).map(|(_, declared)| declared.trim());
+        let nearby = self
+            .source
+            .text
+            .lines()
+            .skip(line.saturating_sub(ABOVE))
+            .take(line.min(ABOVE) + 1);
+        let declared = nearby
+            .filter_map(|line| line.split_once(DECLARED))
+            .map(|(_, declared)| declared.trim());
         declared.reduce(|_, last| last)
     }
 
@@ -148,23 +194,31 @@ impl Call<'_> {
     }
 
     fn complaint(&self) -> String {
-        format!("{}: what is started here? Say it by a comment, `{DECLARED}…`: see tests/tidy/programs.rs", self.at())
+        format!(
+            "{}: what is started here? Say it by a comment, `{DECLARED}…`: see tests/tidy/programs.rs",
+            self.at()
+        )
     }
 }
 
 /// The name of a program that a package installs. A path to anywhere else is the test's own.
 fn installed(program: &str) -> Option<&str> {
     match program.rsplit_once('/') {
-        Some((dir, name)) => ["/bin", "/sbin", "/usr/bin", "/usr/sbin"].contains(&dir).then_some(name),
+        Some((dir, name)) => ["/bin", "/sbin", "/usr/bin", "/usr/sbin"]
+            .contains(&dir)
+            .then_some(name),
         None => Some(program),
     }
 }
 
-/// The string literal that an argument begins with, its escapes undone, and what follows it. A reference, a slice and
-/// `format!` around it do not matter.
+/// The string literal that an argument begins with, its escapes undone, and what follows it. A
+/// reference, a slice and `format!` around it do not matter.
 fn literal(text: &str) -> Option<(String, &str)> {
     let mut rest = text.trim_start();
-    while let Some(inner) = ["&", "[", "format!("].iter().find_map(|prefix| rest.strip_prefix(prefix)) {
+    while let Some(inner) = ["&", "[", "format!("]
+        .iter()
+        .find_map(|prefix| rest.strip_prefix(prefix))
+    {
         rest = inner.trim_start();
     }
     if let Some(raw) = rest.strip_prefix("r#\"") {
@@ -196,20 +250,35 @@ mod tests {
     use super::*;
 
     fn programs_of(text: &str) -> (Vec<String>, usize) {
-        let source = Source { path: "a/b.rs".to_owned(), text: text.to_owned() };
+        let source = Source {
+            path: "a/b.rs".to_owned(),
+            text: text.to_owned(),
+        };
         let (starts, unclear) = starts(&[source]);
-        (starts.into_iter().map(|start| start.program).collect(), unclear.len())
+        (
+            starts.into_iter().map(|start| start.program).collect(),
+            unclear.len(),
+        )
     }
 
     #[test]
     fn programs_are_found_by_literal_helper_and_declaration() {
-        assert_eq!(programs_of(r#"Command::new("cpio").arg("-o")"#), (vec!["cpio".to_owned()], 0));
+        assert_eq!(
+            programs_of(r#"Command::new("cpio").arg("-o")"#),
+            (vec!["cpio".to_owned()], 0)
+        );
         assert_eq!(programs_of("Command::new(program)"), (vec![], 1));
         let helper = "fn tool(name: &str) {\n    // starts: the program of tool(…)\n    Command::new(name)\n}\n";
-        assert_eq!(programs_of(&format!("{helper}x(tool(\"xz\"))")), (vec!["xz".to_owned()], 0));
+        assert_eq!(
+            programs_of(&format!("{helper}x(tool(\"xz\"))")),
+            (vec!["xz".to_owned()], 0)
+        );
         assert_eq!(programs_of(&format!("{helper}tool(program)")), (vec![], 1));
         let declared = format!("{helper}\n\n// starts: a, b\ntool(program)");
-        assert_eq!(programs_of(&declared), (vec!["a".to_owned(), "b".to_owned()], 0));
+        assert_eq!(
+            programs_of(&declared),
+            (vec!["a".to_owned(), "b".to_owned()], 0)
+        );
         let shell = r#"Command::new("sh").args(["-c", "x | y"])"#;
         assert_eq!(programs_of(shell).0, ["sh", "x", "y"]);
         let named = "const S: &str = r#\"x\"#;\nCommand::new(\"sh\").args([\"-c\", S])";

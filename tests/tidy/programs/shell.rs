@@ -1,7 +1,7 @@
 //! The programs that a shell script starts: the words that stand where a command begins.
 //!
-//! This reads only as much of the shell's language as our scripts use. A word with a variable in it is not looked at, nor
-//! is a script in quotes.
+//! This reads only as much of the shell's language as our scripts use. A word with a variable in it
+//! is not looked at, nor is a script in quotes.
 
 use std::collections::BTreeSet;
 
@@ -18,13 +18,29 @@ const STARTS_ARGUMENTS: &str = "env nice run_as_root setsid sudo unshare xargs";
 
 /// What a script starts. `at` makes the name of a place from an offset in the script.
 pub fn starts(script: &str, at: impl Fn(usize) -> String) -> BTreeSet<Start> {
-    let mut scanner = Scanner { text: script.as_bytes(), at: 0, commands: Vec::new(), functions: BTreeSet::new() };
+    let mut scanner = Scanner {
+        text: script.as_bytes(),
+        at: 0,
+        commands: Vec::new(),
+        functions: BTreeSet::new(),
+    };
     scanner.scan(Inside::Script);
-    let Scanner { commands, functions, .. } = scanner;
+    let Scanner {
+        commands,
+        functions,
+        ..
+    } = scanner;
     let words = commands.iter().flat_map(|words| programs(words));
     let is_started = |word: &&Word| is_program(&word.text) && !is_in(BUILTIN, &word.text);
-    let started = words.filter(is_started).filter(|word| !functions.contains(&word.text));
-    started.map(|word| Start { program: word.text.clone(), at: at(word.offset) }).collect()
+    let started = words
+        .filter(is_started)
+        .filter(|word| !functions.contains(&word.text));
+    started
+        .map(|word| Start {
+            program: word.text.clone(),
+            at: at(word.offset),
+        })
+        .collect()
 }
 
 fn is_in(list: &str, word: &str) -> bool {
@@ -37,7 +53,9 @@ fn is_program(word: &str) -> bool {
 }
 
 fn is_assignment(word: &str) -> bool {
-    let Some((name, _)) = word.split_once('=') else { return false };
+    let Some((name, _)) = word.split_once('=') else {
+        return false;
+    };
     let name = name.strip_suffix('+').unwrap_or(name);
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
@@ -127,7 +145,10 @@ impl Scanner<'_> {
                 }
                 _ => {
                     let word = self.word();
-                    if !std::mem::take(&mut is_target) && !self.is_definition(&word) && !self.is_number_of(&word) {
+                    if !std::mem::take(&mut is_target)
+                        && !self.is_definition(&word)
+                        && !self.is_number_of(&word)
+                    {
                         command.push(word);
                     }
                 }
@@ -194,7 +215,10 @@ impl Scanner<'_> {
     }
 
     fn word(&mut self) -> Word {
-        let mut word = Word { offset: self.at, text: String::new() };
+        let mut word = Word {
+            offset: self.at,
+            text: String::new(),
+        };
         while self.at < self.text.len() {
             match self.peek(0) {
                 b' ' | b'\t' | b'\n' | b';' | b'&' | b'|' | b'<' | b'>' | b')' => break,
@@ -278,20 +302,41 @@ mod tests {
     use super::*;
 
     fn programs_of(script: &str) -> Vec<String> {
-        starts(script, |offset| format!("{offset:04}")).into_iter().map(|start| start.program).collect()
+        starts(script, |offset| format!("{offset:04}"))
+            .into_iter()
+            .map(|start| start.program)
+            .collect()
     }
 
     #[test]
     fn programs_are_the_words_where_commands_begin() {
         for (script, programs) in [
-            ("# cpio\ntar x; gzip | sort && id || head", &["gzip", "head", "id", "sort", "tar"][..]),
-            ("if ! grep -q x <f 2>/dev/null; then sed; fi", &["grep", "sed"]),
-            ("x=1 y=$(id -u) env A=b -i nice cp a b", &["cp", "env", "id", "nice"]),
+            (
+                "# cpio\ntar x; gzip | sort && id || head",
+                &["gzip", "head", "id", "sort", "tar"][..],
+            ),
+            (
+                "if ! grep -q x <f 2>/dev/null; then sed; fi",
+                &["grep", "sed"],
+            ),
+            (
+                "x=1 y=$(id -u) env A=b -i nice cp a b",
+                &["cp", "env", "id", "nice"],
+            ),
             ("a=(cp \"$(stat x)\") && b+=(mv)", &["stat"]),
-            ("f() { cat; }\nf | \"$program\" x ${y:-rm} $((rm + 1)) 'mv; rm'", &["cat"]),
+            (
+                "f() { cat; }\nf | \"$program\" x ${y:-rm} $((rm + 1)) 'mv; rm'",
+                &["cat"],
+            ),
             ("cat <<'END' | tr a b\nrm x\nEND\nwc", &["cat", "tr", "wc"]),
-            ("while read -r a; do cut; done < <(seq 5) >&2", &["cut", "seq"]),
-            ("cat <<<\"$(date)\" >out && exec make \\\n test", &["cat", "date", "make"]),
+            (
+                "while read -r a; do cut; done < <(seq 5) >&2",
+                &["cut", "seq"],
+            ),
+            (
+                "cat <<<\"$(date)\" >out && exec make \\\n test",
+                &["cat", "date", "make"],
+            ),
             ("exec 9>lock; command -v cpio; printf x", &[]),
         ] {
             assert_eq!(programs_of(script), programs, "{script}");

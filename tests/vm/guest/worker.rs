@@ -1,4 +1,5 @@
-//! A program for guests of the tests, built by them with `rustc` alone: it keeps memory and disk busy in known ways.
+//! A program for guests of the tests, built by them with `rustc` alone: it keeps memory and disk
+//! busy in known ways.
 //!
 //! ```text
 //!   worker churn SEED               writes, frees, remaps and discards memory, and files on disk and in memory, for ever

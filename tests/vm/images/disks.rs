@@ -14,24 +14,45 @@ use crate::support::World;
 const SECTOR: u64 = 512;
 const ROOT_START: u64 = 2048 * SECTOR;
 /// Of a Linux root file system for x86-64, as it is written down.
-const ROOT_TYPE: [u8; 16] =
-    [0xe3, 0xbc, 0x68, 0x4f, 0xcd, 0xe8, 0xb1, 0x4d, 0x96, 0xe7, 0xfb, 0xca, 0xf9, 0x84, 0xb7, 0x09];
+const ROOT_TYPE: [u8; 16] = [
+    0xe3, 0xbc, 0x68, 0x4f, 0xcd, 0xe8, 0xb1, 0x4d, 0x96, 0xe7, 0xfb, 0xca, 0xf9, 0x84, 0xb7, 0x09,
+];
 
 /// A file system of 64 MiB with busybox and its init in it.
 fn bare(world: &World, dir: &Path) -> std::path::PathBuf {
     let (root, disk) = (dir.join("root"), dir.join("bare.raw"));
     busybox(world, &root);
     fs::write(root.join("etc/word"), "of the disk").unwrap();
-    host("mke2fs", ["-q", "-t", "ext4", "-d", root.to_str().unwrap(), disk.to_str().unwrap(), "64M"]);
+    host(
+        "mke2fs",
+        [
+            "-q",
+            "-t",
+            "ext4",
+            "-d",
+            root.to_str().unwrap(),
+            disk.to_str().unwrap(),
+            "64M",
+        ],
+    );
     disk
 }
 
 fn crc32(bytes: &[u8]) -> u32 {
-    let step = |crc: u32| if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 };
-    !bytes.iter().fold(!0u32, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), |crc, _| step(crc)))
+    let step = |crc: u32| {
+        if crc & 1 == 1 {
+            crc >> 1 ^ 0xedb8_8320
+        } else {
+            crc >> 1
+        }
+    };
+    !bytes.iter().fold(!0u32, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| step(crc))
+    })
 }
 
-/// The same file system behind a partition table, which is written by hand: not every host has a program for it.
+/// The same file system behind a partition table, which is written by hand: not every host has a
+/// program for it.
 fn partitioned(bare: &Path, disk: &Path) {
     let content = fs::read(bare).unwrap();
     let sectors = (ROOT_START + content.len() as u64) / SECTOR + 34;
@@ -42,7 +63,13 @@ fn partitioned(bare: &Path, disk: &Path) {
     entries[40..48].copy_from_slice(&(sectors - 35).to_le_bytes());
     let mut header = vec![0; 92];
     header[..16].copy_from_slice(b"EFI PART\0\0\x01\0\x5c\0\0\0");
-    for (at, value) in [(24, 1), (32, sectors - 1), (40, 34), (48, sectors - 34), (72, 2)] {
+    for (at, value) in [
+        (24, 1),
+        (32, sectors - 1),
+        (40, 34),
+        (48, sectors - 34),
+        (72, 2),
+    ] {
         header[at..at + 8].copy_from_slice(&value.to_le_bytes());
     }
     header[80..84].copy_from_slice(&128u32.to_le_bytes());
@@ -58,7 +85,12 @@ fn partitioned(bare: &Path, disk: &Path) {
     protective[510..].copy_from_slice(&[0x55, 0xaa]);
     let file = File::create(disk).unwrap();
     file.set_len(sectors * SECTOR).unwrap();
-    for (at, bytes) in [(0, &protective), (SECTOR, &header), (2 * SECTOR, &entries), (ROOT_START, &content)] {
+    for (at, bytes) in [
+        (0, &protective),
+        (SECTOR, &header),
+        (2 * SECTOR, &entries),
+        (ROOT_START, &content),
+    ] {
         file.write_all_at(bytes, at).unwrap();
     }
 }
@@ -71,7 +103,12 @@ struct Daemon {
 
 impl Daemon {
     fn order(&mut self, order: &str, arguments: Value) {
-        writeln!(self.orders, "{}", json!({ "execute": order, "arguments": arguments })).unwrap();
+        writeln!(
+            self.orders,
+            "{}",
+            json!({ "execute": order, "arguments": arguments })
+        )
+        .unwrap();
         let answer = self.until(|line| line.get("return").is_some() || line.get("error").is_some());
         assert!(answer.get("return").is_some(), "{order}: {answer}");
     }
@@ -88,26 +125,53 @@ impl Daemon {
     }
 
     fn concluded(&mut self) {
-        self.until(|line| line["event"] == "JOB_STATUS_CHANGE" && line["data"]["status"] == "concluded");
+        self.until(|line| {
+            line["event"] == "JOB_STATUS_CHANGE" && line["data"]["status"] == "concluded"
+        });
     }
 }
 
 /// The same disk in QEMU's own format, written by QEMU.
 fn qcow2(raw: &Path, disk: &Path) {
     File::create(disk).unwrap();
-    let file = |name: &str, path: &Path| format!("driver=file,node-name={name},filename={}", path.display());
+    let file = |name: &str, path: &Path| {
+        format!("driver=file,node-name={name},filename={}", path.display())
+    };
     let mut command = Command::new("qemu-storage-daemon");
-    command.args(["--blockdev", &file("to", disk), "--blockdev", &file("raw", raw)]);
-    command.args(["--chardev", "stdio,id=c", "--monitor", "chardev=c,mode=control"]);
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let mut daemon = Daemon { orders: child.stdin.take().unwrap(), told: BufReader::new(child.stdout.take().unwrap()) };
+    command.args([
+        "--blockdev",
+        &file("to", disk),
+        "--blockdev",
+        &file("raw", raw),
+    ]);
+    command.args([
+        "--chardev",
+        "stdio,id=c",
+        "--monitor",
+        "chardev=c,mode=control",
+    ]);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut daemon = Daemon {
+        orders: child.stdin.take().unwrap(),
+        told: BufReader::new(child.stdout.take().unwrap()),
+    };
     let bytes = fs::metadata(raw).unwrap().len();
     daemon.order("qmp_capabilities", json!({}));
     let options = json!({ "driver": "qcow2", "file": "to", "size": bytes });
-    daemon.order("blockdev-create", json!({ "job-id": "make", "options": options }));
+    daemon.order(
+        "blockdev-create",
+        json!({ "job-id": "make", "options": options }),
+    );
     daemon.concluded();
     daemon.order("job-dismiss", json!({ "id": "make" }));
-    daemon.order("blockdev-add", json!({ "driver": "qcow2", "node-name": "disk", "file": "to" }));
+    daemon.order(
+        "blockdev-add",
+        json!({ "driver": "qcow2", "node-name": "disk", "file": "to" }),
+    );
     let copy = json!({ "job-id": "copy", "device": "raw", "target": "disk", "sync": "full", "auto-dismiss": false });
     daemon.order("blockdev-backup", copy);
     daemon.concluded();
@@ -126,18 +190,39 @@ fn disks_boot_by_their_own_init() {
     world.ok(["image", "import", gpt.to_str().unwrap()]);
     // The same file system, however it was packed, is the same image.
     let made = world.json(["image", "import", packed.to_str().unwrap()]);
-    assert_eq!((&made["names"], &made["init"]), (&json!(["bare", "gpt", "packed"]), &json!("image")));
+    assert_eq!(
+        (&made["names"], &made["init"]),
+        (&json!(["bare", "gpt", "packed"]), &json!("image"))
+    );
     world.ok(["run", "--cold", "-d", "--name", "a", "gpt"]);
-    assert_eq!(say(&world, "a", "cat /proc/1/comm /etc/word"), "init\nof the disk");
-    let mib: u64 = say(&world, "a", "df -m / | awk 'END { print $2 }'").parse().unwrap();
+    assert_eq!(
+        say(&world, "a", "cat /proc/1/comm /etc/word"),
+        "init\nof the disk"
+    );
+    let mib: u64 = say(&world, "a", "df -m / | awk 'END { print $2 }'")
+        .parse()
+        .unwrap();
     assert!(mib > 4000, "the file system grew to its disk: {mib} MiB");
     world.ok(["stop", "a"]);
     world.ok(["start", "a"]);
     assert_eq!(say(&world, "a", "cat /etc/word"), "of the disk");
     world.ok(["rm", "-f", "a"]);
     // The same under the agent, with a smaller disk.
-    world.ok(["image", "import", "--init", "agent", "--disk", "128M", "--name", "agent", bare.to_str().unwrap()]);
-    assert_eq!(world.ok(["run", "agent", "--", "cat", "/etc/word"]).out(), "of the disk");
+    world.ok([
+        "image",
+        "import",
+        "--init",
+        "agent",
+        "--disk",
+        "128M",
+        "--name",
+        "agent",
+        bare.to_str().unwrap(),
+    ]);
+    assert_eq!(
+        world.ok(["run", "agent", "--", "cat", "/etc/word"]).out(),
+        "of the disk"
+    );
     assert_eq!(image(&world, "agent")["disk_bytes"], 128 << 20);
     end(&world, &["tiny"]);
 }

@@ -16,7 +16,13 @@ struct Member<'a> {
 }
 
 impl Member<'_> {
-    const PLAIN: Member<'static> = Member { name: "x", kind: b'0', target: "", announced: 0, content: b"" };
+    const PLAIN: Member<'static> = Member {
+        name: "x",
+        kind: b'0',
+        target: "",
+        announced: 0,
+        content: b"",
+    };
 
     fn bytes(&self) -> Vec<u8> {
         let mut header = vec![0; 512];
@@ -51,7 +57,13 @@ fn archive(members: &[Member<'_>]) -> Vec<u8> {
 #[track_caller]
 fn refused(world: &World, path: &Path, words: &[&str]) {
     let before = published(world);
-    let answer = world.run(["image".as_ref(), "import".as_ref(), path.as_os_str(), "--name".as_ref(), "bad".as_ref()]);
+    let answer = world.run([
+        "image".as_ref(),
+        "import".as_ref(),
+        path.as_os_str(),
+        "--name".as_ref(),
+        "bad".as_ref(),
+    ]);
     answer.failed_with(words);
     assert_eq!(published(world), before);
     world.assert_empty();
@@ -65,19 +77,76 @@ fn archives_that_mean_harm_are_refused() {
         fs::write(&path, archive(&[member])).unwrap();
         refused(&world, &path, words);
     };
-    with(Member { name: "../../outside", ..Member::PLAIN }, &["../../outside", ".."]);
-    with(Member { name: "a/../../outside", ..Member::PLAIN }, &["a/../../outside", ".."]);
-    with(Member { kind: b'1', target: "../../../etc/passwd", ..Member::PLAIN }, &["x is refused"]);
-    with(Member { kind: b'1', target: "/etc/passwd", ..Member::PLAIN }, &["x is refused"]);
-    with(Member { kind: b'3', ..Member::PLAIN }, &["x is refused", "number"]);
-    with(Member { announced: 1 << 60, ..Member::PLAIN }, &["x "]);
+    with(
+        Member {
+            name: "../../outside",
+            ..Member::PLAIN
+        },
+        &["../../outside", ".."],
+    );
+    with(
+        Member {
+            name: "a/../../outside",
+            ..Member::PLAIN
+        },
+        &["a/../../outside", ".."],
+    );
+    with(
+        Member {
+            kind: b'1',
+            target: "../../../etc/passwd",
+            ..Member::PLAIN
+        },
+        &["x is refused"],
+    );
+    with(
+        Member {
+            kind: b'1',
+            target: "/etc/passwd",
+            ..Member::PLAIN
+        },
+        &["x is refused"],
+    );
+    with(
+        Member {
+            kind: b'3',
+            ..Member::PLAIN
+        },
+        &["x is refused", "number"],
+    );
+    with(
+        Member {
+            announced: 1 << 60,
+            ..Member::PLAIN
+        },
+        &["x "],
+    );
     let through_a_link = [
-        Member { name: "out", kind: b'2', target: dir.path().to_str().unwrap(), ..Member::PLAIN },
-        Member { name: "out/written", announced: 1, content: b"w", ..Member::PLAIN },
+        Member {
+            name: "out",
+            kind: b'2',
+            target: dir.path().to_str().unwrap(),
+            ..Member::PLAIN
+        },
+        Member {
+            name: "out/written",
+            announced: 1,
+            content: b"w",
+            ..Member::PLAIN
+        },
     ];
     fs::write(&path, archive(&through_a_link)).unwrap();
-    world.ok(["image", "import", path.to_str().unwrap(), "--name", "stays-inside"]);
-    assert!(!dir.path().join("written").exists(), "links lead to places in the image, not to ours");
+    world.ok([
+        "image",
+        "import",
+        path.to_str().unwrap(),
+        "--name",
+        "stays-inside",
+    ]);
+    assert!(
+        !dir.path().join("written").exists(),
+        "links lead to places in the image, not to ours"
+    );
     end(&world, &["tiny"]);
 }
 
@@ -87,16 +156,39 @@ fn what_is_not_whole_is_refused() {
     let root = dir.path().join("root");
     busybox(&world, &root);
     let whole = dir.path().join("whole.tar.gz");
-    host("tar", ["-czf".as_ref(), whole.as_os_str(), "-C".as_ref(), root.as_os_str(), ".".as_ref()]);
+    host(
+        "tar",
+        [
+            "-czf".as_ref(),
+            whole.as_os_str(),
+            "-C".as_ref(),
+            root.as_os_str(),
+            ".".as_ref(),
+        ],
+    );
     let (bytes, cut) = (fs::read(&whole).unwrap(), dir.path().join("cut.tar.gz"));
     fs::write(&cut, &bytes[..bytes.len() / 2]).unwrap();
     refused(&world, &cut, &["archive"]);
-    for (name, content) in [("empty", &b""[..]), ("noise", b"neither a disk nor an archive".repeat(100).as_slice())] {
+    for (name, content) in [
+        ("empty", &b""[..]),
+        (
+            "noise",
+            b"neither a disk nor an archive".repeat(100).as_slice(),
+        ),
+    ] {
         fs::write(dir.path().join(name), content).unwrap();
-        refused(&world, &dir.path().join(name), &[dir.path().join(name).to_str().unwrap()]);
+        refused(
+            &world,
+            &dir.path().join(name),
+            &[dir.path().join(name).to_str().unwrap()],
+        );
     }
     refused(&world, &dir.path().join("gone"), &["gone"]);
-    refused(&world, Path::new("/dev/zero"), &["neither a file nor a directory"]);
+    refused(
+        &world,
+        Path::new("/dev/zero"),
+        &["neither a file nor a directory"],
+    );
     // A disk whose header lies.
     let mut disk = b"QFI\xfb\0\0\0\x03".to_vec();
     disk.resize(4096, 0xff);
@@ -108,14 +200,23 @@ fn what_is_not_whole_is_refused() {
 /// A packed archive of a few bytes, whose content is many times what the store has room for.
 #[test]
 fn a_bomb_is_limited() {
-    let Some(small) = crate::support::mount::Mount::tmpfs(320) else { return };
+    let Some(small) = crate::support::mount::Mount::tmpfs(320) else {
+        return;
+    };
     let world = World::at(small.path().join("home"));
     let zeros = small.path().join("zeros");
     fs::File::create(&zeros).unwrap().set_len(4 << 30).unwrap();
     let bomb = small.path().join("bomb.tar.zst");
     host(
         "tar",
-        ["--zstd".as_ref(), "-cf".as_ref(), bomb.as_os_str(), "-C".as_ref(), small.path().as_ref(), "zeros".as_ref()],
+        [
+            "--zstd".as_ref(),
+            "-cf".as_ref(),
+            bomb.as_os_str(),
+            "-C".as_ref(),
+            small.path().as_ref(),
+            "zeros".as_ref(),
+        ],
     );
     refused(&world, &bomb, &["zeros", "limit"]);
     end(&world, &["tiny"]);
@@ -129,19 +230,35 @@ fn a_layout_whose_layer_is_not_the_one_it_names_is_refused() {
     fs::write(root.join("etc/word"), "as it was").unwrap();
     let layout = dir.path().join("layout");
     let tagged = format!("{}:app", layout.display());
-    host("umoci", ["init".as_ref(), "--layout".as_ref(), layout.as_os_str()]);
+    host(
+        "umoci",
+        ["init".as_ref(), "--layout".as_ref(), layout.as_os_str()],
+    );
     host("umoci", ["new", "--image", &tagged]);
-    host("umoci", ["insert", "--image", &tagged, root.to_str().unwrap(), "/"]);
+    host(
+        "umoci",
+        ["insert", "--image", &tagged, root.to_str().unwrap(), "/"],
+    );
     let blobs = super::entries(&layout.join("blobs/sha256"));
     let is_layer = |path: &&std::path::PathBuf| fs::read(path).unwrap().starts_with(&[0x1f, 0x8b]);
     let layer = blobs.iter().find(is_layer).expect("there is a layer");
     let whole = fs::read(layer).unwrap();
-    world.ok(["image".as_ref(), "import".as_ref(), layout.as_os_str(), "--name".as_ref(), "whole".as_ref()]);
+    world.ok([
+        "image".as_ref(),
+        "import".as_ref(),
+        layout.as_os_str(),
+        "--name".as_ref(),
+        "whole".as_ref(),
+    ]);
     let mut changed = whole.clone();
     // The time in the header of gzip: what is in it is the same.
     changed[4] ^= 1;
     fs::write(layer, &changed).unwrap();
-    refused(&world, &layout, &[layer.file_name().unwrap().to_str().unwrap()]);
+    refused(
+        &world,
+        &layout,
+        &[layer.file_name().unwrap().to_str().unwrap()],
+    );
     fs::write(layer, &whole[..whole.len() - 9]).unwrap();
     refused(&world, &layout, &[]);
     fs::remove_file(layer).unwrap();

@@ -1,4 +1,5 @@
-//! An image whose init is its own: it comes up, is stopped in good order, and its copies are somebody else.
+//! An image whose init is its own: it comes up, is stopped in good order, and its copies are
+//! somebody else.
 
 use super::debian::world;
 use super::{end, say};
@@ -9,13 +10,19 @@ fn systemd_boots_beside_the_agent() {
     let world = world();
     world.ok(["run", "-d", "--name", "s", "--memory", "1G", "with-inits"]);
     assert_eq!(say(&world, "s", "cat /proc/1/comm"), "systemd");
-    let running = world.sh("s", "systemctl is-system-running --wait; systemctl --failed --plain --no-legend");
+    let running = world.sh(
+        "s",
+        "systemctl is-system-running --wait; systemctl --failed --plain --no-legend",
+    );
     assert_eq!(running.out(), "running\n", "{running:?}");
     assert_eq!(say(&world, "s", "hello"), "Hello, world!");
     // Another machine has another name to itself, and knows of no boot but its own.
     world.ok(["fork", "s", "--name", "t"]);
     let ids = ["s", "t-1"].map(|name| say(&world, name, "cat /etc/machine-id"));
-    assert!(ids[0] != ids[1] && ids.iter().all(|id| id.len() == 32), "{ids:?}");
+    assert!(
+        ids[0] != ids[1] && ids.iter().all(|id| id.len() == 32),
+        "{ids:?}"
+    );
     assert_eq!(say(&world, "t-1", "systemctl is-system-running"), "running");
     world.ok(["rm", "-f", "t-1"]);
     stop(&world, "s", 1);
@@ -23,7 +30,8 @@ fn systemd_boots_beside_the_agent() {
     end(&world, &["debian", "with-inits"]);
 }
 
-/// A service that writes down when it starts and stops, and nothing else: what Debian has beside it takes a minute.
+/// A service that writes down when it starts and stops, and nothing else: what Debian has beside it
+/// takes a minute.
 const OPENRC: &str = r#"set -e
 rm /etc/runlevels/*/*
 cat > /etc/init.d/notes <<'S'
@@ -51,11 +59,17 @@ fn openrc_boots_beside_the_agent_by_its_own_init_and_by_busybox() {
     say(&world, "o", OPENRC);
     stop(&world, "o", 1);
     world.ok(["start", "o"]);
-    assert_eq!(say(&world, "o", "cat /var/notes; rc-service notes status"), "start openrc-init\n * status: started");
+    assert_eq!(
+        say(&world, "o", "cat /var/notes; rc-service notes status"),
+        "start openrc-init\n * status: started"
+    );
     say(&world, "o", BUSYBOX);
     stop(&world, "o", 2);
     world.ok(["start", "o"]);
-    assert_eq!(say(&world, "o", "cat /var/notes"), "start openrc-init\nstop\nstart busybox");
+    assert_eq!(
+        say(&world, "o", "cat /var/notes"),
+        "start openrc-init\nstop\nstart busybox"
+    );
     stop(&world, "o", 3);
     world.ok(["rm", "o"]);
     end(&world, &["debian", "with-inits"]);
@@ -65,6 +79,13 @@ fn openrc_boots_beside_the_agent_by_its_own_init_and_by_busybox() {
 fn stop(world: &World, name: &str, times: usize) {
     world.ok(["stop", name]);
     let console = String::from_utf8_lossy(&world.ok(["logs", name]).stdout).into_owned();
-    assert_eq!(console.matches("Power down").count(), times, "it did not power off by itself: {console}");
-    assert!(!console.contains("sandtree-agent: cannot"), "the agent had to end it: {console}");
+    assert_eq!(
+        console.matches("Power down").count(),
+        times,
+        "it did not power off by itself: {console}"
+    );
+    assert!(
+        !console.contains("sandtree-agent: cannot"),
+        "the agent had to end it: {console}"
+    );
 }

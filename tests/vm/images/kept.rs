@@ -9,18 +9,35 @@ use crate::support::{World, warm_states};
 fn images_are_listed_and_shown() {
     let world = World::new();
     let listed = world.json(["image", "ls"]);
-    let [tiny] = listed.as_array().unwrap().as_slice() else { panic!("{listed}") };
+    let [tiny] = listed.as_array().unwrap().as_slice() else {
+        panic!("{listed}")
+    };
     assert_eq!(tiny, &image(&world, "tiny"));
     assert_eq!(tiny, &image(&world, text(&tiny["digest"])));
-    assert_eq!((&tiny["names"], &tiny["init"], &tiny["warm"]), (&json!(["tiny"]), &json!("agent"), &json!(1)));
+    assert_eq!(
+        (&tiny["names"], &tiny["init"], &tiny["warm"]),
+        (&json!(["tiny"]), &json!("agent"), &json!(1))
+    );
     let table = world.ok(["image", "ls"]);
-    assert!(table.out().starts_with("NAME") && table.out().contains(&text(&tiny["digest"])[..12]), "{table:?}");
+    assert!(
+        table.out().starts_with("NAME") && table.out().contains(&text(&tiny["digest"])[..12]),
+        "{table:?}"
+    );
     let shown = world.ok(["image", "inspect", "tiny"]);
-    for word in [text(&tiny["digest"]), text(&tiny["kernel"]), "agent", "PATH="] {
+    for word in [
+        text(&tiny["digest"]),
+        text(&tiny["kernel"]),
+        "agent",
+        "PATH=",
+    ] {
         assert!(shown.out().contains(word), "{word}: {shown:?}");
     }
-    world.run(["image", "inspect", "nobody-made-this"]).failed_with(&["there is no image nobody-made-this"]);
-    world.run(["image", "rm", "nobody-made-this"]).failed_with(&["there is no image nobody-made-this"]);
+    world
+        .run(["image", "inspect", "nobody-made-this"])
+        .failed_with(&["there is no image nobody-made-this"]);
+    world
+        .run(["image", "rm", "nobody-made-this"])
+        .failed_with(&["there is no image nobody-made-this"]);
     end(&world, &["tiny"]);
 }
 
@@ -29,15 +46,29 @@ fn an_image_that_is_used_loses_its_name_and_not_its_content() {
     let world = World::new();
     world.ok(["image", "build", "tiny", "--name", "mine"]);
     let digest = digest(&world, "mine");
-    assert_eq!(image(&world, "tiny")["names"], json!(["mine", "tiny"]), "one content, two names");
+    assert_eq!(
+        image(&world, "tiny")["names"],
+        json!(["mine", "tiny"]),
+        "one content, two names"
+    );
     world.start("a", &[]);
     let removed = world.json(["image", "rm", "tiny"]);
-    assert_eq!((&removed["collected"], &removed["digest"]), (&json!(false), &json!(digest)));
+    assert_eq!(
+        (&removed["collected"], &removed["digest"]),
+        (&json!(false), &json!(digest))
+    );
     let removed = world.ok(["image", "rm", "mine"]);
     assert!(removed.err().contains("1 sandbox"), "{removed:?}");
     let left = image(&world, &digest);
-    assert_eq!((&left["names"], &left["sandboxes"]), (&json!([]), &json!(1)));
-    assert_eq!(world.json(["image", "rm", &digest])["collected"], json!(false), "by its digest it stays, too");
+    assert_eq!(
+        (&left["names"], &left["sandboxes"]),
+        (&json!([]), &json!(1))
+    );
+    assert_eq!(
+        world.json(["image", "rm", &digest])["collected"],
+        json!(false),
+        "by its digest it stays, too"
+    );
     world.ok(["gc"]);
     assert_eq!(say(&world, "a", "echo lives"), "lives");
     world.ok(["stop", "a"]);
@@ -45,20 +76,35 @@ fn an_image_that_is_used_loses_its_name_and_not_its_content() {
     assert_eq!(say(&world, "a", "echo lives"), "lives");
     world.ok(["rm", "-f", "a"]);
     end(&world, &[]);
-    world.run(["image", "inspect", &digest]).failed_with(&["there is no image"]);
-    assert_eq!(warm_states(world.home()).len(), 0, "with the image went its warm state");
+    world
+        .run(["image", "inspect", &digest])
+        .failed_with(&["there is no image"]);
+    assert_eq!(
+        warm_states(world.home()).len(),
+        0,
+        "with the image went its warm state"
+    );
 }
 
 #[test]
 fn a_warm_image_is_booted_once_per_shape() {
     let world = World::new();
     let removed = world.json(["image", "warm", "--rm", "tiny"]);
-    assert_eq!((&removed["removed"], &image(&world, "tiny")["warm"]), (&json!(1), &json!(0)));
+    assert_eq!(
+        (&removed["removed"], &image(&world, "tiny")["warm"]),
+        (&json!(1), &json!(0))
+    );
     let shape = ["--memory", "256M", "--network", "none"];
     let warm = world.json([&["image", "warm", "tiny"][..], &shape].concat());
-    assert_eq!((&warm["memory_bytes"], &warm["network"]), (&json!(256 << 20), &json!("none")));
+    assert_eq!(
+        (&warm["memory_bytes"], &warm["network"]),
+        (&json!(256 << 20), &json!("none"))
+    );
     let before = warm_states(world.home());
-    assert_eq!((before.len(), &image(&world, "tiny")["warm"]), (1, &json!(1)));
+    assert_eq!(
+        (before.len(), &image(&world, "tiny")["warm"]),
+        (1, &json!(1))
+    );
     // The same shape again makes nothing new, whoever asks for it; another does.
     world.ok([&["image", "warm", "tiny"][..], &shape].concat());
     world.ok([&["run"][..], &shape, &["tiny", "--", "true"]].concat());
@@ -68,8 +114,18 @@ fn a_warm_image_is_booted_once_per_shape() {
     let listed = world.json(["image", "warm", "--ls"]);
     let listed = listed.as_array().unwrap();
     assert_eq!(listed.len(), 2);
-    assert!(listed.iter().all(|state| state["image"] == digest(&world, "tiny").as_str()), "{listed:?}");
-    assert!(world.ok(["image", "warm", "--ls"]).out().contains("128 MiB"));
+    assert!(
+        listed
+            .iter()
+            .all(|state| state["image"] == digest(&world, "tiny").as_str()),
+        "{listed:?}"
+    );
+    assert!(
+        world
+            .ok(["image", "warm", "--ls"])
+            .out()
+            .contains("128 MiB")
+    );
     assert_eq!(world.json(["image", "warm", "--rm", "tiny"])["removed"], 2);
     end(&world, &["tiny"]);
 }

@@ -1,4 +1,5 @@
-//! Other kernels: the full one, and one of the user's own, which is that of the store handed in as a file.
+//! Other kernels: the full one, and one of the user's own, which is that of the store handed in as
+//! a file.
 
 use std::fs;
 use std::io::Write;
@@ -9,12 +10,15 @@ use super::{digest, end, files, image, say, text};
 use crate::support::World;
 
 /// What a kernel of Debian's for virtual machines has built in, of what is looked for.
-const BUILT_IN: &str =
-    "kernel/fs/ext4/ext4.ko\nkernel/drivers/virtio/virtio_pci.ko\nkernel/drivers/char/virtio_console.ko\n";
+const BUILT_IN: &str = "kernel/fs/ext4/ext4.ko\nkernel/drivers/virtio/virtio_pci.ko\nkernel/drivers/char/virtio_console.ko\n";
 
-/// The files of the kernel that `tiny` has, as someone would have them who made it: kernel, modules.
+/// The files of the kernel that `tiny` has, as someone would have them who made it: kernel,
+/// modules.
 fn own(world: &World, dir: &Path) -> (PathBuf, PathBuf) {
-    let bundle = world.home().join("kernels").join(text(&image(world, "tiny")["kernel"]));
+    let bundle = world
+        .home()
+        .join("kernels")
+        .join(text(&image(world, "tiny")["kernel"]));
     let (kernel, modules) = (dir.join("vmlinux"), dir.join("modules"));
     fs::copy(bundle.join("kernel"), &kernel).unwrap();
     fs::create_dir(&modules).unwrap();
@@ -29,8 +33,14 @@ fn cpio(dir: &Path) -> PathBuf {
     let (file, archive) = (dir.join("early"), dir.join("own.cpio"));
     fs::write(file, "early").unwrap();
     let mut command = Command::new("cpio");
-    command.args(["-o", "-H", "newc", "--quiet"]).current_dir(dir).stdin(Stdio::piped());
-    let mut child = command.stdout(fs::File::create(&archive).unwrap()).spawn().unwrap();
+    command
+        .args(["-o", "-H", "newc", "--quiet"])
+        .current_dir(dir)
+        .stdin(Stdio::piped());
+    let mut child = command
+        .stdout(fs::File::create(&archive).unwrap())
+        .spawn()
+        .unwrap();
     child.stdin.take().unwrap().write_all(b"early\n").unwrap();
     assert!(child.wait().unwrap().success());
     archive
@@ -63,9 +73,15 @@ fn a_kernel_of_ones_own_boots_the_same_root() {
     assert_eq!(digest(&world, "tiny"), text(&before["digest"]));
     // What is no kernel is told so, before anything is started.
     let no_kernel = dir.path().join("early");
-    world.run(["run", "--kernel", no_kernel.to_str().unwrap(), "tiny"]).failed_with(&["bzImage"]);
+    world
+        .run(["run", "--kernel", no_kernel.to_str().unwrap(), "tiny"])
+        .failed_with(&["bzImage"]);
     end(&world, &["tiny"]);
-    assert_eq!(super::entries(&world.home().join("kernels")).len(), 1, "nobody needs the other one");
+    assert_eq!(
+        super::entries(&world.home().join("kernels")).len(),
+        1,
+        "nobody needs the other one"
+    );
 }
 
 /// What a desktop needs is in it, and it is stopped, captured and copied like the other.
@@ -75,18 +91,30 @@ fn the_full_kernel_boots_and_has_a_driver_for_a_screen() {
     let recipe = dir.path().join("desk.toml");
     fs::write(&recipe, "from = \"tiny\"\nkernel = \"full\"\n").unwrap();
     world.ok(["image".as_ref(), "build".as_ref(), recipe.as_os_str()]);
-    assert_ne!(image(&world, "desk")["kernel"], image(&world, "tiny")["kernel"]);
+    assert_ne!(
+        image(&world, "desk")["kernel"],
+        image(&world, "tiny")["kernel"]
+    );
     world.ok(["run", "-d", "--name", "a", "desk"]);
     let release = say(&world, "a", "uname -r");
     assert!(!release.contains("cloud"), "{release}");
     assert_eq!(
-        say(&world, "a", "cd /sys/module; ls -d virtio_gpu virtio_input ext4"),
+        say(
+            &world,
+            "a",
+            "cd /sys/module; ls -d virtio_gpu virtio_input ext4"
+        ),
         "ext4\nvirtio_gpu\nvirtio_input"
     );
     world.ok(["checkpoint", "a", "before"]);
     say(&world, "a", "touch /after");
     world.ok(["revert", "a", "before"]);
-    assert_eq!(say(&world, "a", "ls /after 2>&1 || uname -r").lines().last(), Some(release.as_str()));
+    assert_eq!(
+        say(&world, "a", "ls /after 2>&1 || uname -r")
+            .lines()
+            .last(),
+        Some(release.as_str())
+    );
     world.ok(["stop", "a"]);
     world.ok(["rm", "a"]);
     end(&world, &["desk", "tiny"]);

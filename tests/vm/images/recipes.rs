@@ -18,7 +18,13 @@ fn write(dir: &Path, name: &str, content: &str) -> PathBuf {
 }
 
 fn build(world: &World, recipe: &Path, options: &[&str]) -> Answer {
-    world.run([&["--json", "image", "build", recipe.to_str().unwrap()], options].concat())
+    world.run(
+        [
+            &["--json", "image", "build", recipe.to_str().unwrap()],
+            options,
+        ]
+        .concat(),
+    )
 }
 
 #[track_caller]
@@ -56,19 +62,60 @@ fn an_image_is_what_its_recipe_says_and_runs_as_it_says() {
         "#,
     );
     let made = built(&world, &recipe, &[]);
-    assert_eq!((&made["names"], &made["disk_bytes"]), (&serde_json::json!(["app"]), &(256u64 << 20).into()));
+    assert_eq!(
+        (&made["names"], &made["disk_bytes"]),
+        (&serde_json::json!(["app"]), &(256u64 << 20).into())
+    );
     // The entry point, with the image's arguments and with others.
-    assert_eq!(world.ok(["run", "app"]).out(), "tool: always unless told otherwise\n");
-    assert_eq!(world.ok(["run", "app", "--", "one", "two"]).out(), "tool: always one two\n");
-    assert_eq!(world.ok(["run", "--entrypoint", "cat", "app", "--", "lib/words"]).out(), "from the host\n");
-    let seen = say_in(&world, "app", "id -un; pwd; echo $SHARED; stat -c '%U %a' lib/words; cat /srv/root /srv/who");
-    assert_eq!(seen, "user\n/opt/app\nshared\nuser 644\nroot\n/\nuser\n/srv\nshared own");
-    assert_eq!(world.run(["run", "-u", "root", "-w", "/", "--entrypoint", "", "app", "--", "pwd"]).out(), "/\n");
+    assert_eq!(
+        world.ok(["run", "app"]).out(),
+        "tool: always unless told otherwise\n"
+    );
+    assert_eq!(
+        world.ok(["run", "app", "--", "one", "two"]).out(),
+        "tool: always one two\n"
+    );
+    assert_eq!(
+        world
+            .ok(["run", "--entrypoint", "cat", "app", "--", "lib/words"])
+            .out(),
+        "from the host\n"
+    );
+    let seen = say_in(
+        &world,
+        "app",
+        "id -un; pwd; echo $SHARED; stat -c '%U %a' lib/words; cat /srv/root /srv/who",
+    );
+    assert_eq!(
+        seen,
+        "user\n/opt/app\nshared\nuser 644\nroot\n/\nuser\n/srv\nshared own"
+    );
+    assert_eq!(
+        world
+            .run([
+                "run",
+                "-u",
+                "root",
+                "-w",
+                "/",
+                "--entrypoint",
+                "",
+                "app",
+                "--",
+                "pwd"
+            ])
+            .out(),
+        "/\n"
+    );
     // In the background the entry point runs, too; whoever joins it sees it.
     let started = world.json(["run", "-d", "--name", "b", "app", "--", "detached"]);
     let joined = world.ok(["attach", "b", text(&started["exec"])]);
     assert_eq!(joined.out(), "tool: always detached\n");
-    assert_eq!(say(&world, "b", "pwd"), "/opt/app", "exec knows the defaults, and no entry point");
+    assert_eq!(
+        say(&world, "b", "pwd"),
+        "/opt/app",
+        "exec knows the defaults, and no entry point"
+    );
     world.ok(["rm", "-f", "b"]);
     end(&world, &["tiny"]);
 }
@@ -86,8 +133,11 @@ fn a_step_is_done_once() {
     let random = read("once");
     assert_eq!(built(&world, &recipe, &[])["digest"], first["digest"]);
     // Another last step, another default: the ones before are not done again.
-    let other =
-        write(dir.path(), "other.toml", &text.replace("\"true\"]", "\"echo other > /srv/other\"]\nuser = \"user\""));
+    let other = write(
+        dir.path(),
+        "other.toml",
+        &text.replace("\"true\"]", "\"echo other > /srv/other\"]\nuser = \"user\""),
+    );
     built(&world, &other, &[]);
     assert_eq!(read("other"), random);
     built(&world, &recipe, &["--no-cache", "--name", "anew"]);
@@ -97,7 +147,10 @@ fn a_step_is_done_once() {
     write(dir.path(), "data", "second\n");
     built(&world, &recipe, &[]);
     let second = read("once");
-    assert!(second.ends_with("second") && second[..32] != random[..32] && second[..32] != anew[..32], "{second}");
+    assert!(
+        second.ends_with("second") && second[..32] != random[..32] && second[..32] != anew[..32],
+        "{second}"
+    );
     end(&world, &["tiny"]);
 }
 
@@ -109,17 +162,32 @@ fn a_step_that_fails_says_so_and_leaves_the_name_and_the_steps_before_it() {
     built(&world, &recipe, &["--name", "other"]);
     let random = say_in(&world, "other", "cat /srv/random");
     let before = published(&world);
-    write(dir.path(), "app.toml", &text("echo it went wrong >&2; exit 3"));
+    write(
+        dir.path(),
+        "app.toml",
+        &text("echo it went wrong >&2; exit 3"),
+    );
     let failed = build(&world, &recipe, &["--name", "other"]);
-    failed.failed_with(&["echo it went wrong >&2; exit 3", "exit code 3", "it went wrong"]);
+    failed.failed_with(&[
+        "echo it went wrong >&2; exit 3",
+        "exit code 3",
+        "it went wrong",
+    ]);
     assert_eq!(published(&world), before);
     world.assert_empty();
     // The first step is not done again, neither by the one that failed nor by the next.
     write(dir.path(), "app.toml", &text("echo better > /srv/state"));
     built(&world, &recipe, &["--name", "other"]);
-    assert_eq!(say_in(&world, "other", "cat /srv/random /srv/state"), format!("{random}\nbetter"));
+    assert_eq!(
+        say_in(&world, "other", "cat /srv/random /srv/state"),
+        format!("{random}\nbetter")
+    );
     // A step that does not end in its time has failed.
-    write(dir.path(), "app.toml", "from = \"tiny\"\nrun = [{ command = \"sleep 1000\", timeout = 1 }]");
+    write(
+        dir.path(),
+        "app.toml",
+        "from = \"tiny\"\nrun = [{ command = \"sleep 1000\", timeout = 1 }]",
+    );
     build(&world, &recipe, &[]).failed_with(&["sleep 1000"]);
     end(&world, &["tiny"]);
 }
@@ -131,20 +199,38 @@ fn an_interrupted_build_leaves_nothing_and_the_next_goes_on() {
     let recipe = write(dir.path(), "app.toml", &text("echo waiting; sleep 1000"));
     let before = published(&world);
     let mut command = world.command();
-    command.args(["image", "build"]).arg(&recipe).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .args(["image", "build"])
+        .arg(&recipe)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    let noted = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("step-");
-    until("the first step is kept and noted", || entries(&world.home().join("cache")).iter().any(noted));
+    let noted = |path: &PathBuf| {
+        path.file_name()
+            .unwrap()
+            .to_string_lossy()
+            .starts_with("step-")
+    };
+    until("the first step is kept and noted", || {
+        entries(&world.home().join("cache")).iter().any(noted)
+    });
     let kept = entries(&world.home().join("snapshots"));
     assert_eq!(kept.len(), 1);
     kill(child.id(), "INT");
     assert_eq!(wait(&mut child, DEADLINE), Some(130), "{:?}", finish(child));
-    assert_eq!(world.residue(), Vec::<PathBuf>::new(), "it is gone when the command has ended");
+    assert_eq!(
+        world.residue(),
+        Vec::<PathBuf>::new(),
+        "it is gone when the command has ended"
+    );
     world.assert_empty();
     assert_eq!(published(&world), before);
     write(dir.path(), "app.toml", &text("true"));
     built(&world, &recipe, &[]);
-    assert!(entries(&world.home().join("snapshots")).is_superset(&kept), "the first step was done before");
+    assert!(
+        entries(&world.home().join("snapshots")).is_superset(&kept),
+        "the first step was done before"
+    );
     assert_eq!(entries(&world.home().join("snapshots")).len(), 2);
     end(&world, &["tiny"]);
 }
@@ -157,7 +243,10 @@ fn a_recipe_that_cannot_be_is_refused_before_anything_is_done() {
     for (recipe, words) in [
         ("from = \"tiny\"\nrnu = []", vec!["unknown field", "rnu"]),
         ("run = []", vec!["from"]),
-        ("from = \"tiny\"\nfiles = [{ source = \"gone\", target = \"/x\" }]", vec!["gone"]),
+        (
+            "from = \"tiny\"\nfiles = [{ source = \"gone\", target = \"/x\" }]",
+            vec!["gone"],
+        ),
         ("from = \"tiny\"\nsize = \"1\"", vec!["size"]),
         ("from = \"tiny\"\npackages = [\"-o x\"]", vec!["package"]),
         ("from = \"nobody-made-this\"", vec!["nobody-made-this"]),
@@ -165,7 +254,10 @@ fn a_recipe_that_cannot_be_is_refused_before_anything_is_done() {
     ] {
         let path = write(dir.path(), "r.toml", recipe);
         build(&world, &path, &[]).failed_with(&words);
-        assert!(!world.home().exists() || published(&world).is_empty(), "{recipe}");
+        assert!(
+            !world.home().exists() || published(&world).is_empty(),
+            "{recipe}"
+        );
         assert_eq!(processes_of(world.home()), Vec::<u32>::new());
     }
 }
@@ -173,13 +265,21 @@ fn a_recipe_that_cannot_be_is_refused_before_anything_is_done() {
 #[test]
 fn a_name_moves_and_the_content_stays_as_long_as_it_is_used() {
     let (world, dir) = (World::new(), files());
-    let recipe = write(dir.path(), "app.toml", "from = \"tiny\"\nrun = [\"echo old > /srv/state\"]");
+    let recipe = write(
+        dir.path(),
+        "app.toml",
+        "from = \"tiny\"\nrun = [\"echo old > /srv/state\"]",
+    );
     built(&world, &recipe, &[]);
     let old = digest(&world, "app");
     world.ok(["run", "-d", "--name", "a", "app"]);
     say(&world, "a", "echo mine > /srv/mine; sync");
     world.ok(["stop", "a"]);
-    write(dir.path(), "app.toml", "from = \"tiny\"\nrun = [\"echo new > /srv/state\"]");
+    write(
+        dir.path(),
+        "app.toml",
+        "from = \"tiny\"\nrun = [\"echo new > /srv/state\"]",
+    );
     built(&world, &recipe, &[]);
     assert_ne!(digest(&world, "app"), old);
     assert_eq!(say_in(&world, "app", "cat /srv/state"), "new");
@@ -190,7 +290,9 @@ fn a_name_moves_and_the_content_stays_as_long_as_it_is_used() {
     assert_eq!(say(&world, "a", "cat /srv/state /srv/mine"), "old\nmine");
     world.ok(["rm", "-f", "a"]);
     world.ok(["gc"]);
-    world.run(["image", "inspect", &old]).failed_with(&["there is no image"]);
+    world
+        .run(["image", "inspect", &old])
+        .failed_with(&["there is no image"]);
     end(&world, &["tiny"]);
 }
 
@@ -201,11 +303,25 @@ fn a_recipe_begins_from_a_snapshot_and_from_another_recipes_image() {
     say(&world, "a", "echo saved > /srv/state; sync");
     world.ok(["save", "a", "mine"]);
     world.ok(["rm", "-f", "a"]);
-    let recipe = write(dir.path(), "one.toml", "from = \"mine\"\nrun = [\"echo one >> /srv/state\"]");
+    let recipe = write(
+        dir.path(),
+        "one.toml",
+        "from = \"mine\"\nrun = [\"echo one >> /srv/state\"]",
+    );
     built(&world, &recipe, &[]);
-    let recipe = write(dir.path(), "two.toml", "from = \"one\"\nname = \"second\"\nenv = { TWO = \"2\" }");
-    assert_eq!(built(&world, &recipe, &[])["names"], serde_json::json!(["second"]));
+    let recipe = write(
+        dir.path(),
+        "two.toml",
+        "from = \"one\"\nname = \"second\"\nenv = { TWO = \"2\" }",
+    );
+    assert_eq!(
+        built(&world, &recipe, &[])["names"],
+        serde_json::json!(["second"])
+    );
     world.ok(["snapshot", "rm", "mine"]);
-    assert_eq!(say_in(&world, "second", "cat /srv/state; echo $TWO"), "saved\none\n2");
+    assert_eq!(
+        say_in(&world, "second", "cat /srv/state; echo $TWO"),
+        "saved\none\n2"
+    );
     end(&world, &["tiny"]);
 }

@@ -21,7 +21,9 @@ fn as_user(user: User, args: &str) -> String {
     match user {
         Root => format!("SANDTREE_HOME={STORE} sandtree {args}"),
         // `su` takes the groups from /etc/group, as a login does.
-        Ordinary(name) => format!("su {name} -c 'cd; SANDTREE_HOME=/home/{name}/store sandtree {args}'"),
+        Ordinary(name) => {
+            format!("su {name} -c 'cd; SANDTREE_HOME=/home/{name}/store sandtree {args}'")
+        }
     }
 }
 
@@ -35,7 +37,11 @@ fn doctor(outer: &Outer, user: User) -> Value {
 #[track_caller]
 fn assert_kvm(outer: &Outer, user: User, why: &str) {
     let found = doctor(outer, user);
-    assert_eq!((&found["accelerator"], &found["kvm_refused"]), (&"kvm".into(), &Value::Null), "{why}: {found}");
+    assert_eq!(
+        (&found["accelerator"], &found["kvm_refused"]),
+        (&"kvm".into(), &Value::Null),
+        "{why}: {found}"
+    );
 }
 
 /// Without KVM the emulator is used, and `doctor` says why, in all of these words.
@@ -56,10 +62,13 @@ fn run(accel: &str, line: &str) -> String {
 
 /// Gives an ordinary user a store with the image and its warm states.
 fn give_store(outer: &Outer, name: &str) {
-    outer.say(&format!("cp -a {STORE} /home/{name}/store && chown -R {name}:{name} /home/{name}/store"));
+    outer.say(&format!(
+        "cp -a {STORE} /home/{name}/store && chown -R {name}:{name} /home/{name}/store"
+    ));
 }
 
-/// Root's machines have a user id each, which is in no group; the jail lends them that of the device.
+/// Root's machines have a user id each, which is in no group; the jail lends them that of the
+/// device.
 #[test]
 fn the_group_of_the_device_is_enough() {
     let outer = Outer::start();
@@ -69,25 +78,47 @@ fn the_group_of_the_device_is_enough() {
 
     give_store(&outer, "member");
     assert_kvm(&outer, Ordinary("member"), "a member of the group");
-    assert_eq!(outer.say(&as_user(Ordinary("member"), &run("auto", "echo up"))), "up");
+    assert_eq!(
+        outer.say(&as_user(Ordinary("member"), &run("auto", "echo up"))),
+        "up"
+    );
     let started = as_user(Ordinary("member"), "run -d --name a --memory 128M tiny");
     outer.say(&started);
     let info = outer.say(&as_user(Ordinary("member"), "--json inspect a"));
     let info: Value = serde_json::from_str(&info).unwrap();
-    assert_eq!((&info["accelerator"], &info["degraded"]), (&"kvm".into(), &serde_json::json!([])), "{info}");
-    for verb in ["checkpoint a c1", "revert a c1", "exec a -- true", "rm -f a"] {
+    assert_eq!(
+        (&info["accelerator"], &info["degraded"]),
+        (&"kvm".into(), &serde_json::json!([])),
+        "{info}"
+    );
+    for verb in [
+        "checkpoint a c1",
+        "revert a c1",
+        "exec a -- true",
+        "rm -f a",
+    ] {
         outer.say(&as_user(Ordinary("member"), verb));
     }
 
     give_store(&outer, "other");
     let other = Ordinary("other");
-    assert_refused(&outer, other, &["/dev/kvm", "Permission denied", "usermod -aG kvm"]);
+    assert_refused(
+        &outer,
+        other,
+        &["/dev/kvm", "Permission denied", "usermod -aG kvm"],
+    );
     let refused = outer.sh(&as_user(other, &run("kvm", "true")));
-    refused.failed_with(&["kvm", "Permission denied", "usermod -aG kvm", "--accel auto"]);
+    refused.failed_with(&[
+        "kvm",
+        "Permission denied",
+        "usermod -aG kvm",
+        "--accel auto",
+    ]);
     outer.end();
 }
 
-/// A verdict is kept, and asked for again when the device, its permissions or the user's groups are others.
+/// A verdict is kept, and asked for again when the device, its permissions or the user's groups are
+/// others.
 #[test]
 fn a_verdict_follows_the_device() {
     let outer = Outer::start();
@@ -99,7 +130,11 @@ fn a_verdict_follows_the_device() {
     outer.say("chmod 0666 /dev/kvm");
     assert_kvm(&outer, other, "mode 0666");
     outer.say("chmod 0600 /dev/kvm");
-    assert_refused(&outer, Root, &["/dev/kvm", "mode 0600", "chgrp kvm", "chmod 0660"]);
+    assert_refused(
+        &outer,
+        Root,
+        &["/dev/kvm", "mode 0600", "chgrp kvm", "chmod 0660"],
+    );
     assert_refused(&outer, other, &["Permission denied"]);
     outer.say("chmod 0660 /dev/kvm");
     assert_kvm(&outer, Root, "mode 0660 again");

@@ -1,6 +1,8 @@
-//! What must hold wherever KVM works: these run in the outer guest of `kvm::`, and by `scripts/try-kvm` on a host.
+//! What must hold wherever KVM works: these run in the outer guest of `kvm::`, and by
+//! `scripts/try-kvm` on a host.
 //!
-//! Guests are small: all of their memory is compared, and in the outer guest everything is emulated.
+//! Guests are small: all of their memory is compared, and in the outer guest everything is
+//! emulated.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -31,7 +33,9 @@ fn base() -> &'static Path {
         Some(base) => base.into(),
         None => keyed::made_once("kvm-direct", &keyed::key(&[]), |path| {
             let world = World::at(path.to_owned());
-            SHAPES.iter().for_each(|shape| drop(world.ok(run_once(shape))));
+            SHAPES
+                .iter()
+                .for_each(|shape| drop(world.ok(run_once(shape))));
         }),
     })
 }
@@ -42,7 +46,8 @@ pub fn run_once<'a>(shape: &[&'a str]) -> Vec<&'a str> {
 }
 
 /// What a kernel says when it is wrong, and of clocks that it does not trust.
-const COMPLAINTS: &str = "dmesg | grep -E 'BUG|WARNING|Oops|Call Trace|unstable|lockup|stall' || true";
+const COMPLAINTS: &str =
+    "dmesg | grep -E 'BUG|WARNING|Oops|Call Trace|unstable|lockup|stall' || true";
 /// Of everything the work has left, in memory and on disk.
 const SUMS: &str = "md5sum /dev/shm/new* /root/new*";
 
@@ -60,11 +65,15 @@ fn work(world: &World, sandbox: &str, number: usize) -> String {
 fn checkpoint(world: &World, sandbox: &str, tag: &str) {
     let best = world.json(["doctor"])["qemu"]["found"]["memory_mode"].clone();
     let taken = world.json(["checkpoint", sandbox, tag]);
-    assert_eq!((&taken["mode"], &taken["degraded"]), (&best, &serde_json::json!([])), "{taken}");
+    assert_eq!(
+        (&taken["mode"], &taken["degraded"]),
+        (&best, &serde_json::json!([])),
+        "{taken}"
+    );
 }
 
-/// What a guest must hold: a word in files, in memory and in a process that was asked for it so often, files by their sums,
-/// and a kernel that says no more than it did when it had booted.
+/// What a guest must hold: a word in files, in memory and in a process that was asked for it so
+/// often, files by their sums, and a kernel that says no more than it did when it had booted.
 #[derive(Clone, Copy)]
 struct Expected<'a> {
     word: &'a str,
@@ -77,12 +86,23 @@ impl Expected<'_> {
     #[track_caller]
     fn assert_held(self, world: &World, sandbox: &str) {
         held::assert_holds(world, sandbox, self.word, self.times);
-        assert_eq!(say(world, sandbox, SUMS), self.sums, "{sandbox}, {}", self.word);
-        assert_eq!(say(world, sandbox, COMPLAINTS), self.complaints, "{sandbox}, {}", self.word);
+        assert_eq!(
+            say(world, sandbox, SUMS),
+            self.sums,
+            "{sandbox}, {}",
+            self.word
+        );
+        assert_eq!(
+            say(world, sandbox, COMPLAINTS),
+            self.complaints,
+            "{sandbox}, {}",
+            self.word
+        );
     }
 }
 
-/// Takes sandbox `a` through every verb, and looks after each at its files, its memory and its processes.
+/// Takes sandbox `a` through every verb, and looks after each at its files, its memory and its
+/// processes.
 fn goes_through_every_verb(world: &World) {
     // An emulated processor may give a kernel reason for some when it boots.
     let complaints = &say(world, "a", COMPLAINTS);
@@ -95,16 +115,36 @@ fn goes_through_every_verb(world: &World) {
     held::write(world, "a", "three");
 
     world.ok(["revert", "a", "c1"]);
-    Expected { word: "one", times: 0, sums: first, complaints }.assert_held(world, "a");
+    Expected {
+        word: "one",
+        times: 0,
+        sums: first,
+        complaints,
+    }
+    .assert_held(world, "a");
     world.ok(["undo", "a"]);
-    let second = Expected { word: "three", times: 0, sums: second, complaints };
+    let second = Expected {
+        word: "three",
+        times: 0,
+        sums: second,
+        complaints,
+    };
     second.assert_held(world, "a");
     world.ok(["revert", "a", "c2"]);
-    let second = Expected { word: "two", ..second };
+    let second = Expected {
+        word: "two",
+        ..second
+    };
     second.assert_held(world, "a");
 
     world.ok(["fork", "a", "-n", "2"]);
-    let identity = |name: &str| say(world, name, "cat /proc/sys/kernel/random/uuid /etc/machine-id; hostname");
+    let identity = |name: &str| {
+        say(
+            world,
+            name,
+            "cat /proc/sys/kernel/random/uuid /etc/machine-id; hostname",
+        )
+    };
     assert_ne!(identity("a-1"), identity("a-2"));
     let asked_once = Expected { times: 1, ..second };
     for copy in ["a-1", "a-2"] {
@@ -115,7 +155,9 @@ fn goes_through_every_verb(world: &World) {
     world.ok(["pause", "a"]);
     world.ok(["resume", "a"]);
     asked_once.assert_held(world, "a");
-    goes_to_another_store(world, |other| Expected { times: 2, ..second }.assert_held(other, "b"));
+    goes_to_another_store(world, |other| {
+        Expected { times: 2, ..second }.assert_held(other, "b")
+    });
 }
 
 /// The verbs that stop and load a machine, each once.
@@ -126,10 +168,18 @@ fn goes_through_states(world: &World) {
     checkpoint(world, "a", "c1");
     held::write(world, "a", "two");
     world.ok(["revert", "a", "c1"]);
-    let expected = Expected { word: "one", times: 0, sums, complaints };
+    let expected = Expected {
+        word: "one",
+        times: 0,
+        sums,
+        complaints,
+    };
     expected.assert_held(world, "a");
     world.ok(["fork", "a"]);
-    let expected = Expected { times: 1, ..expected };
+    let expected = Expected {
+        times: 1,
+        ..expected
+    };
     expected.assert_held(world, "a-1");
     world.ok(["pause", "a"]);
     world.ok(["resume", "a"]);
@@ -140,13 +190,24 @@ fn goes_through_states(world: &World) {
 
 fn assert_runs_under_kvm(world: &World) {
     let info = world.inspect("a");
-    assert_eq!((text(&info["accelerator"]), &info["degraded"]), ("kvm", &serde_json::json!([])), "{info}");
+    assert_eq!(
+        (text(&info["accelerator"]), &info["degraded"]),
+        ("kvm", &serde_json::json!([])),
+        "{info}"
+    );
 }
 
 /// Saves sandbox `a`, ends it, and starts `b` from an import in a store that has nothing else.
 fn goes_to_another_store(world: &World, check: impl Fn(&World)) {
-    let beside = world.home().parent().expect("a store is in a directory").to_owned();
-    let (file, other) = (beside.join("saved.tar.zst"), World::empty_at(beside.join("other")));
+    let beside = world
+        .home()
+        .parent()
+        .expect("a store is in a directory")
+        .to_owned();
+    let (file, other) = (
+        beside.join("saved.tar.zst"),
+        World::empty_at(beside.join("other")),
+    );
     let file = file.to_str().expect("it is text");
     world.ok(["save", "a", "saved", "--memory"]);
     world.ok(["snapshot", "export", "saved", "-o", file]);
@@ -162,10 +223,26 @@ fn goes_to_another_store(world: &World, check: impl Fn(&World)) {
 
 /// Lets a guest write memory and files for ever.
 fn keep_busy(world: &World, sandbox: &str) {
-    world.ok(["cp".as_ref(), worker().as_os_str(), format!("{sandbox}:/root/worker").as_ref()]);
+    world.ok([
+        "cp".as_ref(),
+        worker().as_os_str(),
+        format!("{sandbox}:/root/worker").as_ref(),
+    ]);
     say(world, sandbox, "chmod 755 /root/worker; mkdir /churn");
-    world.ok(["exec", "--detach", sandbox, "--", "/root/worker", "churn", "7"]);
-    say(world, sandbox, "until [ -s /dev/shm/turn ]; do usleep 20000; done");
+    world.ok([
+        "exec",
+        "--detach",
+        sandbox,
+        "--",
+        "/root/worker",
+        "churn",
+        "7",
+    ]);
+    say(
+        world,
+        sandbox,
+        "until [ -s /dev/shm/turn ]; do usleep 20000; done",
+    );
 }
 
 #[test]
@@ -173,10 +250,18 @@ fn keep_busy(world: &World, sandbox: &str) {
 fn doctor_reports_kvm() {
     let world = World::like(base());
     let found = &world.json(["doctor"])["qemu"]["found"];
-    assert_eq!((text(&found["accelerator"]), found["kvm_refused"].is_null()), ("kvm", true), "{found}");
+    assert_eq!(
+        (text(&found["accelerator"]), found["kvm_refused"].is_null()),
+        ("kvm", true),
+        "{found}"
+    );
     let told = world.ok(["doctor"]);
     assert!(told.out().contains("accelerator  kvm"), "{told:?}");
-    assert!(told.out().contains("Intel VMX and physical hardware are untested"), "{told:?}");
+    assert!(
+        told.out()
+            .contains("Intel VMX and physical hardware are untested"),
+        "{told:?}"
+    );
 }
 
 #[test]
@@ -185,7 +270,14 @@ fn every_verb_keeps_files_memory_and_processes() {
     let world = World::like(base());
     world.start("a", SHAPE);
     assert_runs_under_kvm(&world);
-    assert_eq!(say(&world, "a", "cat /sys/devices/system/clocksource/clocksource0/current_clocksource"), "kvm-clock");
+    assert_eq!(
+        say(
+            &world,
+            "a",
+            "cat /sys/devices/system/clocksource/clocksource0/current_clocksource"
+        ),
+        "kvm-clock"
+    );
     goes_through_every_verb(&world);
 }
 
@@ -200,7 +292,8 @@ fn two_processors_and_a_busy_guest() {
     goes_through_states(&world);
 }
 
-/// A guest that could run guests of its own would reach a part of the host's kernel that no sandbox needs.
+/// A guest that could run guests of its own would reach a part of the host's kernel that no sandbox
+/// needs.
 #[test]
 #[ignore = "needs KVM: kvm:: runs it in an emulated guest, scripts/try-kvm on a host"]
 fn guests_have_no_nested_virtualisation() {
@@ -210,7 +303,8 @@ fn guests_have_no_nested_virtualisation() {
     assert_eq!(answer.out(), "");
 }
 
-/// Through how many ways to a state a guest is taken. `vm::exact` takes every mode through all of them.
+/// Through how many ways to a state a guest is taken. `vm::exact` takes every mode through all of
+/// them.
 #[derive(Clone, Copy)]
 enum Ways {
     Every,
@@ -221,12 +315,22 @@ enum Ways {
 async fn is_exact(mode: MemoryMode, name: &str, cpus: u32, ways: Ways) {
     let lab = Lab::of(World::like(base())).await;
     let found = lab.world.json(["doctor"])["qemu"]["found"]["memory_modes_refused"].clone();
-    let refused = found.as_array().into_iter().flatten().map(text).find(|line| line.starts_with(name));
+    let refused = found
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(text)
+        .find(|line| line.starts_with(name));
     if let Some(refused) = refused {
         // The macros would print nowhere: the test passes.
         return writeln!(std::io::stderr(), "\n{SKIPPED}: {refused}").expect("it is open");
     }
-    let spec = SandboxSpec { memory_mode: Some(mode), memory_bytes: Some(MEMORY_BYTES), cpus: Some(cpus), ..spec("x") };
+    let spec = SandboxSpec {
+        memory_mode: Some(mode),
+        memory_bytes: Some(MEMORY_BYTES),
+        cpus: Some(cpus),
+        ..spec("x")
+    };
     let all = match ways {
         Ways::Every => exact::of_every_way(lab, spec).await,
         Ways::Few => exact::of_a_few_ways(lab, spec).await,

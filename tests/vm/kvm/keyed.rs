@@ -21,7 +21,8 @@ pub fn key(others: &[&str]) -> String {
     format!("{:016x}", hasher.finish())
 }
 
-/// The directory `PREFIX-KEY` of these tests, made unless it is there. Those with other keys are removed.
+/// The directory `PREFIX-KEY` of these tests, made unless it is there. Those with other keys are
+/// removed.
 pub fn made_once(prefix: &str, key: &str, make: impl FnOnce(&Path)) -> PathBuf {
     let tests = Path::new(env!("CARGO_TARGET_TMPDIR"));
     fs::create_dir_all(tests).unwrap();
@@ -29,8 +30,13 @@ pub fn made_once(prefix: &str, key: &str, make: impl FnOnce(&Path)) -> PathBuf {
     lock.lock().unwrap();
     let path = tests.join(format!("{prefix}-{key}"));
     if !path.exists() {
-        let is_old = |path: &PathBuf| path.is_dir() && path.to_string_lossy().contains(&format!("/{prefix}-"));
-        entries(tests).iter().filter(|path| is_old(path)).for_each(|old| fs::remove_dir_all(old).unwrap());
+        let is_old = |path: &PathBuf| {
+            path.is_dir() && path.to_string_lossy().contains(&format!("/{prefix}-"))
+        };
+        entries(tests)
+            .iter()
+            .filter(|path| is_old(path))
+            .for_each(|old| fs::remove_dir_all(old).unwrap());
         // Whoever is stopped in between leaves nothing that looks finished.
         let unfinished = tests.join(format!("{prefix}-unfinished"));
         make(&unfinished);

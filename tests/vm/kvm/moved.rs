@@ -1,5 +1,5 @@
-//! States of one accelerator where the other one is: what was taken under TCG goes on under TCG, and what was taken under
-//! KVM needs KVM, or boots.
+//! States of one accelerator where the other one is: what was taken under TCG goes on under TCG,
+//! and what was taken under KVM needs KVM, or boots.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -16,18 +16,35 @@ fn a_state_of_the_emulator_goes_on_where_kvm_works() {
     world.start("a", &[&["--accel", "tcg"], &SHAPE[..]].concat());
     let file = world.home().join("../saved.tar.zst");
     world.ok(["save", "a", "saved", "--memory"]);
-    world.ok(["snapshot".as_ref(), "export".as_ref(), "saved".as_ref(), "-o".as_ref(), file.as_os_str()]);
+    world.ok([
+        "snapshot".as_ref(),
+        "export".as_ref(),
+        "saved".as_ref(),
+        "-o".as_ref(),
+        file.as_os_str(),
+    ]);
     world.ok(["rm", "-f", "a"]);
 
     let outer = Outer::start();
     let mut tar = Command::new("tar");
-    tar.args(["--create", "-C"]).arg(file.parent().unwrap()).arg("saved.tar.zst");
+    tar.args(["--create", "-C"])
+        .arg(file.parent().unwrap())
+        .arg("saved.tar.zst");
     outer.send(tar, "/srv");
     let ok = |args: &[&str]| outer.ok(STORE, args);
-    ok(&["snapshot", "import", "/srv/saved.tar.zst", "--name", "there"]);
+    ok(&[
+        "snapshot",
+        "import",
+        "/srv/saved.tar.zst",
+        "--name",
+        "there",
+    ]);
     assert_eq!(outer.accelerator_of("there"), "tcg");
     // One that must be KVM's is refused, and told what would do.
-    let refused = outer.sandtree(STORE, &["run", "-d", "--accel", "kvm", "--name", "a", "there"]);
+    let refused = outer.sandtree(
+        STORE,
+        &["run", "-d", "--accel", "kvm", "--name", "a", "there"],
+    );
     refused.failed_with(&["its accelerator is tcg", "--accel tcg", "--cold"]);
     outer.end();
 }
@@ -46,13 +63,23 @@ fn a_state_of_kvm_is_refused_by_name_where_there_is_none() {
     let world = World::new();
     let file = world.home().join("../saved.tar.zst");
     let mut copying = outer.world.command();
-    copying.args(["exec", "outer", "--", "cat", "/srv/saved.tar.zst"]).stdout(fs::File::create(&file).unwrap());
+    copying
+        .args(["exec", "outer", "--", "cat", "/srv/saved.tar.zst"])
+        .stdout(fs::File::create(&file).unwrap());
     assert!(copying.stderr(Stdio::inherit()).status().unwrap().success());
     outer.end();
-    world.ok(["snapshot".as_ref(), "import".as_ref(), file.as_os_str(), "--name".as_ref(), "there".as_ref()]);
+    world.ok([
+        "snapshot".as_ref(),
+        "import".as_ref(),
+        file.as_os_str(),
+        "--name".as_ref(),
+        "there".as_ref(),
+    ]);
     let refused = world.run(["run", "-d", "--accel", "tcg", "--name", "a", "there"]);
     refused.failed_with(&["its accelerator is kvm", "--cold"]);
-    world.ok(["run", "-d", "--accel", "tcg", "--cold", "--name", "a", "there"]);
+    world.ok([
+        "run", "-d", "--accel", "tcg", "--cold", "--name", "a", "there",
+    ]);
     assert_eq!(say(&world, "a", "cat /srv/word"), "one");
     world.ok(["rm", "-f", "a"]);
     world.assert_empty();

@@ -18,9 +18,21 @@ use crate::support::{Answer, World, finish_within, program, text};
 const RECIPE: &str = "2";
 /// The name of the snapshot, and of what it is started as.
 const OUTER: &str = "outer";
-/// Emulated, also where the host has KVM: only so its processor is the same everywhere. One processor: with two, inner guests
-/// of two processors crash now and then (docs/under-the-hood/kvm.md).
-const SHAPE: [&str; 10] = ["--accel", "tcg", "--memory", "3G", "--cpus", "1", "--disk", "4G", "--network", "none"];
+/// Emulated, also where the host has KVM: only so its processor is the same everywhere. One
+/// processor: with two, inner guests of two processors crash now and then
+/// (docs/under-the-hood/kvm.md).
+const SHAPE: [&str; 10] = [
+    "--accel",
+    "tcg",
+    "--memory",
+    "3G",
+    "--cpus",
+    "1",
+    "--disk",
+    "4G",
+    "--network",
+    "none",
+];
 /// Everything in the outer guest is emulated, and a check has many steps.
 const DEADLINE: Duration = Duration::from_secs(600);
 
@@ -34,14 +46,19 @@ const BESIDE_QEMU: [&str; 6] = [
     "/usr/lib/x86_64-linux-gnu/qemu/accel-tcg-i386.so",
 ];
 /// What KVM on AMD consists of, each after those it needs.
-const MODULES: [&str; 3] = ["virt/lib/irqbypass", "arch/x86/kvm/kvm", "arch/x86/kvm/kvm-amd"];
+const MODULES: [&str; 3] = [
+    "virt/lib/irqbypass",
+    "arch/x86/kvm/kvm",
+    "arch/x86/kvm/kvm-amd",
+];
 
 /// Places in the outer guest.
 pub const STORE: &str = "/srv/store";
 const MODULES_DIR: &str = "/lib/kvm";
 const WORKER_FILE: &str = "/srv/worker";
 
-/// `/dev/kvm` as distributions have it: for root and a group. `member` is in the group, `other` is not.
+/// `/dev/kvm` as distributions have it: for root and a group. `member` is in the group, `other` is
+/// not.
 const DEVICE: &str = "chgrp kvm /dev/kvm && chmod 0660 /dev/kvm";
 const USERS: &str = "echo kvm:x:104:member >> /etc/group; for user in member:2001 other:2002; do \
     name=${user%:*}; id=${user#*:}; echo $name:x:$id:$id::/home/$name:/bin/sh >> /etc/passwd; \
@@ -56,7 +73,10 @@ pub struct Outer {
 impl Outer {
     /// KVM is loaded, and the store has the warm states of `direct::SHAPES`.
     pub fn start() -> Self {
-        let outer = Outer { world: World::like(base()), started: Instant::now() };
+        let outer = Outer {
+            world: World::like(base()),
+            started: Instant::now(),
+        };
         outer.world.json(["run", "-d", "--name", OUTER, OUTER]);
         outer
     }
@@ -89,12 +109,16 @@ impl Outer {
 
     fn exec(&self, command: &[&str]) -> Answer {
         let mut run = self.world.command();
-        run.args(["exec", OUTER, "--"]).args(command).stdout(Stdio::piped()).stderr(Stdio::piped());
+        run.args(["exec", OUTER, "--"])
+            .args(command)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         finish_within(run.spawn().unwrap(), DEADLINE)
     }
 
-    /// Begins `sandtree run -d ARGS`, gives the accelerator that its machine is started with, and breaks it off. A guest that is
-    /// emulated inside an emulated one may need minutes to answer, and its emulation is not reliable: it is not waited for.
+    /// Begins `sandtree run -d ARGS`, gives the accelerator that its machine is started with, and
+    /// breaks it off. A guest that is emulated inside an emulated one may need minutes to answer,
+    /// and its emulation is not reliable: it is not waited for.
     #[track_caller]
     pub fn accelerator_of(&self, args: &str) -> String {
         // Probes start QEMU, too, with less memory. A shell's job in the background ignores SIGINT.
@@ -108,13 +132,20 @@ impl Outer {
              sandtree rm -f begun > /dev/null 2>&1; usleep 50000; done; echo $found"
         );
         // What follows a comma is how it is set.
-        self.say(&line).split(',').next().unwrap_or_default().to_owned()
+        self.say(&line)
+            .split(',')
+            .next()
+            .unwrap_or_default()
+            .to_owned()
     }
 
     /// Runs checks of `direct` in it.
     pub fn check(&self, names: &[&str]) {
         let tests = self.send_tests();
-        let checks: Vec<String> = names.iter().map(|name| format!("kvm::direct::{name}")).collect();
+        let checks: Vec<String> = names
+            .iter()
+            .map(|name| format!("kvm::direct::{name}"))
+            .collect();
         let settings = settings();
         let run = ["--ignored", "--exact", "--test-threads=1"];
         let mut command = vec!["env"];
@@ -126,7 +157,12 @@ impl Outer {
         let (out, err) = (String::from_utf8_lossy(&answer.stdout), answer.err());
         let passed = format!("{} passed; 0 failed", names.len());
         let is_whole = out.contains(&passed) && !err.contains(direct::SKIPPED);
-        assert!(answer.code == 0 && is_whole, "{}\n{out}\n{err}\n{}", answer.code, self.say("dmesg | tail -n 30"));
+        assert!(
+            answer.code == 0 && is_whole,
+            "{}\n{out}\n{err}\n{}",
+            answer.code,
+            self.say("dmesg | tail -n 30")
+        );
     }
 
     /// Puts this test program into the guest, at the path it has here; gives the path.
@@ -140,8 +176,16 @@ impl Outer {
     fn send_program(&self, path: &Path) {
         let dir = tempfile::tempdir().unwrap();
         let name = path.file_name().unwrap();
-        let status = Command::new("strip").arg("-o").arg(dir.path().join(name)).arg(path).status();
-        assert!(status.expect("strip runs").success(), "{} cannot be stripped", path.display());
+        let status = Command::new("strip")
+            .arg("-o")
+            .arg(dir.path().join(name))
+            .arg(path)
+            .status();
+        assert!(
+            status.expect("strip runs").success(),
+            "{} cannot be stripped",
+            path.display()
+        );
         let below = path.parent().unwrap().to_str().unwrap();
         self.say(&format!("mkdir -p {below}"));
         let mut tar = Command::new("tar");
@@ -151,11 +195,24 @@ impl Outer {
 
     /// Unpacks what `tar` packs below a directory of the guest.
     pub fn send(&self, mut tar: Command, below: &str) {
-        let mut packing = tar.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut packing = tar
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         let packed = packing.stdout.take().unwrap();
         let mut unpacking = self.world.command();
-        unpacking.args(["exec", "-i", OUTER, "--", "tar", "x", "-C", below]).stdin(packed);
-        let answer = finish_within(unpacking.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap(), DEADLINE);
+        unpacking
+            .args(["exec", "-i", OUTER, "--", "tar", "x", "-C", below])
+            .stdin(packed);
+        let answer = finish_within(
+            unpacking
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap(),
+            DEADLINE,
+        );
         assert_eq!(answer.code, 0, "{answer:#?}");
         assert!(packing.wait().unwrap().success());
     }
@@ -171,24 +228,46 @@ impl Outer {
 }
 
 impl Outer {
-    /// Prints how long it ran, and the processor time its machine took, which depends less on what else the host does.
+    /// Prints how long it ran, and the processor time its machine took, which depends less on what
+    /// else the host does.
     fn print_cost(&self) {
         let machine = &self.world.inspect(OUTER)["qemu_pid"];
         let stat = fs::read_to_string(format!("/proc/{machine}/stat")).expect("it runs");
-        // After the name, which may hold spaces: the 12th and 13th field, in hundredths of a second.
-        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-        let ticks: u64 = [11, 12].iter().map(|field| fields[*field].parse::<u64>().expect("a number")).sum();
+        // After the name, which may hold spaces: the 12th and 13th field, in hundredths of a
+        // second.
+        let fields: Vec<&str> = stat
+            .rsplit(')')
+            .next()
+            .unwrap_or_default()
+            .split_whitespace()
+            .collect();
+        let ticks: u64 = [11, 12]
+            .iter()
+            .map(|field| fields[*field].parse::<u64>().expect("a number"))
+            .sum();
         let thread = std::thread::current();
-        let (name, ran) = (thread.name().unwrap_or_default(), self.started.elapsed().as_secs_f32());
+        let (name, ran) = (
+            thread.name().unwrap_or_default(),
+            self.started.elapsed().as_secs_f32(),
+        );
         // The macros would print nowhere: the test passes.
-        writeln!(std::io::stderr(), "{name}: {ran:.0} s, {} s of processor time", ticks / 100).expect("it is open");
+        writeln!(
+            std::io::stderr(),
+            "{name}: {ran:.0} s, {} s of processor time",
+            ticks / 100
+        )
+        .expect("it is open");
     }
 }
 
 /// What the test program finds in its environment there.
 pub fn settings() -> [String; 3] {
     let place = env!("CARGO_TARGET_TMPDIR");
-    [format!("TMPDIR={place}"), format!("{}={STORE}", direct::BASE), format!("{WORKER}={WORKER_FILE}")]
+    [
+        format!("TMPDIR={place}"),
+        format!("{}={STORE}", direct::BASE),
+        format!("{WORKER}={WORKER_FILE}"),
+    ]
 }
 
 /// A store with the snapshot of the outer guest, made once for each build.
@@ -197,22 +276,34 @@ fn base() -> &'static Path {
     BASE.get_or_init(|| {
         let world = World::new();
         let release = kernel_release(world.home());
-        keyed::made_once("kvm-outer", &keyed::key(&[RECIPE, &release]), |path| prepare(path, &release))
+        keyed::made_once("kvm-outer", &keyed::key(&[RECIPE, &release]), |path| {
+            prepare(path, &release)
+        })
     })
 }
 
 /// The kernel of the image that the outer guest is made from.
 fn kernel_release(home: &Path) -> String {
-    let bundles = fs::read_dir(home.join("kernels")).unwrap().map(|entry| entry.unwrap().path());
+    let bundles = fs::read_dir(home.join("kernels"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
     let bundles: Vec<PathBuf> = bundles.collect();
-    let [bundle] = &bundles[..] else { panic!("one kernel is expected: {bundles:?}") };
-    let bundle: Value = serde_json::from_slice(&fs::read(bundle.join("bundle.json")).unwrap()).unwrap();
+    let [bundle] = &bundles[..] else {
+        panic!("one kernel is expected: {bundles:?}")
+    };
+    let bundle: Value =
+        serde_json::from_slice(&fs::read(bundle.join("bundle.json")).unwrap()).unwrap();
     text(&bundle["release"]).to_owned()
 }
 
 fn prepare(path: &Path, release: &str) {
-    let outer = Outer { world: World::at(path.to_owned()), started: Instant::now() };
-    outer.world.json([&["run", "-d", "--name", OUTER], &SHAPE[..], &["tiny"]].concat());
+    let outer = Outer {
+        world: World::at(path.to_owned()),
+        started: Instant::now(),
+    };
+    outer
+        .world
+        .json([&["run", "-d", "--name", OUTER], &SHAPE[..], &["tiny"]].concat());
     move_in(&outer, release);
     outer.say(USERS);
     outer.say(&format!("cd {MODULES_DIR}; for module in irqbypass kvm kvm-amd; do insmod $module.ko; done; {DEVICE}"));
@@ -237,7 +328,9 @@ fn move_in(outer: &Outer, release: &str) {
     files.sort();
     files.dedup();
     let mut programs = Command::new("tar");
-    programs.args(["--create", "--dereference", "--absolute-names"]).args(&files);
+    programs
+        .args(["--create", "--dereference", "--absolute-names"])
+        .args(&files);
     outer.send(programs, "/");
 
     outer.send_program(program());
@@ -247,16 +340,32 @@ fn move_in(outer: &Outer, release: &str) {
         env!("CARGO_TARGET_TMPDIR")
     ));
     let mut own = Command::new("tar");
-    own.args(["--create", "--absolute-names", "--transform", "s,.*,worker,"]).arg(worker());
+    own.args([
+        "--create",
+        "--absolute-names",
+        "--transform",
+        "s,.*,worker,",
+    ])
+    .arg(worker());
     outer.send(own, "/srv");
     let mut modules = Command::new("tar");
-    modules.args(["--create", "-C"]).arg(modules_of(release)).arg(".");
+    modules
+        .args(["--create", "-C"])
+        .arg(modules_of(release))
+        .arg(".");
     outer.send(modules, MODULES_DIR);
     // The program makes the store's directories; only its content comes from here.
     outer.ok(STORE, &["ps"]);
     let mut store = Command::new("tar");
     store.args(["--create", "-C"]).arg(outer.world.home());
-    store.args(["format", "images", "initramfs", "kernels", "names/images", "cache/tiny-recipe"]);
+    store.args([
+        "format",
+        "images",
+        "initramfs",
+        "kernels",
+        "names/images",
+        "cache/tiny-recipe",
+    ]);
     outer.send(store, STORE);
 }
 
@@ -264,13 +373,20 @@ fn libraries(of: &Path) -> Vec<String> {
     let answer = Command::new("ldd").arg(of).output().unwrap();
     assert!(answer.status.success(), "{answer:?}");
     let text = String::from_utf8(answer.stdout).unwrap();
-    text.split_whitespace().filter(|word| word.starts_with('/')).map(str::to_owned).collect()
+    text.split_whitespace()
+        .filter(|word| word.starts_with('/'))
+        .map(str::to_owned)
+        .collect()
 }
 
-/// A directory with KVM's modules for this kernel, from the package that the kernel is from; fetched once.
+/// A directory with KVM's modules for this kernel, from the package that the kernel is from;
+/// fetched once.
 fn modules_of(release: &str) -> PathBuf {
     keyed::made_once("kvm-modules", release, |path| {
-        let (work, package) = (tempfile::tempdir().unwrap(), format!("linux-image-{release}"));
+        let (work, package) = (
+            tempfile::tempdir().unwrap(),
+            format!("linux-image-{release}"),
+        );
         let script = format!(
             "cd '{0}' && apt-get -q -o APT::Sandbox::User=root download '{package}' > /dev/null && \
              dpkg-deb -x ./*.deb . && mkdir '{1}' && modules=$(echo {0}/lib/modules/* {0}/usr/lib/modules/*) && \
@@ -281,7 +397,11 @@ fn modules_of(release: &str) -> PathBuf {
             MODULES.join(" ")
         );
         // starts: apt-get, dpkg-deb, mkdir, xz
-        let done = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).output().unwrap();
+        let done = Command::new("sh")
+            .args(["-c", &script])
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
         let is_whole = fs::read_dir(path).is_ok_and(|files| files.count() == MODULES.len());
         assert!(
             done.status.success() && is_whole,

@@ -1,4 +1,5 @@
-//! Snapshots out of one store and into another, through a registry and through other people's tools.
+//! Snapshots out of one store and into another, through a registry and through other people's
+//! tools.
 
 use serde_json::Value;
 
@@ -8,7 +9,9 @@ use crate::support::World;
 use crate::support::held;
 
 fn bytes(value: &Value) -> u64 {
-    value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
+    value
+        .as_u64()
+        .unwrap_or_else(|| panic!("no number: {value}"))
 }
 
 #[test]
@@ -21,13 +24,25 @@ fn with_memory_it_goes_on_exactly_and_a_small_change_travels_alone() {
     let first = world.json(["push", "live", &at("team/live:1")]);
     assert_eq!(first["digest"], saved["digest"]);
     assert_eq!(first["sent_bytes"], first["total_bytes"]);
-    assert_eq!(document(&registry, "team/live:1").1["artifactType"], "application/vnd.sandtree.snapshot.v1");
-    assert_eq!(world.json(["push", "live", &at("team/live:1")])["sent_bytes"], 0);
+    assert_eq!(
+        document(&registry, "team/live:1").1["artifactType"],
+        "application/vnd.sandtree.snapshot.v1"
+    );
+    assert_eq!(
+        world.json(["push", "live", &at("team/live:1")])["sent_bytes"],
+        0
+    );
 
     let (_dir, other) = elsewhere();
     let pulled = other.json(["pull", &at("team/live:1")]);
-    assert_eq!((&pulled["kind"], text(&pulled["name"])), (&"snapshot".into(), "live-1"));
-    assert_eq!((&pulled["digest"], &pulled["manifest"]), (&saved["digest"], &first["manifest"]));
+    assert_eq!(
+        (&pulled["kind"], text(&pulled["name"])),
+        (&"snapshot".into(), "live-1")
+    );
+    assert_eq!(
+        (&pulled["digest"], &pulled["manifest"]),
+        (&saved["digest"], &first["manifest"])
+    );
     assert_eq!(pulled["fetched_bytes"], first["total_bytes"]);
     other.ok(["snapshot", "verify", "live-1"]);
     other.ok(["run", "-d", "--name", "b", "live-1"]);
@@ -39,7 +54,10 @@ fn with_memory_it_goes_on_exactly_and_a_small_change_travels_alone() {
     let (sent, total) = (bytes(&next["sent_bytes"]), bytes(&next["total_bytes"]));
     assert!(sent > 0 && sent * 5 < total, "{sent} of {total}");
     let pulled = other.json(["pull", &at("team/live:2")]);
-    assert!(bytes(&pulled["fetched_bytes"]) <= sent, "{pulled} after {next}");
+    assert!(
+        bytes(&pulled["fetched_bytes"]) <= sent,
+        "{pulled} after {next}"
+    );
     other.ok(["run", "-d", "--name", "c", "live-2"]);
     held::assert_holds(&other, "c", "two", 0);
     held::assert_holds(&other, "b", "one", 1);
@@ -64,9 +82,17 @@ fn a_disk_boots_in_another_store_however_it_was_copied() {
     skopeo(&[&remote("copies/disk:1"), &copied]);
     skopeo(&[&copied, &remote("copies/again:2")]);
     let (_place, other) = elsewhere();
-    for (rest, name) in [("disk", "disk"), ("copies/disk:1", "disk-1"), ("copies/again:2", "again-2")] {
+    for (rest, name) in [
+        ("disk", "disk"),
+        ("copies/disk:1", "disk-1"),
+        ("copies/again:2", "again-2"),
+    ] {
         let pulled = other.json(["pull", &at(rest)]);
-        assert_eq!((text(&pulled["name"]), &pulled["digest"]), (name, &saved["digest"]), "{rest}");
+        assert_eq!(
+            (text(&pulled["name"]), &pulled["digest"]),
+            (name, &saved["digest"]),
+            "{rest}"
+        );
         assert_eq!(pulled["manifest"], pushed["manifest"], "{rest}");
         assert_eq!(pulled["fetched_bytes"] == 0, rest != "disk", "{rest}");
     }

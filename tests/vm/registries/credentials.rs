@@ -1,4 +1,5 @@
-//! Who may: by what is typed, by Docker's configuration, by a helper; and that no password is ever shown.
+//! Who may: by what is typed, by Docker's configuration, by a helper; and that no password is ever
+//! shown.
 
 use std::fs;
 use std::path::Path;
@@ -12,8 +13,15 @@ use crate::support::{Answer, World, finish};
 fn asked(world: &World, config: &Path, arguments: &[&str], input: Option<&str>) -> Answer {
     let path = format!("{}:{}", config.display(), std::env::var("PATH").unwrap());
     let mut command = world.command();
-    command.env("DOCKER_CONFIG", config).env("PATH", path).env("RUST_LOG", "trace").env("SANDTREE_LOG", "trace");
-    command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .env("DOCKER_CONFIG", config)
+        .env("PATH", path)
+        .env("RUST_LOG", "trace")
+        .env("SANDTREE_LOG", "trace");
+    command
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     if let Some(input) = input {
         let given = config.join("input");
         fs::write(&given, input).unwrap();
@@ -21,7 +29,12 @@ fn asked(world: &World, config: &Path, arguments: &[&str], input: Option<&str>) 
     }
     let answer = finish(command.spawn().unwrap());
     let told = format!("{}{}", answer.out(), answer.err());
-    for secret in [PASSWORD, "wrong-horse", &encoded(PASSWORD), &encoded("wrong-horse")] {
+    for secret in [
+        PASSWORD,
+        "wrong-horse",
+        &encoded(PASSWORD),
+        &encoded("wrong-horse"),
+    ] {
         assert!(!told.contains(secret), "{secret} is shown: {told}");
     }
     answer
@@ -29,7 +42,15 @@ fn asked(world: &World, config: &Path, arguments: &[&str], input: Option<&str>) 
 
 /// User and password as headers and Docker's configuration have them.
 fn encoded(password: &str) -> String {
-    run("sh", &["-c", "printf %s \"$1\" | base64 -w0", "sh", &format!("{USER}:{password}")])
+    run(
+        "sh",
+        &[
+            "-c",
+            "printf %s \"$1\" | base64 -w0",
+            "sh",
+            &format!("{USER}:{password}"),
+        ],
+    )
 }
 
 #[test]
@@ -39,34 +60,69 @@ fn credentials_are_typed_or_kept_by_docker_and_never_shown() {
     let write = |config: &str| fs::write(dir.path().join("config.json"), config).unwrap();
     let reference = format!("{}/team/x:1", registry.host);
     let typed = ["--username", USER, "--password-stdin"];
-    let push = |input| asked(&world, dir.path(), &[&["push", "tiny", &reference], &typed[..]].concat(), Some(input));
+    let push = |input| {
+        asked(
+            &world,
+            dir.path(),
+            &[&["push", "tiny", &reference], &typed[..]].concat(),
+            Some(input),
+        )
+    };
     let pull = || asked(&world, dir.path(), &["pull", &reference], None);
     let refused = |answer: Answer| {
-        answer.failed_with(&[&registry.host, "does not accept these credentials", "hint: give a user name"]);
+        answer.failed_with(&[
+            &registry.host,
+            "does not accept these credentials",
+            "hint: give a user name",
+        ]);
     };
 
-    unchanged(&world, || refused(asked(&world, dir.path(), &["push", "tiny", &reference], None)));
+    unchanged(&world, || {
+        refused(asked(
+            &world,
+            dir.path(),
+            &["push", "tiny", &reference],
+            None,
+        ))
+    });
     unchanged(&world, || refused(push("wrong-horse\n")));
     let right = push(&format!("{PASSWORD}\n"));
     assert_eq!(right.code, 0, "{right:?}");
     unchanged(&world, || refused(pull()));
-    let typed = asked(&world, dir.path(), &[&["pull", &reference], &typed[..]].concat(), Some(PASSWORD));
+    let typed = asked(
+        &world,
+        dir.path(),
+        &[&["pull", &reference], &typed[..]].concat(),
+        Some(PASSWORD),
+    );
     assert_eq!(typed.code, 0, "{typed:?}");
 
-    let kept = |password: &str| format!(r#"{{"auths":{{"{}":{{"auth":"{}"}}}}}}"#, registry.host, encoded(password));
+    let kept = |password: &str| {
+        format!(
+            r#"{{"auths":{{"{}":{{"auth":"{}"}}}}}}"#,
+            registry.host,
+            encoded(password)
+        )
+    };
     write(&kept(PASSWORD));
     assert_eq!(pull().code, 0);
     write(&kept("wrong-horse"));
     unchanged(&world, || refused(pull()));
-    // A program is written by another process: whoever has it open for writing keeps it from being started.
+    // A program is written by another process: whoever has it open for writing keeps it from being
+    // started.
     let script = r#"read r; [ "$1" = get ] && echo "{\"ServerURL\":\"$r\",\"Username\":\"tester\",\"Secret\":\"correct-horse\"}""#;
     let helper = dir.path().join("docker-credential-ours");
     let save = r#"printf '#!/bin/sh\n%s\n' "$1" > "$2" && chmod 755 "$2""#;
     run("sh", &["-c", save, "sh", script, helper.to_str().unwrap()]);
     write(r#"{"credsStore":"ours"}"#);
     assert_eq!(pull().code, 0);
-    write(&format!(r#"{{"credHelpers":{{"{}":"nobodys"}}}}"#, registry.host));
-    unchanged(&world, || pull().failed_with(&["credential helper", "nobodys"]));
+    write(&format!(
+        r#"{{"credHelpers":{{"{}":"nobodys"}}}}"#,
+        registry.host
+    ));
+    unchanged(&world, || {
+        pull().failed_with(&["credential helper", "nobodys"])
+    });
     write("{ this is no json");
     unchanged(&world, || pull().failed_with(&["config.json"]));
     world.assert_empty();
@@ -82,7 +138,10 @@ fn a_password_is_no_argument_and_not_half_a_pair() {
         let answer = world.run_with_input([&pull[..], half].concat(), b"word");
         answer.failed_with(&["--"]);
     }
-    let none = world.run_with_input([&pull[..], &["--username", USER, "--password-stdin"]].concat(), b"\n");
+    let none = world.run_with_input(
+        [&pull[..], &["--username", USER, "--password-stdin"]].concat(),
+        b"\n",
+    );
     none.failed_with(&["password", "it is empty"]);
     world.assert_empty();
 }

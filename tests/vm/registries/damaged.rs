@@ -18,13 +18,19 @@ fn refuses(world: &World, registry: &Registry, edit: impl FnOnce(&mut Value), wo
     put_document(registry, "x:wrong", &media_type, &manifest);
     let reference = format!("{}/x:wrong", registry.host);
     let named = format!("cannot pull {reference}");
-    refused(world, &["pull", &reference, "--name", "got"], &[words, &[&named]].concat());
+    refused(
+        world,
+        &["pull", &reference, "--name", "got"],
+        &[words, &[&named]].concat(),
+    );
 }
 
 fn layer_of<'a>(manifest: &'a mut Value, role: &str) -> &'a mut Value {
     let layers = manifest["layers"].as_array_mut().unwrap().iter_mut();
     let mut found = layers.filter(|layer| layer["annotations"]["dev.sandtree.member.role"] == role);
-    found.next().unwrap_or_else(|| panic!("no layer is a {role}"))
+    found
+        .next()
+        .unwrap_or_else(|| panic!("no layer is a {role}"))
 }
 
 fn annotation<'a>(manifest: &'a mut Value, role: &str, key: &str) -> &'a mut Value {
@@ -47,34 +53,67 @@ fn an_artifact_that_lies_is_refused_and_leaves_nothing() {
     other.ok(["image", "ls"]);
     let (_, manifest) = document(&registry, "x:right");
     let first = role(&manifest["layers"][0]);
-    let rootfs = text(&layer_of(&mut manifest.clone(), "rootfs")["annotations"][MEMBER_DIGEST]).to_owned();
-    let refuses = |edit: &dyn Fn(&mut Value), words: &[&str]| refuses(&other, &registry, edit, words);
+    let rootfs =
+        text(&layer_of(&mut manifest.clone(), "rootfs")["annotations"][MEMBER_DIGEST]).to_owned();
+    let refuses =
+        |edit: &dyn Fn(&mut Value), words: &[&str]| refuses(&other, &registry, edit, words);
     for missing in [first, "rootfs"] {
-        let member = text(&layer_of(&mut manifest.clone(), missing)["annotations"][MEMBER_DIGEST]).to_owned();
+        let member = text(&layer_of(&mut manifest.clone(), missing)["annotations"][MEMBER_DIGEST])
+            .to_owned();
         let without = |manifest: &mut Value| {
-            manifest["layers"].as_array_mut().unwrap().retain(|layer| role(layer) != missing);
+            manifest["layers"]
+                .as_array_mut()
+                .unwrap()
+                .retain(|layer| role(layer) != missing);
         };
         refuses(&without, &[&member]);
     }
     refuses(&|manifest| lengthened(1 << 60)(manifest), &["bytes where"]);
-    refuses(&|manifest| lengthened(-1)(manifest), &["it unpacks to more than it says"]);
+    refuses(
+        &|manifest| lengthened(-1)(manifest),
+        &["it unpacks to more than it says"],
+    );
     let another = digest(b"another");
     let another = another.strip_prefix("sha256:").unwrap();
-    refuses(&|manifest| *annotation(manifest, "rootfs", MEMBER_DIGEST) = another.into(), &[&rootfs]);
-    refuses(&|manifest| *annotation(manifest, "rootfs", MEMBER_DIGEST) = "../../x".into(), &["which member it is"]);
-    refuses(&|manifest| *annotation(manifest, "rootfs", MEMBER_BYTES) = "-1".into(), &["which member it is"]);
-    refuses(&|manifest| layer_of(manifest, "rootfs")["annotations"] = json!({}), &["which member it is"]);
-    refuses(&|manifest| manifest["annotations"]["dev.sandtree.digest"] = another.into(), &[another]);
-    refuses(&|manifest| manifest["annotations"] = json!({}), &["does not say what it is"]);
+    refuses(
+        &|manifest| *annotation(manifest, "rootfs", MEMBER_DIGEST) = another.into(),
+        &[&rootfs],
+    );
+    refuses(
+        &|manifest| *annotation(manifest, "rootfs", MEMBER_DIGEST) = "../../x".into(),
+        &["which member it is"],
+    );
+    refuses(
+        &|manifest| *annotation(manifest, "rootfs", MEMBER_BYTES) = "-1".into(),
+        &["which member it is"],
+    );
+    refuses(
+        &|manifest| layer_of(manifest, "rootfs")["annotations"] = json!({}),
+        &["which member it is"],
+    );
+    refuses(
+        &|manifest| manifest["annotations"]["dev.sandtree.digest"] = another.into(),
+        &[another],
+    );
+    refuses(
+        &|manifest| manifest["annotations"] = json!({}),
+        &["does not say what it is"],
+    );
     let as_snapshot = "application/vnd.sandtree.snapshot.v1";
-    refuses(&|manifest| manifest["artifactType"] = as_snapshot.into(), &["no snapshot that can be used"]);
+    refuses(
+        &|manifest| manifest["artifactType"] = as_snapshot.into(),
+        &["no snapshot that can be used"],
+    );
     // Another member in the place of the right one.
     let swapped = |manifest: &mut Value| {
         let other = layer_of(manifest, first).clone();
         let layer = layer_of(manifest, "rootfs");
         (layer["digest"], layer["size"]) = (other["digest"].clone(), other["size"].clone());
     };
-    refuses(&swapped, &[&rootfs, "neither among its files nor in the store"]);
+    refuses(
+        &swapped,
+        &[&rootfs, "neither among its files nor in the store"],
+    );
     // The right one is taken after all that.
     other.ok(["pull", &format!("{}/x:right", registry.host)]);
     other.assert_empty();

@@ -24,11 +24,18 @@ fn an_image_runs_as_its_maker_says_however_it_is_packed() {
     };
     let pulled = ["gzip", "zstd", "docker", "several"].map(pull);
     for (pulled, tag) in pulled.iter().zip(["gzip", "zstd", "docker", "several"]) {
-        assert_eq!((&pulled["kind"], text(&pulled["name"])), (&"image".into(), format!("app-{tag}").as_str()));
+        assert_eq!(
+            (&pulled["kind"], text(&pulled["name"])),
+            (&"image".into(), format!("app-{tag}").as_str())
+        );
     }
     let digests = pulled.each_ref().map(|pulled| text(&pulled["digest"]));
     assert_eq!(digests, [digests[0]; 4], "one image, packed in four ways");
-    assert!(pulled[0]["fetched_bytes"].as_u64().unwrap() > 500_000, "{}", pulled[0]);
+    assert!(
+        pulled[0]["fetched_bytes"].as_u64().unwrap() > 500_000,
+        "{}",
+        pulled[0]
+    );
 
     assert_eq!(world.ok(["run", "app-gzip"]).out(), REPORT);
     let other = REPORT.replace("one\narg two words", "three");
@@ -44,7 +51,12 @@ fn an_image_runs_as_its_maker_says_however_it_is_packed() {
 fn a_tag_that_moves_takes_the_name_along_and_leaves_who_runs_alone() {
     let (world, registry) = (World::new(), Registry::start(Kind::Open));
     let reference = format!("{}/app:1", registry.host);
-    let color = |image: &str| world.ok(["run", "--entrypoint", "", image, "--", "cat", "/etc/color"]).out().to_owned();
+    let color = |image: &str| {
+        world
+            .ok(["run", "--entrypoint", "", image, "--", "cat", "/etc/color"])
+            .out()
+            .to_owned()
+    };
     Made::new(&world, "blue").send(&registry, "app:1", Packing::Gzip);
     let blue = world.json(["pull", &reference]);
     world.ok(["run", "-d", "--name", "old", "--entrypoint", "", "app-1"]);
@@ -54,11 +66,17 @@ fn a_tag_that_moves_takes_the_name_along_and_leaves_who_runs_alone() {
     assert_ne!(red["fetched_bytes"], 0);
     assert_eq!(color("app-1"), "red");
     world.ok(["gc"]);
-    assert_eq!(world.ok(["exec", "old", "--", "cat", "/etc/color"]).out(), "blue");
+    assert_eq!(
+        world.ok(["exec", "old", "--", "cat", "/etc/color"]).out(),
+        "blue"
+    );
     // What a digest names does not move.
     let by_digest = format!("{}/app@{}", registry.host, text(&blue["manifest"]));
     let again = world.json(["pull", &by_digest, "--name", "blue"]);
-    assert_eq!((&again["digest"], &again["fetched_bytes"]), (&blue["digest"], &0.into()));
+    assert_eq!(
+        (&again["digest"], &again["fetched_bytes"]),
+        (&blue["digest"], &0.into())
+    );
     end(&world, &["old"]);
 }
 
@@ -70,16 +88,25 @@ fn an_image_that_was_pushed_is_the_same_in_another_store() {
     let to = format!("{}/ours/app:2", registry.host);
     let pushed = world.json(["push", "app-1", &to]);
     assert_eq!(pushed["digest"], ours["digest"]);
-    assert_eq!(world.json(["push", text(&ours["digest"]), &to])["sent_bytes"], 0);
+    assert_eq!(
+        world.json(["push", text(&ours["digest"]), &to])["sent_bytes"],
+        0
+    );
 
     let (_dir, other) = elsewhere();
     let home = other.home().to_str().unwrap();
     let pulled = world.json(["--home", home, "pull", &to]);
-    assert_eq!((&pulled["digest"], text(&pulled["name"])), (&ours["digest"], "app-2"));
+    assert_eq!(
+        (&pulled["digest"], text(&pulled["name"])),
+        (&ours["digest"], "app-2")
+    );
     assert_eq!(pulled["manifest"], pushed["manifest"]);
     assert_eq!(other.json(["pull", &to])["fetched_bytes"], 0);
     assert_eq!(other.ok(["run", "app-2"]).out(), REPORT);
-    assert_eq!(other.json(["push", "app-2", &to])["manifest"], pushed["manifest"]);
+    assert_eq!(
+        other.json(["push", "app-2", &to])["manifest"],
+        pushed["manifest"]
+    );
     end(&other, &[]);
     end(&world, &[]);
 }

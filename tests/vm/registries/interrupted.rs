@@ -16,8 +16,18 @@ use crate::support::{World, finish, kill, until};
 fn ends_at_once(world: &World, arguments: &[&str], server: &Server, stalls_at: &str) {
     unchanged(world, || {
         let mut command = world.command();
-        let child = command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        until("the server is asked", || server.requests().iter().any(|request| request.path.starts_with(stalls_at)));
+        let child = command
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        until("the server is asked", || {
+            server
+                .requests()
+                .iter()
+                .any(|request| request.path.starts_with(stalls_at))
+        });
         let begin = Instant::now();
         kill(child.id(), "INT");
         let answer = finish(child);
@@ -43,7 +53,12 @@ fn a_pull_that_is_interrupted_ends_at_once_and_leaves_nothing() {
     let layer = Shelf::new().layer;
     for path in [MANIFEST, "/v2/x/blobs/", &layer] {
         let server = stalling_at(path);
-        ends_at_once(&world, &["pull", &format!("{}/x:1", server.host)], &server, path);
+        ends_at_once(
+            &world,
+            &["pull", &format!("{}/x:1", server.host)],
+            &server,
+            path,
+        );
     }
     // In the middle of a layer.
     let (half, at) = (layer.clone(), layer.clone());
@@ -55,7 +70,12 @@ fn a_pull_that_is_interrupted_ends_at_once_and_leaves_nothing() {
         }
         ours
     });
-    ends_at_once(&world, &["pull", &format!("{}/x:1", server.host)], &server, &at);
+    ends_at_once(
+        &world,
+        &["pull", &format!("{}/x:1", server.host)],
+        &server,
+        &at,
+    );
     world.assert_empty();
 }
 
@@ -66,7 +86,8 @@ fn a_pull_of_an_artifact_that_is_interrupted_ends_at_once_and_leaves_nothing() {
         let another = digest(b"another").replace("sha256:", "");
         manifest["artifactType"] = "application/vnd.sandtree.image.v1".into();
         manifest["annotations"] = json!({ "dev.sandtree.digest": another });
-        let said = json!({ "dev.sandtree.member.digest": another, "dev.sandtree.member.bytes": "7" });
+        let said =
+            json!({ "dev.sandtree.member.digest": another, "dev.sandtree.member.bytes": "7" });
         manifest["layers"][0]["mediaType"] = "application/vnd.sandtree.member.v1+zstd".into();
         manifest["layers"][0]["annotations"] = said;
     });
@@ -78,7 +99,12 @@ fn a_pull_of_an_artifact_that_is_interrupted_ends_at_once_and_leaves_nothing() {
         }
         ours
     });
-    ends_at_once(&world, &["pull", &format!("{}/x:1", server.host)], &server, &member);
+    ends_at_once(
+        &world,
+        &["pull", &format!("{}/x:1", server.host)],
+        &server,
+        &member,
+    );
     world.assert_empty();
 }
 
@@ -89,7 +115,10 @@ fn a_pull_that_is_killed_leaves_nothing_for_long() {
     let server = stalling_at(&Shelf::new().layer);
     unchanged(&world, || {
         let mut command = world.command();
-        let mut child = command.args(["pull", &format!("{}/x:1", server.host)]).spawn().unwrap();
+        let mut child = command
+            .args(["pull", &format!("{}/x:1", server.host)])
+            .spawn()
+            .unwrap();
         until("the layer is asked for", || server.requests().len() == 3);
         kill(child.id(), "KILL");
         child.wait().unwrap();
@@ -102,6 +131,11 @@ fn a_pull_that_is_killed_leaves_nothing_for_long() {
 fn a_push_that_is_interrupted_ends_at_once() {
     let world = World::new();
     let server = stalling_at("/v2/x/blobs/");
-    ends_at_once(&world, &["push", "tiny", &format!("{}/x:1", server.host)], &server, "/v2/x/blobs/");
+    ends_at_once(
+        &world,
+        &["push", "tiny", &format!("{}/x:1", server.host)],
+        &server,
+        "/v2/x/blobs/",
+    );
     world.assert_empty();
 }

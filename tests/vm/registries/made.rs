@@ -11,8 +11,7 @@ use super::{document, put_document, skopeo};
 use crate::support::World;
 
 /// What [`Made::entry point`](Made) prints, with the arguments of the image's own.
-pub const REPORT: &str =
-    "arg one\narg two words\ncolor blue\nuser app:app home /home/app\nin /srv\ndata .: opaque stays opaque: new\n";
+pub const REPORT: &str = "arg one\narg two words\ncolor blue\nuser app:app home /home/app\nin /srv\ndata .: opaque stays opaque: new\n";
 
 const ENTRY_POINT: &str = "#!/bin/sh
 for arg in \"$@\"; do echo \"arg $arg\"; done
@@ -31,8 +30,8 @@ pub enum Packing {
     Docker,
 }
 
-/// An image of three layers whose later ones take away from the first: a busybox, and an entry point that tells how it
-/// was started.
+/// An image of three layers whose later ones take away from the first: a busybox, and an entry
+/// point that tells how it was started.
 pub struct Made {
     dir: tempfile::TempDir,
 }
@@ -40,13 +39,25 @@ pub struct Made {
 impl Made {
     /// The busybox is that of the image `tiny`.
     pub fn new(world: &World, color: &str) -> Self {
-        let made = Self { dir: tempfile::tempdir().unwrap() };
+        let made = Self {
+            dir: tempfile::tempdir().unwrap(),
+        };
         let base = made.dir.path().join("base");
         write_base(&base, color);
-        let images: Vec<_> = fs::read_dir(world.home().join("images")).unwrap().flatten().collect();
+        let images: Vec<_> = fs::read_dir(world.home().join("images"))
+            .unwrap()
+            .flatten()
+            .collect();
         let tiny = images[0].path().join("rootfs.raw");
         let busybox = base.join("bin/busybox");
-        run("debugfs", &["-R", &format!("dump /bin/busybox {}", busybox.display()), tiny.to_str().unwrap()]);
+        run(
+            "debugfs",
+            &[
+                "-R",
+                &format!("dump /bin/busybox {}", busybox.display()),
+                tiny.to_str().unwrap(),
+            ],
+        );
         fs::set_permissions(&busybox, fs::Permissions::from_mode(0o755)).unwrap();
         let later = made.dir.path().join("later");
         fs::create_dir(&later).unwrap();
@@ -60,15 +71,58 @@ impl Made {
         let image = format!("{}:1", layout.display());
         run("umoci", &["init", "--layout", layout.to_str().unwrap()]);
         run("umoci", &["new", "--image", &image]);
-        for layer in [&[base, "/"][..], &["--whiteout", "/data/gone"], &["--opaque", later, "/data/opaque"]] {
-            run("umoci", &[&["insert", "--rootless", "--image", &image], layer].concat());
+        for layer in [
+            &[base, "/"][..],
+            &["--whiteout", "/data/gone"],
+            &["--opaque", later, "/data/opaque"],
+        ] {
+            run(
+                "umoci",
+                &[&["insert", "--rootless", "--image", &image], layer].concat(),
+            );
         }
         let color = format!("COLOR={color}");
-        let used = ["--config.entrypoint", "/bin/report", "--config.cmd", "one", "--config.cmd", "two words"];
-        let run_as = ["--config.user", "app", "--config.workingdir", "/srv", "--config.env", "PATH=/bin"];
-        let config = ["config", "--image", &image, "--os", "linux", "--config.env", &color];
-        run("umoci", &[&config[..], &used, &run_as, &["--architecture", "amd64"]].concat());
-        run("umoci", &["config", "--image", &image, "--tag", "arm", "--architecture", "arm64"]);
+        let used = [
+            "--config.entrypoint",
+            "/bin/report",
+            "--config.cmd",
+            "one",
+            "--config.cmd",
+            "two words",
+        ];
+        let run_as = [
+            "--config.user",
+            "app",
+            "--config.workingdir",
+            "/srv",
+            "--config.env",
+            "PATH=/bin",
+        ];
+        let config = [
+            "config",
+            "--image",
+            &image,
+            "--os",
+            "linux",
+            "--config.env",
+            &color,
+        ];
+        run(
+            "umoci",
+            &[&config[..], &used, &run_as, &["--architecture", "amd64"]].concat(),
+        );
+        run(
+            "umoci",
+            &[
+                "config",
+                "--image",
+                &image,
+                "--tag",
+                "arm",
+                "--architecture",
+                "arm64",
+            ],
+        );
     }
 
     /// Where its layout and one of its tags are, as `skopeo` spells it.
@@ -94,16 +148,25 @@ impl Made {
     pub fn send_index(&self, registry: &Registry, repository: &str, tag: &str) {
         let listed = [("1", "amd64"), ("arm", "arm64")].map(|(tag, architecture)| {
             let to = format!("{repository}:{architecture}");
-            skopeo(&[&self.place(tag), &format!("docker://{}/{to}", registry.host)]);
+            skopeo(&[
+                &self.place(tag),
+                &format!("docker://{}/{to}", registry.host),
+            ]);
             entry(registry, &to, architecture)
         });
-        put_index(registry, &format!("{repository}:{tag}"), &[listed[1].clone(), listed[0].clone()]);
+        put_index(
+            registry,
+            &format!("{repository}:{tag}"),
+            &[listed[1].clone(), listed[0].clone()],
+        );
     }
 }
 
 /// What an index says of one of its images.
 pub fn entry(registry: &Registry, of: &str, architecture: &str) -> serde_json::Value {
-    let fetched = super::client(registry).manifest(&super::reference(registry, of)).unwrap();
+    let fetched = super::client(registry)
+        .manifest(&super::reference(registry, of))
+        .unwrap();
     json!({
         "mediaType": fetched.media_type,
         "digest": fetched.digest.to_string(),
@@ -126,7 +189,10 @@ pub fn put_index(registry: &Registry, to: &str, entries: &[serde_json::Value]) {
 pub fn layer_types(registry: &Registry, of: &str) -> String {
     let (_, manifest) = document(registry, of);
     let layers = manifest["layers"].as_array().unwrap().iter();
-    layers.map(|layer| super::text(&layer["mediaType"]).to_owned()).collect::<Vec<_>>().join(" ")
+    layers
+        .map(|layer| super::text(&layer["mediaType"]).to_owned())
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 fn write_base(base: &Path, color: &str) {
@@ -138,7 +204,10 @@ fn write_base(base: &Path, color: &str) {
     }
     for (file, content) in [
         ("bin/report", ENTRY_POINT),
-        ("etc/passwd", "root:x:0:0::/:/bin/sh\napp:x:1234:1235::/home/app:/bin/sh\n"),
+        (
+            "etc/passwd",
+            "root:x:0:0::/:/bin/sh\napp:x:1234:1235::/home/app:/bin/sh\n",
+        ),
         ("etc/group", "root:x:0:\napp:x:1235:\n"),
         ("etc/color", color),
         ("data/gone", ""),

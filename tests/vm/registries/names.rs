@@ -10,7 +10,11 @@ fn a_reference_is_no_name_until_it_is_pulled() {
     let world = World::new();
     let reference = "localhost:5000/team/app:1.2";
     for arguments in [&["run", reference][..], &["run", "-d", reference]] {
-        refused(&world, arguments, &[reference, &format!("hint: `sandtree pull {reference}`")]);
+        refused(
+            &world,
+            arguments,
+            &[reference, &format!("hint: `sandtree pull {reference}`")],
+        );
     }
     for (wrong, words) in [
         ("app:1", "begin with the registry's host"),
@@ -21,8 +25,16 @@ fn a_reference_is_no_name_until_it_is_pulled() {
         refused(&world, &["pull", wrong], &[wrong, words]);
         refused(&world, &["push", "tiny", wrong], &[wrong, words]);
     }
-    refused(&world, &["push", "nobody", "localhost:5000/app:1"], &["nobody"]);
-    refused(&world, &["push", "tiny", "localhost:5000/app:1@sha256:12"], &["sha256"]);
+    refused(
+        &world,
+        &["push", "nobody", "localhost:5000/app:1"],
+        &["nobody"],
+    );
+    refused(
+        &world,
+        &["push", "tiny", "localhost:5000/app:1@sha256:12"],
+        &["sha256"],
+    );
     world.assert_empty();
 }
 
@@ -41,28 +53,57 @@ fn names_move_as_their_kinds_allow() {
     // Of images: by themselves.
     let pull = |arguments: &[&str]| world.json([&["pull"], arguments].concat());
     let blue = pull(&[&at("team/app")]);
-    assert_eq!((text(&blue["name"]), text(&pull(&[&at("team/app:V2")])["name"])), ("app", "app-v2"));
+    assert_eq!(
+        (
+            text(&blue["name"]),
+            text(&pull(&[&at("team/app:V2")])["name"])
+        ),
+        ("app", "app-v2")
+    );
     let red = pull(&[&at("team/app:V2"), "--name", "app"]);
     assert_ne!(red["digest"], blue["digest"]);
     assert_eq!(text(&world.json(["image", "ls"])[0]["digest"]).len(), 64);
 
     // Of snapshots: only when told.
     assert_eq!(pull(&[&at("saved:1")])["name"], "saved-1");
-    refused(&world, &["pull", &at("saved:1")], &["the name saved-1 is taken", "--force"]);
-    assert_eq!(pull(&[&at("saved:1"), "--force"])["digest"], saved["digest"]);
+    refused(
+        &world,
+        &["pull", &at("saved:1")],
+        &["the name saved-1 is taken", "--force"],
+    );
+    assert_eq!(
+        pull(&[&at("saved:1"), "--force"])["digest"],
+        saved["digest"]
+    );
 
     // Never across kinds, and nothing is fetched for it.
     world.ok(["image", "rm", "app-v2"]);
     let fresh = at("team/app:V2");
     for force in [&[][..], &["--force"]] {
-        refused(&world, &[&["pull", &at("saved:1"), "--name", "app"], force].concat(), &["the name app is taken"]);
-        refused(&world, &[&["pull", &fresh, "--name", "saved"], force].concat(), &["the name saved is taken"]);
+        refused(
+            &world,
+            &[&["pull", &at("saved:1"), "--name", "app"], force].concat(),
+            &["the name app is taken"],
+        );
+        refused(
+            &world,
+            &[&["pull", &fresh, "--name", "saved"], force].concat(),
+            &["the name saved is taken"],
+        );
     }
     world.ok(["snapshot", "rm", "saved", "saved-1"]);
     world.ok(["gc"]);
-    refused(&world, &["pull", &at("saved:1"), "--name", "tiny"], &["tiny"]);
+    refused(
+        &world,
+        &["pull", &at("saved:1"), "--name", "tiny"],
+        &["tiny"],
+    );
     let before = content(&world);
-    refused(&world, &["pull", &at("saved:1"), "--name", "No Name"], &["No Name"]);
+    refused(
+        &world,
+        &["pull", &at("saved:1"), "--name", "No Name"],
+        &["No Name"],
+    );
     assert_eq!(content(&world), before);
     end(&world, &[]);
 }

@@ -33,20 +33,36 @@ impl Shelf {
     pub fn edited(layer: Vec<u8>, edit: impl FnOnce(&mut Value, &mut Value)) -> Self {
         let described = |media_type: &str, bytes: &[u8]| json!({ "mediaType": media_type, "digest": digest(bytes), "size": bytes.len() });
         let rootfs = json!({ "type": "layers", "diff_ids": [digest(&layer)] });
-        let mut config = json!({ "architecture": "amd64", "os": "linux", "config": {}, "rootfs": rootfs });
+        let mut config =
+            json!({ "architecture": "amd64", "os": "linux", "config": {}, "rootfs": rootfs });
         let layers = [described(LAYER_TYPE, &layer)];
-        let mut manifest = json!({ "schemaVersion": 2, "mediaType": MANIFEST_TYPE, "layers": layers });
+        let mut manifest =
+            json!({ "schemaVersion": 2, "mediaType": MANIFEST_TYPE, "layers": layers });
         edit(&mut manifest, &mut config);
         let config = config.to_string().into_bytes();
         if manifest["config"].is_null() && manifest["manifests"].is_null() {
             manifest["config"] = described(CONFIG_TYPE, &config);
         }
-        let blob = |bytes: Vec<u8>| (format!("/v2/x/blobs/{}", digest(&bytes)), (BYTES.to_owned(), bytes));
-        let media_type = manifest["mediaType"].as_str().unwrap_or(MANIFEST_TYPE).to_owned();
-        let manifest = (MANIFEST.to_owned(), (media_type, manifest.to_string().into_bytes()));
+        let blob = |bytes: Vec<u8>| {
+            (
+                format!("/v2/x/blobs/{}", digest(&bytes)),
+                (BYTES.to_owned(), bytes),
+            )
+        };
+        let media_type = manifest["mediaType"]
+            .as_str()
+            .unwrap_or(MANIFEST_TYPE)
+            .to_owned();
+        let manifest = (
+            MANIFEST.to_owned(),
+            (media_type, manifest.to_string().into_bytes()),
+        );
         let layer = blob(layer);
         let path = layer.0.clone();
-        Self { documents: BTreeMap::from([manifest, layer, blob(config)]), layer: path }
+        Self {
+            documents: BTreeMap::from([manifest, layer, blob(config)]),
+            layer: path,
+        }
     }
 
     pub fn bytes(&self, path: &str) -> &[u8] {
@@ -54,7 +70,10 @@ impl Shelf {
     }
 
     /// Serves it, but for what the test answers itself.
-    pub fn start(self, unless: impl Fn(&Shelf, &Request, &mut Peer) -> bool + Send + Sync + 'static) -> Server {
+    pub fn start(
+        self,
+        unless: impl Fn(&Shelf, &Request, &mut Peer) -> bool + Send + Sync + 'static,
+    ) -> Server {
         Server::start(move |request, peer| {
             if !unless(&self, request, peer) {
                 self.serve(request, peer);
@@ -69,9 +88,21 @@ impl Shelf {
         let Some(range) = request.header("range") else {
             return reply(peer, request, 200, &[("Content-Type", media_type)], bytes);
         };
-        let from: usize = range.strip_prefix("bytes=").unwrap().strip_suffix('-').unwrap().parse().unwrap();
+        let from: usize = range
+            .strip_prefix("bytes=")
+            .unwrap()
+            .strip_suffix('-')
+            .unwrap()
+            .parse()
+            .unwrap();
         let range = format!("bytes {from}-{}/{}", bytes.len() - 1, bytes.len());
-        reply(peer, request, 206, &[("Content-Range", &range)], &bytes[from..]);
+        reply(
+            peer,
+            request,
+            206,
+            &[("Content-Range", &range)],
+            &bytes[from..],
+        );
     }
 }
 
@@ -95,13 +126,30 @@ fn archive() -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let mut state = 1_u64;
     let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (state >> 56) as u8
     };
-    fs::write(dir.path().join("noise"), (0..300_000).map(|_| next()).collect::<Vec<u8>>()).unwrap();
+    fs::write(
+        dir.path().join("noise"),
+        (0..300_000).map(|_| next()).collect::<Vec<u8>>(),
+    )
+    .unwrap();
     let path = dir.path().to_str().unwrap();
     let file = dir.path().join("layer.tar");
-    run("tar", &["--sort=name", "--mtime=@0", "-C", path, "-cf", file.to_str().unwrap(), "noise"]);
+    run(
+        "tar",
+        &[
+            "--sort=name",
+            "--mtime=@0",
+            "-C",
+            path,
+            "-cf",
+            file.to_str().unwrap(),
+            "noise",
+        ],
+    );
     fs::read(file).unwrap()
 }
 
@@ -127,8 +175,10 @@ pub fn boast() -> Vec<u8> {
 pub fn bomb(character: &str, bytes: u64) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap();
-    let script =
-        "cd \"$1\" && head -c \"$2\" /dev/zero | tr '\\000' \"$3\" > swells && tar -cf - swells | zstd -q -o layer";
-    run("sh", &["-c", script, "sh", path, &bytes.to_string(), character]);
+    let script = "cd \"$1\" && head -c \"$2\" /dev/zero | tr '\\000' \"$3\" > swells && tar -cf - swells | zstd -q -o layer";
+    run(
+        "sh",
+        &["-c", script, "sh", path, &bytes.to_string(), character],
+    );
     fs::read(dir.path().join("layer")).unwrap()
 }

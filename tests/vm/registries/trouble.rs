@@ -1,4 +1,5 @@
-//! Registries that fail, lie or lead astray: each is told, with what and where, and leaves the store as it was.
+//! Registries that fail, lie or lead astray: each is told, with what and where, and leaves the
+//! store as it was.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -20,11 +21,20 @@ fn reference(server: &Server) -> String {
 #[track_caller]
 fn fails(world: &World, server: &Server, words: &[&str]) -> String {
     let reference = reference(server);
-    refused(world, &["pull", &reference], &[words, &[&format!("cannot pull {reference}")]].concat()).err()
+    refused(
+        world,
+        &["pull", &reference],
+        &[words, &[&format!("cannot pull {reference}")]].concat(),
+    )
+    .err()
 }
 
 /// A shelf whose answers to one path are the test's own.
-fn instead(shelf: Shelf, path: &str, answer: impl Fn(&Shelf, &Request, &mut Peer) + Send + Sync + 'static) -> Server {
+fn instead(
+    shelf: Shelf,
+    path: &str,
+    answer: impl Fn(&Shelf, &Request, &mut Peer) + Send + Sync + 'static,
+) -> Server {
     let path = path.to_owned();
     shelf.start(move |shelf, request, peer| {
         let ours = request.path == path;
@@ -53,30 +63,58 @@ fn content_that_is_not_what_was_asked_for_is_refused() {
         reply(peer, request, 200, &[], &bytes);
     });
     let said = fails(&world, &damaged, &[&wanted, "has digest", "instead of"]);
-    assert!(said.contains("hint: the registry, or something on the way, is damaged"), "{said}");
+    assert!(
+        said.contains("hint: the registry, or something on the way, is damaged"),
+        "{said}"
+    );
     let short = layer_instead(|shelf, request, peer| {
         let bytes = shelf.bytes(&shelf.layer);
         reply(peer, request, 200, &[], &bytes[..bytes.len() - 1]);
     });
-    fails(&world, &short, &[&wanted, &format!("only {} bytes instead of {size}", size - 1)]);
+    fails(
+        &world,
+        &short,
+        &[
+            &wanted,
+            &format!("only {} bytes instead of {size}", size - 1),
+        ],
+    );
     let endless = layer_instead(|_, _, peer| {
         head(peer, 200, &[]);
         while peer.get_mut().write_all(&[7; 10_000]).is_ok() {}
     });
-    fails(&world, &endless, &[&wanted, "at least", &format!("instead of {size}")]);
+    fails(
+        &world,
+        &endless,
+        &[&wanted, "at least", &format!("instead of {size}")],
+    );
     // The manifest says less than the layer has.
-    let lies = Shelf::edited(b"not so many".to_vec(), |manifest, _| manifest["layers"][0]["size"] = 3.into());
-    fails(&world, &lies.start(|_, _, _| false), &["blob sha256:", "instead of 3"]);
+    let lies = Shelf::edited(b"not so many".to_vec(), |manifest, _| {
+        manifest["layers"][0]["size"] = 3.into()
+    });
+    fails(
+        &world,
+        &lies.start(|_, _, _| false),
+        &["blob sha256:", "instead of 3"],
+    );
     // The configuration says another content than the layer has.
     let other = |_: &mut serde_json::Value, config: &mut serde_json::Value| {
         config["rootfs"]["diff_ids"][0] = digest(b"another").into();
     };
     let shelf = Shelf::edited(Shelf::new().bytes(&wanted_path(&wanted)).to_vec(), other);
-    fails(&world, &shelf.start(|_, _, _| false), &[&wanted, "is not what the image's configuration says"]);
+    fails(
+        &world,
+        &shelf.start(|_, _, _| false),
+        &[&wanted, "is not what the image's configuration says"],
+    );
     // A manifest under a digest that it has not.
     let tag = Shelf::new().start(|_, _, _| false);
     let by_digest = format!("{}/x@{}", tag.host, digest(b"another"));
-    refused(&world, &["pull", &by_digest], &["there is no manifest", &digest(b"another")]);
+    refused(
+        &world,
+        &["pull", &by_digest],
+        &["there is no manifest", &digest(b"another")],
+    );
     world.assert_empty();
 }
 
@@ -93,19 +131,41 @@ fn a_connection_that_is_lost_is_taken_up_and_one_that_stays_lost_is_told() {
             let bytes = shelf.bytes(&shelf.layer);
             let half = bytes.len() / 2;
             let range = format!("bytes {half}-{}/{}", bytes.len() - 1, bytes.len());
-            reply(peer, request, 206, &[("Content-Range", &range)], &bytes[half..]);
+            reply(
+                peer,
+                request,
+                206,
+                &[("Content-Range", &range)],
+                &bytes[half..],
+            );
         }
     });
     let pulled = world.json(["pull", &reference(&once), "--name", "once"]);
-    assert_eq!(pulled["fetched_bytes"], Shelf::new().bytes(&Shelf::new().layer).len(), "no byte comes twice");
+    assert_eq!(
+        pulled["fetched_bytes"],
+        Shelf::new().bytes(&Shelf::new().layer).len(),
+        "no byte comes twice"
+    );
     world.ok(["image", "rm", "once"]);
     world.ok(["gc"]);
     let always = layer_instead(|_, _, _| {});
-    fails(&world, &always, &["the connection to", "/v2/x/blobs/sha256:", "was lost 5 times"]);
+    fails(
+        &world,
+        &always,
+        &[
+            "the connection to",
+            "/v2/x/blobs/sha256:",
+            "was lost 5 times",
+        ],
+    );
     let gone = Shelf::new().start(|_, _, _| false);
     let reference = reference(&gone);
     drop(gone);
-    refused(&world, &["pull", &reference], &["cannot pull", &reference, "was lost"]);
+    refused(
+        &world,
+        &["pull", &reference],
+        &["cannot pull", &reference, "was lost"],
+    );
     world.assert_empty();
 }
 
@@ -113,8 +173,14 @@ fn a_connection_that_is_lost_is_taken_up_and_one_that_stays_lost_is_told() {
 fn a_registry_that_refuses_is_told_with_what_it_said() {
     let world = World::new();
     let words = br#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"no\u001b[31m such"}]}"#;
-    let unknown = instead(Shelf::new(), MANIFEST, |_, request, peer| reply(peer, request, 404, &[], words));
-    let said = fails(&world, &unknown, &["there is no manifest", "MANIFEST_UNKNOWN"]);
+    let unknown = instead(Shelf::new(), MANIFEST, |_, request, peer| {
+        reply(peer, request, 404, &[], words)
+    });
+    let said = fails(
+        &world,
+        &unknown,
+        &["there is no manifest", "MANIFEST_UNKNOWN"],
+    );
     assert!(!said.contains('\u{1b}'), "{said:?}");
     let missing = layer_instead(|_, request, peer| reply(peer, request, 404, &[], b""));
     fails(&world, &missing, &["there is no blob sha256:"]);
@@ -122,16 +188,30 @@ fn a_registry_that_refuses_is_told_with_what_it_said() {
     let busy = instead(Shelf::new(), MANIFEST, |_, request, peer| {
         reply(peer, request, 429, &[("Retry-After", "3600")], b"");
     });
-    fails(&world, &busy, &["asks for fewer requests", "hint: try again later"]);
+    fails(
+        &world,
+        &busy,
+        &["asks for fewer requests", "hint: try again later"],
+    );
     assert_within(Duration::from_secs(20), begin);
     let page = instead(Shelf::new(), MANIFEST, |_, request, peer| {
-        reply(peer, request, 200, &[("Content-Type", "text/html")], b"<html>");
+        reply(
+            peer,
+            request,
+            200,
+            &[("Content-Type", "text/html")],
+            b"<html>",
+        );
     });
     fails(&world, &page, &["text/html"]);
     let round = instead(Shelf::new(), MANIFEST, |_, request, peer| {
         reply(peer, request, 307, &[("Location", MANIFEST)], b"");
     });
-    fails(&world, &round, &["leads elsewhere", "more than 10 times", MANIFEST]);
+    fails(
+        &world,
+        &round,
+        &["leads elsewhere", "more than 10 times", MANIFEST],
+    );
     world.assert_empty();
 }
 
@@ -154,8 +234,14 @@ fn a_registry_that_asks_to_wait_is_obeyed() {
 #[test]
 fn what_cannot_become_an_image_here_is_told_by_what_it_is() {
     let world = World::new();
-    let arm = Shelf::edited(Vec::new(), |_, config| config["architecture"] = "arm64".into());
-    fails(&world, &arm.start(|_, _, _| false), &["it is for linux/arm64", "linux/amd64"]);
+    let arm = Shelf::edited(Vec::new(), |_, config| {
+        config["architecture"] = "arm64".into()
+    });
+    fails(
+        &world,
+        &arm.start(|_, _, _| false),
+        &["it is for linux/arm64", "linux/amd64"],
+    );
     let index = Shelf::edited(Vec::new(), |manifest, _| {
         let of = |architecture: &str| {
             json!({ "mediaType": manifest["mediaType"], "digest": digest(b"{}"), "size": 2,
@@ -165,10 +251,20 @@ fn what_cannot_become_an_image_here_is_told_by_what_it_is() {
         *manifest = json!({ "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",
             "manifests": listed });
     });
-    fails(&world, &index.start(|_, _, _| false), &["linux/arm64", "linux/s390x", "not for linux/amd64"]);
+    fails(
+        &world,
+        &index.start(|_, _, _| false),
+        &["linux/arm64", "linux/s390x", "not for linux/amd64"],
+    );
     let thing = "application/vnd.example.thing.v1";
-    let artifact = Shelf::edited(Vec::new(), |manifest, _| manifest["artifactType"] = thing.into());
-    fails(&world, &artifact.start(|_, _, _| false), &["artifact of type", thing]);
+    let artifact = Shelf::edited(Vec::new(), |manifest, _| {
+        manifest["artifactType"] = thing.into()
+    });
+    fails(
+        &world,
+        &artifact.start(|_, _, _| false),
+        &["artifact of type", thing],
+    );
     // An older artifact says what it is by the kind of its configuration.
     let chart = "application/vnd.example.chart.config.v1+json";
     let older = Shelf::edited(Vec::new(), |manifest, _| {
@@ -176,30 +272,57 @@ fn what_cannot_become_an_image_here_is_told_by_what_it_is() {
     });
     fails(&world, &older.start(|_, _, _| false), &[chart]);
     let kind = "application/vnd.example.layer.v1+lzma";
-    let layer = Shelf::edited(Vec::new(), |manifest, _| manifest["layers"][0]["mediaType"] = kind.into());
+    let layer = Shelf::edited(Vec::new(), |manifest, _| {
+        manifest["layers"][0]["mediaType"] = kind.into()
+    });
     fails(&world, &layer.start(|_, _, _| false), &[kind]);
-    let more = Shelf::edited(Vec::new(), |_, config| config["rootfs"]["diff_ids"] = json!([]));
-    fails(&world, &more.start(|_, _, _| false), &["1 layers", "lists 0"]);
+    let more = Shelf::edited(Vec::new(), |_, config| {
+        config["rootfs"]["diff_ids"] = json!([])
+    });
+    fails(
+        &world,
+        &more.start(|_, _, _| false),
+        &["1 layers", "lists 0"],
+    );
     let boast = Shelf::edited(boast(), |_, _| ());
-    fails(&world, &boast.start(|_, _, _| false), &["cannot become a root file system", "inside of a member"]);
-    let garbage = Shelf::edited(b"no archive at all, but more than nothing".repeat(100), |_, _| ());
-    fails(&world, &garbage.start(|_, _, _| false), &["cannot become a root file system"]);
+    fails(
+        &world,
+        &boast.start(|_, _, _| false),
+        &["cannot become a root file system", "inside of a member"],
+    );
+    let garbage = Shelf::edited(
+        b"no archive at all, but more than nothing".repeat(100),
+        |_, _| (),
+    );
+    fails(
+        &world,
+        &garbage.start(|_, _, _| false),
+        &["cannot become a root file system"],
+    );
     world.assert_empty();
 }
 
-/// A layer of a few kilobytes that unpacks to more than there is room for, of zeros and of something.
+/// A layer of a few kilobytes that unpacks to more than there is room for, of zeros and of
+/// something.
 #[test]
 fn a_layer_that_swells_without_end_is_stopped() {
-    let Some(disk) = Mount::tmpfs(600) else { return };
+    let Some(disk) = Mount::tmpfs(600) else {
+        return;
+    };
     let world = World::at(disk.path().join("home"));
     disk.fill(48 << 10);
     for (byte, words) in [("\\000", "limit"), ("x", "bytes written to it")] {
         let bomb = bomb(byte, 300 << 20);
         assert!(bomb.len() < 1 << 20);
         let shelf = Shelf::edited(bomb, |manifest, _| {
-            manifest["layers"][0]["mediaType"] = "application/vnd.oci.image.layer.v1.tar+zstd".into();
+            manifest["layers"][0]["mediaType"] =
+                "application/vnd.oci.image.layer.v1.tar+zstd".into();
         });
-        fails(&world, &shelf.start(|_, _, _| false), &["cannot become a root file system", words]);
+        fails(
+            &world,
+            &shelf.start(|_, _, _| false),
+            &["cannot become a root file system", words],
+        );
     }
     world.assert_empty();
 }
@@ -214,6 +337,9 @@ fn two_who_pull_the_same_at_once_both_get_it() {
         let other = scope.spawn(pull);
         (pull(), other.join().unwrap())
     });
-    assert_eq!((&first["name"], &first["digest"]), (&second["name"], &second["digest"]));
+    assert_eq!(
+        (&first["name"], &first["digest"]),
+        (&second["name"], &second["digest"])
+    );
     world.assert_empty();
 }

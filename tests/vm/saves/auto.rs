@@ -20,16 +20,26 @@ use crate::support::{Answer, World, finish, kill, program, until};
 const WAIT: &str = "echo ready > /dev/console; sleep 1000";
 
 fn pid(world: &World, sandbox: &str) -> u32 {
-    u32::try_from(world.inspect(sandbox)["qemu_pid"].as_u64().expect("it runs")).unwrap()
+    u32::try_from(
+        world.inspect(sandbox)["qemu_pid"]
+            .as_u64()
+            .expect("it runs"),
+    )
+    .unwrap()
 }
 
 fn digest(world: &World, snapshot: &str) -> String {
-    world.json(["snapshot", "inspect", snapshot])["digest"].as_str().unwrap().to_owned()
+    world.json(["snapshot", "inspect", snapshot])["digest"]
+        .as_str()
+        .unwrap()
+        .to_owned()
 }
 
 /// Waits until it has stopped and its processes are gone.
 fn until_rests(world: &World, sandbox: &str, state: &str) {
-    until(&format!("it is {state}"), || world.inspect(sandbox)["state"] == state);
+    until(&format!("it is {state}"), || {
+        world.inspect(sandbox)["state"] == state
+    });
 }
 
 #[test]
@@ -39,12 +49,20 @@ fn whatever_way_it_stops_it_is_saved_under_the_same_name() {
     assert_eq!(world.inspect("a")["save_on_stop"], "env");
     // The name is spoken for, though there is nothing under it yet.
     assert!(snapshots(&world).is_empty());
-    refused(&world.run(["run", "-d", "--name", "b", "--save", "env", "tiny"]), &["env", "taken"], &["another name"]);
+    refused(
+        &world.run(["run", "-d", "--name", "b", "--save", "env", "tiny"]),
+        &["env", "taken"],
+        &["another name"],
+    );
     world.start("c", &[]);
     save(&world, &["c", "blank"]);
     let word = || read(&world, "env", "blank", "/srv/word");
     for options in [&["save", "c", "env"][..], &["save", "c", "env", "--force"]] {
-        refused(&world.run(options), &["env", "taken by the save to come"], &[]);
+        refused(
+            &world.run(options),
+            &["env", "taken by the save to come"],
+            &[],
+        );
     }
     world.run(["inspect", "b"]).failed_with(&["no sandbox b"]);
 
@@ -61,7 +79,9 @@ fn whatever_way_it_stops_it_is_saved_under_the_same_name() {
     world.sh("a", "poweroff -f").failed_with(&["powered off"]);
     until_rests(&world, "a", "stopped");
     assert_eq!(word(), "two");
-    world.run(["snapshot", "inspect", &first]).failed_with(&["no snapshot"]);
+    world
+        .run(["snapshot", "inspect", &first])
+        .failed_with(&["no snapshot"]);
 
     // A paused one has not stopped.
     world.ok(["start", "a"]);
@@ -85,8 +105,16 @@ fn whatever_way_it_stops_it_is_saved_under_the_same_name() {
     world.ok(["snapshot", "rm", "env"]);
     save(&world, &["c", "env"]);
     let theirs = digest(&world, "env");
-    refused(&world.run(["start", "a"]), &["the name env is taken"], &["another name"]);
-    assert_eq!(world.inspect("a")["state"], "stopped", "that is settled before it starts");
+    refused(
+        &world.run(["start", "a"]),
+        &["the name env is taken"],
+        &["another name"],
+    );
+    assert_eq!(
+        world.inspect("a")["state"],
+        "stopped",
+        "that is settled before it starts"
+    );
     assert_eq!(digest(&world, "env"), theirs);
     world.ok(["snapshot", "rm", "env"]);
     world.ok(["start", "a"]);
@@ -97,31 +125,55 @@ fn whatever_way_it_stops_it_is_saved_under_the_same_name() {
 
 fn begin(world: &World, args: &[&str]) -> Child {
     let mut command = world.command();
-    command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    command
+        .args(args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
 }
 
 /// Waits until the command in the only sandbox has begun.
 fn until_ready(world: &World, sandbox: &str) {
-    until("the command runs", || world.run(["logs", sandbox]).out().contains("ready"));
+    until("the command runs", || {
+        world.run(["logs", sandbox]).out().contains("ready")
+    });
 }
 
 #[track_caller]
 fn assert_saved(answer: &Answer, code: i32, name: &str) {
     assert_eq!(answer.code, code, "{answer:?}");
-    assert!(answer.err().contains(&format!("saved as {name}")), "{answer:?}");
+    assert!(
+        answer.err().contains(&format!("saved as {name}")),
+        "{answer:?}"
+    );
 }
 
 #[test]
 fn a_run_in_the_foreground_is_saved_when_its_command_ends() {
     let world = World::new();
-    let ran = world.run(["run", "--save", "env", "tiny", "--", "sh", "-c", "echo one > /srv/word; exit 3"]);
+    let ran = world.run([
+        "run",
+        "--save",
+        "env",
+        "tiny",
+        "--",
+        "sh",
+        "-c",
+        "echo one > /srv/word; exit 3",
+    ]);
     assert_saved(&ran, 3, "env");
     world.assert_empty();
     assert_eq!(say_in(&world, "env", "cat /srv/word"), "one");
 
     // By Ctrl-C, which is the command's.
     let line = format!("echo two > /srv/word; {WAIT}");
-    let running = begin(&world, &["run", "--name", "a", "--save", "cut", "tiny", "--", "sh", "-c", &line]);
+    let running = begin(
+        &world,
+        &[
+            "run", "--name", "a", "--save", "cut", "tiny", "--", "sh", "-c", &line,
+        ],
+    );
     until_ready(&world, "a");
     kill(running.id(), "INT");
     assert_saved(&finish(running), 130, "cut");
@@ -131,20 +183,47 @@ fn a_run_in_the_foreground_is_saved_when_its_command_ends() {
     // By the guest itself.
     let line = "echo three > /srv/word; sync; poweroff -f; sleep 1000";
     let ran = world.run(["run", "--save", "off", "tiny", "--", "sh", "-c", line]);
-    assert!(ran.code == 125 && ran.err().contains("saved as off"), "{ran:?}");
+    assert!(
+        ran.code == 125 && ran.err().contains("saved as off"),
+        "{ran:?}"
+    );
     world.assert_empty();
     assert_eq!(say_in(&world, "off", "cat /srv/word"), "three");
 
     // The name is settled before anything is started.
     for (name, by) in [("env", "taken by snapshot"), ("tiny", "taken by image")] {
-        refused(&world.run(["run", "--save", name, "tiny", "--", "true"]), &[name, by], &["another name"]);
+        refused(
+            &world.run(["run", "--save", name, "tiny", "--", "true"]),
+            &[name, by],
+            &["another name"],
+        );
     }
-    refused(&world.run(["run", "--save", "tiny", "--force", "tiny", "--", "true"]), &["tiny", "image"], &[]);
-    world.run(["run", "--save", "", "tiny", "--", "true"]).failed_with(&["1 to 63"]);
+    refused(
+        &world.run(["run", "--save", "tiny", "--force", "tiny", "--", "true"]),
+        &["tiny", "image"],
+        &[],
+    );
+    world
+        .run(["run", "--save", "", "tiny", "--", "true"])
+        .failed_with(&["1 to 63"]);
     world.assert_empty();
-    let line = ["run", "--save", "env", "--force", "env", "--", "sh", "-c", "echo four >> /srv/word"];
+    let line = [
+        "run",
+        "--save",
+        "env",
+        "--force",
+        "env",
+        "--",
+        "sh",
+        "-c",
+        "echo four >> /srv/word",
+    ];
     assert_saved(&world.run(line), 0, "env");
-    assert_eq!(say_in(&world, "env", "cat /srv/word"), "one\nfour", "what it began from stays until it is saved");
+    assert_eq!(
+        say_in(&world, "env", "cat /srv/word"),
+        "one\nfour",
+        "what it began from stays until it is saved"
+    );
     end(&world, &[]);
 }
 
@@ -163,7 +242,14 @@ fn a_name_that_was_reserved_by_a_sandbox_that_is_gone_is_free() {
     world.start("c", &["--save", "other"]);
     world.ok(["rm", "-f", "c"]);
     let swept = world.json(["gc"]);
-    assert!(swept["removed"].as_array().unwrap().iter().any(|gone| gone["id"] == "other"), "{swept}");
+    assert!(
+        swept["removed"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|gone| gone["id"] == "other"),
+        "{swept}"
+    );
     end(&world, &[]);
 }
 
@@ -173,7 +259,11 @@ fn a_directory_is_as_good_as_a_name() {
     let place = tempfile::tempdir().unwrap();
     let here = |args: &[&str]| {
         let mut command = world.command();
-        command.args(args).current_dir(place.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .args(args)
+            .current_dir(place.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         finish(command.spawn().unwrap())
     };
     let ok = |args: &[&str]| {
@@ -191,8 +281,22 @@ fn a_directory_is_as_good_as_a_name() {
         ok(&["start", "a"]);
     }
     world.ok(["rm", "-f", "a"]);
-    refused(&here(&["run", "-d", "--name", "b", "--save", "./dir", "tiny"]), &["dir", "taken"], &["--force"]);
-    ok(&["run", "--save", "./dir", "--force", "./dir", "--", "sh", "-c", "echo three > /srv/word"]);
+    refused(
+        &here(&["run", "-d", "--name", "b", "--save", "./dir", "tiny"]),
+        &["dir", "taken"],
+        &["--force"],
+    );
+    ok(&[
+        "run",
+        "--save",
+        "./dir",
+        "--force",
+        "./dir",
+        "--",
+        "sh",
+        "-c",
+        "echo three > /srv/word",
+    ]);
     assert_eq!(ok(&["run", "./dir", "--", "cat", "/srv/word"]), "three");
     assert_eq!(entries(place.path()), ["dir"], "nothing is left beside it");
     world.ok(["gc"]);
@@ -207,12 +311,21 @@ async fn keeper_that_fails(world: &World, name: &str) {
         labels: std::collections::BTreeMap::new(),
         compress: false,
     };
-    let config = HostConfig { fault: Some((Step::SavePublish, Fault::Error)), ..config(world.home()) };
+    let config = HostConfig {
+        fault: Some((Step::SavePublish, Fault::Error)),
+        ..config(world.home())
+    };
     let order = Order {
         config,
-        task: Task::Create(Box::new(SandboxSpec { save_on_stop: Some(wish), auto_remove: true, ..spec(name) })),
+        task: Task::Create(Box::new(SandboxSpec {
+            save_on_stop: Some(wish),
+            auto_remove: true,
+            ..spec(name)
+        })),
     };
-    let mut lease = Lease::start(program(), &["keeper"], &order).await.expect("a keeper starts");
+    let mut lease = Lease::start(program(), &["keeper"], &order)
+        .await
+        .expect("a keeper starts");
     lease.ready().await.expect("its sandbox runs");
     lease.release().await.expect("it lives on");
 }
@@ -223,11 +336,29 @@ async fn a_save_that_fails_at_the_end_keeps_the_sandbox_and_says_so() {
     keeper_that_fails(&world, "a").await;
     tokio::task::block_in_place(|| {
         say(&world, "a", "echo kept > /srv/word");
-        refused(&world.run(["stop", "a"]), &["a stopped", "not saved as env"], &["sandtree save"]);
+        refused(
+            &world.run(["stop", "a"]),
+            &["a stopped", "not saved as env"],
+            &["sandtree save"],
+        );
         let info = world.inspect("a");
-        assert_eq!((&info["state"], &info["save_on_stop"]), (&"stopped".into(), &"env".into()), "{info}");
-        assert!(info["save_failed"].as_str().unwrap().contains("told to fail"), "{info}");
-        refused(&world.run(["run", "--save", "env", "tiny", "--", "true"]), &["taken by the save to come"], &[]);
+        assert_eq!(
+            (&info["state"], &info["save_on_stop"]),
+            (&"stopped".into(), &"env".into()),
+            "{info}"
+        );
+        assert!(
+            info["save_failed"]
+                .as_str()
+                .unwrap()
+                .contains("told to fail"),
+            "{info}"
+        );
+        refused(
+            &world.run(["run", "--save", "env", "tiny", "--", "true"]),
+            &["taken by the save to come"],
+            &[],
+        );
         save(&world, &["a", "env"]);
         assert_eq!(say_in(&world, "env", "cat /srv/word"), "kept");
         // By a keeper without the fault, it is saved when it stops.
@@ -243,10 +374,17 @@ async fn a_save_that_fails_at_the_end_keeps_the_sandbox_and_says_so() {
 
 #[test]
 fn a_store_without_room_for_the_save_keeps_the_sandbox() {
-    let Some(disk) = Mount::tmpfs(600) else { return };
+    let Some(disk) = Mount::tmpfs(600) else {
+        return;
+    };
     let world = World::at(disk.path().join("home"));
     let line = format!("echo kept > /srv/word; sync; {WAIT}");
-    let running = begin(&world, &["run", "--name", "a", "--save", "env", "tiny", "--", "sh", "-c", &line]);
+    let running = begin(
+        &world,
+        &[
+            "run", "--name", "a", "--save", "env", "tiny", "--", "sh", "-c", &line,
+        ],
+    );
     until_ready(&world, "a");
     let hungry = Hungry::in_dir(disk.path());
     kill(running.id(), "INT");
@@ -280,8 +418,14 @@ impl Hungry {
                 }
             }
         });
-        until("there is no room", || rustix::fs::statvfs(dir).unwrap().f_bavail == 0);
-        Self { path, has_enough, eating: Some(eating) }
+        until("there is no room", || {
+            rustix::fs::statvfs(dir).unwrap().f_bavail == 0
+        });
+        Self {
+            path,
+            has_enough,
+            eating: Some(eating),
+        }
     }
 }
 

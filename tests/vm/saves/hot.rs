@@ -4,8 +4,7 @@ use super::{end, save, say, say_in, start_from};
 use crate::support::{World, until};
 
 /// A process that writes numbered lines with the guest's time to its disk, for ever.
-const TICKS: &str =
-    "n=0; while :; do n=$((n+1)); read -r up rest < /proc/uptime; echo $n $up; sleep 0.02; done > /srv/ticks";
+const TICKS: &str = "n=0; while :; do n=$((n+1)); read -r up rest < /proc/uptime; echo $n $up; sleep 0.02; done > /srv/ticks";
 
 /// No freeze lasts so long unless the guest itself must end it.
 const FROZEN_LONGEST_S: f64 = 10.0;
@@ -15,9 +14,12 @@ fn ticks(text: &str) -> Vec<f64> {
     let mut lines: Vec<&str> = text.lines().collect();
     lines.pop();
     let tick = |(index, line): (usize, &&str)| {
-        let (number, time) = line.split_once(' ').unwrap_or_else(|| panic!("line {index}: {line:?}"));
+        let (number, time) = line
+            .split_once(' ')
+            .unwrap_or_else(|| panic!("line {index}: {line:?}"));
         assert_eq!(number, (index + 1).to_string(), "a line is missing");
-        time.parse().unwrap_or_else(|_| panic!("line {index}: {line:?}"))
+        time.parse()
+            .unwrap_or_else(|_| panic!("line {index}: {line:?}"))
     };
     lines.iter().enumerate().map(tick).collect()
 }
@@ -32,21 +34,37 @@ fn a_guest_goes_on_while_it_is_saved_and_its_saves_boot_clean() {
         say(&world, "a", &format!("echo {n} > /srv/part-{n}"));
         let saved = save(&world, &["a", &format!("hot-{n}")]);
         assert_eq!(saved["pause_ms"], 0.0, "{saved}");
-        assert_eq!((&saved["consistency"], &saved["memory"]), (&"frozen".into(), &false.into()), "{saved}");
+        assert_eq!(
+            (&saved["consistency"], &saved["memory"]),
+            (&"frozen".into(), &false.into()),
+            "{saved}"
+        );
         assert_eq!(saved["degraded"], serde_json::json!([]), "{saved}");
         let written = ticks(&say(&world, "a", "cat /srv/ticks")).len();
-        until("it writes on", || ticks(&say(&world, "a", "cat /srv/ticks")).len() > written);
+        until("it writes on", || {
+            ticks(&say(&world, "a", "cat /srv/ticks")).len() > written
+        });
     }
     // Nothing of this is written out when it is saved.
     let fill = "dd if=/dev/urandom of=/srv/big bs=1M count=40 2> /dev/null; sha256sum /srv/big";
     let big = say(&world, "a", fill);
     let saved = save(&world, &["a", "big"]);
-    assert_eq!((&saved["consistency"], &saved["pause_ms"]), (&"frozen".into(), &0.0.into()), "{saved}");
+    assert_eq!(
+        (&saved["consistency"], &saved["pause_ms"]),
+        (&"frozen".into(), &0.0.into()),
+        "{saved}"
+    );
     assert!(saved["bytes"].as_u64().unwrap() > 40 << 20, "{saved}");
 
     let times = ticks(&say(&world, "a", "cat /srv/ticks"));
-    let longest = times.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max);
-    assert!(longest < FROZEN_LONGEST_S, "it could not write for {longest} s");
+    let longest = times
+        .windows(2)
+        .map(|pair| pair[1] - pair[0])
+        .fold(0.0, f64::max);
+    assert!(
+        longest < FROZEN_LONGEST_S,
+        "it could not write for {longest} s"
+    );
     assert_eq!(world.inspect("a")["qemu_pid"], qemu);
 
     start_from(&world, "big", "b", &[]);
@@ -55,6 +73,9 @@ fn a_guest_goes_on_while_it_is_saved_and_its_saves_boot_clean() {
     assert!(!ticks(&say(&world, "b", "cat /srv/ticks")).is_empty());
     let journal = say(&world, "b", "dmesg | grep -cE 'recovery|orphan' || true");
     assert_eq!(journal, "0", "a frozen disk needs no recovery");
-    assert_eq!(say_in(&world, "hot-2", "ls /srv/part-*"), "/srv/part-1\n/srv/part-2");
+    assert_eq!(
+        say_in(&world, "hot-2", "ls /srv/part-*"),
+        "/srv/part-1\n/srv/part-2"
+    );
     end(&world, &["a", "b"]);
 }

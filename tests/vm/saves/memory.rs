@@ -8,7 +8,8 @@ use super::{end, refused, save, say, start_from};
 use crate::support::World;
 use crate::support::held;
 
-/// A process with a variable, a number and an open file. Asked, it adds a line to the file by its descriptor.
+/// A process with a variable, a number and an open file. Asked, it adds a line to the file by its
+/// descriptor.
 const WRITER: &str = "mkfifo /run/q /run/r; exec 3> /srv/log; n=0; \
     while read -r word < /run/q; do n=$((n+1)); echo \"$GREETING $n\" >&3; cat /srv/log > /run/r; done";
 
@@ -18,13 +19,25 @@ fn ask(world: &World, sandbox: &str) -> String {
 
 /// What must be a guest's own, each by its kind.
 fn identity(world: &World, sandbox: &str) -> BTreeMap<&'static str, String> {
-    let kinds = ["hostname", "cat /etc/machine-id", "head -c 32 /dev/urandom | sha256sum"];
-    kinds.into_iter().map(|line| (line, say(world, sandbox, line))).collect()
+    let kinds = [
+        "hostname",
+        "cat /etc/machine-id",
+        "head -c 32 /dev/urandom | sha256sum",
+    ];
+    kinds
+        .into_iter()
+        .map(|line| (line, say(world, sandbox, line)))
+        .collect()
 }
 
 fn sandboxes(world: &World) -> BTreeSet<String> {
     let listed = world.json(["ps", "-a"]);
-    listed.as_array().unwrap().iter().map(|info| info["name"].as_str().unwrap().to_owned()).collect()
+    listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|info| info["name"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 #[test]
@@ -32,17 +45,36 @@ fn what_starts_from_a_save_with_memory_goes_on_exactly_there() {
     let world = World::new();
     world.start("a", &[]);
     held::begin(&world, "a", "one");
-    world.ok(["exec", "-d", "-e", "GREETING=hello", "a", "--", "sh", "-c", WRITER]);
+    world.ok([
+        "exec",
+        "-d",
+        "-e",
+        "GREETING=hello",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        WRITER,
+    ]);
     assert_eq!(ask(&world, "a"), "hello 1");
     // For a boot from it: memory alone needs nothing written out.
     say(&world, "a", "sync");
     let saved = save(&world, &["a", "live", "--memory"]);
-    assert_eq!((&saved["memory"], &saved["consistency"]), (&true.into(), &"exact".into()), "{saved}");
+    assert_eq!(
+        (&saved["memory"], &saved["consistency"]),
+        (&true.into(), &"exact".into()),
+        "{saved}"
+    );
     assert!(saved["pause_ms"].as_f64().unwrap() > 0.0, "{saved}");
     assert_eq!(ask(&world, "a"), "hello 1\nhello 2", "it went on");
 
     let made = world.json(["run", "-d", "--count", "3", "--name", "p", "live"]);
-    let names: Vec<&str> = made.as_array().unwrap().iter().map(|made| made["name"].as_str().unwrap()).collect();
+    let names: Vec<&str> = made
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|made| made["name"].as_str().unwrap())
+        .collect();
     assert_eq!(names, ["p-1", "p-2", "p-3"], "{made}");
     let mut own: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for name in ["a", "p-1", "p-2", "p-3"] {
@@ -54,7 +86,10 @@ fn what_starts_from_a_save_with_memory_goes_on_exactly_there() {
             own.entry(kind).or_default().insert(found);
         }
     }
-    assert!(own.values().all(|found| found.len() == 4), "some share what must be their own: {own:#?}");
+    assert!(
+        own.values().all(|found| found.len() == 4),
+        "some share what must be their own: {own:#?}"
+    );
     // What one of them does is no business of the others.
     held::write(&world, "p-1", "changed");
     held::assert_holds(&world, "p-2", "one", 1);
@@ -62,7 +97,10 @@ fn what_starts_from_a_save_with_memory_goes_on_exactly_there() {
     all_or_none(&world);
     only_as_it_was_saved(&world);
     let verified = world.json(["snapshot", "verify", "live"]);
-    assert_eq!(verified["whole"], true, "those that ran from it changed nothing: {verified}");
+    assert_eq!(
+        verified["whole"], true,
+        "those that ran from it changed nothing: {verified}"
+    );
     end(&world, &["a", "p-1", "p-2", "p-3"]);
 }
 
@@ -71,25 +109,41 @@ fn all_or_none(world: &World) {
     world.ok(["rm", "-f", "p-1", "p-3"]);
     let taken = world.run(["run", "-d", "--count", "3", "--name", "p", "live"]);
     refused(&taken, &["p-2", "taken"], &["--name"]);
-    assert_eq!(sandboxes(world), BTreeSet::from(["a".to_owned(), "p-2".to_owned()]), "all of them or none");
+    assert_eq!(
+        sandboxes(world),
+        BTreeSet::from(["a".to_owned(), "p-2".to_owned()]),
+        "all of them or none"
+    );
     world.ok(["rm", "-f", "p-2"]);
     world.ok(["run", "-d", "--count", "3", "--name", "p", "live"]);
     assert_eq!(sandboxes(world), before);
-    world.run(["run", "-d", "--count", "0", "--name", "q", "live"]).failed_with(&["0"]);
+    world
+        .run(["run", "-d", "--count", "0", "--name", "q", "live"])
+        .failed_with(&["0"]);
     assert_eq!(sandboxes(world), before);
 }
 
-/// Memory goes on in the machine it was captured in; `--cold` boots from the disk with whatever one likes.
+/// Memory goes on in the machine it was captured in; `--cold` boots from the disk with whatever one
+/// likes.
 fn only_as_it_was_saved(world: &World) {
-    for (option, value, word) in [("--memory", "256M", "256"), ("--cpus", "2", "2"), ("--network", "none", "none")] {
+    for (option, value, word) in [
+        ("--memory", "256M", "256"),
+        ("--cpus", "2", "2"),
+        ("--network", "none", "none"),
+    ] {
         let asked = world.run(["run", "-d", "--name", "q", option, value, "live"]);
         refused(&asked, &["memory cannot go on", word], &["--cold"]);
     }
-    world.ok(["run", "-d", "--rm", "--name", "q", "--memory", "512M", "--cpus", "1", "live"]);
+    world.ok([
+        "run", "-d", "--rm", "--name", "q", "--memory", "512M", "--cpus", "1", "live",
+    ]);
     held::assert_holds(world, "q", "one", 0);
     world.ok(["rm", "-f", "q"]);
     start_from(world, "live", "q", &["--cold", "--cpus", "2"]);
     held::assert_disk_holds(world, "q", "one");
-    assert_eq!((say(world, "q", "nproc"), &world.inspect("q")["cpus"]), ("2".into(), &Value::from(2)));
+    assert_eq!(
+        (say(world, "q", "nproc"), &world.inspect("q")["cpus"]),
+        ("2".into(), &Value::from(2))
+    );
     world.ok(["rm", "-f", "q"]);
 }

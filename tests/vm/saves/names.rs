@@ -12,13 +12,19 @@ use crate::support::{Answer, World};
 /// The error that a command prints with `--json`.
 fn json_error(answer: &Answer) -> Value {
     assert_eq!(answer.code, 125, "{answer:?}");
-    let said: Value = serde_json::from_slice(&answer.stderr).unwrap_or_else(|e| panic!("{e}: {answer:?}"));
+    let said: Value =
+        serde_json::from_slice(&answer.stderr).unwrap_or_else(|e| panic!("{e}: {answer:?}"));
     said["error"].clone()
 }
 
 fn labelled(world: &World, label: &str) -> BTreeSet<String> {
     let listed = world.json(["snapshot", "ls", "--label", label]);
-    listed.as_array().unwrap().iter().map(|one| one["names"][0].as_str().unwrap().to_owned()).collect()
+    listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["names"][0].as_str().unwrap().to_owned())
+        .collect()
 }
 
 fn set(names: &[&str]) -> BTreeSet<String> {
@@ -30,24 +36,45 @@ fn a_save_has_one_name_or_many_and_never_that_of_something_else() {
     let world = World::new();
     world.start("a", &[]);
     say(&world, "a", "echo one > /srv/word");
-    let saved = save(&world, &["a", "env", "--label", "team=red", "--label", "kind=base"]);
+    let saved = save(
+        &world,
+        &["a", "env", "--label", "team=red", "--label", "kind=base"],
+    );
     let digest = saved["digest"].as_str().unwrap();
 
-    refused(&world.run(["save", "a", "env"]), &["env", "taken by snapshot"], &["--force"]);
+    refused(
+        &world.run(["save", "a", "env"]),
+        &["env", "taken by snapshot"],
+        &["--force"],
+    );
     for options in [&["a", "tiny"][..], &["a", "tiny", "--force"]] {
-        refused(&world.run([&["save"], options].concat()), &["tiny", "image"], &[]);
+        refused(
+            &world.run([&["save"], options].concat()),
+            &["tiny", "image"],
+            &[],
+        );
     }
     let long = "a".repeat(64);
     for name in ["", "Upper", "a b", "-x", &long] {
         let said = world.run(["save", "a", "--", name]);
         assert_eq!(said.code, 125, "{name:?}: {said:?}");
     }
-    world.run(["save", "a", digest]).failed_with(&["a digest names content"]);
+    world
+        .run(["save", "a", digest])
+        .failed_with(&["a digest names content"]);
     for label in ["none", "=x", "Up=x"] {
-        world.run(["save", "a", "other", "--label", label]).failed_with(&["label"]);
+        world
+            .run(["save", "a", "other", "--label", label])
+            .failed_with(&["label"]);
     }
-    world.run(["save", "nobody", "other"]).failed_with(&["no sandbox nobody"]);
-    assert_eq!(snapshots(&world), set(&["env"]), "nothing that was refused is there");
+    world
+        .run(["save", "nobody", "other"])
+        .failed_with(&["no sandbox nobody"]);
+    assert_eq!(
+        snapshots(&world),
+        set(&["env"]),
+        "nothing that was refused is there"
+    );
 
     let other = save(&world, &["a", "other", "--label", "team=blue"]);
     assert_eq!(labelled(&world, "team=red"), set(&["env"]));
@@ -56,13 +83,30 @@ fn a_save_has_one_name_or_many_and_never_that_of_something_else() {
 
     // Another name for the same, by name and by digest.
     world.ok(["snapshot", "tag", "env", "same"]);
-    refused(&world.run(["snapshot", "tag", "env", "other"]), &["other", "taken"], &["--force"]);
-    refused(&world.run(["snapshot", "tag", "env", "tiny", "--force"]), &["tiny", "image"], &[]);
-    refused(&world.run(["snapshot", "tag", "none", "more"]), &["no snapshot none"], &["snapshot ls"]);
+    refused(
+        &world.run(["snapshot", "tag", "env", "other"]),
+        &["other", "taken"],
+        &["--force"],
+    );
+    refused(
+        &world.run(["snapshot", "tag", "env", "tiny", "--force"]),
+        &["tiny", "image"],
+        &[],
+    );
+    refused(
+        &world.run(["snapshot", "tag", "none", "more"]),
+        &["no snapshot none"],
+        &["snapshot ls"],
+    );
     world.ok(["snapshot", "tag", digest, "other", "--force"]);
-    assert_eq!(world.json(["snapshot", "inspect", digest])["names"], json!(["env", "other", "same"]));
+    assert_eq!(
+        world.json(["snapshot", "inspect", digest])["names"],
+        json!(["env", "other", "same"])
+    );
     let replaced = other["digest"].as_str().unwrap();
-    world.run(["snapshot", "inspect", replaced]).failed_with(&["no snapshot"]);
+    world
+        .run(["snapshot", "inspect", replaced])
+        .failed_with(&["no snapshot"]);
     world.ok(["snapshot", "rm", "env", "other"]);
     assert_eq!(snapshots(&world), set(&["same"]));
 
@@ -71,11 +115,24 @@ fn a_save_has_one_name_or_many_and_never_that_of_something_else() {
     say(&world, "a", "echo two > /srv/word");
     let again = save(&world, &["a", "same", "--force"]);
     assert_ne!(again["digest"], digest);
-    world.run(["snapshot", "verify", digest]).failed_with(&["snapshot"]);
+    world
+        .run(["snapshot", "verify", digest])
+        .failed_with(&["snapshot"]);
     assert_eq!(say_in(&world, "same", "cat /srv/word"), "two");
-    assert_eq!(say(&world, "b", "echo 3 > /proc/sys/vm/drop_caches; cat /srv/word"), "one");
+    assert_eq!(
+        say(
+            &world,
+            "b",
+            "echo 3 > /proc/sys/vm/drop_caches; cat /srv/word"
+        ),
+        "one"
+    );
     world.ok(["snapshot", "rm", again["digest"].as_str().unwrap()]);
-    refused(&world.run(["snapshot", "rm", "same"]), &["no snapshot same"], &["snapshot ls"]);
+    refused(
+        &world.run(["snapshot", "rm", "same"]),
+        &["no snapshot same"],
+        &["snapshot ls"],
+    );
     end(&world, &["a", "b"]);
 }
 
@@ -95,38 +152,82 @@ fn a_save_in_a_directory_is_whole_in_itself() {
     world.start("a", &[]);
     say(&world, "a", "echo one > /srv/word");
     let saved = save(&world, &["a", path]);
-    assert_eq!((&saved["path"], &saved["name"]), (&path.into(), &Value::Null), "{saved}");
+    assert_eq!(
+        (&saved["path"], &saved["name"]),
+        (&path.into(), &Value::Null),
+        "{saved}"
+    );
     assert_eq!(snapshots(&world), set(&[]), "the store has none of it");
     let inspected = world.json(["snapshot", "inspect", path]);
-    assert_eq!((&inspected["digest"], &inspected["path"]), (&saved["digest"], &path.into()));
-    refused(&world.run(["save", "a", path]), &["dir", "taken"], &["--force"]);
+    assert_eq!(
+        (&inspected["digest"], &inspected["path"]),
+        (&saved["digest"], &path.into())
+    );
+    refused(
+        &world.run(["save", "a", path]),
+        &["dir", "taken"],
+        &["--force"],
+    );
 
     // Copied as any directory is, it runs in a store that has nothing of it.
     let copy = place.path().join("copy");
     copied(&dir, &copy);
     let elsewhere = World::new();
-    assert_eq!(elsewhere.json(["snapshot", "verify", copy.to_str().unwrap()])["whole"], true);
-    assert_eq!(say_in(&elsewhere, copy.to_str().unwrap(), "cat /srv/word"), "one");
+    assert_eq!(
+        elsewhere.json(["snapshot", "verify", copy.to_str().unwrap()])["whole"],
+        true
+    );
+    assert_eq!(
+        say_in(&elsewhere, copy.to_str().unwrap(), "cat /srv/word"),
+        "one"
+    );
     // What was read from a directory is nobody's by now.
     elsewhere.ok(["gc"]);
     end(&elsewhere, &[]);
 
     // In a workspace, names are directories; none leads out of it.
     for name in ["../x", "a/b", ".", ".."] {
-        world.run(["save", "a", name, "--workspace", workspace]).failed_with(&["a name, not a path"]);
+        world
+            .run(["save", "a", name, "--workspace", workspace])
+            .failed_with(&["a name, not a path"]);
     }
-    world.run(["save", "a", "", "--workspace", workspace]).failed_with(&["1 to 63"]);
+    world
+        .run(["save", "a", "", "--workspace", workspace])
+        .failed_with(&["1 to 63"]);
     assert_eq!(entries(Path::new(workspace)), Vec::<String>::new());
     let before = entries(place.path()).len();
-    save(&world, &["a", "env", "--workspace", workspace, "--label", "team=red"]);
+    save(
+        &world,
+        &["a", "env", "--workspace", workspace, "--label", "team=red"],
+    );
     let listed = world.json(["snapshot", "ls", "--workspace", workspace]);
-    assert_eq!((&listed[0]["names"], &listed[0]["labels"]), (&json!(["env"]), &json!({"team": "red"})), "{listed}");
+    assert_eq!(
+        (&listed[0]["names"], &listed[0]["labels"]),
+        (&json!(["env"]), &json!({"team": "red"})),
+        "{listed}"
+    );
     world.ok(["snapshot", "inspect", "env", "--workspace", workspace]);
     world.ok(["snapshot", "verify", "env", "--workspace", workspace]);
-    refused(&world.run(["snapshot", "inspect", "env"]), &["no snapshot env"], &[]);
-    let ran = world.ok(["run", "--workspace", workspace, "--save", "next", "env", "--", "cat", "/srv/word"]);
+    refused(
+        &world.run(["snapshot", "inspect", "env"]),
+        &["no snapshot env"],
+        &[],
+    );
+    let ran = world.ok([
+        "run",
+        "--workspace",
+        workspace,
+        "--save",
+        "next",
+        "env",
+        "--",
+        "cat",
+        "/srv/word",
+    ]);
     assert_eq!(ran.out(), "one\n");
-    world.run(["snapshot", "rm", "../dir", "--workspace", workspace]).failed_with(&["a name, not a path"]);
+    world
+        .run(["snapshot", "rm", "../dir", "--workspace", workspace])
+        .failed_with(&["a name, not a path"]);
     world.ok(["snapshot", "rm", "env", "next", "--workspace", workspace]);
     assert_eq!(entries(Path::new(workspace)), Vec::<String>::new());
     assert_eq!(entries(place.path()).len(), before);
@@ -139,30 +240,84 @@ fn a_save_in_a_directory_is_whole_in_itself() {
 #[test]
 fn what_starts_from_a_save_is_as_the_saved_was_unless_asked_otherwise() {
     let world = World::new();
-    let options = ["--cold", "--memory", "256M", "--cpus", "2", "--network", "none", "--publish", "0:80"];
+    let options = [
+        "--cold",
+        "--memory",
+        "256M",
+        "--cpus",
+        "2",
+        "--network",
+        "none",
+        "--publish",
+        "0:80",
+    ];
     world.start("a", &options);
     save(&world, &["a", "env"]);
     let was = world.inspect("a");
     world.ok(["rm", "-f", "a"]);
     start_from(&world, "env", "b", &[]);
     let same = world.inspect("b");
-    for field in ["memory_bytes", "cpus", "network", "ports", "disk_bytes", "image", "image_digest"] {
+    for field in [
+        "memory_bytes",
+        "cpus",
+        "network",
+        "ports",
+        "disk_bytes",
+        "image",
+        "image_digest",
+    ] {
         assert_eq!(same[field], was[field], "{field}");
     }
     assert_eq!(say(&world, "b", "nproc"), "2");
     // The port is taken by now, and was not asked for: another one leads to it.
-    start_from(&world, "env", "c", &["--memory", "192M", "--cpus", "1", "--network", "isolated", "--disk", "512M"]);
+    start_from(
+        &world,
+        "env",
+        "c",
+        &[
+            "--memory",
+            "192M",
+            "--cpus",
+            "1",
+            "--network",
+            "isolated",
+            "--disk",
+            "512M",
+        ],
+    );
     let other = world.inspect("c");
-    let asked = [("memory_bytes", json!(192 << 20)), ("cpus", json!(1)), ("disk_bytes", json!(512 << 20))];
-    asked.into_iter().for_each(|(field, value)| assert_eq!(other[field], value, "{field}"));
-    assert_eq!((&other["network"], &other["ports"][0]["guest"]), (&"isolated".into(), &80.into()), "{other}");
+    let asked = [
+        ("memory_bytes", json!(192 << 20)),
+        ("cpus", json!(1)),
+        ("disk_bytes", json!(512 << 20)),
+    ];
+    asked
+        .into_iter()
+        .for_each(|(field, value)| assert_eq!(other[field], value, "{field}"));
+    assert_eq!(
+        (&other["network"], &other["ports"][0]["guest"]),
+        (&"isolated".into(), &80.into()),
+        "{other}"
+    );
     assert_ne!(other["ports"][0]["host"], same["ports"][0]["host"]);
     assert_eq!(say(&world, "c", "nproc"), "1");
 
-    world.run(["run", "--snapshot", "env", "tiny", "--", "true"]).failed_with(&["--snapshot", "cannot be used with"]);
-    refused(&world.run(["run", "--snapshot", "tiny", "--", "true"]), &["no snapshot tiny"], &["snapshot ls"]);
-    refused(&world.run(["run", "none", "--", "true"]), &["no image none"], &[]);
-    world.run(["run", "--disk", "1M", "env", "--", "true"]).failed_with(&["at least as large as the snapshot"]);
+    world
+        .run(["run", "--snapshot", "env", "tiny", "--", "true"])
+        .failed_with(&["--snapshot", "cannot be used with"]);
+    refused(
+        &world.run(["run", "--snapshot", "tiny", "--", "true"]),
+        &["no snapshot tiny"],
+        &["snapshot ls"],
+    );
+    refused(
+        &world.run(["run", "none", "--", "true"]),
+        &["no image none"],
+        &[],
+    );
+    world
+        .run(["run", "--disk", "1M", "env", "--", "true"])
+        .failed_with(&["at least as large as the snapshot"]);
     assert_eq!(say_in(&world, "env", "echo runs"), "runs");
     end(&world, &["b", "c"]);
 }
@@ -176,11 +331,25 @@ fn every_verb_answers_in_json_and_fails_with_a_hint() {
     world.start("a", &[]);
     say(&world, "a", "echo one > /srv/word");
     let of = |names: &[&'static str]| BTreeSet::from_iter(names.iter().copied());
-    let saved =
-        ["digest", "name", "path", "consistency", "memory", "bytes", "degraded", "pause_ms", "total_ms", "removed"];
+    let saved = [
+        "digest",
+        "name",
+        "path",
+        "consistency",
+        "memory",
+        "bytes",
+        "degraded",
+        "pause_ms",
+        "total_ms",
+        "removed",
+    ];
     assert_eq!(keys(&save(&world, &["a", "env"])), of(&saved));
     say(&world, "a", "echo two > /srv/word");
-    assert_eq!(keys(&world.json(["snapshot", "create", "a", "next"])), of(&saved), "the same as save");
+    assert_eq!(
+        keys(&world.json(["snapshot", "create", "a", "next"])),
+        of(&saved),
+        "the same as save"
+    );
 
     let listed = world.json(["snapshot", "ls"]);
     let fields = [
@@ -201,10 +370,20 @@ fn every_verb_answers_in_json_and_fails_with_a_hint() {
         "consistency",
         "unreadable",
     ];
-    assert_eq!((listed.as_array().unwrap().len(), keys(&listed[0])), (2, of(&fields)), "oldest first");
-    assert_eq!((&listed[0]["names"], &listed[1]["names"]), (&json!(["env"]), &json!(["next"])));
+    assert_eq!(
+        (listed.as_array().unwrap().len(), keys(&listed[0])),
+        (2, of(&fields)),
+        "oldest first"
+    );
+    assert_eq!(
+        (&listed[0]["names"], &listed[1]["names"]),
+        (&json!(["env"]), &json!(["next"]))
+    );
     let inspected = world.json(["snapshot", "inspect", "env"]);
-    assert_eq!(keys(&inspected), of(&["names", "digest", "path", "created_at", "manifest"]));
+    assert_eq!(
+        keys(&inspected),
+        of(&["names", "digest", "path", "created_at", "manifest"])
+    );
     let manifest = [
         "schema",
         "requires",
@@ -219,29 +398,58 @@ fn every_verb_answers_in_json_and_fails_with_a_hint() {
         "capture",
     ];
     assert_eq!(keys(&inspected["manifest"]), of(&manifest));
-    assert_eq!(keys(&world.json(["snapshot", "verify", "env"])), of(&["bytes", "whole", "damaged"]));
-    assert_eq!(world.json(["snapshot", "tag", "env", "same"]), json!({"name": "same"}));
+    assert_eq!(
+        keys(&world.json(["snapshot", "verify", "env"])),
+        of(&["bytes", "whole", "damaged"])
+    );
+    assert_eq!(
+        world.json(["snapshot", "tag", "env", "same"]),
+        json!({"name": "same"})
+    );
     assert_eq!(world.json(["snapshot", "reindex"]), json!({"snapshots": 2}));
     assert_eq!(
         keys(&world.json(["snapshot", "diff", "env", "next"])),
         keys(&world.json(["snapshot", "diff", "env", "a"]))
     );
     let exported = world.json(["snapshot", "export", "env", "-o", file]);
-    assert_eq!(keys(&exported), of(&["digest", "content_bytes", "file_bytes"]));
+    assert_eq!(
+        keys(&exported),
+        of(&["digest", "content_bytes", "file_bytes"])
+    );
     let imported = world.json(["snapshot", "import", file, "--name", "back"]);
     assert_eq!(keys(&imported), of(&["digest", "name", "bytes", "memory"]));
     assert_eq!(imported["digest"], exported["digest"]);
     let tree = world.json(["log", "--all"]);
-    let kinds: BTreeSet<&str> = tree.as_array().unwrap().iter().map(|node| node["kind"].as_str().unwrap()).collect();
+    let kinds: BTreeSet<&str> = tree
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|node| node["kind"].as_str().unwrap())
+        .collect();
     assert_eq!(kinds, of(&["image", "snapshot", "sandbox"]), "{tree}");
-    assert_eq!(world.json(["snapshot", "rm", "same", "back"]), json!({"removed": ["same", "back"]}));
+    assert_eq!(
+        world.json(["snapshot", "rm", "same", "back"]),
+        json!({"removed": ["same", "back"]})
+    );
     for args in [&["gc", "--dry-run"][..], &["gc"]] {
         let swept = world.json(args);
-        assert_eq!(keys(&swept), of(&["removed", "bytes", "held_back"]), "{swept}");
-        assert_eq!(swept["removed"], json!([]), "nothing is garbage here: {swept}");
+        assert_eq!(
+            keys(&swept),
+            of(&["removed", "bytes", "held_back"]),
+            "{swept}"
+        );
+        assert_eq!(
+            swept["removed"],
+            json!([]),
+            "nothing is garbage here: {swept}"
+        );
     }
     let used = world.json(["df"]);
-    assert_eq!(keys(&used["kinds"][0]), of(&["kind", "count", "bytes", "reclaimable_bytes"]), "{used}");
+    assert_eq!(
+        keys(&used["kinds"][0]),
+        of(&["kind", "count", "bytes", "reclaimable_bytes"]),
+        "{used}"
+    );
 
     let failures: [(&[&str], &str); 6] = [
         (&["save", "a", "env"], "already_exists"),
@@ -253,7 +461,11 @@ fn every_verb_answers_in_json_and_fails_with_a_hint() {
     ];
     for (args, kind) in failures {
         let error = json_error(&world.run([&["--json"], args].concat()));
-        assert_eq!((&error["kind"], error["hint"].is_string()), (&kind.into(), true), "{args:?}: {error}");
+        assert_eq!(
+            (&error["kind"], error["hint"].is_string()),
+            (&kind.into(), true),
+            "{args:?}: {error}"
+        );
     }
     end(&world, &["a"]);
 }

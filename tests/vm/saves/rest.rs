@@ -25,8 +25,15 @@ fn sandboxes_are_saved_in_whatever_state_they_are_and_share_what_did_not_change(
     world.ok(["pause", "a"]);
     assert_shares(&world, ["paused-1", "paused-2"], &["--memory"]);
     let bare = save(&world, &["a", "bare"]);
-    assert_eq!((&bare["memory"], &bare["consistency"]), (&false.into(), &"crash".into()), "{bare}");
-    assert!(bare["degraded"].to_string().contains("--memory"), "it says what is missing: {bare}");
+    assert_eq!(
+        (&bare["memory"], &bare["consistency"]),
+        (&false.into(), &"crash".into()),
+        "{bare}"
+    );
+    assert!(
+        bare["degraded"].to_string().contains("--memory"),
+        "it says what is missing: {bare}"
+    );
     assert_eq!(world.inspect("a")["state"], "paused");
     start_from(&world, "paused-1", "b", &[]);
     held::assert_holds(&world, "b", "one", 0);
@@ -37,8 +44,15 @@ fn sandboxes_are_saved_in_whatever_state_they_are_and_share_what_did_not_change(
     world.ok(["stop", "a"]);
     assert_shares(&world, ["stopped-1", "stopped-2"], &[]);
     let stopped = world.json(["snapshot", "inspect", "stopped-1"]);
-    assert_eq!(stopped["manifest"]["capture"]["consistency"], "stopped", "{stopped}");
-    refused(&world.run(["save", "a", "none", "--memory"]), &["a is stopped", "no memory"], &["--memory", "disk"]);
+    assert_eq!(
+        stopped["manifest"]["capture"]["consistency"], "stopped",
+        "{stopped}"
+    );
+    refused(
+        &world.run(["save", "a", "none", "--memory"]),
+        &["a is stopped", "no memory"],
+        &["--memory", "disk"],
+    );
     assert!(!snapshots(&world).contains("none"));
 
     // Copies of what rests run, too.
@@ -52,12 +66,21 @@ fn sandboxes_are_saved_in_whatever_state_they_are_and_share_what_did_not_change(
 
     world.ok(["start", "a"]);
     say(&world, "a", "echo three > /srv/word; sync");
-    kill(u32::try_from(world.inspect("a")["qemu_pid"].as_u64().unwrap()).unwrap(), "KILL");
-    until("it has crashed", || world.inspect("a")["state"] == "crashed");
+    kill(
+        u32::try_from(world.inspect("a")["qemu_pid"].as_u64().unwrap()).unwrap(),
+        "KILL",
+    );
+    until("it has crashed", || {
+        world.inspect("a")["state"] == "crashed"
+    });
     let crashed = save(&world, &["a", "crashed"]);
     assert_eq!(crashed["consistency"], "crash", "{crashed}");
     assert_eq!(say_in(&world, "crashed", "cat /srv/word"), "three");
     assert_eq!(world.inspect("a")["state"], "crashed");
-    assert_eq!(entries(&dir_of(&world, "a").join("states")), Vec::<String>::new(), "no save leaves a state");
+    assert_eq!(
+        entries(&dir_of(&world, "a").join("states")),
+        Vec::<String>::new(),
+        "no save leaves a state"
+    );
     end(&world, &["a"]);
 }

@@ -1,8 +1,9 @@
-//! A library that tests load into `sandtree` in place of calls of the C library, built by them with `rustc` alone. What it
-//! does is told by files of the directory `SANDTREE_SHIM`:
+//! A library that tests load into `sandtree` in place of calls of the C library, built by them with
+//! `rustc` alone. What it does is told by files of the directory `SANDTREE_SHIM`:
 //!
 //! - `clock`: seconds that the wall clock is wrong by.
-//! - `fsync`: the next `fsync` of a file whose path contains this text fails with ENOSPC. The file goes with it.
+//! - `fsync`: the next `fsync` of a file whose path contains this text fails with ENOSPC. The file
+//!   goes with it.
 //! - `fsyncs`: the path of each file and directory that is synced is added to it.
 //! - `linkat`: there are no hard links in this file system.
 

@@ -14,7 +14,13 @@ const ROUNDS: usize = 6;
 
 fn spawn(world: &World, args: &[&str]) -> Child {
     let mut command = world.command();
-    command.arg("--json").args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    command
+        .arg("--json")
+        .args(args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
 }
 
 fn at_once(world: &World, all: &[&[&str]]) -> Vec<Answer> {
@@ -23,7 +29,8 @@ fn at_once(world: &World, all: &[&[&str]]) -> Vec<Answer> {
 }
 
 fn told(answer: &Answer) -> String {
-    let said: Value = serde_json::from_slice(&answer.stdout).unwrap_or_else(|e| panic!("{e}: {answer:?}"));
+    let said: Value =
+        serde_json::from_slice(&answer.stdout).unwrap_or_else(|e| panic!("{e}: {answer:?}"));
     text(&said["digest"]).to_owned()
 }
 
@@ -61,18 +68,36 @@ fn of_two_saves_of_one_name_one_wins_or_each_in_turn() {
     for round in 0..ROUNDS {
         let name = format!("s-{round}");
         let answers = at_once(&world, &[&["save", "a", &name], &["save", "b", &name]]);
-        let (won, lost): (Vec<&Answer>, Vec<&Answer>) = answers.iter().partition(|answer| answer.code == 0);
+        let (won, lost): (Vec<&Answer>, Vec<&Answer>) =
+            answers.iter().partition(|answer| answer.code == 0);
         assert_eq!((won.len(), lost.len()), (1, 1), "{answers:?}");
         lost[0].failed_with(&["taken"]);
         assert_eq!(digest(&world, &name), told(won[0]));
-        let answers = at_once(&world, &[&["save", "a", &name, "--force"], &["save", "b", &name, "--force"]]);
+        let answers = at_once(
+            &world,
+            &[
+                &["save", "a", &name, "--force"],
+                &["save", "b", &name, "--force"],
+            ],
+        );
         assert!(answers.iter().all(|answer| answer.code == 0), "{answers:?}");
-        assert!(answers.iter().map(told).any(|saved| saved == digest(&world, &name)), "it is neither of the two");
+        assert!(
+            answers
+                .iter()
+                .map(told)
+                .any(|saved| saved == digest(&world, &name)),
+            "it is neither of the two"
+        );
     }
     assert_nothing_staged(&world);
     // Of two that replace one, the first is replaced itself, and may be left without a name.
     world.ok(["gc"]);
-    assert_eq!(names(&world), (0..ROUNDS).map(|round| format!("s-{round}")).collect::<Vec<_>>());
+    assert_eq!(
+        names(&world),
+        (0..ROUNDS)
+            .map(|round| format!("s-{round}"))
+            .collect::<Vec<_>>()
+    );
     for name in names(&world) {
         world.ok(["snapshot", "verify", &name]);
     }
@@ -110,7 +135,13 @@ fn saves_are_whole_while_garbage_is_collected() {
         world.ok(["snapshot", "verify", name]);
     }
     held::assert_holds(&world, "runs", "two", 0);
-    world.ok(["run", "-d", "--name", "again", &format!("runs-{}", ROUNDS - 1)]);
+    world.ok([
+        "run",
+        "-d",
+        "--name",
+        "again",
+        &format!("runs-{}", ROUNDS - 1),
+    ]);
     held::assert_holds(&world, "again", "two", 0);
     assert_nothing_staged(&world);
     remove(&world, &["rests", "runs", "again"]);
@@ -128,7 +159,11 @@ fn an_import_is_whole_or_not_there_while_its_layers_are_removed() {
     for round in 0..ROUNDS {
         // One that shares every layer goes while they come in.
         let import: &[&str] = &["snapshot", "import", path, "--name", "came"];
-        let remove: &[&str] = if round % 2 == 0 { &["snapshot", "rm", "s"] } else { &["gc"] };
+        let remove: &[&str] = if round % 2 == 0 {
+            &["snapshot", "rm", "s"]
+        } else {
+            &["gc"]
+        };
         let answers = at_once(&world, &[import, remove]);
         assert!(answers.iter().all(|answer| answer.code == 0), "{answers:?}");
         assert_eq!(digest(&world, "came"), expected);

@@ -1,4 +1,5 @@
-//! What goes and what stays: the tree with its middle removed, the last name, and what uses the disk.
+//! What goes and what stays: the tree with its middle removed, the last name, and what uses the
+//! disk.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,15 +8,25 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{assert_nothing_staged, entries, names, published, put, remove, saved_with_memory, stopped, text};
+use super::{
+    assert_nothing_staged, entries, names, published, put, remove, saved_with_memory, stopped, text,
+};
 use crate::support::World;
 use crate::support::held;
 
 /// What files take that are not in `seen`, directories with it.
 fn taken(path: &Path, seen: &mut BTreeSet<(u64, u64)>) -> u64 {
     let stat = fs::symlink_metadata(path).unwrap();
-    let own = if seen.insert((stat.dev(), stat.ino())) { stat.blocks() * 512 } else { 0 };
-    let below = if stat.is_dir() { entries(path).iter().map(|entry| taken(entry, seen)).sum() } else { 0 };
+    let own = if seen.insert((stat.dev(), stat.ino())) {
+        stat.blocks() * 512
+    } else {
+        0
+    };
+    let below = if stat.is_dir() {
+        entries(path).iter().map(|entry| taken(entry, seen)).sum()
+    } else {
+        0
+    };
     own + below
 }
 
@@ -23,9 +34,18 @@ fn taken(path: &Path, seen: &mut BTreeSet<(u64, u64)>) -> u64 {
 fn assert_adds_up(world: &World) -> Value {
     let told = world.json(["df"]);
     let kinds = told["kinds"].as_array().unwrap();
-    let sum = |field: &str| kinds.iter().map(|kind| kind[field].as_u64().unwrap()).sum::<u64>();
+    let sum = |field: &str| {
+        kinds
+            .iter()
+            .map(|kind| kind[field].as_u64().unwrap())
+            .sum::<u64>()
+    };
     assert_eq!(told["bytes"], sum("bytes"), "{told}");
-    assert_eq!(told["reclaimable_bytes"], sum("reclaimable_bytes"), "{told}");
+    assert_eq!(
+        told["reclaimable_bytes"],
+        sum("reclaimable_bytes"),
+        "{told}"
+    );
     let mut seen = BTreeSet::new();
     let dirs = [
         "images",
@@ -39,14 +59,24 @@ fn assert_adds_up(world: &World) -> Value {
         "staging",
         "quarantine",
     ];
-    let in_dirs: u64 = dirs.iter().flat_map(|dir| entries(&world.home().join(dir))).map(|e| taken(&e, &mut seen)).sum();
-    let index = fs::metadata(world.home().join("index.sqlite")).map_or(0, |stat| stat.blocks() * 512);
+    let in_dirs: u64 = dirs
+        .iter()
+        .flat_map(|dir| entries(&world.home().join(dir)))
+        .map(|e| taken(&e, &mut seen))
+        .sum();
+    let index =
+        fs::metadata(world.home().join("index.sqlite")).map_or(0, |stat| stat.blocks() * 512);
     assert_eq!(told["bytes"], in_dirs + index, "{told}");
     told
 }
 
 fn kind<'a>(told: &'a Value, kind: &str) -> &'a Value {
-    told["kinds"].as_array().unwrap().iter().find(|found| found["kind"] == kind).expect("it is told of")
+    told["kinds"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|found| found["kind"] == kind)
+        .expect("it is told of")
 }
 
 /// `gc --dry-run` touches nothing, and says what `gc` then does.
@@ -58,7 +88,13 @@ fn collect(world: &World) -> Value {
     let done = world.json(["gc"]);
     assert_eq!(done, would);
     let removed = done["removed"].as_array().unwrap();
-    assert_eq!(done["bytes"], removed.iter().map(|garbage| garbage["bytes"].as_u64().unwrap()).sum::<u64>());
+    assert_eq!(
+        done["bytes"],
+        removed
+            .iter()
+            .map(|garbage| garbage["bytes"].as_u64().unwrap())
+            .sum::<u64>()
+    );
     assert_nothing_staged(world);
     done
 }
@@ -74,14 +110,22 @@ fn the_middle_of_a_tree_goes_and_its_children_stay_whole() {
         world.ok(["save", name, name, "--memory"]);
     }
     let digests = ["first", "second", "third"].map(|name| super::digest(&world, name));
-    let parent = |name: &str| world.json(["snapshot", "inspect", name])["manifest"]["parent"].clone();
-    assert_eq!((parent("second"), parent("third")), (digests[0].clone().into(), digests[1].clone().into()));
+    let parent =
+        |name: &str| world.json(["snapshot", "inspect", name])["manifest"]["parent"].clone();
+    assert_eq!(
+        (parent("second"), parent("third")),
+        (digests[0].clone().into(), digests[1].clone().into())
+    );
     let drawn = world.ok(["log", "--all"]).out().to_owned();
     let depth = |drawn: &str, what: &str| {
-        let line = drawn.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("no {what}: {drawn}"));
+        let line = drawn
+            .lines()
+            .find(|line| line.contains(what))
+            .unwrap_or_else(|| panic!("no {what}: {drawn}"));
         line.find(what).unwrap()
     };
-    let depths = ["snapshot first", "snapshot second", "snapshot third"].map(|what| depth(&drawn, what));
+    let depths =
+        ["snapshot first", "snapshot second", "snapshot third"].map(|what| depth(&drawn, what));
     assert!(depths[0] < depths[1] && depths[1] < depths[2], "{drawn}");
 
     // The middle, with a sandbox that was made from it running.
@@ -98,7 +142,15 @@ fn the_middle_of_a_tree_goes_and_its_children_stay_whole() {
     collect(&world);
     // Beside live sandboxes, whose memory and disk come from what is gone.
     for (name, word) in [("second", "two"), ("third", "three")] {
-        assert_eq!(world.sh(name, "echo 3 > /proc/sys/vm/drop_caches; sha256sum /bin/busybox").code, 0);
+        assert_eq!(
+            world
+                .sh(
+                    name,
+                    "echo 3 > /proc/sys/vm/drop_caches; sha256sum /bin/busybox"
+                )
+                .code,
+            0
+        );
         world.ok(["checkpoint", name, "t"]);
         world.ok(["pause", name]);
         collect(&world);
@@ -119,13 +171,26 @@ fn with_its_last_name_a_snapshot_frees_what_only_it_had() {
     let world = World::new();
     world.start("a", &[]);
     world.ok(["save", "a", "s"]);
-    assert_eq!(world.sh("a", "dd if=/dev/urandom of=/srv/big bs=1M count=8; sync").code, 0);
+    assert_eq!(
+        world
+            .sh("a", "dd if=/dev/urandom of=/srv/big bs=1M count=8; sync")
+            .code,
+        0
+    );
     world.ok(["save", "a", "big"]);
     world.ok(["snapshot", "tag", "big", "tagged"]);
-    world.run(["snapshot", "tag", "s", "tagged"]).failed_with(&["the name tagged is taken"]);
+    world
+        .run(["snapshot", "tag", "s", "tagged"])
+        .failed_with(&["the name tagged is taken"]);
     world.ok(["rm", "-f", "a"]);
     let full = assert_adds_up(&world);
-    assert_eq!((&kind(&full, "snapshots")["count"], &full["reclaimable_bytes"]), (&2.into(), &0.into()));
+    assert_eq!(
+        (
+            &kind(&full, "snapshots")["count"],
+            &full["reclaimable_bytes"]
+        ),
+        (&2.into(), &0.into())
+    );
     world.ok(["snapshot", "rm", "big"]);
     let bytes = |told: &Value| kind(told, "layers")["bytes"].as_u64().unwrap();
     let same = assert_adds_up(&world);
@@ -136,7 +201,9 @@ fn with_its_last_name_a_snapshot_frees_what_only_it_had() {
     assert!(bytes(&freed) + (8 << 20) <= bytes(&full), "{full} {freed}");
     assert_eq!(freed["reclaimable_bytes"], 0, "nothing is left for gc");
     world.ok(["snapshot", "verify", "s"]);
-    world.run(["snapshot", "rm", "big"]).failed_with(&["there is no snapshot big"]);
+    world
+        .run(["snapshot", "rm", "big"])
+        .failed_with(&["there is no snapshot big"]);
 
     // Replaced, what was there goes, too.
     stopped(&world, "b", "two");
@@ -166,15 +233,25 @@ fn garbage_goes_and_what_is_strange_stays() {
     let told = assert_adds_up(&world);
     assert!(told["reclaimable_bytes"].as_u64().unwrap() > 0, "{told}");
     let done = collect(&world);
-    let kinds: BTreeSet<&str> = done["removed"].as_array().unwrap().iter().map(|g| text(&g["kind"])).collect();
+    let kinds: BTreeSet<&str> = done["removed"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|g| text(&g["kind"]))
+        .collect();
     assert_eq!(kinds, BTreeSet::from(["layer", "snapshot"]), "{done}");
     assert!(strange.exists());
     // A name that points at nothing keeps everything, and says so; removed, all is well.
     put(&name, &content);
     let held_back = world.json(["gc"]);
-    assert!(text(&held_back["held_back"]).contains("name s"), "{held_back}");
+    assert!(
+        text(&held_back["held_back"]).contains("name s"),
+        "{held_back}"
+    );
     assert_eq!(names(&world), ["s"]);
-    world.run(["run", "-d", "s"]).failed_with(&["there is no snapshot s"]);
+    world
+        .run(["run", "-d", "s"])
+        .failed_with(&["there is no snapshot s"]);
     world.ok(["snapshot", "rm", "s"]);
     assert_eq!(collect(&world)["held_back"], Value::Null);
     fs::remove_file(strange).unwrap();

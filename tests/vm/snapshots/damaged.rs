@@ -1,5 +1,5 @@
-//! Every kind of file of a snapshot, with every kind of its bytes changed or cut: it is found, named and put aside, never
-//! used for something else, and nothing else suffers.
+//! Every kind of file of a snapshot, with every kind of its bytes changed or cut: it is found,
+//! named and put aside, never used for something else, and nothing else suffers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,9 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use super::{assert_nothing_staged, entries, in_memory, names, put, remove, saved_with_memory, stopped, text};
+use super::{
+    assert_nothing_staged, entries, in_memory, names, put, remove, saved_with_memory, stopped, text,
+};
 use crate::support::{Answer, World, finish};
 
 /// What a list says of what is damaged.
@@ -48,17 +50,30 @@ impl Harm {
 }
 
 fn seen(what: &'static str, harm: Harm) -> Damage {
-    Damage { what, harm, run: true, export: false }
+    Damage {
+        what,
+        harm,
+        run: true,
+        export: false,
+    }
 }
 
 /// What only reading every byte finds.
 fn hidden(what: &'static str, harm: Harm) -> Damage {
-    Damage { what, harm, run: false, export: true }
+    Damage {
+        what,
+        harm,
+        run: false,
+        export: true,
+    }
 }
 
 fn cuts(content: &[u8]) -> [Damage; 4] {
     [
-        Damage { export: true, ..seen("all of it", Harm::Keep(0)) },
+        Damage {
+            export: true,
+            ..seen("all of it", Harm::Keep(0))
+        },
         seen("half of it", Harm::Keep(content.len() / 2)),
         seen("its last byte", Harm::CutBack(1)),
         seen("a byte more", Harm::Longer),
@@ -97,27 +112,64 @@ impl Target<'_> {
     }
 
     fn refuses_to_run(&self, told: &str) {
-        let answer = self.world.run(["run", "-d", "--name", "never", self.snapshot]);
+        let answer = self
+            .world
+            .run(["run", "-d", "--name", "never", self.snapshot]);
         assert_refused(&answer, told);
         assert_nothing_staged(self.world);
         let listed = self.world.json(["ps", "-a"]);
-        assert!(!listed.as_array().unwrap().iter().any(|info| info["name"] == "never"), "{told}: {listed}");
+        assert!(
+            !listed
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|info| info["name"] == "never"),
+            "{told}: {listed}"
+        );
     }
 
     fn refuses_to_export(&self, told: &str) {
         let mut command = self.world.command();
-        command.args(["snapshot", "export", self.snapshot, "-o", "-", "--plain-tar"]);
-        assert_refused(&finish(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()), told);
+        command.args([
+            "snapshot",
+            "export",
+            self.snapshot,
+            "-o",
+            "-",
+            "--plain-tar",
+        ]);
+        assert_refused(
+            &finish(
+                command
+                    .stdout(Stdio::null())
+                    .stderr(Stdio::piped())
+                    .spawn()
+                    .unwrap(),
+            ),
+            told,
+        );
         assert_nothing_staged(self.world);
     }
 
     fn is_verified_not(&self, told: &str, harmed: &[u8]) {
         let answer = self.world.run(["snapshot", "verify", self.snapshot]);
         assert_refused(&answer, told);
-        assert!(answer.err().contains(&self.part), "{told}: {} is not named: {answer:?}", self.part);
+        assert!(
+            answer.err().contains(&self.part),
+            "{told}: {} is not named: {answer:?}",
+            self.part
+        );
         let aside = self.aside();
-        let kept = if aside.is_dir() { aside.join(self.path.file_name().unwrap()) } else { aside };
-        assert!(fs::read(&kept).unwrap() == harmed, "{told}: {} is something else", kept.display());
+        let kept = if aside.is_dir() {
+            aside.join(self.path.file_name().unwrap())
+        } else {
+            aside
+        };
+        assert!(
+            fs::read(&kept).unwrap() == harmed,
+            "{told}: {} is something else",
+            kept.display()
+        );
         assert!(!self.path.exists(), "{told}: it is still in its place");
         assert_eq!(self.world.ok(["gc"]).code, 0);
         assert!(kept.exists(), "{told}: gc took what was put aside");
@@ -126,7 +178,10 @@ impl Target<'_> {
         let listed = self.world.ok(["snapshot", "ls"]);
         let is_told = |line: &str| line.starts_with(self.snapshot) && line.contains(UNUSABLE);
         assert!(listed.out().lines().any(is_told), "{told}: {listed:?}");
-        assert!(names(self.world).contains(&"other".to_owned()), "{told}: other snapshots are not listed");
+        assert!(
+            names(self.world).contains(&"other".to_owned()),
+            "{told}: other snapshots are not listed"
+        );
         assert_nothing_staged(self.world);
     }
 
@@ -152,7 +207,10 @@ impl Target<'_> {
 #[track_caller]
 fn assert_refused(answer: &Answer, told: &str) {
     assert_eq!(answer.code, 125, "{told}: {answer:?}");
-    assert!(answer.err().starts_with("sandtree: ") && !answer.err().contains("panicked"), "{told}: {answer:?}");
+    assert!(
+        answer.err().starts_with("sandtree: ") && !answer.err().contains("panicked"),
+        "{told}: {answer:?}"
+    );
 }
 
 fn manifest(world: &World, snapshot: &str) -> Value {
@@ -161,8 +219,17 @@ fn manifest(world: &World, snapshot: &str) -> Value {
 
 fn layer<'a>(world: &'a World, snapshot: &'a str, digest: &Value) -> Target<'a> {
     let plain = world.home().join("layers").join(text(digest));
-    let path = if plain.exists() { plain } else { plain.with_extension("zst") };
-    Target { world, snapshot, path, part: format!("layer {}", text(digest)) }
+    let path = if plain.exists() {
+        plain
+    } else {
+        plain.with_extension("zst")
+    };
+    Target {
+        world,
+        snapshot,
+        path,
+        part: format!("layer {}", text(digest)),
+    }
 }
 
 fn number(content: &[u8], at: usize) -> usize {
@@ -171,7 +238,11 @@ fn number(content: &[u8], at: usize) -> usize {
 
 /// The newest layer of its disk.
 fn top(manifest: &Value) -> &Value {
-    &manifest["disk"]["layers"].as_array().unwrap().last().unwrap()["digest"]
+    &manifest["disk"]["layers"]
+        .as_array()
+        .unwrap()
+        .last()
+        .unwrap()["digest"]
 }
 
 #[test]
@@ -220,7 +291,10 @@ fn of_a_compressed_layer() {
         hidden("its last byte", Harm::CutBack(1)),
     ];
     // What is unpacked is read as a whole: nothing is hidden from who starts it.
-    let damages = damages.map(|damage| Damage { run: true, ..damage });
+    let damages = damages.map(|damage| Damage {
+        run: true,
+        ..damage
+    });
     target.suffers(&damages);
     remove(&world, &["a"]);
 }
@@ -233,7 +307,11 @@ fn of_memory_and_devices() {
     world.ok(["rm", "-f", "a"]);
     let manifest = manifest(&world, "live");
     let memory = &manifest["memory"];
-    let target = layer(&world, "live", &memory["layers"].as_array().unwrap().last().unwrap()["digest"]);
+    let target = layer(
+        &world,
+        "live",
+        &memory["layers"].as_array().unwrap().last().unwrap()["digest"],
+    );
     let content = fs::read(&target.path).unwrap();
     let damages = [
         seen("the first byte", Harm::Flip(0)),
@@ -263,42 +341,89 @@ fn of_a_manifest_and_of_a_name() {
     world.ok(["save", "a", "s"]);
     world.ok(["save", "a", "other"]);
     let digest = super::digest(&world, "s");
-    let path = world.home().join("snapshots").join(&digest).join("manifest.json");
+    let path = world
+        .home()
+        .join("snapshots")
+        .join(&digest)
+        .join("manifest.json");
     let content = fs::read(&path).unwrap();
-    let target = Target { world: &world, snapshot: "s", path, part: format!("snapshot {digest}") };
-    let flips = [("the first byte", 0), ("a key", 3), ("in the middle", content.len() / 2)];
-    let flips = flips.map(|(what, at)| Damage { export: true, ..seen(what, Harm::Flip(at)) });
-    target.suffers(&[flips.as_slice(), &[seen("the last byte", Harm::FlipBack(1))], &cuts(&content)].concat());
+    let target = Target {
+        world: &world,
+        snapshot: "s",
+        path,
+        part: format!("snapshot {digest}"),
+    };
+    let flips = [
+        ("the first byte", 0),
+        ("a key", 3),
+        ("in the middle", content.len() / 2),
+    ];
+    let flips = flips.map(|(what, at)| Damage {
+        export: true,
+        ..seen(what, Harm::Flip(at))
+    });
+    target.suffers(
+        &[
+            flips.as_slice(),
+            &[seen("the last byte", Harm::FlipBack(1))],
+            &cuts(&content),
+        ]
+        .concat(),
+    );
 
-    // One that was put aside is listed by its name, with the reason, and can be replaced or removed.
+    // One that was put aside is listed by its name, with the reason, and can be replaced or
+    // removed.
     put(&target.path, b"{}");
     assert_refused(&world.run(["snapshot", "verify", "s"]), "no manifest");
     let listed = world.json(["snapshot", "ls"]);
-    let broken = listed.as_array().unwrap().iter().find(|snapshot| snapshot["names"][0] == "s").expect("it is listed");
+    let broken = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|snapshot| snapshot["names"][0] == "s")
+        .expect("it is listed");
     assert!(text(&broken["unreadable"]).contains("missing"), "{broken}");
     assert!(world.ok(["snapshot", "ls"]).out().contains(UNUSABLE));
     let held_back = world.ok(["gc"]);
     assert!(held_back.err().contains(&digest), "{held_back:?}");
-    world.run(["save", "a", "s"]).failed_with(&["the name s is taken"]);
+    world
+        .run(["save", "a", "s"])
+        .failed_with(&["the name s is taken"]);
     world.ok(["save", "a", "s", "--force"]);
     world.ok(["snapshot", "verify", "s"]);
     let aside = target.aside();
     world.ok(["gc"]);
-    assert!(aside.join("manifest.json").exists(), "what was put aside stays");
+    assert!(
+        aside.join("manifest.json").exists(),
+        "what was put aside stays"
+    );
 
     // A name.
     let path = world.home().join("names/images/s");
     let content = fs::read(&path).unwrap();
-    for harm in [Harm::Flip(0), Harm::Flip(20), Harm::FlipBack(1), Harm::Keep(0), Harm::Keep(40), Harm::Longer] {
+    for harm in [
+        Harm::Flip(0),
+        Harm::Flip(20),
+        Harm::FlipBack(1),
+        Harm::Keep(0),
+        Harm::Keep(40),
+        Harm::Longer,
+    ] {
         put(&path, &harm.to(&content));
-        for args in
-            [["run", "-d", "s"].as_slice(), &["snapshot", "verify", "s"], &["snapshot", "export", "s", "-o", "-"]]
-        {
+        for args in [
+            ["run", "-d", "s"].as_slice(),
+            &["snapshot", "verify", "s"],
+            &["snapshot", "export", "s", "-o", "-"],
+        ] {
             assert_refused(&world.run(args), "a damaged name");
         }
         world.ok(["snapshot", "verify", "other"]);
         assert!(
-            world.ok(["snapshot", "ls"]).out().lines().any(|line| line.starts_with("s ") && line.contains(UNUSABLE))
+            world
+                .ok(["snapshot", "ls"])
+                .out()
+                .lines()
+                .any(|line| line.starts_with("s ") && line.contains(UNUSABLE))
         );
         let collected = world.ok(["gc"]);
         assert!(collected.err().contains("name s"), "{collected:?}");
@@ -309,7 +434,10 @@ fn of_a_manifest_and_of_a_name() {
     // Removed, it is put aside, and the name is free.
     put(&path, b"nothing");
     world.ok(["snapshot", "rm", "s"]);
-    assert_eq!(fs::read(world.home().join("quarantine/name-s")).unwrap(), b"nothing");
+    assert_eq!(
+        fs::read(world.home().join("quarantine/name-s")).unwrap(),
+        b"nothing"
+    );
     world.ok(["save", "a", "s"]);
     remove(&world, &["a"]);
 }
@@ -324,23 +452,39 @@ fn of_an_image_and_of_its_kernel() {
     let of = |kind: &'static str, dir: &str, key: &str, file: &str| {
         let digest = text(&manifest["image"][key]);
         let path = world.home().join(dir).join(digest).join(file);
-        Target { world: &world, snapshot: "live", path, part: format!("{kind} {digest}") }
+        Target {
+            world: &world,
+            snapshot: "live",
+            path,
+            part: format!("{kind} {digest}"),
+        }
     };
-    let descriptions =
-        [of("image", "images", "digest", "image.json"), of("kernel", "kernels", "kernel", "bundle.json")];
+    let descriptions = [
+        of("image", "images", "digest", "image.json"),
+        of("kernel", "kernels", "kernel", "bundle.json"),
+    ];
     for target in descriptions {
         target.suffers(&[
             seen("the first byte", Harm::Flip(0)),
-            Damage { export: true, ..seen("a digit", Harm::Flip(60)) },
+            Damage {
+                export: true,
+                ..seen("a digit", Harm::Flip(60))
+            },
             seen("all of it", Harm::Keep(0)),
             seen("its last byte", Harm::CutBack(1)),
         ]);
     }
-    for target in [of("image", "images", "digest", "rootfs.raw"), of("kernel", "kernels", "kernel", "kernel")] {
+    for target in [
+        of("image", "images", "digest", "rootfs.raw"),
+        of("kernel", "kernels", "kernel", "kernel"),
+    ] {
         target.suffers(&[
             hidden("the first byte", Harm::Flip(0)),
             hidden("data", Harm::Flip(1 << 20)),
-            Damage { export: true, ..seen("its last byte", Harm::CutBack(1)) },
+            Damage {
+                export: true,
+                ..seen("its last byte", Harm::CutBack(1))
+            },
         ]);
     }
     world.ok(["snapshot", "verify", "live"]);
@@ -367,20 +511,40 @@ fn of_a_directory() {
         (dir.join("artifact.json"), "artifact"),
         (dir.join("manifest.json"), ""),
         (blob(top(&manifest)), text(top(&manifest))),
-        (blob(&manifest["memory"]["layers"][0]["digest"]), text(&manifest["memory"]["layers"][0]["digest"])),
-        (blob(&manifest["memory"]["devices"]["digest"]), text(&manifest["memory"]["devices"]["digest"])),
-        (blob(&manifest["image"]["digest"]), text(&manifest["image"]["digest"])),
-        (blob(&manifest["image"]["kernel"]), text(&manifest["image"]["kernel"])),
+        (
+            blob(&manifest["memory"]["layers"][0]["digest"]),
+            text(&manifest["memory"]["layers"][0]["digest"]),
+        ),
+        (
+            blob(&manifest["memory"]["devices"]["digest"]),
+            text(&manifest["memory"]["devices"]["digest"]),
+        ),
+        (
+            blob(&manifest["image"]["digest"]),
+            text(&manifest["image"]["digest"]),
+        ),
+        (
+            blob(&manifest["image"]["kernel"]),
+            text(&manifest["image"]["kernel"]),
+        ),
     ];
     for (file, named) in files {
         let content = fs::read(&file).unwrap();
-        for harm in [Harm::Flip(0), Harm::Flip(content.len() / 2), Harm::FlipBack(1), Harm::Keep(content.len() / 2)] {
+        for harm in [
+            Harm::Flip(0),
+            Harm::Flip(content.len() / 2),
+            Harm::FlipBack(1),
+            Harm::Keep(content.len() / 2),
+        ] {
             put(&file, &harm.to(&content));
             let told = file.display().to_string();
             let answer = world.run(["snapshot", "verify", path]);
             assert_refused(&answer, &told);
             assert!(answer.err().contains(named), "{told}: {answer:?}");
-            assert!(fs::read(&file).unwrap() == harm.to(&content), "{told} was touched");
+            assert!(
+                fs::read(&file).unwrap() == harm.to(&content),
+                "{told} was touched"
+            );
             assert_refused(&other.run(["run", "-d", path]), &told);
             assert_empty(&other);
         }
@@ -392,9 +556,20 @@ fn of_a_directory() {
     world.ok(["snapshot", "verify", path]);
     other.ok(["run", "-d", "--name", "b", path]);
     crate::support::held::assert_holds(&other, "b", "one", 0);
-    let listed = world.json(["snapshot", "ls", "--workspace", dir.parent().unwrap().to_str().unwrap()]);
+    let listed = world.json([
+        "snapshot",
+        "ls",
+        "--workspace",
+        dir.parent().unwrap().to_str().unwrap(),
+    ]);
     assert_eq!(listed[0]["names"][0], "dir", "{listed}");
-    world.ok(["snapshot", "rm", "dir", "--workspace", dir.parent().unwrap().to_str().unwrap()]);
+    world.ok([
+        "snapshot",
+        "rm",
+        "dir",
+        "--workspace",
+        dir.parent().unwrap().to_str().unwrap(),
+    ]);
     assert_eq!(entries(dir.parent().unwrap()).len(), 0);
     remove(&other, &["b"]);
     remove(&world, &[]);

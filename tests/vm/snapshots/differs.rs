@@ -1,4 +1,5 @@
-//! What differs between two states of a disk: found without a machine, the same wherever the two come from.
+//! What differs between two states of a disk: found without a machine, the same wherever the two
+//! come from.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +28,15 @@ line'; mknod pipe p; touch -d '2021-01-01 00:00:00' timed; sync"#;
 
 /// Of every path below the directory, what is said of it.
 fn expected() -> BTreeMap<&'static str, (&'static str, Vec<&'static str>)> {
-    let added = ["added", "dir/new", "dir/new/file", "new-name", r"new\x0aline", "name-2", "pipe"];
+    let added = [
+        "added",
+        "dir/new",
+        "dir/new/file",
+        "new-name",
+        r"new\x0aline",
+        "name-2",
+        "pipe",
+    ];
     let removed = ["removed", "gone", "gone/deep", "gone/deep/file", "old-name"];
     let changed = [
         ("changed", vec!["size", "content"]),
@@ -49,10 +58,14 @@ fn expected() -> BTreeMap<&'static str, (&'static str, Vec<&'static str>)> {
 
 /// What was found. Where a file became a directory, its mode and the like say nothing.
 fn found(diff: &Value) -> BTreeMap<&str, (&str, Vec<&str>)> {
-    let changes = diff["changes"].as_array().unwrap_or_else(|| panic!("{diff}"));
+    let changes = diff["changes"]
+        .as_array()
+        .unwrap_or_else(|| panic!("{diff}"));
     let mut map = BTreeMap::new();
     for one in changes {
-        let path = text(&one["path"]).strip_prefix("/srv/d/").unwrap_or_else(|| panic!("nobody changed {one}"));
+        let path = text(&one["path"])
+            .strip_prefix("/srv/d/")
+            .unwrap_or_else(|| panic!("nobody changed {one}"));
         let mut what: Vec<&str> = one["what"].as_array().unwrap().iter().map(text).collect();
         if what.contains(&"kind") {
             what = vec!["kind"];
@@ -72,7 +85,11 @@ fn assert_found(world: &World, before: &str, after: &str) {
 #[track_caller]
 fn assert_same(world: &World, before: &str, after: &str) {
     let same = world.json(["snapshot", "diff", before, after]);
-    assert_eq!(same, json!({ "changes": [], "incomplete": null }), "{before} {after}");
+    assert_eq!(
+        same,
+        json!({ "changes": [], "incomplete": null }),
+        "{before} {after}"
+    );
     assert_eq!(world.ok(["snapshot", "diff", before, after]).out(), "");
 }
 
@@ -83,7 +100,8 @@ fn what_differs_is_told_wherever_the_two_come_from() {
         let answer = world.sh("a", script);
         assert_eq!(answer.code, 0, "{answer:?}");
     };
-    let [dir_before, dir_after] = ["before", "after"].map(|name| place.path().join(name).to_str().unwrap().to_owned());
+    let [dir_before, dir_after] =
+        ["before", "after"].map(|name| place.path().join(name).to_str().unwrap().to_owned());
     world.start("a", &[]);
     run(BEFORE);
     // The first save of these layers: they are in the store compressed, and nowhere else.
@@ -120,7 +138,11 @@ fn what_differs_is_told_wherever_the_two_come_from() {
     assert_found(&world, "a@base", "a");
     assert_same(&world, "a", "after");
     is_told_to_people(&world);
-    assert_eq!(names(&world), ["after", "live", "packed"], "comparing leaves nothing");
+    assert_eq!(
+        names(&world),
+        ["after", "live", "packed"],
+        "comparing leaves nothing"
+    );
     assert_nothing_staged(&world);
     remove(&world, &["a"]);
 }
@@ -135,29 +157,73 @@ fn is_told_to_people(world: &World) {
         "M  /srv/d/owner  owner 0:0 to 7:8",
         r"A  /srv/d/new\x0aline  file 0644 4 B",
     ] {
-        assert!(lines.out().lines().any(|found| found == line), "no {line:?} in {}", lines.out());
+        assert!(
+            lines.out().lines().any(|found| found == line),
+            "no {line:?} in {}",
+            lines.out()
+        );
     }
-    let content = |path: &str| world.ok(["snapshot", "diff", "packed", "after", "--content", path]).out().to_owned();
+    let content = |path: &str| {
+        world
+            .ok(["snapshot", "diff", "packed", "after", "--content", path])
+            .out()
+            .to_owned()
+    };
     let told = content("/srv/d/text");
-    assert!(told.contains("\n-two\n+2\n") && !told.contains("-three"), "{told}");
+    assert!(
+        told.contains("\n-two\n+2\n") && !told.contains("-three"),
+        "{told}"
+    );
     assert_eq!(content("/srv/d/same"), "");
     assert_eq!(content("/srv/d/binary"), "binary files differ\n");
     assert!(content("/srv/d/added").contains("+added"));
     assert!(content("/srv/d/removed").contains("-gone"));
     let newline = content("/srv/d/new\nline");
     assert!(newline.contains("+odd"), "{newline}");
-    let as_json = world.json(["snapshot", "diff", "packed", "after", "--content", "/srv/d/text"]);
-    assert_eq!((&as_json["kind"], text(&as_json["diff"])), (&"text".into(), told.as_str()));
-    world.run(["snapshot", "diff", "packed", "after", "--content", "/srv/d/never"]).failed_with(&["/srv/d/never"]);
+    let as_json = world.json([
+        "snapshot",
+        "diff",
+        "packed",
+        "after",
+        "--content",
+        "/srv/d/text",
+    ]);
+    assert_eq!(
+        (&as_json["kind"], text(&as_json["diff"])),
+        (&"text".into(), told.as_str())
+    );
+    world
+        .run([
+            "snapshot",
+            "diff",
+            "packed",
+            "after",
+            "--content",
+            "/srv/d/never",
+        ])
+        .failed_with(&["/srv/d/never"]);
     let with_times = world.json(["snapshot", "diff", "packed", "after", "--times"]);
-    let timed = with_times["changes"].as_array().unwrap().iter().find(|change| change["path"] == "/srv/d/timed");
+    let timed = with_times["changes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|change| change["path"] == "/srv/d/timed");
     assert_eq!(timed.expect("it is listed")["what"], json!(["modified"]));
     let big = world.json(["snapshot", "diff", "packed", "after"]);
-    let sizes: Vec<_> = big["changes"].as_array().unwrap().iter().filter(|c| c["path"] == "/srv/d/sparse").collect();
+    let sizes: Vec<_> = big["changes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|c| c["path"] == "/srv/d/sparse")
+        .collect();
     assert_eq!(sizes[0]["after"]["size"], 3_000_000_001_u64);
-    for (before, after, word) in
-        [("packed", "nobody", "nobody"), ("a@never", "after", "never"), ("packed", "./no", "no")]
-    {
-        world.run(["snapshot", "diff", before, after]).failed_with(&[word]);
+    for (before, after, word) in [
+        ("packed", "nobody", "nobody"),
+        ("a@never", "after", "never"),
+        ("packed", "./no", "no"),
+    ] {
+        world
+            .run(["snapshot", "diff", before, after])
+            .failed_with(&[word]);
     }
 }

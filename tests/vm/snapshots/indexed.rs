@@ -13,9 +13,16 @@ use crate::support::ordinary::Ordinary;
 
 /// All that is said of snapshots.
 fn said(world: &World) -> Vec<Value> {
-    let all = [["snapshot", "ls"].as_slice(), &["snapshot", "ls", "--label", "k=v"], &["log", "--all"]];
+    let all = [
+        ["snapshot", "ls"].as_slice(),
+        &["snapshot", "ls", "--label", "k=v"],
+        &["log", "--all"],
+    ];
     let inspected = ["s-1", "s-2", "s-3"].map(|name| world.json(["snapshot", "inspect", name]));
-    all.iter().map(|args| world.json(*args)).chain(inspected).collect()
+    all.iter()
+        .map(|args| world.json(*args))
+        .chain(inspected)
+        .collect()
 }
 
 fn index(world: &World) -> PathBuf {
@@ -27,7 +34,15 @@ fn whatever_becomes_of_the_index_nothing_else_is_said() {
     let world = World::new();
     stopped(&world, "a", "one");
     for name in ["s-1", "s-2", "s-3"] {
-        world.ok(["save", "a", name, "--label", "k=v", "--label", &format!("name={name}")]);
+        world.ok([
+            "save",
+            "a",
+            name,
+            "--label",
+            "k=v",
+            "--label",
+            &format!("name={name}"),
+        ]);
     }
     let expected = said(&world);
     let path = index(&world);
@@ -37,7 +52,12 @@ fn whatever_becomes_of_the_index_nothing_else_is_said() {
         bytes[at] ^= 0xff;
         bytes
     };
-    let mut cases = vec![Vec::new(), whole[..whole.len() / 2].to_vec(), whole[..50].to_vec(), vec![0; whole.len()]];
+    let mut cases = vec![
+        Vec::new(),
+        whole[..whole.len() / 2].to_vec(),
+        whole[..50].to_vec(),
+        vec![0; whole.len()],
+    ];
     cases.extend([b"this is no database".to_vec(), vec![0xa5; 100_000]]);
     cases.extend((0..8).map(|part| flipped((whole.len() - 1) * part / 7)));
     for (number, case) in cases.iter().enumerate() {
@@ -57,7 +77,12 @@ fn whatever_becomes_of_the_index_nothing_else_is_said() {
     world.ok(["snapshot", "rm", "s-4"]);
     assert_eq!(said(&world), expected);
     fs::remove_dir(&path).unwrap();
-    assert!(world.ok(["snapshot", "reindex"]).out().starts_with("3 snapshots"));
+    assert!(
+        world
+            .ok(["snapshot", "reindex"])
+            .out()
+            .starts_with("3 snapshots")
+    );
     assert_eq!(said(&world), expected);
     put(&path, b"garbage");
     assert_eq!(world.json(["snapshot", "reindex"])["snapshots"], 3);
@@ -78,7 +103,10 @@ fn whatever_becomes_of_the_index_nothing_else_is_said() {
 fn an_index_that_cannot_be_written_fails_nothing() {
     let user = is_root().then(Ordinary::new);
     let own = user.is_none().then(World::new);
-    let world = own.as_ref().or(user.as_ref().map(|user| &user.world)).unwrap();
+    let world = own
+        .as_ref()
+        .or(user.as_ref().map(|user| &user.world))
+        .unwrap();
     let run = |args: &[&str]| match &user {
         Some(user) => user.run(args),
         None => world.run(args),
@@ -92,15 +120,22 @@ fn an_index_that_cannot_be_written_fails_nothing() {
     ok(&["stop", "a"]);
     ok(&["save", "a", "s-1"]);
     ok(&["snapshot", "ls"]);
-    let set_mode = |mode| fs::set_permissions(index(world), fs::Permissions::from_mode(mode)).unwrap();
+    let set_mode =
+        |mode| fs::set_permissions(index(world), fs::Permissions::from_mode(mode)).unwrap();
     set_mode(0o400);
     ok(&["save", "a", "s-2"]);
     let told = ok(&["snapshot", "ls"]);
-    assert!(told.out().contains("s-1") && told.out().contains("s-2"), "{told:?}");
+    assert!(
+        told.out().contains("s-1") && told.out().contains("s-2"),
+        "{told:?}"
+    );
     assert!(told.err().contains("index"), "{told:?}");
     set_mode(0o000);
     let told = ok(&["snapshot", "ls"]);
-    assert!(told.out().contains("s-1") && told.out().contains("s-2"), "{told:?}");
+    assert!(
+        told.out().contains("s-1") && told.out().contains("s-2"),
+        "{told:?}"
+    );
     ok(&["snapshot", "verify", "s-2"]);
     ok(&["snapshot", "reindex"]);
     let told = ok(&["snapshot", "ls"]);

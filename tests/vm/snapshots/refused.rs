@@ -3,7 +3,9 @@
 use std::fs;
 use std::process::Stdio;
 
-use super::{assert_nothing_staged, in_memory, names, published, remove, saved_with_memory, stopped};
+use super::{
+    assert_nothing_staged, in_memory, names, published, remove, saved_with_memory, stopped,
+};
 use crate::support::mount::Mount;
 use crate::support::{DEADLINE, World, eventually, kill, wait};
 
@@ -14,7 +16,18 @@ const PLACES: usize = 40;
 fn spoiled(whole: &[u8]) -> Vec<(String, Vec<u8>)> {
     let mut found = Vec::new();
     let mut add = |what: String, bytes: Vec<u8>| found.push((what, bytes));
-    for cut in [0, 1, 100, 511, 512, 513, 1024, whole.len() / 2, whole.len() - 1024, whole.len() - 1] {
+    for cut in [
+        0,
+        1,
+        100,
+        511,
+        512,
+        513,
+        1024,
+        whole.len() / 2,
+        whole.len() - 1024,
+        whole.len() - 1,
+    ] {
         add(format!("cut at {cut}"), whole[..cut].to_vec());
     }
     for place in 0..PLACES {
@@ -23,8 +36,15 @@ fn spoiled(whole: &[u8]) -> Vec<(String, Vec<u8>)> {
         bytes[at] ^= 0x41;
         add(format!("byte {at} changed"), bytes);
     }
-    for (what, tail) in [("a byte", vec![1]), ("zeros", vec![0; 512]), ("itself", whole.to_vec())] {
-        add(format!("with {what} behind it"), [whole.to_vec(), tail].concat());
+    for (what, tail) in [
+        ("a byte", vec![1]),
+        ("zeros", vec![0; 512]),
+        ("itself", whole.to_vec()),
+    ] {
+        add(
+            format!("with {what} behind it"),
+            [whole.to_vec(), tail].concat(),
+        );
     }
     found
 }
@@ -36,13 +56,32 @@ fn what_is_no_snapshot_is_refused_and_leaves_nothing() {
     world.ok(["save", "a", "kept"]);
     world.ok(["save", "a", "s", "--label", "travels=yes"]);
     let [plain, packed] = ["s.tar", "s.tar.zst"].map(|file| place.path().join(file));
-    world.ok(["snapshot", "export", "s", "-o", plain.to_str().unwrap(), "--plain-tar", "--without-image"]);
-    world.ok(["snapshot", "export", "s", "-o", packed.to_str().unwrap(), "--without-image"]);
+    world.ok([
+        "snapshot",
+        "export",
+        "s",
+        "-o",
+        plain.to_str().unwrap(),
+        "--plain-tar",
+        "--without-image",
+    ]);
+    world.ok([
+        "snapshot",
+        "export",
+        "s",
+        "-o",
+        packed.to_str().unwrap(),
+        "--without-image",
+    ]);
     world.ok(["snapshot", "rm", "s"]);
     let [plain, packed] = [plain, packed].map(|file| fs::read(file).unwrap());
     let (before, used) = (published(&world), world.json(["df"]));
     let mut cases = spoiled(&plain);
-    cases.extend(spoiled(&packed).into_iter().map(|(what, bytes)| (format!("packed, {what}"), bytes)));
+    cases.extend(
+        spoiled(&packed)
+            .into_iter()
+            .map(|(what, bytes)| (format!("packed, {what}"), bytes)),
+    );
     cases.push(("text".into(), b"this is no snapshot\n".repeat(1000)));
     cases.push(("zeros".into(), vec![0; 1 << 20]));
     cases.push(("a program".into(), fs::read("/bin/true").unwrap()));
@@ -50,14 +89,21 @@ fn what_is_no_snapshot_is_refused_and_leaves_nothing() {
         let answer = world.run_with_input(["snapshot", "import", "-", "--name", "s"], bytes);
         assert_eq!(answer.code, 125, "{what}: {answer:?}");
         let said = answer.err();
-        assert!(said.contains("cannot import a snapshot: ") && !said.contains("panicked"), "{what}: {said}");
+        assert!(
+            said.contains("cannot import a snapshot: ") && !said.contains("panicked"),
+            "{what}: {said}"
+        );
         assert!(published(&world) == before, "{what}: the store is another");
         assert_nothing_staged(&world);
     }
-    assert_eq!((world.json(["df"]), names(&world)), (used, vec!["kept".to_owned()]));
+    assert_eq!(
+        (world.json(["df"]), names(&world)),
+        (used, vec!["kept".to_owned()])
+    );
     // What was never spoiled is taken.
     for bytes in [&plain, &packed] {
-        let answer = world.run_with_input(["snapshot", "import", "-", "--name", "s", "--force"], bytes);
+        let answer =
+            world.run_with_input(["snapshot", "import", "-", "--name", "s", "--force"], bytes);
         assert_eq!(answer.code, 0, "{answer:?}");
     }
     remove(&world, &["a"]);
@@ -74,18 +120,39 @@ fn names_that_cannot_be_are_refused_before_anything_is_read() {
     let before = published(&world);
     for (args, words) in [
         (["snapshot", "import", path, "--name", "../x"], ["../x", ""]),
-        (["snapshot", "import", path, "--name", "Not A Name"], ["Not A Name", ""]),
-        (["snapshot", "import", path, "--name", "tiny"], ["tiny", "image"]),
-        (["snapshot", "import", path, "--name", "s"], ["the name s is taken", "--force"]),
-        (["snapshot", "import", "/nonexistent.tar", "--name", "x"], ["/nonexistent.tar", "No such file"]),
-        (["snapshot", "import", "/tmp", "--name", "x"], ["directory", ""]),
+        (
+            ["snapshot", "import", path, "--name", "Not A Name"],
+            ["Not A Name", ""],
+        ),
+        (
+            ["snapshot", "import", path, "--name", "tiny"],
+            ["tiny", "image"],
+        ),
+        (
+            ["snapshot", "import", path, "--name", "s"],
+            ["the name s is taken", "--force"],
+        ),
+        (
+            ["snapshot", "import", "/nonexistent.tar", "--name", "x"],
+            ["/nonexistent.tar", "No such file"],
+        ),
+        (
+            ["snapshot", "import", "/tmp", "--name", "x"],
+            ["directory", ""],
+        ),
     ] {
         world.run(args).failed_with(&words);
     }
     // An image is never replaced, not even by force.
-    world.run(["snapshot", "import", path, "--name", "tiny", "--force"]).failed_with(&["tiny", "image"]);
-    world.run(["snapshot", "tag", "s", "tiny", "--force"]).failed_with(&["tiny", "image"]);
-    world.run(["snapshot", "rm", "tiny"]).failed_with(&["tiny", "image"]);
+    world
+        .run(["snapshot", "import", path, "--name", "tiny", "--force"])
+        .failed_with(&["tiny", "image"]);
+    world
+        .run(["snapshot", "tag", "s", "tiny", "--force"])
+        .failed_with(&["tiny", "image"]);
+    world
+        .run(["snapshot", "rm", "tiny"])
+        .failed_with(&["tiny", "image"]);
     assert_eq!(published(&world), before);
     assert_nothing_staged(&world);
     remove(&world, &["a"]);
@@ -105,7 +172,8 @@ fn an_import_that_does_not_end_leaves_nothing() {
     assert_eq!((published(&other).len(), names(&other)), (0, Vec::new()));
     if let Some(small) = Mount::tmpfs(60) {
         let full = World::empty_at(small.path().join("home"));
-        full.run(["snapshot", "import", path]).failed_with(&["bytes are to be written where"]);
+        full.run(["snapshot", "import", path])
+            .failed_with(&["bytes are to be written where"]);
         assert_eq!(published(&full).len(), 0);
         full.assert_empty();
     }
@@ -119,7 +187,10 @@ fn interrupted(world: &World, path: &str) -> bool {
     let is_under_way = || fs::read_dir(&staging).is_ok_and(|mut entries| entries.next().is_some());
     for _ in 0..10 {
         let mut command = world.command();
-        command.args(["snapshot", "import", path]).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .args(["snapshot", "import", path])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let mut child = command.spawn().unwrap();
         eventually(DEADLINE, || is_under_way().then_some(())).expect("it begins");
         kill(child.id(), "INT");

@@ -1,4 +1,5 @@
-//! Out of one store and into another: by file, by stream, with and without what the other has already.
+//! Out of one store and into another: by file, by stream, with and without what the other has
+//! already.
 
 use std::fs;
 use std::path::Path;
@@ -8,8 +9,8 @@ use std::time::Duration;
 use sandtree_store::Digest;
 
 use super::{
-    assert_nothing_staged, content_digest, digest, entries, image_digest, in_memory, names, published, rebuild_image,
-    remove, saved_with_memory, stopped, text,
+    assert_nothing_staged, content_digest, digest, entries, image_digest, in_memory, names,
+    published, rebuild_image, remove, saved_with_memory, stopped, text,
 };
 use crate::support::held;
 use crate::support::mount::Mount;
@@ -18,15 +19,32 @@ use crate::support::{DEADLINE, World, eventually, finish, kill, wait};
 /// Takes the file into a store of its own below `dir`, lets it go on there, and writes it again.
 fn goes_on_at(dir: &Path, file: &Path) {
     let world = World::empty_at(dir.join("home"));
-    let imported = world.json(["snapshot", "import", file.to_str().unwrap(), "--name", "live"]);
+    let imported = world.json([
+        "snapshot",
+        "import",
+        file.to_str().unwrap(),
+        "--name",
+        "live",
+    ]);
     assert_eq!(imported["memory"], true, "{imported}");
     world.ok(["run", "-d", "--name", "b", "live"]);
     held::assert_holds(&world, "b", "one", 0);
     // From its own disk, read anew.
-    assert_eq!(world.sh("b", "echo 3 > /proc/sys/vm/drop_caches; sha256sum /bin/busybox; cat /srv/word").code, 0);
+    assert_eq!(
+        world
+            .sh(
+                "b",
+                "echo 3 > /proc/sys/vm/drop_caches; sha256sum /bin/busybox; cat /srv/word"
+            )
+            .code,
+        0
+    );
     let again = dir.join("again.tar.zst");
     world.ok(["snapshot", "export", "live", "-o", again.to_str().unwrap()]);
-    assert!(fs::read(&again).unwrap() == fs::read(file).unwrap(), "what went through a store is another file");
+    assert!(
+        fs::read(&again).unwrap() == fs::read(file).unwrap(),
+        "what went through a store is another file"
+    );
     fs::remove_file(again).unwrap();
     remove(&world, &["b"]);
 }
@@ -41,7 +59,9 @@ fn with_memory_it_goes_on_exactly_in_a_store_on_another_file_system() {
     remove(&world, &["a"]);
     goes_on_at(place.path(), &file);
     for kind in ["xfs", "btrfs"] {
-        let Some(mount) = Mount::of_kind(kind, 1024) else { continue };
+        let Some(mount) = Mount::of_kind(kind, 1024) else {
+            continue;
+        };
         goes_on_at(mount.path(), &file);
     }
 }
@@ -51,32 +71,62 @@ fn an_exported_file_is_the_same_each_time_and_tells_nothing_of_this_machine() {
     let (world, place) = (World::new(), in_memory());
     saved_with_memory(&world, "a", "one", "live");
     world.ok(["save", "a", "disk"]);
-    let [first, second, plain, disk] = ["1.tar.zst", "2.tar.zst", "live.tar", "disk.tar"].map(|f| place.path().join(f));
+    let [first, second, plain, disk] =
+        ["1.tar.zst", "2.tar.zst", "live.tar", "disk.tar"].map(|f| place.path().join(f));
     for (name, file, options) in [
         ("live", &first, [].as_slice()),
         ("live", &second, &[]),
         ("live", &plain, &["--plain-tar"]),
         ("disk", &disk, &["--plain-tar"]),
     ] {
-        world.ok([&["snapshot", "export", name, "-o", file.to_str().unwrap()], options].concat());
+        world.ok([
+            &["snapshot", "export", name, "-o", file.to_str().unwrap()],
+            options,
+        ]
+        .concat());
     }
-    assert!(fs::read(&first).unwrap() == fs::read(&second).unwrap(), "two exports differ");
+    assert!(
+        fs::read(&first).unwrap() == fs::read(&second).unwrap(),
+        "two exports differ"
+    );
     let bytes = fs::read(&plain).unwrap();
     let home = world.home().to_str().unwrap();
-    for needle in [home, env!("CARGO_BIN_EXE_sandtree"), place.path().to_str().unwrap()] {
-        assert!(!contains(&bytes, needle.as_bytes()), "{needle} is in the file");
+    for needle in [
+        home,
+        env!("CARGO_BIN_EXE_sandtree"),
+        place.path().to_str().unwrap(),
+    ] {
+        assert!(
+            !contains(&bytes, needle.as_bytes()),
+            "{needle} is in the file"
+        );
     }
-    let listed = tar(&["-tvf", disk.to_str().unwrap(), "--numeric-owner", "--full-time"], place.path());
+    let listed = tar(
+        &[
+            "-tvf",
+            disk.to_str().unwrap(),
+            "--numeric-owner",
+            "--full-time",
+        ],
+        place.path(),
+    );
     let listed = String::from_utf8(listed).unwrap();
     for line in listed.lines() {
-        assert!(line.starts_with("-rw-r--r-- 0/0") && line.contains(" 1970-01-01 "), "{line}");
+        assert!(
+            line.starts_with("-rw-r--r-- 0/0") && line.contains(" 1970-01-01 "),
+            "{line}"
+        );
     }
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let user = String::from_utf8(Command::new("id").arg("-un").output().unwrap().stdout).unwrap();
     for member in ["artifact.json", "manifest.json"] {
         let told = tar(&["-xOf", disk.to_str().unwrap(), member], place.path());
         for word in [host.trim(), user.trim(), "/home", "/tmp"] {
-            assert!(!contains(&told, word.as_bytes()), "{word} is in {member}: {}", String::from_utf8_lossy(&told));
+            assert!(
+                !contains(&told, word.as_bytes()),
+                "{word} is in {member}: {}",
+                String::from_utf8_lossy(&told)
+            );
         }
     }
     unpacks(&disk, &digest(&world, "disk"));
@@ -86,23 +136,38 @@ fn an_exported_file_is_the_same_each_time_and_tells_nothing_of_this_machine() {
 fn contains(bytes: &[u8], needle: &[u8]) -> bool {
     let first = needle[0];
     let starts = bytes.iter().enumerate().filter(|(_, byte)| **byte == first);
-    starts.into_iter().any(|(at, _)| bytes[at..].starts_with(needle))
+    starts
+        .into_iter()
+        .any(|(at, _)| bytes[at..].starts_with(needle))
 }
 
 fn tar(args: &[&str], dir: &Path) -> Vec<u8> {
-    let answer = Command::new("tar").env("TZ", "UTC").args(args).current_dir(dir).output().unwrap();
-    assert!(answer.status.success(), "tar {args:?}: {}", String::from_utf8_lossy(&answer.stderr));
+    let answer = Command::new("tar")
+        .env("TZ", "UTC")
+        .args(args)
+        .current_dir(dir)
+        .output()
+        .unwrap();
+    assert!(
+        answer.status.success(),
+        "tar {args:?}: {}",
+        String::from_utf8_lossy(&answer.stderr)
+    );
     answer.stdout
 }
 
-/// With nothing of ours: every file is what its name says, and the manifest is what the snapshot is called.
+/// With nothing of ours: every file is what its name says, and the manifest is what the snapshot is
+/// called.
 fn unpacks(file: &Path, digest: &str) {
     let dir = file.with_extension("unpacked");
     fs::create_dir(&dir).unwrap();
     tar(&["-xf", file.to_str().unwrap()], &dir);
     assert_eq!(content_digest(&dir.join("manifest.json")), digest);
     for blob in entries(&dir.join("blobs")) {
-        assert_eq!(content_digest(&blob), blob.file_name().unwrap().to_str().unwrap());
+        assert_eq!(
+            content_digest(&blob),
+            blob.file_name().unwrap().to_str().unwrap()
+        );
     }
 }
 
@@ -112,26 +177,59 @@ fn it_travels_through_a_pipe() {
     stopped(&world, "a", "one");
     world.ok(["save", "a", "s", "--label", "env=dev"]);
     let stream = world.ok(["snapshot", "export", "s", "-o", "-"]).stdout;
-    let with_json = world.ok(["--json", "snapshot", "export", "s", "-o", "-"]).stdout;
+    let with_json = world
+        .ok(["--json", "snapshot", "export", "s", "-o", "-"])
+        .stdout;
     assert!(stream == with_json, "something else is in the stream");
     let file = place.path().join("s.tar.zst");
     world.ok(["snapshot", "export", "s", "-o", file.to_str().unwrap()]);
-    assert!(fs::read(&file).unwrap() == stream, "a stream is another file");
+    assert!(
+        fs::read(&file).unwrap() == stream,
+        "a stream is another file"
+    );
     let other = World::empty_at(place.path().join("home"));
-    other.run_with_input(["snapshot", "import", "-"], &stream).failed_with(&["needs --name"]);
+    other
+        .run_with_input(["snapshot", "import", "-"], &stream)
+        .failed_with(&["needs --name"]);
     let imported = other.run_with_input(["snapshot", "import", "-", "--name", "piped"], &stream);
     assert_eq!(imported.code, 0, "{imported:?}");
     // The file's name is the snapshot's, where nobody says another.
     let named = other.json(["snapshot", "import", file.to_str().unwrap()]);
-    assert_eq!((&named["name"], text(&named["digest"])), (&"s".into(), digest(&world, "s").as_str()));
-    assert_eq!(other.json(["snapshot", "ls"]).as_array().unwrap().len(), 1, "one with two names is listed once");
-    assert_eq!(other.json(["snapshot", "inspect", "s"])["names"], serde_json::json!(["piped", "s"]));
-    other.run(["snapshot", "import", file.to_str().unwrap()]).failed_with(&["the name s is taken", "--force"]);
+    assert_eq!(
+        (&named["name"], text(&named["digest"])),
+        (&"s".into(), digest(&world, "s").as_str())
+    );
+    assert_eq!(
+        other.json(["snapshot", "ls"]).as_array().unwrap().len(),
+        1,
+        "one with two names is listed once"
+    );
+    assert_eq!(
+        other.json(["snapshot", "inspect", "s"])["names"],
+        serde_json::json!(["piped", "s"])
+    );
+    other
+        .run(["snapshot", "import", file.to_str().unwrap()])
+        .failed_with(&["the name s is taken", "--force"]);
     other.ok(["snapshot", "import", file.to_str().unwrap(), "--force"]);
     for label in ["env", "env=dev"] {
-        assert_eq!(other.json(["snapshot", "ls", "--label", label]).as_array().unwrap().len(), 1);
+        assert_eq!(
+            other
+                .json(["snapshot", "ls", "--label", label])
+                .as_array()
+                .unwrap()
+                .len(),
+            1
+        );
     }
-    assert_eq!(other.json(["snapshot", "ls", "--label", "env=prod"]).as_array().unwrap().len(), 0);
+    assert_eq!(
+        other
+            .json(["snapshot", "ls", "--label", "env=prod"])
+            .as_array()
+            .unwrap()
+            .len(),
+        0
+    );
     other.ok(["snapshot", "verify", "piped"]);
     other.ok(["snapshot", "rm", "piped"]);
     other.ok(["snapshot", "verify", "s"]);
@@ -146,7 +244,10 @@ fn a_pipe_that_breaks_ends_an_export() {
     stopped(&world, "a", "one");
     world.ok(["save", "a", "s"]);
     let mut command = world.command();
-    command.args(["snapshot", "export", "s", "-o", "-"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .args(["snapshot", "export", "s", "-o", "-"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     drop(child.stdout.take());
     let answer = finish(child);
@@ -167,14 +268,23 @@ fn without_its_image_it_needs_the_very_same_one() {
     world.ok(["snapshot", "export", "live", "-o", path, "--without-image"]);
     world.ok(["snapshot", "export", "live", "-o", whole.to_str().unwrap()]);
     let bytes = |path: &Path| fs::metadata(path).unwrap().len();
-    assert!(bytes(&file) + (10 << 20) < bytes(&whole), "{} of {}", bytes(&file), bytes(&whole));
+    assert!(
+        bytes(&file) + (10 << 20) < bytes(&whole),
+        "{} of {}",
+        bytes(&file),
+        bytes(&whole)
+    );
     let image = image_digest(&world, "live");
 
     // Nothing of that name, and then another of that name.
     let lacks = World::empty_at(place.path().join("lacks"));
     lacks.ok(["snapshot", "ls"]);
     let before = published(&lacks);
-    lacks.run(["snapshot", "import", path]).failed_with(&["image tiny", &image, "not in the store"]);
+    lacks.run(["snapshot", "import", path]).failed_with(&[
+        "image tiny",
+        &image,
+        "not in the store",
+    ]);
     assert_eq!((published(&lacks), names(&lacks)), (before, Vec::new()));
     assert_nothing_staged(&lacks);
     let other = World::new();
@@ -185,7 +295,13 @@ fn without_its_image_it_needs_the_very_same_one() {
     assert_nothing_staged(&other);
 
     // The same one, from wherever it came.
-    lacks.ok(["snapshot", "import", whole.to_str().unwrap(), "--name", "first"]);
+    lacks.ok([
+        "snapshot",
+        "import",
+        whole.to_str().unwrap(),
+        "--name",
+        "first",
+    ]);
     lacks.ok(["snapshot", "import", path]);
     assert_eq!(digest(&lacks, "live"), digest(&world, "live"));
     lacks.ok(["run", "-d", "--name", "b", "live"]);
@@ -195,7 +311,8 @@ fn without_its_image_it_needs_the_very_same_one() {
     other.assert_empty();
 }
 
-/// The image that a snapshot lies on is the one it was saved with, whatever has the image's name by now.
+/// The image that a snapshot lies on is the one it was saved with, whatever has the image's name by
+/// now.
 #[test]
 fn an_image_that_was_rebuilt_under_its_name_stays_for_those_who_lie_on_it() {
     let world = World::new();
@@ -203,7 +320,13 @@ fn an_image_that_was_rebuilt_under_its_name_stays_for_those_who_lie_on_it() {
     world.ok(["rm", "-f", "a"]);
     let (old, new) = (image_digest(&world, "live"), rebuild_image(&world));
     let images = || entries(&world.home().join("images")).len();
-    assert_eq!((world.json(["gc"])["removed"].as_array().unwrap().len(), images()), (0, 2));
+    assert_eq!(
+        (
+            world.json(["gc"])["removed"].as_array().unwrap().len(),
+            images()
+        ),
+        (0, 2)
+    );
     world.ok(["snapshot", "verify", "live"]);
     world.ok(["run", "-d", "--name", "b", "live"]);
     held::assert_holds(&world, "b", "one", 0);
@@ -211,7 +334,15 @@ fn an_image_that_was_rebuilt_under_its_name_stays_for_those_who_lie_on_it() {
     world.ok(["snapshot", "rm", "live"]);
     world.ok(["gc"]);
     assert_eq!(images(), 2);
-    assert_eq!(world.sh("b", "echo 3 > /proc/sys/vm/drop_caches; sha256sum /bin/busybox").code, 0);
+    assert_eq!(
+        world
+            .sh(
+                "b",
+                "echo 3 > /proc/sys/vm/drop_caches; sha256sum /bin/busybox"
+            )
+            .code,
+        0
+    );
     world.ok(["save", "b", "again"]);
     assert_eq!(image_digest(&world, "again"), old);
     remove(&world, &["b"]);
@@ -225,18 +356,36 @@ fn with_a_base_only_what_is_new_travels() {
     saved_with_memory(&world, "a", "one", "base");
     held::write(&world, "a", "two");
     world.ok(["save", "a", "next", "--memory"]);
-    let [base, next, since] = ["base.tar.zst", "next.tar.zst", "since.tar.zst"].map(|file| place.path().join(file));
+    let [base, next, since] =
+        ["base.tar.zst", "next.tar.zst", "since.tar.zst"].map(|file| place.path().join(file));
     let [base, next, since] = [&base, &next, &since].map(|path| path.to_str().unwrap());
     world.ok(["snapshot", "export", "base", "-o", base]);
     world.ok(["snapshot", "export", "next", "-o", next]);
     world.ok(["snapshot", "export", "next", "-o", since, "--since", "base"]);
     let bytes = |path: &str| fs::metadata(path).unwrap().len();
-    assert!(bytes(since) * 5 < bytes(next), "{} of {}", bytes(since), bytes(next));
-    world.run(["snapshot", "export", "next", "-o", "/dev/shm/never", "--since", "nobody"]).failed_with(&["nobody"]);
+    assert!(
+        bytes(since) * 5 < bytes(next),
+        "{} of {}",
+        bytes(since),
+        bytes(next)
+    );
+    world
+        .run([
+            "snapshot",
+            "export",
+            "next",
+            "-o",
+            "/dev/shm/never",
+            "--since",
+            "nobody",
+        ])
+        .failed_with(&["nobody"]);
     assert!(!Path::new("/dev/shm/never").exists());
 
     let other = World::empty_at(place.path().join("home"));
-    other.run(["snapshot", "import", since]).failed_with(&[&digest(&world, "base"), "not in the store"]);
+    other
+        .run(["snapshot", "import", since])
+        .failed_with(&[&digest(&world, "base"), "not in the store"]);
     assert_eq!(names(&other), Vec::<String>::new());
     assert_nothing_staged(&other);
     other.ok(["snapshot", "import", base]);
@@ -248,7 +397,10 @@ fn with_a_base_only_what_is_new_travels() {
     other.ok(["gc"]);
     let again = place.path().join("again.tar.zst");
     other.ok(["snapshot", "export", "next", "-o", again.to_str().unwrap()]);
-    assert!(fs::read(&again).unwrap() == fs::read(next).unwrap(), "it is another file");
+    assert!(
+        fs::read(&again).unwrap() == fs::read(next).unwrap(),
+        "it is another file"
+    );
     other.ok(["run", "-d", "--name", "b", "next"]);
     held::assert_holds(&other, "b", "two", 0);
     remove(&other, &["b"]);
@@ -261,10 +413,17 @@ fn a_sandbox_is_exported_as_it_is_and_as_it_was() {
     let other = World::empty_at(place.path().join("home"));
     let export = |what: &str, name: &str, options: &[&str]| {
         let file = place.path().join(format!("{name}.tar.zst"));
-        world.ok([&["snapshot", "export", what, "-o", file.to_str().unwrap()], options].concat());
+        world.ok([
+            &["snapshot", "export", what, "-o", file.to_str().unwrap()],
+            options,
+        ]
+        .concat());
         let imported = other.json(["snapshot", "import", file.to_str().unwrap()]);
         fs::remove_file(file).unwrap();
-        (imported["memory"] == true, text(&imported["digest"]).to_owned())
+        (
+            imported["memory"] == true,
+            text(&imported["digest"]).to_owned(),
+        )
     };
     let holds = |name: &str, word: &str, times| {
         other.ok(["run", "-d", "--name", name, name]);
@@ -282,7 +441,9 @@ fn a_sandbox_is_exported_as_it_is_and_as_it_was() {
     assert!(export("a@was", "was", &[]).0);
     holds("live", "two", 0);
     holds("was", "one", 0);
-    world.run(["snapshot", "export", "a@never", "-o", "-"]).failed_with(&["no state never"]);
+    world
+        .run(["snapshot", "export", "a@never", "-o", "-"])
+        .failed_with(&["no state never"]);
     world.ok(["pause", "a"]);
     assert!(!export("a", "paused", &[]).0);
     assert!(export("a", "paused-live", &["--memory"]).0);
@@ -293,15 +454,30 @@ fn a_sandbox_is_exported_as_it_is_and_as_it_was() {
     world.ok(["stop", "a"]);
     assert!(!export("a", "stopped", &[]).0);
     assert!(export("a@was", "was-still", &[]).0);
-    world.run(["snapshot", "export", "a", "-o", "-", "--memory"]).failed_with(&["no memory to save"]);
+    world
+        .run(["snapshot", "export", "a", "-o", "-", "--memory"])
+        .failed_with(&["no memory to save"]);
     // All of them have the word on their disks, and only that of before is another.
     for name in ["paused", "stopped"] {
-        assert_eq!(other.json(["snapshot", "diff", "running", name])["changes"], serde_json::json!([]), "{name}");
+        assert_eq!(
+            other.json(["snapshot", "diff", "running", name])["changes"],
+            serde_json::json!([]),
+            "{name}"
+        );
     }
     let differs = other.json(["snapshot", "diff", "was", "running"]);
-    let paths: Vec<&str> = differs["changes"].as_array().unwrap().iter().map(|change| text(&change["path"])).collect();
+    let paths: Vec<&str> = differs["changes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|change| text(&change["path"]))
+        .collect();
     assert!(paths.contains(&"/srv/word"), "{differs}");
-    assert_eq!(names(&world), Vec::<String>::new(), "what was exported is in the store");
+    assert_eq!(
+        names(&world),
+        Vec::<String>::new(),
+        "what was exported is in the store"
+    );
     remove(&world, &["a"]);
     remove(&other, &[]);
 }
@@ -313,22 +489,37 @@ fn a_file_is_there_whole_or_not_at_all() {
     let file = place.path().join("live.tar.zst");
     let path = file.to_str().unwrap();
     fs::write(&file, "mine").unwrap();
-    world.run(["snapshot", "export", "live", "-o", path]).failed_with(&[path, "--force"]);
+    world
+        .run(["snapshot", "export", "live", "-o", path])
+        .failed_with(&[path, "--force"]);
     assert_eq!(fs::read(&file).unwrap(), b"mine");
-    world.run(["snapshot", "export", "nobody", "-o", path, "--force"]).failed_with(&["nobody"]);
-    assert_eq!(fs::read(&file).unwrap(), b"mine", "an export that fails replaces nothing");
+    world
+        .run(["snapshot", "export", "nobody", "-o", path, "--force"])
+        .failed_with(&["nobody"]);
+    assert_eq!(
+        fs::read(&file).unwrap(),
+        b"mine",
+        "an export that fails replaces nothing"
+    );
     assert_eq!(entries(place.path()).len(), 1);
     world.ok(["snapshot", "export", "live", "-o", path, "--force"]);
     let whole = Digest::of(&fs::read(&file).unwrap());
     fs::remove_file(&file).unwrap();
-    world.run(["snapshot", "export", "live", "-o", "/nonexistent/x.tar"]).failed_with(&["/nonexistent"]);
-    assert!(interrupted(&world, place.path(), &file), "no export could be interrupted");
+    world
+        .run(["snapshot", "export", "live", "-o", "/nonexistent/x.tar"])
+        .failed_with(&["/nonexistent"]);
+    assert!(
+        interrupted(&world, place.path(), &file),
+        "no export could be interrupted"
+    );
     assert_eq!(entries(place.path()).len(), 0);
     world.ok(["snapshot", "export", "live", "-o", path]);
     assert_eq!(Digest::of(&fs::read(&file).unwrap()), whole);
     if let Some(small) = Mount::tmpfs(8) {
         let file = small.path().join("live.tar.zst");
-        world.run(["snapshot", "export", "live", "-o", file.to_str().unwrap()]).failed_with(&["No space left"]);
+        world
+            .run(["snapshot", "export", "live", "-o", file.to_str().unwrap()])
+            .failed_with(&["No space left"]);
         assert_eq!(entries(small.path()).len(), 0);
     }
     remove(&world, &["a"]);
@@ -339,8 +530,13 @@ fn interrupted(world: &World, dir: &Path, file: &Path) -> bool {
     for _ in 0..10 {
         let mut command = world.command();
         command.args(["snapshot", "export", "live", "-o", file.to_str().unwrap()]);
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        eventually(DEADLINE, || (!entries(dir).is_empty()).then_some(())).expect("it begins to write");
+        let mut child = command
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        eventually(DEADLINE, || (!entries(dir).is_empty()).then_some(()))
+            .expect("it begins to write");
         kill(child.id(), "INT");
         match wait(&mut child, Duration::from_secs(60)) {
             Some(130) => return true,

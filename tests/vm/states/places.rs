@@ -31,7 +31,11 @@ fn everything(world: &World, options: &[&str]) {
 }
 
 fn on(kind: &str) {
-    let mount = if kind == "tmpfs" { Mount::tmpfs(1024) } else { Mount::of_kind(kind, 1024) };
+    let mount = if kind == "tmpfs" {
+        Mount::tmpfs(1024)
+    } else {
+        Mount::of_kind(kind, 1024)
+    };
     let Some(mount) = mount else { return };
     let world = World::at(mount.path().join("home"));
     everything(&world, &[]);
@@ -60,19 +64,28 @@ fn a_store_may_be_on_tmpfs() {
 
 #[test]
 fn memory_may_be_kept_on_another_file_system() {
-    let Some(mount) = Mount::tmpfs(800) else { return };
+    let Some(mount) = Mount::tmpfs(800) else {
+        return;
+    };
     let (world, place) = (World::new(), mount.path().to_str().unwrap());
     everything(&world, &["--memory-dir", place]);
     for name in ["a", "b-1"] {
-        let own = mount.path().join(world.inspect(name)["id"].as_str().unwrap());
+        let own = mount
+            .path()
+            .join(world.inspect(name)["id"].as_str().unwrap());
         assert!(!layers(&own, ".mem").is_empty(), "{name} keeps none there");
-        assert_eq!(layers(&dir_of(&world, name).join("memory"), ".mem"), Vec::<std::path::PathBuf>::new());
+        assert_eq!(
+            layers(&dir_of(&world, name).join("memory"), ".mem"),
+            Vec::<std::path::PathBuf>::new()
+        );
     }
     world.ok(["rm", "-f", "b-1"]);
     held::assert_holds(&world, "a", "two", 2);
     remove(&world, &["a"]);
     assert_eq!(entries(mount.path()), 0, "something is left in {place}");
-    world.run(["run", "-d", "--memory-dir", "/nonexistent/dir", "tiny"]).failed_with(&["/nonexistent/dir"]);
+    world
+        .run(["run", "-d", "--memory-dir", "/nonexistent/dir", "tiny"])
+        .failed_with(&["/nonexistent/dir"]);
     world.assert_empty();
 }
 
@@ -83,19 +96,29 @@ fn entries(dir: &Path) -> usize {
 /// Where memory has no room, that is all that is wrong.
 #[test]
 fn a_memory_directory_without_room_does_not_hold_a_revert_up() {
-    let Some(mount) = Mount::tmpfs(300) else { return };
+    let Some(mount) = Mount::tmpfs(300) else {
+        return;
+    };
     let world = World::new();
     world.start("a", &["--memory-dir", mount.path().to_str().unwrap()]);
     held::begin(&world, "a", "one");
     world.ok(["checkpoint", "a", "base"]);
     held::write(&world, "a", "two");
     mount.fill(0);
-    world.run(["checkpoint", "a"]).failed_with(&["No space left"]);
+    world
+        .run(["checkpoint", "a"])
+        .failed_with(&["No space left"]);
     world.run(["pause", "a"]).failed_with(&["No space left"]);
     world.run(["fork", "a"]).failed_with(&["No space left"]);
     held::assert_holds(&world, "a", "two", 0);
     let reverted = world.json(["revert", "a", "base"]);
-    assert!(reverted["dropped"].as_str().unwrap().contains("No space left"), "{reverted}");
+    assert!(
+        reverted["dropped"]
+            .as_str()
+            .unwrap()
+            .contains("No space left"),
+        "{reverted}"
+    );
     held::assert_holds(&world, "a", "one", 0);
     mount.empty_again();
     // What failed is in no state, and nothing of it is missing in the next.
@@ -113,19 +136,39 @@ fn an_ordinary_user_has_states_too() {
         return eprintln!("not checked: every other test of an ordinary user's run is this one");
     }
     let user = Ordinary::new();
-    let json =
-        |args: &[&str]| -> Value { serde_json::from_slice(&user.ok(&[&["--json"], args].concat()).stdout).unwrap() };
+    let json = |args: &[&str]| -> Value {
+        serde_json::from_slice(&user.ok(&[&["--json"], args].concat()).stdout).unwrap()
+    };
     user.ok(&["run", "-d", "--name", "a", "tiny"]);
-    let put =
-        |word: &str| drop(user.ok(&["exec", "a", "--", "sh", "-c", &format!("echo {word} | tee /srv/w > /run/w")]));
-    let has = |sandbox: &str| user.ok(&["exec", sandbox, "--", "cat", "/srv/w", "/run/w"]).out().to_owned();
+    let put = |word: &str| {
+        drop(user.ok(&[
+            "exec",
+            "a",
+            "--",
+            "sh",
+            "-c",
+            &format!("echo {word} | tee /srv/w > /run/w"),
+        ]))
+    };
+    let has = |sandbox: &str| {
+        user.ok(&["exec", sandbox, "--", "cat", "/srv/w", "/run/w"])
+            .out()
+            .to_owned()
+    };
     put("one");
     let taken = json(&["checkpoint", "a", "base"]);
     assert_eq!(taken["degraded"], Value::Array(Vec::new()), "{taken}");
     put("two");
     user.ok(&["fork", "a", "--name", "b", "-n", "2"]);
     user.ok(&["revert", "a", "base"]);
-    assert_eq!((has("a"), has("b-1"), has("b-2")), ("one\none\n".into(), "two\ntwo\n".into(), "two\ntwo\n".into()));
+    assert_eq!(
+        (has("a"), has("b-1"), has("b-2")),
+        (
+            "one\none\n".into(),
+            "two\ntwo\n".into(),
+            "two\ntwo\n".into()
+        )
+    );
     user.ok(&["undo", "a"]);
     user.ok(&["pause", "a"]);
     user.ok(&["resume", "a"]);

@@ -19,18 +19,38 @@ fn a_paused_sandbox_is_no_process_and_goes_on_exactly() {
     assert_eq!(paused["sandbox"], "a", "{paused}");
     until_gone(qemu);
     until_gone(keeper);
-    until("no process is left", || processes_of(world.home()).is_empty());
-    assert_eq!((&world.inspect("a")["state"], world.json(["ps"])), (&"paused".into(), Value::Array(Vec::new())));
+    until("no process is left", || {
+        processes_of(world.home()).is_empty()
+    });
+    assert_eq!(
+        (&world.inspect("a")["state"], world.json(["ps"])),
+        (&"paused".into(), Value::Array(Vec::new()))
+    );
     assert!(world.ok(["ps", "-a"]).out().contains("paused"));
     let resumed = world.json(["resume", "a"]);
-    assert!(resumed["resumed"]["acknowledged_ms"].as_f64().unwrap() > 0.0, "{resumed}");
+    assert!(
+        resumed["resumed"]["acknowledged_ms"].as_f64().unwrap() > 0.0,
+        "{resumed}"
+    );
     held::assert_holds(&world, "a", "one", 0);
     let info = world.inspect("a");
-    assert_eq!((&info["id"], &info["ports"], &info["state"]), (&made["id"], &made["ports"], &"running".into()));
-    assert_eq!(tags(&world, "a"), Vec::<String>::new(), "the state it was paused in is gone");
+    assert_eq!(
+        (&info["id"], &info["ports"], &info["state"]),
+        (&made["id"], &made["ports"], &"running".into())
+    );
+    assert_eq!(
+        tags(&world, "a"),
+        Vec::<String>::new(),
+        "the state it was paused in is gone"
+    );
     // Again, and by text: each is a state upon the last.
     assert!(world.ok(["pause", "a"]).out().starts_with("a  paused in "));
-    assert!(world.ok(["resume", "a"]).out().starts_with("a  running after "));
+    assert!(
+        world
+            .ok(["resume", "a"])
+            .out()
+            .starts_with("a  running after ")
+    );
     held::assert_holds(&world, "a", "one", 1);
     remove(&world, &["a"]);
 }
@@ -38,13 +58,22 @@ fn a_paused_sandbox_is_no_process_and_goes_on_exactly() {
 fn waiting(world: &World) -> Child {
     let line = "touch /run/waits; read word; echo $word";
     let mut command = world.command();
-    command.args(["exec", "-i", "a", "--", "sh", "-c", line]).stdin(Stdio::piped());
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    until("the command runs", || world.sh("a", "test -e /run/waits").code == 0);
+    command
+        .args(["exec", "-i", "a", "--", "sh", "-c", line])
+        .stdin(Stdio::piped());
+    let child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    until("the command runs", || {
+        world.sh("a", "test -e /run/waits").code == 0
+    });
     child
 }
 
-/// A keeper stays for a client that waits; killed, it takes the client's wait with it, and nothing else.
+/// A keeper stays for a client that waits; killed, it takes the client's wait with it, and nothing
+/// else.
 #[test]
 fn a_paused_sandbox_whose_keeper_is_killed_is_resumed_by_another() {
     let world = World::new();
@@ -64,13 +93,18 @@ fn a_paused_sandbox_whose_keeper_is_killed_is_resumed_by_another() {
     assert_ne!(pid(&world, "a", "keeper_pid"), keeper);
     // And once it runs on its own, the end of a keeper is a crash like any.
     kill(pid(&world, "a", "keeper_pid"), "KILL");
-    until("it has crashed", || world.inspect("a")["state"] == "crashed");
-    world.run(["resume", "a"]).failed_with(&["crashed", "cannot be resumed", "sandtree start"]);
+    until("it has crashed", || {
+        world.inspect("a")["state"] == "crashed"
+    });
+    world
+        .run(["resume", "a"])
+        .failed_with(&["crashed", "cannot be resumed", "sandtree start"]);
     world.ok(["rm", "a"]);
     world.assert_empty();
 }
 
-/// The last client of a paused sandbox leaves while another lets it go on: its keeper must not leave, too.
+/// The last client of a paused sandbox leaves while another lets it go on: its keeper must not
+/// leave, too.
 #[test]
 fn a_client_that_leaves_while_its_sandbox_is_resumed_does_not_end_it() {
     let world = World::new();
@@ -80,7 +114,12 @@ fn a_client_that_leaves_while_its_sandbox_is_resumed_does_not_end_it() {
         let mut client = waiting(&world);
         world.ok(["pause", "a"]);
         let mut command = world.command();
-        let resuming = command.args(["resume", "a"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let resuming = command
+            .args(["resume", "a"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         until("the new machine starts", || {
             processes_of(world.home()).len() >= 2 || world.inspect("a")["state"] == "running"
         });
@@ -97,7 +136,10 @@ fn a_client_that_leaves_while_its_sandbox_is_resumed_does_not_end_it() {
 
 /// Changes a field of a state's manifest.
 fn edit_manifest(world: &World, state: &str, field: &str, value: &str) {
-    let path = dir_of(world, "a").join("states").join(state).join("manifest.json");
+    let path = dir_of(world, "a")
+        .join("states")
+        .join(state)
+        .join("manifest.json");
     let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     manifest[field] = value.into();
     fs::write(&path, serde_json::to_vec(&manifest).unwrap()).unwrap();
@@ -109,23 +151,43 @@ fn a_host_that_went_down_costs_only_what_was_not_written_out() {
     let world = World::new();
     world.start("a", &[]);
     held::begin(&world, "a", "one");
-    let state = world.json(["checkpoint", "a", "base"])["id"].as_str().unwrap().to_owned();
+    let state = world.json(["checkpoint", "a", "base"])["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     held::write(&world, "a", "two");
     world.ok(["pause", "a"]);
     let states = world.json(["log", "a"]);
-    let paused = states.as_array().unwrap().iter().find(|state| state["kind"] == "paused").expect("it is listed");
+    let paused = states
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|state| state["kind"] == "paused")
+        .expect("it is listed");
     let other_boot = "00000000-0000-0000-0000-000000000000";
     edit_manifest(&world, &state, "boot_id", other_boot);
-    edit_manifest(&world, paused["id"].as_str().unwrap(), "boot_id", other_boot);
-    until("no process is left", || processes_of(world.home()).is_empty());
+    edit_manifest(
+        &world,
+        paused["id"].as_str().unwrap(),
+        "boot_id",
+        other_boot,
+    );
+    until("no process is left", || {
+        processes_of(world.home()).is_empty()
+    });
     world.ok(["resume", "a"]);
     held::assert_holds(&world, "a", "two", 0);
-    let sealed = dir_of(&world, "a").join("states").join(&state).join("sealed.json");
+    let sealed = dir_of(&world, "a")
+        .join("states")
+        .join(&state)
+        .join("sealed.json");
     until("the checkpoint is written out", || sealed.exists());
     world.ok(["revert", "a", "base"]);
     held::assert_holds(&world, "a", "one", 0);
     fs::remove_file(sealed).unwrap();
-    world.run(["revert", "a", "base"]).failed_with(&["not whole", "the host went down before it was written out"]);
+    world
+        .run(["revert", "a", "base"])
+        .failed_with(&["not whole", "the host went down before it was written out"]);
     held::assert_holds(&world, "a", "one", 1);
     remove(&world, &["a"]);
 }
@@ -143,7 +205,10 @@ fn checkpoints_survive_stop_and_start_and_go_with_the_sandbox() {
     held::assert_disk_holds(&world, "a", "two");
     assert_eq!(tags(&world, "a"), ["base"]);
     // A boot is a beginning of its own: its checkpoints need nothing of what was before.
-    assert_eq!(world.json(["checkpoint", "a", "booted"])["degraded"], Value::Array(Vec::new()));
+    assert_eq!(
+        world.json(["checkpoint", "a", "booted"])["degraded"],
+        Value::Array(Vec::new())
+    );
     world.ok(["revert", "a", "base"]);
     held::assert_holds(&world, "a", "one", 0);
     world.ok(["revert", "a", "booted"]);
@@ -163,9 +228,16 @@ fn what_cannot_be_done_now_says_why_and_what_can() {
     world.start("a", &[]);
     let refused = |args: &[&str], words: &[&str]| {
         world.run(args).failed_with(words);
-        assert_eq!(json_error(&world.run([&["--json"], args].concat()))["kind"], "wrong_state", "{args:?}");
+        assert_eq!(
+            json_error(&world.run([&["--json"], args].concat()))["kind"],
+            "wrong_state",
+            "{args:?}"
+        );
     };
-    refused(&["resume", "a"], &["sandbox a is running", "cannot be resumed"]);
+    refused(
+        &["resume", "a"],
+        &["sandbox a is running", "cannot be resumed"],
+    );
     world.ok(["pause", "a"]);
     let paused: [(&[&str], &str); 6] = [
         (&["exec", "a", "--", "true"], "be worked in"),
@@ -178,9 +250,18 @@ fn what_cannot_be_done_now_says_why_and_what_can() {
     for (args, word) in paused {
         refused(args, &["sandbox a is paused", word, "sandtree resume"]);
     }
-    let state = world.json(["log", "a"])[0]["id"].as_str().unwrap().to_owned();
-    refused(&["checkpoint", "rm", "a", &state], &["the sandbox is paused in it", "resume"]);
-    assert_eq!(world.json(["checkpoint", "rm", "a", "--all"])["states"], Value::Array(Vec::new()));
+    let state = world.json(["log", "a"])[0]["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    refused(
+        &["checkpoint", "rm", "a", &state],
+        &["the sandbox is paused in it", "resume"],
+    );
+    assert_eq!(
+        world.json(["checkpoint", "rm", "a", "--all"])["states"],
+        Value::Array(Vec::new())
+    );
     world.ok(["resume", "a"]);
     world.ok(["stop", "a"]);
     for (args, word) in [
@@ -190,11 +271,23 @@ fn what_cannot_be_done_now_says_why_and_what_can() {
     ] {
         refused(args, &["sandbox a is stopped", word, "sandtree start"]);
     }
-    for verb in ["checkpoint", "undo", "redo", "log", "fork", "pause", "resume"] {
-        world.run([verb, "nosuch"]).failed_with(&["there is no sandbox nosuch", "ps -a"]);
+    for verb in [
+        "checkpoint",
+        "undo",
+        "redo",
+        "log",
+        "fork",
+        "pause",
+        "resume",
+    ] {
+        world
+            .run([verb, "nosuch"])
+            .failed_with(&["there is no sandbox nosuch", "ps -a"]);
         world.run([verb, "../x"]).failed_with(&["../x", "a-z"]);
     }
-    world.run(["revert", "nosuch", "c1"]).failed_with(&["there is no sandbox nosuch"]);
+    world
+        .run(["revert", "nosuch", "c1"])
+        .failed_with(&["there is no sandbox nosuch"]);
     world.ok(["rm", "a"]);
     world.assert_empty();
 }

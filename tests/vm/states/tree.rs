@@ -13,7 +13,12 @@ use crate::support::held;
 use crate::support::{DEADLINE, World};
 
 fn keys(value: &Value) -> BTreeSet<&str> {
-    value.as_object().unwrap().keys().map(String::as_str).collect()
+    value
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect()
 }
 
 #[test]
@@ -22,25 +27,65 @@ fn a_checkpoint_tells_what_it_took_and_its_tag_is_its_own() {
     world.start("a", &[]);
     held::begin(&world, "a", "one");
     let first = world.json(["checkpoint", "a"]);
-    let told = ["tag", "id", "mode", "degraded", "pause_ms", "total_ms", "memory_bytes", "disk_bytes"];
+    let told = [
+        "tag",
+        "id",
+        "mode",
+        "degraded",
+        "pause_ms",
+        "total_ms",
+        "memory_bytes",
+        "disk_bytes",
+    ];
     assert_eq!(keys(&first), BTreeSet::from(told), "{first}");
-    assert_eq!((&first["tag"], &first["degraded"]), (&"c1".into(), &Value::Array(Vec::new())), "{first}");
-    let number = |field: &str| first[field].as_f64().unwrap_or_else(|| panic!("{field}: {first}"));
-    assert!(number("pause_ms") > 0.0 && number("pause_ms") <= number("total_ms"), "{first}");
-    assert!(number("memory_bytes") > 4096.0 && number("disk_bytes") > 0.0, "{first}");
+    assert_eq!(
+        (&first["tag"], &first["degraded"]),
+        (&"c1".into(), &Value::Array(Vec::new())),
+        "{first}"
+    );
+    let number = |field: &str| {
+        first[field]
+            .as_f64()
+            .unwrap_or_else(|| panic!("{field}: {first}"))
+    };
+    assert!(
+        number("pause_ms") > 0.0 && number("pause_ms") <= number("total_ms"),
+        "{first}"
+    );
+    assert!(
+        number("memory_bytes") > 4096.0 && number("disk_bytes") > 0.0,
+        "{first}"
+    );
     let id = first["id"].as_str().unwrap();
     let shown = world.ok(["checkpoint", "a", "base"]);
     for word in ["base", "pause", "total", "memory", "disk"] {
         assert!(shown.out().contains(word), "{shown:?}");
     }
-    assert_eq!(world.json(["checkpoint", "a"])["tag"], "c2", "the next free number");
+    assert_eq!(
+        world.json(["checkpoint", "a"])["tag"],
+        "c2",
+        "the next free number"
+    );
 
-    world.run(["checkpoint", "a", "base"]).failed_with(&["the tag base is taken in sandbox a", "--force"]);
-    assert_eq!(json_error(&world.run(["--json", "checkpoint", "a", "base"]))["kind"], "already_exists");
+    world
+        .run(["checkpoint", "a", "base"])
+        .failed_with(&["the tag base is taken in sandbox a", "--force"]);
+    assert_eq!(
+        json_error(&world.run(["--json", "checkpoint", "a", "base"]))["kind"],
+        "already_exists"
+    );
     for bad in ["", "a b", "../x", &"x".repeat(200)] {
-        assert_eq!(json_error(&world.run(["--json", "checkpoint", "a", bad]))["kind"], "invalid", "{bad:?}");
+        assert_eq!(
+            json_error(&world.run(["--json", "checkpoint", "a", bad]))["kind"],
+            "invalid",
+            "{bad:?}"
+        );
     }
-    assert_eq!(tags(&world, "a"), ["c1", "base", "c2"], "what was refused is not there");
+    assert_eq!(
+        tags(&world, "a"),
+        ["c1", "base", "c2"],
+        "what was refused is not there"
+    );
 
     held::write(&world, "a", "two");
     let replaced = world.json(["checkpoint", "--force", "a", "base"]);
@@ -59,36 +104,78 @@ fn a_revert_brings_files_and_memory_back_and_keeps_who_it_is() {
     let world = World::new();
     let made = world.start("a", &["--publish", "0:80"]);
     held::begin(&world, "a", "one");
-    assert_eq!(world.sh("a", "mkdir /run/www; cat /srv/word > /run/www/page; httpd -p 80 -h /run/www").code, 0);
+    assert_eq!(
+        world
+            .sh(
+                "a",
+                "mkdir /run/www; cat /srv/word > /run/www/page; httpd -p 80 -h /run/www"
+            )
+            .code,
+        0
+    );
     let (before, keeper) = (world.inspect("a"), pid(&world, "a", "keeper_pid"));
     world.ok(["checkpoint", "a", "base"]);
     held::write(&world, "a", "two");
-    assert_eq!(world.sh("a", "cp /srv/word /run/www/page; touch /srv/new; rm /etc/hosts").code, 0);
+    assert_eq!(
+        world
+            .sh(
+                "a",
+                "cp /srv/word /run/www/page; touch /srv/new; rm /etc/hosts"
+            )
+            .code,
+        0
+    );
     let port = made["ports"][0]["host"].as_u64().unwrap() as u16;
     assert!(page(port).ends_with("two\n"));
 
     let reverted = world.json(["revert", "a", "base"]);
-    assert_eq!((&reverted["tag"], &reverted["dropped"]), (&"base".into(), &Value::Null), "{reverted}");
-    assert!(reverted["left"].is_string() && reverted["degraded"] == Value::Array(Vec::new()), "{reverted}");
-    let order = ["running_ms", "acknowledged_ms", "total_ms"].map(|field| reverted[field].as_f64().unwrap());
+    assert_eq!(
+        (&reverted["tag"], &reverted["dropped"]),
+        (&"base".into(), &Value::Null),
+        "{reverted}"
+    );
+    assert!(
+        reverted["left"].is_string() && reverted["degraded"] == Value::Array(Vec::new()),
+        "{reverted}"
+    );
+    let order = ["running_ms", "acknowledged_ms", "total_ms"]
+        .map(|field| reverted[field].as_f64().unwrap());
     assert!(order[0] > 0.0 && order.is_sorted(), "{reverted}");
     held::assert_holds(&world, "a", "one", 0);
-    assert_eq!(world.sh("a", "ls /srv/new").code, 1, "a file that came later");
-    assert_eq!(world.sh("a", "cat /etc/hosts > /dev/null").code, 0, "a file that was removed later");
-    assert!(page(port).ends_with("one\n"), "the server of then answers on the same port");
+    assert_eq!(
+        world.sh("a", "ls /srv/new").code,
+        1,
+        "a file that came later"
+    );
+    assert_eq!(
+        world.sh("a", "cat /etc/hosts > /dev/null").code,
+        0,
+        "a file that was removed later"
+    );
+    assert!(
+        page(port).ends_with("one\n"),
+        "the server of then answers on the same port"
+    );
     let after = world.inspect("a");
     for field in ["id", "name", "ports", "created_at", "image", "state"] {
         assert_eq!(before[field], after[field], "{field}");
     }
     assert_ne!(before["qemu_pid"], after["qemu_pid"]);
-    assert_eq!(pid(&world, "a", "keeper_pid"), keeper, "whoever is connected stays connected");
+    assert_eq!(
+        pid(&world, "a", "keeper_pid"),
+        keeper,
+        "whoever is connected stays connected"
+    );
 
     // What was left is a state, too, and as exact.
     world.ok(["undo", "a"]);
     held::assert_holds(&world, "a", "two", 0);
     assert!(page(port).ends_with("two\n"));
     remove(&world, &["a"]);
-    assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "a port outlives its sandbox");
+    assert!(
+        TcpStream::connect(("127.0.0.1", port)).is_err(),
+        "a port outlives its sandbox"
+    );
 }
 
 fn page(port: u16) -> String {
@@ -122,23 +209,34 @@ fn undo_and_redo_walk_as_an_editors_do() {
     };
     again(&["redo", "a"], "three");
     go_back_to_the_end(&world);
-    world.run(["redo", "a"]).failed_with(&["has 0 states to go forward to", "sandtree log"]);
+    world
+        .run(["redo", "a"])
+        .failed_with(&["has 0 states to go forward to", "sandtree log"]);
     world.ok(["undo", "-n", "3", "a"]);
     held::assert_holds(&world, "a", "one", 0);
-    world.run(["undo", "a"]).failed_with(&["has 0 states to go back to, not 1", "sandtree log"]);
+    world
+        .run(["undo", "a"])
+        .failed_with(&["has 0 states to go back to, not 1", "sandtree log"]);
     held::assert_holds(&world, "a", "one", 1);
     for _ in 0..3 {
         world.ok(["redo", "a"]);
     }
     assert_eq!(world.sh("a", "cat /srv/word").out(), "four\n");
 
-    world.run(["undo", "-n", "4", "a"]).failed_with(&["has 3 states to go back to, not 4"]);
+    world
+        .run(["undo", "-n", "4", "a"])
+        .failed_with(&["has 3 states to go back to, not 4"]);
     world.run(["undo", "-n", "0", "a"]).failed_with(&["not 0"]);
     world.ok(["undo", "a"]);
     // Something new: there is nothing to be redone any more.
     world.ok(["checkpoint", "a", "new"]);
-    world.run(["redo", "a"]).failed_with(&["has 0 states to go forward to"]);
-    assert_eq!(json_error(&world.run(["--json", "redo", "a"]))["kind"], "not_found");
+    world
+        .run(["redo", "a"])
+        .failed_with(&["has 0 states to go forward to"]);
+    assert_eq!(
+        json_error(&world.run(["--json", "redo", "a"]))["kind"],
+        "not_found"
+    );
     remove(&world, &["a"]);
 }
 
@@ -156,20 +254,50 @@ fn the_log_is_a_tree_that_shows_where_the_sandbox_stands() {
     world.ok(["revert", "a", "base"]);
     let right = world.json(["checkpoint", "a", "right"])["id"].clone();
     let states = world.json(["log", "a"]);
-    let state = |id: &Value| states.as_array().unwrap().iter().find(|state| state["id"] == *id).unwrap().clone();
-    assert_eq!((state(&ids[0])["parent"].clone(), state(&ids[1])["parent"].clone()), (Value::Null, ids[0].clone()));
-    assert_eq!((&state(&right)["parent"], &state(&right)["current"]), (&ids[0], &true.into()));
-    let current = states.as_array().unwrap().iter().filter(|state| state["current"] == true).count();
+    let state = |id: &Value| {
+        states
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|state| state["id"] == *id)
+            .unwrap()
+            .clone()
+    };
+    assert_eq!(
+        (
+            state(&ids[0])["parent"].clone(),
+            state(&ids[1])["parent"].clone()
+        ),
+        (Value::Null, ids[0].clone())
+    );
+    assert_eq!(
+        (&state(&right)["parent"], &state(&right)["current"]),
+        (&ids[0], &true.into())
+    );
+    let current = states
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|state| state["current"] == true)
+        .count();
     assert_eq!(current, 1, "{states}");
     let created = humantime::parse_rfc3339(state(&right)["created_at"].as_str().unwrap()).unwrap();
     assert!(created.elapsed().unwrap().as_secs() < 120, "{states}");
     let shown = world.ok(["log", "a"]);
-    let starts = ["└─ base  ", "   ├─ left  ", "   │  └─ (left) ", "   └─ right  ", "      └─ a  (now)"];
+    let starts = [
+        "└─ base  ",
+        "   ├─ left  ",
+        "   │  └─ (left) ",
+        "   └─ right  ",
+        "      └─ a  (now)",
+    ];
     assert_eq!(shown.out().lines().count(), starts.len(), "{}", shown.out());
     for (line, start) in shown.out().lines().zip(starts) {
         assert!(line.starts_with(start), "{line:?} is not {start:?}");
     }
-    assert!(shown.out().lines().next().unwrap().contains("memory ") && shown.out().contains("disk "));
+    assert!(
+        shown.out().lines().next().unwrap().contains("memory ") && shown.out().contains("disk ")
+    );
     remove(&world, &["a"]);
 }
 
@@ -189,13 +317,30 @@ fn removing_states_touches_no_other_and_gives_space_back() {
     let world = World::new();
     world.start("a", &["--disk", "1G"]);
     held::begin(&world, "a", "one");
-    for (tag, next) in [("one", "two"), ("two", "three"), ("three", "four"), ("four", "five")] {
+    for (tag, next) in [
+        ("one", "two"),
+        ("two", "three"),
+        ("three", "four"),
+        ("four", "five"),
+    ] {
         world.ok(["checkpoint", "a", tag]);
         held::write(&world, "a", next);
     }
-    world.run(["checkpoint", "rm", "a", "two", "nosuch"]).failed_with(&["sandbox a has no state nosuch", "log"]);
-    assert_eq!(tags(&world, "a"), ["one", "two", "three", "four"], "one that is not there: none is removed");
-    assert_eq!(world.json(["checkpoint", "rm", "a", "two"])["states"].as_array().unwrap().len(), 1);
+    world
+        .run(["checkpoint", "rm", "a", "two", "nosuch"])
+        .failed_with(&["sandbox a has no state nosuch", "log"]);
+    assert_eq!(
+        tags(&world, "a"),
+        ["one", "two", "three", "four"],
+        "one that is not there: none is removed"
+    );
+    assert_eq!(
+        world.json(["checkpoint", "rm", "a", "two"])["states"]
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
     for word in ["one", "three", "four"] {
         world.ok(["revert", "a", word]);
         held::assert_holds(&world, "a", word, 0);
@@ -203,7 +348,13 @@ fn removing_states_touches_no_other_and_gives_space_back() {
     // Those that reverts left are not counted: they are no checkpoints.
     let removed = world.json(["checkpoint", "rm", "a", "--keep", "1"]);
     assert_eq!(removed["states"].as_array().unwrap().len(), 2, "{removed}");
-    assert_eq!(tags(&world, "a").iter().filter(|tag| *tag != "-").collect::<Vec<_>>(), ["four"]);
+    assert_eq!(
+        tags(&world, "a")
+            .iter()
+            .filter(|tag| *tag != "-")
+            .collect::<Vec<_>>(),
+        ["four"]
+    );
     world.ok(["revert", "a", "four"]);
     held::assert_holds(&world, "a", "four", 0);
 
@@ -224,7 +375,9 @@ fn removing_states_touches_no_other_and_gives_space_back() {
     held::write(&world, "a", "six");
     world.ok(["revert", "a", "new"]);
     held::assert_holds(&world, "a", "four", 1);
-    world.run(["checkpoint", "rm", "a"]).failed_with(&["--all", "--keep"]);
+    world
+        .run(["checkpoint", "rm", "a"])
+        .failed_with(&["--all", "--keep"]);
     remove(&world, &["a"]);
 }
 
@@ -234,7 +387,12 @@ fn a_checkpoint_before_every_command_lets_undo_count_commands() {
     world.start("a", &["--auto-checkpoint", "--auto-checkpoints", "4"]);
     let put = |word: &str| assert_eq!(world.sh("a", &format!("echo {word} >> /srv/words")).code, 0);
     // Copying out starts no command, so it takes no checkpoint.
-    let words = || world.ok(["cp", "a:/srv/words", "-"]).out().replace('\n', " ");
+    let words = || {
+        world
+            .ok(["cp", "a:/srv/words", "-"])
+            .out()
+            .replace('\n', " ")
+    };
     ["a", "b", "c", "d"].into_iter().for_each(put);
     assert_eq!(words(), "a b c d ");
     world.ok(["undo", "-n", "2", "a"]);
@@ -250,7 +408,15 @@ fn a_checkpoint_before_every_command_lets_undo_count_commands() {
     world.ok(["redo", "a"]);
     assert_eq!(words(), "a b y z ");
 
-    let autos = || world.json(["log", "a"]).as_array().unwrap().iter().filter(|s| s["kind"] == "auto").count();
+    let autos = || {
+        world
+            .json(["log", "a"])
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|s| s["kind"] == "auto")
+            .count()
+    };
     ["1", "2", "3", "4", "5", "6"].into_iter().for_each(put);
     assert_eq!(autos(), 4, "the oldest went");
     world.ok(["undo", "-n", "4", "a"]);
@@ -271,12 +437,25 @@ fn a_checkpoint_counts_what_it_copied_before_the_stop() {
     let world = World::new();
     world.start("a", &[]);
     world.ok(["checkpoint", "a", "base"]);
-    assert_eq!(world.sh("a", "dd if=/dev/urandom of=/dev/shm/much bs=1M count=32 2> /dev/null").code, 0);
+    assert_eq!(
+        world
+            .sh(
+                "a",
+                "dd if=/dev/urandom of=/dev/shm/much bs=1M count=32 2> /dev/null"
+            )
+            .code,
+        0
+    );
     let taken = world.json(["checkpoint", "a", "much"]);
     let told = taken["memory_bytes"].as_u64().unwrap();
     assert!(told >= 32 << 20, "{taken}");
     let listed = world.json(["log", "a"]);
-    let listed = listed.as_array().unwrap().iter().find(|state| state["tag"] == "much").unwrap();
+    let listed = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|state| state["tag"] == "much")
+        .unwrap();
     assert_eq!(listed["memory_bytes"].as_u64(), Some(told), "{listed}");
     remove(&world, &["a"]);
 }

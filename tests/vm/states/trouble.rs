@@ -1,4 +1,5 @@
-//! Going back when something is wrong: with the present, with the store, with the states themselves.
+//! Going back when something is wrong: with the present, with the store, with the states
+//! themselves.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -26,7 +27,10 @@ fn revert(world: &World, made: &Value) -> Value {
     let reverted = world.json(["revert", "a", "base"]);
     held::assert_holds(world, "a", "one", 0);
     let info = world.inspect("a");
-    assert_eq!((&info["id"], &info["state"], &info["ports"]), (&made["id"], &"running".into(), &made["ports"]));
+    assert_eq!(
+        (&info["id"], &info["state"], &info["ports"]),
+        (&made["id"], &"running".into(), &made["ports"])
+    );
     reverted
 }
 
@@ -36,7 +40,10 @@ fn a_sandbox_that_rests_is_reverted_and_its_disk_is_kept() {
     let made = with_base(&world, &["--publish", "0:80"]);
     world.ok(["stop", "a"]);
     let reverted = revert(&world, &made);
-    assert!(reverted["left"].is_string() && reverted["dropped"].is_null(), "{reverted}");
+    assert!(
+        reverted["left"].is_string() && reverted["dropped"].is_null(),
+        "{reverted}"
+    );
     // What was left had no memory: going back to it is a boot of its disk.
     world.ok(["undo", "a"]);
     held::assert_disk_holds(&world, "a", "two");
@@ -46,7 +53,10 @@ fn a_sandbox_that_rests_is_reverted_and_its_disk_is_kept() {
     held::write(&world, "a", "three");
     world.ok(["pause", "a"]);
     let reverted = revert(&world, &made);
-    assert!(reverted["left"].is_string() && reverted["dropped"].is_null(), "{reverted}");
+    assert!(
+        reverted["left"].is_string() && reverted["dropped"].is_null(),
+        "{reverted}"
+    );
     // The state it was paused in is what it left.
     world.ok(["undo", "a"]);
     held::assert_holds(&world, "a", "three", 0);
@@ -59,12 +69,21 @@ fn a_sandbox_that_crashed_is_reverted() {
     let made = with_base(&world, &["--publish", "0:80"]);
     assert_eq!(world.sh("a", "sync").code, 0);
     kill(pid(&world, "a", "qemu_pid"), "KILL");
-    until("it has crashed", || world.inspect("a")["state"] == "crashed");
+    until("it has crashed", || {
+        world.inspect("a")["state"] == "crashed"
+    });
     let reverted = revert(&world, &made);
-    assert!(reverted["left"].is_string(), "its disk is there: {reverted}");
+    assert!(
+        reverted["left"].is_string(),
+        "its disk is there: {reverted}"
+    );
 
-    world.sh("a", "echo c > /proc/sysrq-trigger").failed_with(&["panic"]);
-    until("it has crashed", || world.inspect("a")["state"] == "crashed");
+    world
+        .sh("a", "echo c > /proc/sysrq-trigger")
+        .failed_with(&["panic"]);
+    until("it has crashed", || {
+        world.inspect("a")["state"] == "crashed"
+    });
     revert(&world, &made);
 
     let (keeper, qemu) = (pid(&world, "a", "keeper_pid"), pid(&world, "a", "qemu_pid"));
@@ -80,15 +99,24 @@ fn a_sandbox_that_crashed_is_reverted() {
 fn a_guest_whose_agent_hangs_is_reverted_and_kept() {
     let world = World::new();
     let made = with_base(&world, &[]);
-    // The agent is process 1, and deaf to signals from within. A frozen control group holds it nevertheless.
+    // The agent is process 1, and deaf to signals from within. A frozen control group holds it
+    // nevertheless.
     let freeze = "mkdir /sys/fs/cgroup/ice; echo 1 > /sys/fs/cgroup/ice/cgroup.procs; \
         echo 1 > /sys/fs/cgroup/ice/cgroup.freeze; sleep 1000";
     let mut command = world.command();
-    let waiting = command.args(["exec", "a", "--", "sh", "-c", freeze]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let waiting = command
+        .args(["exec", "a", "--", "sh", "-c", freeze])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let waiting = waiting.spawn().unwrap();
-    until("the agent is deaf", || world.run(["--json", "stats", "a"]).code != 0);
+    until("the agent is deaf", || {
+        world.run(["--json", "stats", "a"]).code != 0
+    });
     let reverted = revert(&world, &made);
-    assert!(reverted["left"].is_string(), "its memory is there: {reverted}");
+    assert!(
+        reverted["left"].is_string(),
+        "its memory is there: {reverted}"
+    );
     finish(waiting).failed_with(&["the sandbox was reverted to base"]);
     remove(&world, &["a"]);
 }
@@ -101,44 +129,75 @@ fn a_machine_that_hangs_is_dropped_and_the_answer_says_so() {
     kill(qemu, "STOP");
     let reverted = revert(&world, &made);
     assert!(reverted["left"].is_null(), "{reverted}");
-    let why = reverted["dropped"].as_str().expect("it says what was dropped");
+    let why = reverted["dropped"]
+        .as_str()
+        .expect("it says what was dropped");
     assert!(why.contains("QEMU") && why.contains("answer"), "{why}");
     until_gone(qemu);
-    assert_eq!(tags(&world, "a"), ["base"], "nothing of the present is left");
+    assert_eq!(
+        tags(&world, "a"),
+        ["base"],
+        "nothing of the present is left"
+    );
     remove(&world, &["a"]);
 }
 
 #[test]
 fn a_store_without_room_does_not_hold_a_revert_up() {
-    let Some(disk) = Mount::tmpfs(600) else { return };
+    let Some(disk) = Mount::tmpfs(600) else {
+        return;
+    };
     let world = World::at(disk.path().join("home"));
     let made = with_base(&world, &[]);
     // More than fits, so that the present cannot be kept.
-    assert_eq!(world.sh("a", "dd if=/dev/urandom of=/run/big bs=1M count=24").code, 0);
+    assert_eq!(
+        world
+            .sh("a", "dd if=/dev/urandom of=/run/big bs=1M count=24")
+            .code,
+        0
+    );
     disk.fill(8 << 10);
     let answer = world.run(["checkpoint", "a", "more"]);
     answer.failed_with(&["No space left"]);
-    assert_eq!(tags(&world, "a"), ["base"], "nothing is left of a checkpoint that failed");
+    assert_eq!(
+        tags(&world, "a"),
+        ["base"],
+        "nothing is left of a checkpoint that failed"
+    );
     held::assert_holds(&world, "a", "two", 0);
     let reverted = revert(&world, &made);
     assert!(
-        reverted["left"].is_null() && reverted["dropped"].as_str().unwrap().contains("No space left"),
+        reverted["left"].is_null()
+            && reverted["dropped"]
+                .as_str()
+                .unwrap()
+                .contains("No space left"),
         "{reverted}"
     );
     let shown = world.ok(["revert", "a", "base"]);
-    assert!(!shown.err().contains("could not be kept"), "what is small fits: {shown:?}");
+    assert!(
+        !shown.err().contains("could not be kept"),
+        "what is small fits: {shown:?}"
+    );
     // Not a byte: there is what the sandbox has in reserve.
     disk.empty_again();
     disk.fill(0);
     let reverted = revert(&world, &made);
-    assert!(reverted["dropped"].as_str().unwrap().contains("No space left"), "{reverted}");
+    assert!(
+        reverted["dropped"]
+            .as_str()
+            .unwrap()
+            .contains("No space left"),
+        "{reverted}"
+    );
     disk.empty_again();
     world.ok(["checkpoint", "a", "more"]);
     held::assert_holds(&world, "a", "one", 1);
     remove(&world, &["a"]);
 }
 
-/// Puts other bytes into a file of a state, in a file of its own: others may have links to the one that was.
+/// Puts other bytes into a file of a state, in a file of its own: others may have links to the one
+/// that was.
 fn damage(path: &Path, offset: u64) {
     let mut bytes = fs::read(path).unwrap();
     let at = usize::try_from(offset).unwrap();
@@ -156,19 +215,42 @@ fn replace(path: &Path, bytes: &[u8]) {
 fn layers_of(world: &World, tag: &str) -> (Vec<PathBuf>, Vec<PathBuf>) {
     let dir = dir_of(world, "a");
     let states = world.json(["log", "a"]);
-    let state = states.as_array().unwrap().iter().find(|state| state["tag"] == tag).unwrap();
-    let manifest = dir.join("states").join(state["id"].as_str().unwrap()).join("manifest.json");
+    let state = states
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|state| state["tag"] == tag)
+        .unwrap();
+    let manifest = dir
+        .join("states")
+        .join(state["id"].as_str().unwrap())
+        .join("manifest.json");
     let manifest: Value = serde_json::from_slice(&fs::read(manifest).unwrap()).unwrap();
     let paths = |list: &Value, place: &str, end: &str| -> Vec<PathBuf> {
-        let ids = list.as_array().unwrap_or_else(|| panic!("{manifest}")).iter();
-        ids.map(|id| dir.join(place).join(format!("{}{end}", id.as_str().unwrap()))).collect()
+        let ids = list
+            .as_array()
+            .unwrap_or_else(|| panic!("{manifest}"))
+            .iter();
+        ids.map(|id| {
+            dir.join(place)
+                .join(format!("{}{end}", id.as_str().unwrap()))
+        })
+        .collect()
     };
     let memory = manifest["memory"]
         .as_object()
         .unwrap()
         .values()
-        .find_map(|value| value.get("layers").or(Some(value)).filter(|value| value.is_array()));
-    (paths(memory.unwrap(), "memory", ".mem"), paths(&manifest["disk"], "disks", ".qcow2"))
+        .find_map(|value| {
+            value
+                .get("layers")
+                .or(Some(value))
+                .filter(|value| value.is_array())
+        });
+    (
+        paths(memory.unwrap(), "memory", ".mem"),
+        paths(&manifest["disk"], "disks", ".qcow2"),
+    )
 }
 
 #[test]
@@ -181,9 +263,17 @@ fn a_state_that_is_not_whole_is_refused_before_anything_is_touched() {
     let mut refused = |what: &str, word: &str| {
         let answer = world.run(["revert", "a", "base"]);
         answer.failed_with(&["state base is not whole", word, "sandtree log"]);
-        assert_eq!(json_error(&world.run(["--json", "revert", "a", "base"]))["kind"], "corrupt", "{what}");
+        assert_eq!(
+            json_error(&world.run(["--json", "revert", "a", "base"]))["kind"],
+            "corrupt",
+            "{what}"
+        );
         assert_eq!(pid(&world, "a", "qemu_pid"), qemu, "{what}");
-        assert_eq!(tags(&world, "a"), ["base"], "{what}: nothing was kept of the present, for it was not left");
+        assert_eq!(
+            tags(&world, "a"),
+            ["base"],
+            "{what}: nothing was kept of the present, for it was not left"
+        );
         held::assert_holds(&world, "a", "two", times);
         times += 1;
     };
@@ -196,21 +286,36 @@ fn a_state_that_is_not_whole_is_refused_before_anything_is_touched() {
         refused("cut", path.file_name().unwrap().to_str().unwrap());
         replace(path, &whole);
         // The checksum of a memory layer's header, the table of a disk layer.
-        damage(path, if path == memory { 16 } else { first_table(path) });
+        damage(
+            path,
+            if path == memory {
+                16
+            } else {
+                first_table(path)
+            },
+        );
         refused("damaged", path.file_name().unwrap().to_str().unwrap());
         fs::rename(aside(path), path).unwrap();
     }
     world.ok(["revert", "a", "base"]);
     held::assert_holds(&world, "a", "one", 0);
-    world.run(["revert", "a", "nosuch"]).failed_with(&["sandbox a has no state nosuch", "sandtree log"]);
-    assert_eq!(json_error(&world.run(["--json", "revert", "a", "nosuch"]))["kind"], "not_found");
+    world
+        .run(["revert", "a", "nosuch"])
+        .failed_with(&["sandbox a has no state nosuch", "sandtree log"]);
+    assert_eq!(
+        json_error(&world.run(["--json", "revert", "a", "nosuch"]))["kind"],
+        "not_found"
+    );
     remove(&world, &["a"]);
 }
 
 /// Where a qcow2 has its first-level table.
 fn first_table(path: &Path) -> u64 {
     let mut offset = [0; 8];
-    File::open(path).unwrap().read_exact_at(&mut offset, 40).unwrap();
+    File::open(path)
+        .unwrap()
+        .read_exact_at(&mut offset, 40)
+        .unwrap();
     u64::from_be_bytes(offset)
 }
 
@@ -220,30 +325,58 @@ fn a_checkpoint_over_layers_that_are_gone_stands_alone_and_says_so() {
     with_base(&world, &[]);
     world.ok(["checkpoint", "a", "next"]);
     held::write(&world, "a", "three");
-    let line = "dd if=/dev/urandom of=/srv/file bs=64k count=40 2>/dev/null; sync; sha256sum /srv/file";
+    let line =
+        "dd if=/dev/urandom of=/srv/file bs=64k count=40 2>/dev/null; sync; sha256sum /srv/file";
     let digest = world.sh("a", line).out().to_owned();
     let (memory, disk) = layers_of(&world, "next");
     fs::remove_file(memory.last().unwrap()).unwrap();
     let taken = world.json(["checkpoint", "a", "memory"]);
-    assert!(taken["degraded"].to_string().contains("all of memory was captured"), "{taken}");
-    assert!(!taken["degraded"].to_string().contains("disk"), "the disk is whole: {taken}");
+    assert!(
+        taken["degraded"]
+            .to_string()
+            .contains("all of memory was captured"),
+        "{taken}"
+    );
+    assert!(
+        !taken["degraded"].to_string().contains("disk"),
+        "the disk is whole: {taken}"
+    );
     damage(disk.last().unwrap(), first_table(disk.last().unwrap()));
     let shown = world.ok(["checkpoint", "a", "disk"]);
-    assert!(shown.err().contains("note: the whole disk was copied"), "{shown:?}");
-    let both = fs::read(disk.first().unwrap()).map(|_| disk.first().unwrap().clone()).unwrap();
+    assert!(
+        shown.err().contains("note: the whole disk was copied"),
+        "{shown:?}"
+    );
+    let both = fs::read(disk.first().unwrap())
+        .map(|_| disk.first().unwrap().clone())
+        .unwrap();
     held::write(&world, "a", "four");
 
     // All that was there before goes; what stands alone does not need it.
     let (kept_memory, kept_disk) = layers_of(&world, "disk");
-    for path in memory.iter().chain(&disk).chain([&both]).filter(|path| path.exists()) {
-        assert!(!kept_memory.contains(path) && !kept_disk.contains(path), "{} is still stood on", path.display());
+    for path in memory
+        .iter()
+        .chain(&disk)
+        .chain([&both])
+        .filter(|path| path.exists())
+    {
+        assert!(
+            !kept_memory.contains(path) && !kept_disk.contains(path),
+            "{} is still stood on",
+            path.display()
+        );
         fs::remove_file(path).unwrap();
     }
     world.ok(["revert", "a", "disk"]);
     held::assert_holds(&world, "a", "three", 0);
-    let again = world.sh("a", "echo 3 > /proc/sys/vm/drop_caches; sha256sum /srv/file");
+    let again = world.sh(
+        "a",
+        "echo 3 > /proc/sys/vm/drop_caches; sha256sum /srv/file",
+    );
     assert_eq!(again.out(), digest);
-    world.run(["revert", "a", "base"]).failed_with(&["state base is not whole", "is missing"]);
+    world
+        .run(["revert", "a", "base"])
+        .failed_with(&["state base is not whole", "is missing"]);
     // From here on it is as if nothing had been.
     let taken = world.json(["checkpoint", "a", "after"]);
     assert_eq!(taken["degraded"], Value::Array(Vec::new()), "{taken}");

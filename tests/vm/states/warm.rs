@@ -7,14 +7,16 @@ use super::{layers, remove};
 use crate::support::held;
 use crate::support::{World, warm_states};
 
-/// When the kernel of a guest read its clock while it booted: one boot, one answer, whatever was restored since.
+/// When the kernel of a guest read its clock while it booted: one boot, one answer, whatever was
+/// restored since.
 fn boot_of(world: &World, sandbox: &str) -> String {
     let answer = world.sh(sandbox, "dmesg | grep 'setting system clock to'");
     assert_eq!(answer.code, 0, "{answer:?}");
     answer.out().to_owned()
 }
 
-/// Makes a layer of the warm state another file, with other bytes: the file that was is another world's, too.
+/// Makes a layer of the warm state another file, with other bytes: the file that was is another
+/// world's, too.
 fn damage(path: &Path) {
     let bytes = fs::read(path).unwrap();
     let new = path.with_extension("new");
@@ -25,7 +27,9 @@ fn damage(path: &Path) {
 fn warm_memory(world: &World) -> PathBuf {
     let states = warm_states(world.home());
     assert_eq!(states.len(), 1, "one shape, one state");
-    layers(&states[0].join("memory"), ".mem").pop().expect("it has memory")
+    layers(&states[0].join("memory"), ".mem")
+        .pop()
+        .expect("it has memory")
 }
 
 #[test]
@@ -33,14 +37,33 @@ fn a_boot_happens_once_and_again_where_it_must() {
     let world = World::new();
     world.start("a", &[]);
     world.start("b", &[]);
-    assert_eq!(boot_of(&world, "a"), boot_of(&world, "b"), "both go on from one boot");
-    for (file, line) in
-        [("machine-id", "cat /etc/machine-id"), ("name", "hostname"), ("id", "cat /proc/sys/kernel/random/uuid")]
-    {
-        assert_ne!(world.sh("a", line).out(), world.sh("b", line).out(), "{file}");
+    assert_eq!(
+        boot_of(&world, "a"),
+        boot_of(&world, "b"),
+        "both go on from one boot"
+    );
+    for (file, line) in [
+        ("machine-id", "cat /etc/machine-id"),
+        ("name", "hostname"),
+        ("id", "cat /proc/sys/kernel/random/uuid"),
+    ] {
+        assert_ne!(
+            world.sh("a", line).out(),
+            world.sh("b", line).out(),
+            "{file}"
+        );
     }
-    assert_eq!((world.sh("a", "hostname").out(), world.sh("b", "hostname").out()), ("a\n", "b\n"));
-    assert!(!world.ok(["logs", "b"]).out().contains("Linux version"), "a restored guest has no boot on its console");
+    assert_eq!(
+        (
+            world.sh("a", "hostname").out(),
+            world.sh("b", "hostname").out()
+        ),
+        ("a\n", "b\n")
+    );
+    assert!(
+        !world.ok(["logs", "b"]).out().contains("Linux version"),
+        "a restored guest has no boot on its console"
+    );
     world.start("cold", &["--cold"]);
     assert_ne!(boot_of(&world, "cold"), boot_of(&world, "a"));
     let memory = warm_memory(&world);
@@ -50,7 +73,10 @@ fn a_boot_happens_once_and_again_where_it_must() {
     damage(&memory);
     let answer = world.run(["run", "-d", "--name", "b", "tiny"]);
     assert!(
-        answer.code == 0 && answer.err().contains("note: the booted state of its image did not load"),
+        answer.code == 0
+            && answer
+                .err()
+                .contains("note: the booted state of its image did not load"),
         "{answer:?}"
     );
     let told = world.inspect("b")["degraded"].to_string();
@@ -58,9 +84,17 @@ fn a_boot_happens_once_and_again_where_it_must() {
     assert_ne!(warm_memory(&world), memory, "another one took its place");
     world.start("c", &[]);
     assert_eq!(boot_of(&world, "c"), boot_of(&world, "b"));
-    assert_eq!(world.inspect("c")["degraded"], serde_json::Value::Array(Vec::new()));
+    assert_eq!(
+        world.inspect("c")["degraded"],
+        serde_json::Value::Array(Vec::new())
+    );
     // Those that go on from the one that was are whole.
-    assert_eq!(world.sh("a", "sha256sum /bin/busybox > /dev/null && echo whole").out(), "whole\n");
+    assert_eq!(
+        world
+            .sh("a", "sha256sum /bin/busybox > /dev/null && echo whole")
+            .out(),
+        "whole\n"
+    );
     remove(&world, &["a", "b", "c", "cold"]);
 }
 
@@ -69,14 +103,25 @@ fn a_larger_disk_grows_in_a_warm_guest() {
     let world = World::new();
     world.start("big", &["--disk", "1G"]);
     world.start("small", &[]);
-    assert_eq!(boot_of(&world, "big"), boot_of(&world, "small"), "a disk's size is no other shape");
+    assert_eq!(
+        boot_of(&world, "big"),
+        boot_of(&world, "small"),
+        "a disk's size is no other shape"
+    );
     let kib = |sandbox: &str| -> u64 {
-        world.sh(sandbox, "df -k / | tail -n 1 | awk '{print $2}'").out().trim().parse().unwrap()
+        world
+            .sh(sandbox, "df -k / | tail -n 1 | awk '{print $2}'")
+            .out()
+            .trim()
+            .parse()
+            .unwrap()
     };
     assert!((950_000..1_050_000).contains(&kib("big")), "{}", kib("big"));
     assert!((30_000..66_000).contains(&kib("small")), "{}", kib("small"));
-    let filled =
-        world.sh("big", "dd if=/dev/urandom of=/srv/big bs=1M count=150 2>/dev/null && sync && sha256sum /srv/big");
+    let filled = world.sh(
+        "big",
+        "dd if=/dev/urandom of=/srv/big bs=1M count=150 2>/dev/null && sync && sha256sum /srv/big",
+    );
     assert_eq!(filled.code, 0, "{filled:?}");
     held::begin(&world, "big", "one");
     world.ok(["checkpoint", "big", "base"]);

@@ -15,8 +15,8 @@ const GENERATION_BYTES: usize = 16;
 /// The size of `struct pvclock_wall_clock`: version, seconds and nanoseconds.
 const WALL_CLOCK_BYTES: usize = 12;
 
-/// States whose memory is known, and where in memory QEMU and KVM write when they load one: QEMU the machine's
-/// generation, KVM the time at which the host has booted.
+/// States whose memory is known, and where in memory QEMU and KVM write when they load one: QEMU
+/// the machine's generation, KVM the time at which the host has booted.
 pub struct Exactness {
     pub lab: Lab,
     bytes: u64,
@@ -37,13 +37,23 @@ impl Exactness {
         }
     }
 
-    /// Every other look leaves untouched memory untouched: the kernel tracks the two kinds differently.
+    /// Every other look leaves untouched memory untouched: the kernel tracks the two kinds
+    /// differently.
     fn look(&self) -> Look {
-        if self.known.len().is_multiple_of(2) { Look::Untouching } else { Look::Whole }
+        if self.known.len().is_multiple_of(2) {
+            Look::Untouching
+        } else {
+            Look::Whole
+        }
     }
 
     fn read(&self, machine: u32, look: Look) -> Ram {
-        Ram::read(machine, self.bytes, look, self.known.last().map(|(_, ram)| ram))
+        Ram::read(
+            machine,
+            self.bytes,
+            look,
+            self.known.last().map(|(_, ram)| ram),
+        )
     }
 
     /// Finds out, before the first state of a guest, where KVM will write when it loads one.
@@ -51,7 +61,11 @@ impl Exactness {
         if self.wall_clock.is_none() {
             let info = self.lab.host.find(sandbox.name()).expect("it is there");
             let is_kvm = info.accelerator.as_deref() == Some("kvm");
-            self.wall_clock = Some(if is_kvm { wall_clock(sandbox).await } else { 0..0 });
+            self.wall_clock = Some(if is_kvm {
+                wall_clock(sandbox).await
+            } else {
+                0..0
+            });
         }
     }
 
@@ -59,7 +73,10 @@ impl Exactness {
         self.find_wall_clock(sandbox).await;
         let (machine, look) = (self.lab.machine(sandbox), self.look());
         let taking = sandbox.checkpoint(None, Replace::No);
-        let (taken, ram) = self.lab.held(Step::CapturePivoted, taking, || self.read(machine, look)).await;
+        let (taken, ram) = self
+            .lab
+            .held(Step::CapturePivoted, taking, || self.read(machine, look))
+            .await;
         let taken = taken.expect("it is taken");
         self.known.push((taken.id.clone(), ram));
         taken
@@ -70,9 +87,15 @@ impl Exactness {
         let before = self.lab.all_machines();
         let state = self.known[index].0.clone();
         let reverting = sandbox.revert(&state);
-        let (reverted, ram) = self.lab.held(Step::RestoreLoaded, reverting, || self.read_new(&before)).await;
+        let (reverted, ram) = self
+            .lab
+            .held(Step::RestoreLoaded, reverting, || self.read_new(&before))
+            .await;
         let reverted = reverted.expect("it is gone to");
-        assert_eq!((reverted.restore.degraded, reverted.dropped), (Vec::new(), None));
+        assert_eq!(
+            (reverted.restore.degraded, reverted.dropped),
+            (Vec::new(), None)
+        );
         self.assert_same(index, &ram);
     }
 
@@ -81,8 +104,14 @@ impl Exactness {
         let (machine, look) = (self.lab.machine(sandbox), self.look());
         let state = self.known[index].0.clone();
         let reverting = sandbox.revert(&state);
-        let (reverted, ram) = self.lab.held(Step::CapturePivoted, reverting, || self.read(machine, look)).await;
-        let left = reverted.expect("it is gone to").left.expect("what is left is kept");
+        let (reverted, ram) = self
+            .lab
+            .held(Step::CapturePivoted, reverting, || self.read(machine, look))
+            .await;
+        let left = reverted
+            .expect("it is gone to")
+            .left
+            .expect("what is left is kept");
         self.known.push((left, ram));
     }
 
@@ -90,7 +119,12 @@ impl Exactness {
     pub async fn pause_and_resume(&mut self, sandbox: &Sandbox) {
         self.find_wall_clock(sandbox).await;
         let (machine, look) = (self.lab.machine(sandbox), self.look());
-        let (paused, ram) = self.lab.held(Step::CapturePivoted, sandbox.pause(), || self.read(machine, look)).await;
+        let (paused, ram) = self
+            .lab
+            .held(Step::CapturePivoted, sandbox.pause(), || {
+                self.read(machine, look)
+            })
+            .await;
         paused.expect("it is paused");
         self.known.push(("a pause".into(), ram));
         let index = self.known.len() - 1;
@@ -98,18 +132,30 @@ impl Exactness {
         let before = self.lab.all_machines();
         assert!(before.is_empty(), "nothing runs while it is paused");
         let forking = self.lab.host.fork(sandbox, ForkSpec::new(1));
-        let (forked, ram) = self.lab.held(Step::RestoreLoaded, forking, || self.read_new(&before)).await;
+        let (forked, ram) = self
+            .lab
+            .held(Step::RestoreLoaded, forking, || self.read_new(&before))
+            .await;
         let (copies, _) = forked.expect("it is forked");
         self.assert_same(index, &ram);
         copies[0].remove().await.expect("the copy is removed");
 
         let before = self.lab.all_machines();
-        let (resumed, ram) = self.lab.held(Step::RestoreLoaded, sandbox.resume(), || self.read_new(&before)).await;
-        assert_eq!(resumed.expect("it is resumed").degraded, Vec::<String>::new());
+        let (resumed, ram) = self
+            .lab
+            .held(Step::RestoreLoaded, sandbox.resume(), || {
+                self.read_new(&before)
+            })
+            .await;
+        assert_eq!(
+            resumed.expect("it is resumed").degraded,
+            Vec::<String>::new()
+        );
         self.assert_same(index, &ram);
     }
 
-    /// A copy holds what its source held when it was made; so do the copy's own states, and copies of it.
+    /// A copy holds what its source held when it was made; so do the copy's own states, and copies
+    /// of it.
     pub async fn fork(&mut self, sandbox: &Sandbox) {
         let copy = self.forked(sandbox).await;
         self.checkpoint(&copy).await;
@@ -121,7 +167,11 @@ impl Exactness {
 
     async fn forked(&mut self, sandbox: &Sandbox) -> Sandbox {
         self.find_wall_clock(sandbox).await;
-        let (machine, look, before) = (self.lab.machine(sandbox), self.look(), self.lab.all_machines());
+        let (machine, look, before) = (
+            self.lab.machine(sandbox),
+            self.look(),
+            self.lab.all_machines(),
+        );
         let forking = self.lab.host.fork(sandbox, ForkSpec::new(1));
         let steps = [Step::CapturePivoted, Step::RestoreLoaded];
         let look = |step| match step {
@@ -129,7 +179,8 @@ impl Exactness {
             _ => self.read_new(&before),
         };
         let (forked, [taken, restored]) = self.lab.held_twice(steps, forking, look).await;
-        self.known.push((format!("a fork of {}", sandbox.name()), taken));
+        self.known
+            .push((format!("a fork of {}", sandbox.name()), taken));
         self.assert_same(self.known.len() - 1, &restored);
         forked.expect("it is forked").0.remove(0)
     }
@@ -142,20 +193,29 @@ impl Exactness {
     pub fn depth(&self, sandbox: &Sandbox, state: &str) -> [usize; 2] {
         let manifest = self.lab.manifest(sandbox, state);
         let count = |list: &Value| list.as_array().map_or(0, Vec::len);
-        [count(&manifest["memory"]["layers"]), count(&manifest["disk"])]
+        [
+            count(&manifest["memory"]["layers"]),
+            count(&manifest["disk"]),
+        ]
     }
 
-    /// All but the generation and KVM's wall clock is the same, and each of the two is at one place in every state.
+    /// All but the generation and KVM's wall clock is the same, and each of the two is at one place
+    /// in every state.
     #[track_caller]
     fn assert_same(&mut self, index: usize, restored: &Ram) {
         let (state, taken) = &self.known[index];
-        let wall_clock = self.wall_clock.clone().expect("it is found out before a state is taken");
+        let wall_clock = self
+            .wall_clock
+            .clone()
+            .expect("it is found out before a state is taken");
         let mut differing = taken.differences(restored);
         differing.retain(|at| !wall_clock.contains(at));
         let (Some(first), Some(last)) = (differing.first(), differing.last()) else {
             panic!("state {index}: a restored machine has another generation");
         };
-        let generation = *self.generation.get_or_insert(first / PAGE * PAGE + GENERATION_AT);
+        let generation = *self
+            .generation
+            .get_or_insert(first / PAGE * PAGE + GENERATION_AT);
         let within = generation..generation + GENERATION_BYTES;
         let pages = taken.changed_pages(restored);
         assert!(
@@ -166,11 +226,19 @@ impl Exactness {
     }
 }
 
-/// Where a Linux guest has told KVM to keep the wall clock (MSR_KVM_WALL_CLOCK_NEW): KVM writes it when the guest boots,
-/// and again whenever the register is loaded. The kernel's own tables tell the place: its image is one piece of memory.
+/// Where a Linux guest has told KVM to keep the wall clock (MSR_KVM_WALL_CLOCK_NEW): KVM writes it
+/// when the guest boots, and again whenever the register is loaded. The kernel's own tables tell
+/// the place: its image is one piece of memory.
 async fn wall_clock(sandbox: &Sandbox) -> Range<usize> {
-    let symbol =
-        async |name: &str| number(&sh(sandbox, &format!("awk '$3 == \"{name}\" {{ print $1 }}' /proc/kallsyms")).await);
+    let symbol = async |name: &str| {
+        number(
+            &sh(
+                sandbox,
+                &format!("awk '$3 == \"{name}\" {{ print $1 }}' /proc/kallsyms"),
+            )
+            .await,
+        )
+    };
     let (clock, text) = (symbol("wall_clock").await, symbol("_text").await);
     let image = number(&sh(sandbox, "sed -n 's/-.* : Kernel code$//p' /proc/iomem").await);
     let start = clock - text + image;

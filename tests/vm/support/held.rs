@@ -1,9 +1,10 @@
-//! What a guest holds, where each kind of a state's content is: on its disk, in a file system in memory, and in the
-//! memory of a process.
+//! What a guest holds, where each kind of a state's content is: on its disk, in a file system in
+//! memory, and in the memory of a process.
 
 use super::World;
 
-/// A process that remembers a word and counts how often it was asked, in its own memory and nowhere else.
+/// A process that remembers a word and counts how often it was asked, in its own memory and nowhere
+/// else.
 const REMEMBER: &str = "mkfifo /run/ask /run/answer; \
     (n=0; kept=nothing; while read -r word < /run/ask; do \
         [ \"$word\" = ask ] || { kept=$word; n=0; }; echo \"$kept $n\" > /run/answer; [ \"$word\" = ask ] && n=$((n+1)); \
@@ -17,17 +18,28 @@ pub fn begin(world: &World, sandbox: &str, word: &str) {
 
 /// Puts `word` everywhere, in place of what was there.
 pub fn write(world: &World, sandbox: &str, word: &str) {
-    let line = format!("echo {word} > /srv/word; echo {word} > /run/word; echo {word} > /run/ask; cat /run/answer");
+    let line = format!(
+        "echo {word} > /srv/word; echo {word} > /run/word; echo {word} > /run/ask; cat /run/answer"
+    );
     let answer = world.sh(sandbox, &line);
-    assert_eq!((answer.code, answer.out()), (0, format!("{word} 0\n").as_str()), "{answer:?}");
+    assert_eq!(
+        (answer.code, answer.out()),
+        (0, format!("{word} 0\n").as_str()),
+        "{answer:?}"
+    );
 }
 
-/// Asserts that the guest holds `word` everywhere, and that its process was asked `times` before since it was told.
+/// Asserts that the guest holds `word` everywhere, and that its process was asked `times` before
+/// since it was told.
 #[track_caller]
 pub fn assert_holds(world: &World, sandbox: &str, word: &str, times: u32) {
     let line = "cat /srv/word /run/word; echo ask > /run/ask; cat /run/answer";
     let answer = world.run(["exec", "--timeout", "60s", sandbox, "--", "sh", "-c", line]);
-    assert_eq!((answer.code, answer.out()), (0, format!("{word}\n{word}\n{word} {times}\n").as_str()), "{answer:?}");
+    assert_eq!(
+        (answer.code, answer.out()),
+        (0, format!("{word}\n{word}\n{word} {times}\n").as_str()),
+        "{answer:?}"
+    );
 }
 
 /// What survives a boot: the disk alone.

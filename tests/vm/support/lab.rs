@@ -1,7 +1,8 @@
-//! A host inside the test's own process, where a verb can be held at any of its steps and looked at from outside.
+//! A host inside the test's own process, where a verb can be held at any of its steps and looked at
+//! from outside.
 //!
-//! Always: a machine's memory is looked at by other means than the product's: through `/proc/PID/mem`, at the place that
-//! `/proc/PID/maps` tells.
+//! Always: a machine's memory is looked at by other means than the product's: through
+//! `/proc/PID/mem`, at the place that `/proc/PID/maps` tells.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +12,9 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use sandtree::{ExecSpec, Fault, Faults, FileOwner, Host, HostConfig, Lifetime, Sandbox, SandboxSpec, Step};
+use sandtree::{
+    ExecSpec, Fault, Faults, FileOwner, Host, HostConfig, Lifetime, Sandbox, SandboxSpec, Step,
+};
 
 use serde_json::Value;
 
@@ -55,13 +58,22 @@ impl Lab {
     }
 
     pub async fn of(world: World) -> Lab {
-        let host = Host::open(config(world.home())).await.expect("the store opens");
-        Lab { world, host, holds: tempfile::tempdir().expect("a temporary directory can be made") }
+        let host = Host::open(config(world.home()))
+            .await
+            .expect("the store opens");
+        Lab {
+            world,
+            host,
+            holds: tempfile::tempdir().expect("a temporary directory can be made"),
+        }
     }
 
     /// What goes wrong from now on.
     pub fn fault(&self, step: Step, fault: Fault) {
-        self.host.set_faults(Faults { fault: Some((step, fault)), ..Faults::default() });
+        self.host.set_faults(Faults {
+            fault: Some((step, fault)),
+            ..Faults::default()
+        });
     }
 
     pub fn no_fault(&self) {
@@ -70,14 +82,26 @@ impl Lab {
 
     /// From now on whoever comes to the step waits there, until what is returned is dropped.
     pub fn hold(&self, step: Step) -> Hold {
-        let dir = tempfile::Builder::new().tempdir_in(self.holds.path()).expect("a directory can be made").keep();
-        let faults = Faults { fault: Some((step, Fault::Hold)), hold: Some(dir.clone()), ..Faults::default() };
+        let dir = tempfile::Builder::new()
+            .tempdir_in(self.holds.path())
+            .expect("a directory can be made")
+            .keep();
+        let faults = Faults {
+            fault: Some((step, Fault::Hold)),
+            hold: Some(dir.clone()),
+            ..Faults::default()
+        };
         self.host.set_faults(faults);
         Hold { dir }
     }
 
     /// Does a verb of a sandbox, and something else while it stands at a step.
-    pub async fn held<T, L>(&self, step: Step, verb: impl Future<Output = T>, look: impl FnOnce() -> L) -> (T, L) {
+    pub async fn held<T, L>(
+        &self,
+        step: Step,
+        verb: impl Future<Output = T>,
+        look: impl FnOnce() -> L,
+    ) -> (T, L) {
         let hold = self.hold(step);
         let looked = async {
             reached(&hold, step).await;
@@ -158,7 +182,10 @@ impl Lab {
 /// A child of this process that is not QEMU yet still holds what all tests in it have open.
 fn qemus_of(dir: &Path) -> BTreeSet<u32> {
     let comm = |pid: u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    processes_of(dir).into_iter().filter(|pid| comm(*pid).starts_with("qemu-system")).collect()
+    processes_of(dir)
+        .into_iter()
+        .filter(|pid| comm(*pid).starts_with("qemu-system"))
+        .collect()
 }
 
 async fn reached(hold: &Hold, step: Step) {
@@ -168,36 +195,62 @@ async fn reached(hold: &Hold, step: Step) {
             looks.tick().await;
         }
     });
-    came.await.unwrap_or_else(|_| panic!("{step} is never come to"));
+    came.await
+        .unwrap_or_else(|_| panic!("{step} is never come to"));
 }
 
 pub fn spec(name: &str) -> SandboxSpec {
-    SandboxSpec { name: Some(name.into()), ..SandboxSpec::new("tiny") }
+    SandboxSpec {
+        name: Some(name.into()),
+        ..SandboxSpec::new("tiny")
+    }
 }
 
 /// Runs a shell line that must succeed, and gives what it printed.
 pub async fn sh(sandbox: &Sandbox, line: &str) -> String {
-    let started = sandbox.exec(ExecSpec { timeout: Some(DEADLINE), ..ExecSpec::shell(line) }).await;
-    let said = started.unwrap_or_else(|e| panic!("{line}: {e:?}")).output(1 << 20).await.expect("it answers");
+    let started = sandbox
+        .exec(ExecSpec {
+            timeout: Some(DEADLINE),
+            ..ExecSpec::shell(line)
+        })
+        .await;
+    let said = started
+        .unwrap_or_else(|e| panic!("{line}: {e:?}"))
+        .output(1 << 20)
+        .await
+        .expect("it answers");
     assert!(said.status.success(), "{line}: {said:?}");
-    String::from_utf8(said.stdout).expect("it prints text").trim().to_owned()
+    String::from_utf8(said.stdout)
+        .expect("it prints text")
+        .trim()
+        .to_owned()
 }
 
 /// Starts a command that goes on by itself.
 pub async fn start(sandbox: &Sandbox, line: &str) {
-    let spec = ExecSpec { lifetime: Lifetime::Detached, ..ExecSpec::shell(line) };
+    let spec = ExecSpec {
+        lifetime: Lifetime::Detached,
+        ..ExecSpec::shell(line)
+    };
     drop(sandbox.exec(spec).await.expect("it starts"));
 }
 
 /// Puts the tests' own program into a guest, as `/dev/shm/worker`.
 pub async fn give_worker(sandbox: &Sandbox) {
     let bytes = fs::read(worker()).expect("the program is built");
-    let owner = FileOwner { mode: 0o755, ..FileOwner::default() };
+    let owner = FileOwner {
+        mode: 0o755,
+        ..FileOwner::default()
+    };
     let files = sandbox.files().await.expect("the guest is there");
-    files.write("/dev/shm/worker", &mut bytes.as_slice(), owner).await.expect("the guest takes it");
+    files
+        .write("/dev/shm/worker", &mut bytes.as_slice(), owner)
+        .await
+        .expect("the guest takes it");
 }
 
-/// Where the guests' program is, if it is built already: a guest that runs these tests has no compiler.
+/// Where the guests' program is, if it is built already: a guest that runs these tests has no
+/// compiler.
 pub const WORKER: &str = "SANDTREE_TEST_WORKER";
 
 /// The program of `tests/vm/guest/worker.rs`, built once, to run in any guest.
@@ -208,13 +261,26 @@ pub fn worker() -> &'static Path {
             return built.into();
         }
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vm/guest/worker.rs");
-        let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("worker-{}", std::process::id()));
+        let built =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("worker-{}", std::process::id()));
         let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
         // starts: rustc
         let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
-        rustc.args(["--edition", "2024", "-O", "-C", "target-feature=+crt-static", "-C", "strip=symbols", "--target"]);
+        rustc.args([
+            "--edition",
+            "2024",
+            "-O",
+            "-C",
+            "target-feature=+crt-static",
+            "-C",
+            "strip=symbols",
+            "--target",
+        ]);
         let status = rustc.arg(target).arg("-o").arg(&built).arg(source).status();
-        assert!(status.expect("rustc runs").success(), "the guests' program cannot be built");
+        assert!(
+            status.expect("rustc runs").success(),
+            "the guests' program cannot be built"
+        );
         fs::set_permissions(&built, fs::Permissions::from_mode(0o755)).expect("it is ours");
         built
     })
@@ -268,7 +334,11 @@ impl Ram {
             if !same(a.as_ref(), b.as_ref()) {
                 let (a, b) = (bytes_of(a.as_ref()), bytes_of(b.as_ref()));
                 let differing = (0..PAGE).filter(|at| a[*at] != b[*at]);
-                found.extend(differing.map(|at| index * PAGE + at).take(1000_usize.saturating_sub(found.len())));
+                found.extend(
+                    differing
+                        .map(|at| index * PAGE + at)
+                        .take(1000_usize.saturating_sub(found.len())),
+                );
             }
         }
         found
@@ -276,7 +346,11 @@ impl Ram {
 
     /// How many pages differ.
     pub fn changed_pages(&self, other: &Ram) -> usize {
-        self.pages.iter().zip(&other.pages).filter(|(a, b)| !same(a.as_ref(), b.as_ref())).count()
+        self.pages
+            .iter()
+            .zip(&other.pages)
+            .filter(|(a, b)| !same(a.as_ref(), b.as_ref()))
+            .count()
     }
 }
 
@@ -296,7 +370,13 @@ fn open(pid: u32, name: &str) -> fs::File {
     fs::File::open(format!("/proc/{pid}/{name}")).unwrap_or_else(|e| panic!("{name} of {pid}: {e}"))
 }
 
-fn read_part(memory: &fs::File, part: Part, touched: &[bool], like: Option<&Ram>, pages: &mut Vec<Option<Arc<[u8]>>>) {
+fn read_part(
+    memory: &fs::File,
+    part: Part,
+    touched: &[bool],
+    like: Option<&Ram>,
+    pages: &mut Vec<Option<Arc<[u8]>>>,
+) {
     const PIECE_PAGES: usize = 256;
     let mut buffer = vec![0; PIECE_PAGES * PAGE];
     for (piece, touched) in touched.chunks(PIECE_PAGES).enumerate() {
@@ -307,7 +387,10 @@ fn read_part(memory: &fs::File, part: Part, touched: &[bool], like: Option<&Ram>
         }
         read_touched(memory, at, touched, &mut buffer);
         for page in buffer[..touched.len() * PAGE].chunks_exact(PAGE) {
-            pages.push(shared(page, like.and_then(|like| like.pages[pages.len()].as_ref())));
+            pages.push(shared(
+                page,
+                like.and_then(|like| like.pages[pages.len()].as_ref()),
+            ));
         }
     }
 }
@@ -318,7 +401,9 @@ fn read_touched(memory: &fs::File, start: u64, touched: &[bool], buffer: &mut [u
     for run in touched.chunk_by(|a, b| a == b) {
         let bytes = &mut buffer[first * PAGE..(first + run.len()) * PAGE];
         match run[0] {
-            true => memory.read_exact_at(bytes, start + (first * PAGE) as u64).expect("guest memory is read"),
+            true => memory
+                .read_exact_at(bytes, start + (first * PAGE) as u64)
+                .expect("guest memory is read"),
             false => bytes.fill(0),
         }
         first += run.len();
@@ -337,16 +422,28 @@ fn shared(page: &[u8], like: Option<&Arc<[u8]>>) -> Option<Arc<[u8]>> {
 /// Which pages of anonymous memory have anything behind them.
 fn touched(pagemap: &fs::File, part: Part) -> Vec<bool> {
     let mut entries = vec![0; (part.end - part.start) as usize / PAGE * 8];
-    pagemap.read_exact_at(&mut entries, part.start / PAGE as u64 * 8).expect("the page map is read");
-    entries.chunks_exact(8).map(|entry| entry != [0; 8]).collect()
+    pagemap
+        .read_exact_at(&mut entries, part.start / PAGE as u64 * 8)
+        .expect("the page map is read");
+    entries
+        .chunks_exact(8)
+        .map(|entry| entry != [0; 8])
+        .collect()
 }
 
-/// The parts of a process's memory that are the guest's: neighbours, writable, and together as large as it.
+/// The parts of a process's memory that are the guest's: neighbours, writable, and together as
+/// large as it.
 fn ram_parts(pid: u32, bytes: u64) -> Vec<Part> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("the machine lives");
     let parts: Vec<Part> = maps.lines().filter_map(writable_part).collect();
-    let mut found: Vec<_> = (0..parts.len()).filter_map(|first| neighbours(&parts[first..], bytes)).collect();
-    assert_eq!(found.len(), 1, "one mapping of {bytes} bytes in {pid}:\n{maps}");
+    let mut found: Vec<_> = (0..parts.len())
+        .filter_map(|first| neighbours(&parts[first..], bytes))
+        .collect();
+    assert_eq!(
+        found.len(),
+        1,
+        "one mapping of {bytes} bytes in {pid}:\n{maps}"
+    );
     found.remove(0)
 }
 
@@ -354,13 +451,21 @@ fn writable_part(line: &str) -> Option<Part> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let (start, end) = fields[0].split_once('-').expect("a range");
     let number = |text| u64::from_str_radix(text, 16).expect("an address");
-    let part = Part { start: number(start), end: number(end), is_anonymous: fields[4] == "0" };
+    let part = Part {
+        start: number(start),
+        end: number(end),
+        is_anonymous: fields[4] == "0",
+    };
     fields[1].starts_with("rw").then_some(part)
 }
 
-/// The first parts, if they are exactly so large up to the gap behind them: QEMU leaves one behind RAM.
+/// The first parts, if they are exactly so large up to the gap behind them: QEMU leaves one behind
+/// RAM.
 fn neighbours(parts: &[Part], bytes: u64) -> Option<Vec<Part>> {
-    let count = 1 + parts.windows(2).take_while(|pair| pair[0].end == pair[1].start).count();
+    let count = 1 + parts
+        .windows(2)
+        .take_while(|pair| pair[0].end == pair[1].start)
+        .count();
     (parts[count - 1].end - parts[0].start == bytes).then(|| parts[..count].to_vec())
 }
 

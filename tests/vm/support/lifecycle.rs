@@ -1,6 +1,7 @@
 //! What can happen to a sandbox, and whether it survives it.
 //!
-//! A new verb of the product becomes a new [`Action`]; every check that exists then holds for it, too.
+//! A new verb of the product becomes a new [`Action`]; every check that exists then holds for it,
+//! too.
 
 use serde_json::Value;
 
@@ -59,7 +60,9 @@ impl Action {
             Action::Stop => drop(world.ok(["stop", name])),
             Action::GuestPoweroff => ends_the_guest(world, name, "poweroff -f", "powered off"),
             Action::GuestReboot => ends_the_guest(world, name, "reboot -f", "rebooted"),
-            Action::GuestPanic => ends_the_guest(world, name, "echo c > /proc/sysrq-trigger", "panic"),
+            Action::GuestPanic => {
+                ends_the_guest(world, name, "echo c > /proc/sysrq-trigger", "panic")
+            }
             Action::KillQemu => kill(pid("qemu_pid"), "KILL"),
             Action::KillKeeper => kill(pid("keeper_pid"), "KILL"),
             Action::Checkpoint => drop(world.ok(["checkpoint", "--force", name, TAG])),
@@ -75,7 +78,11 @@ impl Action {
 
     /// What the sandbox is called afterwards.
     fn renamed(self, name: &str) -> String {
-        if self == Action::Fork { format!("{name}-1") } else { name.to_owned() }
+        if self == Action::Fork {
+            format!("{name}-1")
+        } else {
+            name.to_owned()
+        }
     }
 }
 
@@ -91,7 +98,9 @@ pub fn act(world: &World, name: &str, action: Action) -> String {
     let name = action.renamed(name);
     let name = name.as_str();
     let expected = action.expected();
-    until(&format!("{action:?} leads to {}", expected.state), || world.inspect(name)["state"] == expected.state);
+    until(&format!("{action:?} leads to {}", expected.state), || {
+        world.inspect(name)["state"] == expected.state
+    });
     assert_shown(world, name, expected);
     if expected.state != "running" {
         assert_processes_end(&before);
@@ -99,10 +108,12 @@ pub fn act(world: &World, name: &str, action: Action) -> String {
     name.to_owned()
 }
 
-/// Does things to a running sandbox one after the other, lets it run again if need be, and asks whether all is well. Gives
-/// what it is called then.
+/// Does things to a running sandbox one after the other, lets it run again if need be, and asks
+/// whether all is well. Gives what it is called then.
 pub fn survives(world: &World, name: &str, actions: &[Action], check: impl Fn(&str)) -> String {
-    let name = actions.iter().fold(name.to_owned(), |name, action| act(world, &name, *action));
+    let name = actions
+        .iter()
+        .fold(name.to_owned(), |name, action| act(world, &name, *action));
     match world.inspect(&name)["state"].as_str() {
         Some("running") => {}
         Some("paused") => drop(act(world, &name, Action::Resume)),
@@ -116,19 +127,42 @@ pub fn survives(world: &World, name: &str, actions: &[Action], check: impl Fn(&s
 pub fn assert_shown(world: &World, name: &str, expected: Expected) {
     let info = world.inspect(name);
     let running = expected.state == "running";
-    assert!(info["reason"].as_str().unwrap_or_default().contains(expected.reason), "{info}");
+    assert!(
+        info["reason"]
+            .as_str()
+            .unwrap_or_default()
+            .contains(expected.reason),
+        "{info}"
+    );
     assert_eq!(info["qemu_pid"].is_u64(), running, "{info}");
     let listed = world.ok(["ps", "-a"]);
-    let row = listed.out().lines().find(|line| line.starts_with(name)).expect("ps -a lists it").to_owned();
-    assert!(row.contains(expected.state) && row.contains(expected.reason), "{row}");
-    let is_listed = world.json(["ps"]).as_array().unwrap().iter().any(|info| info["name"] == name);
+    let row = listed
+        .out()
+        .lines()
+        .find(|line| line.starts_with(name))
+        .expect("ps -a lists it")
+        .to_owned();
+    assert!(
+        row.contains(expected.state) && row.contains(expected.reason),
+        "{row}"
+    );
+    let is_listed = world
+        .json(["ps"])
+        .as_array()
+        .unwrap()
+        .iter()
+        .any(|info| info["name"] == name);
     assert_eq!(is_listed, running, "ps lists what runs");
 }
 
 /// Keeper and machine of a sandbox that rests are gone.
 fn assert_processes_end(before: &Value) {
     for field in ["qemu_pid", "keeper_pid"] {
-        let Some(pid) = before[field].as_u64() else { continue };
-        until(&format!("{field} {pid} ends"), || !is_alive(u32::try_from(pid).unwrap()));
+        let Some(pid) = before[field].as_u64() else {
+            continue;
+        };
+        until(&format!("{field} {pid} ends"), || {
+            !is_alive(u32::try_from(pid).unwrap())
+        });
     }
 }

@@ -1,5 +1,6 @@
-//! How near tests come to their time limits. A test must pass on a machine that is twice as slow, so a wait that takes
-//! more than half of its limit is noted: with the test's output, and in a file that `make vm` prints at its end.
+//! How near tests come to their time limits. A test must pass on a machine that is twice as slow,
+//! so a wait that takes more than half of its limit is noted: with the test's output, and in a file
+//! that `make vm` prints at its end.
 
 use std::fs::File;
 use std::io::Write;
@@ -23,9 +24,17 @@ pub fn note(took: Duration, limit: Duration) {
     }
     let thread = std::thread::current();
     let (test, place) = (thread.name().unwrap_or("a thread"), Location::caller());
-    let line = format!("narrow: {test}: {took:.1?} of {limit:?} at {}:{}", place.file(), place.line());
+    let line = format!(
+        "narrow: {test}: {took:.1?} of {limit:?} at {}:{}",
+        place.file(),
+        place.line()
+    );
     eprintln!("{line}");
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("narrow");
-    let noted = File::options().create(true).append(true).open(&file).and_then(|mut file| writeln!(file, "{line}"));
+    let noted = File::options()
+        .create(true)
+        .append(true)
+        .open(&file)
+        .and_then(|mut file| writeln!(file, "{line}"));
     noted.unwrap_or_else(|e| panic!("{}: {e}", file.display()));
 }

@@ -1,7 +1,7 @@
 //! A store of one's own for each test, driven through the door a user uses: the `sandtree` command.
 //!
-//! Always: what a test started is ended when it ends, also when it fails, by id. A test that passes leaves nothing: no
-//! sandbox, no process, no file. One that fails keeps its store, and says where.
+//! Always: what a test started is ended when it ends, also when it fails, by id. A test that passes
+//! leaves nothing: no sandbox, no process, no file. One that fails keeps its store, and says where.
 
 pub mod exactness;
 pub mod held;
@@ -50,13 +50,20 @@ impl World {
     }
 
     fn made_by(make: impl FnOnce(&Path)) -> Self {
-        let home = tempfile::Builder::new().prefix("st-").tempdir().expect("a temporary directory can be made");
+        let home = tempfile::Builder::new()
+            .prefix("st-")
+            .tempdir()
+            .expect("a temporary directory can be made");
         let path = home.path().join("home");
         make(&path);
-        World { home: Some(home), path }
+        World {
+            home: Some(home),
+            path,
+        }
     }
 
-    /// A store with `debian`, its warm state, and what was made from these recipes, and nothing else.
+    /// A store with `debian`, its warm state, and what was made from these recipes, and nothing
+    /// else.
     pub fn debian(recipes: &[&Path]) -> Self {
         Self::made_by(|path| link_tree(debian_base(recipes), path))
     }
@@ -95,18 +102,32 @@ impl World {
     /// The command, ready to be given arguments.
     pub fn command(&self) -> Command {
         let mut command = Command::new(program());
-        command.env("SANDTREE_HOME", &self.path).env_remove("SANDTREE_QEMU").stdin(Stdio::null());
+        command
+            .env("SANDTREE_HOME", &self.path)
+            .env_remove("SANDTREE_QEMU")
+            .stdin(Stdio::null());
         command
     }
 
     /// Runs `sandtree ARGS` to its end.
     #[track_caller]
     pub fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Answer {
-        finish(self.command().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+        finish(
+            self.command()
+                .args(args)
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap(),
+        )
     }
 
     /// As `run`, with these bytes on standard input.
-    pub fn run_with_input<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, input: &[u8]) -> Answer {
+    pub fn run_with_input<S: AsRef<OsStr>>(
+        &self,
+        args: impl IntoIterator<Item = S>,
+        input: &[u8],
+    ) -> Answer {
         let mut child = self
             .command()
             .args(args)
@@ -136,7 +157,11 @@ impl World {
     #[track_caller]
     pub fn json<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Value {
         let mut command = self.command();
-        command.arg("--json").args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .arg("--json")
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let answer = finish(command.spawn().unwrap());
         assert_eq!(answer.code, 0, "{answer:#?}");
         serde_json::from_slice(&answer.stdout).unwrap_or_else(|e| panic!("{e}: {answer:#?}"))
@@ -161,15 +186,24 @@ impl World {
 
     /// What is left in the store beside images: sandboxes, their names, unfinished work.
     pub fn residue(&self) -> Vec<PathBuf> {
-        let entries = |dir: &str| fs::read_dir(self.path.join(dir)).unwrap().map(|e| e.unwrap().path());
-        ["sandboxes", "names/sandboxes", "staging"].into_iter().flat_map(entries).collect()
+        let entries = |dir: &str| {
+            fs::read_dir(self.path.join(dir))
+                .unwrap()
+                .map(|e| e.unwrap().path())
+        };
+        ["sandboxes", "names/sandboxes", "staging"]
+            .into_iter()
+            .flat_map(entries)
+            .collect()
     }
 
-    /// Asserts that nothing is left, and that no process still uses this store. A keeper that has answered may take a
-    /// moment to end.
+    /// Asserts that nothing is left, and that no process still uses this store. A keeper that has
+    /// answered may take a moment to end.
     pub fn assert_empty(&self) {
         assert_eq!(self.residue(), Vec::<PathBuf>::new());
-        until("no process uses the store", || processes_of(&self.path).is_empty());
+        until("no process uses the store", || {
+            processes_of(&self.path).is_empty()
+        });
     }
 
     fn end_everything(&self) {
@@ -184,8 +218,15 @@ impl Drop for World {
         self.end_everything();
         if std::thread::panicking() {
             let kept = self.home.take().map(tempfile::TempDir::keep);
-            eprintln!("the store of the failed test is kept: {}", kept.unwrap_or(self.path.clone()).display());
-            for sandbox in fs::read_dir(self.path.join("sandboxes")).into_iter().flatten().flatten() {
+            eprintln!(
+                "the store of the failed test is kept: {}",
+                kept.unwrap_or(self.path.clone()).display()
+            );
+            for sandbox in fs::read_dir(self.path.join("sandboxes"))
+                .into_iter()
+                .flatten()
+                .flatten()
+            {
                 for log in ["console.log", "keeper.log"].map(|name| sandbox.path().join(name)) {
                     let said = fs::read(&log).unwrap_or_default();
                     eprintln!("{}:\n{}", log.display(), String::from_utf8_lossy(&said));
@@ -215,14 +256,19 @@ impl Answer {
     pub fn failed_with(&self, words: &[&str]) {
         assert_eq!(self.code, 125, "{self:#?}");
         for word in words {
-            assert!(self.err().contains(word), "{word:?} is not in: {}", self.err());
+            assert!(
+                self.err().contains(word),
+                "{word:?} is not in: {}",
+                self.err()
+            );
         }
     }
 }
 
 impl std::fmt::Debug for Answer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let cut = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(4000)]).into_owned();
+        let cut =
+            |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(4000)]).into_owned();
         f.debug_struct("Answer")
             .field("code", &self.code)
             .field("stdout", &cut(&self.stdout))
@@ -257,7 +303,11 @@ pub fn finish_within(mut child: Child, deadline: Duration) -> Answer {
             -1
         }
     };
-    Answer { code, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
+    Answer {
+        code,
+        stdout: stdout.join().unwrap(),
+        stderr: stderr.join().unwrap(),
+    }
 }
 
 /// A child's exit code, 128 + n for a signal; nothing if it does not end in time.
@@ -265,7 +315,11 @@ pub fn finish_within(mut child: Child, deadline: Duration) -> Answer {
 pub fn wait(child: &mut Child, deadline: Duration) -> Option<i32> {
     use std::os::unix::process::ExitStatusExt;
     let status = eventually(deadline, || child.try_wait().unwrap())?;
-    Some(status.code().unwrap_or_else(|| 128 + status.signal().unwrap()))
+    Some(
+        status
+            .code()
+            .unwrap_or_else(|| 128 + status.signal().unwrap()),
+    )
 }
 
 /// Looks again and again until something is there, at most `deadline`.
@@ -292,27 +346,42 @@ pub fn until(what: &str, condition: impl FnMut() -> bool) {
 }
 
 pub fn kill(pid: u32, signal: &str) {
-    let killed = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).stderr(Stdio::null()).status();
+    let killed = Command::new("kill")
+        .arg(format!("-{signal}"))
+        .arg(pid.to_string())
+        .stderr(Stdio::null())
+        .status();
     killed.expect("kill runs");
 }
 
 /// Whether a process is there and not a zombie.
 pub fn is_alive(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    status.lines().any(|line| line.starts_with("State:") && !line.contains('Z'))
+    status
+        .lines()
+        .any(|line| line.starts_with("State:") && !line.contains('Z'))
 }
 
 /// The processes that hold a file of this store open: keepers and machines.
 pub fn processes_of(home: &Path) -> Vec<u32> {
     let uses = |pid: u32| {
-        let fds = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        fds.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|target| target.starts_with(home))
+        let fds = fs::read_dir(format!("/proc/{pid}/fd"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        fds.filter_map(|fd| fs::read_link(fd.path()).ok())
+            .any(|target| target.starts_with(home))
     };
-    let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|e| e.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| *pid != std::process::id() && uses(*pid)).collect()
+    let pids = fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|e| e.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| *pid != std::process::id() && uses(*pid))
+        .collect()
 }
 
-/// A store that holds the image and its warm state, made once for all tests. The number is that of the store's format.
+/// A store that holds the image and its warm state, made once for all tests. The number is that of
+/// the store's format.
 fn base() -> &'static Path {
     static BASE: OnceLock<PathBuf> = OnceLock::new();
     BASE.get_or_init(|| made_once("base-home-3", "tiny", &[]))
@@ -331,8 +400,15 @@ fn made_once(dir: &str, image: &str, recipes: &[&Path]) -> PathBuf {
     lock.lock().unwrap();
     let before = warm_states(&home);
     let made = |args: &[&OsStr]| {
-        let status = Command::new(program()).args(args).env("SANDTREE_HOME", &home).stdin(Stdio::null()).status();
-        assert!(status.unwrap().success(), "the base store cannot be made: {args:?}");
+        let status = Command::new(program())
+            .args(args)
+            .env("SANDTREE_HOME", &home)
+            .stdin(Stdio::null())
+            .status();
+        assert!(
+            status.unwrap().success(),
+            "the base store cannot be made: {args:?}"
+        );
     };
     made(&["run", image, "--", "true"].map(OsStr::new));
     for recipe in recipes {
@@ -340,7 +416,9 @@ fn made_once(dir: &str, image: &str, recipes: &[&Path]) -> PathBuf {
     }
     // A program that was built anew has a warm state of its own, and no use for those of others.
     if warm_states(&home).len() > before.len() {
-        before.iter().for_each(|state| fs::remove_dir_all(state).unwrap());
+        before
+            .iter()
+            .for_each(|state| fs::remove_dir_all(state).unwrap());
     }
     assert_eq!(warm_states(&home).len(), 1, "a boot is kept");
     home
@@ -348,7 +426,11 @@ fn made_once(dir: &str, image: &str, recipes: &[&Path]) -> PathBuf {
 
 /// The warm states of a store.
 pub fn warm_states(home: &Path) -> Vec<PathBuf> {
-    fs::read_dir(home.join("warm")).into_iter().flatten().map(|entry| entry.unwrap().path()).collect()
+    fs::read_dir(home.join("warm"))
+        .into_iter()
+        .flatten()
+        .map(|entry| entry.unwrap().path())
+        .collect()
 }
 
 fn copy_base(to: &Path) {
@@ -357,7 +439,9 @@ fn copy_base(to: &Path) {
 
 /// Copies a tree by hard links where it can: published files never change.
 fn link_tree(from: &Path, to: &Path) {
-    copy_tree(from, to, &|from, to| fs::hard_link(from, to).or_else(|_| fs::copy(from, to).map(drop)));
+    copy_tree(from, to, &|from, to| {
+        fs::hard_link(from, to).or_else(|_| fs::copy(from, to).map(drop))
+    });
 }
 
 fn copy_tree(from: &Path, to: &Path, copy: &dyn Fn(&Path, &Path) -> std::io::Result<()>) {
@@ -389,10 +473,16 @@ pub fn say(world: &World, sandbox: &str, line: &str) -> String {
 
 #[track_caller]
 pub fn entries(dir: &Path) -> BTreeSet<PathBuf> {
-    fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())).map(|entry| entry.unwrap().path()).collect()
+    fs::read_dir(dir)
+        .unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
+        .map(|entry| entry.unwrap().path())
+        .collect()
 }
 
 /// Where the store keeps a sandbox.
 pub fn dir_of(world: &World, sandbox: &str) -> PathBuf {
-    world.home().join("sandboxes").join(text(&world.inspect(sandbox)["id"]))
+    world
+        .home()
+        .join("sandboxes")
+        .join(text(&world.inspect(sandbox)["id"]))
 }

@@ -19,38 +19,78 @@ impl Mount {
 
     /// A file system of a kind, in a sparse file. Nothing if we may not mount.
     pub fn of_kind(kind: &str, mib: u64) -> Option<Mount> {
-        Self::of_image(kind, &["-q"], mib, |image| ["-t", kind, "-o", "loop", image].map(str::to_owned).to_vec())
+        Self::of_image(kind, &["-q"], mib, |image| {
+            ["-t", kind, "-o", "loop", image]
+                .map(str::to_owned)
+                .to_vec()
+        })
     }
 
     /// exFAT by FUSE: no hard links, no owners, no sockets.
     pub fn exfat(mib: u64) -> Option<Mount> {
-        let mount = |image: &str| ["-t", "exfat-fuse", "-o", "loop,umask=077", image].map(str::to_owned).to_vec();
-        is_fuse().then(|| Self::of_image("exfat", &[], mib, mount)).flatten()
+        let mount = |image: &str| {
+            ["-t", "exfat-fuse", "-o", "loop,umask=077", image]
+                .map(str::to_owned)
+                .to_vec()
+        };
+        is_fuse()
+            .then(|| Self::of_image("exfat", &[], mib, mount))
+            .flatten()
     }
 
-    /// ext4 by FUSE, where a rename knows no flags and an open file that is removed stays under another name.
+    /// ext4 by FUSE, where a rename knows no flags and an open file that is removed stays under
+    /// another name.
     pub fn fuse(options: &str, mib: u64) -> Option<Mount> {
-        let mount = |image: &str| ["-t", "fuse.fuse2fs", "-o", options, image].map(str::to_owned).to_vec();
-        is_fuse().then(|| Self::of_image("ext4", &["-q", "-O", "^has_journal"], mib, mount)).flatten()
+        let mount = |image: &str| {
+            ["-t", "fuse.fuse2fs", "-o", options, image]
+                .map(str::to_owned)
+                .to_vec()
+        };
+        is_fuse()
+            .then(|| Self::of_image("ext4", &["-q", "-O", "^has_journal"], mib, mount))
+            .flatten()
     }
 
     /// A file system over a directory, as a container's is over its image.
     pub fn overlay(lower: &Path, upper: &Mount) -> Option<Mount> {
         let [upper, work] = ["upper", "work"].map(|name| upper.path().join(name));
-        [&upper, &work].iter().for_each(|dir| fs::create_dir(dir).unwrap());
-        let dirs = [("lowerdir", lower), ("upperdir", &upper), ("workdir", &work)];
-        let options = dirs.map(|(name, dir)| format!("{name}={}", dir.display())).join(",");
+        [&upper, &work]
+            .iter()
+            .for_each(|dir| fs::create_dir(dir).unwrap());
+        let dirs = [
+            ("lowerdir", lower),
+            ("upperdir", &upper),
+            ("workdir", &work),
+        ];
+        let options = dirs
+            .map(|(name, dir)| format!("{name}={}", dir.display()))
+            .join(",");
         Self::mounted(&["-t", "overlay", "-o", &options, "none"], tempfile_dir())
     }
 
-    fn of_image(kind: &str, options: &[&str], mib: u64, mount: impl Fn(&str) -> Vec<String>) -> Option<Mount> {
+    fn of_image(
+        kind: &str,
+        options: &[&str],
+        mib: u64,
+        mount: impl Fn(&str) -> Vec<String>,
+    ) -> Option<Mount> {
         let dir = tempfile_dir();
         let image = dir.path().join("image");
-        fs::File::create(&image).unwrap().set_len(mib << 20).unwrap();
+        fs::File::create(&image)
+            .unwrap()
+            .set_len(mib << 20)
+            .unwrap();
         // starts: mkfs.btrfs, mkfs.exfat, mkfs.ext4, mkfs.xfs
-        let made = Command::new(format!("/usr/sbin/mkfs.{kind}")).args(options).arg(&image).output();
+        let made = Command::new(format!("/usr/sbin/mkfs.{kind}"))
+            .args(options)
+            .arg(&image)
+            .output();
         let made = made.unwrap_or_else(|e| panic!("mkfs.{kind}: {e}; scripts/setup installs it"));
-        assert!(made.status.success(), "mkfs.{kind}: {}", String::from_utf8_lossy(&made.stderr));
+        assert!(
+            made.status.success(),
+            "mkfs.{kind}: {}",
+            String::from_utf8_lossy(&made.stderr)
+        );
         let args = mount(image.to_str().unwrap());
         Self::mounted(&args.iter().map(String::as_str).collect::<Vec<_>>(), dir)
     }
@@ -62,7 +102,11 @@ impl Mount {
             eprintln!("not checked: mounting a file system takes root");
             return None;
         }
-        let mounted = Command::new("mount").args(args).arg(&path).status().unwrap();
+        let mounted = Command::new("mount")
+            .args(args)
+            .arg(&path)
+            .status()
+            .unwrap();
         assert!(mounted.success(), "mount {args:?}");
         Some(Mount { path, _dir: dir })
     }
@@ -76,7 +120,13 @@ impl Mount {
         let status = rustix::fs::statvfs(&self.path).unwrap();
         let free = status.f_bavail * status.f_frsize;
         let file = fs::File::create(self.filler()).unwrap();
-        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, free - (leave_kib << 10)).unwrap();
+        rustix::fs::fallocate(
+            &file,
+            rustix::fs::FallocateFlags::empty(),
+            0,
+            free - (leave_kib << 10),
+        )
+        .unwrap();
     }
 
     pub fn empty_again(&self) {
@@ -92,7 +142,11 @@ impl Drop for Mount {
     fn drop(&mut self) {
         // Lazily, for a test that fails may leave a process in it for a moment.
         let status = Command::new("umount").arg("-l").arg(&self.path).status();
-        assert!(status.unwrap().success() || std::thread::panicking(), "{} stays mounted", self.path.display());
+        assert!(
+            status.unwrap().success() || std::thread::panicking(),
+            "{} stays mounted",
+            self.path.display()
+        );
     }
 }
 

@@ -24,14 +24,19 @@ impl Default for Ordinary {
 impl Ordinary {
     pub fn new() -> Ordinary {
         let dir = tempfile::Builder::new().prefix("st-").tempdir().unwrap();
-        let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        let set_mode = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap()
+        };
         set_mode(dir.path(), 0o755);
         fs::copy(program(), dir.path().join("sandtree")).unwrap();
         set_mode(&dir.path().join("sandtree"), 0o755);
         let world = World::copied_to(dir.path().join("home"));
         fs::create_dir(dir.path().join("files")).unwrap();
         let owner = format!("{ORDINARY}:{ORDINARY}");
-        let given = Command::new("chown").args(["-R", &owner]).args([world.home(), &dir.path().join("files")]).status();
+        let given = Command::new("chown")
+            .args(["-R", &owner])
+            .args([world.home(), &dir.path().join("files")])
+            .status();
         assert!(given.unwrap().success());
         Ordinary { dir, world }
     }
@@ -40,8 +45,18 @@ impl Ordinary {
         let mut command = Command::new("setpriv");
         command.args(["--reuid", ORDINARY, "--regid", ORDINARY, "--clear-groups"]);
         command.arg(self.dir.path().join("sandtree")).args(args);
-        command.env("HOME", self.files()).env("SANDTREE_HOME", self.world.home()).current_dir(self.files());
-        finish(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+        command
+            .env("HOME", self.files())
+            .env("SANDTREE_HOME", self.world.home())
+            .current_dir(self.files());
+        finish(
+            command
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap(),
+        )
     }
 
     pub fn ok(&self, args: &[&str]) -> Answer {

@@ -20,22 +20,32 @@ pub struct Window {
 impl Window {
     /// Runs `command` with a new terminal as its controlling one and on all its streams.
     pub fn open(command: &Command, (rows, cols): (u16, u16)) -> Window {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        let master =
+            openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
         set_size(&master, rows, cols);
-        let slave =
-            File::options().read(true).write(true).open(ptsname(&master, Vec::new()).unwrap().to_str().unwrap());
+        let slave = File::options()
+            .read(true)
+            .write(true)
+            .open(ptsname(&master, Vec::new()).unwrap().to_str().unwrap());
         let slave = slave.unwrap();
         let mut on_terminal = Command::new("setsid");
-        on_terminal.arg("--ctty").arg(command.get_program()).args(command.get_args()).env("TERM", "xterm");
+        on_terminal
+            .arg("--ctty")
+            .arg(command.get_program())
+            .args(command.get_args())
+            .env("TERM", "xterm");
         for (key, value) in command.get_envs() {
             match value {
                 Some(value) => on_terminal.env(key, value),
                 None => on_terminal.env_remove(key),
             };
         }
-        on_terminal.stdin(slave.try_clone().unwrap()).stdout(slave.try_clone().unwrap()).stderr(slave);
+        on_terminal
+            .stdin(slave.try_clone().unwrap())
+            .stdout(slave.try_clone().unwrap())
+            .stderr(slave);
         let child = on_terminal.spawn().unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let master = File::from(master);
@@ -43,7 +53,11 @@ impl Window {
             let (reader, seen) = (master.try_clone().unwrap(), seen.clone());
             move || watch(reader, &seen)
         });
-        Window { master, child, seen }
+        Window {
+            master,
+            child,
+            seen,
+        }
     }
 
     pub fn type_in(&mut self, text: &str) {
@@ -63,11 +77,17 @@ impl Window {
     pub fn expect(&self, text: &str) {
         let found = eventually(DEADLINE, || {
             let mut seen = self.seen.lock().unwrap();
-            let at = seen.windows(text.len()).position(|part| part == text.as_bytes())?;
+            let at = seen
+                .windows(text.len())
+                .position(|part| part == text.as_bytes())?;
             seen.drain(..at + text.len());
             Some(())
         });
-        assert!(found.is_some(), "{text:?} was not shown, but: {:?}", self.shown());
+        assert!(
+            found.is_some(),
+            "{text:?} was not shown, but: {:?}",
+            self.shown()
+        );
     }
 
     /// Waits for the program's end.
@@ -86,7 +106,16 @@ impl Drop for Window {
 }
 
 fn set_size(master: &impl std::os::fd::AsFd, rows: u16, cols: u16) {
-    tcsetwinsize(master, Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    tcsetwinsize(
+        master,
+        Winsize {
+            ws_row: rows,
+            ws_col: cols,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        },
+    )
+    .unwrap();
 }
 
 /// Reads until the terminal's last user is gone, which shows as an error.

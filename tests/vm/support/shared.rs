@@ -1,5 +1,5 @@
-//! One running sandbox for those tests of a file that run at the same time: a boot costs seconds, and what they promise
-//! of each other's commands is that they do not notice them.
+//! One running sandbox for those tests of a file that run at the same time: a boot costs seconds,
+//! and what they promise of each other's commands is that they do not notice them.
 //!
 //! Always: the last test that holds it removes it, and asserts that nothing is left.
 
@@ -51,7 +51,11 @@ impl Shared {
     /// Starts `sandtree ARGS` with pipes on all its streams.
     pub fn spawn(&self, args: &[&str]) -> Child {
         let mut command = self.command();
-        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         command.spawn().unwrap()
     }
 }
@@ -59,7 +63,9 @@ impl Shared {
 /// Removes the sandbox, and asserts that nothing is left. Its keeper answers before it ends.
 pub fn remove(world: &World) {
     world.ok(["rm", "-f", A]);
-    until("the keeper has ended", || processes_of(world.home()).is_empty());
+    until("the keeper has ended", || {
+        processes_of(world.home()).is_empty()
+    });
     world.assert_empty();
 }
 

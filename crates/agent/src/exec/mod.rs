@@ -7,8 +7,8 @@
 //!      \--SIGKILL from the host-----------------> Killed
 //! ```
 //!
-//! Always: an ordinary end does not wait for background children, and does not end them. A deadline or a SIGKILL is
-//! over only when everything the command started is gone.
+//! Always: an ordinary end does not wait for background children, and does not end them. A deadline
+//! or a SIGKILL is over only when everything the command started is gone.
 
 pub mod spawn;
 pub mod terminal;
@@ -48,9 +48,22 @@ enum Phase {
 }
 
 impl Exec {
-    pub fn new(pid: Pid, family: Family, terminal: Option<OwnedFd>, timeout: Option<Duration>) -> Self {
+    pub fn new(
+        pid: Pid,
+        family: Family,
+        terminal: Option<OwnedFd>,
+        timeout: Option<Duration>,
+    ) -> Self {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        Self { pid, family, terminal, phase: Phase::Running, deadline, timed_out: false, exit: None }
+        Self {
+            pid,
+            family,
+            terminal,
+            phase: Phase::Running,
+            deadline,
+            timed_out: false,
+            exit: None,
+        }
     }
 
     pub fn pid(&self) -> Pid {
@@ -68,7 +81,9 @@ impl Exec {
     pub fn exited(&mut self, status: WaitStatus) {
         let outcome = match status.terminating_signal() {
             Some(signal) => Outcome::Signaled { signal },
-            None => Outcome::Exited { code: status.exit_status().unwrap_or(-1) },
+            None => Outcome::Exited {
+                code: status.exit_status().unwrap_or(-1),
+            },
         };
         self.exit = Some((outcome, Instant::now()));
     }
@@ -83,7 +98,11 @@ impl Exec {
     }
 
     pub fn resize(&self, size: TermSize) {
-        if let Some(Err(error)) = self.terminal.as_ref().map(|master| terminal::resize(master, size)) {
+        if let Some(Err(error)) = self
+            .terminal
+            .as_ref()
+            .map(|master| terminal::resize(master, size))
+        {
             console::say(format_args!("cannot resize a terminal: {error}"));
         }
     }
@@ -91,9 +110,13 @@ impl Exec {
     /// Does what time asks for.
     pub fn tick(&mut self, now: Instant) {
         match self.phase {
-            Phase::Running if self.exit.is_none() && self.deadline.is_some_and(|deadline| deadline <= now) => {
+            Phase::Running
+                if self.exit.is_none() && self.deadline.is_some_and(|deadline| deadline <= now) =>
+            {
                 self.timed_out = true;
-                self.phase = Phase::Terminating { kill_at: now + GRACE };
+                self.phase = Phase::Terminating {
+                    kill_at: now + GRACE,
+                };
                 self.family.signal(libc::SIGTERM);
                 self.family.signal(libc::SIGCONT);
             }
@@ -105,19 +128,23 @@ impl Exec {
         }
     }
 
-    /// When [`tick`](Self::tick) or [`outcome`](Self::outcome) wants to be called next. `listening` says whether the
-    /// terminal is being read; while it waits for the host, no silence of it counts.
+    /// When [`tick`](Self::tick) or [`outcome`](Self::outcome) wants to be called next. `listening`
+    /// says whether the terminal is being read; while it waits for the host, no silence of it
+    /// counts.
     pub fn next_tick(&self, now: Instant, listening: bool) -> Option<Instant> {
         match (self.phase, &self.exit) {
             (Phase::Running, None) => self.deadline,
-            (Phase::Running, Some((_, at))) => (self.terminal.is_some() && listening).then(|| *at + TERMINAL_LINGER),
+            (Phase::Running, Some((_, at))) => {
+                (self.terminal.is_some() && listening).then(|| *at + TERMINAL_LINGER)
+            }
             (Phase::Terminating { kill_at }, None) => Some(kill_at),
             (Phase::Terminating { kill_at }, Some(_)) => Some(kill_at.min(now + RECHECK)),
             (Phase::Killed, _) => Some(now + RECHECK),
         }
     }
 
-    /// A terminal's end shows as EIO; if background children keep it from showing, silence is the end.
+    /// A terminal's end shows as EIO; if background children keep it from showing, silence is the
+    /// end.
     pub fn is_terminal_silent(&self, now: Instant) -> bool {
         let exited = self.exit.as_ref().map(|(_, at)| *at);
         self.terminal.is_some() && exited.is_some_and(|at| at + TERMINAL_LINGER <= now)
@@ -129,7 +156,11 @@ impl Exec {
         if self.phase != Phase::Running && !self.family.is_gone() {
             return None;
         }
-        Some(if self.timed_out { Outcome::TimedOut } else { outcome.clone() })
+        Some(if self.timed_out {
+            Outcome::TimedOut
+        } else {
+            outcome.clone()
+        })
     }
 
     /// Hands over what may live on.

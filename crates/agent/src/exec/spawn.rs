@@ -1,6 +1,7 @@
 //! Starting a command: user, environment, directory, streams, cgroup, and the way to `execve`.
 //!
-//! When it fails: no process is left, the cgroup is removed, and the failure names the step that was refused.
+//! When it fails: no process is left, the cgroup is removed, and the failure names the step that
+//! was refused.
 
 use std::ffi::{CString, OsStr};
 use std::io;
@@ -44,26 +45,45 @@ pub struct Spawned {
 
 pub fn spawn(ground: &Ground, start: &ExecStart) -> Result<Spawned, Failure> {
     let account = account(&start.user)?;
-    let mut streams = streams(start, &account).or_failure(|| "cannot make the command's streams".into())?;
+    let mut streams =
+        streams(start, &account).or_failure(|| "cannot make the command's streams".into())?;
     let child = streams.child.take().expect("the streams were just made");
     let (pid, family) = launch(ground, start, &account, child)?;
     let timeout = start.timeout_ms.map(Duration::from_millis);
     let exec = Exec::new(pid, family, streams.master, timeout);
-    Ok(Spawned { exec, input: streams.input, out: streams.out, err: streams.err })
+    Ok(Spawned {
+        exec,
+        input: streams.input,
+        out: streams.out,
+        err: streams.err,
+    })
 }
 
 /// Starts a command on streams that are somebody else's.
-pub fn spawn_on(ground: &Ground, start: &ExecStart, child: [Stdio; 3]) -> Result<(Pid, Family), Failure> {
+pub fn spawn_on(
+    ground: &Ground,
+    start: &ExecStart,
+    child: [Stdio; 3],
+) -> Result<(Pid, Family), Failure> {
     launch(ground, start, &account(&start.user)?, child)
 }
 
-fn launch(ground: &Ground, start: &ExecStart, account: &Account, child: [Stdio; 3]) -> Result<(Pid, Family), Failure> {
-    let cgroup = ground.cgroups.create().or_failure(|| "cannot make a cgroup".into())?;
+fn launch(
+    ground: &Ground,
+    start: &ExecStart,
+    account: &Account,
+    child: [Stdio; 3],
+) -> Result<(Pid, Family), Failure> {
+    let cgroup = ground
+        .cgroups
+        .create()
+        .or_failure(|| "cannot make a cgroup".into())?;
     let launch = Launch::new(ground, start, account, cgroup.as_ref())?;
     match launch.run(child) {
         Ok(pid) => Ok((pid, Family::new(pid, cgroup))),
         Err(failure) => {
-            // Nothing ran, so only the directory is left; any pid will do for a family without members.
+            // Nothing ran, so only the directory is left; any pid will do for a family without
+            // members.
             Family::new(rustix::process::getpid(), cgroup).bury();
             Err(failure)
         }
@@ -74,7 +94,11 @@ fn launch(ground: &Ground, start: &ExecStart, account: &Account, child: [Stdio; 
 fn account(user: &str) -> Result<Account, Failure> {
     let own = rustix::process::geteuid();
     let database = Database::read();
-    if user.is_empty() && !own.is_root() { database.find(&own.as_raw().to_string()) } else { database.find(user) }
+    if user.is_empty() && !own.is_root() {
+        database.find(&own.as_raw().to_string())
+    } else {
+        database.find(user)
+    }
 }
 
 struct Streams {
@@ -90,7 +114,11 @@ fn streams(start: &ExecStart, account: &Account) -> io::Result<Streams> {
         Some(size) => {
             let (master, slave) = terminal::open(size)?;
             hand_over(&slave, account)?;
-            let child = [slave.try_clone()?.into(), slave.try_clone()?.into(), slave.into()];
+            let child = [
+                slave.try_clone()?.into(),
+                slave.try_clone()?.into(),
+                slave.into(),
+            ];
             let input = (master.try_clone()?, AtEnd::TypeEof);
             Ok(Streams {
                 child: Some(child),
@@ -115,7 +143,9 @@ fn hand_over(stream: &OwnedFd, account: &Account) -> rustix::io::Result<()> {
 fn pipes(stdin: bool, account: &Account) -> io::Result<Streams> {
     let (out, out_child) = pipe()?;
     let (err, err_child) = pipe()?;
-    [&out_child, &err_child].into_iter().try_for_each(|stream| hand_over(stream, account))?;
+    [&out_child, &err_child]
+        .into_iter()
+        .try_for_each(|stream| hand_over(stream, account))?;
     let (child_in, input) = if stdin {
         let (child, input) = pipe()?;
         hand_over(&child, account)?;
@@ -127,7 +157,13 @@ fn pipes(stdin: bool, account: &Account) -> io::Result<Streams> {
     rustix::io::ioctl_fionbio(&out, true)?;
     rustix::io::ioctl_fionbio(&err, true)?;
     let child = [child_in, out_child.into(), err_child.into()];
-    Ok(Streams { child: Some(child), input, out, err: Some(err), master: None })
+    Ok(Streams {
+        child: Some(child),
+        input,
+        out,
+        err: Some(err),
+        master: None,
+    })
 }
 
 /// A pipe, large if the kernel allows: fewer turns of the loop for the same bytes.
@@ -164,14 +200,30 @@ struct Launch {
 }
 
 impl Launch {
-    fn new(ground: &Ground, start: &ExecStart, account: &Account, cgroup: Option<&Cgroup>) -> Result<Self, Failure> {
+    fn new(
+        ground: &Ground,
+        start: &ExecStart,
+        account: &Account,
+        cgroup: Option<&Cgroup>,
+    ) -> Result<Self, Failure> {
         let env = environment(start, account);
         let root = rustix::process::geteuid().is_root();
-        let groups = account.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
-        let procs = cgroup.map(Cgroup::procs).transpose().or_failure(|| "cannot open the cgroup".into())?;
+        let groups = account
+            .groups
+            .iter()
+            .map(|&gid| Gid::from_raw(gid))
+            .collect();
+        let procs = cgroup
+            .map(Cgroup::procs)
+            .transpose()
+            .or_failure(|| "cannot open the cgroup".into())?;
         Ok(Self {
             programs: programs(start, &env)?,
-            argv: start.argv.iter().map(|argument| c_string(argument)).collect::<Result<_, _>>()?,
+            argv: start
+                .argv
+                .iter()
+                .map(|argument| c_string(argument))
+                .collect::<Result<_, _>>()?,
             env: env
                 .iter()
                 .map(|(key, value)| c_string(&[key, b"=".as_slice(), value].concat()))
@@ -180,7 +232,13 @@ impl Launch {
             procs,
             terminal: start.terminal.is_some(),
             open_files: ground.open_files,
-            user: root.then(|| (Uid::from_raw(account.uid), Gid::from_raw(account.gid), groups)),
+            user: root.then(|| {
+                (
+                    Uid::from_raw(account.uid),
+                    Gid::from_raw(account.gid),
+                    groups,
+                )
+            }),
         })
     }
 
@@ -188,7 +246,8 @@ impl Launch {
     fn run(self, [stdin, stdout, stderr]: [Stdio; 3]) -> Result<Pid, Failure> {
         let name = String::from_utf8_lossy(self.argv[0].as_bytes()).into_owned();
         let dir = String::from_utf8_lossy(self.dirs[0].as_bytes()).into_owned();
-        let (told, tell) = pipe_with(PipeFlags::CLOEXEC).or_failure(|| "cannot make a pipe".into())?;
+        let (told, tell) =
+            pipe_with(PipeFlags::CLOEXEC).or_failure(|| "cannot make a pipe".into())?;
         let mut command = Command::new(OsStr::from_bytes(self.programs[0].as_bytes()));
         command.stdin(stdin).stdout(stdout).stderr(stderr);
         let (argv, env) = (pointers(&self.argv), pointers(&self.env));
@@ -197,7 +256,8 @@ impl Launch {
         unsafe {
             command.pre_exec(move || {
                 let (step, error) = self.become_command(&argv, &env);
-                // The error itself goes to the parent through std; if this byte is lost its step stays unnamed.
+                // The error itself goes to the parent through std; if this byte is lost its step
+                // stays unnamed.
                 tolerate(rustix::io::write(&tell, &[step as u8]));
                 Err(error)
             });
@@ -281,12 +341,20 @@ unsafe impl Send for Pointers {}
 unsafe impl Sync for Pointers {}
 
 fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
-    strings.iter().map(|string| string.as_ptr()).chain(std::iter::once(std::ptr::null())).collect()
+    strings
+        .iter()
+        .map(|string| string.as_ptr())
+        .chain(std::iter::once(std::ptr::null()))
+        .collect()
 }
 
 /// The agent is protected; what it starts must not be.
 fn unprotect_from_oom() -> Result<(), Errno> {
-    match rustix::fs::open(c"/proc/self/oom_score_adj", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
+    match rustix::fs::open(
+        c"/proc/self/oom_score_adj",
+        OFlags::WRONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    ) {
         Ok(file) => rustix::io::write(&file, b"0").map(drop),
         Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(error),
@@ -296,11 +364,17 @@ fn unprotect_from_oom() -> Result<(), Errno> {
 fn refused(told: &OwnedFd, error: &io::Error, name: &str, dir: &str) -> Failure {
     let mut step = [0];
     let count = rustix::io::ioctl_fionread(told).unwrap_or(0);
-    let read = if count > 0 { rustix::io::read(told.as_fd(), &mut step).unwrap_or(0) } else { 0 };
+    let read = if count > 0 {
+        rustix::io::read(told.as_fd(), &mut step).unwrap_or(0)
+    } else {
+        0
+    };
     let why = reason(error);
     let message = match step[0] {
         _ if read == 0 => format!("cannot start {name}: {why}"),
-        b if b == Step::Execute as u8 && error.raw_os_error() == Some(libc::ENOENT) => format!("{name}: not found"),
+        b if b == Step::Execute as u8 && error.raw_os_error() == Some(libc::ENOENT) => {
+            format!("{name}: not found")
+        }
         b if b == Step::Execute as u8 => format!("{name}: {why}"),
         b if b == Step::Directory as u8 => format!("cannot change to directory {dir}: {why}"),
         b if b == Step::User as u8 => format!("cannot become the user: {why}"),
@@ -324,8 +398,10 @@ fn environment(start: &ExecStart, account: &Account) -> Variables {
         ("LOGNAME", &account.name),
         ("SHELL", &account.shell),
     ];
-    let mut env: Variables =
-        base.iter().map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec())).collect();
+    let mut env: Variables = base
+        .iter()
+        .map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec()))
+        .collect();
     if start.terminal.is_some() {
         env.push((b"TERM".to_vec(), b"xterm".to_vec()));
     }
@@ -344,9 +420,20 @@ fn programs(start: &ExecStart, env: &Variables) -> Result<Vec<CString>, Failure>
     if name.contains(&b'/') {
         return Ok(vec![c_string(name)?]);
     }
-    let path = env.iter().find(|(key, _)| key == b"PATH").map_or(&b""[..], |(_, value)| value);
-    let place = |dir: &[u8]| if dir.is_empty() { b".".to_vec() } else { dir.to_vec() };
-    path.split(|&b| b == b':').map(|dir| c_string(&[&place(dir), b"/".as_slice(), name].concat())).collect()
+    let path = env
+        .iter()
+        .find(|(key, _)| key == b"PATH")
+        .map_or(&b""[..], |(_, value)| value);
+    let place = |dir: &[u8]| {
+        if dir.is_empty() {
+            b".".to_vec()
+        } else {
+            dir.to_vec()
+        }
+    };
+    path.split(|&b| b == b':')
+        .map(|dir| c_string(&[&place(dir), b"/".as_slice(), name].concat()))
+        .collect()
 }
 
 /// A directory that was asked for must be there; a home that is missing is replaced by the root.
@@ -373,7 +460,10 @@ mod tests {
         ExecStart {
             tag: String::new(),
             argv: vec![b"true".to_vec()],
-            env: env.iter().map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec())).collect(),
+            env: env
+                .iter()
+                .map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec()))
+                .collect(),
             cwd: Vec::new(),
             user: String::new(),
             terminal,
@@ -392,13 +482,22 @@ mod tests {
             shell: "/bin/bash".into(),
         };
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        environment(start, &account).iter().map(|(key, value)| format!("{}={}", text(key), text(value))).collect()
+        environment(start, &account)
+            .iter()
+            .map(|(key, value)| format!("{}={}", text(key), text(value)))
+            .collect()
     }
 
     #[test]
     fn a_command_finds_what_a_login_would_give_it() {
         let path = format!("PATH={DEFAULT_PATH}");
-        let login = [&path, "HOME=/home/user", "USER=user", "LOGNAME=user", "SHELL=/bin/bash"];
+        let login = [
+            &path,
+            "HOME=/home/user",
+            "USER=user",
+            "LOGNAME=user",
+            "SHELL=/bin/bash",
+        ];
         assert_eq!(shown(&start(&[], None)), login);
         let terminal = start(&[], Some(TermSize { rows: 24, cols: 80 }));
         assert_eq!(shown(&terminal).last().unwrap(), "TERM=xterm");
@@ -406,10 +505,24 @@ mod tests {
 
     #[test]
     fn what_is_given_counts_and_goes_through_as_it_is() {
-        let given = shown(&start(&[("PATH", "/opt/bin"), ("LC_ALL", "de_DE.UTF-8"), ("HOME", "")], None));
+        let given = shown(&start(
+            &[
+                ("PATH", "/opt/bin"),
+                ("LC_ALL", "de_DE.UTF-8"),
+                ("HOME", ""),
+            ],
+            None,
+        ));
         assert_eq!(
             given,
-            ["USER=user", "LOGNAME=user", "SHELL=/bin/bash", "PATH=/opt/bin", "LC_ALL=de_DE.UTF-8", "HOME="]
+            [
+                "USER=user",
+                "LOGNAME=user",
+                "SHELL=/bin/bash",
+                "PATH=/opt/bin",
+                "LC_ALL=de_DE.UTF-8",
+                "HOME="
+            ]
         );
     }
 }

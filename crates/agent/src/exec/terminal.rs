@@ -20,7 +20,12 @@ pub fn open(size: TermSize) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 }
 
 pub fn resize(master: impl AsFd, size: TermSize) -> rustix::io::Result<()> {
-    let size = Winsize { ws_row: size.rows, ws_col: size.cols, ws_xpixel: 0, ws_ypixel: 0 };
+    let size = Winsize {
+        ws_row: size.rows,
+        ws_col: size.cols,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
     rustix::termios::tcsetwinsize(master, size)
 }
 

@@ -5,8 +5,9 @@
 //!     \--waits-------------------------------------------------------------> becomes the image's init
 //! ```
 //!
-//! Always: init starts with the guest's names, clock and network in place, or after a while without them. It leaves the
-//! agent alone, also when it ends everything else: the host hears the guest to its end.
+//! Always: init starts with the guest's names, clock and network in place, or after a while without
+//! them. It leaves the agent alone, also when it ends everything else: the host hears the guest to
+//! its end.
 
 use std::fs::{self, File};
 use std::io;
@@ -29,7 +30,8 @@ use crate::sys::{self, Forked};
 
 /// How long init waits for the guest's identity. A host that is there tells it at once.
 const IDENTITY_WITHIN: Duration = Duration::from_secs(30);
-/// Where systemd says that it has started everything: an abstract socket, which leaves no file behind.
+/// Where systemd says that it has started everything: an abstract socket, which leaves no file
+/// behind.
 const NOTIFY: &str = "sandtree-init";
 /// Debian's list of processes that the end of the system spares, one file each.
 const SPARED: &str = "/run/sendsigs.omit.d";
@@ -48,14 +50,19 @@ pub struct ImageInit {
 impl ImageInit {
     /// What keeps it from starting, and how the end of its start will show. May start a thread.
     pub fn attend(self) -> (Hold, Startup) {
-        let startup = self.notify.map_or(Startup::Quiet, |socket| Startup::Told(settle::listen(socket)));
+        let startup = self.notify.map_or(Startup::Quiet, |socket| {
+            Startup::Told(settle::listen(socket))
+        });
         (self.hold, startup)
     }
 }
 
 /// Forks. Returns in the agent; pid 1 becomes the image's init.
 pub fn start(path: &str) -> Result<ImageInit, BootError> {
-    let failed = |source| BootError::ImageInit { path: path.to_owned(), source };
+    let failed = |source| BootError::ImageInit {
+        path: path.to_owned(),
+        source,
+    };
     // One that cannot start is told now, while the host still waits for the guest.
     rustix::fs::access(path, Access::EXEC_OK).map_err(|errno| failed(errno.into()))?;
     let (waits, hold) = pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
@@ -64,12 +71,16 @@ pub fn start(path: &str) -> Result<ImageInit, BootError> {
     if sys::fork().map_err(failed)? == Forked::Child {
         rustix::process::setsid().map_err(|errno| BootError::Serve(errno.into()))?;
         be_spared().unwrap_or_else(|error| complain("be spared by the image's init", &error));
-        return Ok(ImageInit { hold: Hold(hold), notify });
+        return Ok(ImageInit {
+            hold: Hold(hold),
+            notify,
+        });
     }
     drop(hold);
     await_release(&waits);
     if is_systemd {
-        silence_consoles().unwrap_or_else(|error| complain("keep the consoles free of logins", &error));
+        silence_consoles()
+            .unwrap_or_else(|error| complain("keep the consoles free of logins", &error));
     }
     Err(failed(command(path, is_systemd).exec()))
 }
@@ -85,7 +96,9 @@ fn command(path: &str, is_systemd: bool) -> Command {
 
 /// Whether the program at this path, which is no link, is systemd or a part of it.
 pub fn is_systemd(program: &Path) -> bool {
-    program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("systemd"))
+    program
+        .file_name()
+        .is_some_and(|name| name.to_string_lossy().starts_with("systemd"))
 }
 
 fn listener() -> io::Result<UnixDatagram> {
@@ -94,19 +107,31 @@ fn listener() -> io::Result<UnixDatagram> {
 
 /// Nothing is ever written: the other end closes.
 fn await_release(waits: &OwnedFd) {
-    let timeout = Timespec { tv_sec: IDENTITY_WITHIN.as_secs() as i64, tv_nsec: 0 };
-    if !matches!(poll(&mut [PollFd::new(waits, PollFlags::IN)], Some(&timeout)), Ok(1)) {
-        complain("wait for the host to say who this guest is", &io::ErrorKind::TimedOut.into());
+    let timeout = Timespec {
+        tv_sec: IDENTITY_WITHIN.as_secs() as i64,
+        tv_nsec: 0,
+    };
+    if !matches!(
+        poll(&mut [PollFd::new(waits, PollFlags::IN)], Some(&timeout)),
+        Ok(1)
+    ) {
+        complain(
+            "wait for the host to say who this guest is",
+            &io::ErrorKind::TimedOut.into(),
+        );
     }
 }
 
-/// Nobody can type at the console, and what it shows is a log: systemd's login there would wait for a device that only
-/// udev announces, and hold up the whole start for 90 s.
+/// Nobody can type at the console, and what it shows is a log: systemd's login there would wait for
+/// a device that only udev announces, and hold up the whole start for 90 s.
 fn silence_consoles() -> io::Result<()> {
     const UNITS: &str = "/run/systemd/system";
     fs::create_dir_all(UNITS)?;
     for console in fs::read_to_string("/sys/class/tty/console/active")?.split_whitespace() {
-        match symlink("/dev/null", format!("{UNITS}/serial-getty@{console}.service")) {
+        match symlink(
+            "/dev/null",
+            format!("{UNITS}/serial-getty@{console}.service"),
+        ) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
@@ -114,18 +139,32 @@ fn silence_consoles() -> io::Result<()> {
     Ok(())
 }
 
-/// systemd spares who has an `@` as the first letter of its command line, and scripts of the System V kind who is listed.
+/// systemd spares who has an `@` as the first letter of its command line, and scripts of the System
+/// V kind who is listed.
 fn be_spared() -> io::Result<()> {
-    let at = argument_address(&fs::read_to_string("/proc/self/stat")?).ok_or(io::ErrorKind::InvalidData)?;
-    File::options().write(true).open("/proc/self/mem")?.write_all_at(b"@", at)?;
+    let at = argument_address(&fs::read_to_string("/proc/self/stat")?)
+        .ok_or(io::ErrorKind::InvalidData)?;
+    File::options()
+        .write(true)
+        .open("/proc/self/mem")?
+        .write_all_at(b"@", at)?;
     fs::create_dir_all(SPARED)?;
-    fs::write(format!("{SPARED}/sandtree"), format!("{}\n", std::process::id()))
+    fs::write(
+        format!("{SPARED}/sandtree"),
+        format!("{}\n", std::process::id()),
+    )
 }
 
-/// Where a process's command line begins: the 48th field of its `stat`. The second is its name, which may hold anything.
+/// Where a process's command line begins: the 48th field of its `stat`. The second is its name,
+/// which may hold anything.
 fn argument_address(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(") ")?;
-    fields.split(' ').nth(48 - 3)?.parse().ok().filter(|&address| address != 0)
+    fields
+        .split(' ')
+        .nth(48 - 3)?
+        .parse()
+        .ok()
+        .filter(|&address| address != 0)
 }
 
 #[cfg(test)]
@@ -136,14 +175,21 @@ mod tests {
     fn the_command_line_is_where_the_kernel_says() {
         let at = argument_address(&fs::read_to_string("/proc/self/stat").unwrap()).unwrap();
         let mut first = [0; 1];
-        File::open("/proc/self/mem").unwrap().read_exact_at(&mut first, at).unwrap();
+        File::open("/proc/self/mem")
+            .unwrap()
+            .read_exact_at(&mut first, at)
+            .unwrap();
         assert_eq!(first[0], fs::read("/proc/self/cmdline").unwrap()[0]);
         assert_eq!(argument_address("1 (a) b) S 0"), None);
     }
 
     #[test]
     fn systemd_is_known_by_its_program() {
-        let known = ["/usr/lib/systemd/systemd", "/lib/systemd/systemd-shutdown", "/lib/systemd/systemd (deleted)"];
+        let known = [
+            "/usr/lib/systemd/systemd",
+            "/lib/systemd/systemd-shutdown",
+            "/lib/systemd/systemd (deleted)",
+        ];
         assert!(known.iter().all(|program| is_systemd(Path::new(program))));
         assert!(!is_systemd(Path::new("/sbin/init")) && !is_systemd(Path::new("")));
     }

@@ -6,7 +6,8 @@
 //!                                                                          \-- init=image: see `beside`
 //! ```
 //!
-//! When it fails: one line on the console says what, and the machine powers off, so the host sees it at once.
+//! When it fails: one line on the console says what, and the machine powers off, so the host sees
+//! it at once.
 
 mod beside;
 mod modules;
@@ -41,17 +42,27 @@ const PORT_APPEARS_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Debug, Error)]
 pub enum BootError {
     #[error("cannot mount {what} on {at}: {}", reason(source))]
-    Mount { what: String, at: String, source: io::Error },
+    Mount {
+        what: String,
+        at: String,
+        source: io::Error,
+    },
     #[error("the root disk {device} did not appear within {} s", within.as_secs())]
     NoDisk { device: String, within: Duration },
-    #[error("the image has no directory {at}, and none can be made: {}", reason(source))]
+    #[error(
+        "the image has no directory {at}, and none can be made: {}",
+        reason(source)
+    )]
     NoMountPoint { at: String, source: io::Error },
     #[error("cannot enter the root file system: {}", reason(.0))]
     Switch(io::Error),
     #[error("cannot start the image's init {path}: {}", reason(source))]
     ImageInit { path: String, source: io::Error },
     #[error("no port named {name} appeared within {} s", within.as_secs())]
-    NoPort { name: &'static str, within: Duration },
+    NoPort {
+        name: &'static str,
+        within: Duration,
+    },
     #[error("cannot serve the link: {}", reason(.0))]
     Serve(io::Error),
 }
@@ -66,7 +77,11 @@ pub struct Booted {
 
 impl Booted {
     pub fn role(&self) -> Role {
-        if self.image.is_some() { Role::BesideInit } else { Role::Init }
+        if self.image.is_some() {
+            Role::BesideInit
+        } else {
+            Role::Init
+        }
     }
 }
 
@@ -89,10 +104,26 @@ pub fn boot() -> Result<Booted, BootError> {
 
 fn mount_early() -> Result<(), BootError> {
     mount("devtmpfs", "/dev", MountFlags::NOSUID)?;
-    mount("proc", "/proc", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
-    mount("sysfs", "/sys", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
-    mount("cgroup2", "/sys/fs/cgroup", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
-    mount("devpts", "/dev/pts", MountFlags::NOSUID | MountFlags::NOEXEC)?;
+    mount(
+        "proc",
+        "/proc",
+        MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC,
+    )?;
+    mount(
+        "sysfs",
+        "/sys",
+        MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC,
+    )?;
+    mount(
+        "cgroup2",
+        "/sys/fs/cgroup",
+        MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC,
+    )?;
+    mount(
+        "devpts",
+        "/dev/pts",
+        MountFlags::NOSUID | MountFlags::NOEXEC,
+    )?;
     mount("tmpfs", "/dev/shm", MountFlags::NOSUID | MountFlags::NODEV)?;
     mount("tmpfs", "/run", MountFlags::NOSUID | MountFlags::NODEV)?;
     link_streams().unwrap_or_else(|error| complain("make the links in /dev", &error));
@@ -102,10 +133,17 @@ fn mount_early() -> Result<(), BootError> {
 
 /// The names that shells and scripts know a process's own streams by.
 fn link_streams() -> io::Result<()> {
-    let links = [("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")];
-    links.iter().try_for_each(|(name, of)| match symlink(format!("/proc/self/fd{of}"), format!("/dev/{name}")) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => Ok(()),
+    let links = [
+        ("fd", ""),
+        ("stdin", "/0"),
+        ("stdout", "/1"),
+        ("stderr", "/2"),
+    ];
+    links.iter().try_for_each(|(name, of)| {
+        match symlink(format!("/proc/self/fd{of}"), format!("/dev/{name}")) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(()),
+        }
     })
 }
 
@@ -127,18 +165,30 @@ fn mount(kind: &str, at: &str, flags: MountFlags) -> Result<(), BootError> {
         "/dev/shm" => c"mode=1777",
         _ => c"",
     };
-    let mounted =
-        make_mount_point(Path::new(at)).and_then(|()| Ok(rustix::mount::mount(kind, at, kind, flags, options)?));
-    mounted.map_err(|source| BootError::Mount { what: kind.to_owned(), at: at.to_owned(), source })
+    let mounted = make_mount_point(Path::new(at))
+        .and_then(|()| Ok(rustix::mount::mount(kind, at, kind, flags, options)?));
+    mounted.map_err(|source| BootError::Mount {
+        what: kind.to_owned(),
+        at: at.to_owned(),
+        source,
+    })
 }
 
 fn make_mount_point(at: &Path) -> io::Result<()> {
-    if at.is_dir() { Ok(()) } else { fs::create_dir_all(at) }
+    if at.is_dir() {
+        Ok(())
+    } else {
+        fs::create_dir_all(at)
+    }
 }
 
-/// The image's init and the agent's own panics write to the console of the running kernel, not to the initramfs's node.
+/// The image's init and the agent's own panics write to the console of the running kernel, not to
+/// the initramfs's node.
 fn use_console() -> io::Result<()> {
-    let console = fs::File::options().read(true).write(true).open("/dev/console")?;
+    let console = fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/console")?;
     rustix::stdio::dup2_stdin(&console)?;
     rustix::stdio::dup2_stdout(&console)?;
     rustix::stdio::dup2_stderr(&console)?;
@@ -154,7 +204,10 @@ pub fn open_port(name: &'static str) -> Result<OwnedFd, BootError> {
             return opened.map(OwnedFd::from).map_err(BootError::Serve);
         }
         if Instant::now() >= deadline {
-            return Err(BootError::NoPort { name, within: PORT_APPEARS_WITHIN });
+            return Err(BootError::NoPort {
+                name,
+                within: PORT_APPEARS_WITHIN,
+            });
         }
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -162,11 +215,17 @@ pub fn open_port(name: &'static str) -> Result<OwnedFd, BootError> {
 
 fn find_port(name: &str) -> Option<std::path::PathBuf> {
     let ports = fs::read_dir("/sys/class/virtio-ports").ok()?;
-    let is_named = |entry: &fs::DirEntry| fs::read_to_string(entry.path().join("name")).is_ok_and(|n| n.trim() == name);
-    ports.flatten().find(is_named).map(|entry| Path::new("/dev").join(entry.file_name()))
+    let is_named = |entry: &fs::DirEntry| {
+        fs::read_to_string(entry.path().join("name")).is_ok_and(|n| n.trim() == name)
+    };
+    ports
+        .flatten()
+        .find(is_named)
+        .map(|entry| Path::new("/dev").join(entry.file_name()))
 }
 
-/// Says why and powers off. A panic of pid 1 would do, too, but its trace would push the reason off the screen.
+/// Says why and powers off. A panic of pid 1 would do, too, but its trace would push the reason off
+/// the screen.
 pub fn give_up(error: &BootError) -> ! {
     console::say(error);
     rustix::fs::sync();

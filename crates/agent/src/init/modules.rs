@@ -1,7 +1,8 @@
-//! Kernel modules from the initramfs, in the order the host worked out: what is wanted soonest comes first.
+//! Kernel modules from the initramfs, in the order the host worked out: what is wanted soonest
+//! comes first.
 //!
-//! Each costs some 15 ms under emulation, so only what the root disk needs is waited for. The rest is opened before the
-//! initramfs goes, and loaded beside the agent's work.
+//! Each costs some 15 ms under emulation, so only what the root disk needs is waited for. The rest
+//! is opened before the initramfs goes, and loaded beside the agent's work.
 
 use std::fs::{self, File};
 use std::io;
@@ -32,8 +33,8 @@ pub fn load(dir: &Path, enough: impl Fn() -> bool) -> Rest {
 }
 
 impl Rest {
-    /// Loads them in a thread that yields to everything else. One that is wanted at once, the network's, still comes at
-    /// once: whoever wants it waits, and leaves the processor to us.
+    /// Loads them in a thread that yields to everything else. One that is wanted at once, the
+    /// network's, still comes at once: whoever wants it waits, and leaves the processor to us.
     pub fn load_beside(self) -> Latch {
         let loaded = Latch::default();
         let latch = loaded.clone();

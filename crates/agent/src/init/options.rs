@@ -20,8 +20,10 @@ pub enum Init {
 impl Options {
     pub fn parse(line: &str) -> Self {
         let value = |key: &str, default: &str| {
-            let found =
-                line.split_whitespace().filter_map(|word| word.split_once('=')).rfind(|(known, _)| *known == key);
+            let found = line
+                .split_whitespace()
+                .filter_map(|word| word.split_once('='))
+                .rfind(|(known, _)| *known == key);
             found.map_or(default, |(_, value)| value).to_owned()
         };
         Self {
@@ -43,7 +45,9 @@ mod tests {
 
     #[test]
     fn defaults_and_the_last_word_count() {
-        let options = Options::parse("console=ttyS0 sandtree.init=agent sandtree.init=image sandtree.root=/dev/vdb\n");
+        let options = Options::parse(
+            "console=ttyS0 sandtree.init=agent sandtree.init=image sandtree.root=/dev/vdb\n",
+        );
         assert_eq!(options.init, Init::Image);
         assert_eq!(options.root, "/dev/vdb");
         assert_eq!(options.root_type, "ext4");

@@ -16,7 +16,8 @@ use crate::console;
 const NEW_ROOT: &str = "/newroot";
 const DISK_APPEARS_WITHIN: Duration = Duration::from_secs(10);
 
-/// Mounts the root disk, frees the initramfs and makes the disk the root, with the early mounts moved along.
+/// Mounts the root disk, frees the initramfs and makes the disk the root, with the early mounts
+/// moved along.
 pub fn enter(options: &Options) -> Result<(), BootError> {
     wait_for(&options.root)?;
     mount_root(options)?;
@@ -34,7 +35,10 @@ fn wait_for(device: &str) -> Result<(), BootError> {
     let deadline = Instant::now() + DISK_APPEARS_WITHIN;
     while !Path::new(device).exists() {
         if Instant::now() >= deadline {
-            return Err(BootError::NoDisk { device: device.to_owned(), within: DISK_APPEARS_WITHIN });
+            return Err(BootError::NoDisk {
+                device: device.to_owned(),
+                within: DISK_APPEARS_WITHIN,
+            });
         }
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -42,18 +46,37 @@ fn wait_for(device: &str) -> Result<(), BootError> {
 }
 
 fn mount_root(options: &Options) -> Result<(), BootError> {
-    let Options { root, root_type, .. } = options;
+    let Options {
+        root, root_type, ..
+    } = options;
     let mounted = make_mount_point(Path::new(NEW_ROOT)).and_then(|()| {
-        Ok(rustix::mount::mount(root.as_str(), NEW_ROOT, root_type.as_str(), MountFlags::empty(), c"")?)
+        Ok(rustix::mount::mount(
+            root.as_str(),
+            NEW_ROOT,
+            root_type.as_str(),
+            MountFlags::empty(),
+            c"",
+        )?)
     });
-    mounted.map_err(|source| BootError::Mount { what: root.clone(), at: "the root".to_owned(), source })
+    mounted.map_err(|source| BootError::Mount {
+        what: root.clone(),
+        at: "the root".to_owned(),
+        source,
+    })
 }
 
 fn move_mount(from: &str) -> Result<(), BootError> {
     let to = format!("{NEW_ROOT}{from}");
-    let missing = |source| BootError::NoMountPoint { at: from.to_owned(), source };
+    let missing = |source| BootError::NoMountPoint {
+        at: from.to_owned(),
+        source,
+    };
     make_mount_point(Path::new(&to)).map_err(missing)?;
-    let failed = |errno: Errno| BootError::Mount { what: from.to_owned(), at: from.to_owned(), source: errno.into() };
+    let failed = |errno: Errno| BootError::Mount {
+        what: from.to_owned(),
+        at: from.to_owned(),
+        source: errno.into(),
+    };
     rustix::mount::mount_move(from, to.as_str()).map_err(failed)
 }
 
@@ -94,7 +117,12 @@ fn remove_below(dir: &Path, device: u64) -> io::Result<()> {
 fn make_tmp() -> io::Result<()> {
     match fs::create_dir("/tmp") {
         Ok(()) => fs::set_permissions("/tmp", fs::Permissions::from_mode(0o1777)),
-        Err(error) if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::ReadOnlyFilesystem) => {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::AlreadyExists | io::ErrorKind::ReadOnlyFilesystem
+            ) =>
+        {
             Ok(())
         }
         Err(error) => Err(error),

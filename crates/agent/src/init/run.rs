@@ -1,7 +1,8 @@
-//! What an image has in `/run`. A fresh file system lies over that directory, and images are made that count on
-//! directories there, such as a daemon's for its socket.
+//! What an image has in `/run`. A fresh file system lies over that directory, and images are made
+//! that count on directories there, such as a daemon's for its socket.
 //!
-//! Always: only directories and links are carried over, up to a number. A file there is of a run that is over.
+//! Always: only directories and links are carried over, up to a number. A file there is of a run
+//! that is over.
 
 use std::fs;
 use std::io;
@@ -16,7 +17,9 @@ const DEPTH_MAX: usize = 8;
 pub fn carry_over(from: &Path, to: &Path) {
     let mut left = ENTRIES_MAX;
     match copy_below(from, to, DEPTH_MAX, &mut left) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => complain("carry over the image's /run", &error),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            complain("carry over the image's /run", &error)
+        }
         _ => {}
     }
 }
@@ -66,7 +69,10 @@ mod tests {
         symlink("daemon", from.join("link")).unwrap();
         fs::create_dir_all(to.join("lock")).unwrap();
         carry_over(&from, &to);
-        assert_eq!(fs::metadata(to.join("daemon")).unwrap().mode() & 0o7777, 0o3775);
+        assert_eq!(
+            fs::metadata(to.join("daemon")).unwrap().mode() & 0o7777,
+            0o3775
+        );
         assert!(to.join("link/deep").is_dir());
         assert!(!to.join("daemon/pid").exists() && !to.join("lock/theirs").exists());
     }
@@ -78,6 +84,9 @@ mod tests {
         fs::create_dir_all(from.join("d/".repeat(40))).unwrap();
         fs::create_dir(&to).unwrap();
         carry_over(&from, &to);
-        assert!(to.join("d/".repeat(DEPTH_MAX)).is_dir() && !to.join("d/".repeat(DEPTH_MAX + 1)).exists());
+        assert!(
+            to.join("d/".repeat(DEPTH_MAX)).is_dir()
+                && !to.join("d/".repeat(DEPTH_MAX + 1)).exists()
+        );
     }
 }

@@ -1,7 +1,8 @@
-//! When a guest has booted: its modules are loaded and, where the image brings its own init, that has started what it
-//! starts.
+//! When a guest has booted: its modules are loaded and, where the image brings its own init, that
+//! has started what it starts.
 //!
-//! systemd says so itself. Of any other init only this can be seen: its guest was at work, and is quiet now.
+//! systemd says so itself. Of any other init only this can be seen: its guest was at work, and is
+//! quiet now.
 
 use std::os::unix::net::UnixDatagram;
 use std::sync::{Arc, Condvar, Mutex};
@@ -53,8 +54,8 @@ pub enum Startup {
 }
 
 impl Settling {
-    /// Waits until the guest has booted. False if its modules are still on their way; an image's init that is not done
-    /// in time is as far as it is, and goes on from there.
+    /// Waits until the guest has booted. False if its modules are still on their way; an image's
+    /// init that is not done in time is as far as it is, and goes on from there.
     pub fn wait(&self, within: Duration) -> bool {
         let until = Instant::now() + within;
         if !self.modules.wait(within) {
@@ -71,8 +72,8 @@ impl Settling {
     }
 }
 
-/// Hears an init out until it says that it has started everything. The socket goes with that: an init that found it full
-/// would stand still.
+/// Hears an init out until it says that it has started everything. The socket goes with that: an
+/// init that found it full would stand still.
 pub fn listen(socket: UnixDatagram) -> Latch {
     let latch = Latch::default();
     let told = latch.clone();
@@ -89,7 +90,9 @@ pub fn listen(socket: UnixDatagram) -> Latch {
 }
 
 fn is_ready(message: &[u8]) -> bool {
-    message.split(|&byte| byte == b'\n').any(|line| line == b"READY=1")
+    message
+        .split(|&byte| byte == b'\n')
+        .any(|line| line == b"READY=1")
 }
 
 fn wait_for_quiet(until: Instant) {
@@ -97,7 +100,11 @@ fn wait_for_quiet(until: Instant) {
     while quiet < QUIET_LOOKS && Instant::now() < until {
         std::thread::sleep(LOOK);
         let now = Work::now();
-        quiet = if now.is_quiet_since(&before) { quiet + 1 } else { 0 };
+        quiet = if now.is_quiet_since(&before) {
+            quiet + 1
+        } else {
+            0
+        };
         before = now;
     }
 }
@@ -111,22 +118,38 @@ struct Work {
 
 impl Work {
     fn now() -> Self {
-        std::fs::read_to_string("/proc/stat").map(|text| Self::parse(&text)).unwrap_or_default()
+        std::fs::read_to_string("/proc/stat")
+            .map(|text| Self::parse(&text))
+            .unwrap_or_default()
     }
 
     /// Waiting for a disk is work: whoever boots reads programs.
     fn parse(stat: &str) -> Self {
-        let line = stat.lines().next().and_then(|line| line.strip_prefix("cpu ")).unwrap_or_default();
-        let ticks: Vec<u64> = line.split_whitespace().map(|word| word.parse().unwrap_or(0)).collect();
+        let line = stat
+            .lines()
+            .next()
+            .and_then(|line| line.strip_prefix("cpu "))
+            .unwrap_or_default();
+        let ticks: Vec<u64> = line
+            .split_whitespace()
+            .map(|word| word.parse().unwrap_or(0))
+            .collect();
         let idle = ticks.get(3).copied().unwrap_or(0);
         Self {
-            busy: ticks.iter().take(8).fold(0, |sum: u64, tick| sum.saturating_add(*tick)).saturating_sub(idle),
+            busy: ticks
+                .iter()
+                .take(8)
+                .fold(0, |sum: u64, tick| sum.saturating_add(*tick))
+                .saturating_sub(idle),
             idle,
         }
     }
 
     fn is_quiet_since(&self, before: &Self) -> bool {
-        let (busy, idle) = (self.busy.saturating_sub(before.busy), self.idle.saturating_sub(before.idle));
+        let (busy, idle) = (
+            self.busy.saturating_sub(before.busy),
+            self.idle.saturating_sub(before.idle),
+        );
         busy.saturating_mul(100) <= busy.saturating_add(idle).saturating_mul(QUIET_PERCENT)
     }
 }
@@ -139,7 +162,13 @@ mod tests {
     fn work_and_waiting_for_a_disk_are_not_quiet() {
         let work = |line: &str| Work::parse(&format!("{line}\ncpu0 1 1 1 1\n"));
         let before = work("cpu  10 0 10 1000 5 0 0 0 0 0");
-        assert_eq!(before, Work { busy: 25, idle: 1000 });
+        assert_eq!(
+            before,
+            Work {
+                busy: 25,
+                idle: 1000
+            }
+        );
         assert!(work("cpu  11 0 11 1023 5 0 0 0 0 0").is_quiet_since(&before));
         assert!(!work("cpu  15 0 15 1015 5 0 0 0 0 0").is_quiet_since(&before));
         assert!(!work("cpu  10 0 10 1010 15 0 0 0 0 0").is_quiet_since(&before));
@@ -155,12 +184,20 @@ mod tests {
     #[test]
     fn a_guest_has_settled_when_its_init_says_so() {
         let (ours, theirs) = UnixDatagram::pair().unwrap();
-        let settling = Settling { modules: Latch::default(), image: Startup::Told(listen(theirs)) };
-        assert!(!settling.wait(Duration::ZERO), "its modules are on their way");
+        let settling = Settling {
+            modules: Latch::default(),
+            image: Startup::Told(listen(theirs)),
+        };
+        assert!(
+            !settling.wait(Duration::ZERO),
+            "its modules are on their way"
+        );
         settling.modules.done();
         ours.send(b"STATUS=Starting").unwrap();
         ours.send(b"READY=1").unwrap();
-        let Startup::Told(latch) = &settling.image else { unreachable!() };
+        let Startup::Told(latch) = &settling.image else {
+            unreachable!()
+        };
         assert!(latch.wait(Duration::from_secs(10)) && settling.wait(Duration::from_secs(10)));
     }
 }

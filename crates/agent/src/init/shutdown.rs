@@ -51,8 +51,8 @@ pub fn leave(role: Role, way: Way, grace: Duration) -> ! {
     panic!("cannot leave the machine by {way:?}: {refused:?}");
 }
 
-/// The image's init knows what to stop and in which order, and ends the machine. Who is still here after the grace has to
-/// do it the hard way.
+/// The image's init knows what to stop and in which order, and ends the machine. Who is still here
+/// after the grace has to do it the hard way.
 fn ask_init(grace: Duration) {
     let deadline = Instant::now() + grace;
     match request_power_off() {
@@ -75,7 +75,11 @@ fn request_power_off() -> io::Result<()> {
         _ => Some(POWER_OFF),
     };
     if let Some([program, arguments @ ..]) = asked
-        && Command::new(program).args(arguments).stdin(Stdio::null()).spawn().is_ok()
+        && Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .spawn()
+            .is_ok()
     {
         return Ok(());
     }
@@ -93,7 +97,8 @@ fn end_processes(grace: Duration) {
     }
 }
 
-/// Takes the status of every child meanwhile: an init that ends everything waits until nothing is left of them.
+/// Takes the status of every child meanwhile: an init that ends everything waits until nothing is
+/// left of them.
 fn reap_until(deadline: Instant) {
     while Instant::now() < deadline {
         reap_all(deadline);
@@ -119,7 +124,9 @@ fn unmount_all() {
     let kernel_own = ["proc", "sysfs", "devtmpfs", "devpts", "cgroup2", "rootfs"];
     for line in mounts.lines().rev() {
         let words: Vec<&str> = line.split(' ').collect();
-        let [_, at, kind, ..] = words[..] else { continue };
+        let [_, at, kind, ..] = words[..] else {
+            continue;
+        };
         if at != "/" && !kernel_own.contains(&kind) {
             let at = at.replace("\\040", " ");
             if let Err(error) = rustix::mount::unmount(at.as_str(), UnmountFlags::empty()) {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use sandtree_proto::{
-    AgentHello, AgentMessage, ExecStart, Failure, Frame, HostHello, HostMessage, Identity, Open, Outcome, Rebirth,
-    Reply, Request, StreamId,
+    AgentHello, AgentMessage, ExecStart, Failure, Frame, HostHello, HostMessage, Identity, Open,
+    Outcome, Rebirth, Reply, Request, StreamId,
 };
 
 use super::{Agent, CHANNELS_MAX, Leaving, Role};
@@ -33,23 +33,45 @@ const TAG_MAX: usize = 64;
 impl Agent {
     pub(super) fn dispatch(&mut self, event: Event) {
         match event {
-            Event::Restarted => self.channels.values_mut().for_each(|channel| channel.flowing = false),
+            Event::Restarted => self
+                .channels
+                .values_mut()
+                .for_each(|channel| channel.flowing = false),
             Event::Message(message) => self.message(message),
-            Event::Data { channel, stream: StreamId::In, offset, bytes } => {
+            Event::Data {
+                channel,
+                stream: StreamId::In,
+                offset,
+                bytes,
+            } => {
                 self.input(channel, |channel| channel.input.receive(offset, &bytes));
             }
-            Event::Eof { channel, stream: StreamId::In, offset } => {
+            Event::Eof {
+                channel,
+                stream: StreamId::In,
+                offset,
+            } => {
                 self.input(channel, |channel| channel.input.end(offset));
             }
-            Event::Data { .. } | Event::Eof { .. } => self.link.fault("data on a stream to the host"),
-            Event::Window { channel, stream, consumed } => self.window(channel, stream, consumed),
+            Event::Data { .. } | Event::Eof { .. } => {
+                self.link.fault("data on a stream to the host")
+            }
+            Event::Window {
+                channel,
+                stream,
+                consumed,
+            } => self.window(channel, stream, consumed),
         }
     }
 
     fn message(&mut self, message: HostMessage) {
         match message {
             HostMessage::Hello(hello) => self.hello(&hello),
-            HostMessage::Open { channel, window, open } => self.open(channel, window, open),
+            HostMessage::Open {
+                channel,
+                window,
+                open,
+            } => self.open(channel, window, open),
             HostMessage::Resume { channel, out, err } => self.resume(channel, out, err),
             HostMessage::Signal { channel, signal } => {
                 if let Some(exec) = self.channels.get_mut(&channel).and_then(Channel::exec) {
@@ -72,24 +94,41 @@ impl Agent {
 
     fn hello(&mut self, host: &HostHello) {
         let version = host.agreed();
-        let channels = self.channels.iter().map(|(&number, channel)| channel.state(number)).collect();
+        let channels = self
+            .channels
+            .iter()
+            .map(|(&number, channel)| channel.state(number))
+            .collect();
         let build = env!("CARGO_PKG_VERSION").to_owned();
-        self.link.send(&AgentMessage::Hello(AgentHello { version, build, channels }));
+        self.link.send(&AgentMessage::Hello(AgentHello {
+            version,
+            build,
+            channels,
+        }));
         if version != 0 {
             self.link.open();
         }
     }
 
     fn resume(&mut self, number: u32, out: u64, err: u64) {
-        let Some(channel) = self.channels.get_mut(&number) else { return };
+        let Some(channel) = self.channels.get_mut(&number) else {
+            return;
+        };
         match channel.resume(out, err) {
             Ok(()) => {
                 let consumed = channel.input.retell();
                 // So may the news of its start be.
                 if let Some(pid) = channel.started {
-                    self.link.send(&AgentMessage::Started { channel: number, pid });
+                    self.link.send(&AgentMessage::Started {
+                        channel: number,
+                        pid,
+                    });
                 }
-                self.link.send_frame(&Frame::Window { channel: number, stream: StreamId::In, consumed });
+                self.link.send_frame(&Frame::Window {
+                    channel: number,
+                    stream: StreamId::In,
+                    consumed,
+                });
             }
             Err(error) => self.link.fault(error),
         }
@@ -97,7 +136,9 @@ impl Agent {
 
     /// Input for a channel that is not there was on its way when the channel was closed.
     fn input(&mut self, number: u32, receive: impl FnOnce(&mut Channel) -> Result<(), InputError>) {
-        let Some(channel) = self.channels.get_mut(&number) else { return };
+        let Some(channel) = self.channels.get_mut(&number) else {
+            return;
+        };
         match receive(channel) {
             Ok(()) => {}
             Err(error @ InputError::Gap { .. }) => self.link.fault(error),
@@ -110,7 +151,13 @@ impl Agent {
     }
 
     fn window(&mut self, number: u32, stream: StreamId, consumed: u64) {
-        let Some(output) = self.channels.get_mut(&number).and_then(|channel| channel.output(stream)) else { return };
+        let Some(output) = self
+            .channels
+            .get_mut(&number)
+            .and_then(|channel| channel.output(stream))
+        else {
+            return;
+        };
         if let Err(error) = output.stream().consumed(consumed) {
             self.link.fault(error);
         }
@@ -118,7 +165,9 @@ impl Agent {
 
     fn open(&mut self, number: u32, window: u32, open: Open) {
         if self.channels.contains_key(&number) {
-            return self.link.fault(format_args!("channel {number} is open already"));
+            return self
+                .link
+                .fault(format_args!("channel {number} is open already"));
         }
         let command = match &open {
             Open::Exec(start) => Some(start.tag.clone()),
@@ -127,7 +176,8 @@ impl Agent {
         if self.channels.len() >= CHANNELS_MAX {
             return self.turn_away(number, command.is_some());
         }
-        let opened = admit(window, &open).and_then(|()| self.begin(number, window.min(WINDOW_MAX) as usize, open));
+        let opened = admit(window, &open)
+            .and_then(|()| self.begin(number, window.min(WINDOW_MAX) as usize, open));
         let channel = opened.unwrap_or_else(|failure| match command {
             Some(tag) => Channel::failed(shortened(tag), Outcome::NotStarted(failure)),
             None => Channel::failed(String::new(), Outcome::Failed(failure)),
@@ -135,15 +185,29 @@ impl Agent {
         self.channels.insert(number, channel);
     }
 
-    /// Ends a channel that is one too many without keeping it, or the hello would grow with what it limits. If the
-    /// answer is lost in a break, the host opens it again.
+    /// Ends a channel that is one too many without keeping it, or the hello would grow with what it
+    /// limits. If the answer is lost in a break, the host opens it again.
     fn turn_away(&mut self, number: u32, is_command: bool) {
-        let failure = refusal(Errno::MFILE, format!("{CHANNELS_MAX} channels are open in the guest"));
+        let failure = refusal(
+            Errno::MFILE,
+            format!("{CHANNELS_MAX} channels are open in the guest"),
+        );
         for stream in [StreamId::Out, StreamId::Err] {
-            self.link.send_frame(&Frame::Eof { channel: number, stream, offset: 0 });
+            self.link.send_frame(&Frame::Eof {
+                channel: number,
+                stream,
+                offset: 0,
+            });
         }
-        let outcome = if is_command { Outcome::NotStarted(failure) } else { Outcome::Failed(failure) };
-        self.link.send(&AgentMessage::Ended { channel: number, outcome });
+        let outcome = if is_command {
+            Outcome::NotStarted(failure)
+        } else {
+            Outcome::Failed(failure)
+        };
+        self.link.send(&AgentMessage::Ended {
+            channel: number,
+            outcome,
+        });
     }
 
     fn begin(&mut self, number: u32, window: usize, open: Open) -> Result<Channel, Failure> {
@@ -152,26 +216,58 @@ impl Agent {
             Open::ReadFile { path: from } => {
                 self.begin_output(number, window, move |out| files::read(path(&from), out))
             }
-            Open::ListDir { path: of } => self.begin_output(number, window, move |out| files::list(path(&of), out)),
+            Open::ListDir { path: of } => {
+                self.begin_output(number, window, move |out| files::list(path(&of), out))
+            }
             Open::TarOut { path: of } => self.begin_pack(number, window, of),
             Open::TarIn { path: to } => self.begin_unpack(number, window, to),
-            Open::WriteFile { path: to, mode, uid, gid } => {
-                let target = Target { path: path(&to).to_owned(), mode, uid, gid };
-                self.begin_input(number, window, move |input, cancel| files::write(&target, input, cancel))
+            Open::WriteFile {
+                path: to,
+                mode,
+                uid,
+                gid,
+            } => {
+                let target = Target {
+                    path: path(&to).to_owned(),
+                    mode,
+                    uid,
+                    gid,
+                };
+                self.begin_input(number, window, move |input, cancel| {
+                    files::write(&target, input, cancel)
+                })
             }
             Open::Connect { port } => Ok(self.begin_tunnel(number, window, port)),
-            Open::Detached(_) | Open::Attach { .. } => {
-                Err(refusal(Errno::NOSYS, "only the host keeps detached commands"))
-            }
+            Open::Detached(_) | Open::Attach { .. } => Err(refusal(
+                Errno::NOSYS,
+                "only the host keeps detached commands",
+            )),
         }
     }
 
-    fn begin_exec(&mut self, number: u32, window: usize, start: &ExecStart) -> Result<Channel, Failure> {
+    fn begin_exec(
+        &mut self,
+        number: u32,
+        window: usize,
+        start: &ExecStart,
+    ) -> Result<Channel, Failure> {
         let spawned = spawn(&self.place.ground, start)?;
         let pid = spawned.exec.pid().as_raw_nonzero().get() as u32;
-        self.link.send(&AgentMessage::Started { channel: number, pid });
-        let ends = Ends { input: spawned.input, out: Some(spawned.out), err: spawned.err };
-        let mut channel = Channel::new(window, start.tag.clone(), Work::Exec(Box::new(spawned.exec)), ends);
+        self.link.send(&AgentMessage::Started {
+            channel: number,
+            pid,
+        });
+        let ends = Ends {
+            input: spawned.input,
+            out: Some(spawned.out),
+            err: spawned.err,
+        };
+        let mut channel = Channel::new(
+            window,
+            start.tag.clone(),
+            Work::Exec(Box::new(spawned.exec)),
+            ends,
+        );
         channel.started = Some(pid);
         Ok(channel)
     }
@@ -179,7 +275,10 @@ impl Agent {
     fn begin_tunnel(&mut self, number: u32, window: usize, port: u16) -> Channel {
         let mut channel = Channel::connecting(window);
         if channel.progress(Connecting::begin(port)) {
-            self.link.send(&AgentMessage::Started { channel: number, pid: 0 });
+            self.link.send(&AgentMessage::Started {
+                channel: number,
+                pid: 0,
+            });
         }
         channel
     }
@@ -193,8 +292,20 @@ impl Agent {
     ) -> Result<Channel, Failure> {
         let (reader, writer) = pipe_to_host()?;
         let ticket = self.workers.run_channel(number, move || work(writer))?;
-        let work = Work::File { ticket, cancel: Cancel::default(), result: None };
-        Ok(Channel::new(window, String::new(), work, Ends { out: Some(reader), ..Ends::default() }))
+        let work = Work::File {
+            ticket,
+            cancel: Cancel::default(),
+            result: None,
+        };
+        Ok(Channel::new(
+            window,
+            String::new(),
+            work,
+            Ends {
+                out: Some(reader),
+                ..Ends::default()
+            },
+        ))
     }
 
     /// Work that takes `In`.
@@ -207,9 +318,23 @@ impl Agent {
         let (reader, writer) = pipe_from_host()?;
         let cancel = Cancel::default();
         let seen = cancel.clone();
-        let ticket = self.workers.run_channel(number, move || work(reader, &seen))?;
-        let ends = Ends { input: Some((writer, AtEnd::Close)), ..Ends::default() };
-        Ok(Channel::new(window, String::new(), Work::File { ticket, cancel, result: None }, ends))
+        let ticket = self
+            .workers
+            .run_channel(number, move || work(reader, &seen))?;
+        let ends = Ends {
+            input: Some((writer, AtEnd::Close)),
+            ..Ends::default()
+        };
+        Ok(Channel::new(
+            window,
+            String::new(),
+            Work::File {
+                ticket,
+                cancel,
+                result: None,
+            },
+            ends,
+        ))
     }
 
     /// A tree on `Out`, and on `Err` what is left out of it.
@@ -225,7 +350,12 @@ impl Agent {
     }
 
     /// A tree from `In`, and on `Err` what is left out of it.
-    fn begin_unpack(&mut self, number: u32, window: usize, to: Vec<u8>) -> Result<Channel, Failure> {
+    fn begin_unpack(
+        &mut self,
+        number: u32,
+        window: usize,
+        to: Vec<u8>,
+    ) -> Result<Channel, Failure> {
         let (err, report) = pipe_to_host()?;
         let mut channel = self.begin_input(number, window, move |input, _| {
             let mut left_out = LeftOut::new(window);
@@ -256,14 +386,20 @@ impl Agent {
 
     fn shut_down(&mut self, grace_ms: u32) -> Result<Reply, Failure> {
         self.refuse_guestless("shut down")?;
-        self.leaving = Some(Leaving::new(Way::PowerOff, Duration::from_millis(u64::from(grace_ms))));
+        self.leaving = Some(Leaving::new(
+            Way::PowerOff,
+            Duration::from_millis(u64::from(grace_ms)),
+        ));
         Ok(Reply::Done)
     }
 
     fn refuse_guestless(&self, what: &str) -> Result<(), Failure> {
         match self.place.role {
             Role::Init | Role::BesideInit => Ok(()),
-            Role::Guestless => Err(refusal(Errno::PERM, format!("cannot {what}: the agent is not in a guest"))),
+            Role::Guestless => Err(refusal(
+                Errno::PERM,
+                format!("cannot {what}: the agent is not in a guest"),
+            )),
         }
     }
 
@@ -271,38 +407,59 @@ impl Agent {
     fn rebear(&mut self, id: u32, rebirth: Rebirth) -> Result<(), Failure> {
         let refused = self.refuse_guestless("restore");
         // Outside a guest, the hooks it was given are all there is to a restore.
-        let Some(dir) = self.place.hooks.clone() else { return refused };
+        let Some(dir) = self.place.hooks.clone() else {
+            return refused;
+        };
         let in_guest = refused.is_ok();
         let (mourner, deaths) = mpsc::channel();
         self.mourners.push(mourner);
         let console = in_guest.then_some(CONSOLE);
-        let hooks = Hooks { dir, deaths, to_loop: self.workers.to_loop(), console };
-        self.workers.run_request(id, self.link.generation(), move || {
-            if in_guest {
-                identity::assume_again(&rebirth)?;
-            }
-            Ok(Reply::Restored { hooks: hooks.run(&rebirth) })
-        })
+        let hooks = Hooks {
+            dir,
+            deaths,
+            to_loop: self.workers.to_loop(),
+            console,
+        };
+        self.workers
+            .run_request(id, self.link.generation(), move || {
+                if in_guest {
+                    identity::assume_again(&rebirth)?;
+                }
+                Ok(Reply::Restored {
+                    hooks: hooks.run(&rebirth),
+                })
+            })
     }
 
     fn settle_down(&self, id: u32) -> Result<(), Failure> {
         let settling = self.place.settling.clone();
-        self.workers.run_request(id, self.link.generation(), move || match settling.wait(SETTLES_WITHIN) {
-            true => Ok(Reply::Done),
-            false => Err(refusal(Errno::TIMEDOUT, "the guest is still booting")),
-        })
+        self.workers
+            .run_request(id, self.link.generation(), move || {
+                match settling.wait(SETTLES_WITHIN) {
+                    true => Ok(Reply::Done),
+                    false => Err(refusal(Errno::TIMEDOUT, "the guest is still booting")),
+                }
+            })
     }
 
     fn freeze(&self, id: u32, thaw_after_ms: u32) -> Result<(), Failure> {
         self.refuse_guestless("freeze")?;
         let freezer = Arc::clone(&self.freezer);
         let thaw_after = Duration::from_millis(u64::from(thaw_after_ms));
-        self.workers.run_request(id, self.link.generation(), move || freezer.freeze(thaw_after).map(|()| Reply::Done))
+        self.workers
+            .run_request(id, self.link.generation(), move || {
+                freezer.freeze(thaw_after).map(|()| Reply::Done)
+            })
     }
 
     fn thaw(&self, id: u32) -> Result<(), Failure> {
         let freezer = Arc::clone(&self.freezer);
-        self.workers.run_request(id, self.link.generation(), move || Ok(Reply::Thawed { held: freezer.thaw()? }))
+        self.workers
+            .run_request(id, self.link.generation(), move || {
+                Ok(Reply::Thawed {
+                    held: freezer.thaw()?,
+                })
+            })
     }
 
     /// At once and in the loop: the answer is worth as much as it is prompt.
@@ -311,42 +468,56 @@ impl Agent {
             self.refuse_guestless("set the clock")?;
             identity::step_clock(step_ns)?;
         }
-        Ok(Reply::Clock { unix_time_ns: identity::unix_time_ns() })
+        Ok(Reply::Clock {
+            unix_time_ns: identity::unix_time_ns(),
+        })
     }
 
-    /// Tells the guest who it is, beside the loop: its network may take a while to appear. Then its init may start.
+    /// Tells the guest who it is, beside the loop: its network may take a while to appear. Then its
+    /// init may start.
     fn configure(&mut self, id: u32, who: Identity) -> Result<(), Failure> {
         self.refuse_guestless("configure")?;
         let hold = self.place.hold.take();
-        self.workers.run_request(id, self.link.generation(), move || {
-            let assumed = identity::assume(&who);
-            drop(hold);
-            assumed.map(|()| Reply::Done)
-        })
+        self.workers
+            .run_request(id, self.link.generation(), move || {
+                let assumed = identity::assume(&who);
+                drop(hold);
+                assumed.map(|()| Reply::Done)
+            })
     }
 
     /// Requests that may wait for a disk.
     fn delegate(&self, id: u32, request: Request) -> Result<(), Failure> {
-        self.workers.run_request(id, self.link.generation(), move || match request {
-            Request::Stat { path: of, follow } => files::stat(path(&of), follow).map(Reply::Stat),
-            Request::MakeDir { path: at, parents, mode } => files::make_dir(path(&at), parents, mode),
-            Request::Rename { from, to } => files::rename(path(&from), path(&to)),
-            Request::Remove { path: at, recursive } => files::remove(path(&at), recursive),
-            Request::Sync => {
-                rustix::fs::sync();
-                Ok(Reply::Done)
-            }
-            Request::LeaveTsc => identity::leave_tsc().map(|()| Reply::Done),
-            Request::Ping
-            | Request::Metrics
-            | Request::Shutdown { .. }
-            | Request::Restored(_)
-            | Request::Configure(_)
-            | Request::Settle
-            | Request::Freeze { .. }
-            | Request::Thaw
-            | Request::Clock { .. } => unreachable!("answered before"),
-        })
+        self.workers
+            .run_request(id, self.link.generation(), move || match request {
+                Request::Stat { path: of, follow } => {
+                    files::stat(path(&of), follow).map(Reply::Stat)
+                }
+                Request::MakeDir {
+                    path: at,
+                    parents,
+                    mode,
+                } => files::make_dir(path(&at), parents, mode),
+                Request::Rename { from, to } => files::rename(path(&from), path(&to)),
+                Request::Remove {
+                    path: at,
+                    recursive,
+                } => files::remove(path(&at), recursive),
+                Request::Sync => {
+                    rustix::fs::sync();
+                    Ok(Reply::Done)
+                }
+                Request::LeaveTsc => identity::leave_tsc().map(|()| Reply::Done),
+                Request::Ping
+                | Request::Metrics
+                | Request::Shutdown { .. }
+                | Request::Restored(_)
+                | Request::Configure(_)
+                | Request::Settle
+                | Request::Freeze { .. }
+                | Request::Thaw
+                | Request::Clock { .. } => unreachable!("answered before"),
+            })
     }
 }
 
@@ -359,9 +530,10 @@ fn admit(window: u32, open: &Open) -> Result<(), Failure> {
         return Err(refusal(Errno::INVAL, "a channel needs a window"));
     }
     match open {
-        Open::Exec(start) if start.tag.len() > TAG_MAX => {
-            Err(refusal(Errno::INVAL, format!("a tag has at most {TAG_MAX} bytes")))
-        }
+        Open::Exec(start) if start.tag.len() > TAG_MAX => Err(refusal(
+            Errno::INVAL,
+            format!("a tag has at most {TAG_MAX} bytes"),
+        )),
         _ => Ok(()),
     }
 }
@@ -397,7 +569,10 @@ mod tests {
     fn the_largest_hello_fits_one_frame() {
         let channel = Channel::failed(
             "t".repeat(TAG_MAX),
-            Outcome::NotStarted(Failure { errno: i32::MIN, message: "m".repeat(10_000) }),
+            Outcome::NotStarted(Failure {
+                errno: i32::MIN,
+                message: "m".repeat(10_000),
+            }),
         );
         let state = ChannelState {
             received: u64::MAX,
@@ -407,6 +582,11 @@ mod tests {
         };
         let channels = vec![state; CHANNELS_MAX];
         let build = env!("CARGO_PKG_VERSION").to_owned();
-        to_frame(&AgentMessage::Hello(AgentHello { version: u16::MAX, build, channels })).unwrap();
+        to_frame(&AgentMessage::Hello(AgentHello {
+            version: u16::MAX,
+            build,
+            channels,
+        }))
+        .unwrap();
     }
 }

@@ -4,8 +4,9 @@
 //!   receive -> reap -> collect -> tick -> settle -> send -> wait -> move streams -> receive …
 //! ```
 //!
-//! Always: nothing in the loop blocks. What waits for a disk runs in [`Workers`], and every stream is a non-blocking
-//! descriptor. Buffers are bounded by the windows of the channels, and their number by [`CHANNELS_MAX`].
+//! Always: nothing in the loop blocks. What waits for a disk runs in [`Workers`], and every stream
+//! is a non-blocking descriptor. Buffers are bounded by the windows of the channels, and their
+//! number by [`CHANNELS_MAX`].
 
 mod dispatch;
 mod wait;
@@ -36,15 +37,23 @@ const CHANNELS_MAX: usize = 320;
 const SCRATCH_SIZE: usize = 256 * 1024;
 /// Frames taken in, and pieces sent out, before the other side of the loop has its turn.
 const TURN: usize = 64;
-/// How long the host has to take what is queued, the answer to its request among it, before the guest leaves without.
+/// How long the host has to take what is queued, the answer to its request among it, before the
+/// guest leaves without.
 const FAREWELL: Duration = Duration::from_secs(5);
 /// What processes get to end when the guest itself asks for its end.
 const OWN_GRACE: Duration = Duration::from_secs(5);
 
-/// The signals that mean something to the agent. Init is asked to leave by signal, as `poweroff`, `halt` and `reboot` do.
+/// The signals that mean something to the agent. Init is asked to leave by signal, as `poweroff`,
+/// `halt` and `reboot` do.
 pub fn heard_by(role: Role) -> &'static [i32] {
     match role {
-        Role::Init => &[libc::SIGCHLD, libc::SIGUSR1, libc::SIGUSR2, libc::SIGTERM, libc::SIGINT],
+        Role::Init => &[
+            libc::SIGCHLD,
+            libc::SIGUSR1,
+            libc::SIGUSR2,
+            libc::SIGTERM,
+            libc::SIGINT,
+        ],
         Role::BesideInit | Role::Guestless => &[libc::SIGCHLD],
     }
 }
@@ -115,7 +124,8 @@ pub struct Agent {
     leaving: Option<Leaving>,
 }
 
-/// The guest's end, decided upon. Streams stand still from here on, so that what is queued can run dry.
+/// The guest's end, decided upon. Streams stand still from here on, so that what is queued can run
+/// dry.
 #[derive(Debug, Clone, Copy)]
 struct Leaving {
     way: Way,
@@ -125,7 +135,11 @@ struct Leaving {
 
 impl Leaving {
     fn new(way: Way, grace: Duration) -> Self {
-        Self { way, grace, at_latest: Instant::now() + FAREWELL }
+        Self {
+            way,
+            grace,
+            at_latest: Instant::now() + FAREWELL,
+        }
     }
 }
 
@@ -174,8 +188,12 @@ impl Agent {
     }
 
     fn hear(&mut self) {
-        let asked = sys::heard_signals(&self.signals).into_iter().find_map(way_of);
-        self.leaving = self.leaving.or_else(|| asked.map(|way| Leaving::new(way, OWN_GRACE)));
+        let asked = sys::heard_signals(&self.signals)
+            .into_iter()
+            .find_map(way_of);
+        self.leaving = self
+            .leaving
+            .or_else(|| asked.map(|way| Leaving::new(way, OWN_GRACE)));
         // How many children ended is for `wait` to say.
         self.reap();
     }
@@ -186,7 +204,9 @@ impl Agent {
             match self.channels.values_mut().find(|channel| channel.runs(pid)) {
                 Some(channel) => channel.exited(status),
                 // One that has ended does not hear it, and is forgotten.
-                None => self.mourners.retain(|mourner| mourner.send(Death { pid, status }).is_ok()),
+                None => self
+                    .mourners
+                    .retain(|mourner| mourner.send(Death { pid, status }).is_ok()),
             }
         }
         for family in self.families.extract_if(.., |family| family.is_gone()) {
@@ -199,20 +219,36 @@ impl Agent {
         let mut left = Vec::new();
         for finished in self.workers.take_finished() {
             match finished {
-                Finished::Channel { channel, ticket, result } => {
+                Finished::Channel {
+                    channel,
+                    ticket,
+                    result,
+                } => {
                     if let Some(channel) = self.channels.get_mut(&channel) {
                         channel.finished(ticket, result);
                     }
                 }
-                Finished::Start(Start { start, streams, started }) => {
+                Finished::Start(Start {
+                    start,
+                    streams,
+                    started,
+                }) => {
                     let answer = spawn_on(&self.place.ground, &start, streams);
                     // One that does not wait any more has its command looked after.
                     left.extend(
-                        started.send(answer).err().and_then(|unheard| unheard.0.ok()).map(|(_, family)| family),
+                        started
+                            .send(answer)
+                            .err()
+                            .and_then(|unheard| unheard.0.ok())
+                            .map(|(_, family)| family),
                     );
                 }
                 Finished::Left(family) => left.push(family),
-                Finished::Request { id, generation, reply } if generation == self.link.generation() => {
+                Finished::Request {
+                    id,
+                    generation,
+                    reply,
+                } if generation == self.link.generation() => {
                     self.link.send(&AgentMessage::Reply { id, reply });
                 }
                 // Its host is gone; the next one did not ask.
@@ -220,7 +256,10 @@ impl Agent {
             }
         }
         for family in left {
-            self.look_after(Remains { family: Some(family), ..Remains::default() });
+            self.look_after(Remains {
+                family: Some(family),
+                ..Remains::default()
+            });
         }
     }
 
@@ -239,7 +278,10 @@ impl Agent {
                 left.push(remains);
             }
             if let Some(outcome) = channel.take_news().filter(|_| self.link.is_open()) {
-                self.link.send(&AgentMessage::Ended { channel: number, outcome });
+                self.link.send(&AgentMessage::Ended {
+                    channel: number,
+                    outcome,
+                });
             }
         }
         for remains in left {
@@ -268,7 +310,8 @@ impl Agent {
         true
     }
 
-    /// Queues stream data while there is room, one piece of each channel in turn. True if it stopped for want of room.
+    /// Queues stream data while there is room, one piece of each channel in turn. True if it
+    /// stopped for want of room.
     fn fill(&mut self) -> bool {
         if self.leaving.is_some() {
             return false;
@@ -284,7 +327,10 @@ impl Agent {
                 if !self.link.has_room() {
                     return self.link.is_open();
                 }
-                let channel = self.channels.get_mut(&number).expect("the numbers are those of the channels");
+                let channel = self
+                    .channels
+                    .get_mut(&number)
+                    .expect("the numbers are those of the channels");
                 if channel.flowing && send_piece(&mut self.link, number, channel) {
                     sent = true;
                     self.cursor = number;
@@ -300,13 +346,21 @@ impl Agent {
         }
         for (&channel, state) in self.channels.iter_mut().filter(|(_, state)| state.flowing) {
             if let Some(consumed) = state.input.take_window() {
-                self.link.send_frame(&Frame::Window { channel, stream: StreamId::In, consumed });
+                self.link.send_frame(&Frame::Window {
+                    channel,
+                    stream: StreamId::In,
+                    consumed,
+                });
             }
         }
     }
 
     fn end(&mut self) -> Option<End> {
-        if let Some(Leaving { way, grace, at_latest }) = self.leaving
+        if let Some(Leaving {
+            way,
+            grace,
+            at_latest,
+        }) = self.leaving
             && (self.link.flush() || at_latest <= Instant::now())
         {
             return Some(End::Shutdown { way, grace });
@@ -318,13 +372,20 @@ impl Agent {
 /// One piece of each of the channel's streams, and their ends. False if there was none.
 fn send_piece(link: &mut Link, number: u32, channel: &mut Channel) -> bool {
     let mut sent = false;
-    for (id, output) in [(StreamId::Out, &mut channel.out), (StreamId::Err, &mut channel.err)] {
+    for (id, output) in [
+        (StreamId::Out, &mut channel.out),
+        (StreamId::Err, &mut channel.err),
+    ] {
         if let Some((offset, bytes)) = output.stream().take_slice(MAX_PAYLOAD) {
             link.send_data(number, id, offset, bytes);
             sent = true;
         }
         if let Some(offset) = output.stream().take_end() {
-            link.send_frame(&Frame::Eof { channel: number, stream: id, offset });
+            link.send_frame(&Frame::Eof {
+                channel: number,
+                stream: id,
+                offset,
+            });
             sent = true;
         }
     }
@@ -346,9 +407,18 @@ mod tests {
     fn agent() -> (Agent, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let signals = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
-        let ground = Ground { cgroups: Cgroups::absent(), open_files: getrlimit(Resource::Nofile) };
+        let ground = Ground {
+            cgroups: Cgroups::absent(),
+            open_files: getrlimit(Resource::Nofile),
+        };
         let (role, settling) = (Role::BesideInit, Settling::default());
-        let place = Place { role, ground, settling, hooks: None, hold: None };
+        let place = Place {
+            role,
+            ground,
+            settling,
+            hooks: None,
+            hold: None,
+        };
         let agent = Agent::new(place, Link::new(theirs.into()).unwrap(), signals).unwrap();
         (agent, ours)
     }
@@ -357,19 +427,40 @@ mod tests {
     fn streams_stand_still_when_the_guest_leaves() {
         let (mut agent, mut host) = agent();
         agent.link.open();
-        agent.channels.insert(1, Channel::failed(String::new(), Outcome::Done));
+        agent
+            .channels
+            .insert(1, Channel::failed(String::new(), Outcome::Done));
         agent.leaving = Some(Leaving::new(Way::PowerOff, OWN_GRACE));
         assert!(!agent.send());
-        assert_eq!(agent.end(), Some(End::Shutdown { way: Way::PowerOff, grace: OWN_GRACE }));
+        assert_eq!(
+            agent.end(),
+            Some(End::Shutdown {
+                way: Way::PowerOff,
+                grace: OWN_GRACE
+            })
+        );
         host.set_nonblocking(true).unwrap();
-        assert_eq!(host.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+        assert_eq!(
+            host.read(&mut [0]).unwrap_err().kind(),
+            ErrorKind::WouldBlock
+        );
     }
 
     #[test]
     fn a_host_that_takes_nothing_does_not_keep_the_guest() {
         let (mut agent, _host) = agent();
         (0..64).for_each(|_| agent.link.send_data(1, StreamId::Out, 0, &[0; MAX_PAYLOAD]));
-        agent.leaving = Some(Leaving { way: Way::Restart, grace: OWN_GRACE, at_latest: Instant::now() });
-        assert_eq!(agent.end(), Some(End::Shutdown { way: Way::Restart, grace: OWN_GRACE }));
+        agent.leaving = Some(Leaving {
+            way: Way::Restart,
+            grace: OWN_GRACE,
+            at_latest: Instant::now(),
+        });
+        assert_eq!(
+            agent.end(),
+            Some(End::Shutdown {
+                way: Way::Restart,
+                grace: OWN_GRACE
+            })
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Waiting for whatever happens next. What to wait for is worked out anew each time from the state of the channels, so
-//! there is no second record of it that could be wrong.
+//! Waiting for whatever happens next. What to wait for is worked out anew each time from the state
+//! of the channels, so there is no second record of it that could be wrong.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -11,7 +11,8 @@ use sandtree_proto::AgentMessage;
 use super::Agent;
 use crate::channel::Slot;
 
-/// While the host is away the port is also looked at without an edge: a guest restored from memory may have missed one.
+/// While the host is away the port is also looked at without an edge: a guest restored from memory
+/// may have missed one.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Whose descriptor woke the loop.
@@ -27,7 +28,11 @@ enum Source {
 impl Agent {
     /// Waits, then moves the bytes of the streams that are ready.
     pub(super) fn wait(&mut self, busy: bool) -> rustix::io::Result<()> {
-        let timeout = if busy { Some(Duration::ZERO) } else { self.patience() };
+        let timeout = if busy {
+            Some(Duration::ZERO)
+        } else {
+            self.patience()
+        };
         let mut over = Vec::new();
         for source in self.poll(timeout)? {
             match source {
@@ -57,7 +62,9 @@ impl Agent {
         let next = ticks.filter_map(|channel| channel.next_tick(now)).min();
         let tick = next.map(|at| at.saturating_duration_since(now));
         let look = self.link.is_away().then_some(LOOK_AGAIN);
-        let leave = self.leaving.map(|leaving| leaving.at_latest.saturating_duration_since(now));
+        let leave = self
+            .leaving
+            .map(|leaving| leaving.at_latest.saturating_duration_since(now));
         [tick, look, leave].into_iter().flatten().min()
     }
 
@@ -78,24 +85,35 @@ impl Agent {
                 fds.push(PollFd::from_borrowed_fd(fd, events));
             }
         }
-        let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+        let timeout = timeout.map(|t| Timespec {
+            tv_sec: t.as_secs() as i64,
+            tv_nsec: i64::from(t.subsec_nanos()),
+        });
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => {}
             Err(Errno::INTR) => return Ok(Vec::new()),
             Err(error) => return Err(error),
         }
-        let ready = fds.iter().zip(sources).filter(|(fd, _)| !fd.revents().is_empty());
+        let ready = fds
+            .iter()
+            .zip(sources)
+            .filter(|(fd, _)| !fd.revents().is_empty());
         Ok(ready.map(|(_, source)| source).collect())
     }
 
     fn advance(&mut self, number: u32, slot: Slot) {
-        let Some(channel) = self.channels.get_mut(&number) else { return };
+        let Some(channel) = self.channels.get_mut(&number) else {
+            return;
+        };
         match slot {
             Slot::Input => channel.input.flush(),
             Slot::Out | Slot::Err => channel.pull(slot, &mut self.scratch),
             Slot::Connecting => {
                 if channel.proceed() {
-                    self.link.send(&AgentMessage::Started { channel: number, pid: 0 });
+                    self.link.send(&AgentMessage::Started {
+                        channel: number,
+                        pid: 0,
+                    });
                 }
             }
         }

@@ -5,7 +5,8 @@
 //!   archive | header: extents, size | ext. header … | data | data | padding
 //! ```
 //!
-//! Always: as many bytes as the extents say are read: a file that shrinks is filled up with zeros, one that grows is cut.
+//! Always: as many bytes as the extents say are read: a file that shrinks is filled up with zeros,
+//! one that grows is cut.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -15,7 +16,8 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use tar::{EntryType, GnuExtSparseHeader, GnuSparseHeader, Header};
 
-/// Extents begin and end at multiples of this, but for the end of the file: an archive's blocks have 512 bytes.
+/// Extents begin and end at multiples of this, but for the end of the file: an archive's blocks
+/// have 512 bytes.
 const ALIGNMENT: u64 = 4096;
 
 /// Bytes of a file, from `start` on.
@@ -44,7 +46,10 @@ pub fn find(file: &File, size: u64) -> io::Result<Option<Vec<Extent>>> {
         if start >= size {
             break;
         }
-        found.push(Extent { start, length: end - start });
+        found.push(Extent {
+            start,
+            length: end - start,
+        });
         position = end;
     }
     Ok(Some(found))
@@ -60,17 +65,28 @@ pub struct Extents<'a> {
 
 impl<'a> Extents<'a> {
     pub fn new(file: &'a File, extents: Vec<Extent>) -> Self {
-        Self { file, rest: extents.into_iter(), current: Extent { start: 0, length: 0 } }
+        Self {
+            file,
+            rest: extents.into_iter(),
+            current: Extent {
+                start: 0,
+                length: 0,
+            },
+        }
     }
 }
 
 impl Read for Extents<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.current.length == 0 {
-            let Some(next) = self.rest.next() else { return Ok(0) };
+            let Some(next) = self.rest.next() else {
+                return Ok(0);
+            };
             self.current = next;
         }
-        let want = usize::try_from(self.current.length).unwrap_or(usize::MAX).min(buffer.len());
+        let want = usize::try_from(self.current.length)
+            .unwrap_or(usize::MAX)
+            .min(buffer.len());
         let mut count = self.file.read_at(&mut buffer[..want], self.current.start)?;
         if count == 0 {
             buffer[..want].fill(0);
@@ -82,14 +98,20 @@ impl Read for Extents<'_> {
     }
 }
 
-/// Makes the header that of a GNU sparse entry. Returns the headers that follow it, before the data.
+/// Makes the header that of a GNU sparse entry. Returns the headers that follow it, before the
+/// data.
 pub fn describe(header: &mut Header, extents: &[Extent], size: u64) -> io::Result<Vec<u8>> {
     header.set_entry_type(EntryType::GNUSparse);
     header.set_size(extents.iter().map(|extent| extent.length).sum());
     // An empty extent at the end says how large the file is, also if it ends with a hole.
     let mut listed = extents.to_vec();
-    listed.push(Extent { start: size, length: 0 });
-    let gnu = header.as_gnu_mut().ok_or_else(|| io::Error::other("sparse files need a GNU header"))?;
+    listed.push(Extent {
+        start: size,
+        length: 0,
+    });
+    let gnu = header
+        .as_gnu_mut()
+        .ok_or_else(|| io::Error::other("sparse files need a GNU header"))?;
     gnu.set_real_size(size);
     let rest = list(&mut gnu.sparse, &listed);
     gnu.set_is_extended(!rest.is_empty());
@@ -136,10 +158,18 @@ mod tests {
         let more = describe(&mut header, &extents, size).unwrap();
         change(file);
         let mut builder = tar::Builder::new(Vec::new());
-        builder.append_data(&mut header, "sparse", more.chain(Extents::new(file, extents))).unwrap();
+        builder
+            .append_data(
+                &mut header,
+                "sparse",
+                more.chain(Extents::new(file, extents)),
+            )
+            .unwrap();
         let mut after = Header::new_gnu();
         after.set_size(5);
-        builder.append_data(&mut after, "after", &b"after"[..]).unwrap();
+        builder
+            .append_data(&mut after, "after", &b"after"[..])
+            .unwrap();
         builder.into_inner().unwrap()
     }
 
@@ -147,7 +177,11 @@ mod tests {
         let mut archive = tar::Archive::new(archive);
         let read = |entry: io::Result<tar::Entry<'_, _>>| {
             let mut bytes = Vec::new();
-            entry.unwrap().read_to_end(&mut bytes).map(|_| bytes).unwrap()
+            entry
+                .unwrap()
+                .read_to_end(&mut bytes)
+                .map(|_| bytes)
+                .unwrap()
         };
         archive.entries().unwrap().map(read).collect()
     }

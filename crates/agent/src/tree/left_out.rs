@@ -1,7 +1,7 @@
 //! What a copy leaves out, told to the host line by line: `PATH: a socket cannot be copied`.
 //!
-//! Always: the text fits the window of its stream, so a host that never reads it holds nothing up; what does not fit is
-//! counted in a last line.
+//! Always: the text fits the window of its stream, so a host that never reads it holds nothing up;
+//! what does not fit is counted in a last line.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -26,7 +26,12 @@ pub struct LeftOut {
 
 impl LeftOut {
     pub fn new(window: usize) -> Self {
-        Self { text: String::new(), lines: 0, uncounted: 0, limit: window.min(BYTES_MAX) }
+        Self {
+            text: String::new(),
+            lines: 0,
+            uncounted: 0,
+            limit: window.min(BYTES_MAX),
+        }
     }
 
     /// Notes a path, and why it is left out.
@@ -46,14 +51,16 @@ impl LeftOut {
 
     fn into_text(mut self) -> String {
         if self.uncounted > 0 {
-            self.text.push_str(&format!("and {} more\n", self.uncounted));
+            self.text
+                .push_str(&format!("and {} more\n", self.uncounted));
             cut(&mut self.text, self.limit);
         }
         self.text
     }
 }
 
-/// A name of a guest may hold anything, and neither ends a line here nor moves a terminal's cursor there.
+/// A name of a guest may hold anything, and neither ends a line here nor moves a terminal's cursor
+/// there.
 fn on_one_line(path: &Path) -> String {
     let mut shown = String::new();
     for character in path.to_string_lossy().chars() {
@@ -75,7 +82,10 @@ mod tests {
     fn a_path_stays_on_its_line() {
         let mut left_out = LeftOut::new(1 << 20);
         left_out.add(Path::new("/a\nb\x1b[2J"), "a socket cannot be copied");
-        assert_eq!(left_out.into_text(), "/a\\nb\\u{1b}[2J: a socket cannot be copied\n");
+        assert_eq!(
+            left_out.into_text(),
+            "/a\\nb\\u{1b}[2J: a socket cannot be copied\n"
+        );
     }
 
     #[test]
@@ -83,7 +93,10 @@ mod tests {
         let mut left_out = LeftOut::new(1 << 20);
         (0..1234).for_each(|_| left_out.add(Path::new("/s"), "no"));
         let text = left_out.into_text();
-        assert_eq!((text.lines().count(), text.lines().last()), (1001, Some("and 234 more")));
+        assert_eq!(
+            (text.lines().count(), text.lines().last()),
+            (1001, Some("and 234 more"))
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Trees as tar streams, both ways: modes, owners, times, symbolic and hard links, holes, devices and extended
-//! attributes.
+//! Trees as tar streams, both ways: modes, owners, times, symbolic and hard links, holes, devices
+//! and extended attributes.
 
 mod extents;
 mod left_out;

@@ -1,7 +1,7 @@
 //! A tree into a tar stream.
 //!
-//! Always: a file that changes while it is read does not break the stream: it is cut or filled with zeros to the size its
-//! header promised.
+//! Always: a file that changes while it is read does not break the stream: it is cut or filled with
+//! zeros to the size its header promised.
 
 use std::collections::HashMap;
 use std::fs::{self, File, Metadata};
@@ -30,11 +30,18 @@ pub fn pack(path: &Path, out: OwnedFd, left_out: &mut LeftOut) -> Result<(), Fai
         linked: HashMap::new(),
         left_out,
     };
-    // A root, or a place named by way of `..`, gets a name as well: the host puts the one it wants in its place.
-    let name = path.file_name().map_or_else(|| PathBuf::from("root"), PathBuf::from);
+    // A root, or a place named by way of `..`, gets a name as well: the host puts the one it wants
+    // in its place.
+    let name = path
+        .file_name()
+        .map_or_else(|| PathBuf::from("root"), PathBuf::from);
     packing.add_tree(path, &name)?;
     let told = || format!("cannot send {}", path.display());
-    packing.builder.into_inner().and_then(|mut out| out.flush()).or_failure(told)
+    packing
+        .builder
+        .into_inner()
+        .and_then(|mut out| out.flush())
+        .or_failure(told)
 }
 
 struct Packing<'a> {
@@ -45,14 +52,17 @@ struct Packing<'a> {
 }
 
 impl Packing<'_> {
-    /// Depth first, a directory before its members; on an own stack, for a guest may nest as deep as it likes.
+    /// Depth first, a directory before its members; on an own stack, for a guest may nest as deep
+    /// as it likes.
     fn add_tree(&mut self, path: &Path, name: &Path) -> Result<(), Failure> {
         let mut waiting = vec![(path.to_path_buf(), name.to_path_buf())];
         while let Some((path, name)) = waiting.pop() {
             let told = || format!("cannot pack {}", path.display());
             let metadata = match fs::symlink_metadata(&path) {
                 // Removed since its directory was read.
-                Err(error) if error.kind() == io::ErrorKind::NotFound && !waiting.is_empty() => continue,
+                Err(error) if error.kind() == io::ErrorKind::NotFound && !waiting.is_empty() => {
+                    continue;
+                }
                 other => other.or_failure(told)?,
             };
             self.add(&path, &name, &metadata).or_failure(told)?;
@@ -79,7 +89,8 @@ impl Packing<'_> {
         }
         self.add_attributes(path)?;
         if kind.is_symlink() {
-            self.builder.append_link(&mut header, name, fs::read_link(path)?)
+            self.builder
+                .append_link(&mut header, name, fs::read_link(path)?)
         } else if kind.is_file() {
             self.add_file(path, name, metadata, header)
         } else {
@@ -99,7 +110,13 @@ impl Packing<'_> {
         first
     }
 
-    fn add_file(&mut self, path: &Path, name: &Path, metadata: &Metadata, mut header: Header) -> io::Result<()> {
+    fn add_file(
+        &mut self,
+        path: &Path,
+        name: &Path,
+        metadata: &Metadata,
+        mut header: Header,
+    ) -> io::Result<()> {
         // What took the file's place since it was looked at may be a pipe, or a link to anywhere.
         let file = files::open_without_waiting(path, OFlags::NOFOLLOW)?;
         if !file.metadata()?.is_file() {
@@ -107,13 +124,25 @@ impl Packing<'_> {
         }
         let size = metadata.size();
         let is_sparse = metadata.blocks().saturating_mul(512) < size;
-        if let Some(found) = if is_sparse { extents::find(&file, size)? } else { None } {
+        if let Some(found) = if is_sparse {
+            extents::find(&file, size)?
+        } else {
+            None
+        } {
             let more = extents::describe(&mut header, &found, size)?;
-            return self.builder.append_data(&mut header, name, more.chain(Extents::new(&file, found)));
+            return self.builder.append_data(
+                &mut header,
+                name,
+                more.chain(Extents::new(&file, found)),
+            );
         }
         header.set_size(size);
-        let whole = vec![Extent { start: 0, length: size }];
-        self.builder.append_data(&mut header, name, Extents::new(&file, whole))
+        let whole = vec![Extent {
+            start: 0,
+            length: size,
+        }];
+        self.builder
+            .append_data(&mut header, name, Extents::new(&file, whole))
     }
 
     fn add_attributes(&mut self, path: &Path) -> io::Result<()> {
@@ -121,7 +150,11 @@ impl Packing<'_> {
         if attributes.is_empty() {
             return Ok(());
         }
-        self.builder.append_pax_extensions(attributes.iter().map(|(key, value)| (key.as_str(), value.as_slice())))
+        self.builder.append_pax_extensions(
+            attributes
+                .iter()
+                .map(|(key, value)| (key.as_str(), value.as_slice())),
+        )
     }
 }
 
@@ -139,9 +172,13 @@ fn attributes(path: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
         other => other?,
     };
     let mut found = Vec::new();
-    for name in names[..length].split(|&b| b == 0).filter(|name| !name.is_empty()) {
+    for name in names[..length]
+        .split(|&b| b == 0)
+        .filter(|name| !name.is_empty())
+    {
         let mut value = vec![0; 65536];
-        let length = rustix::fs::lgetxattr(path, std::ffi::OsStr::from_bytes(name), &mut value[..])?;
+        let length =
+            rustix::fs::lgetxattr(path, std::ffi::OsStr::from_bytes(name), &mut value[..])?;
         value.truncate(length);
         // A name that is no text cannot be a key of the archive.
         if let Ok(name) = std::str::from_utf8(name) {

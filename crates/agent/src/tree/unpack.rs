@@ -1,9 +1,9 @@
 //! A tar stream into a directory.
 //!
-//! Always: nothing is written outside the directory. Every name is resolved by the kernel with the directory as its root
-//! (`RESOLVE_IN_ROOT`), so no link in the archive or on the disk leads out. Blocks of zeros become holes. A directory's
-//! times are set last, after its members.
-//! When it fails: what was unpacked before stays.
+//! Always: nothing is written outside the directory. Every name is resolved by the kernel with the
+//! directory as its root (`RESOLVE_IN_ROOT`), so no link in the archive or on the disk leads out.
+//! Blocks of zeros become holes. A directory's times are set last, after its members. When it
+//! fails: what was unpacked before stays.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -12,7 +12,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{
+    AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
+};
 use rustix::io::Errno;
 use sandtree_proto::Failure;
 use tar::{Archive, Entry, EntryType};
@@ -30,8 +32,16 @@ type Stream = BufReader<File>;
 pub fn unpack(path: &Path, input: OwnedFd, left_out: &mut LeftOut) -> Result<(), Failure> {
     let told = || format!("cannot unpack into {}", path.display());
     std::fs::create_dir_all(path).or_failure(told)?;
-    let root = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    let mut unpacking = Unpacking { root: root.or_failure(told)?, dirs: Vec::new(), left_out };
+    let root = rustix::fs::open(
+        path,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
+    let mut unpacking = Unpacking {
+        root: root.or_failure(told)?,
+        dirs: Vec::new(),
+        left_out,
+    };
     let mut archive = Archive::new(BufReader::with_capacity(BUFFER_SIZE, File::from(input)));
     for entry in archive.entries().or_failure(told)? {
         unpacking.add(path, entry.or_failure(told)?)?;
@@ -60,7 +70,10 @@ impl Unpacking<'_> {
         let name = PathBuf::from(OsStr::from_bytes(&entry.path_bytes()));
         let told = || format!("cannot unpack {}", root.join(&name).display());
         let Some(inner) = inside(&name) else {
-            return Err(refusal(Errno::INVAL, format!("the archive names {}, which leads out", name.display())));
+            return Err(refusal(
+                Errno::INVAL,
+                format!("the archive names {}, which leads out", name.display()),
+            ));
         };
         if let Some(why) = unsupported(entry.header().entry_type()) {
             self.left_out.add(&root.join(&inner), &why);
@@ -70,7 +83,12 @@ impl Unpacking<'_> {
         self.place(&inner, &mut entry, attributes).or_failure(told)
     }
 
-    fn place(&mut self, name: &Path, entry: &mut Entry<'_, Stream>, attributes: Attributes) -> io::Result<()> {
+    fn place(
+        &mut self,
+        name: &Path,
+        entry: &mut Entry<'_, Stream>,
+        attributes: Attributes,
+    ) -> io::Result<()> {
         let kind = entry.header().entry_type();
         let Some((parent, last)) = self.parent(name)? else {
             // The root itself: it is there already, and only takes attributes.
@@ -112,9 +130,12 @@ impl Unpacking<'_> {
         Ok(())
     }
 
-    /// The directory an entry goes into, made if missing, and the entry's name in it; none for the root itself.
+    /// The directory an entry goes into, made if missing, and the entry's name in it; none for the
+    /// root itself.
     fn parent(&self, name: &Path) -> io::Result<Option<(OwnedFd, OsString)>> {
-        let Some(last) = name.file_name() else { return Ok(None) };
+        let Some(last) = name.file_name() else {
+            return Ok(None);
+        };
         let parent = name.parent().unwrap_or(Path::new(""));
         let dir = match self.open(parent) {
             Err(Errno::NOENT) => {
@@ -137,7 +158,11 @@ impl Unpacking<'_> {
     }
 
     fn open(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
-        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        let path = if path.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            path
+        };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve)
@@ -152,12 +177,19 @@ impl Unpacking<'_> {
     }
 }
 
-/// Why an entry cannot become a file: kinds of other systems and extensions are nothing a file system here could hold.
+/// Why an entry cannot become a file: kinds of other systems and extensions are nothing a file
+/// system here could hold.
 fn unsupported(kind: EntryType) -> Option<String> {
-    use EntryType::{Block, Char, Continuous, Directory, Fifo, GNUSparse, Link, Regular, Symlink, XGlobalHeader};
+    use EntryType::{
+        Block, Char, Continuous, Directory, Fifo, GNUSparse, Link, Regular, Symlink, XGlobalHeader,
+    };
     match kind {
-        Directory | Regular | Continuous | GNUSparse | Symlink | Link | Fifo | Char | Block | XGlobalHeader => None,
-        other => Some(format!("an entry of type {:?} cannot be unpacked", char::from(other.as_byte()))),
+        Directory | Regular | Continuous | GNUSparse | Symlink | Link | Fifo | Char | Block
+        | XGlobalHeader => None,
+        other => Some(format!(
+            "an entry of type {:?} cannot be unpacked",
+            char::from(other.as_byte())
+        )),
     }
 }
 
@@ -195,9 +227,19 @@ fn clear(parent: &OwnedFd, name: &OsStr) -> io::Result<()> {
     }
 }
 
-fn write_file(parent: &OwnedFd, name: &OsStr, entry: &mut Entry<'_, Stream>, with: &Attributes) -> io::Result<()> {
+fn write_file(
+    parent: &OwnedFd,
+    name: &OsStr,
+    entry: &mut Entry<'_, Stream>,
+    with: &Attributes,
+) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o600))?);
+    let file = File::from(rustix::fs::openat(
+        parent,
+        name,
+        flags,
+        Mode::from_raw_mode(0o600),
+    )?);
     write_sparse(&file, entry)?;
     with.apply(&file)
 }
@@ -242,20 +284,33 @@ static NOTHING: [u8; BLOCK] = [0; BLOCK];
 fn runs(bytes: &[u8]) -> impl Iterator<Item = (bool, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
-        // One comparison of blocks: a loop over bytes is the bottleneck of an upload under emulation.
+        // One comparison of blocks: a loop over bytes is the bottleneck of an upload under
+        // emulation.
         let holds_data = |block: &[u8]| block != NOTHING;
         let data = holds_data(rest.chunks(BLOCK).next()?);
-        let length: usize = rest.chunks(BLOCK).take_while(|block| holds_data(block) == data).map(<[u8]>::len).sum();
+        let length: usize = rest
+            .chunks(BLOCK)
+            .take_while(|block| holds_data(block) == data)
+            .map(<[u8]>::len)
+            .sum();
         let (run, after) = rest.split_at(length);
         rest = after;
         Some((data, run))
     })
 }
 
-fn make_node(parent: &OwnedFd, name: &OsStr, entry: &Entry<'_, Stream>, kind: EntryType) -> io::Result<()> {
+fn make_node(
+    parent: &OwnedFd,
+    name: &OsStr,
+    entry: &Entry<'_, Stream>,
+    kind: EntryType,
+) -> io::Result<()> {
     let header = entry.header();
     let number = |part: io::Result<Option<u32>>| part.map(|number| number.unwrap_or(0));
-    let device = rustix::fs::makedev(number(header.device_major())?, number(header.device_minor())?);
+    let device = rustix::fs::makedev(
+        number(header.device_major())?,
+        number(header.device_minor())?,
+    );
     let kind = match kind {
         EntryType::Fifo => FileType::Fifo,
         EntryType::Char => FileType::CharacterDevice,
@@ -271,23 +326,38 @@ fn attributes(entry: &mut Entry<'_, Stream>) -> io::Result<Attributes> {
         for extension in extensions {
             let extension = extension?;
             if let Some(name) = extension.key_bytes().strip_prefix(XATTR_KEY.as_bytes()) {
-                xattrs.push((OsStr::from_bytes(name).to_owned(), extension.value_bytes().to_vec()));
+                xattrs.push((
+                    OsStr::from_bytes(name).to_owned(),
+                    extension.value_bytes().to_vec(),
+                ));
             }
         }
     }
     let header = entry.header();
-    let modified = Timespec { tv_sec: header.mtime()? as i64, tv_nsec: 0 };
+    let modified = Timespec {
+        tv_sec: header.mtime()? as i64,
+        tv_nsec: 0,
+    };
     Ok(Attributes {
         mode: Mode::from_raw_mode(header.mode()? & 0o7777),
-        owner: (Uid::from_raw(number(header.uid()?)?), Gid::from_raw(number(header.gid()?)?)),
-        times: Timestamps { last_access: modified, last_modification: modified },
+        owner: (
+            Uid::from_raw(number(header.uid()?)?),
+            Gid::from_raw(number(header.gid()?)?),
+        ),
+        times: Timestamps {
+            last_access: modified,
+            last_modification: modified,
+        },
         xattrs,
     })
 }
 
 /// The largest number is the kernel's word for "do not change".
 fn number(id: u64) -> io::Result<u32> {
-    u32::try_from(id).ok().filter(|&id| id != u32::MAX).ok_or_else(|| Errno::INVAL.into())
+    u32::try_from(id)
+        .ok()
+        .filter(|&id| id != u32::MAX)
+        .ok_or_else(|| Errno::INVAL.into())
 }
 
 impl Attributes {
@@ -302,11 +372,18 @@ impl Attributes {
         Ok(())
     }
 
-    /// For what cannot be opened: links and nodes. The name is a plain one in a directory that is open.
+    /// For what cannot be opened: links and nodes. The name is a plain one in a directory that is
+    /// open.
     fn apply_to_name(&self, parent: impl AsFd, name: &OsStr, kind: EntryType) -> io::Result<()> {
         if rustix::process::geteuid().is_root() {
             let (uid, gid) = self.owner;
-            rustix::fs::chownat(&parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+            rustix::fs::chownat(
+                &parent,
+                name,
+                Some(uid),
+                Some(gid),
+                AtFlags::SYMLINK_NOFOLLOW,
+            )?;
         }
         if kind != EntryType::Symlink {
             rustix::fs::chmodat(&parent, name, self.mode, AtFlags::empty())?;
@@ -325,7 +402,10 @@ mod tests {
         let mut bytes = vec![0; 3 * BLOCK + 5];
         bytes[BLOCK] = 1;
         let shape: Vec<_> = runs(&bytes).map(|(data, run)| (data, run.len())).collect();
-        assert_eq!(shape, [(false, BLOCK), (true, BLOCK), (false, BLOCK), (true, 5)]);
+        assert_eq!(
+            shape,
+            [(false, BLOCK), (true, BLOCK), (false, BLOCK), (true, 5)]
+        );
     }
 
     #[test]

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use sandtree_proto::frame::{encode_data, encode_host_preamble};
 use sandtree_proto::message::{from_bytes, to_frame};
 use sandtree_proto::{
-    AgentHello, AgentMessage, Decoded, Decoder, ExecStart, Failure, Frame, HostHello, HostMessage, MAX_PAYLOAD, Nonce,
-    Open, Outcome, Reply, Request, StreamId,
+    AgentHello, AgentMessage, Decoded, Decoder, ExecStart, Failure, Frame, HostHello, HostMessage,
+    MAX_PAYLOAD, Nonce, Open, Outcome, Reply, Request, StreamId,
 };
 
 pub const WINDOW: u32 = 256 * 1024;
@@ -63,7 +63,12 @@ impl Agent {
     pub fn start(arguments: &[&str]) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_sandtree-agent"));
-        let process = command.args(["--fd", "0"]).args(arguments).stdin(OwnedFd::from(theirs)).spawn().unwrap();
+        let process = command
+            .args(["--fd", "0"])
+            .args(arguments)
+            .stdin(OwnedFd::from(theirs))
+            .spawn()
+            .unwrap();
         let mut client = Client::new(ours);
         client.connect();
         Self { client, process }
@@ -72,16 +77,25 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        self.client.socket.shutdown(std::net::Shutdown::Both).unwrap();
+        self.client
+            .socket
+            .shutdown(std::net::Shutdown::Both)
+            .unwrap();
         let status = self.process.wait().unwrap();
-        assert!(status.success() || std::thread::panicking(), "the agent ended with {status}");
+        assert!(
+            status.success() || std::thread::panicking(),
+            "the agent ended with {status}"
+        );
     }
 }
 
 pub fn exec(argv: &[&str]) -> ExecStart {
     ExecStart {
         tag: "test".into(),
-        argv: argv.iter().map(|argument| argument.as_bytes().to_vec()).collect(),
+        argv: argv
+            .iter()
+            .map(|argument| argument.as_bytes().to_vec())
+            .collect(),
         env: vec![],
         cwd: b"/".to_vec(),
         user: String::new(),
@@ -99,7 +113,9 @@ pub fn shell(script: &str) -> ExecStart {
 
 impl Client {
     pub fn new(socket: UnixStream) -> Self {
-        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_millis(100)))
+            .unwrap();
         Self {
             socket,
             decoder: Decoder::new(),
@@ -120,13 +136,20 @@ impl Client {
         let mut bytes = Vec::new();
         encode_host_preamble(&mut bytes, Nonce([self.nonce; 16]));
         self.raw(&bytes);
-        self.send(&HostMessage::Hello(HostHello { version_min: 1, version_max: 1 }));
+        self.send(&HostMessage::Hello(HostHello {
+            version_min: 1,
+            version_max: 1,
+        }));
         self.until("hello", |client| client.hello.is_some());
     }
 
     /// Goes on with every channel from where this end is.
     pub fn resume_all(&mut self) {
-        let offsets: Vec<_> = self.channels.iter().map(|(&channel, seen)| (channel, seen.counts)).collect();
+        let offsets: Vec<_> = self
+            .channels
+            .iter()
+            .map(|(&channel, seen)| (channel, seen.counts))
+            .collect();
         for (channel, [out, err]) in offsets {
             self.send(&HostMessage::Resume { channel, out, err });
         }
@@ -150,7 +173,11 @@ impl Client {
         let channel = self.next;
         self.next += 1;
         self.channels.insert(channel, Seen::default());
-        self.send(&HostMessage::Open { channel, window, open });
+        self.send(&HostMessage::Open {
+            channel,
+            window,
+            open,
+        });
         channel
     }
 
@@ -170,7 +197,9 @@ impl Client {
 
     /// Waits for a channel's end, closes it and gives what came of it.
     pub fn finish(&mut self, channel: u32) -> Seen {
-        self.until("end of channel", |client| client.channels[&channel].is_over());
+        self.until("end of channel", |client| {
+            client.channels[&channel].is_over()
+        });
         self.send(&HostMessage::Close { channel });
         self.channels.remove(&channel).unwrap()
     }
@@ -203,7 +232,11 @@ impl Client {
 
     pub fn end_input(&mut self, channel: u32) {
         let offset = self.channels[&channel].in_sent;
-        self.frame(&Frame::Eof { channel, stream: StreamId::In, offset });
+        self.frame(&Frame::Eof {
+            channel,
+            stream: StreamId::In,
+            offset,
+        });
     }
 
     pub fn frame(&mut self, frame: &Frame) {
@@ -216,14 +249,21 @@ impl Client {
     pub fn until(&mut self, what: &str, mut condition: impl FnMut(&Self) -> bool) {
         let deadline = Instant::now() + DEADLINE;
         while !condition(self) {
-            assert!(Instant::now() < deadline, "no {what} in time; channels: {:?}", self.summary());
+            assert!(
+                Instant::now() < deadline,
+                "no {what} in time; channels: {:?}",
+                self.summary()
+            );
             self.take_in();
         }
     }
 
     fn summary(&self) -> Vec<String> {
         let line = |(channel, seen): (&u32, &Seen)| {
-            format!("{channel}: {:?} {:?} {:?}", seen.counts, seen.ended, seen.outcome)
+            format!(
+                "{channel}: {:?} {:?} {:?}",
+                seen.counts, seen.ended, seen.outcome
+            )
         };
         self.channels.iter().map(line).collect()
     }
@@ -233,7 +273,9 @@ impl Client {
         match self.socket.read(&mut self.buffer) {
             Ok(0) => panic!("the agent closed the link"),
             Ok(count) => self.decoder.feed(&self.buffer[..count]),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                return;
+            }
             Err(error) => panic!("the link broke: {error}"),
         }
         while let Some(decoded) = self.decoder.next() {
@@ -252,14 +294,27 @@ impl Client {
     fn handle(&mut self, frame: Frame) {
         match frame {
             Frame::Message(bytes) => self.message(from_bytes(&bytes).unwrap()),
-            Frame::Data { channel, stream, offset, bytes } => self.data(channel, stream, offset, &bytes),
-            Frame::Eof { channel, stream, offset } => {
-                let Some(seen) = self.channels.get_mut(&channel) else { return };
+            Frame::Data {
+                channel,
+                stream,
+                offset,
+                bytes,
+            } => self.data(channel, stream, offset, &bytes),
+            Frame::Eof {
+                channel,
+                stream,
+                offset,
+            } => {
+                let Some(seen) = self.channels.get_mut(&channel) else {
+                    return;
+                };
                 let index = stream as usize - 1;
                 assert_eq!(seen.counts[index], offset);
                 seen.ended[index] = true;
             }
-            Frame::Window { channel, consumed, .. } => {
+            Frame::Window {
+                channel, consumed, ..
+            } => {
                 if let Some(seen) = self.channels.get_mut(&channel) {
                     seen.in_consumed = seen.in_consumed.max(consumed);
                 }
@@ -268,16 +323,30 @@ impl Client {
     }
 
     fn data(&mut self, channel: u32, stream: StreamId, offset: u64, bytes: &[u8]) {
-        let Some(seen) = self.channels.get_mut(&channel) else { return };
+        let Some(seen) = self.channels.get_mut(&channel) else {
+            return;
+        };
         let index = stream as usize - 1;
-        assert_eq!(seen.counts[index], offset, "bytes of {stream:?} come in order");
+        assert_eq!(
+            seen.counts[index], offset,
+            "bytes of {stream:?} come in order"
+        );
         seen.counts[index] += bytes.len() as u64;
         if !seen.forget {
-            if index == 0 { &mut seen.out } else { &mut seen.err }.extend_from_slice(bytes);
+            if index == 0 {
+                &mut seen.out
+            } else {
+                &mut seen.err
+            }
+            .extend_from_slice(bytes);
         }
         let consumed = seen.counts[index];
         if !seen.stalled {
-            self.frame(&Frame::Window { channel, stream, consumed });
+            self.frame(&Frame::Window {
+                channel,
+                stream,
+                consumed,
+            });
         }
     }
 
@@ -287,7 +356,11 @@ impl Client {
         seen.stalled = false;
         let counts = seen.counts;
         for (stream, consumed) in [(StreamId::Out, counts[0]), (StreamId::Err, counts[1])] {
-            self.frame(&Frame::Window { channel, stream, consumed });
+            self.frame(&Frame::Window {
+                channel,
+                stream,
+                consumed,
+            });
         }
     }
 

@@ -81,7 +81,8 @@ pub struct Pull {
     /// HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]
     #[arg(value_name = "REFERENCE")]
     pub reference: String,
-    /// What to call it [default: the end of the repository's name, with the tag unless that is latest]
+    /// What to call it [default: the end of the repository's name, with the tag unless that is
+    /// latest]
     #[arg(long)]
     pub name: Option<String>,
     /// Take the name from the snapshot that has it
@@ -125,7 +126,8 @@ pub struct Access {
 /// How something is made an image that is none of ours.
 #[derive(Debug, Args)]
 pub struct Made {
-    /// Its kernel: Debian's for virtual machines, Debian's for every machine, or a file [default: cloud]
+    /// Its kernel: Debian's for virtual machines, Debian's for every machine, or a file [default:
+    /// cloud]
     #[arg(long, value_name = "cloud|full|FILE")]
     pub kernel: Option<PathBuf>,
     /// With a kernel that is a file: a cpio archive that is unpacked before ours
@@ -144,28 +146,43 @@ pub struct Made {
 
 impl Made {
     pub fn spec(&self) -> Result<ImportSpec> {
-        Ok(ImportSpec { kernel: self.kernel()?, init: self.init, disk_bytes: self.disk })
+        Ok(ImportSpec {
+            kernel: self.kernel()?,
+            init: self.init,
+            disk_bytes: self.disk,
+        })
     }
 
     fn kernel(&self) -> Result<KernelChoice> {
         let choice = match self.kernel.as_ref().map(|kernel| (kernel, kernel.to_str())) {
             None | Some((_, Some("cloud"))) => KernelChoice::Cloud,
             Some((_, Some("full"))) => KernelChoice::Full,
-            Some((file, _)) => return own(file, &self.initramfs, &self.modules).map(KernelChoice::Own),
+            Some((file, _)) => {
+                return own(file, &self.initramfs, &self.modules).map(KernelChoice::Own);
+            }
         };
         match self.initramfs.as_ref().or(self.modules.as_ref()) {
             None => Ok(choice),
             Some(path) => {
                 let rule = "only a kernel that is a file takes one";
-                Err(Error::invalid("an addition to Debian's kernel", path.display(), rule))
+                Err(Error::invalid(
+                    "an addition to Debian's kernel",
+                    path.display(),
+                    rule,
+                ))
             }
         }
     }
 }
 
 /// A kernel of the user's own, where processes with other working directories find it.
-pub fn own(kernel: &PathBuf, initramfs: &Option<PathBuf>, modules: &Option<PathBuf>) -> Result<OwnKernel> {
-    let absolute = |path: &PathBuf| std::path::absolute(path).map_err(|e| Error::io("resolve", path, e));
+pub fn own(
+    kernel: &PathBuf,
+    initramfs: &Option<PathBuf>,
+    modules: &Option<PathBuf>,
+) -> Result<OwnKernel> {
+    let absolute =
+        |path: &PathBuf| std::path::absolute(path).map_err(|e| Error::io("resolve", path, e));
     Ok(OwnKernel {
         kernel: absolute(kernel)?,
         initramfs: initramfs.as_ref().map(absolute).transpose()?,
@@ -188,7 +205,9 @@ mod tests {
     use clap::Parser;
 
     fn pull(typed: &[&str]) -> Result<Pull, clap::Error> {
-        let args = args::Args::try_parse_from(["sandtree", "pull", "localhost:5000/a"].iter().chain(typed))?;
+        let args = args::Args::try_parse_from(
+            ["sandtree", "pull", "localhost:5000/a"].iter().chain(typed),
+        )?;
         match args.command {
             Command::Pull(pull) => Ok(*pull),
             other => panic!("{other:?}"),
@@ -200,9 +219,18 @@ mod tests {
         let kernel = |typed: &[&str]| pull(typed).unwrap().made.spec().map(|spec| spec.kernel);
         assert_eq!(kernel(&[]).unwrap(), KernelChoice::Cloud);
         assert_eq!(kernel(&["--kernel", "full"]).unwrap(), KernelChoice::Full);
-        let own = OwnKernel { kernel: "/k".into(), initramfs: None, modules: Some("/m".into()) };
-        assert_eq!(kernel(&["--kernel", "/k", "--modules", "/m"]).unwrap(), KernelChoice::Own(own));
-        let KernelChoice::Own(here) = kernel(&["--kernel", "./full"]).unwrap() else { panic!("it is a file") };
+        let own = OwnKernel {
+            kernel: "/k".into(),
+            initramfs: None,
+            modules: Some("/m".into()),
+        };
+        assert_eq!(
+            kernel(&["--kernel", "/k", "--modules", "/m"]).unwrap(),
+            KernelChoice::Own(own)
+        );
+        let KernelChoice::Own(here) = kernel(&["--kernel", "./full"]).unwrap() else {
+            panic!("it is a file")
+        };
         assert!(here.kernel.is_absolute() && here.kernel.ends_with("full"));
         assert!(kernel(&["--kernel", "cloud", "--initramfs", "/i"]).is_err());
         assert!(pull(&["--initramfs", "/i"]).is_err());
@@ -217,11 +245,19 @@ mod tests {
 
     #[test]
     fn what_is_listed_has_no_shape() {
-        let warm = |typed: &[&str]| args::Args::try_parse_from(["sandtree", "image", "warm"].iter().chain(typed));
+        let warm = |typed: &[&str]| {
+            args::Args::try_parse_from(["sandtree", "image", "warm"].iter().chain(typed))
+        };
         assert!(warm(&["--ls"]).is_ok());
         assert!(warm(&["--rm", "tiny"]).is_ok());
         assert!(warm(&["tiny", "--memory", "1G", "--network", "none"]).is_ok());
-        for bad in [&[][..], &["--rm"], &["--ls", "tiny"], &["--ls", "--rm"], &["--rm", "tiny", "--cpus", "2"]] {
+        for bad in [
+            &[][..],
+            &["--rm"],
+            &["--ls", "tiny"],
+            &["--ls", "--rm"],
+            &["--rm", "tiny", "--cpus", "2"],
+        ] {
             assert!(warm(bad).is_err(), "{bad:?}");
         }
     }

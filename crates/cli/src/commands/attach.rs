@@ -16,7 +16,11 @@ pub async fn run(global: &Global, args: Attach) -> Outcome {
         Some(id) => {
             let exec = client.guest().await?.attach(id.parse()?).await?;
             // Who only watches leaves by Ctrl-C; who types means the command.
-            let on_signal = if args.interactive { OnSignal::Pass } else { OnSignal::Leave };
+            let on_signal = if args.interactive {
+                OnSignal::Pass
+            } else {
+                OnSignal::Leave
+            };
             match global.json {
                 true => session::collect(exec, args.interactive).await,
                 false => session::relay(exec, args.interactive, false, on_signal).await,
@@ -35,7 +39,12 @@ async fn list(global: &Global, client: &Client) -> Outcome {
         .into_iter()
         .map(|exec| {
             let state = exec.ended.unwrap_or_else(|| "running".into());
-            vec![exec.id, state, show::bytes(exec.stdout_bytes + exec.stderr_bytes), exec.command]
+            vec![
+                exec.id,
+                state,
+                show::bytes(exec.stdout_bytes + exec.stderr_bytes),
+                exec.command,
+            ]
         })
         .collect();
     show::table(&["ID", "STATE", "OUTPUT", "COMMAND"], &rows);

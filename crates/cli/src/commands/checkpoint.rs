@@ -10,7 +10,15 @@ use crate::{progress, show};
 
 pub async fn run(global: &Global, args: Checkpoint) -> Outcome {
     match (args.what, args.sandbox) {
-        (Some(CheckpointCommand::Rm { sandbox, tags, all, keep }), _) => {
+        (
+            Some(CheckpointCommand::Rm {
+                sandbox,
+                tags,
+                all,
+                keep,
+            }),
+            _,
+        ) => {
             let which = match (all, keep) {
                 (true, _) => Forget::All,
                 (_, Some(keep)) => Forget::AllBut(keep),
@@ -56,7 +64,10 @@ async fn remove(global: &Global, sandbox: &str, which: Forget) -> Outcome {
         show::json(&forgotten);
     } else {
         let (count, freed) = (forgotten.states.len(), show::bytes(forgotten.freed_bytes));
-        show::line(&format!("removed {count} {}, {freed} freed", if count == 1 { "state" } else { "states" }));
+        show::line(&format!(
+            "removed {count} {}, {freed} freed",
+            if count == 1 { "state" } else { "states" }
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -37,7 +37,10 @@ impl Place {
             _ if bytes == b"-" => Place::Stream,
             Some(at) if at < slash => {
                 let sandbox = String::from_utf8_lossy(&bytes[..at]).into_owned();
-                Place::Guest { sandbox, path: OsStr::from_bytes(&bytes[at + 1..]).into() }
+                Place::Guest {
+                    sandbox,
+                    path: OsStr::from_bytes(&bytes[at + 1..]).into(),
+                }
             }
             _ => Place::Host(text.into()),
         }
@@ -66,15 +69,30 @@ async fn copy(global: &Global, from: &OsString, to: &OsString) -> Result<Transfe
             shown(&files, &path, files.download(&path, &to)).await
         }
         (Place::Guest { sandbox, path }, Place::Stream) => {
-            let bytes = files(global, &sandbox).await?.read(&path, &mut tokio::io::stdout()).await?;
-            Ok(Transfer { bytes, skipped: Vec::new() })
+            let bytes = files(global, &sandbox)
+                .await?
+                .read(&path, &mut tokio::io::stdout())
+                .await?;
+            Ok(Transfer {
+                bytes,
+                skipped: Vec::new(),
+            })
         }
         (Place::Stream, Place::Guest { sandbox, path }) => {
             let files = files(global, &sandbox).await?;
-            let bytes = files.write(&path, &mut Stdin::open(), FileOwner::default()).await?;
-            Ok(Transfer { bytes, skipped: Vec::new() })
+            let bytes = files
+                .write(&path, &mut Stdin::open(), FileOwner::default())
+                .await?;
+            Ok(Transfer {
+                bytes,
+                skipped: Vec::new(),
+            })
         }
-        _ => Err(Error::invalid("a copy", format!("{from:?} to {to:?}"), "one side is SANDBOX:PATH, the other is not")),
+        _ => Err(Error::invalid(
+            "a copy",
+            format!("{from:?} to {to:?}"),
+            "one side is SANDBOX:PATH, the other is not",
+        )),
     }
 }
 
@@ -84,7 +102,11 @@ async fn files(global: &Global, sandbox: &str) -> Result<Files> {
 }
 
 /// Shows how far the copy is while it goes on.
-async fn shown(files: &Files, what: &Path, copy: impl Future<Output = Result<Transfer>>) -> Result<Transfer> {
+async fn shown(
+    files: &Files,
+    what: &Path,
+    copy: impl Future<Output = Result<Transfer>>,
+) -> Result<Transfer> {
     let bar = progress::bytes(what.display().to_string());
     let mut copy = std::pin::pin!(copy);
     loop {
@@ -95,7 +117,8 @@ async fn shown(files: &Files, what: &Path, copy: impl Future<Output = Result<Tra
     }
 }
 
-/// Our standard input, read by a thread that nobody waits for: a refusal of the guest's must not wait for whoever writes.
+/// Our standard input, read by a thread that nobody waits for: a refusal of the guest's must not
+/// wait for whoever writes.
 struct Stdin {
     chunks: stdin::Chunks,
     chunk: io::Cursor<Vec<u8>>,
@@ -103,12 +126,19 @@ struct Stdin {
 
 impl Stdin {
     fn open() -> Self {
-        Self { chunks: stdin::read(), chunk: io::Cursor::default() }
+        Self {
+            chunks: stdin::read(),
+            chunk: io::Cursor::default(),
+        }
     }
 }
 
 impl AsyncRead for Stdin {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         if self.chunk.position() == self.chunk.get_ref().len() as u64 {
             match ready!(self.chunks.poll_recv(cx)) {
                 None => return Poll::Ready(Ok(())),
@@ -127,7 +157,10 @@ mod tests {
 
     #[test]
     fn places() {
-        let guest = |sandbox: &str, path: &str| Place::Guest { sandbox: sandbox.into(), path: path.into() };
+        let guest = |sandbox: &str, path: &str| Place::Guest {
+            sandbox: sandbox.into(),
+            path: path.into(),
+        };
         assert_eq!(Place::parse("a:/srv".as_ref()), guest("a", "/srv"));
         assert_eq!(Place::parse("./a:b".as_ref()), Place::Host("./a:b".into()));
         assert_eq!(Place::parse("/x:/y".as_ref()), Place::Host("/x:/y".into()));

@@ -12,7 +12,10 @@ use crate::{progress, show};
 
 pub async fn run(global: &Global, args: Diff) -> Outcome {
     let host = open(global).await?;
-    let (before, after) = (absolute_reference(&args.before)?, absolute_reference(&args.after)?);
+    let (before, after) = (
+        absolute_reference(&args.before)?,
+        absolute_reference(&args.after)?,
+    );
     let spinner = progress::spinner(format!("comparing {} with {}", args.before, args.after));
     if let Some(path) = &args.content {
         let content = host.content_diff(&before, &after, path.as_bytes()).await;
@@ -20,15 +23,26 @@ pub async fn run(global: &Global, args: Diff) -> Outcome {
         show_content(global, &content?);
         return Ok(ExitCode::SUCCESS);
     }
-    let found = host.diff(&before, &after, DiffOptions { times: args.times }).await;
+    let found = host
+        .diff(&before, &after, DiffOptions { times: args.times })
+        .await;
     spinner.finish_and_clear();
     let found = found?;
     if global.json {
         show::json(&found);
         return Ok(ExitCode::SUCCESS);
     }
-    found.changes.iter().for_each(|change| show::line(&line(change)));
-    show::notes(&found.incomplete.iter().map(|what| format!("incomplete: {what}")).collect::<Vec<_>>());
+    found
+        .changes
+        .iter()
+        .for_each(|change| show::line(&line(change)));
+    show::notes(
+        &found
+            .incomplete
+            .iter()
+            .map(|what| format!("incomplete: {what}"))
+            .collect::<Vec<_>>(),
+    );
     Ok(ExitCode::SUCCESS)
 }
 
@@ -39,7 +53,11 @@ fn line(change: &Change) -> String {
         (ChangeKind::Added, _, Some(node)) => format!("A  {path}  {}", describe(node)),
         (ChangeKind::Removed, Some(node), _) => format!("D  {path}  {}", describe(node)),
         (_, Some(before), Some(after)) => {
-            let what: Vec<String> = change.what.iter().map(|aspect| differs(*aspect, before, after)).collect();
+            let what: Vec<String> = change
+                .what
+                .iter()
+                .map(|aspect| differs(*aspect, before, after))
+                .collect();
             format!("M  {path}  {}", what.join(", "))
         }
         _ => format!("?  {path}"),
@@ -53,9 +71,16 @@ fn describe(node: &Node) -> String {
 fn differs(aspect: Aspect, before: &Node, after: &Node) -> String {
     match aspect {
         Aspect::Kind => format!("{} to {}", before.kind, after.kind),
-        Aspect::Size => format!("{} to {}", show::bytes(before.size), show::bytes(after.size)),
+        Aspect::Size => format!(
+            "{} to {}",
+            show::bytes(before.size),
+            show::bytes(after.size)
+        ),
         Aspect::Mode => format!("mode {:04o} to {:04o}", before.mode, after.mode),
-        Aspect::Owner => format!("owner {}:{} to {}:{}", before.uid, before.gid, after.uid, after.gid),
+        Aspect::Owner => format!(
+            "owner {}:{} to {}:{}",
+            before.uid, before.gid, after.uid, after.gid
+        ),
         Aspect::Content => "content".into(),
         Aspect::Target => "target".into(),
         Aspect::Device => "device".into(),
@@ -68,9 +93,13 @@ fn show_content(global: &Global, content: &ContentDiff) {
     let (kind, text) = match content {
         ContentDiff::Same => ("same", String::new()),
         ContentDiff::Binary => ("binary", "binary files differ\n".to_owned()),
-        ContentDiff::TooLarge { limit_bytes } => {
-            ("too_large", format!("a file is larger than {}: not compared\n", show::bytes(*limit_bytes)))
-        }
+        ContentDiff::TooLarge { limit_bytes } => (
+            "too_large",
+            format!(
+                "a file is larger than {}: not compared\n",
+                show::bytes(*limit_bytes)
+            ),
+        ),
         ContentDiff::Text(text) => ("text", text.clone()),
     };
     if global.json {

@@ -22,7 +22,10 @@ struct Found {
 pub async fn run(global: &Global) -> Outcome {
     let host = open(global).await?;
     let spinner = progress::spinner("looking");
-    let found = Found { host: host.doctor().await, mmdebstrap: program("mmdebstrap") };
+    let found = Found {
+        host: host.doctor().await,
+        mmdebstrap: program("mmdebstrap"),
+    };
     spinner.finish_and_clear();
     let healthy = matches!(found.host.qemu, QemuReport::Found(_));
     if global.json {
@@ -30,20 +33,30 @@ pub async fn run(global: &Global) -> Outcome {
     } else {
         describe(&found)
     }
-    Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::from(failure::OURS) })
+    Ok(if healthy {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(failure::OURS)
+    })
 }
 
 /// What is known of KVM, where it is used.
-const KVM_TESTED: &str = "on emulated AMD processors only; Intel VMX and physical hardware are untested";
+const KVM_TESTED: &str =
+    "on emulated AMD processors only; Intel VMX and physical hardware are untested";
 
 /// Those for administrators are not on everyone's search path.
 fn program(name: &str) -> Option<PathBuf> {
-    let dirs = search().into_iter().chain(["/usr/sbin".into(), "/sbin".into()]);
+    let dirs = search()
+        .into_iter()
+        .chain(["/usr/sbin".into(), "/sbin".into()]);
     dirs.map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
 fn describe(found: &Found) {
-    let Found { host: doctor, mmdebstrap } = found;
+    let Found {
+        host: doctor,
+        mmdebstrap,
+    } = found;
     let size = |bytes: Option<u64>| bytes.map_or_else(|| "unknown".to_owned(), show::bytes);
     show::fields(&[
         ("store", doctor.home.display().to_string()),
@@ -60,7 +73,9 @@ fn describe(found: &Found) {
 fn debian(mmdebstrap: Option<&PathBuf>) -> String {
     match mmdebstrap {
         Some(path) => format!("can be built, with {}", path.display()),
-        None => "cannot be built: mmdebstrap is missing (Debian: apt-get install mmdebstrap)".into(),
+        None => {
+            "cannot be built: mmdebstrap is missing (Debian: apt-get install mmdebstrap)".into()
+        }
     }
 }
 
@@ -69,18 +84,34 @@ fn describe_qemu(qemu: &QemuFound) {
         Some(reason) => format!("{choice} ({other} cannot be used: {reason})"),
         None => choice.to_owned(),
     };
-    let user = if qemu.own_uid { "a user id for each machine" } else { "the caller's user id" };
+    let user = if qemu.own_uid {
+        "a user id for each machine"
+    } else {
+        "the caller's user id"
+    };
     let jail = match &qemu.landlock_refused {
         None => format!("{user}, seccomp, Landlock, no new privileges"),
         Some(reason) => format!("{user}, seccomp, no new privileges (without Landlock: {reason})"),
     };
     let refused = qemu.memory_modes_refused.join("; ");
-    let memory =
-        if refused.is_empty() { qemu.memory_mode.clone() } else { format!("{} ({refused})", qemu.memory_mode) };
+    let memory = if refused.is_empty() {
+        qemu.memory_mode.clone()
+    } else {
+        format!("{} ({refused})", qemu.memory_mode)
+    };
     let mut fields = vec![
-        ("qemu", format!("{} at {}", qemu.version, qemu.binary.display())),
-        ("accelerator", because(&qemu.accelerator, &qemu.kvm_refused, "kvm")),
-        ("disk i/o", because(&qemu.disk_aio, &qemu.io_uring_refused, "io_uring")),
+        (
+            "qemu",
+            format!("{} at {}", qemu.version, qemu.binary.display()),
+        ),
+        (
+            "accelerator",
+            because(&qemu.accelerator, &qemu.kvm_refused, "kvm"),
+        ),
+        (
+            "disk i/o",
+            because(&qemu.disk_aio, &qemu.io_uring_refused, "io_uring"),
+        ),
         ("memory", memory),
         ("jail", jail),
     ];
@@ -89,7 +120,10 @@ fn describe_qemu(qemu: &QemuFound) {
     }
     if !qemu.miscomputed.is_empty() {
         let off = qemu.miscomputed.join(", ");
-        fields.push(("processor", format!("{off} off under emulation: this QEMU computes them wrongly")));
+        fields.push((
+            "processor",
+            format!("{off} off under emulation: this QEMU computes them wrongly"),
+        ));
     }
     show::fields(&fields);
     if qemu.memory_mode == "full" && qemu.own_uid {

@@ -4,7 +4,9 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use sandtree::keeper::{Lease, Order, Task};
-use sandtree::{ForkSpec, Host, HostConfig, LentState, Result, SandboxInfo, Wanted, all, all_in_turns};
+use sandtree::{
+    ForkSpec, Host, HostConfig, LentState, Result, SandboxInfo, Wanted, all, all_in_turns,
+};
 use serde_json::json;
 
 use super::{Outcome, config, keeper, open};
@@ -13,7 +15,11 @@ use crate::{progress, show};
 
 pub async fn run(global: &Global, args: Fork) -> Outcome {
     let began = Instant::now();
-    let spec = ForkSpec { count: args.n, name: args.name, concurrency: args.concurrency };
+    let spec = ForkSpec {
+        count: args.n,
+        name: args.name,
+        concurrency: args.concurrency,
+    };
     spec.check()?;
     let host = open(global).await?;
     let spinner = progress::spinner(format!("forking {}", args.sandbox));
@@ -24,7 +30,9 @@ pub async fn run(global: &Global, args: Fork) -> Outcome {
     if global.json {
         let forks: Vec<_> = forks
             .iter()
-            .map(|f| json!({ "id": f.id, "name": f.name, "ports": f.ports, "degraded": f.degraded }))
+            .map(
+                |f| json!({ "id": f.id, "name": f.name, "ports": f.ports, "degraded": f.degraded }),
+            )
             .collect();
         show::json(&json!({
             "forks": forks, "pause_ms": lent.pause_ms, "total_ms": total_ms, "degraded": lent.degraded,
@@ -34,7 +42,11 @@ pub async fn run(global: &Global, args: Fork) -> Outcome {
     show::notes(&lent.degraded);
     for fork in &forks {
         show::notes(&fork.degraded);
-        let ports: Vec<String> = fork.ports.iter().map(|port| format!("  {}:{}", port.host, port.guest)).collect();
+        let ports: Vec<String> = fork
+            .ports
+            .iter()
+            .map(|port| format!("  {}:{}", port.host, port.guest))
+            .collect();
         show::line(&format!("{}  {}{}", fork.name, fork.id, ports.concat()));
     }
     Ok(ExitCode::SUCCESS)
@@ -53,8 +65,15 @@ async fn fork(
     let loan = host.borrow(sandbox, Wanted::Copies).await?;
     let lent = loan.lent.clone();
     let order = |name: String| {
-        let task = Task::Copy { source: source.id.clone(), state: lent.state.clone(), name };
-        Order { config: config.clone(), task }
+        let task = Task::Copy {
+            source: source.id.clone(),
+            state: lent.state.clone(),
+            name,
+        };
+        Order {
+            config: config.clone(),
+            task,
+        }
     };
     let copies = copies(names.into_iter().map(order).collect(), spec.concurrency).await;
     // Whether or not there are copies now: they have links of their own.

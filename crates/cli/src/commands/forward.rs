@@ -23,14 +23,21 @@ pub async fn run(global: &Global, args: args::Forward) -> Outcome {
     }
     // Until Ctrl-C, or until the sandbox ends.
     let mut ended = tokio::task::JoinSet::new();
-    forwards.into_iter().for_each(|mut forward| drop(ended.spawn(async move { forward.ended().await })));
+    forwards
+        .into_iter()
+        .for_each(|mut forward| drop(ended.spawn(async move { forward.ended().await })));
     ended.join_next().await;
-    let report = Error::Guest { operation: "go on forwarding".into(), source: sandtree::LinkError::Ended };
+    let report = Error::Guest {
+        operation: "go on forwarding".into(),
+        source: sandtree::LinkError::Ended,
+    };
     Err(report.into())
 }
 
 async fn listen(guest: &Guest, port: PublishedPort) -> Result<Forward> {
     let address = format!("{PUBLISH_ADDRESS}:{}", port.host);
-    let listener = TcpListener::bind(&address).await.map_err(|source| Error::Port { address, source })?;
+    let listener = TcpListener::bind(&address)
+        .await
+        .map_err(|source| Error::Port { address, source })?;
     guest.forward(listener, port.guest)
 }

@@ -17,10 +17,19 @@ pub async fn run(global: &Global, args: Gc) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     for garbage in &report.removed {
-        show::line(&format!("{}  {}  {}", garbage.kind, garbage.id, show::bytes(garbage.bytes)));
+        show::line(&format!(
+            "{}  {}  {}",
+            garbage.kind,
+            garbage.id,
+            show::bytes(garbage.bytes)
+        ));
     }
     show::notes(&report.held_back.clone().into_iter().collect::<Vec<_>>());
-    let done = if args.dry_run { "would be freed" } else { "freed" };
+    let done = if args.dry_run {
+        "would be freed"
+    } else {
+        "freed"
+    };
     show::line(&format!("{} {done}", show::bytes(report.bytes)));
     Ok(ExitCode::SUCCESS)
 }

@@ -26,14 +26,25 @@ struct NotDurable {
 
 impl NotDurable {
     fn new(state: StateInfo) -> Option<Self> {
-        let StateInfo { id, tag, durability, .. } = state;
-        (durability != Durability::Durable).then_some(Self { id, tag, durability })
+        let StateInfo {
+            id,
+            tag,
+            durability,
+            ..
+        } = state;
+        (durability != Durability::Durable).then_some(Self {
+            id,
+            tag,
+            durability,
+        })
     }
 
     fn describe(&self) -> String {
         let name = self.tag.as_ref().unwrap_or(&self.id);
         match self.durability {
-            Durability::Failed => format!("{name} (its files could not be synced; take another state)"),
+            Durability::Failed => {
+                format!("{name} (its files could not be synced; take another state)")
+            }
             Durability::Durable | Durability::NotYet => format!("{name} (not written out yet)"),
         }
     }
@@ -43,7 +54,9 @@ pub async fn run(global: &Global, args: Named) -> Outcome {
     let host = open(global).await?;
     let info = host.find(&args.sandbox)?;
     let (states, broken) = host.states(&info.id)?;
-    broken.iter().for_each(|error| failure::show(&error.report(), global.json));
+    broken
+        .iter()
+        .for_each(|error| failure::show(&error.report(), global.json));
     let not_durable = states.into_iter().filter_map(NotDurable::new).collect();
     let inspected = Inspected { info, not_durable };
     if global.json {
@@ -54,7 +67,11 @@ pub async fn run(global: &Global, args: Named) -> Outcome {
     let doubts: Vec<String> = not_durable.iter().map(NotDurable::describe).collect();
     let number = |pid: Option<u32>| pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
     let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
-    let ports: Vec<String> = info.ports.iter().map(|port| format!("{}:{}", port.host, port.guest)).collect();
+    let ports: Vec<String> = info
+        .ports
+        .iter()
+        .map(|port| format!("{}:{}", port.host, port.guest))
+        .collect();
     show::fields(&[
         ("id", info.id),
         ("name", info.name),
@@ -73,14 +90,36 @@ pub async fn run(global: &Global, args: Named) -> Outcome {
         ("network", format!("{:?}", info.network).to_lowercase()),
         ("ports", ports.join(" ")),
         ("memory mode", text(&info.memory_mode)),
-        ("memory dir", info.memory_dir.map_or_else(|| "-".into(), |dir| dir.display().to_string())),
-        ("auto checkpoints", info.auto_checkpoint.map_or_else(|| "-".into(), |count| count.to_string())),
+        (
+            "memory dir",
+            info.memory_dir
+                .map_or_else(|| "-".into(), |dir| dir.display().to_string()),
+        ),
+        (
+            "auto checkpoints",
+            info.auto_checkpoint
+                .map_or_else(|| "-".into(), |count| count.to_string()),
+        ),
         ("durable", if info.durable { "yes" } else { "no" }.into()),
         ("cpu model", text(&info.cpu)),
         ("saved on stop as", text(&info.save_on_stop)),
         ("not saved", text(&info.save_failed)),
-        ("degraded", if info.degraded.is_empty() { "-".into() } else { info.degraded.join("; ") }),
-        ("not durable", if doubts.is_empty() { "-".into() } else { doubts.join("; ") }),
+        (
+            "degraded",
+            if info.degraded.is_empty() {
+                "-".into()
+            } else {
+                info.degraded.join("; ")
+            },
+        ),
+        (
+            "not durable",
+            if doubts.is_empty() {
+                "-".into()
+            } else {
+                doubts.join("; ")
+            },
+        ),
         ("created", info.created_at),
     ]);
     Ok(ExitCode::SUCCESS)

@@ -33,10 +33,13 @@ pub async fn run() -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The lease is our standard input; `/dev/null` takes its place, so that nothing else can read from it.
+/// The lease is our standard input; `/dev/null` takes its place, so that nothing else can read from
+/// it.
 fn take_lease() -> Result<UnixStream> {
     let failed = |e: std::io::Error| Error::io("take", "the lease from standard input", e);
-    let lease: OwnedFd = rustix::stdio::stdin().try_clone_to_owned().map_err(failed)?;
+    let lease: OwnedFd = rustix::stdio::stdin()
+        .try_clone_to_owned()
+        .map_err(failed)?;
     let null = std::fs::File::open("/dev/null").map_err(failed)?;
     rustix::stdio::dup2_stdin(&null).map_err(|e| failed(e.into()))?;
     let lease = StdStream::from(lease);

@@ -18,21 +18,29 @@ pub async fn run(global: &Global, args: Log) -> Outcome {
     let host = open(global).await?;
     let Some(sandbox) = args.sandbox.filter(|_| !args.all) else {
         let tree = host.tree().await?;
-        tree.broken.iter().for_each(|error| failure::show(&error.report(), global.json));
+        tree.broken
+            .iter()
+            .for_each(|error| failure::show(&error.report(), global.json));
         match global.json {
             true => show::json(&tree.nodes),
-            false => draw(&everything(&tree.nodes, bold)).iter().for_each(|line| show::line(line)),
+            false => draw(&everything(&tree.nodes, bold))
+                .iter()
+                .for_each(|line| show::line(line)),
         }
         return Ok(ExitCode::SUCCESS);
     };
     let (states, broken) = host.states(&sandbox)?;
-    broken.iter().for_each(|error| failure::show(&error.report(), global.json));
+    broken
+        .iter()
+        .for_each(|error| failure::show(&error.report(), global.json));
     if global.json {
         show::json(&states);
         return Ok(ExitCode::SUCCESS);
     }
     let info = host.find(&sandbox)?;
-    draw(&of_sandbox(&states, &info.name, bold)).iter().for_each(|line| show::line(line));
+    draw(&of_sandbox(&states, &info.name, bold))
+        .iter()
+        .for_each(|line| show::line(line));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -42,12 +50,19 @@ struct Branch {
     below: Vec<Branch>,
 }
 
-/// One line per state, children below their parents; the sandbox itself below the state it stands on.
+/// One line per state, children below their parents; the sandbox itself below the state it stands
+/// on.
 fn of_sandbox(states: &[StateInfo], sandbox: &str, bold: bool) -> Vec<Branch> {
-    let known: HashMap<&str, &StateInfo> = states.iter().map(|state| (state.id.as_str(), state)).collect();
+    let known: HashMap<&str, &StateInfo> = states
+        .iter()
+        .map(|state| (state.id.as_str(), state))
+        .collect();
     let mut children: HashMap<Option<&str>, Vec<&StateInfo>> = HashMap::new();
     for state in states {
-        let parent = state.parent.as_deref().filter(|parent| known.contains_key(parent));
+        let parent = state
+            .parent
+            .as_deref()
+            .filter(|parent| known.contains_key(parent));
         children.entry(parent).or_default().push(state);
     }
     let here = format!("{}  (now)", strong(sandbox, bold));
@@ -62,21 +77,32 @@ fn states_below(
     here: &str,
     depth: usize,
 ) -> Vec<Branch> {
-    let states = children.get(&parent).filter(|_| depth < DEPTH_MAX).map(Vec::as_slice).unwrap_or_default();
+    let states = children
+        .get(&parent)
+        .filter(|_| depth < DEPTH_MAX)
+        .map(Vec::as_slice)
+        .unwrap_or_default();
     let branch = |state: &&StateInfo| Branch {
         line: describe(state),
         below: states_below(children, Some(&state.id), state.current, here, depth + 1),
     };
-    let here = here_is_here.then(|| Branch { line: here.to_owned(), below: Vec::new() });
+    let here = here_is_here.then(|| Branch {
+        line: here.to_owned(),
+        below: Vec::new(),
+    });
     states.iter().map(branch).chain(here).collect()
 }
 
 /// Images with what was made from them below.
 fn everything(nodes: &[TreeNode], bold: bool) -> Vec<Branch> {
-    let known: HashMap<&str, &TreeNode> = nodes.iter().map(|node| (node.id.as_str(), node)).collect();
+    let known: HashMap<&str, &TreeNode> =
+        nodes.iter().map(|node| (node.id.as_str(), node)).collect();
     let mut children: HashMap<Option<&str>, Vec<&TreeNode>> = HashMap::new();
     for node in nodes {
-        let parent = node.parent.as_deref().filter(|parent| known.contains_key(parent));
+        let parent = node
+            .parent
+            .as_deref()
+            .filter(|parent| known.contains_key(parent));
         children.entry(parent).or_default().push(node);
     }
     nodes_below(&children, None, bold, 0)
@@ -88,7 +114,11 @@ fn nodes_below(
     bold: bool,
     depth: usize,
 ) -> Vec<Branch> {
-    let nodes = children.get(&parent).filter(|_| depth < DEPTH_MAX).map(Vec::as_slice).unwrap_or_default();
+    let nodes = children
+        .get(&parent)
+        .filter(|_| depth < DEPTH_MAX)
+        .map(Vec::as_slice)
+        .unwrap_or_default();
     let branch = |node: &&TreeNode| Branch {
         line: name(node, bold),
         below: nodes_below(children, Some(&node.id), bold, depth + 1),
@@ -104,16 +134,35 @@ fn name(node: &TreeNode, bold: bool) -> String {
         TreeKind::State => "state",
     };
     let short: String = node.id.chars().take(16).collect();
-    let called = if node.names.is_empty() { short } else { node.names.join(", ") };
-    let called = if node.kind == TreeKind::Sandbox { strong(&called, bold) } else { called };
+    let called = if node.names.is_empty() {
+        short
+    } else {
+        node.names.join(", ")
+    };
+    let called = if node.kind == TreeKind::Sandbox {
+        strong(&called, bold)
+    } else {
+        called
+    };
     let now = node.current.then(|| "(now)".to_owned());
-    let rest = node.note.clone().into_iter().chain(node.created_at.clone()).chain(now);
+    let rest = node
+        .note
+        .clone()
+        .into_iter()
+        .chain(node.created_at.clone())
+        .chain(now);
     let rest = rest.map(|text| show::plain(&text));
-    [vec![format!("{kind} {called}")], rest.collect()].concat().join("  ")
+    [vec![format!("{kind} {called}")], rest.collect()]
+        .concat()
+        .join("  ")
 }
 
 fn strong(text: &str, bold: bool) -> String {
-    if bold { format!("\x1b[1m{text}\x1b[0m") } else { text.to_owned() }
+    if bold {
+        format!("\x1b[1m{text}\x1b[0m")
+    } else {
+        text.to_owned()
+    }
 }
 
 fn draw(branches: &[Branch]) -> Vec<String> {
@@ -125,7 +174,11 @@ fn draw(branches: &[Branch]) -> Vec<String> {
 fn draw_below(branches: &[Branch], indent: &str, lines: &mut Vec<String>) {
     for (index, branch) in branches.iter().enumerate() {
         let is_last = index + 1 == branches.len();
-        let (tip, more) = if is_last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
+        let (tip, more) = if is_last {
+            ("└─ ", "   ")
+        } else {
+            ("├─ ", "│  ")
+        };
         lines.push(format!("{indent}{tip}{}", branch.line));
         draw_below(&branch.below, &format!("{indent}{more}"), lines);
     }
@@ -139,9 +192,19 @@ fn describe(state: &StateInfo) -> String {
         (None, StateKind::Auto) => format!("(auto) {}", state.id),
         (None, _) => state.id.clone(),
     };
-    let (memory, disk) = (show::bytes(state.memory_bytes), show::bytes(state.disk_bytes));
-    let doubt = if state.durability == Durability::Failed { "  not durable" } else { "" };
-    format!("{name}  {}  memory {memory}  disk {disk}{doubt}", state.created_at)
+    let (memory, disk) = (
+        show::bytes(state.memory_bytes),
+        show::bytes(state.disk_bytes),
+    );
+    let doubt = if state.durability == Durability::Failed {
+        "  not durable"
+    } else {
+        ""
+    };
+    format!(
+        "{name}  {}  memory {memory}  disk {disk}{doubt}",
+        state.created_at
+    )
 }
 
 #[cfg(test)]
@@ -152,7 +215,11 @@ mod tests {
         StateInfo {
             id: id.into(),
             tag: tag.map(str::to_owned),
-            kind: if tag.is_some() { StateKind::Checkpoint } else { StateKind::Left },
+            kind: if tag.is_some() {
+                StateKind::Checkpoint
+            } else {
+                StateKind::Left
+            },
             parent: parent.map(str::to_owned),
             created_at: "T".into(),
             created_at_unix_ms: 0,
@@ -208,8 +275,13 @@ mod tests {
             node(TreeKind::State, "t", "base", Some("b")),
             node(TreeKind::Sandbox, "c", "other", Some("gone")),
         ];
-        let expected =
-            ["├─ image tiny", "│  └─ snapshot dev", "│     └─ sandbox a", "│        └─ state base", "└─ sandbox other"];
+        let expected = [
+            "├─ image tiny",
+            "│  └─ snapshot dev",
+            "│     └─ sandbox a",
+            "│        └─ state base",
+            "└─ sandbox other",
+        ];
         assert_eq!(draw(&everything(&nodes, false)), expected);
     }
 }

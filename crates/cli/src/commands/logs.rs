@@ -44,12 +44,16 @@ async fn follow(host: &Host, sandbox: &str, mut console: Log) -> Result<()> {
 
 fn is_live(host: &Host, sandbox: &str) -> bool {
     let state = host.find(sandbox).map(|info| info.state);
-    matches!(state, Ok(Phase::Creating | Phase::Starting | Phase::Running | Phase::Stopping))
+    matches!(
+        state,
+        Ok(Phase::Creating | Phase::Starting | Phase::Running | Phase::Stopping)
+    )
 }
 
 /// Everything that is there, and the console to read on from.
 fn read_all(before: PathBuf, console: PathBuf) -> Result<(Vec<u8>, Log)> {
-    // The newer part is opened first. If it becomes the older one meanwhile, it is that twice, and read once.
+    // The newer part is opened first. If it becomes the older one meanwhile, it is that twice, and
+    // read once.
     let (mut console, mut before) = (Log::open(console)?, Log::open(before)?);
     let moved = console.identity()?.is_some() && console.identity()? == before.identity()?;
     let mut bytes = if moved { Vec::new() } else { before.rest()? };
@@ -72,7 +76,9 @@ impl Log {
     /// What has been written since the last time, also to a file that has been moved away since.
     fn rest(&mut self) -> Result<Vec<u8>> {
         // Asked before reading: nothing is written to the old file once there is a new one.
-        let there = optional(&self.path, self.path.metadata())?.as_ref().map(identity);
+        let there = optional(&self.path, self.path.metadata())?
+            .as_ref()
+            .map(identity);
         let mut bytes = Vec::new();
         self.read_into(&mut bytes)?;
         if there.is_some() && there != self.identity()? {
@@ -83,13 +89,21 @@ impl Log {
     }
 
     fn read_into(&mut self, bytes: &mut Vec<u8>) -> Result<()> {
-        let Some(file) = &mut self.file else { return Ok(()) };
-        file.read_to_end(bytes).map(drop).map_err(|e| Error::io("read", &self.path, e))
+        let Some(file) = &mut self.file else {
+            return Ok(());
+        };
+        file.read_to_end(bytes)
+            .map(drop)
+            .map_err(|e| Error::io("read", &self.path, e))
     }
 
     fn identity(&self) -> Result<Option<(u64, u64)>> {
-        let Some(file) = &self.file else { return Ok(None) };
-        file.metadata().map(|found| Some(identity(&found))).map_err(|e| Error::io("read", &self.path, e))
+        let Some(file) = &self.file else {
+            return Ok(None);
+        };
+        file.metadata()
+            .map(|found| Some(identity(&found)))
+            .map_err(|e| Error::io("read", &self.path, e))
     }
 }
 
@@ -107,7 +121,10 @@ fn optional<T>(path: &Path, found: std::io::Result<T>) -> Result<Option<T>> {
 
 fn print(bytes: &[u8]) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(|e| Error::io("write to", "stdout", e))
+    stdout
+        .write_all(bytes)
+        .and_then(|()| stdout.flush())
+        .map_err(|e| Error::io("write to", "stdout", e))
 }
 
 #[cfg(test)]
@@ -117,7 +134,12 @@ mod tests {
     use super::*;
 
     fn append(path: &Path, bytes: &[u8]) {
-        OpenOptions::new().append(true).open(path).unwrap().write_all(bytes).unwrap();
+        OpenOptions::new()
+            .append(true)
+            .open(path)
+            .unwrap()
+            .write_all(bytes)
+            .unwrap();
     }
 
     #[test]
@@ -130,10 +152,17 @@ mod tests {
         assert_eq!(log.rest().unwrap(), b"one ");
         append(&console, b"two ");
         rename(&console, &before).unwrap();
-        assert_eq!(log.rest().unwrap(), b"two ", "between the two there is no log");
+        assert_eq!(
+            log.rest().unwrap(),
+            b"two ",
+            "between the two there is no log"
+        );
         append(&before, b"three ");
         write(&console, "the new one, longer than the old ").unwrap();
-        assert_eq!(log.rest().unwrap(), b"three the new one, longer than the old ");
+        assert_eq!(
+            log.rest().unwrap(),
+            b"three the new one, longer than the old "
+        );
         assert_eq!(log.rest().unwrap(), b"");
         append(&console, b"end");
         assert_eq!(log.rest().unwrap(), b"end");

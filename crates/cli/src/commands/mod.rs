@@ -46,7 +46,10 @@ pub type Outcome = Result<ExitCode, Failure>;
 pub async fn run(args: Args) -> Outcome {
     let Args { global, command } = args;
     // Before anything is touched, the store included.
-    command.sandboxes().into_iter().try_for_each(sandtree::check_reference)?;
+    command
+        .sandboxes()
+        .into_iter()
+        .try_for_each(sandtree::check_reference)?;
     match command {
         // These end by Ctrl-C in their own way.
         Command::Run(args) => run::run(&global, *args).await,
@@ -72,7 +75,9 @@ async fn dispatch(global: &Global, command: Command) -> Outcome {
         Command::Rm(args) => rm::run(global, args).await,
         Command::Checkpoint(args) => checkpoint::run(global, args).await,
         Command::Revert(args) => revert::run(global, &args.sandbox, Goal::State(args.tag)).await,
-        Command::Undo(args) => revert::run(global, &args.sandbox, Goal::Undo { steps: args.n }).await,
+        Command::Undo(args) => {
+            revert::run(global, &args.sandbox, Goal::Undo { steps: args.n }).await
+        }
         Command::Redo(args) => revert::run(global, &args.sandbox, Goal::Redo).await,
         Command::Log(args) => log::run(global, args).await,
         Command::Fork(args) => fork::run(global, args).await,
@@ -113,20 +118,31 @@ fn config(global: &Global) -> Result<HostConfig> {
     let home = std::path::absolute(&home).map_err(|e| Error::io("resolve", &home, e))?;
     let qemu = global.qemu.as_ref().map(std::path::absolute).transpose();
     let qemu = qemu.map_err(|e| Error::io("resolve", "the path of --qemu", e))?;
-    Ok(HostConfig { qemu, machine_user: global.machine_user, ..HostConfig::new(home, search()) })
+    Ok(HostConfig {
+        qemu,
+        machine_user: global.machine_user,
+        ..HostConfig::new(home, search())
+    })
 }
 
 /// Where programs are looked for.
 fn search() -> Vec<PathBuf> {
-    std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default()
+    std::env::var_os("PATH")
+        .map(|path| std::env::split_paths(&path).collect())
+        .unwrap_or_default()
 }
 
 fn default_home() -> Result<PathBuf> {
-    let data = std::env::var_os("XDG_DATA_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from);
-    let local =
-        std::env::var_os("HOME").filter(|dir| !dir.is_empty()).map(|home| PathBuf::from(home).join(".local/share"));
+    let data = std::env::var_os("XDG_DATA_HOME")
+        .filter(|dir| !dir.is_empty())
+        .map(PathBuf::from);
+    let local = std::env::var_os("HOME")
+        .filter(|dir| !dir.is_empty())
+        .map(|home| PathBuf::from(home).join(".local/share"));
     let rule = "set HOME, SANDTREE_HOME or --home";
-    let base = data.or(local).ok_or_else(|| Error::invalid("a store's place", "", rule))?;
+    let base = data
+        .or(local)
+        .ok_or_else(|| Error::invalid("a store's place", "", rule))?;
     Ok(base.join("sandtree"))
 }
 

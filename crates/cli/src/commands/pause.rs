@@ -22,8 +22,14 @@ pub async fn run(global: &Global, args: Pause) -> Outcome {
             continue;
         }
         show::notes(&paused.degraded);
-        let (memory, disk) = (show::bytes(paused.memory_bytes), show::bytes(paused.disk_bytes));
-        show::line(&format!("{sandbox}  paused in {}  memory {memory}  disk {disk}", show::ms(paused.total_ms)));
+        let (memory, disk) = (
+            show::bytes(paused.memory_bytes),
+            show::bytes(paused.disk_bytes),
+        );
+        show::line(&format!(
+            "{sandbox}  paused in {}  memory {memory}  disk {disk}",
+            show::ms(paused.total_ms)
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }

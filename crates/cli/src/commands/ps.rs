@@ -10,25 +10,52 @@ use crate::{failure, show};
 
 pub async fn run(global: &Global, args: Ps) -> Outcome {
     let (found, broken) = open(global).await?.list()?;
-    let shown: Vec<SandboxInfo> = found.into_iter().filter(|info| args.all || info.is_running()).collect();
-    broken.iter().for_each(|error| failure::show(&error.report(), global.json));
+    let shown: Vec<SandboxInfo> = found
+        .into_iter()
+        .filter(|info| args.all || info.is_running())
+        .collect();
+    broken
+        .iter()
+        .for_each(|error| failure::show(&error.report(), global.json));
     if global.json {
         show::json(&shown);
         return Ok(ExitCode::SUCCESS);
     }
     let rows: Vec<Vec<String>> = shown.into_iter().map(row).collect();
-    show::table(&["NAME", "ID", "IMAGE", "STATE", "MEMORY", "CPUS", "CREATED", "PORTS"], &rows);
+    show::table(
+        &[
+            "NAME", "ID", "IMAGE", "STATE", "MEMORY", "CPUS", "CREATED", "PORTS",
+        ],
+        &rows,
+    );
     Ok(ExitCode::SUCCESS)
 }
 
 fn row(info: SandboxInfo) -> Vec<String> {
     let state = match &info.reason {
         Some(reason) if !info.is_running() && *reason != "stopped" => {
-            format!("{} ({})", info.state, reason.lines().next().unwrap_or_default())
+            format!(
+                "{} ({})",
+                info.state,
+                reason.lines().next().unwrap_or_default()
+            )
         }
         _ => info.state.to_string(),
     };
-    let ports: Vec<String> = info.ports.iter().map(|port| format!("{}:{}", port.host, port.guest)).collect();
+    let ports: Vec<String> = info
+        .ports
+        .iter()
+        .map(|port| format!("{}:{}", port.host, port.guest))
+        .collect();
     let memory = show::bytes(info.memory_bytes);
-    vec![info.name, info.id, info.image, state, memory, info.cpus.to_string(), info.created_at, ports.join(" ")]
+    vec![
+        info.name,
+        info.id,
+        info.image,
+        state,
+        memory,
+        info.cpus.to_string(),
+        info.created_at,
+        ports.join(" "),
+    ]
 }

@@ -16,7 +16,13 @@ pub async fn run(global: &Global, args: Pull) -> Outcome {
         access: registry::access(&args.access).await?,
     };
     let host = open(global).await?;
-    let pulled = host.pull(&args.reference, &spec, progress::stages(format!("pulling {}", args.reference))).await?;
+    let pulled = host
+        .pull(
+            &args.reference,
+            &spec,
+            progress::stages(format!("pulling {}", args.reference)),
+        )
+        .await?;
     if global.json {
         show::json(&pulled);
         return Ok(ExitCode::SUCCESS);
@@ -26,6 +32,9 @@ pub async fn run(global: &Global, args: Pull) -> Outcome {
         PulledKind::Snapshot => "snapshot",
     };
     let fetched = show::bytes(pulled.fetched_bytes);
-    show::line(&format!("{}  {kind}  {}  {fetched} fetched", pulled.name, pulled.digest));
+    show::line(&format!(
+        "{}  {kind}  {}  {fetched} fetched",
+        pulled.name, pulled.digest
+    ));
     Ok(ExitCode::SUCCESS)
 }

@@ -15,7 +15,13 @@ pub async fn run(global: &Global, args: Push) -> Outcome {
         show::json(&pushed);
         return Ok(ExitCode::SUCCESS);
     }
-    let (sent, total) = (show::bytes(pushed.sent_bytes), show::bytes(pushed.total_bytes));
-    show::line(&format!("{}  {}  {sent} of {total} sent", pushed.reference, pushed.manifest));
+    let (sent, total) = (
+        show::bytes(pushed.sent_bytes),
+        show::bytes(pushed.total_bytes),
+    );
+    show::line(&format!(
+        "{}  {}  {sent} of {total} sent",
+        pushed.reference, pushed.manifest
+    ));
     Ok(ExitCode::SUCCESS)
 }

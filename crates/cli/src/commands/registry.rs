@@ -10,9 +10,14 @@ use crate::stdin;
 /// Far above any password or token.
 const PASSWORD_MAX: usize = 64 << 10;
 
-/// The environment is read here: where Docker's configuration is, and where its helpers are looked for.
+/// The environment is read here: where Docker's configuration is, and where its helpers are looked
+/// for.
 pub async fn access(args: &Access) -> Result<RegistryAccess> {
-    let password = if args.password_stdin { Some(password().await?) } else { None };
+    let password = if args.password_stdin {
+        Some(password().await?)
+    } else {
+        None
+    };
     Ok(RegistryAccess {
         username: args.username.clone(),
         password,
@@ -24,7 +29,11 @@ pub async fn access(args: &Access) -> Result<RegistryAccess> {
 }
 
 fn docker_config() -> Option<PathBuf> {
-    let dir = |name| std::env::var_os(name).filter(|dir| !dir.is_empty()).map(PathBuf::from);
+    let dir = |name| {
+        std::env::var_os(name)
+            .filter(|dir| !dir.is_empty())
+            .map(PathBuf::from)
+    };
     let dir = dir("DOCKER_CONFIG").or_else(|| dir("HOME").map(|home| home.join(".docker")));
     dir.map(|dir| dir.join("config.json"))
 }
@@ -52,10 +61,12 @@ fn without_newline(text: &str) -> &str {
     text.strip_suffix('\r').unwrap_or(text)
 }
 
-/// Whether what was typed is meant as a reference to a registry: it begins with a host, as every tool tells it.
+/// Whether what was typed is meant as a reference to a registry: it begins with a host, as every
+/// tool tells it.
 pub fn is_reference(text: &str) -> bool {
     let is_host = |first: &str| first == "localhost" || first.contains(['.', ':']);
-    text.split_once('/').is_some_and(|(first, _)| !first.starts_with('.') && is_host(first))
+    text.split_once('/')
+        .is_some_and(|(first, _)| !first.starts_with('.') && is_host(first))
 }
 
 #[cfg(test)]
@@ -64,19 +75,37 @@ mod tests {
 
     #[test]
     fn a_reference_begins_with_a_host() {
-        for reference in
-            ["localhost:5000/team/app:1.2", "localhost/app", "registry.test/app", "127.0.0.1:5000/a@sha256:0"]
-        {
+        for reference in [
+            "localhost:5000/team/app:1.2",
+            "localhost/app",
+            "registry.test/app",
+            "127.0.0.1:5000/a@sha256:0",
+        ] {
             assert!(is_reference(reference), "{reference}");
         }
-        for other in ["debian", "./a/b", "../a.b/c", "/a.b/c", "dir/sub", "app:1.2", ".hidden/x", ""] {
+        for other in [
+            "debian",
+            "./a/b",
+            "../a.b/c",
+            "/a.b/c",
+            "dir/sub",
+            "app:1.2",
+            ".hidden/x",
+            "",
+        ] {
             assert!(!is_reference(other), "{other}");
         }
     }
 
     #[test]
     fn a_password_ends_before_its_line() {
-        for (typed, password) in [("p\n", "p"), ("p\r\n", "p"), ("p", "p"), (" p \n\n", " p \n"), ("\n", "")] {
+        for (typed, password) in [
+            ("p\n", "p"),
+            ("p\r\n", "p"),
+            ("p", "p"),
+            (" p \n\n", " p \n"),
+            ("\n", ""),
+        ] {
             assert_eq!(without_newline(typed), password);
         }
     }

@@ -19,8 +19,13 @@ pub async fn run(global: &Global, args: Pause) -> Outcome {
             continue;
         }
         show::restore_notes(&resumed);
-        let (running, ready) = (show::ms(resumed.running_ms), show::ms(resumed.acknowledged_ms));
-        show::line(&format!("{sandbox}  running after {running}, ready after {ready}"));
+        let (running, ready) = (
+            show::ms(resumed.running_ms),
+            show::ms(resumed.acknowledged_ms),
+        );
+        show::line(&format!(
+            "{sandbox}  running after {running}, ready after {ready}"
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -33,11 +38,20 @@ async fn resume(global: &Global, host: &Host, sandbox: &str) -> Result<RestoreRe
         spinner.finish_and_clear();
         return resumed;
     }
-    let order = Order { config: config(global)?, task: Task::Resume { reference: sandbox.to_owned() } };
+    let order = Order {
+        config: config(global)?,
+        task: Task::Resume {
+            reference: sandbox.to_owned(),
+        },
+    };
     let (lease, ready) = keeper::start(&order, &format!("resuming {sandbox}")).await?;
     lease.release().await?;
     match ready.way {
         Way::Resumed(resumed) => Ok(resumed),
-        _ => Err(Error::invalid("a keeper's answer", "", "what came of a resume")),
+        _ => Err(Error::invalid(
+            "a keeper's answer",
+            "",
+            "what came of a resume",
+        )),
     }
 }

@@ -19,7 +19,9 @@ pub async fn run(global: &Global, sandbox: &str, goal: Goal) -> Outcome {
     if let Some(reason) = &reverted.dropped {
         show::notes(&[format!("what was left could not be kept: {reason}")]);
     }
-    let left = reverted.left.map_or_else(String::new, |left| format!("  left {left}"));
+    let left = reverted
+        .left
+        .map_or_else(String::new, |left| format!("  left {left}"));
     let to = reverted.tag.unwrap_or(reverted.id);
     show::line(&format!(
         "{to}  running after {}, ready after {}  total {}{left}",
@@ -39,11 +41,21 @@ async fn go_to(global: &Global, sandbox: &str, goal: Goal) -> Result<Reverted> {
         spinner.finish_and_clear();
         return reverted;
     }
-    let order = Order { config: config(global)?, task: Task::GoTo { reference: sandbox.to_owned(), goal } };
+    let order = Order {
+        config: config(global)?,
+        task: Task::GoTo {
+            reference: sandbox.to_owned(),
+            goal,
+        },
+    };
     let (lease, ready) = keeper::start(&order, &format!("reverting {sandbox}")).await?;
     lease.release().await?;
     match ready.way {
         Way::Reverted(reverted) => Ok(reverted),
-        _ => Err(Error::invalid("a keeper's answer", "", "what came of a revert")),
+        _ => Err(Error::invalid(
+            "a keeper's answer",
+            "",
+            "what came of a revert",
+        )),
     }
 }

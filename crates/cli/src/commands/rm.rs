@@ -13,7 +13,11 @@ pub async fn run(global: &Global, args: Remove) -> Outcome {
     let host = open(global).await?;
     for sandbox in &args.sandboxes {
         remove(&host, sandbox, args.force).await?;
-        if global.json { show::json(&json!({ "removed": sandbox })) } else { show::line(sandbox) }
+        if global.json {
+            show::json(&json!({ "removed": sandbox }))
+        } else {
+            show::line(sandbox)
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -24,7 +28,12 @@ async fn remove(host: &Host, sandbox: &str, force: bool) -> Result<()> {
         (true, true) => host.client(sandbox)?.remove().await,
         (true, false) => {
             let (name, phase, reason) = (info.name, info.state, info.reason);
-            Err(Error::WrongState { name, phase, reason, verb: Verb::Remove })
+            Err(Error::WrongState {
+                name,
+                phase,
+                reason,
+                verb: Verb::Remove,
+            })
         }
         // One that is paused may have a keeper still.
         (false, _) => match host.keeper_of(sandbox).await? {

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use sandtree::keeper::{Client, Lease, Order, Task};
 use sandtree::{
-    Error, ErrorKind, ExecSpec, FORK_CONCURRENCY, ForkSpec, Host, HostConfig, Lifetime, Prepared, Report, Result,
-    SandboxInfo, SandboxSpec, SaveOnStop, absolute_reference, all_in_turns, ca,
+    Error, ErrorKind, ExecSpec, FORK_CONCURRENCY, ForkSpec, Host, HostConfig, Lifetime, Prepared,
+    Report, Result, SandboxInfo, SandboxSpec, SaveOnStop, absolute_reference, all_in_turns, ca,
 };
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -30,12 +30,21 @@ impl Errand {
     /// Refuses what cannot be, before anything is started for it.
     fn new(args: &Run) -> Result<Self> {
         let typed = session::spec(args.how.clone(), args.command.clone())?;
-        let words = |program: &OsString| if program.is_empty() { Vec::new() } else { vec![program.clone()] };
-        Ok(Self { typed, entrypoint: args.entrypoint.as_ref().map(words) })
+        let words = |program: &OsString| {
+            if program.is_empty() {
+                Vec::new()
+            } else {
+                vec![program.clone()]
+            }
+        };
+        Ok(Self {
+            typed,
+            entrypoint: args.entrypoint.as_ref().map(words),
+        })
     }
 
-    /// Whether anything is to run that needs nobody to talk to: an image's command alone is most likely a shell. In what
-    /// begins from a snapshot, it may run already.
+    /// Whether anything is to run that needs nobody to talk to: an image's command alone is most
+    /// likely a shell. In what begins from a snapshot, it may run already.
     fn runs_alone(&self, client: &Client) -> Result<bool> {
         match &self.entrypoint {
             _ if !self.typed.argv.is_empty() => Ok(true),
@@ -52,12 +61,16 @@ impl Errand {
 }
 
 pub async fn run(global: &Global, args: Run) -> Outcome {
-    args.image.as_deref().or(args.snapshot.as_deref()).map_or(Ok(()), check_here)?;
+    args.image
+        .as_deref()
+        .or(args.snapshot.as_deref())
+        .map_or(Ok(()), check_here)?;
     let task = Errand::new(&args)?;
     if args.detach {
         return interruptible(run_detached(global, &args, task)).await;
     }
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(|e| Error::io("listen for", "signals", e))?;
+    let mut interrupt =
+        signal(SignalKind::interrupt()).map_err(|e| Error::io("listen for", "signals", e))?;
     let (host, lease, info) = unless_interrupted(&mut interrupt, started(global, &args)).await?;
     let outcome = work(&host, &info, task, global.json, &mut interrupt).await;
     // The end of the lease removes the sandbox; when we hear of it, it is gone.
@@ -78,10 +91,16 @@ async fn saved(host: &Host, info: &SandboxInfo, target: &str, lease: Lease) -> R
         return Ok(());
     }
     let reason = match host.find(&info.id) {
-        Ok(left) => left.save_failed.unwrap_or_else(|| format!("it is {}", left.state)),
+        Ok(left) => left
+            .save_failed
+            .unwrap_or_else(|| format!("it is {}", left.state)),
         Err(_) => "it was removed".into(),
     };
-    Err(Error::StillUnsaved { name: info.name.clone(), target: target.to_owned(), reason })
+    Err(Error::StillUnsaved {
+        name: info.name.clone(),
+        target: target.to_owned(),
+        reason,
+    })
 }
 
 async fn run_detached(global: &Global, args: &Run, task: Errand) -> Outcome {
@@ -101,7 +120,9 @@ async fn run_detached(global: &Global, args: &Run, task: Errand) -> Outcome {
         // Until here, all of them go if one does not come.
         lease.release().await?;
         match global.json {
-            true => told.push(json!({ "id": info.id, "name": info.name, "ports": info.ports, "exec": exec })),
+            true => told.push(
+                json!({ "id": info.id, "name": info.name, "ports": info.ports, "exec": exec }),
+            ),
             false => show::line(&info.id),
         }
     }
@@ -114,12 +135,19 @@ async fn run_detached(global: &Global, args: &Run, task: Errand) -> Outcome {
 }
 
 /// Starts what was asked for, or what the image has as its entry point.
-async fn detached(host: &Host, info: &SandboxInfo, task: &Errand) -> Result<Option<String>, Failure> {
+async fn detached(
+    host: &Host,
+    info: &SandboxInfo,
+    task: &Errand,
+) -> Result<Option<String>, Failure> {
     let client = host.client(&info.id)?;
     if !task.runs_alone(&client)? {
         return Ok(None);
     }
-    let spec = ExecSpec { lifetime: Lifetime::Detached, ..task.clone().spec(&client)? };
+    let spec = ExecSpec {
+        lifetime: Lifetime::Detached,
+        ..task.clone().spec(&client)?
+    };
     let exec = client.guest().await?.exec(spec).await?;
     Ok(Some(exec.id().to_string()))
 }
@@ -131,12 +159,22 @@ async fn all_started(global: &Global, args: &Run) -> Result<(Host, Vec<(Lease, S
         return Ok((host, vec![(lease, info)]));
     };
     let name = args.name.clone().unwrap_or_default();
-    let numbering = ForkSpec { count, name: Some(name), concurrency: FORK_CONCURRENCY };
+    let numbering = ForkSpec {
+        count,
+        name: Some(name),
+        concurrency: FORK_CONCURRENCY,
+    };
     numbering.check()?;
     let (host, config, prepared) = prepared(global, args).await?;
     let orders = host.fork_names("", &numbering)?.into_iter().map(|name| {
-        let task = Task::Create(Box::new(SandboxSpec { name: Some(name), ..prepared.spec.clone() }));
-        Order { config: config.clone(), task }
+        let task = Task::Create(Box::new(SandboxSpec {
+            name: Some(name),
+            ..prepared.spec.clone()
+        }));
+        Order {
+            config: config.clone(),
+            task,
+        }
     });
     let spinner = progress::spinner(format!("starting {count} sandboxes"));
     let starting = orders.map(|order| async move {
@@ -147,12 +185,20 @@ async fn all_started(global: &Global, args: &Run) -> Result<(Host, Vec<(Lease, S
     let started = all_in_turns(numbering.concurrency, starting).await;
     spinner.finish_and_clear();
     let started = started?;
-    started.iter().for_each(|(_, info)| show::notes(&info.degraded));
+    started
+        .iter()
+        .for_each(|(_, info)| show::notes(&info.degraded));
     Ok((host, started))
 }
 
 /// Ctrl-C is ours until the command has started; then it is the command's.
-async fn work(host: &Host, info: &SandboxInfo, task: Errand, as_json: bool, interrupt: &mut Signal) -> Outcome {
+async fn work(
+    host: &Host,
+    info: &SandboxInfo,
+    task: Errand,
+    as_json: bool,
+    interrupt: &mut Signal,
+) -> Outcome {
     let client = host.client(&info.id)?;
     let spec = task.spec(&client)?;
     let guest = unless_interrupted(interrupt, client.guest()).await?;
@@ -167,8 +213,12 @@ async fn work(host: &Host, info: &SandboxInfo, task: Errand, as_json: bool, inte
     session::relay(exec, wants_stdin, tty, OnSignal::Pass).await
 }
 
-/// One listener for all steps: a Ctrl-C between two of them is not lost. What is dropped undoes itself.
-async fn unless_interrupted<T>(interrupt: &mut Signal, step: impl Future<Output = Result<T>>) -> Result<T, Failure> {
+/// One listener for all steps: a Ctrl-C between two of them is not lost. What is dropped undoes
+/// itself.
+async fn unless_interrupted<T>(
+    interrupt: &mut Signal,
+    step: impl Future<Output = Result<T>>,
+) -> Result<T, Failure> {
     tokio::select! {
         done = step => Ok(done?),
         _ = interrupt.recv() => Err(Failure::Interrupted),
@@ -178,8 +228,16 @@ async fn unless_interrupted<T>(interrupt: &mut Signal, step: impl Future<Output 
 async fn started(global: &Global, args: &Run) -> Result<(Host, Lease, SandboxInfo)> {
     let (host, config, prepared) = prepared(global, args).await?;
     let spec = prepared.spec.clone();
-    let label = spec.name.clone().or(args.image.clone()).or(args.snapshot.clone()).unwrap_or_default();
-    let order = Order { config, task: Task::Create(Box::new(spec)) };
+    let label = spec
+        .name
+        .clone()
+        .or(args.image.clone())
+        .or(args.snapshot.clone())
+        .unwrap_or_default();
+    let order = Order {
+        config,
+        task: Task::Create(Box::new(spec)),
+    };
     let (lease, ready) = keeper::start(&order, &format!("starting {label}")).await?;
     Ok((host, lease, ready.info))
 }
@@ -190,8 +248,14 @@ fn check_here(reference: &str) -> Result<(), Failure> {
         return Ok(());
     }
     let message = format!("there is no image or snapshot {reference} here");
-    let hint = format!("`sandtree pull {reference}` brings it here, and prints the name to run it by");
-    Err(Failure::Told(Report { kind: ErrorKind::NotFound, message, causes: Vec::new(), hint: Some(hint) }))
+    let hint =
+        format!("`sandtree pull {reference}` brings it here, and prints the name to run it by");
+    Err(Failure::Told(Report {
+        kind: ErrorKind::NotFound,
+        message,
+        causes: Vec::new(),
+        hint: Some(hint),
+    }))
 }
 
 /// Whether a workspace has a snapshot of that name; otherwise it is an image's.
@@ -199,15 +263,23 @@ fn is_saved(name: &str, workspace: Option<&Path>) -> bool {
     workspace.is_some_and(|dir| dir.join(name).join("manifest.json").is_file())
 }
 
-/// What is needed before a keeper is: an image is made, and a snapshot in a directory taken in, where people see it.
+/// What is needed before a keeper is: an image is made, and a snapshot in a directory taken in,
+/// where people see it.
 async fn prepared(global: &Global, args: &Run) -> Result<(Host, HostConfig, Prepared)> {
     let spec = spec(args)?;
     spec.check()?;
     let config = config(global)?;
     let host = Host::open(config.clone()).await?;
-    let reference = spec.image.as_ref().or(spec.snapshot.as_ref()).cloned().unwrap_or_default();
+    let reference = spec
+        .image
+        .as_ref()
+        .or(spec.snapshot.as_ref())
+        .cloned()
+        .unwrap_or_default();
     let (bar, telling) = progress::transfer(format!("reading {reference}"));
-    let prepared = host.prepare(spec, telling, progress::image(&reference)).await;
+    let prepared = host
+        .prepare(spec, telling, progress::image(&reference))
+        .await;
     bar.finish_and_clear();
     Ok((host, config, prepared?))
 }
@@ -215,7 +287,9 @@ async fn prepared(global: &Global, args: &Run) -> Result<(Host, HostConfig, Prep
 fn spec(args: &Run) -> Result<SandboxSpec> {
     let workspace = args.workspace.as_deref();
     let placed = |reference: &Option<String>| match reference {
-        Some(reference) if workspace.is_some() && !is_saved(reference, workspace) => Ok(Some(reference.clone())),
+        Some(reference) if workspace.is_some() && !is_saved(reference, workspace) => {
+            Ok(Some(reference.clone()))
+        }
         Some(reference) => absolute_reference(&save::placed(reference, workspace)?).map(Some),
         None => Ok(None),
     };
@@ -228,11 +302,17 @@ fn spec(args: &Run) -> Result<SandboxSpec> {
             compress: false,
         }),
     };
-    let memory_dir = args.memory_dir.as_ref().map(std::path::absolute).transpose();
+    let memory_dir = args
+        .memory_dir
+        .as_ref()
+        .map(std::path::absolute)
+        .transpose();
     let ca_bundle = match &args.ca_bundle {
         None => None,
         Some(None) => Some(ca::host_bundle()?),
-        Some(Some(file)) => Some(std::path::absolute(file).map_err(|e| Error::io("resolve", file, e))?),
+        Some(Some(file)) => {
+            Some(std::path::absolute(file).map_err(|e| Error::io("resolve", file, e))?)
+        }
     };
     let own = |kernel| own_kernel(kernel, &args.initramfs, &args.modules);
     let spec = SandboxSpec {

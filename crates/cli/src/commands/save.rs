@@ -30,7 +30,10 @@ pub async fn run(global: &Global, args: Save) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     show::notes(&saved.degraded);
-    let called = saved.name.clone().or_else(|| saved.path.as_ref().map(|path| path.display().to_string()));
+    let called = saved
+        .name
+        .clone()
+        .or_else(|| saved.path.as_ref().map(|path| path.display().to_string()));
     show::line(&format!(
         "{}  {}  {}  {}",
         called.unwrap_or_default(),
@@ -57,17 +60,25 @@ pub fn target(name: &str, workspace: Option<&Path>) -> Result<SaveTarget> {
     }
 }
 
-/// A reference to a snapshot; in a workspace, the path of its directory. A name cannot lead out of a workspace.
+/// A reference to a snapshot; in a workspace, the path of its directory. A name cannot lead out of
+/// a workspace.
 pub fn placed(name: &str, workspace: Option<&Path>) -> Result<String> {
-    let Some(workspace) = workspace else { return Ok(name.to_owned()) };
+    let Some(workspace) = workspace else {
+        return Ok(name.to_owned());
+    };
     match parse_target(name)? {
         SaveTarget::Name(name) => {
-            let path = std::path::absolute(workspace).map_err(|e| Error::io("resolve", workspace, e))?;
+            let path =
+                std::path::absolute(workspace).map_err(|e| Error::io("resolve", workspace, e))?;
             let path = path.join(name.as_str());
-            path.to_str().map(str::to_owned).ok_or_else(|| Error::invalid("a workspace", path.display(), "a text"))
+            path.to_str()
+                .map(str::to_owned)
+                .ok_or_else(|| Error::invalid("a workspace", path.display(), "a text"))
         }
-        SaveTarget::Dir(path) => {
-            Err(Error::invalid("the name of a snapshot in a workspace", path.display(), "a name, not a path"))
-        }
+        SaveTarget::Dir(path) => Err(Error::invalid(
+            "the name of a snapshot in a workspace",
+            path.display(),
+            "a name, not a path",
+        )),
     }
 }

@@ -29,7 +29,11 @@ const BROKEN_PIPE: u8 = 141;
 /// The command that was typed, to be run as it was asked for.
 pub fn spec(how: How, command: Vec<std::ffi::OsString>) -> Result<ExecSpec> {
     if how.tty && !terminal::is_interactive() {
-        return Err(Error::invalid("--tty", "a pipe or file", "standard input and output must be a terminal"));
+        return Err(Error::invalid(
+            "--tty",
+            "a pipe or file",
+            "standard input and output must be a terminal",
+        ));
     }
     Ok(ExecSpec {
         env: term_env(&how),
@@ -44,7 +48,9 @@ pub fn spec(how: How, command: Vec<std::ffi::OsString>) -> Result<ExecSpec> {
 
 /// The guest's programs must know what terminal they draw on.
 fn term_env(how: &How) -> Vec<(std::ffi::OsString, std::ffi::OsString)> {
-    let term = std::env::var_os("TERM").filter(|_| how.tty).map(|term| ("TERM".into(), term));
+    let term = std::env::var_os("TERM")
+        .filter(|_| how.tty)
+        .map(|term| ("TERM".into(), term));
     term.into_iter().chain(how.env.clone()).collect()
 }
 
@@ -52,7 +58,11 @@ fn term_env(how: &How) -> Vec<(std::ffi::OsString, std::ffi::OsString)> {
 pub async fn run(guest: &Guest, spec: ExecSpec, as_json: bool) -> Outcome {
     let (wants_stdin, tty) = (spec.stdin, spec.terminal.is_some());
     let exec = guest.exec(spec).await?;
-    if as_json { collect(exec, wants_stdin).await } else { relay(exec, wants_stdin, tty, OnSignal::Pass).await }
+    if as_json {
+        collect(exec, wants_stdin).await
+    } else {
+        relay(exec, wants_stdin, tty, OnSignal::Pass).await
+    }
 }
 
 /// Everything a command says, as JSON.
@@ -70,7 +80,11 @@ fn described(output: &Output) -> Value {
     for (name, bytes) in [("stdout", &output.stdout), ("stderr", &output.stderr)] {
         match std::str::from_utf8(bytes) {
             Ok(text) => value[name] = text.into(),
-            Err(_) => value[format!("{name}_base64")] = base64::engine::general_purpose::STANDARD.encode(bytes).into(),
+            Err(_) => {
+                value[format!("{name}_base64")] = base64::engine::general_purpose::STANDARD
+                    .encode(bytes)
+                    .into()
+            }
         }
     }
     value
@@ -94,8 +108,14 @@ pub async fn relay(mut exec: Exec, wants_stdin: bool, tty: bool, on_signal: OnSi
         tokio::spawn(feed(exec.stdin.clone(), stdin::read()));
     }
     let (left, mut reader_left) = mpsc::channel(2);
-    let stdout = exec.stdout.take().map(|stream| tokio::spawn(pump(stream, io::stdout(), left.clone())));
-    let stderr = exec.stderr.take().map(|stream| tokio::spawn(pump(stream, io::stderr(), left)));
+    let stdout = exec
+        .stdout
+        .take()
+        .map(|stream| tokio::spawn(pump(stream, io::stdout(), left.clone())));
+    let stderr = exec
+        .stderr
+        .take()
+        .map(|stream| tokio::spawn(pump(stream, io::stderr(), left)));
     let mut impatience = 0;
     let status = loop {
         tokio::select! {
@@ -114,7 +134,8 @@ pub async fn relay(mut exec: Exec, wants_stdin: bool, tty: bool, on_signal: OnSi
     for pumping in [stdout, stderr].into_iter().flatten() {
         tokio::select! {
             pumped = pumping => pumped.expect("pumping does not panic")?,
-            // Nothing is left in the guest to be told; who waits for us has had enough of a reader that does not read.
+            // Nothing is left in the guest to be told; who waits for us has had enough of a reader
+            // that does not read.
             () = signals.end() => return Err(Failure::Interrupted),
         }
     }
@@ -137,9 +158,13 @@ async fn feed(mut stdin: Stdin, mut chunks: stdin::Chunks) -> Result<()> {
 async fn pump(mut stream: ByteStream, mut to: impl Write, left: mpsc::Sender<()>) -> Result<()> {
     loop {
         let next = stream.next().await;
-        let next = next.map_err(|source| Error::Guest { operation: "read the command's output".into(), source })?;
+        let next = next.map_err(|source| Error::Guest {
+            operation: "read the command's output".into(),
+            source,
+        })?;
         let Some(chunk) = next else { return Ok(()) };
-        let written = tokio::task::block_in_place(|| to.write_all(&chunk).and_then(|()| to.flush()));
+        let written =
+            tokio::task::block_in_place(|| to.write_all(&chunk).and_then(|()| to.flush()));
         match written {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {

@@ -20,17 +20,33 @@ use crate::{progress, show};
 pub async fn run(global: &Global, what: SnapshotCommand) -> Outcome {
     match what {
         SnapshotCommand::Create(args) => save::run(global, args).await,
-        SnapshotCommand::Ls { label, workspace } => list(global, &label, workspace.as_deref()).await,
+        SnapshotCommand::Ls { label, workspace } => {
+            list(global, &label, workspace.as_deref()).await
+        }
         SnapshotCommand::Inspect(which) => inspect(global, &which).await,
         SnapshotCommand::Verify(which) => verify(global, &which).await,
-        SnapshotCommand::Rm { snapshots, workspace } => remove(global, &snapshots, workspace.as_deref()).await,
-        SnapshotCommand::Tag { snapshot, name, force } => {
-            open(global).await?.tag_snapshot(&absolute_reference(&snapshot)?, &name, force.into()).await?;
+        SnapshotCommand::Rm {
+            snapshots,
+            workspace,
+        } => remove(global, &snapshots, workspace.as_deref()).await,
+        SnapshotCommand::Tag {
+            snapshot,
+            name,
+            force,
+        } => {
+            open(global)
+                .await?
+                .tag_snapshot(&absolute_reference(&snapshot)?, &name, force.into())
+                .await?;
             Ok(told(global, &json!({ "name": name }), &name))
         }
         SnapshotCommand::Reindex => {
             let count = open(global).await?.reindex().await?;
-            Ok(told(global, &json!({ "snapshots": count }), &format!("{count} snapshots are in the index")))
+            Ok(told(
+                global,
+                &json!({ "snapshots": count }),
+                &format!("{count} snapshots are in the index"),
+            ))
         }
         SnapshotCommand::Export(args) => export(global, args).await,
         SnapshotCommand::Import(args) => import(global, args).await,
@@ -52,7 +68,13 @@ async fn list(global: &Global, labels: &[String], workspace: Option<&Path>) -> O
         Some(dir) => Host::snapshots_in(dir)?,
         None => open(global).await?.snapshots().await?,
     };
-    show::notes(&found.trouble.iter().map(|what| format!("the index is of no use: {what}")).collect::<Vec<_>>());
+    show::notes(
+        &found
+            .trouble
+            .iter()
+            .map(|what| format!("the index is of no use: {what}"))
+            .collect::<Vec<_>>(),
+    );
     let is_meant = |snapshot: &SnapshotInfo| labels.iter().all(|label| has(snapshot, label));
     let snapshots: Vec<SnapshotInfo> = found.snapshots.into_iter().filter(is_meant).collect();
     if global.json {
@@ -74,14 +96,32 @@ fn has(snapshot: &SnapshotInfo, label: &str) -> bool {
 }
 
 fn row(snapshot: &SnapshotInfo) -> Vec<String> {
-    let names = if snapshot.names.is_empty() { "-".into() } else { snapshot.names.join(",") };
+    let names = if snapshot.names.is_empty() {
+        "-".into()
+    } else {
+        snapshot.names.join(",")
+    };
     let short: String = snapshot.digest.chars().take(12).collect();
     if let Some(why) = &snapshot.unreadable {
-        return vec![names, short, format!("cannot be used: {why}"), String::new(), String::new(), String::new()];
+        return vec![
+            names,
+            short,
+            format!("cannot be used: {why}"),
+            String::new(),
+            String::new(),
+            String::new(),
+        ];
     }
     let kind = if snapshot.memory { "memory" } else { "disk" };
     let (image, size) = (snapshot.image.clone(), show::bytes(snapshot.bytes));
-    vec![names, short, image, size, kind.into(), snapshot.created_at.clone()]
+    vec![
+        names,
+        short,
+        image,
+        size,
+        kind.into(),
+        snapshot.created_at.clone(),
+    ]
 }
 
 async fn inspect(global: &Global, which: &Which) -> Outcome {
@@ -92,29 +132,67 @@ async fn inspect(global: &Global, which: &Which) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     let manifest = &details.manifest;
-    let labels: Vec<String> = manifest.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let labels: Vec<String> = manifest
+        .labels
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
     let layers = manifest.disk.layers.len();
-    let memory = manifest.memory.as_ref().map_or("none: it boots".to_owned(), |memory| {
-        let machine = &memory.machine;
-        let (size, mode) = (show::bytes(memory.bytes), manifest.capture.mode.as_deref().unwrap_or("-"));
-        format!(
-            "{size}, {} layers ({mode}); {}, QEMU {}",
-            memory.layers.len(),
-            machine.accelerator,
-            machine.qemu_version
-        )
-    });
-    let or_none = |text: String| if text.is_empty() { "-".to_owned() } else { text };
+    let memory = manifest
+        .memory
+        .as_ref()
+        .map_or("none: it boots".to_owned(), |memory| {
+            let machine = &memory.machine;
+            let (size, mode) = (
+                show::bytes(memory.bytes),
+                manifest.capture.mode.as_deref().unwrap_or("-"),
+            );
+            format!(
+                "{size}, {} layers ({mode}); {}, QEMU {}",
+                memory.layers.len(),
+                machine.accelerator,
+                machine.qemu_version
+            )
+        });
+    let or_none = |text: String| {
+        if text.is_empty() {
+            "-".to_owned()
+        } else {
+            text
+        }
+    };
     show::fields(&[
         ("names", or_none(details.names.join(", "))),
         ("digest", details.digest.clone()),
-        ("path", details.path.as_ref().map_or("-".into(), |path| path.display().to_string())),
+        (
+            "path",
+            details
+                .path
+                .as_ref()
+                .map_or("-".into(), |path| path.display().to_string()),
+        ),
         ("created", details.created_at.clone()),
-        ("parent", manifest.parent.as_ref().map_or("-".into(), ToString::to_string)),
+        (
+            "parent",
+            manifest
+                .parent
+                .as_ref()
+                .map_or("-".into(), ToString::to_string),
+        ),
         ("labels", or_none(labels.join(", "))),
-        ("image", format!("{} {}", manifest.image.name, manifest.image.digest)),
+        (
+            "image",
+            format!("{} {}", manifest.image.name, manifest.image.digest),
+        ),
         ("arch", manifest.arch.to_string()),
-        ("disk", format!("{} {}, {layers} layers", show::bytes(manifest.disk.bytes), manifest.disk.file_system)),
+        (
+            "disk",
+            format!(
+                "{} {}, {layers} layers",
+                show::bytes(manifest.disk.bytes),
+                manifest.disk.file_system
+            ),
+        ),
         ("memory", memory),
         ("consistency", manifest.capture.consistency.to_string()),
         ("cpus", manifest.settings.cpus.to_string()),
@@ -135,18 +213,26 @@ async fn verify(global: &Global, which: &Which) -> Outcome {
             &json!({ "bytes": verified.bytes, "whole": verified.damaged.is_empty(), "damaged": verified.damaged }),
         );
     } else if verified.damaged.is_empty() {
-        show::line(&format!("{} is whole: {} read", which.snapshot, show::bytes(verified.bytes)));
+        show::line(&format!(
+            "{} is whole: {} read",
+            which.snapshot,
+            show::bytes(verified.bytes)
+        ));
     }
     match verified.damaged.first() {
         None => Ok(ExitCode::SUCCESS),
-        Some(_) => Err(Failure::from(Error::Damaged { reference: which.snapshot.clone(), damaged: verified.damaged })),
+        Some(_) => Err(Failure::from(Error::Damaged {
+            reference: which.snapshot.clone(),
+            damaged: verified.damaged,
+        })),
     }
 }
 
 async fn remove(global: &Global, snapshots: &[String], workspace: Option<&Path>) -> Outcome {
     let host = open(global).await?;
     for snapshot in snapshots {
-        host.remove_snapshot(&absolute_reference(&placed(snapshot, workspace)?)?).await?;
+        host.remove_snapshot(&absolute_reference(&placed(snapshot, workspace)?)?)
+            .await?;
         if !global.json {
             show::line(snapshot);
         }
@@ -167,11 +253,18 @@ async fn export(global: &Global, args: Export) -> Outcome {
     let (bar, telling) = progress::transfer(format!("exporting {}", args.what));
     let what = absolute_reference(&args.what)?;
     let exported = if args.output.as_os_str() == "-" {
-        host.export(&what, args.memory, options, io::stdout(), telling).await
+        host.export(&what, args.memory, options, io::stdout(), telling)
+            .await
     } else {
         let file = Unfinished::create(&args.output, args.force)?;
-        let writing = file.file.try_clone().map_err(|e| Error::io("write", &args.output, e))?;
-        match host.export(&what, args.memory, options, writing, telling).await {
+        let writing = file
+            .file
+            .try_clone()
+            .map_err(|e| Error::io("write", &args.output, e))?;
+        match host
+            .export(&what, args.memory, options, writing, telling)
+            .await
+        {
             Ok(exported) => file.keep().map(|()| exported),
             failed => failed,
         }
@@ -183,8 +276,15 @@ async fn export(global: &Global, args: Export) -> Outcome {
             show::json(&exported);
         }
     } else if args.output.as_os_str() != "-" {
-        let (content, file) = (show::bytes(exported.content_bytes), show::bytes(exported.file_bytes));
-        show::line(&format!("{}  {}  {content} in {file}", args.output.display(), exported.digest));
+        let (content, file) = (
+            show::bytes(exported.content_bytes),
+            show::bytes(exported.file_bytes),
+        );
+        show::line(&format!(
+            "{}  {}  {content} in {file}",
+            args.output.display(),
+            exported.digest
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -206,41 +306,59 @@ impl Unfinished {
                 "it is there already; --force overwrites it",
             ));
         }
-        let name =
-            target.file_name().ok_or_else(|| Error::invalid("a file to write", target.display(), "a file's path"))?;
+        let name = target
+            .file_name()
+            .ok_or_else(|| Error::invalid("a file to write", target.display(), "a file's path"))?;
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(name);
         hidden.push(format!(".{}", std::process::id()));
         let path = target.with_file_name(hidden);
         // It may hold the memory of a guest.
-        let opened = File::options().write(true).create_new(true).mode(0o600).open(&path);
+        let opened = File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path);
         let file = opened.map_err(|e| Error::io("make", &path, e))?;
-        Ok(Self { file, path, target: target.to_owned(), replace })
+        Ok(Self {
+            file,
+            path,
+            target: target.to_owned(),
+            replace,
+        })
     }
 
     fn keep(self) -> Result<()> {
-        self.file.sync_all().map_err(|e| Error::io("sync", &self.path, e))?;
+        self.file
+            .sync_all()
+            .map_err(|e| Error::io("sync", &self.path, e))?;
         let named = match self.replace {
             true => std::fs::rename(&self.path, &self.target),
             // What came there meanwhile stays.
             false => rename_noreplace(&self.path, &self.target),
         };
         named.map_err(|e| Error::io("make", &self.target, e))?;
-        let parent = self.target.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let parent = self
+            .target
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty());
         let parent = parent.unwrap_or(Path::new("."));
         let synced = File::open(parent).and_then(|dir| dir.sync_all());
         synced.map_err(|e| Error::io("sync directory", parent, e))
     }
 }
 
-/// Fallback for a file system without RENAME_NOREPLACE: a hard link, or a check that the name is free.
+/// Fallback for a file system without RENAME_NOREPLACE: a hard link, or a check that the name is
+/// free.
 fn rename_noreplace(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
         renamed => return Ok(renamed?),
     }
     match std::fs::hard_link(from, to) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists && !to.exists() => std::fs::rename(from, to),
+        Err(error) if error.kind() != ErrorKind::AlreadyExists && !to.exists() => {
+            std::fs::rename(from, to)
+        }
         linked => linked,
     }
 }
@@ -274,16 +392,26 @@ async fn import(global: &Global, args: Import) -> Outcome {
     if global.json {
         show::json(&imported);
     } else {
-        show::line(&format!("{}  {}  {}", imported.name, imported.digest, show::bytes(imported.bytes)));
+        show::line(&format!(
+            "{}  {}  {}",
+            imported.name,
+            imported.digest,
+            show::bytes(imported.bytes)
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// `dev-env` of `dir/dev-env.tar.zst`.
 fn stem(path: &Path) -> String {
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let name = path
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default();
     let endings = [".zst", ".tar"];
-    endings.iter().fold(name, |name, ending| name.strip_suffix(ending).map(str::to_owned).unwrap_or(name))
+    endings.iter().fold(name, |name, ending| {
+        name.strip_suffix(ending).map(str::to_owned).unwrap_or(name)
+    })
 }
 
 #[cfg(test)]
@@ -292,7 +420,12 @@ mod tests {
 
     #[test]
     fn a_file_names_what_is_in_it() {
-        for (path, name) in [("a/dev-env.tar.zst", "dev-env"), ("x.tar", "x"), ("y", "y"), ("z.1.tar.zst", "z.1")] {
+        for (path, name) in [
+            ("a/dev-env.tar.zst", "dev-env"),
+            ("x.tar", "x"),
+            ("y", "y"),
+            ("z.1.tar.zst", "z.1"),
+        ] {
             assert_eq!(stem(Path::new(path)), name);
         }
     }

@@ -11,11 +11,21 @@ use crate::show;
 
 pub async fn run(global: &Global, args: Start) -> Outcome {
     let before = open(global).await?.find(&args.sandbox)?;
-    let task = Task::Start { reference: args.sandbox.clone(), boot_timeout: args.boot_timeout };
-    let order = Order { config: config(global)?, task };
+    let task = Task::Start {
+        reference: args.sandbox.clone(),
+        boot_timeout: args.boot_timeout,
+    };
+    let order = Order {
+        config: config(global)?,
+        task,
+    };
     let (lease, ready) = keeper::start(&order, &format!("starting {}", args.sandbox)).await?;
     lease.release().await?;
-    let notes: Vec<String> = before.may_be_torn().then(|| torn(&args.sandbox)).into_iter().collect();
+    let notes: Vec<String> = before
+        .may_be_torn()
+        .then(|| torn(&args.sandbox))
+        .into_iter()
+        .collect();
     if global.json {
         show::json(&json!({ "id": ready.info.id, "name": ready.info.name, "notes": notes }))
     } else {

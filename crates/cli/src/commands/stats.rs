@@ -14,12 +14,22 @@ pub async fn run(global: &Global, args: Named) -> Outcome {
     }
     let guest = &stats.guest;
     let used = |total: u64, available: u64| {
-        format!("{} of {}", show::bytes(total.saturating_sub(available)), show::bytes(total))
+        format!(
+            "{} of {}",
+            show::bytes(total.saturating_sub(available)),
+            show::bytes(total)
+        )
     };
     let seconds = |ms: u64| format!("{:.1} s", ms as f64 / 1000.0);
     show::fields(&[
-        ("guest memory", used(guest.memory_total_bytes, guest.memory_available_bytes)),
-        ("guest disk", used(guest.disk_total_bytes, guest.disk_available_bytes)),
+        (
+            "guest memory",
+            used(guest.memory_total_bytes, guest.memory_available_bytes),
+        ),
+        (
+            "guest disk",
+            used(guest.disk_total_bytes, guest.disk_available_bytes),
+        ),
         ("guest cpu", seconds(guest.cpu_busy_ms)),
         ("guest processes", guest.processes.to_string()),
         ("up for", seconds(guest.uptime_ms)),

@@ -15,7 +15,11 @@ pub async fn run(global: &Global, args: Stop) -> Outcome {
         let spinner = progress::spinner(format!("stopping {sandbox}"));
         client.stop(args.grace).await?;
         spinner.finish_and_clear();
-        if global.json { show::json(&host.find(sandbox).ok()) } else { show::line(sandbox) }
+        if global.json {
+            show::json(&host.find(sandbox).ok())
+        } else {
+            show::line(sandbox)
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,5 @@
-//! CRC-32C as the kernel counts it: the register is given in and out, inverted by nobody. Eight bytes at a time.
+//! CRC-32C as the kernel counts it: the register is given in and out, inverted by nobody. Eight
+//! bytes at a time.
 
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 static TABLES: [[u32; 256]; 8] = tables();
@@ -8,7 +9,11 @@ const fn tables() -> [[u32; 256]; 8] {
     while index < 256 {
         let (mut value, mut bit) = (index as u32, 0);
         while bit < 8 {
-            value = if value & 1 == 1 { value >> 1 ^ POLYNOMIAL } else { value >> 1 };
+            value = if value & 1 == 1 {
+                value >> 1 ^ POLYNOMIAL
+            } else {
+                value >> 1
+            };
             bit += 1;
         }
         tables[0][index] = value;
@@ -26,13 +31,18 @@ const fn tables() -> [[u32; 256]; 8] {
 pub fn crc32c(register: u32, bytes: &[u8]) -> u32 {
     let (eights, rest) = bytes.as_chunks::<8>();
     let register = eights.iter().fold(register, eight);
-    rest.iter().fold(register, |value, byte| value >> 8 ^ TABLES[0][usize::from(value as u8 ^ byte)])
+    rest.iter().fold(register, |value, byte| {
+        value >> 8 ^ TABLES[0][usize::from(value as u8 ^ byte)]
+    })
 }
 
 fn eight(register: u32, bytes: &[u8; 8]) -> u32 {
     let word = u64::from_le_bytes(*bytes) ^ u64::from(register);
     let bytes = word.to_le_bytes();
-    bytes.iter().zip(TABLES.iter().rev()).fold(0, |value, (byte, table)| value ^ table[usize::from(*byte)])
+    bytes
+        .iter()
+        .zip(TABLES.iter().rev())
+        .fold(0, |value, (byte, table)| value ^ table[usize::from(*byte)])
 }
 
 #[cfg(test)]
@@ -48,7 +58,10 @@ mod tests {
     fn in_parts_as_in_one() {
         let bytes: Vec<u8> = (0..100).collect();
         for cut in 0..100 {
-            assert_eq!(crc32c(crc32c(7, &bytes[..cut]), &bytes[cut..]), crc32c(7, &bytes));
+            assert_eq!(
+                crc32c(crc32c(7, &bytes[..cut]), &bytes[cut..]),
+                crc32c(7, &bytes)
+            );
         }
     }
 }

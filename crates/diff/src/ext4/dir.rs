@@ -1,6 +1,7 @@
 //! Directories: names and the inodes they stand for.
 //!
-//! A directory with an index is read like one without: what is between its names then are entries without an inode.
+//! A directory with an index is read like one without: what is between its names then are entries
+//! without an inode.
 
 use std::collections::BTreeMap;
 
@@ -19,9 +20,16 @@ const INLINE_PARENT: usize = 4;
 /// By name; neither `.` nor `..`.
 pub(crate) type Entries = BTreeMap<Box<[u8]>, u32>;
 
-pub(super) fn entries(fs: &FileSystem<'_>, inode: &Inode, content: &Content) -> Result<Entries, Error> {
-    let mut found =
-        Found { inode: inode.number, has_file_types: fs.superblock().has_file_types(), entries: Entries::new() };
+pub(super) fn entries(
+    fs: &FileSystem<'_>,
+    inode: &Inode,
+    content: &Content,
+) -> Result<Entries, Error> {
+    let mut found = Found {
+        inode: inode.number,
+        has_file_types: fs.superblock().has_file_types(),
+        entries: Entries::new(),
+    };
     match content {
         Content::Inline(bytes) => {
             let (field, behind) = bytes.split_at(bytes.len().min(super::inode::BLOCK_FIELD));
@@ -31,11 +39,15 @@ pub(super) fn entries(fs: &FileSystem<'_>, inode: &Inode, content: &Content) -> 
         Content::Mapped(map) => {
             let what = || format!("the directory of inode {}", inode.number);
             if inode.size > MAX_BYTES {
-                return Err(Error::TooLarge { what: what(), limit_bytes: MAX_BYTES });
+                return Err(Error::TooLarge {
+                    what: what(),
+                    limit_bytes: MAX_BYTES,
+                });
             }
             for logical in 0..inode.size.div_ceil(fs.block_bytes()) {
                 let physical = map.physical(logical);
-                let physical = physical.ok_or_else(|| Error::damaged(format!("{} has a hole", what())))?;
+                let physical =
+                    physical.ok_or_else(|| Error::damaged(format!("{} has a hole", what())))?;
                 found.add_block(&fs.block(physical)?)?;
             }
         }
@@ -55,11 +67,20 @@ impl Found {
         while rest.len() >= HEADER {
             let fields = Le(rest);
             let length = record_len(fields.u16(4), block.len());
-            require(length >= HEADER && length <= rest.len(), || self.bad("an entry of an impossible length"))?;
-            let name_len = if self.has_file_types { fields.u8(6).into() } else { usize::from(fields.u16(6)) };
+            require(length >= HEADER && length <= rest.len(), || {
+                self.bad("an entry of an impossible length")
+            })?;
+            let name_len = if self.has_file_types {
+                fields.u8(6).into()
+            } else {
+                usize::from(fields.u16(6))
+            };
             if fields.u32(0) != 0 {
                 let name = rest[..length].get(HEADER..HEADER + name_len);
-                self.add(name.ok_or_else(|| Error::Damaged(self.bad("a name behind its entry")))?, fields.u32(0))?;
+                self.add(
+                    name.ok_or_else(|| Error::Damaged(self.bad("a name behind its entry")))?,
+                    fields.u32(0),
+                )?;
             }
             rest = &rest[length..];
         }

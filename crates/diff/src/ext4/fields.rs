@@ -1,4 +1,5 @@
-//! Numbers in structures. A structure that ends before a number is one of an older kind, and the number is 0.
+//! Numbers in structures. A structure that ends before a number is one of an older kind, and the
+//! number is 0.
 
 /// ext4 itself counts from the little end.
 #[derive(Debug, Clone, Copy)]
@@ -44,5 +45,7 @@ impl Be<'_> {
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let found = at.checked_add(N).and_then(|end| bytes.get(at..end));
-    found.and_then(|found| found.try_into().ok()).unwrap_or([0; N])
+    found
+        .and_then(|found| found.try_into().ok())
+        .unwrap_or([0; N])
 }

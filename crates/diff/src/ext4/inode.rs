@@ -31,16 +31,22 @@ pub(crate) struct Inode {
 }
 
 impl Inode {
-    /// Of an inode's bytes. The upper half of a directory's size means something only with `large_dirs`.
+    /// Of an inode's bytes. The upper half of a directory's size means something only with
+    /// `large_dirs`.
     pub(super) fn parse(number: u32, bytes: &[u8], large_dirs: bool) -> Result<Self, Error> {
         let fields = Le(bytes);
         let mode = fields.u16(0);
-        let kind = kind(mode).ok_or_else(|| Error::damaged(format!("inode {number} is in use and has no kind")))?;
+        let kind = kind(mode)
+            .ok_or_else(|| Error::damaged(format!("inode {number} is in use and has no kind")))?;
         let has_large_size = kind == Kind::File || (kind == Kind::Directory && large_dirs);
         let extra_fields = usize::from(fields.u16(128));
         let mut block_field = [0; BLOCK_FIELD];
         block_field.copy_from_slice(&bytes[40..40 + BLOCK_FIELD]);
-        let modified_extra = if extra_fields >= 12 { fields.u32(136) } else { 0 };
+        let modified_extra = if extra_fields >= 12 {
+            fields.u32(136)
+        } else {
+            0
+        };
         Ok(Self {
             number,
             kind,
@@ -48,9 +54,14 @@ impl Inode {
             uid: u32::from(fields.u16(120)) << 16 | u32::from(fields.u16(2)),
             gid: u32::from(fields.u16(122)) << 16 | u32::from(fields.u16(24)),
             links: fields.u16(26),
-            size: if has_large_size { fields.halves(4, 108) } else { fields.u32(4).into() },
+            size: if has_large_size {
+                fields.halves(4, 108)
+            } else {
+                fields.u32(4).into()
+            },
             // Two bits more than 32, so that time goes on after 2038.
-            modified_unix_s: i64::from(fields.u32(16).cast_signed()) + (i64::from(modified_extra & 3) << 32),
+            modified_unix_s: i64::from(fields.u32(16).cast_signed())
+                + (i64::from(modified_extra & 3) << 32),
             modified_ns: modified_extra >> 2,
             flags: fields.u32(32),
             block_field,
@@ -87,7 +98,10 @@ impl Inode {
         }
         let fields = Le(&self.block_field);
         Some(match (fields.u32(0), fields.u32(4)) {
-            (0, new) => ((new & 0xf_ff00) >> 8, (new & 0xff) | ((new >> 12) & 0xf_ff00)),
+            (0, new) => (
+                (new & 0xf_ff00) >> 8,
+                (new & 0xff) | ((new >> 12) & 0xf_ff00),
+            ),
             (old, _) => ((old >> 8) & 0xff, old & 0xff),
         })
     }

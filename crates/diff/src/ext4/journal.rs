@@ -4,15 +4,17 @@
 //! superblock | … | descriptor: which blocks follow | blocks … | revoke: forget these | commit | descriptor … | (end)
 //! ```
 //!
-//! The log is a ring that begins where its superblock says. It ends at the first block that does not carry the number
-//! of the expected transaction. A transaction counts once its commit block is there. Nothing is written: replaying
-//! means to remember for each block where in the journal its newest version is.
+//! The log is a ring that begins where its superblock says. It ends at the first block that does
+//! not carry the number of the expected transaction. A transaction counts once its commit block is
+//! there. Nothing is written: replaying means to remember for each block where in the journal its
+//! newest version is.
 //!
-//! Checksums of versions 2 and 3, which come with checksums of metadata, are checked. The one of version 1 is not: a
-//! transaction is then taken for whole if its commit block is there, as it is without any.
+//! Checksums of versions 2 and 3, which come with checksums of metadata, are checked. The one of
+//! version 1 is not: a transaction is then taken for whole if its commit block is there, as it is
+//! without any.
 //!
-//! Always: no more blocks are looked at than the journal has. What is in the journal and cannot be taken into
-//! account is told.
+//! Always: no more blocks are looked at than the journal has. What is in the journal and cannot be
+//! taken into account is told.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -44,7 +46,8 @@ mod feature {
     pub const CHECKSUM_V2: u32 = 0x8;
     pub const CHECKSUM_V3: u32 = 0x10;
     pub const FAST_COMMIT: u32 = 0x20;
-    pub const KNOWN: u32 = REVOKE | IS_64BIT | ASYNC_COMMIT | CHECKSUM_V2 | CHECKSUM_V3 | FAST_COMMIT;
+    pub const KNOWN: u32 =
+        REVOKE | IS_64BIT | ASYNC_COMMIT | CHECKSUM_V2 | CHECKSUM_V3 | FAST_COMMIT;
 }
 
 mod tag {
@@ -79,11 +82,19 @@ impl Replay {
     pub(super) fn within(&self, blocks: Range<u64>) -> impl Iterator<Item = (u64, Logged)> {
         // An empty journal is the usual case, and a range must not be the wrong way round.
         let range = if blocks.is_empty() { 0..0 } else { blocks };
-        self.blocks.range(range).map(|(block, logged)| (*block, *logged))
+        self.blocks
+            .range(range)
+            .map(|(block, logged)| (*block, *logged))
     }
 
     /// Puts newer versions over blocks that were read from block `first` on.
-    pub(super) fn apply(&self, disk: &dyn Blocks, first: u64, into: &mut [u8], block_bytes: u64) -> Result<(), Error> {
+    pub(super) fn apply(
+        &self,
+        disk: &dyn Blocks,
+        first: u64,
+        into: &mut [u8],
+        block_bytes: u64,
+    ) -> Result<(), Error> {
         let count = into.len() as u64 / block_bytes;
         for (block, logged) in self.within(first..first + count) {
             let start = (block - first) * block_bytes;
@@ -94,8 +105,15 @@ impl Replay {
     }
 
     /// The same for a part of one block, at `offset` of the disk.
-    pub(super) fn apply_part(&self, disk: &dyn Blocks, offset: u64, into: &mut [u8]) -> Result<(), Error> {
-        let Some(block) = offset.checked_div(self.block_bytes) else { return Ok(()) };
+    pub(super) fn apply_part(
+        &self,
+        disk: &dyn Blocks,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), Error> {
+        let Some(block) = offset.checked_div(self.block_bytes) else {
+            return Ok(());
+        };
         if let Some(logged) = self.blocks.get(&block) {
             let mut bytes = vec![0; self.block_bytes as usize];
             self.read(disk, *logged, &mut bytes)?;
@@ -117,7 +135,8 @@ impl Replay {
 /// Why a journal is not replayed.
 type Reason = String;
 
-/// Reads the journal of a file system that needs it. The inner error: this journal cannot be understood.
+/// Reads the journal of a file system that needs it. The inner error: this journal cannot be
+/// understood.
 pub(super) fn read(fs: &FileSystem<'_>) -> Result<Result<Replay, Reason>, Error> {
     let number = fs.superblock().journal_inode;
     if number == 0 {
@@ -146,7 +165,9 @@ struct Log<'f, 'b> {
 
 impl<'f, 'b> Log<'f, 'b> {
     fn open(fs: &'f FileSystem<'b>, map: &'f Map) -> Result<Result<Self, Reason>, Error> {
-        let Some(at) = map.physical(0) else { return Ok(Err("it is empty".into())) };
+        let Some(at) = map.physical(0) else {
+            return Ok(Err("it is empty".into()));
+        };
         let block = fs.block(at)?;
         let fields = Be(&block);
         let is_v2 = fields.u32(4) == kind::SUPERBLOCK_V2;
@@ -176,7 +197,9 @@ impl<'f, 'b> Log<'f, 'b> {
         let is_ring = self.first > 0 && self.first < self.end;
         let starts_inside = self.start == 0 || (self.first..self.end).contains(&self.start);
         match self.features & !feature::KNOWN {
-            _ if u64::from(block_bytes) != self.fs.block_bytes() => Err("its blocks have another size".into()),
+            _ if u64::from(block_bytes) != self.fs.block_bytes() => {
+                Err("its blocks have another size".into())
+            }
             _ if !is_ring || !starts_inside => Err("its sizes make no sense".into()),
             _ if self.end > MAX_BLOCKS => Err(format!("it has {} blocks", self.end)),
             0 => Ok(()),
@@ -193,12 +216,19 @@ impl<'f, 'b> Log<'f, 'b> {
     }
 
     fn next(&self, at: u64) -> u64 {
-        if at + 1 >= self.end { self.first } else { at + 1 }
+        if at + 1 >= self.end {
+            self.first
+        } else {
+            at + 1
+        }
     }
 
-    /// The bytes of a block of the journal, and where it is on the disk. The journal itself is not journalled.
+    /// The bytes of a block of the journal, and where it is on the disk. The journal itself is not
+    /// journalled.
     fn block(&self, at: u64) -> Result<Option<(u64, Vec<u8>)>, Error> {
-        let Some(physical) = self.map.physical(at) else { return Ok(None) };
+        let Some(physical) = self.map.physical(at) else {
+            return Ok(None);
+        };
         let mut bytes = vec![0; self.fs.block_bytes() as usize];
         read_at(self.fs.disk, physical * self.fs.block_bytes(), &mut bytes)?;
         Ok(Some((physical, bytes)))
@@ -233,24 +263,41 @@ impl<'f, 'b> Log<'f, 'b> {
             if is_last {
                 break;
             }
-            rest = rest.get(self.tag_bytes() + if has_uuid { 16 } else { 0 }..).unwrap_or_default();
+            rest = rest
+                .get(self.tag_bytes() + if has_uuid { 16 } else { 0 }..)
+                .unwrap_or_default();
         }
         tags
     }
 
     fn tag(&self, fields: Be<'_>) -> Tag {
         let is_v3 = self.has(feature::CHECKSUM_V3);
-        let high = if self.has(feature::IS_64BIT) { fields.u32(8) } else { 0 };
+        let high = if self.has(feature::IS_64BIT) {
+            fields.u32(8)
+        } else {
+            0
+        };
         Tag {
             block: u64::from(high) << 32 | u64::from(fields.u32(0)),
-            flags: if is_v3 { fields.u32(4) } else { fields.u16(6).into() },
-            checksum: if is_v3 { fields.u32(12) } else { fields.u16(4).into() },
+            flags: if is_v3 {
+                fields.u32(4)
+            } else {
+                fields.u16(6).into()
+            },
+            checksum: if is_v3 {
+                fields.u32(12)
+            } else {
+                fields.u16(4).into()
+            },
         }
     }
 
     fn tag_bytes(&self) -> usize {
         let half = if self.has(feature::IS_64BIT) { 12 } else { 8 };
-        match (self.has(feature::CHECKSUM_V3), self.has(feature::CHECKSUM_V2)) {
+        match (
+            self.has(feature::CHECKSUM_V3),
+            self.has(feature::CHECKSUM_V2),
+        ) {
             (true, _) => 16,
             (_, true) => half + 2,
             _ => half,
@@ -259,7 +306,10 @@ impl<'f, 'b> Log<'f, 'b> {
 
     fn is_data_whole(&self, tag: &Tag, sequence: u32, data: &[u8]) -> bool {
         let sum = crc32c(crc32c(self.seed, &sequence.to_be_bytes()), data);
-        match (self.has(feature::CHECKSUM_V3), self.has(feature::CHECKSUM_V2)) {
+        match (
+            self.has(feature::CHECKSUM_V3),
+            self.has(feature::CHECKSUM_V2),
+        ) {
             (true, _) => sum == tag.checksum,
             (_, true) => sum & 0xffff == tag.checksum,
             _ => true,
@@ -270,11 +320,15 @@ impl<'f, 'b> Log<'f, 'b> {
         let width = if self.has(feature::IS_64BIT) { 8 } else { 4 };
         let end = (Be(block).u32(HEADER) as usize).min(self.entries(block).len());
         let records = block.get(HEADER + 4..end).unwrap_or_default();
-        records.chunks_exact(width).map(|record| record.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+        records.chunks_exact(width).map(|record| {
+            record
+                .iter()
+                .fold(0, |number, byte| number << 8 | u64::from(*byte))
+        })
     }
 
-    /// Fast commits are a second, smaller log behind the ring, which says in other words what a transaction would. It
-    /// begins with a block in between.
+    /// Fast commits are a second, smaller log behind the ring, which says in other words what a
+    /// transaction would. It begins with a block in between.
     fn has_fast_commits(&self, sequence: u32) -> Result<bool, Error> {
         const HEAD: u16 = 9;
         if !self.has(feature::FAST_COMMIT) {
@@ -329,8 +383,17 @@ struct Scan<'f, 'b> {
 
 impl<'f, 'b> Scan<'f, 'b> {
     fn new(log: Log<'f, 'b>) -> Self {
-        let replay = Replay { block_bytes: log.fs.block_bytes(), ..Replay::default() };
-        Self { left: log.end - log.first, sequence: log.sequence, replay, pending: Pending::default(), log }
+        let replay = Replay {
+            block_bytes: log.fs.block_bytes(),
+            ..Replay::default()
+        };
+        Self {
+            left: log.end - log.first,
+            sequence: log.sequence,
+            replay,
+            pending: Pending::default(),
+            log,
+        }
     }
 
     fn run(mut self) -> Result<Replay, Error> {
@@ -346,19 +409,24 @@ impl<'f, 'b> Scan<'f, 'b> {
             }
         }
         if self.log.has_fast_commits(self.sequence)? {
-            self.replay.trouble = Some("its journal has fast commits, which were not replayed".into());
+            self.replay.trouble =
+                Some("its journal has fast commits, which were not replayed".into());
         }
         Ok(self.replay)
     }
 
     fn block(&mut self, at: u64) -> Result<Option<(u64, Vec<u8>)>, Error> {
-        let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
+        let Some(left) = self.left.checked_sub(1) else {
+            return Ok(None);
+        };
         self.left = left;
         self.log.block(at)
     }
 
     fn step(&mut self, at: u64) -> Result<Step, Error> {
-        let Some((_, block)) = self.block(at)? else { return Ok(Step::unreadable()) };
+        let Some((_, block)) = self.block(at)? else {
+            return Ok(Step::unreadable());
+        };
         let fields = Be(&block);
         if fields.u32(0) != MAGIC || fields.u32(8) != self.sequence {
             return Ok(Step::End);
@@ -370,9 +438,9 @@ impl<'f, 'b> Scan<'f, 'b> {
                 self.commit();
                 Ok(Step::Next(self.log.next(at)))
             }
-            kind::DESCRIPTOR | kind::REVOKE | kind::COMMIT => {
-                Ok(Step::Trouble(format!("block {at} of it fails its checksum")))
-            }
+            kind::DESCRIPTOR | kind::REVOKE | kind::COMMIT => Ok(Step::Trouble(format!(
+                "block {at} of it fails its checksum"
+            ))),
             _ => Ok(Step::End),
         }
     }
@@ -380,14 +448,24 @@ impl<'f, 'b> Scan<'f, 'b> {
     fn descriptor(&mut self, mut at: u64, block: &[u8]) -> Result<Step, Error> {
         for tag in self.log.tags(block) {
             at = self.log.next(at);
-            let Some((physical, data)) = self.block(at)? else { return Ok(Step::unreadable()) };
+            let Some((physical, data)) = self.block(at)? else {
+                return Ok(Step::unreadable());
+            };
             if tag.block >= self.log.fs.blocks() {
-                return Ok(Step::Trouble(format!("it has a block {} that is outside of the file system", tag.block)));
+                return Ok(Step::Trouble(format!(
+                    "it has a block {} that is outside of the file system",
+                    tag.block
+                )));
             }
             if !self.log.is_data_whole(&tag, self.sequence, &data) {
-                return Ok(Step::Trouble(format!("block {at} of it fails its checksum")));
+                return Ok(Step::Trouble(format!(
+                    "block {at} of it fails its checksum"
+                )));
             }
-            let logged = Logged { at: physical, is_escaped: tag.flags & tag::ESCAPED != 0 };
+            let logged = Logged {
+                at: physical,
+                is_escaped: tag.flags & tag::ESCAPED != 0,
+            };
             self.pending.blocks.push((tag.block, logged));
         }
         Ok(Step::Next(self.log.next(at)))

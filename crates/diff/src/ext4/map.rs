@@ -1,8 +1,8 @@
 //! Which blocks of the disk a file's bytes are in: extents, or the older lists of block numbers.
 //!
-//! Always: runs are sorted, do not overlap and are inside the file system. A tree is no deeper than it says at its
-//! root, and every block it names is charged to the file system's budget: what refers to itself, or shares blocks over
-//! and over, ends in an error.
+//! Always: runs are sorted, do not overlap and are inside the file system. A tree is no deeper than
+//! it says at its root, and every block it names is charged to the file system's budget: what
+//! refers to itself, or shares blocks over and over, ends in an error.
 
 use super::FileSystem;
 use super::fields::Le;
@@ -43,7 +43,11 @@ pub(crate) struct Map {
 
 impl Map {
     pub(super) fn of(fs: &FileSystem<'_>, inode: &Inode) -> Result<Self, Error> {
-        let mut builder = Builder { fs, inode: inode.number, map: Self::default() };
+        let mut builder = Builder {
+            fs,
+            inode: inode.number,
+            map: Self::default(),
+        };
         if !inode.has_blocks() {
             return Ok(builder.map);
         }
@@ -57,7 +61,10 @@ impl Map {
 
     /// The run that has a block of the file, or the next one behind it.
     pub(crate) fn run_at(&self, logical: u64) -> Option<&Run> {
-        self.runs.get(self.runs.partition_point(|run| run.logical_end() <= logical))
+        self.runs.get(
+            self.runs
+                .partition_point(|run| run.logical_end() <= logical),
+        )
     }
 
     pub(super) fn physical(&self, logical: u64) -> Option<u64> {
@@ -77,8 +84,12 @@ impl Builder<'_, '_> {
     fn add_extents(&mut self, node: &[u8], depth: Option<u16>) -> Result<(), Error> {
         let fields = Le(node);
         let (entries, is_depth) = (usize::from(fields.u16(2)), fields.u16(6));
-        require(fields.u16(0) == EXTENT_MAGIC, || self.bad("an extent tree without its mark"))?;
-        require(entries < node.len() / EXTENT_BYTES, || self.bad("more extents than fit"))?;
+        require(fields.u16(0) == EXTENT_MAGIC, || {
+            self.bad("an extent tree without its mark")
+        })?;
+        require(entries < node.len() / EXTENT_BYTES, || {
+            self.bad("more extents than fit")
+        })?;
         let fits = depth.map_or(is_depth <= EXTENT_MAX_DEPTH, |depth| depth == is_depth);
         require(fits, || self.bad("an extent tree of the wrong depth"))?;
         for entry in node.chunks_exact(EXTENT_BYTES).skip(1).take(entries) {
@@ -99,8 +110,16 @@ impl Builder<'_, '_> {
     fn add_extent(&mut self, entry: Le<'_>) -> Result<(), Error> {
         let length = u64::from(entry.u16(4));
         let is_written = length <= EXTENT_MAX_WRITTEN;
-        let blocks = if is_written { length } else { length - EXTENT_MAX_WRITTEN };
-        let run = Run { logical: entry.u32(0).into(), physical: entry.halves48(8, 6), blocks };
+        let blocks = if is_written {
+            length
+        } else {
+            length - EXTENT_MAX_WRITTEN
+        };
+        let run = Run {
+            logical: entry.u32(0).into(),
+            physical: entry.halves48(8, 6),
+            blocks,
+        };
         self.fs.charge(blocks)?;
         if is_written { self.add(run) } else { Ok(()) }
     }
@@ -123,25 +142,35 @@ impl Builder<'_, '_> {
         }
         if depth == 0 {
             self.fs.charge(1)?;
-            self.add(Run { logical: *logical, physical: block, blocks: 1 })?;
+            self.add(Run {
+                logical: *logical,
+                physical: block,
+                blocks: 1,
+            })?;
             *logical += 1;
             return Ok(());
         }
         self.take_node(block)?;
         let list = self.fs.block(block)?;
-        list.chunks_exact(4).try_for_each(|entry| self.add_list(Le(entry).u32(0).into(), depth - 1, logical))
+        list.chunks_exact(4)
+            .try_for_each(|entry| self.add_list(Le(entry).u32(0).into(), depth - 1, logical))
     }
 
     fn take_node(&mut self, block: u64) -> Result<(), Error> {
         self.fs.charge(1)?;
-        require(self.map.nodes.len() < MAX_RUNS, || self.bad("too many tables of blocks"))?;
+        require(self.map.nodes.len() < MAX_RUNS, || {
+            self.bad("too many tables of blocks")
+        })?;
         self.map.nodes.push(block);
         Ok(())
     }
 
     fn add(&mut self, run: Run) -> Result<(), Error> {
-        let inside =
-            run.physical > 0 && run.physical.checked_add(run.blocks).is_some_and(|end| end <= self.fs.blocks());
+        let inside = run.physical > 0
+            && run
+                .physical
+                .checked_add(run.blocks)
+                .is_some_and(|end| end <= self.fs.blocks());
         require(inside, || self.bad("blocks outside of the file system"))?;
         require(run.blocks > 0, || self.bad("an empty extent"))?;
         if let Some(last) = self.map.runs.last_mut() {
@@ -152,7 +181,9 @@ impl Builder<'_, '_> {
             }
             require(is_sorted, || self.bad("extents that are not sorted"))?;
         }
-        require(self.map.runs.len() < MAX_RUNS, || self.bad("too many pieces"))?;
+        require(self.map.runs.len() < MAX_RUNS, || {
+            self.bad("too many pieces")
+        })?;
         self.map.runs.push(run);
         Ok(())
     }

@@ -43,7 +43,13 @@ impl Next {
 impl<'f, 'b> FileReader<'f, 'b> {
     pub(crate) fn of(fs: &'f FileSystem<'b>, inode: Inode) -> Result<Self, Error> {
         let content = fs.content(&inode)?;
-        Ok(Self { fs, content, bytes: inode.size, at: 0, block: None })
+        Ok(Self {
+            fs,
+            content,
+            bytes: inode.size,
+            at: 0,
+            block: None,
+        })
     }
 
     /// The size of the file, in bytes.
@@ -90,7 +96,9 @@ impl<'f, 'b> FileReader<'f, 'b> {
     }
 
     fn copy_inline(&self, into: &mut [u8]) -> usize {
-        let Content::Inline(bytes) = &self.content else { return 0 };
+        let Content::Inline(bytes) = &self.content else {
+            return 0;
+        };
         let stored = bytes.get(self.at as usize..).unwrap_or_default();
         let count = stored.len().min(into.len());
         into[..count].copy_from_slice(&stored[..count]);
@@ -102,7 +110,8 @@ impl<'f, 'b> FileReader<'f, 'b> {
         let size = self.fs.block_bytes();
         let whole = into.len() as u64 / size * size;
         if offset.is_multiple_of(size) && whole > 0 {
-            self.fs.read_blocks(offset / size, &mut into[..whole as usize])?;
+            self.fs
+                .read_blocks(offset / size, &mut into[..whole as usize])?;
             return Ok(whole as usize);
         }
         let number = offset / size;
@@ -111,7 +120,10 @@ impl<'f, 'b> FileReader<'f, 'b> {
             self.fs.read_blocks(number, &mut bytes)?;
             self.block = Some((number, bytes));
         }
-        let bytes = self.block.as_ref().map_or(&[][..], |(_, bytes)| &bytes[(offset % size) as usize..]);
+        let bytes = self
+            .block
+            .as_ref()
+            .map_or(&[][..], |(_, bytes)| &bytes[(offset % size) as usize..]);
         let count = bytes.len().min(into.len());
         into[..count].copy_from_slice(&bytes[..count]);
         Ok(count)
@@ -119,17 +131,28 @@ impl<'f, 'b> FileReader<'f, 'b> {
 
     pub(crate) fn next(&self) -> Next {
         let left = self.bytes - self.at;
-        let Content::Mapped(map) = &self.content else { return if left == 0 { Next::End } else { Next::Inline(left) } };
+        let Content::Mapped(map) = &self.content else {
+            return if left == 0 {
+                Next::End
+            } else {
+                Next::Inline(left)
+            };
+        };
         let size = self.fs.block_bytes();
         let (logical, within) = (self.at / size, self.at % size);
         match map.run_at(logical) {
             _ if left == 0 => Next::End,
             None => Next::Zeros(left),
-            Some(run) if run.logical > logical => Next::Zeros(left.min((run.logical - logical) * size - within)),
+            Some(run) if run.logical > logical => {
+                Next::Zeros(left.min((run.logical - logical) * size - within))
+            }
             Some(run) => {
                 let skipped = logical - run.logical;
                 let offset = (run.physical + skipped) * size + within;
-                Next::Stored { offset, bytes: left.min((run.blocks - skipped) * size - within) }
+                Next::Stored {
+                    offset,
+                    bytes: left.min((run.blocks - skipped) * size - within),
+                }
             }
         }
     }

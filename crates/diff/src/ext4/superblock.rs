@@ -16,10 +16,11 @@ mod incompatible {
     pub const IS_64BIT: u32 = 0x80;
     pub const EA_INODE: u32 = 0x400;
     pub const LARGE_DIR: u32 = 0x4000;
-    /// Those that change nothing for a reader, or are told by flags of the inodes: extents, multiple mount protection,
-    /// flexible groups, checksum seed, inline data, case folding.
+    /// Those that change nothing for a reader, or are told by flags of the inodes: extents,
+    /// multiple mount protection, flexible groups, checksum seed, inline data, case folding.
     pub const HARMLESS: u32 = 0x40 | 0x100 | 0x200 | 0x2000 | 0x8000 | 0x2_0000;
-    pub const KNOWN: u32 = FILE_TYPE | RECOVER | META_BG | IS_64BIT | EA_INODE | LARGE_DIR | HARMLESS;
+    pub const KNOWN: u32 =
+        FILE_TYPE | RECOVER | META_BG | IS_64BIT | EA_INODE | LARGE_DIR | HARMLESS;
 }
 
 const COMPATIBLE_SPARSE_SUPER2: u32 = 0x200;
@@ -52,18 +53,28 @@ impl Superblock {
         }
         let incompatible = fields.u32(96);
         check_features(incompatible)?;
-        require(fields.u32(24) <= 6, || "its block size is impossible".into())?;
+        require(fields.u32(24) <= 6, || {
+            "its block size is impossible".into()
+        })?;
         let is_64bit = incompatible & incompatible::IS_64BIT != 0;
         let superblock = Self {
             block_bytes: 1024 << fields.u32(24),
-            blocks: if is_64bit { fields.halves(4, 336) } else { fields.u32(4).into() },
+            blocks: if is_64bit {
+                fields.halves(4, 336)
+            } else {
+                fields.u32(4).into()
+            },
             journal_inode: fields.u32(224),
             inodes: fields.u32(0),
             inodes_per_group: fields.u32(40),
             blocks_per_group: fields.u32(32),
             first_data_block: fields.u32(20).into(),
             // The first revision had no field for it.
-            inode_bytes: if fields.u32(76) == 0 { 128 } else { fields.u16(88).into() },
+            inode_bytes: if fields.u32(76) == 0 {
+                128
+            } else {
+                fields.u16(88).into()
+            },
             descriptor_bytes: if is_64bit { fields.u16(254).into() } else { 32 },
             first_meta_group: fields.u32(260).into(),
             compatible: fields.u32(92),
@@ -76,13 +87,30 @@ impl Superblock {
     }
 
     fn check(&self, disk_bytes: u64) -> Result<(), Error> {
-        let fits = self.blocks.checked_mul(self.block_bytes).is_some_and(|bytes| bytes <= disk_bytes);
-        require(fits, || format!("it has {} blocks, more than the disk", self.blocks))?;
-        require(self.inodes_per_group > 0 && self.blocks_per_group > 0, || "its groups are empty".into())?;
-        let inode = self.inode_bytes.is_power_of_two() && (128..=self.block_bytes).contains(&self.inode_bytes);
-        require(inode, || format!("it has inodes of {} bytes", self.inode_bytes))?;
-        let descriptor = self.descriptor_bytes.is_power_of_two() && (32..=1024).contains(&self.descriptor_bytes);
-        require(descriptor, || format!("it has group descriptors of {} bytes", self.descriptor_bytes))
+        let fits = self
+            .blocks
+            .checked_mul(self.block_bytes)
+            .is_some_and(|bytes| bytes <= disk_bytes);
+        require(fits, || {
+            format!("it has {} blocks, more than the disk", self.blocks)
+        })?;
+        require(
+            self.inodes_per_group > 0 && self.blocks_per_group > 0,
+            || "its groups are empty".into(),
+        )?;
+        let inode = self.inode_bytes.is_power_of_two()
+            && (128..=self.block_bytes).contains(&self.inode_bytes);
+        require(inode, || {
+            format!("it has inodes of {} bytes", self.inode_bytes)
+        })?;
+        let descriptor =
+            self.descriptor_bytes.is_power_of_two() && (32..=1024).contains(&self.descriptor_bytes);
+        require(descriptor, || {
+            format!(
+                "it has group descriptors of {} bytes",
+                self.descriptor_bytes
+            )
+        })
     }
 
     pub(super) fn needs_recovery(&self) -> bool {
@@ -119,27 +147,44 @@ impl Superblock {
         self.incompatible & feature != 0
     }
 
-    /// Where the descriptor of an inode's group is, in bytes, and where in the group's table the inode is.
+    /// Where the descriptor of an inode's group is, in bytes, and where in the group's table the
+    /// inode is.
     pub(super) fn locate(&self, inode: u32) -> Result<Located, Error> {
-        require(inode > 0 && inode <= self.inodes, || format!("there is no inode {inode}"))?;
+        require(inode > 0 && inode <= self.inodes, || {
+            format!("there is no inode {inode}")
+        })?;
         let group = u64::from((inode - 1) / self.inodes_per_group);
         let index = u64::from((inode - 1) % self.inodes_per_group);
         let first_block = group.checked_mul(self.blocks_per_group.into());
-        require(first_block.is_some_and(|first| first < self.blocks), || format!("there is no group {group}"))?;
+        require(first_block.is_some_and(|first| first < self.blocks), || {
+            format!("there is no group {group}")
+        })?;
         let per_block = self.block_bytes / self.descriptor_bytes;
         let block = self.descriptor_block(group / per_block);
         let descriptor = block * self.block_bytes + group % per_block * self.descriptor_bytes;
-        Ok(Located { descriptor, in_table: index * self.inode_bytes })
+        Ok(Located {
+            descriptor,
+            in_table: index * self.inode_bytes,
+        })
     }
 
     /// The first byte of an inode, by the descriptor of its group.
     pub(super) fn inode_offset(&self, descriptor: &[u8], located: &Located) -> Result<u64, Error> {
         let fields = Le(descriptor);
-        let table = if self.descriptor_bytes >= 64 { fields.halves(8, 40) } else { fields.u32(8).into() };
-        let offset = table.checked_mul(self.block_bytes).and_then(|start| start.checked_add(located.in_table));
+        let table = if self.descriptor_bytes >= 64 {
+            fields.halves(8, 40)
+        } else {
+            fields.u32(8).into()
+        };
+        let offset = table
+            .checked_mul(self.block_bytes)
+            .and_then(|start| start.checked_add(located.in_table));
         let disk_end = self.blocks * self.block_bytes;
-        let inside = offset.filter(|start| table > 0 && *start <= disk_end - self.inode_bytes.min(disk_end));
-        inside.ok_or_else(|| Error::damaged(format!("the inode table at block {table} is outside of it")))
+        let inside =
+            offset.filter(|start| table > 0 && *start <= disk_end - self.inode_bytes.min(disk_end));
+        inside.ok_or_else(|| {
+            Error::damaged(format!("the inode table at block {table} is outside of it"))
+        })
     }
 
     pub(super) fn descriptor_len(&self) -> usize {
@@ -185,6 +230,8 @@ fn is_power(mut number: u64, base: u64) -> bool {
 fn check_features(incompatible: u32) -> Result<(), Error> {
     match incompatible & !incompatible::KNOWN {
         0 => Ok(()),
-        unknown => Err(Error::Unsupported(format!("features with the bits {unknown:#x}"))),
+        unknown => Err(Error::Unsupported(format!(
+            "features with the bits {unknown:#x}"
+        ))),
     }
 }

@@ -1,4 +1,5 @@
-//! Extended attributes: in the inode behind its fields, in a block, or with values in inodes of their own.
+//! Extended attributes: in the inode behind its fields, in a block, or with values in inodes of
+//! their own.
 
 use std::collections::BTreeMap;
 
@@ -28,21 +29,41 @@ pub(super) fn all(fs: &FileSystem<'_>, inode: &Inode) -> Result<Xattrs, Error> {
     found.remove(&(SYSTEM, INLINE_DATA.into()));
     if inode.xattr_block != 0 {
         let block = fs.block(inode.xattr_block)?;
-        require(Le(&block).u32(0) == MAGIC, || bad(inode, "a block without its mark"))?;
-        add(&mut found, fs, inode, Area { bytes: &block, first: BLOCK_HEADER })?;
+        require(Le(&block).u32(0) == MAGIC, || {
+            bad(inode, "a block without its mark")
+        })?;
+        add(
+            &mut found,
+            fs,
+            inode,
+            Area {
+                bytes: &block,
+                first: BLOCK_HEADER,
+            },
+        )?;
     }
     Ok(found)
 }
 
 /// What of a small file's content did not fit into the block field.
 pub(super) fn inline_rest(fs: &FileSystem<'_>, inode: &Inode) -> Result<Vec<u8>, Error> {
-    Ok(in_inode(fs, inode)?.remove(&(SYSTEM, INLINE_DATA.into())).unwrap_or_default())
+    Ok(in_inode(fs, inode)?
+        .remove(&(SYSTEM, INLINE_DATA.into()))
+        .unwrap_or_default())
 }
 
 fn in_inode(fs: &FileSystem<'_>, inode: &Inode) -> Result<Xattrs, Error> {
     let mut found = Xattrs::new();
     if Le(&inode.behind_fields).u32(0) == MAGIC {
-        add(&mut found, fs, inode, Area { bytes: &inode.behind_fields[4..], first: 0 })?;
+        add(
+            &mut found,
+            fs,
+            inode,
+            Area {
+                bytes: &inode.behind_fields[4..],
+                first: 0,
+            },
+        )?;
     }
     Ok(found)
 }
@@ -53,7 +74,12 @@ struct Area<'a> {
     first: usize,
 }
 
-fn add(found: &mut Xattrs, fs: &FileSystem<'_>, inode: &Inode, area: Area<'_>) -> Result<(), Error> {
+fn add(
+    found: &mut Xattrs,
+    fs: &FileSystem<'_>,
+    inode: &Inode,
+    area: Area<'_>,
+) -> Result<(), Error> {
     let mut rest = area.bytes.get(area.first..).unwrap_or_default();
     let mut total = 0;
     while Le(rest).u32(0) != 0 {
@@ -61,23 +87,39 @@ fn add(found: &mut Xattrs, fs: &FileSystem<'_>, inode: &Inode, area: Area<'_>) -
         let name = name.ok_or_else(|| Error::Damaged(bad(inode, "a name outside of its block")))?;
         let value = value(fs, inode, &area, Le(rest))?;
         total += value.len();
-        require(total <= MAX_VALUES_BYTES, || bad(inode, "values that are too large together"))?;
+        require(total <= MAX_VALUES_BYTES, || {
+            bad(inode, "values that are too large together")
+        })?;
         found.insert((rest[1], name.into()), value);
-        rest = rest.get((ENTRY_HEADER + name.len()).next_multiple_of(4)..).unwrap_or_default();
+        rest = rest
+            .get((ENTRY_HEADER + name.len()).next_multiple_of(4)..)
+            .unwrap_or_default();
     }
     Ok(())
 }
 
-fn value(fs: &FileSystem<'_>, inode: &Inode, area: &Area<'_>, entry: Le<'_>) -> Result<Vec<u8>, Error> {
+fn value(
+    fs: &FileSystem<'_>,
+    inode: &Inode,
+    area: &Area<'_>,
+    entry: Le<'_>,
+) -> Result<Vec<u8>, Error> {
     let (offset, in_inode, bytes) = (usize::from(entry.u16(2)), entry.u32(4), entry.u32(8));
-    require(bytes <= MAX_VALUE_BYTES, || bad(inode, "a value that is too large"))?;
+    require(bytes <= MAX_VALUE_BYTES, || {
+        bad(inode, "a value that is too large")
+    })?;
     if in_inode != 0 && fs.superblock().has_xattr_inodes() {
         return FileReader::of(fs, fs.inode(in_inode)?)?.read_at_most(bytes.into());
     }
     let found = area.bytes.get(offset..offset + bytes as usize);
-    Ok(found.ok_or_else(|| Error::Damaged(bad(inode, "a value outside of its block")))?.to_vec())
+    Ok(found
+        .ok_or_else(|| Error::Damaged(bad(inode, "a value outside of its block")))?
+        .to_vec())
 }
 
 fn bad(inode: &Inode, what: &str) -> String {
-    format!("the extended attributes of inode {} have {what}", inode.number)
+    format!(
+        "the extended attributes of inode {} have {what}",
+        inode.number
+    )
 }

@@ -18,7 +18,9 @@ fn source(tree: &HostTree, name: &str, content: &[u8]) -> String {
 #[test]
 fn each_aspect_is_told_by_name() {
     let (tree, sources) = (HostTree::new(), HostTree::new());
-    for name in ["same", "size", "content", "mode", "owner", "attr", "kind", "gone"] {
+    for name in [
+        "same", "size", "content", "mode", "owner", "attr", "kind", "gone",
+    ] {
         tree.file(name, name.as_bytes());
     }
     tree.file("dir/in", b"x").file("leaves/with", b"y");
@@ -28,7 +30,10 @@ fn each_aspect_is_told_by_name() {
     let after = before.copy();
     after.debugfs(&[
         "rm size".into(),
-        format!("write {} size", source(&sources, "1", b"longer than before")),
+        format!(
+            "write {} size",
+            source(&sources, "1", b"longer than before")
+        ),
         "rm content".into(),
         format!("write {} content", source(&sources, "2", b"CONTENT")),
         "sif mode mode 0100600".into(),
@@ -63,7 +68,16 @@ fn each_aspect_is_told_by_name() {
             "M /size: [Size, Content]",
         ]
     );
-    let timed = diff(&before.bytes(), &after.bytes(), None, Options { times: true, ..Options::default() }).unwrap();
+    let timed = diff(
+        &before.bytes(),
+        &after.bytes(),
+        None,
+        Options {
+            times: true,
+            ..Options::default()
+        },
+    )
+    .unwrap();
     assert!(lines(&timed).contains(&"M /same: [Modified]".into()));
 }
 
@@ -81,26 +95,47 @@ fn the_way_back_is_the_same_way_round() {
 #[test]
 fn extended_attributes_are_compared_wherever_they_are() {
     let (tree, sources) = (HostTree::new(), HostTree::new());
-    tree.file("small", b"1").file("block", b"2").file("inode", b"3");
+    tree.file("small", b"1")
+        .file("block", b"2")
+        .file("inode", b"3");
     for kind in ["", ",ea_inode,inline_data"] {
         let image = |large: &[u8], small: &str| {
             let image = Image::make(&format!("{EXT4}{kind} -b 4096 -I 256"), 8, Some(&tree));
             let value = source(&sources, "value", &large[..2000]);
-            image.debugfs(&[format!("ea_set small user.a {small}"), format!("ea_set -f {value} block user.b")]);
+            image.debugfs(&[
+                format!("ea_set small user.a {small}"),
+                format!("ea_set -f {value} block user.b"),
+            ]);
             source(&sources, "value", large);
             // Without inodes for values, one as large as a block cannot be set.
             image.try_debugfs(&[format!("ea_set -f {value} inode user.c")]);
             image
         };
         let before = image(&[7; 4096], "one");
-        assert_eq!(lines(&both_ways(&before, &image(&[7; 4096], "one"))), [""; 0]);
-        assert_eq!(lines(&both_ways(&before, &image(&[7; 4096], "two"))), ["M /small: [Xattrs]"]);
+        assert_eq!(
+            lines(&both_ways(&before, &image(&[7; 4096], "one"))),
+            [""; 0]
+        );
+        assert_eq!(
+            lines(&both_ways(&before, &image(&[7; 4096], "two"))),
+            ["M /small: [Xattrs]"]
+        );
         let mut other = [7; 4096];
         other[4095] = 8;
         let at_the_end = lines(&both_ways(&before, &image(&other, "one")));
-        assert_eq!(at_the_end, if kind.contains("ea_inode") { vec!["M /inode: [Xattrs]"] } else { vec![] });
+        assert_eq!(
+            at_the_end,
+            if kind.contains("ea_inode") {
+                vec!["M /inode: [Xattrs]"]
+            } else {
+                vec![]
+            }
+        );
         other[0] = 8;
-        assert!(lines(&both_ways(&before, &image(&other, "one"))).contains(&"M /block: [Xattrs]".into()));
+        assert!(
+            lines(&both_ways(&before, &image(&other, "one")))
+                .contains(&"M /block: [Xattrs]".into())
+        );
     }
 }
 
@@ -111,11 +146,17 @@ fn a_file_with_several_names_changes_under_all_of_them() {
     fs::hard_link(tree.path("one"), tree.path("two")).unwrap();
     let before = Image::usual(8, Some(&tree));
     let mut bytes = before.bytes();
-    let at = bytes.windows(5000).position(|window| window == [1; 5000]).unwrap();
+    let at = bytes
+        .windows(5000)
+        .position(|window| window == [1; 5000])
+        .unwrap();
     bytes[at + 100] = 2;
     let after = before.copy();
     fs::write(after.path(), bytes).unwrap();
-    assert_eq!(lines(&both_ways(&before, &after)), ["M /one: [Content]", "M /two: [Content]"]);
+    assert_eq!(
+        lines(&both_ways(&before, &after)),
+        ["M /one: [Content]", "M /two: [Content]"]
+    );
 }
 
 /// All names together say more blocks than the file system has, and yet it is whole.
@@ -136,7 +177,11 @@ fn a_large_file_may_have_many_names() {
 fn file_systems_of_other_makes_are_compared_by_what_is_in_them() {
     let tree = HostTree::new();
     tree.file("a", &[1; 100]).file("b", &[2; 100_000]);
-    let one = Image::make(&format!("{EXT4},inline_data -b 1024 -I 256"), 8, Some(&tree));
+    let one = Image::make(
+        &format!("{EXT4},inline_data -b 1024 -I 256"),
+        8,
+        Some(&tree),
+    );
     let other = Image::make(&format!("{EXT4},^extent,^64bit -b 4096"), 16, Some(&tree));
     assert_eq!(lines(&both_ways(&one, &other)), [""; 0]);
     tree.file("b", &[3; 100_000]);
@@ -150,11 +195,32 @@ fn changes_beyond_the_limit_are_told_to_be_missing() {
     for index in 0..10 {
         tree.file(index.to_string(), b"");
     }
-    let (empty, full) = (Image::usual(8, None).bytes(), Image::usual(8, Some(&tree)).bytes());
-    let some = diff(&empty, &full, None, Options { max_changes: 4, ..Options::default() }).unwrap();
+    let (empty, full) = (
+        Image::usual(8, None).bytes(),
+        Image::usual(8, Some(&tree)).bytes(),
+    );
+    let some = diff(
+        &empty,
+        &full,
+        None,
+        Options {
+            max_changes: 4,
+            ..Options::default()
+        },
+    )
+    .unwrap();
     assert_eq!(some.changes.len(), 4);
     assert!(some.incomplete.unwrap().contains("first 4"));
-    let all = diff(&empty, &full, None, Options { max_changes: 10, ..Options::default() }).unwrap();
+    let all = diff(
+        &empty,
+        &full,
+        None,
+        Options {
+            max_changes: 10,
+            ..Options::default()
+        },
+    )
+    .unwrap();
     assert_eq!((all.changes.len(), all.incomplete), (10, None));
 }
 
@@ -180,33 +246,51 @@ fn files_that_cannot_differ_are_not_read() {
     }
     let before = Image::usual(64, Some(&tree));
     let after = before.copy();
-    after.debugfs(&["rm d3/f3".into(), format!("write {} d3/f3", source(&sources, "new", &[9; 60_000]))]);
+    after.debugfs(&[
+        "rm d3/f3".into(),
+        format!("write {} d3/f3", source(&sources, "new", &[9; 60_000])),
+    ]);
     let (before, after) = (before.bytes(), after.bytes());
     let ranges = changed(&before, &after);
     let [a, b] = [before, after].map(|bytes| Counted(bytes, Cell::new(0)));
     let found = diff(&a, &b, Some(&ranges), Options::default()).unwrap();
     assert_eq!(lines(&found), ["M /d3/f3: [Content]"]);
-    assert!(a.1.get() + b.1.get() < 2 << 20, "{} of 30 MB were read", a.1.get() + b.1.get());
+    assert!(
+        a.1.get() + b.1.get() < 2 << 20,
+        "{} of 30 MB were read",
+        a.1.get() + b.1.get()
+    );
 }
 
 #[test]
 fn the_content_of_a_file_is_shown_as_a_unified_diff() {
     let tree = |text: &[u8], binary: &[u8]| {
         let tree = HostTree::new();
-        tree.file("text", text).file("binary", binary).file("same", b"same").file("large", &vec![b'x'; 5 << 20]);
+        tree.file("text", text)
+            .file("binary", binary)
+            .file("same", b"same")
+            .file("large", &vec![b'x'; 5 << 20]);
         tree
     };
     let old = tree(b"one\ntwo\nthree\n", b"\0\x01");
     old.file("old", b"gone\n");
-    let [a, b] = [old, tree(b"one\n2 \xff\nthree", b"\0\x02")].map(|tree| Image::usual(16, Some(&tree)).bytes());
+    let [a, b] = [old, tree(b"one\n2 \xff\nthree", b"\0\x02")]
+        .map(|tree| Image::usual(16, Some(&tree)).bytes());
     let (a, b) = (FileSystem::open(&a).unwrap(), FileSystem::open(&b).unwrap());
     let content = |path: &str| content_diff(&a, &b, &path.into()).unwrap();
-    let expected =
-        "--- a/text\n+++ b/text\n@@ -1,3 +1,3 @@\n one\n-two\n-three\n+2 \\xff\n+three\n\\ No newline at end of file\n";
+    let expected = "--- a/text\n+++ b/text\n@@ -1,3 +1,3 @@\n one\n-two\n-three\n+2 \\xff\n+three\n\\ No newline at end of file\n";
     assert_eq!(content("/text"), ContentDiff::Text(expected.into()));
-    assert_eq!(content("/old"), ContentDiff::Text("--- a/old\n+++ /dev/null\n@@ -1 +0,0 @@\n-gone\n".into()));
+    assert_eq!(
+        content("/old"),
+        ContentDiff::Text("--- a/old\n+++ /dev/null\n@@ -1 +0,0 @@\n-gone\n".into())
+    );
     assert_eq!(content("/binary"), ContentDiff::Binary);
     assert_eq!(content("/same"), ContentDiff::Same);
-    assert_eq!(content("/large"), ContentDiff::TooLarge { limit_bytes: 4 << 20 });
+    assert_eq!(
+        content("/large"),
+        ContentDiff::TooLarge {
+            limit_bytes: 4 << 20
+        }
+    );
     assert!(content_diff(&a, &b, &"/none".into()).is_err());
 }

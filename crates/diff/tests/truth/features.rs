@@ -32,10 +32,15 @@ const KINDS: [&str; 16] = [
 /// One of each kind of thing that a file system stores in another way.
 fn tree() -> HostTree {
     let tree = HostTree::new();
-    tree.file("empty", b"").file("tiny", b"hello\n").file("dir/deeper/deepest/file", b"down here");
-    tree.file("inline", &[b'i'; 150]).file("large", &noise(3 << 20));
-    tree.file(OsStr::from_bytes(b"names/new\nline"), b"1").file(OsStr::from_bytes(b"names/\xff\xfe"), b"2");
-    tree.file(format!("names/{}", "x".repeat(255)), b"3").file("names/ space ", b"4");
+    tree.file("empty", b"")
+        .file("tiny", b"hello\n")
+        .file("dir/deeper/deepest/file", b"down here");
+    tree.file("inline", &[b'i'; 150])
+        .file("large", &noise(3 << 20));
+    tree.file(OsStr::from_bytes(b"names/new\nline"), b"1")
+        .file(OsStr::from_bytes(b"names/\xff\xfe"), b"2");
+    tree.file(format!("names/{}", "x".repeat(255)), b"3")
+        .file("names/ space ", b"4");
     fs::create_dir(tree.path("empty dir")).unwrap();
     fs::set_permissions(tree.path("tiny"), fs::Permissions::from_mode(0o4751)).unwrap();
     for (name, len) in [("short", 10), ("border", 59), ("over", 60), ("long", 900)] {
@@ -44,7 +49,10 @@ fn tree() -> HostTree {
     fs::hard_link(tree.path("tiny"), tree.path("dir/same as tiny")).unwrap();
     holes(&tree, "holes", 300);
     for index in 0..300 {
-        tree.file(format!("many/a name of some length {index}"), &[index as u8]);
+        tree.file(
+            format!("many/a name of some length {index}"),
+            &[index as u8],
+        );
     }
     tree
 }
@@ -53,7 +61,8 @@ fn tree() -> HostTree {
 fn holes(tree: &HostTree, name: &str, pieces: u64) {
     let file = File::create(tree.path(name)).unwrap();
     for index in 0..pieces {
-        file.write_all_at(&[index as u8 | 1; 4096], index * 8192).unwrap();
+        file.write_all_at(&[index as u8 | 1; 4096], index * 8192)
+            .unwrap();
     }
 }
 
@@ -74,12 +83,24 @@ fn every_kind_of_file_system_reads_as_its_tree() {
         let bytes = Image::make(&format!("{EXT4}{kind}"), 32, Some(&tree)).bytes();
         let fs = FileSystem::open(&bytes).unwrap();
         let (found, expected) = (items(&fs), tree.items());
-        assert!(found.keys().eq(expected.keys()), "{kind}: {:?}", found.keys());
+        assert!(
+            found.keys().eq(expected.keys()),
+            "{kind}: {:?}",
+            found.keys()
+        );
         for (path, item) in expected {
             let same = found[&path] == item;
-            assert!(same, "{kind}: {path} is {:?} {:o}", found[&path].kind, found[&path].mode);
+            assert!(
+                same,
+                "{kind}: {path} is {:?} {:o}",
+                found[&path].kind, found[&path].mode
+            );
         }
-        assert_eq!(fs.stat(&"/tiny".into()).unwrap().unwrap().links, 2, "{kind}");
+        assert_eq!(
+            fs.stat(&"/tiny".into()).unwrap().unwrap().links,
+            2,
+            "{kind}"
+        );
     }
 }
 
@@ -89,8 +110,14 @@ fn what_the_reader_does_not_know_is_refused_by_name() {
     bytes[1024 + 98] |= 0x1;
     let error = FileSystem::open(&bytes).unwrap_err().to_string();
     assert!(error.contains("0x10000"), "{error}");
-    assert!(matches!(FileSystem::open(&vec![0; 1 << 20]), Err(Error::NotExt4)));
-    assert!(matches!(FileSystem::open(&vec![0; 100]), Err(Error::NotExt4)));
+    assert!(matches!(
+        FileSystem::open(&vec![0; 1 << 20]),
+        Err(Error::NotExt4)
+    ));
+    assert!(matches!(
+        FileSystem::open(&vec![0; 100]),
+        Err(Error::NotExt4)
+    ));
 }
 
 #[test]
@@ -102,9 +129,24 @@ fn paths_lead_where_they_say() {
     assert_eq!(stat("dir//deeper/./deepest/"), Some(Kind::Directory));
     assert_eq!(stat("/dir/nothing"), None);
     assert_eq!(stat("/tiny/below"), None);
-    assert!(matches!(fs.read_file(&"/dir".into()), Err(Error::OtherKind { kind: Kind::Directory, .. })));
-    assert!(matches!(fs.read_file(&"/gone".into()), Err(Error::NotFound(_))));
-    assert!(matches!(fs.list(&"/tiny".into()), Err(Error::OtherKind { wanted: Kind::Directory, .. })));
+    assert!(matches!(
+        fs.read_file(&"/dir".into()),
+        Err(Error::OtherKind {
+            kind: Kind::Directory,
+            ..
+        })
+    ));
+    assert!(matches!(
+        fs.read_file(&"/gone".into()),
+        Err(Error::NotFound(_))
+    ));
+    assert!(matches!(
+        fs.list(&"/tiny".into()),
+        Err(Error::OtherKind {
+            wanted: Kind::Directory,
+            ..
+        })
+    ));
 }
 
 #[test]
@@ -117,7 +159,10 @@ fn a_directory_of_twenty_thousand_names_is_read_with_its_index() {
         let image = Image::make(&format!("{EXT4} {options}"), 48, Some(&tree));
         // With -D it builds the indexes anew.
         let indexed = image.checked("-fyD");
-        assert!(indexed.debugfs(&["stat /large"]).contains("Flags: 0x81000"), "it has an index and extents");
+        assert!(
+            indexed.debugfs(&["stat /large"]).contains("Flags: 0x81000"),
+            "it has an index and extents"
+        );
         let bytes = indexed.bytes();
         let fs = FileSystem::open(&bytes).unwrap();
         assert_eq!(fs.list(&"/large".into()).unwrap().len(), names);
@@ -130,7 +175,10 @@ fn deep_extent_trees_are_followed_to_their_leaves() {
     let tree = HostTree::new();
     holes(&tree, "deep", 2000);
     let image = Image::make(&format!("{EXT4} -b 1024"), 32, Some(&tree));
-    assert!(image.debugfs(&["ex /deep"]).contains(" 2/ 2"), "the tree has two levels below its root");
+    assert!(
+        image.debugfs(&["ex /deep"]).contains(" 2/ 2"),
+        "the tree has two levels below its root"
+    );
     let bytes = image.bytes();
     let fs = FileSystem::open(&bytes).unwrap();
     assert!(read(&fs, &"/deep".into()) == fs::read(tree.path("deep")).unwrap());
@@ -141,7 +189,12 @@ fn space_that_is_set_aside_reads_as_zeros() {
     let tree = HostTree::new();
     tree.file("old", &[0xaa; 64 << 10]);
     let image = Image::usual(8, Some(&tree));
-    image.debugfs(&["rm old", "write /dev/null new", "fallocate new 0 15", "sif new size 75536"]);
+    image.debugfs(&[
+        "rm old",
+        "write /dev/null new",
+        "fallocate new 0 15",
+        "sif new size 75536",
+    ]);
     let bytes = image.bytes();
     let fs = FileSystem::open(&bytes).unwrap();
     assert!(read(&fs, &"/new".into()) == vec![0; 75_536]);
@@ -162,8 +215,17 @@ fn devices_and_owners_are_those_that_were_set() {
     let fs = FileSystem::open(&bytes).unwrap();
     let stat = |path: &str| fs.stat(&Path::from(path)).unwrap().unwrap();
     let null = stat("/null");
-    assert_eq!((null.kind, null.device, null.mode), (Kind::CharDevice, Some((1, 3)), 0o640));
+    assert_eq!(
+        (null.kind, null.device, null.mode),
+        (Kind::CharDevice, Some((1, 3)), 0o640)
+    );
     assert_eq!((null.uid, null.gid), (70_001, 131_072));
-    assert_eq!((stat("/far").kind, stat("/far").device), (Kind::BlockDevice, Some((259, 60_000))));
-    assert_eq!((stat("/pipe").kind, stat("/pipe").device), (Kind::Fifo, None));
+    assert_eq!(
+        (stat("/far").kind, stat("/far").device),
+        (Kind::BlockDevice, Some((259, 60_000)))
+    );
+    assert_eq!(
+        (stat("/pipe").kind, stat("/pipe").device),
+        (Kind::Fifo, None)
+    );
 }

@@ -29,11 +29,26 @@ fn what_is_too_deep_is_told_to_be_missing() {
     let image = Image::usual(8, None);
     let name = "d".repeat(250);
     let levels = (0..70).flat_map(|_| [format!("mkdir {name}"), format!("cd {name}")]);
-    image.debugfs(&levels.chain(["cd /".into(), "mkdir z".into()]).collect::<Vec<_>>());
-    let found = diff(&Image::usual(8, None).bytes(), &image.bytes(), None, Options::default()).unwrap();
+    image.debugfs(
+        &levels
+            .chain(["cd /".into(), "mkdir z".into()])
+            .collect::<Vec<_>>(),
+    );
+    let found = diff(
+        &Image::usual(8, None).bytes(),
+        &image.bytes(),
+        None,
+        Options::default(),
+    )
+    .unwrap();
     assert_eq!(found.changes.len(), (16 << 10) / 251 + 1);
     assert_eq!(found.changes.last().unwrap().path, "/z".into());
-    assert!(found.incomplete.unwrap().contains("16384 bytes was left out"));
+    assert!(
+        found
+            .incomplete
+            .unwrap()
+            .contains("16384 bytes was left out")
+    );
 }
 
 /// A file in so many pieces that its tree has three levels.
@@ -74,7 +89,11 @@ fn a_list_that_lists_itself_is_refused() {
     let tree = HostTree::new();
     tree.file("file", b"").file("list", &[1; 1024]);
     let image = Image::make(&format!("{EXT4},^extent,^64bit -b 1024"), 32, Some(&tree));
-    let list = image.bytes().chunks(1024).position(|block| block == [1; 1024]).unwrap() as u32;
+    let list = image
+        .bytes()
+        .chunks(1024)
+        .position(|block| block == [1; 1024])
+        .unwrap() as u32;
     image.debugfs(&[format!("sif file block[TIND] {list}")]);
     let mut bytes = image.bytes();
     bytes[list as usize * 1024..][..1024].copy_from_slice(&list.to_le_bytes().repeat(256));
@@ -93,8 +112,14 @@ fn sample() -> &'static (Vec<u8>, Vec<usize>) {
     static SAMPLE: OnceLock<(Vec<u8>, Vec<usize>)> = OnceLock::new();
     SAMPLE.get_or_init(|| {
         let tree = HostTree::new();
-        tree.file("dir/file", &[7; 3000]).file("inline", b"content").file("other/deep/er", &[1; 100]);
-        let image = Image::make(&format!("{EXT4},inline_data -b 1024 -I 256"), 4, Some(&tree));
+        tree.file("dir/file", &[7; 3000])
+            .file("inline", b"content")
+            .file("other/deep/er", &[1; 100]);
+        let image = Image::make(
+            &format!("{EXT4},inline_data -b 1024 -I 256"),
+            4,
+            Some(&tree),
+        );
         let value = tree.path("inline");
         image.debugfs(&[
             "ea_set dir/file user.name value".into(),
@@ -105,8 +130,12 @@ fn sample() -> &'static (Vec<u8>, Vec<usize>) {
             "jc".into(),
         ]);
         let bytes = image.bytes();
-        let used =
-            bytes.iter().enumerate().filter(|(at, byte)| **byte != 0 || at % 1024 < 64).map(|(at, _)| at).collect();
+        let used = bytes
+            .iter()
+            .enumerate()
+            .filter(|(at, byte)| **byte != 0 || at % 1024 < 64)
+            .map(|(at, _)| at)
+            .collect();
         (bytes, used)
     })
 }

@@ -6,24 +6,40 @@ use sandtree_diff::{FileSystem, Options, diff};
 
 use super::support::{EXT4, HostTree, Image, both_ways, items, lines, read};
 
-/// Kinds of journals: features of the file system, size of its blocks, and how debugfs is to open the journal.
-const KINDS: [(&str, usize, &str); 4] =
-    [("", 4096, "jo -c -v 3"), ("", 4096, "jo -c -v 2"), ("", 1024, "jo -c"), (",^64bit,^metadata_csum", 1024, "jo")];
+/// Kinds of journals: features of the file system, size of its blocks, and how debugfs is to open
+/// the journal.
+const KINDS: [(&str, usize, &str); 4] = [
+    ("", 4096, "jo -c -v 3"),
+    ("", 4096, "jo -c -v 2"),
+    ("", 1024, "jo -c"),
+    (",^64bit,^metadata_csum", 1024, "jo"),
+];
 
 fn tree() -> HostTree {
     let tree = HostTree::new();
-    tree.file("kept", b"as it was").file("gone", b"x").file("dir/file", &[5; 9000]).file("mode", b"m");
+    tree.file("kept", b"as it was")
+        .file("gone", b"x")
+        .file("dir/file", &[5; 9000])
+        .file("mode", b"m");
     tree
 }
 
 fn make(features: &str, block_bytes: usize) -> Image {
-    Image::make(&format!("{EXT4}{features} -b {block_bytes}"), 8, Some(&tree()))
+    Image::make(
+        &format!("{EXT4}{features} -b {block_bytes}"),
+        8,
+        Some(&tree()),
+    )
 }
 
 /// The numbers of blocks in which two disks differ.
 fn changed_blocks(a: &[u8], b: &[u8], block_bytes: usize) -> Vec<usize> {
     let pairs = a.chunks(block_bytes).zip(b.chunks(block_bytes));
-    pairs.enumerate().filter(|(_, (a, b))| a != b).map(|(number, _)| number).collect()
+    pairs
+        .enumerate()
+        .filter(|(_, (a, b))| a != b)
+        .map(|(number, _)| number)
+        .collect()
 }
 
 /// Commits blocks of `from` to the journal of `image`, a transaction for every few.
@@ -31,8 +47,11 @@ fn commit(image: &Image, from: &[u8], blocks: &[usize], block_bytes: usize, open
     let scratch = HostTree::new();
     let mut commands = vec![open.to_owned()];
     for (index, blocks) in blocks.chunks(4).enumerate() {
-        let content: Vec<u8> =
-            blocks.iter().flat_map(|block| &from[block * block_bytes..][..block_bytes]).copied().collect();
+        let content: Vec<u8> = blocks
+            .iter()
+            .flat_map(|block| &from[block * block_bytes..][..block_bytes])
+            .copied()
+            .collect();
         scratch.file(index.to_string(), &content);
         commands.push(write_command(blocks, &scratch.path(index.to_string())));
     }
@@ -55,20 +74,45 @@ fn what_is_committed_and_not_in_place_is_read_from_the_journal() {
     for (features, block_bytes, open) in KINDS {
         let before = make(features, block_bytes);
         let after = before.copy();
-        after.debugfs(&["rm gone", "mkdir new", "symlink new/link target", "sif mode mode 0100600", "rm dir/file"]);
+        after.debugfs(&[
+            "rm gone",
+            "mkdir new",
+            "symlink new/link target",
+            "sif mode mode 0100600",
+            "rm dir/file",
+        ]);
         let (old, new) = (before.bytes(), after.bytes());
         let live = before.copy();
-        commit(&live, &new, &changed_blocks(&old, &new, block_bytes), block_bytes, open);
+        commit(
+            &live,
+            &new,
+            &changed_blocks(&old, &new, block_bytes),
+            block_bytes,
+            open,
+        );
         let bytes = live.bytes();
         assert!(needs_recovery(&bytes), "{open}");
-        assert!(changed_blocks(&old, &bytes, block_bytes).len() > 8, "{open}: the journal was written");
+        assert!(
+            changed_blocks(&old, &bytes, block_bytes).len() > 8,
+            "{open}: the journal was written"
+        );
 
         let fs = FileSystem::open(&bytes).unwrap();
         assert_eq!(fs.incomplete(), None, "{open}");
-        let expected = ["- /dir/file", "- /gone", "M /mode: [Mode]", "+ /new", "+ /new/link"];
+        let expected = [
+            "- /dir/file",
+            "- /gone",
+            "M /mode: [Mode]",
+            "+ /new",
+            "+ /new/link",
+        ];
         assert_eq!(lines(&both_ways(&before, &live)), expected, "{open}");
         assert_eq!(both_ways(&live, &after).changes, [], "{open}");
-        assert_eq!(both_ways(&live, &live.recovered()).changes, [], "{open}: what e2fsck makes of it is the same");
+        assert_eq!(
+            both_ways(&live, &live.recovered()).changes,
+            [],
+            "{open}: what e2fsck makes of it is the same"
+        );
     }
 }
 
@@ -77,7 +121,11 @@ fn a_block_that_was_revoked_is_not_taken_from_the_journal() {
     for (features, block_bytes, open) in KINDS {
         let image = make(features, block_bytes);
         let data = [5; 1024];
-        let block = image.bytes().chunks(block_bytes).position(|block| block.starts_with(&data)).unwrap();
+        let block = image
+            .bytes()
+            .chunks(block_bytes)
+            .position(|block| block.starts_with(&data))
+            .unwrap();
         let scratch = HostTree::new();
         scratch.file("wrong", &vec![6; block_bytes]);
         let write = write_command(&[block], &scratch.path("wrong"));
@@ -87,7 +135,10 @@ fn a_block_that_was_revoked_is_not_taken_from_the_journal() {
         let content = |image: &Image| {
             let bytes = image.bytes();
             let fs = FileSystem::open(&bytes).unwrap();
-            (read(&fs, &"/dir/file".into())[0], fs.incomplete().map(str::to_owned))
+            (
+                read(&fs, &"/dir/file".into())[0],
+                fs.incomplete().map(str::to_owned),
+            )
         };
         assert_eq!(content(&replaced), (6, None), "{open}");
         assert_eq!(content(&image), (5, None), "{open}");
@@ -99,15 +150,26 @@ fn a_block_that_was_revoked_is_not_taken_from_the_journal() {
 fn a_block_that_begins_like_the_journals_own_is_read_whole() {
     for (features, block_bytes, open) in KINDS {
         let image = make(features, block_bytes);
-        let block = image.bytes().chunks(block_bytes).position(|block| block.starts_with(&[5; 1024])).unwrap();
+        let block = image
+            .bytes()
+            .chunks(block_bytes)
+            .position(|block| block.starts_with(&[5; 1024]))
+            .unwrap();
         let scratch = HostTree::new();
         let mut content = vec![7; block_bytes];
         content[..4].copy_from_slice(&0xc03b_3998u32.to_be_bytes());
         scratch.file("escaped", &content);
-        image.debugfs(&[open, &write_command(&[block], &scratch.path("escaped")), "jc"]);
+        image.debugfs(&[
+            open,
+            &write_command(&[block], &scratch.path("escaped")),
+            "jc",
+        ]);
         let bytes = image.bytes();
         let fs = FileSystem::open(&bytes).unwrap();
-        assert!(read(&fs, &"/dir/file".into())[..block_bytes] == content, "{open}");
+        assert!(
+            read(&fs, &"/dir/file".into())[..block_bytes] == content,
+            "{open}"
+        );
     }
 }
 
@@ -118,7 +180,13 @@ fn an_unfinished_transaction_does_not_count() {
     after.debugfs(&["rm gone"]);
     let (old, new) = (before.bytes(), after.bytes());
     let live = before.copy();
-    commit(&live, &new, &changed_blocks(&old, &new, 4096), 4096, "jo -c");
+    commit(
+        &live,
+        &new,
+        &changed_blocks(&old, &new, 4096),
+        4096,
+        "jo -c",
+    );
     let mut bytes = live.bytes();
     let is_commit = |block: &[u8]| block.starts_with(&[0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 2]);
     while let Some(commit) = bytes.chunks(4096).position(is_commit) {
@@ -137,9 +205,21 @@ fn what_cannot_be_replayed_is_told() {
     let new = live.bytes();
     let old = image.bytes();
     let live = image.copy();
-    commit(&live, &new, &changed_blocks(&old, &new, 4096), 4096, "jo -c");
+    commit(
+        &live,
+        &new,
+        &changed_blocks(&old, &new, 4096),
+        4096,
+        "jo -c",
+    );
     let bytes = live.bytes();
-    let starts_with = |start: [u8; 8]| bytes.chunks(4096).position(|block| block.starts_with(&start)).unwrap() * 4096;
+    let starts_with = |start: [u8; 8]| {
+        bytes
+            .chunks(4096)
+            .position(|block| block.starts_with(&start))
+            .unwrap()
+            * 4096
+    };
     let superblock = starts_with([0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 4]);
     let descriptor = starts_with([0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 1]);
     let bends: [(usize, u8, &str); 5] = [
@@ -152,8 +232,14 @@ fn what_cannot_be_replayed_is_told() {
     for (at, byte, reason) in bends {
         let mut bent = bytes.clone();
         bent[at] ^= byte | 0x40;
-        let told = diff(&bent, &new, None, Options::default()).unwrap().incomplete.unwrap_or_default();
-        assert!(told.starts_with("before: its journal was") && told.contains(reason), "{reason}: {told}");
+        let told = diff(&bent, &new, None, Options::default())
+            .unwrap()
+            .incomplete
+            .unwrap_or_default();
+        assert!(
+            told.starts_with("before: its journal was") && told.contains(reason),
+            "{reason}: {told}"
+        );
     }
     assert_eq!(FileSystem::open(&bytes).unwrap().incomplete(), None);
 }

@@ -29,7 +29,10 @@ fn overlay_of(before: &[u8], after: &[u8], path: &HostPath) {
     let mut file = overlay::empty(after.len() as u64).unwrap();
     file.resize(l2 + CLUSTER, 0);
     put(&mut file, l1, &(l2 as u64 | COPIED).to_be_bytes());
-    let clusters = before.chunks(CLUSTER).zip(after.chunks(CLUSTER)).enumerate();
+    let clusters = before
+        .chunks(CLUSTER)
+        .zip(after.chunks(CLUSTER))
+        .enumerate();
     for (index, (_, new)) in clusters.filter(|(_, (old, new))| old != new) {
         let entry = file.len() as u64 | COPIED;
         put(&mut file, l2 + index * 8, &entry.to_be_bytes());
@@ -63,11 +66,25 @@ fn what_layers_changed_is_told_from_the_layers() {
     let told = |from: usize, to: usize| {
         let [a, b] = [from, to].map(|count| Chain::open(base.path(), &layers[..count]).unwrap());
         let ranges = changed(&a, &b).unwrap();
-        assert!(ranges.iter().map(|range| range.end - range.start).sum::<u64>() < 4 << 20);
+        assert!(
+            ranges
+                .iter()
+                .map(|range| range.end - range.start)
+                .sum::<u64>()
+                < 4 << 20
+        );
         lines(&diff(&Disk(a), &Disk(b), Some(&ranges), Options::default()).unwrap())
     };
     assert_eq!(told(0, 0), [""; 0]);
     assert_eq!(told(0, 1), ["- /dir/file 7", "+ /first"]);
     assert_eq!(told(1, 2), ["M /dir/file 9: [Mode]", "+ /first/second"]);
-    assert_eq!(told(2, 0), ["+ /dir/file 7", "M /dir/file 9: [Mode]", "- /first", "- /first/second"]);
+    assert_eq!(
+        told(2, 0),
+        [
+            "+ /dir/file 7",
+            "M /dir/file 9: [Mode]",
+            "- /first",
+            "- /first/second"
+        ]
+    );
 }

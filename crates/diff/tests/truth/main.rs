@@ -1,5 +1,5 @@
-//! The reader and the comparison against those who made the file systems: mke2fs, debugfs, e2fsck and the
-//! kernel.
+//! The reader and the comparison against those who made the file systems: mke2fs, debugfs, e2fsck
+//! and the kernel.
 
 mod changes;
 mod features;

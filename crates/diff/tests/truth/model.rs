@@ -11,7 +11,11 @@ use super::support::{EXT4, Image, Item, Tree, both_ways, expected, lines};
 
 const DIRS: [&str; 4] = ["", "/d", "/d/e", "/f"];
 const NAMES: [&str; 4] = ["w", "x", "y", "z"];
-const KINDS: [&str; 3] = [" -b 4096", ",inline_data -b 1024 -I 256", ",^extent,^64bit -b 1024"];
+const KINDS: [&str; 3] = [
+    " -b 4096",
+    ",inline_data -b 1024 -I 256",
+    ",^extent,^64bit -b 1024",
+];
 
 #[derive(Debug, Clone)]
 enum Edit {
@@ -63,12 +67,22 @@ impl Model {
             return;
         }
         self.remove(path);
-        let content: Vec<u8> = (0..bytes).map(|index| (index / 1000) as u8 ^ seed).collect();
+        let content: Vec<u8> = (0..bytes)
+            .map(|index| (index / 1000) as u8 ^ seed)
+            .collect();
         let source = self.sources.path().join(format!("{seed}-{bytes}"));
         std::fs::write(&source, &content).unwrap();
-        self.commands.push(format!("write {} {path}", source.display()));
+        self.commands
+            .push(format!("write {} {path}", source.display()));
         self.commands.push(format!("sif {path} mode 0100644"));
-        self.items.insert(path.into(), Item { kind: Kind::File, mode: 0o644, content });
+        self.items.insert(
+            path.into(),
+            Item {
+                kind: Kind::File,
+                mode: 0o644,
+                content,
+            },
+        );
     }
 
     fn link(&mut self, path: &str, target: &str) {
@@ -77,13 +91,27 @@ impl Model {
         }
         self.remove(path);
         self.commands.push(format!("symlink {path} {target}"));
-        self.items.insert(path.into(), Item { kind: Kind::Symlink, mode: 0o777, content: target.into() });
+        self.items.insert(
+            path.into(),
+            Item {
+                kind: Kind::Symlink,
+                mode: 0o777,
+                content: target.into(),
+            },
+        );
     }
 
     fn make_dir(&mut self, path: &str) {
         if self.has_parent(path) && !self.items.contains_key(path) {
             self.commands.push(format!("mkdir {path}"));
-            self.items.insert(path.into(), Item { kind: Kind::Directory, mode: 0o755, content: Vec::new() });
+            self.items.insert(
+                path.into(),
+                Item {
+                    kind: Kind::Directory,
+                    mode: 0o755,
+                    content: Vec::new(),
+                },
+            );
         }
     }
 
@@ -94,9 +122,14 @@ impl Model {
     }
 
     fn set_mode(&mut self, path: &str, mode: u16) {
-        if let Some(item) = self.items.get_mut(path).filter(|item| item.kind == Kind::File) {
+        if let Some(item) = self
+            .items
+            .get_mut(path)
+            .filter(|item| item.kind == Kind::File)
+        {
             item.mode = mode;
-            self.commands.push(format!("sif {path} mode 0100{mode:03o}"));
+            self.commands
+                .push(format!("sif {path} mode 0100{mode:03o}"));
         }
     }
 
@@ -112,7 +145,10 @@ fn path(at: usize) -> String {
 }
 
 fn tree(items: &BTreeMap<String, Item>) -> Tree {
-    items.iter().map(|(path, item)| (path.as_str().into(), item.clone())).collect()
+    items
+        .iter()
+        .map(|(path, item)| (path.as_str().into(), item.clone()))
+        .collect()
 }
 
 proptest! {

@@ -16,8 +16,14 @@ impl Mounted {
     /// None where this host does not let us mount.
     fn new(image: &Image) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
-        let mounted = tool("mount").args(["-o", "loop"]).arg(image.path()).arg(dir.path()).output();
-        mounted.is_ok_and(|output| output.status.success()).then_some(Self(dir))
+        let mounted = tool("mount")
+            .args(["-o", "loop"])
+            .arg(image.path())
+            .arg(dir.path())
+            .output();
+        mounted
+            .is_ok_and(|output| output.status.success())
+            .then_some(Self(dir))
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -25,7 +31,12 @@ impl Mounted {
     }
 
     fn write(&self, name: &str, offset: u64, bytes: &[u8]) {
-        let file = File::options().write(true).create(true).truncate(false).open(self.path(name)).unwrap();
+        let file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(self.path(name))
+            .unwrap();
         file.write_all_at(bytes, offset).unwrap();
     }
 }
@@ -36,7 +47,8 @@ impl Drop for Mounted {
     }
 }
 
-/// Has everything committed, file by file: this writes the journal, and leaves the tables where they belong for later.
+/// Has everything committed, file by file: this writes the journal, and leaves the tables where
+/// they belong for later.
 fn commit(dir: &HostPath) {
     for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
         let kind = entry.file_type().unwrap();
@@ -51,7 +63,13 @@ fn commit(dir: &HostPath) {
 
 fn first_steps(at: &Mounted) {
     fs::create_dir_all(at.path("dir/deep")).unwrap();
-    (0..300).for_each(|index| at.write(&format!("dir/a name of some length {index}"), 0, &[index as u8; 10]));
+    (0..300).for_each(|index| {
+        at.write(
+            &format!("dir/a name of some length {index}"),
+            0,
+            &[index as u8; 10],
+        )
+    });
     (0..200).for_each(|index| at.write("pieces", index * 16_384, &[index as u8 | 1; 5000]));
     at.write("rewritten", 0, &[1; 300_000]);
     at.write("shrunk", 0, &[2; 300_000]);
@@ -59,13 +77,18 @@ fn first_steps(at: &Mounted) {
 }
 
 fn second_steps(at: &Mounted) {
-    (0..300)
-        .step_by(3)
-        .for_each(|index| fs::remove_file(at.path(&format!("dir/a name of some length {index}"))).unwrap());
+    (0..300).step_by(3).for_each(|index| {
+        fs::remove_file(at.path(&format!("dir/a name of some length {index}"))).unwrap()
+    });
     fs::rename(at.path("pieces"), at.path("dir/deep/pieces")).unwrap();
     fs::hard_link(at.path("shrunk"), at.path("dir/linked")).unwrap();
     at.write("rewritten", 100_000, &[9; 10]);
-    File::options().write(true).open(at.path("shrunk")).unwrap().set_len(1000).unwrap();
+    File::options()
+        .write(true)
+        .open(at.path("shrunk"))
+        .unwrap()
+        .set_len(1000)
+        .unwrap();
     fs::set_permissions(at.path("dir/deep"), fs::Permissions::from_mode(0o700)).unwrap();
     fs::remove_file(at.path("link")).unwrap();
     (0..50).for_each(|index| at.write(&format!("new {index}"), 0, &[index as u8; 6000]));
@@ -73,10 +96,17 @@ fn second_steps(at: &Mounted) {
 
 #[test]
 fn a_mounted_file_system_reads_as_its_kernel_says() {
-    for kind in [" -b 4096", " -b 1024", ",^metadata_csum,^64bit -b 4096", ",inline_data -b 4096 -I 256"] {
+    for kind in [
+        " -b 4096",
+        " -b 1024",
+        ",^metadata_csum,^64bit -b 4096",
+        ",inline_data -b 4096 -I 256",
+    ] {
         let image = Image::make(&format!("{EXT4}{kind}"), 64, None);
         let Some(mounted) = Mounted::new(&image) else {
-            eprintln!("not checked: file systems of the kernel's own making, which need the right to mount");
+            eprintln!(
+                "not checked: file systems of the kernel's own making, which need the right to mount"
+            );
             return;
         };
         first_steps(&mounted);
@@ -95,7 +125,10 @@ fn a_mounted_file_system_reads_as_its_kernel_says() {
         assert_eq!(told.incomplete, None);
         assert_eq!(lines(&told), expected(&tree_before, &tree_after), "{kind}");
         assert_eq!(both_ways(&after, &after.recovered()).changes, [], "{kind}");
-        assert!(differs_without_journal(&bytes), "{kind}: the journal had something to say");
+        assert!(
+            differs_without_journal(&bytes),
+            "{kind}: the journal had something to say"
+        );
     }
 }
 
@@ -115,7 +148,12 @@ fn fast_commits_are_told() {
     drop(mounted);
     let fs = FileSystem::open(&bytes).unwrap();
     assert!(items(&fs) != tree, "the kernel made a fast commit");
-    assert!(fs.incomplete().is_some_and(|what| what.contains("fast commits")), "{:?}", fs.incomplete());
+    assert!(
+        fs.incomplete()
+            .is_some_and(|what| what.contains("fast commits")),
+        "{:?}",
+        fs.incomplete()
+    );
 }
 
 fn at_once(at: &Mounted, name: &str) {
@@ -127,5 +165,6 @@ fn at_once(at: &Mounted, name: &str) {
 fn differs_without_journal(bytes: &[u8]) -> bool {
     let mut raw = bytes.to_vec();
     raw[1024 + 96] &= !4;
-    diff(&raw, &bytes.to_vec(), None, Options::default()).map_or(true, |diff| !diff.changes.is_empty())
+    diff(&raw, &bytes.to_vec(), None, Options::default())
+        .map_or(true, |diff| !diff.changes.is_empty())
 }

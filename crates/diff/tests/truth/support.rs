@@ -66,10 +66,24 @@ fn add_items(dir: &HostPath, path: &Path, items: &mut Tree) {
         let path = join(path, entry.file_name().as_bytes());
         let (kind, content) = match metadata.file_type() {
             kind if kind.is_dir() => (Kind::Directory, Vec::new()),
-            kind if kind.is_symlink() => (Kind::Symlink, fs::read_link(&host).unwrap().as_os_str().as_bytes().to_vec()),
+            kind if kind.is_symlink() => (
+                Kind::Symlink,
+                fs::read_link(&host)
+                    .unwrap()
+                    .as_os_str()
+                    .as_bytes()
+                    .to_vec(),
+            ),
             _ => (Kind::File, fs::read(&host).unwrap()),
         };
-        items.insert(path.clone(), Item { kind, mode: (metadata.mode() & 0o7777) as u16, content });
+        items.insert(
+            path.clone(),
+            Item {
+                kind,
+                mode: (metadata.mode() & 0o7777) as u16,
+                content,
+            },
+        );
         if kind == Kind::Directory {
             add_items(&host, &path, items);
         }
@@ -98,7 +112,9 @@ impl Image {
     pub fn make(kind: &str, mebibytes: u64, tree: Option<&HostTree>) -> Self {
         let image = NamedTempFile::new().unwrap();
         let mut command = tool("mke2fs");
-        command.args(["-q", "-F", "-O"]).args(format!("none,{kind}").split_whitespace());
+        command
+            .args(["-q", "-F", "-O"])
+            .args(format!("none,{kind}").split_whitespace());
         if let Some(tree) = tree {
             command.arg("-d").arg(tree.0.path());
         }
@@ -130,13 +146,21 @@ impl Image {
 
     /// The same where something may fail. Gives its errors, too.
     pub fn try_debugfs(&self, commands: &[impl AsRef<str>]) -> (String, String) {
-        let mut child = spawn(tool("debugfs").args(["-w", "-f", "-"]).arg(self.path()).stdin(Stdio::piped()));
+        let mut child = spawn(
+            tool("debugfs")
+                .args(["-w", "-f", "-"])
+                .arg(self.path())
+                .stdin(Stdio::piped()),
+        );
         let mut stdin = child.stdin.take().unwrap();
-        commands.iter().for_each(|command| writeln!(stdin, "{}", command.as_ref()).unwrap());
+        commands
+            .iter()
+            .for_each(|command| writeln!(stdin, "{}", command.as_ref()).unwrap());
         drop(stdin);
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success());
-        let [said, errors] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        let [said, errors] =
+            [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
         (said, errors)
     }
 
@@ -147,7 +171,10 @@ impl Image {
 
     pub fn checked(&self, options: &str) -> Self {
         let copy = self.copy();
-        let status = spawn(tool("e2fsck").arg(options).arg(copy.path())).wait_with_output().unwrap().status;
+        let status = spawn(tool("e2fsck").arg(options).arg(copy.path()))
+            .wait_with_output()
+            .unwrap()
+            .status;
         assert!(matches!(status.code(), Some(0 | 1)), "{status}");
         copy
     }
@@ -162,12 +189,20 @@ pub fn tool(name: &str) -> Command {
 }
 
 fn spawn(command: &mut Command) -> std::process::Child {
-    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("e2fsprogs is installed")
+    command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("e2fsprogs is installed")
 }
 
 pub fn succeed(command: &mut Command) {
     let output = spawn(command).wait_with_output().unwrap();
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 /// Everything the reader finds, without what mke2fs adds.
@@ -187,7 +222,14 @@ fn add_read(fs: &FileSystem<'_>, dir: &Path, items: &mut Tree) {
             Kind::Symlink => node.target.unwrap().as_bytes().to_vec(),
             _ => Vec::new(),
         };
-        items.insert(path.clone(), Item { kind: node.kind, mode: node.mode, content });
+        items.insert(
+            path.clone(),
+            Item {
+                kind: node.kind,
+                mode: node.mode,
+                content,
+            },
+        );
         if node.kind == Kind::Directory {
             add_read(fs, &path, items);
         }
@@ -205,7 +247,9 @@ pub fn read(fs: &FileSystem<'_>, path: &Path) -> Vec<u8> {
 /// The clusters in which two disks differ, as a chain of layers would tell.
 pub fn changed(a: &[u8], b: &[u8]) -> Vec<Range<u64>> {
     let clusters = a.chunks(CLUSTER).zip(b.chunks(CLUSTER)).enumerate();
-    let starts = clusters.filter(|(_, (a, b))| a != b).map(|(index, _)| (index * CLUSTER) as u64);
+    let starts = clusters
+        .filter(|(_, (a, b))| a != b)
+        .map(|(index, _)| (index * CLUSTER) as u64);
     starts.map(|start| start..start + CLUSTER as u64).collect()
 }
 
@@ -233,18 +277,30 @@ pub fn lines(diff: &Diff) -> Vec<String> {
 pub fn expected(before: &Tree, after: &Tree) -> Vec<String> {
     let mut paths: Vec<_> = before.keys().chain(after.keys()).collect();
     // In the order of a walk, part by part.
-    paths.sort_by_key(|path| path.as_bytes().split(|byte| *byte == b'/').collect::<Vec<_>>());
+    paths.sort_by_key(|path| {
+        path.as_bytes()
+            .split(|byte| *byte == b'/')
+            .collect::<Vec<_>>()
+    });
     paths.dedup();
-    paths.into_iter().filter_map(|path| line(path, before.get(path), after.get(path))).collect()
+    paths
+        .into_iter()
+        .filter_map(|path| line(path, before.get(path), after.get(path)))
+        .collect()
 }
 
 fn line(path: &Path, before: Option<&Item>, after: Option<&Item>) -> Option<String> {
     let (Some(x), Some(y)) = (before, after) else {
-        return Some(format!("{} {path}", if before.is_some() { "-" } else { "+" }));
+        return Some(format!(
+            "{} {path}",
+            if before.is_some() { "-" } else { "+" }
+        ));
     };
     let mut what = Vec::new();
     match (x.kind, y.kind) {
-        (Kind::File, Kind::File) if x.content.len() != y.content.len() => what.extend(["Size", "Content"]),
+        (Kind::File, Kind::File) if x.content.len() != y.content.len() => {
+            what.extend(["Size", "Content"])
+        }
         (Kind::File, Kind::File) if x.content != y.content => what.push("Content"),
         (Kind::Symlink, Kind::Symlink) if x.content != y.content => what.push("Target"),
         _ if x.kind != y.kind => what.push("Kind"),

@@ -61,7 +61,8 @@ struct Shared {
     next_id: AtomicU64,
     waiting: Mutex<Waiting>,
     ending: Mutex<Ending>,
-    /// Subscriptions are made here; the reader owns the only sender, so that they end with the connection.
+    /// Subscriptions are made here; the reader owns the only sender, so that they end with the
+    /// connection.
     events: broadcast::WeakSender<Event>,
     closed: watch::Receiver<bool>,
 }
@@ -103,7 +104,11 @@ impl Qmp {
         tracing::debug!(%version, "QEMU greets");
         let (shared, reader) = Shared::new(version);
         tokio::spawn(reader.run(lines));
-        let qmp = Qmp { shared, outgoing, exit };
+        let qmp = Qmp {
+            shared,
+            outgoing,
+            exit,
+        };
         tokio::spawn(write_until_closed(write, queue, qmp.shared.closed.clone()));
         qmp.run_within(Capabilities {}, GREETING_DEADLINE).await?;
         Ok(qmp)
@@ -115,12 +120,20 @@ impl Qmp {
     }
 
     /// Runs a command; its reply is ignored when it comes after the deadline.
-    pub async fn run_within<C: Command>(&self, command: C, deadline: Duration) -> Result<C::Reply, Error> {
+    pub async fn run_within<C: Command>(
+        &self,
+        command: C,
+        deadline: Duration,
+    ) -> Result<C::Reply, Error> {
         self.execute(command, None, deadline).await
     }
 
     /// Runs a command that takes a descriptor.
-    pub(crate) async fn run_with_fd<C: Command>(&self, command: C, fd: OwnedFd) -> Result<C::Reply, Error> {
+    pub(crate) async fn run_with_fd<C: Command>(
+        &self,
+        command: C,
+        fd: OwnedFd,
+    ) -> Result<C::Reply, Error> {
         let _passing = self.shared.passing.lock().await;
         self.execute(command, Some(fd), COMMAND_DEADLINE).await
     }
@@ -141,11 +154,16 @@ impl Qmp {
             Ok(reply) => reply,
             Err(closed) => return Err(self.lost(closed).await),
         };
-        let answer = self.answer(reply).instrument(tracing::debug_span!("qmp", command = C::NAME));
+        let answer = self
+            .answer(reply)
+            .instrument(tracing::debug_span!("qmp", command = C::NAME));
         let outcome = timeout(deadline, answer).await;
         self.shared.forget(id);
         match outcome {
-            Err(_) => Err(Error::Timeout { command: C::NAME, after: deadline }),
+            Err(_) => Err(Error::Timeout {
+                command: C::NAME,
+                after: deadline,
+            }),
             Ok(Err(error)) => Err(error),
             Ok(Ok(outcome)) => interpret::<C>(outcome),
         }
@@ -222,7 +240,14 @@ impl Shared {
             events: events.downgrade(),
             closed,
         });
-        (shared.clone(), Reader { shared, events, announce_closed })
+        (
+            shared.clone(),
+            Reader {
+                shared,
+                events,
+                announce_closed,
+            },
+        )
     }
 
     fn expect(&self, id: u64, sender: oneshot::Sender<Outcome>) -> Result<(), Closed> {
@@ -250,42 +275,62 @@ impl Shared {
     }
 }
 
-/// The state behind the locks is whole between any two statements, so a panic elsewhere does not spoil it.
+/// The state behind the locks is whole between any two statements, so a panic elsewhere does not
+/// spoil it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn encode<C: Command>(id: u64, command: &C) -> Result<Vec<u8>, Error> {
-    let envelope = Envelope { execute: C::NAME, arguments: command, id };
-    let mut line = serde_json::to_vec(&envelope)
-        .map_err(|error| Error::Protocol { detail: format!("{} cannot be written as JSON: {error}", C::NAME) })?;
+    let envelope = Envelope {
+        execute: C::NAME,
+        arguments: command,
+        id,
+    };
+    let mut line = serde_json::to_vec(&envelope).map_err(|error| Error::Protocol {
+        detail: format!("{} cannot be written as JSON: {error}", C::NAME),
+    })?;
     line.push(b'\n');
     Ok(line)
 }
 
 fn interpret<C: Command>(outcome: Outcome) -> Result<C::Reply, Error> {
-    let value = outcome.map_err(|refusal| Error::Qmp { command: C::NAME, class: refusal.class, desc: refusal.desc })?;
-    serde_json::from_value(value)
-        .map_err(|error| Error::Protocol { detail: format!("the reply to {} is not one: {error}", C::NAME) })
+    let value = outcome.map_err(|refusal| Error::Qmp {
+        command: C::NAME,
+        class: refusal.class,
+        desc: refusal.desc,
+    })?;
+    serde_json::from_value(value).map_err(|error| Error::Protocol {
+        detail: format!("the reply to {} is not one: {error}", C::NAME),
+    })
 }
 
 async fn ended(exit: &ExitWatch) -> Error {
     match timeout(EXIT_GRACE, exit.wait()).await {
         Ok(exit) => Error::Died { exit },
-        Err(_) => Error::Protocol { detail: "it closed the connection and goes on".into() },
+        Err(_) => Error::Protocol {
+            detail: "it closed the connection and goes on".into(),
+        },
     }
 }
 
 async fn greet(lines: &mut Lines, exit: &ExitWatch) -> Result<Greeting, Error> {
     let line = match timeout(GREETING_DEADLINE, lines.next()).await {
-        Err(_) => return Err(Error::Timeout { command: "its greeting", after: GREETING_DEADLINE }),
+        Err(_) => {
+            return Err(Error::Timeout {
+                command: "its greeting",
+                after: GREETING_DEADLINE,
+            });
+        }
         Ok(Err(Closed::End)) => return Err(ended(exit).await),
         Ok(Err(Closed::Broken(detail))) => return Err(Error::Protocol { detail }),
         Ok(Ok(line)) => line,
     };
     match parse(&line) {
         Ok(Message::Greeting(greeting)) => Ok(greeting),
-        Ok(other) => Err(Error::Protocol { detail: format!("the first line is no greeting but {other:?}") }),
+        Ok(other) => Err(Error::Protocol {
+            detail: format!("the first line is no greeting but {other:?}"),
+        }),
         Err(detail) => Err(Error::Protocol { detail }),
     }
 }
@@ -315,7 +360,12 @@ async fn write_all(mut socket: OwnedWriteHalf, mut queue: mpsc::UnboundedReceive
 async fn write(socket: &mut OwnedWriteHalf, Outgoing { line, fd }: Outgoing) -> io::Result<()> {
     let sent = match fd {
         None => 0,
-        Some(fd) => socket.as_ref().async_io(Interest::WRITABLE, || send_with(socket, &line, &fd)).await?,
+        Some(fd) => {
+            socket
+                .as_ref()
+                .async_io(Interest::WRITABLE, || send_with(socket, &line, &fd))
+                .await?
+        }
     };
     socket.write_all(&line[sent..]).await
 }
@@ -324,8 +374,16 @@ fn send_with(socket: &OwnedWriteHalf, line: &[u8], fd: &OwnedFd) -> io::Result<u
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut beside = SendAncillaryBuffer::new(&mut space);
     let fds = [fd.as_fd()];
-    assert!(beside.push(SendAncillaryMessage::ScmRights(&fds)), "the space is for one descriptor");
-    Ok(sendmsg(socket.as_ref(), &[IoSlice::new(line)], &mut beside, SendFlags::NOSIGNAL)?)
+    assert!(
+        beside.push(SendAncillaryMessage::ScmRights(&fds)),
+        "the space is for one descriptor"
+    );
+    Ok(sendmsg(
+        socket.as_ref(),
+        &[IoSlice::new(line)],
+        &mut beside,
+        SendFlags::NOSIGNAL,
+    )?)
 }
 
 #[derive(Debug)]
@@ -372,7 +430,10 @@ impl Reader {
 
     /// The late reply of a command that gave up waiting finds nobody.
     fn deliver(&self, id: u64, outcome: Outcome) {
-        let delivered = self.shared.forget(id).is_some_and(|waiting| waiting.send(outcome).is_ok());
+        let delivered = self
+            .shared
+            .forget(id)
+            .is_some_and(|waiting| waiting.send(outcome).is_ok());
         if !delivered {
             tracing::debug!(id, "reply to a command nobody waits for");
         }
@@ -390,7 +451,11 @@ struct Lines {
 
 impl Lines {
     fn new(socket: OwnedReadHalf) -> Self {
-        Self { socket, buffer: Vec::new(), searched: 0 }
+        Self {
+            socket,
+            buffer: Vec::new(),
+            searched: 0,
+        }
     }
 
     /// The next line without its end.
@@ -400,7 +465,9 @@ impl Lines {
                 return Ok(line);
             }
             if self.buffer.len() > LINE_BYTES_MAX {
-                return Err(Closed::Broken(format!("a line of more than {LINE_BYTES_MAX} bytes")));
+                return Err(Closed::Broken(format!(
+                    "a line of more than {LINE_BYTES_MAX} bytes"
+                )));
             }
             match self.socket.read_buf(&mut self.buffer).await {
                 Ok(0) | Err(_) => return Err(Closed::End),
@@ -410,7 +477,10 @@ impl Lines {
     }
 
     fn split(&mut self) -> Option<Vec<u8>> {
-        let Some(end) = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n') else {
+        let Some(end) = self.buffer[self.searched..]
+            .iter()
+            .position(|byte| *byte == b'\n')
+        else {
             self.searched = self.buffer.len();
             return None;
         };

@@ -11,7 +11,8 @@ use tokio::sync::broadcast;
 pub struct Shutdown {
     /// Whether the guest did it: powered off, rebooted or panicked.
     pub guest: bool,
-    /// QEMU's own word: `guest-shutdown`, `guest-reset`, `guest-panic`, `host-qmp-quit`, `host-signal`, ...
+    /// QEMU's own word: `guest-shutdown`, `guest-reset`, `guest-panic`, `host-qmp-quit`,
+    /// `host-signal`, ...
     pub reason: String,
 }
 
@@ -20,7 +21,8 @@ pub struct Shutdown {
 pub enum Event {
     Shutdown(Shutdown),
     GuestPanicked,
-    /// The guest stands still; `at` is QEMU's time, since 1970. QEMU may be too busy to tell before it goes on again.
+    /// The guest stands still; `at` is QEMU's time, since 1970. QEMU may be too busy to tell before
+    /// it goes on again.
     Stop {
         at: Duration,
     },
@@ -58,7 +60,8 @@ pub enum Event {
 }
 
 impl Event {
-    /// Reads an event; one whose data does not have the expected form is not an event QEMU could send.
+    /// Reads an event; one whose data does not have the expected form is not an event QEMU could
+    /// send.
     pub(crate) fn parse(name: &str, data: Value, at: Duration) -> Result<Event, serde_json::Error> {
         Ok(match name {
             "SHUTDOWN" => Event::Shutdown(serde_json::from_value(data)?),
@@ -66,14 +69,20 @@ impl Event {
             "STOP" => Event::Stop { at },
             "RESUME" => Event::Resume { at },
             "RESET" => Event::Reset,
-            "VSERPORT_CHANGE" => Event::Port { open: PortChange::deserialize(data)?.open },
+            "VSERPORT_CHANGE" => Event::Port {
+                open: PortChange::deserialize(data)?.open,
+            },
             "BLOCK_IO_ERROR" => BlockIoError::deserialize(data)?.into(),
-            "MIGRATION" => Event::Migration { status: Change::deserialize(data)?.status },
+            "MIGRATION" => Event::Migration {
+                status: Change::deserialize(data)?.status,
+            },
             "JOB_STATUS_CHANGE" => {
                 let Change { id, status } = Change::deserialize(data)?;
                 Event::Job { id, status }
             }
-            other => Event::Other { name: other.to_owned() },
+            other => Event::Other {
+                name: other.to_owned(),
+            },
         })
     }
 }
@@ -103,7 +112,11 @@ struct BlockIoError {
 
 impl From<BlockIoError> for Event {
     fn from(error: BlockIoError) -> Self {
-        Event::BlockIoError { node: error.node_name, operation: error.operation, no_space: error.nospace }
+        Event::BlockIoError {
+            node: error.node_name,
+            operation: error.operation,
+            no_space: error.nospace,
+        }
     }
 }
 

@@ -7,11 +7,12 @@
 //!                            \--events--> every subscriber, and `Ending`
 //! ```
 //!
-//! Always: a reply goes to the command whose id it carries and to no other, however late it comes. Every command has
-//! a deadline. A line is at most 1 MiB. Of commands that carry a descriptor one is under way at a time: QEMU keeps but
-//! the last descriptors it received. QEMU is not trusted: what does not parse ends the connection.
-//! When it fails: every waiting command ends with the same cause, and so does every later one. The end of the process
-//! is seen at once, also by a command whose reply never comes.
+//! Always: a reply goes to the command whose id it carries and to no other, however late it comes.
+//! Every command has a deadline. A line is at most 1 MiB. Of commands that carry a descriptor one
+//! is under way at a time: QEMU keeps but the last descriptors it received. QEMU is not trusted:
+//! what does not parse ends the connection. When it fails: every waiting command ends with the same
+//! cause, and so does every later one. The end of the process is seen at once, also by a command
+//! whose reply never comes.
 
 mod client;
 mod command;
@@ -20,13 +21,14 @@ mod message;
 
 pub use client::Qmp;
 pub(crate) use command::{
-    AddFd, BlockResize, BlockdevAdd, BlockdevBackup, BlockdevDel, BlockdevReopen, BlockdevSnapshot, Capability,
-    CpuModel, GetFd, HumanMonitorCommand, Migrate, MigrateCancel, MigrateIncoming, MigrateSetCapabilities,
-    MigrateSetParameters, QueryBlock, QueryCpuDefinitions, QueryCpuModelExpansion, QueryFdsets, QueryMachines,
-    QueryMigrate, RemoveFd, XenSaveDevicesState,
+    AddFd, BlockResize, BlockdevAdd, BlockdevBackup, BlockdevDel, BlockdevReopen, BlockdevSnapshot,
+    Capability, CpuModel, GetFd, HumanMonitorCommand, Migrate, MigrateCancel, MigrateIncoming,
+    MigrateSetCapabilities, MigrateSetParameters, QueryBlock, QueryCpuDefinitions,
+    QueryCpuModelExpansion, QueryFdsets, QueryMachines, QueryMigrate, RemoveFd,
+    XenSaveDevicesState,
 };
 pub use command::{
-    Command, Cont, Job, JobDismiss, Nothing, QueryJobs, QueryStatus, Quit, SnapshotLoad, SnapshotSave, Status, Stop,
-    SystemPowerdown,
+    Command, Cont, Job, JobDismiss, Nothing, QueryJobs, QueryStatus, Quit, SnapshotLoad,
+    SnapshotSave, Status, Stop, SystemPowerdown,
 };
 pub use event::{Ending, Event, Events, Shutdown};

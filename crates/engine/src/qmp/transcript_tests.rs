@@ -16,8 +16,7 @@ use crate::fdset::FdSets;
 use crate::process::Exit;
 use crate::qmp::{Cont, Nothing, QueryStatus, Quit, Stop};
 
-const GREETING: &str =
-    r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, "major": 7}, "package": ""}, "capabilities": []}}"#;
+const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, "major": 7}, "package": ""}, "capabilities": []}}"#;
 const SHUTDOWN: &str = r#"{"event": "SHUTDOWN", "data": {"guest": true, "reason": "guest-reset"}}"#;
 const SOON: Duration = Duration::from_millis(50);
 
@@ -30,7 +29,10 @@ struct Peer {
 
 impl Peer {
     async fn say(&mut self, line: &str) {
-        self.socket.write_all(format!("{line}\r\n").as_bytes()).await.unwrap();
+        self.socket
+            .write_all(format!("{line}\r\n").as_bytes())
+            .await
+            .unwrap();
     }
 
     /// Expects a command and returns its id.
@@ -51,7 +53,10 @@ impl Peer {
     /// Expects a command with a descriptor beside it.
     async fn hear_with_fd(&mut self, name: &str) -> (u64, Value, File) {
         let socket = self.lines.get_ref().get_ref().as_ref();
-        let (line, fd) = socket.async_io(Interest::READABLE, || receive(socket)).await.unwrap();
+        let (line, fd) = socket
+            .async_io(Interest::READABLE, || receive(socket))
+            .await
+            .unwrap();
         let (id, arguments) = understand(&line, name);
         (id, arguments, fd.into())
     }
@@ -59,7 +64,10 @@ impl Peer {
     /// Plays the beginning of a load up to its start, under 7.2.
     async fn load(&mut self) -> String {
         let (id, arguments) = self.hear_more("migrate-set-capabilities").await;
-        assert_eq!(arguments, json!({"capabilities": [{"capability": "events", "state": true}]}));
+        assert_eq!(
+            arguments,
+            json!({"capabilities": [{"capability": "events", "state": true}]})
+        );
         self.reply(id, "{}").await;
         let (id, arguments, mut fd) = self.hear_with_fd("getfd").await;
         assert_eq!(arguments, json!({"fdname": "migration"}));
@@ -73,15 +81,22 @@ impl Peer {
     }
 
     async fn tell_migration(&mut self, status: &str) {
-        self.say(&format!(r#"{{"event": "MIGRATION", "data": {{"status": "{status}"}}}}"#)).await;
+        self.say(&format!(
+            r#"{{"event": "MIGRATION", "data": {{"status": "{status}"}}}}"#
+        ))
+        .await;
     }
 
     async fn reply(&mut self, id: u64, value: &str) {
-        self.say(&format!(r#"{{"return": {value}, "id": {id}}}"#)).await;
+        self.say(&format!(r#"{{"return": {value}, "id": {id}}}"#))
+            .await;
     }
 
     fn die(&self) {
-        let exit = Exit { status: ExitStatus::from_raw(9), stderr: "last words".into() };
+        let exit = Exit {
+            status: ExitStatus::from_raw(9),
+            stderr: "last words".into(),
+        };
         self.exit.send_replace(Some(exit));
     }
 }
@@ -96,7 +111,12 @@ fn receive(socket: &UnixStream) -> io::Result<(Vec<u8>, OwnedFd)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut beside = RecvAncillaryBuffer::new(&mut space);
     let mut line = vec![0; 4096];
-    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut line)], &mut beside, RecvFlags::CMSG_CLOEXEC)?;
+    let received = recvmsg(
+        socket,
+        &mut [IoSliceMut::new(&mut line)],
+        &mut beside,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
     line.truncate(received.bytes);
     let mut fds: Vec<OwnedFd> = Vec::new();
     for message in beside.drain() {
@@ -119,7 +139,15 @@ fn pair() -> (UnixStream, ExitWatch, Peer) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (exit, watch) = ExitWatch::new();
     let (read, socket) = theirs.into_split();
-    (ours, watch, Peer { lines: BufReader::new(read).lines(), socket, exit })
+    (
+        ours,
+        watch,
+        Peer {
+            lines: BufReader::new(read).lines(),
+            socket,
+            exit,
+        },
+    )
 }
 
 /// A connection past its negotiation.
@@ -145,16 +173,31 @@ async fn replies_find_their_commands_in_any_order_between_events() {
     let script = async {
         let status = peer.hear("query-status").await;
         let stop = peer.hear("stop").await;
-        peer.say(r#"{"event": "STOP", "timestamp": {"seconds": 1, "microseconds": 1}}"#).await;
+        peer.say(r#"{"event": "STOP", "timestamp": {"seconds": 1, "microseconds": 1}}"#)
+            .await;
         peer.reply(stop, "{}").await;
         peer.say(r#"{"event": "NEWER", "data": {}}"#).await;
-        peer.reply(status, r#"{"running": false, "singlestep": false, "status": "paused"}"#).await;
+        peer.reply(
+            status,
+            r#"{"running": false, "singlestep": false, "status": "paused"}"#,
+        )
+        .await;
     };
     let (status, stop, ()) = tokio::join!(qmp.run(QueryStatus {}), qmp.run(Stop {}), script);
     assert_eq!(status.unwrap().status, "paused");
     assert_eq!(stop.unwrap(), Nothing {});
-    assert_eq!(events.next().await, Some(Event::Stop { at: Duration::from_micros(1_000_001) }));
-    assert_eq!(events.next().await, Some(Event::Other { name: "NEWER".into() }));
+    assert_eq!(
+        events.next().await,
+        Some(Event::Stop {
+            at: Duration::from_micros(1_000_001)
+        })
+    );
+    assert_eq!(
+        events.next().await,
+        Some(Event::Other {
+            name: "NEWER".into()
+        })
+    );
 }
 
 #[tokio::test]
@@ -162,22 +205,35 @@ async fn a_refusal_carries_class_and_description() {
     let (qmp, mut peer) = connected().await;
     let script = async {
         let id = peer.hear("cont").await;
-        peer.say(&format!(r#"{{"id": {id}, "error": {{"class": "GenericError", "desc": "no way"}}}}"#)).await;
+        peer.say(&format!(
+            r#"{{"id": {id}, "error": {{"class": "GenericError", "desc": "no way"}}}}"#
+        ))
+        .await;
     };
     let (result, ()) = tokio::join!(qmp.run(Cont {}), script);
-    assert_eq!(result.unwrap_err().to_string(), "QEMU refused cont: no way (GenericError)");
+    assert_eq!(
+        result.unwrap_err().to_string(),
+        "QEMU refused cont: no way (GenericError)"
+    );
 }
 
 #[tokio::test]
 async fn a_late_reply_is_not_taken_for_the_next() {
     let (qmp, mut peer) = connected().await;
     let timed_out = qmp.run_within(Stop {}, SOON).await;
-    assert!(matches!(timed_out, Err(Error::Timeout { command: "stop", after: SOON })));
+    assert!(matches!(
+        timed_out,
+        Err(Error::Timeout {
+            command: "stop",
+            after: SOON
+        })
+    ));
     let script = async {
         let late = peer.hear("stop").await;
         let next = peer.hear("query-status").await;
         peer.reply(late, "{}").await;
-        peer.reply(next, r#"{"running": true, "status": "running"}"#).await;
+        peer.reply(next, r#"{"running": true, "status": "running"}"#)
+            .await;
     };
     let (status, ()) = tokio::join!(qmp.run(QueryStatus {}), script);
     assert!(status.unwrap().running);
@@ -188,7 +244,9 @@ async fn death_before_the_greeting() {
     let (stream, exit, peer) = pair();
     peer.die();
     drop(peer);
-    assert!(matches!(Qmp::connect(stream, exit).await, Err(Error::Died { exit }) if exit.stderr == "last words"));
+    assert!(
+        matches!(Qmp::connect(stream, exit).await, Err(Error::Died { exit }) if exit.stderr == "last words")
+    );
 }
 
 #[tokio::test]
@@ -197,7 +255,10 @@ async fn death_between_greeting_and_negotiation() {
     peer.say(GREETING).await;
     peer.die();
     drop(peer);
-    assert!(matches!(Qmp::connect(stream, exit).await, Err(Error::Died { .. })));
+    assert!(matches!(
+        Qmp::connect(stream, exit).await,
+        Err(Error::Died { .. })
+    ));
 }
 
 #[tokio::test]
@@ -221,21 +282,41 @@ async fn death_ends_every_waiting_command_and_every_later_one() {
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_closed_by_a_process_that_goes_on_is_a_breach() {
-    let (qmp, Peer { lines, socket, exit }) = connected().await;
+    let (
+        qmp,
+        Peer {
+            lines,
+            socket,
+            exit,
+        },
+    ) = connected().await;
     drop((lines, socket));
-    assert!(matches!(qmp.run(Stop {}).await, Err(Error::Protocol { .. })));
+    assert!(matches!(
+        qmp.run(Stop {}).await,
+        Err(Error::Protocol { .. })
+    ));
     drop(exit);
 }
 
 #[tokio::test]
 async fn the_ending_is_kept_for_who_asks_late() {
     let (qmp, mut peer) = connected().await;
-    peer.say(r#"{"event": "GUEST_PANICKED", "data": {"action": "poweroff"}}"#).await;
+    peer.say(r#"{"event": "GUEST_PANICKED", "data": {"action": "poweroff"}}"#)
+        .await;
     peer.say(SHUTDOWN).await;
     drop(peer);
     qmp.closed().await;
-    let shutdown = crate::Shutdown { guest: true, reason: "guest-reset".into() };
-    assert_eq!(qmp.ending(), Ending { panicked: true, shutdown: Some(shutdown) });
+    let shutdown = crate::Shutdown {
+        guest: true,
+        reason: "guest-reset".into(),
+    };
+    assert_eq!(
+        qmp.ending(),
+        Ending {
+            panicked: true,
+            shutdown: Some(shutdown)
+        }
+    );
 }
 
 #[tokio::test]
@@ -248,7 +329,10 @@ async fn a_slow_subscriber_is_told_what_it_lost() {
     drop(peer);
     qmp.closed().await;
     assert_eq!(events.next().await, Some(Event::Lost { count: 1 }));
-    assert_eq!(events.next().await, Some(Event::Resume { at: Duration::ZERO }));
+    assert_eq!(
+        events.next().await,
+        Some(Event::Resume { at: Duration::ZERO })
+    );
 }
 
 #[tokio::test]
@@ -294,7 +378,10 @@ async fn a_descriptor_travels_with_its_command_and_no_other() {
     std::fs::write(first.path(), "first").unwrap();
     let reopened = File::open(first.path()).unwrap();
     let (one, two, content) = tokio::join!(sets.add(reopened.into()), sets.add(state()), script);
-    assert_eq!((one.unwrap(), two.unwrap(), content.as_str()), (7, 8, "first"));
+    assert_eq!(
+        (one.unwrap(), two.unwrap(), content.as_str()),
+        (7, 8, "first")
+    );
 }
 
 #[tokio::test]
@@ -346,7 +433,10 @@ async fn a_qemu_that_dies_of_a_state_is_quoted() {
     let sets = FdSets::new(qmp.clone(), 1);
     let (loaded, ()) = tokio::join!(devices::load(&qmp, &sets, state()), script);
     let error = loaded.unwrap_err();
-    assert!(matches!(error, Error::NotLoaded { .. }) && error.to_string().contains("last words"), "{error}");
+    assert!(
+        matches!(error, Error::NotLoaded { .. }) && error.to_string().contains("last words"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -356,11 +446,15 @@ async fn a_load_that_fails_tells_qemus_reason() {
         peer.load().await;
         peer.tell_migration("failed").await;
         let id = peer.hear("query-migrate").await;
-        peer.reply(id, r#"{"status": "failed", "error-desc": "wrong version"}"#).await;
+        peer.reply(id, r#"{"status": "failed", "error-desc": "wrong version"}"#)
+            .await;
     };
     let sets = FdSets::new(qmp.clone(), 1);
     let (loaded, ()) = tokio::join!(devices::load(&qmp, &sets, state()), script);
-    assert_eq!(loaded.unwrap_err().to_string(), "QEMU cannot load the state: wrong version");
+    assert_eq!(
+        loaded.unwrap_err().to_string(),
+        "QEMU cannot load the state: wrong version"
+    );
 }
 
 #[tokio::test]
@@ -381,11 +475,20 @@ async fn a_stream_that_takes_too_long_is_cancelled() {
     };
     let sets = FdSets::new(qmp.clone(), 1);
     let (saved, ()) = tokio::join!(devices::save_stream(&qmp, &sets, state(), SOON), script);
-    assert!(matches!(saved, Err(Error::Timeout { command: "migrate", after: SOON })));
+    assert!(matches!(
+        saved,
+        Err(Error::Timeout {
+            command: "migrate",
+            after: SOON
+        })
+    ));
 }
 
 fn disk(qmp: &Qmp) -> Disk {
-    let opening = Opening { aio: Aio::Threads, flushes: Flushes::Ignored };
+    let opening = Opening {
+        aio: Aio::Threads,
+        flushes: Flushes::Ignored,
+    };
     Disk::new(qmp.clone(), opening, 1)
 }
 
@@ -407,7 +510,8 @@ fn disk_on(node: &str) -> String {
     format!(r#"[{{"device": "", "inserted": {{"node-name": "{node}", "ro": false}}}}]"#)
 }
 
-/// A pivot that QEMU makes after its deadline is found, and no state begins from an overlay that was written to.
+/// A pivot that QEMU makes after its deadline is found, and no state begins from an overlay that
+/// was written to.
 #[tokio::test(start_paused = true)]
 async fn a_pivot_that_is_late_is_found_and_the_next_one_stands_on_it() {
     let (qmp, mut peer) = connected().await;
@@ -415,7 +519,16 @@ async fn a_pivot_that_is_late_is_found_and_the_next_one_stands_on_it() {
     let overlay = prepared(&disk, &sets, &mut peer).await;
     // Neither the pivot nor the question is answered.
     let (overlay, error) = disk.pivot(overlay).await.unwrap_err();
-    assert!(matches!(error, Error::Timeout { command: "blockdev-snapshot", .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::Timeout {
+                command: "blockdev-snapshot",
+                ..
+            }
+        ),
+        "{error}"
+    );
 
     let script = async {
         let pivot = peer.hear_more("blockdev-snapshot").await.0;

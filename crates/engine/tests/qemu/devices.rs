@@ -6,14 +6,20 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use sandtree_engine::qmp::QueryStatus;
-use sandtree_engine::{ByteRun, Error, Machine, MachineSpec, MapEntry, Memory, Preload, Start, Tracking};
+use sandtree_engine::{
+    ByteRun, Error, Machine, MachineSpec, MapEntry, Memory, Preload, Start, Tracking,
+};
 
 use crate::memory::counts;
 use crate::support::{COUNTER, engine, file, spec};
 use crate::{DEADLINE, exists, start, within};
 
 async fn incoming(dir: &Path, memory: Memory) -> Machine {
-    let spec = MachineSpec { memory, start: Start::Incoming, ..spec(dir, "wait") };
+    let spec = MachineSpec {
+        memory,
+        start: Start::Incoming,
+        ..spec(dir, "wait")
+    };
     within(engine().await.start(spec)).await.unwrap()
 }
 
@@ -25,15 +31,32 @@ fn capture(machine: &Machine, path: &Path) -> Memory {
     let mut entries = Vec::new();
     let mut file_offset = 0;
     for ByteRun { offset, bytes } in runs {
-        entries.push(MapEntry { guest_offset: offset, bytes, layer: 0, file_offset });
+        entries.push(MapEntry {
+            guest_offset: offset,
+            bytes,
+            layer: 0,
+            file_offset,
+        });
         file_offset += bytes;
     }
-    Memory::Mapped { entries, layers: vec![file(path, &bytes)] }
+    Memory::Mapped {
+        entries,
+        layers: vec![file(path, &bytes)],
+    }
 }
 
 fn counter(machine: &Machine) -> u8 {
     let mut page = Vec::new();
-    machine.memory().read(&[ByteRun { offset: COUNTER, bytes: 4096 }], &mut page).unwrap();
+    machine
+        .memory()
+        .read(
+            &[ByteRun {
+                offset: COUNTER,
+                bytes: 4096,
+            }],
+            &mut page,
+        )
+        .unwrap();
     page[0]
 }
 
@@ -51,8 +74,13 @@ async fn a_captured_machine_goes_on_in_others_and_in_itself() {
         let dir = tempfile::tempdir().unwrap();
         let memory = capture(&source, &dir.path().join(name));
         let copy = incoming(dir.path(), memory).await;
-        within(copy.load(state.try_clone().unwrap().into())).await.unwrap();
-        assert_eq!(copy.qmp().run(QueryStatus {}).await.unwrap().status, "paused");
+        within(copy.load(state.try_clone().unwrap().into()))
+            .await
+            .unwrap();
+        assert_eq!(
+            copy.qmp().run(QueryStatus {}).await.unwrap().status,
+            "paused"
+        );
         assert_eq!(counter(&copy), counter(&source));
         copy.cont().await.unwrap();
         counts(&copy).await;
@@ -69,7 +97,9 @@ async fn a_whole_stream_is_loaded_again_and_its_source_goes_on() {
     source.stop().await.unwrap();
     let path = dir.path().join("stream");
     let stream = File::create(&path).unwrap();
-    within(source.save_stream(stream.into(), DEADLINE)).await.unwrap();
+    within(source.save_stream(stream.into(), DEADLINE))
+        .await
+        .unwrap();
     let saved = counter(&source);
     source.cont().await.unwrap();
     counts(&source).await;
@@ -79,11 +109,15 @@ async fn a_whole_stream_is_loaded_again_and_its_source_goes_on() {
     source.pivot(overlay).await.unwrap();
     source.stop().await.unwrap();
     let again = File::create(dir.path().join("again")).unwrap();
-    within(source.save_stream(again.into(), DEADLINE)).await.unwrap();
+    within(source.save_stream(again.into(), DEADLINE))
+        .await
+        .unwrap();
 
     let dir = tempfile::tempdir().unwrap();
     let copy = incoming(dir.path(), Memory::Empty).await;
-    within(copy.load(File::open(&path).unwrap().into())).await.unwrap();
+    within(copy.load(File::open(&path).unwrap().into()))
+        .await
+        .unwrap();
     assert_eq!(counter(&copy), saved);
     copy.cont().await.unwrap();
     counts(&copy).await;
@@ -113,7 +147,9 @@ async fn a_stream_into_a_full_disk_fails_and_the_guest_goes_on() {
     counts(&source).await;
     source.stop().await.unwrap();
     let full = File::options().write(true).open("/dev/full").unwrap();
-    let error = within(source.save_stream(full.into(), DEADLINE)).await.unwrap_err();
+    let error = within(source.save_stream(full.into(), DEADLINE))
+        .await
+        .unwrap_err();
     assert!(matches!(error, Error::NotSaved { .. }), "{error}");
     source.cont().await.unwrap();
     counts(&source).await;
@@ -138,7 +174,12 @@ async fn a_machine_without_the_library_loads_a_flat_copy() {
     }
     let dir = tempfile::tempdir().unwrap();
     let memory = Memory::Flat { file: flat };
-    let spec = MachineSpec { memory, preload: Preload::Skip, start: Start::Incoming, ..spec(dir.path(), "wait") };
+    let spec = MachineSpec {
+        memory,
+        preload: Preload::Skip,
+        start: Start::Incoming,
+        ..spec(dir.path(), "wait")
+    };
     let copy = within(engine().await.start(spec)).await.unwrap();
     within(copy.load(state.into())).await.unwrap();
     copy.cont().await.unwrap();

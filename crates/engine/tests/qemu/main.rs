@@ -20,11 +20,15 @@ use tokio::io::AsyncReadExt;
 const DEADLINE: Duration = Duration::from_secs(30);
 
 async fn within<F: Future>(future: F) -> F::Output {
-    tokio::time::timeout(DEADLINE, future).await.expect("this takes too long")
+    tokio::time::timeout(DEADLINE, future)
+        .await
+        .expect("this takes too long")
 }
 
 async fn start(dir: &Path, cmdline: &str) -> Machine {
-    within(engine().await.start(spec(dir, cmdline))).await.expect("the machine starts")
+    within(engine().await.start(spec(dir, cmdline)))
+        .await
+        .expect("the machine starts")
 }
 
 fn exists(pid: u32) -> bool {
@@ -32,7 +36,10 @@ fn exists(pid: u32) -> bool {
 }
 
 fn ended_by_guest(reason: &str) -> Option<Shutdown> {
-    Some(Shutdown { guest: true, reason: reason.into() })
+    Some(Shutdown {
+        guest: true,
+        reason: reason.into(),
+    })
 }
 
 #[tokio::test]
@@ -43,13 +50,18 @@ async fn the_guest_runs_talks_stops_and_goes_on() {
     assert!(machine.take_link().is_none());
 
     let mut said = [0; 11];
-    within(machine.take_console().unwrap().read_exact(&mut said)).await.unwrap();
+    within(machine.take_console().unwrap().read_exact(&mut said))
+        .await
+        .unwrap();
     assert_eq!(&said, b"wait for it");
 
     let mut events = machine.events();
     machine.qmp().run(Stop {}).await.unwrap();
     assert!(matches!(events.next().await, Some(Event::Stop { .. })));
-    assert_eq!(machine.qmp().run(QueryStatus {}).await.unwrap().status, "paused");
+    assert_eq!(
+        machine.qmp().run(QueryStatus {}).await.unwrap().status,
+        "paused"
+    );
     machine.qmp().run(Cont {}).await.unwrap();
     assert!(matches!(events.next().await, Some(Event::Resume { .. })));
 
@@ -62,14 +74,23 @@ async fn the_guest_runs_talks_stops_and_goes_on() {
 
 #[tokio::test]
 async fn power_off_reset_and_panic_end_the_machine_and_are_told_apart() {
-    for (cmdline, panicked, reason) in
-        [("off", false, "guest-shutdown"), ("reset", false, "guest-reset"), ("panic", true, "guest-panic")]
-    {
+    for (cmdline, panicked, reason) in [
+        ("off", false, "guest-shutdown"),
+        ("reset", false, "guest-reset"),
+        ("panic", true, "guest-panic"),
+    ] {
         let dir = tempfile::tempdir().unwrap();
         let machine = start(dir.path(), cmdline).await;
         let exit = within(machine.exited()).await;
         assert!(exit.status.success(), "{cmdline}: {exit}");
-        assert_eq!(machine.ending(), Ending { panicked, shutdown: ended_by_guest(reason) }, "{cmdline}");
+        assert_eq!(
+            machine.ending(),
+            Ending {
+                panicked,
+                shutdown: ended_by_guest(reason)
+            },
+            "{cmdline}"
+        );
     }
 }
 
@@ -79,7 +100,10 @@ async fn a_killed_machine_is_reaped_and_later_commands_say_so() {
     let machine = start(dir.path(), "wait").await;
     within(machine.kill()).await;
     assert!(!exists(machine.pid()));
-    assert!(matches!(machine.qmp().run(Stop {}).await, Err(Error::Died { .. })));
+    assert!(matches!(
+        machine.qmp().run(Stop {}).await,
+        Err(Error::Died { .. })
+    ));
 }
 
 #[tokio::test]
@@ -96,9 +120,15 @@ async fn a_dropped_machine_is_killed_and_reaped() {
 async fn qemu_that_ends_at_start_is_quoted() {
     let dir = tempfile::tempdir().unwrap();
     let extra_args = vec!["-device".into(), "no-such-device".into()];
-    let spec = MachineSpec { extra_args, ..spec(dir.path(), "wait") };
+    let spec = MachineSpec {
+        extra_args,
+        ..spec(dir.path(), "wait")
+    };
     let error = within(engine().await.start(spec)).await.unwrap_err();
-    assert!(matches!(&error, Error::Start { exit } if exit.status.code() == Some(1)), "{error}");
+    assert!(
+        matches!(&error, Error::Start { exit } if exit.status.code() == Some(1)),
+        "{error}"
+    );
     assert!(error.to_string().contains("no-such-device"), "{error}");
 }
 
@@ -119,12 +149,25 @@ async fn a_start_that_is_given_up_leaves_no_process() {
 #[tokio::test]
 async fn the_process_is_confined() {
     let dir = tempfile::tempdir().unwrap();
-    let limits = Limits { file_bytes: Some(1 << 30), ..Limits::default() };
-    let machine = engine().await.start(MachineSpec { limits, ..spec(dir.path(), "wait") }).await.unwrap();
+    let limits = Limits {
+        file_bytes: Some(1 << 30),
+        ..Limits::default()
+    };
+    let machine = engine()
+        .await
+        .start(MachineSpec {
+            limits,
+            ..spec(dir.path(), "wait")
+        })
+        .await
+        .unwrap();
     let proc = PathBuf::from(format!("/proc/{}", machine.pid()));
     let status = fs::read_to_string(proc.join("status")).unwrap();
     let field = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap();
         line.split_whitespace().collect::<Vec<_>>().join(" ")
     };
     assert_eq!(field("NoNewPrivs:"), "1");
@@ -136,10 +179,19 @@ async fn the_process_is_confined() {
         assert_eq!(field("Groups:"), "");
     }
     let limits = fs::read_to_string(proc.join("limits")).unwrap();
-    let limit = |name: &str| limits.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+    let limit = |name: &str| {
+        limits
+            .lines()
+            .find(|line| line.starts_with(name))
+            .unwrap()
+            .to_owned()
+    };
     assert!(limit("Max core file size").contains(" 0 "));
     assert!(limit("Max file size").contains(" 1073741824 "));
-    assert_eq!(fs::read(proc.join("environ")).unwrap(), b"LD_PRELOAD=/proc/self/fd/11\0");
+    assert_eq!(
+        fs::read(proc.join("environ")).unwrap(),
+        b"LD_PRELOAD=/proc/self/fd/11\0"
+    );
     assert_eq!(fs::read_link(proc.join("cwd")).unwrap(), Path::new("/"));
 }
 
@@ -149,28 +201,62 @@ async fn a_user_id_that_cannot_be_taken_is_a_clear_error() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let spec = MachineSpec { jail: Jail { uid: Some(64_323) }, ..spec(dir.path(), "wait") };
+    let spec = MachineSpec {
+        jail: Jail { uid: Some(64_323) },
+        ..spec(dir.path(), "wait")
+    };
     let error = engine().await.start(spec).await.unwrap_err();
-    assert!(matches!(error, Error::Jail { step: Step::Groups, .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::Jail {
+                step: Step::Groups,
+                ..
+            }
+        ),
+        "{error}"
+    );
 }
 
 #[tokio::test]
 async fn files_the_machines_user_cannot_read_are_named() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
-    let spec = MachineSpec { jail: Jail { uid: Some(64_323) }, ..spec(dir.path(), "wait") };
-    fs::set_permissions(dir.path().join("initramfs"), fs::Permissions::from_mode(0o600)).unwrap();
+    let spec = MachineSpec {
+        jail: Jail { uid: Some(64_323) },
+        ..spec(dir.path(), "wait")
+    };
+    fs::set_permissions(
+        dir.path().join("initramfs"),
+        fs::Permissions::from_mode(0o600),
+    )
+    .unwrap();
     let error = engine().await.start(spec).await.unwrap_err();
-    assert!(matches!(error, Error::Unreadable { file: "initramfs", uid: 64_323 }), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::Unreadable {
+                file: "initramfs",
+                uid: 64_323
+            }
+        ),
+        "{error}"
+    );
 }
 
 /// Whatever way the parent dies: here the one it cannot react to.
 #[test]
 fn a_killed_parent_leaves_no_qemu() {
     let dir = tempfile::tempdir().unwrap();
-    let mut parent = Command::new(example("hold")).arg(dir.path()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut parent = Command::new(example("hold"))
+        .arg(dir.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut line = String::new();
-    BufReader::new(parent.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    BufReader::new(parent.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
     let qemu: u32 = line.trim().parse().unwrap();
     assert!(exists(qemu));
     parent.kill().unwrap();
@@ -181,28 +267,42 @@ fn a_killed_parent_leaves_no_qemu() {
 /// Cargo builds examples beside the tests.
 fn example(name: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
-    tests.parent().unwrap().parent().unwrap().join("examples").join(name)
+    tests
+        .parent()
+        .unwrap()
+        .parent()
+        .unwrap()
+        .join("examples")
+        .join(name)
 }
 
 /// Gone, or dead and waiting for whoever inherited it.
 fn is_gone(pid: u32) -> bool {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
-        Ok(stat) => stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')),
+        Ok(stat) => stat
+            .rsplit(") ")
+            .next()
+            .is_some_and(|rest| rest.starts_with('Z')),
         Err(_) => true,
     }
 }
 
 fn children() -> Vec<u32> {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
-    let read = |task: fs::DirEntry| fs::read_to_string(task.path().join("children")).unwrap_or_default();
+    let read =
+        |task: fs::DirEntry| fs::read_to_string(task.path().join("children")).unwrap_or_default();
     let text: Vec<String> = tasks.flatten().map(read).collect();
-    text.iter().flat_map(|text| text.split_whitespace()).flat_map(str::parse).collect()
+    text.iter()
+        .flat_map(|text| text.split_whitespace())
+        .flat_map(str::parse)
+        .collect()
 }
 
 fn holds(pid: u32, file: &Path) -> bool {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
-    descriptors
-        .is_ok_and(|mut all| all.any(|fd| fd.is_ok_and(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == file))))
+    descriptors.is_ok_and(|mut all| {
+        all.any(|fd| fd.is_ok_and(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == file)))
+    })
 }
 
 #[track_caller]

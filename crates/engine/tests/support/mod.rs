@@ -6,25 +6,35 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use sandtree_engine::{
-    Accel, Arch, DiskChain, Engine, EngineConfig, Flushes, Jail, Limits, MachineSpec, Memory, NetworkMode, Preload,
-    Start,
+    Accel, Arch, DiskChain, Engine, EngineConfig, Flushes, Jail, Limits, MachineSpec, Memory,
+    NetworkMode, Preload, Start,
 };
 
 pub fn config() -> EngineConfig {
     let search = vec!["/usr/local/bin".into(), "/usr/bin".into()];
-    EngineConfig { binary: None, search, arch: Arch::X86_64, jail: jail() }
+    EngineConfig {
+        binary: None,
+        search,
+        arch: Arch::X86_64,
+        jail: jail(),
+    }
 }
 
 pub async fn engine() -> Engine {
-    Engine::open(&config(), None).await.expect("QEMU is installed")
+    Engine::open(&config(), None)
+        .await
+        .expect("QEMU is installed")
 }
 
 pub fn jail() -> Jail {
-    Jail { uid: rustix::process::geteuid().is_root().then_some(64_322) }
+    Jail {
+        uid: rustix::process::geteuid().is_root().then_some(64_322),
+    }
 }
 
-/// A machine of two disk layers whose guest prints its command line and then does what that begins with: `off`,
-/// `reset`, `panic`, `busy` to count in the byte at [`COUNTER`] for ever, or anything else to stay.
+/// A machine of two disk layers whose guest prints its command line and then does what that begins
+/// with: `off`, `reset`, `panic`, `busy` to count in the byte at [`COUNTER`] for ever, or anything
+/// else to stay.
 pub fn spec(dir: &Path, cmdline: &str) -> MachineSpec {
     MachineSpec {
         name: "toy".into(),
@@ -56,20 +66,60 @@ fn disk(dir: &Path) -> DiskChain {
     let base = file(&dir.join("base"), &[0; 1 << 20]);
     let frozen = file(&dir.join("frozen"), &overlay(1 << 20));
     drop(file(&dir.join("active"), &overlay(1 << 20)));
-    let active = File::options().read(true).write(true).open(dir.join("active")).unwrap();
-    DiskChain { base, overlays: vec![frozen, active], flushes: Flushes::Ignored }
+    let active = File::options()
+        .read(true)
+        .write(true)
+        .open(dir.join("active"))
+        .unwrap();
+    DiskChain {
+        base,
+        overlays: vec![frozen, active],
+        flushes: Flushes::Ignored,
+    }
 }
 
-/// An empty qcow2 overlay of that size in clusters of 64 KiB: header, table of reference counts, reference counts of
-/// four clusters, table.
+/// An empty qcow2 overlay of that size in clusters of 64 KiB: header, table of reference counts,
+/// reference counts of four clusters, table.
 pub fn overlay(bytes: u32) -> Vec<u8> {
-    let words: [u32; 26] =
-        [0x5146_49fb, 3, 0, 0, 0, 16, 0, bytes, 0, 1, 0, 3 << 16, 0, 1 << 16, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 104];
+    let words: [u32; 26] = [
+        0x5146_49fb,
+        3,
+        0,
+        0,
+        0,
+        16,
+        0,
+        bytes,
+        0,
+        1,
+        0,
+        3 << 16,
+        0,
+        1 << 16,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        4,
+        104,
+    ];
     let image = tempfile::tempfile().unwrap();
     image.set_len(4 << 16).unwrap();
-    image.write_all_at(&words.map(u32::to_be_bytes).concat(), 0).unwrap();
-    image.write_all_at(&(2_u64 << 16).to_be_bytes(), 1 << 16).unwrap();
-    image.write_all_at(&[0, 1, 0, 1, 0, 1, 0, 1], 2 << 16).unwrap();
+    image
+        .write_all_at(&words.map(u32::to_be_bytes).concat(), 0)
+        .unwrap();
+    image
+        .write_all_at(&(2_u64 << 16).to_be_bytes(), 1 << 16)
+        .unwrap();
+    image
+        .write_all_at(&[0, 1, 0, 1, 0, 1, 0, 1], 2 << 16)
+        .unwrap();
     let mut bytes = vec![0; 4 << 16];
     image.read_exact_at(&mut bytes, 0).unwrap();
     bytes
@@ -81,7 +131,8 @@ pub const COUNTER: u64 = 0x80_0000;
 
 const LOAD_ADDRESS: u64 = 0x10_0000;
 
-/// An ELF file with one segment of code, and the note that makes QEMU enter it in 32-bit mode (PVH).
+/// An ELF file with one segment of code, and the note that makes QEMU enter it in 32-bit mode
+/// (PVH).
 fn kernel() -> Vec<u8> {
     const HEADERS: u64 = 64 + 2 * 56;
     let note = note();
@@ -101,7 +152,11 @@ fn kernel() -> Vec<u8> {
 
 fn segment(kind: u32, flags: u32, offset: u64, size: u64) -> Vec<u8> {
     let mut header = [kind, flags].map(u32::to_le_bytes).concat();
-    header.extend([offset, LOAD_ADDRESS, LOAD_ADDRESS, size, size, 4].map(u64::to_le_bytes).concat());
+    header.extend(
+        [offset, LOAD_ADDRESS, LOAD_ADDRESS, size, size, 4]
+            .map(u64::to_le_bytes)
+            .concat(),
+    );
     header
 }
 

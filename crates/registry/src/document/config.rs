@@ -61,7 +61,10 @@ impl ImageConfig {
         let config: Self = parse("the configuration of an image", bytes)?;
         if config.rootfs.kind != "layers" {
             let rule = "its root file system is not made of layers".to_owned();
-            return Err(Error::Document { what: "the configuration of an image", rule });
+            return Err(Error::Document {
+                what: "the configuration of an image",
+                rule,
+            });
         }
         Ok(config)
     }
@@ -90,7 +93,13 @@ mod tests {
     #[test]
     fn an_image_without_a_run_configuration_is_one() {
         let text = br#"{"architecture":"amd64","os":"linux","config":null,"rootfs":{"type":"layers","diff_ids":null}}"#;
-        assert_eq!(ImageConfig::parse(text).unwrap().config, RunConfig::default());
-        assert!(ImageConfig::parse(br#"{"architecture":"a","os":"l","rootfs":{"type":"vhd"}}"#).is_err());
+        assert_eq!(
+            ImageConfig::parse(text).unwrap().config,
+            RunConfig::default()
+        );
+        assert!(
+            ImageConfig::parse(br#"{"architecture":"a","os":"l","rootfs":{"type":"vhd"}}"#)
+                .is_err()
+        );
     }
 }

@@ -36,9 +36,11 @@ impl LayerPacking {
             OCI_LAYER | DOCKER_LAYER => Ok(Self::Plain),
             OCI_LAYER_GZIP | DOCKER_LAYER_GZIP => Ok(Self::Gzip),
             OCI_LAYER_ZSTD | DOCKER_LAYER_ZSTD => Ok(Self::Zstd),
-            // Layers that registries are not meant to hold ("foreign", "nondistributable") end here as well: their
-            // content would have to come from an address that the manifest names.
-            other => Err(Error::UnknownMediaType { media_type: cleaned(other) }),
+            // Layers that registries are not meant to hold ("foreign", "nondistributable") end here
+            // as well: their content would have to come from an address that the manifest names.
+            other => Err(Error::UnknownMediaType {
+                media_type: cleaned(other),
+            }),
         }
     }
 }
@@ -54,8 +56,14 @@ mod tests {
 
     #[test]
     fn layers_of_both_families() {
-        assert_eq!(LayerPacking::of(DOCKER_LAYER_GZIP).unwrap(), LayerPacking::Gzip);
-        assert_eq!(LayerPacking::of(OCI_LAYER_ZSTD).unwrap(), LayerPacking::Zstd);
+        assert_eq!(
+            LayerPacking::of(DOCKER_LAYER_GZIP).unwrap(),
+            LayerPacking::Gzip
+        );
+        assert_eq!(
+            LayerPacking::of(OCI_LAYER_ZSTD).unwrap(),
+            LayerPacking::Zstd
+        );
         assert_eq!(LayerPacking::of(OCI_LAYER).unwrap(), LayerPacking::Plain);
     }
 
@@ -66,7 +74,12 @@ mod tests {
             "application/vnd.oci.image.layer.nondistributable.v1.tar+zstd",
             "text/html",
         ] {
-            assert!(LayerPacking::of(kind).unwrap_err().to_string().contains(kind));
+            assert!(
+                LayerPacking::of(kind)
+                    .unwrap_err()
+                    .to_string()
+                    .contains(kind)
+            );
         }
     }
 }

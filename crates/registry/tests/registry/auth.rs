@@ -9,13 +9,19 @@ use crate::{client, impatient, reference};
 
 /// A registry whose manifests want one of these tokens, in this order.
 fn registry(token_endpoint: &str, accepted: fn(usize) -> &'static str) -> Server {
-    let challenge = format!("Bearer realm=\"http://{token_endpoint}/token\",service=\"s\",scope=\"repository:a:pull\"");
+    let challenge = format!(
+        "Bearer realm=\"http://{token_endpoint}/token\",service=\"s\",scope=\"repository:a:pull\""
+    );
     Server::start(move |request, peer| {
         let expected = format!("Bearer {}", accepted(request.number));
         match request.header("authorization") {
-            Some(given) if given == expected => {
-                reply(peer, request, 200, &[("Content-Type", media::OCI_MANIFEST)], b"{}")
-            }
+            Some(given) if given == expected => reply(
+                peer,
+                request,
+                200,
+                &[("Content-Type", media::OCI_MANIFEST)],
+                b"{}",
+            ),
             _ => reply(peer, request, 401, &[("WWW-Authenticate", &challenge)], b""),
         }
     })
@@ -26,16 +32,30 @@ fn endpoint(script: impl Fn(&Request, &mut Peer) + Send + Sync + 'static) -> Ser
 }
 
 fn with(credentials: Credentials) -> Access {
-    Access { credentials, ..impatient() }
+    Access {
+        credentials,
+        ..impatient()
+    }
 }
 
 fn basic() -> Credentials {
-    Credentials::Basic { username: "me".into(), password: Secret::new("s3cret") }
+    Credentials::Basic {
+        username: "me".into(),
+        password: Secret::new("s3cret"),
+    }
 }
 
 #[test]
 fn a_token_is_asked_for_with_the_password_and_kept() {
-    let tokens = endpoint(|request, peer| reply(peer, request, 200, &[], br#"{"token":"t1","expires_in":300}"#));
+    let tokens = endpoint(|request, peer| {
+        reply(
+            peer,
+            request,
+            200,
+            &[],
+            br#"{"token":"t1","expires_in":300}"#,
+        )
+    });
     let server = registry(&tokens.host, |_| "t1");
     let client = client(&server.host, with(basic()));
     for _ in 0..3 {
@@ -43,10 +63,18 @@ fn a_token_is_asked_for_with_the_password_and_kept() {
     }
     let asked = tokens.requests();
     assert_eq!(asked.len(), 1);
-    assert_eq!(asked[0].path, "/token?service=s&scope=repository%3Aa%3Apull");
+    assert_eq!(
+        asked[0].path,
+        "/token?service=s&scope=repository%3Aa%3Apull"
+    );
     assert_eq!(asked[0].header("authorization"), Some("Basic bWU6czNjcmV0"));
     assert_eq!(server.requests().len(), 4);
-    assert!(server.requests().iter().all(|request| request.header("authorization") != Some("Basic bWU6czNjcmV0")));
+    assert!(
+        server
+            .requests()
+            .iter()
+            .all(|request| request.header("authorization") != Some("Basic bWU6czNjcmV0"))
+    );
 }
 
 #[test]
@@ -68,7 +96,9 @@ fn a_token_that_is_not_taken_any_more_is_renewed_once() {
 fn a_registry_that_takes_no_token_is_asked_twice() {
     let tokens = endpoint(|request, peer| reply(peer, request, 200, &[], br#"{"token":"t1"}"#));
     let server = registry(&tokens.host, |_| "another");
-    let error = client(&server.host, with(basic())).manifest(&reference(&server.host, "a:1")).unwrap_err();
+    let error = client(&server.host, with(basic()))
+        .manifest(&reference(&server.host, "a:1"))
+        .unwrap_err();
     assert!(matches!(error, Error::Unauthorized { .. }), "{error:?}");
     assert_eq!((server.requests().len(), tokens.requests().len()), (2, 1));
 }
@@ -76,14 +106,25 @@ fn a_registry_that_takes_no_token_is_asked_twice() {
 #[test]
 fn a_wrong_password_is_tried_once() {
     let server = Server::start(|request, peer| {
-        reply(peer, request, 401, &[("WWW-Authenticate", "Basic realm=\"x\"")], b"");
+        reply(
+            peer,
+            request,
+            401,
+            &[("WWW-Authenticate", "Basic realm=\"x\"")],
+            b"",
+        );
     });
-    let error = client(&server.host, with(basic())).manifest(&reference(&server.host, "a:1")).unwrap_err();
+    let error = client(&server.host, with(basic()))
+        .manifest(&reference(&server.host, "a:1"))
+        .unwrap_err();
     assert!(matches!(error, Error::Unauthorized { .. }), "{error:?}");
     assert_eq!(server.requests().len(), 2);
     assert!(!format!("{error} {error:?}").contains("s3cret"));
     let anonymous = client(&server.host, with(Credentials::Anonymous));
-    assert!(matches!(anonymous.has_blob("a", &Digest::of(b"")), Err(Error::Unauthorized { .. })));
+    assert!(matches!(
+        anonymous.has_blob("a", &Digest::of(b"")),
+        Err(Error::Unauthorized { .. })
+    ));
     assert_eq!(server.requests().len(), 3);
 }
 
@@ -91,9 +132,20 @@ fn a_wrong_password_is_tried_once() {
 fn a_refresh_token_goes_in_the_body_only() {
     let tokens = endpoint(|request, peer| {
         let form = String::from_utf8(take(peer, request.length())).unwrap();
-        let wanted = ["grant_type=refresh_token", "refresh_token=r%2Ft", "service=s", "scope=repository%3Aa%3Apull"];
-        let right = request.method == "POST" && wanted.iter().all(|field| form.split('&').any(|part| part == *field));
-        let bodiless = Request { headers: Vec::new(), ..request.clone() };
+        let wanted = [
+            "grant_type=refresh_token",
+            "refresh_token=r%2Ft",
+            "service=s",
+            "scope=repository%3Aa%3Apull",
+        ];
+        let right = request.method == "POST"
+            && wanted
+                .iter()
+                .all(|field| form.split('&').any(|part| part == *field));
+        let bodiless = Request {
+            headers: Vec::new(),
+            ..request.clone()
+        };
         match right {
             true => reply(peer, &bodiless, 200, &[], br#"{"access_token":"t1"}"#),
             false => reply(peer, &bodiless, 400, &[], b""),
@@ -107,10 +159,19 @@ fn a_refresh_token_goes_in_the_body_only() {
 
 #[test]
 fn a_token_endpoint_that_lies_is_refused() {
-    for body in ["", "{}", "[1]", r#"{"token":"a\r\nX-Evil: 1"}"#, r#"{"token":17}"#, r#"{"token":""}"#] {
+    for body in [
+        "",
+        "{}",
+        "[1]",
+        r#"{"token":"a\r\nX-Evil: 1"}"#,
+        r#"{"token":17}"#,
+        r#"{"token":""}"#,
+    ] {
         let tokens = endpoint(move |request, peer| reply(peer, request, 200, &[], body.as_bytes()));
         let server = registry(&tokens.host, |_| "t1");
-        let error = client(&server.host, with(basic())).manifest(&reference(&server.host, "a:1")).unwrap_err();
+        let error = client(&server.host, with(basic()))
+            .manifest(&reference(&server.host, "a:1"))
+            .unwrap_err();
         assert!(matches!(error, Error::Protocol { .. }), "{body}: {error:?}");
     }
     let tokens = endpoint(|_, peer| {
@@ -118,7 +179,9 @@ fn a_token_endpoint_that_lies_is_refused() {
         while peer.get_mut().write_all(&[b' '; 10_000]).is_ok() {}
     });
     let server = registry(&tokens.host, |_| "t1");
-    let error = client(&server.host, with(basic())).manifest(&reference(&server.host, "a:1")).unwrap_err();
+    let error = client(&server.host, with(basic()))
+        .manifest(&reference(&server.host, "a:1"))
+        .unwrap_err();
     assert!(matches!(error, Error::TooLarge { .. }), "{error:?}");
 }
 
@@ -126,7 +189,9 @@ fn a_token_endpoint_that_lies_is_refused() {
 fn a_token_endpoint_that_refuses_means_unauthorized() {
     let tokens = endpoint(|request, peer| reply(peer, request, 401, &[], b""));
     let server = registry(&tokens.host, |_| "t1");
-    let error = client(&server.host, with(basic())).manifest(&reference(&server.host, "a:1")).unwrap_err();
+    let error = client(&server.host, with(basic()))
+        .manifest(&reference(&server.host, "a:1"))
+        .unwrap_err();
     assert!(matches!(error, Error::Unauthorized { .. }), "{error:?}");
     assert_eq!(tokens.requests().len(), 1);
 }

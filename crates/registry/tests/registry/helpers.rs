@@ -19,10 +19,13 @@ impl Setup {
     fn new(script: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("docker-credential-test");
-        // Written by another process: a program that is open for writing anywhere cannot be started, and a child of
-        // this process may have inherited the descriptor.
+        // Written by another process: a program that is open for writing anywhere cannot be
+        // started, and a child of this process may have inherited the descriptor.
         let write = r#"printf '#!/bin/sh\n%s\n' "$1" > "$2" && chmod 755 "$2""#;
-        run("sh", &["-c", write, "sh", script, program.to_str().unwrap()]);
+        run(
+            "sh",
+            &["-c", write, "sh", script, program.to_str().unwrap()],
+        );
         let config = r#"{"credHelpers":{"r.example:5000":"test"},"auths":{"s.example":{"auth":"bWU6czNjcmV0"}}}"#;
         fs::write(dir.path().join("config.json"), config).unwrap();
         Self { dir }
@@ -39,20 +42,35 @@ impl Setup {
 }
 
 fn basic(username: &str, password: &str) -> Option<Credentials> {
-    Some(Credentials::Basic { username: username.into(), password: Secret::new(password) })
+    Some(Credentials::Basic {
+        username: username.into(),
+        password: Secret::new(password),
+    })
 }
 
 #[test]
 fn a_helper_is_told_the_registry_and_answers() {
-    let setup = Setup::new(r#"read r; echo "{\"ServerURL\":\"$r\",\"Username\":\"$1\",\"Secret\":\"for $r\"}""#);
-    assert_eq!(setup.ask("r.example:5000").unwrap(), basic("get", "for r.example:5000"));
-    assert_eq!(setup.ask("s.example").unwrap(), basic("me", "s3cret"), "it is asked only for its own registry");
+    let setup = Setup::new(
+        r#"read r; echo "{\"ServerURL\":\"$r\",\"Username\":\"$1\",\"Secret\":\"for $r\"}""#,
+    );
+    assert_eq!(
+        setup.ask("r.example:5000").unwrap(),
+        basic("get", "for r.example:5000")
+    );
+    assert_eq!(
+        setup.ask("s.example").unwrap(),
+        basic("me", "s3cret"),
+        "it is asked only for its own registry"
+    );
 }
 
 #[test]
 fn a_helper_may_hold_a_refresh_token_or_nothing() {
     let setup = Setup::new(r#"echo '{"Username":"<token>","Secret":"t"}'"#);
-    assert_eq!(setup.ask("r.example:5000").unwrap(), Some(Credentials::Token(Secret::new("t"))));
+    assert_eq!(
+        setup.ask("r.example:5000").unwrap(),
+        Some(Credentials::Token(Secret::new("t")))
+    );
     let setup = Setup::new("echo 'credentials not found in native keychain'; exit 1");
     assert_eq!(setup.ask("r.example:5000").unwrap(), None);
 }
@@ -60,19 +78,40 @@ fn a_helper_may_hold_a_refresh_token_or_nothing() {
 #[test]
 fn a_helper_that_fails_is_named_without_its_words() {
     let endless = "while :; do echo s3cret; done";
-    for script in ["echo s3cret; exit 1", "echo s3cret", "exit 0", "kill -9 $$", endless] {
+    for script in [
+        "echo s3cret; exit 1",
+        "echo s3cret",
+        "exit 0",
+        "kill -9 $$",
+        endless,
+    ] {
         let found = Setup::new(script).ask("r.example:5000").unwrap();
-        assert!(matches!(&found, Some(Credentials::Untold { helper, .. }) if helper == "test"), "{script}: {found:?}");
-        assert!(!format!("{found:?}").contains("s3cret"), "{script}: {found:?}");
+        assert!(
+            matches!(&found, Some(Credentials::Untold { helper, .. }) if helper == "test"),
+            "{script}: {found:?}"
+        );
+        assert!(
+            !format!("{found:?}").contains("s3cret"),
+            "{script}: {found:?}"
+        );
     }
 }
 
 #[test]
 fn a_helper_has_ten_seconds() {
     let begin = Instant::now();
-    let found = Setup::new("sleep 60 & sleep 60").ask("r.example:5000").unwrap();
-    assert!(matches!(found, Some(Credentials::Untold { .. })), "{found:?}");
-    assert!((9..30).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
+    let found = Setup::new("sleep 60 & sleep 60")
+        .ask("r.example:5000")
+        .unwrap();
+    assert!(
+        matches!(found, Some(Credentials::Untold { .. })),
+        "{found:?}"
+    );
+    assert!(
+        (9..30).contains(&begin.elapsed().as_secs()),
+        "{:?}",
+        begin.elapsed()
+    );
     assert!(begin.elapsed() > Duration::from_secs(9));
 }
 
@@ -81,18 +120,35 @@ fn a_helper_may_leave_something_behind() {
     let begin = Instant::now();
     let setup = Setup::new(r#"sleep 60 & echo '{"Username":"me","Secret":"s"}'"#);
     assert_eq!(setup.ask("r.example:5000").unwrap(), basic("me", "s"));
-    assert!(begin.elapsed() < Duration::from_secs(8), "{:?}", begin.elapsed());
+    assert!(
+        begin.elapsed() < Duration::from_secs(8),
+        "{:?}",
+        begin.elapsed()
+    );
 }
 
 #[test]
 fn a_helper_that_fails_matters_only_where_a_name_is_wanted() {
     let with_name = |wanted: bool| {
         let server = Server::start(move |request, peer| match wanted {
-            true => reply(peer, request, 401, &[("WWW-Authenticate", "Basic realm=\"x\"")], b""),
+            true => reply(
+                peer,
+                request,
+                401,
+                &[("WWW-Authenticate", "Basic realm=\"x\"")],
+                b"",
+            ),
             false => reply(peer, request, 200, &[], b""),
         });
         let credentials = Setup::new("exit 1").ask("r.example:5000").unwrap().unwrap();
-        client(&server.host, Access { credentials, ..impatient() }).has_blob("a", &Digest::of(b""))
+        client(
+            &server.host,
+            Access {
+                credentials,
+                ..impatient()
+            },
+        )
+        .has_blob("a", &Digest::of(b""))
     };
     assert!(with_name(false).unwrap());
     assert!(matches!(with_name(true), Err(Error::Helper { helper, .. }) if helper == "test"));

@@ -19,7 +19,9 @@ fn manifest_from(server: &Server, access: Access) -> Result<Fetched, Error> {
     client(&server.host, access).manifest(&reference(&server.host, "a/b:1"))
 }
 
-fn answered(script: impl Fn(&Request, &mut Peer) + Send + Sync + 'static) -> (Result<Fetched, Error>, usize) {
+fn answered(
+    script: impl Fn(&Request, &mut Peer) + Send + Sync + 'static,
+) -> (Result<Fetched, Error>, usize) {
     let server = Server::start(script);
     let answer = manifest_from(&server, impatient());
     (answer, server.requests().len())
@@ -32,7 +34,10 @@ fn nothing_there_is_said_once_with_its_name() {
     let error = answer.unwrap_err();
     assert!(matches!(error, Error::NotFound { .. }) && requests == 1);
     let text = error.to_string();
-    assert!(text.contains("a/b:1") && text.contains("MANIFEST_UNKNOWN") && !text.contains('\u{1b}'), "{text}");
+    assert!(
+        text.contains("a/b:1") && text.contains("MANIFEST_UNKNOWN") && !text.contains('\u{1b}'),
+        "{text}"
+    );
 }
 
 #[test]
@@ -73,8 +78,12 @@ fn a_registry_that_asks_to_wait_is_obeyed() {
 fn a_registry_that_asks_to_wait_for_ever_is_not() {
     for wait in ["1", "0", "86400", "99999999999999999999"] {
         let begin = Instant::now();
-        let (answer, _) = answered(move |request, peer| reply(peer, request, 429, &[("Retry-After", wait)], b""));
-        assert!(matches!(answer, Err(Error::TooManyRequests { .. })), "{wait}: {answer:?}");
+        let (answer, _) =
+            answered(move |request, peer| reply(peer, request, 429, &[("Retry-After", wait)], b""));
+        assert!(
+            matches!(answer, Err(Error::TooManyRequests { .. })),
+            "{wait}: {answer:?}"
+        );
         assert!(begin.elapsed() < Duration::from_secs(15), "{wait}");
     }
 }
@@ -87,7 +96,15 @@ fn redirects_end() {
     });
     assert!(matches!(answer, Err(Error::Redirects { .. })), "{answer:?}");
     assert_eq!(requests, 11);
-    let (answer, _) = answered(|request, peer| reply(peer, request, 302, &[("Location", "file:///etc/passwd")], b""));
+    let (answer, _) = answered(|request, peer| {
+        reply(
+            peer,
+            request,
+            302,
+            &[("Location", "file:///etc/passwd")],
+            b"",
+        )
+    });
     assert!(matches!(answer, Err(Error::Redirects { .. })), "{answer:?}");
     let (answer, _) = answered(|request, peer| reply(peer, request, 302, &[], b""));
     assert!(matches!(answer, Err(Error::Protocol { .. })), "{answer:?}");
@@ -97,15 +114,40 @@ fn redirects_end() {
 fn credentials_stay_with_their_host() {
     let other = Server::start(|request, peer| reply(peer, request, 200, MANIFEST, b"{}"));
     let there = format!("http://{}/elsewhere?signature=s3cret", other.host);
-    let server = Server::start(move |request, peer| match (request.header("authorization"), request.path.as_str()) {
-        (None, _) => reply(peer, request, 401, &[("WWW-Authenticate", "Basic realm=\"x\"")], b""),
-        (_, "/here") => reply(peer, request, 302, &[("Location", &there)], b""),
-        _ => reply(peer, request, 302, &[("Location", "/here")], b""),
+    let server = Server::start(move |request, peer| {
+        match (request.header("authorization"), request.path.as_str()) {
+            (None, _) => reply(
+                peer,
+                request,
+                401,
+                &[("WWW-Authenticate", "Basic realm=\"x\"")],
+                b"",
+            ),
+            (_, "/here") => reply(peer, request, 302, &[("Location", &there)], b""),
+            _ => reply(peer, request, 302, &[("Location", "/here")], b""),
+        }
     });
-    let credentials = Credentials::Basic { username: "me".into(), password: Secret::new("s3cret") };
-    manifest_from(&server, Access { credentials, ..impatient() }).unwrap();
-    let here = server.requests().into_iter().find(|request| request.path == "/here").unwrap();
-    assert!(here.header("authorization").is_some(), "the same host may know");
+    let credentials = Credentials::Basic {
+        username: "me".into(),
+        password: Secret::new("s3cret"),
+    };
+    manifest_from(
+        &server,
+        Access {
+            credentials,
+            ..impatient()
+        },
+    )
+    .unwrap();
+    let here = server
+        .requests()
+        .into_iter()
+        .find(|request| request.path == "/here")
+        .unwrap();
+    assert!(
+        here.header("authorization").is_some(),
+        "the same host may know"
+    );
     assert_eq!(other.requests().len(), 1);
     assert_eq!(other.requests()[0].header("authorization"), None);
 }
@@ -113,27 +155,57 @@ fn credentials_stay_with_their_host() {
 #[test]
 fn a_foreign_401_is_not_answered() {
     let other = Server::start(|request, peer| {
-        reply(peer, request, 401, &[("WWW-Authenticate", "Basic realm=\"x\"")], b"");
+        reply(
+            peer,
+            request,
+            401,
+            &[("WWW-Authenticate", "Basic realm=\"x\"")],
+            b"",
+        );
     });
     let there = format!("http://{}/elsewhere?signature=s3cret", other.host);
-    let server = Server::start(move |request, peer| reply(peer, request, 302, &[("Location", &there)], b""));
-    let credentials = Credentials::Basic { username: "me".into(), password: Secret::new("s3cret") };
-    let error = manifest_from(&server, Access { credentials, ..impatient() }).unwrap_err();
+    let server =
+        Server::start(move |request, peer| reply(peer, request, 302, &[("Location", &there)], b""));
+    let credentials = Credentials::Basic {
+        username: "me".into(),
+        password: Secret::new("s3cret"),
+    };
+    let error = manifest_from(
+        &server,
+        Access {
+            credentials,
+            ..impatient()
+        },
+    )
+    .unwrap_err();
     assert_eq!(other.requests().len(), 1);
     assert!(!format!("{error} {error:?}").contains("s3cret"));
 }
 
 /// A server that speaks TLS, with the certificate file to trust.
-fn tls_server(script: impl Fn(&Request, &mut Peer) + Send + Sync + 'static) -> (Server, tempfile::TempDir) {
+fn tls_server(
+    script: impl Fn(&Request, &mut Peer) + Send + Sync + 'static,
+) -> (Server, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     certificate(dir.path());
-    let chain = CertificateDer::pem_file_iter(dir.path().join("cert.pem")).unwrap().map(Result::unwrap).collect();
+    let chain = CertificateDer::pem_file_iter(dir.path().join("cert.pem"))
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
     let key = PrivateKeyDer::from_pem_file(dir.path().join("key.pem")).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-    let config = Arc::new(config.with_no_client_auth().with_single_cert(chain, key).unwrap());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap();
+    let config = Arc::new(
+        config
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .unwrap(),
+    );
     let server = Server::wrapped(script, move |stream, serve| {
-        let mut tls = StreamOwned::new(ServerConnection::new(config.clone()).unwrap(), &mut *stream);
+        let mut tls =
+            StreamOwned::new(ServerConnection::new(config.clone()).unwrap(), &mut *stream);
         serve(&mut tls);
         tls.conn.send_close_notify();
         tls.conn.complete_io(&mut tls.sock).ok();
@@ -145,8 +217,16 @@ fn tls_server(script: impl Fn(&Request, &mut Peer) + Send + Sync + 'static) -> (
 fn the_way_from_https_to_http_is_refused() {
     let plain = Server::start(|request, peer| reply(peer, request, 200, MANIFEST, b"{}"));
     let there = format!("http://{}/x", plain.host);
-    let (server, dir) = tls_server(move |request, peer| reply(peer, request, 302, &[("Location", &there)], b""));
-    let error = manifest_from(&server, Access { ca: Some(dir.path().join("cert.pem")), ..impatient() }).unwrap_err();
+    let (server, dir) =
+        tls_server(move |request, peer| reply(peer, request, 302, &[("Location", &there)], b""));
+    let error = manifest_from(
+        &server,
+        Access {
+            ca: Some(dir.path().join("cert.pem")),
+            ..impatient()
+        },
+    )
+    .unwrap_err();
     assert!(matches!(error, Error::Redirects { .. }), "{error:?}");
     assert!(plain.requests().is_empty());
 }
@@ -155,9 +235,17 @@ fn the_way_from_https_to_http_is_refused() {
 fn a_token_endpoint_without_tls_is_refused_by_a_registry_with() {
     let plain = Server::start(|request, peer| reply(peer, request, 200, &[], br#"{"token":"t"}"#));
     let challenge = format!("Bearer realm=\"http://{}/token\"", plain.host);
-    let (server, dir) =
-        tls_server(move |request, peer| reply(peer, request, 401, &[("WWW-Authenticate", &challenge)], b""));
-    let error = manifest_from(&server, Access { ca: Some(dir.path().join("cert.pem")), ..impatient() }).unwrap_err();
+    let (server, dir) = tls_server(move |request, peer| {
+        reply(peer, request, 401, &[("WWW-Authenticate", &challenge)], b"")
+    });
+    let error = manifest_from(
+        &server,
+        Access {
+            ca: Some(dir.path().join("cert.pem")),
+            ..impatient()
+        },
+    )
+    .unwrap_err();
     assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
     assert!(plain.requests().is_empty());
 }
@@ -167,6 +255,13 @@ fn a_ca_file_without_certificates_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let ca = dir.path().join("ca.pem");
     fs::write(&ca, "nothing").unwrap();
-    let error = sandtree_registry::Client::new("h.example", Access { ca: Some(ca), ..impatient() }).unwrap_err();
+    let error = sandtree_registry::Client::new(
+        "h.example",
+        Access {
+            ca: Some(ca),
+            ..impatient()
+        },
+    )
+    .unwrap_err();
     assert!(matches!(error, Error::File { .. }), "{error:?}");
 }

@@ -11,16 +11,26 @@ use crate::real::{layout, skopeo};
 use crate::server::run;
 
 fn machine(architecture: &str) -> Platform {
-    Platform { os: "linux".into(), architecture: architecture.into(), variant: None }
+    Platform {
+        os: "linux".into(),
+        architecture: architecture.into(),
+        variant: None,
+    }
 }
 
 /// Every layer is the file that its descriptor says.
 fn all_layers_are_right(layout: &Layout, tag: Option<&str>) {
     let (manifest, config) = layout.choose(&machine("amd64"), tag).unwrap();
-    assert_eq!((manifest.layers.len(), config.config.user.as_str()), (3, "user"));
+    assert_eq!(
+        (manifest.layers.len(), config.config.user.as_str()),
+        (3, "user")
+    );
     for layer in &manifest.layers {
         let bytes = fs::read(layout.blob(layer).unwrap()).unwrap();
-        assert_eq!((bytes.len() as u64, Digest::of(&bytes)), (layer.size, layer.digest));
+        assert_eq!(
+            (bytes.len() as u64, Digest::of(&bytes)),
+            (layer.size, layer.digest)
+        );
     }
 }
 
@@ -30,8 +40,14 @@ fn an_oci_layout_is_read() {
     let opened = Layout::open(&dir.path().join("image")).unwrap();
     all_layers_are_right(&opened, None);
     all_layers_are_right(&opened, Some("1"));
-    assert!(matches!(opened.choose(&machine("amd64"), Some("2")), Err(Error::NotFound { .. })));
-    assert!(matches!(opened.choose(&machine("arm64"), None), Err(Error::NoPlatform { .. })));
+    assert!(matches!(
+        opened.choose(&machine("amd64"), Some("2")),
+        Err(Error::NotFound { .. })
+    ));
+    assert!(matches!(
+        opened.choose(&machine("arm64"), None),
+        Err(Error::NoPlatform { .. })
+    ));
 }
 
 #[test]
@@ -41,10 +57,32 @@ fn several_images_are_told_apart_by_their_tags() {
     let tagged = format!("{}:1", image.display());
     run("umoci", &["tag", "--image", &tagged, "same"]);
     all_layers_are_right(&Layout::open(&image).unwrap(), None);
-    run("umoci", &["config", "--image", &tagged, "--tag", "other", "--config.user", "other"]);
+    run(
+        "umoci",
+        &[
+            "config",
+            "--image",
+            &tagged,
+            "--tag",
+            "other",
+            "--config.user",
+            "other",
+        ],
+    );
     let opened = Layout::open(&image).unwrap();
-    assert!(matches!(opened.choose(&machine("amd64"), None), Err(Error::File { .. })));
-    assert_eq!(opened.choose(&machine("amd64"), Some("other")).unwrap().1.config.user, "other");
+    assert!(matches!(
+        opened.choose(&machine("amd64"), None),
+        Err(Error::File { .. })
+    ));
+    assert_eq!(
+        opened
+            .choose(&machine("amd64"), Some("other"))
+            .unwrap()
+            .1
+            .config
+            .user,
+        "other"
+    );
     all_layers_are_right(&opened, Some("same"));
 }
 
@@ -54,10 +92,15 @@ fn a_damaged_document_is_found() {
     let opened = Layout::open(&dir.path().join("image")).unwrap();
     let (manifest, _) = opened.choose(&machine("amd64"), None).unwrap();
     let path = opened.blob(&manifest.config).unwrap();
-    let bytes = fs::read_to_string(&path).unwrap().replace("\"user\"", "\"root\"");
+    let bytes = fs::read_to_string(&path)
+        .unwrap()
+        .replace("\"user\"", "\"root\"");
     fs::remove_file(&path).unwrap();
     fs::write(&path, bytes).unwrap();
-    assert!(matches!(opened.choose(&machine("amd64"), None), Err(Error::WrongDigest { .. })));
+    assert!(matches!(
+        opened.choose(&machine("amd64"), None),
+        Err(Error::WrongDigest { .. })
+    ));
 }
 
 #[test]
@@ -65,14 +108,28 @@ fn an_unpacked_docker_archive_is_read() {
     let dir = layout("amd64");
     let source = format!("oci:{}/image:1", dir.path().display());
     let archive = dir.path().join("archive.tar");
-    skopeo(&[&source, &format!("docker-archive:{}:team/app:1.2", archive.display())]);
+    skopeo(&[
+        &source,
+        &format!("docker-archive:{}:team/app:1.2", archive.display()),
+    ]);
     let unpacked = dir.path().join("unpacked");
     fs::create_dir(&unpacked).unwrap();
-    run("tar", &["-xf", archive.to_str().unwrap(), "-C", unpacked.to_str().unwrap()]);
+    run(
+        "tar",
+        &[
+            "-xf",
+            archive.to_str().unwrap(),
+            "-C",
+            unpacked.to_str().unwrap(),
+        ],
+    );
     let opened = Layout::open(&unpacked).unwrap();
     all_layers_are_right(&opened, None);
     all_layers_are_right(&opened, Some("1.2"));
-    assert!(matches!(opened.choose(&machine("amd64"), Some("2")), Err(Error::NotFound { .. })));
+    assert!(matches!(
+        opened.choose(&machine("amd64"), Some("2")),
+        Err(Error::NotFound { .. })
+    ));
 }
 
 /// A Docker archive of one layer of this name.
@@ -93,15 +150,32 @@ fn names_and_links_that_lead_out_are_refused() {
     symlink("../layer", root.join("link")).unwrap();
     symlink("..", root.join("up")).unwrap();
     let absolute = dir.path().join("layer");
-    for name in ["../layer", absolute.to_str().unwrap(), "link", "up/layer", "x/../../layer", "", "."] {
+    for name in [
+        "../layer",
+        absolute.to_str().unwrap(),
+        "link",
+        "up/layer",
+        "x/../../layer",
+        "",
+        ".",
+    ] {
         archive(&root, name);
-        assert!(matches!(Layout::open(&root), Err(Error::File { .. })), "{name}");
+        assert!(
+            matches!(Layout::open(&root), Err(Error::File { .. })),
+            "{name}"
+        );
     }
     fs::write(root.join("layer"), "layer").unwrap();
     fs::remove_file(root.join("link")).unwrap();
     symlink("layer", root.join("link")).unwrap();
     archive(&root, "link");
-    assert!(Layout::open(&root).unwrap().choose(&machine("amd64"), None).is_ok(), "a link inside is one");
+    assert!(
+        Layout::open(&root)
+            .unwrap()
+            .choose(&machine("amd64"), None)
+            .is_ok(),
+        "a link inside is one"
+    );
 }
 
 #[test]
@@ -111,8 +185,14 @@ fn what_is_no_file_or_not_plain_is_refused() {
     fs::write(dir.path().join("packed"), [0x1f, 0x8b, 8, 0]).unwrap();
     for name in ["pipe", "packed"] {
         archive(dir.path(), name);
-        assert!(matches!(Layout::open(dir.path()), Err(Error::File { .. })), "{name}");
+        assert!(
+            matches!(Layout::open(dir.path()), Err(Error::File { .. })),
+            "{name}"
+        );
     }
     let empty = tempfile::tempdir().unwrap();
-    assert!(matches!(Layout::open(empty.path()), Err(Error::File { .. })));
+    assert!(matches!(
+        Layout::open(empty.path()),
+        Err(Error::File { .. })
+    ));
 }

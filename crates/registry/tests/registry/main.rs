@@ -1,4 +1,5 @@
-//! The client against a real registry and the tools people use with it, and against servers that misbehave.
+//! The client against a real registry and the tools people use with it, and against servers that
+//! misbehave.
 
 mod auth;
 mod helpers;
@@ -25,7 +26,10 @@ fn impatient() -> Access {
         tries: 4,
         ..Limits::default()
     };
-    Access { limits, ..Access::default() }
+    Access {
+        limits,
+        ..Access::default()
+    }
 }
 
 fn client(registry: &str, access: Access) -> Client {
@@ -40,7 +44,9 @@ fn reference(registry: &str, rest: &str) -> Reference {
 fn noise(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2) | 1;
     let mut next = || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         (state >> 33) as u8
     };
     (0..length).map(|_| next()).collect()

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use sandtree_registry::{
-    Access, Client, Credentials, Descriptor, Document, Error, Fetched, ImageConfig, Index, LayerPacking, Limits,
-    Manifest, Platform, Secret, fetch_all, media,
+    Access, Client, Credentials, Descriptor, Document, Error, Fetched, ImageConfig, Index,
+    LayerPacking, Limits, Manifest, Platform, Secret, fetch_all, media,
 };
 use tempfile::TempDir;
 
@@ -32,17 +32,48 @@ pub fn layout(architecture: &str) -> TempDir {
         let file = dir.path().join(format!("file{layer}"));
         fs::write(&file, noise(200_000 + layer, layer as u64)).unwrap();
         let target = format!("/file{layer}");
-        run("umoci", &["insert", "--rootless", "--image", &tagged, file.to_str().unwrap(), &target]);
+        run(
+            "umoci",
+            &[
+                "insert",
+                "--rootless",
+                "--image",
+                &tagged,
+                file.to_str().unwrap(),
+                &target,
+            ],
+        );
     }
-    let config = ["--config.env", "A=1", "--config.user", "user", "--config.cmd", "/bin/app"];
-    let mut arguments = vec!["config", "--image", &tagged, "--architecture", architecture, "--os", "linux"];
+    let config = [
+        "--config.env",
+        "A=1",
+        "--config.user",
+        "user",
+        "--config.cmd",
+        "/bin/app",
+    ];
+    let mut arguments = vec![
+        "config",
+        "--image",
+        &tagged,
+        "--architecture",
+        architecture,
+        "--os",
+        "linux",
+    ];
     arguments.extend(config);
     run("umoci", &arguments);
     dir
 }
 
 pub fn skopeo(arguments: &[&str]) {
-    let mut all = vec!["--insecure-policy", "copy", "--quiet", "--src-tls-verify=false", "--dest-tls-verify=false"];
+    let mut all = vec![
+        "--insecure-policy",
+        "copy",
+        "--quiet",
+        "--src-tls-verify=false",
+        "--dest-tls-verify=false",
+    ];
     all.extend(arguments);
     run("skopeo", &all);
 }
@@ -52,15 +83,22 @@ fn from_layout(layout: &TempDir) -> String {
 }
 
 fn manifest(client: &Client, rest: &str) -> (Fetched, Manifest) {
-    let fetched = client.manifest(&reference(client.registry(), rest)).unwrap();
-    let Document::Manifest(manifest) = Document::parse(&fetched.media_type, &fetched.bytes).unwrap() else {
+    let fetched = client
+        .manifest(&reference(client.registry(), rest))
+        .unwrap();
+    let Document::Manifest(manifest) =
+        Document::parse(&fetched.media_type, &fetched.bytes).unwrap()
+    else {
         panic!("{rest} is not a manifest");
     };
     (fetched, *manifest)
 }
 
 fn blobs_of(manifest: &Manifest) -> Vec<Descriptor> {
-    [manifest.config.clone()].into_iter().chain(manifest.layers.clone()).collect()
+    [manifest.config.clone()]
+        .into_iter()
+        .chain(manifest.layers.clone())
+        .collect()
 }
 
 /// Pulls everything by our own hand and by skopeo, and compares byte by byte.
@@ -72,13 +110,19 @@ fn pulls_as_skopeo_does(client: &Client, rest: &str) -> ImageConfig {
     let blobs = blobs_of(&manifest);
     let target = |descriptor: &Descriptor| File::create(ours.path().join(descriptor.digest.hex()));
     fetch_all(client, repository, &blobs, THREADS, &target, &count.watch()).unwrap();
-    assert_eq!(count.bytes(), blobs.iter().map(|blob| blob.size).sum::<u64>());
+    assert_eq!(
+        count.bytes(),
+        blobs.iter().map(|blob| blob.size).sum::<u64>()
+    );
     let dir = format!("dir:{}", theirs.path().display());
     skopeo(&[&format!("docker://{}/{rest}", client.registry()), &dir]);
     assert!(fs::read(theirs.path().join("manifest.json")).unwrap() == fetched.bytes);
     for blob in &blobs {
         let name = blob.digest.hex();
-        assert!(fs::read(ours.path().join(&name)).unwrap() == fs::read(theirs.path().join(&name)).unwrap());
+        assert!(
+            fs::read(ours.path().join(&name)).unwrap()
+                == fs::read(theirs.path().join(&name)).unwrap()
+        );
     }
     ImageConfig::parse(&fs::read(ours.path().join(manifest.config.digest.hex())).unwrap()).unwrap()
 }
@@ -88,22 +132,39 @@ fn images_of_both_families_are_pulled_byte_by_byte() {
     let registry = Registry::start(Kind::Open);
     let layout = layout("amd64");
     let client = client(&registry.host, Access::default());
-    for (format, kind) in [("oci", media::OCI_MANIFEST), ("v2s2", media::DOCKER_MANIFEST)] {
+    for (format, kind) in [
+        ("oci", media::OCI_MANIFEST),
+        ("v2s2", media::DOCKER_MANIFEST),
+    ] {
         let to = format!("docker://{}/team/{format}:1", registry.host);
         skopeo(&["--format", format, &from_layout(&layout), &to]);
         let rest = format!("team/{format}:1");
         let (fetched, manifest) = manifest(&client, &rest);
         assert_eq!(fetched.media_type, kind);
         assert_eq!(manifest.layers.len(), 3);
-        assert!(manifest.layers.iter().all(|layer| LayerPacking::of(&layer.media_type).unwrap() == LayerPacking::Gzip));
+        assert!(
+            manifest
+                .layers
+                .iter()
+                .all(|layer| LayerPacking::of(&layer.media_type).unwrap() == LayerPacking::Gzip)
+        );
         let config = pulls_as_skopeo_does(&client, &rest);
-        assert_eq!((config.config.user.as_str(), config.rootfs.diff_ids.len()), ("user", 3));
         assert_eq!(
-            (config.config.env.last().unwrap().as_str(), config.config.cmd.as_slice()),
+            (config.config.user.as_str(), config.rootfs.diff_ids.len()),
+            ("user", 3)
+        );
+        assert_eq!(
+            (
+                config.config.env.last().unwrap().as_str(),
+                config.config.cmd.as_slice()
+            ),
             ("A=1", &["/bin/app".to_owned()][..])
         );
     }
-    assert!(matches!(client.manifest(&reference(&registry.host, "team/oci:2")), Err(Error::NotFound { .. })));
+    assert!(matches!(
+        client.manifest(&reference(&registry.host, "team/oci:2")),
+        Err(Error::NotFound { .. })
+    ));
 }
 
 #[test]
@@ -121,24 +182,54 @@ fn an_index_leads_each_machine_to_its_image() {
         let to = format!("docker://{}/multi:{architecture}", registry.host);
         skopeo(&[&from_layout(&layout(architecture)), &to]);
         let (fetched, _) = manifest(&client, &format!("multi:{architecture}"));
-        let platform = Some(Platform { os: "linux".into(), architecture: architecture.into(), variant: None });
-        index.manifests.push(Descriptor { platform, ..Descriptor::of(&fetched.media_type, &fetched.bytes) });
+        let platform = Some(Platform {
+            os: "linux".into(),
+            architecture: architecture.into(),
+            variant: None,
+        });
+        index.manifests.push(Descriptor {
+            platform,
+            ..Descriptor::of(&fetched.media_type, &fetched.bytes)
+        });
     }
     let bytes = serde_json::to_vec(&index).unwrap();
-    let digest = client.push_manifest(&reference(&registry.host, "multi:all"), media::OCI_INDEX, &bytes).unwrap();
-    let fetched = client.manifest(&reference(&registry.host, "multi:all")).unwrap();
-    assert_eq!((fetched.digest, fetched.bytes.as_slice()), (digest, bytes.as_slice()));
-    let Document::Index(index) = Document::parse(&fetched.media_type, &fetched.bytes).unwrap() else { panic!() };
+    let digest = client
+        .push_manifest(
+            &reference(&registry.host, "multi:all"),
+            media::OCI_INDEX,
+            &bytes,
+        )
+        .unwrap();
+    let fetched = client
+        .manifest(&reference(&registry.host, "multi:all"))
+        .unwrap();
+    assert_eq!(
+        (fetched.digest, fetched.bytes.as_slice()),
+        (digest, bytes.as_slice())
+    );
+    let Document::Index(index) = Document::parse(&fetched.media_type, &fetched.bytes).unwrap()
+    else {
+        panic!()
+    };
     let chosen = index.choose("linux", "arm64", Some("v8")).unwrap();
     let (by_digest, _) = manifest(&client, &format!("multi@{}", chosen.digest));
     assert_eq!(by_digest.digest, manifest(&client, "multi:arm64").0.digest);
-    assert!(matches!(index.choose("linux", "s390x", None), Err(Error::NoPlatform { .. })));
+    assert!(matches!(
+        index.choose("linux", "s390x", None),
+        Err(Error::NoPlatform { .. })
+    ));
     skopeo(&[
         "--all",
         &format!("docker://{}/multi:all", registry.host),
         &format!("docker://{}/copy:all", registry.host),
     ]);
-    assert_eq!(client.manifest(&reference(&registry.host, "copy:all")).unwrap().digest, digest);
+    assert_eq!(
+        client
+            .manifest(&reference(&registry.host, "copy:all"))
+            .unwrap()
+            .digest,
+        digest
+    );
 }
 
 /// An artifact of three layers, of which one is larger than a chunk of these tests.
@@ -154,14 +245,22 @@ fn artifact() -> (Manifest, Vec<(Descriptor, Vec<u8>)>) {
         media_type: Some(media::OCI_MANIFEST.into()),
         artifact_type: Some(kind.into()),
         config: config.0.clone(),
-        layers: layers.iter().map(|(descriptor, _)| descriptor.clone()).collect(),
+        layers: layers
+            .iter()
+            .map(|(descriptor, _)| descriptor.clone())
+            .collect(),
         subject: None,
         annotations: [("org.example.name".to_owned(), "dev".to_owned())].into(),
     };
     (manifest, [config].into_iter().chain(layers).collect())
 }
 
-fn push(client: &Client, repository: &str, blobs: &[(Descriptor, Vec<u8>)], count: &Count) -> Result<(), Error> {
+fn push(
+    client: &Client,
+    repository: &str,
+    blobs: &[(Descriptor, Vec<u8>)],
+    count: &Count,
+) -> Result<(), Error> {
     for (descriptor, bytes) in blobs {
         let mut open = |from: u64| -> io::Result<Box<dyn Read + Send>> {
             let mut content = Cursor::new(bytes.clone());
@@ -183,11 +282,23 @@ fn an_artifact_of_ours_is_copied_unharmed_by_others() {
     push(&client, "snap/dev", &blobs, &count).unwrap();
     assert_eq!(count.bytes(), total);
     let bytes = serde_json::to_vec(&manifest).unwrap();
-    let digest = client.push_manifest(&reference(&registry.host, "snap/dev:3"), media::OCI_MANIFEST, &bytes).unwrap();
+    let digest = client
+        .push_manifest(
+            &reference(&registry.host, "snap/dev:3"),
+            media::OCI_MANIFEST,
+            &bytes,
+        )
+        .unwrap();
 
     let source = format!("docker://{}/snap/dev:3", registry.host);
     skopeo(&[&source, &format!("docker://{}/other/dev:3", registry.host)]);
-    assert_eq!(client.manifest(&reference(&registry.host, "other/dev:3")).unwrap().digest, digest);
+    assert_eq!(
+        client
+            .manifest(&reference(&registry.host, "other/dev:3"))
+            .unwrap()
+            .digest,
+        digest
+    );
     let dir = tempfile::tempdir().unwrap();
     skopeo(&[&source, &format!("dir:{}", dir.path().display())]);
     assert!(fs::read(dir.path().join("manifest.json")).unwrap() == bytes);
@@ -213,7 +324,10 @@ fn what_is_there_is_not_sent_again() {
 fn a_blob_that_is_not_what_it_is_said_to_be_is_not_taken() {
     let registry = Registry::start(Kind::Open);
     let client = client(&registry.host, Access::default());
-    let wrong = [(Descriptor::of(media::OCI_LAYER, b"right"), b"wrong".to_vec())];
+    let wrong = [(
+        Descriptor::of(media::OCI_LAYER, b"right"),
+        b"wrong".to_vec(),
+    )];
     let error = push(&client, "a", &wrong, &Count::default()).unwrap_err();
     assert!(error.to_string().contains("DIGEST_INVALID"), "{error}");
     assert!(!client.has_blob("a", &wrong[0].0.digest).unwrap());
@@ -223,16 +337,29 @@ fn a_blob_that_is_not_what_it_is_said_to_be_is_not_taken() {
 fn a_registry_with_passwords_wants_the_right_one() {
     let registry = Registry::start(Kind::Password);
     let with = |password: &str| {
-        let credentials = Credentials::Basic { username: USER.into(), password: Secret::new(password) };
-        client(&registry.host, Access { credentials, ..Access::default() })
+        let credentials = Credentials::Basic {
+            username: USER.into(),
+            password: Secret::new(password),
+        };
+        client(
+            &registry.host,
+            Access {
+                credentials,
+                ..Access::default()
+            },
+        )
     };
     let (_, blobs) = artifact();
     push(&with(PASSWORD), "private", &blobs, &Count::default()).unwrap();
     let mut bytes = Vec::new();
-    with(PASSWORD).blob("private", &blobs[1].0, &mut bytes, &|_| Ok(())).unwrap();
+    with(PASSWORD)
+        .blob("private", &blobs[1].0, &mut bytes, &|_| Ok(()))
+        .unwrap();
     assert!(bytes == blobs[1].1);
     for refused in [with("wrong"), client(&registry.host, Access::default())] {
-        let error = refused.blob("private", &blobs[1].0, &mut bytes, &|_| Ok(())).unwrap_err();
+        let error = refused
+            .blob("private", &blobs[1].0, &mut bytes, &|_| Ok(()))
+            .unwrap_err();
         assert!(matches!(error, Error::Unauthorized { .. }), "{error:?}");
         assert!(error.hint().is_some());
     }
@@ -242,13 +369,26 @@ fn a_registry_with_passwords_wants_the_right_one() {
 fn a_registry_with_tls_is_trusted_by_its_ca_file() {
     let registry = Registry::start(Kind::Tls);
     let (_, blobs) = artifact();
-    let trusting = client(&registry.host, Access { ca: Some(registry.ca()), ..Access::default() });
+    let trusting = client(
+        &registry.host,
+        Access {
+            ca: Some(registry.ca()),
+            ..Access::default()
+        },
+    );
     push(&trusting, "a", &blobs, &Count::default()).unwrap();
     let mut bytes = Vec::new();
-    trusting.blob("a", &blobs[3].0, &mut bytes, &|_| Ok(())).unwrap();
+    trusting
+        .blob("a", &blobs[3].0, &mut bytes, &|_| Ok(()))
+        .unwrap();
     assert!(bytes == blobs[3].1);
-    let access = Access { protocol: sandtree_registry::Protocol::Https, ..Access::default() };
-    let error = client(&registry.host, access).has_blob("a", &blobs[1].0.digest).unwrap_err();
+    let access = Access {
+        protocol: sandtree_registry::Protocol::Https,
+        ..Access::default()
+    };
+    let error = client(&registry.host, access)
+        .has_blob("a", &blobs[1].0.digest)
+        .unwrap_err();
     assert!(matches!(error, Error::Tls { .. }), "{error:?}");
 }
 
@@ -257,7 +397,9 @@ fn a_registry_that_is_not_there_is_said_so() {
     let registry = Registry::start(Kind::Open);
     let client = client(&registry.host, crate::impatient());
     drop(registry);
-    let error = client.manifest(&reference(client.registry(), "a:1")).unwrap_err();
+    let error = client
+        .manifest(&reference(client.registry(), "a:1"))
+        .unwrap_err();
     assert!(matches!(error, Error::ConnectionLost { .. }), "{error:?}");
 }
 
@@ -267,9 +409,23 @@ fn a_failed_target_is_named_as_such() {
     let client = client(&registry.host, Access::default());
     let (_, blobs) = artifact();
     push(&client, "a", &blobs, &Count::default()).unwrap();
-    let mut full = File::options().write(true).open(Path::new("/dev/full")).unwrap();
-    let error = client.blob("a", &blobs[1].0, &mut full, &|_| Ok(())).unwrap_err();
-    assert!(matches!(error, Error::Io { operation: "write", .. }), "{error:?}");
+    let mut full = File::options()
+        .write(true)
+        .open(Path::new("/dev/full"))
+        .unwrap();
+    let error = client
+        .blob("a", &blobs[1].0, &mut full, &|_| Ok(()))
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::Io {
+                operation: "write",
+                ..
+            }
+        ),
+        "{error:?}"
+    );
 }
 
 /// Passes connections on, and cuts so many of them after this many bytes from the client.
@@ -295,7 +451,10 @@ fn pass_on(client: &TcpStream, to: &str, left: &AtomicU32, after: u64) {
     });
     let passed = io::copy(&mut client.take(after), &mut &registry).unwrap_or(0);
     let one_less = |left: u32| left.checked_sub(1).filter(|_| passed == after);
-    if left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_err() {
+    if left
+        .fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less)
+        .is_err()
+    {
         io::copy(&mut &*client, &mut &registry).ok();
     }
     client.shutdown(Shutdown::Both).ok();
@@ -306,17 +465,32 @@ fn pass_on(client: &TcpStream, to: &str, left: &AtomicU32, after: u64) {
 fn a_push_that_is_cut_off_again_and_again_arrives() {
     let registry = Registry::start(Kind::Open);
     let (_, blobs) = artifact();
-    let large = blobs.iter().filter(|(blob, _)| blob.size > 1_000_000).cloned().collect::<Vec<_>>();
+    let large = blobs
+        .iter()
+        .filter(|(blob, _)| blob.size > 1_000_000)
+        .cloned()
+        .collect::<Vec<_>>();
     assert!(!large.is_empty());
     for cuts in [1, 2, 3] {
         let host = cutting(&registry.host, cuts, 700_000);
-        let limits = Limits { chunk_bytes: 300_000, ..crate::impatient().limits };
-        let pushing = client(&host, Access { limits, ..Access::default() });
+        let limits = Limits {
+            chunk_bytes: 300_000,
+            ..crate::impatient().limits
+        };
+        let pushing = client(
+            &host,
+            Access {
+                limits,
+                ..Access::default()
+            },
+        );
         let repository = format!("cut{cuts}");
         push(&pushing, &repository, &large, &Count::default()).unwrap();
         for (blob, bytes) in &large {
             let mut stored = Vec::new();
-            client(&registry.host, Access::default()).blob(&repository, blob, &mut stored, &|_| Ok(())).unwrap();
+            client(&registry.host, Access::default())
+                .blob(&repository, blob, &mut stored, &|_| Ok(()))
+                .unwrap();
             assert!(stored == *bytes);
         }
     }

@@ -19,11 +19,15 @@ pub struct Request {
 
 impl Request {
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+        self.headers
+            .iter()
+            .find(|(key, _)| key.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value.as_str())
     }
 
     pub fn length(&self) -> usize {
-        self.header("content-length").map_or(0, |text| text.parse().unwrap())
+        self.header("content-length")
+            .map_or(0, |text| text.parse().unwrap())
     }
 }
 
@@ -52,16 +56,32 @@ impl Server {
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let host = listener.local_addr().unwrap().to_string();
-        let (requests, ended) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+        let (requests, ended) = (
+            Arc::new(Mutex::new(Vec::new())),
+            Arc::new(AtomicBool::new(false)),
+        );
         let script: Arc<Script> = Arc::new(script);
         let wrap = Arc::new(wrap);
-        let server = Self { host, requests: requests.clone(), ended: ended.clone() };
+        let server = Self {
+            host,
+            requests: requests.clone(),
+            ended: ended.clone(),
+        };
         thread::spawn(move || {
-            for stream in listener.incoming().take_while(|_| !ended.load(Ordering::SeqCst)) {
+            for stream in listener
+                .incoming()
+                .take_while(|_| !ended.load(Ordering::SeqCst))
+            {
                 let (script, requests, wrap) = (script.clone(), requests.clone(), wrap.clone());
                 let mut stream = stream.unwrap();
-                stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-                thread::spawn(move || wrap(&mut stream, &mut |stream| serve(stream, &*script, &requests)));
+                stream
+                    .set_read_timeout(Some(Duration::from_secs(20)))
+                    .unwrap();
+                thread::spawn(move || {
+                    wrap(&mut stream, &mut |stream| {
+                        serve(stream, &*script, &requests)
+                    })
+                });
             }
         });
         server
@@ -82,7 +102,9 @@ impl Drop for Server {
 /// One request for each connection; the end of the script closes it.
 fn serve(stream: &mut dyn Stream, script: &Script, requests: &Mutex<Vec<Request>>) {
     let mut peer = BufReader::new(stream);
-    let Some(mut request) = read_head(&mut peer) else { return };
+    let Some(mut request) = read_head(&mut peer) else {
+        return;
+    };
     {
         let mut requests = requests.lock().unwrap();
         request.number = requests.len();
@@ -101,10 +123,17 @@ fn read_head(peer: &mut Peer) -> Option<Request> {
     loop {
         let mut line = String::new();
         peer.read_line(&mut line).ok()?;
-        let Some((name, value)) = line.trim_end().split_once(':') else { break };
+        let Some((name, value)) = line.trim_end().split_once(':') else {
+            break;
+        };
         headers.push((name.to_owned(), value.trim().to_owned()));
     }
-    Some(Request { method, path, headers, number: 0 })
+    Some(Request {
+        method,
+        path,
+        headers,
+        number: 0,
+    })
 }
 
 /// Writes a head without a body. The client may have gone away already.
@@ -117,7 +146,13 @@ pub fn head(peer: &mut Peer, status: u16, headers: &[(&str, &str)]) {
 }
 
 /// Writes a whole answer of the right length, after the body of the request has come.
-pub fn reply(peer: &mut Peer, request: &Request, status: u16, headers: &[(&str, &str)], body: &[u8]) {
+pub fn reply(
+    peer: &mut Peer,
+    request: &Request,
+    status: u16,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) {
     take(peer, request.length());
     let length = body.len().to_string();
     let mut all = headers.to_vec();

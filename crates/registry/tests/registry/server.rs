@@ -1,4 +1,5 @@
-//! Debian's `docker-registry` for one test, on a free port of this machine, with its storage in a temporary directory.
+//! Debian's `docker-registry` for one test, on a free port of this machine, with its storage in a
+//! temporary directory.
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -28,18 +29,29 @@ pub enum Kind {
 impl Registry {
     pub fn start(kind: Kind) -> Self {
         // Another process may take the port between its choice and its use.
-        (0..5).find_map(|_| Self::try_start(kind)).expect("docker-registry starts")
+        (0..5)
+            .find_map(|_| Self::try_start(kind))
+            .expect("docker-registry starts")
     }
 
     fn try_start(kind: Kind) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
         let host = format!("127.0.0.1:{port}");
         let config = dir.path().join("config.yml");
         fs::write(&config, configuration(dir.path(), &host, kind)).unwrap();
         let log = fs::File::create(dir.path().join("log")).unwrap();
         let mut command = Command::new("docker-registry");
-        command.arg("serve").arg(&config).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        command
+            .arg("serve")
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
         let process = command.spawn().expect("docker-registry is installed");
         let mut registry = Self { process, host, dir };
         registry.answers().then_some(registry)
@@ -86,7 +98,10 @@ fn configuration(dir: &Path, host: &str, kind: Kind) -> String {
     if kind == Kind::Password {
         let path = dir.join("htpasswd");
         fs::write(&path, run("htpasswd", &["-Bbn", USER, PASSWORD])).unwrap();
-        text += &format!("auth:\n  htpasswd:\n    realm: test\n    path: {}\n", path.display());
+        text += &format!(
+            "auth:\n  htpasswd:\n    realm: test\n    path: {}\n",
+            path.display()
+        );
     }
     text
 }
@@ -124,7 +139,10 @@ pub fn certificate(dir: &Path) {
 pub fn run(program: &str, arguments: &[&str]) -> String {
     // starts: the program of run(…)
     // starts: the program of run(…) in tests/vm/registries
-    let output = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
+    let output = Command::new(program)
+        .args(arguments)
+        .output()
+        .unwrap_or_else(|error| panic!("{program}: {error}"));
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {arguments:?}: {stderr}");
     String::from_utf8(output.stdout).unwrap()

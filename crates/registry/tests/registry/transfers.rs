@@ -22,9 +22,15 @@ fn pull(client: &Client, descriptor: &Descriptor, count: &Count) -> Result<Vec<u
     Ok(bytes)
 }
 
-fn pulled_from(script: impl Fn(&Request, &mut Peer) + Send + Sync + 'static) -> Result<Vec<u8>, Error> {
+fn pulled_from(
+    script: impl Fn(&Request, &mut Peer) + Send + Sync + 'static,
+) -> Result<Vec<u8>, Error> {
     let server = Server::start(script);
-    pull(&client(&server.host, impatient()), &content().1, &Count::default())
+    pull(
+        &client(&server.host, impatient()),
+        &content().1,
+        &Count::default(),
+    )
 }
 
 fn send(peer: &mut Peer, bytes: &[u8]) -> bool {
@@ -38,8 +44,12 @@ fn chunk(peer: &mut Peer, bytes: &[u8]) -> bool {
 
 #[test]
 fn wrong_content_is_refused() {
-    let error = pulled_from(|request, peer| reply(peer, request, 200, &[], &noise(SIZE, 2))).unwrap_err();
-    assert!(matches!(error, Error::WrongDigest { expected, .. } if expected == content().1.digest), "{error}");
+    let error =
+        pulled_from(|request, peer| reply(peer, request, 200, &[], &noise(SIZE, 2))).unwrap_err();
+    assert!(
+        matches!(error, Error::WrongDigest { expected, .. } if expected == content().1.digest),
+        "{error}"
+    );
 }
 
 /// Promises everything and sends half, once.
@@ -55,16 +65,31 @@ fn a_lost_connection_is_taken_up_where_it_broke() {
     let server = Server::start(move |request, peer| match request.header("range") {
         None => break_off(peer, &sent),
         Some(range) => {
-            let from: usize = range.strip_prefix("bytes=").unwrap().strip_suffix('-').unwrap().parse().unwrap();
+            let from: usize = range
+                .strip_prefix("bytes=")
+                .unwrap()
+                .strip_suffix('-')
+                .unwrap()
+                .parse()
+                .unwrap();
             let range = format!("bytes {from}-{}/{}", sent.len() - 1, sent.len());
-            reply(peer, request, 206, &[("Content-Range", &range)], &sent[from..]);
+            reply(
+                peer,
+                request,
+                206,
+                &[("Content-Range", &range)],
+                &sent[from..],
+            );
         }
     });
     let count = Count::default();
     assert!(pull(&client(&server.host, impatient()), &descriptor, &count).unwrap() == bytes);
     assert_eq!(count.bytes(), SIZE as u64);
     assert_eq!(server.requests().len(), 2);
-    assert_eq!(server.requests()[1].header("range"), Some(format!("bytes={}-", SIZE / 2).as_str()));
+    assert_eq!(
+        server.requests()[1].header("range"),
+        Some(format!("bytes={}-", SIZE / 2).as_str())
+    );
 }
 
 #[test]
@@ -83,16 +108,25 @@ fn a_registry_without_ranges_sends_it_all_again() {
 #[test]
 fn a_refused_range_begins_anew_and_a_wrong_one_is_an_error() {
     let (bytes, _) = content();
-    let refused = pulled_from(move |request, peer| match (request.number, request.header("range")) {
-        (0, _) => break_off(peer, &bytes),
-        (_, Some(_)) => reply(peer, request, 416, &[], b""),
-        (_, None) => reply(peer, request, 200, &[], &bytes),
-    });
+    let refused =
+        pulled_from(
+            move |request, peer| match (request.number, request.header("range")) {
+                (0, _) => break_off(peer, &bytes),
+                (_, Some(_)) => reply(peer, request, 416, &[], b""),
+                (_, None) => reply(peer, request, 200, &[], &bytes),
+            },
+        );
     assert!(refused.unwrap() == content().0);
     let (bytes, _) = content();
     let wrong = pulled_from(move |request, peer| match request.number {
         0 => break_off(peer, &bytes),
-        _ => reply(peer, request, 206, &[("Content-Range", "bytes 0-9/300000")], &bytes[..10]),
+        _ => reply(
+            peer,
+            request,
+            206,
+            &[("Content-Range", "bytes 0-9/300000")],
+            &bytes[..10],
+        ),
     });
     assert!(matches!(wrong, Err(Error::Protocol { .. })), "{wrong:?}");
 }
@@ -100,23 +134,40 @@ fn a_refused_range_begins_anew_and_a_wrong_one_is_an_error() {
 #[test]
 fn a_connection_that_is_always_lost_is_given_up() {
     let server = Server::start(|_, _| {});
-    let error = pull(&client(&server.host, impatient()), &content().1, &Count::default()).unwrap_err();
-    assert!(matches!(error, Error::ConnectionLost { tries: 4, .. }), "{error}");
+    let error = pull(
+        &client(&server.host, impatient()),
+        &content().1,
+        &Count::default(),
+    )
+    .unwrap_err();
+    assert!(
+        matches!(error, Error::ConnectionLost { tries: 4, .. }),
+        "{error}"
+    );
     assert_eq!(server.requests().len(), 4);
 }
 
 #[test]
 fn lies_about_sizes_are_found() {
     let short = pulled_from(|request, peer| reply(peer, request, 200, &[], &noise(SIZE - 1, 1)));
-    assert!(matches!(short, Err(Error::WrongSize { found: 299_999, .. })), "{short:?}");
+    assert!(
+        matches!(short, Err(Error::WrongSize { found: 299_999, .. })),
+        "{short:?}"
+    );
     let long = pulled_from(|request, peer| reply(peer, request, 200, &[], &noise(SIZE + 1, 1)));
-    assert!(matches!(long, Err(Error::WrongSize { found: 300_001, .. })), "{long:?}");
+    assert!(
+        matches!(long, Err(Error::WrongSize { found: 300_001, .. })),
+        "{long:?}"
+    );
     let ended = pulled_from(|_, peer| {
         head(peer, 200, &[("Transfer-Encoding", "chunked")]);
         chunk(peer, &content().0[..1000]);
         chunk(peer, b"");
     });
-    assert!(matches!(ended, Err(Error::WrongSize { found: 1000, .. })), "{ended:?}");
+    assert!(
+        matches!(ended, Err(Error::WrongSize { found: 1000, .. })),
+        "{ended:?}"
+    );
 }
 
 #[test]
@@ -125,7 +176,10 @@ fn an_endless_blob_is_refused_at_its_first_byte_too_many() {
         head(peer, 200, &[("Transfer-Encoding", "chunked")]);
         while chunk(peer, &[7; 10_000]) {}
     });
-    assert!(matches!(error, Err(Error::WrongSize { found, .. }) if found < 1 << 20), "{error:?}");
+    assert!(
+        matches!(error, Err(Error::WrongSize { found, .. }) if found < 1 << 20),
+        "{error:?}"
+    );
 }
 
 #[test]
@@ -137,10 +191,27 @@ fn a_blob_that_trickles_is_not_waited_for() {
             std::thread::sleep(Duration::from_millis(20));
         }
     });
-    let limits = Limits { stalled: Duration::from_millis(300), tries: 2, ..impatient().limits };
+    let limits = Limits {
+        stalled: Duration::from_millis(300),
+        tries: 2,
+        ..impatient().limits
+    };
     let begin = Instant::now();
-    let error = pull(&client(&server.host, Access { limits, ..impatient() }), &content().1, &Count::default());
-    assert!(matches!(error, Err(Error::ConnectionLost { .. })), "{error:?}");
+    let error = pull(
+        &client(
+            &server.host,
+            Access {
+                limits,
+                ..impatient()
+            },
+        ),
+        &content().1,
+        &Count::default(),
+    );
+    assert!(
+        matches!(error, Err(Error::ConnectionLost { .. })),
+        "{error:?}"
+    );
     assert!(begin.elapsed() < Duration::from_secs(30));
 }
 
@@ -161,17 +232,34 @@ fn what_is_given_up_ends_while_it_waits_for_a_byte() {
     assert!(matches!(blob, Err(Error::GivenUp)), "{blob:?}");
     assert!(matches!(manifest, Err(Error::GivenUp)), "{manifest:?}");
     assert!(begin.elapsed() < Duration::from_secs(2));
-    assert!(matches!(client.has_blob("a", &content().1.digest), Err(Error::GivenUp)));
+    assert!(matches!(
+        client.has_blob("a", &content().1.digest),
+        Err(Error::GivenUp)
+    ));
     assert_eq!(server.requests().len(), 2, "nothing is asked after that");
 }
 
 #[test]
 fn a_silent_server_is_not_waited_for() {
     let server = Server::start(|_, _| std::thread::sleep(Duration::from_secs(3)));
-    let limits = Limits { stalled: Duration::from_millis(200), tries: 2, ..impatient().limits };
+    let limits = Limits {
+        stalled: Duration::from_millis(200),
+        tries: 2,
+        ..impatient().limits
+    };
     let begin = Instant::now();
-    let error = client(&server.host, Access { limits, ..impatient() }).manifest(&reference(&server.host, "a:1"));
-    assert!(matches!(error, Err(Error::ConnectionLost { .. })), "{error:?}");
+    let error = client(
+        &server.host,
+        Access {
+            limits,
+            ..impatient()
+        },
+    )
+    .manifest(&reference(&server.host, "a:1"));
+    assert!(
+        matches!(error, Err(Error::ConnectionLost { .. })),
+        "{error:?}"
+    );
     assert!(begin.elapsed() < Duration::from_secs(3));
 }
 
@@ -180,16 +268,39 @@ fn a_huge_manifest_is_refused() {
     for endless in [false, true] {
         let server = Server::start(move |_, peer| match endless {
             false => {
-                head(peer, 200, &[("Content-Length", "1073741824"), ("Content-Type", media::OCI_MANIFEST)]);
+                head(
+                    peer,
+                    200,
+                    &[
+                        ("Content-Length", "1073741824"),
+                        ("Content-Type", media::OCI_MANIFEST),
+                    ],
+                );
                 while send(peer, &[b' '; 10_000]) {}
             }
             true => {
-                head(peer, 200, &[("Transfer-Encoding", "chunked"), ("Content-Type", media::OCI_MANIFEST)]);
+                head(
+                    peer,
+                    200,
+                    &[
+                        ("Transfer-Encoding", "chunked"),
+                        ("Content-Type", media::OCI_MANIFEST),
+                    ],
+                );
                 while chunk(peer, &[b' '; 10_000]) {}
             }
         });
         let error = client(&server.host, impatient()).manifest(&reference(&server.host, "a:1"));
-        assert!(matches!(error, Err(Error::TooLarge { limit_bytes: 4_194_304, .. })), "{error:?}");
+        assert!(
+            matches!(
+                error,
+                Err(Error::TooLarge {
+                    limit_bytes: 4_194_304,
+                    ..
+                })
+            ),
+            "{error:?}"
+        );
     }
 }
 
@@ -199,8 +310,13 @@ fn headers_without_end_are_refused() {
         send(peer, b"HTTP/1.1 200 OK\r\n");
         while send(peer, b"X-Filler: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n") {}
     });
-    let error = client(&server.host, impatient()).manifest(&reference(&server.host, "a:1")).unwrap_err();
-    assert!(matches!(error, Error::TooLarge { .. } | Error::Protocol { .. }), "{error:?}");
+    let error = client(&server.host, impatient())
+        .manifest(&reference(&server.host, "a:1"))
+        .unwrap_err();
+    assert!(
+        matches!(error, Error::TooLarge { .. } | Error::Protocol { .. }),
+        "{error:?}"
+    );
 }
 
 #[test]
@@ -208,7 +324,9 @@ fn what_is_not_http_is_said_so() {
     let server = Server::start(|_, peer| {
         send(peer, b"SSH-2.0-OpenSSH_9.2\r\n\r\n");
     });
-    let error = client(&server.host, impatient()).manifest(&reference(&server.host, "a:1")).unwrap_err();
+    let error = client(&server.host, impatient())
+        .manifest(&reference(&server.host, "a:1"))
+        .unwrap_err();
     assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
 }
 
@@ -216,12 +334,28 @@ fn what_is_not_http_is_said_so() {
 fn a_manifest_has_the_digest_that_is_said_of_it() {
     let server = Server::start(|request, peer| {
         let said = Digest::of(b"another").to_string();
-        reply(peer, request, 200, &[("Content-Type", media::OCI_MANIFEST), ("Docker-Content-Digest", &said)], b"{}");
+        reply(
+            peer,
+            request,
+            200,
+            &[
+                ("Content-Type", media::OCI_MANIFEST),
+                ("Docker-Content-Digest", &said),
+            ],
+            b"{}",
+        );
     });
     let error = client(&server.host, impatient()).manifest(&reference(&server.host, "a:1"));
     assert!(matches!(error, Err(Error::WrongDigest { .. })), "{error:?}");
-    let server =
-        Server::start(|request, peer| reply(peer, request, 200, &[("Content-Type", media::OCI_MANIFEST)], b"{}"));
+    let server = Server::start(|request, peer| {
+        reply(
+            peer,
+            request,
+            200,
+            &[("Content-Type", media::OCI_MANIFEST)],
+            b"{}",
+        )
+    });
     let asked = reference(&server.host, &format!("a@{}", Digest::of(b"another")));
     let error = client(&server.host, impatient()).manifest(&asked);
     assert!(matches!(error, Err(Error::WrongDigest { .. })), "{error:?}");
@@ -231,19 +365,44 @@ fn a_manifest_has_the_digest_that_is_said_of_it() {
 fn a_manifest_that_breaks_off_is_asked_for_again() {
     let server = Server::start(|request, peer| match request.number {
         0 => {
-            head(peer, 200, &[("Content-Length", "50"), ("Content-Type", media::OCI_MANIFEST)]);
+            head(
+                peer,
+                200,
+                &[
+                    ("Content-Length", "50"),
+                    ("Content-Type", media::OCI_MANIFEST),
+                ],
+            );
             send(peer, b"{");
         }
-        _ => reply(peer, request, 200, &[("Content-Type", media::OCI_MANIFEST)], b"{}"),
+        _ => reply(
+            peer,
+            request,
+            200,
+            &[("Content-Type", media::OCI_MANIFEST)],
+            b"{}",
+        ),
     });
-    let fetched = client(&server.host, impatient()).manifest(&reference(&server.host, "a:1")).unwrap();
+    let fetched = client(&server.host, impatient())
+        .manifest(&reference(&server.host, "a:1"))
+        .unwrap();
     assert_eq!(fetched.bytes, b"{}");
 }
 
 #[test]
 fn a_page_instead_of_a_manifest_is_refused_by_name() {
-    let server = Server::start(|request, peer| reply(peer, request, 200, &[("Content-Type", "text/html")], b"<html>"));
-    let error = client(&server.host, impatient()).manifest(&reference(&server.host, "a:1")).unwrap_err();
+    let server = Server::start(|request, peer| {
+        reply(
+            peer,
+            request,
+            200,
+            &[("Content-Type", "text/html")],
+            b"<html>",
+        )
+    });
+    let error = client(&server.host, impatient())
+        .manifest(&reference(&server.host, "a:1"))
+        .unwrap_err();
     assert!(error.to_string().contains("text/html"), "{error}");
 }
 
@@ -259,7 +418,13 @@ fn a_body_without_a_length_that_ends_early_is_taken_up() {
         Some(range) => {
             assert_eq!(range, format!("bytes={}-", SIZE / 2));
             let range = format!("bytes {}-{}/{SIZE}", SIZE / 2, SIZE - 1);
-            reply(peer, request, 206, &[("Content-Range", &range)], &sent[SIZE / 2..]);
+            reply(
+                peer,
+                request,
+                206,
+                &[("Content-Range", &range)],
+                &sent[SIZE / 2..],
+            );
         }
     });
     let count = Count::default();
@@ -275,10 +440,27 @@ fn a_document_has_an_end_in_time() {
             std::thread::sleep(Duration::from_millis(20));
         }
     });
-    let limits = Limits { document: Duration::from_millis(500), ..impatient().limits };
+    let limits = Limits {
+        document: Duration::from_millis(500),
+        ..impatient().limits
+    };
     let begin = Instant::now();
-    let error = client(&server.host, Access { limits, ..impatient() }).manifest(&reference(&server.host, "a:1"));
-    assert!(matches!(error, Err(Error::ConnectionLost { .. })), "{error:?}");
-    assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+    let error = client(
+        &server.host,
+        Access {
+            limits,
+            ..impatient()
+        },
+    )
+    .manifest(&reference(&server.host, "a:1"));
+    assert!(
+        matches!(error, Err(Error::ConnectionLost { .. })),
+        "{error:?}"
+    );
+    assert!(
+        begin.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        begin.elapsed()
+    );
     assert_eq!(server.requests().len(), 1);
 }

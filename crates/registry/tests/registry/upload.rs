@@ -37,7 +37,13 @@ fn serve(request: &Request, peer: &mut Peer, stored: &mut Stored) {
     let location = ("Location", UPLOAD);
     let range = format!("0-{}", stored.bytes.len().saturating_sub(1));
     match request.method.as_str() {
-        "HEAD" => reply(peer, request, if stored.finished { 200 } else { 404 }, &[], b""),
+        "HEAD" => reply(
+            peer,
+            request,
+            if stored.finished { 200 } else { 404 },
+            &[],
+            b"",
+        ),
         "POST" => {
             stored.bytes.clear();
             reply(peer, request, 202, &[location], b"");
@@ -46,14 +52,27 @@ fn serve(request: &Request, peer: &mut Peer, stored: &mut Stored) {
         "PATCH" => {
             let range = request.header("content-range").unwrap_or("0-");
             let start = range.split('-').next().unwrap().to_owned();
-            assert_eq!(start, stored.bytes.len().to_string(), "a chunk begins where the last one ended");
+            assert_eq!(
+                start,
+                stored.bytes.len().to_string(),
+                "a chunk begins where the last one ended"
+            );
             append(request, peer, stored, request.length());
             let range = format!("0-{}", stored.bytes.len() - 1);
-            let answered = Request { headers: Vec::new(), ..request.clone() };
+            let answered = Request {
+                headers: Vec::new(),
+                ..request.clone()
+            };
             reply(peer, &answered, 202, &[location, ("Range", &range)], b"");
         }
         "PUT" => {
-            assert!(request.path.starts_with(&format!("{UPLOAD}?digest=sha256%3A")), "{}", request.path);
+            assert!(
+                request
+                    .path
+                    .starts_with(&format!("{UPLOAD}?digest=sha256%3A")),
+                "{}",
+                request.path
+            );
             stored.finished = true;
             reply(peer, request, 201, &[], b"");
         }
@@ -66,7 +85,13 @@ fn append(_: &Request, peer: &mut Peer, stored: &mut Stored, length: usize) {
 }
 
 fn access() -> Access {
-    Access { limits: Limits { chunk_bytes: CHUNK, ..impatient().limits }, ..impatient() }
+    Access {
+        limits: Limits {
+            chunk_bytes: CHUNK,
+            ..impatient().limits
+        },
+        ..impatient()
+    }
 }
 
 fn push(server: &Server, count: &Count) -> Result<(), Error> {
@@ -83,7 +108,9 @@ fn push_with(server: &Server, access: Access, bytes: &[u8], count: &Count) -> Re
     client(&server.host, access).push_blob("a", &descriptor, &mut open, &count.watch())
 }
 
-fn pushed(unless: impl Fn(&Request, &mut Peer, &mut Stored) -> bool + Send + Sync + 'static) -> Vec<Request> {
+fn pushed(
+    unless: impl Fn(&Request, &mut Peer, &mut Stored) -> bool + Send + Sync + 'static,
+) -> Vec<Request> {
     let (stored, count) = (Arc::new(Mutex::new(Stored::default())), Count::default());
     let server = registry(stored.clone(), unless);
     push(&server, &count).unwrap();
@@ -94,13 +121,20 @@ fn pushed(unless: impl Fn(&Request, &mut Peer, &mut Stored) -> bool + Send + Syn
 }
 
 fn methods(requests: &[Request]) -> String {
-    requests.iter().map(|request| request.method.as_str()).collect::<Vec<_>>().join(" ")
+    requests
+        .iter()
+        .map(|request| request.method.as_str())
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// Answers a request whose body is read to its end first.
 fn refuse(peer: &mut Peer, request: &Request, status: u16, headers: &[(&str, &str)]) {
     take(peer, request.length());
-    let answered = Request { headers: Vec::new(), ..request.clone() };
+    let answered = Request {
+        headers: Vec::new(),
+        ..request.clone()
+    };
     reply(peer, &answered, status, headers, b"");
 }
 
@@ -108,7 +142,10 @@ fn refuse(peer: &mut Peer, request: &Request, status: u16, headers: &[(&str, &st
 fn a_blob_goes_in_one_piece() {
     let requests = pushed(|_, _, _| false);
     assert_eq!(methods(&requests), "HEAD POST PATCH PUT");
-    assert_eq!((requests[2].length(), requests[2].header("content-range")), (SIZE, None));
+    assert_eq!(
+        (requests[2].length(), requests[2].header("content-range")),
+        (SIZE, None)
+    );
 }
 
 #[test]
@@ -121,23 +158,38 @@ fn a_blob_goes_in_chunks_if_it_is_too_large_otherwise() {
         is
     };
     let requests = pushed(move |request, peer, _| too_large(request, peer));
-    assert_eq!(methods(&requests), "HEAD POST PATCH GET POST PATCH PATCH PATCH PUT");
+    assert_eq!(
+        methods(&requests),
+        "HEAD POST PATCH GET POST PATCH PATCH PATCH PUT"
+    );
     assert_eq!(requests[5].header("content-range"), Some("0-39999"));
     let requests = pushed(move |request, peer, _| {
         let post = request.method == "POST";
         if post {
-            reply(peer, request, 202, &[("Location", UPLOAD), ("OCI-Chunk-Min-Length", "60000")], b"");
+            reply(
+                peer,
+                request,
+                202,
+                &[("Location", UPLOAD), ("OCI-Chunk-Min-Length", "60000")],
+                b"",
+            );
         }
         post || too_large(request, peer)
     });
-    assert_eq!(methods(&requests), "HEAD POST PATCH GET POST PATCH PATCH PUT");
+    assert_eq!(
+        methods(&requests),
+        "HEAD POST PATCH GET POST PATCH PATCH PUT"
+    );
     assert_eq!(requests[5].header("content-range"), Some("0-59999"));
 }
 
 #[test]
 fn a_refusal_that_is_not_heard_leads_to_chunks_too() {
     let requests = pushed(|request, _, _| request.length() > 60_000);
-    assert_eq!(methods(&requests), "HEAD POST PATCH GET POST PATCH GET POST PATCH PATCH PATCH PUT");
+    assert_eq!(
+        methods(&requests),
+        "HEAD POST PATCH GET POST PATCH GET POST PATCH PATCH PATCH PUT"
+    );
 }
 
 #[test]
@@ -150,7 +202,10 @@ fn a_registry_that_takes_no_chunks_gets_the_whole_again() {
         }
         ranged || [2, 5].contains(&request.number)
     });
-    assert_eq!(methods(&requests), "HEAD POST PATCH GET POST PATCH GET POST PATCH GET POST PATCH PUT");
+    assert_eq!(
+        methods(&requests),
+        "HEAD POST PATCH GET POST PATCH GET POST PATCH GET POST PATCH PUT"
+    );
     assert!(requests[8].header("content-range").is_some() && requests[11].length() == SIZE);
 }
 
@@ -177,7 +232,10 @@ fn a_forgotten_upload_begins_anew() {
         }
         true
     });
-    assert_eq!(methods(&requests), "HEAD POST PATCH GET PATCH GET POST PATCH PATCH PATCH PUT");
+    assert_eq!(
+        methods(&requests),
+        "HEAD POST PATCH GET PATCH GET POST PATCH PATCH PATCH PUT"
+    );
 }
 
 #[test]
@@ -211,14 +269,24 @@ fn a_lost_last_request_is_made_again() {
 #[test]
 fn the_last_request_may_take_longer_than_others() {
     let stalled = Duration::from_millis(700);
-    let limits = Limits { stalled, tries: 1, ..access().limits };
+    let limits = Limits {
+        stalled,
+        tries: 1,
+        ..access().limits
+    };
     let server = registry(Arc::default(), move |request, _, _| {
         if request.method == "PUT" {
             std::thread::sleep(stalled * 2);
         }
         false
     });
-    push_with(&server, Access { limits, ..access() }, &noise(SIZE, 1), &Count::default()).unwrap();
+    push_with(
+        &server,
+        Access { limits, ..access() },
+        &noise(SIZE, 1),
+        &Count::default(),
+    )
+    .unwrap();
 }
 
 #[test]
@@ -227,7 +295,9 @@ fn blobs_of_one_byte_and_of_none() {
         let stored = Arc::new(Mutex::new(Stored::default()));
         let server = registry(stored.clone(), |_, _, _| false);
         push_with(&server, access(), &noise(length, 1), &Count::default()).unwrap();
-        assert!(stored.lock().unwrap().finished && stored.lock().unwrap().bytes == noise(length, 1));
+        assert!(
+            stored.lock().unwrap().finished && stored.lock().unwrap().bytes == noise(length, 1)
+        );
     }
 }
 
@@ -237,27 +307,54 @@ fn a_new_token_is_no_break() {
         let body = format!(r#"{{"token":"t{}"}}"#, request.number);
         reply(peer, request, 200, &[], body.as_bytes());
     });
-    let challenge = format!("Bearer realm=\"http://{}/token\",scope=\"repository:a:pull\"", tokens.host);
+    let challenge = format!(
+        "Bearer realm=\"http://{}/token\",scope=\"repository:a:pull\"",
+        tokens.host
+    );
     let server = registry(Arc::default(), move |request, peer, _| {
-        let wanted = if request.number < 3 { "Bearer t0" } else { "Bearer t1" };
+        let wanted = if request.number < 3 {
+            "Bearer t0"
+        } else {
+            "Bearer t1"
+        };
         let refused = request.header("authorization") != Some(wanted);
         if refused {
             refuse(peer, request, 401, &[("WWW-Authenticate", &challenge)]);
         }
         refused
     });
-    let limits = Limits { tries: 1, ..access().limits };
-    push_with(&server, Access { limits, ..access() }, &noise(SIZE, 1), &Count::default()).unwrap();
-    assert_eq!(methods(&server.requests()), "HEAD HEAD POST PATCH GET POST PATCH PUT");
+    let limits = Limits {
+        tries: 1,
+        ..access().limits
+    };
+    push_with(
+        &server,
+        Access { limits, ..access() },
+        &noise(SIZE, 1),
+        &Count::default(),
+    )
+    .unwrap();
+    assert_eq!(
+        methods(&server.requests()),
+        "HEAD HEAD POST PATCH GET POST PATCH PUT"
+    );
     let asked = tokens.requests();
     assert_eq!(asked.len(), 2);
-    assert!(asked.iter().all(|request| request.path.contains("pull%2Cpush")), "{asked:?}");
+    assert!(
+        asked
+            .iter()
+            .all(|request| request.path.contains("pull%2Cpush")),
+        "{asked:?}"
+    );
 }
 
 #[test]
 fn a_name_is_given_to_no_other_host() {
     let thief = Server::start(|request, peer| {
-        let realm = format!("Bearer realm=\"http://{}/token\"", request.header("host").unwrap());
+        let realm = format!(
+            "Bearer realm=\"http://{}/token\"",
+            request.header("host").unwrap()
+        );
         refuse(peer, request, 401, &[("WWW-Authenticate", &realm)]);
     });
     let location = format!("http://{}/upload", thief.host);
@@ -268,9 +365,23 @@ fn a_name_is_given_to_no_other_host() {
         }
         post
     });
-    let credentials = Credentials::Basic { username: "me".into(), password: Secret::new("s3cret") };
-    let error = push_with(&server, Access { credentials, ..access() }, &noise(SIZE, 1), &Count::default());
-    assert!(matches!(error, Err(Error::Unauthorized { .. })), "{error:?}");
+    let credentials = Credentials::Basic {
+        username: "me".into(),
+        password: Secret::new("s3cret"),
+    };
+    let error = push_with(
+        &server,
+        Access {
+            credentials,
+            ..access()
+        },
+        &noise(SIZE, 1),
+        &Count::default(),
+    );
+    assert!(
+        matches!(error, Err(Error::Unauthorized { .. })),
+        "{error:?}"
+    );
     assert_eq!(methods(&thief.requests()), "PATCH");
     assert!(thief.requests()[0].header("authorization").is_none());
 }
@@ -280,7 +391,14 @@ fn an_upload_that_never_gets_on_is_given_up() {
     let server = registry(Arc::default(), |request, _, _| request.method == "PATCH");
     let error = push(&server, &Count::default()).unwrap_err();
     assert!(matches!(error, Error::ConnectionLost { .. }), "{error:?}");
-    assert_eq!(server.requests().iter().filter(|request| request.method == "PATCH").count(), 4);
+    assert_eq!(
+        server
+            .requests()
+            .iter()
+            .filter(|request| request.method == "PATCH")
+            .count(),
+        4
+    );
 }
 
 #[test]
@@ -292,7 +410,10 @@ fn a_registry_that_forgets_again_and_again_is_given_up() {
         }
         forgotten
     });
-    assert!(matches!(push(&server, &Count::default()), Err(Error::NotFound { .. })));
+    assert!(matches!(
+        push(&server, &Count::default()),
+        Err(Error::NotFound { .. })
+    ));
     assert!(server.requests().len() < 40);
 }
 
@@ -300,9 +421,13 @@ fn a_registry_that_forgets_again_and_again_is_given_up() {
 fn content_that_is_too_short_is_our_own_fault() {
     let server = registry(Arc::default(), |_, _, _| false);
     let descriptor = Descriptor::of(media::OCI_LAYER, &noise(1000, 1));
-    let mut open = |_| -> io::Result<Box<dyn Read + Send>> { Ok(Box::new(Cursor::new(noise(999, 1)))) };
+    let mut open =
+        |_| -> io::Result<Box<dyn Read + Send>> { Ok(Box::new(Cursor::new(noise(999, 1)))) };
     let error = client(&server.host, access()).push_blob("a", &descriptor, &mut open, &|_| Ok(()));
-    assert!(matches!(error, Err(Error::WrongSize { found: 999, .. })), "{error:?}");
+    assert!(
+        matches!(error, Err(Error::WrongSize { found: 999, .. })),
+        "{error:?}"
+    );
 }
 
 #[test]
@@ -310,7 +435,8 @@ fn a_push_can_be_given_up() {
     let server = registry(Arc::default(), |_, _, _| false);
     let bytes = noise(SIZE, 1);
     let descriptor = Descriptor::of(media::OCI_LAYER, &bytes);
-    let mut open = |_| -> io::Result<Box<dyn Read + Send>> { Ok(Box::new(Cursor::new(bytes.clone()))) };
+    let mut open =
+        |_| -> io::Result<Box<dyn Read + Send>> { Ok(Box::new(Cursor::new(bytes.clone()))) };
     let give_up = |bytes| if bytes > 0 { Err(GivenUp) } else { Ok(()) };
     let error = client(&server.host, access()).push_blob("a", &descriptor, &mut open, &give_up);
     assert!(matches!(error, Err(Error::GivenUp)), "{error:?}");

@@ -39,8 +39,8 @@ impl From<Stop> for Error {
     }
 }
 
-/// Copies `range` of the disk to the beginning of a file. `watch` is asked between any two pieces, also where
-/// there is nothing to read.
+/// Copies `range` of the disk to the beginning of a file. `watch` is asked between any two pieces,
+/// also where there is nothing to read.
 pub(super) fn copy(
     disk: &Source,
     range: Range<u64>,
@@ -75,7 +75,11 @@ pub(super) struct Sparse<'f> {
 
 impl<'f> Sparse<'f> {
     pub(super) fn new(file: &'f File, limit_bytes: u64) -> Self {
-        Self { file, limit_bytes, written_bytes: 0 }
+        Self {
+            file,
+            limit_bytes,
+            written_bytes: 0,
+        }
     }
 
     /// Writes what is not zero, in as few calls as there are runs of such blocks.
@@ -96,7 +100,10 @@ impl<'f> Sparse<'f> {
     fn write_all(&mut self, bytes: &[u8], offset: u64) -> Result<(), Error> {
         self.written_bytes += bytes.len() as u64;
         if self.written_bytes > self.limit_bytes {
-            return Err(DiskError::TooMuchData { limit_bytes: self.limit_bytes }.into());
+            return Err(DiskError::TooMuchData {
+                limit_bytes: self.limit_bytes,
+            }
+            .into());
         }
         self.file.write_all_at(bytes, offset).map_err(Error::Write)
     }
@@ -109,5 +116,6 @@ fn next_boundary(at: u64, step: u64) -> u64 {
 pub(super) fn is_zero(bytes: &[u8]) -> bool {
     // Wide comparisons: most of an image is compared.
     let (chunks, rest) = bytes.as_chunks::<16>();
-    chunks.iter().all(|chunk| u128::from_ne_bytes(*chunk) == 0) && rest.iter().all(|byte| *byte == 0)
+    chunks.iter().all(|chunk| u128::from_ne_bytes(*chunk) == 0)
+        && rest.iter().all(|byte| *byte == 0)
 }

@@ -1,5 +1,5 @@
-//! What can go wrong with a disk image. Each message states its own fact; the source is printed by whoever prints the
-//! chain.
+//! What can go wrong with a disk image. Each message states its own fact; the source is printed by
+//! whoever prints the chain.
 
 use std::fmt;
 use std::io;
@@ -26,8 +26,13 @@ pub enum DiskError {
     Refused(Qcow2Refused),
     #[error("the qcow2 image is damaged: {0}")]
     Damaged(Qcow2Damage),
-    #[error("both copies of the disk's GPT are damaged: in the first, {primary}; in the second, {backup}")]
-    Gpt { primary: &'static str, backup: &'static str },
+    #[error(
+        "both copies of the disk's GPT are damaged: in the first, {primary}; in the second, {backup}"
+    )]
+    Gpt {
+        primary: &'static str,
+        backup: &'static str,
+    },
     #[error("the file system is damaged: {0}")]
     FileSystem(&'static str),
     #[error("the file system has {bytes} bytes, and there are only {available_bytes} for it")]
@@ -46,7 +51,11 @@ pub enum DiskError {
 
 impl DiskError {
     pub(super) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Io { doing, path: path.to_owned(), source }
+        move |source| Self::Io {
+            doing,
+            path: path.to_owned(),
+            source,
+        }
     }
 }
 
@@ -117,7 +126,11 @@ pub struct FoundPartition {
 
 impl fmt::Display for FoundPartition {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "partition {} has {} ({} bytes)", self.number, self.what, self.bytes)
+        write!(
+            out,
+            "partition {} has {} ({} bytes)",
+            self.number, self.what, self.bytes
+        )
     }
 }
 
@@ -125,5 +138,9 @@ fn listed(found: &[FoundPartition]) -> String {
     if found.is_empty() {
         return "there are none".into();
     }
-    found.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    found
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
 }

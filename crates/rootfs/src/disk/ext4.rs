@@ -33,9 +33,16 @@ pub(super) fn has_magic(start: &[u8]) -> bool {
 
 /// The same, but from more than two bytes, which other files may have there as well.
 pub(super) fn has_superblock(start: &[u8]) -> bool {
-    let Some(fields) = start.get(OFFSET..OFFSET + LEN).map(Le) else { return false };
-    let (inodes, blocks, log_block_bytes, revision) = (fields.u32(0), fields.u32(4), fields.u32(24), fields.u32(76));
-    has_magic(start) && inodes > 0 && blocks > 0 && log_block_bytes <= MAX_LOG_BLOCK_BYTES && revision <= MAX_REVISION
+    let Some(fields) = start.get(OFFSET..OFFSET + LEN).map(Le) else {
+        return false;
+    };
+    let (inodes, blocks, log_block_bytes, revision) =
+        (fields.u32(0), fields.u32(4), fields.u32(24), fields.u32(76));
+    has_magic(start)
+        && inodes > 0
+        && blocks > 0
+        && log_block_bytes <= MAX_LOG_BLOCK_BYTES
+        && revision <= MAX_REVISION
 }
 
 impl Superblock {
@@ -47,12 +54,16 @@ impl Superblock {
             return Err(DiskError::FileSystem("it is only the journal of one"));
         }
         let is_unmounted = incompatible & INCOMPATIBLE_RECOVER == 0 && state & STATE_VALID != 0;
-        let label = fields.0[120..136].split(|byte| *byte == 0).next().unwrap_or_default();
+        let label = fields.0[120..136]
+            .split(|byte| *byte == 0)
+            .next()
+            .unwrap_or_default();
         Ok(Self {
             bytes: bytes(&fields, incompatible)?,
             is_clean: is_unmounted && state & STATE_ERRORS == 0,
             uuid: fields.0[104..120].try_into().expect("sixteen bytes"),
-            label: Some(String::from_utf8_lossy(label).into_owned()).filter(|label| !label.is_empty()),
+            label: Some(String::from_utf8_lossy(label).into_owned())
+                .filter(|label| !label.is_empty()),
         })
     }
 }
@@ -62,9 +73,15 @@ fn bytes(fields: &Le<'_>, incompatible: u32) -> Result<u64, DiskError> {
     if log_block_bytes > MAX_LOG_BLOCK_BYTES {
         return Err(DiskError::FileSystem("its block size is impossible"));
     }
-    let high = if incompatible & INCOMPATIBLE_64BIT != 0 { fields.u32(336) } else { 0 };
+    let high = if incompatible & INCOMPATIBLE_64BIT != 0 {
+        fields.u32(336)
+    } else {
+        0
+    };
     let blocks = u64::from(high) << 32 | u64::from(fields.u32(4));
-    let bytes = blocks.checked_mul(1024 << log_block_bytes).filter(|bytes| (2048..1 << 62).contains(bytes));
+    let bytes = blocks
+        .checked_mul(1024 << log_block_bytes)
+        .filter(|bytes| (2048..1 << 62).contains(bytes));
     bytes.ok_or(DiskError::FileSystem("its number of blocks is impossible"))
 }
 

@@ -35,7 +35,11 @@ const MAGICS: [(usize, &[u8], Kind); 18] = [
     (65536 + 64, b"_BHRfS_M", Kind::OtherRoot("btrfs")),
     (0, b"LUKS\xba\xbe", Kind::OtherRoot("LUKS")),
     (536, b"LVM2 001", Kind::OtherRoot("LVM")),
-    (4096, b"\xfc\x4e\x2b\xa9", Kind::OtherRoot("a member of a RAID")),
+    (
+        4096,
+        b"\xfc\x4e\x2b\xa9",
+        Kind::OtherRoot("a member of a RAID"),
+    ),
     (1024, b"\x10\x20\xf5\xf2", Kind::OtherRoot("f2fs")),
     (1024, b"\xe2\xe1\xf5\xe0", Kind::OtherRoot("erofs")),
     (4096, b"\xc6\x85\x73\xf6", Kind::OtherRoot("bcachefs")),
@@ -64,7 +68,9 @@ pub(super) fn of(start: &[u8]) -> Kind {
     if ext4::has_magic(start) {
         return Kind::Ext4;
     }
-    let found = MAGICS.iter().find(|(at, magic, _)| start[*at..].starts_with(magic));
+    let found = MAGICS
+        .iter()
+        .find(|(at, magic, _)| start[*at..].starts_with(magic));
     match found {
         Some((_, _, kind)) => *kind,
         None if is_zero(start) => Kind::Zeros,

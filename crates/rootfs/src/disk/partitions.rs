@@ -1,7 +1,7 @@
 //! Partition tables: where the partitions of a disk are.
 //!
-//! Always: a partition that is given lies on the disk. What reaches over its end is cut there, and what begins behind it
-//! is left out. Logical partitions, in an extended one, are not looked for.
+//! Always: a partition that is given lies on the disk. What reaches over its end is cut there, and
+//! what begins behind it is left out. Logical partitions, in an extended one, are not looked for.
 
 mod gpt;
 mod mbr;
@@ -36,7 +36,8 @@ pub(super) fn has_table(start: &[u8]) -> bool {
     gpt::has_magic(start) || mbr::Mbr::parse(start).is_some()
 }
 
-/// Whether the table is a GPT whose first copy is intact: then nothing else begins where the disk does.
+/// Whether the table is a GPT whose first copy is intact: then nothing else begins where the disk
+/// does.
 pub(super) fn has_intact_gpt(disk: &Source) -> Result<bool, DiskError> {
     gpt::is_primary_intact(disk)
 }

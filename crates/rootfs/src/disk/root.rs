@@ -6,8 +6,8 @@
 //!                                  then by what is in it
 //! ```
 //!
-//! Always: of several that are equally good none is taken; and none that was read and is no root, such as a `/boot`
-//! beside a root in btrfs.
+//! Always: of several that are equally good none is taken; and none that was read and is no root,
+//! such as a `/boot` beside a root in btrfs.
 
 use std::io;
 
@@ -62,20 +62,38 @@ pub(super) fn find(disk: &Source) -> Result<Root, DiskError> {
 }
 
 fn among(disk: &Source, partitions: Vec<Partition>) -> Result<Root, DiskError> {
-    let looked = partitions.into_iter().map(|partition| look(disk, partition)).collect::<Result<Vec<_>, _>>()?;
-    let possible = looked.iter().filter(|looked| looked.kind == Kind::Ext4 && looked.content > Content::Other);
-    let Some(best) = possible.clone().map(Looked::rank).max() else { return Err(without_root(&looked)) };
+    let looked = partitions
+        .into_iter()
+        .map(|partition| look(disk, partition))
+        .collect::<Result<Vec<_>, _>>()?;
+    let possible = looked
+        .iter()
+        .filter(|looked| looked.kind == Kind::Ext4 && looked.content > Content::Other);
+    let Some(best) = possible.clone().map(Looked::rank).max() else {
+        return Err(without_root(&looked));
+    };
     let best: Vec<_> = possible.filter(|looked| looked.rank() == best).collect();
     match best[..] {
-        [Looked { partition, .. }] => take(disk, partition.start, partition.bytes, Some(partition.number)),
-        _ => Err(DiskError::SeveralRoots(best.into_iter().map(Looked::found).collect())),
+        [Looked { partition, .. }] => take(
+            disk,
+            partition.start,
+            partition.bytes,
+            Some(partition.number),
+        ),
+        _ => Err(DiskError::SeveralRoots(
+            best.into_iter().map(Looked::found).collect(),
+        )),
     }
 }
 
 /// The largest of what could have been a root says most.
 fn without_root(looked: &[Looked]) -> DiskError {
     let others = looked.iter().filter_map(|looked| match looked.kind {
-        Kind::OtherRoot(name) => Some((looked.partition.role == Role::Root, looked.partition.bytes, name)),
+        Kind::OtherRoot(name) => Some((
+            looked.partition.role == Role::Root,
+            looked.partition.bytes,
+            name,
+        )),
         _ => None,
     });
     match others.max() {
@@ -95,7 +113,11 @@ impl Looked {
             (_, Kind::Ext4, Content::Other) => "an ext4 without a system",
             (_, kind, _) => kind.name(),
         };
-        FoundPartition { number: self.partition.number, bytes: self.partition.bytes, what }
+        FoundPartition {
+            number: self.partition.number,
+            bytes: self.partition.bytes,
+            what,
+        }
     }
 }
 
@@ -105,10 +127,18 @@ fn look(disk: &Source, partition: Partition) -> Result<Looked, DiskError> {
         Role::Root | Role::Other => kind::of(&kind::start(disk, partition.start, partition.bytes)?),
     };
     let content = match kind {
-        Kind::Ext4 => content(&Part { disk, start: partition.start, bytes: partition.bytes })?,
+        Kind::Ext4 => content(&Part {
+            disk,
+            start: partition.start,
+            bytes: partition.bytes,
+        })?,
         _ => Content::Other,
     };
-    Ok(Looked { partition, kind, content })
+    Ok(Looked {
+        partition,
+        kind,
+        content,
+    })
 }
 
 fn content(part: &Part<'_>) -> Result<Content, DiskError> {
@@ -136,10 +166,22 @@ fn unreadable(source: io::Error) -> Result<Content, DiskError> {
     }
 }
 
-fn take(disk: &Source, start: u64, available_bytes: u64, partition: Option<u32>) -> Result<Root, DiskError> {
+fn take(
+    disk: &Source,
+    start: u64,
+    available_bytes: u64,
+    partition: Option<u32>,
+) -> Result<Root, DiskError> {
     let superblock = Superblock::parse(&kind::start(disk, start, available_bytes)?)?;
     if superblock.bytes > available_bytes {
-        return Err(DiskError::FileSystemBeyond { bytes: superblock.bytes, available_bytes });
+        return Err(DiskError::FileSystemBeyond {
+            bytes: superblock.bytes,
+            available_bytes,
+        });
     }
-    Ok(Root { start, partition, superblock })
+    Ok(Root {
+        start,
+        partition,
+        superblock,
+    })
 }

@@ -11,15 +11,18 @@ use flate2::write::DeflateEncoder;
 
 pub(super) const ROOT_UUID: &str = "3f1c0e5a-7a1b-4f0e-9d5c-0123456789ab";
 /// `4f68bce3-e8cd-4db1-96e7-fbcaf984b709`, as it is stored.
-pub(super) const TYPE_ROOT: [u8; 16] =
-    [0xe3, 0xbc, 0x68, 0x4f, 0xcd, 0xe8, 0xb1, 0x4d, 0x96, 0xe7, 0xfb, 0xca, 0xf9, 0x84, 0xb7, 0x09];
+pub(super) const TYPE_ROOT: [u8; 16] = [
+    0xe3, 0xbc, 0x68, 0x4f, 0xcd, 0xe8, 0xb1, 0x4d, 0x96, 0xe7, 0xfb, 0xca, 0xf9, 0x84, 0xb7, 0x09,
+];
 /// Any other.
 pub(super) const TYPE_LINUX: [u8; 16] = [0xaf; 16];
 
 /// An ext4 with a system in it. Its size is not a multiple of 4 KiB.
 pub(super) fn root() -> Vec<u8> {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
-    BYTES.get_or_init(|| make(&["etc", "usr/bin"], "1537")).clone()
+    BYTES
+        .get_or_init(|| make(&["etc", "usr/bin"], "1537"))
+        .clone()
 }
 
 /// An ext4 with a kernel in it.
@@ -33,12 +36,28 @@ fn make(dirs: &[&str], kibibytes: &str) -> Vec<u8> {
     let (tree, image) = (dir.path().join("tree"), dir.path().join("image"));
     for (index, name) in dirs.iter().enumerate() {
         fs::create_dir_all(tree.join(name)).unwrap();
-        let content: Vec<u8> = (0..60_000u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let content: Vec<u8> = (0..60_000u32)
+            .map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8)
+            .collect();
         fs::write(tree.join(name).join("file"), &content[index..]).unwrap();
     }
     fs::write(&image, []).unwrap();
     let mke2fs = tool("mke2fs")
-        .args(["-q", "-F", "-t", "ext4", "-b", "1024", "-O", "^has_journal", "-L", "cloud", "-U", ROOT_UUID, "-d"])
+        .args([
+            "-q",
+            "-F",
+            "-t",
+            "ext4",
+            "-b",
+            "1024",
+            "-O",
+            "^has_journal",
+            "-L",
+            "cloud",
+            "-U",
+            ROOT_UUID,
+            "-d",
+        ])
         .args([&tree, &image])
         .arg(kibibytes)
         .stdout(Stdio::null())
@@ -48,7 +67,14 @@ fn make(dirs: &[&str], kibibytes: &str) -> Vec<u8> {
 }
 
 pub(super) fn is_sound(image: &Path) -> bool {
-    tool("e2fsck").args(["-f", "-n"]).arg(image).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
+    tool("e2fsck")
+        .args(["-f", "-n"])
+        .arg(image)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .unwrap()
+        .success()
 }
 
 pub(super) fn tool(name: &str) -> Command {
@@ -76,7 +102,8 @@ pub(super) struct Qcow2 {
 }
 
 impl Qcow2 {
-    /// A file that holds `disk`. Its L1 table is in the second cluster, the first L2 table behind that.
+    /// A file that holds `disk`. Its L1 table is in the second cluster, the first L2 table behind
+    /// that.
     pub(super) fn file(self, disk: &[u8], how: impl Fn(usize, &[u8]) -> How) -> Vec<u8> {
         let cluster = 1usize << self.cluster_bits;
         let mut file = vec![0; cluster];
@@ -86,7 +113,11 @@ impl Qcow2 {
         let l2 = file.len();
         file.resize(l2 + tables * cluster, 0);
         for table in 0..tables {
-            put_u64(&mut file, cluster + table * 8, (l2 + table * cluster) as u64 | 1 << 63);
+            put_u64(
+                &mut file,
+                cluster + table * 8,
+                (l2 + table * cluster) as u64 | 1 << 63,
+            );
         }
         for (index, bytes) in disk.chunks(cluster).enumerate() {
             let entry = self.add(&mut file, bytes, how(index, bytes));
@@ -123,7 +154,11 @@ impl Qcow2 {
                 (file.len() - cluster) as u64 | 1 << 63
             }
             How::Packed => {
-                let packed = if self.is_zstd { zstd::bulk::compress(&whole(), 1).unwrap() } else { deflate(&whole()) };
+                let packed = if self.is_zstd {
+                    zstd::bulk::compress(&whole(), 1).unwrap()
+                } else {
+                    deflate(&whole())
+                };
                 file.extend(&packed);
                 packed_entry(file.len() - packed.len(), packed.len(), self.cluster_bits)
             }
@@ -151,7 +186,8 @@ pub(super) fn with_mbr(parts: &[(u8, &[u8])]) -> Vec<u8> {
         let entry = 446 + index * 16;
         disk[entry + 4] = *kind;
         disk[entry + 8..entry + 12].copy_from_slice(&(start as u32 / 512).to_le_bytes());
-        disk[entry + 12..entry + 16].copy_from_slice(&(bytes.len().div_ceil(512) as u32).to_le_bytes());
+        disk[entry + 12..entry + 16]
+            .copy_from_slice(&(bytes.len().div_ceil(512) as u32).to_le_bytes());
     }
     disk
 }
@@ -168,7 +204,8 @@ pub(super) fn with_gpt(sector: usize, parts: &[([u8; 16], &[u8])]) -> Vec<u8> {
         let entry = &mut entries[index * 128..][..128];
         entry[..16].copy_from_slice(kind);
         entry[32..40].copy_from_slice(&(start as u64).to_le_bytes());
-        entry[40..48].copy_from_slice(&((start + bytes.len().div_ceil(sector) - 1) as u64).to_le_bytes());
+        entry[40..48]
+            .copy_from_slice(&((start + bytes.len().div_ceil(sector) - 1) as u64).to_le_bytes());
     }
     disk.resize(disk.len().next_multiple_of(1 << 20) + (1 << 20), 0);
     let last = disk.len() / sector - 1;

@@ -41,7 +41,11 @@ impl Source {
             return Err(DiskError::NotAFile(path.to_owned()));
         }
         let file = File::open(path).map_err(DiskError::io("open", path))?;
-        let raw = Raw { bytes: metadata.len(), path: path.to_owned(), file };
+        let raw = Raw {
+            bytes: metadata.len(),
+            path: path.to_owned(),
+            file,
+        };
         let disk = match raw.starts_with(&qcow2::MAGIC)? {
             true => Self::Qcow2(Qcow2::open(raw, limits)?),
             false => Self::Raw(raw),
@@ -84,7 +88,10 @@ impl Source {
 pub(super) fn check_size(bytes: u64, limits: DiskLimits) -> Result<(), DiskError> {
     match bytes <= limits.bytes {
         true => Ok(()),
-        false => Err(DiskError::TooLarge { bytes, limit_bytes: limits.bytes }),
+        false => Err(DiskError::TooLarge {
+            bytes,
+            limit_bytes: limits.bytes,
+        }),
     }
 }
 
@@ -94,7 +101,9 @@ impl Raw {
     }
 
     pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), DiskError> {
-        self.file.read_exact_at(into, offset).map_err(DiskError::io("read", &self.path))
+        self.file
+            .read_exact_at(into, offset)
+            .map_err(DiskError::io("read", &self.path))
     }
 
     fn starts_with(&self, magic: &[u8; 4]) -> Result<bool, DiskError> {
@@ -111,23 +120,40 @@ impl Raw {
             Ok(data) => data.min(self.bytes),
             Err(Errno::NXIO) => self.still_all()?,
             // A file system without holes.
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Run { end: self.bytes, is_data: true }),
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => {
+                return Ok(Run {
+                    end: self.bytes,
+                    is_data: true,
+                });
+            }
             Err(errno) => return Err(self.failed(errno)),
         };
         if data > at {
-            return Ok(Run { end: data, is_data: false });
+            return Ok(Run {
+                end: data,
+                is_data: false,
+            });
         }
         let hole = seek(&self.file, SeekFrom::Hole(at)).map_err(|errno| self.failed(errno))?;
         // What is appended meanwhile is not part of the disk, and a run has at least one byte.
-        Ok(Run { end: hole.min(self.bytes).max(at + 1), is_data: true })
+        Ok(Run {
+            end: hole.min(self.bytes).max(at + 1),
+            is_data: true,
+        })
     }
 
     /// A file that was cut meanwhile has no data at its end either.
     fn still_all(&self) -> Result<u64, DiskError> {
-        let len = self.file.metadata().map_err(DiskError::io("read", &self.path))?.len();
+        let len = self
+            .file
+            .metadata()
+            .map_err(DiskError::io("read", &self.path))?
+            .len();
         match len >= self.bytes {
             true => Ok(self.bytes),
-            false => Err(DiskError::io("read", &self.path)(io::ErrorKind::UnexpectedEof.into())),
+            false => Err(DiskError::io("read", &self.path)(
+                io::ErrorKind::UnexpectedEof.into(),
+            )),
         }
     }
 
@@ -150,10 +176,14 @@ impl Blocks for Part<'_> {
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        let inside = offset.checked_add(into.len() as u64).is_some_and(|end| end <= self.bytes);
+        let inside = offset
+            .checked_add(into.len() as u64)
+            .is_some_and(|end| end <= self.bytes);
         if !inside {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        self.disk.read(self.start + offset, into).map_err(io::Error::other)
+        self.disk
+            .read(self.start + offset, into)
+            .map_err(io::Error::other)
     }
 }

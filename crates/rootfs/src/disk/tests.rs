@@ -11,7 +11,10 @@ use std::process::Stdio;
 use super::samples::{self, How, Qcow2, is_sound, root};
 use super::{DiskError, DiskFormat, DiskLimits, ImportedDisk, Stop, import_disk, looks_like_disk};
 
-const LIMITS: DiskLimits = DiskLimits { bytes: 64 << 20, written_bytes: u64::MAX };
+const LIMITS: DiskLimits = DiskLimits {
+    bytes: 64 << 20,
+    written_bytes: u64::MAX,
+};
 
 /// What became of an image, and the new file, which is there only if it was taken.
 fn import(image: &[u8]) -> Result<(ImportedDisk, Vec<u8>), DiskError> {
@@ -52,15 +55,24 @@ fn a_bare_file_system_is_taken_as_it_is() {
         Ok(())
     };
     let imported = import_disk(&from, &to, LIMITS, &mut watch).unwrap();
-    assert!(fs::read(&to).unwrap() == padded(root()), "what lies behind it is cut");
+    assert!(
+        fs::read(&to).unwrap() == padded(root()),
+        "what lies behind it is cut"
+    );
     assert!(is_sound(&to));
     let metadata = fs::metadata(&to).unwrap();
     assert_eq!((imported.bytes, metadata.len()), (1540 << 10, 1540 << 10));
     assert!(metadata.blocks() * 512 < 1 << 20, "zeros are holes");
-    assert_eq!((imported.format, imported.partition, imported.clean), (DiskFormat::Raw, None, true));
+    assert_eq!(
+        (imported.format, imported.partition, imported.clean),
+        (DiskFormat::Raw, None, true)
+    );
     assert_eq!(imported.label.as_deref(), Some("cloud"));
     assert_eq!(imported.uuid[..4], [0x3f, 0x1c, 0x0e, 0x5a]);
-    assert!(heard.is_sorted() && heard.last() == Some(&(1537 << 10)), "{heard:?}");
+    assert!(
+        heard.is_sorted() && heard.last() == Some(&(1537 << 10)),
+        "{heard:?}"
+    );
 }
 
 #[test]
@@ -79,7 +91,16 @@ fn holes_are_not_read() {
         read = bytes;
         Ok(())
     };
-    import_disk(&from, &to, DiskLimits { bytes: 256 << 20, written_bytes: u64::MAX }, &mut watch).unwrap();
+    import_disk(
+        &from,
+        &to,
+        DiskLimits {
+            bytes: 256 << 20,
+            written_bytes: u64::MAX,
+        },
+        &mut watch,
+    )
+    .unwrap();
     assert!(read < 64 << 20, "{read} bytes were read");
     assert!(is_sound(&to) && fs::read(&to).unwrap() == fs::read(&from).unwrap());
 }
@@ -109,14 +130,26 @@ fn a_qcow2_of_any_version_and_cluster_size_is_its_disk() {
         how => how,
     };
     for cluster_bits in [9, 10, 12, 16, 21] {
-        let v2 = Qcow2 { version: 2, cluster_bits, is_zstd: false };
+        let v2 = Qcow2 {
+            version: 2,
+            cluster_bits,
+            is_zstd: false,
+        };
         for image in [
             v2.file(&root(), without_zeros),
             Qcow2 { version: 3, ..v2 }.file(&root(), any),
-            Qcow2 { version: 3, is_zstd: true, ..v2 }.file(&root(), any),
+            Qcow2 {
+                version: 3,
+                is_zstd: true,
+                ..v2
+            }
+            .file(&root(), any),
         ] {
             let (imported, bytes) = import(&image).unwrap();
-            assert!(bytes == padded(root()), "clusters of 2^{cluster_bits} bytes");
+            assert!(
+                bytes == padded(root()),
+                "clusters of 2^{cluster_bits} bytes"
+            );
             assert_eq!(imported.format, DiskFormat::Qcow2);
         }
     }
@@ -140,20 +173,35 @@ fn a_file_that_is_there_stays() {
     fs::write(&to, "mine").unwrap();
     import_disk(&from, &to, LIMITS, &mut |_| Ok(())).unwrap_err();
     assert_eq!(fs::read(&to).unwrap(), b"mine");
-    let error = import_disk(dir.path(), &dir.path().join("new"), LIMITS, &mut |_| Ok(())).unwrap_err();
+    let error =
+        import_disk(dir.path(), &dir.path().join("new"), LIMITS, &mut |_| Ok(())).unwrap_err();
     assert!(matches!(error, DiskError::NotAFile(_)), "{error}");
 }
 
 #[test]
 fn disks_are_told_from_other_files() {
-    let qcow2 = Qcow2 { version: 3, cluster_bits: 16, is_zstd: false }.file(&root(), |_, _| How::Data);
+    let qcow2 = Qcow2 {
+        version: 3,
+        cluster_bits: 16,
+        is_zstd: false,
+    }
+    .file(&root(), |_, _| How::Data);
     let look = |bytes: &[u8]| looks_like_disk(&bytes[..bytes.len().min(4096)]);
     assert_eq!(look(&qcow2), Some(DiskFormat::Qcow2));
     assert_eq!(look(&root()), Some(DiskFormat::Raw));
-    assert_eq!(look(&samples::with_mbr(&[(0x83, &root())])), Some(DiskFormat::Raw));
+    assert_eq!(
+        look(&samples::with_mbr(&[(0x83, &root())])),
+        Some(DiskFormat::Raw)
+    );
     assert_eq!(look(&samples::with_gpt(512, &[])), Some(DiskFormat::Raw));
     assert_eq!(look(&samples::with_gpt(4096, &[])), Some(DiskFormat::Raw));
-    for other in [&b""[..], b"QFI", &[0x1f, 0x8b, 8, 0], &[0; 4096], &samples::magic(510, &[0x55, 0xaa])] {
+    for other in [
+        &b""[..],
+        b"QFI",
+        &[0x1f, 0x8b, 8, 0],
+        &[0; 4096],
+        &samples::magic(510, &[0x55, 0xaa]),
+    ] {
         assert_eq!(look(other), None);
     }
 }
@@ -168,7 +216,11 @@ fn archives_are_no_disks_whatever_they_hold() {
         packed[..magic.len()].copy_from_slice(magic);
         assert_eq!(looks_like_disk(&packed), None, "{magic:?}");
     }
-    assert_eq!(looks_like_disk(&samples::magic(1080, &[0x53, 0xef])), None, "two bytes are no file system");
+    assert_eq!(
+        looks_like_disk(&samples::magic(1080, &[0x53, 0xef])),
+        None,
+        "two bytes are no file system"
+    );
     for (at, value) in [(0, 0), (4, 0), (24, 7), (76, 2)] {
         let mut image = root()[..4096].to_vec();
         samples::put_u32(&mut image, 1024 + at, u32::swap_bytes(value));
@@ -178,14 +230,25 @@ fn archives_are_no_disks_whatever_they_hold() {
 
 #[test]
 fn not_more_data_is_written_than_allowed() {
-    let limits = DiskLimits { written_bytes: 1 << 20, ..LIMITS };
+    let limits = DiskLimits {
+        written_bytes: 1 << 20,
+        ..LIMITS
+    };
     import_within(&root(), limits).unwrap();
     // Every cluster without data is made to repeat one that has some.
-    let mut qcow2 = Qcow2 { version: 3, cluster_bits: 12, is_zstd: false }.file(&root(), |_, _| How::Data);
+    let mut qcow2 = Qcow2 {
+        version: 3,
+        cluster_bits: 12,
+        is_zstd: false,
+    }
+    .file(&root(), |_, _| How::Data);
     let first = qcow2[8192..8200].to_vec();
     for entry in 100..root().len() / 4096 {
         qcow2[8192 + entry * 8..][..8].copy_from_slice(&first);
     }
     let error = import_within(&qcow2, limits).unwrap_err();
-    assert_eq!(error.to_string(), "the file system has more than the 1048576 bytes of data that are allowed");
+    assert_eq!(
+        error.to_string(),
+        "the file system has more than the 1048576 bytes of data that are allowed"
+    );
 }

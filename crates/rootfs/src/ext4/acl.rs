@@ -1,4 +1,5 @@
-//! Access lists: as programs see them (version 2), and as ext4 keeps them (version 1, without the ids nobody needs).
+//! Access lists: as programs see them (version 2), and as ext4 keeps them (version 1, without the
+//! ids nobody needs).
 
 const SEEN_VERSION: [u8; 4] = 2u32.to_le_bytes();
 const KEPT_VERSION: [u8; 4] = 1u32.to_le_bytes();
@@ -38,8 +39,13 @@ mod tests {
 
     #[test]
     fn only_users_and_groups_with_a_name_keep_an_id() {
-        let seen = [2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255, 2, 0, 4, 0, 232, 3, 0, 0];
-        assert_eq!(encode(&seen).unwrap(), [1, 0, 0, 0, 1, 0, 6, 0, 2, 0, 4, 0, 232, 3, 0, 0]);
+        let seen = [
+            2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255, 2, 0, 4, 0, 232, 3, 0, 0,
+        ];
+        assert_eq!(
+            encode(&seen).unwrap(),
+            [1, 0, 0, 0, 1, 0, 6, 0, 2, 0, 4, 0, 232, 3, 0, 0]
+        );
         assert_eq!(encode(&seen[..19]), None);
         assert_eq!(encode(&[1, 0, 0, 0]), None);
         assert_eq!(encode(&[2, 0, 0, 0, 3, 0, 6, 0, 0, 0, 0, 0]), None);

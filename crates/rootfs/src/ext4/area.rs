@@ -1,7 +1,8 @@
 //! The image file while it is filled: which blocks are taken, and the bytes in them.
 //!
-//! Always: blocks are handed out from low to high and written in that order, a few MiB at a time. What is freed is not
-//! handed out again; it is free in the file system that is made, and a hole in the image.
+//! Always: blocks are handed out from low to high and written in that order, a few MiB at a time.
+//! What is freed is not handed out again; it is free in the file system that is made, and a hole in
+//! the image.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -39,9 +40,14 @@ pub(crate) struct DataArea {
 }
 
 impl DataArea {
-    /// Makes an empty image, in which so many bytes are written at most. There must be nothing at `path`.
+    /// Makes an empty image, in which so many bytes are written at most. There must be nothing at
+    /// `path`.
     pub(crate) fn create(path: &Path, written_limit_bytes: u64) -> Result<Self, Error> {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(path);
         Ok(Self {
             file: file.map_err(io_error("create", path))?,
             path: path.to_owned(),
@@ -54,14 +60,26 @@ impl DataArea {
         })
     }
 
-    /// Takes the bytes of one file, from front to back. Whole blocks of zeros become holes, as does what is missing.
-    /// They may lie in so many extents, which are kept in memory.
+    /// Takes the bytes of one file, from front to back. Whole blocks of zeros become holes, as does
+    /// what is missing. They may lie in so many extents, which are kept in memory.
     pub(crate) fn file(&mut self, bytes: u64, max_extents: u64) -> Result<FileWriter<'_>, Error> {
         if bytes > MAX_FILE_BYTES {
-            return Err(Error::TooLarge { what: "a file", bytes, limit_bytes: MAX_FILE_BYTES });
+            return Err(Error::TooLarge {
+                what: "a file",
+                bytes,
+                limit_bytes: MAX_FILE_BYTES,
+            });
         }
         self.partial.clear();
-        Ok(FileWriter { area: self, content: Content { bytes, extents: Vec::new() }, at: 0, max_extents })
+        Ok(FileWriter {
+            area: self,
+            content: Content {
+                bytes,
+                extents: Vec::new(),
+            },
+            at: 0,
+            max_extents,
+        })
     }
 
     /// Nobody has these bytes any more.
@@ -75,7 +93,12 @@ impl DataArea {
         for extent in &content.extents {
             for block in 0..u64::from(extent.blocks) {
                 let start = (u64::from(extent.logical) + block) * BLOCK_BYTES;
-                let Some(wanted) = usize::try_from(start).ok().and_then(|start| bytes.get_mut(start..)) else { break };
+                let Some(wanted) = usize::try_from(start)
+                    .ok()
+                    .and_then(|start| bytes.get_mut(start..))
+                else {
+                    break;
+                };
                 let wanted_bytes = wanted.len().min(BLOCK);
                 self.read_block(extent.physical + block, &mut wanted[..wanted_bytes])?;
             }
@@ -94,18 +117,32 @@ impl DataArea {
 
     fn read_block(&self, block: u64, into: &mut [u8]) -> Result<(), Error> {
         match block.checked_sub(self.written_end()) {
-            Some(pending) => into.copy_from_slice(&self.pending[pending as usize * BLOCK..][..into.len()]),
-            None => self.file.read_exact_at(into, block * BLOCK_BYTES).map_err(io_error("read", &self.path))?,
+            Some(pending) => {
+                into.copy_from_slice(&self.pending[pending as usize * BLOCK..][..into.len()])
+            }
+            None => self
+                .file
+                .read_exact_at(into, block * BLOCK_BYTES)
+                .map_err(io_error("read", &self.path))?,
         }
         Ok(())
     }
 
     fn forget(&mut self, extents: &[Extent]) {
-        self.free.extend(extents.iter().map(|extent| extent.physical..extent.physical + u64::from(extent.blocks)));
+        self.free.extend(
+            extents
+                .iter()
+                .map(|extent| extent.physical..extent.physical + u64::from(extent.blocks)),
+        );
     }
 
     /// Takes whole blocks, which are those of a file from `logical` on.
-    pub(super) fn append(&mut self, blocks: &[u8], logical: u32, extents: &mut Vec<Extent>) -> Result<(), Error> {
+    pub(super) fn append(
+        &mut self,
+        blocks: &[u8],
+        logical: u32,
+        extents: &mut Vec<Extent>,
+    ) -> Result<(), Error> {
         let (mut rest, mut logical) = (blocks, logical);
         while !rest.is_empty() {
             let taken = self.take((rest.len() / BLOCK) as u64)?;
@@ -115,7 +152,14 @@ impl DataArea {
             if self.pending.len() >= WRITE_BYTES {
                 self.flush()?;
             }
-            push(extents, Extent { logical, physical: taken.start, blocks: count });
+            push(
+                extents,
+                Extent {
+                    logical,
+                    physical: taken.start,
+                    blocks: count,
+                },
+            );
             (rest, logical) = (later, logical + count);
         }
         Ok(())
@@ -138,7 +182,11 @@ impl DataArea {
         let taken = cursor.take_some(wanted);
         if taken.end > MAX_BLOCKS {
             let (bytes, limit_bytes) = (taken.end * BLOCK_BYTES, MAX_BLOCKS * BLOCK_BYTES);
-            return Err(Error::TooLarge { what: "the file system", bytes, limit_bytes });
+            return Err(Error::TooLarge {
+                what: "the file system",
+                bytes,
+                limit_bytes,
+            });
         }
         self.count((taken.end - taken.start) * BLOCK_BYTES)?;
         if taken.start != self.cursor.end() {
@@ -151,7 +199,11 @@ impl DataArea {
     fn count(&mut self, bytes: u64) -> Result<(), Error> {
         let allowed = self.written_limit_bytes;
         if bytes > allowed - self.written_bytes {
-            return Err(Error::Limit { name: "the image".to_owned(), limit: "bytes written to it", allowed });
+            return Err(Error::Limit {
+                name: "the image".to_owned(),
+                limit: "bytes written to it",
+                allowed,
+            });
         }
         self.written_bytes += bytes;
         Ok(())
@@ -163,7 +215,9 @@ impl DataArea {
 
     fn flush(&mut self) -> Result<(), Error> {
         let start = self.written_end() * BLOCK_BYTES;
-        self.file.write_all_at(&self.pending, start).map_err(io_error("write", &self.path))?;
+        self.file
+            .write_all_at(&self.pending, start)
+            .map_err(io_error("write", &self.path))?;
         self.pending.clear();
         Ok(())
     }
@@ -172,8 +226,16 @@ impl DataArea {
     pub(super) fn close(mut self) -> Result<Closed, Error> {
         self.flush()?;
         let free = merged(self.free);
-        let closed = Closed { file: self.file, path: self.path, cursor: self.cursor, free };
-        closed.free.iter().try_for_each(|range| closed.punch(range))?;
+        let closed = Closed {
+            file: self.file,
+            path: self.path,
+            cursor: self.cursor,
+            free,
+        };
+        closed
+            .free
+            .iter()
+            .try_for_each(|range| closed.punch(range))?;
         Ok(closed)
     }
 }
@@ -194,11 +256,15 @@ impl Closed {
     }
 
     pub(super) fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.file.write_all_at(bytes, offset).map_err(io_error("write", &self.path))
+        self.file
+            .write_all_at(bytes, offset)
+            .map_err(io_error("write", &self.path))
     }
 
     pub(super) fn set_blocks(&self, blocks: u64) -> Result<(), Error> {
-        self.file.set_len(blocks * BLOCK_BYTES).map_err(io_error("grow", &self.path))
+        self.file
+            .set_len(blocks * BLOCK_BYTES)
+            .map_err(io_error("grow", &self.path))
     }
 
     /// Also leaves out blocks that were not taken.
@@ -209,12 +275,19 @@ impl Closed {
     }
 
     fn punch(&self, range: &Range<u64>) -> Result<(), Error> {
-        let (offset, bytes) = (range.start * BLOCK_BYTES, (range.end - range.start) * BLOCK_BYTES);
+        let (offset, bytes) = (
+            range.start * BLOCK_BYTES,
+            (range.end - range.start) * BLOCK_BYTES,
+        );
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(&self.file, flags, offset, bytes) {
             // Equal input gives equal bytes, also where there are no holes.
-            Err(rustix::io::Errno::OPNOTSUPP) => range.clone().try_for_each(|block| self.write(block, &ZEROS)),
-            done => done.map_err(io::Error::from).map_err(io_error("punch a hole into", &self.path)),
+            Err(rustix::io::Errno::OPNOTSUPP) => range
+                .clone()
+                .try_for_each(|block| self.write(block, &ZEROS)),
+            done => done
+                .map_err(io::Error::from)
+                .map_err(io_error("punch a hole into", &self.path)),
         }
     }
 }
@@ -234,8 +307,8 @@ fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
 
 fn push(extents: &mut Vec<Extent>, next: Extent) {
     if let Some(last) = extents.last_mut() {
-        let follows =
-            last.logical + last.blocks == next.logical && last.physical + u64::from(last.blocks) == next.physical;
+        let follows = last.logical + last.blocks == next.logical
+            && last.physical + u64::from(last.blocks) == next.physical;
         if follows && last.blocks + next.blocks <= MAX_EXTENT_BLOCKS {
             last.blocks += next.blocks;
             return;
@@ -278,7 +351,9 @@ impl FileWriter<'_> {
             self.fill_partial(&ZEROS[..missing as usize])?;
             rest -= missing;
         }
-        self.area.partial.resize(self.area.partial.len() + (rest % BLOCK_BYTES) as usize, 0);
+        self.area
+            .partial
+            .resize(self.area.partial.len() + (rest % BLOCK_BYTES) as usize, 0);
         self.at += rest;
         Ok(())
     }
@@ -293,14 +368,20 @@ impl FileWriter<'_> {
     fn check_room(&self, bytes: u64) -> Result<(), Error> {
         match bytes <= self.content.bytes - self.at.min(self.content.bytes) {
             true => Ok(()),
-            false => Err(Error::LongerThanAnnounced { announced_bytes: self.content.bytes }),
+            false => Err(Error::LongerThanAnnounced {
+                announced_bytes: self.content.bytes,
+            }),
         }
     }
 
     fn check_extents(&self) -> Result<(), Error> {
         match self.content.extents.len() as u64 <= self.max_extents {
             true => Ok(()),
-            false => Err(Error::Limit { name: "a file".to_owned(), limit: "extents", allowed: self.max_extents }),
+            false => Err(Error::Limit {
+                name: "a file".to_owned(),
+                limit: "extents",
+                allowed: self.max_extents,
+            }),
         }
     }
 
@@ -326,7 +407,8 @@ impl FileWriter<'_> {
         for run in blocks.chunk_by(|one, next| (*one == ZEROS) == (*next == ZEROS)) {
             if run[0] != ZEROS {
                 let logical = (self.at / BLOCK_BYTES) as u32;
-                self.area.append(run.as_flattened(), logical, &mut self.content.extents)?;
+                self.area
+                    .append(run.as_flattened(), logical, &mut self.content.extents)?;
                 self.check_extents()?;
             }
             self.at += run.as_flattened().len() as u64;

@@ -38,7 +38,9 @@ impl Census {
         for (id, node) in tree.nodes() {
             if let Kind::Dir(names) = &node.kind {
                 census.links[id.0 as usize] += 2;
-                names.iter().try_for_each(|(name, child)| census.count(tree, (id, name), *child))?;
+                names
+                    .iter()
+                    .try_for_each(|(name, child)| census.count(tree, (id, name), *child))?;
             }
         }
         census.check_links(tree)?;
@@ -46,7 +48,9 @@ impl Census {
     }
 
     fn number(&mut self, tree: &Tree) {
-        let Kind::Dir(in_root) = &tree.node(Tree::ROOT).kind else { return };
+        let Kind::Dir(in_root) = &tree.node(Tree::ROOT).kind else {
+            return;
+        };
         self.has_own_lost_and_found = in_root.contains_key(LOST_AND_FOUND);
         if !self.has_own_lost_and_found {
             self.last_inode += 1;
@@ -64,9 +68,16 @@ impl Census {
         }
     }
 
-    fn count(&mut self, tree: &Tree, (dir, name): (NodeId, &[u8]), child: NodeId) -> Result<(), Error> {
+    fn count(
+        &mut self,
+        tree: &Tree,
+        (dir, name): (NodeId, &[u8]),
+        child: NodeId,
+    ) -> Result<(), Error> {
         if check_name(name).is_err() {
-            return Err(Error::BadName { path: path_with(tree, dir, name) });
+            return Err(Error::BadName {
+                path: path_with(tree, dir, name),
+            });
         }
         match &tree.node(child).kind {
             Kind::Dir(_) => {
@@ -86,7 +97,11 @@ impl Census {
             None => Ok(()),
             Some((id, _)) => {
                 let names = self.links[id.0 as usize];
-                Err(Error::TooManyNames { path: path(tree, id), names, limit: MAX_LINKS })
+                Err(Error::TooManyNames {
+                    path: path(tree, id),
+                    names,
+                    limit: MAX_LINKS,
+                })
             }
         }
     }
@@ -122,11 +137,19 @@ pub(super) fn path(tree: &Tree, id: NodeId) -> String {
         }
     }
     parts.reverse();
-    if parts.is_empty() { "/".to_owned() } else { parts.concat() }
+    if parts.is_empty() {
+        "/".to_owned()
+    } else {
+        parts.concat()
+    }
 }
 
 fn path_with(tree: &Tree, dir: NodeId, name: &[u8]) -> String {
-    let dir = if dir == Tree::ROOT { String::new() } else { path(tree, dir) };
+    let dir = if dir == Tree::ROOT {
+        String::new()
+    } else {
+        path(tree, dir)
+    };
     format!("{dir}/{}", name.escape_ascii())
 }
 
@@ -134,7 +157,9 @@ fn path_with(tree: &Tree, dir: NodeId, name: &[u8]) -> String {
 fn names(tree: &Tree) -> Vec<Option<(NodeId, &[u8])>> {
     let mut found = vec![None; tree.nodes.len()];
     for (dir, node) in tree.nodes() {
-        let Kind::Dir(names) = &node.kind else { continue };
+        let Kind::Dir(names) = &node.kind else {
+            continue;
+        };
         for (name, child) in names {
             found[child.0 as usize].get_or_insert((dir, name.as_slice()));
         }

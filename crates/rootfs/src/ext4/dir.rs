@@ -4,8 +4,8 @@
 //! root: . .. | hash → node or leaf …     node: hash → leaf …     leaf: names with hashes from here to the next
 //! ```
 //!
-//! Always: names are in the order of their bytes in a single block, by hash in leaves. What has too many names even for
-//! two levels of index has none, and is read from front to back.
+//! Always: names are in the order of their bytes in a single block, by hash in leaves. What has too
+//! many names even for two levels of index has none, and is read from front to back.
 
 use sandtree_diff::crc32c;
 
@@ -72,7 +72,11 @@ struct Leaf {
 
 impl Directory<'_> {
     pub(super) fn write(&self, area: &mut DataArea) -> Result<Written, Error> {
-        let bytes = self.names.iter().map(|name| entry_bytes(name.name)).sum::<usize>();
+        let bytes = self
+            .names
+            .iter()
+            .map(|name| entry_bytes(name.name))
+            .sum::<usize>();
         if 2 * DOT_BYTES + bytes <= NAMES_BYTES {
             return self.write_in_line(area);
         }
@@ -86,8 +90,11 @@ impl Directory<'_> {
 
     fn write_in_line(&self, area: &mut DataArea) -> Result<Written, Error> {
         let (mut written, mut block) = (Written::default(), Names::new());
-        let dots =
-            [(&b"."[..], self.inode), (b"..", self.parent)].map(|(name, inode)| Name { name, inode, kind: KIND_DIR });
+        let dots = [(&b"."[..], self.inode), (b"..", self.parent)].map(|(name, inode)| Name {
+            name,
+            inode,
+            kind: KIND_DIR,
+        });
         for name in dots.iter().chain(&self.names) {
             if block.used + entry_bytes(name.name) > NAMES_BYTES {
                 written.append(area, &block.close(self.seed))?;
@@ -100,7 +107,12 @@ impl Directory<'_> {
     }
 
     fn by_hash(&self) -> Vec<(hash::Hash, usize)> {
-        let mut order: Vec<_> = self.names.iter().map(|name| hash::of(name.name)).zip(0..).collect();
+        let mut order: Vec<_> = self
+            .names
+            .iter()
+            .map(|name| hash::of(name.name))
+            .zip(0..)
+            .collect();
         order.sort_unstable();
         order
     }
@@ -115,7 +127,10 @@ impl Directory<'_> {
                 _ => {
                     // The lowest bit says that the leaf before has names with this hash, too.
                     let goes_on = at > 0 && order[at - 1].0.major == hash.major;
-                    leaves.push(Leaf { first_hash: hash.major | u32::from(goes_on), names: at..at + 1 });
+                    leaves.push(Leaf {
+                        first_hash: hash.major | u32::from(goes_on),
+                        names: at..at + 1,
+                    });
                     used = 0;
                 }
             }
@@ -130,7 +145,10 @@ impl Directory<'_> {
         order: &[(hash::Hash, usize)],
         leaves: &[Leaf],
     ) -> Result<Written, Error> {
-        let mut written = Written { is_indexed: true, ..Written::default() };
+        let mut written = Written {
+            is_indexed: true,
+            ..Written::default()
+        };
         let hashes: Vec<_> = leaves.iter().map(|leaf| leaf.first_hash).collect();
         if leaves.len() <= ROOT_LIMIT {
             written.append(area, &self.root(&hashes, 0))?;
@@ -146,7 +164,9 @@ impl Directory<'_> {
         }
         for leaf in leaves {
             let mut block = Names::new();
-            order[leaf.names.clone()].iter().for_each(|(_, name)| block.push(&self.names[*name]));
+            order[leaf.names.clone()]
+                .iter()
+                .for_each(|(_, name)| block.push(&self.names[*name]));
             written.append(area, &block.close(self.seed))?;
         }
         Ok(written)
@@ -155,9 +175,27 @@ impl Directory<'_> {
     /// What it points to follows it.
     fn root(&self, hashes: &[u32], levels_below: u8) -> Vec<u8> {
         let mut block = vec![0; BLOCK];
-        put_entry(&mut block, 0, DOT_BYTES, &Name { name: b".", inode: self.inode, kind: KIND_DIR });
+        put_entry(
+            &mut block,
+            0,
+            DOT_BYTES,
+            &Name {
+                name: b".",
+                inode: self.inode,
+                kind: KIND_DIR,
+            },
+        );
         let rest = BLOCK - DOT_BYTES;
-        put_entry(&mut block, DOT_BYTES, rest, &Name { name: b"..", inode: self.parent, kind: KIND_DIR });
+        put_entry(
+            &mut block,
+            DOT_BYTES,
+            rest,
+            &Name {
+                name: b"..",
+                inode: self.parent,
+                kind: KIND_DIR,
+            },
+        );
         block[2 * DOT_BYTES + 4..][..3].copy_from_slice(&[HALF_MD4, 8, levels_below]);
         self.put_index(&mut block, ROOT_FIRST, hashes, 1);
         block
@@ -165,12 +203,22 @@ impl Directory<'_> {
 
     fn node(&self, hashes: &[u32], first_leaf: u32) -> Vec<u8> {
         let mut block = vec![0; BLOCK];
-        put_entry(&mut block, 0, BLOCK, &Name { name: b"", inode: 0, kind: 0 });
+        put_entry(
+            &mut block,
+            0,
+            BLOCK,
+            &Name {
+                name: b"",
+                inode: 0,
+                kind: 0,
+            },
+        );
         self.put_index(&mut block, NODE_FIRST, hashes, first_leaf);
         block
     }
 
-    /// Entries from `first` on; the hash of the first is not written, because limit and count are there.
+    /// Entries from `first` on; the hash of the first is not written, because limit and count are
+    /// there.
     fn put_index(&self, block: &mut [u8], first: usize, hashes: &[u32], first_block: u32) {
         for (index, (hash, target)) in hashes.iter().zip(first_block..).enumerate() {
             let at = first + index * INDEX_ENTRY_BYTES;
@@ -181,7 +229,10 @@ impl Directory<'_> {
         put(block, first, (limit as u16).to_le_bytes());
         put(block, first + 2, (hashes.len() as u16).to_le_bytes());
         let entries_end = first + hashes.len() * INDEX_ENTRY_BYTES;
-        let checksum = crc32c(crc32c(self.seed, &block[..entries_end]), &[0; INDEX_TAIL_BYTES]);
+        let checksum = crc32c(
+            crc32c(self.seed, &block[..entries_end]),
+            &[0; INDEX_TAIL_BYTES],
+        );
         put(block, BLOCK - 4, checksum.to_le_bytes());
     }
 }
@@ -195,7 +246,11 @@ struct Names {
 
 impl Names {
     fn new() -> Self {
-        Self { block: vec![0; BLOCK], used: 0, last: 0 }
+        Self {
+            block: vec![0; BLOCK],
+            used: 0,
+            last: 0,
+        }
     }
 
     fn push(&mut self, name: &Name<'_>) {
@@ -206,8 +261,16 @@ impl Names {
 
     /// The last entry takes what is left.
     fn close(mut self, seed: u32) -> Vec<u8> {
-        put(&mut self.block, self.last + 4, ((NAMES_BYTES - self.last) as u16).to_le_bytes());
-        put(&mut self.block, NAMES_BYTES + 4, (TAIL_BYTES as u16).to_le_bytes());
+        put(
+            &mut self.block,
+            self.last + 4,
+            ((NAMES_BYTES - self.last) as u16).to_le_bytes(),
+        );
+        put(
+            &mut self.block,
+            NAMES_BYTES + 4,
+            (TAIL_BYTES as u16).to_le_bytes(),
+        );
         self.block[NAMES_BYTES + 7] = TAIL_MARK;
         let checksum = crc32c(seed, &self.block[..NAMES_BYTES]);
         put(&mut self.block, NAMES_BYTES + 8, checksum.to_le_bytes());

@@ -1,4 +1,5 @@
-//! Which blocks a file has, as the 60 bytes of its inode say it: up to four extents, or the root of a tree of them.
+//! Which blocks a file has, as the 60 bytes of its inode say it: up to four extents, or the root of
+//! a tree of them.
 
 use sandtree_diff::crc32c;
 
@@ -22,8 +23,13 @@ pub(super) fn short(extents: &[Extent]) -> Map {
     root(&entries, 0)
 }
 
-/// The map of any extents, and how many blocks were written for it. `seed` begins the checksums of the inode.
-pub(super) fn write(area: &mut DataArea, seed: u32, extents: &[Extent]) -> Result<(Map, u64), Error> {
+/// The map of any extents, and how many blocks were written for it. `seed` begins the checksums of
+/// the inode.
+pub(super) fn write(
+    area: &mut DataArea,
+    seed: u32,
+    extents: &[Extent],
+) -> Result<(Map, u64), Error> {
     let mut entries: Vec<_> = extents.iter().map(leaf_entry).collect();
     let (mut depth, mut blocks) = (0, 0);
     while entries.len() > IN_INODE {
@@ -64,12 +70,17 @@ fn leaf_entry(extent: &Extent) -> Entry {
     let mut entry = [0; ENTRY_BYTES];
     put(&mut entry, 0, extent.logical.to_le_bytes());
     put(&mut entry, 4, (extent.blocks as u16).to_le_bytes());
-    put(&mut entry, 6, ((extent.physical >> 32) as u16).to_le_bytes());
+    put(
+        &mut entry,
+        6,
+        ((extent.physical >> 32) as u16).to_le_bytes(),
+    );
     put(&mut entry, 8, (extent.physical as u32).to_le_bytes());
     entry
 }
 
-/// Of the node in `block`, whose first entry is `first`; both kinds of entries begin with the block of the file.
+/// Of the node in `block`, whose first entry is `first`; both kinds of entries begin with the block
+/// of the file.
 fn index_entry(first: &Entry, block: u64) -> Entry {
     let mut entry = [0; ENTRY_BYTES];
     entry[..4].copy_from_slice(&first[..4]);

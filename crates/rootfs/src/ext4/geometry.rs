@@ -1,16 +1,19 @@
-//! How large the file system becomes, how many inodes it has, and where bitmaps and tables of inodes are.
+//! How large the file system becomes, how many inodes it has, and where bitmaps and tables of
+//! inodes are.
 
 use std::ops::Range;
 
-use super::layout::{BLOCKS_PER_GROUP, Cursor, HEAD_BLOCKS, INODES_PER_BLOCK, MAX_BLOCKS, has_backup};
+use super::layout::{
+    BLOCKS_PER_GROUP, Cursor, HEAD_BLOCKS, INODES_PER_BLOCK, MAX_BLOCKS, has_backup,
+};
 use crate::{BLOCK_BYTES, Error};
 
 /// One for 8 KiB of a whole group, also of groups that come when it grows.
 const MIN_INODES_PER_GROUP: u32 = 16384;
 /// As many as a bitmap has bits.
 const MAX_INODES_PER_GROUP: u32 = 32768;
-/// The smallest last group has this much beyond what it would have if all its tables were its own; other tools drop
-/// one that is smaller.
+/// The smallest last group has this much beyond what it would have if all its tables were its own;
+/// other tools drop one that is smaller.
 const MIN_LAST_BLOCKS: u64 = 50;
 /// Sizes are multiples of this: 1 MiB.
 const STEP_BLOCKS: u64 = 256;
@@ -40,7 +43,8 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    /// After what `cursor` handed out. Each group more needs more tables, which can need one more group.
+    /// After what `cursor` handed out. Each group more needs more tables, which can need one more
+    /// group.
     pub(super) fn plan(cursor: &Cursor, needs: Needs) -> Result<Self, Error> {
         let mut groups = u64::from(needs.inodes.div_ceil(MAX_INODES_PER_GROUP));
         loop {
@@ -48,7 +52,11 @@ impl Geometry {
             plan.blocks = plan.needed_blocks(needs);
             if plan.blocks > MAX_BLOCKS {
                 let (bytes, limit_bytes) = (plan.blocks * BLOCK_BYTES, MAX_BLOCKS * BLOCK_BYTES);
-                return Err(Error::TooLarge { what: "the file system", bytes, limit_bytes });
+                return Err(Error::TooLarge {
+                    what: "the file system",
+                    bytes,
+                    limit_bytes,
+                });
             }
             let needed = plan.blocks.div_ceil(BLOCKS_PER_GROUP);
             if needed <= groups {
@@ -71,15 +79,33 @@ impl Geometry {
         let inode_bitmaps = (0..groups).map(|_| take(1)).collect();
         let tables = (0..groups).map(|_| take(table_blocks)).collect();
         let end = cursor.end();
-        Self { blocks: 0, groups, inodes_per_group, block_bitmaps, inode_bitmaps, tables, end, left_out }
+        Self {
+            blocks: 0,
+            groups,
+            inodes_per_group,
+            block_bitmaps,
+            inode_bitmaps,
+            tables,
+            end,
+            left_out,
+        }
     }
 
     fn needed_blocks(&self, needs: Needs) -> u64 {
-        let left_out: u64 = self.left_out.iter().map(|range| range.end - range.start).sum();
-        let beyond = (0..self.groups).filter(|group| has_backup(*group) && group * BLOCKS_PER_GROUP >= self.end);
+        let left_out: u64 = self
+            .left_out
+            .iter()
+            .map(|range| range.end - range.start)
+            .sum();
+        let beyond = (0..self.groups)
+            .filter(|group| has_backup(*group) && group * BLOCKS_PER_GROUP >= self.end);
         let used = self.end - left_out - needs.freed_blocks + beyond.count() as u64 * HEAD_BLOCKS;
-        let wanted = self.end.max(used.saturating_add(needs.free_blocks).min(2 * MAX_BLOCKS));
-        let wanted = wanted.max((self.groups - 1) * BLOCKS_PER_GROUP + 1).next_multiple_of(STEP_BLOCKS);
+        let wanted = self
+            .end
+            .max(used.saturating_add(needs.free_blocks).min(2 * MAX_BLOCKS));
+        let wanted = wanted
+            .max((self.groups - 1) * BLOCKS_PER_GROUP + 1)
+            .next_multiple_of(STEP_BLOCKS);
         let last = (wanted - 1) / BLOCKS_PER_GROUP;
         wanted.max(last * BLOCKS_PER_GROUP + self.min_last_blocks(last))
     }
@@ -112,7 +138,11 @@ impl Geometry {
 
 /// Those that are needed and one for every 8 KiB of free room.
 fn inodes_per_group(groups: u64, needs: Needs) -> u32 {
-    let wanted = u64::from(needs.inodes).saturating_add(needs.free_blocks / 2).div_ceil(groups);
+    let wanted = u64::from(needs.inodes)
+        .saturating_add(needs.free_blocks / 2)
+        .div_ceil(groups);
     let wanted = wanted.min(u64::from(MAX_INODES_PER_GROUP)) as u32;
-    wanted.max(MIN_INODES_PER_GROUP).next_multiple_of(INODES_PER_BLOCK)
+    wanted
+        .max(MIN_INODES_PER_GROUP)
+        .next_multiple_of(INODES_PER_BLOCK)
 }

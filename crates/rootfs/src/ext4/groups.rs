@@ -1,7 +1,7 @@
 //! Groups: which blocks and inodes are free, as bitmaps and as numbers in descriptors.
 //!
-//! Always: bitmaps of groups in which nothing is used are not written; their descriptors say so. Unused inodes are
-//! holes in the image, and descriptors say that they are zeros.
+//! Always: bitmaps of groups in which nothing is used are not written; their descriptors say so.
+//! Unused inodes are holes in the image, and descriptors say that they are zeros.
 
 use std::ops::Range;
 
@@ -28,12 +28,27 @@ pub(super) struct Groups {
 }
 
 /// Writes the bitmaps. `dirs` is the number of directories by group.
-pub(super) fn write(image: &Closed, geometry: &Geometry, last_inode: u32, dirs: &[u16]) -> Result<Groups, Error> {
+pub(super) fn write(
+    image: &Closed,
+    geometry: &Geometry,
+    last_inode: u32,
+    dirs: &[u16],
+) -> Result<Groups, Error> {
     let seed = format::seed();
-    let mut groups = Groups { descriptors: Vec::new(), free_blocks: 0, free_inodes: 0 };
+    let mut groups = Groups {
+        descriptors: Vec::new(),
+        free_blocks: 0,
+        free_inodes: 0,
+    };
     for group in 0..geometry.groups {
-        let mut one =
-            Group { image, geometry, group, seed, bytes: [0; DESCRIPTOR_BYTES], flags: flag::TABLE_IS_ZEROED };
+        let mut one = Group {
+            image,
+            geometry,
+            group,
+            seed,
+            bytes: [0; DESCRIPTOR_BYTES],
+            flags: flag::TABLE_IS_ZEROED,
+        };
         groups.free_blocks += one.put_blocks()?;
         groups.free_inodes += one.put_inodes(last_inode)?;
         let dirs = dirs.get(group as usize).copied().unwrap_or(0);
@@ -55,7 +70,10 @@ struct Group<'a> {
 impl Group<'_> {
     fn put_blocks(&mut self) -> Result<u64, Error> {
         let bitmap = block_bitmap(self.geometry, &self.image.free, self.group);
-        let free = bitmap.iter().map(|byte| u64::from(byte.count_zeros())).sum();
+        let free = bitmap
+            .iter()
+            .map(|byte| u64::from(byte.count_zeros()))
+            .sum();
         let place = self.geometry.block_bitmaps[self.group as usize];
         put_halves(&mut self.bytes, 0, 32, place);
         put(&mut self.bytes, 12, (free as u16).to_le_bytes());
@@ -72,11 +90,18 @@ impl Group<'_> {
     /// Inodes are used from the first on, without gaps.
     fn put_inodes(&mut self, last_inode: u32) -> Result<u32, Error> {
         let per_group = self.geometry.inodes_per_group;
-        let used = last_inode.saturating_sub(per_group * self.group as u32).min(per_group);
+        let used = last_inode
+            .saturating_sub(per_group * self.group as u32)
+            .min(per_group);
         let free = per_group - used;
         let place = self.geometry.inode_bitmaps[self.group as usize];
         put_halves(&mut self.bytes, 4, 36, place);
-        put_halves(&mut self.bytes, 8, 40, self.geometry.tables[self.group as usize]);
+        put_halves(
+            &mut self.bytes,
+            8,
+            40,
+            self.geometry.tables[self.group as usize],
+        );
         put(&mut self.bytes, 14, (free as u16).to_le_bytes());
         put(&mut self.bytes, 28, (free as u16).to_le_bytes());
         if used == 0 {
@@ -94,13 +119,20 @@ impl Group<'_> {
     fn put_checksum(&mut self, bitmap: &[u8], [low, high]: [usize; 2]) {
         let checksum = crc32c(self.seed, bitmap);
         put(&mut self.bytes, low, (checksum as u16).to_le_bytes());
-        put(&mut self.bytes, high, ((checksum >> 16) as u16).to_le_bytes());
+        put(
+            &mut self.bytes,
+            high,
+            ((checksum >> 16) as u16).to_le_bytes(),
+        );
     }
 
     fn finish(mut self, dirs: u16) -> [u8; DESCRIPTOR_BYTES] {
         put(&mut self.bytes, 16, dirs.to_le_bytes());
         put(&mut self.bytes, 18, self.flags.to_le_bytes());
-        let checksum = crc32c(crc32c(self.seed, &(self.group as u32).to_le_bytes()), &self.bytes);
+        let checksum = crc32c(
+            crc32c(self.seed, &(self.group as u32).to_le_bytes()),
+            &self.bytes,
+        );
         put(&mut self.bytes, 30, (checksum as u16).to_le_bytes());
         self.bytes
     }
@@ -116,13 +148,20 @@ fn block_bitmap(geometry: &Geometry, free: &[Range<u64>], group: u64) -> [u8; BL
     let mut bitmap = [0; BLOCK];
     set(&mut bitmap, within(0..geometry.end), true);
     let first = free.partition_point(|range| range.end <= blocks.start);
-    for range in free[first..].iter().take_while(|range| range.start < blocks.end) {
+    for range in free[first..]
+        .iter()
+        .take_while(|range| range.start < blocks.end)
+    {
         set(&mut bitmap, within(range.clone()), false);
     }
     if has_backup(group) {
         set(&mut bitmap, 0..HEAD_BLOCKS, true);
     }
-    set(&mut bitmap, blocks.end - blocks.start..BLOCK as u64 * 8, true);
+    set(
+        &mut bitmap,
+        blocks.end - blocks.start..BLOCK as u64 * 8,
+        true,
+    );
     bitmap
 }
 

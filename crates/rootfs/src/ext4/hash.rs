@@ -1,4 +1,5 @@
-//! The hash of names: a shortened MD4 with a seed, as the kernel does it, over names as signed characters.
+//! The hash of names: a shortened MD4 with a seed, as the kernel does it, over names as signed
+//! characters.
 
 use super::format::HASH_SEED;
 
@@ -22,7 +23,10 @@ pub(super) fn of(name: &[u8]) -> Hash {
         rest = &rest[rest.len().min(CHUNK_BYTES)..];
     }
     let major = state[1] & !1;
-    Hash { major: if major == END { END - 2 } else { major }, minor: state[2] }
+    Hash {
+        major: if major == END { END - 2 } else { major },
+        minor: state[2],
+    }
 }
 
 fn seed() -> [u32; 4] {
@@ -37,7 +41,9 @@ fn words(rest: &[u8]) -> [u32; 8] {
     let mut words = [pad; 8];
     let chunk = &rest[..rest.len().min(CHUNK_BYTES)];
     for (word, bytes) in words.iter_mut().zip(chunk.chunks(4)) {
-        *word = bytes.iter().fold(pad, |value, byte| (value << 8).wrapping_add(*byte as i8 as u32));
+        *word = bytes.iter().fold(pad, |value, byte| {
+            (value << 8).wrapping_add(*byte as i8 as u32)
+        });
     }
     words
 }
@@ -46,16 +52,34 @@ type Mix = fn(u32, u32, u32) -> u32;
 
 /// Each round takes the words in its own order and turns by its own counts.
 const ROUNDS: [(Mix, u32, [usize; 8], [u32; 4]); 3] = [
-    (|x, y, z| z ^ (x & (y ^ z)), 0, [0, 1, 2, 3, 4, 5, 6, 7], [3, 7, 11, 19]),
-    (|x, y, z| (x & y).wrapping_add((x ^ y) & z), 0x5a82_7999, [1, 3, 5, 7, 0, 2, 4, 6], [3, 5, 9, 13]),
-    (|x, y, z| x ^ y ^ z, 0x6ed9_eba1, [3, 7, 2, 6, 1, 5, 0, 4], [3, 9, 11, 15]),
+    (
+        |x, y, z| z ^ (x & (y ^ z)),
+        0,
+        [0, 1, 2, 3, 4, 5, 6, 7],
+        [3, 7, 11, 19],
+    ),
+    (
+        |x, y, z| (x & y).wrapping_add((x ^ y) & z),
+        0x5a82_7999,
+        [1, 3, 5, 7, 0, 2, 4, 6],
+        [3, 5, 9, 13],
+    ),
+    (
+        |x, y, z| x ^ y ^ z,
+        0x6ed9_eba1,
+        [3, 7, 2, 6, 1, 5, 0, 4],
+        [3, 9, 11, 15],
+    ),
 ];
 
 fn transform(state: &mut [u32; 4], words: &[u32; 8]) {
     let [mut a, mut b, mut c, mut d] = *state;
     for (mix, constant, order, turns) in ROUNDS {
         for (step, word) in order.into_iter().enumerate() {
-            let sum = a.wrapping_add(mix(b, c, d)).wrapping_add(words[word]).wrapping_add(constant);
+            let sum = a
+                .wrapping_add(mix(b, c, d))
+                .wrapping_add(words[word])
+                .wrapping_add(constant);
             (a, b, c, d) = (d, sum.rotate_left(turns[step % 4]), b, c);
         }
     }

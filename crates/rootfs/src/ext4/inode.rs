@@ -43,7 +43,13 @@ pub(super) struct Shape {
 
 impl Default for Shape {
     fn default() -> Self {
-        Self { bytes: 0, blocks: 0, flags: 0, map: [0; MAP_BYTES], xattr_block: 0 }
+        Self {
+            bytes: 0,
+            blocks: 0,
+            flags: 0,
+            map: [0; MAP_BYTES],
+            xattr_block: 0,
+        }
     }
 }
 
@@ -79,7 +85,13 @@ impl Inode {
     }
 
     fn put_fields(&self, bytes: &mut [u8]) {
-        let Shape { bytes: size, blocks, flags, map, xattr_block } = &self.shape;
+        let Shape {
+            bytes: size,
+            blocks,
+            flags,
+            map,
+            xattr_block,
+        } = &self.shape;
         let sectors = blocks * SECTORS_PER_BLOCK;
         put(bytes, 0, self.mode.to_le_bytes());
         put(bytes, 2, (self.uid as u16).to_le_bytes());
@@ -108,12 +120,20 @@ impl Inode {
     }
 }
 
-/// Seconds, and their upper bits with the nanoseconds. What cannot be told becomes the nearest that can.
+/// Seconds, and their upper bits with the nanoseconds. What cannot be told becomes the nearest that
+/// can.
 fn encode_time(time: Time) -> ([u8; 4], [u8; 4]) {
     let seconds = time.seconds.clamp(*SECONDS.start(), *SECONDS.end());
-    let nanoseconds = if seconds == time.seconds { time.nanoseconds.min(999_999_999) } else { 0 };
+    let nanoseconds = if seconds == time.seconds {
+        time.nanoseconds.min(999_999_999)
+    } else {
+        0
+    };
     let epoch = ((seconds - i64::from(seconds as i32)) >> 32) as u32;
-    ((seconds as u32).to_le_bytes(), (epoch | nanoseconds << 2).to_le_bytes())
+    (
+        (seconds as u32).to_le_bytes(),
+        (epoch | nanoseconds << 2).to_le_bytes(),
+    )
 }
 
 /// The field that tells a device, unless its numbers are too large for Linux.
@@ -123,7 +143,11 @@ pub(super) fn device_map(device: Device) -> Option<Map> {
     match (major, minor) {
         (..=0xff, ..=0xff) => put(&mut map, 0, (major << 8 | minor).to_le_bytes()),
         (..=0xfff, ..=0xf_ffff) => {
-            put(&mut map, 4, (minor & 0xff | major << 8 | (minor & !0xff) << 12).to_le_bytes());
+            put(
+                &mut map,
+                4,
+                (minor & 0xff | major << 8 | (minor & !0xff) << 12).to_le_bytes(),
+            );
         }
         _ => return None,
     }
@@ -154,7 +178,10 @@ mod tests {
     use super::*;
 
     fn encoded(seconds: i64, nanoseconds: u32) -> (u32, u32) {
-        let (seconds, extra) = encode_time(Time { seconds, nanoseconds });
+        let (seconds, extra) = encode_time(Time {
+            seconds,
+            nanoseconds,
+        });
         (u32::from_le_bytes(seconds), u32::from_le_bytes(extra))
     }
 

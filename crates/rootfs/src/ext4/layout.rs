@@ -5,8 +5,8 @@
 //! groups 1, 3, 5, 7, 9, 25, 27, …: the first two again, as backups | …
 //! ```
 //!
-//! Always: descriptors and the room for more of them are together as many blocks as 1 TiB needs, so blocks can be
-//! handed out before anybody knows how large the file system becomes.
+//! Always: descriptors and the room for more of them are together as many blocks as 1 TiB needs, so
+//! blocks can be handed out before anybody knows how large the file system becomes.
 
 use std::ops::Range;
 
@@ -21,7 +21,8 @@ pub(super) const DESCRIPTOR_BLOCKS: u64 = 128;
 /// The superblock and the descriptors, in group 0 and in all with backups.
 pub(super) const HEAD_BLOCKS: u64 = 1 + DESCRIPTOR_BLOCKS;
 /// One descriptor block is always left for growth; without any there would be no resize inode.
-pub(super) const MAX_BLOCKS: u64 = (DESCRIPTOR_BLOCKS - 1) * DESCRIPTORS_PER_BLOCK * BLOCKS_PER_GROUP;
+pub(super) const MAX_BLOCKS: u64 =
+    (DESCRIPTOR_BLOCKS - 1) * DESCRIPTORS_PER_BLOCK * BLOCKS_PER_GROUP;
 pub(super) const RESIZE_BLOCK: u64 = HEAD_BLOCKS;
 pub(super) const JOURNAL: Range<u64> = RESIZE_BLOCK + 1..RESIZE_BLOCK + 1 + 1024;
 
@@ -103,11 +104,21 @@ mod tests {
 
     #[test]
     fn no_block_of_a_head_is_handed_out() {
-        let mut cursor = Cursor { next: BLOCKS_PER_GROUP - 2 };
+        let mut cursor = Cursor {
+            next: BLOCKS_PER_GROUP - 2,
+        };
         assert_eq!(cursor.take_some(5), BLOCKS_PER_GROUP - 2..BLOCKS_PER_GROUP);
-        assert_eq!(cursor.take_some(5), BLOCKS_PER_GROUP + 129..BLOCKS_PER_GROUP + 134);
-        let mut cursor = Cursor { next: BLOCKS_PER_GROUP - 2 };
+        assert_eq!(
+            cursor.take_some(5),
+            BLOCKS_PER_GROUP + 129..BLOCKS_PER_GROUP + 134
+        );
+        let mut cursor = Cursor {
+            next: BLOCKS_PER_GROUP - 2,
+        };
         let left_out = BLOCKS_PER_GROUP - 2..BLOCKS_PER_GROUP;
-        assert_eq!(cursor.take_all(5), (BLOCKS_PER_GROUP + 129..BLOCKS_PER_GROUP + 134, left_out));
+        assert_eq!(
+            cursor.take_all(5),
+            (BLOCKS_PER_GROUP + 129..BLOCKS_PER_GROUP + 134, left_out)
+        );
     }
 }

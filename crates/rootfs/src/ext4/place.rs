@@ -1,5 +1,5 @@
-//! Blocks that are neither bytes of files nor of the file system as a whole: names, long targets, tables of extents and
-//! extended attributes.
+//! Blocks that are neither bytes of files nor of the file system as a whole: names, long targets,
+//! tables of extents and extended attributes.
 
 use std::collections::HashMap;
 
@@ -26,8 +26,18 @@ pub(super) struct Places {
 
 impl Places {
     /// Writes all these blocks.
-    pub(super) fn write(area: &mut DataArea, tree: &Tree, census: &Census, seed: u32) -> Result<Self, Error> {
-        let mut placer = Placer { area, tree, census, seed };
+    pub(super) fn write(
+        area: &mut DataArea,
+        tree: &Tree,
+        census: &Census,
+        seed: u32,
+    ) -> Result<Self, Error> {
+        let mut placer = Placer {
+            area,
+            tree,
+            census,
+            seed,
+        };
         let mut shapes = HashMap::new();
         for (id, node) in tree.nodes() {
             if let Some(shape) = placer.place(id, node)? {
@@ -38,7 +48,10 @@ impl Places {
             true => None,
             false => Some(placer.lost_and_found()?),
         };
-        Ok(Self { shapes, lost_and_found })
+        Ok(Self {
+            shapes,
+            lost_and_found,
+        })
     }
 
     pub(super) fn shape(&self, tree: &Tree, id: NodeId) -> Result<Shape, Error> {
@@ -82,7 +95,10 @@ impl<'t> Placer<'_, 't> {
         }
         let xattrs = xattrs(self.tree, id, node)?;
         match xattrs.needs_block() {
-            true => self.area.append_one(|number| xattrs.block(self.seed, number)).map(Some),
+            true => self
+                .area
+                .append_one(|number| xattrs.block(self.seed, number))
+                .map(Some),
             false => Ok(None),
         }
     }
@@ -96,25 +112,45 @@ impl<'t> Placer<'_, 't> {
     }
 
     fn mapped(&mut self, inode: u32, content: &Content) -> Result<Shape, Error> {
-        let (map, tables) = extents::write(self.area, inode::seed(self.seed, inode), &content.extents)?;
+        let (map, tables) =
+            extents::write(self.area, inode::seed(self.seed, inode), &content.extents)?;
         let blocks = tables + data_blocks(content);
-        Ok(Shape { bytes: content.bytes, blocks, flags: flag::EXTENTS, map, ..Shape::default() })
+        Ok(Shape {
+            bytes: content.bytes,
+            blocks,
+            flags: flag::EXTENTS,
+            map,
+            ..Shape::default()
+        })
     }
 
     fn target(&mut self, id: NodeId, target: &[u8]) -> Result<Shape, Error> {
         let mut block = target.to_vec();
         block.resize(BLOCK, 0);
-        let mut content = Content { bytes: target.len() as u64, extents: Vec::new() };
+        let mut content = Content {
+            bytes: target.len() as u64,
+            extents: Vec::new(),
+        };
         self.area.append(&block, 0, &mut content.extents)?;
         self.mapped(self.census.inode(id), &content)
     }
 
     fn directory(&mut self, id: NodeId) -> Result<Shape, Error> {
-        let (inode, parent) = (self.census.inode(id), self.census.inode(self.census.parent(id)));
+        let (inode, parent) = (
+            self.census.inode(id),
+            self.census.inode(self.census.parent(id)),
+        );
         let mut names = self.names(id);
         if id == Tree::ROOT && !self.census.has_own_lost_and_found {
             let at = names.partition_point(|name| name.name < LOST_AND_FOUND);
-            names.insert(at, Name { name: LOST_AND_FOUND, inode: inode::FIRST, kind: dir::KIND_DIR });
+            names.insert(
+                at,
+                Name {
+                    name: LOST_AND_FOUND,
+                    inode: inode::FIRST,
+                    kind: dir::KIND_DIR,
+                },
+            );
         }
         self.write_directory(inode, parent, names)
     }
@@ -123,10 +159,31 @@ impl<'t> Placer<'_, 't> {
         self.write_directory(inode::FIRST, inode::ROOT, Vec::new())
     }
 
-    fn write_directory(&mut self, inode: u32, parent: u32, names: Vec<Name<'_>>) -> Result<Shape, Error> {
+    fn write_directory(
+        &mut self,
+        inode: u32,
+        parent: u32,
+        names: Vec<Name<'_>>,
+    ) -> Result<Shape, Error> {
         let seed = inode::seed(self.seed, inode);
-        let Written { extents, blocks, is_indexed } = Directory { inode, parent, seed, names }.write(self.area)?;
-        let mut shape = self.mapped(inode, &Content { bytes: u64::from(blocks) * BLOCK_BYTES, extents })?;
+        let Written {
+            extents,
+            blocks,
+            is_indexed,
+        } = Directory {
+            inode,
+            parent,
+            seed,
+            names,
+        }
+        .write(self.area)?;
+        let mut shape = self.mapped(
+            inode,
+            &Content {
+                bytes: u64::from(blocks) * BLOCK_BYTES,
+                extents,
+            },
+        )?;
         if is_indexed {
             shape.flags |= flag::INDEX;
         }
@@ -134,7 +191,9 @@ impl<'t> Placer<'_, 't> {
     }
 
     fn names(&self, dir: NodeId) -> Vec<Name<'t>> {
-        let Kind::Dir(names) = &self.tree.node(dir).kind else { return Vec::new() };
+        let Kind::Dir(names) = &self.tree.node(dir).kind else {
+            return Vec::new();
+        };
         let name = |(name, child): (&'t Vec<u8>, &NodeId)| Name {
             name,
             inode: self.census.inode(*child),
@@ -158,25 +217,37 @@ fn plain(tree: &Tree, id: NodeId) -> Result<Option<Shape>, Error> {
             check_target(tree, id, target)?;
             (target.len() <= MAX_SHORT_TARGET).then(|| short_target(target))
         }
-        Kind::CharDevice(device) | Kind::BlockDevice(device) => Some(device_shape(tree, id, *device)?),
+        Kind::CharDevice(device) | Kind::BlockDevice(device) => {
+            Some(device_shape(tree, id, *device)?)
+        }
         Kind::Fifo | Kind::Socket => Some(Shape::default()),
         Kind::File(_) | Kind::Dir(_) => None,
     })
 }
 
 fn data_blocks(content: &Content) -> u64 {
-    content.extents.iter().map(|extent| u64::from(extent.blocks)).sum()
+    content
+        .extents
+        .iter()
+        .map(|extent| u64::from(extent.blocks))
+        .sum()
 }
 
 fn check_target(tree: &Tree, id: NodeId, target: &[u8]) -> Result<(), Error> {
     match (1..=MAX_TARGET).contains(&target.len()) && !target.contains(&0) {
         true => Ok(()),
-        false => Err(Error::BadTarget { path: census::path(tree, id), bytes: target.len() as u64 }),
+        false => Err(Error::BadTarget {
+            path: census::path(tree, id),
+            bytes: target.len() as u64,
+        }),
     }
 }
 
 fn short_target(target: &[u8]) -> Shape {
-    let mut shape = Shape { bytes: target.len() as u64, ..Shape::default() };
+    let mut shape = Shape {
+        bytes: target.len() as u64,
+        ..Shape::default()
+    };
     shape.map[..target.len()].copy_from_slice(target);
     shape
 }
@@ -184,8 +255,15 @@ fn short_target(target: &[u8]) -> Shape {
 fn device_shape(tree: &Tree, id: NodeId, device: Device) -> Result<Shape, Error> {
     let Device { major, minor } = device;
     let map = inode::device_map(device);
-    let map = map.ok_or_else(|| Error::BadDevice { path: census::path(tree, id), major, minor })?;
-    Ok(Shape { map, ..Shape::default() })
+    let map = map.ok_or_else(|| Error::BadDevice {
+        path: census::path(tree, id),
+        major,
+        minor,
+    })?;
+    Ok(Shape {
+        map,
+        ..Shape::default()
+    })
 }
 
 /// The extended attributes of a node, if ext4 can hold them.
@@ -193,8 +271,15 @@ pub(super) fn xattrs<'n>(tree: &Tree, id: NodeId, node: &'n Node) -> Result<Xatt
     Xattrs::new(&node.attributes.xattrs).map_err(|unfit| {
         let path = census::path(tree, id);
         match unfit {
-            Unfit::Name(name) => Error::BadXattr { path, name: name.escape_ascii().to_string() },
-            Unfit::Bytes { bytes, limit_bytes } => Error::XattrsTooLarge { path, bytes, limit_bytes },
+            Unfit::Name(name) => Error::BadXattr {
+                path,
+                name: name.escape_ascii().to_string(),
+            },
+            Unfit::Bytes { bytes, limit_bytes } => Error::XattrsTooLarge {
+                path,
+                bytes,
+                limit_bytes,
+            },
         }
     })
 }

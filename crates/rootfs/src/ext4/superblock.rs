@@ -9,8 +9,8 @@ use super::geometry::Geometry;
 use super::groups::Groups;
 use super::inode::{EXTRA_BYTES, FIRST, JOURNAL};
 use super::layout::{
-    self, BLOCKS_PER_GROUP, DESCRIPTOR_BLOCKS, DESCRIPTOR_BYTES, DESCRIPTORS_PER_BLOCK, HEAD_BLOCKS, INODE_BYTES, put,
-    put_halves,
+    self, BLOCKS_PER_GROUP, DESCRIPTOR_BLOCKS, DESCRIPTOR_BYTES, DESCRIPTORS_PER_BLOCK,
+    HEAD_BLOCKS, INODE_BYTES, put, put_halves,
 };
 use crate::{BLOCK_BYTES, Error};
 
@@ -35,7 +35,12 @@ const LOG_GROUPS_PER_FLEX: u8 = 4;
 const DEFAULT_MOUNT_OPTIONS: u32 = 0x4 | 0x8;
 
 /// Writes them all.
-pub(super) fn write(image: &Closed, geometry: &Geometry, groups: &Groups, journal: &Map) -> Result<(), Error> {
+pub(super) fn write(
+    image: &Closed,
+    geometry: &Geometry,
+    groups: &Groups,
+    journal: &Map,
+) -> Result<(), Error> {
     let superblock = encode(geometry, groups, journal);
     let mut backup = superblock;
     // Backups are not valid by themselves: whoever takes one has to check.

@@ -18,7 +18,14 @@ pub(super) struct Table<'a> {
 
 impl<'a> Table<'a> {
     pub(super) fn new(image: &'a Closed, geometry: &'a Geometry, seed: u32) -> Self {
-        Self { image, geometry, seed, group: 0, bytes: Vec::new(), dirs: vec![0] }
+        Self {
+            image,
+            geometry,
+            seed,
+            group: 0,
+            bytes: Vec::new(),
+            dirs: vec![0],
+        }
     }
 
     /// Takes an inode with a higher number than all before.
@@ -31,7 +38,8 @@ impl<'a> Table<'a> {
             self.dirs.resize(group as usize + 1, 0);
         }
         self.bytes.resize(index as usize * INODE_BYTES, 0);
-        self.bytes.extend_from_slice(&inode.encode(inode::seed(self.seed, number)));
+        self.bytes
+            .extend_from_slice(&inode.encode(inode::seed(self.seed, number)));
         self.dirs[group as usize] += u16::from(inode.is_dir());
         Ok(())
     }
@@ -43,8 +51,10 @@ impl<'a> Table<'a> {
     }
 
     fn flush(&mut self) -> Result<(), Error> {
-        self.bytes.resize(self.bytes.len().next_multiple_of(BLOCK), 0);
-        self.image.write(self.geometry.tables[self.group as usize], &self.bytes)?;
+        self.bytes
+            .resize(self.bytes.len().next_multiple_of(BLOCK), 0);
+        self.image
+            .write(self.geometry.tables[self.group as usize], &self.bytes)?;
         self.bytes.clear();
         Ok(())
     }

@@ -14,7 +14,9 @@ use crate::{Error, Kind, Tree};
 const MIB: u64 = 1 << 20;
 
 fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
-    (0..bytes as u64).map(|at| (at / 4096 * 31 + at * 7 + seed) as u8 | 1).collect()
+    (0..bytes as u64)
+        .map(|at| (at / 4096 * 31 + at * 7 + seed) as u8 | 1)
+        .collect()
 }
 
 #[test]
@@ -23,7 +25,10 @@ fn an_empty_tree_is_a_file_system() {
     assert_eq!(image.made.nodes, 1);
     assert!(image.made.bytes - image.made.used_bytes >= 16 * MIB);
     let listed = image.debugfs("ls -l /");
-    assert!(listed.contains(" 40700 (2)      0      0    4096 14-Nov-2023 22:13 lost+found"), "{listed}");
+    assert!(
+        listed.contains(" 40700 (2)      0      0    4096 14-Nov-2023 22:13 lost+found"),
+        "{listed}"
+    );
 }
 
 #[test]
@@ -38,7 +43,10 @@ fn names_of_all_lengths_and_bytes() {
     let image = maker.clean(MIB);
     let mut expected: Vec<Box<[u8]>> = names.iter().map(|name| (*name).into()).collect();
     expected.sort();
-    assert_eq!(image.with_fs(|fs| fs.list(&"/sub".into())).unwrap(), expected);
+    assert_eq!(
+        image.with_fs(|fs| fs.list(&"/sub".into())).unwrap(),
+        expected
+    );
     for name in names {
         assert_eq!(image.read(&[b"/sub/", name].concat()), name);
     }
@@ -50,7 +58,9 @@ fn what_is_no_name_is_refused() {
         let mut maker = Maker::new();
         let sub = maker.dir(Tree::ROOT, "sub");
         maker.file(sub, name, b"");
-        let Err(Error::BadName { path }) = maker.finish(0) else { panic!("{name:?} was taken") };
+        let Err(Error::BadName { path }) = maker.finish(0) else {
+            panic!("{name:?} was taken")
+        };
         assert!(path.starts_with("/sub/"), "{path}");
     }
 }
@@ -67,9 +77,17 @@ fn a_large_directory_has_an_index() {
     let names = image.with_fs(|fs| fs.list(&"/many".into())).unwrap();
     assert_eq!((names.len(), &*names[19_999]), (20_000, &b"name-19999"[..]));
     let index = image.debugfs("htree_dump /many");
-    assert!(index.contains("Hash Version: 1") && index.contains("Indirect levels: 0"), "{}", &index[..500]);
+    assert!(
+        index.contains("Hash Version: 1") && index.contains("Indirect levels: 0"),
+        "{}",
+        &index[..500]
+    );
     // It is found by its hash.
-    assert!(image.debugfs("stat /many/name-12345").contains("Links: 20000"));
+    assert!(
+        image
+            .debugfs("stat /many/name-12345")
+            .contains("Links: 20000")
+    );
 }
 
 #[test]
@@ -77,13 +95,22 @@ fn an_index_of_two_levels() {
     let mut maker = Maker::new();
     let many = maker.dir(Tree::ROOT, "many");
     let long = "x".repeat(240);
-    let nodes: Vec<_> = (0..2).map(|index| maker.file(Tree::ROOT, format!("{index}"), b"")).collect();
+    let nodes: Vec<_> = (0..2)
+        .map(|index| maker.file(Tree::ROOT, format!("{index}"), b""))
+        .collect();
     for index in 0..10_000 {
         maker.link(many, format!("{long}{index:05}"), nodes[index % 2]);
     }
     let image = maker.clean(MIB);
-    assert!(image.debugfs("htree_dump /many").contains("Indirect levels: 1"));
-    assert_eq!(image.with_fs(|fs| fs.list(&"/many".into())).unwrap().len(), 10_000);
+    assert!(
+        image
+            .debugfs("htree_dump /many")
+            .contains("Indirect levels: 1")
+    );
+    assert_eq!(
+        image.with_fs(|fs| fs.list(&"/many".into())).unwrap().len(),
+        10_000
+    );
 }
 
 #[test]
@@ -94,7 +121,14 @@ fn more_subdirectories_than_links_can_count() {
         maker.dir(many, format!("{index}"));
     }
     let image = maker.clean(MIB);
-    assert_eq!(image.with_fs(|fs| fs.stat(&"/many".into())).unwrap().unwrap().links, 1);
+    assert_eq!(
+        image
+            .with_fs(|fs| fs.stat(&"/many".into()))
+            .unwrap()
+            .unwrap()
+            .links,
+        1
+    );
     // A directory has a block, and so many inodes need more groups than their blocks do.
     assert_eq!(image.made.nodes, 65_012);
 }
@@ -107,7 +141,10 @@ fn more_names_than_links_can_count() {
         maker.link(Tree::ROOT, format!("{index}"), file);
     }
     let failed = maker.finish(0).map(|image| image.made).unwrap_err();
-    assert!(matches!(&failed, Error::TooManyNames { path, names: 65_001, .. } if path == "/0"), "{failed}");
+    assert!(
+        matches!(&failed, Error::TooManyNames { path, names: 65_001, .. } if path == "/0"),
+        "{failed}"
+    );
 }
 
 #[test]
@@ -129,7 +166,10 @@ fn a_lost_and_found_of_its_own_is_kept() {
     let dir = maker.dir(Tree::ROOT, "lost+found");
     maker.node(dir).attributes.mode = 0o711;
     let image = maker.clean(MIB);
-    let stat = image.with_fs(|fs| fs.stat(&"/lost+found".into())).unwrap().unwrap();
+    let stat = image
+        .with_fs(|fs| fs.stat(&"/lost+found".into()))
+        .unwrap()
+        .unwrap();
     assert_eq!((stat.mode, stat.uid), (0o711, 1000));
 }
 
@@ -161,7 +201,10 @@ fn zeros_are_holes() {
     use std::os::unix::fs::MetadataExt;
     let image = sample().clean(1 << 30);
     let stored_bytes = std::fs::metadata(&image.path).unwrap().blocks() * 512;
-    assert!(image.made.bytes > 1 << 30 && stored_bytes < 12 * MIB, "{stored_bytes} are stored");
+    assert!(
+        image.made.bytes > 1 << 30 && stored_bytes < 12 * MIB,
+        "{stored_bytes} are stored"
+    );
 }
 
 fn resize(image: &Path, size: &str) {
@@ -191,7 +234,19 @@ fn free_room_of_every_size() {
 
 #[test]
 fn what_is_larger_than_it_can_grow_is_refused() {
-    let failed = Maker::new().finish(1 << 40).map(|image| image.made).unwrap_err();
-    assert!(matches!(failed, Error::TooLarge { what: "the file system", .. }), "{failed}");
+    let failed = Maker::new()
+        .finish(1 << 40)
+        .map(|image| image.made)
+        .unwrap_err();
+    assert!(
+        matches!(
+            failed,
+            Error::TooLarge {
+                what: "the file system",
+                ..
+            }
+        ),
+        "{failed}"
+    );
     Maker::new().clean(900 << 30);
 }

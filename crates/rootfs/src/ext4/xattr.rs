@@ -56,7 +56,13 @@ impl<'a> Xattrs<'a> {
         let entries = all.iter().map(|(name, value)| Entry::new(name, value));
         let mut entries = entries.collect::<Result<Vec<_>, _>>()?;
         entries.sort_unstable();
-        let (mut xattrs, mut body_left) = (Self { body: Vec::new(), block: Vec::new() }, BODY_ROOM);
+        let (mut xattrs, mut body_left) = (
+            Self {
+                body: Vec::new(),
+                block: Vec::new(),
+            },
+            BODY_ROOM,
+        );
         for entry in entries {
             match body_left.checked_sub(entry.bytes()) {
                 Some(left) => {
@@ -102,7 +108,13 @@ impl<'a> Xattrs<'a> {
         put(&mut bytes, 0, MAGIC.to_le_bytes());
         put(&mut bytes, 4, 1u32.to_le_bytes());
         put(&mut bytes, 8, 1u32.to_le_bytes());
-        put(&mut bytes, 12, hashes.fold(0, |all: u32, one| all.rotate_left(16) ^ one).to_le_bytes());
+        put(
+            &mut bytes,
+            12,
+            hashes
+                .fold(0, |all: u32, one| all.rotate_left(16) ^ one)
+                .to_le_bytes(),
+        );
         fill(&mut bytes, HEADER_BYTES, &self.block, |entry| entry.hash());
         let checksum = crc32c(crc32c(fs_seed, &number.to_le_bytes()), &bytes);
         put(&mut bytes, 16, checksum.to_le_bytes());
@@ -118,13 +130,23 @@ impl<'a> Entry<'a> {
             ACCESS_ACL => (2, &[][..], access_list()?),
             DEFAULT_ACL => (3, &[][..], access_list()?),
             _ => {
-                let stripped = |(number, prefix): &(u8, &[u8])| Some((*number, whole.strip_prefix(*prefix)?));
+                let stripped =
+                    |(number, prefix): &(u8, &[u8])| Some((*number, whole.strip_prefix(*prefix)?));
                 let (number, name) = PREFIXES.iter().find_map(stripped).ok_or_else(unfit)?;
                 let is_name = (1..=255).contains(&name.len()) && !name.contains(&0);
-                (number, if is_name { name } else { return Err(unfit()) }, value.to_vec())
+                (
+                    number,
+                    if is_name { name } else { return Err(unfit()) },
+                    value.to_vec(),
+                )
             }
         };
-        Ok(Self { number, name_bytes: name.len(), name, value })
+        Ok(Self {
+            number,
+            name_bytes: name.len(),
+            name,
+            value,
+        })
     }
 
     fn bytes(&self) -> usize {
@@ -132,7 +154,10 @@ impl<'a> Entry<'a> {
     }
 
     fn hash(&self) -> u32 {
-        let name = self.name.iter().fold(0, |hash: u32, byte| hash.rotate_left(5) ^ u32::from(*byte));
+        let name = self
+            .name
+            .iter()
+            .fold(0, |hash: u32, byte| hash.rotate_left(5) ^ u32::from(*byte));
         self.value.chunks(4).fold(name, |hash, chunk| {
             let mut word = [0; 4];
             word[..chunk.len()].copy_from_slice(chunk);
@@ -149,7 +174,11 @@ fn fill(bytes: &mut [u8], first: usize, entries: &[Entry<'_>], hash: impl Fn(&En
         bytes[at] = entry.name.len() as u8;
         bytes[at + 1] = entry.number;
         // An empty value is nowhere.
-        let offset = if entry.value.is_empty() { 0 } else { value_at as u16 };
+        let offset = if entry.value.is_empty() {
+            0
+        } else {
+            value_at as u16
+        };
         put(bytes, at + 2, offset.to_le_bytes());
         put(bytes, at + 8, (entry.value.len() as u32).to_le_bytes());
         put(bytes, at + 12, hash(entry).to_le_bytes());
@@ -164,14 +193,22 @@ mod tests {
     use super::*;
 
     fn xattrs(all: &[(&str, usize)]) -> BTreeMap<Vec<u8>, Vec<u8>> {
-        all.iter().map(|(name, bytes)| (name.as_bytes().to_vec(), vec![b'x'; *bytes])).collect()
+        all.iter()
+            .map(|(name, bytes)| (name.as_bytes().to_vec(), vec![b'x'; *bytes]))
+            .collect()
     }
 
     #[test]
     fn what_does_not_fit_is_told() {
         let all = xattrs(&[("user.a", 3900), ("user.b", 300)]);
         let bytes = 16 + 4 + 3900 + 16 + 4 + 300;
-        assert_eq!(Xattrs::new(&all).unwrap_err(), Unfit::Bytes { bytes, limit_bytes: 88 + 4060 });
+        assert_eq!(
+            Xattrs::new(&all).unwrap_err(),
+            Unfit::Bytes {
+                bytes,
+                limit_bytes: 88 + 4060
+            }
+        );
         for name in ["user.", "com.apple.x", "system.data", "posix"] {
             let all = xattrs(&[(name, 1)]);
             assert_eq!(Xattrs::new(&all).unwrap_err(), Unfit::Name(name.into()));

@@ -19,7 +19,10 @@ impl Header {
         let spaces = 8 * u64::from(b' ');
         let sum = spaces + others().map(|byte| u64::from(*byte)).sum::<u64>();
         // Some old programs added up signed bytes.
-        let signed = spaces.cast_signed() + others().map(|byte| i64::from(byte.cast_signed())).sum::<i64>();
+        let signed = spaces.cast_signed()
+            + others()
+                .map(|byte| i64::from(byte.cast_signed()))
+                .sum::<i64>();
         if stated != sum && stated.cast_signed() != signed {
             return Err("the checksum of a header is wrong");
         }
@@ -38,7 +41,11 @@ impl Header {
             (b"ustar\0", _) => text(&self.block[345..500]),
             _ => &[],
         };
-        if prefix.is_empty() { name.to_vec() } else { [prefix, b"/", name].concat() }
+        if prefix.is_empty() {
+            name.to_vec()
+        } else {
+            [prefix, b"/", name].concat()
+        }
     }
 
     pub fn link(&self) -> Vec<u8> {

@@ -19,7 +19,8 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// What extended headers say about a member. An empty value takes back what was said for all members.
+/// What extended headers say about a member. An empty value takes back what was said for all
+/// members.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Records {
     pub path: Option<Vec<u8>>,
@@ -55,7 +56,10 @@ impl Records {
             let length: usize = decimal(&bytes[..space])?;
             let record = bytes.get(space + 1..length).ok_or(DAMAGED)?;
             let record = record.strip_suffix(b"\n").ok_or(DAMAGED)?;
-            let equals = record.iter().position(|byte| *byte == b'=').ok_or(DAMAGED)?;
+            let equals = record
+                .iter()
+                .position(|byte| *byte == b'=')
+                .ok_or(DAMAGED)?;
             self.take(&record[..equals], &record[equals + 1..])?;
             bytes = &bytes[length..];
         }
@@ -66,8 +70,14 @@ impl Records {
     pub fn weight(&self) -> usize {
         let pairs = self.xattrs.iter().chain(&self.libarchive_xattrs);
         let texts = [&self.path, &self.link, &self.sparse.name];
-        pairs.map(|(name, value)| name.len() + value.len() + 64).sum::<usize>()
-            + texts.iter().filter_map(|text| text.as_ref()).map(Vec::len).sum::<usize>()
+        pairs
+            .map(|(name, value)| name.len() + value.len() + 64)
+            .sum::<usize>()
+            + texts
+                .iter()
+                .filter_map(|text| text.as_ref())
+                .map(Vec::len)
+                .sum::<usize>()
             + self.sparse.map.len() * size_of::<Piece>()
     }
 
@@ -84,7 +94,13 @@ impl Records {
             b"size" => self.bytes = number(value)?,
             b"uid" => self.uid = number(value)?,
             b"gid" => self.gid = number(value)?,
-            b"mtime" => self.modified = if value.is_empty() { None } else { Some(time(value)?) },
+            b"mtime" => {
+                self.modified = if value.is_empty() {
+                    None
+                } else {
+                    Some(time(value)?)
+                }
+            }
             b"SCHILY.devmajor" => self.major = number(value)?,
             b"SCHILY.devminor" => self.minor = number(value)?,
             _ => return self.take_other(key, value),
@@ -121,8 +137,14 @@ impl Sparse {
             b"major" => self.major = number(value)?,
             b"offset" => self.offset = number(value)?,
             b"numbytes" => {
-                let offset = self.offset.take().ok_or("a part of a sparse file has no place")?;
-                self.map.push(Piece { offset, bytes: decimal(value)? });
+                let offset = self
+                    .offset
+                    .take()
+                    .ok_or("a part of a sparse file has no place")?;
+                self.map.push(Piece {
+                    offset,
+                    bytes: decimal(value)?,
+                });
             }
             b"map" => self.map = pieces(value)?,
             _ => {}
@@ -133,13 +155,21 @@ impl Sparse {
 
 /// `OFFSET,BYTES,OFFSET,BYTES…`
 fn pieces(value: &[u8]) -> Result<Vec<Piece>, Bad> {
-    let numbers = value.split(|byte| *byte == b',').filter(|_| !value.is_empty());
+    let numbers = value
+        .split(|byte| *byte == b',')
+        .filter(|_| !value.is_empty());
     let numbers = numbers.map(decimal).collect::<Result<Vec<u64>, Bad>>()?;
     let (pairs, rest) = numbers.as_chunks::<2>();
     if !rest.is_empty() {
         return Err("the map of a sparse file has a part without a size");
     }
-    Ok(pairs.iter().map(|[offset, bytes]| Piece { offset: *offset, bytes: *bytes }).collect())
+    Ok(pairs
+        .iter()
+        .map(|[offset, bytes]| Piece {
+            offset: *offset,
+            bytes: *bytes,
+        })
+        .collect())
 }
 
 fn text(value: &[u8]) -> Option<Vec<u8>> {
@@ -147,13 +177,20 @@ fn text(value: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn number<T: std::str::FromStr>(value: &[u8]) -> Result<Option<T>, Bad> {
-    if value.is_empty() { Ok(None) } else { decimal(value).map(Some) }
+    if value.is_empty() {
+        Ok(None)
+    } else {
+        decimal(value).map(Some)
+    }
 }
 
 fn percent(text: &[u8]) -> Result<Vec<u8>, Bad> {
     let mut rest = text.iter();
     let mut plain = Vec::with_capacity(text.len());
-    let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16)).ok_or(DAMAGED);
+    let digit = |byte: Option<&u8>| {
+        byte.and_then(|byte| char::from(*byte).to_digit(16))
+            .ok_or(DAMAGED)
+    };
     while let Some(byte) = rest.next() {
         plain.push(match byte {
             b'%' => (digit(rest.next())? << 4 | digit(rest.next())?) as u8,
@@ -170,15 +207,30 @@ mod tests {
     #[test]
     fn records_and_what_takes_them_back() {
         let mut records = Records::default();
-        records.read(b"13 path=a\nbc\n10 uid=77\n19 mtime=-1.250000\n").expect("they are fine");
+        records
+            .read(b"13 path=a\nbc\n10 uid=77\n19 mtime=-1.250000\n")
+            .expect("they are fine");
         assert_eq!(records.path.as_deref(), Some(&b"a\nbc"[..]));
         assert_eq!(records.uid, Some(77));
-        assert_eq!(records.modified, Some(Time { seconds: -2, nanoseconds: 750_000_000 }));
+        assert_eq!(
+            records.modified,
+            Some(Time {
+                seconds: -2,
+                nanoseconds: 750_000_000
+            })
+        );
         records.read(b"8 path=\n").expect("it is fine");
         assert_eq!(records.path, None);
-        for bad in
-            [&b"0 a=b\n"[..], b"3 a=b\n", b"99 a=b\n", b"6 a=bc", b"5 ab\n", b"a", b"99999999999999999999 a=b\n", b"2 "]
-        {
+        for bad in [
+            &b"0 a=b\n"[..],
+            b"3 a=b\n",
+            b"99 a=b\n",
+            b"6 a=bc",
+            b"5 ab\n",
+            b"a",
+            b"99999999999999999999 a=b\n",
+            b"2 ",
+        ] {
             assert!(Records::default().read(bad).is_err(), "{bad:?}");
         }
     }
@@ -186,8 +238,15 @@ mod tests {
     #[test]
     fn attributes_as_bsdtar_writes_them() {
         let mut records = Records::default();
-        records.take(b"LIBARCHIVE.xattr.user.a%3Db", b"aGVsbG8").expect("it is fine");
-        records.take(b"LIBARCHIVE.xattr.com.apple.x", b"aGVsbG8=").expect("it is fine");
-        assert_eq!(records.into_xattrs(), [(b"user.a=b".to_vec(), b"hello".to_vec())].into());
+        records
+            .take(b"LIBARCHIVE.xattr.user.a%3Db", b"aGVsbG8")
+            .expect("it is fine");
+        records
+            .take(b"LIBARCHIVE.xattr.com.apple.x", b"aGVsbG8=")
+            .expect("it is fine");
+        assert_eq!(
+            records.into_xattrs(),
+            [(b"user.a=b".to_vec(), b"hello".to_vec())].into()
+        );
     }
 }

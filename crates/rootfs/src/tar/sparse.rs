@@ -16,8 +16,17 @@ pub(crate) struct Piece {
 
 /// Pieces of the old form: each two numbers of twelve bytes, and unused ones of zeros.
 pub(super) fn old_pieces(fields: &[u8], into: &mut Vec<Piece>) -> Result<(), Bad> {
-    for field in fields.chunks_exact(24).take_while(|field| field.iter().any(|byte| *byte != 0)) {
-        push(into, Piece { offset: number::unsigned(&field[..12])?, bytes: number::unsigned(&field[12..])? })?;
+    for field in fields
+        .chunks_exact(24)
+        .take_while(|field| field.iter().any(|byte| *byte != 0))
+    {
+        push(
+            into,
+            Piece {
+                offset: number::unsigned(&field[..12])?,
+                bytes: number::unsigned(&field[12..])?,
+            },
+        )?;
     }
     Ok(())
 }
@@ -30,14 +39,19 @@ pub(super) fn push(into: &mut Vec<Piece>, piece: Piece) -> Result<(), Bad> {
     Ok(())
 }
 
-/// What a map claims: its pieces in order, inside of the file, and as many bytes as the archive holds for them.
+/// What a map claims: its pieces in order, inside of the file, and as many bytes as the archive
+/// holds for them.
 pub(super) fn check(map: &[Piece], file_bytes: u64, held_bytes: u64) -> Result<(), Bad> {
     let (mut end, mut sum) = (0, 0u64);
     for piece in map {
         if piece.offset < end {
             return Err("the parts of a sparse file are not in order");
         }
-        end = piece.offset.checked_add(piece.bytes).filter(|end| *end <= file_bytes).ok_or(BEYOND)?;
+        end = piece
+            .offset
+            .checked_add(piece.bytes)
+            .filter(|end| *end <= file_bytes)
+            .ok_or(BEYOND)?;
         sum += piece.bytes;
     }
     if sum != held_bytes {
@@ -49,7 +63,11 @@ pub(super) fn check(map: &[Piece], file_bytes: u64, held_bytes: u64) -> Result<(
 const BEYOND: Bad = "a part of a sparse file lies beyond its end";
 
 pub(super) fn check_file_bytes(bytes: u64) -> Result<u64, Bad> {
-    if bytes > MAX_FILE_BYTES { Err("a file is larger than 16 TiB") } else { Ok(bytes) }
+    if bytes > MAX_FILE_BYTES {
+        Err("a file is larger than 16 TiB")
+    } else {
+        Ok(bytes)
+    }
 }
 
 #[cfg(test)]
@@ -59,7 +77,10 @@ mod tests {
     #[test]
     fn claims_that_hold_and_those_that_do_not() {
         let piece = |offset, bytes| Piece { offset, bytes };
-        assert_eq!(check(&[piece(0, 5), piece(5, 5), piece(100, 0)], 100, 10), Ok(()));
+        assert_eq!(
+            check(&[piece(0, 5), piece(5, 5), piece(100, 0)], 100, 10),
+            Ok(())
+        );
         assert_eq!(check(&[], 1 << 40, 0), Ok(()));
         for (map, held) in [
             (vec![piece(5, 5), piece(0, 5)], 10),

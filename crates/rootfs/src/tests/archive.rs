@@ -31,7 +31,8 @@ pub struct Archive(pub Vec<u8>);
 
 impl Archive {
     pub fn member(mut self, name: &str, kind: u8, bytes: &[u8]) -> Self {
-        self.0.extend(seal(raw_header(name, kind, bytes.len() as u64)));
+        self.0
+            .extend(seal(raw_header(name, kind, bytes.len() as u64)));
         self.bytes(bytes)
     }
 
@@ -65,7 +66,10 @@ impl Archive {
     }
 
     pub fn pax(self, records: &[(&str, &str)]) -> Self {
-        let text: String = records.iter().map(|(key, value)| record(key, value)).collect();
+        let text: String = records
+            .iter()
+            .map(|(key, value)| record(key, value))
+            .collect();
         self.member("pax", b'x', text.as_bytes())
     }
 

@@ -12,28 +12,50 @@ const MIB: u64 = 1 << 20;
 fn linked() -> Bench {
     let mut archive = Archive::default().member("blobs/first", b'0', &[7; MIB as usize]);
     for at in 0..20 {
-        archive = archive.hard_link(&format!("h{at}"), "blobs/first").symlink(&format!("a{at}"), "blobs/first");
+        archive = archive
+            .hard_link(&format!("h{at}"), "blobs/first")
+            .symlink(&format!("a{at}"), "blobs/first");
     }
     let mut bench = Bench::new();
-    bench.plain(&archive.symlink("dir", "blobs").symlink("nothing", "missing").end()).expect("it is taken");
+    bench
+        .plain(
+            &archive
+                .symlink("dir", "blobs")
+                .symlink("nothing", "missing")
+                .end(),
+        )
+        .expect("it is taken");
     bench
 }
 
 #[test]
 fn links_cost_nothing_when_files_are_copied_out() {
-    let (bench, out) = (linked(), tempfile::tempdir().expect("a directory can be made"));
+    let (bench, out) = (
+        linked(),
+        tempfile::tempdir().expect("a directory can be made"),
+    );
     let mut told = Vec::new();
     let mut watch = |bytes| {
         told.push(bytes);
         Ok(())
     };
-    bench.builder.copy_out(out.path(), MIB, &mut watch).expect("it is copied");
+    bench
+        .builder
+        .copy_out(out.path(), MIB, &mut watch)
+        .expect("it is copied");
     assert!(told.is_sorted() && told.last() == Some(&MIB), "{told:?}");
     let first = std::fs::metadata(out.path().join("blobs/first")).expect("it is there");
     for name in (0..20).flat_map(|at| [format!("h{at}"), format!("a{at}")]) {
         let path = out.path().join(name);
-        assert!(std::fs::symlink_metadata(&path).expect("it is there").is_file());
-        assert_eq!(std::fs::metadata(&path).expect("it is there").ino(), first.ino());
+        assert!(
+            std::fs::symlink_metadata(&path)
+                .expect("it is there")
+                .is_file()
+        );
+        assert_eq!(
+            std::fs::metadata(&path).expect("it is there").ino(),
+            first.ino()
+        );
     }
     assert!(std::fs::read(out.path().join("a0")).expect("it can be read") == [7; MIB as usize]);
     assert!(!out.path().join("dir").exists() && !out.path().join("nothing").exists());
@@ -41,29 +63,56 @@ fn links_cost_nothing_when_files_are_copied_out() {
 
 #[test]
 fn copying_out_can_be_stopped_and_is_limited() {
-    let (bench, out) = (linked(), tempfile::tempdir().expect("a directory can be made"));
+    let (bench, out) = (
+        linked(),
+        tempfile::tempdir().expect("a directory can be made"),
+    );
     let mut watch = |bytes| if bytes == 0 { Ok(()) } else { Err(Stop) };
     let stopped = bench.builder.copy_out(out.path(), MIB, &mut watch);
     assert!(matches!(stopped, Err(Error::GivenUp)), "{stopped:?}");
     let out = tempfile::tempdir().expect("a directory can be made");
-    let error = bench.builder.copy_out(out.path(), MIB - 1, &mut |_| Ok(())).expect_err("it is refused");
-    assert_eq!(error.to_string(), "/a0 goes beyond the limit of 1048575 bytes to be copied");
+    let error = bench
+        .builder
+        .copy_out(out.path(), MIB - 1, &mut |_| Ok(()))
+        .expect_err("it is refused");
+    assert_eq!(
+        error.to_string(),
+        "/a0 goes beyond the limit of 1048575 bytes to be copied"
+    );
 }
 
 /// A file of bytes that each take a block and an extent of their own.
 fn scattered(pieces: u64) -> Vec<u8> {
     let map: Vec<String> = (0..pieces).map(|at| format!("{},1", at * 8192)).collect();
     let file_bytes = (pieces * 8192).to_string();
-    let records = [("GNU.sparse.size", &file_bytes[..]), ("GNU.sparse.name", "s"), ("GNU.sparse.map", &map.join(","))];
-    Archive::default().pax(&records).member("x", b'0', &vec![7; pieces as usize]).end()
+    let records = [
+        ("GNU.sparse.size", &file_bytes[..]),
+        ("GNU.sparse.name", "s"),
+        ("GNU.sparse.map", &map.join(",")),
+    ];
+    Archive::default()
+        .pax(&records)
+        .member("x", b'0', &vec![7; pieces as usize])
+        .end()
 }
 
 #[test]
 fn scattered_bytes_cost_the_blocks_that_they_take() {
-    let limits = Limits { written_bytes: MIB, ..Limits::default() };
-    let error = Bench::with(limits).plain(&scattered(1000)).expect_err("it is refused");
-    assert_eq!(error.to_string(), "the image goes beyond the limit of 1048576 bytes written to it");
-    let limits = Limits { written_bytes: 8 * MIB, ..Limits::default() };
+    let limits = Limits {
+        written_bytes: MIB,
+        ..Limits::default()
+    };
+    let error = Bench::with(limits)
+        .plain(&scattered(1000))
+        .expect_err("it is refused");
+    assert_eq!(
+        error.to_string(),
+        "the image goes beyond the limit of 1048576 bytes written to it"
+    );
+    let limits = Limits {
+        written_bytes: 8 * MIB,
+        ..Limits::default()
+    };
     let mut bench = Bench::with(limits);
     bench.plain(&scattered(1000)).expect("so much is allowed");
     bench.finish();
@@ -71,32 +120,58 @@ fn scattered_bytes_cost_the_blocks_that_they_take() {
 
 #[test]
 fn scattered_bytes_cost_memory_for_where_they_are() {
-    let limits = Limits { names_bytes: 1000 * 24, ..Limits::default() };
-    let error = Bench::with(limits).plain(&scattered(1001)).expect_err("it is refused");
-    assert_eq!(error.to_string(), "a file goes beyond the limit of 1000 extents");
+    let limits = Limits {
+        names_bytes: 1000 * 24,
+        ..Limits::default()
+    };
+    let error = Bench::with(limits)
+        .plain(&scattered(1001))
+        .expect_err("it is refused");
+    assert_eq!(
+        error.to_string(),
+        "a file goes beyond the limit of 1000 extents"
+    );
     let mut bench = Bench::with(limits);
     bench.plain(&scattered(900)).expect("so much is allowed");
     let error = bench.plain(&scattered(900)).expect_err("it is refused");
-    assert!(error.to_string().starts_with("a file goes beyond the limit of "), "{error}");
+    assert!(
+        error
+            .to_string()
+            .starts_with("a file goes beyond the limit of "),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_bomb_that_is_not_of_zeros_ends_before_the_disk() {
-    let limits = Limits { written_bytes: 4 * MIB, ..Limits::default() };
+    let limits = Limits {
+        written_bytes: 4 * MIB,
+        ..Limits::default()
+    };
     let header = seal(raw_header("ones", b'0', 64 * MIB));
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    let mut ones = std::io::Cursor::new(header).chain(std::io::repeat(1)).take(64 * MIB + 512);
+    let mut ones = std::io::Cursor::new(header)
+        .chain(std::io::repeat(1))
+        .take(64 * MIB + 512);
     std::io::copy(&mut ones, &mut gzip).expect("it is packed");
     let mut bench = Bench::with(limits);
-    let error = bench.plain(&gzip.finish().expect("it is packed")).expect_err("it is refused");
-    assert_eq!(error.to_string(), "the image goes beyond the limit of 4194304 bytes written to it");
+    let error = bench
+        .plain(&gzip.finish().expect("it is packed"))
+        .expect_err("it is refused");
+    assert_eq!(
+        error.to_string(),
+        "the image goes beyond the limit of 4194304 bytes written to it"
+    );
     let image = std::fs::metadata(bench.dir.path().join("image")).expect("it is there");
     assert!(image.blocks() * 512 <= 5 * MIB);
 }
 
 #[test]
 fn every_name_costs_more_than_its_bytes() {
-    let limits = Limits { names_bytes: 64 << 10, ..Limits::default() };
+    let limits = Limits {
+        names_bytes: 64 << 10,
+        ..Limits::default()
+    };
     let mut files = Archive::default();
     let mut links = Archive::default().file("f", "");
     for at in 0..1000 {
@@ -104,21 +179,35 @@ fn every_name_costs_more_than_its_bytes() {
         links = links.hard_link(&format!("{at}"), "f");
     }
     for archive in [files, links] {
-        let error = Bench::with(limits).plain(&archive.end()).expect_err("it is refused").to_string();
-        assert!(error.ends_with("65536 bytes of names, links, attributes and lists of blocks"), "{error}");
+        let error = Bench::with(limits)
+            .plain(&archive.end())
+            .expect_err("it is refused")
+            .to_string();
+        assert!(
+            error.ends_with("65536 bytes of names, links, attributes and lists of blocks"),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn headers_without_nodes_come_to_an_end() {
-    let limits = Limits { nodes: 10, ..Limits::default() };
+    let limits = Limits {
+        nodes: 10,
+        ..Limits::default()
+    };
     for kind in [b'x', b'g', b'V', b'L'] {
         let mut many = Archive::default();
         for _ in 0..81 {
             many = many.member("h", kind, b"");
         }
-        let error = Bench::with(limits).plain(&many.file("f", "").end()).expect_err("it is refused");
-        assert_eq!(error.to_string(), "the archive goes beyond the limit of 80 headers in one archive");
+        let error = Bench::with(limits)
+            .plain(&many.file("f", "").end())
+            .expect_err("it is refused");
+        assert_eq!(
+            error.to_string(),
+            "the archive goes beyond the limit of 80 headers in one archive"
+        );
     }
 }
 
@@ -127,18 +216,33 @@ fn what_is_said_for_all_members_is_small_and_counts_only_if_kept() {
     let said = |key: &str, bytes: usize| {
         let rest = format!(" {key}={}\n", "v".repeat(bytes));
         let text = format!("{}{rest}", rest.len() + 5);
-        Archive::default().member("pax", b'g', text.as_bytes()).file("f", "").end()
+        Archive::default()
+            .member("pax", b'g', text.as_bytes())
+            .file("f", "")
+            .end()
     };
-    let error = Bench::new().plain(&said("SCHILY.xattr.user.a", 70_000)).expect_err("it is refused").to_string();
-    assert!(error.ends_with("more than 64 KiB are said for all members"), "{error}");
-    Bench::new().plain(&said("SCHILY.xattr.com.apple.a", 70_000)).expect("nothing is kept of it");
+    let error = Bench::new()
+        .plain(&said("SCHILY.xattr.user.a", 70_000))
+        .expect_err("it is refused")
+        .to_string();
+    assert!(
+        error.ends_with("more than 64 KiB are said for all members"),
+        "{error}"
+    );
+    Bench::new()
+        .plain(&said("SCHILY.xattr.com.apple.a", 70_000))
+        .expect("nothing is kept of it");
 }
 
 #[test]
 fn after_a_failure_nothing_goes_on() {
     let mut bench = Bench::new();
-    bench.plain(&Archive::default().file("a", "a").end()).expect("it is taken");
-    bench.plain(&Archive::default().file("b", "b").file("../c", "c").end()).expect_err("it is refused");
+    bench
+        .plain(&Archive::default().file("a", "a").end())
+        .expect("it is taken");
+    bench
+        .plain(&Archive::default().file("b", "b").file("../c", "c").end())
+        .expect_err("it is refused");
     let dir = tempfile::tempdir().expect("a directory can be made");
     let later = [
         bench.plain(&Archive::default().end()).map(drop),
@@ -150,14 +254,31 @@ fn after_a_failure_nothing_goes_on() {
     ];
     assert!(!bench.builder.exists(b"a"));
     let last = bench.builder.finish(&Options::default()).map(drop);
-    assert!(later.into_iter().chain([last]).all(|result| matches!(result, Err(Error::FailedBefore))));
+    assert!(
+        later
+            .into_iter()
+            .chain([last])
+            .all(|result| matches!(result, Err(Error::FailedBefore)))
+    );
     let mut bench = Bench::new();
-    bench.builder.put(b"../d", dir_node()).expect_err("it is refused");
-    assert!(matches!(bench.builder.finish(&Options::default()), Err(Error::FailedBefore)));
+    bench
+        .builder
+        .put(b"../d", dir_node())
+        .expect_err("it is refused");
+    assert!(matches!(
+        bench.builder.finish(&Options::default()),
+        Err(Error::FailedBefore)
+    ));
 }
 
 fn dir_node() -> New<'static> {
-    New { mode: 0o755, uid: 0, gid: 0, modified: Time::default(), kind: NewKind::Dir }
+    New {
+        mode: 0o755,
+        uid: 0,
+        gid: 0,
+        modified: Time::default(),
+        kind: NewKind::Dir,
+    }
 }
 
 #[test]
@@ -180,12 +301,22 @@ fn zeros_may_follow_a_gzip() {
     };
     let two = [packed(&archive[..700]), packed(&archive[700..])].concat();
     for rules in [TarRules::Plain, TarRules::Layer] {
-        let take = |bytes: &[u8]| Bench::new().builder.add_tar(&mut &*bytes, rules, &mut |_| Ok(()));
+        let take = |bytes: &[u8]| {
+            Bench::new()
+                .builder
+                .add_tar(&mut &*bytes, rules, &mut |_| Ok(()))
+        };
         let bare = take(&two).expect("it is taken");
         assert_eq!(bare.bytes, archive.len() as u64);
-        assert_eq!(take(&[&two[..], &[0; 10_000]].concat()).expect("it is taken"), bare);
+        assert_eq!(
+            take(&[&two[..], &[0; 10_000]].concat()).expect("it is taken"),
+            bare
+        );
         for rest in [&b"x"[..], b"\0\0x", &vec![0; 3 << 20]] {
-            assert!(matches!(take(&[&two[..], rest].concat()), Err(Error::Input { .. })));
+            assert!(matches!(
+                take(&[&two[..], rest].concat()),
+                Err(Error::Input { .. })
+            ));
         }
     }
 }

@@ -6,13 +6,20 @@ use super::Bench;
 use super::archive::{Archive, put, raw_header, seal};
 use crate::{Error, Kind, Limits, TarRules, Tree};
 
-const SMALL: Limits = Limits { nodes: 1000, bytes: 64 << 20, names_bytes: 1 << 20, written_bytes: 64 << 20 };
+const SMALL: Limits = Limits {
+    nodes: 1000,
+    bytes: 64 << 20,
+    names_bytes: 1 << 20,
+    written_bytes: 64 << 20,
+};
 
 /// The error of an archive that must not be taken, after which there is nothing but the image.
 fn refusal(archive: &[u8]) -> String {
     let mut bench = Bench::with(SMALL);
     let error = bench.plain(archive).expect_err("it is refused");
-    let names: Vec<_> = std::fs::read_dir(bench.dir.path()).expect("it can be listed").collect();
+    let names: Vec<_> = std::fs::read_dir(bench.dir.path())
+        .expect("it can be listed")
+        .collect();
     assert_eq!(names.len(), 1, "only the image was made");
     error.to_string()
 }
@@ -21,28 +28,65 @@ fn refusal(archive: &[u8]) -> String {
 fn names_that_lead_out_are_refused() {
     for name in ["../x", "a/../../x", "a/..", "..", "./../x", "/../x"] {
         let error = refusal(&Archive::default().file(name, "x").end());
-        assert_eq!(error, format!("{name} is refused: its name leads upwards with .."));
+        assert_eq!(
+            error,
+            format!("{name} is refused: its name leads upwards with ..")
+        );
     }
     let long = "n".repeat(256);
-    let error = refusal(&Archive::default().pax(&[("path", &long)]).file("x", "x").end());
+    let error = refusal(
+        &Archive::default()
+            .pax(&[("path", &long)])
+            .file("x", "x")
+            .end(),
+    );
     assert!(error.contains("longer than 255 bytes"), "{error}");
-    let error = refusal(&Archive::default().pax(&[("path", &"n/".repeat(2049))]).dir("x").end());
+    let error = refusal(
+        &Archive::default()
+            .pax(&[("path", &"n/".repeat(2049))])
+            .dir("x")
+            .end(),
+    );
     assert!(error.contains("longer than 4096 bytes"), "{error}");
-    let deep = Archive::default().pax(&[("path", &"n/".repeat(1500))]).dir("x").end();
-    let error = Bench::new().plain(&deep).expect_err("it is refused").to_string();
+    let deep = Archive::default()
+        .pax(&[("path", &"n/".repeat(1500))])
+        .dir("x")
+        .end();
+    let error = Bench::new()
+        .plain(&deep)
+        .expect_err("it is refused")
+        .to_string();
     assert!(error.contains("1024 directories"), "{error}");
     assert_eq!(
-        refusal(&Archive::default().pax(&[("path", "a\0b")]).file("x", "").end()),
+        refusal(
+            &Archive::default()
+                .pax(&[("path", "a\0b")])
+                .file("x", "")
+                .end()
+        ),
         "a\\x00b is refused: its name has a NUL byte"
     );
-    assert_eq!(refusal(&Archive::default().file("", "x").end()), " is refused: its name is empty");
+    assert_eq!(
+        refusal(&Archive::default().file("", "x").end()),
+        " is refused: its name is empty"
+    );
 }
 
 #[test]
 fn absolute_names_are_of_the_tree() {
     let mut bench = Bench::new();
-    bench.plain(&Archive::default().file("/etc/x", "1").file("./etc//./y", "2").end()).expect("it is taken");
-    assert_eq!((bench.text("etc/x"), bench.text("/etc/y")), (Some("1".into()), Some("2".into())));
+    bench
+        .plain(
+            &Archive::default()
+                .file("/etc/x", "1")
+                .file("./etc//./y", "2")
+                .end(),
+        )
+        .expect("it is taken");
+    assert_eq!(
+        (bench.text("etc/x"), bench.text("/etc/y")),
+        (Some("1".into()), Some("2".into()))
+    );
 }
 
 #[test]
@@ -57,7 +101,12 @@ fn a_member_through_a_link_out_of_the_tree_stays_inside() {
         .file("up/y", "top")
         .end();
     bench.plain(&archive).expect("it is taken");
-    assert_eq!(std::fs::read_dir(outside.path()).expect("it can be listed").count(), 0);
+    assert_eq!(
+        std::fs::read_dir(outside.path())
+            .expect("it can be listed")
+            .count(),
+        0
+    );
     assert_eq!(bench.text(&format!("{target}/x")), Some("in".into()));
     assert_eq!(bench.text("y"), Some("top".into()));
 }
@@ -65,40 +114,83 @@ fn a_member_through_a_link_out_of_the_tree_stays_inside() {
 #[test]
 fn links_go_where_they_would_after_chroot() {
     let mut bench = Bench::new();
-    let lower =
-        Archive::default().dir("usr/bin").symlink("bin", "usr/bin").symlink("a", "/./bin/").symlink("b", "usr/../a");
+    let lower = Archive::default()
+        .dir("usr/bin")
+        .symlink("bin", "usr/bin")
+        .symlink("a", "/./bin/")
+        .symlink("b", "usr/../a");
     bench.layer(&lower.end()).expect("it is taken");
-    bench.layer(&Archive::default().file("b/x", "x").symlink("to-x", "b/x").end()).expect("it is taken");
+    bench
+        .layer(
+            &Archive::default()
+                .file("b/x", "x")
+                .symlink("to-x", "b/x")
+                .end(),
+        )
+        .expect("it is taken");
     assert_eq!(bench.text("usr/bin/x"), Some("x".into()));
     assert_eq!(bench.text("to-x"), Some("x".into()));
-    assert!(bench.builder.exists(b"bin/x") && !bench.builder.exists(b"bin/y") && !bench.builder.exists(b"to-x/y"));
+    assert!(
+        bench.builder.exists(b"bin/x")
+            && !bench.builder.exists(b"bin/y")
+            && !bench.builder.exists(b"to-x/y")
+    );
 }
 
 #[test]
 fn loops_and_files_on_the_way_are_refused() {
-    let loops = Archive::default().symlink("a", "b").symlink("b", "a").file("a/x", "x");
+    let loops = Archive::default()
+        .symlink("a", "b")
+        .symlink("b", "a")
+        .file("a/x", "x");
     assert!(refusal(&loops.end()).contains("more than 40 symbolic links"));
     let file = Archive::default().file("a", "x").file("a/x", "x");
-    assert_eq!(refusal(&file.end()), "a/x is refused: it would lie below something that is no directory");
-    let file = Archive::default().file("a", "x").symlink("l", "a").file("l/x", "x");
-    assert_eq!(refusal(&file.end()), "l/x is refused: it would lie below something that is no directory");
+    assert_eq!(
+        refusal(&file.end()),
+        "a/x is refused: it would lie below something that is no directory"
+    );
+    let file = Archive::default()
+        .file("a", "x")
+        .symlink("l", "a")
+        .file("l/x", "x");
+    assert_eq!(
+        refusal(&file.end()),
+        "l/x is refused: it would lie below something that is no directory"
+    );
 }
 
 #[test]
 fn hard_links_lead_to_what_is_there() {
-    for target in ["../etc/passwd", "/etc/passwd", "missing", "dir", "dir/missing"] {
+    for target in [
+        "../etc/passwd",
+        "/etc/passwd",
+        "missing",
+        "dir",
+        "dir/missing",
+    ] {
         let error = refusal(&Archive::default().dir("dir").hard_link("x", target).end());
         assert!(error.starts_with("x is refused: "), "{error}");
     }
-    let out = Archive::default().symlink("out", "/etc").hard_link("x", "out/passwd");
-    assert_eq!(refusal(&out.end()), "x is refused: it is a hard link to what is not there");
+    let out = Archive::default()
+        .symlink("out", "/etc")
+        .hard_link("x", "out/passwd");
+    assert_eq!(
+        refusal(&out.end()),
+        "x is refused: it is a hard link to what is not there"
+    );
 }
 
 #[test]
 fn a_hard_link_may_replace_what_its_target_lies_in() {
     let mut bench = Bench::new();
     bench
-        .plain(&Archive::default().file("a/b", "b").hard_link("a", "a/b").hard_link("a", "a").end())
+        .plain(
+            &Archive::default()
+                .file("a/b", "b")
+                .hard_link("a", "a/b")
+                .hard_link("a", "a")
+                .end(),
+        )
         .expect("it is taken");
     assert_eq!(bench.text("a"), Some("b".into()));
     assert_eq!(bench.finish().2.nodes, 2);
@@ -107,9 +199,17 @@ fn a_hard_link_may_replace_what_its_target_lies_in() {
 #[test]
 fn the_last_of_equal_members_counts() {
     let mut bench = Bench::new();
-    let archive = Archive::default().file("x", "first").dir("y").file("y/z", "z").file("x", "last").file("y", "file");
+    let archive = Archive::default()
+        .file("x", "first")
+        .dir("y")
+        .file("y/z", "z")
+        .file("x", "last")
+        .file("y", "file");
     bench.plain(&archive.end()).expect("it is taken");
-    assert_eq!((bench.text("x"), bench.text("y")), (Some("last".into()), Some("file".into())));
+    assert_eq!(
+        (bench.text("x"), bench.text("y")),
+        (Some("last".into()), Some("file".into()))
+    );
     assert!(!bench.builder.exists(b"y/z"));
 }
 
@@ -119,16 +219,33 @@ fn devices_are_files_like_others() {
     put(&mut device, 329, b"0000001\0");
     put(&mut device, 337, b"0000003\0");
     let mut bench = Bench::new();
-    bench.plain(&Archive(seal(device)).end()).expect("it is taken");
-    let node = bench.builder.canvas.find(b"null").expect("it is found").expect("it is there");
-    assert_eq!(bench.builder.canvas.tree.node(node).kind, Kind::CharDevice(crate::Device { major: 1, minor: 3 }));
+    bench
+        .plain(&Archive(seal(device)).end())
+        .expect("it is taken");
+    let node = bench
+        .builder
+        .canvas
+        .find(b"null")
+        .expect("it is found")
+        .expect("it is there");
+    assert_eq!(
+        bench.builder.canvas.tree.node(node).kind,
+        Kind::CharDevice(crate::Device { major: 1, minor: 3 })
+    );
     put(&mut device, 329, b"7777777\0");
     assert!(refusal(&Archive(seal(device)).end()).contains("a number that Linux does not have"));
 }
 
 fn sparse(map: &str, file_bytes: &str, bytes: &[u8]) -> Vec<u8> {
-    let records = [("GNU.sparse.size", file_bytes), ("GNU.sparse.name", "s"), ("GNU.sparse.map", map)];
-    Archive::default().pax(&records).member("x", b'0', bytes).end()
+    let records = [
+        ("GNU.sparse.size", file_bytes),
+        ("GNU.sparse.name", "s"),
+        ("GNU.sparse.map", map),
+    ];
+    Archive::default()
+        .pax(&records)
+        .member("x", b'0', bytes)
+        .end()
 }
 
 #[test]
@@ -147,16 +264,34 @@ fn claims_of_sparse_files_are_checked() {
     let error = refusal(&sparse("0,5", "17592186044416", b"12345"));
     assert_eq!(error, "s is refused: a file is larger than 16 TiB");
     let inner = |text: &str| {
-        let records = [("GNU.sparse.major", "1"), ("GNU.sparse.minor", "0"), ("GNU.sparse.realsize", "4096")];
+        let records = [
+            ("GNU.sparse.major", "1"),
+            ("GNU.sparse.minor", "0"),
+            ("GNU.sparse.realsize", "4096"),
+        ];
         let mut bytes = text.as_bytes().to_vec();
         bytes.resize(512, 0);
-        Archive::default().pax(&records).member("x", b'0', &bytes).end()
+        Archive::default()
+            .pax(&records)
+            .member("x", b'0', &bytes)
+            .end()
     };
-    for map in ["1\n0\n512\n", "99999999999\n", "1\n", "\n", "x\n", "1\n99999999999999999999999\n1\n", "2\n0\n0\n"] {
+    for map in [
+        "1\n0\n512\n",
+        "99999999999\n",
+        "1\n",
+        "\n",
+        "x\n",
+        "1\n99999999999999999999999\n1\n",
+        "2\n0\n0\n",
+    ] {
         assert!(refusal(&inner(map)).contains("sparse"), "{map:?}");
     }
     let error = refusal(
-        &Archive::default().pax(&[("GNU.sparse.major", "1"), ("GNU.sparse.realsize", "9")]).file("x", "1\n").end(),
+        &Archive::default()
+            .pax(&[("GNU.sparse.major", "1"), ("GNU.sparse.realsize", "9")])
+            .file("x", "1\n")
+            .end(),
     );
     assert!(error.contains("longer than it"), "{error}");
 }
@@ -164,9 +299,14 @@ fn claims_of_sparse_files_are_checked() {
 #[test]
 fn a_huge_sparse_file_costs_nothing() {
     let mut bench = Bench::with(SMALL);
-    bench.plain(&sparse("1099511627776,5", "17592186040320", b"12345")).expect("it is taken");
+    bench
+        .plain(&sparse("1099511627776,5", "17592186040320", b"12345"))
+        .expect("it is taken");
     let (_dir, image, made) = bench.finish();
-    assert!(made.used_bytes < 64 << 20 && std::fs::metadata(image).expect("it is there").len() < 64 << 20);
+    assert!(
+        made.used_bytes < 64 << 20
+            && std::fs::metadata(image).expect("it is there").len() < 64 << 20
+    );
 }
 
 /// An archive whose member claims a gibibyte, of which nothing has to be there to be refused.
@@ -188,24 +328,41 @@ fn extensions_are_small() {
         let text = format!("{} SCHILY.xattr.user.{at}={value}\n", value.len() + 28);
         many = many.member("pax", b'g', text.as_bytes());
     }
-    assert!(refusal(&many.file("x", "").end()).contains("more than 64 KiB are said for all members"));
+    assert!(
+        refusal(&many.file("x", "").end()).contains("more than 64 KiB are said for all members")
+    );
 }
 
 #[test]
 fn a_bomb_goes_off_at_the_limit() {
-    let limits = Limits { bytes: 8 << 20, ..SMALL };
+    let limits = Limits {
+        bytes: 8 << 20,
+        ..SMALL
+    };
     let header = seal(raw_header("zeros", b'0', 4 << 30));
-    let zeros = std::io::Cursor::new(header).chain(std::io::repeat(0)).take(1 << 30);
+    let zeros = std::io::Cursor::new(header)
+        .chain(std::io::repeat(0))
+        .take(1 << 30);
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     std::io::copy(&mut zeros.take(64 << 20), &mut gzip).expect("it is packed");
     let bomb = gzip.finish().expect("it is packed");
     let error = Bench::with(limits).plain(&bomb).expect_err("it is refused");
-    assert_eq!(error.to_string(), "zeros goes beyond the limit of 8388608 bytes of input");
+    assert_eq!(
+        error.to_string(),
+        "zeros goes beyond the limit of 8388608 bytes of input"
+    );
     // Zeros behind the end count as well, and so does what came before.
     let mut bench = Bench::with(limits);
-    bench.plain(&Archive::default().bytes(&vec![0; 5 << 20]).end()).expect("so much is allowed");
-    let error = bench.plain(&Archive::default().bytes(&vec![0; 5 << 20]).end()).expect_err("it is refused");
-    assert_eq!(error.to_string(), "the archive goes beyond the limit of 8388608 bytes of input");
+    bench
+        .plain(&Archive::default().bytes(&vec![0; 5 << 20]).end())
+        .expect("so much is allowed");
+    let error = bench
+        .plain(&Archive::default().bytes(&vec![0; 5 << 20]).end())
+        .expect_err("it is refused");
+    assert_eq!(
+        error.to_string(),
+        "the archive goes beyond the limit of 8388608 bytes of input"
+    );
 }
 
 #[test]
@@ -214,44 +371,75 @@ fn more_nodes_than_allowed_are_refused() {
     for at in 0..1001 {
         archive.extend(seal(raw_header(&format!("f{at}"), b'0', 0)));
     }
-    assert_eq!(refusal(&archive), "f1000 goes beyond the limit of 1000 nodes");
-    let endless = std::iter::from_fn(|| Some(seal(raw_header("same", b'0', 0)))).take(1_000_000).flatten();
-    let error = Bench::with(SMALL).from(Bytes(endless)).expect_err("it is refused");
-    assert_eq!(error.to_string(), "same goes beyond the limit of 1000 nodes");
+    assert_eq!(
+        refusal(&archive),
+        "f1000 goes beyond the limit of 1000 nodes"
+    );
+    let endless = std::iter::from_fn(|| Some(seal(raw_header("same", b'0', 0))))
+        .take(1_000_000)
+        .flatten();
+    let error = Bench::with(SMALL)
+        .from(Bytes(endless))
+        .expect_err("it is refused");
+    assert_eq!(
+        error.to_string(),
+        "same goes beyond the limit of 1000 nodes"
+    );
 }
 
 struct Bytes<I>(I);
 
 impl<I: Iterator<Item = u8>> Read for Bytes<I> {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-        Ok(into.iter_mut().zip(&mut self.0).map(|(to, from)| *to = from).count())
+        Ok(into
+            .iter_mut()
+            .zip(&mut self.0)
+            .map(|(to, from)| *to = from)
+            .count())
     }
 }
 
 #[test]
 fn attributes_are_limited() {
     let value = "v".repeat(33 << 10);
-    let two = [("SCHILY.xattr.user.a", &value[..]), ("SCHILY.xattr.user.b", &value)];
+    let two = [
+        ("SCHILY.xattr.user.a", &value[..]),
+        ("SCHILY.xattr.user.b", &value),
+    ];
     let error = refusal(&Archive::default().pax(&two).file("x", "").end());
-    assert_eq!(error, "x is refused: its extended attributes take more than 64 KiB");
+    assert_eq!(
+        error,
+        "x is refused: its extended attributes take more than 64 KiB"
+    );
     let mut bomb = Archive::default();
     for at in 0..40 {
         bomb = bomb.pax(&two[..1]).file(&format!("f{at}"), "");
     }
-    assert!(
-        refusal(&bomb.end())
-            .ends_with("goes beyond the limit of 1048576 bytes of names, links, attributes and lists of blocks")
-    );
+    assert!(refusal(&bomb.end()).ends_with(
+        "goes beyond the limit of 1048576 bytes of names, links, attributes and lists of blocks"
+    ));
 }
 
 #[test]
 fn attributes_that_linux_does_not_keep_are_left_out() {
-    let records = [("SCHILY.xattr.com.apple.x", "v"), ("SCHILY.xattr.system.data", "v"), ("SCHILY.xattr.user.x", "v")];
+    let records = [
+        ("SCHILY.xattr.com.apple.x", "v"),
+        ("SCHILY.xattr.system.data", "v"),
+        ("SCHILY.xattr.user.x", "v"),
+    ];
     let mut bench = Bench::new();
-    bench.plain(&Archive::default().pax(&records).file("x", "").end()).expect("it is taken");
+    bench
+        .plain(&Archive::default().pax(&records).file("x", "").end())
+        .expect("it is taken");
     let canvas = &bench.builder.canvas;
-    let node = canvas.find(b"x").expect("it is found").expect("it is there");
-    assert_eq!(canvas.tree.node(node).attributes.xattrs, [(b"user.x".to_vec(), b"v".to_vec())].into());
+    let node = canvas
+        .find(b"x")
+        .expect("it is found")
+        .expect("it is there");
+    assert_eq!(
+        canvas.tree.node(node).attributes.xattrs,
+        [(b"user.x".to_vec(), b"v".to_vec())].into()
+    );
 }
 
 #[test]
@@ -260,8 +448,18 @@ fn an_archive_that_is_cut_off_is_one_only_behind_the_bytes_of_a_member() {
     // With how many bytes of padding each of them ends.
     let pieces = [
         (Archive::default().file("a", &"a".repeat(700)), 324),
-        (Archive::default().member("././@LongLink", b'L', long.as_bytes()).file("b", "b"), 511),
-        (Archive::default().pax(&[("path", "c")]).file("x", &"c".repeat(1024)), 0),
+        (
+            Archive::default()
+                .member("././@LongLink", b'L', long.as_bytes())
+                .file("b", "b"),
+            511,
+        ),
+        (
+            Archive::default()
+                .pax(&[("path", "c")])
+                .file("x", &"c".repeat(1024)),
+            0,
+        ),
     ];
     let ends: Vec<std::ops::RangeInclusive<usize>> = pieces
         .iter()
@@ -270,10 +468,20 @@ fn an_archive_that_is_cut_off_is_one_only_behind_the_bytes_of_a_member() {
             Some(*end - padding..=*end)
         })
         .collect();
-    let whole: Vec<u8> = pieces.iter().flat_map(|(piece, _)| piece.0.clone()).collect();
-    for cut in (0..whole.len()).step_by(512).flat_map(|at| [at, at + 1, at + 511]) {
+    let whole: Vec<u8> = pieces
+        .iter()
+        .flat_map(|(piece, _)| piece.0.clone())
+        .collect();
+    for cut in (0..whole.len())
+        .step_by(512)
+        .flat_map(|at| [at, at + 1, at + 511])
+    {
         let taken = Bench::new().plain(&whole[..cut]);
-        assert_eq!(taken.is_ok(), cut == 0 || ends.iter().any(|end| end.contains(&cut)), "cut at {cut}");
+        assert_eq!(
+            taken.is_ok(),
+            cut == 0 || ends.iter().any(|end| end.contains(&cut)),
+            "cut at {cut}"
+        );
     }
 }
 
@@ -283,34 +491,55 @@ fn damage_is_told() {
     for at in (0..512).filter(|at| !(148..156).contains(at)) {
         let mut bad = good.clone();
         bad[at] ^= 1;
-        assert!(refusal(&bad).starts_with("the archive is damaged at byte 512: the checksum"), "{at}");
+        assert!(
+            refusal(&bad).starts_with("the archive is damaged at byte 512: the checksum"),
+            "{at}"
+        );
     }
-    let mut lone = Archive::default().file("a", "a").bytes(&[0; 512]).file("b", "b").end();
+    let mut lone = Archive::default()
+        .file("a", "a")
+        .bytes(&[0; 512])
+        .file("b", "b")
+        .end();
     assert!(refusal(&lone).contains("a lone block of zeros"));
     lone = good.clone();
     lone.extend_from_slice(b"more");
     assert!(refusal(&lone).contains("something follows behind its end"));
-    assert!(refusal(b"this is no archive, but it is long enough").contains("ends inside of a member"));
-    assert!(refusal(&Archive::default().member("x", b'?', b"").end()).contains("kind that is not known"));
+    assert!(
+        refusal(b"this is no archive, but it is long enough").contains("ends inside of a member")
+    );
+    assert!(
+        refusal(&Archive::default().member("x", b'?', b"").end())
+            .contains("kind that is not known")
+    );
 }
 
 /// As `umoci insert` writes its layers.
 #[test]
 fn an_archive_may_end_with_the_last_byte_of_its_last_member() {
-    let whole = Archive::default().file("a", "first").file("b", "last").end();
+    let whole = Archive::default()
+        .file("a", "first")
+        .file("b", "last")
+        .end();
     for bytes in [3 * 512 + 4, 3 * 512 + 5, 4 * 512 - 1, 4 * 512, 5 * 512] {
         let mut bench = Bench::new();
         bench.plain(&whole[..bytes]).expect("it is taken");
-        assert_eq!((bench.text("a"), bench.text("b")), (Some("first".into()), Some("last".into())), "{bytes}");
+        assert_eq!(
+            (bench.text("a"), bench.text("b")),
+            (Some("first".into()), Some("last".into())),
+            "{bytes}"
+        );
     }
 }
 
 #[test]
 fn packed_input_that_is_damaged_is_told() {
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    gzip.write_all(&Archive::default().file("a", "a").end()).expect("it is packed");
+    gzip.write_all(&Archive::default().file("a", "a").end())
+        .expect("it is packed");
     let gzip = gzip.finish().expect("it is packed");
-    let zstd = zstd::encode_all(&Archive::default().file("a", "a").end()[..], 1).expect("it is packed");
+    let zstd =
+        zstd::encode_all(&Archive::default().file("a", "a").end()[..], 1).expect("it is packed");
     for packed in [&gzip[..gzip.len() - 9], &zstd[..zstd.len() - 3]] {
         let error = Bench::new().plain(packed).expect_err("it is refused");
         assert!(matches!(error, Error::Input { .. }), "{error}");
@@ -324,18 +553,32 @@ fn whoever_watches_can_stop_it() {
     endless.extend_from_slice(&[1; 512]);
     let mut input = std::io::Cursor::new(endless).chain(std::io::repeat(1));
     let mut told = 0;
-    let stopped = bench.builder.add_tar(&mut input, TarRules::Plain, &mut |bytes| {
-        told = bytes;
-        if bytes < 10 << 20 { Ok(()) } else { Err(crate::Stop) }
-    });
+    let stopped = bench
+        .builder
+        .add_tar(&mut input, TarRules::Plain, &mut |bytes| {
+            told = bytes;
+            if bytes < 10 << 20 {
+                Ok(())
+            } else {
+                Err(crate::Stop)
+            }
+        });
     assert!(matches!(stopped, Err(Error::GivenUp)) && told >= 10 << 20);
 }
 
 #[test]
 fn the_root_stays_a_directory() {
-    assert!(refusal(&Archive::default().symlink("./", "/etc").end()).contains("in the place of the root"));
+    assert!(
+        refusal(&Archive::default().symlink("./", "/etc").end())
+            .contains("in the place of the root")
+    );
     let mut bench = Bench::new();
-    bench.plain(&Archive::default().dir("./").end()).expect("it is taken");
-    assert_eq!(bench.builder.canvas.tree.node(Tree::ROOT).attributes.mode, 0o644);
+    bench
+        .plain(&Archive::default().dir("./").end())
+        .expect("it is taken");
+    assert_eq!(
+        bench.builder.canvas.tree.node(Tree::ROOT).attributes.mode,
+        0o644
+    );
     assert!(bench.builder.remove(b"/").is_err());
 }

@@ -20,27 +20,43 @@ fn after(upper: &[u8]) -> Vec<String> {
     bench.layer(&lower()).expect("it is taken");
     bench.layer(upper).expect("it is taken");
     let names = super::listing::of_tree(&bench.builder.canvas).into_keys();
-    let names =
-        names.map(|name| String::from_utf8(name).expect("it is text")).filter(|name| !name.is_empty()).collect();
+    let names = names
+        .map(|name| String::from_utf8(name).expect("it is text"))
+        .filter(|name| !name.is_empty())
+        .collect();
     bench.finish();
     names
 }
 
 #[test]
 fn a_whiteout_hides_what_lower_layers_have() {
-    let hidden = Archive::default().file("etc/.wh.a", "").file("etc/.wh.sub", "");
+    let hidden = Archive::default()
+        .file("etc/.wh.a", "")
+        .file("etc/.wh.sub", "");
     assert_eq!(after(&hidden.end()), ["etc", "etc/b", "link"]);
-    let missing = Archive::default().file("etc/.wh.zzz", "").file("no/where/.wh.a", "").file("etc/a/.wh.x", "");
+    let missing = Archive::default()
+        .file("etc/.wh.zzz", "")
+        .file("no/where/.wh.a", "")
+        .file("etc/a/.wh.x", "");
     assert_eq!(after(&missing.end()).len(), 7);
-    let over_link = Archive::default().file("link/.wh.a", "").file(".wh.link", "");
-    assert_eq!(after(&over_link.end()), ["etc", "etc/b", "etc/sub", "etc/sub/c", "etc/sub/d"]);
+    let over_link = Archive::default()
+        .file("link/.wh.a", "")
+        .file(".wh.link", "");
+    assert_eq!(
+        after(&over_link.end()),
+        ["etc", "etc/b", "etc/sub", "etc/sub/c", "etc/sub/d"]
+    );
 }
 
 #[test]
 fn a_whiteout_leaves_what_its_own_layer_brings() {
     for upper in [
-        Archive::default().file("etc/a", "new").file("etc/.wh.a", ""),
-        Archive::default().file("etc/.wh.a", "").file("etc/a", "new"),
+        Archive::default()
+            .file("etc/a", "new")
+            .file("etc/.wh.a", ""),
+        Archive::default()
+            .file("etc/.wh.a", "")
+            .file("etc/a", "new"),
     ] {
         let mut bench = Bench::new();
         bench.layer(&lower()).expect("it is taken");
@@ -49,36 +65,76 @@ fn a_whiteout_leaves_what_its_own_layer_brings() {
         assert!(!bench.builder.exists(b"etc/.wh.a"));
     }
     for upper in [
-        Archive::default().file("etc/sub/new", "").file("etc/.wh.sub", ""),
-        Archive::default().file("etc/.wh.sub", "").file("etc/sub/new", ""),
-        Archive::default().dir("etc/sub").file("etc/sub/new", "").file("etc/.wh.sub", ""),
+        Archive::default()
+            .file("etc/sub/new", "")
+            .file("etc/.wh.sub", ""),
+        Archive::default()
+            .file("etc/.wh.sub", "")
+            .file("etc/sub/new", ""),
+        Archive::default()
+            .dir("etc/sub")
+            .file("etc/sub/new", "")
+            .file("etc/.wh.sub", ""),
     ] {
-        assert_eq!(after(&upper.end()), ["etc", "etc/a", "etc/b", "etc/sub", "etc/sub/new", "link"]);
+        assert_eq!(
+            after(&upper.end()),
+            ["etc", "etc/a", "etc/b", "etc/sub", "etc/sub/new", "link"]
+        );
     }
 }
 
 #[test]
 fn an_opaque_directory_hides_only_what_is_below() {
     for upper in [
-        Archive::default().file("etc/.wh..wh..opq", "").file("etc/new", "").file("etc/sub/e", ""),
-        Archive::default().file("etc/new", "").file("etc/sub/e", "").file("etc/.wh..wh..opq", ""),
+        Archive::default()
+            .file("etc/.wh..wh..opq", "")
+            .file("etc/new", "")
+            .file("etc/sub/e", ""),
+        Archive::default()
+            .file("etc/new", "")
+            .file("etc/sub/e", "")
+            .file("etc/.wh..wh..opq", ""),
         Archive::default()
             .file("etc/new", "")
             .file("etc/.wh..wh..opq", "")
             .file("etc/sub/e", "")
             .file("etc/.wh..wh..opq", ""),
     ] {
-        assert_eq!(after(&upper.end()), ["etc", "etc/new", "etc/sub", "etc/sub/e", "link"]);
+        assert_eq!(
+            after(&upper.end()),
+            ["etc", "etc/new", "etc/sub", "etc/sub/e", "link"]
+        );
     }
-    assert_eq!(after(&Archive::default().file(".wh..wh..opq", "").file("x", "").end()), ["x"]);
-    assert_eq!(after(&Archive::default().file("x", "").file(".wh..wh..opq", "").end()), ["x"]);
+    assert_eq!(
+        after(
+            &Archive::default()
+                .file(".wh..wh..opq", "")
+                .file("x", "")
+                .end()
+        ),
+        ["x"]
+    );
+    assert_eq!(
+        after(
+            &Archive::default()
+                .file("x", "")
+                .file(".wh..wh..opq", "")
+                .end()
+        ),
+        ["x"]
+    );
 }
 
 #[test]
 fn a_new_name_of_an_old_file_stays_when_the_old_one_is_hidden() {
     for upper in [
-        Archive::default().hard_link("kept", "etc/a").file("etc/.wh..wh..opq", ""),
-        Archive::default().hard_link("kept", "etc/a").hard_link("etc/kept", "etc/b").file("etc/.wh..wh..opq", ""),
+        Archive::default()
+            .hard_link("kept", "etc/a")
+            .file("etc/.wh..wh..opq", ""),
+        Archive::default()
+            .hard_link("kept", "etc/a")
+            .hard_link("etc/kept", "etc/b")
+            .file("etc/.wh..wh..opq", ""),
     ] {
         let mut bench = Bench::new();
         bench.layer(&lower()).expect("it is taken");
@@ -94,11 +150,25 @@ fn directories_and_others_over_each_other() {
     let mut bench = Bench::new();
     bench.layer(&lower()).expect("it is taken");
     bench
-        .layer(&Archive::default().dir("etc").dir("link").file("link/x", "x").file("etc/sub", "file").end())
+        .layer(
+            &Archive::default()
+                .dir("etc")
+                .dir("link")
+                .file("link/x", "x")
+                .file("etc/sub", "file")
+                .end(),
+        )
         .expect("it is taken");
-    assert_eq!(bench.text("etc/a"), Some("lower a".into()), "a directory over a directory keeps what is in it");
+    assert_eq!(
+        bench.text("etc/a"),
+        Some("lower a".into()),
+        "a directory over a directory keeps what is in it"
+    );
     assert_eq!(bench.text("link/x"), Some("x".into()));
-    assert!(!bench.builder.exists(b"etc/x"), "a directory over a link replaces the link");
+    assert!(
+        !bench.builder.exists(b"etc/x"),
+        "a directory over a link replaces the link"
+    );
     assert_eq!(bench.text("etc/sub"), Some("file".into()));
     bench.finish();
 }
@@ -108,15 +178,28 @@ fn names_of_whiteouts_that_lead_elsewhere_are_refused() {
     for name in ["etc/.wh...", "etc/.wh..", "etc/.wh.", "etc/.wh.x/y"] {
         let mut bench = Bench::new();
         bench.layer(&lower()).expect("it is taken");
-        bench.layer(&Archive::default().file(name, "").end()).expect_err(name);
+        bench
+            .layer(&Archive::default().file(name, "").end())
+            .expect_err(name);
     }
-    assert_eq!(after(&Archive::default().file(".wh..wh.plnk/12.34", "").dir(".wh..wh.aufs").end()).len(), 7);
+    assert_eq!(
+        after(
+            &Archive::default()
+                .file(".wh..wh.plnk/12.34", "")
+                .dir(".wh..wh.aufs")
+                .end()
+        )
+        .len(),
+        7
+    );
 }
 
 #[test]
 fn outside_of_layers_such_names_are_names() {
     let mut bench = Bench::new();
     bench.plain(&lower()).expect("it is taken");
-    bench.plain(&Archive::default().file("etc/.wh.a", "x").end()).expect("it is taken");
+    bench
+        .plain(&Archive::default().file("etc/.wh.a", "x").end())
+        .expect("it is taken");
     assert!(bench.builder.exists(b"etc/a") && bench.builder.exists(b"etc/.wh.a"));
 }

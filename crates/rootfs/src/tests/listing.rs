@@ -33,7 +33,12 @@ pub fn assert_same(found: &Listing, expected: &Listing) {
     let paths = found.keys().chain(expected.keys());
     let differs = |path: &&Vec<u8>| found.get(*path) != expected.get(*path);
     let told = |path: &Vec<u8>| {
-        format!("{}:\n  found    {:?}\n  expected {:?}\n", path.escape_ascii(), found.get(path), expected.get(path))
+        format!(
+            "{}:\n  found    {:?}\n  expected {:?}\n",
+            path.escape_ascii(),
+            found.get(path),
+            expected.get(path)
+        )
     };
     let differences: String = paths.filter(differs).map(told).collect();
     assert!(differences.is_empty(), "{differences}");
@@ -49,14 +54,18 @@ pub fn of_host(root: &Path) -> Listing {
     let (mut all, mut first) = (Listing::new(), BTreeMap::new());
     host(root, Vec::new(), &mut |path, meta, entry: Entry| {
         if !meta.is_dir() {
-            first.entry((meta.dev(), meta.ino())).or_insert_with(Vec::new).push(path.clone());
+            first
+                .entry((meta.dev(), meta.ino()))
+                .or_insert_with(Vec::new)
+                .push(path.clone());
         }
         all.insert(path, entry);
     });
     for names in first.values_mut() {
         names.sort();
         for name in &*names {
-            all.get_mut(name).expect("it was listed").names = (names.len() as u64, names[0].clone());
+            all.get_mut(name).expect("it was listed").names =
+                (names.len() as u64, names[0].clone());
         }
     }
     all
@@ -65,11 +74,20 @@ pub fn of_host(root: &Path) -> Listing {
 fn host(at: &Path, path: Vec<u8>, found: &mut dyn FnMut(Vec<u8>, &fs::Metadata, Entry)) {
     let meta = fs::symlink_metadata(at).expect("it is there");
     let kind = meta.file_type();
-    let numbers = format!("{}:{}", rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
+    let numbers = format!(
+        "{}:{}",
+        rustix::fs::major(meta.rdev()),
+        rustix::fs::minor(meta.rdev())
+    );
     let text = match () {
         () if kind.is_dir() => "directory".into(),
         () if kind.is_file() => file_text(File::open(at).expect("it opens")),
-        () if kind.is_symlink() => link_text(fs::read_link(at).expect("it is a link").as_os_str().as_bytes()),
+        () if kind.is_symlink() => link_text(
+            fs::read_link(at)
+                .expect("it is a link")
+                .as_os_str()
+                .as_bytes(),
+        ),
         () if kind.is_char_device() => format!("character device {numbers}"),
         () if kind.is_block_device() => format!("block device {numbers}"),
         () if kind.is_fifo() => "fifo".into(),
@@ -87,7 +105,11 @@ fn host(at: &Path, path: Vec<u8>, found: &mut dyn FnMut(Vec<u8>, &fs::Metadata, 
     if kind.is_dir() {
         for child in fs::read_dir(at).expect("it can be listed") {
             let name = child.expect("it can be listed").file_name().into_vec();
-            let below = if path.is_empty() { name.clone() } else { [&path[..], b"/", &name].concat() };
+            let below = if path.is_empty() {
+                name.clone()
+            } else {
+                [&path[..], b"/", &name].concat()
+            };
             host(&at.join(std::ffi::OsStr::from_bytes(&name)), below, found);
         }
     }
@@ -96,7 +118,9 @@ fn host(at: &Path, path: Vec<u8>, found: &mut dyn FnMut(Vec<u8>, &fs::Metadata, 
 fn host_xattrs(at: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut list = vec![0; 64 << 10];
     let length = rustix::fs::llistxattr(at, &mut list[..]).unwrap_or(0);
-    let names = list[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty());
+    let names = list[..length]
+        .split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty());
     let value = |name: &[u8]| {
         let mut value = vec![0; 64 << 10];
         let length = rustix::fs::lgetxattr(at, name, &mut value[..]).expect("it can be read");
@@ -113,14 +137,23 @@ pub fn of_tree(canvas: &Canvas) -> Listing {
         let node = canvas.tree.node(id);
         let kind = match &node.kind {
             Kind::Dir(entries) => {
-                let below =
-                    |name: &[u8]| if path.is_empty() { name.to_vec() } else { [&path[..], b"/", name].concat() };
+                let below = |name: &[u8]| {
+                    if path.is_empty() {
+                        name.to_vec()
+                    } else {
+                        [&path[..], b"/", name].concat()
+                    }
+                };
                 pending.extend(entries.iter().map(|(name, id)| (below(name), *id)));
                 "directory".into()
             }
-            Kind::File(content) => file_text(&canvas.area.read(content, u64::MAX).expect("it can be read")[..]),
+            Kind::File(content) => {
+                file_text(&canvas.area.read(content, u64::MAX).expect("it can be read")[..])
+            }
             Kind::Symlink(target) => link_text(target),
-            Kind::CharDevice(device) => format!("character device {}:{}", device.major, device.minor),
+            Kind::CharDevice(device) => {
+                format!("character device {}:{}", device.major, device.minor)
+            }
             Kind::BlockDevice(device) => format!("block device {}:{}", device.major, device.minor),
             Kind::Fifo => "fifo".into(),
             Kind::Socket => "socket".into(),
@@ -132,7 +165,11 @@ pub fn of_tree(canvas: &Canvas) -> Listing {
             mode: attributes.mode,
             owner: (attributes.uid, attributes.gid),
             modified: (attributes.modified.seconds, attributes.modified.nanoseconds),
-            xattrs: attributes.xattrs.iter().map(|(name, value)| (text(name), value.clone())).collect(),
+            xattrs: attributes
+                .xattrs
+                .iter()
+                .map(|(name, value)| (text(name), value.clone()))
+                .collect(),
             names: (u64::from(node.names), Vec::new()),
         };
         names.entry(id).or_default().push(path.clone());
@@ -141,30 +178,50 @@ pub fn of_tree(canvas: &Canvas) -> Listing {
     for paths in names.into_values() {
         let first = paths.iter().min().expect("there is one").clone();
         assert_eq!(all[&first].names.0, paths.len() as u64, "names are counted");
-        paths.iter().for_each(|path| all.get_mut(path).expect("it was listed").names.1.clone_from(&first));
+        paths.iter().for_each(|path| {
+            all.get_mut(path)
+                .expect("it was listed")
+                .names
+                .1
+                .clone_from(&first)
+        });
     }
     all
 }
 
-/// What this workspace's own reader of ext4 sees. It tells whole seconds, no attributes, and not who shares a node.
+/// What this workspace's own reader of ext4 sees. It tells whole seconds, no attributes, and not
+/// who shares a node.
 pub fn of_image(image: &Path) -> Listing {
     let disk = Disk(File::open(image).expect("it opens"));
     let system = FileSystem::open(&disk).expect("it is an ext4");
     let (mut all, mut pending) = (Listing::new(), vec![Vec::new()]);
     while let Some(path) = pending.pop() {
         let at = sandtree_diff::Path::from([b"/", &path[..]].concat());
-        let node = system.stat(&at).expect("it can be read").expect("it is there");
-        let numbers = node.device.map(|(major, minor)| format!("{major}:{minor}")).unwrap_or_default();
+        let node = system
+            .stat(&at)
+            .expect("it can be read")
+            .expect("it is there");
+        let numbers = node
+            .device
+            .map(|(major, minor)| format!("{major}:{minor}"))
+            .unwrap_or_default();
         let kind = match node.kind {
             sandtree_diff::Kind::Directory => {
                 let names = system.list(&at).expect("it can be listed");
-                let below =
-                    |name: &[u8]| if path.is_empty() { name.to_vec() } else { [&path[..], b"/", name].concat() };
+                let below = |name: &[u8]| {
+                    if path.is_empty() {
+                        name.to_vec()
+                    } else {
+                        [&path[..], b"/", name].concat()
+                    }
+                };
                 pending.extend(names.iter().map(|name| below(name)));
                 "directory".into()
             }
             sandtree_diff::Kind::File => file_text(system.read_file(&at).expect("it can be read")),
-            sandtree_diff::Kind::Symlink => link_text(node.target.expect("it has a target").as_bytes()),
+            sandtree_diff::Kind::Symlink => {
+                link_text(node.target.expect("it has a target").as_bytes())
+            }
             sandtree_diff::Kind::CharDevice => format!("character device {numbers}"),
             sandtree_diff::Kind::BlockDevice => format!("block device {numbers}"),
             sandtree_diff::Kind::Fifo => "fifo".into(),

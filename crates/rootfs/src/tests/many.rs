@@ -14,7 +14,11 @@ fn name(at: usize) -> String {
 
 /// Far more than it takes, even on a machine with other work.
 fn assert_quick(start: Instant) {
-    assert!(start.elapsed() < Duration::from_secs(30), "it took {:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(30),
+        "it took {:?}",
+        start.elapsed()
+    );
 }
 
 #[test]
@@ -31,7 +35,10 @@ fn come_through_an_archive() {
     bench.plain(&archive).expect("it is taken");
     assert_quick(start);
     for at in [0, 1, 77_777, FILES - 1] {
-        assert_eq!(bench.text(&name(at)), Some(format!("this is file {at}\n").repeat(1 + at % 30)));
+        assert_eq!(
+            bench.text(&name(at)),
+            Some(format!("this is file {at}\n").repeat(1 + at % 30))
+        );
     }
     let (_dir, _, made) = bench.finish();
     assert_eq!(made.nodes as usize, FILES + 100 + 100 * 50 + 1);
@@ -43,13 +50,17 @@ fn come_through_a_directory() {
     for at in 0..FILES {
         let path = dir.path().join(name(at));
         if at < 10_000 {
-            fs::create_dir_all(path.parent().expect("it has one")).expect("a directory can be made");
+            fs::create_dir_all(path.parent().expect("it has one"))
+                .expect("a directory can be made");
         }
         fs::write(path, at.to_string()).expect("a file can be written");
     }
     let start = Instant::now();
     let mut bench = Bench::new();
-    bench.builder.add_dir(dir.path(), &mut |_| Ok(())).expect("it is taken");
+    bench
+        .builder
+        .add_dir(dir.path(), &mut |_| Ok(()))
+        .expect("it is taken");
     assert_quick(start);
     for at in [0, 1, 77_777, FILES - 1] {
         assert_eq!(bench.text(&name(at)), Some(at.to_string()));

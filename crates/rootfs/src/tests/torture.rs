@@ -15,14 +15,30 @@ use super::{Bench, run, tool};
 use crate::TarRules;
 
 /// `cap_net_raw=ep`, as `setcap` writes it.
-const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+const CAPABILITY: [u8; 20] = [
+    1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+];
 
 /// `user::rw-,user:12345:r--,group::r--,mask::r--,other::---`, as system calls have it.
 fn acl() -> Vec<u8> {
-    let entry =
-        |tag: u16, bits: u16, id: u32| [&tag.to_le_bytes()[..], &bits.to_le_bytes(), &id.to_le_bytes()].concat();
-    let entries = [(1, 6, u32::MAX), (2, 4, 12345), (4, 4, u32::MAX), (16, 4, u32::MAX), (32, 0, u32::MAX)];
-    let entries = entries.iter().flat_map(|(tag, bits, id)| entry(*tag, *bits, *id));
+    let entry = |tag: u16, bits: u16, id: u32| {
+        [
+            &tag.to_le_bytes()[..],
+            &bits.to_le_bytes(),
+            &id.to_le_bytes(),
+        ]
+        .concat()
+    };
+    let entries = [
+        (1, 6, u32::MAX),
+        (2, 4, 12345),
+        (4, 4, u32::MAX),
+        (16, 4, u32::MAX),
+        (32, 0, u32::MAX),
+    ];
+    let entries = entries
+        .iter()
+        .flat_map(|(tag, bits, id)| entry(*tag, *bits, *id));
     2u32.to_le_bytes().into_iter().chain(entries).collect()
 }
 
@@ -58,15 +74,29 @@ fn fill_plain(dir: &Path) {
     fs::create_dir_all(dir.join("a/b/c")).expect("a directory can be made");
     make(&dir.join("empty"), b"", 0o600);
     make(&dir.join("a/one block"), &[1; 4096], 0o640);
-    make(&dir.join("a/b/odd size"), &(0..100_001u32).map(|at| (at % 251) as u8).collect::<Vec<_>>(), 0o444);
+    make(
+        &dir.join("a/b/odd size"),
+        &(0..100_001u32)
+            .map(|at| (at % 251) as u8)
+            .collect::<Vec<_>>(),
+        0o444,
+    );
     make(&dir.join("set-ids"), b"x", 0o6755);
-    fs::set_permissions(dir.join("a/b"), fs::Permissions::from_mode(0o1777)).expect("a mode can be set");
+    fs::set_permissions(dir.join("a/b"), fs::Permissions::from_mode(0o1777))
+        .expect("a mode can be set");
     fs::hard_link(dir.join("a/one block"), dir.join("a/b/c/linked")).expect("a link can be made");
     fs::hard_link(dir.join("a/one block"), dir.join("linked")).expect("a link can be made");
     std::os::unix::fs::symlink("a/b", dir.join("to-dir")).expect("a link can be made");
-    std::os::unix::fs::symlink("/nowhere/at/all", dir.join("dangling")).expect("a link can be made");
-    rustix::fs::mknodat(CWD, dir.join("fifo"), FileType::Fifo, Mode::from_raw_mode(0o622), 0)
-        .expect("a fifo can be made");
+    std::os::unix::fs::symlink("/nowhere/at/all", dir.join("dangling"))
+        .expect("a link can be made");
+    rustix::fs::mknodat(
+        CWD,
+        dir.join("fifo"),
+        FileType::Fifo,
+        Mode::from_raw_mode(0o622),
+        0,
+    )
+    .expect("a fifo can be made");
     let long = dir.join("d".repeat(60)).join("e".repeat(60));
     fs::create_dir_all(&long).expect("a directory can be made");
     make(&long.join("f".repeat(60)), b"in the prefix", 0o600);
@@ -79,23 +109,42 @@ fn fill_odd(dir: &Path) {
         ("all hole", &[][..], 10_000_000u64),
         ("hole first", &[(5 << 20, 5000u64)][..], (5 << 20) + 5000),
         ("hole last", &[(0, 4096)][..], 9_000_001),
-        ("many holes", &[(0, 1), (1 << 20, 8192), (3 << 20, 100_000), (7 << 20, 4096), (15 << 20, 1)][..], 32 << 20),
+        (
+            "many holes",
+            &[
+                (0, 1),
+                (1 << 20, 8192),
+                (3 << 20, 100_000),
+                (7 << 20, 4096),
+                (15 << 20, 1),
+            ][..],
+            32 << 20,
+        ),
     ] {
         let file = File::create(dir.join(name)).expect("a file can be made");
         file.set_len(bytes).expect("it can be made longer");
         for (offset, bytes) in pieces {
-            file.write_all_at(&vec![7; *bytes as usize], *offset).expect("it can be written");
+            file.write_all_at(&vec![7; *bytes as usize], *offset)
+                .expect("it can be written");
         }
     }
     let every_other = File::create(dir.join("sixty pieces")).expect("a file can be made");
-    (0..60u64).for_each(|at| every_other.write_all_at(&[at as u8 + 1; 4096], at * 65536).expect("it can be written"));
+    (0..60u64).for_each(|at| {
+        every_other
+            .write_all_at(&[at as u8 + 1; 4096], at * 65536)
+            .expect("it can be written")
+    });
     drop(UnixListener::bind(dir.join("socket")).expect("a socket can be made"));
-    for (name, value) in
-        [("user.short", &b"v"[..]), ("user.binary", &[0, 1, 10, 255, b'=']), ("user.long", &[b'l'; 1500])]
-    {
-        rustix::fs::lsetxattr(dir.join("hole last"), name, value, XattrFlags::empty()).expect("it can be set");
+    for (name, value) in [
+        ("user.short", &b"v"[..]),
+        ("user.binary", &[0, 1, 10, 255, b'=']),
+        ("user.long", &[b'l'; 1500]),
+    ] {
+        rustix::fs::lsetxattr(dir.join("hole last"), name, value, XattrFlags::empty())
+            .expect("it can be set");
     }
-    rustix::fs::lsetxattr(dir, "user.of a directory", b"x", XattrFlags::empty()).expect("it can be set");
+    rustix::fs::lsetxattr(dir, "user.of a directory", b"x", XattrFlags::empty())
+        .expect("it can be set");
 }
 
 fn fill_names(dir: &Path) {
@@ -118,26 +167,37 @@ fn fill_names(dir: &Path) {
     let deep = (0..12).fold(dir.join("deep"), |path, _| path.join("x".repeat(100)));
     fs::create_dir_all(&deep).expect("a directory can be made");
     make(&deep.join("bottom"), b"bottom", 0o600);
-    std::os::unix::fs::symlink("t".repeat(3000), dir.join("long target")).expect("a link can be made");
+    std::os::unix::fs::symlink("t".repeat(3000), dir.join("long target"))
+        .expect("a link can be made");
     fs::hard_link(deep.join("bottom"), dir.join("top")).expect("a link can be made");
 }
 
 fn fill_of_root(dir: &Path) {
     fs::create_dir(dir).expect("a directory can be made");
-    for (name, kind, major, minor) in
-        [("null", FileType::CharacterDevice, 1, 3), ("vda300", FileType::BlockDevice, 254, 300)]
-    {
+    for (name, kind, major, minor) in [
+        ("null", FileType::CharacterDevice, 1, 3),
+        ("vda300", FileType::BlockDevice, 254, 300),
+    ] {
         let device = rustix::fs::makedev(major, minor);
-        rustix::fs::mknodat(CWD, dir.join(name), kind, Mode::from_raw_mode(0o660), device).expect("it can be made");
+        rustix::fs::mknodat(
+            CWD,
+            dir.join(name),
+            kind,
+            Mode::from_raw_mode(0o660),
+            device,
+        )
+        .expect("it can be made");
     }
     make(&dir.join("ping"), b"\x7fELF", 0o755);
     make(&dir.join("acl"), b"acl", 0o640);
     make(&dir.join("owned"), b"x", 0o400);
-    std::os::unix::fs::lchown(dir.join("owned"), Some(4_000_000_000), Some(3_000_000)).expect("it can be owned");
+    std::os::unix::fs::lchown(dir.join("owned"), Some(4_000_000_000), Some(3_000_000))
+        .expect("it can be owned");
     std::os::unix::fs::symlink("owned", dir.join("link")).expect("a link can be made");
     std::os::unix::fs::lchown(dir.join("link"), Some(1000), Some(1001)).expect("it can be owned");
     let set = |name: &str, key: &str, value: &[u8]| {
-        rustix::fs::lsetxattr(dir.join(name), key, value, XattrFlags::empty()).expect("it can be set");
+        rustix::fs::lsetxattr(dir.join(name), key, value, XattrFlags::empty())
+            .expect("it can be set");
     };
     set("ping", "security.capability", &CAPABILITY);
     set("acl", "system.posix_acl_access", &acl());
@@ -158,27 +218,45 @@ fn set_times(root: &Path, clock: Clock) {
     let mut at = 0;
     while let Some(path) = paths.get(at).cloned() {
         if fs::symlink_metadata(&path).expect("it is there").is_dir() {
-            paths
-                .extend(fs::read_dir(&path).expect("it can be listed").map(|child| child.expect("it is there").path()));
+            paths.extend(
+                fs::read_dir(&path)
+                    .expect("it can be listed")
+                    .map(|child| child.expect("it is there").path()),
+            );
         }
         at += 1;
     }
     paths.sort();
     for (number, path) in paths.iter().enumerate().rev() {
-        let is_plain = clock == Clock::Whole || path.components().any(|part| part.as_os_str() == "plain");
+        let is_plain =
+            clock == Clock::Whole || path.components().any(|part| part.as_os_str() == "plain");
         let (seconds, nanoseconds) = if is_plain {
             (1_500_000_000, 0)
         } else {
-            (number as i64 * 77_777_777 % 4_000_000_000 - 1_000_000_000, number as i64 * 99_999_989 % 1_000_000_000)
+            (
+                number as i64 * 77_777_777 % 4_000_000_000 - 1_000_000_000,
+                number as i64 * 99_999_989 % 1_000_000_000,
+            )
         };
-        let time = Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
-        let times = Timestamps { last_access: time, last_modification: time };
-        rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).expect("a time can be set");
+        let time = Timespec {
+            tv_sec: seconds,
+            tv_nsec: nanoseconds,
+        };
+        let times = Timestamps {
+            last_access: time,
+            last_modification: time,
+        };
+        rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)
+            .expect("a time can be set");
     }
 }
 
 fn tar(dir: &Path, options: &[&str]) -> Vec<u8> {
-    run(tool("tar").args(options).args(["--numeric-owner", "--sort=name", "-c", "-C"]).arg(dir).arg("."))
+    run(tool("tar")
+        .args(options)
+        .args(["--numeric-owner", "--sort=name", "-c", "-C"])
+        .arg(dir)
+        .arg("."))
 }
 
 fn no_sockets(mut listing: Listing) -> Listing {
@@ -206,13 +284,21 @@ fn comes_through(bench: Bench, expected: &Listing) -> (TempDir, PathBuf) {
 fn through_a_directory() {
     let torture = torture(None);
     let mut bench = Bench::new();
-    bench.builder.add_dir(torture.path(), &mut |_| Ok(())).expect("it is taken");
+    bench
+        .builder
+        .add_dir(torture.path(), &mut |_| Ok(()))
+        .expect("it is taken");
     let (_dir, image) = comes_through(bench, &of_host(torture.path()));
     if is_root() {
         let read = |command: &str| run(tool("debugfs").args(["-R", command]).arg(&image));
         let value = read("ea_get -x /root/ping security.capability");
-        assert!(String::from_utf8_lossy(&value).contains("01 00 00 02 00 20"), "{}", value.escape_ascii());
-        let value = String::from_utf8_lossy(&read("ea_get /root/acl system.posix_acl_access")).into_owned();
+        assert!(
+            String::from_utf8_lossy(&value).contains("01 00 00 02 00 20"),
+            "{}",
+            value.escape_ascii()
+        );
+        let value =
+            String::from_utf8_lossy(&read("ea_get /root/acl system.posix_acl_access")).into_owned();
         assert!(value.contains("02 00 04 00 39 30 00 00"), "{value}");
     }
 }
@@ -221,10 +307,22 @@ fn through_a_directory() {
 fn through_pax_archives() {
     let torture = torture(None);
     let expected = no_sockets(of_host(torture.path()));
-    for sparse in ["--sparse-version=0.0", "--sparse-version=0.1", "--sparse-version=1.0"] {
-        let options = ["--format=posix", "--xattrs", "--xattrs-include=*", "--sparse", sparse];
+    for sparse in [
+        "--sparse-version=0.0",
+        "--sparse-version=0.1",
+        "--sparse-version=1.0",
+    ] {
+        let options = [
+            "--format=posix",
+            "--xattrs",
+            "--xattrs-include=*",
+            "--sparse",
+            sparse,
+        ];
         let mut bench = Bench::new();
-        bench.plain(&tar(torture.path(), &options)).expect("it is taken");
+        bench
+            .plain(&tar(torture.path(), &options))
+            .expect("it is taken");
         comes_through(bench, &expected);
     }
 }
@@ -238,7 +336,9 @@ fn through_gnu_archives() {
     });
     for options in [&["--format=gnu", "--sparse"][..], &["--format=gnu"]] {
         let mut bench = Bench::new();
-        bench.plain(&tar(torture.path(), options)).expect("it is taken");
+        bench
+            .plain(&tar(torture.path(), options))
+            .expect("it is taken");
         comes_through(bench, &expected);
     }
 }
@@ -271,8 +371,14 @@ fn packed_or_not_it_is_the_same() {
     };
     let (added, image) = whole(&plain);
     assert_eq!(added.bytes, plain.len() as u64);
-    assert_eq!(added.sha256, <[u8; 32]>::from(<sha2::Sha256 as sha2::Digest>::digest(&plain)));
-    let (dir, half) = (tempfile::tempdir().expect("a directory can be made"), plain.len() / 2);
+    assert_eq!(
+        added.sha256,
+        <[u8; 32]>::from(<sha2::Sha256 as sha2::Digest>::digest(&plain))
+    );
+    let (dir, half) = (
+        tempfile::tempdir().expect("a directory can be made"),
+        plain.len() / 2,
+    );
     let packed = |program: &str, bytes: &[u8]| {
         let file = dir.path().join("file");
         fs::write(&file, bytes).expect("a file can be written");
@@ -281,7 +387,11 @@ fn packed_or_not_it_is_the_same() {
     };
     for program in ["gzip", "zstd", "xz"] {
         // In two members, as some programs write them.
-        let bytes = [packed(program, &plain[..half]), packed(program, &plain[half..])].concat();
+        let bytes = [
+            packed(program, &plain[..half]),
+            packed(program, &plain[half..]),
+        ]
+        .concat();
         assert!(whole(&bytes) == (added, image.clone()), "{program}");
     }
 }
@@ -290,7 +400,10 @@ fn packed_or_not_it_is_the_same() {
 fn equal_input_gives_equal_images() {
     let image = |dir: &Path| {
         let mut bench = Bench::new();
-        bench.builder.add_dir(dir, &mut |_| Ok(())).expect("it is taken");
+        bench
+            .builder
+            .add_dir(dir, &mut |_| Ok(()))
+            .expect("it is taken");
         bench.finished_bytes()
     };
     let here = torture(None);
@@ -298,7 +411,10 @@ fn equal_input_gives_equal_images() {
     assert!(first == image(here.path()));
     let in_memory = torture(Some("/dev/shm"));
     assert_same(&of_host(in_memory.path()), &of_host(here.path()));
-    assert!(first == image(in_memory.path()), "another file system of the host makes no difference");
+    assert!(
+        first == image(in_memory.path()),
+        "another file system of the host makes no difference"
+    );
 }
 
 #[test]
@@ -315,16 +431,31 @@ fn through_layers_of_an_oci_image() {
     umoci(&["new", "--image", &tagged], &[]);
     let bundle = dir.path().join("bundle");
     let flags: &[&str] = if is_root() { &[] } else { &["--rootless"] };
-    umoci(&[&["unpack", "--image", &tagged][..], flags].concat(), &[&bundle]);
+    umoci(
+        &[&["unpack", "--image", &tagged][..], flags].concat(),
+        &[&bundle],
+    );
     let rootfs = bundle.join("rootfs");
-    run(tool("cp").args(["-a", "--sparse=always"]).arg(torture.path().join(".")).arg(&rootfs));
-    umoci(&["repack", "--refresh-bundle", "--image", &tagged], &[&bundle]);
+    run(tool("cp")
+        .args(["-a", "--sparse=always"])
+        .arg(torture.path().join("."))
+        .arg(&rootfs));
+    umoci(
+        &["repack", "--refresh-bundle", "--image", &tagged],
+        &[&bundle],
+    );
     change(&rootfs);
-    umoci(&["repack", "--refresh-bundle", "--image", &tagged], &[&bundle]);
+    umoci(
+        &["repack", "--refresh-bundle", "--image", &tagged],
+        &[&bundle],
+    );
     let mut bench = Bench::new();
     for layer in layers(&image) {
         let mut file = File::open(&layer).expect("it opens");
-        bench.builder.add_tar(&mut file, TarRules::Layer, &mut |_| Ok(())).expect("it is taken");
+        bench
+            .builder
+            .add_tar(&mut file, TarRules::Layer, &mut |_| Ok(()))
+            .expect("it is taken");
     }
     comes_through(bench, &no_sockets(of_host(&rootfs)));
 }
@@ -352,7 +483,12 @@ fn layers(image: &Path) -> Vec<PathBuf> {
         image.join("blobs").join(digest.replace(':', "/"))
     };
     let manifest = json(&blob(&json(&image.join("index.json"))["manifests"][0]));
-    manifest["layers"].as_array().expect("it has layers").iter().map(blob).collect()
+    manifest["layers"]
+        .as_array()
+        .expect("it has layers")
+        .iter()
+        .map(blob)
+        .collect()
 }
 
 #[test]
@@ -362,7 +498,11 @@ fn a_file_that_changes_while_it_is_read_is_told() {
     fs::write(&path, vec![1; 1 << 20]).expect("a file can be written");
     let mut bench = Bench::new();
     let error = bench.builder.add_dir(dir.path(), &mut |_| {
-        fs::OpenOptions::new().append(true).open(&path).and_then(|file| file.write_all_at(b"x", 0)).expect("it grows");
+        fs::OpenOptions::new()
+            .append(true)
+            .open(&path)
+            .and_then(|file| file.write_all_at(b"x", 0))
+            .expect("it grows");
         Ok(())
     });
     assert!(matches!(error, Err(crate::Error::Changed { path: changed }) if changed == path));

@@ -47,7 +47,16 @@ impl Step {
     fn shape(&self) -> serde_json::Value {
         match self {
             Self::Packages(packages) => serde_json::json!({ "packages": packages }),
-            Self::File { file: CopyFile { target, owner, mode, .. }, digest } => {
+            Self::File {
+                file:
+                    CopyFile {
+                        target,
+                        owner,
+                        mode,
+                        ..
+                    },
+                digest,
+            } => {
                 serde_json::json!({ "target": target, "owner": owner, "mode": mode, "digest": digest })
             }
             Self::Run(run) => serde_json::json!({ "run": run }),
@@ -59,7 +68,9 @@ impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Packages(packages) => write!(f, "install {}", packages.join(" ")),
-            Self::File { file, .. } => write!(f, "copy {} to {}", file.source.display(), file.target),
+            Self::File { file, .. } => {
+                write!(f, "copy {} to {}", file.source.display(), file.target)
+            }
             Self::Run(run) => f.write_str(run.command.lines().next().unwrap_or_default()),
         }
     }
@@ -75,7 +86,10 @@ impl Steps {
             steps.push(Step::Packages(recipe.packages.clone()));
         }
         for file in &recipe.files {
-            steps.push(Step::File { file: file.clone(), digest: digest_of(&file.source)? });
+            steps.push(Step::File {
+                file: file.clone(),
+                digest: digest_of(&file.source)?,
+            });
         }
         steps.extend(recipe.run.iter().cloned().map(|run| Step::Run(run.into())));
         Ok(Self(steps))
@@ -89,16 +103,30 @@ impl Steps {
         self.0.iter()
     }
 
-    /// Of the machine that does them. Who says nothing has none, unless packages come from somewhere.
+    /// Of the machine that does them. Who says nothing has none, unless packages come from
+    /// somewhere.
     pub fn network(&self, recipe: &Recipe) -> Network {
         let fetches = self.0.iter().any(|step| matches!(step, Step::Packages(_)));
-        recipe.network.unwrap_or(if fetches { Network::Full } else { Network::Isolated })
+        recipe.network.unwrap_or(if fetches {
+            Network::Full
+        } else {
+            Network::Isolated
+        })
     }
 
     /// What each step is noted under: everything that shapes its result.
     pub fn keys(&self, base: &Digest, recipe: &Recipe) -> Result<Vec<Name>> {
-        let trusted = if recipe.host_ca { Some(digest_of(&ca::host_bundle()?)?) } else { None };
-        let machine = (self.network(recipe), recipe.memory, recipe.size, recipe.room);
+        let trusted = if recipe.host_ca {
+            Some(digest_of(&ca::host_bundle()?)?)
+        } else {
+            None
+        };
+        let machine = (
+            self.network(recipe),
+            recipe.memory,
+            recipe.size,
+            recipe.room,
+        );
         let mut key = Digest::of(&json(&(RECIPE, base, machine, &recipe.env, trusted)));
         let mut keys = Vec::new();
         for step in &self.0 {
@@ -117,12 +145,18 @@ fn json(value: &impl Serialize) -> Vec<u8> {
 pub(super) fn check_unchanged(file: &CopyFile, digest: &str) -> Result<()> {
     match digest_of(&file.source)? == digest {
         true => Ok(()),
-        false => Err(Error::invalid("a file to copy", file.source.display(), "it changed while the image was made")),
+        false => Err(Error::invalid(
+            "a file to copy",
+            file.source.display(),
+            "it changed while the image was made",
+        )),
     }
 }
 
 pub(super) fn install(packages: &[String]) -> ExecSpec {
-    let words = ["/bin/sh", "-c", INSTALL, "install"].into_iter().map(str::to_owned);
+    let words = ["/bin/sh", "-c", INSTALL, "install"]
+        .into_iter()
+        .map(str::to_owned);
     as_root(words.chain(packages.iter().cloned()).collect())
 }
 
@@ -141,17 +175,40 @@ pub(super) fn command(run: &RunStep, recipe: &Recipe) -> ExecSpec {
 /// Gives a copy the owner and the mode that the recipe says.
 pub(super) fn attributes(file: &CopyFile) -> Option<ExecSpec> {
     let owner = file.owner.as_ref().map(|_| r#"chown -R -- "$2" "$1""#);
-    let mode = file.mode.as_deref().and_then(parse_mode).map(|_| r#"chmod -- "$3" "$1""#);
-    let script = [owner, mode].into_iter().flatten().collect::<Vec<_>>().join(" && ");
+    let mode = file
+        .mode
+        .as_deref()
+        .and_then(parse_mode)
+        .map(|_| r#"chmod -- "$3" "$1""#);
+    let script = [owner, mode]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join(" && ");
     if script.is_empty() {
         return None;
     }
-    let (owner, mode) = (file.owner.clone().unwrap_or_default(), file.mode.clone().unwrap_or_default());
-    Some(as_root(vec!["/bin/sh".into(), "-c".into(), script, "attributes".into(), file.target.clone(), owner, mode]))
+    let (owner, mode) = (
+        file.owner.clone().unwrap_or_default(),
+        file.mode.clone().unwrap_or_default(),
+    );
+    Some(as_root(vec![
+        "/bin/sh".into(),
+        "-c".into(),
+        script,
+        "attributes".into(),
+        file.target.clone(),
+        owner,
+        mode,
+    ]))
 }
 
 fn as_root(argv: Vec<String>) -> ExecSpec {
-    ExecSpec { user: Some("root".into()), workdir: Some("/".into()), ..ExecSpec::argv(argv) }
+    ExecSpec {
+        user: Some("root".into()),
+        workdir: Some("/".into()),
+        ..ExecSpec::argv(argv)
+    }
 }
 
 /// Of a file or a tree: names, kinds, permissions and contents.
@@ -168,9 +225,16 @@ fn add(hasher: &mut Sha256, path: &Path, name: &[u8]) -> Result<()> {
     field(hasher, name);
     field(hasher, &mode.to_le_bytes());
     if found.is_symlink() {
-        field(hasher, path.read_link().map_err(failed)?.as_os_str().as_bytes());
+        field(
+            hasher,
+            path.read_link().map_err(failed)?.as_os_str().as_bytes(),
+        );
     } else if found.is_dir() {
-        let entries = path.read_dir().map_err(failed)?.collect::<io::Result<Vec<_>>>().map_err(failed)?;
+        let entries = path
+            .read_dir()
+            .map_err(failed)?
+            .collect::<io::Result<Vec<_>>>()
+            .map_err(failed)?;
         let mut names: Vec<_> = entries.into_iter().map(|entry| entry.file_name()).collect();
         names.sort();
         hasher.update((names.len() as u64).to_le_bytes());
@@ -209,7 +273,10 @@ mod tests {
         let base = Digest::of(b"base");
         let keys = |text: &str| {
             let recipe = recipe(text, dir.path());
-            Steps::of(&recipe, false).unwrap().keys(&base, &recipe).unwrap()
+            Steps::of(&recipe, false)
+                .unwrap()
+                .keys(&base, &recipe)
+                .unwrap()
         };
         let text = "from = \"a\"\nfiles = [{ source = \"app\", target = \"/app\" }]\nrun = [\"one\", \"two\"]";
         let before = keys(text);
@@ -218,12 +285,26 @@ mod tests {
         assert_eq!(before[..2], other_end[..2]);
         assert_ne!(before[2], other_end[2]);
         std::fs::write(dir.path().join("app"), "two").unwrap();
-        assert!(before.iter().zip(keys(text)).all(|(before, after)| *before != after));
+        assert!(
+            before
+                .iter()
+                .zip(keys(text))
+                .all(|(before, after)| *before != after)
+        );
     }
 
     #[test]
     fn a_file_that_is_not_there_is_told_before_anything_is_done() {
-        let recipe = recipe("from = \"a\"\nfiles = [{ source = \"gone\", target = \"/x\" }]", Path::new("/nowhere"));
-        assert!(Steps::of(&recipe, false).err().unwrap().to_string().contains("/nowhere/gone"));
+        let recipe = recipe(
+            "from = \"a\"\nfiles = [{ source = \"gone\", target = \"/x\" }]",
+            Path::new("/nowhere"),
+        );
+        assert!(
+            Steps::of(&recipe, false)
+                .err()
+                .unwrap()
+                .to_string()
+                .contains("/nowhere/gone")
+        );
     }
 }

@@ -5,8 +5,9 @@
 //!     -> leave out a layer that adds nothing -> publish
 //! ```
 //!
-//! Always: the machine is never stopped. The guest thaws on every path, by itself if nobody tells it to.
-//! When it fails: a guest that cannot freeze is captured as it is, as after a power cut, and the state says so.
+//! Always: the machine is never stopped. The guest thaws on every path, by itself if nobody tells
+//! it to. When it fails: a guest that cannot freeze is captured as it is, as after a power cut, and
+//! the state says so.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -26,7 +27,8 @@ use crate::host::store_error;
 /// How long a guest may stay frozen when we do not come back.
 const FROZEN_LONGEST: Duration = Duration::from_secs(10);
 
-/// How long a guest may take to show that it hears. One that does may have much to write out, and is given more time.
+/// How long a guest may take to show that it hears. One that does may have much to write out, and
+/// is given more time.
 const HEARS_WITHIN: Duration = Duration::from_secs(10);
 
 /// More than this in a layer is not looked through for whether it adds anything.
@@ -42,9 +44,16 @@ pub(crate) struct CapturedDisk {
 impl Capture<'_> {
     pub async fn take_disk(&mut self, kind: StateKind) -> Result<CapturedDisk> {
         let damage = self.disk_damage();
-        let deaf = self.heard(self.running.guest.ping_within(HEARS_WITHIN)).await.err();
-        let below = self.prepare_overlay().instrument(debug_span!("prepare")).await?;
-        self.host.reach(Step::CapturePrepared, Some(&self.running.machine))?;
+        let deaf = self
+            .heard(self.running.guest.ping_within(HEARS_WITHIN))
+            .await
+            .err();
+        let below = self
+            .prepare_overlay()
+            .instrument(debug_span!("prepare"))
+            .await?;
+        self.host
+            .reach(Step::CapturePrepared, Some(&self.running.machine))?;
         let unfrozen = match deaf {
             None => self.switch_frozen().await?,
             Some(error) => self.switch_unfrozen(&error).await?,
@@ -55,19 +64,33 @@ impl Capture<'_> {
             Some(_) => vec![self.copy_disk().await?],
             None => below,
         };
-        let consistency = if unfrozen.is_none() { Consistency::Frozen } else { Consistency::Crash };
-        let disk = if unfrozen.is_none() { self.essential(disk) } else { disk };
+        let consistency = if unfrozen.is_none() {
+            Consistency::Frozen
+        } else {
+            Consistency::Crash
+        };
+        let disk = if unfrozen.is_none() {
+            self.essential(disk)
+        } else {
+            disk
+        };
         let manifest = self.publish_disk(kind, disk, degraded)?;
-        Ok(CapturedDisk { manifest, consistency })
+        Ok(CapturedDisk {
+            manifest,
+            consistency,
+        })
     }
 
-    /// Leaves out the uppermost layer if the disk is the same without it: a guest that wrote nothing since it was last
-    /// frozen has only noted that it was frozen and thawed. So two saves of an unchanged sandbox share every layer.
+    /// Leaves out the uppermost layer if the disk is the same without it: a guest that wrote
+    /// nothing since it was last frozen has only noted that it was frozen and thawed. So two saves
+    /// of an unchanged sandbox share every layer.
     fn essential(&self, mut disk: Vec<LayerId>) -> Vec<LayerId> {
         match tokio::task::block_in_place(|| self.adds_nothing(&disk)) {
             Ok(false) => {}
             Ok(true) => drop(disk.pop()),
-            Err(error) => tracing::warn!(%error, "whether a layer adds anything cannot be told; it is kept"),
+            Err(error) => {
+                tracing::warn!(%error, "whether a layer adds anything cannot be told; it is kept")
+            }
         }
         disk
     }
@@ -83,8 +106,13 @@ impl Capture<'_> {
     }
 
     fn adds_nothing(&self, disk: &[LayerId]) -> Result<bool> {
-        let Some((_, below)) = disk.split_last() else { return Ok(false) };
-        let (with, without) = (self.host.chain(self.owned, disk)?, self.host.chain(self.owned, below)?);
+        let Some((_, below)) = disk.split_last() else {
+            return Ok(false);
+        };
+        let (with, without) = (
+            self.host.chain(self.owned, disk)?,
+            self.host.chain(self.owned, below)?,
+        );
         let ranges = changed(&without, &with).map_err(store_error("compare two disks"))?;
         let bytes: u64 = ranges.iter().map(|range| range.end - range.start).sum();
         if bytes > LOOKED_THROUGH_BYTES {
@@ -96,10 +124,16 @@ impl Capture<'_> {
     /// Switches the disk while the guest holds it still. Says why the guest did not.
     async fn switch_frozen(&mut self) -> Result<Option<String>> {
         let guest = self.running.guest.clone();
-        let frozen = self.heard(guest.freeze(FROZEN_LONGEST)).instrument(debug_span!("freeze")).await;
+        let frozen = self
+            .heard(guest.freeze(FROZEN_LONGEST))
+            .instrument(debug_span!("freeze"))
+            .await;
         let switched = self.switch().await;
         // Also when it said that it could not freeze: the answer may be all that failed.
-        let thawed = self.heard(guest.thaw()).instrument(debug_span!("thaw")).await;
+        let thawed = self
+            .heard(guest.thaw())
+            .instrument(debug_span!("thaw"))
+            .await;
         switched?;
         Ok(match (frozen, thawed) {
             (Ok(()), Ok(true)) => None,
@@ -115,14 +149,27 @@ impl Capture<'_> {
     }
 
     async fn switch(&mut self) -> Result<()> {
-        self.host.reach(Step::SaveFrozen, Some(&self.running.machine))?;
+        self.host
+            .reach(Step::SaveFrozen, Some(&self.running.machine))?;
         self.pivot().await
     }
 
-    fn publish_disk(&self, kind: StateKind, disk: Vec<LayerId>, degraded: Vec<String>) -> Result<StateManifest> {
-        disk.last().map_or(Ok(()), |id| self.owned.freeze_disk(id)).map_err(store_error("seal an overlay"))?;
-        let manifest = StateManifest { disk, degraded, ..bare_manifest(self.owned.record(), &self.head()?, kind)? };
-        self.host.reach(Step::CapturePublish, Some(&self.running.machine))?;
+    fn publish_disk(
+        &self,
+        kind: StateKind,
+        disk: Vec<LayerId>,
+        degraded: Vec<String>,
+    ) -> Result<StateManifest> {
+        disk.last()
+            .map_or(Ok(()), |id| self.owned.freeze_disk(id))
+            .map_err(store_error("seal an overlay"))?;
+        let manifest = StateManifest {
+            disk,
+            degraded,
+            ..bare_manifest(self.owned.record(), &self.head()?, kind)?
+        };
+        self.host
+            .reach(Step::CapturePublish, Some(&self.running.machine))?;
         publish_bare(self.owned, &manifest)?;
         Ok(manifest)
     }

@@ -6,11 +6,12 @@
 //!     -> write the layer -> record the commands -> publish -> (in the background) digest and sync
 //! ```
 //!
-//! Always: everything of a state is taken within one stop. The head on disk lists the next overlay before the guest can
-//! write to it, so that a death at any moment loses no write. What the machine stands on plus what is carried plus what
-//! is tracked as written is all of memory, at any time.
-//! When it fails: the guest goes on, nothing of the state is left, and pages whose tracking was re-armed are carried into
-//! the next capture. An overlay that was switched to stays: it is part of the chain, not of the state.
+//! Always: everything of a state is taken within one stop. The head on disk lists the next overlay
+//! before the guest can write to it, so that a death at any moment loses no write. What the machine
+//! stands on plus what is carried plus what is tracked as written is all of memory, at any time.
+//! When it fails: the guest goes on, nothing of the state is left, and pages whose tracking was
+//! re-armed are carried into the next capture. An overlay that was switched to stays: it is part of
+//! the chain, not of the state.
 
 mod disk;
 mod mode;
@@ -24,7 +25,9 @@ use std::time::{Duration, Instant};
 pub(crate) use disk::{CapturedDisk, as_after_power_cut};
 pub use mode::MemoryMode;
 use mode::{Abilities, ModePlan};
-use sandtree_engine::{DeviceFile, GuestMemory, Machine, PreparedOverlay, Tracking, TrackingVerdict};
+use sandtree_engine::{
+    DeviceFile, GuestMemory, Machine, PreparedOverlay, Tracking, TrackingVerdict,
+};
 use sandtree_store::memory::{self, Layer, MemoryWriter, PAGE, PageRun};
 use sandtree_store::{Head, LayerId, Owned, StagedState, StateKind, StateManifest, Tag};
 use tracing::{Instrument, debug_span};
@@ -39,11 +42,13 @@ use crate::host::{Inner, store_error};
 const LIVE_BYTES: u64 = 16 << 20;
 /// How often it is copied live before what is left is copied in the stop, however much it is.
 const LIVE_PASSES: usize = 3;
-/// What is read in a stop is held in memory up to this; beyond, it is written before the guest goes on.
+/// What is read in a stop is held in memory up to this; beyond, it is written before the guest goes
+/// on.
 const BUFFER_BYTES: u64 = 128 << 20;
 /// Memory is copied in pieces of this.
 const PIECE_BYTES: u64 = 4 << 20;
-/// More runs than this are joined over their smallest gaps: each is a mapping of every machine restored from them.
+/// More runs than this are joined over their smallest gaps: each is a mapping of every machine
+/// restored from them.
 const RUNS_MAX: usize = 4096;
 /// QEMU's own stream of all of memory.
 const STREAM_DEADLINE: Duration = Duration::from_secs(600);
@@ -51,8 +56,8 @@ const STREAM_DEADLINE: Duration = Duration::from_secs(600);
 /// What a live machine stands on.
 #[derive(Debug)]
 pub(crate) struct Ground {
-    /// The memory layers below what the machine has written, bottom first. `None`: there are none that a layer could be
-    /// put on, so the next capture takes all of memory.
+    /// The memory layers below what the machine has written, bottom first. `None`: there are none
+    /// that a layer could be put on, so the next capture takes all of memory.
     pub layers: Option<Vec<LayerId>>,
     /// How many of them there were when its process started.
     pub at_start: usize,
@@ -67,12 +72,24 @@ pub(crate) struct Ground {
 impl Ground {
     /// Of a machine that was restored from these layers; none at all for one that was booted.
     pub fn new(layers: Vec<LayerId>, runs: usize) -> Self {
-        Self { at_start: layers.len(), layers: Some(layers), carried: Vec::new(), prepared: None, runs }
+        Self {
+            at_start: layers.len(),
+            layers: Some(layers),
+            carried: Vec::new(),
+            prepared: None,
+            runs,
+        }
     }
 
     /// Of a machine that was restored from QEMU's own stream.
     pub fn without_layers() -> Self {
-        Self { layers: None, at_start: 0, carried: Vec::new(), prepared: None, runs: 0 }
+        Self {
+            layers: None,
+            at_start: 0,
+            carried: Vec::new(),
+            prepared: None,
+            runs: 0,
+        }
     }
 
     pub fn held(&self) -> Vec<LayerId> {
@@ -83,8 +100,8 @@ impl Ground {
         self.runs
     }
 
-    /// Of a disk as the head lists it, the layers below the one that the guest writes to. That is the last, or the last but
-    /// one, if the last is only prepared.
+    /// Of a disk as the head lists it, the layers below the one that the guest writes to. That is
+    /// the last, or the last but one, if the last is only prepared.
     pub fn frozen<'a>(&self, disk: &'a [LayerId]) -> &'a [LayerId] {
         let written = 1 + usize::from(self.prepared.is_some());
         &disk[..disk.len().saturating_sub(written)]
@@ -92,7 +109,13 @@ impl Ground {
 
     /// One layer takes the place of those it was made of, if the machine still stands on them.
     pub fn replace(&mut self, old: &[LayerId], new: LayerId) {
-        let Some(layers) = self.layers.as_mut().filter(|layers| layers.starts_with(old)) else { return };
+        let Some(layers) = self
+            .layers
+            .as_mut()
+            .filter(|layers| layers.starts_with(old))
+        else {
+            return;
+        };
         layers.splice(..old.len(), [new]);
         self.at_start = self.at_start.max(old.len()) - old.len() + 1;
         self.runs = 0;
@@ -184,20 +207,52 @@ impl Capture<'_> {
     pub async fn take(&mut self, purpose: Purpose) -> Result<Captured> {
         let mut approach = self.approach();
         let disk_whole = self.look_at_disk(&mut approach);
-        let disk = self.prepare_overlay().instrument(debug_span!("prepare")).await?;
-        self.host.reach(Step::CapturePrepared, Some(&self.running.machine))?;
-        let live_bytes = self.copy_live(&approach).instrument(debug_span!("copy live")).await?;
-        let staged = self.owned.stage_state().map_err(store_error("begin a state"))?;
-        let devices = self.machine().prepare_devices().await.map_err(engine_error("prepare to save its devices"))?;
-        let moment = self.moment(&approach, staged.path(), &devices, purpose.after).await;
-        let devices = self.machine().take_devices(devices).await.map_err(engine_error("save its devices"));
+        let disk = self
+            .prepare_overlay()
+            .instrument(debug_span!("prepare"))
+            .await?;
+        self.host
+            .reach(Step::CapturePrepared, Some(&self.running.machine))?;
+        let live_bytes = self
+            .copy_live(&approach)
+            .instrument(debug_span!("copy live"))
+            .await?;
+        let staged = self
+            .owned
+            .stage_state()
+            .map_err(store_error("begin a state"))?;
+        let devices = self
+            .machine()
+            .prepare_devices()
+            .await
+            .map_err(engine_error("prepare to save its devices"))?;
+        let moment = self
+            .moment(&approach, staged.path(), &devices, purpose.after)
+            .await;
+        let devices = self
+            .machine()
+            .take_devices(devices)
+            .await
+            .map_err(engine_error("save its devices"));
         let moment = moment?;
         // Without its devices what was read is of no use, and it is out of the tracking.
         let devices = devices.inspect_err(|_| self.running.ground.lose_layers())?;
-        // From here on the guest runs, or stays stopped by intention: whoever asked decides what to do with it.
-        let taken = Taken { moment, devices, staged, disk, disk_whole, live_bytes };
-        let finished = self.finish(&approach, taken, purpose).instrument(debug_span!("finish")).await;
-        finished.inspect_err(|error| tracing::warn!(%error, "a capture failed after the guest went on"))
+        // From here on the guest runs, or stays stopped by intention: whoever asked decides what to
+        // do with it.
+        let taken = Taken {
+            moment,
+            devices,
+            staged,
+            disk,
+            disk_whole,
+            live_bytes,
+        };
+        let finished = self
+            .finish(&approach, taken, purpose)
+            .instrument(debug_span!("finish"))
+            .await;
+        finished
+            .inspect_err(|error| tracing::warn!(%error, "a capture failed after the guest went on"))
     }
 
     fn machine(&self) -> &Machine {
@@ -205,15 +260,24 @@ impl Capture<'_> {
     }
 
     fn head(&self) -> Result<Head> {
-        self.owned.head().map_err(store_error("read where a sandbox stands"))
+        self.owned
+            .head()
+            .map_err(store_error("read where a sandbox stands"))
     }
 
     fn approach(&self) -> Approach {
         let mut plan = mode::choose(self.wanted, &self.abilities());
         let outside = self.machine().uncaptured_memory();
         if !outside.is_empty() && plan.mode != MemoryMode::Full {
-            let reason = format!("{} does not hold the memory of {}", plan.mode, outside.join(", "));
-            plan = ModePlan { mode: MemoryMode::Full, degraded: vec![reason] };
+            let reason = format!(
+                "{} does not hold the memory of {}",
+                plan.mode,
+                outside.join(", ")
+            );
+            plan = ModePlan {
+                mode: MemoryMode::Full,
+                degraded: vec![reason],
+            };
         }
         let damage = match &self.running.ground.layers {
             None => Some("it stands on no memory layers".to_owned()),
@@ -221,7 +285,8 @@ impl Capture<'_> {
         };
         let scope = match damage {
             Some(damage) if plan.mode != MemoryMode::Full => {
-                plan.degraded.push(format!("all of memory was captured: {damage}"));
+                plan.degraded
+                    .push(format!("all of memory was captured: {damage}"));
                 Scope::Whole
             }
             _ => Scope::Delta,
@@ -238,9 +303,16 @@ impl Capture<'_> {
 
     fn abilities(&self) -> Abilities {
         let found = Abilities::from(&self.running.tracking);
-        let registered = self.machine().memory().write_protected().map_err(|untracked| untracked.to_string());
+        let registered = self
+            .machine()
+            .memory()
+            .write_protected()
+            .map_err(|untracked| untracked.to_string());
         // A machine may track its writes, and its caller may all the same not look into it.
-        Abilities { write_protect: found.write_protect.and(registered), ..found }
+        Abilities {
+            write_protect: found.write_protect.and(registered),
+            ..found
+        }
     }
 
     /// Whether the disk must be copied as a whole, because a layer below it is gone.
@@ -253,27 +325,41 @@ impl Capture<'_> {
     fn disk_damage(&self) -> Option<String> {
         let head = self.head().ok()?;
         let doubtful = |id| self.owned.is_doubtful_disk(id).unwrap_or(false);
-        let damage = self.running.ground.frozen(&head.disk).iter().find_map(|id| {
-            let damage = check_overlay(self.owned, id).err();
-            damage.or_else(|| doubtful(id).then(|| not_synced(&self.owned.disk_layer(id))))
-        });
+        let damage = self
+            .running
+            .ground
+            .frozen(&head.disk)
+            .iter()
+            .find_map(|id| {
+                let damage = check_overlay(self.owned, id).err();
+                damage.or_else(|| doubtful(id).then(|| not_synced(&self.owned.disk_layer(id))))
+            });
         damage.map(|damage| format!("the whole disk was copied: {damage}"))
     }
 
-    /// Makes the overlay that the guest will write to next, and gives the layers below it. One that a failed capture left
-    /// is as good.
+    /// Makes the overlay that the guest will write to next, and gives the layers below it. One that
+    /// a failed capture left is as good.
     async fn prepare_overlay(&mut self) -> Result<Vec<LayerId>> {
         let mut head = self.head()?;
         if self.running.ground.prepared.is_some() {
             head.disk.pop();
             return Ok(head.disk);
         }
-        let id = self.owned.create_disk(self.disk_bytes).map_err(store_error("make an overlay"))?;
+        let id = self
+            .owned
+            .create_disk(self.disk_bytes)
+            .map_err(store_error("make an overlay"))?;
         let path = self.owned.disk_layer(&id);
         // The head that lists it is durable; so must it be.
-        self.owned.sync_overlay(&id).map_err(store_error("sync an overlay"))?;
+        self.owned
+            .sync_overlay(&id)
+            .map_err(store_error("sync an overlay"))?;
         let prepared = match File::options().read(true).write(true).open(&path) {
-            Ok(file) => self.machine().prepare_overlay(file).await.map_err(engine_error("prepare an overlay")),
+            Ok(file) => self
+                .machine()
+                .prepare_overlay(file)
+                .await
+                .map_err(engine_error("prepare an overlay")),
             Err(source) => Err(Error::io("open", &path, source)),
         };
         let prepared = prepared.inspect_err(|_| drop(std::fs::remove_file(&path)))?;
@@ -281,7 +367,10 @@ impl Capture<'_> {
         let below = head.disk.clone();
         head.disk.push(id.clone());
         if let Err(error) = self.owned.set_head(&head) {
-            self.machine().discard_overlay(prepared).await.map_err(engine_error("drop an overlay"))?;
+            self.machine()
+                .discard_overlay(prepared)
+                .await
+                .map_err(engine_error("drop an overlay"))?;
             drop(std::fs::remove_file(&path));
             return Err(store_error("write where a sandbox stands")(error));
         }
@@ -289,8 +378,8 @@ impl Capture<'_> {
         Ok(below)
     }
 
-    /// Copies what is dirty while the guest runs, until little is left. Each pass is a layer of its own: what changes under
-    /// it is in the next one. Returns how much was written.
+    /// Copies what is dirty while the guest runs, until little is left. Each pass is a layer of its
+    /// own: what changes under it is in the next one. Returns how much was written.
     async fn copy_live(&mut self, approach: &Approach) -> Result<u64> {
         let mut total = 0;
         if approach.plan.mode != MemoryMode::WriteProtect || approach.scope == Scope::Whole {
@@ -299,7 +388,9 @@ impl Capture<'_> {
         let mut last = u64::MAX;
         for _ in 0..LIVE_PASSES {
             let memory = self.machine().memory().clone();
-            let pending = blocking(move || memory.pending()).await.map_err(engine_error("look at its memory"))?;
+            let pending = blocking(move || memory.pending())
+                .await
+                .map_err(engine_error("look at its memory"))?;
             // A guest that writes as fast as it is copied is not caught up with.
             if pending < LIVE_BYTES || pending > last / 2 {
                 return Ok(total);
@@ -310,21 +401,27 @@ impl Capture<'_> {
             let layer = layer.inspect_err(|_| self.running.ground.carry(&runs))?;
             self.running.ground.push(&layer);
             total += layer.layer.len_bytes();
-            self.host.reach(Step::CaptureLive, Some(&self.running.machine))?;
+            self.host
+                .reach(Step::CaptureLive, Some(&self.running.machine))?;
         }
         Ok(total)
     }
 
     async fn written(&self, how: Tracking) -> Result<Vec<PageRun>> {
         let memory = self.machine().memory().clone();
-        let runs = blocking(move || memory.written(how)).await.map_err(engine_error("tell what was written"))?;
+        let runs = blocking(move || memory.written(how))
+            .await
+            .map_err(engine_error("tell what was written"))?;
         Ok(pages::from_bytes(&runs))
     }
 
     async fn write_live(&self, runs: &[PageRun]) -> Result<NewLayer> {
         let runs = memory::coalesce(runs.to_vec(), RUNS_MAX);
         let memory = self.machine().memory().clone();
-        let (id, file) = self.owned.memory_file().map_err(store_error("make a memory layer"))?;
+        let (id, file) = self
+            .owned
+            .memory_file()
+            .map_err(store_error("make a memory layer"))?;
         let written = blocking(move || copy_runs(&memory, &runs, file)).await;
         self.kept(id, written)
     }
@@ -346,7 +443,8 @@ impl Capture<'_> {
         }
     }
 
-    /// The stop. Whatever happens in it, the guest goes on afterwards, unless it was to stay stopped and all went well.
+    /// The stop. Whatever happens in it, the guest goes on afterwards, unless it was to stay
+    /// stopped and all went well.
     async fn moment(
         &mut self,
         approach: &Approach,
@@ -354,71 +452,126 @@ impl Capture<'_> {
         devices: &DeviceFile,
         after: After,
     ) -> Result<Moment> {
-        // Silent from before the stop until all is read: devices and memory are of the same moment only if nothing moves.
+        // Silent from before the stop until all is read: devices and memory are of the same moment
+        // only if nothing moves.
         let _silence = self.running.hub.hold().await;
         let began = Instant::now();
-        self.machine().stop().instrument(debug_span!("stop")).await.map_err(engine_error("be stopped"))?;
+        self.machine()
+            .stop()
+            .instrument(debug_span!("stop"))
+            .await
+            .map_err(engine_error("be stopped"))?;
         let taken = self.take_stopped(approach, staged, devices).await;
         if taken.is_err() || after == After::Continue {
             let continued = self.machine().cont().instrument(debug_span!("cont")).await;
             // What was taken is out of the tracking, and in no layer.
-            continued.map_err(engine_error("go on")).inspect_err(|_| self.running.ground.lose_layers())?;
+            continued
+                .map_err(engine_error("go on"))
+                .inspect_err(|_| self.running.ground.lose_layers())?;
         }
-        Ok(Moment { memory: taken?, pause: began.elapsed() })
+        Ok(Moment {
+            memory: taken?,
+            pause: began.elapsed(),
+        })
     }
 
-    async fn take_stopped(&mut self, approach: &Approach, staged: &Path, devices: &DeviceFile) -> Result<TakenMemory> {
-        self.host.reach(Step::CaptureStopped, Some(&self.running.machine))?;
+    async fn take_stopped(
+        &mut self,
+        approach: &Approach,
+        staged: &Path,
+        devices: &DeviceFile,
+    ) -> Result<TakenMemory> {
+        self.host
+            .reach(Step::CaptureStopped, Some(&self.running.machine))?;
         if approach.plan.mode == MemoryMode::Full {
             self.pivot().await?;
             self.save_stream(&staged.join("devices")).await?;
             return Ok(TakenMemory::Stream);
         }
         // Devices first: saving them may still write to memory.
-        let saved = self.machine().save_devices(devices).instrument(debug_span!("devices")).await;
+        let saved = self
+            .machine()
+            .save_devices(devices)
+            .instrument(debug_span!("devices"))
+            .await;
         saved.map_err(engine_error("save its devices"))?;
-        self.host.reach(Step::CaptureDevices, Some(&self.running.machine))?;
+        self.host
+            .reach(Step::CaptureDevices, Some(&self.running.machine))?;
         // The disk has no part in memory's reading, nor memory in the switching of the disk.
-        let (id, overlay) = self.running.ground.prepared.take().expect("it was prepared before the stop");
+        let (id, overlay) = self
+            .running
+            .ground
+            .prepared
+            .take()
+            .expect("it was prepared before the stop");
         let (read, pivoted) = tokio::join!(self.read(approach), self.pivot_to(overlay));
         let pivoted = self.pivoted(id, pivoted);
         let (fresh, taken) = read?;
         // They are out of the tracking now, and in no layer.
-        pivoted.and(taken).inspect_err(|_| self.running.ground.carry(&fresh))
+        pivoted
+            .and(taken)
+            .inspect_err(|_| self.running.ground.carry(&fresh))
     }
 
-    /// Which pages there are to take, and what is in them. An inner error comes after they are out of the tracking.
+    /// Which pages there are to take, and what is in them. An inner error comes after they are out
+    /// of the tracking.
     async fn read(&self, approach: &Approach) -> Result<(Vec<PageRun>, Result<TakenMemory>)> {
-        let fresh = self.written(tracking(approach.plan.mode)).instrument(debug_span!("scan")).await?;
-        let taken = self.read_stopped(approach.scope, &fresh).instrument(debug_span!("read")).await;
+        let fresh = self
+            .written(tracking(approach.plan.mode))
+            .instrument(debug_span!("scan"))
+            .await?;
+        let taken = self
+            .read_stopped(approach.scope, &fresh)
+            .instrument(debug_span!("read"))
+            .await;
         Ok((fresh, taken))
     }
 
     async fn pivot_to(&self, overlay: PreparedOverlay) -> Pivoted {
-        self.machine().pivot(overlay).instrument(debug_span!("pivot")).await
+        self.machine()
+            .pivot(overlay)
+            .instrument(debug_span!("pivot"))
+            .await
     }
 
     async fn read_stopped(&self, scope: Scope, fresh: &[PageRun]) -> Result<TakenMemory> {
         let memory = self.machine().memory().clone();
         let runs = match scope {
             Scope::Delta => pages::union(fresh.to_vec(), &self.running.ground.carried),
-            Scope::Whole => vec![PageRun { first: 0, count: memory.bytes() / PAGE }],
+            Scope::Whole => vec![PageRun {
+                first: 0,
+                count: memory.bytes() / PAGE,
+            }],
         };
         let runs = memory::coalesce(runs, RUNS_MAX);
         if pages::total_bytes(&runs) > BUFFER_BYTES {
-            let (id, file) = self.owned.memory_file().map_err(store_error("make a memory layer"))?;
+            let (id, file) = self
+                .owned
+                .memory_file()
+                .map_err(store_error("make a memory layer"))?;
             let written = blocking(move || copy_runs(&memory, &runs, file)).await;
-            return self.kept(id, written).map(|layer| TakenMemory::Written { layer });
+            return self
+                .kept(id, written)
+                .map(|layer| TakenMemory::Written { layer });
         }
         let read = move || {
             let mut bytes = Vec::with_capacity(pages::total_bytes(&runs) as usize);
-            memory.read(&pages::to_bytes(&runs), &mut bytes).map(|()| TakenMemory::Held { runs, bytes })
+            memory
+                .read(&pages::to_bytes(&runs), &mut bytes)
+                .map(|()| TakenMemory::Held { runs, bytes })
         };
-        blocking(read).await.map_err(engine_error("read its memory"))
+        blocking(read)
+            .await
+            .map_err(engine_error("read its memory"))
     }
 
     async fn pivot(&mut self) -> Result<()> {
-        let (id, overlay) = self.running.ground.prepared.take().expect("it was prepared before the stop");
+        let (id, overlay) = self
+            .running
+            .ground
+            .prepared
+            .take()
+            .expect("it was prepared before the stop");
         let pivoted = self.pivot_to(overlay).await;
         self.pivoted(id, pivoted)
     }
@@ -426,20 +579,29 @@ impl Capture<'_> {
     /// An overlay that was not switched to is as good for the next capture.
     fn pivoted(&mut self, id: LayerId, pivoted: Pivoted) -> Result<()> {
         pivoted.map_err(|(overlay, error)| {
-            // One that was switched to after all is the active one: the head lists it, and the guest writes to it.
+            // One that was switched to after all is the active one: the head lists it, and the
+            // guest writes to it.
             if !matches!(error, sandtree_engine::Error::PivotedLate) {
                 self.running.ground.prepared = Some((id, overlay));
             }
             engine_error("switch its disk")(error)
         })?;
-        self.host.reach(Step::CapturePivoted, Some(&self.running.machine))
+        self.host
+            .reach(Step::CapturePivoted, Some(&self.running.machine))
     }
 
-    /// From here on QEMU cannot write to the overlay that was frozen, whatever becomes of it: others share the file.
+    /// From here on QEMU cannot write to the overlay that was frozen, whatever becomes of it:
+    /// others share the file.
     async fn give_up_writing(&self, frozen: Option<&LayerId>) {
-        let Some(path) = frozen.map(|id| self.owned.disk_layer(id)) else { return };
+        let Some(path) = frozen.map(|id| self.owned.disk_layer(id)) else {
+            return;
+        };
         let given_up = match File::open(&path) {
-            Ok(file) => self.machine().give_up_writing(file).await.map_err(engine_error("open an overlay read-only")),
+            Ok(file) => self
+                .machine()
+                .give_up_writing(file)
+                .await
+                .map_err(engine_error("open an overlay read-only")),
             Err(source) => Err(Error::io("open", &path, source)),
         };
         if let Err(error) = given_up {
@@ -448,19 +610,40 @@ impl Capture<'_> {
     }
 
     async fn save_stream(&self, path: &Path) -> Result<()> {
-        let file = File::options().write(true).create_new(true).open(path).map_err(|e| Error::io("create", path, e))?;
-        let saved = self.machine().save_stream(file.into(), STREAM_DEADLINE).await;
+        let file = File::options()
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .map_err(|e| Error::io("create", path, e))?;
+        let saved = self
+            .machine()
+            .save_stream(file.into(), STREAM_DEADLINE)
+            .await;
         saved.map_err(engine_error("save all of its memory"))
     }
 
     /// Writes and publishes what was taken. The guest runs meanwhile.
-    async fn finish(&mut self, approach: &Approach, taken: Taken, purpose: Purpose) -> Result<Captured> {
-        let Taken { moment: Moment { memory, pause }, devices, staged, disk, disk_whole, live_bytes } = taken;
+    async fn finish(
+        &mut self,
+        approach: &Approach,
+        taken: Taken,
+        purpose: Purpose,
+    ) -> Result<Captured> {
+        let Taken {
+            moment: Moment { memory, pause },
+            devices,
+            staged,
+            disk,
+            disk_whole,
+            live_bytes,
+        } = taken;
         let layer = self.write_memory(approach, memory).await?;
         if layer.is_some() {
-            self.write_devices(&staged.path().join("devices"), devices).await?;
+            self.write_devices(&staged.path().join("devices"), devices)
+                .await?;
         }
-        self.host.reach(Step::CaptureWritten, Some(&self.running.machine))?;
+        self.host
+            .reach(Step::CaptureWritten, Some(&self.running.machine))?;
         if purpose.after == After::Continue {
             self.give_up_writing(disk.last()).await;
         }
@@ -468,17 +651,28 @@ impl Capture<'_> {
             true => vec![self.copy_disk().await?],
             false => disk,
         };
-        disk.last().map_or(Ok(()), |id| self.owned.freeze_disk(id)).map_err(store_error("seal an overlay"))?;
+        disk.last()
+            .map_or(Ok(()), |id| self.owned.freeze_disk(id))
+            .map_err(store_error("seal an overlay"))?;
         let records = self.running.hub.record(staged.path().join("execs")).await;
-        let mut manifest = self.manifest(approach, layer.as_ref(), purpose, disk, pause, &records?)?;
+        let mut manifest =
+            self.manifest(approach, layer.as_ref(), purpose, disk, pause, &records?)?;
         manifest.memory_layer_bytes += live_bytes;
-        self.host.reach(Step::CapturePublish, Some(&self.running.machine))?;
-        let manifest = self.owned.publish_state(staged, manifest).map_err(store_error("publish a state"))?;
+        self.host
+            .reach(Step::CapturePublish, Some(&self.running.machine))?;
+        let manifest = self
+            .owned
+            .publish_state(staged, manifest)
+            .map_err(store_error("publish a state"))?;
         Ok(Captured { manifest, pause })
     }
 
     /// Puts the pages into a layer, on which the machine stands from then on.
-    async fn write_memory(&mut self, approach: &Approach, taken: TakenMemory) -> Result<Option<NewLayer>> {
+    async fn write_memory(
+        &mut self,
+        approach: &Approach,
+        taken: TakenMemory,
+    ) -> Result<Option<NewLayer>> {
         let layer = match taken {
             TakenMemory::Stream => {
                 self.running.ground.lose_layers();
@@ -496,13 +690,19 @@ impl Capture<'_> {
 
     async fn write_held(&self, runs: Vec<PageRun>, bytes: Vec<u8>) -> Result<NewLayer> {
         let ram_bytes = self.machine().memory().bytes();
-        let (id, file) = self.owned.memory_file().map_err(store_error("make a memory layer"))?;
+        let (id, file) = self
+            .owned
+            .memory_file()
+            .map_err(store_error("make a memory layer"))?;
         let write = move || {
-            let mut writer = MemoryWriter::new(file, ram_bytes).map_err(store_error("write a memory layer"))?;
+            let mut writer =
+                MemoryWriter::new(file, ram_bytes).map_err(store_error("write a memory layer"))?;
             let mut rest = bytes.as_slice();
             for run in runs {
                 let (piece, behind) = rest.split_at((run.count * PAGE) as usize);
-                writer.append(run.first, piece).map_err(store_error("write a memory layer"))?;
+                writer
+                    .append(run.first, piece)
+                    .map_err(store_error("write a memory layer"))?;
                 rest = behind;
             }
             writer.finish().map_err(store_error("write a memory layer"))
@@ -533,8 +733,11 @@ impl Ground {
         self.carried.clear();
         match (approach.scope, approach.plan.mode) {
             (Scope::Whole, _) => (self.layers, self.at_start) = (Some(Vec::new()), 0),
-            // It holds all that was written since the process started, and takes the place of those that held part of it.
-            (_, MemoryMode::Anonymous) => self.layers.get_or_insert_default().truncate(self.at_start),
+            // It holds all that was written since the process started, and takes the place of those
+            // that held part of it.
+            (_, MemoryMode::Anonymous) => {
+                self.layers.get_or_insert_default().truncate(self.at_start)
+            }
             _ => {}
         }
         self.push(layer);
@@ -553,7 +756,10 @@ pub(crate) fn best_mode(found: &TrackingVerdict) -> ModePlan {
 }
 
 fn not_synced(path: &Path) -> String {
-    format!("{} could not be synced, so nothing that needs it would be durable", path.display())
+    format!(
+        "{} could not be synced, so nothing that needs it would be durable",
+        path.display()
+    )
 }
 
 fn tracking(mode: MemoryMode) -> Tracking {
@@ -566,15 +772,23 @@ fn tracking(mode: MemoryMode) -> Tracking {
 
 /// Copies runs of a machine's memory into a layer, piece by piece.
 fn copy_runs(memory: &GuestMemory, runs: &[PageRun], file: File) -> Result<Layer> {
-    let mut writer = MemoryWriter::new(file, memory.bytes()).map_err(store_error("write a memory layer"))?;
+    let mut writer =
+        MemoryWriter::new(file, memory.bytes()).map_err(store_error("write a memory layer"))?;
     let mut bytes = Vec::new();
     for run in runs {
         let end = run.first + run.count;
         for first in (run.first..end).step_by((PIECE_BYTES / PAGE) as usize) {
-            let piece = PageRun { first, count: (PIECE_BYTES / PAGE).min(end - first) };
+            let piece = PageRun {
+                first,
+                count: (PIECE_BYTES / PAGE).min(end - first),
+            };
             bytes.clear();
-            memory.read(&pages::to_bytes(&[piece]), &mut bytes).map_err(engine_error("read its memory"))?;
-            writer.append(first, &bytes).map_err(store_error("write a memory layer"))?;
+            memory
+                .read(&pages::to_bytes(&[piece]), &mut bytes)
+                .map_err(engine_error("read its memory"))?;
+            writer
+                .append(first, &bytes)
+                .map_err(store_error("write a memory layer"))?;
         }
     }
     writer.finish().map_err(store_error("write a memory layer"))
@@ -582,9 +796,13 @@ fn copy_runs(memory: &GuestMemory, runs: &[PageRun], file: File) -> Result<Layer
 
 /// Work on files and memory, off the runtime's threads.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    tokio::task::spawn_blocking(work).await.expect("it does not panic")
+    tokio::task::spawn_blocking(work)
+        .await
+        .expect("it does not panic")
 }
 
-pub(crate) fn engine_error(operation: &'static str) -> impl FnOnce(sandtree_engine::Error) -> Error {
+pub(crate) fn engine_error(
+    operation: &'static str,
+) -> impl FnOnce(sandtree_engine::Error) -> Error {
     move |source| Error::Engine { operation, source }
 }

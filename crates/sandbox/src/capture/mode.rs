@@ -1,4 +1,5 @@
-//! Which pages a capture takes, and how it is known. Pure, so that it can be read and tested as a ladder.
+//! Which pages a capture takes, and how it is known. Pure, so that it can be read and tested as a
+//! ladder.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,7 +24,12 @@ pub enum MemoryMode {
 }
 
 impl MemoryMode {
-    pub const ALL: [MemoryMode; 4] = [Self::WriteProtect, Self::SoftDirty, Self::Anonymous, Self::Full];
+    pub const ALL: [MemoryMode; 4] = [
+        Self::WriteProtect,
+        Self::SoftDirty,
+        Self::Anonymous,
+        Self::Full,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -46,7 +52,13 @@ impl FromStr for MemoryMode {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let found = Self::ALL.into_iter().find(|mode| mode.name() == text);
-        found.ok_or_else(|| Error::invalid("a memory mode", text, "write-protect, soft-dirty, anonymous or full"))
+        found.ok_or_else(|| {
+            Error::invalid(
+                "a memory mode",
+                text,
+                "write-protect, soft-dirty, anonymous or full",
+            )
+        })
     }
 }
 
@@ -98,8 +110,13 @@ mod tests {
     use super::*;
 
     fn abilities(usable: [bool; 3]) -> Abilities {
-        let [write_protect, soft_dirty, anonymous] = usable.map(|ok| if ok { Ok(()) } else { Err("no".to_owned()) });
-        Abilities { write_protect, soft_dirty, anonymous }
+        let [write_protect, soft_dirty, anonymous] =
+            usable.map(|ok| if ok { Ok(()) } else { Err("no".to_owned()) });
+        Abilities {
+            write_protect,
+            soft_dirty,
+            anonymous,
+        }
     }
 
     #[test]
@@ -110,7 +127,10 @@ mod tests {
                 let plan = choose(wanted, &abilities(usable));
                 let works = |mode: MemoryMode| usable.get(mode as usize).copied().unwrap_or(true);
                 assert!(works(plan.mode) && plan.mode >= wanted);
-                let passed: Vec<_> = MemoryMode::ALL.into_iter().filter(|m| *m >= wanted && *m < plan.mode).collect();
+                let passed: Vec<_> = MemoryMode::ALL
+                    .into_iter()
+                    .filter(|m| *m >= wanted && *m < plan.mode)
+                    .collect();
                 assert!(passed.iter().all(|mode| !works(*mode)));
                 assert_eq!(plan.degraded.len(), passed.len());
             }

@@ -4,11 +4,21 @@ use sandtree_engine::ByteRun;
 use sandtree_store::memory::{PAGE, PageRun};
 
 pub(crate) fn from_bytes(runs: &[ByteRun]) -> Vec<PageRun> {
-    runs.iter().map(|run| PageRun { first: run.offset / PAGE, count: run.bytes / PAGE }).collect()
+    runs.iter()
+        .map(|run| PageRun {
+            first: run.offset / PAGE,
+            count: run.bytes / PAGE,
+        })
+        .collect()
 }
 
 pub(crate) fn to_bytes(runs: &[PageRun]) -> Vec<ByteRun> {
-    runs.iter().map(|run| ByteRun { offset: run.first * PAGE, bytes: run.count * PAGE }).collect()
+    runs.iter()
+        .map(|run| ByteRun {
+            offset: run.first * PAGE,
+            bytes: run.count * PAGE,
+        })
+        .collect()
 }
 
 pub(crate) fn total_bytes(runs: &[PageRun]) -> u64 {
@@ -40,7 +50,9 @@ mod tests {
     use super::*;
 
     fn pages(runs: &[PageRun]) -> BTreeSet<u64> {
-        runs.iter().flat_map(|run| run.first..run.first + run.count).collect()
+        runs.iter()
+            .flat_map(|run| run.first..run.first + run.count)
+            .collect()
     }
 
     prop_compose! {

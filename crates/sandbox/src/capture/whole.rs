@@ -19,7 +19,8 @@ pub(crate) fn read_layer(dir: &SandboxDir, id: &LayerId) -> Result<Layer, String
     Layer::read(&opened).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Whether an overlay can be used. QEMU takes one that was cut short, and fails the guest's reads later.
+/// Whether an overlay can be used. QEMU takes one that was cut short, and fails the guest's reads
+/// later.
 pub(crate) fn check_overlay(dir: &SandboxDir, id: &LayerId) -> Result<(), String> {
     let path = dir.disk_layer(id);
     match dir.check_overlay(id) {
@@ -31,28 +32,49 @@ pub(crate) fn check_overlay(dir: &SandboxDir, id: &LayerId) -> Result<(), String
 }
 
 impl Capture<'_> {
-    /// Copies everything below the active overlay into one that stands alone, and puts the active one on it.
+    /// Copies everything below the active overlay into one that stands alone, and puts the active
+    /// one on it.
     pub(super) async fn copy_disk(&self) -> Result<LayerId> {
-        let id = self.owned.create_disk(self.disk_bytes).map_err(store_error("make an overlay"))?;
+        let id = self
+            .owned
+            .create_disk(self.disk_bytes)
+            .map_err(store_error("make an overlay"))?;
         let path = self.owned.disk_layer(&id);
         let copied = self.copy_disk_into(&path).await;
         if let Err(error) = copied {
             drop(std::fs::remove_file(&path));
             return Err(error);
         }
-        self.owned.sync_overlay(&id).map_err(store_error("sync an overlay"))?;
+        self.owned
+            .sync_overlay(&id)
+            .map_err(store_error("sync an overlay"))?;
         let mut head = self.head()?;
-        head.disk = vec![id.clone(), head.disk.last().expect("a sandbox has a disk").clone()];
-        self.owned.set_head(&head).map_err(store_error("write where a sandbox stands"))?;
+        head.disk = vec![
+            id.clone(),
+            head.disk.last().expect("a sandbox has a disk").clone(),
+        ];
+        self.owned
+            .set_head(&head)
+            .map_err(store_error("write where a sandbox stands"))?;
         Ok(id)
     }
 
     async fn copy_disk_into(&self, path: &std::path::Path) -> Result<()> {
         let opened = |e| Error::io("open", path, e);
-        let into = File::options().read(true).write(true).open(path).map_err(opened)?;
-        self.machine().copy_disk(into).await.map_err(engine_error("copy its disk"))?;
+        let into = File::options()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map_err(opened)?;
+        self.machine()
+            .copy_disk(into)
+            .await
+            .map_err(engine_error("copy its disk"))?;
         let below = File::open(path).map_err(opened)?;
-        self.machine().rebase(vec![below]).await.map_err(engine_error("stand on the copy of its disk"))
+        self.machine()
+            .rebase(vec![below])
+            .await
+            .map_err(engine_error("stand on the copy of its disk"))
     }
 
     pub(super) fn manifest(
@@ -64,9 +86,13 @@ impl Capture<'_> {
         pause: Duration,
         execs: &[ExecRecord],
     ) -> Result<StateManifest> {
-        let disk_layer_bytes = disk.last().map_or(Ok(0), |id| size_on_disk(&self.owned.disk_layer(id)))?;
+        let disk_layer_bytes = disk
+            .last()
+            .map_or(Ok(0), |id| size_on_disk(&self.owned.disk_layer(id)))?;
         let memory = match (&self.running.ground.layers, layer) {
-            (Some(layers), Some(_)) => MemoryState::Layers { layers: layers.clone() },
+            (Some(layers), Some(_)) => MemoryState::Layers {
+                layers: layers.clone(),
+            },
             _ => MemoryState::Stream,
         };
         Ok(StateManifest {
@@ -88,7 +114,10 @@ impl Capture<'_> {
             disk_layer_bytes,
             pause_us: pause.as_micros().try_into().unwrap_or(u64::MAX),
             machine: Some(self.running.record.clone()),
-            execs: execs.iter().map(|exec| serde_json::to_value(exec).expect("a record is plain data")).collect(),
+            execs: execs
+                .iter()
+                .map(|exec| serde_json::to_value(exec).expect("a record is plain data"))
+                .collect(),
         })
     }
 }
@@ -96,5 +125,8 @@ impl Capture<'_> {
 /// What a file takes on the disk, holes left out.
 pub(crate) fn size_on_disk(path: &std::path::Path) -> Result<u64> {
     use std::os::unix::fs::MetadataExt;
-    Ok(std::fs::metadata(path).map_err(|e| Error::io("measure", path, e))?.blocks() * 512)
+    Ok(std::fs::metadata(path)
+        .map_err(|e| Error::io("measure", path, e))?
+        .blocks()
+        * 512)
 }

@@ -1,4 +1,5 @@
-//! Folding in the background: many layers become one for what is taken next. States that exist keep theirs.
+//! Folding in the background: many layers become one for what is taken next. States that exist keep
+//! theirs.
 //!
 //! ```text
 //!   machine stands on  a b c d … x   --fold-->  [a…x] y z        y, z: taken while it was folded
@@ -22,7 +23,8 @@ use crate::host::store_error;
 
 /// Memory layers beyond which they are folded.
 const MEMORY_LAYERS: usize = 24;
-/// Pieces of memory beyond which they are folded: each is a mapping of every machine restored from them.
+/// Pieces of memory beyond which they are folded: each is a mapping of every machine restored from
+/// them.
 const MAPPINGS: usize = 8192;
 /// Depths at which a capture waits for the fold: a machine has only so many descriptors.
 const MEMORY_LAYERS_MAX: usize = 56;
@@ -78,7 +80,9 @@ impl Driver {
     }
 
     fn begin_fold(&self) -> Result<Option<Folding>> {
-        let Some(running) = &self.running else { return Ok(None) };
+        let Some(running) = &self.running else {
+            return Ok(None);
+        };
         let layers = running.ground.held();
         if layers.len() > MEMORY_LAYERS || running.ground.runs() > MAPPINGS {
             return self.begin_memory_fold(layers).map(Some);
@@ -92,21 +96,40 @@ impl Driver {
     }
 
     fn begin_memory_fold(&self, old: Vec<LayerId>) -> Result<Folding> {
-        let (new, file) = self.owned().memory_file().map_err(store_error("make a memory layer"))?;
-        let files = old.iter().map(|id| open(&self.dir().memory_layer(id))).collect::<Result<Vec<_>>>()?;
+        let (new, file) = self
+            .owned()
+            .memory_file()
+            .map_err(store_error("make a memory layer"))?;
+        let files = old
+            .iter()
+            .map(|id| open(&self.dir().memory_layer(id)))
+            .collect::<Result<Vec<_>>>()?;
         let work = tokio::spawn(blocking(move || fold_memory(files, file)));
-        Ok(Folding { what: What::Memory, old, new, work })
+        Ok(Folding {
+            what: What::Memory,
+            old,
+            new,
+            work,
+        })
     }
 
     fn begin_disk_fold(&self, old: Vec<LayerId>) -> Result<Folding> {
         let fold = DiskFold::new(self.owned(), &old)?;
         let new = fold.id().clone();
-        Ok(Folding { what: What::Disk, old, new, work: tokio::spawn(blocking(move || fold.write())) })
+        Ok(Folding {
+            what: What::Disk,
+            old,
+            new,
+            work: tokio::spawn(blocking(move || fold.write())),
+        })
     }
 
-    /// A fold has ended: the machine stands on its result. Whether it could be used; if not, the next capture tries again.
+    /// A fold has ended: the machine stands on its result. Whether it could be used; if not, the
+    /// next capture tries again.
     pub(super) async fn folded(&mut self, folded: Result<()>) -> bool {
-        let Some(folding) = self.folding.take() else { return false };
+        let Some(folding) = self.folding.take() else {
+            return false;
+        };
         let used = match folded {
             Ok(()) => self.stand_on_folded(&folding).await,
             Err(error) => Err(error),
@@ -122,7 +145,9 @@ impl Driver {
     }
 
     async fn stand_on_folded(&mut self, folding: &Folding) -> Result<()> {
-        let Some(running) = &mut self.running else { return Ok(()) };
+        let Some(running) = &mut self.running else {
+            return Ok(());
+        };
         match folding.what {
             What::Memory => running.ground.replace(&folding.old, folding.new.clone()),
             What::Disk => self.rebase(folding).await?,
@@ -137,17 +162,29 @@ impl Driver {
         }
         let kept = head.disk.split_off(folding.old.len());
         head.disk = std::iter::once(folding.new.clone()).chain(kept).collect();
-        self.owned().freeze_disk(&folding.new).map_err(store_error("seal an overlay"))?;
-        let Running { machine, ground, .. } = self.running.as_ref().expect("it was looked at");
+        self.owned()
+            .freeze_disk(&folding.new)
+            .map_err(store_error("seal an overlay"))?;
+        let Running {
+            machine, ground, ..
+        } = self.running.as_ref().expect("it was looked at");
         let below = ground.frozen(&head.disk).iter();
-        let files = below.map(|id| open(&self.dir().disk_layer(id))).collect::<Result<_>>()?;
-        machine.rebase(files).await.map_err(engine_error("stand on folded overlays"))?;
+        let files = below
+            .map(|id| open(&self.dir().disk_layer(id)))
+            .collect::<Result<_>>()?;
+        machine
+            .rebase(files)
+            .await
+            .map_err(engine_error("stand on folded overlays"))?;
         self.set_head(&head)
     }
 
     /// Before a capture that would be one layer too deep.
     pub(super) async fn wait_if_too_deep(&mut self) -> Result<()> {
-        let memory = self.running.as_ref().map_or(0, |running| running.ground.held().len());
+        let memory = self
+            .running
+            .as_ref()
+            .map_or(0, |running| running.ground.held().len());
         if memory < MEMORY_LAYERS_MAX && self.head()?.disk.len() < DISK_LAYERS_MAX {
             return Ok(());
         }
@@ -160,16 +197,25 @@ impl Driver {
         }
         match self.head()?.disk.len() < DISK_LAYERS_LAST {
             true => Ok(()),
-            false => Err(Error::TooDeep { name: self.name(), layers: self.head()?.disk.len(), source: None }),
+            false => Err(Error::TooDeep {
+                name: self.name(),
+                layers: self.head()?.disk.len(),
+                source: None,
+            }),
         }
     }
 }
 
 fn fold_memory(files: Vec<File>, out: File) -> Result<()> {
     let read = |file: File| Layer::read(&file).map(|layer| (layer, file));
-    let layers = files.into_iter().map(read).collect::<std::result::Result<Vec<_>, _>>();
+    let layers = files
+        .into_iter()
+        .map(read)
+        .collect::<std::result::Result<Vec<_>, _>>();
     let layers = layers.map_err(store_error("read a memory layer"))?;
     let ram_bytes = layers.first().map_or(0, |(layer, _)| layer.ram_bytes);
     let writer = MemoryWriter::new(out, ram_bytes).map_err(store_error("write a memory layer"))?;
-    memory::fold(&layers, writer).map(drop).map_err(store_error("fold memory layers"))
+    memory::fold(&layers, writer)
+        .map(drop)
+        .map_err(store_error("fold memory layers"))
 }

@@ -64,7 +64,11 @@ impl fmt::Display for Verb {
 /// Whether `verb` may begin while the sandbox is in `phase`.
 pub fn permits(phase: Phase, verb: Verb) -> bool {
     match (phase, verb) {
-        (_, Verb::Remove | Verb::Revert | Verb::Forget | Verb::Fork | Verb::Save) if is_settled(phase) => true,
+        (_, Verb::Remove | Verb::Revert | Verb::Forget | Verb::Fork | Verb::Save)
+            if is_settled(phase) =>
+        {
+            true
+        }
         (Phase::Running, Verb::Use | Verb::Stop | Verb::Kill) => true,
         (Phase::Running, Verb::Checkpoint | Verb::Pause) => true,
         (Phase::Stopped | Phase::Crashed, Verb::Start) => true,
@@ -77,7 +81,10 @@ pub fn permits(phase: Phase, verb: Verb) -> bool {
 
 /// Whether nothing is under way that changes the phase.
 fn is_settled(phase: Phase) -> bool {
-    matches!(phase, Phase::Running | Phase::Stopped | Phase::Crashed | Phase::Paused)
+    matches!(
+        phase,
+        Phase::Running | Phase::Stopped | Phase::Crashed | Phase::Paused
+    )
 }
 
 #[cfg(test)]
@@ -113,7 +120,10 @@ mod tests {
 
     #[test]
     fn every_phase_a_sandbox_rests_in_can_be_left_by_removal() {
-        for phase in PHASES.into_iter().filter(|p| is_resting(*p) || *p == Phase::Running) {
+        for phase in PHASES
+            .into_iter()
+            .filter(|p| is_resting(*p) || *p == Phase::Running)
+        {
             assert!(permits(phase, Verb::Remove), "{phase:?}");
         }
     }

@@ -16,10 +16,11 @@
 //!
 //! Which verb is legal in which phase is one table, in `legality`.
 //!
-//! Always: the state on disk is written before anybody is told of it. However the machine ends, every waiting call in
-//! the guest is told why, and the overlay is synced before the sandbox counts as stopped. A host disk that is full
-//! stops the guest, not the sandbox: it goes on when there is space.
-//! When it fails: a state that cannot be written is reported to whoever asked; the machine is not kept up for it.
+//! Always: the state on disk is written before anybody is told of it. However the machine ends,
+//! every waiting call in the guest is told why, and the overlay is synced before the sandbox counts
+//! as stopped. A host disk that is full stops the guest, not the sandbox: it goes on when there is
+//! space. When it fails: a state that cannot be written is reported to whoever asked; the machine
+//! is not kept up for it.
 
 mod fold;
 mod legality;
@@ -129,7 +130,8 @@ impl Ending {
         let ending = machine.ending();
         let shutdown = ending.shutdown.as_ref().map(|s| s.reason.as_str());
         // The console is the guest's to write: it counts only where nothing better is known.
-        let panicked = ending.panicked || (shutdown != Some("guest-shutdown") && console.has_panicked());
+        let panicked =
+            ending.panicked || (shutdown != Some("guest-shutdown") && console.has_panicked());
         let (phase, reason) = match shutdown {
             _ if panicked => (Phase::Crashed, "the guest's kernel panicked".to_owned()),
             Some("guest-shutdown") => (Phase::Stopped, "the guest powered off".to_owned()),
@@ -142,7 +144,12 @@ impl Ending {
 }
 
 /// Begins to drive a sandbox.
-pub(crate) fn start(host: Arc<Inner>, owned: Owned, running: Option<Running>, state: StateRecord) -> Sandbox {
+pub(crate) fn start(
+    host: Arc<Inner>,
+    owned: Owned,
+    running: Option<Running>,
+    state: StateRecord,
+) -> Sandbox {
     let (commands, queue) = mpsc::channel(16);
     let status = Status::new(&state, running.as_ref().map(|running| &running.hub));
     let (status_tx, status) = watch::channel(status);
@@ -240,11 +247,15 @@ impl Driver {
     }
 
     fn take_events(&mut self) -> Option<Events> {
-        self.running.as_mut().and_then(|running| running.events.take())
+        self.running
+            .as_mut()
+            .and_then(|running| running.events.take())
     }
 
     fn take_gate(&mut self) -> Option<mpsc::Receiver<Gate>> {
-        self.running.as_mut().and_then(|running| running.gate.take())
+        self.running
+            .as_mut()
+            .and_then(|running| running.gate.take())
     }
 
     async fn command(&mut self, order: Order) -> Result<Done> {
@@ -255,7 +266,9 @@ impl Driver {
             Order::Kill => self.kill("killed").await.map(nothing),
             Order::Start { boot_timeout } => self.start_again(boot_timeout).await.map(nothing),
             Order::Remove => self.remove().await.map(nothing),
-            Order::Checkpoint { tag, replace } => self.checkpoint(tag, replace).await.map(Done::Checkpoint),
+            Order::Checkpoint { tag, replace } => {
+                self.checkpoint(tag, replace).await.map(Done::Checkpoint)
+            }
             Order::GoTo(goal) => self.go_to(goal).await.map(Done::Reverted),
             Order::Forget(which) => self.forget(&which).map(Done::Forgotten),
             Order::Lend(wanted) => self.lend(wanted).await.map(Done::Lent),
@@ -281,11 +294,19 @@ impl Driver {
         if permits(self.state.phase, verb) {
             return Ok(());
         }
-        Err(Error::WrongState { name: self.name(), phase: self.state.phase, reason: self.state.reason.clone(), verb })
+        Err(Error::WrongState {
+            name: self.name(),
+            phase: self.state.phase,
+            reason: self.state.reason.clone(),
+            verb,
+        })
     }
 
     fn name(&self) -> String {
-        self.owned.as_ref().map(|owned| owned.record().name.to_string()).unwrap_or_default()
+        self.owned
+            .as_ref()
+            .map(|owned| owned.record().name.to_string())
+            .unwrap_or_default()
     }
 
     /// Asks the guest to shut down, then QEMU to quit, then kills it.
@@ -294,8 +315,14 @@ impl Driver {
         if let Err(error) = self.enter(Phase::Stopping, None) {
             tracing::warn!(%error, "that a sandbox is stopping cannot be recorded");
         }
-        let Some(running) = &self.running else { return Ok(()) };
-        let orderly = if self.stalled { false } else { shut_down(running, grace).await };
+        let Some(running) = &self.running else {
+            return Ok(());
+        };
+        let orderly = if self.stalled {
+            false
+        } else {
+            shut_down(running, grace).await
+        };
         if !orderly
             && running.machine.quit(QUIT_DEADLINE).await.is_err()
             && let Err(error) = killed(&running.machine).await
@@ -304,11 +331,19 @@ impl Driver {
             self.enter(Phase::Running, None)?;
             return Err(error);
         }
-        self.rest(Ending { phase: Phase::Stopped, reason: "stopped".into() }).await
+        self.rest(Ending {
+            phase: Phase::Stopped,
+            reason: "stopped".into(),
+        })
+        .await
     }
 
     fn own_grace(&self) -> Duration {
-        let record = self.owned.as_ref().expect("the driver runs while it owns").record();
+        let record = self
+            .owned
+            .as_ref()
+            .expect("the driver runs while it owns")
+            .record();
         match self.host.store.image_by_digest(&record.image_digest) {
             Ok(image) if image.record.init == Init::Agent => AGENT_GRACE,
             // Of an image that cannot be read, too: who is done sooner ends sooner.
@@ -320,7 +355,11 @@ impl Driver {
         if let Some(running) = &self.running {
             killed(&running.machine).await?;
         }
-        self.rest(Ending { phase: Phase::Stopped, reason: reason.into() }).await
+        self.rest(Ending {
+            phase: Phase::Stopped,
+            reason: reason.into(),
+        })
+        .await
     }
 
     async fn start_again(&mut self, boot_timeout: Option<Duration>) -> Result<()> {
@@ -359,7 +398,9 @@ impl Driver {
 
     /// The machine ended without being asked.
     async fn ended(&mut self, exit: &Exit) {
-        let Some(running) = &mut self.running else { return };
+        let Some(running) = &mut self.running else {
+            return;
+        };
         running.console.drain().await;
         let ending = Ending::of(&running.machine, exit, &running.console);
         if let Err(error) = self.rest(ending).await {
@@ -381,7 +422,8 @@ impl Driver {
         }
         self.end_background().await;
         if let Some((hub, _)) = self.kept.take() {
-            hub.close("the sandbox is paused, and nobody keeps it".into()).await;
+            hub.close("the sandbox is paused, and nobody keeps it".into())
+                .await;
         }
         let socket = self.owned.as_ref().map(|owned| owned.keeper_socket());
         if let Some(Err(error)) = socket.map(|socket| remove_if_there(&socket)) {
@@ -389,14 +431,15 @@ impl Driver {
         }
     }
 
-    /// Whether nothing of it is to be left when it ends. One that is to be saved first is all there is of it; one that is
-    /// paused has not ended.
+    /// Whether nothing of it is to be left when it ends. One that is to be saved first is all there
+    /// is of it; one that is paused has not ended.
     fn is_temporary(&self) -> bool {
         let record = self.record_of();
         record.auto_remove && record.save_on_stop.is_none() && self.state.phase != Phase::Paused
     }
 
-    /// The machine is gone: makes its disk durable, records the end, saves it if that was asked for, and tells everyone.
+    /// The machine is gone: makes its disk durable, records the end, saves it if that was asked
+    /// for, and tells everyone.
     async fn rest(&mut self, ending: Ending) -> Result<()> {
         self.stalled = false;
         self.agent_gone = None;
@@ -411,8 +454,12 @@ impl Driver {
         // Until it is saved it is on its way: whoever finds it stopped can rely on the save.
         let saves = self.record_of().save_on_stop.is_some();
         let phase = if saves { Phase::Stopping } else { state.phase };
-        let written = self.write(StateRecord { phase, ..state.clone() });
-        // Before the state is told: a keeper that hears of it ends, and whoever waits in the guest would hear nothing.
+        let written = self.write(StateRecord {
+            phase,
+            ..state.clone()
+        });
+        // Before the state is told: a keeper that hears of it ends, and whoever waits in the guest
+        // would hear nothing.
         if let Some(running) = running {
             running.hub.close(ending.reason).await;
         }
@@ -422,7 +469,8 @@ impl Driver {
     }
 
     async fn sync_disk(&mut self) -> Result<()> {
-        tokio::task::block_in_place(|| self.owned().sync_disks()).map_err(store_error("sync a sandbox's disk"))
+        tokio::task::block_in_place(|| self.owned().sync_disks())
+            .map_err(store_error("sync a sandbox's disk"))
     }
 
     /// Waits until states are durable. A fold is of no use to a machine that is gone.
@@ -434,7 +482,12 @@ impl Driver {
     }
 
     fn enter(&mut self, phase: Phase, reason: Option<String>) -> Result<()> {
-        self.record(StateRecord { phase, reason, since_unix_ms: now_unix_ms(), ..self.state.clone() })
+        self.record(StateRecord {
+            phase,
+            reason,
+            since_unix_ms: now_unix_ms(),
+            ..self.state.clone()
+        })
     }
 
     fn record(&mut self, state: StateRecord) -> Result<()> {
@@ -446,9 +499,15 @@ impl Driver {
     fn write(&mut self, state: StateRecord) -> Result<()> {
         self.state = state;
         let owned = self.owned.as_mut().expect("the driver runs while it owns");
-        let written = owned.set_state(&self.state).map_err(store_error("write a sandbox's state"));
+        let written = owned
+            .set_state(&self.state)
+            .map_err(store_error("write a sandbox's state"));
         let unneeded = self.running.is_none() && self.kept.is_none();
-        let unbound = if unneeded { remove_if_there(&owned.keeper_socket()) } else { Ok(()) };
+        let unbound = if unneeded {
+            remove_if_there(&owned.keeper_socket())
+        } else {
+            Ok(())
+        };
         written.and(unbound)
     }
 
@@ -471,11 +530,15 @@ impl Driver {
         }
     }
 
-    /// The guest goes on without an agent: nothing in it can be reached, and whoever waits should know.
+    /// The guest goes on without an agent: nothing in it can be reached, and whoever waits should
+    /// know.
     async fn agent_missed(&mut self) {
         self.agent_gone = None;
         if let Some(running) = &self.running {
-            running.hub.give_up("the agent in the guest ended".into()).await;
+            running
+                .hub
+                .give_up("the agent in the guest ended".into())
+                .await;
         }
     }
 
@@ -503,7 +566,11 @@ impl Driver {
 
 /// The end of a machine that must be gone before anything else is done with its files.
 async fn killed(machine: &Machine) -> Result<()> {
-    machine.kill_within(KILL_DEADLINE).await.map(drop).map_err(engine_error("end"))
+    machine
+        .kill_within(KILL_DEADLINE)
+        .await
+        .map(drop)
+        .map_err(engine_error("end"))
 }
 
 /// The end of a machine that nobody uses any more.
@@ -548,7 +615,8 @@ async fn next_event(events: Option<&mut Events>) -> Option<Event> {
     }
 }
 
-/// Whether the machine ended without being forced to: the guest powered off in time, or it was gone already.
+/// Whether the machine ended without being forced to: the guest powered off in time, or it was gone
+/// already.
 async fn shut_down(running: &Running, grace: Duration) -> bool {
     let asked = tokio::select! {
         asked = running.guest.shutdown(grace) => asked,
@@ -560,5 +628,7 @@ async fn shut_down(running: &Running, grace: Duration) -> bool {
         return false;
     }
     let patience = grace + Duration::from_secs(15);
-    tokio::time::timeout(patience, running.machine.exited()).await.is_ok()
+    tokio::time::timeout(patience, running.machine.exited())
+        .await
+        .is_ok()
 }

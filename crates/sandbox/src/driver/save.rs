@@ -1,8 +1,8 @@
 //! What a driver does for saves: it lends states, and saves what was to be saved when it stops.
 //!
-//! Always: a state that is lent is listed nowhere, and goes when it is given back. A machine that stopped is saved before
-//! anyone hears that it stopped, so that whoever hears it can rely on the save.
-//! When it fails: a sandbox that was to be saved stays, and says why it was not.
+//! Always: a state that is lent is listed nowhere, and goes when it is given back. A machine that
+//! stopped is saved before anyone hears that it stopped, so that whoever hears it can rely on the
+//! save. When it fails: a sandbox that was to be saved stays, and says why it was not.
 
 use sandtree_store::{Consistency, LayerId, Phase, StateKind, StateManifest, StateRecord};
 
@@ -21,7 +21,10 @@ impl Driver {
             (Phase::Running, Wanted::Disk) => self.lend_disk().await,
             (Phase::Running, _) => self.lend_memory(wanted).await,
             (Phase::Paused, _) => self.lend_paused(wanted),
-            (_, Wanted::Memory) => Err(Error::NoMemory { name: self.name(), phase: self.state.phase }),
+            (_, Wanted::Memory) => Err(Error::NoMemory {
+                name: self.name(),
+                phase: self.state.phase,
+            }),
             _ => self.lend_resting(),
         }
     }
@@ -34,7 +37,11 @@ impl Driver {
     }
 
     async fn lend_memory(&mut self, wanted: Wanted) -> Result<LentState> {
-        let kind = if wanted == Wanted::Copies { StateKind::Fork } else { StateKind::Save };
+        let kind = if wanted == Wanted::Copies {
+            StateKind::Fork
+        } else {
+            StateKind::Save
+        };
         let captured = self.capture(kind, None, After::Continue).await?;
         self.fold_if_deep();
         Ok(LentState {
@@ -47,7 +54,10 @@ impl Driver {
     }
 
     async fn lend_disk(&mut self) -> Result<LentState> {
-        let CapturedDisk { manifest, consistency } = self.capture_disk(StateKind::Save).await?;
+        let CapturedDisk {
+            manifest,
+            consistency,
+        } = self.capture_disk(StateKind::Save).await?;
         self.fold_if_deep();
         Ok(LentState {
             state: manifest.id.to_string(),
@@ -65,7 +75,13 @@ impl Driver {
             false => (Consistency::Exact, Vec::new()),
         };
         let state = self.paused_state()?.to_string();
-        Ok(LentState { state, pause_ms: 0.0, degraded, consistency, disk_only })
+        Ok(LentState {
+            state,
+            pause_ms: 0.0,
+            degraded,
+            consistency,
+            disk_only,
+        })
     }
 
     fn lend_resting(&self) -> Result<LentState> {
@@ -75,25 +91,44 @@ impl Driver {
         let bare = bare_manifest(self.record_of(), &self.head()?, StateKind::Save)?;
         let manifest = StateManifest { disk, ..bare };
         publish_bare(self.owned(), &manifest)?;
-        let cut = (consistency == Consistency::Crash).then(|| as_after_power_cut("its guest was not shut down"));
+        let cut = (consistency == Consistency::Crash)
+            .then(|| as_after_power_cut("its guest was not shut down"));
         let (state, degraded) = (manifest.id.to_string(), cut.into_iter().collect());
-        Ok(LentState { state, pause_ms: 0.0, degraded, consistency, disk_only: true })
+        Ok(LentState {
+            state,
+            pause_ms: 0.0,
+            degraded,
+            consistency,
+            disk_only: true,
+        })
     }
 
-    /// The layers of a disk that no machine uses. What is written from now on goes into another overlay: these are shared
-    /// with whoever borrows them, and never written again.
+    /// The layers of a disk that no machine uses. What is written from now on goes into another
+    /// overlay: these are shared with whoever borrows them, and never written again.
     fn set_disk_aside(&self) -> Result<Vec<LayerId>> {
         let (owned, mut head) = (self.owned(), self.head()?);
-        let active = head.active().cloned().expect("a head that was read has a disk");
-        if owned.is_empty_overlay(&active).map_err(store_error("read an overlay"))? {
+        let active = head
+            .active()
+            .cloned()
+            .expect("a head that was read has a disk");
+        if owned
+            .is_empty_overlay(&active)
+            .map_err(store_error("read an overlay"))?
+        {
             head.disk.pop();
             return Ok(head.disk);
         }
         let disk = head.disk.clone();
-        let bytes = owned.disk_bytes(&active).map_err(store_error("read an overlay"))?;
-        let fresh = owned.create_disk(bytes).map_err(store_error("make an overlay"))?;
+        let bytes = owned
+            .disk_bytes(&active)
+            .map_err(store_error("read an overlay"))?;
+        let fresh = owned
+            .create_disk(bytes)
+            .map_err(store_error("make an overlay"))?;
         // The head that lists it is durable; so must it be.
-        owned.sync_overlay(&fresh).map_err(store_error("sync an overlay"))?;
+        owned
+            .sync_overlay(&fresh)
+            .map_err(store_error("sync an overlay"))?;
         head.disk.push(fresh);
         self.set_head(&head)?;
         Ok(disk)
@@ -101,10 +136,19 @@ impl Driver {
 
     /// Saves a sandbox that has just stopped, if it was to be, and only then records that it has.
     pub(super) async fn save_stopped(&mut self, stopped: StateRecord) -> Result<()> {
-        let Some(wish) = self.record_of().save_on_stop.clone() else { return Ok(()) };
+        let Some(wish) = self.record_of().save_on_stop.clone() else {
+            return Ok(());
+        };
         let saved = match self.lend_resting() {
             Ok(lent) => {
-                let saved = save::on_stop(&self.host, self.owned(), &wish, &lent, stopped.saved.as_ref()).await;
+                let saved = save::on_stop(
+                    &self.host,
+                    self.owned(),
+                    &wish,
+                    &lent,
+                    stopped.saved.as_ref(),
+                )
+                .await;
                 if let Err(error) = self.take_back(&lent.state) {
                     tracing::warn!(%error, "a state that was saved stays until the sandbox is next taken up");
                 }
@@ -113,12 +157,28 @@ impl Driver {
             Err(error) => Err(error),
         };
         let (state, saved) = match saved {
-            Ok(digest) => (StateRecord { saved: Some(digest), ..stopped }, Ok(())),
+            Ok(digest) => (
+                StateRecord {
+                    saved: Some(digest),
+                    ..stopped
+                },
+                Ok(()),
+            ),
             Err(source) => {
                 let (name, target) = (self.name(), wish.target.to_string());
                 let save_failed = Some(source.one_line());
-                let failed = Error::NotSaved { name, target, source: Box::new(source) };
-                (StateRecord { save_failed, ..stopped }, Err(failed))
+                let failed = Error::NotSaved {
+                    name,
+                    target,
+                    source: Box::new(source),
+                };
+                (
+                    StateRecord {
+                        save_failed,
+                        ..stopped
+                    },
+                    Err(failed),
+                )
             }
         };
         let written = self.write(state);
@@ -126,5 +186,4 @@ impl Driver {
     }
 }
 
-const UNWRITTEN: &str =
-    "what the guest had not written to its disk when it was paused is not in it; --memory keeps that, too";
+const UNWRITTEN: &str = "what the guest had not written to its disk when it was paused is not in it; --memory keeps that, too";

@@ -5,16 +5,17 @@
 //!   any resting phase or Running --revert, undo, redo--> Running
 //! ```
 //!
-//! Always: `revert` never changes the state it goes to, and brings the new machine up before the old one ends. What it
-//! leaves is a state, too, if it can be kept.
-//! When it fails: the old machine goes on, the head is as before, and what was made on the way is collected.
+//! Always: `revert` never changes the state it goes to, and brings the new machine up before the
+//! old one ends. What it leaves is a state, too, if it can be kept. When it fails: the old machine
+//! goes on, the head is as before, and what was made on the way is collected.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use sandtree_engine::{self as engine, Machine};
 use sandtree_store::{
-    Collected, Head, MemoryState, Owned, Phase, StateId, StateKind, StateManifest, StateRecord, StateSource, Tag,
+    Collected, Head, MemoryState, Owned, Phase, StateId, StateKind, StateManifest, StateRecord,
+    StateSource, Tag,
 };
 
 use super::Driver;
@@ -27,7 +28,9 @@ use crate::history::{self, Step};
 use crate::host::{Inner, boot_id, now_unix_ms, store_error};
 use crate::hub::{Activity, Gate};
 use crate::restore::{self, Checked, Connections, HubChoice, RestoreTimes, Restored};
-use crate::states::{self, Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted, ms};
+use crate::states::{
+    self, Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted, ms,
+};
 
 /// With less than this free, a restore uses what the sandbox has in reserve.
 const LITTLE_BYTES: u64 = 4 << 20;
@@ -37,12 +40,19 @@ const LEFT_MAX: usize = 32;
 const GONE: Duration = Duration::from_secs(1);
 
 impl Driver {
-    pub(super) async fn checkpoint(&mut self, tag: Option<String>, replace: bool) -> Result<Checkpoint> {
+    pub(super) async fn checkpoint(
+        &mut self,
+        tag: Option<String>,
+        replace: bool,
+    ) -> Result<Checkpoint> {
         let began = Instant::now();
         let tag = self.free_tag(tag, replace)?;
-        let captured = self.capture(StateKind::Checkpoint, Some(tag.clone()), After::Continue).await?;
+        let captured = self
+            .capture(StateKind::Checkpoint, Some(tag.clone()), After::Continue)
+            .await?;
         self.taken(&captured.manifest)?;
-        let replaced = self.states_where(|m| m.tag.as_ref() == Some(&tag) && m.id != captured.manifest.id);
+        let replaced =
+            self.states_where(|m| m.tag.as_ref() == Some(&tag) && m.id != captured.manifest.id);
         if let Err(error) = replaced.and_then(|replaced| self.remove_states(&replaced)) {
             tracing::warn!(%error, "the checkpoint that had the tag cannot be removed");
         }
@@ -51,18 +61,29 @@ impl Driver {
 
     /// The tag to use: the one asked for, if it is free, or the next number.
     fn free_tag(&self, tag: Option<String>, replace: bool) -> Result<Tag> {
-        let taken: Vec<Tag> = self.states()?.into_iter().filter_map(|manifest| manifest.tag).collect();
+        let taken: Vec<Tag> = self
+            .states()?
+            .into_iter()
+            .filter_map(|manifest| manifest.tag)
+            .collect();
         match tag {
             Some(tag) => {
                 let tag: Tag = crate::spec::parse_tag(&tag)?;
                 match taken.contains(&tag) && !replace {
-                    true => Err(Error::TagTaken { name: self.name(), tag: tag.to_string() }),
+                    true => Err(Error::TagTaken {
+                        name: self.name(),
+                        tag: tag.to_string(),
+                    }),
                     false => Ok(tag),
                 }
             }
             None => {
-                let numbered = (1..).map(|number| format!("c{number}").parse::<Tag>().expect("it is a tag"));
-                Ok(numbered.into_iter().find(|tag| !taken.contains(tag)).expect("numbers do not run out"))
+                let numbered =
+                    (1..).map(|number| format!("c{number}").parse::<Tag>().expect("it is a tag"));
+                Ok(numbered
+                    .into_iter()
+                    .find(|tag| !taken.contains(tag))
+                    .expect("numbers do not run out"))
             }
         }
     }
@@ -72,7 +93,9 @@ impl Driver {
         let mut head = self.head()?;
         history::taken(&mut head, manifest.id.clone());
         if let Err(error) = self.set_head(&head) {
-            self.owned().remove_state(&manifest.id).map_err(store_error("remove a state"))?;
+            self.owned()
+                .remove_state(&manifest.id)
+                .map_err(store_error("remove a state"))?;
             return Err(error);
         }
         self.seal_later(&manifest.id);
@@ -81,7 +104,12 @@ impl Driver {
         Ok(())
     }
 
-    pub(super) async fn capture(&mut self, kind: StateKind, tag: Option<Tag>, after: After) -> Result<Captured> {
+    pub(super) async fn capture(
+        &mut self,
+        kind: StateKind,
+        tag: Option<Tag>,
+        after: After,
+    ) -> Result<Captured> {
         self.wait_if_too_deep().await?;
         let host = self.host.clone();
         let mut capture = self.capturing(&host)?;
@@ -115,13 +143,20 @@ impl Driver {
             None => MemoryMode::WriteProtect,
         };
         let disk_bytes = owned.record().disk_bytes;
-        Ok(Capture { host, owned, running, wanted, disk_bytes })
+        Ok(Capture {
+            host,
+            owned,
+            running,
+            wanted,
+            disk_bytes,
+        })
     }
 
     /// Before a command starts, where that was asked for.
     pub(super) async fn gate(&mut self, gate: Gate) {
         let passed = self.auto_checkpoint().await;
-        let passed = passed.map_err(|error| format!("the checkpoint before it failed: {}", error.one_line()));
+        let passed = passed
+            .map_err(|error| format!("the checkpoint before it failed: {}", error.one_line()));
         // The command is about to do something.
         self.seen = None;
         // A client that left does not start its command.
@@ -145,7 +180,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Nothing has changed since the state that the sandbox stands on: that one is what comes before the next command.
+    /// Nothing has changed since the state that the sandbox stands on: that one is what comes
+    /// before the next command.
     fn go_on_from_here(&mut self) -> Result<()> {
         let mut head = self.head()?;
         match history::going_on(&mut head) {
@@ -165,7 +201,8 @@ impl Driver {
         self.remove_states(&states)
     }
 
-    /// Removes what was lent to copies of an owner that died: whoever had it is gone, too, or has its own links.
+    /// Removes what was lent to copies of an owner that died: whoever had it is gone, too, or has
+    /// its own links.
     pub(super) fn forget_hidden(&self) {
         if let Err(error) = self.owned().remove_unlisted() {
             tracing::warn!(%error, "a state that nobody uses cannot be removed");
@@ -174,7 +211,10 @@ impl Driver {
 
     pub(super) async fn pause(&mut self) -> Result<Paused> {
         let began = Instant::now();
-        let manifest = self.capture(StateKind::Paused, None, After::StayStopped).await?.manifest;
+        let manifest = self
+            .capture(StateKind::Paused, None, After::StayStopped)
+            .await?
+            .manifest;
         let before = self.state.clone();
         let state = StateRecord {
             clean: true,
@@ -222,7 +262,10 @@ impl Driver {
         let state = self.checked(&paused)?;
         let ports = boot::listen(&self.record_of().ports).await?;
         let hub = match &self.kept {
-            Some((hub, execs)) => HubChoice::Kept { hub: hub.clone(), execs: execs.clone() },
+            Some((hub, execs)) => HubChoice::Kept {
+                hub: hub.clone(),
+                execs: execs.clone(),
+            },
             None => HubChoice::New,
         };
         let (mut restored, _) = self.come_from(state, |_| {}, hub).await?;
@@ -238,7 +281,10 @@ impl Driver {
 
     pub(super) fn paused_state(&self) -> Result<StateId> {
         let found = self.states_where(|manifest| manifest.kind == StateKind::Paused)?;
-        let no_state = || Error::NoState { name: self.name(), state: "it was paused in".into() };
+        let no_state = || Error::NoState {
+            name: self.name(),
+            state: "it was paused in".into(),
+        };
         found.into_iter().next().ok_or_else(no_state)
     }
 
@@ -301,13 +347,17 @@ impl Driver {
     }
 
     fn find_state(&self, reference: &str) -> Result<StateId> {
-        self.host.listed_state(self.dir(), reference).map(|manifest| manifest.id)
+        self.host
+            .listed_state(self.dir(), reference)
+            .map(|manifest| manifest.id)
     }
 
     /// Makes a state of the present before it is left. A machine stands still afterwards.
     async fn keep_present(&mut self) -> Result<Option<StateId>> {
         if self.running.is_some() {
-            let captured = self.capture(StateKind::Left, None, After::StayStopped).await?;
+            let captured = self
+                .capture(StateKind::Left, None, After::StayStopped)
+                .await?;
             return Ok(Some(captured.manifest.id));
         }
         match self.state.phase {
@@ -326,23 +376,30 @@ impl Driver {
         Ok(manifest.id)
     }
 
-    /// The present was left for good. That it could not be written out, or that there are too many like it, is no failure
-    /// of a revert that was made.
+    /// The present was left for good. That it could not be written out, or that there are too many
+    /// like it, is no failure of a revert that was made.
     fn keep_left(&mut self, left: &StateId) {
         self.seal_later(left);
-        if let Err(error) = self.freeze(left).and_then(|()| self.prune(StateKind::Left, LEFT_MAX)) {
+        if let Err(error) = self
+            .freeze(left)
+            .and_then(|()| self.prune(StateKind::Left, LEFT_MAX))
+        {
             tracing::warn!(%error, "states that reverts left are not in order");
         }
     }
 
-    /// Nothing writes to what a state lists. For one without a machine, that is only so once it was left.
+    /// Nothing writes to what a state lists. For one without a machine, that is only so once it was
+    /// left.
     fn freeze(&self, state: &StateId) -> Result<()> {
         let disk = self.source(state)?.manifest().disk.clone();
         let active = disk.last().map(|id| self.owned().freeze_disk(id));
-        active.unwrap_or(Ok(())).map_err(store_error("seal an overlay"))
+        active
+            .unwrap_or(Ok(()))
+            .map_err(store_error("seal an overlay"))
     }
 
-    /// Brings a machine up from a state, on an overlay of its own. The head leads there before its guest can write.
+    /// Brings a machine up from a state, on an overlay of its own. The head leads there before its
+    /// guest can write.
     async fn come_from(
         &mut self,
         state: Checked,
@@ -351,11 +408,22 @@ impl Driver {
     ) -> Result<(Restored, StateManifest)> {
         let manifest = state.manifest().clone();
         let owned = self.owned();
-        if self.host.store.disk_free_bytes().is_ok_and(|free| free < LITTLE_BYTES) {
-            owned.release_reserve().map_err(store_error("give its reserve back"))?;
+        if self
+            .host
+            .store
+            .disk_free_bytes()
+            .is_ok_and(|free| free < LITTLE_BYTES)
+        {
+            owned
+                .release_reserve()
+                .map_err(store_error("give its reserve back"))?;
         }
-        let overlay = owned.create_disk(manifest.disk_bytes).map_err(store_error("make an overlay"))?;
-        owned.sync_overlay(&overlay).map_err(store_error("sync an overlay"))?;
+        let overlay = owned
+            .create_disk(manifest.disk_bytes)
+            .map_err(store_error("make an overlay"))?;
+        owned
+            .sync_overlay(&overlay)
+            .map_err(store_error("sync an overlay"))?;
         let before = self.head()?;
         let mut head = before.clone();
         head.disk = manifest.disk.iter().cloned().chain([overlay]).collect();
@@ -366,8 +434,11 @@ impl Driver {
             Err(error) => {
                 match self.set_head(&before) {
                     Ok(()) => drop(self.collect()),
-                    // Nothing is collected by a head that does not list what the old machine stands on.
-                    Err(second) => tracing::error!(%second, "where a sandbox stands cannot be written back"),
+                    // Nothing is collected by a head that does not list what the old machine stands
+                    // on.
+                    Err(second) => {
+                        tracing::error!(%second, "where a sandbox stands cannot be written back")
+                    }
                 }
                 Err(error)
             }
@@ -380,19 +451,46 @@ impl Driver {
         if matches!(state.manifest().memory, MemoryState::None) {
             self.set_head(&head)?;
             let began = Instant::now();
-            let running = boot::boot(host, owned, &head.disk, boot::identity(owned.record()), None).await?;
-            let times = RestoreTimes { running: began.elapsed(), acknowledged: began.elapsed() };
-            return Ok(Restored { running, times, hooks: Vec::new() });
+            let running = boot::boot(
+                host,
+                owned,
+                &head.disk,
+                boot::identity(owned.record()),
+                None,
+            )
+            .await?;
+            let times = RestoreTimes {
+                running: began.elapsed(),
+                acknowledged: began.elapsed(),
+            };
+            return Ok(Restored {
+                running,
+                times,
+                hooks: Vec::new(),
+            });
         }
         let loaded = restore::load(host, owned, state, &head.disk).await?;
         self.set_head(&head)?;
-        loaded.go_on(host, owned, Connections { hub, belongs: Belongs::Here }).await
+        loaded
+            .go_on(
+                host,
+                owned,
+                Connections {
+                    hub,
+                    belongs: Belongs::Here,
+                },
+            )
+            .await
     }
 
     /// The step was not made: the old machine goes on as if it had not been tried.
     async fn stay(&mut self, left: Option<StateId>) {
         self.continue_machine().await;
-        let left = if self.state.phase == Phase::Paused { None } else { left };
+        let left = if self.state.phase == Phase::Paused {
+            None
+        } else {
+            left
+        };
         if let Err(error) = self.remove_states(&Vec::from_iter(left)) {
             tracing::warn!(%error, "what a failed revert kept cannot be removed");
         }
@@ -418,8 +516,8 @@ impl Driver {
         }
     }
 
-    /// A machine that was brought up is the sandbox's from now on. There is no way back: what cannot be written down, on
-    /// a disk that is full, is no failure of the step that was made.
+    /// A machine that was brought up is the sandbox's from now on. There is no way back: what
+    /// cannot be written down, on a disk that is full, is no failure of the step that was made.
     fn take_over(&mut self, running: Running) {
         let state = running_state(&running, Some(&self.state));
         if let Err(error) = boot::clear_execs(self.dir(), Some(&running.execs)) {
@@ -435,20 +533,36 @@ impl Driver {
         self.take_reserve();
     }
 
-    /// Where there is no room for it there is none; it is tried again when the sandbox is next restored or taken up.
+    /// Where there is no room for it there is none; it is tried again when the sandbox is next
+    /// restored or taken up.
     pub(super) fn take_reserve(&self) {
-        let has_room = self.host.store.disk_free_bytes().is_ok_and(|free| free > LITTLE_BYTES);
+        let has_room = self
+            .host
+            .store
+            .disk_free_bytes()
+            .is_ok_and(|free| free > LITTLE_BYTES);
         if let Some(Err(error)) = has_room.then(|| self.owned().take_reserve()) {
             tracing::debug!(%error, "no reserve for a store that is full");
         }
     }
 
     pub(super) fn forget(&mut self, which: &Forget) -> Result<Forgotten> {
-        let mut states: Vec<StateManifest> = self.states()?.into_iter().filter(|m| m.kind.is_listed()).collect();
-        let paused = if self.state.phase == Phase::Paused { Some(self.paused_state()?) } else { None };
+        let mut states: Vec<StateManifest> = self
+            .states()?
+            .into_iter()
+            .filter(|m| m.kind.is_listed())
+            .collect();
+        let paused = if self.state.phase == Phase::Paused {
+            Some(self.paused_state()?)
+        } else {
+            None
+        };
         states.retain(|manifest| Some(&manifest.id) != paused.as_ref());
         let gone: Vec<StateId> = match which {
-            Forget::These(references) => references.iter().map(|r| self.find_state(r)).collect::<Result<_>>()?,
+            Forget::These(references) => references
+                .iter()
+                .map(|r| self.find_state(r))
+                .collect::<Result<_>>()?,
             Forget::All => states.into_iter().map(|manifest| manifest.id).collect(),
             Forget::AllBut(keep) => {
                 states.retain(|manifest| manifest.kind == StateKind::Checkpoint);
@@ -458,10 +572,16 @@ impl Driver {
         };
         let gone: Vec<StateId> = BTreeSet::from_iter(gone).into_iter().collect();
         if let Some(paused) = paused.filter(|paused| gone.contains(paused)) {
-            return Err(Error::StateInUse { state: paused.to_string(), by: "the sandbox is paused in it".into() });
+            return Err(Error::StateInUse {
+                state: paused.to_string(),
+                by: "the sandbox is paused in it".into(),
+            });
         }
         let freed_bytes = self.remove_states_counted(&gone)?.bytes;
-        Ok(Forgotten { states: gone.iter().map(ToString::to_string).collect(), freed_bytes })
+        Ok(Forgotten {
+            states: gone.iter().map(ToString::to_string).collect(),
+            freed_bytes,
+        })
     }
 
     pub(super) fn remove_states(&mut self, states: &[StateId]) -> Result<()> {
@@ -474,17 +594,25 @@ impl Driver {
             return Ok(Collected::default());
         }
         let mut head = self.head()?;
-        states.iter().for_each(|state| history::forget(&mut head, state));
+        states
+            .iter()
+            .for_each(|state| history::forget(&mut head, state));
         self.set_head(&head)?;
         for state in states {
-            self.owned().remove_state(state).map_err(store_error("remove a state"))?;
+            self.owned()
+                .remove_state(state)
+                .map_err(store_error("remove a state"))?;
         }
         Ok(self.collect())
     }
 
     /// Removes layers that nothing leads to. What cannot be removed now is found again next time.
     pub(super) fn collect(&self) -> Collected {
-        let mut held = self.running.as_ref().map(|running| running.ground.held()).unwrap_or_default();
+        let mut held = self
+            .running
+            .as_ref()
+            .map(|running| running.ground.held())
+            .unwrap_or_default();
         held.extend(self.folding.iter().flat_map(super::fold::Folding::held));
         self.owned().collect(&held).unwrap_or_else(|error| {
             tracing::warn!(%error, "layers that nobody uses cannot be removed");
@@ -494,22 +622,34 @@ impl Driver {
 
     /// As they are now, oldest first.
     pub(super) fn states(&self) -> Result<Vec<StateManifest>> {
-        let states = self.dir().states().map_err(store_error("list the states of a sandbox"))?;
+        let states = self
+            .dir()
+            .states()
+            .map_err(store_error("list the states of a sandbox"))?;
         for state in &states.unreadable {
             tracing::warn!(id = %state.id, error = %state.error, "a state cannot be read");
         }
         Ok(states::as_they_are(&self.state, states.readable))
     }
 
-    pub(super) fn states_where(&self, is_wanted: impl Fn(&StateManifest) -> bool) -> Result<Vec<StateId>> {
-        Ok(self.states()?.into_iter().filter(is_wanted).map(|manifest| manifest.id).collect())
+    pub(super) fn states_where(
+        &self,
+        is_wanted: impl Fn(&StateManifest) -> bool,
+    ) -> Result<Vec<StateId>> {
+        Ok(self
+            .states()?
+            .into_iter()
+            .filter(is_wanted)
+            .map(|manifest| manifest.id)
+            .collect())
     }
 
     fn source(&self, state: &StateId) -> Result<StateSource> {
         self.dir().state_source(state).map_err(|error| match error {
-            sandtree_store::Error::UnknownState { .. } => {
-                Error::NoState { name: self.name(), state: state.to_string() }
-            }
+            sandtree_store::Error::UnknownState { .. } => Error::NoState {
+                name: self.name(),
+                state: state.to_string(),
+            },
             source => store_error("read a state")(source),
         })
     }
@@ -519,23 +659,32 @@ impl Driver {
     }
 
     pub(super) fn head(&self) -> Result<Head> {
-        self.dir().head().map_err(store_error("read where a sandbox stands"))
+        self.dir()
+            .head()
+            .map_err(store_error("read where a sandbox stands"))
     }
 
     pub(super) fn set_head(&self, head: &Head) -> Result<()> {
-        self.owned().set_head(head).map_err(store_error("write where a sandbox stands"))
+        self.owned()
+            .set_head(head)
+            .map_err(store_error("write where a sandbox stands"))
     }
 
     /// Makes durable what an owner that died had no time for.
     pub(super) fn seal_unsealed(&mut self) {
-        let is_unsealed = |state: &StateManifest| matches!(self.dir().is_sealed(&state.id), Ok(false));
-        let unsealed = self.states_where(|state| state.boot_id == boot_id() && is_unsealed(state)).unwrap_or_default();
+        let is_unsealed =
+            |state: &StateManifest| matches!(self.dir().is_sealed(&state.id), Ok(false));
+        let unsealed = self
+            .states_where(|state| state.boot_id == boot_id() && is_unsealed(state))
+            .unwrap_or_default();
         unsealed.iter().for_each(|state| self.seal_later(state));
     }
 
     async fn seal_now(&self, state: &StateId) -> Result<()> {
         let (dir, state) = (self.dir().clone(), state.clone());
-        blocking(move || Owned::seal_state(&dir, &state)).await.map_err(store_error("write a state out"))
+        blocking(move || Owned::seal_state(&dir, &state))
+            .await
+            .map_err(store_error("write a state out"))
     }
 
     /// In the background: a state can be used before it is durable.
@@ -549,11 +698,21 @@ impl Driver {
     }
 }
 
-/// When a machine's memory cannot be read any more, the reason is most likely that there is no machine.
+/// When a machine's memory cannot be read any more, the reason is most likely that there is no
+/// machine.
 async fn explained(machine: &Machine, error: Error) -> Error {
-    let Error::Engine { operation, source: engine::Error::Io { .. } } = &error else { return error };
+    let Error::Engine {
+        operation,
+        source: engine::Error::Io { .. },
+    } = &error
+    else {
+        return error;
+    };
     match tokio::time::timeout(GONE, machine.exited()).await {
-        Ok(exit) => Error::Engine { operation, source: engine::Error::Died { exit } },
+        Ok(exit) => Error::Engine {
+            operation,
+            source: engine::Error::Died { exit },
+        },
         Err(_) => error,
     }
 }

@@ -1,8 +1,8 @@
 use std::collections::BTreeSet;
 
 use sandtree_store::{
-    AccelChoice, Arch, Digest, MemoryState, Network, Origin, SandboxId, SandboxRecord, StateId, StateKind,
-    StateManifest, Store,
+    AccelChoice, Arch, Digest, MemoryState, Network, Origin, SandboxId, SandboxRecord, StateId,
+    StateKind, StateManifest, Store,
 };
 
 use super::*;
@@ -42,16 +42,28 @@ fn record() -> SandboxRecord {
 /// A sandbox whose head has this many layers, in a store that goes with the directory.
 fn sandbox(layers: usize) -> (tempfile::TempDir, Owned) {
     let home = tempfile::tempdir().unwrap();
-    let owned = Store::open(&home.path().join("home")).unwrap().create_sandbox(record(), Origin::Image).unwrap();
+    let owned = Store::open(&home.path().join("home"))
+        .unwrap()
+        .create_sandbox(record(), Origin::Image)
+        .unwrap();
     let mut head = owned.head().unwrap();
-    head.disk.extend((1..layers).map(|_| owned.create_disk(1 << 30).unwrap()));
+    head.disk
+        .extend((1..layers).map(|_| owned.create_disk(1 << 30).unwrap()));
     owned.set_head(&head).unwrap();
     (home, owned)
 }
 
 fn files(owned: &Owned) -> BTreeSet<PathBuf> {
-    let disks = owned.disk_layer(&owned.head().unwrap().disk[0]).parent().unwrap().to_owned();
-    disks.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect()
+    let disks = owned
+        .disk_layer(&owned.head().unwrap().disk[0])
+        .parent()
+        .unwrap()
+        .to_owned();
+    disks
+        .read_dir()
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect()
 }
 
 fn paths(owned: &Owned, disk: &[LayerId]) -> BTreeSet<PathBuf> {
@@ -78,7 +90,14 @@ async fn all_below_the_active_overlay_of_a_deep_disk_becomes_one_layer() {
         assert!(!before.contains(&disk[0]));
         assert_eq!(owned.head().unwrap().disk, disk);
         assert!(owned.check_chain().unwrap().is_empty());
-        assert!(owned.disk_layer(&disk[0]).metadata().unwrap().permissions().readonly());
+        assert!(
+            owned
+                .disk_layer(&disk[0])
+                .metadata()
+                .unwrap()
+                .permissions()
+                .readonly()
+        );
         owned.collect(&[]).unwrap();
         assert_eq!(files(&owned), paths(&owned, &disk));
     }
@@ -89,7 +108,9 @@ async fn a_state_keeps_the_layers_that_were_folded() {
     let (_home, owned) = sandbox(30);
     let before = owned.head().unwrap();
     let manifest = bare_manifest(owned.record(), &before, StateKind::Checkpoint).unwrap();
-    owned.publish_state(owned.stage_state().unwrap(), manifest.clone()).unwrap();
+    owned
+        .publish_state(owned.stage_state().unwrap(), manifest.clone())
+        .unwrap();
     let disk = head(&owned).await.unwrap();
     owned.collect(&[]).unwrap();
     assert_eq!(files(&owned), paths(&owned, &[before.disk, disk].concat()));
@@ -98,7 +119,11 @@ async fn a_state_keeps_the_layers_that_were_folded() {
 /// A layer that cannot be read stands for whatever else makes a fold fail.
 #[tokio::test]
 async fn a_fold_that_fails_is_an_error_only_beyond_what_a_machine_can_have() {
-    for (layers, startable) in [(DISK_LAYERS + 2, true), (OVERLAYS_MAX, true), (OVERLAYS_MAX + 1, false)] {
+    for (layers, startable) in [
+        (DISK_LAYERS + 2, true),
+        (OVERLAYS_MAX, true),
+        (OVERLAYS_MAX + 1, false),
+    ] {
         let (_home, owned) = sandbox(layers);
         let before = owned.head().unwrap();
         std::fs::write(owned.disk_layer(&before.disk[3]), "no overlay").unwrap();
@@ -106,22 +131,42 @@ async fn a_fold_that_fails_is_an_error_only_beyond_what_a_machine_can_have() {
             (Ok(disk), true) => assert_eq!(disk, before.disk),
             (Err(error), false) => {
                 assert_eq!(error.kind(), ErrorKind::Exhausted);
-                assert!(error.report().message.contains(&format!("{layers} layers")), "{error}");
+                assert!(
+                    error.report().message.contains(&format!("{layers} layers")),
+                    "{error}"
+                );
                 assert!(!error.report().causes.is_empty());
             }
             (other, _) => panic!("{layers} layers: {other:?}"),
         }
         assert_eq!(owned.head().unwrap(), before);
-        assert_eq!(files(&owned), paths(&owned, &before.disk), "nothing of the fold is left");
+        assert_eq!(
+            files(&owned),
+            paths(&owned, &before.disk),
+            "nothing of the fold is left"
+        );
     }
 }
 
 /// A layer as the format allows it, of single zero pages: as many pieces as a layer can have.
 fn scattered(ram_bytes: u64) -> Vec<u8> {
     const RUNS: u64 = 1 << 20;
-    let mut start = [&b"SandtMem"[..], &1u32.to_le_bytes(), &4096u32.to_le_bytes(), &ram_bytes.to_le_bytes()].concat();
-    start.extend([0u64, 0, RUNS].iter().flat_map(|number| number.to_le_bytes()));
-    let runs: Vec<u8> = (0..RUNS).flat_map(|run| [run * 2, 1]).flat_map(u64::to_le_bytes).collect();
+    let mut start = [
+        &b"SandtMem"[..],
+        &1u32.to_le_bytes(),
+        &4096u32.to_le_bytes(),
+        &ram_bytes.to_le_bytes(),
+    ]
+    .concat();
+    start.extend(
+        [0u64, 0, RUNS]
+            .iter()
+            .flat_map(|number| number.to_le_bytes()),
+    );
+    let runs: Vec<u8> = (0..RUNS)
+        .flat_map(|run| [run * 2, 1])
+        .flat_map(u64::to_le_bytes)
+        .collect();
     let digest = Digest::of(&[&start[..], &runs].concat());
     let byte = |at: usize| u8::from_str_radix(&digest.as_str()[at * 2..at * 2 + 2], 16).unwrap();
     start.extend((0..32).map(byte));
@@ -139,12 +184,24 @@ fn a_state_whose_memory_is_in_countless_pieces_is_refused_before_all_are_read() 
     std::fs::write(owned.memory_layer(&id), scattered(ram_bytes)).unwrap();
     let bare = bare_manifest(owned.record(), &owned.head().unwrap(), StateKind::Save).unwrap();
     let check = |layers: usize| {
-        let memory = MemoryState::Layers { layers: vec![id.clone(); layers] };
-        let manifest = StateManifest { memory, ram_bytes, id: StateId::random().unwrap(), ..bare.clone() };
-        let state = owned.publish_state(owned.stage_state().unwrap(), manifest).unwrap();
+        let memory = MemoryState::Layers {
+            layers: vec![id.clone(); layers],
+        };
+        let manifest = StateManifest {
+            memory,
+            ram_bytes,
+            id: StateId::random().unwrap(),
+            ..bare.clone()
+        };
+        let state = owned
+            .publish_state(owned.stage_state().unwrap(), manifest)
+            .unwrap();
         crate::restore::check(&owned, owned.state_source(&state.id).unwrap()).map(drop)
     };
     check(1).unwrap();
     let refused = check(5).unwrap_err().report();
-    assert!(format!("{refused:?}").contains("more than 4194304 pieces"), "{refused:?}");
+    assert!(
+        format!("{refused:?}").contains("more than 4194304 pieces"),
+        "{refused:?}"
+    );
 }

@@ -1,4 +1,5 @@
-//! How a command runs where its caller says nothing: as its image says, and with what its sandbox adds.
+//! How a command runs where its caller says nothing: as its image says, and with what its sandbox
+//! adds.
 
 use std::ffi::OsString;
 
@@ -21,10 +22,13 @@ pub(crate) struct Defaults {
 impl Defaults {
     pub fn of(host: &Inner, record: &SandboxRecord) -> Result<Self> {
         let image = image_of(host, record)?;
-        let ImageRecord { schema, defaults, .. } = &image.record;
+        let ImageRecord {
+            schema, defaults, ..
+        } = &image.record;
         let env = defaults.env.iter().chain(&record.env);
         // In images of older programs they say what nobody followed.
-        let followed = |said: &Option<String>| said.clone().filter(|text| *schema > 1 && !text.is_empty());
+        let followed =
+            |said: &Option<String>| said.clone().filter(|text| *schema > 1 && !text.is_empty());
         Ok(Self {
             env: env.map(|(key, value)| (key.into(), value.into())).collect(),
             user: followed(&defaults.user),
@@ -43,8 +47,8 @@ impl Defaults {
     }
 }
 
-/// What `run` runs in a sandbox: the image's entry point, or another that is asked for, with arguments of the caller's
-/// instead of the image's.
+/// What `run` runs in a sandbox: the image's entry point, or another that is asked for, with
+/// arguments of the caller's instead of the image's.
 pub(crate) fn main_command(
     host: &Inner,
     record: &SandboxRecord,
@@ -60,14 +64,24 @@ pub(crate) fn main_command(
     };
     let mut command = entrypoint.unwrap_or_else(|| texts(&defaults.entrypoint));
     command.extend(args);
-    Ok(if command.is_empty() { vec![SHELL.into()] } else { command })
+    Ok(if command.is_empty() {
+        vec![SHELL.into()]
+    } else {
+        command
+    })
 }
 
 /// Whether an image says by itself what is to run in it.
 pub(crate) fn has_entrypoint(host: &Inner, record: &SandboxRecord) -> Result<bool> {
-    Ok(!image_of(host, record)?.record.defaults.entrypoint.is_empty())
+    Ok(!image_of(host, record)?
+        .record
+        .defaults
+        .entrypoint
+        .is_empty())
 }
 
 fn image_of(host: &Inner, record: &SandboxRecord) -> Result<Image> {
-    host.store.image_by_digest(&record.image_digest).map_err(store_error("read an image"))
+    host.store
+        .image_by_digest(&record.image_digest)
+        .map_err(store_error("read an image"))
 }

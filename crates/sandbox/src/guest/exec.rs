@@ -42,7 +42,13 @@ impl FromStr for ExecId {
 
     fn from_str(text: &str) -> Result<Self> {
         let valid = text.len() == 12 && text.bytes().all(|b| b.is_ascii_hexdigit());
-        let invalid = || Error::invalid("command id", text, "12 hexadecimal digits, as `exec --detach` prints them");
+        let invalid = || {
+            Error::invalid(
+                "command id",
+                text,
+                "12 hexadecimal digits, as `exec --detach` prints them",
+            )
+        };
         valid.then(|| Self(text.to_owned())).ok_or_else(invalid)
     }
 }
@@ -102,12 +108,18 @@ impl ExecSpec {
         ExecStart {
             tag: id.0.clone(),
             argv: self.argv.into_iter().map(bytes).collect(),
-            env: self.env.into_iter().map(|(key, value)| (bytes(key), bytes(value))).collect(),
+            env: self
+                .env
+                .into_iter()
+                .map(|(key, value)| (bytes(key), bytes(value)))
+                .collect(),
             cwd: self.workdir.map(bytes).unwrap_or_default(),
             user: self.user.unwrap_or_default(),
             terminal: self.terminal,
             stdin: self.stdin,
-            timeout_ms: self.timeout.map(|t| t.as_millis().try_into().unwrap_or(u64::MAX)),
+            timeout_ms: self
+                .timeout
+                .map(|t| t.as_millis().try_into().unwrap_or(u64::MAX)),
         }
     }
 }
@@ -177,15 +189,21 @@ struct Deadline {
 impl Deadline {
     fn new(timeout: Duration) -> Self {
         let after = timeout.saturating_add(GUEST_GRACE);
-        Self { at: Instant::now() + after, after }
+        Self {
+            at: Instant::now() + after,
+            after,
+        }
     }
 
-    async fn cut<T>(deadline: Option<Self>, work: impl Future<Output = Result<T, LinkError>>) -> Result<T, LinkError> {
+    async fn cut<T>(
+        deadline: Option<Self>,
+        work: impl Future<Output = Result<T, LinkError>>,
+    ) -> Result<T, LinkError> {
         match deadline {
             None => work.await,
-            Some(Self { at, after }) => {
-                tokio::time::timeout_at(at, work).await.unwrap_or(Err(LinkError::Timeout { after }))
-            }
+            Some(Self { at, after }) => tokio::time::timeout_at(at, work)
+                .await
+                .unwrap_or(Err(LinkError::Timeout { after })),
         }
     }
 }
@@ -210,20 +228,51 @@ impl Exec {
         let command = format!("command {id}");
         match Self::open(link, open, id.clone(), command, None).await {
             // Only the hub refuses here, and only what it does not know.
-            Err(Error::Guest { source: LinkError::Refused(_), .. }) => Err(Error::NoExec { id: id.to_string() }),
+            Err(Error::Guest {
+                source: LinkError::Refused(_),
+                ..
+            }) => Err(Error::NoExec { id: id.to_string() }),
             other => other,
         }
     }
 
-    async fn open(link: &Link, open: Open, id: ExecId, command: String, deadline: Option<Deadline>) -> Result<Exec> {
-        let failed = |source| Error::Guest { operation: format!("start {command}"), source };
-        let Channel { out, err, input, mut control } = link.open(open, WINDOW).map_err(failed)?;
-        let pid = match Deadline::cut(deadline, control.started()).await.map_err(failed)? {
+    async fn open(
+        link: &Link,
+        open: Open,
+        id: ExecId,
+        command: String,
+        deadline: Option<Deadline>,
+    ) -> Result<Exec> {
+        let failed = |source| Error::Guest {
+            operation: format!("start {command}"),
+            source,
+        };
+        let Channel {
+            out,
+            err,
+            input,
+            mut control,
+        } = link.open(open, WINDOW).map_err(failed)?;
+        let pid = match Deadline::cut(deadline, control.started())
+            .await
+            .map_err(failed)?
+        {
             Ok(pid) => pid,
-            Err(Outcome::NotStarted(failure)) => return Err(Error::NotStarted { command, failure }),
+            Err(Outcome::NotStarted(failure)) => {
+                return Err(Error::NotStarted { command, failure });
+            }
             Err(outcome) => return Err(failed(lost(outcome))),
         };
-        Ok(Exec { id, pid, command, stdin: Stdin { input }, stdout: Some(out), stderr: Some(err), control, deadline })
+        Ok(Exec {
+            id,
+            pid,
+            command,
+            stdin: Stdin { input },
+            stdout: Some(out),
+            stderr: Some(err),
+            control,
+            deadline,
+        })
     }
 
     pub fn id(&self) -> &ExecId {
@@ -237,8 +286,14 @@ impl Exec {
 
     /// Waits for the command's end. Output that was not read yet can still be read.
     pub async fn wait(&mut self) -> Result<ExitStatus> {
-        let failed = |source| Error::Guest { operation: format!("wait for {}", self.command), source };
-        match Deadline::cut(self.deadline, self.control.ended()).await.map_err(failed)? {
+        let failed = |source| Error::Guest {
+            operation: format!("wait for {}", self.command),
+            source,
+        };
+        match Deadline::cut(self.deadline, self.control.ended())
+            .await
+            .map_err(failed)?
+        {
             Outcome::Exited { code } => Ok(ExitStatus::Exited(code)),
             Outcome::Signaled { signal } => Ok(ExitStatus::Signaled(signal)),
             Outcome::TimedOut => Ok(ExitStatus::TimedOut),
@@ -249,26 +304,43 @@ impl Exec {
     /// Sends a signal to the command's whole process group.
     pub fn signal(&self, signal: i32) -> Result<()> {
         let operation = || format!("signal {}", self.command);
-        self.control.signal(signal).map_err(|source| Error::Guest { operation: operation(), source })
+        self.control.signal(signal).map_err(|source| Error::Guest {
+            operation: operation(),
+            source,
+        })
     }
 
     pub fn resize(&self, size: TermSize) -> Result<()> {
         let operation = || format!("resize the terminal of {}", self.command);
-        self.control.resize(size).map_err(|source| Error::Guest { operation: operation(), source })
+        self.control.resize(size).map_err(|source| Error::Guest {
+            operation: operation(),
+            source,
+        })
     }
 
-    /// Reads everything the command says, at most `limit` bytes of each stream, and waits for its end.
+    /// Reads everything the command says, at most `limit` bytes of each stream, and waits for its
+    /// end.
     pub async fn output(mut self, limit: usize) -> Result<Output> {
         let (stdout, stderr) = (self.stdout.take(), self.stderr.take());
-        let (out, err, status) = tokio::try_join!(read_all(stdout, limit), read_all(stderr, limit), self.wait())?;
-        Ok(Output { status, stdout: out, stderr: err })
+        let (out, err, status) = tokio::try_join!(
+            read_all(stdout, limit),
+            read_all(stderr, limit),
+            self.wait()
+        )?;
+        Ok(Output {
+            status,
+            stdout: out,
+            stderr: err,
+        })
     }
 }
 
 /// A stream that was taken out before belongs to somebody else.
 async fn read_all(stream: Option<link::Output>, limit: usize) -> Result<Vec<u8>> {
     let mut all = Vec::new();
-    let Some(mut stream) = stream else { return Ok(all) };
+    let Some(mut stream) = stream else {
+        return Ok(all);
+    };
     while let Some(chunk) = next(&mut stream).await? {
         if all.len() + chunk.len() > limit {
             return Err(Error::OutputLimit { limit });
@@ -279,7 +351,10 @@ async fn read_all(stream: Option<link::Output>, limit: usize) -> Result<Vec<u8>>
 }
 
 async fn next(stream: &mut link::Output) -> Result<Option<Bytes>> {
-    stream.next().await.map_err(|source| Error::Guest { operation: "read a command's output".into(), source })
+    stream.next().await.map_err(|source| Error::Guest {
+        operation: "read a command's output".into(),
+        source,
+    })
 }
 
 /// The error in an outcome that is none of a command's own.
@@ -287,7 +362,9 @@ pub(super) fn lost(outcome: Outcome) -> LinkError {
     match outcome {
         Outcome::Lost { reason } => LinkError::Lost { reason },
         Outcome::Failed(failure) | Outcome::NotStarted(failure) => LinkError::Refused(failure),
-        other => LinkError::Protocol { what: format!("{other:?} where it means nothing") },
+        other => LinkError::Protocol {
+            what: format!("{other:?} where it means nothing"),
+        },
     }
 }
 
@@ -298,13 +375,23 @@ pub struct Stdin {
 }
 
 impl Stdin {
-    /// Writes all of `bytes`, waiting while the command does not read. After the command's end it has no effect.
+    /// Writes all of `bytes`, waiting while the command does not read. After the command's end it
+    /// has no effect.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.input.write(bytes).await.map_err(|source| Error::Guest { operation: "write to a command".into(), source })
+        self.input
+            .write(bytes)
+            .await
+            .map_err(|source| Error::Guest {
+                operation: "write to a command".into(),
+                source,
+            })
     }
 
     /// The command reads its end.
     pub fn close(&mut self) -> Result<()> {
-        self.input.end().map_err(|source| Error::Guest { operation: "close a command's stdin".into(), source })
+        self.input.end().map_err(|source| Error::Guest {
+            operation: "close a command's stdin".into(),
+            source,
+        })
     }
 }

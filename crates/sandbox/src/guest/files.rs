@@ -38,7 +38,11 @@ pub struct FileOwner {
 
 impl Default for FileOwner {
     fn default() -> Self {
-        Self { mode: 0o644, uid: 0, gid: 0 }
+        Self {
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+        }
     }
 }
 
@@ -46,8 +50,8 @@ impl Default for FileOwner {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Transfer {
     pub bytes: u64,
-    /// What could not be carried over, with the reason: sockets, device nodes. If it is very much, the last line is the
-    /// number of the others.
+    /// What could not be carried over, with the reason: sockets, device nodes. If it is very much,
+    /// the last line is the number of the others.
     pub skipped: Vec<String>,
 }
 
@@ -60,7 +64,10 @@ pub struct Files {
 
 impl Files {
     pub(super) fn new(link: Link) -> Self {
-        Self { link, carried: Arc::default() }
+        Self {
+            link,
+            carried: Arc::default(),
+        }
     }
 
     /// Bytes that this handle and its clones have carried so far, for whoever shows progress.
@@ -73,17 +80,29 @@ impl Files {
     }
 
     /// Copies a file's bytes to `sink` and gives their number.
-    pub async fn read(&self, path: impl AsRef<Path>, sink: &mut (impl AsyncWrite + Unpin)) -> Result<u64> {
+    pub async fn read(
+        &self,
+        path: impl AsRef<Path>,
+        sink: &mut (impl AsyncWrite + Unpin),
+    ) -> Result<u64> {
         let operation = format!("read {} in the guest", path.as_ref().display());
-        let Channel { mut out, mut control, .. } = self.open(&operation, Open::ReadFile { path: raw(&path) })?;
+        let Channel {
+            mut out,
+            mut control,
+            ..
+        } = self.open(&operation, Open::ReadFile { path: raw(&path) })?;
         let mut count = 0;
         while let Some(chunk) = out.next().await.map_err(guest(&operation))? {
-            sink.write_all(&chunk).await.map_err(|e| Error::io("write the bytes of", &path, e))?;
+            sink.write_all(&chunk)
+                .await
+                .map_err(|e| Error::io("write the bytes of", &path, e))?;
             count += chunk.len() as u64;
             self.count(chunk.len());
         }
         done(&operation, &mut control).await?;
-        sink.flush().await.map_err(|e| Error::io("write the bytes of", &path, e))?;
+        sink.flush()
+            .await
+            .map_err(|e| Error::io("write the bytes of", &path, e))?;
         Ok(count)
     }
 
@@ -93,7 +112,10 @@ impl Files {
         if stat.kind == FileKind::File && stat.size > limit as u64 {
             return Err(Error::OutputLimit { limit });
         }
-        let mut bytes = Limited { bytes: Vec::new(), limit };
+        let mut bytes = Limited {
+            bytes: Vec::new(),
+            limit,
+        };
         self.read(&path, &mut bytes).await?;
         Ok(bytes.bytes)
     }
@@ -107,8 +129,19 @@ impl Files {
     ) -> Result<u64> {
         let operation = format!("write {} in the guest", path.as_ref().display());
         let FileOwner { mode, uid, gid } = owner;
-        let Channel { mut input, mut control, .. } =
-            self.open(&operation, Open::WriteFile { path: raw(&path), mode, uid, gid })?;
+        let Channel {
+            mut input,
+            mut control,
+            ..
+        } = self.open(
+            &operation,
+            Open::WriteFile {
+                path: raw(&path),
+                mode,
+                uid,
+                gid,
+            },
+        )?;
         let mut buffer = vec![0; CHUNK];
         let mut count = 0;
         loop {
@@ -120,7 +153,10 @@ impl Files {
             if read == 0 {
                 break;
             }
-            input.write(&buffer[..read]).await.map_err(guest(&operation))?;
+            input
+                .write(&buffer[..read])
+                .await
+                .map_err(guest(&operation))?;
             count += read as u64;
             self.count(read);
         }
@@ -131,12 +167,18 @@ impl Files {
 
     pub async fn list(&self, path: impl AsRef<Path>) -> Result<Vec<DirEntry>> {
         let operation = format!("list {} in the guest", path.as_ref().display());
-        let Channel { mut out, mut control, .. } = self.open(&operation, Open::ListDir { path: raw(&path) })?;
+        let Channel {
+            mut out,
+            mut control,
+            ..
+        } = self.open(&operation, Open::ListDir { path: raw(&path) })?;
         let mut listing = Listing::new(LIST_ENTRIES, LIST_BYTES);
         while let Some(chunk) = out.next().await.map_err(guest(&operation))? {
             listing.take(&chunk).map_err(|refused| match refused {
                 Unlisted::Nonsense => unexpected(&operation),
-                Unlisted::TooMany(rule) => Error::invalid("a directory to list", path.as_ref().display(), &rule),
+                Unlisted::TooMany(rule) => {
+                    Error::invalid("a directory to list", path.as_ref().display(), &rule)
+                }
             })?;
         }
         done(&operation, &mut control).await?;
@@ -146,7 +188,16 @@ impl Files {
     /// What is at `path`; symbolic links are followed.
     pub async fn stat(&self, path: impl AsRef<Path>) -> Result<Stat> {
         let operation = format!("look at {} in the guest", path.as_ref().display());
-        match self.request(&operation, Request::Stat { path: raw(&path), follow: true }).await? {
+        match self
+            .request(
+                &operation,
+                Request::Stat {
+                    path: raw(&path),
+                    follow: true,
+                },
+            )
+            .await?
+        {
             Reply::Stat(stat) => Ok(stat),
             _ => Err(unexpected(&operation)),
         }
@@ -155,93 +206,174 @@ impl Files {
     /// Makes a directory and those above it.
     pub async fn make_dir(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
         let operation = format!("make {} in the guest", path.as_ref().display());
-        self.request(&operation, Request::MakeDir { path: raw(&path), parents: true, mode }).await.map(drop)
+        self.request(
+            &operation,
+            Request::MakeDir {
+                path: raw(&path),
+                parents: true,
+                mode,
+            },
+        )
+        .await
+        .map(drop)
     }
 
     pub async fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
         let operation = format!("move {} in the guest", from.as_ref().display());
-        self.request(&operation, Request::Rename { from: raw(&from), to: raw(&to) }).await.map(drop)
+        self.request(
+            &operation,
+            Request::Rename {
+                from: raw(&from),
+                to: raw(&to),
+            },
+        )
+        .await
+        .map(drop)
     }
 
     /// Removes a file, or a directory with everything in it.
     pub async fn remove(&self, path: impl AsRef<Path>) -> Result<()> {
         let operation = format!("remove {} in the guest", path.as_ref().display());
-        self.request(&operation, Request::Remove { path: raw(&path), recursive: true }).await.map(drop)
+        self.request(
+            &operation,
+            Request::Remove {
+                path: raw(&path),
+                recursive: true,
+            },
+        )
+        .await
+        .map(drop)
     }
 
-    /// Copies a file or tree of the host to `to` in the guest. If `to` is a directory, it goes into it.
+    /// Copies a file or tree of the host to `to` in the guest. If `to` is a directory, it goes into
+    /// it.
     pub async fn upload(&self, from: &Path, to: &Path) -> Result<Transfer> {
         let to = self.landing(to, from).await?;
         self.send(from, &to, Owner::AsFound).await
     }
 
-    /// Copies a file or tree of the host to exactly `to`, as root's. A tree is laid over a directory that is there; a file
-    /// is not put in the place of one.
+    /// Copies a file or tree of the host to exactly `to`, as root's. A tree is laid over a
+    /// directory that is there; a file is not put in the place of one.
     pub(crate) async fn place(&self, from: &Path, to: &Path) -> Result<Transfer> {
         let is_tree = from.is_dir();
         match self.stat(to).await {
-            Ok(stat) if stat.kind == FileKind::Dir && !is_tree => {
-                Err(Error::invalid("the target of a file", to.display(), "it is a directory: name the file in it"))
-            }
+            Ok(stat) if stat.kind == FileKind::Dir && !is_tree => Err(Error::invalid(
+                "the target of a file",
+                to.display(),
+                "it is a directory: name the file in it",
+            )),
             _ => self.send(from, to, Owner::Root).await,
         }
     }
 
     async fn send(&self, from: &Path, to: &Path, owner: Owner) -> Result<Transfer> {
-        let found = tokio::fs::symlink_metadata(from).await.map_err(|e| Error::io("read", from, e))?;
+        let found = tokio::fs::symlink_metadata(from)
+            .await
+            .map_err(|e| Error::io("read", from, e))?;
         if found.is_file() {
             return self.send_file(from, to, owner, &found).await;
         }
         let (parent, name) = split(to)?;
         let operation = format!("copy {} into the guest", from.display());
-        let Channel { input, err, mut control, .. } = self.open(&operation, Open::TarIn { path: raw(&parent) })?;
+        let Channel {
+            input,
+            err,
+            mut control,
+            ..
+        } = self.open(&operation, Open::TarIn { path: raw(&parent) })?;
         let (chunks, queue) = mpsc::channel(CHUNKS);
         let source = from.to_owned();
-        let packing = tokio::task::spawn_blocking(move || tree::pack(&source, &name, owner, chunks));
+        let packing =
+            tokio::task::spawn_blocking(move || tree::pack(&source, &name, owner, chunks));
         let carried = tokio::try_join!(self.send_all(queue, input), left_out(err));
         let (bytes, told) = carried.map_err(guest(&operation))?;
         let unpacked = done(&operation, &mut control).await;
-        // Our reason comes first: an archive that we cut off does not unpack because of that. A guest that stops taking
-        // bytes does not make packing fail, as the rest is dropped.
+        // Our reason comes first: an archive that we cut off does not unpack because of that. A
+        // guest that stops taking bytes does not make packing fail, as the rest is dropped.
         let mut skipped = packing.await.expect("packing does not panic")?;
         unpacked?;
         skipped.join(told);
-        Ok(Transfer { bytes, skipped: skipped.into_lines() })
+        Ok(Transfer {
+            bytes,
+            skipped: skipped.into_lines(),
+        })
     }
 
-    async fn send_file(&self, from: &Path, to: &Path, owner: Owner, found: &std::fs::Metadata) -> Result<Transfer> {
+    async fn send_file(
+        &self,
+        from: &Path,
+        to: &Path,
+        owner: Owner,
+        found: &std::fs::Metadata,
+    ) -> Result<Transfer> {
         use std::os::unix::fs::MetadataExt;
-        let mut file = tokio::fs::File::open(from).await.map_err(|e| Error::io("open", from, e))?;
-        let (uid, gid) = if owner == Owner::Root { (0, 0) } else { (found.uid(), found.gid()) };
-        let owner = FileOwner { mode: found.mode() & 0o7777, uid, gid };
+        let mut file = tokio::fs::File::open(from)
+            .await
+            .map_err(|e| Error::io("open", from, e))?;
+        let (uid, gid) = if owner == Owner::Root {
+            (0, 0)
+        } else {
+            (found.uid(), found.gid())
+        };
+        let owner = FileOwner {
+            mode: found.mode() & 0o7777,
+            uid,
+            gid,
+        };
         let bytes = self.write(to, &mut file, owner).await?;
-        Ok(Transfer { bytes, skipped: Vec::new() })
+        Ok(Transfer {
+            bytes,
+            skipped: Vec::new(),
+        })
     }
 
-    /// Copies a file or tree of the guest to `to` on the host. If `to` is a directory, it goes into it. Nothing in the
-    /// tree can make it write anywhere else.
+    /// Copies a file or tree of the guest to `to` on the host. If `to` is a directory, it goes into
+    /// it. Nothing in the tree can make it write anywhere else.
     pub async fn download(&self, from: &Path, to: &Path) -> Result<Transfer> {
         let operation = format!("copy {} out of the guest", from.display());
-        let unnamed = || Error::invalid("a file to copy into a directory", from.display(), "it must have a name");
-        let to = if to.is_dir() { to.join(from.file_name().ok_or_else(unnamed)?) } else { to.to_owned() };
-        let Channel { out, err, mut control, .. } = self.open(&operation, Open::TarOut { path: raw(&from) })?;
+        let unnamed = || {
+            Error::invalid(
+                "a file to copy into a directory",
+                from.display(),
+                "it must have a name",
+            )
+        };
+        let to = if to.is_dir() {
+            to.join(from.file_name().ok_or_else(unnamed)?)
+        } else {
+            to.to_owned()
+        };
+        let Channel {
+            out,
+            err,
+            mut control,
+            ..
+        } = self.open(&operation, Open::TarOut { path: raw(&from) })?;
         let (chunks, queue) = mpsc::channel(CHUNKS);
         let unpacking = tokio::task::spawn_blocking(move || tree::unpack(queue, &to));
-        let received = self.receive(out, err, &chunks).await.map_err(guest(&operation))?;
+        let received = self
+            .receive(out, err, &chunks)
+            .await
+            .map_err(guest(&operation))?;
         let stopped = chunks.is_closed();
         drop(chunks);
         let unpacked = unpacking.await.expect("unpacking does not panic");
-        // The guest's reason comes first: a stream that it cut off does not unpack because of that, and an archive that
-        // ends well may still lack what it could not read. If it was we who failed, it has nothing to say.
+        // The guest's reason comes first: a stream that it cut off does not unpack because of that,
+        // and an archive that ends well may still lack what it could not read. If it was we who
+        // failed, it has nothing to say.
         if !(stopped && unpacked.is_err()) {
             done(&operation, &mut control).await?;
         }
         let mut skipped = unpacked?;
         skipped.join(received.told);
-        Ok(Transfer { bytes: received.bytes, skipped: skipped.into_lines() })
+        Ok(Transfer {
+            bytes: received.bytes,
+            skipped: skipped.into_lines(),
+        })
     }
 
-    /// Takes an archive and what is told about it, until both have ended or nobody wants the archive any more.
+    /// Takes an archive and what is told about it, until both have ended or nobody wants the
+    /// archive any more.
     async fn receive(
         &self,
         mut out: Output,
@@ -268,7 +400,10 @@ impl Files {
                 },
             }
         }
-        Ok(Received { bytes, told: lines.finish() })
+        Ok(Received {
+            bytes,
+            told: lines.finish(),
+        })
     }
 
     /// Where a copy to `to` ends up: inside, if that is a directory.
@@ -284,7 +419,11 @@ impl Files {
         }
     }
 
-    async fn send_all(&self, mut queue: mpsc::Receiver<Bytes>, mut input: Input) -> Result<u64, LinkError> {
+    async fn send_all(
+        &self,
+        mut queue: mpsc::Receiver<Bytes>,
+        mut input: Input,
+    ) -> Result<u64, LinkError> {
         let mut count = 0;
         while let Some(chunk) = queue.recv().await {
             input.write(&chunk).await?;
@@ -300,7 +439,10 @@ impl Files {
     }
 
     async fn request(&self, operation: &str, request: Request) -> Result<Reply> {
-        self.link.request(request, REQUEST_DEADLINE).await.map_err(guest(operation))
+        self.link
+            .request(request, REQUEST_DEADLINE)
+            .await
+            .map_err(guest(operation))
     }
 }
 
@@ -367,18 +509,30 @@ enum Unlisted {
 
 impl Listing {
     fn new(entries_max: usize, bytes_max: usize) -> Self {
-        Self { entries: Vec::new(), begun: Vec::new(), entries_max, bytes_max, bytes: 0 }
+        Self {
+            entries: Vec::new(),
+            begun: Vec::new(),
+            entries_max,
+            bytes_max,
+            bytes: 0,
+        }
     }
 
     fn take(&mut self, chunk: &[u8]) -> Result<(), Unlisted> {
         self.bytes += chunk.len();
         if self.bytes > self.bytes_max {
-            return Err(Unlisted::TooMany(format!("its entries must not take more than {} bytes", self.bytes_max)));
+            return Err(Unlisted::TooMany(format!(
+                "its entries must not take more than {} bytes",
+                self.bytes_max
+            )));
         }
         self.begun.extend_from_slice(chunk);
         while let Some(entry) = decode_entry(&mut self.begun).map_err(|_| Unlisted::Nonsense)? {
             if self.entries.len() == self.entries_max {
-                return Err(Unlisted::TooMany(format!("it must not have more than {} entries", self.entries_max)));
+                return Err(Unlisted::TooMany(format!(
+                    "it must not have more than {} entries",
+                    self.entries_max
+                )));
             }
             self.entries.push(entry);
         }
@@ -387,7 +541,10 @@ impl Listing {
 }
 
 fn guest(operation: &str) -> impl Fn(LinkError) -> Error {
-    move |source| Error::Guest { operation: operation.to_owned(), source }
+    move |source| Error::Guest {
+        operation: operation.to_owned(),
+        source,
+    }
 }
 
 async fn done(operation: &str, control: &mut Control) -> Result<()> {
@@ -411,7 +568,10 @@ fn file_name(path: &Path) -> Result<OsString> {
 
 fn split(path: &Path) -> Result<(PathBuf, OsString)> {
     let name = file_name(path)?;
-    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("/"));
+    let parent = path
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("/"));
     Ok((parent.to_owned(), OsString::from_vec(name.into_vec())))
 }
 
@@ -456,22 +616,40 @@ mod tests {
     use super::*;
 
     fn entry(name: &str) -> Vec<u8> {
-        let stat = Stat { kind: FileKind::File, mode: 0o644, uid: 0, gid: 0, size: 0, modified_ns: 0, target: vec![] };
-        encode_entry(&DirEntry { name: name.into(), stat })
+        let stat = Stat {
+            kind: FileKind::File,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            size: 0,
+            modified_ns: 0,
+            target: vec![],
+        };
+        encode_entry(&DirEntry {
+            name: name.into(),
+            stat,
+        })
     }
 
     #[test]
     fn a_list_without_end_is_refused() {
         let mut listing = Listing::new(3, 1000);
         let three = ["a", "b", "c"].map(entry).concat();
-        three.chunks(5).for_each(|piece| listing.take(piece).unwrap());
+        three
+            .chunks(5)
+            .for_each(|piece| listing.take(piece).unwrap());
         assert_eq!(listing.entries.len(), 3);
-        assert!(matches!(listing.take(&entry("d")), Err(Unlisted::TooMany(rule)) if rule.contains("3 entries")));
+        assert!(
+            matches!(listing.take(&entry("d")), Err(Unlisted::TooMany(rule)) if rule.contains("3 entries"))
+        );
         let mut listing = Listing::new(1000, 100);
         assert!(
             matches!(listing.take(&entry(&"x".repeat(100))), Err(Unlisted::TooMany(rule)) if rule.contains("100 bytes"))
         );
-        assert_eq!(Listing::new(3, 1000).take(&[0xff; 4]), Err(Unlisted::Nonsense));
+        assert_eq!(
+            Listing::new(3, 1000).take(&[0xff; 4]),
+            Err(Unlisted::Nonsense)
+        );
     }
 
     #[test]
@@ -488,6 +666,9 @@ mod tests {
         );
         let long = lines(&[&[b'x'; 3 * LINE_MAX], b"\nshort\n"]);
         assert_eq!((long[0].len(), &long[1][..]), (LINE_MAX, "short"));
-        assert_eq!(lines(&[&b"x\n".repeat(5000)]).last().unwrap(), "and 4000 more");
+        assert_eq!(
+            lines(&[&b"x\n".repeat(5000)]).last().unwrap(),
+            "and 4000 more"
+        );
     }
 }

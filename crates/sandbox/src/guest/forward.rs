@@ -31,7 +31,10 @@ pub struct Tunnel {
 
 impl Tunnel {
     pub(super) async fn open(link: &Link, port: u16) -> Result<Tunnel> {
-        let failed = |source| Error::Guest { operation: format!("connect to port {port} in the guest"), source };
+        let failed = |source| Error::Guest {
+            operation: format!("connect to port {port} in the guest"),
+            source,
+        };
         let mut channel = link.open(Open::Connect { port }, WINDOW).map_err(failed)?;
         match channel.control.started().await.map_err(failed)? {
             Ok(_) => Ok(Tunnel { channel }),
@@ -39,23 +42,36 @@ impl Tunnel {
         }
     }
 
-    /// Carries bytes both ways until both ends are done. When the guest's end fails, or we do, or this is dropped in the
-    /// middle, both ends are reset, so that neither takes it for an orderly end.
+    /// Carries bytes both ways until both ends are done. When the guest's end fails, or we do, or
+    /// this is dropped in the middle, both ends are reset, so that neither takes it for an orderly
+    /// end.
     pub async fn splice(self, mut stream: TcpStream) -> Result<()> {
         close_by(&stream, Close::Reset);
         let carried = carry_both_ways(self.channel, &mut stream).await;
         if carried.is_ok() {
             close_by(&stream, Close::Orderly);
         }
-        carried.map_err(|source| Error::Guest { operation: "carry a connection".into(), source })
+        carried.map_err(|source| Error::Guest {
+            operation: "carry a connection".into(),
+            source,
+        })
     }
 }
 
-/// The channel must not be closed before the guest has everything, or its end would be reset with bytes unread.
+/// The channel must not be closed before the guest has everything, or its end would be reset with
+/// bytes unread.
 async fn carry_both_ways(channel: Channel, stream: &mut TcpStream) -> Result<(), LinkError> {
-    let Channel { out, input, mut control, .. } = channel;
+    let Channel {
+        out,
+        input,
+        mut control,
+        ..
+    } = channel;
     let (reader, writer) = stream.split();
-    tokio::try_join!(to_guest(reader, input), from_guest(out, control.clone(), writer))?;
+    tokio::try_join!(
+        to_guest(reader, input),
+        from_guest(out, control.clone(), writer)
+    )?;
     let ended = tokio::time::timeout(LAST_BYTES, control.ended()).await;
     match ended.map_err(|_| LinkError::Timeout { after: LAST_BYTES })?? {
         Outcome::Done => Ok(()),
@@ -74,9 +90,16 @@ async fn to_guest(mut reader: ReadHalf<'_>, mut input: Input) -> Result<(), Link
     }
 }
 
-async fn from_guest(mut out: Output, control: Control, mut writer: WriteHalf<'_>) -> Result<(), LinkError> {
+async fn from_guest(
+    mut out: Output,
+    control: Control,
+    mut writer: WriteHalf<'_>,
+) -> Result<(), LinkError> {
     while let Some(chunk) = out.next().await? {
-        writer.write_all(&chunk).await.map_err(|_| LinkError::Ended)?;
+        writer
+            .write_all(&chunk)
+            .await
+            .map_err(|_| LinkError::Ended)?;
     }
     match control.outcome()? {
         None | Some(Outcome::Done) => {}
@@ -85,8 +108,8 @@ async fn from_guest(mut out: Output, control: Control, mut writer: WriteHalf<'_>
     writer.shutdown().await.map_err(|_| LinkError::Ended)
 }
 
-/// A port of the host that leads into the guest. Dropping it resets its connections, and closes the port unless its
-/// listener is kept.
+/// A port of the host that leads into the guest. Dropping it resets its connections, and closes the
+/// port unless its listener is kept.
 #[derive(Debug)]
 pub struct Forward {
     address: SocketAddr,
@@ -97,17 +120,28 @@ pub struct Forward {
 
 impl Forward {
     pub(super) fn start(guest: Guest, listener: Arc<TcpListener>, port: u16) -> Result<Forward> {
-        let address = listener.local_addr().map_err(|source| Error::io("read the address of", "a listener", source))?;
+        let address = listener
+            .local_addr()
+            .map_err(|source| Error::io("read the address of", "a listener", source))?;
         let task = tokio::spawn(accept_all(guest, listener.clone(), port));
-        Ok(Forward { address, guest_port: port, listener, task })
+        Ok(Forward {
+            address,
+            guest_port: port,
+            listener,
+            task,
+        })
     }
 
     /// The host's port, and the guest's it leads to.
     pub fn port(&self) -> PublishedPort {
-        PublishedPort { host: self.address.port(), guest: self.guest_port }
+        PublishedPort {
+            host: self.address.port(),
+            guest: self.guest_port,
+        }
     }
 
-    /// The port itself, for the guest that takes this one's place: nobody else can have it in between.
+    /// The port itself, for the guest that takes this one's place: nobody else can have it in
+    /// between.
     pub fn listener(&self) -> Arc<TcpListener> {
         self.listener.clone()
     }

@@ -1,7 +1,8 @@
 //! A running guest, as everyone who works in it sees it: commands, files, connections.
 //!
-//! A [`Guest`] is the same whether the sandbox lives in this process or in its keeper's: it is a connection to the
-//! sandbox's hub, nothing more. Dropping it ends what it started and did not detach.
+//! A [`Guest`] is the same whether the sandbox lives in this process or in its keeper's: it is a
+//! connection to the sandbox's hub, nothing more. Dropping it ends what it started and did not
+//! detach.
 
 mod defaults;
 mod exec;
@@ -27,7 +28,8 @@ const REQUEST_DEADLINE: Duration = Duration::from_secs(30);
 /// More than its disk, its hooks and what boots beside the agent may take together.
 const LONG_REQUEST_DEADLINE: Duration = Duration::from_secs(90);
 
-/// More than an agent waits for an image's own init, which it does for longer than most take under emulation.
+/// More than an agent waits for an image's own init, which it does for longer than most take under
+/// emulation.
 const SETTLE_DEADLINE: Duration = Duration::from_secs(200);
 
 #[derive(Debug, Clone)]
@@ -38,7 +40,10 @@ pub struct Guest {
 
 impl Guest {
     pub(crate) fn new(link: Link) -> Self {
-        Self { link, defaults: Arc::default() }
+        Self {
+            link,
+            defaults: Arc::default(),
+        }
     }
 
     /// Commands run in it as its image and its sandbox say.
@@ -65,8 +70,9 @@ impl Guest {
         Tunnel::open(&self.link, port).await
     }
 
-    /// Accepts connections on `listener` and carries each to `port` in the guest, until the result is dropped.
-    /// The listener may be shared: by [`Forward::listener`] another guest takes the port over.
+    /// Accepts connections on `listener` and carries each to `port` in the guest, until the result
+    /// is dropped. The listener may be shared: by [`Forward::listener`] another guest takes the
+    /// port over.
     pub fn forward(&self, listener: impl Into<Arc<TcpListener>>, port: u16) -> Result<Forward> {
         Forward::start(self.clone(), listener.into(), port)
     }
@@ -82,11 +88,16 @@ impl Guest {
     }
 
     pub(crate) async fn ping_within(&self, deadline: Duration) -> Result<()> {
-        self.request_within("ping the guest", Request::Ping, deadline).await.map(drop)
+        self.request_within("ping the guest", Request::Ping, deadline)
+            .await
+            .map(drop)
     }
 
     pub async fn metrics(&self) -> Result<Metrics> {
-        match self.request("read the guest's metrics", Request::Metrics).await? {
+        match self
+            .request("read the guest's metrics", Request::Metrics)
+            .await?
+        {
             Reply::Metrics(metrics) => Ok(metrics),
             _ => Err(unexpected("read the guest's metrics")),
         }
@@ -94,17 +105,25 @@ impl Guest {
 
     /// Writes everything the guest holds back out to its disk.
     pub async fn sync(&self) -> Result<()> {
-        self.request("sync the guest's disk", Request::Sync).await.map(drop)
+        self.request("sync the guest's disk", Request::Sync)
+            .await
+            .map(drop)
     }
 
     pub(crate) async fn configure(&self, identity: Identity) -> Result<()> {
-        self.request("tell the guest who it is", Request::Configure(identity)).await.map(drop)
+        self.request("tell the guest who it is", Request::Configure(identity))
+            .await
+            .map(drop)
     }
 
-    /// Makes a restored guest one of its own, and waits until it says so. Gives the hooks that failed.
+    /// Makes a restored guest one of its own, and waits until it says so. Gives the hooks that
+    /// failed.
     pub(crate) async fn restored(&self, rebirth: Rebirth) -> Result<Vec<HookFailure>> {
         let operation = "tell the guest that it was restored";
-        match self.request_within(operation, Request::Restored(rebirth), LONG_REQUEST_DEADLINE).await? {
+        match self
+            .request_within(operation, Request::Restored(rebirth), LONG_REQUEST_DEADLINE)
+            .await?
+        {
             Reply::Restored { hooks } => Ok(hooks),
             _ => Err(unexpected(operation)),
         }
@@ -121,19 +140,31 @@ impl Guest {
 
     /// Waits until everything that boots beside the agent's work is done.
     pub(crate) async fn settle(&self) -> Result<()> {
-        self.request_within("wait for the guest to settle", Request::Settle, SETTLE_DEADLINE).await.map(drop)
+        self.request_within(
+            "wait for the guest to settle",
+            Request::Settle,
+            SETTLE_DEADLINE,
+        )
+        .await
+        .map(drop)
     }
 
-    /// Writes everything out, gives back free blocks, and holds every write to a disk back. It ends by itself after `longest`.
+    /// Writes everything out, gives back free blocks, and holds every write to a disk back. It ends
+    /// by itself after `longest`.
     pub(crate) async fn freeze(&self, longest: Duration) -> Result<()> {
         let thaw_after_ms = longest.as_millis().try_into().unwrap_or(u32::MAX);
         let request = Request::Freeze { thaw_after_ms };
-        self.request_within("freeze the guest's disks", request, LONG_REQUEST_DEADLINE).await.map(drop)
+        self.request_within("freeze the guest's disks", request, LONG_REQUEST_DEADLINE)
+            .await
+            .map(drop)
     }
 
     /// Whether the disks were frozen until now.
     pub(crate) async fn thaw(&self) -> Result<bool> {
-        match self.request("thaw the guest's disks", Request::Thaw).await? {
+        match self
+            .request("thaw the guest's disks", Request::Thaw)
+            .await?
+        {
             Reply::Thawed { held } => Ok(held),
             _ => Err(unexpected("thaw the guest's disks")),
         }
@@ -141,28 +172,46 @@ impl Guest {
 
     /// Replaces a clock that runs at another rate than the guest believes.
     pub(crate) async fn leave_tsc(&self) -> Result<()> {
-        self.request("give the guest another clock", Request::LeaveTsc).await.map(drop)
+        self.request("give the guest another clock", Request::LeaveTsc)
+            .await
+            .map(drop)
     }
 
     pub(crate) async fn shutdown(&self, grace: Duration) -> Result<()> {
         let grace_ms = grace.as_millis().try_into().unwrap_or(u32::MAX);
-        self.request("ask the guest to shut down", Request::Shutdown { grace_ms }).await.map(drop)
+        self.request("ask the guest to shut down", Request::Shutdown { grace_ms })
+            .await
+            .map(drop)
     }
 
     async fn request(&self, operation: &'static str, request: Request) -> Result<Reply> {
-        self.request_within(operation, request, REQUEST_DEADLINE).await
+        self.request_within(operation, request, REQUEST_DEADLINE)
+            .await
     }
 
-    async fn request_within(&self, operation: &'static str, request: Request, deadline: Duration) -> Result<Reply> {
+    async fn request_within(
+        &self,
+        operation: &'static str,
+        request: Request,
+        deadline: Duration,
+    ) -> Result<Reply> {
         self.link
             .request(request, deadline)
             .await
-            .map_err(|source| Error::Guest { operation: operation.into(), source })
+            .map_err(|source| Error::Guest {
+                operation: operation.into(),
+                source,
+            })
     }
 }
 
 /// An answer that does not belong to its question.
 fn unexpected(operation: &str) -> Error {
-    let source = LinkError::Protocol { what: "an answer to another question".into() };
-    Error::Guest { operation: operation.into(), source }
+    let source = LinkError::Protocol {
+        what: "an answer to another question".into(),
+    };
+    Error::Guest {
+        operation: operation.into(),
+        source,
+    }
 }

@@ -1,4 +1,5 @@
-//! The commands of a restored guest: what its agent lists, brought together with what was recorded of them.
+//! The commands of a restored guest: what its agent lists, brought together with what was recorded
+//! of them.
 //!
 //! ```text
 //!   the stream      0 ......................... guest's produced
@@ -8,8 +9,9 @@
 //!                   |....|                          bytes are missing in between: ours are dropped, it begins anew
 //! ```
 //!
-//! Always: what the guest lists is hostile; a tag names a directory only if it is plain, and a channel that makes no sense
-//! is closed, as are those that are no commands: what they were for is gone with the machine that was captured.
+//! Always: what the guest lists is hostile; a tag names a directory only if it is plain, and a
+//! channel that makes no sense is closed, as are those that are no commands: what they were for is
+//! gone with the machine that was captured.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -25,16 +27,22 @@ use super::switch::{Switch, WINDOW_MAX};
 const WINDOW_UNKNOWN: u32 = 4096;
 
 impl Switch {
-    /// Makes the spools of every command that was recorded or lives in the guest. Its channels are resumed after this like
-    /// after any break, and those that were not adopted are closed.
+    /// Makes the spools of every command that was recorded or lives in the guest. Its channels are
+    /// resumed after this like after any break, and those that were not adopted are closed.
     pub(super) fn adopt(&mut self, records: Vec<ExecRecord>, listed: &[ChannelState]) {
         let highest = listed.iter().map(|state| state.channel).max().unwrap_or(0);
         self.next_channel = self.next_channel.max(highest.wrapping_add(1));
-        let mut records: HashMap<String, ExecRecord> = records.into_iter().map(|r| (r.tag.clone(), r)).collect();
-        for state in listed.iter().filter(|state| is_plain(&state.tag) && makes_sense(state)) {
+        let mut records: HashMap<String, ExecRecord> =
+            records.into_iter().map(|r| (r.tag.clone(), r)).collect();
+        for state in listed
+            .iter()
+            .filter(|state| is_plain(&state.tag) && makes_sense(state))
+        {
             // Of two with one tag, the first.
             if !self.spools.contains_key(&state.tag) {
-                let record = records.remove(&state.tag).unwrap_or_else(|| unknown(&state.tag));
+                let record = records
+                    .remove(&state.tag)
+                    .unwrap_or_else(|| unknown(&state.tag));
                 self.adopt_running(record, state);
             }
         }
@@ -44,13 +52,27 @@ impl Switch {
     }
 
     fn adopt_running(&mut self, record: ExecRecord, state: &ChannelState) {
-        let ExecRecord { tag, command, pid, window, out, err, .. } = record;
+        let ExecRecord {
+            tag,
+            command,
+            pid,
+            window,
+            out,
+            err,
+            ..
+        } = record;
         let window = window.clamp(1, WINDOW_MAX);
-        let arrived = Arrived { bytes: state.received, window };
+        let arrived = Arrived {
+            bytes: state.received,
+            window,
+        };
         let (out, err) = (join(out, state.out), join(err, state.err));
         let slot = Slot {
             owner: Owner::Spool { tag: tag.clone() },
-            kind: Kind::Exec { tag: tag.clone(), command: command.clone() },
+            kind: Kind::Exec {
+                tag: tag.clone(),
+                command: command.clone(),
+            },
             pid,
             // A record that is wrong about it must not make an honest agent break the rules.
             window: WINDOW_MAX.into(),
@@ -63,21 +85,59 @@ impl Switch {
             waiting: VecDeque::new(),
         };
         self.channels.insert(state.channel, slot);
-        let progress = Progress { out, err, pid, outcome: None };
-        self.keep(Beginning { tag, command, channel: Some(state.channel), window, progress });
+        let progress = Progress {
+            out,
+            err,
+            pid,
+            outcome: None,
+        };
+        self.keep(Beginning {
+            tag,
+            command,
+            channel: Some(state.channel),
+            window,
+            progress,
+        });
     }
 
     fn adopt_ended(&mut self, record: ExecRecord) {
-        let ExecRecord { tag, command, pid, ended, window, out, err } = record;
-        let outcome = ended.unwrap_or_else(|| Outcome::Lost { reason: FORGOTTEN.to_owned() });
-        let [out, err] = [out, err].map(|segments| Kept { ended: true, ..Kept::of(segments, 0) });
-        let progress = Progress { out, err, pid, outcome: Some(outcome) };
-        self.keep(Beginning { tag, command, channel: None, window, progress });
+        let ExecRecord {
+            tag,
+            command,
+            pid,
+            ended,
+            window,
+            out,
+            err,
+        } = record;
+        let outcome = ended.unwrap_or_else(|| Outcome::Lost {
+            reason: FORGOTTEN.to_owned(),
+        });
+        let [out, err] = [out, err].map(|segments| Kept {
+            ended: true,
+            ..Kept::of(segments, 0)
+        });
+        let progress = Progress {
+            out,
+            err,
+            pid,
+            outcome: Some(outcome),
+        };
+        self.keep(Beginning {
+            tag,
+            command,
+            channel: None,
+            window,
+            progress,
+        });
     }
 
     fn keep(&mut self, beginning: Beginning) {
         let tag = beginning.tag.clone();
-        self.spools.insert(tag, Spool::start(&self.execs, beginning, self.inputs.clone()));
+        self.spools.insert(
+            tag,
+            Spool::start(&self.execs, beginning, self.inputs.clone()),
+        );
     }
 }
 
@@ -89,10 +149,19 @@ fn makes_sense(state: &ChannelState) -> bool {
 /// A command whose client closed it between the capture and the record.
 fn unknown(tag: &str) -> ExecRecord {
     let (tag, command, window) = (tag.to_owned(), String::new(), WINDOW_UNKNOWN);
-    ExecRecord { tag, command, pid: None, ended: None, window, out: Vec::new(), err: Vec::new() }
+    ExecRecord {
+        tag,
+        command,
+        pid: None,
+        ended: None,
+        window,
+        out: Vec::new(),
+        err: Vec::new(),
+    }
 }
 
-/// What of ours the guest's stream goes on from: `held` is the first byte it has and the bytes it has produced.
+/// What of ours the guest's stream goes on from: `held` is the first byte it has and the bytes it
+/// has produced.
 fn join(mut segments: Vec<Segment>, held: (u64, u64)) -> Kept {
     let (first, produced) = held;
     segments.retain(|segment| segment.start < produced);
@@ -111,7 +180,13 @@ mod tests {
 
     fn segments(bounds: &[u64]) -> Vec<Segment> {
         let pieces = bounds.windows(2).map(|pair| (pair[0], pair[1] - pair[0]));
-        pieces.map(|(start, bytes)| Segment { start, bytes, file: format!("out.{start}") }).collect()
+        pieces
+            .map(|(start, bytes)| Segment {
+                start,
+                bytes,
+                file: format!("out.{start}"),
+            })
+            .collect()
     }
 
     #[test]
@@ -130,7 +205,10 @@ mod tests {
         for (ours, held, wanted) in cases {
             let kept = join(segments(&ours), held);
             assert_eq!((kept.base, kept.length), wanted, "{ours:?} {held:?}");
-            assert!(kept.segments.iter().all(|segment| segment.end() <= held.1), "{ours:?} {held:?}");
+            assert!(
+                kept.segments.iter().all(|segment| segment.end() <= held.1),
+                "{ours:?} {held:?}"
+            );
         }
     }
 }

@@ -117,8 +117,8 @@ impl AgentSide {
         self.port = None;
     }
 
-    /// Reads or writes, whichever is possible first. Gives the number of bytes read; 0 is a write, an error the end.
-    /// Without a port it waits for ever.
+    /// Reads or writes, whichever is possible first. Gives the number of bytes read; 0 is a write,
+    /// an error the end. Without a port it waits for ever.
     pub async fn turn(&mut self, channels: &mut BTreeMap<u32, Slot>) -> io::Result<usize> {
         if self.written == self.bytes.len() {
             self.bytes.clear();
@@ -127,7 +127,9 @@ impl AgentSide {
                 self.outbox.fill(channels, &mut self.bytes);
             }
         }
-        let Some((reader, writer)) = &mut self.port else { return std::future::pending().await };
+        let Some((reader, writer)) = &mut self.port else {
+            return std::future::pending().await;
+        };
         tokio::select! {
             count = reader.read(&mut self.buffer) => match count? {
                 0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -148,15 +150,20 @@ impl AgentSide {
     pub fn next(&mut self) -> Option<Result<Heard, String>> {
         loop {
             match (self.decoder.next()?, &self.phase) {
-                (Ok(Decoded::Preamble(echo)), Phase::Greeting(nonce)) if echo == *nonce => self.phase = Phase::Greeted,
+                (Ok(Decoded::Preamble(echo)), Phase::Greeting(nonce)) if echo == *nonce => {
+                    self.phase = Phase::Greeted
+                }
                 (Ok(Decoded::Frame(frame)), Phase::Greeted) => return Some(self.hello(frame)),
                 (Ok(Decoded::Frame(frame)), Phase::Up) => return Some(heard(frame)),
                 (Err(error), Phase::Greeted | Phase::Up) => return Some(Err(error.to_string())),
-                // The answer to an earlier greeting; the frame behind it may be cut, and must not swallow ours.
+                // The answer to an earlier greeting; the frame behind it may be cut, and must not
+                // swallow ours.
                 (Ok(Decoded::Preamble(_)), Phase::Greeting(_)) => self.decoder.resync(),
                 // Leftovers of the stream before this one; the decoder hunts on.
                 (_, Phase::Greeting(_) | Phase::Away) => {}
-                (Ok(Decoded::Preamble(_)), _) => return Some(Err("a preamble nobody asked for".into())),
+                (Ok(Decoded::Preamble(_)), _) => {
+                    return Some(Err("a preamble nobody asked for".into()));
+                }
             }
         }
     }
@@ -174,7 +181,9 @@ impl AgentSide {
 
 fn heard(frame: Frame) -> Result<Heard, String> {
     match frame {
-        Frame::Message(bytes) => message::from_bytes(&bytes).map(Heard::Message).map_err(|e| e.to_string()),
+        Frame::Message(bytes) => message::from_bytes(&bytes)
+            .map(Heard::Message)
+            .map_err(|e| e.to_string()),
         other => Ok(Heard::Stream(other)),
     }
 }

@@ -1,4 +1,5 @@
-//! An attachment: a client's channel that reads a detached command's spool from its first byte, and then follows it.
+//! An attachment: a client's channel that reads a detached command's spool from its first byte, and
+//! then follows it.
 
 use std::io::SeekFrom;
 use std::path::PathBuf;
@@ -18,10 +19,21 @@ pub(super) enum AttachInput {
     Window { stream: StreamId, consumed: u64 },
 }
 
-/// Begins an attachment and gives the way to tell it what its client has read. It ends when that is dropped.
-pub(super) fn start(spool: &Spool, sender: Sender, channel: u32, window: u32) -> mpsc::UnboundedSender<AttachInput> {
+/// Begins an attachment and gives the way to tell it what its client has read. It ends when that is
+/// dropped.
+pub(super) fn start(
+    spool: &Spool,
+    sender: Sender,
+    channel: u32,
+    window: u32,
+) -> mpsc::UnboundedSender<AttachInput> {
     let (inputs, queue) = mpsc::unbounded_channel();
-    let attachment = Attachment { sender, channel, dir: spool.dir.clone(), progress: spool.progress.clone() };
+    let attachment = Attachment {
+        sender,
+        channel,
+        dir: spool.dir.clone(),
+        progress: spool.progress.clone(),
+    };
     let [out, err] = [StreamId::Out, StreamId::Err].map(|id| Stream {
         id,
         sent: 0,
@@ -59,17 +71,28 @@ struct Attachment {
 }
 
 impl Attachment {
-    async fn run(mut self, mut out: Stream, mut err: Stream, mut queue: mpsc::UnboundedReceiver<AttachInput>) {
+    async fn run(
+        mut self,
+        mut out: Stream,
+        mut err: Stream,
+        mut queue: mpsc::UnboundedReceiver<AttachInput>,
+    ) {
         let mut started = false;
         loop {
             let progress = self.progress.borrow_and_update().clone();
             if let (false, Some(pid)) = (started, progress.pid) {
                 started = true;
-                if !self.sender.tell(&AgentMessage::Started { channel: self.channel, pid }) {
+                if !self.sender.tell(&AgentMessage::Started {
+                    channel: self.channel,
+                    pid,
+                }) {
                     return;
                 }
             }
-            let moved = match (self.pump(&mut out, &progress).await, self.pump(&mut err, &progress).await) {
+            let moved = match (
+                self.pump(&mut out, &progress).await,
+                self.pump(&mut err, &progress).await,
+            ) {
                 (Some(a), Some(b)) => a || b,
                 _ => return,
             };
@@ -93,8 +116,13 @@ impl Attachment {
 
     /// Tells the end once everything was sent.
     fn finished(&self, out: &Stream, err: &Stream, progress: &Progress) -> bool {
-        let Some(outcome) = &progress.outcome else { return false };
-        let cut = matches!(outcome, Outcome::Lost { .. } | Outcome::NotStarted(_) | Outcome::Failed(_));
+        let Some(outcome) = &progress.outcome else {
+            return false;
+        };
+        let cut = matches!(
+            outcome,
+            Outcome::Lost { .. } | Outcome::NotStarted(_) | Outcome::Failed(_)
+        );
         let all_sent = out.sent == progress.out.bytes() && err.sent == progress.err.bytes();
         let done = (cut && all_sent) || (out.ended && err.ended);
         done && {
@@ -104,40 +132,70 @@ impl Attachment {
         }
     }
 
-    /// Sends what the client has room for. `Some(true)`: there may be more; `None`: it cannot go on.
+    /// Sends what the client has room for. `Some(true)`: there may be more; `None`: it cannot go
+    /// on.
     async fn pump(&self, stream: &mut Stream, progress: &Progress) -> Option<bool> {
         let kept = progress.stream(stream.id);
-        let room = kept.bytes().min(stream.consumed + stream.window).saturating_sub(stream.sent);
+        let room = kept
+            .bytes()
+            .min(stream.consumed + stream.window)
+            .saturating_sub(stream.sent);
         let position = kept.base + stream.sent;
         if let (1.., Some(segment)) = (room, kept.find(position)) {
             let count = room.min(segment.end() - position).min(MAX_PAYLOAD as u64);
-            return self.send_bytes(stream, segment, position, count as usize).await.then_some(true);
+            return self
+                .send_bytes(stream, segment, position, count as usize)
+                .await
+                .then_some(true);
         }
         if kept.ended && stream.sent == kept.bytes() && !stream.ended {
             stream.ended = true;
-            let eof = Frame::Eof { channel: self.channel, stream: stream.id, offset: stream.sent };
+            let eof = Frame::Eof {
+                channel: self.channel,
+                stream: stream.id,
+                offset: stream.sent,
+            };
             return self.sender.send(&eof).then_some(true);
         }
         Some(false)
     }
 
-    async fn send_bytes(&self, stream: &mut Stream, segment: &Segment, position: u64, count: usize) -> bool {
+    async fn send_bytes(
+        &self,
+        stream: &mut Stream,
+        segment: &Segment,
+        position: u64,
+        count: usize,
+    ) -> bool {
         match self.read(segment, position, count).await {
             Ok(bytes) => {
                 let offset = stream.sent;
                 stream.sent += count as u64;
-                self.sender.send(&Frame::Data { channel: self.channel, stream: stream.id, offset, bytes })
+                self.sender.send(&Frame::Data {
+                    channel: self.channel,
+                    stream: stream.id,
+                    offset,
+                    bytes,
+                })
             }
             Err(error) => {
                 let message = format!("cannot read the command's kept output: {error}");
-                let failure = Failure { errno: error.raw_os_error().unwrap_or(0), message };
+                let failure = Failure {
+                    errno: error.raw_os_error().unwrap_or(0),
+                    message,
+                };
                 let _kept_up = self.sender.ended(self.channel, Outcome::Failed(failure));
                 false
             }
         }
     }
 
-    async fn read(&self, segment: &Segment, position: u64, count: usize) -> std::io::Result<Vec<u8>> {
+    async fn read(
+        &self,
+        segment: &Segment,
+        position: u64,
+        count: usize,
+    ) -> std::io::Result<Vec<u8>> {
         let mut file = File::open(self.dir.join(&segment.file)).await?;
         file.seek(SeekFrom::Start(position - segment.start)).await?;
         let mut bytes = vec![0; count];

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sandtree_proto::frame::{Frame, encode_preamble};
 use sandtree_proto::{
-    AgentHello, AgentMessage, Decoded, Decoder, Failure, HostHello, HostMessage, Open, Outcome, message,
+    AgentHello, AgentMessage, Decoded, Decoder, Failure, HostHello, HostMessage, Open, Outcome,
+    message,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -31,7 +32,10 @@ pub(super) enum Target {
     /// A channel of the agent.
     Agent(u32),
     /// The spool of a detached command.
-    Attached { tag: String, input: mpsc::UnboundedSender<AttachInput> },
+    Attached {
+        tag: String,
+        input: mpsc::UnboundedSender<AttachInput>,
+    },
 }
 
 #[derive(Debug)]
@@ -87,7 +91,8 @@ impl Sender {
     }
 }
 
-/// Takes a connection in: reads go to the switch's queue, writes come from the returned client's sender.
+/// Takes a connection in: reads go to the switch's queue, writes come from the returned client's
+/// sender.
 pub(super) fn accept(
     id: ClientId,
     stream: UnixStream,
@@ -97,11 +102,22 @@ pub(super) fn accept(
     let (reader, writer) = stream.into_split();
     let (queue, outgoing) = mpsc::unbounded_channel();
     let backlog = Arc::new(AtomicUsize::new(0));
-    let sender = Sender { queue, backlog: backlog.clone() };
+    let sender = Sender {
+        queue,
+        backlog: backlog.clone(),
+    };
     let writing = tokio::spawn(write_all(writer, outgoing, backlog));
-    let ways = Ways { sender: sender.clone(), inputs, gate };
+    let ways = Ways {
+        sender: sender.clone(),
+        inputs,
+        gate,
+    };
     let reading = tokio::spawn(read_all(id, reader, ways));
-    Client { sender, channels: HashMap::new(), tasks: [writing.abort_handle(), reading.abort_handle()] }
+    Client {
+        sender,
+        channels: HashMap::new(),
+        tasks: [writing.abort_handle(), reading.abort_handle()],
+    }
 }
 
 impl Drop for Client {
@@ -115,12 +131,17 @@ impl Drop for Client {
 fn shortened(message: &AgentMessage) -> AgentMessage {
     let reason = "what the guest said of it is too long".to_owned();
     match message {
-        AgentMessage::Ended { channel, .. } => {
-            AgentMessage::Ended { channel: *channel, outcome: Outcome::Lost { reason } }
-        }
-        AgentMessage::Reply { id, .. } => {
-            AgentMessage::Reply { id: *id, reply: Err(Failure { errno: 0, message: reason }) }
-        }
+        AgentMessage::Ended { channel, .. } => AgentMessage::Ended {
+            channel: *channel,
+            outcome: Outcome::Lost { reason },
+        },
+        AgentMessage::Reply { id, .. } => AgentMessage::Reply {
+            id: *id,
+            reply: Err(Failure {
+                errno: 0,
+                message: reason,
+            }),
+        },
         other => other.clone(),
     }
 }
@@ -154,16 +175,30 @@ struct Ways {
 impl Ways {
     /// Waits until a command may start. Whatever the client says meanwhile waits behind it.
     async fn admit(&self, message: &HostMessage) -> Result<(), (u32, String)> {
-        let (Some(gate), HostMessage::Open { channel, open: Open::Exec(_) | Open::Detached(_), .. }) =
-            (&self.gate, message)
+        let (
+            Some(gate),
+            HostMessage::Open {
+                channel,
+                open: Open::Exec(_) | Open::Detached(_),
+                ..
+            },
+        ) = (&self.gate, message)
         else {
             return Ok(());
         };
         let (reply, answer) = oneshot::channel();
         // A gate that is gone was that of a sandbox that is going.
-        let gone = || (*channel, "the sandbox takes no commands any more".to_owned());
+        let gone = || {
+            (
+                *channel,
+                "the sandbox takes no commands any more".to_owned(),
+            )
+        };
         gate.send(Gate { reply }).await.map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())?.map_err(|reason| (*channel, reason))
+        answer
+            .await
+            .map_err(|_| gone())?
+            .map_err(|reason| (*channel, reason))
     }
 }
 
@@ -200,7 +235,9 @@ async fn receive(id: ClientId, found: Option<Decoded>, ways: &Ways) -> bool {
             Ok(HostMessage::Hello(hello)) => sender.tell(&AgentMessage::Hello(answer(&hello))),
             Ok(message) => match ways.admit(&message).await {
                 Ok(()) => inputs.send(Input::Message(id, message)).await.is_ok(),
-                Err((channel, message)) => sender.ended(channel, Outcome::NotStarted(Failure { errno: 0, message })),
+                Err((channel, message)) => {
+                    sender.ended(channel, Outcome::NotStarted(Failure { errno: 0, message }))
+                }
             },
             Err(_) => false,
         },
@@ -209,5 +246,9 @@ async fn receive(id: ClientId, found: Option<Decoded>, ways: &Ways) -> bool {
 }
 
 fn answer(hello: &HostHello) -> AgentHello {
-    AgentHello { version: hello.agreed(), build: env!("CARGO_PKG_VERSION").into(), channels: Vec::new() }
+    AgentHello {
+        version: hello.agreed(),
+        build: env!("CARGO_PKG_VERSION").into(),
+        channels: Vec::new(),
+    }
 }

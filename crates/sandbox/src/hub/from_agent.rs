@@ -36,7 +36,11 @@ impl Switch {
         }
         self.last_loss = Instant::now();
         self.resyncs += 1;
-        tracing::warn!(what, resyncs = self.resyncs, "the guest's agent broke the protocol");
+        tracing::warn!(
+            what,
+            resyncs = self.resyncs,
+            "the guest's agent broke the protocol"
+        );
         match self.resyncs > RESYNC_MAX {
             true => self.give_up(&format!("the guest's agent broke the protocol: {what}")),
             false => self.greet(),
@@ -45,7 +49,9 @@ impl Switch {
 
     /// There is no agent to speak to any more: whoever waits is told, and so is whoever comes.
     pub(super) fn give_up(&mut self, reason: &str) {
-        self.status.send_replace(Status::Closed { reason: reason.to_owned() });
+        self.status.send_replace(Status::Closed {
+            reason: reason.to_owned(),
+        });
         self.tell_all_lost(reason);
     }
 
@@ -58,10 +64,13 @@ impl Switch {
         if let Some(records) = self.heirlooms.take() {
             self.adopt(records, &hello.channels);
         }
-        let alive: HashMap<u32, ChannelState> = hello.channels.into_iter().map(|c| (c.channel, c)).collect();
+        let alive: HashMap<u32, ChannelState> =
+            hello.channels.into_iter().map(|c| (c.channel, c)).collect();
         for unknown in alive.keys().filter(|id| !self.channels.contains_key(id)) {
             // It was closed here, and the close is lost with the break.
-            self.agent.send(&HostMessage::Close { channel: *unknown }).expect("a close is short");
+            self.agent
+                .send(&HostMessage::Close { channel: *unknown })
+                .expect("a close is short");
         }
         let ids: Vec<u32> = self.channels.keys().copied().collect();
         for id in ids {
@@ -71,8 +80,8 @@ impl Switch {
         Ok(())
     }
 
-    /// Goes on with a channel after a greeting: from where it stands, from its beginning if the agent never heard of it,
-    /// or not at all.
+    /// Goes on with a channel after a greeting: from where it stands, from its beginning if the
+    /// agent never heard of it, or not at all.
     pub(super) fn resume(&mut self, id: u32, state: Option<&ChannelState>) -> Result<(), String> {
         let slot = self.channels.get_mut(&id).expect("its id was just listed");
         match (state, &slot.opening) {
@@ -85,11 +94,18 @@ impl Switch {
                 let (out, err) = (slot.out.received, slot.err.received);
                 match &mut slot.arrived {
                     Some(arrived) => arrived.bytes = state.received,
-                    None => slot.input.rewind(state.received.max(slot.input.base())).map_err(|e| e.to_string())?,
+                    None => slot
+                        .input
+                        .rewind(state.received.max(slot.input.base()))
+                        .map_err(|e| e.to_string())?,
                 }
                 // The last acknowledgements may be lost with the break.
                 (slot.out.told, slot.err.told) = (0, 0);
-                self.send_agent(&HostMessage::Resume { channel: id, out, err });
+                self.send_agent(&HostMessage::Resume {
+                    channel: id,
+                    out,
+                    err,
+                });
             }
             (None, Some(opening)) => {
                 self.agent.send_frame(opening.clone());
@@ -102,7 +118,12 @@ impl Switch {
 
     pub(super) fn lose(&mut self, id: u32, reason: &str) {
         if let Some(slot) = self.channels.remove(&id).filter(|slot| !slot.ended) {
-            self.tell_ended(&slot.owner, Outcome::Lost { reason: reason.to_owned() });
+            self.tell_ended(
+                &slot.owner,
+                Outcome::Lost {
+                    reason: reason.to_owned(),
+                },
+            );
         }
     }
 
@@ -132,14 +153,18 @@ impl Switch {
             slot.pid = Some(pid);
         }
         match self.channels.get(&channel).map(|slot| slot.owner.clone()) {
-            Some(Owner::Client { client, channel }) => self.tell(client, &AgentMessage::Started { channel, pid }),
+            Some(Owner::Client { client, channel }) => {
+                self.tell(client, &AgentMessage::Started { channel, pid })
+            }
             Some(Owner::Spool { tag }) => self.spool(&tag, SpoolInput::Started { pid }),
             None => {}
         }
     }
 
     pub(super) fn ended(&mut self, channel: u32, outcome: Outcome) {
-        let Some(slot) = self.channels.get_mut(&channel) else { return };
+        let Some(slot) = self.channels.get_mut(&channel) else {
+            return;
+        };
         // After a break the agent says it again.
         if slot.ended {
             return;
@@ -151,10 +176,15 @@ impl Switch {
         self.retire(channel);
     }
 
-    /// Closes the channel of a detached command of which everything is here. Those of clients are theirs to close.
+    /// Closes the channel of a detached command of which everything is here. Those of clients are
+    /// theirs to close.
     pub(super) fn retire(&mut self, channel: u32) {
         let complete = |slot: &Slot| slot.ended && slot.out.ended && slot.err.ended;
-        if self.channels.get(&channel).is_some_and(|slot| matches!(slot.owner, Owner::Spool { .. }) && complete(slot)) {
+        if self
+            .channels
+            .get(&channel)
+            .is_some_and(|slot| matches!(slot.owner, Owner::Spool { .. }) && complete(slot))
+        {
             self.channels.remove(&channel);
             self.send_agent(&HostMessage::Close { channel });
         }
@@ -163,7 +193,13 @@ impl Switch {
     pub(super) fn tell_ended(&mut self, owner: &Owner, outcome: Outcome) {
         match owner {
             Owner::Client { client, channel } => {
-                self.tell(*client, &AgentMessage::Ended { channel: *channel, outcome });
+                self.tell(
+                    *client,
+                    &AgentMessage::Ended {
+                        channel: *channel,
+                        outcome,
+                    },
+                );
             }
             Owner::Spool { tag } => self.spool(tag, SpoolInput::Ended { outcome }),
         }
@@ -171,9 +207,20 @@ impl Switch {
 
     pub(super) fn agent_stream(&mut self, frame: Frame) -> Result<(), String> {
         match frame {
-            Frame::Data { channel, stream, offset, bytes } => self.agent_data(channel, stream, offset, bytes),
-            Frame::Eof { channel, stream, offset } => self.agent_eof(channel, stream, offset),
-            Frame::Window { channel, consumed, .. } => self.agent_window(channel, consumed),
+            Frame::Data {
+                channel,
+                stream,
+                offset,
+                bytes,
+            } => self.agent_data(channel, stream, offset, bytes),
+            Frame::Eof {
+                channel,
+                stream,
+                offset,
+            } => self.agent_eof(channel, stream, offset),
+            Frame::Window {
+                channel, consumed, ..
+            } => self.agent_window(channel, consumed),
             Frame::Message(_) => unreachable!("messages are decoded before they come here"),
         }
     }
@@ -186,30 +233,57 @@ impl Switch {
         bytes: Vec<u8>,
     ) -> Result<(), String> {
         // A channel that was closed here may have bytes on their way.
-        let Some(slot) = self.channels.get_mut(&channel) else { return Ok(()) };
+        let Some(slot) = self.channels.get_mut(&channel) else {
+            return Ok(());
+        };
         let (offset, bytes) = slot.accept(stream, offset, bytes)?;
         if bytes.is_empty() {
             return Ok(());
         }
         match slot.owner.clone() {
-            Owner::Client { client, channel } => self.forward(client, &Frame::Data { channel, stream, offset, bytes }),
+            Owner::Client { client, channel } => self.forward(
+                client,
+                &Frame::Data {
+                    channel,
+                    stream,
+                    offset,
+                    bytes,
+                },
+            ),
             Owner::Spool { tag } => self.spool(&tag, SpoolInput::Data { stream, bytes }),
         }
         Ok(())
     }
 
-    pub(super) fn agent_eof(&mut self, channel: u32, stream: StreamId, offset: u64) -> Result<(), String> {
-        let Some(slot) = self.channels.get_mut(&channel) else { return Ok(()) };
+    pub(super) fn agent_eof(
+        &mut self,
+        channel: u32,
+        stream: StreamId,
+        offset: u64,
+    ) -> Result<(), String> {
+        let Some(slot) = self.channels.get_mut(&channel) else {
+            return Ok(());
+        };
         let flow = slot.flow(stream).ok_or("an end on a stream of ours")?;
         if offset != flow.received {
-            return Err(format!("a stream ends at {offset}, at {} it stands", flow.received));
+            return Err(format!(
+                "a stream ends at {offset}, at {} it stands",
+                flow.received
+            ));
         }
         // After a break the agent says it again.
         if std::mem::replace(&mut flow.ended, true) {
             return Ok(());
         }
         match slot.owner.clone() {
-            Owner::Client { client, channel } => self.forward(client, &Frame::Eof { channel, stream, offset }),
+            Owner::Client { client, channel } => self.forward(
+                client,
+                &Frame::Eof {
+                    channel,
+                    stream,
+                    offset,
+                },
+            ),
             Owner::Spool { tag } => self.spool(&tag, SpoolInput::Eof { stream }),
         }
         self.retire(channel);
@@ -217,7 +291,9 @@ impl Switch {
     }
 
     pub(super) fn agent_window(&mut self, channel: u32, consumed: u64) -> Result<(), String> {
-        let Some(slot) = self.channels.get_mut(&channel) else { return Ok(()) };
+        let Some(slot) = self.channels.get_mut(&channel) else {
+            return Ok(());
+        };
         if slot.take_input_over(consumed)? {
             self.drain_waiting(channel);
             return Ok(());
@@ -229,7 +305,14 @@ impl Switch {
         }
         match slot.owner.clone() {
             Owner::Client { client, channel } => {
-                self.forward(client, &Frame::Window { channel, stream: StreamId::In, consumed });
+                self.forward(
+                    client,
+                    &Frame::Window {
+                        channel,
+                        stream: StreamId::In,
+                        consumed,
+                    },
+                );
             }
             Owner::Spool { .. } => self.drain_waiting(channel),
         }

@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 
 use sandtree_proto::frame::{Frame, StreamId};
-use sandtree_proto::{AgentMessage, ExecStart, Failure, HostMessage, Open, Outcome, Outgoing, Request, message};
+use sandtree_proto::{
+    AgentMessage, ExecStart, Failure, HostMessage, Open, Outcome, Outgoing, Request, message,
+};
 use tokio::net::UnixStream;
 
 use super::attach::{self, AttachInput};
@@ -18,12 +20,17 @@ impl Switch {
         let id = ClientId(self.next_client);
         self.next_client += 1;
         // Without a hub to serve there is nobody to take in.
-        let Some(inputs) = self.inputs.upgrade() else { return };
-        self.clients.insert(id, client::accept(id, stream, inputs, self.gate.clone()));
+        let Some(inputs) = self.inputs.upgrade() else {
+            return;
+        };
+        self.clients
+            .insert(id, client::accept(id, stream, inputs, self.gate.clone()));
     }
 
     pub(super) fn drop_client(&mut self, id: ClientId) {
-        let Some(mut client) = self.clients.remove(&id) else { return };
+        let Some(mut client) = self.clients.remove(&id) else {
+            return;
+        };
         for target in std::mem::take(&mut client.channels).into_values() {
             self.close_target(&target);
         }
@@ -35,15 +42,28 @@ impl Switch {
 
     pub(super) fn client_message(&mut self, client: ClientId, message: HostMessage) {
         match message {
-            HostMessage::Open { channel, window, open } => self.open(client, channel, window, open),
+            HostMessage::Open {
+                channel,
+                window,
+                open,
+            } => self.open(client, channel, window, open),
             HostMessage::Signal { channel, signal } => {
-                self.with_agent_channel(client, channel, |channel| HostMessage::Signal { channel, signal });
+                self.with_agent_channel(client, channel, |channel| HostMessage::Signal {
+                    channel,
+                    signal,
+                });
             }
             HostMessage::Resize { channel, size } => {
-                self.with_agent_channel(client, channel, |channel| HostMessage::Resize { channel, size });
+                self.with_agent_channel(client, channel, |channel| HostMessage::Resize {
+                    channel,
+                    size,
+                });
             }
             HostMessage::Close { channel } => {
-                let target = self.clients.get_mut(&client).and_then(|c| c.channels.remove(&channel));
+                let target = self
+                    .clients
+                    .get_mut(&client)
+                    .and_then(|c| c.channels.remove(&channel));
                 target.iter().for_each(|target| self.close_target(target));
             }
             HostMessage::Request { id, request } => self.request(client, id, request),
@@ -53,17 +73,31 @@ impl Switch {
     }
 
     pub(super) fn open(&mut self, client: ClientId, channel: u32, window: u32, open: Open) {
-        let Some(known) = self.clients.get(&client) else { return };
+        let Some(known) = self.clients.get(&client) else {
+            return;
+        };
         if known.channels.contains_key(&channel) || !(1..=WINDOW_MAX).contains(&window) {
             return self.drop_client(client);
         }
         if let Some(reason) = self.closed() {
-            return self.tell(client, &AgentMessage::Ended { channel, outcome: Outcome::Lost { reason } });
+            return self.tell(
+                client,
+                &AgentMessage::Ended {
+                    channel,
+                    outcome: Outcome::Lost { reason },
+                },
+            );
         }
         if self.heirlooms.is_some() {
             // Its number might be one of the restored guest's own.
             let reason = "the guest is not restored yet".into();
-            return self.tell(client, &AgentMessage::Ended { channel, outcome: Outcome::Lost { reason } });
+            return self.tell(
+                client,
+                &AgentMessage::Ended {
+                    channel,
+                    outcome: Outcome::Lost { reason },
+                },
+            );
         }
         match open {
             Open::Attach { tag } => self.attach(client, channel, window, tag),
@@ -82,14 +116,25 @@ impl Switch {
     }
 
     /// Opens a channel of the agent, or says why not.
-    pub(super) fn open_agent(&mut self, owner: Owner, window: u32, open: Open) -> Result<u32, String> {
+    pub(super) fn open_agent(
+        &mut self,
+        owner: Owner,
+        window: u32,
+        open: Open,
+    ) -> Result<u32, String> {
         while self.channels.contains_key(&self.next_channel) {
             self.next_channel = self.next_channel.wrapping_add(1);
         }
         let id = self.next_channel;
         let kind = Kind::of(&open);
-        let opening = match message::to_frame(&HostMessage::Open { channel: id, window, open }) {
-            Ok(_) if self.agent.queued() >= QUEUE_MAX => return Err("too many requests wait for the guest".into()),
+        let opening = match message::to_frame(&HostMessage::Open {
+            channel: id,
+            window,
+            open,
+        }) {
+            Ok(_) if self.agent.queued() >= QUEUE_MAX => {
+                return Err("too many requests wait for the guest".into());
+            }
             Ok(frame) => frame,
             Err(error) => return Err(error.to_string()),
         };
@@ -122,7 +167,11 @@ impl Switch {
             let outcome = Outcome::NotStarted(Failure { errno: 0, message });
             return self.tell(client, &AgentMessage::Ended { channel, outcome });
         }
-        let opened = match self.open_agent(Owner::Spool { tag: tag.clone() }, window, Open::Exec(exec.clone())) {
+        let opened = match self.open_agent(
+            Owner::Spool { tag: tag.clone() },
+            window,
+            Open::Exec(exec.clone()),
+        ) {
             Ok(opened) => opened,
             Err(message) => {
                 let outcome = Outcome::NotStarted(Failure { errno: 0, message });
@@ -130,14 +179,22 @@ impl Switch {
             }
         };
         let (command, progress) = (command_line(&exec), Progress::default());
-        let beginning = Beginning { tag: tag.clone(), command, channel: Some(opened), window, progress };
+        let beginning = Beginning {
+            tag: tag.clone(),
+            command,
+            channel: Some(opened),
+            window,
+            progress,
+        };
         let spool = Spool::start(&self.execs, beginning, self.inputs.clone());
         self.spools.insert(tag.clone(), spool);
         self.attach(client, channel, window, tag);
     }
 
     pub(super) fn attach(&mut self, client: ClientId, channel: u32, window: u32, tag: String) {
-        let Some(known) = self.clients.get(&client) else { return };
+        let Some(known) = self.clients.get(&client) else {
+            return;
+        };
         let Some(spool) = self.spools.get(&tag) else {
             let message = format!("no command {tag} was detached in this sandbox");
             let outcome = Outcome::Failed(Failure { errno: 0, message });
@@ -155,13 +212,27 @@ impl Switch {
 
     pub(super) fn request(&mut self, client: ClientId, asked: u32, request: Request) {
         if let Some(message) = self.queue_request(client, asked, request) {
-            let failure = Failure { errno: Failure::LOST, message };
-            self.tell(client, &AgentMessage::Reply { id: asked, reply: Err(failure) });
+            let failure = Failure {
+                errno: Failure::LOST,
+                message,
+            };
+            self.tell(
+                client,
+                &AgentMessage::Reply {
+                    id: asked,
+                    reply: Err(failure),
+                },
+            );
         }
     }
 
     /// Says why not, if it cannot.
-    pub(super) fn queue_request(&mut self, client: ClientId, asked: u32, request: Request) -> Option<String> {
+    pub(super) fn queue_request(
+        &mut self,
+        client: ClientId,
+        asked: u32,
+        request: Request,
+    ) -> Option<String> {
         if let Some(reason) = self.closed() {
             return Some(reason);
         }
@@ -172,7 +243,9 @@ impl Switch {
         let id = self.next_request;
         let changes = changes_the_guest(&request);
         match message::to_frame(&HostMessage::Request { id, request }) {
-            Ok(_) if self.agent.queued() >= QUEUE_MAX => Some("too many requests wait for the guest".into()),
+            Ok(_) if self.agent.queued() >= QUEUE_MAX => {
+                Some("too many requests wait for the guest".into())
+            }
             Ok(frame) => {
                 self.next_request = self.next_request.wrapping_add(1);
                 self.requests.insert(id, (client, asked));
@@ -206,35 +279,75 @@ impl Switch {
         message: impl FnOnce(u32) -> HostMessage,
     ) {
         // Beyond the bound the guest has not heard of thousands that came before.
-        if let Some(id) = self.agent_channel(client, channel).filter(|_| self.agent.queued() < QUEUE_MAX) {
+        if let Some(id) = self
+            .agent_channel(client, channel)
+            .filter(|_| self.agent.queued() < QUEUE_MAX)
+        {
             self.send_agent(&message(id));
         }
     }
 
     pub(super) fn client_stream(&mut self, client: ClientId, frame: Frame) {
         match frame {
-            Frame::Data { channel, offset, bytes, .. } => self.client_input(client, channel, offset, bytes, false),
-            Frame::Eof { channel, offset, .. } => self.client_input(client, channel, offset, Vec::new(), true),
-            Frame::Window { channel, stream, consumed } => self.client_window(client, channel, stream, consumed),
+            Frame::Data {
+                channel,
+                offset,
+                bytes,
+                ..
+            } => self.client_input(client, channel, offset, bytes, false),
+            Frame::Eof {
+                channel, offset, ..
+            } => self.client_input(client, channel, offset, Vec::new(), true),
+            Frame::Window {
+                channel,
+                stream,
+                consumed,
+            } => self.client_window(client, channel, stream, consumed),
             Frame::Message(_) => unreachable!("messages are decoded before they come here"),
         }
     }
 
-    pub(super) fn client_input(&mut self, client: ClientId, channel: u32, offset: u64, bytes: Vec<u8>, end: bool) {
-        let attached = match self.clients.get(&client).and_then(|c| c.channels.get(&channel)) {
+    pub(super) fn client_input(
+        &mut self,
+        client: ClientId,
+        channel: u32,
+        offset: u64,
+        bytes: Vec<u8>,
+        end: bool,
+    ) {
+        let attached = match self
+            .clients
+            .get(&client)
+            .and_then(|c| c.channels.get(&channel))
+        {
             Some(Target::Attached { .. }) => true,
             Some(Target::Agent(_)) => false,
             None => return,
         };
-        let Some(id) = self.agent_channel(client, channel) else { return };
-        let Some(slot) = self.channels.get_mut(&id) else { return };
+        let Some(id) = self.agent_channel(client, channel) else {
+            return;
+        };
+        let Some(slot) = self.channels.get_mut(&id) else {
+            return;
+        };
         let until = offset.saturating_add(bytes.len() as u64);
         if attached {
-            let held: usize = slot.waiting.iter().filter(|w| w.client == client).map(|w| w.bytes.len()).sum();
+            let held: usize = slot
+                .waiting
+                .iter()
+                .filter(|w| w.client == client)
+                .map(|w| w.bytes.len())
+                .sum();
             if (held + bytes.len()) as u64 > slot.window || slot.waiting.len() >= WAITING_MAX {
                 return self.drop_client(client);
             }
-            slot.waiting.push_back(Waiting { client, channel, bytes, until, end });
+            slot.waiting.push_back(Waiting {
+                client,
+                channel,
+                bytes,
+                until,
+                end,
+            });
             return self.drain_waiting(id);
         }
         if offset != slot.input.produced() || bytes.len() > slot.input.room() {
@@ -246,32 +359,67 @@ impl Switch {
         }
     }
 
-    /// Moves input of attached clients into the command's stream, in the order it came, as far as there is room.
+    /// Moves input of attached clients into the command's stream, in the order it came, as far as
+    /// there is room.
     pub(super) fn drain_waiting(&mut self, id: u32) {
-        while let Some(slot) = self.channels.get_mut(&id).filter(|slot| slot.arrived.is_none()) {
-            let Some(next) = slot.waiting.front_mut() else { return };
+        while let Some(slot) = self
+            .channels
+            .get_mut(&id)
+            .filter(|slot| slot.arrived.is_none())
+        {
+            let Some(next) = slot.waiting.front_mut() else {
+                return;
+            };
             let count = next.bytes.len().min(slot.input.room());
             slot.input.push(&next.bytes[..count]);
             next.bytes.drain(..count);
             if !next.bytes.is_empty() {
                 return;
             }
-            let Some(Waiting { client, channel, until, end, .. }) = slot.waiting.pop_front() else { return };
+            let Some(Waiting {
+                client,
+                channel,
+                until,
+                end,
+                ..
+            }) = slot.waiting.pop_front()
+            else {
+                return;
+            };
             if end {
                 slot.input.end();
             }
-            self.forward(client, &Frame::Window { channel, stream: StreamId::In, consumed: until });
+            self.forward(
+                client,
+                &Frame::Window {
+                    channel,
+                    stream: StreamId::In,
+                    consumed: until,
+                },
+            );
         }
     }
 
-    pub(super) fn client_window(&mut self, client: ClientId, channel: u32, stream: StreamId, consumed: u64) {
-        match self.clients.get(&client).and_then(|c| c.channels.get(&channel)) {
+    pub(super) fn client_window(
+        &mut self,
+        client: ClientId,
+        channel: u32,
+        stream: StreamId,
+        consumed: u64,
+    ) {
+        match self
+            .clients
+            .get(&client)
+            .and_then(|c| c.channels.get(&channel))
+        {
             Some(Target::Agent(id)) => {
                 let id = *id;
                 self.consumed(id, stream, consumed);
             }
             // An attachment that has ended wants no more news.
-            Some(Target::Attached { input, .. }) => drop(input.send(AttachInput::Window { stream, consumed })),
+            Some(Target::Attached { input, .. }) => {
+                drop(input.send(AttachInput::Window { stream, consumed }))
+            }
             None => {}
         }
     }
@@ -284,8 +432,12 @@ impl Switch {
 
     /// A reader has used a stream's bytes up to here.
     pub(super) fn consumed(&mut self, id: u32, stream: StreamId, consumed: u64) {
-        let Some(slot) = self.channels.get_mut(&id) else { return };
-        let Some(flow) = slot.flow(stream) else { return };
+        let Some(slot) = self.channels.get_mut(&id) else {
+            return;
+        };
+        let Some(flow) = slot.flow(stream) else {
+            return;
+        };
         if consumed > flow.consumed && consumed <= flow.received {
             flow.consumed = consumed;
         }
@@ -295,10 +447,20 @@ impl Switch {
 /// Whether a client's request leaves the guest other than it was.
 fn changes_the_guest(request: &Request) -> bool {
     match request {
-        Request::MakeDir { .. } | Request::Rename { .. } | Request::Remove { .. } | Request::Shutdown { .. } => true,
-        Request::Ping | Request::Stat { .. } | Request::Metrics | Request::Sync | Request::Settle => false,
+        Request::MakeDir { .. }
+        | Request::Rename { .. }
+        | Request::Remove { .. }
+        | Request::Shutdown { .. } => true,
+        Request::Ping
+        | Request::Stat { .. }
+        | Request::Metrics
+        | Request::Sync
+        | Request::Settle => false,
         Request::Freeze { .. } | Request::Thaw => false,
         // Part of a machine's start, which whoever starts it knows of.
-        Request::Configure(_) | Request::Restored(_) | Request::Clock { .. } | Request::LeaveTsc => false,
+        Request::Configure(_)
+        | Request::Restored(_)
+        | Request::Clock { .. }
+        | Request::LeaveTsc => false,
     }
 }

@@ -8,17 +8,20 @@
 //!                    guest's port
 //! ```
 //!
-//! A client speaks the guest's own protocol over a socket, as if it were alone. The hub renumbers channels and requests,
-//! and is the only one that knows of breaks: after one it greets the agent anew, tells it where each stream stands, and
-//! no client notices. Flow control goes end to end, because offsets and windows pass through unchanged; so what the
-//! hub holds is bounded by the windows its clients chose.
+//! A client speaks the guest's own protocol over a socket, as if it were alone. The hub renumbers
+//! channels and requests, and is the only one that knows of breaks: after one it greets the agent
+//! anew, tells it where each stream stands, and no client notices. Flow control goes end to end,
+//! because offsets and windows pass through unchanged; so what the hub holds is bounded by the
+//! windows its clients chose.
 //!
-//! A guest that was restored brings commands with it that another hub had started: they are adopted, with the output
-//! that was recorded of them, and can be attached to like any detached command. A guest that pauses keeps its hub: the
-//! port goes and another comes, and the streams go on.
+//! A guest that was restored brings commands with it that another hub had started: they are
+//! adopted, with the output that was recorded of them, and can be attached to like any detached
+//! command. A guest that pauses keeps its hub: the port goes and another comes, and the streams go
+//! on.
 //!
-//! Always: what an agent sends is hostile; over the window or out of order costs it the link, not us the memory. A client
-//! that vanishes has its channels closed. When the guest is gone, every open channel is told why.
+//! Always: what an agent sends is hostile; over the window or out of order costs it the link, not
+//! us the memory. A client that vanishes has its channels closed. When the guest is gone, every
+//! open channel is told why.
 
 mod adopt;
 mod agent;
@@ -49,7 +52,8 @@ use crate::link::{Link, LinkError};
 
 /// Client frames that wait for the switch; a full queue slows the clients down.
 const QUEUE: usize = 256;
-/// How long a command's output may take to be cut at the moment of a record; only a disk that is full takes longer.
+/// How long a command's output may take to be cut at the moment of a record; only a disk that is
+/// full takes longer.
 const ROLL_DEADLINE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,7 +92,11 @@ pub(crate) struct HubSpec {
 impl HubSpec {
     /// For a guest that boots.
     pub fn fresh(execs: PathBuf) -> Self {
-        Self { execs, restored: None, gate: None }
+        Self {
+            execs,
+            restored: None,
+            gate: None,
+        }
     }
 }
 
@@ -100,14 +108,15 @@ pub(crate) struct Restored {
     pub from: PathBuf,
 }
 
-/// A command waits to start. An error is what its client is told instead. Who lets it start knows of it a moment before the
-/// [`Activity`] shows it.
+/// A command waits to start. An error is what its client is told instead. Who lets it start knows
+/// of it a moment before the [`Activity`] shows it.
 #[derive(Debug)]
 pub(crate) struct Gate {
     pub reply: oneshot::Sender<Result<(), String>>,
 }
 
-/// What clients have done to the guest. Two that are equal and not busy mean that they did nothing in between.
+/// What clients have done to the guest. Two that are equal and not busy mean that they did nothing
+/// in between.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Activity {
     /// Grows with everything that may change the guest, when it begins and when it is over.
@@ -141,9 +150,21 @@ impl Hub {
         let (inputs, queue) = mpsc::channel(QUEUE);
         let (status_tx, status) = watch::channel(Status::Greeting);
         let (census_tx, census) = watch::channel(Census::default());
-        let switch = Switch::new(port, spec, News { status: status_tx, census: census_tx }, inputs.clone());
+        let switch = Switch::new(
+            port,
+            spec,
+            News {
+                status: status_tx,
+                census: census_tx,
+            },
+            inputs.clone(),
+        );
         tokio::spawn(switch.run(queue));
-        Hub { inputs, status, census }
+        Hub {
+            inputs,
+            status,
+            census,
+        }
     }
 
     /// Waits for the agent's answer.
@@ -154,7 +175,9 @@ impl Hub {
             Err(_) => Err(LinkError::Timeout { after: deadline }),
             Ok(Err(_)) => Err(LinkError::Ended),
             Ok(Ok(status)) => match &*status {
-                Status::Closed { reason } => Err(LinkError::Lost { reason: reason.clone() }),
+                Status::Closed { reason } => Err(LinkError::Lost {
+                    reason: reason.clone(),
+                }),
                 _ => Ok(()),
             },
         }
@@ -176,12 +199,18 @@ impl Hub {
     /// Tells every open channel why the guest is gone, and ends.
     pub async fn close(&self, reason: String) {
         let (done, closed) = oneshot::channel();
-        if self.inputs.send(Input::Close { reason, done }).await.is_ok() {
+        if self
+            .inputs
+            .send(Input::Close { reason, done })
+            .await
+            .is_ok()
+        {
             drop(closed.await);
         }
     }
 
-    /// There is no agent any more, though there is a guest: tells every open channel, and whoever comes.
+    /// There is no agent any more, though there is a guest: tells every open channel, and whoever
+    /// comes.
     pub async fn give_up(&self, reason: String) {
         drop(self.inputs.send(Input::GiveUp { reason }).await);
     }
@@ -200,13 +229,20 @@ impl Hub {
         drop(self.inputs.send(Input::Resync).await);
     }
 
-    /// Records every command: those whose output is kept here with that output, linked below `into`, and the running ones
-    /// of clients. Called when the guest goes on after a capture; what it has said since is in the record, too, and left
-    /// out again when the captured guest is restored.
+    /// Records every command: those whose output is kept here with that output, linked below
+    /// `into`, and the running ones of clients. Called when the guest goes on after a capture; what
+    /// it has said since is in the record, too, and left out again when the captured guest is
+    /// restored.
     pub async fn record(&self, into: PathBuf) -> Result<Vec<ExecRecord>, Error> {
         let (tx, rx) = oneshot::channel();
-        let ended = || Error::Guest { operation: "record the guest's commands".into(), source: LinkError::Ended };
-        self.inputs.send(Input::Record(tx)).await.map_err(|_| ended())?;
+        let ended = || Error::Guest {
+            operation: "record the guest's commands".into(),
+            source: LinkError::Ended,
+        };
+        self.inputs
+            .send(Input::Record(tx))
+            .await
+            .map_err(|_| ended())?;
         let mut records = Vec::new();
         for Recorded { record, kept } in rx.await.map_err(|_| ended())? {
             records.push(match kept {
@@ -217,16 +253,22 @@ impl Hub {
         Ok(records)
     }
 
-    /// Lets the port go, for a guest that pauses. Its connections are lost, requests are void, commands and files wait.
+    /// Lets the port go, for a guest that pauses. Its connections are lost, requests are void,
+    /// commands and files wait.
     pub async fn suspend(&self, reason: String) {
         let (done, suspended) = oneshot::channel();
-        if self.inputs.send(Input::Suspend { reason, done }).await.is_ok() {
+        if self
+            .inputs
+            .send(Input::Suspend { reason, done })
+            .await
+            .is_ok()
+        {
             drop(suspended.await);
         }
     }
 
-    /// Greets the agent of the same guest behind another port. Streams go on where they were; [`ready`](Self::ready) waits
-    /// for the answer.
+    /// Greets the agent of the same guest behind another port. Streams go on where they were;
+    /// [`ready`](Self::ready) waits for the answer.
     pub async fn go_on(&self, port: UnixStream) {
         let (done, greeted) = oneshot::channel();
         if self.inputs.send(Input::GoOn { port, done }).await.is_ok() {
@@ -234,13 +276,19 @@ impl Hub {
         }
     }
 
-    /// Neither hears the agent nor speaks to it until what this gives is dropped. QEMU moves bytes between its port and the
-    /// guest's memory also while the guest stands still: there must be none to move while that memory is captured.
+    /// Neither hears the agent nor speaks to it until what this gives is dropped. QEMU moves bytes
+    /// between its port and the guest's memory also while the guest stands still: there must be
+    /// none to move while that memory is captured.
     pub async fn hold(&self) -> Held {
         let (release, released) = oneshot::channel();
         let (done, held) = oneshot::channel();
         // A hub that is gone is silent.
-        if self.inputs.send(Input::Hold { done, released }).await.is_ok() {
+        if self
+            .inputs
+            .send(Input::Hold { done, released })
+            .await
+            .is_ok()
+        {
             drop(held.await);
         }
         Held { _release: release }
@@ -254,7 +302,12 @@ impl Hub {
     /// Waits until no connection has a channel open.
     pub async fn idle(&self) {
         // A hub that is gone has no clients.
-        drop(self.census.clone().wait_for(|census| census.clients == 0).await);
+        drop(
+            self.census
+                .clone()
+                .wait_for(|census| census.clients == 0)
+                .await,
+        );
     }
 
     pub fn activity(&self) -> Activity {
@@ -264,16 +317,30 @@ impl Hub {
 
 /// Fills in a record what is kept of the command, and links it below `into`.
 async fn keep(mut record: ExecRecord, kept: KeptOutput, into: &Path) -> Result<ExecRecord, Error> {
-    let KeptOutput { dir, rolled, progress } = kept;
+    let KeptOutput {
+        dir,
+        rolled,
+        progress,
+    } = kept;
     let progress = match tokio::time::timeout(ROLL_DEADLINE, rolled).await {
         Ok(Ok(progress)) => progress,
         // One whose output could not be kept writes none any more.
         Ok(Err(_)) => progress.borrow().clone(),
-        Err(_) => return Err(Error::io("cut the output kept in", &dir, io::ErrorKind::TimedOut.into())),
+        Err(_) => {
+            return Err(Error::io(
+                "cut the output kept in",
+                &dir,
+                io::ErrorKind::TimedOut.into(),
+            ));
+        }
     };
     (record.pid, record.ended) = (progress.pid, progress.outcome.clone());
-    (record.out, record.err) = (progress.out.segments.to_vec(), progress.err.segments.to_vec());
+    (record.out, record.err) = (
+        progress.out.segments.to_vec(),
+        progress.err.segments.to_vec(),
+    );
     let into = into.join(&record.tag);
-    let linked = tokio::task::spawn_blocking(move || record::keep(&record, &dir, &into).map(|()| record));
+    let linked =
+        tokio::task::spawn_blocking(move || record::keep(&record, &dir, &into).map(|()| record));
     linked.await.expect("linking does not panic")
 }

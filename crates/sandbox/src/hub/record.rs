@@ -1,12 +1,13 @@
-//! The commands of a guest at one moment: what a captured state keeps of them, and how the next hub gets it back.
+//! The commands of a guest at one moment: what a captured state keeps of them, and how the next hub
+//! gets it back.
 //!
 //! ```text
 //!   execs/TAG/out.0 out.1 …   --record-->   into/TAG/out.0 out.1 …   --inherit-->   another hub's execs/TAG/…
 //!      (the last one grows)     hard links, none of which ever changes again
 //! ```
 //!
-//! Always: a recorded file is exactly as long as its segment. Files are never replaced: a name that is taken is passed
-//! over, so an old hub of the same sandbox may still write beside the new one.
+//! Always: a recorded file is exactly as long as its segment. Files are never replaced: a name that
+//! is taken is passed over, so an old hub of the same sandbox may still write beside the new one.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -34,7 +35,8 @@ pub struct ExecRecord {
     pub err: Vec<Segment>,
 }
 
-/// A piece of a command's kept output, in a file of its own below the directory named by the command's tag.
+/// A piece of a command's kept output, in a file of its own below the directory named by the
+/// command's tag.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
     /// The position of its first byte in the command's stream.
@@ -66,51 +68,78 @@ pub(super) fn keep(record: &ExecRecord, from: &Path, into: &Path) -> Result<(), 
     fs::create_dir_all(into).map_err(|e| Error::io("create", into, e))?;
     for segment in record.out.iter().chain(&record.err) {
         let target = into.join(&segment.file);
-        link(&from.join(&segment.file), &target, segment.bytes).map_err(|e| Error::io("keep output in", target, e))?;
+        link(&from.join(&segment.file), &target, segment.bytes)
+            .map_err(|e| Error::io("keep output in", target, e))?;
     }
     Ok(())
 }
 
-/// Takes over what a state kept of a guest's commands. One whose output cannot be taken over says so.
+/// Takes over what a state kept of a guest's commands. One whose output cannot be taken over says
+/// so.
 pub(super) fn inherit(records: Vec<ExecRecord>, from: &Path, execs: &Path) -> Vec<ExecRecord> {
     let usable = records.into_iter().filter(|record| is_plain(&record.tag));
-    usable.map(|record| inherit_one(record, from, execs)).collect()
+    usable
+        .map(|record| inherit_one(record, from, execs))
+        .collect()
 }
 
 fn inherit_one(mut record: ExecRecord, from: &Path, execs: &Path) -> ExecRecord {
     let (from, dir) = (from.join(&record.tag), execs.join(&record.tag));
     let out = inherit_stream(StreamId::Out, &record.out, &from, &dir);
-    match out.and_then(|out| Ok((out, inherit_stream(StreamId::Err, &record.err, &from, &dir)?))) {
+    match out.and_then(|out| {
+        Ok((
+            out,
+            inherit_stream(StreamId::Err, &record.err, &from, &dir)?,
+        ))
+    }) {
         Ok((out, err)) => (record.out, record.err) = (out, err),
         Err(error) => {
             tracing::error!(exec = record.tag, %error, "the kept output of a command is lost");
             (record.out, record.err) = (Vec::new(), Vec::new());
             let message = format!("its kept output is lost: {error}");
-            let lost = Outcome::Failed(Failure { errno: error.raw_os_error().unwrap_or(0), message });
+            let lost = Outcome::Failed(Failure {
+                errno: error.raw_os_error().unwrap_or(0),
+                message,
+            });
             record.ended = record.ended.map(|_| lost);
         }
     }
     record
 }
 
-fn inherit_stream(stream: StreamId, segments: &[Segment], from: &Path, dir: &Path) -> io::Result<Vec<Segment>> {
-    let joined = segments.windows(2).all(|pair| pair[0].end() == pair[1].start);
+fn inherit_stream(
+    stream: StreamId,
+    segments: &[Segment],
+    from: &Path,
+    dir: &Path,
+) -> io::Result<Vec<Segment>> {
+    let joined = segments
+        .windows(2)
+        .all(|pair| pair[0].end() == pair[1].start);
     if !joined || segments.iter().any(|segment| !is_of(stream, &segment.file)) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "its segments do not make sense"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "its segments do not make sense",
+        ));
     }
     let mut inherited = Vec::with_capacity(segments.len());
     for segment in segments {
         fs::create_dir_all(dir)?;
         let linked = |target: PathBuf| link(&from.join(&segment.file), &target, segment.bytes);
         let (file, ()) = unused(stream, inherited.len(), dir, linked)?;
-        inherited.push(Segment { file, ..segment.clone() });
+        inherited.push(Segment {
+            file,
+            ..segment.clone()
+        });
     }
     Ok(inherited)
 }
 
 /// Whether a name is one that [`file_name`] gives.
 fn is_of(stream: StreamId, name: &str) -> bool {
-    name.get(4..).and_then(|number| number.parse().ok()).is_some_and(|number| file_name(stream, number) == name)
+    name.get(4..)
+        .and_then(|number| number.parse().ok())
+        .is_some_and(|number| file_name(stream, number) == name)
 }
 
 /// Makes a file under the first name, from `number` on, that is not taken.
@@ -130,11 +159,15 @@ pub(super) fn unused<T>(
     unreachable!("no directory holds so many files")
 }
 
-/// Gives a file a second name. Where that cannot be, or the file is longer than what is kept of it, its bytes are copied.
+/// Gives a file a second name. Where that cannot be, or the file is longer than what is kept of it,
+/// its bytes are copied.
 fn link(from: &Path, to: &Path, bytes: u64) -> io::Result<()> {
     let metadata = fs::symlink_metadata(from)?;
     if !metadata.is_file() || metadata.len() < bytes {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a segment is not as long as it should be"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a segment is not as long as it should be",
+        ));
     }
     if metadata.len() == bytes {
         match fs::hard_link(from, to) {
@@ -143,7 +176,10 @@ fn link(from: &Path, to: &Path, bytes: u64) -> io::Result<()> {
             other => return other,
         }
     }
-    let source = File::options().read(true).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32).open(from)?;
+    let source = File::options()
+        .read(true)
+        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
+        .open(from)?;
     let mut target = File::create_new(to)?;
     match io::copy(&mut source.take(bytes), &mut target)? {
         copied if copied == bytes => Ok(()),
@@ -156,13 +192,25 @@ mod tests {
     use super::*;
 
     fn segment(start: u64, bytes: u64, file: &str) -> Segment {
-        Segment { start, bytes, file: file.into() }
+        Segment {
+            start,
+            bytes,
+            file: file.into(),
+        }
     }
 
     fn record(out: Vec<Segment>) -> ExecRecord {
         let (tag, command) = ("tag".to_owned(), "true".to_owned());
         let ended = Some(Outcome::Exited { code: 0 });
-        ExecRecord { tag, command, pid: Some(7), ended, window: 1000, out, err: Vec::new() }
+        ExecRecord {
+            tag,
+            command,
+            pid: Some(7),
+            ended,
+            window: 1000,
+            out,
+            err: Vec::new(),
+        }
     }
 
     fn root_with(files: &[(&str, &str)]) -> tempfile::TempDir {
@@ -184,9 +232,13 @@ mod tests {
         let taken = root.path().join("execs/tag");
         fs::create_dir_all(&taken).unwrap();
         fs::write(taken.join("out.0"), "another's").unwrap();
-        let found = inherited(root.path(), record(vec![segment(0, 3, "out.0"), segment(3, 2, "out.1")]));
+        let found = inherited(
+            root.path(),
+            record(vec![segment(0, 3, "out.0"), segment(3, 2, "out.1")]),
+        );
         assert_eq!(found.out, [segment(0, 3, "out.1"), segment(3, 2, "out.2")]);
-        let texts = ["out.0", "out.1", "out.2"].map(|name| fs::read_to_string(taken.join(name)).unwrap());
+        let texts =
+            ["out.0", "out.1", "out.2"].map(|name| fs::read_to_string(taken.join(name)).unwrap());
         assert_eq!(texts, ["another's", "abc", "de"]);
     }
 
@@ -202,9 +254,15 @@ mod tests {
         ];
         for segments in hostile {
             let found = inherited(root.path(), record(segments.clone()));
-            assert!(found.out.is_empty() && matches!(found.ended, Some(Outcome::Failed(_))), "{segments:?}: {found:?}");
+            assert!(
+                found.out.is_empty() && matches!(found.ended, Some(Outcome::Failed(_))),
+                "{segments:?}: {found:?}"
+            );
         }
-        let named = ExecRecord { tag: "../x".into(), ..record(Vec::new()) };
+        let named = ExecRecord {
+            tag: "../x".into(),
+            ..record(Vec::new())
+        };
         assert!(inherit(vec![named], root.path(), root.path()).is_empty());
     }
 }

@@ -31,10 +31,14 @@ pub(super) enum Kind {
 impl Kind {
     pub fn of(open: &Open) -> Self {
         match open {
-            Open::Exec(exec) | Open::Detached(exec) => {
-                Self::Exec { tag: exec.tag.clone(), command: command_line(exec) }
-            }
-            Open::ReadFile { .. } | Open::ListDir { .. } | Open::TarOut { .. } | Open::Attach { .. } => Self::Read,
+            Open::Exec(exec) | Open::Detached(exec) => Self::Exec {
+                tag: exec.tag.clone(),
+                command: command_line(exec),
+            },
+            Open::ReadFile { .. }
+            | Open::ListDir { .. }
+            | Open::TarOut { .. }
+            | Open::Attach { .. } => Self::Read,
             Open::WriteFile { .. } | Open::TarIn { .. } => Self::Write,
             Open::Connect { .. } => Self::Connect,
         }
@@ -58,7 +62,12 @@ pub(super) struct Flow {
 impl Flow {
     /// A stream of which everything before this is here already.
     pub fn from(position: u64) -> Self {
-        Self { received: position, consumed: position, told: 0, ended: false }
+        Self {
+            received: position,
+            consumed: position,
+            told: 0,
+            ended: false,
+        }
     }
 }
 
@@ -72,8 +81,8 @@ pub(crate) struct Slot {
     /// Kept until the agent has shown that it knows the channel.
     pub(super) opening: Option<Frame>,
     pub(super) input: Outgoing,
-    /// Of a channel that another hub opened. How much of its input is used, and so how much may follow, the agent tells;
-    /// until then none goes out.
+    /// Of a channel that another hub opened. How much of its input is used, and so how much may
+    /// follow, the agent tells; until then none goes out.
     pub(super) arrived: Option<Arrived>,
     pub(super) out: Flow,
     pub(super) err: Flow,
@@ -104,10 +113,12 @@ impl Source for Slot {
         &mut self.input
     }
 
-    /// One for each stream, however often its reader reported: an agent that does not read must not make us hoard.
+    /// One for each stream, however often its reader reported: an agent that does not read must not
+    /// make us hoard.
     fn take_window(&mut self) -> Option<(StreamId, u64)> {
         let due = |flow: &mut Flow| {
-            (flow.consumed > std::mem::replace(&mut flow.told, flow.consumed)).then_some(flow.consumed)
+            (flow.consumed > std::mem::replace(&mut flow.told, flow.consumed))
+                .then_some(flow.consumed)
         };
         let out = due(&mut self.out).map(|consumed| (StreamId::Out, consumed));
         out.or_else(|| due(&mut self.err).map(|consumed| (StreamId::Err, consumed)))
@@ -123,15 +134,19 @@ impl Slot {
         }
     }
 
-    /// Whether the agent can go on from where the streams stand here. A guest of another moment cannot.
+    /// Whether the agent can go on from where the streams stand here. A guest of another moment
+    /// cannot.
     pub(super) fn continues(&self, state: &ChannelState) -> bool {
         let goes_on = |flow: &Flow, held: (u64, u64)| (held.0..=held.1).contains(&flow.received);
         goes_on(&self.out, state.out) && goes_on(&self.err, state.err)
     }
 
-    /// Takes the input over from the hub that opened the channel, now that the agent has told what is used of it.
+    /// Takes the input over from the hub that opened the channel, now that the agent has told what
+    /// is used of it.
     pub(super) fn take_input_over(&mut self, consumed: u64) -> Result<bool, String> {
-        let Some(Arrived { bytes, window }) = self.arrived.take() else { return Ok(false) };
+        let Some(Arrived { bytes, window }) = self.arrived.take() else {
+            return Ok(false);
+        };
         // The window was as large as what is in it, whatever is known of it.
         let held = bytes.saturating_sub(consumed).min(self.window);
         let window = u64::from(window).max(held) as usize;
@@ -139,15 +154,25 @@ impl Slot {
         Ok(true)
     }
 
-    /// Takes bytes in order. Repeated ones are dropped, as they come after a break; anything else breaks the protocol.
-    pub(super) fn accept(&mut self, stream: StreamId, offset: u64, bytes: Vec<u8>) -> Result<(u64, Vec<u8>), String> {
+    /// Takes bytes in order. Repeated ones are dropped, as they come after a break; anything else
+    /// breaks the protocol.
+    pub(super) fn accept(
+        &mut self,
+        stream: StreamId,
+        offset: u64,
+        bytes: Vec<u8>,
+    ) -> Result<(u64, Vec<u8>), String> {
         let window = self.window;
         let flow = self.flow(stream).ok_or("bytes on a stream of ours")?;
         if offset > flow.received {
             return Err(format!("bytes at {offset}, expected at {}", flow.received));
         }
         let known = (flow.received - offset).min(bytes.len() as u64) as usize;
-        let fresh = if known == 0 { bytes } else { bytes[known..].to_vec() };
+        let fresh = if known == 0 {
+            bytes
+        } else {
+            bytes[known..].to_vec()
+        };
         if flow.ended && !fresh.is_empty() {
             return Err("bytes behind the end of a stream".into());
         }

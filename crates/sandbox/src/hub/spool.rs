@@ -4,9 +4,10 @@
 //!   execs/TAG/out.0 out.1 …   every byte so far, cut where a state was recorded      execs/TAG/err.0 …
 //! ```
 //!
-//! Always: a byte is acknowledged to the guest only after it is in the file, so a break loses none. Only the last segment
-//! grows, and none that was recorded. At [`LIMIT`] bytes, or when the file can't take more, the command is held back like
-//! by any reader that stops reading; nothing is dropped.
+//! Always: a byte is acknowledged to the guest only after it is in the file, so a break loses none.
+//! Only the last segment grows, and none that was recorded. At [`LIMIT`] bytes, or when the file
+//! can't take more, the command is held back like by any reader that stops reading; nothing is
+//! dropped.
 
 use std::fs::File;
 use std::io;
@@ -44,7 +45,12 @@ impl Kept {
     pub fn of(segments: Vec<Segment>, base: u64) -> Self {
         let base = segments.first().map_or(base, |first| first.start);
         let length = segments.last().map_or(base, Segment::end);
-        Self { segments: Arc::new(segments), base, length, ended: false }
+        Self {
+            segments: Arc::new(segments),
+            base,
+            length,
+            ended: false,
+        }
     }
 
     pub fn bytes(&self) -> u64 {
@@ -53,13 +59,18 @@ impl Kept {
 
     /// The segment with this position, which is before the end.
     pub fn find(&self, position: u64) -> Option<&Segment> {
-        let behind = self.segments.partition_point(|segment| segment.start <= position);
+        let behind = self
+            .segments
+            .partition_point(|segment| segment.start <= position);
         self.segments[..behind].last()
     }
 
     fn grow(&mut self, bytes: u64) {
         self.length += bytes;
-        Arc::make_mut(&mut self.segments).last_mut().expect("bytes are written into a segment").bytes += bytes;
+        Arc::make_mut(&mut self.segments)
+            .last_mut()
+            .expect("bytes are written into a segment")
+            .bytes += bytes;
     }
 }
 
@@ -130,13 +141,31 @@ pub(super) struct Spool {
 
 impl Spool {
     pub fn start(execs: &Path, beginning: Beginning, switch: mpsc::WeakSender<Input>) -> Self {
-        let Beginning { tag, command, channel, window, progress } = beginning;
+        let Beginning {
+            tag,
+            command,
+            channel,
+            window,
+            progress,
+        } = beginning;
         let dir = execs.join(&tag);
         let (inputs, queue) = mpsc::unbounded_channel();
         let (progress_tx, progress) = watch::channel(progress);
-        let writer = Writer { dir: dir.clone(), tag, progress: progress_tx, switch };
+        let writer = Writer {
+            dir: dir.clone(),
+            tag,
+            progress: progress_tx,
+            switch,
+        };
         tokio::spawn(writer.run(queue));
-        Self { channel, dir, progress, command, window, inputs }
+        Self {
+            channel,
+            dir,
+            progress,
+            command,
+            window,
+            inputs,
+        }
     }
 
     pub fn push(&self, input: SpoolInput) {
@@ -144,7 +173,8 @@ impl Spool {
         drop(self.inputs.send(input));
     }
 
-    /// Begins new segments, and answers with what there is without them; dropped if nothing is written any more.
+    /// Begins new segments, and answers with what there is without them; dropped if nothing is
+    /// written any more.
     pub fn roll(&self) -> oneshot::Receiver<Progress> {
         let (done, rolled) = oneshot::channel();
         self.push(SpoolInput::Roll(done));
@@ -172,13 +202,25 @@ impl Spool {
     pub fn record(&self, tag: &str) -> ExecRecord {
         let (tag, command) = (tag.to_owned(), self.command.clone());
         let (out, err) = (Vec::new(), Vec::new());
-        ExecRecord { tag, command, pid: None, ended: None, window: self.window, out, err }
+        ExecRecord {
+            tag,
+            command,
+            pid: None,
+            ended: None,
+            window: self.window,
+            out,
+            err,
+        }
     }
 }
 
 /// The command for people, cut at a length that fits a table.
 pub(super) fn command_line(exec: &ExecStart) -> String {
-    let words: Vec<_> = exec.argv.iter().map(|a| String::from_utf8_lossy(a)).collect();
+    let words: Vec<_> = exec
+        .argv
+        .iter()
+        .map(|a| String::from_utf8_lossy(a))
+        .collect();
     words.join(" ").chars().take(200).collect()
 }
 
@@ -222,7 +264,8 @@ impl Writer {
             let message = format!("its output cannot be kept: {error}");
             tracing::error!(exec = self.tag, %error, "a detached command's output cannot be kept");
             let errno = error.raw_os_error().unwrap_or(0);
-            self.progress.send_modify(|p| p.outcome = Some(Outcome::Failed(Failure { errno, message })));
+            self.progress
+                .send_modify(|p| p.outcome = Some(Outcome::Failed(Failure { errno, message })));
             // Whoever follows the command keeps its last news.
             self.progress.closed().await;
         }
@@ -232,10 +275,16 @@ impl Writer {
         let mut growing = Growing::default();
         while let Some(input) = queue.recv().await {
             match input {
-                SpoolInput::Data { stream, bytes } => self.append(&mut growing, stream, bytes).await?,
-                SpoolInput::Eof { stream } => self.progress.send_modify(|p| p.stream_mut(stream).ended = true),
+                SpoolInput::Data { stream, bytes } => {
+                    self.append(&mut growing, stream, bytes).await?
+                }
+                SpoolInput::Eof { stream } => self
+                    .progress
+                    .send_modify(|p| p.stream_mut(stream).ended = true),
                 SpoolInput::Started { pid } => self.progress.send_modify(|p| p.pid = Some(pid)),
-                SpoolInput::Ended { outcome } => self.progress.send_modify(|p| p.outcome = Some(outcome)),
+                SpoolInput::Ended { outcome } => {
+                    self.progress.send_modify(|p| p.outcome = Some(outcome))
+                }
                 SpoolInput::Roll(done) => {
                     growing = Growing::default();
                     // Whoever asked may have lost patience.
@@ -246,7 +295,12 @@ impl Writer {
         Ok(())
     }
 
-    async fn append(&self, growing: &mut Growing, stream: StreamId, bytes: Vec<u8>) -> io::Result<()> {
+    async fn append(
+        &self,
+        growing: &mut Growing,
+        stream: StreamId,
+        bytes: Vec<u8>,
+    ) -> io::Result<()> {
         let file = match growing.file(stream) {
             Some(file) => file.clone(),
             none => none.insert(self.begin_segment(stream).await?).clone(),
@@ -254,16 +308,27 @@ impl Writer {
         let (count, within) = {
             let progress = self.progress.borrow();
             let kept = progress.stream(stream);
-            (bytes.len() as u64, kept.segments.last().map_or(0, |segment| segment.bytes))
+            (
+                bytes.len() as u64,
+                kept.segments.last().map_or(0, |segment| segment.bytes),
+            )
         };
         write_when_there_is_room(&file, within, &bytes.into()).await?;
-        self.progress.send_modify(|p| p.stream_mut(stream).grow(count));
+        self.progress
+            .send_modify(|p| p.stream_mut(stream).grow(count));
         let (length, kept) = {
             let progress = self.progress.borrow();
-            (progress.stream(stream).length, progress.stream(stream).bytes())
+            (
+                progress.stream(stream).length,
+                progress.stream(stream).bytes(),
+            )
         };
         if kept < LIMIT {
-            let spooled = Input::Spooled { tag: self.tag.clone(), stream, length };
+            let spooled = Input::Spooled {
+                tag: self.tag.clone(),
+                stream,
+                length,
+            };
             // A hub that is closing has nobody to tell.
             if let Some(switch) = self.switch.upgrade() {
                 drop(switch.send(spooled).await);
@@ -277,20 +342,27 @@ impl Writer {
         let (name, file) = create(self.dir.clone(), stream, number).await?;
         self.progress.send_modify(|progress| {
             let kept = progress.stream_mut(stream);
-            let segment = Segment { start: kept.length, bytes: 0, file: name };
+            let segment = Segment {
+                start: kept.length,
+                bytes: 0,
+                file: name,
+            };
             Arc::make_mut(&mut kept.segments).push(segment);
         });
         Ok(Arc::new(file))
     }
 }
 
-/// A full disk holds the command back, until there is room again. By offset, so that what was half written is written anew.
+/// A full disk holds the command back, until there is room again. By offset, so that what was half
+/// written is written anew.
 async fn write_when_there_is_room(file: &Arc<File>, offset: u64, bytes: &Bytes) -> io::Result<()> {
     loop {
         let (file, bytes) = (file.clone(), bytes.clone());
         let written = tokio::task::spawn_blocking(move || file.write_all_at(&bytes, offset)).await;
         match written.expect("writing does not panic") {
-            Err(error) if error.kind() == io::ErrorKind::StorageFull => tokio::time::sleep(ROOM_CHECK).await,
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                tokio::time::sleep(ROOM_CHECK).await
+            }
             other => return other,
         }
     }
@@ -305,7 +377,9 @@ async fn create(dir: PathBuf, stream: StreamId, number: usize) -> io::Result<(St
             record::unused(stream, number, &dir, File::create_new)
         });
         match created.await.expect("creating does not panic") {
-            Err(error) if error.kind() == io::ErrorKind::StorageFull => tokio::time::sleep(ROOM_CHECK).await,
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                tokio::time::sleep(ROOM_CHECK).await
+            }
             other => return other,
         }
     }

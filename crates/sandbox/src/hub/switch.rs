@@ -1,6 +1,7 @@
 //! The switch: the one task that owns every channel of a guest.
 //!
-//! What it does about what it hears is in `from_agent` and `from_client`; here is its state, its loop and its ways out.
+//! What it does about what it hears is in `from_agent` and `from_client`; here is its state, its
+//! loop and its ways out.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -120,7 +121,11 @@ pub(super) struct Switch {
 
 impl Switch {
     pub fn new(port: UnixStream, spec: HubSpec, news: News, inputs: mpsc::Sender<Input>) -> Self {
-        let HubSpec { execs, restored, gate } = spec;
+        let HubSpec {
+            execs,
+            restored,
+            gate,
+        } = spec;
         let News { status, census } = news;
         Self {
             agent: AgentSide::new(port),
@@ -157,7 +162,8 @@ impl Switch {
                         self.agent.feed(count);
                         self.listen();
                     }
-                    // The machine is gone. Whoever watches it knows why, and closes us with the reason.
+                    // The machine is gone. Whoever watches it knows why, and closes us with the
+                    // reason.
                     Err(_) => self.agent.lost_port(),
                 },
                 input = queue.recv() => match input {
@@ -175,8 +181,14 @@ impl Switch {
             Input::ClientGone(id) => self.drop_client(id),
             Input::Message(id, message) => self.client_message(id, message),
             Input::Stream(id, frame) => self.client_stream(id, frame),
-            Input::Spooled { tag, stream, length } => self.spooled(&tag, stream, length),
-            Input::List(reply) => drop(reply.send(self.spools.iter().map(|(id, s)| s.entry(id)).collect())),
+            Input::Spooled {
+                tag,
+                stream,
+                length,
+            } => self.spooled(&tag, stream, length),
+            Input::List(reply) => {
+                drop(reply.send(self.spools.iter().map(|(id, s)| s.entry(id)).collect()))
+            }
             Input::Record(reply) => drop(reply.send(self.record())),
             Input::Resync => self.greet(),
             Input::Hold { done, released } => {
@@ -198,48 +210,84 @@ impl Switch {
 
     /// Takes over the kept output of the commands a restored guest may know.
     async fn inherit(&mut self) {
-        let Some(Restored { records, from }) = self.restored.take() else { return };
+        let Some(Restored { records, from }) = self.restored.take() else {
+            return;
+        };
         let execs = self.execs.clone();
-        let inherited = tokio::task::spawn_blocking(move || record::inherit(records, &from, &execs));
+        let inherited =
+            tokio::task::spawn_blocking(move || record::inherit(records, &from, &execs));
         self.heirlooms = Some(inherited.await.expect("inheriting does not panic"));
     }
 
     /// Brings what others can see of the clients and the work up to date.
     fn count(&mut self) {
-        let busy = self.channels.values().any(|slot| !slot.ended && slot.kind.changes_the_guest());
+        let busy = self
+            .channels
+            .values()
+            .any(|slot| !slot.ended && slot.kind.changes_the_guest());
         // So that an end counts, too: what ran until a moment ago has changed something until then.
         self.activity.count += u64::from(busy != self.activity.busy);
         self.activity.busy = busy;
-        let clients = self.clients.values().filter(|client| !client.channels.is_empty()).count();
-        let census = Census { clients, activity: self.activity };
-        self.census.send_if_modified(|seen| std::mem::replace(seen, census) != census);
+        let clients = self
+            .clients
+            .values()
+            .filter(|client| !client.channels.is_empty())
+            .count();
+        let census = Census {
+            clients,
+            activity: self.activity,
+        };
+        self.census
+            .send_if_modified(|seen| std::mem::replace(seen, census) != census);
     }
 
     /// Every command this hub knows; those of clients while they run.
     fn record(&self) -> Vec<Recorded> {
         let spools = self.spools.iter().map(|(tag, spool)| {
-            let kept = KeptOutput { dir: spool.dir.clone(), rolled: spool.roll(), progress: spool.progress.clone() };
-            Recorded { record: spool.record(tag), kept: Some(kept) }
-        });
-        let clients = self.channels.values().filter_map(|slot| match (&slot.owner, &slot.kind) {
-            (Owner::Client { .. }, Kind::Exec { tag, command }) if !slot.ended => {
-                let (tag, command, window) = (tag.clone(), command.clone(), slot.window as u32);
-                let (out, err) = (Vec::new(), Vec::new());
-                let record = ExecRecord { tag, command, pid: slot.pid, ended: None, window, out, err };
-                Some(Recorded { record, kept: None })
+            let kept = KeptOutput {
+                dir: spool.dir.clone(),
+                rolled: spool.roll(),
+                progress: spool.progress.clone(),
+            };
+            Recorded {
+                record: spool.record(tag),
+                kept: Some(kept),
             }
-            _ => None,
         });
+        let clients = self
+            .channels
+            .values()
+            .filter_map(|slot| match (&slot.owner, &slot.kind) {
+                (Owner::Client { .. }, Kind::Exec { tag, command }) if !slot.ended => {
+                    let (tag, command, window) = (tag.clone(), command.clone(), slot.window as u32);
+                    let (out, err) = (Vec::new(), Vec::new());
+                    let record = ExecRecord {
+                        tag,
+                        command,
+                        pid: slot.pid,
+                        ended: None,
+                        window,
+                        out,
+                        err,
+                    };
+                    Some(Recorded { record, kept: None })
+                }
+                _ => None,
+            });
         spools.chain(clients).collect()
     }
 
-    /// The guest stands still, and its port is going. Commands and files wait; connections have another end that would
-    /// not, and are lost.
+    /// The guest stands still, and its port is going. Commands and files wait; connections have
+    /// another end that would not, and are lost.
     fn suspend(&mut self, reason: &str) {
         self.agent.suspend();
         self.void_requests(reason);
-        let connections: Vec<u32> =
-            self.channels.iter().filter(|(_, slot)| slot.kind == Kind::Connect).map(|(id, _)| *id).collect();
+        let connections: Vec<u32> = self
+            .channels
+            .iter()
+            .filter(|(_, slot)| slot.kind == Kind::Connect)
+            .map(|(id, _)| *id)
+            .collect();
         for id in connections {
             self.lose(id, reason);
         }
@@ -275,7 +323,9 @@ impl Switch {
     }
 
     pub(super) fn tell_all_lost(&mut self, reason: &str) {
-        let lost = Outcome::Lost { reason: reason.to_owned() };
+        let lost = Outcome::Lost {
+            reason: reason.to_owned(),
+        };
         for (_, slot) in std::mem::take(&mut self.channels) {
             if !slot.ended {
                 self.tell_ended(&slot.owner, lost.clone());
@@ -287,8 +337,17 @@ impl Switch {
 
     pub(super) fn void_requests(&mut self, reason: &str) {
         for (_, (client, id)) in std::mem::take(&mut self.requests) {
-            let failure = Failure { errno: Failure::LOST, message: reason.to_owned() };
-            self.tell(client, &AgentMessage::Reply { id, reply: Err(failure) });
+            let failure = Failure {
+                errno: Failure::LOST,
+                message: reason.to_owned(),
+            };
+            self.tell(
+                client,
+                &AgentMessage::Reply {
+                    id,
+                    reply: Err(failure),
+                },
+            );
         }
     }
 
@@ -314,7 +373,9 @@ impl Switch {
     }
 
     pub(super) fn send_agent(&mut self, message: &HostMessage) {
-        self.agent.send(message).expect("what the hub says by itself is short");
+        self.agent
+            .send(message)
+            .expect("what the hub says by itself is short");
     }
 
     pub(super) fn spool(&self, tag: &str, input: SpoolInput) {
@@ -324,14 +385,20 @@ impl Switch {
     }
 
     pub(super) fn tell(&mut self, client: ClientId, message: &AgentMessage) {
-        let kept_up = self.clients.get(&client).is_none_or(|c| c.sender.tell(message));
+        let kept_up = self
+            .clients
+            .get(&client)
+            .is_none_or(|c| c.sender.tell(message));
         if !kept_up {
             self.drop_client(client);
         }
     }
 
     pub(super) fn forward(&mut self, client: ClientId, frame: &Frame) {
-        let kept_up = self.clients.get(&client).is_none_or(|c| c.sender.send(frame));
+        let kept_up = self
+            .clients
+            .get(&client)
+            .is_none_or(|c| c.sender.send(frame));
         if !kept_up {
             self.drop_client(client);
         }

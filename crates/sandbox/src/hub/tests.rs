@@ -7,7 +7,8 @@ use std::time::Duration;
 use sandtree_proto::frame::{Frame, StreamId, encode_preamble};
 use sandtree_proto::message::{self, from_bytes};
 use sandtree_proto::{
-    AgentHello, AgentMessage, ChannelState, Decoded, Decoder, ExecStart, HostMessage, Open, Outcome, Reply, Request,
+    AgentHello, AgentMessage, ChannelState, Decoded, Decoder, ExecStart, HostMessage, Open,
+    Outcome, Reply, Request,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -40,7 +41,13 @@ impl Agent {
     /// An agent, and the port that leads to it.
     fn port() -> (Agent, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        (Agent { port: ours, decoder: Decoder::new() }, theirs)
+        (
+            Agent {
+                port: ours,
+                decoder: Decoder::new(),
+            },
+            theirs,
+        )
     }
 
     async fn next(&mut self) -> Decoded {
@@ -49,7 +56,10 @@ impl Agent {
                 Some(found) => return found.expect("the hub makes sense"),
                 None => {
                     let mut buffer = vec![0; 1 << 16];
-                    let count = timeout(PATIENCE, self.port.read(&mut buffer)).await.expect("the hub speaks").unwrap();
+                    let count = timeout(PATIENCE, self.port.read(&mut buffer))
+                        .await
+                        .expect("the hub speaks")
+                        .unwrap();
                     assert_ne!(count, 0, "the hub closed the port");
                     self.decoder.feed(&buffer[..count]);
                 }
@@ -88,7 +98,12 @@ impl Agent {
         let mut bytes = Vec::new();
         encode_preamble(&mut bytes, nonce);
         self.port.write_all(&bytes).await.unwrap();
-        self.say(&AgentMessage::Hello(AgentHello { version: 1, build: "test".into(), channels })).await;
+        self.say(&AgentMessage::Hello(AgentHello {
+            version: 1,
+            build: "test".into(),
+            channels,
+        }))
+        .await;
     }
 
     /// Takes in the next opening.
@@ -103,7 +118,16 @@ impl Agent {
 fn exec() -> Open {
     let (argv, env) = (vec![b"true".to_vec()], Vec::new());
     let (tag, user) = ("tag".into(), String::new());
-    Open::Exec(ExecStart { tag, argv, env, cwd: Vec::new(), user, terminal: None, stdin: true, timeout_ms: None })
+    Open::Exec(ExecStart {
+        tag,
+        argv,
+        env,
+        cwd: Vec::new(),
+        user,
+        terminal: None,
+        stdin: true,
+        timeout_ms: None,
+    })
 }
 
 async fn open(link: &Link, agent: &mut Agent) -> (Channel, u32) {
@@ -113,7 +137,12 @@ async fn open(link: &Link, agent: &mut Agent) -> (Channel, u32) {
 }
 
 fn data(channel: u32, offset: u64, bytes: &[u8]) -> Frame {
-    Frame::Data { channel, stream: StreamId::Out, offset, bytes: bytes.to_vec() }
+    Frame::Data {
+        channel,
+        stream: StreamId::Out,
+        offset,
+        bytes: bytes.to_vec(),
+    }
 }
 
 #[tokio::test]
@@ -123,8 +152,19 @@ async fn what_was_opened_before_the_agent_is_up_is_opened_when_it_is() {
     let mut channel = link.open(exec(), WINDOW).unwrap();
     agent.greet(Vec::new()).await;
     let number = agent.opened().await;
-    agent.say(&AgentMessage::Started { channel: number, pid: 7 }).await;
-    assert_eq!(timeout(PATIENCE, channel.control.started()).await.unwrap().unwrap(), Ok(7));
+    agent
+        .say(&AgentMessage::Started {
+            channel: number,
+            pid: 7,
+        })
+        .await;
+    assert_eq!(
+        timeout(PATIENCE, channel.control.started())
+            .await
+            .unwrap()
+            .unwrap(),
+        Ok(7)
+    );
 }
 
 #[tokio::test]
@@ -134,23 +174,49 @@ async fn a_break_is_gone_over_and_no_byte_is_lost_or_doubled() {
     let link = hub.connect().await.unwrap();
     let (mut channel, number) = open(&link, &mut agent).await;
     channel.input.write(b"typed").await.unwrap();
-    agent.say(&AgentMessage::Started { channel: number, pid: 7 }).await;
+    agent
+        .say(&AgentMessage::Started {
+            channel: number,
+            pid: 7,
+        })
+        .await;
     agent.send(data(number, 0, b"abc")).await;
     assert_eq!(channel.out.next().await.unwrap().unwrap(), &b"abc"[..]);
 
     hub.resync().await;
-    let state =
-        ChannelState { channel: number, tag: "tag".into(), received: 2, out: (0, 5), err: (0, 0), outcome: None };
+    let state = ChannelState {
+        channel: number,
+        tag: "tag".into(),
+        received: 2,
+        out: (0, 5),
+        err: (0, 0),
+        outcome: None,
+    };
     agent.greet(vec![state]).await;
-    assert_eq!(agent.message().await, HostMessage::Resume { channel: number, out: 3, err: 0 });
+    assert_eq!(
+        agent.message().await,
+        HostMessage::Resume {
+            channel: number,
+            out: 3,
+            err: 0
+        }
+    );
     let resent = loop {
         if let Decoded::Frame(Frame::Data { offset, bytes, .. }) = agent.next().await {
             break (offset, bytes);
         }
     };
-    assert_eq!(resent, (2, b"ped".to_vec()), "input goes on from what the agent has");
+    assert_eq!(
+        resent,
+        (2, b"ped".to_vec()),
+        "input goes on from what the agent has"
+    );
     agent.send(data(number, 2, b"cde")).await;
-    assert_eq!(channel.out.next().await.unwrap().unwrap(), &b"de"[..], "what was heard before is not heard again");
+    assert_eq!(
+        channel.out.next().await.unwrap().unwrap(),
+        &b"de"[..],
+        "what was heard before is not heard again"
+    );
 }
 
 #[tokio::test]
@@ -159,11 +225,19 @@ async fn a_command_the_guest_has_forgotten_ends_with_that_reason() {
     agent.greet(Vec::new()).await;
     let link = hub.connect().await.unwrap();
     let (mut channel, number) = open(&link, &mut agent).await;
-    agent.say(&AgentMessage::Started { channel: number, pid: 7 }).await;
+    agent
+        .say(&AgentMessage::Started {
+            channel: number,
+            pid: 7,
+        })
+        .await;
     channel.control.started().await.unwrap().unwrap();
     hub.resync().await;
     agent.greet(Vec::new()).await;
-    let outcome = timeout(PATIENCE, channel.control.ended()).await.unwrap().unwrap();
+    let outcome = timeout(PATIENCE, channel.control.ended())
+        .await
+        .unwrap()
+        .unwrap();
     assert!(matches!(outcome, Outcome::Lost { .. }), "{outcome:?}");
 }
 
@@ -174,12 +248,29 @@ async fn an_answer_that_comes_too_late_is_not_taken_for_the_next_one() {
     let link = hub.connect().await.unwrap();
     let late = link.request(Request::Ping, Duration::from_millis(1)).await;
     assert!(matches!(late, Err(LinkError::Timeout { .. })), "{late:?}");
-    let HostMessage::Request { id: first, .. } = agent.message().await else { panic!("a request was sent") };
+    let HostMessage::Request { id: first, .. } = agent.message().await else {
+        panic!("a request was sent")
+    };
     let asking = tokio::spawn(async move { link.request(Request::Metrics, PATIENCE).await });
-    let HostMessage::Request { id: second, .. } = agent.message().await else { panic!("a request was sent") };
-    agent.say(&AgentMessage::Reply { id: first, reply: Ok(Reply::Done) }).await;
-    let stat = sandtree_proto::Failure { errno: 5, message: "the second".into() };
-    agent.say(&AgentMessage::Reply { id: second, reply: Err(stat.clone()) }).await;
+    let HostMessage::Request { id: second, .. } = agent.message().await else {
+        panic!("a request was sent")
+    };
+    agent
+        .say(&AgentMessage::Reply {
+            id: first,
+            reply: Ok(Reply::Done),
+        })
+        .await;
+    let stat = sandtree_proto::Failure {
+        errno: 5,
+        message: "the second".into(),
+    };
+    agent
+        .say(&AgentMessage::Reply {
+            id: second,
+            reply: Err(stat.clone()),
+        })
+        .await;
     assert!(matches!(asking.await.unwrap(), Err(LinkError::Refused(failure)) if failure == stat));
 }
 
@@ -189,17 +280,38 @@ async fn an_agent_over_the_window_again_and_again_is_given_up_and_everyone_told(
     agent.greet(Vec::new()).await;
     let link = hub.connect().await.unwrap();
     let (mut channel, number) = open(&link, &mut agent).await;
-    let state =
-        || ChannelState { channel: number, tag: "tag".into(), received: 0, out: (0, 0), err: (0, 0), outcome: None };
+    let state = || ChannelState {
+        channel: number,
+        tag: "tag".into(),
+        received: 0,
+        out: (0, 0),
+        err: (0, 0),
+        outcome: None,
+    };
     for _ in 0..super::switch::RESYNC_MAX {
-        agent.send(data(number, 0, &vec![0; WINDOW as usize + 1])).await;
+        agent
+            .send(data(number, 0, &vec![0; WINDOW as usize + 1]))
+            .await;
         agent.greet(vec![state()]).await;
     }
-    agent.send(data(number, 0, &vec![0; WINDOW as usize + 1])).await;
-    let outcome = timeout(PATIENCE, channel.control.ended()).await.unwrap().unwrap();
-    assert!(matches!(&outcome, Outcome::Lost { reason } if reason.contains("protocol")), "{outcome:?}");
-    let refused = timeout(PATIENCE, link.request(Request::Ping, PATIENCE)).await.unwrap();
-    assert!(refused.is_err(), "nothing waits for an agent that was given up");
+    agent
+        .send(data(number, 0, &vec![0; WINDOW as usize + 1]))
+        .await;
+    let outcome = timeout(PATIENCE, channel.control.ended())
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(
+        matches!(&outcome, Outcome::Lost { reason } if reason.contains("protocol")),
+        "{outcome:?}"
+    );
+    let refused = timeout(PATIENCE, link.request(Request::Ping, PATIENCE))
+        .await
+        .unwrap();
+    assert!(
+        refused.is_err(),
+        "nothing waits for an agent that was given up"
+    );
 }
 
 #[tokio::test]
@@ -212,10 +324,16 @@ async fn what_a_dropped_link_had_open_is_closed() {
     drop((channel, link));
     assert_eq!(
         agent.message().await,
-        HostMessage::Signal { channel: number, signal: 15 },
+        HostMessage::Signal {
+            channel: number,
+            signal: 15
+        },
         "said before it was dropped"
     );
-    assert_eq!(agent.message().await, HostMessage::Close { channel: number });
+    assert_eq!(
+        agent.message().await,
+        HostMessage::Close { channel: number }
+    );
 }
 
 #[tokio::test]
@@ -224,7 +342,9 @@ async fn a_closed_hub_closes_the_connections_of_its_clients() {
     agent.greet(Vec::new()).await;
     let link = hub.connect().await.unwrap();
     hub.close("the test is over".into()).await;
-    timeout(PATIENCE, link.down()).await.expect("an idle client hears of it, too");
+    timeout(PATIENCE, link.down())
+        .await
+        .expect("an idle client hears of it, too");
 }
 
 /// Reports of what was used come as often as a client likes; the agent hears the last.
@@ -235,7 +355,17 @@ async fn an_agent_that_does_not_read_is_told_once_what_was_used() {
     let link = hub.connect().await.unwrap();
     let (mut channel, number) = open(&link, &mut agent).await;
     // Fills the port, so that nothing more goes out until it is read.
-    let filler = link.open(Open::WriteFile { path: b"/x".to_vec(), mode: 0, uid: 0, gid: 0 }, 1 << 20).unwrap();
+    let filler = link
+        .open(
+            Open::WriteFile {
+                path: b"/x".to_vec(),
+                mode: 0,
+                uid: 0,
+                gid: 0,
+            },
+            1 << 20,
+        )
+        .unwrap();
     let mut input = filler.input.clone();
     input.write(&vec![7; 1 << 20]).await.unwrap();
     for offset in 0..30_000 {
@@ -263,15 +393,23 @@ async fn one_client_that_breaks_the_protocol_does_not_harm_another() {
     bytes.extend([0xEE; 5000]);
     rude.write_all(&bytes).await.unwrap();
     let mut rest = Vec::new();
-    timeout(PATIENCE, rude.read_to_end(&mut rest)).await.expect("it is cut off").unwrap();
+    timeout(PATIENCE, rude.read_to_end(&mut rest))
+        .await
+        .expect("it is cut off")
+        .unwrap();
     let (_channel, number) = open(&link, &mut agent).await;
     assert!(number > 0);
 }
 
-/// Whatever frames an agent makes up: no panic, and the hub can always be closed with everyone told.
+/// Whatever frames an agent makes up: no panic, and the hub can always be closed with everyone
+/// told.
 #[tokio::test]
 async fn made_up_frames_are_survived() {
-    let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64 | 1;
+    let seed = std::time::SystemTime::UNIX_EPOCH
+        .elapsed()
+        .unwrap()
+        .as_nanos() as u64
+        | 1;
     println!("seed {seed}");
     let mut random = seed;
     let mut number = move |limit: u64| {
@@ -289,17 +427,38 @@ async fn made_up_frames_are_survived() {
             let (channel, offset) = (number(4) as u32, number(6) * 500);
             let stream = [StreamId::In, StreamId::Out, StreamId::Err][number(3) as usize];
             let frame = match number(6) {
-                0 => Frame::Data { channel, stream, offset, bytes: vec![7; number(1500) as usize] },
-                1 => Frame::Eof { channel, stream, offset },
-                2 => Frame::Window { channel, stream, consumed: offset },
+                0 => Frame::Data {
+                    channel,
+                    stream,
+                    offset,
+                    bytes: vec![7; number(1500) as usize],
+                },
+                1 => Frame::Eof {
+                    channel,
+                    stream,
+                    offset,
+                },
+                2 => Frame::Window {
+                    channel,
+                    stream,
+                    consumed: offset,
+                },
                 3 => message::to_frame(&AgentMessage::Started { channel, pid: 1 }).unwrap(),
-                4 => message::to_frame(&AgentMessage::Reply { id: channel, reply: Ok(Reply::Done) }).unwrap(),
+                4 => message::to_frame(&AgentMessage::Reply {
+                    id: channel,
+                    reply: Ok(Reply::Done),
+                })
+                .unwrap(),
                 _ => Frame::Message((0..number(40)).map(|_| number(256) as u8).collect()),
             };
             agent.send(frame).await;
         }
-        timeout(PATIENCE, hub.close("the test is over".into())).await.expect("a hub closes whatever its agent did");
-        let ended = timeout(PATIENCE, channel.control.ended()).await.expect("the channel is told");
+        timeout(PATIENCE, hub.close("the test is over".into()))
+            .await
+            .expect("a hub closes whatever its agent did");
+        let ended = timeout(PATIENCE, channel.control.ended())
+            .await
+            .expect("the channel is told");
         assert!(matches!(ended, Ok(Outcome::Lost { .. })), "{ended:?}");
     }
 }

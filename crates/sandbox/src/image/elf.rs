@@ -27,21 +27,30 @@ impl<'a> Elf<'a> {
         let names = content(header(u16_at(self.0, 62)?)?)?;
         let is_wanted = |header: &&[u8]| {
             let start = u32_at(header, 0).map(|at| at as usize);
-            start.and_then(|start| names.get(start..)?.strip_prefix(name.as_bytes())?.first()) == Some(&0)
+            start.and_then(|start| names.get(start..)?.strip_prefix(name.as_bytes())?.first())
+                == Some(&0)
         };
         content((0..count).filter_map(header).find(is_wanted)?)
     }
 
     /// All notes of all note segments.
     pub(super) fn notes(self) -> Vec<Note<'a>> {
-        self.note_segments().unwrap_or_default().into_iter().flat_map(notes_of).collect()
+        self.note_segments()
+            .unwrap_or_default()
+            .into_iter()
+            .flat_map(notes_of)
+            .collect()
     }
 
     fn note_segments(self) -> Option<Vec<&'a [u8]>> {
         let (table, count) = (u64_at(self.0, 32)?, u16_at(self.0, 56)?);
         let header = |index: u16| slice(self.0, table.checked_add(u64::from(index) * 56)?, 56);
-        let notes = (0..count).filter_map(header).filter(|header| u32_at(header, 0) == Some(PT_NOTE));
-        notes.map(|header| slice(self.0, u64_at(header, 8)?, u64_at(header, 32)?)).collect()
+        let notes = (0..count)
+            .filter_map(header)
+            .filter(|header| u32_at(header, 0) == Some(PT_NOTE));
+        notes
+            .map(|header| slice(self.0, u64_at(header, 8)?, u64_at(header, 32)?))
+            .collect()
     }
 }
 
@@ -58,7 +67,13 @@ fn next_note(segment: &[u8]) -> Option<(Note<'_>, &[u8])> {
     let (name_len, content_len) = (u32_at(segment, 0)? as usize, u32_at(segment, 4)? as usize);
     let name = segment.get(12..12usize.checked_add(name_len)?)?;
     let end = 12 + name_len.next_multiple_of(4) + content_len.next_multiple_of(4);
-    Some((Note { name, kind: u32_at(segment, 8)? }, segment.get(end..)?))
+    Some((
+        Note {
+            name,
+            kind: u32_at(segment, 8)?,
+        },
+        segment.get(end..)?,
+    ))
 }
 
 fn slice(bytes: &[u8], offset: u64, len: u64) -> Option<&[u8]> {

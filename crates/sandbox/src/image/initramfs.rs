@@ -1,5 +1,6 @@
-//! The initial file system: our agent as `/init`, and the modules it loads, as an uncompressed `newc` cpio archive. An
-//! archive of the user's own, if the kernel bundle has one, comes before it.
+//! The initial file system: our agent as `/init`, and the modules it loads, as an uncompressed
+//! `newc` cpio archive. An archive of the user's own, if the kernel bundle has one, comes before
+//! it.
 //!
 //! ```text
 //! header: "070701", then 13 numbers of 8 hexadecimal digits | name, NUL | pad to 4 | content | pad to 4
@@ -20,8 +21,13 @@ const DIR: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
 const CHAR: u32 = 0o020_000;
 
-pub(super) fn find_or_make(store: &Store, agent: &[u8], kernel: &KernelBundle) -> Result<PathBuf, Error> {
-    let key = Digest::of(format!("{RECIPE}\n{}\n{}\n", Digest::of(agent), kernel.digest).as_bytes());
+pub(super) fn find_or_make(
+    store: &Store,
+    agent: &[u8],
+    kernel: &KernelBundle,
+) -> Result<PathBuf, Error> {
+    let key =
+        Digest::of(format!("{RECIPE}\n{}\n{}\n", Digest::of(agent), kernel.digest).as_bytes());
     match store.initramfs(&key)? {
         Some(path) => Ok(path),
         None => Ok(store.publish_initramfs(&key, &make(agent, kernel)?)?),
@@ -30,8 +36,15 @@ pub(super) fn find_or_make(store: &Store, agent: &[u8], kernel: &KernelBundle) -
 
 fn make(agent: &[u8], kernel: &KernelBundle) -> Result<Vec<u8>, Error> {
     // What is unpacked later counts: /init is ours, whatever else the user's archive has.
-    let below = kernel.initramfs().map(|path| read(&path)).transpose()?.unwrap_or_default();
-    let mut archive = Archive { bytes: below, entries: 0 };
+    let below = kernel
+        .initramfs()
+        .map(|path| read(&path))
+        .transpose()?
+        .unwrap_or_default();
+    let mut archive = Archive {
+        bytes: below,
+        entries: 0,
+    };
     for dir in ["dev", "proc", "sys", "run", "root", "newroot", "modules"] {
         archive.dir(dir);
     }
@@ -73,10 +86,14 @@ impl Archive {
 
     fn entry(&mut self, name: &str, mode: u32, (major, minor): (u32, u32), content: &[u8]) {
         self.entries += 1;
-        let (inode, links, size, name_size) = (self.entries, 1, content.len() as u32, name.len() as u32 + 1);
+        let (inode, links, size, name_size) =
+            (self.entries, 1, content.len() as u32, name.len() as u32 + 1);
         self.bytes.extend_from_slice(b"070701");
-        for number in [inode, mode, 0, 0, links, 0, size, 0, 0, major, minor, name_size, 0] {
-            self.bytes.extend_from_slice(format!("{number:08x}").as_bytes());
+        for number in [
+            inode, mode, 0, 0, links, 0, size, 0, 0, major, minor, name_size, 0,
+        ] {
+            self.bytes
+                .extend_from_slice(format!("{number:08x}").as_bytes());
         }
         self.bytes.extend_from_slice(name.as_bytes());
         self.bytes.push(0);

@@ -1,8 +1,8 @@
 //! The kernel, in the form that boots fastest.
 //!
-//! A distribution's bzImage unpacks itself in the guest, which under emulation costs a quarter of the boot. We unpack it
-//! here, once: the payload is an ELF file that QEMU starts directly through its PVH entry. A kernel that is packed
-//! otherwise, or has no such entry, is used as it is.
+//! A distribution's bzImage unpacks itself in the guest, which under emulation costs a quarter of
+//! the boot. We unpack it here, once: the payload is an ELF file that QEMU starts directly through
+//! its PVH entry. A kernel that is packed otherwise, or has no such entry, is used as it is.
 
 use std::io::Read;
 
@@ -25,7 +25,10 @@ pub(super) fn prepare(kernel: Vec<u8>) -> (KernelFormat, Vec<u8>) {
     if has_pvh_entry(&kernel) {
         return (KernelFormat::Vmlinux, kernel);
     }
-    match payload(&kernel).and_then(unpack).filter(|vmlinux| has_pvh_entry(vmlinux)) {
+    match payload(&kernel)
+        .and_then(unpack)
+        .filter(|vmlinux| has_pvh_entry(vmlinux))
+    {
         Some(vmlinux) => (KernelFormat::Vmlinux, vmlinux),
         None => (KernelFormat::BzImage, kernel),
     }
@@ -42,20 +45,29 @@ fn payload(bzimage: &[u8]) -> Option<&[u8]> {
     }
     let code = (usize::from(*bzimage.get(SETUP_SECTORS)?) + 1) * 512;
     let start = code + elf::u32_at(bzimage, PAYLOAD_OFFSET)? as usize;
-    bzimage.get(start..)?.get(..elf::u32_at(bzimage, PAYLOAD_LENGTH)? as usize)
+    bzimage
+        .get(start..)?
+        .get(..elf::u32_at(bzimage, PAYLOAD_LENGTH)? as usize)
 }
 
 fn unpack(payload: &[u8]) -> Option<Vec<u8>> {
     let mut vmlinux = Vec::new();
     // One frame only: the kernel's build appends four bytes of length.
-    let decoder = zstd::stream::read::Decoder::with_buffer(payload).ok()?.single_frame();
-    decoder.take(MAX_KERNEL_BYTES + 1).read_to_end(&mut vmlinux).ok()?;
+    let decoder = zstd::stream::read::Decoder::with_buffer(payload)
+        .ok()?
+        .single_frame();
+    decoder
+        .take(MAX_KERNEL_BYTES + 1)
+        .read_to_end(&mut vmlinux)
+        .ok()?;
     (vmlinux.len() as u64 <= MAX_KERNEL_BYTES).then_some(vmlinux)
 }
 
 fn has_pvh_entry(vmlinux: &[u8]) -> bool {
     let notes = Elf::parse(vmlinux).map(Elf::notes).unwrap_or_default();
-    notes.iter().any(|note| note.name == b"Xen\0" && note.kind == XEN_ELFNOTE_PHYS32_ENTRY)
+    notes
+        .iter()
+        .any(|note| note.name == b"Xen\0" && note.kind == XEN_ELFNOTE_PHYS32_ENTRY)
 }
 
 #[cfg(test)]
@@ -67,7 +79,8 @@ mod tests {
         let mut bytes = vec![0; 1024];
         bytes[SETUP_SECTORS] = 1;
         bytes[SETUP_MAGIC..SETUP_MAGIC + 4].copy_from_slice(b"HdrS");
-        bytes[PAYLOAD_LENGTH..PAYLOAD_LENGTH + 4].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+        bytes[PAYLOAD_LENGTH..PAYLOAD_LENGTH + 4]
+            .copy_from_slice(&(payload.len() as u32).to_le_bytes());
         bytes.extend_from_slice(payload);
         bytes
     }
@@ -100,7 +113,12 @@ mod tests {
     #[test]
     fn any_other_kernel_is_left_as_it_is() {
         let no_entry = zstd::encode_all(&elf_with_note(1)[..], 1).unwrap();
-        for image in [bzimage(&no_entry), bzimage(b"\x1f\x8bgzip"), b"short".to_vec(), vec![0; 4096]] {
+        for image in [
+            bzimage(&no_entry),
+            bzimage(b"\x1f\x8bgzip"),
+            b"short".to_vec(),
+            vec![0; 4096],
+        ] {
             assert_eq!(prepare(image.clone()), (KernelFormat::BzImage, image));
         }
     }

@@ -9,7 +9,10 @@ use sandtree_store::{Image, ImageSpec, Staged, Store};
 use super::{Error, Progress, Stage, Watch, io_error};
 
 /// The date of what we add ourselves.
-const EPOCH: Time = Time { seconds: super::EPOCH, nanoseconds: 0 };
+const EPOCH: Time = Time {
+    seconds: super::EPOCH,
+    nanoseconds: 0,
+};
 /// Whatever is unpacked in all: far above any image, and no more than a disk may have.
 const UNPACKED_MAX: u64 = 1 << 40;
 const NODES_MAX: u64 = 4_000_000;
@@ -19,7 +22,8 @@ const NAMES_MAX: u64 = 1 << 30;
 pub(super) const ROOM_BYTES: u64 = 64 << 20;
 const GIB: u64 = 1 << 30;
 
-/// The size of a sandbox's disk on an image of so many bytes: as asked for, or with some GiB of room.
+/// The size of a sandbox's disk on an image of so many bytes: as asked for, or with some GiB of
+/// room.
 pub(super) fn disk_bytes(asked: Option<u64>, image_bytes: u64) -> u64 {
     asked.unwrap_or(image_bytes.next_multiple_of(GIB) + 4 * GIB)
 }
@@ -41,12 +45,22 @@ impl<'s> Making<'s> {
     pub fn begin(store: &'s Store) -> Result<Self, Error> {
         let staged = store.stage()?;
         let bytes = store.disk_free_bytes()?.saturating_mul(4).min(UNPACKED_MAX);
-        let limits = Limits { nodes: NODES_MAX, bytes, names_bytes: NAMES_MAX, written_bytes: writable_bytes(store)? };
+        let limits = Limits {
+            nodes: NODES_MAX,
+            bytes,
+            names_bytes: NAMES_MAX,
+            written_bytes: writable_bytes(store)?,
+        };
         let builder = Builder::create(&staged.path().join("rootfs.raw"), limits)?;
-        Ok(Self { store, staged, builder })
+        Ok(Self {
+            store,
+            staged,
+            builder,
+        })
     }
 
-    /// Finishes the file system, with so much room in it, and publishes it as an image. `spec` hears how large it is.
+    /// Finishes the file system, with so much room in it, and publishes it as an image. `spec`
+    /// hears how large it is.
     pub fn publish(
         self,
         free_bytes: u64,
@@ -62,7 +76,14 @@ impl<'s> Making<'s> {
 
 /// Tells how many bytes were unpacked.
 pub(super) fn unpacking<'a>(watch: &'a mut Watch<'_>) -> impl FnMut(u64) -> Result<(), Stop> + 'a {
-    move |done_bytes| watch(Progress { stage: Stage::Unpack, done_bytes, total_bytes: None }).map_err(|_| Stop)
+    move |done_bytes| {
+        watch(Progress {
+            stage: Stage::Unpack,
+            done_bytes,
+            total_bytes: None,
+        })
+        .map_err(|_| Stop)
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -102,6 +123,12 @@ fn put(builder: &mut Builder, node: &Node) -> Result<(), Error> {
             NewKind::File(&mut file, bytes)
         }
     };
-    let new = New { mode: node.mode, uid: node.owner, gid: node.owner, modified: EPOCH, kind };
+    let new = New {
+        mode: node.mode,
+        uid: node.owner,
+        gid: node.owner,
+        modified: EPOCH,
+        kind,
+    };
     Ok(builder.put(node.path.as_bytes(), new)?)
 }

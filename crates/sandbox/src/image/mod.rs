@@ -7,10 +7,11 @@
 //! qcow2, raw ──► the partition that is the root ──┘
 //! ```
 //!
-//! Always: needs no root and gives the same digests as with it; equal input gives equal digests on every host.
-//! Everything is made in the store's staging and published by the store.
+//! Always: needs no root and gives the same digests as with it; equal input gives equal digests on
+//! every host. Everything is made in the store's staging and published by the store.
 //!
-//! When it fails, or is given up: nothing is left. When its process dies: staging, which the store removes when next opened.
+//! When it fails, or is given up: nothing is left. When its process dies: staging, which the store
+//! removes when next opened.
 
 mod apt;
 mod bundle;
@@ -93,16 +94,27 @@ pub struct Progress {
 
 impl Progress {
     pub(crate) fn begin(stage: Stage) -> Self {
-        Self { stage, done_bytes: 0, total_bytes: None }
+        Self {
+            stage,
+            done_bytes: 0,
+            total_bytes: None,
+        }
     }
 }
 
 #[derive(Debug, Error)]
 pub enum Error {
     #[error("{program} is missing")]
-    ToolMissing { program: &'static str, hint: &'static str },
+    ToolMissing {
+        program: &'static str,
+        hint: &'static str,
+    },
     #[error("{program} failed ({status}): {stderr}")]
-    ToolFailed { program: &'static str, status: std::process::ExitStatus, stderr: String },
+    ToolFailed {
+        program: &'static str,
+        status: std::process::ExitStatus,
+        stderr: String,
+    },
     #[error("apt knows no package {package}")]
     UnknownPackage { package: String },
     #[error("packages could not be downloaded: {stderr}")]
@@ -174,14 +186,18 @@ impl Error {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::ToolMissing { hint, .. } => Some(hint),
-            Self::UnknownPackage { .. } => Some("run `apt-get update`; Debian 12 and later have the package"),
+            Self::UnknownPackage { .. } => {
+                Some("run `apt-get update`; Debian 12 and later have the package")
+            }
             Self::NoDebianSources => Some(
                 "add Debian's archive to apt's sources and run `apt-get update`, or import another root file system",
             ),
             Self::Unknown { .. } => Some(
                 "give a tar archive, a directory, an OCI layout or archive, a qcow2 or a raw disk with an ext4 root",
             ),
-            Self::Download { .. } => Some("check the network and apt's sources, and run `apt-get update`"),
+            Self::Download { .. } => {
+                Some("check the network and apt's sources, and run `apt-get update`")
+            }
             Self::Registry(source) => source.hint(),
             _ => None,
         }
@@ -190,7 +206,11 @@ impl Error {
 
 pub(crate) fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
-    move |source| Error::Io { operation, path, source }
+    move |source| Error::Io {
+        operation,
+        path,
+        source,
+    }
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Error> {
@@ -224,7 +244,8 @@ impl BuiltIn {
         }
     }
 
-    /// Counts up when it is made differently, so that a store made by an older program gets a new one.
+    /// Counts up when it is made differently, so that a store made by an older program gets a new
+    /// one.
     pub fn recipe(self) -> u32 {
         match self {
             Self::Tiny => 3,
@@ -251,11 +272,22 @@ pub(crate) struct Work<'a> {
 }
 
 impl Work<'_> {
-    pub fn watched<T>(self, work: impl FnOnce(&Store, &mut Watch<'_>) -> Result<T, Error>) -> Result<T, Error> {
-        let Self { store, progress, given_up } = self;
+    pub fn watched<T>(
+        self,
+        work: impl FnOnce(&Store, &mut Watch<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let Self {
+            store,
+            progress,
+            given_up,
+        } = self;
         work(store, &mut |reached| {
             progress(reached);
-            if given_up.load(Ordering::Relaxed) { Err(Error::GivenUp) } else { Ok(()) }
+            if given_up.load(Ordering::Relaxed) {
+                Err(Error::GivenUp)
+            } else {
+                Ok(())
+            }
         })
     }
 

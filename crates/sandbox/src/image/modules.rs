@@ -1,7 +1,7 @@
 //! Kernel modules: which ones a guest needs before it has a disk, and in what order they load.
 //!
-//! The package has no dependency table, so we read each module's own list. A module that is built into the kernel is
-//! skipped; one that is neither built in nor there is an error.
+//! The package has no dependency table, so we read each module's own list. A module that is built
+//! into the kernel is skipped; one that is neither built in nor there is an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,7 +12,13 @@ use super::elf::Elf;
 use super::{Error, io_error, read};
 
 /// What a guest of ours needs: its disk, network, entropy, telling us of a panic, and overlays.
-pub(super) const NEEDED: &[&str] = &["virtio_blk", "virtio_net", "virtio_rng", "pvpanic_pci", "overlay"];
+pub(super) const NEEDED: &[&str] = &[
+    "virtio_blk",
+    "virtio_net",
+    "virtio_rng",
+    "pvpanic_pci",
+    "overlay",
+];
 /// The same for a kernel that has less built in, and may have a screen.
 pub(super) const FULL: &[&str] = &[
     "crc32c_generic",
@@ -26,7 +32,13 @@ pub(super) const FULL: &[&str] = &[
     "virtio_input",
 ];
 /// What no guest can do without.
-pub(super) const LEAST: &[&str] = &["ext4", "virtio_pci", "virtio_blk", "virtio_console", "virtio_net"];
+pub(super) const LEAST: &[&str] = &[
+    "ext4",
+    "virtio_pci",
+    "virtio_blk",
+    "virtio_console",
+    "virtio_net",
+];
 const MAX_MODULE_BYTES: u64 = 64 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,14 +48,25 @@ pub(super) struct Module {
     pub bytes: Vec<u8>,
 }
 
-/// The wanted modules of an unpacked kernel package's `lib/modules/<release>`, each after those it depends on.
+/// The wanted modules of an unpacked kernel package's `lib/modules/<release>`, each after those it
+/// depends on.
 pub(super) fn collect(dir: &Path, wanted: &[&str]) -> Result<Vec<Module>, Error> {
     let builtin = read(&dir.join("modules.builtin"))?;
-    let builtin = String::from_utf8_lossy(&builtin).lines().map(|line| name_of(Path::new(line))).collect();
+    let builtin = String::from_utf8_lossy(&builtin)
+        .lines()
+        .map(|line| name_of(Path::new(line)))
+        .collect();
     let mut paths = BTreeMap::new();
     find(dir, &mut paths)?;
-    let mut order = Order { builtin, paths, seen: BTreeSet::new(), modules: Vec::new() };
-    wanted.iter().try_for_each(|module| order.add(module, "the guest"))?;
+    let mut order = Order {
+        builtin,
+        paths,
+        seen: BTreeSet::new(),
+        modules: Vec::new(),
+    };
+    wanted
+        .iter()
+        .try_for_each(|module| order.add(module, "the guest"))?;
     Ok(order.modules)
 }
 
@@ -59,13 +82,21 @@ impl Order {
         if self.builtin.contains(name) || !self.seen.insert(name.to_owned()) {
             return Ok(());
         }
-        let missing = || Error::ModuleMissing { module: name.to_owned(), needed_by: needed_by.to_owned() };
+        let missing = || Error::ModuleMissing {
+            module: name.to_owned(),
+            needed_by: needed_by.to_owned(),
+        };
         let path = self.paths.get(name).ok_or_else(missing)?.clone();
         let bytes = unpack(&path)?;
-        for dependency in dependencies(&bytes).ok_or_else(|| malformed(&path, "it has no .modinfo"))? {
+        for dependency in
+            dependencies(&bytes).ok_or_else(|| malformed(&path, "it has no .modinfo"))?
+        {
             self.add(&dependency, name)?;
         }
-        self.modules.push(Module { file: file_name(&path), bytes });
+        self.modules.push(Module {
+            file: file_name(&path),
+            bytes,
+        });
         Ok(())
     }
 }
@@ -83,7 +114,8 @@ fn find(dir: &Path, found: &mut BTreeMap<String, PathBuf>) -> Result<(), Error> 
     Ok(())
 }
 
-/// The name the kernel knows a module by: without suffixes, and with `_` where its file may have `-`.
+/// The name the kernel knows a module by: without suffixes, and with `_` where its file may have
+/// `-`.
 fn name_of(path: &Path) -> String {
     file_name(path).trim_end_matches(".ko").replace('-', "_")
 }
@@ -101,7 +133,10 @@ fn unpack(path: &Path) -> Result<Vec<u8>, Error> {
     }
     let mut bytes = Vec::new();
     let decoder = liblzma::read::XzDecoder::new(&packed[..]);
-    decoder.take(MAX_MODULE_BYTES + 1).read_to_end(&mut bytes).map_err(io_error("unpack", path))?;
+    decoder
+        .take(MAX_MODULE_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(io_error("unpack", path))?;
     if bytes.len() as u64 > MAX_MODULE_BYTES {
         return Err(malformed(path, "it is far larger than any module"));
     }
@@ -109,14 +144,25 @@ fn unpack(path: &Path) -> Result<Vec<u8>, Error> {
 }
 
 fn malformed(path: &Path, why: &'static str) -> Error {
-    Error::Malformed { what: format!("kernel module {}", path.display()), why }
+    Error::Malformed {
+        what: format!("kernel module {}", path.display()),
+        why,
+    }
 }
 
 fn dependencies(module: &[u8]) -> Option<Vec<String>> {
     let info = Elf::parse(module)?.section(".modinfo")?;
-    let fields = info.split(|byte| *byte == 0).filter_map(|field| std::str::from_utf8(field).ok());
+    let fields = info
+        .split(|byte| *byte == 0)
+        .filter_map(|field| std::str::from_utf8(field).ok());
     let lists = fields.filter_map(|field| field.strip_prefix("depends="));
-    Some(lists.flat_map(|list| list.split(',')).filter(|name| !name.is_empty()).map(str::to_owned).collect())
+    Some(
+        lists
+            .flat_map(|list| list.split(','))
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned)
+            .collect(),
+    )
 }
 
 #[cfg(test)]
@@ -151,7 +197,11 @@ mod tests {
         fs::create_dir_all(&kernel).unwrap();
         fs::write(dir.path().join("modules.builtin"), builtin).unwrap();
         for (file, depends) in modules {
-            fs::write(kernel.join(file), module(&format!("license=GPL\0depends={depends}\0"))).unwrap();
+            fs::write(
+                kernel.join(file),
+                module(&format!("license=GPL\0depends={depends}\0")),
+            )
+            .unwrap();
         }
         dir
     }
@@ -167,9 +217,22 @@ mod tests {
             ("pvpanic-pci.ko", "pvpanic"),
             ("pvpanic.ko", ""),
         ];
-        let dir = package(&modules, "kernel/fs/overlayfs/overlay.ko\nkernel/drivers/virtio/virtio.ko\n");
-        let files: Vec<_> = collect(dir.path(), NEEDED).unwrap().into_iter().map(|module| module.file).collect();
-        let expected = ["virtio_blk.ko", "failover.ko", "net_failover.ko", "virtio_net.ko", "virtio-rng.ko"];
+        let dir = package(
+            &modules,
+            "kernel/fs/overlayfs/overlay.ko\nkernel/drivers/virtio/virtio.ko\n",
+        );
+        let files: Vec<_> = collect(dir.path(), NEEDED)
+            .unwrap()
+            .into_iter()
+            .map(|module| module.file)
+            .collect();
+        let expected = [
+            "virtio_blk.ko",
+            "failover.ko",
+            "net_failover.ko",
+            "virtio_net.ko",
+            "virtio-rng.ko",
+        ];
         assert_eq!(files[..5], expected);
         assert_eq!(files[5..], ["pvpanic.ko", "pvpanic-pci.ko"]);
     }
@@ -178,6 +241,9 @@ mod tests {
     fn a_missing_dependency_is_named() {
         let dir = package(&[("virtio_blk.ko", "gone")], "");
         let error = collect(dir.path(), NEEDED).unwrap_err();
-        assert_eq!(error.to_string(), "kernel module gone, needed by virtio_blk, is not in the kernel package");
+        assert_eq!(
+            error.to_string(),
+            "kernel module gone, needed by virtio_blk, is not in the kernel package"
+        );
     }
 }

@@ -8,7 +8,8 @@
 //! network = "full"
 //! ```
 //!
-//! Always: a recipe is checked as a whole before anything is done. Paths in it are relative to its file.
+//! Always: a recipe is checked as a whole before anything is done. Paths in it are relative to its
+//! file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -43,10 +44,11 @@ pub struct Recipe {
     pub network: Option<Network>,
     /// Of the machine that runs them.
     pub memory: Option<Size>,
-    /// Of the disk that they work on, which the image is as large as. Otherwise some GiB more than what it begins from.
+    /// Of the disk that they work on, which the image is as large as. Otherwise some GiB more than
+    /// what it begins from.
     pub room: Option<Size>,
-    /// The machine that runs them trusts what the host trusts. The certificates stay in the image; the variables that lead
-    /// programs to them do not.
+    /// The machine that runs them trusts what the host trusts. The certificates stay in the image;
+    /// the variables that lead programs to them do not.
     #[serde(default)]
     pub host_ca: bool,
     #[serde(default)]
@@ -98,7 +100,13 @@ pub struct RunStep {
 impl From<Run> for RunStep {
     fn from(run: Run) -> Self {
         match run {
-            Run::Line(command) => Self { command, user: None, workdir: None, env: BTreeMap::new(), timeout: None },
+            Run::Line(command) => Self {
+                command,
+                user: None,
+                workdir: None,
+                env: BTreeMap::new(),
+                timeout: None,
+            },
             Run::Step(step) => step,
         }
     }
@@ -138,7 +146,10 @@ impl From<Size> for u64 {
 }
 
 fn parse_size(text: &str) -> Option<u64> {
-    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let (number, unit) = text.split_at(
+        text.find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(text.len()),
+    );
     let shift = match unit {
         "M" | "MiB" => 20,
         "G" | "GiB" => 30,
@@ -179,12 +190,16 @@ impl Recipe {
         let text = std::fs::read_to_string(path).map_err(super::io_error("read", path))?;
         let dir = std::path::absolute(path).map_err(super::io_error("resolve", path))?;
         let mut recipe = Self::parse(&text, dir.parent().unwrap_or(Path::new("/")))?;
-        recipe.name = recipe.name.or_else(|| Some(path.file_stem()?.to_str()?.to_ascii_lowercase()));
+        recipe.name = recipe
+            .name
+            .or_else(|| Some(path.file_stem()?.to_str()?.to_ascii_lowercase()));
         Ok(recipe)
     }
 
     pub fn parse(text: &str, dir: &Path) -> Result<Self, Error> {
-        let mut recipe: Self = toml::from_str(text).map_err(|error| Error::Recipe { what: error.to_string() })?;
+        let mut recipe: Self = toml::from_str(text).map_err(|error| Error::Recipe {
+            what: error.to_string(),
+        })?;
         recipe.check()?;
         if is_path(&recipe.from) {
             recipe.from = dir.join(&recipe.from).to_string_lossy().into_owned();
@@ -207,19 +222,38 @@ impl Recipe {
         }
         for file in &self.files {
             if !file.target.starts_with('/') {
-                return refused(format!("the target {:?} is not an absolute path", file.target));
+                return refused(format!(
+                    "the target {:?} is not an absolute path",
+                    file.target
+                ));
             }
-            if file.mode.as_deref().is_some_and(|mode| parse_mode(mode).is_none()) {
-                return refused(format!("the mode of {:?} is not an octal number below 10000", file.target));
+            if file
+                .mode
+                .as_deref()
+                .is_some_and(|mode| parse_mode(mode).is_none())
+            {
+                return refused(format!(
+                    "the mode of {:?} is not an octal number below 10000",
+                    file.target
+                ));
             }
         }
-        if let Some(key) = self.env.keys().find(|key| key.is_empty() || key.contains(['=', '\0'])) {
+        if let Some(key) = self
+            .env
+            .keys()
+            .find(|key| key.is_empty() || key.contains(['=', '\0']))
+        {
             return refused(format!("{key:?} is not the name of a variable"));
         }
-        if self.host_ca && self.packages.is_empty() && self.files.is_empty() && self.run.is_empty() {
+        if self.host_ca && self.packages.is_empty() && self.files.is_empty() && self.run.is_empty()
+        {
             return refused("host_ca is for steps, and there are none".to_owned());
         }
-        match [self.size, self.room].into_iter().flatten().all(|size| (SIZE_MIN..=SIZE_MAX).contains(&size.0)) {
+        match [self.size, self.room]
+            .into_iter()
+            .flatten()
+            .all(|size| (SIZE_MIN..=SIZE_MAX).contains(&size.0))
+        {
             true => Ok(()),
             false => refused("the size of a disk is from 16M to 1T".to_owned()),
         }
@@ -234,7 +268,11 @@ impl Recipe {
             user: self.user.clone().or(base.user.clone()),
             workdir: self.workdir.clone().or(base.workdir.clone()),
             // A new entry point does not get the arguments of the old one.
-            cmd: self.cmd.clone().unwrap_or(if self.entrypoint.is_some() { Vec::new() } else { base.cmd.clone() }),
+            cmd: self.cmd.clone().unwrap_or(if self.entrypoint.is_some() {
+                Vec::new()
+            } else {
+                base.cmd.clone()
+            }),
             entrypoint: self.entrypoint.clone().unwrap_or(base.entrypoint.clone()),
         }
     }
@@ -246,7 +284,9 @@ pub(crate) fn is_path(text: &str) -> bool {
 
 /// The bits of an octal mode.
 pub(crate) fn parse_mode(text: &str) -> Option<u32> {
-    u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o7777)
+    u32::from_str_radix(text, 8)
+        .ok()
+        .filter(|mode| *mode <= 0o7777)
 }
 
 /// Nothing that apt or apk would take for an option or a pattern.
@@ -281,11 +321,23 @@ mod tests {
         )
         .unwrap();
         assert_eq!(recipe.files[0].source, Path::new("/recipes/app"));
-        assert_eq!((recipe.size, recipe.memory), (Some(Size(8 << 30)), Some(Size(1 << 30))));
+        assert_eq!(
+            (recipe.size, recipe.memory),
+            (Some(Size(8 << 30)), Some(Size(1 << 30)))
+        );
         let steps: Vec<RunStep> = recipe.run.into_iter().map(Into::into).collect();
-        assert_eq!((steps[0].command.as_str(), steps[1].timeout), ("true", Some(60)));
-        assert_eq!(recipe.kernel.map(KernelChoice::from), Some(KernelChoice::Full));
-        assert_eq!(parse("from = \"./rootfs.tar\"").unwrap().from, "/recipes/./rootfs.tar");
+        assert_eq!(
+            (steps[0].command.as_str(), steps[1].timeout),
+            ("true", Some(60))
+        );
+        assert_eq!(
+            recipe.kernel.map(KernelChoice::from),
+            Some(KernelChoice::Full)
+        );
+        assert_eq!(
+            parse("from = \"./rootfs.tar\"").unwrap().from,
+            "/recipes/./rootfs.tar"
+        );
     }
 
     #[test]
@@ -293,12 +345,24 @@ mod tests {
         for (text, why) in [
             ("", "missing field `from`"),
             ("from = \"a\"\nrnu = []", "unknown field"),
-            ("from = \"a\"\npackages = [\"-o x\"]", "not the name of a package"),
+            (
+                "from = \"a\"\npackages = [\"-o x\"]",
+                "not the name of a package",
+            ),
             ("from = \"a\"\nsize = \"8 apples\"", "whole number of MiB"),
             ("from = \"a\"\nsize = 1048576", "from 16M to 1T"),
-            ("from = \"a\"\nfiles = [{ source = \"a\", target = \"b\" }]", "absolute path"),
-            ("from = \"a\"\nfiles = [{ source = \"a\", target = \"/b\", mode = \"99999\" }]", "octal"),
-            ("from = \"a\"\nenv = { \"A=B\" = \"1\" }", "name of a variable"),
+            (
+                "from = \"a\"\nfiles = [{ source = \"a\", target = \"b\" }]",
+                "absolute path",
+            ),
+            (
+                "from = \"a\"\nfiles = [{ source = \"a\", target = \"/b\", mode = \"99999\" }]",
+                "octal",
+            ),
+            (
+                "from = \"a\"\nenv = { \"A=B\" = \"1\" }",
+                "name of a variable",
+            ),
             ("from = \"a\"\nkernel = \"fast\"", "kernel"),
         ] {
             let error = parse(text).unwrap_err().to_string();
@@ -308,9 +372,18 @@ mod tests {
 
     #[test]
     fn a_new_entry_point_does_not_get_the_arguments_of_the_old_one() {
-        let base = ExecDefaults { entrypoint: vec!["/a".into()], cmd: vec!["-x".into()], ..ExecDefaults::default() };
+        let base = ExecDefaults {
+            entrypoint: vec!["/a".into()],
+            cmd: vec!["-x".into()],
+            ..ExecDefaults::default()
+        };
         assert_eq!(parse("from = \"a\"").unwrap().defaults_over(&base), base);
-        let other = parse("from = \"a\"\nentrypoint = [\"/b\"]").unwrap().defaults_over(&base);
-        assert_eq!((other.entrypoint, other.cmd), (vec!["/b".to_owned()], Vec::new()));
+        let other = parse("from = \"a\"\nentrypoint = [\"/b\"]")
+            .unwrap()
+            .defaults_over(&base);
+        assert_eq!(
+            (other.entrypoint, other.cmd),
+            (vec!["/b".to_owned()], Vec::new())
+        );
     }
 }

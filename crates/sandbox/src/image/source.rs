@@ -16,7 +16,12 @@ const START_BYTES: u64 = 4096;
 /// What an archive holds that is an image, and not a root file system.
 const LAYOUT_FILES: [&str; 2] = ["oci-layout", "manifest.json"];
 
-pub(super) fn import(store: &Store, path: &Path, spec: &ImportSpec, watch: &mut Watch<'_>) -> Result<Image, Error> {
+pub(super) fn import(
+    store: &Store,
+    path: &Path,
+    spec: &ImportSpec,
+    watch: &mut Watch<'_>,
+) -> Result<Image, Error> {
     let found = std::fs::metadata(path).map_err(io_error("look at", path))?;
     if found.is_dir() {
         return match is_layout(path) {
@@ -25,7 +30,10 @@ pub(super) fn import(store: &Store, path: &Path, spec: &ImportSpec, watch: &mut 
         };
     }
     if !found.is_file() {
-        return Err(Error::Unknown { path: path.to_owned(), why: "it is neither a file nor a directory".into() });
+        return Err(Error::Unknown {
+            path: path.to_owned(),
+            why: "it is neither a file nor a directory".into(),
+        });
     }
     match looks_like_disk(&start(path)?) {
         Some(_) => import_whole_disk(store, path, spec, watch),
@@ -36,17 +44,26 @@ pub(super) fn import(store: &Store, path: &Path, spec: &ImportSpec, watch: &mut 
 fn is_layout(dir: &Path) -> bool {
     let has = |name: &str| dir.join(name).is_file();
     // A root file system may have a file of either name, but not without the places of a system.
-    LAYOUT_FILES.iter().any(|name| has(name)) && !dir.join("etc").exists() && !dir.join("usr").exists()
+    LAYOUT_FILES.iter().any(|name| has(name))
+        && !dir.join("etc").exists()
+        && !dir.join("usr").exists()
 }
 
 fn start(path: &Path) -> Result<Vec<u8>, Error> {
     let mut start = Vec::new();
     let file = File::open(path).map_err(io_error("open", path))?;
-    file.take(START_BYTES).read_to_end(&mut start).map_err(io_error("read", path))?;
+    file.take(START_BYTES)
+        .read_to_end(&mut start)
+        .map_err(io_error("read", path))?;
     Ok(start)
 }
 
-fn import_tree(store: &Store, dir: &Path, spec: &ImportSpec, watch: &mut Watch<'_>) -> Result<Image, Error> {
+fn import_tree(
+    store: &Store,
+    dir: &Path,
+    spec: &ImportSpec,
+    watch: &mut Watch<'_>,
+) -> Result<Image, Error> {
     let kernel = bundle::find_or_make(store, &spec.kernel, watch)?;
     let mut making = Making::begin(store)?;
     making.builder.add_dir(dir, &mut unpacking(watch))?;
@@ -54,12 +71,23 @@ fn import_tree(store: &Store, dir: &Path, spec: &ImportSpec, watch: &mut Watch<'
 }
 
 /// A root file system, or an image of Docker's or OCI's: which it is, its members tell.
-fn import_archive(store: &Store, path: &Path, spec: &ImportSpec, watch: &mut Watch<'_>) -> Result<Image, Error> {
+fn import_archive(
+    store: &Store,
+    path: &Path,
+    spec: &ImportSpec,
+    watch: &mut Watch<'_>,
+) -> Result<Image, Error> {
     let mut making = Making::begin(store)?;
-    let mut file = BufReader::with_capacity(1 << 20, File::open(path).map_err(io_error("open", path))?);
-    let added = making.builder.add_tar(&mut file, TarRules::Plain, &mut unpacking(watch))?;
+    let mut file =
+        BufReader::with_capacity(1 << 20, File::open(path).map_err(io_error("open", path))?);
+    let added = making
+        .builder
+        .add_tar(&mut file, TarRules::Plain, &mut unpacking(watch))?;
     if added.bytes == 0 {
-        return Err(Error::Unknown { path: path.to_owned(), why: "it is empty".into() });
+        return Err(Error::Unknown {
+            path: path.to_owned(),
+            why: "it is empty".into(),
+        });
     }
     if !is_packed_image(&making) {
         let kernel = bundle::find_or_make(store, &spec.kernel, watch)?;
@@ -67,7 +95,9 @@ fn import_archive(store: &Store, path: &Path, spec: &ImportSpec, watch: &mut Wat
     }
     let work = store.stage()?;
     let limit_bytes = writable_bytes(store)?;
-    making.builder.copy_out(work.path(), limit_bytes, &mut unpacking(watch))?;
+    making
+        .builder
+        .copy_out(work.path(), limit_bytes, &mut unpacking(watch))?;
     drop(making);
     oci::import_layout(store, work.path(), spec, watch)
 }
@@ -77,12 +107,25 @@ fn is_packed_image(making: &Making<'_>) -> bool {
     LAYOUT_FILES.iter().any(|name| has(name)) && !has("etc") && !has("usr")
 }
 
-fn import_whole_disk(store: &Store, path: &Path, spec: &ImportSpec, watch: &mut Watch<'_>) -> Result<Image, Error> {
+fn import_whole_disk(
+    store: &Store,
+    path: &Path,
+    spec: &ImportSpec,
+    watch: &mut Watch<'_>,
+) -> Result<Image, Error> {
     let kernel = bundle::find_or_make(store, &spec.kernel, watch)?;
     let staged = store.stage()?;
     let bytes = store.disk_free_bytes()?.saturating_mul(4);
-    let limits = DiskLimits { bytes, written_bytes: writable_bytes(store)? };
-    let disk = import_disk(path, &staged.path().join("rootfs.raw"), limits, &mut unpacking(watch))?;
+    let limits = DiskLimits {
+        bytes,
+        written_bytes: writable_bytes(store)?,
+    };
+    let disk = import_disk(
+        path,
+        &staged.path().join("rootfs.raw"),
+        limits,
+        &mut unpacking(watch),
+    )?;
     watch(Progress::begin(Stage::Publish))?;
     let spec = ImageSpec {
         arch: host_arch(),
@@ -112,5 +155,8 @@ fn publish(
 }
 
 fn defaults() -> ExecDefaults {
-    ExecDefaults { env: [("PATH".to_owned(), PATH.to_owned())].into(), ..ExecDefaults::default() }
+    ExecDefaults {
+        env: [("PATH".to_owned(), PATH.to_owned())].into(),
+        ..ExecDefaults::default()
+    }
 }

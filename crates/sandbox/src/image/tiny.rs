@@ -34,17 +34,32 @@ const FILES: [(&str, &str); 10] = [
          user:x:1000:1000:user:/home/user:/bin/sh\n\
          nobody:x:65534:65534:nobody:/:/bin/sh\n",
     ),
-    ("/etc/group", "root:x:0:\ndaemon:x:1:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n"),
+    (
+        "/etc/group",
+        "root:x:0:\ndaemon:x:1:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n",
+    ),
     ("/etc/hostname", "tiny\n"),
     ("/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n"),
-    ("/etc/profile", "export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\numask 022\n"),
-    ("/etc/os-release", "NAME=\"Sandtree tiny\"\nID=sandtree-tiny\nPRETTY_NAME=\"Sandtree tiny\"\nVERSION_ID=1\n"),
-    // Without this file busybox init would open shells on the console. At its end it leaves the root read-only, which
-    // writes everything out and spares the next boot a recovery.
-    ("/etc/inittab", "::sysinit:/bin/true\n::ctrlaltdel:/sbin/reboot\n::shutdown:/bin/umount -a -r\n"),
+    (
+        "/etc/profile",
+        "export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\numask 022\n",
+    ),
+    (
+        "/etc/os-release",
+        "NAME=\"Sandtree tiny\"\nID=sandtree-tiny\nPRETTY_NAME=\"Sandtree tiny\"\nVERSION_ID=1\n",
+    ),
+    // Without this file busybox init would open shells on the console. At its end it leaves the
+    // root read-only, which writes everything out and spares the next boot a recovery.
+    (
+        "/etc/inittab",
+        "::sysinit:/bin/true\n::ctrlaltdel:/sbin/reboot\n::shutdown:/bin/umount -a -r\n",
+    ),
     ("/etc/shells", "/bin/sh\n/bin/ash\n"),
     ("/etc/resolv.conf", ""),
-    ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
+    (
+        "/etc/nsswitch.conf",
+        "passwd: files\ngroup: files\nhosts: files dns\n",
+    ),
 ];
 
 pub(super) fn build(store: &Store, watch: &mut Watch<'_>) -> Result<Image, Error> {
@@ -54,7 +69,13 @@ pub(super) fn build(store: &Store, watch: &mut Watch<'_>) -> Result<Image, Error
     let mut making = Making::begin(store)?;
     put_all(&mut making.builder, &nodes(&busybox, &applets(&busybox)?))?;
     let (arch, init, kernel) = (host_arch(), Init::Agent, kernel.digest.clone());
-    let spec = ImageSpec { arch, kernel, init, defaults: defaults(), disk_bytes: None };
+    let spec = ImageSpec {
+        arch,
+        kernel,
+        init,
+        defaults: defaults(),
+        disk_bytes: None,
+    };
     making.publish(ROOM_BYTES, watch, |_| spec)
 }
 
@@ -67,42 +88,88 @@ fn fetch(work: &Path, watch: &mut Watch<'_>) -> Result<PathBuf, Error> {
     watch(Progress::begin(Stage::Unpack))?;
     apt::unpack(BUSYBOX, &debs, &unpacked)?;
     let merged = unpacked.join("usr/bin/busybox");
-    Ok(if merged.is_file() { merged } else { unpacked.join("bin/busybox") })
+    Ok(if merged.is_file() {
+        merged
+    } else {
+        unpacked.join("bin/busybox")
+    })
 }
 
 /// Where busybox wants to be found, as it says itself: `bin/sh`, `usr/bin/env` …
 fn applets(busybox: &Path) -> Result<Vec<String>, Error> {
     // starts: our own program (unpacked from its package)
-    let output = Command::new(busybox).arg("--list-full").output().map_err(io_error("run", busybox))?;
+    let output = Command::new(busybox)
+        .arg("--list-full")
+        .output()
+        .map_err(io_error("run", busybox))?;
     let listed = String::from_utf8_lossy(&output.stdout).into_owned();
-    let wanted = |line: &&str| line.contains('/') && *line != "bin/busybox" && !line.contains(char::is_whitespace);
+    let wanted = |line: &&str| {
+        line.contains('/') && *line != "bin/busybox" && !line.contains(char::is_whitespace)
+    };
     let mut applets: Vec<_> = listed.lines().filter(wanted).map(str::to_owned).collect();
     applets.sort();
     if applets.is_empty() {
-        return Err(Error::Incomplete { package: BUSYBOX.to_owned(), what: "applets" });
+        return Err(Error::Incomplete {
+            package: BUSYBOX.to_owned(),
+            what: "applets",
+        });
     }
     Ok(applets)
 }
 
 fn nodes(busybox: &Path, applets: &[String]) -> Vec<Node> {
-    let dir = |path: &str, mode, owner| Node { path: path.to_owned(), mode, owner, content: Content::Dir };
-    let mut nodes: Vec<_> = DIRS.split_whitespace().map(|path| dir(path, 0o755, 0)).collect();
+    let dir = |path: &str, mode, owner| Node {
+        path: path.to_owned(),
+        mode,
+        owner,
+        content: Content::Dir,
+    };
+    let mut nodes: Vec<_> = DIRS
+        .split_whitespace()
+        .map(|path| dir(path, 0o755, 0))
+        .collect();
     nodes.extend([dir("/root", 0o700, 0), dir("/home/user", 0o755, 1000)]);
     nodes.extend([dir("/tmp", 0o1777, 0), dir("/var/tmp", 0o1777, 0)]);
-    nodes.extend(FILES.iter().map(|(path, text)| file(path, 0o644, Content::Text((*text).to_owned()))));
-    nodes.push(file("/etc/shadow", 0o600, Content::Text("root:*:::::::\nuser:*:::::::\n".to_owned())));
-    nodes.push(file("/bin/busybox", 0o755, Content::HostFile(busybox.to_owned())));
-    nodes.extend(applets.iter().map(|applet| link(&format!("/{applet}"), "/bin/busybox")));
+    nodes.extend(
+        FILES
+            .iter()
+            .map(|(path, text)| file(path, 0o644, Content::Text((*text).to_owned()))),
+    );
+    nodes.push(file(
+        "/etc/shadow",
+        0o600,
+        Content::Text("root:*:::::::\nuser:*:::::::\n".to_owned()),
+    ));
+    nodes.push(file(
+        "/bin/busybox",
+        0o755,
+        Content::HostFile(busybox.to_owned()),
+    ));
+    nodes.extend(
+        applets
+            .iter()
+            .map(|applet| link(&format!("/{applet}"), "/bin/busybox")),
+    );
     nodes.extend([link("/var/run", "/run"), link("/etc/mtab", "/proc/mounts")]);
     nodes
 }
 
 fn file(path: &str, mode: u16, content: Content) -> Node {
-    Node { path: path.to_owned(), mode, owner: 0, content }
+    Node {
+        path: path.to_owned(),
+        mode,
+        owner: 0,
+        content,
+    }
 }
 
 fn link(path: &str, target: &str) -> Node {
-    Node { path: path.to_owned(), mode: 0o777, owner: 0, content: Content::Symlink(target.to_owned()) }
+    Node {
+        path: path.to_owned(),
+        mode: 0o777,
+        owner: 0,
+        content: Content::Symlink(target.to_owned()),
+    }
 }
 
 fn defaults() -> ExecDefaults {
@@ -126,7 +193,11 @@ mod tests {
         let mut seen = vec![Path::new("/")];
         for node in &nodes {
             let path = Path::new(&node.path);
-            assert!(seen.contains(&path.parent().unwrap()), "{} before its parent", node.path);
+            assert!(
+                seen.contains(&path.parent().unwrap()),
+                "{} before its parent",
+                node.path
+            );
             assert!(!seen.contains(&path), "{} twice", node.path);
             seen.push(path);
         }

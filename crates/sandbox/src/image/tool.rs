@@ -17,37 +17,55 @@ impl Tool {
         Self { program, hint }
     }
 
-    /// Starts the program. Those for administrators are not on everyone's search path, so we look there, too.
+    /// Starts the program. Those for administrators are not on everyone's search path, so we look
+    /// there, too.
     pub(super) fn spawn(&self, setup: impl Fn(&mut Command)) -> Result<Child, Error> {
         for dir in ["", "/usr/sbin", "/sbin"] {
             // starts: the program of Tool::new(…)
             let mut command = Command::new(Path::new(dir).join(self.program));
-            command.env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command
+                .env("LC_ALL", "C")
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
             setup(&mut command);
             match command.spawn() {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 spawned => return spawned.map_err(|source| self.failed_to("start", source)),
             }
         }
-        Err(Error::ToolMissing { program: self.program, hint: self.hint })
+        Err(Error::ToolMissing {
+            program: self.program,
+            hint: self.hint,
+        })
     }
 
     /// Runs it to its end, successful or not.
     pub(super) fn output(&self, setup: impl Fn(&mut Command)) -> Result<Output, Error> {
-        self.spawn(setup)?.wait_with_output().map_err(|source| self.failed_to("wait for", source))
+        self.spawn(setup)?
+            .wait_with_output()
+            .map_err(|source| self.failed_to("wait for", source))
     }
 
     /// Runs it; anything but success is an error. Returns what it printed.
     pub(super) fn run(&self, setup: impl Fn(&mut Command)) -> Result<String, Error> {
         let output = self.output(setup)?;
         if !output.status.success() {
-            return Err(Error::ToolFailed { program: self.program, status: output.status, stderr: stderr(&output) });
+            return Err(Error::ToolFailed {
+                program: self.program,
+                status: output.status,
+                stderr: stderr(&output),
+            });
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     pub(super) fn failed_to(&self, operation: &'static str, source: io::Error) -> Error {
-        Error::Io { operation, path: self.program.into(), source }
+        Error::Io {
+            operation,
+            path: self.program.into(),
+            source,
+        }
     }
 }
 

@@ -64,7 +64,12 @@ impl Host {
         let (dir, state) = self.inner.settled(reference)?;
         if state.phase != Phase::Running {
             let name = dir.record().name.to_string();
-            return Err(Error::WrongState { name, phase: state.phase, reason: state.reason, verb });
+            return Err(Error::WrongState {
+                name,
+                phase: state.phase,
+                reason: state.reason,
+                verb,
+            });
         }
         Ok(self.client_of(&dir, &state))
     }
@@ -90,13 +95,22 @@ pub(crate) struct Borrowing {
 
 impl Borrowing {
     pub async fn give_back(&self) -> Result<()> {
-        self.client.call(&Request::TakeBack { state: self.lent.state.clone() }).await
+        self.client
+            .call(&Request::TakeBack {
+                state: self.lent.state.clone(),
+            })
+            .await
     }
 }
 
 impl Client {
-    /// What `run` runs: the image's entry point, or another, with `args` instead of the image's own. Without either, a shell.
-    pub fn main_command(&self, args: Vec<OsString>, entrypoint: Option<Vec<OsString>>) -> Result<Vec<OsString>> {
+    /// What `run` runs: the image's entry point, or another, with `args` instead of the image's
+    /// own. Without either, a shell.
+    pub fn main_command(
+        &self,
+        args: Vec<OsString>,
+        entrypoint: Option<Vec<OsString>>,
+    ) -> Result<Vec<OsString>> {
         main_command(&self.host, &self.record, args, entrypoint)
     }
 
@@ -115,7 +129,10 @@ impl Client {
         let mut stream = self.connect().await?;
         self.ask::<()>(&mut stream, &Request::Link).await?;
         let link = Link::connect(stream).await;
-        let link = link.map_err(|source| Error::Guest { operation: "reach the guest".into(), source })?;
+        let link = link.map_err(|source| Error::Guest {
+            operation: "reach the guest".into(),
+            source,
+        })?;
         Ok(Guest::with_defaults(link, defaults))
     }
 
@@ -144,7 +161,11 @@ impl Client {
     }
 
     pub async fn checkpoint(&self, tag: Option<String>, replace: Replace) -> Result<Checkpoint> {
-        self.call(&Request::Checkpoint { tag, replace: replace.is_yes() }).await
+        self.call(&Request::Checkpoint {
+            tag,
+            replace: replace.is_yes(),
+        })
+        .await
     }
 
     /// Goes to another state.
@@ -157,14 +178,20 @@ impl Client {
         self.call(&Request::Forget(which)).await
     }
 
-    /// Borrows a state; to be given back when it is not needed any more. It goes back, too, when this is dropped.
+    /// Borrows a state; to be given back when it is not needed any more. It goes back, too, when
+    /// this is dropped.
     pub(crate) async fn borrow(&self, wanted: Wanted) -> Result<Borrowing> {
         let mut stream = self.connect().await?;
         let lent = self.ask(&mut stream, &Request::Lend(wanted)).await?;
-        Ok(Borrowing { lent, client: self.clone(), _stream: stream })
+        Ok(Borrowing {
+            lent,
+            client: self.clone(),
+            _stream: stream,
+        })
     }
 
-    /// Writes everything to disk and ends the machine. The keeper stays while clients wait for it to go on.
+    /// Writes everything to disk and ends the machine. The keeper stays while clients wait for it
+    /// to go on.
     pub async fn pause(&self) -> Result<Paused> {
         let keeper = self.keeper();
         let paused: Paused = self.call(&Request::Pause).await?;
@@ -179,7 +206,8 @@ impl Client {
         self.call(&Request::Resume).await
     }
 
-    /// Asks for something that ends the keeper, and waits for that, too: then nothing of the sandbox runs any more.
+    /// Asks for something that ends the keeper, and waits for that, too: then nothing of the
+    /// sandbox runs any more.
     async fn end(&self, request: &Request) -> Result<()> {
         let keeper = self.keeper();
         self.call::<()>(request).await?;
@@ -188,14 +216,18 @@ impl Client {
 
     /// To be opened before it is asked to end: afterwards the number could be another's.
     fn keeper(&self) -> Option<OwnedFd> {
-        let pid = self.info.keeper_pid.and_then(|pid| Pid::from_raw(pid.try_into().ok()?))?;
+        let pid = self
+            .info
+            .keeper_pid
+            .and_then(|pid| Pid::from_raw(pid.try_into().ok()?))?;
         pidfd_open(pid, PidfdFlags::empty()).ok()
     }
 
     /// Waits until the keeper is gone. One that was gone already needs no waiting.
     async fn gone(&self, keeper: Option<OwnedFd>) -> Result<()> {
         let Some(keeper) = keeper else { return Ok(()) };
-        let gone = tokio::task::spawn_blocking(move || is_gone_within(&keeper, LEAVE_DEADLINE)).await;
+        let gone =
+            tokio::task::spawn_blocking(move || is_gone_within(&keeper, LEAVE_DEADLINE)).await;
         match gone.expect("waiting does not panic") {
             true => Ok(()),
             false => Err(self.silent(io::ErrorKind::TimedOut.into())),
@@ -207,8 +239,14 @@ impl Client {
         self.ask(&mut stream, request).await
     }
 
-    async fn ask<T: DeserializeOwned>(&self, stream: &mut UnixStream, request: &Request) -> Result<T> {
-        wire::write(stream, request).await.map_err(|e| self.silent(e))?;
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        stream: &mut UnixStream,
+        request: &Request,
+    ) -> Result<T> {
+        wire::write(stream, request)
+            .await
+            .map_err(|e| self.silent(e))?;
         let answer: Answer<T> = wire::read(stream).await.map_err(|e| self.silent(e))?;
         answer.map_err(|report| Error::Remote { report })
     }
@@ -229,17 +267,26 @@ impl Client {
     }
 
     fn silent(&self, source: io::Error) -> Error {
-        Error::Keeper { name: self.info.name.clone(), source }
+        Error::Keeper {
+            name: self.info.name.clone(),
+            source,
+        }
     }
 }
 
 /// Waits for a process's end.
 fn is_gone_within(process: &OwnedFd, deadline: Duration) -> bool {
-    let limit = Timespec { tv_sec: deadline.as_secs() as i64, tv_nsec: 0 };
+    let limit = Timespec {
+        tv_sec: deadline.as_secs() as i64,
+        tv_nsec: 0,
+    };
     let mut ends = [PollFd::new(process, PollFlags::IN)];
     poll(&mut ends, Some(&limit)).is_ok_and(|count| count > 0)
 }
 
 fn is_early(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+    )
 }

@@ -56,12 +56,18 @@ pub async fn run(mut lease: UnixStream) -> Result<()> {
         Ok(Some(made)) => made,
         // Nobody waits for it any more.
         Ok(None) => return Ok(()),
-        Err(error) => return wire::write(&mut lease, &News::Failed(error.report())).await.map_err(lease_error),
+        Err(error) => {
+            return wire::write(&mut lease, &News::Failed(error.report()))
+                .await
+                .map_err(lease_error);
+        }
     };
     let listener = match announce(&host, &sandbox, way, &mut lease).await {
         Ok(listener) => listener,
         Err(error) => {
-            wire::write(&mut lease, &News::Failed(error.report())).await.map_err(lease_error)?;
+            wire::write(&mut lease, &News::Failed(error.report()))
+                .await
+                .map_err(lease_error)?;
             return rest(&host, sandbox, &order, Left::Unwanted, &mut lease).await;
         }
     };
@@ -100,27 +106,45 @@ struct Made {
 
 /// Does what was ordered, unless the lease closes first.
 async fn make(order: &Order, lease: &mut UnixStream) -> Result<Option<Made>> {
-    let Task::Copy { source, state, name } = &order.task else { return unless_closed(lease, make_alone(order)).await };
+    let Task::Copy {
+        source,
+        state,
+        name,
+    } = &order.task
+    else {
+        return unless_closed(lease, make_alone(order)).await;
+    };
     let host = Host::open(order.config.clone()).await?;
     let loading = async {
         let (state, record) = host.inner.fork_source(source, state)?;
         create::copy(host.inner.clone(), state, &record, name.clone()).await
     };
-    let Some(copy) = unless_closed(lease, loading).await? else { return Ok(None) };
-    wire::write(lease, &News::Loaded).await.map_err(lease_error)?;
+    let Some(copy) = unless_closed(lease, loading).await? else {
+        return Ok(None);
+    };
+    wire::write(lease, &News::Loaded)
+        .await
+        .map_err(lease_error)?;
     match lease.read_u8().await {
         Ok(GO) => {}
         _ => return Ok(None),
     }
     let sandbox = unless_closed(lease, copy.go_on()).await?;
-    Ok(sandbox.map(|sandbox| Made { host, sandbox, way: Way::Booted }))
+    Ok(sandbox.map(|sandbox| Made {
+        host,
+        sandbox,
+        way: Way::Booted,
+    }))
 }
 
 async fn make_alone(order: &Order) -> Result<Made> {
     let host = Host::open(order.config.clone()).await?;
     let (sandbox, way) = match &order.task {
         Task::Create(spec) => (host.create((**spec).clone()).await?, Way::Booted),
-        Task::Start { reference, boot_timeout } => (host.start(reference, *boot_timeout).await?, Way::Booted),
+        Task::Start {
+            reference,
+            boot_timeout,
+        } => (host.start(reference, *boot_timeout).await?, Way::Booted),
         Task::GoTo { reference, goal } => {
             let sandbox = host.adopt(reference, Verb::Revert).await?;
             let reverted = sandbox.go_to(goal.clone()).await?;
@@ -137,7 +161,10 @@ async fn make_alone(order: &Order) -> Result<Made> {
 }
 
 /// Dropping the work undoes it.
-async fn unless_closed<T>(lease: &mut UnixStream, work: impl Future<Output = Result<T>>) -> Result<Option<T>> {
+async fn unless_closed<T>(
+    lease: &mut UnixStream,
+    work: impl Future<Output = Result<T>>,
+) -> Result<Option<T>> {
     tokio::select! {
         done = work => done.map(Some),
         () = closed(lease) => Ok(None),
@@ -145,17 +172,24 @@ async fn unless_closed<T>(lease: &mut UnixStream, work: impl Future<Output = Res
 }
 
 /// Opens the socket, and says on the lease that the sandbox runs.
-async fn announce(host: &Host, sandbox: &Sandbox, way: Way, lease: &mut UnixStream) -> Result<UnixListener> {
+async fn announce(
+    host: &Host,
+    sandbox: &Sandbox,
+    way: Way,
+    lease: &mut UnixStream,
+) -> Result<UnixListener> {
     let dir = host.inner.find(sandbox.id())?;
     let listener = bind(dir.path(), &dir.keeper_socket())?;
     let info = host.find(sandbox.id())?;
     log_to(&dir.path().join("keeper.log"))?;
-    wire::write(lease, &News::Ready(Box::new(Ready { info, way }))).await.map_err(lease_error)?;
+    wire::write(lease, &News::Ready(Box::new(Ready { info, way })))
+        .await
+        .map_err(lease_error)?;
     Ok(listener)
 }
 
-/// Serves until the sandbox rests, nobody wants it, or we are told to end. From here on no failure of ours is a reason to
-/// take a sandbox away that was given out of hand.
+/// Serves until the sandbox rests, nobody wants it, or we are told to end. From here on no failure
+/// of ours is a reason to take a sandbox away that was given out of hand.
 async fn serve(
     host: &Host,
     sandbox: &Sandbox,
@@ -176,7 +210,8 @@ async fn serve(
                 }
             },
             Some(_) = clients.join_next() => {}
-            // One that is paused may be about to go on: whoever asked for that is still being attended to.
+            // One that is paused may be about to go on: whoever asked for that is still being
+            // attended to.
             () = unneeded(sandbox, &mut watch), if clients.is_empty() || !is_paused(sandbox) => break Left::Resting,
             word = lease.read_u8(), if !released => match word {
                 Ok(RELEASE) => released = true,
@@ -193,10 +228,13 @@ async fn serve(
     left
 }
 
-/// Waits until the sandbox rests. One that is paused is kept for the clients that wait for it to go on.
+/// Waits until the sandbox rests. One that is paused is kept for the clients that wait for it to go
+/// on.
 async fn unneeded(sandbox: &Sandbox, watch: &mut StateWatch) {
     while watch.rested().await.phase == Some(Phase::Paused) {
-        let Some(hub) = sandbox.paused_hub() else { return };
+        let Some(hub) = sandbox.paused_hub() else {
+            return;
+        };
         tokio::select! {
             () = hub.idle() => return,
             changed = watch.changed() => if changed.is_none() { return },
@@ -208,9 +246,15 @@ fn is_paused(sandbox: &Sandbox) -> bool {
     sandbox.state().phase == Some(Phase::Paused)
 }
 
-/// Takes back what nobody wants any more, saves what was to be saved, removes what was to last only as long as it ran, and
-/// stops what still runs.
-async fn rest(host: &Host, sandbox: Sandbox, order: &Order, left: Left, lease: &mut UnixStream) -> Result<()> {
+/// Takes back what nobody wants any more, saves what was to be saved, removes what was to last only
+/// as long as it ran, and stops what still runs.
+async fn rest(
+    host: &Host,
+    sandbox: Sandbox,
+    order: &Order,
+    left: Left,
+    lease: &mut UnixStream,
+) -> Result<()> {
     let info = host.find(sandbox.id());
     if left != Left::Unwanted && info.as_ref().is_ok_and(|info| info.save_on_stop.is_some()) {
         match saved(&sandbox).await {
@@ -234,7 +278,8 @@ async fn rest(host: &Host, sandbox: Sandbox, order: &Order, left: Left, lease: &
     }
 }
 
-/// Waits until a sandbox that is saved when it stops has stopped, and tells what it was saved as; nothing, if it was not.
+/// Waits until a sandbox that is saved when it stops has stopped, and tells what it was saved as;
+/// nothing, if it was not.
 async fn saved(sandbox: &Sandbox) -> Option<String> {
     if sandbox.state().phase == Some(Phase::Running)
         && let Err(error) = sandbox.stop(None).await
@@ -255,25 +300,35 @@ async fn tell_saved(lease: &mut UnixStream, digest: String) {
     }
 }
 
-/// Binds by way of a descriptor of the directory: a path to a socket has a length limit, a store's home has none.
+/// Binds by way of a descriptor of the directory: a path to a socket has a length limit, a store's
+/// home has none.
 fn bind(dir: &Path, socket: &Path) -> Result<UnixListener> {
     remove_if_there(socket)?;
     let opened = std::fs::File::open(dir).map_err(|e| Error::io("open", dir, e))?;
-    UnixListener::bind(short_path(&opened, socket)).map_err(|source| match has_no_sockets(&source) {
-        true => Error::NoSockets { path: socket.into(), source },
-        false => Error::io("listen on", socket, source),
+    UnixListener::bind(short_path(&opened, socket)).map_err(|source| {
+        match has_no_sockets(&source) {
+            true => Error::NoSockets {
+                path: socket.into(),
+                source,
+            },
+            false => Error::io("listen on", socket, source),
+        }
     })
 }
 
-/// The directory is ours and takes other files: what is refused is the kind of file. Drivers on FUSE answer with EIO.
+/// The directory is ours and takes other files: what is refused is the kind of file. Drivers on
+/// FUSE answer with EIO.
 fn has_no_sockets(error: &io::Error) -> bool {
-    let refusals = [Errno::PERM, Errno::OPNOTSUPP, Errno::NOSYS, Errno::IO].map(|errno| Some(errno.raw_os_error()));
+    let refusals = [Errno::PERM, Errno::OPNOTSUPP, Errno::NOSYS, Errno::IO]
+        .map(|errno| Some(errno.raw_os_error()));
     refusals.contains(&error.raw_os_error())
 }
 
 pub(super) fn short_path(dir: &std::fs::File, socket: &Path) -> std::path::PathBuf {
     let name = socket.file_name().expect("a socket's path names it");
-    Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string()).join(name)
+    Path::new("/proc/self/fd")
+        .join(dir.as_raw_fd().to_string())
+        .join(name)
 }
 
 /// From here on nobody reads our standard error: it goes to a file.
@@ -331,10 +386,17 @@ async fn attend(host: Host, sandbox: Sandbox, mut stream: UnixStream) {
 /// The directory's mode keeps others out already; this is the second lock.
 fn is_ours(stream: &UnixStream) -> bool {
     let ours = rustix::process::geteuid().as_raw();
-    stream.peer_cred().is_ok_and(|peer| peer.uid() == ours || peer.uid() == 0)
+    stream
+        .peer_cred()
+        .is_ok_and(|peer| peer.uid() == ours || peer.uid() == 0)
 }
 
-async fn answer(host: &Host, sandbox: &Sandbox, mut stream: UnixStream, request: Request) -> std::io::Result<()> {
+async fn answer(
+    host: &Host,
+    sandbox: &Sandbox,
+    mut stream: UnixStream,
+    request: Request,
+) -> std::io::Result<()> {
     match request {
         Request::Link => {
             let hub = sandbox.hub();
@@ -344,7 +406,9 @@ async fn answer(host: &Host, sandbox: &Sandbox, mut stream: UnixStream, request:
             }
             Ok(())
         }
-        Request::Stats => wire::write(&mut stream, &told(stats(host, sandbox).await.as_ref())).await,
+        Request::Stats => {
+            wire::write(&mut stream, &told(stats(host, sandbox).await.as_ref())).await
+        }
         Request::Execs => wire::write(&mut stream, &told(sandbox.execs().await.as_ref())).await,
         Request::Stop { grace_ms } => {
             let stopped = sandbox.stop(grace_ms.map(Duration::from_millis)).await;
@@ -353,13 +417,21 @@ async fn answer(host: &Host, sandbox: &Sandbox, mut stream: UnixStream, request:
         Request::Kill => wire::write(&mut stream, &told(sandbox.kill().await.as_ref())).await,
         Request::Remove => wire::write(&mut stream, &told(sandbox.remove().await.as_ref())).await,
         Request::Checkpoint { tag, replace } => {
-            let taken = sandbox.checkpoint(tag.as_deref(), Replace::from(replace)).await;
+            let taken = sandbox
+                .checkpoint(tag.as_deref(), Replace::from(replace))
+                .await;
             wire::write(&mut stream, &told(taken.as_ref())).await
         }
-        Request::GoTo(goal) => wire::write(&mut stream, &told(sandbox.go_to(goal).await.as_ref())).await,
-        Request::Forget(which) => wire::write(&mut stream, &told(sandbox.forget(which).await.as_ref())).await,
+        Request::GoTo(goal) => {
+            wire::write(&mut stream, &told(sandbox.go_to(goal).await.as_ref())).await
+        }
+        Request::Forget(which) => {
+            wire::write(&mut stream, &told(sandbox.forget(which).await.as_ref())).await
+        }
         Request::Lend(wanted) => lend(sandbox, wanted, stream).await,
-        Request::TakeBack { state } => wire::write(&mut stream, &told(sandbox.take_back(&state).await.as_ref())).await,
+        Request::TakeBack { state } => {
+            wire::write(&mut stream, &told(sandbox.take_back(&state).await.as_ref())).await
+        }
         Request::Pause => wire::write(&mut stream, &told(sandbox.pause().await.as_ref())).await,
         Request::Resume => wire::write(&mut stream, &told(sandbox.resume().await.as_ref())).await,
     }
@@ -388,17 +460,27 @@ async fn stats(host: &Host, sandbox: &Sandbox) -> Result<Stats> {
     let dir = host.inner.find(sandbox.id())?;
     let pid = host.find(sandbox.id())?.qemu_pid.unwrap_or_default();
     let (host_memory_bytes, host_cpu_ms) = process_usage(pid)?;
-    Ok(Stats { guest, host_memory_bytes, host_cpu_ms, host_disk_bytes: disk_usage(dir.path())? })
+    Ok(Stats {
+        guest,
+        host_memory_bytes,
+        host_cpu_ms,
+        host_disk_bytes: disk_usage(dir.path())?,
+    })
 }
 
 /// Resident bytes and milliseconds of processor time, from `/proc/PID/stat`.
 fn process_usage(pid: u32) -> Result<(u64, u64)> {
     let path = format!("/proc/{pid}/stat");
     let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
-    // The second field is the program's name in parentheses and may hold anything, also parentheses.
+    // The second field is the program's name in parentheses and may hold anything, also
+    // parentheses.
     let fields: Vec<u64> = text
         .rsplit_once(')')
-        .map(|(_, rest)| rest.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect())
+        .map(|(_, rest)| {
+            rest.split_whitespace()
+                .map(|field| field.parse().unwrap_or(0))
+                .collect()
+        })
         .unwrap_or_default();
     let field = |number: usize| fields.get(number - 3).copied().unwrap_or(0);
     let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
@@ -413,8 +495,14 @@ fn disk_usage(dir: &Path) -> Result<u64> {
     for entry in dir.read_dir().map_err(failed)? {
         let entry = entry.map_err(failed)?;
         // What is replaced or removed while we look has no size any more.
-        let Ok(found) = entry.metadata() else { continue };
-        bytes += if found.is_dir() { disk_usage(&entry.path())? } else { found.blocks() * 512 };
+        let Ok(found) = entry.metadata() else {
+            continue;
+        };
+        bytes += if found.is_dir() {
+            disk_usage(&entry.path())?
+        } else {
+            found.blocks() * 512
+        };
     }
     Ok(bytes)
 }

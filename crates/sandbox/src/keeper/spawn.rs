@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 /// How long a keeper may take to undo what it began, when its lease closes.
 const UNDO_DEADLINE: Duration = Duration::from_secs(60);
 
-/// The hold on a keeper. Dropped before it is released, it makes the keeper take back what it was started for, and waits
-/// for that.
+/// The hold on a keeper. Dropped before it is released, it makes the keeper take back what it was
+/// started for, and waits for that.
 #[derive(Debug)]
 pub struct Lease {
     /// Nothing once it is released.
@@ -25,8 +25,8 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Starts `program` with `args` as a keeper. It finds its end of the lease as its standard input, and must call
-    /// [`run`](super::run) with it.
+    /// Starts `program` with `args` as a keeper. It finds its end of the lease as its standard
+    /// input, and must call [`run`](super::run) with it.
     pub async fn start(program: &Path, args: &[&str], order: &Order) -> Result<Lease> {
         let failed = |e| Error::io("start a keeper with", program, e);
         let (ours, theirs) = StdStream::pair().map_err(failed)?;
@@ -43,7 +43,9 @@ impl Lease {
         ours.set_nonblocking(true).map_err(failed)?;
         let mut stream = UnixStream::from_std(ours).map_err(failed)?;
         wire::write(&mut stream, order).await.map_err(failed)?;
-        Ok(Lease { stream: Some(stream) })
+        Ok(Lease {
+            stream: Some(stream),
+        })
     }
 
     /// Waits until the sandbox runs, or the keeper says why it does not.
@@ -67,21 +69,33 @@ impl Lease {
     /// Lets a copy that is loaded go on.
     pub async fn go(&mut self) -> Result<()> {
         let told = self.stream().write_u8(GO).await;
-        told.map_err(|source| Error::Keeper { name: "that was to go on".into(), source })
+        told.map_err(|source| Error::Keeper {
+            name: "that was to go on".into(),
+            source,
+        })
     }
 
     async fn news(&mut self) -> Result<News> {
         let heard = wire::read(self.stream()).await;
-        heard.map_err(|source| Error::Keeper { name: "that was to be started".into(), source })
+        heard.map_err(|source| Error::Keeper {
+            name: "that was to be started".into(),
+            source,
+        })
     }
 
     fn stream(&mut self) -> &mut UnixStream {
-        self.stream.as_mut().expect("a lease has its stream until it is released")
+        self.stream
+            .as_mut()
+            .expect("a lease has its stream until it is released")
     }
 
-    /// Takes back what the keeper was started for, and waits for that. Tells which snapshot it was saved as, if it was.
+    /// Takes back what the keeper was started for, and waits for that. Tells which snapshot it was
+    /// saved as, if it was.
     pub async fn end(mut self) -> Result<Option<String>> {
-        let failed = |source| Error::Keeper { name: "that was to end".into(), source };
+        let failed = |source| Error::Keeper {
+            name: "that was to end".into(),
+            source,
+        };
         let stream = self.stream();
         stream.shutdown().await.map_err(failed)?;
         // Saving takes as long as it takes.
@@ -106,7 +120,10 @@ impl Lease {
     /// Lets the sandbox live on by itself.
     pub async fn release(mut self) -> Result<()> {
         let told = self.stream().write_u8(RELEASE).await;
-        told.map_err(|source| Error::Keeper { name: "that was just started".into(), source })?;
+        told.map_err(|source| Error::Keeper {
+            name: "that was just started".into(),
+            source,
+        })?;
         self.stream = None;
         Ok(())
     }
@@ -114,13 +131,19 @@ impl Lease {
 
 fn out_of_turn() -> Error {
     let source = std::io::ErrorKind::InvalidData.into();
-    Error::Keeper { name: "that was to be started".into(), source }
+    Error::Keeper {
+        name: "that was to be started".into(),
+        source,
+    }
 }
 
 impl Drop for Lease {
-    /// Closes the lease and waits for the keeper's end, so that nothing of the sandbox is left when we return.
+    /// Closes the lease and waits for the keeper's end, so that nothing of the sandbox is left when
+    /// we return.
     fn drop(&mut self) {
-        let Some(stream) = self.stream.take() else { return };
+        let Some(stream) = self.stream.take() else {
+            return;
+        };
         if let Err(error) = wait_for_end(stream) {
             tracing::warn!(%error, "the keeper did not say that it is done");
         }

@@ -1,4 +1,5 @@
-//! What is said on a lease and on a keeper's socket: JSON, each message with its length before it as a little-endian u32.
+//! What is said on a lease and on a keeper's socket: JSON, each message with its length before it
+//! as a little-endian u32.
 
 use std::io;
 use std::time::Duration;
@@ -48,8 +49,8 @@ pub enum Task {
     },
 }
 
-/// On a lease whose sandbox runs: it lives on by itself, and the lease means nothing any more. One byte, so that whoever
-/// reads it among other things cannot lose half of it.
+/// On a lease whose sandbox runs: it lives on by itself, and the lease means nothing any more. One
+/// byte, so that whoever reads it among other things cannot lose half of it.
 pub(super) const RELEASE: u8 = b'r';
 
 /// On a lease: what it was given for is not wanted after all. Nothing of it is saved.
@@ -108,15 +109,23 @@ pub(super) enum Request {
 /// An answer, or why there is none.
 pub(super) type Answer<T> = Result<T, Report>;
 
-pub(super) async fn write<T: Serialize>(stream: &mut (impl AsyncWrite + Unpin), message: &T) -> io::Result<()> {
+pub(super) async fn write<T: Serialize>(
+    stream: &mut (impl AsyncWrite + Unpin),
+    message: &T,
+) -> io::Result<()> {
     let body = serde_json::to_vec(message)?;
-    let length = u32::try_from(body.len()).ok().filter(|l| *l <= LIMIT).ok_or(io::ErrorKind::InvalidInput)?;
+    let length = u32::try_from(body.len())
+        .ok()
+        .filter(|l| *l <= LIMIT)
+        .ok_or(io::ErrorKind::InvalidInput)?;
     let mut bytes = length.to_le_bytes().to_vec();
     bytes.extend(body);
     stream.write_all(&bytes).await
 }
 
-pub(super) async fn read<T: DeserializeOwned>(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<T> {
+pub(super) async fn read<T: DeserializeOwned>(
+    stream: &mut (impl AsyncRead + Unpin),
+) -> io::Result<T> {
     let length = stream.read_u32_le().await?;
     if length > LIMIT {
         return Err(io::ErrorKind::InvalidData.into());

@@ -33,7 +33,14 @@ struct Incoming {
 
 impl Incoming {
     fn new(window: usize) -> Self {
-        Self { chunks: VecDeque::new(), received: 0, consumed: 0, told: 0, window: window as u64, ended: false }
+        Self {
+            chunks: VecDeque::new(),
+            received: 0,
+            consumed: 0,
+            told: 0,
+            window: window as u64,
+            ended: false,
+        }
     }
 
     fn data(&mut self, offset: u64, bytes: Vec<u8>) -> Result<(), LinkError> {
@@ -68,7 +75,17 @@ impl Slot {
     pub fn new(window: usize) -> (Self, watch::Receiver<()>) {
         let (changed, seen) = watch::channel(());
         let (out, err) = (Incoming::new(window), Incoming::new(window));
-        (Self { input: Outgoing::new(window), out, err, started: None, outcome: None, changed }, seen)
+        (
+            Self {
+                input: Outgoing::new(window),
+                out,
+                err,
+                started: None,
+                outcome: None,
+                changed,
+            },
+            seen,
+        )
     }
 
     fn incoming(&mut self, stream: StreamId) -> Result<&mut Incoming, LinkError> {
@@ -138,7 +155,9 @@ impl Drop for Handle {
         let mut state = self.connection.lock();
         state.channels.remove(&self.id);
         if state.down.is_none() {
-            state.send(&HostMessage::Close { channel: self.id }).expect("a close is short");
+            state
+                .send(&HostMessage::Close { channel: self.id })
+                .expect("a close is short");
             drop(state);
             self.connection.wake_writer.notify_one();
         }
@@ -161,9 +180,15 @@ impl Handle {
         }
     }
 
-    fn look<T>(&self, look: &mut impl FnMut(&mut Slot) -> Option<T>) -> Result<Option<T>, LinkError> {
+    fn look<T>(
+        &self,
+        look: &mut impl FnMut(&mut Slot) -> Option<T>,
+    ) -> Result<Option<T>, LinkError> {
         let mut state = self.connection.lock();
-        let slot = state.channels.get_mut(&self.id).expect("a channel's slot lives as long as its handle");
+        let slot = state
+            .channels
+            .get_mut(&self.id)
+            .expect("a channel's slot lives as long as its handle");
         match (look(slot), &state.down) {
             (Some(found), _) => Ok(Some(found)),
             (None, Some(error)) => Err(error.clone()),
@@ -182,13 +207,26 @@ impl Handle {
 }
 
 impl Channel {
-    pub(super) fn new(connection: Arc<Connection>, id: u32, window: usize, changed: watch::Receiver<()>) -> Self {
+    pub(super) fn new(
+        connection: Arc<Connection>,
+        id: u32,
+        window: usize,
+        changed: watch::Receiver<()>,
+    ) -> Self {
         let handle = Arc::new(Handle { connection, id });
-        let output = |stream| Output { handle: handle.clone(), changed: changed.clone(), stream };
+        let output = |stream| Output {
+            handle: handle.clone(),
+            changed: changed.clone(),
+            stream,
+        };
         Channel {
             out: output(StreamId::Out),
             err: output(StreamId::Err),
-            input: Input { handle: handle.clone(), changed: changed.clone(), window },
+            input: Input {
+                handle: handle.clone(),
+                changed: changed.clone(),
+                window,
+            },
             control: Control { handle, changed },
         }
     }
@@ -203,14 +241,24 @@ pub struct Output {
 }
 
 impl Output {
-    /// The next bytes, or nothing at the end. What is not taken stays in the guest, and its writer waits.
+    /// The next bytes, or nothing at the end. What is not taken stays in the guest, and its writer
+    /// waits.
     pub async fn next(&mut self) -> Result<Option<Bytes>, LinkError> {
         let stream = self.stream;
-        let taken = self.handle.wait(&mut self.changed, |slot| look_for_bytes(slot, stream)).await?;
-        let Some((chunk, told)) = taken else { return Ok(None) };
+        let taken = self
+            .handle
+            .wait(&mut self.changed, |slot| look_for_bytes(slot, stream))
+            .await?;
+        let Some((chunk, told)) = taken else {
+            return Ok(None);
+        };
         if let Some(consumed) = told {
             let mut state = self.handle.connection.lock();
-            state.outbox.push(Frame::Window { channel: self.handle.id, stream, consumed });
+            state.outbox.push(Frame::Window {
+                channel: self.handle.id,
+                stream,
+                consumed,
+            });
             drop(state);
             self.handle.connection.wake_writer.notify_one();
         }
@@ -218,11 +266,20 @@ impl Output {
     }
 }
 
-/// Bytes, the end, or nothing yet. A channel that ended in loss ends its streams with whatever had arrived.
-#[allow(clippy::type_complexity, reason = "bytes with the acknowledgement they are due, or the end, or not yet")]
+/// Bytes, the end, or nothing yet. A channel that ended in loss ends its streams with whatever had
+/// arrived.
+#[allow(
+    clippy::type_complexity,
+    reason = "bytes with the acknowledgement they are due, or the end, or not yet"
+)]
 fn look_for_bytes(slot: &mut Slot, stream: StreamId) -> Option<Option<(Bytes, Option<u64>)>> {
-    let cut = matches!(slot.outcome, Some(Outcome::Lost { .. } | Outcome::NotStarted(_) | Outcome::Failed(_)));
-    let incoming = slot.incoming(stream).expect("outputs name streams of the guest");
+    let cut = matches!(
+        slot.outcome,
+        Some(Outcome::Lost { .. } | Outcome::NotStarted(_) | Outcome::Failed(_))
+    );
+    let incoming = slot
+        .incoming(stream)
+        .expect("outputs name streams of the guest");
     match incoming.take() {
         Some(taken) => Some(Some(taken)),
         None if incoming.ended || cut => Some(None),
@@ -230,7 +287,8 @@ fn look_for_bytes(slot: &mut Slot, stream: StreamId) -> Option<Option<(Bytes, Op
     }
 }
 
-/// A stream of bytes to the guest. Dropping it without [`end`](Self::end) leaves the stream open until the channel closes.
+/// A stream of bytes to the guest. Dropping it without [`end`](Self::end) leaves the stream open
+/// until the channel closes.
 #[derive(Debug, Clone)]
 pub struct Input {
     handle: Arc<Handle>,
@@ -239,12 +297,15 @@ pub struct Input {
 }
 
 impl Input {
-    /// Writes all of `bytes`, waiting for the guest to take them. When the channel has ended, the rest is dropped, as a
-    /// pipe without a reader drops it.
+    /// Writes all of `bytes`, waiting for the guest to take them. When the channel has ended, the
+    /// rest is dropped, as a pipe without a reader drops it.
     pub async fn write(&mut self, mut bytes: &[u8]) -> Result<(), LinkError> {
         while !bytes.is_empty() {
             let half = self.window / 2;
-            let pushed = self.handle.wait(&mut self.changed, |slot| push(slot, bytes, half)).await?;
+            let pushed = self
+                .handle
+                .wait(&mut self.changed, |slot| push(slot, bytes, half))
+                .await?;
             let Some(count) = pushed else { return Ok(()) };
             self.handle.connection.wake_writer.notify_one();
             bytes = &bytes[count..];
@@ -287,29 +348,41 @@ impl Control {
     /// Waits until the command or connection has started, or has ended without.
     pub async fn started(&mut self) -> Result<Result<u32, Outcome>, LinkError> {
         self.handle
-            .wait(&mut self.changed, |slot| match (slot.started, &slot.outcome) {
-                (Some(pid), _) => Some(Ok(pid)),
-                (None, Some(outcome)) => Some(Err(outcome.clone())),
-                (None, None) => None,
+            .wait(&mut self.changed, |slot| {
+                match (slot.started, &slot.outcome) {
+                    (Some(pid), _) => Some(Ok(pid)),
+                    (None, Some(outcome)) => Some(Err(outcome.clone())),
+                    (None, None) => None,
+                }
             })
             .await
     }
 
     /// Waits for the channel's end.
     pub async fn ended(&mut self) -> Result<Outcome, LinkError> {
-        self.handle.wait(&mut self.changed, |slot| slot.outcome.clone()).await
+        self.handle
+            .wait(&mut self.changed, |slot| slot.outcome.clone())
+            .await
     }
 
     /// How the channel has ended, if it has.
     pub fn outcome(&self) -> Result<Option<Outcome>, LinkError> {
-        self.handle.look(&mut |slot| Some(slot.outcome.clone())).map(Option::flatten)
+        self.handle
+            .look(&mut |slot| Some(slot.outcome.clone()))
+            .map(Option::flatten)
     }
 
     pub fn signal(&self, signal: i32) -> Result<(), LinkError> {
-        self.handle.send(&HostMessage::Signal { channel: self.handle.id, signal })
+        self.handle.send(&HostMessage::Signal {
+            channel: self.handle.id,
+            signal,
+        })
     }
 
     pub fn resize(&self, size: TermSize) -> Result<(), LinkError> {
-        self.handle.send(&HostMessage::Resize { channel: self.handle.id, size })
+        self.handle.send(&HostMessage::Resize {
+            channel: self.handle.id,
+            size,
+        })
     }
 }

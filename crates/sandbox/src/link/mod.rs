@@ -6,8 +6,8 @@
 //!                            request /
 //! ```
 //!
-//! Always: a stream's reader that stops reading holds at most one window of bytes here. Dropping the last part of a
-//! channel closes it. When the connection ends, every waiting call ends with it.
+//! Always: a stream's reader that stops reading holds at most one window of bytes here. Dropping
+//! the last part of a channel closes it. When the connection ends, every waiting call ends with it.
 
 mod channel;
 mod outbox;
@@ -22,8 +22,8 @@ pub(crate) use outbox::{Outbox, Source};
 use sandtree_proto::frame::{Frame, encode_preamble};
 use sandtree_proto::message::{self, MessageError};
 use sandtree_proto::{
-    AgentHello, AgentMessage, Decoded, Decoder, Failure, FrameError, HostHello, HostMessage, Nonce, Open, Reply,
-    Request, VERSION_MAX, VERSION_MIN,
+    AgentHello, AgentMessage, Decoded, Decoder, Failure, FrameError, HostHello, HostMessage, Nonce,
+    Open, Reply, Request, VERSION_MAX, VERSION_MIN,
 };
 use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -55,8 +55,8 @@ pub enum LinkError {
     Refused(#[source] Failure),
 }
 
-/// A connection; clones share it. It is closed with the last of them and of their channels' parts, once what they had
-/// to say is said.
+/// A connection; clones share it. It is closed with the last of them and of their channels' parts,
+/// once what they had to say is said.
 #[derive(Debug, Clone)]
 pub struct Link {
     connection: Arc<Connection>,
@@ -108,22 +108,33 @@ impl Link {
     pub async fn connect(stream: UnixStream) -> Result<Link, LinkError> {
         tokio::time::timeout(HELLO_DEADLINE, Self::greet(stream))
             .await
-            .unwrap_or(Err(LinkError::Timeout { after: HELLO_DEADLINE }))
+            .unwrap_or(Err(LinkError::Timeout {
+                after: HELLO_DEADLINE,
+            }))
     }
 
     async fn greet(stream: UnixStream) -> Result<Link, LinkError> {
         let (mut reader, mut writer) = stream.into_split();
         let nonce = fresh_nonce();
-        writer.write_all(&hello(nonce)).await.map_err(|_| LinkError::Ended)?;
+        writer
+            .write_all(&hello(nonce))
+            .await
+            .map_err(|_| LinkError::Ended)?;
         let mut decoder = Decoder::new();
         let answer = read_hello(&mut reader, &mut decoder, nonce).await?;
         if answer.version == 0 {
             return Err(LinkError::Version);
         }
-        let shared = Arc::new(Shared { state: Mutex::default(), wake_writer: Notify::new(), up: Semaphore::new(0) });
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            wake_writer: Notify::new(),
+            up: Semaphore::new(0),
+        });
         tokio::spawn(read_all(shared.clone(), reader, decoder));
         tokio::spawn(write_all(shared.clone(), writer));
-        Ok(Link { connection: Arc::new(Connection { shared }) })
+        Ok(Link {
+            connection: Arc::new(Connection { shared }),
+        })
     }
 
     /// Opens a channel whose streams hold at most `window` bytes each on their way.
@@ -132,22 +143,39 @@ impl Link {
         state.check_up()?;
         state.next_channel = state.next_channel.wrapping_add(1);
         let id = state.next_channel;
-        state.send(&HostMessage::Open { channel: id, window, open })?;
+        state.send(&HostMessage::Open {
+            channel: id,
+            window,
+            open,
+        })?;
         let (slot, changed) = Slot::new(window as usize);
         state.channels.insert(id, slot);
         drop(state);
         self.connection.wake_writer.notify_one();
-        Ok(Channel::new(self.connection.clone(), id, window as usize, changed))
+        Ok(Channel::new(
+            self.connection.clone(),
+            id,
+            window as usize,
+            changed,
+        ))
     }
 
-    /// Asks and waits for the answer, at most `deadline`. A late answer is dropped: its id is never used again.
+    /// Asks and waits for the answer, at most `deadline`. A late answer is dropped: its id is never
+    /// used again.
     pub async fn request(&self, request: Request, deadline: Duration) -> Result<Reply, LinkError> {
         let answer = self.ask(request)?;
         match tokio::time::timeout(deadline, answer).await {
             Err(_) => Err(LinkError::Timeout { after: deadline }),
-            Ok(Ok(Err(failure))) if failure.errno == Failure::LOST => Err(LinkError::Lost { reason: failure.message }),
+            Ok(Ok(Err(failure))) if failure.errno == Failure::LOST => Err(LinkError::Lost {
+                reason: failure.message,
+            }),
             Ok(Ok(reply)) => reply.map_err(LinkError::Refused),
-            Ok(Err(_)) => Err(self.connection.lock().down.clone().unwrap_or(LinkError::Ended)),
+            Ok(Err(_)) => Err(self
+                .connection
+                .lock()
+                .down
+                .clone()
+                .unwrap_or(LinkError::Ended)),
         }
     }
 
@@ -155,10 +183,17 @@ impl Link {
     pub async fn down(&self) -> LinkError {
         // There are no permits: it ends when the semaphore is closed.
         drop(self.connection.up.acquire().await);
-        self.connection.lock().down.clone().unwrap_or(LinkError::Ended)
+        self.connection
+            .lock()
+            .down
+            .clone()
+            .unwrap_or(LinkError::Ended)
     }
 
-    fn ask(&self, request: Request) -> Result<oneshot::Receiver<Result<Reply, Failure>>, LinkError> {
+    fn ask(
+        &self,
+        request: Request,
+    ) -> Result<oneshot::Receiver<Result<Reply, Failure>>, LinkError> {
         let mut state = self.connection.lock();
         state.check_up()?;
         state.next_request = state.next_request.wrapping_add(1);
@@ -175,7 +210,9 @@ impl Link {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no code panics while it holds the link's state")
+        self.state
+            .lock()
+            .expect("no code panics while it holds the link's state")
     }
 
     fn go_down(&self, error: LinkError) {
@@ -203,27 +240,49 @@ impl State {
     fn receive(&mut self, frame: Frame) -> Result<(), LinkError> {
         match frame {
             Frame::Message(bytes) => self.receive_message(&bytes),
-            Frame::Data { channel, stream, offset, bytes } => {
-                self.channels.get_mut(&channel).map_or(Ok(()), |slot| slot.data(stream, offset, bytes))
-            }
-            Frame::Eof { channel, stream, offset } => {
-                self.channels.get_mut(&channel).map_or(Ok(()), |slot| slot.eof(stream, offset))
-            }
-            Frame::Window { channel, consumed, .. } => {
-                self.channels.get_mut(&channel).map_or(Ok(()), |slot| slot.consumed(consumed))
-            }
+            Frame::Data {
+                channel,
+                stream,
+                offset,
+                bytes,
+            } => self
+                .channels
+                .get_mut(&channel)
+                .map_or(Ok(()), |slot| slot.data(stream, offset, bytes)),
+            Frame::Eof {
+                channel,
+                stream,
+                offset,
+            } => self
+                .channels
+                .get_mut(&channel)
+                .map_or(Ok(()), |slot| slot.eof(stream, offset)),
+            Frame::Window {
+                channel, consumed, ..
+            } => self
+                .channels
+                .get_mut(&channel)
+                .map_or(Ok(()), |slot| slot.consumed(consumed)),
         }
     }
 
     fn receive_message(&mut self, bytes: &[u8]) -> Result<(), LinkError> {
         match message::from_bytes(bytes).map_err(protocol)? {
-            AgentMessage::Hello(_) => Err(LinkError::Protocol { what: "a second hello".into() }),
+            AgentMessage::Hello(_) => Err(LinkError::Protocol {
+                what: "a second hello".into(),
+            }),
             AgentMessage::Started { channel, pid } => {
-                self.channels.get_mut(&channel).into_iter().for_each(|slot| slot.started(pid));
+                self.channels
+                    .get_mut(&channel)
+                    .into_iter()
+                    .for_each(|slot| slot.started(pid));
                 Ok(())
             }
             AgentMessage::Ended { channel, outcome } => {
-                self.channels.get_mut(&channel).into_iter().for_each(|slot| slot.ended(outcome.clone()));
+                self.channels
+                    .get_mut(&channel)
+                    .into_iter()
+                    .for_each(|slot| slot.ended(outcome.clone()));
                 Ok(())
             }
             AgentMessage::Reply { id, reply } => {
@@ -237,7 +296,8 @@ impl State {
     }
 }
 
-/// The first bytes of a client: it speaks to a hub, which is not in the middle of anything, so no padding.
+/// The first bytes of a client: it speaks to a hub, which is not in the middle of anything, so no
+/// padding.
 fn hello(nonce: Nonce) -> Vec<u8> {
     let mut bytes = Vec::new();
     encode_preamble(&mut bytes, nonce);
@@ -246,7 +306,10 @@ fn hello(nonce: Nonce) -> Vec<u8> {
 }
 
 pub(crate) fn hello_frame() -> Frame {
-    let hello = HostMessage::Hello(HostHello { version_min: VERSION_MIN, version_max: VERSION_MAX });
+    let hello = HostMessage::Hello(HostHello {
+        version_min: VERSION_MIN,
+        version_max: VERSION_MAX,
+    });
     message::to_frame(&hello).expect("a hello is short")
 }
 
@@ -256,7 +319,11 @@ pub(crate) fn fresh_nonce() -> Nonce {
     Nonce(bytes)
 }
 
-async fn read_hello(reader: &mut OwnedReadHalf, decoder: &mut Decoder, nonce: Nonce) -> Result<AgentHello, LinkError> {
+async fn read_hello(
+    reader: &mut OwnedReadHalf,
+    decoder: &mut Decoder,
+    nonce: Nonce,
+) -> Result<AgentHello, LinkError> {
     let mut greeted = false;
     loop {
         match decoder.next() {
@@ -265,7 +332,9 @@ async fn read_hello(reader: &mut OwnedReadHalf, decoder: &mut Decoder, nonce: No
             Some(Ok(Decoded::Frame(Frame::Message(bytes)))) if greeted => {
                 return match message::from_bytes(&bytes).map_err(protocol)? {
                     AgentMessage::Hello(hello) => Ok(hello),
-                    _ => Err(LinkError::Protocol { what: "no hello".into() }),
+                    _ => Err(LinkError::Protocol {
+                        what: "no hello".into(),
+                    }),
                 };
             }
             Some(Ok(Decoded::Frame(_)) | Err(_)) => greeted = false,
@@ -303,7 +372,11 @@ fn drain(shared: &Shared, decoder: &mut Decoder) -> Result<(), LinkError> {
     while let Some(found) = decoder.next() {
         match found.map_err(protocol)? {
             Decoded::Frame(frame) => state.receive(frame)?,
-            Decoded::Preamble(_) => return Err(LinkError::Protocol { what: "a second preamble".into() }),
+            Decoded::Preamble(_) => {
+                return Err(LinkError::Protocol {
+                    what: "a second preamble".into(),
+                });
+            }
         }
     }
     drop(state);
@@ -320,7 +393,9 @@ async fn write_all(shared: Arc<Shared>, mut writer: OwnedWriteHalf) {
             if state.down.is_some() {
                 return;
             }
-            let State { outbox, channels, .. } = &mut *state;
+            let State {
+                outbox, channels, ..
+            } = &mut *state;
             outbox.fill(channels, &mut bytes);
             if bytes.is_empty() && state.closing {
                 return;
@@ -335,7 +410,9 @@ async fn write_all(shared: Arc<Shared>, mut writer: OwnedWriteHalf) {
 }
 
 fn protocol(error: impl std::fmt::Display) -> LinkError {
-    LinkError::Protocol { what: error.to_string() }
+    LinkError::Protocol {
+        what: error.to_string(),
+    }
 }
 
 impl From<FrameError> for LinkError {

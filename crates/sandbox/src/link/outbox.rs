@@ -6,7 +6,8 @@ use std::ops::Bound;
 use sandtree_proto::Outgoing;
 use sandtree_proto::frame::{Frame, MAX_PAYLOAD, StreamId, encode_data};
 
-/// Enough for one write to be worth its system call, little enough that a message waits for milliseconds only.
+/// Enough for one write to be worth its system call, little enough that a message waits for
+/// milliseconds only.
 const BATCH: usize = 256 * 1024;
 
 /// A channel whose stream to the other side is pumped by an [`Outbox`].
@@ -35,10 +36,13 @@ impl Outbox {
         self.messages.len()
     }
 
-    /// Encodes what is due, one chunk per channel and round, until the batch is full or nothing is left.
+    /// Encodes what is due, one chunk per channel and round, until the batch is full or nothing is
+    /// left.
     pub fn fill<S: Source>(&mut self, channels: &mut BTreeMap<u32, S>, bytes: &mut Vec<u8>) {
         while bytes.len() < BATCH {
-            let Some(frame) = self.messages.pop_front() else { break };
+            let Some(frame) = self.messages.pop_front() else {
+                break;
+            };
             frame.encode(bytes);
         }
         while bytes.len() < BATCH && self.round(channels, bytes) {}
@@ -48,14 +52,23 @@ impl Outbox {
         let before = bytes.len();
         let start = self.turn;
         let after = (Bound::Excluded(start), Bound::Unbounded);
-        let order: Vec<u32> = channels.range(after).chain(channels.range(..=start)).map(|(id, _)| *id).collect();
+        let order: Vec<u32> = channels
+            .range(after)
+            .chain(channels.range(..=start))
+            .map(|(id, _)| *id)
+            .collect();
         for id in order {
             if bytes.len() >= BATCH {
                 break;
             }
             let source = channels.get_mut(&id).expect("its id was just listed");
             while let Some((stream, consumed)) = source.take_window() {
-                Frame::Window { channel: id, stream, consumed }.encode(bytes);
+                Frame::Window {
+                    channel: id,
+                    stream,
+                    consumed,
+                }
+                .encode(bytes);
             }
             let stream = source.stream();
             if let Some((offset, chunk)) = stream.take(MAX_PAYLOAD) {
@@ -63,7 +76,12 @@ impl Outbox {
                 self.turn = id;
             }
             if let Some(offset) = stream.take_end() {
-                Frame::Eof { channel: id, stream: StreamId::In, offset }.encode(bytes);
+                Frame::Eof {
+                    channel: id,
+                    stream: StreamId::In,
+                    offset,
+                }
+                .encode(bytes);
             }
         }
         bytes.len() > before

@@ -5,14 +5,19 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use sandtree_registry::{Client, Descriptor, Digest as BlobDigest, Manifest, Reference, media, parallel};
+use sandtree_registry::{
+    Client, Descriptor, Digest as BlobDigest, Manifest, Reference, media, parallel,
+};
 use sandtree_store::{Digest, Image, Name, Named, Packable, PackedMember, Pinned, Store};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::pull::parse;
 use super::transfer::{counted, while_wanted};
-use super::{IMAGE, MEMBER, MEMBER_BYTES, MEMBER_DIGEST, MEMBER_ROLE, RegistryAccess, SNAPSHOT, SUBJECT, THREADS};
+use super::{
+    IMAGE, MEMBER, MEMBER_BYTES, MEMBER_DIGEST, MEMBER_ROLE, RegistryAccess, SNAPSHOT, SUBJECT,
+    THREADS,
+};
 use crate::error::{Error, Result};
 use crate::host::{Host, store_error};
 use crate::image::{self, Progress, Stage, Watch};
@@ -81,7 +86,14 @@ impl Host {
         let held = self.held(what)?;
         let text = to.to_string();
         let pushed = self.inner.making(&text, progress, move |work| {
-            work.watched(|store, watch| Pushing { store, held: &held, to: &to }.run(&access, watch))
+            work.watched(|store, watch| {
+                Pushing {
+                    store,
+                    held: &held,
+                    to: &to,
+                }
+                .run(&access, watch)
+            })
         });
         pushed.await.map_err(|error| error.of_transfer("push"))
     }
@@ -97,14 +109,17 @@ impl Host {
             Local::Path(_) => None,
         };
         match named {
-            Some(Named::Image(digest)) => {
-                store.pin_image(&digest).map(|image| Held::Image(Box::new(image))).map_err(store_error("read an image"))
-            }
+            Some(Named::Image(digest)) => store
+                .pin_image(&digest)
+                .map(|image| Held::Image(Box::new(image)))
+                .map_err(store_error("read an image")),
             Some(Named::Snapshot(digest)) => store
                 .pin(&digest)
                 .map(|pinned| Held::Snapshot(Box::new(pinned)))
                 .map_err(store_error("read a snapshot")),
-            _ => Err(Error::Nothing { reference: what.to_owned() }),
+            _ => Err(Error::Nothing {
+                reference: what.to_owned(),
+            }),
         }
     }
 }
@@ -137,7 +152,11 @@ impl Pushing<'_> {
         let work = self.store.stage()?;
         let mut layers = Vec::new();
         for member in self.store.packing(&self.held.packable())? {
-            watch(Progress { stage: Stage::Pack, done_bytes: 0, total_bytes: None })?;
+            watch(Progress {
+                stage: Stage::Pack,
+                done_bytes: 0,
+                total_bytes: None,
+            })?;
             layers.push(self.layer(&client, member, work.path(), watch)?);
         }
         let sent_bytes = self.send(&client, &layers, watch)?;
@@ -167,39 +186,77 @@ impl Pushing<'_> {
         let key = noted_as(&member.digest);
         let known = self.store.cached::<Packed>(&key).ok().flatten();
         if let Some(blob) = known.and_then(|packed| packed.blob())
-            && while_wanted(client, Stage::Pack, watch, |_| Ok(client.has_blob(&self.to.repository, &blob.digest)?))?
+            && while_wanted(client, Stage::Pack, watch, |_| {
+                Ok(client.has_blob(&self.to.repository, &blob.digest)?)
+            })?
         {
-            return Ok(Layer { member, blob, file: None });
+            return Ok(Layer {
+                member,
+                blob,
+                file: None,
+            });
         }
         let path = dir.join(member.digest.as_str());
         let packed = self.pack(&member, &path, watch)?;
         let otherwise = "how a member was packed cannot be noted; it is packed again next time";
         note::keep(self.store, &key, &packed, otherwise);
         let blob = packed.blob().expect("we have just made it");
-        Ok(Layer { member, blob, file: Some(path) })
+        Ok(Layer {
+            member,
+            blob,
+            file: Some(path),
+        })
     }
 
-    fn pack(&self, member: &PackedMember, path: &Path, watch: &mut Watch<'_>) -> Result<Packed, image::Error> {
+    fn pack(
+        &self,
+        member: &PackedMember,
+        path: &Path,
+        watch: &mut Watch<'_>,
+    ) -> Result<Packed, image::Error> {
         let failed = |operation| image::io_error(operation, path);
         let mut input = self.store.open_member(&self.held.packable(), member)?;
-        let output = Hashed { file: File::create_new(path).map_err(failed("create"))?, hash: Sha256::new(), bytes: 0 };
+        let output = Hashed {
+            file: File::create_new(path).map_err(failed("create"))?,
+            hash: Sha256::new(),
+            bytes: 0,
+        };
         let mut encoder = zstd::Encoder::new(output, LEVEL).map_err(failed("pack"))?;
-        encoder.multithread(2).and_then(|()| encoder.include_contentsize(false)).map_err(failed("pack"))?;
+        encoder
+            .multithread(2)
+            .and_then(|()| encoder.include_contentsize(false))
+            .map_err(failed("pack"))?;
         let (mut chunk, mut done_bytes) = (vec![0; 1 << 20], 0);
         loop {
-            let count = input.read(&mut chunk).map_err(failed("read a member for"))?;
+            let count = input
+                .read(&mut chunk)
+                .map_err(failed("read a member for"))?;
             if count == 0 {
                 break;
             }
-            encoder.write_all(&chunk[..count]).map_err(failed("write"))?;
+            encoder
+                .write_all(&chunk[..count])
+                .map_err(failed("write"))?;
             done_bytes += count as u64;
-            watch(Progress { stage: Stage::Pack, done_bytes, total_bytes: Some(member.bytes) })?;
+            watch(Progress {
+                stage: Stage::Pack,
+                done_bytes,
+                total_bytes: Some(member.bytes),
+            })?;
         }
         let Hashed { hash, bytes, .. } = encoder.finish().map_err(failed("write"))?;
-        Ok(Packed { digest: format!("sha256:{}", image::hex(&hash.finalize())), bytes })
+        Ok(Packed {
+            digest: format!("sha256:{}", image::hex(&hash.finalize())),
+            bytes,
+        })
     }
 
-    fn send(&self, client: &Client, layers: &[Layer], watch: &mut Watch<'_>) -> Result<u64, image::Error> {
+    fn send(
+        &self,
+        client: &Client,
+        layers: &[Layer],
+        watch: &mut Watch<'_>,
+    ) -> Result<u64, image::Error> {
         let missing: Vec<_> = layers.iter().filter(|layer| layer.file.is_some()).collect();
         let blobs: Vec<_> = missing.iter().map(|layer| layer.blob.clone()).collect();
         counted(client, Stage::Send, &blobs, watch, |told| {
@@ -219,8 +276,11 @@ impl Pushing<'_> {
     fn send_config(&self, client: &Client) -> Result<(), image::Error> {
         let blob = Descriptor::of(media::OCI_EMPTY, EMPTY);
         let mut open = |from: u64| {
-            Ok(Box::new(&EMPTY[usize::try_from(from).unwrap_or(EMPTY.len()).min(EMPTY.len())..])
-                as Box<dyn Read + Send>)
+            Ok(Box::new(
+                &EMPTY[usize::try_from(from)
+                    .unwrap_or(EMPTY.len())
+                    .min(EMPTY.len())..],
+            ) as Box<dyn Read + Send>)
         };
         Ok(client.push_blob(&self.to.repository, &blob, &mut open, &|_| Ok(()))?)
     }
@@ -249,12 +309,19 @@ impl Pushing<'_> {
 
 impl Packed {
     fn blob(&self) -> Option<Descriptor> {
-        Some(Descriptor::new(MEMBER, self.digest.parse::<BlobDigest>().ok()?, self.bytes))
+        Some(Descriptor::new(
+            MEMBER,
+            self.digest.parse::<BlobDigest>().ok()?,
+            self.bytes,
+        ))
     }
 }
 
 fn noted_as(member: &Digest) -> Name {
-    note::key("packed", &Digest::of(format!("{PACKING} {member}").as_bytes()))
+    note::key(
+        "packed",
+        &Digest::of(format!("{PACKING} {member}").as_bytes()),
+    )
 }
 
 /// A file that knows the digest of what was written.

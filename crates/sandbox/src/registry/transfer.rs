@@ -1,4 +1,5 @@
-//! Work with a registry on threads of its own, while another tells how far it is and notices who gives up.
+//! Work with a registry on threads of its own, while another tells how far it is and notices who
+//! gives up.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -35,11 +36,18 @@ pub(super) fn counted(
     watch: &mut Watch<'_>,
     transfer: impl FnOnce(registry::Watch<'_>) -> Result<(), image::Error> + Send,
 ) -> Result<u64, image::Error> {
-    let total_bytes = layers.iter().map(|layer| layer.size).reduce(u64::saturating_add);
+    let total_bytes = layers
+        .iter()
+        .map(|layer| layer.size)
+        .reduce(u64::saturating_add);
     let (moved, stopped) = (AtomicU64::new(0), AtomicBool::new(false));
     let told = |bytes| {
         moved.fetch_add(bytes, Ordering::Relaxed);
-        if stopped.load(Ordering::Relaxed) { Err(GivenUp) } else { Ok(()) }
+        if stopped.load(Ordering::Relaxed) {
+            Err(GivenUp)
+        } else {
+            Ok(())
+        }
     };
     std::thread::scope(|scope| {
         let (done, over) = mpsc::channel::<()>();
@@ -49,14 +57,24 @@ pub(super) fn counted(
         });
         while over.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
             let done_bytes = moved.load(Ordering::Relaxed);
-            if watch(Progress { stage, done_bytes, total_bytes }).is_err() {
+            if watch(Progress {
+                stage,
+                done_bytes,
+                total_bytes,
+            })
+            .is_err()
+            {
                 stopped.store(true, Ordering::Relaxed);
                 client.give_up();
             }
         }
         transferring.join().expect("a transfer does not panic")
     })?;
-    if stopped.load(Ordering::Relaxed) { Err(image::Error::GivenUp) } else { Ok(moved.into_inner()) }
+    if stopped.load(Ordering::Relaxed) {
+        Err(image::Error::GivenUp)
+    } else {
+        Ok(moved.into_inner())
+    }
 }
 
 /// What the store tells and asks, for whoever watches a transfer.

@@ -20,9 +20,23 @@ pub(super) struct Unpacked {
 impl Unpacked {
     /// `room`: what all members of an artifact may take together.
     pub fn create(path: &Path, bytes: u64, room: &Arc<AtomicU64>) -> io::Result<Self> {
-        let file = File::options().write(true).create(true).truncate(true).open(path)?;
-        let decoder = zstd::stream::write::Decoder::new(Sparse { file, at: 0, bytes, room: room.clone() })?;
-        Ok(Self { decoder, path: path.to_owned(), bytes, room: room.clone() })
+        let file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(path)?;
+        let decoder = zstd::stream::write::Decoder::new(Sparse {
+            file,
+            at: 0,
+            bytes,
+            room: room.clone(),
+        })?;
+        Ok(Self {
+            decoder,
+            path: path.to_owned(),
+            bytes,
+            room: room.clone(),
+        })
     }
 }
 
@@ -38,10 +52,15 @@ impl BlobTarget for Unpacked {
 
     fn complete(&mut self) -> io::Result<()> {
         self.decoder.flush()?;
-        let Sparse { file, at, bytes, .. } = self.decoder.get_mut();
+        let Sparse {
+            file, at, bytes, ..
+        } = self.decoder.get_mut();
         match at == bytes {
             true => file.set_len(*bytes),
-            false => Err(io::Error::new(io::ErrorKind::InvalidData, format!("it has {at} bytes where {bytes} belong"))),
+            false => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("it has {at} bytes where {bytes} belong"),
+            )),
         }
     }
 }
@@ -56,17 +75,27 @@ struct Sparse {
 
 impl Sparse {
     fn take_room(&self, bytes: u64) -> io::Result<()> {
-        let taken = self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
-        taken
-            .map(drop)
-            .map_err(|_| io::Error::new(io::ErrorKind::StorageFull, "it unpacks to more than there is room for"))
+        let taken = self
+            .room
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                left.checked_sub(bytes)
+            });
+        taken.map(drop).map_err(|_| {
+            io::Error::new(
+                io::ErrorKind::StorageFull,
+                "it unpacks to more than there is room for",
+            )
+        })
     }
 }
 
 impl Write for Sparse {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if bytes.len() as u64 > self.bytes - self.at {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it unpacks to more than it says"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "it unpacks to more than it says",
+            ));
         }
         if bytes.iter().any(|byte| *byte != 0) {
             self.take_room(bytes.len() as u64)?;
@@ -93,7 +122,9 @@ mod tests {
         let room = Arc::new(AtomicU64::new(1 << 20));
         let take = |bytes: u64| {
             let mut unpacked = Unpacked::create(&dir.path().join("x"), bytes, &room)?;
-            packed.chunks(100).try_for_each(|chunk| unpacked.append(chunk))?;
+            packed
+                .chunks(100)
+                .try_for_each(|chunk| unpacked.append(chunk))?;
             unpacked.complete()
         };
         take(content.len() as u64).unwrap();
@@ -101,6 +132,9 @@ mod tests {
         assert!(take(content.len() as u64 - 1).is_err());
         assert!(take(content.len() as u64 + 1).is_err());
         room.store(100, Ordering::Relaxed);
-        assert_eq!(take(content.len() as u64).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(
+            take(content.len() as u64).unwrap_err().kind(),
+            io::ErrorKind::StorageFull
+        );
     }
 }

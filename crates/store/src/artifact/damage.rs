@@ -36,7 +36,11 @@ pub enum Damage {
     #[error("the map of pieces of {member} is refused: {rule}")]
     Map { member: Member, rule: &'static str },
     #[error("{member} stores {found} bytes, where its map makes {expected}")]
-    StoredBytes { member: Member, expected: u64, found: u64 },
+    StoredBytes {
+        member: Member,
+        expected: u64,
+        found: u64,
+    },
     #[error("the bytes between {member} and the next member are not zero")]
     Padding { member: Member },
     #[error("its end is one block of zeros, where two belong")]
@@ -50,9 +54,17 @@ pub enum Damage {
     #[error("{member} belongs to nothing that the manifest lists")]
     Surplus { member: Member },
     #[error("{member} has {found} bytes, where {expected} belong")]
-    Bytes { member: Member, expected: u64, found: u64 },
+    Bytes {
+        member: Member,
+        expected: u64,
+        found: u64,
+    },
     #[error("{member} has {bytes} bytes; a record has at most {limit}")]
-    LongRecord { member: Member, bytes: u64, limit: u64 },
+    LongRecord {
+        member: Member,
+        bytes: u64,
+        limit: u64,
+    },
     #[error("the bytes of {member} are not those it is named by")]
     Content { member: Member },
     #[error("{digest} is neither among its files nor in the store")]
@@ -65,6 +77,12 @@ pub enum Damage {
         "its disk layer {layer} shows a disk of {bytes} bytes, which does not fit above the one below or in the whole"
     )]
     DiskBytes { layer: usize, bytes: u64 },
-    #[error("its memory layer {layer} is of a guest with {found} bytes of memory, where {expected} belong")]
-    RamBytes { layer: usize, expected: u64, found: u64 },
+    #[error(
+        "its memory layer {layer} is of a guest with {found} bytes of memory, where {expected} belong"
+    )]
+    RamBytes {
+        layer: usize,
+        expected: u64,
+        found: u64,
+    },
 }

@@ -5,11 +5,11 @@
 //! <parent>/.<name>.sandtree-<random>                          one in the making, or on its way out
 //! ```
 //!
-//! Always: a directory appears under its name whole and synced, or not at all; one that is replaced is there until the
-//! new one is. Nothing in it is linked to the store, because whoever owns it may change it. No file of others is ever
-//! removed: a directory that holds one is neither replaced nor removed.
-//! When it fails: what was built beside is removed. Where the process died, it stays: nobody reads a name with a dot,
-//! and it can be removed by hand.
+//! Always: a directory appears under its name whole and synced, or not at all; one that is replaced
+//! is there until the new one is. Nothing in it is linked to the store, because whoever owns it may
+//! change it. No file of others is ever removed: a directory that holds one is neither replaced nor
+//! removed. When it fails: what was built beside is removed. Where the process died, it stays:
+//! nobody reads a name with a dot, and it can be removed by hand.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,12 +26,13 @@ use crate::fs::{Disk, Files, Kind, io_error, optional};
 use crate::image::Blob;
 use crate::publish::{self, left_for_next_open};
 use crate::{
-    Damaged, Digest, Error, ImageReference, Pinned, Progress, SandboxId, Snapshot, SnapshotManifest, Store, Target,
-    Verified, progress,
+    Damaged, Digest, Error, ImageReference, Pinned, Progress, SandboxId, Snapshot,
+    SnapshotManifest, Store, Target, Verified, progress,
 };
 
 impl Store {
-    /// Writes a snapshot as a directory; with `replace`, instead of the snapshot directory that is there.
+    /// Writes a snapshot as a directory; with `replace`, instead of the snapshot directory that is
+    /// there.
     pub fn export_dir(
         &self,
         snapshot: &Snapshot,
@@ -48,32 +49,59 @@ impl Store {
         building.publish(&dir, found)
     }
 
-    fn fill_dir(&self, building: &Building, snapshot: &Snapshot, progress: &dyn Progress) -> Result<(), Error> {
+    fn fill_dir(
+        &self,
+        building: &Building,
+        snapshot: &Snapshot,
+        progress: &dyn Progress,
+    ) -> Result<(), Error> {
         let Building { files, path, .. } = building;
         let record = ArtifactRecord::new(&snapshot.digest, None, true);
         files.create(&path.join(Member::Artifact.to_string()), &record.to_bytes())?;
-        files.create(&path.join(Member::Manifest.to_string()), &snapshot.manifest.to_bytes())?;
+        files.create(
+            &path.join(Member::Manifest.to_string()),
+            &snapshot.manifest.to_bytes(),
+        )?;
         files.create_dir(&path.join("blobs"))?;
         let parts = self.parts(snapshot, Scope::WithImage)?;
         progress.begin(parts.iter().map(|part| part.blob.bytes).sum());
-        parts.iter().try_for_each(|part| self.copy_part(part, building, progress))
+        parts
+            .iter()
+            .try_for_each(|part| self.copy_part(part, building, progress))
     }
 
     /// Shares the data with the store where the file system can; every byte is read in any case.
-    fn copy_part(&self, part: &Part, building: &Building, progress: &dyn Progress) -> Result<(), Error> {
-        let to = building.path.join(Member::Blob(part.blob.digest.clone()).to_string());
+    fn copy_part(
+        &self,
+        part: &Part,
+        building: &Building,
+        progress: &dyn Progress,
+    ) -> Result<(), Error> {
+        let to = building
+            .path
+            .join(Member::Blob(part.blob.digest.clone()).to_string());
         let cloned = match part.plain_path(self)? {
             Some(from) => building.files.clone_file(&from, &to)?,
             None => false,
         };
-        let output = if cloned { None } else { Some(building.files.output(&to)?) };
+        let output = if cloned {
+            None
+        } else {
+            Some(building.files.output(&to)?)
+        };
         let mut written = Written::new(output);
         let map = self.read_part(part, progress, |_| Ok(|chunk: &Chunk| written.add(chunk)))?;
         written.finish(&map)
     }
 
-    /// Copies a snapshot directory into the store. What the store has whole, which is read there, is not read here.
-    pub fn import_dir(&self, dir: &Path, target: Target<'_>, progress: &dyn Progress) -> Result<Pinned, Error> {
+    /// Copies a snapshot directory into the store. What the store has whole, which is read there,
+    /// is not read here.
+    pub fn import_dir(
+        &self,
+        dir: &Path,
+        target: Target<'_>,
+        progress: &dyn Progress,
+    ) -> Result<Pinned, Error> {
         let (files, dir) = (self.files.clone(), absolute(dir)?);
         check_head(&files, &dir)?;
         self.take_in(&mut Directory::new(files, &dir), target, progress)
@@ -84,7 +112,8 @@ impl Store {
         read(&Files::new(Arc::new(Disk)), &absolute(dir)?)
     }
 
-    /// Removes a snapshot directory, whole or damaged. One that is something else, or holds anything else, stays.
+    /// Removes a snapshot directory, whole or damaged. One that is something else, or holds
+    /// anything else, stays.
     pub fn remove_dir_snapshot(dir: &Path) -> Result<(), Error> {
         let (files, dir) = (Files::new(Arc::new(Disk)), absolute(dir)?);
         require_nothing_else(&files, &dir)?;
@@ -109,8 +138,16 @@ pub(crate) fn read(files: &Files, dir: &Path) -> Result<Snapshot, Error> {
     Ok(snapshot)
 }
 
-pub(crate) fn verify(files: &Files, dir: &Path, progress: &dyn Progress) -> Result<Verified, Error> {
-    let mut verify = Verify { intake: Directory::new(files.clone(), dir), progress, found: Verified::default() };
+pub(crate) fn verify(
+    files: &Files,
+    dir: &Path,
+    progress: &dyn Progress,
+) -> Result<Verified, Error> {
+    let mut verify = Verify {
+        intake: Directory::new(files.clone(), dir),
+        progress,
+        found: Verified::default(),
+    };
     match check_head(files, dir) {
         Ok(snapshot) => verify.all(files, dir, &snapshot)?,
         Err(error) => verify.damaged("manifest", error)?,
@@ -149,8 +186,13 @@ fn occupant(files: &Files, dir: &Path, replace: bool) -> Result<Occupant, Error>
 /// Whether somebody meant this to be a snapshot, damaged or not.
 fn require_snapshot_dir(files: &Files, dir: &Path) -> Result<(), Error> {
     for member in [Member::Artifact, Member::Manifest] {
-        if files.kind(dir)? != Some(Kind::Dir) || files.kind(&dir.join(member.to_string()))? != Some(Kind::File) {
-            return Err(Error::NotASnapshotDir { path: dir.to_owned(), foreign: None });
+        if files.kind(dir)? != Some(Kind::Dir)
+            || files.kind(&dir.join(member.to_string()))? != Some(Kind::File)
+        {
+            return Err(Error::NotASnapshotDir {
+                path: dir.to_owned(),
+                foreign: None,
+            });
         }
     }
     Ok(())
@@ -170,8 +212,15 @@ fn members(files: &Files, dir: &Path) -> Result<Vec<PathBuf>, Error> {
         let member = name.to_str().map(Member::parse);
         match (kind, member) {
             (Kind::File, Some(Ok(_))) => found.push(dir.join(name)),
-            (Kind::Dir, _) if name == Path::new("blobs") => names.extend(entries(files, dir, &name)?),
-            _ => return Err(Error::NotASnapshotDir { path: dir.to_owned(), foreign: Some(name) }),
+            (Kind::Dir, _) if name == Path::new("blobs") => {
+                names.extend(entries(files, dir, &name)?)
+            }
+            _ => {
+                return Err(Error::NotASnapshotDir {
+                    path: dir.to_owned(),
+                    foreign: Some(name),
+                });
+            }
         }
     }
     Ok(found)
@@ -180,12 +229,18 @@ fn members(files: &Files, dir: &Path) -> Result<Vec<PathBuf>, Error> {
 /// What is in a directory below `dir`, by names that begin there.
 fn entries(files: &Files, dir: &Path, below: &Path) -> Result<Vec<(PathBuf, Kind)>, Error> {
     let listed = files.list(&dir.join(below))?;
-    Ok(listed.into_iter().map(|entry| (below.join(entry.name), entry.kind)).collect())
+    Ok(listed
+        .into_iter()
+        .map(|entry| (below.join(entry.name), entry.kind))
+        .collect())
 }
 
-/// Removes a snapshot directory file by file: what came into it meanwhile stays, and the directory with it.
+/// Removes a snapshot directory file by file: what came into it meanwhile stays, and the directory
+/// with it.
 fn remove_members(files: &Files, dir: &Path) -> Result<(), Error> {
-    members(files, dir)?.iter().try_for_each(|member| files.remove_file(member))?;
+    members(files, dir)?
+        .iter()
+        .try_for_each(|member| files.remove_file(member))?;
     optional(files.remove_dir(&dir.join("blobs")))?;
     files.remove_dir(dir)
 }
@@ -195,13 +250,20 @@ fn check_head(files: &Files, dir: &Path) -> Result<Snapshot, Error> {
     let (record, snapshot) = read_head(&mut Directory::new(files.clone(), dir))?;
     if record.since.is_some() || !record.image {
         let path = dir.join(Member::Artifact.to_string());
-        return Err(Error::corrupt(path, "a directory has its image and needs no other snapshot"));
+        return Err(Error::corrupt(
+            path,
+            "a directory has its image and needs no other snapshot",
+        ));
     }
     Ok(snapshot)
 }
 
-fn read_image_files(intake: &mut Directory, manifest: &SnapshotManifest) -> Result<ImageFiles, Error> {
-    let texts = [&manifest.image.digest, &manifest.image.kernel].map(|digest| intake.description(digest));
+fn read_image_files(
+    intake: &mut Directory,
+    manifest: &SnapshotManifest,
+) -> Result<ImageFiles, Error> {
+    let texts =
+        [&manifest.image.digest, &manifest.image.kernel].map(|digest| intake.description(digest));
     let [image, kernel] = texts;
     ImageFiles::read(manifest, [image?, kernel?])
 }
@@ -214,7 +276,11 @@ fn check_file(files: &Files, dir: &Path, blob: &Blob) -> Result<(), Error> {
         None => return Err(Error::corrupt(path, "missing")),
     }
     let bytes = files.len(&path)?;
-    if bytes == blob.bytes { Ok(()) } else { Err(wrong_length(path, bytes, blob)) }
+    if bytes == blob.bytes {
+        Ok(())
+    } else {
+        Err(wrong_length(path, bytes, blob))
+    }
 }
 
 fn wrong_length(path: PathBuf, bytes: u64, blob: &Blob) -> Error {
@@ -223,8 +289,14 @@ fn wrong_length(path: PathBuf, bytes: u64, blob: &Blob) -> Error {
 
 /// A name that nobody reads, for what is not there yet or not any more.
 fn beside(dir: &Path) -> Result<PathBuf, Error> {
-    let name = dir.file_name().ok_or_else(|| io_error("create", dir)(io::ErrorKind::InvalidInput.into()))?;
-    let name = format!(".{}.sandtree-{}", name.to_string_lossy(), SandboxId::random()?);
+    let name = dir
+        .file_name()
+        .ok_or_else(|| io_error("create", dir)(io::ErrorKind::InvalidInput.into()))?;
+    let name = format!(
+        ".{}.sandtree-{}",
+        name.to_string_lossy(),
+        SandboxId::random()?
+    );
     Ok(publish::parent(dir).join(name))
 }
 
@@ -240,10 +312,15 @@ impl Building {
     fn new(files: Files, dir: &Path) -> Result<Self, Error> {
         let path = beside(dir)?;
         files.create_dir(&path)?;
-        Ok(Self { files, path, kept: false })
+        Ok(Self {
+            files,
+            path,
+            kept: false,
+        })
     }
 
-    /// Puts it in its place; what was there is in ours then, and goes with us, unless it may come back.
+    /// Puts it in its place; what was there is in ours then, and goes with us, unless it may come
+    /// back.
     fn publish(mut self, dir: &Path, found: Occupant) -> Result<(), Error> {
         publish::sync_tree(&self.files, &self.path)?;
         match found {
@@ -252,7 +329,9 @@ impl Building {
             Occupant::Nothing => self.files.rename(&self.path, dir)?,
             Occupant::Snapshot => self.files.exchange(&self.path, dir)?,
         }
-        self.files.sync_dir(publish::parent(dir)).inspect_err(|_| self.kept = true)
+        self.files
+            .sync_dir(publish::parent(dir))
+            .inspect_err(|_| self.kept = true)
     }
 }
 
@@ -265,14 +344,30 @@ impl Drop for Building {
 }
 
 /// Every file behind the descriptions, and what it is a part of.
-fn named_parts<'a>(snapshot: &'a Snapshot, image: Option<&'a ImageFiles>) -> Vec<(String, &'a Blob)> {
+fn named_parts<'a>(
+    snapshot: &'a Snapshot,
+    image: Option<&'a ImageFiles>,
+) -> Vec<(String, &'a Blob)> {
     let ImageReference { digest, kernel, .. } = &snapshot.manifest.image;
     let rootfs = image.map(|files| &files.image.rootfs);
-    let of_image = image.into_iter().flat_map(|files| files.blobs()).map(|blob| {
-        let whole = if Some(blob) == rootfs { format!("image {digest}") } else { format!("kernel {kernel}") };
-        (whole, blob)
-    });
-    of_image.chain(snapshot.blobs().map(|blob| (format!("layer {}", blob.digest), blob))).collect()
+    let of_image = image
+        .into_iter()
+        .flat_map(|files| files.blobs())
+        .map(|blob| {
+            let whole = if Some(blob) == rootfs {
+                format!("image {digest}")
+            } else {
+                format!("kernel {kernel}")
+            };
+            (whole, blob)
+        });
+    of_image
+        .chain(
+            snapshot
+                .blobs()
+                .map(|blob| (format!("layer {}", blob.digest), blob)),
+        )
+        .collect()
 }
 
 /// Reads everything, and goes on behind what is damaged.
@@ -292,14 +387,21 @@ impl Verify<'_> {
             }
         };
         let parts = named_parts(snapshot, image.as_ref());
-        self.progress.begin(parts.iter().map(|(_, blob)| blob.bytes).fold(0, u64::saturating_add));
+        self.progress.begin(
+            parts
+                .iter()
+                .map(|(_, blob)| blob.bytes)
+                .fold(0, u64::saturating_add),
+        );
         for (what, blob) in parts {
-            self.blob(blob).or_else(|error| self.damaged(&what, error))?;
+            self.blob(blob)
+                .or_else(|error| self.damaged(&what, error))?;
         }
         if self.found.damaged.is_empty() {
             let place = |digest: &Digest| dir.join(Member::Blob(digest.clone()).to_string());
             let checked = structure::check(files, &snapshot.manifest, &place);
-            checked.or_else(|error| self.damaged(&format!("snapshot {}", snapshot.digest), error))?;
+            checked
+                .or_else(|error| self.damaged(&format!("snapshot {}", snapshot.digest), error))?;
         }
         Ok(())
     }
@@ -308,22 +410,42 @@ impl Verify<'_> {
         let member = Member::Blob(blob.digest.clone());
         let map = self.intake.open(&member)?;
         if map.bytes() != blob.bytes {
-            return Err(Damage::Bytes { member, expected: blob.bytes, found: map.bytes() }.into());
+            return Err(Damage::Bytes {
+                member,
+                expected: blob.bytes,
+                found: map.bytes(),
+            }
+            .into());
         }
         let intake = &mut self.intake;
-        let digest = pipeline::pull(&map, &mut |chunk| intake.fill(chunk), &mut |_| Ok(()), self.progress)?;
+        let digest = pipeline::pull(
+            &map,
+            &mut |chunk| intake.fill(chunk),
+            &mut |_| Ok(()),
+            self.progress,
+        )?;
         self.found.bytes += blob.bytes;
-        if digest == blob.digest { Ok(()) } else { Err(Damage::Content { member }.into()) }
+        if digest == blob.digest {
+            Ok(())
+        } else {
+            Err(Damage::Content { member }.into())
+        }
     }
 
     /// Notes damage. What is none, because nothing could be read, ends it.
     fn damaged(&mut self, what: &str, error: Error) -> Result<(), Error> {
         match error {
-            Error::Io { .. } | Error::NotASnapshotDir { .. } | Error::Cancelled => return Err(error),
+            Error::Io { .. } | Error::NotASnapshotDir { .. } | Error::Cancelled => {
+                return Err(error);
+            }
             _ => {}
         }
         progress::check(self.progress)?;
-        self.found.damaged.push(Damaged { what: what.to_owned(), quarantined: None, reason: error.to_string() });
+        self.found.damaged.push(Damaged {
+            what: what.to_owned(),
+            quarantined: None,
+            reason: error.to_string(),
+        });
         Ok(())
     }
 }

@@ -1,7 +1,8 @@
 //! A snapshot of the store becomes an artifact.
 //!
-//! Always: every byte that is written was hashed and is what its name says. Memory is bounded, whatever the sizes are.
-//! When it fails: what was written so far is no artifact, and a reader says so. A damaged layer is in quarantine.
+//! Always: every byte that is written was hashed and is what its name says. Memory is bounded,
+//! whatever the sizes are. When it fails: what was written so far is no artifact, and a reader says
+//! so. A damaged layer is in quarantine.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -44,22 +45,41 @@ impl Store {
     ) -> Result<Exported, Error> {
         let snapshot = self.pin(&snapshot.digest)?;
         let parts = self.parts_for(&snapshot, spec)?;
-        let record = ArtifactRecord::new(&snapshot.digest, spec.since.clone(), !spec.without_image).to_bytes();
+        let record = ArtifactRecord::new(&snapshot.digest, spec.since.clone(), !spec.without_image)
+            .to_bytes();
         let manifest = snapshot.manifest.to_bytes();
         progress.begin(parts.iter().map(|part| part.blob.bytes).sum());
         let mut out = Counted { out, bytes: 0 };
-        let output = if spec.plain { Output::plain(&mut out) } else { compressed(&mut out)? };
+        let output = if spec.plain {
+            Output::plain(&mut out)
+        } else {
+            compressed(&mut out)?
+        };
         let mut writer = Writer::new(output);
         writer.whole(&Member::Artifact, &record)?;
         writer.whole(&Member::Manifest, &manifest)?;
-        parts.iter().try_for_each(|part| self.write_part(part, &mut writer, progress))?;
-        writer.finish()?.finish().map_err(Error::artifact_io("write"))?;
-        let bytes_in = (record.len() + manifest.len()) as u64 + parts.iter().map(|part| part.blob.bytes).sum::<u64>();
-        Ok(Exported { members: parts.len() as u64 + 2, bytes_in, bytes_out: out.bytes })
+        parts
+            .iter()
+            .try_for_each(|part| self.write_part(part, &mut writer, progress))?;
+        writer
+            .finish()?
+            .finish()
+            .map_err(Error::artifact_io("write"))?;
+        let bytes_in = (record.len() + manifest.len()) as u64
+            + parts.iter().map(|part| part.blob.bytes).sum::<u64>();
+        Ok(Exported {
+            members: parts.len() as u64 + 2,
+            bytes_in,
+            bytes_out: out.bytes,
+        })
     }
 
     fn parts_for(&self, snapshot: &Snapshot, spec: &ExportSpec) -> Result<Vec<Part>, Error> {
-        let scope = if spec.without_image { Scope::WithoutImage } else { Scope::WithImage };
+        let scope = if spec.without_image {
+            Scope::WithoutImage
+        } else {
+            Scope::WithImage
+        };
         let mut parts = self.parts(snapshot, scope)?;
         if let Some(since) = &spec.since {
             let base = self.parts(&self.snapshot(since)?, Scope::WithImage)?;
@@ -69,7 +89,12 @@ impl Store {
         Ok(parts)
     }
 
-    fn write_part(&self, part: &Part, writer: &mut Writer<Output<'_>>, progress: &dyn Progress) -> Result<(), Error> {
+    fn write_part(
+        &self,
+        part: &Part,
+        writer: &mut Writer<Output<'_>>,
+        progress: &dyn Progress,
+    ) -> Result<(), Error> {
         let begin = move |map: &SparseMap| {
             writer.begin(&Member::Blob(part.blob.digest.clone()), map)?;
             Ok(move |chunk: &Chunk| writer.data(&chunk.bytes))

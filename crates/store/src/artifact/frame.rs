@@ -1,10 +1,10 @@
 //! The zstd frame around an archive.
 //!
-//! Always: an input is one frame and nothing behind it, or plain; its first bytes tell which. A frame that asks for a
-//! window of more than 128 MiB is refused, so its memory is bounded.
+//! Always: an input is one frame and nothing behind it, or plain; its first bytes tell which. A
+//! frame that asks for a window of more than 128 MiB is refused, so its memory is bounded.
 //!
-//! When it fails: a damaged frame is a [`Damage`] inside an `io::Error`, so that the frame can be read like any other
-//! input.
+//! When it fails: a damaged frame is a [`Damage`] inside an `io::Error`, so that the frame can be
+//! read like any other input.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -35,7 +35,9 @@ impl<'a> Output<'a> {
 
     /// What comes out depends on the input alone, not on the number of workers.
     pub(super) fn compressed(out: &'a mut dyn Write) -> io::Result<Self> {
-        let workers = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WORKERS);
+        let workers = std::thread::available_parallelism()
+            .map_or(1, usize::from)
+            .min(MAX_WORKERS);
         let mut encoder = zstd::Encoder::new(out, LEVEL)?;
         encoder.include_checksum(true)?;
         encoder.set_parameter(CParameter::NbWorkers(workers as u32))?;
@@ -77,7 +79,11 @@ impl<R: Read> Input<R> {
     /// Looks at the first bytes of an input.
     pub fn new(mut input: R) -> Result<Self, Error> {
         let mut start = Vec::with_capacity(MAGIC.len());
-        input.by_ref().take(MAGIC.len() as u64).read_to_end(&mut start).map_err(Error::artifact_io("read"))?;
+        input
+            .by_ref()
+            .take(MAGIC.len() as u64)
+            .read_to_end(&mut start)
+            .map_err(Error::artifact_io("read"))?;
         match &start[..] {
             _ if start == MAGIC => Ok(Self::Compressed(Frame::new(input, &start)?)),
             // An archive begins with the name of its first member.
@@ -109,17 +115,28 @@ pub struct Frame<R> {
 
 impl<R> fmt::Debug for Frame<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Frame").field("ended", &self.ended).finish_non_exhaustive()
+        f.debug_struct("Frame")
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
     }
 }
 
 impl<R: Read> Frame<R> {
     fn new(input: R, start: &[u8]) -> Result<Self, Error> {
         let mut decoder = Decoder::new().map_err(Error::artifact_io("decompress"))?;
-        decoder.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX)).map_err(Error::artifact_io("decompress"))?;
+        decoder
+            .set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX))
+            .map_err(Error::artifact_io("decompress"))?;
         let mut buffer = vec![0; PIECE];
         buffer[..start.len()].copy_from_slice(start);
-        Ok(Self { input, decoder, buffer, at: 0, end: start.len(), ended: false })
+        Ok(Self {
+            input,
+            decoder,
+            buffer,
+            at: 0,
+            end: start.len(),
+            ended: false,
+        })
     }
 
     /// More input, once all of it is used.
@@ -128,7 +145,11 @@ impl<R: Read> Frame<R> {
             return Ok(());
         }
         (self.at, self.end) = (0, read_some(&mut self.input, &mut self.buffer)?);
-        if self.end == 0 { Err(damage(Damage::Truncated("its compressed data"))) } else { Ok(()) }
+        if self.end == 0 {
+            Err(damage(Damage::Truncated("its compressed data")))
+        } else {
+            Ok(())
+        }
     }
 
     fn refuse_more(&mut self) -> io::Result<usize> {
@@ -149,7 +170,8 @@ impl<R: Read> Read for Frame<R> {
             let mut input = InBuffer::around(&self.buffer[self.at..self.end]);
             let decoded = self.decoder.run(&mut input, &mut output);
             self.at += input.pos();
-            self.ended = decoded.map_err(|error| damage(Damage::Compression(error.to_string())))? == 0;
+            self.ended =
+                decoded.map_err(|error| damage(Damage::Compression(error.to_string())))? == 0;
             if output.pos() > 0 {
                 return Ok(output.pos());
             }

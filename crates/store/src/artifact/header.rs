@@ -1,10 +1,10 @@
 //! The blocks of an archive: ustar headers, and the extended headers in front of them.
 //!
-//! A member is one plain ustar header, unless it is sparse or has 8 GiB and more. Then an extended header (`x`) comes
-//! before it, with the keys of GNU's sparse format 1.0, `size`, or both.
+//! A member is one plain ustar header, unless it is sparse or has 8 GiB and more. Then an extended
+//! header (`x`) comes before it, with the keys of GNU's sparse format 1.0, `size`, or both.
 //!
-//! Always: a header that is read is taken apart, written anew and compared, so no field can say what the writer would
-//! not have said.
+//! Always: a header that is read is taken apart, written anew and compared, so no field can say
+//! what the writer would not have said.
 
 use super::{Damage, Member};
 
@@ -61,7 +61,8 @@ impl Header {
     pub(super) fn to_block(&self) -> Block {
         let mut block = [0; SECTOR];
         block[..self.name.len()].copy_from_slice(self.name.as_bytes());
-        let mut put = |at: usize, text: &str| block[at..at + text.len()].copy_from_slice(text.as_bytes());
+        let mut put =
+            |at: usize, text: &str| block[at..at + text.len()].copy_from_slice(text.as_bytes());
         put(100, "0000644");
         put(108, "0000000");
         put(116, "0000000");
@@ -79,9 +80,16 @@ impl Header {
     pub(super) fn parse(block: &Block) -> Result<Self, Damage> {
         check_checksum(block)?;
         let name = text(&block[..100]);
-        let header = Self { kind: parse_kind(&name, block[KIND])?, bytes: parse_size(&name, &block[124..136])?, name };
+        let header = Self {
+            kind: parse_kind(&name, block[KIND])?,
+            bytes: parse_size(&name, &block[124..136])?,
+            name,
+        };
         match first_difference(block, &header.to_block()) {
-            Some(field) => Err(Damage::Field { name: header.name, field }),
+            Some(field) => Err(Damage::Field {
+                name: header.name,
+                field,
+            }),
             None => Ok(header),
         }
     }
@@ -116,26 +124,42 @@ fn parse_kind(name: &str, kind: u8) -> Result<Kind, Damage> {
         b'S' => "a sparse file in the old form of GNU tar",
         _ => "of an unknown kind",
     };
-    Err(Damage::Kind { name: name.to_owned(), kind: refused })
+    Err(Damage::Kind {
+        name: name.to_owned(),
+        kind: refused,
+    })
 }
 
 fn parse_size(name: &str, field: &[u8]) -> Result<u64, Damage> {
-    let digits = field.strip_suffix(&[0]).and_then(|digits| std::str::from_utf8(digits).ok());
+    let digits = field
+        .strip_suffix(&[0])
+        .and_then(|digits| std::str::from_utf8(digits).ok());
     let size = digits.and_then(|digits| u64::from_str_radix(digits, 8).ok());
-    size.ok_or_else(|| Damage::Field { name: name.to_owned(), field: "size" })
+    size.ok_or_else(|| Damage::Field {
+        name: name.to_owned(),
+        field: "size",
+    })
 }
 
 /// What a field says, for reading it and for showing it.
 fn text(field: &[u8]) -> String {
-    let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
+    let end = field
+        .iter()
+        .position(|byte| *byte == 0)
+        .unwrap_or(field.len());
     String::from_utf8_lossy(&field[..end]).into_owned()
 }
 
 /// The checksum differs with everything else, so it is looked at last.
 fn first_difference(a: &Block, b: &Block) -> Option<&'static str> {
-    let mut places = (0..SECTOR).filter(|at| !CHECKSUM.contains(at)).chain(CHECKSUM);
+    let mut places = (0..SECTOR)
+        .filter(|at| !CHECKSUM.contains(at))
+        .chain(CHECKSUM);
     let at = places.find(|at| a[*at] != b[*at])?;
-    FIELDS.iter().find(|(end, _)| at < *end).map(|(_, field)| *field)
+    FIELDS
+        .iter()
+        .find(|(end, _)| at < *end)
+        .map(|(_, field)| *field)
 }
 
 /// What the headers in front of a member say.
@@ -153,7 +177,14 @@ impl MemberHeader {
         let mut blocks = Vec::with_capacity(3 * SECTOR);
         if let Some(pax) = self.pax() {
             let name = format!("{PAX_DIR}{}", self.member);
-            blocks.extend(Header { name, kind: Kind::Pax, bytes: pax.len() as u64 }.to_block());
+            blocks.extend(
+                Header {
+                    name,
+                    kind: Kind::Pax,
+                    bytes: pax.len() as u64,
+                }
+                .to_block(),
+            );
             blocks.extend(pax);
             blocks.resize(blocks.len().next_multiple_of(SECTOR), 0);
         }
@@ -162,9 +193,21 @@ impl MemberHeader {
     }
 
     fn ustar(&self) -> Header {
-        let prefix = if self.sparse_bytes.is_some() { SPARSE_DIR } else { "" };
-        let bytes = if self.stored_bytes > MAX_USTAR_BYTES { 0 } else { self.stored_bytes };
-        Header { name: format!("{prefix}{}", self.member), kind: Kind::File, bytes }
+        let prefix = if self.sparse_bytes.is_some() {
+            SPARSE_DIR
+        } else {
+            ""
+        };
+        let bytes = if self.stored_bytes > MAX_USTAR_BYTES {
+            0
+        } else {
+            self.stored_bytes
+        };
+        Header {
+            name: format!("{prefix}{}", self.member),
+            kind: Kind::File,
+            bytes,
+        }
     }
 
     /// The records of the extended header, in their order.
@@ -184,7 +227,11 @@ impl MemberHeader {
 
     /// Of a member without an extended header.
     pub(super) fn plain(header: Header) -> Result<Self, Damage> {
-        Ok(Self { member: Member::parse(&header.name)?, stored_bytes: header.bytes, sparse_bytes: None })
+        Ok(Self {
+            member: Member::parse(&header.name)?,
+            stored_bytes: header.bytes,
+            sparse_bytes: None,
+        })
     }
 
     /// Of a member whose extended header had these records.
@@ -196,11 +243,20 @@ impl MemberHeader {
             stored_bytes: said.bytes.unwrap_or(header.bytes),
             sparse_bytes: said.sparse_bytes,
         };
-        let refused = |rule| Err(Damage::Pax { name: header.name.clone(), rule });
+        let refused = |rule| {
+            Err(Damage::Pax {
+                name: header.name.clone(),
+                rule,
+            })
+        };
         match () {
-            () if found.pax().as_deref() != Some(records) => refused("it is not written as this format does"),
+            () if found.pax().as_deref() != Some(records) => {
+                refused("it is not written as this format does")
+            }
             () if found.ustar() != header => refused("it does not fit the header behind it"),
-            () if pax.name != format!("{PAX_DIR}{}", found.member) => refused("it has another name"),
+            () if pax.name != format!("{PAX_DIR}{}", found.member) => {
+                refused("it has another name")
+            }
             () => Ok(found),
         }
     }
@@ -225,18 +281,30 @@ struct Said {
 
 impl Said {
     fn parse(name: &str, mut records: &[u8]) -> Result<Self, Damage> {
-        let refused = |rule| Damage::Pax { name: name.to_owned(), rule };
+        let refused = |rule| Damage::Pax {
+            name: name.to_owned(),
+            rule,
+        };
         let mut said = Self::default();
         while !records.is_empty() {
-            let (key, value, rest) =
-                split_record(records).ok_or_else(|| refused("a record of it has a wrong length"))?;
-            let number = || value.parse().map_err(|_| refused("a size in it is no number"));
+            let (key, value, rest) = split_record(records)
+                .ok_or_else(|| refused("a record of it has a wrong length"))?;
+            let number = || {
+                value
+                    .parse()
+                    .map_err(|_| refused("a size in it is no number"))
+            };
             match key {
                 "GNU.sparse.major" | "GNU.sparse.minor" => {}
                 "GNU.sparse.name" => said.sparse_name = Some(value.to_owned()),
                 "GNU.sparse.realsize" => said.sparse_bytes = Some(number()?),
                 "size" => said.bytes = Some(number()?),
-                key => return Err(Damage::PaxKey { name: name.to_owned(), key: key.to_owned() }),
+                key => {
+                    return Err(Damage::PaxKey {
+                        name: name.to_owned(),
+                        key: key.to_owned(),
+                    });
+                }
             }
             records = rest;
         }
@@ -249,7 +317,10 @@ fn split_record(records: &[u8]) -> Option<(&str, &str, &[u8])> {
     let blank = records.iter().position(|byte| *byte == b' ')?;
     let length: usize = std::str::from_utf8(&records[..blank]).ok()?.parse().ok()?;
     let (record, rest) = records.split_at_checked(length)?;
-    let (key, value) = std::str::from_utf8(record.get(blank + 1..)?).ok()?.strip_suffix('\n')?.split_once('=')?;
+    let (key, value) = std::str::from_utf8(record.get(blank + 1..)?)
+        .ok()?
+        .strip_suffix('\n')?
+        .split_once('=')?;
     Some((key, value, rest))
 }
 
@@ -275,24 +346,40 @@ mod tests {
 
     #[test]
     fn a_plain_header_is_one_block_and_reads_back() {
-        let written = MemberHeader { member: blob(), stored_bytes: MAX_USTAR_BYTES, sparse_bytes: None };
+        let written = MemberHeader {
+            member: blob(),
+            stored_bytes: MAX_USTAR_BYTES,
+            sparse_bytes: None,
+        };
         let blocks = written.to_blocks();
-        assert_eq!(MemberHeader::plain(Header::parse(&block(&blocks)).unwrap()).unwrap(), written);
+        assert_eq!(
+            MemberHeader::plain(Header::parse(&block(&blocks)).unwrap()).unwrap(),
+            written
+        );
     }
 
     #[test]
     fn what_needs_an_extended_header_has_one_and_reads_back() {
-        for (stored_bytes, sparse_bytes) in
-            [(1024, Some(1 << 40)), (MAX_USTAR_BYTES + 1, None), (1 << 40, Some(1 << 41))]
-        {
-            let written = MemberHeader { member: blob(), stored_bytes, sparse_bytes };
+        for (stored_bytes, sparse_bytes) in [
+            (1024, Some(1 << 40)),
+            (MAX_USTAR_BYTES + 1, None),
+            (1 << 40, Some(1 << 41)),
+        ] {
+            let written = MemberHeader {
+                member: blob(),
+                stored_bytes,
+                sparse_bytes,
+            };
             let blocks = written.to_blocks();
             assert_eq!(blocks.len(), 3 * SECTOR);
             let pax = Header::parse(&block(&blocks[..SECTOR])).unwrap();
             let records = &blocks[SECTOR..SECTOR + pax.bytes as usize];
             let header = Header::parse(&block(&blocks[2 * SECTOR..])).unwrap();
             assert_eq!(pax.kind, Kind::Pax);
-            assert_eq!(MemberHeader::extended(&pax, records, header).unwrap(), written);
+            assert_eq!(
+                MemberHeader::extended(&pax, records, header).unwrap(),
+                written
+            );
         }
     }
 
@@ -308,22 +395,40 @@ mod tests {
 
     #[test]
     fn every_bit_of_a_header_counts() {
-        let whole = MemberHeader { member: blob(), stored_bytes: 5, sparse_bytes: None }.to_blocks();
+        let whole = MemberHeader {
+            member: blob(),
+            stored_bytes: 5,
+            sparse_bytes: None,
+        }
+        .to_blocks();
         for bit in 0..SECTOR * 8 {
             let mut bent = block(&whole);
             bent[bit / 8] ^= 1 << (bit % 8);
             assert!(Header::parse(&bent).is_err(), "bit {bit}");
             let header = Header::parse(&with_checksum(bent));
-            // Name and size say something else now. Nothing but the checksum of a block vouches for them.
-            let differs = header.is_ok_and(|header| header.name == blob().to_string() && header.bytes == 5);
+            // Name and size say something else now. Nothing but the checksum of a block vouches for
+            // them.
+            let differs =
+                header.is_ok_and(|header| header.name == blob().to_string() && header.bytes == 5);
             assert!(!differs || CHECKSUM.contains(&(bit / 8)), "bit {bit}");
         }
     }
 
     #[test]
     fn each_kind_of_entry_is_refused_by_its_name() {
-        let whole = MemberHeader { member: blob(), stored_bytes: 0, sparse_bytes: None }.to_blocks();
-        let kinds = [(b'1', "hard link"), (b'2', "symbolic"), (b'3', "device"), (b'5', "directory"), (b'g', "global")];
+        let whole = MemberHeader {
+            member: blob(),
+            stored_bytes: 0,
+            sparse_bytes: None,
+        }
+        .to_blocks();
+        let kinds = [
+            (b'1', "hard link"),
+            (b'2', "symbolic"),
+            (b'3', "device"),
+            (b'5', "directory"),
+            (b'g', "global"),
+        ];
         for (kind, expected) in kinds {
             let mut bent = block(&whole);
             bent[KIND] = kind;
@@ -334,10 +439,20 @@ mod tests {
 
     #[test]
     fn fields_that_tell_of_the_machine_are_refused_by_their_name() {
-        let whole = MemberHeader { member: blob(), stored_bytes: 0, sparse_bytes: None }.to_blocks();
-        for (at, expected) in
-            [(106, "mode"), (110, "user"), (130, "size"), (140, "time"), (270, "user name"), (400, "prefix")]
-        {
+        let whole = MemberHeader {
+            member: blob(),
+            stored_bytes: 0,
+            sparse_bytes: None,
+        }
+        .to_blocks();
+        for (at, expected) in [
+            (106, "mode"),
+            (110, "user"),
+            (130, "size"),
+            (140, "time"),
+            (270, "user name"),
+            (400, "prefix"),
+        ] {
             let mut bent = block(&whole);
             bent[at] = b'7';
             match Header::parse(&with_checksum(bent)) {
@@ -350,18 +465,46 @@ mod tests {
 
     #[test]
     fn other_extended_headers_are_refused() {
-        let sparse = MemberHeader { member: blob(), stored_bytes: 512, sparse_bytes: Some(1 << 20) };
-        let (pax, records) =
-            (Header { name: format!("{PAX_DIR}{}", blob()), kind: Kind::Pax, bytes: 0 }, sparse.pax().unwrap());
-        let refused = |records: &[u8]| MemberHeader::extended(&pax, records, sparse.ustar()).unwrap_err();
-        assert!(matches!(refused(&record("mtime", "1")), Damage::PaxKey { key, .. } if key == "mtime"));
+        let sparse = MemberHeader {
+            member: blob(),
+            stored_bytes: 512,
+            sparse_bytes: Some(1 << 20),
+        };
+        let (pax, records) = (
+            Header {
+                name: format!("{PAX_DIR}{}", blob()),
+                kind: Kind::Pax,
+                bytes: 0,
+            },
+            sparse.pax().unwrap(),
+        );
+        let refused =
+            |records: &[u8]| MemberHeader::extended(&pax, records, sparse.ustar()).unwrap_err();
+        assert!(
+            matches!(refused(&record("mtime", "1")), Damage::PaxKey { key, .. } if key == "mtime")
+        );
         assert!(matches!(refused(b"5 a=\n"), Damage::PaxKey { .. }));
-        assert!(matches!(refused(&[&records[..], b"99 size=1\n"].concat()), Damage::Pax { .. }));
-        assert!(matches!(refused(&[&records[..], &record("size", "512")].concat()), Damage::Pax { .. }));
-        assert!(matches!(refused(&[&records[..], &records].concat()), Damage::Pax { .. }));
+        assert!(matches!(
+            refused(&[&records[..], b"99 size=1\n"].concat()),
+            Damage::Pax { .. }
+        ));
+        assert!(matches!(
+            refused(&[&records[..], &record("size", "512")].concat()),
+            Damage::Pax { .. }
+        ));
+        assert!(matches!(
+            refused(&[&records[..], &records].concat()),
+            Damage::Pax { .. }
+        ));
         assert!(matches!(refused(b""), Damage::Name { .. }));
-        assert!(matches!(refused(b"18446744073709551615 size=1\n"), Damage::Pax { .. }));
-        let other = Header { name: "x".to_owned(), ..pax.clone() };
+        assert!(matches!(
+            refused(b"18446744073709551615 size=1\n"),
+            Damage::Pax { .. }
+        ));
+        let other = Header {
+            name: "x".to_owned(),
+            ..pax.clone()
+        };
         assert!(MemberHeader::extended(&other, &records, sparse.ustar()).is_err());
         assert!(MemberHeader::extended(&pax, &records, sparse.ustar()).is_ok());
     }

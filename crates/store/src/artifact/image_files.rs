@@ -24,7 +24,10 @@ impl ImageFiles {
         let ImageReference { digest, kernel, .. } = &manifest.image;
         let files = Self::parse([digest.clone(), kernel.clone()], texts)?;
         if files.image.arch != manifest.arch {
-            return Err(Damage::Image { rule: "it is of another architecture than the snapshot" }.into());
+            return Err(Damage::Image {
+                rule: "it is of another architecture than the snapshot",
+            }
+            .into());
         }
         Ok(files)
     }
@@ -33,7 +36,12 @@ impl ImageFiles {
     pub(super) fn parse(digests: [Digest; 2], texts: [Vec<u8>; 2]) -> Result<Self, Error> {
         let image = parse_description(&digests[0], &texts[0])?;
         let kernel = parse_description(&digests[1], &texts[1])?;
-        let files = Self { digests, image, kernel, texts };
+        let files = Self {
+            digests,
+            image,
+            kernel,
+            texts,
+        };
         files.check()?;
         Ok(files)
     }
@@ -41,12 +49,16 @@ impl ImageFiles {
     /// The files behind the descriptions, in the order in which they travel.
     pub(super) fn blobs(&self) -> impl Iterator<Item = &Blob> {
         let modules = self.kernel.modules.iter().map(|module| &module.content);
-        let below = [&self.kernel.kernel].into_iter().chain(&self.kernel.initramfs);
+        let below = [&self.kernel.kernel]
+            .into_iter()
+            .chain(&self.kernel.initramfs);
         below.chain(modules).chain([&self.image.rootfs])
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.blobs().map(|blob| blob.bytes).fold(0, u64::saturating_add)
+        self.blobs()
+            .map(|blob| blob.bytes)
+            .fold(0, u64::saturating_add)
     }
 
     fn check(&self) -> Result<(), Damage> {
@@ -57,11 +69,21 @@ impl ImageFiles {
             () if self.image.kernel != self.digests[1] => {
                 refused("it boots with another kernel than the one that comes with it")
             }
-            () if self.image.arch != self.kernel.arch => refused("its kernel is of another architecture"),
-            () if self.image.disk_rule().is_some() => refused("no disk has the size that it asks for"),
-            () if self.kernel.modules.len() > MAX_MODULES => refused("its kernel has more than 1024 modules"),
-            () if !modules.all(|module| is_file_name(&module.file) && names.insert(&module.file)) => {
-                refused("a module of its kernel has a name that no file can have, or that another one has")
+            () if self.image.arch != self.kernel.arch => {
+                refused("its kernel is of another architecture")
+            }
+            () if self.image.disk_rule().is_some() => {
+                refused("no disk has the size that it asks for")
+            }
+            () if self.kernel.modules.len() > MAX_MODULES => {
+                refused("its kernel has more than 1024 modules")
+            }
+            () if !modules
+                .all(|module| is_file_name(&module.file) && names.insert(&module.file)) =>
+            {
+                refused(
+                    "a module of its kernel has a name that no file can have, or that another one has",
+                )
             }
             () => Ok(()),
         }
@@ -74,6 +96,7 @@ pub(super) fn parse_description<T: Record>(digest: &Digest, text: &[u8]) -> Resu
 
 /// One harmless component of a path.
 fn is_file_name(name: &str) -> bool {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b'+');
+    let allowed =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b'+');
     !name.is_empty() && name.len() <= 255 && !name.starts_with('.') && name.bytes().all(allowed)
 }

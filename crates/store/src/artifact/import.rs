@@ -5,11 +5,11 @@
 //!                                   └──────────── all of it in staging, every byte hashed ──────────┘
 //! ```
 //!
-//! Always: which member comes next, and how large it is, follows from what was read and verified before; anything else
-//! is refused before a byte of it is written. Nothing of an artifact is seen before all of it was read. What the store
-//! has already is used once every byte of it was read there; what is damaged goes to `quarantine/`, and the artifact's
-//! own takes its place.
-//! When it fails: staging goes, and with it everything. What was put aside stays there.
+//! Always: which member comes next, and how large it is, follows from what was read and verified
+//! before; anything else is refused before a byte of it is written. Nothing of an artifact is seen
+//! before all of it was read. What the store has already is used once every byte of it was read
+//! there; what is damaged goes to `quarantine/`, and the artifact's own takes its place. When it
+//! fails: staging goes, and with it everything. What was put aside stays there.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -27,11 +27,18 @@ use crate::image::{Blob, Image, ImageRecord};
 use crate::progress::Uncounted;
 use crate::publish::Staged;
 use crate::snapshot::{Assembly, Form, Pin};
-use crate::{Damaged, Digest, Error, Pinned, Progress, Snapshot, SnapshotManifest, Store, Target, lock};
+use crate::{
+    Damaged, Digest, Error, Pinned, Progress, Snapshot, SnapshotManifest, Store, Target, lock,
+};
 
 impl Store {
     /// Reads an artifact, and publishes the snapshot in it once every byte of it is verified.
-    pub fn import(&self, input: &mut dyn Read, target: Target<'_>, progress: &dyn Progress) -> Result<Pinned, Error> {
+    pub fn import(
+        &self,
+        input: &mut dyn Read,
+        target: Target<'_>,
+        progress: &dyn Progress,
+    ) -> Result<Pinned, Error> {
         self.take_in(&mut Archive::new(input)?, target, progress)
     }
 
@@ -43,19 +50,34 @@ impl Store {
     ) -> Result<Pinned, Error> {
         self.check_target(target, None)?;
         let (record, snapshot) = read_head(intake)?;
-        let (_held, base) = record.since.as_ref().map(|since| self.base(since)).transpose()?.unzip();
-        let scope = if record.image { Scope::WithImage } else { Scope::WithoutImage };
-        Import::new(self, intake, base.unwrap_or_default(), progress).snapshot(&snapshot, scope, target)
+        let (_held, base) = record
+            .since
+            .as_ref()
+            .map(|since| self.base(since))
+            .transpose()?
+            .unzip();
+        let scope = if record.image {
+            Scope::WithImage
+        } else {
+            Scope::WithoutImage
+        };
+        Import::new(self, intake, base.unwrap_or_default(), progress)
+            .snapshot(&snapshot, scope, target)
     }
 
     /// The snapshot whose parts an artifact lacks, kept while this lives.
     fn base(&self, digest: &Digest) -> Result<(Pinned, BTreeMap<Digest, Part>), Error> {
         let pinned = self.pin(digest).map_err(|error| match error {
-            Error::UnknownSnapshot { .. } => Error::MissingBase { base: digest.clone() },
+            Error::UnknownSnapshot { .. } => Error::MissingBase {
+                base: digest.clone(),
+            },
             other => other,
         })?;
         let parts = self.parts(&pinned, Scope::WithImage)?;
-        let parts = parts.into_iter().map(|part| (part.blob.digest.clone(), part)).collect();
+        let parts = parts
+            .into_iter()
+            .map(|part| (part.blob.digest.clone(), part))
+            .collect();
         Ok((pinned, parts))
     }
 }
@@ -66,17 +88,25 @@ pub(super) fn read_head(intake: &mut dyn Intake) -> Result<(ArtifactRecord, Snap
     let bytes = intake.small(&Member::Manifest, MAX_RECORD_BYTES)?;
     let (manifest, digest) = parse_manifest(&bytes)?;
     if digest != record.snapshot {
-        return Err(Damage::OtherSnapshot { expected: record.snapshot, found: digest }.into());
+        return Err(Damage::OtherSnapshot {
+            expected: record.snapshot,
+            found: digest,
+        }
+        .into());
     }
     Ok((record, Snapshot { digest, manifest }))
 }
 
 pub(super) fn parse_manifest(bytes: &[u8]) -> Result<(SnapshotManifest, Digest), Error> {
     let path = || Member::Manifest.to_string().into();
-    SnapshotManifest::parse(bytes).map_err(|source| Error::Manifest { path: path(), source })
+    SnapshotManifest::parse(bytes).map_err(|source| Error::Manifest {
+        path: path(),
+        source,
+    })
 }
 
-/// A directory that is named by a digest: whole in the store already, and pinned there; or in the making.
+/// A directory that is named by a digest: whole in the store already, and pinned there; or in the
+/// making.
 enum Slot {
     There(PathBuf, Staged),
     New(Staged),
@@ -138,10 +168,21 @@ impl<'a> Import<'a> {
         base: BTreeMap<Digest, Part>,
         progress: &'a dyn Progress,
     ) -> Self {
-        Self { store, intake, progress, seen: BTreeMap::new(), base }
+        Self {
+            store,
+            intake,
+            progress,
+            seen: BTreeMap::new(),
+            base,
+        }
     }
 
-    pub(super) fn snapshot(mut self, snapshot: &Snapshot, scope: Scope, target: Target<'_>) -> Result<Pinned, Error> {
+    pub(super) fn snapshot(
+        mut self,
+        snapshot: &Snapshot,
+        scope: Scope,
+        target: Target<'_>,
+    ) -> Result<Pinned, Error> {
         let manifest = &snapshot.manifest;
         let image = match scope {
             Scope::WithImage => Some(self.image_files(manifest)?),
@@ -157,8 +198,13 @@ impl<'a> Import<'a> {
             self.blob(&assembly, blob)?;
         }
         self.intake.finish()?;
-        structure::check(&self.store.files, manifest, &|digest| assembly.plain(digest))?;
-        let _image = image.zip(slots).map(|(files, slots)| self.publish_image(&files, slots)).transpose()?;
+        structure::check(&self.store.files, manifest, &|digest| {
+            assembly.plain(digest)
+        })?;
+        let _image = image
+            .zip(slots)
+            .map(|(files, slots)| self.publish_image(&files, slots))
+            .transpose()?;
         assembly.publish(snapshot.manifest.clone(), target, None)
     }
 
@@ -177,8 +223,14 @@ impl<'a> Import<'a> {
 
     /// Tells how much there is to do, and refuses what there is no room for.
     fn begin(&self, snapshot: &Snapshot, image: Option<&ImageFiles>) -> Result<(), Error> {
-        self.progress.begin(snapshot.bytes().saturating_add(image.map_or(0, ImageFiles::bytes)));
-        let copied = snapshot.blobs().filter(|blob| self.intake.lent(&blob.digest).is_none());
+        self.progress.begin(
+            snapshot
+                .bytes()
+                .saturating_add(image.map_or(0, ImageFiles::bytes)),
+        );
+        let copied = snapshot
+            .blobs()
+            .filter(|blob| self.intake.lent(&blob.digest).is_none());
         let missing = copied.filter(|blob| self.store.find_blob(blob).is_err());
         self.require_space(missing.map(|blob| blob.bytes).sum())
     }
@@ -186,22 +238,39 @@ impl<'a> Import<'a> {
     fn require_space(&self, needed_bytes: u64) -> Result<(), Error> {
         let free_bytes = self.store.disk_free_bytes()?;
         if needed_bytes > free_bytes {
-            return Err(Error::NotEnoughSpace { needed_bytes, free_bytes });
+            return Err(Error::NotEnoughSpace {
+                needed_bytes,
+                free_bytes,
+            });
         }
         Ok(())
     }
 
     fn image_files(&mut self, manifest: &SnapshotManifest) -> Result<ImageFiles, Error> {
-        let texts = [self.description(&manifest.image.digest)?, self.description(&manifest.image.kernel)?];
+        let texts = [
+            self.description(&manifest.image.digest)?,
+            self.description(&manifest.image.kernel)?,
+        ];
         ImageFiles::read(manifest, texts)
     }
 
     /// From the artifact, or from the store if the base has it.
     pub(super) fn description(&mut self, digest: &Digest) -> Result<Vec<u8>, Error> {
-        let known = self.base.get(digest).map(|part| part.plain_path(self.store)).transpose()?.flatten();
-        let Some(path) = known else { return self.intake.description(digest) };
+        let known = self
+            .base
+            .get(digest)
+            .map(|part| part.plain_path(self.store))
+            .transpose()?
+            .flatten();
+        let Some(path) = known else {
+            return self.intake.description(digest);
+        };
         let bytes = self.store.files.read(&path)?;
-        if Digest::of(&bytes) == *digest { Ok(bytes) } else { Err(Error::corrupt(path, "its digest is another one")) }
+        if Digest::of(&bytes) == *digest {
+            Ok(bytes)
+        } else {
+            Err(Error::corrupt(path, "its digest is another one"))
+        }
     }
 
     /// Takes in the files of image and kernel.
@@ -215,10 +284,15 @@ impl<'a> Import<'a> {
             self.take(initramfs, kernel.file("initramfs"))?;
         }
         if let Slot::New(staged) = &kernel {
-            self.store.files.create_dir(&staged.path().join("modules"))?;
+            self.store
+                .files
+                .create_dir(&staged.path().join("modules"))?;
         }
         for module in &files.kernel.modules {
-            self.take(&module.content, kernel.file(&format!("modules/{}", module.file)))?;
+            self.take(
+                &module.content,
+                kernel.file(&format!("modules/{}", module.file)),
+            )?;
         }
         self.take(&files.image.rootfs, image.file("rootfs.raw"))?;
         Ok((image, kernel))
@@ -226,12 +300,19 @@ impl<'a> Import<'a> {
 
     fn image_slot(&self, digest: &Digest) -> Result<Slot, Error> {
         let slot = self.slot(self.store.layout.image(digest), &Pin::Image(digest.clone()))?;
-        self.whole_or_new(slot, digest, |progress| self.store.verify_image(digest, progress))
+        self.whole_or_new(slot, digest, |progress| {
+            self.store.verify_image(digest, progress)
+        })
     }
 
     fn kernel_slot(&self, digest: &Digest) -> Result<Slot, Error> {
-        let slot = self.slot(self.store.layout.kernel(digest), &Pin::Kernel(digest.clone()))?;
-        self.whole_or_new(slot, digest, |progress| self.store.verify_kernel(digest, progress))
+        let slot = self.slot(
+            self.store.layout.kernel(digest),
+            &Pin::Kernel(digest.clone()),
+        )?;
+        self.whole_or_new(slot, digest, |progress| {
+            self.store.verify_kernel(digest, progress)
+        })
     }
 
     /// In the place of what is there and found damaged, a new one.
@@ -256,7 +337,10 @@ impl<'a> Import<'a> {
     /// Of what the artifact lacks because the base has it, there is no other.
     fn require_replacement(&self, digest: &Digest, damaged: Damaged) -> Result<(), Error> {
         match self.base.contains_key(digest) {
-            true => Err(Error::corrupt(damaged.quarantined.unwrap_or_default(), damaged.reason)),
+            true => Err(Error::corrupt(
+                damaged.quarantined.unwrap_or_default(),
+                damaged.reason,
+            )),
             false => Ok(()),
         }
     }
@@ -281,7 +365,11 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
-    fn publish_image(&self, files: &ImageFiles, (image, kernel): (Slot, Slot)) -> Result<[Staged; 2], Error> {
+    fn publish_image(
+        &self,
+        files: &ImageFiles,
+        (image, kernel): (Slot, Slot),
+    ) -> Result<[Staged; 2], Error> {
         let [digest, bundle] = &files.digests;
         let layout = &self.store.layout;
         let kernel = kernel.publish(&layout.kernel(bundle), &Pin::Kernel(bundle.clone()))?;
@@ -296,10 +384,18 @@ impl<'a> Import<'a> {
         let path = assembly.plain(&blob.digest);
         // Compressed, it could not be looked into.
         let is_there = self.whole_in_pool(blob)? == Some(Form::Plain) && assembly.has(blob)?;
-        self.take(blob, if is_there { Wanted::There(path) } else { Wanted::New(path) })
+        self.take(
+            blob,
+            if is_there {
+                Wanted::There(path)
+            } else {
+                Wanted::New(path)
+            },
+        )
     }
 
-    /// How the pool has a blob whose every byte is right. What is damaged is put aside; it may have it in both forms.
+    /// How the pool has a blob whose every byte is right. What is damaged is put aside; it may have
+    /// it in both forms.
     fn whole_in_pool(&self, blob: &Blob) -> Result<Option<Form>, Error> {
         while let Ok(form) = self.store.find_blob(blob) {
             match self.store.verify_blob(blob, &Uncounted(self.progress))? {
@@ -310,7 +406,8 @@ impl<'a> Import<'a> {
         Ok(None)
     }
 
-    /// Brings a file where it is wanted: from the artifact, from the base, or from where the same content is already.
+    /// Brings a file where it is wanted: from the artifact, from the base, or from where the same
+    /// content is already.
     fn take(&mut self, blob: &Blob, wanted: Wanted) -> Result<(), Error> {
         if let Some(from) = self.seen.get(&blob.digest) {
             return self.again(blob, from, &wanted);
@@ -319,7 +416,8 @@ impl<'a> Import<'a> {
             Some(part) => self.verify_base(&part, blob, &wanted)?,
             None => self.receive(blob, &wanted)?,
         }
-        self.seen.insert(blob.digest.clone(), wanted.path().to_owned());
+        self.seen
+            .insert(blob.digest.clone(), wanted.path().to_owned());
         Ok(())
     }
 
@@ -339,13 +437,21 @@ impl<'a> Import<'a> {
         let map = self.intake.open(&Member::Blob(blob.digest.clone()))?;
         self.check_bytes(blob, map.bytes())?;
         let lent = self.intake.lent(&blob.digest);
-        let mut written = Written::new(if lent.is_none() { wanted.output(self.store)? } else { None });
+        let mut written = Written::new(if lent.is_none() {
+            wanted.output(self.store)?
+        } else {
+            None
+        });
         if written.output.is_some() {
             self.require_space(map.data_bytes())?;
         }
         let intake = &mut *self.intake;
-        let digest =
-            pipeline::push(&map, &mut |chunk| intake.fill(chunk), &mut |chunk| written.add(chunk), self.progress)?;
+        let digest = pipeline::push(
+            &map,
+            &mut |chunk| intake.fill(chunk),
+            &mut |chunk| written.add(chunk),
+            self.progress,
+        )?;
         written.finish(&map)?;
         self.check_digest(blob, &digest)?;
         match (lent, wanted) {
@@ -362,8 +468,14 @@ impl<'a> Import<'a> {
             return Ok(());
         };
         let plain = part.plain_path(self.store)?;
-        let mut written = Written::new(if plain.is_none() { wanted.output(self.store)? } else { None });
-        let map = self.store.read_part(part, self.progress, |_| Ok(|chunk: &Chunk| written.add(chunk)))?;
+        let mut written = Written::new(if plain.is_none() {
+            wanted.output(self.store)?
+        } else {
+            None
+        });
+        let map = self.store.read_part(part, self.progress, |_| {
+            Ok(|chunk: &Chunk| written.add(chunk))
+        })?;
         written.finish(&map)?;
         plain.map_or(Ok(()), |from| self.store.files.share(&from, to))
     }
@@ -373,14 +485,22 @@ impl<'a> Import<'a> {
             return Ok(());
         }
         let member = Member::Blob(blob.digest.clone());
-        Err(Damage::Bytes { member, expected: blob.bytes, found }.into())
+        Err(Damage::Bytes {
+            member,
+            expected: blob.bytes,
+            found,
+        }
+        .into())
     }
 
     fn check_digest(&self, blob: &Blob, found: &Digest) -> Result<(), Error> {
         if *found == blob.digest {
             return Ok(());
         }
-        Err(Damage::Content { member: Member::Blob(blob.digest.clone()) }.into())
+        Err(Damage::Content {
+            member: Member::Blob(blob.digest.clone()),
+        }
+        .into())
     }
 }
 
@@ -396,14 +516,18 @@ impl Written {
     }
 
     pub(super) fn add(&mut self, chunk: &Chunk) -> Result<(), Error> {
-        let Some(output) = &mut self.output else { return Ok(()) };
+        let Some(output) = &mut self.output else {
+            return Ok(());
+        };
         output.add_zeros(chunk.offset - self.at)?;
         self.at = chunk.offset + chunk.bytes.len() as u64;
         output.add(&chunk.bytes)
     }
 
     pub(super) fn finish(self, map: &SparseMap) -> Result<(), Error> {
-        let Some(mut output) = self.output else { return Ok(()) };
+        let Some(mut output) = self.output else {
+            return Ok(());
+        };
         output.add_zeros(map.bytes() - self.at)?;
         output.finish()
     }

@@ -31,18 +31,30 @@ pub(super) trait Intake {
     fn description(&mut self, digest: &Digest) -> Result<Vec<u8>, Error> {
         let member = Member::Blob(digest.clone());
         let bytes = self.small(&member, MAX_RECORD_BYTES)?;
-        if Digest::of(&bytes) == *digest { Ok(bytes) } else { Err(Damage::Content { member }.into()) }
+        if Digest::of(&bytes) == *digest {
+            Ok(bytes)
+        } else {
+            Err(Damage::Content { member }.into())
+        }
     }
 
     /// A whole member that is small.
     fn small(&mut self, member: &Member, limit: u64) -> Result<Vec<u8>, Error> {
         let map = self.open(member)?;
         if map.bytes() > limit {
-            return Err(Damage::LongRecord { member: member.clone(), bytes: map.bytes(), limit }.into());
+            return Err(Damage::LongRecord {
+                member: member.clone(),
+                bytes: map.bytes(),
+                limit,
+            }
+            .into());
         }
         let mut content = vec![0; map.bytes() as usize];
         for piece in map.pieces() {
-            let mut chunk = Chunk { offset: piece.offset, bytes: vec![0; piece.bytes as usize] };
+            let mut chunk = Chunk {
+                offset: piece.offset,
+                bytes: vec![0; piece.bytes as usize],
+            };
             self.fill(&mut chunk)?;
             content[piece.offset as usize..piece.end() as usize].copy_from_slice(&chunk.bytes);
         }
@@ -58,18 +70,28 @@ pub(super) struct Archive<R> {
 
 impl<R: Read> Archive<R> {
     pub(super) fn new(input: R) -> Result<Self, Error> {
-        Ok(Self { reader: Reader::new(Input::new(input)?), seen: BTreeSet::new() })
+        Ok(Self {
+            reader: Reader::new(Input::new(input)?),
+            seen: BTreeSet::new(),
+        })
     }
 }
 
 impl<R: Read> Intake for Archive<R> {
     fn open(&mut self, member: &Member) -> Result<SparseMap, Error> {
         let Some(found) = self.reader.next_member()? else {
-            return Err(Damage::Missing { member: member.clone() }.into());
+            return Err(Damage::Missing {
+                member: member.clone(),
+            }
+            .into());
         };
         match found.member {
             found if self.seen.contains(&found) => Err(Damage::Twice { member: found }.into()),
-            found if found != *member => Err(Damage::Order { expected: member.clone(), found }.into()),
+            found if found != *member => Err(Damage::Order {
+                expected: member.clone(),
+                found,
+            }
+            .into()),
             same => {
                 self.seen.insert(same);
                 Ok(found.map)
@@ -84,8 +106,14 @@ impl<R: Read> Intake for Archive<R> {
     fn finish(&mut self) -> Result<(), Error> {
         match self.reader.next_member()? {
             None => Ok(()),
-            Some(found) if self.seen.contains(&found.member) => Err(Damage::Twice { member: found.member }.into()),
-            Some(found) => Err(Damage::Surplus { member: found.member }.into()),
+            Some(found) if self.seen.contains(&found.member) => Err(Damage::Twice {
+                member: found.member,
+            }
+            .into()),
+            Some(found) => Err(Damage::Surplus {
+                member: found.member,
+            }
+            .into()),
         }
     }
 
@@ -103,7 +131,11 @@ pub(super) struct Directory {
 
 impl Directory {
     pub(super) fn new(files: Files, dir: &Path) -> Self {
-        Self { files, dir: dir.to_owned(), current: None }
+        Self {
+            files,
+            dir: dir.to_owned(),
+            current: None,
+        }
     }
 
     fn open_file(&mut self, path: PathBuf) -> Result<SparseMap, Error> {
@@ -128,7 +160,9 @@ impl Intake for Directory {
 
     fn fill(&mut self, chunk: &mut Chunk) -> Result<(), Error> {
         match &self.current {
-            Some((path, file)) => file.read_exact_at(&mut chunk.bytes, chunk.offset).map_err(io_error("read", path)),
+            Some((path, file)) => file
+                .read_exact_at(&mut chunk.bytes, chunk.offset)
+                .map_err(io_error("read", path)),
             None => Ok(()),
         }
     }
@@ -163,8 +197,14 @@ impl Intake for Loose {
     fn open(&mut self, member: &Member) -> Result<SparseMap, Error> {
         match member {
             Member::Blob(digest) if self.has(digest)? => self.0.open_file(self.path(digest)),
-            Member::Blob(digest) => Err(Damage::Absent { digest: digest.clone() }.into()),
-            other => Err(Damage::Missing { member: other.clone() }.into()),
+            Member::Blob(digest) => Err(Damage::Absent {
+                digest: digest.clone(),
+            }
+            .into()),
+            other => Err(Damage::Missing {
+                member: other.clone(),
+            }
+            .into()),
         }
     }
 

@@ -25,8 +25,13 @@ impl Member {
             "manifest.json" => return Ok(Self::Manifest),
             _ => {}
         }
-        let digest = name.strip_prefix(BLOBS).and_then(|digest| digest.parse().ok());
-        digest.map(Self::Blob).ok_or_else(|| Damage::Name { name: name.to_owned(), rule: broken_rule(name) })
+        let digest = name
+            .strip_prefix(BLOBS)
+            .and_then(|digest| digest.parse().ok());
+        digest.map(Self::Blob).ok_or_else(|| Damage::Name {
+            name: name.to_owned(),
+            rule: broken_rule(name),
+        })
     }
 }
 
@@ -35,7 +40,12 @@ fn broken_rule(name: &str) -> &'static str {
     match name {
         "" => "it is empty",
         _ if name.starts_with('/') => "it is absolute",
-        _ if name.split('/').any(|component| matches!(component, "." | "..")) => "it goes by '.' or '..'",
+        _ if name
+            .split('/')
+            .any(|component| matches!(component, "." | "..")) =>
+        {
+            "it goes by '.' or '..'"
+        }
         _ if name.starts_with(BLOBS) => "a blob is named by a SHA-256 digest",
         _ => "it is neither artifact.json, nor manifest.json, nor in blobs/",
     }
@@ -62,14 +72,25 @@ mod tests {
             assert_eq!(Member::parse(&member.to_string()).unwrap(), member);
         }
         let upper = blob.to_string().to_uppercase();
-        let rules = ["", "/etc/passwd", "../x", "blobs/../x", "./artifact.json", "blobs/1", "x", &upper].map(|name| {
-            match Member::parse(name) {
-                Err(Damage::Name { rule, .. }) => rule,
-                other => panic!("{other:?}"),
-            }
+        let rules = [
+            "",
+            "/etc/passwd",
+            "../x",
+            "blobs/../x",
+            "./artifact.json",
+            "blobs/1",
+            "x",
+            &upper,
+        ]
+        .map(|name| match Member::parse(name) {
+            Err(Damage::Name { rule, .. }) => rule,
+            other => panic!("{other:?}"),
         });
         assert!(rules[0].contains("empty") && rules[1].contains("absolute"));
-        assert!(rules[2..5].iter().all(|rule| rule.contains("'..'")), "{rules:?}");
+        assert!(
+            rules[2..5].iter().all(|rule| rule.contains("'..'")),
+            "{rules:?}"
+        );
         assert!(rules[5].contains("SHA-256"));
     }
 }

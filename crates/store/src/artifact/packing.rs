@@ -5,9 +5,9 @@
 //! image      image.json, bundle.json, kernel, initramfs, modules, rootfs.raw
 //! ```
 //!
-//! Always: each content once, in the order in which it travels in an artifact. What is read to its end is what it is
-//! named by, or the last read fails.
-//! When it fails: a damaged layer is in quarantine, as after an export.
+//! Always: each content once, in the order in which it travels in an artifact. What is read to its
+//! end is what it is named by, or the last read fails. When it fails: a damaged layer is in
+//! quarantine, as after an export.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -81,18 +81,37 @@ impl fmt::Display for Role {
 impl Store {
     /// What a snapshot or an image consists of.
     pub fn packing(&self, what: &Packable<'_>) -> Result<Vec<PackedMember>, Error> {
-        let member = |part: Part| PackedMember { digest: part.blob.digest, bytes: part.blob.bytes, role: part.role };
+        let member = |part: Part| PackedMember {
+            digest: part.blob.digest,
+            bytes: part.blob.bytes,
+            role: part.role,
+        };
         Ok(self.packed_parts(what)?.into_iter().map(member).collect())
     }
 
     /// The bytes of a member from front to back, not compressed. The read that ends it fails with
     /// [`io::ErrorKind::InvalidData`] if they are not what it is named by.
-    pub fn open_member(&self, what: &Packable<'_>, member: &PackedMember) -> Result<Box<dyn Read + Send>, Error> {
-        let is_it = |part: &Part| part.blob.digest == member.digest && part.blob.bytes == member.bytes;
+    pub fn open_member(
+        &self,
+        what: &Packable<'_>,
+        member: &PackedMember,
+    ) -> Result<Box<dyn Read + Send>, Error> {
+        let is_it =
+            |part: &Part| part.blob.digest == member.digest && part.blob.bytes == member.bytes;
         let part = self.packed_parts(what)?.into_iter().find(is_it);
-        let part = part.ok_or_else(|| Damage::Surplus { member: Member::Blob(member.digest.clone()) })?;
-        let state = State::Reading { content: part.stream(self)?, hash: Sha256::new(), left: part.blob.bytes };
-        Ok(Box::new(Checked { store: self.handle(), part, state }))
+        let part = part.ok_or_else(|| Damage::Surplus {
+            member: Member::Blob(member.digest.clone()),
+        })?;
+        let state = State::Reading {
+            content: part.stream(self)?,
+            hash: Sha256::new(),
+            left: part.blob.bytes,
+        };
+        Ok(Box::new(Checked {
+            store: self.handle(),
+            part,
+            state,
+        }))
     }
 
     fn packed_parts(&self, what: &Packable<'_>) -> Result<Vec<Part>, Error> {
@@ -112,7 +131,10 @@ impl Store {
 pub(super) fn kernel_roles(record: &KernelRecord) -> impl Iterator<Item = Role> {
     let initramfs = record.initramfs.iter().map(|_| Role::Initramfs);
     let modules = record.modules.iter().map(|_| Role::Module);
-    [Role::KernelFile].into_iter().chain(initramfs).chain(modules)
+    [Role::KernelFile]
+        .into_iter()
+        .chain(initramfs)
+        .chain(modules)
 }
 
 /// The content of a part that is hashed on its way.
@@ -123,15 +145,28 @@ struct Checked {
 }
 
 enum State {
-    Reading { content: Box<dyn Read + Send>, hash: Sha256, left: u64 },
+    Reading {
+        content: Box<dyn Read + Send>,
+        hash: Sha256,
+        left: u64,
+    },
     Whole,
     Damaged,
 }
 
 impl Read for Checked {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let State::Reading { content, hash, left } = &mut self.state else { return self.end() };
-        let wanted = buffer.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
+        let State::Reading {
+            content,
+            hash,
+            left,
+        } = &mut self.state
+        else {
+            return self.end();
+        };
+        let wanted = buffer
+            .len()
+            .min(usize::try_from(*left).unwrap_or(usize::MAX));
         let read = match content.read(&mut buffer[..wanted]) {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => return self.refuse(),
             read => read?,
@@ -149,7 +184,9 @@ impl Read for Checked {
 
 impl Checked {
     fn finish(&mut self) -> io::Result<()> {
-        let State::Reading { hash, .. } = &self.state else { return Ok(()) };
+        let State::Reading { hash, .. } = &self.state else {
+            return Ok(());
+        };
         if Digest::finish(hash.clone()) != self.part.blob.digest {
             return self.refuse().map(drop);
         }
@@ -166,6 +203,9 @@ impl Checked {
 
     fn refuse(&mut self) -> io::Result<usize> {
         self.state = State::Damaged;
-        Err(io::Error::new(io::ErrorKind::InvalidData, self.part.damage(&self.store)))
+        Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            self.part.damage(&self.store),
+        ))
     }
 }

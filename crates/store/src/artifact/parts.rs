@@ -56,7 +56,8 @@ pub(super) enum Scope {
 }
 
 impl Store {
-    /// Every part of a snapshot, each content once: image, kernel bundle, kernel, modules, root file system, blobs.
+    /// Every part of a snapshot, each content once: image, kernel bundle, kernel, modules, root
+    /// file system, blobs.
     pub(super) fn parts(&self, snapshot: &Snapshot, scope: Scope) -> Result<Vec<Part>, Error> {
         let mut parts = Vec::new();
         if scope == Scope::WithImage {
@@ -68,35 +69,74 @@ impl Store {
         Ok(unique(parts))
     }
 
-    /// Every part of an image: image, kernel bundle, kernel, initial file system, modules, root file system.
+    /// Every part of an image: image, kernel bundle, kernel, initial file system, modules, root
+    /// file system.
     pub(super) fn image_parts(&self, digest: &Digest, kernel: &Digest) -> Result<Vec<Part>, Error> {
         let (image, bundle) = (self.image_by_digest(digest)?, self.kernel(kernel)?);
         let mut parts = vec![
-            self.record_part(Role::Image, digest, self.layout.image(digest).join("image.json"))?,
-            self.record_part(Role::Kernel, kernel, self.layout.kernel(kernel).join("bundle.json"))?,
+            self.record_part(
+                Role::Image,
+                digest,
+                self.layout.image(digest).join("image.json"),
+            )?,
+            self.record_part(
+                Role::Kernel,
+                kernel,
+                self.layout.kernel(kernel).join("bundle.json"),
+            )?,
         ];
         let files = packing::kernel_roles(&bundle.record).zip(bundle.files());
-        parts.extend(files.map(|(role, (path, blob))| Part { blob, role, place: Place::File(path) }));
+        parts.extend(files.map(|(role, (path, blob))| Part {
+            blob,
+            role,
+            place: Place::File(path),
+        }));
         let rootfs = image.files().into_iter();
-        parts.extend(rootfs.map(|(path, blob)| Part { blob, role: Role::Rootfs, place: Place::File(path) }));
+        parts.extend(rootfs.map(|(path, blob)| Part {
+            blob,
+            role: Role::Rootfs,
+            place: Place::File(path),
+        }));
         Ok(unique(parts))
     }
 
     /// A description, which is named by its own digest and has no declared length.
-    pub(super) fn record_part(&self, role: Role, digest: &Digest, path: PathBuf) -> Result<Part, Error> {
-        let blob = Blob { digest: digest.clone(), bytes: self.files.len(&path)? };
-        Ok(Part { blob, role, place: Place::File(path) })
+    pub(super) fn record_part(
+        &self,
+        role: Role,
+        digest: &Digest,
+        path: PathBuf,
+    ) -> Result<Part, Error> {
+        let blob = Blob {
+            digest: digest.clone(),
+            bytes: self.files.len(&path)?,
+        };
+        Ok(Part {
+            blob,
+            role,
+            place: Place::File(path),
+        })
     }
 }
 
 /// Every blob of a snapshot, in the order in which they travel.
 pub(super) fn blobs(manifest: &SnapshotManifest) -> impl Iterator<Item = (Role, &Blob)> {
-    let disk = manifest.disk.layers.iter().map(|layer| (Role::DiskLayer, layer));
+    let disk = manifest
+        .disk
+        .layers
+        .iter()
+        .map(|layer| (Role::DiskLayer, layer));
     let memory = manifest.memory.iter().flat_map(|memory| {
         let layers = memory.layers.iter().map(|layer| (Role::MemoryLayer, layer));
         let outputs = memory.outputs.values().map(|output| (Role::Output, output));
-        let commands = memory.commands.iter().map(|commands| (Role::Commands, commands));
-        layers.chain([(Role::Devices, &memory.devices)]).chain(commands).chain(outputs)
+        let commands = memory
+            .commands
+            .iter()
+            .map(|commands| (Role::Commands, commands));
+        layers
+            .chain([(Role::Devices, &memory.devices)])
+            .chain(commands)
+            .chain(outputs)
     });
     disk.chain(memory)
 }
@@ -109,7 +149,8 @@ fn unique(mut parts: Vec<Part>) -> Vec<Part> {
 }
 
 impl Store {
-    /// Reads a part, every byte verified. `begin` hears which pieces it has, and gives what takes them.
+    /// Reads a part, every byte verified. `begin` hears which pieces it has, and gives what takes
+    /// them.
     pub(super) fn read_part<D: FnMut(&Chunk) -> Result<(), Error>>(
         &self,
         part: &Part,
@@ -118,7 +159,8 @@ impl Store {
     ) -> Result<SparseMap, Error> {
         let read = part.map(self).and_then(|map| {
             let (mut content, mut drain) = (part.open(self)?, begin(&map)?);
-            let digest = pipeline::pull(&map, &mut |chunk| content.fill(chunk), &mut drain, progress)?;
+            let digest =
+                pipeline::pull(&map, &mut |chunk| content.fill(chunk), &mut drain, progress)?;
             Ok((map, digest))
         });
         match read {
@@ -131,11 +173,19 @@ impl Store {
 
 impl Part {
     pub(super) fn pooled(role: Role, blob: &Blob) -> Self {
-        Self { blob: blob.clone(), role, place: Place::Pool }
+        Self {
+            blob: blob.clone(),
+            role,
+            place: Place::Pool,
+        }
     }
 
     pub(super) fn lent(role: Role, blob: Blob, path: PathBuf, by: Lender) -> Self {
-        Self { blob, role, place: Place::Lent(path, by) }
+        Self {
+            blob,
+            role,
+            place: Place::Lent(path, by),
+        }
     }
 
     /// Its bytes from front to back, as they are. Their digest is not checked.
@@ -159,10 +209,16 @@ impl Part {
 
     fn open(&self, store: &Store) -> Result<Content, Error> {
         if let Some(path) = self.plain_path(store)? {
-            return Ok(Content { source: Source::Anywhere(store.files.open_at(&path)?), path });
+            return Ok(Content {
+                source: Source::Anywhere(store.files.open_at(&path)?),
+                path,
+            });
         }
         let (path, _) = store.blob_path(&self.blob)?;
-        Ok(Content { source: Source::Forward(store.open_blob(&self.blob)?, 0), path })
+        Ok(Content {
+            source: Source::Forward(store.open_blob(&self.blob)?, 0),
+            path,
+        })
     }
 
     /// Which pieces of it are stored. What is compressed has to be read for that.
@@ -171,17 +227,22 @@ impl Part {
         let map = match source {
             Source::Anywhere(file) => SparseMap::of_file(&*file),
             Source::Forward(mut stream, _) => SparseMap::of_stream(self.blob.bytes, &mut stream)
-                .and_then(|map| expect_end(&mut stream, self.blob.bytes % super::sparse::BLOCK).map(|()| map)),
+                .and_then(|map| {
+                    expect_end(&mut stream, self.blob.bytes % super::sparse::BLOCK).map(|()| map)
+                }),
         };
         let map = map.map_err(|error| read_error(error, &path))?;
         if map.bytes() != self.blob.bytes {
-            return Err(Error::corrupt(path, format!("{} bytes where {} belong", map.bytes(), self.blob.bytes)));
+            return Err(Error::corrupt(
+                path,
+                format!("{} bytes where {} belong", map.bytes(), self.blob.bytes),
+            ));
         }
         Ok(map)
     }
 
-    /// What is not what its name says: a layer, or whoever lent it, is looked at again and put aside; anything else is
-    /// named.
+    /// What is not what its name says: a layer, or whoever lent it, is looked at again and put
+    /// aside; anything else is named.
     pub(super) fn damage(&self, store: &Store) -> Error {
         let what = format!("its bytes are not those of {}", self.blob.digest);
         match &self.place {
@@ -191,7 +252,10 @@ impl Part {
                 Err(error) => error,
             },
             Place::Pool => match store.put_aside_if_damaged(&self.blob) {
-                Ok(moved) => Error::corrupt(moved.unwrap_or_else(|| store.layout.layer(&self.blob.digest)), what),
+                Ok(moved) => Error::corrupt(
+                    moved.unwrap_or_else(|| store.layout.layer(&self.blob.digest)),
+                    what,
+                ),
                 Err(error) => error,
             },
         }
@@ -209,7 +273,9 @@ impl Lender {
 
 impl Content {
     fn fill(&mut self, chunk: &mut Chunk) -> Result<(), Error> {
-        self.source.read(chunk).map_err(|error| read_error(error, &self.path))
+        self.source
+            .read(chunk)
+            .map_err(|error| read_error(error, &self.path))
     }
 }
 
@@ -217,7 +283,10 @@ impl Content {
 fn expect_end(stream: &mut dyn Read, rest_bytes: u64) -> io::Result<()> {
     match io::copy(&mut stream.take(rest_bytes + 1), &mut io::sink())? == rest_bytes {
         true => Ok(()),
-        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it holds more or less than it should")),
+        false => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "it holds more or less than it should",
+        )),
     }
 }
 
@@ -234,7 +303,10 @@ impl Source {
         match self {
             Self::Anywhere(file) => file.read_exact_at(&mut chunk.bytes, chunk.offset),
             Self::Forward(stream, at) => {
-                io::copy(&mut stream.by_ref().take(chunk.offset - *at), &mut io::sink())?;
+                io::copy(
+                    &mut stream.by_ref().take(chunk.offset - *at),
+                    &mut io::sink(),
+                )?;
                 *at = chunk.offset + chunk.bytes.len() as u64;
                 stream.read_exact(&mut chunk.bytes)
             }

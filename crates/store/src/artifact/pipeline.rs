@@ -5,9 +5,10 @@
 //!  └────────── empty ◄──────────┘
 //! ```
 //!
-//! Always: no more than [`CHUNKS`] chunks exist, so memory is bounded whatever the sizes are. Every byte that is
-//! drained was hashed before, in its place, with the holes between as zeros.
-//! When it fails: the stages end one after the other, because their channels close; the first cause is told.
+//! Always: no more than [`CHUNKS`] chunks exist, so memory is bounded whatever the sizes are. Every
+//! byte that is drained was hashed before, in its place, with the holes between as zeros. When it
+//! fails: the stages end one after the other, because their channels close; the first cause is
+//! told.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, ScopedJoinHandle};
@@ -96,7 +97,10 @@ fn parts(map: &SparseMap) -> impl Iterator<Item = Piece> {
     map.pieces().iter().flat_map(|piece| {
         let end = piece.end();
         let offsets = (piece.offset..end).step_by(CHUNK_BYTES as usize);
-        offsets.map(move |offset| Piece { offset, bytes: CHUNK_BYTES.min(end - offset) })
+        offsets.map(move |offset| Piece {
+            offset,
+            bytes: CHUNK_BYTES.min(end - offset),
+        })
     })
 }
 
@@ -119,12 +123,22 @@ struct Circle {
 
 impl Circle {
     fn new() -> Self {
-        let ((to_fill, empty), (to_hash, filled), (to_drain, hashed)) =
-            (sync_channel(CHUNKS), sync_channel(CHUNKS), sync_channel(CHUNKS));
+        let ((to_fill, empty), (to_hash, filled), (to_drain, hashed)) = (
+            sync_channel(CHUNKS),
+            sync_channel(CHUNKS),
+            sync_channel(CHUNKS),
+        );
         for _ in 0..CHUNKS {
             hand_on(&to_fill, Chunk::default());
         }
-        Self { empty, to_hash, filled, to_drain, hashed, to_fill }
+        Self {
+            empty,
+            to_hash,
+            filled,
+            to_drain,
+            hashed,
+            to_fill,
+        }
     }
 }
 
@@ -166,7 +180,11 @@ fn hash_all(
     hasher.finish(map)
 }
 
-fn drain_all(drain: &mut Drain<'_>, hashed: Receiver<Chunk>, to_fill: SyncSender<Chunk>) -> Result<(), Error> {
+fn drain_all(
+    drain: &mut Drain<'_>,
+    hashed: Receiver<Chunk>,
+    to_fill: SyncSender<Chunk>,
+) -> Result<(), Error> {
     for chunk in hashed {
         drain(&chunk)?;
         // Whoever fills needs no more chunks once all parts are on their way.
@@ -176,10 +194,13 @@ fn drain_all(drain: &mut Drain<'_>, hashed: Receiver<Chunk>, to_fill: SyncSender
 }
 
 fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    thread
+        .join()
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// SHA-256 over a blob of which only the pieces come along. It goes through every byte, so it also tells how far it is.
+/// SHA-256 over a blob of which only the pieces come along. It goes through every byte, so it also
+/// tells how far it is.
 struct PieceHasher<'a> {
     hash: Sha256,
     at: u64,
@@ -188,7 +209,11 @@ struct PieceHasher<'a> {
 
 impl<'a> PieceHasher<'a> {
     fn new(progress: &'a dyn Progress) -> Self {
-        Self { hash: Sha256::new(), at: 0, progress }
+        Self {
+            hash: Sha256::new(),
+            at: 0,
+            progress,
+        }
     }
 
     fn take(&mut self, chunk: &Chunk) -> Result<(), Error> {
@@ -226,8 +251,9 @@ mod tests {
 
     /// Larger than all chunks together, with holes.
     fn content() -> Vec<u8> {
-        let mut content: Vec<u8> =
-            (0..(CHUNKS as u64 + 3) * CHUNK_BYTES + 77).map(|at| (at / 4093) as u8 | 1).collect();
+        let mut content: Vec<u8> = (0..(CHUNKS as u64 + 3) * CHUNK_BYTES + 77)
+            .map(|at| (at / 4093) as u8 | 1)
+            .collect();
         content[1 << 20..3 << 20].fill(0);
         content
     }
@@ -279,12 +305,36 @@ mod tests {
         let map = map_of(&content);
         for at in [0, 5 << 20] {
             let mut found = vec![0; content.len()];
-            let mut fill = |chunk: &mut Chunk| if chunk.offset >= at { failure() } else { filler(&content)(chunk) };
-            assert!(matches!(push(&map, &mut fill, &mut drainer(&mut found), &Silent), Err(Error::NotEmpty)));
-            assert!(matches!(pull(&map, &mut fill, &mut drainer(&mut found), &Silent), Err(Error::NotEmpty)));
-            let mut drain = |chunk: &Chunk| if chunk.offset >= at { failure() } else { Ok(()) };
-            assert!(matches!(push(&map, &mut filler(&content), &mut drain, &Silent), Err(Error::NotEmpty)));
-            assert!(matches!(pull(&map, &mut filler(&content), &mut drain, &Silent), Err(Error::NotEmpty)));
+            let mut fill = |chunk: &mut Chunk| {
+                if chunk.offset >= at {
+                    failure()
+                } else {
+                    filler(&content)(chunk)
+                }
+            };
+            assert!(matches!(
+                push(&map, &mut fill, &mut drainer(&mut found), &Silent),
+                Err(Error::NotEmpty)
+            ));
+            assert!(matches!(
+                pull(&map, &mut fill, &mut drainer(&mut found), &Silent),
+                Err(Error::NotEmpty)
+            ));
+            let mut drain = |chunk: &Chunk| {
+                if chunk.offset >= at {
+                    failure()
+                } else {
+                    Ok(())
+                }
+            };
+            assert!(matches!(
+                push(&map, &mut filler(&content), &mut drain, &Silent),
+                Err(Error::NotEmpty)
+            ));
+            assert!(matches!(
+                pull(&map, &mut filler(&content), &mut drain, &Silent),
+                Err(Error::NotEmpty)
+            ));
         }
     }
 
@@ -295,7 +345,8 @@ mod tests {
         fn begin(&self, _: u64) {}
 
         fn advance(&self, bytes: u64) {
-            self.0.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
+            self.0
+                .fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
         }
 
         fn is_cancelled(&self) -> bool {
@@ -309,11 +360,20 @@ mod tests {
         let mut found = vec![0; content.len()];
         let cancelled = || Cancelled(Default::default());
         let (mut fill, mut drain) = (filler(&content), drainer(&mut found));
-        assert!(matches!(push(&map_of(&content), &mut fill, &mut drain, &cancelled()), Err(Error::Cancelled)));
-        assert!(matches!(pull(&map_of(&content), &mut fill, &mut drain, &cancelled()), Err(Error::Cancelled)));
+        assert!(matches!(
+            push(&map_of(&content), &mut fill, &mut drain, &cancelled()),
+            Err(Error::Cancelled)
+        ));
+        assert!(matches!(
+            pull(&map_of(&content), &mut fill, &mut drain, &cancelled()),
+            Err(Error::Cancelled)
+        ));
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 40).unwrap();
         let endless = SparseMap::of_file(&file).unwrap();
-        assert!(matches!(pull(&endless, &mut fill, &mut drain, &cancelled()), Err(Error::Cancelled)));
+        assert!(matches!(
+            pull(&endless, &mut fill, &mut drain, &cancelled()),
+            Err(Error::Cancelled)
+        ));
     }
 }

@@ -1,7 +1,8 @@
 //! Reading an archive that nobody vouches for.
 //!
-//! Always: only what the writer writes is accepted, and a refusal names the rule. Memory is a few sectors and the map
-//! of one member, whatever the input claims. Which members may come in which order is for the caller to say.
+//! Always: only what the writer writes is accepted, and a refusal names the rule. Memory is a few
+//! sectors and the map of one member, whatever the input claims. Which members may come in which
+//! order is for the caller to say.
 
 use std::io::Read;
 
@@ -34,11 +35,14 @@ struct Current {
 
 impl<R: Read> Reader<R> {
     pub fn new(input: R) -> Self {
-        Self { input, current: None }
+        Self {
+            input,
+            current: None,
+        }
     }
 
-    /// The next member; what was not read of the one before it is passed over. After the last one, the input is at
-    /// its end.
+    /// The next member; what was not read of the one before it is passed over. After the last one,
+    /// the input is at its end.
     pub fn next_member(&mut self) -> Result<Option<Found>, Error> {
         self.end_current()?;
         let Some(header) = self.headers()? else {
@@ -51,11 +55,19 @@ impl<R: Read> Reader<R> {
         };
         let left = map.data_bytes();
         let padding = (left.next_multiple_of(SECTOR as u64) - left) as usize;
-        self.current = Some(Current { member: header.member.clone(), left, padding });
-        Ok(Some(Found { member: header.member, map }))
+        self.current = Some(Current {
+            member: header.member.clone(),
+            left,
+            padding,
+        });
+        Ok(Some(Found {
+            member: header.member,
+            map,
+        }))
     }
 
-    /// The next bytes of the pieces of the current member: as many as fit, until there are none left.
+    /// The next bytes of the pieces of the current member: as many as fit, until there are none
+    /// left.
     pub fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         let left = self.current.as_ref().map_or(0, |current| current.left);
         let bytes = left.min(buffer.len() as u64) as usize;
@@ -69,7 +81,12 @@ impl<R: Read> Reader<R> {
     fn end_current(&mut self) -> Result<(), Error> {
         let mut rest = [0; 8 * SECTOR];
         while self.read(&mut rest)? > 0 {}
-        let Some(Current { member, padding, .. }) = self.current.take() else { return Ok(()) };
+        let Some(Current {
+            member, padding, ..
+        }) = self.current.take()
+        else {
+            return Ok(());
+        };
         let padding = &mut rest[..padding];
         self.fill(padding, "the padding of a member")?;
         if padding.iter().any(|byte| *byte != 0) {
@@ -92,7 +109,12 @@ impl<R: Read> Reader<R> {
     }
 
     fn extended(&mut self, pax: Header) -> Result<MemberHeader, Error> {
-        let refused = |rule| Error::from(Damage::Pax { name: pax.name.clone(), rule });
+        let refused = |rule| {
+            Error::from(Damage::Pax {
+                name: pax.name.clone(),
+                rule,
+            })
+        };
         if pax.bytes > MAX_PAX_BYTES {
             return Err(refused("it is too long"));
         }
@@ -121,7 +143,12 @@ impl<R: Read> Reader<R> {
                 return if expected == found {
                     Ok(map)
                 } else {
-                    Err(Damage::StoredBytes { member, expected, found }.into())
+                    Err(Damage::StoredBytes {
+                        member,
+                        expected,
+                        found,
+                    }
+                    .into())
                 };
             }
         }
@@ -158,18 +185,32 @@ impl<R: Read> Reader<R> {
 fn check_size(header: &MemberHeader) -> Result<(), Damage> {
     let bytes = header.sparse_bytes.unwrap_or(0).max(header.stored_bytes);
     if bytes > MAX_MEMBER_BYTES {
-        return Err(Damage::TooLarge { member: header.member.clone(), bytes });
+        return Err(Damage::TooLarge {
+            member: header.member.clone(),
+            bytes,
+        });
     }
     Ok(())
 }
 
 /// Feeds a sector to the map. Behind its last number, only zeros may stand.
-fn parse_block(parser: &mut MapParser<'_>, block: &Block, member: &Member) -> Result<Option<SparseMap>, Damage> {
+fn parse_block(
+    parser: &mut MapParser<'_>,
+    block: &Block,
+    member: &Member,
+) -> Result<Option<SparseMap>, Damage> {
     for (at, byte) in block.iter().enumerate() {
         if let Some(map) = parser.take(*byte)? {
             let rule = "there is something behind it";
             let is_end = block[at + 1..].iter().all(|byte| *byte == 0);
-            return if is_end { Ok(Some(map)) } else { Err(Damage::Map { member: member.clone(), rule }) };
+            return if is_end {
+                Ok(Some(map))
+            } else {
+                Err(Damage::Map {
+                    member: member.clone(),
+                    rule,
+                })
+            };
         }
     }
     Ok(None)
@@ -179,6 +220,9 @@ fn parse_block(parser: &mut MapParser<'_>, block: &Block, member: &Member) -> Re
 fn read_error(error: std::io::Error) -> Error {
     match error.downcast::<Damage>() {
         Ok(damage) => damage.into(),
-        Err(source) => Error::ArtifactIo { operation: "read", source },
+        Err(source) => Error::ArtifactIo {
+            operation: "read",
+            source,
+        },
     }
 }

@@ -23,7 +23,12 @@ impl Record for ArtifactRecord {
 
 impl ArtifactRecord {
     pub(super) fn new(snapshot: &Digest, since: Option<Digest>, image: bool) -> Self {
-        Self { schema: Self::SCHEMA, snapshot: snapshot.clone(), since, image }
+        Self {
+            schema: Self::SCHEMA,
+            snapshot: snapshot.clone(),
+            since,
+            image,
+        }
     }
 
     pub(super) fn to_bytes(&self) -> Vec<u8> {

@@ -4,9 +4,10 @@
 //! pieces\n  offset\n bytes\n  offset\n bytes\n …  zeros up to 512      GNU's sparse format 1.0, in front of the pieces
 //! ```
 //!
-//! Always: a hole is a whole aligned block of 64 KiB of zeros, whatever the file system has allocated, so equal content
-//! makes equal bytes. Pieces ascend, do not touch, and begin and end at blocks or at the end of the member. A member
-//! that ends with a hole has an empty piece at its end: without it, GNU tar makes the file too short.
+//! Always: a hole is a whole aligned block of 64 KiB of zeros, whatever the file system has
+//! allocated, so equal content makes equal bytes. Pieces ascend, do not touch, and begin and end at
+//! blocks or at the end of the member. A member that ends with a hole has an empty piece at its
+//! end: without it, GNU tar makes the file too short.
 
 use std::io::{self, Read};
 
@@ -16,11 +17,13 @@ use crate::fs::ReadAt;
 
 /// What is a hole or is not, as a whole.
 pub const BLOCK: u64 = 64 << 10;
-/// The most pieces of a member: 16 MiB of memory. What is behind the last but one of a file with more is one piece.
+/// The most pieces of a member: 16 MiB of memory. What is behind the last but one of a file with
+/// more is one piece.
 pub const MAX_PIECES: u64 = 1 << 20;
 /// The most bytes of a member: the largest disk there is.
 pub const MAX_MEMBER_BYTES: u64 = 64 << 40;
-/// What is looked at of a block before all of it is read. Most blocks that are not zero say so here.
+/// What is looked at of a block before all of it is read. Most blocks that are not zero say so
+/// here.
 const PROBE: usize = 4096;
 
 /// A range of a member that is stored.
@@ -47,7 +50,10 @@ impl SparseMap {
     /// A member without holes.
     pub fn dense(bytes: u64) -> Self {
         let pieces = (bytes > 0).then_some(Piece { offset: 0, bytes });
-        Self { bytes, pieces: pieces.into_iter().collect() }
+        Self {
+            bytes,
+            pieces: pieces.into_iter().collect(),
+        }
     }
 
     pub fn bytes(&self) -> u64 {
@@ -67,12 +73,19 @@ impl SparseMap {
         self.data_bytes() == self.bytes
     }
 
-    /// The map of a file that can be read anywhere; what its file system knows to be holes is not read.
+    /// The map of a file that can be read anywhere; what its file system knows to be holes is not
+    /// read.
     pub(crate) fn of_file(file: &dyn ReadAt) -> io::Result<Self> {
-        let mut map = Self { bytes: file.bytes()?, pieces: Vec::new() };
-        let (whole, mut at, mut buffer) = (map.bytes - map.bytes % BLOCK, 0, vec![0; BLOCK as usize]);
+        let mut map = Self {
+            bytes: file.bytes()?,
+            pieces: Vec::new(),
+        };
+        let (whole, mut at, mut buffer) =
+            (map.bytes - map.bytes % BLOCK, 0, vec![0; BLOCK as usize]);
         while at < whole {
-            let Some(extent) = file.next_data(at)? else { break };
+            let Some(extent) = file.next_data(at)? else {
+                break;
+            };
             at = at.max(extent.start - extent.start % BLOCK);
             while at < extent.end.min(whole) {
                 if !is_hole(file, at, &mut buffer)? {
@@ -87,7 +100,10 @@ impl SparseMap {
 
     /// The map of content that can only be read from front to back.
     pub fn of_stream(bytes: u64, content: &mut dyn Read) -> io::Result<Self> {
-        let mut map = Self { bytes, pieces: Vec::new() };
+        let mut map = Self {
+            bytes,
+            pieces: Vec::new(),
+        };
         let (whole, mut buffer) = (bytes - bytes % BLOCK, vec![0; BLOCK as usize]);
         for at in (0..whole).step_by(BLOCK as usize) {
             content.read_exact(&mut buffer)?;
@@ -103,7 +119,9 @@ impl SparseMap {
         let pieces = self.pieces.len() as u64;
         match self.pieces.last_mut() {
             // One is left for the end of a member that ends with a hole.
-            Some(last) if last.end() == offset || pieces == MAX_PIECES - 1 => last.bytes = offset + bytes - last.offset,
+            Some(last) if last.end() == offset || pieces == MAX_PIECES - 1 => {
+                last.bytes = offset + bytes - last.offset
+            }
             _ => self.pieces.push(Piece { offset, bytes }),
         }
     }
@@ -129,7 +147,10 @@ impl SparseMap {
     /// The empty piece of a member that ends with a hole.
     fn end_piece(&self) -> Option<Piece> {
         let end = self.pieces.last().map_or(0, Piece::end);
-        (end < self.bytes).then_some(Piece { offset: self.bytes, bytes: 0 })
+        (end < self.bytes).then_some(Piece {
+            offset: self.bytes,
+            bytes: 0,
+        })
     }
 }
 
@@ -160,10 +181,18 @@ pub(super) struct MapParser<'a> {
 
 impl<'a> MapParser<'a> {
     pub(super) fn new(member: &'a Member, bytes: u64) -> Self {
-        Self { member, bytes, number: None, expected: None, offset: None, pieces: Vec::new() }
+        Self {
+            member,
+            bytes,
+            number: None,
+            expected: None,
+            offset: None,
+            pieces: Vec::new(),
+        }
     }
 
-    /// Takes one byte. Gives the map once the last number ended; only zeros may follow in the same sector.
+    /// Takes one byte. Gives the map once the last number ended; only zeros may follow in the same
+    /// sector.
     pub(super) fn take(&mut self, byte: u8) -> Result<Option<SparseMap>, Damage> {
         match byte {
             b'0'..=b'9' => self.digit(byte - b'0').map(|()| None),
@@ -173,27 +202,44 @@ impl<'a> MapParser<'a> {
     }
 
     fn refused(&self, rule: &'static str) -> Damage {
-        Damage::Map { member: self.member.clone(), rule }
+        Damage::Map {
+            member: self.member.clone(),
+            rule,
+        }
     }
 
     fn digit(&mut self, digit: u8) -> Result<(), Damage> {
         if self.number == Some(0) {
             return Err(self.refused("a number begins with a zero"));
         }
-        let number = self.number.unwrap_or(0).checked_mul(10).and_then(|number| number.checked_add(digit.into()));
+        let number = self
+            .number
+            .unwrap_or(0)
+            .checked_mul(10)
+            .and_then(|number| number.checked_add(digit.into()));
         self.number = Some(number.ok_or_else(|| self.refused("a number is too large"))?);
         Ok(())
     }
 
     fn line(&mut self) -> Result<Option<SparseMap>, Damage> {
-        let number = self.number.take().ok_or_else(|| self.refused("a line is empty"))?;
+        let number = self
+            .number
+            .take()
+            .ok_or_else(|| self.refused("a line is empty"))?;
         match (self.expected, self.offset.take()) {
             (None, _) => self.begin(number)?,
             (Some(_), None) => self.offset = Some(number),
-            (Some(_), Some(offset)) => self.piece(Piece { offset, bytes: number })?,
+            (Some(_), Some(offset)) => self.piece(Piece {
+                offset,
+                bytes: number,
+            })?,
         }
         let is_last = self.offset.is_none() && self.expected == Some(self.pieces.len() as u64);
-        if is_last { self.finish().map(Some) } else { Ok(None) }
+        if is_last {
+            self.finish().map(Some)
+        } else {
+            Ok(None)
+        }
     }
 
     fn begin(&mut self, pieces: u64) -> Result<(), Damage> {
@@ -203,23 +249,35 @@ impl<'a> MapParser<'a> {
                 self.expected = Some(pieces);
                 Ok(())
             }
-            _ => Err(Damage::TooManyPieces { member: self.member.clone(), pieces }),
+            _ => Err(Damage::TooManyPieces {
+                member: self.member.clone(),
+                pieces,
+            }),
         }
     }
 
     fn piece(&mut self, piece: Piece) -> Result<(), Damage> {
         let after = self.pieces.last().map(Piece::end);
-        let end = piece.offset.checked_add(piece.bytes).filter(|end| *end <= self.bytes);
+        let end = piece
+            .offset
+            .checked_add(piece.bytes)
+            .filter(|end| *end <= self.bytes);
         let end = end.ok_or_else(|| self.refused("a piece ends behind the member"))?;
-        let is_end =
-            piece.bytes == 0 && piece.offset == self.bytes && Some(self.pieces.len() as u64 + 1) == self.expected;
-        let on_blocks = piece.offset.is_multiple_of(BLOCK) && (end.is_multiple_of(BLOCK) || end == self.bytes);
+        let is_end = piece.bytes == 0
+            && piece.offset == self.bytes
+            && Some(self.pieces.len() as u64 + 1) == self.expected;
+        let on_blocks =
+            piece.offset.is_multiple_of(BLOCK) && (end.is_multiple_of(BLOCK) || end == self.bytes);
         match after {
-            Some(after) if piece.offset < after => return Err(self.refused("pieces overlap or run backwards")),
+            Some(after) if piece.offset < after => {
+                return Err(self.refused("pieces overlap or run backwards"));
+            }
             Some(after) if piece.offset == after => return Err(self.refused("pieces touch")),
             _ if is_end => {}
             _ if piece.bytes == 0 => return Err(self.refused("a piece is empty")),
-            _ if !on_blocks => return Err(self.refused("a piece does not begin and end at blocks of 64 KiB")),
+            _ if !on_blocks => {
+                return Err(self.refused("a piece does not begin and end at blocks of 64 KiB"));
+            }
             _ => {}
         }
         self.pieces.push(piece);
@@ -232,7 +290,10 @@ impl<'a> MapParser<'a> {
             return Err(self.refused("its last piece does not end with the member"));
         }
         pieces.pop_if(|piece| piece.bytes == 0);
-        let map = SparseMap { bytes: self.bytes, pieces };
+        let map = SparseMap {
+            bytes: self.bytes,
+            pieces,
+        };
         if map.is_dense() {
             return Err(self.refused("it has no holes"));
         }
@@ -244,7 +305,8 @@ impl<'a> MapParser<'a> {
 mod tests {
     use super::*;
 
-    /// Content by blocks: `.` is zero, everything else is not; `-` at the end is a short block of zeros.
+    /// Content by blocks: `.` is zero, everything else is not; `-` at the end is a short block of
+    /// zeros.
     fn content(blocks: &str) -> Vec<u8> {
         let block = |c| match c {
             '.' => vec![0; BLOCK as usize],
@@ -257,7 +319,10 @@ mod tests {
     fn map_of(content: &[u8]) -> SparseMap {
         let file: &dyn ReadAt = &content.to_vec();
         let map = SparseMap::of_file(file).unwrap();
-        assert_eq!(SparseMap::of_stream(content.len() as u64, &mut &content[..]).unwrap(), map);
+        assert_eq!(
+            SparseMap::of_stream(content.len() as u64, &mut &content[..]).unwrap(),
+            map
+        );
         map
     }
 
@@ -279,7 +344,10 @@ mod tests {
     fn holes_are_whole_blocks_of_zeros() {
         let pieces = |blocks: &str| {
             let map = map_of(&content(blocks));
-            map.pieces().iter().map(|piece| (piece.offset / BLOCK, piece.bytes)).collect::<Vec<_>>()
+            map.pieces()
+                .iter()
+                .map(|piece| (piece.offset / BLOCK, piece.bytes))
+                .collect::<Vec<_>>()
         };
         assert_eq!(pieces("x.xx..x"), [(0, BLOCK), (2, 2 * BLOCK), (6, BLOCK)]);
         assert_eq!(pieces("..x."), [(2, BLOCK)]);
@@ -316,10 +384,16 @@ mod tests {
 
     #[test]
     fn a_file_with_too_many_pieces_is_stored_whole_from_some_point_on() {
-        let mut map = SparseMap { bytes: u64::MAX, pieces: Vec::new() };
+        let mut map = SparseMap {
+            bytes: u64::MAX,
+            pieces: Vec::new(),
+        };
         (0..MAX_PIECES + 5).for_each(|index| map.add(index * 2 * BLOCK, BLOCK));
         assert_eq!(map.pieces().len() as u64, MAX_PIECES - 1);
-        assert_eq!(map.pieces().last().unwrap().end(), (MAX_PIECES + 4) * 2 * BLOCK + BLOCK);
+        assert_eq!(
+            map.pieces().last().unwrap().end(),
+            (MAX_PIECES + 4) * 2 * BLOCK + BLOCK
+        );
     }
 
     #[test]
@@ -329,7 +403,9 @@ mod tests {
         assert!(rule(bytes, &two((0, 2 * block), (block, 7 * block))).contains("overlap"));
         assert!(rule(bytes, &two((4 * block, block), (0, block))).contains("backwards"));
         assert!(rule(bytes, &two((0, block), (block, 7 * block))).contains("touch"));
-        assert!(rule(bytes, &two((0, block), (4 * block, 5 * block))).contains("behind the member"));
+        assert!(
+            rule(bytes, &two((0, block), (4 * block, 5 * block))).contains("behind the member")
+        );
         assert!(rule(bytes, &two((0, block), (u64::MAX, 2))).contains("behind the member"));
         assert!(rule(bytes, &two((0, block), (4 * block, block))).contains("does not end with"));
         assert!(rule(bytes, &two((0, 0), (bytes, 0))).contains("empty"));

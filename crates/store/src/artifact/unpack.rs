@@ -1,11 +1,12 @@
 //! Members that came one by one become a snapshot or an image of the store.
 //!
-//! They lie in a directory under their digests, and are linked into the store once every byte of them was read. Those
-//! that are not there the store must have: in the pool, or as a file of some image or kernel.
+//! They lie in a directory under their digests, and are linked into the store once every byte of
+//! them was read. Those that are not there the store must have: in the pool, or as a file of some
+//! image or kernel.
 //!
-//! Always: what comes is checked as an artifact is, and nothing of it is seen before all of it was read. What the store
-//! has of it is read there, and put aside if it is damaged.
-//! When it fails: staging goes, and with it everything. The directory is its owner's.
+//! Always: what comes is checked as an artifact is, and nothing of it is seen before all of it was
+//! read. What the store has of it is read there, and put aside if it is damaged. When it fails:
+//! staging goes, and with it everything. The directory is its owner's.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,17 +23,27 @@ use crate::{Digest, Error, Image, KernelBundle, Pinned, Progress, Snapshot, Stor
 type Shelf = BTreeMap<Digest, Part>;
 
 impl Store {
-    /// Whether the store has this content, so that a directory to unpack from need not. It is looked at by its size.
+    /// Whether the store has this content, so that a directory to unpack from need not. It is
+    /// looked at by its size.
     pub fn has_member(&self, digest: &Digest, bytes: u64) -> Result<bool, Error> {
-        if self.find_blob(&Blob { digest: digest.clone(), bytes }).is_ok() {
+        if self
+            .find_blob(&Blob {
+                digest: digest.clone(),
+                bytes,
+            })
+            .is_ok()
+        {
             return Ok(true);
         }
         let mut shelf = self.shelf()?;
         self.add_manifest(digest, &mut shelf)?;
-        Ok(shelf.get(digest).is_some_and(|part| part.blob.bytes == bytes))
+        Ok(shelf
+            .get(digest)
+            .is_some_and(|part| part.blob.bytes == bytes))
     }
 
-    /// Publishes a snapshot whose members are files in `dir`, named by their digests, once every byte is verified.
+    /// Publishes a snapshot whose members are files in `dir`, named by their digests, once every
+    /// byte is verified.
     pub fn unpack_snapshot(
         &self,
         snapshot: &Digest,
@@ -58,7 +69,12 @@ impl Store {
     }
 
     /// Like `unpack_snapshot`, of an image, which stays as long as the result lives.
-    pub fn unpack_image(&self, image: &Digest, dir: &Path, progress: &dyn Progress) -> Result<Image, Error> {
+    pub fn unpack_image(
+        &self,
+        image: &Digest,
+        dir: &Path,
+        progress: &dyn Progress,
+    ) -> Result<Image, Error> {
         let mut loose = Loose::new(self.files.clone(), dir);
         let shelf = self.lacking(&loose)?;
         Import::new(self, &mut loose, shelf, progress).image_alone(image)
@@ -78,15 +94,26 @@ impl Store {
     /// Every file of every image and kernel. One that cannot be read has none.
     fn shelf(&self) -> Result<Shelf, Error> {
         let mut shelf = Shelf::new();
-        for image in self.image_digests()?.iter().filter_map(|digest| self.image_by_digest(digest).ok()) {
+        for image in self
+            .image_digests()?
+            .iter()
+            .filter_map(|digest| self.image_by_digest(digest).ok())
+        {
             let path = self.layout.image(&image.digest).join("image.json");
             self.add_record(Role::Image, &image.digest, path, &mut shelf)?;
             for (path, blob) in image.files() {
                 let by = Lender::Image(image.digest.clone());
-                shelf.insert(blob.digest.clone(), Part::lent(Role::Rootfs, blob, path, by));
+                shelf.insert(
+                    blob.digest.clone(),
+                    Part::lent(Role::Rootfs, blob, path, by),
+                );
             }
         }
-        for kernel in self.kernel_digests()?.iter().filter_map(|digest| self.kernel(digest).ok()) {
+        for kernel in self
+            .kernel_digests()?
+            .iter()
+            .filter_map(|digest| self.kernel(digest).ok())
+        {
             self.add_kernel(&kernel, &mut shelf)?;
         }
         Ok(shelf)
@@ -104,11 +131,22 @@ impl Store {
 
     /// The manifest of a snapshot, if the store has it.
     fn add_manifest(&self, digest: &Digest, shelf: &mut Shelf) -> Result<(), Error> {
-        self.add_record(Role::Manifest, digest, self.layout.snapshot(digest).join("manifest.json"), shelf)
+        self.add_record(
+            Role::Manifest,
+            digest,
+            self.layout.snapshot(digest).join("manifest.json"),
+            shelf,
+        )
     }
 
     /// What went since it was listed is not there.
-    fn add_record(&self, role: Role, digest: &Digest, path: PathBuf, shelf: &mut Shelf) -> Result<(), Error> {
+    fn add_record(
+        &self,
+        role: Role,
+        digest: &Digest,
+        path: PathBuf,
+        shelf: &mut Shelf,
+    ) -> Result<(), Error> {
         let part = optional(self.record_part(role, digest, path))?;
         shelf.extend(part.map(|part| (digest.clone(), part)));
         Ok(())

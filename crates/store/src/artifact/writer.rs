@@ -1,7 +1,7 @@
 //! Writing an archive.
 //!
-//! Always: members come whole and in the order they are given; what is written is a function of their content.
-//! When it fails: the output is no artifact, and a reader says so.
+//! Always: members come whole and in the order they are given; what is written is a function of
+//! their content. When it fails: the output is no artifact, and a reader says so.
 
 use std::io::Write;
 
@@ -30,7 +30,11 @@ impl<W: Write> Writer<W> {
 
     /// Begins a member; the bytes of its pieces follow by [`Self::data`].
     pub fn begin(&mut self, member: &Member, map: &SparseMap) -> Result<(), Error> {
-        let text = if map.is_dense() { Vec::new() } else { map.to_text() };
+        let text = if map.is_dense() {
+            Vec::new()
+        } else {
+            map.to_text()
+        };
         let header = MemberHeader {
             member: member.clone(),
             stored_bytes: text.len() as u64 + map.data_bytes(),
@@ -60,6 +64,8 @@ impl<W: Write> Writer<W> {
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.out.write_all(bytes).map_err(Error::artifact_io("write"))
+        self.out
+            .write_all(bytes)
+            .map_err(Error::artifact_io("write"))
     }
 }

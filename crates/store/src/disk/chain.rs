@@ -1,11 +1,12 @@
 //! A disk as its guest sees it, read: a raw root file system and the overlays above it.
 //!
-//! For each cluster the newest overlay that has it gives it; what none has comes from the root file system. A zero
-//! cluster hides what is below. What lies behind the end of a smaller part reads as zeros.
+//! For each cluster the newest overlay that has it gives it; what none has comes from the root file
+//! system. A zero cluster hides what is below. What lies behind the end of a smaller part reads as
+//! zeros.
 //!
-//! Always: read only. Overlays are checked whole when the chain is opened, and again at every entry that is followed.
-//! Tables are read when they are needed, and few are kept: memory does not grow with the disk. Nobody writes to the
-//! parts meanwhile; who opens a chain sees to that.
+//! Always: read only. Overlays are checked whole when the chain is opened, and again at every entry
+//! that is followed. Tables are read when they are needed, and few are kept: memory does not grow
+//! with the disk. Nobody writes to the parts meanwhile; who opens a chain sees to that.
 
 mod raw;
 #[cfg(test)]
@@ -31,7 +32,8 @@ const MAX_TABLES: usize = 64;
 const MAX_RANGES: usize = 1 << 18;
 const CLUSTERS_PER_TABLE: u64 = L2_SPAN / CLUSTER;
 
-/// What says about each cluster of one L2 table where it comes from. None: no overlay has any of them.
+/// What says about each cluster of one L2 table where it comes from. None: no overlay has any of
+/// them.
 type Table = Option<Arc<[Picked]>>;
 
 /// A disk that can be read.
@@ -71,7 +73,11 @@ struct Identity {
 impl Identity {
     fn of(file: &File, path: &Path) -> Result<Self, Error> {
         let metadata = file.metadata().map_err(io_error("look at", path))?;
-        Ok(Self { device: metadata.dev(), inode: metadata.ino(), told: None })
+        Ok(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            told: None,
+        })
     }
 
     fn is(&self, other: &Self) -> bool {
@@ -93,15 +99,26 @@ impl Chain {
             opened.push(layer);
         }
         if !opened.is_sorted_by_key(Layer::size) {
-            return Err(Error::DiskChain { rule: "one is smaller than the one below it" });
+            return Err(Error::DiskChain {
+                rule: "one is smaller than the one below it",
+            });
         }
-        let base_bytes = opened.first().map_or(raw_bytes, |lowest| raw_bytes.min(lowest.size()));
+        let base_bytes = opened
+            .first()
+            .map_or(raw_bytes, |lowest| raw_bytes.min(lowest.size()));
         let bytes = opened.last().map_or(raw_bytes, Layer::size);
-        Ok(Self { base: file, base_bytes, layers: opened, identities, bytes, tables: Mutex::default() })
+        Ok(Self {
+            base: file,
+            base_bytes,
+            layers: opened,
+            identities,
+            bytes,
+            tables: Mutex::default(),
+        })
     }
 
-    /// Says what the parts hold, such as their digests: parts of two chains that hold the same are then known to be
-    /// equal also where they are not the same file.
+    /// Says what the parts hold, such as their digests: parts of two chains that hold the same are
+    /// then known to be equal also where they are not the same file.
     pub fn with_identities(mut self, base: &str, layers: &[String]) -> Self {
         let told = std::iter::once(base).chain(layers.iter().map(String::as_str));
         for (identity, told) in self.identities.iter_mut().zip(told) {
@@ -113,7 +130,9 @@ impl Chain {
     /// The same disk with zeros behind its end.
     pub(crate) fn grown_to(mut self, bytes: u64) -> Result<Self, Error> {
         if bytes < self.bytes {
-            return Err(Error::DiskChain { rule: "the disk is smaller than they are" });
+            return Err(Error::DiskChain {
+                rule: "the disk is smaller than they are",
+            });
         }
         self.bytes = bytes;
         Ok(self)
@@ -126,9 +145,13 @@ impl Chain {
 
     /// Reads what the guest would at `offset`. All of it must be on the disk.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
-        let end = offset.checked_add(into.len() as u64).filter(|end| *end <= self.bytes);
+        let end = offset
+            .checked_add(into.len() as u64)
+            .filter(|end| *end <= self.bytes);
         if end.is_none() {
-            return Err(Error::layer_io("read a disk", offset)(io::ErrorKind::UnexpectedEof.into()));
+            return Err(Error::layer_io("read a disk", offset)(
+                io::ErrorKind::UnexpectedEof.into(),
+            ));
         }
         let (mut at, mut rest) = (offset, into);
         while !rest.is_empty() {
@@ -166,7 +189,9 @@ impl Chain {
     }
 
     fn place(&self, table: &Table, cluster: u64) -> Where {
-        let picked = table.as_ref().map(|table| table[(cluster % CLUSTERS_PER_TABLE) as usize]);
+        let picked = table
+            .as_ref()
+            .map(|table| table[(cluster % CLUSTERS_PER_TABLE) as usize]);
         match picked.unwrap_or(Picked::Below) {
             Picked::Below if cluster * CLUSTER < self.base_bytes => Where::Base,
             Picked::Below | Picked::Zero => Where::Zero,
@@ -190,12 +215,16 @@ impl Chain {
 
 fn open_layer(index: usize, path: &Path) -> Result<Layer<File>, Error> {
     if let Verdict::Corrupt(damage) = check::file(path)? {
-        return Err(Error::DiskLayer { layer: index, damage });
+        return Err(Error::DiskLayer {
+            layer: index,
+            damage,
+        });
     }
     Layer::open(index, File::open(path).map_err(io_error("open", path))?)
 }
 
-/// What is behind the end of the file is zeros: the last cluster of an overlay need not be in it whole.
+/// What is behind the end of the file is zeros: the last cluster of an overlay need not be in it
+/// whole.
 fn read_or_zero(file: &File, mut into: &mut [u8], mut from: u64) -> io::Result<()> {
     while !into.is_empty() {
         match file.read_at(into, from) {
@@ -211,9 +240,11 @@ fn read_or_zero(file: &File, mut into: &mut [u8], mut from: u64) -> io::Result<(
     Ok(())
 }
 
-/// Where two disks can differ: ranges of bytes, sorted, not touching each other. Outside of them both read the same.
+/// Where two disks can differ: ranges of bytes, sorted, not touching each other. Outside of them
+/// both read the same.
 ///
-/// Told from which parts the clusters come from, without reading any data: the less the chains share, the more this is.
+/// Told from which parts the clusters come from, without reading any data: the less the chains
+/// share, the more this is.
 pub fn changed(a: &Chain, b: &Chain) -> Result<Vec<Range<u64>>, Error> {
     let comparison = Comparison::new(a, b);
     let both = a.bytes.min(b.bytes);
@@ -236,9 +267,18 @@ struct Comparison<'a> {
 impl<'a> Comparison<'a> {
     fn new(a: &'a Chain, b: &'a Chain) -> Self {
         let all: Vec<_> = a.identities.iter().chain(&b.identities).collect();
-        let first = |identity: &Identity| all.iter().position(|other| other.is(identity)).unwrap_or(all.len());
+        let first = |identity: &Identity| {
+            all.iter()
+                .position(|other| other.is(identity))
+                .unwrap_or(all.len())
+        };
         let numbers = |chain: &Chain| chain.identities.iter().map(first).collect();
-        Self { a, b, parts_of_a: numbers(a), parts_of_b: numbers(b) }
+        Self {
+            a,
+            b,
+            parts_of_a: numbers(a),
+            parts_of_b: numbers(b),
+        }
     }
 
     /// Adds what can differ of one L2 table's span, up to byte `end` of the disk.
@@ -250,8 +290,15 @@ impl<'a> Comparison<'a> {
         let first = table * CLUSTERS_PER_TABLE;
         let last = end.div_ceil(CLUSTER).min(first + CLUSTERS_PER_TABLE);
         for cluster in first..last {
-            if !self.is_same(cluster, self.a.place(&of_a, cluster), self.b.place(&of_b, cluster)) {
-                add(ranges, cluster * CLUSTER..((cluster + 1) * CLUSTER).min(end));
+            if !self.is_same(
+                cluster,
+                self.a.place(&of_a, cluster),
+                self.b.place(&of_b, cluster),
+            ) {
+                add(
+                    ranges,
+                    cluster * CLUSTER..((cluster + 1) * CLUSTER).min(end),
+                );
             }
         }
         Ok(())
@@ -265,9 +312,16 @@ impl<'a> Comparison<'a> {
         match (in_a, in_b) {
             (Where::Zero, Where::Zero) => true,
             (Where::Base, Where::Base) => self.is_base_same(cluster),
-            (Where::Layer { layer: a, offset: at_a }, Where::Layer { layer: b, offset: at_b }) => {
-                self.parts_of_a[a + 1] == self.parts_of_b[b + 1] && at_a == at_b
-            }
+            (
+                Where::Layer {
+                    layer: a,
+                    offset: at_a,
+                },
+                Where::Layer {
+                    layer: b,
+                    offset: at_b,
+                },
+            ) => self.parts_of_a[a + 1] == self.parts_of_b[b + 1] && at_a == at_b,
             _ => false,
         }
     }

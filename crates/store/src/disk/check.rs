@@ -1,13 +1,14 @@
 //! Is this overlay whole? Asked after a power loss, because overlays are written without flushes.
 //!
-//! Walks header, L1, L2 tables, refcount table and blocks: every cluster they refer to must be aligned, inside the
-//! file and used once, and counted at least as often as it is used. A cluster counted but not used is only lost space.
+//! Walks header, L1, L2 tables, refcount table and blocks: every cluster they refer to must be
+//! aligned, inside the file and used once, and counted at least as often as it is used. A cluster
+//! counted but not used is only lost space.
 //!
-//! Always: memory is one bit per cluster of the file and three clusters of buffer, whatever the numbers in the file
-//! say. Nothing is repaired.
+//! Always: memory is one bit per cluster of the file and three clusters of buffer, whatever the
+//! numbers in the file say. Nothing is repaired.
 //!
-//! Deliberately absent: compressed clusters, internal snapshots, backing file names, extended L2 entries. Our overlays
-//! have none, and a file that has them is refused.
+//! Deliberately absent: compressed clusters, internal snapshots, backing file names, extended L2
+//! entries. Our overlays have none, and a file that has them is refused.
 
 use std::fs::File;
 use std::io;
@@ -153,12 +154,20 @@ struct Walk<'a, S: ?Sized> {
 impl<'a, S: ReadAt + ?Sized> Walk<'a, S> {
     fn new(source: &'a S, len: u64) -> Result<Self, Stop> {
         require(len >= header::LEN as u64, Damage::Short)?;
-        require(len <= MAX_FILE_BYTES, Damage::Unexpected("more than 16 TiB"))?;
+        require(
+            len <= MAX_FILE_BYTES,
+            Damage::Unexpected("more than 16 TiB"),
+        )?;
         let mut bytes = [0; header::LEN];
         source.read_at(&mut bytes, 0)?;
         let header = Header::parse(&bytes)?;
         let clusters = len.div_ceil(1 << header.cluster_bits);
-        Ok(Self { source, len, header, used: vec![0; clusters.div_ceil(64) as usize] })
+        Ok(Self {
+            source,
+            len,
+            header,
+            used: vec![0; clusters.div_ceil(64) as usize],
+        })
     }
 
     /// The number of leaked clusters.
@@ -174,7 +183,11 @@ impl<'a, S: ReadAt + ?Sized> Walk<'a, S> {
     }
 
     fn take_l1(&mut self) -> Result<(), Stop> {
-        let Header { l1_entries, l1_offset, .. } = self.header;
+        let Header {
+            l1_entries,
+            l1_offset,
+            ..
+        } = self.header;
         let entries = u64::from(l1_entries);
         self.header.check_l1_size()?;
         self.take_table(40, l1_offset, entries * 8)?;
@@ -182,7 +195,9 @@ impl<'a, S: ReadAt + ?Sized> Walk<'a, S> {
     }
 
     fn take_l2(&mut self, at: u64, entry: u64) -> Result<(), Stop> {
-        let Some(offset) = entry::l1(at, entry)? else { return Ok(()) };
+        let Some(offset) = entry::l1(at, entry)? else {
+            return Ok(());
+        };
         self.take_table(at, offset, self.cluster())?;
         self.each_entry(offset, self.cluster() / 8, Self::take_data)
     }
@@ -190,16 +205,28 @@ impl<'a, S: ReadAt + ?Sized> Walk<'a, S> {
     fn take_data(&mut self, at: u64, entry: u64) -> Result<(), Stop> {
         match entry::l2(at, entry)? {
             L2Entry::Below | L2Entry::Zero(None) => Ok(()),
-            // A cluster set aside for zeros need never have been written, so the file may end before it.
-            L2Entry::Zero(Some(offset)) if offset >= self.len && offset.is_multiple_of(self.cluster()) => Ok(()),
+            // A cluster set aside for zeros need never have been written, so the file may end
+            // before it.
+            L2Entry::Zero(Some(offset))
+                if offset >= self.len && offset.is_multiple_of(self.cluster()) =>
+            {
+                Ok(())
+            }
             L2Entry::Zero(Some(offset)) | L2Entry::Data(offset) => self.take(at, offset),
         }
     }
 
     fn take_refcounts(&mut self) -> Result<(), Stop> {
-        let Header { refcount_table_offset: offset, refcount_table_clusters: clusters, .. } = self.header;
+        let Header {
+            refcount_table_offset: offset,
+            refcount_table_clusters: clusters,
+            ..
+        } = self.header;
         let bytes = u64::from(clusters) * self.cluster();
-        require(clusters > 0 && bytes <= MAX_REFCOUNT_TABLE_BYTES.max(self.cluster()), Damage::RefcountTableSize)?;
+        require(
+            clusters > 0 && bytes <= MAX_REFCOUNT_TABLE_BYTES.max(self.cluster()),
+            Damage::RefcountTableSize,
+        )?;
         self.take_table(48, offset, bytes)?;
         self.each_entry(offset, bytes / 8, |walk, at, block| match block {
             0 => Ok(()),
@@ -211,11 +238,15 @@ impl<'a, S: ReadAt + ?Sized> Walk<'a, S> {
     fn take_table(&mut self, at: u64, offset: u64, bytes: u64) -> Result<(), Stop> {
         let end = offset.checked_add(bytes).filter(|end| *end <= self.len);
         require(end.is_some(), Damage::Beyond { at, offset })?;
-        (0..bytes.div_ceil(self.cluster())).try_for_each(|index| self.take(at, offset + index * self.cluster()))
+        (0..bytes.div_ceil(self.cluster()))
+            .try_for_each(|index| self.take(at, offset + index * self.cluster()))
     }
 
     fn take(&mut self, at: u64, offset: u64) -> Result<(), Stop> {
-        require(offset.is_multiple_of(self.cluster()), Damage::Unaligned { at, offset })?;
+        require(
+            offset.is_multiple_of(self.cluster()),
+            Damage::Unaligned { at, offset },
+        )?;
         require(offset < self.len, Damage::Beyond { at, offset })?;
         let cluster = offset >> self.header.cluster_bits;
         let (word, bit) = (&mut self.used[(cluster / 64) as usize], 1 << (cluster % 64));
@@ -236,14 +267,22 @@ impl<'a, S: ReadAt + ?Sized> Walk<'a, S> {
             let piece = &mut buffer[..self.cluster().min(end - start) as usize];
             self.source.read_at(piece, start)?;
             for (at, entry) in (start..).step_by(8).zip(piece.chunks_exact(8)) {
-                visit(self, at, u64::from_be_bytes(entry.try_into().expect("eight bytes")))?;
+                visit(
+                    self,
+                    at,
+                    u64::from_be_bytes(entry.try_into().expect("eight bytes")),
+                )?;
             }
         }
         Ok(())
     }
 
     fn compare_counts(mut self) -> Result<u64, Stop> {
-        let Header { refcount_table_offset: offset, refcount_table_clusters: clusters, .. } = self.header;
+        let Header {
+            refcount_table_offset: offset,
+            refcount_table_clusters: clusters,
+            ..
+        } = self.header;
         let entries = u64::from(clusters) * self.cluster() / 8;
         let (mut leaked, mut first, per_block) = (0, 0, self.cluster() / 2);
         self.each_entry(offset, entries, |walk, _, block| {
@@ -268,7 +307,12 @@ impl<'a, S: ReadAt + ?Sized> Walk<'a, S> {
         for (cluster, count) in (first..in_file).zip(counts.chunks_exact(2)) {
             let references = u16::from(self.is_used(cluster));
             let count = u16::from_be_bytes([count[0], count[1]]);
-            require(count >= references, Damage::Uncounted { offset: cluster << self.header.cluster_bits })?;
+            require(
+                count >= references,
+                Damage::Uncounted {
+                    offset: cluster << self.header.cluster_bits,
+                },
+            )?;
             leaked += u64::from(count > references);
         }
         Ok(leaked)
@@ -277,7 +321,10 @@ impl<'a, S: ReadAt + ?Sized> Walk<'a, S> {
     fn require_none_used_from(&self, first: u64) -> Result<(), Stop> {
         let in_file = self.len.div_ceil(self.cluster());
         match (first..in_file).find(|cluster| self.is_used(*cluster)) {
-            Some(cluster) => Err(Damage::Uncounted { offset: cluster << self.header.cluster_bits }.into()),
+            Some(cluster) => Err(Damage::Uncounted {
+                offset: cluster << self.header.cluster_bits,
+            }
+            .into()),
             None => Ok(()),
         }
     }

@@ -22,13 +22,22 @@ pub(super) enum L2Entry {
 
 /// Where the L2 table is, if there is one. `at` is where the entry stands, for the message.
 pub(super) fn l1(at: u64, entry: u64) -> Result<Option<u64>, Damage> {
-    require(entry & !(OFFSET_BITS | COPIED) == 0, Damage::Reserved { at })?;
+    require(
+        entry & !(OFFSET_BITS | COPIED) == 0,
+        Damage::Reserved { at },
+    )?;
     Ok(place(entry))
 }
 
 pub(super) fn l2(at: u64, entry: u64) -> Result<L2Entry, Damage> {
-    require(entry & COMPRESSED == 0, Damage::Unexpected("compressed clusters"))?;
-    require(entry & !(OFFSET_BITS | COPIED | READS_AS_ZERO) == 0, Damage::Reserved { at })?;
+    require(
+        entry & COMPRESSED == 0,
+        Damage::Unexpected("compressed clusters"),
+    )?;
+    require(
+        entry & !(OFFSET_BITS | COPIED | READS_AS_ZERO) == 0,
+        Damage::Reserved { at },
+    )?;
     Ok(match (place(entry), entry & READS_AS_ZERO) {
         (place, READS_AS_ZERO) => L2Entry::Zero(place),
         (Some(offset), _) => L2Entry::Data(offset),

@@ -1,4 +1,5 @@
-//! The header of a qcow2 file, version 3: 104 bytes, big-endian, and the end of the extensions behind it.
+//! The header of a qcow2 file, version 3: 104 bytes, big-endian, and the end of the extensions
+//! behind it.
 //!
 //! ```text
 //!   0 magic  4 version  8 backing offset  16 backing length  20 cluster bits  24 size  32 encryption  36 L1 entries
@@ -59,21 +60,36 @@ impl Header {
         require(covers && entries * 8 <= MAX_L1_BYTES, Damage::L1Size)
     }
 
-    /// Refuses everything our overlays never are, so that the rest of the check needs to know only one kind of file.
+    /// Refuses everything our overlays never are, so that the rest of the check needs to know only
+    /// one kind of file.
     pub(crate) fn parse(bytes: &[u8; LEN]) -> Result<Self, Damage> {
-        let u32_at = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
-        let u64_at = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let u32_at =
+            |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let u64_at =
+            |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         require(u32_at(0) == MAGIC, Damage::NotQcow2)?;
         require(u32_at(4) == VERSION, Damage::Version(u32_at(4)))?;
         check_features(u64_at(72))?;
         require(u64_at(8) == 0, Damage::Unexpected("a backing file name"))?;
         require(u32_at(32) == 0, Damage::Unexpected("encryption"))?;
         require(u32_at(60) == 0, Damage::Unexpected("internal snapshots"))?;
-        require(u32_at(96) == REFCOUNT_ORDER, Damage::Unexpected("refcounts of other than 16 bits"))?;
-        require(u64_at(80) == 0 && u64_at(88) == 0, Damage::Unexpected("optional features"))?;
-        require(u32_at(100) == HEADER_LEN, Damage::Unexpected("a header of another length"))?;
+        require(
+            u32_at(96) == REFCOUNT_ORDER,
+            Damage::Unexpected("refcounts of other than 16 bits"),
+        )?;
+        require(
+            u64_at(80) == 0 && u64_at(88) == 0,
+            Damage::Unexpected("optional features"),
+        )?;
+        require(
+            u32_at(100) == HEADER_LEN,
+            Damage::Unexpected("a header of another length"),
+        )?;
         require(u64_at(104) == 0, Damage::Unexpected("header extensions"))?;
-        require((16..=21).contains(&u32_at(20)), Damage::ClusterBits(u32_at(20)))?;
+        require(
+            (16..=21).contains(&u32_at(20)),
+            Damage::ClusterBits(u32_at(20)),
+        )?;
         Ok(Self {
             cluster_bits: u32_at(20),
             size: u64_at(24),

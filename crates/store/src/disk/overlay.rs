@@ -4,8 +4,8 @@
 //! cluster 0  header | 1  refcount table | 2  refcount block | 3…  L1 table, all zero: everything comes from below
 //! ```
 //!
-//! Written by ourselves rather than by a library: it is four clusters, and this way they go through the store's one
-//! file-system seam like every other byte.
+//! Written by ourselves rather than by a library: it is four clusters, and this way they go through
+//! the store's one file-system seam like every other byte.
 
 use std::io::{self, Read};
 
@@ -23,7 +23,10 @@ const MAX_BYTES: u64 = 64 << 40;
 
 /// The bytes of an overlay that a guest sees as a disk of `disk_bytes`.
 pub fn empty(disk_bytes: u64) -> Result<Vec<u8>, Error> {
-    check_size(disk_bytes).map_err(|rule| Error::DiskSize { bytes: disk_bytes, rule })?;
+    check_size(disk_bytes).map_err(|rule| Error::DiskSize {
+        bytes: disk_bytes,
+        rule,
+    })?;
     let l1_entries = disk_bytes.div_ceil(L2_SPAN);
     let header = Header {
         cluster_bits: CLUSTER_BITS,
@@ -42,7 +45,8 @@ pub fn empty(disk_bytes: u64) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// Whether an overlay holds nothing: everything comes from below. A file that is no overlay does not.
+/// Whether an overlay holds nothing: everything comes from below. A file that is no overlay does
+/// not.
 pub(crate) fn is_empty(file: &mut dyn Read) -> io::Result<bool> {
     match l1_table(file) {
         Ok(table) => Ok(table.is_some_and(|table| table.iter().all(|byte| *byte == 0))),
@@ -55,7 +59,9 @@ pub(crate) fn is_empty(file: &mut dyn Read) -> io::Result<bool> {
 fn l1_table(file: &mut dyn Read) -> io::Result<Option<Vec<u8>>> {
     let mut start = [0; header::LEN];
     file.read_exact(&mut start)?;
-    let Ok(header) = Header::parse(&start) else { return Ok(None) };
+    let Ok(header) = Header::parse(&start) else {
+        return Ok(None);
+    };
     if header.l1_offset != L1_OFFSET || header.check_l1_size().is_err() {
         return Ok(None);
     }
@@ -88,8 +94,19 @@ mod tests {
 
     #[test]
     fn an_empty_overlay_of_any_size_is_clean() {
-        for disk_bytes in [512, 1 << 20, 512 << 20, (512 << 20) + 512, 2 << 30, 5 << 40, 64 << 40] {
-            assert_eq!(check(&empty(disk_bytes).unwrap()).unwrap(), Verdict::Clean { leaked_clusters: 0 });
+        for disk_bytes in [
+            512,
+            1 << 20,
+            512 << 20,
+            (512 << 20) + 512,
+            2 << 30,
+            5 << 40,
+            64 << 40,
+        ] {
+            assert_eq!(
+                check(&empty(disk_bytes).unwrap()).unwrap(),
+                Verdict::Clean { leaked_clusters: 0 }
+            );
         }
     }
 
@@ -99,7 +116,13 @@ mod tests {
         assert!(is_empty(&mut &bytes[..]).unwrap());
         let mut used = bytes.clone();
         *used.last_mut().unwrap() = 1;
-        for other in [&used[..], &bytes[..bytes.len() - 1], &bytes[..50], b"", &[7; 1 << 20]] {
+        for other in [
+            &used[..],
+            &bytes[..bytes.len() - 1],
+            &bytes[..50],
+            b"",
+            &[7; 1 << 20],
+        ] {
             assert!(!is_empty(&mut &other[..]).unwrap());
         }
     }
@@ -107,7 +130,10 @@ mod tests {
     #[test]
     fn impossible_sizes_are_refused() {
         for disk_bytes in [0, 1, 513, (64 << 40) + 512, u64::MAX] {
-            assert!(matches!(empty(disk_bytes), Err(Error::DiskSize { .. })), "{disk_bytes}");
+            assert!(
+                matches!(empty(disk_bytes), Err(Error::DiskSize { .. })),
+                "{disk_bytes}"
+            );
         }
     }
 }

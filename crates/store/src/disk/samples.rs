@@ -14,7 +14,13 @@ pub(super) const L1: u64 = 3 * CLUSTER;
 pub(super) const L2: u64 = 4 * CLUSTER;
 pub(super) const DATA: u64 = 5 * CLUSTER;
 /// From one cluster to several L2 tables; some end inside a cluster.
-const SIZES: [u64; 5] = [CLUSTER, 3 * CLUSTER + 512, L2_SPAN, L2_SPAN + 5 * CLUSTER - 512, 3 * L2_SPAN];
+const SIZES: [u64; 5] = [
+    CLUSTER,
+    3 * CLUSTER + 512,
+    L2_SPAN,
+    L2_SPAN + 5 * CLUSTER - 512,
+    3 * L2_SPAN,
+];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cluster {
@@ -31,7 +37,9 @@ pub(super) struct Overlay {
 }
 
 pub(super) fn overlays() -> impl Strategy<Value = Vec<Overlay>> {
-    let place = select(vec![0, 1, 2, 3, 4, 8190, 8191, 8192, 8193, 8196, 8197, 16384, 16385, 24575]);
+    let place = select(vec![
+        0, 1, 2, 3, 4, 8190, 8191, 8192, 8193, 8196, 8197, 16384, 16385, 24575,
+    ]);
     let cluster = prop_oneof![
         Just(Cluster::Zero),
         Just(Cluster::PlacedZero),
@@ -41,13 +49,22 @@ pub(super) fn overlays() -> impl Strategy<Value = Vec<Overlay>> {
     let clusters = btree_map(place, cluster, 0..10);
     vec((0..SIZES.len(), clusters), 1..5).prop_map(|mut layers| {
         layers.sort_by_key(|(size, _)| *size);
-        layers.into_iter().map(|(size, clusters)| overlay(SIZES[size], clusters)).collect()
+        layers
+            .into_iter()
+            .map(|(size, clusters)| overlay(SIZES[size], clusters))
+            .collect()
     })
 }
 
 pub(super) fn overlay(size: u64, clusters: impl IntoIterator<Item = (u64, Cluster)>) -> Overlay {
-    let on_disk = clusters.into_iter().filter(|(cluster, _)| cluster * CLUSTER < size).collect();
-    Overlay { size, clusters: on_disk }
+    let on_disk = clusters
+        .into_iter()
+        .filter(|(cluster, _)| cluster * CLUSTER < size)
+        .collect();
+    Overlay {
+        size,
+        clusters: on_disk,
+    }
 }
 
 impl Overlay {

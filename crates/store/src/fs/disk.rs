@@ -6,7 +6,9 @@ use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-use rustix::fs::{CWD, FlockOperation, RenameFlags, SeekFrom, flock, ioctl_ficlone, renameat_with, seek, statvfs};
+use rustix::fs::{
+    CWD, FlockOperation, RenameFlags, SeekFrom, flock, ioctl_ficlone, renameat_with, seek, statvfs,
+};
 use rustix::io::Errno;
 
 use super::{Entry, FileWriter, Fs, Kind, Lock, ReadAt, Stat};
@@ -19,10 +21,11 @@ const DOUBTFUL: u32 = 0o440;
 #[derive(Debug)]
 pub(crate) struct Disk;
 
-/// For file systems whose rename knows no flags: NFS, and most on FUSE. A link replaces nothing, so a file gets its new
-/// name by one. A directory, and a file where there are no links, is renamed once its name is seen to be free: a rename
-/// would replace an empty directory or a file that appears in between, but whoever publishes under a name that others
-/// may choose, too, holds the store's lock.
+/// For file systems whose rename knows no flags: NFS, and most on FUSE. A link replaces nothing, so
+/// a file gets its new name by one. A directory, and a file where there are no links, is renamed
+/// once its name is seen to be free: a rename would replace an empty directory or a file that
+/// appears in between, but whoever publishes under a name that others may choose, too, holds the
+/// store's lock.
 fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
     if !fs::symlink_metadata(from)?.is_dir() {
         match fs::hard_link(from, to) {
@@ -69,7 +72,9 @@ impl Fs for Disk {
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
-        fs::read_dir(path)?.map(|entry| entry.and_then(to_entry)).collect()
+        fs::read_dir(path)?
+            .map(|entry| entry.and_then(to_entry))
+            .collect()
     }
 
     fn free_bytes(&self, path: &Path) -> io::Result<u64> {
@@ -85,14 +90,21 @@ impl Fs for Disk {
     fn create(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         const BLOCK: usize = 4096;
         let file = new_file(path)?;
-        for (index, block) in bytes.chunks(BLOCK).enumerate().filter(|(_, block)| block.iter().any(|byte| *byte != 0)) {
+        for (index, block) in bytes
+            .chunks(BLOCK)
+            .enumerate()
+            .filter(|(_, block)| block.iter().any(|byte| *byte != 0))
+        {
             file.write_all_at(block, (index * BLOCK) as u64)?;
         }
         file.set_len(bytes.len() as u64)
     }
 
     fn writer(&self, path: &Path) -> io::Result<Box<dyn FileWriter>> {
-        Ok(Box::new(Writer { file: new_file(path)?, len: 0 }))
+        Ok(Box::new(Writer {
+            file: new_file(path)?,
+            len: 0,
+        }))
     }
 
     /// A clone where the file system can; any refusal to clone means to copy the bytes.
@@ -117,8 +129,8 @@ impl Fs for Disk {
         fs::set_permissions(path, fs::Permissions::from_mode(SEALED))
     }
 
-    /// By its mode, which all names of a file share and every process sees. It need not outlive the host's boot: a state
-    /// that is not sealed does not either.
+    /// By its mode, which all names of a file share and every process sees. It need not outlive the
+    /// host's boot: a state that is not sealed does not either.
     fn doubtful(&self, path: &Path) -> io::Result<()> {
         let mode = fs::symlink_metadata(path)?.mode() & 0o777;
         if mode != SEALED {
@@ -192,7 +204,9 @@ impl ReadAt for File {
             Ok(start) => start,
             Err(Errno::NXIO) => return Ok(None),
             // A file system without holes.
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some(offset..self.metadata()?.len())),
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => {
+                return Ok(Some(offset..self.metadata()?.len()));
+            }
             Err(errno) => return Err(errno.into()),
         };
         Ok(Some(start..seek(self, SeekFrom::Hole(start))?))
@@ -212,7 +226,10 @@ impl FileWriter for Writer {
     }
 
     fn skip(&mut self, bytes: u64) -> io::Result<()> {
-        self.len = self.len.checked_add(bytes).ok_or(io::ErrorKind::FileTooLarge)?;
+        self.len = self
+            .len
+            .checked_add(bytes)
+            .ok_or(io::ErrorKind::FileTooLarge)?;
         Ok(())
     }
 
@@ -222,7 +239,11 @@ impl FileWriter for Writer {
 }
 
 fn new_file(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
 }
 
 fn kind_of(kind: fs::FileType) -> Kind {
@@ -234,12 +255,21 @@ fn kind_of(kind: fs::FileType) -> Kind {
 }
 
 fn to_entry(entry: fs::DirEntry) -> io::Result<Entry> {
-    Ok(Entry { name: entry.file_name(), kind: kind_of(entry.file_type()?) })
+    Ok(Entry {
+        name: entry.file_name(),
+        kind: kind_of(entry.file_type()?),
+    })
 }
 
 /// Opened close-on-exec, as std does everywhere, so that a child never keeps a lock alive.
 fn open_lock(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
 }
 
 /// Between open and lock, the last holder may have removed the file: such a lock guards nothing.

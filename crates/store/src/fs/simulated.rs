@@ -1,8 +1,9 @@
 //! A file system in memory that fails and loses power on command.
 //!
-//! Every changing operation is counted. At a chosen one it stops (this and everything after it fails, as for a process
-//! that was killed), fails once with an errno, or, if it is a write, stores half of its bytes and fails then. [`Simulated::after_power_loss`] then tells what a machine could find
-//! after a restart, under some assumptions about what was never synced:
+//! Every changing operation is counted. At a chosen one it stops (this and everything after it
+//! fails, as for a process that was killed), fails once with an errno, or, if it is a write, stores
+//! half of its bytes and fails then. [`Simulated::after_power_loss`] then tells what a machine
+//! could find after a restart, under some assumptions about what was never synced:
 //!
 //! | [`Loss`] | content of files | entries of directories |
 //! |---|---|---|
@@ -14,11 +15,11 @@
 //!
 //! Each directory of the root is a device of its own: there are no links between them.
 //!
-//! A sync that fails has dropped what it was to write: a later one of the same file succeeds and makes nothing durable, as
-//! a kernel that has told its error once.
+//! A sync that fails has dropped what it was to write: a later one of the same file succeeds and
+//! makes nothing durable, as a kernel that has told its error once.
 //!
-//! A rename is one change of both directories. Syncing a directory makes its changes durable, and with them every
-//! earlier change of any directory they also touched, as a journal does.
+//! A rename is one change of both directories. Syncing a directory makes its changes durable, and
+//! with them every earlier change of any directory they also touched, as a journal does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -78,7 +79,8 @@ struct Change {
 impl Change {
     fn dirs(&self) -> impl Iterator<Item = Inode> {
         let gone = self.gone.as_ref().map(|(dir, _)| *dir);
-        gone.into_iter().chain(self.come.as_ref().map(|(dir, ..)| *dir))
+        gone.into_iter()
+            .chain(self.come.as_ref().map(|(dir, ..)| *dir))
     }
 }
 
@@ -109,8 +111,13 @@ impl Drop for HeldLock {
 
 impl Simulated {
     pub(crate) fn new() -> Self {
-        let state = State { nodes: vec![empty_dir()], ..State::default() };
-        Self { state: Arc::new(Mutex::new(state)) }
+        let state = State {
+            nodes: vec![empty_dir()],
+            ..State::default()
+        };
+        Self {
+            state: Arc::new(Mutex::new(state)),
+        }
     }
 
     pub(crate) fn arm(&self, fault: Fault) {
@@ -125,14 +132,32 @@ impl Simulated {
 
     pub(crate) fn after_power_loss(&self, loss: Loss) -> Self {
         let state = self.state();
-        let kept = if loss == Loss::OtherDevices { state.first_device() } else { BTreeSet::new() };
-        let loss_of = |inode| if kept.contains(&inode) { Loss::Nothing } else { loss };
-        let mut nodes: Vec<_> = (0..).zip(&state.nodes).map(|(inode, node)| after_loss(node, loss_of(inode))).collect();
+        let kept = if loss == Loss::OtherDevices {
+            state.first_device()
+        } else {
+            BTreeSet::new()
+        };
+        let loss_of = |inode| {
+            if kept.contains(&inode) {
+                Loss::Nothing
+            } else {
+                loss
+            }
+        };
+        let mut nodes: Vec<_> = (0..)
+            .zip(&state.nodes)
+            .map(|(inode, node)| after_loss(node, loss_of(inode)))
+            .collect();
         if loss == Loss::AllButRemovals {
             state.redo_removals(&mut nodes);
         }
-        let state = State { nodes, ..State::default() };
-        Self { state: Arc::new(Mutex::new(state)) }
+        let state = State {
+            nodes,
+            ..State::default()
+        };
+        Self {
+            state: Arc::new(Mutex::new(state)),
+        }
     }
 
     /// Every path that exists, for comparing.
@@ -174,11 +199,20 @@ fn empty_file() -> Node {
 }
 
 fn file(bytes: Arc<[u8]>, synced: Arc<[u8]>) -> Node {
-    Node::File { bytes, synced, sealed: false, doubtful: false, dropped: false }
+    Node::File {
+        bytes,
+        synced,
+        sealed: false,
+        doubtful: false,
+        dropped: false,
+    }
 }
 
 fn empty_dir() -> Node {
-    Node::Dir { entries: BTreeMap::new(), synced: BTreeMap::new() }
+    Node::Dir {
+        entries: BTreeMap::new(),
+        synced: BTreeMap::new(),
+    }
 }
 
 fn device(path: &Path) -> Option<Component<'_>> {
@@ -187,7 +221,9 @@ fn device(path: &Path) -> Option<Component<'_>> {
 
 fn names_of(node: &Node, inode: Inode) -> u64 {
     match node {
-        Node::Dir { entries, .. } => entries.values().filter(|found| **found == inode).count() as u64,
+        Node::Dir { entries, .. } => {
+            entries.values().filter(|found| **found == inode).count() as u64
+        }
         Node::File { .. } => 0,
     }
 }
@@ -197,8 +233,15 @@ fn after_loss(node: &Node, loss: Loss) -> Node {
         Node::File { .. } if loss == Loss::Nothing => node.clone(),
         Node::File { synced, .. } => file(synced.clone(), synced.clone()),
         Node::Dir { entries, synced } => {
-            let entries = if matches!(loss, Loss::Nothing | Loss::Content) { entries } else { synced };
-            Node::Dir { entries: entries.clone(), synced: entries.clone() }
+            let entries = if matches!(loss, Loss::Nothing | Loss::Content) {
+                entries
+            } else {
+                synced
+            };
+            Node::Dir {
+                entries: entries.clone(),
+                synced: entries.clone(),
+            }
         }
     }
 }
@@ -226,7 +269,9 @@ impl State {
     }
 
     fn collect(&self, dir: Inode, path: &Path, found: &mut Vec<PathBuf>) {
-        let Node::Dir { entries, .. } = &self.nodes[dir] else { return };
+        let Node::Dir { entries, .. } = &self.nodes[dir] else {
+            return;
+        };
         for (name, inode) in entries {
             let path = path.join(name);
             self.collect(*inode, &path, found);
@@ -237,9 +282,14 @@ impl State {
     /// Everything that is or was durably below the entry of the root that was made first.
     fn first_device(&self) -> BTreeSet<Inode> {
         let (mut found, mut next) = (BTreeSet::new(), Vec::new());
-        next.extend(self.entries(ROOT).ok().and_then(|entries| entries.values().min()));
+        next.extend(
+            self.entries(ROOT)
+                .ok()
+                .and_then(|entries| entries.values().min()),
+        );
         while let Some(inode) = next.pop() {
-            if let (true, Node::Dir { entries, synced }) = (found.insert(inode), &self.nodes[inode]) {
+            if let (true, Node::Dir { entries, synced }) = (found.insert(inode), &self.nodes[inode])
+            {
                 next.extend(entries.values().chain(synced.values()));
             }
         }
@@ -261,17 +311,27 @@ impl State {
     }
 
     fn find(&self, path: &Path) -> io::Result<Inode> {
-        path.components().try_fold(ROOT, |dir, component| match component {
-            Component::Normal(name) => self.entries(dir)?.get(name).copied().ok_or(io::ErrorKind::NotFound.into()),
-            _ => Ok(dir),
-        })
+        path.components()
+            .try_fold(ROOT, |dir, component| match component {
+                Component::Normal(name) => self
+                    .entries(dir)?
+                    .get(name)
+                    .copied()
+                    .ok_or(io::ErrorKind::NotFound.into()),
+                _ => Ok(dir),
+            })
     }
 
     /// The directory a path is in, and its name there.
     fn place(&self, path: &Path) -> io::Result<(Inode, OsString)> {
         let dir = self.find(path.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
         self.entries(dir)?;
-        Ok((dir, path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned()))
+        Ok((
+            dir,
+            path.file_name()
+                .ok_or(io::ErrorKind::InvalidInput)?
+                .to_owned(),
+        ))
     }
 
     fn vacant(&self, path: &Path) -> io::Result<(Inode, OsString)> {
@@ -286,7 +346,10 @@ impl State {
         let (dir, name) = self.vacant(path)?;
         self.nodes.push(node);
         let inode = self.nodes.len() - 1;
-        self.change(Change { gone: None, come: Some((dir, name, inode)) });
+        self.change(Change {
+            gone: None,
+            come: Some((dir, name, inode)),
+        });
         Ok(inode)
     }
 
@@ -297,14 +360,20 @@ impl State {
 
     fn remove(&mut self, path: &Path) -> io::Result<()> {
         let place = self.place(path)?;
-        self.change(Change { gone: Some(place), come: None });
+        self.change(Change {
+            gone: Some(place),
+            come: None,
+        });
         Ok(())
     }
 
     fn move_to(&mut self, from: &Path, (dir, name): (Inode, OsString)) -> io::Result<()> {
         let inode = self.find(from)?;
         let place = self.place(from)?;
-        self.change(Change { gone: Some(place), come: Some((dir, name, inode)) });
+        self.change(Change {
+            gone: Some(place),
+            come: Some((dir, name, inode)),
+        });
         Ok(())
     }
 
@@ -319,8 +388,10 @@ impl State {
         }
         let mut due = due.into_iter();
         let changes = std::mem::take(&mut self.unsynced);
-        let (now, later): (Vec<_>, Vec<_>) = changes.into_iter().partition(|_| due.next() == Some(true));
-        now.iter().for_each(|change| apply(&mut self.nodes, change, Side::Synced));
+        let (now, later): (Vec<_>, Vec<_>) =
+            changes.into_iter().partition(|_| due.next() == Some(true));
+        now.iter()
+            .for_each(|change| apply(&mut self.nodes, change, Side::Synced));
         self.unsynced = later;
     }
 }
@@ -332,16 +403,23 @@ enum Side {
 }
 
 fn apply(nodes: &mut [Node], change: &Change, side: Side) {
-    let mut edit = |dir: Inode, edit: &mut dyn FnMut(&mut BTreeMap<OsString, Inode>)| match (&mut nodes[dir], side) {
+    let mut edit = |dir: Inode, edit: &mut dyn FnMut(&mut BTreeMap<OsString, Inode>)| match (
+        &mut nodes[dir],
+        side,
+    ) {
         (Node::Dir { entries, .. }, Side::Present) => edit(entries),
         (Node::Dir { synced, .. }, Side::Synced) => edit(synced),
         (Node::File { .. }, _) => unreachable!("changes are made to directories"),
     };
     if let Some((dir, name)) = &change.gone {
-        edit(*dir, &mut |entries| entries.retain(|found, _| found != name));
+        edit(*dir, &mut |entries| {
+            entries.retain(|found, _| found != name)
+        });
     }
     if let Some((dir, name, inode)) = &change.come {
-        edit(*dir, &mut |entries| entries.extend([(name.clone(), *inode)]));
+        edit(*dir, &mut |entries| {
+            entries.extend([(name.clone(), *inode)])
+        });
     }
 }
 
@@ -372,7 +450,9 @@ impl ReadAt for Vec<u8> {
     }
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        self.get(offset as usize..).unwrap_or_default().read_exact(buffer)
+        self.get(offset as usize..)
+            .unwrap_or_default()
+            .read_exact(buffer)
     }
 
     fn next_data(&self, offset: u64) -> io::Result<Option<Range<u64>>> {
@@ -406,11 +486,20 @@ impl Fs for Simulated {
         let state = self.state();
         let inode = state.find(path)?;
         let (len, doubtful) = match &state.nodes[inode] {
-            Node::File { bytes, doubtful, .. } => (bytes.len() as u64, *doubtful),
+            Node::File {
+                bytes, doubtful, ..
+            } => (bytes.len() as u64, *doubtful),
             Node::Dir { .. } => (0, false),
         };
         let links = state.nodes.iter().map(|node| names_of(node, inode)).sum();
-        Ok(Stat { len, disk_bytes: len, links, id: (0, inode as u64), doubtful, own: true })
+        Ok(Stat {
+            len,
+            disk_bytes: len,
+            links,
+            id: (0, inode as u64),
+            doubtful,
+            own: true,
+        })
     }
 
     fn kind(&self, path: &Path) -> io::Result<Kind> {
@@ -428,7 +517,12 @@ impl Fs for Simulated {
             Node::File { .. } => Kind::File,
             Node::Dir { .. } => Kind::Dir,
         };
-        Ok(entries.map(|(name, inode)| Entry { name: name.clone(), kind: kind(inode) }).collect())
+        Ok(entries
+            .map(|(name, inode)| Entry {
+                name: name.clone(),
+                kind: kind(inode),
+            })
+            .collect())
     }
 
     fn free_bytes(&self, _: &Path) -> io::Result<u64> {
@@ -447,7 +541,10 @@ impl Fs for Simulated {
 
     fn writer(&self, path: &Path) -> io::Result<Box<dyn FileWriter>> {
         let inode = self.changing()?.add(path, empty_file())?;
-        Ok(Box::new(Writer { fs: self.clone(), inode }))
+        Ok(Box::new(Writer {
+            fs: self.clone(),
+            inode,
+        }))
     }
 
     fn copy(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -463,7 +560,10 @@ impl Fs for Simulated {
     fn seal(&self, path: &Path) -> io::Result<()> {
         let mut state = self.changing()?;
         let inode = state.find(path)?;
-        if let Node::File { sealed, doubtful, .. } = &mut state.nodes[inode] {
+        if let Node::File {
+            sealed, doubtful, ..
+        } = &mut state.nodes[inode]
+        {
             (*sealed, *doubtful) = (true, false);
         }
         Ok(())
@@ -472,7 +572,12 @@ impl Fs for Simulated {
     fn doubtful(&self, path: &Path) -> io::Result<()> {
         let mut state = self.changing()?;
         let inode = state.find(path)?;
-        if let Node::File { sealed: true, doubtful, .. } = &mut state.nodes[inode] {
+        if let Node::File {
+            sealed: true,
+            doubtful,
+            ..
+        } = &mut state.nodes[inode]
+        {
             *doubtful = true;
         }
         Ok(())
@@ -497,7 +602,10 @@ impl Fs for Simulated {
         let (at_a, at_b) = (state.find(a)?, state.find(b)?);
         for (path, inode) in [(a, at_b), (b, at_a)] {
             let (dir, name) = state.place(path)?;
-            state.change(Change { gone: None, come: Some((dir, name, inode)) });
+            state.change(Change {
+                gone: None,
+                come: Some((dir, name, inode)),
+            });
         }
         Ok(())
     }
@@ -509,7 +617,10 @@ impl Fs for Simulated {
             return Err(io::ErrorKind::CrossesDevices.into());
         }
         let (dir, name) = state.vacant(to)?;
-        state.change(Change { gone: None, come: Some((dir, name, inode)) });
+        state.change(Change {
+            gone: None,
+            come: Some((dir, name, inode)),
+        });
         Ok(())
     }
 
@@ -532,7 +643,13 @@ impl Fs for Simulated {
         let mut state = self.state();
         let counted = state.count();
         let inode = state.find(path)?;
-        if let Node::File { bytes, synced, dropped, .. } = &mut state.nodes[inode] {
+        if let Node::File {
+            bytes,
+            synced,
+            dropped,
+            ..
+        } = &mut state.nodes[inode]
+        {
             *dropped |= counted.is_err();
             if !*dropped {
                 synced.clone_from(bytes);
@@ -549,7 +666,8 @@ impl Fs for Simulated {
     }
 
     fn lock(&self, path: &Path) -> io::Result<Lock> {
-        self.try_lock(path)?.ok_or_else(|| panic!("waiting for {} would never end", path.display()))
+        self.try_lock(path)?
+            .ok_or_else(|| panic!("waiting for {} would never end", path.display()))
     }
 
     fn try_lock(&self, path: &Path) -> io::Result<Option<Lock>> {
@@ -558,6 +676,11 @@ impl Fs for Simulated {
             Err(_) => self.changing()?.add(path, empty_file())?,
         };
         let fresh = self.state().locked.insert(inode);
-        Ok(fresh.then(|| Lock::new(HeldLock { state: self.state.clone(), inode })))
+        Ok(fresh.then(|| {
+            Lock::new(HeldLock {
+                state: self.state.clone(),
+                inode,
+            })
+        }))
     }
 }

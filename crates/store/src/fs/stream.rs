@@ -1,7 +1,7 @@
 //! Writing a file piece by piece: how everything that is too large for memory gets into the store.
 //!
-//! Always: blocks of zeros become holes where the file system has them, whoever writes; the bytes read back are the same.
-//! A file is of its full length only after [`Output::finish`].
+//! Always: blocks of zeros become holes where the file system has them, whoever writes; the bytes
+//! read back are the same. A file is of its full length only after [`Output::finish`].
 //!
 //! When it fails: the file is cut short somewhere, and goes with the staging directory it is in.
 
@@ -30,7 +30,11 @@ impl Files {
     /// Makes a file like `create`, to be written piece by piece.
     pub(crate) fn output(&self, path: &Path) -> Result<Output, Error> {
         let writer = self.fs.writer(path).map_err(io_error("write", path))?;
-        Ok(Output { path: path.to_owned(), writer, pending: Vec::new() })
+        Ok(Output {
+            path: path.to_owned(),
+            writer,
+            pending: Vec::new(),
+        })
     }
 }
 
@@ -46,23 +50,33 @@ impl Output {
         let first = count.min(to_block as u64);
         self.pending.resize(self.pending.len() + first as usize, 0);
         count -= first;
-        let skipped = self.flush_pending(Rest::Keep).and_then(|()| self.skip_blocks(count / BLOCK as u64));
+        let skipped = self
+            .flush_pending(Rest::Keep)
+            .and_then(|()| self.skip_blocks(count / BLOCK as u64));
         skipped.map_err(io_error("write", &self.path))?;
-        self.pending.resize(self.pending.len() + (count % BLOCK as u64) as usize, 0);
+        self.pending
+            .resize(self.pending.len() + (count % BLOCK as u64) as usize, 0);
         Ok(())
     }
 
     fn skip_blocks(&mut self, blocks: u64) -> io::Result<()> {
-        if blocks == 0 { Ok(()) } else { self.writer.skip(blocks * BLOCK as u64) }
+        if blocks == 0 {
+            Ok(())
+        } else {
+            self.writer.skip(blocks * BLOCK as u64)
+        }
     }
 
     /// Gives the file its full length. It is not synced.
     pub(crate) fn finish(mut self) -> Result<(), Error> {
-        let finished = self.flush_pending(Rest::Write).and_then(|()| self.writer.finish());
+        let finished = self
+            .flush_pending(Rest::Write)
+            .and_then(|()| self.writer.finish());
         finished.map_err(io_error("write", &self.path))
     }
 
-    /// Fills up what is pending to a block, and writes all whole blocks from where they are. Says how much was taken.
+    /// Fills up what is pending to a block, and writes all whole blocks from where they are. Says
+    /// how much was taken.
     fn write_large(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let to_block = (BLOCK - self.pending.len() % BLOCK) % BLOCK;
         self.pending.extend_from_slice(&bytes[..to_block]);
@@ -90,7 +104,9 @@ fn write_blocks(writer: &mut dyn FileWriter, bytes: &[u8]) -> io::Result<()> {
     let mut rest = bytes;
     while let Some(first) = rest.chunks(BLOCK).next() {
         let zero = is_zero(first);
-        let alike = rest.chunks(BLOCK).take_while(|block| is_zero(block) == zero);
+        let alike = rest
+            .chunks(BLOCK)
+            .take_while(|block| is_zero(block) == zero);
         let (run, behind) = rest.split_at(alike.map(<[u8]>::len).sum());
         if zero {
             writer.skip(run.len() as u64)?
@@ -129,7 +145,9 @@ impl Write for Output {
 
 impl std::fmt::Debug for Output {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Output").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("Output")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
     }
 }
 
@@ -148,14 +166,23 @@ mod tests {
         let mut output = Files::new(Arc::new(Disk)).output(&path).unwrap();
         work(&mut output);
         output.finish().unwrap();
-        (std::fs::read(&path).unwrap(), std::fs::metadata(&path).unwrap().blocks() * 512)
+        (
+            std::fs::read(&path).unwrap(),
+            std::fs::metadata(&path).unwrap().blocks() * 512,
+        )
     }
 
     #[test]
     fn pieces_of_any_size_make_the_same_file() {
-        let expected: Vec<u8> = (0..3 * PIECE + 5).map(|at| if at / 10_000 % 3 == 0 { 0 } else { at as u8 }).collect();
+        let expected: Vec<u8> = (0..3 * PIECE + 5)
+            .map(|at| if at / 10_000 % 3 == 0 { 0 } else { at as u8 })
+            .collect();
         for size in [1 << 22, PIECE - 1, 4096, 1000] {
-            let (found, _) = written(|output| expected.chunks(size).for_each(|piece| output.add(piece).unwrap()));
+            let (found, _) = written(|output| {
+                expected
+                    .chunks(size)
+                    .for_each(|piece| output.add(piece).unwrap())
+            });
             assert!(found == expected, "in pieces of {size}");
         }
     }

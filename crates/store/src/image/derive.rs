@@ -6,11 +6,13 @@ use crate::snapshot::Pin;
 use crate::{Digest, Error, SandboxId, Store, lock};
 
 impl Store {
-    /// An image with the root file system of another one, by a link, which stays as long as the result lives.
+    /// An image with the root file system of another one, by a link, which stays as long as the
+    /// result lives.
     pub fn derive_image(&self, image: &Image, spec: ImageSpec) -> Result<Image, Error> {
         let record = ImageRecord::new(spec, image.record.rootfs.clone())?;
         let staged = self.stage()?;
-        self.files.share(&image.rootfs(), &staged.path().join("rootfs.raw"))?;
+        self.files
+            .share(&image.rootfs(), &staged.path().join("rootfs.raw"))?;
         self.publish_described(staged, &record)
     }
 

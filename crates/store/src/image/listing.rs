@@ -30,7 +30,11 @@ impl Store {
         let mut names = self.names_by_image()?;
         let (sandboxes, snapshots) = (self.sandboxes_by_image()?, self.snapshots_by_image()?);
         let warm = self.warm_by_image()?;
-        let digests: BTreeSet<_> = self.image_digests()?.into_iter().chain(names.keys().cloned()).collect();
+        let digests: BTreeSet<_> = self
+            .image_digests()?
+            .into_iter()
+            .chain(names.keys().cloned())
+            .collect();
         let summarize = |digest: Digest| {
             let (count, bytes) = warm.get(&digest).copied().unwrap_or_default();
             Ok(ImageSummary {
@@ -50,13 +54,19 @@ impl Store {
     /// What is in `images/` under the name of a digest.
     pub(crate) fn image_digests(&self) -> Result<Vec<Digest>, Error> {
         let entries = self.files.list(&self.layout.images())?;
-        Ok(entries.iter().filter_map(|entry| entry.name.to_str()?.parse().ok()).collect())
+        Ok(entries
+            .iter()
+            .filter_map(|entry| entry.name.to_str()?.parse().ok())
+            .collect())
     }
 
     /// What is in `kernels/` under the name of a digest.
     pub(crate) fn kernel_digests(&self) -> Result<Vec<Digest>, Error> {
         let entries = self.files.list(&self.layout.kernels())?;
-        Ok(entries.iter().filter_map(|entry| entry.name.to_str()?.parse().ok()).collect())
+        Ok(entries
+            .iter()
+            .filter_map(|entry| entry.name.to_str()?.parse().ok())
+            .collect())
     }
 
     fn names_by_image(&self) -> Result<BTreeMap<Digest, Vec<Name>>, Error> {
@@ -70,12 +80,22 @@ impl Store {
     }
 
     fn sandboxes_by_image(&self) -> Result<Counts, Error> {
-        let readable = self.sandboxes()?.into_iter().filter_map(|listed| listed.sandbox.ok());
-        Ok(count(readable.map(|sandbox| sandbox.record().image_digest.clone())))
+        let readable = self
+            .sandboxes()?
+            .into_iter()
+            .filter_map(|listed| listed.sandbox.ok());
+        Ok(count(
+            readable.map(|sandbox| sandbox.record().image_digest.clone()),
+        ))
     }
 
     fn snapshots_by_image(&self) -> Result<Counts, Error> {
-        Ok(count(self.list_snapshots()?.snapshots.into_iter().map(|snapshot| snapshot.image_digest)))
+        Ok(count(
+            self.list_snapshots()?
+                .snapshots
+                .into_iter()
+                .map(|snapshot| snapshot.image_digest),
+        ))
     }
 
     /// Number and bytes.

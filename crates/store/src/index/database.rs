@@ -4,9 +4,9 @@
 //! snapshots: digest | inode and bytes of the manifest it was made from | summary (postcard) | SHA-256 of all of these
 //! ```
 //!
-//! Always: any number of processes may use it. Where one row does not fit its checksum, none is believed. Nothing is
-//! synced: after a power cut the file may be anything, and then it is damaged. A process that was killed leaves a journal
-//! that the next one undoes.
+//! Always: any number of processes may use it. Where one row does not fit its checksum, none is
+//! believed. Nothing is synced: after a power cut the file may be anything, and then it is damaged.
+//! A process that was killed leaves a journal that the next one undoes.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -100,7 +100,9 @@ impl Database {
         match database.version()? {
             VERSION => Ok(Some(database)),
             0 if bytes == 0 => Ok(None),
-            other => Err(Trouble::Damaged(format!("its version is {other}, not {VERSION}"))),
+            other => Err(Trouble::Damaged(format!(
+                "its version is {other}, not {VERSION}"
+            ))),
         }
     }
 
@@ -108,9 +110,17 @@ impl Database {
     pub fn create(path: &Path) -> Result<Self, Trouble> {
         // SQLite would let everybody read it.
         let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(false).mode(0o600).open(path).map_err(unusable)?;
+        options
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)
+            .map_err(unusable)?;
         let mut database = Self::connect(path, 0)?;
-        let transaction = database.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let transaction = database
+            .connection
+            .transaction_with_behavior(TransactionBehavior::Immediate)?;
         if transaction.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))? == 0 {
             transaction.execute_batch(
                 "CREATE TABLE snapshots (digest BLOB PRIMARY KEY, inode INTEGER NOT NULL, bytes INTEGER NOT NULL, \
@@ -123,8 +133,9 @@ impl Database {
     }
 
     fn connect(path: &Path, bytes: u64) -> Result<Self, Trouble> {
-        let flags =
-            OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+            | OpenFlags::SQLITE_OPEN_NO_MUTEX
+            | OpenFlags::SQLITE_OPEN_NOFOLLOW;
         let connection = Connection::open_with_flags(path, flags)?;
         connection.busy_timeout(PATIENCE)?;
         connection.execute_batch(
@@ -134,7 +145,9 @@ impl Database {
     }
 
     fn version(&self) -> Result<i64, Trouble> {
-        Ok(self.connection.pragma_query_value(None, "user_version", |row| row.get(0))?)
+        Ok(self
+            .connection
+            .pragma_query_value(None, "user_version", |row| row.get(0))?)
     }
 
     /// The rows of these snapshots, which are sorted, and which others there are.
@@ -146,9 +159,12 @@ impl Database {
             count += 1;
             // A tree whose branches lead to one another has no end.
             if count > self.bytes / ROW_BYTES_MIN {
-                return Err(Trouble::Damaged("it has more rows than it has room for".into()));
+                return Err(Trouble::Damaged(
+                    "it has more rows than it has room for".into(),
+                ));
             }
-            let row = read(row)?.ok_or_else(|| Trouble::Damaged("a row is not what was written".into()))?;
+            let row = read(row)?
+                .ok_or_else(|| Trouble::Damaged("a row is not what was written".into()))?;
             let digest = row.summary.digest.clone();
             match wanted.binary_search(&digest).is_ok() {
                 true => drop(found.known.insert(digest, row)),
@@ -160,18 +176,30 @@ impl Database {
 
     /// Adds rows, and takes others away.
     pub fn put(&mut self, rows: &[Row], gone: &[Digest]) -> Result<(), Trouble> {
-        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let transaction = self
+            .connection
+            .transaction_with_behavior(TransactionBehavior::Immediate)?;
         {
             let mut remove = transaction.prepare("DELETE FROM snapshots WHERE digest = ?1")?;
             for digest in gone {
                 remove.execute([digest.as_str().as_bytes()])?;
             }
-            let mut insert = transaction.prepare("INSERT OR REPLACE INTO snapshots VALUES (?1, ?2, ?3, ?4, ?5)")?;
+            let mut insert = transaction
+                .prepare("INSERT OR REPLACE INTO snapshots VALUES (?1, ?2, ?3, ?4, ?5)")?;
             for row in rows {
                 let key = row.summary.digest.as_str().as_bytes();
                 let summary = postcard::to_allocvec(&row.summary).map_err(unusable)?;
-                let (inode, bytes) = (row.origin.inode.cast_signed(), row.origin.bytes.cast_signed());
-                insert.execute(params![key, inode, bytes, summary, checksum(key, row.origin, &summary)])?;
+                let (inode, bytes) = (
+                    row.origin.inode.cast_signed(),
+                    row.origin.bytes.cast_signed(),
+                );
+                insert.execute(params![
+                    key,
+                    inode,
+                    bytes,
+                    summary,
+                    checksum(key, row.origin, &summary)
+                ])?;
             }
         }
         Ok(transaction.commit()?)
@@ -184,7 +212,13 @@ fn unusable(error: impl ToString) -> Trouble {
 
 /// A row, if it is what was written.
 fn read(row: &rusqlite::Row<'_>) -> Result<Option<Row>, Trouble> {
-    let values = (row.get_ref(0)?, row.get_ref(1)?, row.get_ref(2)?, row.get_ref(3)?, row.get_ref(4)?);
+    let values = (
+        row.get_ref(0)?,
+        row.get_ref(1)?,
+        row.get_ref(2)?,
+        row.get_ref(3)?,
+        row.get_ref(4)?,
+    );
     let (
         ValueRef::Blob(key),
         ValueRef::Integer(inode),
@@ -195,7 +229,10 @@ fn read(row: &rusqlite::Row<'_>) -> Result<Option<Row>, Trouble> {
     else {
         return Ok(None);
     };
-    let origin = Origin { inode: inode.cast_unsigned(), bytes: bytes.cast_unsigned() };
+    let origin = Origin {
+        inode: inode.cast_unsigned(),
+        bytes: bytes.cast_unsigned(),
+    };
     if checksum(key, origin, summary) != sum {
         return Ok(None);
     }
@@ -205,7 +242,15 @@ fn read(row: &rusqlite::Row<'_>) -> Result<Option<Row>, Trouble> {
 }
 
 fn checksum(key: &[u8], origin: Origin, summary: &[u8]) -> [u8; 32] {
-    let hasher = Sha256::new().chain_update(VERSION.to_le_bytes()).chain_update((key.len() as u64).to_le_bytes());
-    let hasher = hasher.chain_update(key).chain_update(origin.inode.to_le_bytes());
-    hasher.chain_update(origin.bytes.to_le_bytes()).chain_update(summary).finalize().into()
+    let hasher = Sha256::new()
+        .chain_update(VERSION.to_le_bytes())
+        .chain_update((key.len() as u64).to_le_bytes());
+    let hasher = hasher
+        .chain_update(key)
+        .chain_update(origin.inode.to_le_bytes());
+    hasher
+        .chain_update(origin.bytes.to_le_bytes())
+        .chain_update(summary)
+        .finalize()
+        .into()
 }

@@ -6,8 +6,8 @@
 //!     then data bytes, then the table: (first page, pages) of every data run, then of every zero run
 //! ```
 //!
-//! Little-endian. There are no offsets in it: data pages stand in the order of their runs without a gap, so a layer
-//! cannot point outside its file or twice into it.
+//! Little-endian. There are no offsets in it: data pages stand in the order of their runs without a
+//! gap, so a layer cannot point outside its file or twice into it.
 
 use std::fs::File;
 
@@ -54,7 +54,11 @@ pub enum Damage {
     #[error("{kind} run {index} is empty")]
     EmptyRun { kind: RunKind, index: u64 },
     #[error("{kind} run {index} begins at page {first}, before the end of the one before it")]
-    Order { kind: RunKind, index: u64, first: u64 },
+    Order {
+        kind: RunKind,
+        index: u64,
+        first: u64,
+    },
     #[error("{kind} run {index} ends beyond guest memory")]
     Outside { kind: RunKind, index: u64 },
     #[error("page {page} is in a data run and in a zero run")]
@@ -97,15 +101,24 @@ impl Layer {
     }
 
     pub(crate) fn read_from(file: &dyn ReadAt) -> Result<Self, Error> {
-        let len = file.bytes().map_err(Error::layer_io("measure a memory layer", 0))?;
+        let len = file
+            .bytes()
+            .map_err(Error::layer_io("measure a memory layer", 0))?;
         require(len >= PAGE, Damage::Short)?;
         let mut page = [0; PAGE as usize];
         read_at(file, &mut page, 0)?;
         let header = Header::parse(&page, len)?;
-        let mut table = Table { file, at: header.table_offset(), hash: Sha256::new_with_prefix(&page[..FIELDS]) };
+        let mut table = Table {
+            file,
+            at: header.table_offset(),
+            hash: Sha256::new_with_prefix(&page[..FIELDS]),
+        };
         let data = table.runs(RunKind::Data, header.data_runs, header.ram_bytes / PAGE)?;
         let zero = table.runs(RunKind::Zero, header.zero_runs, header.ram_bytes / PAGE)?;
-        require(table.hash.finalize()[..] == page[CHECKSUM], Damage::Checksum)?;
+        require(
+            table.hash.finalize()[..] == page[CHECKSUM],
+            Damage::Checksum,
+        )?;
         refuse_common_pages(&data, &zero)?;
         let layer = Self::new(header.ram_bytes, &data, zero);
         let (runs, header) = (layer.data_bytes, header.data_bytes);
@@ -118,10 +131,18 @@ impl Layer {
         let place = |pages: &PageRun| {
             let file_offset = end;
             end += pages.count * PAGE;
-            DataRun { pages: *pages, file_offset }
+            DataRun {
+                pages: *pages,
+                file_offset,
+            }
         };
         let data = data.iter().map(place).collect();
-        Self { ram_bytes, data, zero, data_bytes: end - PAGE }
+        Self {
+            ram_bytes,
+            data,
+            zero,
+            data_bytes: end - PAGE,
+        }
     }
 
     /// The length of the file.
@@ -131,7 +152,9 @@ impl Layer {
 
     pub(super) fn table_bytes(&self) -> Vec<u8> {
         let runs = self.data.iter().map(|run| &run.pages).chain(&self.zero);
-        runs.flat_map(|run| [run.first.to_le_bytes(), run.count.to_le_bytes()]).flatten().collect()
+        runs.flat_map(|run| [run.first.to_le_bytes(), run.count.to_le_bytes()])
+            .flatten()
+            .collect()
     }
 
     pub(super) fn header_bytes(&self, table: &[u8]) -> Vec<u8> {
@@ -139,10 +162,17 @@ impl Layer {
         page.extend(MAGIC);
         page.extend(VERSION.to_le_bytes());
         page.extend((PAGE as u32).to_le_bytes());
-        for field in [self.ram_bytes, self.data_bytes, self.data.len() as u64, self.zero.len() as u64] {
+        for field in [
+            self.ram_bytes,
+            self.data_bytes,
+            self.data.len() as u64,
+            self.zero.len() as u64,
+        ] {
             page.extend(field.to_le_bytes());
         }
-        let checksum = Sha256::new_with_prefix(&page).chain_update(table).finalize();
+        let checksum = Sha256::new_with_prefix(&page)
+            .chain_update(table)
+            .finalize();
         page.extend(checksum);
         page.resize(PAGE as usize, 0);
         page
@@ -169,21 +199,44 @@ struct Header {
 impl Header {
     /// Every number in it is bounded once this returns, and the table is where the file has it.
     fn parse(page: &[u8; PAGE as usize], len: u64) -> Result<Self, Error> {
-        let u32_at = |at: usize| u32::from_le_bytes(page[at..at + 4].try_into().expect("four bytes"));
-        let u64_at = |at: usize| u64::from_le_bytes(page[at..at + 8].try_into().expect("eight bytes"));
+        let u32_at =
+            |at: usize| u32::from_le_bytes(page[at..at + 4].try_into().expect("four bytes"));
+        let u64_at =
+            |at: usize| u64::from_le_bytes(page[at..at + 8].try_into().expect("eight bytes"));
         require(page[..8] == MAGIC, Damage::NotALayer)?;
         require(u32_at(8) == VERSION, Damage::Version(u32_at(8)))?;
         require(u64::from(u32_at(12)) == PAGE, Damage::PageSize(u32_at(12)))?;
         let [ram_bytes, data_bytes, data_runs, zero_runs] = [16, 24, 32, 40].map(u64_at);
-        let header = Self { ram_bytes, data_bytes, data_runs, zero_runs };
+        let header = Self {
+            ram_bytes,
+            data_bytes,
+            data_runs,
+            zero_runs,
+        };
         require(check_ram(ram_bytes).is_ok(), Damage::RamBytes(ram_bytes))?;
-        let few = data_runs.checked_add(zero_runs).is_some_and(|runs| runs <= MAX_RUNS);
-        require(few, Damage::Runs { data: data_runs, zero: zero_runs })?;
+        let few = data_runs
+            .checked_add(zero_runs)
+            .is_some_and(|runs| runs <= MAX_RUNS);
+        require(
+            few,
+            Damage::Runs {
+                data: data_runs,
+                zero: zero_runs,
+            },
+        )?;
         require(data_bytes <= ram_bytes, Damage::TooMuchData(data_bytes))?;
         let expected = header.table_offset() + (data_runs + zero_runs) * ENTRY;
-        require(expected == len, Damage::Length { expected, found: len })?;
+        require(
+            expected == len,
+            Damage::Length {
+                expected,
+                found: len,
+            },
+        )?;
         match page[CHECKSUM.end..].iter().position(|byte| *byte != 0) {
-            Some(at) => Err(Error::MemoryLayer(Damage::Padding { at: CHECKSUM.end + at })),
+            Some(at) => Err(Error::MemoryLayer(Damage::Padding {
+                at: CHECKSUM.end + at,
+            })),
             None => Ok(header),
         }
     }
@@ -211,7 +264,8 @@ impl Table<'_> {
             self.at += piece.len() as u64;
             self.hash.update(&*piece);
             for entry in piece.chunks_exact(ENTRY as usize) {
-                let run = check_run(entry, free, ram_pages).map_err(|wrong| wrong.of(kind, runs.len() as u64))?;
+                let run = check_run(entry, free, ram_pages)
+                    .map_err(|wrong| wrong.of(kind, runs.len() as u64))?;
                 free = run.end();
                 runs.push(run);
             }
@@ -255,16 +309,23 @@ fn refuse_common_pages(data: &[PageRun], zero: &[PageRun]) -> Result<(), Error> 
     for zero in zero {
         while data.next_if(|run| run.end() <= zero.first).is_some() {}
         if let Some(run) = data.peek().filter(|run| run.first < zero.end()) {
-            return Err(Error::MemoryLayer(Damage::DataAndZero { page: run.first.max(zero.first) }));
+            return Err(Error::MemoryLayer(Damage::DataAndZero {
+                page: run.first.max(zero.first),
+            }));
         }
     }
     Ok(())
 }
 
 pub(super) fn read_at(file: &dyn ReadAt, into: &mut [u8], offset: u64) -> Result<(), Error> {
-    file.read_exact_at(into, offset).map_err(Error::layer_io("read a memory layer", offset))
+    file.read_exact_at(into, offset)
+        .map_err(Error::layer_io("read a memory layer", offset))
 }
 
 fn require(fine: bool, damage: Damage) -> Result<(), Error> {
-    if fine { Ok(()) } else { Err(Error::MemoryLayer(damage)) }
+    if fine {
+        Ok(())
+    } else {
+        Err(Error::MemoryLayer(damage))
+    }
 }

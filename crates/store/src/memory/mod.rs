@@ -4,16 +4,17 @@
 //! header page | data pages, in the order of their runs | run table
 //! ```
 //!
-//! A state's memory is a stack of layers over zeros, bottom first; for each page the newest layer that has it wins. A
-//! layer has a page as data or as zero, and says nothing about the others. [`plan`] tells which part of which file is
-//! to be mapped where; [`fold`] makes one layer of many, [`flatten`] one plain file.
+//! A state's memory is a stack of layers over zeros, bottom first; for each page the newest layer
+//! that has it wins. A layer has a page as data or as zero, and says nothing about the others.
+//! [`plan`] tells which part of which file is to be mapped where; [`fold`] makes one layer of many,
+//! [`flatten`] one plain file.
 //!
-//! Always: a file without a valid header is no layer, and the header is written last. Nothing is synced here: what must
-//! survive is synced by who publishes it. Memory used is bounded by the number of runs and pieces of 1 MiB, never by
-//! the size of the guest.
+//! Always: a file without a valid header is no layer, and the header is written last. Nothing is
+//! synced here: what must survive is synced by who publishes it. Memory used is bounded by the
+//! number of runs and pieces of 1 MiB, never by the size of the guest.
 //!
-//! Deliberately absent: a digest of the data pages. A layer is mapped without being read; who seals or imports it
-//! reads it whole.
+//! Deliberately absent: a digest of the data pages. A layer is mapped without being read; who seals
+//! or imports it reads it whole.
 
 mod fold;
 mod layer;
@@ -88,6 +89,12 @@ fn stretches(bytes: &[u8]) -> impl Iterator<Item = Stretch<'_>> {
         let count = 1 + pages.take_while(|page| is_zero(page) == zero).count();
         let (stretch, behind) = rest.split_at(count * PAGE as usize);
         rest = behind;
-        Some(if zero { Stretch::Zero { pages: count as u64 } } else { Stretch::Data(stretch) })
+        Some(if zero {
+            Stretch::Zero {
+                pages: count as u64,
+            }
+        } else {
+            Stretch::Data(stretch)
+        })
     })
 }

@@ -2,10 +2,16 @@
 
 use super::{DataRun, Layer, Mapping, PAGE, PageRun};
 
-/// What is to be mapped over zeros to get the memory that `layers`, bottom first, make together. In ascending order;
-/// the newest layer wins, pages that are zero are left out, and neighbours that go on in one file are one mapping.
+/// What is to be mapped over zeros to get the memory that `layers`, bottom first, make together. In
+/// ascending order; the newest layer wins, pages that are zero are left out, and neighbours that go
+/// on in one file are one mapping.
 pub fn plan<'a>(layers: impl IntoIterator<Item = &'a Layer>) -> Vec<Mapping> {
-    layers.into_iter().enumerate().fold(Vec::new(), |below, (index, layer)| lay_over(below, layer, index))
+    layers
+        .into_iter()
+        .enumerate()
+        .fold(Vec::new(), |below, (index, layer)| {
+            lay_over(below, layer, index)
+        })
 }
 
 /// One step through `below` and the layer's runs, both in order.
@@ -22,20 +28,33 @@ fn lay_over(below: Vec<Mapping>, layer: &Layer, index: usize) -> Vec<Mapping> {
             rest = from(hidden, pages.end()).or_else(|| lower.next());
         }
         if let Some(file_offset) = file_offset {
-            let mapping = Mapping { first_page: pages.first, pages: pages.count, layer: index, file_offset };
+            let mapping = Mapping {
+                first_page: pages.first,
+                pages: pages.count,
+                layer: index,
+                file_offset,
+            };
             add(&mut merged, mapping);
         }
     }
-    rest.into_iter().chain(lower).for_each(|piece| add(&mut merged, piece));
+    rest.into_iter()
+        .chain(lower)
+        .for_each(|piece| add(&mut merged, piece));
     merged
 }
 
 /// All runs of a layer in ascending order; a zero run has no place in the file.
 fn runs(layer: &Layer) -> impl Iterator<Item = (PageRun, Option<u64>)> {
-    let mut data = layer.data.iter().map(|DataRun { pages, file_offset }| (*pages, Some(*file_offset))).peekable();
+    let mut data = layer
+        .data
+        .iter()
+        .map(|DataRun { pages, file_offset }| (*pages, Some(*file_offset)))
+        .peekable();
     let mut zero = layer.zero.iter().map(|pages| (*pages, None)).peekable();
     std::iter::from_fn(move || match (data.peek(), zero.peek()) {
-        (Some((data_pages, _)), Some((zero_pages, _))) if zero_pages.first < data_pages.first => zero.next(),
+        (Some((data_pages, _)), Some((zero_pages, _))) if zero_pages.first < data_pages.first => {
+            zero.next()
+        }
         (Some(_), _) => data.next(),
         (None, _) => zero.next(),
     })
@@ -54,7 +73,10 @@ fn add(mappings: &mut Vec<Mapping>, next: Mapping) {
 
 /// The part of a mapping before `page`.
 fn until(mapping: Mapping, page: u64) -> Mapping {
-    Mapping { pages: mapping.end().min(page) - mapping.first_page, ..mapping }
+    Mapping {
+        pages: mapping.end().min(page) - mapping.first_page,
+        ..mapping
+    }
 }
 
 /// The part of a mapping from `page` on, if there is one.
@@ -68,10 +90,13 @@ fn from(mapping: Mapping, page: u64) -> Option<Mapping> {
     })
 }
 
-/// Joins ascending runs that touch, and then over the smallest gaps until at most `max_runs` (and at least one) are
-/// left. What is in such a gap is part of a run from then on.
+/// Joins ascending runs that touch, and then over the smallest gaps until at most `max_runs` (and
+/// at least one) are left. What is in such a gap is part of a run from then on.
 pub fn coalesce(mut runs: Vec<PageRun>, max_runs: usize) -> Vec<PageRun> {
-    let touching = runs.windows(2).filter(|pair| pair[0].end() == pair[1].first).count();
+    let touching = runs
+        .windows(2)
+        .filter(|pair| pair[0].end() == pair[1].first)
+        .count();
     let excess = runs.len().saturating_sub(max_runs.max(1));
     let mut joined = smallest_gaps(&runs, touching.max(excess)).into_iter();
     runs.dedup_by(|next, run| {
@@ -84,7 +109,8 @@ pub fn coalesce(mut runs: Vec<PageRun>, max_runs: usize) -> Vec<PageRun> {
     runs
 }
 
-/// For the gap behind each run: is it one of the `wanted` smallest? Of equal ones the first are taken.
+/// For the gap behind each run: is it one of the `wanted` smallest? Of equal ones the first are
+/// taken.
 fn smallest_gaps(runs: &[PageRun], wanted: usize) -> Vec<bool> {
     let gap = |(index, pair): (usize, &[PageRun])| (pair[1].first - pair[0].end(), index);
     let mut gaps: Vec<_> = runs.windows(2).enumerate().map(gap).collect();
@@ -92,6 +118,8 @@ fn smallest_gaps(runs: &[PageRun], wanted: usize) -> Vec<bool> {
         gaps.select_nth_unstable(wanted);
     }
     let mut chosen = vec![false; gaps.len()];
-    gaps[..wanted].iter().for_each(|(_, index)| chosen[*index] = true);
+    gaps[..wanted]
+        .iter()
+        .for_each(|(_, index)| chosen[*index] = true);
     chosen
 }

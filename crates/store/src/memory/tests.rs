@@ -4,7 +4,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use proptest::collection::vec;
-use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
+use proptest::prelude::{
+    Just, ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest,
+};
 use proptest::sample::Index;
 
 use super::*;
@@ -17,9 +19,15 @@ const RAM: u64 = PAGES * PAGE;
 type Pages = Vec<Option<u8>>;
 
 fn pages() -> impl Strategy<Value = Pages> {
-    let run = (prop_oneof![Just(None), Just(Some(0)), any::<u8>().prop_map(Some)], 1usize..9);
+    let run = (
+        prop_oneof![Just(None), Just(Some(0)), any::<u8>().prop_map(Some)],
+        1usize..9,
+    );
     vec(run, 0..40).prop_map(|runs| {
-        let mut pages: Pages = runs.into_iter().flat_map(|(page, count)| vec![page; count]).collect();
+        let mut pages: Pages = runs
+            .into_iter()
+            .flat_map(|(page, count)| vec![page; count])
+            .collect();
         pages.resize(PAGES as usize, None);
         pages
     })
@@ -54,14 +62,28 @@ fn write(pages: &Pages) -> (Layer, File) {
 
 /// What the guest sees with these layers, bottom first, over zeros.
 fn model(layers: &[Pages]) -> Vec<u8> {
-    let newest = |index: usize| layers.iter().rev().find_map(|layer| layer[index]).unwrap_or(0);
-    (0..PAGES as usize).flat_map(|index| page(newest(index))).collect()
+    let newest = |index: usize| {
+        layers
+            .iter()
+            .rev()
+            .find_map(|layer| layer[index])
+            .unwrap_or(0)
+    };
+    (0..PAGES as usize)
+        .flat_map(|index| page(newest(index)))
+        .collect()
 }
 
 /// What the guest sees when the plan is mapped.
 fn mapped(layers: &[(Layer, File)]) -> Vec<u8> {
     let mut ram = vec![0; RAM as usize];
-    for Mapping { first_page, pages, layer, file_offset } in plan(layers.iter().map(|(layer, _)| layer)) {
+    for Mapping {
+        first_page,
+        pages,
+        layer,
+        file_offset,
+    } in plan(layers.iter().map(|(layer, _)| layer))
+    {
         let into = &mut ram[(first_page * PAGE) as usize..][..(pages * PAGE) as usize];
         layers[layer].1.read_exact_at(into, file_offset).unwrap();
     }
@@ -92,7 +114,9 @@ fn resealed(mut bytes: Vec<u8>) -> Vec<u8> {
     use sha2::{Digest as _, Sha256};
     let data_bytes = u64::from_le_bytes(bytes[24..32].try_into().unwrap()) as usize;
     let table = PAGE as usize + data_bytes;
-    let checksum = Sha256::new_with_prefix(&bytes[..48]).chain_update(&bytes[table..]).finalize();
+    let checksum = Sha256::new_with_prefix(&bytes[..48])
+        .chain_update(&bytes[table..])
+        .finalize();
     bytes[48..80].copy_from_slice(&checksum);
     bytes
 }
@@ -101,7 +125,9 @@ fn resealed(mut bytes: Vec<u8>) -> Vec<u8> {
 fn example() -> (Layer, Vec<u8>) {
     let file = file();
     let mut writer = MemoryWriter::new(&file, 16 * PAGE).unwrap();
-    writer.append(3, &[page(0xaa), page(0xbb), page(0)].concat()).unwrap();
+    writer
+        .append(3, &[page(0xaa), page(0xbb), page(0)].concat())
+        .unwrap();
     writer.append(8, &page(0xcc)).unwrap();
     (writer.finish().unwrap(), content(&file))
 }
@@ -115,10 +141,21 @@ fn bent(at: usize, value: &[u8]) -> Vec<u8> {
 #[test]
 fn the_example_of_the_format_document() {
     let (layer, bytes) = example();
-    let hex = |range: std::ops::Range<usize>| bytes[range].iter().map(|b| format!("{b:02x}")).collect::<String>();
+    let hex = |range: std::ops::Range<usize>| {
+        bytes[range]
+            .iter()
+            .map(|b| format!("{b:02x}"))
+            .collect::<String>()
+    };
     assert_eq!(hex(0..16), "53616e64744d656d0100000000100000");
-    assert_eq!(hex(16..48), "0000010000000000003000000000000002000000000000000100000000000000");
-    assert_eq!(hex(48..80), "80598254f992a6616faf8a3d7280b383a5d4d4fcfeadaa69bde7f6a885d8d72b");
+    assert_eq!(
+        hex(16..48),
+        "0000010000000000003000000000000002000000000000000100000000000000"
+    );
+    assert_eq!(
+        hex(48..80),
+        "80598254f992a6616faf8a3d7280b383a5d4d4fcfeadaa69bde7f6a885d8d72b"
+    );
     assert!(bytes[80..4096].iter().all(|byte| *byte == 0));
     assert_eq!([bytes[4096], bytes[8192], bytes[12288]], [0xaa, 0xbb, 0xcc]);
     assert_eq!(hex(16384..16400), "03000000000000000200000000000000");
@@ -143,26 +180,75 @@ fn every_rule_of_the_format_is_held() {
     assert_eq!(damage(&example().1[..4095]), Damage::Short);
     assert_eq!(damage(&bent(0, b"s")), Damage::NotALayer);
     assert_eq!(damage(&bent(8, &[2])), Damage::Version(2));
-    assert_eq!(damage(&bent(12, &16384u32.to_le_bytes())), Damage::PageSize(16384));
+    assert_eq!(
+        damage(&bent(12, &16384u32.to_le_bytes())),
+        Damage::PageSize(16384)
+    );
     for ram in [0, 4095, MAX_RAM_BYTES + PAGE, u64::MAX] {
         assert_eq!(damage(&bent(16, &number(ram))), Damage::RamBytes(ram));
     }
     for zero in [MAX_RUNS - 1, u64::MAX - 1, u64::MAX] {
-        assert_eq!(damage(&bent(40, &number(zero))), Damage::Runs { data: 2, zero });
+        assert_eq!(
+            damage(&bent(40, &number(zero))),
+            Damage::Runs { data: 2, zero }
+        );
     }
     let mut greedy = example().1;
     greedy[24..32].copy_from_slice(&number(u64::MAX));
     assert_eq!(damage(&greedy), Damage::TooMuchData(u64::MAX));
     let longer = resealed([example().1, vec![0]].concat());
-    assert_eq!(damage(&longer), Damage::Length { expected: 16432, found: 16433 });
+    assert_eq!(
+        damage(&longer),
+        Damage::Length {
+            expected: 16432,
+            found: 16433
+        }
+    );
     assert_eq!(damage(&bent(4095, &[1])), Damage::Padding { at: 4095 });
-    assert_eq!(damage(&bent(16392, &number(0))), Damage::EmptyRun { kind: Data, index: 0 });
-    assert_eq!(damage(&bent(16400, &number(4))), Damage::Order { kind: Data, index: 1, first: 4 });
-    assert_eq!(damage(&bent(16408, &number(9))), Damage::Outside { kind: Data, index: 1 });
-    assert_eq!(damage(&bent(16424, &number(u64::MAX))), Damage::Outside { kind: Zero, index: 0 });
-    assert_eq!(damage(&bent(16416, &number(4))), Damage::DataAndZero { page: 4 });
-    assert_eq!(damage(&bent(16416, &number(8))), Damage::DataAndZero { page: 8 });
-    assert_eq!(damage(&bent(16408, &number(2))), Damage::DataBytes { runs: 4 * PAGE, header: 3 * PAGE });
+    assert_eq!(
+        damage(&bent(16392, &number(0))),
+        Damage::EmptyRun {
+            kind: Data,
+            index: 0
+        }
+    );
+    assert_eq!(
+        damage(&bent(16400, &number(4))),
+        Damage::Order {
+            kind: Data,
+            index: 1,
+            first: 4
+        }
+    );
+    assert_eq!(
+        damage(&bent(16408, &number(9))),
+        Damage::Outside {
+            kind: Data,
+            index: 1
+        }
+    );
+    assert_eq!(
+        damage(&bent(16424, &number(u64::MAX))),
+        Damage::Outside {
+            kind: Zero,
+            index: 0
+        }
+    );
+    assert_eq!(
+        damage(&bent(16416, &number(4))),
+        Damage::DataAndZero { page: 4 }
+    );
+    assert_eq!(
+        damage(&bent(16416, &number(8))),
+        Damage::DataAndZero { page: 8 }
+    );
+    assert_eq!(
+        damage(&bent(16408, &number(2))),
+        Damage::DataBytes {
+            runs: 4 * PAGE,
+            header: 3 * PAGE
+        }
+    );
     let mut bytes = example().1;
     bytes[48] ^= 1;
     assert_eq!(damage(&bytes), Damage::Checksum);
@@ -172,7 +258,9 @@ fn every_rule_of_the_format_is_held() {
 fn a_file_that_was_not_finished_is_no_layer() {
     let file = file();
     let mut writer = writer(&file);
-    writer.append(0, &vec![1; 2 * PIECE.min(RAM as usize / 2)]).unwrap();
+    writer
+        .append(0, &vec![1; 2 * PIECE.min(RAM as usize / 2)])
+        .unwrap();
     drop(writer);
     assert!(matches!(Layer::read(&file), Err(Error::MemoryLayer(_))));
 }
@@ -182,17 +270,41 @@ fn pages_come_whole_in_order_and_inside_memory() {
     let file = file();
     let mut writer = writer(&file);
     writer.append(4, &page(1)).unwrap();
-    for (first, bytes) in [(4, page(1)), (0, page(1)), (5, vec![1; 100]), (PAGES, page(1)), (u64::MAX, page(0))] {
+    for (first, bytes) in [
+        (4, page(1)),
+        (0, page(1)),
+        (5, vec![1; 100]),
+        (PAGES, page(1)),
+        (u64::MAX, page(0)),
+    ] {
         let refused = writer.append(first, &bytes);
-        assert!(matches!(refused, Err(Error::MemoryPages { first_page, .. }) if first_page == first), "{first}");
+        assert!(
+            matches!(refused, Err(Error::MemoryPages { first_page, .. }) if first_page == first),
+            "{first}"
+        );
         assert!(writer.append_stored(first, &bytes).is_err(), "{first}");
     }
     writer.append(PAGES - 1, &page(0)).unwrap();
     let layer = writer.finish().unwrap();
-    assert_eq!(layer.zero, [PageRun { first: PAGES - 1, count: 1 }]);
-    assert!(matches!(MemoryWriter::new(&file, RAM), Err(Error::NotEmpty)));
+    assert_eq!(
+        layer.zero,
+        [PageRun {
+            first: PAGES - 1,
+            count: 1
+        }]
+    );
+    assert!(matches!(
+        MemoryWriter::new(&file, RAM),
+        Err(Error::NotEmpty)
+    ));
     for bytes in [0, 1, MAX_RAM_BYTES + PAGE] {
-        assert!(matches!(MemoryWriter::new(self::file(), bytes), Err(Error::MemorySize { .. })), "{bytes}");
+        assert!(
+            matches!(
+                MemoryWriter::new(self::file(), bytes),
+                Err(Error::MemorySize { .. })
+            ),
+            "{bytes}"
+        );
     }
 }
 
@@ -202,9 +314,16 @@ fn scattered_zero_pages_do_not_make_countless_runs() {
     let file = file();
     let mut writer = MemoryWriter::new(&file, pages * PAGE).unwrap();
     let piece: Vec<u8> = (0..64).flat_map(|index| page(index % 2)).collect();
-    (0..pages).step_by(64).for_each(|first| writer.append(first, &piece).unwrap());
+    (0..pages)
+        .step_by(64)
+        .for_each(|first| writer.append(first, &piece).unwrap());
     let layer = writer.finish().unwrap();
-    assert!(layer.data.len() + layer.zero.len() <= 4097, "{} data, {} zero", layer.data.len(), layer.zero.len());
+    assert!(
+        layer.data.len() + layer.zero.len() <= 4097,
+        "{} data, {} zero",
+        layer.data.len(),
+        layer.zero.len()
+    );
     assert_eq!(Layer::read(&file).unwrap(), layer);
 }
 
@@ -215,7 +334,11 @@ fn a_folded_layer_has_few_runs_and_the_same_content() {
     let bottom = file();
     let mut writer = MemoryWriter::new(&bottom, ram).unwrap();
     // Gaps of one to three pages, so that the smallest are the ones to be filled.
-    (0..runs).for_each(|run| writer.append(run * 4, &page(1).repeat(1 + (run % 3) as usize)).unwrap());
+    (0..runs).for_each(|run| {
+        writer
+            .append(run * 4, &page(1).repeat(1 + (run % 3) as usize))
+            .unwrap()
+    });
     let layers = [(writer.finish().unwrap(), bottom)];
     let (folded, flat, flat_folded) = (file(), file(), file());
     let layer = fold(&layers, MemoryWriter::new(&folded, ram).unwrap()).unwrap();
@@ -229,11 +352,20 @@ fn a_folded_layer_has_few_runs_and_the_same_content() {
 #[test]
 fn layers_of_another_guest_are_refused() {
     let (small, large) = (write(&vec![None; PAGES as usize]), file());
-    let other = MemoryWriter::new(&large, 2 * RAM).unwrap().finish().unwrap();
+    let other = MemoryWriter::new(&large, 2 * RAM)
+        .unwrap()
+        .finish()
+        .unwrap();
     let layers = [small, (other, large)];
     let out = file();
-    assert!(matches!(fold(&layers, writer(&out)), Err(Error::MemorySize { .. })));
-    assert!(matches!(flatten(&layers, &out), Err(Error::MemorySize { .. })));
+    assert!(matches!(
+        fold(&layers, writer(&out)),
+        Err(Error::MemorySize { .. })
+    ));
+    assert!(matches!(
+        flatten(&layers, &out),
+        Err(Error::MemorySize { .. })
+    ));
     assert!(matches!(flatten(&[], &out), Err(Error::MemorySize { .. })));
 }
 
@@ -243,7 +375,10 @@ fn what_goes_on_in_one_file_is_one_mapping() {
     let mut hole = vec![None; PAGES as usize];
     hole[10] = Some(2);
     let (top, _) = write(&hole);
-    let planned: Vec<_> = plan([&bottom, &top]).into_iter().map(|m| (m.first_page, m.pages, m.layer)).collect();
+    let planned: Vec<_> = plan([&bottom, &top])
+        .into_iter()
+        .map(|m| (m.first_page, m.pages, m.layer))
+        .collect();
     assert_eq!(planned, [(0, 10, 0), (10, 1, 1), (11, PAGES - 11, 0)]);
     assert_eq!(plan([&bottom, &bottom]).len(), 1);
 }

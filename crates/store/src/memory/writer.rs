@@ -1,6 +1,7 @@
 //! Writing a layer: pages in ascending order go in, a file that [`Layer::read`] takes comes out.
 //!
-//! Always: the header is written last, so what is cut short is no layer. At most 1 MiB is kept back.
+//! Always: the header is written last, so what is cut short is no layer. At most 1 MiB is kept
+//! back.
 //!
 //! When it fails: the file is of no use and its owner removes it.
 
@@ -28,18 +29,32 @@ pub struct MemoryWriter<F> {
 
 impl<F: Borrow<File>> MemoryWriter<F> {
     pub fn new(file: F, ram_bytes: u64) -> Result<Self, Error> {
-        check_ram(ram_bytes).map_err(|rule| Error::MemorySize { bytes: ram_bytes, rule })?;
+        check_ram(ram_bytes).map_err(|rule| Error::MemorySize {
+            bytes: ram_bytes,
+            rule,
+        })?;
         refuse_content(file.borrow())?;
-        let layer = Layer { ram_bytes, data: Vec::new(), zero: Vec::new(), data_bytes: 0 };
-        Ok(Self { file, layer, next_page: 0, undecided: 0, buffer: Vec::new() })
+        let layer = Layer {
+            ram_bytes,
+            data: Vec::new(),
+            zero: Vec::new(),
+            data_bytes: 0,
+        };
+        Ok(Self {
+            file,
+            layer,
+            next_page: 0,
+            undecided: 0,
+            buffer: Vec::new(),
+        })
     }
 
     pub fn ram_bytes(&self) -> u64 {
         self.layer.ram_bytes
     }
 
-    /// Adds whole pages behind all pages before. Zero pages take no space, unless there are so few of them between
-    /// data that a run of their own would cost more than they do.
+    /// Adds whole pages behind all pages before. Zero pages take no space, unless there are so few
+    /// of them between data that a run of their own would cost more than they do.
     pub fn append(&mut self, first_page: u64, bytes: &[u8]) -> Result<(), Error> {
         self.move_to(first_page, bytes.len())?;
         stretches(bytes).try_for_each(|stretch| match stretch {
@@ -48,7 +63,8 @@ impl<F: Borrow<File>> MemoryWriter<F> {
         })
     }
 
-    /// Adds whole pages as data, whatever is in them: one run in the file where its neighbours are data, too.
+    /// Adds whole pages as data, whatever is in them: one run in the file where its neighbours are
+    /// data, too.
     pub fn append_stored(&mut self, first_page: u64, bytes: &[u8]) -> Result<(), Error> {
         self.move_to(first_page, bytes.len())?;
         self.settle()?;
@@ -74,7 +90,11 @@ impl<F: Borrow<File>> MemoryWriter<F> {
             Some(end) if end <= self.layer.ram_bytes / PAGE => return self.leave_gap(first_page),
             _ => "guest memory ends before them",
         };
-        Err(Error::MemoryPages { first_page, pages, rule })
+        Err(Error::MemoryPages {
+            first_page,
+            pages,
+            rule,
+        })
     }
 
     fn leave_gap(&mut self, first_page: u64) -> Result<(), Error> {
@@ -85,17 +105,22 @@ impl<F: Borrow<File>> MemoryWriter<F> {
         Ok(())
     }
 
-    /// Counts pages as zero. Whether they become a run is known when the stretch is long enough, or ends.
+    /// Counts pages as zero. Whether they become a run is known when the stretch is long enough, or
+    /// ends.
     fn leave_out(&mut self, pages: u64) -> Result<(), Error> {
         self.undecided += pages;
         self.next_page += pages;
         let begin = self.next_page - self.undecided;
         let continues = self.layer.zero.last().is_some_and(|run| run.end() == begin);
-        if continues || self.undecided >= self.worth_a_run() { self.add_zero_run() } else { Ok(()) }
+        if continues || self.undecided >= self.worth_a_run() {
+            self.add_zero_run()
+        } else {
+            Ok(())
+        }
     }
 
-    /// Doubling keeps a guest full of scattered zero pages from becoming a layer of countless runs, each of which is a
-    /// mapping later: at most 4096 of them per power of two of its pages.
+    /// Doubling keeps a guest full of scattered zero pages from becoming a layer of countless runs,
+    /// each of which is a mapping later: at most 4096 of them per power of two of its pages.
     fn worth_a_run(&self) -> u64 {
         let doublings = (self.layer.data.len() + self.layer.zero.len()) / RUNS_PER_DOUBLING;
         1u64.checked_shl(doublings as u32).unwrap_or(u64::MAX)
@@ -104,7 +129,11 @@ impl<F: Borrow<File>> MemoryWriter<F> {
     /// Decides about a stretch of zeros that ended while it was short.
     fn settle(&mut self) -> Result<(), Error> {
         let begin = self.next_page - self.undecided;
-        let behind_data = self.layer.data.last().is_some_and(|run| run.pages.end() == begin);
+        let behind_data = self
+            .layer
+            .data
+            .last()
+            .is_some_and(|run| run.pages.end() == begin);
         match self.undecided {
             0 => Ok(()),
             pages if behind_data => {
@@ -117,9 +146,17 @@ impl<F: Borrow<File>> MemoryWriter<F> {
     }
 
     fn add_zero_run(&mut self) -> Result<(), Error> {
-        let run = PageRun { first: self.next_page - self.undecided, count: self.undecided };
+        let run = PageRun {
+            first: self.next_page - self.undecided,
+            count: self.undecided,
+        };
         self.undecided = 0;
-        if let Some(last) = self.layer.zero.last_mut().filter(|last| last.end() == run.first) {
+        if let Some(last) = self
+            .layer
+            .zero
+            .last_mut()
+            .filter(|last| last.end() == run.first)
+        {
             last.count += run.count;
             return Ok(());
         }
@@ -140,7 +177,10 @@ impl<F: Borrow<File>> MemoryWriter<F> {
     }
 
     fn store(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        let run = PageRun { first: self.next_page, count: bytes.len() as u64 / PAGE };
+        let run = PageRun {
+            first: self.next_page,
+            count: bytes.len() as u64 / PAGE,
+        };
         if run.count == 0 {
             return Ok(());
         }
@@ -150,12 +190,19 @@ impl<F: Borrow<File>> MemoryWriter<F> {
     }
 
     fn add_data_run(&mut self, run: PageRun) -> Result<(), Error> {
-        let last = self.layer.data.last_mut().filter(|last| last.pages.end() == run.first);
+        let last = self
+            .layer
+            .data
+            .last_mut()
+            .filter(|last| last.pages.end() == run.first);
         match last {
             Some(last) => last.pages.count += run.count,
             None => {
                 self.refuse_too_many_runs(run)?;
-                self.layer.data.push(DataRun { pages: run, file_offset: PAGE + self.layer.data_bytes });
+                self.layer.data.push(DataRun {
+                    pages: run,
+                    file_offset: PAGE + self.layer.data_bytes,
+                });
             }
         }
         Ok(())
@@ -165,7 +212,11 @@ impl<F: Borrow<File>> MemoryWriter<F> {
         if ((self.layer.data.len() + self.layer.zero.len()) as u64) < MAX_RUNS {
             return Ok(());
         }
-        Err(Error::MemoryPages { first_page: run.first, pages: run.count, rule: "it has as many runs as it can" })
+        Err(Error::MemoryPages {
+            first_page: run.first,
+            pages: run.count,
+            rule: "it has as many runs as it can",
+        })
     }
 
     /// Small pieces are gathered; a large one goes out from where it is.
@@ -192,12 +243,17 @@ impl<F: Borrow<File>> MemoryWriter<F> {
 
 /// Old content could look like a header before there is one.
 pub(super) fn refuse_content(file: &File) -> Result<(), Error> {
-    match file.metadata().map_err(Error::layer_io("measure a new layer", 0))?.len() {
+    match file
+        .metadata()
+        .map_err(Error::layer_io("measure a new layer", 0))?
+        .len()
+    {
         0 => Ok(()),
         _ => Err(Error::NotEmpty),
     }
 }
 
 pub(super) fn write_at(file: &File, bytes: &[u8], offset: u64) -> Result<(), Error> {
-    file.write_all_at(bytes, offset).map_err(Error::layer_io("write guest memory", offset))
+    file.write_all_at(bytes, offset)
+        .map_err(Error::layer_io("write guest memory", offset))
 }

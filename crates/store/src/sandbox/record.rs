@@ -111,7 +111,9 @@ impl SandboxRecord {
 
     /// The directory of its own in its memory directory.
     pub(crate) fn own_memory_dir(&self) -> Option<PathBuf> {
-        self.memory_dir.as_ref().map(|dir| dir.join(self.id.as_str()))
+        self.memory_dir
+            .as_ref()
+            .map(|dir| dir.join(self.id.as_str()))
     }
 }
 
@@ -210,7 +212,10 @@ impl StateRecord {
 
     /// The record that follows this one: nothing stays but what it was last saved as.
     pub fn followed_by(&self, phase: Phase, since_unix_ms: u64) -> Self {
-        Self { saved: self.saved.clone(), ..Self::new(phase, since_unix_ms) }
+        Self {
+            saved: self.saved.clone(),
+            ..Self::new(phase, since_unix_ms)
+        }
     }
 }
 

@@ -6,8 +6,8 @@
 //! remove_state: states/<id> becomes states/.<id>, sync ──► removed; its layers are left for `collect`
 //! ```
 //!
-//! Always: under its final name a state is complete for every process that looks. The head on disk never lists a layer
-//! that is not in `disks/`. Layers that nothing lists are garbage, not damage.
+//! Always: under its final name a state is complete for every process that looks. The head on disk
+//! never lists a layer that is not in `disks/`. Layers that nothing lists are garbage, not damage.
 //!
 //! When it fails: a state that was not published leaves a name that starts with '.', or nothing.
 
@@ -95,7 +95,8 @@ impl SandboxDir {
     pub fn disk_bytes(&self, layer: &LayerId) -> Result<u64, Error> {
         let path = self.disk_layer(layer);
         let start = self.files.read_start::<{ header::LEN }>(&path)?;
-        let header = header::Header::parse(&start).map_err(|damage| Error::corrupt(path, damage))?;
+        let header =
+            header::Header::parse(&start).map_err(|damage| Error::corrupt(path, damage))?;
         Ok(header.size)
     }
 
@@ -105,7 +106,8 @@ impl SandboxDir {
         overlay::is_empty(&mut *self.files.open(&path)?).map_err(io_error("read", &path))
     }
 
-    /// Whether an overlay can be used, as it must be asked after a power loss. Reads its tables, not its data.
+    /// Whether an overlay can be used, as it must be asked after a power loss. Reads its tables,
+    /// not its data.
     pub fn check_overlay(&self, layer: &LayerId) -> Result<check::Verdict, Error> {
         check::file(&self.disk_layer(layer))
     }
@@ -143,12 +145,25 @@ impl SandboxDir {
     pub fn state_source(&self, id: &StateId) -> Result<StateSource, Error> {
         let own = self.state_path(id);
         if self.files.kind(&own)?.is_none() {
-            return Err(Error::UnknownState { sandbox: self.id().clone(), state: id.clone() });
+            return Err(Error::UnknownState {
+                sandbox: self.id().clone(),
+                state: id.clone(),
+            });
         }
-        let source = StateSource::read(&self.files, Places { own, disks: self.disks(), memory: self.memory() })?;
+        let source = StateSource::read(
+            &self.files,
+            Places {
+                own,
+                disks: self.disks(),
+                memory: self.memory(),
+            },
+        )?;
         if source.manifest().id != *id {
             let found = &source.manifest().id;
-            return Err(Error::corrupt(self.state_path(id), format!("it holds the manifest of {found}")));
+            return Err(Error::corrupt(
+                self.state_path(id),
+                format!("it holds the manifest of {found}"),
+            ));
         }
         Ok(source)
     }
@@ -159,7 +174,9 @@ impl SandboxDir {
 
     /// Whether a state survives a power loss.
     pub fn is_sealed(&self, id: &StateId) -> Result<bool, Error> {
-        Ok(self.sealed(&self.state_path(id).join("sealed.json"))?.is_some())
+        Ok(self
+            .sealed(&self.state_path(id).join("sealed.json"))?
+            .is_some())
     }
 
     /// Whether a file of a state could not be synced: it will never be sealed.
@@ -186,7 +203,9 @@ impl SandboxDir {
     }
 
     pub(super) fn memory(&self) -> PathBuf {
-        self.record.own_memory_dir().unwrap_or_else(|| self.path.join("memory"))
+        self.record
+            .own_memory_dir()
+            .unwrap_or_else(|| self.path.join("memory"))
     }
 
     pub(super) fn states_dir(&self) -> PathBuf {
@@ -203,13 +222,19 @@ impl SandboxDir {
 
     fn state_ids(&self) -> Result<Vec<StateId>, Error> {
         let entries = self.files.list(&self.states_dir())?;
-        Ok(entries.iter().filter_map(|entry| entry.name.to_str()?.parse().ok()).collect())
+        Ok(entries
+            .iter()
+            .filter_map(|entry| entry.name.to_str()?.parse().ok())
+            .collect())
     }
 
-    /// The digests of layers that earlier seals found out. One that cannot be read is found out again.
+    /// The digests of layers that earlier seals found out. One that cannot be read is found out
+    /// again.
     pub(crate) fn known_digests(&self) -> Result<Digests, Error> {
         let states = self.state_ids()?;
-        let seals = states.iter().map(|id| self.state_path(id).join("sealed.json"));
+        let seals = states
+            .iter()
+            .map(|id| self.state_path(id).join("sealed.json"));
         let seals = seals.chain([self.path.join("origin.json")]);
         let readable = seals.filter_map(|path| self.sealed(&path).ok().flatten());
         Ok(readable.flat_map(Sealed::layers).collect())
@@ -220,14 +245,21 @@ impl Owned {
     /// Replaces the head: a crash leaves the old one or the new one, and every layer of it.
     pub fn set_head(&self, head: &Head) -> Result<(), Error> {
         self.files.sync_dir(&self.disks())?;
-        publish::replace(&self.files, &self.path.join("head.json"), &record::canonical(head))
+        publish::replace(
+            &self.files,
+            &self.path.join("head.json"),
+            &record::canonical(head),
+        )
     }
 
-    /// The head to start a machine from. Its active overlay is this sandbox's alone: one that a state lists or another
-    /// sandbox has, because a capture was interrupted before it set the head, gets a fresh overlay on top.
+    /// The head to start a machine from. Its active overlay is this sandbox's alone: one that a
+    /// state lists or another sandbox has, because a capture was interrupted before it set the
+    /// head, gets a fresh overlay on top.
     pub fn writable_head(&self) -> Result<Head, Error> {
         let mut head = self.head()?;
-        let Some(active) = head.active() else { return Ok(head) };
+        let Some(active) = head.active() else {
+            return Ok(head);
+        };
         if self.is_frozen(active)? {
             let fresh = self.create_disk(self.disk_bytes(active)?)?;
             // The head is durable from then on, and so must be what it lists.
@@ -241,14 +273,20 @@ impl Owned {
     fn is_frozen(&self, layer: &LayerId) -> Result<bool, Error> {
         let states = self.states()?;
         // A state that cannot be read may list it.
-        let listed = !states.unreadable.is_empty() || states.readable.iter().any(|state| state.disk.contains(layer));
+        let listed = !states.unreadable.is_empty()
+            || states
+                .readable
+                .iter()
+                .any(|state| state.disk.contains(layer));
         Ok(listed || self.files.links(&self.disk_layer(layer))? > 1)
     }
 
-    /// Makes an empty overlay beside the others. Not synced: an overlay is checked after a power loss anyway.
+    /// Makes an empty overlay beside the others. Not synced: an overlay is checked after a power
+    /// loss anyway.
     pub fn create_disk(&self, disk_bytes: u64) -> Result<LayerId, Error> {
         let layer = LayerId::random()?;
-        self.files.create(&self.disk_layer(&layer), &overlay::empty(disk_bytes)?)?;
+        self.files
+            .create(&self.disk_layer(&layer), &overlay::empty(disk_bytes)?)?;
         Ok(layer)
     }
 
@@ -258,7 +296,9 @@ impl Owned {
             return Ok(());
         }
         // Not zeros: those would be a hole.
-        let taken = self.files.create(&self.reserve(), &vec![0xff; RESERVE_BYTES]);
+        let taken = self
+            .files
+            .create(&self.reserve(), &vec![0xff; RESERVE_BYTES]);
         if taken.is_err() {
             self.release_reserve()?;
         }
@@ -274,7 +314,8 @@ impl Owned {
         self.path.join("reserve")
     }
 
-    /// A new overlay to write, under the name it keeps. Until the head or a state lists it, it is garbage.
+    /// A new overlay to write, under the name it keeps. Until the head or a state lists it, it is
+    /// garbage.
     pub fn disk_file(&self) -> Result<(LayerId, File), Error> {
         let layer = LayerId::random()?;
         let path = self.disk_layer(&layer);
@@ -293,7 +334,10 @@ impl Owned {
 
     /// Makes everything written to the disk durable.
     pub fn sync_disks(&self) -> Result<(), Error> {
-        self.head()?.disk.iter().try_for_each(|layer| self.sync_overlay(layer))?;
+        self.head()?
+            .disk
+            .iter()
+            .try_for_each(|layer| self.sync_overlay(layer))?;
         self.files.sync_dir(&self.disks())
     }
 
@@ -324,33 +368,53 @@ impl Owned {
     pub fn stage_state(&self) -> Result<StagedState, Error> {
         let path = self.hidden_state_path(&StateId::random()?);
         self.files.create_dir(&path)?;
-        Ok(StagedState { files: self.files.clone(), path, published: false, _staging: self.staging.clone() })
+        Ok(StagedState {
+            files: self.files.clone(),
+            path,
+            published: false,
+            _staging: self.staging.clone(),
+        })
     }
 
     /// Shows a state to everyone, as the newest. It is whole, and not durable before it is sealed.
-    pub fn publish_state(&self, mut staged: StagedState, manifest: StateManifest) -> Result<StateManifest, Error> {
-        let manifest = StateManifest { sequence: self.next_sequence()?, ..manifest };
+    pub fn publish_state(
+        &self,
+        mut staged: StagedState,
+        manifest: StateManifest,
+    ) -> Result<StateManifest, Error> {
+        let manifest = StateManifest {
+            sequence: self.next_sequence()?,
+            ..manifest
+        };
         let path = staged.path.join("manifest.json");
         self.files.create(&path, &record::canonical(&manifest))?;
-        self.files.rename_noreplace(&staged.path, &self.state_path(&manifest.id))?;
+        self.files
+            .rename_noreplace(&staged.path, &self.state_path(&manifest.id))?;
         staged.published = true;
         Ok(manifest)
     }
 
-    /// One more than that of every state: a number of a state that is gone may be given again, since nothing is left to
-    /// compare with.
+    /// One more than that of every state: a number of a state that is gone may be given again,
+    /// since nothing is left to compare with.
     fn next_sequence(&self) -> Result<u64, Error> {
-        let newest = self.states()?.readable.iter().map(|state| state.sequence).max();
+        let newest = self
+            .states()?
+            .readable
+            .iter()
+            .map(|state| state.sequence)
+            .max();
         Ok(newest.unwrap_or(0).saturating_add(1))
     }
 
-    /// Makes a state durable with all of its layers, and records their digests. Takes as long as writing them does;
-    /// for a thread of the owner's beside its other work. A state removed meanwhile is an error and nothing else.
+    /// Makes a state durable with all of its layers, and records their digests. Takes as long as
+    /// writing them does; for a thread of the owner's beside its other work. A state removed
+    /// meanwhile is an error and nothing else.
     pub fn seal_state(dir: &SandboxDir, id: &StateId) -> Result<(), Error> {
         dir.state_source(id)?.seal(&dir.known_digests()?)
     }
 
-    /// Removes a state, readable or not. Its layers are left for `collect`. Doing it again is no error.
+    /// Removes a state, readable or not. Its layers are left for `collect`. Doing it again is no
+    /// error.
     pub fn remove_state(&self, id: &StateId) -> Result<(), Error> {
         let hidden = self.hidden_state_path(id);
         optional(self.files.rename_noreplace(&self.state_path(id), &hidden))?;
@@ -359,14 +423,26 @@ impl Owned {
         self.files.remove_tree(&hidden)
     }
 
-    /// Removes the states that users do not see, as for a sandbox whose last owner died while it forked.
+    /// Removes the states that users do not see, as for a sandbox whose last owner died while it
+    /// forked.
     pub fn remove_unlisted(&self) -> Result<Vec<StateId>, Error> {
-        let unlisted = self.states()?.readable.into_iter().filter(|state| !state.kind.is_listed());
-        unlisted.map(|state| self.remove_state(&state.id).map(|()| state.id)).collect()
+        let unlisted = self
+            .states()?
+            .readable
+            .into_iter()
+            .filter(|state| !state.kind.is_listed());
+        unlisted
+            .map(|state| self.remove_state(&state.id).map(|()| state.id))
+            .collect()
     }
 }
 
 fn new_file(path: &Path) -> Result<File, Error> {
-    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
     file.map_err(io_error("write", path))
 }

@@ -1,11 +1,12 @@
 //! Making a sandbox from a snapshot.
 //!
-//! It gets a link to every layer of the snapshot, under the name [`LayerId::of`], or the layer itself where the pool has
-//! it compressed; so it needs nothing of the snapshot any more. With memory, it also gets the snapshot as a state of its
-//! own, whole and sealed, which nobody sees: what its machine goes on from, once.
+//! It gets a link to every layer of the snapshot, under the name [`LayerId::of`], or the layer
+//! itself where the pool has it compressed; so it needs nothing of the snapshot any more. With
+//! memory, it also gets the snapshot as a state of its own, whole and sealed, which nobody sees:
+//! what its machine goes on from, once.
 //!
-//! Always: what is decompressed has the digest it must have. What is linked has the right size, and is otherwise taken
-//! as it is: machines check the structure of what they use, `verify` every byte.
+//! Always: what is decompressed has the digest it must have. What is linked has the right size, and
+//! is otherwise taken as it is: machines check the structure of what they use, `verify` every byte.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,10 @@ use crate::publish;
 use crate::record::canonical;
 use crate::snapshot::{Form, MemoryKind, SnapshotMemory};
 use crate::state::{Digests, Sealed, disk_file, memory_file};
-use crate::{Digest, Error, LayerId, MemoryState, Silent, Snapshot, StateKind, StateManifest, Store, progress};
+use crate::{
+    Digest, Error, LayerId, MemoryState, Silent, Snapshot, StateKind, StateManifest, Store,
+    progress,
+};
 
 /// Where the parts of a snapshot go in a sandbox that is being made.
 struct Unpacking<'a> {
@@ -35,8 +39,15 @@ impl Store {
         snapshot: &Snapshot,
         with_memory: bool,
     ) -> Result<(), Error> {
-        let memory = record.own_memory_dir().unwrap_or_else(|| tree.join("memory"));
-        let unpacking = Unpacking { store: self, snapshot, tree, memory };
+        let memory = record
+            .own_memory_dir()
+            .unwrap_or_else(|| tree.join("memory"));
+        let unpacking = Unpacking {
+            store: self,
+            snapshot,
+            tree,
+            memory,
+        };
         let mut layers = unpacking.disk_layers()?;
         if with_memory {
             let memory = snapshot.manifest.memory.as_ref().ok_or(Error::NoMemory)?;
@@ -44,7 +55,9 @@ impl Store {
             unpacking.state(memory, layers.clone())?;
         }
         unpacking.keep_digests(layers)?;
-        [&tree.join("disks"), &unpacking.memory, tree].into_iter().try_for_each(|dir| self.files.sync_dir(dir))
+        [&tree.join("disks"), &unpacking.memory, tree]
+            .into_iter()
+            .try_for_each(|dir| self.files.sync_dir(dir))
     }
 
     /// Gives a file of a snapshot another name; a copy of its own where the pool has it compressed.
@@ -59,7 +72,8 @@ impl Store {
         let mut output = self.files.output(to)?;
         // One byte more tells what is too long, and bounds what is hostile.
         let mut content = self.open_blob(blob)?.take(blob.bytes + 1);
-        let found = progress::read_through(path, &mut content, &Silent, &mut |piece| output.add(piece))?;
+        let found =
+            progress::read_through(path, &mut content, &Silent, &mut |piece| output.add(piece))?;
         if found != *blob {
             return Err(Error::corrupt(path, "its content has another digest"));
         }
@@ -72,11 +86,17 @@ impl Store {
 impl Unpacking<'_> {
     fn disk_layers(&self) -> Result<Digests, Error> {
         let layers = self.snapshot.manifest.disk.layers.iter();
-        layers.map(|blob| self.layer(blob, "disks", &self.tree.join("disks"), disk_file)).collect()
+        layers
+            .map(|blob| self.layer(blob, "disks", &self.tree.join("disks"), disk_file))
+            .collect()
     }
 
     fn memory_layers(&self, memory: &SnapshotMemory) -> Result<Digests, Error> {
-        memory.layers.iter().map(|blob| self.layer(blob, "memory", &self.memory, memory_file)).collect()
+        memory
+            .layers
+            .iter()
+            .map(|blob| self.layer(blob, "memory", &self.memory, memory_file))
+            .collect()
     }
 
     /// Places a layer, and tells its digest under its name in a seal.
@@ -135,7 +155,12 @@ impl Unpacking<'_> {
 
     fn state_manifest(&self, memory: &SnapshotMemory) -> Result<StateManifest, Error> {
         let manifest = &self.snapshot.manifest;
-        let ids = |layers: &[Blob]| layers.iter().map(|layer| LayerId::of(&layer.digest)).collect();
+        let ids = |layers: &[Blob]| {
+            layers
+                .iter()
+                .map(|layer| LayerId::of(&layer.digest))
+                .collect()
+        };
         Ok(StateManifest {
             schema: StateManifest::SCHEMA,
             id: self.snapshot.state_id(),
@@ -149,7 +174,9 @@ impl Unpacking<'_> {
             disk: ids(&manifest.disk.layers),
             disk_bytes: manifest.disk.bytes,
             memory: match memory.kind {
-                MemoryKind::Layers => MemoryState::Layers { layers: ids(&memory.layers) },
+                MemoryKind::Layers => MemoryState::Layers {
+                    layers: ids(&memory.layers),
+                },
                 MemoryKind::Stream => MemoryState::Stream,
             },
             ram_bytes: memory.bytes,
@@ -159,7 +186,10 @@ impl Unpacking<'_> {
             disk_layer_bytes: 0,
             pause_us: 0,
             machine: Some(memory.machine.clone()),
-            execs: memory.commands.as_ref().map_or(Ok(Vec::new()), |blob| self.commands(blob))?,
+            execs: memory
+                .commands
+                .as_ref()
+                .map_or(Ok(Vec::new()), |blob| self.commands(blob))?,
         })
     }
 
@@ -178,10 +208,13 @@ impl Unpacking<'_> {
         serde_json::from_slice(&bytes).map_err(|error| Error::corrupt(path, error))
     }
 
-    /// What the manifest knows of layers need not be found out again by the seals of the new sandbox.
+    /// What the manifest knows of layers need not be found out again by the seals of the new
+    /// sandbox.
     fn keep_digests(&self, layers: Digests) -> Result<(), Error> {
         let path = self.tree.join("origin.json");
-        self.store.files.create(&path, &canonical(&Sealed::new(layers)))?;
+        self.store
+            .files
+            .create(&path, &canonical(&Sealed::new(layers)))?;
         self.store.files.sync_file(&path)
     }
 }

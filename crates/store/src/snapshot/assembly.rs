@@ -10,10 +10,11 @@
 //!                         snapshots/<digest>, sync ──► name replaces names/images/<name>, sync ]
 //! ```
 //!
-//! Always: everything a snapshot lists has a link in staging before it is published, so it does not matter what is
-//! collected meanwhile. A name is the last thing that changes.
+//! Always: everything a snapshot lists has a link in staging before it is published, so it does not
+//! matter what is collected meanwhile. A name is the last thing that changes.
 //!
-//! When it fails: layers and snapshots that nobody names are garbage for `gc`. Staging goes with its maker.
+//! When it fails: layers and snapshots that nobody names are garbage for `gc`. Staging goes with
+//! its maker.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -38,7 +39,10 @@ pub(crate) struct Assembly<'a> {
 
 impl<'a> Assembly<'a> {
     pub(crate) fn new(store: &'a Store) -> Result<Self, Error> {
-        let assembly = Self { store, staged: store.stage()? };
+        let assembly = Self {
+            store,
+            staged: store.stage()?,
+        };
         store.files.create_dir(&assembly.blobs())?;
         Ok(assembly)
     }
@@ -66,15 +70,21 @@ impl<'a> Assembly<'a> {
             }
         }
         let (from, to) = match self.store.usable_blob(blob)? {
-            Some(Form::Plain) => (self.store.layout.layer(&blob.digest), self.plain(&blob.digest)),
-            Some(Form::Compressed) => (self.store.layout.compressed_layer(&blob.digest), self.compressed(&blob.digest)),
+            Some(Form::Plain) => (
+                self.store.layout.layer(&blob.digest),
+                self.plain(&blob.digest),
+            ),
+            Some(Form::Compressed) => (
+                self.store.layout.compressed_layer(&blob.digest),
+                self.compressed(&blob.digest),
+            ),
             None => return Ok(false),
         };
         Ok(optional(files.share(&from, &to))?.is_some())
     }
 
-    /// Publishes what is staged as the snapshot of this manifest, which lists nothing else. `by` is the sandbox that is
-    /// saved.
+    /// Publishes what is staged as the snapshot of this manifest, which lists nothing else. `by` is
+    /// the sandbox that is saved.
     pub(crate) fn publish(
         self,
         manifest: SnapshotManifest,
@@ -83,7 +93,9 @@ impl<'a> Assembly<'a> {
     ) -> Result<Pinned, Error> {
         let snapshot = self.describe(manifest)?;
         if by.is_some() {
-            self.store.files.create(&self.staged.path().join("snapshot").join(SAVED_HERE), &[])?;
+            self.store
+                .files
+                .create(&self.staged.path().join("snapshot").join(SAVED_HERE), &[])?;
         }
         self.stage_name(&snapshot.digest, target)?;
         self.staged.make_durable()?;
@@ -93,7 +105,13 @@ impl<'a> Assembly<'a> {
             store.check_target(target, by)?;
             store.check_image(&snapshot.manifest)?;
             staged.write_pin(&Pin::Snapshot(snapshot.digest.clone()))?;
-            Showing { store, staged: &staged, held: &held, snapshot: &snapshot }.show(target)?;
+            Showing {
+                store,
+                staged: &staged,
+                held: &held,
+                snapshot: &snapshot,
+            }
+            .show(target)?;
         }
         // What the pool had already would keep its room beside it.
         publish::left_for_next_open(store.files.remove_tree(staged.path()));
@@ -105,7 +123,10 @@ impl<'a> Assembly<'a> {
         let path = dir.join("manifest.json");
         let bytes = manifest.to_bytes();
         let (manifest, digest) =
-            SnapshotManifest::parse(&bytes).map_err(|source| Error::Manifest { path: path.clone(), source })?;
+            SnapshotManifest::parse(&bytes).map_err(|source| Error::Manifest {
+                path: path.clone(),
+                source,
+            })?;
         self.store.files.create_dir(&dir)?;
         self.store.files.create(&path, &bytes)?;
         Ok(Snapshot { digest, manifest })
@@ -113,7 +134,9 @@ impl<'a> Assembly<'a> {
 
     fn stage_name(&self, digest: &Digest, target: Target<'_>) -> Result<(), Error> {
         match target {
-            Target::Name { .. } => self.store.write_name(&self.staged, &Named::Snapshot(digest.clone())),
+            Target::Name { .. } => self
+                .store
+                .write_name(&self.staged, &Named::Snapshot(digest.clone())),
             Target::Unnamed => Ok(()),
         }
     }
@@ -129,8 +152,11 @@ struct Showing<'a> {
 
 impl Showing<'_> {
     fn show(&self, target: Target<'_>) -> Result<(), Error> {
-        self.snapshot.blobs().try_for_each(|blob| self.put_blob(blob))?;
-        // Also when they were there already: whoever put them there may not have got as far as this.
+        self.snapshot
+            .blobs()
+            .try_for_each(|blob| self.put_blob(blob))?;
+        // Also when they were there already: whoever put them there may not have got as far as
+        // this.
         self.store.files.sync_dir(&self.store.layout.layers())?;
         self.put_manifest()?;
         match target {
@@ -146,8 +172,14 @@ impl Showing<'_> {
         self.store.quarantine_blob(self.held, &blob.digest)?;
         let blobs = self.staged.path().join("blobs");
         let layout = &self.store.layout;
-        let forms = [layout.layer(&blob.digest), layout.compressed_layer(&blob.digest)];
-        for (target, name) in forms.iter().filter_map(|target| Some((target, target.file_name()?))) {
+        let forms = [
+            layout.layer(&blob.digest),
+            layout.compressed_layer(&blob.digest),
+        ];
+        for (target, name) in forms
+            .iter()
+            .filter_map(|target| Some((target, target.file_name()?)))
+        {
             if optional(self.store.files.rename_noreplace(&blobs.join(name), target))?.is_some() {
                 return Ok(());
             }
@@ -160,20 +192,29 @@ impl Showing<'_> {
         let target = self.store.layout.snapshot(digest);
         // Damage is no reason to fail: what is staged takes its place.
         if let Err(Error::Corrupt { .. }) = self.store.read_snapshot(digest) {
-            self.store.quarantine(self.held, &target, &format!("snapshot-{digest}"))?;
+            self.store
+                .quarantine(self.held, &target, &format!("snapshot-{digest}"))?;
         }
         publish::publish(&self.store.files, &from, &target).map(drop)
     }
 }
 
 impl Store {
-    /// Whether a snapshot was saved from a sandbox of this store. One that was imported or pulled may come from anyone.
+    /// Whether a snapshot was saved from a sandbox of this store. One that was imported or pulled
+    /// may come from anyone.
     pub fn is_saved_here(&self, digest: &Digest) -> Result<bool, Error> {
-        Ok(self.files.kind(&self.layout.snapshot(digest).join(SAVED_HERE))?.is_some())
+        Ok(self
+            .files
+            .kind(&self.layout.snapshot(digest).join(SAVED_HERE))?
+            .is_some())
     }
 
     /// Refuses a target that is taken. Asked before long work, and again when it counts.
-    pub(crate) fn check_target(&self, target: Target<'_>, by: Option<&SandboxId>) -> Result<(), Error> {
+    pub(crate) fn check_target(
+        &self,
+        target: Target<'_>,
+        by: Option<&SandboxId>,
+    ) -> Result<(), Error> {
         match target {
             Target::Name { name, replace } => self.check_claim(Claim { name, replace, by }),
             Target::Unnamed => Ok(()),
@@ -183,21 +224,40 @@ impl Store {
     /// A snapshot is of no use without what lies below its disk.
     pub(crate) fn check_image(&self, manifest: &SnapshotManifest) -> Result<(), Error> {
         let image = &manifest.image;
-        if self.files.kind(&self.layout.image(&image.digest))?.is_none() {
+        if self
+            .files
+            .kind(&self.layout.image(&image.digest))?
+            .is_none()
+        {
             let here = match self.named(&image.name) {
                 Ok(Some(Named::Image(here))) => Some(here),
                 _ => None,
             };
-            return Err(Error::MissingImage { name: image.name.clone(), digest: image.digest.clone(), here });
+            return Err(Error::MissingImage {
+                name: image.name.clone(),
+                digest: image.digest.clone(),
+                here,
+            });
         }
-        if self.files.kind(&self.layout.kernel(&image.kernel))?.is_none() {
-            return Err(Error::MissingKernel { digest: image.kernel.clone() });
+        if self
+            .files
+            .kind(&self.layout.kernel(&image.kernel))?
+            .is_none()
+        {
+            return Err(Error::MissingKernel {
+                digest: image.kernel.clone(),
+            });
         }
         Ok(())
     }
 
     /// Moves something that is damaged out of the way, under a name that nothing has yet.
-    pub(crate) fn quarantine(&self, _held: &Lock, path: &Path, name: &str) -> Result<PathBuf, Error> {
+    pub(crate) fn quarantine(
+        &self,
+        _held: &Lock,
+        path: &Path,
+        name: &str,
+    ) -> Result<PathBuf, Error> {
         let dir = self.layout.quarantine();
         let mut target = dir.join(name);
         let mut number = 0;

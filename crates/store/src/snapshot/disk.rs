@@ -24,18 +24,29 @@ impl SnapshotDiskFiles {
 }
 
 impl Store {
-    /// Writes the whole disk of a snapshot as `rootfs.raw` of a staged tree: what its guest would read, with holes where
-    /// that is zero. Data is shared with the image where the file system can.
-    pub fn flatten(&self, snapshot: &Digest, into: &Staged, progress: &dyn Progress) -> Result<(), Error> {
+    /// Writes the whole disk of a snapshot as `rootfs.raw` of a staged tree: what its guest would
+    /// read, with holes where that is zero. Data is shared with the image where the file system
+    /// can.
+    pub fn flatten(
+        &self,
+        snapshot: &Digest,
+        into: &Staged,
+        progress: &dyn Progress,
+    ) -> Result<(), Error> {
         let snapshot = self.pin(snapshot)?;
-        let base = self.image_by_digest(&snapshot.manifest.image.digest)?.rootfs();
+        let base = self
+            .image_by_digest(&snapshot.manifest.image.digest)?
+            .rootfs();
         let layers = self.disk_files(&snapshot)?;
         // Above the layers, the guest had an empty one of the disk's size.
         let chain = Chain::open(&base, layers.paths())?.grown_to(snapshot.manifest.disk.bytes)?;
         progress.begin(chain.bytes());
         let path = into.path().join("rootfs.raw");
         if self.files.clone_file(&base, &path)? {
-            let file = OpenOptions::new().write(true).open(&path).map_err(io_error("open", &path))?;
+            let file = OpenOptions::new()
+                .write(true)
+                .open(&path)
+                .map_err(io_error("open", &path))?;
             return chain.write_over(&file, progress);
         }
         let mut out = self.files.output(&path)?;
@@ -43,7 +54,8 @@ impl Store {
         out.finish()
     }
 
-    /// The files of the disk of a snapshot that whoever asks has pinned. Those that are held compressed are unpacked.
+    /// The files of the disk of a snapshot that whoever asks has pinned. Those that are held
+    /// compressed are unpacked.
     pub fn disk_files(&self, snapshot: &Snapshot) -> Result<SnapshotDiskFiles, Error> {
         let mut unpacked: Option<Staged> = None;
         let mut paths = Vec::new();
@@ -62,6 +74,9 @@ impl Store {
             };
             paths.push(path);
         }
-        Ok(SnapshotDiskFiles { paths, _unpacked: unpacked })
+        Ok(SnapshotDiskFiles {
+            paths,
+            _unpacked: unpacked,
+        })
     }
 }

@@ -7,8 +7,9 @@
 //! without a lock     staging is removed
 //! ```
 //!
-//! Always: a snapshot goes, durably, before a layer it lists. Only what has the name of a digest is ever suspected. What
-//! cannot be read might reach anything, so with it nothing is removed, and the report says why.
+//! Always: a snapshot goes, durably, before a layer it lists. Only what has the name of a digest is
+//! ever suspected. What cannot be read might reach anything, so with it nothing is removed, and the
+//! report says why.
 //!
 //! When it fails: what was moved was garbage, and goes when the store is opened next.
 
@@ -56,8 +57,13 @@ pub enum GarbageKind {
 }
 
 /// The kinds that are files and directories of their own.
-const STORED: [GarbageKind; 5] =
-    [GarbageKind::Snapshot, GarbageKind::Layer, GarbageKind::Warm, GarbageKind::Image, GarbageKind::Kernel];
+const STORED: [GarbageKind; 5] = [
+    GarbageKind::Snapshot,
+    GarbageKind::Layer,
+    GarbageKind::Warm,
+    GarbageKind::Image,
+    GarbageKind::Kernel,
+];
 
 /// Something that may be garbage.
 #[derive(Debug)]
@@ -86,7 +92,11 @@ impl Suspect {
             What::Reservation(name) => name.to_string(),
             What::Stored(_, digest) => digest.to_string(),
         };
-        Garbage { kind: self.kind(), id, bytes: self.bytes }
+        Garbage {
+            kind: self.kind(),
+            id,
+            bytes: self.bytes,
+        }
     }
 }
 
@@ -97,13 +107,20 @@ impl Store {
         let marked = marker.mark(self)?;
         let suspects = self.unmarked(&marked)?;
         match dry_run || suspects.is_empty() {
-            true => Ok(report(self.confirmed(marked.trouble, &mut marker)?, suspects)),
+            true => Ok(report(
+                self.confirmed(marked.trouble, &mut marker)?,
+                suspects,
+            )),
             false => self.sweep(&mut marker, suspects),
         }
     }
 
     /// Trouble that was seen without the lock may be nothing but somebody's next step.
-    fn confirmed(&self, trouble: Option<String>, marker: &mut Marker) -> Result<Option<String>, Error> {
+    fn confirmed(
+        &self,
+        trouble: Option<String>,
+        marker: &mut Marker,
+    ) -> Result<Option<String>, Error> {
         if trouble.is_none() {
             return Ok(None);
         }
@@ -111,16 +128,28 @@ impl Store {
         Ok(marker.mark(self)?.trouble)
     }
 
-    /// Removes one snapshot with the layers that only it lists, unless something still reaches them.
+    /// Removes one snapshot with the layers that only it lists, unless something still reaches
+    /// them.
     pub(super) fn collect_snapshot(&self, digest: &Digest) -> Result<(), Error> {
-        // One that is not there, or cannot be read, is nothing that could be explained: it is left alone.
-        let Ok(snapshot) = self.read_snapshot(digest) else { return Ok(()) };
+        // One that is not there, or cannot be read, is nothing that could be explained: it is left
+        // alone.
+        let Ok(snapshot) = self.read_snapshot(digest) else {
+            return Ok(());
+        };
         // What goes meanwhile, someone else collects.
-        let own = optional(self.suspect(GarbageKind::Snapshot, digest, self.layout.snapshot(digest)))?;
+        let own =
+            optional(self.suspect(GarbageKind::Snapshot, digest, self.layout.snapshot(digest)))?;
         let mut suspects: Vec<_> = own.into_iter().collect();
         for blob in snapshot.blobs() {
-            for path in [self.layout.layer(&blob.digest), self.layout.compressed_layer(&blob.digest)] {
-                suspects.extend(optional(self.suspect(GarbageKind::Layer, &blob.digest, path))?);
+            for path in [
+                self.layout.layer(&blob.digest),
+                self.layout.compressed_layer(&blob.digest),
+            ] {
+                suspects.extend(optional(self.suspect(
+                    GarbageKind::Layer,
+                    &blob.digest,
+                    path,
+                ))?);
             }
         }
         let mut marker = Marker::default();
@@ -131,20 +160,32 @@ impl Store {
     /// Removes one image with its warm images and its kernel, unless something still reaches them.
     pub(super) fn collect_image(&self, digest: &Digest) -> Result<(), Error> {
         // One that cannot be read does not say which kernel it has: `gc` finds that.
-        let kernel = self.image_by_digest(digest).ok().map(|image| image.record.kernel);
+        let kernel = self
+            .image_by_digest(digest)
+            .ok()
+            .map(|image| image.record.kernel);
         let mut marker = Marker::default();
         let marked = marker.mark(self)?;
         let mut suspects = Vec::new();
-        let warm = marker.warm_of(digest).map(|key| (GarbageKind::Warm, key, self.layout.warm(key)));
+        let warm = marker
+            .warm_of(digest)
+            .map(|key| (GarbageKind::Warm, key, self.layout.warm(key)));
         let image = (GarbageKind::Image, digest, self.layout.image(digest));
-        let kernel = kernel.as_ref().map(|kernel| (GarbageKind::Kernel, kernel, self.layout.kernel(kernel)));
+        let kernel = kernel
+            .as_ref()
+            .map(|kernel| (GarbageKind::Kernel, kernel, self.layout.kernel(kernel)));
         for (kind, digest, path) in warm.chain([image]).chain(kernel) {
             suspects.extend(optional(self.suspect(kind, digest, path))?);
         }
         self.sweep_if_garbage(&mut marker, &marked, suspects)
     }
 
-    fn sweep_if_garbage(&self, marker: &mut Marker, marked: &Marked, mut suspects: Vec<Suspect>) -> Result<(), Error> {
+    fn sweep_if_garbage(
+        &self,
+        marker: &mut Marker,
+        marked: &Marked,
+        mut suspects: Vec<Suspect>,
+    ) -> Result<(), Error> {
         suspects.retain(|suspect| self.is_garbage(suspect, marked).unwrap_or(false));
         match suspects.is_empty() {
             true => Ok(()),
@@ -164,7 +205,12 @@ impl Store {
         }
     }
 
-    fn move_garbage(&self, marker: &mut Marker, suspects: Vec<Suspect>, staged: &Staged) -> Result<GcReport, Error> {
+    fn move_garbage(
+        &self,
+        marker: &mut Marker,
+        suspects: Vec<Suspect>,
+        staged: &Staged,
+    ) -> Result<GcReport, Error> {
         let held = lock::store(&self.files, &self.layout)?;
         let marked = marker.mark(self)?;
         if marked.trouble.is_some() {
@@ -188,7 +234,9 @@ impl Store {
         }
         for kind in STORED {
             let of_kind = garbage.iter().filter(|suspect| suspect.kind() == kind);
-            for (path, name) in of_kind.filter_map(|suspect| Some((&suspect.path, suspect.path.file_name()?))) {
+            for (path, name) in
+                of_kind.filter_map(|suspect| Some((&suspect.path, suspect.path.file_name()?)))
+            {
                 let target = staging.join(format!("{kind:?}-{}", name.display()));
                 optional(self.files.rename_noreplace(path, &target))?;
             }
@@ -235,7 +283,10 @@ impl Store {
         for kind in STORED {
             let dir = self.dir_of(kind);
             for entry in self.files.list(&dir)? {
-                let Some(digest) = entry.name.to_str().and_then(|name| digest_in(kind, name)) else { continue };
+                let Some(digest) = entry.name.to_str().and_then(|name| digest_in(kind, name))
+                else {
+                    continue;
+                };
                 // What went meanwhile is no news.
                 let suspect = optional(self.suspect(kind, &digest, dir.join(&entry.name)))?;
                 found.extend(suspect);
@@ -247,15 +298,24 @@ impl Store {
 
     fn void_reservations(&self) -> Result<Vec<Suspect>, Error> {
         let entries = self.files.list(&self.layout.image_names())?;
-        let names = entries.iter().filter_map(|entry| entry.name.to_str()?.parse::<Name>().ok());
-        let suspect =
-            |name: Name| Suspect { path: self.layout.image_name(&name), what: What::Reservation(name), bytes: 0 };
+        let names = entries
+            .iter()
+            .filter_map(|entry| entry.name.to_str()?.parse::<Name>().ok());
+        let suspect = |name: Name| Suspect {
+            path: self.layout.image_name(&name),
+            what: What::Reservation(name),
+            bytes: 0,
+        };
         Ok(names.map(suspect).collect())
     }
 
     fn suspect(&self, kind: GarbageKind, digest: &Digest, path: PathBuf) -> Result<Suspect, Error> {
         let bytes = self.freed_bytes(&path)?;
-        Ok(Suspect { what: What::Stored(kind, digest.clone()), path, bytes })
+        Ok(Suspect {
+            what: What::Stored(kind, digest.clone()),
+            path,
+            bytes,
+        })
     }
 
     /// What removing a file or a directory gives back: of a file with another name, nothing.
@@ -273,7 +333,11 @@ impl Store {
 }
 
 fn digest_in(kind: GarbageKind, name: &str) -> Option<Digest> {
-    let name = if kind == GarbageKind::Layer { name.strip_suffix(".zst").unwrap_or(name) } else { name };
+    let name = if kind == GarbageKind::Layer {
+        name.strip_suffix(".zst").unwrap_or(name)
+    } else {
+        name
+    };
     name.parse().ok()
 }
 
@@ -282,5 +346,9 @@ fn report(held_back: Option<String>, suspects: Vec<Suspect>) -> GcReport {
         Some(_) => Vec::new(),
         None => suspects.iter().map(Suspect::to_garbage).collect(),
     };
-    GcReport { bytes: removed.iter().map(|garbage| garbage.bytes).sum(), removed, held_back }
+    GcReport {
+        bytes: removed.iter().map(|garbage| garbage.bytes).sum(),
+        removed,
+        held_back,
+    }
 }

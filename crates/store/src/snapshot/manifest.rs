@@ -1,8 +1,9 @@
 //! `manifest.json` of a snapshot: what it consists of, and who it is.
 //!
-//! Always: canonical JSON (RFC 8785), all fields present; the SHA-256 of these bytes is the snapshot's identity. It holds
-//! the digest of every byte that belongs to the snapshot and no path of the host. Whoever has a `SnapshotManifest` that
-//! was parsed needs to check no bound again: the bytes may come from anyone.
+//! Always: canonical JSON (RFC 8785), all fields present; the SHA-256 of these bytes is the
+//! snapshot's identity. It holds the digest of every byte that belongs to the snapshot and no path
+//! of the host. Whoever has a `SnapshotManifest` that was parsed needs to check no bound again: the
+//! bytes may come from anyone.
 
 use std::collections::BTreeMap;
 
@@ -151,7 +152,8 @@ pub enum ManifestError {
     Invalid { field: String, rule: String },
 }
 
-/// What is looked at before anything else, so that a later schema or feature is refused by its name.
+/// What is looked at before anything else, so that a later schema or feature is refused by its
+/// name.
 #[derive(Deserialize)]
 struct Preface {
     schema: u64,
@@ -188,25 +190,39 @@ impl SnapshotManifest {
 
     /// The features that its content asks of a reader, sorted.
     pub(crate) fn features(&self) -> Vec<String> {
-        let Some(memory) = &self.memory else { return Vec::new() };
+        let Some(memory) = &self.memory else {
+            return Vec::new();
+        };
         let kind = match memory.kind {
             MemoryKind::Layers => MEMORY_LAYERS,
             MemoryKind::Stream => MEMORY_STREAM,
         };
         let commands = memory.commands.as_ref().map(|_| COMMANDS);
         let rate = memory.machine.tsc_khz.map(|_| TSC_RATE);
-        commands.into_iter().chain([kind]).chain(rate).map(str::to_owned).collect()
+        commands
+            .into_iter()
+            .chain([kind])
+            .chain(rate)
+            .map(str::to_owned)
+            .collect()
     }
 
     /// Every blob in the order of the manifest: disk, memory layers, devices, commands, outputs.
     pub(crate) fn all_blobs(&self) -> impl Iterator<Item = &Blob> {
-        self.disk.layers.iter().chain(self.memory.iter().flat_map(SnapshotMemory::blobs))
+        self.disk
+            .layers
+            .iter()
+            .chain(self.memory.iter().flat_map(SnapshotMemory::blobs))
     }
 }
 
 impl SnapshotMemory {
     fn blobs(&self) -> impl Iterator<Item = &Blob> {
-        self.layers.iter().chain([&self.devices]).chain(&self.commands).chain(self.outputs.values())
+        self.layers
+            .iter()
+            .chain([&self.devices])
+            .chain(&self.commands)
+            .chain(self.outputs.values())
     }
 }
 
@@ -214,10 +230,18 @@ impl Preface {
     fn check(bytes: &[u8]) -> Result<(), ManifestError> {
         let Self { schema, requires } = from_json(bytes)?;
         if schema != SnapshotManifest::SCHEMA {
-            return Err(ManifestError::Schema { found: schema, known: SnapshotManifest::SCHEMA });
+            return Err(ManifestError::Schema {
+                found: schema,
+                known: SnapshotManifest::SCHEMA,
+            });
         }
-        match requires.into_iter().find(|feature| !KNOWN_FEATURES.contains(&feature.as_str())) {
-            Some(feature) => Err(ManifestError::Requires { feature: feature.chars().take(80).collect() }),
+        match requires
+            .into_iter()
+            .find(|feature| !KNOWN_FEATURES.contains(&feature.as_str()))
+        {
+            Some(feature) => Err(ManifestError::Requires {
+                feature: feature.chars().take(80).collect(),
+            }),
             None => Ok(()),
         }
     }

@@ -7,12 +7,13 @@
 //!                                      ──► warm images
 //! ```
 //!
-//! The parent of a snapshot is not reached: every manifest lists all of its layers itself. A warm image reaches nothing,
-//! and stays as long as its image is reached; one that does not say of which image it is stays.
+//! The parent of a snapshot is not reached: every manifest lists all of its layers itself. A warm
+//! image reaches nothing, and stays as long as its image is reached; one that does not say of which
+//! image it is stays.
 //!
-//! Always: what never changes (manifests, records of sandboxes and images) is read once, so that marking again, under the
-//! store's lock, reads only what is new. What cannot be read might reach anything: it is trouble, and with trouble
-//! nothing is removed.
+//! Always: what never changes (manifests, records of sandboxes and images) is read once, so that
+//! marking again, under the store's lock, reads only what is new. What cannot be read might reach
+//! anything: it is trouble, and with trouble nothing is removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -90,7 +91,10 @@ impl Marker {
 
     /// The keys of the warm images of an image, as far as they say so.
     pub(super) fn warm_of<'a>(&'a self, image: &'a Digest) -> impl Iterator<Item = &'a Digest> {
-        self.warm.iter().filter(move |(_, of)| *of == image).map(|(key, _)| key)
+        self.warm
+            .iter()
+            .filter(move |(_, of)| *of == image)
+            .map(|(key, _)| key)
     }
 
     fn learn_snapshots(&mut self, store: &Store, marked: &mut Marked) -> Result<(), Error> {
@@ -102,7 +106,10 @@ impl Marker {
                 Ok(snapshot) => {
                     let layers = snapshot.blobs().map(|blob| blob.digest.clone()).collect();
                     let image = snapshot.manifest.image;
-                    let image = ImageOf { image: image.digest, kernel: image.kernel };
+                    let image = ImageOf {
+                        image: image.digest,
+                        kernel: image.kernel,
+                    };
                     self.snapshots.insert(digest, Needs { layers, image });
                 }
                 Err(Error::UnknownSnapshot { .. }) => {}
@@ -116,9 +123,12 @@ impl Marker {
         for (name, named) in store.names()? {
             match named {
                 Ok(Named::Snapshot(digest)) => {
-                    // Its manifest may be in quarantine, and worth more than the room its layers take.
+                    // Its manifest may be in quarantine, and worth more than the room its layers
+                    // take.
                     if !self.snapshots.contains_key(&digest) {
-                        marked.note(format!("name {name} points at snapshot {digest}, which is not there"));
+                        marked.note(format!(
+                            "name {name} points at snapshot {digest}, which is not there"
+                        ));
                     }
                     marked.snapshots.insert(digest);
                 }
@@ -134,18 +144,28 @@ impl Marker {
         for id in store.sandbox_ids()? {
             if !self.sandboxes.contains_key(&id) {
                 match store.sandbox_by_id(&id) {
-                    Ok(sandbox) => drop(self.sandboxes.insert(id.clone(), image_of(sandbox.record()))),
+                    Ok(sandbox) => drop(
+                        self.sandboxes
+                            .insert(id.clone(), image_of(sandbox.record())),
+                    ),
                     Err(Error::UnknownSandbox { .. }) => {}
                     Err(error) => marked.note(format!("sandbox {id} cannot be read: {error}")),
                 }
             }
-            self.sandboxes.get(&id).into_iter().for_each(|image| marked.add_image(image));
+            self.sandboxes
+                .get(&id)
+                .into_iter()
+                .for_each(|image| marked.add_image(image));
         }
         Ok(())
     }
 
     fn mark_needs(&self, marked: &mut Marked) {
-        let needs: Vec<_> = marked.snapshots.iter().filter_map(|digest| self.snapshots.get(digest)).collect();
+        let needs: Vec<_> = marked
+            .snapshots
+            .iter()
+            .filter_map(|digest| self.snapshots.get(digest))
+            .collect();
         for needed in needs {
             marked.layers.extend(needed.layers.iter().cloned());
             marked.add_image(&needed.image);
@@ -154,7 +174,9 @@ impl Marker {
 
     fn mark_kernels(&mut self, store: &Store, marked: &mut Marked) -> Result<(), Error> {
         for digest in marked.images.clone() {
-            if !self.images.contains_key(&digest) && store.files.kind(&store.layout.image(&digest))?.is_some() {
+            if !self.images.contains_key(&digest)
+                && store.files.kind(&store.layout.image(&digest))?.is_some()
+            {
                 match store.image_by_digest(&digest) {
                     Ok(image) => drop(self.images.insert(digest.clone(), image.record.kernel)),
                     Err(error) => marked.note(format!("image {digest} cannot be read: {error}")),
@@ -173,7 +195,11 @@ impl Marker {
             {
                 self.warm.insert(key.clone(), record.image);
             }
-            if self.warm.get(&key).is_none_or(|image| marked.images.contains(image)) {
+            if self
+                .warm
+                .get(&key)
+                .is_none_or(|image| marked.images.contains(image))
+            {
                 marked.warm.insert(key);
             }
         }
@@ -181,7 +207,8 @@ impl Marker {
     }
 }
 
-/// Pins, and sandboxes that are being made. Looked at before sandboxes, which a sandbox moves to from here.
+/// Pins, and sandboxes that are being made. Looked at before sandboxes, which a sandbox moves to
+/// from here.
 fn mark_pins(store: &Store, marked: &mut Marked) -> Result<(), Error> {
     let entries = store.files.list(&store.layout.staging())?;
     for entry in entries.iter().filter(|entry| entry.kind == Kind::Dir) {
@@ -192,8 +219,13 @@ fn mark_pins(store: &Store, marked: &mut Marked) -> Result<(), Error> {
                 None => marked.note(format!("{} holds a pin that cannot be read", dir.display())),
             }
         }
-        match optional(record::read::<SandboxRecord>(&store.files, &dir.join("tree/sandbox.json"))) {
-            Ok(found) => found.iter().for_each(|record| marked.add_image(&image_of(record))),
+        match optional(record::read::<SandboxRecord>(
+            &store.files,
+            &dir.join("tree/sandbox.json"),
+        )) {
+            Ok(found) => found
+                .iter()
+                .for_each(|record| marked.add_image(&image_of(record))),
             Err(error) => marked.note(error.to_string()),
         }
     }
@@ -201,5 +233,8 @@ fn mark_pins(store: &Store, marked: &mut Marked) -> Result<(), Error> {
 }
 
 fn image_of(record: &SandboxRecord) -> ImageOf {
-    ImageOf { image: record.image_digest.clone(), kernel: record.kernel_digest.clone() }
+    ImageOf {
+        image: record.image_digest.clone(),
+        kernel: record.kernel_digest.clone(),
+    }
 }

@@ -4,8 +4,9 @@
 //! "<digest>\n" an image | "snapshot <digest>\n" | "reserved <sandbox id>\n" a save to come
 //! ```
 //!
-//! Always: a name is one file that is replaced by rename and changed only under the store's lock, so two claims to one
-//! name cannot both win, and what was looked at is what is replaced. What it points at was durable before it.
+//! Always: a name is one file that is replaced by rename and changed only under the store's lock,
+//! so two claims to one name cannot both win, and what was looked at is what is replaced. What it
+//! points at was durable before it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -106,7 +107,9 @@ impl Store {
     /// Every name of an image, a snapshot or a save to come.
     pub fn names(&self) -> Result<Vec<ListedName>, Error> {
         let entries = self.files.list(&self.layout.image_names())?;
-        let names = entries.iter().filter_map(|entry| entry.name.to_str()?.parse::<Name>().ok());
+        let names = entries
+            .iter()
+            .filter_map(|entry| entry.name.to_str()?.parse::<Name>().ok());
         let named = names.filter_map(|name| Some((self.named(&name).transpose()?, name)));
         Ok(named.map(|(named, name)| (name, named)).collect())
     }
@@ -118,7 +121,11 @@ impl Store {
         self.write_name(&staged, &named)?;
         let held = lock::store(&self.files, &self.layout)?;
         self.snapshot(digest)?;
-        self.check_claim(Claim { name, replace, by: None })?;
+        self.check_claim(Claim {
+            name,
+            replace,
+            by: None,
+        })?;
         self.put_name(&held, &staged, name)
     }
 
@@ -128,9 +135,10 @@ impl Store {
         self.write_name(&staged, &Named::Reserved(by.clone()))?;
         let held = lock::store(&self.files, &self.layout)?;
         match self.named(name)? {
-            Some(holder) if holder != Named::Reserved(by.clone()) => {
-                Err(Error::NameInUse { name: name.clone(), holder })
-            }
+            Some(holder) if holder != Named::Reserved(by.clone()) => Err(Error::NameInUse {
+                name: name.clone(),
+                holder,
+            }),
             _ => self.put_name(&held, &staged, name),
         }
     }
@@ -150,8 +158,18 @@ impl Store {
             let held = lock::store(&self.files, &self.layout)?;
             let digest = match self.named(name)? {
                 Some(Named::Snapshot(digest)) => digest,
-                Some(found) => return Err(Error::OtherKind { name: name.clone(), found, expected: "a snapshot" }),
-                None => return Err(Error::UnknownSnapshot { reference: name.to_string() }),
+                Some(found) => {
+                    return Err(Error::OtherKind {
+                        name: name.clone(),
+                        found,
+                        expected: "a snapshot",
+                    });
+                }
+                None => {
+                    return Err(Error::UnknownSnapshot {
+                        reference: name.to_string(),
+                    });
+                }
             };
             self.drop_name(&held, name)?;
             digest
@@ -160,14 +178,20 @@ impl Store {
         Ok(digest)
     }
 
-    /// Takes the name of an image away, and the image with its warm images and its kernel unless something still
-    /// reaches them.
+    /// Takes the name of an image away, and the image with its warm images and its kernel unless
+    /// something still reaches them.
     pub fn remove_image_name(&self, name: &Name) -> Result<RemovedImage, Error> {
         let digest = {
             let held = lock::store(&self.files, &self.layout)?;
             let digest = match self.named(name)? {
                 Some(Named::Image(digest)) => digest,
-                Some(found) => return Err(Error::OtherKind { name: name.clone(), found, expected: "an image" }),
+                Some(found) => {
+                    return Err(Error::OtherKind {
+                        name: name.clone(),
+                        found,
+                        expected: "an image",
+                    });
+                }
                 None => return Err(Error::UnknownImage { name: name.clone() }),
             };
             self.drop_name(&held, name)?;
@@ -176,18 +200,24 @@ impl Store {
         self.remove_unused_image(digest)
     }
 
-    /// Removes an image with its warm images and its kernel, unless something still reaches them; a name does, too.
+    /// Removes an image with its warm images and its kernel, unless something still reaches them; a
+    /// name does, too.
     pub fn remove_unused_image(&self, digest: Digest) -> Result<RemovedImage, Error> {
         self.collect_image(&digest)?;
         let collected = self.files.kind(&self.layout.image(&digest))?.is_none();
         Ok(RemovedImage { digest, collected })
     }
 
-    /// Moves a name aside that says of nothing known that it has it. One that is something by now stays.
+    /// Moves a name aside that says of nothing known that it has it. One that is something by now
+    /// stays.
     pub fn put_name_aside(&self, name: &Name) -> Result<(), Error> {
         let held = lock::store(&self.files, &self.layout)?;
         if matches!(self.read_name(name), Err(Error::Corrupt { .. })) {
-            self.quarantine(&held, &self.layout.image_name(name), &format!("name-{name}"))?;
+            self.quarantine(
+                &held,
+                &self.layout.image_name(name),
+                &format!("name-{name}"),
+            )?;
         }
         Ok(())
     }
@@ -200,7 +230,10 @@ impl Store {
         self.image_by_digest(digest)?;
         match self.named(name)? {
             None | Some(Named::Image(_)) => self.put_name(&held, &staged, name),
-            Some(holder) => Err(Error::NameInUse { name: name.clone(), holder }),
+            Some(holder) => Err(Error::NameInUse {
+                name: name.clone(),
+                holder,
+            }),
         }
     }
 
@@ -210,7 +243,10 @@ impl Store {
             None => Ok(()),
             Some(Named::Snapshot(_)) if claim.replace => Ok(()),
             Some(Named::Reserved(sandbox)) if claim.by == Some(&sandbox) => Ok(()),
-            Some(holder) => Err(Error::NameInUse { name: claim.name.clone(), holder }),
+            Some(holder) => Err(Error::NameInUse {
+                name: claim.name.clone(),
+                holder,
+            }),
         }
     }
 
@@ -223,7 +259,8 @@ impl Store {
 
     /// The step after which others see the name; under the store's lock.
     pub(super) fn put_name(&self, _held: &Lock, staged: &Staged, name: &Name) -> Result<(), Error> {
-        self.files.rename(&staged.path().join("name"), &self.layout.image_name(name))?;
+        self.files
+            .rename(&staged.path().join("name"), &self.layout.image_name(name))?;
         self.files.sync_dir(&self.layout.image_names())
     }
 
@@ -235,16 +272,22 @@ impl Store {
     /// What the file of a name says, whether or not it still holds.
     pub(super) fn read_name(&self, name: &Name) -> Result<Option<Named>, Error> {
         let path = self.layout.image_name(name);
-        let Some(bytes) = optional(self.files.read_small(&path))? else { return Ok(None) };
+        let Some(bytes) = optional(self.files.read_small(&path))? else {
+            return Ok(None);
+        };
         let named = std::str::from_utf8(&bytes).ok().and_then(Named::parse);
-        named.map(Some).ok_or_else(|| Error::corrupt(path, "it says of nothing known that it has this name"))
+        named
+            .map(Some)
+            .ok_or_else(|| Error::corrupt(path, "it says of nothing known that it has this name"))
     }
 
     pub(crate) fn names_by_snapshot(&self) -> Result<SnapshotNames, Error> {
         let mut found = SnapshotNames::default();
         for (name, named) in self.names()? {
             match named {
-                Ok(Named::Snapshot(digest)) => found.by_digest.entry(digest).or_default().push(name),
+                Ok(Named::Snapshot(digest)) => {
+                    found.by_digest.entry(digest).or_default().push(name)
+                }
                 Ok(Named::Image(_) | Named::Reserved(_)) => {}
                 Err(error) => found.unreadable.push((name, error)),
             }
@@ -254,7 +297,10 @@ impl Store {
 
     /// Whether a sandbox is there, or on its way to be.
     fn is_alive(&self, sandbox: &SandboxId) -> Result<bool, Error> {
-        let places = [self.layout.sandbox(sandbox), self.layout.staging().join(sandbox.as_str())];
+        let places = [
+            self.layout.sandbox(sandbox),
+            self.layout.staging().join(sandbox.as_str()),
+        ];
         for place in places {
             if self.files.kind(&place)?.is_some() {
                 return Ok(true);

@@ -2,8 +2,8 @@
 //!
 //! A pin is a file in a locked staging directory. It says what it holds, and goes with its holder.
 //!
-//! Always: a pin is written under the store's lock, and `gc` reads every pin under that lock before it removes
-//! anything: what is seen and pinned in one hold of the lock stays.
+//! Always: a pin is written under the store's lock, and `gc` reads every pin under that lock before
+//! it removes anything: what is seen and pinned in one hold of the lock stays.
 
 use std::ops::Deref;
 
@@ -29,7 +29,10 @@ impl Pin {
     }
 
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
-        let (kind, digest) = std::str::from_utf8(bytes).ok()?.strip_suffix('\n')?.split_once(' ')?;
+        let (kind, digest) = std::str::from_utf8(bytes)
+            .ok()?
+            .strip_suffix('\n')?
+            .split_once(' ')?;
         let digest = digest.parse().ok()?;
         match kind {
             "snapshot" => Some(Self::Snapshot(digest)),
@@ -49,7 +52,10 @@ pub struct Pinned {
 
 impl Pinned {
     pub(super) fn new(snapshot: Snapshot, held: Staged) -> Self {
-        Self { snapshot, _held: held }
+        Self {
+            snapshot,
+            _held: held,
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The pool: every file of every snapshot, by the digest of its content.
 //!
-//! Always: `layers/<digest>` is the content itself, `layers/<digest>.zst` the same content as one zstd frame. Either will
-//! do, and which it is never shows outside this module.
+//! Always: `layers/<digest>` is the content itself, `layers/<digest>.zst` the same content as one
+//! zstd frame. Either will do, and which it is never shows outside this module.
 
 use std::io::{self, BufReader, Read};
 use std::path::PathBuf;
@@ -28,18 +28,27 @@ impl Store {
         let plain = self.layout.layer(&blob.digest);
         match optional(self.files.len(&plain))? {
             Some(bytes) if bytes == blob.bytes => return Ok(Form::Plain),
-            Some(bytes) => return Err(Error::corrupt(plain, format!("{bytes} bytes where {} belong", blob.bytes))),
+            Some(bytes) => {
+                return Err(Error::corrupt(
+                    plain,
+                    format!("{bytes} bytes where {} belong", blob.bytes),
+                ));
+            }
             None => {}
         }
         let compressed = self.layout.compressed_layer(&blob.digest);
         match optional(self.files.read_up_to(&compressed, FRAME_HEADER_BYTES))? {
             Some(start) if content_bytes(&start) == Some(blob.bytes) => Ok(Form::Compressed),
-            Some(_) => Err(Error::corrupt(compressed, format!("it is no frame of {} bytes", blob.bytes))),
+            Some(_) => Err(Error::corrupt(
+                compressed,
+                format!("it is no frame of {} bytes", blob.bytes),
+            )),
             None => Err(Error::corrupt(plain, "missing")),
         }
     }
 
-    /// Like `find_blob`. Damage that can be seen is as nothing: who has the content puts it in its place.
+    /// Like `find_blob`. Damage that can be seen is as nothing: who has the content puts it in its
+    /// place.
     pub(super) fn usable_blob(&self, blob: &Blob) -> Result<Option<Form>, Error> {
         match self.find_blob(blob) {
             Err(Error::Corrupt { .. }) => Ok(None),
@@ -69,9 +78,16 @@ impl Store {
     }
 
     /// Moves whatever the pool has under a digest out of the way.
-    pub(crate) fn quarantine_blob(&self, held: &Lock, digest: &Digest) -> Result<Option<PathBuf>, Error> {
+    pub(crate) fn quarantine_blob(
+        &self,
+        held: &Lock,
+        digest: &Digest,
+    ) -> Result<Option<PathBuf>, Error> {
         let mut moved = None;
-        for path in [self.layout.layer(digest), self.layout.compressed_layer(digest)] {
+        for path in [
+            self.layout.layer(digest),
+            self.layout.compressed_layer(digest),
+        ] {
             if self.files.kind(&path)?.is_some() {
                 moved = Some(self.quarantine(held, &path, &format!("layer-{digest}"))?);
             }
@@ -82,7 +98,9 @@ impl Store {
 
 /// The length of what a frame holds, if it is one of ours.
 fn content_bytes(start: &[u8]) -> Option<u64> {
-    zstd::zstd_safe::get_frame_content_size(start).ok().flatten()
+    zstd::zstd_safe::get_frame_content_size(start)
+        .ok()
+        .flatten()
 }
 
 fn decoder(file: Box<dyn Read + Send>) -> io::Result<impl Read + Send> {
@@ -91,14 +109,17 @@ fn decoder(file: Box<dyn Read + Send>) -> io::Result<impl Read + Send> {
     Ok(Decoded(decoder))
 }
 
-/// What a frame holds. Bytes that are no frame are invalid data; what the system refuses to read is its own error.
+/// What a frame holds. Bytes that are no frame are invalid data; what the system refuses to read is
+/// its own error.
 struct Decoded<R>(R);
 
 impl<R: Read> Read for Decoded<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.0.read(buffer).map_err(|error| match error.raw_os_error() {
-            Some(_) => error,
-            None => io::Error::new(io::ErrorKind::InvalidData, error),
-        })
+        self.0
+            .read(buffer)
+            .map_err(|error| match error.raw_os_error() {
+                Some(_) => error,
+                None => io::Error::new(io::ErrorKind::InvalidData, error),
+            })
     }
 }

@@ -5,19 +5,21 @@
 //!                     ──► manifest ──► published (see `assembly`)
 //! ```
 //!
-//! Layers that mean nothing are left out, so that two saves of an unchanged sandbox share everything: overlays that
-//! hold no cluster, and a layer that is found again further up, where it hides itself.
+//! Layers that mean nothing are left out, so that two saves of an unchanged sandbox share
+//! everything: overlays that hold no cluster, and a layer that is found again further up, where it
+//! hides itself.
 //!
-//! Always: nothing of the sandbox changes but the mode of its layers, which become read-only. A layer that a seal knows
-//! is not read again unless it is compressed; whether it is still what the seal says, `verify` finds out.
+//! Always: nothing of the sandbox changes but the mode of its layers, which become read-only. A
+//! layer that a seal knows is not read again unless it is compressed; whether it is still what the
+//! seal says, `verify` finds out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::path::Path;
 
 use super::manifest::{
-    CaptureRecord, Consistency, DiskFormat, ImageReference, MemoryKind, Settings, SnapshotDisk, SnapshotManifest,
-    SnapshotMemory,
+    CaptureRecord, Consistency, DiskFormat, ImageReference, MemoryKind, Settings, SnapshotDisk,
+    SnapshotManifest, SnapshotMemory,
 };
 use super::{Assembly, Pinned, Target, rules};
 use crate::disk::overlay;
@@ -25,8 +27,8 @@ use crate::fs::{Output, io_error};
 use crate::image::Blob;
 use crate::state::{Digests, disk_file, memory_file};
 use crate::{
-    Digest, Error, LayerId, MemoryState, Progress, SandboxDir, SandboxRecord, StateId, StateSource, Store, progress,
-    record,
+    Digest, Error, LayerId, MemoryState, Progress, SandboxDir, SandboxRecord, StateId, StateSource,
+    Store, progress, record,
 };
 
 /// What the guest's own file system is, on every image there is.
@@ -47,7 +49,8 @@ pub struct SaveSpec {
     pub disk_only: bool,
     /// What was done in a lesser way than asked for, and why.
     pub degraded: Vec<String>,
-    /// A machine runs that wrote these overlays and may still have them open: what a seal says of them is not believed.
+    /// A machine runs that wrote these overlays and may still have them open: what a seal says of
+    /// them is not believed.
     pub writer_runs: bool,
 }
 
@@ -91,9 +94,22 @@ impl<'a> Saving<'a> {
         progress: &'a dyn Progress,
     ) -> Result<Self, Error> {
         let mut known = from.known_digests()?;
-        known.extend(source.sealed()?.map(|sealed| sealed.files).unwrap_or_default());
+        known.extend(
+            source
+                .sealed()?
+                .map(|sealed| sealed.files)
+                .unwrap_or_default(),
+        );
         let disk = written_layers(store, &source)?;
-        let saving = Self { store, source, disk, known, spec, progress, assembly: Assembly::new(store)? };
+        let saving = Self {
+            store,
+            source,
+            disk,
+            known,
+            spec,
+            progress,
+            assembly: Assembly::new(store)?,
+        };
         progress.begin(saving.bytes_to_read()?);
         Ok(saving)
     }
@@ -101,8 +117,14 @@ impl<'a> Saving<'a> {
     /// Files that no seal knows are read for their digest, and all of them to be compressed.
     fn bytes_to_read(&self) -> Result<u64, Error> {
         let mut total = 0;
-        for (member, path) in self.source.members()?.iter().filter(|(member, _)| self.is_wanted(member)) {
-            let is_read = !self.known.contains_key(member) || (self.is_read_again(member) && !self.spec.compress);
+        for (member, path) in self
+            .source
+            .members()?
+            .iter()
+            .filter(|(member, _)| self.is_wanted(member))
+        {
+            let is_read = !self.known.contains_key(member)
+                || (self.is_read_again(member) && !self.spec.compress);
             let times = u64::from(is_read) + u64::from(self.spec.compress);
             total += times * self.store.files.len(path)?;
         }
@@ -126,7 +148,11 @@ impl<'a> Saving<'a> {
         };
         let memory = if spec.disk_only { None } else { self.memory()? };
         let mode = state.mode.clone().filter(|_| memory.is_some());
-        let capture = CaptureRecord { mode, consistency: spec.consistency, degraded: notes(&spec.degraded) };
+        let capture = CaptureRecord {
+            mode,
+            consistency: spec.consistency,
+            degraded: notes(&spec.degraded),
+        };
         let mut manifest = SnapshotManifest {
             schema: SnapshotManifest::SCHEMA,
             requires: Vec::new(),
@@ -150,7 +176,12 @@ impl<'a> Saving<'a> {
 
     fn disk_layers(&self) -> Result<Vec<Blob>, Error> {
         let layers = self.disk.iter();
-        let layers = layers.map(|id| self.take(&format!("disks/{}", disk_file(id)), &self.source.disk_layer(id)));
+        let layers = layers.map(|id| {
+            self.take(
+                &format!("disks/{}", disk_file(id)),
+                &self.source.disk_layer(id),
+            )
+        });
         Ok(without_hidden(layers.collect::<Result<_, _>>()?))
     }
 
@@ -162,8 +193,14 @@ impl<'a> Saving<'a> {
             MemoryState::Stream => MemoryKind::Stream,
         };
         let layers = state.memory.layers().iter();
-        let layers = layers.map(|id| self.take(&format!("memory/{}", memory_file(id)), &self.source.memory_layer(id)));
-        let unknown = || Error::corrupt(self.source.devices(), "nothing says which machine it is of");
+        let layers = layers.map(|id| {
+            self.take(
+                &format!("memory/{}", memory_file(id)),
+                &self.source.memory_layer(id),
+            )
+        });
+        let unknown =
+            || Error::corrupt(self.source.devices(), "nothing says which machine it is of");
         Ok(Some(SnapshotMemory {
             bytes: state.ram_bytes,
             kind,
@@ -181,23 +218,34 @@ impl<'a> Saving<'a> {
             return Ok(None);
         }
         let bytes = record::canonical(commands);
-        let blob = Blob { digest: Digest::of(&bytes), bytes: bytes.len() as u64 };
+        let blob = Blob {
+            digest: Digest::of(&bytes),
+            bytes: bytes.len() as u64,
+        };
         if !self.assembly.has(&blob)? {
-            self.store.files.create(&self.assembly.plain(&blob.digest), &bytes)?;
+            self.store
+                .files
+                .create(&self.assembly.plain(&blob.digest), &bytes)?;
         }
         Ok(Some(blob))
     }
 
     fn outputs(&self) -> Result<BTreeMap<String, Blob>, Error> {
         let members = self.source.members()?.into_iter();
-        let outputs = members.filter_map(|(member, path)| Some((member.strip_prefix("execs/")?.to_owned(), path)));
-        outputs.map(|(name, path)| Ok((name.clone(), self.take(&format!("execs/{name}"), &path)?))).collect()
+        let outputs = members
+            .filter_map(|(member, path)| Some((member.strip_prefix("execs/")?.to_owned(), path)));
+        outputs
+            .map(|(name, path)| Ok((name.clone(), self.take(&format!("execs/{name}"), &path)?)))
+            .collect()
     }
 
     /// Stages a file of the state, and tells what it is.
     fn take(&self, member: &str, path: &Path) -> Result<Blob, Error> {
         let blob = match self.known.get(member) {
-            Some(digest) => Blob { digest: digest.clone(), bytes: self.store.files.len(path)? },
+            Some(digest) => Blob {
+                digest: digest.clone(),
+                bytes: self.store.files.len(path)?,
+            },
             None => {
                 let mut file = self.store.files.open(path)?;
                 progress::read_through(path, &mut *file, self.progress, &mut |_| Ok(()))?
@@ -244,7 +292,10 @@ impl<'a> Saving<'a> {
 fn require_sealed(path: &Path, found: &Blob, blob: &Blob) -> Result<(), Error> {
     match found == blob {
         true => Ok(()),
-        false => Err(Error::corrupt(path, format!("its content is not {}, as its seal says", blob.digest))),
+        false => Err(Error::corrupt(
+            path,
+            format!("its content is not {}, as its seal says", blob.digest),
+        )),
     }
 }
 
@@ -271,11 +322,18 @@ fn written_layers(store: &Store, source: &StateSource) -> Result<Vec<LayerId>, E
 
 /// Notes as a manifest may hold them. They may quote what other programs say, over many lines.
 fn notes(texts: &[String]) -> Vec<String> {
-    texts.iter().take(rules::MAX_DEGRADED).map(|text| one_line(text)).collect()
+    texts
+        .iter()
+        .take(rules::MAX_DEGRADED)
+        .map(|text| one_line(text))
+        .collect()
 }
 
 fn one_line(text: &str) -> String {
-    let lines = text.split(char::is_control).map(str::trim).filter(|line| !line.is_empty());
+    let lines = text
+        .split(char::is_control)
+        .map(str::trim)
+        .filter(|line| !line.is_empty());
     let mut line = lines.collect::<Vec<_>>().join(" ");
     let fits = |end: &usize| *end <= MAX_NOTE_BYTES && line.is_char_boundary(*end);
     line.truncate((0..=line.len()).rev().find(fits).unwrap_or(0));
@@ -285,7 +343,11 @@ fn one_line(text: &str) -> String {
 /// A layer that is there again further up is hidden by itself there.
 fn without_hidden(layers: Vec<Blob>) -> Vec<Blob> {
     let mut above = BTreeSet::new();
-    let mut kept: Vec<Blob> = layers.into_iter().rev().filter(|layer| above.insert(layer.digest.clone())).collect();
+    let mut kept: Vec<Blob> = layers
+        .into_iter()
+        .rev()
+        .filter(|layer| above.insert(layer.digest.clone()))
+        .collect();
     kept.reverse();
     kept
 }

@@ -21,13 +21,18 @@ fn parse(value: &Value) -> Result<SnapshotManifest, ManifestError> {
 /// The golden manifest with one value exchanged.
 fn with(pointer: &str, value: Value) -> Result<SnapshotManifest, ManifestError> {
     let mut manifest = golden();
-    *manifest.pointer_mut(pointer).unwrap_or_else(|| panic!("{pointer}")) = value;
+    *manifest
+        .pointer_mut(pointer)
+        .unwrap_or_else(|| panic!("{pointer}")) = value;
     parse(&manifest)
 }
 
 fn refused(pointer: &str, value: Value) -> String {
     let error = with(pointer, value.clone()).expect_err(&format!("{pointer} = {value}"));
-    assert!(matches!(error, ManifestError::Invalid { .. }), "{pointer} = {value}: {error:?}");
+    assert!(
+        matches!(error, ManifestError::Invalid { .. }),
+        "{pointer} = {value}: {error:?}"
+    );
     error.to_string()
 }
 
@@ -37,18 +42,33 @@ fn the_golden_manifest_is_what_the_format_says() {
     assert_eq!(digest.as_str(), GOLDEN_DIGEST);
     assert_eq!(manifest.to_bytes(), GOLDEN);
     let document = include_str!("../../../../docs/format.md");
-    assert!(document.contains(GOLDEN_DIGEST), "docs/format.md tells another digest");
-    assert!(manifest.memory.is_some() && !manifest.labels.is_empty(), "it shows everything");
+    assert!(
+        document.contains(GOLDEN_DIGEST),
+        "docs/format.md tells another digest"
+    );
+    assert!(
+        manifest.memory.is_some() && !manifest.labels.is_empty(),
+        "it shows everything"
+    );
 }
 
 #[test]
 fn later_schemas_and_features_are_refused_by_name() {
-    assert_eq!(with("/schema", json!(2)), Err(ManifestError::Schema { found: 2, known: 1 }));
+    assert_eq!(
+        with("/schema", json!(2)),
+        Err(ManifestError::Schema { found: 2, known: 1 })
+    );
     let feature = "holograms".to_owned();
-    assert_eq!(with("/requires", json!(["commands", "holograms"])), Err(ManifestError::Requires { feature }));
+    assert_eq!(
+        with("/requires", json!(["commands", "holograms"])),
+        Err(ManifestError::Requires { feature })
+    );
     // Also where the rest of it is nothing we know.
     let bytes = br#"{"schema":7,"what":[1,2]}"#;
-    assert_eq!(SnapshotManifest::parse(bytes), Err(ManifestError::Schema { found: 7, known: 1 }));
+    assert_eq!(
+        SnapshotManifest::parse(bytes),
+        Err(ManifestError::Schema { found: 7, known: 1 })
+    );
 }
 
 #[test]
@@ -67,9 +87,18 @@ fn other_spellings_of_the_same_are_refused() {
         text.replacen("\"parent\":null,", "", 1),
     ];
     for other in spellings {
-        assert_ne!(other, text, "the golden manifest does not have what is to be changed");
+        assert_ne!(
+            other, text,
+            "the golden manifest does not have what is to be changed"
+        );
         let error = SnapshotManifest::parse(other.as_bytes()).expect_err(&other);
-        assert!(matches!(error, ManifestError::NotCanonical | ManifestError::NotAManifest(_)), "{error:?}");
+        assert!(
+            matches!(
+                error,
+                ManifestError::NotCanonical | ManifestError::NotAManifest(_)
+            ),
+            "{error:?}"
+        );
     }
 }
 
@@ -100,7 +129,10 @@ fn what_is_out_of_bounds_is_refused() {
     refused("/requires", json!(["memory-layers", "commands"]));
     refused("/requires", json!([]));
     let same_start = format!("{}{}", &digest("a")[..16], "0".repeat(48));
-    let message = refused("/disk/layers", json!([layer("a", 1), {"bytes": 1, "digest": same_start}]));
+    let message = refused(
+        "/disk/layers",
+        json!([layer("a", 1), {"bytes": 1, "digest": same_start}]),
+    );
     assert!(message.contains("one name"), "{message}");
     let other_length = json!({"bytes": 1, "digest": golden()["disk"]["layers"][0]["digest"]});
     assert!(refused("/memory/devices", other_length).contains("two lengths"));
@@ -109,7 +141,8 @@ fn what_is_out_of_bounds_is_refused() {
 #[test]
 fn settings_and_texts_keep_their_bounds() {
     let many = |count: usize| Value::from_iter((0..count).map(|at| format!("{at:04}")));
-    let ports = |count: u16| Value::from_iter((0..count).map(|at| json!({"guest": at, "host": at})));
+    let ports =
+        |count: u16| Value::from_iter((0..count).map(|at| json!({"guest": at, "host": at})));
     for cpus in [0, 65, u32::MAX] {
         refused("/settings/cpus", json!(cpus));
         refused("/memory/machine/cpus", json!(cpus));
@@ -135,7 +168,8 @@ fn settings_and_texts_keep_their_bounds() {
         refused(pointer, json!(["x".repeat(4097)]));
         refused(pointer, json!(["two\nlines"]));
     }
-    let machine = ["machine_type", "cpu", "accelerator", "qemu_version"].map(|text| format!("/memory/machine/{text}"));
+    let machine = ["machine_type", "cpu", "accelerator", "qemu_version"]
+        .map(|text| format!("/memory/machine/{text}"));
     let settings = ["/settings/cpu", "/settings/memory_mode", "/capture/mode"].map(str::to_owned);
     for pointer in machine.iter().chain(&settings) {
         with(pointer, json!("größe")).unwrap();
@@ -148,7 +182,8 @@ fn settings_and_texts_keep_their_bounds() {
 
 #[test]
 fn labels_keep_their_rules() {
-    let labels = |count: usize| Value::from_iter((0..count).map(|at| (format!("k{at}"), json!("v"))));
+    let labels =
+        |count: usize| Value::from_iter((0..count).map(|at| (format!("k{at}"), json!("v"))));
     with("/labels", labels(64)).unwrap();
     with("/labels", json!({"a.b/c_d-0": "ü".repeat(2048)})).unwrap();
     refused("/labels", labels(65));
@@ -165,24 +200,58 @@ fn labels_keep_their_rules() {
 #[test]
 fn outputs_are_harmless_paths() {
     let blob = golden()["memory"]["devices"].clone();
-    let outputs = |count: usize| Value::from_iter((0..count).map(|at| (format!("o{at}"), blob.clone())));
+    let outputs =
+        |count: usize| Value::from_iter((0..count).map(|at| (format!("o{at}"), blob.clone())));
     with("/memory/outputs", outputs(4096)).unwrap();
-    with("/memory/outputs", json!({"a/b/c.0": blob, "a/b-c": blob, "a0": blob})).unwrap();
+    with(
+        "/memory/outputs",
+        json!({"a/b/c.0": blob, "a/b-c": blob, "a0": blob}),
+    )
+    .unwrap();
     refused("/memory/outputs", outputs(4097));
-    for path in ["", "/a", "a/", "../a", "a/../b", ".a", "a//b", "a/.b", "a\\b", "a\0", "ä", &"a".repeat(256)] {
+    for path in [
+        "",
+        "/a",
+        "a/",
+        "../a",
+        "a/../b",
+        ".a",
+        "a//b",
+        "a/.b",
+        "a\\b",
+        "a\0",
+        "ä",
+        &"a".repeat(256),
+    ] {
         refused("/memory/outputs", json!({path: blob}));
     }
-    let message = refused("/memory/outputs", json!({"a": blob, "a-b": blob, "a/b": blob}));
+    let message = refused(
+        "/memory/outputs",
+        json!({"a": blob, "a-b": blob, "a/b": blob}),
+    );
     assert!(message.contains("directory"), "{message}");
 }
 
 #[test]
 fn what_is_too_large_or_no_json_is_refused() {
     let large = vec![b' '; (1 << 20) + 1];
-    assert_eq!(SnapshotManifest::parse(&large), Err(ManifestError::TooLarge { bytes: large.len() }));
+    assert_eq!(
+        SnapshotManifest::parse(&large),
+        Err(ManifestError::TooLarge { bytes: large.len() })
+    );
     let deep = "[".repeat(100_000);
-    for bytes in [&b""[..], b"{", b"null", &[0xff; 10], deep.as_bytes(), &GOLDEN[..GOLDEN.len() - 1]] {
-        assert!(matches!(SnapshotManifest::parse(bytes), Err(ManifestError::NotAManifest(_))));
+    for bytes in [
+        &b""[..],
+        b"{",
+        b"null",
+        &[0xff; 10],
+        deep.as_bytes(),
+        &GOLDEN[..GOLDEN.len() - 1],
+    ] {
+        assert!(matches!(
+            SnapshotManifest::parse(bytes),
+            Err(ManifestError::NotAManifest(_))
+        ));
     }
 }
 

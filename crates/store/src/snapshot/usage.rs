@@ -60,9 +60,15 @@ impl Store {
     pub fn usage(&self) -> Result<Usage, Error> {
         let garbage = self.gc(true)?;
         let mut seen = BTreeSet::new();
-        let kinds = KINDS.into_iter().map(|kind| self.usage_of(kind, &garbage, &mut seen));
+        let kinds = KINDS
+            .into_iter()
+            .map(|kind| self.usage_of(kind, &garbage, &mut seen));
         let kinds = kinds.collect::<Result<Vec<_>, _>>()?;
-        Ok(Usage { bytes: kinds.iter().map(|kind| kind.bytes).sum(), reclaimable_bytes: garbage.bytes, kinds })
+        Ok(Usage {
+            bytes: kinds.iter().map(|kind| kind.bytes).sum(),
+            reclaimable_bytes: garbage.bytes,
+            kinds,
+        })
     }
 
     fn usage_of(
@@ -83,9 +89,17 @@ impl Store {
             UsageKind::Cache => bytes += self.index_bytes()?,
             _ => {}
         }
-        let of_kind = garbage.removed.iter().filter(|garbage| usage_kind(garbage.kind) == Some(kind));
+        let of_kind = garbage
+            .removed
+            .iter()
+            .filter(|garbage| usage_kind(garbage.kind) == Some(kind));
         let reclaimable_bytes = of_kind.map(|garbage| garbage.bytes).sum();
-        Ok(KindUsage { kind, count, bytes, reclaimable_bytes })
+        Ok(KindUsage {
+            kind,
+            count,
+            bytes,
+            reclaimable_bytes,
+        })
     }
 
     fn dirs_of(&self, kind: UsageKind) -> Vec<PathBuf> {
@@ -103,9 +117,13 @@ impl Store {
         }
     }
 
-    /// Layers that sandboxes have outside the store. A sandbox that cannot be read does not say where.
+    /// Layers that sandboxes have outside the store. A sandbox that cannot be read does not say
+    /// where.
     fn memory_dir_bytes(&self, seen: &mut BTreeSet<(u64, u64)>) -> Result<u64, Error> {
-        let sandboxes = self.sandboxes()?.into_iter().filter_map(|listed| listed.sandbox.ok());
+        let sandboxes = self
+            .sandboxes()?
+            .into_iter()
+            .filter_map(|listed| listed.sandbox.ok());
         let dirs = sandboxes.filter_map(|sandbox| sandbox.record().own_memory_dir());
         let mut bytes = 0;
         for dir in dirs {
@@ -118,11 +136,15 @@ impl Store {
 
     fn index_bytes(&self) -> Result<u64, Error> {
         let files = self.layout.index_files();
-        let stats = files.iter().map(|file| optional(self.files.stat(file))).collect::<Result<Vec<_>, _>>()?;
+        let stats = files
+            .iter()
+            .map(|file| optional(self.files.stat(file)))
+            .collect::<Result<Vec<_>, _>>()?;
         Ok(stats.iter().flatten().map(|stat| stat.disk_bytes).sum())
     }
 
-    /// What a directory takes with all that is in it, each file once; one that is not there takes nothing.
+    /// What a directory takes with all that is in it, each file once; one that is not there takes
+    /// nothing.
     pub(crate) fn bytes_on_disk(&self, dir: &Path) -> Result<u64, Error> {
         let (mut bytes, mut seen) = (0, BTreeSet::new());
         for entry in optional(self.files.list(dir))?.unwrap_or_default() {
@@ -132,10 +154,21 @@ impl Store {
     }
 
     /// What something takes that was not seen before; what goes meanwhile takes nothing.
-    fn disk_bytes(&self, dir: &Path, entry: &Entry, seen: &mut BTreeSet<(u64, u64)>) -> Result<u64, Error> {
+    fn disk_bytes(
+        &self,
+        dir: &Path,
+        entry: &Entry,
+        seen: &mut BTreeSet<(u64, u64)>,
+    ) -> Result<u64, Error> {
         let path = dir.join(&entry.name);
-        let Some(stat) = optional(self.files.stat(&path))? else { return Ok(0) };
-        let mut bytes = if seen.insert(stat.id) { stat.disk_bytes } else { 0 };
+        let Some(stat) = optional(self.files.stat(&path))? else {
+            return Ok(0);
+        };
+        let mut bytes = if seen.insert(stat.id) {
+            stat.disk_bytes
+        } else {
+            0
+        };
         if entry.kind == Kind::Dir {
             for entry in optional(self.files.list(&path))?.unwrap_or_default() {
                 bytes += self.disk_bytes(&path, &entry, seen)?;

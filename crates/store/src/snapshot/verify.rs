@@ -1,8 +1,8 @@
 //! Reading every byte of a snapshot, and putting aside what is damaged.
 //!
-//! Always: what fails is moved to `quarantine/` and told, never removed. Only the very file that was read is moved: one
-//! that was put in its place meanwhile stays. A file that cannot be read at all is an error, not damage: it may be the
-//! disk's fault, and moving it would help nobody.
+//! Always: what fails is moved to `quarantine/` and told, never removed. Only the very file that
+//! was read is moved: one that was put in its place meanwhile stays. A file that cannot be read at
+//! all is an error, not damage: it may be the disk's fault, and moving it would help nobody.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -39,10 +39,19 @@ struct Part<'a> {
 }
 
 impl Store {
-    /// Reads every byte of a snapshot, its image and its kernel. What is damaged is moved to `quarantine/` and told.
-    pub fn verify_snapshot(&self, digest: &Digest, progress: &dyn Progress) -> Result<Verified, Error> {
+    /// Reads every byte of a snapshot, its image and its kernel. What is damaged is moved to
+    /// `quarantine/` and told.
+    pub fn verify_snapshot(
+        &self,
+        digest: &Digest,
+        progress: &dyn Progress,
+    ) -> Result<Verified, Error> {
         let mut verified = Verified::default();
-        let part = Part { kind: "snapshot", digest, path: self.layout.snapshot(digest) };
+        let part = Part {
+            kind: "snapshot",
+            digest,
+            path: self.layout.snapshot(digest),
+        };
         let seen = self.file_id(&part.path)?;
         match self.read_snapshot(digest) {
             Ok(snapshot) => self.verify_parts(&snapshot, progress, &mut verified)?,
@@ -51,60 +60,122 @@ impl Store {
         Ok(verified)
     }
 
-    fn verify_parts(&self, snapshot: &Snapshot, progress: &dyn Progress, verified: &mut Verified) -> Result<(), Error> {
+    fn verify_parts(
+        &self,
+        snapshot: &Snapshot,
+        progress: &dyn Progress,
+        verified: &mut Verified,
+    ) -> Result<(), Error> {
         let reference = &snapshot.manifest.image;
-        let (image, kernel) = (self.image_by_digest(&reference.digest), self.kernel(&reference.kernel));
-        let below = image.as_ref().map_or(0, Image::bytes) + kernel.as_ref().map_or(0, KernelBundle::bytes);
+        let (image, kernel) = (
+            self.image_by_digest(&reference.digest),
+            self.kernel(&reference.kernel),
+        );
+        let below =
+            image.as_ref().map_or(0, Image::bytes) + kernel.as_ref().map_or(0, KernelBundle::bytes);
         progress.begin(snapshot.bytes().saturating_add(below));
         for blob in snapshot.blobs() {
             self.verify_layer(blob, progress, verified)?;
         }
-        self.verify_files(self.image_part(&reference.digest), image.map(|image| image.files()), progress, verified)?;
-        self.verify_files(self.kernel_part(&reference.kernel), kernel.map(|kernel| kernel.files()), progress, verified)
+        self.verify_files(
+            self.image_part(&reference.digest),
+            image.map(|image| image.files()),
+            progress,
+            verified,
+        )?;
+        self.verify_files(
+            self.kernel_part(&reference.kernel),
+            kernel.map(|kernel| kernel.files()),
+            progress,
+            verified,
+        )
     }
 
     fn image_part<'a>(&self, digest: &'a Digest) -> Part<'a> {
-        Part { kind: "image", digest, path: self.layout.image(digest) }
+        Part {
+            kind: "image",
+            digest,
+            path: self.layout.image(digest),
+        }
     }
 
     fn kernel_part<'a>(&self, digest: &'a Digest) -> Part<'a> {
-        Part { kind: "kernel", digest, path: self.layout.kernel(digest) }
+        Part {
+            kind: "kernel",
+            digest,
+            path: self.layout.kernel(digest),
+        }
     }
 
     /// Reads every byte of an image. What is damaged is put aside and told.
-    pub(crate) fn verify_image(&self, digest: &Digest, progress: &dyn Progress) -> Result<Option<Damaged>, Error> {
-        let (mut verified, files) = (Verified::default(), self.image_by_digest(digest).map(|image| image.files()));
+    pub(crate) fn verify_image(
+        &self,
+        digest: &Digest,
+        progress: &dyn Progress,
+    ) -> Result<Option<Damaged>, Error> {
+        let (mut verified, files) = (
+            Verified::default(),
+            self.image_by_digest(digest).map(|image| image.files()),
+        );
         self.verify_files(self.image_part(digest), files, progress, &mut verified)?;
         Ok(verified.damaged.pop())
     }
 
     /// Like `verify_image`, of a kernel.
-    pub(crate) fn verify_kernel(&self, digest: &Digest, progress: &dyn Progress) -> Result<Option<Damaged>, Error> {
-        let (mut verified, files) = (Verified::default(), self.kernel(digest).map(|kernel| kernel.files()));
+    pub(crate) fn verify_kernel(
+        &self,
+        digest: &Digest,
+        progress: &dyn Progress,
+    ) -> Result<Option<Damaged>, Error> {
+        let (mut verified, files) = (
+            Verified::default(),
+            self.kernel(digest).map(|kernel| kernel.files()),
+        );
         self.verify_files(self.kernel_part(digest), files, progress, &mut verified)?;
         Ok(verified.damaged.pop())
     }
 
     /// Like `verify_image`, of a blob of the pool.
-    pub(crate) fn verify_blob(&self, blob: &Blob, progress: &dyn Progress) -> Result<Option<Damaged>, Error> {
+    pub(crate) fn verify_blob(
+        &self,
+        blob: &Blob,
+        progress: &dyn Progress,
+    ) -> Result<Option<Damaged>, Error> {
         let mut verified = Verified::default();
         self.verify_layer(blob, progress, &mut verified)?;
         Ok(verified.damaged.pop())
     }
 
-    fn verify_layer(&self, blob: &Blob, progress: &dyn Progress, verified: &mut Verified) -> Result<(), Error> {
+    fn verify_layer(
+        &self,
+        blob: &Blob,
+        progress: &dyn Progress,
+        verified: &mut Verified,
+    ) -> Result<(), Error> {
         let plain = self.layout.layer(&blob.digest);
         let compressed = self.layout.compressed_layer(&blob.digest);
-        let path = if self.files.kind(&plain)?.is_some() { plain } else { compressed };
+        let path = if self.files.kind(&plain)?.is_some() {
+            plain
+        } else {
+            compressed
+        };
         let seen = self.file_id(&path)?;
-        let read = self.open_blob(blob).and_then(|content| read_whole(&path, content, blob, progress, verified));
-        let part = Part { kind: "layer", digest: &blob.digest, path };
+        let read = self
+            .open_blob(blob)
+            .and_then(|content| read_whole(&path, content, blob, progress, verified));
+        let part = Part {
+            kind: "layer",
+            digest: &blob.digest,
+            path,
+        };
         read.or_else(|error| self.put_aside(part, seen, error, verified))
     }
 
     /// Reads a layer of which somebody thinks that it is damaged. Tells where it is now, if it is.
     pub(crate) fn put_aside_if_damaged(&self, blob: &Blob) -> Result<Option<PathBuf>, Error> {
-        Ok(self.verify_blob(blob, &Silent)?.and_then(|damaged| damaged.quarantined))
+        Ok(self
+            .verify_blob(blob, &Silent)?
+            .and_then(|damaged| damaged.quarantined))
     }
 
     /// An image or a kernel: a directory whose description was read, or not.
@@ -117,7 +188,9 @@ impl Store {
     ) -> Result<(), Error> {
         let seen = self.file_id(&part.path)?;
         let read = files.and_then(|files| {
-            files.iter().try_for_each(|(path, blob)| read_whole(path, self.files.open(path)?, blob, progress, verified))
+            files.iter().try_for_each(|(path, blob)| {
+                read_whole(path, self.files.open(path)?, blob, progress, verified)
+            })
         });
         read.or_else(|error| self.put_aside(part, seen, error, verified))
     }
@@ -136,7 +209,8 @@ impl Store {
     ) -> Result<(), Error> {
         let missing = seen.is_none();
         // A manifest of a later schema is whole: it is only not for us.
-        let is_damage = matches!(error, Error::Corrupt { .. }) || error.io_kind() == Some(io::ErrorKind::NotFound);
+        let is_damage = matches!(error, Error::Corrupt { .. })
+            || error.io_kind() == Some(io::ErrorKind::NotFound);
         if !is_damage {
             return Err(error);
         }
@@ -154,8 +228,16 @@ impl Store {
             (true, None) => "missing".to_owned(),
             (false, _) => error.to_string(),
         };
-        let quarantined = if same { Some(self.quarantine(&held, &path, &name)?) } else { before };
-        verified.damaged.push(Damaged { what: format!("{kind} {digest}"), quarantined, reason });
+        let quarantined = if same {
+            Some(self.quarantine(&held, &path, &name)?)
+        } else {
+            before
+        };
+        verified.damaged.push(Damaged {
+            what: format!("{kind} {digest}"),
+            quarantined,
+            reason,
+        });
         Ok(())
     }
 }
@@ -173,6 +255,9 @@ fn read_whole(
     verified.bytes += found.bytes;
     match found == *blob {
         true => Ok(()),
-        false => Err(Error::corrupt(path, format!("its content is {}, {} bytes", found.digest, found.bytes))),
+        false => Err(Error::corrupt(
+            path,
+            format!("its content is {}, {} bytes", found.digest, found.bytes),
+        )),
     }
 }

@@ -4,9 +4,9 @@
 //! every file read-only, synced ──► its digest ──► every directory synced ──► sealed.json, synced
 //! ```
 //!
-//! Always: `sealed.json` is the last thing written. A layer that an earlier seal knows is neither synced nor read again:
-//! layers never change, and their ids are never reused.
-//! When it fails: a file whose sync failed is doubtful from then on, and no state that has it is ever sealed.
+//! Always: `sealed.json` is the last thing written. A layer that an earlier seal knows is neither
+//! synced nor read again: layers never change, and their ids are never reused. When it fails: a
+//! file whose sync failed is doubtful from then on, and no state that has it is ever sealed.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -29,12 +29,17 @@ pub(crate) struct Sealed {
 
 impl Sealed {
     pub(crate) fn new(files: Digests) -> Self {
-        Self { schema: <Self as Record>::SCHEMA, files }
+        Self {
+            schema: <Self as Record>::SCHEMA,
+            files,
+        }
     }
 
     /// What it knows of layers, which other states may have, too.
     pub(crate) fn layers(self) -> impl Iterator<Item = (String, Digest)> {
-        self.files.into_iter().filter(|(name, _)| name.starts_with("disks/") || name.starts_with("memory/"))
+        self.files
+            .into_iter()
+            .filter(|(name, _)| name.starts_with("disks/") || name.starts_with("memory/"))
     }
 }
 
@@ -49,12 +54,20 @@ impl StateSource {
             return Ok(());
         }
         // What an earlier seal knows is durable already.
-        for (_, path) in self.members()?.iter().filter(|(name, _)| !known.contains_key(name)) {
+        for (_, path) in self
+            .members()?
+            .iter()
+            .filter(|(name, _)| !known.contains_key(name))
+        {
             self.files.settle_file(path)?;
         }
         let sealed = Sealed::new(self.digests(known)?);
         self.sync_dirs()?;
-        publish::replace(&self.files, &self.places().own.join("sealed.json"), &record::canonical(&sealed))
+        publish::replace(
+            &self.files,
+            &self.places().own.join("sealed.json"),
+            &record::canonical(&sealed),
+        )
     }
 
     pub(crate) fn digests(&self, known: &Digests) -> Result<Digests, Error> {

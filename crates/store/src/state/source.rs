@@ -27,7 +27,11 @@ impl StateSource {
     pub(crate) fn read(files: &Files, places: Places) -> Result<Self, Error> {
         let path = places.own.join("manifest.json");
         let manifest: StateManifest = record::read(files, &path)?;
-        Ok(Self { files: files.clone(), manifest, places })
+        Ok(Self {
+            files: files.clone(),
+            manifest,
+            places,
+        })
     }
 
     pub fn manifest(&self) -> &StateManifest {
@@ -68,7 +72,10 @@ impl StateSource {
     }
 
     pub(crate) fn sealed(&self) -> Result<Option<Sealed>, Error> {
-        optional(record::read(&self.files, &self.places.own.join("sealed.json")))
+        optional(record::read(
+            &self.files,
+            &self.places.own.join("sealed.json"),
+        ))
     }
 
     pub(crate) fn places(&self) -> &Places {
@@ -83,17 +90,30 @@ impl StateSource {
             found.push(own("devices"));
         }
         self.add_tree("execs", &self.execs(), &mut found)?;
-        let disks = self.manifest.disk.iter().map(|id| (format!("disks/{}", disk_file(id)), self.disk_layer(id)));
+        let disks = self
+            .manifest
+            .disk
+            .iter()
+            .map(|id| (format!("disks/{}", disk_file(id)), self.disk_layer(id)));
         let memory = self.manifest.memory.layers().iter();
-        let memory = memory.map(|id| (format!("memory/{}", memory_file(id)), self.memory_layer(id)));
+        let memory =
+            memory.map(|id| (format!("memory/{}", memory_file(id)), self.memory_layer(id)));
         found.extend(disks.chain(memory));
         Ok(found)
     }
 
-    fn add_tree(&self, name: &str, path: &Path, found: &mut Vec<(String, PathBuf)>) -> Result<(), Error> {
+    fn add_tree(
+        &self,
+        name: &str,
+        path: &Path,
+        found: &mut Vec<(String, PathBuf)>,
+    ) -> Result<(), Error> {
         for entry in optional(self.files.list(path))?.unwrap_or_default() {
             let path = path.join(&entry.name);
-            let file = entry.name.to_str().ok_or_else(|| Error::corrupt(&path, "its name is not text"))?;
+            let file = entry
+                .name
+                .to_str()
+                .ok_or_else(|| Error::corrupt(&path, "its name is not text"))?;
             let name = format!("{name}/{file}");
             match entry.kind {
                 Kind::Dir => self.add_tree(&name, &path, found)?,

@@ -1,7 +1,8 @@
 //! Every verb of the store, stopped and failed at every file operation.
 //!
-//! After a stop, the store is opened on what each kind of power loss leaves, and must be a store that one of the two
-//! states, before or after the verb, explains. After an error, the same must hold at once and after reopening.
+//! After a stop, the store is opened on what each kind of power loss leaves, and must be a store
+//! that one of the two states, before or after the verb, explains. After an error, the same must
+//! hold at once and after reopening.
 
 mod artifact;
 mod images;
@@ -16,16 +17,23 @@ use std::sync::Arc;
 use super::{assert_whole, is_whole, listed, present, record};
 use crate::fs::simulated::{Fault, Loss, Simulated};
 use crate::{
-    Arch, Digest, Error, ExecDefaults, ImageSpec, Init, Name, Named, Origin, Owned, Phase, SandboxDir, SandboxRecord,
-    StateRecord, Store,
+    Arch, Digest, Error, ExecDefaults, ImageSpec, Init, Name, Named, Origin, Owned, Phase,
+    SandboxDir, SandboxRecord, StateRecord, Store,
 };
 
 const ROOT: &str = "/store";
 const STAGING: &str = "/store/staging";
 const NAMES: &str = "/store/names/sandboxes";
-/// Each a directory for the memory of sandboxes; the second is in another file system than the store.
+/// Each a directory for the memory of sandboxes; the second is in another file system than the
+/// store.
 const MEMORY_DIRS: [&str; 2] = ["/store/memory", "/memory"];
-const LOSSES: [Loss; 5] = [Loss::Nothing, Loss::Content, Loss::Everything, Loss::AllButRemovals, Loss::OtherDevices];
+const LOSSES: [Loss; 5] = [
+    Loss::Nothing,
+    Loss::Content,
+    Loss::Everything,
+    Loss::AllButRemovals,
+    Loss::OtherDevices,
+];
 
 fn open(fs: &Simulated) -> Store {
     Store::open_on(Arc::new(fs.clone()), Path::new(ROOT)).unwrap()
@@ -65,7 +73,11 @@ impl<P> Case<'_, P> {
     fn run(&self) {
         let operations = self.stop_at_each_operation();
         assert!(operations > 3, "only {operations} operations were seen");
-        for kind in [ErrorKind::StorageFull, ErrorKind::QuotaExceeded, ErrorKind::Other] {
+        for kind in [
+            ErrorKind::StorageFull,
+            ErrorKind::QuotaExceeded,
+            ErrorKind::Other,
+        ] {
             (0..operations).for_each(|at| self.fail_at(Fault::ErrorAt(at, kind)));
         }
         (0..operations).for_each(|at| self.fail_at(Fault::ShortWrite(at, ErrorKind::StorageFull)));
@@ -85,7 +97,11 @@ impl<P> Case<'_, P> {
         for at in 0.. {
             let (fs, result) = self.armed(Fault::StopAt(at));
             let operations = fs.operations();
-            let outcome = if result.is_ok() { Outcome::Done } else { Outcome::Open };
+            let outcome = if result.is_ok() {
+                Outcome::Done
+            } else {
+                Outcome::Open
+            };
             for loss in LOSSES {
                 let found = fs.after_power_loss(loss);
                 self.check_reopened(&found, outcome, &format!("stop at {at}, {loss:?}"));
@@ -110,9 +126,17 @@ impl<P> Case<'_, P> {
 
     fn fail_at(&self, fault: Fault) {
         let (fs, result) = self.armed(fault);
-        let outcome = if result.is_ok() { Outcome::Done } else { Outcome::Open };
+        let outcome = if result.is_ok() {
+            Outcome::Done
+        } else {
+            Outcome::Open
+        };
         for loss in LOSSES {
-            self.check_reopened(&fs.after_power_loss(loss), outcome, &format!("{fault:?}, {loss:?}"));
+            self.check_reopened(
+                &fs.after_power_loss(loss),
+                outcome,
+                &format!("{fault:?}, {loss:?}"),
+            );
         }
         self.check_reopened(&fs, outcome, &format!("{fault:?}"));
     }
@@ -123,7 +147,11 @@ impl<P> Case<'_, P> {
         (self.check)(&store, outcome);
         // What was cleaned up stays cleaned up: a second open finds nothing to do.
         assert_eq!(open(fs).recovered(), [], "{what}");
-        let residue: Vec<_> = fs.paths().into_iter().filter(|path| path.parent() == Some(STAGING.as_ref())).collect();
+        let residue: Vec<_> = fs
+            .paths()
+            .into_iter()
+            .filter(|path| path.parent() == Some(STAGING.as_ref()))
+            .collect();
         assert_eq!(residue, Vec::<PathBuf>::new(), "{what}");
     }
 }
@@ -131,39 +159,76 @@ impl<P> Case<'_, P> {
 /// What holds for every store at every time, after open.
 fn check_invariants(store: &Store, fs: &Simulated, what: &str) {
     for listed in store.sandboxes().unwrap() {
-        let sandbox = listed.sandbox.unwrap_or_else(|error| panic!("{what}: {error}"));
-        let state = sandbox.state().unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert_ne!(state.phase, Phase::Creating, "{what}: an unfinished sandbox is left");
-        let by_name = store.sandbox(&sandbox.record().name).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let sandbox = listed
+            .sandbox
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        let state = sandbox
+            .state()
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_ne!(
+            state.phase,
+            Phase::Creating,
+            "{what}: an unfinished sandbox is left"
+        );
+        let by_name = store
+            .sandbox(&sandbox.record().name)
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(by_name.id(), sandbox.id(), "{what}");
     }
     for path in fs.paths() {
         if path.parent() == Some(NAMES.as_ref()) {
             let name = name(path.file_name().unwrap().to_str().unwrap());
-            store.sandbox(&name).unwrap_or_else(|error| panic!("{what}: {error}"));
+            store
+                .sandbox(&name)
+                .unwrap_or_else(|error| panic!("{what}: {error}"));
         }
     }
     for named in store.images().unwrap() {
-        named.image.unwrap_or_else(|error| panic!("{what}: {error}"));
+        named
+            .image
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
     }
     for key in store.warm_keys().unwrap() {
-        assert!(is_whole(&store.warm(&key).unwrap().unwrap()), "{what}: a warm image is not whole");
+        assert!(
+            is_whole(&store.warm(&key).unwrap().unwrap()),
+            "{what}: a warm image is not whole"
+        );
     }
     check_snapshots(store, what);
     check_memory_dirs(store, fs, what);
-    store.sandboxes().unwrap().into_iter().for_each(|listed| check_layers(store, &listed.sandbox.unwrap(), what));
+    store
+        .sandboxes()
+        .unwrap()
+        .into_iter()
+        .for_each(|listed| check_layers(store, &listed.sandbox.unwrap(), what));
 }
 
-/// Every snapshot is whole, and so is what every name points at. One that a test damages says so by its name.
+/// Every snapshot is whole, and so is what every name points at. One that a test damages says so by
+/// its name.
 fn check_snapshots(store: &Store, what: &str) {
     for (name, named) in store.names().unwrap() {
-        if let Named::Snapshot(digest) = named.unwrap_or_else(|error| panic!("{what}: {name}: {error}")) {
-            assert!(store.snapshot_digests().unwrap().contains(&digest), "{what}: {name} points at nothing");
+        if let Named::Snapshot(digest) =
+            named.unwrap_or_else(|error| panic!("{what}: {name}: {error}"))
+        {
+            assert!(
+                store.snapshot_digests().unwrap().contains(&digest),
+                "{what}: {name} points at nothing"
+            );
         }
     }
     for listed in store.snapshots().unwrap() {
-        if !listed.names.iter().any(|name| name.as_str().starts_with("damaged")) {
-            assert_whole(store, &listed.snapshot.unwrap_or_else(|error| panic!("{what}: {error}")), what);
+        if !listed
+            .names
+            .iter()
+            .any(|name| name.as_str().starts_with("damaged"))
+        {
+            assert_whole(
+                store,
+                &listed
+                    .snapshot
+                    .unwrap_or_else(|error| panic!("{what}: {error}")),
+                what,
+            );
         }
     }
 }
@@ -171,9 +236,15 @@ fn check_snapshots(store: &Store, what: &str) {
 /// Nothing is outside the store that no sandbox of it explains, and what others have there stays.
 fn check_memory_dirs(store: &Store, fs: &Simulated, what: &str) {
     for path in fs.paths() {
-        if MEMORY_DIRS.iter().any(|dir| path.parent() == Some(dir.as_ref())) {
+        if MEMORY_DIRS
+            .iter()
+            .any(|dir| path.parent() == Some(dir.as_ref()))
+        {
             let name = path.file_name().unwrap().to_str().unwrap();
-            assert!(store.sandbox_by_id(&name.parse().unwrap()).is_ok(), "{what}: {name} is left");
+            assert!(
+                store.sandbox_by_id(&name.parse().unwrap()).is_ok(),
+                "{what}: {name} is left"
+            );
         }
     }
 }
@@ -183,20 +254,37 @@ fn check_layers(store: &Store, sandbox: &SandboxDir, what: &str) {
     let owned = store.try_own(sandbox).unwrap().unwrap();
     let states = owned.states().unwrap();
     for torn in states.unreadable {
-        assert!(!owned.is_sealed(&torn.id).unwrap(), "{what}: {}", torn.error);
+        assert!(
+            !owned.is_sealed(&torn.id).unwrap(),
+            "{what}: {}",
+            torn.error
+        );
         assert_eq!(owned.collect(&[]).unwrap().files, 0, "{what}");
         owned.remove_state(&torn.id).unwrap();
     }
     for state in &states.readable {
         let source = owned.state_source(&state.id).unwrap();
-        assert!(!source.is_sealed().unwrap() || is_whole(&source), "{what}: a sealed state is not whole");
+        assert!(
+            !source.is_sealed().unwrap() || is_whole(&source),
+            "{what}: a sealed state is not whole"
+        );
     }
     let disk: BTreeSet<_> = owned.head().unwrap().disk.into_iter().collect();
-    assert!(present(&owned).is_superset(&disk), "{what}: the head lists what is not there");
+    assert!(
+        present(&owned).is_superset(&disk),
+        "{what}: the head lists what is not there"
+    );
     owned.collect(&[]).unwrap();
-    assert!(present(&owned).is_subset(&listed(&owned)), "{what}: a layer is left");
+    assert!(
+        present(&owned).is_subset(&listed(&owned)),
+        "{what}: a layer is left"
+    );
     let entries = owned.files().list(&owned.path().join("states")).unwrap();
-    assert_eq!(entries.len(), states.readable.len(), "{what}: an unfinished state is left");
+    assert_eq!(
+        entries.len(),
+        states.readable.len(),
+        "{what}: an unfinished state is left"
+    );
 }
 
 #[test]
@@ -204,7 +292,11 @@ fn create_is_whole_or_nothing() {
     let record = record("a");
     Case {
         prepare: &|_| (),
-        verb: &|store, ()| store.create_sandbox(record.clone(), Origin::Image)?.set_state(&running()),
+        verb: &|store, ()| {
+            store
+                .create_sandbox(record.clone(), Origin::Image)?
+                .set_state(&running())
+        },
         check: &|store, outcome| match store.sandbox(&name("a")) {
             Ok(sandbox) => assert_eq!(sandbox.state().unwrap(), running()),
             Err(error) => {
@@ -266,7 +358,10 @@ fn a_state_is_the_old_one_or_the_new_one() {
         verb: &|_, mut owned| owned.set_state(&new),
         check: &|store, outcome| {
             let state = store.sandbox(&name("a")).unwrap().state().unwrap();
-            assert!(state == new || (outcome == Outcome::Open && state == running()), "{state:?}");
+            assert!(
+                state == new || (outcome == Outcome::Open && state == running()),
+                "{state:?}"
+            );
         },
     }
     .run();
@@ -297,7 +392,9 @@ fn removing_and_creating_anew_under_the_same_name() {
         prepare: &|store| made(store, &old),
         verb: &|store, owned| {
             store.remove_sandbox(owned)?;
-            store.create_sandbox(new.clone(), Origin::Image)?.set_state(&running())
+            store
+                .create_sandbox(new.clone(), Origin::Image)?
+                .set_state(&running())
         },
         check: &|store, outcome| match store.sandbox(&name("a")) {
             Ok(sandbox) => assert!(*sandbox.id() == new.id || outcome == Outcome::Open),
@@ -309,10 +406,18 @@ fn removing_and_creating_anew_under_the_same_name() {
 
 fn publish(store: &Store, rootfs: &[u8]) -> Result<Digest, Error> {
     let staged = store.stage()?;
-    store.files.create(&staged.path().join("rootfs.raw"), rootfs)?;
+    store
+        .files
+        .create(&staged.path().join("rootfs.raw"), rootfs)?;
     let kernel = Digest::of(b"kernel");
     let (init, defaults) = (Init::Agent, ExecDefaults::default());
-    let spec = ImageSpec { arch: Arch::X86_64, kernel, init, defaults, disk_bytes: None };
+    let spec = ImageSpec {
+        arch: Arch::X86_64,
+        kernel,
+        init,
+        defaults,
+        disk_bytes: None,
+    };
     let image = store.publish_image(staged, spec)?;
     store.set_image_name(&name("tiny"), &image.digest)?;
     Ok(image.digest)
@@ -328,7 +433,8 @@ fn an_image_name_points_at_the_old_image_or_the_new_one() {
         check: &|store, outcome| {
             let image = store.image(&name("tiny")).unwrap();
             assert!(image.digest == new || (outcome == Outcome::Open && image.digest == old));
-            // Trying again succeeds, also where the image was published and only its name is missing.
+            // Trying again succeeds, also where the image was published and only its name is
+            // missing.
             assert_eq!(publish(store, b"new").unwrap(), new);
         },
     }
@@ -358,12 +464,26 @@ fn after_a_failed_sync_the_next_verb_works() {
     let mut owned = made(&store, &record("a"));
     // Remove the last temporary file, create and write the new one, sync it.
     fs.arm(Fault::ErrorAt(3, ErrorKind::Other));
-    assert!(matches!(owned.set_state(&running()), Err(Error::Io { operation: "sync", .. })));
+    assert!(matches!(
+        owned.set_state(&running()),
+        Err(Error::Io {
+            operation: "sync",
+            ..
+        })
+    ));
     let next = StateRecord::new(Phase::Stopped, 8);
     owned.set_state(&next).unwrap();
     drop(store.stage().unwrap());
     drop(owned);
     for loss in LOSSES {
-        assert_eq!(open(&fs.after_power_loss(loss)).sandbox(&name("a")).unwrap().state().unwrap(), next, "{loss:?}");
+        assert_eq!(
+            open(&fs.after_power_loss(loss))
+                .sandbox(&name("a"))
+                .unwrap()
+                .state()
+                .unwrap(),
+            next,
+            "{loss:?}"
+        );
     }
 }

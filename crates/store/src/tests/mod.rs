@@ -15,10 +15,10 @@ mod store;
 use std::collections::BTreeSet;
 
 use crate::{
-    AccelChoice, Arch, Consistency, Digest, Error, ExecDefaults, Head, Image, ImageSpec, Init, KernelBundle,
-    KernelFormat, KernelSpec, LayerId, MachineRecord, MemoryState, Network, Origin, Owned, Phase, SandboxDir,
-    SandboxId, SandboxRecord, SaveSpec, Silent, Snapshot, StateId, StateKind, StateManifest, StateRecord, StateSource,
-    Store, WarmRecord,
+    AccelChoice, Arch, Consistency, Digest, Error, ExecDefaults, Head, Image, ImageSpec, Init,
+    KernelBundle, KernelFormat, KernelSpec, LayerId, MachineRecord, MemoryState, Network, Origin,
+    Owned, Phase, SandboxDir, SandboxId, SandboxRecord, SaveSpec, Silent, Snapshot, StateId,
+    StateKind, StateManifest, StateRecord, StateSource, Store, WarmRecord,
 };
 
 fn record(name: &str) -> SandboxRecord {
@@ -64,7 +64,9 @@ fn manifest(disk: Vec<LayerId>, memory: LayerId) -> StateManifest {
         boot_id: "boot".to_owned(),
         disk,
         disk_bytes: 1 << 30,
-        memory: MemoryState::Layers { layers: vec![memory] },
+        memory: MemoryState::Layers {
+            layers: vec![memory],
+        },
         ram_bytes: 512 << 20,
         mode: None,
         degraded: Vec::new(),
@@ -94,23 +96,34 @@ fn machine() -> MachineRecord {
 /// A layer that only the store takes for a disk: small, and unlike every other.
 fn small_disk(owned: &Owned) -> Result<LayerId, Error> {
     let layer = LayerId::random()?;
-    owned.files().create(&owned.disk_layer(&layer), layer.as_str().as_bytes())?;
+    owned
+        .files()
+        .create(&owned.disk_layer(&layer), layer.as_str().as_bytes())?;
     Ok(layer)
 }
 
 /// What a capture does with the store, in its order; `fresh` is the active overlay after it.
 fn capture(owned: &Owned, fresh: LayerId, kind: StateKind) -> Result<StateManifest, Error> {
     let memory = LayerId::random()?;
-    owned.files().create(&owned.memory_layer(&memory), memory.as_str().as_bytes())?;
+    owned
+        .files()
+        .create(&owned.memory_layer(&memory), memory.as_str().as_bytes())?;
     let staged = owned.stage_state()?;
-    owned.files().create(&staged.path().join("devices"), b"devices")?;
+    owned
+        .files()
+        .create(&staged.path().join("devices"), b"devices")?;
     owned.files().create_dir(&staged.path().join("execs"))?;
-    owned.files().create(&staged.path().join("execs/out"), b"hello")?;
+    owned
+        .files()
+        .create(&staged.path().join("execs/out"), b"hello")?;
     let head = owned.head()?;
     owned.freeze_disk(head.active().unwrap())?;
     let mut state = manifest(head.disk.clone(), memory);
     (state.kind, state.parent) = (kind, head.parent.clone());
-    owned.set_head(&Head { disk: [head.disk, vec![fresh]].concat(), ..head })?;
+    owned.set_head(&Head {
+        disk: [head.disk, vec![fresh]].concat(),
+        ..head
+    })?;
     owned.publish_state(staged, state)
 }
 
@@ -135,25 +148,58 @@ fn is_whole(source: &StateSource) -> bool {
 /// The layers that the head and the states of a sandbox list.
 fn listed(sandbox: &SandboxDir) -> BTreeSet<LayerId> {
     let states = sandbox.states().unwrap().readable;
-    let of_states = states.iter().flat_map(|state| state.disk.iter().chain(state.memory.layers()));
-    of_states.cloned().chain(sandbox.head().unwrap().disk).collect()
+    let of_states = states
+        .iter()
+        .flat_map(|state| state.disk.iter().chain(state.memory.layers()));
+    of_states
+        .cloned()
+        .chain(sandbox.head().unwrap().disk)
+        .collect()
 }
 
 /// The layers that a sandbox has files of.
 fn present(sandbox: &SandboxDir) -> BTreeSet<LayerId> {
     let disk = LayerId::random().unwrap();
     let dirs = [sandbox.disk_layer(&disk), sandbox.memory_layer(&disk)];
-    let entries = dirs.iter().flat_map(|path| sandbox.files().list(path.parent().unwrap()).unwrap());
-    entries.map(|entry| entry.name.to_str().unwrap().split('.').next().unwrap().parse().unwrap()).collect()
+    let entries = dirs
+        .iter()
+        .flat_map(|path| sandbox.files().list(path.parent().unwrap()).unwrap());
+    entries
+        .map(|entry| {
+            entry
+                .name
+                .to_str()
+                .unwrap()
+                .split('.')
+                .next()
+                .unwrap()
+                .parse()
+                .unwrap()
+        })
+        .collect()
 }
 
 fn publish_kernel(store: &Store, kernel: &[u8]) -> KernelBundle {
     let staged = store.stage().unwrap();
-    store.files.create(&staged.path().join("kernel"), kernel).unwrap();
-    store.files.create_dir(&staged.path().join("modules")).unwrap();
-    store.files.create(&staged.path().join("modules/a.ko"), b"module").unwrap();
+    store
+        .files
+        .create(&staged.path().join("kernel"), kernel)
+        .unwrap();
+    store
+        .files
+        .create_dir(&staged.path().join("modules"))
+        .unwrap();
+    store
+        .files
+        .create(&staged.path().join("modules/a.ko"), b"module")
+        .unwrap();
     let (format, modules) = (KernelFormat::Vmlinux, vec!["a.ko".to_owned()]);
-    let spec = KernelSpec { arch: Arch::X86_64, release: "6.1".to_owned(), format, modules };
+    let spec = KernelSpec {
+        arch: Arch::X86_64,
+        release: "6.1".to_owned(),
+        format,
+        modules,
+    };
     store.publish_kernel(staged, spec).unwrap()
 }
 
@@ -161,11 +207,22 @@ fn publish_kernel(store: &Store, kernel: &[u8]) -> KernelBundle {
 fn ground(store: &Store) -> Image {
     let kernel = publish_kernel(store, b"kernel");
     let staged = store.stage().unwrap();
-    store.files.create(&staged.path().join("rootfs.raw"), b"root file system").unwrap();
+    store
+        .files
+        .create(&staged.path().join("rootfs.raw"), b"root file system")
+        .unwrap();
     let (init, defaults) = (Init::Agent, ExecDefaults::default());
-    let spec = ImageSpec { arch: Arch::X86_64, kernel: kernel.digest.clone(), init, defaults, disk_bytes: None };
+    let spec = ImageSpec {
+        arch: Arch::X86_64,
+        kernel: kernel.digest.clone(),
+        init,
+        defaults,
+        disk_bytes: None,
+    };
     let image = store.publish_image(staged, spec).unwrap();
-    store.set_image_name(&"tiny".parse().unwrap(), &image.digest).unwrap();
+    store
+        .set_image_name(&"tiny".parse().unwrap(), &image.digest)
+        .unwrap();
     image
 }
 
@@ -173,16 +230,27 @@ fn ground(store: &Store) -> Image {
 fn grounded(store: &Store, record: &SandboxRecord) -> Owned {
     let image = ground(store);
     let (image_digest, kernel_digest) = (image.digest.clone(), image.record.kernel.clone());
-    let record = SandboxRecord { image_digest, kernel_digest, ..record.clone() };
+    let record = SandboxRecord {
+        image_digest,
+        kernel_digest,
+        ..record.clone()
+    };
     let mut owned = store.create_sandbox(record, Origin::Image).unwrap();
-    owned.set_state(&StateRecord::new(Phase::Running, 7)).unwrap();
+    owned
+        .set_state(&StateRecord::new(Phase::Running, 7))
+        .unwrap();
     owned
 }
 
 /// What is captured and saved next is unlike what was before.
 fn write_something(owned: &Owned) {
     let (layer, head) = (small_disk(owned).unwrap(), owned.head().unwrap());
-    owned.set_head(&Head { disk: [head.disk, vec![layer]].concat(), ..head }).unwrap();
+    owned
+        .set_head(&Head {
+            disk: [head.disk, vec![layer]].concat(),
+            ..head
+        })
+        .unwrap();
 }
 
 fn spec() -> SaveSpec {
@@ -198,15 +266,23 @@ fn spec() -> SaveSpec {
     }
 }
 
-/// Whether every byte of a snapshot, its image and its kernel is what it should be. Nothing is moved.
+/// Whether every byte of a snapshot, its image and its kernel is what it should be. Nothing is
+/// moved.
 fn assert_whole(store: &Store, snapshot: &Snapshot, what: &str) {
     for blob in snapshot.blobs() {
-        let content = store.open_blob(blob).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let content = store
+            .open_blob(blob)
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
         let mut content = content;
-        let found = crate::progress::read_through("blob".as_ref(), &mut *content, &Silent, &mut |_| Ok(()));
+        let found =
+            crate::progress::read_through("blob".as_ref(), &mut *content, &Silent, &mut |_| Ok(()));
         assert_eq!(found.unwrap(), *blob, "{what}");
     }
     let image = &snapshot.manifest.image;
-    store.image_by_digest(&image.digest).unwrap_or_else(|error| panic!("{what}: {error}"));
-    store.kernel(&image.kernel).unwrap_or_else(|error| panic!("{what}: {error}"));
+    store
+        .image_by_digest(&image.digest)
+        .unwrap_or_else(|error| panic!("{what}: {error}"));
+    store
+        .kernel(&image.kernel)
+        .unwrap_or_else(|error| panic!("{what}: {error}"));
 }

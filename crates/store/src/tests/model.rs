@@ -1,4 +1,5 @@
-//! Random lives of sandboxes that share layers, against a model that knows only what each layer holds.
+//! Random lives of sandboxes that share layers, against a model that knows only what each layer
+//! holds.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,19 +10,39 @@ use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
 
 use super::{capture, listed, present, record, small_disk};
 use crate::fs::simulated::Simulated;
-use crate::{Digest, LayerId, Origin, Owned, Phase, SandboxDir, SandboxRecord, StateId, StateKind, StateRecord, Store};
+use crate::{
+    Digest, LayerId, Origin, Owned, Phase, SandboxDir, SandboxRecord, StateId, StateKind,
+    StateRecord, Store,
+};
 
 /// What is done to the sandbox, and the state of it, that the numbers choose.
 #[derive(Debug, Clone)]
 enum Step {
-    Capture { sandbox: usize, seal: bool },
-    RemoveState { sandbox: usize, state: usize },
-    Collect { sandbox: usize },
-    Fork { sandbox: usize, state: usize, elsewhere: bool },
-    Warm { sandbox: usize, state: usize },
+    Capture {
+        sandbox: usize,
+        seal: bool,
+    },
+    RemoveState {
+        sandbox: usize,
+        state: usize,
+    },
+    Collect {
+        sandbox: usize,
+    },
+    Fork {
+        sandbox: usize,
+        state: usize,
+        elsewhere: bool,
+    },
+    Warm {
+        sandbox: usize,
+        state: usize,
+    },
     CreateFromWarm,
     RemoveWarm,
-    RemoveSandbox { sandbox: usize },
+    RemoveSandbox {
+        sandbox: usize,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -55,8 +76,15 @@ struct World {
 impl World {
     fn new() -> Self {
         let fs = Simulated::new();
-        let mut world = Self { fs, model: Model::default() };
-        world.store().files.create_dir(Path::new("/memory")).unwrap();
+        let mut world = Self {
+            fs,
+            model: Model::default(),
+        };
+        world
+            .store()
+            .files
+            .create_dir(Path::new("/memory"))
+            .unwrap();
         world.create(record("n0"), Origin::Image);
         world
     }
@@ -69,7 +97,9 @@ impl World {
     fn create(&mut self, record: SandboxRecord, origin: Origin<'_>) {
         let name = record.name.to_string();
         let mut owned = self.store().create_sandbox(record, origin).unwrap();
-        owned.set_state(&StateRecord::new(Phase::Running, 1)).unwrap();
+        owned
+            .set_state(&StateRecord::new(Phase::Running, 1))
+            .unwrap();
         self.model.made += 1;
         self.model.states.insert(name, Vec::new());
         self.learn(&owned);
@@ -77,18 +107,29 @@ impl World {
 
     fn next_record(&self, elsewhere: bool) -> SandboxRecord {
         let memory_dir = elsewhere.then(|| "/memory".into());
-        SandboxRecord { memory_dir, ..record(&format!("n{}", self.model.made)) }
+        SandboxRecord {
+            memory_dir,
+            ..record(&format!("n{}", self.model.made))
+        }
     }
 
     /// Remembers the content of layers that are new. One that is known never changes.
     fn learn(&mut self, sandbox: &SandboxDir) {
         for layer in present(sandbox) {
-            self.model.content.entry(layer.clone()).or_insert_with(|| content(sandbox, &layer));
+            self.model
+                .content
+                .entry(layer.clone())
+                .or_insert_with(|| content(sandbox, &layer));
         }
     }
 
     fn choose(&self, sandbox: usize) -> Option<(String, Owned)> {
-        let name = self.model.states.keys().nth(sandbox % self.model.states.len().max(1))?.clone();
+        let name = self
+            .model
+            .states
+            .keys()
+            .nth(sandbox % self.model.states.len().max(1))?
+            .clone();
         let store = self.store();
         let found = store.sandbox(&name.parse().unwrap()).unwrap();
         Some((name, store.try_own(&found).unwrap().unwrap()))
@@ -106,7 +147,11 @@ impl World {
             Step::Capture { sandbox, seal } => self.capture(sandbox, seal),
             Step::RemoveState { sandbox, state } => self.remove_state(sandbox, state),
             Step::Collect { sandbox } => self.collect(sandbox),
-            Step::Fork { sandbox, state, elsewhere } => self.fork(sandbox, state, elsewhere),
+            Step::Fork {
+                sandbox,
+                state,
+                elsewhere,
+            } => self.fork(sandbox, state, elsewhere),
             Step::Warm { sandbox, state } => self.warm(sandbox, state),
             Step::CreateFromWarm => self.create_from_warm(),
             Step::RemoveWarm => self.remove_warm(),
@@ -128,7 +173,10 @@ impl World {
     fn remove_state(&mut self, sandbox: usize, state: usize) -> Option<()> {
         let (name, owned, id) = self.choose_state(sandbox, state)?;
         owned.remove_state(&id).unwrap();
-        self.model.states.get_mut(&name)?.retain(|found| *found != id);
+        self.model
+            .states
+            .get_mut(&name)?
+            .retain(|found| *found != id);
         Some(())
     }
 
@@ -148,7 +196,14 @@ impl World {
 
     fn warm(&mut self, sandbox: usize, state: usize) -> Option<()> {
         let (_, owned, id) = self.choose_state(sandbox, state)?;
-        self.store().publish_warm(&Digest::of(b"key"), &super::warm_record(&owned), &owned, &id).unwrap();
+        self.store()
+            .publish_warm(
+                &Digest::of(b"key"),
+                &super::warm_record(&owned),
+                &owned,
+                &id,
+            )
+            .unwrap();
         self.model.warm = true;
         Some(())
     }
@@ -180,16 +235,25 @@ impl World {
         for (name, states) in &self.model.states {
             let sandbox = store.sandbox(&name.parse().unwrap()).unwrap();
             let found = sandbox.states().unwrap();
-            assert_eq!((found.readable.len(), found.unreadable.len()), (states.len(), 0));
+            assert_eq!(
+                (found.readable.len(), found.unreadable.len()),
+                (states.len(), 0)
+            );
             for layer in listed(&sandbox) {
-                assert!(content(&sandbox, &layer) == self.model.content[&layer], "{layer} changed");
+                assert!(
+                    content(&sandbox, &layer) == self.model.content[&layer],
+                    "{layer} changed"
+                );
             }
         }
     }
 }
 
 fn content(sandbox: &SandboxDir, layer: &LayerId) -> Vec<u8> {
-    let disk = sandbox.files().read_if_exists(&sandbox.disk_layer(layer)).unwrap();
+    let disk = sandbox
+        .files()
+        .read_if_exists(&sandbox.disk_layer(layer))
+        .unwrap();
     disk.unwrap_or_else(|| sandbox.files().read(&sandbox.memory_layer(layer)).unwrap())
 }
 

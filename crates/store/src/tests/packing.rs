@@ -9,8 +9,8 @@ use super::artifact::{Place, SMALL, Size, compress, flip, image_spec, put_image,
 use crate::artifact::Damage;
 use crate::publish::Staged;
 use crate::{
-    Arch, Digest, Error, ExportSpec, Image, ImageReference, ImageSpec, KernelFormat, KernelSpec, Named, Packable,
-    PackedMember, Pinned, Role, Silent, Store, Target,
+    Arch, Digest, Error, ExportSpec, Image, ImageReference, ImageSpec, KernelFormat, KernelSpec,
+    Named, Packable, PackedMember, Pinned, Role, Silent, Store, Target,
 };
 
 /// More than a read brings.
@@ -18,7 +18,10 @@ const LARGE: Size = Size { pages: 600 };
 
 fn read(store: &Store, what: &Packable<'_>, member: &PackedMember) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    store.open_member(what, member).unwrap().read_to_end(&mut bytes)?;
+    store
+        .open_member(what, member)
+        .unwrap()
+        .read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -43,7 +46,15 @@ fn count(staged: &Staged) -> usize {
 
 fn unpack(store: &Store, snapshot: &Digest, dir: &Staged) -> Result<Pinned, Error> {
     let name = "x".parse().unwrap();
-    store.unpack_snapshot(snapshot, dir.path(), Target::Name { name: &name, replace: false }, &Silent)
+    store.unpack_snapshot(
+        snapshot,
+        dir.path(),
+        Target::Name {
+            name: &name,
+            replace: false,
+        },
+        &Silent,
+    )
 }
 
 /// An image whose kernel has an initial file system, pinned.
@@ -53,12 +64,20 @@ fn image_with_initramfs(store: &Store) -> Image {
         std::fs::write(staged.path().join(file), bytes).unwrap();
     }
     let (release, format) = ("6".to_owned(), KernelFormat::Vmlinux);
-    let spec = KernelSpec { arch: Arch::X86_64, release, format, modules: Vec::new() };
+    let spec = KernelSpec {
+        arch: Arch::X86_64,
+        release,
+        format,
+        modules: Vec::new(),
+    };
     let kernel = store.publish_kernel(staged, spec).unwrap();
     let staged = store.stage().unwrap();
     let file = std::fs::File::create(staged.path().join("rootfs.raw")).unwrap();
     file.set_len(1 << 20).unwrap();
-    let spec = ImageSpec { disk_bytes: Some(2 << 20), ..image_spec(&kernel.digest) };
+    let spec = ImageSpec {
+        disk_bytes: Some(2 << 20),
+        ..image_spec(&kernel.digest)
+    };
     store.publish_image(staged, spec).unwrap()
 }
 
@@ -73,15 +92,31 @@ fn a_snapshot_with_memory_travels_by_its_members() {
     assert_eq!(digests.len(), members.len(), "each content once");
     let roles: Vec<_> = members.iter().map(|member| member.role).collect();
     assert!(roles.is_sorted(), "{roles:?}");
-    assert_eq!((roles[0], &members[0].digest), (Role::Manifest, &snapshot.digest));
+    assert_eq!(
+        (roles[0], &members[0].digest),
+        (Role::Manifest, &snapshot.digest)
+    );
     let dir = carry(&here.store, &what, &there.store);
     assert_eq!(count(&dir), members.len());
     let unpacked = unpack(&there.store, &snapshot.digest, &dir).unwrap();
     drop(dir);
     assert_eq!(unpacked.manifest, snapshot.manifest);
-    assert_eq!(there.store.verify_snapshot(&snapshot.digest, &Silent).unwrap().damaged, []);
-    assert_eq!(there.store.named(&"x".parse().unwrap()).unwrap(), Some(Named::Snapshot(snapshot.digest.clone())));
-    assert_eq!(there.store.packing(&Packable::Snapshot(&unpacked)).unwrap(), members);
+    assert_eq!(
+        there
+            .store
+            .verify_snapshot(&snapshot.digest, &Silent)
+            .unwrap()
+            .damaged,
+        []
+    );
+    assert_eq!(
+        there.store.named(&"x".parse().unwrap()).unwrap(),
+        Some(Named::Snapshot(snapshot.digest.clone()))
+    );
+    assert_eq!(
+        there.store.packing(&Packable::Snapshot(&unpacked)).unwrap(),
+        members
+    );
 }
 
 #[test]
@@ -91,19 +126,42 @@ fn an_image_travels_alone_and_its_holes_stay() {
     let what = Packable::Image(&image);
     let members = here.store.packing(&what).unwrap();
     let roles: Vec<_> = members.iter().map(|member| member.role).collect();
-    assert_eq!(roles, [Role::Image, Role::Kernel, Role::KernelFile, Role::Initramfs, Role::Rootfs]);
+    assert_eq!(
+        roles,
+        [
+            Role::Image,
+            Role::Kernel,
+            Role::KernelFile,
+            Role::Initramfs,
+            Role::Rootfs
+        ]
+    );
     let dir = there.store.stage().unwrap();
     for member in &members {
         let bytes = read(&here.store, &what, member).unwrap();
-        there.store.files.create(&dir.path().join(member.digest.as_str()), &bytes).unwrap();
+        there
+            .store
+            .files
+            .create(&dir.path().join(member.digest.as_str()), &bytes)
+            .unwrap();
     }
-    let unpacked = there.store.unpack_image(&image.digest, dir.path(), &Silent).unwrap();
+    let unpacked = there
+        .store
+        .unpack_image(&image.digest, dir.path(), &Silent)
+        .unwrap();
     drop(dir);
-    assert_eq!((&unpacked.digest, &unpacked.record), (&image.digest, &image.record));
+    assert_eq!(
+        (&unpacked.digest, &unpacked.record),
+        (&image.digest, &image.record)
+    );
     assert!(std::fs::metadata(unpacked.rootfs()).unwrap().blocks() < 16);
     let kernel = there.store.kernel(&image.record.kernel).unwrap();
     assert_eq!(std::fs::read(kernel.initramfs().unwrap()).unwrap(), b"cpio");
-    assert_eq!(there.store.gc(true).unwrap().removed, [], "it stays while the result lives");
+    assert_eq!(
+        there.store.gc(true).unwrap().removed,
+        [],
+        "it stays while the result lives"
+    );
     drop((unpacked, kernel));
     assert_eq!(there.store.gc(true).unwrap().removed.len(), 2);
 }
@@ -113,18 +171,47 @@ fn an_initial_file_system_is_part_of_artifacts_and_directories() {
     let (here, there) = (Place::new(), Place::new());
     let image = image_with_initramfs(&here.store);
     let (name, kernel) = ("tiny".parse().unwrap(), image.record.kernel.clone());
-    let reference = ImageReference { name, digest: image.digest.clone(), kernel };
+    let reference = ImageReference {
+        name,
+        digest: image.digest.clone(),
+        kernel,
+    };
     let snapshot = put_snapshot(&here.store, &reference, "a", SMALL, 1);
     let mut artifact = Vec::new();
-    here.store.export(&snapshot, &ExportSpec::default(), &mut artifact, &Silent).unwrap();
-    let imported = there.store.import(&mut &artifact[..], Target::Unnamed, &Silent).unwrap();
-    assert_eq!(there.store.verify_snapshot(&imported.digest, &Silent).unwrap().damaged, []);
-    assert!(there.store.kernel(&reference.kernel).unwrap().initramfs().is_some());
+    here.store
+        .export(&snapshot, &ExportSpec::default(), &mut artifact, &Silent)
+        .unwrap();
+    let imported = there
+        .store
+        .import(&mut &artifact[..], Target::Unnamed, &Silent)
+        .unwrap();
+    assert_eq!(
+        there
+            .store
+            .verify_snapshot(&imported.digest, &Silent)
+            .unwrap()
+            .damaged,
+        []
+    );
+    assert!(
+        there
+            .store
+            .kernel(&reference.kernel)
+            .unwrap()
+            .initramfs()
+            .is_some()
+    );
     let dir = there.dir.path().join("dir");
-    there.store.export_dir(&imported, &dir, false, &Silent).unwrap();
+    there
+        .store
+        .export_dir(&imported, &dir, false, &Silent)
+        .unwrap();
     flip(&dir.join("blobs").join(Digest::of(b"cpio").as_str()), 1);
     let damaged = Store::verify_dir(&dir, &Silent).unwrap().damaged;
-    assert!(matches!(&damaged[..], [found] if found.what.starts_with("kernel ")), "{damaged:?}");
+    assert!(
+        matches!(&damaged[..], [found] if found.what.starts_with("kernel ")),
+        "{damaged:?}"
+    );
 }
 
 #[test]
@@ -137,16 +224,45 @@ fn what_the_store_has_need_not_come() {
     let dir = carry(&here.store, &Packable::Snapshot(&one), &there.store);
     assert_eq!(count(&dir), 1 + one.blobs().count(), "the image is there");
     let unpacked = unpack(&there.store, &one.digest, &dir).unwrap();
-    unpacked.blobs().for_each(|blob| compress(&there.store, blob));
+    unpacked
+        .blobs()
+        .for_each(|blob| compress(&there.store, blob));
     let dir = carry(&here.store, &Packable::Snapshot(&two), &there.store);
-    assert_eq!(count(&dir), 3, "the manifest, a disk layer and a memory layer");
+    assert_eq!(
+        count(&dir),
+        3,
+        "the manifest, a disk layer and a memory layer"
+    );
     let target = Target::Unnamed;
-    let unpacked = there.store.unpack_snapshot(&two.digest, dir.path(), target, &Silent).unwrap();
-    assert_eq!(there.store.verify_snapshot(&unpacked.digest, &Silent).unwrap().damaged, []);
+    let unpacked = there
+        .store
+        .unpack_snapshot(&two.digest, dir.path(), target, &Silent)
+        .unwrap();
+    assert_eq!(
+        there
+            .store
+            .verify_snapshot(&unpacked.digest, &Silent)
+            .unwrap()
+            .damaged,
+        []
+    );
     let nothing = there.store.stage().unwrap();
-    drop(there.store.unpack_snapshot(&two.digest, nothing.path(), Target::Unnamed, &Silent).unwrap());
-    drop(there.store.unpack_image(&image.digest, nothing.path(), &Silent).unwrap());
-    assert!(!there.store.has_member(&one.digest, 1).unwrap(), "of another size");
+    drop(
+        there
+            .store
+            .unpack_snapshot(&two.digest, nothing.path(), Target::Unnamed, &Silent)
+            .unwrap(),
+    );
+    drop(
+        there
+            .store
+            .unpack_image(&image.digest, nothing.path(), &Silent)
+            .unwrap(),
+    );
+    assert!(
+        !there.store.has_member(&one.digest, 1).unwrap(),
+        "of another size"
+    );
 }
 
 #[test]
@@ -155,26 +271,60 @@ fn a_derived_image_takes_its_root_file_system_from_another_one() {
     let reference = put_image(&here.store, "tiny");
     put_image(&there.store, "tiny");
     let image = here.store.image_by_digest(&reference.digest).unwrap();
-    let spec = ImageSpec { init: crate::Init::Image, ..image_spec(&reference.kernel) };
+    let spec = ImageSpec {
+        init: crate::Init::Image,
+        ..image_spec(&reference.kernel)
+    };
     let derived = here.store.derive_image(&image, spec).unwrap();
     let dir = carry(&here.store, &Packable::Image(&derived), &there.store);
     assert_eq!(count(&dir), 1, "only its description");
-    let unpacked = there.store.unpack_image(&derived.digest, dir.path(), &Silent).unwrap();
+    let unpacked = there
+        .store
+        .unpack_image(&derived.digest, dir.path(), &Silent)
+        .unwrap();
     assert_eq!(unpacked.record, derived.record);
     drop(unpacked);
     // Whoever lends something that is damaged is put aside, so that it is not asked for it again.
     drop(there.store.gc(false).unwrap());
-    flip(&there.store.image_by_digest(&reference.digest).unwrap().rootfs(), 5);
-    assert!(there.store.unpack_image(&derived.digest, dir.path(), &Silent).is_err());
+    flip(
+        &there
+            .store
+            .image_by_digest(&reference.digest)
+            .unwrap()
+            .rootfs(),
+        5,
+    );
+    assert!(
+        there
+            .store
+            .unpack_image(&derived.digest, dir.path(), &Silent)
+            .is_err()
+    );
     assert_eq!(there.put_aside(&format!("image-{}", reference.digest)), 1);
-    assert!(!there.store.has_member(&derived.record.rootfs.digest, derived.record.rootfs.bytes).unwrap());
+    assert!(
+        !there
+            .store
+            .has_member(&derived.record.rootfs.digest, derived.record.rootfs.bytes)
+            .unwrap()
+    );
 }
 
 /// A store into which nothing comes: after each attempt it holds nothing.
 fn refused(there: &Place, dir: &Staged, unpacked: Result<(), Error>, what: &str) -> Error {
     let error = unpacked.expect_err(what);
-    let own = dir.path().parent().unwrap().file_name().unwrap().to_str().unwrap();
-    let left: Vec<_> = there.content().into_iter().filter(|path| *path != format!("staging/{own}")).collect();
+    let own = dir
+        .path()
+        .parent()
+        .unwrap()
+        .file_name()
+        .unwrap()
+        .to_str()
+        .unwrap();
+    let left: Vec<_> = there
+        .content()
+        .into_iter()
+        .filter(|path| *path != format!("staging/{own}"))
+        .collect();
     assert_eq!(left, Vec::<String>::new(), "{what}: {error}");
     error
 }
@@ -187,10 +337,16 @@ fn a_member_that_is_missing_damaged_or_of_another_size_leaves_nothing() {
     let dir = carry(&here.store, &what, &there.store);
     let bring = || unpack(&there.store, &snapshot.digest, &dir).map(drop);
     for member in here.store.packing(&what).unwrap() {
-        let (whole, path) = (read(&here.store, &what, &member).unwrap(), dir.path().join(member.digest.as_str()));
+        let (whole, path) = (
+            read(&here.store, &what, &member).unwrap(),
+            dir.path().join(member.digest.as_str()),
+        );
         std::fs::remove_file(&path).unwrap();
         let error = refused(&there, &dir, bring(), "a missing member");
-        assert!(matches!(&error, Error::Artifact(Damage::Absent { digest }) if *digest == member.digest), "{error}");
+        assert!(
+            matches!(&error, Error::Artifact(Damage::Absent { digest }) if *digest == member.digest),
+            "{error}"
+        );
         let mut bent = whole.clone();
         if let Some(last) = bent.last_mut() {
             *last ^= 1;
@@ -208,7 +364,11 @@ fn a_member_that_is_missing_damaged_or_of_another_size_leaves_nothing() {
         std::fs::remove_file(&path).unwrap();
         put(&dir, &member.digest, &whole);
     }
-    put(&dir, &Digest::of(b"surplus"), b"other bytes than its name says");
+    put(
+        &dir,
+        &Digest::of(b"surplus"),
+        b"other bytes than its name says",
+    );
     bring().unwrap();
 }
 
@@ -242,19 +402,49 @@ fn descriptions_that_lead_anywhere_are_refused() {
     };
     let bring = |image: &str, kernel: &str| {
         let digest = hostile(&dir, image, kernel);
-        there.store.unpack_image(&digest, dir.path(), &Silent).map(drop)
+        there
+            .store
+            .unpack_image(&digest, dir.path(), &Silent)
+            .map(drop)
     };
-    for file in ["../kernel", "/etc/passwd", "", ".", "..", ".hidden", "a/b.ko"] {
-        let error = refused(&there, &dir, bring(&image("", 1), &kernel("x86_64", file)), file);
-        assert!(matches!(error, Error::Artifact(Damage::Image { .. })), "{file}: {error}");
+    for file in [
+        "../kernel",
+        "/etc/passwd",
+        "",
+        ".",
+        "..",
+        ".hidden",
+        "a/b.ko",
+    ] {
+        let error = refused(
+            &there,
+            &dir,
+            bring(&image("", 1), &kernel("x86_64", file)),
+            file,
+        );
+        assert!(
+            matches!(error, Error::Artifact(Damage::Image { .. })),
+            "{file}: {error}"
+        );
     }
     let sized = image("\"disk_bytes\":1000,", 2);
-    for (image, kernel) in [(image("", 1), kernel("aarch64", "a.ko")), (sized, kernel("x86_64", "a.ko"))] {
+    for (image, kernel) in [
+        (image("", 1), kernel("aarch64", "a.ko")),
+        (sized, kernel("x86_64", "a.ko")),
+    ] {
         let error = refused(&there, &dir, bring(&image, &kernel), "what does not fit");
-        assert!(matches!(error, Error::Artifact(Damage::Image { .. })), "{error}");
+        assert!(
+            matches!(error, Error::Artifact(Damage::Image { .. })),
+            "{error}"
+        );
     }
     for image in [image("", 2), image("\"extra\":1,", 1), image("", 7)] {
-        refused(&there, &dir, bring(&image, &kernel("x86_64", "a.ko")), "what is not canonical");
+        refused(
+            &there,
+            &dir,
+            bring(&image, &kernel("x86_64", "a.ko")),
+            "what is not canonical",
+        );
     }
     bring(&image("", 1), &kernel("x86_64", "a.ko")).unwrap();
 }
@@ -266,17 +456,37 @@ fn a_damaged_member_fails_at_its_end_and_a_layer_is_put_aside() {
     let snapshot = put_snapshot(&here.store, &image, "a", LARGE, 1);
     let what = Packable::Snapshot(&snapshot);
     let members = here.store.packing(&what).unwrap();
-    let rootfs = members.iter().find(|member| member.role == Role::Rootfs).unwrap();
+    let rootfs = members
+        .iter()
+        .find(|member| member.role == Role::Rootfs)
+        .unwrap();
     flip(&rootfs_path(&here.store, &image), 1);
-    assert_eq!(read(&here.store, &what, rootfs).unwrap_err().kind(), ErrorKind::InvalidData);
-    let layer = members.iter().find(|member| member.role == Role::MemoryLayer).unwrap();
+    assert_eq!(
+        read(&here.store, &what, rootfs).unwrap_err().kind(),
+        ErrorKind::InvalidData
+    );
+    let layer = members
+        .iter()
+        .find(|member| member.role == Role::MemoryLayer)
+        .unwrap();
     flip(&here.store.layout.layer(&layer.digest), layer.bytes - 1);
     let mut content = here.store.open_member(&what, layer).unwrap();
     let mut bytes = vec![0; layer.bytes as usize];
-    assert_eq!(content.read_exact(&mut bytes).unwrap_err().kind(), ErrorKind::InvalidData);
-    assert_eq!(content.read(&mut bytes).unwrap_err().kind(), ErrorKind::InvalidData, "also when it is asked again");
+    assert_eq!(
+        content.read_exact(&mut bytes).unwrap_err().kind(),
+        ErrorKind::InvalidData
+    );
+    assert_eq!(
+        content.read(&mut bytes).unwrap_err().kind(),
+        ErrorKind::InvalidData,
+        "also when it is asked again"
+    );
     assert_eq!(here.put_aside(&format!("layer-{}", layer.digest)), 1);
-    let foreign = PackedMember { digest: Digest::of(b"x"), bytes: 1, role: Role::Output };
+    let foreign = PackedMember {
+        digest: Digest::of(b"x"),
+        bytes: 1,
+        role: Role::Output,
+    };
     assert!(here.store.open_member(&what, &foreign).is_err());
 }
 

@@ -34,15 +34,26 @@ pub async fn run(global: &Global, rounds: usize) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     let rows: Vec<Vec<String>> = measured.iter().map(row).collect();
-    show::table(&["MEASURED", "SANDTREE", "BARE QEMU", "RATIO", "AIM"], &rows);
-    show::line(&format!("medians of {rounds} rounds; bare QEMU: same kernel, initramfs and port, and no agent"));
+    show::table(
+        &["MEASURED", "SANDTREE", "BARE QEMU", "RATIO", "AIM"],
+        &rows,
+    );
+    show::line(&format!(
+        "medians of {rounds} rounds; bare QEMU: same kernel, initramfs and port, and no agent"
+    ));
     Ok(ExitCode::SUCCESS)
 }
 
 fn row(figure: &Figure) -> Vec<String> {
     let value = |value: f64| format!("{value:.2} {}", figure.unit);
     let ratio = format!("{:.2}", figure.sandtree / figure.floor);
-    vec![figure.what.into(), value(figure.sandtree), value(figure.floor), ratio, figure.aim.into()]
+    vec![
+        figure.what.into(),
+        value(figure.sandtree),
+        value(figure.floor),
+        ratio,
+        figure.aim.into(),
+    ]
 }
 
 /// Both guests run at the same time and take turns, so that noise on the host strikes both.
@@ -59,11 +70,26 @@ async fn measure(crew: &Crew, rounds: usize) -> Result<Vec<Figure>> {
     let mut outputs = Pair::default();
     let mut uploads = Pair::default();
     for _ in 0..rounds {
-        pings.push(each(PINGS, async || guest.ping().await).await?, each(PINGS, async || floor.ping().await).await?);
-        commands.push(timed(true_once(&guest)).await?, timed(floor.start_processes(1)).await?);
-        crowds.push(timed(crowd(&guest)).await?, timed(floor.start_processes(CONCURRENT as u64)).await?);
-        outputs.push(timed(output(&guest)).await?, timed(floor.read(STREAM)).await?);
-        uploads.push(timed(upload(&guest)).await?, timed(floor.write(STREAM)).await?);
+        pings.push(
+            each(PINGS, async || guest.ping().await).await?,
+            each(PINGS, async || floor.ping().await).await?,
+        );
+        commands.push(
+            timed(true_once(&guest)).await?,
+            timed(floor.start_processes(1)).await?,
+        );
+        crowds.push(
+            timed(crowd(&guest)).await?,
+            timed(floor.start_processes(CONCURRENT as u64)).await?,
+        );
+        outputs.push(
+            timed(output(&guest)).await?,
+            timed(floor.read(STREAM)).await?,
+        );
+        uploads.push(
+            timed(upload(&guest)).await?,
+            timed(floor.write(STREAM)).await?,
+        );
     }
     let megabytes = STREAM as f64 / 1e6;
     Ok(vec![
@@ -81,7 +107,12 @@ async fn boots(crew: &Crew, rounds: usize) -> Result<Pair> {
     let mut boots = Pair::default();
     for _ in 0..rounds {
         let began = Instant::now();
-        let sandbox = crew.create(SandboxSpec { cold: true, ..SandboxSpec::new("tiny") }).await?;
+        let sandbox = crew
+            .create(SandboxSpec {
+                cold: true,
+                ..SandboxSpec::new("tiny")
+            })
+            .await?;
         true_once(&sandbox.guest().await?).await?;
         let ours = began.elapsed();
         sandbox.stop(None).await?;
@@ -107,12 +138,24 @@ impl Pair {
 
     fn millis(self, what: &'static str, aim: &'static str) -> Figure {
         let millis = |times: Vec<Duration>| median(times).as_secs_f64() * 1e3;
-        Figure { what, unit: "ms", sandtree: millis(self.sandtree), floor: millis(self.floor), aim }
+        Figure {
+            what,
+            unit: "ms",
+            sandtree: millis(self.sandtree),
+            floor: millis(self.floor),
+            aim,
+        }
     }
 
     fn rate(self, what: &'static str, megabytes: f64, aim: &'static str) -> Figure {
         let rate = |times: Vec<Duration>| megabytes / median(times).as_secs_f64();
-        Figure { what, unit: "MB/s", sandtree: rate(self.sandtree), floor: rate(self.floor), aim }
+        Figure {
+            what,
+            unit: "MB/s",
+            sandtree: rate(self.sandtree),
+            floor: rate(self.floor),
+            aim,
+        }
     }
 }
 
@@ -153,7 +196,11 @@ async fn output(guest: &Guest) -> Result<()> {
         seen += chunk.len() as u64;
     }
     if seen != STREAM {
-        return Err(Error::invalid("a command's output", seen, "as long as what it wrote"));
+        return Err(Error::invalid(
+            "a command's output",
+            seen,
+            "as long as what it wrote",
+        ));
     }
     exec.wait().await.map(drop)
 }
@@ -162,6 +209,9 @@ async fn output(guest: &Guest) -> Result<()> {
 async fn upload(guest: &Guest) -> Result<()> {
     use tokio::io::AsyncReadExt;
     let mut bytes = tokio::io::repeat(b'x').take(STREAM);
-    guest.files().write("/dev/shm/upload", &mut bytes, FileOwner::default()).await?;
+    guest
+        .files()
+        .write("/dev/shm/upload", &mut bytes, FileOwner::default())
+        .await?;
     guest.files().remove("/dev/shm/upload").await
 }

@@ -12,7 +12,8 @@ pub struct Figure {
     /// What it stands against.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub against: Option<Against>,
-    /// `value` to what it stands against, or the other way round where it is to be the smaller one many times over.
+    /// `value` to what it stands against, or the other way round where it is to be the smaller one
+    /// many times over.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -31,7 +32,16 @@ pub struct Against {
 
 impl Figure {
     pub fn new(what: impl Into<String>, value: f64, unit: &'static str) -> Self {
-        Self { what: what.into(), value, unit, against: None, ratio: None, aim: None, met: None, note: None }
+        Self {
+            what: what.into(),
+            value,
+            unit,
+            against: None,
+            ratio: None,
+            aim: None,
+            met: None,
+            note: None,
+        }
     }
 
     pub fn ms(what: impl Into<String>, value: f64) -> Self {
@@ -40,7 +50,11 @@ impl Figure {
 
     pub fn at_most(self, limit: f64) -> Self {
         let (aim, met) = (format!("<= {limit} {}", self.unit), self.value <= limit);
-        Self { aim: Some(aim), met: Some(met), ..self }
+        Self {
+            aim: Some(aim),
+            met: Some(met),
+            ..self
+        }
     }
 
     /// How many times what it stands against it is.
@@ -56,41 +70,79 @@ impl Figure {
     }
 
     fn beside(self, what: &str, value: f64, ratio: f64) -> Self {
-        Self { against: Some(Against { what: what.into(), value }), ratio: Some(ratio), ..self }
+        Self {
+            against: Some(Against {
+                what: what.into(),
+                value,
+            }),
+            ratio: Some(ratio),
+            ..self
+        }
     }
 
     pub fn ratio_at_most(self, limit: f64) -> Self {
-        let (aim, met) = (format!("<= {limit:.1}x"), self.ratio.is_some_and(|ratio| ratio <= limit));
-        Self { aim: Some(aim), met: Some(met), ..self }
+        let (aim, met) = (
+            format!("<= {limit:.1}x"),
+            self.ratio.is_some_and(|ratio| ratio <= limit),
+        );
+        Self {
+            aim: Some(aim),
+            met: Some(met),
+            ..self
+        }
     }
 
     pub fn ratio_at_least(self, limit: f64) -> Self {
-        let (aim, met) = (format!(">= {limit:.1}x"), self.ratio.is_some_and(|ratio| ratio >= limit));
-        Self { aim: Some(aim), met: Some(met), ..self }
+        let (aim, met) = (
+            format!(">= {limit:.1}x"),
+            self.ratio.is_some_and(|ratio| ratio >= limit),
+        );
+        Self {
+            aim: Some(aim),
+            met: Some(met),
+            ..self
+        }
     }
 
     pub fn note(self, note: impl Into<String>) -> Self {
-        Self { note: Some(note.into()), ..self }
+        Self {
+            note: Some(note.into()),
+            ..self
+        }
     }
 
     /// A table of figures, and how many aims were met.
     pub fn show(figures: &[Self], rounds: usize) {
-        show::table(&Self::HEADER, &figures.iter().map(Self::row).collect::<Vec<_>>());
-        let missed = figures.iter().filter(|figure| figure.met == Some(false)).count();
+        show::table(
+            &Self::HEADER,
+            &figures.iter().map(Self::row).collect::<Vec<_>>(),
+        );
+        let missed = figures
+            .iter()
+            .filter(|figure| figure.met == Some(false))
+            .count();
         let aims = figures.iter().filter(|figure| figure.met.is_some()).count();
-        show::line(&format!("medians of {rounds} rounds; {} of {aims} aims met", aims - missed));
+        show::line(&format!(
+            "medians of {rounds} rounds; {} of {aims} aims met",
+            aims - missed
+        ));
     }
 
-    const HEADER: [&'static str; 7] = ["MEASURED", "SANDTREE", "AGAINST", "RATIO", "AIM", "", "NOTE"];
+    const HEADER: [&'static str; 7] = [
+        "MEASURED", "SANDTREE", "AGAINST", "RATIO", "AIM", "", "NOTE",
+    ];
 
     fn row(&self) -> Vec<String> {
-        let against = |against: &Against| format!("{:.2} {} {}", against.value, self.unit, against.what);
+        let against =
+            |against: &Against| format!("{:.2} {} {}", against.value, self.unit, against.what);
         let met = |met| if met { "met" } else { "not met" };
         vec![
             self.what.clone(),
             format!("{:.2} {}", self.value, self.unit),
             self.against.as_ref().map(against).unwrap_or_default(),
-            self.ratio.map(|ratio| format!("{ratio:.2}x")).unwrap_or_default(),
+            self.ratio
+                .map(|ratio| format!("{ratio:.2}x"))
+                .unwrap_or_default(),
             self.aim.clone().unwrap_or_default(),
             self.met.map(met).unwrap_or_default().into(),
             self.note.clone().unwrap_or_default(),
@@ -106,8 +158,26 @@ mod tests {
     fn an_aim_is_met_or_not() {
         assert_eq!(Figure::ms("pause", 10.0).at_most(10.0).met, Some(true));
         assert_eq!(Figure::ms("pause", 10.1).at_most(10.0).met, Some(false));
-        assert_eq!(Figure::ms("restore", 90.0).times("bare", 60.0).ratio_at_most(1.5).met, Some(true));
-        assert_eq!(Figure::ms("stop", 10.0).shorter_than("QEMU", 149.0).ratio_at_least(15.0).met, Some(false));
-        assert_eq!(Figure::ms("stop", 10.0).shorter_than("QEMU", 150.0).ratio_at_least(15.0).met, Some(true));
+        assert_eq!(
+            Figure::ms("restore", 90.0)
+                .times("bare", 60.0)
+                .ratio_at_most(1.5)
+                .met,
+            Some(true)
+        );
+        assert_eq!(
+            Figure::ms("stop", 10.0)
+                .shorter_than("QEMU", 149.0)
+                .ratio_at_least(15.0)
+                .met,
+            Some(false)
+        );
+        assert_eq!(
+            Figure::ms("stop", 10.0)
+                .shorter_than("QEMU", 150.0)
+                .ratio_at_least(15.0)
+                .met,
+            Some(true)
+        );
     }
 }

@@ -1,7 +1,9 @@
-//! `sandtree bench image`: what it costs to bring images in and out, each against a plain tool over the same bytes.
+//! `sandtree bench image`: what it costs to bring images in and out, each against a plain tool over
+//! the same bytes.
 //!
-//! Always: what is compared is measured in turns within one run. Everything a run writes is in one directory beside the
-//! store: stores of its own, which share the kernel and the images with the user's, and a registry of its own.
+//! Always: what is compared is measured in turns within one run. Everything a run writes is in one
+//! directory beside the store: stores of its own, which share the kernel and the images with the
+//! user's, and a registry of its own.
 
 mod content;
 mod server;
@@ -14,7 +16,8 @@ use std::time::Instant;
 use sandtree::floor::{fetch_layers, lend};
 use sandtree::image::{ImportSpec, Progress as Reached, Stage};
 use sandtree::{
-    Error, ExecSpec, Host, HostConfig, Progress, PullSpec, RegistryAccess, Result, Sandbox, SandboxSpec, SaveSpec,
+    Error, ExecSpec, Host, HostConfig, Progress, PullSpec, RegistryAccess, Result, Sandbox,
+    SandboxSpec, SaveSpec,
 };
 use serde_json::json;
 
@@ -40,7 +43,13 @@ const SMALL_MAX: usize = 64 << 20;
 /// Room for what a file system needs beside its files.
 const ROOM_BYTES: u64 = 256 * MIB;
 
-const ALL: [ImagePart; 5] = [ImagePart::Import, ImagePart::Pull, ImagePart::Start, ImagePart::Push, ImagePart::Debian];
+const ALL: [ImagePart; 5] = [
+    ImagePart::Import,
+    ImagePart::Pull,
+    ImagePart::Start,
+    ImagePart::Push,
+    ImagePart::Debian,
+];
 
 pub async fn run(global: &Global, args: BenchImage) -> Outcome {
     let rounds = args.rounds.max(1);
@@ -49,7 +58,13 @@ pub async fn run(global: &Global, args: BenchImage) -> Outcome {
     let scratch = Scratch::beside(&config.home)?;
     let tools = Tools::new(scratch.path("said"));
     let (figures, left_out) = measured(global, async |crew| {
-        let bench = Bench { crew, rounds, scratch: &scratch, tools: &tools, config };
+        let bench = Bench {
+            crew,
+            rounds,
+            scratch: &scratch,
+            tools: &tools,
+            config,
+        };
         bench.parts(&args.only).await
     })
     .await?;
@@ -89,10 +104,20 @@ impl Bench<'_> {
     /// Figures, and what could not be measured.
     async fn parts(&self, only: &[ImagePart]) -> Result<(Vec<Figure>, Vec<String>)> {
         let (mut figures, mut missing) = (Vec::new(), Vec::new());
-        for part in ALL.into_iter().filter(|part| only.is_empty() || only.contains(part)) {
-            let lacking: Vec<_> = needed(part).iter().copied().filter(|tool| tool::find(tool).is_none()).collect();
+        for part in ALL
+            .into_iter()
+            .filter(|part| only.is_empty() || only.contains(part))
+        {
+            let lacking: Vec<_> = needed(part)
+                .iter()
+                .copied()
+                .filter(|tool| tool::find(tool).is_none())
+                .collect();
             if !lacking.is_empty() {
-                missing.push(left_out(part, &format!("not installed: {}", lacking.join(", "))));
+                missing.push(left_out(
+                    part,
+                    &format!("not installed: {}", lacking.join(", ")),
+                ));
                 continue;
             }
             match part {
@@ -118,7 +143,11 @@ impl Bench<'_> {
     }
 
     async fn open(&self, name: &str) -> Result<Host> {
-        Host::open(HostConfig { home: self.scratch.path(name), ..self.config.clone() }).await
+        Host::open(HostConfig {
+            home: self.scratch.path(name),
+            ..self.config.clone()
+        })
+        .await
     }
 
     async fn import(&self) -> Result<Vec<Figure>> {
@@ -131,7 +160,13 @@ impl Bench<'_> {
             let stages = Stages::default();
             let began = Instant::now();
             let host = self.open("import").await?;
-            host.import_image(&archive, Some("content"), ImportSpec::default(), stages.watch()).await?;
+            host.import_image(
+                &archive,
+                Some("content"),
+                ImportSpec::default(),
+                stages.watch(),
+            )
+            .await?;
             ours.push(began.elapsed().as_secs_f64());
             let spent = stages.told();
             remove(&self.scratch.path("import"))?;
@@ -140,7 +175,11 @@ impl Bench<'_> {
             note = format!("{spent}; {their_spent}");
         }
         let rate = |seconds: Vec<f64>| bytes as f64 / 1e6 / median(seconds);
-        let what = format!("import of {} files in a {:.0} MB tar, synced", content.files, bytes as f64 / 1e6);
+        let what = format!(
+            "import of {} files in a {:.0} MB tar, synced",
+            content.files,
+            bytes as f64 / 1e6
+        );
         Ok(vec![
             Figure::new(what, rate(ours), "MB/s")
                 .times("tar x + mke2fs -d, synced", rate(theirs))
@@ -149,19 +188,30 @@ impl Bench<'_> {
         ])
     }
 
-    /// Unpacks an archive to a directory, and makes that a file system; in seconds, and how they were spent.
+    /// Unpacks an archive to a directory, and makes that a file system; in seconds, and how they
+    /// were spent.
     async fn by_mke2fs(&self, archive: &Path, bytes: u64) -> Result<(f64, String)> {
         let (tree, disk) = (self.scratch.dir("tree")?, self.scratch.path("disk.ext4"));
         let size = format!("{}k", (bytes + bytes / 2 + ROOM_BYTES) >> 10);
-        let unpack = ["-C".as_ref(), tree.as_os_str(), "-xf".as_ref(), archive.as_os_str()];
+        let unpack = [
+            "-C".as_ref(),
+            tree.as_os_str(),
+            "-xf".as_ref(),
+            archive.as_os_str(),
+        ];
         let unpacked = self.tools.run("tar", &unpack).await?;
         let fixed = ["-q", "-F", "-t", "ext4", "-d"].map(AsRef::as_ref);
-        let make = [&fixed[..], &[tree.as_os_str(), disk.as_os_str(), size.as_ref()]].concat();
+        let make = [
+            &fixed[..],
+            &[tree.as_os_str(), disk.as_os_str(), size.as_ref()],
+        ]
+        .concat();
         let made = self.tools.run("mke2fs", &make).await?;
         let synced = self.tools.run("sync", &[&disk]).await?;
         remove(&tree)?;
         std::fs::remove_file(&disk).map_err(|e| Error::io("remove", &disk, e))?;
-        let spent = format!("tar {unpacked:.2} s, mke2fs {made:.2} s, sync of its file {synced:.2} s");
+        let spent =
+            format!("tar {unpacked:.2} s, mke2fs {made:.2} s, sync of its file {synced:.2} s");
         Ok((unpacked + made + synced, spent))
     }
 
@@ -170,19 +220,23 @@ impl Bench<'_> {
         let mut archives = Vec::new();
         for part in 0..LAYERS {
             archives.push(self.scratch.path(&format!("layer-{part}.tar")));
-            content.pack(self.tools, (part, LAYERS), &archives[part]).await?;
+            content
+                .pack(self.tools, (part, LAYERS), &archives[part])
+                .await?;
         }
         let registry = Registry::start(self.scratch).await?;
         let reference = registry.reference("content");
         let bytes = self.offer(&archives, &reference).await?;
-        let (mut fetches, mut copies, mut pulls, mut note) = (vec![], vec![], vec![], String::new());
+        let (mut fetches, mut copies, mut pulls, mut note) =
+            (vec![], vec![], vec![], String::new());
         for _ in 0..self.rounds {
             fetches.push(self.fetched(&reference).await?);
             copies.push(self.copied(&reference).await?);
             let stages = Stages::default();
             let host = self.store("pull", &[]).await?;
             let began = Instant::now();
-            host.pull(&reference, &PullSpec::default(), stages.watch()).await?;
+            host.pull(&reference, &PullSpec::default(), stages.watch())
+                .await?;
             pulls.push(began.elapsed().as_secs_f64());
             note = stages.told();
             remove(&self.scratch.path("pull"))?;
@@ -201,12 +255,28 @@ impl Bench<'_> {
         ])
     }
 
-    /// Makes archives an OCI image, and has skopeo bring it to the registry; the bytes of its layers.
+    /// Makes archives an OCI image, and has skopeo bring it to the registry; the bytes of its
+    /// layers.
     async fn offer(&self, archives: &[PathBuf], reference: &str) -> Result<u64> {
         let layout = self.scratch.dir("layout")?;
         let bytes = lay_out(self.tools, archives, &layout).await?;
-        let (from, to) = (format!("oci:{}", layout.display()), format!("docker://{reference}"));
-        self.tools.run("skopeo", &["--insecure-policy", "copy", "-q", "--dest-tls-verify=false", &from, &to]).await?;
+        let (from, to) = (
+            format!("oci:{}", layout.display()),
+            format!("docker://{reference}"),
+        );
+        self.tools
+            .run(
+                "skopeo",
+                &[
+                    "--insecure-policy",
+                    "copy",
+                    "-q",
+                    "--dest-tls-verify=false",
+                    &from,
+                    &to,
+                ],
+            )
+            .await?;
         remove(&layout)?;
         Ok(bytes)
     }
@@ -224,8 +294,18 @@ impl Bench<'_> {
     /// Blobs to files by skopeo; in seconds.
     async fn copied(&self, reference: &str) -> Result<f64> {
         let dir = self.scratch.path("copied");
-        let (from, to) = (format!("docker://{reference}"), format!("dir:{}", dir.display()));
-        let args = ["--insecure-policy", "copy", "-q", "--src-tls-verify=false", &from, &to];
+        let (from, to) = (
+            format!("docker://{reference}"),
+            format!("dir:{}", dir.display()),
+        );
+        let args = [
+            "--insecure-policy",
+            "copy",
+            "-q",
+            "--src-tls-verify=false",
+            &from,
+            &to,
+        ];
         let took = self.tools.run("skopeo", &args).await?;
         remove(&dir)?;
         Ok(took)
@@ -242,16 +322,31 @@ impl Bench<'_> {
         for _ in 0..self.rounds {
             let host = self.open("start").await?;
             lend(&files, &host, &[]).await?;
-            let spec = PullSpec { name: Some("busybox".into()), ..PullSpec::default() };
+            let spec = PullSpec {
+                name: Some("busybox".into()),
+                ..PullSpec::default()
+            };
             let began = Instant::now();
             host.pull(&reference, &spec, |_| {}).await?;
             let pulled = ms(began.elapsed());
             pulls.push(pulled);
-            whole.push(pulled + self.first_command(&host, SandboxSpec::new("busybox")).await?);
-            warm.push(self.first_command(&host, SandboxSpec::new("busybox")).await?);
+            whole.push(
+                pulled
+                    + self
+                        .first_command(&host, SandboxSpec::new("busybox"))
+                        .await?,
+            );
+            warm.push(
+                self.first_command(&host, SandboxSpec::new("busybox"))
+                    .await?,
+            );
             remove(&self.scratch.path("start"))?;
         }
-        let note = format!("pull {:.0} ms of {:.1} MB; the kernel is there", median(pulls), bytes as f64 / 1e6);
+        let note = format!(
+            "pull {:.0} ms of {:.1} MB; the kernel is there",
+            median(pulls),
+            bytes as f64 / 1e6
+        );
         let whole = median(whole);
         Ok(vec![
             Figure::ms("pull of busybox to its first command", whole).note(note),
@@ -264,7 +359,11 @@ impl Bench<'_> {
     async fn busybox(&self, host: &Host) -> Result<PathBuf> {
         let sandbox = self.crew.create_on(host, SandboxSpec::new(IMAGE)).await?;
         let script = "cd / && tar -cf - $(ls -d bin sbin usr etc lib lib64 2>/dev/null)";
-        let output = sandbox.exec(ExecSpec::shell(script)).await?.output(SMALL_MAX).await?;
+        let output = sandbox
+            .exec(ExecSpec::shell(script))
+            .await?
+            .output(SMALL_MAX)
+            .await?;
         self.crew.remove(sandbox).await?;
         let archive = self.scratch.path("busybox.tar");
         std::fs::write(&archive, output.stdout).map_err(|e| Error::io("write", &archive, e))?;
@@ -284,19 +383,31 @@ impl Bench<'_> {
     async fn push(&self) -> Result<Vec<Figure>> {
         let registry = Registry::start(self.scratch).await?;
         let host = self.store("push", &[IMAGE]).await?;
-        let large = SandboxSpec { disk_bytes: Some(DISK), ..SandboxSpec::new(IMAGE) };
+        let large = SandboxSpec {
+            disk_bytes: Some(DISK),
+            ..SandboxSpec::new(IMAGE)
+        };
         self.save_changed(&host, large, LARGE_MB, "large").await?;
         let (mut first, mut again, mut sent, mut total) = (vec![], vec![], 0, 0);
         for round in 0..self.rounds {
             // What is there already is looked for by repository.
             let reference = registry.reference(&format!("large-{round}"));
             let began = Instant::now();
-            host.push("large", &reference, RegistryAccess::default(), |_| {}).await?;
+            host.push("large", &reference, RegistryAccess::default(), |_| {})
+                .await?;
             first.push(ms(began.elapsed()));
             let changed = format!("changed-{round}");
-            self.save_changed(&host, SandboxSpec::from_snapshot("large"), CHANGED_MB, &changed).await?;
+            self.save_changed(
+                &host,
+                SandboxSpec::from_snapshot("large"),
+                CHANGED_MB,
+                &changed,
+            )
+            .await?;
             let began = Instant::now();
-            let pushed = host.push(&changed, &reference, RegistryAccess::default(), |_| {}).await?;
+            let pushed = host
+                .push(&changed, &reference, RegistryAccess::default(), |_| {})
+                .await?;
             again.push(ms(began.elapsed()));
             (sent, total) = (pushed.sent_bytes, pushed.total_bytes);
         }
@@ -311,10 +422,17 @@ impl Bench<'_> {
     }
 
     /// Writes to the disk of a new sandbox what does not compress, and saves it.
-    async fn save_changed(&self, host: &Host, spec: SandboxSpec, megabytes: u64, name: &str) -> Result<()> {
+    async fn save_changed(
+        &self,
+        host: &Host,
+        spec: SandboxSpec,
+        megabytes: u64,
+        name: &str,
+    ) -> Result<()> {
         let sandbox = self.crew.create_on(host, spec).await?;
         write_random(&sandbox, &format!("/root/{name}"), megabytes).await?;
-        host.save(&sandbox, SaveSpec::new(name)?, Progress::silent()).await?;
+        host.save(&sandbox, SaveSpec::new(name)?, Progress::silent())
+            .await?;
         self.crew.remove(sandbox).await
     }
 
@@ -335,13 +453,26 @@ impl Bench<'_> {
         let (mut warm, mut cold) = (vec![], vec![]);
         for _ in 0..self.rounds {
             warm.push(self.first_command(host, SandboxSpec::new(DEBIAN)).await?);
-            cold.push(self.first_command(host, SandboxSpec { cold: true, ..SandboxSpec::new(DEBIAN) }).await?);
+            cold.push(
+                self.first_command(
+                    host,
+                    SandboxSpec {
+                        cold: true,
+                        ..SandboxSpec::new(DEBIAN)
+                    },
+                )
+                .await?,
+            );
         }
         let (whole, used) = (show::bytes(image.bytes), show::bytes(image.disk_bytes_used));
         let warm_bytes = show::bytes(host.inspect_image(DEBIAN)?.warm_bytes);
-        Ok(Figure::ms("Debian to its first command, warm", median(warm))
-            .shorter_than("cold", median(cold))
-            .note(format!("image {whole}, {used} on disk; its booted state {warm_bytes}")))
+        Ok(
+            Figure::ms("Debian to its first command, warm", median(warm))
+                .shorter_than("cold", median(cold))
+                .note(format!(
+                    "image {whole}, {used} on disk; its booted state {warm_bytes}"
+                )),
+        )
     }
 }
 
@@ -354,7 +485,10 @@ impl Stages {
         let stages = self.0.clone();
         move |reached| {
             let mut stages = stages.lock().unwrap_or_else(PoisonError::into_inner);
-            if stages.last().is_none_or(|(stage, _)| *stage != reached.stage) {
+            if stages
+                .last()
+                .is_none_or(|(stage, _)| *stage != reached.stage)
+            {
                 stages.push((reached.stage, Instant::now()));
             }
         }
@@ -373,7 +507,9 @@ impl Stages {
                 None => spent.push((*stage, seconds)),
             }
         }
-        let told = spent.iter().map(|(stage, seconds)| format!("{} {seconds:.2} s", stage.as_str()));
+        let told = spent
+            .iter()
+            .map(|(stage, seconds)| format!("{} {seconds:.2} s", stage.as_str()));
         told.collect::<Vec<_>>().join(", ")
     }
 }
@@ -389,7 +525,11 @@ async fn write_random(sandbox: &Sandbox, path: &str, megabytes: u64) -> Result<(
     let status = sandbox.exec(ExecSpec::shell(&script)).await?.wait().await?;
     match status.success() {
         true => Ok(()),
-        false => Err(Error::invalid("a script in the guest", script, &format!("it ended with {status:?}"))),
+        false => Err(Error::invalid(
+            "a script in the guest",
+            script,
+            &format!("it ended with {status:?}"),
+        )),
     }
 }
 

@@ -34,9 +34,15 @@ pub async fn run(global: &Global, args: Bench) -> Outcome {
 }
 
 /// Does the work of a benchmark, and removes what it made, however it ends.
-async fn measured<T>(global: &Global, work: impl AsyncFnOnce(&Crew) -> Result<T>) -> Result<T, Failure> {
+async fn measured<T>(
+    global: &Global,
+    work: impl AsyncFnOnce(&Crew) -> Result<T>,
+) -> Result<T, Failure> {
     let host = open(global).await?;
-    let crew = Crew { host, made: Mutex::default() };
+    let crew = Crew {
+        host,
+        made: Mutex::default(),
+    };
     let bar = progress::spinner("measuring");
     let measured = tokio::select! {
         measured = prepared(&crew, work) => measured.map_err(Failure::from),
@@ -50,7 +56,9 @@ async fn measured<T>(global: &Global, work: impl AsyncFnOnce(&Crew) -> Result<T>
 }
 
 async fn prepared<T>(crew: &Crew, work: impl AsyncFnOnce(&Crew) -> Result<T>) -> Result<T> {
-    crew.host.ensure_image(IMAGE, progress::image(IMAGE)).await?;
+    crew.host
+        .ensure_image(IMAGE, progress::image(IMAGE))
+        .await?;
     work(crew).await
 }
 
@@ -67,7 +75,8 @@ async fn told_to_end() -> Result<()> {
     Ok(())
 }
 
-/// The sandboxes of a run. What is under way when it is broken off undoes itself; what was made is here.
+/// The sandboxes of a run. What is under way when it is broken off undoes itself; what was made is
+/// here.
 struct Crew {
     host: Host,
     made: Mutex<Vec<Sandbox>>,
@@ -92,19 +101,28 @@ impl Crew {
     }
 
     fn join(&self, sandboxes: impl IntoIterator<Item = Sandbox>) {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner).extend(sandboxes);
+        self.made
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend(sandboxes);
     }
 
     async fn remove(&self, sandbox: Sandbox) -> Result<()> {
         sandbox.remove().await?;
-        self.made.lock().unwrap_or_else(PoisonError::into_inner).retain(|made| made.id() != sandbox.id());
+        self.made
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|made| made.id() != sandbox.id());
         Ok(())
     }
 
     /// Removes everything that is left.
     async fn clear(&self) -> Result<()> {
         let left = std::mem::take(&mut *self.made.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut removals: JoinSet<_> = left.into_iter().map(|sandbox| async move { sandbox.remove().await }).collect();
+        let mut removals: JoinSet<_> = left
+            .into_iter()
+            .map(|sandbox| async move { sandbox.remove().await })
+            .collect();
         let mut cleared = Ok(());
         while let Some(removed) = removals.join_next().await {
             cleared = cleared.and(removed.expect("a removal does not panic"));
@@ -123,5 +141,10 @@ fn ms(duration: Duration) -> f64 {
 }
 
 async fn true_once(guest: &Guest) -> Result<()> {
-    guest.exec(ExecSpec::argv(["/bin/true"])).await?.wait().await.map(drop)
+    guest
+        .exec(ExecSpec::argv(["/bin/true"]))
+        .await?
+        .wait()
+        .await
+        .map(drop)
 }

@@ -15,7 +15,10 @@ pub struct Scratch(PathBuf);
 
 impl Scratch {
     pub fn beside(home: &Path) -> Result<Self> {
-        let name = home.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let name = home
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default();
         let path = home.with_file_name(format!(".{name}-bench-{}", std::process::id()));
         std::fs::create_dir_all(&path).map_err(|e| Error::io("make directory", &path, e))?;
         Ok(Self(path))

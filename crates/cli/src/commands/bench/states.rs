@@ -1,13 +1,16 @@
 //! `sandtree bench states`: what the verbs of states cost, each figure beside its aim.
 //!
-//! Always: what is compared is measured in turns within one run, so that noise on the host strikes both.
+//! Always: what is compared is measured in turns within one run, so that noise on the host strikes
+//! both.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use sandtree::floor::{bare_start, disk_usage};
 use sandtree::twin::Twin;
-use sandtree::{Checkpoint, Error, ExecSpec, Guest, Replace, RestoreReport, Result, Sandbox, SandboxSpec};
+use sandtree::{
+    Checkpoint, Error, ExecSpec, Guest, Replace, RestoreReport, Result, Sandbox, SandboxSpec,
+};
 use serde_json::json;
 use tokio::task::JoinSet;
 
@@ -45,8 +48,16 @@ const ALL: [Part; 9] = [
 
 pub async fn run(global: &Global, args: BenchStates) -> Outcome {
     let rounds = if args.quick { 1 } else { args.rounds.max(1) };
-    let figures =
-        measured(global, async |crew| Bench { crew, rounds, quick: args.quick }.parts(&args.only).await).await?;
+    let figures = measured(global, async |crew| {
+        Bench {
+            crew,
+            rounds,
+            quick: args.quick,
+        }
+        .parts(&args.only)
+        .await
+    })
+    .await?;
     if global.json {
         show::json(&json!({ "rounds": rounds, "figures": figures }));
         return Ok(ExitCode::SUCCESS);
@@ -64,7 +75,10 @@ struct Bench<'a> {
 impl Bench<'_> {
     async fn parts(&self, only: &[Part]) -> Result<Vec<Figure>> {
         let mut figures = Vec::new();
-        for part in ALL.into_iter().filter(|part| only.is_empty() || only.contains(part)) {
+        for part in ALL
+            .into_iter()
+            .filter(|part| only.is_empty() || only.contains(part))
+        {
             figures.extend(self.part(part).await?);
             // Parts do not measure each other's guests.
             self.crew.clear().await?;
@@ -87,7 +101,12 @@ impl Bench<'_> {
     }
 
     async fn sandbox(&self, memory_bytes: u64) -> Result<Sandbox> {
-        self.crew.create(SandboxSpec { memory_bytes: Some(memory_bytes), ..SandboxSpec::new(IMAGE) }).await
+        self.crew
+            .create(SandboxSpec {
+                memory_bytes: Some(memory_bytes),
+                ..SandboxSpec::new(IMAGE)
+            })
+            .await
     }
 
     /// One that lends its disk to a bare QEMU.
@@ -116,7 +135,10 @@ impl Bench<'_> {
             if large.is_some() {
                 let pause = at_small.pause();
                 figures.extend(checkpoint_figures("4 GB", dirty_mb, &at_large));
-                let same = Figure::ms(format!("the same pause at 4 GB, {dirty_mb} MB dirty"), at_large.pause());
+                let same = Figure::ms(
+                    format!("the same pause at 4 GB, {dirty_mb} MB dirty"),
+                    at_large.pause(),
+                );
                 figures.push(same.times("at 512 MB", pause).ratio_at_most(1.5));
             }
         }
@@ -157,7 +179,8 @@ impl Bench<'_> {
             idle_checkpoint(&sandbox).await?;
         }
         tokio::time::sleep(REST).await;
-        let each = (disk_usage(&self.crew.host, sandbox.id())? - before) as f64 / SIZE_CHECKPOINTS as f64;
+        let each =
+            (disk_usage(&self.crew.host, sandbox.id())? - before) as f64 / SIZE_CHECKPOINTS as f64;
         let what = "an idle checkpoint on the disk, everything included";
         Ok(vec![Figure::new(what, each / 1e6, "MB").at_most(1.0)])
     }
@@ -168,20 +191,33 @@ impl Bench<'_> {
         use_memory(&sandbox.guest().await?).await?;
         let used = self.against_snapshots(&sandbox).await?;
         let ahead = idle.saved_still / idle.pause;
-        let save = |what: &str, pause, save| Figure::ms(what, pause).shorter_than("snapshot-save", save);
+        let save =
+            |what: &str, pause, save| Figure::ms(what, pause).shorter_than("snapshot-save", save);
         Ok(vec![
-            save("stop of an idle checkpoint", idle.pause, idle.saved_still).ratio_at_least(15.0).note(idle.spread),
+            save("stop of an idle checkpoint", idle.pause, idle.saved_still)
+                .ratio_at_least(15.0)
+                .note(idle.spread),
             save("whole idle checkpoint", idle.total, idle.saved_total),
             Figure::ms("revert to it, until the guest runs", idle.running)
                 .shorter_than("snapshot-load", idle.loaded_still),
-            Figure::ms("whole revert to it", idle.reverted).shorter_than("snapshot-load", idle.loaded_total),
-            save("stop of an idle checkpoint, 300 MB used", used.pause, used.saved_still)
-                .ratio_at_least(ahead)
-                .note(used.spread),
-            save("whole idle checkpoint, 300 MB used", used.total, used.saved_total),
+            Figure::ms("whole revert to it", idle.reverted)
+                .shorter_than("snapshot-load", idle.loaded_total),
+            save(
+                "stop of an idle checkpoint, 300 MB used",
+                used.pause,
+                used.saved_still,
+            )
+            .ratio_at_least(ahead)
+            .note(used.spread),
+            save(
+                "whole idle checkpoint, 300 MB used",
+                used.total,
+                used.saved_total,
+            ),
             Figure::ms("revert to it, until the guest runs", used.running)
                 .shorter_than("snapshot-load", used.loaded_still),
-            Figure::ms("whole revert to it", used.reverted).shorter_than("snapshot-load", used.loaded_total),
+            Figure::ms("whole revert to it", used.reverted)
+                .shorter_than("snapshot-load", used.loaded_total),
         ])
     }
 
@@ -190,7 +226,8 @@ impl Bench<'_> {
         // What was written before is of an earlier state.
         let base = idle_checkpoint(sandbox).await?;
         let twin = Twin::of(&self.crew.host, sandbox).await?;
-        let (mut ours, mut saves, mut loads, mut reverts) = (Costs::default(), Vec::new(), Vec::new(), Vec::new());
+        let (mut ours, mut saves, mut loads, mut reverts) =
+            (Costs::default(), Vec::new(), Vec::new(), Vec::new());
         for round in 0..self.rounds {
             ours.push(&idle_checkpoint(sandbox).await?);
             saves.push(twin.snapshot_save(&round.to_string()).await?);
@@ -206,11 +243,25 @@ impl Bench<'_> {
             total: ours.total(),
             saved_still: median(stills.clone()),
             saved_total: median(saves.iter().map(|job| ms(job.total)).collect()),
-            running: median(reverts.iter().map(|reverted| reverted.restore.running_ms).collect()),
-            reverted: median(reverts.iter().map(|reverted| reverted.restore.total_ms).collect()),
+            running: median(
+                reverts
+                    .iter()
+                    .map(|reverted| reverted.restore.running_ms)
+                    .collect(),
+            ),
+            reverted: median(
+                reverts
+                    .iter()
+                    .map(|reverted| reverted.restore.total_ms)
+                    .collect(),
+            ),
             loaded_still: median(loads.iter().map(|job| ms(job.still)).collect()),
             loaded_total: median(loads.iter().map(|job| ms(job.total)).collect()),
-            spread: format!("{}; snapshot-save {}", spread(&ours.pauses), spread(&stills)),
+            spread: format!(
+                "{}; snapshot-save {}",
+                spread(&ours.pauses),
+                spread(&stills)
+            ),
         })
     }
 
@@ -247,9 +298,19 @@ impl Bench<'_> {
         let (mut warm, mut cold) = (Vec::new(), Vec::new());
         for _ in 0..self.rounds {
             warm.push(self.created(SandboxSpec::new(IMAGE)).await?);
-            cold.push(self.created(SandboxSpec { cold: true, ..SandboxSpec::new(IMAGE) }).await?);
+            cold.push(
+                self.created(SandboxSpec {
+                    cold: true,
+                    ..SandboxSpec::new(IMAGE)
+                })
+                .await?,
+            );
         }
-        Ok(vec![Figure::ms("create, warm", median(warm)).shorter_than("cold", median(cold)).ratio_at_least(10.0)])
+        Ok(vec![
+            Figure::ms("create, warm", median(warm))
+                .shorter_than("cold", median(cold))
+                .ratio_at_least(10.0),
+        ])
     }
 
     async fn created(&self, spec: SandboxSpec) -> Result<f64> {
@@ -263,14 +324,24 @@ impl Bench<'_> {
     async fn forks(&self) -> Result<Vec<Figure>> {
         let sandbox = self.sandbox(SMALL).await?;
         let mut figures = Vec::new();
-        for count in FORKS.into_iter().filter(|count| !self.quick || *count <= 10) {
-            let rounds = if count > 10 { self.rounds.min(CROWD_ROUNDS_MAX) } else { self.rounds };
+        for count in FORKS
+            .into_iter()
+            .filter(|count| !self.quick || *count <= 10)
+        {
+            let rounds = if count > 10 {
+                self.rounds.min(CROWD_ROUNDS_MAX)
+            } else {
+                self.rounds
+            };
             let mut times = Vec::new();
             for _ in 0..rounds {
                 times.push(self.forked(&sandbox, count).await?);
             }
             let each = median(times.clone()) / count as f64;
-            let figure = Figure::ms(format!("fork {count}, until all have answered"), median(times));
+            let figure = Figure::ms(
+                format!("fork {count}, until all have answered"),
+                median(times),
+            );
             figures.push(figure.note(format!("{each:.0} ms each")));
         }
         Ok(figures)
@@ -279,7 +350,10 @@ impl Bench<'_> {
     async fn forked(&self, sandbox: &Sandbox, count: usize) -> Result<f64> {
         let began = Instant::now();
         let copies = self.crew.fork(sandbox, count).await?;
-        let answers = copies.clone().into_iter().map(|copy| async move { true_once(&copy.guest().await?).await });
+        let answers = copies
+            .clone()
+            .into_iter()
+            .map(|copy| async move { true_once(&copy.guest().await?).await });
         let answers = answers.collect::<JoinSet<_>>().join_all().await;
         let took = began.elapsed();
         answers.into_iter().collect::<Result<()>>()?;
@@ -306,7 +380,8 @@ impl Bench<'_> {
         let pss = megabytes(held.iter().map(|held| held.pss_bytes).collect());
         Ok(vec![
             Figure::new("a fork's own guest pages after one command", guest, "MB").at_most(4.0),
-            Figure::new("its QEMU as a whole (PSS)", pss, "MB").note(format!("of {} at a time", held.len())),
+            Figure::new("its QEMU as a whole (PSS)", pss, "MB")
+                .note(format!("of {} at a time", held.len())),
         ])
     }
 }
@@ -354,18 +429,27 @@ impl Costs {
     }
 
     fn captured(&self) -> String {
-        format!("{:.1} MB captured", median(self.memory_bytes.clone()) as f64 / 1e6)
+        format!(
+            "{:.1} MB captured",
+            median(self.memory_bytes.clone()) as f64 / 1e6
+        )
     }
 }
 
 fn checkpoint_figures(size: &str, dirty_mb: u64, costs: &Costs) -> [Figure; 2] {
-    let pause = Figure::ms(format!("checkpoint pause, {size}, {dirty_mb} MB dirty"), costs.pause());
+    let pause = Figure::ms(
+        format!("checkpoint pause, {size}, {dirty_mb} MB dirty"),
+        costs.pause(),
+    );
     let pause = match dirty_mb {
         0 | 1 => pause.at_most(10.0),
         10 => pause.at_most(25.0),
         _ => pause,
     };
-    let total = Figure::ms(format!("checkpoint total, {size}, {dirty_mb} MB dirty"), costs.total());
+    let total = Figure::ms(
+        format!("checkpoint total, {size}, {dirty_mb} MB dirty"),
+        costs.total(),
+    );
     [pause.note(costs.captured()), total]
 }
 
@@ -384,7 +468,17 @@ impl Dirtied {
     async fn new(sandbox: Sandbox) -> Result<Self> {
         let guest = sandbox.guest().await?;
         let most = DIRTY_MB[DIRTY_MB.len() - 1];
-        done(&guest, &["dd", "if=/dev/urandom", "of=/dev/shm/seed", "bs=64k", &format!("count={}", most * 16)]).await?;
+        done(
+            &guest,
+            &[
+                "dd",
+                "if=/dev/urandom",
+                "of=/dev/shm/seed",
+                "bs=64k",
+                &format!("count={}", most * 16),
+            ],
+        )
+        .await?;
         let dirtied = Self { sandbox, guest };
         // A command's first run reads it in.
         dirtied.checkpoint(most).await?;
@@ -396,8 +490,18 @@ impl Dirtied {
         tokio::time::sleep(REST).await;
         if dirty_mb > 0 {
             let count = format!("count={}", dirty_mb * 16);
-            done(&self.guest, &["dd", "if=/dev/shm/seed", "of=/dev/shm/dirt", "bs=64k", &count, "conv=notrunc"])
-                .await?;
+            done(
+                &self.guest,
+                &[
+                    "dd",
+                    "if=/dev/shm/seed",
+                    "of=/dev/shm/dirt",
+                    "bs=64k",
+                    &count,
+                    "conv=notrunc",
+                ],
+            )
+            .await?;
         }
         self.sandbox.checkpoint(None, Replace::No).await
     }
@@ -406,28 +510,53 @@ impl Dirtied {
 async fn use_memory(guest: &Guest) -> Result<()> {
     let size = format!("mount -o remount,size={}m /dev/shm", USED_MB + 20);
     done(guest, &["sh", "-c", &size]).await?;
-    done(guest, &["dd", "if=/dev/urandom", "of=/dev/shm/used", "bs=64k", &format!("count={}", USED_MB * 16)]).await
+    done(
+        guest,
+        &[
+            "dd",
+            "if=/dev/urandom",
+            "of=/dev/shm/used",
+            "bs=64k",
+            &format!("count={}", USED_MB * 16),
+        ],
+    )
+    .await
 }
 
 async fn done(guest: &Guest, argv: &[&str]) -> Result<()> {
-    let output = guest.exec(ExecSpec::argv(argv)).await?.output(1 << 16).await?;
+    let output = guest
+        .exec(ExecSpec::argv(argv))
+        .await?
+        .output(1 << 16)
+        .await?;
     match output.status.success() {
         true => Ok(()),
         false => {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            Err(Error::invalid("a command of the benchmark", argv.join(" "), &said))
+            Err(Error::invalid(
+                "a command of the benchmark",
+                argv.join(" "),
+                &said,
+            ))
         }
     }
 }
 
-/// A restore until the guest runs, beside a bare start of QEMU; until its agent has acknowledged; and all of it.
+/// A restore until the guest runs, beside a bare start of QEMU; until its agent has acknowledged;
+/// and all of it.
 fn restore_figures(verb: &str, restores: &[RestoreReport], bare_ms: f64) -> [Figure; 3] {
     let of = |part: fn(&RestoreReport) -> f64| median(restores.iter().map(part).collect());
     [
-        Figure::ms(format!("{verb}: restore until the guest runs"), of(|restore| restore.running_ms))
-            .times("bare QEMU", bare_ms)
-            .ratio_at_most(1.5),
-        Figure::ms("until its agent has acknowledged", of(|restore| restore.acknowledged_ms)),
+        Figure::ms(
+            format!("{verb}: restore until the guest runs"),
+            of(|restore| restore.running_ms),
+        )
+        .times("bare QEMU", bare_ms)
+        .ratio_at_most(1.5),
+        Figure::ms(
+            "until its agent has acknowledged",
+            of(|restore| restore.acknowledged_ms),
+        ),
         Figure::ms(format!("whole {verb}"), of(|restore| restore.total_ms)),
     ]
 }

@@ -1,7 +1,8 @@
-//! `sandtree bench store`: what saves, artifacts and listings cost, each against a plain tool over the same bytes.
+//! `sandtree bench store`: what saves, artifacts and listings cost, each against a plain tool over
+//! the same bytes.
 //!
-//! Always: what is compared is measured in turns within one run. Everything a run writes is in one directory beside the
-//! store, and goes with it.
+//! Always: what is compared is measured in turns within one run. Everything a run writes is in one
+//! directory beside the store, and goes with it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -9,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use sandtree::floor::fill_with_snapshots;
 use sandtree::{
-    DiffOptions, Error, ExecSpec, ExportOptions, Host, HostConfig, Progress, Replace, Result, Sandbox, SandboxSpec,
-    SaveSpec,
+    DiffOptions, Error, ExecSpec, ExportOptions, Host, HostConfig, Progress, Replace, Result,
+    Sandbox, SandboxSpec, SaveSpec,
 };
 use serde_json::json;
 
@@ -31,14 +32,25 @@ const SNAPSHOTS: usize = 10_000;
 const FILES: usize = 10_000;
 const CHANGED_FILES: usize = 50;
 
-const ALL: [StorePart; 6] =
-    [StorePart::Save, StorePart::Size, StorePart::Artifact, StorePart::Verify, StorePart::List, StorePart::Diff];
+const ALL: [StorePart; 6] = [
+    StorePart::Save,
+    StorePart::Size,
+    StorePart::Artifact,
+    StorePart::Verify,
+    StorePart::List,
+    StorePart::Diff,
+];
 
 pub async fn run(global: &Global, args: BenchStore) -> Outcome {
     let rounds = if args.quick { 1 } else { args.rounds.max(1) };
     let config = config(global)?;
     let figures = measured(global, async |crew| {
-        let bench = Bench { crew, rounds, scratch: Scratch::beside(&config.home)?, config };
+        let bench = Bench {
+            crew,
+            rounds,
+            scratch: Scratch::beside(&config.home)?,
+            config,
+        };
         bench.parts(&args.only).await
     })
     .await?;
@@ -60,7 +72,10 @@ struct Bench<'a> {
 impl Bench<'_> {
     async fn parts(&self, only: &[StorePart]) -> Result<Vec<Figure>> {
         let mut figures = Vec::new();
-        for part in ALL.into_iter().filter(|part| only.is_empty() || only.contains(part)) {
+        for part in ALL
+            .into_iter()
+            .filter(|part| only.is_empty() || only.contains(part))
+        {
             let measured = match part {
                 StorePart::Save => self.save().await,
                 StorePart::Size => self.size().await,
@@ -85,26 +100,45 @@ impl Bench<'_> {
     async fn forget_snapshots(&self) -> Result<()> {
         let mine = self.name("");
         let listed = self.crew.host.snapshots().await?.snapshots;
-        for name in listed.iter().flat_map(|snapshot| &snapshot.names).filter(|name| name.starts_with(&mine)) {
+        for name in listed
+            .iter()
+            .flat_map(|snapshot| &snapshot.names)
+            .filter(|name| name.starts_with(&mine))
+        {
             self.crew.host.remove_snapshot(name).await?;
         }
         Ok(())
     }
 
     async fn sandbox(&self) -> Result<Sandbox> {
-        self.crew.create(SandboxSpec { disk_bytes: Some(DISK), ..SandboxSpec::new(IMAGE) }).await
+        self.crew
+            .create(SandboxSpec {
+                disk_bytes: Some(DISK),
+                ..SandboxSpec::new(IMAGE)
+            })
+            .await
     }
 
     async fn saved(&self, sandbox: &Sandbox, name: &str, memory: bool) -> Result<Duration> {
-        let spec = SaveSpec { memory, replace: Replace::Yes, ..SaveSpec::new(&self.name(name))? };
+        let spec = SaveSpec {
+            memory,
+            replace: Replace::Yes,
+            ..SaveSpec::new(&self.name(name))?
+        };
         let began = Instant::now();
-        self.crew.host.save(sandbox, spec, Progress::silent()).await?;
+        self.crew
+            .host
+            .save(sandbox, spec, Progress::silent())
+            .await?;
         Ok(began.elapsed())
     }
 
     async fn started(&self, name: &str) -> Result<Duration> {
         let began = Instant::now();
-        let sandbox = self.crew.create(SandboxSpec::from_snapshot(self.name(name))).await?;
+        let sandbox = self
+            .crew
+            .create(SandboxSpec::from_snapshot(self.name(name)))
+            .await?;
         true_once(&sandbox.guest().await?).await?;
         let took = began.elapsed();
         self.crew.remove(sandbox).await?;
@@ -126,10 +160,19 @@ impl Bench<'_> {
         }
         Ok(vec![
             Figure::ms("hot save, a small change", median(idle)),
-            Figure::ms(format!("hot save, {CHANGED_MB} MB just written"), median(hot)),
+            Figure::ms(
+                format!("hot save, {CHANGED_MB} MB just written"),
+                median(hot),
+            ),
             Figure::ms("save with memory", median(memory)),
-            Figure::ms("start from a disk save, to the first command", median(disk_start)),
-            Figure::ms("start from a memory save, to the first command", median(memory_start)),
+            Figure::ms(
+                "start from a disk save, to the first command",
+                median(disk_start),
+            ),
+            Figure::ms(
+                "start from a memory save, to the first command",
+                median(memory_start),
+            ),
         ])
     }
 
@@ -141,13 +184,19 @@ impl Bench<'_> {
         write_random(&sandbox, "/root/changed", CHANGED_MB).await?;
         self.saved(&sandbox, "after", false).await?;
         let grown = (self.pool_bytes().await? - before) as f64 / MIB as f64;
-        let figure = Figure::new("size of a save", grown, "MiB").times("really written", CHANGED_MB as f64);
+        let figure =
+            Figure::new("size of a save", grown, "MiB").times("really written", CHANGED_MB as f64);
         Ok(vec![figure.ratio_at_most(1.3)])
     }
 
     async fn pool_bytes(&self) -> Result<u64> {
         let usage = self.crew.host.usage().await?;
-        Ok(usage.kinds.iter().filter(|kind| kind.kind.to_string() == "layers").map(|kind| kind.bytes).sum())
+        Ok(usage
+            .kinds
+            .iter()
+            .filter(|kind| kind.kind.to_string() == "layers")
+            .map(|kind| kind.bytes)
+            .sum())
     }
 
     /// A snapshot with memory and a disk of which half compresses, as a name and as a directory.
@@ -155,17 +204,35 @@ impl Bench<'_> {
         let sandbox = self.sandbox().await?;
         write_random(&sandbox, "/root/random", CONTENT_MB / 2).await?;
         let lines = "yes 'a line of text, as programs write them to their logs'";
-        shell(&sandbox, &format!("{lines} | head -c {} > /root/text; sync", CONTENT_MB / 2 * MIB)).await?;
+        shell(
+            &sandbox,
+            &format!(
+                "{lines} | head -c {} > /root/text; sync",
+                CONTENT_MB / 2 * MIB
+            ),
+        )
+        .await?;
         self.saved(&sandbox, "content", true).await?;
         let dir = self.scratch.path("content");
         // The same snapshot as a directory: what plain tools pack and hash.
-        self.crew.host.export_dir(&self.name("content"), &dir, Replace::Yes, Progress::silent()).await?;
+        self.crew
+            .host
+            .export_dir(
+                &self.name("content"),
+                &dir,
+                Replace::Yes,
+                Progress::silent(),
+            )
+            .await?;
         Ok(dir)
     }
 
     async fn artifact(&self) -> Result<Vec<Figure>> {
         let dir = self.content().await?;
-        let (ours, theirs) = (self.scratch.path("ours.tar.zst"), self.scratch.path("theirs.tar.zst"));
+        let (ours, theirs) = (
+            self.scratch.path("ours.tar.zst"),
+            self.scratch.path("theirs.tar.zst"),
+        );
         let other = self.scratch.path("store");
         let unpacked = self.scratch.path("unpacked");
         let (mut export, mut pack, mut import, mut unpack) = (vec![], vec![], vec![], vec![]);
@@ -174,25 +241,44 @@ impl Bench<'_> {
             let file = std::fs::File::create(&ours).map_err(|e| Error::io("make", &ours, e))?;
             let began = Instant::now();
             let reference = self.name("content");
-            let exporting =
-                self.crew.host.export(&reference, false, ExportOptions::default(), file, Progress::silent());
+            let exporting = self.crew.host.export(
+                &reference,
+                false,
+                ExportOptions::default(),
+                file,
+                Progress::silent(),
+            );
             bytes = exporting.await?.content_bytes;
             export.push(began.elapsed().as_secs_f64());
-            pack.push(tool(&format!("tar -C {} -cSf - . | zstd -q -3 -f -o {}", quoted(&dir), quoted(&theirs)))?);
-            let host = Host::open(HostConfig { home: other.clone(), ..self.config.clone() }).await?;
+            pack.push(tool(&format!(
+                "tar -C {} -cSf - . | zstd -q -3 -f -o {}",
+                quoted(&dir),
+                quoted(&theirs)
+            ))?);
+            let host = Host::open(HostConfig {
+                home: other.clone(),
+                ..self.config.clone()
+            })
+            .await?;
             let file = std::fs::File::open(&ours).map_err(|e| Error::io("open", &ours, e))?;
             let began = Instant::now();
-            host.import(file, "content", Replace::No, Progress::silent()).await?;
+            host.import(file, "content", Replace::No, Progress::silent())
+                .await?;
             import.push(began.elapsed().as_secs_f64());
             remove(&other)?;
-            std::fs::create_dir(&unpacked).map_err(|e| Error::io("make directory", &unpacked, e))?;
+            std::fs::create_dir(&unpacked)
+                .map_err(|e| Error::io("make directory", &unpacked, e))?;
             let (from, to) = (quoted(&theirs), quoted(&unpacked));
-            unpack.push(tool(&format!("zstd -q -d -c {from} | tar -C {to} -xSf - && sync -f {to}"))?);
+            unpack.push(tool(&format!(
+                "zstd -q -d -c {from} | tar -C {to} -xSf - && sync -f {to}"
+            ))?);
             remove(&unpacked)?;
         }
         let rate = |seconds: Vec<f64>| bytes as f64 / 1e6 / median(seconds);
         Ok(vec![
-            Figure::new("export", rate(export), "MB/s").times("tar | zstd", rate(pack)).ratio_at_least(0.8),
+            Figure::new("export", rate(export), "MB/s")
+                .times("tar | zstd", rate(pack))
+                .ratio_at_least(0.8),
             Figure::new("import, synced", rate(import), "MB/s")
                 .times("zstd -d | tar, synced", rate(unpack))
                 .ratio_at_least(0.8),
@@ -204,19 +290,35 @@ impl Bench<'_> {
         let (mut ours, mut theirs, mut bytes) = (vec![], vec![], 0);
         for _ in 0..self.rounds {
             let began = Instant::now();
-            bytes = self.crew.host.verify(&self.name("content"), Progress::silent()).await?.bytes;
+            bytes = self
+                .crew
+                .host
+                .verify(&self.name("content"), Progress::silent())
+                .await?
+                .bytes;
             ours.push(began.elapsed().as_secs_f64());
-            theirs.push(tool(&format!("sha256sum {}/blobs/* > /dev/null", quoted(&dir)))?);
+            theirs.push(tool(&format!(
+                "sha256sum {}/blobs/* > /dev/null",
+                quoted(&dir)
+            ))?);
         }
         let rate = |seconds: Vec<f64>| bytes as f64 / 1e6 / median(seconds);
-        Ok(vec![Figure::new("verify", rate(ours), "MB/s").times("sha256sum", rate(theirs)).ratio_at_least(0.8)])
+        Ok(vec![
+            Figure::new("verify", rate(ours), "MB/s")
+                .times("sha256sum", rate(theirs))
+                .ratio_at_least(0.8),
+        ])
     }
 
     async fn list(&self) -> Result<Vec<Figure>> {
         let sandbox = self.sandbox().await?;
         self.saved(&sandbox, "one", false).await?;
         let home = self.scratch.path("many");
-        let many = Host::open(HostConfig { home: home.clone(), ..self.config.clone() }).await?;
+        let many = Host::open(HostConfig {
+            home: home.clone(),
+            ..self.config.clone()
+        })
+        .await?;
         fill_with_snapshots(&self.crew.host, &self.name("one"), &many, SNAPSHOTS).await?;
         let began = Instant::now();
         many.reindex().await?;
@@ -227,7 +329,11 @@ impl Bench<'_> {
             let found = many.snapshots().await?.snapshots.len();
             listed.push(ms(began.elapsed()));
             if found != SNAPSHOTS {
-                return Err(Error::invalid("a list of snapshots", found, "as many as there are"));
+                return Err(Error::invalid(
+                    "a list of snapshots",
+                    found,
+                    "as many as there are",
+                ));
             }
         }
         Ok(vec![
@@ -238,22 +344,40 @@ impl Bench<'_> {
 
     async fn diff(&self) -> Result<Vec<Figure>> {
         let sandbox = self.sandbox().await?;
-        let make =
-            "for d in $(seq 100); do mkdir -p /srv/$d; for f in $(seq 100); do echo $d.$f > /srv/$d/$f; done; done";
+        let make = "for d in $(seq 100); do mkdir -p /srv/$d; for f in $(seq 100); do echo $d.$f > /srv/$d/$f; done; done";
         shell(&sandbox, make).await?;
         self.saved(&sandbox, "before", false).await?;
-        shell(&sandbox, &format!("for f in $(seq {CHANGED_FILES}); do echo other > /srv/7/$f; done")).await?;
+        shell(
+            &sandbox,
+            &format!("for f in $(seq {CHANGED_FILES}); do echo other > /srv/7/$f; done"),
+        )
+        .await?;
         self.saved(&sandbox, "after", false).await?;
         let mut took = Vec::new();
         for _ in 0..self.rounds.max(3) {
             let began = Instant::now();
-            let found = self.crew.host.diff(&self.name("before"), &self.name("after"), DiffOptions::default()).await?;
+            let found = self
+                .crew
+                .host
+                .diff(
+                    &self.name("before"),
+                    &self.name("after"),
+                    DiffOptions::default(),
+                )
+                .await?;
             took.push(ms(began.elapsed()));
             if found.changes.len() != CHANGED_FILES {
-                return Err(Error::invalid("a comparison", found.changes.len(), "as many changes as there are"));
+                return Err(Error::invalid(
+                    "a comparison",
+                    found.changes.len(),
+                    "as many changes as there are",
+                ));
             }
         }
-        Ok(vec![Figure::ms(format!("diff of {CHANGED_FILES} changed files among {FILES}"), median(took))])
+        Ok(vec![Figure::ms(
+            format!("diff of {CHANGED_FILES} changed files among {FILES}"),
+            median(took),
+        )])
     }
 }
 
@@ -261,12 +385,20 @@ async fn shell(sandbox: &Sandbox, script: &str) -> Result<()> {
     let status = sandbox.exec(ExecSpec::shell(script)).await?.wait().await?;
     match status.success() {
         true => Ok(()),
-        false => Err(Error::invalid("a script in the guest", script, &format!("it ended with {status:?}"))),
+        false => Err(Error::invalid(
+            "a script in the guest",
+            script,
+            &format!("it ended with {status:?}"),
+        )),
     }
 }
 
 async fn write_random(sandbox: &Sandbox, path: &str, megabytes: u64) -> Result<()> {
-    shell(sandbox, &format!("dd if=/dev/urandom of={path} bs=1M count={megabytes} 2>/dev/null")).await
+    shell(
+        sandbox,
+        &format!("dd if=/dev/urandom of={path} bs=1M count={megabytes} 2>/dev/null"),
+    )
+    .await
 }
 
 /// How long a tool of the host takes, in seconds.
@@ -274,10 +406,18 @@ fn tool(script: &str) -> Result<f64> {
     let failed = |e| Error::io("run", script, e);
     let began = Instant::now();
     // starts: the script of tool(…) in crates/cli/src/commands/bench/store.rs
-    let status = Command::new("sh").args(["-c", script]).stdin(Stdio::null()).status().map_err(failed)?;
+    let status = Command::new("sh")
+        .args(["-c", script])
+        .stdin(Stdio::null())
+        .status()
+        .map_err(failed)?;
     match status.success() {
         true => Ok(began.elapsed().as_secs_f64()),
-        false => Err(Error::invalid("a tool of the host", script, "tar, zstd and sha256sum must be installed")),
+        false => Err(Error::invalid(
+            "a tool of the host",
+            script,
+            "tar, zstd and sha256sum must be installed",
+        )),
     }
 }
 

@@ -20,7 +20,8 @@ const TAIL_BYTES: usize = 500;
 /// Where a program is, if it is installed.
 pub fn find(program: &str) -> Option<PathBuf> {
     let dirs = search().into_iter().chain(FOR_ROOT.map(PathBuf::from));
-    dirs.map(|dir| dir.join(program)).find(|path| path.is_file())
+    dirs.map(|dir| dir.join(program))
+        .find(|path| path.is_file())
 }
 
 /// A program that runs, and ends with this value.
@@ -38,13 +39,22 @@ impl Running {
         // starts: the program of tools.output(…)
         // starts: the program of Running::start(…)
         let mut command = Command::new(path);
-        command.args(args).stdin(Stdio::null()).stdout(output).stderr(complaints);
+        command
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(output)
+            .stderr(complaints);
         let child = command.spawn().map_err(|e| Error::io("run", program, e))?;
-        Ok(Self { child, what: program.to_owned() })
+        Ok(Self {
+            child,
+            what: program.to_owned(),
+        })
     }
 
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
-        self.child.try_wait().map_err(|e| Error::io("wait for", &self.what, e))
+        self.child
+            .try_wait()
+            .map_err(|e| Error::io("wait for", &self.what, e))
     }
 
     async fn end(&mut self) -> Result<ExitStatus> {
@@ -87,8 +97,13 @@ impl Tools {
             true => Ok(took),
             false => {
                 let said = std::fs::read(complaints(&self.said)).unwrap_or_default();
-                let tail = String::from_utf8_lossy(&said[said.len().saturating_sub(TAIL_BYTES)..]).into_owned();
-                Err(Error::invalid("the end of a tool of the host", format!("{program}: {status}"), tail.trim()))
+                let tail = String::from_utf8_lossy(&said[said.len().saturating_sub(TAIL_BYTES)..])
+                    .into_owned();
+                Err(Error::invalid(
+                    "the end of a tool of the host",
+                    format!("{program}: {status}"),
+                    tail.trim(),
+                ))
             }
         }
     }

@@ -10,7 +10,11 @@ use crate::commands::{Outcome, open, registry};
 use crate::progress;
 
 pub async fn run(global: &Global, args: Build) -> Outcome {
-    let image = if is_recipe(&args.what) { from_recipe(global, &args).await? } else { built_in(global, &args).await? };
+    let image = if is_recipe(&args.what) {
+        from_recipe(global, &args).await?
+    } else {
+        built_in(global, &args).await?
+    };
     Ok(super::made(global, &image))
 }
 
@@ -20,26 +24,42 @@ fn is_recipe(what: &str) -> bool {
 }
 
 async fn from_recipe(global: &Global, args: &Build) -> Result<ImageInfo> {
-    let refused = |source| Error::Image { name: args.what.clone(), source };
+    let refused = |source| Error::Image {
+        name: args.what.clone(),
+        source,
+    };
     let recipe = Recipe::read(Path::new(&args.what)).map_err(refused)?;
     let access = registry::access(&args.access).await?;
-    let spec = BuildSpec { name: args.name.clone(), anew: args.no_cache, access };
+    let spec = BuildSpec {
+        name: args.name.clone(),
+        anew: args.no_cache,
+        access,
+    };
     build(&open(global).await?, &recipe, spec, args.verbose).await
 }
 
 async fn build(host: &Host, recipe: &Recipe, spec: BuildSpec, verbose: bool) -> Result<ImageInfo> {
-    let name = spec.name.clone().or_else(|| recipe.name.clone()).unwrap_or_default();
+    let name = spec
+        .name
+        .clone()
+        .or_else(|| recipe.name.clone())
+        .unwrap_or_default();
     let (bar, watch) = progress::build(&name, verbose);
     let built = host.build_image(recipe, spec, watch).await;
     bar.finish_and_clear();
     built
 }
 
-/// Made if it is not there or made by another version; with another name, that is one more name of it.
+/// Made if it is not there or made by another version; with another name, that is one more name of
+/// it.
 async fn built_in(global: &Global, args: &Build) -> Result<ImageInfo> {
     let name = args.what.as_str();
     if !sandtree::image::is_built_in(name) {
-        return Err(Error::invalid("what to build", name, "debian, tiny, or a recipe by its path, as in ./NAME.toml"));
+        return Err(Error::invalid(
+            "what to build",
+            name,
+            "debian, tiny, or a recipe by its path, as in ./NAME.toml",
+        ));
     }
     let host = open(global).await?;
     let told = progress::image(name);
@@ -50,9 +70,21 @@ async fn built_in(global: &Global, args: &Build) -> Result<ImageInfo> {
     if args.name.as_deref().is_none_or(|wanted| wanted == name) {
         return Ok(image);
     }
-    let source = |source| Error::Image { name: name.to_owned(), source };
+    let source = |source| Error::Image {
+        name: name.to_owned(),
+        source,
+    };
     let recipe = Recipe::parse(&format!("from = {name:?}"), Path::new("/")).map_err(source)?;
-    build(&host, &recipe, BuildSpec { name: args.name.clone(), ..BuildSpec::default() }, args.verbose).await
+    build(
+        &host,
+        &recipe,
+        BuildSpec {
+            name: args.name.clone(),
+            ..BuildSpec::default()
+        },
+        args.verbose,
+    )
+    .await
 }
 
 #[cfg(test)]

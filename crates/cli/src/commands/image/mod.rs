@@ -27,7 +27,9 @@ async fn import(global: &Global, args: ImportImage) -> Outcome {
     let spec = args.made.spec()?;
     let host = open(global).await?;
     let told = progress::stages(format!("importing {}", args.path.display()));
-    let image = host.import_image(&args.path, args.name.as_deref(), spec, told).await?;
+    let image = host
+        .import_image(&args.path, args.name.as_deref(), spec, told)
+        .await?;
     Ok(made(global, &image))
 }
 
@@ -49,7 +51,12 @@ async fn list(global: &Global) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     let rows: Vec<Vec<String>> = images.iter().map(row).collect();
-    show::table(&["NAME", "DIGEST", "SIZE", "DISK", "KERNEL", "INIT", "WARM", "USED BY"], &rows);
+    show::table(
+        &[
+            "NAME", "DIGEST", "SIZE", "DISK", "KERNEL", "INIT", "WARM", "USED BY",
+        ],
+        &rows,
+    );
     Ok(ExitCode::SUCCESS)
 }
 
@@ -57,7 +64,11 @@ fn row(image: &ImageInfo) -> Vec<String> {
     let used = show::bytes(image.disk_bytes_used);
     if let Some(why) = &image.unreadable {
         let why = format!("cannot be used: {why}");
-        return [vec![names(image), short(&image.digest), used, why], vec![String::new(); 4]].concat();
+        return [
+            vec![names(image), short(&image.digest), used, why],
+            vec![String::new(); 4],
+        ]
+        .concat();
     }
     vec![
         names(image),
@@ -78,7 +89,11 @@ async fn inspect(global: &Global, reference: &str) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     let defaults = &image.defaults;
-    let env: Vec<String> = defaults.env.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let env: Vec<String> = defaults
+        .env
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
     let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
     show::fields(&[
         ("names", names(&image)),
@@ -86,7 +101,14 @@ async fn inspect(global: &Global, reference: &str) -> Outcome {
         ("arch", image.arch.clone()),
         ("kernel", image.kernel.clone()),
         ("init", init(&image)),
-        ("root file system", format!("{}, {} on disk", show::bytes(image.bytes), show::bytes(image.disk_bytes_used))),
+        (
+            "root file system",
+            format!(
+                "{}, {} on disk",
+                show::bytes(image.bytes),
+                show::bytes(image.disk_bytes_used)
+            ),
+        ),
         ("disk", show::bytes(image.disk_bytes)),
         ("user", text(&defaults.user)),
         ("workdir", text(&defaults.workdir)),
@@ -104,12 +126,22 @@ async fn remove(global: &Global, images: &[String]) -> Outcome {
     let host = open(global).await?;
     for reference in images {
         let removed = host.remove_image(reference).await?;
-        let left = if removed.collected { None } else { host.inspect_image(&removed.digest).ok() };
+        let left = if removed.collected {
+            None
+        } else {
+            host.inspect_image(&removed.digest).ok()
+        };
         if global.json {
-            show::json(&json!({ "removed": reference, "digest": removed.digest, "collected": removed.collected }));
+            show::json(
+                &json!({ "removed": reference, "digest": removed.digest, "collected": removed.collected }),
+            );
         } else {
             show::line(reference);
-            show::notes(&kept(reference, &removed, left.as_ref()).into_iter().collect::<Vec<_>>());
+            show::notes(
+                &kept(reference, &removed, left.as_ref())
+                    .into_iter()
+                    .collect::<Vec<_>>(),
+            );
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -121,9 +153,19 @@ fn kept(reference: &str, removed: &RemovedImage, left: Option<&ImageInfo>) -> Op
         return None;
     }
     let mut by = left.map(users).unwrap_or_default();
-    by.extend(left.iter().flat_map(|image| &image.names).map(|name| format!("the name {name}")));
-    let by = if by.is_empty() { "something".to_owned() } else { by.join(", ") };
-    Some(format!("the content of {reference} stays, because of {by}; `sandtree gc` removes it when nothing uses it"))
+    by.extend(
+        left.iter()
+            .flat_map(|image| &image.names)
+            .map(|name| format!("the name {name}")),
+    );
+    let by = if by.is_empty() {
+        "something".to_owned()
+    } else {
+        by.join(", ")
+    };
+    Some(format!(
+        "the content of {reference} stays, because of {by}; `sandtree gc` removes it when nothing uses it"
+    ))
 }
 
 /// Who is made from an image.
@@ -134,7 +176,10 @@ fn users(image: &ImageInfo) -> Vec<String> {
         _ => Some(format!("{count} {many}")),
     };
     let sandboxes = counted(image.sandboxes, "sandbox", "sandboxes");
-    sandboxes.into_iter().chain(counted(image.snapshots, "snapshot", "snapshots")).collect()
+    sandboxes
+        .into_iter()
+        .chain(counted(image.snapshots, "snapshot", "snapshots"))
+        .collect()
 }
 
 fn names(image: &ImageInfo) -> String {
@@ -162,7 +207,13 @@ fn warm_states(image: &ImageInfo) -> String {
 
 /// A command as it can be read, each word told from the next.
 fn words(command: &[String]) -> String {
-    or_dash(command.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(" "))
+    or_dash(
+        command
+            .iter()
+            .map(|word| format!("{word:?}"))
+            .collect::<Vec<_>>()
+            .join(" "),
+    )
 }
 
 fn or_dash(text: String) -> String {

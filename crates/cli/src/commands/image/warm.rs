@@ -10,7 +10,15 @@ use crate::args::{Global, Warm};
 use crate::commands::{Outcome, open};
 use crate::{progress, show};
 
-const HEADER: [&str; 7] = ["IMAGE", "MEMORY", "CPUS", "NETWORK", "ACCELERATOR", "SIZE", "CREATED"];
+const HEADER: [&str; 7] = [
+    "IMAGE",
+    "MEMORY",
+    "CPUS",
+    "NETWORK",
+    "ACCELERATOR",
+    "SIZE",
+    "CREATED",
+];
 
 pub async fn run(global: &Global, args: Warm) -> Outcome {
     let image = args.image.clone().unwrap_or_default();
@@ -26,7 +34,9 @@ async fn make(global: &Global, image: &str, args: &Warm) -> Outcome {
     let spec = args.shape.of(SandboxSpec::new(image));
     spec.check()?;
     // An image that is yet to be made is made where people see it.
-    let _kept = host.prepare(spec.clone(), Progress::silent(), progress::image(image)).await?;
+    let _kept = host
+        .prepare(spec.clone(), Progress::silent(), progress::image(image))
+        .await?;
     let spinner = progress::spinner(format!("booting {image}"));
     let warm = host.warm_image(&spec).await;
     spinner.finish_and_clear();
@@ -54,7 +64,9 @@ async fn list(global: &Global) -> Outcome {
 
 fn row(warm: &WarmInfo, images: &[ImageInfo]) -> Vec<String> {
     let named = |digest: &str| {
-        let image = images.iter().find(|image| image.digest == digest && !image.names.is_empty());
+        let image = images
+            .iter()
+            .find(|image| image.digest == digest && !image.names.is_empty());
         image.map_or_else(|| short(digest), super::names)
     };
     let image = warm.image.as_deref().map_or_else(|| "-".to_owned(), named);
@@ -65,8 +77,12 @@ fn row(warm: &WarmInfo, images: &[ImageInfo]) -> Vec<String> {
     vec![
         image,
         warm.memory_bytes.map_or_else(|| "-".into(), show::bytes),
-        warm.cpus.map_or_else(|| "-".into(), |cpus| cpus.to_string()),
-        warm.network.map_or_else(|| "-".into(), |network| format!("{network:?}").to_lowercase()),
+        warm.cpus
+            .map_or_else(|| "-".into(), |cpus| cpus.to_string()),
+        warm.network.map_or_else(
+            || "-".into(),
+            |network| format!("{network:?}").to_lowercase(),
+        ),
         warm.accelerator.clone().unwrap_or_else(|| "-".into()),
         show::bytes(warm.bytes),
         created,

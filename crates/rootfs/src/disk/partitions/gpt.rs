@@ -1,4 +1,5 @@
-//! The GUID partition table: a header in the second sector and one in the last, each with its entries, under checksums.
+//! The GUID partition table: a header in the second sector and one in the last, each with its
+//! entries, under checksums.
 //!
 //! ```text
 //!  header   0 "EFI PART"  12 header length  16 its CRC  24 this sector  32 the other header's  72 first of the entries
@@ -23,17 +24,28 @@ const MAX_ENTRY_LEN: u32 = 4096;
 const EMPTY: [u8; 16] = [0; 16];
 const ROOTS: [[u8; 16]; 2] = [
     // 4f68bce3-e8cd-4db1-96e7-fbcaf984b709: x86-64.
-    [0xe3, 0xbc, 0x68, 0x4f, 0xcd, 0xe8, 0xb1, 0x4d, 0x96, 0xe7, 0xfb, 0xca, 0xf9, 0x84, 0xb7, 0x09],
+    [
+        0xe3, 0xbc, 0x68, 0x4f, 0xcd, 0xe8, 0xb1, 0x4d, 0x96, 0xe7, 0xfb, 0xca, 0xf9, 0x84, 0xb7,
+        0x09,
+    ],
     // b921b045-1df0-41c3-af44-4c6f280d3fae: 64-bit ARM.
-    [0x45, 0xb0, 0x21, 0xb9, 0xf0, 0x1d, 0xc3, 0x41, 0xaf, 0x44, 0x4c, 0x6f, 0x28, 0x0d, 0x3f, 0xae],
+    [
+        0x45, 0xb0, 0x21, 0xb9, 0xf0, 0x1d, 0xc3, 0x41, 0xaf, 0x44, 0x4c, 0x6f, 0x28, 0x0d, 0x3f,
+        0xae,
+    ],
 ];
 
 /// A copy of the table that cannot be used, and why.
 type Damage = &'static str;
 
-/// Whether the first copy is there. Larger sectors begin behind the 4 KiB that may be known of a disk.
+/// Whether the first copy is there. Larger sectors begin behind the 4 KiB that may be known of a
+/// disk.
 pub(super) fn has_magic(start: &[u8]) -> bool {
-    SECTOR_SIZES.iter().any(|sector| start.get(*sector as usize..).is_some_and(|at| at.starts_with(MAGIC)))
+    SECTOR_SIZES.iter().any(|sector| {
+        start
+            .get(*sector as usize..)
+            .is_some_and(|at| at.starts_with(MAGIC))
+    })
 }
 
 pub(super) fn is_primary_intact(disk: &Source) -> Result<bool, DiskError> {
@@ -65,9 +77,17 @@ pub(super) fn read(disk: &Source) -> Result<Vec<Partition>, DiskError> {
 }
 
 /// The copy of the table whose header is in sector `number`.
-fn copy(disk: &Source, sector: u64, number: u64) -> Result<Result<Vec<Partition>, Damage>, DiskError> {
+fn copy(
+    disk: &Source,
+    sector: u64,
+    number: u64,
+) -> Result<Result<Vec<Partition>, Damage>, DiskError> {
     let mut bytes = vec![0; sector as usize];
-    if number.checked_add(1).and_then(|next| next.checked_mul(sector)).is_none_or(|end| end > disk.bytes()) {
+    if number
+        .checked_add(1)
+        .and_then(|next| next.checked_mul(sector))
+        .is_none_or(|end| end > disk.bytes())
+    {
         return Ok(Err("its header is outside of the disk"));
     }
     disk.read(number * sector, &mut bytes)?;
@@ -81,7 +101,9 @@ fn copy(disk: &Source, sector: u64, number: u64) -> Result<Result<Vec<Partition>
         return Ok(Err("its entries have another checksum"));
     }
     let numbered = (1..).zip(entries.chunks_exact(header.entry_len));
-    Ok(Ok(numbered.filter_map(|(number, entry)| partition(number, entry, sector, disk.bytes())).collect()))
+    Ok(Ok(numbered
+        .filter_map(|(number, entry)| partition(number, entry, sector, disk.bytes()))
+        .collect()))
 }
 
 struct Header {
@@ -97,18 +119,31 @@ impl Header {
         let fields = Le(bytes);
         require(bytes.starts_with(MAGIC), "there is no header")?;
         let len = fields.u32(12) as usize;
-        require((HEADER_LEN..=bytes.len()).contains(&len), "its header has an impossible length")?;
+        require(
+            (HEADER_LEN..=bytes.len()).contains(&len),
+            "its header has an impossible length",
+        )?;
         let mut covered = bytes[..len].to_vec();
         covered[16..20].fill(0);
-        require(crc32fast::hash(&covered) == fields.u32(16), "its header has another checksum")?;
+        require(
+            crc32fast::hash(&covered) == fields.u32(16),
+            "its header has another checksum",
+        )?;
         require(fields.u64(24) == number, "its header is for another place")?;
         let entry_len = fields.u32(84);
         let fits = (ENTRY_LEN..=MAX_ENTRY_LEN).contains(&entry_len) && entry_len.is_multiple_of(8);
         require(fits, "its entries have an impossible length")?;
         let entries_bytes = u64::from(fields.u32(80)) * u64::from(entry_len);
-        require(entries_bytes <= MAX_ENTRIES_BYTES, "it has too many entries")?;
+        require(
+            entries_bytes <= MAX_ENTRIES_BYTES,
+            "it has too many entries",
+        )?;
         let start = fields.u64(72).checked_mul(sector);
-        let start = start.filter(|start| start.checked_add(entries_bytes).is_some_and(|end| end <= disk_bytes));
+        let start = start.filter(|start| {
+            start
+                .checked_add(entries_bytes)
+                .is_some_and(|end| end <= disk_bytes)
+        });
         Ok(Self {
             entries_start: start.ok_or("its entries are outside of the disk")?,
             entries_bytes: entries_bytes as usize,
@@ -126,9 +161,22 @@ fn partition(number: u32, entry: &[u8], sector: u64, disk_bytes: u64) -> Option<
     }
     let (first, last) = (fields.u64(32), fields.u64(40));
     let sectors = last.checked_sub(first)?.checked_add(1)?;
-    let (start, bytes) = on_disk(first.checked_mul(sector)?, sectors.saturating_mul(sector), disk_bytes)?;
-    let role = if ROOTS.iter().any(|root| kind == root) { Role::Root } else { Role::Other };
-    Some(Partition { number, start, bytes, role })
+    let (start, bytes) = on_disk(
+        first.checked_mul(sector)?,
+        sectors.saturating_mul(sector),
+        disk_bytes,
+    )?;
+    let role = if ROOTS.iter().any(|root| kind == root) {
+        Role::Root
+    } else {
+        Role::Other
+    };
+    Some(Partition {
+        number,
+        start,
+        bytes,
+        role,
+    })
 }
 
 fn require(fine: bool, damage: Damage) -> Result<(), Damage> {

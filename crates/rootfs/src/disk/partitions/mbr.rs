@@ -28,13 +28,17 @@ struct Entry {
 }
 
 impl Mbr {
-    /// The table of a disk that starts so. The signature alone is also that of boot code, and two bytes of anything.
+    /// The table of a disk that starts so. The signature alone is also that of boot code, and two
+    /// bytes of anything.
     pub(super) fn parse(start: &[u8]) -> Option<Self> {
         let sector = start.get(..SECTOR as usize)?;
-        let entries = std::array::from_fn(|index| Entry::parse(&sector[TABLE_AT + index * ENTRY_LEN..]));
+        let entries =
+            std::array::from_fn(|index| Entry::parse(&sector[TABLE_AT + index * ENTRY_LEN..]));
         let is_table = sector[SIGNATURE_AT..] == [0x55, 0xaa]
             && entries.iter().all(|entry| STATUS.contains(&entry.status))
-            && entries.iter().any(|entry| entry.kind != EMPTY && entry.sectors > 0);
+            && entries
+                .iter()
+                .any(|entry| entry.kind != EMPTY && entry.sectors > 0);
         is_table.then_some(Self { entries })
     }
 
@@ -43,12 +47,23 @@ impl Mbr {
     }
 
     pub(super) fn partitions(&self, disk_bytes: u64) -> Vec<Partition> {
-        let used = (1..).zip(&self.entries).filter(|(_, entry)| entry.kind != EMPTY);
+        let used = (1..)
+            .zip(&self.entries)
+            .filter(|(_, entry)| entry.kind != EMPTY);
         used.filter_map(|(number, entry)| {
             let (first, sectors) = (u64::from(entry.first), u64::from(entry.sectors));
             let (start, bytes) = on_disk(first * SECTOR, sectors * SECTOR, disk_bytes)?;
-            let role = if EXTENDED.contains(&entry.kind) { Role::Extended } else { Role::Other };
-            Some(Partition { number, start, bytes, role })
+            let role = if EXTENDED.contains(&entry.kind) {
+                Role::Extended
+            } else {
+                Role::Other
+            };
+            Some(Partition {
+                number,
+                start,
+                bytes,
+                role,
+            })
         })
         .collect()
     }
@@ -57,6 +72,11 @@ impl Mbr {
 impl Entry {
     fn parse(bytes: &[u8]) -> Self {
         let fields = Le(bytes);
-        Self { status: bytes[0], kind: bytes[4], first: fields.u32(8), sectors: fields.u32(12) }
+        Self {
+            status: bytes[0],
+            kind: bytes[4],
+            first: fields.u32(8),
+            sectors: fields.u32(12),
+        }
     }
 }

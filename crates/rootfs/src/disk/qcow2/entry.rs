@@ -39,7 +39,11 @@ pub(super) fn l2(at: u64, entry: u64, header: &Header) -> Result<Cluster, Qcow2D
     if entry & COMPRESSED != 0 {
         return Ok(Cluster::Packed(packed(entry, header.cluster_bits)));
     }
-    let zero_bit = if header.has_zero_clusters { READS_AS_ZERO } else { 0 };
+    let zero_bit = if header.has_zero_clusters {
+        READS_AS_ZERO
+    } else {
+        0
+    };
     if entry & !(OFFSET_BITS | COPIED | zero_bit) != 0 {
         return Err(Qcow2Damage::Reserved { at });
     }
@@ -63,10 +67,14 @@ pub(super) fn place(entry: u64) -> u64 {
     entry & OFFSET_BITS
 }
 
-/// The larger the clusters, the more bits count the sectors that follow the first, and the fewer are left for the place.
+/// The larger the clusters, the more bits count the sectors that follow the first, and the fewer
+/// are left for the place.
 fn packed(entry: u64, cluster_bits: u32) -> Packed {
     let offset_bits = 62 - (cluster_bits - 8);
     let offset = entry & ((1 << offset_bits) - 1);
     let more_sectors = (entry & (COMPRESSED - 1)) >> offset_bits;
-    Packed { offset, bytes: (more_sectors + 1) * SECTOR - offset % SECTOR }
+    Packed {
+        offset,
+        bytes: (more_sectors + 1) * SECTOR - offset % SECTOR,
+    }
 }

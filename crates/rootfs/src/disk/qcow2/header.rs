@@ -81,7 +81,14 @@ impl Header {
     pub(super) fn check_l1(&self) -> Result<(), Qcow2Damage> {
         let needed = self.l1_entries_needed();
         let fine = needed <= self.l1_entries.into() && needed <= MAX_L1_BYTES / 8;
-        if fine { Ok(()) } else { Err(Qcow2Damage::L1Entries { entries: self.l1_entries, bytes: self.bytes }) }
+        if fine {
+            Ok(())
+        } else {
+            Err(Qcow2Damage::L1Entries {
+                entries: self.l1_entries,
+                bytes: self.bytes,
+            })
+        }
     }
 
     pub(super) fn l1_entries_needed(&self) -> u64 {
@@ -126,7 +133,10 @@ fn check_features(incompatible: u64) -> Result<(), Qcow2Refused> {
         (EXTENDED_L2, Qcow2Refused::ExtendedL2),
         (!COMPRESSION_TYPE, Qcow2Refused::Features(incompatible)),
     ];
-    match refused.into_iter().find(|(bits, _)| incompatible & bits != 0) {
+    match refused
+        .into_iter()
+        .find(|(bits, _)| incompatible & bits != 0)
+    {
         Some((_, why)) => Err(why),
         None => Ok(()),
     }
@@ -139,7 +149,9 @@ fn check_alone(fields: &Be<'_>, file: &Raw) -> Result<(), DiskError> {
     }
     match fields.u64(8) {
         0 => Ok(()),
-        offset => Err(Qcow2Refused::BackingFile(backing_name(file, offset, fields.u32(16))?).into()),
+        offset => {
+            Err(Qcow2Refused::BackingFile(backing_name(file, offset, fields.u32(16))?).into())
+        }
     }
 }
 

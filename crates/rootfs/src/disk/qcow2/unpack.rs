@@ -1,7 +1,7 @@
 //! Packed clusters.
 //!
-//! Always: exactly one cluster comes out, or nothing. What follows the packed bytes in their last sector is not looked
-//! at.
+//! Always: exactly one cluster comes out, or nothing. What follows the packed bytes in their last
+//! sector is not looked at.
 
 use flate2::{Decompress, FlushDecompress};
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
@@ -11,7 +11,11 @@ use super::header::Compression;
 /// More than the largest cluster needs. A frame can ask for a window of gigabytes.
 const WINDOW_LOG_MAX: u32 = 23;
 
-pub(super) fn cluster(compression: Compression, input: &[u8], cluster_bytes: usize) -> Option<Vec<u8>> {
+pub(super) fn cluster(
+    compression: Compression,
+    input: &[u8],
+    cluster_bytes: usize,
+) -> Option<Vec<u8>> {
     let mut cluster = vec![0; cluster_bytes];
     let is_whole = match compression {
         Compression::Deflate => inflate(input, &mut cluster),
@@ -27,14 +31,21 @@ fn inflate(input: &[u8], cluster: &mut [u8]) -> bool {
 }
 
 fn unzstd(input: &[u8], cluster: &mut [u8]) -> bool {
-    let Ok(mut decoder) = Decoder::new() else { return false };
-    if decoder.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX)).is_err() {
+    let Ok(mut decoder) = Decoder::new() else {
+        return false;
+    };
+    if decoder
+        .set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX))
+        .is_err()
+    {
         return false;
     }
     let (mut from, mut to) = (InBuffer::around(input), OutBuffer::around(cluster));
     loop {
         let before = (from.pos(), to.pos());
-        let Ok(hint) = decoder.run(&mut from, &mut to) else { return false };
+        let Ok(hint) = decoder.run(&mut from, &mut to) else {
+            return false;
+        };
         let is_full = to.pos() == to.capacity();
         if is_full && hint == 0 {
             return true;

@@ -18,8 +18,23 @@ const L2: usize = 2 * CLUSTER;
 
 fn sample() -> Vec<u8> {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
-    let packed = |index: usize, _: &[u8]| if index.is_multiple_of(3) { How::Packed } else { How::Data };
-    BYTES.get_or_init(|| Qcow2 { version: 3, cluster_bits: 12, is_zstd: false }.file(&root(), packed)).clone()
+    let packed = |index: usize, _: &[u8]| {
+        if index.is_multiple_of(3) {
+            How::Packed
+        } else {
+            How::Data
+        }
+    };
+    BYTES
+        .get_or_init(|| {
+            Qcow2 {
+                version: 3,
+                cluster_bits: 12,
+                is_zstd: false,
+            }
+            .file(&root(), packed)
+        })
+        .clone()
 }
 
 /// The sample with an eight-byte number at some place.
@@ -52,13 +67,22 @@ fn what_cannot_be_taken_is_named() {
         (with_u64(72, 2), "a mark that it is corrupt"),
         (with_u64(72, 4), "an external data file"),
         (with_u64(72, 16), "extended L2 entries"),
-        (with_u64(72, 1 << 40), "features with the bits 0x10000000000"),
+        (
+            with_u64(72, 1 << 40),
+            "features with the bits 0x10000000000",
+        ),
         (zstd, "compression of type 2"),
     ];
     for (image, what) in refused {
-        assert_eq!(message(&image), format!("the qcow2 image has {what}, which cannot be taken"));
+        assert_eq!(
+            message(&image),
+            format!("the qcow2 image has {what}, which cannot be taken")
+        );
     }
-    assert!(import(&with_u32(60, 7)).is_ok(), "internal snapshots are none of the disk");
+    assert!(
+        import(&with_u32(60, 7)).is_ok(),
+        "internal snapshots are none of the disk"
+    );
 }
 
 #[test]
@@ -68,72 +92,165 @@ fn numbers_that_lie_are_refused() {
     let damaged = [
         (with_u32(20, 8), "its clusters have 2^8 bytes".to_owned()),
         (with_u32(20, 22), "its clusters have 2^22 bytes".into()),
-        (with_u32(20, u32::MAX), "its clusters have 2^4294967295 bytes".into()),
+        (
+            with_u32(20, u32::MAX),
+            "its clusters have 2^4294967295 bytes".into(),
+        ),
         (with_u32(100, 96), "its header has 96 bytes".into()),
-        (with_u32(36, 0), "its L1 table has 0 entries for 1573888 bytes".into()),
-        (with_u64(40, 4097), "the offset 4097 at 40 is not at the beginning of a cluster".into()),
-        (with_u64(40, beyond), format!("the offset {beyond} at 40 is outside of the file")),
-        (with_u64(40, u64::MAX << 12), format!("the offset {} at 40 is outside of the file", u64::MAX << 12)),
-        (with_u64(L1, beyond), format!("the offset {beyond} at 4096 is outside of the file")),
-        (with_u64(L1, 512), "the offset 512 at 4096 is not at the beginning of a cluster".into()),
-        (with_u64(L1, 1), "the entry at 4096 has reserved bits".into()),
-        (with_u64(L2, beyond), format!("the offset {beyond} at 8192 is outside of the file")),
-        (with_u64(L2, 512), "the offset 512 at 8192 is not at the beginning of a cluster".into()),
-        (with_u64(L2, 2), "the entry at 8192 has reserved bits".into()),
-        (with_u64(L2, 1 << 62 | beyond), format!("the offset {beyond} at 8192 is outside of the file")),
-        (sample()[..71].to_vec(), "it is shorter than its header".into()),
-        (sample()[..100].to_vec(), "it is shorter than its header".into()),
+        (
+            with_u32(36, 0),
+            "its L1 table has 0 entries for 1573888 bytes".into(),
+        ),
+        (
+            with_u64(40, 4097),
+            "the offset 4097 at 40 is not at the beginning of a cluster".into(),
+        ),
+        (
+            with_u64(40, beyond),
+            format!("the offset {beyond} at 40 is outside of the file"),
+        ),
+        (
+            with_u64(40, u64::MAX << 12),
+            format!("the offset {} at 40 is outside of the file", u64::MAX << 12),
+        ),
+        (
+            with_u64(L1, beyond),
+            format!("the offset {beyond} at 4096 is outside of the file"),
+        ),
+        (
+            with_u64(L1, 512),
+            "the offset 512 at 4096 is not at the beginning of a cluster".into(),
+        ),
+        (
+            with_u64(L1, 1),
+            "the entry at 4096 has reserved bits".into(),
+        ),
+        (
+            with_u64(L2, beyond),
+            format!("the offset {beyond} at 8192 is outside of the file"),
+        ),
+        (
+            with_u64(L2, 512),
+            "the offset 512 at 8192 is not at the beginning of a cluster".into(),
+        ),
+        (
+            with_u64(L2, 2),
+            "the entry at 8192 has reserved bits".into(),
+        ),
+        (
+            with_u64(L2, 1 << 62 | beyond),
+            format!("the offset {beyond} at 8192 is outside of the file"),
+        ),
+        (
+            sample()[..71].to_vec(),
+            "it is shorter than its header".into(),
+        ),
+        (
+            sample()[..100].to_vec(),
+            "it is shorter than its header".into(),
+        ),
     ];
     for (image, what) in damaged {
-        assert_eq!(message(&image), format!("the qcow2 image is damaged: {what}"));
+        assert_eq!(
+            message(&image),
+            format!("the qcow2 image is damaged: {what}")
+        );
     }
     let mut old = sample();
     put_u32(&mut old, 4, 2);
     put_u64(&mut old, L2, 1);
-    assert_eq!(message(&old), "the qcow2 image is damaged: the entry at 8192 has reserved bits");
+    assert_eq!(
+        message(&old),
+        "the qcow2 image is damaged: the entry at 8192 has reserved bits"
+    );
 }
 
 #[test]
 fn a_disk_is_not_larger_than_its_limit() {
-    let too_large = |bytes: u64| format!("the disk has {bytes} bytes, more than the {} that are allowed", LIMITS.bytes);
+    let too_large = |bytes: u64| {
+        format!(
+            "the disk has {bytes} bytes, more than the {} that are allowed",
+            LIMITS.bytes
+        )
+    };
     for bytes in [LIMITS.bytes + 1, 1 << 40, u64::MAX] {
         assert_eq!(message(&with_u64(24, bytes)), too_large(bytes));
     }
-    let no_limit =
-        import_within(&with_u64(24, u64::MAX), DiskLimits { bytes: u64::MAX, written_bytes: u64::MAX }).unwrap_err();
-    assert!(no_limit.to_string().contains("its L1 table has 1 entries"), "{no_limit}");
-    let raw = import_within(&root(), DiskLimits { bytes: 1 << 20, written_bytes: u64::MAX }).unwrap_err();
-    assert_eq!(raw.to_string(), "the disk has 1573888 bytes, more than the 1048576 that are allowed");
+    let no_limit = import_within(
+        &with_u64(24, u64::MAX),
+        DiskLimits {
+            bytes: u64::MAX,
+            written_bytes: u64::MAX,
+        },
+    )
+    .unwrap_err();
+    assert!(
+        no_limit.to_string().contains("its L1 table has 1 entries"),
+        "{no_limit}"
+    );
+    let raw = import_within(
+        &root(),
+        DiskLimits {
+            bytes: 1 << 20,
+            written_bytes: u64::MAX,
+        },
+    )
+    .unwrap_err();
+    assert_eq!(
+        raw.to_string(),
+        "the disk has 1573888 bytes, more than the 1048576 that are allowed"
+    );
 }
 
 #[test]
 fn a_packed_cluster_is_one_cluster() {
-    let zstd = Qcow2 { version: 3, cluster_bits: 12, is_zstd: true }.file(&root(), |_, _| How::Packed);
+    let zstd = Qcow2 {
+        version: 3,
+        cluster_bits: 12,
+        is_zstd: true,
+    }
+    .file(&root(), |_, _| How::Packed);
     let huge = vec![0x55; 64 << 20];
     let packed = [
         (sample(), deflate(&[1; CLUSTER - 1])),
         (sample(), vec![0xff; 100]),
         (sample(), Vec::from([0])),
         (zstd.clone(), zstd::bulk::compress(&huge, 1).unwrap()),
-        (zstd.clone(), zstd::bulk::compress(&[1; CLUSTER - 1], 1).unwrap()),
-        (zstd.clone(), zstd::bulk::compress(&[1; CLUSTER + 1], 1).unwrap()),
+        (
+            zstd.clone(),
+            zstd::bulk::compress(&[1; CLUSTER - 1], 1).unwrap(),
+        ),
+        (
+            zstd.clone(),
+            zstd::bulk::compress(&[1; CLUSTER + 1], 1).unwrap(),
+        ),
         // A frame with a window of two gigabytes.
         (zstd, vec![0x28, 0xb5, 0x2f, 0xfd, 0, 0xa8, 1, 0, 0]),
     ];
     for (mut image, packed) in packed {
         let offset = image.len();
-        put_u64(&mut image, L2, packed_entry(offset, packed.len().min(8000), 12));
+        put_u64(
+            &mut image,
+            L2,
+            packed_entry(offset, packed.len().min(8000), 12),
+        );
         image.extend(&packed);
         assert_eq!(
             message(&image),
-            format!("the qcow2 image is damaged: the compressed cluster at {offset} cannot be unpacked")
+            format!(
+                "the qcow2 image is damaged: the compressed cluster at {offset} cannot be unpacked"
+            )
         );
     }
     // Of more than a cluster, one is read, as QEMU does.
     let mut image = sample();
     let packed = deflate(&[&root()[..CLUSTER], &huge].concat());
     let offset = image.len();
-    put_u64(&mut image, L2, packed_entry(offset, packed.len().min(8000), 12));
+    put_u64(
+        &mut image,
+        L2,
+        packed_entry(offset, packed.len().min(8000), 12),
+    );
     image.extend(&packed);
     assert!(import(&image).is_ok_and(|(_, bytes)| bytes[..root().len()] == root()));
 }

@@ -19,21 +19,50 @@ impl Daemon {
     /// With the nodes `raw` and `image`; nothing where it is not installed.
     fn start(raw: &Path, image: &Path) -> Option<Self> {
         let mut command = tool("qemu-storage-daemon");
-        command.args(["--chardev", "stdio,id=monitor", "--monitor", "chardev=monitor"]);
-        command.args(["--blockdev", &format!("file,node-name=raw,read-only=on,filename={}", raw.display())]);
-        command.args(["--blockdev", &format!("file,node-name=image,filename={}", image.display())]);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().ok()?;
-        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        Some(Self { child, input, output })
+        command.args([
+            "--chardev",
+            "stdio,id=monitor",
+            "--monitor",
+            "chardev=monitor",
+        ]);
+        command.args([
+            "--blockdev",
+            &format!("file,node-name=raw,read-only=on,filename={}", raw.display()),
+        ]);
+        command.args([
+            "--blockdev",
+            &format!("file,node-name=image,filename={}", image.display()),
+        ]);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .ok()?;
+        let (input, output) = (
+            child.stdin.take().unwrap(),
+            BufReader::new(child.stdout.take().unwrap()),
+        );
+        Some(Self {
+            child,
+            input,
+            output,
+        })
     }
 
     /// Runs a command, up to the line that says so.
     fn run(&mut self, command: &str, arguments: &str, done: &str) {
-        writeln!(self.input, r#"{{"execute":"{command}","arguments":{{{arguments}}}}}"#).unwrap();
+        writeln!(
+            self.input,
+            r#"{{"execute":"{command}","arguments":{{{arguments}}}}}"#
+        )
+        .unwrap();
         let mut line = String::new();
         while !line.contains(done) {
             line.clear();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "{command} did not end");
+            assert!(
+                self.output.read_line(&mut line).unwrap() > 0,
+                "{command} did not end"
+            );
             assert!(!line.contains(r#""error""#), "{command}: {line}");
         }
     }
@@ -55,8 +84,14 @@ fn a_qcow2_by_qemu_is_its_disk() {
         (r#""version":"v2","cluster-size":4096"#, true),
         (r#""version":"v3","cluster-size":512"#, true),
         (r#""version":"v3","cluster-size":2097152"#, true),
-        (r#""version":"v3","cluster-size":65536,"compression-type":"zstd""#, true),
-        (r#""version":"v3","cluster-size":65536,"lazy-refcounts":true"#, false),
+        (
+            r#""version":"v3","cluster-size":65536,"compression-type":"zstd""#,
+            true,
+        ),
+        (
+            r#""version":"v3","cluster-size":65536,"lazy-refcounts":true"#,
+            false,
+        ),
     ];
     for (options, compress) in made {
         File::create(&image).unwrap();
@@ -64,12 +99,21 @@ fn a_qcow2_by_qemu_is_its_disk() {
             eprintln!("left out: there is no qemu-storage-daemon");
             return;
         };
-        let create = format!(r#""driver":"qcow2","file":"image","size":{},{options}"#, disk.len());
+        let create = format!(
+            r#""driver":"qcow2","file":"image","size":{},{options}"#,
+            disk.len()
+        );
         daemon.run("qmp_capabilities", "", r#""return""#);
-        daemon.run("blockdev-create", &format!(r#""job-id":"make","options":{{{create}}}"#), r#""concluded""#);
+        daemon.run(
+            "blockdev-create",
+            &format!(r#""job-id":"make","options":{{{create}}}"#),
+            r#""concluded""#,
+        );
         let node = r#""driver":"qcow2","node-name":"target","file":"image","detect-zeroes":"on""#;
         daemon.run("blockdev-add", node, r#""return""#);
-        let copy = format!(r#""job-id":"copy","device":"raw","target":"target","sync":"full","compress":{compress}"#);
+        let copy = format!(
+            r#""job-id":"copy","device":"raw","target":"target","sync":"full","compress":{compress}"#
+        );
         daemon.run("blockdev-backup", &copy, "BLOCK_JOB_COMPLETED");
         daemon.end();
         let (_, bytes) = import(&fs::read(&image).unwrap()).unwrap();

@@ -12,26 +12,65 @@ fn assert_takes(image: &[u8], partition: u32) {
 #[test]
 fn the_partition_with_a_system_is_taken() {
     assert_takes(&with_mbr(&[(0x83, &root())]), 1);
-    assert_takes(&with_mbr(&[(0x83, &boot()), (0x82, &magic(4086, b"SWAPSPACE2")), (0x83, &root())]), 3);
+    assert_takes(
+        &with_mbr(&[
+            (0x83, &boot()),
+            (0x82, &magic(4086, b"SWAPSPACE2")),
+            (0x83, &root()),
+        ]),
+        3,
+    );
     assert_takes(&with_mbr(&[(0x05, &root()), (0x83, &root())]), 2);
     for sector in [512, 4096] {
-        assert_takes(&with_gpt(sector, &[(TYPE_LINUX, &boot()), (TYPE_LINUX, &root())]), 2);
-        assert_takes(&with_gpt(sector, &[(TYPE_LINUX, &magic(82, b"FAT32   ")), (TYPE_ROOT, &root())]), 2);
+        assert_takes(
+            &with_gpt(sector, &[(TYPE_LINUX, &boot()), (TYPE_LINUX, &root())]),
+            2,
+        );
+        assert_takes(
+            &with_gpt(
+                sector,
+                &[(TYPE_LINUX, &magic(82, b"FAT32   ")), (TYPE_ROOT, &root())],
+            ),
+            2,
+        );
     }
 }
 
 #[test]
 fn of_two_systems_the_one_with_the_type_is_taken() {
-    assert_takes(&with_gpt(512, &[(TYPE_LINUX, &root()), (TYPE_ROOT, &root())]), 2);
-    assert_takes(&with_gpt(512, &[(TYPE_LINUX, &root()), (TYPE_ROOT, &boot())]), 1);
+    assert_takes(
+        &with_gpt(512, &[(TYPE_LINUX, &root()), (TYPE_ROOT, &root())]),
+        2,
+    );
+    assert_takes(
+        &with_gpt(512, &[(TYPE_LINUX, &root()), (TYPE_ROOT, &boot())]),
+        1,
+    );
 }
 
 #[test]
 fn of_two_that_are_equally_good_none_is_taken() {
     let both = "several partitions could be the root file system: \
                 partition 1 has ext4 (1573888 bytes), partition 3 has ext4 (1573888 bytes)";
-    assert_eq!(message(&with_mbr(&[(0x83, &root()), (0x83, &boot()), (0x83, &root())])), both);
-    assert_eq!(message(&with_gpt(512, &[(TYPE_ROOT, &root()), (TYPE_LINUX, &boot()), (TYPE_ROOT, &root())])), both);
+    assert_eq!(
+        message(&with_mbr(&[
+            (0x83, &root()),
+            (0x83, &boot()),
+            (0x83, &root())
+        ])),
+        both
+    );
+    assert_eq!(
+        message(&with_gpt(
+            512,
+            &[
+                (TYPE_ROOT, &root()),
+                (TYPE_LINUX, &boot()),
+                (TYPE_ROOT, &root())
+            ]
+        )),
+        both
+    );
 }
 
 #[test]
@@ -43,7 +82,13 @@ fn a_damaged_table_is_read_from_its_second_copy() {
         image
     };
     let (header, entries, second) = (512 + 72, 1024 + 128 + 32, good.len() - 512 + 72);
-    for places in [&[header][..], &[entries], &[512], &[second], &[510, entries]] {
+    for places in [
+        &[header][..],
+        &[entries],
+        &[512],
+        &[second],
+        &[510, entries],
+    ] {
         assert_takes(&bent(places), 2);
     }
     let expected = "both copies of the disk's GPT are damaged: in the first, its entries have another checksum; \
@@ -69,7 +114,14 @@ fn other_file_systems_are_named() {
     }
     let btrfs = magic(65600, b"_BHRfS_M");
     let expected = "the root file system is btrfs; only ext4 can be taken";
-    assert_eq!(message(&with_gpt(512, &[(TYPE_LINUX, &boot()), (TYPE_LINUX, &btrfs)])), expected, "/boot is no root");
+    assert_eq!(
+        message(&with_gpt(
+            512,
+            &[(TYPE_LINUX, &boot()), (TYPE_LINUX, &btrfs)]
+        )),
+        expected,
+        "/boot is no root"
+    );
 }
 
 #[test]
@@ -79,9 +131,17 @@ fn a_disk_without_a_root_says_what_it_has() {
                     partition 2 has an ext4 without a system (1048576 bytes), \
                     partition 3 has partitions that are not looked at (1573888 bytes), \
                     partition 4 has only zeros (4096 bytes)";
-    let parts: [(u8, &[u8]); 4] = [(0x0c, &vfat), (0x83, &boot()), (0x0f, &root()), (0x83, &[0; 4096])];
+    let parts: [(u8, &[u8]); 4] = [
+        (0x0c, &vfat),
+        (0x83, &boot()),
+        (0x0f, &root()),
+        (0x83, &[0; 4096]),
+    ];
     assert_eq!(message(&with_mbr(&parts)), expected);
-    assert_eq!(message(&with_gpt(512, &[])), "no partition has a root file system: there are none");
+    assert_eq!(
+        message(&with_gpt(512, &[])),
+        "no partition has a root file system: there are none"
+    );
     let nothing = "there is neither a file system nor a partition table on the disk";
     assert_eq!(message(&vec![0; 1 << 20]), nothing);
     assert_eq!(message(b""), nothing);
@@ -96,8 +156,14 @@ fn a_file_system_that_is_cut_is_refused() {
     assert_eq!(cut(with_mbr(&[(0x83, &root())]), 4096), expected);
     let mut image = root();
     image[1024 + 24] = 7;
-    assert_eq!(message(&image), "the file system is damaged: its block size is impossible");
+    assert_eq!(
+        message(&image),
+        "the file system is damaged: its block size is impossible"
+    );
     let mut image = root();
     image[1024 + 4..1024 + 8].fill(0);
-    assert_eq!(message(&image), "the file system is damaged: its number of blocks is impossible");
+    assert_eq!(
+        message(&image),
+        "the file system is damaged: its number of blocks is impossible"
+    );
 }

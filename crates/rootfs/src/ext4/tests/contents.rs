@@ -8,13 +8,20 @@ use crate::{Content, Error, Extent, Kind, Tree};
 fn files_of_many_sizes() {
     let mut maker = Maker::new();
     let sizes = [0, 1, 4095, 4096, 4097, 70_001, 3 << 20, (8 << 20) + 5];
-    let contents: Vec<_> = sizes.into_iter().map(|size| pattern(size as u64, size)).collect();
+    let contents: Vec<_> = sizes
+        .into_iter()
+        .map(|size| pattern(size as u64, size))
+        .collect();
     for content in &contents {
         maker.file(Tree::ROOT, content.len().to_string(), content);
     }
     let image = maker.clean(MIB);
     for content in &contents {
-        assert!(image.read(format!("/{}", content.len()).as_bytes()) == *content, "{} bytes", content.len());
+        assert!(
+            image.read(format!("/{}", content.len()).as_bytes()) == *content,
+            "{} bytes",
+            content.len()
+        );
     }
     let dumped = image.path.with_extension("dumped");
     image.debugfs(&format!("dump /70001 {}", dumped.display()));
@@ -36,9 +43,18 @@ fn a_file_in_pieces_is_the_same_as_in_one() {
             }
         }
         let content = writer.finish().unwrap();
-        let shape = |content: &Content| content.extents.iter().map(|it| (it.logical, it.blocks)).collect::<Vec<_>>();
+        let shape = |content: &Content| {
+            content
+                .extents
+                .iter()
+                .map(|it| (it.logical, it.blocks))
+                .collect::<Vec<_>>()
+        };
         assert_eq!(shape(&content), shape(&whole), "pieces of {piece}");
-        assert!(maker.area.read(&content, u64::MAX).unwrap() == bytes, "pieces of {piece}");
+        assert!(
+            maker.area.read(&content, u64::MAX).unwrap() == bytes,
+            "pieces of {piece}"
+        );
     }
 }
 
@@ -66,10 +82,17 @@ fn extents_in_the_inode_and_in_trees() {
         let bytes = image.read(format!("/{count}").as_bytes());
         assert_eq!(bytes.len() as u64, count * 8192);
         let is_right = |(index, block): (usize, &[u8])| {
-            let expected = if index % 2 == 0 { (index / 2) as u8 | 1 } else { 0 };
+            let expected = if index % 2 == 0 {
+                (index / 2) as u8 | 1
+            } else {
+                0
+            };
             block.iter().all(|byte| *byte == expected)
         };
-        assert!(bytes.chunks(4096).enumerate().all(is_right), "{count} extents");
+        assert!(
+            bytes.chunks(4096).enumerate().all(is_right),
+            "{count} extents"
+        );
     }
     assert!(image.debugfs("extents /3000").contains("\n 2/ 2 "));
 }
@@ -87,7 +110,10 @@ fn a_file_of_1_tib_has_one_block() {
     assert!(matches!(empty, Error::TooLarge { what: "a file", .. }));
     let image = maker.clean(MIB);
     let stat = image.debugfs("stat /huge");
-    assert!(stat.contains("Size: 1099511627776") && stat.contains("Blockcount: 8\n"), "{stat}");
+    assert!(
+        stat.contains("Size: 1099511627776") && stat.contains("Blockcount: 8\n"),
+        "{stat}"
+    );
 }
 
 #[test]
@@ -96,7 +122,10 @@ fn more_bytes_than_announced_are_refused() {
     let mut writer = maker.area.file(5, u64::MAX).unwrap();
     writer.write(b"1234").unwrap();
     let refused = writer.write(b"56").unwrap_err();
-    assert!(matches!(refused, Error::LongerThanAnnounced { announced_bytes: 5 }));
+    assert!(matches!(
+        refused,
+        Error::LongerThanAnnounced { announced_bytes: 5 }
+    ));
     assert!(writer.skip(2).is_err());
     let content = writer.finish().unwrap();
     assert_eq!(maker.area.read(&content, 10).unwrap(), b"1234\0");
@@ -114,11 +143,25 @@ fn what_is_freed_or_given_up_is_free_and_a_hole() {
     maker.file(Tree::ROOT, "after", &pattern(5, 10_000));
     maker.area.free(&gone);
     let image = maker.clean(0);
-    let Extent { physical, blocks, .. } = gone.extents[0];
-    assert!(image.debugfs(&format!("testb {physical} {blocks}")).lines().all(|line| line.contains("not in use")));
+    let Extent {
+        physical, blocks, ..
+    } = gone.extents[0];
+    assert!(
+        image
+            .debugfs(&format!("testb {physical} {blocks}"))
+            .lines()
+            .all(|line| line.contains("not in use"))
+    );
     let bytes = std::fs::read(&image.path).unwrap();
-    assert!(bytes[physical as usize * 4096..][..blocks as usize * 4096].iter().all(|byte| *byte == 0));
-    assert!(image.read(b"/between") == pattern(3, 10_000) && image.read(b"/after") == pattern(5, 10_000));
+    assert!(
+        bytes[physical as usize * 4096..][..blocks as usize * 4096]
+            .iter()
+            .all(|byte| *byte == 0)
+    );
+    assert!(
+        image.read(b"/between") == pattern(3, 10_000)
+            && image.read(b"/after") == pattern(5, 10_000)
+    );
 }
 
 /// Data in the first five groups, around backups in three of them.
@@ -129,15 +172,35 @@ fn data_goes_around_backups() {
     let mut writer = maker.area.file(600 << 20, u64::MAX).unwrap();
     (0..9600).for_each(|index| writer.write(&block_of(index)).unwrap());
     let content = writer.finish().unwrap();
-    let starts: Vec<_> = content.extents.iter().map(|extent| extent.physical).collect();
-    assert!(starts.contains(&(32768 + 129)) && starts.contains(&(3 * 32768 + 129)), "{starts:?}");
+    let starts: Vec<_> = content
+        .extents
+        .iter()
+        .map(|extent| extent.physical)
+        .collect();
+    assert!(
+        starts.contains(&(32768 + 129)) && starts.contains(&(3 * 32768 + 129)),
+        "{starts:?}"
+    );
     maker.add(Tree::ROOT, "large", Kind::File(content));
     let image = maker.clean(MIB);
     let bytes = image.read(b"/large");
-    assert!(bytes.chunks(65536).zip(0..).all(|(chunk, index)| chunk == block_of(index)));
+    assert!(
+        bytes
+            .chunks(65536)
+            .zip(0..)
+            .all(|(chunk, index)| chunk == block_of(index))
+    );
     // Each backup is good enough to check from.
     for group in [1, 3] {
         let superblock = (group * 32768).to_string();
-        super::run("dumpe2fs", &["-h", "-o", &format!("superblock={superblock}"), image.path.to_str().unwrap()]);
+        super::run(
+            "dumpe2fs",
+            &[
+                "-h",
+                "-o",
+                &format!("superblock={superblock}"),
+                image.path.to_str().unwrap(),
+            ],
+        );
     }
 }

@@ -19,27 +19,50 @@ pub(super) struct Maker {
 }
 
 pub(super) fn attributes(mode: u16) -> Attributes {
-    let modified = Time { seconds: 1_600_000_000, nanoseconds: 123_456_789 };
-    Attributes { mode, uid: 1000, gid: 100, modified, xattrs: BTreeMap::new() }
+    let modified = Time {
+        seconds: 1_600_000_000,
+        nanoseconds: 123_456_789,
+    };
+    Attributes {
+        mode,
+        uid: 1000,
+        gid: 100,
+        modified,
+        xattrs: BTreeMap::new(),
+    }
 }
 
 impl Maker {
     pub(super) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let area = DataArea::create(&dir.path().join("image"), u64::MAX).unwrap();
-        Self { dir, area, tree: Tree::new() }
+        Self {
+            dir,
+            area,
+            tree: Tree::new(),
+        }
     }
 
     pub(super) fn add(&mut self, parent: NodeId, name: impl AsRef<[u8]>, kind: Kind) -> NodeId {
-        let mode = if matches!(kind, Kind::Symlink(_)) { 0o777 } else { 0o755 };
+        let mode = if matches!(kind, Kind::Symlink(_)) {
+            0o777
+        } else {
+            0o755
+        };
         let id = NodeId(self.tree.nodes.len() as u32);
-        self.tree.nodes.push(Some(Node { kind, attributes: attributes(mode), names: 0 }));
+        self.tree.nodes.push(Some(Node {
+            kind,
+            attributes: attributes(mode),
+            names: 0,
+        }));
         self.link(parent, name, id);
         id
     }
 
     pub(super) fn link(&mut self, parent: NodeId, name: impl AsRef<[u8]>, id: NodeId) {
-        let Kind::Dir(names) = &mut self.node(parent).kind else { panic!("{parent:?} is no directory") };
+        let Kind::Dir(names) = &mut self.node(parent).kind else {
+            panic!("{parent:?} is no directory")
+        };
         assert_eq!(names.insert(name.as_ref().to_vec(), id), None);
         self.node(id).names += 1;
     }
@@ -59,7 +82,9 @@ impl Maker {
 
     pub(super) fn content(&mut self, bytes: &[u8]) -> Content {
         let mut writer = self.area.file(bytes.len() as u64, u64::MAX).unwrap();
-        bytes.chunks(70_001).for_each(|chunk| writer.write(chunk).unwrap());
+        bytes
+            .chunks(70_001)
+            .for_each(|chunk| writer.write(chunk).unwrap());
         writer.finish().unwrap()
     }
 
@@ -76,7 +101,12 @@ impl Maker {
     pub(super) fn finish(self, free_bytes: u64) -> Result<Image, Error> {
         let path = self.dir.path().join("image");
         let made = finish(self.area, &self.tree, &Options { free_bytes })?;
-        Ok(Image { file: File::open(&path).unwrap(), path, made, _dir: self.dir })
+        Ok(Image {
+            file: File::open(&path).unwrap(),
+            path,
+            made,
+            _dir: self.dir,
+        })
     }
 
     /// Made, and found to be without fault.
@@ -121,7 +151,10 @@ impl Image {
     pub(super) fn read(&self, path: &[u8]) -> Vec<u8> {
         self.with_fs(|fs| {
             let mut bytes = Vec::new();
-            fs.read_file(&path.into()).unwrap().read_to_end(&mut bytes).unwrap();
+            fs.read_file(&path.into())
+                .unwrap()
+                .read_to_end(&mut bytes)
+                .unwrap();
             bytes
         })
     }
@@ -130,7 +163,9 @@ impl Image {
 /// `e2fsck` finds nothing, not even something to improve.
 pub(super) fn assert_clean(image: &Path) {
     let said = run("e2fsck", &["-fn", image.to_str().unwrap()]);
-    let is_fine = |line: &str| line.is_empty() || line.starts_with("Pass ") || line.starts_with("sandtree-root: ");
+    let is_fine = |line: &str| {
+        line.is_empty() || line.starts_with("Pass ") || line.starts_with("sandtree-root: ")
+    };
     assert!(said.lines().all(is_fine), "{said}");
 }
 
@@ -139,6 +174,10 @@ pub(super) fn run(program: &str, arguments: &[&str]) -> String {
     // starts: the program of run(…) in crates/rootfs/src/ext4
     let output = Command::new(program).args(arguments).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{program} {arguments:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     said
 }

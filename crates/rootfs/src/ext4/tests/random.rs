@@ -38,12 +38,21 @@ fn what() -> impl Strategy<Value = What> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let byte = any::<u8>().prop_filter("no part of a name", |byte| !matches!(byte, 0 | b'/' | b'.'));
+    let byte =
+        any::<u8>().prop_filter("no part of a name", |byte| !matches!(byte, 0 | b'/' | b'.'));
     let name = prop::collection::vec(byte, 1..256);
-    let xattr = ("user\\.[a-z]{1,30}", prop::collection::vec(any::<u8>(), 0..200));
+    let xattr = (
+        "user\\.[a-z]{1,30}",
+        prop::collection::vec(any::<u8>(), 0..200),
+    );
     let xattr = xattr.prop_map(|(name, value)| (name.into_bytes(), value));
     let xattrs = prop::collection::vec(xattr, 0..6);
-    (any::<usize>(), name, what(), xattrs).prop_map(|(parent, name, what, xattrs)| Step { parent, name, what, xattrs })
+    (any::<usize>(), name, what(), xattrs).prop_map(|(parent, name, what, xattrs)| Step {
+        parent,
+        name,
+        what,
+        xattrs,
+    })
 }
 
 /// Files with their paths and bytes.
@@ -59,7 +68,9 @@ struct Grower {
 impl Grower {
     fn take(&mut self, step: Step) {
         let (parent, parent_path) = self.dirs[step.parent % self.dirs.len()].clone();
-        let Kind::Dir(names) = &self.maker.node(parent).kind else { unreachable!() };
+        let Kind::Dir(names) = &self.maker.node(parent).kind else {
+            unreachable!()
+        };
         if names.contains_key(&step.name) {
             return;
         }
@@ -71,18 +82,28 @@ impl Grower {
                 id
             }
             What::File(pieces) => {
-                let bytes: Vec<_> = pieces.iter().flat_map(|(bytes, zeros)| vec![u8::from(!zeros); *bytes]).collect();
+                let bytes: Vec<_> = pieces
+                    .iter()
+                    .flat_map(|(bytes, zeros)| vec![u8::from(!zeros); *bytes])
+                    .collect();
                 let id = self.maker.file(parent, &step.name, &bytes);
                 self.files.push(id);
                 self.expected.push((path, bytes));
                 id
             }
-            What::Symlink(bytes) => self.maker.add(parent, &step.name, Kind::Symlink(vec![b't'; bytes])),
-            What::Device(major, minor) => {
-                self.maker.add(parent, &step.name, Kind::BlockDevice(Device { major, minor }))
+            What::Symlink(bytes) => {
+                self.maker
+                    .add(parent, &step.name, Kind::Symlink(vec![b't'; bytes]))
             }
+            What::Device(major, minor) => self.maker.add(
+                parent,
+                &step.name,
+                Kind::BlockDevice(Device { major, minor }),
+            ),
             What::Hard(index) if !self.files.is_empty() => {
-                return self.maker.link(parent, &step.name, self.files[index % self.files.len()]);
+                return self
+                    .maker
+                    .link(parent, &step.name, self.files[index % self.files.len()]);
             }
             What::Hard(_) => return,
             What::Removed(bytes) => {
@@ -95,8 +116,12 @@ impl Grower {
 }
 
 fn grow(steps: Vec<Step>, free_bytes: u64) -> (Image, Files) {
-    let mut grower =
-        Grower { maker: Maker::new(), dirs: vec![(Tree::ROOT, Vec::new())], files: Vec::new(), expected: Vec::new() };
+    let mut grower = Grower {
+        maker: Maker::new(),
+        dirs: vec![(Tree::ROOT, Vec::new())],
+        files: Vec::new(),
+        expected: Vec::new(),
+    };
     steps.into_iter().for_each(|step| grower.take(step));
     (grower.maker.clean(free_bytes), grower.expected)
 }

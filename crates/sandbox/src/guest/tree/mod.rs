@@ -1,10 +1,11 @@
 //! Trees of files as tar streams, on the host's side.
 //!
-//! Always: what a guest packed is hostile. Every name is resolved beneath the one directory that was chosen, by handles
-//! that cannot leave it, and through no symbolic link: no packer puts a member behind one. Set-id bits are dropped,
-//! and device nodes are not made. Holes stay holes. Memory is bounded, whatever lengths the headers claim and however
-//! many members come. What the host packs may change meanwhile: a member has the length that its header says.
-//! When it fails: what was unpacked so far stays, as with any copy that breaks off.
+//! Always: what a guest packed is hostile. Every name is resolved beneath the one directory that
+//! was chosen, by handles that cannot leave it, and through no symbolic link: no packer puts a
+//! member behind one. Set-id bits are dropped, and device nodes are not made. Holes stay holes.
+//! Memory is bounded, whatever lengths the headers claim and however many members come. What the
+//! host packs may change meanwhile: a member has the length that its header says. When it fails:
+//! what was unpacked so far stays, as with any copy that breaks off.
 
 mod pack;
 #[cfg(test)]
@@ -24,8 +25,8 @@ const CHUNK: usize = 128 * 1024;
 const SKIPPED_LINES: usize = 1000;
 const SKIPPED_BYTES: usize = 1 << 20;
 
-/// What a copy left out, one line for each. Whoever packs can name as much as it likes: the first are kept, the rest
-/// counted.
+/// What a copy left out, one line for each. Whoever packs can name as much as it likes: the first
+/// are kept, the rest counted.
 #[derive(Debug, Default)]
 pub(super) struct Skipped {
     lines: Vec<String>,
@@ -59,7 +60,11 @@ impl Skipped {
 }
 
 fn plain(c: char) -> String {
-    if c.is_control() { c.escape_default().to_string() } else { c.to_string() }
+    if c.is_control() {
+        c.escape_default().to_string()
+    } else {
+        c.to_string()
+    }
 }
 
 /// The writing end of a stream whose reader is a task.
@@ -79,7 +84,9 @@ impl Write for ChunkWriter {
 
     fn flush(&mut self) -> io::Result<()> {
         let chunk = std::mem::replace(&mut self.buffer, Vec::with_capacity(CHUNK));
-        self.chunks.blocking_send(chunk.into()).map_err(|_| io::ErrorKind::BrokenPipe.into())
+        self.chunks
+            .blocking_send(chunk.into())
+            .map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }
 
@@ -100,8 +107,11 @@ impl Read for ChunkReader {
             }
         }
         let count = self.chunk.len().min(buffer.len());
-        let left =
-            self.allowance.get().checked_sub(count as u64).ok_or_else(|| io::Error::other("headers without end"))?;
+        let left = self
+            .allowance
+            .get()
+            .checked_sub(count as u64)
+            .ok_or_else(|| io::Error::other("headers without end"))?;
         self.allowance.set(left);
         self.chunk.copy_to_slice(&mut buffer[..count]);
         Ok(count)

@@ -15,7 +15,8 @@ use tokio::sync::mpsc;
 use super::{CHUNK, ChunkWriter, Skipped};
 use crate::error::{Error, Result};
 
-/// The map of a file's holes is held in memory on both sides; a file in more pieces is sent with its zeros.
+/// The map of a file's holes is held in memory on both sides; a file in more pieces is sent with
+/// its zeros.
 const PIECES_MAX: usize = 100_000;
 /// What tar counts in; a sparse member's pieces must not end within one.
 const BLOCK: u64 = 512;
@@ -29,10 +30,20 @@ pub enum Owner {
 }
 
 /// Packs the file or tree at `from` under `name`. Gives what could not be packed.
-pub fn pack(from: &Path, name: &OsStr, owner: Owner, chunks: mpsc::Sender<Bytes>) -> Result<Skipped> {
-    let mut packing = Packing { owner, ..Packing::new(chunks) };
+pub fn pack(
+    from: &Path,
+    name: &OsStr,
+    owner: Owner,
+    chunks: mpsc::Sender<Bytes>,
+) -> Result<Skipped> {
+    let mut packing = Packing {
+        owner,
+        ..Packing::new(chunks)
+    };
     packing.entry(from, Path::new(name))?;
-    let Packing { builder, skipped, .. } = packing;
+    let Packing {
+        builder, skipped, ..
+    } = packing;
     let finished = builder.into_inner().and_then(|mut writer| writer.flush());
     finished.map_err(|e| Error::io("pack", from, e))?;
     Ok(skipped)
@@ -46,8 +57,15 @@ pub(super) struct Packing {
 
 impl Packing {
     pub(super) fn new(chunks: mpsc::Sender<Bytes>) -> Self {
-        let builder = Builder::new(ChunkWriter { chunks, buffer: Vec::with_capacity(CHUNK) });
-        Self { builder, skipped: Skipped::default(), owner: Owner::AsFound }
+        let builder = Builder::new(ChunkWriter {
+            chunks,
+            buffer: Vec::with_capacity(CHUNK),
+        });
+        Self {
+            builder,
+            skipped: Skipped::default(),
+            owner: Owner::AsFound,
+        }
     }
 
     fn entry(&mut self, from: &Path, name: &Path) -> Result<()> {
@@ -55,23 +73,36 @@ impl Packing {
         let found = from.symlink_metadata().map_err(failed)?;
         let kind = found.file_type();
         if kind.is_socket() {
-            self.skipped.add(&format!("{}: a socket cannot be copied", from.display()));
+            self.skipped
+                .add(&format!("{}: a socket cannot be copied", from.display()));
         } else if kind.is_file() {
             self.open_file(from, name).map_err(failed)?;
         } else if kind.is_symlink() {
             let target = from.read_link().map_err(failed)?;
-            self.builder.append_link(&mut self.header(&found), name, target).map_err(failed)?;
+            self.builder
+                .append_link(&mut self.header(&found), name, target)
+                .map_err(failed)?;
         } else {
             self.empty(&found, name).map_err(failed)?;
         }
-        if kind.is_dir() { self.children(from, name) } else { Ok(()) }
+        if kind.is_dir() {
+            self.children(from, name)
+        } else {
+            Ok(())
+        }
     }
 
     fn children(&mut self, from: &Path, name: &Path) -> Result<()> {
         let failed = |e| Error::io("read", from, e);
-        let mut children: Vec<_> = from.read_dir().map_err(failed)?.collect::<io::Result<_>>().map_err(failed)?;
+        let mut children: Vec<_> = from
+            .read_dir()
+            .map_err(failed)?
+            .collect::<io::Result<_>>()
+            .map_err(failed)?;
         children.sort_by_key(std::fs::DirEntry::file_name);
-        children.iter().try_for_each(|child| self.entry(&child.path(), &name.join(child.file_name())))
+        children
+            .iter()
+            .try_for_each(|child| self.entry(&child.path(), &name.join(child.file_name())))
     }
 
     /// A directory, a pipe or a device.
@@ -89,22 +120,50 @@ impl Packing {
         let file = File::from(rustix::fs::open(from, flags, Mode::empty())?);
         let found = file.metadata()?;
         if !found.is_file() {
-            self.skipped.add(&format!("{}: it was replaced while it was copied", from.display()));
+            self.skipped.add(&format!(
+                "{}: it was replaced while it was copied",
+                from.display()
+            ));
         } else if self.file(&file, &found, name)? == Length::Shrank {
-            self.skipped.add(&format!("{}: its end, which was cut off while it was copied", from.display()));
+            self.skipped.add(&format!(
+                "{}: its end, which was cut off while it was copied",
+                from.display()
+            ));
         }
         Ok(())
     }
 
     /// A regular file, exactly as long as it was `found`, whatever it is now.
-    pub(super) fn file(&mut self, file: &File, found: &Metadata, name: &Path) -> io::Result<Length> {
+    pub(super) fn file(
+        &mut self,
+        file: &File,
+        found: &Metadata,
+        name: &Path,
+    ) -> io::Result<Length> {
         let (mut header, size) = (self.header(found), found.len());
         let pieces = data_of(file, size);
-        let whole = pieces.iter().map(|piece| piece.end - piece.start).sum::<u64>() == size;
-        let map = if whole { Vec::new() } else { describe_holes(&mut header, &pieces, size) };
-        let data = Pieces { file, left: pieces.into_iter(), now: 0..0 };
-        self.builder.append_data(&mut header, name, Read::chain(map.as_slice(), data))?;
-        Ok(if file.metadata()?.len() < size { Length::Shrank } else { Length::Kept })
+        let whole = pieces
+            .iter()
+            .map(|piece| piece.end - piece.start)
+            .sum::<u64>()
+            == size;
+        let map = if whole {
+            Vec::new()
+        } else {
+            describe_holes(&mut header, &pieces, size)
+        };
+        let data = Pieces {
+            file,
+            left: pieces.into_iter(),
+            now: 0..0,
+        };
+        self.builder
+            .append_data(&mut header, name, Read::chain(map.as_slice(), data))?;
+        Ok(if file.metadata()?.len() < size {
+            Length::Shrank
+        } else {
+            Length::Kept
+        })
     }
 
     fn header(&self, found: &Metadata) -> Header {
@@ -131,7 +190,9 @@ fn data_of(file: &File, size: u64) -> Vec<Range<u64>> {
             // Not every file system knows of holes.
             Err(_) => return whole(),
         };
-        let hole = seek(file, SeekFrom::Hole(data)).unwrap_or(size).max(data + 1);
+        let hole = seek(file, SeekFrom::Hole(data))
+            .unwrap_or(size)
+            .max(data + 1);
         let end = hole.next_multiple_of(BLOCK).min(size);
         pieces.push((data - data % BLOCK).max(at)..end);
         at = end;
@@ -142,9 +203,13 @@ fn data_of(file: &File, size: u64) -> Vec<Range<u64>> {
     pieces
 }
 
-/// Makes a member a sparse one. Gives the part of its map that has no place in the header and stands before the data.
+/// Makes a member a sparse one. Gives the part of its map that has no place in the header and
+/// stands before the data.
 fn describe_holes(header: &mut Header, pieces: &[Range<u64>], size: u64) -> Vec<u8> {
-    let mut places: Vec<_> = pieces.iter().map(|piece| (piece.start, piece.end - piece.start)).collect();
+    let mut places: Vec<_> = pieces
+        .iter()
+        .map(|piece| (piece.start, piece.end - piece.start))
+        .collect();
     header.set_entry_type(EntryType::GNUSparse);
     header.set_size(places.iter().map(|(_, length)| length).sum());
     // The last place has no bytes: it says where the file ends.
@@ -155,7 +220,9 @@ fn describe_holes(header: &mut Header, pieces: &[Range<u64>], size: u64) -> Vec<
     write_places(&mut gnu.sparse, first);
     gnu.set_is_extended(!rest.is_empty());
     let mut map = Vec::new();
-    let mut groups = rest.chunks(GnuExtSparseHeader::new().sparse.len()).peekable();
+    let mut groups = rest
+        .chunks(GnuExtSparseHeader::new().sparse.len())
+        .peekable();
     while let Some(group) = groups.next() {
         let mut extension = GnuExtSparseHeader::new();
         write_places(&mut extension.sparse, group);

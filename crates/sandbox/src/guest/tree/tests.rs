@@ -76,19 +76,40 @@ impl Place {
     }
 
     fn assert_contained(&self) {
-        let names = fs::read_dir(self.0.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        let names = fs::read_dir(self.0.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name());
         let others: Vec<_> = names.filter(|name| name != "chosen").collect();
         assert_eq!(others, ["neighbour"]);
-        assert_eq!(fs::read(self.0.path().join("neighbour")).unwrap(), b"untouched");
+        assert_eq!(
+            fs::read(self.0.path().join("neighbour")).unwrap(),
+            b"untouched"
+        );
     }
 }
 
 #[test]
 fn names_that_lead_out_are_refused() {
-    for name in ["/etc/x", "../x", "x/../../y", "x/..", "./..", "..", ".", "/", ""] {
+    for name in [
+        "/etc/x",
+        "../x",
+        "x/../../y",
+        "x/..",
+        "./..",
+        "..",
+        ".",
+        "/",
+        "",
+    ] {
         let place = Place::new();
-        let refused = Forged::default().dir("x").file(name, b"bad").unpack(&place.chosen());
-        assert!(matches!(refused, Err(Error::Archive { .. })), "{name:?}: {refused:?}");
+        let refused = Forged::default()
+            .dir("x")
+            .file(name, b"bad")
+            .unpack(&place.chosen());
+        assert!(
+            matches!(refused, Err(Error::Archive { .. })),
+            "{name:?}: {refused:?}"
+        );
         place.assert_contained();
     }
 }
@@ -97,7 +118,11 @@ fn names_that_lead_out_are_refused() {
 fn nothing_is_written_through_a_link() {
     for target in ["..", "/tmp", ".", "../neighbour", "inner"] {
         let place = Place::new();
-        let forged = Forged::default().dir("x").dir("x/inner").link(EntryType::Symlink, "x/l", target);
+        let forged =
+            Forged::default()
+                .dir("x")
+                .dir("x/inner")
+                .link(EntryType::Symlink, "x/l", target);
         let refused = forged.file("x/l/planted", b"bad").unpack(&place.chosen());
         assert!(refused.is_err(), "{target}");
         assert!(!place.chosen().join("inner/planted").exists());
@@ -105,16 +130,27 @@ fn nothing_is_written_through_a_link() {
     }
     // A file that takes a link's place replaces the link, not what it points to.
     let place = Place::new();
-    let forged = Forged::default().dir("x").link(EntryType::Symlink, "x/l", "../neighbour");
+    let forged = Forged::default()
+        .dir("x")
+        .link(EntryType::Symlink, "x/l", "../neighbour");
     forged.file("x/l", b"own").unpack(&place.chosen()).unwrap();
-    assert!(place.chosen().join("l").symlink_metadata().unwrap().is_file());
+    assert!(
+        place
+            .chosen()
+            .join("l")
+            .symlink_metadata()
+            .unwrap()
+            .is_file()
+    );
     place.assert_contained();
 }
 
 #[test]
 fn the_tree_itself_cannot_become_a_link() {
     let place = Place::new();
-    let forged = Forged::default().link(EntryType::Symlink, "x", ".").file("x/planted", b"bad");
+    let forged = Forged::default()
+        .link(EntryType::Symlink, "x", ".")
+        .file("x/planted", b"bad");
     assert!(forged.unpack(&place.chosen()).is_err());
     place.assert_contained();
 }
@@ -123,18 +159,31 @@ fn the_tree_itself_cannot_become_a_link() {
 fn hard_links_stay_inside() {
     for target in ["../neighbour", "/etc/passwd", "x/../../neighbour"] {
         let place = Place::new();
-        let refused = Forged::default().dir("x").link(EntryType::Link, "x/h", target).unpack(&place.chosen());
+        let refused = Forged::default()
+            .dir("x")
+            .link(EntryType::Link, "x/h", target)
+            .unpack(&place.chosen());
         assert!(refused.is_err(), "{target}");
         assert!(!place.chosen().join("h").exists());
         place.assert_contained();
     }
     // Also not by way of a symbolic link.
     let place = Place::new();
-    let forged = Forged::default().dir("x").link(EntryType::Symlink, "x/up", "..");
-    assert!(forged.link(EntryType::Link, "x/h", "x/up/neighbour").unpack(&place.chosen()).is_err());
+    let forged = Forged::default()
+        .dir("x")
+        .link(EntryType::Symlink, "x/up", "..");
+    assert!(
+        forged
+            .link(EntryType::Link, "x/h", "x/up/neighbour")
+            .unpack(&place.chosen())
+            .is_err()
+    );
     place.assert_contained();
     let place = Place::new();
-    let forged = Forged::default().dir("x").file("x/a", b"one").link(EntryType::Link, "x/b", "x/a");
+    let forged = Forged::default()
+        .dir("x")
+        .file("x/a", b"one")
+        .link(EntryType::Link, "x/b", "x/a");
     forged.unpack(&place.chosen()).unwrap();
     assert_eq!(fs::read(place.chosen().join("b")).unwrap(), b"one");
 }
@@ -142,8 +191,14 @@ fn hard_links_stay_inside() {
 #[test]
 fn devices_are_left_out_and_named() {
     let place = Place::new();
-    let forged = Forged::default().dir("x").link(EntryType::Char, "x/c", "").link(EntryType::Fifo, "x/f", "");
-    let skipped = forged.file("x/after", b"kept").unpack(&place.chosen()).unwrap();
+    let forged = Forged::default()
+        .dir("x")
+        .link(EntryType::Char, "x/c", "")
+        .link(EntryType::Fifo, "x/f", "");
+    let skipped = forged
+        .file("x/after", b"kept")
+        .unpack(&place.chosen())
+        .unwrap();
     assert_eq!(skipped.len(), 2, "{skipped:?}");
     assert!(!place.chosen().join("c").exists() && !place.chosen().join("f").exists());
     assert_eq!(fs::read(place.chosen().join("after")).unwrap(), b"kept");
@@ -166,7 +221,11 @@ fn set_id_bits_are_dropped_and_the_sticky_bit_is_kept() {
     }
     forged.unpack(&place.chosen()).unwrap();
     for path in [place.chosen(), place.chosen().join("f")] {
-        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o7777, 0o1751, "{path:?}");
+        assert_eq!(
+            path.metadata().unwrap().permissions().mode() & 0o7777,
+            0o1751,
+            "{path:?}"
+        );
         assert_eq!(path.metadata().unwrap().mtime(), 1_000_000);
     }
 }
@@ -174,11 +233,20 @@ fn set_id_bits_are_dropped_and_the_sticky_bit_is_kept() {
 #[test]
 fn the_last_of_two_members_with_one_name_stays() {
     let place = Place::new();
-    let forged = Forged::default().dir("x").file("x/a", b"longer first").file("x/a", b"last");
+    let forged = Forged::default()
+        .dir("x")
+        .file("x/a", b"longer first")
+        .file("x/a", b"last");
     forged.unpack(&place.chosen()).unwrap();
     assert_eq!(fs::read(place.chosen().join("a")).unwrap(), b"last");
-    let forged = Forged::default().dir("x").dir("x/d").file("x/d", b"in the way");
-    assert!(forged.unpack(&place.chosen()).is_err(), "a directory is not replaced by a file");
+    let forged = Forged::default()
+        .dir("x")
+        .dir("x/d")
+        .file("x/d", b"in the way");
+    assert!(
+        forged.unpack(&place.chosen()).is_err(),
+        "a directory is not replaced by a file"
+    );
 }
 
 /// A member of a few bytes that claims to be so long.
@@ -212,16 +280,37 @@ fn holes_stay_holes_and_those_beyond_any_disk_are_refused() {
     assert_eq!(written.len(), 256 << 20);
     assert!(written.blocks() * 512 < 1 << 20);
     let refused = sparse(1 << 60).unpack(&place.chosen()).unwrap_err();
-    assert!(refused.report().causes.iter().any(|cause| cause.contains("too large")), "{:?}", refused.report());
+    assert!(
+        refused
+            .report()
+            .causes
+            .iter()
+            .any(|cause| cause.contains("too large")),
+        "{:?}",
+        refused.report()
+    );
 }
 
 #[test]
 fn headers_without_end_do_not_fill_the_memory() {
-    for kind in [EntryType::GNULongName, EntryType::GNULongLink, EntryType::XHeader] {
+    for kind in [
+        EntryType::GNULongName,
+        EntryType::GNULongLink,
+        EntryType::XHeader,
+    ] {
         let place = Place::new();
-        let forged = Forged::default().member(kind, "long", "", &vec![b'a'; HEADERS_MAX as usize + 1]);
+        let forged =
+            Forged::default().member(kind, "long", "", &vec![b'a'; HEADERS_MAX as usize + 1]);
         let refused = forged.file("x", b"").unpack(&place.chosen()).unwrap_err();
-        assert!(refused.report().causes.iter().any(|cause| cause.contains("without end")), "{:?}", refused.report());
+        assert!(
+            refused
+                .report()
+                .causes
+                .iter()
+                .any(|cause| cause.contains("without end")),
+            "{:?}",
+            refused.report()
+        );
     }
 }
 
@@ -255,7 +344,10 @@ fn a_directory_is_remembered_once_and_not_too_many_are() {
     let mut dirs = Dirs::new(2 * DIR_COST + 10);
     (0..100).for_each(|_| dirs.keep(Path::new("x"), attributes).unwrap());
     dirs.keep(Path::new("x/a"), attributes).unwrap();
-    assert!(matches!(dirs.keep(Path::new("x/b"), attributes), Err(Error::Archive { .. })));
+    assert!(matches!(
+        dirs.keep(Path::new("x/b"), attributes),
+        Err(Error::Archive { .. })
+    ));
     let order: Vec<_> = dirs.innermost_first().map(|(path, _)| path).collect();
     assert_eq!(order, [Path::new("x/a"), Path::new("x")]);
 }
@@ -278,7 +370,10 @@ fn an_owner_that_cannot_be_is_refused() {
         let place = Place::new();
         let mut forged = Forged::default();
         forged.header(owned_by(uid));
-        assert!(matches!(forged.unpack(&place.chosen()), Err(Error::Archive { .. })), "{uid}");
+        assert!(
+            matches!(forged.unpack(&place.chosen()), Err(Error::Archive { .. })),
+            "{uid}"
+        );
         assert!(!place.chosen().exists());
     }
 }
@@ -308,14 +403,22 @@ fn a_packed_tree_is_the_same_when_unpacked() {
     // More pieces than the header has places, the last of them a block that the file does not fill.
     (0..40).for_each(|i| sparse.write_all_at(b"island", island + (i << 16)).unwrap());
     sparse.write_all_at(b"shore", 200 << 20).unwrap();
-    let (archive, skipped) = packed(|chunks| pack(source.path(), OsStr::new("x"), Owner::AsFound, chunks));
+    let (archive, skipped) =
+        packed(|chunks| pack(source.path(), OsStr::new("x"), Owner::AsFound, chunks));
     assert!(skipped.unwrap().into_lines().is_empty());
-    assert!(archive.0.len() < 1 << 20, "holes are sent: {}", archive.0.len());
+    assert!(
+        archive.0.len() < 1 << 20,
+        "holes are sent: {}",
+        archive.0.len()
+    );
     archive.unpack(&place.chosen()).unwrap();
     let there = |name: &str| place.chosen().join(name);
     assert_eq!(fs::read(there(&long)).unwrap(), b"long");
     assert_eq!(fs::read_link(there("link")).unwrap(), Path::new(&long));
-    assert_eq!(there("dir").metadata().unwrap().mode(), at("dir").metadata().unwrap().mode());
+    assert_eq!(
+        there("dir").metadata().unwrap().mode(),
+        at("dir").metadata().unwrap().mode()
+    );
     assert!(fs::read(there("sparse")).unwrap() == fs::read(at("sparse")).unwrap());
     assert!(there("sparse").metadata().unwrap().blocks() * 512 < 1 << 20);
 }
@@ -324,18 +427,38 @@ fn a_packed_tree_is_the_same_when_unpacked() {
 fn pipes_are_packed_in_their_place_and_sockets_named() {
     let source = tempfile::tempdir().unwrap();
     let mode = Mode::from_raw_mode(0o640);
-    rustix::fs::mknodat(rustix::fs::CWD, source.path().join("pipe"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        source.path().join("pipe"),
+        rustix::fs::FileType::Fifo,
+        mode,
+        0,
+    )
+    .unwrap();
     drop(std::os::unix::net::UnixListener::bind(source.path().join("socket")).unwrap());
-    let (archive, skipped) = packed(|chunks| pack(source.path(), OsStr::new("x"), Owner::AsFound, chunks));
+    let (archive, skipped) =
+        packed(|chunks| pack(source.path(), OsStr::new("x"), Owner::AsFound, chunks));
     let skipped = skipped.unwrap().into_lines();
-    assert!(skipped.len() == 1 && skipped[0].contains("socket"), "{skipped:?}");
+    assert!(
+        skipped.len() == 1 && skipped[0].contains("socket"),
+        "{skipped:?}"
+    );
     let mut archive = Archive::new(&archive.0[..]);
     let members = archive.entries().unwrap().map(|entry| {
         let entry = entry.unwrap();
-        (entry.path().unwrap().into_owned(), entry.header().entry_type())
+        (
+            entry.path().unwrap().into_owned(),
+            entry.header().entry_type(),
+        )
     });
     let members: Vec<_> = members.collect();
-    assert_eq!(members, [("x".into(), EntryType::Directory), ("x/pipe".into(), EntryType::Fifo)]);
+    assert_eq!(
+        members,
+        [
+            ("x".into(), EntryType::Directory),
+            ("x/pipe".into(), EntryType::Fifo)
+        ]
+    );
 }
 
 /// Packs a file of 1000 bytes that has another length by the time it is read.
@@ -347,9 +470,13 @@ fn changed(length: u64) -> (Vec<u8>, Length) {
     file.set_len(length).unwrap();
     let (archive, kept) = packed(|chunks| {
         let mut packing = Packing::new(chunks);
-        packing.empty(&place.0.path().metadata().unwrap(), Path::new("x")).unwrap();
+        packing
+            .empty(&place.0.path().metadata().unwrap(), Path::new("x"))
+            .unwrap();
         let kept = packing.file(file, &found, Path::new("x/changed")).unwrap();
-        packing.empty(&place.0.path().metadata().unwrap(), Path::new("x/after")).unwrap();
+        packing
+            .empty(&place.0.path().metadata().unwrap(), Path::new("x/after"))
+            .unwrap();
         packing.builder.into_inner().unwrap().flush().unwrap();
         kept
     });
@@ -363,6 +490,9 @@ fn a_file_that_changes_while_it_is_packed_keeps_the_length_it_had() {
     assert_eq!(changed(1000), (vec![7; 1000], Length::Kept));
     assert_eq!(changed(100_000), (vec![7; 1000], Length::Kept));
     let (bytes, kept) = changed(600);
-    assert_eq!((&bytes[..600], &bytes[600..], kept), (&[7; 600][..], &[0; 400][..], Length::Shrank));
+    assert_eq!(
+        (&bytes[..600], &bytes[600..], kept),
+        (&[7; 600][..], &[0; 400][..], Length::Shrank)
+    );
     assert_eq!(changed(0), (vec![0; 1000], Length::Shrank));
 }

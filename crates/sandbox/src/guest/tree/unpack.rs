@@ -19,25 +19,43 @@ use crate::error::{Error, Result};
 
 /// Runs of zeros of this size become holes.
 const HOLE: usize = 4096;
-/// What may stand before a member's bytes: long names, attributes and the map of a file's holes are held in memory.
+/// What may stand before a member's bytes: long names, attributes and the map of a file's holes are
+/// held in memory.
 pub(super) const HEADERS_MAX: u64 = 16 << 20;
-/// No disk of a guest is larger. Holes cost nothing but the time to pass over them, and that must end.
+/// No disk of a guest is larger. Holes cost nothing but the time to pass over them, and that must
+/// end.
 const FILE_MAX: u64 = 1 << 43;
 /// Directories are held in memory until the end: a million and more of usual depth.
 const DIRS_MAX: usize = 256 << 20;
 /// What one of them takes beside its path.
 pub(super) const DIR_COST: usize = 128;
 
-/// Unpacks a stream whose members are named `X` and `X/…` as the file or tree `to`. Gives what was left out.
+/// Unpacks a stream whose members are named `X` and `X/…` as the file or tree `to`. Gives what was
+/// left out.
 pub fn unpack(chunks: mpsc::Receiver<Bytes>, to: &Path) -> Result<Skipped> {
-    let parent = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name =
-        to.file_name().ok_or_else(|| Error::invalid("a place to copy to", to.display(), "it must have a name"))?;
-    let root = Dir::open_ambient_dir(parent, ambient_authority()).map_err(|e| Error::io("open", parent, e))?;
+    let parent = to
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let name = to
+        .file_name()
+        .ok_or_else(|| Error::invalid("a place to copy to", to.display(), "it must have a name"))?;
+    let root = Dir::open_ambient_dir(parent, ambient_authority())
+        .map_err(|e| Error::io("open", parent, e))?;
     let (dirs, skipped) = (Dirs::new(DIRS_MAX), Skipped::default());
-    let mut unpacking = Unpacking { root, base: name.to_owned(), dirs, skipped, shown: to.to_owned() };
+    let mut unpacking = Unpacking {
+        root,
+        base: name.to_owned(),
+        dirs,
+        skipped,
+        shown: to.to_owned(),
+    };
     let allowance = Rc::new(Cell::new(HEADERS_MAX));
-    let mut archive = Archive::new(ChunkReader { chunks, chunk: Bytes::new(), allowance: allowance.clone() });
+    let mut archive = Archive::new(ChunkReader {
+        chunks,
+        chunk: Bytes::new(),
+        allowance: allowance.clone(),
+    });
     let failed = |e| Error::io("unpack into", to, e);
     for entry in archive.entries().map_err(failed)? {
         let mut entry = entry.map_err(failed)?;
@@ -67,7 +85,10 @@ pub(super) struct Dirs {
 
 impl Dirs {
     pub(super) fn new(room: usize) -> Self {
-        Self { attributes: BTreeMap::new(), room }
+        Self {
+            attributes: BTreeMap::new(),
+            room,
+        }
     }
 
     /// Of a directory that is named again, the last attributes count.
@@ -79,7 +100,9 @@ impl Dirs {
         let left = self.room.checked_sub(path.as_os_str().len() + DIR_COST);
         self.room = left.ok_or_else(|| {
             let count = self.attributes.len();
-            Error::Archive { what: format!("it has more directories than can be remembered, which are {count}") }
+            Error::Archive {
+                what: format!("it has more directories than can be remembered, which are {count}"),
+            }
         })?;
         self.attributes.insert(path.to_owned(), attributes);
         Ok(())
@@ -95,23 +118,41 @@ impl Unpacking {
     fn entry(&mut self, entry: &mut Entry<'_, ChunkReader>) -> Result<()> {
         let path = self.place(&entry.path_bytes())?;
         let attributes = Attributes::of(entry.header()).map_err(|_| Error::Archive {
-            what: format!("owner, mode or time of {} are none that a file can have", path.display()),
+            what: format!(
+                "owner, mode or time of {} are none that a file can have",
+                path.display()
+            ),
         })?;
         if entry.header().entry_type().is_dir() {
             self.dirs.keep(&path, attributes)?;
         }
         let placed = self.put(&path, entry, attributes);
-        placed.map_err(|e| Error::io("write", self.shown.parent().unwrap_or(Path::new("")).join(&path), e))
+        placed.map_err(|e| {
+            Error::io(
+                "write",
+                self.shown.parent().unwrap_or(Path::new("")).join(&path),
+                e,
+            )
+        })
     }
 
-    fn put(&mut self, path: &Path, entry: &mut Entry<'_, ChunkReader>, attributes: Attributes) -> io::Result<()> {
+    fn put(
+        &mut self,
+        path: &Path,
+        entry: &mut Entry<'_, ChunkReader>,
+        attributes: Attributes,
+    ) -> io::Result<()> {
         let (dir, name) = self.holder(path)?;
         match entry.header().entry_type() {
             EntryType::Directory => make_dir(&dir, &name),
-            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse if entry.size() > FILE_MAX => {
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse
+                if entry.size() > FILE_MAX =>
+            {
                 Err(io::ErrorKind::FileTooLarge.into())
             }
-            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => write(&dir, &name, attributes, entry),
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
+                write(&dir, &name, attributes, entry)
+            }
             EntryType::Symlink => symlink(&dir, &name, attributes, &link_name(entry)),
             EntryType::Link => {
                 let target = self.place(&link_name(entry)).map_err(io::Error::other)?;
@@ -120,16 +161,20 @@ impl Unpacking {
                 target_dir.hard_link(&target_name, &dir, &name)
             }
             other => {
-                self.skipped.add(&format!("{}: a {other:?} cannot be copied", path.display()));
+                self.skipped
+                    .add(&format!("{}: a {other:?} cannot be copied", path.display()));
                 Ok(())
             }
         }
     }
 
-    /// Where a member goes: its first component is replaced by the chosen name, and the rest must be plain.
+    /// Where a member goes: its first component is replaced by the chosen name, and the rest must
+    /// be plain.
     fn place(&self, member: &[u8]) -> Result<PathBuf> {
         use std::os::unix::ffi::OsStrExt;
-        let refused = || Error::Archive { what: format!("a member is called {:?}", String::from_utf8_lossy(member)) };
+        let refused = || Error::Archive {
+            what: format!("a member is called {:?}", String::from_utf8_lossy(member)),
+        };
         let mut place = PathBuf::from(&self.base);
         let mut components = Path::new(OsStr::from_bytes(member)).components();
         if !matches!(components.next(), Some(Component::Normal(_))) {
@@ -162,7 +207,9 @@ impl Unpacking {
     fn finish(mut self) -> Result<Skipped> {
         let dirs = std::mem::replace(&mut self.dirs, Dirs::new(0));
         for (path, attributes) in dirs.innermost_first() {
-            let set = self.holder(&path).and_then(|(dir, name)| set_dir_attributes(&dir, &name, attributes));
+            let set = self
+                .holder(&path)
+                .and_then(|(dir, name)| set_dir_attributes(&dir, &name, attributes));
             set.map_err(|e| Error::io("set the mode of", &path, e))?;
         }
         Ok(self.skipped)
@@ -170,12 +217,19 @@ impl Unpacking {
 }
 
 fn link_name(entry: &Entry<'_, ChunkReader>) -> Vec<u8> {
-    entry.link_name_bytes().map(std::borrow::Cow::into_owned).unwrap_or_default()
+    entry
+        .link_name_bytes()
+        .map(std::borrow::Cow::into_owned)
+        .unwrap_or_default()
 }
 
 fn make_dir(dir: &Dir, name: &OsStr) -> io::Result<()> {
     match dir.create_dir(name) {
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && dir.symlink_metadata(name)?.is_dir() => Ok(()),
+        Err(e)
+            if e.kind() == io::ErrorKind::AlreadyExists && dir.symlink_metadata(name)?.is_dir() =>
+        {
+            Ok(())
+        }
         other => other,
     }
 }
@@ -199,7 +253,8 @@ fn symlink(dir: &Dir, name: &OsStr, attributes: Attributes, target: &[u8]) -> io
     Ok(())
 }
 
-/// Removes a file that is in the way. A directory that is in the way is an error of the caller's choice of place.
+/// Removes a file that is in the way. A directory that is in the way is an error of the caller's
+/// choice of place.
 fn vacate(dir: &Dir, name: &OsStr) -> io::Result<()> {
     match dir.remove_file(name) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -240,7 +295,9 @@ impl Attributes {
 
     /// The owner, where we may give files away.
     fn owner(self) -> Option<(Uid, Gid)> {
-        rustix::process::geteuid().is_root().then_some((self.uid, self.gid))
+        rustix::process::geteuid()
+            .is_root()
+            .then_some((self.uid, self.gid))
     }
 
     fn set(self, file: &impl std::os::fd::AsFd) -> io::Result<()> {
@@ -248,14 +305,26 @@ impl Attributes {
             rustix::fs::fchown(file, Some(uid), Some(gid))?;
         }
         rustix::fs::fchmod(file, self.mode)?;
-        let time = Timespec { tv_sec: self.modified, tv_nsec: 0 };
-        rustix::fs::futimens(file, &Timestamps { last_access: time, last_modification: time })?;
+        let time = Timespec {
+            tv_sec: self.modified,
+            tv_nsec: 0,
+        };
+        rustix::fs::futimens(
+            file,
+            &Timestamps {
+                last_access: time,
+                last_modification: time,
+            },
+        )?;
         Ok(())
     }
 }
 
 /// Copies, leaving out blocks of zeros.
-fn copy_sparse(from: &mut impl Read, to: &mut (impl Write + Seek + std::os::fd::AsFd)) -> io::Result<()> {
+fn copy_sparse(
+    from: &mut impl Read,
+    to: &mut (impl Write + Seek + std::os::fd::AsFd),
+) -> io::Result<()> {
     let mut buffer = vec![0; CHUNK];
     let mut length = 0u64;
     loop {

@@ -1,5 +1,5 @@
-//! The hub of a guest that is captured, restored, paused and resumed. The agents are scripted: they are what a restored
-//! memory would hold.
+//! The hub of a guest that is captured, restored, paused and resumed. The agents are scripted: they
+//! are what a restored memory would hold.
 
 use std::path::Path;
 
@@ -13,24 +13,46 @@ use crate::guest::Guest;
 use crate::hub::{Activity, ExecRecord, Gate, Restored};
 
 fn detached(tag: &str) -> Open {
-    let Open::Exec(start) = exec() else { unreachable!("it is one") };
-    Open::Detached(ExecStart { tag: tag.into(), argv: vec![b"serve".to_vec(), b"it".to_vec()], ..start })
+    let Open::Exec(start) = exec() else {
+        unreachable!("it is one")
+    };
+    Open::Detached(ExecStart {
+        tag: tag.into(),
+        argv: vec![b"serve".to_vec(), b"it".to_vec()],
+        ..start
+    })
 }
 
 fn state(channel: u32, tag: &str, out: (u64, u64)) -> ChannelState {
-    ChannelState { channel, tag: tag.into(), received: 0, out, err: (0, 0), outcome: None }
+    ChannelState {
+        channel,
+        tag: tag.into(),
+        received: 0,
+        out,
+        err: (0, 0),
+        outcome: None,
+    }
 }
 
 fn restored(execs: &Path, records: Vec<ExecRecord>, from: &Path) -> HubSpec {
-    let restored = Restored { records, from: from.to_owned() };
-    HubSpec { restored: Some(restored), ..HubSpec::fresh(execs.to_owned()) }
+    let restored = Restored {
+        records,
+        from: from.to_owned(),
+    };
+    HubSpec {
+        restored: Some(restored),
+        ..HubSpec::fresh(execs.to_owned())
+    }
 }
 
 /// Reads exactly so many bytes.
 async fn read(channel: &mut Channel, count: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     while bytes.len() < count {
-        let next = timeout(PATIENCE, channel.out.next()).await.expect("bytes come").unwrap();
+        let next = timeout(PATIENCE, channel.out.next())
+            .await
+            .expect("bytes come")
+            .unwrap();
         bytes.extend_from_slice(&next.expect("the stream goes on"));
     }
     assert_eq!(bytes.len(), count, "{bytes:?}");
@@ -39,14 +61,21 @@ async fn read(channel: &mut Channel, count: usize) -> Vec<u8> {
 
 async fn rest(channel: &mut Channel) -> Vec<u8> {
     let mut bytes = Vec::new();
-    while let Some(next) = timeout(PATIENCE, channel.out.next()).await.expect("the stream ends").unwrap() {
+    while let Some(next) = timeout(PATIENCE, channel.out.next())
+        .await
+        .expect("the stream ends")
+        .unwrap()
+    {
         bytes.extend_from_slice(&next);
     }
     bytes
 }
 
 async fn outcome(channel: &mut Channel) -> Outcome {
-    timeout(PATIENCE, channel.control.ended()).await.expect("it ends").unwrap()
+    timeout(PATIENCE, channel.control.ended())
+        .await
+        .expect("it ends")
+        .unwrap()
 }
 
 /// The next bytes the hub sends into the guest.
@@ -60,9 +89,20 @@ async fn input(agent: &mut Agent) -> (u64, Vec<u8>) {
 
 async fn end(agent: &mut Agent, channel: u32, out: u64, code: i32) {
     for (stream, offset) in [(StreamId::Out, out), (StreamId::Err, 0)] {
-        agent.send(Frame::Eof { channel, stream, offset }).await;
+        agent
+            .send(Frame::Eof {
+                channel,
+                stream,
+                offset,
+            })
+            .await;
     }
-    agent.say(&AgentMessage::Ended { channel, outcome: Outcome::Exited { code } }).await;
+    agent
+        .say(&AgentMessage::Ended {
+            channel,
+            outcome: Outcome::Exited { code },
+        })
+        .await;
 }
 
 /// A hub with a detached command that has said `said`, all of it kept.
@@ -72,7 +112,12 @@ async fn serving(execs: &Path, tag: &str, said: &[u8]) -> (Hub, Agent, Link, Cha
     let link = hub.connect().await.unwrap();
     let mut channel = link.open(detached(tag), WINDOW).unwrap();
     let number = agent.opened().await;
-    agent.say(&AgentMessage::Started { channel: number, pid: 7 }).await;
+    agent
+        .say(&AgentMessage::Started {
+            channel: number,
+            pid: 7,
+        })
+        .await;
     agent.send(data(number, 0, said)).await;
     assert_eq!(read(&mut channel, said.len()).await, said);
     (hub, agent, link, channel, number)
@@ -81,39 +126,92 @@ async fn serving(execs: &Path, tag: &str, said: &[u8]) -> (Hub, Agent, Link, Cha
 #[tokio::test]
 async fn a_recorded_command_goes_on_in_a_copy_with_every_byte_once() {
     let root = tempfile::tempdir().unwrap();
-    let [execs, copy, first, second] = ["execs", "copy", "first", "second"].map(|name| root.path().join(name));
+    let [execs, copy, first, second] =
+        ["execs", "copy", "first", "second"].map(|name| root.path().join(name));
     let (hub, mut agent, _link, mut channel, number) = serving(&execs, "abc", b"one ").await;
     hub.record(first).await.unwrap();
     agent.send(data(number, 4, b"two ")).await;
     read(&mut channel, 4).await;
     let records = hub.record(second.clone()).await.unwrap();
     assert_eq!(records.len(), 1);
-    let bounds: Vec<_> = records[0].out.iter().map(|segment| (segment.start, segment.bytes)).collect();
-    assert_eq!((records[0].command.as_str(), records[0].pid, bounds), ("serve it", Some(7), vec![(0, 4), (4, 4)]));
+    let bounds: Vec<_> = records[0]
+        .out
+        .iter()
+        .map(|segment| (segment.start, segment.bytes))
+        .collect();
+    assert_eq!(
+        (records[0].command.as_str(), records[0].pid, bounds),
+        ("serve it", Some(7), vec![(0, 4), (4, 4)])
+    );
     // What comes later is in no file that was recorded.
     agent.send(data(number, 8, b"here alone")).await;
     read(&mut channel, 10).await;
     assert_eq!(std::fs::read(second.join("abc/out.1")).unwrap(), b"two ");
-    assert_eq!(std::fs::read(execs.join("abc/out.2")).unwrap(), b"here alone");
+    assert_eq!(
+        std::fs::read(execs.join("abc/out.2")).unwrap(),
+        b"here alone"
+    );
 
     let (hub, mut agent) = Agent::with(restored(&copy, records, &second));
-    agent.greet(vec![ChannelState { received: 3, ..state(number, "abc", (6, 10)) }]).await;
-    assert_eq!(agent.message().await, HostMessage::Resume { channel: number, out: 8, err: 0 });
-    agent.say(&AgentMessage::Started { channel: number, pid: 7 }).await;
-    agent.send(Frame::Window { channel: number, stream: StreamId::In, consumed: 1 }).await;
+    agent
+        .greet(vec![ChannelState {
+            received: 3,
+            ..state(number, "abc", (6, 10))
+        }])
+        .await;
+    assert_eq!(
+        agent.message().await,
+        HostMessage::Resume {
+            channel: number,
+            out: 8,
+            err: 0
+        }
+    );
+    agent
+        .say(&AgentMessage::Started {
+            channel: number,
+            pid: 7,
+        })
+        .await;
+    agent
+        .send(Frame::Window {
+            channel: number,
+            stream: StreamId::In,
+            consumed: 1,
+        })
+        .await;
     agent.send(data(number, 8, b"three")).await;
     let link = hub.connect().await.unwrap();
-    let mut channel = link.open(Open::Attach { tag: "abc".into() }, WINDOW).unwrap();
+    let mut channel = link
+        .open(Open::Attach { tag: "abc".into() }, WINDOW)
+        .unwrap();
     assert_eq!(read(&mut channel, 13).await, b"one two three");
     channel.input.write(b"typed").await.unwrap();
-    assert_eq!(input(&mut agent).await, (3, b"typed".to_vec()), "input goes on from what the guest has");
+    assert_eq!(
+        input(&mut agent).await,
+        (3, b"typed".to_vec()),
+        "input goes on from what the guest has"
+    );
     end(&mut agent, number, 13, 5).await;
-    assert_eq!((rest(&mut channel).await, outcome(&mut channel).await), (Vec::new(), Outcome::Exited { code: 5 }));
+    assert_eq!(
+        (rest(&mut channel).await, outcome(&mut channel).await),
+        (Vec::new(), Outcome::Exited { code: 5 })
+    );
     assert_eq!(hub.execs().await[0].stdout_bytes, 13);
     // A record of the copy holds everything again, and numbers of the old hub are not used anew.
     let records = hub.record(root.path().join("third")).await.unwrap();
-    assert_eq!(records[0].out.iter().map(|segment| segment.bytes).sum::<u64>(), 13);
-    assert_eq!(agent.message().await, HostMessage::Close { channel: number });
+    assert_eq!(
+        records[0]
+            .out
+            .iter()
+            .map(|segment| segment.bytes)
+            .sum::<u64>(),
+        13
+    );
+    assert_eq!(
+        agent.message().await,
+        HostMessage::Close { channel: number }
+    );
     let _next = link.open(exec(), WINDOW).unwrap();
     assert_eq!(agent.opened().await, number + 1);
 }
@@ -122,14 +220,24 @@ async fn a_recorded_command_goes_on_in_a_copy_with_every_byte_once() {
 async fn what_was_said_after_the_capture_is_dropped_by_a_revert_also_beside_the_old_hub() {
     let root = tempfile::tempdir().unwrap();
     let [execs, into] = ["execs", "into"].map(|name| root.path().join(name));
-    let (old, _old_agent, _link, _channel, number) = serving(&execs, "abc", b"captured later").await;
+    let (old, _old_agent, _link, _channel, number) =
+        serving(&execs, "abc", b"captured later").await;
     let records = old.record(into.clone()).await.unwrap();
     let (hub, mut agent) = Agent::with(restored(&execs, records, &into));
     agent.greet(vec![state(number, "abc", (2, 8))]).await;
-    assert_eq!(agent.message().await, HostMessage::Resume { channel: number, out: 8, err: 0 });
+    assert_eq!(
+        agent.message().await,
+        HostMessage::Resume {
+            channel: number,
+            out: 8,
+            err: 0
+        }
+    );
     agent.send(data(number, 8, b" again")).await;
     let link = hub.connect().await.unwrap();
-    let mut channel = link.open(Open::Attach { tag: "abc".into() }, WINDOW).unwrap();
+    let mut channel = link
+        .open(Open::Attach { tag: "abc".into() }, WINDOW)
+        .unwrap();
     assert_eq!(read(&mut channel, 14).await, b"captured again");
     let records = hub.record(root.path().join("next")).await.unwrap();
     let kept: Vec<u8> = records[0]
@@ -137,8 +245,14 @@ async fn what_was_said_after_the_capture_is_dropped_by_a_revert_also_beside_the_
         .iter()
         .flat_map(|s| std::fs::read(root.path().join("next/abc").join(&s.file)).unwrap())
         .collect();
-    assert_eq!(kept, b"captured again", "recorded files hold what is kept and nothing more");
-    assert_eq!(std::fs::read(into.join("abc/out.0")).unwrap(), b"captured later");
+    assert_eq!(
+        kept, b"captured again",
+        "recorded files hold what is kept and nothing more"
+    );
+    assert_eq!(
+        std::fs::read(into.join("abc/out.0")).unwrap(),
+        b"captured later"
+    );
 }
 
 #[tokio::test]
@@ -149,17 +263,38 @@ async fn a_clients_command_can_be_attached_in_a_copy_from_what_the_guest_still_h
     agent.greet(Vec::new()).await;
     let link = hub.connect().await.unwrap();
     let (mut channel, number) = open(&link, &mut agent).await;
-    agent.say(&AgentMessage::Started { channel: number, pid: 7 }).await;
+    agent
+        .say(&AgentMessage::Started {
+            channel: number,
+            pid: 7,
+        })
+        .await;
     channel.control.started().await.unwrap().unwrap();
     let records = hub.record(into.clone()).await.unwrap();
-    assert_eq!((records[0].tag.as_str(), records[0].pid, records[0].out.len()), ("tag", Some(7), 0));
+    assert_eq!(
+        (
+            records[0].tag.as_str(),
+            records[0].pid,
+            records[0].out.len()
+        ),
+        ("tag", Some(7), 0)
+    );
 
     let (hub, mut agent) = Agent::with(restored(&execs, records, &into));
     agent.greet(vec![state(number, "tag", (100, 103))]).await;
-    assert_eq!(agent.message().await, HostMessage::Resume { channel: number, out: 100, err: 0 });
+    assert_eq!(
+        agent.message().await,
+        HostMessage::Resume {
+            channel: number,
+            out: 100,
+            err: 0
+        }
+    );
     agent.send(data(number, 100, b"abc")).await;
     let link = hub.connect().await.unwrap();
-    let mut channel = link.open(Open::Attach { tag: "tag".into() }, WINDOW).unwrap();
+    let mut channel = link
+        .open(Open::Attach { tag: "tag".into() }, WINDOW)
+        .unwrap();
     assert_eq!(read(&mut channel, 3).await, b"abc");
     end(&mut agent, number, 103, 0).await;
     assert_eq!(outcome(&mut channel).await, Outcome::Exited { code: 0 });
@@ -180,20 +315,52 @@ async fn what_has_ended_or_is_forgotten_is_listed_and_the_rest_is_closed() {
 
     let (hub, mut agent) = Agent::with(restored(&copy, records, &into));
     let hostile = ["", "../up", "tag", "tag"].map(|tag| tag.to_owned());
-    let listed = hostile.iter().zip(40..).map(|(tag, channel)| state(channel, tag, (0, 0))).collect();
+    let listed = hostile
+        .iter()
+        .zip(40..)
+        .map(|(tag, channel)| state(channel, tag, (0, 0)))
+        .collect();
     agent.greet(listed).await;
-    let mut told = [agent.message().await, agent.message().await, agent.message().await, agent.message().await];
+    let mut told = [
+        agent.message().await,
+        agent.message().await,
+        agent.message().await,
+        agent.message().await,
+    ];
     told.sort_by_key(|message| format!("{message:?}"));
     let closed = [40, 41, 43].map(|channel| HostMessage::Close { channel });
     assert_eq!(told[..3], closed);
-    assert_eq!(told[3], HostMessage::Resume { channel: 42, out: 0, err: 0 });
+    assert_eq!(
+        told[3],
+        HostMessage::Resume {
+            channel: 42,
+            out: 0,
+            err: 0
+        }
+    );
     hub.ready(PATIENCE).await.unwrap();
-    let listed: Vec<_> = hub.execs().await.into_iter().map(|exec| (exec.id, exec.ended)).collect();
+    let listed: Vec<_> = hub
+        .execs()
+        .await
+        .into_iter()
+        .map(|exec| (exec.id, exec.ended))
+        .collect();
     let lost = super::super::from_agent::FORGOTTEN.to_owned();
-    let wanted = [("ended", Some("exit 3".to_owned())), ("late", Some(lost)), ("tag", None)];
+    let wanted = [
+        ("ended", Some("exit 3".to_owned())),
+        ("late", Some(lost)),
+        ("tag", None),
+    ];
     assert_eq!(listed, wanted.map(|(id, ended)| (id.to_owned(), ended)));
     let link = hub.connect().await.unwrap();
-    let mut channel = link.open(Open::Attach { tag: "ended".into() }, WINDOW).unwrap();
+    let mut channel = link
+        .open(
+            Open::Attach {
+                tag: "ended".into(),
+            },
+            WINDOW,
+        )
+        .unwrap();
     assert_eq!(
         (rest(&mut channel).await, outcome(&mut channel).await),
         (b"all of it".to_vec(), Outcome::Exited { code: 3 })
@@ -208,7 +375,12 @@ async fn a_paused_guest_goes_on_with_bytes_in_flight_both_ways_once_each() {
     agent.greet(Vec::new()).await;
     let link = hub.connect().await.unwrap();
     let (mut channel, number) = open(&link, &mut agent).await;
-    agent.say(&AgentMessage::Started { channel: number, pid: 7 }).await;
+    agent
+        .say(&AgentMessage::Started {
+            channel: number,
+            pid: 7,
+        })
+        .await;
     agent.send(data(number, 0, b"abc")).await;
     assert_eq!(read(&mut channel, 3).await, b"abc");
     channel.input.write(b"12345").await.unwrap();
@@ -223,12 +395,20 @@ async fn a_paused_guest_goes_on_with_bytes_in_flight_both_ways_once_each() {
         let link = link.clone();
         async move { link.request(Request::Ping, PATIENCE).await }
     });
-    assert!(hub.ready(Duration::from_millis(10)).await.is_err(), "there is nobody to be ready");
+    assert!(
+        hub.ready(Duration::from_millis(10)).await.is_err(),
+        "there is nobody to be ready"
+    );
 
     let (mut agent, port) = Agent::port();
     hub.go_on(port).await;
     // Two of the five bytes were lost on their way; five were said of which three had come.
-    agent.greet(vec![ChannelState { received: 3, ..state(number, "tag", (0, 5)) }]).await;
+    agent
+        .greet(vec![ChannelState {
+            received: 3,
+            ..state(number, "tag", (0, 5))
+        }])
+        .await;
     hub.ready(PATIENCE).await.unwrap();
     let (mut resumed, mut opened, mut arrived) = (false, None, Vec::new());
     while !resumed || opened.is_none() || arrived.len() < 5 {
@@ -243,7 +423,14 @@ async fn a_paused_guest_goes_on_with_bytes_in_flight_both_ways_once_each() {
                     resumed = true;
                 }
                 HostMessage::Open { channel, .. } => opened = Some(channel),
-                HostMessage::Request { id, .. } => agent.say(&AgentMessage::Reply { id, reply: Ok(Reply::Done) }).await,
+                HostMessage::Request { id, .. } => {
+                    agent
+                        .say(&AgentMessage::Reply {
+                            id,
+                            reply: Ok(Reply::Done),
+                        })
+                        .await
+                }
                 other => panic!("{other:?}"),
             },
             _ => {}
@@ -253,8 +440,19 @@ async fn a_paused_guest_goes_on_with_bytes_in_flight_both_ways_once_each() {
     agent.send(data(number, 3, b"de")).await;
     assert_eq!(read(&mut channel, 2).await, b"de");
     let opened = opened.unwrap();
-    agent.say(&AgentMessage::Started { channel: opened, pid: 8 }).await;
-    assert_eq!(timeout(PATIENCE, late.control.started()).await.unwrap().unwrap(), Ok(8));
+    agent
+        .say(&AgentMessage::Started {
+            channel: opened,
+            pid: 8,
+        })
+        .await;
+    assert_eq!(
+        timeout(PATIENCE, late.control.started())
+            .await
+            .unwrap()
+            .unwrap(),
+        Ok(8)
+    );
     drop(asking.await.unwrap());
 }
 
@@ -272,16 +470,36 @@ async fn connections_are_lost_and_requests_void_when_the_guest_pauses() {
     });
     assert!(matches!(agent.message().await, HostMessage::Request { .. }));
     hub.suspend("it pauses".into()).await;
-    assert_eq!(outcome(&mut connection).await, Outcome::Lost { reason: "it pauses".into() });
+    assert_eq!(
+        outcome(&mut connection).await,
+        Outcome::Lost {
+            reason: "it pauses".into()
+        }
+    );
     let refused = asking.await.unwrap();
-    assert!(matches!(&refused, Err(LinkError::Lost { reason }) if reason == "it pauses"), "{refused:?}");
+    assert!(
+        matches!(&refused, Err(LinkError::Lost { reason }) if reason == "it pauses"),
+        "{refused:?}"
+    );
 
     let (mut agent, port) = Agent::port();
     hub.go_on(port).await;
-    agent.greet(vec![state(number, "", (0, 0)), state(running, "tag", (0, 0))]).await;
+    agent
+        .greet(vec![
+            state(number, "", (0, 0)),
+            state(running, "tag", (0, 0)),
+        ])
+        .await;
     let mut told = [agent.message().await, agent.message().await];
     told.sort_by_key(|message| format!("{message:?}"));
-    let wanted = [HostMessage::Close { channel: number }, HostMessage::Resume { channel: running, out: 0, err: 0 }];
+    let wanted = [
+        HostMessage::Close { channel: number },
+        HostMessage::Resume {
+            channel: running,
+            out: 0,
+            err: 0,
+        },
+    ];
     assert_eq!(told, wanted, "the guest's end is closed, which resets it");
     end(&mut agent, running, 0, 0).await;
     assert_eq!(outcome(&mut command).await, Outcome::Exited { code: 0 });
@@ -298,28 +516,52 @@ async fn a_guest_of_another_moment_does_not_go_on_with_a_stream() {
     hub.resync().await;
     agent.greet(vec![state(number, "tag", (0, 2))]).await;
     assert!(matches!(outcome(&mut channel).await, Outcome::Lost { .. }));
-    assert_eq!(agent.message().await, HostMessage::Close { channel: number });
+    assert_eq!(
+        agent.message().await,
+        HostMessage::Close { channel: number }
+    );
 }
 
 #[tokio::test]
 async fn a_gate_lets_commands_start_or_says_why_not_and_is_asked_for_nothing_else() {
     let execs = tempfile::tempdir().unwrap();
     let (gate, mut asked) = mpsc::channel::<Gate>(1);
-    let (hub, mut agent) = Agent::with(HubSpec { gate: Some(gate), ..HubSpec::fresh(execs.path().to_owned()) });
+    let (hub, mut agent) = Agent::with(HubSpec {
+        gate: Some(gate),
+        ..HubSpec::fresh(execs.path().to_owned())
+    });
     agent.greet(Vec::new()).await;
     let link = hub.connect().await.unwrap();
     let mut refused = link.open(exec(), WINDOW).unwrap();
     let first = timeout(PATIENCE, asked.recv()).await.unwrap().unwrap();
-    let _file = hub.connect().await.unwrap().open(Open::ListDir { path: b"/".to_vec() }, WINDOW).unwrap();
+    let _file = hub
+        .connect()
+        .await
+        .unwrap()
+        .open(
+            Open::ListDir {
+                path: b"/".to_vec(),
+            },
+            WINDOW,
+        )
+        .unwrap();
     agent.opened().await;
     first.reply.send(Err("the disk is full".into())).unwrap();
-    let wanted = Outcome::NotStarted(Failure { errno: 0, message: "the disk is full".into() });
+    let wanted = Outcome::NotStarted(Failure {
+        errno: 0,
+        message: "the disk is full".into(),
+    });
     assert_eq!(outcome(&mut refused).await, wanted);
     let mut admitted = link.open(detached("abc"), WINDOW).unwrap();
     let second = timeout(PATIENCE, asked.recv()).await.unwrap().unwrap();
     second.reply.send(Ok(())).unwrap();
     let number = loop {
-        if let HostMessage::Open { channel, open: Open::Exec(_), .. } = agent.message().await {
+        if let HostMessage::Open {
+            channel,
+            open: Open::Exec(_),
+            ..
+        } = agent.message().await
+        {
             break channel;
         }
     };
@@ -327,7 +569,10 @@ async fn a_gate_lets_commands_start_or_says_why_not_and_is_asked_for_nothing_els
     assert_eq!(outcome(&mut admitted).await, Outcome::Exited { code: 0 });
     drop(asked);
     let mut late = link.open(exec(), WINDOW).unwrap();
-    assert!(matches!(outcome(&mut late).await, Outcome::NotStarted(_)), "a gate that is gone lets nobody in");
+    assert!(
+        matches!(outcome(&mut late).await, Outcome::NotStarted(_)),
+        "a gate that is gone lets nobody in"
+    );
 }
 
 #[tokio::test]
@@ -337,7 +582,14 @@ async fn activity_tells_what_may_have_changed_the_guest() {
     hub.ready(PATIENCE).await.unwrap();
     let link = hub.connect().await.unwrap();
     assert_eq!((hub.activity(), hub.clients()), (Activity::default(), 0));
-    let reading = link.open(Open::ReadFile { path: b"/x".to_vec() }, WINDOW).unwrap();
+    let reading = link
+        .open(
+            Open::ReadFile {
+                path: b"/x".to_vec(),
+            },
+            WINDOW,
+        )
+        .unwrap();
     agent.opened().await;
     assert_eq!((hub.activity(), hub.clients()), (Activity::default(), 1));
     drop(reading);
@@ -350,13 +602,20 @@ async fn activity_tells_what_may_have_changed_the_guest() {
     end(&mut agent, number, 0, 0).await;
     outcome(&mut channel).await;
     let mut census = hub.census.clone();
-    timeout(PATIENCE, census.wait_for(|census| !census.activity.busy)).await.unwrap().unwrap();
+    timeout(PATIENCE, census.wait_for(|census| !census.activity.busy))
+        .await
+        .unwrap()
+        .unwrap();
     let after = hub.activity();
     assert!(after.count > during.count, "an end counts, too");
     drop(channel);
     timeout(PATIENCE, hub.idle()).await.unwrap();
     assert_eq!(hub.activity(), after);
-    let changing = Request::MakeDir { path: b"/x".to_vec(), parents: false, mode: 0o755 };
+    let changing = Request::MakeDir {
+        path: b"/x".to_vec(),
+        parents: false,
+        mode: 0o755,
+    };
     for (request, counts) in [(Request::Metrics, 0), (changing, 1)] {
         let before = hub.activity().count;
         drop(link.request(request, Duration::from_millis(1)).await);
@@ -366,11 +625,20 @@ async fn activity_tells_what_may_have_changed_the_guest() {
 }
 
 /// Connects through a forward; `started` says how far its connection into the guest has come.
-async fn forwarded(agent: &mut Agent, address: std::net::SocketAddr, started: bool) -> (TcpStream, u32) {
+async fn forwarded(
+    agent: &mut Agent,
+    address: std::net::SocketAddr,
+    started: bool,
+) -> (TcpStream, u32) {
     let stream = TcpStream::connect(address).await.unwrap();
     let number = agent.opened().await;
     if started {
-        agent.say(&AgentMessage::Started { channel: number, pid: 0 }).await;
+        agent
+            .say(&AgentMessage::Started {
+                channel: number,
+                pid: 0,
+            })
+            .await;
         agent.send(data(number, 0, b"x")).await;
         let mut byte = [0];
         timeout(PATIENCE, stream.readable()).await.unwrap().unwrap();
@@ -380,7 +648,9 @@ async fn forwarded(agent: &mut Agent, address: std::net::SocketAddr, started: bo
 }
 
 async fn is_reset(mut stream: TcpStream) -> bool {
-    let read = timeout(PATIENCE, stream.read(&mut [0])).await.expect("a connection does not hang");
+    let read = timeout(PATIENCE, stream.read(&mut [0]))
+        .await
+        .expect("a connection does not hang");
     matches!(read, Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset)
 }
 
@@ -389,7 +659,9 @@ async fn a_forward_that_is_dropped_resets_its_connections_and_leaves_its_port_to
     let (hub, mut agent, _execs) = Agent::start();
     agent.greet(Vec::new()).await;
     let guest = Guest::new(hub.connect().await.unwrap());
-    let forward = guest.forward(TcpListener::bind("127.0.0.1:0").await.unwrap(), 80).unwrap();
+    let forward = guest
+        .forward(TcpListener::bind("127.0.0.1:0").await.unwrap(), 80)
+        .unwrap();
     let (address, listener) = (forward.address(), forward.listener());
     let (open, _) = forwarded(&mut agent, address, true).await;
     let (opening, _) = forwarded(&mut agent, address, false).await;
@@ -411,9 +683,17 @@ async fn a_forwarded_connection_is_closed_only_after_the_guest_has_its_last_byte
     let (hub, mut agent, _execs) = Agent::start();
     agent.greet(Vec::new()).await;
     let guest = Guest::new(hub.connect().await.unwrap());
-    let forward = guest.forward(TcpListener::bind("127.0.0.1:0").await.unwrap(), 80).unwrap();
+    let forward = guest
+        .forward(TcpListener::bind("127.0.0.1:0").await.unwrap(), 80)
+        .unwrap();
     let (mut stream, number) = forwarded(&mut agent, forward.address(), true).await;
-    agent.send(Frame::Eof { channel: number, stream: StreamId::Out, offset: 1 }).await;
+    agent
+        .send(Frame::Eof {
+            channel: number,
+            stream: StreamId::Out,
+            offset: 1,
+        })
+        .await;
     stream.write_all(b"the last bytes").await.unwrap();
     stream.shutdown().await.unwrap();
     let mut arrived = Vec::new();
@@ -421,12 +701,22 @@ async fn a_forwarded_connection_is_closed_only_after_the_guest_has_its_last_byte
         match agent.next().await {
             Decoded::Frame(Frame::Data { bytes, .. }) => arrived.extend(bytes),
             Decoded::Frame(Frame::Eof { .. }) => break,
-            Decoded::Frame(Frame::Message(bytes)) => panic!("{:?}", from_bytes::<HostMessage>(&bytes)),
+            Decoded::Frame(Frame::Message(bytes)) => {
+                panic!("{:?}", from_bytes::<HostMessage>(&bytes))
+            }
             _ => {}
         }
     }
     assert_eq!(arrived, b"the last bytes");
-    agent.say(&AgentMessage::Ended { channel: number, outcome: Outcome::Done }).await;
-    assert_eq!(agent.message().await, HostMessage::Close { channel: number });
+    agent
+        .say(&AgentMessage::Ended {
+            channel: number,
+            outcome: Outcome::Done,
+        })
+        .await;
+    assert_eq!(
+        agent.message().await,
+        HostMessage::Close { channel: number }
+    );
     assert!(!is_reset(stream).await);
 }

@@ -1,8 +1,8 @@
 //! A disk as one raw file: what its guest would read, without overlays.
 //!
-//! Always: what is zero is a hole where the file system has them. Tables that no overlay has cost nothing, so the time
-//! is that of what is stored, not of the size.
-//! When it fails: the file is cut short somewhere, and goes with the staging directory it is in.
+//! Always: what is zero is a hole where the file system has them. Tables that no overlay has cost
+//! nothing, so the time is that of what is stored, not of the size. When it fails: the file is cut
+//! short somewhere, and goes with the staging directory it is in.
 
 use std::fs::File;
 use std::io;
@@ -49,7 +49,8 @@ impl Chain {
     pub(crate) fn write_over(&self, file: &File, progress: &dyn Progress) -> Result<(), Error> {
         // What of the root file system is not visible becomes a hole.
         for bytes in [self.base_bytes, self.bytes] {
-            file.set_len(bytes).map_err(Error::layer_io("measure a disk", bytes))?;
+            file.set_len(bytes)
+                .map_err(Error::layer_io("measure a disk", bytes))?;
         }
         let mut buffer = vec![0; CLUSTER as usize];
         self.each_part(progress, &mut |part| match part {
@@ -59,7 +60,8 @@ impl Chain {
                 let piece = &mut buffer[..(range.end - range.start) as usize];
                 self.read_at(range.start, piece)?;
                 self.clear(file, range.clone())?;
-                write_blocks(file, piece, range.start).map_err(Error::layer_io("write a disk", range.start))
+                write_blocks(file, piece, range.start)
+                    .map_err(Error::layer_io("write a disk", range.start))
             }
         })
     }
@@ -93,7 +95,11 @@ impl Chain {
     }
 
     /// What no overlay has: the root file system, and zeros behind its end.
-    fn visit_below(&self, range: Range<u64>, visit: &mut dyn FnMut(Part) -> Result<(), Error>) -> Result<(), Error> {
+    fn visit_below(
+        &self,
+        range: Range<u64>,
+        visit: &mut dyn FnMut(Part) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let end = self.base_bytes.clamp(range.start, range.end);
         for part in [Part::Base(range.start..end), Part::Zero(end..range.end)] {
             visit(part)?;
@@ -112,13 +118,19 @@ impl Chain {
         let mut at = range.start;
         while at < range.end {
             progress::check(progress)?;
-            let data = self.base.next_data(at).map_err(Error::layer_io("read a disk", at))?;
-            let data = data.map_or(range.end..range.end, |data| data.start.min(range.end)..data.end.min(range.end));
+            let data = self
+                .base
+                .next_data(at)
+                .map_err(Error::layer_io("read a disk", at))?;
+            let data = data.map_or(range.end..range.end, |data| {
+                data.start.min(range.end)..data.end.min(range.end)
+            });
             out.add_zeros(data.start - at)?;
             at = data.start;
             while at < data.end {
                 let piece = &mut buffer[..(data.end - at).min(PIECE) as usize];
-                ReadAt::read_exact_at(&self.base, piece, at).map_err(Error::layer_io("read a disk", at))?;
+                ReadAt::read_exact_at(&self.base, piece, at)
+                    .map_err(Error::layer_io("read a disk", at))?;
                 out.add(piece)?;
                 at += piece.len() as u64;
             }
@@ -143,7 +155,9 @@ fn punch(file: &File, range: Range<u64>) -> io::Result<()> {
         Ok(()) => Ok(()),
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
             let mut starts = range.clone().step_by(CLUSTER as usize);
-            starts.try_for_each(|at| file.write_all_at(&ZEROS[..(range.end - at).min(CLUSTER) as usize], at))
+            starts.try_for_each(|at| {
+                file.write_all_at(&ZEROS[..(range.end - at).min(CLUSTER) as usize], at)
+            })
         }
         Err(errno) => Err(errno.into()),
     }

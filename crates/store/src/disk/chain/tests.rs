@@ -41,12 +41,17 @@ impl Files {
     }
 
     fn add_all(&mut self, layers: &[Overlay]) -> Vec<PathBuf> {
-        layers.iter().map(|layer| self.add(&layer.bytes())).collect()
+        layers
+            .iter()
+            .map(|layer| self.add(&layer.bytes()))
+            .collect()
     }
 
     fn written_to(&self, chain: &Chain) -> File {
         let path = self.dir.path().join("to");
-        let mut out = crate::fs::Files::new(Arc::new(crate::fs::Disk)).output(&path).unwrap();
+        let mut out = crate::fs::Files::new(Arc::new(crate::fs::Disk))
+            .output(&path)
+            .unwrap();
         chain.write_to(&mut out, &Silent).unwrap();
         out.finish().unwrap();
         File::open(&path).unwrap()
@@ -66,7 +71,12 @@ impl Files {
 }
 
 fn data(size: u64, clusters: &[(u64, u8)]) -> Overlay {
-    overlay(size, clusters.iter().map(|(cluster, byte)| (*cluster, Cluster::Data(*byte))))
+    overlay(
+        size,
+        clusters
+            .iter()
+            .map(|(cluster, byte)| (*cluster, Cluster::Data(*byte))),
+    )
 }
 
 fn clusters(range: Range<u64>) -> Vec<Range<u64>> {
@@ -83,10 +93,14 @@ fn read(chain: &Chain, offset: u64, bytes: u64) -> Vec<u8> {
 fn expected(layers: &[Overlay], cluster: u64, size: u64) -> Vec<u8> {
     let start = cluster * CLUSTER;
     let visible = BASE_BYTES.min(layers.first().map_or(BASE_BYTES, |lowest| lowest.size));
-    let mut content = layers.iter().rev().find_map(|layer| layer.content(cluster)).unwrap_or_else(|| {
-        let stored = visible.saturating_sub(start).min(CLUSTER);
-        vec![BASE; stored as usize]
-    });
+    let mut content = layers
+        .iter()
+        .rev()
+        .find_map(|layer| layer.content(cluster))
+        .unwrap_or_else(|| {
+            let stored = visible.saturating_sub(start).min(CLUSTER);
+            vec![BASE; stored as usize]
+        });
     content.resize(CLUSTER as usize, 0);
     content.truncate((size - start).min(CLUSTER) as usize);
     content
@@ -116,11 +130,24 @@ fn a_read_goes_over_the_borders_of_clusters_and_tables() {
 #[test]
 fn the_origin_of_a_cluster_is_told() {
     let mut files = Files::new();
-    let layers = files
-        .add_all(&[data(L2_SPAN, &[(1, 1), (5, 1)]), overlay(L2_SPAN, [(1, Cluster::Data(2)), (5, Cluster::Zero)])]);
+    let layers = files.add_all(&[
+        data(L2_SPAN, &[(1, 1), (5, 1)]),
+        overlay(L2_SPAN, [(1, Cluster::Data(2)), (5, Cluster::Zero)]),
+    ]);
     let chain = files.chain(&layers).unwrap();
     let origins = [0, 1, 4, 5].map(|cluster| chain.origin_of(cluster).unwrap());
-    assert_eq!(origins, [Where::Base, Where::Layer { layer: 1, offset: DATA }, Where::Zero, Where::Zero]);
+    assert_eq!(
+        origins,
+        [
+            Where::Base,
+            Where::Layer {
+                layer: 1,
+                offset: DATA
+            },
+            Where::Zero,
+            Where::Zero
+        ]
+    );
 }
 
 #[test]
@@ -132,7 +159,16 @@ fn what_cannot_be_a_chain_is_refused() {
     put_u64(&mut bent, L2 + 8, DATA);
     let layers = [files.add(&data(CLUSTER, &[]).bytes()), files.add(&bent)];
     let damage = files.chain(&layers).unwrap_err();
-    assert!(matches!(damage, Error::DiskLayer { layer: 1, damage: Damage::Shared { offset: DATA } }), "{damage}");
+    assert!(
+        matches!(
+            damage,
+            Error::DiskLayer {
+                layer: 1,
+                damage: Damage::Shared { offset: DATA }
+            }
+        ),
+        "{damage}"
+    );
 }
 
 #[test]
@@ -146,7 +182,11 @@ fn only_what_comes_from_other_layers_can_differ() {
     let [first, second, third] = [1, 2, 3].map(|n| files.chain(&layers[..n]).unwrap());
     assert_eq!(changed(&first, &first).unwrap(), []);
     assert_eq!(changed(&first, &second).unwrap(), clusters(1..3));
-    let grown = [CLUSTER..3 * CLUSTER, 9 * CLUSTER..10 * CLUSTER, L2_SPAN..L2_SPAN + CLUSTER];
+    let grown = [
+        CLUSTER..3 * CLUSTER,
+        9 * CLUSTER..10 * CLUSTER,
+        L2_SPAN..L2_SPAN + CLUSTER,
+    ];
     assert_eq!(changed(&third, &first).unwrap(), grown);
 }
 
@@ -157,9 +197,13 @@ fn copies_are_the_same_when_their_owner_says_so() {
     let [one, other] = [0, 1].map(|_| files.add_all(std::slice::from_ref(&layer)));
     let open = |layers: &[PathBuf]| files.chain(layers).unwrap();
     assert_eq!(changed(&open(&one), &open(&other)).unwrap(), clusters(3..4));
-    let told = |layers: &[PathBuf], layer: &str| open(layers).with_identities("base", &[layer.to_owned()]);
+    let told =
+        |layers: &[PathBuf], layer: &str| open(layers).with_identities("base", &[layer.to_owned()]);
     assert_eq!(changed(&told(&one, "x"), &told(&other, "x")).unwrap(), []);
-    assert_eq!(changed(&told(&one, "x"), &told(&other, "y")).unwrap(), clusters(3..4));
+    assert_eq!(
+        changed(&told(&one, "x"), &told(&other, "y")).unwrap(),
+        clusters(3..4)
+    );
 }
 
 #[test]
@@ -186,7 +230,8 @@ proptest! {
         }
     }
 
-    /// Written anew and written over a copy of the root file system, it is the same raw file, with holes.
+    /// Written anew and written over a copy of the root file system, it is the same raw file, with
+    /// holes.
     #[test]
     fn a_raw_file_is_what_the_chain_reads(layers in overlays(), more in 0u64..3) {
         let mut files = Files::new();

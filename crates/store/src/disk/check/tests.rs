@@ -58,50 +58,130 @@ fn a_whole_overlay_is_clean() {
 
 #[test]
 fn lost_space_is_no_damage() {
-    assert_eq!(after(|file| put_count(file, 8, 1)), Verdict::Clean { leaked_clusters: 1 });
-    assert_eq!(after(|file| put_count(file, 5, 2)), Verdict::Clean { leaked_clusters: 1 });
-    assert_eq!(after(|file| put_u64(file, L2, 0)), Verdict::Clean { leaked_clusters: 1 });
-    assert_eq!(after(|file| put_u64(file, L1, 0)), Verdict::Clean { leaked_clusters: 4 });
+    assert_eq!(
+        after(|file| put_count(file, 8, 1)),
+        Verdict::Clean { leaked_clusters: 1 }
+    );
+    assert_eq!(
+        after(|file| put_count(file, 5, 2)),
+        Verdict::Clean { leaked_clusters: 1 }
+    );
+    assert_eq!(
+        after(|file| put_u64(file, L2, 0)),
+        Verdict::Clean { leaked_clusters: 1 }
+    );
+    assert_eq!(
+        after(|file| put_u64(file, L1, 0)),
+        Verdict::Clean { leaked_clusters: 4 }
+    );
 }
 
 #[test]
 fn zero_clusters_are_allowed_with_and_without_a_place() {
-    assert_eq!(after(|file| put_u64(file, L2 + 24, READS_AS_ZERO)), Verdict::Clean { leaked_clusters: 0 });
+    assert_eq!(
+        after(|file| put_u64(file, L2 + 24, READS_AS_ZERO)),
+        Verdict::Clean { leaked_clusters: 0 }
+    );
     let placed = (FREE + 9 * CLUSTER) | READS_AS_ZERO;
-    assert_eq!(after(|file| put_u64(file, L2 + 24, placed)), Verdict::Clean { leaked_clusters: 0 });
+    assert_eq!(
+        after(|file| put_u64(file, L2 + 24, placed)),
+        Verdict::Clean { leaked_clusters: 0 }
+    );
 }
 
 #[test]
 fn a_cluster_in_use_must_be_counted() {
     for (cluster, offset) in (0..8).map(|cluster| (cluster, cluster * CLUSTER)) {
-        assert_eq!(corrupt(|file| put_count(file, cluster, 0)), Damage::Uncounted { offset });
+        assert_eq!(
+            corrupt(|file| put_count(file, cluster, 0)),
+            Damage::Uncounted { offset }
+        );
     }
-    assert_eq!(corrupt(|file| put_u64(file, CLUSTER, 0)), Damage::Uncounted { offset: 0 });
+    assert_eq!(
+        corrupt(|file| put_u64(file, CLUSTER, 0)),
+        Damage::Uncounted { offset: 0 }
+    );
 }
 
 #[test]
 fn a_cluster_has_one_owner() {
     for offset in [0, CLUSTER, REFCOUNTS, L1, L2, DATA].into_iter().skip(1) {
-        assert_eq!(corrupt(|file| put_u64(file, L2 + 24, offset)), Damage::Shared { offset });
+        assert_eq!(
+            corrupt(|file| put_u64(file, L2 + 24, offset)),
+            Damage::Shared { offset }
+        );
     }
-    assert_eq!(corrupt(|file| put_u64(file, L1 + 8, L2)), Damage::Shared { offset: L2 });
-    assert_eq!(corrupt(|file| put_u64(file, CLUSTER + 8, REFCOUNTS)), Damage::Shared { offset: REFCOUNTS });
+    assert_eq!(
+        corrupt(|file| put_u64(file, L1 + 8, L2)),
+        Damage::Shared { offset: L2 }
+    );
+    assert_eq!(
+        corrupt(|file| put_u64(file, CLUSTER + 8, REFCOUNTS)),
+        Damage::Shared { offset: REFCOUNTS }
+    );
 }
 
 #[test]
 fn references_are_aligned_and_inside_the_file() {
     let beyond = FREE + CLUSTER;
-    assert_eq!(corrupt(|file| put_u64(file, L2, DATA + 512)), Damage::Unaligned { at: L2, offset: DATA + 512 });
-    assert_eq!(corrupt(|file| put_u64(file, L2, beyond)), Damage::Beyond { at: L2, offset: beyond });
-    assert_eq!(corrupt(|file| put_u64(file, L1, beyond)), Damage::Beyond { at: L1, offset: beyond });
-    assert_eq!(corrupt(|file| put_u64(file, CLUSTER + 8, beyond)), Damage::Beyond { at: CLUSTER + 8, offset: beyond });
-    assert_eq!(corrupt(|file| put_u64(file, 40, u64::MAX - 7)), Damage::Beyond { at: 40, offset: u64::MAX - 7 });
-    assert_eq!(corrupt(|file| put_u64(file, 48, beyond)), Damage::Beyond { at: 48, offset: beyond });
+    assert_eq!(
+        corrupt(|file| put_u64(file, L2, DATA + 512)),
+        Damage::Unaligned {
+            at: L2,
+            offset: DATA + 512
+        }
+    );
+    assert_eq!(
+        corrupt(|file| put_u64(file, L2, beyond)),
+        Damage::Beyond {
+            at: L2,
+            offset: beyond
+        }
+    );
+    assert_eq!(
+        corrupt(|file| put_u64(file, L1, beyond)),
+        Damage::Beyond {
+            at: L1,
+            offset: beyond
+        }
+    );
+    assert_eq!(
+        corrupt(|file| put_u64(file, CLUSTER + 8, beyond)),
+        Damage::Beyond {
+            at: CLUSTER + 8,
+            offset: beyond
+        }
+    );
+    assert_eq!(
+        corrupt(|file| put_u64(file, 40, u64::MAX - 7)),
+        Damage::Beyond {
+            at: 40,
+            offset: u64::MAX - 7
+        }
+    );
+    assert_eq!(
+        corrupt(|file| put_u64(file, 48, beyond)),
+        Damage::Beyond {
+            at: 48,
+            offset: beyond
+        }
+    );
 }
 
 #[test]
 fn a_file_cut_anywhere_is_damaged() {
-    for len in [0, 103, 104, CLUSTER, 2 * CLUSTER, L1, L2, L2 + 8, DATA, DATA + 2 * CLUSTER] {
+    for len in [
+        0,
+        103,
+        104,
+        CLUSTER,
+        2 * CLUSTER,
+        L1,
+        L2,
+        L2 + 8,
+        DATA,
+        DATA + 2 * CLUSTER,
+    ] {
         corrupt(|file| file.truncate(len as usize));
     }
 }
@@ -111,26 +191,50 @@ fn a_header_we_would_not_write_is_refused() {
     assert_eq!(corrupt(|file| file[0] = 0), Damage::NotQcow2);
     assert_eq!(corrupt(|file| put_u32(file, 4, 2)), Damage::Version(2));
     assert_eq!(corrupt(|file| put_u32(file, 20, 8)), Damage::ClusterBits(8));
-    assert_eq!(corrupt(|file| put_u32(file, 20, 63)), Damage::ClusterBits(63));
+    assert_eq!(
+        corrupt(|file| put_u32(file, 20, 63)),
+        Damage::ClusterBits(63)
+    );
     assert_eq!(corrupt(|file| put_u64(file, 72, 1)), Damage::MarkedDirty);
     assert_eq!(corrupt(|file| put_u64(file, 72, 2)), Damage::MarkedCorrupt);
-    assert_eq!(corrupt(|file| put_u64(file, 72, 1 << 40)), Damage::Feature(1 << 40));
+    assert_eq!(
+        corrupt(|file| put_u64(file, 72, 1 << 40)),
+        Damage::Feature(1 << 40)
+    );
     assert_eq!(corrupt(|file| put_u32(file, 36, 1)), Damage::L1Size);
     assert_eq!(corrupt(|file| put_u32(file, 36, u32::MAX)), Damage::L1Size);
     assert_eq!(corrupt(|file| put_u64(file, 24, u64::MAX)), Damage::L1Size);
-    assert_eq!(corrupt(|file| put_u32(file, 56, 0)), Damage::RefcountTableSize);
-    assert_eq!(corrupt(|file| put_u32(file, 56, u32::MAX)), Damage::RefcountTableSize);
+    assert_eq!(
+        corrupt(|file| put_u32(file, 56, 0)),
+        Damage::RefcountTableSize
+    );
+    assert_eq!(
+        corrupt(|file| put_u32(file, 56, u32::MAX)),
+        Damage::RefcountTableSize
+    );
     // Features that a reader may ignore, the length of the header, an extension.
     for at in [8, 32, 60, 80, 84, 88, 92, 96, 100, 104, 108] {
-        assert!(matches!(corrupt(|file| put_u32(file, at, 9)), Damage::Unexpected(_)), "{at}");
+        assert!(
+            matches!(corrupt(|file| put_u32(file, at, 9)), Damage::Unexpected(_)),
+            "{at}"
+        );
     }
 }
 
 #[test]
 fn entries_we_would_not_write_are_refused() {
-    assert!(matches!(corrupt(|file| put_u64(file, L2, DATA | COMPRESSED)), Damage::Unexpected(_)));
-    assert_eq!(corrupt(|file| put_u64(file, L2, DATA | 2)), Damage::Reserved { at: L2 });
-    assert_eq!(corrupt(|file| put_u64(file, L1, L2 | 1)), Damage::Reserved { at: L1 });
+    assert!(matches!(
+        corrupt(|file| put_u64(file, L2, DATA | COMPRESSED)),
+        Damage::Unexpected(_)
+    ));
+    assert_eq!(
+        corrupt(|file| put_u64(file, L2, DATA | 2)),
+        Damage::Reserved { at: L2 }
+    );
+    assert_eq!(
+        corrupt(|file| put_u64(file, L1, L2 | 1)),
+        Damage::Reserved { at: L1 }
+    );
 }
 
 proptest! {

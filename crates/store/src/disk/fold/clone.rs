@@ -33,7 +33,10 @@ pub(super) enum Cloned {
     CannotBe,
 }
 
-#[allow(unsafe_code, reason = "the opcode is one that rustix has no function for")]
+#[allow(
+    unsafe_code,
+    reason = "the opcode is one that rustix has no function for"
+)]
 pub(super) fn range(from: &File, to: &File, range: Range) -> io::Result<Cloned> {
     let request = FileCloneRange {
         src_fd: from.as_raw_fd().into(),
@@ -45,7 +48,9 @@ pub(super) fn range(from: &File, to: &File, range: Range) -> io::Result<Cloned> 
     let cloned = unsafe { ioctl(to, Setter::<FICLONERANGE, _>::new(request)) };
     match cloned {
         Ok(()) => Ok(Cloned::Yes),
-        Err(Errno::OPNOTSUPP | Errno::XDEV | Errno::INVAL | Errno::NOTTY | Errno::NOSYS) => Ok(Cloned::CannotBe),
+        Err(Errno::OPNOTSUPP | Errno::XDEV | Errno::INVAL | Errno::NOTTY | Errno::NOSYS) => {
+            Ok(Cloned::CannotBe)
+        }
         Err(errno) => Err(errno.into()),
     }
 }

@@ -50,14 +50,32 @@ struct Extent {
 }
 
 impl<'a> Output<'a> {
-    pub(super) fn new(file: &'a File, size: u64, layers: &'a [Layer<&'a File>]) -> Result<Self, Error> {
-        if file.metadata().map_err(Error::layer_io("measure a new layer", 0))?.len() != 0 {
+    pub(super) fn new(
+        file: &'a File,
+        size: u64,
+        layers: &'a [Layer<&'a File>],
+    ) -> Result<Self, Error> {
+        if file
+            .metadata()
+            .map_err(Error::layer_io("measure a new layer", 0))?
+            .len()
+            != 0
+        {
             return Err(Error::NotEmpty);
         }
         let l1 = vec![0; size.div_ceil(L2_SPAN) as usize];
         let end = L1_OFFSET + (l1.len() as u64 * 8).next_multiple_of(CLUSTER);
         let taken = vec![0; layers.len()];
-        Ok(Self { file, layers, taken, size, l1, end, way: Way::Untried, piece: Vec::new() })
+        Ok(Self {
+            file,
+            layers,
+            taken,
+            size,
+            l1,
+            end,
+            way: Way::Untried,
+            piece: Vec::new(),
+        })
     }
 
     /// Writes the data of one L2 table, then the table.
@@ -75,10 +93,16 @@ impl<'a> Output<'a> {
 
     /// Writes L1 table and refcounts, then the header.
     pub(super) fn finish(mut self) -> Result<Folded, Error> {
-        let l1: Vec<u8> = self.l1.iter().flat_map(|entry| entry.to_be_bytes()).collect();
+        let l1: Vec<u8> = self
+            .l1
+            .iter()
+            .flat_map(|entry| entry.to_be_bytes())
+            .collect();
         self.write(&l1, L1_OFFSET)?;
         self.write_refcounts()?;
-        self.file.set_len(self.end).map_err(Error::layer_io("set the length of a folded disk", self.end))?;
+        self.file
+            .set_len(self.end)
+            .map_err(Error::layer_io("set the length of a folded disk", self.end))?;
         let header = Header {
             cluster_bits: CLUSTER_BITS,
             size: self.size,
@@ -88,7 +112,10 @@ impl<'a> Output<'a> {
             refcount_table_clusters: 1,
         };
         self.write(&header.to_bytes(), 0)?;
-        Ok(Folded { bytes: self.end, cloned: self.way == Way::Clone })
+        Ok(Folded {
+            bytes: self.end,
+            cloned: self.way == Way::Clone,
+        })
     }
 
     /// Every cluster of the file is used once, those of the refcount blocks included.
@@ -96,11 +123,15 @@ impl<'a> Output<'a> {
         let used = self.end / CLUSTER;
         let blocks = used.div_ceil(COUNTS_PER_BLOCK - 1);
         if used + blocks > MAX_CLUSTERS {
-            return Err(Error::DiskFold { rule: "the result would be larger than 16 TiB" });
+            return Err(Error::DiskFold {
+                rule: "the result would be larger than 16 TiB",
+            });
         }
         let first = self.end;
         self.end += blocks * CLUSTER;
-        let offsets: Vec<u8> = (0..blocks).flat_map(|block| (first + block * CLUSTER).to_be_bytes()).collect();
+        let offsets: Vec<u8> = (0..blocks)
+            .flat_map(|block| (first + block * CLUSTER).to_be_bytes())
+            .collect();
         self.write(&offsets, REFCOUNT_TABLE)?;
         for block in 0..blocks {
             let counted = (used + blocks - block * COUNTS_PER_BLOCK).min(COUNTS_PER_BLOCK);
@@ -115,7 +146,9 @@ impl<'a> Output<'a> {
         self.taken[extent.layer] += extent.bytes;
         layer.check_taken(self.taken[extent.layer], extent.from)?;
         // The last cluster of a layer's file may be cut short, and only whole blocks can be cloned.
-        let whole = extent.bytes.min((layer.len - extent.from) / CLUSTER * CLUSTER);
+        let whole = extent
+            .bytes
+            .min((layer.len - extent.from) / CLUSTER * CLUSTER);
         let cloned = self.clone(layer, extent, whole)?;
         self.copy(layer, extent, cloned)?;
         self.clear_behind_end(layer, extent)
@@ -126,7 +159,11 @@ impl<'a> Output<'a> {
         if self.way == Way::Copy || bytes == 0 {
             return Ok(0);
         }
-        let range = clone::Range { from: extent.from, bytes, to: extent.to };
+        let range = clone::Range {
+            from: extent.from,
+            bytes,
+            to: extent.to,
+        };
         let cloned = clone::range(layer.file(), self.file, range);
         match cloned.map_err(Error::layer_io("clone a part of a disk layer", extent.from))? {
             clone::Cloned::Yes => self.way = Way::Clone,
@@ -135,7 +172,8 @@ impl<'a> Output<'a> {
         Ok(if self.way == Way::Clone { bytes } else { 0 })
     }
 
-    /// Copies an extent from `done` on. What is behind the end of the layer's file is zero, as it is for QEMU.
+    /// Copies an extent from `done` on. What is behind the end of the layer's file is zero, as it
+    /// is for QEMU.
     fn copy(&mut self, layer: &Layer<&File>, extent: &Extent, done: u64) -> Result<(), Error> {
         let bytes = extent.bytes.min(layer.len - extent.from);
         for start in (done..bytes).step_by(PIECE as usize) {
@@ -149,11 +187,17 @@ impl<'a> Output<'a> {
     fn clear_behind_end(&self, layer: &Layer<&File>, extent: &Extent) -> Result<(), Error> {
         let kept = layer.size().saturating_sub(extent.guest_offset);
         let behind = extent.bytes.saturating_sub(kept);
-        if behind == 0 { Ok(()) } else { self.write(&vec![0; behind as usize], extent.to + kept) }
+        if behind == 0 {
+            Ok(())
+        } else {
+            self.write(&vec![0; behind as usize], extent.to + kept)
+        }
     }
 
     fn write(&self, bytes: &[u8], offset: u64) -> Result<(), Error> {
-        self.file.write_all_at(bytes, offset).map_err(Error::layer_io("write a folded disk", offset))
+        self.file
+            .write_all_at(bytes, offset)
+            .map_err(Error::layer_io("write a folded disk", offset))
     }
 }
 
@@ -165,7 +209,16 @@ fn lay_out(clusters: &[Picked], guest_offset: u64, mut end: u64) -> (Vec<u8>, Ve
             Picked::Below => 0,
             Picked::Zero => READS_AS_ZERO,
             Picked::Data { layer, offset } => {
-                add(&mut extents, Extent { layer, from: offset, to: end, bytes: CLUSTER, guest_offset });
+                add(
+                    &mut extents,
+                    Extent {
+                        layer,
+                        from: offset,
+                        to: end,
+                        bytes: CLUSTER,
+                        guest_offset,
+                    },
+                );
                 end += CLUSTER;
                 (end - CLUSTER) | COPIED
             }
@@ -178,7 +231,11 @@ fn lay_out(clusters: &[Picked], guest_offset: u64, mut end: u64) -> (Vec<u8>, Ve
 /// Adds a cluster to the extent before it, if it follows that one.
 fn add(extents: &mut Vec<Extent>, next: Extent) {
     let follows = |last: &&mut Extent| {
-        let end = (last.layer, last.from + last.bytes, last.guest_offset + last.bytes);
+        let end = (
+            last.layer,
+            last.from + last.bytes,
+            last.guest_offset + last.bytes,
+        );
         end == (next.layer, next.from, next.guest_offset)
     };
     match extents.last_mut().filter(follows) {

@@ -27,7 +27,10 @@ fn folded(layers: &[Vec<u8>]) -> Result<Vec<u8>, Error> {
     let mut bytes = vec![0; out.metadata().unwrap().len() as usize];
     out.read_exact_at(&mut bytes, 0).unwrap();
     assert_eq!(folded.bytes, bytes.len() as u64);
-    assert_eq!(check(&bytes).unwrap(), Verdict::Clean { leaked_clusters: 0 });
+    assert_eq!(
+        check(&bytes).unwrap(),
+        Verdict::Clean { leaked_clusters: 0 }
+    );
     Ok(bytes)
 }
 
@@ -37,10 +40,17 @@ fn clusters(file: &[u8]) -> BTreeMap<u64, Vec<u8>> {
     let mut found = BTreeMap::new();
     for index in 0..size.div_ceil(CLUSTER) {
         let l2 = u64_at(file, l1 + index / 8192 * 8) & !COPIED;
-        match if l2 == 0 { 0 } else { u64_at(file, l2 + index % 8192 * 8) } {
+        match if l2 == 0 {
+            0
+        } else {
+            u64_at(file, l2 + index % 8192 * 8)
+        } {
             0 => None,
             READS_AS_ZERO => found.insert(index, Vec::new()),
-            entry => found.insert(index, file[(entry & !COPIED) as usize..][..CLUSTER as usize].to_vec()),
+            entry => found.insert(
+                index,
+                file[(entry & !COPIED) as usize..][..CLUSTER as usize].to_vec(),
+            ),
         };
     }
     found
@@ -83,7 +93,10 @@ fn a_file_that_ends_inside_its_last_cluster_goes_on_with_zeros() {
 
 #[test]
 fn many_clusters_are_all_counted() {
-    let newest = overlay(3 * L2_SPAN, (0..300).map(|cluster| (cluster * 82, Cluster::Data(cluster as u8))));
+    let newest = overlay(
+        3 * L2_SPAN,
+        (0..300).map(|cluster| (cluster * 82, Cluster::Data(cluster as u8))),
+    );
     let found = clusters(&folded(&[overlay(CLUSTER, []).bytes(), newest.bytes()]).unwrap());
     assert_eq!(found.len(), 300);
 }
@@ -91,9 +104,15 @@ fn many_clusters_are_all_counted() {
 #[test]
 fn disks_do_not_shrink_and_files_are_new() {
     let [small, large] = [CLUSTER, 2 * CLUSTER].map(|size| overlay(size, []).bytes());
-    assert!(matches!(folded(&[large, small.clone()]), Err(Error::DiskFold { .. })));
+    assert!(matches!(
+        folded(&[large, small.clone()]),
+        Err(Error::DiskFold { .. })
+    ));
     assert!(matches!(folded(&[]), Err(Error::DiskFold { .. })));
-    assert!(matches!(fold(&[with(&small)], &with(&[0])), Err(Error::NotEmpty)));
+    assert!(matches!(
+        fold(&[with(&small)], &with(&[0])),
+        Err(Error::NotEmpty)
+    ));
 }
 
 #[test]
@@ -103,19 +122,57 @@ fn a_layer_that_is_damaged_is_named() {
     assert_eq!(damage(|file| file[0] = 0), Damage::NotQcow2);
     assert_eq!(damage(|file| file[23] = 17), Damage::ClusterBits(17));
     assert_eq!(damage(|file| file[39] = 0), Damage::L1Size);
-    assert_eq!(damage(|file| put_u64(file, 40, u64::MAX - 7)), Damage::Unaligned { at: 40, offset: u64::MAX - 7 });
-    assert_eq!(damage(|file| put_u64(file, 40, beyond)), Damage::Beyond { at: 40, offset: beyond });
-    assert_eq!(damage(|file| put_u64(file, L1, beyond)), Damage::Beyond { at: L1, offset: beyond });
-    assert_eq!(damage(|file| put_u64(file, L1, L2 | 1)), Damage::Reserved { at: L1 });
-    assert_eq!(damage(|file| put_u64(file, L2, beyond)), Damage::Beyond { at: L2, offset: beyond });
-    assert_eq!(damage(|file| put_u64(file, L2, DATA + 512)), Damage::Unaligned { at: L2, offset: DATA + 512 });
-    assert!(matches!(damage(|file| put_u64(file, L2, DATA | COMPRESSED)), Damage::Unexpected(_)));
+    assert_eq!(
+        damage(|file| put_u64(file, 40, u64::MAX - 7)),
+        Damage::Unaligned {
+            at: 40,
+            offset: u64::MAX - 7
+        }
+    );
+    assert_eq!(
+        damage(|file| put_u64(file, 40, beyond)),
+        Damage::Beyond {
+            at: 40,
+            offset: beyond
+        }
+    );
+    assert_eq!(
+        damage(|file| put_u64(file, L1, beyond)),
+        Damage::Beyond {
+            at: L1,
+            offset: beyond
+        }
+    );
+    assert_eq!(
+        damage(|file| put_u64(file, L1, L2 | 1)),
+        Damage::Reserved { at: L1 }
+    );
+    assert_eq!(
+        damage(|file| put_u64(file, L2, beyond)),
+        Damage::Beyond {
+            at: L2,
+            offset: beyond
+        }
+    );
+    assert_eq!(
+        damage(|file| put_u64(file, L2, DATA + 512)),
+        Damage::Unaligned {
+            at: L2,
+            offset: DATA + 512
+        }
+    );
+    assert!(matches!(
+        damage(|file| put_u64(file, L2, DATA | COMPRESSED)),
+        Damage::Unexpected(_)
+    ));
 }
 
 /// A small file must not fill the disk by having one cluster everywhere.
 #[test]
 fn a_cluster_given_again_and_again_is_refused() {
-    let everywhere = |file: &mut Vec<u8>| (0..8192).for_each(|index| put_u64(file, L2 + index * 8, DATA | COPIED));
+    let everywhere = |file: &mut Vec<u8>| {
+        (0..8192).for_each(|index| put_u64(file, L2 + index * 8, DATA | COPIED))
+    };
     assert_eq!(damage(everywhere), Damage::Shared { offset: DATA });
 }
 

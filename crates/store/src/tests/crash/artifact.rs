@@ -9,19 +9,40 @@ use crate::{Digest, Error, ExportSpec, Named, Silent, Store, Target};
 fn artifact() -> (Vec<u8>, Digest) {
     let store = open(&Simulated::new());
     let snapshot = put_snapshot(&store, &put_image(&store, "tiny"), "a", SMALL, 1);
-    let (mut out, spec) = (Vec::new(), ExportSpec { plain: true, ..ExportSpec::default() });
+    let (mut out, spec) = (
+        Vec::new(),
+        ExportSpec {
+            plain: true,
+            ..ExportSpec::default()
+        },
+    );
     store.export(&snapshot, &spec, &mut out, &Silent).unwrap();
     (out, snapshot.digest.clone())
 }
 
 fn import(store: &Store, mut artifact: &[u8], replace: bool) -> Result<(), Error> {
-    store.import(&mut artifact, Target::Name { name: &name("x"), replace }, &Silent).map(drop)
+    store
+        .import(
+            &mut artifact,
+            Target::Name {
+                name: &name("x"),
+                replace,
+            },
+            &Silent,
+        )
+        .map(drop)
 }
 
 /// Whatever is published is whole, to the last byte.
 fn check_whole(store: &Store) {
     for listed in store.snapshots().unwrap() {
-        assert_eq!(store.verify_snapshot(&listed.snapshot.unwrap().digest, &Silent).unwrap().damaged, []);
+        assert_eq!(
+            store
+                .verify_snapshot(&listed.snapshot.unwrap().digest, &Silent)
+                .unwrap()
+                .damaged,
+            []
+        );
     }
 }
 
@@ -49,11 +70,21 @@ fn import_is_whole_or_nothing() {
 fn an_import_that_replaces_leaves_the_old_or_the_new() {
     let (artifact, digest) = artifact();
     Case {
-        prepare: &|store| drop(put_snapshot(store, &put_image(store, "other"), "x", SMALL, 1)),
+        prepare: &|store| {
+            drop(put_snapshot(
+                store,
+                &put_image(store, "other"),
+                "x",
+                SMALL,
+                1,
+            ))
+        },
         verb: &|store, ()| import(store, &artifact, true),
         check: &|store, outcome| {
             check_whole(store);
-            let Some(Named::Snapshot(found)) = store.named(&name("x")).unwrap() else { panic!("the name is gone") };
+            let Some(Named::Snapshot(found)) = store.named(&name("x")).unwrap() else {
+                panic!("the name is gone")
+            };
             assert!(found == digest || outcome == Outcome::Open);
             store.snapshot(&found).unwrap();
         },
@@ -79,7 +110,12 @@ fn export_dir(store: &Store, digest: &Digest, replace: bool) -> Result<(), Error
 /// The snapshot in the directory, of which every byte is right.
 fn in_dir(store: &Store) -> Option<Digest> {
     store.files.kind(DIR.as_ref()).unwrap()?;
-    assert_eq!(dir::verify(&store.files, DIR.as_ref(), &Silent).unwrap().damaged, []);
+    assert_eq!(
+        dir::verify(&store.files, DIR.as_ref(), &Silent)
+            .unwrap()
+            .damaged,
+        []
+    );
     Some(dir::read(&store.files, DIR.as_ref()).unwrap().digest)
 }
 

@@ -4,10 +4,16 @@ use super::{Case, Outcome, Simulated, made, name, open};
 use crate::publish::Staged;
 use crate::tests::artifact::{SMALL, image_spec, put_image, put_snapshot};
 use crate::tests::{capture, ground, record, small_disk, warm_record};
-use crate::{Digest, Error, Image, ImageSpec, Init, Named, Packable, Silent, StateKind, Store, Target, WarmRecord};
+use crate::{
+    Digest, Error, Image, ImageSpec, Init, Named, Packable, Silent, StateKind, Store, Target,
+    WarmRecord,
+};
 
 fn derived_spec(image: &Image) -> ImageSpec {
-    ImageSpec { init: Init::Image, ..image_spec(&image.record.kernel) }
+    ImageSpec {
+        init: Init::Image,
+        ..image_spec(&image.record.kernel)
+    }
 }
 
 #[test]
@@ -46,7 +52,10 @@ fn removing_the_name_of_an_image_leaves_it_whole_or_nothing_of_it() {
             put_image(store, "other");
             let owned = made(store, &record);
             let state = capture(&owned, small_disk(&owned).unwrap(), StateKind::Warm).unwrap();
-            let warm = WarmRecord { image: image.digest.clone(), ..warm_record(&owned) };
+            let warm = WarmRecord {
+                image: image.digest.clone(),
+                ..warm_record(&owned)
+            };
             store.publish_warm(&key, &warm, &owned, &state.id).unwrap();
         },
         verb: &|store, ()| {
@@ -66,7 +75,10 @@ fn removing_the_name_of_an_image_leaves_it_whole_or_nothing_of_it() {
                     // What an interrupted removal left is garbage, and nothing holds it back.
                     let report = store.gc(false).unwrap();
                     assert_eq!(report.held_back, None);
-                    assert!(report.removed.is_empty() || outcome == Outcome::Open, "{report:?}");
+                    assert!(
+                        report.removed.is_empty() || outcome == Outcome::Open,
+                        "{report:?}"
+                    );
                     assert_eq!(store.image_digests().unwrap().len(), 1);
                     assert!(store.warm(&key).unwrap().is_none());
                 }
@@ -91,19 +103,33 @@ fn packed() -> Packed {
     let what = Packable::Snapshot(&snapshot);
     let content = |digest: &Digest, member: &_| {
         let mut bytes = Vec::new();
-        store.open_member(&what, member).unwrap().read_to_end(&mut bytes).unwrap();
+        store
+            .open_member(&what, member)
+            .unwrap()
+            .read_to_end(&mut bytes)
+            .unwrap();
         (digest.clone(), bytes)
     };
     let members = store.packing(&what).unwrap();
-    let members = members.iter().map(|member| content(&member.digest, member)).collect();
-    Packed { snapshot: snapshot.digest.clone(), image: snapshot.manifest.image.digest.clone(), members }
+    let members = members
+        .iter()
+        .map(|member| content(&member.digest, member))
+        .collect();
+    Packed {
+        snapshot: snapshot.digest.clone(),
+        image: snapshot.manifest.image.digest.clone(),
+        members,
+    }
 }
 
 /// A staging directory with all members, as somebody fetched them.
 fn fetched(store: &Store, packed: &Packed) -> Staged {
     let staged = store.stage().unwrap();
     for (digest, bytes) in &packed.members {
-        store.files.create(&staged.path().join(digest.as_str()), bytes).unwrap();
+        store
+            .files
+            .create(&staged.path().join(digest.as_str()), bytes)
+            .unwrap();
     }
     staged
 }
@@ -113,21 +139,35 @@ fn unpacking_a_snapshot_is_whole_or_nothing() {
     let packed = packed();
     let unpack = |store: &Store, dir: &Staged| {
         let name = name("x");
-        let target = Target::Name { name: &name, replace: false };
-        store.unpack_snapshot(&packed.snapshot, dir.path(), target, &Silent).map(drop)
+        let target = Target::Name {
+            name: &name,
+            replace: false,
+        };
+        store
+            .unpack_snapshot(&packed.snapshot, dir.path(), target, &Silent)
+            .map(drop)
     };
     Case {
         prepare: &|store| fetched(store, &packed),
         verb: &|store, dir| unpack(store, &dir),
         check: &|store, outcome| {
             for listed in store.snapshots().unwrap() {
-                assert_eq!(store.verify_snapshot(&listed.digest, &Silent).unwrap().damaged, []);
+                assert_eq!(
+                    store
+                        .verify_snapshot(&listed.digest, &Silent)
+                        .unwrap()
+                        .damaged,
+                    []
+                );
             }
             if store.named(&name("x")).unwrap().is_none() {
                 assert_eq!(outcome, Outcome::Open);
                 unpack(store, &fetched(store, &packed)).unwrap();
             }
-            assert_eq!(store.named(&name("x")).unwrap(), Some(Named::Snapshot(packed.snapshot.clone())));
+            assert_eq!(
+                store.named(&name("x")).unwrap(),
+                Some(Named::Snapshot(packed.snapshot.clone()))
+            );
         },
     }
     .run();

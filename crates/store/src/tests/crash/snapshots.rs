@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use super::{Case, Fault, LOSSES, Outcome, ROOT, Simulated, name, open, running};
 use crate::tests::{
-    assert_whole, capture, grounded, is_whole, publish_kernel, record, small_disk, spec, warm_record, write_something,
+    assert_whole, capture, grounded, is_whole, publish_kernel, record, small_disk, spec,
+    warm_record, write_something,
 };
 use crate::{
-    Blob, Digest, Error, LayerId, Name, Named, Origin, Owned, SandboxDir, SandboxRecord, SaveSpec, Silent, StateId,
-    StateKind, Store, Target, WarmRecord,
+    Blob, Digest, Error, LayerId, Name, Named, Origin, Owned, SandboxDir, SandboxRecord, SaveSpec,
+    Silent, StateId, StateKind, Store, Target, WarmRecord,
 };
 
 /// A sandbox with something on its disk, and a state of it that is not sealed.
@@ -21,17 +22,39 @@ fn captured(store: &Store, record: &SandboxRecord) -> (Owned, StateId) {
     (owned, state.id)
 }
 
-fn save(store: &Store, from: &SandboxDir, state: &StateId, text: &str, spec: &SaveSpec) -> Result<Digest, Error> {
+fn save(
+    store: &Store,
+    from: &SandboxDir,
+    state: &StateId,
+    text: &str,
+    spec: &SaveSpec,
+) -> Result<Digest, Error> {
     let name = name(text);
-    let target = Target::Name { name: &name, replace: true };
-    Ok(store.save(from, state, spec, target, &Silent)?.digest.clone())
+    let target = Target::Name {
+        name: &name,
+        replace: true,
+    };
+    Ok(store
+        .save(from, state, spec, target, &Silent)?
+        .digest
+        .clone())
 }
 
 /// A later save of the same sandbox: some layers are those of the one before.
 fn save_again(store: &Store, owned: &Owned, text: &str) -> Digest {
     write_something(owned);
     let state = capture(owned, small_disk(owned).unwrap(), StateKind::Save).unwrap();
-    save(store, owned, &state.id, text, &SaveSpec { created_at_unix_ms: 4, ..spec() }).unwrap()
+    save(
+        store,
+        owned,
+        &state.id,
+        text,
+        &SaveSpec {
+            created_at_unix_ms: 4,
+            ..spec()
+        },
+    )
+    .unwrap()
 }
 
 fn pointed_at(store: &Store, name: &Name) -> Option<Digest> {
@@ -54,7 +77,9 @@ fn a_save_is_whole_or_absent() {
         Case {
             prepare: &|store| captured(store, &record),
             verb: &|store, (owned, state)| save(store, &owned, &state, "s", &spec).map(drop),
-            check: &|store, outcome| assert!(pointed_at(store, &name("s")).is_some() || outcome == Outcome::Open),
+            check: &|store, outcome| {
+                assert!(pointed_at(store, &name("s")).is_some() || outcome == Outcome::Open)
+            },
         }
         .run();
     }
@@ -62,14 +87,19 @@ fn a_save_is_whole_or_absent() {
 
 #[test]
 fn a_save_of_memory_in_another_file_system_is_whole_or_absent() {
-    let record = SandboxRecord { memory_dir: Some("/memory".into()), ..record("a") };
+    let record = SandboxRecord {
+        memory_dir: Some("/memory".into()),
+        ..record("a")
+    };
     Case {
         prepare: &|store| {
             elsewhere(store);
             captured(store, &record)
         },
         verb: &|store, (owned, state)| save(store, &owned, &state, "s", &spec()).map(drop),
-        check: &|store, outcome| assert!(pointed_at(store, &name("s")).is_some() || outcome == Outcome::Open),
+        check: &|store, outcome| {
+            assert!(pointed_at(store, &name("s")).is_some() || outcome == Outcome::Open)
+        },
     }
     .run();
 }
@@ -89,7 +119,10 @@ fn a_name_that_is_replaced_shows_the_old_snapshot_or_the_new_one() {
         },
         verb: &|store, (owned, state)| save(store, &owned, &state, "s", &spec()).map(drop),
         check: &|store, outcome| {
-            let (old, found) = (pointed_at(store, &name("old")).unwrap(), pointed_at(store, &name("s")).unwrap());
+            let (old, found) = (
+                pointed_at(store, &name("old")).unwrap(),
+                pointed_at(store, &name("s")).unwrap(),
+            );
             assert!(found != old || outcome == Outcome::Open);
         },
     }
@@ -102,7 +135,8 @@ fn a_checkpoint_that_is_promoted_stays_one() {
     Case {
         prepare: &|store| {
             let owned = grounded(store, &record);
-            let state = capture(&owned, small_disk(&owned).unwrap(), StateKind::Checkpoint).unwrap();
+            let state =
+                capture(&owned, small_disk(&owned).unwrap(), StateKind::Checkpoint).unwrap();
             Owned::seal_state(&owned, &state.id).unwrap();
             (owned, state.id)
         },
@@ -136,7 +170,10 @@ fn removing_a_name_leaves_the_snapshots_that_share_layers_whole() {
                 assert_eq!(store.gc(false).unwrap().held_back, None);
                 let snapshot = store.snapshot(&kept).unwrap();
                 assert_eq!(store.snapshot_digests().unwrap(), [kept]);
-                assert_eq!(store.files.list(&store.layout.layers()).unwrap().len(), snapshot.blobs().count());
+                assert_eq!(
+                    store.files.list(&store.layout.layers()).unwrap().len(),
+                    snapshot.blobs().count()
+                );
             }
         },
     }
@@ -149,18 +186,42 @@ fn gc_takes_what_nothing_reaches_and_nothing_else() {
     Case {
         prepare: &|store| {
             let (owned, state) = captured(store, &record);
-            save(store, &owned, &state, "s", &SaveSpec { compress: true, ..spec() }).unwrap();
-            let unnamed = SaveSpec { created_at_unix_ms: 5, ..spec() };
-            drop(store.save(&owned, &state, &unnamed, Target::Unnamed, &Silent).unwrap());
+            save(
+                store,
+                &owned,
+                &state,
+                "s",
+                &SaveSpec {
+                    compress: true,
+                    ..spec()
+                },
+            )
+            .unwrap();
+            let unnamed = SaveSpec {
+                created_at_unix_ms: 5,
+                ..spec()
+            };
+            drop(
+                store
+                    .save(&owned, &state, &unnamed, Target::Unnamed, &Silent)
+                    .unwrap(),
+            );
             save_again(store, &owned, "t");
             save_again(store, &owned, "t");
             // Its sandbox was never made.
             store.reserve_name(&name("r"), &late.id).unwrap();
             let lost = super::publish(store, b"an image that loses its name").unwrap();
-            let warm = WarmRecord { image: lost, ..warm_record(&owned) };
-            store.publish_warm(&Digest::of(b"key"), &warm, &owned, &state).unwrap();
+            let warm = WarmRecord {
+                image: lost,
+                ..warm_record(&owned)
+            };
+            store
+                .publish_warm(&Digest::of(b"key"), &warm, &owned, &state)
+                .unwrap();
             drop(publish_kernel(store, b"a kernel without an image"));
-            store.set_image_name(&name("tiny"), &owned.record().image_digest).unwrap();
+            store
+                .set_image_name(&name("tiny"), &owned.record().image_digest)
+                .unwrap();
         },
         verb: &|store, ()| {
             let report = store.gc(false)?;
@@ -170,12 +231,17 @@ fn gc_takes_what_nothing_reaches_and_nothing_else() {
             Ok(())
         },
         check: &|store, outcome| {
-            let (s, t) = (pointed_at(store, &name("s")).unwrap(), pointed_at(store, &name("t")).unwrap());
+            let (s, t) = (
+                pointed_at(store, &name("s")).unwrap(),
+                pointed_at(store, &name("t")).unwrap(),
+            );
             if outcome == Outcome::Done {
                 assert_eq!(store.gc(true).unwrap().removed, []);
                 assert_eq!(store.snapshot_digests().unwrap().len(), 2);
             }
-            [s, t].iter().for_each(|digest| assert_whole(store, &store.snapshot(digest).unwrap(), "kept"));
+            [s, t]
+                .iter()
+                .for_each(|digest| assert_whole(store, &store.snapshot(digest).unwrap(), "kept"));
             assert_eq!(store.gc(false).unwrap().held_back, None);
             assert_eq!(store.files.list(&store.layout.images()).unwrap().len(), 1);
         },
@@ -183,14 +249,18 @@ fn gc_takes_what_nothing_reaches_and_nothing_else() {
     .run();
 }
 
-/// A disk layer and a memory layer in the pool with other content of the same length, under a name that says so.
+/// A disk layer and a memory layer in the pool with other content of the same length, under a name
+/// that says so.
 fn damaged(store: &Store, record: &SandboxRecord) -> Digest {
     let (owned, state) = captured(store, record);
     let digest = save(store, &owned, &state, "damaged", &spec()).unwrap();
     for layer in two_layers(store, &digest) {
         let path = store.layout.layer(&layer.digest);
         store.files.remove_file(&path).unwrap();
-        store.files.create(&path, &vec![b'x'; layer.bytes as usize]).unwrap();
+        store
+            .files
+            .create(&path, &vec![b'x'; layer.bytes as usize])
+            .unwrap();
         store.files.sync_file(&path).unwrap();
     }
     store.files.sync_dir(&store.layout.layers()).unwrap();
@@ -199,7 +269,10 @@ fn damaged(store: &Store, record: &SandboxRecord) -> Digest {
 
 fn two_layers(store: &Store, digest: &Digest) -> [Blob; 2] {
     let manifest = store.read_snapshot(digest).unwrap().manifest;
-    [manifest.disk.layers[0].clone(), manifest.memory.unwrap().layers[0].clone()]
+    [
+        manifest.disk.layers[0].clone(),
+        manifest.memory.unwrap().layers[0].clone(),
+    ]
 }
 
 #[test]
@@ -212,10 +285,18 @@ fn what_verify_finds_damaged_is_in_its_place_or_in_quarantine() {
             Ok(())
         },
         check: &|store, outcome| {
-            for Blob { digest, .. } in two_layers(store, &pointed_at(store, &name("damaged")).unwrap()) {
-                let places = [store.layout.layer(&digest), store.layout.quarantine().join(format!("layer-{digest}"))];
+            for Blob { digest, .. } in
+                two_layers(store, &pointed_at(store, &name("damaged")).unwrap())
+            {
+                let places = [
+                    store.layout.layer(&digest),
+                    store.layout.quarantine().join(format!("layer-{digest}")),
+                ];
                 let there = places.map(|path| store.files.read_if_exists(&path).unwrap().is_some());
-                assert!(there == [false, true] || (outcome == Outcome::Open && there == [true, false]), "{there:?}");
+                assert!(
+                    there == [false, true] || (outcome == Outcome::Open && there == [true, false]),
+                    "{there:?}"
+                );
             }
             // Its name holds it, and what is left of it is not collected.
             assert_eq!(store.gc(false).unwrap().removed, []);
@@ -227,10 +308,16 @@ fn what_verify_finds_damaged_is_in_its_place_or_in_quarantine() {
 #[test]
 fn create_from_a_snapshot_is_whole_or_nothing() {
     let source = record("a");
-    for (compress, memory, memory_dir) in
-        [(false, true, None), (true, true, None), (false, false, None), (false, true, Some("/memory".into()))]
-    {
-        let record = SandboxRecord { memory_dir, ..record("b") };
+    for (compress, memory, memory_dir) in [
+        (false, true, None),
+        (true, true, None),
+        (false, false, None),
+        (false, true, Some("/memory".into())),
+    ] {
+        let record = SandboxRecord {
+            memory_dir,
+            ..record("b")
+        };
         Case {
             prepare: &|store| {
                 elsewhere(store);
@@ -241,16 +328,36 @@ fn create_from_a_snapshot_is_whole_or_nothing() {
                 store.pin(&digest).unwrap()
             },
             verb: &|store, pinned| {
-                let origin = Origin::Snapshot { snapshot: &pinned, memory };
-                store.create_sandbox(record.clone(), origin)?.set_state(&running())
+                let origin = Origin::Snapshot {
+                    snapshot: &pinned,
+                    memory,
+                };
+                store
+                    .create_sandbox(record.clone(), origin)?
+                    .set_state(&running())
             },
             check: &|store, outcome| match store.sandbox(&name("b")) {
                 Ok(sandbox) => {
-                    let snapshot = store.snapshot(&pointed_at(store, &name("s")).unwrap()).unwrap();
-                    let layers = snapshot.manifest.disk.layers.iter().map(|layer| LayerId::of(&layer.digest));
-                    assert!(sandbox.head().unwrap().disk.starts_with(&layers.collect::<Vec<_>>()));
+                    let snapshot = store
+                        .snapshot(&pointed_at(store, &name("s")).unwrap())
+                        .unwrap();
+                    let layers = snapshot
+                        .manifest
+                        .disk
+                        .layers
+                        .iter()
+                        .map(|layer| LayerId::of(&layer.digest));
+                    assert!(
+                        sandbox
+                            .head()
+                            .unwrap()
+                            .disk
+                            .starts_with(&layers.collect::<Vec<_>>())
+                    );
                     if memory {
-                        assert!(is_whole(&sandbox.state_source(&snapshot.state_id()).unwrap()));
+                        assert!(is_whole(
+                            &sandbox.state_source(&snapshot.state_id()).unwrap()
+                        ));
                     }
                 }
                 Err(error) => {
@@ -278,7 +385,10 @@ fn a_reservation_is_made_kept_or_given_back() {
             store.release_name(&name("kept"), owned.id())
         },
         check: &|store, outcome| {
-            let found = (store.named(&name("r")).unwrap(), store.named(&name("kept")).unwrap());
+            let found = (
+                store.named(&name("r")).unwrap(),
+                store.named(&name("kept")).unwrap(),
+            );
             let reserved = Named::Reserved(record.id.clone());
             assert!(found.1.is_none_or(|found| found == reserved));
             if outcome == Outcome::Done {
@@ -301,7 +411,11 @@ fn an_upgrade_that_was_interrupted_is_finished_by_the_next_open() {
             let store = open(&fs.after_power_loss(loss));
             store.image(&name("tiny")).unwrap();
             store.sandbox(&name("a")).unwrap();
-            assert_eq!(store.snapshots().unwrap().len(), 0, "stop at {at}, {loss:?}");
+            assert_eq!(
+                store.snapshots().unwrap().len(),
+                0,
+                "stop at {at}, {loss:?}"
+            );
         }
         if opened {
             return;
@@ -312,7 +426,11 @@ fn an_upgrade_that_was_interrupted_is_finished_by_the_next_open() {
 /// What the version before this one left: no pool, no snapshots, no quarantine.
 fn as_format_2(fs: &Simulated) {
     let store = open(fs);
-    for dir in [store.layout.layers(), store.layout.snapshots(), store.layout.quarantine()] {
+    for dir in [
+        store.layout.layers(),
+        store.layout.snapshots(),
+        store.layout.quarantine(),
+    ] {
         store.files.remove_dir(&dir).unwrap();
     }
     crate::publish::replace(&store.files, &store.layout.format(), b"sandtree-store 2\n").unwrap();

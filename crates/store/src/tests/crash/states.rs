@@ -3,25 +3,36 @@
 use std::path::Path;
 
 use super::{
-    Case, ErrorKind, Fault, Loss, MEMORY_DIRS, Outcome, Simulated, check_invariants, made, name, open, running,
+    Case, ErrorKind, Fault, Loss, MEMORY_DIRS, Outcome, Simulated, check_invariants, made, name,
+    open, running,
 };
 use crate::tests::{capture, is_whole, record, small_disk, warm_record};
 use crate::{
-    Digest, Error, Head, Origin, Owned, Phase, Published, SandboxDir, SandboxRecord, StateId, StateKind, StateManifest,
-    StateRecord, Store,
+    Digest, Error, Head, Origin, Owned, Phase, Published, SandboxDir, SandboxRecord, StateId,
+    StateKind, StateManifest, StateRecord, Store,
 };
 
 fn make_memory_dirs(store: &Store) {
     for dir in MEMORY_DIRS {
         store.files.create_dir(Path::new(dir)).unwrap();
-        store.files.sync_dir(Path::new(dir).parent().unwrap()).unwrap();
+        store
+            .files
+            .sync_dir(Path::new(dir).parent().unwrap())
+            .unwrap();
     }
 }
 
 /// A record for each place that the memory of a sandbox can be in.
 fn records(name: &str) -> Vec<SandboxRecord> {
-    let places = [None].into_iter().chain(MEMORY_DIRS.map(|dir| Some(dir.into())));
-    places.map(|memory_dir| SandboxRecord { memory_dir, ..record(name) }).collect()
+    let places = [None]
+        .into_iter()
+        .chain(MEMORY_DIRS.map(|dir| Some(dir.into())));
+    places
+        .map(|memory_dir| SandboxRecord {
+            memory_dir,
+            ..record(name)
+        })
+        .collect()
 }
 
 fn sealed(owned: &Owned, kind: StateKind) -> StateManifest {
@@ -39,7 +50,12 @@ fn with_states(store: &Store, record: &SandboxRecord) -> (Owned, StateId) {
     (owned, first.id)
 }
 
-fn create_from(store: &Store, record: &SandboxRecord, from: &SandboxDir, state: &StateId) -> Result<Owned, Error> {
+fn create_from(
+    store: &Store,
+    record: &SandboxRecord,
+    from: &SandboxDir,
+    state: &StateId,
+) -> Result<Owned, Error> {
     store.create_sandbox(record.clone(), Origin::State(&from.state_source(state)?))
 }
 
@@ -53,7 +69,9 @@ fn create_from_a_state_is_whole_or_nothing() {
     for record in records("b") {
         Case {
             prepare: &|store| with_states(store, &source),
-            verb: &|store, (owned, state)| create_from(store, &record, &owned, &state)?.set_state(&running()),
+            verb: &|store, (owned, state)| {
+                create_from(store, &record, &owned, &state)?.set_state(&running())
+            },
             check: &|store, outcome| {
                 match store.sandbox(&name("b")) {
                     Ok(sandbox) => assert_eq!(sandbox.head().unwrap().disk.len(), 2),
@@ -120,13 +138,22 @@ fn a_sealed_state_is_whole_and_another_one_does_no_harm() {
         Case {
             prepare: &|store| with_states(store, &record).0,
             verb: &|_, owned| {
-                Owned::seal_state(&owned, &capture(&owned, small_disk(&owned)?, StateKind::Checkpoint)?.id)
+                Owned::seal_state(
+                    &owned,
+                    &capture(&owned, small_disk(&owned)?, StateKind::Checkpoint)?.id,
+                )
             },
             check: &|store, outcome| {
                 let sandbox = sandbox(store, "a");
                 let states = sandbox.states().unwrap().readable;
-                let sealed = states.iter().filter(|state| sandbox.is_sealed(&state.id).unwrap()).count();
-                assert!(sealed == 3 || (outcome == Outcome::Open && sealed == 2), "{sealed}");
+                let sealed = states
+                    .iter()
+                    .filter(|state| sandbox.is_sealed(&state.id).unwrap())
+                    .count();
+                assert!(
+                    sealed == 3 || (outcome == Outcome::Open && sealed == 2),
+                    "{sealed}"
+                );
             },
         }
         .run();
@@ -140,11 +167,17 @@ fn a_head_is_the_old_one_or_the_new_one_with_its_layers() {
         prepare: &|store| with_states(store, &record).0,
         verb: &|_, owned| {
             let (head, fresh) = (owned.head()?, owned.create_disk(1 << 30)?);
-            owned.set_head(&Head { disk: vec![fresh], ..head })
+            owned.set_head(&Head {
+                disk: vec![fresh],
+                ..head
+            })
         },
         check: &|store, outcome| {
             let disk = sandbox(store, "a").head().unwrap().disk;
-            assert!(disk.len() == 1 || (outcome == Outcome::Open && disk.len() == 3), "{disk:?}");
+            assert!(
+                disk.len() == 1 || (outcome == Outcome::Open && disk.len() == 3),
+                "{disk:?}"
+            );
         },
     }
     .run();
@@ -158,13 +191,19 @@ fn removing_a_state_and_its_layers_leaves_the_others_whole() {
             verb: &|_, (owned, first)| {
                 // The head moves away from the layers of the first state, so that they can go.
                 let fresh = owned.create_disk(1 << 30)?;
-                owned.set_head(&Head { disk: vec![fresh], ..owned.head()? })?;
+                owned.set_head(&Head {
+                    disk: vec![fresh],
+                    ..owned.head()?
+                })?;
                 owned.remove_state(&first)?;
                 owned.collect(&[]).map(drop)
             },
             check: &|store, outcome| {
                 let states = sandbox(store, "a").states().unwrap().readable.len();
-                assert!(states == 1 || (outcome == Outcome::Open && states == 2), "{states}");
+                assert!(
+                    states == 1 || (outcome == Outcome::Open && states == 2),
+                    "{states}"
+                );
             },
         }
         .run();
@@ -195,11 +234,19 @@ fn collect_after(unsynced: &dyn Fn(&Owned)) {
 fn a_state_that_comes_back_finds_its_layers() {
     collect_after(&|owned| {
         let fresh = small_disk(owned).unwrap();
-        owned.set_head(&Head { disk: vec![fresh], ..owned.head().unwrap() }).unwrap();
+        owned
+            .set_head(&Head {
+                disk: vec![fresh],
+                ..owned.head().unwrap()
+            })
+            .unwrap();
         for state in owned.states().unwrap().readable {
             let states = owned.path().join("states");
             let hidden = states.join(format!(".{}", state.id));
-            owned.files().rename(&states.join(state.id.as_str()), &hidden).unwrap();
+            owned
+                .files()
+                .rename(&states.join(state.id.as_str()), &hidden)
+                .unwrap();
         }
     });
 }
@@ -207,11 +254,25 @@ fn a_state_that_comes_back_finds_its_layers() {
 #[test]
 fn a_head_that_comes_back_finds_its_layers() {
     collect_after(&|owned| {
-        owned.states().unwrap().readable.iter().for_each(|state| owned.remove_state(&state.id).unwrap());
-        let head = Head { disk: vec![small_disk(owned).unwrap()], ..owned.head().unwrap() };
-        let (new, path) = (owned.path().join("head.new"), owned.path().join("head.json"));
+        owned
+            .states()
+            .unwrap()
+            .readable
+            .iter()
+            .for_each(|state| owned.remove_state(&state.id).unwrap());
+        let head = Head {
+            disk: vec![small_disk(owned).unwrap()],
+            ..owned.head().unwrap()
+        };
+        let (new, path) = (
+            owned.path().join("head.new"),
+            owned.path().join("head.json"),
+        );
         owned.files().sync_dir(&owned.path().join("disks")).unwrap();
-        owned.files().create(&new, &crate::record::canonical(&head)).unwrap();
+        owned
+            .files()
+            .create(&new, &crate::record::canonical(&head))
+            .unwrap();
         owned.files().sync_file(&new).unwrap();
         owned.files().rename(&new, &path).unwrap();
     });
@@ -249,7 +310,11 @@ fn a_warm_image_is_whole_or_absent() {
             let state = capture(&owned, small_disk(&owned).unwrap(), StateKind::Warm).unwrap();
             (owned, state.id)
         },
-        verb: &|store, (owned, state)| store.publish_warm(&key, &warm_record(&owned), &owned, &state).map(drop),
+        verb: &|store, (owned, state)| {
+            store
+                .publish_warm(&key, &warm_record(&owned), &owned, &state)
+                .map(drop)
+        },
         check: &|store, outcome| {
             let warm = store.warm(&key).unwrap();
             assert!(warm.as_ref().is_some_and(is_whole) || outcome == Outcome::Open);
@@ -264,12 +329,26 @@ fn removing_a_warm_image_leaves_what_was_made_from_it() {
     Case {
         prepare: &|store| {
             let (owned, state) = with_states(store, &source);
-            assert_eq!(store.publish_warm(&key, &warm_record(&owned), &owned, &state).unwrap(), Published::New);
-            assert_eq!(store.publish_warm(&key, &warm_record(&owned), &owned, &state).unwrap(), Published::Already);
+            assert_eq!(
+                store
+                    .publish_warm(&key, &warm_record(&owned), &owned, &state)
+                    .unwrap(),
+                Published::New
+            );
+            assert_eq!(
+                store
+                    .publish_warm(&key, &warm_record(&owned), &owned, &state)
+                    .unwrap(),
+                Published::Already
+            );
             store.remove_sandbox(owned).unwrap();
             let warm = store.warm(&key).unwrap().unwrap();
-            let mut owned = store.create_sandbox(copy.clone(), Origin::State(&warm)).unwrap();
-            owned.set_state(&StateRecord::new(Phase::Running, 1)).unwrap();
+            let mut owned = store
+                .create_sandbox(copy.clone(), Origin::State(&warm))
+                .unwrap();
+            owned
+                .set_state(&StateRecord::new(Phase::Running, 1))
+                .unwrap();
             sealed(&owned, StateKind::Auto);
         },
         verb: &|store, ()| store.remove_warm(&key),
@@ -281,8 +360,8 @@ fn removing_a_warm_image_leaves_what_was_made_from_it() {
     .run();
 }
 
-/// Whatever sync of a seal fails, nothing claims afterwards that the state is durable if it is not, and the next capture
-/// and the next verb are as if nothing had happened.
+/// Whatever sync of a seal fails, nothing claims afterwards that the state is durable if it is not,
+/// and the next capture and the next verb are as if nothing had happened.
 #[test]
 fn a_seal_that_could_not_sync_costs_no_other_state() {
     for record in records("a") {
@@ -302,17 +381,35 @@ fn a_seal_that_could_not_sync_costs_no_other_state() {
             let again = Owned::seal_state(&owned, &torn.id);
             let doubtful = matches!(again, Err(Error::Doubtful { .. }));
             assert!(again.is_ok() || doubtful, "error at {at}: {again:?}");
-            assert_eq!(owned.is_doubtful(&torn.id).unwrap(), doubtful, "error at {at}");
+            assert_eq!(
+                owned.is_doubtful(&torn.id).unwrap(),
+                doubtful,
+                "error at {at}"
+            );
             drop(owned);
             let store = open(&fs);
             let owned = store.try_own(&sandbox(&store, "a")).unwrap().unwrap();
-            assert_eq!(Owned::seal_state(&owned, &torn.id).is_err(), doubtful, "error at {at}");
+            assert_eq!(
+                Owned::seal_state(&owned, &torn.id).is_err(),
+                doubtful,
+                "error at {at}"
+            );
             // A state that does not stand on it.
             let fresh = small_disk(&owned).unwrap();
-            owned.set_head(&Head { disk: vec![fresh], ..owned.head().unwrap() }).unwrap();
+            owned
+                .set_head(&Head {
+                    disk: vec![fresh],
+                    ..owned.head().unwrap()
+                })
+                .unwrap();
             let next = sealed(&owned, StateKind::Checkpoint);
             drop(owned);
-            for loss in [Loss::Nothing, Loss::Content, Loss::Everything, Loss::AllButRemovals] {
+            for loss in [
+                Loss::Nothing,
+                Loss::Content,
+                Loss::Everything,
+                Loss::AllButRemovals,
+            ] {
                 let what = format!("error at {at}, {loss:?}");
                 let found = fs.after_power_loss(loss);
                 let store = open(&found);
@@ -332,8 +429,13 @@ fn a_copy_knows_of_the_sync_that_failed() {
     let torn = capture(&owned, small_disk(&owned).unwrap(), StateKind::Checkpoint).unwrap();
     // Seal it, sync it.
     fs.arm(Fault::ErrorAt(1, ErrorKind::StorageFull));
-    owned.files().settle_file(&owned.memory_layer(&torn.memory.layers()[0])).unwrap_err();
+    owned
+        .files()
+        .settle_file(&owned.memory_layer(&torn.memory.layers()[0]))
+        .unwrap_err();
     let copy = create_from(&store, &record("b"), &owned, &torn.id).unwrap();
     let layer = copy.memory_layer(&torn.memory.layers()[0]);
-    assert!(matches!(copy.files().sync_file(&layer), Err(Error::Doubtful { path }) if path == layer));
+    assert!(
+        matches!(copy.files().sync_file(&layer), Err(Error::Doubtful { path }) if path == layer)
+    );
 }

@@ -38,14 +38,18 @@ impl Content {
         entries.sort();
         self.paths.push(dir.to_owned());
         for path in entries {
-            let Ok(found) = path.symlink_metadata() else { continue };
+            let Ok(found) = path.symlink_metadata() else {
+                continue;
+            };
             let bytes = if found.is_file() { found.len() } else { 0 };
             if self.files == FILES_MAX || self.bytes + bytes > BYTES_MAX {
                 return;
             }
             if found.is_dir() {
                 self.collect(&path);
-            } else if found.is_symlink() || found.is_file() && bytes <= FILE_MAX && File::open(&path).is_ok() {
+            } else if found.is_symlink()
+                || found.is_file() && bytes <= FILE_MAX && File::open(&path).is_ok()
+            {
                 self.paths.push(path);
                 self.files += 1;
                 self.bytes += bytes;
@@ -54,62 +58,122 @@ impl Content {
     }
 
     /// Packs all of it, or one of so many parts; how many bytes the archive has.
-    pub async fn pack(&self, tools: &Tools, (part, parts): (usize, usize), archive: &Path) -> Result<u64> {
+    pub async fn pack(
+        &self,
+        tools: &Tools,
+        (part, parts): (usize, usize),
+        archive: &Path,
+    ) -> Result<u64> {
         let each = self.paths.len().div_ceil(parts).max(1);
         let list = archive.with_extension("list");
         let mut names = Vec::new();
         for path in self.paths.iter().skip(part * each).take(each) {
-            names.extend_from_slice(path.strip_prefix("/").unwrap_or(path).as_os_str().as_bytes());
+            names.extend_from_slice(
+                path.strip_prefix("/")
+                    .unwrap_or(path)
+                    .as_os_str()
+                    .as_bytes(),
+            );
             names.push(0);
         }
         std::fs::write(&list, names).map_err(|e| Error::io("write", &list, e))?;
-        let fixed = ["-C", "/", "--null", "--verbatim-files-from", "--no-recursion", "--numeric-owner"];
+        let fixed = [
+            "-C",
+            "/",
+            "--null",
+            "--verbatim-files-from",
+            "--no-recursion",
+            "--numeric-owner",
+        ];
         let mut args: Vec<&std::ffi::OsStr> = fixed.iter().map(AsRef::as_ref).collect();
-        args.extend(["-T".as_ref(), list.as_os_str(), "-cf".as_ref(), archive.as_os_str()]);
+        args.extend([
+            "-T".as_ref(),
+            list.as_os_str(),
+            "-cf".as_ref(),
+            archive.as_os_str(),
+        ]);
         tools.run("tar", &args).await?;
-        std::fs::metadata(archive).map(|found| found.len()).map_err(|e| Error::io("look at", archive, e))
+        std::fs::metadata(archive)
+            .map(|found| found.len())
+            .map_err(|e| Error::io("look at", archive, e))
     }
 }
 
-/// Makes archives the layers of an OCI image, packed by gzip, in a directory; how many bytes the layers have.
+/// Makes archives the layers of an OCI image, packed by gzip, in a directory; how many bytes the
+/// layers have.
 pub async fn lay_out(tools: &Tools, archives: &[PathBuf], dir: &Path) -> Result<u64> {
     let blobs = dir.join("blobs/sha256");
     std::fs::create_dir_all(&blobs).map_err(|e| Error::io("make directory", &blobs, e))?;
     let (mut diff_ids, mut layers, mut bytes) = (Vec::new(), Vec::new(), 0);
     for archive in archives {
         diff_ids.push(format!("sha256:{}", sha256(tools, archive).await?));
-        tools.run("gzip", &["-n".as_ref(), archive.as_os_str()]).await?;
+        tools
+            .run("gzip", &["-n".as_ref(), archive.as_os_str()])
+            .await?;
         let mut packed = archive.clone().into_os_string();
         packed.push(".gz");
-        let layer = blob(tools, &blobs, Path::new(&packed), "application/vnd.oci.image.layer.v1.tar+gzip").await?;
+        let layer = blob(
+            tools,
+            &blobs,
+            Path::new(&packed),
+            "application/vnd.oci.image.layer.v1.tar+gzip",
+        )
+        .await?;
         bytes += layer["size"].as_u64().unwrap_or_default();
         layers.push(layer);
     }
-    let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+    let architecture = if cfg!(target_arch = "aarch64") {
+        "arm64"
+    } else {
+        "amd64"
+    };
     let config = json!({
         "architecture": architecture, "os": "linux", "config": { "Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"] },
         "rootfs": { "type": "layers", "diff_ids": diff_ids },
     });
     let new = dir.join("new");
     write(&new, &config)?;
-    let config = blob(tools, &blobs, &new, "application/vnd.oci.image.config.v1+json").await?;
+    let config = blob(
+        tools,
+        &blobs,
+        &new,
+        "application/vnd.oci.image.config.v1+json",
+    )
+    .await?;
     let media_type = "application/vnd.oci.image.manifest.v1+json";
-    write(&new, &json!({ "schemaVersion": 2, "mediaType": media_type, "config": config, "layers": layers }))?;
+    write(
+        &new,
+        &json!({ "schemaVersion": 2, "mediaType": media_type, "config": config, "layers": layers }),
+    )?;
     let manifest = blob(tools, &blobs, &new, media_type).await?;
-    write(&dir.join("index.json"), &json!({ "schemaVersion": 2, "manifests": [manifest] }))?;
-    write(&dir.join("oci-layout"), &json!({ "imageLayoutVersion": "1.0.0" }))?;
+    write(
+        &dir.join("index.json"),
+        &json!({ "schemaVersion": 2, "manifests": [manifest] }),
+    )?;
+    write(
+        &dir.join("oci-layout"),
+        &json!({ "imageLayoutVersion": "1.0.0" }),
+    )?;
     Ok(bytes)
 }
 
 fn write(path: &Path, value: &serde_json::Value) -> Result<()> {
-    let written = File::create(path).and_then(|mut file| file.write_all(value.to_string().as_bytes()));
+    let written =
+        File::create(path).and_then(|mut file| file.write_all(value.to_string().as_bytes()));
     written.map_err(|e| Error::io("write", path, e))
 }
 
 /// Moves a file among the blobs; its descriptor.
-async fn blob(tools: &Tools, blobs: &Path, file: &Path, media_type: &str) -> Result<serde_json::Value> {
+async fn blob(
+    tools: &Tools,
+    blobs: &Path,
+    file: &Path,
+    media_type: &str,
+) -> Result<serde_json::Value> {
     let digest = sha256(tools, file).await?;
-    let size = std::fs::metadata(file).map_err(|e| Error::io("look at", file, e))?.len();
+    let size = std::fs::metadata(file)
+        .map_err(|e| Error::io("look at", file, e))?
+        .len();
     std::fs::rename(file, blobs.join(&digest)).map_err(|e| Error::io("move", file, e))?;
     Ok(json!({ "mediaType": media_type, "digest": format!("sha256:{digest}"), "size": size }))
 }

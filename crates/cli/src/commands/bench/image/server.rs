@@ -28,17 +28,26 @@ impl Registry {
                 return Ok(registry);
             }
         }
-        Err(Error::invalid("a registry", "docker-registry", "one that listens on 127.0.0.1"))
+        Err(Error::invalid(
+            "a registry",
+            "docker-registry",
+            "one that listens on 127.0.0.1",
+        ))
     }
 
     fn try_start(scratch: &Scratch) -> Result<Self> {
         let failed = |e| Error::io("find a free port of", "127.0.0.1", e);
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|port| port.local_addr()).map_err(failed)?;
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+            .and_then(|port| port.local_addr())
+            .map_err(failed)?;
         let (host, config) = (port.to_string(), scratch.path("registry.yml"));
         let text = configuration(&scratch.path("registry"), &host);
         std::fs::write(&config, text).map_err(|e| Error::io("write", &config, e))?;
         let args = ["serve".as_ref(), config.as_os_str()];
-        Ok(Self { process: Running::start("docker-registry", &args, &scratch.path("registry.said"))?, host })
+        Ok(Self {
+            process: Running::start("docker-registry", &args, &scratch.path("registry.said"))?,
+            host,
+        })
     }
 
     async fn answers(&mut self) -> Result<bool> {
