@@ -1,11 +1,13 @@
 //! How an error is shown, and which exit code it has.
 
+use std::error::Error as _;
 use std::io::Write;
 use std::process::ExitCode;
 
 use sandtree::{Error, ErrorKind, Report};
 use serde_json::json;
 
+use crate::args::BadSandboxRef;
 use crate::show;
 
 /// Sandtree itself failed.
@@ -61,6 +63,10 @@ pub fn show_usage(error: &clap::Error) -> ExitCode {
     let wants_json = std::env::args_os()
         .take_while(|arg| arg != "--")
         .any(|arg| arg == "--json");
+    if let Some(BadSandboxRef(refused)) = error.source().and_then(|e| e.downcast_ref()) {
+        show(&refused.report(), wants_json);
+        return ExitCode::from(OURS);
+    }
     if error.use_stderr() && wants_json {
         let shown = error.to_string();
         let message = shown

@@ -17,7 +17,7 @@ use std::time::Duration;
 use clap::Parser;
 use tracing_subscriber::fmt::format::FmtSpan;
 
-use crate::args::Args;
+use crate::commands::Args;
 use crate::failure::Failure;
 
 const UNDO_DEADLINE: Duration = Duration::from_secs(10);

@@ -6,10 +6,21 @@ use sandtree::keeper::Client;
 
 use super::session::{self, OnSignal};
 use super::{Outcome, open};
-use crate::args::{Attach, Global};
+use crate::args::{Global, sandbox_ref};
 use crate::show;
 
-pub async fn run(global: &Global, args: Attach) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub struct AttachArgs {
+    /// Pass standard input on to the command
+    #[arg(short, long)]
+    pub interactive: bool,
+    #[arg(value_parser = sandbox_ref)]
+    pub sandbox: String,
+    /// As `exec --detach` printed it; without, the detached commands are listed
+    pub id: Option<String>,
+}
+
+pub async fn run(global: &Global, args: AttachArgs) -> Outcome {
     let client = open(global).await?.client(&args.sandbox)?;
     match args.id {
         None => list(global, &client).await,

@@ -5,10 +5,43 @@ use std::process::ExitCode;
 use sandtree::{Forget, Replace, Verb};
 
 use super::{Outcome, open};
-use crate::args::{Checkpoint, CheckpointCommand, Global};
+use crate::args::{Global, sandbox_ref};
 use crate::{progress, show};
 
-pub async fn run(global: &Global, args: Checkpoint) -> Outcome {
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct CheckpointArgs {
+    #[command(subcommand)]
+    pub what: Option<CheckpointCommand>,
+    #[arg(required = true, value_parser = sandbox_ref)]
+    pub sandbox: Option<String>,
+    /// What to call it [default: c1, c2 and so on]
+    pub tag: Option<String>,
+    /// Take the tag from the checkpoint that has it; that one is removed when the new one is there
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub enum CheckpointCommand {
+    /// Remove states; no other state is touched
+    #[command(group = clap::ArgGroup::new("which").required(true))]
+    Rm {
+        #[arg(value_parser = sandbox_ref)]
+        sandbox: String,
+        /// Tags or ids
+        #[arg(group = "which", value_name = "TAG")]
+        tags: Vec<String>,
+        /// All of them
+        #[arg(long, group = "which")]
+        all: bool,
+        /// All checkpoints but the newest N
+        #[arg(long, group = "which", value_name = "N")]
+        keep: Option<usize>,
+    },
+}
+
+pub async fn run(global: &Global, args: CheckpointArgs) -> Outcome {
     match (args.what, args.sandbox) {
         (
             Some(CheckpointCommand::Rm {

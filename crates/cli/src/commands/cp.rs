@@ -14,8 +14,14 @@ use serde_json::json;
 use tokio::io::{AsyncRead, ReadBuf};
 
 use super::{Outcome, open};
-use crate::args::{Copy, Global};
+use crate::args::Global;
 use crate::{progress, show, stdin};
+
+#[derive(Debug, clap::Args)]
+pub struct CpArgs {
+    pub from: OsString,
+    pub to: OsString,
+}
 
 const REFRESH: Duration = Duration::from_millis(100);
 
@@ -47,7 +53,7 @@ impl Place {
     }
 }
 
-pub async fn run(global: &Global, args: Copy) -> Outcome {
+pub async fn run(global: &Global, args: CpArgs) -> Outcome {
     let transfer = copy(global, &args.from, &args.to).await?;
     for skipped in &transfer.skipped {
         eprintln!("sandtree: left out: {skipped}");

@@ -1,5 +1,6 @@
 //! `sandtree snapshot diff`: which files differ.
 
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
@@ -7,10 +8,25 @@ use sandtree::{Aspect, Change, ChangeKind, ContentDiff, DiffOptions, Node, absol
 use serde_json::json;
 
 use super::{Outcome, open};
-use crate::args::{Diff, Global};
+use crate::args::Global;
 use crate::{progress, show};
 
-pub async fn run(global: &Global, args: Diff) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub struct DiffArgs {
+    /// A snapshot, or a sandbox: `a` or `a@` as it is now, `a@TAG` as it was
+    #[arg(value_name = "BEFORE")]
+    pub before: String,
+    #[arg(value_name = "AFTER")]
+    pub after: String,
+    /// Show how the text of this file differs
+    #[arg(long, value_name = "PATH")]
+    pub content: Option<OsString>,
+    /// Show files of which nothing but a time differs, too
+    #[arg(long)]
+    pub times: bool,
+}
+
+pub async fn run(global: &Global, args: DiffArgs) -> Outcome {
     let host = open(global).await?;
     let (before, after) = (
         absolute_reference(&args.before)?,

@@ -1,15 +1,30 @@
 //! `sandtree exec`: a command in a running sandbox.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use sandtree::Lifetime;
 use serde_json::json;
 
-use super::{Outcome, open, session};
-use crate::args::{Exec, Global};
+use super::session::{self, How};
+use super::{Outcome, open};
+use crate::args::{Global, sandbox_ref};
 use crate::show;
 
-pub async fn run(global: &Global, args: Exec) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub struct ExecArgs {
+    #[command(flatten)]
+    pub how: How,
+    /// Leave it running and print its id
+    #[arg(short, long, conflicts_with = "tty")]
+    pub detach: bool,
+    #[arg(value_parser = sandbox_ref)]
+    pub sandbox: String,
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+pub async fn run(global: &Global, args: ExecArgs) -> Outcome {
     let mut spec = session::spec(args.how, args.command)?;
     let guest = open(global).await?.client(&args.sandbox)?.guest().await?;
     if !args.detach {

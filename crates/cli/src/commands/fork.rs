@@ -5,15 +5,31 @@ use std::time::Instant;
 
 use sandtree::keeper::{Lease, Order, Task};
 use sandtree::{
-    ForkSpec, Host, HostConfig, LentState, Result, SandboxInfo, Wanted, all, all_in_turns,
+    FORK_CONCURRENCY, ForkSpec, Host, HostConfig, LentState, Result, SandboxInfo, Wanted, all,
+    all_in_turns,
 };
 use serde_json::json;
 
 use super::{Outcome, config, keeper, open};
-use crate::args::{Fork, Global};
+use crate::args::{Global, sandbox_ref};
 use crate::{progress, show};
 
-pub async fn run(global: &Global, args: Fork) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub struct ForkArgs {
+    #[arg(value_parser = sandbox_ref)]
+    pub sandbox: String,
+    /// How many copies
+    #[arg(short, value_name = "N", default_value_t = 1)]
+    pub n: usize,
+    /// Copies are called NAME-1, NAME-2 and so on [default: the source's name]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// How many are loaded at a time
+    #[arg(long, value_name = "N", default_value_t = FORK_CONCURRENCY)]
+    pub concurrency: usize,
+}
+
+pub async fn run(global: &Global, args: ForkArgs) -> Outcome {
     let began = Instant::now();
     let spec = ForkSpec {
         count: args.n,

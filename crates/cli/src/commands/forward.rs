@@ -5,10 +5,19 @@ use serde_json::json;
 use tokio::net::TcpListener;
 
 use super::{Outcome, open};
-use crate::args::{self, Global};
+use crate::args::{Global, port, sandbox_ref};
 use crate::show;
 
-pub async fn run(global: &Global, args: args::Forward) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub struct ForwardArgs {
+    #[arg(value_parser = sandbox_ref)]
+    pub sandbox: String,
+    /// 127.0.0.1:HOST leads to port GUEST; 0 takes a free port
+    #[arg(required = true, value_name = "HOST:GUEST", value_parser = port)]
+    pub ports: Vec<PublishedPort>,
+}
+
+pub async fn run(global: &Global, args: ForwardArgs) -> Outcome {
     let guest = open(global).await?.client(&args.sandbox)?.guest().await?;
     let mut forwards = Vec::new();
     for port in &args.ports {

@@ -3,10 +3,17 @@
 use std::process::ExitCode;
 
 use super::{Outcome, open};
-use crate::args::{Gc, Global};
+use crate::args::Global;
 use crate::{progress, show};
 
-pub async fn run(global: &Global, args: Gc) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub struct GcArgs {
+    /// Only show what would go
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+pub async fn run(global: &Global, args: GcArgs) -> Outcome {
     let host = open(global).await?;
     let spinner = progress::spinner("looking for what nothing uses");
     let report = host.gc(args.dry_run).await;

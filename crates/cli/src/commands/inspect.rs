@@ -6,8 +6,14 @@ use sandtree::{Durability, SandboxInfo, StateInfo};
 use serde::Serialize;
 
 use super::{Outcome, open};
-use crate::args::{Global, Named};
+use crate::args::{Global, sandbox_ref};
 use crate::{failure, show};
+
+#[derive(Debug, clap::Args)]
+pub struct InspectArgs {
+    #[arg(value_parser = sandbox_ref)]
+    pub sandbox: String,
+}
 
 #[derive(Serialize)]
 struct Inspected {
@@ -50,7 +56,7 @@ impl NotDurable {
     }
 }
 
-pub async fn run(global: &Global, args: Named) -> Outcome {
+pub async fn run(global: &Global, args: InspectArgs) -> Outcome {
     let host = open(global).await?;
     let info = host.find(&args.sandbox)?;
     let (states, broken) = host.states(&info.id)?;

@@ -7,13 +7,22 @@ use std::process::ExitCode;
 use sandtree::{Durability, StateInfo, StateKind, TreeKind, TreeNode};
 
 use super::{Outcome, open};
-use crate::args::{Global, Log};
+use crate::args::{Global, sandbox_ref};
 use crate::{failure, show};
+
+#[derive(Debug, clap::Args)]
+pub struct LogArgs {
+    /// Of every image, snapshot and sandbox
+    #[arg(long, conflicts_with = "sandbox")]
+    pub all: bool,
+    #[arg(required_unless_present = "all", value_parser = sandbox_ref)]
+    pub sandbox: Option<String>,
+}
 
 /// How deep a tree is drawn: parents that lie cannot make it endless.
 const DEPTH_MAX: usize = 256;
 
-pub async fn run(global: &Global, args: Log) -> Outcome {
+pub async fn run(global: &Global, args: LogArgs) -> Outcome {
     let bold = std::io::stdout().is_terminal();
     let host = open(global).await?;
     let Some(sandbox) = args.sandbox.filter(|_| !args.all) else {

@@ -10,12 +10,21 @@ use std::time::Duration;
 use sandtree::{Error, Host, Phase, Result};
 
 use super::{Outcome, open};
-use crate::args::{Global, Logs};
+use crate::args::{Global, sandbox_ref};
 use crate::show;
+
+#[derive(Debug, clap::Args)]
+pub struct LogsArgs {
+    /// Go on until the sandbox ends
+    #[arg(short, long)]
+    pub follow: bool,
+    #[arg(value_parser = sandbox_ref)]
+    pub sandbox: String,
+}
 
 const POLL: Duration = Duration::from_millis(100);
 
-pub async fn run(global: &Global, args: Logs) -> Outcome {
+pub async fn run(global: &Global, args: LogsArgs) -> Outcome {
     let host = open(global).await?;
     let [before, console] = host.console(&args.sandbox)?;
     let (bytes, console) = read_all(before, console)?;

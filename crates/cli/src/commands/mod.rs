@@ -1,4 +1,4 @@
-//! One file per command.
+//! The command line: one file per command, with its arguments and what it does.
 
 mod attach;
 mod bench;
@@ -36,68 +36,143 @@ mod stop;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use sandtree::{Error, Goal, Host, HostConfig, Result};
+use sandtree::{Error, Host, HostConfig, Result};
 
-use crate::args::{Args, Command, Global};
+use crate::args::Global;
 use crate::failure::Failure;
 
 pub type Outcome = Result<ExitCode, Failure>;
 
-pub async fn run(args: Args) -> Outcome {
-    let Args { global, command } = args;
-    // Before anything is touched, the store included.
-    command
-        .sandboxes()
-        .into_iter()
-        .try_for_each(sandtree::check_reference)?;
-    match command {
-        // These end by Ctrl-C in their own way.
-        Command::Run(args) => run::run(&global, *args).await,
-        Command::Exec(args) => exec::run(&global, args).await,
-        Command::Attach(args) => attach::run(&global, args).await,
-        Command::Shell(args) => shell::run(&global, args).await,
-        Command::Bench(args) => bench::run(&global, args).await,
-        Command::Keeper => keeper::run().await,
-        command => interruptible(dispatch(&global, command)).await,
-    }
+/// Sandboxes for AI agents: Linux machines on stock QEMU.
+#[derive(Debug, clap::Parser)]
+#[command(
+    name = "sandtree",
+    version,
+    propagate_version = true,
+    max_term_width = 100
+)]
+pub struct Args {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
 }
 
-async fn dispatch(global: &Global, command: Command) -> Outcome {
-    match command {
-        Command::Cp(args) => cp::run(global, args).await,
-        Command::Logs(args) => logs::run(global, args).await,
-        Command::Ps(args) => ps::run(global, args).await,
-        Command::Inspect(args) => inspect::run(global, args).await,
-        Command::Stats(args) => stats::run(global, args).await,
-        Command::Forward(args) => forward::run(global, args).await,
-        Command::Stop(args) => stop::run(global, args).await,
-        Command::Start(args) => start::run(global, args).await,
-        Command::Rm(args) => rm::run(global, args).await,
-        Command::Checkpoint(args) => checkpoint::run(global, args).await,
-        Command::Revert(args) => revert::run(global, &args.sandbox, Goal::State(args.tag)).await,
-        Command::Undo(args) => {
-            revert::run(global, &args.sandbox, Goal::Undo { steps: args.n }).await
-        }
-        Command::Redo(args) => revert::run(global, &args.sandbox, Goal::Redo).await,
-        Command::Log(args) => log::run(global, args).await,
-        Command::Fork(args) => fork::run(global, args).await,
-        Command::Pause(args) => pause::run(global, args).await,
-        Command::Resume(args) => resume::run(global, args).await,
-        Command::Save(args) => save::run(global, args).await,
-        Command::Snapshot { what } => snapshot::run(global, what).await,
-        Command::Image { what } => image::run(global, what).await,
-        Command::Pull(args) => pull::run(global, *args).await,
-        Command::Push(args) => push::run(global, args).await,
-        Command::Df => gc::usage(global).await,
-        Command::Gc(args) => gc::run(global, args).await,
-        Command::Doctor => doctor::run(global).await,
-        Command::Completion { shell } => completion::run(shell),
-        Command::Run(_)
-        | Command::Exec(_)
-        | Command::Attach(_)
-        | Command::Shell(_)
-        | Command::Bench(_)
-        | Command::Keeper => unreachable!("they are dispatched before"),
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    /// Create a sandbox and run a command in it
+    Run(Box<run::RunArgs>),
+    /// Run a command in a running sandbox
+    Exec(exec::ExecArgs),
+    /// Join a detached command, from the first byte of its output
+    Attach(attach::AttachArgs),
+    /// Open a shell in a running sandbox
+    Shell(shell::ShellArgs),
+    /// Copy files and trees into and out of a sandbox
+    #[command(
+        after_help = "One of FROM and TO is SANDBOX:PATH, the other a path of the host, or - for a stream of one file."
+    )]
+    Cp(cp::CpArgs),
+    /// Show the guest's console
+    Logs(logs::LogsArgs),
+    /// List sandboxes
+    Ps(ps::PsArgs),
+    /// Show everything known of a sandbox
+    Inspect(inspect::InspectArgs),
+    /// Show what a sandbox uses
+    Stats(stats::StatsArgs),
+    /// Carry connections from ports of the host into a sandbox, until Ctrl-C
+    Forward(forward::ForwardArgs),
+    /// Shut sandboxes down
+    Stop(stop::StopArgs),
+    /// Start a stopped sandbox again
+    Start(start::StartArgs),
+    /// Remove sandboxes
+    Rm(rm::RmArgs),
+    /// Take a state of memory, disk and processes; the guest goes on
+    Checkpoint(checkpoint::CheckpointArgs),
+    /// Go back to a state; what is left is kept
+    Revert(revert::RevertArgs),
+    /// Go back to the newest state behind the present
+    Undo(revert::UndoArgs),
+    /// Return to what the last undo left
+    Redo(revert::RedoArgs),
+    /// Show the tree of states of a sandbox, or of everything
+    Log(log::LogArgs),
+    /// Make running copies of a sandbox
+    Fork(fork::ForkArgs),
+    /// Write sandboxes to disk with memory and processes, and end their machines
+    Pause(pause::PauseArgs),
+    /// Let paused sandboxes go on exactly where they were
+    Resume(resume::ResumeArgs),
+    /// Publish a sandbox's disk, or all of it, as a snapshot; the guest goes on
+    Save(save::SaveArgs),
+    /// Look after snapshots
+    Snapshot {
+        #[command(subcommand)]
+        what: snapshot::SnapshotCommand,
+    },
+    /// Make images, and look after them
+    Image {
+        #[command(subcommand)]
+        what: image::ImageCommand,
+    },
+    /// Bring an image or a snapshot from a registry
+    Pull(Box<pull::PullArgs>),
+    /// Bring an image or a snapshot to a registry
+    Push(push::PushArgs),
+    /// Show what uses the store's disk
+    Df,
+    /// Remove what nothing uses any more
+    Gc(gc::GcArgs),
+    /// Show what this host can do, and what it lacks
+    Doctor,
+    /// Measure
+    Bench(bench::BenchArgs),
+    /// Print shell completions
+    Completion(completion::CompletionArgs),
+    /// Run one sandbox in the background (started by `run` and `start`)
+    #[command(hide = true)]
+    Keeper,
+}
+
+pub async fn run(args: Args) -> Outcome {
+    let global = &args.global;
+    match args.command {
+        // These handle Ctrl-C themselves.
+        Command::Run(args) => run::run(global, *args).await,
+        Command::Exec(args) => exec::run(global, args).await,
+        Command::Attach(args) => attach::run(global, args).await,
+        Command::Shell(args) => shell::run(global, args).await,
+        Command::Bench(args) => bench::run(global, args).await,
+        Command::Keeper => keeper::run().await,
+
+        Command::Cp(args) => interruptible(cp::run(global, args)).await,
+        Command::Logs(args) => interruptible(logs::run(global, args)).await,
+        Command::Ps(args) => interruptible(ps::run(global, args)).await,
+        Command::Inspect(args) => interruptible(inspect::run(global, args)).await,
+        Command::Stats(args) => interruptible(stats::run(global, args)).await,
+        Command::Forward(args) => interruptible(forward::run(global, args)).await,
+        Command::Stop(args) => interruptible(stop::run(global, args)).await,
+        Command::Start(args) => interruptible(start::run(global, args)).await,
+        Command::Rm(args) => interruptible(rm::run(global, args)).await,
+        Command::Checkpoint(args) => interruptible(checkpoint::run(global, args)).await,
+        Command::Revert(args) => interruptible(revert::run(global, args)).await,
+        Command::Undo(args) => interruptible(revert::undo(global, args)).await,
+        Command::Redo(args) => interruptible(revert::redo(global, args)).await,
+        Command::Log(args) => interruptible(log::run(global, args)).await,
+        Command::Fork(args) => interruptible(fork::run(global, args)).await,
+        Command::Pause(args) => interruptible(pause::run(global, args)).await,
+        Command::Resume(args) => interruptible(resume::run(global, args)).await,
+        Command::Save(args) => interruptible(save::run(global, args)).await,
+        Command::Snapshot { what } => interruptible(snapshot::run(global, what)).await,
+        Command::Image { what } => interruptible(image::run(global, what)).await,
+        Command::Pull(args) => interruptible(pull::run(global, *args)).await,
+        Command::Push(args) => interruptible(push::run(global, args)).await,
+        Command::Df => interruptible(gc::usage(global)).await,
+        Command::Gc(args) => interruptible(gc::run(global, args)).await,
+        Command::Doctor => interruptible(doctor::run(global)).await,
+        Command::Completion(args) => completion::run(args),
     }
 }
 
@@ -148,4 +223,49 @@ fn default_home() -> Result<PathBuf> {
 
 async fn open(global: &Global) -> Result<Host> {
     Host::open(config(global)?).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use clap::{CommandFactory, Parser};
+
+    use super::*;
+    use crate::args::BadSandboxRef;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Args::command().debug_assert();
+    }
+
+    /// Every way to name a sandbox as an argument of its own: the words before it.
+    fn sandbox_arguments(command: &clap::Command, words: &[String]) -> Vec<Vec<String>> {
+        let mut found = Vec::new();
+        for (index, argument) in command.get_positionals().enumerate() {
+            if matches!(argument.get_id().as_str(), "sandbox" | "sandboxes") {
+                let others = vec!["x".to_owned(); index];
+                found.push([words, &others].concat());
+            }
+        }
+        for command in command.get_subcommands() {
+            let words = [words, &[command.get_name().to_owned()]].concat();
+            found.extend(sandbox_arguments(command, &words));
+        }
+        found
+    }
+
+    #[test]
+    fn every_command_refuses_a_sandbox_name_that_is_a_path() {
+        let all = sandbox_arguments(&Args::command(), &["sandtree".to_owned()]);
+        assert!(all.len() >= 20, "{all:?}");
+        for words in all {
+            let refused = Args::try_parse_from(words.iter().map(String::as_str).chain(["../x"]))
+                .expect_err("a path names no sandbox");
+            let source = refused
+                .source()
+                .and_then(|e| e.downcast_ref::<BadSandboxRef>());
+            assert!(source.is_some(), "{words:?}: {refused}");
+        }
+    }
 }

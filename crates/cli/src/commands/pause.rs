@@ -6,10 +6,16 @@ use sandtree::Verb;
 use serde_json::json;
 
 use super::{Outcome, open};
-use crate::args::{Global, Pause};
+use crate::args::{Global, sandbox_ref};
 use crate::{progress, show};
 
-pub async fn run(global: &Global, args: Pause) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub struct PauseArgs {
+    #[arg(required = true, value_parser = sandbox_ref)]
+    pub sandboxes: Vec<String>,
+}
+
+pub async fn run(global: &Global, args: PauseArgs) -> Outcome {
     let host = open(global).await?;
     for sandbox in &args.sandboxes {
         let client = host.client_for(sandbox, Verb::Pause)?;

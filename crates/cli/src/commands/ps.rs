@@ -5,10 +5,17 @@ use std::process::ExitCode;
 use sandtree::SandboxInfo;
 
 use super::{Outcome, open};
-use crate::args::{Global, Ps};
+use crate::args::Global;
 use crate::{failure, show};
 
-pub async fn run(global: &Global, args: Ps) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub struct PsArgs {
+    /// Also those that do not run
+    #[arg(short, long)]
+    pub all: bool,
+}
+
+pub async fn run(global: &Global, args: PsArgs) -> Outcome {
     let (found, broken) = open(global).await?.list()?;
     let shown: Vec<SandboxInfo> = found
         .into_iter()

@@ -5,10 +5,28 @@ use std::process::ExitCode;
 use sandtree::{PullSpec, PulledKind};
 
 use super::{Outcome, open, registry};
-use crate::args::{Global, Pull};
+use crate::args::{Global, Made};
 use crate::{progress, show};
 
-pub async fn run(global: &Global, args: Pull) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub struct PullArgs {
+    /// HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]
+    #[arg(value_name = "REFERENCE")]
+    pub reference: String,
+    /// What to call it [default: the end of the repository's name, with the tag unless that is
+    /// latest]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Take the name from the snapshot that has it
+    #[arg(long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub access: registry::Access,
+    #[command(flatten)]
+    pub made: Made,
+}
+
+pub async fn run(global: &Global, args: PullArgs) -> Outcome {
     let spec = PullSpec {
         name: args.name,
         replace: args.force,

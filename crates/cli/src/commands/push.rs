@@ -3,10 +3,22 @@
 use std::process::ExitCode;
 
 use super::{Outcome, open, registry};
-use crate::args::{Global, Push};
+use crate::args::Global;
 use crate::{progress, show};
 
-pub async fn run(global: &Global, args: Push) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub struct PushArgs {
+    /// An image or a snapshot, by its name or digest
+    #[arg(value_name = "IMAGE|SNAPSHOT")]
+    pub what: String,
+    /// HOST[:PORT]/REPOSITORY[:TAG]
+    #[arg(value_name = "REFERENCE")]
+    pub reference: String,
+    #[command(flatten)]
+    pub access: registry::Access,
+}
+
+pub async fn run(global: &Global, args: PushArgs) -> Outcome {
     let access = registry::access(&args.access).await?;
     let host = open(global).await?;
     let told = progress::stages(format!("pushing {}", args.what));

@@ -4,8 +4,24 @@ use std::path::PathBuf;
 
 use sandtree::{Error, RegistryAccess, Result};
 
-use crate::args::Access;
 use crate::stdin;
+
+/// How a registry is reached.
+#[derive(Debug, clap::Args)]
+pub struct Access {
+    /// Who one is to the registry [default: as Docker's configuration says]
+    #[arg(long, value_name = "USER", requires = "password_stdin")]
+    pub username: Option<String>,
+    /// Read the password from standard input
+    #[arg(long, requires = "username")]
+    pub password_stdin: bool,
+    /// Talk without encryption also to a registry on another machine
+    #[arg(long)]
+    pub plain_http: bool,
+    /// Trust the certificates in this file, too
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+}
 
 /// Far above any password or token.
 const PASSWORD_MAX: usize = 64 << 10;
@@ -71,7 +87,23 @@ pub fn is_reference(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Typed {
+        #[command(flatten)]
+        access: Access,
+    }
+
+    #[test]
+    fn a_password_is_never_an_argument() {
+        let typed = |typed: &[&str]| Typed::try_parse_from(["pull"].iter().chain(typed));
+        assert!(typed(&["--username", "u"]).is_err());
+        assert!(typed(&["--password", "p"]).is_err());
+        assert!(typed(&["--username", "u", "--password-stdin"]).is_ok());
+    }
 
     #[test]
     fn a_reference_begins_with_a_host() {

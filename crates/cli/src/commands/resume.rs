@@ -7,10 +7,16 @@ use sandtree::{Error, Host, RestoreReport, Result};
 use serde_json::json;
 
 use super::{Outcome, config, keeper, open};
-use crate::args::{Global, Pause};
+use crate::args::{Global, sandbox_ref};
 use crate::{progress, show};
 
-pub async fn run(global: &Global, args: Pause) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub struct ResumeArgs {
+    #[arg(required = true, value_parser = sandbox_ref)]
+    pub sandboxes: Vec<String>,
+}
+
+pub async fn run(global: &Global, args: ResumeArgs) -> Outcome {
     let host = open(global).await?;
     for sandbox in &args.sandboxes {
         let resumed = resume(global, &host, sandbox).await?;

@@ -6,10 +6,45 @@ use sandtree::keeper::{Order, Task, Way};
 use sandtree::{Error, Goal, Result, Reverted};
 
 use super::{Outcome, config, keeper, open};
-use crate::args::Global;
+use crate::args::{Global, sandbox_ref};
 use crate::{progress, show};
 
-pub async fn run(global: &Global, sandbox: &str, goal: Goal) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub struct RevertArgs {
+    #[arg(value_parser = sandbox_ref)]
+    pub sandbox: String,
+    /// A tag, or the id of a state as `log` shows it
+    pub tag: String,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct UndoArgs {
+    #[arg(value_parser = sandbox_ref)]
+    pub sandbox: String,
+    /// How many states to go back
+    #[arg(short, value_name = "N", default_value_t = 1)]
+    pub n: usize,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct RedoArgs {
+    #[arg(value_parser = sandbox_ref)]
+    pub sandbox: String,
+}
+
+pub async fn run(global: &Global, args: RevertArgs) -> Outcome {
+    revert(global, &args.sandbox, Goal::State(args.tag)).await
+}
+
+pub async fn undo(global: &Global, args: UndoArgs) -> Outcome {
+    revert(global, &args.sandbox, Goal::Undo { steps: args.n }).await
+}
+
+pub async fn redo(global: &Global, args: RedoArgs) -> Outcome {
+    revert(global, &args.sandbox, Goal::Redo).await
+}
+
+async fn revert(global: &Global, sandbox: &str, goal: Goal) -> Outcome {
     let reverted = go_to(global, sandbox, goal).await?;
     if global.json {
         show::json(&reverted);

@@ -6,10 +6,19 @@ use sandtree::{Error, Host, Result, Verb};
 use serde_json::json;
 
 use super::{Outcome, open};
-use crate::args::{Global, Remove};
+use crate::args::{Global, sandbox_ref};
 use crate::show;
 
-pub async fn run(global: &Global, args: Remove) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub struct RmArgs {
+    /// Also if it runs
+    #[arg(short, long)]
+    pub force: bool,
+    #[arg(required = true, value_parser = sandbox_ref)]
+    pub sandboxes: Vec<String>,
+}
+
+pub async fn run(global: &Global, args: RmArgs) -> Outcome {
     let host = open(global).await?;
     for sandbox in &args.sandboxes {
         remove(&host, sandbox, args.force).await?;

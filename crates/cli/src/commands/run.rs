@@ -1,22 +1,113 @@
 //! `sandtree run`: create, run, and remove or leave.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use sandtree::keeper::{Client, Lease, Order, Task};
 use sandtree::{
-    Error, ErrorKind, ExecSpec, FORK_CONCURRENCY, ForkSpec, Host, HostConfig, Lifetime, Prepared,
-    Report, Result, SandboxInfo, SandboxSpec, SaveOnStop, absolute_reference, all_in_turns, ca,
+    Error, ErrorKind, ExecSpec, FORK_CONCURRENCY, ForkSpec, Host, HostConfig, Lifetime, MemoryMode,
+    Prepared, PublishedPort, Report, Result, SandboxInfo, SandboxSpec, SaveOnStop,
+    absolute_reference, all_in_turns, ca,
 };
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::session::{self, OnSignal};
+use super::session::{self, How, OnSignal};
 use super::{Outcome, config, interruptible, keeper, registry, save};
-use crate::args::{Global, Run, own_kernel};
+use crate::args::{Global, Shape, own_kernel, port, size};
 use crate::failure::Failure;
 use crate::{progress, show};
+
+#[derive(Debug, clap::Args)]
+pub struct RunArgs {
+    /// Give the sandbox a name [default: its id]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Leave it running in the background and print its id
+    #[arg(short, long, conflicts_with_all = ["interactive", "tty"])]
+    pub detach: bool,
+    /// Remove it when it stops; without --detach it always is
+    #[arg(long)]
+    pub rm: bool,
+    /// Make this many, called NAME-1, NAME-2 and so on: all of them or none
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "detach",
+        requires = "name",
+        conflicts_with = "save"
+    )]
+    pub count: Option<usize>,
+    /// Save its disk under this name, or in this directory, when it stops, whatever way it stops
+    #[arg(long, value_name = "NAME|./DIR")]
+    pub save: Option<String>,
+    /// Let that save take the place of a snapshot that has its name
+    #[arg(long, requires = "save")]
+    pub force: bool,
+    /// Put a label on that save (repeatable)
+    #[arg(long, value_name = "KEY=VALUE", requires = "save")]
+    pub label: Vec<String>,
+    /// Find and save snapshots as directories in DIR
+    #[arg(long, value_name = "DIR")]
+    pub workspace: Option<PathBuf>,
+    /// Start from this snapshot; the same as naming it in place of the image
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with = "image")]
+    pub snapshot: Option<String>,
+    #[command(flatten)]
+    pub shape: Shape,
+    /// Size of the disk; its file system grows to it [default: the image's, or the snapshot's]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub disk: Option<u64>,
+    /// Listen on 127.0.0.1:HOST and lead connections to port GUEST (repeatable); 0 takes a free
+    /// port
+    #[arg(long, value_name = "HOST:GUEST", value_parser = port)]
+    pub publish: Vec<PublishedPort>,
+    /// Boot, even if a booted state of the image, or a snapshot's memory, is at hand
+    #[arg(long)]
+    pub cold: bool,
+    /// Take a checkpoint before every command; `undo -n N` goes back N commands
+    #[arg(long)]
+    pub auto_checkpoint: bool,
+    /// How many of those are kept; the oldest go first
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    pub auto_checkpoints: u32,
+    /// Pass the guest's flushes on: what it has synced outlives a power loss of the host, and each
+    /// sync takes longer
+    #[arg(long)]
+    pub durable: bool,
+    /// Keep memory layers in this directory, on another file system perhaps
+    #[arg(long, value_name = "DIR")]
+    pub memory_dir: Option<PathBuf>,
+    /// How written memory is found: write-protect, soft-dirty, anonymous or full [default: the best
+    /// that works]
+    #[arg(long, value_name = "MODE")]
+    pub memory_mode: Option<MemoryMode>,
+    /// Start with this kernel instead of the image's: a bzImage, or a vmlinux with a PVH entry
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+    /// With --kernel: a cpio archive that is unpacked before ours
+    #[arg(long, value_name = "FILE", requires = "kernel")]
+    pub initramfs: Option<PathBuf>,
+    /// With --kernel: the directory of its modules, if what a guest needs is not built in
+    #[arg(long, value_name = "DIR", requires = "kernel")]
+    pub modules: Option<PathBuf>,
+    /// Let the guest trust these certificate authorities [default: the host's]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    pub ca_bundle: Option<Option<PathBuf>>,
+    /// Run this instead of the image's entry point; "" for none
+    #[arg(long, value_name = "PROGRAM")]
+    pub entrypoint: Option<OsString>,
+    #[command(flatten)]
+    pub how: How,
+    /// The image or snapshot to start from: a name, a digest, or the directory of a snapshot
+    #[arg(required_unless_present = "snapshot", value_name = "IMAGE|SNAPSHOT")]
+    pub image: Option<String>,
+    /// The command, or the arguments of the image's entry point [default: the image's, or else a
+    /// shell]
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
 
 /// What is to run. Which command that is, is known when the image is.
 #[derive(Clone)]
@@ -28,7 +119,7 @@ struct Errand {
 
 impl Errand {
     /// Refuses what cannot be, before anything is started for it.
-    fn new(args: &Run) -> Result<Self> {
+    fn new(args: &RunArgs) -> Result<Self> {
         let typed = session::spec(args.how.clone(), args.command.clone())?;
         let words = |program: &OsString| {
             if program.is_empty() {
@@ -60,7 +151,7 @@ impl Errand {
     }
 }
 
-pub async fn run(global: &Global, args: Run) -> Outcome {
+pub async fn run(global: &Global, args: RunArgs) -> Outcome {
     args.image
         .as_deref()
         .or(args.snapshot.as_deref())
@@ -103,7 +194,7 @@ async fn saved(host: &Host, info: &SandboxInfo, target: &str, lease: Lease) -> R
     })
 }
 
-async fn run_detached(global: &Global, args: &Run, task: Errand) -> Outcome {
+async fn run_detached(global: &Global, args: &RunArgs, task: Errand) -> Outcome {
     let (host, started) = all_started(global, args).await?;
     let mut ready = Vec::new();
     for (lease, info) in started {
@@ -153,7 +244,7 @@ async fn detached(
 }
 
 /// Starts one sandbox, or as many as were asked for.
-async fn all_started(global: &Global, args: &Run) -> Result<(Host, Vec<(Lease, SandboxInfo)>)> {
+async fn all_started(global: &Global, args: &RunArgs) -> Result<(Host, Vec<(Lease, SandboxInfo)>)> {
     let Some(count) = args.count else {
         let (host, lease, info) = started(global, args).await?;
         return Ok((host, vec![(lease, info)]));
@@ -225,7 +316,7 @@ async fn unless_interrupted<T>(
     }
 }
 
-async fn started(global: &Global, args: &Run) -> Result<(Host, Lease, SandboxInfo)> {
+async fn started(global: &Global, args: &RunArgs) -> Result<(Host, Lease, SandboxInfo)> {
     let (host, config, prepared) = prepared(global, args).await?;
     let spec = prepared.spec.clone();
     let label = spec
@@ -265,7 +356,7 @@ fn is_saved(name: &str, workspace: Option<&Path>) -> bool {
 
 /// What is needed before a keeper is: an image is made, and a snapshot in a directory taken in,
 /// where people see it.
-async fn prepared(global: &Global, args: &Run) -> Result<(Host, HostConfig, Prepared)> {
+async fn prepared(global: &Global, args: &RunArgs) -> Result<(Host, HostConfig, Prepared)> {
     let spec = spec(args)?;
     spec.check()?;
     let config = config(global)?;
@@ -284,7 +375,7 @@ async fn prepared(global: &Global, args: &Run) -> Result<(Host, HostConfig, Prep
     Ok((host, config, prepared?))
 }
 
-fn spec(args: &Run) -> Result<SandboxSpec> {
+fn spec(args: &RunArgs) -> Result<SandboxSpec> {
     let workspace = args.workspace.as_deref();
     let placed = |reference: &Option<String>| match reference {
         Some(reference) if workspace.is_some() && !is_saved(reference, workspace) => {

@@ -1,16 +1,46 @@
 //! `sandtree save`: publishes a sandbox as a snapshot.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use sandtree::{Error, Result, SaveSpec, SaveTarget, parse_label, parse_target};
 
 use super::{Outcome, open};
-use crate::args::{Global, Save};
+use crate::args::{Global, sandbox_ref};
 use crate::{progress, show};
 
-pub async fn run(global: &Global, args: Save) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub struct SaveArgs {
+    #[arg(value_parser = sandbox_ref)]
+    pub sandbox: String,
+    /// What to call it, or a directory to put it in
+    #[arg(value_name = "NAME|./DIR")]
+    pub target: String,
+    /// With memory and processes: what starts from it goes on exactly there
+    #[arg(long, conflicts_with = "from")]
+    pub memory: bool,
+    /// Save this checkpoint, with all it has, instead of the present
+    #[arg(long, value_name = "TAG")]
+    pub from: Option<String>,
+    /// Store it compressed; what starts from it takes longer
+    #[arg(long)]
+    pub compress: bool,
+    /// Take the place of a snapshot that has the name; it stays whole until the new one is there
+    #[arg(long)]
+    pub force: bool,
+    /// Put a label on it (repeatable)
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub label: Vec<String>,
+    /// Remove the sandbox's checkpoints once it is saved
+    #[arg(long)]
+    pub delete_checkpoints: bool,
+    /// Save it as a directory in DIR
+    #[arg(long, value_name = "DIR")]
+    pub workspace: Option<PathBuf>,
+}
+
+pub async fn run(global: &Global, args: SaveArgs) -> Outcome {
     let spec = SaveSpec {
         target: target(&args.target, args.workspace.as_deref())?,
         replace: args.force.into(),

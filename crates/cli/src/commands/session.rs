@@ -1,7 +1,9 @@
 //! A command of the guest on the user's own streams.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use base64::Engine;
 use sandtree::{ByteStream, Error, Exec, ExecSpec, ExitStatus, Guest, Output, Result, Stdin};
@@ -9,11 +11,45 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
-use crate::args::How;
+use crate::args::duration;
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::stdin;
 use crate::terminal::{self, Raw};
+
+/// How a command runs.
+#[derive(Debug, Clone, clap::Args)]
+pub struct How {
+    /// Pass standard input on to the command
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Give the command a terminal
+    #[arg(short, long)]
+    pub tty: bool,
+    /// Run as this user, or user:group
+    #[arg(long, short, value_name = "USER")]
+    pub user: Option<String>,
+    /// Run in this directory [default: the user's home]
+    #[arg(long, short, value_name = "DIR")]
+    pub workdir: Option<OsString>,
+    /// Set a variable, or pass the host's on (repeatable)
+    #[arg(long, short, value_name = "KEY[=VALUE]", value_parser = variable)]
+    pub env: Vec<(OsString, OsString)>,
+    /// End the command and everything it started after this time; exit code 124
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub timeout: Option<Duration>,
+}
+
+/// `K=V`, or `K` for the value it has here.
+fn variable(text: &str) -> Result<(OsString, OsString), String> {
+    match text.split_once('=') {
+        Some(("", _)) => Err(format!("{text:?} names no variable")),
+        Some((key, value)) => Ok((key.into(), value.into())),
+        None => std::env::var_os(text)
+            .map(|value| (text.into(), value))
+            .ok_or(format!("{text} is not set here")),
+    }
+}
 
 const SIGINT: i32 = 2;
 const SIGQUIT: i32 = 3;

@@ -1,9 +1,19 @@
 //! `sandtree shell`: a shell on the user's terminal.
 
-use super::{Outcome, open, session};
-use crate::args::{Global, How, Shell};
+use super::session::{self, How};
+use super::{Outcome, open};
+use crate::args::{Global, sandbox_ref};
 
-pub async fn run(global: &Global, args: Shell) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub struct ShellArgs {
+    /// Run as this user
+    #[arg(long, short, value_name = "USER")]
+    pub user: Option<String>,
+    #[arg(value_parser = sandbox_ref)]
+    pub sandbox: String,
+}
+
+pub async fn run(global: &Global, args: ShellArgs) -> Outcome {
     let (interactive, tty) = (true, crate::terminal::is_interactive());
     let how = How {
         interactive,

@@ -13,9 +13,101 @@ use serde_json::json;
 
 use super::save::{self, placed};
 use super::{Outcome, diff, open};
-use crate::args::{Export, Global, Import, SnapshotCommand, Which};
+use crate::args::Global;
 use crate::failure::Failure;
 use crate::{progress, show};
+
+#[derive(Debug, clap::Subcommand)]
+pub enum SnapshotCommand {
+    /// The same as `sandtree save`
+    Create(save::SaveArgs),
+    /// List snapshots
+    Ls {
+        /// Only those with this label (repeatable)
+        #[arg(long, value_name = "KEY[=VALUE]")]
+        label: Vec<String>,
+        /// Of the directories in DIR
+        #[arg(long, value_name = "DIR")]
+        workspace: Option<PathBuf>,
+    },
+    /// Show everything known of a snapshot
+    Inspect(Which),
+    /// Read every byte of it and of its image; what is damaged is moved aside
+    Verify(Which),
+    /// Remove snapshots; what others share of them stays
+    Rm {
+        #[arg(required = true, value_name = "SNAPSHOT")]
+        snapshots: Vec<String>,
+        /// Find them as directories in DIR
+        #[arg(long, value_name = "DIR")]
+        workspace: Option<PathBuf>,
+    },
+    /// Give a snapshot another name
+    Tag {
+        #[arg(value_name = "SNAPSHOT")]
+        snapshot: String,
+        name: String,
+        /// Take the name from the snapshot that has it
+        #[arg(long)]
+        force: bool,
+    },
+    /// Make the index anew from what is in the store
+    Reindex,
+    /// Write a snapshot, or a sandbox as it is, into one file
+    Export(ExportArgs),
+    /// Take a snapshot in from a file, every byte of it checked
+    Import(ImportArgs),
+    /// Show which files differ between two snapshots or states
+    Diff(diff::DiffArgs),
+}
+
+/// A snapshot, where it is.
+#[derive(Debug, clap::Args)]
+pub struct Which {
+    /// A name, a digest, or the directory of a snapshot
+    #[arg(value_name = "SNAPSHOT")]
+    pub snapshot: String,
+    /// Find it as a directory in DIR
+    #[arg(long, value_name = "DIR")]
+    pub workspace: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct ExportArgs {
+    /// A snapshot, or a sandbox: `a` or `a@` as it is now, `a@TAG` as it was
+    #[arg(value_name = "SNAPSHOT|SANDBOX")]
+    pub what: String,
+    /// The file to write; `-` is standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Do not compress
+    #[arg(long)]
+    pub plain_tar: bool,
+    /// Leave the image out: who imports it must have it
+    #[arg(long)]
+    pub without_image: bool,
+    /// Leave out what this snapshot has: who imports it must have that
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub since: Option<String>,
+    /// Of a sandbox: with memory and processes
+    #[arg(long)]
+    pub memory: bool,
+    /// Overwrite the file
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct ImportArgs {
+    /// The file to read; `-` is standard input
+    pub file: PathBuf,
+    /// What to call it [default: the file's name without its endings]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Take the name from the snapshot that has it
+    #[arg(long)]
+    pub force: bool,
+}
 
 pub async fn run(global: &Global, what: SnapshotCommand) -> Outcome {
     match what {
@@ -243,7 +335,7 @@ async fn remove(global: &Global, snapshots: &[String], workspace: Option<&Path>)
     Ok(ExitCode::SUCCESS)
 }
 
-async fn export(global: &Global, args: Export) -> Outcome {
+async fn export(global: &Global, args: ExportArgs) -> Outcome {
     let host = open(global).await?;
     let options = ExportOptions {
         plain: args.plain_tar,
@@ -370,7 +462,7 @@ impl Drop for Unfinished {
     }
 }
 
-async fn import(global: &Global, args: Import) -> Outcome {
+async fn import(global: &Global, args: ImportArgs) -> Outcome {
     let is_stdin = args.file.as_os_str() == "-";
     let name = match &args.name {
         Some(name) => name.clone(),

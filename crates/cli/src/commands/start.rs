@@ -1,15 +1,25 @@
 //! `sandtree start`: boots a stopped sandbox again.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use sandtree::keeper::{Order, Task};
 use serde_json::json;
 
 use super::{Outcome, config, keeper, open};
-use crate::args::{Global, Start};
+use crate::args::{Global, duration, sandbox_ref};
 use crate::show;
 
-pub async fn run(global: &Global, args: Start) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub struct StartArgs {
+    /// How long the guest may take to come up [default: 60s, 180s under emulation]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub boot_timeout: Option<Duration>,
+    #[arg(value_parser = sandbox_ref)]
+    pub sandbox: String,
+}
+
+pub async fn run(global: &Global, args: StartArgs) -> Outcome {
     let before = open(global).await?.find(&args.sandbox)?;
     let task = Task::Start {
         reference: args.sandbox.clone(),

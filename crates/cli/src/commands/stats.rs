@@ -3,10 +3,16 @@
 use std::process::ExitCode;
 
 use super::{Outcome, open};
-use crate::args::{Global, Named};
+use crate::args::{Global, sandbox_ref};
 use crate::show;
 
-pub async fn run(global: &Global, args: Named) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub struct StatsArgs {
+    #[arg(value_parser = sandbox_ref)]
+    pub sandbox: String,
+}
+
+pub async fn run(global: &Global, args: StatsArgs) -> Outcome {
     let stats = open(global).await?.client(&args.sandbox)?.stats().await?;
     if global.json {
         show::json(&stats);

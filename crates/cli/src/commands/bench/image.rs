@@ -25,11 +25,36 @@ use super::figure::Figure;
 use super::scratch::Scratch;
 use super::tool::{self, Tools};
 use super::{Crew, IMAGE, measured, median, ms, true_once};
-use crate::args::{BenchImage, Global, ImagePart};
+use crate::args::Global;
 use crate::commands::{Outcome, config};
 use crate::{progress, show};
 use content::{Content, lay_out};
 use server::Registry;
+
+#[derive(Debug, clap::Args)]
+pub struct ImageArgs {
+    /// How often each is measured; the median counts
+    #[arg(long, default_value_t = 3)]
+    pub rounds: usize,
+    /// Measure these parts alone
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<ImagePart>,
+}
+
+/// The parts of `bench image`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum ImagePart {
+    /// A root file system from an archive, against tar and mke2fs
+    Import,
+    /// An OCI image from a registry, against skopeo
+    Pull,
+    /// From a pull of busybox to its first command
+    Start,
+    /// A small change to a large snapshot, against all of it
+    Push,
+    /// The first command in Debian, against a cold boot
+    Debian,
+}
 
 const MIB: u64 = 1 << 20;
 const DEBIAN: &str = "debian";
@@ -51,7 +76,7 @@ const ALL: [ImagePart; 5] = [
     ImagePart::Debian,
 ];
 
-pub async fn run(global: &Global, args: BenchImage) -> Outcome {
+pub async fn run(global: &Global, args: ImageArgs) -> Outcome {
     let rounds = args.rounds.max(1);
     let config = config(global)?;
     // It outlives the sandboxes in it, also when the run is broken off.

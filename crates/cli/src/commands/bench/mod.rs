@@ -18,13 +18,37 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
 use super::{Outcome, open};
-use crate::args::{Bench, Benchmark, Global};
+use crate::args::Global;
 use crate::failure::Failure;
 use crate::progress;
 
+#[derive(Debug, clap::Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    pub what: Benchmark,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub enum Benchmark {
+    /// Round trips, throughput and boot, each against the plain-QEMU floor of the same run
+    Exec {
+        /// How often each is measured; the median counts
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+    /// Checkpoint, revert, fork, pause and create, each beside its aim and against QEMU's own
+    /// snapshots
+    States(states::StatesArgs),
+    /// Saves, artifacts, listings and comparisons, each against plain tools over the same bytes
+    Store(store::StoreArgs),
+    /// Imports, pulls, pushes and first commands of images, against tar, mke2fs and skopeo over the
+    /// same bytes
+    Image(image::ImageArgs),
+}
+
 const IMAGE: &str = "tiny";
 
-pub async fn run(global: &Global, args: Bench) -> Outcome {
+pub async fn run(global: &Global, args: BenchArgs) -> Outcome {
     match args.what {
         Benchmark::Exec { rounds } => exec::run(global, rounds.max(1)).await,
         Benchmark::Image(args) => image::run(global, args).await,

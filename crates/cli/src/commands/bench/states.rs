@@ -16,9 +16,45 @@ use tokio::task::JoinSet;
 
 use super::figure::Figure;
 use super::{Crew, IMAGE, measured, median, ms, true_once};
-use crate::args::{BenchStates, Global, Part};
+use crate::args::Global;
 use crate::commands::Outcome;
 use crate::show;
+
+#[derive(Debug, clap::Args)]
+pub struct StatesArgs {
+    /// How often each is measured; the median counts
+    #[arg(long, default_value_t = 5)]
+    pub rounds: usize,
+    /// Measure these parts alone
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<Part>,
+    /// One round, and neither 4 GB guests nor 50 forks: for a look within a minute
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// The parts of `bench states`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// Pause and total by what was written and by the size of the guest
+    Checkpoint,
+    /// The 1st checkpoint and the 50th
+    Depth,
+    /// What an idle checkpoint takes on the disk
+    Size,
+    /// Against QEMU's snapshot-save and snapshot-load
+    Qemu,
+    /// Back to a checkpoint, against a bare start of QEMU
+    Revert,
+    /// To disk and back, against a bare start of QEMU
+    Pause,
+    /// From the warm state, against a cold boot
+    Create,
+    /// 1, 10 and 50 copies, until all have answered
+    Fork,
+    /// What a copy has of the host's memory to itself
+    Memory,
+}
 
 const MIB: u64 = 1 << 20;
 const SMALL: u64 = 512 * MIB;
@@ -46,7 +82,7 @@ const ALL: [Part; 9] = [
     Part::Memory,
 ];
 
-pub async fn run(global: &Global, args: BenchStates) -> Outcome {
+pub async fn run(global: &Global, args: StatesArgs) -> Outcome {
     let rounds = if args.quick { 1 } else { args.rounds.max(1) };
     let figures = measured(global, async |crew| {
         Bench {

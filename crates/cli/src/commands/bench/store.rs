@@ -18,9 +18,39 @@ use serde_json::json;
 use super::figure::Figure;
 use super::scratch::Scratch;
 use super::{Crew, IMAGE, measured, median, ms, true_once};
-use crate::args::{BenchStore, Global, StorePart};
+use crate::args::Global;
 use crate::commands::{Outcome, config};
 use crate::show;
+
+#[derive(Debug, clap::Args)]
+pub struct StoreArgs {
+    /// How often each is measured; the median counts
+    #[arg(long, default_value_t = 3)]
+    pub rounds: usize,
+    /// Measure these parts alone
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<StorePart>,
+    /// One round
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// The parts of `bench store`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum StorePart {
+    /// Saves of the disk and with memory, and starts from them
+    Save,
+    /// What a save takes on the disk, against what was written
+    Size,
+    /// Export and import, against tar and zstd
+    Artifact,
+    /// Every byte, against sha256sum
+    Verify,
+    /// 10,000 snapshots
+    List,
+    /// 50 changed files among 10,000
+    Diff,
+}
 
 const MIB: u64 = 1 << 20;
 const DISK: u64 = 1024 * MIB;
@@ -41,7 +71,7 @@ const ALL: [StorePart; 6] = [
     StorePart::Diff,
 ];
 
-pub async fn run(global: &Global, args: BenchStore) -> Outcome {
+pub async fn run(global: &Global, args: StoreArgs) -> Outcome {
     let rounds = if args.quick { 1 } else { args.rounds.max(1) };
     let config = config(global)?;
     let figures = measured(global, async |crew| {

@@ -5,11 +5,29 @@ use std::path::Path;
 use sandtree::image::Recipe;
 use sandtree::{BuildSpec, Error, Host, ImageInfo, Result};
 
-use crate::args::{Build, Global};
+use crate::args::Global;
 use crate::commands::{Outcome, open, registry};
 use crate::progress;
 
-pub async fn run(global: &Global, args: Build) -> Outcome {
+#[derive(Debug, clap::Args)]
+pub struct BuildArgs {
+    /// A built-in image, or the file of a recipe: what has a / or ends in .toml
+    #[arg(value_name = "debian|tiny|RECIPE.toml")]
+    pub what: String,
+    /// What to call it [default: as the recipe says, or the file's name without its ending]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Do every step anew, from what its sources have today
+    #[arg(long)]
+    pub no_cache: bool,
+    /// Show what the steps say, as on a terminal
+    #[arg(short, long)]
+    pub verbose: bool,
+    #[command(flatten)]
+    pub access: registry::Access,
+}
+
+pub async fn run(global: &Global, args: BuildArgs) -> Outcome {
     let image = if is_recipe(&args.what) {
         from_recipe(global, &args).await?
     } else {
@@ -23,7 +41,7 @@ fn is_recipe(what: &str) -> bool {
     what.contains('/') || what.ends_with(".toml")
 }
 
-async fn from_recipe(global: &Global, args: &Build) -> Result<ImageInfo> {
+async fn from_recipe(global: &Global, args: &BuildArgs) -> Result<ImageInfo> {
     let refused = |source| Error::Image {
         name: args.what.clone(),
         source,
@@ -52,7 +70,7 @@ async fn build(host: &Host, recipe: &Recipe, spec: BuildSpec, verbose: bool) -> 
 
 /// Made if it is not there or made by another version; with another name, that is one more name of
 /// it.
-async fn built_in(global: &Global, args: &Build) -> Result<ImageInfo> {
+async fn built_in(global: &Global, args: &BuildArgs) -> Result<ImageInfo> {
     let name = args.what.as_str();
     if !sandtree::image::is_built_in(name) {
         return Err(Error::invalid(

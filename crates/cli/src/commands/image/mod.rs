@@ -3,14 +3,50 @@
 mod build;
 mod warm;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use sandtree::{ImageInfo, Init, RemovedImage};
 use serde_json::json;
 
 use super::{Outcome, open};
-use crate::args::{Global, ImageCommand, ImportImage};
+use crate::args::{Global, Made};
 use crate::{progress, show};
+
+#[derive(Debug, clap::Subcommand)]
+pub enum ImageCommand {
+    /// Make an image: a built-in one, or one from a recipe
+    Build(build::BuildArgs),
+    /// Make a root file system, an OCI image or a disk an image
+    Import(ImportArgs),
+    /// List images
+    Ls,
+    /// Show everything known of an image
+    Inspect {
+        /// A name or a digest
+        #[arg(value_name = "IMAGE")]
+        image: String,
+    },
+    /// Take images' names away; their content stays as long as anything uses it
+    Rm {
+        /// Names, or digests for all names of an image
+        #[arg(required = true, value_name = "IMAGE")]
+        images: Vec<String>,
+    },
+    /// Keep a booted state, from which sandboxes of the same shape begin
+    Warm(Box<warm::WarmArgs>),
+}
+
+#[derive(Debug, clap::Args)]
+pub struct ImportArgs {
+    /// A tar archive, a directory, an OCI or Docker archive, an OCI layout, a qcow2 or a raw disk
+    pub path: PathBuf,
+    /// What to call it [default: the file's name without its endings]
+    #[arg(long)]
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub made: Made,
+}
 
 pub async fn run(global: &Global, what: ImageCommand) -> Outcome {
     match what {
@@ -23,7 +59,7 @@ pub async fn run(global: &Global, what: ImageCommand) -> Outcome {
     }
 }
 
-async fn import(global: &Global, args: ImportImage) -> Outcome {
+async fn import(global: &Global, args: ImportArgs) -> Outcome {
     let spec = args.made.spec()?;
     let host = open(global).await?;
     let told = progress::stages(format!("importing {}", args.path.display()));

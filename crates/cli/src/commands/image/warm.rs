@@ -6,9 +6,24 @@ use sandtree::{ImageInfo, Progress, SandboxSpec, WarmInfo};
 use serde_json::json;
 
 use super::short;
-use crate::args::{Global, Warm};
+use crate::args::{Global, Shape};
 use crate::commands::{Outcome, open};
 use crate::{progress, show};
+
+#[derive(Debug, clap::Args)]
+pub struct WarmArgs {
+    /// List the booted states
+    #[arg(long, conflicts_with_all = ["rm", "image", "Shape"])]
+    pub ls: bool,
+    /// Remove the booted states of the image instead
+    #[arg(long, conflicts_with = "Shape")]
+    pub rm: bool,
+    #[command(flatten)]
+    pub shape: Shape,
+    /// A name or a digest
+    #[arg(required_unless_present = "ls", value_name = "IMAGE")]
+    pub image: Option<String>,
+}
 
 const HEADER: [&str; 7] = [
     "IMAGE",
@@ -20,7 +35,7 @@ const HEADER: [&str; 7] = [
     "CREATED",
 ];
 
-pub async fn run(global: &Global, args: Warm) -> Outcome {
+pub async fn run(global: &Global, args: WarmArgs) -> Outcome {
     let image = args.image.clone().unwrap_or_default();
     match (args.ls, args.rm) {
         (true, _) => list(global).await,
@@ -29,7 +44,7 @@ pub async fn run(global: &Global, args: Warm) -> Outcome {
     }
 }
 
-async fn make(global: &Global, image: &str, args: &Warm) -> Outcome {
+async fn make(global: &Global, image: &str, args: &WarmArgs) -> Outcome {
     let host = open(global).await?;
     let spec = args.shape.of(SandboxSpec::new(image));
     spec.check()?;
@@ -98,4 +113,34 @@ async fn remove(global: &Global, image: &str) -> Outcome {
         show::line(&format!("{image}: {count} booted {states} removed"));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Typed {
+        #[command(flatten)]
+        warm: WarmArgs,
+    }
+
+    #[test]
+    fn what_is_listed_has_no_shape() {
+        let warm = |typed: &[&str]| Typed::try_parse_from(["warm"].iter().chain(typed));
+        assert!(warm(&["--ls"]).is_ok());
+        assert!(warm(&["--rm", "tiny"]).is_ok());
+        assert!(warm(&["tiny", "--memory", "1G", "--network", "none"]).is_ok());
+        for bad in [
+            &[][..],
+            &["--rm"],
+            &["--ls", "tiny"],
+            &["--ls", "--rm"],
+            &["--rm", "tiny", "--cpus", "2"],
+        ] {
+            assert!(warm(bad).is_err(), "{bad:?}");
+        }
+    }
 }
