@@ -55,7 +55,7 @@ fuzz:
 # for themselves: they run KVM inside emulated guests of one processor, two at a time.
 ALONE := kvm::
 VM = $(CARGO) test --workspace --locked --test vm --
-vm:
+vm: programs
 	@rm -f $(TARGET)/tmp/narrow
 ifdef ONLY
 	$(VM) $(ONLY)
@@ -65,11 +65,12 @@ else
 endif
 	@if [ -e $(TARGET)/tmp/narrow ]; then echo "waits that took more than half of their time:"; cat $(TARGET)/tmp/narrow; fi
 
-bench: setup-tests build
-	$(TARGET)/release/sandtree bench exec
-	$(TARGET)/release/sandtree bench states
-	$(TARGET)/release/sandtree bench store
-	$(TARGET)/release/sandtree bench image
+bench: setup-tests
+	$(CARGO) build --release --locked -p sandtree-bench
+	$(TARGET)/release/sandtree-bench exec
+	$(TARGET)/release/sandtree-bench states
+	$(TARGET)/release/sandtree-bench store
+	$(TARGET)/release/sandtree-bench image
 
 # What a fresh machine has is not what a developer's has. `make fresh RUN="setup-tests lint"` makes these targets there.
 RUN ?= demo test

@@ -25,7 +25,7 @@ mod outer;
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::program;
+use crate::support::{bench_program, program};
 use outer::{Outer, STORE, settings};
 
 /// One test for each check, so that each is timed and named; what they check is in `direct`.
@@ -59,6 +59,7 @@ inside!(
 fn try_kvm_reports_without_names() {
     let outer = Outer::start();
     let tests = outer.send_tests();
+    outer.send_program(&bench_program());
     let mut tar = Command::new("tar");
     tar.args(["--create", "-C"])
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts"))
@@ -66,9 +67,10 @@ fn try_kvm_reports_without_names() {
     outer.send(tar, "/srv");
     let run = format!(
         "env {} SANDTREE_HOME={STORE} TRY_KVM_CHECKS='doctor_reports_kvm guests_have_no_nested_virtualisation' \
-         sh /srv/try-kvm {} {tests} --quick --only pause",
+         sh /srv/try-kvm {} {} {tests} --quick --only pause",
         settings().join(" "),
-        program().display()
+        program().display(),
+        bench_program().display()
     );
     let answer = outer.sh(&run);
     let report = String::from_utf8_lossy(&answer.stdout);

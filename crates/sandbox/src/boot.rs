@@ -41,7 +41,7 @@ pub(crate) static AGENT: &[u8] = include_bytes!(env!("SANDTREE_AGENT"));
 const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
 /// Warnings and worse go to the console, a panic ends the machine at once, and what only real
 /// hardware or a distrusted compiler needs is not waited for.
-pub(crate) const KERNEL_OPTIONS: &str = "console=ttyS0 loglevel=4 panic=-1 random.trust_cpu=on no_timer_check \
+const KERNEL_OPTIONS: &str = "console=ttyS0 loglevel=4 panic=-1 random.trust_cpu=on no_timer_check \
     tsc=reliable i8042.noaux i8042.nokbd cryptomgr.notests";
 /// What must be free for a sandbox to start with: its overlay's tables, its logs, and a little to
 /// write.

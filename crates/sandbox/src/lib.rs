@@ -25,6 +25,8 @@
 //! gone, so is the machine. [`keeper`] is the way to run one in the background.
 
 mod beginning;
+#[cfg(feature = "bench")]
+pub mod bench;
 mod boot;
 mod build;
 pub mod ca;
@@ -36,8 +38,6 @@ mod create;
 mod driver;
 mod error;
 mod fault;
-#[doc(hidden)]
-pub mod floor;
 mod fold;
 mod fork;
 mod guest;
@@ -64,8 +64,6 @@ mod snapshots;
 mod spec;
 mod states;
 mod tree;
-#[doc(hidden)]
-pub mod twin;
 mod warm;
 
 pub use beginning::Prepared;

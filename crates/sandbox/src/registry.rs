@@ -25,7 +25,7 @@ use sandtree_store::Digest;
 
 use crate::image::Error;
 
-pub use pull::{PullSpec, Pulled, PulledKind, fetch_layers};
+pub use pull::{PullSpec, Pulled, PulledKind};
 pub use push::Pushed;
 
 /// What our artifacts say they are.

@@ -173,7 +173,7 @@ impl Outer {
     }
 
     /// Puts a program into the guest, at the path it has here, without what only debuggers need.
-    fn send_program(&self, path: &Path) {
+    pub fn send_program(&self, path: &Path) {
         let dir = tempfile::tempdir().unwrap();
         let name = path.file_name().unwrap();
         let status = Command::new("strip")

@@ -32,6 +32,16 @@ pub fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_sandtree"))
 }
 
+/// The `sandtree-bench` of the same build. Cargo does not build it with these tests: `make vm` does.
+pub fn bench_program() -> PathBuf {
+    let path = program().with_file_name("sandtree-bench");
+    assert!(
+        path.exists(),
+        "run `make programs`: {path:?} does not exist"
+    );
+    path
+}
+
 /// A store with the image `tiny` and its warm state in it, and nothing else.
 pub struct World {
     home: Option<tempfile::TempDir>,

@@ -30,7 +30,6 @@ use thiserror::Error;
 
 use crate::console;
 use crate::failure::reason;
-use crate::floor;
 use crate::serve::Role;
 pub use beside::{Hold, ImageInit};
 pub use modules::Rest;
@@ -90,13 +89,10 @@ pub fn boot() -> Result<Booted, BootError> {
     mount_early()?;
     use_console().unwrap_or_else(|error| console::say(format_args!("no console: {error}")));
     let options = Options::parse(&fs::read_to_string("/proc/cmdline").unwrap_or_default());
-    if options.init == Init::Floor {
-        floor::serve(open_port(sandtree_proto::PORT_NAME)?).map_err(BootError::Serve)?;
-    }
     let modules = modules::load(Path::new("/modules"), || Path::new(&options.root).exists());
     root::enter(&options)?;
     let image = match options.init {
-        Init::Agent | Init::Floor => None,
+        Init::Agent => None,
         Init::Image => Some(beside::start(&options.image_init)?),
     };
     Ok(Booted { modules, image })

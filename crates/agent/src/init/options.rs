@@ -13,8 +13,6 @@ pub struct Options {
 pub enum Init {
     Agent,
     Image,
-    /// Nobody: the guest only measures what a kernel and a port can do.
-    Floor,
 }
 
 impl Options {
@@ -31,7 +29,6 @@ impl Options {
             root_type: value("sandtree.rootfs", "ext4"),
             init: match value("sandtree.init", "agent").as_str() {
                 "image" => Init::Image,
-                "floor" => Init::Floor,
                 _ => Init::Agent,
             },
             image_init: value("sandtree.image_init", "/sbin/init"),

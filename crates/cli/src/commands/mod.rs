@@ -1,7 +1,6 @@
 //! The command line: one file per command, with its arguments and what it does.
 
 mod attach;
-mod bench;
 mod checkpoint;
 mod completion;
 mod cp;
@@ -127,8 +126,6 @@ pub enum Command {
     Gc(gc::GcArgs),
     /// Show what this host can do, and what it lacks
     Doctor,
-    /// Measure
-    Bench(bench::BenchArgs),
     /// Print shell completions
     Completion(completion::CompletionArgs),
     /// Run one sandbox in the background (started by `run` and `start`)
@@ -144,7 +141,6 @@ pub async fn run(args: Args) -> Outcome {
         Command::Exec(args) => exec::run(global, args).await,
         Command::Attach(args) => attach::run(global, args).await,
         Command::Shell(args) => shell::run(global, args).await,
-        Command::Bench(args) => bench::run(global, args).await,
         Command::Keeper => keeper::run().await,
 
         Command::Cp(args) => interruptible(cp::run(global, args)).await,

@@ -26,7 +26,6 @@ use crate::image::{
     image_of_layers, writable_bytes,
 };
 use crate::note;
-use crate::progress::Waiting;
 use crate::sandbox::Replace;
 use crate::save::name_error;
 use crate::spec::parse_name;
@@ -318,53 +317,6 @@ fn manifest_of(
             }
         }
     }
-}
-
-/// Fetches the layers of an image, or of an artifact, to files in a directory and does nothing else
-/// with them; how many bytes they have. Nothing is synced: it stands beside tools that only copy.
-pub async fn fetch_layers(reference: &str, access: RegistryAccess, dir: &Path) -> Result<u64> {
-    let (text, reference, dir) = (reference.to_owned(), parse(reference)?, dir.to_owned());
-    let (_waiting, given_up) = Waiting::new();
-    blocking(move || {
-        let told = |_| {
-            if given_up.load(Ordering::Relaxed) {
-                Err(GivenUp)
-            } else {
-                Ok(())
-            }
-        };
-        let fetched = copy_layers(&reference, &access, &dir, &told);
-        fetched.map_err(|source| Error::Transfer {
-            verb: "fetch",
-            reference: text,
-            source,
-        })
-    })
-    .await
-}
-
-fn copy_layers(
-    reference: &Reference,
-    access: &RegistryAccess,
-    dir: &Path,
-    told: registry::Watch<'_>,
-) -> Result<u64, image::Error> {
-    let client = access.client(reference)?;
-    let (manifest, _) = manifest_of(&client, reference)?;
-    let target = |layer: &Descriptor| File::create_new(dir.join(layer.digest.hex()));
-    fetch_all(
-        &client,
-        &reference.repository,
-        &manifest.layers,
-        THREADS,
-        &target,
-        told,
-    )?;
-    Ok(manifest
-        .layers
-        .iter()
-        .map(|layer| layer.size)
-        .fold(0, u64::saturating_add))
 }
 
 struct Fetching<'a> {

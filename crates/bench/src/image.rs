@@ -1,4 +1,4 @@
-//! `sandtree bench image`: what it costs to bring images in and out, each against a plain tool over
+//! `sandtree-bench image`: what it costs to bring images in and out, each against a plain tool over
 //! the same bytes.
 //!
 //! Always: what is compared is measured in turns within one run. Everything a run writes is in one
@@ -6,14 +6,13 @@
 //! user's, and a registry of its own.
 
 mod content;
+mod fetch;
 mod server;
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use sandtree::floor::{fetch_layers, lend};
 use sandtree::image::{ImportSpec, Progress as Reached, Stage};
 use sandtree::{
     Error, ExecSpec, Host, HostConfig, Progress, PullSpec, RegistryAccess, Result, Sandbox,
@@ -21,14 +20,15 @@ use sandtree::{
 };
 use serde_json::json;
 
-use super::figure::Figure;
-use super::scratch::Scratch;
-use super::tool::{self, Tools};
-use super::{Crew, IMAGE, measured, median, ms, true_once};
-use crate::args::Global;
-use crate::commands::{Outcome, config};
-use crate::{progress, show};
+use crate::config::Global;
+use crate::crew::{Crew, IMAGE, measured, median, ms, true_once};
+use crate::figure::Figure;
+use crate::scratch::Scratch;
+use crate::stores::share_images;
+use crate::tool::{self, Tools};
+use crate::{Outcome, progress, show};
 use content::{Content, lay_out};
+use fetch::fetch_layers;
 use server::Registry;
 
 #[derive(Debug, clap::Args)]
@@ -78,7 +78,7 @@ const ALL: [ImagePart; 5] = [
 
 pub async fn run(global: &Global, args: ImageArgs) -> Outcome {
     let rounds = args.rounds.max(1);
-    let config = config(global)?;
+    let config = global.config()?;
     // It outlives the sandboxes in it, also when the run is broken off.
     let scratch = Scratch::beside(&config.home)?;
     let tools = Tools::new(scratch.path("said"));
@@ -95,11 +95,11 @@ pub async fn run(global: &Global, args: ImageArgs) -> Outcome {
     .await?;
     if global.json {
         show::json(&json!({ "rounds": rounds, "figures": figures, "left_out": left_out }));
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     }
     Figure::show(&figures, rounds);
     show::notes(&left_out);
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// The programs that a part cannot be measured without.
@@ -163,7 +163,12 @@ impl Bench<'_> {
     /// A store of its own with the kernel and some images of the user's.
     async fn store(&self, name: &str, images: &[&str]) -> Result<Host> {
         let host = self.open(name).await?;
-        lend(&self.crew.host, &host, images).await?;
+        share_images(
+            &self.crew.host,
+            &self.config.home,
+            &self.scratch.path(name),
+            images,
+        )?;
         Ok(host)
     }
 
@@ -310,7 +315,7 @@ impl Bench<'_> {
     async fn fetched(&self, reference: &str) -> Result<f64> {
         let dir = self.scratch.dir("fetched")?;
         let began = Instant::now();
-        fetch_layers(reference, RegistryAccess::default(), &dir).await?;
+        fetch_layers(reference, &dir).await?;
         let took = began.elapsed().as_secs_f64();
         remove(&dir)?;
         Ok(took)
@@ -346,7 +351,12 @@ impl Bench<'_> {
         let (mut pulls, mut whole, mut warm) = (vec![], vec![], vec![]);
         for _ in 0..self.rounds {
             let host = self.open("start").await?;
-            lend(&files, &host, &[]).await?;
+            share_images(
+                &files,
+                &self.scratch.path("files"),
+                &self.scratch.path("start"),
+                &[],
+            )?;
             let spec = PullSpec {
                 name: Some("busybox".into()),
                 ..PullSpec::default()
@@ -468,7 +478,7 @@ impl Bench<'_> {
         }
         let host = self.store(DEBIAN, &[]).await?;
         let made = host.ensure_image(DEBIAN, progress::image(DEBIAN)).await;
-        Ok(made.map(|_| host).map_err(|error| told(&error)))
+        Ok(made.map(|_| host).map_err(|error| show::one_line(&error)))
     }
 
     async fn debian(&self, host: &Host) -> Result<Figure> {
@@ -489,8 +499,8 @@ impl Bench<'_> {
                 .await?,
             );
         }
-        let (whole, used) = (show::bytes(image.bytes), show::bytes(image.disk_bytes_used));
-        let warm_bytes = show::bytes(host.inspect_image(DEBIAN)?.warm_bytes);
+        let (whole, used) = (show::mib(image.bytes), show::mib(image.disk_bytes_used));
+        let warm_bytes = show::mib(host.inspect_image(DEBIAN)?.warm_bytes);
         Ok(
             Figure::ms("Debian to its first command, warm", median(warm))
                 .shorter_than("cold", median(cold))
@@ -537,12 +547,6 @@ impl Stages {
             .map(|(stage, seconds)| format!("{} {seconds:.2} s", stage.as_str()));
         told.collect::<Vec<_>>().join(", ")
     }
-}
-
-/// An error with its causes, on one line.
-fn told(error: &Error) -> String {
-    let report = error.report();
-    [vec![report.message], report.causes].concat().join(": ")
 }
 
 async fn write_random(sandbox: &Sandbox, path: &str, megabytes: u64) -> Result<()> {

@@ -122,10 +122,10 @@ impl Figure {
             .filter(|figure| figure.met == Some(false))
             .count();
         let aims = figures.iter().filter(|figure| figure.met.is_some()).count();
-        show::line(&format!(
+        println!(
             "medians of {rounds} rounds; {} of {aims} aims met",
             aims - missed
-        ));
+        );
     }
 
     const HEADER: [&'static str; 7] = [

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use sandtree::{Error, Result};
 use serde_json::json;
 
-use crate::commands::bench::tool::Tools;
+use crate::tool::Tools;
 
 const FROM: [&str; 2] = ["/usr/share", "/usr/lib"];
 const FILES_MAX: usize = 20_000;

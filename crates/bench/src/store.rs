@@ -1,26 +1,25 @@
-//! `sandtree bench store`: what saves, artifacts and listings cost, each against a plain tool over
+//! `sandtree-bench store`: what saves, artifacts and listings cost, each against a plain tool over
 //! the same bytes.
 //!
 //! Always: what is compared is measured in turns within one run. Everything a run writes is in one
 //! directory beside the store, and goes with it.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use sandtree::floor::fill_with_snapshots;
 use sandtree::{
     DiffOptions, Error, ExecSpec, ExportOptions, Host, HostConfig, Progress, Replace, Result,
     Sandbox, SandboxSpec, SaveSpec,
 };
 use serde_json::json;
 
-use super::figure::Figure;
-use super::scratch::Scratch;
-use super::{Crew, IMAGE, measured, median, ms, true_once};
-use crate::args::Global;
-use crate::commands::{Outcome, config};
-use crate::show;
+use crate::config::Global;
+use crate::crew::{Crew, IMAGE, measured, median, ms, true_once};
+use crate::figure::Figure;
+use crate::scratch::Scratch;
+use crate::stores::fill_with_snapshots;
+use crate::{Outcome, show};
 
 #[derive(Debug, clap::Args)]
 pub struct StoreArgs {
@@ -73,7 +72,7 @@ const ALL: [StorePart; 6] = [
 
 pub async fn run(global: &Global, args: StoreArgs) -> Outcome {
     let rounds = if args.quick { 1 } else { args.rounds.max(1) };
-    let config = config(global)?;
+    let config = global.config()?;
     let figures = measured(global, async |crew| {
         let bench = Bench {
             crew,
@@ -86,10 +85,10 @@ pub async fn run(global: &Global, args: StoreArgs) -> Outcome {
     .await?;
     if global.json {
         show::json(&json!({ "rounds": rounds, "figures": figures }));
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     }
     Figure::show(&figures, rounds);
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 struct Bench<'a> {
@@ -349,7 +348,7 @@ impl Bench<'_> {
             ..self.config.clone()
         })
         .await?;
-        fill_with_snapshots(&self.crew.host, &self.name("one"), &many, SNAPSHOTS).await?;
+        fill_with_snapshots(&self.crew.host, &self.name("one"), &home, SNAPSHOTS).await?;
         let began = Instant::now();
         many.reindex().await?;
         let reindexed = ms(began.elapsed());
@@ -435,7 +434,7 @@ async fn write_random(sandbox: &Sandbox, path: &str, megabytes: u64) -> Result<(
 fn tool(script: &str) -> Result<f64> {
     let failed = |e| Error::io("run", script, e);
     let began = Instant::now();
-    // starts: the script of tool(…) in crates/cli/src/commands/bench/store.rs
+    // starts: the script of tool(…) in crates/bench/src/store.rs
     let status = Command::new("sh")
         .args(["-c", script])
         .stdin(Stdio::null())

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use sandtree::{Error, Result};
 
-use crate::commands::search;
+use crate::config::search;
 
 /// How often the end of a program is looked for: fine enough for what takes tenths of a second.
 const POLL: Duration = Duration::from_millis(2);

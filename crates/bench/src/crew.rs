@@ -1,15 +1,6 @@
-//! `sandtree bench`: measurements, each beside what it is compared with.
-//!
-//! Always: the sandboxes of a run are removed when it ends, also when it fails or is broken off.
+//! The sandboxes of a run, and what every benchmark shares.
 
-mod exec;
-mod figure;
-mod image;
-mod scratch;
-mod states;
-mod store;
-mod tool;
-
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,60 +8,27 @@ use sandtree::{Error, ExecSpec, ForkSpec, Guest, Host, Result, Sandbox, SandboxS
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
-use super::{Outcome, open};
-use crate::args::Global;
-use crate::failure::Failure;
-use crate::progress;
+use crate::config::Global;
+use crate::{Failure, progress};
 
-#[derive(Debug, clap::Args)]
-pub struct BenchArgs {
-    #[command(subcommand)]
-    pub what: Benchmark,
-}
+/// The image that most figures are measured with.
+pub const IMAGE: &str = "tiny";
 
-#[derive(Debug, clap::Subcommand)]
-pub enum Benchmark {
-    /// Round trips, throughput and boot, each against the plain-QEMU floor of the same run
-    Exec {
-        /// How often each is measured; the median counts
-        #[arg(long, default_value_t = 5)]
-        rounds: usize,
-    },
-    /// Checkpoint, revert, fork, pause and create, each beside its aim and against QEMU's own
-    /// snapshots
-    States(states::StatesArgs),
-    /// Saves, artifacts, listings and comparisons, each against plain tools over the same bytes
-    Store(store::StoreArgs),
-    /// Imports, pulls, pushes and first commands of images, against tar, mke2fs and skopeo over the
-    /// same bytes
-    Image(image::ImageArgs),
-}
-
-const IMAGE: &str = "tiny";
-
-pub async fn run(global: &Global, args: BenchArgs) -> Outcome {
-    match args.what {
-        Benchmark::Exec { rounds } => exec::run(global, rounds.max(1)).await,
-        Benchmark::Image(args) => image::run(global, args).await,
-        Benchmark::States(args) => states::run(global, args).await,
-        Benchmark::Store(args) => store::run(global, args).await,
-    }
-}
-
-/// Does the work of a benchmark, and removes what it made, however it ends.
-async fn measured<T>(
+/// Runs a benchmark and removes its sandboxes, however it ends.
+pub async fn measured<T>(
     global: &Global,
     work: impl AsyncFnOnce(&Crew) -> Result<T>,
 ) -> Result<T, Failure> {
-    let host = open(global).await?;
+    let config = global.config()?;
     let crew = Crew {
-        host,
+        home: config.home.clone(),
+        host: Host::open(config).await?,
         made: Mutex::default(),
     };
-    let bar = progress::spinner("measuring");
+    let bar = progress::spinner("measuring".to_owned());
     let measured = tokio::select! {
         measured = prepared(&crew, work) => measured.map_err(Failure::from),
-        told = told_to_end() => Err(told.err().map_or(Failure::Interrupted, Failure::from)),
+        signal = signalled() => Err(signal.err().map_or(Failure::Interrupted, Failure::from)),
     };
     bar.finish_and_clear();
     let cleared = crew.clear().await;
@@ -86,7 +44,7 @@ async fn prepared<T>(crew: &Crew, work: impl AsyncFnOnce(&Crew) -> Result<T>) ->
     work(crew).await
 }
 
-async fn told_to_end() -> Result<()> {
+async fn signalled() -> Result<()> {
     let listen = |kind| signal(kind).map_err(|e| Error::io("listen for", "signals", e));
     let mut interrupt = listen(SignalKind::interrupt())?;
     let mut terminate = listen(SignalKind::terminate())?;
@@ -99,26 +57,28 @@ async fn told_to_end() -> Result<()> {
     Ok(())
 }
 
-/// The sandboxes of a run. What is under way when it is broken off undoes itself; what was made is
-/// here.
-struct Crew {
-    host: Host,
+/// The finished sandboxes of a run. A sandbox that is being created when a signal arrives removes
+/// itself.
+pub struct Crew {
+    /// The directory of the host's store.
+    pub home: PathBuf,
+    pub host: Host,
     made: Mutex<Vec<Sandbox>>,
 }
 
 impl Crew {
-    async fn create(&self, spec: SandboxSpec) -> Result<Sandbox> {
+    pub async fn create(&self, spec: SandboxSpec) -> Result<Sandbox> {
         self.create_on(&self.host, spec).await
     }
 
-    /// In a store of the run's own, which has to outlive the crew.
-    async fn create_on(&self, host: &Host, spec: SandboxSpec) -> Result<Sandbox> {
+    /// Creates a sandbox in another store, which must outlive the crew.
+    pub async fn create_on(&self, host: &Host, spec: SandboxSpec) -> Result<Sandbox> {
         let sandbox = host.create(spec).await?;
         self.join([sandbox.clone()]);
         Ok(sandbox)
     }
 
-    async fn fork(&self, sandbox: &Sandbox, count: usize) -> Result<Vec<Sandbox>> {
+    pub async fn fork(&self, sandbox: &Sandbox, count: usize) -> Result<Vec<Sandbox>> {
         let (copies, _) = self.host.fork(sandbox, ForkSpec::new(count)).await?;
         self.join(copies.clone());
         Ok(copies)
@@ -131,7 +91,7 @@ impl Crew {
             .extend(sandboxes);
     }
 
-    async fn remove(&self, sandbox: Sandbox) -> Result<()> {
+    pub async fn remove(&self, sandbox: Sandbox) -> Result<()> {
         sandbox.remove().await?;
         self.made
             .lock()
@@ -140,8 +100,8 @@ impl Crew {
         Ok(())
     }
 
-    /// Removes everything that is left.
-    async fn clear(&self) -> Result<()> {
+    /// Removes all sandboxes that are left.
+    pub async fn clear(&self) -> Result<()> {
         let left = std::mem::take(&mut *self.made.lock().unwrap_or_else(PoisonError::into_inner));
         let mut removals: JoinSet<_> = left
             .into_iter()
@@ -155,16 +115,16 @@ impl Crew {
     }
 }
 
-fn median<T: PartialOrd + Copy>(mut values: Vec<T>) -> T {
+pub fn median<T: PartialOrd + Copy>(mut values: Vec<T>) -> T {
     values.sort_by(|a, b| a.partial_cmp(b).expect("measurements are numbers"));
     values[values.len() / 2]
 }
 
-fn ms(duration: Duration) -> f64 {
+pub fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-async fn true_once(guest: &Guest) -> Result<()> {
+pub async fn true_once(guest: &Guest) -> Result<()> {
     guest
         .exec(ExecSpec::argv(["/bin/true"]))
         .await?

@@ -1,24 +1,24 @@
-//! `sandtree bench states`: what the verbs of states cost, each figure beside its aim.
+//! `sandtree-bench states`: what the verbs of states cost, each figure beside its aim.
 //!
 //! Always: what is compared is measured in turns within one run, so that noise on the host strikes
 //! both.
 
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use sandtree::floor::{bare_start, disk_usage};
-use sandtree::twin::Twin;
+use sandtree::bench::BenchFork;
 use sandtree::{
     Checkpoint, Error, ExecSpec, Guest, Replace, RestoreReport, Result, Sandbox, SandboxSpec,
 };
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use super::figure::Figure;
-use super::{Crew, IMAGE, measured, median, ms, true_once};
-use crate::args::Global;
-use crate::commands::Outcome;
-use crate::show;
+use crate::bare::bare_start;
+use crate::config::Global;
+use crate::crew::{Crew, IMAGE, measured, median, ms, true_once};
+use crate::figure::Figure;
+use crate::fork::{memory_use, snapshot_load, snapshot_save};
+use crate::stores::disk_usage;
+use crate::{Outcome, show};
 
 #[derive(Debug, clap::Args)]
 pub struct StatesArgs {
@@ -96,10 +96,10 @@ pub async fn run(global: &Global, args: StatesArgs) -> Outcome {
     .await?;
     if global.json {
         show::json(&json!({ "rounds": rounds, "figures": figures }));
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     }
     Figure::show(&figures, rounds);
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 struct Bench<'a> {
@@ -210,13 +210,13 @@ impl Bench<'_> {
         let sandbox = self.sandbox(SMALL).await?;
         idle_checkpoint(&sandbox).await?;
         tokio::time::sleep(REST).await;
-        let before = disk_usage(&self.crew.host, sandbox.id())?;
+        let before = disk_usage(&self.crew.home, sandbox.id())?;
         for _ in 0..SIZE_CHECKPOINTS {
             idle_checkpoint(&sandbox).await?;
         }
         tokio::time::sleep(REST).await;
         let each =
-            (disk_usage(&self.crew.host, sandbox.id())? - before) as f64 / SIZE_CHECKPOINTS as f64;
+            (disk_usage(&self.crew.home, sandbox.id())? - before) as f64 / SIZE_CHECKPOINTS as f64;
         let what = "an idle checkpoint on the disk, everything included";
         Ok(vec![Figure::new(what, each / 1e6, "MB").at_most(1.0)])
     }
@@ -261,18 +261,18 @@ impl Bench<'_> {
     async fn against_snapshots(&self, sandbox: &Sandbox) -> Result<Rivals> {
         // What was written before is of an earlier state.
         let base = idle_checkpoint(sandbox).await?;
-        let twin = Twin::of(&self.crew.host, sandbox).await?;
+        let fork = BenchFork::of(&self.crew.host, sandbox).await?;
         let (mut ours, mut saves, mut loads, mut reverts) =
             (Costs::default(), Vec::new(), Vec::new(), Vec::new());
         for round in 0..self.rounds {
             ours.push(&idle_checkpoint(sandbox).await?);
-            saves.push(twin.snapshot_save(&round.to_string()).await?);
+            saves.push(snapshot_save(&fork, &round.to_string()).await?);
         }
         for round in 0..self.rounds {
             reverts.push(sandbox.revert(&base.id).await?);
-            loads.push(twin.snapshot_load(&round.to_string()).await?);
+            loads.push(snapshot_load(&fork, &round.to_string()).await?);
         }
-        twin.end().await;
+        fork.end().await;
         let stills: Vec<f64> = saves.iter().map(|job| ms(job.still)).collect();
         Ok(Rivals {
             pause: ours.pause(),
@@ -401,15 +401,15 @@ impl Bench<'_> {
 
     async fn memory(&self) -> Result<Vec<Figure>> {
         let sandbox = self.sandbox(SMALL).await?;
-        let mut twins = Vec::new();
+        let mut forks = Vec::new();
         for _ in 0..self.rounds {
-            let twin = Twin::of(&self.crew.host, &sandbox).await?;
-            true_once(twin.guest()).await?;
-            twins.push(twin);
+            let fork = BenchFork::of(&self.crew.host, &sandbox).await?;
+            true_once(fork.guest()).await?;
+            forks.push(fork);
         }
-        let held = twins.iter().map(Twin::held).collect::<Result<Vec<_>>>()?;
-        for twin in twins {
-            twin.end().await;
+        let held = forks.iter().map(memory_use).collect::<Result<Vec<_>>>()?;
+        for fork in forks {
+            fork.end().await;
         }
         let megabytes = |bytes: Vec<u64>| median(bytes) as f64 / 1e6;
         let guest = megabytes(held.iter().map(|held| held.guest_bytes).collect());

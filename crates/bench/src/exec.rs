@@ -1,68 +1,77 @@
-//! `sandtree bench exec`: commands, streams and boot, each beside a bare QEMU.
+//! `sandtree-bench exec`: commands, streams and boot, each compared with a bare QEMU.
 
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use sandtree::floor::Floor;
 use sandtree::{Error, ExecSpec, FileOwner, Guest, Result, SandboxSpec};
 use serde::Serialize;
 
-use super::{Crew, measured, median, true_once};
-use crate::args::Global;
-use crate::commands::Outcome;
-use crate::show;
+use crate::bare::BareGuest;
+use crate::config::Global;
+use crate::crew::{Crew, IMAGE, measured, median, true_once};
+use crate::scratch::Scratch;
+use crate::{Outcome, show};
+
+#[derive(Debug, clap::Args)]
+pub struct ExecArgs {
+    /// How often to measure each figure; the median counts
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+}
 
 /// Fits into the guest's memory file system.
 const STREAM: u64 = 128 << 20;
 const PINGS: usize = 200;
 const CONCURRENT: usize = 100;
 
-/// One figure beside its floor.
+/// One figure, with Sandtree and on a bare QEMU.
 #[derive(Debug, Serialize)]
 struct Figure {
     what: &'static str,
     unit: &'static str,
     sandtree: f64,
-    floor: f64,
+    #[serde(rename = "floor")]
+    bare: f64,
     aim: &'static str,
 }
 
-pub async fn run(global: &Global, rounds: usize) -> Outcome {
-    let measured = measured(global, async |crew| measure(crew, rounds).await).await?;
+pub async fn run(global: &Global, args: ExecArgs) -> Outcome {
+    let rounds = args.rounds.max(1);
+    let scratch = Scratch::beside(&global.config()?.home)?;
+    let measured = measured(global, async |crew| measure(crew, &scratch, rounds).await).await?;
     if global.json {
         show::json(&measured);
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     }
     let rows: Vec<Vec<String>> = measured.iter().map(row).collect();
     show::table(
         &["MEASURED", "SANDTREE", "BARE QEMU", "RATIO", "AIM"],
         &rows,
     );
-    show::line(&format!(
+    println!(
         "medians of {rounds} rounds; bare QEMU: same kernel, initramfs and port, and no agent"
-    ));
-    Ok(ExitCode::SUCCESS)
+    );
+    Ok(())
 }
 
 fn row(figure: &Figure) -> Vec<String> {
     let value = |value: f64| format!("{value:.2} {}", figure.unit);
-    let ratio = format!("{:.2}", figure.sandtree / figure.floor);
+    let ratio = format!("{:.2}", figure.sandtree / figure.bare);
     vec![
         figure.what.into(),
         value(figure.sandtree),
-        value(figure.floor),
+        value(figure.bare),
         ratio,
         figure.aim.into(),
     ]
 }
 
-/// Both guests run at the same time and take turns, so that noise on the host strikes both.
-async fn measure(crew: &Crew, rounds: usize) -> Result<Vec<Figure>> {
-    let boots = boots(crew, rounds).await?;
-    let sandbox = crew.create(SandboxSpec::new("tiny")).await?;
-    let shape = crew.create(SandboxSpec::new("tiny")).await?;
+/// Both guests run at the same time and are measured alternately.
+async fn measure(crew: &Crew, scratch: &Scratch, rounds: usize) -> Result<Vec<Figure>> {
+    let boots = boots(crew, scratch, rounds).await?;
+    let sandbox = crew.create(SandboxSpec::new(IMAGE)).await?;
+    let shape = crew.create(SandboxSpec::new(IMAGE)).await?;
     shape.stop(None).await?;
-    let mut floor = Floor::boot(&crew.host, shape.id()).await?;
+    let mut bare = BareGuest::boot(&crew.host, shape.id(), scratch).await?;
     let guest = sandbox.guest().await?;
     let mut pings = Pair::default();
     let mut commands = Pair::default();
@@ -72,23 +81,23 @@ async fn measure(crew: &Crew, rounds: usize) -> Result<Vec<Figure>> {
     for _ in 0..rounds {
         pings.push(
             each(PINGS, async || guest.ping().await).await?,
-            each(PINGS, async || floor.ping().await).await?,
+            each(PINGS, async || bare.ping().await).await?,
         );
         commands.push(
             timed(true_once(&guest)).await?,
-            timed(floor.start_processes(1)).await?,
+            timed(bare.start_processes(1)).await?,
         );
         crowds.push(
             timed(crowd(&guest)).await?,
-            timed(floor.start_processes(CONCURRENT as u64)).await?,
+            timed(bare.start_processes(CONCURRENT as u64)).await?,
         );
         outputs.push(
             timed(output(&guest)).await?,
-            timed(floor.read(STREAM)).await?,
+            timed(bare.read(STREAM)).await?,
         );
         uploads.push(
             timed(upload(&guest)).await?,
-            timed(floor.write(STREAM)).await?,
+            timed(bare.write(STREAM)).await?,
         );
     }
     let megabytes = STREAM as f64 / 1e6;
@@ -102,23 +111,23 @@ async fn measure(crew: &Crew, rounds: usize) -> Result<Vec<Figure>> {
     ])
 }
 
-/// Cold boots of both kinds, in turns.
-async fn boots(crew: &Crew, rounds: usize) -> Result<Pair> {
+/// Cold boots of both kinds, alternately.
+async fn boots(crew: &Crew, scratch: &Scratch, rounds: usize) -> Result<Pair> {
     let mut boots = Pair::default();
     for _ in 0..rounds {
         let began = Instant::now();
         let sandbox = crew
             .create(SandboxSpec {
                 cold: true,
-                ..SandboxSpec::new("tiny")
+                ..SandboxSpec::new(IMAGE)
             })
             .await?;
         true_once(&sandbox.guest().await?).await?;
         let ours = began.elapsed();
         sandbox.stop(None).await?;
-        let bare = Floor::boot(&crew.host, sandbox.id()).await?.boot;
+        let bare = BareGuest::boot(&crew.host, sandbox.id(), scratch).await?;
         crew.remove(sandbox).await?;
-        boots.push(ours, bare);
+        boots.push(ours, bare.boot);
     }
     Ok(boots)
 }
@@ -127,13 +136,13 @@ async fn boots(crew: &Crew, rounds: usize) -> Result<Pair> {
 #[derive(Debug, Default)]
 struct Pair {
     sandtree: Vec<Duration>,
-    floor: Vec<Duration>,
+    bare: Vec<Duration>,
 }
 
 impl Pair {
-    fn push(&mut self, sandtree: Duration, floor: Duration) {
+    fn push(&mut self, sandtree: Duration, bare: Duration) {
         self.sandtree.push(sandtree);
-        self.floor.push(floor);
+        self.bare.push(bare);
     }
 
     fn millis(self, what: &'static str, aim: &'static str) -> Figure {
@@ -142,7 +151,7 @@ impl Pair {
             what,
             unit: "ms",
             sandtree: millis(self.sandtree),
-            floor: millis(self.floor),
+            bare: millis(self.bare),
             aim,
         }
     }
@@ -153,7 +162,7 @@ impl Pair {
             what,
             unit: "MB/s",
             sandtree: rate(self.sandtree),
-            floor: rate(self.floor),
+            bare: rate(self.bare),
             aim,
         }
     }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use sandtree::{Error, Result};
 
-use crate::commands::bench::scratch::Scratch;
-use crate::commands::bench::tool::Running;
+use crate::scratch::Scratch;
+use crate::tool::Running;
 
 const ATTEMPTS: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(20);

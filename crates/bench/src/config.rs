@@ -1,0 +1,85 @@
+//! The options of every benchmark, and the environment. Other modules do not read the environment.
+
+use std::path::PathBuf;
+
+use sandtree::{Error, HostConfig, MachineUser, Result};
+
+#[derive(Debug, clap::Args)]
+pub struct Global {
+    /// The store to measure in, the same as `sandtree` uses [default: ~/.local/share/sandtree]
+    #[arg(long, global = true, value_name = "DIR", env = "SANDTREE_HOME")]
+    home: Option<PathBuf>,
+    /// The QEMU to use [default: the first on PATH]
+    #[arg(long, global = true, value_name = "PROGRAM", env = "SANDTREE_QEMU")]
+    qemu: Option<PathBuf>,
+    /// Whom machines run as: auto (as root, a user id for each) or caller
+    #[arg(
+        long,
+        global = true,
+        value_name = "auto|caller",
+        env = "SANDTREE_MACHINE_USER",
+        default_value = "auto",
+        hide_default_value = true
+    )]
+    machine_user: MachineUser,
+    /// Print the figures as JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to log to stderr: error, warn, info, debug, or a filter
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILTER",
+        env = "SANDTREE_LOG",
+        hide = true
+    )]
+    log: Option<String>,
+}
+
+impl Global {
+    pub fn log_to_stderr(&self) {
+        let filter = self.log.as_deref().unwrap_or("warn");
+        tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
+            .with_writer(std::io::stderr)
+            .with_ansi(false)
+            .with_target(false)
+            .log_internal_errors(false)
+            .init();
+    }
+
+    pub fn config(&self) -> Result<HostConfig> {
+        let home = match &self.home {
+            Some(home) => home.clone(),
+            None => default_home()?,
+        };
+        let home = std::path::absolute(&home).map_err(|e| Error::io("resolve", &home, e))?;
+        let qemu = self.qemu.as_ref().map(std::path::absolute).transpose();
+        let qemu = qemu.map_err(|e| Error::io("resolve", "the path of --qemu", e))?;
+        Ok(HostConfig {
+            qemu,
+            machine_user: self.machine_user,
+            ..HostConfig::new(home, search())
+        })
+    }
+}
+
+/// The directories of PATH.
+pub fn search() -> Vec<PathBuf> {
+    std::env::var_os("PATH")
+        .map(|path| std::env::split_paths(&path).collect())
+        .unwrap_or_default()
+}
+
+/// The same store as `sandtree` uses without options.
+fn default_home() -> Result<PathBuf> {
+    let dir = |name| {
+        std::env::var_os(name)
+            .filter(|dir| !dir.is_empty())
+            .map(PathBuf::from)
+    };
+    let data = dir("XDG_DATA_HOME").or_else(|| Some(dir("HOME")?.join(".local/share")));
+    let rule = "set HOME, SANDTREE_HOME or --home";
+    let data = data.ok_or_else(|| Error::invalid("a store's place", "", rule))?;
+    Ok(data.join("sandtree"))
+}
