@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sandtree_proto::frame::{Frame, encode_preamble};
 use sandtree_proto::{
-    AgentHello, AgentMessage, Decoded, Decoder, Failure, HostHello, HostMessage, Open, Outcome,
-    message,
+    AgentHello, AgentMessage, Decoded, Decoder, Failure, HostHello, HostMessage, Outcome, message,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -16,6 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 
 use super::Gate;
+use super::admission::Admission;
 use super::attach::AttachInput;
 use super::switch::Input;
 use crate::link::READ_SIZE;
@@ -107,12 +107,8 @@ pub(super) fn accept(
         backlog: backlog.clone(),
     };
     let writing = tokio::spawn(write_all(writer, outgoing, backlog));
-    let ways = Ways {
-        sender: sender.clone(),
-        inputs,
-        gate,
-    };
-    let reading = tokio::spawn(read_all(id, reader, ways));
+    let admission = Admission::new(sender.clone(), inputs, gate);
+    let reading = tokio::spawn(read_all(id, reader, admission));
     Client {
         sender,
         channels: HashMap::new(),
@@ -165,49 +161,12 @@ async fn write_all(
     }
 }
 
-/// Where what a client says goes.
-struct Ways {
-    sender: Sender,
-    inputs: mpsc::Sender<Input>,
-    gate: Option<mpsc::Sender<Gate>>,
-}
-
-impl Ways {
-    /// Waits until a command may start. Whatever the client says meanwhile waits behind it.
-    async fn admit(&self, message: &HostMessage) -> Result<(), (u32, String)> {
-        let (
-            Some(gate),
-            HostMessage::Open {
-                channel,
-                open: Open::Exec(_) | Open::Detached(_),
-                ..
-            },
-        ) = (&self.gate, message)
-        else {
-            return Ok(());
-        };
-        let (reply, answer) = oneshot::channel();
-        // A gate that is gone was that of a sandbox that is going.
-        let gone = || {
-            (
-                *channel,
-                "the sandbox takes no commands any more".to_owned(),
-            )
-        };
-        gate.send(Gate { reply }).await.map_err(|_| gone())?;
-        answer
-            .await
-            .map_err(|_| gone())?
-            .map_err(|reason| (*channel, reason))
-    }
-}
-
-async fn read_all(id: ClientId, mut reader: OwnedReadHalf, ways: Ways) {
+async fn read_all(id: ClientId, mut reader: OwnedReadHalf, mut admission: Admission) {
     let mut decoder = Decoder::new();
     let mut buffer = vec![0; READ_SIZE];
     'connection: loop {
         while let Some(found) = decoder.next() {
-            if !receive(id, found.ok(), &ways).await {
+            if !receive(id, found.ok(), &mut admission).await {
                 break 'connection;
             }
         }
@@ -217,12 +176,12 @@ async fn read_all(id: ClientId, mut reader: OwnedReadHalf, ways: Ways) {
         }
     }
     // If the switch is gone, so is everything the client could leave behind.
-    drop(ways.inputs.send(Input::ClientGone(id)).await);
+    drop(admission.inputs.send(Input::ClientGone(id)).await);
 }
 
-/// Handles one thing a client sent. Says whether to go on with it.
-async fn receive(id: ClientId, found: Option<Decoded>, ways: &Ways) -> bool {
-    let Ways { sender, inputs, .. } = ways;
+/// Handles one thing a client sent. Returns whether to continue with it.
+async fn receive(id: ClientId, found: Option<Decoded>, admission: &mut Admission) -> bool {
+    let sender = &admission.sender;
     match found {
         None => false,
         Some(Decoded::Preamble(nonce)) => {
@@ -233,15 +192,10 @@ async fn receive(id: ClientId, found: Option<Decoded>, ways: &Ways) -> bool {
         }
         Some(Decoded::Frame(Frame::Message(bytes))) => match message::from_bytes(&bytes) {
             Ok(HostMessage::Hello(hello)) => sender.tell(&AgentMessage::Hello(answer(&hello))),
-            Ok(message) => match ways.admit(&message).await {
-                Ok(()) => inputs.send(Input::Message(id, message)).await.is_ok(),
-                Err((channel, message)) => {
-                    sender.ended(channel, Outcome::NotStarted(Failure { errno: 0, message }))
-                }
-            },
+            Ok(message) => admission.pass(Input::Message(id, message)).await,
             Err(_) => false,
         },
-        Some(Decoded::Frame(frame)) => inputs.send(Input::Stream(id, frame)).await.is_ok(),
+        Some(Decoded::Frame(frame)) => admission.pass(Input::Stream(id, frame)).await,
     }
 }
 

@@ -23,6 +23,7 @@
 //! us the memory. A client that vanishes has its channels closed. When the guest is gone, every
 //! open channel is told why.
 
+mod admission;
 mod adopt;
 mod agent;
 mod attach;
