@@ -34,6 +34,11 @@ pub struct LayerId(String);
 #[serde(try_from = "String", into = "String")]
 pub struct StateId(String);
 
+/// Names one batch of sandboxes: 16 random hexadecimal digits.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct BatchId(String);
+
 /// SHA-256 of some content.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -59,6 +64,18 @@ impl LayerId {
     /// What a layer is called in sandboxes made from a snapshot.
     pub fn of(digest: &Digest) -> Self {
         Self(short(digest))
+    }
+}
+
+impl BatchId {
+    /// The name of its staging directory.
+    pub(crate) fn as_staged(&self) -> SandboxId {
+        SandboxId(self.0.clone())
+    }
+
+    /// The batch that a staging directory may be of.
+    pub(crate) fn of_staged(id: &SandboxId) -> Self {
+        Self(id.0.clone())
     }
 }
 
@@ -144,6 +161,7 @@ macro_rules! random_id {
 }
 
 random_id!(SandboxId, "a sandbox id (16 hexadecimal digits)");
+random_id!(BatchId, "a batch id (16 hexadecimal digits)");
 random_id!(LayerId, "a layer id (16 hexadecimal digits)");
 random_id!(StateId, "a state id (16 hexadecimal digits)");
 hex_id!(Digest, 64, "a SHA-256 digest (64 hexadecimal digits)");

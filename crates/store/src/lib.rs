@@ -47,7 +47,7 @@ use std::sync::Arc;
 pub use artifact::{ExportSpec, Exported, Packable, PackedMember, Role};
 pub use error::Error;
 pub use head::Head;
-pub use id::{Digest, LayerId, ParseIdError, SandboxId, StateId};
+pub use id::{BatchId, Digest, LayerId, ParseIdError, SandboxId, StateId};
 pub use image::{
     Arch, Blob, ExecDefaults, Image, ImageRecord, ImageSpec, ImageSummary, Init, KernelBundle,
     KernelFormat, KernelRecord, KernelSpec, ModuleRecord, NamedImage,
@@ -57,9 +57,9 @@ pub use name::{Name, ParseNameError};
 pub use progress::{Progress, Silent};
 pub use publish::{Published, Staged};
 pub use sandbox::{
-    AccelChoice, Collected, DamagedLayer, ListedSandbox, Network, Origin, Owned, Phase, Pids,
-    PublishedPort, SandboxDir, SandboxRecord, SaveOnStop, SaveTarget, StagedState, StateRecord,
-    States, UnreadableState,
+    AccelChoice, Batch, Collected, DamagedLayer, ListedSandbox, Network, Origin, Owned, Phase,
+    Pids, PublishedPort, SandboxDir, SandboxRecord, SaveOnStop, SaveTarget, StagedState,
+    StateRecord, States, UnreadableState,
 };
 pub use snapshot::{
     CaptureRecord, Consistency, Damaged, DiskFormat, Garbage, GarbageKind, GcReport,
@@ -223,11 +223,22 @@ impl Store {
 
     /// Deals with every staging directory whose maker is gone; see the table in `layout`.
     fn recover(&self) -> Result<Vec<Recovered>, Error> {
-        let stale = publish::stale(&self.files, &self.layout)?;
-        Ok(stale
-            .into_iter()
-            .map(|(id, staged)| self.recover_one(id, staged))
-            .collect())
+        let mut recovered = Vec::new();
+        let mut batches = Vec::new();
+        for (id, staged) in publish::stale(&self.files, &self.layout)? {
+            if self.is_batch(&staged)? {
+                batches.push((id, staged));
+            } else {
+                recovered.push(self.recover_one(id, staged));
+            }
+        }
+        // Last, because a sandbox that is still being created needs its batch to be judged.
+        for (id, staged) in batches {
+            if self.recover_batch(&BatchId::of_staged(&id), staged)? {
+                recovered.push(Recovered::Unfinished);
+            }
+        }
+        Ok(recovered)
     }
 
     /// A process that died may have renamed something to or from staging and not synced it. Before

@@ -124,6 +124,20 @@ impl Staged {
         publish(&self.files, &file, target)
     }
 
+    /// The path of a mark in the directory, outside the tree.
+    pub(crate) fn mark_path(&self, mark: &str) -> PathBuf {
+        self.shell.join(mark)
+    }
+
+    /// Leaves a durable mark in the directory, outside the tree.
+    pub(crate) fn mark(&self, mark: &str) -> Result<(), Error> {
+        let path = self.mark_path(mark);
+        self.files.create(&path, b"")?;
+        self.files.sync_file(&path)?;
+        self.files.sync_dir(&self.shell)?;
+        self.files.sync_dir(&self.layout.staging())
+    }
+
     /// Removes it, for those who want to know whether that worked.
     pub(crate) fn discard(mut self) -> Result<(), Error> {
         self.kept = true;

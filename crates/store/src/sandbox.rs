@@ -18,6 +18,7 @@
 //! is free, and the next open removes sandbox and name. A failed `remove` has left the sandbox
 //! whole, or is completed by the next open.
 
+mod batch;
 mod collect;
 mod create;
 mod record;
@@ -28,6 +29,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub use batch::Batch;
 pub use collect::Collected;
 pub use create::Origin;
 pub use record::{
@@ -200,13 +202,25 @@ impl Store {
             return Ok(false);
         }
         let sandbox = self.sandbox_by_id(id)?;
-        if sandbox.state()?.phase != Phase::Creating {
+        let state = sandbox.state()?;
+        if state.phase != Phase::Creating {
             // Its creation is over once that is durable, and not before.
             self.files.sync_dir(&sandbox.path)?;
             return Ok(false);
         }
-        let _lock = lock::try_sandbox(&self.files, &self.layout, id)?
+        let lock = lock::try_sandbox(&self.files, &self.layout, id)?
             .ok_or_else(|| Error::Busy { id: id.clone() })?;
+        if let Some(batch) = &sandbox.record.batch
+            && self.is_committed(batch)?
+        {
+            let crashed = StateRecord {
+                phase: Phase::Crashed,
+                reason: Some("the process that created it died".into()),
+                ..state
+            };
+            Owned::new(sandbox, None, lock).set_state(&crashed)?;
+            return Ok(false);
+        }
         self.hide(id, staged)?;
         self.forget(&sandbox.record)?;
         Ok(true)

@@ -95,6 +95,11 @@ pub struct Layer {
 }
 
 impl Layer {
+    /// How many pieces of memory it has: each is a mapping of a machine restored from it.
+    pub fn pieces(&self) -> usize {
+        self.data.len() + self.zero.len()
+    }
+
     /// Reads and checks everything but the data pages, which are not touched.
     pub fn read(file: &File) -> Result<Self, Error> {
         Self::read_from(file)

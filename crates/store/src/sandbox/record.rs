@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::image::Arch;
 use crate::record::Record;
-use crate::{Digest, Name, SandboxId, StateId};
+use crate::{BatchId, Digest, Name, SandboxId, StateId};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -78,6 +78,9 @@ pub struct SandboxRecord {
     /// Whether its guest may run guests of its own by KVM.
     #[serde(default)]
     pub nested: bool,
+    /// The batch it was created in: while it is `creating`, it exists if the batch is committed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<BatchId>,
 }
 
 /// A save that is due when a sandbox stops, whatever way it does.

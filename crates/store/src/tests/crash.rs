@@ -310,6 +310,69 @@ fn create_is_whole_or_nothing() {
     .run();
 }
 
+/// Creates two sandboxes that exist together or not at all.
+fn create_both(store: &Store, records: [&SandboxRecord; 2]) -> Result<(), Error> {
+    let mut batch = store.begin_batch()?;
+    let create = |record: &SandboxRecord| {
+        let record = SandboxRecord {
+            batch: Some(batch.id().clone()),
+            ..record.clone()
+        };
+        store.create_sandbox(record, Origin::Image)
+    };
+    let mut first = create(records[0])?;
+    let mut second = create(records[1])?;
+    batch.commit()?;
+    first.set_state(&running())?;
+    second.set_state(&running())?;
+    batch.finish()
+}
+
+#[test]
+fn sandboxes_of_a_batch_exist_together_or_not_at_all() {
+    let records = [record("a"), record("b")];
+    Case {
+        prepare: &|_| (),
+        verb: &|store, ()| create_both(store, [&records[0], &records[1]]),
+        check: &|store, outcome| {
+            let found = ["a", "b"].map(|text| store.sandbox(&name(text)));
+            let phases = found.map(|found| found.ok().map(|found| found.state().unwrap().phase));
+            match phases {
+                [None, None] => assert_eq!(outcome, Outcome::Open),
+                [Some(a), Some(b)] => {
+                    let exists = [Phase::Running, Phase::Crashed];
+                    assert!(exists.contains(&a) && exists.contains(&b), "{a} {b}");
+                    assert!(outcome == Outcome::Open || (a, b) == (exists[0], exists[0]));
+                }
+                some => panic!("{some:?}"),
+            }
+        },
+    }
+    .run();
+}
+
+#[test]
+fn a_batch_that_is_committed_waits_for_sandboxes_that_are_still_being_created() {
+    let fs = Simulated::new();
+    let store = open(&fs);
+    let mut batch = store.begin_batch().unwrap();
+    let record = SandboxRecord {
+        batch: Some(batch.id().clone()),
+        ..record("a")
+    };
+    let mut owned = store.create_sandbox(record, Origin::Image).unwrap();
+    let id = batch.id().clone();
+    batch.commit().unwrap();
+    // The process that committed it is gone; the one that creates the sandbox is not.
+    drop(batch);
+    drop(open(&fs));
+    assert!(store.is_committed(&id).unwrap());
+    owned.set_state(&running()).unwrap();
+    drop(open(&fs));
+    assert!(!store.is_committed(&id).unwrap());
+    assert_eq!(owned.state().unwrap(), running());
+}
+
 #[test]
 fn a_failed_create_leaves_nothing_even_before_the_store_is_reopened() {
     let record = record("a");

@@ -48,6 +48,7 @@ fn record(name: &str) -> SandboxRecord {
         durable: false,
         env: Default::default(),
         nested: false,
+        batch: None,
     }
 }
 
