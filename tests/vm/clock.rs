@@ -50,11 +50,7 @@ async fn a_restored_guest_has_the_right_time_however_long_the_message_takes() {
     let reverted = sandbox.revert(&state).await.expect("it is gone to");
     assert_eq!(reverted.restore.degraded, Vec::<String>::new());
     is_right(&sandbox).await;
-    let (copies, _) = lab
-        .host
-        .fork(&sandbox, ForkSpec::new(2))
-        .await
-        .expect("it is forked");
+    let (copies, _) = sandbox.fork(ForkSpec::new(2)).await.expect("it is forked");
     for copy in copies {
         is_right(&copy).await;
         copy.remove().await.expect("the copy is removed");

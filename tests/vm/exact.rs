@@ -255,9 +255,8 @@ async fn a_disk_is_exact_in_every_state() {
             .expect("it is gone to");
         assert_eq!(disk(&sandbox).await, known[index].1, "state {index}");
     }
-    let copies = lab
-        .host
-        .fork(&sandbox, ForkSpec::new(1))
+    let copies = sandbox
+        .fork(ForkSpec::new(1))
         .await
         .expect("it is forked")
         .0;
@@ -300,9 +299,8 @@ async fn memory_and_disk_are_of_one_moment() {
         sandbox.revert(state).await.expect("it is gone to");
         counts_on(&sandbox, state).await;
     }
-    for copy in lab
-        .host
-        .fork(&sandbox, ForkSpec::new(2))
+    for copy in sandbox
+        .fork(ForkSpec::new(2))
         .await
         .expect("it is forked")
         .0

@@ -87,7 +87,7 @@ impl Patient {
     /// Its machine ends by itself, and it is told why.
     async fn assert_crashed(&self, after: &str) {
         let rested = tokio::time::timeout(support::DEADLINE, async {
-            self.sandbox.watch().rested().await
+            self.sandbox.watch().await.unwrap().rested().await
         });
         let state = rested
             .await
@@ -438,14 +438,7 @@ async fn a_fork_that_fails_leaves_no_copy() {
         patient.write().await;
         let states = patient.states();
         patient.lab.fault(step, Fault::Error);
-        assert_injected(
-            patient
-                .lab
-                .host
-                .fork(&patient.sandbox, ForkSpec::new(2))
-                .await,
-            step,
-        );
+        assert_injected(patient.sandbox.fork(ForkSpec::new(2)).await, step);
         patient.lab.no_fault();
         patient.assert_unharmed(&step.to_string()).await;
         patient.assert_clean(&states, 1, &step.to_string()).await;
@@ -455,23 +448,15 @@ async fn a_fork_that_fails_leaves_no_copy() {
         patient.write().await;
         let states = patient.states();
         patient.lab.fault(*step, Fault::MachineDies);
-        assert_tells_of_the_end(
-            patient
-                .lab
-                .host
-                .fork(&patient.sandbox, ForkSpec::new(2))
-                .await,
-            *step,
-        );
+        assert_tells_of_the_end(patient.sandbox.fork(ForkSpec::new(2)).await, *step);
         patient.lab.no_fault();
         patient.assert_unharmed(&step.to_string()).await;
         patient.assert_clean(&states, 1, &step.to_string()).await;
         assert_eq!(listening(), ports, "after {step}");
     }
     let (copies, _) = patient
-        .lab
-        .host
-        .fork(&patient.sandbox, ForkSpec::new(2))
+        .sandbox
+        .fork(ForkSpec::new(2))
         .await
         .expect("it is forked");
     for copy in copies {
@@ -488,11 +473,7 @@ async fn a_source_that_dies_in_a_fork_leaves_no_copy() {
         come_to(step, &patient.sandbox).await;
         let states = patient.states();
         patient.lab.fault(step, Fault::MachineDies);
-        let forked = patient
-            .lab
-            .host
-            .fork(&patient.sandbox, ForkSpec::new(1))
-            .await;
+        let forked = patient.sandbox.fork(ForkSpec::new(1)).await;
         patient.lab.no_fault();
         match forked {
             // All of it was taken before the machine died.
@@ -608,9 +589,8 @@ async fn a_frozen_agent_is_told_and_can_be_left() {
         |error: Error| assert!(matches!(error, Error::Unacknowledged { .. }), "{error:?}");
     unacknowledged(
         patient
-            .lab
-            .host
-            .fork(&patient.sandbox, ForkSpec::new(1))
+            .sandbox
+            .fork(ForkSpec::new(1))
             .await
             .expect_err("no copy answers"),
     );

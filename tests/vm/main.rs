@@ -11,6 +11,7 @@ mod exec;
 mod faults;
 mod files;
 mod forks;
+mod handles;
 mod images;
 mod keeper;
 mod killed;

@@ -306,10 +306,9 @@ impl Model {
         }
         let count = 1 + self.random.below(room);
         let on = &self.boxes[index];
-        let (copies, _) = self
-            .lab
-            .host
-            .fork(&on.sandbox, ForkSpec::new(count))
+        let (copies, _) = on
+            .sandbox
+            .fork(ForkSpec::new(count))
             .await
             .unwrap_or_else(|e| panic!("{e:?}"));
         let present = on.present.clone();
@@ -381,7 +380,7 @@ impl Model {
     async fn kill_machine(&mut self, index: usize) {
         let on = &mut self.boxes[index];
         kill(self.lab.machine(&on.sandbox), "KILL");
-        let state = on.sandbox.watch().rested().await;
+        let state = on.sandbox.watch().await.unwrap().rested().await;
         assert_eq!(state.phase, Some(Phase::Crashed), "{state:?}");
         (on.phase, on.present) = (Phase::Crashed, on.present.booted());
     }

@@ -8,11 +8,12 @@ use crate::support::lab;
 
 use std::ffi::OsStr;
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use sandtree::{Host, HostConfig, Sandbox, SandboxSpec, Verb};
+use sandtree::{Host, HostConfig, MachineUser, Sandbox, SandboxSpec};
 
 use crate::support::exactness::Exactness;
 use crate::support::lab::{Lab, give_worker, spec, start};
@@ -62,9 +63,19 @@ fn unpacked() -> Result<PathBuf, String> {
     }
 }
 
+/// Whether every user can start a program. One below root's home, with this repository, is closed to
+/// the users that machines run as.
+fn is_reachable_for_all(program: &Path) -> bool {
+    let is_open = |dir: &Path| dir.metadata().is_ok_and(|found| found.mode() & 0o001 != 0);
+    program.ancestors().all(is_open)
+}
+
 /// Runs `sandtree --qemu NEWER ARGS`.
 fn under<S: AsRef<OsStr> + ?Sized>(world: &World, newer: &Path, args: &[&S]) -> Answer {
-    let options = [OsStr::new("--qemu"), newer.as_os_str()];
+    let mut options = vec![OsStr::new("--qemu"), newer.as_os_str()];
+    if !is_reachable_for_all(newer) {
+        options.extend(["--machine-user", "caller"].map(OsStr::new));
+    }
     world.run(
         options
             .into_iter()
@@ -244,8 +255,13 @@ fn a_portable_processor_goes_both_ways() {
 
 /// A host in the same store, with this QEMU or the installed one.
 async fn reopened(lab: &Lab, qemu: Option<&Path>) -> Host {
+    let machine_user = match qemu {
+        Some(qemu) if !is_reachable_for_all(qemu) => MachineUser::Caller,
+        _ => MachineUser::Auto,
+    };
     let config = HostConfig {
         qemu: qemu.map(Path::to_owned),
+        machine_user,
         ..lab::config(lab.world.home())
     };
     Host::open(config).await.expect("the store opens")
@@ -279,10 +295,5 @@ async fn moved(exactness: &mut Exactness, sandbox: Sandbox, qemu: Option<&Path>)
     sandbox.kill().await.expect("it ends");
     drop(sandbox);
     exactness.lab.host = reopened(&exactness.lab, qemu).await;
-    exactness
-        .lab
-        .host
-        .adopt("a", Verb::Revert)
-        .await
-        .expect("it is there")
+    exactness.lab.host.sandbox("a").expect("it is there")
 }

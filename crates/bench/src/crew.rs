@@ -79,7 +79,7 @@ impl Crew {
     }
 
     pub async fn fork(&self, sandbox: &Sandbox, count: usize) -> Result<Vec<Sandbox>> {
-        let (copies, _) = self.host.fork(sandbox, ForkSpec::new(count)).await?;
+        let (copies, _) = sandbox.fork(ForkSpec::new(count)).await?;
         self.join(copies.clone());
         Ok(copies)
     }

@@ -466,7 +466,8 @@ impl Bench<'_> {
     ) -> Result<()> {
         let sandbox = self.crew.create_on(host, spec).await?;
         write_random(&sandbox, &format!("/root/{name}"), megabytes).await?;
-        host.save(&sandbox, SaveSpec::new(name)?, Progress::silent())
+        sandbox
+            .save(SaveSpec::new(name)?, Progress::silent())
             .await?;
         self.crew.remove(sandbox).await
     }

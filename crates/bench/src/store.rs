@@ -155,10 +155,7 @@ impl Bench<'_> {
             ..SaveSpec::new(&self.name(name))?
         };
         let began = Instant::now();
-        self.crew
-            .host
-            .save(sandbox, spec, Progress::silent())
-            .await?;
+        sandbox.save(spec, Progress::silent()).await?;
         Ok(began.elapsed())
     }
 

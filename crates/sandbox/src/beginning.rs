@@ -8,9 +8,9 @@ use sandtree_store::{
     SnapshotManifest, Target,
 };
 
-use crate::capture::blocking;
-use crate::error::{Error, Result};
-use crate::host::{Host, Inner, store_error};
+use crate::blocking::blocking;
+use crate::error::{Error, Result, store_error};
+use crate::host::{Host, Inner};
 use crate::image;
 use crate::progress::{Progress, Watched};
 use crate::reference::{Reference, no_snapshot};

@@ -5,13 +5,12 @@
 
 use sandtree_engine::{Engine, Machine, MachineSpec, Memory, Preload, Start};
 
-use crate::boot::{Running, Shape, machine_record, machine_spec};
-use crate::capture::engine_error;
-use crate::create::{self, Newborn};
-use crate::error::Result;
+use crate::boot::{Shape, machine_record, machine_spec};
+use crate::create::{self, CopySpec, Created};
+use crate::error::{Result, engine_error, store_error};
 use crate::fork::ForkSpec;
 use crate::guest::Guest;
-use crate::host::{Host, store_error};
+use crate::host::Host;
 use crate::lend::Wanted;
 use crate::sandbox::Sandbox;
 
@@ -41,42 +40,39 @@ pub async fn bare_machine<'a>(host: &'a Host, sandbox: &str) -> Result<(&'a Engi
 /// A running fork without a driver: the caller has its QEMU. Dropping it ends the machine and
 /// removes its files.
 #[derive(Debug)]
-pub struct BenchFork {
-    // The fields are dropped in this order: the machine ends before its files are removed.
-    running: Running,
-    files: Newborn,
-}
+pub struct BenchFork(Created);
 
 impl BenchFork {
     pub async fn of(host: &Host, sandbox: &Sandbox) -> Result<BenchFork> {
-        let point = sandbox.lend(Wanted::Copies).await?;
-        let made = Self::from_state(host, sandbox.id(), &point.state).await;
-        sandbox.take_back(&point.state).await?;
+        let loan = sandbox.borrow(Wanted::Copies).await?;
+        let made = Self::from_state(host, sandbox, &loan.lent.state).await;
+        loan.give_back().await;
         made
     }
 
-    async fn from_state(host: &Host, id: &str, state: &str) -> Result<BenchFork> {
-        let (source, record) = host.inner.fork_source(id, state)?;
-        let name = host
-            .fork_names(record.name.as_str(), &ForkSpec::new(1))?
-            .remove(0);
-        let copy = create::copy(host.inner.clone(), source, &record, name).await?;
-        let (files, running) = copy.wake().await?;
-        Ok(BenchFork { running, files })
+    async fn from_state(host: &Host, sandbox: &Sandbox, state: &str) -> Result<BenchFork> {
+        let spec = CopySpec {
+            source: host.inner.copy_source(sandbox.id(), state)?,
+            name: ForkSpec::new(1).names(sandbox.name(), host)?.remove(0),
+            batch: None,
+        };
+        let copy = create::copy(host.inner.clone(), spec).await?;
+        copy.go_on().await.map(Self)
     }
 
     pub fn guest(&self) -> &Guest {
-        &self.running.guest
+        &self.0.running.guest
     }
 
     pub fn machine(&self) -> &Machine {
-        &self.running.machine
+        &self.0.running.machine
     }
 
     /// How many overlays the disk has.
     pub fn disk_depth(&self) -> Result<usize> {
         let head = self
-            .files
+            .0
+            .unfinished
             .dir()
             .head()
             .map_err(store_error("read where a sandbox stands"))?;
@@ -85,11 +81,9 @@ impl BenchFork {
 
     /// Ends the machine and removes its files.
     pub async fn end(self) {
-        self.running.machine.kill().await;
-        self.running
-            .hub
-            .close("the measurement is over".into())
-            .await;
-        tokio::task::block_in_place(|| drop(self.files));
+        let running = &self.0.running;
+        running.machine.kill().await;
+        running.hub.close("the measurement is over".into()).await;
+        tokio::task::block_in_place(|| drop(self));
     }
 }

@@ -20,17 +20,18 @@ use sandtree_store::{
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use crate::capture::{Ground, engine_error};
+use crate::capture::Ground;
 use crate::clock::Telling;
 use crate::console::Console;
 use crate::driver;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, engine_error, store_error};
 use crate::fault::Step;
 use crate::guest::{Forward, Guest};
-use crate::host::{Inner, now_unix_ns, store_error};
+use crate::host::Inner;
 use crate::hub::{Gate, Hub, HubSpec};
 use crate::image;
 use crate::link::LinkError;
+use crate::moment::now_unix_ns;
 use crate::spec::PUBLISH_ADDRESS;
 
 /// The program in the guest, built with us.

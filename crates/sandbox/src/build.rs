@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 use sandtree_store::{Digest, Image, ImageSpec, Name, Named};
 
 use crate::beginning::Held;
+use crate::blocking::blocking;
 use crate::ca;
-use crate::capture::blocking;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, store_error};
 use crate::guest::{ExecSpec, Guest};
-use crate::host::{Host, Inner, store_error};
+use crate::host::{Host, Inner};
 use crate::image::{self, Recipe};
 use crate::images::ImageInfo;
 use crate::lend::Wanted;
@@ -385,12 +385,12 @@ impl Temporary {
 impl Drop for Temporary {
     /// Lets go of it, which removes it, and waits until it is gone.
     fn drop(&mut self) {
-        let Some(watch) = self.0.take().map(|sandbox| sandbox.watch()) else {
+        let Some(driver) = self.0.take().and_then(|sandbox| sandbox.weak()) else {
             return;
         };
         let end = Instant::now() + UNDO_DEADLINE;
         tokio::task::block_in_place(|| {
-            while watch.is_open() && Instant::now() < end {
+            while driver.is_driven() && Instant::now() < end {
                 std::thread::sleep(UNDO_POLL);
             }
         });
@@ -475,7 +475,7 @@ impl Workshop {
 
     /// Keeps the disk as it is after a step.
     async fn keep(&self, host: &Host, key: &Name) -> Result<Held> {
-        let loan = Host::borrow_of(self.sandbox.sandbox(), Wanted::Disk).await?;
+        let loan = self.sandbox.sandbox().borrow(Wanted::Disk).await?;
         let dir = host.inner.find(self.sandbox.sandbox().id())?;
         let kept = host
             .inner

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::Result;
 use crate::guest::Guest;
-use crate::host::now_unix_ns;
+use crate::moment::now_unix_ns;
 
 /// How late a clock may be without being corrected.
 const PROMPT: Duration = Duration::from_millis(100);

@@ -13,9 +13,9 @@ use sandtree_store::disk::{Chain, changed};
 use sandtree_store::{LayerId, SandboxDir, SnapshotDiskFiles};
 
 use crate::beginning::Held;
-use crate::capture::blocking;
-use crate::error::{Error, Result};
-use crate::host::{Host, Inner, store_error};
+use crate::blocking::blocking;
+use crate::error::{Error, Result, store_error};
+use crate::host::{Host, Inner};
 use crate::lend::{Loan, Wanted};
 use crate::progress::Progress;
 use crate::reference::{Point, Reference};
@@ -104,25 +104,14 @@ impl Host {
     async fn side(&self, reference: &str) -> Result<Side> {
         match self.inner.point(reference)? {
             Point::Snapshot(reference) => self.inner.snapshot_side(&reference).await,
-            Point::Sandbox {
-                sandbox,
-                state: Some(state),
-            } => {
-                let dir = self.inner.find(&sandbox)?;
-                let manifest = self.inner.listed_state(&dir, &state)?;
-                Ok(Side {
-                    chain: self.inner.chain(&dir, &manifest.disk)?,
-                    loan: None,
-                    _snapshot: None,
-                })
-            }
-            Point::Sandbox {
-                sandbox,
-                state: None,
-            } => {
-                let loan = self.borrow(&sandbox, Wanted::Disk).await?;
-                let dir = self.inner.find(&sandbox)?;
-                let chain = self.inner.lent_chain(&dir, &loan.lent.state);
+            Point::Sandbox { sandbox, state } => {
+                let wanted = state.map_or(Wanted::Disk, Wanted::State);
+                let sandbox = self.sandbox(&sandbox)?;
+                let loan = sandbox.borrow(wanted).await?;
+                let chain = match self.inner.find(sandbox.id()) {
+                    Ok(dir) => self.inner.lent_chain(&dir, &loan.lent.state),
+                    Err(error) => Err(error),
+                };
                 match chain {
                     Ok(chain) => Ok(Side {
                         chain,

@@ -11,54 +11,96 @@
 //! name one fails at once. When it fails: the console's last lines are in the error, and nothing
 //! else is left.
 
+use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sandtree_engine as engine;
 use sandtree_store::{
-    Damaged, DamagedLayer, Digest, Head, Image, Init, MemoryState, Name, Network, Origin, Owned,
-    Phase, PublishedPort, SandboxDir, SandboxId, SandboxRecord, Settings, Snapshot, StateId,
+    BatchId, Damaged, DamagedLayer, Digest, Head, Image, Init, MemoryState, Name, Network, Origin,
+    Owned, Phase, PublishedPort, SandboxDir, SandboxId, SandboxRecord, Settings, Snapshot, StateId,
     StateKind, StateManifest, StateRecord, StateSource,
 };
 
 use crate::beginning::{Beginning, check_as_saved};
 use crate::boot::{self, Belongs, DISK_RESERVE, Listener, Running, listen, listen_if_free};
 use crate::ca;
-use crate::driver;
-use crate::error::{Error, ErrorKind, Result};
+use crate::driver::{self, Driven, Existence, Local};
+use crate::error::{Error, ErrorKind, Result, store_error};
 use crate::fault::Step;
 use crate::fold;
-use crate::host::{Inner, boot_id, now_unix_ms, store_error};
+use crate::host::Inner;
 use crate::memory;
+use crate::moment::{boot_id, now_unix_ms};
 use crate::place;
 use crate::progress::Progress;
 use crate::reference::Reference;
 use crate::restore::{self, Connections, HubChoice, Loaded};
-use crate::sandbox::Sandbox;
 use crate::save;
 use crate::spec::{SandboxSpec, check_settings, parse_name};
 use crate::warm;
 
-pub(crate) async fn create(host: Arc<Inner>, spec: SandboxSpec) -> Result<Sandbox> {
-    let born = born(host.clone(), spec).await?;
-    Ok(grow(&host, vec![born])?.remove(0))
+/// A sandbox that runs and does not exist for others yet. Dropped, nothing of it is left.
+#[derive(Debug)]
+pub(crate) struct Created {
+    // Before the sandbox, so that the machine ends first.
+    pub running: Running,
+    pub unfinished: Unfinished,
 }
 
-/// A sandbox that runs, and is gone if it is dropped.
-pub(crate) async fn born(host: Arc<Inner>, spec: SandboxSpec) -> Result<(Newborn, Running)> {
-    spec.check()?;
-    let beginning = host.beginning(&spec, Progress::silent(), |_| {}).await?;
-    host.reach(Step::Image, None)?;
-    match beginning {
-        Beginning::Image(image) => from_image(&host, &spec, *image).await,
-        Beginning::Snapshot(snapshot) => from_snapshot(&host, &spec, &snapshot).await,
+impl Created {
+    /// A machine that has ended by itself is no sandbox to commit.
+    pub fn check(&self) -> Result<()> {
+        match self.running.machine.exit().now() {
+            None => Ok(()),
+            Some(exit) => Err(Error::BootEnded {
+                reason: format!("QEMU ended: {exit}"),
+                console: self.running.console.tail(),
+            }),
+        }
     }
+
+    /// Begins to drive it. It stays pending until its driver is told to commit it.
+    pub fn drive(self) -> Local {
+        let state = running_state(&self.running, None);
+        let host = self.unfinished.host.clone();
+        let driven = Driven {
+            owned: self.unfinished.finish(),
+            running: Some(self.running),
+            state,
+            existence: Existence::Pending,
+        };
+        driver::start(host, driven)
+    }
+}
+
+/// Creates a sandbox that runs. When it fails, or is dropped in the middle, nothing is left.
+pub(crate) async fn created(
+    host: Arc<Inner>,
+    spec: SandboxSpec,
+    batch: Option<BatchId>,
+) -> Result<Created> {
+    spec.check()?;
+    let origin = host.beginning(&spec, Progress::silent(), |_| {}).await?;
+    host.reach(Step::Image, None)?;
+    let made = match origin {
+        Beginning::Image(image) => from_image(&host, &spec, *image, batch).await,
+        Beginning::Snapshot(snapshot) => from_snapshot(&host, &spec, &snapshot, batch).await,
+    };
+    let (unfinished, running) = made?;
+    host.reach(Step::Running, None)?;
+    Ok(Created {
+        unfinished,
+        running,
+    })
 }
 
 async fn from_image(
     host: &Arc<Inner>,
     spec: &SandboxSpec,
     image: Image,
-) -> Result<(Newborn, Running)> {
+    batch: Option<BatchId>,
+) -> Result<(Unfinished, Running)> {
     let image = match spec.kernel.clone() {
         None => image,
         Some(own) => host.with_kernel(&image, own).await?,
@@ -68,12 +110,15 @@ async fn from_image(
     host.reach(Step::Resources, None)?;
     let ports = listen(&settings.ports).await?;
     host.reach(Step::Ports, None)?;
-    let record = record(spec, settings, Base::image(spec, &image)?, &ports)?;
-    let (newborn, running) = match spec.cold {
+    let record = SandboxRecord {
+        batch,
+        ..record(spec, settings, Base::image(spec, &image)?, &ports)?
+    };
+    let (unfinished, running) = match spec.cold {
         true => booted(host, record, spec.boot_timeout).await?,
         false => warm_or_booted(host, record, &image, spec.boot_timeout).await?,
     };
-    Ok((newborn, ready(host, spec, running, &ports).await?))
+    Ok((unfinished, ready(host, spec, running, &ports).await?))
 }
 
 /// Goes on from a snapshot's memory, or boots from its disk.
@@ -81,7 +126,8 @@ async fn from_snapshot(
     host: &Arc<Inner>,
     spec: &SandboxSpec,
     snapshot: &Snapshot,
-) -> Result<(Newborn, Running)> {
+    batch: Option<BatchId>,
+) -> Result<(Unfinished, Running)> {
     let manifest = &snapshot.manifest;
     if let Some(own) = &spec.kernel {
         return Err(Error::invalid(
@@ -125,24 +171,27 @@ async fn from_snapshot(
         of: &image,
         snapshot: Some(snapshot),
     };
-    let record = record(spec, settings, base, &ports)?;
-    let newborn =
-        Newborn::from_snapshot(host.clone(), record, snapshot.clone(), memory.is_some()).await?;
+    let record = SandboxRecord {
+        batch,
+        ..record(spec, settings, base, &ports)?
+    };
+    let unfinished =
+        Unfinished::from_snapshot(host.clone(), record, snapshot.clone(), memory.is_some()).await?;
     host.reach(Step::Record, None)?;
     let mut running = match memory {
         Some(_) => {
-            let state = newborn
+            let state = unfinished
                 .dir()
                 .state_source(&snapshot.state_id())
                 .map_err(store_error("read a state"))?;
-            go_on(host, &newborn, loaded(host, &newborn, state).await?).await?
+            go_on(host, &unfinished, loaded(host, &unfinished, state).await?).await?
         }
         None => {
-            check_layers(&newborn, snapshot)?;
+            check_layers(&unfinished, snapshot)?;
             boot_head(
                 host,
-                newborn.owned(),
-                boot::identity(newborn.dir().record()),
+                unfinished.owned(),
+                boot::identity(unfinished.dir().record()),
                 spec.boot_timeout,
             )
             .await?
@@ -150,7 +199,7 @@ async fn from_snapshot(
     };
     notes.extend(origin.withheld(spec, &manifest.settings));
     running.degraded.append(&mut notes);
-    Ok((newborn, ready(host, spec, running, &ports).await?))
+    Ok((unfinished, ready(host, spec, running, &ports).await?))
 }
 
 /// A guest that runs gets what it was promised beside its machine.
@@ -217,8 +266,8 @@ impl SavedBy {
 }
 
 /// The structure of a snapshot's disk, as restoring it with its memory checks it, too.
-fn check_layers(newborn: &Newborn, snapshot: &Snapshot) -> Result<()> {
-    let damaged = newborn
+fn check_layers(unfinished: &Unfinished, snapshot: &Snapshot) -> Result<()> {
+    let damaged = unfinished
         .dir()
         .check_chain()
         .map_err(store_error("check a snapshot's disk"))?;
@@ -249,7 +298,7 @@ async fn warm_or_booted(
     record: SandboxRecord,
     image: &Image,
     timeout: Option<Duration>,
-) -> Result<(Newborn, Running)> {
+) -> Result<(Unfinished, Running)> {
     let key = &warm::key(host, &record, image).await?;
     let mut notes = Vec::new();
     match host
@@ -268,9 +317,9 @@ async fn warm_or_booted(
     match warm::make(host, &record, image, key, timeout).await? {
         Ok(warm) => match restored(host, record.clone(), &warm).await {
             Err(error) if is_about_the_state(&error) => notes.push(unusable(host, key, &error)?),
-            Ok((newborn, mut running)) => {
+            Ok((unfinished, mut running)) => {
                 running.degraded.extend(notes);
-                return Ok((newborn, running));
+                return Ok((unfinished, running));
             }
             failed => return failed,
         },
@@ -278,9 +327,9 @@ async fn warm_or_booted(
             "it was booted: the booted state of its image cannot be kept: {error}"
         )),
     }
-    let (newborn, mut running) = booted(host, record, timeout).await?;
+    let (unfinished, mut running) = booted(host, record, timeout).await?;
     running.degraded.extend(notes);
-    Ok((newborn, running))
+    Ok((unfinished, running))
 }
 
 /// A warm state that does not load is of no use to anybody.
@@ -293,43 +342,54 @@ fn unusable(host: &Inner, key: &Digest, error: &Error) -> Result<String> {
     ))
 }
 
-/// Whether booting instead may help.
+/// Whether booting instead may help. A machine that something killed, as the kernel does when memory
+/// is short, says nothing about the state.
 fn is_about_the_state(error: &Error) -> bool {
-    let kinds = [
-        ErrorKind::Corrupt,
-        ErrorKind::Engine,
-        ErrorKind::Unsupported,
-        ErrorKind::Guest,
-    ];
-    !matches!(error, Error::Injected { .. }) && kinds.contains(&error.kind())
+    match error {
+        Error::Injected { .. } => false,
+        Error::Engine { source, .. } => !was_killed(source),
+        other => matches!(
+            other.kind(),
+            ErrorKind::Corrupt | ErrorKind::Unsupported | ErrorKind::Guest
+        ),
+    }
+}
+
+fn was_killed(error: &engine::Error) -> bool {
+    match error {
+        engine::Error::Start { exit } | engine::Error::Died { exit } => {
+            exit.status.signal().is_some()
+        }
+        _ => false,
+    }
 }
 
 async fn restored(
     host: &Arc<Inner>,
     record: SandboxRecord,
     warm: &StateSource,
-) -> Result<(Newborn, Running)> {
-    let newborn = Newborn::from_state(host.clone(), record, warm.clone()).await?;
+) -> Result<(Unfinished, Running)> {
+    let unfinished = Unfinished::from_state(host.clone(), record, warm.clone()).await?;
     host.reach(Step::Record, None)?;
-    let loaded = loaded(host, &newborn, warm.clone()).await?;
-    let running = go_on(host, &newborn, loaded).await?;
-    Ok((newborn, running))
+    let loaded = loaded(host, &unfinished, warm.clone()).await?;
+    let running = go_on(host, &unfinished, loaded).await?;
+    Ok((unfinished, running))
 }
 
 /// A machine on a new sandbox's disk that holds the state it was made from.
-async fn loaded(host: &Inner, newborn: &Newborn, state: StateSource) -> Result<Loaded> {
-    let state = restore::check(newborn.dir(), state)?;
-    let disk = fold::head(newborn.owned()).await?;
-    restore::load(host, newborn.owned(), state, &disk).await
+async fn loaded(host: &Inner, unfinished: &Unfinished, state: StateSource) -> Result<Loaded> {
+    let state = restore::check(unfinished.dir(), state)?;
+    let disk = fold::head(unfinished.owned()).await?;
+    restore::load(host, unfinished.owned(), state, &disk).await
 }
 
 /// Lets a guest go on in a sandbox that is new to it.
-async fn go_on(host: &Inner, newborn: &Newborn, loaded: Loaded) -> Result<Running> {
+async fn go_on(host: &Inner, unfinished: &Unfinished, loaded: Loaded) -> Result<Running> {
     let connections = Connections {
         hub: HubChoice::New,
         belongs: Belongs::Elsewhere,
     };
-    let restored = loaded.go_on(host, newborn.dir(), connections).await?;
+    let restored = loaded.go_on(host, unfinished.dir(), connections).await?;
     let failed = restored
         .hooks
         .iter()
@@ -343,17 +403,17 @@ async fn booted(
     host: &Arc<Inner>,
     record: SandboxRecord,
     timeout: Option<Duration>,
-) -> Result<(Newborn, Running)> {
-    let newborn = Newborn::make(host.clone(), record).await?;
+) -> Result<(Unfinished, Running)> {
+    let unfinished = Unfinished::make(host.clone(), record).await?;
     host.reach(Step::Record, None)?;
     let running = boot_head(
         host,
-        newborn.owned(),
-        boot::identity(newborn.dir().record()),
+        unfinished.owned(),
+        boot::identity(unfinished.dir().record()),
         timeout,
     )
     .await?;
-    Ok((newborn, running))
+    Ok((unfinished, running))
 }
 
 /// Boots a machine where a sandbox stands.
@@ -385,24 +445,50 @@ pub(crate) async fn boot_head(
     Ok(running)
 }
 
-/// A copy of a sandbox that holds its state and stands still.
+/// What copies are made from: a state, and the sandbox it is a state of.
+#[derive(Debug, Clone)]
+pub(crate) struct Source {
+    pub state: StateSource,
+    pub record: SandboxRecord,
+}
+
+pub(crate) struct CopySpec {
+    pub source: Source,
+    pub name: String,
+    pub batch: Option<BatchId>,
+}
+
+impl Inner {
+    pub(crate) fn copy_source(&self, reference: &str, state: &str) -> Result<Source> {
+        let dir = self.find(reference)?;
+        let id = state.parse().map_err(|_| Error::NoState {
+            name: reference.into(),
+            state: state.into(),
+        })?;
+        let state = dir.state_source(&id).map_err(store_error("read a state"))?;
+        Ok(Source {
+            state,
+            record: dir.record().clone(),
+        })
+    }
+}
+
+/// A copy of a sandbox that holds its state and stands still. Dropped, nothing of it is left.
 pub(crate) struct Copy {
     host: Arc<Inner>,
-    // Before the sandbox, so that a copy that is dropped ends its machine first. None, if there is
-    // no memory to go on from.
+    // Before the sandbox, so that the machine ends first. None, if the state has no memory.
     loaded: Option<Loaded>,
-    newborn: Newborn,
+    unfinished: Unfinished,
     ports: Vec<Listener>,
 }
 
-/// Makes a copy from a state. Dropped, nothing of it is left.
-pub(crate) async fn copy(
-    host: Arc<Inner>,
-    state: StateSource,
-    of: &SandboxRecord,
-    name: String,
-) -> Result<Copy> {
+pub(crate) async fn copy(host: Arc<Inner>, spec: CopySpec) -> Result<Copy> {
     check_resources(&host, 0)?;
+    let CopySpec {
+        source: Source { state, record: of },
+        name,
+        batch,
+    } = spec;
     let wanted: Vec<_> = of
         .ports
         .iter()
@@ -418,117 +504,49 @@ pub(crate) async fn copy(
         ports: ports.iter().map(|listener| listener.port).collect(),
         created_at_unix_ms: now_unix_ms(),
         save_on_stop: None,
-        ..of.clone()
+        batch,
+        ..of
     };
-    let newborn = Newborn::from_state(host.clone(), record, state.clone()).await?;
+    let unfinished = Unfinished::from_state(host.clone(), record, state.clone()).await?;
     let loaded = match state.manifest().memory {
         MemoryState::None => None,
-        _ => Some(loaded(&host, &newborn, state).await?),
+        _ => Some(loaded(&host, &unfinished, state).await?),
     };
     Ok(Copy {
         host,
-        newborn,
+        unfinished,
         loaded,
         ports,
     })
 }
 
 impl Copy {
-    /// Lets the copy go on.
-    pub async fn go_on(self) -> Result<Sandbox> {
-        let host = self.host.clone();
-        let woken = self.wake().await?;
-        Ok(grow(&host, vec![woken])?.remove(0))
-    }
-
-    /// Lets the copy go on, without a driver.
-    pub async fn wake(self) -> Result<(Newborn, Running)> {
+    /// Lets the copy continue.
+    pub async fn go_on(self) -> Result<Created> {
         let Copy {
             host,
-            newborn,
+            unfinished,
             loaded,
             ports,
         } = self;
         let running = match loaded {
-            Some(loaded) => go_on(&host, &newborn, loaded).await?,
+            Some(loaded) => go_on(&host, &unfinished, loaded).await?,
             None => {
                 boot_head(
                     &host,
-                    newborn.owned(),
-                    boot::identity(newborn.dir().record()),
+                    unfinished.owned(),
+                    boot::identity(unfinished.dir().record()),
                     None,
                 )
                 .await?
             }
         };
-        Ok((newborn, connected(&host, running, &ports)?))
-    }
-}
-
-/// Sandboxes that run are there from now on, all or none.
-pub(crate) fn grow(host: &Arc<Inner>, woken: Vec<(Newborn, Running)>) -> Result<Vec<Sandbox>> {
-    let mut ready = Vec::new();
-    for (mut newborn, running) in woken {
-        let state = running_state(&running, None);
-        newborn
-            .owned_mut()
-            .set_state(&state)
-            .map_err(store_error("write a sandbox's state"))?;
-        ready.push((running, newborn, state));
-    }
-    host.reach(Step::Running, None)?;
-    let start = |(running, newborn, state): (Running, Newborn, StateRecord)| {
-        driver::start(host.clone(), newborn.grown(), Some(running), state)
-    };
-    Ok(ready.into_iter().map(start).collect())
-}
-
-/// Boots a sandbox that was stopped. When it fails, or is dropped in the middle, it is stopped
-/// still.
-pub(crate) async fn start(
-    host: Arc<Inner>,
-    owned: Owned,
-    boot_timeout: Option<Duration>,
-) -> Result<Sandbox> {
-    let before = owned
-        .state()
-        .map_err(store_error("read a sandbox's state"))?;
-    save::settle_target(&host, &owned, before.saved.as_ref())?;
-    let mut waking = Waking {
-        owned: Some(owned),
-        before,
-    };
-    let running = reboot(&host, waking.owned_mut(), boot_timeout).await?;
-    let state = running_state(&running, Some(&waking.before));
-    waking
-        .owned_mut()
-        .set_state(&state)
-        .map_err(store_error("write a sandbox's state"))?;
-    Ok(driver::start(host, waking.up(), Some(running), state))
-}
-
-/// A sandbox on its way up. Dropped, it rests as before.
-struct Waking {
-    owned: Option<Owned>,
-    before: StateRecord,
-}
-
-impl Waking {
-    fn owned_mut(&mut self) -> &mut Owned {
-        self.owned.as_mut().expect("it is there until it is up")
-    }
-
-    fn up(mut self) -> Owned {
-        self.owned.take().expect("it is there until it is up")
-    }
-}
-
-impl Drop for Waking {
-    fn drop(&mut self) {
-        let Some(owned) = &mut self.owned else { return };
-        if let Err(error) = owned.set_state(&unsynced(&self.before)) {
-            tracing::error!(%error, "a sandbox that could not be started cannot be put to rest");
-        }
+        let running = connected(&host, running, &ports)?;
+        host.reach(Step::Running, None)?;
+        Ok(Created {
+            running,
+            unfinished,
+        })
     }
 }
 
@@ -706,18 +724,19 @@ fn record(
             .map(|_| ca::env())
             .unwrap_or_default(),
         nested: spec.nested,
+        batch: None,
     })
 }
 
-/// A sandbox on disk that does not run yet. Dropped, it is removed with its name.
+/// A sandbox on disk whose creation is not finished. Dropped, it is removed with its name.
 #[derive(Debug)]
-pub(crate) struct Newborn {
+pub(crate) struct Unfinished {
     host: Arc<Inner>,
     owned: Option<Owned>,
 }
 
-impl Newborn {
-    pub async fn make(host: Arc<Inner>, record: SandboxRecord) -> Result<Newborn> {
+impl Unfinished {
+    pub async fn make(host: Arc<Inner>, record: SandboxRecord) -> Result<Unfinished> {
         Self::create(host, record, |store, record| {
             store.create_sandbox(record, Origin::Image)
         })
@@ -728,7 +747,7 @@ impl Newborn {
         host: Arc<Inner>,
         record: SandboxRecord,
         state: StateSource,
-    ) -> Result<Newborn> {
+    ) -> Result<Unfinished> {
         Self::create(host, record, move |store, record| {
             store.create_sandbox(record, Origin::State(&state))
         })
@@ -740,7 +759,7 @@ impl Newborn {
         record: SandboxRecord,
         snapshot: Snapshot,
         memory: bool,
-    ) -> Result<Newborn> {
+    ) -> Result<Unfinished> {
         Self::create(host, record, move |store, record| {
             store.create_sandbox(
                 record,
@@ -762,7 +781,7 @@ impl Newborn {
         ) -> Result<Owned, sandtree_store::Error>
         + Send
         + 'static,
-    ) -> Result<Newborn> {
+    ) -> Result<Unfinished> {
         // The task makes the guard itself: a caller that stops waiting gets the sandbox removed,
         // not left.
         let made = tokio::task::spawn_blocking(move || {
@@ -776,12 +795,12 @@ impl Newborn {
                     source,
                 },
             })?;
-            let newborn = Newborn {
+            let unfinished = Unfinished {
                 host,
                 owned: Some(owned),
             };
-            save::settle_target(&newborn.host, newborn.dir(), None)?;
-            Ok(newborn)
+            save::settle_target(&unfinished.host, unfinished.dir(), None)?;
+            Ok(unfinished)
         });
         made.await.expect("creating does not panic")
     }
@@ -791,19 +810,17 @@ impl Newborn {
     }
 
     pub fn owned(&self) -> &Owned {
-        self.owned.as_ref().expect("it is there until it has grown")
+        self.owned
+            .as_ref()
+            .expect("it is there until it is finished")
     }
 
-    fn owned_mut(&mut self) -> &mut Owned {
-        self.owned.as_mut().expect("it is there until it has grown")
-    }
-
-    fn grown(mut self) -> Owned {
-        self.owned.take().expect("it is there until it has grown")
+    fn finish(mut self) -> Owned {
+        self.owned.take().expect("it is there until it is finished")
     }
 }
 
-impl Drop for Newborn {
+impl Drop for Unfinished {
     fn drop(&mut self) {
         let Some(owned) = self.owned.take() else {
             return;

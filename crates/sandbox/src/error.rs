@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::console::Console;
-use crate::driver::{Phase, Verb};
 use crate::fault::Step;
 use crate::image;
 use crate::link::LinkError;
+use crate::verb::{Phase, Verb};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -233,8 +233,32 @@ pub enum Error {
         reference: String,
         damaged: Vec<store::Damaged>,
     },
+    #[error("sandbox {name} was to {by}, so it could not {verb}")]
+    Interrupted { name: String, verb: Verb, by: Verb },
+    #[error("sandbox {name} cannot {verb}: an internal error: {message}")]
+    Panicked {
+        name: String,
+        verb: Verb,
+        message: String,
+    },
+    #[error(
+        "the keeper of sandbox {name} speaks {theirs} of the keeper protocol, this program version {ours}"
+    )]
+    KeeperVersion {
+        name: String,
+        theirs: String,
+        ours: u32,
+    },
     #[error("it was told to fail at {step}")]
     Injected { step: Step },
+}
+
+pub(crate) fn store_error(operation: &'static str) -> impl FnOnce(store::Error) -> Error {
+    move |source| Error::Store { operation, source }
+}
+
+pub(crate) fn engine_error(operation: &'static str) -> impl FnOnce(engine::Error) -> Error {
+    move |source| Error::Engine { operation, source }
 }
 
 /// The dozen ways to fail that edges tell apart.
@@ -253,6 +277,8 @@ pub enum ErrorKind {
     Engine,
     Corrupt,
     Io,
+    /// A defect of this program.
+    Internal,
 }
 
 /// An error as it crosses a process boundary, and as `--json` shows it.
@@ -346,6 +372,9 @@ impl Error {
             Error::Store { source, .. } => store_kind(source),
             Error::Io { source, .. } | Error::Keeper { source, .. } => io_kind(source),
             Error::Remote { report } => report.kind,
+            Error::Interrupted { .. } => ErrorKind::WrongState,
+            Error::Panicked { .. } => ErrorKind::Internal,
+            Error::KeeperVersion { .. } => ErrorKind::Unsupported,
             Error::Injected { .. } => ErrorKind::Io,
         }
     }
@@ -355,6 +384,12 @@ impl Error {
         let hint = match self {
             Error::NoSandbox { .. } => "`sandtree ps -a` lists the sandboxes of this store",
             Error::NoExec { .. } => "`sandtree attach SANDBOX` lists them",
+            Error::KeeperVersion { .. } => {
+                "stop the sandbox with the program that started it; `sandtree inspect` shows its process"
+            }
+            Error::Panicked { .. } => {
+                "this is a defect of sandtree; the sandbox's keeper.log has the details"
+            }
             Error::NoImage { .. } => {
                 "`debian` and `tiny` are built in; `sandtree image ls` lists the others"
             }

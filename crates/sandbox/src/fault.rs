@@ -41,6 +41,11 @@ pub enum Step {
 
     SaveFrozen,
     SavePublish,
+
+    /// Before the commit of new sandboxes.
+    Commit,
+    /// After it, before they record that they run.
+    Committed,
 }
 
 impl Step {
@@ -96,6 +101,8 @@ impl fmt::Display for Step {
 pub enum Fault {
     /// The step fails.
     Error,
+    /// The step panics.
+    Panic,
     /// The machine is killed, and the step goes on.
     MachineDies,
     /// The step waits: `reached` appears in [`HostConfig::hold`](crate::HostConfig), and it goes on
@@ -160,6 +167,7 @@ impl Inner {
         let planned = self.planned_faults();
         match (planned.fault, machine) {
             (Some((at, Fault::Error)), _) if at == step => Err(Error::Injected { step }),
+            (Some((at, Fault::Panic)), _) if at == step => panic!("it was told to panic at {step}"),
             (Some((at, Fault::MachineDies)), Some(machine)) if at == step => {
                 machine.kill_now();
                 Ok(())

@@ -18,10 +18,10 @@ use std::path::PathBuf;
 use sandtree_engine::OVERLAYS_MAX;
 use sandtree_store::{LayerId, Owned, disk};
 
+use crate::blocking::blocking;
 use crate::boot::open;
-use crate::capture::blocking;
-use crate::error::{Error, Result};
-use crate::host::{remove_if_there, store_error};
+use crate::error::{Error, Result, store_error};
+use crate::host::remove_if_there;
 
 /// Layers below the active overlay beyond which they are folded.
 pub(crate) const DISK_LAYERS: usize = 16;

@@ -1,9 +1,10 @@
 //! A host: an opened store, the QEMU beside it, and what they can do together.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use sandtree_engine::{self as engine, Engine, EngineConfig, Jail, KvmVerdict, Verdicts};
 use sandtree_store::{
@@ -12,18 +13,20 @@ use sandtree_store::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::OnceCell;
 
+use crate::blocking::blocking;
 use crate::capture;
 use crate::console;
-use crate::create;
-use crate::driver::{self, Verb, permits};
-use crate::error::{Error, Result};
+use crate::driver::{self, Driven, Existence, Local, WeakLocal};
+use crate::error::{Error, Result, store_error};
 use crate::fault::{Fault, Faults, Step};
 use crate::info::{HOST_WENT_DOWN, SandboxInfo};
+use crate::keeper::KeeperProgram;
 use crate::memory;
-use crate::sandbox::Sandbox;
+use crate::moment::{boot_id, now_unix_ms};
 use crate::save;
-use crate::spec::{SandboxSpec, parse_name};
-use crate::states::{self, Forget, Forgotten, StateInfo};
+use crate::spec::parse_name;
+use crate::states::{self, StateInfo};
+use crate::verb::{Verb, permits};
 
 /// The first of the user ids that machines run as when we are root. Above every range that
 /// distributions and container engines hand out.
@@ -48,6 +51,9 @@ pub struct HostConfig {
     /// Whom machines run as.
     #[serde(default)]
     pub machine_user: MachineUser,
+    /// Where sandboxes run that this host starts. Not sent to keepers: theirs run in themselves.
+    #[serde(skip)]
+    pub run_in: RunIn,
     /// For tests: what goes wrong, and where.
     #[doc(hidden)]
     pub fault: Option<(Step, Fault)>,
@@ -63,10 +69,21 @@ impl HostConfig {
             qemu: None,
             search,
             machine_user: MachineUser::Auto,
+            run_in: RunIn::ThisProcess,
             fault: None,
             hold: None,
         }
     }
+}
+
+/// Where sandboxes run that a host starts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum RunIn {
+    /// They end with this process.
+    #[default]
+    ThisProcess,
+    /// Each in a background process of its own, which outlives this one.
+    Keeper(KeeperProgram),
 }
 
 /// Whom the QEMU processes of a host run as.
@@ -109,6 +126,8 @@ pub(crate) struct Inner {
     pub store: Store,
     pub faults: Mutex<Faults>,
     engine: OnceCell<Engine>,
+    /// The sandboxes that this process runs.
+    drivers: Mutex<HashMap<SandboxId, WeakLocal>>,
 }
 
 impl Host {
@@ -116,9 +135,7 @@ impl Host {
     /// when it is needed.
     pub async fn open(config: HostConfig) -> Result<Host> {
         let home = config.home.clone();
-        let opened = tokio::task::spawn_blocking(move || Store::open(&home))
-            .await
-            .expect("opening does not panic");
+        let opened = blocking(move || Store::open(&home)).await;
         let store = opened.map_err(store_error("be opened"))?;
         let faults = Faults::of(&config);
         Ok(Host {
@@ -127,45 +144,9 @@ impl Host {
                 store,
                 faults,
                 engine: OnceCell::new(),
+                drivers: Mutex::default(),
             }),
         })
-    }
-
-    /// Creates a sandbox and boots it. When it fails, or is dropped in the middle, nothing is left.
-    pub async fn create(&self, spec: SandboxSpec) -> Result<Sandbox> {
-        create::create(self.inner.clone(), spec).await
-    }
-
-    /// Boots a sandbox that was stopped.
-    pub async fn start(&self, reference: &str, boot_timeout: Option<Duration>) -> Result<Sandbox> {
-        let owned = self.inner.own(reference, Verb::Start).await?;
-        create::start(self.inner.clone(), owned, boot_timeout).await
-    }
-
-    /// Takes a sandbox that no process runs, without starting it: to resume or revert it, or to
-    /// remove states.
-    pub async fn adopt(&self, reference: &str, verb: Verb) -> Result<Sandbox> {
-        let owned = self.inner.own(reference, verb).await?;
-        let state = owned
-            .state()
-            .map_err(store_error("read a sandbox's state"))?;
-        Ok(driver::start(self.inner.clone(), owned, None, state))
-    }
-
-    /// Removes states of a sandbox that no process runs.
-    pub async fn forget(&self, reference: &str, which: Forget) -> Result<Forgotten> {
-        self.adopt(reference, Verb::Forget)
-            .await?
-            .forget(which)
-            .await
-    }
-
-    /// Removes states of a sandbox, whichever process runs it, if any does.
-    pub async fn forget_by(&self, reference: &str, which: Forget) -> Result<Forgotten> {
-        match self.keeper_of(reference).await? {
-            Some(keeper) => keeper.forget(which).await,
-            None => self.forget(reference, which).await,
-        }
     }
 
     /// The states of a sandbox, oldest first, and what could not be read.
@@ -180,12 +161,6 @@ impl Host {
             .map(|manifest| StateInfo::new(&dir, manifest, head.parent.as_ref()))
             .collect();
         Ok((listed, broken))
-    }
-
-    /// Removes a sandbox that no process runs.
-    pub async fn remove(&self, reference: &str) -> Result<()> {
-        let owned = self.inner.own(reference, Verb::Remove).await?;
-        self.inner.remove(owned).await
     }
 
     /// What is known of a sandbox, running or not, by its name or id.
@@ -433,9 +408,36 @@ impl Inner {
         Ok(Some((dir, state)))
     }
 
+    pub fn register(&self, id: &SandboxId, local: &Local) {
+        let mut drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
+        drivers.retain(|_, driver| driver.upgrade().is_some());
+        drivers.insert(id.clone(), local.downgrade());
+    }
+
+    /// The driver of a sandbox that this process runs.
+    pub fn local(&self, id: &SandboxId) -> Option<Local> {
+        let drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
+        drivers.get(id)?.upgrade()
+    }
+
+    /// Takes a sandbox that no process runs, without starting it.
+    pub async fn adopt(self: &Arc<Self>, reference: &str, verb: Verb) -> Result<Local> {
+        let owned = self.own(reference, verb).await?;
+        let state = owned
+            .state()
+            .map_err(store_error("read a sandbox's state"))?;
+        let driven = Driven {
+            owned,
+            running: None,
+            state,
+            existence: Existence::Committed,
+        };
+        Ok(driver::start(self.clone(), driven))
+    }
+
     /// Takes a sandbox that nobody runs. One that has just stopped still has its keeper for a
     /// moment.
-    async fn own(&self, reference: &str, verb: Verb) -> Result<Owned> {
+    pub async fn own(&self, reference: &str, verb: Verb) -> Result<Owned> {
         let end = Instant::now() + KEEPER_LEAVES;
         loop {
             let (dir, state) = self.settled(reference)?;
@@ -462,14 +464,11 @@ impl Inner {
 
     pub async fn remove(self: &Arc<Self>, owned: Owned) -> Result<()> {
         let host = self.clone();
-        let removing = tokio::task::spawn_blocking(move || {
+        let removed = blocking(move || {
             save::release_target(&owned);
             host.store.remove_sandbox(owned)
         });
-        removing
-            .await
-            .expect("removing does not panic")
-            .map_err(store_error("remove a sandbox"))
+        removed.await.map_err(store_error("remove a sandbox"))
     }
 }
 
@@ -491,10 +490,6 @@ pub(crate) fn remove_if_there(path: &Path) -> Result<()> {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, e)),
         _ => Ok(()),
     }
-}
-
-pub(crate) fn store_error(operation: &'static str) -> impl FnOnce(store::Error) -> Error {
-    move |source| Error::Store { operation, source }
 }
 
 /// Whether this process can start others under the user ids of machines. Inside a user namespace,
@@ -534,27 +529,6 @@ fn maps_machines(uid_map: &str) -> bool {
     ranges
         .into_iter()
         .any(|range| range.contains(&first) && range.contains(&last))
-}
-
-pub(crate) fn now_unix_ms() -> u64 {
-    since_epoch().as_millis().try_into().unwrap_or(u64::MAX)
-}
-
-pub(crate) fn now_unix_ns() -> u64 {
-    since_epoch().as_nanos().try_into().unwrap_or(u64::MAX)
-}
-
-fn since_epoch() -> Duration {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-}
-
-/// Changes with every boot of the host.
-pub(crate) fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map(|id| id.trim().to_owned())
-        .unwrap_or_default()
 }
 
 #[cfg(test)]

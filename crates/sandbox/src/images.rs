@@ -8,9 +8,9 @@ use sandtree_store::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::capture::blocking;
-use crate::error::{Error, Result};
-use crate::host::{Host, Inner, store_error};
+use crate::blocking::blocking;
+use crate::error::{Error, Result, store_error};
+use crate::host::{Host, Inner};
 use crate::image::{
     self, BuiltIn, ImportSpec, KernelChoice, OwnKernel, Progress, Work, debian_key,
 };

@@ -1,48 +1,51 @@
-//! A state of a sandbox, lent to whoever makes copies or a snapshot of it.
+//! A state of a sandbox, lent to a fork, a save, an export or a comparison.
 //!
 //! ```text
-//!   borrow: its keeper's (another process) | its driver's (this process) | its own, at rest
-//!     -> work with the state's files -> give back: a state that was taken for this alone goes
+//!   borrow: from its keeper (another process) | from its driver (this process, or for a sandbox at rest)
+//!     -> work with the state's files -> return: a state that was taken for this alone goes
 //! ```
 //!
-//! Always: the files of a lent state are there until it is given back. Dropped instead, or when the
-//! borrower dies, it is given back by the keeper, or when the sandbox is next taken up.
+//! Always: the files of a lent state stay until it is returned. A loan that is dropped is returned,
+//! too; the keeper returns the loans of a client that is gone.
 
 use sandtree_store::Consistency;
 use serde::{Deserialize, Serialize};
 
-use crate::driver::{Phase, Verb};
+use crate::driver::Local;
 use crate::error::Result;
-use crate::host::Host;
-use crate::keeper::Borrowing;
-use crate::sandbox::Sandbox;
+use crate::keeper::Connection;
+use crate::keeper::Keeper;
+use crate::order::GiveBack;
+use crate::verb::Verb;
 
 /// What a state is wanted for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Wanted {
-    /// Copies that go on.
+pub(crate) enum Wanted {
+    /// Memory and disk, for copies.
     Copies,
     /// The disk alone; a guest that runs is not stopped.
     Disk,
-    /// Memory, too.
+    /// Memory and disk, for a snapshot.
     Memory,
+    /// An existing state, by tag or id, with all it has.
+    State(String),
 }
 
 impl Wanted {
-    pub(crate) fn verb(self) -> Verb {
+    pub fn verb(&self) -> Verb {
         match self {
             Self::Copies => Verb::Fork,
-            Self::Disk | Self::Memory => Verb::Save,
+            Self::Disk | Self::Memory | Self::State(_) => Verb::Save,
         }
     }
 }
 
 /// A state that is lent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct LentState {
+pub(crate) struct LentState {
     pub state: String,
-    /// How long the source stood still.
+    /// How long the source was stopped.
     pub pause_ms: f64,
     pub degraded: Vec<String>,
     pub consistency: Consistency,
@@ -50,59 +53,74 @@ pub struct LentState {
     pub disk_only: bool,
 }
 
-/// A lent state, and whom to give it back to.
+/// A lent state, and its lender.
 #[derive(Debug)]
-pub struct Loan {
+pub(crate) struct Loan {
     pub lent: LentState,
-    lender: Lender,
+    /// Nothing once it is returned.
+    lender: Option<Lender>,
 }
 
 #[derive(Debug)]
 enum Lender {
-    Keeper(Box<Borrowing>),
-    Driver(Sandbox),
-    /// A state that is there anyway.
-    Nobody,
-}
-
-impl Host {
-    /// Borrows a state of a sandbox, by its name or id, whichever process runs it, if any does.
-    pub async fn borrow(&self, reference: &str, wanted: Wanted) -> Result<Loan> {
-        if let Some(keeper) = self.keeper_of(reference).await? {
-            let borrowing = keeper.borrow(wanted).await?;
-            return Ok(Loan {
-                lent: borrowing.lent.clone(),
-                lender: Lender::Keeper(Box::new(borrowing)),
-            });
-        }
-        if wanted != Wanted::Disk && self.find(reference)?.state == Phase::Paused {
-            return Ok(Loan {
-                lent: self.paused_state(reference)?,
-                lender: Lender::Nobody,
-            });
-        }
-        Self::borrow_of(&self.adopt(reference, wanted.verb()).await?, wanted).await
-    }
-
-    /// Borrows a state of a sandbox of this process.
-    pub(crate) async fn borrow_of(sandbox: &Sandbox, wanted: Wanted) -> Result<Loan> {
-        let lent = sandbox.lend(wanted).await?;
-        Ok(Loan {
-            lent,
-            lender: Lender::Driver(sandbox.clone()),
-        })
-    }
+    /// The state is lent for as long as the connection is open.
+    Keeper {
+        keeper: Keeper,
+        _connection: Connection,
+    },
+    Driver(Local),
 }
 
 impl Loan {
-    pub async fn give_back(self) {
-        let given = match &self.lender {
-            Lender::Keeper(borrowing) => borrowing.give_back().await,
-            Lender::Driver(sandbox) => sandbox.take_back(&self.lent.state).await,
-            Lender::Nobody => Ok(()),
+    pub fn of_keeper(lent: LentState, keeper: Keeper, connection: Connection) -> Self {
+        let lender = Lender::Keeper {
+            keeper,
+            _connection: connection,
         };
-        if let Err(error) = given {
-            tracing::warn!(%error, "a state that was lent stays until its sandbox is next taken up");
+        Self {
+            lent,
+            lender: Some(lender),
         }
+    }
+
+    pub fn of_driver(lent: LentState, driver: Local) -> Self {
+        Self {
+            lent,
+            lender: Some(Lender::Driver(driver)),
+        }
+    }
+
+    /// Returns the state, and waits until it is gone if it was taken for this loan alone.
+    pub async fn give_back(mut self) {
+        if let Some(lender) = self.lender.take() {
+            give_back(lender, self.lent.state.clone()).await;
+        }
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        let Some(lender) = self.lender.take() else {
+            return;
+        };
+        // A keeper notices by itself that the connection is closed.
+        if let Lender::Driver(_) = lender
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn(give_back(lender, self.lent.state.clone()));
+        }
+    }
+}
+
+async fn give_back(lender: Lender, state: String) {
+    let given: Result<()> = match &lender {
+        Lender::Keeper { keeper, .. } => match keeper.connect().await {
+            Ok(connection) => connection.ask(GiveBack { state }).await,
+            Err(error) => Err(error),
+        },
+        Lender::Driver(driver) => driver.ask(GiveBack { state }).await,
+    };
+    if let Err(error) = given {
+        tracing::warn!(%error, "a lent state stays until its sandbox is next opened");
     }
 }

@@ -25,8 +25,10 @@
 //! gone, so is the machine. [`keeper`] is the way to run one in the background.
 
 mod beginning;
+mod begun;
 #[cfg(feature = "bench")]
 pub mod bench;
+mod blocking;
 mod boot;
 mod build;
 pub mod ca;
@@ -52,7 +54,9 @@ mod lend;
 mod link;
 mod machine;
 mod memory;
+mod moment;
 mod note;
+mod order;
 mod place;
 mod progress;
 mod reference;
@@ -63,34 +67,34 @@ mod save;
 mod snapshots;
 mod spec;
 mod states;
+mod status;
+mod together;
 mod tree;
+mod verb;
 mod warm;
 
 pub use beginning::Prepared;
+pub use begun::{Begun, Committed};
 pub use build::{BuildEvent, BuildSpec, BuildWatch};
 pub use capture::MemoryMode;
 pub use compare::{Aspect, Change, ChangeKind, ContentDiff, Diff, DiffOptions, Node, NodeKind};
-pub use driver::{Phase, Verb, permits};
 pub use error::{Error, ErrorKind, Report, Result};
 #[doc(hidden)]
 pub use fault::{Fault, Faults, Step};
 pub use fork::{FORK_CONCURRENCY, ForkReport, ForkSpec};
-#[doc(hidden)]
-pub use fork::{all, all_in_turns};
 pub use guest::{
     Exec, ExecId, ExecSpec, ExitStatus, FileOwner, Files, Forward, Guest, Lifetime, Output, Stdin,
     Transfer, Tunnel,
 };
-pub use host::{Doctor, Host, HostConfig, MachineUser, QemuFound, QemuReport};
+pub use host::{Doctor, Host, HostConfig, MachineUser, QemuFound, QemuReport, RunIn};
 pub use hub::ExecEntry;
 pub use images::{ImageInfo, RemovedImage};
 pub use info::SandboxInfo;
-pub use lend::{LentState, Loan, Wanted};
 pub use link::{LinkError, Output as ByteStream};
 pub use progress::{Advance, Progress};
 pub use reference::absolute_reference;
 pub use registry::{PullSpec, Pulled, PulledKind, Pushed, RegistryAccess};
-pub use sandbox::{Replace, Sandbox, State, StateWatch};
+pub use sandbox::Sandbox;
 pub use sandtree_proto::{DirEntry, FileKind, Metrics, Stat, TermSize};
 pub use sandtree_store::{
     AccelChoice, Arch, Consistency, ExecDefaults, Init, Network, PublishedPort, SaveOnStop,
@@ -102,7 +106,10 @@ pub use snapshots::{
 };
 pub use spec::{PUBLISH_ADDRESS, SandboxSpec, check_reference};
 pub use states::{
-    Checkpoint, Durability, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted, StateInfo,
+    Checkpoint, Durability, Forget, Forgotten, Goal, Paused, Replace, RestoreReport, Reverted,
+    StateInfo,
 };
+pub use status::{State, StateWatch};
 pub use tree::{Tree, TreeKind, TreeNode};
+pub use verb::{Phase, Verb, permits};
 pub use warm::WarmInfo;

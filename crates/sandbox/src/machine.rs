@@ -17,8 +17,7 @@ use sandtree_engine::{self as engine, Accel, Cpu, Engine};
 use sandtree_store::{AccelChoice, MachineRecord, SandboxRecord, StateManifest};
 
 use crate::boot::{chosen_accel, machine_record};
-use crate::capture::engine_error;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, engine_error};
 use crate::host::Inner;
 use crate::restore::label;
 

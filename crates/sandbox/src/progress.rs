@@ -71,7 +71,7 @@ impl Watched {
     ) -> T {
         let (_waiting, given_up) = Waiting::new();
         let watched = Watched { progress, given_up };
-        crate::capture::blocking(move || work(&watched)).await
+        crate::blocking::blocking(move || work(&watched)).await
     }
 }
 

@@ -26,17 +26,19 @@ use sandtree_store::{
 use tokio::net::UnixStream;
 use tracing::{Instrument, debug_span};
 
+use crate::blocking::blocking;
 use crate::boot::{self, Belongs, Running, open};
-use crate::capture::{Ground, blocking, check_overlay, engine_error, read_layer};
+use crate::capture::{Ground, check_overlay, read_layer};
 use crate::clock::Telling;
 use crate::console::Console;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, engine_error, store_error};
 use crate::fault::Step;
 use crate::guest::Guest;
-use crate::host::{Inner, boot_id, store_error};
+use crate::host::Inner;
 use crate::hub::{self, ExecRecord, Hub, HubSpec};
 use crate::link::LinkError;
 use crate::machine::{self, Fit};
+use crate::moment::boot_id;
 
 /// As many layers as a machine has descriptors for.
 const LAYERS_MAX: usize = 64;

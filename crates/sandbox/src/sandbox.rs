@@ -1,162 +1,99 @@
-//! A sandbox, as the process that runs it holds it.
+//! A sandbox, whichever process runs it.
+//!
+//! ```text
+//!                    ┌─ this process runs it ──► its driver
+//!   Sandbox ── verb ─┼─ a keeper runs it ──────► the keeper's socket
+//!                    └─ no process runs it ────► refused | this process takes it briefly
+//!                                                        | started, here or in a keeper
+//! ```
+//!
+//! Always: the handle looks for the sandbox's process again at each verb, so it outlives keepers. A
+//! sandbox that this process runs lives as long as a handle of it, or its clones.
 
-use std::sync::Arc;
+use std::ffi::OsString;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use sandtree_store::{Owned, Phase, SandboxRecord, StateRecord};
-use tokio::sync::{mpsc, oneshot, watch};
+use sandtree_store::{Phase, SandboxDir, SandboxRecord, StateRecord};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 
-use crate::driver::{Command, Done, Order, Verb};
-use crate::error::{Error, Result};
-use crate::guest::{Defaults, Exec, ExecId, ExecSpec, Files, Forward, Guest};
-use crate::host::Inner;
-use crate::hub::{ExecEntry, Hub};
-use crate::lend::{LentState, Wanted};
-use crate::states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted};
+use crate::driver::{Local, Perform, WeakLocal};
+use crate::error::{Error, ErrorKind, Result};
+use crate::guest::{
+    Defaults, Exec, ExecId, ExecSpec, Files, Forward, Guest, has_entrypoint, main_command,
+};
+use crate::host::{Host, RunIn};
+use crate::hub::ExecEntry;
+use crate::info::SandboxInfo;
+use crate::keeper::{self, Connection, Keeper, Stats, Task};
+use crate::lend::{Loan, Wanted};
+use crate::order::{
+    Anywhere, AtRest, Kill, Pause, Remove, Resume, Start, Stop, TakeCheckpoint, as_ms,
+};
+use crate::states::{
+    Checkpoint, Forget, Forgotten, Goal, Paused, Replace, RestoreReport, Reverted, StateInfo,
+};
+use crate::status::{State, StateWatch};
+use crate::verb::Verb;
 
-/// Where a sandbox stands. Everything a driver tells to the outside.
-#[derive(Debug, Clone)]
-pub(crate) struct Status {
-    pub state: State,
-    pub stalled: bool,
-    pub hub: Option<Hub>,
-}
+/// How often the store is looked at for the state of a sandbox that no process runs.
+const REST_POLL: Duration = Duration::from_millis(200);
 
-impl Status {
-    pub fn new(state: &StateRecord, hub: Option<&Hub>) -> Self {
-        let StateRecord {
-            phase,
-            reason,
-            saved,
-            save_failed,
-            ..
-        } = state.clone();
-        let saved = saved.map(|digest| digest.to_string());
-        let state = State {
-            phase: Some(phase),
-            reason,
-            saved,
-            save_failed,
-        };
-        Self {
-            state,
-            stalled: false,
-            hub: hub.cloned(),
-        }
-    }
-
-    pub fn removed(&mut self) {
-        *self = Self {
-            state: State::gone("it was removed"),
-            stalled: false,
-            hub: None,
-        };
-    }
-}
-
-/// Whether a tag that is taken may be given to the new state; the old one goes when the new one is
-/// there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Replace {
-    Yes,
-    No,
-}
-
-impl Replace {
-    pub fn is_yes(self) -> bool {
-        self == Self::Yes
-    }
-}
-
-impl From<bool> for Replace {
-    fn from(yes: bool) -> Self {
-        if yes { Self::Yes } else { Self::No }
-    }
-}
-
-/// A sandbox's state, and why it is in it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct State {
-    /// `None` once the sandbox is removed.
-    pub phase: Option<Phase>,
-    pub reason: Option<String>,
-    /// The snapshot it was saved as when it last stopped, if it was to be.
-    pub saved: Option<String>,
-    /// Why it was not saved when it stopped, though it was to be.
-    pub save_failed: Option<String>,
-}
-
-impl State {
-    fn gone(reason: &str) -> Self {
-        Self {
-            phase: None,
-            reason: Some(reason.into()),
-            saved: None,
-            save_failed: None,
-        }
-    }
-
-    /// Whether there is a machine, or soon will be one.
-    pub fn is_live(&self) -> bool {
-        matches!(
-            self.phase,
-            Some(Phase::Creating | Phase::Starting | Phase::Running | Phase::Stopping)
-        )
-    }
-}
-
-/// Tells of every change of a sandbox's state.
-#[derive(Debug, Clone)]
-pub struct StateWatch {
-    status: watch::Receiver<Status>,
-}
-
-impl StateWatch {
-    pub fn now(&self) -> State {
-        self.status.borrow().state.clone()
-    }
-
-    /// The next state after the one last seen; `None` when there will be no other.
-    pub async fn changed(&mut self) -> Option<State> {
-        self.status.changed().await.ok()?;
-        Some(self.status.borrow_and_update().state.clone())
-    }
-
-    /// Whether there is still somebody who drives the sandbox.
-    pub(crate) fn is_open(&self) -> bool {
-        self.status.has_changed().is_ok()
-    }
-
-    /// Waits until there is no machine any more.
-    pub async fn rested(&mut self) -> State {
-        match self.status.wait_for(|status| !status.state.is_live()).await {
-            Ok(status) => status.state.clone(),
-            Err(_) => State::gone("its driver ended"),
-        }
-    }
-}
-
-/// A sandbox that this process runs. Clones share it; when the last is dropped, its machine ends.
+/// A handle of a sandbox. Clones share it; when the last one of a sandbox that this process runs is
+/// dropped, its machine ends.
 #[derive(Debug, Clone)]
 pub struct Sandbox {
-    commands: mpsc::Sender<Command>,
-    status: watch::Receiver<Status>,
-    host: Arc<Inner>,
+    host: Host,
     record: Arc<SandboxRecord>,
+    /// The driver of this process that runs it, once there is one.
+    local: Arc<OnceLock<Local>>,
+    /// The keeper that it was created in.
+    keeper: Option<Keeper>,
+}
+
+/// Where a verb goes.
+enum Route {
+    Here(Local),
+    Keeper(Connection),
+    Nowhere(StateRecord),
+}
+
+impl Host {
+    /// A sandbox by its name or id, whichever process runs it, if any does.
+    pub fn sandbox(&self, reference: &str) -> Result<Sandbox> {
+        let (dir, _) = self.inner.settled(reference)?;
+        let local = OnceLock::new();
+        if let Some(driver) = self.inner.local(dir.id()) {
+            drop(local.set(driver));
+        }
+        Ok(Sandbox {
+            host: self.clone(),
+            record: Arc::new(dir.record().clone()),
+            local: Arc::new(local),
+            keeper: None,
+        })
+    }
+
+    pub(crate) fn driven(&self, driver: Local) -> Result<Sandbox> {
+        let dir = self.inner.find(&driver.status().info.id)?;
+        Ok(Sandbox {
+            host: self.clone(),
+            record: Arc::new(dir.record().clone()),
+            local: Arc::new(OnceLock::from(driver)),
+            keeper: None,
+        })
+    }
 }
 
 impl Sandbox {
-    pub(crate) fn new(
-        host: Arc<Inner>,
-        owned: &Owned,
-        commands: mpsc::Sender<Command>,
-        status: watch::Receiver<Status>,
-    ) -> Self {
+    /// A sandbox that a keeper has just created.
+    pub(crate) fn kept(host: &Host, dir: &SandboxDir, keeper: Keeper) -> Self {
         Self {
-            commands,
-            status,
-            host,
-            record: Arc::new(owned.record().clone()),
+            host: host.clone(),
+            record: Arc::new(dir.record().clone()),
+            local: Arc::default(),
+            keeper: Some(keeper),
         }
     }
 
@@ -168,25 +105,90 @@ impl Sandbox {
         self.record.name.as_str()
     }
 
-    pub fn state(&self) -> State {
-        self.status.borrow().state.clone()
+    pub fn host(&self) -> &Host {
+        &self.host
     }
 
-    pub fn watch(&self) -> StateWatch {
-        StateWatch {
-            status: self.status.clone(),
+    /// What is known of it without asking its guest.
+    pub fn info(&self) -> Result<SandboxInfo> {
+        match self.here() {
+            Some(local) if local.status().state.phase.is_some() => Ok(local.status().info),
+            _ => self.host.find(self.id()),
+        }
+    }
+
+    pub fn state(&self) -> State {
+        if let Some(local) = self.here() {
+            return local.status().state;
+        }
+        let settled = self.host.inner.settled(self.id());
+        settled.map_or_else(
+            |_| State::gone("it was removed"),
+            |(_, state)| State::of(&state),
+        )
+    }
+
+    /// Reports every change of its state, from the present one on, until it is removed. Other
+    /// processes may start and stop it meanwhile.
+    pub async fn watch(&self) -> Result<StateWatch> {
+        let first = match self.route().await? {
+            Route::Here(local) => return Ok(local.watch()),
+            Route::Keeper(connection) => connection.watch().await?,
+            Route::Nowhere(state) => StateWatch::only(State::of(&state)),
+        };
+        let (states, watched) = mpsc::channel(1);
+        let now = first.now().clone();
+        tokio::spawn(self.clone().follow(first, states));
+        Ok(StateWatch::fed(now, watched))
+    }
+
+    /// Passes on what each process that runs the sandbox reports, one after the other.
+    async fn follow(self, mut watch: StateWatch, states: mpsc::Sender<State>) {
+        loop {
+            while let Some(state) = watch.changed().await {
+                if states.send(state).await.is_err() {
+                    return;
+                }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(REST_POLL) => {}
+                () = states.closed() => return,
+            }
+            let next = match self.route().await {
+                Ok(Route::Here(local)) => Ok(local.watch()),
+                Ok(Route::Keeper(connection)) => connection.watch().await,
+                Ok(Route::Nowhere(state)) => Ok(StateWatch::only(State::of(&state))),
+                Err(error) => Err(error),
+            };
+            // A keeper that just left is no reason to give up; a sandbox that is gone is.
+            watch = match next {
+                Ok(next) => next,
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    drop(states.send(State::gone("it was removed")).await);
+                    return;
+                }
+                Err(_) => continue,
+            };
+            if states.send(watch.now().clone()).await.is_err() {
+                return;
+            }
         }
     }
 
     /// A connection to the guest.
     pub async fn guest(&self) -> Result<Guest> {
-        let hub = self.hub()?;
-        let defaults = Arc::new(Defaults::of(&self.host, &self.record)?);
-        let link = hub.connect().await;
-        let link = link.map_err(|source| Error::Guest {
-            operation: "reach the guest".into(),
-            source,
-        })?;
+        let defaults = Arc::new(Defaults::of(&self.host.inner, &self.record)?);
+        let link = match self.route().await? {
+            Route::Here(local) => {
+                let link = local.status().hub()?.connect().await;
+                link.map_err(|source| Error::Guest {
+                    operation: "reach the guest".into(),
+                    source,
+                })?
+            }
+            Route::Keeper(connection) => connection.link().await?,
+            Route::Nowhere(state) => return Err(self.wrong_state(&state, Verb::Use)),
+        };
         Ok(Guest::with_defaults(link, defaults))
     }
 
@@ -207,7 +209,7 @@ impl Sandbox {
     /// Carries connections to `listener` into the guest.
     pub async fn forward(
         &self,
-        listener: impl Into<Arc<tokio::net::TcpListener>>,
+        listener: impl Into<Arc<TcpListener>>,
         port: u16,
     ) -> Result<Forward> {
         self.guest().await?.forward(listener, port)
@@ -215,44 +217,74 @@ impl Sandbox {
 
     /// The detached commands of this guest.
     pub async fn execs(&self) -> Result<Vec<ExecEntry>> {
-        Ok(self.hub()?.execs().await)
+        match self.route().await? {
+            Route::Here(local) => Ok(local.status().hub()?.execs().await),
+            Route::Keeper(connection) => connection.execs().await,
+            Route::Nowhere(state) => Err(self.wrong_state(&state, Verb::Use)),
+        }
+    }
+
+    /// What the sandbox uses.
+    pub async fn stats(&self) -> Result<Stats> {
+        match self.route().await? {
+            Route::Here(local) => keeper::stats(&self.host, &local).await,
+            Route::Keeper(connection) => connection.stats().await,
+            Route::Nowhere(state) => Err(self.wrong_state(&state, Verb::Use)),
+        }
+    }
+
+    /// What `run` runs: the image's entry point, or another, with `args` instead of the image's own.
+    /// Without either, a shell.
+    pub fn main_command(
+        &self,
+        args: Vec<OsString>,
+        entrypoint: Option<Vec<OsString>>,
+    ) -> Result<Vec<OsString>> {
+        main_command(&self.host.inner, &self.record, args, entrypoint)
+    }
+
+    /// Whether the image says by itself what is to run in it.
+    pub fn has_entrypoint(&self) -> Result<bool> {
+        has_entrypoint(&self.host.inner, &self.record)
     }
 
     /// Shuts the guest down and syncs its disk. `grace` is what its processes get to end by
-    /// themselves: 10 s if nothing is said, 90 s where the image's own init ends them.
+    /// themselves: without it 10 s, and 90 s where the image's own init ends them. Waits for a stop
+    /// that is under way.
     pub async fn stop(&self, grace: Option<Duration>) -> Result<()> {
-        self.command(Order::Stop { grace }).await.map(drop)
+        let grace_ms = as_ms(grace);
+        self.ask(Stop { grace_ms }).await
     }
 
-    /// Ends the machine at once, as if its plug were pulled.
+    /// Ends the machine at once, as if its plug were pulled, and interrupts the verb that is being
+    /// carried out.
     pub async fn kill(&self) -> Result<()> {
-        self.command(Order::Kill).await.map(drop)
+        self.ask(Kill {}).await
     }
 
     /// Boots again after a stop.
     pub async fn start(&self, boot_timeout: Option<Duration>) -> Result<()> {
-        self.command(Order::Start { boot_timeout }).await.map(drop)
+        let boot_timeout_ms = as_ms(boot_timeout);
+        self.ask(Start { boot_timeout_ms }).await
     }
 
     /// Ends the machine, if it runs, and removes everything of the sandbox.
     pub async fn remove(&self) -> Result<()> {
-        self.command(Order::Remove).await.map(drop)
+        if let Route::Nowhere(_) = self.route().await? {
+            let owned = self.host.inner.own(self.id(), Verb::Remove).await?;
+            return self.host.inner.remove(owned).await;
+        }
+        self.ask(Remove {}).await
     }
 
-    /// Takes a state of memory, disk and processes; the guest goes on. Without a tag, the next
+    /// Takes a state of memory, disk and processes; the guest continues. Without a tag, the next
     /// number serves as one. A tag that is taken is refused, unless it is to be replaced.
     pub async fn checkpoint(&self, tag: Option<&str>, replace: Replace) -> Result<Checkpoint> {
-        let order = Order::Checkpoint {
-            tag: tag.map(str::to_owned),
-            replace: replace.is_yes(),
-        };
-        match self.command(order).await? {
-            Done::Checkpoint(checkpoint) => Ok(checkpoint),
-            other => unreachable!("{other:?} is no checkpoint"),
-        }
+        let tag = tag.map(str::to_owned);
+        self.ask(TakeCheckpoint { tag, replace }).await
     }
 
-    /// Goes to a state, by tag or id. What is left is kept, so that it can be undone.
+    /// Goes to a state, by tag or id. The present is kept, so that this can be undone.
     pub async fn revert(&self, state: &str) -> Result<Reverted> {
         self.go_to(Goal::State(state.into())).await
     }
@@ -268,96 +300,147 @@ impl Sandbox {
     }
 
     pub async fn go_to(&self, goal: Goal) -> Result<Reverted> {
-        match self.command(Order::GoTo(goal)).await? {
-            Done::Reverted(reverted) => Ok(reverted),
-            other => unreachable!("{other:?} is no revert"),
-        }
+        self.ask(goal).await
+    }
+
+    /// Its states, oldest first, and why others cannot be read.
+    pub fn states(&self) -> Result<(Vec<StateInfo>, Vec<Error>)> {
+        self.host.states(self.id())
     }
 
     /// Removes states. No other state is touched.
     pub async fn forget(&self, which: Forget) -> Result<Forgotten> {
-        match self.command(Order::Forget(which)).await? {
-            Done::Forgotten(forgotten) => Ok(forgotten),
-            other => unreachable!("{other:?} is no removal"),
-        }
+        self.ask(which).await
     }
 
-    /// Writes everything to disk and ends the machine.
+    /// Writes everything to disk and ends the machine. A keeper stays while clients wait for the
+    /// sandbox to continue.
     pub async fn pause(&self) -> Result<Paused> {
-        match self.command(Order::Pause).await? {
-            Done::Paused(paused) => Ok(paused),
-            other => unreachable!("{other:?} is no pause"),
-        }
+        self.ask(Pause {}).await
     }
 
-    /// Goes on exactly where it was paused.
+    /// Continues exactly where it was paused.
     pub async fn resume(&self) -> Result<RestoreReport> {
-        match self.command(Order::Resume).await? {
-            Done::Resumed(resumed) => Ok(resumed),
-            other => unreachable!("{other:?} is no resume"),
-        }
+        self.ask(Resume {}).await
     }
 
-    pub(crate) async fn lend(&self, wanted: Wanted) -> Result<LentState> {
-        match self.command(Order::Lend(wanted)).await? {
-            Done::Lent(lent) => Ok(lent),
-            other => unreachable!("{other:?} is no state"),
-        }
-    }
-
-    pub(crate) async fn take_back(&self, state: &str) -> Result<()> {
-        self.command(Order::TakeBack {
-            state: state.into(),
-        })
-        .await
-        .map(drop)
+    /// Borrows a state.
+    pub(crate) async fn borrow(&self, wanted: Wanted) -> Result<Loan> {
+        let local = match self.route().await? {
+            Route::Here(local) => local,
+            Route::Keeper(connection) => {
+                let keeper = connection.keeper().clone();
+                let (lent, connection) = connection.lend(wanted).await?;
+                return Ok(Loan::of_keeper(lent, keeper, connection));
+            }
+            Route::Nowhere(_) => self.host.inner.adopt(self.id(), wanted.verb()).await?,
+        };
+        let lent = local.ask(wanted).await?;
+        Ok(Loan::of_driver(lent, local))
     }
 
     /// For tests: greets the agent anew, as after a break of the link.
     #[doc(hidden)]
     pub async fn break_link(&self) -> Result<()> {
-        self.hub()?.resync().await;
+        match self.here() {
+            Some(local) => local.status().hub()?.resync().await,
+            None => return Err(self.gone()),
+        }
         Ok(())
     }
 
-    /// The hub of a paused sandbox, while clients wait at it.
-    pub(crate) fn paused_hub(&self) -> Option<Hub> {
-        let status = self.status.borrow();
-        status
-            .hub
-            .clone()
-            .filter(|_| status.state.phase == Some(Phase::Paused))
-    }
-
-    pub(crate) fn hub(&self) -> Result<Hub> {
-        let status = self.status.borrow();
-        match (&status.hub, status.state.phase) {
-            _ if status.stalled => Err(Error::Stalled),
-            (Some(hub), Some(Phase::Running)) => Ok(hub.clone()),
-            (_, Some(phase)) => {
-                let (name, reason) = (self.name().to_owned(), status.state.reason.clone());
-                Err(Error::WrongState {
-                    name,
-                    phase,
-                    reason,
-                    verb: Verb::Use,
-                })
-            }
-            (_, None) => Err(Error::NoSandbox {
-                name: self.name().to_owned(),
-            }),
+    async fn ask<A: Anywhere + Perform>(&self, ask: A) -> Result<A::Answer> {
+        match self.route().await? {
+            Route::Here(local) => local.ask(ask).await,
+            Route::Keeper(connection) => connection.ask(ask).await,
+            Route::Nowhere(state) => match A::AT_REST {
+                AtRest::Refused => Err(self.wrong_state(&state, ask.verb())),
+                AtRest::Brief => {
+                    let local = self.host.inner.adopt(self.id(), ask.verb()).await?;
+                    local.ask(ask).await
+                }
+                AtRest::Starts => self.ask_to_start(ask).await,
+            },
         }
     }
 
-    async fn command(&self, order: Order) -> Result<Done> {
-        let (reply, answer) = oneshot::channel();
-        let gone = || Error::NoSandbox {
-            name: self.name().to_owned(),
+    /// Starts a sandbox that no process runs, in this process or in a keeper.
+    async fn ask_to_start<A: Anywhere + Perform>(&self, ask: A) -> Result<A::Answer> {
+        let RunIn::Keeper(program) = &self.host.inner.config.run_in else {
+            let local = self.host.inner.adopt(self.id(), ask.verb()).await?;
+            let answer = local.ask(ask).await?;
+            // Another handle may have started it meanwhile; then it is the same driver.
+            drop(self.local.set(local));
+            return Ok(answer);
         };
-        self.commands
-            .send(Command { order, reply })
-            .await
-            .map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())?
+        let task = Task::Order {
+            reference: self.id().to_owned(),
+            order: ask.into(),
+        };
+        let name = self.name().to_owned();
+        let starting = self
+            .host
+            .clone()
+            .start_keeper(program.clone(), task, None, name);
+        let mut lease = starting.await?;
+        let ready = lease.ready().await?;
+        lease.release().await?;
+        let answer = serde_json::from_value(ready.answer);
+        answer.map_err(|e| Error::Keeper {
+            name: self.name().to_owned(),
+            source: e.into(),
+        })
+    }
+
+    /// To wait for the end of a sandbox of this process after the last handle is dropped.
+    pub(crate) fn weak(&self) -> Option<WeakLocal> {
+        self.here().map(|local| local.downgrade())
+    }
+
+    fn here(&self) -> Option<Local> {
+        if let Some(local) = self.local.get() {
+            return Some(local.clone());
+        }
+        self.host.inner.local(&self.record.id)
+    }
+
+    async fn route(&self) -> Result<Route> {
+        if let Some(local) = self.here() {
+            return if local.is_driven() {
+                Ok(Route::Here(local))
+            } else {
+                Err(self.gone())
+            };
+        }
+        if let Some(keeper) = &self.keeper
+            && let Ok(connection) = keeper.try_connect().await
+        {
+            return Ok(Route::Keeper(connection));
+        }
+        let (dir, state) = self.host.inner.settled(self.id())?;
+        let keeper = Keeper::of(&dir, state.pids.keeper);
+        if state.phase == Phase::Running {
+            return keeper.connect().await.map(Route::Keeper);
+        }
+        // A paused sandbox may have a keeper, and so has one that is about to stop.
+        Ok(match keeper.try_connect().await {
+            Ok(connection) if state.phase != Phase::Creating => Route::Keeper(connection),
+            _ => Route::Nowhere(state),
+        })
+    }
+
+    fn gone(&self) -> Error {
+        Error::NoSandbox {
+            name: self.name().to_owned(),
+        }
+    }
+
+    fn wrong_state(&self, state: &StateRecord, verb: Verb) -> Error {
+        Error::WrongState {
+            name: self.name().to_owned(),
+            phase: state.phase,
+            reason: state.reason.clone(),
+            verb,
+        }
     }
 }

@@ -22,15 +22,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::beginning::Held;
 use crate::compare::Disk;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, store_error};
 use crate::fault::Step;
-use crate::host::{Host, Inner, now_unix_ms, store_error};
+use crate::host::Inner;
 use crate::image::BuiltIn;
-use crate::lend::{LentState, Loan, Wanted};
+use crate::lend::{LentState, Wanted};
+use crate::moment::now_unix_ms;
 use crate::progress::{Progress, Watched};
 use crate::reference::Reference;
 use crate::restore::check_written;
-use crate::sandbox::{Replace, Sandbox};
+use crate::sandbox::Sandbox;
+use crate::states::Replace;
 use crate::states::{Forget, ms};
 
 /// What to save, and as what.
@@ -108,105 +110,51 @@ pub struct Saved {
     pub removed: Vec<String>,
 }
 
-impl Host {
-    /// Saves a sandbox of this process.
-    pub async fn save(
-        &self,
-        sandbox: &Sandbox,
-        spec: SaveSpec,
-        progress: Progress,
-    ) -> Result<Saved> {
-        let borrowing = Self::borrow_of(sandbox, wanted(&spec));
-        let mut saved = self
-            .save_from(sandbox.id(), &spec, borrowing, progress)
-            .await?;
-        if spec.delete_checkpoints {
-            saved.removed = sandbox.forget(Forget::All).await?.states;
-        }
-        Ok(saved)
-    }
-
-    /// Saves a sandbox by its name or id, whichever process runs it, if any does.
-    pub async fn save_by(
-        &self,
-        reference: &str,
-        spec: SaveSpec,
-        progress: Progress,
-    ) -> Result<Saved> {
-        let borrowing = self.borrow(reference, wanted(&spec));
-        let mut saved = self
-            .save_from(reference, &spec, borrowing, progress)
-            .await?;
-        if spec.delete_checkpoints {
-            saved.removed = self.forget_by(reference, Forget::All).await?.states;
-        }
-        Ok(saved)
-    }
-
-    /// A state that is there already needs not to be borrowed: what is linked of it is ours.
-    async fn save_from(
-        &self,
-        reference: &str,
-        spec: &SaveSpec,
-        borrowing: impl Future<Output = Result<Loan>>,
-        progress: Progress,
-    ) -> Result<Saved> {
+impl Sandbox {
+    /// Saves the sandbox as a snapshot, whichever process runs it, if any does.
+    pub async fn save(&self, spec: SaveSpec, progress: Progress) -> Result<Saved> {
         let began = Instant::now();
-        let dir = self.inner.find(reference)?;
-        self.inner
-            .check_free(&spec.target, spec.replace, Some(dir.id()))?;
-        if let Some(from) = &spec.from {
-            let lent = self.inner.promoted(&dir, from)?;
-            return self.saved(reference, spec, &lent, progress, began).await;
-        }
-        let loan = borrowing.await?;
-        let saved = self
-            .saved(reference, spec, &loan.lent, progress, began)
-            .await;
+        let host = &self.host().inner;
+        let dir = host.find(self.id())?;
+        host.check_free(&spec.target, spec.replace, Some(dir.id()))?;
+        let loan = self.borrow(wanted(&spec)).await?;
+        let published = host.save_lent(dir, &spec, &loan.lent, progress).await;
+        let lent = loan.lent.clone();
         loan.give_back().await;
-        saved
+        let mut saved = Saved::new(&spec, &published?, lent, began);
+        if spec.delete_checkpoints {
+            saved.removed = self.forget(Forget::All).await?.states;
+        }
+        Ok(saved)
     }
+}
 
-    async fn saved(
-        &self,
-        reference: &str,
-        spec: &SaveSpec,
-        lent: &LentState,
-        progress: Progress,
-        began: Instant,
-    ) -> Result<Saved> {
-        let dir = self.inner.find(reference)?;
-        let publishing = Publishing {
-            target: spec.target.clone(),
-            replace: spec.replace.is_yes(),
-            labels: spec.labels.clone(),
-            compress: spec.compress,
-        };
-        let snapshot = self.inner.publish(dir, publishing, lent, progress).await?;
+impl Saved {
+    fn new(spec: &SaveSpec, snapshot: &Snapshot, lent: LentState, began: Instant) -> Self {
         let (name, path) = match &spec.target {
             SaveTarget::Name(name) => (Some(name.to_string()), None),
             SaveTarget::Dir(path) => (None, Some(path.clone())),
         };
-        Ok(Saved {
+        Self {
             digest: snapshot.digest.to_string(),
             name,
             path,
             consistency: lent.consistency,
             memory: snapshot.manifest.memory.is_some(),
             bytes: snapshot.bytes(),
-            degraded: lent.degraded.clone(),
+            degraded: lent.degraded,
             pause_ms: lent.pause_ms,
             total_ms: ms(began.elapsed()),
             removed: Vec::new(),
-        })
+        }
     }
 }
 
 fn wanted(spec: &SaveSpec) -> Wanted {
-    if spec.memory {
-        Wanted::Memory
-    } else {
-        Wanted::Disk
+    match &spec.from {
+        Some(state) => Wanted::State(state.clone()),
+        None if spec.memory => Wanted::Memory,
+        None => Wanted::Disk,
     }
 }
 
@@ -292,6 +240,22 @@ impl Inner {
             .into_iter()
             .rfind(is_meant)
             .ok_or_else(no_state)
+    }
+
+    async fn save_lent(
+        self: &Arc<Self>,
+        dir: SandboxDir,
+        spec: &SaveSpec,
+        lent: &LentState,
+        progress: Progress,
+    ) -> Result<Snapshot> {
+        let publishing = Publishing {
+            target: spec.target.clone(),
+            replace: spec.replace.is_yes(),
+            labels: spec.labels.clone(),
+            compress: spec.compress,
+        };
+        self.publish(dir, publishing, lent, progress).await
     }
 
     async fn publish(

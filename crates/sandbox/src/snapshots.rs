@@ -11,16 +11,16 @@ use sandtree_store::{
 use serde::{Deserialize, Serialize};
 
 use crate::beginning::Held;
-use crate::capture::blocking;
-use crate::error::{Error, Result};
-use crate::host::{Host, Inner, store_error};
+use crate::blocking::blocking;
+use crate::error::{Error, Result, store_error};
+use crate::host::{Host, Inner};
 use crate::info::rfc3339;
 use crate::lend::Wanted;
 use crate::progress::{Progress, Watched};
 use crate::reference::{Point, Reference, no_snapshot};
-use crate::sandbox::Replace;
 use crate::save::name_error;
 use crate::spec::parse_name;
+use crate::states::Replace;
 
 /// A snapshot as lists show it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -316,21 +316,15 @@ impl Host {
     async fn held_point(&self, point: Point, memory: bool, progress: Progress) -> Result<Held> {
         match point {
             Point::Snapshot(reference) => self.inner.snapshot(&reference, progress).await,
-            Point::Sandbox {
-                sandbox,
-                state: Some(state),
-            } => {
-                let dir = self.inner.find(&sandbox)?;
-                let lent = self.inner.promoted(&dir, &state)?;
-                self.inner.unnamed(dir, &lent, progress).await
-            }
-            Point::Sandbox {
-                sandbox,
-                state: None,
-            } => {
-                let wanted = if memory { Wanted::Memory } else { Wanted::Disk };
-                let loan = self.borrow(&sandbox, wanted).await?;
-                let pinned = match self.inner.find(&sandbox) {
+            Point::Sandbox { sandbox, state } => {
+                let wanted = match state {
+                    Some(state) => Wanted::State(state),
+                    None if memory => Wanted::Memory,
+                    None => Wanted::Disk,
+                };
+                let sandbox = self.sandbox(&sandbox)?;
+                let loan = sandbox.borrow(wanted).await?;
+                let pinned = match self.inner.find(sandbox.id()) {
                     Ok(dir) => self.inner.unnamed(dir, &loan.lent, progress).await,
                     Err(error) => Err(error),
                 };

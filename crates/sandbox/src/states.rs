@@ -7,8 +7,7 @@ use sandtree_store::{Phase, SandboxDir, StateId, StateKind, StateManifest, State
 use serde::{Deserialize, Serialize};
 
 use crate::capture::Captured;
-use crate::error::{Error, Result};
-use crate::host::store_error;
+use crate::error::{Error, Result, store_error};
 use crate::info::rfc3339;
 use crate::restore::Restored;
 
@@ -124,6 +123,27 @@ impl StateInfo {
             degraded: manifest.degraded.clone(),
             current: current == Some(&manifest.id),
         }
+    }
+}
+
+/// Whether a tag that is taken may be given to the new state; the old one goes when the new one is
+/// complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Replace {
+    Yes,
+    No,
+}
+
+impl Replace {
+    pub fn is_yes(self) -> bool {
+        self == Self::Yes
+    }
+}
+
+impl From<bool> for Replace {
+    fn from(yes: bool) -> Self {
+        if yes { Self::Yes } else { Self::No }
     }
 }
 

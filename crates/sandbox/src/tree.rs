@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, HashSet};
 use sandtree_store::Named;
 use serde::Serialize;
 
-use crate::capture::blocking;
-use crate::error::{Error, Result};
-use crate::host::{Host, store_error};
+use crate::blocking::blocking;
+use crate::error::{Error, Result, store_error};
+use crate::host::Host;
 use crate::info::rfc3339;
 use crate::snapshots::SnapshotInfo;
 

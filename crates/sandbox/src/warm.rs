@@ -18,9 +18,9 @@ use serde::Serialize;
 use crate::beginning::Beginning;
 use crate::boot::{self, AGENT, Running};
 use crate::capture::{After, Capture, MemoryMode, Purpose};
-use crate::create::{self, Newborn};
-use crate::error::{Error, Result};
-use crate::host::{Host, Inner, store_error};
+use crate::create::{self, Unfinished};
+use crate::error::{Error, Result, store_error};
+use crate::host::{Host, Inner};
 use crate::image;
 use crate::info::rfc3339;
 use crate::progress::Progress;
@@ -199,7 +199,7 @@ pub(crate) async fn make(
     key: &Digest,
     timeout: Option<Duration>,
 ) -> Result<Result<StateSource>> {
-    let maker = Newborn::make(host.clone(), maker(like, image)?).await?;
+    let maker = Unfinished::make(host.clone(), maker(like, image)?).await?;
     let mut running = create::boot_head(host, maker.owned(), boot::nobody(like), timeout).await?;
     let kept = keep(host, maker.owned(), &mut running, key).await;
     running.machine.kill().await;

@@ -9,13 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use sandtree::keeper::{Lease, Order, Task};
-use sandtree::{Fault, HostConfig, SandboxSpec, SaveOnStop, Step, parse_target};
+use sandtree::{Fault, Host, HostConfig, SandboxSpec, SaveOnStop, Step, parse_target};
 
 use super::{end, entries, read, refused, save, say, say_in, snapshots};
-use crate::support::lab::{config, spec};
+use crate::support::lab::{config, in_keepers, spec};
 use crate::support::mount::Mount;
-use crate::support::{Answer, World, finish, kill, program, until};
+use crate::support::{Answer, World, finish, kill, until};
 
 const WAIT: &str = "echo ready > /dev/console; sleep 1000";
 
@@ -313,21 +312,16 @@ async fn keeper_that_fails(world: &World, name: &str) {
     };
     let config = HostConfig {
         fault: Some((Step::SavePublish, Fault::Error)),
+        run_in: in_keepers(),
         ..config(world.home())
     };
-    let order = Order {
-        config,
-        task: Task::Create(Box::new(SandboxSpec {
-            save_on_stop: Some(wish),
-            auto_remove: true,
-            ..spec(name)
-        })),
+    let spec = SandboxSpec {
+        save_on_stop: Some(wish),
+        auto_remove: true,
+        ..spec(name)
     };
-    let mut lease = Lease::start(program(), &["keeper"], &order)
-        .await
-        .expect("a keeper starts");
-    lease.ready().await.expect("its sandbox runs");
-    lease.release().await.expect("it lives on");
+    let host = Host::open(config).await.expect("the store opens");
+    host.create(spec).await.expect("its sandbox runs");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,23 +6,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use sandtree::keeper::{Lease, Order, Task};
 use sandtree::{
-    Consistency, Error, ErrorKind, Fault, HostConfig, Phase, Progress, Result, Sandbox, SaveSpec,
-    Saved, Step,
+    Consistency, Error, ErrorKind, Fault, Host, HostConfig, Phase, Progress, Result, Sandbox,
+    SaveSpec, Saved, Step,
 };
 
 use super::{dir_of, end, entries, save, say, say_in};
 use crate::support::lab::{self, Lab, config, sh, spec};
-use crate::support::{DEADLINE, World, finish, kill, program, until};
+use crate::support::{DEADLINE, World, finish, kill, until};
 
 /// A guest that is there may take longer than this to answer.
 const AGENT_IS_WAITED_FOR: Duration = Duration::from_secs(25);
 
-async fn save_as_kept(lab: &Lab, sandbox: &Sandbox) -> Result<Saved> {
-    lab.host
+async fn save_as_kept(sandbox: &Sandbox) -> Result<Saved> {
+    sandbox
         .save(
-            sandbox,
             SaveSpec::new("kept").expect("it is a name"),
             Progress::silent(),
         )
@@ -74,7 +72,7 @@ async fn a_save_that_fails_at_any_step_leaves_a_guest_that_writes_and_nothing_el
         // What is as it was would be saved as it was, without most of the steps.
         sh(&sandbox, &format!("echo {step} > /srv/n")).await;
         lab.fault(step, Fault::Error);
-        let error = save_as_kept(&lab, &sandbox).await.expect_err("it fails");
+        let error = save_as_kept(&sandbox).await.expect_err("it fails");
         lab.no_fault();
         assert!(
             matches!(error, Error::Injected { step: at } if at == step),
@@ -90,7 +88,7 @@ async fn a_save_that_fails_at_any_step_leaves_a_guest_that_writes_and_nothing_el
         let after = format!("a death at {step}");
         sh(&sandbox, &format!("echo {step} > /srv/n && sync")).await;
         lab.fault(step, Fault::MachineDies);
-        let saving = tokio::time::timeout(AGENT_IS_WAITED_FOR, save_as_kept(&lab, &sandbox));
+        let saving = tokio::time::timeout(AGENT_IS_WAITED_FOR, save_as_kept(&sandbox));
         let saved = saving
             .await
             .unwrap_or_else(|_| panic!("after {after}: a guest that is gone is waited for"));
@@ -105,7 +103,9 @@ async fn a_save_that_fails_at_any_step_leaves_a_guest_that_writes_and_nothing_el
             }
             failed => assert_tells_of_the_end(failed, &after),
         }
-        let rested = tokio::time::timeout(DEADLINE, async { sandbox.watch().rested().await });
+        let rested = tokio::time::timeout(DEADLINE, async {
+            sandbox.watch().await.unwrap().rested().await
+        });
         let state = rested
             .await
             .unwrap_or_else(|_| panic!("after {after}: it never rests"));
@@ -121,7 +121,7 @@ async fn a_save_that_fails_at_any_step_leaves_a_guest_that_writes_and_nothing_el
             "after {after}"
         );
     }
-    let saved = save_as_kept(&lab, &sandbox).await.expect("it is saved");
+    let saved = save_as_kept(&sandbox).await.expect("it is saved");
     assert_eq!(saved.consistency, Consistency::Frozen);
     lab.host
         .remove_snapshot("kept")
@@ -152,7 +152,7 @@ async fn a_guest_that_is_held_too_long_thaws_by_itself_and_the_save_says_so() {
         tokio::runtime::Handle::current().block_on(writing)
     };
     let (saved, written) = lab
-        .held(Step::SaveFrozen, save_as_kept(&lab, &sandbox), write)
+        .held(Step::SaveFrozen, save_as_kept(&sandbox), write)
         .await;
     assert_eq!(written, "written", "it never thawed");
     let saved = saved.expect("it is saved");
@@ -164,10 +164,8 @@ async fn a_guest_that_is_held_too_long_thaws_by_itself_and_the_save_says_so() {
             .any(|note| note.contains("power cut") && note.contains("thawed")),
         "{saved:?}"
     );
-    let next = lab
-        .host
+    let next = sandbox
         .save(
-            &sandbox,
             SaveSpec::new("next").expect("it is a name"),
             Progress::silent(),
         )
@@ -219,17 +217,13 @@ async fn keeper_that_holds(world: &World, name: &str, hold: &Path) {
     let config = HostConfig {
         fault: Some((Step::SaveFrozen, Fault::Hold)),
         hold: Some(hold.to_owned()),
+        run_in: lab::in_keepers(),
         ..config(world.home())
     };
-    let order = Order {
-        config,
-        task: Task::Create(Box::new(lab::spec(name))),
-    };
-    let mut lease = Lease::start(program(), &["keeper"], &order)
+    let host = Host::open(config).await.expect("the store opens");
+    host.create(lab::spec(name))
         .await
-        .expect("a keeper starts");
-    lease.ready().await.expect("its sandbox runs");
-    lease.release().await.expect("it lives on");
+        .expect("its sandbox runs");
 }
 
 fn begin_save(world: &World, args: &[&str]) -> Child {

@@ -131,7 +131,7 @@ impl Exactness {
 
         let before = self.lab.all_machines();
         assert!(before.is_empty(), "nothing runs while it is paused");
-        let forking = self.lab.host.fork(sandbox, ForkSpec::new(1));
+        let forking = sandbox.fork(ForkSpec::new(1));
         let (forked, ram) = self
             .lab
             .held(Step::RestoreLoaded, forking, || self.read_new(&before))
@@ -172,7 +172,7 @@ impl Exactness {
             self.look(),
             self.lab.all_machines(),
         );
-        let forking = self.lab.host.fork(sandbox, ForkSpec::new(1));
+        let forking = sandbox.fork(ForkSpec::new(1));
         let steps = [Step::CapturePivoted, Step::RestoreLoaded];
         let look = |step| match step {
             Step::CapturePivoted => self.read(machine, look),

@@ -12,13 +12,15 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use sandtree::keeper::KeeperProgram;
 use sandtree::{
-    ExecSpec, Fault, Faults, FileOwner, Host, HostConfig, Lifetime, Sandbox, SandboxSpec, Step,
+    ExecSpec, Fault, Faults, FileOwner, Host, HostConfig, Lifetime, RunIn, Sandbox, SandboxSpec,
+    Step,
 };
 
 use serde_json::Value;
 
-use super::{DEADLINE, World, eventually, processes_of};
+use super::{DEADLINE, World, eventually, processes_of, program};
 
 pub const PAGE: usize = 4096;
 
@@ -50,6 +52,14 @@ impl Drop for Hold {
 pub fn config(home: &Path) -> HostConfig {
     let path = std::env::var_os("PATH").expect("there is a PATH");
     HostConfig::new(home, std::env::split_paths(&path).collect())
+}
+
+/// Sandboxes of such a host run in keepers of the `sandtree` under test.
+pub fn in_keepers() -> RunIn {
+    RunIn::Keeper(KeeperProgram {
+        path: program().to_owned(),
+        args: vec!["keeper".into()],
+    })
 }
 
 impl Lab {

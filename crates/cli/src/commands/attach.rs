@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use sandtree::keeper::Client;
+use sandtree::Sandbox;
 
 use super::session::{self, OnSignal};
 use super::{Outcome, open};
@@ -21,11 +21,11 @@ pub struct AttachArgs {
 }
 
 pub async fn run(global: &Global, args: AttachArgs) -> Outcome {
-    let client = open(global).await?.client(&args.sandbox)?;
+    let sandbox = open(global).await?.sandbox(&args.sandbox)?;
     match args.id {
-        None => list(global, &client).await,
+        None => list(global, &sandbox).await,
         Some(id) => {
-            let exec = client.guest().await?.attach(id.parse()?).await?;
+            let exec = sandbox.attach(id.parse()?).await?;
             // Who only watches leaves by Ctrl-C; who types means the command.
             let on_signal = if args.interactive {
                 OnSignal::Pass
@@ -40,8 +40,8 @@ pub async fn run(global: &Global, args: AttachArgs) -> Outcome {
     }
 }
 
-async fn list(global: &Global, client: &Client) -> Outcome {
-    let execs = client.execs().await?;
+async fn list(global: &Global, sandbox: &Sandbox) -> Outcome {
+    let execs = sandbox.execs().await?;
     if global.json {
         show::json(&execs);
         return Ok(ExitCode::SUCCESS);

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use sandtree::{Forget, Replace, Verb};
+use sandtree::{Forget, Replace};
 
 use super::{Outcome, open};
 use crate::args::{Global, sandbox_ref};
@@ -65,9 +65,11 @@ pub async fn run(global: &Global, args: CheckpointArgs) -> Outcome {
 }
 
 async fn take(global: &Global, sandbox: &str, tag: Option<String>, force: bool) -> Outcome {
-    let client = open(global).await?.client_for(sandbox, Verb::Checkpoint)?;
+    let source = open(global).await?.sandbox(sandbox)?;
     let spinner = progress::spinner(format!("checkpointing {sandbox}"));
-    let taken = client.checkpoint(tag, Replace::from(force)).await;
+    let taken = source
+        .checkpoint(tag.as_deref(), Replace::from(force))
+        .await;
     spinner.finish_and_clear();
     let taken = taken?;
     if global.json {
@@ -88,11 +90,8 @@ async fn take(global: &Global, sandbox: &str, tag: Option<String>, force: bool) 
 }
 
 async fn remove(global: &Global, sandbox: &str, which: Forget) -> Outcome {
-    let host = open(global).await?;
-    let forgotten = match host.keeper_of(sandbox).await? {
-        Some(keeper) => keeper.forget(which).await?,
-        None => host.forget(sandbox, which).await?,
-    };
+    let sandbox = open(global).await?.sandbox(sandbox)?;
+    let forgotten = sandbox.forget(which).await?;
     if global.json {
         show::json(&forgotten);
     } else {

@@ -104,7 +104,7 @@ async fn copy(global: &Global, from: &OsString, to: &OsString) -> Result<Transfe
 
 async fn files(global: &Global, sandbox: &str) -> Result<Files> {
     sandtree::check_reference(sandbox)?;
-    Ok(open(global).await?.client(sandbox)?.guest().await?.files())
+    Ok(open(global).await?.sandbox(sandbox)?.guest().await?.files())
 }
 
 /// Shows how far the copy is while it goes on.

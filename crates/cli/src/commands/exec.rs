@@ -26,7 +26,7 @@ pub struct ExecArgs {
 
 pub async fn run(global: &Global, args: ExecArgs) -> Outcome {
     let mut spec = session::spec(args.how, args.command)?;
-    let guest = open(global).await?.client(&args.sandbox)?.guest().await?;
+    let guest = open(global).await?.sandbox(&args.sandbox)?.guest().await?;
     if !args.detach {
         return session::run(&guest, spec, global.json).await;
     }

@@ -1,16 +1,11 @@
 //! `sandtree fork`: running copies, all or none.
 
 use std::process::ExitCode;
-use std::time::Instant;
 
-use sandtree::keeper::{Lease, Order, Task};
-use sandtree::{
-    FORK_CONCURRENCY, ForkSpec, Host, HostConfig, LentState, Result, SandboxInfo, Wanted, all,
-    all_in_turns,
-};
+use sandtree::{FORK_CONCURRENCY, ForkSpec, Result, SandboxInfo};
 use serde_json::json;
 
-use super::{Outcome, config, keeper, open};
+use super::{Outcome, open};
 use crate::args::{Global, sandbox_ref};
 use crate::{progress, show};
 
@@ -30,19 +25,21 @@ pub struct ForkArgs {
 }
 
 pub async fn run(global: &Global, args: ForkArgs) -> Outcome {
-    let began = Instant::now();
     let spec = ForkSpec {
         count: args.n,
         name: args.name,
         concurrency: args.concurrency,
     };
     spec.check()?;
-    let host = open(global).await?;
+    let source = open(global).await?.sandbox(&args.sandbox)?;
     let spinner = progress::spinner(format!("forking {}", args.sandbox));
-    let forked = fork(&host, config(global)?, &args.sandbox, &spec).await;
+    let forked = source.fork(spec).await;
     spinner.finish_and_clear();
-    let (lent, forks) = forked?;
-    let total_ms = began.elapsed().as_secs_f64() * 1e3;
+    let (forks, report) = forked?;
+    let forks: Vec<SandboxInfo> = forks
+        .iter()
+        .map(|fork| fork.info())
+        .collect::<Result<_>>()?;
     if global.json {
         let forks: Vec<_> = forks
             .iter()
@@ -51,11 +48,14 @@ pub async fn run(global: &Global, args: ForkArgs) -> Outcome {
             )
             .collect();
         show::json(&json!({
-            "forks": forks, "pause_ms": lent.pause_ms, "total_ms": total_ms, "degraded": lent.degraded,
+            "forks": forks,
+            "pause_ms": report.pause_ms,
+            "total_ms": report.total_ms,
+            "degraded": report.degraded,
         }));
         return Ok(ExitCode::SUCCESS);
     }
-    show::notes(&lent.degraded);
+    show::notes(&report.degraded);
     for fork in &forks {
         show::notes(&fork.degraded);
         let ports: Vec<String> = fork
@@ -66,54 +66,4 @@ pub async fn run(global: &Global, args: ForkArgs) -> Outcome {
         show::line(&format!("{}  {}{}", fork.name, fork.id, ports.concat()));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Each copy has a keeper of its own. Leases that are dropped undo what they were given for.
-async fn fork(
-    host: &Host,
-    config: HostConfig,
-    sandbox: &str,
-    spec: &ForkSpec,
-) -> Result<(LentState, Vec<SandboxInfo>)> {
-    let source = host.find(sandbox)?;
-    let names = host.fork_names(&source.name, spec)?;
-    // Should we be killed, the state goes with our connection.
-    let loan = host.borrow(sandbox, Wanted::Copies).await?;
-    let lent = loan.lent.clone();
-    let order = |name: String| {
-        let task = Task::Copy {
-            source: source.id.clone(),
-            state: lent.state.clone(),
-            name,
-        };
-        Order {
-            config: config.clone(),
-            task,
-        }
-    };
-    let copies = copies(names.into_iter().map(order).collect(), spec.concurrency).await;
-    // Whether or not there are copies now: they have links of their own.
-    loan.give_back().await;
-    Ok((lent, copies?))
-}
-
-async fn copies(orders: Vec<Order>, concurrency: usize) -> Result<Vec<SandboxInfo>> {
-    let loading = orders.into_iter().map(|order| async move {
-        let mut lease = keeper::spawn(&order).await?;
-        lease.loaded().await?;
-        Ok(lease)
-    });
-    let leases = all_in_turns(concurrency, loading).await?;
-    let running = all(leases.into_iter().map(|mut lease: Lease| async move {
-        lease.go().await?;
-        let info = lease.ready().await?.info;
-        Ok((lease, info))
-    }))
-    .await?;
-    let mut infos = Vec::new();
-    for (lease, info) in running {
-        lease.release().await?;
-        infos.push(info);
-    }
-    Ok(infos)
 }

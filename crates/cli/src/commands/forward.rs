@@ -18,7 +18,7 @@ pub struct ForwardArgs {
 }
 
 pub async fn run(global: &Global, args: ForwardArgs) -> Outcome {
-    let guest = open(global).await?.client(&args.sandbox)?.guest().await?;
+    let guest = open(global).await?.sandbox(&args.sandbox)?.guest().await?;
     let mut forwards = Vec::new();
     for port in &args.ports {
         forwards.push(listen(&guest, *port).await?);

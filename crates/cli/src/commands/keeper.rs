@@ -4,30 +4,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
 use std::process::ExitCode;
 
-use sandtree::keeper::{self, Lease, Order, Ready};
-use sandtree::{Error, Result};
+use sandtree::{Error, Result, keeper};
 use tokio::net::UnixStream;
 
 use super::Outcome;
-use crate::{progress, show};
-
-/// Starts a keeper and waits until its sandbox runs.
-pub async fn start(order: &Order, message: &str) -> Result<(Lease, Ready)> {
-    let spinner = progress::spinner(message);
-    let mut lease = spawn(order).await?;
-    let ready = lease.ready().await;
-    spinner.finish_and_clear();
-    let ready = ready?;
-    show::notes(&ready.info.degraded);
-    Ok((lease, ready))
-}
-
-/// Starts a keeper and waits for nothing.
-pub async fn spawn(order: &Order) -> Result<Lease> {
-    let program = std::env::current_exe().map_err(|e| Error::io("find", "our own program", e))?;
-    Lease::start(&program, &["keeper"], order).await
-}
-
 pub async fn run() -> Outcome {
     keeper::run(take_lease()?).await?;
     Ok(ExitCode::SUCCESS)

@@ -13,6 +13,7 @@ mod gc;
 mod image;
 mod inspect;
 mod keeper;
+mod kill;
 mod log;
 mod logs;
 mod pause;
@@ -31,11 +32,13 @@ mod snapshot;
 mod start;
 mod stats;
 mod stop;
+mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use sandtree::{Error, Host, HostConfig, Result};
+use sandtree::keeper::KeeperProgram;
+use sandtree::{Error, Host, HostConfig, Result, RunIn};
 
 use crate::args::Global;
 use crate::failure::Failure;
@@ -80,10 +83,14 @@ pub enum Command {
     Inspect(inspect::InspectArgs),
     /// Show what a sandbox uses
     Stats(stats::StatsArgs),
+    /// Print each change of a sandbox's state, until it is removed or Ctrl-C
+    Watch(watch::WatchArgs),
     /// Carry connections from ports of the host into a sandbox, until Ctrl-C
     Forward(forward::ForwardArgs),
     /// Shut sandboxes down
     Stop(stop::StopArgs),
+    /// End the machines of sandboxes at once, as if their plug were pulled
+    Kill(kill::KillArgs),
     /// Start a stopped sandbox again
     Start(start::StartArgs),
     /// Remove sandboxes
@@ -148,8 +155,10 @@ pub async fn run(args: Args) -> Outcome {
         Command::Ps(args) => interruptible(ps::run(global, args)).await,
         Command::Inspect(args) => interruptible(inspect::run(global, args)).await,
         Command::Stats(args) => interruptible(stats::run(global, args)).await,
+        Command::Watch(args) => interruptible(watch::run(global, args)).await,
         Command::Forward(args) => interruptible(forward::run(global, args)).await,
         Command::Stop(args) => interruptible(stop::run(global, args)).await,
+        Command::Kill(args) => interruptible(kill::run(global, args)).await,
         Command::Start(args) => interruptible(start::run(global, args)).await,
         Command::Rm(args) => interruptible(rm::run(global, args)).await,
         Command::Checkpoint(args) => interruptible(checkpoint::run(global, args)).await,
@@ -189,9 +198,15 @@ fn config(global: &Global) -> Result<HostConfig> {
     let home = std::path::absolute(&home).map_err(|e| Error::io("resolve", &home, e))?;
     let qemu = global.qemu.as_ref().map(std::path::absolute).transpose();
     let qemu = qemu.map_err(|e| Error::io("resolve", "the path of --qemu", e))?;
+    let program = std::env::current_exe().map_err(|e| Error::io("find", "our own program", e))?;
+    let keeper = KeeperProgram {
+        path: program,
+        args: vec!["keeper".into()],
+    };
     Ok(HostConfig {
         qemu,
         machine_user: global.machine_user,
+        run_in: RunIn::Keeper(keeper),
         ..HostConfig::new(home, search())
     })
 }

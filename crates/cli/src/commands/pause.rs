@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 
-use sandtree::Verb;
 use serde_json::json;
 
 use super::{Outcome, open};
@@ -18,9 +17,9 @@ pub struct PauseArgs {
 pub async fn run(global: &Global, args: PauseArgs) -> Outcome {
     let host = open(global).await?;
     for sandbox in &args.sandboxes {
-        let client = host.client_for(sandbox, Verb::Pause)?;
+        let pausing = host.sandbox(sandbox)?;
         let spinner = progress::spinner(format!("pausing {sandbox}"));
-        let paused = client.pause().await;
+        let paused = pausing.pause().await;
         spinner.finish_and_clear();
         let paused = paused?;
         if global.json {

@@ -2,11 +2,9 @@
 
 use std::process::ExitCode;
 
-use sandtree::keeper::{Order, Task, Way};
-use sandtree::{Error, Host, RestoreReport, Result};
 use serde_json::json;
 
-use super::{Outcome, config, keeper, open};
+use super::{Outcome, open};
 use crate::args::{Global, sandbox_ref};
 use crate::{progress, show};
 
@@ -19,7 +17,11 @@ pub struct ResumeArgs {
 pub async fn run(global: &Global, args: ResumeArgs) -> Outcome {
     let host = open(global).await?;
     for sandbox in &args.sandboxes {
-        let resumed = resume(global, &host, sandbox).await?;
+        let paused = host.sandbox(sandbox)?;
+        let spinner = progress::spinner(format!("resuming {sandbox}"));
+        let resumed = paused.resume().await;
+        spinner.finish_and_clear();
+        let resumed = resumed?;
         if global.json {
             show::json(&json!({ "sandbox": sandbox, "resumed": resumed }));
             continue;
@@ -34,30 +36,4 @@ pub async fn run(global: &Global, args: ResumeArgs) -> Outcome {
         ));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The keeper may have stayed, for clients that wait.
-async fn resume(global: &Global, host: &Host, sandbox: &str) -> Result<RestoreReport> {
-    if let Some(keeper) = host.keeper_of(sandbox).await? {
-        let spinner = progress::spinner(format!("resuming {sandbox}"));
-        let resumed = keeper.resume().await;
-        spinner.finish_and_clear();
-        return resumed;
-    }
-    let order = Order {
-        config: config(global)?,
-        task: Task::Resume {
-            reference: sandbox.to_owned(),
-        },
-    };
-    let (lease, ready) = keeper::start(&order, &format!("resuming {sandbox}")).await?;
-    lease.release().await?;
-    match ready.way {
-        Way::Resumed(resumed) => Ok(resumed),
-        _ => Err(Error::invalid(
-            "a keeper's answer",
-            "",
-            "what came of a resume",
-        )),
-    }
 }

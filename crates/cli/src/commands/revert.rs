@@ -2,10 +2,9 @@
 
 use std::process::ExitCode;
 
-use sandtree::keeper::{Order, Task, Way};
-use sandtree::{Error, Goal, Result, Reverted};
+use sandtree::Goal;
 
-use super::{Outcome, config, keeper, open};
+use super::{Outcome, open};
 use crate::args::{Global, sandbox_ref};
 use crate::{progress, show};
 
@@ -45,7 +44,11 @@ pub async fn redo(global: &Global, args: RedoArgs) -> Outcome {
 }
 
 async fn revert(global: &Global, sandbox: &str, goal: Goal) -> Outcome {
-    let reverted = go_to(global, sandbox, goal).await?;
+    let reverting = open(global).await?.sandbox(sandbox)?;
+    let spinner = progress::spinner(format!("reverting {sandbox}"));
+    let reverted = reverting.go_to(goal).await;
+    spinner.finish_and_clear();
+    let reverted = reverted?;
     if global.json {
         show::json(&reverted);
         return Ok(ExitCode::SUCCESS);
@@ -65,32 +68,4 @@ async fn revert(global: &Global, sandbox: &str, goal: Goal) -> Outcome {
         show::ms(reverted.restore.total_ms)
     ));
     Ok(ExitCode::SUCCESS)
-}
-
-/// Through the sandbox's keeper; one that rests gets a keeper for it.
-async fn go_to(global: &Global, sandbox: &str, goal: Goal) -> Result<Reverted> {
-    let host = open(global).await?;
-    if let Some(keeper) = host.keeper_of(sandbox).await? {
-        let spinner = progress::spinner(format!("reverting {sandbox}"));
-        let reverted = keeper.go_to(goal).await;
-        spinner.finish_and_clear();
-        return reverted;
-    }
-    let order = Order {
-        config: config(global)?,
-        task: Task::GoTo {
-            reference: sandbox.to_owned(),
-            goal,
-        },
-    };
-    let (lease, ready) = keeper::start(&order, &format!("reverting {sandbox}")).await?;
-    lease.release().await?;
-    match ready.way {
-        Way::Reverted(reverted) => Ok(reverted),
-        _ => Err(Error::invalid(
-            "a keeper's answer",
-            "",
-            "what came of a revert",
-        )),
-    }
 }

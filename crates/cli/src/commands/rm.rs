@@ -31,23 +31,16 @@ pub async fn run(global: &Global, args: RmArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn remove(host: &Host, sandbox: &str, force: bool) -> Result<()> {
-    let info = host.find(sandbox)?;
-    match (info.is_running(), force) {
-        (true, true) => host.client(sandbox)?.remove().await,
-        (true, false) => {
-            let (name, phase, reason) = (info.name, info.state, info.reason);
-            Err(Error::WrongState {
-                name,
-                phase,
-                reason,
-                verb: Verb::Remove,
-            })
-        }
-        // One that is paused may have a keeper still.
-        (false, _) => match host.keeper_of(sandbox).await? {
-            Some(keeper) => keeper.remove().await,
-            None => host.remove(sandbox).await,
-        },
+async fn remove(host: &Host, reference: &str, force: bool) -> Result<()> {
+    let sandbox = host.sandbox(reference)?;
+    let info = sandbox.info()?;
+    if info.is_running() && !force {
+        return Err(Error::WrongState {
+            name: info.name,
+            phase: info.state,
+            reason: info.reason,
+            verb: Verb::Remove,
+        });
     }
+    sandbox.remove().await
 }

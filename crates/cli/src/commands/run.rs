@@ -4,17 +4,16 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use sandtree::keeper::{Client, Lease, Order, Task};
 use sandtree::{
-    Error, ErrorKind, ExecSpec, FORK_CONCURRENCY, ForkSpec, Host, HostConfig, Lifetime, MemoryMode,
-    Prepared, PublishedPort, Report, Result, SandboxInfo, SandboxSpec, SaveOnStop,
-    absolute_reference, all_in_turns, ca,
+    Begun, Committed, Error, ErrorKind, ExecSpec, FORK_CONCURRENCY, ForkSpec, Host, Lifetime,
+    MemoryMode, Prepared, PublishedPort, Report, Result, Sandbox, SandboxSpec, SaveOnStop,
+    absolute_reference, ca,
 };
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::session::{self, How, OnSignal};
-use super::{Outcome, config, interruptible, keeper, registry, save};
+use super::{Outcome, interruptible, open, registry, save};
 use crate::args::{Global, Shape, own_kernel, port, size};
 use crate::failure::Failure;
 use crate::{progress, show};
@@ -136,17 +135,17 @@ impl Errand {
 
     /// Whether anything is to run that needs nobody to talk to: an image's command alone is most
     /// likely a shell. In what begins from a snapshot, it may run already.
-    fn runs_alone(&self, client: &Client) -> Result<bool> {
+    fn runs_alone(&self, sandbox: &Sandbox) -> Result<bool> {
         match &self.entrypoint {
             _ if !self.typed.argv.is_empty() => Ok(true),
             Some(words) => Ok(!words.is_empty()),
-            None if client.info().snapshot.is_some() => Ok(false),
-            None => client.has_entrypoint(),
+            None if sandbox.info()?.snapshot.is_some() => Ok(false),
+            None => sandbox.has_entrypoint(),
         }
     }
 
-    fn spec(self, client: &Client) -> Result<ExecSpec> {
-        let argv = client.main_command(self.typed.argv, self.entrypoint)?;
+    fn spec(self, sandbox: &Sandbox) -> Result<ExecSpec> {
+        let argv = sandbox.main_command(self.typed.argv, self.entrypoint)?;
         Ok(ExecSpec { argv, ..self.typed })
     }
 }
@@ -162,137 +161,132 @@ pub async fn run(global: &Global, args: RunArgs) -> Outcome {
     }
     let mut interrupt =
         signal(SignalKind::interrupt()).map_err(|e| Error::io("listen for", "signals", e))?;
-    let (host, lease, info) = unless_interrupted(&mut interrupt, started(global, &args)).await?;
-    let outcome = work(&host, &info, task, global.json, &mut interrupt).await;
+    let committed = unless_interrupted(&mut interrupt, started(global, &args)).await?;
+    let sandbox = committed.sandboxes()[0].clone();
+    let outcome = work(&sandbox, task, global.json, &mut interrupt).await;
     // The end of the lease removes the sandbox; when we hear of it, it is gone.
-    match &info.save_on_stop {
-        Some(target) => saved(&host, &info, target, lease).await?,
-        None => tokio::task::block_in_place(|| drop(lease)),
+    match &sandbox.info().ok().and_then(|info| info.save_on_stop) {
+        Some(target) => saved(&sandbox, target, committed).await?,
+        None => tokio::task::block_in_place(|| drop(committed)),
     }
     outcome
 }
 
-/// Ends a sandbox that is saved first. One that is not is still there, unless somebody removed it.
-async fn saved(host: &Host, info: &SandboxInfo, target: &str, lease: Lease) -> Result<()> {
+/// Creates the one sandbox of a foreground run. It exists for others, and goes with its lease.
+async fn started(global: &Global, args: &RunArgs) -> Result<Committed> {
+    let (host, prepared) = prepared(global, args).await?;
+    begin(&host, args, &prepared).await?.commit().await
+}
+
+/// Ends a sandbox that is saved first. One that could not be saved stays, unless somebody removed
+/// it.
+async fn saved(sandbox: &Sandbox, target: &str, committed: Committed) -> Result<()> {
     let spinner = progress::spinner(format!("saving as {target}"));
-    let saved = lease.end().await;
+    let saved = committed.end().await;
     spinner.finish_and_clear();
     if saved?.is_some() {
         show::notes(&[format!("saved as {target}")]);
         return Ok(());
     }
-    let reason = match host.find(&info.id) {
+    let reason = match sandbox.info() {
         Ok(left) => left
             .save_failed
             .unwrap_or_else(|| format!("it is {}", left.state)),
         Err(_) => "it was removed".into(),
     };
     Err(Error::StillUnsaved {
-        name: info.name.clone(),
+        name: sandbox.name().to_owned(),
         target: target.to_owned(),
         reason,
     })
 }
 
 async fn run_detached(global: &Global, args: &RunArgs, task: Errand) -> Outcome {
-    let (host, started) = all_started(global, args).await?;
-    let mut ready = Vec::new();
-    for (lease, info) in started {
-        match detached(&host, &info, &task).await {
-            Ok(exec) => ready.push((lease, info, exec)),
-            Err(failure) => {
-                lease.give_up().await;
-                return Err(failure);
-            }
+    let (host, prepared) = prepared(global, args).await?;
+    let begun = begin(&host, args, &prepared).await?;
+    let execs = match all_detached(&begun, &task).await {
+        Ok(execs) => execs,
+        Err(failure) => {
+            begun.give_up().await;
+            return Err(failure);
         }
-    }
-    let mut told = Vec::new();
-    for (lease, info, exec) in ready {
-        // Until here, all of them go if one does not come.
-        lease.release().await?;
-        match global.json {
-            true => told.push(
+    };
+    // Until here, none of them exists for others.
+    let sandboxes = begun.commit().await?.release().await;
+    let mut shown = Vec::new();
+    for (sandbox, exec) in sandboxes.iter().zip(execs) {
+        let info = sandbox.info()?;
+        if global.json {
+            shown.push(
                 json!({ "id": info.id, "name": info.name, "ports": info.ports, "exec": exec }),
-            ),
-            false => show::line(&info.id),
+            );
+        } else {
+            show::line(&info.id);
         }
     }
     match (global.json, args.count) {
-        (true, Some(_)) => show::json(&told),
-        (true, None) => told.iter().for_each(show::json),
+        (true, Some(_)) => show::json(&shown),
+        (true, None) => shown.iter().for_each(show::json),
         (false, _) => {}
     }
     Ok(ExitCode::SUCCESS)
 }
 
+async fn all_detached(begun: &Begun, task: &Errand) -> Result<Vec<Option<String>>, Failure> {
+    let mut execs = Vec::new();
+    for sandbox in begun.sandboxes() {
+        execs.push(detached(sandbox, task).await?);
+    }
+    Ok(execs)
+}
+
 /// Starts what was asked for, or what the image has as its entry point.
-async fn detached(
-    host: &Host,
-    info: &SandboxInfo,
-    task: &Errand,
-) -> Result<Option<String>, Failure> {
-    let client = host.client(&info.id)?;
-    if !task.runs_alone(&client)? {
+async fn detached(sandbox: &Sandbox, task: &Errand) -> Result<Option<String>, Failure> {
+    if !task.runs_alone(sandbox)? {
         return Ok(None);
     }
     let spec = ExecSpec {
         lifetime: Lifetime::Detached,
-        ..task.clone().spec(&client)?
+        ..task.clone().spec(sandbox)?
     };
-    let exec = client.guest().await?.exec(spec).await?;
+    let exec = sandbox.exec(spec).await?;
     Ok(Some(exec.id().to_string()))
 }
 
-/// Starts one sandbox, or as many as were asked for.
-async fn all_started(global: &Global, args: &RunArgs) -> Result<(Host, Vec<(Lease, SandboxInfo)>)> {
-    let Some(count) = args.count else {
-        let (host, lease, info) = started(global, args).await?;
-        return Ok((host, vec![(lease, info)]));
-    };
-    let name = args.name.clone().unwrap_or_default();
-    let numbering = ForkSpec {
-        count,
-        name: Some(name),
-        concurrency: FORK_CONCURRENCY,
-    };
-    numbering.check()?;
-    let (host, config, prepared) = prepared(global, args).await?;
-    let orders = host.fork_names("", &numbering)?.into_iter().map(|name| {
-        let task = Task::Create(Box::new(SandboxSpec {
-            name: Some(name),
-            ..prepared.spec.clone()
-        }));
-        Order {
-            config: config.clone(),
-            task,
+/// Creates one sandbox, or as many as were asked for.
+async fn begin(host: &Host, args: &RunArgs, prepared: &Prepared) -> Result<Begun> {
+    let spec = prepared.spec.clone();
+    let (message, begun) = match args.count {
+        None => {
+            let label = spec
+                .name
+                .clone()
+                .or(args.image.clone())
+                .or(args.snapshot.clone())
+                .unwrap_or_default();
+            let spinner = progress::spinner(format!("starting {label}"));
+            (spinner, host.begin_one(spec).await)
         }
-    });
-    let spinner = progress::spinner(format!("starting {count} sandboxes"));
-    let starting = orders.map(|order| async move {
-        let mut lease = keeper::spawn(&order).await?;
-        let info = lease.ready().await?.info;
-        Ok((lease, info))
-    });
-    let started = all_in_turns(numbering.concurrency, starting).await;
-    spinner.finish_and_clear();
-    let started = started?;
-    started
-        .iter()
-        .for_each(|(_, info)| show::notes(&info.degraded));
-    Ok((host, started))
+        Some(count) => {
+            let numbering = ForkSpec {
+                count,
+                name: Some(args.name.clone().unwrap_or_default()),
+                concurrency: FORK_CONCURRENCY,
+            };
+            let spinner = progress::spinner(format!("starting {count} sandboxes"));
+            (spinner, host.begin_numbered(&spec, &numbering).await)
+        }
+    };
+    message.finish_and_clear();
+    let begun = begun?;
+    begun.infos().for_each(|info| show::notes(&info.degraded));
+    Ok(begun)
 }
 
 /// Ctrl-C is ours until the command has started; then it is the command's.
-async fn work(
-    host: &Host,
-    info: &SandboxInfo,
-    task: Errand,
-    as_json: bool,
-    interrupt: &mut Signal,
-) -> Outcome {
-    let client = host.client(&info.id)?;
-    let spec = task.spec(&client)?;
-    let guest = unless_interrupted(interrupt, client.guest()).await?;
+async fn work(sandbox: &Sandbox, task: Errand, as_json: bool, interrupt: &mut Signal) -> Outcome {
+    let spec = task.spec(sandbox)?;
+    let guest = unless_interrupted(interrupt, sandbox.guest()).await?;
     if as_json {
         return tokio::select! {
             outcome = session::run(&guest, spec, as_json) => outcome,
@@ -314,23 +308,6 @@ async fn unless_interrupted<T>(
         done = step => Ok(done?),
         _ = interrupt.recv() => Err(Failure::Interrupted),
     }
-}
-
-async fn started(global: &Global, args: &RunArgs) -> Result<(Host, Lease, SandboxInfo)> {
-    let (host, config, prepared) = prepared(global, args).await?;
-    let spec = prepared.spec.clone();
-    let label = spec
-        .name
-        .clone()
-        .or(args.image.clone())
-        .or(args.snapshot.clone())
-        .unwrap_or_default();
-    let order = Order {
-        config,
-        task: Task::Create(Box::new(spec)),
-    };
-    let (lease, ready) = keeper::start(&order, &format!("starting {label}")).await?;
-    Ok((host, lease, ready.info))
 }
 
 /// A reference to a registry stands for nothing here until it is pulled.
@@ -356,11 +333,10 @@ fn is_saved(name: &str, workspace: Option<&Path>) -> bool {
 
 /// What is needed before a keeper is: an image is made, and a snapshot in a directory taken in,
 /// where people see it.
-async fn prepared(global: &Global, args: &RunArgs) -> Result<(Host, HostConfig, Prepared)> {
+async fn prepared(global: &Global, args: &RunArgs) -> Result<(Host, Prepared)> {
     let spec = spec(args)?;
     spec.check()?;
-    let config = config(global)?;
-    let host = Host::open(config.clone()).await?;
+    let host = open(global).await?;
     let reference = spec
         .image
         .as_ref()
@@ -372,7 +348,7 @@ async fn prepared(global: &Global, args: &RunArgs) -> Result<(Host, HostConfig, 
         .prepare(spec, telling, progress::image(&reference))
         .await;
     bar.finish_and_clear();
-    Ok((host, config, prepared?))
+    Ok((host, prepared?))
 }
 
 fn spec(args: &RunArgs) -> Result<SandboxSpec> {

@@ -50,9 +50,9 @@ pub async fn run(global: &Global, args: SaveArgs) -> Outcome {
         compress: args.compress,
         delete_checkpoints: args.delete_checkpoints,
     };
-    let host = open(global).await?;
+    let sandbox = open(global).await?.sandbox(&args.sandbox)?;
     let (bar, told) = progress::transfer(format!("saving {}", args.sandbox));
-    let saved = host.save_by(&args.sandbox, spec, told).await;
+    let saved = sandbox.save(spec, told).await;
     bar.finish_and_clear();
     let saved = saved?;
     if global.json {

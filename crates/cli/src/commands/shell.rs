@@ -24,6 +24,6 @@ pub async fn run(global: &Global, args: ShellArgs) -> Outcome {
         timeout: None,
     };
     let spec = session::spec(how, vec!["/bin/sh".into(), "-l".into()])?;
-    let guest = open(global).await?.client(&args.sandbox)?.guest().await?;
+    let guest = open(global).await?.sandbox(&args.sandbox)?.guest().await?;
     session::run(&guest, spec, global.json).await
 }

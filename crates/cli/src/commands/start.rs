@@ -3,12 +3,11 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use sandtree::keeper::{Order, Task};
 use serde_json::json;
 
-use super::{Outcome, config, keeper, open};
+use super::{Outcome, open};
 use crate::args::{Global, duration, sandbox_ref};
-use crate::show;
+use crate::{progress, show};
 
 #[derive(Debug, clap::Args)]
 pub struct StartArgs {
@@ -20,24 +19,20 @@ pub struct StartArgs {
 }
 
 pub async fn run(global: &Global, args: StartArgs) -> Outcome {
-    let before = open(global).await?.find(&args.sandbox)?;
-    let task = Task::Start {
-        reference: args.sandbox.clone(),
-        boot_timeout: args.boot_timeout,
-    };
-    let order = Order {
-        config: config(global)?,
-        task,
-    };
-    let (lease, ready) = keeper::start(&order, &format!("starting {}", args.sandbox)).await?;
-    lease.release().await?;
+    let sandbox = open(global).await?.sandbox(&args.sandbox)?;
+    let before = sandbox.info()?;
+    let spinner = progress::spinner(format!("starting {}", args.sandbox));
+    let started = sandbox.start(args.boot_timeout).await;
+    spinner.finish_and_clear();
+    started?;
+    show::notes(&sandbox.info()?.degraded);
     let notes: Vec<String> = before
         .may_be_torn()
         .then(|| torn(&args.sandbox))
         .into_iter()
         .collect();
     if global.json {
-        show::json(&json!({ "id": ready.info.id, "name": ready.info.name, "notes": notes }))
+        show::json(&json!({ "id": before.id, "name": before.name, "notes": notes }))
     } else {
         show::notes(&notes);
         show::line(&args.sandbox)

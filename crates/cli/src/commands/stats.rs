@@ -13,7 +13,7 @@ pub struct StatsArgs {
 }
 
 pub async fn run(global: &Global, args: StatsArgs) -> Outcome {
-    let stats = open(global).await?.client(&args.sandbox)?.stats().await?;
+    let stats = open(global).await?.sandbox(&args.sandbox)?.stats().await?;
     if global.json {
         show::json(&stats);
         return Ok(ExitCode::SUCCESS);

@@ -3,8 +3,6 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use sandtree::Verb;
-
 use super::{Outcome, open};
 use crate::args::{Global, duration, sandbox_ref};
 use crate::{progress, show};
@@ -22,10 +20,11 @@ pub struct StopArgs {
 pub async fn run(global: &Global, args: StopArgs) -> Outcome {
     let host = open(global).await?;
     for sandbox in &args.sandboxes {
-        let client = host.client_for(sandbox, Verb::Stop)?;
+        let stopping = host.sandbox(sandbox)?;
         let spinner = progress::spinner(format!("stopping {sandbox}"));
-        client.stop(args.grace).await?;
+        let stopped = stopping.stop(args.grace).await;
         spinner.finish_and_clear();
+        stopped?;
         if global.json {
             show::json(&host.find(sandbox).ok())
         } else {

@@ -17,12 +17,11 @@ use sandtree_store::disk::changed;
 use sandtree_store::{Consistency, LayerId, StateKind, StateManifest};
 use tracing::{Instrument, debug_span};
 
-use super::{Capture, engine_error};
+use super::Capture;
 use crate::compare::{Disk, diff_error};
 use crate::create::{bare_manifest, publish_bare};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, engine_error, store_error};
 use crate::fault::Step;
-use crate::host::store_error;
 
 /// How long a guest may stay frozen when we do not come back.
 const FROZEN_LONGEST: Duration = Duration::from_secs(10);

@@ -33,10 +33,11 @@ use sandtree_store::{Head, LayerId, Owned, StagedState, StateKind, StateManifest
 use tracing::{Instrument, debug_span};
 pub(crate) use whole::{check_overlay, read_layer};
 
+use crate::blocking::blocking;
 use crate::boot::Running;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, engine_error, store_error};
 use crate::fault::Step;
-use crate::host::{Inner, store_error};
+use crate::host::Inner;
 
 /// With more than this to read, memory is first copied while the guest runs.
 const LIVE_BYTES: u64 = 16 << 20;
@@ -107,8 +108,9 @@ impl Ground {
         &disk[..disk.len().saturating_sub(written)]
     }
 
-    /// One layer takes the place of those it was made of, if the machine still stands on them.
-    pub fn replace(&mut self, old: &[LayerId], new: LayerId) {
+    /// One layer, with so many runs, takes the place of those it was made of, if the machine still
+    /// stands on them. Those taken meanwhile stay, and so do their runs.
+    pub fn replace(&mut self, old: &[LayerId], new: LayerId, runs: Folded) {
         let Some(layers) = self
             .layers
             .as_mut()
@@ -118,8 +120,15 @@ impl Ground {
         };
         layers.splice(..old.len(), [new]);
         self.at_start = self.at_start.max(old.len()) - old.len() + 1;
-        self.runs = 0;
+        self.runs = self.runs.saturating_sub(runs.before) + runs.after;
     }
+}
+
+/// How many runs layers had before they were folded into one, and how many that one has.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Folded {
+    pub before: usize,
+    pub after: usize,
 }
 
 /// What a capture is for.
@@ -724,7 +733,7 @@ impl Ground {
     }
 
     fn push(&mut self, layer: &NewLayer) {
-        self.runs += layer.layer.data.len() + layer.layer.zero.len();
+        self.runs += layer.layer.pieces();
         self.layers.get_or_insert_default().push(layer.id.clone());
     }
 
@@ -792,17 +801,4 @@ fn copy_runs(memory: &GuestMemory, runs: &[PageRun], file: File) -> Result<Layer
         }
     }
     writer.finish().map_err(store_error("write a memory layer"))
-}
-
-/// Work on files and memory, off the runtime's threads.
-pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    tokio::task::spawn_blocking(work)
-        .await
-        .expect("it does not panic")
-}
-
-pub(crate) fn engine_error(
-    operation: &'static str,
-) -> impl FnOnce(sandtree_engine::Error) -> Error {
-    move |source| Error::Engine { operation, source }
 }

@@ -7,10 +7,10 @@ use sandtree_store::disk::check::Verdict;
 use sandtree_store::memory::Layer;
 use sandtree_store::{LayerId, MemoryState, SandboxDir, StateId, StateManifest};
 
-use super::{Approach, Capture, NewLayer, Purpose, engine_error};
-use crate::error::{Error, Result};
-use crate::host::{boot_id, now_unix_ms, store_error};
+use super::{Approach, Capture, NewLayer, Purpose};
+use crate::error::{Error, Result, engine_error, store_error};
 use crate::hub::ExecRecord;
+use crate::moment::{boot_id, now_unix_ms};
 
 /// A memory layer as far as its tables tell, or why it cannot be used.
 pub(crate) fn read_layer(dir: &SandboxDir, id: &LayerId) -> Result<Layer, String> {

@@ -15,11 +15,11 @@ use sandtree_store::memory::{self, Layer, MemoryWriter};
 use tokio::task::JoinHandle;
 
 use super::Driver;
+use crate::blocking::blocking;
 use crate::boot::{Running, open};
-use crate::capture::{blocking, engine_error};
-use crate::error::{Error, Result};
+use crate::capture::Folded;
+use crate::error::{Error, Result, engine_error, store_error};
 use crate::fold::{DISK_LAYERS, DiskFold};
-use crate::host::store_error;
 
 /// Memory layers beyond which they are folded.
 const MEMORY_LAYERS: usize = 24;
@@ -39,7 +39,7 @@ pub(super) struct Folding {
     /// What is folded, bottom first.
     old: Vec<LayerId>,
     new: LayerId,
-    work: JoinHandle<Result<()>>,
+    work: JoinHandle<Result<Folded>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,8 +62,11 @@ impl Folding {
     }
 
     /// Waits for its end; may be asked again if it is not waited for.
-    pub async fn done(&mut self) -> Result<()> {
-        (&mut self.work).await.expect("folding does not panic")
+    pub async fn done(&mut self) -> Result<Folded> {
+        match (&mut self.work).await {
+            Ok(folded) => folded,
+            Err(error) => Err(Error::io("fold", "layers", error.into())),
+        }
     }
 }
 
@@ -120,18 +123,18 @@ impl Driver {
             what: What::Disk,
             old,
             new,
-            work: tokio::spawn(blocking(move || fold.write())),
+            work: tokio::spawn(blocking(move || fold.write().map(|()| Folded::default()))),
         })
     }
 
     /// A fold has ended: the machine stands on its result. Whether it could be used; if not, the
     /// next capture tries again.
-    pub(super) async fn folded(&mut self, folded: Result<()>) -> bool {
+    pub(super) async fn folded(&mut self, folded: Result<Folded>) -> bool {
         let Some(folding) = self.folding.take() else {
             return false;
         };
         let used = match folded {
-            Ok(()) => self.stand_on_folded(&folding).await,
+            Ok(runs) => self.stand_on_folded(&folding, runs).await,
             Err(error) => Err(error),
         };
         self.collect();
@@ -144,12 +147,14 @@ impl Driver {
         true
     }
 
-    async fn stand_on_folded(&mut self, folding: &Folding) -> Result<()> {
+    async fn stand_on_folded(&mut self, folding: &Folding, runs: Folded) -> Result<()> {
         let Some(running) = &mut self.running else {
             return Ok(());
         };
         match folding.what {
-            What::Memory => running.ground.replace(&folding.old, folding.new.clone()),
+            What::Memory => running
+                .ground
+                .replace(&folding.old, folding.new.clone(), runs),
             What::Disk => self.rebase(folding).await?,
         }
         Ok(())
@@ -206,7 +211,7 @@ impl Driver {
     }
 }
 
-fn fold_memory(files: Vec<File>, out: File) -> Result<()> {
+fn fold_memory(files: Vec<File>, out: File) -> Result<Folded> {
     let read = |file: File| Layer::read(&file).map(|layer| (layer, file));
     let layers = files
         .into_iter()
@@ -215,7 +220,10 @@ fn fold_memory(files: Vec<File>, out: File) -> Result<()> {
     let layers = layers.map_err(store_error("read a memory layer"))?;
     let ram_bytes = layers.first().map_or(0, |(layer, _)| layer.ram_bytes);
     let writer = MemoryWriter::new(out, ram_bytes).map_err(store_error("write a memory layer"))?;
-    memory::fold(&layers, writer)
-        .map(drop)
-        .map_err(store_error("fold memory layers"))
+    let before = layers.iter().map(|(layer, _)| layer.pieces()).sum();
+    let folded = memory::fold(&layers, writer).map_err(store_error("fold memory layers"))?;
+    Ok(Folded {
+        before,
+        after: folded.pieces(),
+    })
 }

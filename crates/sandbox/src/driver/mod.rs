@@ -14,7 +14,12 @@
 //!   remove: from where nothing is under way, to nothing
 //! ```
 //!
-//! Which verb is legal in which phase is one table, in `legality`.
+//! Which verb is legal in which phase is one table, in [`verb`](crate::verb).
+//!
+//! A driver may wait for the disk: the runtime moves other tasks out of its way.
+//!
+//! `kill` and `remove` interrupt the verb that is being carried out: the machine ends at once, the
+//! verb gets a moment to notice that, and answers with an error.
 //!
 //! Always: the state on disk is written before anybody is told of it. However the machine ends,
 //! every waiting call in the guest is told why, and the overlay is synced before the sandbox counts
@@ -22,34 +27,40 @@
 //! space. When it fails: a state that cannot be written is reported to whoever asked; the machine
 //! is not kept up for it.
 
+mod carry;
 mod fold;
-mod legality;
+mod local;
+mod perform;
 mod save;
 mod states;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-pub use legality::{Verb, permits};
 use sandtree_engine::qmp::{Cont, QueryStatus};
 use sandtree_engine::{Event, Events, Exit, Machine};
-pub use sandtree_store::Phase;
-use sandtree_store::{Init, Owned, SandboxDir, SandboxRecord, StateRecord};
-use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::JoinSet;
+use sandtree_store::{Init, Owned, Phase, SandboxDir, SandboxRecord, StateRecord};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 use self::fold::Folding;
+use self::local::{Job, Queue};
+pub(crate) use self::local::{Local, Perform, WeakLocal};
+pub(crate) use self::perform::Commit;
+use crate::blocking::may_block;
 use crate::boot::Running;
-use crate::capture::engine_error;
+use crate::capture::Folded;
 use crate::console::Console;
 use crate::create::{self, running_state};
-use crate::error::{Error, Result};
-use crate::host::{Inner, now_unix_ms, remove_if_there, store_error};
+use crate::error::{Error, Result, engine_error, store_error};
+use crate::host::{Inner, remove_if_there};
 use crate::hub::{Activity, Gate, Hub};
-use crate::lend::{LentState, Wanted};
-use crate::sandbox::{Sandbox, Status};
-use crate::states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted};
+use crate::moment::now_unix_ms;
+use crate::save as saving;
+use crate::status::Status;
+use crate::verb::{Verb, permits};
 
 /// How long a guest may take to end its processes when it is stopped and nobody said how long.
 const AGENT_GRACE: Duration = Duration::from_secs(10);
@@ -65,57 +76,6 @@ const AGENT_MISSED: Duration = Duration::from_secs(5);
 const STALL_CHECK: Duration = Duration::from_secs(1);
 /// Free space at which a stalled guest goes on.
 const STALL_RESERVE: u64 = 32 << 20;
-
-/// What is asked of a driver, and by whom.
-#[derive(Debug)]
-pub(crate) struct Command {
-    pub order: Order,
-    pub reply: oneshot::Sender<Result<Done>>,
-}
-
-#[derive(Debug, Clone)]
-pub(crate) enum Order {
-    Stop { grace: Option<Duration> },
-    Kill,
-    Start { boot_timeout: Option<Duration> },
-    Remove,
-    Checkpoint { tag: Option<String>, replace: bool },
-    GoTo(Goal),
-    Forget(Forget),
-    Lend(Wanted),
-    TakeBack { state: String },
-    Pause,
-    Resume,
-}
-
-/// What came of an order.
-#[derive(Debug)]
-pub(crate) enum Done {
-    Nothing,
-    Checkpoint(Checkpoint),
-    Reverted(Reverted),
-    Forgotten(Forgotten),
-    Lent(LentState),
-    Paused(Paused),
-    Resumed(RestoreReport),
-}
-
-impl Order {
-    fn verb(&self) -> Verb {
-        match self {
-            Order::Stop { .. } => Verb::Stop,
-            Order::Kill => Verb::Kill,
-            Order::Start { .. } => Verb::Start,
-            Order::Remove => Verb::Remove,
-            Order::Checkpoint { .. } => Verb::Checkpoint,
-            Order::GoTo(_) => Verb::Revert,
-            Order::Forget(_) | Order::TakeBack { .. } => Verb::Forget,
-            Order::Lend(wanted) => wanted.verb(),
-            Order::Pause => Verb::Pause,
-            Order::Resume => Verb::Resume,
-        }
-    }
-}
 
 /// How a machine ended, in our words.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,35 +103,56 @@ impl Ending {
     }
 }
 
+/// Whether a new sandbox exists for others yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Existence {
+    /// It is `creating` on disk until it is committed. Without a commit nothing of it is left.
+    Pending,
+    Committed,
+}
+
+/// What a driver begins with.
+pub(crate) struct Driven {
+    pub owned: Owned,
+    pub running: Option<Running>,
+    pub state: StateRecord,
+    pub existence: Existence,
+}
+
 /// Begins to drive a sandbox.
-pub(crate) fn start(
-    host: Arc<Inner>,
-    owned: Owned,
-    running: Option<Running>,
-    state: StateRecord,
-) -> Sandbox {
-    let (commands, queue) = mpsc::channel(16);
-    let status = Status::new(&state, running.as_ref().map(|running| &running.hub));
-    let (status_tx, status) = watch::channel(status);
-    let sandbox = Sandbox::new(host.clone(), &owned, commands, status);
+pub(crate) fn start(host: Arc<Inner>, driven: Driven) -> Local {
+    let Driven {
+        owned,
+        running,
+        state,
+        existence,
+    } = driven;
+    let hub = running.as_ref().map(|running| &running.hub);
+    let (status_tx, status) = watch::channel(Status::new(&owned, &state, hub));
+    let (local, queue) = Local::new(status);
+    host.register(owned.id(), &local);
     let driver = Driver {
         host,
         owned: Some(owned),
         running,
         kept: None,
         state,
+        existence,
         status: status_tx,
         stalled: false,
         agent_gone: None,
         seen: None,
         sealing: JoinSet::new(),
         folding: None,
+        interrupted: Interruption::default(),
+        rested: None,
+        loans: BTreeMap::new(),
     };
-    tokio::spawn(driver.run(queue));
-    sandbox
+    tokio::spawn(may_block(driver.run(queue)));
+    local
 }
 
-struct Driver {
+pub(crate) struct Driver {
     host: Arc<Inner>,
     /// Nothing once it is removed.
     owned: Option<Owned>,
@@ -179,6 +160,7 @@ struct Driver {
     /// The hub of a paused sandbox whose clients wait, and where it keeps the output of commands.
     kept: Option<(Hub, std::path::PathBuf)>,
     state: StateRecord,
+    existence: Existence,
     status: watch::Sender<Status>,
     stalled: bool,
     /// When the agent closed its port, if it did.
@@ -188,60 +170,80 @@ struct Driver {
     /// States that are being made durable.
     sealing: JoinSet<()>,
     folding: Option<Folding>,
+    /// What interrupts the job that is being carried out.
+    interrupted: Interruption,
+    /// When the last machine ended.
+    rested: Option<Instant>,
+    /// The states that are lent, and how many times.
+    loans: BTreeMap<String, usize>,
+}
+
+/// The verb that interrupts the one being carried out; shared, because that one has the driver.
+#[derive(Debug, Clone, Default)]
+struct Interruption(Arc<Mutex<Option<Verb>>>);
+
+impl Interruption {
+    fn set(&self, by: Option<Verb>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = by;
+    }
+
+    fn get(&self) -> Option<Verb> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 enum Happening {
-    Command(Option<Command>),
+    Job(Option<Job>),
     Ended(Exit),
     Event(Event),
     StallCheck,
     AgentMissed,
     Gate(Gate),
-    Folded(Result<()>),
-    Sealed,
+    Folded(Result<Folded>),
+    Sealed(Result<(), JoinError>),
 }
 
 impl Driver {
-    async fn run(mut self, mut queue: mpsc::Receiver<Command>) {
+    async fn run(mut self, mut queue: Queue) {
         self.forget_hidden();
         self.collect();
         self.seal_unsealed();
         self.take_reserve();
-        let (mut events, mut gate) = (self.take_events(), self.take_gate());
+        let mut events = self.take_events();
+        let mut gate = self.take_gate();
+        let mut stall_check = tokio::time::interval(STALL_CHECK);
         while self.owned.is_some() {
-            // What a machine that is gone still has to tell is no news of the next one.
+            // The last events of a machine that is gone are not about the next one.
             events = events.filter(|_| self.running.is_some());
             let happening = tokio::select! {
-                command = queue.recv() => Happening::Command(command),
+                Some(job) = queue.urgent.recv() => Happening::Job(Some(job)),
+                job = queue.jobs.recv() => Happening::Job(job),
                 exit = exited(self.running.as_ref()) => Happening::Ended(exit),
-                // What a machine told last, when it is gone, is not about the next one.
-                Some(event) = next_event(events.as_mut()), if self.running.is_some() => Happening::Event(event),
-                () = tokio::time::sleep(STALL_CHECK), if self.stalled => Happening::StallCheck,
+                Some(event) = next_event(events.as_mut()) => Happening::Event(event),
+                _ = stall_check.tick(), if self.stalled => Happening::StallCheck,
                 () = missed(self.agent_gone) => Happening::AgentMissed,
                 Some(asker) = next_asker(gate.as_mut()) => Happening::Gate(asker),
                 folded = fold_done(self.folding.as_mut()) => Happening::Folded(folded),
-                Some(_) = self.sealing.join_next() => Happening::Sealed,
+                Some(sealed) = self.sealing.join_next() => Happening::Sealed(sealed),
             };
             match happening {
-                Happening::Command(Some(Command { order, reply })) => {
-                    let result = self.command(order).await;
-                    // An asker that stopped waiting does not want to know.
-                    drop(reply.send(result));
-                    // A machine that was started brings its own; that of one that goes on is kept.
+                Happening::Job(Some(job)) => {
+                    self.carry_out(job, &mut queue.urgent).await;
+                    // A machine that was started has its own; that of one that continues is kept.
                     events = self.take_events().or(events);
                     gate = self.take_gate().or(gate);
                 }
-                // Every handle is gone, and with them whoever wanted it to run.
-                Happening::Command(None) => return self.let_go().await,
+                // Every handle is gone.
+                Happening::Job(None) => return self.let_go().await,
                 Happening::Ended(exit) => self.ended(&exit).await,
-                Happening::Event(event) => self.event(&event),
+                Happening::Event(event) => self.event(&event).await,
                 Happening::StallCheck => self.look_for_space().await,
                 Happening::AgentMissed => self.agent_missed().await,
                 Happening::Gate(asker) => self.gate(asker).await,
                 Happening::Folded(folded) => {
                     self.folded(folded).await;
                 }
-                Happening::Sealed => {}
+                Happening::Sealed(sealed) => self.sealed(sealed),
             }
         }
     }
@@ -258,23 +260,9 @@ impl Driver {
             .and_then(|running| running.gate.take())
     }
 
-    async fn command(&mut self, order: Order) -> Result<Done> {
-        self.permitted(order.verb())?;
-        let nothing = |()| Done::Nothing;
-        match order {
-            Order::Stop { grace } => self.stop(grace).await.map(nothing),
-            Order::Kill => self.kill("killed").await.map(nothing),
-            Order::Start { boot_timeout } => self.start_again(boot_timeout).await.map(nothing),
-            Order::Remove => self.remove().await.map(nothing),
-            Order::Checkpoint { tag, replace } => {
-                self.checkpoint(tag, replace).await.map(Done::Checkpoint)
-            }
-            Order::GoTo(goal) => self.go_to(goal).await.map(Done::Reverted),
-            Order::Forget(which) => self.forget(&which).map(Done::Forgotten),
-            Order::Lend(wanted) => self.lend(wanted).await.map(Done::Lent),
-            Order::TakeBack { state } => self.take_back(&state).map(nothing),
-            Order::Pause => self.pause().await.map(Done::Paused),
-            Order::Resume => self.resume().await.map(Done::Resumed),
+    fn sealed(&mut self, sealed: Result<(), JoinError>) {
+        if let Err(error) = sealed {
+            tracing::error!(%error, "a state was not made durable: its sealing panicked");
         }
     }
 
@@ -364,6 +352,7 @@ impl Driver {
 
     async fn start_again(&mut self, boot_timeout: Option<Duration>) -> Result<()> {
         let before = self.state.clone();
+        saving::settle_target(&self.host, self.owned(), before.saved.as_ref())?;
         let owned = self.owned.as_mut().expect("the driver runs while it owns");
         match create::reboot(&self.host, owned, boot_timeout).await {
             Ok(running) => {
@@ -392,7 +381,13 @@ impl Driver {
         self.end_background().await;
         let owned = self.owned.take().expect("the driver runs while it owns");
         let removed = self.host.remove(owned).await;
-        self.status.send_modify(|status| status.removed());
+        match &removed {
+            Ok(()) => self.status.send_modify(|status| status.removed()),
+            Err(error) => {
+                let reason = format!("its removal failed: {}", error.one_line());
+                self.status.send_modify(|status| status.crashed(reason));
+            }
+        }
         removed
     }
 
@@ -434,6 +429,9 @@ impl Driver {
     /// Whether nothing of it is to be left when it ends. One that is to be saved first is all there
     /// is of it; one that is paused has not ended.
     fn is_temporary(&self) -> bool {
+        if self.existence == Existence::Pending {
+            return true;
+        }
         let record = self.record_of();
         record.auto_remove && record.save_on_stop.is_none() && self.state.phase != Phase::Paused
     }
@@ -443,6 +441,7 @@ impl Driver {
     async fn rest(&mut self, ending: Ending) -> Result<()> {
         self.stalled = false;
         self.agent_gone = None;
+        self.rested = Some(Instant::now());
         let running = self.running.take();
         self.end_background().await;
         let synced = self.sync_disk().await;
@@ -452,7 +451,7 @@ impl Driver {
             ..self.state.followed_by(ending.phase, now_unix_ms())
         };
         // Until it is saved it is on its way: whoever finds it stopped can rely on the save.
-        let saves = self.record_of().save_on_stop.is_some();
+        let saves = self.saves_on_stop();
         let phase = if saves { Phase::Stopping } else { state.phase };
         let written = self.write(StateRecord {
             phase,
@@ -466,6 +465,10 @@ impl Driver {
         let saved = self.save_stopped(state).await;
         self.tell();
         saved.and(synced).and(written)
+    }
+
+    fn saves_on_stop(&self) -> bool {
+        self.existence == Existence::Committed && self.record_of().save_on_stop.is_some()
     }
 
     async fn sync_disk(&mut self) -> Result<()> {
@@ -499,9 +502,12 @@ impl Driver {
     fn write(&mut self, state: StateRecord) -> Result<()> {
         self.state = state;
         let owned = self.owned.as_mut().expect("the driver runs while it owns");
-        let written = owned
-            .set_state(&self.state)
-            .map_err(store_error("write a sandbox's state"));
+        let written = match self.existence {
+            Existence::Pending => Ok(()),
+            Existence::Committed => owned
+                .set_state(&self.state)
+                .map_err(store_error("write a sandbox's state")),
+        };
         let unneeded = self.running.is_none() && self.kept.is_none();
         let unbound = if unneeded {
             remove_if_there(&owned.keeper_socket())
@@ -514,19 +520,29 @@ impl Driver {
     fn tell(&self) {
         let running = self.running.as_ref().map(|running| &running.hub);
         let hub = running.or(self.kept.as_ref().map(|(hub, _)| hub));
-        self.status.send_replace(Status::new(&self.state, hub));
+        self.status
+            .send_replace(Status::new(self.owned(), &self.state, hub));
     }
 
-    fn event(&mut self, event: &Event) {
+    async fn event(&mut self, event: &Event) {
         match event {
             Event::BlockIoError { no_space: true, .. } => {
                 tracing::warn!("the host's disk is full; the guest waits");
                 self.stall(true);
             }
-            // It may have been that one; looking does no harm.
-            Event::Lost { .. } => self.stall(true),
+            // It may have been that one.
+            Event::Lost { .. } => self.look_for_stall().await,
             Event::Port { open } => self.agent_gone = (!open).then(Instant::now),
             _ => {}
+        }
+    }
+
+    /// QEMU stops a guest whose disk is full, and says so in one event.
+    async fn look_for_stall(&mut self) {
+        let Some(running) = &self.running else { return };
+        let status = running.machine.qmp().run(QueryStatus {}).await;
+        if status.is_ok_and(|status| status.status == "io-error") {
+            self.stall(true);
         }
     }
 
@@ -601,7 +617,7 @@ async fn next_asker(gate: Option<&mut mpsc::Receiver<Gate>>) -> Option<Gate> {
     }
 }
 
-async fn fold_done(folding: Option<&mut Folding>) -> Result<()> {
+async fn fold_done(folding: Option<&mut Folding>) -> Result<Folded> {
     match folding {
         Some(folding) => folding.done().await,
         None => std::future::pending().await,

@@ -4,44 +4,68 @@
 //! stopped is saved before anyone hears that it stopped, so that whoever hears it can rely on the
 //! save. When it fails: a sandbox that was to be saved stays, and says why it was not.
 
-use sandtree_store::{Consistency, LayerId, Phase, StateKind, StateManifest, StateRecord};
+use sandtree_store::{Consistency, LayerId, Phase, StateId, StateKind, StateManifest, StateRecord};
 
 use super::Driver;
 use crate::capture::{After, CapturedDisk, as_after_power_cut};
 use crate::create::{bare_manifest, check_disk, publish_bare};
-use crate::error::{Error, Result};
-use crate::host::store_error;
+use crate::error::{Error, Result, store_error};
 use crate::lend::{LentState, Wanted};
 use crate::save;
 use crate::states::ms;
 
 impl Driver {
     pub(super) async fn lend(&mut self, wanted: Wanted) -> Result<LentState> {
-        match (self.state.phase, wanted) {
+        let lent = match (self.state.phase, wanted) {
+            (_, Wanted::State(reference)) => self.host.promoted(self.owned(), &reference),
             (Phase::Running, Wanted::Disk) => self.lend_disk().await,
-            (Phase::Running, _) => self.lend_memory(wanted).await,
-            (Phase::Paused, _) => self.lend_paused(wanted),
-            (_, Wanted::Memory) => Err(Error::NoMemory {
+            (Phase::Running, Wanted::Copies) => self.lend_memory(StateKind::Fork).await,
+            (Phase::Running, Wanted::Memory) => self.lend_memory(StateKind::Save).await,
+            (Phase::Paused, wanted) => self.lend_paused(&wanted),
+            (phase, Wanted::Memory) => Err(Error::NoMemory {
                 name: self.name(),
-                phase: self.state.phase,
+                phase,
             }),
-            _ => self.lend_resting(),
-        }
+            (_, Wanted::Copies | Wanted::Disk) => self.lend_resting(),
+        }?;
+        *self.loans.entry(lent.state.clone()).or_default() += 1;
+        Ok(lent)
     }
 
-    /// The borrower is done, or gave up: nobody needs the state any more.
+    pub(super) fn is_lent(&self, state: &StateId) -> bool {
+        self.loans.contains_key(state.as_str())
+    }
+
+    /// The borrower is done. A state that was taken for it goes, and so does one that the sandbox
+    /// was paused in, if it has continued meanwhile.
     pub(super) fn take_back(&mut self, state: &str) -> Result<()> {
-        let lent = |kind| matches!(kind, StateKind::Fork | StateKind::Save);
-        let states = self.states_where(|m| lent(m.kind) && m.id.as_str() == state)?;
+        if let Some(loans) = self.loans.get_mut(state) {
+            *loans -= 1;
+            if *loans > 0 {
+                return Ok(());
+            }
+            self.loans.remove(state);
+        }
+        let paused_in = match self.state.phase {
+            Phase::Paused => Some(self.paused_state()?),
+            _ => None,
+        };
+        let is_done_with = |manifest: &StateManifest| match manifest.kind {
+            StateKind::Fork | StateKind::Save => true,
+            StateKind::Paused => Some(&manifest.id) != paused_in.as_ref(),
+            _ => false,
+        };
+        let recorded = self.dir().states().map_err(store_error("list states"))?;
+        let states: Vec<StateId> = recorded
+            .readable
+            .into_iter()
+            .filter(|manifest| manifest.id.as_str() == state && is_done_with(manifest))
+            .map(|manifest| manifest.id)
+            .collect();
         self.remove_states(&states)
     }
 
-    async fn lend_memory(&mut self, wanted: Wanted) -> Result<LentState> {
-        let kind = if wanted == Wanted::Copies {
-            StateKind::Fork
-        } else {
-            StateKind::Save
-        };
+    async fn lend_memory(&mut self, kind: StateKind) -> Result<LentState> {
         let captured = self.capture(kind, None, After::Continue).await?;
         self.fold_if_deep();
         Ok(LentState {
@@ -68,8 +92,8 @@ impl Driver {
         })
     }
 
-    fn lend_paused(&self, wanted: Wanted) -> Result<LentState> {
-        let disk_only = wanted == Wanted::Disk;
+    fn lend_paused(&self, wanted: &Wanted) -> Result<LentState> {
+        let disk_only = *wanted == Wanted::Disk;
         let (consistency, degraded) = match disk_only {
             true => (Consistency::Crash, vec![UNWRITTEN.to_owned()]),
             false => (Consistency::Exact, Vec::new()),
@@ -136,7 +160,8 @@ impl Driver {
 
     /// Saves a sandbox that has just stopped, if it was to be, and only then records that it has.
     pub(super) async fn save_stopped(&mut self, stopped: StateRecord) -> Result<()> {
-        let Some(wish) = self.record_of().save_on_stop.clone() else {
+        let wish = self.record_of().save_on_stop.clone();
+        let Some(wish) = wish.filter(|_| self.saves_on_stop()) else {
             return Ok(());
         };
         let saved = match self.lend_resting() {

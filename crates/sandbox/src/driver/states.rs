@@ -19,17 +19,19 @@ use sandtree_store::{
 };
 
 use super::Driver;
+use crate::blocking::blocking;
 use crate::boot::{self, Belongs, Running};
-use crate::capture::{After, Capture, Captured, CapturedDisk, MemoryMode, Purpose, blocking};
+use crate::capture::{After, Capture, Captured, CapturedDisk, MemoryMode, Purpose};
 use crate::create::{bare_manifest, check_disk, publish_bare, running_state};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, store_error};
 use crate::fold;
 use crate::history::{self, Step};
-use crate::host::{Inner, boot_id, now_unix_ms, store_error};
+use crate::host::Inner;
 use crate::hub::{Activity, Gate};
+use crate::moment::{boot_id, now_unix_ms};
 use crate::restore::{self, Checked, Connections, HubChoice, RestoreTimes, Restored};
 use crate::states::{
-    self, Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted, ms,
+    self, Checkpoint, Forget, Forgotten, Goal, Paused, Replace, RestoreReport, Reverted, ms,
 };
 
 /// With less than this free, a restore uses what the sandbox has in reserve.
@@ -43,7 +45,7 @@ impl Driver {
     pub(super) async fn checkpoint(
         &mut self,
         tag: Option<String>,
-        replace: bool,
+        replace: Replace,
     ) -> Result<Checkpoint> {
         let began = Instant::now();
         let tag = self.free_tag(tag, replace)?;
@@ -60,7 +62,7 @@ impl Driver {
     }
 
     /// The tag to use: the one asked for, if it is free, or the next number.
-    fn free_tag(&self, tag: Option<String>, replace: bool) -> Result<Tag> {
+    fn free_tag(&self, tag: Option<String>, replace: Replace) -> Result<Tag> {
         let taken: Vec<Tag> = self
             .states()?
             .into_iter()
@@ -69,7 +71,7 @@ impl Driver {
         match tag {
             Some(tag) => {
                 let tag: Tag = crate::spec::parse_tag(&tag)?;
-                match taken.contains(&tag) && !replace {
+                match taken.contains(&tag) && !replace.is_yes() {
                     true => Err(Error::TagTaken {
                         name: self.name(),
                         tag: tag.to_string(),
@@ -198,6 +200,7 @@ impl Driver {
     fn prune(&mut self, kind: StateKind, keep: usize) -> Result<()> {
         let mut states = self.states_where(|manifest| manifest.kind == kind)?;
         states.truncate(states.len().saturating_sub(keep));
+        states.retain(|state| !self.is_lent(state));
         self.remove_states(&states)
     }
 
@@ -273,7 +276,10 @@ impl Driver {
         self.kept = None;
         let resumed = RestoreReport::new(&restored, began.elapsed());
         self.take_over(restored.running);
-        if let Err(error) = self.remove_states(&[paused]) {
+        // One that is lent goes when it is returned.
+        if !self.is_lent(&paused)
+            && let Err(error) = self.remove_states(&[paused])
+        {
             tracing::warn!(%error, "the state that was resumed from cannot be removed");
         }
         Ok(resumed)
@@ -496,7 +502,7 @@ impl Driver {
         }
     }
 
-    async fn continue_machine(&self) {
+    pub(super) async fn continue_machine(&self) {
         let Some(running) = &self.running else { return };
         if let Err(error) = running.machine.cont().await {
             tracing::error!(%error, "a machine does not go on");
@@ -575,6 +581,12 @@ impl Driver {
             return Err(Error::StateInUse {
                 state: paused.to_string(),
                 by: "the sandbox is paused in it".into(),
+            });
+        }
+        if let Some(lent) = gone.iter().find(|state| self.is_lent(state)) {
+            return Err(Error::StateInUse {
+                state: lent.to_string(),
+                by: "it is being saved or copied".into(),
             });
         }
         let freed_bytes = self.remove_states_counted(&gone)?.bytes;

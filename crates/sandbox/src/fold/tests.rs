@@ -25,6 +25,7 @@ fn record() -> SandboxRecord {
         accel: AccelChoice::Auto,
         qemu_args: Vec::new(),
         nested: false,
+        batch: None,
         ports: Vec::new(),
         created_at_unix_ms: 1,
         auto_remove: false,

@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use sandtree_store::{Image, ImageRecord, SandboxRecord};
 
 use super::ExecSpec;
-use crate::error::Result;
-use crate::host::{Inner, store_error};
+use crate::error::{Result, store_error};
+use crate::host::Inner;
 
 /// What runs if neither the caller nor the image says anything.
 const SHELL: &str = "/bin/sh";

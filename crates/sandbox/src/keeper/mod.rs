@@ -1,27 +1,27 @@
 //! Keepers: background processes that each run one sandbox and serve it on a socket.
 //!
 //! ```text
-//!   sandtree run -d ---- lease (socket pair) ----> keeper == library's Sandbox == QEMU
+//!   sandtree run -d ---- lease (socket pair) ----> keeper == driver == QEMU
 //!   sandtree exec a ---- sandboxes/ID/keeper.sock ---^
 //! ```
 //!
-//! The lease is how a keeper is told what to do and how it answers. Until it is released, a lease
-//! that closes takes back what it was given for: a sandbox that was created is removed, one that
-//! was started is stopped.
+//! On the lease a keeper hears what to do, and answers. Until the lease is released, its closing
+//! takes back what it was given for: a sandbox that was created is removed, one that was started is
+//! stopped. On the socket a client makes one call and gets one answer; after `link` both speak the
+//! guest's protocol. Every connection begins with a hello that names the version.
 //!
-//! On the socket a client sends one request and gets one answer; after a `link` request both speak
-//! the guest's protocol.
-//!
-//! Always: there is no central daemon. Other programs find a sandbox by its directory. A keeper
-//! that dies takes its QEMU with it, and the next one who looks finds the lock free and says so.
+//! Always: there is no central daemon. Other programs find a sandbox by its directory. A keeper that
+//! dies takes its QEMU with it, and the next program that looks finds the lock free and records that.
 
 mod client;
 mod serve;
 mod spawn;
 mod wire;
 
-pub(crate) use client::Borrowing;
-pub use client::Client;
+pub(crate) use client::{Connection, Keeper};
+pub(crate) use serve::stats;
 pub use serve::{Stats, run};
-pub use spawn::Lease;
-pub use wire::{Order, Ready, Task, Way};
+pub use spawn::KeeperProgram;
+pub(crate) use spawn::Lease;
+pub use wire::{FEATURES, PROTOCOL};
+pub(crate) use wire::{Mission, Task};

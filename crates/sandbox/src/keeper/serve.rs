@@ -7,20 +7,25 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use sandtree_proto::Metrics;
+use sandtree_store::Phase;
 use serde::{Deserialize, Serialize};
-use tokio::io::AsyncReadExt;
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
-use super::wire::{self, Answer, GIVE_UP, GO, News, Order, RELEASE, Ready, Request, Task, Way};
+use super::wire::{self, Answer, Call, Hello, Mission, News, PROTOCOL, Ready, Task, Word};
 use crate::console;
-use crate::create;
-use crate::driver::{Phase, Verb};
+use crate::create::{self, CopySpec};
+use crate::driver::{Commit, Local};
 use crate::error::{Error, Result};
+use crate::guest::Guest;
 use crate::host::{Host, remove_if_there};
+use crate::hub::ExecEntry;
 use crate::lend::Wanted;
-use crate::sandbox::{Replace, Sandbox, StateWatch};
+use crate::order::{GiveBack, Kill, Order, Pause, Remove, Stop};
+use crate::status::StateWatch;
 
 /// How long a client may take to say what it wants.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
@@ -43,51 +48,77 @@ pub struct Stats {
     pub host_disk_bytes: u64,
 }
 
-/// A keeper's whole life. `lease` is the socket that [`Lease::start`](super::Lease::start) made.
+/// A keeper's whole life. `lease` is its end of the socket pair that it was started with.
 pub async fn run(mut lease: UnixStream) -> Result<()> {
     leave_terminal();
-    let order: Order = wire::read(&mut lease).await.map_err(lease_error)?;
+    let Some(mission) = accept(&mut lease).await? else {
+        return Ok(());
+    };
     let mut ended = Ended::new()?;
     let made = tokio::select! {
-        made = make(&order, &mut lease) => made,
+        made = make(&mission, &mut lease) => made,
         () = ended.signal() => return Ok(()),
     };
-    let Made { host, sandbox, way } = match made {
+    let made = match made {
         Ok(Some(made)) => made,
         // Nobody waits for it any more.
         Ok(None) => return Ok(()),
+        Err(error) => return fail(&mut lease, &error).await,
+    };
+    let Made {
+        host,
+        sandbox,
+        answer,
+    } = made;
+    let mut shift = Shift {
+        host,
+        sandbox,
+        mission,
+        lease,
+        is_committed: false,
+        is_released: false,
+    };
+    let left = match shift.announce(answer).await {
+        Ok(listener) => shift.serve(listener, &mut ended).await,
         Err(error) => {
-            return wire::write(&mut lease, &News::Failed(error.report()))
-                .await
-                .map_err(lease_error);
+            fail(&mut shift.lease, &error).await?;
+            Left::Unwanted
         }
     };
-    let listener = match announce(&host, &sandbox, way, &mut lease).await {
-        Ok(listener) => listener,
-        Err(error) => {
-            wire::write(&mut lease, &News::Failed(error.report()))
-                .await
-                .map_err(lease_error)?;
-            return rest(&host, sandbox, &order, Left::Unwanted, &mut lease).await;
-        }
-    };
-    let left = serve(&host, &sandbox, listener, &mut lease, &mut ended).await;
-    rest(&host, sandbox, &order, left, &mut lease).await
+    shift.rest(left).await
 }
 
-/// What a keeper's work ended with.
+/// Exchanges hellos and learns what to do. `None`: the other end speaks another version.
+async fn accept(lease: &mut UnixStream) -> Result<Option<Mission>> {
+    let theirs: Hello = wire::read(lease).await.map_err(lease_error)?;
+    wire::write(lease, &Hello::ours())
+        .await
+        .map_err(lease_error)?;
+    if theirs.protocol != PROTOCOL {
+        return Ok(None);
+    }
+    wire::read(lease).await.map(Some).map_err(lease_error)
+}
+
+async fn fail(lease: &mut UnixStream, error: &Error) -> Result<()> {
+    wire::write(lease, &News::Failed(error.report()))
+        .await
+        .map_err(lease_error)
+}
+
+/// How a keeper's work ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Left {
     /// The sandbox rests, or is to.
     Resting,
     /// The lease closed before it was released.
     Revoked,
-    /// Nobody was told that it runs, or whoever was has given it up.
+    /// The sandbox was never announced, or its creator gave it up.
     Unwanted,
 }
 
 fn lease_error(source: std::io::Error) -> Error {
-    Error::io("speak on", "the lease", source)
+    Error::io("use", "the lease", source)
 }
 
 /// A session of our own: what happens to the caller's terminal does not concern us.
@@ -97,67 +128,108 @@ fn leave_terminal() {
     }
 }
 
-/// What a keeper was started for.
+/// A sandbox that runs, and the answer to the order that started it.
 struct Made {
     host: Host,
-    sandbox: Sandbox,
-    way: Way,
+    sandbox: Local,
+    answer: Value,
 }
 
-/// Does what was ordered, unless the lease closes first.
-async fn make(order: &Order, lease: &mut UnixStream) -> Result<Option<Made>> {
-    let Task::Copy {
-        source,
-        state,
-        name,
-    } = &order.task
-    else {
-        return unless_closed(lease, make_alone(order)).await;
+/// Carries the mission out, unless the lease closes first.
+async fn make(mission: &Mission, lease: &mut UnixStream) -> Result<Option<Made>> {
+    let host = Host::open(mission.config.clone()).await?;
+    let unfinished = match &mission.task {
+        Task::Order { reference, order } => {
+            return start(host, reference, order.clone(), lease).await;
+        }
+        Task::Create(spec) => {
+            let creating =
+                create::created(host.inner.clone(), (**spec).clone(), mission.batch.clone());
+            unless_closed(lease, creating).await?
+        }
+        Task::Copy {
+            source,
+            state,
+            name,
+        } => {
+            let copying = async {
+                let copy = CopySpec {
+                    source: host.inner.copy_source(source, state)?,
+                    name: name.clone(),
+                    batch: mission.batch.clone(),
+                };
+                create::copy(host.inner.clone(), copy).await
+            };
+            let Some(copy) = unless_closed(lease, copying).await? else {
+                return Ok(None);
+            };
+            wire::write(lease, &News::Loaded)
+                .await
+                .map_err(lease_error)?;
+            if word(lease).await != Some(Word::Go) {
+                return Ok(None);
+            }
+            unless_closed(lease, copy.go_on()).await?
+        }
     };
-    let host = Host::open(order.config.clone()).await?;
-    let loading = async {
-        let (state, record) = host.inner.fork_source(source, state)?;
-        create::copy(host.inner.clone(), state, &record, name.clone()).await
-    };
-    let Some(copy) = unless_closed(lease, loading).await? else {
-        return Ok(None);
-    };
-    wire::write(lease, &News::Loaded)
-        .await
-        .map_err(lease_error)?;
-    match lease.read_u8().await {
-        Ok(GO) => {}
-        _ => return Ok(None),
-    }
-    let sandbox = unless_closed(lease, copy.go_on()).await?;
-    Ok(sandbox.map(|sandbox| Made {
+    Ok(unfinished.map(|unfinished| Made {
+        sandbox: unfinished.drive(),
         host,
-        sandbox,
-        way: Way::Booted,
+        answer: Value::Null,
     }))
 }
 
-async fn make_alone(order: &Order) -> Result<Made> {
-    let host = Host::open(order.config.clone()).await?;
-    let (sandbox, way) = match &order.task {
-        Task::Create(spec) => (host.create((**spec).clone()).await?, Way::Booted),
-        Task::Start {
-            reference,
-            boot_timeout,
-        } => (host.start(reference, *boot_timeout).await?, Way::Booted),
-        Task::GoTo { reference, goal } => {
-            let sandbox = host.adopt(reference, Verb::Revert).await?;
-            let reverted = sandbox.go_to(goal.clone()).await?;
-            (sandbox, Way::Reverted(reverted))
+/// Takes a sandbox at rest and carries out the order that starts it. If the lease closes before
+/// that, it rests again.
+async fn start(
+    host: Host,
+    reference: &str,
+    order: Order,
+    lease: &mut UnixStream,
+) -> Result<Option<Made>> {
+    let sandbox = host.inner.adopt(reference, order.verb()).await?;
+    let answer = match unless_closed(lease, obey(&sandbox, order)).await? {
+        Some(answer) => answer,
+        None => {
+            // The machine may have been about to start.
+            if let Err(error) = sandbox.ask(Kill {}).await {
+                tracing::debug!(%error, "there was nothing to interrupt");
+            }
+            return Ok(None);
         }
-        Task::Resume { reference } => {
-            let sandbox = host.adopt(reference, Verb::Resume).await?;
-            let resumed = sandbox.resume().await?;
-            (sandbox, Way::Resumed(resumed))
-        }
-        Task::Copy { .. } => unreachable!("it is made in two steps"),
     };
-    Ok(Made { host, sandbox, way })
+    Ok(Some(Made {
+        host,
+        sandbox,
+        answer,
+    }))
+}
+
+/// Carries an order out. Each answer is of its verb's own type; on the socket it is JSON.
+async fn obey(sandbox: &Local, order: Order) -> Result<Value> {
+    match order {
+        Order::Stop(ask) => value(sandbox.ask(ask).await),
+        Order::Kill(ask) => value(sandbox.ask(ask).await),
+        Order::Start(ask) => value(sandbox.ask(ask).await),
+        Order::Remove(ask) => value(sandbox.ask(ask).await),
+        Order::Checkpoint(ask) => value(sandbox.ask(ask).await),
+        Order::GoTo(ask) => value(sandbox.ask(ask).await),
+        Order::Forget(ask) => value(sandbox.ask(ask).await),
+        Order::Lend(ask) => value(sandbox.ask(ask).await),
+        Order::GiveBack(ask) => value(sandbox.ask(ask).await),
+        Order::Pause(ask) => value(sandbox.ask(ask).await),
+        Order::Resume(ask) => value(sandbox.ask(ask).await),
+    }
+}
+
+fn value<T: Serialize>(answer: Result<T>) -> Result<Value> {
+    let answer = serde_json::to_value(answer?);
+    answer.map_err(|e| Error::io("write", "an answer", e.into()))
+}
+
+/// The next word of the lease's holder; `None` when it closed, or said something else.
+async fn word(lease: &mut UnixStream) -> Option<Word> {
+    Word::of(lease.read_u8().await.ok()?)
 }
 
 /// Dropping the work undoes it.
@@ -171,68 +243,160 @@ async fn unless_closed<T>(
     }
 }
 
-/// Opens the socket, and says on the lease that the sandbox runs.
-async fn announce(
-    host: &Host,
-    sandbox: &Sandbox,
-    way: Way,
-    lease: &mut UnixStream,
-) -> Result<UnixListener> {
-    let dir = host.inner.find(sandbox.id())?;
-    let listener = bind(dir.path(), &dir.keeper_socket())?;
-    let info = host.find(sandbox.id())?;
-    log_to(&dir.path().join("keeper.log"))?;
-    wire::write(lease, &News::Ready(Box::new(Ready { info, way })))
-        .await
-        .map_err(lease_error)?;
-    Ok(listener)
+/// A keeper while it serves its sandbox.
+struct Shift {
+    host: Host,
+    sandbox: Local,
+    mission: Mission,
+    lease: UnixStream,
+    is_committed: bool,
+    is_released: bool,
 }
 
-/// Serves until the sandbox rests, nobody wants it, or we are told to end. From here on no failure
-/// of ours is a reason to take a sandbox away that was given out of hand.
-async fn serve(
-    host: &Host,
-    sandbox: &Sandbox,
-    listener: UnixListener,
-    lease: &mut UnixStream,
-    ended: &mut Ended,
-) -> Left {
-    let mut watch = sandbox.watch();
-    let mut clients = JoinSet::new();
-    let mut released = false;
-    let left = loop {
-        tokio::select! {
-            accepted = listener.accept(), if clients.len() < CLIENTS_MAX => match accepted {
-                Ok((stream, _)) => drop(clients.spawn(attend(host.clone(), sandbox.clone(), stream))),
+impl Shift {
+    /// Opens the socket, and says on the lease that the sandbox runs.
+    async fn announce(&mut self, answer: Value) -> Result<UnixListener> {
+        let info = self.sandbox.status().info;
+        let dir = self.host.inner.find(&info.id)?;
+        let listener = bind(dir.path(), &dir.keeper_socket())?;
+        log_to(&dir.path().join("keeper.log"))?;
+        let ready = News::Ready(Box::new(Ready { info, answer }));
+        wire::write(&mut self.lease, &ready)
+            .await
+            .map_err(lease_error)?;
+        Ok(listener)
+    }
+
+    /// Serves until the sandbox rests, nobody wants it, or we are told to end. After its release, an
+    /// error in the keeper must not stop the sandbox.
+    async fn serve(&mut self, listener: UnixListener, ended: &mut Ended) -> Left {
+        let mut watch = self.sandbox.watch();
+        let mut clients = JoinSet::new();
+        let left = loop {
+            tokio::select! {
+                accepted = listener.accept(), if clients.len() < CLIENTS_MAX => match accepted {
+                    Ok((stream, _)) => {
+                        let attending = attend(self.host.clone(), self.sandbox.clone(), stream);
+                        clients.spawn(attending);
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot accept a client");
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
+                },
+                Some(_) = clients.join_next() => {}
+                // A client that asked a paused sandbox to continue is still being attended to.
+                () = unneeded(&self.sandbox, &mut watch),
+                    if clients.is_empty() || !is_paused(&self.sandbox) => break Left::Resting,
+                word = self.lease.read_u8(), if !self.is_released => {
+                    if let Some(left) = self.obey_lease(word.ok()).await {
+                        break left;
+                    }
+                }
+                () = ended.signal() => break Left::Resting,
+            }
+        };
+        let farewell = async { while clients.join_next().await.is_some() {} };
+        if tokio::time::timeout(FAREWELL, farewell).await.is_err() {
+            tracing::warn!("a client did not take its answer");
+        }
+        left
+    }
+
+    /// Does what the lease's holder says; `None` byte: the lease closed.
+    async fn obey_lease(&mut self, byte: Option<u8>) -> Option<Left> {
+        match byte.and_then(Word::of) {
+            Some(Word::Commit) => match self.commit().await {
+                Ok(()) => {
+                    let told = wire::write(&mut self.lease, &News::Committed).await;
+                    told.err().map(|_| Left::Revoked)
+                }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a client");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    tracing::error!(%error, "a new sandbox cannot be recorded");
+                    drop(fail(&mut self.lease, &error).await);
+                    Some(Left::Unwanted)
                 }
             },
-            Some(_) = clients.join_next() => {}
-            // One that is paused may be about to go on: whoever asked for that is still being
-            // attended to.
-            () = unneeded(sandbox, &mut watch), if clients.is_empty() || !is_paused(sandbox) => break Left::Resting,
-            word = lease.read_u8(), if !released => match word {
-                Ok(RELEASE) => released = true,
-                Ok(GIVE_UP) => break Left::Unwanted,
-                _ => break Left::Revoked,
-            },
-            () = ended.signal() => break Left::Resting,
+            Some(Word::Release) => {
+                self.is_released = true;
+                None
+            }
+            Some(Word::GiveUp) => Some(Left::Unwanted),
+            Some(Word::Go) | None if self.is_in_committed_batch() => {
+                // Its creator died after all sandboxes of the batch had come to exist.
+                if let Err(error) = self.commit().await {
+                    tracing::error!(%error, "a new sandbox cannot be recorded");
+                }
+                self.is_released = true;
+                None
+            }
+            Some(Word::Go) | None => Some(Left::Revoked),
         }
-    };
-    let farewell = async { while clients.join_next().await.is_some() {} };
-    if tokio::time::timeout(FAREWELL, farewell).await.is_err() {
-        tracing::warn!("a client did not take its answer");
     }
-    left
+
+    async fn commit(&mut self) -> Result<()> {
+        if self.mission.task.makes_a_sandbox() {
+            self.sandbox.ask(Commit {}).await?;
+        }
+        self.is_committed = true;
+        Ok(())
+    }
+
+    /// Whether the sandbox exists together with others that nobody takes back.
+    fn is_in_committed_batch(&self) -> bool {
+        let Some(batch) = &self.mission.batch else {
+            return false;
+        };
+        let store = &self.host.inner.store;
+        self.is_committed || store.is_committed(batch).unwrap_or(false)
+    }
+
+    /// Takes back what nobody wants any more, saves what was to be saved, removes what was to last
+    /// only as long as it ran, and stops what still runs.
+    async fn rest(mut self, left: Left) -> Result<()> {
+        let info = self.sandbox.status().info;
+        if left != Left::Unwanted && info.save_on_stop.is_some() {
+            match saved(&self.sandbox).await {
+                Some(digest) => self.report_saved(digest).await,
+                // All there is of it is in the sandbox.
+                None => return Ok(()),
+            }
+        }
+        let is_taken_back = left != Left::Resting;
+        let is_unwanted = is_taken_back && self.mission.task.makes_a_sandbox();
+        let is_resumed = is_taken_back
+            && matches!(
+                self.mission.task,
+                Task::Order {
+                    order: Order::Resume(_),
+                    ..
+                }
+            );
+        let is_temporary = is_unwanted || info.auto_remove;
+        let sandbox = &self.sandbox;
+        match (is_temporary, sandbox.status().state.phase) {
+            (_, None) => Ok(()),
+            // Paused, it has not ended.
+            (true, Some(Phase::Paused)) if !is_unwanted => Ok(()),
+            (true, Some(_)) => sandbox.ask(Remove {}).await,
+            (false, Some(Phase::Running)) if is_resumed => sandbox.ask(Pause {}).await.map(drop),
+            (false, Some(Phase::Running)) => sandbox.ask(Stop { grace_ms: None }).await,
+            (false, Some(_)) => Ok(()),
+        }
+    }
+
+    async fn report_saved(&mut self, digest: String) {
+        if let Err(error) = wire::write(&mut self.lease, &News::Saved { digest }).await {
+            tracing::debug!(%error, "nobody waits to hear what it was saved as");
+        }
+    }
 }
 
 /// Waits until the sandbox rests. One that is paused is kept for the clients that wait for it to go
 /// on.
-async fn unneeded(sandbox: &Sandbox, watch: &mut StateWatch) {
+async fn unneeded(sandbox: &Local, watch: &mut StateWatch) {
     while watch.rested().await.phase == Some(Phase::Paused) {
-        let Some(hub) = sandbox.paused_hub() else {
+        let Some(hub) = sandbox.status().paused_hub() else {
             return;
         };
         tokio::select! {
@@ -242,47 +406,15 @@ async fn unneeded(sandbox: &Sandbox, watch: &mut StateWatch) {
     }
 }
 
-fn is_paused(sandbox: &Sandbox) -> bool {
-    sandbox.state().phase == Some(Phase::Paused)
-}
-
-/// Takes back what nobody wants any more, saves what was to be saved, removes what was to last only
-/// as long as it ran, and stops what still runs.
-async fn rest(
-    host: &Host,
-    sandbox: Sandbox,
-    order: &Order,
-    left: Left,
-    lease: &mut UnixStream,
-) -> Result<()> {
-    let info = host.find(sandbox.id());
-    if left != Left::Unwanted && info.as_ref().is_ok_and(|info| info.save_on_stop.is_some()) {
-        match saved(&sandbox).await {
-            Some(digest) => tell_saved(lease, digest).await,
-            // All there is of it is in the sandbox.
-            None => return Ok(()),
-        }
-    }
-    let taken_back = left != Left::Resting;
-    let unwanted = taken_back && matches!(order.task, Task::Create(_) | Task::Copy { .. });
-    let resumed = taken_back && matches!(order.task, Task::Resume { .. });
-    let temporary = unwanted || info.is_ok_and(|info| info.auto_remove);
-    match (temporary, sandbox.state().phase) {
-        (_, None) => Ok(()),
-        // Paused, it has not ended.
-        (true, Some(Phase::Paused)) if !unwanted => Ok(()),
-        (true, Some(_)) => sandbox.remove().await,
-        (false, Some(Phase::Running)) if resumed => sandbox.pause().await.map(drop),
-        (false, Some(Phase::Running)) => sandbox.stop(None).await,
-        (false, Some(_)) => Ok(()),
-    }
+fn is_paused(sandbox: &Local) -> bool {
+    sandbox.status().state.phase == Some(Phase::Paused)
 }
 
 /// Waits until a sandbox that is saved when it stops has stopped, and tells what it was saved as;
 /// nothing, if it was not.
-async fn saved(sandbox: &Sandbox) -> Option<String> {
-    if sandbox.state().phase == Some(Phase::Running)
-        && let Err(error) = sandbox.stop(None).await
+async fn saved(sandbox: &Local) -> Option<String> {
+    if sandbox.status().state.phase == Some(Phase::Running)
+        && let Err(error) = sandbox.ask(Stop { grace_ms: None }).await
     {
         // It may have stopped by itself meanwhile. What became of it, its state tells.
         tracing::warn!(%error, "a sandbox that is to be saved was not stopped in good order");
@@ -291,12 +423,6 @@ async fn saved(sandbox: &Sandbox) -> Option<String> {
     match (state.phase, state.save_failed) {
         (Some(Phase::Stopped | Phase::Crashed), None) => state.saved,
         _ => None,
-    }
-}
-
-async fn tell_saved(lease: &mut UnixStream, digest: String) {
-    if let Err(error) = wire::write(lease, &News::Saved { digest }).await {
-        tracing::debug!(%error, "nobody waits to hear what it was saved as");
     }
 }
 
@@ -338,9 +464,9 @@ fn log_to(path: &Path) -> Result<()> {
 }
 
 /// Waits until the other end is closed. Nothing is sent on it, so anything that comes is ignored.
-async fn closed(lease: &mut UnixStream) {
+async fn closed(stream: &mut (impl AsyncRead + Unpin)) {
     let mut buffer = [0; 64];
-    while let Ok(1..) = lease.read(&mut buffer).await {}
+    while let Ok(1..) = stream.read(&mut buffer).await {}
 }
 
 /// The signals that end a keeper in good order.
@@ -372,15 +498,27 @@ impl Ended {
     }
 }
 
-async fn attend(host: Host, sandbox: Sandbox, mut stream: UnixStream) {
+async fn attend(host: Host, sandbox: Local, mut stream: UnixStream) {
     if !is_ours(&stream) {
         return;
     }
-    let request = tokio::time::timeout(REQUEST_DEADLINE, wire::read(&mut stream)).await;
-    let Ok(Ok(request)) = request else { return };
-    if let Err(error) = answer(&host, &sandbox, stream, request).await {
+    let hearing = tokio::time::timeout(REQUEST_DEADLINE, hear(&mut stream));
+    let Ok(Ok(Some(call))) = hearing.await else {
+        return;
+    };
+    if let Err(error) = answer(&host, &sandbox, stream, call).await {
         tracing::debug!(%error, "a client left before its answer");
     }
+}
+
+/// Exchanges hellos and reads the call. `None`: the client speaks another version.
+async fn hear(stream: &mut UnixStream) -> io::Result<Option<Call>> {
+    let theirs: Hello = wire::read(stream).await?;
+    wire::write(stream, &Hello::ours()).await?;
+    if theirs.protocol != PROTOCOL {
+        return Ok(None);
+    }
+    wire::read(stream).await.map(Some)
 }
 
 /// The directory's mode keeps others out already; this is the second lock.
@@ -393,60 +531,71 @@ fn is_ours(stream: &UnixStream) -> bool {
 
 async fn answer(
     host: &Host,
-    sandbox: &Sandbox,
+    sandbox: &Local,
     mut stream: UnixStream,
-    request: Request,
-) -> std::io::Result<()> {
-    match request {
-        Request::Link => {
-            let hub = sandbox.hub();
+    call: Call,
+) -> io::Result<()> {
+    match call {
+        Call::Link => {
+            let hub = sandbox.status().hub();
             wire::write(&mut stream, &told(hub.as_ref().map(drop))).await?;
             if let Ok(hub) = hub {
                 hub.serve(stream).await;
             }
             Ok(())
         }
-        Request::Stats => {
-            wire::write(&mut stream, &told(stats(host, sandbox).await.as_ref())).await
+        Call::Watch => watch(sandbox, stream).await,
+        Call::Stats => {
+            let stats = stats(host, sandbox).await;
+            wire::write(&mut stream, &told(stats.as_ref())).await
         }
-        Request::Execs => wire::write(&mut stream, &told(sandbox.execs().await.as_ref())).await,
-        Request::Stop { grace_ms } => {
-            let stopped = sandbox.stop(grace_ms.map(Duration::from_millis)).await;
-            wire::write(&mut stream, &told(stopped.as_ref())).await
+        Call::Execs => {
+            let execs = execs(sandbox).await;
+            wire::write(&mut stream, &told(execs.as_ref())).await
         }
-        Request::Kill => wire::write(&mut stream, &told(sandbox.kill().await.as_ref())).await,
-        Request::Remove => wire::write(&mut stream, &told(sandbox.remove().await.as_ref())).await,
-        Request::Checkpoint { tag, replace } => {
-            let taken = sandbox
-                .checkpoint(tag.as_deref(), Replace::from(replace))
-                .await;
-            wire::write(&mut stream, &told(taken.as_ref())).await
+        Call::Order(Order::Lend(wanted)) => lend(sandbox, wanted, stream).await,
+        Call::Order(order) => {
+            let answer = obey(sandbox, order).await;
+            wire::write(&mut stream, &told(answer.as_ref())).await
         }
-        Request::GoTo(goal) => {
-            wire::write(&mut stream, &told(sandbox.go_to(goal).await.as_ref())).await
-        }
-        Request::Forget(which) => {
-            wire::write(&mut stream, &told(sandbox.forget(which).await.as_ref())).await
-        }
-        Request::Lend(wanted) => lend(sandbox, wanted, stream).await,
-        Request::TakeBack { state } => {
-            wire::write(&mut stream, &told(sandbox.take_back(&state).await.as_ref())).await
-        }
-        Request::Pause => wire::write(&mut stream, &told(sandbox.pause().await.as_ref())).await,
-        Request::Resume => wire::write(&mut stream, &told(sandbox.resume().await.as_ref())).await,
     }
 }
 
-/// A state is lent until the asker gives it back, or is gone.
-async fn lend(sandbox: &Sandbox, wanted: Wanted, mut stream: UnixStream) -> std::io::Result<()> {
-    let lent = sandbox.lend(wanted).await;
+/// Sends the present state, and every one that follows, until the keeper is about to end or the
+/// client leaves.
+async fn watch(sandbox: &Local, mut stream: UnixStream) -> io::Result<()> {
+    let mut watch = sandbox.watch();
+    let mut next = Some(watch.now().clone());
+    let (mut reader, mut writer) = stream.split();
+    while let Some(state) = next {
+        let is_live = state.is_live();
+        wire::write(&mut writer, &Answer::Ok(state)).await?;
+        if !is_live && sandbox.status().paused_hub().is_none() {
+            return Ok(());
+        }
+        next = tokio::select! {
+            state = watch.changed() => state,
+            () = closed(&mut reader) => None,
+        };
+    }
+    Ok(())
+}
+
+async fn execs(sandbox: &Local) -> Result<Vec<ExecEntry>> {
+    Ok(sandbox.status().hub()?.execs().await)
+}
+
+/// A state is lent until the asker returns it, or is gone.
+async fn lend(sandbox: &Local, wanted: Wanted, mut stream: UnixStream) -> io::Result<()> {
+    let lent = sandbox.ask(wanted).await;
     let written = wire::write(&mut stream, &told(lent.as_ref())).await;
     let Ok(lent) = lent else { return written };
     if written.is_ok() {
         closed(&mut stream).await;
     }
-    if let Err(error) = sandbox.take_back(&lent.state).await {
-        tracing::warn!(%error, "a state that was lent stays until the next start");
+    let returned = sandbox.ask(GiveBack { state: lent.state }).await;
+    if let Err(error) = returned {
+        tracing::warn!(%error, "a lent state stays until the sandbox is next opened");
     }
     written
 }
@@ -455,11 +604,17 @@ fn told<T>(result: Result<T, &Error>) -> Answer<T> {
     result.map_err(Error::report)
 }
 
-async fn stats(host: &Host, sandbox: &Sandbox) -> Result<Stats> {
-    let guest = sandbox.guest().await?.metrics().await?;
-    let dir = host.inner.find(sandbox.id())?;
-    let pid = host.find(sandbox.id())?.qemu_pid.unwrap_or_default();
-    let (host_memory_bytes, host_cpu_ms) = process_usage(pid)?;
+/// What the sandbox uses.
+pub(crate) async fn stats(host: &Host, sandbox: &Local) -> Result<Stats> {
+    let status = sandbox.status();
+    let link = status.hub()?.connect().await;
+    let link = link.map_err(|source| Error::Guest {
+        operation: "reach the guest".into(),
+        source,
+    })?;
+    let guest = Guest::new(link).metrics().await?;
+    let dir = host.inner.find(&status.info.id)?;
+    let (host_memory_bytes, host_cpu_ms) = process_usage(status.info.qemu_pid.unwrap_or_default())?;
     Ok(Stats {
         guest,
         host_memory_bytes,

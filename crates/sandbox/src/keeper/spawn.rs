@@ -1,59 +1,70 @@
 //! Starting a keeper, and holding its lease.
+//!
+//! ```text
+//!   start ─► loaded ─ go ─► ready ─ commit ─► committed ─ release      a copy
+//!   start ────────────────► ready ─ commit ─► committed ─ release      a new sandbox
+//!   start ────────────────► ready ─────────────────────── release      an order to a sandbox at rest
+//! ```
+//!
+//! Always: a lease that is dropped before it is released takes back what the keeper was started for.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use super::wire::{self, GIVE_UP, GO, News, Order, RELEASE, Ready};
+use super::client::check_hello;
+use super::wire::{self, Hello, Mission, News, Ready, Word};
 use crate::error::{Error, Result};
 
 /// How long a keeper may take to undo what it began, when its lease closes.
 const UNDO_DEADLINE: Duration = Duration::from_secs(60);
 
+/// The program that keepers run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeeperProgram {
+    pub path: PathBuf,
+    /// With these arguments it calls [`keeper::run`](crate::keeper::run) with its standard input.
+    pub args: Vec<String>,
+}
+
 /// The hold on a keeper. Dropped before it is released, it makes the keeper take back what it was
 /// started for, and waits for that.
 #[derive(Debug)]
-pub struct Lease {
+pub(crate) struct Lease {
+    name: String,
     /// Nothing once it is released.
     stream: Option<UnixStream>,
 }
 
 impl Lease {
-    /// Starts `program` with `args` as a keeper. It finds its end of the lease as its standard
-    /// input, and must call [`run`](super::run) with it.
-    pub async fn start(program: &Path, args: &[&str], order: &Order) -> Result<Lease> {
-        let failed = |e| Error::io("start a keeper with", program, e);
-        let (ours, theirs) = StdStream::pair().map_err(failed)?;
-        // starts: our own program
-        let mut keeper = Command::new(program)
-            .args(args)
-            .current_dir("/")
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::null())
-            .spawn()
+    /// Starts a keeper for a mission. `name` is the sandbox's, for errors.
+    pub async fn start(program: &KeeperProgram, mission: &Mission, name: &str) -> Result<Lease> {
+        let failed = |e| Error::io("start a keeper with", &program.path, e);
+        let mut stream = spawn(program).map_err(failed)?;
+        wire::write_both(&mut stream, &Hello::ours(), mission)
+            .await
             .map_err(failed)?;
-        // It outlives the lease; somebody must take note of its end.
-        std::thread::spawn(move || drop(keeper.wait()));
-        ours.set_nonblocking(true).map_err(failed)?;
-        let mut stream = UnixStream::from_std(ours).map_err(failed)?;
-        wire::write(&mut stream, order).await.map_err(failed)?;
-        Ok(Lease {
+        let mut lease = Lease {
+            name: name.to_owned(),
             stream: Some(stream),
-        })
+        };
+        let theirs = wire::read(lease.stream()).await;
+        check_hello(name, theirs)?;
+        Ok(lease)
     }
 
-    /// Waits until the sandbox runs, or the keeper says why it does not.
+    /// Waits until the sandbox runs.
     pub async fn ready(&mut self) -> Result<Ready> {
         match self.news().await? {
             News::Ready(ready) => Ok(*ready),
             News::Failed(report) => Err(Error::Remote { report }),
-            News::Loaded | News::Saved { .. } => Err(out_of_turn()),
+            News::Loaded | News::Committed | News::Saved { .. } => Err(self.out_of_turn()),
         }
     }
 
@@ -62,25 +73,88 @@ impl Lease {
         match self.news().await? {
             News::Loaded => Ok(()),
             News::Failed(report) => Err(Error::Remote { report }),
-            News::Ready(_) | News::Saved { .. } => Err(out_of_turn()),
+            News::Ready(_) | News::Committed | News::Saved { .. } => Err(self.out_of_turn()),
         }
     }
 
-    /// Lets a copy that is loaded go on.
+    /// Lets a copy that is loaded continue.
     pub async fn go(&mut self) -> Result<()> {
-        let told = self.stream().write_u8(GO).await;
-        told.map_err(|source| Error::Keeper {
-            name: "that was to go on".into(),
-            source,
-        })
+        self.say(Word::Go).await
+    }
+
+    /// Makes a new sandbox exist for others. The lease is still held.
+    pub async fn commit(&mut self) -> Result<()> {
+        self.say(Word::Commit).await?;
+        match self.news().await? {
+            News::Committed => Ok(()),
+            News::Failed(report) => Err(Error::Remote { report }),
+            News::Ready(_) | News::Loaded | News::Saved { .. } => Err(self.out_of_turn()),
+        }
+    }
+
+    /// Whether the keeper still holds its end.
+    pub fn is_held(&mut self) -> bool {
+        let mut byte = [0];
+        let read = self.stream().try_read(&mut byte);
+        matches!(read, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    /// Lets the sandbox live on by itself.
+    pub async fn release(mut self) -> Result<()> {
+        self.say(Word::Release).await?;
+        self.stream = None;
+        Ok(())
+    }
+
+    /// Takes back what the keeper was started for, and waits for that. Returns the snapshot that it
+    /// was saved as, if it was.
+    pub async fn end(mut self) -> Result<Option<String>> {
+        let name = self.name.clone();
+        let failed = |source| Error::Keeper { name, source };
+        let ended = async {
+            let stream = self.stream();
+            stream.shutdown().await?;
+            // Saving takes as long as it takes.
+            let saved = match wire::read(stream).await {
+                Ok(News::Saved { digest }) => Some(digest),
+                _ => None,
+            };
+            let mut rest = Vec::new();
+            stream.read_to_end(&mut rest).await?;
+            Ok(saved)
+        };
+        let saved = ended.await.map_err(failed)?;
+        self.stream = None;
+        Ok(saved)
+    }
+
+    /// Gives up what the keeper was started for: it is not saved.
+    pub async fn give_up(mut self) {
+        if let Err(error) = self.say(Word::GiveUp).await {
+            tracing::warn!(%error, "a keeper does not hear that its sandbox is not wanted");
+        }
+        tokio::task::block_in_place(|| drop(self));
+    }
+
+    async fn say(&mut self, word: Word) -> Result<()> {
+        let said = self.stream().write_u8(word.byte()).await;
+        said.map_err(|source| self.silent(source))
     }
 
     async fn news(&mut self) -> Result<News> {
         let heard = wire::read(self.stream()).await;
-        heard.map_err(|source| Error::Keeper {
-            name: "that was to be started".into(),
+        heard.map_err(|source| self.silent(source))
+    }
+
+    fn out_of_turn(&self) -> Error {
+        self.silent(io::ErrorKind::InvalidData.into())
+    }
+
+    fn silent(&self, source: io::Error) -> Error {
+        Error::Keeper {
+            name: self.name.clone(),
             source,
-        })
+        }
     }
 
     fn stream(&mut self) -> &mut UnixStream {
@@ -88,69 +162,37 @@ impl Lease {
             .as_mut()
             .expect("a lease has its stream until it is released")
     }
-
-    /// Takes back what the keeper was started for, and waits for that. Tells which snapshot it was
-    /// saved as, if it was.
-    pub async fn end(mut self) -> Result<Option<String>> {
-        let failed = |source| Error::Keeper {
-            name: "that was to end".into(),
-            source,
-        };
-        let stream = self.stream();
-        stream.shutdown().await.map_err(failed)?;
-        // Saving takes as long as it takes.
-        let saved = match wire::read(stream).await {
-            Ok(News::Saved { digest }) => Some(digest),
-            _ => None,
-        };
-        let mut rest = Vec::new();
-        stream.read_to_end(&mut rest).await.map_err(failed)?;
-        self.stream = None;
-        Ok(saved)
-    }
-
-    /// Gives up what the keeper was started for: it is not saved, whatever it was to be.
-    pub async fn give_up(mut self) {
-        if let Err(error) = self.stream().write_u8(GIVE_UP).await {
-            tracing::warn!(%error, "the keeper cannot be told that its sandbox is not wanted");
-        }
-        tokio::task::block_in_place(|| drop(self));
-    }
-
-    /// Lets the sandbox live on by itself.
-    pub async fn release(mut self) -> Result<()> {
-        let told = self.stream().write_u8(RELEASE).await;
-        told.map_err(|source| Error::Keeper {
-            name: "that was just started".into(),
-            source,
-        })?;
-        self.stream = None;
-        Ok(())
-    }
 }
 
-fn out_of_turn() -> Error {
-    let source = std::io::ErrorKind::InvalidData.into();
-    Error::Keeper {
-        name: "that was to be started".into(),
-        source,
-    }
+/// The keeper finds its end of the lease as its standard input.
+fn spawn(program: &KeeperProgram) -> io::Result<UnixStream> {
+    let (ours, theirs) = StdStream::pair()?;
+    // starts: our own program
+    let mut keeper = Command::new(&program.path)
+        .args(&program.args)
+        .current_dir("/")
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .spawn()?;
+    // It outlives the lease; its end must be waited for.
+    std::thread::spawn(move || drop(keeper.wait()));
+    ours.set_nonblocking(true)?;
+    UnixStream::from_std(ours)
 }
 
 impl Drop for Lease {
-    /// Closes the lease and waits for the keeper's end, so that nothing of the sandbox is left when
-    /// we return.
+    /// Closes the lease and waits for the keeper's end, so that nothing of the sandbox is left.
     fn drop(&mut self) {
         let Some(stream) = self.stream.take() else {
             return;
         };
         if let Err(error) = wait_for_end(stream) {
-            tracing::warn!(%error, "the keeper did not say that it is done");
+            tracing::warn!(%error, "a keeper did not say that it is done");
         }
     }
 }
 
-fn wait_for_end(stream: UnixStream) -> std::io::Result<()> {
+fn wait_for_end(stream: UnixStream) -> io::Result<()> {
     let mut stream = stream.into_std()?;
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(UNDO_DEADLINE))?;

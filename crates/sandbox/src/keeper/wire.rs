@@ -1,129 +1,179 @@
 //! What is said on a lease and on a keeper's socket: JSON, each message with its length before it
-//! as a little-endian u32.
+//! as a little-endian u32. `docs/keeper-protocol.md` is the contract, with a golden message for
+//! each kind.
 
 use std::io;
-use std::time::Duration;
 
+use sandtree_store::BatchId;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::error::Report;
 use crate::host::HostConfig;
 use crate::info::SandboxInfo;
-use crate::lend::Wanted;
+use crate::order::Order;
 use crate::spec::SandboxSpec;
-use crate::states::{Forget, Goal, RestoreReport, Reverted};
+
+/// Both ends must speak the same version. Within a version, messages and fields are only added.
+pub const PROTOCOL: u32 = 2;
+
+/// What was added within this version. A client that needs one of them looks for it in the hello.
+pub const FEATURES: [&str; 2] = ["batch", "watch"];
 
 /// The longest message, in bytes.
 const LIMIT: u32 = 1 << 20;
 
+/// The first message of both ends, on every connection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    pub protocol: u32,
+    /// The version of the program, for people.
+    pub program: String,
+    pub features: Vec<String>,
+}
+
+impl Hello {
+    pub fn ours() -> Self {
+        Self {
+            protocol: PROTOCOL,
+            program: env!("CARGO_PKG_VERSION").into(),
+            features: FEATURES.map(str::to_owned).to_vec(),
+        }
+    }
+}
+
+/// What a client wants of a connection to a keeper's socket.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Call {
+    /// From the answer on, both ends speak the guest's protocol.
+    Link,
+    /// Every state of the sandbox from the present one on, until the connection closes.
+    Watch,
+    /// What the sandbox uses.
+    Stats,
+    /// The detached commands.
+    Execs,
+    /// A verb. What is lent is lent for as long as the connection stays open.
+    Order(Order),
+}
+
 /// What a keeper is started for.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Order {
+pub(crate) struct Mission {
     pub config: HostConfig,
     pub task: Task,
+    /// The batch that a new sandbox belongs to.
+    pub batch: Option<BatchId>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Task {
+pub(crate) enum Task {
     Create(Box<SandboxSpec>),
-    Start {
-        reference: String,
-        boot_timeout: Option<Duration>,
-    },
-    /// A sandbox that rests goes to a state.
-    GoTo {
-        reference: String,
-        goal: Goal,
-    },
-    Resume {
-        reference: String,
-    },
-    /// A copy of `source` from one of its states. It stands still until it is told to go on.
+    /// A copy of `source` from one of its states. It stands still until it is told to continue.
     Copy {
         source: String,
         state: String,
         name: String,
     },
+    /// A sandbox at rest gets a keeper, which carries an order out and stays.
+    Order {
+        reference: String,
+        order: Order,
+    },
 }
 
-/// On a lease whose sandbox runs: it lives on by itself, and the lease means nothing any more. One
-/// byte, so that whoever reads it among other things cannot lose half of it.
-pub(super) const RELEASE: u8 = b'r';
+impl Task {
+    pub fn makes_a_sandbox(&self) -> bool {
+        matches!(self, Self::Create(_) | Self::Copy { .. })
+    }
+}
 
-/// On a lease: what it was given for is not wanted after all. Nothing of it is saved.
-pub(super) const GIVE_UP: u8 = b'x';
+/// What the holder of a lease sends: one byte, so that a reader that waits for several things
+/// cannot lose half of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Word {
+    /// A copy that is loaded continues.
+    Go = b'g' as isize,
+    /// The new sandbox exists for others; the lease is still held.
+    Commit = b'c' as isize,
+    /// The sandbox exists and lives on by itself; the lease means nothing any more.
+    Release = b'r' as isize,
+    /// The sandbox is not wanted after all. Nothing of it is saved.
+    GiveUp = b'x' as isize,
+}
 
-/// On a lease whose copy is loaded: it goes on.
-pub(super) const GO: u8 = b'g';
+impl Word {
+    pub fn of(byte: u8) -> Option<Self> {
+        [Self::Go, Self::Commit, Self::Release, Self::GiveUp]
+            .into_iter()
+            .find(|word| word.byte() == byte)
+    }
 
-/// A keeper's answer on its lease.
+    pub fn byte(self) -> u8 {
+        self as u8
+    }
+}
+
+/// What a keeper says on its lease.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum News {
-    /// A copy holds its state, and waits to be told to go on.
+pub(crate) enum News {
+    /// A copy holds its state, and waits to be told to continue.
     Loaded,
     Ready(Box<Ready>),
+    /// The sandbox exists for others.
+    Committed,
     Failed(Report),
-    /// It has ended, and was saved as this snapshot, as it was to be.
+    /// It has ended, and was saved as this snapshot.
     Saved {
         digest: String,
     },
 }
 
-/// A sandbox that runs, and what came of the way there.
+/// A sandbox that runs, and the answer to the order that started it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Ready {
+pub(crate) struct Ready {
     pub info: SandboxInfo,
-    pub way: Way,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Way {
-    Booted,
-    Reverted(Reverted),
-    Resumed(RestoreReport),
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Request {
-    Link,
-    Stats,
-    Execs,
-    Stop { grace_ms: Option<u64> },
-    Kill,
-    Remove,
-    Checkpoint { tag: Option<String>, replace: bool },
-    GoTo(Goal),
-    Forget(Forget),
-    Lend(Wanted),
-    TakeBack { state: String },
-    Pause,
-    Resume,
+    pub answer: Value,
 }
 
 /// An answer, or why there is none.
-pub(super) type Answer<T> = Result<T, Report>;
+pub(crate) type Answer<T> = Result<T, Report>;
 
-pub(super) async fn write<T: Serialize>(
+pub(crate) async fn write<T: Serialize>(
     stream: &mut (impl AsyncWrite + Unpin),
     message: &T,
 ) -> io::Result<()> {
-    let body = serde_json::to_vec(message)?;
-    let length = u32::try_from(body.len())
-        .ok()
-        .filter(|l| *l <= LIMIT)
-        .ok_or(io::ErrorKind::InvalidInput)?;
-    let mut bytes = length.to_le_bytes().to_vec();
-    bytes.extend(body);
+    stream.write_all(&frame(message)?).await
+}
+
+/// Both messages in one write: a client's hello needs no answer before its call.
+pub(crate) async fn write_both<T: Serialize>(
+    stream: &mut (impl AsyncWrite + Unpin),
+    hello: &Hello,
+    message: &T,
+) -> io::Result<()> {
+    let mut bytes = frame(hello)?;
+    bytes.extend(frame(message)?);
     stream.write_all(&bytes).await
 }
 
-pub(super) async fn read<T: DeserializeOwned>(
+fn frame<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
+    let body = serde_json::to_vec(message)?;
+    let length = u32::try_from(body.len())
+        .ok()
+        .filter(|length| *length <= LIMIT)
+        .ok_or(io::ErrorKind::InvalidInput)?;
+    let mut bytes = length.to_le_bytes().to_vec();
+    bytes.extend(body);
+    Ok(bytes)
+}
+
+pub(crate) async fn read<T: DeserializeOwned>(
     stream: &mut (impl AsyncRead + Unpin),
 ) -> io::Result<T> {
     let length = stream.read_u32_le().await?;
@@ -133,4 +183,162 @@ pub(super) async fn read<T: DeserializeOwned>(
     let mut body = vec![0; length as usize];
     stream.read_exact(&mut body).await?;
     Ok(serde_json::from_slice(&body)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fmt::Debug;
+
+    use sandtree_store::Consistency;
+    use serde_json::json;
+
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::lend::{LentState, Wanted};
+    use crate::order::{GiveBack, Kill, Pause, Remove, Resume, Start, Stop, TakeCheckpoint};
+    use crate::states::{Forget, Goal, Replace};
+    use crate::status::State;
+    use crate::verb::Phase;
+
+    /// The messages that `docs/keeper-protocol.md` promises, by name.
+    const GOLDEN: &str = include_str!("../../../../docs/vectors/keeper-protocol.jsonl");
+
+    fn golden() -> BTreeMap<String, Value> {
+        let lines = GOLDEN.lines().map(|line| {
+            let line: Value = serde_json::from_str(line).expect("a line is JSON");
+            let name = line["name"].as_str().expect("a line has a name").to_owned();
+            (name, line["message"].clone())
+        });
+        lines.collect()
+    }
+
+    #[track_caller]
+    fn assert_golden<T: Serialize + DeserializeOwned + Debug>(name: &str, message: &T) {
+        let promised = golden().remove(name).unwrap_or(Value::Null);
+        let written = serde_json::to_value(message).expect("it is JSON");
+        assert_eq!(written, promised, "{name}");
+        let read: T = serde_json::from_value(promised).expect("it is read");
+        assert_eq!(format!("{read:?}"), format!("{message:?}"), "{name}");
+    }
+
+    fn order(order: impl Into<Order>) -> Call {
+        Call::Order(order.into())
+    }
+
+    #[test]
+    fn every_call_is_as_promised() {
+        let hello = Hello {
+            protocol: 2,
+            program: "0.1.0".into(),
+            features: vec!["batch".into(), "watch".into()],
+        };
+        assert_golden("hello", &hello);
+        assert_golden("link", &Call::Link);
+        assert_golden("watch", &Call::Watch);
+        assert_golden("stats", &Call::Stats);
+        assert_golden("execs", &Call::Execs);
+        assert_golden(
+            "stop",
+            &order(Stop {
+                grace_ms: Some(10_000),
+            }),
+        );
+        assert_golden("kill", &order(Kill {}));
+        let boot_timeout_ms = Some(60_000);
+        assert_golden("start", &order(Start { boot_timeout_ms }));
+        assert_golden("remove", &order(Remove {}));
+        let checkpoint = TakeCheckpoint {
+            tag: Some("before".into()),
+            replace: Replace::No,
+        };
+        assert_golden("checkpoint", &order(checkpoint));
+        assert_golden("revert", &order(Goal::State("before".into())));
+        assert_golden("undo", &order(Goal::Undo { steps: 1 }));
+        assert_golden("redo", &order(Goal::Redo));
+        assert_golden("forget", &order(Forget::These(vec!["before".into()])));
+        assert_golden("forget all", &order(Forget::All));
+        assert_golden("forget all but", &order(Forget::AllBut(3)));
+        assert_golden("lend copies", &order(Wanted::Copies));
+        assert_golden("lend state", &order(Wanted::State("before".into())));
+        let state = "0123456789abcdef".into();
+        assert_golden("give back", &order(GiveBack { state }));
+        assert_golden("pause", &order(Pause {}));
+        assert_golden("resume", &order(Resume {}));
+    }
+
+    #[test]
+    fn every_answer_is_as_promised() {
+        assert_golden("done", &Answer::Ok(()));
+        let state = State {
+            phase: Some(Phase::Stopped),
+            reason: Some("stopped".into()),
+            saved: None,
+            save_failed: None,
+        };
+        assert_golden("state", &Answer::Ok(state));
+        let lent = LentState {
+            state: "0123456789abcdef".into(),
+            pause_ms: 8.5,
+            degraded: Vec::new(),
+            consistency: Consistency::Exact,
+            disk_only: false,
+        };
+        assert_golden("lent", &Answer::Ok(lent));
+        let report = Report {
+            kind: ErrorKind::WrongState,
+            message: "sandbox a is stopped; it cannot be paused".into(),
+            causes: Vec::new(),
+            hint: None,
+        };
+        assert_golden("refused", &Answer::<()>::Err(report.clone()));
+        assert_golden("failed", &News::Failed(report));
+    }
+
+    #[test]
+    fn every_word_of_a_lease_is_as_promised() {
+        assert_golden("loaded", &News::Loaded);
+        assert_golden("committed", &News::Committed);
+        let digest = "ab".repeat(32);
+        assert_golden("saved", &News::Saved { digest });
+        let task = Task::Copy {
+            source: "0123456789abcdef".into(),
+            state: "fedcba9876543210".into(),
+            name: "a-1".into(),
+        };
+        assert_golden("copy", &task);
+        let task = Task::Order {
+            reference: "a".into(),
+            order: Resume {}.into(),
+        };
+        assert_golden("resume at rest", &task);
+        let bytes = golden().remove("words").expect("it is promised");
+        let words = [Word::Go, Word::Commit, Word::Release, Word::GiveUp];
+        assert_eq!(json!(words.map(|word| char::from(word.byte()))), bytes);
+        assert!(
+            words
+                .iter()
+                .all(|word| Word::of(word.byte()) == Some(*word))
+        );
+    }
+
+    #[test]
+    fn every_golden_message_is_checked() {
+        let source = include_str!("wire.rs");
+        for name in golden().keys() {
+            let quoted = format!("\"{name}\"");
+            assert!(source.contains(&quoted), "{name} is checked by no test");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_message_that_is_too_long_or_cut_is_an_error() {
+        let mut long = (LIMIT + 1).to_le_bytes().to_vec();
+        long.extend([b' '; 16]);
+        let error = read::<Value>(&mut &long[..]).await.expect_err("too long");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        let cut = [5, 0, 0, 0, b'n', b'u'];
+        let error = read::<Value>(&mut &cut[..]).await.expect_err("cut");
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
 }

@@ -41,7 +41,7 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 pub enum LinkError {
     #[error("the connection to the sandbox ended")]
     Ended,
-    #[error("the sandbox ended: {reason}")]
+    #[error("the connection to the guest is lost: {reason}")]
     Lost { reason: String },
     #[error("the guest did not answer within {after:?}")]
     Timeout { after: Duration },

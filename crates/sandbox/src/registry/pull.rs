@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::transfer::{POLL, Told, counted, while_wanted};
 use super::unpacked::Unpacked;
 use super::{IMAGE, Member, RegistryAccess, SNAPSHOT, SUBJECT, THREADS};
-use crate::capture::blocking;
+use crate::blocking::blocking;
 use crate::error::{Error, Result};
 use crate::host::{Host, Inner};
 use crate::image::{
@@ -26,9 +26,9 @@ use crate::image::{
     image_of_layers, writable_bytes,
 };
 use crate::note;
-use crate::sandbox::Replace;
 use crate::save::name_error;
 use crate::spec::parse_name;
+use crate::states::Replace;
 
 /// A configuration is a few KiB.
 const CONFIG_MAX: u64 = 4 << 20;

@@ -18,8 +18,8 @@ use super::{
     IMAGE, MEMBER, MEMBER_BYTES, MEMBER_DIGEST, MEMBER_ROLE, RegistryAccess, SNAPSHOT, SUBJECT,
     THREADS,
 };
-use crate::error::{Error, Result};
-use crate::host::{Host, store_error};
+use crate::error::{Error, Result, store_error};
+use crate::host::Host;
 use crate::image::{self, Progress, Stage, Watch};
 use crate::note;
 use crate::reference::Reference as Local;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use sandtree_store::Phase;
+pub use sandtree_store::Phase;
 
 /// What can be asked of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +73,9 @@ pub fn permits(phase: Phase, verb: Verb) -> bool {
         (Phase::Running, Verb::Checkpoint | Verb::Pause) => true,
         (Phase::Stopped | Phase::Crashed, Verb::Start) => true,
         (Phase::Paused, Verb::Resume) => true,
-        // Between two phases nothing new begins; the driver is busy with the way.
+        // These interrupt what is being done.
+        (Phase::Starting | Phase::Stopping, Verb::Kill | Verb::Remove) => true,
+        // Between two phases nothing else begins.
         (Phase::Creating | Phase::Starting | Phase::Stopping, _) => false,
         (Phase::Running | Phase::Stopped | Phase::Crashed | Phase::Paused, _) => false,
     }

@@ -1,0 +1,330 @@
+//! New sandboxes that run but do not exist for others yet: one commit makes all of them exist.
+//!
+//! ```text
+//!   begin: each one created, in this process or in a keeper, `creating` on disk
+//!     -> all run? -> commit: the batch's one file -> each records that it runs -> released
+//!     \ a failure, a keeper's death, Ctrl-C: none of them is left
+//! ```
+//!
+//! Always: at any moment all of them exist or none does, even if this process or a keeper is killed.
+//! Before the commit, a keeper whose lease closes removes its sandbox. After it, the keeper finds the
+//! batch committed and keeps it.
+
+use sandtree_store::{Batch, BatchId};
+
+use crate::blocking::blocking;
+use crate::create::{self, CopySpec, Created, Source};
+use crate::driver::Commit;
+use crate::error::{Error, Result, store_error};
+use crate::fault::Step;
+use crate::host::{Host, RunIn};
+use crate::info::SandboxInfo;
+use crate::keeper::{Keeper, KeeperProgram, Lease, Mission, Task};
+use crate::sandbox::Sandbox;
+use crate::spec::SandboxSpec;
+use crate::together::{all, all_in_turns};
+
+/// New sandboxes before their commit. Dropped, nothing of them is left.
+#[derive(Debug)]
+pub struct Begun {
+    host: Host,
+    /// For more than one.
+    batch: Option<Batch>,
+    members: Vec<Member>,
+}
+
+#[derive(Debug)]
+enum Member {
+    Here(Box<Created>),
+    Kept {
+        lease: Lease,
+        sandbox: Sandbox,
+        info: Box<SandboxInfo>,
+    },
+}
+
+/// New sandboxes that exist. Those in keepers live until this is dropped, unless they are released.
+#[derive(Debug)]
+pub struct Committed {
+    sandboxes: Vec<Sandbox>,
+    leases: Vec<Lease>,
+}
+
+impl Host {
+    /// Creates sandboxes without making them exist for others. At most so many at a time.
+    pub(crate) async fn begin(&self, specs: Vec<SandboxSpec>, concurrency: usize) -> Result<Begun> {
+        let batch = self.batch(specs.len()).await?;
+        let id = batch.as_ref().map(|batch| batch.id().clone());
+        let members = match &self.inner.config.run_in {
+            RunIn::ThisProcess => {
+                let create = |spec| {
+                    let host = self.inner.clone();
+                    let batch = id.clone();
+                    async move { create::created(host, spec, batch).await.map(Member::here) }
+                };
+                all_in_turns(concurrency, specs.into_iter().map(create)).await?
+            }
+            RunIn::Keeper(program) => {
+                let create = |spec: SandboxSpec| {
+                    let name = spec.name.clone().unwrap_or_else(|| "that is new".into());
+                    let task = Task::Create(Box::new(spec));
+                    self.clone()
+                        .start_keeper(program.clone(), task, id.clone(), name)
+                };
+                let started = specs.into_iter().map(|spec| {
+                    let starting = create(spec);
+                    let host = self.clone();
+                    async move { Member::ready(&host, starting.await?).await }
+                });
+                all_in_turns(concurrency, started).await?
+            }
+        };
+        Ok(self.begun(batch, members))
+    }
+
+    /// Makes copies of a state, without making them exist for others.
+    pub(crate) async fn begin_copies(
+        &self,
+        source: Source,
+        names: Vec<String>,
+        concurrency: usize,
+    ) -> Result<Begun> {
+        let batch = self.batch(names.len()).await?;
+        let id = batch.as_ref().map(|batch| batch.id().clone());
+        let members = match &self.inner.config.run_in {
+            RunIn::ThisProcess => self.copies_here(source, names, id, concurrency).await?,
+            RunIn::Keeper(program) => {
+                self.copies_in_keepers(program, &source, names, id, concurrency)
+                    .await?
+            }
+        };
+        Ok(self.begun(batch, members))
+    }
+
+    async fn copies_here(
+        &self,
+        source: Source,
+        names: Vec<String>,
+        batch: Option<BatchId>,
+        concurrency: usize,
+    ) -> Result<Vec<Member>> {
+        let loading = names.into_iter().map(|name| {
+            let host = self.inner.clone();
+            let copy = CopySpec {
+                source: source.clone(),
+                name,
+                batch: batch.clone(),
+            };
+            async move { create::copy(host, copy).await }
+        });
+        let loaded = all_in_turns(concurrency, loading).await?;
+        let continued = loaded
+            .into_iter()
+            .map(|copy| async move { copy.go_on().await.map(Member::here) });
+        all(continued).await
+    }
+
+    async fn copies_in_keepers(
+        &self,
+        program: &KeeperProgram,
+        source: &Source,
+        names: Vec<String>,
+        batch: Option<BatchId>,
+        concurrency: usize,
+    ) -> Result<Vec<Member>> {
+        let loading = names.into_iter().map(|name| {
+            let task = Task::Copy {
+                source: source.record.id.to_string(),
+                state: source.state.manifest().id.to_string(),
+                name: name.clone(),
+            };
+            let starting = self
+                .clone()
+                .start_keeper(program.clone(), task, batch.clone(), name);
+            async move {
+                let mut lease = starting.await?;
+                lease.loaded().await?;
+                Ok(lease)
+            }
+        });
+        let loaded = all_in_turns(concurrency, loading).await?;
+        let continued = loaded.into_iter().map(|mut lease: Lease| {
+            let host = self.clone();
+            async move {
+                lease.go().await?;
+                Member::ready(&host, lease).await
+            }
+        });
+        all(continued).await
+    }
+
+    pub(crate) async fn start_keeper(
+        self,
+        program: KeeperProgram,
+        task: Task,
+        batch: Option<BatchId>,
+        name: String,
+    ) -> Result<Lease> {
+        let mission = Mission {
+            config: self.inner.config.clone(),
+            task,
+            batch,
+        };
+        Lease::start(&program, &mission, &name).await
+    }
+
+    async fn batch(&self, count: usize) -> Result<Option<Batch>> {
+        if count < 2 {
+            return Ok(None);
+        }
+        let host = self.inner.clone();
+        let batch = blocking(move || host.store.begin_batch()).await;
+        batch.map(Some).map_err(store_error("begin a batch"))
+    }
+
+    fn begun(&self, batch: Option<Batch>, members: Vec<Member>) -> Begun {
+        Begun {
+            host: self.clone(),
+            batch,
+            members,
+        }
+    }
+}
+
+impl Member {
+    fn here(created: Created) -> Self {
+        Self::Here(Box::new(created))
+    }
+
+    async fn ready(host: &Host, mut lease: Lease) -> Result<Self> {
+        let info = lease.ready().await?.info;
+        let dir = host.inner.find(&info.id)?;
+        let sandbox = Sandbox::kept(host, &dir, Keeper::of(&dir, info.keeper_pid));
+        Ok(Self::Kept {
+            lease,
+            sandbox,
+            info: Box::new(info),
+        })
+    }
+
+    /// A machine that ended by itself, or a keeper that died, cannot be committed.
+    fn check(&mut self) -> Result<()> {
+        match self {
+            Self::Here(created) => created.check(),
+            Self::Kept { lease, sandbox, .. } => {
+                if lease.is_held() {
+                    return Ok(());
+                }
+                Err(Error::Keeper {
+                    name: sandbox.name().to_owned(),
+                    source: std::io::ErrorKind::BrokenPipe.into(),
+                })
+            }
+        }
+    }
+}
+
+impl Begun {
+    /// Those that keepers run. They can be used, but do not exist for others yet.
+    pub fn sandboxes(&self) -> impl Iterator<Item = &Sandbox> {
+        self.members.iter().filter_map(|member| match member {
+            Member::Here(_) => None,
+            Member::Kept { sandbox, .. } => Some(sandbox),
+        })
+    }
+
+    /// What is known of them.
+    pub fn infos(&self) -> impl Iterator<Item = &SandboxInfo> {
+        self.members.iter().filter_map(|member| match member {
+            Member::Here(_) => None,
+            Member::Kept { info, .. } => Some(&**info),
+        })
+    }
+
+    /// Gives all of them up: nothing of them is saved, whatever was asked for.
+    pub async fn give_up(mut self) {
+        for member in std::mem::take(&mut self.members) {
+            if let Member::Kept { lease, .. } = member {
+                lease.give_up().await;
+            }
+        }
+    }
+
+    /// Makes all of them exist. From here on they exist, whatever happens to this process.
+    pub async fn commit(mut self) -> Result<Committed> {
+        for member in &mut self.members {
+            member.check()?;
+        }
+        self.host.inner.reach(Step::Commit, None)?;
+        let Some(mut batch) = self.batch.take() else {
+            return self.settle().await;
+        };
+        let batch = blocking(move || batch.commit().map(|()| batch)).await;
+        let batch = batch.map_err(store_error("commit a batch"))?;
+        self.host.inner.reach(Step::Committed, None)?;
+        let committed = self.settle().await?;
+        let finished = blocking(move || batch.finish()).await;
+        if let Err(error) = finished {
+            tracing::warn!(%error, "a batch stays on disk until the store is next opened");
+        }
+        Ok(committed)
+    }
+
+    /// Each sandbox records that it runs. In a batch all of them exist already, so one that cannot
+    /// record it is no failure of the others.
+    async fn settle(mut self) -> Result<Committed> {
+        let is_alone = self.members.len() == 1;
+        let mut sandboxes = Vec::new();
+        let mut leases = Vec::new();
+        for member in std::mem::take(&mut self.members) {
+            let settled = match member {
+                Member::Here(created) => {
+                    let local = created.drive();
+                    let settled = local.ask(Commit {}).await;
+                    sandboxes.push(self.host.driven(local)?);
+                    settled
+                }
+                Member::Kept {
+                    mut lease, sandbox, ..
+                } => {
+                    let settled = lease.commit().await;
+                    sandboxes.push(sandbox);
+                    leases.push(lease);
+                    settled
+                }
+            };
+            match settled {
+                Err(error) if is_alone => return Err(error),
+                Err(error) => tracing::error!(%error, "a new sandbox cannot record that it runs"),
+                Ok(()) => {}
+            }
+        }
+        Ok(Committed { sandboxes, leases })
+    }
+}
+
+impl Committed {
+    pub fn sandboxes(&self) -> &[Sandbox] {
+        &self.sandboxes
+    }
+
+    /// Lets those in keepers live on by themselves.
+    pub async fn release(self) -> Vec<Sandbox> {
+        for lease in self.leases {
+            // A keeper that is gone has nothing to be released.
+            if let Err(error) = lease.release().await {
+                tracing::warn!(%error, "a keeper died right after its sandbox was created");
+            }
+        }
+        self.sandboxes
+    }
+
+    /// Ends those in keepers, and waits for that. Returns what the first was saved as.
+    pub async fn end(self) -> Result<Option<String>> {
+        let mut saved = None;
+        for lease in self.leases {
+            saved = saved.or(lease.end().await?);
+        }
+        Ok(saved)
+    }
+}

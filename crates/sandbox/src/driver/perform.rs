@@ -1,0 +1,125 @@
+//! Each verb, as the driver carries it out.
+
+use std::time::Duration;
+
+use sandtree_store::Phase;
+use tokio::time::Instant;
+
+use super::{Driver, Existence, Perform};
+use crate::error::Result;
+use crate::lend::{LentState, Wanted};
+use crate::order::{Ask, GiveBack, Kill, Pause, Remove, Resume, Start, Stop, TakeCheckpoint};
+use crate::states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted};
+use crate::verb::Verb;
+
+impl Perform for Stop {
+    /// A second stop waits for the first.
+    fn is_done(&self, driver: &Driver, asked: Instant) -> Option<()> {
+        driver.rested_since(asked)
+    }
+
+    async fn perform(self, driver: &mut Driver) -> Result<()> {
+        driver.stop(self.grace_ms.map(Duration::from_millis)).await
+    }
+}
+
+impl Perform for Kill {
+    /// The machine may have ended when the verb that was being carried out was interrupted.
+    fn is_done(&self, driver: &Driver, asked: Instant) -> Option<()> {
+        driver.rested_since(asked)
+    }
+
+    async fn perform(self, driver: &mut Driver) -> Result<()> {
+        driver.kill("killed").await
+    }
+}
+
+impl Perform for Start {
+    async fn perform(self, driver: &mut Driver) -> Result<()> {
+        let timeout = self.boot_timeout_ms.map(Duration::from_millis);
+        driver.start_again(timeout).await
+    }
+}
+
+impl Perform for Remove {
+    async fn perform(self, driver: &mut Driver) -> Result<()> {
+        driver.remove().await
+    }
+}
+
+impl Perform for TakeCheckpoint {
+    async fn perform(self, driver: &mut Driver) -> Result<Checkpoint> {
+        driver.checkpoint(self.tag, self.replace).await
+    }
+}
+
+impl Perform for Goal {
+    async fn perform(self, driver: &mut Driver) -> Result<Reverted> {
+        driver.go_to(self).await
+    }
+}
+
+impl Perform for Forget {
+    async fn perform(self, driver: &mut Driver) -> Result<Forgotten> {
+        driver.forget(&self)
+    }
+}
+
+impl Perform for Wanted {
+    async fn perform(self, driver: &mut Driver) -> Result<LentState> {
+        driver.lend(self).await
+    }
+
+    fn unheard(lent: LentState, driver: &mut Driver) {
+        if let Err(error) = driver.take_back(&lent.state) {
+            tracing::warn!(%error, "a lent state stays until its sandbox is next opened");
+        }
+    }
+}
+
+impl Perform for GiveBack {
+    async fn perform(self, driver: &mut Driver) -> Result<()> {
+        driver.take_back(&self.state)
+    }
+}
+
+impl Perform for Pause {
+    async fn perform(self, driver: &mut Driver) -> Result<Paused> {
+        driver.pause().await
+    }
+}
+
+impl Perform for Resume {
+    async fn perform(self, driver: &mut Driver) -> Result<RestoreReport> {
+        driver.resume().await
+    }
+}
+
+/// A new sandbox exists from now on. Only for the process that creates it.
+#[derive(Debug)]
+pub(crate) struct Commit {}
+
+impl Ask for Commit {
+    type Answer = ();
+
+    fn verb(&self) -> Verb {
+        Verb::Use
+    }
+}
+
+impl Perform for Commit {
+    async fn perform(self, driver: &mut Driver) -> Result<()> {
+        driver.existence = Existence::Committed;
+        let state = driver.state.clone();
+        driver.record(state)
+    }
+}
+
+impl Driver {
+    /// Whether the machine ended after a moment, so that there is nothing left to stop.
+    fn rested_since(&self, asked: Instant) -> Option<()> {
+        let is_at_rest = matches!(self.state.phase, Phase::Stopped | Phase::Crashed);
+        let since = self.rested.filter(|rested| *rested >= asked);
+        since.filter(|_| is_at_rest).map(drop)
+    }
+}

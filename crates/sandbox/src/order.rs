@@ -1,0 +1,172 @@
+//! What can be asked of a sandbox: one type for each verb, with the type of its answer.
+//!
+//! The same values travel on a driver's queue and, as JSON, on a keeper's socket, so a verb is
+//! written once and works whichever process runs the sandbox.
+//!
+//! ```text
+//!   Sandbox::checkpoint ── Checkpointing ─┬─ driver of this process ─┐
+//!                                         ├─ Order ── keeper's socket ── its driver
+//!                                         └─ nobody runs it: see `AtRest`
+//! ```
+
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::lend::{LentState, Wanted};
+use crate::states::{
+    Checkpoint, Forget, Forgotten, Goal, Paused, Replace, RestoreReport, Reverted,
+};
+use crate::verb::Verb;
+
+/// A verb with its arguments.
+pub(crate) trait Ask: Send + 'static {
+    type Answer: Send + 'static;
+
+    const URGENCY: Urgency = Urgency::Queued;
+
+    /// What the table of legal verbs calls it.
+    fn verb(&self) -> Verb;
+}
+
+/// A verb for a sandbox that any process may run, or none.
+pub(crate) trait Anywhere:
+    Ask<Answer: Serialize + DeserializeOwned> + Into<Order> + Clone
+{
+    const AT_REST: AtRest;
+}
+
+/// When a driver carries an order out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    /// After those that came before it.
+    Queued,
+    /// At once: it interrupts the verb that is being carried out.
+    Interrupts,
+}
+
+/// What happens to an order for a sandbox that no process runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AtRest {
+    /// It needs a machine, so it is refused.
+    Refused,
+    /// This process takes the sandbox for as long as the order takes.
+    Brief,
+    /// A machine runs afterwards, in this process or in a keeper.
+    Starts,
+}
+
+/// Any verb with its arguments, as it is sent to a keeper.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Order {
+    Stop(Stop),
+    Kill(Kill),
+    Start(Start),
+    Remove(Remove),
+    Checkpoint(TakeCheckpoint),
+    GoTo(Goal),
+    Forget(Forget),
+    Lend(Wanted),
+    GiveBack(GiveBack),
+    Pause(Pause),
+    Resume(Resume),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Stop {
+    /// How long the guest's processes may take to end; without it, as long as its init needs.
+    pub grace_ms: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Kill {}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Start {
+    pub boot_timeout_ms: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Remove {}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TakeCheckpoint {
+    pub tag: Option<String>,
+    pub replace: Replace,
+}
+
+/// Returns a lent state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GiveBack {
+    pub state: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Pause {}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Resume {}
+
+macro_rules! verbs {
+    ($($order:ident($ask:ident) -> $answer:ty, $at_rest:ident, $urgency:ident, |$it:pat_param| $verb:expr;)*) => {$(
+        impl From<$ask> for Order {
+            fn from(ask: $ask) -> Self {
+                Self::$order(ask)
+            }
+        }
+
+        impl Anywhere for $ask {
+            const AT_REST: AtRest = AtRest::$at_rest;
+        }
+
+        impl Ask for $ask {
+            type Answer = $answer;
+
+            const URGENCY: Urgency = Urgency::$urgency;
+
+            fn verb(&self) -> Verb {
+                let $it = self;
+                $verb
+            }
+        }
+    )*};
+}
+
+verbs! {
+    Stop(Stop) -> (), Refused, Queued, |_| Verb::Stop;
+    Kill(Kill) -> (), Refused, Interrupts, |_| Verb::Kill;
+    Start(Start) -> (), Starts, Queued, |_| Verb::Start;
+    Remove(Remove) -> (), Brief, Interrupts, |_| Verb::Remove;
+    Checkpoint(TakeCheckpoint) -> Checkpoint, Refused, Queued, |_| Verb::Checkpoint;
+    GoTo(Goal) -> Reverted, Starts, Queued, |_| Verb::Revert;
+    Forget(Forget) -> Forgotten, Brief, Queued, |_| Verb::Forget;
+    Lend(Wanted) -> LentState, Brief, Queued, |wanted| wanted.verb();
+    GiveBack(GiveBack) -> (), Brief, Queued, |_| Verb::Forget;
+    Pause(Pause) -> Paused, Refused, Queued, |_| Verb::Pause;
+    Resume(Resume) -> RestoreReport, Starts, Queued, |_| Verb::Resume;
+}
+
+impl Order {
+    pub fn verb(&self) -> Verb {
+        match self {
+            Self::Stop(ask) => ask.verb(),
+            Self::Kill(ask) => ask.verb(),
+            Self::Start(ask) => ask.verb(),
+            Self::Remove(ask) => ask.verb(),
+            Self::Checkpoint(ask) => ask.verb(),
+            Self::GoTo(ask) => ask.verb(),
+            Self::Forget(ask) => ask.verb(),
+            Self::Lend(ask) => ask.verb(),
+            Self::GiveBack(ask) => ask.verb(),
+            Self::Pause(ask) => ask.verb(),
+            Self::Resume(ask) => ask.verb(),
+        }
+    }
+}
+
+/// A duration as it is sent. One that is too long for the field is as good as none.
+pub(crate) fn as_ms(duration: Option<Duration>) -> Option<u64> {
+    duration.map(|duration| duration.as_millis().try_into().unwrap_or(u64::MAX))
+}

@@ -1,0 +1,175 @@
+//! Where a sandbox stands, as its driver publishes it to the handles of this process.
+
+use sandtree_store::{Phase, SandboxDir, StateRecord};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, watch};
+
+use crate::error::{Error, Result};
+use crate::hub::Hub;
+use crate::info::SandboxInfo;
+use crate::verb::Verb;
+
+/// Everything that a driver publishes.
+#[derive(Debug, Clone)]
+pub(crate) struct Status {
+    pub state: State,
+    pub info: SandboxInfo,
+    pub stalled: bool,
+    pub hub: Option<Hub>,
+}
+
+impl Status {
+    pub fn new(dir: &SandboxDir, state: &StateRecord, hub: Option<&Hub>) -> Self {
+        Self {
+            state: State::of(state),
+            info: SandboxInfo::new(dir, state),
+            stalled: false,
+            hub: hub.cloned(),
+        }
+    }
+
+    /// The hub of a guest that runs.
+    pub fn hub(&self) -> Result<Hub> {
+        let name = self.info.name.clone();
+        match (&self.hub, self.state.phase) {
+            _ if self.stalled => Err(Error::Stalled),
+            (Some(hub), Some(Phase::Running)) => Ok(hub.clone()),
+            (_, Some(phase)) => Err(Error::WrongState {
+                name,
+                phase,
+                reason: self.state.reason.clone(),
+                verb: Verb::Use,
+            }),
+            (_, None) => Err(Error::NoSandbox { name }),
+        }
+    }
+
+    /// The hub of a paused sandbox, while clients wait at it.
+    pub fn paused_hub(&self) -> Option<Hub> {
+        let is_paused = self.state.phase == Some(Phase::Paused);
+        self.hub.clone().filter(|_| is_paused)
+    }
+
+    pub fn crashed(&mut self, reason: String) {
+        self.state = State {
+            phase: Some(Phase::Crashed),
+            ..State::gone(&reason)
+        };
+        self.hub = None;
+    }
+
+    pub fn removed(&mut self) {
+        self.state = State::gone("it was removed");
+        self.stalled = false;
+        self.hub = None;
+    }
+}
+
+/// A sandbox's state, and why it is in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// `None` once the sandbox is removed.
+    pub phase: Option<Phase>,
+    pub reason: Option<String>,
+    /// The snapshot it was saved as when it last stopped, if that was asked for.
+    pub saved: Option<String>,
+    /// Why it was not saved when it stopped, although that was asked for.
+    pub save_failed: Option<String>,
+}
+
+impl State {
+    pub(crate) fn of(record: &StateRecord) -> Self {
+        Self {
+            phase: Some(record.phase),
+            reason: record.reason.clone(),
+            saved: record.saved.as_ref().map(ToString::to_string),
+            save_failed: record.save_failed.clone(),
+        }
+    }
+
+    pub(crate) fn gone(reason: &str) -> Self {
+        Self {
+            phase: None,
+            reason: Some(reason.into()),
+            saved: None,
+            save_failed: None,
+        }
+    }
+
+    /// Whether there is a machine, or soon will be one.
+    pub fn is_live(&self) -> bool {
+        matches!(
+            self.phase,
+            Some(Phase::Creating | Phase::Starting | Phase::Running | Phase::Stopping)
+        )
+    }
+}
+
+/// Reports every change of a sandbox's state, whichever process runs it.
+#[derive(Debug)]
+pub struct StateWatch {
+    source: Source,
+    last: State,
+}
+
+#[derive(Debug)]
+enum Source {
+    Driver(watch::Receiver<Status>),
+    /// Fed by a task that reads from a keeper or looks at the store.
+    Task(mpsc::Receiver<State>),
+}
+
+impl StateWatch {
+    pub(crate) fn new(mut status: watch::Receiver<Status>) -> Self {
+        let last = status.borrow_and_update().state.clone();
+        Self {
+            source: Source::Driver(status),
+            last,
+        }
+    }
+
+    pub(crate) fn fed(first: State, states: mpsc::Receiver<State>) -> Self {
+        Self {
+            source: Source::Task(states),
+            last: first,
+        }
+    }
+
+    /// The present state, and no other.
+    pub(crate) fn only(state: State) -> Self {
+        Self::fed(state, mpsc::channel(1).1)
+    }
+
+    /// The state that was reported last.
+    pub fn now(&self) -> &State {
+        &self.last
+    }
+
+    /// The next state after the one reported last; `None` when there will be no other. A state that
+    /// lasts only for a moment may be left out.
+    pub async fn changed(&mut self) -> Option<State> {
+        loop {
+            let next = match &mut self.source {
+                Source::Driver(status) => {
+                    status.changed().await.ok()?;
+                    status.borrow_and_update().state.clone()
+                }
+                Source::Task(states) => states.recv().await?,
+            };
+            if next != self.last {
+                self.last = next.clone();
+                return Some(next);
+            }
+        }
+    }
+
+    /// Waits until there is no machine any more.
+    pub async fn rested(&mut self) -> State {
+        while self.last.is_live() {
+            if self.changed().await.is_none() {
+                return State::gone("the process that ran it ended");
+            }
+        }
+        self.last.clone()
+    }
+}
