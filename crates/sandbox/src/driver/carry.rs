@@ -66,12 +66,12 @@ impl Driver {
             }
         };
         interrupted.set(None);
-        match (ended, &urgent) {
-            (Some(Ok(())), _) => {}
-            (Some(Err(panic)), _) => fail(self.panicked(verb, &panic).await),
-            (None, by) => {
+        let by = urgent.as_ref().map_or(Verb::Kill, |job| job.verb);
+        match ended {
+            Some(Ok(())) => {}
+            Some(Err(panic)) => fail(self.panicked(verb, &panic).await),
+            None => {
                 self.was_dropped();
-                let by = by.as_ref().map_or(Verb::Kill, |job| job.verb);
                 fail(Error::Interrupted { name, verb, by });
             }
         }
