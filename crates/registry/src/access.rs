@@ -1,10 +1,10 @@
-//! How a registry may be reached: by whom, over what, and with how much patience.
+//! How a registry is reached: the credentials, the protocol, and the limits of each request.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A password or token. It is never shown.
+/// A password or token. `Debug` never shows it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -25,7 +25,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Who asks.
+/// The identity that requests are made with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Credentials {
     #[default]
@@ -36,17 +36,17 @@ pub enum Credentials {
     },
     /// A refresh token, which the registry's token endpoint turns into short-lived ones.
     Token(Secret),
-    /// A token that is shown to the registry as it is.
+    /// A token that is sent to the registry unchanged.
     Bearer(Secret),
-    /// Nobody, since the helper that knows did not tell. Why is the error if the registry wants a
-    /// name.
-    Untold {
+    /// Anonymous, because the credential helper failed. If the registry wants credentials, that
+    /// failure is the error.
+    HelperFailed {
         helper: String,
         rule: String,
     },
 }
 
-/// What is spoken with the registry itself.
+/// The protocol of the requests to the registry itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Protocol {
     /// Plain http with this machine, unless a CA file is given; https with any other.
@@ -56,25 +56,25 @@ pub enum Protocol {
     Https,
 }
 
-/// How long to wait, how often to try, how much to send at once.
+/// How long to wait, how often to try, and how much to send at once.
 #[derive(Debug, Clone)]
 pub struct Limits {
     pub connect: Duration,
-    /// For the headers of an answer, and for each piece of a body.
+    /// The wait for the headers of an answer, and for each piece of a body.
     pub stalled: Duration,
-    /// For all of a manifest or another document.
+    /// The time for all of a manifest or another document.
     pub document: Duration,
-    /// For the answer to the request that ends an upload, during which some registries move and
-    /// hash all of it.
+    /// The wait for the answer to the request that ends an upload. Some registries move and hash
+    /// the whole blob before they answer.
     pub commit: Duration,
-    /// All the waiting together that a registry may ask of one request.
+    /// The total wait that a registry may ask for during one request.
     pub asked_to_wait: Duration,
-    /// Before the second try; each later one waits twice as long.
+    /// The wait before the second try; each later one is twice as long.
     pub backoff: Duration,
-    /// Tries in a row without a byte of progress.
+    /// How many tries in a row may make no progress.
     pub tries: u32,
-    /// The body of one request of an upload that does not go in one piece, unless the registry
-    /// wants larger ones.
+    /// The size of one chunk of an upload that cannot be sent in one piece. A registry may require
+    /// larger chunks.
     pub chunk_bytes: u64,
 }
 
@@ -93,12 +93,12 @@ impl Default for Limits {
     }
 }
 
-/// Everything about the way to a registry but its name.
+/// How to reach a registry, except for its name.
 #[derive(Debug, Clone)]
 pub struct Access {
     pub credentials: Credentials,
     pub protocol: Protocol,
-    /// Certificates in PEM to trust besides the host's own.
+    /// A PEM file of certificates to trust in addition to the host's own.
     pub ca: Option<PathBuf>,
     pub user_agent: String,
     pub limits: Limits,

@@ -1,7 +1,7 @@
-//! Who we are to a registry: what is sent with a request, and what a 401 is answered with.
+//! Authentication: the `Authorization` header of a request, and the answer to a 401.
 //!
-//! Tokens are kept by scope until shortly before they expire. A token endpoint must speak https
-//! unless the registry itself speaks http.
+//! Tokens are kept by scope until shortly before they expire. A token endpoint must use https
+//! unless the registry itself uses http.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,21 +14,22 @@ use serde::Deserialize;
 use ureq::http::header::{CONTENT_TYPE, WWW_AUTHENTICATE};
 use ureq::http::{HeaderValue, Method, StatusCode};
 
+use crate::access::{Credentials, Secret};
 use crate::challenge::Challenge;
-use crate::error::Said;
-use crate::patience::Patience;
+use crate::error::{Error, Said};
+use crate::retry::Retry;
 use crate::url::{Origin, Url, escaped};
+use crate::watch::Watch;
 use crate::wire::{Answer, Ask, Authorization, Fault, Wire};
-use crate::{Credentials, Error, Secret, Watch};
 
 const TOKEN_MAX: usize = 256 << 10;
-/// What the specification says a token lives if its maker does not say.
+/// The lifetime of a token without one, by the specification.
 const LIFE_DEFAULT_S: u64 = 60;
 const LIFE_MAX_S: u64 = 24 * 3600;
-/// A token is not used in its last moments, lest it expires on its way.
+/// A token is not used in its last moments, so that it does not expire during a request.
 const MARGIN: Duration = Duration::from_secs(5);
 
-/// What a request wants to do.
+/// What a request needs to be allowed to do.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Scope {
     repository: String,
@@ -50,8 +51,8 @@ impl Scope {
         }
     }
 
-    /// Our own words for the scope, together with the registry's, which may be for less than will
-    /// be wanted.
+    /// Our scope in the registry's syntax, together with the scope that the registry asked for,
+    /// which may allow less than later requests need.
     fn words(&self, asked: Option<&str>) -> BTreeSet<String> {
         let own = format!("repository:{}:{}", self.repository, self.actions);
         let asked = asked
@@ -62,7 +63,7 @@ impl Scope {
     }
 }
 
-/// The credentials and the tokens they have brought so far.
+/// The credentials, and the tokens received for them so far.
 pub(crate) struct Auth {
     credentials: Credentials,
     known: Mutex<Known>,
@@ -70,7 +71,7 @@ pub(crate) struct Auth {
 
 #[derive(Default)]
 struct Known {
-    /// The registry has asked for name and password themselves.
+    /// The registry asks for user name and password, not for a token.
     basic: bool,
     tokens: BTreeMap<Scope, Token>,
 }
@@ -96,7 +97,7 @@ impl Auth {
         }
     }
 
-    /// What to send with a request, as far as it is known.
+    /// The header for a request, as far as it is known.
     pub(crate) fn header(&self, scope: &Scope) -> Option<HeaderValue> {
         if let Credentials::Bearer(token) = &self.credentials {
             return secret_header("Bearer", token.expose());
@@ -109,7 +110,7 @@ impl Auth {
         secret_header("Bearer", token.value.expose())
     }
 
-    /// Whether a token was needed, and the one there is will not be taken any more.
+    /// Whether there is a token, and it has expired or is about to.
     pub(crate) fn is_stale(&self, scope: &Scope) -> bool {
         self.known()
             .tokens
@@ -117,7 +118,7 @@ impl Auth {
             .is_some_and(|token| !token.is_fresh())
     }
 
-    /// Does what a 401 asks for, so that the next try has something better to send.
+    /// Answers a 401: gets what it asks for, so that the next try can send it.
     pub(crate) fn answer(
         &self,
         refused: Answer,
@@ -127,15 +128,15 @@ impl Auth {
     ) -> Result<(), Error> {
         self.renew(refused, scope, wire, watch)
             .map_err(|error| match error {
-                Error::Unauthorized { .. } => self.untold().unwrap_or(error),
+                Error::Unauthorized { .. } => self.helper_failure().unwrap_or(error),
                 error => error,
             })
     }
 
-    /// Why there is no name to give, if that is for want of a helper.
-    fn untold(&self) -> Option<Error> {
+    /// The failure of the credential helper, if that is why there are no credentials.
+    fn helper_failure(&self) -> Option<Error> {
         match &self.credentials {
-            Credentials::Untold { helper, rule } => Some(Error::Helper {
+            Credentials::HelperFailed { helper, rule } => Some(Error::Helper {
                 helper: helper.clone(),
                 rule: rule.clone(),
             }),
@@ -165,12 +166,12 @@ impl Auth {
                 }),
                 _,
             ) if !matches!(self.credentials, Credentials::Bearer(_)) => {
-                let errand = Errand {
+                let request = TokenRequest {
                     realm: realm_url(&refused.url, &realm)?,
                     service,
                     scope: scope.words(asked.as_deref()),
                 };
-                let token = self.fetch(&errand, &refused.url, wire, watch)?;
+                let token = self.fetch(&request, &refused.url, wire, watch)?;
                 self.known().tokens.insert(scope.clone(), token);
                 Ok(())
             }
@@ -180,19 +181,19 @@ impl Auth {
 
     fn fetch(
         &self,
-        errand: &Errand,
+        request: &TokenRequest,
         registry: &Url,
         wire: &Wire,
         watch: Watch,
     ) -> Result<Token, Error> {
-        let ask = errand.ask(&self.credentials)?;
+        let ask = request.ask(&self.credentials)?;
         let origin = ask.url.origin();
         let authorization = Authorization {
             origin: &origin,
             value: self.basic(),
         };
-        let mut patience = Patience::new(&wire.limits, watch);
-        let answer = wire.patiently(&mut patience, || wire.follow(&ask, &authorization))?;
+        let mut retry = Retry::new(&wire.limits, watch);
+        let answer = wire.with_retries(&mut retry, || wire.follow(&ask, &authorization))?;
         let refused = [
             StatusCode::BAD_REQUEST,
             StatusCode::UNAUTHORIZED,
@@ -212,7 +213,7 @@ impl Auth {
             .map_err(|fault| fault.after(1))?;
         Token::read(&body).ok_or_else(|| Error::Protocol {
             url: ask.url.to_string(),
-            rule: "this is no token",
+            rule: "its answer is not a token",
         })
     }
 
@@ -232,14 +233,14 @@ impl Auth {
     }
 }
 
-/// What is to be brought from a token endpoint.
-struct Errand {
+/// A request to a token endpoint.
+struct TokenRequest {
     realm: Url,
     service: Option<String>,
     scope: BTreeSet<String>,
 }
 
-impl Errand {
+impl TokenRequest {
     fn ask(&self, credentials: &Credentials) -> Result<Ask, Error> {
         let mut fields = Vec::new();
         fields.extend(
@@ -291,9 +292,10 @@ fn realm_url(registry: &Url, realm: &str) -> Result<Url, Error> {
         url: registry.to_string(),
         rule,
     };
-    let url = Url::parse(realm).map_err(|_| refuse("the token endpoint it names is no address"))?;
+    let url =
+        Url::parse(realm).map_err(|_| refuse("the token endpoint it names is not an address"))?;
     if registry.origin().secure && !url.origin().secure {
-        return Err(refuse("the token endpoint it names is not safe"));
+        return Err(refuse("the token endpoint it names does not use https"));
     }
     Ok(url)
 }
@@ -328,14 +330,14 @@ impl Token {
     }
 }
 
-/// A header that the HTTP client's own `Debug` does not show.
+/// A header whose value the HTTP client does not show in `Debug`.
 fn secret_header(scheme: &str, value: &str) -> Option<HeaderValue> {
     let mut header = HeaderValue::from_str(&format!("{scheme} {value}")).ok()?;
     header.set_sensitive(true);
     Some(header)
 }
 
-/// Runs one request until it is not refused for want of a name: at most one new token.
+/// Runs one request. A 401 is answered once, with a new token; a second one is returned.
 pub(crate) fn authorised(
     auth: &Auth,
     wire: &Wire,
@@ -343,20 +345,20 @@ pub(crate) fn authorised(
     watch: Watch,
     mut attempt: impl FnMut(&Authorization) -> Result<Answer, Fault>,
 ) -> Result<Answer, Error> {
-    let mut patience = Patience::new(&wire.limits, watch);
+    let mut retry = Retry::new(&wire.limits, watch);
     let mut answered = false;
     loop {
         let authorization = Authorization {
             origin,
             value: auth.header(scope),
         };
-        let answer = wire.patiently(&mut patience, || attempt(&authorization))?;
+        let answer = wire.with_retries(&mut retry, || attempt(&authorization))?;
         let from_registry = answer.url.origin() == *origin;
         if answer.status() != StatusCode::UNAUTHORIZED || !from_registry {
             return Ok(answer);
         }
         if answered {
-            return auth.untold().map_or(Ok(answer), Err);
+            return auth.helper_failure().map_or(Ok(answer), Err);
         }
         auth.answer(answer, scope, wire, watch)?;
         answered = true;
@@ -384,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_for_all_that_will_be_wanted() {
+    fn a_token_is_requested_for_all_later_requests() {
         let words = Scope::push("a").words(Some("repository:a:pull other"));
         assert_eq!(
             Vec::from_iter(words),
@@ -394,7 +396,8 @@ mod tests {
 
     #[test]
     fn a_token_in_its_last_moments_is_stale() {
-        let (auth, scope) = (Auth::new(Credentials::Anonymous), Scope::push("a"));
+        let auth = Auth::new(Credentials::Anonymous);
+        let scope = Scope::push("a");
         assert!(!auth.is_stale(&scope), "none was needed yet");
         for (left_s, stale) in [(60, false), (1, true)] {
             let expires = Instant::now() + Duration::from_secs(left_s);
@@ -413,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_endpoint_is_as_safe_as_its_registry() {
+    fn a_token_endpoint_uses_https_if_its_registry_does() {
         let https = Url::parse("https://r.example/v2/").unwrap();
         let http = Url::parse("http://r.example/v2/").unwrap();
         assert!(realm_url(&https, "http://a.example/token").is_err());

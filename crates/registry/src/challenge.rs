@@ -1,10 +1,10 @@
-//! What a registry asks of whoever is not yet known to it: the header `WWW-Authenticate`.
+//! The header `WWW-Authenticate`, by which a registry asks for credentials.
 //!
 //! ```text
 //! Bearer realm="https://auth.example/token",service="registry.example",scope="repository:team/app:pull"
 //! ```
 
-/// The ways to answer a 401 that are known here.
+/// The kinds of challenge that we can answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Challenge {
     Basic,
@@ -32,14 +32,14 @@ impl Challenge {
     }
 }
 
-/// One scheme with its parameters, as they are written.
+/// One scheme with its parameters, as written in the header.
 struct Raw {
     scheme: String,
     parameters: Vec<(String, String)>,
 }
 
 impl Raw {
-    fn understood(self) -> Option<Challenge> {
+    fn known(self) -> Option<Challenge> {
         if self.scheme.eq_ignore_ascii_case("basic") {
             return Some(Challenge::Basic);
         }
@@ -61,14 +61,14 @@ impl Raw {
     }
 }
 
-/// The challenges of one header that are understood; none at all if it is malformed anywhere.
+/// The challenges of one header that we can answer. A header that is malformed anywhere has none.
 fn challenges(header: &str) -> Option<Vec<Challenge>> {
     let mut rest = header;
     let mut all: Vec<Raw> = Vec::new();
     loop {
         rest = rest.trim_start_matches([' ', '\t', ',']);
         if rest.is_empty() {
-            return Some(all.into_iter().filter_map(Raw::understood).collect());
+            return Some(all.into_iter().filter_map(Raw::known).collect());
         }
         let (word, after) = token(rest)?;
         let spaced = after.trim_start_matches([' ', '\t']);
@@ -99,7 +99,7 @@ fn value_of(text: &str) -> Option<(String, &str)> {
     }
 }
 
-/// Reads up to the closing quotation mark, which must be there.
+/// Reads up to the closing quotation mark; without one the header is malformed.
 fn unquoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut chars = text.char_indices();
@@ -125,16 +125,15 @@ mod tests {
     }
 
     fn bearer(realm: &str, service: Option<&str>, scope: Option<&str>) -> Option<Challenge> {
-        let (service, scope) = (service.map(str::to_owned), scope.map(str::to_owned));
         Some(Challenge::Bearer {
             realm: realm.to_owned(),
-            service,
-            scope,
+            service: service.map(str::to_owned),
+            scope: scope.map(str::to_owned),
         })
     }
 
     #[test]
-    fn reads_what_registries_write() {
+    fn challenges_of_real_registries_are_read() {
         let header = r#"Bearer realm="https://a.example/t",service="r.example",scope="repository:a/b:pull,push""#;
         assert_eq!(
             best(header),
@@ -157,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_or_unknown_is_no_challenge() {
+    fn a_malformed_or_unknown_header_is_no_challenge() {
         for header in [
             "",
             "Negotiate",
@@ -173,7 +172,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics(header in r#"(Bearer|Basic)?[ a-z="\\,é]{0,40}"#) {
+        fn any_header_is_read_without_a_panic(header in r#"(Bearer|Basic)?[ a-z="\\,é]{0,40}"#) {
             best(&header);
         }
     }

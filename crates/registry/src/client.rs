@@ -1,4 +1,4 @@
-//! A registry, and the small requests: manifests, and whether a blob is there.
+//! A registry, and the small requests: manifests, and whether a blob exists.
 
 use std::fmt;
 use std::time::Instant;
@@ -6,17 +6,21 @@ use std::time::Instant;
 use ureq::http::header::{ACCEPT, CONTENT_TYPE};
 use ureq::http::{HeaderName, Method, StatusCode};
 
+use crate::access::{Access, Protocol};
 use crate::auth::{Auth, Scope, authorised};
+use crate::digest::Digest;
 use crate::document::{DOCUMENT_MAX, media};
-use crate::patience::Patience;
-use crate::reference::{is_registry, is_repository};
+use crate::error::Error;
+use crate::reference::{Reference, is_registry, is_repository};
+use crate::retry::Retry;
+use crate::text::cleaned;
 use crate::url::{Origin, Url, is_loopback};
+use crate::watch::{Cancelled, Watch};
 use crate::wire::{Answer, Ask, Fault, Wire};
-use crate::{Access, Digest, Error, GivenUp, Protocol, Reference, Watch};
 
 const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
 
-/// One registry and our standing with it. It may be shared by many threads.
+/// A registry, with our credentials for it. Many threads may share it.
 #[derive(Debug)]
 pub struct Client {
     registry: String,
@@ -26,7 +30,7 @@ pub struct Client {
     pub(crate) wire: Wire,
 }
 
-/// A manifest or an index as the registry keeps it.
+/// A manifest or an index, byte for byte as the registry keeps it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fetched {
     pub digest: Digest,
@@ -34,17 +38,17 @@ pub struct Fetched {
     pub bytes: Vec<u8>,
 }
 
-/// What the headers say of a document.
+/// The headers of a document.
 struct Heading {
     media_type: Option<String>,
     digest: Option<Digest>,
 }
 
 impl Client {
-    /// Prepares to talk to `host[:port]`. Nothing is sent yet.
+    /// A client of the registry at `host[:port]`. It sends nothing yet.
     pub fn new(registry: &str, access: Access) -> Result<Self, Error> {
         if !is_registry(registry) {
-            return Err(Error::reference(registry, "its host is not one"));
+            return Err(Error::reference(registry, "its host is invalid"));
         }
         let plain = match access.protocol {
             Protocol::ByHost => is_loopback(registry) && access.ca.is_none(),
@@ -55,11 +59,10 @@ impl Client {
         let base = Url::parse(&format!("{scheme}://{registry}/v2/"))
             .map_err(|rule| Error::reference(registry, rule))?;
         let wire = Wire::new(&access, base.origin().secure)?;
-        let (origin, registry) = (base.origin(), registry.to_owned());
         Ok(Self {
-            registry,
+            registry: registry.to_owned(),
+            origin: base.origin(),
             base,
-            origin,
             auth: Auth::new(access.credentials),
             wire,
         })
@@ -70,19 +73,19 @@ impl Client {
         &self.registry
     }
 
-    /// Ends what other threads have under way, also where they wait for a byte that does not come.
-    /// No request is made after this one.
-    pub fn give_up(&self) {
-        self.wire.give_up();
+    /// Ends the requests of all threads, including those that wait for a byte. Later requests fail
+    /// at once.
+    pub fn cancel(&self) {
+        self.wire.cancel();
     }
 
-    /// What requests without progress of their own are watched by.
-    pub(crate) fn wanted(&self) -> impl Fn(u64) -> Result<(), GivenUp> + Sync {
-        |_| self.wire.wanted()
+    /// The watch of requests that report no progress.
+    pub(crate) fn watch(&self) -> impl Fn(u64) -> Result<(), Cancelled> + Sync {
+        |_| self.wire.check_cancelled()
     }
 
-    /// Fetches the document a reference names. Its digest is the reference's, or the one the
-    /// registry says, or what the bytes have.
+    /// Fetches the document that a reference names. Its digest must be the reference's and the one
+    /// that the registry states, as far as they exist.
     pub fn manifest(&self, reference: &Reference) -> Result<Fetched, Error> {
         self.is_ours(reference)?;
         let url = self.url(
@@ -110,10 +113,10 @@ impl Client {
         })
     }
 
-    /// A document and what is said of it. A body that breaks off is asked for again.
+    /// Fetches a document with its headers. A body that breaks off is requested again.
     fn document(&self, ask: &Ask, scope: &Scope, what: &str) -> Result<(Heading, Vec<u8>), Error> {
-        let watch = self.wanted();
-        let mut patience = Patience::new(&self.wire.limits, &watch);
+        let watch = self.watch();
+        let mut retry = Retry::new(&self.wire.limits, &watch);
         let end = Instant::now() + self.wire.limits.document;
         loop {
             let answer = self.expect(ask, scope, &[StatusCode::OK], what)?;
@@ -126,8 +129,8 @@ impl Client {
                 Ok(bytes) => return Ok((heading, bytes)),
                 Err(fault) => fault,
             };
-            if matches!(fault, Fault::Final(_)) || Instant::now() >= end || !patience.again()? {
-                return Err(fault.after(patience.tries()));
+            if matches!(fault, Fault::Final(_)) || Instant::now() >= end || !retry.again()? {
+                return Err(fault.after(retry.tries()));
             }
         }
     }
@@ -176,7 +179,7 @@ impl Client {
 
     /// Whether the repository holds this blob.
     pub fn has_blob(&self, repository: &str, digest: &Digest) -> Result<bool, Error> {
-        self.has_blob_as(repository, digest, &Scope::pull(repository), &self.wanted())
+        self.has_blob_as(repository, digest, &Scope::pull(repository), &self.watch())
     }
 
     pub(crate) fn has_blob_as(
@@ -204,21 +207,21 @@ impl Client {
         }
         Err(Error::reference(
             &reference.to_string(),
-            "it is of another registry than the one asked",
+            "it belongs to another registry",
         ))
     }
 
     /// An address below a repository.
     pub(crate) fn url(&self, repository: &str, rest: &str) -> Result<Url, Error> {
         if !is_repository(repository) {
-            return Err(Error::reference(repository, "this is no repository"));
+            return Err(Error::reference(repository, "it is not a repository"));
         }
         self.base
             .join(&format!("/v2/{repository}/{rest}"))
             .map_err(|rule| Error::reference(repository, rule))
     }
 
-    /// Asks with credentials and patience.
+    /// Sends a request with credentials and retries.
     pub(crate) fn send(&self, ask: &Ask, scope: &Scope, watch: Watch) -> Result<Answer, Error> {
         authorised(
             &self.auth,
@@ -236,7 +239,7 @@ impl Client {
         statuses: &[StatusCode],
         what: &str,
     ) -> Result<Answer, Error> {
-        let answer = self.send(ask, scope, &self.wanted())?;
+        let answer = self.send(ask, scope, &self.watch())?;
         if statuses.contains(&answer.status()) {
             Ok(answer)
         } else {
@@ -251,17 +254,16 @@ impl fmt::Display for Client {
     }
 }
 
-/// The digest that the registry says the content has. Another algorithm than ours proves nothing
-/// here.
+/// The digest that the registry states. Digests of other algorithms than ours are ignored.
 fn digest_header(answer: &Answer) -> Result<Option<Digest>, Error> {
     match answer.header(&CONTENT_DIGEST) {
-        Some(text) if text.starts_with("sha256:") => text.parse().map(Some),
+        Some(text) if text.starts_with("sha256:") => Ok(Some(text.parse()?)),
         _ => Ok(None),
     }
 }
 
-/// The media type of a document: what the header says, or, if that is no kind of ours, what the
-/// document says.
+/// The media type of a document: the header's, or, if we do not know that one, the document's
+/// own.
 fn media_type_of(header: Option<&str>, bytes: &[u8]) -> Result<String, Error> {
     #[derive(serde::Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -283,7 +285,7 @@ fn media_type_of(header: Option<&str>, bytes: &[u8]) -> Result<String, Error> {
             Ok(own)
         }
         _ => Err(Error::UnknownMediaType {
-            media_type: crate::error::cleaned(header),
+            media_type: cleaned(header),
         }),
     }
 }

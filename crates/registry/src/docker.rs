@@ -1,10 +1,12 @@
-//! Credentials as Docker and its kin keep them: `config.json`, and the helpers it names.
+//! Credentials from Docker's `config.json` and the credential helpers that it names.
 //!
-//! Always: a helper is a plain name and is looked for only where the caller says. It has ten
-//! seconds and may say a little; what it says never appears in an error.
+//! Always: a helper is looked for only in the caller's directories, and runs with the caller's
+//! variables and no others. It has ten seconds and may print 64 KiB; its output never appears in an
+//! error.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::ffi::OsString;
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -19,15 +21,18 @@ use base64::prelude::BASE64_STANDARD;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use serde::Deserialize;
 
+use crate::access::{Credentials, Secret};
 use crate::document::or_default;
-use crate::{Credentials, Error, Secret};
+use crate::error::Error;
+use crate::file::read_bounded;
+use crate::text::cleaned;
 
 const CONFIG_MAX: u64 = 1 << 20;
 const HELPER_OUTPUT_MAX: u64 = 64 << 10;
 const HELPER_TIME: Duration = Duration::from_secs(10);
-/// How long what a helper has said may take to come after its end.
-const HELPER_LAST_WORDS: Duration = Duration::from_secs(1);
-const HELPER_GLANCE: Duration = Duration::from_millis(10);
+/// How long a helper's output may take to arrive after the helper's end.
+const HELPER_OUTPUT_TIME: Duration = Duration::from_secs(1);
+const HELPER_POLL: Duration = Duration::from_millis(10);
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
@@ -49,13 +54,30 @@ struct Entry {
     registrytoken: Option<String>,
 }
 
-/// What this configuration knows for a registry. A configuration that is not there knows nothing. A
-/// helper that fails is passed over; only if nothing else is known, what failed is kept for a
-/// registry that wants a name.
+/// Where credential helpers are, and what they run with.
+#[derive(Clone, Copy, Default)]
+pub struct Helpers<'a> {
+    /// Directories to look for helpers in.
+    pub search: &'a [PathBuf],
+    /// All variables that helpers run with.
+    pub env: &'a [(OsString, OsString)],
+}
+
+impl fmt::Debug for Helpers<'_> {
+    /// Values of variables may be secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Helpers")
+            .field("search", &self.search)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The credentials for a registry. A missing configuration has none. A helper that fails is passed
+/// over; its failure is returned only if the configuration has no other credentials.
 pub fn credentials(
     config: &Path,
     registry: &str,
-    search: &[PathBuf],
+    helpers: Helpers<'_>,
 ) -> Result<Option<Credentials>, Error> {
     let unusable = |rule| Error::File {
         path: config.to_owned(),
@@ -67,26 +89,26 @@ pub fn credentials(
         }
         read => read?,
     };
-    // What the parser says of a malformed file could repeat a password.
+    // The parser's message about a malformed file could repeat a password.
     let parsed: Config =
         serde_json::from_slice(&bytes).map_err(|_| unusable("it is not a Docker configuration"))?;
     let helper = find(&parsed.cred_helpers, registry).or(parsed.creds_store.as_ref());
-    let told = helper
-        .filter(|name| !name.is_empty())
-        .map(|name| Helper { name, search }.ask(registry))
-        .transpose();
-    let untold = match told {
-        Ok(Some(Some(found))) => return Ok(Some(found)),
-        Ok(_) => None,
-        Err(Error::Helper { helper, rule }) => Some(Credentials::Untold { helper, rule }),
+    let answer = match helper.filter(|name| !name.is_empty()) {
+        Some(name) => Helper { name, helpers }.ask(registry),
+        None => Ok(None),
+    };
+    let helper_failure = match answer {
+        Ok(Some(found)) => return Ok(Some(found)),
+        Ok(None) => None,
+        Err(Error::Helper { helper, rule }) => Some(Credentials::HelperFailed { helper, rule }),
         Err(error) => return Err(error),
     };
     let entry = find(&parsed.auths, registry);
     let found = entry.map_or(Ok(None), |entry| entry.credentials().map_err(unusable))?;
-    Ok(found.or(untold))
+    Ok(found.or(helper_failure))
 }
 
-/// The entry of a registry, whose key may be written as an address.
+/// The entry of a registry. Its key may be an address.
 fn find<'a, T>(entries: &'a BTreeMap<String, T>, registry: &str) -> Option<&'a T> {
     entries.get(registry).or_else(|| {
         entries
@@ -101,7 +123,7 @@ fn host_of(key: &str) -> &str {
         .strip_prefix("https://")
         .or_else(|| key.strip_prefix("http://"))
         .unwrap_or(key);
-    // A key with more of a path belongs to a part of a registry.
+    // A key with any other path belongs to a part of a registry.
     ["/v1/", "/v2/", "/v1", "/v2", "/"]
         .iter()
         .find_map(|end| key.strip_suffix(end))
@@ -110,19 +132,19 @@ fn host_of(key: &str) -> &str {
 
 impl Entry {
     fn credentials(&self) -> Result<Option<Credentials>, &'static str> {
-        let said = |field: &Option<String>| field.clone().filter(|text| !text.is_empty());
-        if let Some(token) = said(&self.identitytoken) {
+        let value = |field: &Option<String>| field.clone().filter(|text| !text.is_empty());
+        if let Some(token) = value(&self.identitytoken) {
             return Ok(Some(Credentials::Token(Secret::new(token))));
         }
-        if let Some(token) = said(&self.registrytoken) {
+        if let Some(token) = value(&self.registrytoken) {
             return Ok(Some(Credentials::Bearer(Secret::new(token))));
         }
-        if let Some(auth) = said(&self.auth) {
+        if let Some(auth) = value(&self.auth) {
             return decoded(&auth)
                 .map(Some)
                 .ok_or("an auth in it is not a name and a password in base64");
         }
-        let both = said(&self.username).zip(said(&self.password));
+        let both = value(&self.username).zip(value(&self.password));
         Ok(both.map(|(username, password)| Credentials::Basic {
             username,
             password: Secret::new(password),
@@ -133,7 +155,7 @@ impl Entry {
 fn decoded(auth: &str) -> Option<Credentials> {
     let text = String::from_utf8(BASE64_STANDARD.decode(auth.trim()).ok()?).ok()?;
     let (username, password) = text.split_once(':')?;
-    // Some old tools pad the password with zeros.
+    // Some old tools pad the password with NUL bytes.
     let password = Secret::new(password.trim_end_matches('\0'));
     Some(Credentials::Basic {
         username: username.to_owned(),
@@ -143,7 +165,7 @@ fn decoded(auth: &str) -> Option<Credentials> {
 
 struct Helper<'a> {
     name: &'a str,
-    search: &'a [PathBuf],
+    helpers: Helpers<'a>,
 }
 
 #[derive(Deserialize)]
@@ -167,7 +189,7 @@ impl Helper<'_> {
             };
         }
         let reply: Reply =
-            serde_json::from_slice(&output).map_err(|_| self.failed("its answer is not one"))?;
+            serde_json::from_slice(&output).map_err(|_| self.failed("its answer is malformed"))?;
         let secret = Secret::new(reply.secret);
         Ok(Some(match reply.username.as_str() {
             "<token>" => Credentials::Token(secret),
@@ -184,10 +206,11 @@ impl Helper<'_> {
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
         if !plain {
-            return Err(self.failed("its name is not one"));
+            return Err(self.failed("its name is invalid"));
         }
         let file = format!("docker-credential-{}", self.name);
         let found = self
+            .helpers
             .search
             .iter()
             .map(|dir| dir.join(&file))
@@ -200,6 +223,9 @@ impl Helper<'_> {
         let mut command = Command::new(program);
         command
             .arg("get")
+            .env_clear()
+            .envs(self.helpers.env.iter().cloned())
+            .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -207,57 +233,56 @@ impl Helper<'_> {
         let mut child = command
             .spawn()
             .map_err(|_| self.failed("it cannot be started"))?;
-        let conversation = converse(&mut child, registry);
-        let ended = self.awaited(&child);
-        // Also after a success: what it started may hold its output open.
+        let output = exchange(&mut child, registry);
+        let ended = self.wait_for_end(&child);
+        // Also after a success: a process that the helper started may hold its output open.
         let status = end_group(&mut child);
         ended?;
-        let output = conversation.recv_timeout(HELPER_LAST_WORDS);
+        let output = output.recv_timeout(HELPER_OUTPUT_TIME);
         let output = output.map_err(|_| self.failed("its answer has no end"))?;
         if output.len() as u64 > HELPER_OUTPUT_MAX {
-            return Err(self.failed("it says too much"));
+            return Err(self.failed("its answer is too long"));
         }
-        Ok((
-            status.map_err(|_| self.failed("its end cannot be seen"))?,
-            output,
-        ))
+        let status = status.map_err(|_| self.failed("its end cannot be observed"))?;
+        Ok((status, output))
     }
 
-    /// Waits for its end and leaves it to be reaped, so that its group keeps its number.
-    fn awaited(&self, child: &Child) -> Result<(), Error> {
+    /// Waits for the helper's end without reaping it, so that its process group keeps its number.
+    fn wait_for_end(&self, child: &Child) -> Result<(), Error> {
         let end = Instant::now() + HELPER_TIME;
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
         while Instant::now() < end {
             let seen = waitid(WaitId::Pid(Pid::from_child(child)), options);
             if seen
-                .map_err(|_| self.failed("its end cannot be seen"))?
+                .map_err(|_| self.failed("its end cannot be observed"))?
                 .is_some()
             {
                 return Ok(());
             }
-            thread::sleep(HELPER_GLANCE);
+            thread::sleep(HELPER_POLL);
         }
         Err(self.failed("it did not end in 10 s"))
     }
 
     fn failed(&self, rule: &str) -> Error {
         Error::Helper {
-            helper: crate::error::cleaned(self.name),
+            helper: cleaned(self.name),
             rule: rule.to_owned(),
         }
     }
 }
 
-/// Tells the helper the registry and listens, on a thread, since either may block for as long as
-/// the helper lives.
-fn converse(child: &mut Child, registry: &str) -> mpsc::Receiver<Vec<u8>> {
+/// Sends the registry's name to the helper and reads its answer. Both happen on a thread, because
+/// both may block as long as the helper lives.
+fn exchange(child: &mut Child, registry: &str) -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel();
-    let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+    let stdin = child.stdin.take();
+    let stdout = child.stdout.take();
     let line = format!("{registry}\n");
     thread::spawn(move || {
         let mut output = Vec::new();
-        // A helper that does not listen may still answer, and one that breaks off is judged by its
-        // status; and nobody waits for an answer that comes too late.
+        // No failure matters here: a helper that does not read may still answer, a helper that
+        // breaks off is judged by its exit status, and a late answer has no receiver.
         stdin.map(|mut stdin| stdin.write_all(line.as_bytes()).ok());
         stdout.map(|stdout| {
             stdout
@@ -270,9 +295,9 @@ fn converse(child: &mut Child, registry: &str) -> mpsc::Receiver<Vec<u8>> {
     receiver
 }
 
-/// Ends a helper that was not reaped yet, and whatever it started.
+/// Ends a helper that is not reaped yet, and all processes it started.
 fn end_group(child: &mut Child) -> io::Result<ExitStatus> {
-    // It may fail only because there is nobody left to end.
+    // It fails only if no process of the group is left.
     kill_process_group(Pid::from_child(child), Signal::KILL).ok();
     child.wait()
 }
@@ -280,24 +305,6 @@ fn end_group(child: &mut Child) -> io::Result<ExitStatus> {
 fn is_program(path: &Path) -> bool {
     path.metadata()
         .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
-}
-
-/// A whole file that is not too long.
-pub(crate) fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
-    let failed = |source| Error::io("read", path.display(), source);
-    let mut bytes = Vec::new();
-    File::open(path)
-        .map_err(failed)?
-        .take(limit + 1)
-        .read_to_end(&mut bytes)
-        .map_err(failed)?;
-    if bytes.len() as u64 > limit {
-        return Err(Error::TooLarge {
-            what: path.display().to_string(),
-            limit_bytes: limit,
-        });
-    }
-    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -308,7 +315,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.json");
         std::fs::write(&path, config).unwrap();
-        credentials(&path, registry, &[])
+        credentials(&path, registry, Helpers::default())
     }
 
     fn basic(username: &str, password: &str) -> Option<Credentials> {
@@ -319,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_all_kinds() {
+    fn entries_of_all_kinds_are_read() {
         let config = r#"{"auths":{"a.example":{"auth":"bWU6czpjcmV0"},"https://b.example/v1/":{"username":"u","password":"p"},
             "c.example:5000":{"identitytoken":"i"},"d.example":{},"e.example/team":{"auth":"bWU6czpjcmV0"}},"x":1}"#;
         assert_eq!(known(config, "a.example").unwrap(), basic("me", "s:cret"));
@@ -334,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_is_refused_without_its_words() {
+    fn a_malformed_configuration_is_refused_without_quoting_it() {
         for config in [
             r#"{"auths":{"a":{"auth":"s3cret!"}}}"#,
             r#"{"auths":{"a":{"auth":["s3cret"]}}}"#,
@@ -347,9 +354,13 @@ mod tests {
             );
         }
         assert!(
-            credentials(Path::new("/nonexistent/config.json"), "a", &[])
-                .unwrap()
-                .is_none()
+            credentials(
+                Path::new("/nonexistent/config.json"),
+                "a",
+                Helpers::default()
+            )
+            .unwrap()
+            .is_none()
         );
     }
 
@@ -360,14 +371,14 @@ mod tests {
                 .unwrap()
                 .unwrap();
             assert!(
-                matches!(&found, Credentials::Untold { helper, .. } if helper == name),
+                matches!(&found, Credentials::HelperFailed { helper, .. } if helper == name),
                 "{found:?}"
             );
         }
     }
 
     #[test]
-    fn what_fails_or_is_null_hides_no_entry() {
+    fn a_failed_helper_or_null_hides_no_entry() {
         let entry =
             r#"{"auths":{"a":{"auth":"bWU6czpjcmV0"}},"credsStore":"absent","credHelpers":null}"#;
         assert_eq!(known(entry, "a").unwrap(), basic("me", "s:cret"));

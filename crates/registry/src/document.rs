@@ -1,8 +1,7 @@
 //! The documents of a registry: descriptors, indexes, manifests and the configuration of an image.
 //!
-//! Always: a document is read only as the kind its media type says, is at most [`DOCUMENT_MAX`]
-//! bytes long, and a kind that is not known is refused by name. Fields that nobody here needs are
-//! ignored.
+//! Always: a document is read only as the kind that its media type names, and has at most
+//! [`DOCUMENT_MAX`] bytes. An unknown kind is refused by name. Unused fields are ignored.
 
 mod config;
 pub mod media;
@@ -15,13 +14,14 @@ use serde::{Deserialize, Deserializer, Serialize};
 pub use config::{ImageConfig, RootFs, RunConfig};
 pub use media::LayerPacking;
 
-use crate::error::cleaned;
-use crate::{Digest, Error};
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::text::cleaned;
 
 /// The largest document that is read.
 pub(crate) const DOCUMENT_MAX: usize = 4 << 20;
 
-/// What is known of a piece of content before it is fetched.
+/// Media type, digest and size of a blob or document, known before it is fetched.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
@@ -48,9 +48,8 @@ impl Descriptor {
 
     /// Describes content that was hashed elsewhere.
     pub fn new(media_type: &str, digest: Digest, size: u64) -> Self {
-        let media_type = media_type.to_owned();
         Self {
-            media_type,
+            media_type: media_type.to_owned(),
             digest,
             size,
             annotations: BTreeMap::new(),
@@ -97,8 +96,8 @@ pub struct Index {
 }
 
 impl Index {
-    /// The manifest for a machine. Without a manifest of exactly its variant, one that names no
-    /// variant will do; for a machine of no variant, any will.
+    /// The manifest for a machine. A manifest of the same variant comes first, then one without a
+    /// variant. For a machine without a variant, any variant is accepted.
     pub fn choose(
         &self,
         os: &str,
@@ -152,7 +151,7 @@ impl Index {
     }
 }
 
-/// What an image or an artifact consists of.
+/// The parts of an image or an artifact.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Manifest {
@@ -173,7 +172,7 @@ pub struct Manifest {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What a reference leads to.
+/// The document behind a reference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Document {
     Index(Index),
@@ -181,7 +180,7 @@ pub enum Document {
 }
 
 impl Document {
-    /// Reads a document as the kind its media type says.
+    /// Reads a document as the kind that its media type names.
     pub fn parse(media_type: &str, bytes: &[u8]) -> Result<Self, Error> {
         let kind = media::essence(media_type);
         let document = match kind {
@@ -199,7 +198,7 @@ impl Document {
         Ok(document)
     }
 
-    /// A document that could be read as either kind means different things to different tools.
+    /// Refuses a document that could be read as either kind, because tools would disagree on it.
     fn check(&self, kind: &str, bytes: &[u8]) -> Result<(), Error> {
         let (what, version, own) = match self {
             Self::Index(index) => ("an index", index.schema_version, &index.media_type),
@@ -227,7 +226,7 @@ impl Document {
     }
 }
 
-/// Which of the telling fields are there.
+/// Whether the fields exist that distinguish the kinds.
 #[derive(Deserialize)]
 struct Shape {
     manifests: Option<serde::de::IgnoredAny>,
@@ -252,7 +251,7 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(
     })
 }
 
-/// Reads `null` as if the field were not there; some tools write it for what is empty.
+/// Reads `null` as a missing field; some tools write it for an empty value.
 pub(crate) fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -298,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn the_variant_decides_where_there_are_several() {
+    fn the_variant_decides_between_several_manifests() {
         assert_eq!(index().choose("linux", "arm", Some("v7")).unwrap().size, 2);
         assert_eq!(index().choose("linux", "arm", None).unwrap().size, 1);
         assert_eq!(
@@ -309,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_platform_tells_which_are_there() {
+    fn the_error_for_a_missing_platform_lists_the_others() {
         let error = index()
             .choose("linux", "riscv64", None)
             .unwrap_err()
@@ -345,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_are_none_and_digests_of_other_kinds_are_refused() {
+    fn invalid_sizes_and_digests_of_other_kinds_are_refused() {
         for (size, digest) in [
             ("-1", "sha256"),
             ("1.5", "sha256"),
@@ -363,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn null_is_nothing() {
+    fn null_is_read_as_a_missing_field() {
         let part = serde_json::to_value(descriptor(None, 0)).unwrap();
         let text =
             json!({"schemaVersion": 2, "config": part, "layers": [part], "annotations": null})

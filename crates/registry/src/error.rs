@@ -1,6 +1,5 @@
-//! What can go wrong between here and a registry. Each message states its own fact; the source is
-//! printed by whoever prints the chain. No variant holds a secret: addresses are kept without their
-//! query.
+//! What can go wrong with a registry. Display states the fact; the source states its own. No
+//! variant holds a secret: addresses are kept without their query.
 
 use std::fmt;
 use std::io;
@@ -8,18 +7,19 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::{Digest, GivenUp, reference};
+use crate::digest::{Digest, InvalidDigest};
+use crate::text::cleaned;
+use crate::watch::Cancelled;
 
-/// How much of a registry's own words is kept.
-const SAID_MAX: usize = 300;
-
-/// Why something did not come or go.
+/// Why a request or a transfer failed.
 #[derive(Debug, Error)]
 pub enum Error {
     #[error("{text} is not the name of an image: {rule}")]
     Reference { text: String, rule: &'static str },
-    #[error("{text} is not a digest: {rule}")]
-    Digest { text: String, rule: &'static str },
+    #[error("{text} is not the name of an image: it names no registry")]
+    NoRegistry { text: String },
+    #[error(transparent)]
+    Digest(#[from] InvalidDigest),
     #[error("{registry} does not accept these credentials{said}")]
     Unauthorized { registry: String, said: Said },
     #[error("{registry} does not allow this with these credentials{said}")]
@@ -47,19 +47,19 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    #[error("there is no safe connection to {url}")]
+    #[error("cannot connect securely to {url}")]
     Tls {
         url: String,
         #[source]
         source: io::Error,
     },
-    #[error("{url} leads elsewhere in a way that is not followed: {rule}")]
+    #[error("a redirect from {url} is not followed: {rule}")]
     Redirects { url: String, rule: &'static str },
     #[error("{what} has more than {limit_bytes} bytes")]
     TooLarge { what: String, limit_bytes: u64 },
-    #[error("{media_type} is a kind of document that is not known here")]
+    #[error("unknown media type {media_type}")]
     UnknownMediaType { media_type: String },
-    #[error("this image is for {}, not for {wanted}", available.join(", "))]
+    #[error("the image is for {}, not for {wanted}", available.join(", "))]
     NoPlatform {
         wanted: String,
         available: Vec<String>,
@@ -72,14 +72,14 @@ pub enum Error {
         status: u16,
         said: Said,
     },
-    #[error("{url} does not speak as a registry does: {rule}")]
+    #[error("{url} does not behave like a registry: {rule}")]
     Protocol { url: String, rule: &'static str },
     #[error("credential helper {helper} failed: {rule}")]
     Helper { helper: String, rule: String },
     #[error("{} cannot be used: {rule}", path.display())]
     File { path: PathBuf, rule: &'static str },
-    #[error("the transfer was given up")]
-    GivenUp,
+    #[error("the transfer was cancelled")]
+    Cancelled,
     #[error("cannot {operation} {what}")]
     Io {
         operation: &'static str,
@@ -90,10 +90,10 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the user could do, where that is known.
+    /// What the user could do about it, where that is known.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Reference { rule, .. } if *rule == reference::NO_HOST => {
+            Self::NoRegistry { .. } => {
                 Some("begin with the registry's host, as in localhost:5000/team/app:1.2")
             }
             Self::Unauthorized { .. } => {
@@ -101,16 +101,28 @@ impl Error {
             }
             Self::Denied { .. } => Some("ask the owner of the repository for access"),
             Self::TooManyRequests { .. } => Some("try again later, or with credentials"),
-            Self::Tls { .. } => {
-                Some("give the registry's CA file, or say that it speaks plain http")
-            }
+            Self::Tls { .. } => Some("give the registry's CA file, or allow plain http"),
             Self::WrongDigest { .. } | Self::WrongSize { .. } => {
                 Some("the registry, or something on the way, is damaged")
             }
             Self::Registry { status: 413, .. } => {
-                Some("something before the registry limits the size of requests")
+                Some("a proxy in front of the registry limits the size of requests")
             }
-            _ => None,
+            Self::Reference { .. }
+            | Self::Digest(_)
+            | Self::NotFound { .. }
+            | Self::ConnectionLost { .. }
+            | Self::Redirects { .. }
+            | Self::TooLarge { .. }
+            | Self::UnknownMediaType { .. }
+            | Self::NoPlatform { .. }
+            | Self::Document { .. }
+            | Self::Registry { .. }
+            | Self::Protocol { .. }
+            | Self::Helper { .. }
+            | Self::File { .. }
+            | Self::Cancelled
+            | Self::Io { .. } => None,
         }
     }
 
@@ -121,10 +133,9 @@ impl Error {
         }
     }
 
-    pub(crate) fn digest(text: &str, rule: &'static str) -> Self {
-        Self::Digest {
+    pub(crate) fn no_registry(text: &str) -> Self {
+        Self::NoRegistry {
             text: cleaned(text),
-            rule,
         }
     }
 
@@ -137,18 +148,18 @@ impl Error {
     }
 }
 
-impl From<GivenUp> for Error {
-    fn from(_: GivenUp) -> Self {
-        Self::GivenUp
+impl From<Cancelled> for Error {
+    fn from(_: Cancelled) -> Self {
+        Self::Cancelled
     }
 }
 
-/// A registry's own words about an error: short, without control characters, possibly none.
+/// A registry's own explanation of an error: short, without control characters, possibly empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Said(String);
 
 impl Said {
-    /// Reads the errors a registry sends with a status that is not a success.
+    /// Reads the first error of a registry's answer.
     pub(crate) fn read(body: &[u8]) -> Self {
         let first = serde_json::from_slice::<Complaints>(body)
             .ok()
@@ -186,20 +197,12 @@ struct Complaint {
     message: Option<String>,
 }
 
-/// Words from outside, fit for a terminal.
-pub(crate) fn cleaned(text: &str) -> String {
-    text.chars()
-        .take(SAID_MAX)
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn words_of_a_registry_are_short_and_harmless() {
+    fn a_registrys_explanation_is_short_and_has_no_control_characters() {
         let said = Said::read(br#"{"errors":[{"code":"DENIED","message":"no\u001b[2J\nway"}]}"#);
         assert_eq!(said.to_string(), " (DENIED: no [2J way)");
         let long = format!(r#"{{"errors":[{{"message":"{}"}}]}}"#, "x".repeat(9000));

@@ -1,7 +1,7 @@
-//! Images in a directory: an OCI layout, or an archive of `docker save` that was unpacked.
+//! Images in a directory: an OCI layout, or an unpacked archive of `docker save`.
 //!
 //! Always: nothing outside the directory is opened, whatever names and links it holds. Documents
-//! are checked against their digests here; layers are checked by whoever reads them.
+//! are checked against their digests here; layers must be checked by their reader.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
@@ -10,14 +10,18 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::docker::read_bounded;
-use crate::document::{DOCUMENT_MAX, media, or_default, parse};
-use crate::error::{Said, cleaned};
-use crate::{Descriptor, Digest, Document, Error, ImageConfig, Index, Manifest, Platform};
+use crate::digest::Digest;
+use crate::document::{
+    DOCUMENT_MAX, Descriptor, Document, ImageConfig, Index, Manifest, Platform, media, or_default,
+    parse,
+};
+use crate::error::{Error, Said};
+use crate::file::read_bounded;
+use crate::text::cleaned;
 
 /// The annotation by which a layout names its images.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
-/// Indexes may hold indexes, but no honest one goes deeper.
+/// Indexes may hold indexes; no honest layout is deeper.
 const DEPTH_MAX: usize = 4;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
@@ -34,7 +38,7 @@ enum Kind {
     Docker(Vec<DockerImage>),
 }
 
-/// An image of a Docker archive, described as if it were one of a registry.
+/// An image of a Docker archive, described like one in a registry.
 #[derive(Debug)]
 struct DockerImage {
     tags: Vec<String>,
@@ -75,7 +79,7 @@ impl Layout {
         Ok(Self { root, kind })
     }
 
-    /// The image for a machine. A tag is needed only where there are several images.
+    /// The image for a machine. A tag is needed only if the layout has several images.
     pub fn choose(
         &self,
         platform: &Platform,
@@ -102,7 +106,7 @@ impl Layout {
         Ok((manifest, config))
     }
 
-    /// The file that holds a blob. Neither its size nor its digest has been checked.
+    /// The file of a blob. Neither its size nor its digest is checked.
     pub fn blob(&self, descriptor: &Descriptor) -> Result<PathBuf, Error> {
         match &self.kind {
             Kind::Oci(_) => inside(
@@ -181,7 +185,7 @@ impl Layout {
         Ok(first)
     }
 
-    /// Goes through indexes down to a manifest.
+    /// Follows indexes down to a manifest.
     fn manifest(&self, root: Descriptor, platform: &Platform) -> Result<Manifest, Error> {
         let mut descriptor = root;
         for _ in 0..DEPTH_MAX {
@@ -197,15 +201,15 @@ impl Layout {
         }
         Err(Error::File {
             path: self.root.clone(),
-            rule: "its indexes hold indexes without end",
+            rule: "its indexes are nested too deeply",
         })
     }
 
-    /// A document, which is what its descriptor says.
+    /// Reads a document and checks it against its descriptor.
     fn content(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error> {
         let bytes = document(&self.blob(descriptor)?)?;
         let what = format!("blob {}", descriptor.digest);
-        let (found, digest) = (bytes.len() as u64, Digest::of(&bytes));
+        let found = bytes.len() as u64;
         if found != descriptor.size {
             return Err(Error::WrongSize {
                 what,
@@ -213,6 +217,7 @@ impl Layout {
                 found,
             });
         }
+        let digest = Digest::of(&bytes);
         if digest != descriptor.digest {
             return Err(Error::WrongDigest {
                 what,
@@ -224,7 +229,7 @@ impl Layout {
     }
 }
 
-/// Whether one of these names is the tag, or ends in it as `repository:tag` does.
+/// Whether one of these names is the tag, or ends with it as in `repository:tag`.
 fn is_tagged(names: &[String], tag: &str) -> bool {
     names
         .iter()
@@ -235,15 +240,10 @@ fn is_for(config: &ImageConfig, platform: &Platform) -> Result<(), Error> {
     if config.os == platform.os && config.architecture == platform.architecture {
         return Ok(());
     }
-    let (architecture, os, variant) = (
-        config.architecture.clone(),
-        config.os.clone(),
-        config.variant.clone(),
-    );
     let found = Platform {
-        architecture,
-        os,
-        variant,
+        architecture: config.architecture.clone(),
+        os: config.os.clone(),
+        variant: config.variant.clone(),
     };
     Err(Error::NoPlatform {
         wanted: platform.to_string(),
@@ -299,8 +299,8 @@ fn docker_image(root: &Path, entry: Entry) -> Result<DockerImage, Error> {
     })
 }
 
-/// The size of a layer that is not compressed: only then is its digest the one that the
-/// configuration says.
+/// The size of a layer. A compressed layer is refused, because its digest is not the one in the
+/// configuration.
 fn plain_size(path: &Path) -> Result<u64, Error> {
     let failed = |source| Error::io("read", path.display(), source);
     let mut file = File::open(path).map_err(failed)?;
@@ -316,7 +316,8 @@ fn plain_size(path: &Path) -> Result<u64, Error> {
     }
 }
 
-/// The regular file of this name below a directory; links may lead around inside, not out of it.
+/// The regular file of this name below a directory. Links may point anywhere inside it, but not
+/// outside.
 fn inside(root: &Path, name: &Path) -> Result<PathBuf, Error> {
     let outside = || Error::File {
         path: root.join(name),
@@ -342,7 +343,7 @@ fn inside(root: &Path, name: &Path) -> Result<PathBuf, Error> {
     if !path.starts_with(root) {
         return Err(outside());
     }
-    // A pipe, for example, would be waited for without end.
+    // Reading a pipe, for example, would never end.
     if !path.is_file() {
         return Err(Error::File {
             path,

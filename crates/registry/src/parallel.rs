@@ -1,4 +1,4 @@
-//! Many blobs at once.
+//! Transfers of many blobs at a time.
 
 use std::collections::HashSet;
 use std::io;
@@ -7,21 +7,26 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use crate::{BlobTarget, Client, Descriptor, Error, GivenUp, Watch};
+use crate::client::Client;
+use crate::document::Descriptor;
+use crate::error::Error;
+use crate::pull::BlobTarget;
+use crate::watch::{Cancelled, Watch};
 
-/// Does the work for every item on up to so many threads. The first error ends the others at their
-/// next byte, and is the one returned; the watch is told of the bytes of all.
+/// Does the work for every item, on at most so many threads. The first error is returned, and ends
+/// the others at their next byte. The watch receives the bytes of all items.
 pub fn parallel<T: Sync>(
     threads: NonZeroUsize,
     items: &[T],
     watch: Watch,
     work: &(dyn Fn(&T, Watch) -> Result<(), Error> + Sync),
 ) -> Result<(), Error> {
-    let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let next = AtomicUsize::new(0);
+    let stopped = AtomicBool::new(false);
     let first = Mutex::new(None);
     let guarded = |bytes| {
         if stopped.load(Ordering::Relaxed) {
-            Err(GivenUp)
+            Err(Cancelled)
         } else {
             watch(bytes)
         }
@@ -50,7 +55,7 @@ pub fn parallel<T: Sync>(
         .map_or(Ok(()), Err)
 }
 
-/// Fetches blobs, each to a target of its own. A digest that is named twice is fetched once.
+/// Fetches blobs, each to a target of its own. A digest that appears twice is fetched once.
 pub fn fetch_all<T: BlobTarget>(
     client: &Client,
     repository: &str,
@@ -64,7 +69,7 @@ pub fn fetch_all<T: BlobTarget>(
         .iter()
         .filter(|descriptor| seen.insert(descriptor.digest))
         .collect::<Vec<_>>();
-    // A large blob that begins last would be waited for alone.
+    // A large blob that started last would keep only one thread busy at the end.
     wanted.sort_by_key(|descriptor| std::cmp::Reverse(descriptor.size));
     parallel(threads, &wanted, watch, &|descriptor, watch| {
         let opened = target(descriptor);
@@ -83,7 +88,7 @@ mod tests {
     const THREE: NonZeroUsize = NonZeroUsize::new(3).unwrap();
 
     #[test]
-    fn all_items_are_worked_and_bytes_summed() {
+    fn all_items_are_processed_and_their_bytes_summed() {
         let sum = AtomicU64::new(0);
         let watch = |bytes| {
             sum.fetch_add(bytes, Ordering::Relaxed);
@@ -95,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_error_ends_the_others_and_is_the_one_told() {
+    fn the_first_error_ends_the_others_and_is_returned() {
         let items = [0, 1, 2];
         let error = parallel(THREE, &items, &|_| Ok(()), &|item, watch| {
             if *item == 1 {

@@ -1,8 +1,7 @@
-//! A blob on its way in.
+//! Downloads of blobs.
 //!
-//! Every byte is hashed as it comes. A lost connection is taken up at the byte it broke off, if the
-//! registry honours `Range`; otherwise the blob begins anew. A byte too many ends the transfer at
-//! once.
+//! Every byte is hashed when it arrives. After a lost connection the transfer continues at the next
+//! byte if the registry honours `Range`, and otherwise restarts. One byte too many ends it at once.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -12,20 +11,24 @@ use ureq::http::header::{CONTENT_RANGE, RANGE, TRANSFER_ENCODING};
 use ureq::http::{Method, StatusCode};
 
 use crate::auth::Scope;
-use crate::patience::Patience;
+use crate::client::Client;
+use crate::digest::Digest;
+use crate::document::Descriptor;
+use crate::error::Error;
+use crate::retry::Retry;
 use crate::url::Url;
+use crate::watch::Watch;
 use crate::wire::{Answer, Ask, Fault};
-use crate::{Client, Descriptor, Digest, Error, Watch};
 
 const BUFFER: usize = 256 << 10;
 
-/// Where a blob goes. What it holds counts only after `complete`.
+/// The destination of a blob. Its content is valid only after `complete`.
 pub trait BlobTarget {
-    /// Takes the next bytes, all of them.
+    /// Takes all of the next bytes.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// Forgets all bytes so far.
+    /// Discards all bytes so far.
     fn restart(&mut self) -> io::Result<()>;
-    /// The blob is there, and it is the right one.
+    /// Called when the blob is complete and has the right digest.
     fn complete(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -55,7 +58,7 @@ impl BlobTarget for Vec<u8> {
 }
 
 impl Client {
-    /// Fetches a blob, which has exactly the size and the digest of its descriptor, or fails.
+    /// Fetches a blob. Fails unless it has exactly the size and the digest of its descriptor.
     pub fn blob(
         &self,
         repository: &str,
@@ -75,7 +78,7 @@ impl Client {
             to,
             hasher: Sha256::new(),
             have: 0,
-            told: 0,
+            reported: 0,
         };
         transfer.run(&mut received)?;
         let found = Digest::finish(received.hasher);
@@ -105,29 +108,29 @@ struct Received<'a> {
     to: &'a mut dyn BlobTarget,
     hasher: Sha256,
     have: u64,
-    /// How many bytes the watch knows of. After a restart it is told only of new ones.
-    told: u64,
+    /// How many bytes the watch has received. After a restart, only new ones are reported.
+    reported: u64,
 }
 
 impl Transfer<'_> {
     fn run(&self, received: &mut Received) -> Result<(), Error> {
-        let mut patience = Patience::new(&self.client.wire.limits, self.watch);
+        let mut retry = Retry::new(&self.client.wire.limits, self.watch);
         loop {
-            let before = received.told;
+            let before = received.reported;
             let Err(fault) = self.attempt(received) else {
                 return Ok(());
             };
-            self.client.wire.wanted()?;
-            if received.told > before {
-                patience.progressed();
+            self.client.wire.check_cancelled()?;
+            if received.reported > before {
+                retry.progressed();
             }
-            if matches!(fault, Fault::Final(_)) || !patience.again()? {
-                return Err(fault.after(patience.tries()));
+            if matches!(fault, Fault::Final(_)) || !retry.again()? {
+                return Err(fault.after(retry.tries()));
             }
         }
     }
 
-    /// One request and as much of its body as comes.
+    /// One request, and as much of its body as arrives.
     fn attempt(&self, received: &mut Received) -> Result<(), Fault> {
         let mut ask = Ask::new(Method::GET, self.url.clone());
         if received.have > 0 {
@@ -163,7 +166,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// The part that comes must be the part that was asked for.
+    /// Refuses another part of the blob than the requested one.
     fn check_range(&self, answer: &Answer, have: u64) -> Result<(), Error> {
         let range = answer
             .header(&CONTENT_RANGE)
@@ -176,7 +179,7 @@ impl Transfer<'_> {
         }
         Err(Error::Protocol {
             url: answer.url.to_string(),
-            rule: "it sends another range than the one asked for",
+            rule: "it sends another range than the requested one",
         })
     }
 
@@ -189,7 +192,7 @@ impl Transfer<'_> {
             self.check_size(length)?;
         }
         let url = answer.url.clone();
-        // Such a body ends with its connection, whatever ended that.
+        // Such a body ends with its connection, so its end may be a lost connection.
         let endless = answer.length().is_none() && answer.header(&TRANSFER_ENCODING).is_none();
         let mut body = answer.body();
         let mut buffer = vec![0; BUFFER];
@@ -222,8 +225,8 @@ impl Transfer<'_> {
             .append(bytes)
             .map_err(|source| self.target_failed(source))?;
         received.have += bytes.len() as u64;
-        let new = received.have.saturating_sub(received.told);
-        received.told += new;
+        let new = received.have.saturating_sub(received.reported);
+        received.reported += new;
         Ok((self.watch)(new)?)
     }
 

@@ -1,16 +1,17 @@
-//! A blob on its way out.
+//! Uploads of blobs.
 //!
 //! ```text
-//! HEAD blob ─there─► done
+//! HEAD blob ─exists─► done
 //!    └─► POST uploads ─► PATCH all of it ─► PUT ?digest= ─► done
-//!             ▲             │                 └─lost─► HEAD blob ─there─► done
-//!             │             └─lost─► GET: how much is there? ─► PATCH a chunk from there ─► … ─► PUT
-//!             └── nothing, or the upload is not known any more
+//!             ▲             │                 └─lost─► HEAD blob ─exists─► done
+//!             │             └─lost─► GET: how much has arrived? ─► PATCH a chunk from there ─► … ─► PUT
+//!             └── nothing, or the registry has forgotten the upload
 //! ```
 //!
-//! Chunks are for what broke off or was too large for one request; not every registry takes them.
+//! Chunks are for an upload that broke off or was too large for one request. Not every registry
+//! accepts them.
 //!
-//! Always: a blob that is there is not sent. What the watch is told counts each byte once, however
+//! Always: a blob that the registry has is not sent. The watch receives each byte once, however
 //! often it is sent.
 
 use std::io::{self, Read};
@@ -20,19 +21,21 @@ use ureq::http::header::{CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, LOCATION, 
 use ureq::http::{HeaderName, Method, StatusCode};
 
 use crate::auth::Scope;
-use crate::error::Said;
-use crate::patience::Patience;
+use crate::client::Client;
+use crate::document::Descriptor;
+use crate::error::{Error, Said};
+use crate::retry::Retry;
 use crate::url::{Url, escaped};
-use crate::wire::{Answer, Ask, Authorization, Fault, asked_wait, is_asked_to_wait, is_passing};
-use crate::{Client, Descriptor, Error, Watch};
+use crate::watch::Watch;
+use crate::wire::{Answer, Ask, Authorization, Fault, asked_wait, is_asked_to_wait, is_transient};
 
 const CHUNK_MIN: HeaderName = HeaderName::from_static("oci-chunk-min-length");
 
-/// Opens the content of a blob, from a byte on.
+/// Opens the content of a blob, starting at a byte.
 pub type Open<'a> = &'a mut dyn FnMut(u64) -> io::Result<Box<dyn Read + Send>>;
 
 impl Client {
-    /// Stores a blob, unless it is there.
+    /// Stores a blob, unless the registry has it.
     pub fn push_blob(
         &self,
         repository: &str,
@@ -63,58 +66,59 @@ struct Push<'a> {
     watch: Watch<'a>,
 }
 
-/// An upload that the registry knows.
+/// An upload that the registry has started.
 struct Upload {
     location: Url,
-    manner: Manner,
+    mode: Mode,
     chunk_bytes: u64,
     sent: u64,
 }
 
-/// How the content goes.
+/// How the content is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Manner {
-    /// All of it in one request, as every registry takes it.
+enum Mode {
+    /// In one request, which every registry accepts.
     Whole,
-    /// By and by, each part with its range. Some registries refuse large parts, some any.
+    /// In several requests, each with its range. Some registries refuse large chunks, and some all.
     Chunks,
 }
 
-/// How one step of an upload ended, if not by an error for good.
+/// The outcome of one step of an upload, unless it is a final error.
 enum Step {
     Stored,
     Accepted,
-    /// What the registry has by now is not known.
+    /// It is not known how much the registry has.
     Broken(Fault),
-    /// The same, and the content had better go in another manner.
-    Otherwise(Manner, Error),
+    /// The same, and the content should be sent in another mode.
+    Otherwise(Mode, Error),
     /// There is a new token.
     Renewed,
-    /// The registry asks for a pause.
-    Asked(Option<Duration>),
+    /// The registry asks for a wait.
+    AskedToWait(Option<Duration>),
 }
 
-/// How an upload has gone so far.
-struct Course<'a> {
+/// The progress and the failures of an upload so far.
+struct History<'a> {
     registry: &'a str,
-    patience: Patience<'a>,
+    retry: Retry<'a>,
     furthest: u64,
-    /// There was a new token since the last progress.
+    /// Whether there was a new token since the last progress.
     renewed: bool,
-    /// Breaks before the registry had anything.
-    in_vain: u32,
+    /// Failures before the registry had any byte.
+    failed_starts: u32,
 }
 
-impl Course<'_> {
+impl History<'_> {
     fn reached(&mut self, sent: u64) {
         if sent > self.furthest {
-            (self.furthest, self.renewed) = (sent, false);
-            self.patience.progressed();
+            self.furthest = sent;
+            self.renewed = false;
+            self.retry.progressed();
         }
     }
 
-    /// In which manner to go on after a step that was no success, if at all.
-    fn after(&mut self, step: Step, manner: Manner) -> Result<Manner, Error> {
+    /// The mode to continue in after a step that was no success. Fails if there were enough tries.
+    fn after(&mut self, step: Step, mode: Mode) -> Result<Mode, Error> {
         match step {
             Step::Stored | Step::Accepted => {}
             Step::Renewed if self.renewed => {
@@ -124,58 +128,59 @@ impl Course<'_> {
                 });
             }
             Step::Renewed => self.renewed = true,
-            Step::Asked(wait) => self.patience.asked(self.registry, wait)?,
-            Step::Broken(fault) if !self.patience.again()? => {
-                return Err(fault.after(self.patience.tries()));
+            Step::AskedToWait(wait) => self.retry.asked(self.registry, wait)?,
+            Step::Broken(fault) if !self.retry.again()? => {
+                return Err(fault.after(self.retry.tries()));
             }
             Step::Broken(_) if self.furthest == 0 => {
-                self.in_vain += 1;
-                // Something on the way may refuse it for its size, and close before that is heard.
-                return Ok(if self.in_vain > 1 {
-                    Manner::Chunks
+                self.failed_starts += 1;
+                // A proxy may refuse the request for its size, and close before we can read that.
+                return Ok(if self.failed_starts > 1 {
+                    Mode::Chunks
                 } else {
-                    manner
+                    mode
                 });
             }
             Step::Broken(_) => {}
-            Step::Otherwise(_, error) if !self.patience.again()? => return Err(error),
-            Step::Otherwise(manner, _) => return Ok(manner),
+            Step::Otherwise(_, error) if !self.retry.again()? => return Err(error),
+            Step::Otherwise(mode, _) => return Ok(mode),
         }
-        Ok(manner)
+        Ok(mode)
     }
 }
 
 impl Push<'_> {
     fn run(&self, open: Open) -> Result<(), Error> {
-        let patience = Patience::new(&self.client.wire.limits, self.watch);
-        let mut course = Course {
+        let retry = Retry::new(&self.client.wire.limits, self.watch);
+        let mut history = History {
             registry: self.client.registry(),
-            patience,
+            retry,
             furthest: 0,
             renewed: false,
-            in_vain: 0,
+            failed_starts: 0,
         };
-        let mut told = 0;
-        let mut upload = self.begin(Manner::Whole)?;
+        let mut reported = 0;
+        let mut upload = self.begin(Mode::Whole)?;
         loop {
-            let step = match upload.sent < self.descriptor.size {
-                true => self.content(&mut upload, open, &mut told)?,
-                false => self.finish(&upload)?,
+            let step = if upload.sent < self.descriptor.size {
+                self.content(&mut upload, open, &mut reported)?
+            } else {
+                self.finish(&upload)?
             };
-            self.client.wire.wanted()?;
+            self.client.wire.check_cancelled()?;
             match step {
                 Step::Stored => return Ok(()),
                 Step::Accepted => {}
                 step => {
-                    upload.manner = course.after(step, upload.manner)?;
+                    upload.mode = history.after(step, upload.mode)?;
                     upload = self.resumed(upload)?;
                 }
             }
-            course.reached(upload.sent);
+            history.reached(upload.sent);
         }
     }
 
-    fn begin(&self, manner: Manner) -> Result<Upload, Error> {
+    fn begin(&self, mode: Mode) -> Result<Upload, Error> {
         let ask = Ask::new(
             Method::POST,
             self.client.url(self.repository, "blobs/uploads/")?,
@@ -191,24 +196,25 @@ impl Push<'_> {
         let chunk_bytes = self.client.wire.limits.chunk_bytes.max(least).max(1);
         Ok(Upload {
             location: answer.location()?,
-            manner,
+            mode,
             chunk_bytes,
             sent: 0,
         })
     }
 
-    /// Sends what is missing, or a chunk of it.
-    fn content(&self, upload: &mut Upload, open: Open, told: &mut u64) -> Result<Step, Error> {
+    /// Sends the rest of the content, or a chunk of it.
+    fn content(&self, upload: &mut Upload, open: Open, reported: &mut u64) -> Result<Step, Error> {
         self.refresh(upload)?;
-        let (start, size) = (upload.sent, self.descriptor.size);
-        let end = match upload.manner {
-            Manner::Whole => size,
-            Manner::Chunks => size.min(start.saturating_add(upload.chunk_bytes)),
+        let start = upload.sent;
+        let size = self.descriptor.size;
+        let end = match upload.mode {
+            Mode::Whole => size,
+            Mode::Chunks => size.min(start.saturating_add(upload.chunk_bytes)),
         };
         let mut ask = Ask::new(Method::PATCH, upload.location.clone())
             .header(CONTENT_TYPE, "application/octet-stream")
             .header(CONTENT_LENGTH, (end - start).to_string());
-        if upload.manner == Manner::Chunks {
+        if upload.mode == Mode::Chunks {
             ask = ask.header(CONTENT_RANGE, format!("{start}-{}", end - 1));
         }
         let source = open(start).map_err(|source| Error::io("open", self.what(), source))?;
@@ -217,7 +223,7 @@ impl Push<'_> {
             source,
             at: start,
             end,
-            told,
+            reported,
             failed: None,
         };
         let outcome = self
@@ -234,7 +240,7 @@ impl Push<'_> {
         }
     }
 
-    /// Gets a new token for an old one with a small request, lest a large one is sent in vain.
+    /// Renews an old token with a small request, so that no large one is refused for it.
     fn refresh(&self, upload: &Upload) -> Result<(), Error> {
         if self.is_own(&upload.location) && self.client.auth.is_stale(&self.scope) {
             self.client.send(
@@ -252,25 +258,24 @@ impl Push<'_> {
         upload: &mut Upload,
         end: u64,
     ) -> Result<Step, Error> {
-        match (answer.status(), upload.manner) {
+        match (answer.status(), upload.mode) {
             (StatusCode::ACCEPTED | StatusCode::CREATED | StatusCode::NO_CONTENT, _) => {
                 self.accepted(&answer, upload, end)
             }
-            (StatusCode::PAYLOAD_TOO_LARGE, Manner::Whole) => Ok(Step::Otherwise(
-                Manner::Chunks,
-                answer.refusal("such upload"),
-            )),
-            (StatusCode::RANGE_NOT_SATISFIABLE, Manner::Chunks) if upload.sent == 0 => Ok(
-                Step::Otherwise(Manner::Whole, answer.refusal("such upload")),
-            ),
+            (StatusCode::PAYLOAD_TOO_LARGE, Mode::Whole) => {
+                Ok(Step::Otherwise(Mode::Chunks, answer.refusal("such upload")))
+            }
+            (StatusCode::RANGE_NOT_SATISFIABLE, Mode::Chunks) if upload.sent == 0 => {
+                Ok(Step::Otherwise(Mode::Whole, answer.refusal("such upload")))
+            }
             _ => self.not_taken(answer),
         }
     }
 
-    /// What an answer means that is no success.
+    /// The step that an answer means which is no success.
     fn not_taken(&self, answer: Answer) -> Result<Step, Error> {
         match answer.status() {
-            // Another host has no business with our name.
+            // Another host never gets our credentials.
             StatusCode::UNAUTHORIZED if self.is_own(&answer.url) => {
                 self.client
                     .auth
@@ -281,9 +286,9 @@ impl Push<'_> {
                 Ok(Step::Broken(Fault::Final(answer.refusal("such upload"))))
             }
             _ if is_asked_to_wait(&answer) => {
-                Ok(Step::Asked(asked_wait(answer.response.headers())))
+                Ok(Step::AskedToWait(asked_wait(answer.response.headers())))
             }
-            status if is_passing(status) => {
+            status if is_transient(status) => {
                 Ok(Step::Broken(Fault::Final(answer.refusal("such upload"))))
             }
             _ => Err(answer.refusal("such upload")),
@@ -293,33 +298,32 @@ impl Push<'_> {
     fn accepted(&self, answer: &Answer, upload: &mut Upload, end: u64) -> Result<Step, Error> {
         let url = answer.url.to_string();
         let has = match known_bytes(answer) {
-            // `0-0` is also what is said of one byte, and by those that do not count.
+            // `0-0` also stands for one byte, and some registries always send it.
             None => end,
-            Some(0) if end == 1 || upload.manner == Manner::Whole => end,
+            Some(0) if end == 1 || upload.mode == Mode::Whole => end,
             Some(has) => has,
         };
         if has > end {
             return Err(Error::Protocol {
                 url,
-                rule: "it has more of the upload than was sent",
+                rule: "it reports more of the upload than was sent",
             });
         }
         if answer.header(&LOCATION).is_some() {
             upload.location = answer.location()?;
         }
         if has <= upload.sent {
-            let rule = "it takes a chunk and keeps nothing of it";
+            let rule = "it accepts a chunk and keeps nothing of it";
             return Ok(Step::Broken(Fault::Final(Error::Protocol { url, rule })));
         }
         if has < end {
-            upload.manner = Manner::Chunks;
+            upload.mode = Mode::Chunks;
         }
         upload.sent = has;
         Ok(Step::Accepted)
     }
 
-    /// The registry is asked to keep the upload as the blob. An answer that is lost may have been a
-    /// success.
+    /// Asks the registry to keep the upload as the blob. A lost answer may have been a success.
     fn finish(&self, upload: &Upload) -> Result<Step, Error> {
         self.refresh(upload)?;
         let digest = escaped(&self.descriptor.digest.to_string());
@@ -340,7 +344,7 @@ impl Push<'_> {
             Ok(answer) if answer.status().is_success() => return Ok(Step::Stored),
             Ok(answer) => self.not_taken(answer)?,
             Err(fault @ Fault::Lost { .. }) => {
-                self.client.wire.wanted()?;
+                self.client.wire.check_cancelled()?;
                 Step::Broken(fault)
             }
             Err(Fault::Final(error)) => return Err(error),
@@ -369,8 +373,7 @@ impl Push<'_> {
         )
     }
 
-    /// The upload as the registry knows it, to be continued; or a new one, if there is nothing of
-    /// it.
+    /// The upload to continue: as far as the registry has it, or a new one if it has nothing.
     fn resumed(&self, mut upload: Upload) -> Result<Upload, Error> {
         let answer = self.client.send(
             &Ask::new(Method::GET, upload.location.clone()),
@@ -383,13 +386,14 @@ impl Push<'_> {
         );
         match known_bytes(&answer).filter(|has| known && *has > 0 && *has <= self.descriptor.size) {
             Some(has) => {
-                (upload.sent, upload.manner) = (has, Manner::Chunks);
+                upload.sent = has;
+                upload.mode = Mode::Chunks;
                 if answer.header(&LOCATION).is_some() {
                     upload.location = answer.location()?;
                 }
                 Ok(upload)
             }
-            None => self.begin(upload.manner),
+            None => self.begin(upload.mode),
         }
     }
 
@@ -398,8 +402,8 @@ impl Push<'_> {
     }
 }
 
-/// How many bytes of an upload the registry says it has. `0-0` is what registries say of none, too;
-/// a single byte is the cheaper one to send again.
+/// How many bytes of an upload the registry reports. `0-0` stands for no byte or for one; sending
+/// one byte again is cheaper, so it counts as none.
 fn known_bytes(answer: &Answer) -> Option<u64> {
     let range = answer.header(&RANGE)?;
     let (start, last) = range.trim_start_matches("bytes=").split_once('-')?;
@@ -415,14 +419,14 @@ fn known_bytes(answer: &Answer) -> Option<u64> {
     }
 }
 
-/// The part of the content that one request sends.
+/// The content of one request.
 struct Body<'a> {
     push: &'a Push<'a>,
     source: Box<dyn Read + Send>,
     at: u64,
     end: u64,
-    told: &'a mut u64,
-    /// Why reading failed, if it did: that is no fault of the connection.
+    reported: &'a mut u64,
+    /// Why the content could not be read, which is not the connection's fault.
     failed: Option<Error>,
 }
 
@@ -439,16 +443,15 @@ impl Body<'_> {
             .read(&mut buffer[..left])
             .map_err(|source| Error::io("read", self.push.what(), source))?;
         if count == 0 {
-            let (expected, found) = (self.push.descriptor.size, self.at);
             return Err(Error::WrongSize {
                 what: self.push.what(),
-                expected,
-                found,
+                expected: self.push.descriptor.size,
+                found: self.at,
             });
         }
         self.at += count as u64;
-        let new = self.at.saturating_sub(*self.told);
-        *self.told += new;
+        let new = self.at.saturating_sub(*self.reported);
+        *self.reported += new;
         (self.push.watch)(new)?;
         Ok(count)
     }

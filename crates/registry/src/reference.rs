@@ -1,17 +1,18 @@
-//! Where an image is: `host[:port]/repository[:tag][@digest]`, by the grammar of the distribution
-//! specification.
+//! References to images in registries: `host[:port]/repository[:tag][@digest]`, by the grammar of
+//! the distribution specification.
 
 use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
-use crate::{Digest, Error};
+use crate::digest::Digest;
+use crate::error::Error;
 
 const DEFAULT_TAG: &str = "latest";
 const REPOSITORY_MAX: usize = 255;
 const TAG_MAX: usize = 128;
 
-/// A manifest in a registry. The digest, if there is one, decides; the tag is then only its name.
+/// A reference to a manifest in a registry. With a digest, the tag is only informative.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
     /// `host` or `host:port`.
@@ -22,12 +23,12 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// What stands for this manifest in a request: its digest, or else its tag.
+    /// The part of a request's path that selects the manifest: the digest, or else the tag.
     pub(crate) fn selector(&self) -> Result<String, Error> {
         match (&self.digest, &self.tag) {
             (Some(digest), _) => Ok(digest.to_string()),
             (None, Some(tag)) if is_tag(tag) => Ok(tag.clone()),
-            (None, Some(tag)) => Err(Error::reference(tag, "this is no tag")),
+            (None, Some(tag)) => Err(Error::reference(tag, "it is not a tag")),
             (None, None) => Ok(DEFAULT_TAG.to_owned()),
         }
     }
@@ -42,12 +43,12 @@ impl FromStr for Reference {
             Some((named, digest)) => (named, Some(digest.parse()?)),
             None => (text, None),
         };
-        let (registry, path) = named.split_once('/').ok_or_else(|| refuse(NO_HOST))?;
-        if !looks_like_host(registry) {
-            return Err(refuse(NO_HOST));
-        }
+        let (registry, path) = named
+            .split_once('/')
+            .filter(|(first, _)| looks_like_host(first))
+            .ok_or_else(|| Error::no_registry(text))?;
         if !is_registry(registry) {
-            return Err(refuse("its host is not one"));
+            return Err(refuse("its host is invalid"));
         }
         let (repository, tag) = match path.split_once(':') {
             Some((repository, tag)) => (repository, Some(tag)),
@@ -63,17 +64,14 @@ impl FromStr for Reference {
                 "a tag is up to 128 letters, digits, dots, dashes and underscores",
             ));
         }
-        let (registry, repository) = (registry.to_owned(), repository.to_owned());
         Ok(Self {
-            registry,
-            repository,
+            registry: registry.to_owned(),
+            repository: repository.to_owned(),
             tag: tag.map(str::to_owned),
             digest,
         })
     }
 }
-
-pub(crate) const NO_HOST: &str = "it names no registry";
 
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -88,13 +86,13 @@ impl fmt::Display for Reference {
     }
 }
 
-/// Whether the first part of a reference is meant as a host: the rule by which every tool tells it
-/// from a repository.
+/// Whether the first part of a reference is a host and not a repository, by the rule that all tools
+/// share.
 fn looks_like_host(first: &str) -> bool {
     first == "localhost" || first.contains(['.', ':'])
 }
 
-/// Whether this is `host` or `host:port`.
+/// Whether the text is `host` or `host:port`.
 pub(crate) fn is_registry(text: &str) -> bool {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => (host, Some(port)),
@@ -128,7 +126,7 @@ fn is_host_label(label: &str) -> bool {
         && !label.ends_with('-')
 }
 
-/// Whether this can be the name of a repository.
+/// Whether the text can be the name of a repository.
 pub(crate) fn is_repository(text: &str) -> bool {
     text.len() <= REPOSITORY_MAX && text.split('/').all(is_component)
 }
@@ -177,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn names_all_parts() {
+    fn all_parts_of_a_reference_are_read() {
         let reference = parse(&format!("localhost:5000/team/app:1.2@{DIGEST}"));
         assert_eq!(reference.registry, "localhost:5000");
         assert_eq!(reference.repository, "team/app");
@@ -186,13 +184,13 @@ mod tests {
     }
 
     #[test]
-    fn the_tag_is_latest_unless_something_is_said() {
+    fn the_default_tag_is_latest() {
         assert_eq!(parse("host.example/app").tag.as_deref(), Some("latest"));
         assert_eq!(parse(&format!("host.example/app@{DIGEST}")).tag, None);
     }
 
     #[test]
-    fn hosts_of_all_kinds() {
+    fn hosts_of_all_kinds_are_read() {
         for host in [
             "localhost",
             "127.0.0.1:5000",
@@ -206,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn no_host_has_a_hint() {
+    fn a_missing_host_has_a_hint() {
         for text in ["debian", "debian:12", "library/debian", ""] {
             let error = text.parse::<Reference>().unwrap_err();
             assert!(
@@ -217,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_the_grammar_does_not_know() {
+    fn references_outside_the_grammar_are_refused() {
         let long = format!("h.example/{}", "a".repeat(256));
         let bad = [
             "h.example/",
@@ -250,7 +248,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics_and_reads_what_it_writes(text in "[a-zA-Z0-9:/@._\\[\\]é-]{0,60}") {
+        fn any_text_is_refused_or_read_as_it_is_written(text in "[a-zA-Z0-9:/@._\\[\\]é-]{0,60}") {
             if let Ok(reference) = text.parse::<Reference>() {
                 prop_assert_eq!(reference.to_string().parse::<Reference>().unwrap(), reference);
             }

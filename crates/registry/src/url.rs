@@ -1,4 +1,4 @@
-//! Addresses of http and https: where they point, and where a `Location` leads from them.
+//! Addresses of http and https, and where a `Location` header leads from them.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use ureq::http::Uri;
 use ureq::http::uri::Scheme;
 
-/// An address without user information, shown without its query, which may hold secrets.
+/// An address without user information. Display leaves out the query, which may hold secrets.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Url(Uri);
 
-/// Scheme, host and port: what credentials belong to.
+/// Scheme, host and port, which credentials belong to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) secure: bool,
@@ -20,13 +20,13 @@ pub(crate) struct Origin {
 
 impl Url {
     pub(crate) fn parse(text: &str) -> Result<Self, &'static str> {
-        let uri = text.parse::<Uri>().map_err(|_| "it is no address")?;
+        let uri = text.parse::<Uri>().map_err(|_| "it is not an address")?;
         if uri.scheme() != Some(&Scheme::HTTP) && uri.scheme() != Some(&Scheme::HTTPS) {
-            return Err("only http and https are spoken");
+            return Err("it is neither http nor https");
         }
         let authority = uri.authority().ok_or("it has no host")?;
         if authority.as_str().contains('@') || authority.host().is_empty() {
-            return Err("its host is not one");
+            return Err("its host is invalid");
         }
         Ok(Self(uri))
     }
@@ -41,7 +41,7 @@ impl Url {
         }
     }
 
-    /// Where a `Location` leads from here. The way from https to http is refused.
+    /// Where a `Location` leads from here. A step from https to http is refused.
     pub(crate) fn join(&self, location: &str) -> Result<Self, &'static str> {
         let joined = Self::parse(&self.absolute(location))?;
         if self.origin().secure && !joined.origin().secure {
@@ -71,14 +71,14 @@ impl Url {
         }
     }
 
-    /// The same address with one more parameter. Neither part may need escaping.
+    /// The same address with one more parameter, of which no part may need escaping.
     pub(crate) fn with_query(&self, name: &str, value: &str) -> Result<Self, &'static str> {
         let text = self.0.to_string();
         let joint = if self.0.query().is_some() { '&' } else { '?' };
         Self::parse(&format!("{text}{joint}{name}={value}"))
     }
 
-    /// `host[:port]`, as it is written.
+    /// `host[:port]`, as written.
     pub(crate) fn host(&self) -> String {
         self.0
             .authority()
@@ -107,7 +107,7 @@ impl fmt::Debug for Url {
     }
 }
 
-/// Whether `host[:port]` is this machine.
+/// Whether `host[:port]` is a loopback address.
 pub(crate) fn is_loopback(registry: &str) -> bool {
     let host = match registry.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => host,
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn locations_of_all_kinds_are_followed() {
+    fn locations_of_all_kinds_are_resolved() {
         let base = url("https://h.example:5000/v2/a/uploads/1?x=1");
         for (location, expected) in [
             ("https://o.example/p?q=2", "https://o.example/p?q=2"),
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_safe_is_not_followed() {
+    fn unsafe_locations_are_refused() {
         let base = url("https://h.example/v2/");
         for location in [
             "http://h.example/",
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn origins_know_their_default_ports() {
+    fn an_origin_has_the_default_port_of_its_scheme() {
         assert_eq!(
             url("https://H.example/").origin(),
             url("https://h.example:443/x").origin()
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_many_names() {
+    fn loopback_addresses_are_recognized() {
         for host in [
             "localhost",
             "localhost:5000",

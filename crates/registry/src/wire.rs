@@ -1,8 +1,8 @@
-//! One request and its answer: the HTTP client, its limits, redirects, and what a failure means.
+//! HTTP requests and answers: the client, its limits, redirects, and what a failure means.
 //!
-//! Always: at most [`REDIRECTS_MAX`] redirects, none from https to http, and only of requests that
-//! read. An `Authorization` goes to the origin it was made for and nowhere else. Bodies are read as
-//! they were sent: no compression is asked for.
+//! Always: at most [`REDIRECTS_MAX`] redirects are followed, none from https to http, and only for
+//! requests that read. An `Authorization` is sent only to the origin it was made for. Bodies are
+//! read as they were sent, because no compression is requested.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -16,15 +16,17 @@ use ureq::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, 
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body, SendBody};
 
-use crate::error::Said;
-use crate::patience::{Patience, retry_after};
+use crate::access::{Access, Limits};
+use crate::error::{Error, Said};
+use crate::file::read_bounded;
+use crate::retry::{Retry, retry_after};
 use crate::url::{Origin, Url};
-use crate::{Access, Error, GivenUp, Limits};
+use crate::watch::Cancelled;
 
 const REDIRECTS_MAX: usize = 10;
 const HEADERS_MAX: usize = 64 << 10;
 const BUFFER: usize = 256 << 10;
-/// The least that must come in the time after which a connection counts as stalled.
+/// The least that must arrive within the time after which a connection counts as stalled.
 const PACE_MIN: usize = 16 << 10;
 const SAID_MAX: usize = 64 << 10;
 const CA_MAX: u64 = 4 << 20;
@@ -35,7 +37,7 @@ pub(crate) struct Ask {
     pub(crate) url: Url,
     pub(crate) headers: Vec<(HeaderName, String)>,
     pub(crate) body: Vec<u8>,
-    /// How long the answer may take, if that is longer than usual.
+    /// How long the answer may take. `None`: as long as usual.
     pub(crate) answer_in: Option<Duration>,
 }
 
@@ -60,13 +62,13 @@ impl Ask {
     }
 }
 
-/// What came back, and from where in the end.
+/// An answer, and the address that it came from after all redirects.
 pub(crate) struct Answer {
     pub(crate) url: Url,
     pub(crate) response: Response<Body>,
-    /// In which time something worth the name must come.
+    /// The time within which at least [`PACE_MIN`] bytes must arrive.
     stalled: Duration,
-    /// In which time all of a document must come.
+    /// The time within which all of a document must arrive.
     document: Duration,
 }
 
@@ -79,7 +81,7 @@ impl Answer {
         self.response.headers().get(name)?.to_str().ok()
     }
 
-    /// The length of the body, if the headers tell it.
+    /// The length of the body, if the headers state it.
     pub(crate) fn length(&self) -> Option<u64> {
         self.header(&CONTENT_LENGTH)?.parse().ok()
     }
@@ -98,23 +100,22 @@ impl Answer {
             .map_err(|rule| Error::Redirects { url, rule })
     }
 
-    /// The body, which fails if it comes too slowly.
+    /// The body. Reading fails if it arrives too slowly.
     pub(crate) fn body(self) -> impl Read {
         self.paced(None)
     }
 
     fn paced(self, end: Option<Instant>) -> impl Read {
-        let (since, stalled) = (Instant::now(), self.stalled);
         Paced {
+            stalled: self.stalled,
+            since: Instant::now(),
             body: self.response.into_body().into_reader(),
-            stalled,
-            since,
             bytes: 0,
             end,
         }
     }
 
-    /// The whole body, if it is no longer than the limit.
+    /// The whole body. A body over the limit is refused.
     pub(crate) fn read(self, what: &str, limit: usize) -> Result<Vec<u8>, Fault> {
         let end = Instant::now() + self.document;
         self.read_until(end, what, limit)
@@ -145,7 +146,7 @@ impl Answer {
         }
     }
 
-    /// The error that an answer of this status is.
+    /// The error for an answer with this status.
     pub(crate) fn refusal(self, what: &str) -> Error {
         let status = self.status();
         let url = self.url.to_string();
@@ -174,14 +175,14 @@ impl Answer {
     }
 }
 
-/// A body that must keep up a pace: each read has a limit of its own, but a byte now and then would
-/// satisfy that.
+/// A body that must arrive at a minimum speed. Each read has a limit in time as well, but single
+/// bytes now and then would satisfy that.
 struct Paced<R> {
     body: R,
     stalled: Duration,
     since: Instant,
     bytes: usize,
-    /// When all of it must have come.
+    /// When all of it must have arrived.
     end: Option<Instant>,
 }
 
@@ -199,16 +200,17 @@ impl<R: Read> Read for Paced<R> {
             if count > 0 && self.bytes < PACE_MIN {
                 return Err(io::Error::new(
                     io::ErrorKind::TimedOut,
-                    "the content comes too slowly",
+                    "the content arrives too slowly",
                 ));
             }
-            (self.since, self.bytes) = (Instant::now(), 0);
+            self.since = Instant::now();
+            self.bytes = 0;
         }
         Ok(count)
     }
 }
 
-/// Why there is no answer.
+/// Why a request has no answer.
 #[derive(Debug)]
 pub(crate) enum Fault {
     /// Another try may help.
@@ -249,12 +251,12 @@ impl Fault {
             ureq::Error::Protocol(_) | ureq::Error::Http(_) | ureq::Error::BadUri(_) => {
                 Error::Protocol {
                     url: shown,
-                    rule: "this is not HTTP",
+                    rule: "its answer is not HTTP",
                 }
                 .into()
             }
             ureq::Error::HostNotFound => {
-                let source = io::Error::new(io::ErrorKind::NotFound, "the host is not known");
+                let source = io::Error::new(io::ErrorKind::NotFound, "the host is unknown");
                 Error::ConnectionLost {
                     url: shown,
                     tries: 1,
@@ -289,36 +291,31 @@ fn is_tls(error: &ureq::Error) -> bool {
 #[derive(Debug)]
 pub(crate) struct Wire {
     plain: Agent,
-    /// Made when it is needed, since certificates are read for it.
+    /// Made when it is needed, because it reads certificates.
     secure: OnceLock<Agent>,
     ca: Option<PathBuf>,
     user_agent: String,
-    given_up: AtomicBool,
+    cancelled: AtomicBool,
     pub(crate) limits: Limits,
 }
 
-/// A header that only one origin may see.
+/// A header that is sent to one origin only.
 pub(crate) struct Authorization<'a> {
     pub(crate) origin: &'a Origin,
     pub(crate) value: Option<HeaderValue>,
 }
 
 impl Wire {
-    /// Certificates that cannot be used are refused at once if they will be needed.
+    /// Fails at once if certificates will be needed and cannot be used.
     pub(crate) fn new(access: &Access, secure: bool) -> Result<Self, Error> {
-        let (limits, user_agent, ca) = (
-            access.limits.clone(),
-            printable(&access.user_agent),
-            access.ca.clone(),
-        );
-        let plain = agent(&limits, &user_agent, TlsConfig::default());
+        let user_agent = printable(&access.user_agent);
         let wire = Self {
-            plain,
+            plain: agent(&access.limits, &user_agent, TlsConfig::default()),
             secure: OnceLock::new(),
-            ca,
+            ca: access.ca.clone(),
             user_agent,
-            given_up: AtomicBool::new(false),
-            limits,
+            cancelled: AtomicBool::new(false),
+            limits: access.limits.clone(),
         };
         if secure {
             wire.agent(true)?;
@@ -342,24 +339,24 @@ impl Wire {
             .get_or_init(|| agent(&self.limits, &self.user_agent, tls)))
     }
 
-    /// Ends every request that is under way, and those to come.
-    pub(crate) fn give_up(&self) {
-        self.given_up.store(true, Ordering::SeqCst);
+    /// Ends every request, and makes later ones fail.
+    pub(crate) fn cancel(&self) {
+        self.cancelled.store(true, Ordering::SeqCst);
         self.plain.clone().shutdown();
         if let Some(agent) = self.secure.get() {
             agent.clone().shutdown();
         }
     }
 
-    pub(crate) fn wanted(&self) -> Result<(), GivenUp> {
-        if self.given_up.load(Ordering::SeqCst) {
-            Err(GivenUp)
+    pub(crate) fn check_cancelled(&self) -> Result<(), Cancelled> {
+        if self.cancelled.load(Ordering::SeqCst) {
+            Err(Cancelled)
         } else {
             Ok(())
         }
     }
 
-    /// Asks and follows redirects.
+    /// Sends a request and follows redirects.
     pub(crate) fn follow(&self, ask: &Ask, authorization: &Authorization) -> Result<Answer, Fault> {
         let mut url = ask.url.clone();
         for _ in 0..=REDIRECTS_MAX {
@@ -375,7 +372,7 @@ impl Wire {
             if !ask.reads() {
                 return Err(Error::Redirects {
                     url: url.to_string(),
-                    rule: "a request that writes",
+                    rule: "the request writes",
                 }
                 .into());
             }
@@ -388,7 +385,7 @@ impl Wire {
         .into())
     }
 
-    /// One request with a body of the length that its headers say.
+    /// Sends one request with a body of the length that its headers state.
     pub(crate) fn stream(
         &self,
         ask: &Ask,
@@ -430,7 +427,7 @@ impl Wire {
             .timeout_recv_response(answer_in)
             .timeout_per_read(answer_in)
             .build();
-        self.wanted().map_err(Error::from)?;
+        self.check_cancelled().map_err(Error::from)?;
         let response = agent.run(request).map_err(|error| Fault::of(url, error))?;
         Ok(Answer {
             url: url.clone(),
@@ -440,27 +437,27 @@ impl Wire {
         })
     }
 
-    /// Tries until there is an answer that trying again would not change.
-    pub(crate) fn patiently(
+    /// Retries until there is an answer that another try would not change.
+    pub(crate) fn with_retries(
         &self,
-        patience: &mut Patience,
+        retry: &mut Retry,
         mut attempt: impl FnMut() -> Result<Answer, Fault>,
     ) -> Result<Answer, Error> {
         loop {
             match attempt() {
                 Ok(answer) if is_asked_to_wait(&answer) => {
-                    patience.asked(&answer.url.host(), asked_wait(answer.response.headers()))?;
+                    retry.asked(&answer.url.host(), asked_wait(answer.response.headers()))?;
                 }
-                Ok(answer) if is_passing(answer.status()) => {
-                    if !patience.again()? {
+                Ok(answer) if is_transient(answer.status()) => {
+                    if !retry.again()? {
                         return Err(answer.refusal("answer"));
                     }
                 }
                 Ok(answer) => return Ok(answer),
-                Err(_) if self.wanted().is_err() => return Err(Error::GivenUp),
+                Err(_) if self.check_cancelled().is_err() => return Err(Error::Cancelled),
                 Err(fault @ Fault::Lost { .. }) => {
-                    if !patience.again()? {
-                        return Err(fault.after(patience.tries()));
+                    if !retry.again()? {
+                        return Err(fault.after(retry.tries()));
                     }
                 }
                 Err(Fault::Final(error)) => return Err(error),
@@ -499,19 +496,19 @@ pub(crate) fn asked_wait(headers: &HeaderMap) -> Option<Duration> {
     retry_after(headers.get(RETRY_AFTER)?.to_str().ok()?, SystemTime::now())
 }
 
-/// Whether a status speaks of a trouble that may pass.
-pub(crate) fn is_passing(status: StatusCode) -> bool {
+/// Whether a status means a failure that may pass.
+pub(crate) fn is_transient(status: StatusCode) -> bool {
     matches!(status.as_u16(), 408 | 500 | 502 | 503 | 504)
 }
 
-/// What can stand in a header; the HTTP client panics at anything else.
+/// Only the characters that a header may have; the HTTP client panics at others.
 fn printable(text: &str) -> String {
     text.chars()
         .filter(|c| c.is_ascii_graphic() || *c == ' ')
         .collect()
 }
 
-/// The host's certificates and those of the caller's file.
+/// The host's certificates and those in the caller's file.
 fn roots(ca: Option<&Path>) -> Result<Vec<Certificate<'static>>, Error> {
     let native = rustls_native_certs::load_native_certs();
     let mut roots: Vec<_> = native
@@ -532,7 +529,7 @@ fn roots(ca: Option<&Path>) -> Result<Vec<Certificate<'static>>, Error> {
 }
 
 fn certificates(path: &Path) -> Result<Vec<Certificate<'static>>, Error> {
-    let pem = crate::docker::read_bounded(path, CA_MAX)?;
+    let pem = read_bounded(path, CA_MAX)?;
     let certificate = |item| {
         if let Ok(PemItem::Certificate(found)) = item {
             Some(found)

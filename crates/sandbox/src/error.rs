@@ -579,9 +579,10 @@ fn image_kind(error: &image::Error) -> ErrorKind {
         image::Error::Malformed { .. } => ErrorKind::Corrupt,
         image::Error::Registry(source) => match &**source {
             Registry::NotFound { .. } => ErrorKind::NotFound,
-            Registry::Reference { .. } | Registry::Digest { .. } | Registry::Denied { .. } => {
-                ErrorKind::Invalid
-            }
+            Registry::Reference { .. }
+            | Registry::NoRegistry { .. }
+            | Registry::Digest(_)
+            | Registry::Denied { .. } => ErrorKind::Invalid,
             Registry::Unauthorized { .. } | Registry::Helper { .. } | Registry::File { .. } => {
                 ErrorKind::Invalid
             }

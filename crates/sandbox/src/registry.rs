@@ -14,6 +14,7 @@ mod push;
 mod transfer;
 mod unpacked;
 
+use std::ffi::OsString;
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -54,6 +55,9 @@ pub struct RegistryAccess {
     pub docker_config: Option<PathBuf>,
     /// Where its credential helpers are looked for.
     pub search: Vec<PathBuf>,
+    /// All variables that credential helpers run with. Each helper reads variables of its own, so
+    /// an edge passes its whole environment.
+    pub helper_env: Vec<(OsString, OsString)>,
     /// Without encryption, also with other machines than this one.
     pub plain_http: bool,
     /// Certificates to trust besides the host's own.
@@ -89,7 +93,13 @@ impl RegistryAccess {
             return Ok(Credentials::Basic { username, password });
         }
         let known = match self.docker_config.as_deref().filter(|path| path.is_file()) {
-            Some(config) => docker::credentials(config, registry, &self.search)?,
+            Some(config) => {
+                let helpers = docker::Helpers {
+                    search: &self.search,
+                    env: &self.helper_env,
+                };
+                docker::credentials(config, registry, helpers)?
+            }
             None => None,
         };
         Ok(known.unwrap_or_default())

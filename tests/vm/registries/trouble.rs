@@ -210,7 +210,7 @@ fn a_registry_that_refuses_is_told_with_what_it_said() {
     fails(
         &world,
         &round,
-        &["leads elsewhere", "more than 10 times", MANIFEST],
+        &["a redirect from", "more than 10 times", MANIFEST],
     );
     world.assert_empty();
 }

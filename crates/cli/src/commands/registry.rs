@@ -26,8 +26,8 @@ pub struct Access {
 /// Far above any password or token.
 const PASSWORD_MAX: usize = 64 << 10;
 
-/// The environment is read here: where Docker's configuration is, and where its helpers are looked
-/// for.
+/// The environment is read here: where Docker's configuration is, where its helpers are looked for,
+/// and what they run with.
 pub async fn access(args: &Access) -> Result<RegistryAccess> {
     let password = if args.password_stdin {
         Some(password().await?)
@@ -39,6 +39,7 @@ pub async fn access(args: &Access) -> Result<RegistryAccess> {
         password,
         docker_config: docker_config(),
         search: super::search(),
+        helper_env: std::env::vars_os().collect(),
         plain_http: args.plain_http,
         ca: args.ca.clone(),
     })

@@ -1,4 +1,4 @@
-//! The configuration of an image: what it is for and how its program is run.
+//! The configuration of an image: its platform, and how its program runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,9 +6,10 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
 use super::{or_default, parse};
-use crate::{Digest, Error};
+use crate::digest::Digest;
+use crate::error::Error;
 
-/// What an image's configuration says, as far as somebody here needs it.
+/// The fields of an image's configuration that we need.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ImageConfig {
     pub architecture: String,
@@ -20,7 +21,7 @@ pub struct ImageConfig {
     pub rootfs: RootFs,
 }
 
-/// How the image's program is run.
+/// How the image's program runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct RunConfig {
@@ -46,7 +47,7 @@ pub struct RunConfig {
     pub stop_signal: Option<String>,
 }
 
-/// The layers as they are when unpacked, bottom first.
+/// The digests of the unpacked layers, bottom first.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct RootFs {
     #[serde(rename = "type")]
@@ -60,17 +61,16 @@ impl ImageConfig {
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         let config: Self = parse("the configuration of an image", bytes)?;
         if config.rootfs.kind != "layers" {
-            let rule = "its root file system is not made of layers".to_owned();
             return Err(Error::Document {
                 what: "the configuration of an image",
-                rule,
+                rule: "its root file system is not made of layers".to_owned(),
             });
         }
         Ok(config)
     }
 }
 
-/// A set, which these documents write as an object whose values say nothing.
+/// A set, which these documents write as an object with empty values.
 fn names<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<String>, D::Error> {
     let map = Option::<BTreeMap<String, IgnoredAny>>::deserialize(deserializer)?;
     Ok(map.unwrap_or_default().into_keys().collect())
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_docker_writes() {
+    fn a_configuration_of_docker_is_read() {
         let text = br#"{"architecture":"amd64","os":"linux","config":{"Env":["A=1"],"Cmd":null,"User":"user",
             "ExposedPorts":{"80/tcp":{}},"WorkingDir":"/w","Entrypoint":["/bin/app"],"Labels":null,"Healthcheck":{"x":1}},
             "rootfs":{"type":"layers","diff_ids":[]},"history":[]}"#;
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_without_a_run_configuration_is_one() {
+    fn an_image_without_a_run_configuration_is_accepted() {
         let text = br#"{"architecture":"amd64","os":"linux","config":null,"rootfs":{"type":"layers","diff_ids":null}}"#;
         assert_eq!(
             ImageConfig::parse(text).unwrap().config,

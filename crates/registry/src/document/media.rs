@@ -1,7 +1,7 @@
-//! The names of kinds of content, of OCI and of Docker.
+//! The media types of OCI and of Docker.
 
-use crate::Error;
-use crate::error::cleaned;
+use crate::error::Error;
+use crate::text::cleaned;
 
 pub const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 pub const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -18,7 +18,7 @@ pub const DOCKER_LAYER: &str = "application/vnd.docker.image.rootfs.diff.tar";
 pub const DOCKER_LAYER_GZIP: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
 pub const DOCKER_LAYER_ZSTD: &str = "application/vnd.docker.image.rootfs.diff.tar.zstd";
 
-/// All that a client wants to be given for a reference.
+/// The documents that we accept for a reference.
 pub(crate) const ACCEPTED: [&str; 4] = [OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST];
 
 /// How the tar archive of a layer is packed.
@@ -30,14 +30,14 @@ pub enum LayerPacking {
 }
 
 impl LayerPacking {
-    /// The packing that a layer's media type says.
+    /// The packing that a layer's media type names.
     pub fn of(media_type: &str) -> Result<Self, Error> {
         match essence(media_type) {
             OCI_LAYER | DOCKER_LAYER => Ok(Self::Plain),
             OCI_LAYER_GZIP | DOCKER_LAYER_GZIP => Ok(Self::Gzip),
             OCI_LAYER_ZSTD | DOCKER_LAYER_ZSTD => Ok(Self::Zstd),
-            // Layers that registries are not meant to hold ("foreign", "nondistributable") end here
-            // as well: their content would have to come from an address that the manifest names.
+            // "Foreign" and "nondistributable" layers are refused as well: their content would have
+            // to be fetched from an address that the manifest names.
             other => Err(Error::UnknownMediaType {
                 media_type: cleaned(other),
             }),
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_of_both_families() {
+    fn layers_of_oci_and_docker_are_known() {
         assert_eq!(
             LayerPacking::of(DOCKER_LAYER_GZIP).unwrap(),
             LayerPacking::Gzip
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_from_elsewhere_are_refused_by_name() {
+    fn foreign_layers_are_refused_by_name() {
         for kind in [
             "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip",
             "application/vnd.oci.image.layer.nondistributable.v1.tar+zstd",

@@ -46,7 +46,7 @@ fn basic() -> Credentials {
 }
 
 #[test]
-fn a_token_is_asked_for_with_the_password_and_kept() {
+fn a_token_is_requested_with_the_password_and_kept() {
     let tokens = endpoint(|request, peer| {
         reply(
             peer,
@@ -78,7 +78,7 @@ fn a_token_is_asked_for_with_the_password_and_kept() {
 }
 
 #[test]
-fn a_token_that_is_not_taken_any_more_is_renewed_once() {
+fn a_token_that_is_no_longer_accepted_is_renewed_once() {
     let tokens = endpoint(|request, peer| {
         let body = format!(r#"{{"token":"t{}","expires_in":300}}"#, request.number);
         reply(peer, request, 200, &[], body.as_bytes());
@@ -93,7 +93,7 @@ fn a_token_that_is_not_taken_any_more_is_renewed_once() {
 }
 
 #[test]
-fn a_registry_that_takes_no_token_is_asked_twice() {
+fn a_registry_that_accepts_no_token_is_asked_twice() {
     let tokens = endpoint(|request, peer| reply(peer, request, 200, &[], br#"{"token":"t1"}"#));
     let server = registry(&tokens.host, |_| "another");
     let error = client(&server.host, with(basic()))
@@ -146,9 +146,10 @@ fn a_refresh_token_goes_in_the_body_only() {
             headers: Vec::new(),
             ..request.clone()
         };
-        match right {
-            true => reply(peer, &bodiless, 200, &[], br#"{"access_token":"t1"}"#),
-            false => reply(peer, &bodiless, 400, &[], b""),
+        if right {
+            reply(peer, &bodiless, 200, &[], br#"{"access_token":"t1"}"#);
+        } else {
+            reply(peer, &bodiless, 400, &[], b"");
         }
     });
     let server = registry(&tokens.host, |_| "t1");

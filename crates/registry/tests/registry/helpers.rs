@@ -1,10 +1,12 @@
 //! Credential helpers as programs.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use sandtree_registry::{Access, Credentials, Digest, Error, Secret, docker};
+use sandtree_registry::docker::{self, Helpers};
+use sandtree_registry::{Access, Credentials, Digest, Error, Secret};
 
 use crate::scripted::{Server, reply};
 use crate::server::run;
@@ -32,8 +34,21 @@ impl Setup {
     }
 
     fn ask(&self, registry: &str) -> Result<Option<Credentials>, Error> {
+        let path = std::env::var_os("PATH").unwrap();
+        self.ask_with(registry, &[("PATH".into(), path)])
+    }
+
+    fn ask_with(
+        &self,
+        registry: &str,
+        env: &[(OsString, OsString)],
+    ) -> Result<Option<Credentials>, Error> {
         let search = [PathBuf::from("/nonexistent"), self.dir.path().to_owned()];
-        docker::credentials(&self.config(), registry, &search)
+        let helpers = Helpers {
+            search: &search,
+            env,
+        };
+        docker::credentials(&self.config(), registry, helpers)
     }
 
     fn config(&self) -> PathBuf {
@@ -49,7 +64,7 @@ fn basic(username: &str, password: &str) -> Option<Credentials> {
 }
 
 #[test]
-fn a_helper_is_told_the_registry_and_answers() {
+fn a_helper_gets_the_registrys_name_and_answers() {
     let setup = Setup::new(
         r#"read r; echo "{\"ServerURL\":\"$r\",\"Username\":\"$1\",\"Secret\":\"for $r\"}""#,
     );
@@ -76,7 +91,7 @@ fn a_helper_may_hold_a_refresh_token_or_nothing() {
 }
 
 #[test]
-fn a_helper_that_fails_is_named_without_its_words() {
+fn a_helper_that_fails_is_named_without_its_output() {
     let endless = "while :; do echo s3cret; done";
     for script in [
         "echo s3cret; exit 1",
@@ -87,7 +102,7 @@ fn a_helper_that_fails_is_named_without_its_words() {
     ] {
         let found = Setup::new(script).ask("r.example:5000").unwrap();
         assert!(
-            matches!(&found, Some(Credentials::Untold { helper, .. }) if helper == "test"),
+            matches!(&found, Some(Credentials::HelperFailed { helper, .. }) if helper == "test"),
             "{script}: {found:?}"
         );
         assert!(
@@ -97,6 +112,16 @@ fn a_helper_that_fails_is_named_without_its_words() {
     }
 }
 
+/// Cargo's variables are in this process's environment; a helper sees none of them.
+#[test]
+fn a_helper_gets_the_variables_passed_in_and_no_others() {
+    assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
+    let setup =
+        Setup::new(r#"echo "{\"Username\":\"$OURS$CARGO_MANIFEST_DIR\",\"Secret\":\"in $PWD\"}""#);
+    let found = setup.ask_with("r.example:5000", &[("OURS".into(), "me".into())]);
+    assert_eq!(found.unwrap(), basic("me", "in /"));
+}
+
 #[test]
 fn a_helper_has_ten_seconds() {
     let begin = Instant::now();
@@ -104,7 +129,7 @@ fn a_helper_has_ten_seconds() {
         .ask("r.example:5000")
         .unwrap();
     assert!(
-        matches!(found, Some(Credentials::Untold { .. })),
+        matches!(found, Some(Credentials::HelperFailed { .. })),
         "{found:?}"
     );
     assert!(
@@ -116,7 +141,7 @@ fn a_helper_has_ten_seconds() {
 }
 
 #[test]
-fn a_helper_may_leave_something_behind() {
+fn a_helper_may_leave_a_process_running() {
     let begin = Instant::now();
     let setup = Setup::new(r#"sleep 60 & echo '{"Username":"me","Secret":"s"}'"#);
     assert_eq!(setup.ask("r.example:5000").unwrap(), basic("me", "s"));
@@ -128,17 +153,15 @@ fn a_helper_may_leave_something_behind() {
 }
 
 #[test]
-fn a_helper_that_fails_matters_only_where_a_name_is_wanted() {
+fn a_failed_helper_matters_only_if_the_registry_wants_credentials() {
     let with_name = |wanted: bool| {
-        let server = Server::start(move |request, peer| match wanted {
-            true => reply(
-                peer,
-                request,
-                401,
-                &[("WWW-Authenticate", "Basic realm=\"x\"")],
-                b"",
-            ),
-            false => reply(peer, request, 200, &[], b""),
+        let challenge = [("WWW-Authenticate", "Basic realm=\"x\"")];
+        let server = Server::start(move |request, peer| {
+            if wanted {
+                reply(peer, request, 401, &challenge, b"");
+            } else {
+                reply(peer, request, 200, &[], b"");
+            }
         });
         let credentials = Setup::new("exit 1").ask("r.example:5000").unwrap().unwrap();
         client(

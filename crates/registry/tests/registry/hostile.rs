@@ -28,7 +28,7 @@ fn answered(
 }
 
 #[test]
-fn nothing_there_is_said_once_with_its_name() {
+fn a_missing_manifest_is_requested_once_and_named() {
     let words = br#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"no\u001b[31m such"}]}"#;
     let (answer, requests) = answered(|request, peer| reply(peer, request, 404, &[], words));
     let error = answer.unwrap_err();
@@ -41,13 +41,13 @@ fn nothing_there_is_said_once_with_its_name() {
 }
 
 #[test]
-fn what_is_forbidden_is_denied() {
+fn status_403_means_denied() {
     let (answer, requests) = answered(|request, peer| reply(peer, request, 403, &[], b""));
     assert!(matches!(answer, Err(Error::Denied { .. })) && requests == 1);
 }
 
 #[test]
-fn trouble_that_passes_is_waited_out_and_trouble_that_stays_is_told() {
+fn transient_failures_are_retried_and_lasting_ones_reported() {
     let (answer, requests) = answered(|request, peer| match request.number {
         0 => reply(peer, request, 503, &[], b""),
         1 => reply(peer, request, 500, &[], b""),
@@ -75,7 +75,7 @@ fn a_registry_that_asks_to_wait_is_obeyed() {
 }
 
 #[test]
-fn a_registry_that_asks_to_wait_for_ever_is_not() {
+fn a_registry_that_asks_for_too_long_a_wait_is_not_obeyed() {
     for wait in ["1", "0", "86400", "99999999999999999999"] {
         let begin = Instant::now();
         let (answer, _) =
@@ -89,7 +89,7 @@ fn a_registry_that_asks_to_wait_for_ever_is_not() {
 }
 
 #[test]
-fn redirects_end() {
+fn endless_redirects_are_refused() {
     let (answer, requests) = answered(|request, peer| {
         let next = format!("/v2/round/{}", request.number);
         reply(peer, request, 307, &[("Location", &next)], b"");
@@ -214,7 +214,7 @@ fn tls_server(
 }
 
 #[test]
-fn the_way_from_https_to_http_is_refused() {
+fn a_redirect_from_https_to_http_is_refused() {
     let plain = Server::start(|request, peer| reply(peer, request, 200, MANIFEST, b"{}"));
     let there = format!("http://{}/x", plain.host);
     let (server, dir) =
@@ -232,7 +232,7 @@ fn the_way_from_https_to_http_is_refused() {
 }
 
 #[test]
-fn a_token_endpoint_without_tls_is_refused_by_a_registry_with() {
+fn a_token_endpoint_without_tls_is_refused_if_the_registry_has_tls() {
     let plain = Server::start(|request, peer| reply(peer, request, 200, &[], br#"{"token":"t"}"#));
     let challenge = format!("Bearer realm=\"http://{}/token\"", plain.host);
     let (server, dir) = tls_server(move |request, peer| {

@@ -51,7 +51,7 @@ fn an_oci_layout_is_read() {
 }
 
 #[test]
-fn several_images_are_told_apart_by_their_tags() {
+fn several_images_are_distinguished_by_their_tags() {
     let dir = layout("amd64");
     let image = dir.path().join("image");
     let tagged = format!("{}:1", image.display());
@@ -142,7 +142,7 @@ fn archive(dir: &Path, layer: &str) {
 }
 
 #[test]
-fn names_and_links_that_lead_out_are_refused() {
+fn names_and_links_that_lead_out_of_the_layout_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("root");
     fs::create_dir(&root).unwrap();
@@ -179,7 +179,7 @@ fn names_and_links_that_lead_out_are_refused() {
 }
 
 #[test]
-fn what_is_no_file_or_not_plain_is_refused() {
+fn layers_that_are_no_files_or_compressed_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     run("mkfifo", &[dir.path().join("pipe").to_str().unwrap()]);
     fs::write(dir.path().join("packed"), [0x1f, 0x8b, 8, 0]).unwrap();

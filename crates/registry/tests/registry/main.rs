@@ -14,9 +14,9 @@ mod upload;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use sandtree_registry::{Access, Client, GivenUp, Limits, Reference};
+use sandtree_registry::{Access, Cancelled, Client, Limits, Reference};
 
-/// Access for tests of what goes wrong, which need not wait long for it.
+/// Access for tests of failures, which need not wait long.
 fn impatient() -> Access {
     let limits = Limits {
         connect: Duration::from_secs(5),
@@ -52,12 +52,12 @@ fn noise(length: usize, seed: u64) -> Vec<u8> {
     (0..length).map(|_| next()).collect()
 }
 
-/// Counts what a watch is told.
+/// Counts the bytes that a watch receives.
 #[derive(Default)]
 struct Count(AtomicU64);
 
 impl Count {
-    fn watch(&self) -> impl Fn(u64) -> Result<(), GivenUp> + Sync {
+    fn watch(&self) -> impl Fn(u64) -> Result<(), Cancelled> + Sync {
         |bytes| {
             self.0.fetch_add(bytes, Ordering::Relaxed);
             Ok(())

@@ -103,7 +103,8 @@ fn blobs_of(manifest: &Manifest) -> Vec<Descriptor> {
 
 /// Pulls everything by our own hand and by skopeo, and compares byte by byte.
 fn pulls_as_skopeo_does(client: &Client, rest: &str) -> ImageConfig {
-    let (ours, theirs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let ours = tempfile::tempdir().unwrap();
+    let theirs = tempfile::tempdir().unwrap();
     let (fetched, manifest) = manifest(client, rest);
     let (repository, _) = rest.split_once(':').unwrap();
     let count = Count::default();
@@ -273,7 +274,7 @@ fn push(
 }
 
 #[test]
-fn an_artifact_of_ours_is_copied_unharmed_by_others() {
+fn other_tools_copy_our_artifacts_unchanged() {
     let registry = Registry::start(Kind::Open);
     let client = client(&registry.host, Access::default());
     let (manifest, blobs) = artifact();
@@ -308,7 +309,7 @@ fn an_artifact_of_ours_is_copied_unharmed_by_others() {
 }
 
 #[test]
-fn what_is_there_is_not_sent_again() {
+fn blobs_in_the_registry_are_not_sent_again() {
     let registry = Registry::start(Kind::Open);
     let client = client(&registry.host, Access::default());
     let (_, blobs) = artifact();
@@ -321,7 +322,7 @@ fn what_is_there_is_not_sent_again() {
 }
 
 #[test]
-fn a_blob_that_is_not_what_it_is_said_to_be_is_not_taken() {
+fn a_blob_with_another_digest_than_its_descriptor_is_refused() {
     let registry = Registry::start(Kind::Open);
     let client = client(&registry.host, Access::default());
     let wrong = [(
@@ -393,7 +394,7 @@ fn a_registry_with_tls_is_trusted_by_its_ca_file() {
 }
 
 #[test]
-fn a_registry_that_is_not_there_is_said_so() {
+fn an_unreachable_registry_is_reported() {
     let registry = Registry::start(Kind::Open);
     let client = client(&registry.host, crate::impatient());
     drop(registry);
@@ -432,10 +433,12 @@ fn a_failed_target_is_named_as_such() {
 fn cutting(to: &str, cuts: u32, after: u64) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let host = listener.local_addr().unwrap().to_string();
-    let (to, left) = (to.to_owned(), Arc::new(AtomicU32::new(cuts)));
+    let to = to.to_owned();
+    let left = Arc::new(AtomicU32::new(cuts));
     thread::spawn(move || {
         for client in listener.incoming() {
-            let (to, left) = (to.clone(), left.clone());
+            let to = to.clone();
+            let left = left.clone();
             thread::spawn(move || pass_on(&client.unwrap(), &to, &left, after));
         }
     });
@@ -444,7 +447,8 @@ fn cutting(to: &str, cuts: u32, after: u64) -> String {
 
 fn pass_on(client: &TcpStream, to: &str, left: &AtomicU32, after: u64) {
     let registry = TcpStream::connect(to).unwrap();
-    let (mut from, mut back) = (client.try_clone().unwrap(), registry.try_clone().unwrap());
+    let mut from = client.try_clone().unwrap();
+    let mut back = registry.try_clone().unwrap();
     thread::spawn(move || {
         io::copy(&mut back, &mut from).ok();
         from.shutdown(Shutdown::Both).ok();

@@ -56,10 +56,8 @@ impl Server {
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let host = listener.local_addr().unwrap().to_string();
-        let (requests, ended) = (
-            Arc::new(Mutex::new(Vec::new())),
-            Arc::new(AtomicBool::new(false)),
-        );
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let ended = Arc::new(AtomicBool::new(false));
         let script: Arc<Script> = Arc::new(script);
         let wrap = Arc::new(wrap);
         let server = Self {
@@ -72,7 +70,9 @@ impl Server {
                 .incoming()
                 .take_while(|_| !ended.load(Ordering::SeqCst))
             {
-                let (script, requests, wrap) = (script.clone(), requests.clone(), wrap.clone());
+                let script = script.clone();
+                let requests = requests.clone();
+                let wrap = wrap.clone();
                 let mut stream = stream.unwrap();
                 stream
                     .set_read_timeout(Some(Duration::from_secs(20)))
@@ -118,7 +118,8 @@ fn read_head(peer: &mut Peer) -> Option<Request> {
     let mut line = String::new();
     peer.read_line(&mut line).ok()?;
     let mut words = line.split_whitespace();
-    let (method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
+    let method = words.next()?.to_owned();
+    let path = words.next()?.to_owned();
     let mut headers = Vec::new();
     loop {
         let mut line = String::new();

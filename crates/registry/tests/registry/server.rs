@@ -108,7 +108,8 @@ fn configuration(dir: &Path, host: &str, kind: Kind) -> String {
 
 /// Makes `cert.pem`, for this machine and signed by itself, and its `key.pem`.
 pub fn certificate(dir: &Path) {
-    let (key, cert) = (dir.join("key.pem"), dir.join("cert.pem"));
+    let key = dir.join("key.pem");
+    let cert = dir.join("cert.pem");
     run(
         "openssl",
         &[

@@ -4,7 +4,7 @@ use std::io::{self, Cursor, Read};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sandtree_registry::{Access, Credentials, Descriptor, Error, GivenUp, Limits, Secret, media};
+use sandtree_registry::{Access, Cancelled, Credentials, Descriptor, Error, Limits, Secret, media};
 
 use crate::scripted::{Peer, Request, Server, reply, take};
 use crate::{Count, client, impatient, noise};
@@ -111,7 +111,8 @@ fn push_with(server: &Server, access: Access, bytes: &[u8], count: &Count) -> Re
 fn pushed(
     unless: impl Fn(&Request, &mut Peer, &mut Stored) -> bool + Send + Sync + 'static,
 ) -> Vec<Request> {
-    let (stored, count) = (Arc::new(Mutex::new(Stored::default())), Count::default());
+    let stored = Arc::new(Mutex::new(Stored::default()));
+    let count = Count::default();
     let server = registry(stored.clone(), unless);
     push(&server, &count).unwrap();
     let stored = stored.lock().unwrap();
@@ -139,7 +140,7 @@ fn refuse(peer: &mut Peer, request: &Request, status: u16, headers: &[(&str, &st
 }
 
 #[test]
-fn a_blob_goes_in_one_piece() {
+fn a_blob_is_sent_in_one_piece() {
     let requests = pushed(|_, _, _| false);
     assert_eq!(methods(&requests), "HEAD POST PATCH PUT");
     assert_eq!(
@@ -149,7 +150,7 @@ fn a_blob_goes_in_one_piece() {
 }
 
 #[test]
-fn a_blob_goes_in_chunks_if_it_is_too_large_otherwise() {
+fn a_blob_too_large_for_one_request_is_sent_in_chunks() {
     let too_large = |request: &Request, peer: &mut Peer| {
         let is = request.length() > 60_000;
         if is {
@@ -184,7 +185,7 @@ fn a_blob_goes_in_chunks_if_it_is_too_large_otherwise() {
 }
 
 #[test]
-fn a_refusal_that_is_not_heard_leads_to_chunks_too() {
+fn connections_that_close_at_once_lead_to_chunks() {
     let requests = pushed(|request, _, _| request.length() > 60_000);
     assert_eq!(
         methods(&requests),
@@ -193,7 +194,7 @@ fn a_refusal_that_is_not_heard_leads_to_chunks_too() {
 }
 
 #[test]
-fn a_registry_that_takes_no_chunks_gets_the_whole_again() {
+fn a_registry_that_refuses_chunks_gets_the_whole_again() {
     // Two breaks without a byte, and then it wants no ranges.
     let requests = pushed(|request, peer, _| {
         let ranged = request.header("content-range").is_some();
@@ -210,7 +211,7 @@ fn a_registry_that_takes_no_chunks_gets_the_whole_again() {
 }
 
 #[test]
-fn an_interrupted_blob_goes_on_from_what_the_registry_has() {
+fn an_interrupted_upload_continues_from_what_the_registry_has() {
     let requests = pushed(|request, peer, stored| {
         let first = request.number == 2;
         if first {
@@ -223,7 +224,7 @@ fn an_interrupted_blob_goes_on_from_what_the_registry_has() {
 }
 
 #[test]
-fn a_forgotten_upload_begins_anew() {
+fn a_forgotten_upload_restarts() {
     let requests = pushed(|request, peer, stored| {
         match request.number {
             2 => append(request, peer, stored, 50_000),
@@ -261,7 +262,7 @@ fn a_lost_answer_to_the_last_request_may_have_been_a_success() {
 }
 
 #[test]
-fn a_lost_last_request_is_made_again() {
+fn a_lost_last_request_is_repeated() {
     let requests = pushed(|request, _, _| request.number == 3);
     assert_eq!(methods(&requests), "HEAD POST PATCH PUT HEAD GET PUT");
 }
@@ -290,7 +291,7 @@ fn the_last_request_may_take_longer_than_others() {
 }
 
 #[test]
-fn blobs_of_one_byte_and_of_none() {
+fn blobs_of_one_byte_and_empty_blobs_are_sent() {
     for length in [0, 1] {
         let stored = Arc::new(Mutex::new(Stored::default()));
         let server = registry(stored.clone(), |_, _, _| false);
@@ -302,7 +303,7 @@ fn blobs_of_one_byte_and_of_none() {
 }
 
 #[test]
-fn a_new_token_is_no_break() {
+fn a_new_token_does_not_interrupt_an_upload() {
     let tokens = Server::start(|request, peer| {
         let body = format!(r#"{{"token":"t{}"}}"#, request.number);
         reply(peer, request, 200, &[], body.as_bytes());
@@ -349,7 +350,7 @@ fn a_new_token_is_no_break() {
 }
 
 #[test]
-fn a_name_is_given_to_no_other_host() {
+fn credentials_are_given_to_no_other_host() {
     let thief = Server::start(|request, peer| {
         let realm = format!(
             "Bearer realm=\"http://{}/token\"",
@@ -387,7 +388,7 @@ fn a_name_is_given_to_no_other_host() {
 }
 
 #[test]
-fn an_upload_that_never_gets_on_is_given_up() {
+fn an_upload_without_progress_fails_after_some_tries() {
     let server = registry(Arc::default(), |request, _, _| request.method == "PATCH");
     let error = push(&server, &Count::default()).unwrap_err();
     assert!(matches!(error, Error::ConnectionLost { .. }), "{error:?}");
@@ -402,7 +403,7 @@ fn an_upload_that_never_gets_on_is_given_up() {
 }
 
 #[test]
-fn a_registry_that_forgets_again_and_again_is_given_up() {
+fn a_registry_that_forgets_every_upload_fails_after_some_tries() {
     let server = registry(Arc::default(), |request, peer, _| {
         let forgotten = ["PATCH", "GET"].contains(&request.method.as_str());
         if forgotten {
@@ -418,7 +419,7 @@ fn a_registry_that_forgets_again_and_again_is_given_up() {
 }
 
 #[test]
-fn content_that_is_too_short_is_our_own_fault() {
+fn content_that_is_too_short_is_reported_as_ours() {
     let server = registry(Arc::default(), |_, _, _| false);
     let descriptor = Descriptor::of(media::OCI_LAYER, &noise(1000, 1));
     let mut open =
@@ -431,13 +432,13 @@ fn content_that_is_too_short_is_our_own_fault() {
 }
 
 #[test]
-fn a_push_can_be_given_up() {
+fn a_push_can_be_cancelled() {
     let server = registry(Arc::default(), |_, _, _| false);
     let bytes = noise(SIZE, 1);
     let descriptor = Descriptor::of(media::OCI_LAYER, &bytes);
     let mut open =
         |_| -> io::Result<Box<dyn Read + Send>> { Ok(Box::new(Cursor::new(bytes.clone()))) };
-    let give_up = |bytes| if bytes > 0 { Err(GivenUp) } else { Ok(()) };
-    let error = client(&server.host, access()).push_blob("a", &descriptor, &mut open, &give_up);
-    assert!(matches!(error, Err(Error::GivenUp)), "{error:?}");
+    let cancel = |bytes| if bytes > 0 { Err(Cancelled) } else { Ok(()) };
+    let error = client(&server.host, access()).push_blob("a", &descriptor, &mut open, &cancel);
+    assert!(matches!(error, Err(Error::Cancelled)), "{error:?}");
 }

@@ -157,7 +157,7 @@ pub enum Error {
 impl From<sandtree_registry::Error> for Error {
     fn from(error: sandtree_registry::Error) -> Self {
         match error {
-            sandtree_registry::Error::GivenUp => Self::GivenUp,
+            sandtree_registry::Error::Cancelled => Self::GivenUp,
             error => Self::Registry(Box::new(error)),
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use sandtree_registry::{self as registry, Client, Descriptor, GivenUp};
+use sandtree_registry::{self as registry, Cancelled, Client, Descriptor};
 use sandtree_store as store;
 
 use crate::image::{self, Progress, Stage, Watch};
@@ -44,7 +44,7 @@ pub(super) fn counted(
     let told = |bytes| {
         moved.fetch_add(bytes, Ordering::Relaxed);
         if stopped.load(Ordering::Relaxed) {
-            Err(GivenUp)
+            Err(Cancelled)
         } else {
             Ok(())
         }
@@ -65,7 +65,7 @@ pub(super) fn counted(
             .is_err()
             {
                 stopped.store(true, Ordering::Relaxed);
-                client.give_up();
+                client.cancel();
             }
         }
         transferring.join().expect("a transfer does not panic")

@@ -1,18 +1,20 @@
-//! How often to try again, and how long to wait before that.
+//! Retries: how many there are, and how long to wait before each.
 
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::{Error, GivenUp, Limits, Watch};
+use crate::access::Limits;
+use crate::error::Error;
+use crate::watch::{Cancelled, Watch};
 
-/// Looks at whether the wait is still wanted this often.
-const GLANCE: Duration = Duration::from_millis(50);
+/// How often a wait notices that the transfer is cancelled.
+const POLL: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
-/// Tries of one transfer in all, however much progress each makes.
+/// The tries of one transfer in total, however much progress each makes.
 const TRIES_IN_ALL: u32 = 50;
 
-/// What is left of the patience with one request or one transfer.
-pub(crate) struct Patience<'a> {
+/// The retries of one request or one transfer.
+pub(crate) struct Retry<'a> {
     limits: &'a Limits,
     watch: Watch<'a>,
     in_a_row: u32,
@@ -20,7 +22,7 @@ pub(crate) struct Patience<'a> {
     waited: Duration,
 }
 
-impl<'a> Patience<'a> {
+impl<'a> Retry<'a> {
     pub(crate) fn new(limits: &'a Limits, watch: Watch<'a>) -> Self {
         Self {
             limits,
@@ -31,8 +33,8 @@ impl<'a> Patience<'a> {
         }
     }
 
-    /// Waits before another try; false if there have been enough.
-    pub(crate) fn again(&mut self) -> Result<bool, GivenUp> {
+    /// Waits before another try. Returns false if there were enough tries.
+    pub(crate) fn again(&mut self) -> Result<bool, Cancelled> {
         self.in_a_row += 1;
         self.in_all += 1;
         if self.in_a_row >= self.limits.tries || self.in_all >= TRIES_IN_ALL {
@@ -43,7 +45,7 @@ impl<'a> Patience<'a> {
         Ok(true)
     }
 
-    /// Something came through, so the next break is the first in its row.
+    /// There was progress, so the next failure is the first in a row.
     pub(crate) fn progressed(&mut self) {
         self.in_a_row = 0;
     }
@@ -52,9 +54,9 @@ impl<'a> Patience<'a> {
         self.in_all
     }
 
-    /// Waits as long as the registry asks, if that is not too long altogether.
+    /// Waits as long as the registry asks. Fails if its waits are too long in total.
     pub(crate) fn asked(&mut self, registry: &str, wait: Option<Duration>) -> Result<(), Error> {
-        let wait = wait.unwrap_or(Duration::from_secs(1)).max(GLANCE);
+        let wait = wait.unwrap_or(Duration::from_secs(1)).max(POLL);
         if self.waited.saturating_add(wait) > self.limits.asked_to_wait {
             return Err(Error::TooManyRequests {
                 registry: registry.to_owned(),
@@ -66,7 +68,7 @@ impl<'a> Patience<'a> {
     }
 }
 
-fn pause(wait: Duration, watch: Watch) -> Result<(), GivenUp> {
+fn pause(wait: Duration, watch: Watch) -> Result<(), Cancelled> {
     let end = Instant::now() + wait;
     loop {
         watch(0)?;
@@ -74,11 +76,11 @@ fn pause(wait: Duration, watch: Watch) -> Result<(), GivenUp> {
         if left.is_zero() {
             return Ok(());
         }
-        thread::sleep(left.min(GLANCE));
+        thread::sleep(left.min(POLL));
     }
 }
 
-/// The wait that a `Retry-After` asks for: seconds, or a date.
+/// The wait that a `Retry-After` header asks for, in seconds or as a date.
 pub(crate) fn retry_after(value: &str, now: SystemTime) -> Option<Duration> {
     let value = value.trim();
     if let Ok(seconds) = value.parse() {
@@ -93,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_are_seconds_or_dates() {
+    fn a_wait_is_given_in_seconds_or_as_a_date() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
         let later = httpdate::fmt_http_date(now + Duration::from_secs(7));
         let earlier = httpdate::fmt_http_date(now - Duration::from_secs(7));
@@ -105,10 +107,10 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_without_end_is_refused_at_once() {
+    fn a_wait_that_is_too_long_is_refused_at_once() {
         let limits = Limits::default();
-        let mut patience = Patience::new(&limits, &|_| Ok(()));
-        let refused = patience.asked("r", Some(Duration::from_secs(u64::MAX)));
+        let mut retry = Retry::new(&limits, &|_| Ok(()));
+        let refused = retry.asked("r", Some(Duration::from_secs(u64::MAX)));
         assert!(matches!(
             refused,
             Err(Error::TooManyRequests { waited_s: 0, .. })
@@ -116,12 +118,12 @@ mod tests {
     }
 
     #[test]
-    fn waiting_can_be_given_up() {
+    fn a_wait_can_be_cancelled() {
         let limits = Limits::default();
-        let mut patience = Patience::new(&limits, &|_| Err(GivenUp));
+        let mut retry = Retry::new(&limits, &|_| Err(Cancelled));
         assert!(matches!(
-            patience.asked("r", Some(Duration::from_secs(30))),
-            Err(Error::GivenUp)
+            retry.asked("r", Some(Duration::from_secs(30))),
+            Err(Error::Cancelled)
         ));
     }
 }
