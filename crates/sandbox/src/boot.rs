@@ -29,7 +29,6 @@ use crate::fault::Step;
 use crate::guest::{Forward, Guest};
 use crate::host::Inner;
 use crate::hub::{Gate, Hub, HubSpec};
-use crate::image;
 use crate::link::LinkError;
 use crate::moment::now_unix_ns;
 use crate::spec::PUBLISH_ADDRESS;
@@ -368,11 +367,8 @@ pub(crate) fn machine_spec(
         .store
         .kernel(&record.kernel_digest)
         .map_err(store_error("read a kernel"))?;
-    let initramfs =
-        image::initramfs(&host.store, AGENT, &kernel).map_err(|source| Error::Image {
-            name: record.image.to_string(),
-            source,
-        })?;
+    let initramfs = sandtree_images::initramfs(&host.store, AGENT, &kernel)
+        .map_err(|error| error.making(&record.image))?;
     let (active, frozen) = shape.disk.split_last().expect("a sandbox has a disk");
     let active = dir.disk_layer(active);
     let active = File::options()

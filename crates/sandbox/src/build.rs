@@ -16,6 +16,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sandtree_images::{
+    self as images, ImageInfo, ImportSpec, Progress as ImageProgress, Recipe, RegistryAccess,
+    Reuse, memo,
+};
 use sandtree_store::{Digest, Image, ImageSpec, Name, Named};
 
 use crate::beginning::Held;
@@ -24,12 +28,8 @@ use crate::ca;
 use crate::error::{Error, Result, store_error};
 use crate::guest::{ExecSpec, Guest};
 use crate::host::{Host, Inner};
-use crate::image::{self, Recipe};
-use crate::images::ImageInfo;
 use crate::lend::Wanted;
-use crate::note;
 use crate::progress::{Advance, Progress, Watched};
-use crate::registry::{PullSpec, RegistryAccess};
 use crate::sandbox::Sandbox;
 use crate::spec::{SandboxSpec, parse_name};
 use steps::{Step, Steps};
@@ -49,7 +49,7 @@ const UNDO_POLL: Duration = Duration::from_millis(10);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BuildEvent {
     /// The image that the recipe begins from is being made.
-    Image(image::Progress),
+    Image(ImageProgress),
     /// Step `number` of `of` begins, or was done before.
     Step {
         number: usize,
@@ -80,7 +80,7 @@ impl BuildWatch {
         (self.told)(event);
     }
 
-    fn image(&self) -> impl FnMut(image::Progress) + Send + 'static {
+    fn image(&self) -> impl FnMut(ImageProgress) + Send + 'static {
         let watch = self.clone();
         move |progress| watch.tell(BuildEvent::Image(progress))
     }
@@ -144,7 +144,9 @@ impl Host {
     /// Whether the packages of a recipe are in what it begins from already: in a Debian of our own
     /// making they can be.
     fn is_made_with_packages(&self, recipe: &Recipe) -> bool {
-        recipe.from == "debian" && !recipe.packages.is_empty() && self.inner.is_debian_ours()
+        recipe.from == "debian"
+            && !recipe.packages.is_empty()
+            && images::is_debian_ours(&self.inner.store)
     }
 
     /// Makes an image from a recipe, and points its name at it.
@@ -174,33 +176,27 @@ impl Host {
             snapshot: None,
         };
         if self.is_made_with_packages(recipe) {
-            return self
-                .inner
-                .clone()
-                .debian_with(&recipe.packages, spec.anew, watch.image())
-                .await
-                .map(whole);
+            let packages = recipe.packages.clone();
+            let reuse = if spec.anew { Reuse::No } else { Reuse::Yes };
+            let making = self.inner.image_job(watch.image(), move |job| {
+                images::debian_with(job, &packages, reuse)
+            });
+            return making.await.map(whole);
         }
-        if image::is_path(&recipe.from) {
-            let import = image::ImportSpec::default();
-            return self
-                .inner
-                .clone()
-                .take_in(recipe.from.as_ref(), import, watch.image())
-                .await
-                .map(whole);
+        let import = ImportSpec::default();
+        let from = recipe.from.clone();
+        if images::is_path(&from) {
+            let importing = self.inner.image_job(watch.image(), move |job| {
+                images::import(job, from.as_ref(), &import)
+            });
+            return importing.await.map(whole);
         }
-        if recipe.from.contains('/') {
-            let pull = PullSpec {
-                access: spec.access.clone(),
-                ..PullSpec::default()
-            };
-            return self
-                .inner
-                .clone()
-                .pull_image(&recipe.from, &pull, watch.image())
-                .await
-                .map(whole);
+        if from.contains('/') {
+            let access = spec.access.clone();
+            let pulling = self.inner.image_job(watch.image(), move |job| {
+                images::image_from_registry(job, &from, &access, &import)
+            });
+            return pulling.await.map(whole);
         }
         let name = parse_name("what a recipe begins from", &recipe.from)?;
         match self
@@ -302,12 +298,13 @@ impl Host {
         // Held until it is published: nothing else keeps a kernel that is new.
         let kernel = match recipe.kernel.clone() {
             None => None,
-            Some(kernel) => Some(
-                self.inner
-                    .clone()
-                    .kernel(kernel.into(), watch.image())
-                    .await?,
-            ),
+            Some(kernel) => {
+                let choice = kernel.into();
+                let making = self
+                    .inner
+                    .image_job(watch.image(), move |job| images::kernel(job, &choice));
+                Some(making.await?)
+            }
         };
         let digest = kernel
             .as_ref()
@@ -483,8 +480,8 @@ impl Workshop {
             .await;
         loan.give_back().await;
         let held = kept?.into_lasting();
-        let otherwise = "a step that was done cannot be noted; it is done again next time";
-        note::keep(&host.inner.store, key, &held.digest, otherwise);
+        let consequence = "a finished step cannot be recorded; it will run again next time";
+        memo::record(&host.inner.store, key, &held.digest, consequence);
         Ok(held)
     }
 

@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sandtree_engine as engine;
+use sandtree_images as images;
 use sandtree_proto::Failure;
-use sandtree_store::{self as store, ManifestError};
+use sandtree_registry as registry;
+use sandtree_store::{self as store, ManifestError, Named};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::console::Console;
 use crate::fault::Step;
-use crate::image;
 use crate::link::LinkError;
 use crate::verb::{Phase, Verb};
 
@@ -30,24 +31,14 @@ pub enum Error {
     NoSandbox { name: String },
     #[error("there is no detached command {id} in this sandbox")]
     NoExec { id: String },
-    #[error("there is no image {name}")]
-    NoImage { name: String },
-    #[error("there is neither an image nor a snapshot {reference}")]
-    Nothing { reference: String },
-    #[error("{name} is not an image, but {found}")]
-    NotAnImage { name: String, found: String },
+    /// Of work on images.
+    #[error(transparent)]
+    Image(#[from] images::Error),
     #[error("{step:?} failed: {status}{}", said(output))]
     BuildStep {
         step: String,
         status: String,
         output: String,
-    },
-    #[error("cannot {verb} {reference}")]
-    Transfer {
-        verb: &'static str,
-        reference: String,
-        #[source]
-        source: image::Error,
     },
     #[error("sandbox {name} is {phase}{}; it cannot {verb}", because(*phase, reason.as_deref()))]
     WrongState {
@@ -116,12 +107,6 @@ pub enum Error {
         operation: &'static str,
         #[source]
         source: store::Error,
-    },
-    #[error("cannot make image {name}")]
-    Image {
-        name: String,
-        #[source]
-        source: image::Error,
     },
     #[error("cannot {operation} {path}", path = path.display())]
     Io {
@@ -315,32 +300,17 @@ impl Error {
         self
     }
 
-    /// Of work on an image that was fetched or sent.
-    pub(crate) fn of_transfer(self, verb: &'static str) -> Self {
-        match self {
-            Error::Image { name, source } => Error::Transfer {
-                verb,
-                reference: name,
-                source,
-            },
-            other => other,
-        }
-    }
-
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::Invalid { .. } => ErrorKind::Invalid,
-            Error::NotAnImage { .. } => ErrorKind::Invalid,
             Error::BuildStep { .. } => ErrorKind::Guest,
-            Error::Transfer { source, .. } | Error::Image { source, .. } => image_kind(source),
-            Error::NoSandbox { .. }
-            | Error::NoExec { .. }
-            | Error::NoImage { .. }
-            | Error::NoState { .. } => ErrorKind::NotFound,
-            Error::Nothing { .. }
-            | Error::NoWay { .. }
-            | Error::NoSnapshot { .. }
-            | Error::MissingImage { .. } => ErrorKind::NotFound,
+            Error::Image(source) => image_kind(source),
+            Error::NoSandbox { .. } | Error::NoExec { .. } | Error::NoState { .. } => {
+                ErrorKind::NotFound
+            }
+            Error::NoWay { .. } | Error::NoSnapshot { .. } | Error::MissingImage { .. } => {
+                ErrorKind::NotFound
+            }
             Error::NotAsSaved { .. } | Error::ForeignArch { .. } => ErrorKind::Unsupported,
             Error::NoMemory { .. } => ErrorKind::WrongState,
             Error::StillUnsaved { .. } => ErrorKind::Io,
@@ -390,13 +360,6 @@ impl Error {
             Error::Panicked { .. } => {
                 "this is a defect of sandtree; the sandbox's keeper.log has the details"
             }
-            Error::NoImage { .. } => {
-                "`debian` and `tiny` are built in; `sandtree image ls` lists the others"
-            }
-            Error::Nothing { .. } => {
-                "`sandtree image ls` and `sandtree snapshot ls` list what there is"
-            }
-            Error::NotAnImage { .. } => "`sandtree snapshot` looks after snapshots",
             Error::BuildStep { .. } => {
                 "the steps before it are kept: the next build goes on from there"
             }
@@ -501,9 +464,7 @@ impl Error {
             }
             Error::Engine { source, .. } => return engine_hint(source),
             Error::Store { source, .. } => return store_hint(source),
-            Error::Image { source, .. } | Error::Transfer { source, .. } => {
-                return source.hint().map(str::to_owned);
-            }
+            Error::Image(source) => return image_hint(source),
             Error::Remote { report } => return report.hint.clone(),
             _ => return None,
         };
@@ -566,38 +527,103 @@ fn because(phase: Phase, reason: Option<&str>) -> String {
     }
 }
 
-fn image_kind(error: &image::Error) -> ErrorKind {
-    use sandtree_registry::Error as Registry;
+fn image_kind(error: &images::Error) -> ErrorKind {
+    use images::Error as Image;
     match error {
-        image::Error::Store(source) => store_kind(source),
-        image::Error::Io { source, .. } => io_kind(source),
-        image::Error::GivenUp => ErrorKind::Io,
-        image::Error::Recipe { .. } | image::Error::Unknown { .. } => ErrorKind::Invalid,
-        image::Error::Config { .. } | image::Error::WrongLayer { .. } => ErrorKind::Corrupt,
-        image::Error::Rootfs(source) => system_kind(&**source),
-        image::Error::Disk(source) => system_kind(&**source),
-        image::Error::Malformed { .. } => ErrorKind::Corrupt,
-        image::Error::Registry(source) => match &**source {
-            Registry::NotFound { .. } => ErrorKind::NotFound,
-            Registry::Reference { .. }
-            | Registry::NoRegistry { .. }
-            | Registry::Digest(_)
-            | Registry::Denied { .. } => ErrorKind::Invalid,
-            Registry::Unauthorized { .. } | Registry::Helper { .. } | Registry::File { .. } => {
-                ErrorKind::Invalid
-            }
-            Registry::TooManyRequests { .. } => ErrorKind::Busy,
-            Registry::UnknownMediaType { .. } | Registry::NoPlatform { .. } => {
-                ErrorKind::Unsupported
-            }
-            Registry::WrongDigest { .. }
-            | Registry::WrongSize { .. }
-            | Registry::TooLarge { .. } => ErrorKind::Corrupt,
-            Registry::Document { .. } => ErrorKind::Corrupt,
-            _ => ErrorKind::Io,
-        },
-        _ => ErrorKind::Unsupported,
+        Image::Make { source, .. } | Image::Transfer { source, .. } => image_kind(source),
+        Image::NoImage { .. } | Image::NoImageOrSnapshot { .. } => ErrorKind::NotFound,
+        Image::NotAnImage { .. } => ErrorKind::Invalid,
+        Image::NameTaken { .. } => ErrorKind::AlreadyExists,
+        Image::Store { source, .. } | Image::Publish(source) => store_kind(source),
+        Image::Io { source, .. } => io_kind(source),
+        Image::Cancelled => ErrorKind::Io,
+        Image::Recipe { .. } | Image::Unknown { .. } => ErrorKind::Invalid,
+        Image::Config { .. } | Image::WrongLayer { .. } | Image::Malformed { .. } => {
+            ErrorKind::Corrupt
+        }
+        Image::Rootfs(source) => system_kind(&**source),
+        Image::Disk(source) => system_kind(&**source),
+        Image::Registry(source) => registry_kind(source),
+        Image::ToolMissing { .. }
+        | Image::ToolFailed { .. }
+        | Image::UnknownPackage { .. }
+        | Image::NoDebianSources
+        | Image::Download { .. }
+        | Image::Incomplete { .. }
+        | Image::ModuleMissing { .. } => ErrorKind::Unsupported,
     }
+}
+
+fn registry_kind(error: &registry::Error) -> ErrorKind {
+    use registry::Error as Registry;
+    match error {
+        Registry::NotFound { .. } => ErrorKind::NotFound,
+        Registry::Reference { .. }
+        | Registry::NoRegistry { .. }
+        | Registry::Digest(_)
+        | Registry::Denied { .. }
+        | Registry::Unauthorized { .. }
+        | Registry::Helper { .. }
+        | Registry::File { .. } => ErrorKind::Invalid,
+        Registry::TooManyRequests { .. } => ErrorKind::Busy,
+        Registry::UnknownMediaType { .. } | Registry::NoPlatform { .. } => ErrorKind::Unsupported,
+        Registry::WrongDigest { .. }
+        | Registry::WrongSize { .. }
+        | Registry::TooLarge { .. }
+        | Registry::Document { .. } => ErrorKind::Corrupt,
+        Registry::ConnectionLost { .. }
+        | Registry::Tls { .. }
+        | Registry::Redirects { .. }
+        | Registry::Registry { .. }
+        | Registry::Protocol { .. }
+        | Registry::Cancelled
+        | Registry::Io { .. } => ErrorKind::Io,
+    }
+}
+
+fn image_hint(error: &images::Error) -> Option<String> {
+    use images::Error as Image;
+    let hint = match error {
+        Image::Make { source, .. } | Image::Transfer { source, .. } => return image_hint(source),
+        Image::NoImage { .. } => {
+            "`debian` and `tiny` are built in; `sandtree image ls` lists the others"
+        }
+        Image::NoImageOrSnapshot { .. } => {
+            "`sandtree image ls` and `sandtree snapshot ls` list what there is"
+        }
+        Image::NotAnImage { .. } => "`sandtree snapshot` looks after snapshots",
+        Image::NameTaken { by, .. } => match by {
+            Named::Image(_) => "choose another name: images are not replaced",
+            Named::Snapshot(_) => "choose another name, or replace it with --force",
+            Named::Reserved(_) => "choose another name, or remove that sandbox",
+        },
+        Image::Store { source, .. } => return store_hint(source),
+        Image::ToolMissing { hint, .. } => hint,
+        Image::UnknownPackage { .. } => {
+            "run `apt-get update`; Debian 12 and later have the package"
+        }
+        Image::NoDebianSources => {
+            "add Debian's archive to apt's sources and run `apt-get update`, or import another root file system"
+        }
+        Image::Unknown { .. } => {
+            "give a tar archive, a directory, an OCI layout or archive, a qcow2 or a raw disk with an ext4 root"
+        }
+        Image::Download { .. } => "check the network and apt's sources, and run `apt-get update`",
+        Image::Registry(source) => source.hint()?,
+        Image::Publish(_)
+        | Image::ToolFailed { .. }
+        | Image::Incomplete { .. }
+        | Image::Malformed { .. }
+        | Image::ModuleMissing { .. }
+        | Image::Io { .. }
+        | Image::Cancelled
+        | Image::Recipe { .. }
+        | Image::WrongLayer { .. }
+        | Image::Config { .. }
+        | Image::Rootfs(_)
+        | Image::Disk(_) => return None,
+    };
+    Some(hint.to_owned())
 }
 
 /// Of work on files that is refused for what they are, unless it is the system that refused.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use sandtree_engine::{self as engine, Engine, EngineConfig, Jail, KvmVerdict, Verdicts};
+use sandtree_images::ToolEnv;
 use sandtree_store::{
     self as store, Name, Owned, Phase, SandboxDir, SandboxId, StateRecord, Store,
 };
@@ -46,8 +47,11 @@ pub struct HostConfig {
     pub home: PathBuf,
     /// The QEMU to use.
     pub qemu: Option<PathBuf>,
-    /// Otherwise the directories to look for it in.
+    /// The directories to look for QEMU in, if it is not named, and for the tools that make images.
     pub search: Vec<PathBuf>,
+    /// Variables that the host's tools get when images are made. Their `PATH` is `search`.
+    #[serde(default)]
+    pub tool_env: ToolEnv,
     /// Whom machines run as.
     #[serde(default)]
     pub machine_user: MachineUser,
@@ -68,6 +72,7 @@ impl HostConfig {
             home: home.into(),
             qemu: None,
             search,
+            tool_env: ToolEnv::default(),
             machine_user: MachineUser::Auto,
             run_in: RunIn::ThisProcess,
             fault: None,

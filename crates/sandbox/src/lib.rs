@@ -20,9 +20,10 @@
 //! # }
 //! ```
 //!
-//! Always: the library never touches terminal or environment; whoever opens a [`Host`] says where
-//! things are. What runs a sandbox owns it: when the last [`Sandbox`] handle, or the process, is
-//! gone, so is the machine. [`keeper`] is the way to run one in the background.
+//! Always: the library never touches terminal or environment; [`HostConfig`] says where files and
+//! programs are and which variables the host's tools get. What runs a sandbox owns it: when the
+//! last [`Sandbox`] handle, or the process, is gone, so is the machine. [`keeper`] is the way to
+//! run one in the background.
 
 mod beginning;
 mod begun;
@@ -46,7 +47,6 @@ mod guest;
 mod history;
 mod host;
 mod hub;
-pub mod image;
 mod images;
 mod info;
 pub mod keeper;
@@ -55,12 +55,10 @@ mod link;
 mod machine;
 mod memory;
 mod moment;
-mod note;
 mod order;
 mod place;
 mod progress;
 mod reference;
-mod registry;
 mod restore;
 mod sandbox;
 mod save;
@@ -72,6 +70,14 @@ mod together;
 mod tree;
 mod verb;
 mod warm;
+
+/// How images are made: recipes, imports, kernels, progress and errors.
+pub mod image {
+    pub use sandtree_images::{
+        CopyFile, Error, ImportSpec, Kernel, KernelChoice, KernelKind, OwnKernel, Progress, Recipe,
+        Run, RunStep, Size, Stage, initramfs, is_built_in,
+    };
+}
 
 pub use beginning::Prepared;
 pub use begun::{Begun, Committed};
@@ -88,13 +94,13 @@ pub use guest::{
 };
 pub use host::{Doctor, Host, HostConfig, MachineUser, QemuFound, QemuReport, RunIn};
 pub use hub::ExecEntry;
-pub use images::{ImageInfo, RemovedImage};
+pub use images::{PullSpec, Pulled};
 pub use info::SandboxInfo;
 pub use link::{LinkError, Output as ByteStream};
 pub use progress::{Advance, Progress};
 pub use reference::absolute_reference;
-pub use registry::{PullSpec, Pulled, PulledKind, Pushed, RegistryAccess};
 pub use sandbox::Sandbox;
+pub use sandtree_images::{ImageInfo, PulledKind, Pushed, RegistryAccess, RemovedImage, ToolEnv};
 pub use sandtree_proto::{DirEntry, FileKind, Metrics, Stat, TermSize};
 pub use sandtree_store::{
     AccelChoice, Arch, Consistency, ExecDefaults, Init, Network, PublishedPort, SaveOnStop,

@@ -25,7 +25,7 @@ use crate::compare::Disk;
 use crate::error::{Error, Result, store_error};
 use crate::fault::Step;
 use crate::host::Inner;
-use crate::image::BuiltIn;
+use crate::image::is_built_in;
 use crate::lend::{LentState, Wanted};
 use crate::moment::now_unix_ms;
 use crate::progress::{Progress, Watched};
@@ -189,7 +189,7 @@ impl Inner {
             Some(Named::Snapshot(_)) if replace.is_yes() => Ok(()),
             Some(Named::Reserved(id)) if by == Some(&id) => Ok(()),
             Some(held) => taken(&held),
-            None if BuiltIn::of(name).is_some() => Err(Error::invalid(
+            None if is_built_in(name.as_str()) => Err(Error::invalid(
                 "the name of a snapshot",
                 name,
                 "an image is built in",

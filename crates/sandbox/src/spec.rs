@@ -96,7 +96,7 @@ impl SandboxSpec {
             accel: None,
             nested: false,
             cpu: None,
-            arch: host_arch(),
+            arch: Arch::HOST,
             publish: Vec::new(),
             qemu_args: Vec::new(),
             boot_timeout: None,
@@ -189,7 +189,7 @@ impl SandboxSpec {
                 "at least 1",
             ));
         }
-        if self.arch != host_arch() {
+        if self.arch != Arch::HOST {
             let arch = format!("{:?}", self.arch).to_lowercase();
             return Err(Error::invalid(
                 "an architecture",
@@ -297,14 +297,6 @@ pub(crate) fn parse_name(what: &str, name: &str) -> Result<Name> {
 pub(crate) fn parse_tag(tag: &str) -> Result<Tag> {
     let rule = "1 to 63 of a-z, 0-9, '.', '_' and '-', the first a letter or digit, and not like a state's id";
     tag.parse().map_err(|_| Error::invalid("a tag", tag, rule))
-}
-
-pub(crate) fn host_arch() -> Arch {
-    if cfg!(target_arch = "aarch64") {
-        Arch::Aarch64
-    } else {
-        Arch::X86_64
-    }
 }
 
 #[cfg(test)]

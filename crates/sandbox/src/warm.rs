@@ -21,7 +21,6 @@ use crate::capture::{After, Capture, MemoryMode, Purpose};
 use crate::create::{self, Unfinished};
 use crate::error::{Error, Result, store_error};
 use crate::host::{Host, Inner};
-use crate::image;
 use crate::info::rfc3339;
 use crate::progress::Progress;
 use crate::spec::{SandboxSpec, parse_name};
@@ -78,10 +77,10 @@ impl Host {
             .await?
         else {
             let name = spec.image.clone().unwrap_or_default();
-            return Err(Error::NotAnImage {
+            return Err(Error::Image(sandtree_images::Error::NotAnImage {
                 name,
                 found: "a snapshot".into(),
-            });
+            }));
         };
         let record = create::record_of(spec, &image)?;
         let key = key(&self.inner, &record, &image).await?;
@@ -177,11 +176,8 @@ pub(crate) async fn key(host: &Inner, record: &SandboxRecord, image: &Image) -> 
 
 /// Named by the digest of agent, kernel and recipe.
 fn initramfs_name(host: &Inner, record: &SandboxRecord, kernel: &KernelBundle) -> Result<String> {
-    let path = image::initramfs(&host.store, AGENT, kernel);
-    let path = path.map_err(|source| Error::Image {
-        name: record.image.to_string(),
-        source,
-    })?;
+    let path = sandtree_images::initramfs(&host.store, AGENT, kernel)
+        .map_err(|error| error.making(&record.image))?;
     Ok(path
         .file_name()
         .map(|name| name.to_string_lossy().into_owned())

@@ -35,6 +35,15 @@ pub enum Arch {
     Aarch64,
 }
 
+impl Arch {
+    /// The architecture of this host, which is that of its machines.
+    pub const HOST: Self = if cfg!(target_arch = "aarch64") {
+        Self::Aarch64
+    } else {
+        Self::X86_64
+    };
+}
+
 impl fmt::Display for Arch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -68,10 +68,13 @@ fn an_artifact_that_lies_is_refused_and_leaves_nothing() {
         };
         refuses(&without, &[&member]);
     }
-    refuses(&|manifest| lengthened(1 << 60)(manifest), &["bytes where"]);
+    refuses(
+        &|manifest| lengthened(1 << 60)(manifest),
+        &["bytes instead of"],
+    );
     refuses(
         &|manifest| lengthened(-1)(manifest),
-        &["it unpacks to more than it says"],
+        &["unpacks to more than its annotated size"],
     );
     let another = digest(b"another");
     let another = another.strip_prefix("sha256:").unwrap();

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-use sandtree::{Error, Result};
+use sandtree::{Error, Result, image};
 use sandtree_registry::{self as registry, Access, Client, Descriptor, Document, Reference};
 
 /// As many as a pull fetches at a time.
@@ -16,11 +16,7 @@ pub async fn fetch_layers(reference: &str, dir: &Path) -> Result<()> {
     let text = reference.to_owned();
     let dir = dir.to_owned();
     let fetching = tokio::task::spawn_blocking(move || {
-        fetch(&text, dir).map_err(|source| Error::Transfer {
-            verb: "fetch",
-            reference: text,
-            source: source.into(),
-        })
+        fetch(&text, dir).map_err(|source| Error::from(image::Error::from(source)))
     });
     fetching.await.expect("the fetch does not panic")
 }

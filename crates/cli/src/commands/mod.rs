@@ -38,7 +38,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use sandtree::keeper::KeeperProgram;
-use sandtree::{Error, Host, HostConfig, Result, RunIn};
+use sandtree::{Error, Host, HostConfig, Result, RunIn, ToolEnv};
 
 use crate::args::Global;
 use crate::failure::Failure;
@@ -205,6 +205,7 @@ fn config(global: &Global) -> Result<HostConfig> {
     };
     Ok(HostConfig {
         qemu,
+        tool_env: ToolEnv::from_lookup(|name| std::env::var(name).ok()),
         machine_user: global.machine_user,
         run_in: RunIn::Keeper(keeper),
         ..HostConfig::new(home, search())

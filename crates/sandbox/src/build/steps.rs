@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
 
+use sandtree_images::{hex, memo, parse_mode};
 use sandtree_store::{Digest, Name, Network};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
@@ -14,8 +15,7 @@ use sha2::{Digest as _, Sha256};
 use crate::ca;
 use crate::error::{Error, Result};
 use crate::guest::ExecSpec;
-use crate::image::{CopyFile, Recipe, RunStep, hex, parse_mode};
-use crate::note;
+use crate::image::{CopyFile, Recipe, RunStep};
 
 /// Part of every key: changes when steps are done differently.
 const RECIPE: u32 = 1;
@@ -131,7 +131,7 @@ impl Steps {
         let mut keys = Vec::new();
         for step in &self.0 {
             key = Digest::of(&json(&(&key, step.shape())));
-            keys.push(note::key("step", &key));
+            keys.push(memo::key("step", &key));
         }
         Ok(keys)
     }

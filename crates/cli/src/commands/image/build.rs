@@ -42,11 +42,8 @@ fn is_recipe(what: &str) -> bool {
 }
 
 async fn from_recipe(global: &Global, args: &BuildArgs) -> Result<ImageInfo> {
-    let refused = |source| Error::Image {
-        name: args.what.clone(),
-        source,
-    };
-    let recipe = Recipe::read(Path::new(&args.what)).map_err(refused)?;
+    let path = std::path::absolute(&args.what).map_err(|e| Error::io("resolve", &args.what, e))?;
+    let recipe = Recipe::read(&path).map_err(|error| error.making(&args.what))?;
     let access = registry::access(&args.access).await?;
     let spec = BuildSpec {
         name: args.name.clone(),
@@ -88,11 +85,8 @@ async fn built_in(global: &Global, args: &BuildArgs) -> Result<ImageInfo> {
     if args.name.as_deref().is_none_or(|wanted| wanted == name) {
         return Ok(image);
     }
-    let source = |source| Error::Image {
-        name: name.to_owned(),
-        source,
-    };
-    let recipe = Recipe::parse(&format!("from = {name:?}"), Path::new("/")).map_err(source)?;
+    let recipe = Recipe::parse(&format!("from = {name:?}"), Path::new("/"))
+        .map_err(|error| error.making(name))?;
     build(
         &host,
         &recipe,

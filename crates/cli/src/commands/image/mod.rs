@@ -3,10 +3,10 @@
 mod build;
 mod warm;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use sandtree::{ImageInfo, Init, RemovedImage};
+use sandtree::{Error, ImageInfo, Init, RemovedImage, Result};
 use serde_json::json;
 
 use super::{Outcome, open};
@@ -63,10 +63,20 @@ async fn import(global: &Global, args: ImportArgs) -> Outcome {
     let spec = args.made.spec()?;
     let host = open(global).await?;
     let told = progress::stages(format!("importing {}", args.path.display()));
+    let path = named_path(&args.path)?;
     let image = host
-        .import_image(&args.path, args.name.as_deref(), spec, told)
+        .import_image(&path, args.name.as_deref(), spec, told)
         .await?;
     Ok(made(global, &image))
+}
+
+/// The path that an image is imported from and named after. `.` has no name of its own, but the
+/// current directory has one.
+fn named_path(path: &Path) -> Result<PathBuf> {
+    if path.file_name().is_some() {
+        return Ok(path.to_owned());
+    }
+    std::path::absolute(path).map_err(|e| Error::io("resolve", path, e))
 }
 
 /// Tells of an image that is there now.

@@ -1,4 +1,4 @@
-//! Members of an artifact, unpacked as they come.
+//! Members of an artifact, unpacked while they are fetched.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sandtree_registry::BlobTarget;
 
-/// A file that gets a member's bytes as they are unpacked, with holes where there are zeros.
-pub(super) struct Unpacked {
+/// The file of a member. It receives packed bytes and holds unpacked ones, with holes for zeros.
+pub(crate) struct Unpacked {
     decoder: zstd::stream::write::Decoder<'static, Sparse>,
     path: PathBuf,
     bytes: u64,
@@ -18,7 +18,7 @@ pub(super) struct Unpacked {
 }
 
 impl Unpacked {
-    /// `room`: what all members of an artifact may take together.
+    /// `bytes` is the member's unpacked size. All members of an artifact share `room`.
     pub fn create(path: &Path, bytes: u64, room: &Arc<AtomicU64>) -> io::Result<Self> {
         let file = File::options()
             .write(true)
@@ -55,20 +55,20 @@ impl BlobTarget for Unpacked {
         let Sparse {
             file, at, bytes, ..
         } = self.decoder.get_mut();
-        match at == bytes {
-            true => file.set_len(*bytes),
-            false => Err(io::Error::new(
+        if at != bytes {
+            return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("it has {at} bytes where {bytes} belong"),
-            )),
+                format!("the member has {at} bytes instead of {bytes}"),
+            ));
         }
+        file.set_len(*bytes)
     }
 }
 
 struct Sparse {
     file: File,
     at: u64,
-    /// More than these are refused.
+    /// The size; a byte more is refused.
     bytes: u64,
     room: Arc<AtomicU64>,
 }
@@ -83,7 +83,7 @@ impl Sparse {
         taken.map(drop).map_err(|_| {
             io::Error::new(
                 io::ErrorKind::StorageFull,
-                "it unpacks to more than there is room for",
+                "the member unpacks to more than there is room for",
             )
         })
     }
@@ -94,7 +94,7 @@ impl Write for Sparse {
         if bytes.len() as u64 > self.bytes - self.at {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "it unpacks to more than it says",
+                "the member unpacks to more than its annotated size",
             ));
         }
         if bytes.iter().any(|byte| *byte != 0) {
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_member_is_unpacked_with_holes_and_never_beyond_what_it_says() {
+    fn a_member_is_unpacked_with_holes_and_never_beyond_its_annotated_size() {
         let dir = tempfile::tempdir().unwrap();
         let content = [vec![7; 5000], vec![0; 1 << 20], vec![8; 10]].concat();
         let packed = zstd::encode_all(&content[..], 3).unwrap();

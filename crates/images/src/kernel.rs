@@ -1,16 +1,16 @@
-//! The kernel, in the form that boots fastest.
+//! Kernels, in the form that boots fastest.
 //!
-//! A distribution's bzImage unpacks itself in the guest, which under emulation costs a quarter of
-//! the boot. We unpack it here, once: the payload is an ELF file that QEMU starts directly through
-//! its PVH entry. A kernel that is packed otherwise, or has no such entry, is used as it is.
+//! A distribution's bzImage unpacks itself in the guest, which takes a quarter of the boot under
+//! emulation. We unpack it once, here: the payload is an ELF file that QEMU starts directly through
+//! its PVH entry. A kernel that is packed in another way, or has no PVH entry, stays a bzImage.
 
 use std::io::Read;
 
 use sandtree_store::KernelFormat;
 
-use super::elf::{self, Elf};
+use crate::elf::{self, Elf};
 
-/// Far above any kernel, far below what would hurt.
+/// Far above any kernel, and far below the host's memory.
 const MAX_KERNEL_BYTES: u64 = 256 << 20;
 const XEN_ELFNOTE_PHYS32_ENTRY: u32 = 18;
 
@@ -20,8 +20,8 @@ const SETUP_MAGIC: usize = 0x202;
 const PAYLOAD_OFFSET: usize = 0x248;
 const PAYLOAD_LENGTH: usize = 0x24c;
 
-/// What to boot, and in which form it is.
-pub(super) fn prepare(kernel: Vec<u8>) -> (KernelFormat, Vec<u8>) {
+/// The kernel to boot, and its form.
+pub(crate) fn prepare(kernel: Vec<u8>) -> (KernelFormat, Vec<u8>) {
     if has_pvh_entry(&kernel) {
         return (KernelFormat::Vmlinux, kernel);
     }
@@ -34,8 +34,8 @@ pub(super) fn prepare(kernel: Vec<u8>) -> (KernelFormat, Vec<u8>) {
     }
 }
 
-/// Whether it is in one of the two forms that boot here.
-pub(super) fn is_kernel(bytes: &[u8]) -> bool {
+/// Whether the bytes are in one of the two forms that boot here.
+pub(crate) fn is_kernel(bytes: &[u8]) -> bool {
     has_pvh_entry(bytes) || bytes.get(SETUP_MAGIC..SETUP_MAGIC + 4) == Some(b"HdrS")
 }
 
@@ -74,7 +74,7 @@ fn has_pvh_entry(vmlinux: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// A bzImage with one setup sector and `payload` right behind it.
+    /// A bzImage with one setup sector, directly followed by `payload`.
     fn bzimage(payload: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; 1024];
         bytes[SETUP_SECTORS] = 1;
@@ -85,7 +85,7 @@ mod tests {
         bytes
     }
 
-    /// An ELF file that is nothing but one note.
+    /// An ELF file with one note and nothing else.
     fn elf_with_note(kind: u32) -> Vec<u8> {
         let mut bytes = vec![0; 64 + 56];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn any_other_kernel_is_left_as_it_is() {
+    fn any_other_kernel_stays_unchanged() {
         let no_entry = zstd::encode_all(&elf_with_note(1)[..], 1).unwrap();
         for image in [
             bzimage(&no_entry),

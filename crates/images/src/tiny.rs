@@ -3,23 +3,25 @@
 //! | path | what |
 //! |---|---|
 //! | `/bin/busybox` | the only program; every applet is a link to it |
-//! | `/etc` | users root, daemon, nobody and user (1000); an inittab that starts nothing by itself |
+//! | `/etc` | users root, daemon, nobody and user (1000); an inittab that starts no process |
 //! | `/home/user` | belongs to user |
 //! | everything else | belongs to root |
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use sandtree_store::{ExecDefaults, Image, ImageSpec, Init, Store};
+use sandtree_store::{Arch, ExecDefaults, Image, ImageSpec, Init};
 
-use super::bundle::{self, KernelChoice};
-use super::making::{Content, Making, Node, put_all};
-use super::{Error, PATH, Progress, Stage, Watch, apt, create_dir, io_error};
-use crate::spec::host_arch;
+use crate::error::{Error, Result, io_error};
+use crate::files::create_dir;
+use crate::job::{Job, Stage};
+use crate::new_image::{Content, NewImage, Node, PATH, put_all};
+use crate::spec::KernelChoice;
+use crate::tool::HostTools;
+use crate::{apt, bundle};
 
 const BUSYBOX: &str = "busybox-static";
-/// Beside what is in it. Sparse, and grown by the guest to the size of its disk.
+/// The free space in the image. It is sparse, and the guest grows it to the size of its disk.
 const ROOM_BYTES: u64 = 53 << 20;
 
 const DIRS: &str = "/bin /dev /etc /etc/sandtree /etc/sandtree/resume.d /home /lib /mnt /opt /proc /run /sbin /srv /sys \
@@ -48,7 +50,7 @@ const FILES: [(&str, &str); 10] = [
         "/etc/os-release",
         "NAME=\"Sandtree tiny\"\nID=sandtree-tiny\nPRETTY_NAME=\"Sandtree tiny\"\nVERSION_ID=1\n",
     ),
-    // Without this file busybox init would open shells on the console. At its end it leaves the
+    // Without this file busybox init would open shells on the console. At shutdown it remounts the
     // root read-only, which writes everything out and spares the next boot a recovery.
     (
         "/etc/inittab",
@@ -62,31 +64,32 @@ const FILES: [(&str, &str); 10] = [
     ),
 ];
 
-pub(super) fn build(store: &Store, watch: &mut Watch<'_>) -> Result<Image, Error> {
-    let work = store.stage()?;
-    let kernel = bundle::find_or_make(store, &KernelChoice::Cloud, watch)?;
-    let busybox = fetch(work.path(), watch)?;
-    let mut making = Making::begin(store)?;
-    put_all(&mut making.builder, &nodes(&busybox, &applets(&busybox)?))?;
-    let (arch, init, kernel) = (host_arch(), Init::Agent, kernel.digest.clone());
+pub(crate) fn build(job: &mut Job<'_>) -> Result<Image> {
+    let work = job.store.stage()?;
+    let kernel = bundle::find_or_make(job, &KernelChoice::Cloud)?;
+    let busybox = fetch(job, work.path())?;
+    let applets = applets(job.tools, &busybox)?;
+    let mut image = NewImage::begin(job.store)?;
+    put_all(&mut image.builder, &nodes(&busybox, &applets))?;
     let spec = ImageSpec {
-        arch,
-        kernel,
-        init,
+        arch: Arch::HOST,
+        kernel: kernel.digest.clone(),
+        init: Init::Agent,
         defaults: defaults(),
         disk_bytes: None,
     };
-    making.publish(ROOM_BYTES, watch, |_| spec)
+    image.publish(ROOM_BYTES, job, |_| spec)
 }
 
-/// The one program of the image.
-fn fetch(work: &Path, watch: &mut Watch<'_>) -> Result<PathBuf, Error> {
-    watch(Progress::begin(Stage::Resolve))?;
-    let (debs, unpacked) = (work.join("debs"), work.join("busybox"));
+/// Fetches the one program of the image.
+fn fetch(job: &mut Job<'_>, work: &Path) -> Result<PathBuf> {
+    job.begin(Stage::Resolve)?;
+    let debs = work.join("debs");
     create_dir(&debs)?;
-    apt::download(&[BUSYBOX], &debs, watch)?;
-    watch(Progress::begin(Stage::Unpack))?;
-    apt::unpack(BUSYBOX, &debs, &unpacked)?;
+    apt::download(job, &[BUSYBOX], &debs)?;
+    job.begin(Stage::Unpack)?;
+    let unpacked = work.join("busybox");
+    apt::unpack(job.tools, BUSYBOX, &debs, &unpacked)?;
     let merged = unpacked.join("usr/bin/busybox");
     Ok(if merged.is_file() {
         merged
@@ -95,10 +98,10 @@ fn fetch(work: &Path, watch: &mut Watch<'_>) -> Result<PathBuf, Error> {
     })
 }
 
-/// Where busybox wants to be found, as it says itself: `bin/sh`, `usr/bin/env` …
-fn applets(busybox: &Path) -> Result<Vec<String>, Error> {
-    // starts: our own program (unpacked from its package)
-    let output = Command::new(busybox)
+/// The paths of busybox's applets, as the program itself lists them: `bin/sh`, `usr/bin/env` …
+fn applets(tools: HostTools<'_>, busybox: &Path) -> Result<Vec<String>> {
+    let output = tools
+        .command(busybox)
         .arg("--list-full")
         .output()
         .map_err(io_error("run", busybox))?;
@@ -187,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parents_come_before_what_is_in_them() {
+    fn parents_come_before_their_entries() {
         let applets = ["bin/sh", "sbin/init", "usr/bin/env", "usr/sbin/chroot"].map(str::to_owned);
         let nodes = nodes(Path::new("/busybox"), &applets);
         let mut seen = vec![Path::new("/")];

@@ -1,4 +1,4 @@
-//! A root file system on its way into the store.
+//! An image under construction: a root file system on its way into the store.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -6,43 +6,43 @@ use std::path::PathBuf;
 use sandtree_rootfs::{Builder, Limits, New, NewKind, Options, Stop, Time};
 use sandtree_store::{Image, ImageSpec, Staged, Store};
 
-use super::{Error, Progress, Stage, Watch, io_error};
+use crate::error::{Result, io_error};
+use crate::job::{Job, Progress, Stage};
 
-/// The date of what we add ourselves.
-const EPOCH: Time = Time {
-    seconds: super::EPOCH,
-    nanoseconds: 0,
-};
-/// Whatever is unpacked in all: far above any image, and no more than a disk may have.
+/// Where commands are looked for in images that do not say it.
+pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// The date of every file that we add ourselves, in seconds.
+pub(crate) const EPOCH: i64 = 1_700_000_000;
+
+/// All that one image may unpack to: far above any image, and no more than a disk may have.
 const UNPACKED_MAX: u64 = 1 << 40;
 const NODES_MAX: u64 = 4_000_000;
 const NAMES_MAX: u64 = 1 << 30;
 
-/// In an image, beside what is in it: the disks of sandboxes are larger.
-pub(super) const ROOM_BYTES: u64 = 64 << 20;
+/// The free space in an image. It is small, because the disks of sandboxes are larger.
+pub(crate) const ROOM_BYTES: u64 = 64 << 20;
 const GIB: u64 = 1 << 30;
 
-/// The size of a sandbox's disk on an image of so many bytes: as asked for, or with some GiB of
-/// room.
-pub(super) fn disk_bytes(asked: Option<u64>, image_bytes: u64) -> u64 {
-    asked.unwrap_or(image_bytes.next_multiple_of(GIB) + 4 * GIB)
+/// The size of a sandbox's disk on an image of so many bytes: as requested, or a few GiB more.
+pub(crate) fn disk_bytes(requested: Option<u64>, image_bytes: u64) -> u64 {
+    requested.unwrap_or(image_bytes.next_multiple_of(GIB) + 4 * GIB)
 }
 
-/// What may be written at once without taking the last of the disk from others.
-pub(crate) fn writable_bytes(store: &Store) -> Result<u64, Error> {
+/// How much may be written at once. The last of the free space is left to others.
+pub(crate) fn writable_bytes(store: &Store) -> Result<u64> {
     let free_bytes = store.disk_free_bytes()?;
     Ok(free_bytes - GIB.min(free_bytes / 2))
 }
 
-/// Dropped, nothing of it is left.
-pub(super) struct Making<'s> {
+/// An image under construction. Dropping it removes all of it.
+pub(crate) struct NewImage<'s> {
     store: &'s Store,
     staged: Staged,
     pub builder: Builder,
 }
 
-impl<'s> Making<'s> {
-    pub fn begin(store: &'s Store) -> Result<Self, Error> {
+impl<'s> NewImage<'s> {
+    pub fn begin(store: &'s Store) -> Result<Self> {
         let staged = store.stage()?;
         let bytes = store.disk_free_bytes()?.saturating_mul(4).min(UNPACKED_MAX);
         let limits = Limits {
@@ -59,57 +59,58 @@ impl<'s> Making<'s> {
         })
     }
 
-    /// Finishes the file system, with so much room in it, and publishes it as an image. `spec`
-    /// hears how large it is.
+    /// Finishes the file system with so much free space in it, and publishes it as an image. `spec`
+    /// receives the size of the file system.
     pub fn publish(
         self,
         free_bytes: u64,
-        watch: &mut Watch<'_>,
+        job: &mut Job<'_>,
         spec: impl FnOnce(u64) -> ImageSpec,
-    ) -> Result<Image, Error> {
-        watch(Progress::begin(Stage::Rootfs))?;
+    ) -> Result<Image> {
+        job.begin(Stage::Rootfs)?;
         let made = self.builder.finish(&Options { free_bytes })?;
-        watch(Progress::begin(Stage::Publish))?;
+        job.begin(Stage::Publish)?;
         Ok(self.store.publish_image(self.staged, spec(made.bytes))?)
     }
 }
 
-/// Tells how many bytes were unpacked.
-pub(super) fn unpacking<'a>(watch: &'a mut Watch<'_>) -> impl FnMut(u64) -> Result<(), Stop> + 'a {
+/// Reports to the job how many bytes were unpacked.
+pub(crate) fn unpacking(job: &mut Job<'_>) -> impl FnMut(u64) -> Result<(), Stop> {
     move |done_bytes| {
-        watch(Progress {
+        let progress = Progress {
             stage: Stage::Unpack,
             done_bytes,
             total_bytes: None,
-        })
-        .map_err(|_| Stop)
+        };
+        job.report(progress).map_err(|_| Stop)
     }
 }
 
 #[derive(Debug, Clone)]
-pub(super) enum Content {
+pub(crate) enum Content {
     Dir,
     Text(String),
     HostFile(PathBuf),
     Symlink(String),
 }
 
-/// Something that we put into a root file system.
+/// A file, directory or link that we add to a root file system.
 #[derive(Debug, Clone)]
-pub(super) struct Node {
+pub(crate) struct Node {
     pub path: String,
     pub mode: u16,
-    /// User and group alike.
+    /// The user and the group.
     pub owner: u32,
     pub content: Content,
 }
 
-pub(super) fn put_all(builder: &mut Builder, nodes: &[Node]) -> Result<(), Error> {
+pub(crate) fn put_all(builder: &mut Builder, nodes: &[Node]) -> Result<()> {
     nodes.iter().try_for_each(|node| put(builder, node))
 }
 
-fn put(builder: &mut Builder, node: &Node) -> Result<(), Error> {
-    let (mut text, mut file);
+fn put(builder: &mut Builder, node: &Node) -> Result<()> {
+    let mut text;
+    let mut file;
     let kind = match &node.content {
         Content::Dir => NewKind::Dir,
         Content::Symlink(target) => NewKind::Symlink(target.as_bytes()),
@@ -127,7 +128,10 @@ fn put(builder: &mut Builder, node: &Node) -> Result<(), Error> {
         mode: node.mode,
         uid: node.owner,
         gid: node.owner,
-        modified: EPOCH,
+        modified: Time {
+            seconds: EPOCH,
+            nanoseconds: 0,
+        },
         kind,
     };
     Ok(builder.put(node.path.as_bytes(), new)?)

@@ -1,26 +1,27 @@
 //! Kernel modules: which ones a guest needs before it has a disk, and in what order they load.
 //!
-//! The package has no dependency table, so we read each module's own list. A module that is built
-//! into the kernel is skipped; one that is neither built in nor there is an error.
+//! The package has no dependency table, so we read the list in each module. A module that is built
+//! into the kernel is skipped; a module that is neither built in nor in the package is an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::elf::Elf;
-use super::{Error, io_error, read};
+use crate::elf::Elf;
+use crate::error::{Error, Result, io_error};
+use crate::files::read;
 
-/// What a guest of ours needs: its disk, network, entropy, telling us of a panic, and overlays.
-pub(super) const NEEDED: &[&str] = &[
+/// For Debian's cloud kernel: disk, network, entropy, the report of a panic, and overlayfs.
+pub(crate) const NEEDED: &[&str] = &[
     "virtio_blk",
     "virtio_net",
     "virtio_rng",
     "pvpanic_pci",
     "overlay",
 ];
-/// The same for a kernel that has less built in, and may have a screen.
-pub(super) const FULL: &[&str] = &[
+/// For Debian's full kernel, which has less built in and may have a screen.
+pub(crate) const FULL: &[&str] = &[
     "crc32c_generic",
     "ext4",
     "virtio_blk",
@@ -31,8 +32,8 @@ pub(super) const FULL: &[&str] = &[
     "virtio_gpu",
     "virtio_input",
 ];
-/// What no guest can do without.
-pub(super) const LEAST: &[&str] = &[
+/// For a kernel of the user's own: the modules that no guest can do without.
+pub(crate) const LEAST: &[&str] = &[
     "ext4",
     "virtio_pci",
     "virtio_blk",
@@ -42,7 +43,7 @@ pub(super) const LEAST: &[&str] = &[
 const MAX_MODULE_BYTES: u64 = 64 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Module {
+pub(crate) struct Module {
     /// File name without compression: `virtio_blk.ko`.
     pub file: String,
     pub bytes: Vec<u8>,
@@ -50,7 +51,7 @@ pub(super) struct Module {
 
 /// The wanted modules of an unpacked kernel package's `lib/modules/<release>`, each after those it
 /// depends on.
-pub(super) fn collect(dir: &Path, wanted: &[&str]) -> Result<Vec<Module>, Error> {
+pub(crate) fn collect(dir: &Path, wanted: &[&str]) -> Result<Vec<Module>> {
     let builtin = read(&dir.join("modules.builtin"))?;
     let builtin = String::from_utf8_lossy(&builtin)
         .lines()
@@ -78,7 +79,7 @@ struct Order {
 }
 
 impl Order {
-    fn add(&mut self, name: &str, needed_by: &str) -> Result<(), Error> {
+    fn add(&mut self, name: &str, needed_by: &str) -> Result<()> {
         if self.builtin.contains(name) || !self.seen.insert(name.to_owned()) {
             return Ok(());
         }
@@ -102,7 +103,7 @@ impl Order {
 }
 
 /// Every module below `dir` by its name.
-fn find(dir: &Path, found: &mut BTreeMap<String, PathBuf>) -> Result<(), Error> {
+fn find(dir: &Path, found: &mut BTreeMap<String, PathBuf>) -> Result<()> {
     for entry in fs::read_dir(dir).map_err(io_error("list", dir))? {
         let path = entry.map_err(io_error("list", dir))?.path();
         if path.is_dir() {
@@ -114,8 +115,7 @@ fn find(dir: &Path, found: &mut BTreeMap<String, PathBuf>) -> Result<(), Error> 
     Ok(())
 }
 
-/// The name the kernel knows a module by: without suffixes, and with `_` where its file may have
-/// `-`.
+/// The kernel's name of a module: the file name without suffixes, and with `_` for `-`.
 fn name_of(path: &Path) -> String {
     file_name(path).trim_end_matches(".ko").replace('-', "_")
 }
@@ -126,7 +126,7 @@ fn file_name(path: &Path) -> String {
     name.strip_suffix(".xz").unwrap_or(&name).to_owned()
 }
 
-fn unpack(path: &Path) -> Result<Vec<u8>, Error> {
+fn unpack(path: &Path) -> Result<Vec<u8>> {
     let packed = read(path)?;
     if path.extension().is_none_or(|extension| extension != "xz") {
         return Ok(packed);
@@ -174,7 +174,8 @@ mod tests {
         let names = b"\0.modinfo\0";
         let mut bytes = vec![0; 64];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
-        let (names_at, info_at) = (64, 64 + names.len());
+        let names_at = 64;
+        let info_at = names_at + names.len();
         let table_at = info_at + info.len();
         bytes[40..48].copy_from_slice(&(table_at as u64).to_le_bytes());
         bytes[60] = 2;
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn dependencies_load_first_and_builtin_ones_not_at_all() {
+    fn dependencies_load_first_and_built_in_modules_are_skipped() {
         let modules = [
             ("virtio_blk.ko", ""),
             ("virtio_net.ko", "net_failover,virtio"),

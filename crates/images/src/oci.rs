@@ -1,7 +1,8 @@
-//! OCI images: layers, one over the other, and how their maker wants them to be used.
+//! OCI images: layers that are applied one over the other, and a configuration that says how
+//! commands run.
 //!
-//! Always: every byte of a layer is hashed twice, packed against the manifest and unpacked against
-//! the configuration, and both must fit before anything is published.
+//! Always: every layer is hashed twice, packed and unpacked. The first digest must be the
+//! manifest's and the second the configuration's before the image is published.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,15 +12,17 @@ use sandtree_registry::{
     Descriptor, ImageConfig, LayerPacking, Layout, Manifest, Platform, RunConfig,
 };
 use sandtree_rootfs::{Added, TarRules};
-use sandtree_store::{ExecDefaults, Image, ImageSpec, Init, Store};
+use sandtree_store::{Arch, ExecDefaults, Image, ImageSpec, Init};
 use sha2::{Digest as _, Sha256};
 
-use super::bundle;
-use super::making::{Making, ROOM_BYTES, disk_bytes, unpacking};
-use super::{Error, ImportSpec, Progress, Stage, Watch, hex, io_error};
-use crate::spec::host_arch;
+use crate::bundle;
+use crate::error::{Error, Result, io_error};
+use crate::hex::hex;
+use crate::job::{Job, Stage};
+use crate::new_image::{NewImage, ROOM_BYTES, disk_bytes, unpacking};
+use crate::spec::ImportSpec;
 
-/// What these machines are to a registry.
+/// The platform of our machines, in OCI's words.
 pub(crate) const OS: &str = "linux";
 pub(crate) const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") {
     "arm64"
@@ -27,30 +30,30 @@ pub(crate) const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") {
     "amd64"
 };
 
-/// Gives the layers of an image in their order, each as a file, when it is there.
-pub(crate) type NextLayer<'a> = dyn FnMut(usize, &mut Watch<'_>) -> Result<PathBuf, Error> + 'a;
+/// Returns the file of a layer, by its index, once the file is complete. It is called for each
+/// layer in order.
+pub(crate) type NextLayer<'a> = dyn FnMut(usize, &mut Job<'_>) -> Result<PathBuf> + 'a;
 
-/// An image as its maker describes it.
+/// The two documents that describe an image.
 pub(crate) struct Described<'a> {
     pub manifest: &'a Manifest,
     pub config: &'a ImageConfig,
 }
 
-/// Lays the layers of an image over each other, and publishes it without a name.
-pub(crate) fn image_of(
-    store: &Store,
+/// Applies the layers of an image one over the other, and publishes the result without a name.
+pub(crate) fn image_of_layers(
+    job: &mut Job<'_>,
     described: &Described<'_>,
     spec: &ImportSpec,
     next: &mut NextLayer<'_>,
-    watch: &mut Watch<'_>,
-) -> Result<Image, Error> {
+) -> Result<Image> {
     let Described { manifest, config } = described;
     check(manifest, config)?;
-    let kernel = bundle::find_or_make(store, &spec.kernel, watch)?;
-    let mut making = Making::begin(store)?;
+    let kernel = bundle::find_or_make(job, &spec.kernel)?;
+    let mut image = NewImage::begin(job.store)?;
     for (index, layer) in manifest.layers.iter().enumerate() {
-        let path = next(index, watch)?;
-        let added = add_layer(&mut making, layer, &path, watch)?;
+        let path = next(index, job)?;
+        let added = add_layer(job, &mut image, layer, &path)?;
         if hex(&added.sha256) != config.rootfs.diff_ids[index].hex() {
             return Err(Error::WrongLayer {
                 digest: layer.digest.to_string(),
@@ -58,8 +61,8 @@ pub(crate) fn image_of(
         }
     }
     let defaults = defaults(&config.config);
-    making.publish(ROOM_BYTES, watch, |bytes| ImageSpec {
-        arch: host_arch(),
+    image.publish(ROOM_BYTES, job, |bytes| ImageSpec {
+        arch: Arch::HOST,
         kernel: kernel.digest.clone(),
         init: spec.init.unwrap_or(Init::Agent),
         defaults,
@@ -67,7 +70,7 @@ pub(crate) fn image_of(
     })
 }
 
-fn check(manifest: &Manifest, config: &ImageConfig) -> Result<(), Error> {
+fn check(manifest: &Manifest, config: &ImageConfig) -> Result<()> {
     let refused = |what: String| Err(Error::Config { what });
     if config.os != OS || config.architecture != ARCHITECTURE {
         return refused(format!(
@@ -75,7 +78,8 @@ fn check(manifest: &Manifest, config: &ImageConfig) -> Result<(), Error> {
             config.os, config.architecture
         ));
     }
-    let (layers, listed) = (manifest.layers.len(), config.rootfs.diff_ids.len());
+    let layers = manifest.layers.len();
+    let listed = config.rootfs.diff_ids.len();
     if layers != listed {
         return refused(format!(
             "it has {layers} layers, and its configuration lists {listed}"
@@ -88,23 +92,23 @@ fn check(manifest: &Manifest, config: &ImageConfig) -> Result<(), Error> {
         .map_err(Error::from)
 }
 
-/// The packing is told by the bytes themselves; the media type was checked to be one we know.
+/// The bytes themselves show how the layer is packed; its media type is only checked to be known.
 fn add_layer(
-    making: &mut Making<'_>,
+    job: &mut Job<'_>,
+    image: &mut NewImage<'_>,
     layer: &Descriptor,
     path: &Path,
-    watch: &mut Watch<'_>,
-) -> Result<Added, Error> {
+) -> Result<Added> {
     let file = File::open(path).map_err(io_error("open", path))?;
     let mut packed = Hashed {
         inner: io::BufReader::with_capacity(1 << 20, file),
         hash: Sha256::new(),
     };
-    let mut told = unpacking(watch);
-    let added = making
+    let mut progress = unpacking(job);
+    let added = image
         .builder
-        .add_tar(&mut packed, TarRules::Layer, &mut told)?;
-    // What follows the archive's end counts, too.
+        .add_tar(&mut packed, TarRules::Layer, &mut progress)?;
+    // Bytes after the archive's end are part of the digest.
     io::copy(&mut packed, &mut io::sink()).map_err(io_error("read", path))?;
     if hex(&packed.hash.finalize()) != layer.digest.hex() {
         return Err(Error::WrongLayer {
@@ -144,14 +148,9 @@ fn defaults(run: &RunConfig) -> ExecDefaults {
     }
 }
 
-/// An image in a directory: an OCI layout, or an unpacked archive of Docker's.
-pub(super) fn import_layout(
-    store: &Store,
-    dir: &Path,
-    spec: &ImportSpec,
-    watch: &mut Watch<'_>,
-) -> Result<Image, Error> {
-    watch(Progress::begin(Stage::Unpack))?;
+/// Imports a directory that is an OCI layout, or an unpacked archive of `docker save`.
+pub(crate) fn import_layout(job: &mut Job<'_>, dir: &Path, spec: &ImportSpec) -> Result<Image> {
+    job.begin(Stage::Unpack)?;
     let layout = Layout::open(dir)?;
     let platform = Platform {
         os: OS.to_owned(),
@@ -163,6 +162,6 @@ pub(super) fn import_layout(
         manifest: &manifest,
         config: &config,
     };
-    let mut next = |index: usize, _: &mut Watch<'_>| Ok(layout.blob(&manifest.layers[index])?);
-    image_of(store, &described, spec, &mut next, watch)
+    let mut next = |index: usize, _: &mut Job<'_>| Ok(layout.blob(&manifest.layers[index])?);
+    image_of_layers(job, &described, spec, &mut next)
 }

@@ -1,50 +1,51 @@
-//! From the store into a registry, as an OCI artifact.
+//! Images and snapshots from the store into a registry, as OCI artifacts.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use sandtree_registry::{
-    Client, Descriptor, Digest as BlobDigest, Manifest, Reference, media, parallel,
+    self as registry, Client, Descriptor, Digest as BlobDigest, Manifest, Reference, media,
+    parallel,
 };
 use sandtree_store::{Digest, Image, Name, Named, Packable, PackedMember, Pinned, Store};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::pull::parse;
-use super::transfer::{counted, while_wanted};
-use super::{
-    IMAGE, MEMBER, MEMBER_BYTES, MEMBER_DIGEST, MEMBER_ROLE, RegistryAccess, SNAPSHOT, SUBJECT,
-    THREADS,
+use crate::access::RegistryAccess;
+use crate::artifact::{
+    IMAGE, MEMBER, MEMBER_BYTES, MEMBER_DIGEST, MEMBER_ROLE, SNAPSHOT, SUBJECT, THREADS,
 };
-use crate::error::{Error, Result, store_error};
-use crate::host::Host;
-use crate::image::{self, Progress, Stage, Watch};
-use crate::note;
-use crate::reference::Reference as Local;
+use crate::catalog::{ImageRef, find_by_digest};
+use crate::error::{Error, Result, io_error, store_error};
+use crate::hex::hex;
+use crate::job::{Job, Progress, Stage};
+use crate::memo;
+use crate::pull::parse_reference;
+use crate::transfer::{Transfer, on_thread, total_bytes};
 
-/// Part of what a packed member is noted under: changes when members are packed differently.
+/// Part of the key of a packed member: counted up when members are packed differently.
 const PACKING: u32 = 1;
 const LEVEL: i32 = 3;
-/// An artifact has no configuration; this is how that is said.
+/// The configuration of an artifact that has none.
 const EMPTY: &[u8] = b"{}";
 
-/// What came of a push.
+/// The outcome of a push.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Pushed {
     pub reference: String,
-    /// Of the manifest, there.
+    /// The digest of the manifest, in the registry.
     pub manifest: String,
-    /// Of the image or snapshot.
+    /// The digest of the image or snapshot.
     pub digest: String,
-    /// What was sent; the rest was there already.
+    /// The bytes that were sent; the registry had the rest already.
     pub sent_bytes: u64,
-    /// All of it, packed.
+    /// The packed size of all members.
     pub total_bytes: u64,
 }
 
-/// What is pushed, kept while this lives.
+/// The image or snapshot to push, kept while this lives.
 enum Held {
     Snapshot(Box<Pinned>),
     Image(Box<Image>),
@@ -73,96 +74,84 @@ impl Held {
     }
 }
 
-impl Host {
-    /// Brings an image or a snapshot, by name or digest, to a registry.
-    pub async fn push(
-        &self,
-        what: &str,
-        reference: &str,
-        access: RegistryAccess,
-        progress: impl FnMut(Progress) + Send + 'static,
-    ) -> Result<Pushed> {
-        let to = parse(reference)?;
-        let held = self.held(what)?;
-        let text = to.to_string();
-        let pushed = self.inner.making(&text, progress, move |work| {
-            work.watched(|store, watch| {
-                Pushing {
-                    store,
-                    held: &held,
-                    to: &to,
-                }
-                .run(&access, watch)
-            })
-        });
-        pushed.await.map_err(|error| error.of_transfer("push"))
-    }
-
-    fn held(&self, what: &str) -> Result<Held> {
-        let store = &self.inner.store;
-        let named = match Local::parse(what)? {
-            Local::Name(name) => store.named(&name).map_err(store_error("read a name"))?,
-            Local::Digest(digest) => match self.inner.image_if_there(&digest)? {
-                Some(image) => return Ok(Held::Image(Box::new(image))),
-                None => Some(Named::Snapshot(digest)),
+impl Held {
+    fn find(store: &Store, what: &ImageRef) -> Result<Self> {
+        let named = match what {
+            ImageRef::Name(name) => store.named(name).map_err(store_error("read a name"))?,
+            ImageRef::Digest(digest) => match find_by_digest(store, digest)? {
+                Some(image) => return Ok(Self::Image(Box::new(image))),
+                None => Some(Named::Snapshot(digest.clone())),
             },
-            Local::Path(_) => None,
         };
         match named {
             Some(Named::Image(digest)) => store
                 .pin_image(&digest)
-                .map(|image| Held::Image(Box::new(image)))
+                .map(|image| Self::Image(Box::new(image)))
                 .map_err(store_error("read an image")),
             Some(Named::Snapshot(digest)) => store
                 .pin(&digest)
-                .map(|pinned| Held::Snapshot(Box::new(pinned)))
+                .map(|pinned| Self::Snapshot(Box::new(pinned)))
                 .map_err(store_error("read a snapshot")),
-            _ => Err(Error::Nothing {
-                reference: what.to_owned(),
+            Some(Named::Reserved(_)) | None => Err(Error::NoImageOrSnapshot {
+                reference: what.to_string(),
             }),
         }
     }
 }
 
-/// How a member was packed before.
+/// Sends an image or a snapshot to a registry.
+pub fn push(
+    job: &mut Job<'_>,
+    what: &ImageRef,
+    reference: &str,
+    access: &RegistryAccess,
+) -> Result<Pushed> {
+    let to = parse_reference(reference)?;
+    let held = Held::find(job.store, what)?;
+    let push = Push {
+        store: job.store,
+        held: &held,
+        to: &to,
+    };
+    let pushed = push.run(job, access);
+    pushed.map_err(|error| error.transferring("push", &to))
+}
+
+/// The memo of how a member was packed.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Packed {
     digest: String,
     bytes: u64,
 }
 
-/// A member and the blob it is there.
+/// A member, and its blob in the registry.
 struct Layer {
     member: PackedMember,
     blob: Descriptor,
-    /// Where it lies packed, if it is not there yet.
-    file: Option<std::path::PathBuf>,
+    /// The packed file. `None`: the registry has the blob already.
+    file: Option<PathBuf>,
 }
 
-struct Pushing<'a> {
+struct Push<'a> {
     store: &'a Store,
     held: &'a Held,
     to: &'a Reference,
 }
 
-impl Pushing<'_> {
-    fn run(&self, access: &RegistryAccess, watch: &mut Watch<'_>) -> Result<Pushed, image::Error> {
-        watch(Progress::begin(Stage::Pack))?;
+impl Push<'_> {
+    fn run(&self, job: &mut Job<'_>, access: &RegistryAccess) -> Result<Pushed> {
+        job.begin(Stage::Pack)?;
         let client = access.client(self.to)?;
         let work = self.store.stage()?;
         let mut layers = Vec::new();
         for member in self.store.packing(&self.held.packable())? {
-            watch(Progress {
-                stage: Stage::Pack,
-                done_bytes: 0,
-                total_bytes: None,
-            })?;
-            layers.push(self.layer(&client, member, work.path(), watch)?);
+            job.begin(Stage::Pack)?;
+            layers.push(self.layer(job, &client, member, work.path())?);
         }
-        let sent_bytes = self.send(&client, &layers, watch)?;
+        let sent_bytes = self.send(job, &client, &layers)?;
         let manifest = self.manifest(&layers);
         let bytes = serde_json::to_vec(&manifest).expect("a manifest is plain data");
-        let digest = while_wanted(&client, Stage::Send, watch, |_| {
+        let digest = on_thread(job, &client, Stage::Send, |_| {
             self.send_config(&client)?;
             Ok(client.push_manifest(self.to, media::OCI_MANIFEST, &bytes)?)
         })?;
@@ -171,25 +160,20 @@ impl Pushing<'_> {
             manifest: digest.to_string(),
             digest: self.held.digest().to_string(),
             sent_bytes,
-            total_bytes: layers.iter().map(|layer| layer.blob.size).sum(),
+            total_bytes: total_bytes(layers.iter().map(|layer| &layer.blob)),
         })
     }
 
-    /// A member that was packed before, and is there, is not packed again.
+    /// Packs a member, unless it was packed before and the registry has it.
     fn layer(
         &self,
+        job: &mut Job<'_>,
         client: &Client,
         member: PackedMember,
         dir: &Path,
-        watch: &mut Watch<'_>,
-    ) -> Result<Layer, image::Error> {
-        let key = noted_as(&member.digest);
-        let known = self.store.cached::<Packed>(&key).ok().flatten();
-        if let Some(blob) = known.and_then(|packed| packed.blob())
-            && while_wanted(client, Stage::Pack, watch, |_| {
-                Ok(client.has_blob(&self.to.repository, &blob.digest)?)
-            })?
-        {
+    ) -> Result<Layer> {
+        let key = memo_key(&member.digest);
+        if let Some(blob) = self.known_blob(job, client, &key)? {
             return Ok(Layer {
                 member,
                 blob,
@@ -197,10 +181,14 @@ impl Pushing<'_> {
             });
         }
         let path = dir.join(member.digest.as_str());
-        let packed = self.pack(&member, &path, watch)?;
-        let otherwise = "how a member was packed cannot be noted; it is packed again next time";
-        note::keep(self.store, &key, &packed, otherwise);
-        let blob = packed.blob().expect("we have just made it");
+        let packed = self.pack(job, &member, &path)?;
+        memo::record(
+            self.store,
+            &key,
+            &packed,
+            "a packed member cannot be recorded; it will be packed again next time",
+        );
+        let blob = packed.blob().expect("its digest is one");
         Ok(Layer {
             member,
             blob,
@@ -208,13 +196,25 @@ impl Pushing<'_> {
         })
     }
 
-    fn pack(
+    /// The blob of a member that was packed before, if the registry has it.
+    fn known_blob(
         &self,
-        member: &PackedMember,
-        path: &Path,
-        watch: &mut Watch<'_>,
-    ) -> Result<Packed, image::Error> {
-        let failed = |operation| image::io_error(operation, path);
+        job: &mut Job<'_>,
+        client: &Client,
+        key: &Name,
+    ) -> Result<Option<Descriptor>> {
+        let known = self.store.cached::<Packed>(key).ok().flatten();
+        let Some(blob) = known.and_then(|packed| packed.blob()) else {
+            return Ok(None);
+        };
+        let is_there = on_thread(job, client, Stage::Pack, |_| {
+            Ok(client.has_blob(&self.to.repository, &blob.digest)?)
+        })?;
+        Ok(is_there.then_some(blob))
+    }
+
+    fn pack(&self, job: &mut Job<'_>, member: &PackedMember, path: &Path) -> Result<Packed> {
+        let failed = |operation| io_error(operation, path);
         let mut input = self.store.open_member(&self.held.packable(), member)?;
         let output = Hashed {
             file: File::create_new(path).map_err(failed("create"))?,
@@ -222,11 +222,10 @@ impl Pushing<'_> {
             bytes: 0,
         };
         let mut encoder = zstd::Encoder::new(output, LEVEL).map_err(failed("pack"))?;
-        encoder
-            .multithread(2)
-            .and_then(|()| encoder.include_contentsize(false))
-            .map_err(failed("pack"))?;
-        let (mut chunk, mut done_bytes) = (vec![0; 1 << 20], 0);
+        encoder.multithread(2).map_err(failed("pack"))?;
+        encoder.include_contentsize(false).map_err(failed("pack"))?;
+        let mut chunk = vec![0; 1 << 20];
+        let mut done_bytes = 0;
         loop {
             let count = input
                 .read(&mut chunk)
@@ -238,7 +237,7 @@ impl Pushing<'_> {
                 .write_all(&chunk[..count])
                 .map_err(failed("write"))?;
             done_bytes += count as u64;
-            watch(Progress {
+            job.report(Progress {
                 stage: Stage::Pack,
                 done_bytes,
                 total_bytes: Some(member.bytes),
@@ -246,41 +245,44 @@ impl Pushing<'_> {
         }
         let Hashed { hash, bytes, .. } = encoder.finish().map_err(failed("write"))?;
         Ok(Packed {
-            digest: format!("sha256:{}", image::hex(&hash.finalize())),
+            digest: format!("sha256:{}", hex(&hash.finalize())),
             bytes,
         })
     }
 
-    fn send(
-        &self,
-        client: &Client,
-        layers: &[Layer],
-        watch: &mut Watch<'_>,
-    ) -> Result<u64, image::Error> {
-        let missing: Vec<_> = layers.iter().filter(|layer| layer.file.is_some()).collect();
-        let blobs: Vec<_> = missing.iter().map(|layer| layer.blob.clone()).collect();
-        counted(client, Stage::Send, &blobs, watch, |told| {
-            let send = |layer: &&Layer, told: sandtree_registry::Watch<'_>| {
-                let path = layer.file.as_deref().unwrap_or(Path::new(""));
+    /// Sends the blobs that the registry does not have. Returns how many bytes were sent.
+    fn send(&self, job: &mut Job<'_>, client: &Client, layers: &[Layer]) -> Result<u64> {
+        let to_send = layers.iter().filter_map(|layer| {
+            let file = layer.file.as_deref()?;
+            Some((file, &layer.blob))
+        });
+        let to_send: Vec<_> = to_send.collect();
+        let blobs: Vec<_> = to_send.iter().map(|(_, blob)| (*blob).clone()).collect();
+        let transfer = Transfer {
+            client,
+            stage: Stage::Send,
+            layers: &blobs,
+        };
+        transfer.run(job, |watch| {
+            let send = |(path, blob): &(&Path, &Descriptor), watch: registry::Watch<'_>| {
                 let mut open = |from: u64| {
                     let mut file = File::open(path)?;
                     file.seek(SeekFrom::Start(from))?;
                     Ok(Box::new(file) as Box<dyn Read + Send>)
                 };
-                client.push_blob(&self.to.repository, &layer.blob, &mut open, told)
+                client.push_blob(&self.to.repository, blob, &mut open, watch)
             };
-            Ok(parallel(THREADS, &missing, told, &send)?)
+            Ok(parallel(THREADS, &to_send, watch, &send)?)
         })
     }
 
-    fn send_config(&self, client: &Client) -> Result<(), image::Error> {
+    fn send_config(&self, client: &Client) -> Result<()> {
         let blob = Descriptor::of(media::OCI_EMPTY, EMPTY);
         let mut open = |from: u64| {
-            Ok(Box::new(
-                &EMPTY[usize::try_from(from)
-                    .unwrap_or(EMPTY.len())
-                    .min(EMPTY.len())..],
-            ) as Box<dyn Read + Send>)
+            let start = usize::try_from(from)
+                .unwrap_or(EMPTY.len())
+                .min(EMPTY.len());
+            Ok(Box::new(&EMPTY[start..]) as Box<dyn Read + Send>)
         };
         Ok(client.push_blob(&self.to.repository, &blob, &mut open, &|_| Ok(()))?)
     }
@@ -317,14 +319,13 @@ impl Packed {
     }
 }
 
-fn noted_as(member: &Digest) -> Name {
-    note::key(
-        "packed",
-        &Digest::of(format!("{PACKING} {member}").as_bytes()),
-    )
+/// The memo's key of a packed member.
+fn memo_key(member: &Digest) -> Name {
+    let inputs = format!("{PACKING} {member}");
+    memo::key("packed", &Digest::of(inputs.as_bytes()))
 }
 
-/// A file that knows the digest of what was written.
+/// A file that hashes and counts the bytes written to it.
 struct Hashed {
     file: File,
     hash: Sha256,

@@ -1,4 +1,4 @@
-//! Recipes: what an image is made from, written down in TOML.
+//! Recipes: TOML files that say what an image is made from.
 //!
 //! ```toml
 //! from = "debian"                      # an image's name, a file or directory, or a reference to a registry
@@ -8,8 +8,8 @@
 //! network = "full"
 //! ```
 //!
-//! Always: a recipe is checked as a whole before anything is done. Paths in it are relative to its
-//! file.
+//! Always: a recipe is checked as a whole before its first step runs. Paths in it are relative to
+//! the directory of its file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use sandtree_store::{ExecDefaults, Init, Network};
 use serde::{Deserialize, Serialize};
 
-use super::Error;
-use super::bundle::{KernelChoice, OwnKernel};
+use crate::error::{Error, Result, io_error};
+use crate::spec::{KernelChoice, OwnKernel};
 
 const MIB: u64 = 1 << 20;
 const SIZE_MIN: u64 = 16 * MIB;
@@ -28,27 +28,27 @@ const SIZE_MAX: u64 = 1 << 40;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
-    /// An image's name, the path of what can be imported, or a reference to a registry.
+    /// An image's name, the path of a file or directory to import, or a reference to a registry.
     pub from: String,
-    /// The image's name; otherwise the file's.
+    /// The image's name. `None`: the name of the recipe's file.
     pub name: Option<String>,
-    /// Installed with the distribution's own tool.
+    /// Packages to install with the distribution's own tool.
     #[serde(default)]
     pub packages: Vec<String>,
     #[serde(default)]
     pub files: Vec<CopyFile>,
-    /// Each runs with `sh -c`, as root unless it says otherwise, inside a machine.
+    /// Commands that run in a machine with `sh -c`, as root unless they name a user.
     #[serde(default)]
     pub run: Vec<Run>,
-    /// Of the machine that runs them. Isolated, unless packages have to be fetched in it.
+    /// The network of that machine. `None`: isolated, unless it has to fetch packages.
     pub network: Option<Network>,
-    /// Of the machine that runs them.
+    /// The memory of that machine.
     pub memory: Option<Size>,
-    /// Of the disk that they work on, which the image is as large as. Otherwise some GiB more than
-    /// what it begins from.
+    /// The size of that machine's disk, and thus of the image. `None`: a few GiB more than the base
+    /// has.
     pub room: Option<Size>,
-    /// The machine that runs them trusts what the host trusts. The certificates stay in the image;
-    /// the variables that lead programs to them do not.
+    /// Whether that machine trusts the certificate authorities that the host trusts. The
+    /// certificates stay in the image; the variables that lead programs to them do not.
     #[serde(default)]
     pub host_ca: bool,
     #[serde(default)]
@@ -58,26 +58,43 @@ pub struct Recipe {
     pub entrypoint: Option<Vec<String>>,
     pub cmd: Option<Vec<String>>,
     pub init: Option<Init>,
-    /// Of the disk that sandboxes get.
+    /// The size of the disk that sandboxes get.
     pub size: Option<Size>,
-    /// Otherwise that of what it begins from.
+    /// `None`: the kernel of the base.
     pub kernel: Option<Kernel>,
 }
 
-/// A file or directory of the host.
+/// A file or directory of the host that is copied into the image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CopyFile {
     pub source: PathBuf,
     /// An absolute path in the image.
     pub target: String,
-    /// `user:group` by name or number; otherwise root's.
+    /// `user:group` by name or number. `None`: root.
     pub owner: Option<String>,
-    /// Octal, of a single file; otherwise the host's.
+    /// Octal, for a single file. `None`: the mode on the host.
     pub mode: Option<String>,
 }
 
-/// A command, or one with what it needs.
+impl CopyFile {
+    fn check(&self) -> Result<()> {
+        let refused = |what: String| Err(Error::Recipe { what });
+        let Self { target, mode, .. } = self;
+        if !target.starts_with('/') {
+            return refused(format!("the target {target:?} is not an absolute path"));
+        }
+        let mode = mode.as_deref();
+        if mode.is_some_and(|mode| parse_mode(mode).is_none()) {
+            return refused(format!(
+                "the mode of {target:?} is not an octal number below 10000"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// A command, alone or with settings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Run {
@@ -93,7 +110,7 @@ pub struct RunStep {
     pub workdir: Option<String>,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// After so many seconds it has failed.
+    /// The seconds after which the command counts as failed.
     pub timeout: Option<u64>,
 }
 
@@ -185,18 +202,24 @@ impl From<Kernel> for KernelChoice {
 }
 
 impl Recipe {
-    /// Reads a recipe and makes its paths absolute, below the directory of its file.
-    pub fn read(path: &Path) -> Result<Self, Error> {
-        let text = std::fs::read_to_string(path).map_err(super::io_error("read", path))?;
-        let dir = std::path::absolute(path).map_err(super::io_error("resolve", path))?;
-        let mut recipe = Self::parse(&text, dir.parent().unwrap_or(Path::new("/")))?;
-        recipe.name = recipe
-            .name
-            .or_else(|| Some(path.file_stem()?.to_str()?.to_ascii_lowercase()));
+    /// Reads a recipe from a file and makes its paths absolute. The file's own path must be
+    /// absolute, because the library knows no current directory.
+    pub fn read(path: &Path) -> Result<Self> {
+        let dir = path.parent().filter(|dir| dir.is_absolute());
+        let dir = dir.ok_or_else(|| Error::Recipe {
+            what: format!("{} is not the absolute path of a file", path.display()),
+        })?;
+        let text = std::fs::read_to_string(path).map_err(io_error("read", path))?;
+        let mut recipe = Self::parse(&text, dir)?;
+        if recipe.name.is_none() {
+            let stem = path.file_stem().and_then(|stem| stem.to_str());
+            recipe.name = stem.map(str::to_ascii_lowercase);
+        }
         Ok(recipe)
     }
 
-    pub fn parse(text: &str, dir: &Path) -> Result<Self, Error> {
+    /// Parses a recipe. `dir` is the absolute directory that its paths are relative to.
+    pub fn parse(text: &str, dir: &Path) -> Result<Self> {
         let mut recipe: Self = toml::from_str(text).map_err(|error| Error::Recipe {
             what: error.to_string(),
         })?;
@@ -215,29 +238,12 @@ impl Recipe {
         Ok(recipe)
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result<()> {
         let refused = |what: String| Err(Error::Recipe { what });
         if let Some(package) = self.packages.iter().find(|package| !is_package(package)) {
             return refused(format!("{package:?} is not the name of a package"));
         }
-        for file in &self.files {
-            if !file.target.starts_with('/') {
-                return refused(format!(
-                    "the target {:?} is not an absolute path",
-                    file.target
-                ));
-            }
-            if file
-                .mode
-                .as_deref()
-                .is_some_and(|mode| parse_mode(mode).is_none())
-            {
-                return refused(format!(
-                    "the mode of {:?} is not an octal number below 10000",
-                    file.target
-                ));
-            }
-        }
+        self.files.iter().try_for_each(CopyFile::check)?;
         if let Some(key) = self
             .env
             .keys()
@@ -249,18 +255,15 @@ impl Recipe {
         {
             return refused("host_ca is for steps, and there are none".to_owned());
         }
-        match [self.size, self.room]
-            .into_iter()
-            .flatten()
-            .all(|size| (SIZE_MIN..=SIZE_MAX).contains(&size.0))
-        {
-            true => Ok(()),
-            false => refused("the size of a disk is from 16M to 1T".to_owned()),
+        let mut sizes = [self.size, self.room].into_iter().flatten();
+        if !sizes.all(|size| (SIZE_MIN..=SIZE_MAX).contains(&size.0)) {
+            return refused("the size of a disk is from 16M to 1T".to_owned());
         }
+        Ok(())
     }
 
-    /// How commands run in the image: as its base says, where the recipe says nothing.
-    pub(crate) fn defaults_over(&self, base: &ExecDefaults) -> ExecDefaults {
+    /// How commands run in the image: as the recipe says, and otherwise as its base says.
+    pub fn defaults_over(&self, base: &ExecDefaults) -> ExecDefaults {
         let mut env = base.env.clone();
         env.extend(self.env.clone());
         ExecDefaults {
@@ -278,18 +281,19 @@ impl Recipe {
     }
 }
 
-pub(crate) fn is_path(text: &str) -> bool {
+/// Whether the base of a recipe is a path, and not a name or a reference to a registry.
+pub fn is_path(text: &str) -> bool {
     text.starts_with(['.', '/'])
 }
 
 /// The bits of an octal mode.
-pub(crate) fn parse_mode(text: &str) -> Option<u32> {
+pub fn parse_mode(text: &str) -> Option<u32> {
     u32::from_str_radix(text, 8)
         .ok()
         .filter(|mode| *mode <= 0o7777)
 }
 
-/// Nothing that apt or apk would take for an option or a pattern.
+/// Refuses everything that apt or apk would take for an option or a pattern.
 fn is_package(name: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "+-.:=~_".contains(c);
     name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(allowed)
@@ -299,12 +303,12 @@ fn is_package(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<Recipe, Error> {
+    fn parse(text: &str) -> Result<Recipe> {
         Recipe::parse(text, Path::new("/recipes"))
     }
 
     #[test]
-    fn a_recipe_says_what_it_says_and_no_more() {
+    fn a_recipe_is_read_and_its_paths_are_made_absolute() {
         let recipe = parse(
             r#"
             from = "debian"
@@ -341,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused_with_its_reason() {
+    fn an_invalid_recipe_is_refused_with_the_reason() {
         for (text, why) in [
             ("", "missing field `from`"),
             ("from = \"a\"\nrnu = []", "unknown field"),
@@ -368,6 +372,20 @@ mod tests {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(why), "{text:?}: {error}");
         }
+    }
+
+    #[test]
+    fn a_recipe_is_read_by_its_absolute_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("Tool.toml");
+        std::fs::write(&path, "from = \"./base.tar\"").unwrap();
+        let recipe = Recipe::read(&path).unwrap();
+        assert_eq!(recipe.name.as_deref(), Some("tool"));
+        assert_eq!(Path::new(&recipe.from), dir.path().join("./base.tar"));
+        let relative = Recipe::read(Path::new("Tool.toml"))
+            .unwrap_err()
+            .to_string();
+        assert!(relative.contains("absolute path"), "{relative}");
     }
 
     #[test]

@@ -1,15 +1,16 @@
-//! Packages from the host's own apt: the sources, keys and proxies its administrator chose, with no
-//! root needed.
+//! Packages from the host's own apt, with the sources, keys and proxies that its administrator
+//! chose. No root is needed.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use super::tool::{self, Tool};
-use super::{Error, Progress, Stage, Watch, io_error};
+use crate::error::{Error, Result, io_error};
+use crate::job::{Job, Progress, Stage};
+use crate::tool::{self, HostTools, Tool};
 
 const NOT_DEBIAN: &str = "building this image needs a Debian or Ubuntu host with apt and dpkg";
 const APT_CACHE: Tool = Tool::new("apt-cache", NOT_DEBIAN);
@@ -17,11 +18,12 @@ const APT_GET: Tool = Tool::new("apt-get", NOT_DEBIAN);
 const APT_CONFIG: Tool = Tool::new("apt-config", NOT_DEBIAN);
 const DPKG_DEB: Tool = Tool::new("dpkg-deb", NOT_DEBIAN);
 
+/// How often a download reports, and notices that it is cancelled.
 const POLL: Duration = Duration::from_millis(100);
 
-/// The package that a meta package stands for at present: its only dependency.
-pub(super) fn dependency(meta: &str) -> Result<String, Error> {
-    let output = APT_CACHE.output(|command| {
+/// The only dependency of a meta package: the package that it stands for today.
+pub(crate) fn dependency(tools: HostTools<'_>, meta: &str) -> Result<String> {
+    let output = APT_CACHE.output(tools, |command| {
         command.args(["depends", "--no-recommends", "--no-suggests", meta]);
     })?;
     first_dependency(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| {
@@ -39,9 +41,9 @@ fn first_dependency(text: &str) -> Option<String> {
     (!package.starts_with('<')).then(|| package.trim().to_owned())
 }
 
-/// The size of what would be downloaded; for progress only, so not knowing is fine.
-fn download_bytes(package: &str) -> Result<Option<u64>, Error> {
-    let shown = APT_CACHE.output(|command| {
+/// The size of a package's file. `None`: apt does not say; only the progress needs it.
+fn download_bytes(tools: HostTools<'_>, package: &str) -> Result<Option<u64>> {
+    let shown = APT_CACHE.output(tools, |command| {
         command.args(["show", "--no-all-versions", package]);
     })?;
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
@@ -52,16 +54,16 @@ fn download_bytes(package: &str) -> Result<Option<u64>, Error> {
 
 /// Where the host gets Debian from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Sources {
+pub(crate) struct Sources {
     /// The release, such as `bookworm`.
     pub suite: String,
-    /// In the one-line format of `sources.list`.
+    /// Each in the one-line format of `sources.list`.
     pub lines: Vec<String>,
 }
 
-/// The host's sources that are Debian's own; others of the administrator's are not for guests.
-pub(super) fn debian_sources() -> Result<Sources, Error> {
-    let listed = APT_GET.run(|command| {
+/// The host's sources that are Debian's own. The administrator's other sources are not for guests.
+pub(crate) fn debian_sources(tools: HostTools<'_>) -> Result<Sources> {
+    let listed = APT_GET.run(tools, |command| {
         let format = "$(CODENAME) deb $(SITE) $(RELEASE) $(COMPONENT)";
         command.args([
             "indextargets",
@@ -86,7 +88,7 @@ fn sources(listed: &str, os_release: &str) -> Option<Sources> {
     let of_host = targets
         .iter()
         .find(|(codename, _)| Some(*codename) == of_host);
-    // Otherwise: updates, security and backports have names that begin with the release's.
+    // Otherwise the shortest name: updates, security and backports begin with the release's name.
     let (suite, _) =
         of_host.or_else(|| targets.iter().min_by_key(|(codename, _)| codename.len()))?;
     let of_release = targets
@@ -105,9 +107,9 @@ fn is_of(codename: &str, suite: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with(['-', '/']))
 }
 
-/// How the host's apt reaches its sources, as options for another apt.
-pub(super) fn proxies() -> Result<Vec<String>, Error> {
-    let dumped = APT_CONFIG.run(|command| {
+/// The proxies that the host's apt is configured with, as options for another apt.
+pub(crate) fn proxies(tools: HostTools<'_>) -> Result<Vec<String>> {
+    let dumped = APT_CONFIG.run(tools, |command| {
         command.args(["dump", "Acquire"]);
     })?;
     let is_proxy =
@@ -115,42 +117,25 @@ pub(super) fn proxies() -> Result<Vec<String>, Error> {
     Ok(dumped.lines().filter(is_proxy).map(str::to_owned).collect())
 }
 
-/// Downloads packages into a directory that is empty before.
-pub(super) fn download(
-    packages: &[&str],
-    dir: &Path,
-    progress: &mut Watch<'_>,
-) -> Result<(), Error> {
+/// Downloads packages into an empty directory.
+pub(crate) fn download(job: &mut Job<'_>, packages: &[&str], dir: &Path) -> Result<()> {
+    let tools = job.tools;
     let sizes = packages
         .iter()
-        .map(|package| download_bytes(package))
-        .collect::<Result<Vec<_>, _>>()?;
+        .map(|package| download_bytes(tools, package))
+        .collect::<Result<Vec<_>>>()?;
     let total_bytes = sizes.into_iter().sum::<Option<u64>>();
-    let mut apt = APT_GET.spawn(|command| {
+    let mut apt = APT_GET.spawn(tools, |command| {
         // As root, apt would switch to a user of its own that cannot write here, and warn about it.
         command
             .args(["-q", "-o", "APT::Sandbox::User=root", "download"])
-            .args(packages);
-        command.current_dir(dir).stdout(Stdio::null());
+            .args(packages)
+            .current_dir(dir)
+            .stdout(Stdio::null());
     })?;
-    let mut told = || {
-        bytes_in(dir).and_then(|done_bytes| {
-            progress(Progress {
-                stage: Stage::Download,
-                done_bytes,
-                total_bytes,
-            })
-        })
-    };
-    while apt
-        .try_wait()
-        .map_err(|source| APT_GET.failed_to("wait for", source))?
-        .is_none()
-    {
-        if let Err(error) = told() {
-            apt.kill()
-                .and_then(|()| apt.wait())
-                .map_err(|source| APT_GET.failed_to("end", source))?;
+    while !has_ended(&mut apt)? {
+        if let Err(error) = report(job, dir, total_bytes) {
+            end(&mut apt)?;
             return Err(error);
         }
         thread::sleep(POLL);
@@ -163,15 +148,32 @@ pub(super) fn download(
             stderr: tool::stderr(&output),
         });
     }
-    progress(Progress {
+    report(job, dir, total_bytes)
+}
+
+fn has_ended(apt: &mut Child) -> Result<bool> {
+    let status = apt.try_wait();
+    let status = status.map_err(|source| APT_GET.failed_to("wait for", source))?;
+    Ok(status.is_some())
+}
+
+fn end(apt: &mut Child) -> Result<()> {
+    apt.kill()
+        .and_then(|()| apt.wait())
+        .map(drop)
+        .map_err(|source| APT_GET.failed_to("end", source))
+}
+
+fn report(job: &mut Job<'_>, dir: &Path, total_bytes: Option<u64>) -> Result<()> {
+    job.report(Progress {
         stage: Stage::Download,
         done_bytes: bytes_in(dir)?,
         total_bytes,
     })
 }
 
-/// A file may be renamed between the listing and the look: then it counts in the next round.
-fn bytes_in(dir: &Path) -> Result<u64, Error> {
+/// A file that apt renames between the listing and the look counts in the next round.
+fn bytes_in(dir: &Path) -> Result<u64> {
     let entries = fs::read_dir(dir).map_err(io_error("list", dir))?;
     Ok(entries
         .filter_map(|entry| entry.ok()?.metadata().ok())
@@ -180,7 +182,12 @@ fn bytes_in(dir: &Path) -> Result<u64, Error> {
 }
 
 /// Unpacks one of the downloaded packages, then removes its file.
-pub(super) fn unpack(package: &str, downloads: &Path, target: &Path) -> Result<(), Error> {
+pub(crate) fn unpack(
+    tools: HostTools<'_>,
+    package: &str,
+    downloads: &Path,
+    target: &Path,
+) -> Result<()> {
     let entries = fs::read_dir(downloads).map_err(io_error("list", downloads))?;
     let prefix = format!("{package}_");
     let deb = entries
@@ -192,7 +199,7 @@ pub(super) fn unpack(package: &str, downloads: &Path, target: &Path) -> Result<(
         .ok_or_else(|| Error::UnknownPackage {
             package: package.to_owned(),
         })?;
-    DPKG_DEB.run(|command: &mut Command| {
+    DPKG_DEB.run(tools, |command| {
         command.arg("-x").arg(&deb).arg(target);
     })?;
     fs::remove_file(&deb).map_err(io_error("remove", &deb))

@@ -1,6 +1,5 @@
-//! The initial file system: our agent as `/init`, and the modules it loads, as an uncompressed
-//! `newc` cpio archive. An archive of the user's own, if the kernel bundle has one, comes before
-//! it.
+//! The initramfs: our agent as `/init` and the modules it loads, as an uncompressed `newc` cpio
+//! archive. If the kernel bundle has an archive of the user's own, that comes first.
 //!
 //! ```text
 //! header: "070701", then 13 numbers of 8 hexadecimal digits | name, NUL | pad to 4 | content | pad to 4
@@ -12,30 +11,29 @@ use std::path::PathBuf;
 
 use sandtree_store::{Digest, KernelBundle, Store};
 
-use super::{Error, read};
+use crate::error::Result;
+use crate::files::read;
 
-/// Part of the key: changes whenever the archive would for the same agent and kernel.
+/// Part of the key: changed when the same agent and kernel are packed differently.
 const RECIPE: &str = "sandtree initramfs 1";
 
 const DIR: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
 const CHAR: u32 = 0o020_000;
 
-pub(super) fn find_or_make(
-    store: &Store,
-    agent: &[u8],
-    kernel: &KernelBundle,
-) -> Result<PathBuf, Error> {
-    let key =
-        Digest::of(format!("{RECIPE}\n{}\n{}\n", Digest::of(agent), kernel.digest).as_bytes());
+/// The initramfs of a kernel and an agent: made once per pair, then found in the store.
+pub fn initramfs(store: &Store, agent: &[u8], kernel: &KernelBundle) -> Result<PathBuf> {
+    let inputs = format!("{RECIPE}\n{}\n{}\n", Digest::of(agent), kernel.digest);
+    let key = Digest::of(inputs.as_bytes());
     match store.initramfs(&key)? {
         Some(path) => Ok(path),
         None => Ok(store.publish_initramfs(&key, &make(agent, kernel)?)?),
     }
 }
 
-fn make(agent: &[u8], kernel: &KernelBundle) -> Result<Vec<u8>, Error> {
-    // What is unpacked later counts: /init is ours, whatever else the user's archive has.
+fn make(agent: &[u8], kernel: &KernelBundle) -> Result<Vec<u8>> {
+    // Of two files with one path the later counts, so /init is ours whatever the user's archive
+    // has.
     let below = kernel
         .initramfs()
         .map(|path| read(&path))
@@ -86,8 +84,10 @@ impl Archive {
 
     fn entry(&mut self, name: &str, mode: u32, (major, minor): (u32, u32), content: &[u8]) {
         self.entries += 1;
-        let (inode, links, size, name_size) =
-            (self.entries, 1, content.len() as u32, name.len() as u32 + 1);
+        let inode = self.entries;
+        let links = 1;
+        let size = content.len() as u32;
+        let name_size = name.len() as u32 + 1;
         self.bytes.extend_from_slice(b"070701");
         for number in [
             inode, mode, 0, 0, links, 0, size, 0, 0, major, minor, name_size, 0,

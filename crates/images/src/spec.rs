@@ -1,0 +1,40 @@
+//! How an image is to be made.
+
+use std::path::PathBuf;
+
+use sandtree_store::Init;
+use serde::{Deserialize, Serialize};
+
+/// The kernel of an image.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KernelChoice {
+    /// Debian's kernel for virtual machines: small, and with all that a guest without a screen
+    /// needs.
+    #[default]
+    Cloud,
+    /// Debian's kernel for every machine, with graphics.
+    Full,
+    Own(OwnKernel),
+}
+
+/// A kernel of the user's own. It needs ext4, virtio disks and virtio consoles, built in or as
+/// modules.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnKernel {
+    /// A bzImage, or a vmlinux with a PVH entry.
+    pub kernel: PathBuf,
+    /// A cpio archive that is unpacked before ours.
+    pub initramfs: Option<PathBuf>,
+    /// The directory `lib/modules/RELEASE`, if what a guest needs is not built in.
+    pub modules: Option<PathBuf>,
+}
+
+/// How a root file system, a disk or an OCI image becomes an image.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportSpec {
+    pub kernel: KernelChoice,
+    /// `None`: the agent, except on a disk, which boots by its own init.
+    pub init: Option<Init>,
+    /// The size of the disk that sandboxes get. `None`: at least 4 GiB larger than the image.
+    pub disk_bytes: Option<u64>,
+}
