@@ -163,8 +163,16 @@ impl StateWatch {
         }
     }
 
+    /// Changes that nobody waited for are not waited for later.
+    fn catch_up(&mut self) {
+        if let Source::Driver(status) = &mut self.source {
+            self.last = status.borrow_and_update().state.clone();
+        }
+    }
+
     /// Waits until there is no machine any more.
     pub async fn rested(&mut self) -> State {
+        self.catch_up();
         while self.last.is_live() {
             if self.changed().await.is_none() {
                 return State::gone("the process that ran it ended");
