@@ -31,9 +31,11 @@ demo: build
 test: setup-tests lint unit fuzz-short vm
 	@echo "all checks and tests passed"
 
+# The second clippy checks the program as it is shipped: without the features of tests and benchmarks.
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy --locked -p sandtree-cli -- -D warnings
 	@./scripts/deny
 
 # What tests start. All of the workspace each time, so that nothing is built twice with other features.

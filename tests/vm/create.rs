@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use sandtree::{Error, Fault, Host, HostConfig, PublishedPort, SandboxSpec, Step};
+use sandtree::{Error, Fault, Faults, Host, HostConfig, PublishedPort, SandboxSpec, Step};
 
 use crate::support::{DEADLINE, World, eventually, finish, kill, processes_of, until};
 
@@ -144,7 +144,10 @@ async fn failing_at_any_step_leaves_nothing() {
     let restored = restored.chain(Step::RESTORE).map(|step| (step, spec(port)));
     for (step, spec) in booted.into_iter().chain(restored) {
         let host = Host::open(HostConfig {
-            fault: Some((step, Fault::Error)),
+            faults: Faults {
+                fault: Some((step, Fault::Error)),
+                ..Faults::default()
+            },
             ..config(&world)
         })
         .await

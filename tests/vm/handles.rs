@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sandtree::{
-    Error, ErrorKind, Fault, Forget, ForkSpec, Goal, Host, HostConfig, Phase, Progress, Replace,
-    RunIn, Sandbox, SaveSpec, Step,
+    Error, ErrorKind, Fault, Faults, Forget, ForkSpec, Goal, Host, HostConfig, Phase, Progress,
+    Replace, RunIn, Sandbox, SaveSpec, Step,
 };
 use serde_json::Value;
 
@@ -212,7 +212,7 @@ async fn a_panic_fails_one_verb_and_the_sandbox_continues() {
         let error = failed.expect_err("it panicked");
         assert_eq!(error.kind(), ErrorKind::Internal, "{step}: {error}");
         assert!(
-            error.to_string().contains("told to panic"),
+            error.to_string().contains("injected a panic"),
             "{step}: {error}"
         );
         lab.no_fault();
@@ -344,7 +344,10 @@ async fn a_fork_has_one_commit_point() {
     let failing = |step| {
         let config = HostConfig {
             run_in: in_keepers(),
-            fault: Some((step, Fault::Error)),
+            faults: Faults {
+                fault: Some((step, Fault::Error)),
+                ..Faults::default()
+            },
             ..config(world.home())
         };
         async {

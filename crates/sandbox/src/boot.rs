@@ -269,7 +269,7 @@ async fn come_up(host: &Inner, hub: &Hub, identity: Identity, timeout: Duration)
             unix_time_ns: telling.unix_time_ns(),
             ..identity
         };
-        host.delay_message().await;
+        host.faults.delay_message().await;
         guest.configure(identity).await?;
         telling.correct(&guest).await?;
         Ok(guest)

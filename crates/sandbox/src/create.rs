@@ -346,7 +346,6 @@ fn unusable(host: &Inner, key: &Digest, error: &Error) -> Result<String> {
 /// is short, says nothing about the state.
 fn is_about_the_state(error: &Error) -> bool {
     match error {
-        Error::Injected { .. } => false,
         Error::Engine { source, .. } => !was_killed(source),
         other => matches!(
             other.kind(),

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::console::Console;
-use crate::fault::Step;
+use crate::fault::Injected;
 use crate::link::LinkError;
 use crate::verb::{Phase, Verb};
 
@@ -234,8 +234,23 @@ pub enum Error {
         theirs: String,
         ours: u32,
     },
-    #[error("it was told to fail at {step}")]
-    Injected { step: Step },
+    #[cfg(feature = "faults")]
+    #[error("a test injected a fault at {step}")]
+    Injected { step: crate::fault::Step },
+}
+
+impl From<Injected> for Error {
+    #[cfg(feature = "faults")]
+    fn from(injected: Injected) -> Self {
+        Error::Injected {
+            step: injected.step,
+        }
+    }
+
+    #[cfg(not(feature = "faults"))]
+    fn from(never: Injected) -> Self {
+        match never {}
+    }
 }
 
 pub(crate) fn store_error(operation: &'static str) -> impl FnOnce(store::Error) -> Error {
@@ -345,6 +360,7 @@ impl Error {
             Error::Interrupted { .. } => ErrorKind::WrongState,
             Error::Panicked { .. } => ErrorKind::Internal,
             Error::KeeperVersion { .. } => ErrorKind::Unsupported,
+            #[cfg(feature = "faults")]
             Error::Injected { .. } => ErrorKind::Io,
         }
     }

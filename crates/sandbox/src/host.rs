@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use sandtree_engine::{self as engine, Engine, EngineConfig, Jail, KvmVerdict, Verdicts};
+use sandtree_engine::{self as engine, Engine, EngineConfig, Jail, KvmVerdict, Machine, Verdicts};
 use sandtree_images::ToolEnv;
 use sandtree_store::{
     self as store, Name, Owned, Phase, SandboxDir, SandboxId, StateRecord, Store,
@@ -19,7 +19,7 @@ use crate::capture;
 use crate::console;
 use crate::driver::{self, Driven, Existence, Local, WeakLocal};
 use crate::error::{Error, Result, store_error};
-use crate::fault::{Fault, Faults, Step};
+use crate::fault::{self, Step};
 use crate::info::{HOST_WENT_DOWN, SandboxInfo};
 use crate::keeper::KeeperProgram;
 use crate::memory;
@@ -58,12 +58,10 @@ pub struct HostConfig {
     /// Where sandboxes run that this host starts. Not sent to keepers: theirs run in themselves.
     #[serde(skip)]
     pub run_in: RunIn,
-    /// For tests: what goes wrong, and where.
-    #[doc(hidden)]
-    pub fault: Option<(Step, Fault)>,
-    /// For tests: where a step that holds says so, and is told to go on.
-    #[doc(hidden)]
-    pub hold: Option<PathBuf>,
+    /// The faults that a test injects.
+    #[cfg(feature = "faults")]
+    #[serde(default)]
+    pub faults: fault::Faults,
 }
 
 impl HostConfig {
@@ -75,9 +73,19 @@ impl HostConfig {
             tool_env: ToolEnv::default(),
             machine_user: MachineUser::Auto,
             run_in: RunIn::ThisProcess,
-            fault: None,
-            hold: None,
+            #[cfg(feature = "faults")]
+            faults: fault::Faults::default(),
         }
+    }
+
+    #[cfg(feature = "faults")]
+    fn fault_plan(&self) -> fault::Plan {
+        fault::Plan::new(self.faults.clone())
+    }
+
+    #[cfg(not(feature = "faults"))]
+    fn fault_plan(&self) -> fault::Plan {
+        fault::Plan
     }
 }
 
@@ -129,7 +137,7 @@ pub struct Host {
 pub(crate) struct Inner {
     pub config: HostConfig,
     pub store: Store,
-    pub faults: Mutex<Faults>,
+    pub faults: fault::Plan,
     engine: OnceCell<Engine>,
     /// The sandboxes that this process runs.
     drivers: Mutex<HashMap<SandboxId, WeakLocal>>,
@@ -142,7 +150,7 @@ impl Host {
         let home = config.home.clone();
         let opened = blocking(move || Store::open(&home)).await;
         let store = opened.map_err(store_error("be opened"))?;
-        let faults = Faults::of(&config);
+        let faults = config.fault_plan();
         Ok(Host {
             inner: Arc::new(Inner {
                 config,
@@ -152,6 +160,12 @@ impl Host {
                 drivers: Mutex::default(),
             }),
         })
+    }
+
+    /// For tests: the faults of every sandbox of this host from now on.
+    #[cfg(feature = "faults")]
+    pub fn set_faults(&self, faults: fault::Faults) {
+        self.inner.faults.set(faults);
     }
 
     /// The states of a sandbox, oldest first, and what could not be read.
@@ -288,6 +302,11 @@ fn found(engine: &Engine, jail: Jail) -> QemuFound {
 }
 
 impl Inner {
+    /// A verb has come to this step. A test may make it fail or wait.
+    pub fn reach(&self, step: Step, machine: Option<&Machine>) -> Result<()> {
+        Ok(self.faults.reach(step, machine)?)
+    }
+
     /// Each sandbox's machine is another user to the kernel, where we may choose: one that breaks
     /// out reaches no other.
     pub fn jail(&self, id: Option<&SandboxId>) -> Jail {

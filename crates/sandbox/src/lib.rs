@@ -85,7 +85,7 @@ pub use build::{BuildEvent, BuildSpec, BuildWatch};
 pub use capture::MemoryMode;
 pub use compare::{Aspect, Change, ChangeKind, ContentDiff, Diff, DiffOptions, Node, NodeKind};
 pub use error::{Error, ErrorKind, Report, Result};
-#[doc(hidden)]
+#[cfg(feature = "faults")]
 pub use fault::{Fault, Faults, Step};
 pub use fork::{FORK_CONCURRENCY, ForkReport, ForkSpec};
 pub use guest::{

@@ -510,7 +510,7 @@ async fn wake(
             .await
             .map_err(engine_error("grow its disk"))?;
     }
-    let patience = host.planned_faults().acknowledge.unwrap_or(ACKNOWLEDGE);
+    let patience = host.faults.acknowledge_within(ACKNOWLEDGE);
     let end = tokio::time::Instant::now() + patience;
     let acknowledged = async {
         let ready = hub.ready(patience).instrument(debug_span!("greet")).await;
@@ -529,7 +529,7 @@ async fn wake(
             identity,
             ..rebirth
         };
-        host.delay_message().await;
+        host.faults.delay_message().await;
         let hooks = guest
             .restored(rebirth)
             .instrument(debug_span!("acknowledge"))

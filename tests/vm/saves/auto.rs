@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use sandtree::{Fault, Host, HostConfig, SandboxSpec, SaveOnStop, Step, parse_target};
+use sandtree::{Fault, Faults, Host, HostConfig, SandboxSpec, SaveOnStop, Step, parse_target};
 
 use super::{end, entries, read, refused, save, say, say_in, snapshots};
 use crate::support::lab::{config, in_keepers, spec};
@@ -311,7 +311,10 @@ async fn keeper_that_fails(world: &World, name: &str) {
         compress: false,
     };
     let config = HostConfig {
-        fault: Some((Step::SavePublish, Fault::Error)),
+        faults: Faults {
+            fault: Some((Step::SavePublish, Fault::Error)),
+            ..Faults::default()
+        },
         run_in: in_keepers(),
         ..config(world.home())
     };
@@ -345,7 +348,7 @@ async fn a_save_that_fails_at_the_end_keeps_the_sandbox_and_says_so() {
             info["save_failed"]
                 .as_str()
                 .unwrap()
-                .contains("told to fail"),
+                .contains("injected a fault"),
             "{info}"
         );
         refused(

@@ -7,8 +7,8 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use sandtree::{
-    Consistency, Error, ErrorKind, Fault, Host, HostConfig, Phase, Progress, Result, Sandbox,
-    SaveSpec, Saved, Step,
+    Consistency, Error, ErrorKind, Fault, Faults, Host, HostConfig, Phase, Progress, Result,
+    Sandbox, SaveSpec, Saved, Step,
 };
 
 use super::{dir_of, end, entries, save, say, say_in};
@@ -215,8 +215,11 @@ fn a_guest_whose_agent_hangs_is_saved_as_after_a_power_cut() {
 /// A keeper whose saves stand still when the guest is frozen, until they are told to go on.
 async fn keeper_that_holds(world: &World, name: &str, hold: &Path) {
     let config = HostConfig {
-        fault: Some((Step::SaveFrozen, Fault::Hold)),
-        hold: Some(hold.to_owned()),
+        faults: Faults {
+            fault: Some((Step::SaveFrozen, Fault::Hold)),
+            hold: Some(hold.to_owned()),
+            ..Faults::default()
+        },
         run_in: lab::in_keepers(),
         ..config(world.home())
     };
