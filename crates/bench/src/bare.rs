@@ -1,7 +1,7 @@
 //! Bare machines: the same QEMU, kernel and initramfs as a sandbox, without the agent.
 //!
-//! `crates/bench-guest` is the program in the guest. It is added to the sandbox's initramfs, and the
-//! kernel starts it in place of the agent:
+//! `crates/bench-guest` is the program in the guest. It is added to the sandbox's initramfs, and
+//! the kernel starts it in place of the agent:
 //!
 //! ```text
 //! initramfs of the sandbox | cpio: "bench-init", TRAILER!!!      kernel: … rdinit=/bench-init

@@ -132,3 +132,19 @@ pub async fn true_once(guest: &Guest) -> Result<()> {
         .await
         .map(drop)
 }
+
+/// Runs a script in the guest, which must succeed.
+pub async fn shell(sandbox: &Sandbox, script: &str) -> Result<()> {
+    let status = sandbox.exec(ExecSpec::shell(script)).await?.wait().await?;
+    if status.success() {
+        return Ok(());
+    }
+    let ended = format!("it ended with {status:?}");
+    Err(Error::invalid("a script in the guest", script, &ended))
+}
+
+/// Writes a file that does not compress.
+pub async fn write_random(sandbox: &Sandbox, path: &str, megabytes: u64) -> Result<()> {
+    let script = format!("dd if=/dev/urandom of={path} bs=1M count={megabytes} 2>/dev/null");
+    shell(sandbox, &script).await
+}

@@ -18,7 +18,7 @@ pub struct ExecArgs {
     rounds: usize,
 }
 
-/// Fits into the guest's memory file system.
+/// The length of streams; it fits into the guest's memory file system.
 const STREAM: u64 = 128 << 20;
 const PINGS: usize = 200;
 const CONCURRENT: usize = 100;
@@ -174,7 +174,7 @@ async fn timed<T>(work: impl Future<Output = Result<T>>) -> Result<Duration> {
     Ok(began.elapsed())
 }
 
-/// The time of one of many.
+/// The average time of one of `count` runs.
 async fn each(count: usize, mut work: impl AsyncFnMut() -> Result<()>) -> Result<Duration> {
     let began = Instant::now();
     for _ in 0..count {
@@ -214,7 +214,7 @@ async fn output(guest: &Guest) -> Result<()> {
     exec.wait().await.map(drop)
 }
 
-/// Into the guest's memory: its disk is not what is measured.
+/// Uploads into the guest's memory, so that its disk is not measured.
 async fn upload(guest: &Guest) -> Result<()> {
     use tokio::io::AsyncReadExt;
     let mut bytes = tokio::io::repeat(b'x').take(STREAM);

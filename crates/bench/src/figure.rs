@@ -1,4 +1,4 @@
-//! A figure beside what it is compared with and what it aims at.
+//! A figure with its comparison and its target.
 
 use serde::Serialize;
 
@@ -9,11 +9,10 @@ pub struct Figure {
     pub what: String,
     pub value: f64,
     pub unit: &'static str,
-    /// What it stands against.
+    /// What it is compared with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub against: Option<Against>,
-    /// `value` to what it stands against, or the other way round where it is to be the smaller one
-    /// many times over.
+    /// `value` divided by the compared value, or the inverse where `value` should be much smaller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -49,7 +48,8 @@ impl Figure {
     }
 
     pub fn at_most(self, limit: f64) -> Self {
-        let (aim, met) = (format!("<= {limit} {}", self.unit), self.value <= limit);
+        let aim = format!("<= {limit} {}", self.unit);
+        let met = self.value <= limit;
         Self {
             aim: Some(aim),
             met: Some(met),
@@ -57,13 +57,13 @@ impl Figure {
         }
     }
 
-    /// How many times what it stands against it is.
+    /// Compares: the ratio is `self` divided by `value`.
     pub fn times(self, what: &str, value: f64) -> Self {
         let ratio = self.value / value;
         self.beside(what, value, ratio)
     }
 
-    /// How many times shorter it is than what it stands against.
+    /// Compares: the ratio is `value` divided by `self`.
     pub fn shorter_than(self, what: &str, value: f64) -> Self {
         let ratio = value / self.value;
         self.beside(what, value, ratio)
@@ -81,10 +81,8 @@ impl Figure {
     }
 
     pub fn ratio_at_most(self, limit: f64) -> Self {
-        let (aim, met) = (
-            format!("<= {limit:.1}x"),
-            self.ratio.is_some_and(|ratio| ratio <= limit),
-        );
+        let aim = format!("<= {limit:.1}x");
+        let met = self.ratio.is_some_and(|ratio| ratio <= limit);
         Self {
             aim: Some(aim),
             met: Some(met),
@@ -93,10 +91,8 @@ impl Figure {
     }
 
     pub fn ratio_at_least(self, limit: f64) -> Self {
-        let (aim, met) = (
-            format!(">= {limit:.1}x"),
-            self.ratio.is_some_and(|ratio| ratio >= limit),
-        );
+        let aim = format!(">= {limit:.1}x");
+        let met = self.ratio.is_some_and(|ratio| ratio >= limit);
         Self {
             aim: Some(aim),
             met: Some(met),
@@ -111,7 +107,7 @@ impl Figure {
         }
     }
 
-    /// A table of figures, and how many aims were met.
+    /// Prints a table of figures, and how many targets were met.
     pub fn show(figures: &[Self], rounds: usize) {
         show::table(
             &Self::HEADER,

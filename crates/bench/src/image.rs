@@ -1,9 +1,8 @@
-//! `sandtree-bench image`: what it costs to bring images in and out, each against a plain tool over
+//! `sandtree-bench image`: imports, pulls and pushes of images, each compared with a plain tool on
 //! the same bytes.
 //!
-//! Always: what is compared is measured in turns within one run. Everything a run writes is in one
-//! directory beside the store: stores of its own, which share the kernel and the images with the
-//! user's, and a registry of its own.
+//! Always: everything that a run writes is in one directory next to the store. The directory has
+//! stores, which share kernels and images with the user's, and the files of a registry.
 
 mod content;
 mod fetch;
@@ -15,13 +14,13 @@ use std::time::Instant;
 
 use sandtree::image::{ImportSpec, Progress as Reached, Stage};
 use sandtree::{
-    Error, ExecSpec, Host, HostConfig, Progress, PullSpec, RegistryAccess, Result, Sandbox,
-    SandboxSpec, SaveSpec,
+    Error, ExecSpec, Host, HostConfig, Progress, PullSpec, RegistryAccess, Result, SandboxSpec,
+    SaveSpec,
 };
 use serde_json::json;
 
 use crate::config::Global;
-use crate::crew::{Crew, IMAGE, measured, median, ms, true_once};
+use crate::crew::{Crew, IMAGE, measured, median, ms, true_once, write_random};
 use crate::figure::Figure;
 use crate::scratch::Scratch;
 use crate::stores::share_images;
@@ -41,7 +40,7 @@ pub struct ImageArgs {
     pub only: Vec<ImagePart>,
 }
 
-/// The parts of `bench image`.
+/// The parts of this benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum ImagePart {
     /// A root file system from an archive, against tar and mke2fs
@@ -59,13 +58,13 @@ pub enum ImagePart {
 const MIB: u64 = 1 << 20;
 const DEBIAN: &str = "debian";
 const LAYERS: usize = 4;
-/// Of the disk of a large snapshot, written with what does not compress.
+/// The disk of a large snapshot, and how much incompressible data is on it.
 const DISK: u64 = 1024 * MIB;
 const LARGE_MB: u64 = 192;
 const CHANGED_MB: u64 = 1;
-/// Far above busybox and its few files.
+/// Far more than the files of busybox need.
 const SMALL_MAX: usize = 64 << 20;
-/// Room for what a file system needs beside its files.
+/// Room for the metadata of a file system.
 const ROOM_BYTES: u64 = 256 * MIB;
 
 const ALL: [ImagePart; 5] = [
@@ -79,7 +78,7 @@ const ALL: [ImagePart; 5] = [
 pub async fn run(global: &Global, args: ImageArgs) -> Outcome {
     let rounds = args.rounds.max(1);
     let config = global.config()?;
-    // It outlives the sandboxes in it, also when the run is broken off.
+    // It outlives its sandboxes, also when a signal ends the run.
     let scratch = Scratch::beside(&config.home)?;
     let tools = Tools::new(scratch.path("said"));
     let (figures, left_out) = measured(global, async |crew| {
@@ -102,7 +101,7 @@ pub async fn run(global: &Global, args: ImageArgs) -> Outcome {
     Ok(())
 }
 
-/// The programs that a part cannot be measured without.
+/// The programs that a part needs.
 fn needed(part: ImagePart) -> &'static [&'static str] {
     match part {
         ImagePart::Import => &["tar", "mke2fs", "sync"],
@@ -126,9 +125,10 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Figures, and what could not be measured.
+    /// Returns the figures, and a note for each part that was left out.
     async fn parts(&self, only: &[ImagePart]) -> Result<(Vec<Figure>, Vec<String>)> {
-        let (mut figures, mut missing) = (Vec::new(), Vec::new());
+        let mut figures = Vec::new();
+        let mut missing = Vec::new();
         for part in ALL
             .into_iter()
             .filter(|part| only.is_empty() || only.contains(part))
@@ -160,7 +160,7 @@ impl Bench<'_> {
         Ok((figures, missing))
     }
 
-    /// A store of its own with the kernel and some images of the user's.
+    /// Makes a store that shares the kernel and some images of the user's.
     async fn store(&self, name: &str, images: &[&str]) -> Result<Host> {
         let host = self.open(name).await?;
         share_images(
@@ -184,7 +184,9 @@ impl Bench<'_> {
         let content = Content::of_host();
         let archive = self.scratch.path("content.tar");
         let bytes = content.pack(self.tools, (0, 1), &archive).await?;
-        let (mut ours, mut theirs, mut note) = (vec![], vec![], String::new());
+        let mut ours = vec![];
+        let mut theirs = vec![];
+        let mut note = String::new();
         for _ in 0..self.rounds {
             self.store("import", &[]).await?;
             let stages = Stages::default();
@@ -218,10 +220,11 @@ impl Bench<'_> {
         ])
     }
 
-    /// Unpacks an archive to a directory, and makes that a file system; in seconds, and how they
-    /// were spent.
+    /// Unpacks an archive to a directory and makes a file system of it. Returns the time in
+    /// seconds, and how it was spent.
     async fn by_mke2fs(&self, archive: &Path, bytes: u64) -> Result<(f64, String)> {
-        let (tree, disk) = (self.scratch.dir("tree")?, self.scratch.path("disk.ext4"));
+        let tree = self.scratch.dir("tree")?;
+        let disk = self.scratch.path("disk.ext4");
         let size = format!("{}k", (bytes + bytes / 2 + ROOM_BYTES) >> 10);
         let unpack = [
             "-C".as_ref(),
@@ -257,8 +260,10 @@ impl Bench<'_> {
         let registry = Registry::start(self.scratch).await?;
         let reference = registry.reference("content");
         let bytes = self.offer(&archives, &reference).await?;
-        let (mut fetches, mut copies, mut pulls, mut note) =
-            (vec![], vec![], vec![], String::new());
+        let mut fetches = vec![];
+        let mut copies = vec![];
+        let mut pulls = vec![];
+        let mut note = String::new();
         for _ in 0..self.rounds {
             fetches.push(self.fetched(&reference).await?);
             copies.push(self.copied(&reference).await?);
@@ -285,15 +290,13 @@ impl Bench<'_> {
         ])
     }
 
-    /// Makes archives an OCI image, and has skopeo bring it to the registry; the bytes of its
-    /// layers.
+    /// Makes an OCI image of archives and lets skopeo push it to the registry. Returns the size of
+    /// its layers.
     async fn offer(&self, archives: &[PathBuf], reference: &str) -> Result<u64> {
         let layout = self.scratch.dir("layout")?;
         let bytes = lay_out(self.tools, archives, &layout).await?;
-        let (from, to) = (
-            format!("oci:{}", layout.display()),
-            format!("docker://{reference}"),
-        );
+        let from = format!("oci:{}", layout.display());
+        let to = format!("docker://{reference}");
         self.tools
             .run(
                 "skopeo",
@@ -311,7 +314,7 @@ impl Bench<'_> {
         Ok(bytes)
     }
 
-    /// Blobs to files by our own client; in seconds.
+    /// Fetches blobs to files with our own client. Returns the time in seconds.
     async fn fetched(&self, reference: &str) -> Result<f64> {
         let dir = self.scratch.dir("fetched")?;
         let began = Instant::now();
@@ -321,13 +324,11 @@ impl Bench<'_> {
         Ok(took)
     }
 
-    /// Blobs to files by skopeo; in seconds.
+    /// Fetches blobs to files with skopeo. Returns the time in seconds.
     async fn copied(&self, reference: &str) -> Result<f64> {
         let dir = self.scratch.path("copied");
-        let (from, to) = (
-            format!("docker://{reference}"),
-            format!("dir:{}", dir.display()),
-        );
+        let from = format!("docker://{reference}");
+        let to = format!("dir:{}", dir.display());
         let args = [
             "--insecure-policy",
             "copy",
@@ -344,11 +345,13 @@ impl Bench<'_> {
     async fn start(&self) -> Result<Vec<Figure>> {
         let registry = Registry::start(self.scratch).await?;
         let reference = registry.reference("busybox");
-        // Its first sandbox leaves what all of this kernel begin with, and that is no image's.
+        // Its first sandbox makes the files that all images of this kernel share.
         let files = self.store("files", &[IMAGE]).await?;
         let archive = self.busybox(&files).await?;
         let bytes = self.offer(&[archive], &reference).await?;
-        let (mut pulls, mut whole, mut warm) = (vec![], vec![], vec![]);
+        let mut pulls = vec![];
+        let mut whole = vec![];
+        let mut warm = vec![];
         for _ in 0..self.rounds {
             let host = self.open("start").await?;
             share_images(
@@ -390,7 +393,7 @@ impl Bench<'_> {
         ])
     }
 
-    /// The files of the small image, as an archive.
+    /// Packs the files of the small image.
     async fn busybox(&self, host: &Host) -> Result<PathBuf> {
         let sandbox = self.crew.create_on(host, SandboxSpec::new(IMAGE)).await?;
         let script = "cd / && tar -cf - $(ls -d bin sbin usr etc lib lib64 2>/dev/null)";
@@ -405,7 +408,7 @@ impl Bench<'_> {
         Ok(archive)
     }
 
-    /// From nothing to the end of `/bin/true` in a sandbox, in milliseconds.
+    /// The time from the call of create to the end of `/bin/true`, in milliseconds.
     async fn first_command(&self, host: &Host, spec: SandboxSpec) -> Result<f64> {
         let began = Instant::now();
         let sandbox = self.crew.create_on(host, spec).await?;
@@ -423,9 +426,12 @@ impl Bench<'_> {
             ..SandboxSpec::new(IMAGE)
         };
         self.save_changed(&host, large, LARGE_MB, "large").await?;
-        let (mut first, mut again, mut sent, mut total) = (vec![], vec![], 0, 0);
+        let mut first = vec![];
+        let mut again = vec![];
+        let mut sent = 0;
+        let mut total = 0;
         for round in 0..self.rounds {
-            // What is there already is looked for by repository.
+            // A push skips blobs that its repository has, so each round has its own.
             let reference = registry.reference(&format!("large-{round}"));
             let began = Instant::now();
             host.push("large", &reference, RegistryAccess::default(), |_| {})
@@ -456,7 +462,7 @@ impl Bench<'_> {
         ])
     }
 
-    /// Writes to the disk of a new sandbox what does not compress, and saves it.
+    /// Writes incompressible data to the disk of a new sandbox and saves it.
     async fn save_changed(
         &self,
         host: &Host,
@@ -472,7 +478,8 @@ impl Bench<'_> {
         self.crew.remove(sandbox).await
     }
 
-    /// A store with Debian: the user's, or one made now. Why there is none, if it cannot be made.
+    /// A store with Debian: shared with the user's, or built now. The inner error says why it
+    /// cannot be built.
     async fn debian_store(&self) -> Result<Result<Host, String>> {
         if self.crew.host.inspect_image(DEBIAN).is_ok() {
             return self.store(DEBIAN, &[DEBIAN]).await.map(Ok);
@@ -484,9 +491,10 @@ impl Bench<'_> {
 
     async fn debian(&self, host: &Host) -> Result<Figure> {
         let image = host.inspect_image(DEBIAN)?;
-        // The first one boots, and leaves the warm state.
+        // The first one boots and leaves a warm image.
         self.first_command(host, SandboxSpec::new(DEBIAN)).await?;
-        let (mut warm, mut cold) = (vec![], vec![]);
+        let mut warm = vec![];
+        let mut cold = vec![];
         for _ in 0..self.rounds {
             warm.push(self.first_command(host, SandboxSpec::new(DEBIAN)).await?);
             cold.push(
@@ -500,7 +508,8 @@ impl Bench<'_> {
                 .await?,
             );
         }
-        let (whole, used) = (show::mib(image.bytes), show::mib(image.disk_bytes_used));
+        let whole = show::mib(image.bytes);
+        let used = show::mib(image.disk_bytes_used);
         let warm_bytes = show::mib(host.inspect_image(DEBIAN)?.warm_bytes);
         Ok(
             Figure::ms("Debian to its first command, warm", median(warm))
@@ -512,7 +521,7 @@ impl Bench<'_> {
     }
 }
 
-/// When work of ours came to which stage.
+/// When our work reached each stage.
 #[derive(Default)]
 struct Stages(Arc<Mutex<Vec<(Stage, Instant)>>>);
 
@@ -530,7 +539,7 @@ impl Stages {
         }
     }
 
-    /// How long it was in each stage, until now; a stage may come again.
+    /// How long each stage took until now. A stage may occur several times.
     fn told(&self) -> String {
         let now = Instant::now();
         let stages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -547,19 +556,6 @@ impl Stages {
             .iter()
             .map(|(stage, seconds)| format!("{} {seconds:.2} s", stage.as_str()));
         told.collect::<Vec<_>>().join(", ")
-    }
-}
-
-async fn write_random(sandbox: &Sandbox, path: &str, megabytes: u64) -> Result<()> {
-    let script = format!("dd if=/dev/urandom of={path} bs=1M count={megabytes} 2>/dev/null");
-    let status = sandbox.exec(ExecSpec::shell(&script)).await?.wait().await?;
-    match status.success() {
-        true => Ok(()),
-        false => Err(Error::invalid(
-            "a script in the guest",
-            script,
-            &format!("it ended with {status:?}"),
-        )),
     }
 }
 

@@ -1,7 +1,8 @@
 //! `sandtree-bench`: measurements of Sandtree, each with a comparison or a target.
 //!
-//! Always: a run removes its sandboxes when it ends, also when it fails or a signal ends it. What is
-//! compared is measured alternately within one run, so that noise on the host affects both sides.
+//! Always: a run removes its sandboxes when it ends, also when it fails or a signal ends it. What
+//! is compared is measured alternately within one run, so that noise on the host affects both
+//! sides.
 
 mod bare;
 mod config;

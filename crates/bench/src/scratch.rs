@@ -1,4 +1,4 @@
-//! The directory of a run: everything it writes beside the sandboxes of the user's own store.
+//! The directory of a run, for everything except the sandboxes in the user's store.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use sandtree::{Error, Result};
 
-/// Work that was broken off may still write for a moment.
+/// Cancelled work may still write for a moment.
 const ATTEMPTS: usize = 20;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Beside the store, and so on the same file system; gone when it is dropped.
+/// A directory next to the store, on the same file system. Dropping it removes it.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
@@ -28,7 +28,7 @@ impl Scratch {
         self.0.join(name)
     }
 
-    /// A directory in it, made.
+    /// Makes a directory in it.
     pub fn dir(&self, name: &str) -> Result<PathBuf> {
         let path = self.path(name);
         std::fs::create_dir_all(&path).map_err(|e| Error::io("make directory", &path, e))?;

@@ -1,7 +1,5 @@
-//! `sandtree-bench states`: what the verbs of states cost, each figure beside its aim.
-//!
-//! Always: what is compared is measured in turns within one run, so that noise on the host strikes
-//! both.
+//! `sandtree-bench states`: the cost of checkpoint, revert, fork, pause and create, each with its
+//! target.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +31,7 @@ pub struct StatesArgs {
     pub quick: bool,
 }
 
-/// The parts of `bench states`.
+/// The parts of this benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
     /// Pause and total by what was written and by the size of the guest
@@ -60,14 +58,14 @@ const MIB: u64 = 1 << 20;
 const SMALL: u64 = 512 * MIB;
 const LARGE: u64 = 4096 * MIB;
 const DIRTY_MB: [u64; 4] = [0, 1, 10, 100];
-/// What the guest has used when memory counts against QEMU's own snapshots.
+/// The memory that the guest uses when it is compared with QEMU's own snapshots.
 const USED_MB: u64 = 300;
 const DEPTH: usize = 50;
 const SIZE_CHECKPOINTS: usize = 10;
 const FORKS: [usize; 3] = [1, 10, 50];
-/// The copies of many forks are many measurements in themselves.
+/// Many copies are many measurements already.
 const CROWD_ROUNDS_MAX: usize = 3;
-/// What the last state left to do in the background is done by then.
+/// Background work of the last state ends within this time.
 const REST: Duration = Duration::from_millis(300);
 
 const ALL: [Part; 9] = [
@@ -116,7 +114,7 @@ impl Bench<'_> {
             .filter(|part| only.is_empty() || only.contains(part))
         {
             figures.extend(self.part(part).await?);
-            // Parts do not measure each other's guests.
+            // Guests of one part must not disturb the next.
             self.crew.clear().await?;
         }
         Ok(figures)
@@ -145,7 +143,7 @@ impl Bench<'_> {
             .await
     }
 
-    /// One that lends its disk to a bare QEMU.
+    /// A stopped sandbox, whose machine a bare QEMU runs.
     async fn shape(&self) -> Result<Sandbox> {
         let shape = self.sandbox(SMALL).await?;
         shape.pause().await?;
@@ -154,13 +152,15 @@ impl Bench<'_> {
 
     async fn checkpoints(&self) -> Result<Vec<Figure>> {
         let small = Dirtied::new(self.sandbox(SMALL).await?).await?;
-        let large = match self.quick {
-            true => None,
-            false => Some(Dirtied::new(self.sandbox(LARGE).await?).await?),
+        let large = if self.quick {
+            None
+        } else {
+            Some(Dirtied::new(self.sandbox(LARGE).await?).await?)
         };
         let mut figures = Vec::new();
         for dirty_mb in DIRTY_MB {
-            let (mut at_small, mut at_large) = (Costs::default(), Costs::default());
+            let mut at_small = Costs::default();
+            let mut at_large = Costs::default();
             for _ in 0..self.rounds {
                 at_small.push(&small.checkpoint(dirty_mb).await?);
                 if let Some(large) = &large {
@@ -182,7 +182,8 @@ impl Bench<'_> {
     }
 
     async fn depth(&self) -> Result<Vec<Figure>> {
-        let (mut first, mut last) = (Costs::default(), Costs::default());
+        let mut first = Costs::default();
+        let mut last = Costs::default();
         for _ in 0..self.rounds {
             let sandbox = self.sandbox(SMALL).await?;
             for number in 1..=DEPTH {
@@ -257,13 +258,15 @@ impl Bench<'_> {
         ])
     }
 
-    /// Our checkpoints of a guest beside QEMU's snapshots of its copy, and the ways back.
+    /// Compares our checkpoints of a guest with QEMU's snapshots of its fork, and both restores.
     async fn against_snapshots(&self, sandbox: &Sandbox) -> Result<Rivals> {
-        // What was written before is of an earlier state.
+        // A checkpoint now, so that earlier writes do not count.
         let base = idle_checkpoint(sandbox).await?;
         let fork = BenchFork::of(&self.crew.host, sandbox).await?;
-        let (mut ours, mut saves, mut loads, mut reverts) =
-            (Costs::default(), Vec::new(), Vec::new(), Vec::new());
+        let mut ours = Costs::default();
+        let mut saves = Vec::new();
+        let mut loads = Vec::new();
+        let mut reverts = Vec::new();
         for round in 0..self.rounds {
             ours.push(&idle_checkpoint(sandbox).await?);
             saves.push(snapshot_save(&fork, &round.to_string()).await?);
@@ -302,9 +305,11 @@ impl Bench<'_> {
     }
 
     async fn revert(&self) -> Result<Vec<Figure>> {
-        let (sandbox, shape) = (self.sandbox(SMALL).await?, self.shape().await?);
+        let sandbox = self.sandbox(SMALL).await?;
+        let shape = self.shape().await?;
         let base = sandbox.checkpoint(None, Replace::No).await?;
-        let (mut times, mut bare) = (Vec::new(), Vec::new());
+        let mut times = Vec::new();
+        let mut bare = Vec::new();
         for _ in 0..self.rounds {
             true_once(&sandbox.guest().await?).await?;
             times.push(sandbox.revert(&base.id).await?.restore);
@@ -314,8 +319,11 @@ impl Bench<'_> {
     }
 
     async fn pause(&self) -> Result<Vec<Figure>> {
-        let (sandbox, shape) = (self.sandbox(SMALL).await?, self.shape().await?);
-        let (mut pauses, mut resumes, mut bare) = (Vec::new(), Vec::new(), Vec::new());
+        let sandbox = self.sandbox(SMALL).await?;
+        let shape = self.shape().await?;
+        let mut pauses = Vec::new();
+        let mut resumes = Vec::new();
+        let mut bare = Vec::new();
         for _ in 0..self.rounds {
             true_once(&sandbox.guest().await?).await?;
             pauses.push(sandbox.pause().await?.total_ms);
@@ -328,10 +336,11 @@ impl Bench<'_> {
     }
 
     async fn create(&self) -> Result<Vec<Figure>> {
-        // The first one of its kind boots, and leaves the warm state.
+        // The first one boots and leaves a warm image.
         let first = self.sandbox(SMALL).await?;
         self.crew.remove(first).await?;
-        let (mut warm, mut cold) = (Vec::new(), Vec::new());
+        let mut warm = Vec::new();
+        let mut cold = Vec::new();
         for _ in 0..self.rounds {
             warm.push(self.created(SandboxSpec::new(IMAGE)).await?);
             cold.push(
@@ -441,7 +450,7 @@ fn spread(values: &[f64]) -> String {
     format!("{least:.1} to {most:.1} ms")
 }
 
-/// What checkpoints of one kind cost.
+/// The costs of similar checkpoints.
 #[derive(Default)]
 struct Costs {
     pauses: Vec<f64>,
@@ -494,7 +503,7 @@ async fn idle_checkpoint(sandbox: &Sandbox) -> Result<Checkpoint> {
     sandbox.checkpoint(None, Replace::No).await
 }
 
-/// A guest that writes so much between two checkpoints.
+/// A guest that writes a given amount before each checkpoint.
 struct Dirtied {
     sandbox: Sandbox,
     guest: Guest,
@@ -516,12 +525,12 @@ impl Dirtied {
         )
         .await?;
         let dirtied = Self { sandbox, guest };
-        // A command's first run reads it in.
+        // The first run reads the program from the disk.
         dirtied.checkpoint(most).await?;
         Ok(dirtied)
     }
 
-    /// One process that copies random bytes in memory, and then a checkpoint.
+    /// Copies random bytes in memory with one process, then takes a checkpoint.
     async fn checkpoint(&self, dirty_mb: u64) -> Result<Checkpoint> {
         tokio::time::sleep(REST).await;
         if dirty_mb > 0 {
@@ -565,21 +574,19 @@ async fn done(guest: &Guest, argv: &[&str]) -> Result<()> {
         .await?
         .output(1 << 16)
         .await?;
-    match output.status.success() {
-        true => Ok(()),
-        false => {
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            Err(Error::invalid(
-                "a command of the benchmark",
-                argv.join(" "),
-                &said,
-            ))
-        }
+    if output.status.success() {
+        return Ok(());
     }
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    Err(Error::invalid(
+        "a command of the benchmark",
+        argv.join(" "),
+        &stderr,
+    ))
 }
 
-/// A restore until the guest runs, beside a bare start of QEMU; until its agent has acknowledged;
-/// and all of it.
+/// The time of a restore until the guest runs, compared with a bare start of QEMU; until its agent
+/// has acknowledged; and in total.
 fn restore_figures(verb: &str, restores: &[RestoreReport], bare_ms: f64) -> [Figure; 3] {
     let of = |part: fn(&RestoreReport) -> f64| median(restores.iter().map(part).collect());
     [

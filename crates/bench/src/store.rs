@@ -1,21 +1,21 @@
-//! `sandtree-bench store`: what saves, artifacts and listings cost, each against a plain tool over
-//! the same bytes.
+//! `sandtree-bench store`: the cost of saves, artifacts and listings, each compared with a plain
+//! tool on the same bytes.
 //!
-//! Always: what is compared is measured in turns within one run. Everything a run writes is in one
-//! directory beside the store, and goes with it.
+//! Always: everything that a run writes is in one directory next to the store, which the run
+//! removes.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use sandtree::{
-    DiffOptions, Error, ExecSpec, ExportOptions, Host, HostConfig, Progress, Replace, Result,
-    Sandbox, SandboxSpec, SaveSpec,
+    DiffOptions, Error, ExportOptions, Host, HostConfig, Progress, Replace, Result, Sandbox,
+    SandboxSpec, SaveSpec,
 };
 use serde_json::json;
 
 use crate::config::Global;
-use crate::crew::{Crew, IMAGE, measured, median, ms, true_once};
+use crate::crew::{Crew, IMAGE, measured, median, ms, shell, true_once, write_random};
 use crate::figure::Figure;
 use crate::scratch::Scratch;
 use crate::stores::fill_with_snapshots;
@@ -34,7 +34,7 @@ pub struct StoreArgs {
     pub quick: bool,
 }
 
-/// The parts of `bench store`.
+/// The parts of this benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum StorePart {
     /// Saves of the disk and with memory, and starts from them
@@ -53,9 +53,9 @@ pub enum StorePart {
 
 const MIB: u64 = 1 << 20;
 const DISK: u64 = 1024 * MIB;
-/// What a save is measured with: written to the guest's disk since the last one.
+/// How much the guest writes to its disk before a measured save.
 const CHANGED_MB: u64 = 64;
-/// What an artifact is measured with; half of it does not compress.
+/// The content of a measured artifact; half of it does not compress.
 const CONTENT_MB: u64 = 192;
 const SNAPSHOTS: usize = 10_000;
 const FILES: usize = 10_000;
@@ -121,7 +121,7 @@ impl Bench<'_> {
         Ok(figures)
     }
 
-    /// Snapshots of a run have names that no user gives.
+    /// A name that no user gives, for a snapshot of this run.
     fn name(&self, what: &str) -> String {
         format!("bench-{}-{what}", std::process::id())
     }
@@ -173,8 +173,11 @@ impl Bench<'_> {
 
     async fn save(&self) -> Result<Vec<Figure>> {
         let sandbox = self.sandbox().await?;
-        let (mut idle, mut hot, mut memory, mut disk_start, mut memory_start) =
-            (vec![], vec![], vec![], vec![], vec![]);
+        let mut idle = vec![];
+        let mut hot = vec![];
+        let mut memory = vec![];
+        let mut disk_start = vec![];
+        let mut memory_start = vec![];
         for round in 0..self.rounds {
             shell(&sandbox, "echo a little > /root/little").await?;
             idle.push(ms(self.saved(&sandbox, "idle", false).await?));
@@ -202,7 +205,7 @@ impl Bench<'_> {
         ])
     }
 
-    /// What a save takes on the disk, against what was written.
+    /// The size of a save on the disk, compared with what was written.
     async fn size(&self) -> Result<Vec<Figure>> {
         let sandbox = self.sandbox().await?;
         self.saved(&sandbox, "before", false).await?;
@@ -225,7 +228,7 @@ impl Bench<'_> {
             .sum())
     }
 
-    /// A snapshot with memory and a disk of which half compresses, as a name and as a directory.
+    /// Makes a snapshot with memory and a disk of which half compresses. Returns its directory.
     async fn content(&self) -> Result<PathBuf> {
         let sandbox = self.sandbox().await?;
         write_random(&sandbox, "/root/random", CONTENT_MB / 2).await?;
@@ -240,7 +243,7 @@ impl Bench<'_> {
         .await?;
         self.saved(&sandbox, "content", true).await?;
         let dir = self.scratch.path("content");
-        // The same snapshot as a directory: what plain tools pack and hash.
+        // The same snapshot as a directory, for plain tools to pack and hash.
         self.crew
             .host
             .export_dir(
@@ -255,13 +258,14 @@ impl Bench<'_> {
 
     async fn artifact(&self) -> Result<Vec<Figure>> {
         let dir = self.content().await?;
-        let (ours, theirs) = (
-            self.scratch.path("ours.tar.zst"),
-            self.scratch.path("theirs.tar.zst"),
-        );
+        let ours = self.scratch.path("ours.tar.zst");
+        let theirs = self.scratch.path("theirs.tar.zst");
         let other = self.scratch.path("store");
         let unpacked = self.scratch.path("unpacked");
-        let (mut export, mut pack, mut import, mut unpack) = (vec![], vec![], vec![], vec![]);
+        let mut export = vec![];
+        let mut pack = vec![];
+        let mut import = vec![];
+        let mut unpack = vec![];
         let mut bytes = 0;
         for _ in 0..self.rounds {
             let file = std::fs::File::create(&ours).map_err(|e| Error::io("make", &ours, e))?;
@@ -294,7 +298,8 @@ impl Bench<'_> {
             remove(&other)?;
             std::fs::create_dir(&unpacked)
                 .map_err(|e| Error::io("make directory", &unpacked, e))?;
-            let (from, to) = (quoted(&theirs), quoted(&unpacked));
+            let from = quoted(&theirs);
+            let to = quoted(&unpacked);
             unpack.push(tool(&format!(
                 "zstd -q -d -c {from} | tar -C {to} -xSf - && sync -f {to}"
             ))?);
@@ -313,7 +318,9 @@ impl Bench<'_> {
 
     async fn verify(&self) -> Result<Vec<Figure>> {
         let dir = self.content().await?;
-        let (mut ours, mut theirs, mut bytes) = (vec![], vec![], 0);
+        let mut ours = vec![];
+        let mut theirs = vec![];
+        let mut bytes = 0;
         for _ in 0..self.rounds {
             let began = Instant::now();
             bytes = self
@@ -407,26 +414,6 @@ impl Bench<'_> {
     }
 }
 
-async fn shell(sandbox: &Sandbox, script: &str) -> Result<()> {
-    let status = sandbox.exec(ExecSpec::shell(script)).await?.wait().await?;
-    match status.success() {
-        true => Ok(()),
-        false => Err(Error::invalid(
-            "a script in the guest",
-            script,
-            &format!("it ended with {status:?}"),
-        )),
-    }
-}
-
-async fn write_random(sandbox: &Sandbox, path: &str, megabytes: u64) -> Result<()> {
-    shell(
-        sandbox,
-        &format!("dd if=/dev/urandom of={path} bs=1M count={megabytes} 2>/dev/null"),
-    )
-    .await
-}
-
 /// How long a tool of the host takes, in seconds.
 fn tool(script: &str) -> Result<f64> {
     let failed = |e| Error::io("run", script, e);
@@ -437,14 +424,14 @@ fn tool(script: &str) -> Result<f64> {
         .stdin(Stdio::null())
         .status()
         .map_err(failed)?;
-    match status.success() {
-        true => Ok(began.elapsed().as_secs_f64()),
-        false => Err(Error::invalid(
+    if !status.success() {
+        return Err(Error::invalid(
             "a tool of the host",
             script,
             "tar, zstd and sha256sum must be installed",
-        )),
+        ));
     }
+    Ok(began.elapsed().as_secs_f64())
 }
 
 fn quoted(path: &Path) -> String {

@@ -1,4 +1,4 @@
-//! Programs of the host that figures stand against.
+//! Programs of the host that figures are compared with.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -10,32 +10,33 @@ use sandtree::{Error, Result};
 
 use crate::config::search;
 
-/// How often the end of a program is looked for: fine enough for what takes tenths of a second.
+/// How often to check whether a program has ended; the measured ones take tenths of a second.
 const POLL: Duration = Duration::from_millis(2);
-/// Where ordinary users do not look for programs, but distributions put them.
+/// Directories of programs that are not on the PATH of ordinary users.
 const FOR_ROOT: [&str; 2] = ["/usr/sbin", "/sbin"];
-/// What is told of a program that failed.
+/// How much of a failed program's stderr the error contains.
 const TAIL_BYTES: usize = 500;
 
-/// Where a program is, if it is installed.
+/// The path of a program, if it is installed.
 pub fn find(program: &str) -> Option<PathBuf> {
     let dirs = search().into_iter().chain(FOR_ROOT.map(PathBuf::from));
     dirs.map(|dir| dir.join(program))
         .find(|path| path.is_file())
 }
 
-/// A program that runs, and ends with this value.
+/// A running program. Dropping it kills the program.
 pub struct Running {
     child: Child,
     what: String,
 }
 
 impl Running {
-    /// `said` gets what it prints, and what it complains of.
+    /// Writes stdout to the file `said`, and stderr to a file next to it.
     pub fn start(program: &str, args: &[&OsStr], said: &Path) -> Result<Self> {
         let path = find(program).unwrap_or_else(|| program.into());
         let created = |path: &Path| File::create(path).map_err(|e| Error::io("make", path, e));
-        let (output, complaints) = (created(said)?, created(&complaints(said))?);
+        let output = created(said)?;
+        let complaints = created(&complaints(said))?;
         // starts: the program of tools.output(…)
         // starts: the program of Running::start(…)
         let mut command = Command::new(path);
@@ -69,46 +70,43 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It has ended already, or does so now; more cannot be done.
+        // Errors have no consequence: the program has ended, or ends now.
         self.child.kill().ok();
         self.child.wait().ok();
     }
 }
 
-/// Programs that run to their end, each after the other.
+/// Runs programs to their end, one at a time.
 pub struct Tools {
     said: PathBuf,
 }
 
 impl Tools {
-    /// What they say is kept in this file until the next one runs.
+    /// The file keeps the output of a program until the next one runs.
     pub fn new(said: PathBuf) -> Self {
         Self { said }
     }
 
-    /// How long a program takes that must succeed, in seconds.
+    /// Runs a program, which must succeed. Returns the time in seconds.
     pub async fn run<A: AsRef<OsStr>>(&self, program: &str, args: &[A]) -> Result<f64> {
         let args: Vec<&OsStr> = args.iter().map(AsRef::as_ref).collect();
         let began = Instant::now();
         // starts: the program of tools.run(…)
         let status = Running::start(program, &args, &self.said)?.end().await?;
         let took = began.elapsed().as_secs_f64();
-        match status.success() {
-            true => Ok(took),
-            false => {
-                let said = std::fs::read(complaints(&self.said)).unwrap_or_default();
-                let tail = String::from_utf8_lossy(&said[said.len().saturating_sub(TAIL_BYTES)..])
-                    .into_owned();
-                Err(Error::invalid(
-                    "the end of a tool of the host",
-                    format!("{program}: {status}"),
-                    tail.trim(),
-                ))
-            }
+        if status.success() {
+            return Ok(took);
         }
+        let stderr = std::fs::read(complaints(&self.said)).unwrap_or_default();
+        let tail = &stderr[stderr.len().saturating_sub(TAIL_BYTES)..];
+        Err(Error::invalid(
+            "the end of a tool of the host",
+            format!("{program}: {status}"),
+            String::from_utf8_lossy(tail).trim(),
+        ))
     }
 
-    /// What a program prints.
+    /// Runs a program and returns its output.
     pub async fn output<A: AsRef<OsStr>>(&self, program: &str, args: &[A]) -> Result<String> {
         self.run(program, args).await?;
         std::fs::read_to_string(&self.said).map_err(|e| Error::io("read", &self.said, e))

@@ -1,5 +1,5 @@
-//! Options and values that several commands share. Each command's own arguments stand in its file
-//! of `commands`.
+//! Options and values that several commands share. The arguments of one command are in the file of
+//! that command, below `commands`.
 
 mod import;
 mod machine;

@@ -1,4 +1,4 @@
-//! How an error is shown, and which exit code it has.
+//! Prints errors and chooses exit codes.
 
 use std::error::Error as _;
 use std::io::Write;
@@ -22,7 +22,7 @@ const ENOENT: i32 = 2;
 #[derive(Debug)]
 pub enum Failure {
     Library(Error),
-    /// What only the command line can tell.
+    /// An error of the command line itself.
     Told(Report),
     Interrupted,
 }
@@ -58,7 +58,7 @@ fn code(error: &Error) -> u8 {
     }
 }
 
-/// What was typed cannot be understood. Help that was asked for is no failure.
+/// Prints a usage error, or the help that was asked for, which is no failure.
 pub fn show_usage(error: &clap::Error) -> ExitCode {
     let wants_json = std::env::args_os()
         .take_while(|arg| arg != "--")
@@ -95,7 +95,7 @@ pub fn show_usage(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// The chain once, on stderr.
+/// Prints the error with its causes, once, on stderr.
 pub fn show(report: &Report, json: bool) {
     if json {
         return say(&json!({ "error": report }).to_string());
@@ -110,7 +110,7 @@ pub fn show(report: &Report, json: bool) {
     }
 }
 
-/// One line on stderr. If it cannot be written there, there is nowhere else to say so.
+/// Prints one line on stderr. If that fails, there is no other place to report it.
 fn say(line: &str) {
     drop(writeln!(std::io::stderr(), "{line}"));
 }

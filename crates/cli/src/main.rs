@@ -1,7 +1,7 @@
-//! The `sandtree` command: parses what was typed, asks the library, shows the answer.
+//! The `sandtree` command: parses arguments, calls the library, prints the result.
 //!
-//! Exit codes: the guest command's own; 124 when its timeout struck; 126 and 127 when it could not
-//! be started; 125 when Sandtree itself failed; 130 after Ctrl-C.
+//! Exit codes: the guest command's own; 124 after its timeout; 126 and 127 if it could not be
+//! started; 125 if Sandtree itself failed; 130 after Ctrl-C.
 
 mod args;
 mod commands;
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     let outcome = match runtime {
         Ok(runtime) => {
             let outcome = runtime.block_on(commands::run(args));
-            // What was dropped may still be undoing itself in threads.
+            // Threads may still undo dropped work.
             runtime.shutdown_timeout(UNDO_DEADLINE);
             outcome
         }
@@ -49,18 +49,18 @@ fn main() -> ExitCode {
     outcome.unwrap_or_else(|failure| failure.show(json))
 }
 
-/// Warnings of the library go to stderr; more with SANDTREE_LOG, in the syntax of tracing's
+/// Logs the library's warnings to stderr. SANDTREE_LOG selects more, in the syntax of tracing's
 /// filters.
 fn log_to_stderr(args: &Args) {
     let filter = args.global.log.as_deref().unwrap_or("warn");
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
-        // How long each step took, where steps are asked for.
+        // Shows how long each span took.
         .with_span_events(FmtSpan::CLOSE)
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .with_target(false)
-        // A log that cannot be written, on a disk that is full, is no reason to panic.
+        // A log that cannot be written, for example on a full disk, must not panic.
         .log_internal_errors(false)
         .init();
 }

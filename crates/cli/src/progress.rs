@@ -1,5 +1,5 @@
-//! What people see while they wait: on stderr, on a terminal only, and gone when it is over. The
-//! steps of a build and what they say stay.
+//! Progress on stderr, on a terminal only, removed when the work ends. The steps of a build and
+//! their output stay.
 
 mod lines;
 
@@ -15,13 +15,13 @@ use crate::show;
 use lines::Lines;
 
 const TICK: Duration = Duration::from_millis(100);
-/// Of a step that is under way; longer lines would wrap, and could not be taken back.
+/// The length limit of a step in the spinner: a wrapped line could not be removed.
 const STEP_CHARS: usize = 60;
 
 const WAITING: &str = "{spinner} {msg} {elapsed}";
 const MEASURED: &str = "{spinner} {msg} {bar:24} {bytes} of {total_bytes} {bytes_per_sec} {eta}";
 
-/// Something is under way, and how long already.
+/// Shows a message and the elapsed time.
 pub fn spinner(message: impl Into<String>) -> ProgressBar {
     let bar = ProgressBar::new_spinner();
     bar.set_style(style(WAITING));
@@ -29,7 +29,7 @@ pub fn spinner(message: impl Into<String>) -> ProgressBar {
     shown(bar)
 }
 
-/// Bytes on their way, without a known end.
+/// Counts bytes without a known total.
 pub fn bytes(message: impl Into<String>) -> ProgressBar {
     let bar = ProgressBar::new_spinner();
     bar.set_style(style("{spinner} {msg} {bytes} {bytes_per_sec}"));
@@ -37,7 +37,7 @@ pub fn bytes(message: impl Into<String>) -> ProgressBar {
     shown(bar)
 }
 
-/// Bytes on their way, and how many there are in all once that is known.
+/// Counts bytes, with the total once it is known.
 pub fn transfer(message: impl Into<String>) -> (ProgressBar, Telling) {
     let bar = spinner(message);
     let followed = bar.clone();
@@ -55,12 +55,12 @@ fn follow(bar: &ProgressBar, advance: Advance) {
     }
 }
 
-/// Follows the building of an image.
+/// Follows the build of an image.
 pub fn image(name: &str) -> impl FnMut(Progress) + Send + use<> {
     stages(format!("image {name}"))
 }
 
-/// Follows work in stages, each measured as far as it can be. Gone when it is dropped.
+/// Follows work in stages, each with a bar if its total is known. Dropping it removes the bar.
 pub fn stages(label: String) -> impl FnMut(Progress) + Send {
     let mut stages = Stages {
         bar: spinner(label.clone()),
@@ -73,7 +73,7 @@ pub fn stages(label: String) -> impl FnMut(Progress) + Send {
 struct Stages {
     bar: ProgressBar,
     label: String,
-    /// The stage that is shown, and whether its end is known.
+    /// The current stage, and whether its total is known.
     at: Option<(Stage, bool)>,
 }
 
@@ -96,8 +96,7 @@ impl Stages {
     }
 }
 
-/// Follows a build from a recipe. Its steps and what they say are written on a terminal, or if that
-/// is wished.
+/// Follows a build from a recipe. Prints the steps and their output on a terminal, or if `verbose`.
 pub fn build(name: &str, verbose: bool) -> (ProgressBar, BuildWatch) {
     let label = format!("building {name}");
     let bar = spinner(label.clone());
@@ -126,7 +125,7 @@ pub fn build(name: &str, verbose: bool) -> (ProgressBar, BuildWatch) {
 struct Building {
     bar: ProgressBar,
     stages: Stages,
-    /// What steps say, if anybody is to see it.
+    /// The output of steps, if it is printed.
     lines: Option<Lines>,
 }
 
@@ -173,13 +172,13 @@ impl Building {
         self.bar.reset();
     }
 
-    /// A step may end in the middle of a line.
+    /// Ends the line of a step whose output has no newline at its end.
     fn finish_line(&mut self) {
         let rest = self.lines.as_mut().and_then(Lines::rest);
         self.write(&rest.into_iter().collect::<Vec<_>>());
     }
 
-    /// If it cannot be written there, there is nowhere else to say so.
+    /// If that fails, there is no other place to report it.
     fn write(&self, lines: &[String]) {
         if self.lines.is_some() && !lines.is_empty() {
             let text: String = lines

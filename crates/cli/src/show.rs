@@ -1,11 +1,11 @@
-//! Answers for people and for programs.
+//! Prints results, as text or as JSON.
 
 use std::io::{self, Write};
 
 use sandtree::RestoreReport;
 use serde::Serialize;
 
-/// Prints one line to stdout. A reader that has gone is no error of ours.
+/// Prints one line to stdout. A reader that has exited is no error.
 pub fn line(text: &str) {
     ignore_broken_pipe(writeln!(io::stdout().lock(), "{text}"));
 }
@@ -23,14 +23,14 @@ fn ignore_broken_pipe(written: io::Result<()>) {
     }
 }
 
-/// What was done in a lesser way than it could be: for people, beside the answer.
+/// Prints degradations on stderr, for people.
 pub fn notes(notes: &[String]) {
     notes
         .iter()
         .for_each(|note| eprintln!("sandtree: note: {}", plain(note)));
 }
 
-/// Text that others wrote, without what a terminal would obey.
+/// Escapes control characters in text from other programs.
 pub fn plain(text: &str) -> String {
     let shown = |c: char| match c {
         '\n' | '\t' => c.to_string(),
@@ -40,7 +40,7 @@ pub fn plain(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-/// What of a restore did not go as it could.
+/// Prints the degradations of a restore.
 pub fn restore_notes(report: &RestoreReport) {
     notes(&report.degraded);
     let hooks: Vec<String> = report
@@ -59,7 +59,7 @@ pub fn ms(value: f64) -> String {
     }
 }
 
-/// Columns as wide as they need to be.
+/// Prints aligned columns.
 pub fn table(header: &[&str], rows: &[Vec<String>]) {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
@@ -79,7 +79,7 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) {
     rows.iter().for_each(|row| show(row));
 }
 
-/// `NAME: value`, aligned.
+/// Prints names and values, aligned.
 pub fn fields(fields: &[(&str, String)]) {
     let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     for (name, value) in fields {

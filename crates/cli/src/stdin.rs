@@ -4,11 +4,11 @@ use std::io::{self, Read};
 
 use tokio::sync::mpsc;
 
-/// What is read, in order; the end of the channel is the end of the input.
+/// Chunks of the input, in order. The channel closes at the end of the input.
 pub type Chunks = mpsc::Receiver<io::Result<Vec<u8>>>;
 
-/// Reads in a thread of its own: a read from a terminal cannot be called off, and must not hold up
-/// the end of the program.
+/// Reads in a separate thread: a read from a terminal cannot be cancelled and must not delay the
+/// exit of the program.
 pub fn read() -> Chunks {
     let (sender, chunks) = mpsc::channel(4);
     std::thread::spawn(move || {

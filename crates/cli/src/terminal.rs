@@ -1,11 +1,12 @@
-//! The user's terminal: raw while a terminal of the guest is shown on it, and always given back.
+//! The user's terminal: in raw mode while it shows a terminal of the guest, and restored
+//! afterwards.
 
 use std::io::IsTerminal;
 
 use rustix::termios::{self, OptionalActions, Termios};
 use sandtree::{Error, Result, TermSize};
 
-/// The terminal in raw mode, until dropped.
+/// The terminal in raw mode. Dropping it restores the mode.
 #[derive(Debug)]
 pub struct Raw {
     before: Termios,
@@ -37,7 +38,7 @@ pub fn is_interactive() -> bool {
     std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
 }
 
-/// The size of the terminal we are on, or a usual one.
+/// The size of the terminal, or 24 by 80 if it is unknown.
 pub fn size() -> TermSize {
     match termios::tcgetwinsize(rustix::stdio::stdout()) {
         Ok(size) if size.ws_row > 0 && size.ws_col > 0 => TermSize {

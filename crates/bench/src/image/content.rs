@@ -1,4 +1,4 @@
-//! What is imported and pulled: files of the host, as archives and as an OCI image.
+//! The content of measured images: files of the host, as archives and as an OCI image.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,10 +13,10 @@ use crate::tool::Tools;
 const FROM: [&str; 2] = ["/usr/share", "/usr/lib"];
 const FILES_MAX: usize = 20_000;
 const BYTES_MAX: u64 = 300_000_000;
-/// Single large files would leave no room for many small ones.
+/// Larger files are left out: they would leave no room for many small ones.
 const FILE_MAX: u64 = 16_000_000;
 
-/// Files of the host, in their order, each after its directory.
+/// Files of the host, sorted, each after its directory.
 #[derive(Default)]
 pub struct Content {
     paths: Vec<PathBuf>,
@@ -25,7 +25,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// Files that whoever runs this may read.
+    /// Collects files that the caller may read.
     pub fn of_host() -> Self {
         let mut content = Self::default();
         FROM.iter().for_each(|dir| content.collect(Path::new(dir)));
@@ -57,7 +57,7 @@ impl Content {
         }
     }
 
-    /// Packs all of it, or one of so many parts; how many bytes the archive has.
+    /// Packs part number `part` of `parts`. Returns the size of the archive.
     pub async fn pack(
         &self,
         tools: &Tools,
@@ -99,12 +99,14 @@ impl Content {
     }
 }
 
-/// Makes archives the layers of an OCI image, packed by gzip, in a directory; how many bytes the
-/// layers have.
+/// Makes an OCI image in a directory, whose layers are the archives, packed by gzip. Returns the
+/// size of the layers.
 pub async fn lay_out(tools: &Tools, archives: &[PathBuf], dir: &Path) -> Result<u64> {
     let blobs = dir.join("blobs/sha256");
     std::fs::create_dir_all(&blobs).map_err(|e| Error::io("make directory", &blobs, e))?;
-    let (mut diff_ids, mut layers, mut bytes) = (Vec::new(), Vec::new(), 0);
+    let mut diff_ids = Vec::new();
+    let mut layers = Vec::new();
+    let mut bytes = 0;
     for archive in archives {
         diff_ids.push(format!("sha256:{}", sha256(tools, archive).await?));
         tools
@@ -163,7 +165,7 @@ fn write(path: &Path, value: &serde_json::Value) -> Result<()> {
     written.map_err(|e| Error::io("write", path, e))
 }
 
-/// Moves a file among the blobs; its descriptor.
+/// Moves a file to the blobs. Returns its descriptor.
 async fn blob(
     tools: &Tools,
     blobs: &Path,

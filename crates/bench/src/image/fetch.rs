@@ -1,4 +1,4 @@
-//! Layers of an image to files, by our own registry client alone.
+//! Fetches the layers of an image to files, with our registry client alone.
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use sandtree::{Error, Result, image};
 use sandtree_registry::{self as registry, Access, Client, Descriptor, Document, Reference};
 
-/// As many as a pull fetches at a time.
+/// As many blobs at a time as in a pull.
 const THREADS: NonZeroUsize = NonZeroUsize::new(4).expect("it is not zero");
 
 /// Fetches the layers to files in a directory. Nothing is synced: the compared tools sync nothing

@@ -13,7 +13,7 @@ const ATTEMPTS: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(20);
 
-/// It ends when this is dropped.
+/// A running registry. Dropping it ends the process.
 pub struct Registry {
     process: Running,
     pub host: String,
@@ -21,7 +21,7 @@ pub struct Registry {
 
 impl Registry {
     pub async fn start(scratch: &Scratch) -> Result<Self> {
-        // Another process may take the port between its choice and its use.
+        // Another process may take the port before the registry listens.
         for _ in 0..ATTEMPTS {
             let mut registry = Self::try_start(scratch)?;
             if registry.answers().await? {
@@ -40,7 +40,8 @@ impl Registry {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .and_then(|port| port.local_addr())
             .map_err(failed)?;
-        let (host, config) = (port.to_string(), scratch.path("registry.yml"));
+        let host = port.to_string();
+        let config = scratch.path("registry.yml");
         let text = configuration(&scratch.path("registry"), &host);
         std::fs::write(&config, text).map_err(|e| Error::io("write", &config, e))?;
         let args = ["serve".as_ref(), config.as_os_str()];

@@ -7,7 +7,7 @@ use sandtree::{Error, Init, Result};
 
 use super::values::size;
 
-/// How something is made an image that is none of ours.
+/// How to make an image from something else.
 #[derive(Debug, clap::Args)]
 pub struct Made {
     /// Its kernel: Debian's for virtual machines, Debian's for every machine, or a file [default:
@@ -59,7 +59,8 @@ impl Made {
     }
 }
 
-/// A kernel of the user's own, where processes with other working directories find it.
+/// A kernel of the user's own. Its paths are absolute, because keepers have another working
+/// directory.
 pub fn own_kernel(
     kernel: &PathBuf,
     initramfs: &Option<PathBuf>,

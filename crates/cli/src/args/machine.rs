@@ -6,7 +6,7 @@ use sandtree::{AccelChoice, Arch, Network, SandboxSpec};
 
 use super::values::{duration, size};
 
-/// The machine, as far as its booted state depends on it.
+/// The machine: everything on which its warm image depends.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Shape {
     /// Memory of the guest [default: 512M, or the snapshot's]
@@ -41,7 +41,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The same with a machine of this shape.
+    /// Returns the specification with a machine of this shape.
     pub fn of(&self, spec: SandboxSpec) -> SandboxSpec {
         SandboxSpec {
             memory_bytes: self.memory,

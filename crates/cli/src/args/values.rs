@@ -1,10 +1,10 @@
-//! Values that are typed: names, sizes, times and ports.
+//! Parsers of values: names, sizes, times and ports.
 
 use std::time::Duration;
 
 use sandtree::{Error, PublishedPort};
 
-/// What is typed as a sandbox cannot be one's name or id. The library's error says why.
+/// The value cannot be the name or id of a sandbox. The library's error gives the reason.
 #[derive(Debug)]
 pub struct BadSandboxRef(pub Error);
 
@@ -16,7 +16,8 @@ impl std::fmt::Display for BadSandboxRef {
 
 impl std::error::Error for BadSandboxRef {}
 
-/// The name or id of a sandbox. A wrong one is refused here, before the command touches the store.
+/// Parses the name or id of a sandbox. An invalid one is refused before the command opens the
+/// store.
 pub fn sandbox_ref(text: &str) -> Result<String, BadSandboxRef> {
     sandtree::check_reference(text).map_err(BadSandboxRef)?;
     Ok(text.to_owned())

@@ -26,15 +26,16 @@ pub async fn run(global: &Global, args: AttachArgs) -> Outcome {
         None => list(global, &sandbox).await,
         Some(id) => {
             let exec = sandbox.attach(id.parse()?).await?;
-            // Who only watches leaves by Ctrl-C; who types means the command.
+            // With --interactive, Ctrl-C is for the command. Otherwise it ends the attachment.
             let on_signal = if args.interactive {
                 OnSignal::Pass
             } else {
                 OnSignal::Leave
             };
-            match global.json {
-                true => session::collect(exec, args.interactive).await,
-                false => session::relay(exec, args.interactive, false, on_signal).await,
+            if global.json {
+                session::collect(exec, args.interactive).await
+            } else {
+                session::relay(exec, args.interactive, false, on_signal).await
             }
         }
     }

@@ -13,7 +13,7 @@ pub struct CompletionArgs {
 }
 
 pub fn run(args: CompletionArgs) -> Outcome {
-    // Into memory first: the generator panics over a reader that leaves.
+    // The generator panics if the reader of a pipe exits, so it writes to memory first.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Args::command(), "sandtree", &mut script);
     show::line(String::from_utf8_lossy(&script).trim_end());

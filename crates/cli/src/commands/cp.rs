@@ -34,7 +34,7 @@ enum Place {
 }
 
 impl Place {
-    /// `NAME:PATH` is in a sandbox; a path of the host that looks like it is written `./NAME:PATH`.
+    /// `NAME:PATH` is in a sandbox. Write `./NAME:PATH` for a path of the host that looks like it.
     fn parse(text: &OsStr) -> Place {
         let bytes = text.as_bytes();
         let colon = bytes.iter().position(|b| *b == b':');
@@ -107,7 +107,7 @@ async fn files(global: &Global, sandbox: &str) -> Result<Files> {
     Ok(open(global).await?.sandbox(sandbox)?.guest().await?.files())
 }
 
-/// Shows how far the copy is while it goes on.
+/// Shows the progress of a copy.
 async fn shown(
     files: &Files,
     what: &Path,
@@ -123,8 +123,8 @@ async fn shown(
     }
 }
 
-/// Our standard input, read by a thread that nobody waits for: a refusal of the guest's must not
-/// wait for whoever writes.
+/// Standard input, read by a separate thread: an error of the guest ends the copy even while no
+/// input arrives.
 struct Stdin {
     chunks: stdin::Chunks,
     chunk: io::Cursor<Vec<u8>>,

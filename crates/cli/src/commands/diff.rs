@@ -28,10 +28,8 @@ pub struct DiffArgs {
 
 pub async fn run(global: &Global, args: DiffArgs) -> Outcome {
     let host = open(global).await?;
-    let (before, after) = (
-        absolute_reference(&args.before)?,
-        absolute_reference(&args.after)?,
-    );
+    let before = absolute_reference(&args.before)?;
+    let after = absolute_reference(&args.after)?;
     let spinner = progress::spinner(format!("comparing {} with {}", args.before, args.after));
     if let Some(path) = &args.content {
         let content = host.content_diff(&before, &after, path.as_bytes()).await;
@@ -62,7 +60,7 @@ pub async fn run(global: &Global, args: DiffArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `A`, `D` or `M`, the path, and in what it differs.
+/// `A`, `D` or `M`, the path, and the differences.
 fn line(change: &Change) -> String {
     let path = &change.path;
     match (change.change, &change.before, &change.after) {

@@ -15,7 +15,7 @@ use crate::{progress, show};
 struct Found {
     #[serde(flatten)]
     host: Doctor,
-    /// What Debian's images are made with.
+    /// The program that makes Debian images.
     mmdebstrap: Option<PathBuf>,
 }
 
@@ -40,11 +40,11 @@ pub async fn run(global: &Global) -> Outcome {
     })
 }
 
-/// What is known of KVM, where it is used.
+/// Where KVM was tested; shown where it is used.
 const KVM_TESTED: &str =
     "on emulated AMD processors only; Intel VMX and physical hardware are untested";
 
-/// Those for administrators are not on everyone's search path.
+/// Finds a program on PATH or in the directories for administrators, which PATH may lack.
 fn program(name: &str) -> Option<PathBuf> {
     let dirs = search()
         .into_iter()

@@ -25,9 +25,10 @@ pub async fn run(global: &Global, args: ForwardArgs) -> Outcome {
     }
     for (forward, port) in forwards.iter().zip(&args.ports) {
         let host = forward.address();
-        match global.json {
-            true => show::json(&json!({ "host": host.port(), "guest": port.guest })),
-            false => show::line(&format!("{host} -> {}:{}", args.sandbox, port.guest)),
+        if global.json {
+            show::json(&json!({ "host": host.port(), "guest": port.guest }));
+        } else {
+            show::line(&format!("{host} -> {}:{}", args.sandbox, port.guest));
         }
     }
     // Until Ctrl-C, or until the sandbox ends.

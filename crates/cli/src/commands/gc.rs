@@ -1,4 +1,4 @@
-//! `sandtree gc` and `sandtree df`: what uses the disk, and what can go.
+//! `sandtree gc` and `sandtree df`: remove unused files, and show disk usage.
 
 use std::process::ExitCode;
 

@@ -19,7 +19,7 @@ pub struct InspectArgs {
 struct Inspected {
     #[serde(flatten)]
     info: SandboxInfo,
-    /// States that a power loss of the host would take.
+    /// States that a power loss of the host would destroy.
     not_durable: Vec<NotDurable>,
 }
 

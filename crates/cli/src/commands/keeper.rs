@@ -1,4 +1,4 @@
-//! `sandtree keeper`: one sandbox in the background. Started by `run` and `start`, never by hand.
+//! `sandtree keeper`: runs one sandbox in the background. Other commands start it; users do not.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
@@ -8,13 +8,13 @@ use sandtree::{Error, Result, keeper};
 use tokio::net::UnixStream;
 
 use super::Outcome;
+
 pub async fn run() -> Outcome {
     keeper::run(take_lease()?).await?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The lease is our standard input; `/dev/null` takes its place, so that nothing else can read from
-/// it.
+/// Standard input is the lease. `/dev/null` replaces it, so that nothing else reads from the lease.
 fn take_lease() -> Result<UnixStream> {
     let failed = |e: std::io::Error| Error::io("take", "the lease from standard input", e);
     let lease: OwnedFd = rustix::stdio::stdin()

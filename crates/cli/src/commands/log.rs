@@ -19,7 +19,7 @@ pub struct LogArgs {
     pub sandbox: Option<String>,
 }
 
-/// How deep a tree is drawn: parents that lie cannot make it endless.
+/// The depth limit of a drawn tree: damaged parent links cannot make it endless.
 const DEPTH_MAX: usize = 256;
 
 pub async fn run(global: &Global, args: LogArgs) -> Outcome {
@@ -30,11 +30,12 @@ pub async fn run(global: &Global, args: LogArgs) -> Outcome {
         tree.broken
             .iter()
             .for_each(|error| failure::show(&error.report(), global.json));
-        match global.json {
-            true => show::json(&tree.nodes),
-            false => draw(&everything(&tree.nodes, bold))
+        if global.json {
+            show::json(&tree.nodes);
+        } else {
+            draw(&everything(&tree.nodes, bold))
                 .iter()
-                .for_each(|line| show::line(line)),
+                .for_each(|line| show::line(line));
         }
         return Ok(ExitCode::SUCCESS);
     };
@@ -53,14 +54,13 @@ pub async fn run(global: &Global, args: LogArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A line of the tree, and what stands below it.
+/// A line of the tree, and the branches below it.
 struct Branch {
     line: String,
     below: Vec<Branch>,
 }
 
-/// One line per state, children below their parents; the sandbox itself below the state it stands
-/// on.
+/// One line per state, children below their parents. The sandbox is below its current state.
 fn of_sandbox(states: &[StateInfo], sandbox: &str, bold: bool) -> Vec<Branch> {
     let known: HashMap<&str, &StateInfo> = states
         .iter()
@@ -102,7 +102,7 @@ fn states_below(
     states.iter().map(branch).chain(here).collect()
 }
 
-/// Images with what was made from them below.
+/// Images, and below each what was made from it.
 fn everything(nodes: &[TreeNode], bold: bool) -> Vec<Branch> {
     let known: HashMap<&str, &TreeNode> =
         nodes.iter().map(|node| (node.id.as_str(), node)).collect();
@@ -201,10 +201,8 @@ fn describe(state: &StateInfo) -> String {
         (None, StateKind::Auto) => format!("(auto) {}", state.id),
         (None, _) => state.id.clone(),
     };
-    let (memory, disk) = (
-        show::bytes(state.memory_bytes),
-        show::bytes(state.disk_bytes),
-    );
+    let memory = show::bytes(state.memory_bytes);
+    let disk = show::bytes(state.disk_bytes);
     let doubt = if state.durability == Durability::Failed {
         "  not durable"
     } else {

@@ -41,7 +41,7 @@ pub async fn run(global: &Global, args: LogsArgs) -> Outcome {
 
 async fn follow(host: &Host, sandbox: &str, mut console: Log) -> Result<()> {
     loop {
-        // Asked before reading: what is printed last must not be missed.
+        // Checked before reading, so that the last output is not missed.
         let live = is_live(host, sandbox);
         print(&console.rest()?)?;
         if !live {
@@ -59,18 +59,19 @@ fn is_live(host: &Host, sandbox: &str) -> bool {
     )
 }
 
-/// Everything that is there, and the console to read on from.
+/// Returns the whole console so far, and the file to continue from.
 fn read_all(before: PathBuf, console: PathBuf) -> Result<(Vec<u8>, Log)> {
-    // The newer part is opened first. If it becomes the older one meanwhile, it is that twice, and
-    // read once.
-    let (mut console, mut before) = (Log::open(console)?, Log::open(before)?);
+    // The newer file is opened first. If the driver rotates it in between, both paths lead to the
+    // same file, which is read once.
+    let mut console = Log::open(console)?;
+    let mut before = Log::open(before)?;
     let moved = console.identity()?.is_some() && console.identity()? == before.identity()?;
     let mut bytes = if moved { Vec::new() } else { before.rest()? };
     bytes.extend(console.rest()?);
     Ok((bytes, console))
 }
 
-/// A file that is written at its end, and now and then moved away and begun anew.
+/// A log file that its writer appends to and rotates.
 struct Log {
     path: PathBuf,
     file: Option<File>,
@@ -82,9 +83,9 @@ impl Log {
         Ok(Self { path, file })
     }
 
-    /// What has been written since the last time, also to a file that has been moved away since.
+    /// Reads what was written since the last call, including the rest of a rotated file.
     fn rest(&mut self) -> Result<Vec<u8>> {
-        // Asked before reading: nothing is written to the old file once there is a new one.
+        // Checked before reading: once a new file exists, nothing is written to the old one.
         let there = optional(&self.path, self.path.metadata())?
             .as_ref()
             .map(identity);
@@ -120,7 +121,7 @@ fn identity(found: &Metadata) -> (u64, u64) {
     (found.dev(), found.ino())
 }
 
-/// A log that nothing was written to yet is not there.
+/// A log without output has no file yet.
 fn optional<T>(path: &Path, found: std::io::Result<T>) -> Result<Option<T>> {
     match found {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),

@@ -181,7 +181,7 @@ pub async fn run(args: Args) -> Outcome {
     }
 }
 
-/// Ctrl-C drops what is under way, and dropping undoes it.
+/// Ctrl-C drops the work, and dropping it undoes it.
 async fn interruptible(work: impl Future<Output = Outcome>) -> Outcome {
     tokio::select! {
         outcome = work => outcome,
@@ -189,7 +189,7 @@ async fn interruptible(work: impl Future<Output = Outcome>) -> Outcome {
     }
 }
 
-/// The environment is read here and nowhere else.
+/// Reads the environment and the options into the configuration of a host.
 fn config(global: &Global) -> Result<HostConfig> {
     let home = match &global.home {
         Some(home) => home.clone(),
@@ -212,7 +212,7 @@ fn config(global: &Global) -> Result<HostConfig> {
     })
 }
 
-/// Where programs are looked for.
+/// The directories of PATH.
 fn search() -> Vec<PathBuf> {
     std::env::var_os("PATH")
         .map(|path| std::env::split_paths(&path).collect())
@@ -251,7 +251,7 @@ mod tests {
         Args::command().debug_assert();
     }
 
-    /// Every way to name a sandbox as an argument of its own: the words before it.
+    /// The words before each argument that names a sandbox.
     fn sandbox_arguments(command: &clap::Command, words: &[String]) -> Vec<Vec<String>> {
         let mut found = Vec::new();
         for (index, argument) in command.get_positionals().enumerate() {

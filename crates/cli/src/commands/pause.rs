@@ -27,10 +27,8 @@ pub async fn run(global: &Global, args: PauseArgs) -> Outcome {
             continue;
         }
         show::notes(&paused.degraded);
-        let (memory, disk) = (
-            show::bytes(paused.memory_bytes),
-            show::bytes(paused.disk_bytes),
-        );
+        let memory = show::bytes(paused.memory_bytes);
+        let disk = show::bytes(paused.disk_bytes);
         show::line(&format!(
             "{sandbox}  paused in {}  memory {memory}  disk {disk}",
             show::ms(paused.total_ms)

@@ -27,10 +27,8 @@ pub async fn run(global: &Global, args: PushArgs) -> Outcome {
         show::json(&pushed);
         return Ok(ExitCode::SUCCESS);
     }
-    let (sent, total) = (
-        show::bytes(pushed.sent_bytes),
-        show::bytes(pushed.total_bytes),
-    );
+    let sent = show::bytes(pushed.sent_bytes);
+    let total = show::bytes(pushed.total_bytes);
     show::line(&format!(
         "{}  {}  {sent} of {total} sent",
         pushed.reference, pushed.manifest

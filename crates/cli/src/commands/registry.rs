@@ -1,4 +1,4 @@
-//! How registries are reached: the user's own words, or Docker's configuration.
+//! Access to registries: from options, or from Docker's configuration.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use sandtree::{Error, RegistryAccess, Result};
 
 use crate::stdin;
 
-/// How a registry is reached.
+/// Options for access to a registry.
 #[derive(Debug, clap::Args)]
 pub struct Access {
     /// Who one is to the registry [default: as Docker's configuration says]
@@ -26,8 +26,8 @@ pub struct Access {
 /// Far above any password or token.
 const PASSWORD_MAX: usize = 64 << 10;
 
-/// The environment is read here: where Docker's configuration is, where its helpers are looked for,
-/// and what they run with.
+/// Reads the options and, from the environment, the place of Docker's configuration, the directories
+/// of its helpers, and the variables that they run with.
 pub async fn access(args: &Access) -> Result<RegistryAccess> {
     let password = if args.password_stdin {
         Some(password().await?)
@@ -55,10 +55,11 @@ fn docker_config() -> Option<PathBuf> {
     dir.map(|dir| dir.join("config.json"))
 }
 
-/// What was typed is in no message.
+/// Reads the password. No message contains it.
 async fn password() -> Result<String> {
     let refused = |rule| Error::invalid("a password", "standard input", rule);
-    let (mut chunks, mut read) = (stdin::read(), Vec::new());
+    let mut chunks = stdin::read();
+    let mut read = Vec::new();
     while let Some(chunk) = chunks.recv().await {
         read.extend(chunk.map_err(|e| Error::io("read", "standard input", e))?);
         if read.len() > PASSWORD_MAX {
@@ -72,14 +73,13 @@ async fn password() -> Result<String> {
     }
 }
 
-/// `echo` and editors end a password with a line that is not part of it.
+/// `echo` and editors end a password with a newline that is not part of it.
 fn without_newline(text: &str) -> &str {
     let text = text.strip_suffix('\n').unwrap_or(text);
     text.strip_suffix('\r').unwrap_or(text)
 }
 
-/// Whether what was typed is meant as a reference to a registry: it begins with a host, as every
-/// tool tells it.
+/// Whether the text is a reference to a registry: as in other tools, it begins with a host name.
 pub fn is_reference(text: &str) -> bool {
     let is_host = |first: &str| first == "localhost" || first.contains(['.', ':']);
     text.split_once('/')

@@ -27,10 +27,8 @@ pub async fn run(global: &Global, args: ResumeArgs) -> Outcome {
             continue;
         }
         show::restore_notes(&resumed);
-        let (running, ready) = (
-            show::ms(resumed.running_ms),
-            show::ms(resumed.acknowledged_ms),
-        );
+        let running = show::ms(resumed.running_ms);
+        let ready = show::ms(resumed.acknowledged_ms);
         show::line(&format!(
             "{sandbox}  running after {running}, ready after {ready}"
         ));

@@ -293,7 +293,8 @@ async fn work(sandbox: &Sandbox, task: Errand, as_json: bool, interrupt: &mut Si
             _ = interrupt.recv() => Err(Failure::Interrupted),
         };
     }
-    let (wants_stdin, tty) = (spec.stdin, spec.terminal.is_some());
+    let wants_stdin = spec.stdin;
+    let tty = spec.terminal.is_some();
     let exec = unless_interrupted(interrupt, guest.exec(spec)).await?;
     session::relay(exec, wants_stdin, tty, OnSignal::Pass).await
 }

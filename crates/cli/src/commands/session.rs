@@ -1,4 +1,4 @@
-//! A command of the guest on the user's own streams.
+//! Runs a command of the guest on the user's terminal or streams.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -40,7 +40,7 @@ pub struct How {
     pub timeout: Option<Duration>,
 }
 
-/// `K=V`, or `K` for the value it has here.
+/// `K=V`, or `K` for its value in our environment.
 fn variable(text: &str) -> Result<(OsString, OsString), String> {
     match text.split_once('=') {
         Some(("", _)) => Err(format!("{text:?} names no variable")),
@@ -55,14 +55,14 @@ const SIGINT: i32 = 2;
 const SIGQUIT: i32 = 3;
 const SIGHUP: i32 = 1;
 const SIGTERM: i32 = 15;
-/// So many Ctrl-C, and we leave a command that does not.
+/// After so many signals we exit, even if the command does not.
 const PATIENCE: u32 = 3;
-/// What `--json` collects of each stream.
+/// The limit of each stream that `--json` collects.
 const JSON_LIMIT: usize = 64 << 20;
-/// A reader of ours that left: as if SIGPIPE had ended us.
+/// The reader of our output exited: the exit code of SIGPIPE.
 const BROKEN_PIPE: u8 = 141;
 
-/// The command that was typed, to be run as it was asked for.
+/// The specification of a typed command.
 pub fn spec(how: How, command: Vec<std::ffi::OsString>) -> Result<ExecSpec> {
     if how.tty && !terminal::is_interactive() {
         return Err(Error::invalid(
@@ -82,7 +82,7 @@ pub fn spec(how: How, command: Vec<std::ffi::OsString>) -> Result<ExecSpec> {
     })
 }
 
-/// The guest's programs must know what terminal they draw on.
+/// Programs in the guest need TERM to draw on the user's terminal.
 fn term_env(how: &How) -> Vec<(std::ffi::OsString, std::ffi::OsString)> {
     let term = std::env::var_os("TERM")
         .filter(|_| how.tty)
@@ -90,9 +90,10 @@ fn term_env(how: &How) -> Vec<(std::ffi::OsString, std::ffi::OsString)> {
     term.into_iter().chain(how.env.clone()).collect()
 }
 
-/// Runs a command on our streams, or collects what it says as JSON.
+/// Runs a command on our streams, or collects its output as JSON.
 pub async fn run(guest: &Guest, spec: ExecSpec, as_json: bool) -> Outcome {
-    let (wants_stdin, tty) = (spec.stdin, spec.terminal.is_some());
+    let wants_stdin = spec.stdin;
+    let tty = spec.terminal.is_some();
     let exec = guest.exec(spec).await?;
     if as_json {
         collect(exec, wants_stdin).await
@@ -101,7 +102,7 @@ pub async fn run(guest: &Guest, spec: ExecSpec, as_json: bool) -> Outcome {
     }
 }
 
-/// Everything a command says, as JSON.
+/// Prints the output of a command as JSON.
 pub async fn collect(exec: Exec, wants_stdin: bool) -> Outcome {
     if wants_stdin {
         tokio::spawn(feed(exec.stdin.clone(), stdin::read()));
@@ -126,19 +127,19 @@ fn described(output: &Output) -> Value {
     value
 }
 
-/// What a signal to us means for the command.
+/// What to do with a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnSignal {
-    /// It is the command's.
+    /// Send it to the command.
     Pass,
-    /// We go, and the command goes on.
+    /// Exit, while the command continues.
     Leave,
 }
 
 /// Carries streams, signals and sizes between the user and a command until it ends.
 pub async fn relay(mut exec: Exec, wants_stdin: bool, tty: bool, on_signal: OnSignal) -> Outcome {
     let _raw = if tty { Some(Raw::enter()?) } else { None };
-    // Before the user sees anything of the command, and may answer it with Ctrl-C.
+    // Before any output, which the user may answer with Ctrl-C.
     let mut signals = Signals::new()?;
     if wants_stdin {
         tokio::spawn(feed(exec.stdin.clone(), stdin::read()));
@@ -170,8 +171,7 @@ pub async fn relay(mut exec: Exec, wants_stdin: bool, tty: bool, on_signal: OnSi
     for pumping in [stdout, stderr].into_iter().flatten() {
         tokio::select! {
             pumped = pumping => pumped.expect("pumping does not panic")?,
-            // Nothing is left in the guest to be told; who waits for us has had enough of a reader
-            // that does not read.
+            // The command has ended, so the signal is for us: the reader of our output is stuck.
             () = signals.end() => return Err(Failure::Interrupted),
         }
     }
@@ -183,14 +183,14 @@ fn exit_code(status: ExitStatus) -> ExitCode {
 }
 
 async fn feed(mut stdin: Stdin, mut chunks: stdin::Chunks) -> Result<()> {
-    // What cannot be read any more has ended.
+    // A read error ends the input.
     while let Some(Ok(chunk)) = chunks.recv().await {
         stdin.write(&chunk).await?;
     }
     stdin.close()
 }
 
-/// Writes a stream to ours as it comes, unbuffered. Tells if nobody reads ours any more.
+/// Writes a stream to ours, unbuffered. Sends to `left` if the reader of ours has exited.
 async fn pump(mut stream: ByteStream, mut to: impl Write, left: mpsc::Sender<()>) -> Result<()> {
     loop {
         let next = stream.next().await;
@@ -204,7 +204,7 @@ async fn pump(mut stream: ByteStream, mut to: impl Write, left: mpsc::Sender<()>
         match written {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-                // If the session is over already, it does not matter who left first.
+                // The receiver is gone if the session has ended; that is fine, too.
                 return left.send(()).await.or(Ok(()));
             }
             Err(error) => return Err(Error::io("write the command's output to", "our own", error)),
@@ -212,7 +212,7 @@ async fn pump(mut stream: ByteStream, mut to: impl Write, left: mpsc::Sender<()>
     }
 }
 
-/// What the user's terminal and others tell us, to be passed on.
+/// Signals for the command.
 struct Signals {
     interrupt: Signal,
     terminate: Signal,

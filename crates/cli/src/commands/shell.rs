@@ -14,10 +14,9 @@ pub struct ShellArgs {
 }
 
 pub async fn run(global: &Global, args: ShellArgs) -> Outcome {
-    let (interactive, tty) = (true, crate::terminal::is_interactive());
     let how = How {
-        interactive,
-        tty,
+        interactive: true,
+        tty: crate::terminal::is_interactive(),
         user: args.user,
         workdir: None,
         env: Vec::new(),

@@ -1,4 +1,4 @@
-//! `sandtree snapshot`: what there is, whether it is whole, and how it gets in and out.
+//! `sandtree snapshot`: list, verify, remove, export and import snapshots.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -205,7 +205,8 @@ fn row(snapshot: &SnapshotInfo) -> Vec<String> {
         ];
     }
     let kind = if snapshot.memory { "memory" } else { "disk" };
-    let (image, size) = (snapshot.image.clone(), show::bytes(snapshot.bytes));
+    let image = snapshot.image.clone();
+    let size = show::bytes(snapshot.bytes);
     vec![
         names,
         short,
@@ -235,10 +236,8 @@ async fn inspect(global: &Global, which: &Which) -> Outcome {
         .as_ref()
         .map_or("none: it boots".to_owned(), |memory| {
             let machine = &memory.machine;
-            let (size, mode) = (
-                show::bytes(memory.bytes),
-                manifest.capture.mode.as_deref().unwrap_or("-"),
-            );
+            let size = show::bytes(memory.bytes);
+            let mode = manifest.capture.mode.as_deref().unwrap_or("-");
             format!(
                 "{size}, {} layers ({mode}); {}, QEMU {}",
                 memory.layers.len(),
@@ -368,10 +367,8 @@ async fn export(global: &Global, args: ExportArgs) -> Outcome {
             show::json(&exported);
         }
     } else if args.output.as_os_str() != "-" {
-        let (content, file) = (
-            show::bytes(exported.content_bytes),
-            show::bytes(exported.file_bytes),
-        );
+        let content = show::bytes(exported.content_bytes);
+        let file = show::bytes(exported.file_bytes);
         show::line(&format!(
             "{}  {}  {content} in {file}",
             args.output.display(),
@@ -381,7 +378,7 @@ async fn export(global: &Global, args: ExportArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A file that gets its name when it is whole. Dropped before that, it is gone.
+/// A file that gets its name when it is complete. If dropped before, it is removed.
 struct Unfinished {
     file: File,
     path: PathBuf,
@@ -405,7 +402,7 @@ impl Unfinished {
         hidden.push(name);
         hidden.push(format!(".{}", std::process::id()));
         let path = target.with_file_name(hidden);
-        // It may hold the memory of a guest.
+        // Only for the owner: it may contain the memory of a guest.
         let opened = File::options()
             .write(true)
             .create_new(true)
@@ -424,10 +421,11 @@ impl Unfinished {
         self.file
             .sync_all()
             .map_err(|e| Error::io("sync", &self.path, e))?;
-        let named = match self.replace {
-            true => std::fs::rename(&self.path, &self.target),
-            // What came there meanwhile stays.
-            false => rename_noreplace(&self.path, &self.target),
+        let named = if self.replace {
+            std::fs::rename(&self.path, &self.target)
+        } else {
+            // Another process may have made the file meanwhile.
+            rename_noreplace(&self.path, &self.target)
         };
         named.map_err(|e| Error::io("make", &self.target, e))?;
         let parent = self
@@ -457,7 +455,7 @@ fn rename_noreplace(from: &Path, to: &Path) -> io::Result<()> {
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        // Gone already, if it was renamed.
+        // After a rename there is nothing to remove, and an error has no other consequence.
         drop(std::fs::remove_file(&self.path));
     }
 }
@@ -473,9 +471,10 @@ async fn import(global: &Global, args: ImportArgs) -> Outcome {
         None => stem(&args.file),
     };
     let host = open(global).await?;
-    let input: Box<dyn Read + Send> = match is_stdin {
-        true => Box::new(io::stdin()),
-        false => Box::new(File::open(&args.file).map_err(|e| Error::io("open", &args.file, e))?),
+    let input: Box<dyn Read + Send> = if is_stdin {
+        Box::new(io::stdin())
+    } else {
+        Box::new(File::open(&args.file).map_err(|e| Error::io("open", &args.file, e))?)
     };
     let (bar, telling) = progress::transfer(format!("importing {name}"));
     let imported = host.import(input, &name, args.force.into(), telling).await;

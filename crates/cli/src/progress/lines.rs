@@ -1,16 +1,16 @@
-//! Output as whole lines, so that it can be written above something that moves.
+//! Splits output into whole lines, which can be printed above a spinner.
 
-/// What has no end of its own is cut here.
+/// A longer line is cut.
 const LINE_MAX: usize = 8 << 10;
 
-/// Makes lines of chunks. A line that is drawn anew with a carriage return counts as it was last.
+/// Makes lines of chunks. Of a line that carriage returns overwrite, the last version counts.
 #[derive(Debug, Default)]
 pub struct Lines {
     begun: Vec<u8>,
 }
 
 impl Lines {
-    /// The lines that these bytes end.
+    /// Returns the lines that these bytes complete.
     pub fn take(&mut self, bytes: &[u8]) -> Vec<String> {
         let mut ended = Vec::new();
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
@@ -24,7 +24,7 @@ impl Lines {
         ended
     }
 
-    /// What has been said of a line that has no end yet.
+    /// Returns the line that has no newline yet.
     pub fn rest(&mut self) -> Option<String> {
         let begun = std::mem::take(&mut self.begun);
         let line = String::from_utf8_lossy(&begun);

@@ -1,8 +1,8 @@
 //! The steps at which tests inject faults.
 //!
-//! The cargo feature `faults` decides what reaching a step does: with it, [`Plan`] holds what a test
-//! asked for (`injected.rs`); without it, as in the program that is shipped, [`Plan`] is empty and
-//! nothing happens (`absent.rs`). The tests of `tests/vm` turn the feature on.
+//! The cargo feature `faults` decides what reaching a step does: with it, [`Plan`] holds what a
+//! test asked for (`injected.rs`); without it, as in the program that is shipped, [`Plan`] is empty
+//! and nothing happens (`absent.rs`). The tests of `tests/vm` turn the feature on.
 
 #[cfg(not(feature = "faults"))]
 mod absent;

@@ -36,7 +36,7 @@ pub async fn run(global: &Global, args: BuildArgs) -> Outcome {
     Ok(super::made(global, &image))
 }
 
-/// A name is never a path, so that no file can take the place of a built-in image.
+/// A recipe is given as a path, so that no file can shadow a built-in image.
 fn is_recipe(what: &str) -> bool {
     what.contains('/') || what.ends_with(".toml")
 }
@@ -65,8 +65,7 @@ async fn build(host: &Host, recipe: &Recipe, spec: BuildSpec, verbose: bool) -> 
     built
 }
 
-/// Made if it is not there or made by another version; with another name, that is one more name of
-/// it.
+/// Builds the image if it is missing or another version built it. `--name` adds a name.
 async fn built_in(global: &Global, args: &BuildArgs) -> Result<ImageInfo> {
     let name = args.what.as_str();
     if !sandtree::image::is_built_in(name) {
@@ -78,9 +77,10 @@ async fn built_in(global: &Global, args: &BuildArgs) -> Result<ImageInfo> {
     }
     let host = open(global).await?;
     let told = progress::image(name);
-    let image = match args.no_cache {
-        true => host.rebuild_image(name, told).await?,
-        false => host.ensure_image(name, told).await?,
+    let image = if args.no_cache {
+        host.rebuild_image(name, told).await?
+    } else {
+        host.ensure_image(name, told).await?
     };
     if args.name.as_deref().is_none_or(|wanted| wanted == name) {
         return Ok(image);

@@ -1,4 +1,4 @@
-//! `sandtree image`: what images there are, and how they are made.
+//! `sandtree image`: make, list and remove images.
 
 mod build;
 mod warm;
@@ -79,12 +79,13 @@ fn named_path(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|e| Error::io("resolve", path, e))
 }
 
-/// Tells of an image that is there now.
+/// Shows an image that was just made.
 fn made(global: &Global, image: &ImageInfo) -> ExitCode {
     if global.json {
         show::json(image);
     } else {
-        let (names, used) = (names(image), show::bytes(image.disk_bytes_used));
+        let names = names(image);
+        let used = show::bytes(image.disk_bytes_used);
         show::line(&format!("{names}  {}  {used}", image.digest));
     }
     ExitCode::SUCCESS
@@ -193,7 +194,7 @@ async fn remove(global: &Global, images: &[String]) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is said of content that stays.
+/// A note on content that stays, and why.
 fn kept(reference: &str, removed: &RemovedImage, left: Option<&ImageInfo>) -> Option<String> {
     if removed.collected {
         return None;
@@ -214,7 +215,7 @@ fn kept(reference: &str, removed: &RemovedImage, left: Option<&ImageInfo>) -> Op
     ))
 }
 
-/// Who is made from an image.
+/// How many sandboxes and snapshots are made from an image.
 fn users(image: &ImageInfo) -> Vec<String> {
     let counted = |count: u64, one: &str, many: &str| match count {
         0 => None,
@@ -251,7 +252,7 @@ fn warm_states(image: &ImageInfo) -> String {
     }
 }
 
-/// A command as it can be read, each word told from the next.
+/// A command with each word quoted.
 fn words(command: &[String]) -> String {
     or_dash(
         command

@@ -1,4 +1,4 @@
-//! `sandtree image warm`: booted states, from which sandboxes begin instead of booting.
+//! `sandtree image warm`: booted states, which new sandboxes restore instead of booting.
 
 use std::process::ExitCode;
 
@@ -48,7 +48,7 @@ async fn make(global: &Global, image: &str, args: &WarmArgs) -> Outcome {
     let host = open(global).await?;
     let spec = args.shape.of(SandboxSpec::new(image));
     spec.check()?;
-    // An image that is yet to be made is made where people see it.
+    // Makes a missing image first, with progress on the terminal.
     let _kept = host
         .prepare(spec.clone(), Progress::silent(), progress::image(image))
         .await?;
