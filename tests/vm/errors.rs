@@ -108,7 +108,7 @@ fn listing(dir: &Path) -> Vec<(PathBuf, i64, i64)> {
 fn bad_sizes_and_shapes_are_refused() {
     let world = World::new();
     let refused: [(&[&str], &str); 8] = [
-        (&["--memory", "lots"], "no size"),
+        (&["--memory", "lots"], "use a number, with K, M, G or T"),
         (&["--memory", "1M"], "64 MiB"),
         (&["--memory", "0"], "64 MiB"),
         (&["--memory", "9999T"], "4 TiB"),

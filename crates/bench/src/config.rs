@@ -12,7 +12,8 @@ pub struct Global {
     /// The QEMU to use [default: the first on PATH]
     #[arg(long, global = true, value_name = "PROGRAM", env = "SANDTREE_QEMU")]
     qemu: Option<PathBuf>,
-    /// Whom machines run as: auto (as root, a user id for each) or caller
+    /// User of the QEMU processes. auto: as root, a separate user id for each machine; caller: the
+    /// calling user
     #[arg(
         long,
         global = true,
@@ -25,7 +26,7 @@ pub struct Global {
     /// Print the figures as JSON
     #[arg(long, global = true)]
     pub json: bool,
-    /// What to log to stderr: error, warn, info, debug, or a filter
+    /// Log level for stderr: error, warn, info, debug, or a filter
     #[arg(
         long,
         global = true,

@@ -32,10 +32,10 @@ use server::Registry;
 
 #[derive(Debug, clap::Args)]
 pub struct ImageArgs {
-    /// How often each is measured; the median counts
+    /// How often to measure each figure; the median counts
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
-    /// Measure these parts alone
+    /// Measure only these parts (repeatable)
     #[arg(long, value_name = "NAME")]
     pub only: Vec<ImagePart>,
 }
@@ -43,15 +43,15 @@ pub struct ImageArgs {
 /// The parts of this benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum ImagePart {
-    /// A root file system from an archive, against tar and mke2fs
+    /// Import of a root file system from an archive, compared with tar and mke2fs
     Import,
-    /// An OCI image from a registry, against skopeo
+    /// Pull of an OCI image, compared with skopeo
     Pull,
     /// From a pull of busybox to its first command
     Start,
-    /// A small change to a large snapshot, against all of it
+    /// Push of a small change to a large snapshot, compared with the whole push
     Push,
-    /// The first command in Debian, against a cold boot
+    /// First command in Debian, compared with a cold boot
     Debian,
 }
 

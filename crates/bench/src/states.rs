@@ -20,13 +20,13 @@ use crate::{Outcome, show};
 
 #[derive(Debug, clap::Args)]
 pub struct StatesArgs {
-    /// How often each is measured; the median counts
+    /// How often to measure each figure; the median counts
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
-    /// Measure these parts alone
+    /// Measure only these parts (repeatable)
     #[arg(long, value_name = "NAME")]
     pub only: Vec<Part>,
-    /// One round, and neither 4 GB guests nor 50 forks: for a look within a minute
+    /// Measure one round, without 4 GB guests and without 50 forks: about a minute
     #[arg(long)]
     pub quick: bool,
 }
@@ -34,23 +34,23 @@ pub struct StatesArgs {
 /// The parts of this benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
-    /// Pause and total by what was written and by the size of the guest
+    /// Pause and total time, by written memory and by guest size
     Checkpoint,
-    /// The 1st checkpoint and the 50th
+    /// The 50th checkpoint, compared with the 1st
     Depth,
-    /// What an idle checkpoint takes on the disk
+    /// Disk usage of an idle checkpoint
     Size,
-    /// Against QEMU's snapshot-save and snapshot-load
+    /// Checkpoint and revert, compared with QEMU's snapshot-save and snapshot-load
     Qemu,
-    /// Back to a checkpoint, against a bare start of QEMU
+    /// Revert, compared with a bare start of QEMU
     Revert,
-    /// To disk and back, against a bare start of QEMU
+    /// Pause and resume, compared with a bare start of QEMU
     Pause,
-    /// From the warm state, against a cold boot
+    /// Create from a warm image, compared with a cold boot
     Create,
-    /// 1, 10 and 50 copies, until all have answered
+    /// Fork of 1, 10 and 50 copies, until all have answered
     Fork,
-    /// What a copy has of the host's memory to itself
+    /// Memory that a copy does not share
     Memory,
 }
 

@@ -23,13 +23,13 @@ use crate::{Outcome, show};
 
 #[derive(Debug, clap::Args)]
 pub struct StoreArgs {
-    /// How often each is measured; the median counts
+    /// How often to measure each figure; the median counts
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
-    /// Measure these parts alone
+    /// Measure only these parts (repeatable)
     #[arg(long, value_name = "NAME")]
     pub only: Vec<StorePart>,
-    /// One round
+    /// Measure one round
     #[arg(long)]
     pub quick: bool,
 }
@@ -39,15 +39,15 @@ pub struct StoreArgs {
 pub enum StorePart {
     /// Saves of the disk and with memory, and starts from them
     Save,
-    /// What a save takes on the disk, against what was written
+    /// Disk usage of a save, compared with what was written
     Size,
-    /// Export and import, against tar and zstd
+    /// Export and import, compared with tar and zstd
     Artifact,
-    /// Every byte, against sha256sum
+    /// Verification of every byte, compared with sha256sum
     Verify,
-    /// 10,000 snapshots
+    /// List of 10,000 snapshots
     List,
-    /// 50 changed files among 10,000
+    /// Diff of 50 changed files among 10,000
     Diff,
 }
 

@@ -15,13 +15,14 @@ pub use values::{BadSandboxRef, duration, port, sandbox_ref, size};
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Global {
-    /// Where sandboxes and images are kept [default: ~/.local/share/sandtree]
+    /// Directory of the store [default: ~/.local/share/sandtree]
     #[arg(long, global = true, value_name = "DIR", env = "SANDTREE_HOME")]
     pub home: Option<PathBuf>,
     /// The QEMU to use [default: the first on PATH]
     #[arg(long, global = true, value_name = "PROGRAM", env = "SANDTREE_QEMU")]
     pub qemu: Option<PathBuf>,
-    /// Whom machines run as: auto (as root, a user id for each) or caller
+    /// User of the QEMU processes. auto: as root, a separate user id for each machine; caller: the
+    /// calling user
     #[arg(
         long,
         global = true,
@@ -31,10 +32,10 @@ pub struct Global {
         hide_default_value = true
     )]
     pub machine_user: MachineUser,
-    /// Answer in JSON
+    /// Print results and errors as JSON
     #[arg(long, global = true)]
     pub json: bool,
-    /// What to log to stderr: error, warn, info, debug, or a filter
+    /// Log level for stderr: error, warn, info, debug, or a filter
     #[arg(
         long,
         global = true,

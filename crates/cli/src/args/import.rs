@@ -10,20 +10,20 @@ use super::values::size;
 /// How to make an image from something else.
 #[derive(Debug, clap::Args)]
 pub struct Made {
-    /// Its kernel: Debian's for virtual machines, Debian's for every machine, or a file [default:
-    /// cloud]
+    /// Kernel of the image. cloud: Debian's kernel for virtual machines; full: Debian's kernel for
+    /// all hardware; FILE: your own [default: cloud]
     #[arg(long, value_name = "cloud|full|FILE")]
     pub kernel: Option<PathBuf>,
-    /// With a kernel that is a file: a cpio archive that is unpacked before ours
+    /// With --kernel FILE: a cpio archive, unpacked before ours
     #[arg(long, value_name = "FILE", requires = "kernel")]
     pub initramfs: Option<PathBuf>,
-    /// With a kernel that is a file: the directory of its modules
+    /// With --kernel FILE: the directory of its modules
     #[arg(long, value_name = "DIR", requires = "kernel")]
     pub modules: Option<PathBuf>,
-    /// Who is process 1: our agent, or the image's own init [default: agent]
+    /// Process 1 in the guest. agent: our agent; image: the image's own init [default: agent]
     #[arg(long, value_name = "agent|image", value_parser = init)]
     pub init: Option<Init>,
-    /// Size of the disk that sandboxes get [default: with 4 GiB of room, at least]
+    /// Disk size of its sandboxes [default: at least 4 GiB of free space]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub disk: Option<u64>,
 }
@@ -79,7 +79,7 @@ fn init(text: &str) -> Result<Init, String> {
     match text {
         "agent" => Ok(Init::Agent),
         "image" => Ok(Init::Image),
-        _ => Err("it is agent or image".into()),
+        _ => Err("use agent or image".into()),
     }
 }
 

@@ -9,33 +9,33 @@ use super::values::{duration, size};
 /// The machine: everything on which its warm image depends.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Shape {
-    /// Memory of the guest [default: 512M, or the snapshot's]
+    /// Memory size of the guest [default: 512M, or the snapshot's]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
-    /// Processors of the guest [default: 1, or the snapshot's]
+    /// Number of processors of the guest [default: 1, or the snapshot's]
     #[arg(long, value_name = "N")]
     pub cpus: Option<u32>,
-    /// What the guest can reach: nothing and no interface, nothing, or what the host can [default:
-    /// isolated, or the snapshot's]
+    /// none: no network device; isolated: a device that reaches nothing; full: NAT through the host
+    /// [default: isolated, or the snapshot's]
     #[arg(long, value_name = "none|isolated|full", value_parser = network)]
     pub network: Option<Network>,
-    /// How the guest's processor is made
+    /// kvm: hardware virtualization; tcg: emulation; auto: kvm if it works
     #[arg(long, value_name = "auto|kvm|tcg", value_parser = accel)]
     pub accel: Option<AccelChoice>,
-    /// The guest's architecture; the host's for now
+    /// Architecture of the guest; only the host's is supported
     #[arg(long, value_name = "ARCH", value_parser = arch)]
     pub arch: Option<Arch>,
-    /// A processor model of QEMU; Opteron_G3 is the same under all of them [default: the best there
-    /// is]
+    /// Processor model of QEMU; Opteron_G3 is the same in all supported versions [default: the best
+    /// available]
     #[arg(long, value_name = "MODEL")]
     pub cpu: Option<String>,
-    /// Let the guest run guests of its own by KVM (it then reaches more of the host's kernel)
+    /// Allow KVM inside the guest, which exposes more of the host's kernel to it
     #[arg(long)]
     pub nested: bool,
-    /// How long the guest may take to come up [default: 180s]
+    /// Time limit for the boot [default: 180s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub boot_timeout: Option<Duration>,
-    /// A further argument of QEMU (repeatable)
+    /// Additional argument for QEMU (repeatable)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub qemu_arg: Vec<String>,
 }
@@ -63,7 +63,7 @@ fn network(text: &str) -> Result<Network, String> {
         "none" => Ok(Network::None),
         "isolated" => Ok(Network::Isolated),
         "full" => Ok(Network::Full),
-        _ => Err("it is none, isolated or full".into()),
+        _ => Err("use none, isolated or full".into()),
     }
 }
 
@@ -72,7 +72,7 @@ fn accel(text: &str) -> Result<AccelChoice, String> {
         "auto" => Ok(AccelChoice::Auto),
         "kvm" => Ok(AccelChoice::Kvm),
         "tcg" => Ok(AccelChoice::Tcg),
-        _ => Err("it is auto, kvm or tcg".into()),
+        _ => Err("use auto, kvm or tcg".into()),
     }
 }
 
@@ -80,6 +80,6 @@ fn arch(text: &str) -> Result<Arch, String> {
     match text {
         "x86_64" => Ok(Arch::X86_64),
         "aarch64" => Ok(Arch::Aarch64),
-        _ => Err("it is x86_64 or aarch64".into()),
+        _ => Err("use x86_64 or aarch64".into()),
     }
 }

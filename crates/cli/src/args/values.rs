@@ -25,7 +25,7 @@ pub fn sandbox_ref(text: &str) -> Result<String, BadSandboxRef> {
 
 /// A size such as 512M or 2G; the units are powers of 1024.
 pub fn size(text: &str) -> Result<u64, String> {
-    let rule = || format!("{text:?} is no size: write a number with K, M, G or T behind it");
+    let rule = || "use a number, with K, M, G or T for units of 1024".to_owned();
     let (digits, unit) = text.split_at(
         text.find(|c: char| !c.is_ascii_digit())
             .unwrap_or(text.len()),
@@ -52,12 +52,12 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         .ok()
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let parsed = seconds.or_else(|| humantime::parse_duration(text).ok());
-    let rule = || format!("{text:?} is no time: write 5s, 200ms or 1m30s, more than zero");
+    let rule = || "use a time above zero, as in 5s, 200ms or 1m30s".to_owned();
     parsed.filter(|time| !time.is_zero()).ok_or_else(rule)
 }
 
 pub fn port(text: &str) -> Result<PublishedPort, String> {
-    let rule = || format!("{text:?} is no pair of ports: write HOST:GUEST, each up to 65535");
+    let rule = || "use HOST:GUEST, each up to 65535".to_owned();
     let (host, guest) = text.split_once(':').ok_or_else(rule)?;
     let port = PublishedPort {
         host: host.parse().map_err(|_| rule())?,

@@ -11,12 +11,13 @@ use crate::show;
 
 #[derive(Debug, clap::Args)]
 pub struct AttachArgs {
-    /// Pass standard input on to the command
+    /// Connect standard input to the command
     #[arg(short, long)]
     pub interactive: bool,
+    /// Name or id of the sandbox
     #[arg(value_parser = sandbox_ref)]
     pub sandbox: String,
-    /// As `exec --detach` printed it; without, the detached commands are listed
+    /// Id of the command, as `exec --detach` prints it; without it, list the detached commands
     pub id: Option<String>,
 }
 

@@ -13,29 +13,31 @@ use crate::{progress, show};
 pub struct CheckpointArgs {
     #[command(subcommand)]
     pub what: Option<CheckpointCommand>,
+    /// Name or id of the sandbox
     #[arg(required = true, value_parser = sandbox_ref)]
     pub sandbox: Option<String>,
-    /// What to call it [default: c1, c2 and so on]
+    /// Tag of the checkpoint [default: c1, c2 and so on]
     pub tag: Option<String>,
-    /// Take the tag from the checkpoint that has it; that one is removed when the new one is there
+    /// Replace the checkpoint that has this tag, once the new one is complete
     #[arg(long)]
     pub force: bool,
 }
 
 #[derive(Debug, clap::Subcommand)]
 pub enum CheckpointCommand {
-    /// Remove states; no other state is touched
+    /// Remove states; other states stay unchanged
     #[command(group = clap::ArgGroup::new("which").required(true))]
     Rm {
+        /// Name or id of the sandbox
         #[arg(value_parser = sandbox_ref)]
         sandbox: String,
-        /// Tags or ids
+        /// Tags or ids of states
         #[arg(group = "which", value_name = "TAG")]
         tags: Vec<String>,
-        /// All of them
+        /// Remove all states
         #[arg(long, group = "which")]
         all: bool,
-        /// All checkpoints but the newest N
+        /// Remove all checkpoints except the newest N
         #[arg(long, group = "which", value_name = "N")]
         keep: Option<usize>,
     },

@@ -13,15 +13,15 @@ use crate::{progress, show};
 
 #[derive(Debug, clap::Args)]
 pub struct DiffArgs {
-    /// A snapshot, or a sandbox: `a` or `a@` as it is now, `a@TAG` as it was
+    /// A snapshot, or a sandbox: `a` or `a@` for its current state, `a@TAG` for a checkpoint
     #[arg(value_name = "BEFORE")]
     pub before: String,
     #[arg(value_name = "AFTER")]
     pub after: String,
-    /// Show how the text of this file differs
+    /// Show the differences in the text of this file
     #[arg(long, value_name = "PATH")]
     pub content: Option<OsString>,
-    /// Show files of which nothing but a time differs, too
+    /// Include files that differ only in their time
     #[arg(long)]
     pub times: bool,
 }

@@ -15,9 +15,10 @@ use crate::show;
 pub struct ExecArgs {
     #[command(flatten)]
     pub how: How,
-    /// Leave it running and print its id
+    /// Run the command in the background and print its id
     #[arg(short, long, conflicts_with = "tty")]
     pub detach: bool,
+    /// Name or id of the sandbox
     #[arg(value_parser = sandbox_ref)]
     pub sandbox: String,
     #[arg(last = true, required = true, value_name = "COMMAND")]

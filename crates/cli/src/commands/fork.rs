@@ -11,15 +11,16 @@ use crate::{progress, show};
 
 #[derive(Debug, clap::Args)]
 pub struct ForkArgs {
+    /// Name or id of the sandbox
     #[arg(value_parser = sandbox_ref)]
     pub sandbox: String,
-    /// How many copies
+    /// Number of copies
     #[arg(short, value_name = "N", default_value_t = 1)]
     pub n: usize,
-    /// Copies are called NAME-1, NAME-2 and so on [default: the source's name]
+    /// Prefix of the names: NAME-1, NAME-2 and so on [default: the name of the source]
     #[arg(long)]
     pub name: Option<String>,
-    /// How many are loaded at a time
+    /// Number of copies to load at the same time
     #[arg(long, value_name = "N", default_value_t = FORK_CONCURRENCY)]
     pub concurrency: usize,
 }

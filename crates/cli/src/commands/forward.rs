@@ -10,9 +10,10 @@ use crate::show;
 
 #[derive(Debug, clap::Args)]
 pub struct ForwardArgs {
+    /// Name or id of the sandbox
     #[arg(value_parser = sandbox_ref)]
     pub sandbox: String,
-    /// 127.0.0.1:HOST leads to port GUEST; 0 takes a free port
+    /// Forward 127.0.0.1:HOST to port GUEST; HOST 0 chooses a free port
     #[arg(required = true, value_name = "HOST:GUEST", value_parser = port)]
     pub ports: Vec<PublishedPort>,
 }

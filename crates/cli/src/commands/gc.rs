@@ -8,7 +8,7 @@ use crate::{progress, show};
 
 #[derive(Debug, clap::Args)]
 pub struct GcArgs {
-    /// Only show what would go
+    /// Only show what would be removed
     #[arg(long)]
     pub dry_run: bool,
 }

@@ -11,6 +11,7 @@ use crate::{failure, show};
 
 #[derive(Debug, clap::Args)]
 pub struct InspectArgs {
+    /// Name or id of the sandbox
     #[arg(value_parser = sandbox_ref)]
     pub sandbox: String,
 }

@@ -10,6 +10,7 @@ use crate::show;
 
 #[derive(Debug, clap::Args)]
 pub struct KillArgs {
+    /// Names or ids of sandboxes
     #[arg(required = true, value_parser = sandbox_ref)]
     pub sandboxes: Vec<String>,
 }

@@ -12,9 +12,10 @@ use crate::{failure, show};
 
 #[derive(Debug, clap::Args)]
 pub struct LogArgs {
-    /// Of every image, snapshot and sandbox
+    /// Show all images, snapshots and sandboxes
     #[arg(long, conflicts_with = "sandbox")]
     pub all: bool,
+    /// Name or id of the sandbox
     #[arg(required_unless_present = "all", value_parser = sandbox_ref)]
     pub sandbox: Option<String>,
 }

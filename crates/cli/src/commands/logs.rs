@@ -15,9 +15,10 @@ use crate::show;
 
 #[derive(Debug, clap::Args)]
 pub struct LogsArgs {
-    /// Go on until the sandbox ends
+    /// Continue until the sandbox stops
     #[arg(short, long)]
     pub follow: bool,
+    /// Name or id of the sandbox
     #[arg(value_parser = sandbox_ref)]
     pub sandbox: String,
 }

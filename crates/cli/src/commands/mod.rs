@@ -66,72 +66,72 @@ pub enum Command {
     Run(Box<run::RunArgs>),
     /// Run a command in a running sandbox
     Exec(exec::ExecArgs),
-    /// Join a detached command, from the first byte of its output
+    /// Attach to a detached command, from the first byte of its output
     Attach(attach::AttachArgs),
     /// Open a shell in a running sandbox
     Shell(shell::ShellArgs),
-    /// Copy files and trees into and out of a sandbox
+    /// Copy files and directories into or out of a sandbox
     #[command(
-        after_help = "One of FROM and TO is SANDBOX:PATH, the other a path of the host, or - for a stream of one file."
+        after_help = "One of FROM and TO is SANDBOX:PATH. The other is a path of the host, or - for a single file on standard input or output."
     )]
     Cp(cp::CpArgs),
     /// Show the guest's console
     Logs(logs::LogsArgs),
     /// List sandboxes
     Ps(ps::PsArgs),
-    /// Show everything known of a sandbox
+    /// Show the details of a sandbox
     Inspect(inspect::InspectArgs),
-    /// Show what a sandbox uses
+    /// Show the memory, processor and disk usage of a sandbox
     Stats(stats::StatsArgs),
     /// Print each change of a sandbox's state, until it is removed or Ctrl-C
     Watch(watch::WatchArgs),
-    /// Carry connections from ports of the host into a sandbox, until Ctrl-C
+    /// Forward ports of the host to a sandbox until Ctrl-C
     Forward(forward::ForwardArgs),
-    /// Shut sandboxes down
+    /// Shut down sandboxes
     Stop(stop::StopArgs),
-    /// End the machines of sandboxes at once, as if their plug were pulled
+    /// Kill the machines of sandboxes immediately, without a shutdown
     Kill(kill::KillArgs),
-    /// Start a stopped sandbox again
+    /// Boot a stopped sandbox
     Start(start::StartArgs),
     /// Remove sandboxes
     Rm(rm::RmArgs),
-    /// Take a state of memory, disk and processes; the guest goes on
+    /// Save the state of memory, disk and processes inside the sandbox; the guest continues
     Checkpoint(checkpoint::CheckpointArgs),
-    /// Go back to a state; what is left is kept
+    /// Return to a saved state; the abandoned state is kept
     Revert(revert::RevertArgs),
-    /// Go back to the newest state behind the present
+    /// Return to the previous state
     Undo(revert::UndoArgs),
-    /// Return to what the last undo left
+    /// Reverse the last undo
     Redo(revert::RedoArgs),
-    /// Show the tree of states of a sandbox, or of everything
+    /// Show the state tree of a sandbox, or of all images, snapshots and sandboxes
     Log(log::LogArgs),
     /// Make running copies of a sandbox
     Fork(fork::ForkArgs),
-    /// Write sandboxes to disk with memory and processes, and end their machines
+    /// Write sandboxes to disk with memory and processes, and stop their machines
     Pause(pause::PauseArgs),
-    /// Let paused sandboxes go on exactly where they were
+    /// Continue paused sandboxes exactly where they were
     Resume(resume::ResumeArgs),
-    /// Publish a sandbox's disk, or all of it, as a snapshot; the guest goes on
+    /// Publish a sandbox as a snapshot, with or without memory; the guest continues
     Save(save::SaveArgs),
-    /// Look after snapshots
+    /// Manage snapshots
     Snapshot {
         #[command(subcommand)]
         what: snapshot::SnapshotCommand,
     },
-    /// Make images, and look after them
+    /// Build, import and manage images
     Image {
         #[command(subcommand)]
         what: image::ImageCommand,
     },
-    /// Bring an image or a snapshot from a registry
+    /// Download an image or a snapshot from a registry
     Pull(Box<pull::PullArgs>),
-    /// Bring an image or a snapshot to a registry
+    /// Upload an image or a snapshot to a registry
     Push(push::PushArgs),
-    /// Show what uses the store's disk
+    /// Show the disk usage of the store
     Df,
-    /// Remove what nothing uses any more
+    /// Remove unused files from the store
     Gc(gc::GcArgs),
-    /// Show what this host can do, and what it lacks
+    /// Show the capabilities of this host, and what is missing
     Doctor,
     /// Print shell completions
     Completion(completion::CompletionArgs),

@@ -10,7 +10,7 @@ use crate::{failure, show};
 
 #[derive(Debug, clap::Args)]
 pub struct PsArgs {
-    /// Also those that do not run
+    /// Include sandboxes that are not running
     #[arg(short, long)]
     pub all: bool,
 }

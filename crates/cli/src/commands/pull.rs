@@ -13,11 +13,10 @@ pub struct PullArgs {
     /// HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]
     #[arg(value_name = "REFERENCE")]
     pub reference: String,
-    /// What to call it [default: the end of the repository's name, with the tag unless that is
-    /// latest]
+    /// Local name [default: the last part of the repository, with the tag unless it is latest]
     #[arg(long)]
     pub name: Option<String>,
-    /// Take the name from the snapshot that has it
+    /// Move the name from the snapshot that has it
     #[arg(long)]
     pub force: bool,
     #[command(flatten)]

@@ -8,7 +8,7 @@ use crate::{progress, show};
 
 #[derive(Debug, clap::Args)]
 pub struct PushArgs {
-    /// An image or a snapshot, by its name or digest
+    /// Name or digest of an image or a snapshot
     #[arg(value_name = "IMAGE|SNAPSHOT")]
     pub what: String,
     /// HOST[:PORT]/REPOSITORY[:TAG]

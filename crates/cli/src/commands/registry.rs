@@ -9,16 +9,16 @@ use crate::stdin;
 /// Options for access to a registry.
 #[derive(Debug, clap::Args)]
 pub struct Access {
-    /// Who one is to the registry [default: as Docker's configuration says]
+    /// User name for the registry [default: from Docker's configuration]
     #[arg(long, value_name = "USER", requires = "password_stdin")]
     pub username: Option<String>,
     /// Read the password from standard input
     #[arg(long, requires = "username")]
     pub password_stdin: bool,
-    /// Talk without encryption also to a registry on another machine
+    /// Use HTTP without TLS, also for a registry on another machine
     #[arg(long)]
     pub plain_http: bool,
-    /// Trust the certificates in this file, too
+    /// Additional certificates to trust
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
 }

@@ -10,23 +10,26 @@ use crate::{progress, show};
 
 #[derive(Debug, clap::Args)]
 pub struct RevertArgs {
+    /// Name or id of the sandbox
     #[arg(value_parser = sandbox_ref)]
     pub sandbox: String,
-    /// A tag, or the id of a state as `log` shows it
+    /// Tag of a checkpoint, or the id of a state from `sandtree log`
     pub tag: String,
 }
 
 #[derive(Debug, clap::Args)]
 pub struct UndoArgs {
+    /// Name or id of the sandbox
     #[arg(value_parser = sandbox_ref)]
     pub sandbox: String,
-    /// How many states to go back
+    /// Number of states to go back
     #[arg(short, value_name = "N", default_value_t = 1)]
     pub n: usize,
 }
 
 #[derive(Debug, clap::Args)]
 pub struct RedoArgs {
+    /// Name or id of the sandbox
     #[arg(value_parser = sandbox_ref)]
     pub sandbox: String,
 }

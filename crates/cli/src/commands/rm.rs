@@ -11,9 +11,10 @@ use crate::show;
 
 #[derive(Debug, clap::Args)]
 pub struct RmArgs {
-    /// Also if it runs
+    /// Also remove running sandboxes
     #[arg(short, long)]
     pub force: bool,
+    /// Names or ids of sandboxes
     #[arg(required = true, value_parser = sandbox_ref)]
     pub sandboxes: Vec<String>,
 }

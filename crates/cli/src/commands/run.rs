@@ -20,16 +20,16 @@ use crate::{progress, show};
 
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
-    /// Give the sandbox a name [default: its id]
+    /// Name of the sandbox [default: its id]
     #[arg(long)]
     pub name: Option<String>,
-    /// Leave it running in the background and print its id
+    /// Run the sandbox in the background and print its id
     #[arg(short, long, conflicts_with_all = ["interactive", "tty"])]
     pub detach: bool,
-    /// Remove it when it stops; without --detach it always is
+    /// Remove the sandbox when it stops; always so without --detach
     #[arg(long)]
     pub rm: bool,
-    /// Make this many, called NAME-1, NAME-2 and so on: all of them or none
+    /// Create N sandboxes, NAME-1, NAME-2 and so on: all of them or none
     #[arg(
         long,
         value_name = "N",
@@ -38,72 +38,71 @@ pub struct RunArgs {
         conflicts_with = "save"
     )]
     pub count: Option<usize>,
-    /// Save its disk under this name, or in this directory, when it stops, whatever way it stops
+    /// Save the disk as a snapshot with this name, or to this directory, when the sandbox stops for
+    /// any reason
     #[arg(long, value_name = "NAME|./DIR")]
     pub save: Option<String>,
-    /// Let that save take the place of a snapshot that has its name
+    /// With --save: replace the snapshot that has this name
     #[arg(long, requires = "save")]
     pub force: bool,
-    /// Put a label on that save (repeatable)
+    /// With --save: add a label (repeatable)
     #[arg(long, value_name = "KEY=VALUE", requires = "save")]
     pub label: Vec<String>,
     /// Find and save snapshots as directories in DIR
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
-    /// Start from this snapshot; the same as naming it in place of the image
+    /// Start from this snapshot; the same as its name in place of the image
     #[arg(long, value_name = "SNAPSHOT", conflicts_with = "image")]
     pub snapshot: Option<String>,
     #[command(flatten)]
     pub shape: Shape,
-    /// Size of the disk; its file system grows to it [default: the image's, or the snapshot's]
+    /// Disk size; the file system grows to it [default: the image's, or the snapshot's]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub disk: Option<u64>,
-    /// Listen on 127.0.0.1:HOST and lead connections to port GUEST (repeatable); 0 takes a free
-    /// port
+    /// Forward 127.0.0.1:HOST to port GUEST; HOST 0 chooses a free port (repeatable)
     #[arg(long, value_name = "HOST:GUEST", value_parser = port)]
     pub publish: Vec<PublishedPort>,
-    /// Boot, even if a booted state of the image, or a snapshot's memory, is at hand
+    /// Boot instead of restoring the image's booted state or the snapshot's memory
     #[arg(long)]
     pub cold: bool,
-    /// Take a checkpoint before every command; `undo -n N` goes back N commands
+    /// Take a checkpoint before every command; `undo -n N` reverses N commands
     #[arg(long)]
     pub auto_checkpoint: bool,
-    /// How many of those are kept; the oldest go first
+    /// Number of automatic checkpoints to keep; the oldest are removed first
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     pub auto_checkpoints: u32,
-    /// Pass the guest's flushes on: what it has synced outlives a power loss of the host, and each
-    /// sync takes longer
+    /// Pass the guest's flushes to the host's disk: synced data survives a power loss of the host,
+    /// and syncs are slower
     #[arg(long)]
     pub durable: bool,
-    /// Keep memory layers in this directory, on another file system perhaps
+    /// Directory for memory layers, which may be on another file system
     #[arg(long, value_name = "DIR")]
     pub memory_dir: Option<PathBuf>,
-    /// How written memory is found: write-protect, soft-dirty, anonymous or full [default: the best
-    /// that works]
+    /// How to detect written memory: write-protect, soft-dirty, anonymous or full [default: the
+    /// best that works]
     #[arg(long, value_name = "MODE")]
     pub memory_mode: Option<MemoryMode>,
-    /// Start with this kernel instead of the image's: a bzImage, or a vmlinux with a PVH entry
+    /// Kernel to use instead of the image's: a bzImage, or a vmlinux with a PVH entry
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
-    /// With --kernel: a cpio archive that is unpacked before ours
+    /// With --kernel: a cpio archive, unpacked before ours
     #[arg(long, value_name = "FILE", requires = "kernel")]
     pub initramfs: Option<PathBuf>,
-    /// With --kernel: the directory of its modules, if what a guest needs is not built in
+    /// With --kernel: the directory of its modules, if it lacks built-in drivers
     #[arg(long, value_name = "DIR", requires = "kernel")]
     pub modules: Option<PathBuf>,
-    /// Let the guest trust these certificate authorities [default: the host's]
+    /// Make the guest trust these certificate authorities [without FILE: the host's]
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     pub ca_bundle: Option<Option<PathBuf>>,
-    /// Run this instead of the image's entry point; "" for none
+    /// Program to run instead of the image's entry point; "" for none
     #[arg(long, value_name = "PROGRAM")]
     pub entrypoint: Option<OsString>,
     #[command(flatten)]
     pub how: How,
-    /// The image or snapshot to start from: a name, a digest, or the directory of a snapshot
+    /// Image or snapshot to start from: a name, a digest, or the directory of a snapshot
     #[arg(required_unless_present = "snapshot", value_name = "IMAGE|SNAPSHOT")]
     pub image: Option<String>,
-    /// The command, or the arguments of the image's entry point [default: the image's, or else a
-    /// shell]
+    /// Command, or arguments of the image's entry point [default: the image's command, or a shell]
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }

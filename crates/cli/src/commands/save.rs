@@ -12,30 +12,31 @@ use crate::{progress, show};
 
 #[derive(Debug, clap::Args)]
 pub struct SaveArgs {
+    /// Name or id of the sandbox
     #[arg(value_parser = sandbox_ref)]
     pub sandbox: String,
-    /// What to call it, or a directory to put it in
+    /// Name of the snapshot, or a directory to save it to
     #[arg(value_name = "NAME|./DIR")]
     pub target: String,
-    /// With memory and processes: what starts from it goes on exactly there
+    /// Include memory and processes: a sandbox from this snapshot continues exactly there
     #[arg(long, conflicts_with = "from")]
     pub memory: bool,
-    /// Save this checkpoint, with all it has, instead of the present
+    /// Save this checkpoint, including its memory, instead of the current state
     #[arg(long, value_name = "TAG")]
     pub from: Option<String>,
-    /// Store it compressed; what starts from it takes longer
+    /// Compress the snapshot; sandboxes from it start more slowly
     #[arg(long)]
     pub compress: bool,
-    /// Take the place of a snapshot that has the name; it stays whole until the new one is there
+    /// Replace the snapshot that has this name, once the new one is complete
     #[arg(long)]
     pub force: bool,
-    /// Put a label on it (repeatable)
+    /// Add a label (repeatable)
     #[arg(long, value_name = "KEY=VALUE")]
     pub label: Vec<String>,
-    /// Remove the sandbox's checkpoints once it is saved
+    /// Remove the sandbox's checkpoints after the save
     #[arg(long)]
     pub delete_checkpoints: bool,
-    /// Save it as a directory in DIR
+    /// Save the snapshot as a directory in DIR
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
 }

@@ -20,10 +20,10 @@ use crate::terminal::{self, Raw};
 /// How a command runs.
 #[derive(Debug, Clone, clap::Args)]
 pub struct How {
-    /// Pass standard input on to the command
+    /// Connect standard input to the command
     #[arg(short, long)]
     pub interactive: bool,
-    /// Give the command a terminal
+    /// Allocate a terminal for the command
     #[arg(short, long)]
     pub tty: bool,
     /// Run as this user, or user:group
@@ -32,10 +32,10 @@ pub struct How {
     /// Run in this directory [default: the user's home]
     #[arg(long, short, value_name = "DIR")]
     pub workdir: Option<OsString>,
-    /// Set a variable, or pass the host's on (repeatable)
+    /// Set a variable; without VALUE, pass on the host's value (repeatable)
     #[arg(long, short, value_name = "KEY[=VALUE]", value_parser = variable)]
     pub env: Vec<(OsString, OsString)>,
-    /// End the command and everything it started after this time; exit code 124
+    /// Kill the command and its child processes after this time; the exit code is 124
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub timeout: Option<Duration>,
 }
@@ -43,11 +43,11 @@ pub struct How {
 /// `K=V`, or `K` for its value in our environment.
 fn variable(text: &str) -> Result<(OsString, OsString), String> {
     match text.split_once('=') {
-        Some(("", _)) => Err(format!("{text:?} names no variable")),
+        Some(("", _)) => Err("the name of the variable is missing".into()),
         Some((key, value)) => Ok((key.into(), value.into())),
         None => std::env::var_os(text)
             .map(|value| (text.into(), value))
-            .ok_or(format!("{text} is not set here")),
+            .ok_or(format!("{text} is not set in the environment")),
     }
 }
 

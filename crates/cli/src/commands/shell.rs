@@ -9,6 +9,7 @@ pub struct ShellArgs {
     /// Run as this user
     #[arg(long, short, value_name = "USER")]
     pub user: Option<String>,
+    /// Name or id of the sandbox
     #[arg(value_parser = sandbox_ref)]
     pub sandbox: String,
 }

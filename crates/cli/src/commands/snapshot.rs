@@ -19,77 +19,77 @@ use crate::{progress, show};
 
 #[derive(Debug, clap::Subcommand)]
 pub enum SnapshotCommand {
-    /// The same as `sandtree save`
+    /// Save a sandbox as a snapshot; the same as `sandtree save`
     Create(save::SaveArgs),
     /// List snapshots
     Ls {
-        /// Only those with this label (repeatable)
+        /// Only list snapshots with this label (repeatable)
         #[arg(long, value_name = "KEY[=VALUE]")]
         label: Vec<String>,
-        /// Of the directories in DIR
+        /// List the snapshots that are directories in DIR
         #[arg(long, value_name = "DIR")]
         workspace: Option<PathBuf>,
     },
-    /// Show everything known of a snapshot
+    /// Show the details of a snapshot
     Inspect(Which),
-    /// Read every byte of it and of its image; what is damaged is moved aside
+    /// Check every byte of a snapshot and of its image; move damaged files to quarantine
     Verify(Which),
-    /// Remove snapshots; what others share of them stays
+    /// Remove snapshots; files that other snapshots share stay
     Rm {
         #[arg(required = true, value_name = "SNAPSHOT")]
         snapshots: Vec<String>,
-        /// Find them as directories in DIR
+        /// Find the snapshots as directories in DIR
         #[arg(long, value_name = "DIR")]
         workspace: Option<PathBuf>,
     },
-    /// Give a snapshot another name
+    /// Add a name to a snapshot
     Tag {
         #[arg(value_name = "SNAPSHOT")]
         snapshot: String,
         name: String,
-        /// Take the name from the snapshot that has it
+        /// Move the name from the snapshot that has it
         #[arg(long)]
         force: bool,
     },
-    /// Make the index anew from what is in the store
+    /// Rebuild the index from the content of the store
     Reindex,
-    /// Write a snapshot, or a sandbox as it is, into one file
+    /// Export a snapshot or a sandbox to one file
     Export(ExportArgs),
-    /// Take a snapshot in from a file, every byte of it checked
+    /// Import a snapshot from a file, and check every byte
     Import(ImportArgs),
     /// Show which files differ between two snapshots or states
     Diff(diff::DiffArgs),
 }
 
-/// A snapshot, where it is.
+/// A reference to a snapshot.
 #[derive(Debug, clap::Args)]
 pub struct Which {
-    /// A name, a digest, or the directory of a snapshot
+    /// Name, digest or directory of the snapshot
     #[arg(value_name = "SNAPSHOT")]
     pub snapshot: String,
-    /// Find it as a directory in DIR
+    /// Find the snapshot as a directory in DIR
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
 pub struct ExportArgs {
-    /// A snapshot, or a sandbox: `a` or `a@` as it is now, `a@TAG` as it was
+    /// A snapshot, or a sandbox: `a` or `a@` for its current state, `a@TAG` for a checkpoint
     #[arg(value_name = "SNAPSHOT|SANDBOX")]
     pub what: String,
-    /// The file to write; `-` is standard output
+    /// File to write; `-` is standard output
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
     /// Do not compress
     #[arg(long)]
     pub plain_tar: bool,
-    /// Leave the image out: who imports it must have it
+    /// Leave out the image; the importing store must have it
     #[arg(long)]
     pub without_image: bool,
-    /// Leave out what this snapshot has: who imports it must have that
+    /// Leave out the content of this snapshot; the importing store must have it
     #[arg(long, value_name = "SNAPSHOT")]
     pub since: Option<String>,
-    /// Of a sandbox: with memory and processes
+    /// Include the memory and processes of a sandbox
     #[arg(long)]
     pub memory: bool,
     /// Overwrite the file
@@ -99,12 +99,12 @@ pub struct ExportArgs {
 
 #[derive(Debug, clap::Args)]
 pub struct ImportArgs {
-    /// The file to read; `-` is standard input
+    /// File to read; `-` is standard input
     pub file: PathBuf,
-    /// What to call it [default: the file's name without its endings]
+    /// Name of the snapshot [default: the file name without extensions]
     #[arg(long)]
     pub name: Option<String>,
-    /// Take the name from the snapshot that has it
+    /// Move the name from the snapshot that has it
     #[arg(long)]
     pub force: bool,
 }

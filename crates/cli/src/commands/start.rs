@@ -11,9 +11,10 @@ use crate::{progress, show};
 
 #[derive(Debug, clap::Args)]
 pub struct StartArgs {
-    /// How long the guest may take to come up [default: 60s, 180s under emulation]
+    /// Time limit for the boot [default: 180s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub boot_timeout: Option<Duration>,
+    /// Name or id of the sandbox
     #[arg(value_parser = sandbox_ref)]
     pub sandbox: String,
 }

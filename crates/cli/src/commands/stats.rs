@@ -8,6 +8,7 @@ use crate::show;
 
 #[derive(Debug, clap::Args)]
 pub struct StatsArgs {
+    /// Name or id of the sandbox
     #[arg(value_parser = sandbox_ref)]
     pub sandbox: String,
 }

@@ -9,10 +9,11 @@ use crate::{progress, show};
 
 #[derive(Debug, clap::Args)]
 pub struct StopArgs {
-    /// What the guest's processes get to end by themselves [default: 10s, or 90s where the image's
-    /// own init ends them]
+    /// Time for the guest's processes to exit before they are killed [default: 10s, or 90s with the
+    /// image's own init]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub grace: Option<Duration>,
+    /// Names or ids of sandboxes
     #[arg(required = true, value_parser = sandbox_ref)]
     pub sandboxes: Vec<String>,
 }

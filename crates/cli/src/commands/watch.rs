@@ -10,6 +10,7 @@ use crate::show;
 
 #[derive(Debug, clap::Args)]
 pub struct WatchArgs {
+    /// Name or id of the sandbox
     #[arg(value_parser = sandbox_ref)]
     pub sandbox: String,
 }

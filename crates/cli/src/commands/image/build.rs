@@ -11,16 +11,16 @@ use crate::progress;
 
 #[derive(Debug, clap::Args)]
 pub struct BuildArgs {
-    /// A built-in image, or the file of a recipe: what has a / or ends in .toml
+    /// A built-in image, or a recipe: a path with a / or with the extension .toml
     #[arg(value_name = "debian|tiny|RECIPE.toml")]
     pub what: String,
-    /// What to call it [default: as the recipe says, or the file's name without its ending]
+    /// Name of the image [default: from the recipe, or the file name without extension]
     #[arg(long)]
     pub name: Option<String>,
-    /// Do every step anew, from what its sources have today
+    /// Run every step again, with the current content of its sources
     #[arg(long)]
     pub no_cache: bool,
-    /// Show what the steps say, as on a terminal
+    /// Print the output of the steps, also without a terminal
     #[arg(short, long)]
     pub verbose: bool,
     #[command(flatten)]

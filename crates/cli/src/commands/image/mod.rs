@@ -15,25 +15,25 @@ use crate::{progress, show};
 
 #[derive(Debug, clap::Subcommand)]
 pub enum ImageCommand {
-    /// Make an image: a built-in one, or one from a recipe
+    /// Build a built-in image, or an image from a recipe
     Build(build::BuildArgs),
-    /// Make a root file system, an OCI image or a disk an image
+    /// Import a root file system, an OCI image or a disk as an image
     Import(ImportArgs),
     /// List images
     Ls,
-    /// Show everything known of an image
+    /// Show the details of an image
     Inspect {
-        /// A name or a digest
+        /// Name or digest of the image
         #[arg(value_name = "IMAGE")]
         image: String,
     },
-    /// Take images' names away; their content stays as long as anything uses it
+    /// Remove names of images; the content stays while anything uses it
     Rm {
-        /// Names, or digests for all names of an image
+        /// Names to remove, or digests to remove all names of an image
         #[arg(required = true, value_name = "IMAGE")]
         images: Vec<String>,
     },
-    /// Keep a booted state, from which sandboxes of the same shape begin
+    /// Save a booted state, which sandboxes with the same machine options restore
     Warm(Box<warm::WarmArgs>),
 }
 
@@ -41,7 +41,7 @@ pub enum ImageCommand {
 pub struct ImportArgs {
     /// A tar archive, a directory, an OCI or Docker archive, an OCI layout, a qcow2 or a raw disk
     pub path: PathBuf,
-    /// What to call it [default: the file's name without its endings]
+    /// Name of the image [default: the file name without extensions]
     #[arg(long)]
     pub name: Option<String>,
     #[command(flatten)]

@@ -15,12 +15,12 @@ pub struct WarmArgs {
     /// List the booted states
     #[arg(long, conflicts_with_all = ["rm", "image", "Shape"])]
     pub ls: bool,
-    /// Remove the booted states of the image instead
+    /// Remove the booted states of the image
     #[arg(long, conflicts_with = "Shape")]
     pub rm: bool,
     #[command(flatten)]
     pub shape: Shape,
-    /// A name or a digest
+    /// Name or digest of the image
     #[arg(required_unless_present = "ls", value_name = "IMAGE")]
     pub image: Option<String>,
 }
