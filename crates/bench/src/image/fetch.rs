@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use sandtree::{Error, Result, image};
 use sandtree_registry::{self as registry, Access, Client, Descriptor, Document, Reference};
@@ -15,27 +15,28 @@ const THREADS: NonZeroUsize = NonZeroUsize::new(4).expect("it is not zero");
 pub async fn fetch_layers(reference: &str, dir: &Path) -> Result<()> {
     let text = reference.to_owned();
     let dir = dir.to_owned();
-    let fetching = tokio::task::spawn_blocking(move || {
-        fetch(&text, dir).map_err(|source| Error::from(image::Error::from(source)))
-    });
+    let fetching = tokio::task::spawn_blocking(move || fetch(&text, &dir));
     fetching.await.expect("the fetch does not panic")
 }
 
-fn fetch(reference: &str, dir: PathBuf) -> Result<(), registry::Error> {
-    let reference: Reference = reference.parse()?;
-    let client = Client::new(&reference.registry, Access::default())?;
-    let fetched = client.manifest(&reference)?;
-    let layers = match Document::parse(&fetched.media_type, &fetched.bytes)? {
-        Document::Manifest(manifest) => manifest.layers,
-        Document::Index(_) => unreachable!("the benchmark pushed a manifest"),
+fn fetch(text: &str, dir: &Path) -> Result<()> {
+    let failed = |source: registry::Error| Error::from(image::Error::from(source));
+    let reference: Reference = text.parse().map_err(failed)?;
+    let client = Client::new(&reference.registry, Access::default()).map_err(failed)?;
+    let fetched = client.manifest(&reference).map_err(failed)?;
+    let document = Document::parse(&fetched.media_type, &fetched.bytes).map_err(failed)?;
+    let Document::Manifest(manifest) = document else {
+        return Err(Error::invalid("an image to fetch", text, "a manifest"));
     };
     let target = |layer: &Descriptor| File::create_new(dir.join(layer.digest.hex()));
+    let watch = |_bytes| Ok(());
     registry::fetch_all(
         &client,
         &reference.repository,
-        &layers,
+        &manifest.layers,
         THREADS,
         &target,
-        &|_| Ok(()),
+        &watch,
     )
+    .map_err(failed)
 }
