@@ -70,6 +70,19 @@ pub fn scripts(dirs: &[&str]) -> Vec<Source> {
         .collect()
 }
 
+/// The names of the directories directly in this one.
+pub fn directories(dir: &str) -> Vec<String> {
+    let dir = top().join(dir);
+    let entries = fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
+    let paths = entries.map(|entry| entry.expect("it can be listed").path());
+    let mut names: Vec<String> = paths
+        .filter(|path| path.is_dir())
+        .filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()))
+        .collect();
+    names.sort();
+    names
+}
+
 fn collect(dir: &Path, found: &mut Vec<PathBuf>) {
     let entries = fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
     let mut paths: Vec<PathBuf> = entries
@@ -77,9 +90,10 @@ fn collect(dir: &Path, found: &mut Vec<PathBuf>) {
         .collect();
     paths.sort();
     for path in paths {
-        match path.is_dir() {
-            true => collect(&path, found),
-            false => found.push(path),
+        if path.is_dir() {
+            collect(&path, found);
+        } else {
+            found.push(path);
         }
     }
 }
