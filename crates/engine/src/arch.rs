@@ -1,11 +1,8 @@
 //! Guest architectures.
 
 use std::fmt;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-
-use crate::error::Error;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -59,19 +56,5 @@ impl Arch {
 impl fmt::Display for Arch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-impl FromStr for Arch {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        match text {
-            "x86_64" => Ok(Arch::X86_64),
-            "aarch64" => Ok(Arch::Aarch64),
-            other => Err(Error::Spec {
-                detail: format!("architecture {other:?} is not one of x86_64, aarch64"),
-            }),
-        }
     }
 }

@@ -11,6 +11,7 @@ use std::os::fd::RawFd;
 use crate::accel::Accel;
 use crate::arch::Arch;
 use crate::block::{self, Aio, Flushes, Opening};
+use crate::network::NetworkMode;
 
 /// The name of the guest's port, by which the agent finds it.
 pub const LINK_PORT: &str = "dev.sandtree.agent";
@@ -43,19 +44,6 @@ const TRANSLATED_CODE_MIB: u32 = 256;
 
 /// Everything that follows `-sandbox`: after this QEMU cannot start programs or gain anything.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum NetworkMode {
-    /// No interface.
-    None,
-    /// An interface that reaches nothing, the host's loopback included.
-    #[default]
-    Isolated,
-    /// User-mode NAT. Reaches what the host reaches, its loopback by 10.0.2.2 included.
-    Full,
-    /// The device of [`NetworkMode::Full`], for a state that has it, cut off from everything.
-    Restricted,
-}
 
 /// What the arguments depend on.
 #[derive(Clone, Debug)]

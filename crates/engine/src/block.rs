@@ -21,8 +21,8 @@ use tokio::sync::Mutex;
 use crate::error::Error;
 use crate::fdset::{self, FdSets};
 use crate::qmp::{
-    BlockResize, BlockdevAdd, BlockdevBackup, BlockdevDel, BlockdevReopen, BlockdevSnapshot, Event,
-    Events, JobDismiss, Qmp, QueryBlock, QueryJobs,
+    Below, BlockResize, BlockdevAdd, BlockdevBackup, BlockdevDel, BlockdevReopen, BlockdevSnapshot,
+    Cache, Event, Events, JobDismiss, Node, Qmp, QueryBlock, QueryJobs,
 };
 
 /// A machine's disk as open files.
@@ -103,54 +103,6 @@ pub(crate) fn nodes(overlays: u64, opening: Opening) -> Vec<Node> {
 enum Access {
     Active,
     Shared,
-}
-
-/// One node of the block graph, as QEMU is told of it.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) struct Node {
-    driver: &'static str,
-    node_name: String,
-    #[serde(flatten)]
-    below: Below,
-    read_only: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    locking: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    discard: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    detect_zeroes: Option<&'static str>,
-    cache: Cache,
-}
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(untagged)]
-enum Below {
-    Descriptor {
-        filename: String,
-        aio: &'static str,
-    },
-    Raw {
-        file: String,
-    },
-    /// Without a node to back it an overlay is told so, or QEMU would look for what its header
-    /// names.
-    Overlay {
-        file: String,
-        backing: Option<String>,
-    },
-}
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct Cache {
-    no_flush: bool,
-}
-
-impl Node {
-    pub(crate) fn json(&self) -> String {
-        serde_json::to_string(self).expect("a node is plain data")
-    }
 }
 
 fn file_name(number: u64) -> String {

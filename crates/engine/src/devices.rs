@@ -20,12 +20,12 @@ use tokio::time::timeout;
 
 use crate::error::Error;
 use crate::fdset::{self, FdSets, reopen};
-use crate::install::Version;
 use crate::qmp::{
     Capability, Command, Event, Events, GetFd, Migrate, MigrateCancel, MigrateIncoming,
     MigrateSetCapabilities, MigrateSetParameters, Qmp, QueryMigrate, QueryStatus,
     XenSaveDevicesState,
 };
+use crate::version::Version;
 
 /// Devices take a few hundred kilobytes. QEMU is not trusted to keep to that.
 const DEVICES_BYTES_MAX: u64 = 64 << 20;

@@ -4,15 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::accel::{Accel, AccelChoice, KvmVerdict, probe_kvm};
+use crate::accel::{Accel, AccelChoice};
 use crate::arch::Arch;
-use crate::catalogue::Asked;
 use crate::cpu::{Cpu, CpuChoice, Expansion, Expansions, Model};
 use crate::error::Error;
-use crate::install::{self, EngineConfig, Version};
+use crate::install::{self, EngineConfig};
 use crate::jail::Jail;
 use crate::machine::{Installed, Machine, MachineSpec};
-use crate::probe::{Installation, Key, Probe, Verdicts};
+use crate::probe::{Asked, Installation, Key, KvmVerdict, Probe, Verdicts, probe_kvm};
+use crate::version::Version;
 
 /// How many models an error names.
 const MODELS_NAMED: usize = 8;

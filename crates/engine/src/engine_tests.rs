@@ -5,9 +5,9 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::*;
-use crate::accel::round_trip;
 use crate::jail::Jail;
 use crate::probe::Verdict;
+use crate::probe::round_trip;
 
 fn config() -> EngineConfig {
     let search = vec!["/usr/local/bin".into(), "/usr/bin".into()];

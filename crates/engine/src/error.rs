@@ -8,10 +8,10 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::accel::Accel;
-use crate::install::Version;
+use crate::exit::Exit;
 use crate::jail::Step;
-use crate::process::Exit;
-use crate::ram::Untracked;
+use crate::preload::format::Failure;
+use crate::version::Version;
 
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -110,6 +110,24 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+}
+
+/// Why writes are not tracked by write protection.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Untracked {
+    #[error("{reason}")]
+    NoLibrary { reason: String },
+    #[error("{step}: {}", io::Error::from_raw_os_error(*errno))]
+    Refused { step: &'static str, errno: i32 },
+}
+
+impl From<Failure> for Untracked {
+    fn from(Failure { step, errno }: Failure) -> Self {
+        Untracked::Refused {
+            step: step.describe(),
+            errno,
+        }
+    }
 }
 
 impl Error {

@@ -1,15 +1,15 @@
 //! The QEMU installation: where it is and how old.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use rustix::fs::{Access, access};
-use serde::{Deserialize, Serialize};
 
 use crate::arch::Arch;
 use crate::error::Error;
+use crate::jail::Jail;
+use crate::version::Version;
 
 const VERSION_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -22,43 +22,7 @@ pub struct EngineConfig {
     pub search: Vec<PathBuf>,
     pub arch: Arch,
     /// A user id machines will run as, so that what probes find is true for them.
-    pub jail: crate::jail::Jail,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Version {
-    pub major: u32,
-    pub minor: u32,
-    pub micro: u32,
-}
-
-impl Version {
-    /// The machine type is of this version, and no older QEMU knows it.
-    pub const OLDEST: Version = Version {
-        major: 7,
-        minor: 2,
-        micro: 0,
-    };
-
-    /// Finds the version in what `--version` prints.
-    fn parse(output: &str) -> Option<Version> {
-        let text = output.strip_prefix("QEMU emulator version ")?;
-        let text = text
-            .split(|c: char| c != '.' && !c.is_ascii_digit())
-            .next()?;
-        let mut numbers = text.split('.').map(str::parse);
-        Some(Version {
-            major: numbers.next()?.ok()?,
-            minor: numbers.next()?.ok()?,
-            micro: numbers.next().unwrap_or(Ok(0)).ok()?,
-        })
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.major, self.minor, self.micro)
-    }
+    pub jail: Jail,
 }
 
 /// Finds the program, by its own path or in the search directories.

@@ -20,7 +20,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::accel::Accel;
-use crate::argv::NetworkMode;
+use crate::network::NetworkMode;
 
 /// What may be done with a file, or with everything below a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -22,17 +22,19 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::accel::Accel;
 use crate::arch::Arch;
-use crate::argv::{NetworkMode, Shape, Start, argv, fd};
+use crate::argv::{Shape, Start, argv, fd};
 use crate::block::{Aio, Disk, DiskChain, Opening, PreparedOverlay};
 use crate::blocks;
 use crate::devices::{self, DeviceFile};
 use crate::error::Error;
+use crate::exit::Exit;
 use crate::fdset::FdSets;
 use crate::jail::{Confinement, Jail, Limits};
 use crate::landlock::{Access, View};
 use crate::mapping::{self, Expected, Handed, Memory, Preload};
+use crate::network::NetworkMode;
 use crate::probe::{landlock_failed, socketpair};
-use crate::process::{Exit, ExitWatch, Launch, Process};
+use crate::process::{ExitWatch, Launch, Process};
 use crate::qmp::{Cont, Ending, Events, Qmp, Quit, Stop};
 use crate::ram::{GuestMemory, Protecting};
 

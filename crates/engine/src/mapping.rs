@@ -19,11 +19,11 @@ use std::os::unix::fs::MetadataExt;
 use rustix::fs::{Gid, MemfdFlags, SealFlags, Uid, fchown, fcntl_add_seals, memfd_create};
 
 use crate::argv::fd;
-use crate::error::Error;
+use crate::error::{Error, Untracked};
 use crate::jail::Jail;
 use crate::preload::format::{Base, Entry, Failure, LAYER_FDS, PAGE_BYTES, Plan, Report};
 use crate::process::Process;
-use crate::ram::{GuestMemory, Mapped, Place, Untracked};
+use crate::ram::{GuestMemory, Mapped, Place};
 
 /// Built by build.rs.
 static LIBRARY: &[u8] = include_bytes!(env!("SANDTREE_PRELOAD"));

@@ -3,6 +3,12 @@
 //! Probes run under the same jail and filter as machines, so that what they find holds for
 //! machines.
 
+mod catalogue;
+mod kvm;
+mod testguest;
+mod tracking;
+mod tsc;
+
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -15,21 +21,30 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
-use crate::accel::{self, Accel, KvmDevice, KvmFinding, KvmVerdict, probe_kvm};
+use crate::accel::Accel;
 use crate::arch::Arch;
-use crate::argv::{NetworkMode, fd, probe_argv};
+use crate::argv::{fd, probe_argv};
 use crate::block::Aio;
-use crate::catalogue::{Asked, Catalogue};
 use crate::cpu::{CpuChoice, Expansions, Model};
 use crate::error::Error;
-use crate::install::{self, Version};
+use crate::install;
 use crate::jail::{Confinement, Jail, Limits, Step};
 use crate::landlock::{self, View};
+use crate::network::NetworkMode;
 use crate::process::{Launch, Process};
 use crate::qmp::{Qmp, Quit};
-use crate::testguest::{Body, Report, TestGuest, Wrong};
-use crate::tracking::{self, TrackingVerdict};
-use crate::tsc;
+use crate::version::Version;
+
+pub(crate) use catalogue::Asked;
+pub use kvm::KvmVerdict;
+#[cfg(test)]
+pub(crate) use kvm::round_trip;
+pub(crate) use kvm::{KvmFinding, probe_kvm};
+pub use tracking::TrackingVerdict;
+
+use catalogue::Catalogue;
+use kvm::KvmDevice;
+use testguest::{Body, Report, TestGuest, Wrong};
 
 const QUIT_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -258,7 +273,7 @@ impl Probe<'_> {
 
     async fn wrong_instructions(&self) -> Result<Wrong, String> {
         if self.arch != Arch::X86_64 {
-            return accel::round_trip(self, Accel::Tcg, INSTRUCTIONS_DEADLINE)
+            return kvm::round_trip(self, Accel::Tcg, INSTRUCTIONS_DEADLINE)
                 .await
                 .map(|()| Wrong {
                     adx: false,

@@ -12,7 +12,6 @@
 //! drops the receiver, the thread drops the `Process` it cannot deliver, and that kills.
 
 use std::ffi::{CString, OsString};
-use std::fmt;
 use std::io::{self, PipeReader, PipeWriter, Read};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
@@ -28,27 +27,11 @@ use rustix::process::{
 use tokio::sync::{oneshot, watch};
 
 use crate::error::Error;
+use crate::exit::Exit;
 use crate::jail::{CHILD_FD_END, Confinement, Step};
 
 /// How much of QEMU's last standard error is kept.
 const STDERR_TAIL_BYTES: usize = 16 << 10;
-
-/// How a QEMU process ended, and the last it said.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Exit {
-    pub status: ExitStatus,
-    /// The end of its standard error, at most 16 KiB.
-    pub stderr: String,
-}
-
-impl fmt::Display for Exit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.stderr.trim() {
-            "" => write!(f, "{}, without a word", self.status),
-            said => write!(f, "{}, saying: {said}", self.status),
-        }
-    }
-}
 
 /// Waits for the end of a process; it may be cloned and asked any number of times.
 #[derive(Clone, Debug)]
@@ -410,9 +393,9 @@ mod tests {
 
     use super::*;
     use crate::accel::Accel;
-    use crate::argv::NetworkMode;
     use crate::jail::{Jail, Limits};
     use crate::landlock::{self, Access, View};
+    use crate::network::NetworkMode;
 
     fn shell(script: &str) -> Launch {
         Launch {

@@ -16,10 +16,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use thiserror::Error as ThisError;
 
-use crate::error::Error;
-use crate::preload::format::{Failure, PAGE_BYTES};
+use crate::error::{Error, Untracked};
+use crate::preload::format::PAGE_BYTES;
 
 /// The guest's RAM. Clones are of the same. All calls block.
 #[derive(Clone, Debug)]
@@ -76,24 +75,6 @@ pub enum Tracking {
     SoftDirty,
     /// Since the process started.
     Anonymous,
-}
-
-/// Why writes are not tracked by write protection.
-#[derive(Clone, Debug, PartialEq, Eq, ThisError)]
-pub enum Untracked {
-    #[error("{reason}")]
-    NoLibrary { reason: String },
-    #[error("{step}: {}", io::Error::from_raw_os_error(*errno))]
-    Refused { step: &'static str, errno: i32 },
-}
-
-impl From<Failure> for Untracked {
-    fn from(Failure { step, errno }: Failure) -> Self {
-        Untracked::Refused {
-            step: step.describe(),
-            errno,
-        }
-    }
 }
 
 impl GuestMemory {

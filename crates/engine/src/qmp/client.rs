@@ -21,8 +21,8 @@ use super::command::{Capabilities, Command};
 use super::event::{Ending, Event, Events};
 use super::message::{Greeting, Message, Outcome, parse};
 use crate::error::Error;
-use crate::install::Version;
 use crate::process::ExitWatch;
+use crate::version::Version;
 
 /// How long a command may take unless told otherwise.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(10);

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::block::Node;
+use super::node::Node;
 
 /// One QMP command: its fields serialise to the arguments.
 pub trait Command: Serialize {

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::event::Event;
-use crate::install::Version;
+use crate::version::Version;
 
 /// The first line of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

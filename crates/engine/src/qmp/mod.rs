@@ -18,6 +18,7 @@ mod client;
 mod command;
 mod event;
 mod message;
+mod node;
 
 pub use client::Qmp;
 pub(crate) use command::{
@@ -32,3 +33,4 @@ pub use command::{
     SnapshotSave, Status, Stop, SystemPowerdown,
 };
 pub use event::{Ending, Event, Events, Shutdown};
+pub(crate) use node::{Below, Cache, Node};

@@ -12,8 +12,8 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines as TokioLines};
 use super::*;
 use crate::block::{Aio, Disk, Flushes, Opening, PreparedOverlay};
 use crate::devices;
+use crate::exit::Exit;
 use crate::fdset::FdSets;
-use crate::process::Exit;
 use crate::qmp::{Cont, Nothing, QueryStatus, Quit, Stop};
 
 const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, "major": 7}, "package": ""}, "capabilities": []}}"#;

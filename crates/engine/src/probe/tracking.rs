@@ -21,11 +21,11 @@ use rustix::process::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::{Verdict, describe};
 use crate::error::Error;
 use crate::jail::{Jail, switch_user};
 use crate::preload::format::{PAGE_BYTES, Report};
 use crate::preload::protect;
-use crate::probe::{Verdict, describe};
 use crate::ram::{ByteRun, GuestMemory, Mapped, Place, Protecting, Tracking};
 
 /// Pages the child maps, and how many of them it writes before anything is asked.

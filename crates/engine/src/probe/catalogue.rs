@@ -7,12 +7,12 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+use super::{Probe, socketpair};
 use crate::accel::Accel;
 use crate::arch::Arch;
 use crate::argv::{fd, probe_argv};
 use crate::cpu::{Expansion, Model};
 use crate::error::Error;
-use crate::probe::{Probe, socketpair};
 use crate::process::Process;
 use crate::qmp::{CpuModel, Qmp, QueryCpuDefinitions, QueryCpuModelExpansion, QueryMachines};
 

@@ -15,12 +15,13 @@ use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
+use super::Probe;
 use crate::accel::Accel;
 use crate::arch::Arch;
 use crate::argv::probe_argv;
 use crate::error::Error;
-use crate::probe::Probe;
-use crate::process::{Exit, Process};
+use crate::exit::Exit;
+use crate::process::Process;
 
 /// What a test guest does once it is in long mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

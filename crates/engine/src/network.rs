@@ -1,0 +1,14 @@
+//! What a machine's network reaches.
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum NetworkMode {
+    /// No interface.
+    None,
+    /// An interface that reaches nothing, the host's loopback included.
+    #[default]
+    Isolated,
+    /// User-mode NAT. Reaches what the host reaches, its loopback by 10.0.2.2 included.
+    Full,
+    /// The device of [`NetworkMode::Full`], for a state that has it, cut off from everything.
+    Restricted,
+}
