@@ -12,7 +12,6 @@
 //! of the machine is in it. The reader accepts what the writer writes and nothing else, in memory
 //! that the input does not decide.
 
-mod damage;
 pub(crate) mod dir;
 mod export;
 mod frame;
@@ -20,7 +19,6 @@ mod header;
 mod image_files;
 mod import;
 mod intake;
-mod member;
 mod packing;
 mod parts;
 mod pipeline;
@@ -31,14 +29,15 @@ mod structure;
 mod unpack;
 mod writer;
 
-pub use damage::Damage;
 pub use export::{ExportSpec, Exported};
 pub use frame::Input;
-pub use member::Member;
 pub use packing::{Packable, PackedMember, Role};
 pub use reader::{Found, Reader};
-pub use sparse::{BLOCK, MAX_MEMBER_BYTES, MAX_PIECES, Piece, SparseMap};
+pub use sparse::{BLOCK, Piece, SparseMap};
 pub use writer::Writer;
+
+pub use crate::damage::artifact::{Damage, MAX_MEMBER_BYTES, MAX_PIECES};
+pub use crate::damage::member::Member;
 
 #[cfg(test)]
 mod tests;

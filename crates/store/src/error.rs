@@ -6,7 +6,11 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::{Digest, ManifestError, Name, Named, SandboxId, StateId, artifact, disk, memory};
+use crate::damage::manifest::ManifestError;
+use crate::damage::{artifact, disk, memory};
+use crate::id::{Digest, SandboxId, StateId};
+use crate::name::Name;
+use crate::named::Named;
 
 #[derive(Debug, Error)]
 pub enum Error {
@@ -78,10 +82,7 @@ pub enum Error {
     #[error("the memory layer is damaged: {0}")]
     MemoryLayer(memory::Damage),
     #[error("disk layer {layer} is damaged: {damage}")]
-    DiskLayer {
-        layer: usize,
-        damage: disk::check::Damage,
-    },
+    DiskLayer { layer: usize, damage: disk::Damage },
     #[error("these disk layers do not lie on each other: {rule}")]
     DiskChain { rule: &'static str },
     #[error("these disk layers cannot be folded: {rule}")]

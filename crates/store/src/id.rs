@@ -8,8 +8,6 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
-use crate::Error;
-
 /// A text that is not the identity it should be.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{text:?} is not {expected}")]
@@ -86,12 +84,6 @@ impl StateId {
     }
 }
 
-fn random_hex() -> Result<String, Error> {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).map_err(Error::Random)?;
-    Ok(hex(&bytes))
-}
-
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -153,8 +145,8 @@ macro_rules! random_id {
         hex_id!($id, 16, $expected);
 
         impl $id {
-            pub fn random() -> Result<Self, Error> {
-                random_hex().map(Self)
+            pub(crate) fn from_bytes(bytes: [u8; 8]) -> Self {
+                Self(hex(&bytes))
             }
         }
     };

@@ -19,11 +19,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::blob::Blob;
 use crate::disk::overlay;
 use crate::fs::{Files, optional};
+use crate::pin::Pin;
 use crate::publish::Staged;
 use crate::record::{self, Record};
-use crate::snapshot::Pin;
 use crate::{Digest, Error, Name, Named, Store};
 
 pub use listing::ImageSummary;
@@ -73,13 +74,6 @@ pub struct ExecDefaults {
     /// What `cmd`, or what is given instead of it, are the arguments of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entrypoint: Vec<String>,
-}
-
-/// What a file of a published directory is, byte for byte.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Blob {
-    pub digest: Digest,
-    pub bytes: u64,
 }
 
 /// What its maker says about an image; the store adds the digests.

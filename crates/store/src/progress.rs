@@ -5,8 +5,8 @@ use std::path::Path;
 
 use sha2::{Digest as _, Sha256};
 
+use crate::blob::Blob;
 use crate::fs::io_error;
-use crate::image::Blob;
 use crate::{Digest, Error};
 
 /// Told how far a long work is. Cancelled, the work ends with [`Error::Cancelled`] and leaves

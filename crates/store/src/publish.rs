@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use crate::fs::{Files, Kind, Lock, optional};
 use crate::layout::Layout;
-use crate::snapshot::Pin;
+use crate::pin::Pin;
 use crate::{Error, SandboxId, lock};
 
 /// The file of a staging directory that says what must stay.

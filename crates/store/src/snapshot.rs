@@ -15,40 +15,31 @@
 
 mod assembly;
 mod disk;
-mod gc;
 mod manifest;
-mod mark;
-mod named;
-mod pin;
+mod names;
+mod pinned;
 mod pool;
-mod rules;
-mod save;
+pub(crate) mod rules;
 #[cfg(test)]
 mod tests;
-mod told;
-mod usage;
 mod verify;
 
 use std::collections::BTreeSet;
 
 pub(crate) use assembly::Assembly;
 pub use disk::SnapshotDiskFiles;
-pub use gc::{Garbage, GarbageKind, GcReport};
 pub use manifest::{
-    CaptureRecord, Consistency, DiskFormat, ImageReference, ManifestError, MemoryKind, Settings,
-    SnapshotDisk, SnapshotManifest, SnapshotMemory,
+    CaptureRecord, Consistency, DiskFormat, ImageReference, MemoryKind, Settings, SnapshotDisk,
+    SnapshotManifest, SnapshotMemory,
 };
-pub(crate) use named::SnapshotNames;
-pub use named::{ListedName, Named, RemovedImage, Target};
-pub(crate) use pin::Pin;
-pub use pin::Pinned;
+pub(crate) use names::SnapshotNames;
+pub use names::{ListedName, RemovedImage, Target};
+pub use pinned::Pinned;
 pub(crate) use pool::Form;
-pub use save::SaveSpec;
-pub use usage::{KindUsage, Usage, UsageKind};
 pub use verify::{Damaged, Verified};
 
+use crate::blob::Blob;
 use crate::fs::optional;
-use crate::image::Blob;
 use crate::{Digest, Error, Name, StateId, Store};
 
 /// A snapshot and who it is.

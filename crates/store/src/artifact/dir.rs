@@ -22,8 +22,8 @@ use super::parts::{Part, Scope};
 use super::pipeline::Chunk;
 use super::record::ArtifactRecord;
 use super::{Damage, Member, pipeline, structure};
+use crate::blob::Blob;
 use crate::fs::{Disk, Files, Kind, io_error, optional};
-use crate::image::Blob;
 use crate::publish::{self, left_for_next_open};
 use crate::{
     Damaged, Digest, Error, ImageReference, Pinned, Progress, SandboxId, Snapshot,

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::{Damage, Member};
-use crate::image::{Blob, ImageRecord, KernelRecord};
+use crate::blob::Blob;
+use crate::image::{ImageRecord, KernelRecord};
 use crate::record::{self, Record};
 use crate::{Digest, Error, ImageReference, SnapshotManifest};
 

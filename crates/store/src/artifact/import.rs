@@ -22,11 +22,13 @@ use super::pipeline::{self, Chunk};
 use super::record::ArtifactRecord;
 use super::structure;
 use super::{Damage, Member, SparseMap};
+use crate::blob::Blob;
 use crate::fs::Output;
-use crate::image::{Blob, Image, ImageRecord};
+use crate::image::{Image, ImageRecord};
+use crate::pin::Pin;
 use crate::progress::Uncounted;
 use crate::publish::Staged;
-use crate::snapshot::{Assembly, Form, Pin};
+use crate::snapshot::{Assembly, Form};
 use crate::{
     Damaged, Digest, Error, Pinned, Progress, Snapshot, SnapshotManifest, Store, Target, lock,
 };

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use super::packing::Role;
 use super::pipeline::{self, Chunk};
 use super::{SparseMap, packing};
+use crate::blob::Blob;
 use crate::fs::{ReadAt, io_error};
-use crate::image::Blob;
 use crate::snapshot::Form;
 use crate::{Digest, Error, ImageReference, Progress, Silent, Snapshot, SnapshotManifest, Store};
 

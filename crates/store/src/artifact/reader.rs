@@ -8,9 +8,10 @@ use std::io::Read;
 
 use super::frame::read_some;
 use super::header::{Block, Header, Kind, MAX_PAX_BYTES, MemberHeader, SECTOR};
-use super::sparse::{MAX_MEMBER_BYTES, MapParser};
+use super::sparse::MapParser;
 use super::{Damage, Member, SparseMap};
 use crate::Error;
+use crate::damage::artifact::MAX_MEMBER_BYTES;
 
 /// Reads the members of an archive, one after the other.
 #[derive(Debug)]

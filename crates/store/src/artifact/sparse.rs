@@ -13,15 +13,11 @@ use std::io::{self, Read};
 
 use super::header::SECTOR;
 use super::{Damage, Member};
+use crate::damage::artifact::MAX_PIECES;
 use crate::fs::ReadAt;
 
 /// What is a hole or is not, as a whole.
 pub const BLOCK: u64 = 64 << 10;
-/// The most pieces of a member: 16 MiB of memory. What is behind the last but one of a file with
-/// more is one piece.
-pub const MAX_PIECES: u64 = 1 << 20;
-/// The most bytes of a member: the largest disk there is.
-pub const MAX_MEMBER_BYTES: u64 = 64 << 40;
 /// What is looked at of a block before all of it is read. Most blocks that are not zero say so
 /// here.
 const PROBE: usize = 4096;

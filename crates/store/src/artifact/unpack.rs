@@ -15,8 +15,8 @@ use super::import::{Import, parse_manifest};
 use super::intake::Loose;
 use super::packing::{Role, kernel_roles};
 use super::parts::{self, Lender, Part, Scope};
+use crate::blob::Blob;
 use crate::fs::optional;
-use crate::image::Blob;
 use crate::{Digest, Error, Image, KernelBundle, Pinned, Progress, Snapshot, Store, Target};
 
 /// What the store has that members can be taken from.

@@ -1,8 +1,8 @@
 //! Images that are made from others.
 
 use super::{Image, ImageRecord, ImageSpec, KernelBundle};
+use crate::pin::Pin;
 use crate::publish::Staged;
-use crate::snapshot::Pin;
 use crate::{Digest, Error, SandboxId, Store, lock};
 
 impl Store {

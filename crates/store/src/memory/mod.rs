@@ -25,9 +25,11 @@ mod writer;
 
 pub use fold::{MAX_FOLDED_RUNS, flatten, fold};
 pub(crate) use layer::check_ram;
-pub use layer::{Damage, Layer, MAX_RAM_BYTES, MAX_RUNS, RunKind};
+pub use layer::{Layer, MAX_RAM_BYTES, MAX_RUNS};
 pub use plan::{coalesce, plan};
 pub use writer::MemoryWriter;
+
+pub use crate::damage::memory::{Damage, RunKind};
 
 /// The unit of every offset, length and run.
 pub const PAGE: u64 = 4096;

@@ -6,31 +6,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::choice::{AccelChoice, Network, PublishedPort};
 use crate::image::Arch;
 use crate::record::Record;
 use crate::{BatchId, Digest, Name, SandboxId, StateId};
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Network {
-    None,
-    Isolated,
-    Full,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AccelChoice {
-    Auto,
-    Kvm,
-    Tcg,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PublishedPort {
-    pub host: u16,
-    pub guest: u16,
-}
 
 /// `sandbox.json`: what was asked for. Never changes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

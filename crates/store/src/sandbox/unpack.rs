@@ -12,8 +12,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::SandboxRecord;
+use crate::blob::Blob;
 use crate::fs::MAX_RECORD_BYTES;
-use crate::image::Blob;
 use crate::publish;
 use crate::record::canonical;
 use crate::snapshot::{Form, MemoryKind, SnapshotMemory};

@@ -19,11 +19,13 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::named::{Claim, Named, Target};
+use super::names::{Claim, Target};
 use super::pool::Form;
-use super::{Pin, Pinned, Snapshot, SnapshotManifest};
+use super::{Pinned, Snapshot, SnapshotManifest};
+use crate::blob::Blob;
 use crate::fs::{Lock, optional};
-use crate::image::Blob;
+use crate::named::Named;
+use crate::pin::Pin;
 use crate::publish::{self, Staged};
 use crate::{Digest, Error, SandboxId, Store, lock};
 

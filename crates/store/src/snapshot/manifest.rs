@@ -6,12 +6,14 @@
 //! bytes may come from anyone.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use thiserror::Error as ThisError;
 
 use super::rules;
-use crate::image::{Arch, Blob};
+use crate::blob::Blob;
+use crate::damage::manifest::ManifestError;
+use crate::image::Arch;
 use crate::{AccelChoice, Digest, MachineRecord, Name, Network, PublishedPort, record};
 
 /// Far more than any manifest of ours has.
@@ -135,21 +137,15 @@ pub enum Consistency {
     Crash,
 }
 
-/// Why bytes are no manifest that this program can use.
-#[derive(Debug, Clone, PartialEq, Eq, ThisError)]
-pub enum ManifestError {
-    #[error("a manifest of {bytes} bytes is larger than any can be")]
-    TooLarge { bytes: usize },
-    #[error("it is not a manifest: {0}")]
-    NotAManifest(String),
-    #[error("its schema is {found}; this program knows schema {known}")]
-    Schema { found: u64, known: u64 },
-    #[error("it requires {feature:?}, which this program does not know")]
-    Requires { feature: String },
-    #[error("it is not in canonical form")]
-    NotCanonical,
-    #[error("its {field} cannot be: {rule}")]
-    Invalid { field: String, rule: String },
+impl fmt::Display for Consistency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Exact => "exact",
+            Self::Frozen => "frozen",
+            Self::Stopped => "stopped",
+            Self::Crash => "crash",
+        })
+    }
 }
 
 /// What is looked at before anything else, so that a later schema or feature is refused by its

@@ -6,8 +6,8 @@
 use std::io::{self, BufReader, Read};
 use std::path::PathBuf;
 
+use crate::blob::Blob;
 use crate::fs::{Lock, io_error, optional};
-use crate::image::Blob;
 use crate::{Digest, Error, Store};
 
 /// The largest window that a frame may ask for, 128 MiB: what every zstd accepts.

@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use super::manifest::{
-    CaptureRecord, ManifestError, MemoryKind, Settings, SnapshotManifest, SnapshotMemory,
-};
+use super::manifest::{CaptureRecord, MemoryKind, Settings, SnapshotManifest, SnapshotMemory};
+use crate::blob::Blob;
+use crate::damage::manifest::ManifestError;
 use crate::disk::overlay;
 use crate::fs::MAX_RECORD_BYTES;
-use crate::image::Blob;
 use crate::{Digest, LayerId, MachineRecord, memory};
 
 /// Above this, a number is not the same in every JSON reader.
@@ -25,11 +24,11 @@ const MAX_CPU_FEATURES: usize = 1024;
 const MAX_PORTS: usize = 64;
 const CPUS: RangeInclusive<u32> = 1..=64;
 const MIB: u64 = 1 << 20;
-pub(super) const MAX_DEGRADED: usize = 64;
+pub(crate) const MAX_DEGRADED: usize = 64;
 
 type Checked = Result<(), ManifestError>;
 
-pub(super) fn check(manifest: &SnapshotManifest) -> Checked {
+pub(crate) fn check(manifest: &SnapshotManifest) -> Checked {
     require(
         manifest.schema == SnapshotManifest::SCHEMA,
         "schema",

@@ -3,8 +3,9 @@
 use proptest::prelude::{any, prop_assert, proptest};
 use serde_json::{Value, json};
 
-use super::{ManifestError, SnapshotManifest};
+use super::SnapshotManifest;
 use crate::Digest;
+use crate::damage::manifest::ManifestError;
 
 /// The vector of docs/format.md, byte for byte.
 const GOLDEN: &[u8] = include_bytes!("../../../../docs/vectors/snapshot-manifest.json");

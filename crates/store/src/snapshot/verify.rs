@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::blob::Blob;
 use crate::fs::optional;
-use crate::image::{Blob, Image, KernelBundle};
+use crate::image::{Image, KernelBundle};
 use crate::snapshot::Snapshot;
 use crate::{Digest, Error, Progress, Silent, Store, lock, progress};
 

@@ -17,8 +17,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Named, Pin};
 use crate::fs::{Kind, optional};
+use crate::named::Named;
+use crate::pin::Pin;
 use crate::publish::PIN;
 use crate::{Digest, Error, SandboxId, SandboxRecord, Store, record};
 

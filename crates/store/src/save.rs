@@ -17,14 +17,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::path::Path;
 
-use super::manifest::{
-    CaptureRecord, Consistency, DiskFormat, ImageReference, MemoryKind, Settings, SnapshotDisk,
-    SnapshotManifest, SnapshotMemory,
-};
-use super::{Assembly, Pinned, Target, rules};
+use crate::blob::Blob;
 use crate::disk::overlay;
 use crate::fs::{Output, io_error};
-use crate::image::Blob;
+use crate::snapshot::{
+    Assembly, CaptureRecord, Consistency, DiskFormat, ImageReference, MemoryKind, Pinned, Settings,
+    SnapshotDisk, SnapshotManifest, SnapshotMemory, Target, rules,
+};
 use crate::state::{Digests, disk_file, memory_file};
 use crate::{
     Digest, Error, LayerId, MemoryState, Progress, SandboxDir, SandboxRecord, StateId, StateSource,

@@ -13,13 +13,20 @@
 //!
 //! When it fails: what was moved was garbage, and goes when the store is opened next.
 
+mod mark;
+mod usage;
+
+use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::Named;
-use super::mark::{Marked, Marker};
 use serde::Serialize;
 
+pub use usage::{KindUsage, Usage, UsageKind};
+
+use mark::{Marked, Marker};
+
 use crate::fs::{Kind, Lock, optional};
+use crate::named::Named;
 use crate::publish::Staged;
 use crate::{Digest, Error, Name, Store, lock};
 
@@ -54,6 +61,19 @@ pub enum GarbageKind {
     Warm,
     Image,
     Kernel,
+}
+
+impl fmt::Display for GarbageKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Snapshot => "snapshot",
+            Self::Layer => "layer",
+            Self::Warm => "warm",
+            Self::Image => "image",
+            Self::Kernel => "kernel",
+            Self::Reservation => "reservation",
+        })
+    }
 }
 
 /// The kinds that are files and directories of their own.
@@ -130,7 +150,7 @@ impl Store {
 
     /// Removes one snapshot with the layers that only it lists, unless something still reaches
     /// them.
-    pub(super) fn collect_snapshot(&self, digest: &Digest) -> Result<(), Error> {
+    pub(crate) fn collect_snapshot(&self, digest: &Digest) -> Result<(), Error> {
         // One that is not there, or cannot be read, is nothing that could be explained: it is left
         // alone.
         let Ok(snapshot) = self.read_snapshot(digest) else {
@@ -158,7 +178,7 @@ impl Store {
     }
 
     /// Removes one image with its warm images and its kernel, unless something still reaches them.
-    pub(super) fn collect_image(&self, digest: &Digest) -> Result<(), Error> {
+    pub(crate) fn collect_image(&self, digest: &Digest) -> Result<(), Error> {
         // One that cannot be read does not say which kernel it has: `gc` finds that.
         let kernel = self
             .image_by_digest(digest)

@@ -1,9 +1,10 @@
 //! What uses the disk.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::gc::{GarbageKind, GcReport};
+use super::{GarbageKind, GcReport};
 use serde::Serialize;
 
 use crate::fs::{Entry, Kind, optional};
@@ -41,6 +42,22 @@ pub enum UsageKind {
     Cache,
     Staging,
     Quarantine,
+}
+
+impl fmt::Display for UsageKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Images => "images",
+            Self::Kernels => "kernels",
+            Self::Snapshots => "snapshots",
+            Self::Layers => "layers",
+            Self::Sandboxes => "sandboxes",
+            Self::Warm => "warm",
+            Self::Cache => "cache",
+            Self::Staging => "staging",
+            Self::Quarantine => "quarantine",
+        })
+    }
 }
 
 const KINDS: [UsageKind; 9] = [

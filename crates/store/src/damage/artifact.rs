@@ -2,9 +2,14 @@
 
 use thiserror::Error as ThisError;
 
-use super::Member;
-use super::sparse::{MAX_MEMBER_BYTES, MAX_PIECES};
+use super::member::Member;
 use crate::Digest;
+
+/// The most pieces of a member: 16 MiB of memory. What is behind the last but one of a file with
+/// more is one piece.
+pub const MAX_PIECES: u64 = 1 << 20;
+/// The most bytes of a member: the largest disk there is.
+pub const MAX_MEMBER_BYTES: u64 = 64 << 40;
 
 /// Which rule of the format a stream breaks.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Damage;
+use super::artifact::Damage;
 use crate::Digest;
 
 const BLOBS: &str = "blobs/";
@@ -19,7 +19,7 @@ pub enum Member {
 }
 
 impl Member {
-    pub(super) fn parse(name: &str) -> Result<Self, Damage> {
+    pub(crate) fn parse(name: &str) -> Result<Self, Damage> {
         match name {
             "artifact.json" => return Ok(Self::Artifact),
             "manifest.json" => return Ok(Self::Manifest),

@@ -9,23 +9,11 @@
 //! points at was durable before it.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use crate::fs::{Lock, optional};
+use crate::named::Named;
 use crate::publish::Staged;
 use crate::{Digest, Error, Name, SandboxId, Store, lock};
-
-const SNAPSHOT: &str = "snapshot ";
-const RESERVED: &str = "reserved ";
-
-/// What a name stands for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Named {
-    Image(Digest),
-    Snapshot(Digest),
-    /// The save that is due when this sandbox stops.
-    Reserved(SandboxId),
-}
 
 /// A name and what it stands for; one that cannot be read is listed with the reason.
 pub type ListedName = (Name, Result<Named, Error>);
@@ -62,37 +50,6 @@ pub(super) struct Claim<'a> {
     pub replace: bool,
     /// The sandbox that is saved: its own reservation gives way.
     pub by: Option<&'a SandboxId>,
-}
-
-impl fmt::Display for Named {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Image(digest) => write!(f, "image {digest}"),
-            Self::Snapshot(digest) => write!(f, "snapshot {digest}"),
-            Self::Reserved(sandbox) => write!(f, "the save to come of sandbox {sandbox}"),
-        }
-    }
-}
-
-impl Named {
-    fn parse(text: &str) -> Option<Self> {
-        let text = text.strip_suffix('\n')?;
-        if let Some(digest) = text.strip_prefix(SNAPSHOT) {
-            return digest.parse().ok().map(Self::Snapshot);
-        }
-        match text.strip_prefix(RESERVED) {
-            Some(sandbox) => sandbox.parse().ok().map(Self::Reserved),
-            None => text.parse().ok().map(Self::Image),
-        }
-    }
-
-    fn to_line(&self) -> String {
-        match self {
-            Self::Image(digest) => format!("{digest}\n"),
-            Self::Snapshot(digest) => format!("{SNAPSHOT}{digest}\n"),
-            Self::Reserved(sandbox) => format!("{RESERVED}{sandbox}\n"),
-        }
-    }
 }
 
 impl Store {
@@ -264,13 +221,13 @@ impl Store {
         self.files.sync_dir(&self.layout.image_names())
     }
 
-    pub(super) fn drop_name(&self, _held: &Lock, name: &Name) -> Result<(), Error> {
+    pub(crate) fn drop_name(&self, _held: &Lock, name: &Name) -> Result<(), Error> {
         self.files.remove_file(&self.layout.image_name(name))?;
         self.files.sync_dir(&self.layout.image_names())
     }
 
     /// What the file of a name says, whether or not it still holds.
-    pub(super) fn read_name(&self, name: &Name) -> Result<Option<Named>, Error> {
+    pub(crate) fn read_name(&self, name: &Name) -> Result<Option<Named>, Error> {
         let path = self.layout.image_name(name);
         let Some(bytes) = optional(self.files.read_small(&path))? else {
             return Ok(None);
