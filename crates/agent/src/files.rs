@@ -20,7 +20,7 @@ use sandtree_proto::{DirEntry, Failure, FileKind, Reply, Stat};
 
 use crate::channel::Cancel;
 use crate::failure::{OrFailure, refusal, tolerate};
-use crate::tree::write_sparse;
+use crate::sparse::write_sparse;
 
 const COPY_SIZE: usize = 256 * 1024;
 /// How much of a name its temporary one keeps, so that it stays below the 255 bytes of a file

@@ -235,7 +235,7 @@ fn finish(fd: &OwnedFd, at_end: AtEnd) {
     match at_end {
         AtEnd::Close => {}
         AtEnd::Shutdown => tolerate(rustix::net::shutdown(fd, rustix::net::Shutdown::Write)),
-        AtEnd::TypeEof => crate::exec::terminal::type_eof(fd),
+        AtEnd::TypeEof => crate::terminal::type_eof(fd),
     }
 }
 

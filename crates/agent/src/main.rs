@@ -21,8 +21,11 @@ mod metrics;
 mod names;
 mod network;
 mod output;
+mod role;
 mod serve;
+mod sparse;
 mod sys;
+mod terminal;
 mod tree;
 mod tunnel;
 mod user;
@@ -39,7 +42,8 @@ use cgroup::Cgroups;
 use exec::spawn::Ground;
 use init::{BootError, Booted, ImageInit, Rest, Settling};
 use link::Link;
-use serve::{Agent, End, Place, Role};
+use role::Role;
+use serve::{Agent, End, Place};
 
 fn main() -> ExitCode {
     if rustix::process::getpid().is_init() {

@@ -10,6 +10,7 @@
 pub mod frame;
 pub mod message;
 pub mod stream;
+mod version;
 
 pub use frame::{Decoded, Decoder, Frame, FrameError, MAX_PAYLOAD, Nonce, StreamId};
 pub use message::{
@@ -18,11 +19,7 @@ pub use message::{
     Stat, TermSize,
 };
 pub use stream::{Outgoing, StreamError};
-
-/// The versions this build speaks. The host offers its range, the agent picks the highest both
-/// know.
-pub const VERSION_MIN: u16 = 1;
-pub const VERSION_MAX: u16 = 3;
+pub use version::{VERSION_MAX, VERSION_MIN};
 
 /// The name of the virtio-serial port. Port numbers move with the device layout; the name does not.
 pub const PORT_NAME: &str = "dev.sandtree.agent";

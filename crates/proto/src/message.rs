@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::frame::{Frame, MAX_PAYLOAD};
-use crate::{VERSION_MAX, VERSION_MIN};
+use crate::version::{VERSION_MAX, VERSION_MIN};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HostMessage {

@@ -11,7 +11,6 @@
 //! or a SIGKILL is over only when everything the command started is gone.
 
 pub mod spawn;
-pub mod terminal;
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -21,6 +20,7 @@ use sandtree_proto::{Outcome, TermSize};
 
 use crate::cgroup::Family;
 use crate::console;
+use crate::terminal;
 
 /// Between SIGTERM and SIGKILL at a deadline.
 const GRACE: Duration = Duration::from_secs(1);

@@ -17,11 +17,12 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Resource, Rlimit};
 use sandtree_proto::{ExecStart, Failure};
 
-use super::{Exec, terminal};
+use super::Exec;
 use crate::cgroup::{Cgroup, Cgroups, Family};
 use crate::failure::{OrFailure, numbered, reason, refusal, tolerate};
 use crate::input::AtEnd;
 use crate::sys;
+use crate::terminal;
 use crate::user::{Account, Database};
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

@@ -30,7 +30,7 @@ use thiserror::Error;
 
 use crate::console;
 use crate::failure::reason;
-use crate::serve::Role;
+use crate::role::Role;
 pub use beside::{Hold, ImageInit};
 pub use modules::Rest;
 use options::{Init, Options};

@@ -16,7 +16,7 @@ use rustix::system::RebootCommand;
 use super::beside::is_systemd;
 use crate::console;
 use crate::failure::tolerate;
-use crate::serve::Role;
+use crate::role::Role;
 use crate::sys::{self, Target};
 
 /// After SIGKILL a process is gone as soon as the kernel gets to it.

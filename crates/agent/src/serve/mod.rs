@@ -29,6 +29,7 @@ use crate::hooks::Death;
 use crate::init::shutdown::Way;
 use crate::init::{Hold, Settling};
 use crate::link::Link;
+use crate::role::Role;
 use crate::sys;
 use crate::workers::{Finished, Start, Workers};
 
@@ -65,17 +66,6 @@ fn way_of(signal: i32) -> Option<Way> {
         libc::SIGTERM | libc::SIGINT => Some(Way::Restart),
         _ => None,
     }
-}
-
-/// Where the agent runs, and so what it may do to its surroundings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
-    /// It is the guest's init.
-    Init,
-    /// The image's own init runs the guest.
-    BesideInit,
-    /// It runs somewhere else, on a socket, and must not touch the machine.
-    Guestless,
 }
 
 /// Why the loop ended.

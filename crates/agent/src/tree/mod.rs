@@ -8,7 +8,7 @@ mod unpack;
 
 pub use left_out::LeftOut;
 pub use pack::pack;
-pub use unpack::{unpack, write_sparse};
+pub use unpack::unpack;
 
 /// How GNU tar, libarchive and Docker write extended attributes.
 const XATTR_KEY: &str = "SCHILY.xattr.";
