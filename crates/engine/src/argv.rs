@@ -344,7 +344,8 @@ mod tests {
                 .filter(|(a, b)| a != b)
                 .count()
         };
-        let (ignored, passed_on) = (text(&ignored), text(&passed_on));
+        let ignored = text(&ignored);
+        let passed_on = text(&passed_on);
         assert_eq!(
             (
                 differ(&ignored, &passed_on),

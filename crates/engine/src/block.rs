@@ -234,7 +234,8 @@ impl Disk {
             Ok(()) => {}
             Err(error) => return Err((overlay, error)),
         }
-        let (below, above) = (node(chain.active), node(overlay.number));
+        let below = node(chain.active);
+        let above = node(overlay.number);
         match self
             .qmp
             .run(BlockdevSnapshot {

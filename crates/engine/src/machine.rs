@@ -198,7 +198,9 @@ impl Machine {
         let disk = Disk::new(qmp.clone(), opening, overlays);
         let sets = FdSets::new(qmp.clone(), overlays + 1);
         let uncaptured = blocks::uncaptured(&qmp, installed.arch).await?;
-        let (link, console, firmware) = (Some(link), Some(console), installed.firmware);
+        let link = Some(link);
+        let console = Some(console);
+        let firmware = installed.firmware;
         Ok(Machine {
             process,
             qmp,

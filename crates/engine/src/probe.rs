@@ -216,7 +216,8 @@ impl Probe<'_> {
             Err(error) => (Aio::Threads, Some(describe(&error))),
         };
         let asked = asked?;
-        let (catalogue, mut expansions) = (asked.catalogue().await?, Expansions::default());
+        let catalogue = asked.catalogue().await?;
+        let mut expansions = Expansions::default();
         let model = Model::chosen(self.arch, Accel::Tcg, CpuChoice::default())?;
         expansions.insert(Accel::Tcg, &model, asked.expand(&model).await?);
         let verdicts = Verdicts {
@@ -329,10 +330,8 @@ impl Probe<'_> {
     async fn io_uring(&self) -> Result<(), Error> {
         let (ours, theirs) = socketpair()?;
         let image = empty_image().map_err(Error::io("create", "a disk image in memory"))?;
-        let (qmp, disk) = (
-            format!("socket,id=qmp,fd={}", fd::QMP),
-            format!("fd={},set=0", fd::DISK),
-        );
+        let qmp = format!("socket,id=qmp,fd={}", fd::QMP);
+        let disk = format!("fd={},set=0", fd::DISK);
         let args = probe_argv(&[
             "-machine",
             "none",

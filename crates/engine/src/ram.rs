@@ -241,10 +241,8 @@ impl GuestMemory {
         const ENTRY_BYTES: u64 = 8;
         let path = self.proc("pagemap");
         let pagemap = File::open(&path).map_err(Error::io("open", &path))?;
-        let (first, pages) = (
-            self.place.address / PAGE_BYTES,
-            (self.place.bytes / PAGE_BYTES) as usize,
-        );
+        let first = self.place.address / PAGE_BYTES;
+        let pages = (self.place.bytes / PAGE_BYTES) as usize;
         let mut buffer = vec![0; pages.min(PAGES_READ) * ENTRY_BYTES as usize];
         let mut runs = Vec::new();
         for start in (0..pages).step_by(PAGES_READ) {

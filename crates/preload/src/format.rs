@@ -209,7 +209,8 @@ impl Report {
     #[allow(dead_code, reason = "the engine's side")]
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let [magic, address, bytes, regions, mapping, tracking] = numbers(bytes);
-        let (mapping, tracking) = (Failure::decode(mapping)?, Failure::decode(tracking)?);
+        let mapping = Failure::decode(mapping)?;
+        let tracking = Failure::decode(tracking)?;
         (magic == REPORT_MAGIC).then_some(Self {
             address,
             bytes,

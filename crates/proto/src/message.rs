@@ -628,7 +628,8 @@ mod tests {
             stat: stat.clone(),
         });
         let all: Vec<u8> = entries.iter().flat_map(encode_entry).collect();
-        let (mut bytes, mut seen) = (Vec::new(), Vec::new());
+        let mut bytes = Vec::new();
+        let mut seen = Vec::new();
         for byte in all {
             bytes.push(byte);
             seen.extend(decode_entry(&mut bytes).unwrap());

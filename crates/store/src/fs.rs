@@ -223,7 +223,9 @@ impl Files {
     /// Digest and length of a file, read in pieces.
     pub(crate) fn digest(&self, path: &Path) -> Result<(Digest, u64), Error> {
         let mut file = self.fs.open(path).map_err(io_error("open", path))?;
-        let (mut hasher, mut piece, mut len) = (Sha256::new(), vec![0; 1 << 20], 0);
+        let mut hasher = Sha256::new();
+        let mut piece = vec![0; 1 << 20];
+        let mut len = 0;
         loop {
             let read = file.read(&mut piece).map_err(io_error("read", path))?;
             if read == 0 {
@@ -345,7 +347,8 @@ impl Files {
     pub(crate) fn share_tree(&self, from: &Path, to: &Path) -> Result<(), Error> {
         self.create_dir(to)?;
         for entry in optional(self.list(from))?.unwrap_or_default() {
-            let (from, to) = (from.join(&entry.name), to.join(&entry.name));
+            let from = from.join(&entry.name);
+            let to = to.join(&entry.name);
             match entry.kind {
                 Kind::Dir => self.share_tree(&from, &to)?,
                 _ => self.share(&from, &to)?,

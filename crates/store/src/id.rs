@@ -171,7 +171,8 @@ mod tests {
 
     #[test]
     fn ids_differ_and_parse_back() {
-        let (a, b) = (SandboxId::random().unwrap(), SandboxId::random().unwrap());
+        let a = SandboxId::random().unwrap();
+        let b = SandboxId::random().unwrap();
         assert_ne!(a, b);
         assert_eq!(a.to_string().parse::<SandboxId>().unwrap(), a);
         assert!("../../etc/passwd".parse::<SandboxId>().is_err());

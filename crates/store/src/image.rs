@@ -446,7 +446,8 @@ impl Store {
     }
 
     pub fn publish_initramfs(&self, key: &Digest, bytes: &[u8]) -> Result<PathBuf, Error> {
-        let (staged, target) = (self.stage()?, self.layout.initramfs(key));
+        let staged = self.stage()?;
+        let target = self.layout.initramfs(key);
         self.files.create(&staged.path().join("cpio"), bytes)?;
         staged.publish_file("cpio", &target)?;
         Ok(target)

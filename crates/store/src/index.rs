@@ -125,13 +125,11 @@ impl Store {
                 summaries,
             )
         });
-        let (
-            SnapshotNames {
-                by_digest: mut names,
-                unreadable,
-            },
-            (mut snapshots, trouble),
-        ) = (names?, summaries?);
+        let SnapshotNames {
+            by_digest: mut names,
+            unreadable,
+        } = names?;
+        let (mut snapshots, trouble) = summaries?;
         let damaged = self.lacks_something()?;
         for summary in &mut snapshots {
             summary.names = names.remove(&summary.digest).unwrap_or_default();

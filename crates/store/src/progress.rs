@@ -65,7 +65,9 @@ pub(crate) fn read_through(
     progress: &dyn Progress,
     sink: &mut dyn FnMut(&[u8]) -> Result<(), Error>,
 ) -> Result<Blob, Error> {
-    let (mut hasher, mut piece, mut bytes) = (Sha256::new(), vec![0; PIECE], 0);
+    let mut hasher = Sha256::new();
+    let mut piece = vec![0; PIECE];
+    let mut bytes = 0;
     loop {
         check(progress)?;
         let read = match reader.read(&mut piece) {

@@ -138,7 +138,8 @@ impl<'a> Saving<'a> {
     }
 
     fn manifest(&self, record: &SandboxRecord) -> Result<SnapshotManifest, Error> {
-        let (state, spec) = (self.source.manifest(), self.spec);
+        let state = self.source.manifest();
+        let spec = self.spec;
         let disk = SnapshotDisk {
             format: DiskFormat::Qcow2,
             file_system: FILE_SYSTEM.to_owned(),

@@ -213,7 +213,8 @@ impl Store {
 /// Whether nobody else can put anything into a directory.
 fn require_own(root: &Path) -> Result<(), Error> {
     let found = std::fs::metadata(root).map_err(io_error("look at", root))?;
-    let (owner, user) = (found.uid(), rustix::process::geteuid().as_raw());
+    let owner = found.uid();
+    let user = rustix::process::geteuid().as_raw();
     if owner != user {
         return Err(Error::ForeignRoot {
             root: root.to_owned(),

@@ -81,7 +81,8 @@ impl Store {
 
     /// One that went since it was listed is no news.
     fn summarize_warm(&self, key: Digest) -> Result<Option<WarmSummary>, Error> {
-        let (state, record) = (self.warm(&key), self.warm_record(&key));
+        let state = self.warm(&key);
+        let record = self.warm_record(&key);
         if self.files.kind(&self.layout.warm(&key))?.is_none() {
             return Ok(None);
         }
@@ -117,7 +118,8 @@ impl Store {
         from: &SandboxDir,
         state: &StateId,
     ) -> Result<Published, Error> {
-        let (source, staged) = (from.state_source(state)?, self.stage()?);
+        let source = from.state_source(state)?;
+        let staged = self.stage()?;
         let tree = places(staged.path());
         self.files.create_dir(&tree.disks)?;
         self.files.create_dir(&tree.memory)?;

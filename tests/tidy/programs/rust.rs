@@ -39,7 +39,8 @@ pub fn starts(sources: &[Source]) -> (BTreeSet<Start>, Vec<String>) {
         within: String::new(),
         takes: Takes::Program,
     });
-    let (mut starts, mut unclear) = (BTreeSet::new(), Vec::new());
+    let mut starts = BTreeSet::new();
+    let mut unclear = Vec::new();
     for source in sources {
         for helper in helpers
             .iter()
@@ -156,7 +157,8 @@ impl Call<'_> {
         }
         let is_name = |c: &char| c.is_alphanumeric() || *c == '_';
         let name: String = argument.trim_start().chars().take_while(is_name).collect();
-        let (before, all) = (&self.source.text[..self.arguments], &self.source.text[..]);
+        let before = &self.source.text[..self.arguments];
+        let all = &self.source.text[..];
         let bound = |text: &str, binding: String| text.rfind(&binding).map(|at| at + binding.len());
         let at = bound(before, format!("let {name} ="))
             .or_else(|| bound(all, format!("const {name}: &str =")))?;
@@ -230,7 +232,8 @@ fn literal(text: &str) -> Option<(String, &str)> {
         return Some((raw[..end].to_owned(), &raw[end + 1..]));
     }
     let body = rest.strip_prefix('"')?;
-    let (mut value, mut characters) = (String::new(), body.char_indices());
+    let mut value = String::new();
+    let mut characters = body.char_indices();
     while let Some((at, character)) = characters.next() {
         match character {
             '"' => return Some((value, &body[at + 1..])),

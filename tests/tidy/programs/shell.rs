@@ -111,7 +111,9 @@ impl Scanner<'_> {
 
     /// Reads commands up to the end of what it is inside of.
     fn scan(&mut self, inside: Inside) {
-        let (mut command, mut here_documents, mut is_target) = (Vec::new(), Vec::new(), false);
+        let mut command = Vec::new();
+        let mut here_documents = Vec::new();
+        let mut is_target = false;
         while self.at < self.text.len() {
             match self.peek(0) {
                 b')' if inside != Inside::Script => {

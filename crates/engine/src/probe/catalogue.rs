@@ -34,7 +34,8 @@ pub(crate) struct Asked {
 impl Asked {
     pub async fn start(probe: &Probe<'_>, accel: Accel) -> Result<Asked, Error> {
         let (ours, theirs) = socketpair()?;
-        let (accel_name, qmp) = (accel.to_string(), format!("socket,id=qmp,fd={}", fd::QMP));
+        let accel_name = accel.to_string();
+        let qmp = format!("socket,id=qmp,fd={}", fd::QMP);
         let machine = [
             "-machine",
             probe.arch.machine_type(),

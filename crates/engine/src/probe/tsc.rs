@@ -14,9 +14,11 @@ pub(crate) async fn measure_khz() -> Option<u64> {
     }
     let mut rates = Vec::new();
     for _ in 0..WINDOWS {
-        let (counted, began) = (count(), Instant::now());
+        let counted = count();
+        let began = Instant::now();
         tokio::time::sleep(WINDOW).await;
-        let (ended, elapsed) = (count(), began.elapsed());
+        let ended = count();
+        let elapsed = began.elapsed();
         rates.push(
             (u128::from(ended.wrapping_sub(counted)) * 1_000_000 / elapsed.as_nanos()) as u64,
         );

@@ -515,7 +515,8 @@ fn disk_on(node: &str) -> String {
 #[tokio::test(start_paused = true)]
 async fn a_pivot_that_is_late_is_found_and_the_next_one_stands_on_it() {
     let (qmp, mut peer) = connected().await;
-    let (disk, sets) = (disk(&qmp), FdSets::new(qmp.clone(), 2));
+    let disk = disk(&qmp);
+    let sets = FdSets::new(qmp.clone(), 2);
     let overlay = prepared(&disk, &sets, &mut peer).await;
     // Neither the pivot nor the question is answered.
     let (overlay, error) = disk.pivot(overlay).await.unwrap_err();
@@ -546,7 +547,8 @@ async fn a_pivot_that_is_late_is_found_and_the_next_one_stands_on_it() {
 #[tokio::test(start_paused = true)]
 async fn a_pivot_that_is_late_by_little_has_been_made() {
     let (qmp, mut peer) = connected().await;
-    let (disk, sets) = (disk(&qmp), FdSets::new(qmp.clone(), 2));
+    let disk = disk(&qmp);
+    let sets = FdSets::new(qmp.clone(), 2);
     let overlay = prepared(&disk, &sets, &mut peer).await;
     let script = async {
         peer.hear_more("blockdev-snapshot").await;

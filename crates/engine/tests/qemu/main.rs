@@ -110,7 +110,8 @@ async fn a_killed_machine_is_reaped_and_later_commands_say_so() {
 async fn a_dropped_machine_is_killed_and_reaped() {
     let dir = tempfile::tempdir().unwrap();
     let machine = start(dir.path(), "wait").await;
-    let (pid, exit) = (machine.pid(), machine.exit());
+    let pid = machine.pid();
+    let exit = machine.exit();
     drop(machine);
     within(exit.wait()).await;
     assert!(!exists(pid));

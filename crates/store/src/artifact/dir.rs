@@ -102,7 +102,8 @@ impl Store {
         target: Target<'_>,
         progress: &dyn Progress,
     ) -> Result<Pinned, Error> {
-        let (files, dir) = (self.files.clone(), absolute(dir)?);
+        let files = self.files.clone();
+        let dir = absolute(dir)?;
         check_head(&files, &dir)?;
         self.take_in(&mut Directory::new(files, &dir), target, progress)
     }
@@ -115,7 +116,8 @@ impl Store {
     /// Removes a snapshot directory, whole or damaged. One that is something else, or holds
     /// anything else, stays.
     pub fn remove_dir_snapshot(dir: &Path) -> Result<(), Error> {
-        let (files, dir) = (Files::new(Arc::new(Disk)), absolute(dir)?);
+        let files = Files::new(Arc::new(Disk));
+        let dir = absolute(dir)?;
         require_nothing_else(&files, &dir)?;
         let leaving = beside(&dir)?;
         files.rename_noreplace(&dir, &leaving)?;

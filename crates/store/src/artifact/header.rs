@@ -103,7 +103,8 @@ fn checksum(block: &Block) -> u32 {
 }
 
 fn check_checksum(block: &Block) -> Result<(), Damage> {
-    let (expected, found) = (checksum(block), text(&block[CHECKSUM]));
+    let expected = checksum(block);
+    let found = text(&block[CHECKSUM]);
     if u32::from_str_radix(found.trim(), 8) == Ok(expected) {
         return Ok(());
     }
@@ -470,14 +471,12 @@ mod tests {
             stored_bytes: 512,
             sparse_bytes: Some(1 << 20),
         };
-        let (pax, records) = (
-            Header {
-                name: format!("{PAX_DIR}{}", blob()),
-                kind: Kind::Pax,
-                bytes: 0,
-            },
-            sparse.pax().unwrap(),
-        );
+        let pax = Header {
+            name: format!("{PAX_DIR}{}", blob()),
+            kind: Kind::Pax,
+            bytes: 0,
+        };
+        let records = sparse.pax().unwrap();
         let refused =
             |records: &[u8]| MemberHeader::extended(&pax, records, sparse.ustar()).unwrap_err();
         assert!(

@@ -278,7 +278,8 @@ impl<'a> Import<'a> {
     /// Takes in the files of image and kernel.
     fn image(&mut self, files: &ImageFiles) -> Result<(Slot, Slot), Error> {
         let [digest, bundle] = &files.digests;
-        let (image, kernel) = (self.image_slot(digest)?, self.kernel_slot(bundle)?);
+        let image = self.image_slot(digest)?;
+        let kernel = self.kernel_slot(bundle)?;
         self.keep_text(digest, image.file("image.json"), &files.texts[0])?;
         self.keep_text(bundle, kernel.file("bundle.json"), &files.texts[1])?;
         self.take(&files.kernel.kernel, kernel.file("kernel"))?;

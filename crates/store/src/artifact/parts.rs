@@ -72,7 +72,8 @@ impl Store {
     /// Every part of an image: image, kernel bundle, kernel, initial file system, modules, root
     /// file system.
     pub(super) fn image_parts(&self, digest: &Digest, kernel: &Digest) -> Result<Vec<Part>, Error> {
-        let (image, bundle) = (self.image_by_digest(digest)?, self.kernel(kernel)?);
+        let image = self.image_by_digest(digest)?;
+        let bundle = self.kernel(kernel)?;
         let mut parts = vec![
             self.record_part(
                 Role::Image,
@@ -158,7 +159,8 @@ impl Store {
         begin: impl FnOnce(&SparseMap) -> Result<D, Error>,
     ) -> Result<SparseMap, Error> {
         let read = part.map(self).and_then(|map| {
-            let (mut content, mut drain) = (part.open(self)?, begin(&map)?);
+            let mut content = part.open(self)?;
+            let mut drain = begin(&map)?;
             let digest =
                 pipeline::pull(&map, &mut |chunk| content.fill(chunk), &mut drain, progress)?;
             Ok((map, digest))

@@ -82,7 +82,8 @@ fn in_place(
     drain: &mut Drain<'_>,
     progress: &dyn Progress,
 ) -> Result<Digest, Error> {
-    let (mut chunk, mut hasher) = (Chunk::default(), PieceHasher::new(progress));
+    let mut chunk = Chunk::default();
+    let mut hasher = PieceHasher::new(progress);
     for part in parts(map) {
         chunk.place(part);
         fill(&mut chunk)?;
@@ -123,11 +124,9 @@ struct Circle {
 
 impl Circle {
     fn new() -> Self {
-        let ((to_fill, empty), (to_hash, filled), (to_drain, hashed)) = (
-            sync_channel(CHUNKS),
-            sync_channel(CHUNKS),
-            sync_channel(CHUNKS),
-        );
+        let (to_fill, empty) = sync_channel(CHUNKS);
+        let (to_hash, filled) = sync_channel(CHUNKS);
+        let (to_drain, hashed) = sync_channel(CHUNKS);
         for _ in 0..CHUNKS {
             hand_on(&to_fill, Chunk::default());
         }
@@ -286,7 +285,8 @@ mod tests {
             let map = map_of(&content);
             for forward in [true, false] {
                 let mut found = vec![0; content.len()];
-                let (mut fill, mut drain) = (filler(&content), drainer(&mut found));
+                let mut fill = filler(&content);
+                let mut drain = drainer(&mut found);
                 let digest = if forward {
                     push(&map, &mut fill, &mut drain, &Silent)
                 } else {
@@ -301,7 +301,8 @@ mod tests {
 
     #[test]
     fn a_stage_that_fails_ends_the_others_and_is_told() {
-        let (content, failure) = (content(), || Err(Error::NotEmpty));
+        let content = content();
+        let failure = || Err(Error::NotEmpty);
         let map = map_of(&content);
         for at in [0, 5 << 20] {
             let mut found = vec![0; content.len()];
@@ -359,7 +360,8 @@ mod tests {
         let content = content();
         let mut found = vec![0; content.len()];
         let cancelled = || Cancelled(Default::default());
-        let (mut fill, mut drain) = (filler(&content), drainer(&mut found));
+        let mut fill = filler(&content);
+        let mut drain = drainer(&mut found);
         assert!(matches!(
             push(&map_of(&content), &mut fill, &mut drain, &cancelled()),
             Err(Error::Cancelled)

@@ -139,7 +139,8 @@ impl<R: Read> Reader<R> {
             let block = self.block()?;
             text_bytes += SECTOR as u64;
             if let Some(map) = parse_block(&mut parser, &block, &header.member)? {
-                let (member, found) = (header.member.clone(), header.stored_bytes);
+                let member = header.member.clone();
+                let found = header.stored_bytes;
                 let expected = text_bytes + map.data_bytes();
                 return if expected == found {
                     Ok(map)

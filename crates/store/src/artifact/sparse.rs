@@ -76,8 +76,9 @@ impl SparseMap {
             bytes: file.bytes()?,
             pieces: Vec::new(),
         };
-        let (whole, mut at, mut buffer) =
-            (map.bytes - map.bytes % BLOCK, 0, vec![0; BLOCK as usize]);
+        let whole = map.bytes - map.bytes % BLOCK;
+        let mut at = 0;
+        let mut buffer = vec![0; BLOCK as usize];
         while at < whole {
             let Some(extent) = file.next_data(at)? else {
                 break;
@@ -100,7 +101,8 @@ impl SparseMap {
             bytes,
             pieces: Vec::new(),
         };
-        let (whole, mut buffer) = (bytes - bytes % BLOCK, vec![0; BLOCK as usize]);
+        let whole = bytes - bytes % BLOCK;
+        let mut buffer = vec![0; BLOCK as usize];
         for at in (0..whole).step_by(BLOCK as usize) {
             content.read_exact(&mut buffer)?;
             if !is_zero(&buffer) {
@@ -368,7 +370,8 @@ mod tests {
     fn what_the_file_system_allocated_does_not_matter() {
         use std::os::unix::fs::FileExt;
         let content = content("..x...x.-");
-        let (sparse, dense) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        let sparse = tempfile::tempfile().unwrap();
+        let dense = tempfile::tempfile().unwrap();
         dense.write_all_at(&content, 0).unwrap();
         sparse.set_len(content.len() as u64).unwrap();
         for block in [2, 6] {
@@ -394,7 +397,8 @@ mod tests {
 
     #[test]
     fn a_map_that_breaks_a_rule_is_refused_by_it() {
-        let (bytes, block) = (8 * BLOCK, BLOCK);
+        let bytes = 8 * BLOCK;
+        let block = BLOCK;
         let two = |a: (u64, u64), b: (u64, u64)| format!("2\n{}\n{}\n{}\n{}\n", a.0, a.1, b.0, b.1);
         assert!(rule(bytes, &two((0, 2 * block), (block, 7 * block))).contains("overlap"));
         assert!(rule(bytes, &two((4 * block, block), (0, block))).contains("backwards"));

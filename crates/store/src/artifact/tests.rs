@@ -166,7 +166,8 @@ fn gnu_tar_unpacks_an_archive_to_equal_bytes() {
 /// A size that needs an extended header, as GNU tar reads it. Only the headers are there.
 #[test]
 fn gnu_tar_reads_the_size_of_a_large_member() {
-    let (bytes, dir) = (9 << 30, tempfile::tempdir().unwrap());
+    let bytes = 9 << 30;
+    let dir = tempfile::tempdir().unwrap();
     let mut headers = Vec::new();
     Writer::new(&mut headers)
         .begin(&Member::Manifest, &SparseMap::dense(bytes))
@@ -186,7 +187,8 @@ fn gnu_tar_reads_the_size_of_a_large_member() {
 
 #[test]
 fn an_archive_cut_anywhere_is_refused() {
-    let (whole, compressed) = (archive(), compressed(&archive()));
+    let whole = archive();
+    let compressed = compressed(&archive());
     let cuts = (0..whole.len()).filter(|at| at % SECTOR < 2 || at % SECTOR == SECTOR - 1);
     for at in cuts {
         let damage = refusal(&whole[..at]);
@@ -243,7 +245,8 @@ fn a_flipped_bit_is_refused_or_changes_content_alone() {
 
 #[test]
 fn nothing_may_follow_the_end() {
-    let (whole, compressed) = (archive(), compressed(&archive()));
+    let whole = archive();
+    let compressed = compressed(&archive());
     assert_eq!(refusal(&[&whole[..], &[0]].concat()), Damage::Trailing);
     assert_eq!(refusal(&[&whole[..], &whole].concat()), Damage::Trailing);
     assert_eq!(refusal(&[&compressed[..], &[0]].concat()), Damage::Trailing);

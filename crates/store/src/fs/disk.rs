@@ -109,7 +109,8 @@ impl Fs for Disk {
 
     /// A clone where the file system can; any refusal to clone means to copy the bytes.
     fn copy(&self, from: &Path, to: &Path) -> io::Result<()> {
-        let (mut from, mut to) = (File::open(from)?, new_file(to)?);
+        let mut from = File::open(from)?;
+        let mut to = new_file(to)?;
         match ioctl_ficlone(&to, &from) {
             Ok(()) => Ok(()),
             Err(_) => io::copy(&mut from, &mut to).map(drop),
@@ -117,7 +118,8 @@ impl Fs for Disk {
     }
 
     fn clone_file(&self, from: &Path, to: &Path) -> io::Result<bool> {
-        let (from, file) = (File::open(from)?, new_file(to)?);
+        let from = File::open(from)?;
+        let file = new_file(to)?;
         if ioctl_ficlone(&file, &from).is_ok() {
             return Ok(true);
         }
@@ -274,7 +276,8 @@ fn open_lock(path: &Path) -> io::Result<File> {
 
 /// Between open and lock, the last holder may have removed the file: such a lock guards nothing.
 fn still_there(file: &File, path: &Path) -> io::Result<()> {
-    let (held, found) = (file.metadata()?, fs::symlink_metadata(path)?);
+    let held = file.metadata()?;
+    let found = fs::symlink_metadata(path)?;
     if (held.dev(), held.ino()) == (found.dev(), found.ino()) {
         return Ok(());
     }

@@ -162,7 +162,8 @@ impl Simulated {
 
     /// Every path that exists, for comparing.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
-        let (state, mut found) = (self.state(), Vec::new());
+        let state = self.state();
+        let mut found = Vec::new();
         state.collect(ROOT, Path::new("/"), &mut found);
         found
     }
@@ -281,7 +282,8 @@ impl State {
 
     /// Everything that is or was durably below the entry of the root that was made first.
     fn first_device(&self) -> BTreeSet<Inode> {
-        let (mut found, mut next) = (BTreeSet::new(), Vec::new());
+        let mut found = BTreeSet::new();
+        let mut next = Vec::new();
         next.extend(
             self.entries(ROOT)
                 .ok()
@@ -599,7 +601,8 @@ impl Fs for Simulated {
     /// Both changes are of one directory, so they are synced together.
     fn exchange(&self, a: &Path, b: &Path) -> io::Result<()> {
         let mut state = self.changing()?;
-        let (at_a, at_b) = (state.find(a)?, state.find(b)?);
+        let at_a = state.find(a)?;
+        let at_b = state.find(b)?;
         for (path, inode) in [(a, at_b), (b, at_a)] {
             let (dir, name) = state.place(path)?;
             state.change(Change {

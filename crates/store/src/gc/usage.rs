@@ -94,7 +94,8 @@ impl Store {
         garbage: &GcReport,
         seen: &mut BTreeSet<(u64, u64)>,
     ) -> Result<KindUsage, Error> {
-        let (mut count, mut bytes) = (0, 0);
+        let mut count = 0;
+        let mut bytes = 0;
         for dir in self.dirs_of(kind) {
             for entry in self.files.list(&dir)? {
                 count += 1;
@@ -163,7 +164,8 @@ impl Store {
     /// What a directory takes with all that is in it, each file once; one that is not there takes
     /// nothing.
     pub(crate) fn bytes_on_disk(&self, dir: &Path) -> Result<u64, Error> {
-        let (mut bytes, mut seen) = (0, BTreeSet::new());
+        let mut bytes = 0;
+        let mut seen = BTreeSet::new();
         for entry in optional(self.files.list(dir))?.unwrap_or_default() {
             bytes += self.disk_bytes(dir, &entry, &mut seen)?;
         }

@@ -28,7 +28,8 @@ impl Store {
     /// Every image by digest, also those without a name, and every name whose image is not there.
     pub fn list_images(&self) -> Result<Vec<ImageSummary>, Error> {
         let mut names = self.names_by_image()?;
-        let (sandboxes, snapshots) = (self.sandboxes_by_image()?, self.snapshots_by_image()?);
+        let sandboxes = self.sandboxes_by_image()?;
+        let snapshots = self.snapshots_by_image()?;
         let warm = self.warm_by_image()?;
         let digests: BTreeSet<_> = self
             .image_digests()?

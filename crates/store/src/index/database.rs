@@ -154,7 +154,9 @@ impl Database {
     pub fn rows(&self, wanted: &[Digest]) -> Result<Rows, Trouble> {
         let select = "SELECT digest, inode, bytes, summary, checksum FROM snapshots";
         let mut statement = self.connection.prepare(select)?;
-        let (mut found, mut rows, mut count) = (Rows::default(), statement.query([])?, 0);
+        let mut found = Rows::default();
+        let mut rows = statement.query([])?;
+        let mut count = 0;
         while let Some(row) = rows.next()? {
             count += 1;
             // A tree whose branches lead to one another has no end.
@@ -189,10 +191,8 @@ impl Database {
             for row in rows {
                 let key = row.summary.digest.as_str().as_bytes();
                 let summary = postcard::to_allocvec(&row.summary).map_err(unusable)?;
-                let (inode, bytes) = (
-                    row.origin.inode.cast_signed(),
-                    row.origin.bytes.cast_signed(),
-                );
+                let inode = row.origin.inode.cast_signed();
+                let bytes = row.origin.bytes.cast_signed();
                 insert.execute(params![
                     key,
                     inode,

@@ -31,7 +31,8 @@ pub fn fold<F: Borrow<File>>(
             count: mapping.pages,
         })
         .collect();
-    let (mut source, mut mappings) = (Source::new(layers), mappings.into_iter().peekable());
+    let mut source = Source::new(layers);
+    let mut mappings = mappings.into_iter().peekable();
     for run in coalesce(runs, MAX_FOLDED_RUNS) {
         let mut written = run.first;
         while let Some(mapping) = mappings.next_if(|mapping| mapping.first_page < run.end()) {

@@ -71,7 +71,8 @@ impl Layer {
         )?;
         refuse_common_pages(&data, &zero)?;
         let layer = Self::new(header.ram_bytes, &data, zero);
-        let (runs, header) = (layer.data_bytes, header.data_bytes);
+        let runs = layer.data_bytes;
+        let header = header.data_bytes;
         require(runs == header, Damage::DataBytes { runs, header })?;
         Ok(layer)
     }
@@ -205,7 +206,8 @@ struct Table<'a> {
 
 impl Table<'_> {
     fn runs(&mut self, kind: RunKind, count: u64, ram_pages: u64) -> Result<Vec<PageRun>, Error> {
-        let (mut runs, mut free) = (Vec::new(), 0);
+        let mut runs = Vec::new();
+        let mut free = 0;
         let mut piece = vec![0; PIECE.min((count * ENTRY) as usize)];
         while (runs.len() as u64) < count {
             let left = (count - runs.len() as u64) * ENTRY;
@@ -244,7 +246,8 @@ impl Wrong {
 /// `free` is the first page that no run before this one has.
 fn check_run(entry: &[u8], free: u64, ram_pages: u64) -> Result<PageRun, Wrong> {
     let number = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().expect("eight bytes"));
-    let (first, count) = (number(0), number(8));
+    let first = number(0);
+    let count = number(8);
     match first.checked_add(count) {
         _ if count == 0 => Err(Wrong::Empty),
         _ if first < free => Err(Wrong::Order(first)),

@@ -340,7 +340,9 @@ fn a_folded_layer_has_few_runs_and_the_same_content() {
             .unwrap()
     });
     let layers = [(writer.finish().unwrap(), bottom)];
-    let (folded, flat, flat_folded) = (file(), file(), file());
+    let folded = file();
+    let flat = file();
+    let flat_folded = file();
     let layer = fold(&layers, MemoryWriter::new(&folded, ram).unwrap()).unwrap();
     assert_eq!((layer.data.len(), layer.zero.len()), (MAX_FOLDED_RUNS, 0));
     assert_eq!(layer.data_bytes, layers[0].0.data_bytes + 1000 * PAGE);
@@ -351,7 +353,8 @@ fn a_folded_layer_has_few_runs_and_the_same_content() {
 
 #[test]
 fn layers_of_another_guest_are_refused() {
-    let (small, large) = (write(&vec![None; PAGES as usize]), file());
+    let small = write(&vec![None; PAGES as usize]);
+    let large = file();
     let other = MemoryWriter::new(&large, 2 * RAM)
         .unwrap()
         .finish()
@@ -395,7 +398,8 @@ proptest! {
             prop_assert_eq!(file.metadata().unwrap().len(), layer.len_bytes());
         }
         prop_assert!(mapped(&layers) == expected);
-        let (folded, flat) = (file(), file());
+        let folded = file();
+let flat = file();
         let one = fold(&layers, writer(&folded)).unwrap();
         prop_assert_eq!(&Layer::read(&folded).unwrap(), &one);
         prop_assert!(mapped(&[(one, folded)]) == expected);

@@ -167,7 +167,8 @@ impl<F: Borrow<File>> MemoryWriter<F> {
 
     /// Stores zero pages at the place that is next.
     pub(super) fn store_zeros(&mut self, pages: u64) -> Result<(), Error> {
-        let (piece, mut left) = (vec![0; PIECE.min((pages * PAGE) as usize)], pages * PAGE);
+        let piece = vec![0; PIECE.min((pages * PAGE) as usize)];
+        let mut left = pages * PAGE;
         while left > 0 {
             let bytes = left.min(PIECE as u64);
             self.store(&piece[..bytes as usize])?;

@@ -198,7 +198,8 @@ impl Store {
         record: &SandboxRecord,
         origin: Origin<'_>,
     ) -> Result<(), Error> {
-        let (disks, active) = (tree.join("disks"), LayerId::random()?);
+        let disks = tree.join("disks");
+        let active = LayerId::random()?;
         self.files.create_dir(&disks)?;
         self.files.create(
             &disks.join(disk_file(&active)),
@@ -214,12 +215,10 @@ impl Store {
         record: &SandboxRecord,
         source: &StateSource,
     ) -> Result<(), Error> {
-        let (disks, memory) = (
-            tree.join("disks"),
-            record
-                .own_memory_dir()
-                .unwrap_or_else(|| tree.join("memory")),
-        );
+        let disks = tree.join("disks");
+        let memory = record
+            .own_memory_dir()
+            .unwrap_or_else(|| tree.join("memory"));
         for layer in &source.manifest().disk {
             self.files
                 .share(&source.disk_layer(layer), &disks.join(disk_file(layer)))?;

@@ -173,8 +173,10 @@ impl StateRecord {
     pub const SCHEMA: u64 = 1;
 
     pub fn new(phase: Phase, since_unix_ms: u64) -> Self {
-        let (schema, pids) = (Self::SCHEMA, Pids::default());
-        let (accelerator, qemu_version) = (None, None);
+        let schema = Self::SCHEMA;
+        let pids = Pids::default();
+        let accelerator = None;
+        let qemu_version = None;
         Self {
             schema,
             phase,

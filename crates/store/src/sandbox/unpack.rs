@@ -114,7 +114,8 @@ impl Unpacking<'_> {
 
     /// The snapshot as a state: durable before its seal says so.
     fn state(&self, memory: &SnapshotMemory, layers: Digests) -> Result<(), Error> {
-        let (files, states) = (&self.store.files, self.tree.join("states"));
+        let files = &self.store.files;
+        let states = self.tree.join("states");
         let dir = states.join(self.snapshot.state_id().as_str());
         files.create_dir(&dir)?;
         let manifest = canonical(&self.state_manifest(memory)?);

@@ -190,7 +190,8 @@ impl Showing<'_> {
     }
 
     fn put_manifest(&self) -> Result<(), Error> {
-        let (from, digest) = (self.staged.path().join("snapshot"), &self.snapshot.digest);
+        let from = self.staged.path().join("snapshot");
+        let digest = &self.snapshot.digest;
         let target = self.store.layout.snapshot(digest);
         // Damage is no reason to fail: what is staged takes its place.
         if let Err(Error::Corrupt { .. }) = self.store.read_snapshot(digest) {

@@ -68,10 +68,8 @@ impl Store {
         verified: &mut Verified,
     ) -> Result<(), Error> {
         let reference = &snapshot.manifest.image;
-        let (image, kernel) = (
-            self.image_by_digest(&reference.digest),
-            self.kernel(&reference.kernel),
-        );
+        let image = self.image_by_digest(&reference.digest);
+        let kernel = self.kernel(&reference.kernel);
         let below =
             image.as_ref().map_or(0, Image::bytes) + kernel.as_ref().map_or(0, KernelBundle::bytes);
         progress.begin(snapshot.bytes().saturating_add(below));
@@ -114,10 +112,8 @@ impl Store {
         digest: &Digest,
         progress: &dyn Progress,
     ) -> Result<Option<Damaged>, Error> {
-        let (mut verified, files) = (
-            Verified::default(),
-            self.image_by_digest(digest).map(|image| image.files()),
-        );
+        let mut verified = Verified::default();
+        let files = self.image_by_digest(digest).map(|image| image.files());
         self.verify_files(self.image_part(digest), files, progress, &mut verified)?;
         Ok(verified.damaged.pop())
     }
@@ -128,10 +124,8 @@ impl Store {
         digest: &Digest,
         progress: &dyn Progress,
     ) -> Result<Option<Damaged>, Error> {
-        let (mut verified, files) = (
-            Verified::default(),
-            self.kernel(digest).map(|kernel| kernel.files()),
-        );
+        let mut verified = Verified::default();
+        let files = self.kernel(digest).map(|kernel| kernel.files());
         self.verify_files(self.kernel_part(digest), files, progress, &mut verified)?;
         Ok(verified.damaged.pop())
     }

@@ -112,7 +112,8 @@ pub(super) fn put_image(store: &Store, name: &str) -> ImageReference {
 }
 
 pub(super) fn image_spec(kernel: &Digest) -> ImageSpec {
-    let (init, defaults) = (Init::Agent, ExecDefaults::default());
+    let init = Init::Agent;
+    let defaults = ExecDefaults::default();
     ImageSpec {
         arch: Arch::X86_64,
         kernel: kernel.clone(),
@@ -372,7 +373,8 @@ fn a_snapshot_travels_whole_and_its_artifact_is_the_same_everywhere() {
 
 #[test]
 fn holes_stay_holes() {
-    let (here, there) = (Place::new(), Place::new());
+    let here = Place::new();
+    let there = Place::new();
     let image = put_image(&here.store, "tiny");
     let snapshot = put_snapshot(&here.store, &image, "a", SMALL, 1);
     let rootfs = import(&there.store, &export(&here.store, &snapshot, &plain()), "a").map(|_| {
@@ -419,7 +421,8 @@ pub(super) fn compress(store: &Store, blob: &Blob) {
 
 #[test]
 fn an_artifact_without_its_image_needs_that_image() {
-    let (here, there) = (Place::new(), Place::new());
+    let here = Place::new();
+    let there = Place::new();
     let image = put_image(&here.store, "tiny");
     let snapshot = put_snapshot(&here.store, &image, "a", SMALL, 1);
     let artifact = export(
@@ -462,7 +465,8 @@ fn an_artifact_without_its_image_needs_that_image() {
 
 #[test]
 fn an_artifact_since_a_snapshot_holds_only_what_that_one_lacks() {
-    let (here, there) = (Place::new(), Place::new());
+    let here = Place::new();
+    let there = Place::new();
     let image = put_image(&here.store, "tiny");
     let base = put_snapshot(&here.store, &image, "base", LARGE, 1);
     let next = put_snapshot(&here.store, &image, "next", LARGE, 2);
@@ -492,7 +496,8 @@ fn an_artifact_since_a_snapshot_holds_only_what_that_one_lacks() {
 
 #[test]
 fn a_base_that_is_damaged_is_found_and_put_aside() {
-    let (here, there) = (Place::new(), Place::new());
+    let here = Place::new();
+    let there = Place::new();
     let image = put_image(&here.store, "tiny");
     let base = put_snapshot(&here.store, &image, "base", SMALL, 1);
     let next = put_snapshot(&here.store, &image, "next", SMALL, 2);
@@ -542,30 +547,25 @@ fn heals(bring: Bring<'_>, there: &Place, path: &Path, aside: &str) {
 
 #[test]
 fn what_the_store_has_is_read_by_an_import_and_healed() {
-    let (here, there) = (Place::new(), Place::new());
+    let here = Place::new();
+    let there = Place::new();
     let image = put_image(&here.store, "tiny");
     let snapshot = put_snapshot(&here.store, &image, "a", SMALL, 1);
-    let (artifact, dir) = (
-        export(&here.store, &snapshot, &plain()),
-        here.dir.path().join("dir"),
-    );
+    let artifact = export(&here.store, &snapshot, &plain());
+    let dir = here.dir.path().join("dir");
     here.store
         .export_dir(&snapshot, &dir, false, &Silent)
         .unwrap();
     drop(import(&there.store, &artifact, "a").unwrap());
-    let (layer, layout) = (
-        snapshot.manifest.disk.layers[0].clone(),
-        &there.store.layout,
-    );
+    let layer = snapshot.manifest.disk.layers[0].clone();
+    let layout = &there.store.layout;
     let ways: [Bring<'_>; 2] = [
         &|store, target| store.import(&mut &artifact[..], target, &Silent),
         &|store, target| store.import_dir(&dir, target, &Silent),
     ];
     for bring in ways {
-        let (image_aside, kernel_aside) = (
-            format!("image-{}", image.digest),
-            format!("kernel-{}", image.kernel),
-        );
+        let image_aside = format!("image-{}", image.digest);
+        let kernel_aside = format!("kernel-{}", image.kernel);
         heals(
             bring,
             &there,
@@ -696,7 +696,8 @@ fn places(archive: &[u8]) -> Vec<(usize, usize, usize)> {
         let mut alone = Writer::new(Vec::new());
         alone.begin(&member, &map).unwrap();
         alone.data(&data).unwrap();
-        let (start, bytes) = (at, alone.finish().unwrap().len() - 1024);
+        let start = at;
+        let bytes = alone.finish().unwrap().len() - 1024;
         at += bytes;
         (start, bytes - data.len().next_multiple_of(512), bytes)
     };
@@ -707,7 +708,8 @@ fn places(archive: &[u8]) -> Vec<(usize, usize, usize)> {
 
 #[test]
 fn an_artifact_that_is_cut_anywhere_leaves_nothing() {
-    let (here, closed) = (Place::new(), closed());
+    let here = Place::new();
+    let closed = closed();
     let snapshot = put_snapshot(&here.store, &put_image(&here.store, "tiny"), "a", SMALL, 1);
     let whole = export(&here.store, &snapshot, &plain());
     for (start, header, bytes) in places(&whole) {
@@ -740,7 +742,8 @@ fn an_artifact_that_is_cut_anywhere_leaves_nothing() {
 
 #[test]
 fn an_artifact_with_a_flipped_bit_leaves_nothing() {
-    let (here, closed) = (Place::new(), closed());
+    let here = Place::new();
+    let closed = closed();
     let snapshot = put_snapshot(&here.store, &put_image(&here.store, "tiny"), "a", SMALL, 1);
     let whole = export(&here.store, &snapshot, &plain());
     for (start, header, bytes) in places(&whole) {
@@ -920,7 +923,8 @@ impl Progress for CancelAt {
 
 #[test]
 fn cancelling_leaves_nothing() {
-    let (here, there) = (Place::new(), Place::new());
+    let here = Place::new();
+    let there = Place::new();
     let snapshot = put_snapshot(&here.store, &put_image(&here.store, "tiny"), "a", LARGE, 1);
     let artifact = export(&here.store, &snapshot, &plain());
     let cancel = || CancelAt((snapshot.bytes() as i64 / 2).into());
@@ -954,10 +958,12 @@ fn a_name_that_is_taken_is_told_before_anything_is_read() {
 
 #[test]
 fn a_directory_is_a_snapshot_that_any_copy_of_it_is_too() {
-    let (here, there) = (Place::new(), Place::new());
+    let here = Place::new();
+    let there = Place::new();
     let image = put_image(&here.store, "tiny");
     let snapshot = put_snapshot(&here.store, &image, "a", LARGE, 2);
-    let (dir, copy) = (here.dir.path().join("dir"), there.dir.path().join("copy"));
+    let dir = here.dir.path().join("dir");
+    let copy = there.dir.path().join("copy");
     here.store
         .export_dir(&snapshot, &dir, false, &Silent)
         .unwrap();
@@ -996,10 +1002,8 @@ fn a_directory_is_a_snapshot_that_any_copy_of_it_is_too() {
 fn a_directory_is_replaced_only_if_it_is_a_snapshot_and_that_is_asked_for() {
     let here = Place::new();
     let image = put_image(&here.store, "tiny");
-    let (old, new) = (
-        put_snapshot(&here.store, &image, "a", SMALL, 1),
-        put_snapshot(&here.store, &image, "b", SMALL, 2),
-    );
+    let old = put_snapshot(&here.store, &image, "a", SMALL, 1);
+    let new = put_snapshot(&here.store, &image, "b", SMALL, 2);
     let dir = here.dir.path().join("dir");
     here.store.export_dir(&old, &dir, false, &Silent).unwrap();
     let again = here
@@ -1029,10 +1033,8 @@ fn a_directory_is_replaced_only_if_it_is_a_snapshot_and_that_is_asked_for() {
 fn a_directory_with_a_file_of_somebody_else_is_neither_replaced_nor_removed() {
     let here = Place::new();
     let image = put_image(&here.store, "tiny");
-    let (old, new) = (
-        put_snapshot(&here.store, &image, "a", SMALL, 1),
-        put_snapshot(&here.store, &image, "b", SMALL, 2),
-    );
+    let old = put_snapshot(&here.store, &image, "a", SMALL, 1);
+    let new = put_snapshot(&here.store, &image, "b", SMALL, 2);
     let dir = here.dir.path().join("dir");
     here.store.export_dir(&old, &dir, false, &Silent).unwrap();
     let digest = Digest::of(b"elsewhere");
@@ -1043,10 +1045,8 @@ fn a_directory_with_a_file_of_somebody_else_is_neither_replaced_nor_removed() {
         "sub/manifest.json",
         ".hidden",
     ] {
-        let (path, entry) = (
-            dir.join(foreign),
-            foreign.strip_suffix("/deep").unwrap_or(foreign),
-        );
+        let path = dir.join(foreign);
+        let entry = foreign.strip_suffix("/deep").unwrap_or(foreign);
         let entry = entry.strip_suffix("/manifest.json").unwrap_or(entry);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, b"mine").unwrap();
@@ -1087,10 +1087,8 @@ fn a_directory_with_a_file_of_somebody_else_is_neither_replaced_nor_removed() {
 fn what_an_interrupted_export_left_beside_is_in_nobodys_way() {
     let here = Place::new();
     let snapshot = put_snapshot(&here.store, &put_image(&here.store, "tiny"), "a", SMALL, 1);
-    let (dir, left) = (
-        here.dir.path().join("dir"),
-        here.dir.path().join(".dir.sandtree-0123456789abcdef"),
-    );
+    let dir = here.dir.path().join("dir");
+    let left = here.dir.path().join(".dir.sandtree-0123456789abcdef");
     std::fs::create_dir(&left).unwrap();
     assert!(matches!(
         Store::read_dir_snapshot(&left),
@@ -1111,7 +1109,8 @@ fn what_an_interrupted_export_left_beside_is_in_nobodys_way() {
 
 #[test]
 fn damage_in_a_directory_is_named_and_does_not_come_in() {
-    let (here, there) = (Place::new(), Place::new());
+    let here = Place::new();
+    let there = Place::new();
     let image = put_image(&here.store, "tiny");
     let snapshot = put_snapshot(&here.store, &image, "a", SMALL, 1);
     let dir = here.dir.path().join("dir");

@@ -398,7 +398,8 @@ fn a_failed_create_leaves_nothing_even_before_the_store_is_reopened() {
 
 #[test]
 fn a_name_that_is_taken_is_left_alone() {
-    let (holder, late) = (record("a"), record("a"));
+    let holder = record("a");
+    let late = record("a");
     Case {
         prepare: &|store| drop(made(store, &holder)),
         verb: &|store, ()| match store.create_sandbox(late.clone(), Origin::Image) {
@@ -415,7 +416,8 @@ fn a_name_that_is_taken_is_left_alone() {
 
 #[test]
 fn a_state_is_the_old_one_or_the_new_one() {
-    let (record, new) = (record("a"), StateRecord::new(Phase::Stopped, 8));
+    let record = record("a");
+    let new = StateRecord::new(Phase::Stopped, 8);
     Case {
         prepare: &|store| made(store, &record),
         verb: &|_, mut owned| owned.set_state(&new),
@@ -450,7 +452,8 @@ fn remove_is_whole_or_nothing() {
 
 #[test]
 fn removing_and_creating_anew_under_the_same_name() {
-    let (old, new) = (record("a"), record("a"));
+    let old = record("a");
+    let new = record("a");
     Case {
         prepare: &|store| made(store, &old),
         verb: &|store, owned| {
@@ -473,7 +476,8 @@ fn publish(store: &Store, rootfs: &[u8]) -> Result<Digest, Error> {
         .files
         .create(&staged.path().join("rootfs.raw"), rootfs)?;
     let kernel = Digest::of(b"kernel");
-    let (init, defaults) = (Init::Agent, ExecDefaults::default());
+    let init = Init::Agent;
+    let defaults = ExecDefaults::default();
     let spec = ImageSpec {
         arch: Arch::X86_64,
         kernel,
@@ -489,7 +493,8 @@ fn publish(store: &Store, rootfs: &[u8]) -> Result<Digest, Error> {
 #[test]
 fn an_image_name_points_at_the_old_image_or_the_new_one() {
     let digest_of = |bytes| publish(&open(&Simulated::new()), bytes).unwrap();
-    let (old, new) = (digest_of(b"old"), digest_of(b"new"));
+    let old = digest_of(b"old");
+    let new = digest_of(b"new");
     Case {
         prepare: &|store| drop(publish(store, b"old").unwrap()),
         verb: &|store, ()| publish(store, b"new").map(drop),

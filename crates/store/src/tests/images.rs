@@ -155,7 +155,8 @@ fn a_kernel_may_have_an_initial_file_system_of_the_users_own() {
     for (file, bytes) in [("kernel", "kernel"), ("initramfs", "cpio")] {
         fs::write(staged.path().join(file), bytes).unwrap();
     }
-    let (release, format) = ("6.1".to_owned(), KernelFormat::Vmlinux);
+    let release = "6.1".to_owned();
+    let format = KernelFormat::Vmlinux;
     let spec = KernelSpec {
         arch: Arch::X86_64,
         release,
@@ -223,7 +224,8 @@ fn the_last_name_takes_the_image_its_warm_states_and_its_kernel_along() {
     let (_dir, store) = fresh();
     let image = ground(&store);
     store.set_image_name(&name("other"), &image.digest).unwrap();
-    let (digest, kernel) = (image.digest.clone(), image.record.kernel.clone());
+    let digest = image.digest.clone();
+    let kernel = image.record.kernel.clone();
     let kept = RemovedImage {
         digest: digest.clone(),
         collected: false,

@@ -97,7 +97,8 @@ impl World {
 #[test]
 fn the_index_tells_what_manifests_say() {
     let world = World::of(3);
-    let (made, told) = (world.list(), world.list());
+    let made = world.list();
+    let told = world.list();
     assert_eq!(told, made);
     assert_eq!(world.rows(), 3);
     assert!(
@@ -219,9 +220,8 @@ fn a_name_that_says_nothing_is_listed_until_it_is_put_aside() {
 fn layers_are_looked_at_only_while_one_that_was_put_aside_is_missing() {
     // Nothing that these snapshots list is in the pool, so that a look at their layers is seen.
     let world = World::of(2);
-    let (layer, path) = (Digest::of(b"layer"), |text: String| {
-        world.dir.path().join(text)
-    });
+    let layer = Digest::of(b"layer");
+    let path = |text: String| world.dir.path().join(text);
     let looked = || {
         world
             .list()

@@ -194,7 +194,8 @@ fn publish_kernel(store: &Store, kernel: &[u8]) -> KernelBundle {
         .files
         .create(&staged.path().join("modules/a.ko"), b"module")
         .unwrap();
-    let (format, modules) = (KernelFormat::Vmlinux, vec!["a.ko".to_owned()]);
+    let format = KernelFormat::Vmlinux;
+    let modules = vec!["a.ko".to_owned()];
     let spec = KernelSpec {
         arch: Arch::X86_64,
         release: "6.1".to_owned(),
@@ -212,7 +213,8 @@ fn ground(store: &Store) -> Image {
         .files
         .create(&staged.path().join("rootfs.raw"), b"root file system")
         .unwrap();
-    let (init, defaults) = (Init::Agent, ExecDefaults::default());
+    let init = Init::Agent;
+    let defaults = ExecDefaults::default();
     let spec = ImageSpec {
         arch: Arch::X86_64,
         kernel: kernel.digest.clone(),
@@ -230,7 +232,8 @@ fn ground(store: &Store) -> Image {
 /// A sandbox of `tiny` that runs.
 fn grounded(store: &Store, record: &SandboxRecord) -> Owned {
     let image = ground(store);
-    let (image_digest, kernel_digest) = (image.digest.clone(), image.record.kernel.clone());
+    let image_digest = image.digest.clone();
+    let kernel_digest = image.record.kernel.clone();
     let record = SandboxRecord {
         image_digest,
         kernel_digest,
@@ -245,7 +248,8 @@ fn grounded(store: &Store, record: &SandboxRecord) -> Owned {
 
 /// What is captured and saved next is unlike what was before.
 fn write_something(owned: &Owned) {
-    let (layer, head) = (small_disk(owned).unwrap(), owned.head().unwrap());
+    let layer = small_disk(owned).unwrap();
+    let head = owned.head().unwrap();
     owned
         .set_head(&Head {
             disk: [head.disk, vec![layer]].concat(),

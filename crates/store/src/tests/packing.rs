@@ -63,7 +63,8 @@ fn image_with_initramfs(store: &Store) -> Image {
     for (file, bytes) in [("kernel", "kernel"), ("initramfs", "cpio")] {
         std::fs::write(staged.path().join(file), bytes).unwrap();
     }
-    let (release, format) = ("6".to_owned(), KernelFormat::Vmlinux);
+    let release = "6".to_owned();
+    let format = KernelFormat::Vmlinux;
     let spec = KernelSpec {
         arch: Arch::X86_64,
         release,
@@ -83,7 +84,8 @@ fn image_with_initramfs(store: &Store) -> Image {
 
 #[test]
 fn a_snapshot_with_memory_travels_by_its_members() {
-    let (here, there) = (Place::new(), Place::new());
+    let here = Place::new();
+    let there = Place::new();
     let snapshot = put_snapshot(&here.store, &put_image(&here.store, "tiny"), "a", LARGE, 2);
     compress(&here.store, &snapshot.manifest.disk.layers[0]);
     let what = Packable::Snapshot(&snapshot);
@@ -121,7 +123,8 @@ fn a_snapshot_with_memory_travels_by_its_members() {
 
 #[test]
 fn an_image_travels_alone_and_its_holes_stay() {
-    let (here, there) = (Place::new(), Place::new());
+    let here = Place::new();
+    let there = Place::new();
     let image = image_with_initramfs(&here.store);
     let what = Packable::Image(&image);
     let members = here.store.packing(&what).unwrap();
@@ -168,9 +171,11 @@ fn an_image_travels_alone_and_its_holes_stay() {
 
 #[test]
 fn an_initial_file_system_is_part_of_artifacts_and_directories() {
-    let (here, there) = (Place::new(), Place::new());
+    let here = Place::new();
+    let there = Place::new();
     let image = image_with_initramfs(&here.store);
-    let (name, kernel) = ("tiny".parse().unwrap(), image.record.kernel.clone());
+    let name = "tiny".parse().unwrap();
+    let kernel = image.record.kernel.clone();
     let reference = ImageReference {
         name,
         digest: image.digest.clone(),
@@ -216,7 +221,8 @@ fn an_initial_file_system_is_part_of_artifacts_and_directories() {
 
 #[test]
 fn what_the_store_has_need_not_come() {
-    let (here, there) = (Place::new(), Place::new());
+    let here = Place::new();
+    let there = Place::new();
     let image = put_image(&here.store, "tiny");
     put_image(&there.store, "tiny");
     let one = put_snapshot(&here.store, &image, "one", SMALL, 1);
@@ -267,7 +273,8 @@ fn what_the_store_has_need_not_come() {
 
 #[test]
 fn a_derived_image_takes_its_root_file_system_from_another_one() {
-    let (here, there) = (Place::new(), Place::new());
+    let here = Place::new();
+    let there = Place::new();
     let reference = put_image(&here.store, "tiny");
     put_image(&there.store, "tiny");
     let image = here.store.image_by_digest(&reference.digest).unwrap();
@@ -331,16 +338,15 @@ fn refused(there: &Place, dir: &Staged, unpacked: Result<(), Error>, what: &str)
 
 #[test]
 fn a_member_that_is_missing_damaged_or_of_another_size_leaves_nothing() {
-    let (here, there) = (Place::new(), Place::new());
+    let here = Place::new();
+    let there = Place::new();
     let snapshot = put_snapshot(&here.store, &put_image(&here.store, "tiny"), "a", SMALL, 1);
     let what = Packable::Snapshot(&snapshot);
     let dir = carry(&here.store, &what, &there.store);
     let bring = || unpack(&there.store, &snapshot.digest, &dir).map(drop);
     for member in here.store.packing(&what).unwrap() {
-        let (whole, path) = (
-            read(&here.store, &what, &member).unwrap(),
-            dir.path().join(member.digest.as_str()),
-        );
+        let whole = read(&here.store, &what, &member).unwrap();
+        let path = dir.path().join(member.digest.as_str());
         std::fs::remove_file(&path).unwrap();
         let error = refused(&there, &dir, bring(), "a missing member");
         assert!(

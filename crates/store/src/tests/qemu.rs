@@ -105,7 +105,8 @@ fn what_qemu_wrote_is_clean_and_damage_to_it_is_found() {
         "QEMU wrote only {} bytes",
         whole.len()
     );
-    let (table, block) = (1 << 16, 2 << 16);
+    let table = 1 << 16;
+    let block = 2 << 16;
     for damage in [table..table + 8, block..block + 64] {
         let mut damaged = whole.clone();
         damaged[damage].fill(0);

@@ -344,7 +344,9 @@ fn a_layer_that_is_found_again_further_up_is_kept_there_only() {
         fs::write(owned.disk_layer(&layer), bytes).unwrap();
         layer
     };
-    let (one, two, one_again) = (put(b"one"), put(b"two"), put(b"one"));
+    let one = put(b"one");
+    let two = put(b"two");
+    let one_again = put(b"one");
     let head = owned.head().unwrap();
     owned
         .set_head(&Head {
@@ -438,10 +440,8 @@ fn images_and_snapshots_have_one_namespace() {
 #[test]
 fn a_reserved_name_is_its_sandboxs_and_free_when_that_is_gone() {
     let (_dir, store) = fresh();
-    let (owned, other) = (
-        grounded(&store, &record("a")),
-        grounded(&store, &record("b")),
-    );
+    let owned = grounded(&store, &record("a"));
+    let other = grounded(&store, &record("b"));
     store.reserve_name(&name("r"), owned.id()).unwrap();
     store.reserve_name(&name("r"), owned.id()).unwrap();
     assert_eq!(
@@ -662,14 +662,16 @@ fn verify_reads_every_byte_and_tells_so() {
         assert_eq!(verified.damaged, []);
         let below = b"root file system".len() + b"kernel".len() + b"module".len();
         assert_eq!(verified.bytes, snapshot.bytes() + below as u64);
-        let (total, done) = (counting.total.into_inner(), counting.done.into_inner());
+        let total = counting.total.into_inner();
+        let done = counting.done.into_inner();
         assert_eq!((total, done), (verified.bytes, verified.bytes));
     }
 }
 
 /// Every file that a snapshot needs.
 fn files_of(store: &Store, snapshot: &Snapshot) -> Vec<PathBuf> {
-    let (root, image) = (store.root(), &snapshot.manifest.image);
+    let root = store.root();
+    let image = &snapshot.manifest.image;
     let pool = fs::read_dir(root.join("layers"))
         .unwrap()
         .map(|entry| entry.unwrap().path());
@@ -846,7 +848,8 @@ fn of_two_saves_of_one_name_one_wins_and_both_are_whole() {
         .map(|number| grounded(&store, &record(&format!("a{number}"))))
         .collect();
     for round in 0..10 {
-        let (barrier, text) = (Barrier::new(sandboxes.len()), format!("s{round}"));
+        let barrier = Barrier::new(sandboxes.len());
+        let text = format!("s{round}");
         let save = |owned: &Owned| {
             write_something(owned);
             barrier.wait();
@@ -968,7 +971,8 @@ fn save_and_remove(store: &Store, number: usize) {
 #[test]
 fn an_image_is_pinned_from_its_publication_to_its_name() {
     let (dir, store) = fresh();
-    let (root, end) = (dir.path().join("home"), AtomicBool::new(false));
+    let root = dir.path().join("home");
+    let end = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| collect_until(&Store::open(&root).unwrap(), &end));
         let _ending = Ending(&end);

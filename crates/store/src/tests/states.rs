@@ -167,10 +167,8 @@ fn an_overlay_that_a_state_has_is_never_written_again() {
 fn what_cannot_be_read_keeps_everything_and_is_reported() {
     let (_dir, store) = fresh();
     let a = made(&store, record("a"), Origin::Image);
-    let (kept, torn) = (
-        capture(&a, StateKind::Auto).unwrap(),
-        capture(&a, StateKind::Auto).unwrap(),
-    );
+    let kept = capture(&a, StateKind::Auto).unwrap();
+    let torn = capture(&a, StateKind::Auto).unwrap();
     fs::write(
         a.state_devices(&torn.id).with_file_name("manifest.json"),
         "",
@@ -202,10 +200,8 @@ fn what_cannot_be_read_keeps_everything_and_is_reported() {
 fn a_state_under_anothers_name_or_with_paths_that_lead_out_is_refused() {
     let (_dir, store) = fresh();
     let a = made(&store, record("a"), Origin::Image);
-    let (one, two) = (
-        capture(&a, StateKind::Auto).unwrap(),
-        capture(&a, StateKind::Auto).unwrap(),
-    );
+    let one = capture(&a, StateKind::Auto).unwrap();
+    let two = capture(&a, StateKind::Auto).unwrap();
     let file = |id| a.state_devices(id).with_file_name("manifest.json");
     fs::copy(file(&one.id), file(&two.id)).unwrap();
     assert!(matches!(a.manifest(&two.id), Err(Error::Corrupt { .. })));
@@ -240,10 +236,8 @@ fn states_that_nobody_lists_go_and_others_stay() {
 fn a_state_that_goes_while_it_is_sealed_does_no_harm() {
     let (_dir, store) = fresh();
     let a = made(&store, record("a"), Origin::Image);
-    let (gone, torn) = (
-        capture(&a, StateKind::Auto).unwrap(),
-        capture(&a, StateKind::Auto).unwrap(),
-    );
+    let gone = capture(&a, StateKind::Auto).unwrap();
+    let torn = capture(&a, StateKind::Auto).unwrap();
     a.remove_state(&gone.id).unwrap();
     assert!(matches!(
         Owned::seal_state(&a, &gone.id),
@@ -317,7 +311,8 @@ fn states_are_in_the_order_of_their_capture_whatever_the_clock_said() {
 fn states_of_older_programs_come_first_by_their_time() {
     let (_dir, store) = fresh();
     let a = made(&store, record("a"), Origin::Image);
-    let (one, two) = (dated(&a, 5000), dated(&a, 4000));
+    let one = dated(&a, 5000);
+    let two = dated(&a, 4000);
     for state in [&one, &two] {
         let path = a.state_devices(&state.id).with_file_name("manifest.json");
         let mut manifest: serde_json::Value =

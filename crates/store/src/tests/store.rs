@@ -23,7 +23,8 @@ fn fresh() -> (tempfile::TempDir, Store) {
 fn of_many_claims_to_one_name_one_wins() {
     let (_dir, store) = fresh();
     for round in 0..20 {
-        let (barrier, name) = (Barrier::new(8), format!("n{round}"));
+        let barrier = Barrier::new(8);
+        let name = format!("n{round}");
         let claim = || {
             let record = record(&name);
             barrier.wait();

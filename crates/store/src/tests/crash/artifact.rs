@@ -9,13 +9,11 @@ use crate::{Digest, Error, ExportSpec, Named, Silent, Store, Target};
 fn artifact() -> (Vec<u8>, Digest) {
     let store = open(&Simulated::new());
     let snapshot = put_snapshot(&store, &put_image(&store, "tiny"), "a", SMALL, 1);
-    let (mut out, spec) = (
-        Vec::new(),
-        ExportSpec {
-            plain: true,
-            ..ExportSpec::default()
-        },
-    );
+    let mut out = Vec::new();
+    let spec = ExportSpec {
+        plain: true,
+        ..ExportSpec::default()
+    };
     store.export(&snapshot, &spec, &mut out, &Silent).unwrap();
     (out, snapshot.digest.clone())
 }

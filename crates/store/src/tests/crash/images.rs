@@ -44,7 +44,8 @@ fn a_derived_image_is_whole_or_absent() {
 
 #[test]
 fn removing_the_name_of_an_image_leaves_it_whole_or_nothing_of_it() {
-    let (record, key) = (record("a"), Digest::of(b"key"));
+    let record = record("a");
+    let key = Digest::of(b"key");
     Case {
         prepare: &|store| {
             let image = ground(store);

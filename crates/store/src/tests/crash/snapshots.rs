@@ -73,7 +73,8 @@ fn elsewhere(store: &Store) {
 #[test]
 fn a_save_is_whole_or_absent() {
     for compress in [false, true] {
-        let (record, spec) = (record("a"), SaveSpec { compress, ..spec() });
+        let record = record("a");
+        let spec = SaveSpec { compress, ..spec() };
         Case {
             prepare: &|store| captured(store, &record),
             verb: &|store, (owned, state)| save(store, &owned, &state, "s", &spec).map(drop),
@@ -119,10 +120,8 @@ fn a_name_that_is_replaced_shows_the_old_snapshot_or_the_new_one() {
         },
         verb: &|store, (owned, state)| save(store, &owned, &state, "s", &spec()).map(drop),
         check: &|store, outcome| {
-            let (old, found) = (
-                pointed_at(store, &name("old")).unwrap(),
-                pointed_at(store, &name("s")).unwrap(),
-            );
+            let old = pointed_at(store, &name("old")).unwrap();
+            let found = pointed_at(store, &name("s")).unwrap();
             assert!(found != old || outcome == Outcome::Open);
         },
     }
@@ -182,7 +181,8 @@ fn removing_a_name_leaves_the_snapshots_that_share_layers_whole() {
 
 #[test]
 fn gc_takes_what_nothing_reaches_and_nothing_else() {
-    let (record, late) = (record("a"), record("b"));
+    let late = record("b");
+    let record = record("a");
     Case {
         prepare: &|store| {
             let (owned, state) = captured(store, &record);
@@ -231,10 +231,8 @@ fn gc_takes_what_nothing_reaches_and_nothing_else() {
             Ok(())
         },
         check: &|store, outcome| {
-            let (s, t) = (
-                pointed_at(store, &name("s")).unwrap(),
-                pointed_at(store, &name("t")).unwrap(),
-            );
+            let s = pointed_at(store, &name("s")).unwrap();
+            let t = pointed_at(store, &name("t")).unwrap();
             if outcome == Outcome::Done {
                 assert_eq!(store.gc(true).unwrap().removed, []);
                 assert_eq!(store.snapshot_digests().unwrap().len(), 2);

@@ -166,7 +166,8 @@ fn a_head_is_the_old_one_or_the_new_one_with_its_layers() {
     Case {
         prepare: &|store| with_states(store, &record).0,
         verb: &|_, owned| {
-            let (head, fresh) = (owned.head()?, owned.create_disk(1 << 30)?);
+            let head = owned.head()?;
+            let fresh = owned.create_disk(1 << 30)?;
             owned.set_head(&Head {
                 disk: vec![fresh],
                 ..head
@@ -264,10 +265,8 @@ fn a_head_that_comes_back_finds_its_layers() {
             disk: vec![small_disk(owned).unwrap()],
             ..owned.head().unwrap()
         };
-        let (new, path) = (
-            owned.path().join("head.new"),
-            owned.path().join("head.json"),
-        );
+        let new = owned.path().join("head.new");
+        let path = owned.path().join("head.json");
         owned.files().sync_dir(&owned.path().join("disks")).unwrap();
         owned
             .files()
@@ -302,7 +301,8 @@ fn removing_a_sandbox_leaves_nothing_and_its_copies_whole() {
 
 #[test]
 fn a_warm_image_is_whole_or_absent() {
-    let (record, key) = (record("a"), Digest::of(b"key"));
+    let record = record("a");
+    let key = Digest::of(b"key");
     Case {
         prepare: &|store| {
             make_memory_dirs(store);
@@ -325,7 +325,9 @@ fn a_warm_image_is_whole_or_absent() {
 
 #[test]
 fn removing_a_warm_image_leaves_what_was_made_from_it() {
-    let (source, copy, key) = (record("a"), record("b"), Digest::of(b"key"));
+    let source = record("a");
+    let copy = record("b");
+    let key = Digest::of(b"key");
     Case {
         prepare: &|store| {
             let (owned, state) = with_states(store, &source);
