@@ -28,6 +28,7 @@ mod specification;
 fn main() {
     match std::env::args().nth(1).as_deref() {
         Some("counts") => print!("{}", rules::rows()),
+        Some("places") => print!("{}", rules::places()),
         _ => print!("{}", numbers::table()),
     }
 }

@@ -167,9 +167,10 @@ fn five_arguments(code: &Code) -> Vec<usize> {
 fn bool_arguments(code: &Code) -> Vec<usize> {
     let functions = code.words("fn").filter(|&at| {
         let arguments = arguments(code, at);
-        arguments
-            .iter()
-            .any(|argument| argument.ends_with(": bool"))
+        // The argument of `require` is its condition.
+        let is_require = code.bare[at..].starts_with("fn require(");
+        let is_bool = |argument: &String| argument.ends_with(": bool");
+        !is_require && arguments.iter().any(is_bool)
     });
     functions.collect()
 }
@@ -242,7 +243,8 @@ fn long_functions(code: &Code) -> Vec<usize> {
         .collect()
 }
 
-/// Lines of more than 100 columns, but for strings, addresses, and what is drawn in a code fence.
+/// Lines of more than 100 columns, but for strings, addresses, tables, and what is drawn in a code
+/// fence.
 fn long_lines(code: &Code) -> Vec<usize> {
     let mut found = Vec::new();
     let mut offset = 0;
@@ -269,7 +271,8 @@ fn may_be_long(code: &Code, offset: usize, line: &str) -> bool {
     let is_in_line = |string: &&std::ops::Range<usize>| {
         string.start < range.end && range.start < string.end && !string.is_empty()
     };
-    line.contains("://") || code.strings.iter().any(|string| is_in_line(&string))
+    let is_table = line.starts_with("//! |") || line.trim_start().starts_with("/// |");
+    is_table || line.contains("://") || code.strings.iter().any(|string| is_in_line(&string))
 }
 
 /// `allow` and `expect` of a lint say why.
@@ -467,6 +470,16 @@ pub fn rows() -> String {
     rows.collect()
 }
 
+/// Every place that breaks a rule.
+#[cfg(not(test))]
+pub fn places() -> String {
+    let found = found().into_iter().flat_map(|((rule, _), places)| {
+        let lines = places.into_iter();
+        lines.map(move |at| format!("{at}: {rule}\n"))
+    });
+    found.collect()
+}
+
 fn row(rule: &str, place: &str, count: usize) -> String {
     format!("{rule:<22} {place:<10} {count}")
 }
@@ -538,6 +551,7 @@ mod tests {
             0,
             "fn f(&mut self, a: HashMap<u8, u8>, b: fn(u8, u8) -> u8, c: u8, d: u8) {}",
         ),
+        ("bool-argument", 0, "fn require(fine: bool) {}"),
         (
             "bool-argument",
             1,
@@ -608,6 +622,7 @@ mod tests {
             (0, format!("// {}\n", "ä".repeat(90))),
             (0, format!("let x = \"{long}\";\n")),
             (0, format!("// https://{long}\n")),
+            (0, format!("//! | {long} |\n")),
             (0, format!("//! ```text\n//! {long}\n//! ```\n")),
             (1, format!("//! ```text\n//! ```\n//! {long}\n")),
         ];

@@ -1,8 +1,8 @@
 //! Every test that SPECIFICATION.md names exists, in the file that it names.
 //!
 //! The last cell of a table's row holds tests. In backquotes are names of functions, whole files of
-//! `tests/vm` as `vm::forks`, and paths. A name directly before "in `path`" is in that file or below
-//! that directory. A test that a macro makes is the macro's argument.
+//! `tests/vm` as `vm::forks`, and paths. A name directly before "in `path`" is in that file or
+//! below that directory. A test that a macro makes is the macro's argument.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -210,7 +210,8 @@ fn check(step: Step, result: c_int) -> Result<(), (Step, c_int)> {
     reason = "plain system calls on numbers; the child owns its descriptor table alone"
 )]
 fn arrange(descriptors: &[(RawFd, RawFd)]) -> Result<(), ()> {
-    // SAFETY: no memory is passed, and no Rust object in the child is used after its descriptor is replaced.
+    // SAFETY: no memory is passed, and no Rust object in the child is used after its descriptor is
+    // replaced.
     let closed = unsafe {
         libc::syscall(
             libc::SYS_close_range,

@@ -124,10 +124,12 @@ fn check_readable(file: &'static str, opened: &File, jail: Jail) -> Result<(), E
     let status = opened.metadata().map_err(Error::io("look at", file))?;
     // The class decides alone, as in the kernel: an owner without permission is not helped by the
     // others' one.
-    let needed = match () {
-        () if status.uid() == uid => 0o400,
-        () if status.gid() == uid => 0o040,
-        () => 0o004,
+    let needed = if status.uid() == uid {
+        0o400
+    } else if status.gid() == uid {
+        0o040
+    } else {
+        0o004
     };
     if status.mode() & needed == 0 {
         Err(Error::Unreadable { file, uid })

@@ -6,9 +6,8 @@
 //! ```
 //!
 //! Always: the thread that forks stays until the process is reaped, because the parent-death signal
-//! follows the
-//! *thread*. Signals go through a pidfd, so they never reach a process that took over the number. Dropping `Process`
-//! kills; the thread reaps. When it fails: a caller that stops waiting in the middle of `spawn`
+//! follows the *thread*. Signals go through a pidfd, so they never reach a process that took over
+//! the number. Dropping `Process` kills; the thread reaps. When it fails: a caller that stops waiting in the middle of `spawn`
 //! drops the receiver, the thread drops the `Process` it cannot deliver, and that kills.
 
 use std::ffi::{CString, OsString};
@@ -267,9 +266,9 @@ fn c_string(text: OsString) -> Result<CString, Error> {
 fn fork(prepared: &Prepared) -> io::Result<Pid> {
     let argv = pointers(std::iter::once(&prepared.program).chain(&prepared.args));
     let environment = pointers(&prepared.environment);
-    // SAFETY: between fork and exec the child allocates nothing and takes no lock. `argv` and `environment` end with a
-    // null pointer and point into strings that `prepared` keeps alive. `_exit` runs no destructor
-    // twice.
+    // SAFETY: between fork and exec the child allocates nothing and takes no lock. `argv` and
+    // `environment` end with a null pointer and point into strings that `prepared` keeps alive.
+    // `_exit` runs no destructor twice.
     unsafe {
         match libc::fork() {
             -1 => Err(io::Error::last_os_error()),
@@ -490,8 +489,10 @@ mod tests {
             ..shell("")
         };
         let error = Process::spawn(launch).await.unwrap_err();
-        assert!(
-            matches!(error, Error::Jail { step: Step::Exec, ref source } if source.kind() == io::ErrorKind::NotFound)
-        );
+        let Error::Jail { step, source } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(step, Step::Exec);
+        assert_eq!(source.kind(), io::ErrorKind::NotFound);
     }
 }

@@ -464,8 +464,8 @@ mod sys {
             category_anyof_mask: IS_PRESENT | IS_SWAPPED,
             return_mask: IS_WRITTEN,
         };
-        // SAFETY: the arguments have the layout and size the kernel expects and point at `regions`, which is alive and
-        // as long as said.
+        // SAFETY: the arguments have the layout and size the kernel expects and point at `regions`,
+        // which is alive and as long as said.
         let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &mut arguments) };
         let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
         let runs = regions
@@ -495,7 +495,8 @@ mod sys {
             iov_base: address as *mut _,
             iov_len: bytes.len(),
         };
-        // SAFETY: `local` is a live slice that is only read. The remote address is only looked up in the other process.
+        // SAFETY: `local` is a live slice that is only read. The remote address is only looked up in
+        // the other process.
         let count = unsafe { libc::process_vm_writev(pid.cast_signed(), &local, 1, &remote, 1, 0) };
         match usize::try_from(count) {
             Err(_) => Err(io::Error::last_os_error()),
@@ -523,8 +524,8 @@ mod sys {
             iov_base: into.spare_capacity_mut().as_mut_ptr().cast(),
             iov_len: total,
         };
-        // SAFETY: `local` is spare capacity of at least `total` bytes. The remote addresses are only looked up in the
-        // other process.
+        // SAFETY: `local` is spare capacity of at least `total` bytes. The remote addresses are only
+        // looked up in the other process.
         let count = unsafe {
             libc::process_vm_readv(
                 pid.cast_signed(),

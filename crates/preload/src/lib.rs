@@ -100,7 +100,8 @@ impl Mapping {
         reason = "the system call, since the C library's function is this one"
     )]
     fn map(&self) -> Result<usize, c_int> {
-        // SAFETY: this is either the caller's own request, or lies inside the range a caller asked to have replaced.
+        // SAFETY: this is either the caller's own request, or lies inside the range that a caller
+        // asked to have replaced.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_mmap,

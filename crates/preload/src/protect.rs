@@ -39,8 +39,9 @@ pub fn protect(address: u64, bytes: u64) -> Result<(), Failure> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
     let mut api = [API, FEATURE_WP_ASYNC | FEATURE_WP_UNPOPULATED, 0];
     let mut register = [address, bytes, MODE_WP, 0];
-    // SAFETY: each ioctl gets an array of the length its number says, alive during the call. Registered in this mode no
-    // access ever waits for a reader, so nothing in the process changes but what the kernel notes.
+    // SAFETY: each ioctl gets an array of the length its number says, alive during the call.
+    // Registered in this mode no access ever waits for a reader, so nothing in the process changes
+    // but what the kernel notes.
     unsafe {
         let fd = check(Step::Open, libc::syscall(libc::SYS_userfaultfd, flags))?;
         let negotiated = check(

@@ -433,36 +433,41 @@ mod tests {
     }
 
     proptest! {
-            #[test]
-            fn frames_survive_any_cutting(payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 1..20),
-                                          cuts in prop::collection::vec(1usize..97, 1..40)) {
-                let mut bytes = Vec::new();
-                let frames: Vec<Frame> = payloads.iter().map(|p| data(p)).collect();
-                frames.iter().for_each(|f| f.encode(&mut bytes));
-                let mut decoder = synced();
-    let mut seen = Vec::new();
-    let mut at = 0;
-    let mut cut = cuts.iter().cycle();
-                while at < bytes.len() {
-                    let end = (at + cut.next().unwrap()).min(bytes.len());
-                    decoder.feed(&bytes[at..end]);
-                    at = end;
-                    while let Some(found) = decoder.next() {
-                        let Decoded::Frame(frame) = found.unwrap() else { panic!("no preamble was sent") };
-                        seen.push(frame);
-                    }
+        #[test]
+        fn frames_survive_any_cutting(
+            payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 1..20),
+            cuts in prop::collection::vec(1usize..97, 1..40),
+        ) {
+            let mut bytes = Vec::new();
+            let frames: Vec<Frame> = payloads.iter().map(|p| data(p)).collect();
+            frames.iter().for_each(|f| f.encode(&mut bytes));
+            let mut decoder = synced();
+            let mut seen = Vec::new();
+            let mut at = 0;
+            let mut cut = cuts.iter().cycle();
+            while at < bytes.len() {
+                let end = (at + cut.next().unwrap()).min(bytes.len());
+                decoder.feed(&bytes[at..end]);
+                at = end;
+                while let Some(found) = decoder.next() {
+                    let Decoded::Frame(frame) = found.unwrap() else { panic!("no preamble was sent") };
+                    seen.push(frame);
                 }
-                prop_assert_eq!(seen, frames);
             }
+            prop_assert_eq!(seen, frames);
+        }
 
-            #[test]
-            fn garbage_neither_panics_nor_grows(bytes in prop::collection::vec(any::<u8>(), 0..4000), start_synced: bool) {
-                let mut decoder = if start_synced { synced() } else { Decoder::new() };
-                for chunk in bytes.chunks(61) {
-                    decoder.feed(chunk);
-                    while decoder.next().is_some() {}
-                    prop_assert!(decoder.pending().len() <= PADDING + 61);
-                }
+        #[test]
+        fn garbage_neither_panics_nor_grows(
+            bytes in prop::collection::vec(any::<u8>(), 0..4000),
+            start_synced: bool,
+        ) {
+            let mut decoder = if start_synced { synced() } else { Decoder::new() };
+            for chunk in bytes.chunks(61) {
+                decoder.feed(chunk);
+                while decoder.next().is_some() {}
+                prop_assert!(decoder.pending().len() <= PADDING + 61);
             }
         }
+    }
 }

@@ -284,9 +284,10 @@ impl Files {
 
     /// One that is doubtful is sealed already, and stays doubtful.
     pub(crate) fn seal(&self, path: &Path) -> Result<(), Error> {
-        match self.is_doubtful(path)? {
-            true => Ok(()),
-            false => self.change("make read-only", path, |fs| fs.seal(path)),
+        if self.is_doubtful(path)? {
+            Ok(())
+        } else {
+            self.change("make read-only", path, |fs| fs.seal(path))
         }
     }
 
@@ -296,11 +297,12 @@ impl Files {
     }
 
     fn refuse_doubtful(&self, path: &Path) -> Result<(), Error> {
-        match self.is_doubtful(path)? {
-            true => Err(Error::Doubtful {
+        if self.is_doubtful(path)? {
+            Err(Error::Doubtful {
                 path: path.to_owned(),
-            }),
-            false => Ok(()),
+            })
+        } else {
+            Ok(())
         }
     }
 

@@ -126,12 +126,13 @@ impl Store {
         let mut marker = Marker::default();
         let marked = marker.mark(self)?;
         let suspects = self.unmarked(&marked)?;
-        match dry_run || suspects.is_empty() {
-            true => Ok(report(
+        if dry_run || suspects.is_empty() {
+            Ok(report(
                 self.confirmed(marked.trouble, &mut marker)?,
                 suspects,
-            )),
-            false => self.sweep(&mut marker, suspects),
+            ))
+        } else {
+            self.sweep(&mut marker, suspects)
         }
     }
 
@@ -207,9 +208,10 @@ impl Store {
         mut suspects: Vec<Suspect>,
     ) -> Result<(), Error> {
         suspects.retain(|suspect| self.is_garbage(suspect, marked).unwrap_or(false));
-        match suspects.is_empty() {
-            true => Ok(()),
-            false => self.sweep(marker, suspects).map(drop),
+        if suspects.is_empty() {
+            Ok(())
+        } else {
+            self.sweep(marker, suspects).map(drop)
         }
     }
 

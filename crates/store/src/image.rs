@@ -138,9 +138,10 @@ impl ImageRecord {
     /// Which rule the size of the disk breaks.
     pub(crate) fn disk_rule(&self) -> Option<&'static str> {
         let bytes = self.disk_bytes?;
-        match bytes < self.rootfs.bytes {
-            true => Some("the image is larger"),
-            false => overlay::check_size(bytes).err(),
+        if bytes < self.rootfs.bytes {
+            Some("the image is larger")
+        } else {
+            overlay::check_size(bytes).err()
         }
     }
 }

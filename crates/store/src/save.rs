@@ -290,12 +290,13 @@ impl<'a> Saving<'a> {
 }
 
 fn require_sealed(path: &Path, found: &Blob, blob: &Blob) -> Result<(), Error> {
-    match found == blob {
-        true => Ok(()),
-        false => Err(Error::corrupt(
+    if found == blob {
+        Ok(())
+    } else {
+        Err(Error::corrupt(
             path,
             format!("its content is not {}, as its seal says", blob.digest),
-        )),
+        ))
     }
 }
 

@@ -131,7 +131,8 @@ impl Child {
             answers: their_answers.as_raw_fd(),
         };
         let pid = fork(&life).map_err(failed)?;
-        drop((their_commands, their_answers));
+        drop(their_commands);
+        drop(their_answers);
         let pidfd =
             Arc::new(pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| failed(errno.into()))?);
         let subject = Subject {
@@ -198,7 +199,8 @@ impl Child {
     /// The reason, and what the caller lacks.
     fn refused(&self, error: &Error) -> String {
         let reason = describe(error);
-        let is_forbidden = matches!(error, Error::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied);
+        let denied = io::ErrorKind::PermissionDenied;
+        let is_forbidden = matches!(error, Error::Io { source, .. } if source.kind() == denied);
         match self.jail.uid {
             Some(_) if is_forbidden => {
                 format!(
@@ -288,8 +290,8 @@ fn fork(life: &Life) -> io::Result<Pid> {
 #[allow(unsafe_code, reason = "what is safe after fork has no safe form")]
 fn serve(life: &Life) -> ! {
     let bytes = (PAGES * PAGE_BYTES) as usize;
-    // SAFETY: system calls on numbers and locals. The pages written lie inside the mapping, which is checked to be
-    // there. `_exit` runs nothing of the parent's.
+    // SAFETY: system calls on numbers and locals. The pages written lie inside the mapping, which is
+    // checked to exist. `_exit` runs nothing of the parent's.
     unsafe {
         if life.uid.is_some_and(|uid| switch_user(uid, &[]).is_err()) {
             libc::_exit(1);

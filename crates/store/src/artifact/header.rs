@@ -250,16 +250,16 @@ impl MemberHeader {
                 rule,
             })
         };
-        match () {
-            () if found.pax().as_deref() != Some(records) => {
-                refused("it is not written as this format does")
-            }
-            () if found.ustar() != header => refused("it does not fit the header behind it"),
-            () if pax.name != format!("{PAX_DIR}{}", found.member) => {
-                refused("it has another name")
-            }
-            () => Ok(found),
+        if found.pax().as_deref() != Some(records) {
+            return refused("it is not written as this format does");
         }
+        if found.ustar() != header {
+            return refused("it does not fit the header behind it");
+        }
+        if pax.name != format!("{PAX_DIR}{}", found.member) {
+            return refused("it has another name");
+        }
+        Ok(found)
     }
 }
 

@@ -66,28 +66,24 @@ impl ImageFiles {
         let refused = |rule| Err(Damage::Image { rule });
         let mut names = BTreeSet::new();
         let mut modules = self.kernel.modules.iter();
-        match () {
-            () if self.image.kernel != self.digests[1] => {
-                refused("it boots with another kernel than the one that comes with it")
-            }
-            () if self.image.arch != self.kernel.arch => {
-                refused("its kernel is of another architecture")
-            }
-            () if self.image.disk_rule().is_some() => {
-                refused("no disk has the size that it asks for")
-            }
-            () if self.kernel.modules.len() > MAX_MODULES => {
-                refused("its kernel has more than 1024 modules")
-            }
-            () if !modules
-                .all(|module| is_file_name(&module.file) && names.insert(&module.file)) =>
-            {
-                refused(
-                    "a module of its kernel has a name that no file can have, or that another one has",
-                )
-            }
-            () => Ok(()),
+        if self.image.kernel != self.digests[1] {
+            return refused("it boots with another kernel than the one that comes with it");
         }
+        if self.image.arch != self.kernel.arch {
+            return refused("its kernel is of another architecture");
+        }
+        if self.image.disk_rule().is_some() {
+            return refused("no disk has the size that it asks for");
+        }
+        if self.kernel.modules.len() > MAX_MODULES {
+            return refused("its kernel has more than 1024 modules");
+        }
+        if !modules.all(|module| is_file_name(&module.file) && names.insert(&module.file)) {
+            return refused(
+                "a module of its kernel has a name that no file can have, or that another one has",
+            );
+        }
+        Ok(())
     }
 }
 

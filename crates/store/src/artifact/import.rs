@@ -339,12 +339,13 @@ impl<'a> Import<'a> {
 
     /// Of what the artifact lacks because the base has it, there is no other.
     fn require_replacement(&self, digest: &Digest, damaged: Damaged) -> Result<(), Error> {
-        match self.base.contains_key(digest) {
-            true => Err(Error::corrupt(
+        if self.base.contains_key(digest) {
+            Err(Error::corrupt(
                 damaged.quarantined.unwrap_or_default(),
                 damaged.reason,
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     }
 

@@ -283,12 +283,13 @@ impl Content {
 
 /// Reads the rest of a frame, which must end there: only its end tells whether it is whole.
 fn expect_end(stream: &mut dyn Read, rest_bytes: u64) -> io::Result<()> {
-    match io::copy(&mut stream.take(rest_bytes + 1), &mut io::sink())? == rest_bytes {
-        true => Ok(()),
-        false => Err(io::Error::new(
+    if io::copy(&mut stream.take(rest_bytes + 1), &mut io::sink())? == rest_bytes {
+        Ok(())
+    } else {
+        Err(io::Error::new(
             io::ErrorKind::InvalidData,
             "it holds more or less than it should",
-        )),
+        ))
     }
 }
 

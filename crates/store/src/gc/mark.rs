@@ -133,7 +133,9 @@ impl Marker {
                     }
                     marked.snapshots.insert(digest);
                 }
-                Ok(Named::Image(digest)) => drop(marked.images.insert(digest)),
+                Ok(Named::Image(digest)) => {
+                    marked.images.insert(digest);
+                }
                 Ok(Named::Reserved(_)) => {}
                 Err(error) => marked.note(format!("name {name} cannot be read: {error}")),
             }
@@ -145,10 +147,10 @@ impl Marker {
         for id in store.sandbox_ids()? {
             if !self.sandboxes.contains_key(&id) {
                 match store.sandbox_by_id(&id) {
-                    Ok(sandbox) => drop(
-                        self.sandboxes
-                            .insert(id.clone(), image_of(sandbox.record())),
-                    ),
+                    Ok(sandbox) => {
+                        let image = image_of(sandbox.record());
+                        self.sandboxes.insert(id.clone(), image);
+                    }
                     Err(Error::UnknownSandbox { .. }) => {}
                     Err(error) => marked.note(format!("sandbox {id} cannot be read: {error}")),
                 }
@@ -179,7 +181,9 @@ impl Marker {
                 && store.files.kind(&store.layout.image(&digest))?.is_some()
             {
                 match store.image_by_digest(&digest) {
-                    Ok(image) => drop(self.images.insert(digest.clone(), image.record.kernel)),
+                    Ok(image) => {
+                        self.images.insert(digest.clone(), image.record.kernel);
+                    }
                     Err(error) => marked.note(format!("image {digest} cannot be read: {error}")),
                 }
             }

@@ -168,9 +168,10 @@ impl Database {
             let row = read(row)?
                 .ok_or_else(|| Trouble::Damaged("a row is not what was written".into()))?;
             let digest = row.summary.digest.clone();
-            match wanted.binary_search(&digest).is_ok() {
-                true => drop(found.known.insert(digest, row)),
-                false => found.others.push(digest),
+            if wanted.binary_search(&digest).is_ok() {
+                found.known.insert(digest, row);
+            } else {
+                found.others.push(digest);
             }
         }
         Ok(found)

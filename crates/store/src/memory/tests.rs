@@ -399,7 +399,7 @@ proptest! {
         }
         prop_assert!(mapped(&layers) == expected);
         let folded = file();
-let flat = file();
+        let flat = file();
         let one = fold(&layers, writer(&folded)).unwrap();
         prop_assert_eq!(&Layer::read(&folded).unwrap(), &one);
         prop_assert!(mapped(&[(one, folded)]) == expected);
@@ -409,7 +409,10 @@ let flat = file();
 
     /// Pages that no layer of a stack has are not touched by the layers above them, either.
     #[test]
-    fn a_stack_may_be_folded_from_the_bottom_to_anywhere(pages in vec(pages(), 2..6), cut in any::<Index>()) {
+    fn a_stack_may_be_folded_from_the_bottom_to_anywhere(
+        pages in vec(pages(), 2..6),
+        cut in any::<Index>(),
+    ) {
         let mut layers: Vec<_> = pages.iter().map(write).collect();
         let above = layers.split_off(1 + cut.index(layers.len() - 1));
         let folded = file();
@@ -432,7 +435,8 @@ let flat = file();
         let joined = coalesce(runs.clone(), max_runs);
         prop_assert!(joined.len() <= max_runs.max(1));
         prop_assert!(joined.windows(2).all(|pair| pair[0].end() < pair[1].first));
-        prop_assert!(runs.iter().all(|run| joined.iter().any(|j| j.first <= run.first && run.end() <= j.end())));
+        let is_in = |run: &PageRun, j: &PageRun| j.first <= run.first && run.end() <= j.end();
+        prop_assert!(runs.iter().all(|run| joined.iter().any(|j| is_in(run, j))));
         let pages = |runs: &[PageRun]| runs.iter().map(|run| run.count).sum::<u64>();
         let mut inner: Vec<u64> = gaps.iter().skip(1).map(|(gap, _)| *gap).collect();
         inner.sort_unstable();
@@ -442,7 +446,11 @@ let flat = file();
 
     /// One byte of header or table, or the length: nothing of it can change without being seen.
     #[test]
-    fn any_change_to_header_or_table_is_refused(pages in pages(), at in any::<Index>(), flip in 1u8..) {
+    fn any_change_to_header_or_table_is_refused(
+        pages in pages(),
+        at in any::<Index>(),
+        flip in 1u8..,
+    ) {
         let (layer, file) = write(&pages);
         let mut bytes = content(&file);
         let table = (PAGE + layer.data_bytes) as usize;

@@ -128,13 +128,14 @@ impl Store {
         let (Some(dir), Some(own)) = (&record.memory_dir, record.own_memory_dir()) else {
             return Ok(());
         };
-        let rule = match () {
-            () if !dir.is_absolute() => "it is not an absolute path",
-            () if self.files.kind(dir)? != Some(Kind::Dir) => "it is not an existing directory",
-            () if self.files.kind(&own)?.is_some() => {
-                "something has the id of the new sandbox there"
-            }
-            () => return Ok(()),
+        let rule = if !dir.is_absolute() {
+            "it is not an absolute path"
+        } else if self.files.kind(dir)? != Some(Kind::Dir) {
+            "it is not an existing directory"
+        } else if self.files.kind(&own)?.is_some() {
+            "something has the id of the new sandbox there"
+        } else {
+            return Ok(());
         };
         Err(Error::MemoryDir {
             path: dir.clone(),

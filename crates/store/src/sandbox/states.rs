@@ -355,9 +355,10 @@ impl Owned {
         if self.files.kind(&memory)? == Some(Kind::Dir) {
             // Whoever was there first after a boot would read, or write, the memory of the guest.
             let rule = "the sandbox's own directory belongs to somebody else, or others may write to it; remove it";
-            return match self.files.stat(&memory)?.own {
-                true => Ok(()),
-                false => Err(Error::MemoryDir { path: memory, rule }),
+            return if self.files.stat(&memory)?.own {
+                Ok(())
+            } else {
+                Err(Error::MemoryDir { path: memory, rule })
             };
         }
         self.files.create_dir(&memory)?;

@@ -168,9 +168,10 @@ impl SnapshotManifest {
         Preface::check(bytes)?;
         let manifest: Self = from_json(bytes)?;
         manifest.check()?;
-        match manifest.to_bytes() == bytes {
-            true => Ok((manifest, Digest::of(bytes))),
-            false => Err(ManifestError::NotCanonical),
+        if manifest.to_bytes() == bytes {
+            Ok((manifest, Digest::of(bytes)))
+        } else {
+            Err(ManifestError::NotCanonical)
         }
     }
 

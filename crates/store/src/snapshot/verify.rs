@@ -248,11 +248,12 @@ fn read_whole(
     let mut content = content.take(blob.bytes.saturating_add(1));
     let found = progress::read_through(path, &mut content, progress, &mut |_| Ok(()))?;
     verified.bytes += found.bytes;
-    match found == *blob {
-        true => Ok(()),
-        false => Err(Error::corrupt(
+    if found == *blob {
+        Ok(())
+    } else {
+        Err(Error::corrupt(
             path,
             format!("its content is {}, {} bytes", found.digest, found.bytes),
-        )),
+        ))
     }
 }

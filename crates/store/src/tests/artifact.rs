@@ -435,7 +435,10 @@ fn an_artifact_without_its_image_needs_that_image() {
     );
     let refused = import(&there.store, &artifact, "b").unwrap_err();
     assert!(
-        matches!(&refused, Error::MissingImage { digest, here: None, .. } if *digest == image.digest),
+        matches!(
+            &refused,
+            Error::MissingImage { digest, here: None, .. } if *digest == image.digest
+        ),
         "{refused}"
     );
     // The same name, for another image.
@@ -665,7 +668,10 @@ fn not_exported(here: &Place, snapshot: &Snapshot, layer: &Blob) {
         .export(snapshot, &plain(), &mut std::io::sink(), &Silent)
         .unwrap_err();
     assert!(
-        matches!(&failed, Error::Corrupt { path, .. } if path.starts_with(here.store.layout.quarantine())),
+        matches!(
+            &failed,
+            Error::Corrupt { path, .. } if path.starts_with(here.store.layout.quarantine())
+        ),
         "{failed}"
     );
     assert!(here.store.find_blob(layer).is_err());
@@ -1056,9 +1062,10 @@ fn a_directory_with_a_file_of_somebody_else_is_neither_replaced_nor_removed() {
                 .unwrap_err(),
             Store::remove_dir_snapshot(&dir).unwrap_err(),
         ] {
-            assert!(
-                matches!(&refused, Error::NotASnapshotDir { foreign: Some(found), .. } if found == Path::new(entry))
-            );
+            assert!(matches!(
+                &refused,
+                Error::NotASnapshotDir { foreign: Some(found), .. } if found == Path::new(entry)
+            ));
             assert!(refused.to_string().contains(entry), "{refused}");
         }
         assert_eq!(std::fs::read(&path).unwrap(), b"mine");

@@ -48,10 +48,12 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let pair = || (any::<usize>(), any::<usize>());
     prop_oneof![
-        4 => (any::<usize>(), any::<bool>()).prop_map(|(sandbox, seal)| Step::Capture { sandbox, seal }),
+        4 => (any::<usize>(), any::<bool>())
+            .prop_map(|(sandbox, seal)| Step::Capture { sandbox, seal }),
         3 => pair().prop_map(|(sandbox, state)| Step::RemoveState { sandbox, state }),
         3 => any::<usize>().prop_map(|sandbox| Step::Collect { sandbox }),
-        4 => (pair(), any::<bool>()).prop_map(|((sandbox, state), elsewhere)| Step::Fork { sandbox, state, elsewhere }),
+        4 => (pair(), any::<bool>())
+            .prop_map(|((sandbox, state), elsewhere)| Step::Fork { sandbox, state, elsewhere }),
         1 => pair().prop_map(|(sandbox, state)| Step::Warm { sandbox, state }),
         1 => Just(Step::CreateFromWarm),
         1 => Just(Step::RemoveWarm),

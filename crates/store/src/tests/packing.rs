@@ -350,7 +350,10 @@ fn a_member_that_is_missing_damaged_or_of_another_size_leaves_nothing() {
         std::fs::remove_file(&path).unwrap();
         let error = refused(&there, &dir, bring(), "a missing member");
         assert!(
-            matches!(&error, Error::Artifact(Damage::Absent { digest }) if *digest == member.digest),
+            matches!(
+                &error,
+                Error::Artifact(Damage::Absent { digest }) if *digest == member.digest
+            ),
             "{error}"
         );
         let mut bent = whole.clone();
