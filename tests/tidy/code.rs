@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_are_told_from_code() {
+    fn tests_are_separate_from_code() {
         let text = "fn a() {}\n#[cfg(test)]\nmod t {\n  fn b() {}\n}\nstruct S {\n  #[cfg(test)]\n  \
                     x: u8,\n  y: u8,\n}\n#[test]\n#[ignore]\nfn c() {}\nfn d() {}\n";
         let code = Code::sample(text);

@@ -71,7 +71,7 @@ fn listed() -> BTreeMap<String, Listed> {
     listed
 }
 
-/// What is started anywhere, and every place where that cannot be told.
+/// Every program that is started, and the places where the program is not known.
 fn started() -> (BTreeSet<Start>, Vec<String>) {
     let mut rust = sources::rust(&["crates", "tests/vm", "fuzz"]);
     rust.retain(|source| !source.path.starts_with("crates/agent/src"));

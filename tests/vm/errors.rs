@@ -180,7 +180,7 @@ fn a_missing_or_old_qemu_is_told_with_what_to_do() {
     fake_qemu(dir.path(), "echo 'something else' >&2");
     world
         .run(["--qemu", old, "run", "-d", "tiny"])
-        .failed_with(&["does not tell its version", "something else"]);
+        .failed_with(&["does not print a QEMU version", "something else"]);
     world.assert_empty();
 }
 

@@ -338,7 +338,7 @@ fn a_store_that_others_may_write_to_is_refused_with_what_to_do() {
     fs::set_permissions(world.home(), fs::Permissions::from_mode(0o777)).unwrap();
     let home = world.home().to_str().unwrap();
     world.run(["ps"]).failed_with(&[
-        "others may write to",
+        "other users may write to",
         home,
         "0777",
         &format!("chmod go-w {home}"),

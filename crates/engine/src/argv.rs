@@ -121,7 +121,8 @@ fn machine(args: &mut Args, shape: &Shape) {
     args.option("-display", "none");
 }
 
-/// Devices nobody uses are off: less to attack, and 0.4 s less firmware and probing under TCG.
+/// Devices that no guest uses are off: less to attack, and 0.4 s less firmware and probing under
+/// TCG.
 fn machine_type(shape: &Shape) -> String {
     let common = format!(
         "{},memory-backend=ram0,suppress-vmdesc=on,usb=off",
@@ -146,7 +147,7 @@ fn control(args: &mut Args, shape: &Shape) {
     args.option("-mon", "chardev=qmp,mode=control");
     args.option("-chardev", socket("console", fd::CONSOLE));
     args.option("-serial", "chardev:console");
-    // A guest that reboots or panics ends its machine; a panic is told before.
+    // A guest that reboots or panics ends its machine; a panic is reported before.
     args.flag("-no-reboot");
     args.option("-action", "panic=shutdown");
     args.option("-device", format!("pvpanic-pci,id=pvpanic,{}", slot(6)));
@@ -211,7 +212,7 @@ fn network(args: &mut Args, mode: NetworkMode) {
         NetworkMode::None => return args.option("-nic", "none"),
         NetworkMode::Isolated => {
             args.option("-netdev", "hubport,id=net0,hubid=0");
-            // Takes what is sent, and drops it. Without anyone who does, the guest's queue fills,
+            // Takes what is sent, and drops it. Without a reader the guest's queue fills,
             // and its kernel complains.
             args.option("-netdev", "hubport,id=nowhere,hubid=0");
         }
@@ -219,7 +220,7 @@ fn network(args: &mut Args, mode: NetworkMode) {
         // A state of user-mode networking loads into nothing else.
         NetworkMode::Restricted => args.option("-netdev", "user,id=net0,restrict=on"),
     }
-    // Without an option ROM nobody waits for a network boot.
+    // Without an option ROM the firmware does not wait for a network boot.
     args.option(
         "-device",
         format!("virtio-net-pci,id=net,netdev=net0,romfile=,{}", slot(4)),

@@ -177,7 +177,7 @@ pub struct PreparedOverlay {
 pub(crate) struct Disk {
     qmp: Qmp,
     opening: Opening,
-    /// Held by whoever changes the graph or copies from it: QEMU 7.2 may hang for good when the
+    /// Held while the graph is changed or copied from: QEMU 7.2 may hang forever when the
     /// graph changes under a backup job.
     chain: Mutex<Chain>,
 }
@@ -393,7 +393,8 @@ impl Disk {
         loop {
             match events.next().await {
                 Some(Event::Job { id, status }) if id == job && status == "concluded" => {}
-                // It may be among those lost. And when the connection has ended, asking tells why.
+                // It may be among those lost. And when the connection has ended, the query returns
+                // why.
                 Some(Event::Lost { .. }) | None => {}
                 Some(_) => continue,
             }

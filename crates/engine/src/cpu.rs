@@ -3,7 +3,7 @@
 //!
 //! A model's name alone promises little. `max` can do more under a newer QEMU, and of a named model
 //! the emulator leaves out what it cannot do. So a processor is known by the features its guest
-//! finds on, and one that has to go on elsewhere is started there with exactly these:
+//! finds on, and a processor that must continue elsewhere is started there with exactly these:
 //!
 //! ```text
 //!   model -> Expansion (what QEMU makes of it) - what is unwanted here ------> Cpu
@@ -28,8 +28,8 @@ use crate::error::Error;
 const MAX_X86_64: &str = "max,family=15,model=107,stepping=1";
 
 /// Off under the emulator, where a model has them on. Five-level paging crashes the guest under the
-/// emulator of 7.2. A guest that is told that `rep movsb` and `rep stosb` are fast copies and
-/// clears by them, and emulated that is the slowest way: 48 MB/s through a pipe instead of 166.
+/// emulator of 7.2. A guest that sees `rep movsb` and `rep stosb` marked as fast copies and clears
+/// with them, which is the slowest way under emulation: 48 MB/s through a pipe instead of 166.
 /// `pcommit` no processor ever had, nor has the emulator of 10.0.
 const UNWANTED_X86_64: [&str; 7] = ["la57", "erms", "fsrm", "fsrs", "fsrc", "fzrm", "pcommit"];
 
@@ -61,12 +61,12 @@ pub enum Nesting {
 pub struct Cpu {
     /// What follows `-cpu`.
     pub argument: String,
-    /// What its guest finds on, sorted. Empty: nobody knows.
+    /// What its guest finds on, sorted. Empty: unknown.
     pub features: Vec<String>,
 }
 
 impl Cpu {
-    /// As it was started once, with nobody asking what its guest found on.
+    /// As it was started once, without a record of the features that its guest found.
     pub fn unexamined(argument: &str) -> Result<Cpu, Error> {
         Ok(Cpu {
             argument: argument.parse::<Model>()?.to_string(),

@@ -123,7 +123,7 @@ pub(crate) async fn save_stream(
     saved
 }
 
-/// QEMU tells the end of a migration a moment before `cont` works again, and does not tell that
+/// QEMU reports the end of a migration a moment before `cont` works again, and does not report that
 /// moment.
 async fn finalized(qmp: &Qmp) -> Result<(), Error> {
     while qmp.run(QueryStatus {}).await?.status == "finish-migrate" {

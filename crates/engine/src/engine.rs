@@ -137,7 +137,7 @@ impl Engine {
         if known.contains(model) {
             return Ok(());
         }
-        // Those of a version of a model are many, and known to whoever wants one.
+        // Versions of a model are many, and a user who wants one knows its name.
         let plain = known
             .iter()
             .filter(|name| !name.contains("-v"))

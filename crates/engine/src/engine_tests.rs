@@ -225,7 +225,7 @@ async fn a_state_that_needs_more_than_there_is_names_it() {
 }
 
 #[tokio::test]
-async fn what_is_learned_about_a_model_is_told_once_and_kept() {
+async fn what_qemu_makes_of_a_model_is_asked_once_and_kept() {
     let engine = Engine::open(&config(), None).await.unwrap();
     engine.cpu(Accel::Tcg, of(None)).await.unwrap();
     assert_eq!(

@@ -1,5 +1,5 @@
-//! What can go wrong with a QEMU. Display states its own fact with its values; the source's text is
-//! in the source.
+//! Errors of the engine. Each message states its own fact with its values and does not repeat its
+//! source.
 
 use std::io;
 use std::path::PathBuf;
@@ -25,13 +25,13 @@ pub enum Error {
     #[error("QEMU {found} at {binary} is too old: {needed} or newer is needed", binary = binary.display(), needed = Version::OLDEST)]
     TooOld { binary: PathBuf, found: Version },
 
-    #[error("{binary} does not tell its version; it says {output:?}", binary = binary.display())]
+    #[error("{binary} does not print a QEMU version; it printed {output:?}", binary = binary.display())]
     VersionUnknown { binary: PathBuf, output: String },
 
     #[error("accelerator {accel} cannot be used: {reason}")]
     AccelUnusable { accel: Accel, reason: String },
 
-    #[error("there is no processor {model:?} in QEMU {version}; it has {}", known.join(", "))]
+    #[error("QEMU {version} has no processor {model:?}; it has {}", known.join(", "))]
     UnknownCpu {
         model: String,
         version: Version,
@@ -41,7 +41,7 @@ pub enum Error {
     #[error("the processor lacks {}", features.join(", "))]
     CpuLacks { features: Vec<String> },
 
-    #[error("a machine cannot be like that: {detail}")]
+    #[error("invalid machine: {detail}")]
     Spec { detail: String },
 
     /// The kernel and the initramfs are opened again by the machine's own user.
@@ -59,7 +59,7 @@ pub enum Error {
     Start { exit: Exit },
 
     /// The caller may start again with the same memory in a file of its own.
-    #[error("the guest's memory cannot be laid from its layers: {reason}")]
+    #[error("cannot map the guest's memory from its layers: {reason}")]
     NotMapped { reason: String },
 
     #[error("writes to the guest's memory are not tracked")]

@@ -14,8 +14,8 @@ pub struct Exit {
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.stderr.trim() {
-            "" => write!(f, "{}, without a word", self.status),
-            said => write!(f, "{}, saying: {said}", self.status),
+            "" => write!(f, "{}, without output", self.status),
+            output => write!(f, "{}, with output: {output}", self.status),
         }
     }
 }

@@ -13,10 +13,10 @@ use crate::version::Version;
 
 const VERSION_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Where to find QEMU. The engine reads no environment: whoever opens it says where programs are.
+/// Where to find QEMU. The engine reads no environment: its caller says where programs are.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// The program itself, if it was told.
+    /// The program itself, if the caller named it.
     pub binary: Option<PathBuf>,
     /// Otherwise the directories to look in, first one first.
     pub search: Vec<PathBuf>,

@@ -26,8 +26,8 @@ use crate::landlock::{self, View};
 /// become them.
 pub(crate) const CHILD_FD_END: RawFd = 128;
 
-/// How much address space QEMU may use beside the guest's memory: translated code, thread stacks,
-/// allocator arenas.
+/// How much address space QEMU may use in addition to the guest's memory: translated code, thread
+/// stacks, allocator arenas.
 const ADDRESS_SPACE_BESIDE_MEMORY: u64 = 16 << 30;
 
 /// Whom a machine's process runs as.

@@ -1,5 +1,5 @@
 //! One running QEMU: its arguments, its control protocol, its block graph, its jail, and the probes
-//! that tell what the installed one can do.
+//! that find what the installed QEMU can do.
 //!
 //! ```text
 //!   EngineConfig --Engine::open--> Engine (version, verdicts) --start(MachineSpec)--> Machine --> Exit

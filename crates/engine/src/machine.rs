@@ -233,7 +233,7 @@ impl Machine {
         self.qmp.run(Stop {}).await.map(drop)
     }
 
-    /// Lets the virtual processors go on.
+    /// Lets the virtual processors continue.
     pub async fn cont(&self) -> Result<(), Error> {
         self.qmp.run(Cont {}).await.map(drop)
     }
@@ -322,7 +322,7 @@ impl Machine {
         self.link.take()
     }
 
-    /// The host's end of the serial console, once. A console nobody reads slows the guest down.
+    /// The host's end of the serial console, once. A console that is not read slows the guest down.
     pub fn take_console(&mut self) -> Option<UnixStream> {
         self.console.take()
     }
@@ -331,7 +331,7 @@ impl Machine {
         self.qmp.events()
     }
 
-    /// What QEMU told about the machine's end; complete once `exited` has returned.
+    /// What QEMU reported about the machine's end; complete once `exited` has returned.
     pub fn ending(&self) -> Ending {
         self.qmp.ending()
     }

@@ -189,7 +189,7 @@ fn library() -> io::Result<File> {
     in_memory("sandtree-preload", LIBRARY)
 }
 
-/// Encodes the plan. What the library cannot see is checked here: that a layer is there and long
+/// Encodes the plan. What the library cannot see is checked here: that a layer exists and is long
 /// enough, since access behind the end of a file would kill QEMU later.
 fn plan(
     base: Base,

@@ -175,7 +175,7 @@ fn a_report_that_is_none_is_not_read() {
     }
 }
 
-/// What QEMU gets when nothing is laid, or what the caller is told.
+/// What QEMU gets when nothing is laid, or the error that the caller gets.
 #[test]
 fn without_the_library_there_is_only_the_file() {
     let jail = Jail::default();

@@ -1,4 +1,4 @@
-//! The half of the library in QEMU that the engine shares: what the two tell each other, and the
+//! The half of the library in QEMU that the engine shares: their messages to each other, and the
 //! write protection that its probe tries. The same source, because the library itself must not be
 //! linked into this program.
 

@@ -1,4 +1,4 @@
-//! What can only be found out by trying, and the key under which the findings stay true.
+//! Probes: what only a trial can find, and the key under which the verdicts stay valid.
 //!
 //! Probes run under the same jail and filter as machines, so that what they find holds for
 //! machines.
@@ -48,7 +48,7 @@ use testguest::{Body, Report, TestGuest, Wrong};
 
 const QUIT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// The test guest takes a tenth of a second. What it cannot tell in time is switched off, which
+/// The test guest takes a tenth of a second. What it cannot report in time is switched off, which
 /// costs little.
 const INSTRUCTIONS_DEADLINE: Duration = Duration::from_secs(20);
 
@@ -79,8 +79,8 @@ impl Verdicts {
         &self.kvm.verdict
     }
 
-    /// What machines see of the file system beside what every program needs; `None` where all of it
-    /// is visible.
+    /// What machines see of the file system in addition to what every program needs; `None` where
+    /// all of it is visible.
     pub(crate) fn visible(&self) -> Option<Vec<PathBuf>> {
         let restricted = self.landlock == Verdict::Usable;
         restricted.then(|| installed(&self.key.installation.binary, &self.data_dirs))
@@ -128,7 +128,7 @@ pub(crate) struct Key {
     kvm: KvmDevice,
 }
 
-/// One file, as far as can be told without running it.
+/// One file, by what is known without running it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Installation {
     pub binary: PathBuf,
@@ -237,7 +237,7 @@ impl Probe<'_> {
         Ok(verdicts)
     }
 
-    /// One test guest tells both: whether QEMU starts with its view restricted, and which
+    /// One test guest finds both: whether QEMU starts with its view restricted, and which
     /// instructions it gets wrong. Instructions that could not be tried count as wrong.
     async fn landlock_and_instructions(&self) -> (Verdict, Vec<String>) {
         let supported = landlock::version()

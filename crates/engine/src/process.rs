@@ -7,8 +7,9 @@
 //!
 //! Always: the thread that forks stays until the process is reaped, because the parent-death signal
 //! follows the *thread*. Signals go through a pidfd, so they never reach a process that took over
-//! the number. Dropping `Process` kills; the thread reaps. When it fails: a caller that stops waiting in the middle of `spawn`
-//! drops the receiver, the thread drops the `Process` it cannot deliver, and that kills.
+//! the number. Dropping `Process` kills; the thread reaps. When it fails: a caller that stops
+//! waiting in the middle of `spawn` drops the receiver, the thread drops the `Process` it cannot
+//! deliver, and that kills.
 
 use std::ffi::{CString, OsString};
 use std::io::{self, PipeReader, PipeWriter, Read};
@@ -357,7 +358,7 @@ fn follow(pidfd: &OwnedFd, mut stderr: PipeReader) -> String {
     String::from_utf8_lossy(&tail).into_owned()
 }
 
-/// Reads what is there; false at the end of the stream.
+/// Reads the available bytes; false at the end of the stream.
 fn take(stderr: &mut PipeReader, tail: &mut Vec<u8>) -> bool {
     let mut chunk = [0; 4096];
     match stderr.read(&mut chunk) {
@@ -475,7 +476,7 @@ mod tests {
 
     /// Also where the caller has some and the machine keeps its user id.
     #[tokio::test]
-    async fn a_child_has_no_capabilities_whoever_starts_it() {
+    async fn a_child_has_no_capabilities_for_any_user() {
         let launch =
             shell("grep -E '^Cap(Inh|Prm|Eff|Amb)' /proc/self/status | cut -f2 | sort -u >&2");
         let exit = Process::spawn(launch).await.unwrap().exit().wait().await;

@@ -1,11 +1,11 @@
 //! The guest's RAM in a running QEMU, seen from outside: which pages were written, and what they
 //! hold.
 //!
-//! Always: pages are told apart by what the kernel says of the *mapping*, never by page frame
-//! numbers. A page that is swapped out counts as well as one that is present. The number of a
-//! process that is gone is never taken for QEMU: every answer is followed by a look whether QEMU
-//! still lived. When it fails: what a scan has found and could not tell is kept and told by the
-//! next one, because finding it has already taken it off the kernel's list.
+//! Always: pages are distinguished by what the kernel says of the *mapping*, never by page frame
+//! numbers. A page that is swapped out counts like one that is present. The number of a process
+//! that is gone is never taken for QEMU: after every answer the code checks that QEMU still lives.
+//! When it fails: pages that a failed scan found are kept and returned by the next scan, because
+//! finding them has already taken them off the kernel's list.
 
 use std::fs::File;
 use std::io;
@@ -29,7 +29,7 @@ pub struct GuestMemory {
     mapped: Mapped,
     tracking: Result<(), Untracked>,
     protecting: Protecting,
-    /// Found written, not told yet. Only a scan that failed leaves something here.
+    /// Found written, not returned yet. Only a scan that failed leaves something here.
     found: Arc<Mutex<Vec<ByteRun>>>,
 }
 
@@ -495,8 +495,8 @@ mod sys {
             iov_base: address as *mut _,
             iov_len: bytes.len(),
         };
-        // SAFETY: `local` is a live slice that is only read. The remote address is only looked up in
-        // the other process.
+        // SAFETY: `local` is a live slice that is only read. The remote address is only looked up
+        // in the other process.
         let count = unsafe { libc::process_vm_writev(pid.cast_signed(), &local, 1, &remote, 1, 0) };
         match usize::try_from(count) {
             Err(_) => Err(io::Error::last_os_error()),
@@ -524,8 +524,8 @@ mod sys {
             iov_base: into.spare_capacity_mut().as_mut_ptr().cast(),
             iov_len: total,
         };
-        // SAFETY: `local` is spare capacity of at least `total` bytes. The remote addresses are only
-        // looked up in the other process.
+        // SAFETY: `local` is spare capacity of at least `total` bytes. The remote addresses are
+        // only looked up in the other process.
         let count = unsafe {
             libc::process_vm_readv(
                 pid.cast_signed(),

@@ -104,7 +104,7 @@ fn own(bytes: &[u8]) -> GuestMemory {
 }
 
 #[test]
-fn runs_are_read_in_order_behind_what_is_there() {
+fn runs_are_read_in_order_behind_existing_content() {
     let bytes: Vec<u8> = (0..8 * PAGE_BYTES)
         .map(|at| (at / PAGE_BYTES) as u8)
         .collect();

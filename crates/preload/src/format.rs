@@ -1,4 +1,4 @@
-//! What the engine tells the library and what the library answers. `engine` compiles this same
+//! The messages between the engine and the library. `engine` compiles this same
 //! file, so the two sides cannot differ.
 //!
 //! ```text
@@ -12,7 +12,7 @@
 
 /// Descriptors in the QEMU process.
 pub const PLAN_FD: i32 = 8;
-/// The file QEMU is told to take its RAM from. It marks the mapping, or is the memory itself.
+/// The file that QEMU takes its RAM from. It marks the mapping, or is the memory itself.
 pub const RAM_FD: i32 = 9;
 pub const REPORT_FD: i32 = 10;
 /// Memory layers, closed once they are mapped.

@@ -1,5 +1,5 @@
-//! The library loaded into QEMU. Where QEMU maps the file of its guest's RAM, it lays the memory of
-//! a captured state.
+//! The library loaded into QEMU. Where QEMU maps the file of its guest's RAM, the library maps the
+//! memory of a captured state instead.
 //!
 //! ```text
 //!   mmap(fd of RAM_FD's file, private) -> huge pages off -> base: zeros -> plan's entries, each from its layer
@@ -132,7 +132,7 @@ fn is_guest_ram(wanted: &Mapping) -> bool {
 }
 
 fn lay_guest_ram(wanted: &Mapping) -> Result<usize, c_int> {
-    // First, so that no page is there yet which could be a huge one.
+    // First, before any page exists that could be a huge one.
     let tracking = protect::no_huge_pages();
     let mut report = Report {
         address: 0,
@@ -312,7 +312,7 @@ fn errno() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
-/// Nothing here panics, and nothing could be told to anybody.
+/// Nothing here panics, and a message would reach no reader.
 #[cfg(panic = "abort")]
 #[panic_handler]
 #[allow(unsafe_code, reason = "abort")]

@@ -220,7 +220,7 @@ impl Decoder {
     /// preamble.
     #[allow(
         clippy::should_implement_trait,
-        reason = "an iterator must not end and then go on; this does"
+        reason = "an iterator must not end and then continue; this does"
     )]
     pub fn next(&mut self) -> Option<Result<Decoded, FrameError>> {
         if self.hunting {

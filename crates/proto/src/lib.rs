@@ -1,5 +1,4 @@
-//! The language spoken between the host and the agent in the guest: frames, messages, stream
-//! buffers.
+//! The protocol between the host and the agent in the guest: frames, messages, stream buffers.
 //!
 //! Nothing here does I/O. Both ends feed bytes in and take frames out, so both ends can be fuzzed
 //! as plain functions, and `docs/protocol.md` can quote golden bytes that a test checks.

@@ -1,10 +1,10 @@
-//! Messages: what host and agent say to each other, in postcard encoding inside message frames.
+//! Messages between host and agent, in postcard encoding inside message frames.
 //!
 //! ```text
 //!   host                                   agent
 //!    | preamble(nonce), Hello ------------> |
 //!    | <------------ preamble(nonce), Hello |   version, channels that live on, requests still unanswered are void
-//!    | Resume{channel} ------------------> |   for each channel the host goes on with
+//!    | Resume{channel} ------------------> |   for each channel that the host continues
 //!    |                                      |
 //!    | Open{channel} ---------------------> |
 //!    | <------------------ Started{channel} |   commands and connections only
@@ -34,7 +34,7 @@ pub enum HostMessage {
         window: u32,
         open: Open,
     },
-    /// After a break: go on sending from these offsets.
+    /// After a break: continue sending from these offsets.
     Resume {
         channel: u32,
         out: u64,
@@ -124,7 +124,7 @@ pub enum Open {
     ReadFile {
         path: Vec<u8>,
     },
-    /// The bytes of `In` into a temporary file beside `path`, renamed over it when the stream has
+    /// The bytes of `In` into a temporary file next to `path`, renamed over it when the stream has
     /// ended.
     WriteFile {
         path: Vec<u8>,
@@ -160,7 +160,7 @@ pub enum Open {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecStart {
-    /// Chosen by the host and told again after a break, so that a command can be found in a copy of
+    /// Chosen by the host and sent again after a break, so that a command can be found in a copy of
     /// its guest.
     pub tag: String,
     pub argv: Vec<Vec<u8>>,
@@ -198,8 +198,8 @@ pub enum Outcome {
     /// What is not a command has done its work.
     Done,
     Failed(Failure),
-    /// The guest is no more, or not the one this channel was opened in. Told by the host; no agent
-    /// sends it.
+    /// The guest has ended, or is not the one in which this channel was opened. Sent by the host;
+    /// no agent sends it.
     Lost {
         reason: String,
     },
@@ -215,7 +215,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// In place of an errno: it was not the guest that failed, it is no more. Told by the host; no
+    /// In place of an errno: the guest did not fail, it has ended. Sent by the host; no
     /// agent sends it.
     pub const LOST: i32 = -1;
 }
@@ -252,11 +252,11 @@ pub enum Request {
     /// This guest's memory is that of an earlier moment, or of another guest. Answered when it is
     /// one of its own.
     Restored(Rebirth),
-    /// Answered when everything that boots beside the agent's work is done.
+    /// Answered when the rest of the boot, in addition to the agent's work, is done.
     Settle,
-    /// Writes everything out, gives back the blocks that no file has, and lets nobody write to a
-    /// disk any more: until [`Request::Thaw`], or so many milliseconds, whichever comes first. From
-    /// version 2 on.
+    /// Writes everything out, gives back the blocks that no file has, and lets no process write to
+    /// a disk any more: until [`Request::Thaw`], or so many milliseconds, whichever comes first.
+    /// From version 2 on.
     Freeze {
         thaw_after_ms: u32,
     },
@@ -415,7 +415,7 @@ pub fn encode_entry(entry: &DirEntry) -> Vec<u8> {
     bytes
 }
 
-/// Takes the first entry off `bytes`, if it is there whole.
+/// Takes the first entry off `bytes`, if it is complete.
 pub fn decode_entry(bytes: &mut Vec<u8>) -> Result<Option<DirEntry>, MessageError> {
     let Some(length) = bytes
         .first_chunk::<4>()

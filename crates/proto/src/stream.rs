@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Always: at most `window` bytes are held; nothing between `base` and `produced` is forgotten, so
-//! after a break sending goes on from whatever offset the other side names.
+//! after a break sending continues from the offset that the other side names.
 
 use std::collections::VecDeque;
 
@@ -79,7 +79,7 @@ impl Outgoing {
         self.window - self.held.len()
     }
 
-    /// Everything was produced, sent and used, and the end was told.
+    /// Everything was produced, sent and used, and the end was sent.
     pub fn is_finished(&self) -> bool {
         self.ended && self.end_sent && self.held.is_empty()
     }
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn goes_on_after_a_break_from_where_the_reader_is() {
+    fn continues_after_a_break_from_the_readers_offset() {
         let mut out = Outgoing::new(10);
         out.push(b"abcdef");
         assert_eq!(out.take(4), Some((0, b"abcd".to_vec())));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_told_after_the_last_byte_and_again_after_a_break() {
+    fn the_end_is_sent_after_the_last_byte_and_again_after_a_break() {
         let mut out = Outgoing::new(10);
         out.push(b"ab");
         out.end();

@@ -1,4 +1,4 @@
-//! Artifacts: a snapshot as one file that travels.
+//! Artifacts: a snapshot as one file, for another store.
 //!
 //! ```text
 //! artifact.json | manifest.json | blobs/<digest> … | end        a tar archive, inside one zstd frame or plain

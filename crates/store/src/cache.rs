@@ -1,4 +1,4 @@
-//! The cache: JSON values that cost something to find out and nothing to lose.
+//! The cache: JSON values that are expensive to compute and may be deleted at any time.
 //!
 //! Always: an entry is whole or counts as absent. Nothing here is synced.
 

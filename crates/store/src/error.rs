@@ -1,5 +1,4 @@
-//! What can go wrong in the store. Each message states its own fact; the source is printed by
-//! whoever prints the chain.
+//! Errors of the store. Each message states its own fact; the edge prints the chain of sources.
 
 use std::io;
 use std::path::PathBuf;
@@ -21,7 +20,7 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    #[error("{} is not durable: an earlier sync of it failed, and what the disk has of it is unknown", path.display())]
+    #[error("{} is not durable: an earlier sync failed, so its content on disk is unknown", path.display())]
     Doubtful { path: PathBuf },
     #[error("{} is a store of format {found}; this program knows formats up to {known}", root.display())]
     NewerFormat {
@@ -35,13 +34,13 @@ pub enum Error {
         found: u32,
         known: u32,
     },
-    #[error("{} belongs to user {owner}, not to user {user}, whom this program runs as", root.display())]
+    #[error("{} belongs to user {owner}; this program runs as user {user}", root.display())]
     ForeignRoot {
         root: PathBuf,
         owner: u32,
         user: u32,
     },
-    #[error("others may write to {}: its mode is {mode:04o}", root.display())]
+    #[error("other users may write to {}: its mode is {mode:04o}", root.display())]
     OpenRoot { root: PathBuf, mode: u32 },
     #[error("{} is not empty and not a sandtree store", root.display())]
     NotAStore { root: PathBuf },
@@ -69,9 +68,9 @@ pub enum Error {
     MemoryDir { path: PathBuf, rule: &'static str },
     #[error("sandbox {id} is in use by another process")]
     Busy { id: SandboxId },
-    #[error("a disk of {bytes} bytes is not possible: {rule}")]
+    #[error("invalid disk size of {bytes} bytes: {rule}")]
     DiskSize { bytes: u64, rule: &'static str },
-    #[error("guest memory of {bytes} bytes is not possible: {rule}")]
+    #[error("invalid guest memory of {bytes} bytes: {rule}")]
     MemorySize { bytes: u64, rule: &'static str },
     #[error("{pages} pages from page {first_page} on cannot be written to a memory layer: {rule}")]
     MemoryPages {
@@ -83,7 +82,7 @@ pub enum Error {
     MemoryLayer(memory::Damage),
     #[error("disk layer {layer} is damaged: {damage}")]
     DiskLayer { layer: usize, damage: disk::Damage },
-    #[error("these disk layers do not lie on each other: {rule}")]
+    #[error("these disk layers do not form a chain: {rule}")]
     DiskChain { rule: &'static str },
     #[error("these disk layers cannot be folded: {rule}")]
     DiskFold { rule: &'static str },
@@ -95,7 +94,7 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    #[error("the artifact is refused: {0}")]
+    #[error("invalid artifact: {0}")]
     Artifact(artifact::Damage),
     #[error("cannot {operation} the artifact")]
     ArtifactIo {
@@ -103,14 +102,14 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    #[error("the artifact holds what snapshot {base} lacks, and that snapshot is not in the store")]
+    #[error("the artifact needs snapshot {base}, which is not in the store")]
     MissingBase { base: Digest },
-    #[error("{needed_bytes} bytes are to be written where {free_bytes} are free")]
+    #[error("not enough space: {needed_bytes} bytes are needed, {free_bytes} are free")]
     NotEnoughSpace { needed_bytes: u64, free_bytes: u64 },
     #[error("{} is not the directory of a snapshot{}", path.display(), foreign_entry(.foreign))]
     NotASnapshotDir {
         path: PathBuf,
-        /// What is in it beside a snapshot.
+        /// A file in it that does not belong to a snapshot.
         foreign: Option<PathBuf>,
     },
     #[error("the file for a new layer is not empty")]
@@ -125,7 +124,7 @@ pub enum Error {
     },
     #[error("there is no snapshot {reference}")]
     UnknownSnapshot { reference: String },
-    #[error("{} is no snapshot that can be used", path.display())]
+    #[error("{} is not a usable snapshot", path.display())]
     Manifest {
         path: PathBuf,
         #[source]
@@ -135,18 +134,18 @@ pub enum Error {
     MissingImage {
         name: Name,
         digest: Digest,
-        /// What has this name here.
+        /// The image that has this name here.
         here: Option<Digest>,
     },
-    #[error("these labels are not possible")]
+    #[error("invalid labels")]
     Labels(#[source] ManifestError),
     #[error("kernel {digest} is not in the store")]
     MissingKernel { digest: Digest },
-    #[error("this snapshot holds no memory")]
+    #[error("this snapshot has no memory")]
     NoMemory,
     #[error("the work was cancelled")]
     Cancelled,
-    #[error("the system gives no random bytes: {0}")]
+    #[error("cannot get random bytes from the system: {0}")]
     Random(getrandom::Error),
 }
 

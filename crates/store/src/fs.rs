@@ -7,7 +7,7 @@
 //!
 //! Always: after a failed sync of a file, what the disk has of it is unknown: the kernel may have
 //! dropped the pages, and says so only once. So a layer whose first sync failed is *doubtful*, and
-//! no later sync of it succeeds, whoever asks and under whatever name. What was durable before
+//! no later sync of it succeeds, in any process and under any name. What was durable before
 //! stays so, and what is still being made is thrown away. A directory may be synced again: file
 //! systems keep what they could not write of their own structure, or take no more changes at all.
 
@@ -66,7 +66,7 @@ pub(crate) struct Stat {
     pub id: (u64, u64),
     /// A sync of it failed.
     pub doubtful: bool,
-    /// It is ours, and nobody else may write to it.
+    /// It belongs to this user, and no other user may write to it.
     pub own: bool,
 }
 
@@ -107,7 +107,7 @@ impl fmt::Debug for Lock {
 }
 
 pub(crate) trait Fs: fmt::Debug + Send + Sync {
-    /// Whether a path means the same to others who open files by themselves.
+    /// Whether other programs can open the path themselves.
     fn has_paths(&self) -> bool;
     fn open(&self, path: &Path) -> io::Result<Box<dyn Read + Send>>;
     fn open_at(&self, path: &Path) -> io::Result<Box<dyn ReadAt>>;
@@ -128,7 +128,7 @@ pub(crate) trait Fs: fmt::Debug + Send + Sync {
     fn clone_file(&self, from: &Path, to: &Path) -> io::Result<bool>;
     /// Makes a file read-only for everyone: its content never changes again.
     fn seal(&self, path: &Path) -> io::Result<()>;
-    /// Notes with a sealed file, for everyone who has it, that a sync of it failed.
+    /// Marks a sealed file, under all of its names, as one whose sync failed.
     fn doubtful(&self, path: &Path) -> io::Result<()>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     fn rename_noreplace(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -140,7 +140,7 @@ pub(crate) trait Fs: fmt::Debug + Send + Sync {
     fn sync_file(&self, path: &Path) -> io::Result<()>;
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
 
-    /// Locks the file, made if missing, waiting for whoever holds it.
+    /// Locks the file, made if missing, and waits while another process holds the lock.
     fn lock(&self, path: &Path) -> io::Result<Lock>;
     /// `None` when someone else holds it. `NotFound` when the file went away meanwhile.
     fn try_lock(&self, path: &Path) -> io::Result<Option<Lock>>;
@@ -318,7 +318,7 @@ impl Files {
         self.change("trade places with", b, |fs| fs.exchange(a, b))
     }
 
-    /// Says whether the file system can; if not, nothing is there.
+    /// Returns whether the file system can; if not, nothing is created.
     pub(crate) fn clone_file(&self, from: &Path, to: &Path) -> Result<bool, Error> {
         self.fs
             .clone_file(from, to)

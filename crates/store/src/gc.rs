@@ -1,4 +1,4 @@
-//! Removing what nothing reaches, beside everyone else's work.
+//! Garbage collection: removing what nothing reaches, while other processes work.
 //!
 //! ```text
 //! without a lock     mark ──► what is not marked is suspected
@@ -121,7 +121,7 @@ impl Suspect {
 }
 
 impl Store {
-    /// Removes what no name, pin or sandbox reaches; with `dry_run`, only tells what that would be.
+    /// Removes what no name, pin or sandbox reaches; with `dry_run`, only reports it.
     pub fn gc(&self, dry_run: bool) -> Result<GcReport, Error> {
         let mut marker = Marker::default();
         let marked = marker.mark(self)?;

@@ -14,7 +14,7 @@ use crate::{LayerId, StateId};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
     pub schema: u64,
-    /// The state that this one goes on from; it may be another sandbox's, or gone.
+    /// The parent state; it may be another sandbox's, or removed.
     pub parent: Option<StateId>,
     /// Bottom first; the last one is active.
     pub disk: Vec<LayerId>,

@@ -52,8 +52,8 @@ impl Digest {
     }
 }
 
-/// What begins a digest is enough to tell the layers of one snapshot apart, which its manifest
-/// guarantees.
+/// The beginning of a digest distinguishes the layers of one snapshot; its manifest guarantees
+/// that.
 fn short(digest: &Digest) -> String {
     digest.0[..16].to_owned()
 }

@@ -170,7 +170,7 @@ impl Image {
         self.dir.join("rootfs.raw")
     }
 
-    /// Every file that its description tells the digest of.
+    /// Every file whose digest its description holds.
     pub(crate) fn files(&self) -> Vec<(PathBuf, Blob)> {
         vec![(self.rootfs(), self.record.rootfs.clone())]
     }
@@ -282,7 +282,7 @@ impl KernelBundle {
             .map(|_| self.dir.join("initramfs"))
     }
 
-    /// Every file that its description tells the digest of.
+    /// Every file whose digest its description holds.
     pub(crate) fn files(&self) -> Vec<(PathBuf, Blob)> {
         let modules = self
             .modules()

@@ -1,17 +1,16 @@
-//! The index: what manifests say, kept where it is found faster.
+//! The index: a database with the contents of manifests, so that lists are fast.
 //!
 //! ```text
 //! names/images/, snapshots/ ──► which snapshots there are, always
-//! index.sqlite              ──► what each of them is; where it does not tell, manifest.json does, and it is told
+//! index.sqlite              ──► what each of them is; a missing row is read from manifest.json and added
 //! ```
 //!
-//! Always: the directories decide what is listed. A row tells of a snapshot only while the file it
-//! was made from is the one that is there, and only if every row is what was written, by its
-//! checksum. So a list is the same with the index, without it, and with any bytes in its place.
+//! Always: the directories decide what is listed. A row counts only while the manifest it was made
+//! from is unchanged, and only if every row has its checksum. So a list is the same with the index,
+//! without it, and with any bytes in its place.
 //!
-//! When it fails: the list is made from manifests, and the reason is part of it. A database that is
-//! damaged is made anew by the next list; one that is locked, read-only or out of space stays as it
-//! is.
+//! When it fails: the list is made from manifests, and the reason is part of it. The next list
+//! rebuilds a damaged database; one that is locked, read-only or out of space stays as it is.
 
 mod database;
 
@@ -39,7 +38,7 @@ pub struct SnapshotSummary {
     pub arch: Arch,
     /// What its files have together, each content once, not compressed.
     pub bytes: u64,
-    /// Whether it goes on from where it was, and not by a boot.
+    /// Whether it has memory, so that it continues without a boot.
     pub memory: bool,
     pub ram_bytes: u64,
     pub disk_bytes: u64,
@@ -61,7 +60,7 @@ pub struct Listing {
 /// Of a name whose snapshot is not there.
 const MISSING: &str = "its manifest is missing";
 
-/// An index that was made anew.
+/// An index that was rebuilt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reindexed {
     pub snapshots: usize,
@@ -91,7 +90,7 @@ impl SnapshotSummary {
         }
     }
 
-    /// One whose manifest cannot be read; what only that could tell is empty.
+    /// A snapshot whose manifest cannot be read; the fields that only the manifest has are empty.
     pub fn unreadable(digest: Digest, names: Vec<Name>, reason: String) -> Self {
         Self {
             image: "unknown".parse().expect("it is a name"),
@@ -137,7 +136,7 @@ impl Store {
                 self.note_what_lacks(summary);
             }
         }
-        // One that came while we looked is there.
+        // A snapshot that was published in the meantime exists.
         let is_lost = |digest: &Digest| {
             matches!(
                 self.read_snapshot(digest),
@@ -158,7 +157,7 @@ impl Store {
         })
     }
 
-    /// Whether something that snapshots need was put aside, and nobody brought it back whole since.
+    /// Whether a file that snapshots need is in quarantine and has not been replaced since.
     fn lacks_something(&self) -> Result<bool, Error> {
         for entry in self.files.list(&self.layout.quarantine())? {
             let Some((kind, digest)) = entry.name.to_str().and_then(quarantined) else {
@@ -207,7 +206,7 @@ impl Store {
         Ok((found.snapshots, indexed.err().or(written.err())))
     }
 
-    /// Tells of a snapshot that it cannot be used because a part of it is not there, or is not as
+    /// Marks a snapshot as unusable because a part of it is missing, or is not as
     /// long as it was.
     fn note_what_lacks(&self, summary: &mut SnapshotSummary) {
         let used = self
@@ -288,7 +287,7 @@ impl Store {
         Database::open(&path)?.map_or(Ok(Rows::default()), |database| database.rows(digests))
     }
 
-    /// Tells the index what it does not know yet, and what is of no use any more.
+    /// Adds the missing rows to the index, and removes the rows that are of no use any more.
     fn index(&self, indexed: &Result<Rows, Trouble>, found: &Found) -> Result<(), Trouble> {
         let Some(path) = self.index_path() else {
             return Ok(());
@@ -301,7 +300,7 @@ impl Store {
         }
     }
 
-    /// Under the store's lock, so that of two who do it neither removes what the other has made.
+    /// Under the store's lock, so that no process removes what another has just made.
     fn index_anew(&self, path: &Path, found: &Found) -> Result<(), Trouble> {
         let unusable = |error: Error| Trouble::Unusable(error.to_string());
         let _store = lock::store(&self.files, &self.layout).map_err(unusable)?;

@@ -1,9 +1,9 @@
-//! Where everything is.
+//! The directories and files of a store.
 //!
 //! ```text
 //! format                     "sandtree-store 3\n"; 2 is upgraded, any other number is refused by name
 //! lock                       held for moments: to make or end a staging directory, to take a sandbox's name away
-//! staging/<id>/              unfinished work: `lock`, held by whoever works there; `tree`, what is being made or removed; `pin`, what must stay meanwhile
+//! staging/<id>/              unfinished work: `lock`, held by its maker; `tree`, what is being made or removed; `pin`, what must stay meanwhile
 //! names/images/<name>        "<digest>" of an image, "snapshot <digest>", or "reserved <sandbox id>": a save to come; replaced by rename
 //! names/sandboxes/<name>     id of the sandbox; a link to the sandbox's own `claim`, so two claims cannot both win
 //! kernels/<digest>/          bundle.json, kernel, modules/*.ko; initramfs if the user has one of their own
@@ -35,11 +35,11 @@
 //! | … and a sandbox of the same id, still `creating`, whose lock is free | sandbox, name and its part of a memory directory removed: its creation died |
 //! | … and a sandbox of the same id in any other phase | the sandbox stays: its creation or removal had not begun to matter |
 //! | … with a sandbox in its `tree` | its name and its part of a memory directory are removed, too: its removal died |
-//! | a name without a sandbox | taken over by whoever claims it next |
-//! | a name without its snapshot | told; removed or replaced by who asks for that; meanwhile nothing is collected |
+//! | a name without a sandbox | the next claim takes it |
+//! | a name without its snapshot | reported; a user may remove or replace it; meanwhile nothing is collected |
 //! | a snapshot without a name or pin, a layer that no such one lists | collected by `gc` |
 //! | a warm image whose image nothing reaches | collected by `gc`, or with the last name of its image |
-//! | a layer of the wrong length, a manifest of the wrong digest | refused; moved to `quarantine/` by `verify`, or by who has it whole |
+//! | a layer of the wrong length, a manifest of the wrong digest | refused; moved to `quarantine/` by `verify`, or by a save or import that has it whole |
 //! | a reservation whose sandbox is gone | the name is free |
 //! | something else | left alone, and reported where it is in the way |
 
@@ -229,7 +229,7 @@ impl Layout {
         self.root.join(INDEX)
     }
 
-    /// The index with what SQLite may leave beside it.
+    /// The index and the files that SQLite may leave with it.
     pub(crate) fn index_files(&self) -> [PathBuf; 2] {
         [INDEX, INDEX_JOURNAL].map(|name| self.root.join(name))
     }

@@ -1,9 +1,9 @@
-//! Locks: `flock` on files of the store, so they die with whoever holds them.
+//! Locks: `flock` on files of the store, so a lock ends with the process that holds it.
 //!
 //! | lock | held by | for |
 //! |---|---|---|
 //! | `lock` | anyone | moments: making or ending a staging directory, taking a sandbox's name away, the names of images and snapshots, showing a snapshot, pins, moving garbage away |
-//! | `staging/<id>/lock` | who works there | the work |
+//! | `staging/<id>/lock` | its maker | the work |
 //! | `sandboxes/<id>/lock` | the owner of the sandbox | as long as it owns it |
 //!
 //! Always: `lock` is the last one taken, nothing waits while holding it, and the other two are only

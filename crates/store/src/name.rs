@@ -1,4 +1,4 @@
-//! Names: what users call images and sandboxes.
+//! Names of images and sandboxes.
 //!
 //! Always: a `Name` is one harmless path component. No other text becomes a path below `names/`.
 

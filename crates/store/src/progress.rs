@@ -1,4 +1,4 @@
-//! How far a long work is, told to whoever waits for it.
+//! Progress of long work, and its cancellation.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -9,16 +9,16 @@ use crate::blob::Blob;
 use crate::fs::io_error;
 use crate::{Digest, Error};
 
-/// Told how far a long work is. Cancelled, the work ends with [`Error::Cancelled`] and leaves
-/// nothing.
+/// Receives the progress of long work. When it is cancelled, the work ends with
+/// [`Error::Cancelled`] and leaves nothing.
 pub trait Progress: Sync {
-    /// The bytes there are to go through. Told once, before the first of them.
+    /// The bytes to process. Called once, before the first of them.
     fn begin(&self, total_bytes: u64);
     fn advance(&self, bytes: u64);
     fn is_cancelled(&self) -> bool;
 }
 
-/// Nobody waits.
+/// No progress is shown, and nothing is cancelled.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 
@@ -32,7 +32,7 @@ impl Progress for Silent {
     }
 }
 
-/// Work that is no part of what its waiter counts, and ends when that is cancelled.
+/// Work that is not counted, and is cancelled with the counted work.
 pub(crate) struct Uncounted<'a>(pub &'a dyn Progress);
 
 impl Progress for Uncounted<'_> {
@@ -45,7 +45,7 @@ impl Progress for Uncounted<'_> {
     }
 }
 
-/// Goes on, or not.
+/// Fails if the work is cancelled.
 pub(crate) fn check(progress: &dyn Progress) -> Result<(), Error> {
     if progress.is_cancelled() {
         Err(Error::Cancelled)
@@ -57,7 +57,7 @@ pub(crate) fn check(progress: &dyn Progress) -> Result<(), Error> {
 /// How much is read at once.
 const PIECE: usize = 256 << 10;
 
-/// Reads to the end, piece by piece, and tells digest and length of what was read. `sink` gets
+/// Reads to the end, piece by piece, and returns digest and length. `sink` gets
 /// every piece.
 pub(crate) fn read_through(
     path: &Path,

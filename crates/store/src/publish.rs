@@ -1,4 +1,4 @@
-//! Publishing: how anything gets out of `staging/`, whole or not at all.
+//! Publishing: moving a finished tree out of `staging/`, whole or not at all.
 //!
 //! ```text
 //! stage ──► fill tree ──► sync every file and directory ──► rename_noreplace ──► sync the directory it is in now
@@ -8,8 +8,8 @@
 //! Always: a staging directory is locked by its maker from its first moment until the store's lock
 //! is held to remove it; only one with a free lock is ever cleaned up.
 //!
-//! When it fails: what was staged is removed. Where that fails, too, it stays in `staging/` for the
-//! next open.
+//! When it fails: what was staged is removed. Where that fails, too, it stays in `staging/`, and
+//! the next open removes it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -138,21 +138,21 @@ impl Staged {
         self.files.sync_dir(&self.layout.staging())
     }
 
-    /// Removes it, for those who want to know whether that worked.
+    /// Removes it, and returns whether that worked.
     pub(crate) fn discard(mut self) -> Result<(), Error> {
         self.kept = true;
         self.remove()
     }
 
-    /// Lets go without removing anything, for the next open to judge.
+    /// Leaves everything to the next open.
     pub(crate) fn keep(mut self) {
         self.kept = true;
     }
 
     fn remove(&mut self) -> Result<(), Error> {
         self.files.remove_tree(&self.tree)?;
-        // Under the store's lock, so that nobody locks the directory anew between the steps. The
-        // lock's file is closed first: NFS and FUSE keep an open file in its directory under
+        // Under the store's lock, so that no process locks the directory again between the steps.
+        // The lock's file is closed first: NFS and FUSE keep an open file in its directory under
         // another name, which is not empty then.
         let _store = lock::store(&self.files, &self.layout)?;
         self.lock = None;
@@ -177,7 +177,7 @@ pub(crate) fn publish(files: &Files, from: &Path, target: &Path) -> Result<Publi
         Err(error) if error.io_kind() == Some(io::ErrorKind::AlreadyExists) => Published::Already,
         done => done.map(|()| Published::New)?,
     };
-    // Also when it was there already: whoever put it there may not have got as far as this.
+    // Also when it exists already: the process that published it may have died before this sync.
     files.sync_dir(parent(target))?;
     Ok(published)
 }

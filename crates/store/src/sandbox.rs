@@ -8,9 +8,9 @@
 //!          ──► remove its part of a memory directory, sync ──► remove S
 //! ```
 //!
-//! Always: a name comes into being after its sandbox, and S outlives every half-made state, so
-//! whoever opens the store after a crash finds S and needs to look nowhere else. A sandbox is owned
-//! from the moment it can be seen. Only its owner changes it, by types: [`Owned`] holds the lock. A
+//! Always: a name comes into being after its sandbox, and S outlives every half-made state, so the
+//! next open after a crash finds S and needs to look nowhere else. A sandbox is owned from the
+//! moment it can be seen. Only its owner changes it, by types: [`Owned`] holds the lock. A
 //! directory `DIR/<id>` outside the store exists only while a durable record in S or in
 //! `sandboxes/` names it.
 //!

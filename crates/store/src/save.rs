@@ -5,9 +5,8 @@
 //!                     ──► manifest ──► published (see `assembly`)
 //! ```
 //!
-//! Layers that mean nothing are left out, so that two saves of an unchanged sandbox share
-//! everything: overlays that hold no cluster, and a layer that is found again further up, where it
-//! hides itself.
+//! Layers without effect are left out, so that two saves of an unchanged sandbox share everything:
+//! overlays without a cluster, and a layer that occurs again further up, which hides it.
 //!
 //! Always: nothing of the sandbox changes but the mode of its layers, which become read-only. A
 //! layer that a seal knows is not read again unless it is compressed; whether it is still what the
@@ -239,7 +238,7 @@ impl<'a> Saving<'a> {
             .collect()
     }
 
-    /// Stages a file of the state, and tells what it is.
+    /// Stages a file of the state, and returns its digest and size.
     fn take(&self, member: &str, path: &Path) -> Result<Blob, Error> {
         let blob = match self.known.get(member) {
             Some(digest) => Blob {
@@ -300,7 +299,7 @@ fn require_sealed(path: &Path, found: &Blob, blob: &Blob) -> Result<(), Error> {
     }
 }
 
-/// One frame, whose header tells the length of what it holds.
+/// One frame, whose header holds the length of its content.
 fn encoder(output: Output, bytes: u64) -> io::Result<zstd::Encoder<'static, Output>> {
     let mut encoder = zstd::Encoder::new(output, COMPRESSION_LEVEL)?;
     encoder.set_pledged_src_size(Some(bytes))?;
@@ -341,7 +340,7 @@ fn one_line(text: &str) -> String {
     line
 }
 
-/// A layer that is there again further up is hidden by itself there.
+/// A layer that occurs again further up is hidden by that copy.
 fn without_hidden(layers: Vec<Blob>) -> Vec<Blob> {
     let mut above = BTreeSet::new();
     let mut kept: Vec<Blob> = layers

@@ -42,7 +42,7 @@ use crate::blob::Blob;
 use crate::fs::optional;
 use crate::{Digest, Error, Name, StateId, Store};
 
-/// A snapshot and who it is.
+/// A snapshot and its digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     pub digest: Digest,
@@ -79,7 +79,7 @@ impl Snapshot {
 }
 
 impl Store {
-    /// A snapshot, if its manifest can be used and its layers are there with the right sizes.
+    /// A snapshot, if its manifest can be used and its layers exist with the right sizes.
     pub fn snapshot(&self, digest: &Digest) -> Result<Snapshot, Error> {
         let snapshot = self.read_snapshot(digest)?;
         snapshot
@@ -122,7 +122,7 @@ impl Store {
                 snapshot: self.snapshot(&digest),
                 digest,
             });
-        // One that went between the listing and the look was removed, which is no news.
+        // A snapshot that disappeared after the listing was removed by another process.
         Ok(listed
             .filter(|listed| !matches!(listed.snapshot, Err(Error::UnknownSnapshot { .. })))
             .collect())

@@ -33,18 +33,20 @@ pub enum StateKind {
     Auto,
     /// Where the sandbox was when it was reverted.
     Left,
-    /// Where the sandbox goes on when it is resumed.
+    /// Where the sandbox continues when it is resumed.
     Paused,
     /// What forks are made from; gone when they are.
     Fork,
     /// What a warm image is made from; gone when it is.
     Warm,
-    /// What a snapshot is made from, or what a sandbox made from one goes on from; gone when it is.
+    /// What a snapshot is made from, or what a sandbox made from a snapshot continues from; removed
+    /// afterwards.
     Save,
 }
 
 impl StateKind {
-    /// Whether users see such states. Others are means, and may go when nobody works with them.
+    /// Whether users see such states. Others are temporary, and are removed when no work needs
+    /// them.
     pub fn is_listed(self) -> bool {
         match self {
             Self::Checkpoint | Self::Auto | Self::Left | Self::Paused => true,
@@ -56,7 +58,7 @@ impl StateKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum MemoryState {
-    /// The disk alone: it goes on by a fresh boot.
+    /// The disk alone: a machine boots from it.
     None,
     /// Bottom first.
     Layers { layers: Vec<LayerId> },
@@ -73,7 +75,7 @@ impl MemoryState {
     }
 }
 
-/// What a machine must be like to go on from a state.
+/// What a machine must be like to continue from a state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineRecord {
     pub arch: Arch,
@@ -84,7 +86,7 @@ pub struct MachineRecord {
     pub cpus: u32,
     pub network: Network,
     pub qemu_args: Vec<String>,
-    /// What its processor can do, as its engine names it; sorted. Empty where nobody asked.
+    /// What its processor can do, as its engine names it; sorted. Empty where it is unknown.
     #[serde(default)]
     pub cpu_features: Vec<String>,
     /// The rate of the time-stamp counter, where the guest reads the host's: under emulation.
@@ -121,9 +123,9 @@ pub struct StateManifest {
     pub memory_layer_bytes: u64,
     pub disk_layer_bytes: u64,
     pub pause_us: u64,
-    /// What it must find again to go on; a state without memory needs nothing.
+    /// What it needs to continue; a state without memory needs nothing.
     pub machine: Option<MachineRecord>,
-    /// The commands of that moment, as who serves them describes them. Their output is below
+    /// The commands of that moment, as the hub describes them. Their output is below
     /// `execs/`.
     pub execs: Vec<serde_json::Value>,
 }

@@ -33,8 +33,8 @@ pub enum Recovered {
 
 impl Store {
     /// Opens the store at `root`, made if missing, and removes what dead processes left unfinished.
-    /// One that belongs to somebody else, or that others may write to, is refused: its records
-    /// decide what machines are started.
+    /// A root that belongs to another user, or that other users may write to, is refused: its
+    /// records decide what machines are started.
     pub fn open(root: &Path) -> Result<Self, Error> {
         // Absolute, because paths of the store are handed to processes with other working
         // directories.
@@ -210,7 +210,7 @@ impl Store {
     }
 }
 
-/// Whether nobody else can put anything into a directory.
+/// Fails if another user can write to the directory.
 fn require_own(root: &Path) -> Result<(), Error> {
     let found = std::fs::metadata(root).map_err(io_error("look at", root))?;
     let owner = found.uid();

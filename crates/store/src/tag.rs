@@ -1,4 +1,4 @@
-//! Tags: what users call the states of one sandbox.
+//! Tags: names of the states of one sandbox.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,8 +1,8 @@
 //! Warm images: captured boots, by a key that the caller computes from everything that shapes one.
 //!
-//! Always: a warm image is sealed and durable before it is seen. Whoever made one first wins; which
-//! of two equal ones it is does not matter. It keeps no image: one whose image nothing else reaches
-//! is garbage.
+//! Always: a warm image is sealed and durable before it is seen. The first process that publishes
+//! one wins; two with the same key are equal. It keeps no image: one whose image nothing else
+//! reaches is garbage.
 
 use std::path::Path;
 

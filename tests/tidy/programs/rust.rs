@@ -31,7 +31,7 @@ enum Takes {
     Script,
 }
 
-/// What the sources start, and where that cannot be told.
+/// The programs that the sources start, and the places where the program is not known.
 pub fn starts(sources: &[Source]) -> (BTreeSet<Start>, Vec<String>) {
     let mut helpers: Vec<Helper> = sources.iter().flat_map(declared_helpers).collect();
     helpers.push(Helper {
@@ -116,7 +116,7 @@ fn calls<'a>(source: &'a Source, helper: &'a Helper) -> Vec<Call<'a>> {
 }
 
 impl Call<'_> {
-    /// What it starts; nothing if that cannot be told.
+    /// What it starts; `None` if that is not known.
     fn starts(&self) -> Option<Vec<Start>> {
         let arguments = &self.source.text[self.arguments..];
         if let Some(declared) = self.declaration() {

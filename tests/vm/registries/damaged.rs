@@ -105,7 +105,7 @@ fn an_artifact_that_lies_is_refused_and_leaves_nothing() {
     let as_snapshot = "application/vnd.sandtree.snapshot.v1";
     refuses(
         &|manifest| manifest["artifactType"] = as_snapshot.into(),
-        &["no snapshot that can be used"],
+        &["is not a usable snapshot"],
     );
     // Another member in the place of the right one.
     let swapped = |manifest: &mut Value| {

@@ -173,7 +173,7 @@ fn an_import_that_does_not_end_leaves_nothing() {
     if let Some(small) = Mount::tmpfs(60) {
         let full = World::empty_at(small.path().join("home"));
         full.run(["snapshot", "import", path])
-            .failed_with(&["bytes are to be written where"]);
+            .failed_with(&["not enough space"]);
         assert_eq!(published(&full).len(), 0);
         full.assert_empty();
     }

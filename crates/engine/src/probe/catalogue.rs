@@ -100,7 +100,7 @@ impl Asked {
         ))
     }
 
-    /// The one that tells features and no other properties.
+    /// The expansion that lists features and no other properties.
     fn kind(&self) -> &'static str {
         match self.arch {
             Arch::X86_64 => "static",

@@ -202,7 +202,7 @@ const MODES: &[u8] = &[
 ];
 
 /// 32-bit `adcx` and `adox` with something in the upper half of their operand: flags must be as
-/// before. `blsi`: the carry tells whether its operand was zero.
+/// before. `blsi`: the carry shows whether its operand was zero.
 #[rustfmt::skip]
 const INSTRUCTIONS: &[u8] = &[
     0xbc, 0x00, 0x80, 0, 0,                                     // mov $0x8000, %esp

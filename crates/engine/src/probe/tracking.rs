@@ -1,4 +1,4 @@
-//! Which ways of telling written pages work on this kernel, found by a real round trip on a child
+//! Which ways of tracking written pages work on this kernel, found by a real round trip on a child
 //! process.
 //!
 //! ```text
@@ -65,7 +65,7 @@ fn write_protect(jail: Jail) -> Result<(), String> {
         let mut child = Child::start(jail, Protect::Yes)?;
         child.memory = child.memory.protecting(protecting);
         child.expect(Tracking::WriteProtect, 0, WRITTEN)?;
-        child.writes_are_told(Tracking::WriteProtect)?;
+        child.reports_writes(Tracking::WriteProtect)?;
         child.reads_what_was_written()?;
     }
     Ok(())
@@ -78,7 +78,7 @@ fn soft_dirty(jail: Jail) -> Result<(), String> {
         .memory
         .written(Tracking::SoftDirty)
         .map_err(|error| child.refused(&error))?;
-    child.writes_are_told(Tracking::SoftDirty)?;
+    child.reports_writes(Tracking::SoftDirty)?;
     child.reads_what_was_written()
 }
 
@@ -160,8 +160,8 @@ impl Child {
         })
     }
 
-    /// Two rounds: the second tells that the first has started anew.
-    fn writes_are_told(&mut self, how: Tracking) -> Result<(), String> {
+    /// Two rounds: the second shows that the first has reset the tracking.
+    fn reports_writes(&mut self, how: Tracking) -> Result<(), String> {
         for page in [WRITTEN + 2, 1] {
             self.write(page as u8)?;
             self.expect(how, page, 1)?;
@@ -290,8 +290,8 @@ fn fork(life: &Life) -> io::Result<Pid> {
 #[allow(unsafe_code, reason = "what is safe after fork has no safe form")]
 fn serve(life: &Life) -> ! {
     let bytes = (PAGES * PAGE_BYTES) as usize;
-    // SAFETY: system calls on numbers and locals. The pages written lie inside the mapping, which is
-    // checked to exist. `_exit` runs nothing of the parent's.
+    // SAFETY: system calls on numbers and locals. The pages written lie inside the mapping, which
+    // is checked to exist. `_exit` runs nothing of the parent's.
     unsafe {
         if life.uid.is_some_and(|uid| switch_user(uid, &[]).is_err()) {
             libc::_exit(1);

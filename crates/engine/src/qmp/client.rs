@@ -24,7 +24,7 @@ use crate::error::Error;
 use crate::process::ExitWatch;
 use crate::version::Version;
 
-/// How long a command may take unless told otherwise.
+/// How long a command may take unless the caller says otherwise.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How long QEMU may take from `exec` to its greeting, on a machine that is busy with many others.
@@ -178,7 +178,7 @@ impl Qmp {
         }
     }
 
-    /// What was told so far about the machine's end.
+    /// What QEMU has reported so far about the machine's end.
     pub fn ending(&self) -> Ending {
         lock(&self.shared.ending).clone()
     }
@@ -309,7 +309,7 @@ async fn ended(exit: &ExitWatch) -> Error {
     match timeout(EXIT_GRACE, exit.wait()).await {
         Ok(exit) => Error::Died { exit },
         Err(_) => Error::Protocol {
-            detail: "it closed the connection and goes on".into(),
+            detail: "it closed the connection and still runs".into(),
         },
     }
 }
@@ -428,14 +428,14 @@ impl Reader {
         drop(self.events.send(event));
     }
 
-    /// The late reply of a command that gave up waiting finds nobody.
+    /// The late reply of a command that timed out is dropped.
     fn deliver(&self, id: u64, outcome: Outcome) {
         let delivered = self
             .shared
             .forget(id)
             .is_some_and(|waiting| waiting.send(outcome).is_ok());
         if !delivered {
-            tracing::debug!(id, "reply to a command nobody waits for");
+            tracing::debug!(id, "reply to a command that no caller waits for");
         }
     }
 }

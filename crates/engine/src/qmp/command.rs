@@ -50,7 +50,7 @@ impl Command for Stop {
     type Reply = Nothing;
 }
 
-/// Lets the virtual processors go on.
+/// Lets the virtual processors continue.
 #[derive(Debug, Serialize)]
 pub struct Cont {}
 
@@ -283,7 +283,7 @@ pub(crate) struct InsertedNode {
     pub node_name: String,
 }
 
-/// Puts `overlay` above `node`, which nobody writes to any more.
+/// Puts `overlay` above `node`, which is not written to any more.
 #[derive(Debug, Serialize)]
 pub(crate) struct BlockdevSnapshot<'a> {
     pub node: &'a str,

@@ -1,4 +1,4 @@
-//! What QEMU tells without being asked.
+//! Events that QEMU sends without a request.
 
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ pub struct Shutdown {
 pub enum Event {
     Shutdown(Shutdown),
     GuestPanicked,
-    /// The guest stands still; `at` is QEMU's time, since 1970. QEMU may be too busy to tell before
-    /// it goes on again.
+    /// The guest is stopped; `at` is QEMU's time, since 1970. QEMU may be too busy to send the
+    /// event before the guest continues.
     Stop {
         at: Duration,
     },
@@ -120,7 +120,7 @@ impl From<BlockIoError> for Event {
     }
 }
 
-/// What was told about the machine's end. Unlike events it waits for whoever asks later.
+/// What QEMU has reported about the machine's end. Unlike events it is kept for later calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ending {
     pub panicked: bool,

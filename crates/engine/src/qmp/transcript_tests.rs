@@ -50,7 +50,7 @@ impl Peer {
         understand(line.as_bytes(), name)
     }
 
-    /// Expects a command with a descriptor beside it.
+    /// Expects a command with a descriptor.
     async fn hear_with_fd(&mut self, name: &str) -> (u64, Value, File) {
         let socket = self.lines.get_ref().get_ref().as_ref();
         let (line, fd) = socket
@@ -281,7 +281,7 @@ async fn death_ends_every_waiting_command_and_every_later_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_closed_by_a_process_that_goes_on_is_a_breach() {
+async fn a_connection_closed_by_a_running_process_is_a_breach() {
     let (
         qmp,
         Peer {
@@ -320,7 +320,7 @@ async fn the_ending_is_kept_for_who_asks_late() {
 }
 
 #[tokio::test]
-async fn a_slow_subscriber_is_told_what_it_lost() {
+async fn a_slow_subscriber_learns_how_much_it_lost() {
     let (qmp, mut peer) = connected().await;
     let mut events = qmp.events();
     for _ in 0..EVENTS_HELD + 1 {

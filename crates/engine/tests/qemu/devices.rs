@@ -61,7 +61,7 @@ fn counter(machine: &Machine) -> u8 {
 }
 
 #[tokio::test]
-async fn a_captured_machine_goes_on_in_others_and_in_itself() {
+async fn a_captured_machine_continues_in_others_and_in_itself() {
     let dir = tempfile::tempdir().unwrap();
     let source = start(dir.path(), "busy").await;
     counts(&source).await;
@@ -90,7 +90,7 @@ async fn a_captured_machine_goes_on_in_others_and_in_itself() {
 }
 
 #[tokio::test]
-async fn a_whole_stream_is_loaded_again_and_its_source_goes_on() {
+async fn a_whole_stream_is_loaded_again_and_its_source_continues() {
     let dir = tempfile::tempdir().unwrap();
     let source = start(dir.path(), "busy").await;
     counts(&source).await;
@@ -141,7 +141,7 @@ async fn a_state_that_is_none_is_a_clear_error() {
 }
 
 #[tokio::test]
-async fn a_stream_into_a_full_disk_fails_and_the_guest_goes_on() {
+async fn a_stream_into_a_full_disk_fails_and_the_guest_continues() {
     let dir = tempfile::tempdir().unwrap();
     let source = start(dir.path(), "busy").await;
     counts(&source).await;

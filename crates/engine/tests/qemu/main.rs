@@ -43,7 +43,7 @@ fn ended_by_guest(reason: &str) -> Option<Shutdown> {
 }
 
 #[tokio::test]
-async fn the_guest_runs_talks_stops_and_goes_on() {
+async fn the_guest_runs_talks_stops_and_continues() {
     let dir = tempfile::tempdir().unwrap();
     let mut machine = start(dir.path(), "wait for it").await;
     assert!(machine.take_link().is_some());
@@ -73,7 +73,7 @@ async fn the_guest_runs_talks_stops_and_goes_on() {
 }
 
 #[tokio::test]
-async fn power_off_reset_and_panic_end_the_machine_and_are_told_apart() {
+async fn power_off_reset_and_panic_end_the_machine_and_are_distinguished() {
     for (cmdline, panicked, reason) in [
         ("off", false, "guest-shutdown"),
         ("reset", false, "guest-reset"),
@@ -277,7 +277,7 @@ fn example(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Gone, or dead and waiting for whoever inherited it.
+/// Gone, or dead and not yet reaped by the process that inherited it.
 fn is_gone(pid: u32) -> bool {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => stat

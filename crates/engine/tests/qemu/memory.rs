@@ -171,7 +171,7 @@ async fn without_the_library_it_says_so() {
 }
 
 #[tokio::test]
-async fn a_written_page_is_told_exactly_once() {
+async fn a_written_page_is_reported_exactly_once() {
     let dir = tempfile::tempdir().unwrap();
     let machine = start(dir.path(), "busy").await;
     if machine.memory().write_protected().is_err() {
@@ -189,7 +189,7 @@ async fn a_written_page_is_told_exactly_once() {
     machine.cont().await.unwrap();
     counts(&machine).await;
     machine.stop().await.unwrap();
-    // A device may write a page of its own when it goes on, but nobody else.
+    // A device may write a page of its own when the guest continues; nothing else may.
     let second = machine.memory().written(Tracking::WriteProtect).unwrap();
     assert!(
         second.contains(&page(COUNTER)) && second.len() <= 2,
@@ -203,7 +203,7 @@ async fn a_written_page_is_told_exactly_once() {
 
 /// Pages that are only read are not copies of their own, whether of a layer or of nothing.
 #[tokio::test]
-async fn a_first_scan_tells_no_page_that_was_only_read() {
+async fn a_first_scan_reports_no_page_that_was_only_read() {
     let dir = tempfile::tempdir().unwrap();
     let (entries, layers) = two_layers(dir.path());
     let machine = waiting(dir.path(), Memory::Mapped { entries, layers }, Preload::Use)

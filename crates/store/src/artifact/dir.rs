@@ -1,15 +1,15 @@
-//! Snapshots as directories that are whole in themselves, and belong to whoever made them.
+//! Snapshots as directories that need nothing else. They belong to the user, not to the store.
 //!
 //! ```text
 //! <dir>/artifact.json  manifest.json  blobs/<digest> …        the members of an artifact, with its image and all blobs
 //! <parent>/.<name>.sandtree-<random>                          one in the making, or on its way out
 //! ```
 //!
-//! Always: a directory appears under its name whole and synced, or not at all; one that is replaced
-//! is there until the new one is. Nothing in it is linked to the store, because whoever owns it may
-//! change it. No file of others is ever removed: a directory that holds one is neither replaced nor
-//! removed. When it fails: what was built beside is removed. Where the process died, it stays:
-//! nobody reads a name with a dot, and it can be removed by hand.
+//! Always: a directory appears under its name whole and synced, or not at all; a directory that is
+//! replaced exists until the new one does. Nothing in it is linked to the store, because its owner
+//! may change it. No file of others is ever removed: a directory that holds one is neither replaced
+//! nor removed. When it fails: the unfinished directory is removed. If the process dies, the
+//! unfinished directory stays: no command reads a name with a dot, and the user can remove it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -108,7 +108,7 @@ impl Store {
         self.take_in(&mut Directory::new(files, &dir), target, progress)
     }
 
-    /// The snapshot in a directory, if its files are there with the right sizes.
+    /// The snapshot in a directory, if its files exist with the right sizes.
     pub fn read_dir_snapshot(dir: &Path) -> Result<Snapshot, Error> {
         read(&Files::new(Arc::new(Disk)), &absolute(dir)?)
     }
@@ -125,7 +125,7 @@ impl Store {
         remove_members(&files, &leaving)
     }
 
-    /// Reads every byte of a snapshot directory. What is damaged is told and stays where it is.
+    /// Reads every byte of a snapshot directory. Damage is reported, and the files stay.
     pub fn verify_dir(dir: &Path, progress: &dyn Progress) -> Result<Verified, Error> {
         verify(&Files::new(Arc::new(Disk)), &absolute(dir)?, progress)
     }
@@ -200,7 +200,7 @@ fn require_snapshot_dir(files: &Files, dir: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether it is a snapshot, damaged or not, and nothing beside it.
+/// Whether it is a snapshot, damaged or not, and nothing else.
 fn require_nothing_else(files: &Files, dir: &Path) -> Result<(), Error> {
     require_snapshot_dir(files, dir)?;
     members(files, dir).map(drop)
@@ -289,7 +289,7 @@ fn wrong_length(path: PathBuf, bytes: u64, blob: &Blob) -> Error {
     Error::corrupt(path, format!("{bytes} bytes where {} belong", blob.bytes))
 }
 
-/// A name that nobody reads, for what is not there yet or not any more.
+/// A name that no command reads, for an unfinished directory or one that is being removed.
 fn beside(dir: &Path) -> Result<PathBuf, Error> {
     let name = dir
         .file_name()
@@ -302,7 +302,7 @@ fn beside(dir: &Path) -> Result<PathBuf, Error> {
     Ok(publish::parent(dir).join(name))
 }
 
-/// A directory beside its place, gone when dropped.
+/// A temporary directory next to the target, removed when dropped.
 struct Building {
     files: Files,
     path: PathBuf,
@@ -372,7 +372,7 @@ fn named_parts<'a>(
         .collect()
 }
 
-/// Reads everything, and goes on behind what is damaged.
+/// Reads everything, and continues after damage.
 struct Verify<'a> {
     intake: Directory,
     progress: &'a dyn Progress,

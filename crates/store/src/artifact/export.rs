@@ -19,9 +19,9 @@ use crate::{Digest, Error, Progress, Snapshot, Store};
 pub struct ExportSpec {
     /// A plain tar archive, not compressed.
     pub plain: bool,
-    /// Without image and kernel: whoever imports it has them.
+    /// Without image and kernel: the importing store has them.
     pub without_image: bool,
-    /// Without what this snapshot has: whoever imports it has that snapshot.
+    /// Without the files of this snapshot: the importing store has it.
     pub since: Option<Digest>,
 }
 

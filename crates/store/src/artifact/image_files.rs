@@ -1,4 +1,4 @@
-//! The descriptions of an image and of its kernel, of which every word may come from anyone.
+//! The descriptions of an image and of its kernel, all of which may be hostile.
 
 use std::collections::BTreeSet;
 

@@ -133,7 +133,7 @@ impl Slot {
 
 /// Where a file is to be found afterwards.
 enum Wanted {
-    /// It is there already, and whole: what comes is only verified.
+    /// It exists already, and is whole: the artifact's copy is only verified.
     There(PathBuf),
     New(PathBuf),
 }
@@ -223,7 +223,7 @@ impl<'a> Import<'a> {
         Ok(self.store.image_by_digest(digest)?.held_by(held))
     }
 
-    /// Tells how much there is to do, and refuses what there is no room for.
+    /// Announces the amount of work, and fails if the store has no room for it.
     fn begin(&self, snapshot: &Snapshot, image: Option<&ImageFiles>) -> Result<(), Error> {
         self.progress.begin(
             snapshot
@@ -318,7 +318,7 @@ impl<'a> Import<'a> {
         })
     }
 
-    /// In the place of what is there and found damaged, a new one.
+    /// A new one replaces an existing one that is damaged.
     fn whole_or_new(
         &self,
         slot: Slot,
@@ -337,7 +337,7 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// Of what the artifact lacks because the base has it, there is no other.
+    /// A file that the artifact leaves out because the base has it cannot be replaced.
     fn require_replacement(&self, digest: &Digest, damaged: Damaged) -> Result<(), Error> {
         if self.base.contains_key(digest) {
             Err(Error::corrupt(
@@ -349,7 +349,7 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// What is there is pinned in the same hold of the lock, so that nobody collects it meanwhile.
+    /// An existing one is pinned under the same lock, so that no `gc` collects it meanwhile.
     fn slot(&self, dir: PathBuf, pin: &Pin) -> Result<Slot, Error> {
         let Store { files, layout, .. } = self.store;
         let staged = self.store.stage()?;
@@ -508,7 +508,7 @@ impl<'a> Import<'a> {
     }
 }
 
-/// A file that gets its pieces, and holes between them; or nothing, if it is there already.
+/// A file that gets its pieces, and holes between them; or nothing, if it exists already.
 pub(super) struct Written {
     output: Option<Output>,
     at: u64,

@@ -1,4 +1,4 @@
-//! Where members come from: an archive, or a directory that somebody copied here.
+//! Where members come from: an archive, or a directory that a user copied here.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -122,7 +122,7 @@ impl<R: Read> Intake for Archive<R> {
     }
 }
 
-/// A directory with the members as files. What else is in it is nobody's business.
+/// A directory with the members as files. Other files in it are ignored.
 pub(super) struct Directory {
     files: Files,
     dir: PathBuf,

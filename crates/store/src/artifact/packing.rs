@@ -1,4 +1,4 @@
-//! Snapshots and images as lists of members, for whoever keeps content by its digest.
+//! Snapshots and images as lists of members, for stores that keep content by its digest.
 //!
 //! ```text
 //! snapshot   manifest.json, then everything of its image, then its blobs

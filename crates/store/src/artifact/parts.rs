@@ -1,4 +1,4 @@
-//! What an artifact is made from: files of the store, in the order in which they travel.
+//! The parts of an artifact: files of the store, in the order of the archive.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -243,8 +243,8 @@ impl Part {
         Ok(map)
     }
 
-    /// What is not what its name says: a layer, or whoever lent it, is looked at again and put
-    /// aside; anything else is named.
+    /// Content that does not match its name: a layer, or the image that lent it, is checked again
+    /// and put aside; anything else is named.
     pub(super) fn damage(&self, store: &Store) -> Error {
         let what = format!("its bytes are not those of {}", self.blob.digest);
         match &self.place {
@@ -281,7 +281,7 @@ impl Content {
     }
 }
 
-/// Reads the rest of a frame, which must end there: only its end tells whether it is whole.
+/// Reads the rest of a frame, which must end there: only its end shows whether it is whole.
 fn expect_end(stream: &mut dyn Read, rest_bytes: u64) -> io::Result<()> {
     if io::copy(&mut stream.take(rest_bytes + 1), &mut io::sink())? == rest_bytes {
         Ok(())

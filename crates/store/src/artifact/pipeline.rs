@@ -8,7 +8,7 @@
 //! Always: no more than [`CHUNKS`] chunks exist, so memory is bounded whatever the sizes are. Every
 //! byte that is drained was hashed before, in its place, with the holes between as zeros. When it
 //! fails: the stages end one after the other, because their channels close; the first cause is
-//! told.
+//! returned.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, ScopedJoinHandle};
@@ -141,7 +141,7 @@ impl Circle {
     }
 }
 
-/// Says whether anybody took it. A stage that is gone has told why itself.
+/// Returns whether the next stage took it. A stage that ended has returned its own error.
 fn hand_on(to: &SyncSender<Chunk>, chunk: Chunk) -> bool {
     to.send(chunk).is_ok()
 }
@@ -186,7 +186,7 @@ fn drain_all(
 ) -> Result<(), Error> {
     for chunk in hashed {
         drain(&chunk)?;
-        // Whoever fills needs no more chunks once all parts are on their way.
+        // The filling stage needs no more chunks once all parts are read.
         hand_on(&to_fill, chunk);
     }
     Ok(())
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_that_fails_ends_the_others_and_is_told() {
+    fn a_stage_that_fails_ends_the_others_and_returns_its_error() {
         let content = content();
         let failure = || Err(Error::NotEmpty);
         let map = map_of(&content);

@@ -1,4 +1,4 @@
-//! Reading an archive that nobody vouches for.
+//! Reading an archive that may be hostile.
 //!
 //! Always: only what the writer writes is accepted, and a refusal names the rule. Memory is a few
 //! sectors and the map of one member, whatever the input claims. Which members may come in which

@@ -1,4 +1,4 @@
-//! Whether the layers of a snapshot are layers, before anybody builds a machine on them.
+//! Checks the structure of a snapshot's layers, before a machine uses them.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use crate::fs::{Files, io_error};
 use crate::memory::Layer;
 use crate::{Digest, Error, MemoryKind, SnapshotManifest, disk};
 
-/// Looks into every layer; `place` tells where one is.
+/// Checks every layer; `place` returns its path.
 pub(super) fn check(
     files: &Files,
     manifest: &SnapshotManifest,

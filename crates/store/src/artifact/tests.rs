@@ -228,7 +228,7 @@ fn a_flipped_bit_is_refused_or_changes_content_alone() {
                     .collect::<Vec<_>>()
             };
             assert_eq!(names(&found), names(&members), "{at}");
-            assert_ne!(found, members, "{at}: a bit that nobody reads");
+            assert_ne!(found, members, "{at}: a bit that the reader ignores");
         }
     }
     let compressed = compressed(&whole);
@@ -274,7 +274,7 @@ fn nothing_may_follow_the_end() {
 }
 
 #[test]
-fn other_files_are_told_apart_at_once() {
+fn other_files_are_refused_at_once() {
     for other in [&b""[..], b"PK\x03\x04", b"\x1f\x8b\x08\x00", &[0; 4096]] {
         assert_eq!(refusal(other), Damage::NotAnArtifact);
     }
@@ -467,7 +467,7 @@ fn sparse_members_that_lie_are_refused() {
     ));
 }
 
-/// Its map goes on over whatever follows, and the memory for it does not.
+/// Its map claims what follows it, and the memory for it stays bounded.
 #[test]
 fn a_map_without_an_end_is_refused() {
     let endless = [

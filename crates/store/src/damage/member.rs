@@ -35,7 +35,7 @@ impl Member {
     }
 }
 
-/// The most telling reason, for whoever reads the message.
+/// The most specific reason.
 fn broken_rule(name: &str) -> &'static str {
     match name {
         "" => "it is empty",

@@ -24,7 +24,7 @@ pub(crate) struct Disk;
 /// For file systems whose rename knows no flags: NFS, and most on FUSE. A link replaces nothing, so
 /// a file gets its new name by one. A directory, and a file where there are no links, is renamed
 /// once its name is seen to be free: a rename would replace an empty directory or a file that
-/// appears in between, but whoever publishes under a name that others may choose, too, holds the
+/// appears in between, but code that publishes under a name that others may choose, too, holds the
 /// store's lock.
 fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
     if !fs::symlink_metadata(from)?.is_dir() {

@@ -16,7 +16,7 @@
 //! Each directory of the root is a device of its own: there are no links between them.
 //!
 //! A sync that fails has dropped what it was to write: a later one of the same file succeeds and
-//! makes nothing durable, as a kernel that has told its error once.
+//! makes nothing durable, as with a kernel that has reported its error once.
 //!
 //! A rename is one change of both directories. Syncing a directory makes its changes durable, and
 //! with them every earlier change of any directory they also touched, as a journal does.

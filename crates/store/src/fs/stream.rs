@@ -1,7 +1,7 @@
 //! Writing a file piece by piece: how everything that is too large for memory gets into the store.
 //!
-//! Always: blocks of zeros become holes where the file system has them, whoever writes; the bytes
-//! read back are the same. A file is of its full length only after [`Output::finish`].
+//! Always: blocks of zeros become holes where the file system has them; the bytes read back are the
+//! same. A file is of its full length only after [`Output::finish`].
 //!
 //! When it fails: the file is cut short somewhere, and goes with the staging directory it is in.
 

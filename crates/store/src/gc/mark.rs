@@ -1,4 +1,4 @@
-//! What is reachable, and from where.
+//! Marking: which snapshots, layers, images and kernels are reachable.
 //!
 //! ```text
 //! names, pins ──► snapshots ──► layers
@@ -23,7 +23,7 @@ use crate::pin::Pin;
 use crate::publish::PIN;
 use crate::{Digest, Error, SandboxId, SandboxRecord, Store, record};
 
-/// What can be told of the store without its lock, and is remembered.
+/// What marking has read: it never changes, so the next marking uses it again.
 #[derive(Debug, Default)]
 pub(super) struct Marker {
     snapshots: BTreeMap<Digest, Needs>,

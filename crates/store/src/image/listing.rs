@@ -1,4 +1,4 @@
-//! What images there are, and who uses them.
+//! Lists of images, and of the sandboxes that use them.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -22,7 +22,7 @@ use thiserror::Error as ThisError;
 use super::SnapshotSummary;
 use crate::Digest;
 
-/// How rows are written. Another number is another program's, and its rows are made anew.
+/// How rows are written. Another number comes from another version, and its rows are rebuilt.
 const VERSION: i64 = 2;
 
 /// Others hold it for moments. Reading all manifests takes longer than this, but never has to wait.
@@ -90,7 +90,7 @@ pub(super) struct Database {
 }
 
 impl Database {
-    /// The database that is there; a file that is empty is one to come.
+    /// The existing database; an empty file is a new one.
     pub fn open(path: &Path) -> Result<Option<Self>, Trouble> {
         let bytes = match path.symlink_metadata() {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),

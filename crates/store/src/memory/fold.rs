@@ -1,4 +1,4 @@
-//! One of many: a stack of layers becomes one layer, or one plain file.
+//! Folding: a stack of layers becomes one layer, or one plain file.
 //!
 //! Both take a whole stack, from the bottom on. What no layer has is zero there, so zero runs need
 //! not be kept and a gap between runs may be filled with zeros.

@@ -1,4 +1,4 @@
-//! A layer at rest: the header and the run table, read from a file that nobody vouches for.
+//! A layer at rest: the header and the run table, read from a file that may be hostile.
 //!
 //! ```text
 //!   0 magic "SandtMem"  8 version  12 page size  16 RAM bytes  24 data bytes  32 data runs  40 zero runs

@@ -6,15 +6,15 @@
 //!
 //! A state's memory is a stack of layers over zeros, bottom first; for each page the newest layer
 //! that has it wins. A layer has a page as data or as zero, and says nothing about the others.
-//! [`plan`] tells which part of which file is to be mapped where; [`fold`] makes one layer of many,
+//! [`plan`] returns which part of which file is mapped where; [`fold`] makes one layer of many,
 //! [`flatten`] one plain file.
 //!
 //! Always: a file without a valid header is no layer, and the header is written last. Nothing is
-//! synced here: what must survive is synced by who publishes it. Memory used is bounded by the
-//! number of runs and pieces of 1 MiB, never by the size of the guest.
+//! synced here: the code that publishes a layer syncs it. Memory used is bounded by the number of
+//! runs and pieces of 1 MiB, never by the size of the guest.
 //!
-//! Deliberately absent: a digest of the data pages. A layer is mapped without being read; who seals
-//! or imports it reads it whole.
+//! Deliberately absent: a digest of the data pages. A layer is mapped without being read; sealing
+//! and importing read it whole.
 
 mod fold;
 mod layer;

@@ -373,7 +373,7 @@ fn layers_of_another_guest_are_refused() {
 }
 
 #[test]
-fn what_goes_on_in_one_file_is_one_mapping() {
+fn adjacent_pages_of_one_file_are_one_mapping() {
     let (bottom, _) = write(&vec![Some(1); PAGES as usize]);
     let mut hole = vec![None; PAGES as usize];
     hole[10] = Some(2);

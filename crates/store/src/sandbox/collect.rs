@@ -84,8 +84,8 @@ impl Owned {
         Ok(collected)
     }
 
-    /// While a state is being staged, its directory is not told apart from those that a dead owner
-    /// left.
+    /// While a state is being staged, its directory cannot be distinguished from those that a dead
+    /// owner left.
     fn remove_unfinished(&self) -> Result<(), Error> {
         if Arc::strong_count(&self.staging) > 1 {
             return Ok(());

@@ -2,8 +2,8 @@
 //!
 //! From a state, it gets links to every layer that the state lists and an overlay of its own on
 //! top, so it needs nothing of where it came from any more. The layers themselves are not synced
-//! here: a sealed state's are durable already, and the machine that goes on from another one would
-//! not outlive a power loss either.
+//! here: a sealed state's are durable already, and a machine that continues from another state
+//! would not outlive a power loss either.
 
 use std::io;
 use std::path::Path;
@@ -22,7 +22,8 @@ pub enum Origin<'a> {
     /// Its image, with nothing written yet.
     Image,
     State(&'a StateSource),
-    /// The disk of a snapshot; with `memory`, also a state to go on from, [`Snapshot::state_id`].
+    /// The disk of a snapshot; with `memory`, also a state to continue from,
+    /// [`Snapshot::state_id`].
     Snapshot {
         snapshot: &'a Snapshot,
         memory: bool,
@@ -34,7 +35,7 @@ impl Origin<'_> {
         match self {
             Self::Image => record.disk_bytes,
             Self::State(source) => source.manifest().disk_bytes,
-            // A machine that goes on from its memory knows the size of its disk.
+            // A machine that continues from its memory knows the size of its disk.
             Self::Snapshot {
                 snapshot,
                 memory: true,
@@ -155,7 +156,7 @@ impl Store {
         origin: Origin<'_>,
     ) -> Result<Lock, Error> {
         let tree = staged.path();
-        // Whole at first sight: whoever collects images looks for what sandboxes in the making
+        // Visible only when whole: collecting images looks for what sandboxes in the making
         // need.
         publish::create_whole(&self.files, &tree.join("sandbox.json"), &canonical(record))?;
         self.make_memory_dir(staged, record)?;

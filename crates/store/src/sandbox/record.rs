@@ -51,7 +51,7 @@ pub struct SandboxRecord {
     /// The guest's flushes are passed on to the host's disk.
     #[serde(default)]
     pub durable: bool,
-    /// What every command finds in its environment, beside what its image says.
+    /// The environment of every command, in addition to that of its image.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// Whether its guest may run guests of its own by KVM.

@@ -34,7 +34,7 @@ pub struct States {
     pub unreadable: Vec<UnreadableState>,
 }
 
-/// A state that is there and cannot be read, and why.
+/// A state that exists and cannot be read, and why.
 #[derive(Debug)]
 pub struct UnreadableState {
     pub id: StateId,
@@ -281,7 +281,7 @@ impl Owned {
         Ok(listed || self.files.links(&self.disk_layer(layer))? > 1)
     }
 
-    /// Makes an empty overlay beside the others. Not synced: an overlay is checked after a power
+    /// Creates another empty overlay. Not synced: an overlay is checked after a power
     /// loss anyway.
     pub fn create_disk(&self, disk_bytes: u64) -> Result<LayerId, Error> {
         let layer = LayerId::random()?;
@@ -353,7 +353,8 @@ impl Owned {
     fn ensure_memory(&self) -> Result<(), Error> {
         let memory = self.memory();
         if self.files.kind(&memory)? == Some(Kind::Dir) {
-            // Whoever was there first after a boot would read, or write, the memory of the guest.
+            // Another user could have created the directory first after a boot, and would read or
+            // write the memory of the guest.
             let rule = "the sandbox's own directory belongs to somebody else, or others may write to it; remove it";
             return if self.files.stat(&memory)?.own {
                 Ok(())
@@ -408,7 +409,7 @@ impl Owned {
     }
 
     /// Makes a state durable with all of its layers, and records their digests. Takes as long as
-    /// writing them does; for a thread of the owner's beside its other work. A state removed
+    /// writing them does; for a background thread of the owner. A state removed
     /// meanwhile is an error and nothing else.
     pub fn seal_state(dir: &SandboxDir, id: &StateId) -> Result<(), Error> {
         dir.state_source(id)?.seal(&dir.known_digests()?)

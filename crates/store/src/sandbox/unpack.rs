@@ -2,8 +2,8 @@
 //!
 //! It gets a link to every layer of the snapshot, under the name [`LayerId::of`], or the layer
 //! itself where the pool has it compressed; so it needs nothing of the snapshot any more. With
-//! memory, it also gets the snapshot as a state of its own, whole and sealed, which nobody sees:
-//! what its machine goes on from, once.
+//! memory, it also gets the snapshot as a state of its own, whole and sealed and not listed: its
+//! machine continues from it once.
 //!
 //! Always: what is decompressed has the digest it must have. What is linked has the right size, and
 //! is otherwise taken as it is: machines check the structure of what they use, `verify` every byte.
@@ -70,7 +70,7 @@ impl Store {
 
     pub(crate) fn decompress(&self, path: &Path, blob: &Blob, to: &Path) -> Result<(), Error> {
         let mut output = self.files.output(to)?;
-        // One byte more tells what is too long, and bounds what is hostile.
+        // One byte more detects a file that is too long, and bounds a hostile one.
         let mut content = self.open_blob(blob)?.take(blob.bytes + 1);
         let found =
             progress::read_through(path, &mut content, &Silent, &mut |piece| output.add(piece))?;
@@ -99,7 +99,7 @@ impl Unpacking<'_> {
             .collect()
     }
 
-    /// Places a layer, and tells its digest under its name in a seal.
+    /// Places a layer, and returns its digest under its name in a seal.
     fn layer(
         &self,
         blob: &Blob,
@@ -145,7 +145,8 @@ impl Unpacking<'_> {
         Ok(digests)
     }
 
-    /// Directories between `top`, which is there, and `dir`, which is below it or the same.
+    /// Creates the directories between `top`, which exists, and `dir`, which is below it or equal
+    /// to it.
     fn ensure_dirs(&self, top: &Path, dir: &Path) -> Result<(), Error> {
         if dir != top {
             self.ensure_dirs(top, publish::parent(dir))?;
@@ -194,7 +195,7 @@ impl Unpacking<'_> {
         })
     }
 
-    /// Small, and believed by those who serve commands: read whole and checked.
+    /// Small, and trusted by the code that serves commands: read whole and checked.
     fn commands(&self, blob: &Blob) -> Result<Vec<serde_json::Value>, Error> {
         let (path, _) = self.store.blob_path(blob)?;
         let mut bytes = Vec::new();

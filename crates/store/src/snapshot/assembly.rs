@@ -13,7 +13,7 @@
 //! Always: everything a snapshot lists has a link in staging before it is published, so it does not
 //! matter what is collected meanwhile. A name is the last thing that changes.
 //!
-//! When it fails: layers and snapshots that nobody names are garbage for `gc`. Staging goes with
+//! When it fails: layers and snapshots without a name are garbage for `gc`. Staging goes with
 //! its maker.
 
 use std::io;
@@ -29,7 +29,8 @@ use crate::pin::Pin;
 use crate::publish::{self, Staged};
 use crate::{Digest, Error, SandboxId, Store, lock};
 
-/// A file beside a manifest that says that this store made the snapshot. It never leaves the store.
+/// A file next to a manifest that says that this store made the snapshot. It never leaves the
+/// store.
 const SAVED_HERE: &str = "saved-here";
 
 /// A snapshot in the making. Dropped, nothing of it is left.
@@ -157,7 +158,7 @@ impl Showing<'_> {
         self.snapshot
             .blobs()
             .try_for_each(|blob| self.put_blob(blob))?;
-        // Also when they were there already: whoever put them there may not have got as far as
+        // Also when they exist already: the process that published them may have died before
         // this.
         self.store.files.sync_dir(&self.store.layout.layers())?;
         self.put_manifest()?;

@@ -54,7 +54,7 @@ impl Store {
         out.finish()
     }
 
-    /// The files of the disk of a snapshot that whoever asks has pinned. Those that are held
+    /// The files of the disk of a snapshot that the caller has pinned. Those that are held
     /// compressed are unpacked.
     pub fn disk_files(&self, snapshot: &Snapshot) -> Result<SnapshotDiskFiles, Error> {
         let mut unpacked: Option<Staged> = None;

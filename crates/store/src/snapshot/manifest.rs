@@ -1,9 +1,9 @@
-//! `manifest.json` of a snapshot: what it consists of, and who it is.
+//! `manifest.json` of a snapshot: its parts, and by its digest its identity.
 //!
 //! Always: canonical JSON (RFC 8785), all fields present; the SHA-256 of these bytes is the
 //! snapshot's identity. It holds the digest of every byte that belongs to the snapshot and no path
-//! of the host. Whoever has a `SnapshotManifest` that was parsed needs to check no bound again: the
-//! bytes may come from anyone.
+//! of the host. A parsed `SnapshotManifest` keeps every bound, so no caller needs to check one
+//! again; the bytes may be hostile.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -160,7 +160,7 @@ struct Preface {
 impl SnapshotManifest {
     pub const SCHEMA: u64 = 1;
 
-    /// Reads bytes that may come from anyone, and tells which snapshot they are.
+    /// Parses bytes that may be hostile. Returns the manifest and its digest.
     pub fn parse(bytes: &[u8]) -> Result<(Self, Digest), ManifestError> {
         if bytes.len() > MAX_MANIFEST_BYTES {
             return Err(ManifestError::TooLarge { bytes: bytes.len() });

@@ -86,7 +86,7 @@ impl Store {
         self.put_name(&held, &staged, name)
     }
 
-    /// Keeps a name for the save of a sandbox that is to come. Refused if anyone else has it.
+    /// Reserves a name for the later save of a sandbox. Fails if the name is taken.
     pub fn reserve_name(&self, name: &Name, by: &SandboxId) -> Result<(), Error> {
         let staged = self.stage()?;
         self.write_name(&staged, &Named::Reserved(by.clone()))?;
@@ -100,7 +100,8 @@ impl Store {
         }
     }
 
-    /// Gives a name back that was kept for a sandbox. One that is something else by now stays.
+    /// Releases a name that was reserved for a sandbox. A name that stands for something else by
+    /// now stays.
     pub fn release_name(&self, name: &Name, by: &SandboxId) -> Result<(), Error> {
         let held = lock::store(&self.files, &self.layout)?;
         match self.read_name(name)? {
@@ -109,7 +110,7 @@ impl Store {
         }
     }
 
-    /// Takes the name of a snapshot away, and with its last name the snapshot. Tells which it was.
+    /// Removes the name of a snapshot, and with its last name the snapshot. Returns its digest.
     pub fn remove_snapshot_name(&self, name: &Name) -> Result<Digest, Error> {
         let digest = {
             let held = lock::store(&self.files, &self.layout)?;
@@ -135,7 +136,7 @@ impl Store {
         Ok(digest)
     }
 
-    /// Takes the name of an image away, and the image with its warm images and its kernel unless
+    /// Removes the name of an image, and the image with its warm images and its kernel unless
     /// something still reaches them.
     pub fn remove_image_name(&self, name: &Name) -> Result<RemovedImage, Error> {
         let digest = {
@@ -165,7 +166,7 @@ impl Store {
         Ok(RemovedImage { digest, collected })
     }
 
-    /// Moves a name aside that says of nothing known that it has it. One that is something by now
+    /// Moves a name whose file cannot be understood to quarantine. A name that is valid by now
     /// stays.
     pub fn put_name_aside(&self, name: &Name) -> Result<(), Error> {
         let held = lock::store(&self.files, &self.layout)?;
@@ -235,7 +236,7 @@ impl Store {
         let named = std::str::from_utf8(&bytes).ok().and_then(Named::parse);
         named
             .map(Some)
-            .ok_or_else(|| Error::corrupt(path, "it says of nothing known that it has this name"))
+            .ok_or_else(|| Error::corrupt(path, "its content is not known"))
     }
 
     pub(crate) fn names_by_snapshot(&self) -> Result<SnapshotNames, Error> {
@@ -252,7 +253,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Whether a sandbox is there, or on its way to be.
+    /// Whether a sandbox exists or is being created.
     fn is_alive(&self, sandbox: &SandboxId) -> Result<bool, Error> {
         let places = [
             self.layout.sandbox(sandbox),

@@ -1,4 +1,4 @@
-//! Pins: what must stay while somebody works with it, named or not.
+//! Pins: they keep a snapshot, an image or a kernel while a process works with it, named or not.
 //!
 //! A pin is a file in a locked staging directory. It says what it holds, and goes with its holder.
 //!
@@ -45,7 +45,7 @@ impl Store {
         Ok(Pinned::new(self.snapshot(digest)?, shell))
     }
 
-    /// Lets a snapshot go that is not needed any more: one without a name is removed at once.
+    /// Releases a snapshot; one without a name is removed at once.
     pub fn let_go(&self, pinned: Pinned) -> Result<(), Error> {
         let digest = pinned.digest.clone();
         drop(pinned);

@@ -47,8 +47,8 @@ impl Store {
         }
     }
 
-    /// Like `find_blob`. Damage that can be seen is as nothing: who has the content puts it in its
-    /// place.
+    /// Like `find_blob`. A visibly damaged file counts as missing: a caller that has the content
+    /// puts it in its place.
     pub(super) fn usable_blob(&self, blob: &Blob) -> Result<Option<Form>, Error> {
         match self.find_blob(blob) {
             Err(Error::Corrupt { .. }) => Ok(None),

@@ -78,7 +78,7 @@ pub(crate) fn check_labels(labels: &BTreeMap<String, String>) -> Checked {
             field(),
             "4096 bytes are the most",
         )?;
-        // A text may have lines; nothing else in it moves the cursor of who prints it.
+        // A text may have lines; nothing else in it moves the cursor of a terminal.
         let printable = value.chars().all(|char| char == '\n' || !char.is_control());
         require(printable, field(), "it has control characters")?;
     }

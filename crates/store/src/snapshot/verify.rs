@@ -1,8 +1,9 @@
-//! Reading every byte of a snapshot, and putting aside what is damaged.
+//! Reading every byte of a snapshot, and moving damaged files to quarantine.
 //!
-//! Always: what fails is moved to `quarantine/` and told, never removed. Only the very file that
-//! was read is moved: one that was put in its place meanwhile stays. A file that cannot be read at
-//! all is an error, not damage: it may be the disk's fault, and moving it would help nobody.
+//! Always: a damaged file is moved to `quarantine/` and reported, never removed. Only the very file
+//! that was read is moved: one that was put in its place meanwhile stays. A file that cannot be
+//! read at all is an error, not damage: the disk may be at fault, and moving the file would not
+//! help.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -41,7 +42,7 @@ struct Part<'a> {
 
 impl Store {
     /// Reads every byte of a snapshot, its image and its kernel. What is damaged is moved to
-    /// `quarantine/` and told.
+    /// `quarantine/` and reported.
     pub fn verify_snapshot(
         &self,
         digest: &Digest,
@@ -106,7 +107,7 @@ impl Store {
         }
     }
 
-    /// Reads every byte of an image. What is damaged is put aside and told.
+    /// Reads every byte of an image. Damage is moved to quarantine and reported.
     pub(crate) fn verify_image(
         &self,
         digest: &Digest,
@@ -166,7 +167,7 @@ impl Store {
         read.or_else(|error| self.put_aside(part, seen, error, verified))
     }
 
-    /// Reads a layer of which somebody thinks that it is damaged. Tells where it is now, if it is.
+    /// Reads a layer that may be damaged. Returns its place in quarantine if it is.
     pub(crate) fn put_aside_if_damaged(&self, blob: &Blob) -> Result<Option<PathBuf>, Error> {
         Ok(self
             .verify_blob(blob, &Silent)?
@@ -244,7 +245,7 @@ fn read_whole(
     progress: &dyn Progress,
     verified: &mut Verified,
 ) -> Result<(), Error> {
-    // One byte more tells what is too long, and bounds what is hostile.
+    // One byte more detects a file that is too long, and bounds a hostile one.
     let mut content = content.take(blob.bytes.saturating_add(1));
     let found = progress::read_through(path, &mut content, progress, &mut |_| Ok(()))?;
     verified.bytes += found.bytes;

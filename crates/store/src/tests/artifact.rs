@@ -952,7 +952,7 @@ fn cancelling_leaves_nothing() {
 }
 
 #[test]
-fn a_name_that_is_taken_is_told_before_anything_is_read() {
+fn a_taken_name_is_refused_before_anything_is_read() {
     let here = Place::new();
     let snapshot = put_snapshot(&here.store, &put_image(&here.store, "tiny"), "a", SMALL, 1);
     let artifact = export(&here.store, &snapshot, &plain());

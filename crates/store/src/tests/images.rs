@@ -88,7 +88,7 @@ fn what_schema_1_can_say_keeps_its_digest() {
     );
 }
 
-/// Puts a description under its own digest, beside a root file system.
+/// Puts a description under its own digest, with a root file system.
 fn read_image(store: &Store, text: &str) -> Result<Image, Error> {
     let digest = Digest::of(text.as_bytes());
     let dir = store.root().join("images").join(digest.as_str());
@@ -413,7 +413,7 @@ fn warm_states_are_listed_and_go_with_their_image() {
     assert_eq!(
         found,
         [(GarbageKind::Warm, keys[1].as_str())],
-        "of the others, it is not known that nobody needs them"
+        "of the others, it is not known that nothing needs them"
     );
     assert_eq!(store.warm_list().unwrap().len(), 3);
 }

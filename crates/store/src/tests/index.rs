@@ -75,8 +75,8 @@ impl World {
             .unwrap()
     }
 
-    /// Whether the index alone tells of a snapshot: its manifest is made unreadable in place, and
-    /// good again.
+    /// Whether the index alone answers for a snapshot: its manifest is made unreadable in place,
+    /// and good again.
     fn is_known(&self, digest: &Digest) -> bool {
         let file = fs::OpenOptions::new()
             .read(true)
@@ -325,7 +325,7 @@ fn sparse(page: &mut [u8]) {
 }
 
 #[test]
-fn a_damaged_index_is_told_once_and_made_anew() {
+fn a_damaged_index_is_reported_once_and_rebuilt() {
     let world = World::of(3);
     let expected = world.list();
     fs::write(world.index(), [0x55; 9000]).unwrap();
@@ -499,7 +499,7 @@ fn many_who_list_and_publish_at_once_all_see_the_truth() {
             });
         }
     });
-    // Whoever was last may have found it damaged only when it wrote.
+    // The last process may have found it damaged only when it wrote.
     world.store.list_snapshots().unwrap();
     assert_eq!(world.list().len(), 10 + 4 * EACH as usize);
 }

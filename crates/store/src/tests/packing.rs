@@ -291,7 +291,8 @@ fn a_derived_image_takes_its_root_file_system_from_another_one() {
         .unwrap();
     assert_eq!(unpacked.record, derived.record);
     drop(unpacked);
-    // Whoever lends something that is damaged is put aside, so that it is not asked for it again.
+    // An image that lends a damaged file is put aside, so that the file is not taken from it
+    // again.
     drop(there.store.gc(false).unwrap());
     flip(
         &there

@@ -56,7 +56,7 @@ fn half_a_staging_directory_is_removed_when_its_maker_is_gone() {
 }
 
 #[test]
-fn a_name_without_its_target_is_told_and_can_be_replaced_and_removed() {
+fn a_name_without_its_target_is_reported_and_can_be_replaced_and_removed() {
     let (_dir, store) = fresh();
     let (owned, snapshot) = saved(&store, "s");
     let gone = Digest::of(b"gone");
@@ -119,7 +119,7 @@ fn a_target_without_a_name_is_listed_and_collected() {
 }
 
 #[test]
-fn a_parent_that_is_gone_is_missed_by_nobody() {
+fn a_missing_parent_breaks_nothing() {
     let (_dir, store) = fresh();
     let (owned, first) = saved(&store, "first");
     let state = owned.states().unwrap().readable.swap_remove(0);
@@ -186,7 +186,7 @@ fn a_layer_of_no_length_is_refused_put_aside_and_healed() {
 }
 
 #[test]
-fn a_name_that_says_nothing_known_is_left_alone_and_told() {
+fn an_unknown_name_file_is_left_alone_and_reported() {
     let (_dir, store) = fresh();
     let (owned, snapshot) = saved(&store, "s");
     let path = store.root().join("names/images/x");
@@ -296,7 +296,7 @@ fn a_manifest_that_is_damaged_holds_everything_back_until_it_is_put_aside() {
 }
 
 #[test]
-fn what_nobody_knows_is_left_alone() {
+fn unknown_files_are_left_alone() {
     let (_dir, store) = fresh();
     let unknown = [
         "layers/README",

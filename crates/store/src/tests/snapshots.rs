@@ -623,7 +623,7 @@ fn a_save_that_is_cancelled_leaves_nothing() {
     );
 }
 
-/// What is told sums up to what was announced.
+/// The reported steps add up to the announced total.
 #[derive(Default)]
 struct Counting {
     total: AtomicU64,
@@ -880,7 +880,7 @@ fn of_two_saves_of_one_name_one_wins_and_both_are_whole() {
     }
 }
 
-/// Tells the others to end, also when it is dropped by a panic.
+/// Ends the other threads, also when a panic drops it.
 struct Ending<'a>(&'a AtomicBool);
 
 impl Drop for Ending<'_> {
@@ -889,7 +889,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Collects until it is told to end. Nothing that it meets is trouble.
+/// Collects until the test ends it. Nothing that it meets is trouble.
 fn collect_until(store: &Store, end: &AtomicBool) -> u32 {
     let mut rounds = 0;
     while !end.load(Ordering::Relaxed) {
@@ -1007,6 +1007,6 @@ fn an_overlay_whose_writer_runs_is_read_again_before_it_is_published() {
         "{refused:?}"
     );
     assert_eq!(store.snapshots().unwrap().len(), 0);
-    // At rest nobody has it open, and it is not read again.
+    // At rest no process has it open, and it is not read again.
     save(spec()).unwrap();
 }

@@ -61,7 +61,7 @@ fn a_sandbox_made_from_a_state_shares_its_layers_and_writes_its_own() {
     );
     assert_eq!(
         head.parent, None,
-        "a fork goes on from what its source went on from"
+        "a fork continues from the state that its source continued from"
     );
     assert_eq!(b.check_chain().unwrap(), []);
     b.sync_disks().unwrap();
@@ -223,7 +223,7 @@ fn collecting_leaves_a_state_in_the_making_alone() {
 }
 
 #[test]
-fn states_that_nobody_lists_go_and_others_stay() {
+fn unlisted_states_go_and_others_stay() {
     let (_dir, store) = fresh();
     let a = made(&store, record("a"), Origin::Image);
     let fork = capture(&a, StateKind::Fork).unwrap();

@@ -303,7 +303,7 @@ fn a_root_that_others_may_write_to_is_refused_and_a_new_one_is_closed() {
             "{refused:?}"
         );
     }
-    // Those who may only look are no harm: the directories in it are closed.
+    // Users who may only read do no harm: the directories in it are closed.
     fs::set_permissions(store.root(), fs::Permissions::from_mode(0o755)).unwrap();
     Store::open(store.root()).unwrap();
     let made = dir.path().join("made");
