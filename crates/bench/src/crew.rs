@@ -9,7 +9,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
 use crate::config::Global;
-use crate::{Failure, progress};
+use crate::failure::Failure;
+use crate::progress;
 
 /// The image that most figures are measured with.
 pub const IMAGE: &str = "tiny";

@@ -8,8 +8,9 @@ use serde::Serialize;
 use crate::bare::BareGuest;
 use crate::config::Global;
 use crate::crew::{Crew, IMAGE, measured, median, true_once};
+use crate::failure::Outcome;
 use crate::scratch::Scratch;
-use crate::{Outcome, show};
+use crate::show;
 
 #[derive(Debug, clap::Args)]
 pub struct ExecArgs {

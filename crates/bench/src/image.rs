@@ -21,11 +21,12 @@ use serde_json::json;
 
 use crate::config::Global;
 use crate::crew::{Crew, IMAGE, measured, median, ms, true_once, write_random};
+use crate::failure::Outcome;
 use crate::figure::Figure;
 use crate::scratch::Scratch;
 use crate::stores::share_images;
 use crate::tool::{self, Tools};
-use crate::{Outcome, progress, show};
+use crate::{progress, show};
 use content::{Content, lay_out};
 use fetch::fetch_layers;
 use server::Registry;

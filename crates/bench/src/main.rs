@@ -8,6 +8,7 @@ mod bare;
 mod config;
 mod crew;
 mod exec;
+mod failure;
 mod figure;
 mod fork;
 mod image;
@@ -26,6 +27,7 @@ use clap::Parser;
 use sandtree::Error;
 
 use crate::config::Global;
+use crate::failure::{Failure, Outcome};
 
 /// How long dropped work may take to undo itself.
 const UNDO_DEADLINE: Duration = Duration::from_secs(10);
@@ -56,21 +58,6 @@ enum Benchmark {
     /// the same bytes
     Image(image::ImageArgs),
 }
-
-/// Why a run has no figures.
-#[derive(Debug)]
-enum Failure {
-    Library(Error),
-    Interrupted,
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        Failure::Library(error)
-    }
-}
-
-type Outcome = Result<(), Failure>;
 
 fn main() -> ExitCode {
     let args = Args::parse();

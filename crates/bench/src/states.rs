@@ -13,10 +13,11 @@ use tokio::task::JoinSet;
 use crate::bare::bare_start;
 use crate::config::Global;
 use crate::crew::{Crew, IMAGE, measured, median, ms, true_once};
+use crate::failure::Outcome;
 use crate::figure::Figure;
 use crate::fork::{memory_use, snapshot_load, snapshot_save};
+use crate::show;
 use crate::stores::disk_usage;
-use crate::{Outcome, show};
 
 #[derive(Debug, clap::Args)]
 pub struct StatesArgs {

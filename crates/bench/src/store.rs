@@ -16,10 +16,11 @@ use serde_json::json;
 
 use crate::config::Global;
 use crate::crew::{Crew, IMAGE, measured, median, ms, shell, true_once, write_random};
+use crate::failure::Outcome;
 use crate::figure::Figure;
 use crate::scratch::Scratch;
+use crate::show;
 use crate::stores::fill_with_snapshots;
-use crate::{Outcome, show};
 
 #[derive(Debug, clap::Args)]
 pub struct StoreArgs {
