@@ -1,5 +1,5 @@
-//! Disk images of strangers, small enough to be inputs: an ext4 of 64 KiB, alone, in a partition,
-//! and in a qcow2.
+//! Disk images that are small enough to be inputs: an ext4 of 64 KiB, alone, in a partition, and in
+//! a qcow2.
 
 use std::fs;
 use std::path::Path;
@@ -15,18 +15,18 @@ const FS_KIBIBYTES: usize = 64;
 const CLUSTER: usize = 512;
 const L1: usize = CLUSTER;
 
-/// Whatever an image says, it is taken within the limit or refused; and what is refused leaves no
-/// file.
+/// Any image is imported within the limit or refused, and a refused one leaves no file.
 pub fn check(input: &[u8]) {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+    let from = dir.path().join("from");
+    let to = dir.path().join("to");
     fs::write(&from, input).expect("room for an input");
     match import_disk(&from, &to, LIMITS, &mut |_| Ok(())) {
         Ok(imported) => {
             let len = fs::metadata(&to).expect("it was made").len();
             assert!(len == imported.bytes && len <= LIMITS.bytes && len.is_multiple_of(4096));
         }
-        Err(_) => assert!(!to.exists(), "something is left behind"),
+        Err(_) => assert!(!to.exists(), "a file is left"),
     }
 }
 
@@ -50,7 +50,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
 }
 
 fn make(dir: &Path) -> Vec<u8> {
-    let (tree, image) = (dir.join("tree"), dir.join("image"));
+    let tree = dir.join("tree");
+    let image = dir.join("image");
     fs::create_dir_all(tree.join("etc")).expect("a directory can be made");
     let path = std::env::var("PATH").unwrap_or_default();
     let mke2fs = Command::new("mke2fs")
@@ -93,7 +94,7 @@ fn with_mbr(fs: &[u8]) -> Vec<u8> {
     [disk, fs.to_vec()].concat()
 }
 
-/// Header, L1 table, L2 tables, and each cluster that is not zero: every other one packed.
+/// A header, L1 table, L2 tables, and each cluster that is not zero: every second one compressed.
 fn qcow2(version: u32, disk: &[u8]) -> Vec<u8> {
     let tables = disk.len().div_ceil(CLUSTER / 8 * CLUSTER);
     let l2 = 2 * CLUSTER;
@@ -125,7 +126,7 @@ fn qcow2(version: u32, disk: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Appends a cluster as it is, or as one deflate block that holds it as it is; gives its entry.
+/// Appends a cluster unchanged, or as one stored deflate block. Returns its entry.
 fn add(file: &mut Vec<u8>, cluster: &[u8], is_packed: bool) -> u64 {
     let offset = file.len() as u64;
     if is_packed {

@@ -1,5 +1,5 @@
-//! A guest's file system, bent. An image is too large to be an input, so an input says how to bend
-//! one: records of eight bytes, where (among the bytes that mean something) and what.
+//! A guest's file system, damaged. An image is too large to be an input, so an input describes the
+//! damage: records of eight bytes, with a place among the used bytes and a value.
 
 use std::fs;
 use std::io::Write;
@@ -12,17 +12,17 @@ use sandtree_diff::{Options, diff};
 
 const RECORD: usize = 8;
 const CLUSTER: usize = 64 << 10;
-/// As images have them, and content in inodes as well.
+/// The features of images' root file systems, and inline content.
 const FEATURES: &str = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,flex_bg,sparse_super,\
                         large_file,huge_file,dir_nlink,extra_isize,metadata_csum,inline_data";
 
 struct Sample {
     bytes: Vec<u8>,
-    /// Where something is.
+    /// The places of used bytes.
     used: Vec<usize>,
 }
 
-/// One record each, all over the image.
+/// One record each, spread over the image.
 pub fn seeds() -> Vec<Vec<u8>> {
     let count = sample().used.len() as u32;
     (0..512)
@@ -36,24 +36,24 @@ pub fn seeds() -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Whatever a disk says, a comparison ends; and leaving out what cannot differ changes nothing
-/// about its answer.
+/// A comparison ends for any disk, and skipping blocks that cannot differ does not change its
+/// result.
 pub fn check(input: &[u8]) {
     let sample = sample();
     let mut bytes = sample.bytes.clone();
-    let bent: Vec<_> = input
+    let changed: Vec<_> = input
         .chunks_exact(RECORD)
-        .map(|record| bend(&mut bytes, &sample.used, record))
+        .map(|record| damage(&mut bytes, &sample.used, record))
         .collect();
     let all = diff(&sample.bytes, &bytes, None, Options::default());
-    let some = diff(&sample.bytes, &bytes, Some(&bent), Options::default());
+    let some = diff(&sample.bytes, &bytes, Some(&changed), Options::default());
     if let (Ok(all), Ok(some)) = (all, some) {
         assert_eq!(all, some);
     }
 }
 
-/// Gives the cluster that can differ now.
-fn bend(bytes: &mut [u8], used: &[usize], record: &[u8]) -> Range<u64> {
+/// Writes a value. Returns the clusters that can differ now.
+fn damage(bytes: &mut [u8], used: &[usize], record: &[u8]) -> Range<u64> {
     let (place, value) = record.split_at(4);
     let place = place
         .iter()
@@ -81,9 +81,10 @@ fn sample() -> &'static Sample {
     })
 }
 
-/// Four mebibytes with a bit of everything, and two transactions in the journal.
+/// Four mebibytes with nodes of every kind, and two transactions in the journal.
 fn make(dir: &Path) -> Vec<u8> {
-    let (tree, image) = (dir.join("tree"), dir.join("image"));
+    let tree = dir.join("tree");
+    let image = dir.join("image");
     fs::create_dir_all(tree.join("dir/deeper")).expect("a directory can be made");
     for (name, bytes) in [
         ("dir/file", 3000),

@@ -1,7 +1,7 @@
-//! Archives for a root file system, bent. Checksums of headers are made right again, as little
-//! would be reached else.
+//! Archives for a root file system, mutated. Checksums of headers are corrected, because otherwise
+//! the reader would refuse nearly every input at once.
 
-use sandtree_diff::FileSystem;
+use sandtree_disk::ext4::read::FileSystem;
 use sandtree_rootfs::{Builder, Limits, Options, TarRules};
 
 const BLOCK: usize = 512;
@@ -12,7 +12,7 @@ const LIMITS: Limits = Limits {
     written_bytes: 4 << 20,
 };
 
-/// Whatever an archive is, it is taken or refused; what was taken makes a file system.
+/// Any archive is accepted or refused, and an accepted one makes a file system.
 pub fn check(input: &[u8]) {
     let dir = tempfile::tempdir().expect("a directory can be made");
     let image = dir.path().join("image");
@@ -33,7 +33,7 @@ pub fn check(input: &[u8]) {
             .is_ok()
     });
     assert!(bytes <= LIMITS.bytes);
-    // Attributes may be more than an inode has room for.
+    // Extended attributes may be too large for an inode.
     if is_taken && builder.finish(&Options::default()).is_ok() {
         let image = std::fs::read(&image).expect("the image can be read");
         FileSystem::open(&image).expect("it is a file system");

@@ -1,17 +1,14 @@
-//! What a comparison says.
+//! The result of a comparison.
 
-use std::fmt;
-
+use sandtree_disk::ext4::read::{Node, Path};
 use serde::Serialize;
 
-use crate::Path;
-
-/// All that differs, in the order of a walk: a directory stands before what is in it, names are
-/// sorted by their bytes.
+/// All changes, in the order of a walk: a directory comes before its entries, and names are sorted
+/// by their bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Diff {
     pub changes: Vec<Change>,
-    /// What could not be taken into account, and so may be missing or wrong above.
+    /// What could not be compared: changes there may be missing or wrong.
     pub incomplete: Option<String>,
 }
 
@@ -20,7 +17,7 @@ pub struct Diff {
 pub struct Change {
     pub path: Path,
     pub change: ChangeKind,
-    /// In what it differs; empty for what is on one disk only.
+    /// How it differs; empty for a path that only one disk has.
     pub what: Vec<Aspect>,
     pub before: Option<Node>,
     pub after: Option<Node>,
@@ -34,80 +31,36 @@ pub enum ChangeKind {
     Changed,
 }
 
-/// In what a path can differ.
+/// How a path can differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Aspect {
-    /// A file became a directory, or the like. Size, content, target and device are not compared
-    /// then.
+    /// The type: for example, a file became a directory. Size, content, target and device are then
+    /// not compared.
     Kind,
     Size,
-    /// Of files: some byte differs.
+    /// The bytes of a file.
     Content,
-    /// Where a symbolic link points to.
+    /// The target of a symbolic link.
     Target,
     Device,
-    /// Permissions, with the set-id and sticky bits.
+    /// Permissions, including the set-id and sticky bits.
     Mode,
     /// User or group.
     Owner,
     Xattrs,
-    /// The time of the last modification; only when asked for.
+    /// The time of the last modification; only compared on request.
     Modified,
-}
-
-/// What is at a path.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Node {
-    pub kind: Kind,
-    /// Of files and symbolic links; else 0.
-    pub size: u64,
-    pub mode: u16,
-    pub uid: u32,
-    pub gid: u32,
-    /// How many names it has.
-    pub links: u16,
-    pub modified_unix_s: i64,
-    /// Of a symbolic link.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub target: Option<Path>,
-    /// Of a device: major and minor number.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub device: Option<(u32, u32)>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    File,
-    Directory,
-    Symlink,
-    CharDevice,
-    BlockDevice,
-    Fifo,
-    Socket,
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Self::File => "file",
-            Self::Directory => "directory",
-            Self::Symlink => "symbolic link",
-            Self::CharDevice => "character device",
-            Self::BlockDevice => "block device",
-            Self::Fifo => "FIFO",
-            Self::Socket => "socket",
-        })
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use sandtree_disk::ext4::read::Kind;
+
     use super::*;
 
     #[test]
-    fn what_is_told_as_json() {
+    fn the_json_form_is_stable() {
         let node = |mode| Node {
             kind: Kind::CharDevice,
             size: 0,

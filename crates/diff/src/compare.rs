@@ -1,31 +1,31 @@
 //! The comparison: one walk over both trees at once.
 //!
-//! Where the caller knows which ranges of the disks can differ, an inode with everything it refers
-//! to outside of them is not looked at further. What is in its directory is, because a file changes
-//! without its directory changing.
+//! If the caller knows which ranges of the disks can differ, an inode is skipped when the inode and
+//! everything it refers to lie outside of them. The entries of a skipped directory are still
+//! visited, because a file changes without a change of its directory.
 //!
-//! Always: memory is the names of the directories on the way to where the walk is, and the changes
-//! that were found. Each directory is entered once.
+//! Always: memory holds the names of the directories on the current path, and the changes found so
+//! far. Each directory is entered once.
 
 use std::collections::{BTreeMap, HashMap, HashSet, btree_map};
 use std::ops::Range;
 
-use crate::error::require;
-use crate::ext4::{FileSystem, Inode};
-use crate::sides::Sides;
-use crate::{Aspect, Blocks, Change, ChangeKind, Diff, Error, Kind, Path};
+use sandtree_disk::Blocks;
+use sandtree_disk::ext4::read::{Error, FileSystem, Inode, Kind, Path};
 
-/// How deep a walk goes; four times what can be said to a kernel at once.
+use crate::changes::{Aspect, Change, ChangeKind, Diff};
+use crate::pair::Pair;
+
+/// The longest path that is visited: four times the kernel's limit for one path.
 const MAX_PATH_BYTES: usize = 16 << 10;
-/// Of files with several names, how many are remembered to be looked at once.
+/// How many files with several names are remembered, so that each is compared once.
 const MAX_LINKED: usize = 1 << 20;
 
-/// What is wanted.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// A new time of modification alone is a change.
+    /// Whether a new modification time alone is a change.
     pub times: bool,
-    /// After so many changes the walk ends, and the answer is incomplete.
+    /// After this many changes the walk ends, and the result is incomplete.
     pub max_changes: usize,
 }
 
@@ -38,57 +38,58 @@ impl Default for Options {
     }
 }
 
-/// What must be done to the files on `a` to get those on `b`.
+/// The changes that turn the files on `a` into those on `b`.
 ///
-/// `changed`: ranges of bytes outside of which both disks are equal; without, all of both is read.
+/// `changed`: byte ranges outside of which both disks are equal. Without it, both disks are read
+/// completely.
 pub fn diff(
     a: &dyn Blocks,
     b: &dyn Blocks,
     changed: Option<&[Range<u64>]>,
     options: Options,
 ) -> Result<Diff, Error> {
-    let sides = Sides::new(FileSystem::open(a)?, FileSystem::open(b)?, changed);
-    Comparison::new(sides, options).run()
+    let pair = Pair::new(FileSystem::open(a)?, FileSystem::open(b)?, changed);
+    Comparison::new(pair, options).run()
 }
 
-/// The inode that a name stands for on either side.
+/// The inode numbers that one name has on the two disks.
 #[derive(Debug, Clone, Copy, Default)]
-struct Pair {
+struct Numbers {
     a: Option<u32>,
     b: Option<u32>,
 }
 
-type Children = BTreeMap<Box<[u8]>, Pair>;
+type Children = BTreeMap<Box<[u8]>, Numbers>;
 
-/// A directory whose entries are visited.
+/// A directory whose entries are being visited.
 struct Frame {
     path: Path,
-    children: btree_map::IntoIter<Box<[u8]>, Pair>,
+    children: btree_map::IntoIter<Box<[u8]>, Numbers>,
 }
 
 struct Comparison<'b> {
-    sides: Sides<'b>,
+    disks: Pair<'b>,
     options: Options,
     changes: Vec<Change>,
     incomplete: Vec<String>,
-    /// Something is too deep.
+    /// A path was too long to visit.
     has_left_out: bool,
-    /// The directories that were entered: each can be in one place only.
+    /// The directories that were entered, by disk: each can be in one place only.
     entered: [HashSet<u32>; 2],
-    /// What was found about files that have several names.
+    /// The results for files with several names.
     linked: HashMap<(u32, u32), Vec<Aspect>>,
 }
 
 impl<'b> Comparison<'b> {
-    fn new(sides: Sides<'b>, options: Options) -> Self {
-        let told =
+    fn new(disks: Pair<'b>, options: Options) -> Self {
+        let missing =
             |side: &str, fs: &FileSystem<'_>| fs.incomplete().map(|what| format!("{side}: {what}"));
-        let incomplete = [told("before", &sides.a), told("after", &sides.b)]
+        let incomplete = [missing("before", &disks.a), missing("after", &disks.b)]
             .into_iter()
             .flatten()
             .collect();
         Self {
-            sides,
+            disks,
             options,
             changes: Vec::new(),
             incomplete,
@@ -99,23 +100,23 @@ impl<'b> Comparison<'b> {
     }
 
     fn run(mut self) -> Result<Diff, Error> {
-        let root = Pair {
-            a: Some(self.sides.a.root()?.number),
-            b: Some(self.sides.b.root()?.number),
+        let root = Numbers {
+            a: Some(self.disks.a.root()?.number),
+            b: Some(self.disks.b.root()?.number),
         };
         let mut frames = Vec::from_iter(self.visit("/".into(), root)?);
         while let Some(frame) = frames.last_mut() {
             match frame.children.next() {
-                Some((name, pair)) => {
+                Some((name, numbers)) => {
                     let path = frame.path.join(&name);
-                    frames.extend(self.visit(path, pair)?);
+                    frames.extend(self.visit(path, numbers)?);
                 }
                 None => drop(frames.pop()),
             }
             if self.changes.len() > self.options.max_changes {
                 self.changes.truncate(self.options.max_changes);
                 self.incomplete.push(format!(
-                    "the first {} changes are told",
+                    "only the first {} changes are listed",
                     self.options.max_changes
                 ));
                 break;
@@ -127,7 +128,7 @@ impl<'b> Comparison<'b> {
     fn finish(mut self) -> Diff {
         if self.has_left_out {
             self.incomplete.push(format!(
-                "what has a path of more than {MAX_PATH_BYTES} bytes was left out"
+                "paths longer than {MAX_PATH_BYTES} bytes were left out"
             ));
         }
         let incomplete = Some(self.incomplete.join("; ")).filter(|what| !what.is_empty());
@@ -137,65 +138,62 @@ impl<'b> Comparison<'b> {
         }
     }
 
-    /// Compares what is at a path, and gives what is below it.
-    fn visit(&mut self, path: Path, pair: Pair) -> Result<Option<Frame>, Error> {
+    /// Compares the nodes at a path, and returns the directory to visit next.
+    fn visit(&mut self, path: Path, numbers: Numbers) -> Result<Option<Frame>, Error> {
         if path.as_bytes().len() > MAX_PATH_BYTES {
             self.has_left_out = true;
             return Ok(None);
         }
-        if let Some(inode) = self.untouched(pair)? {
+        if let Some(inode) = self.untouched(numbers)? {
             return self.enter_untouched(path, &inode);
         }
-        let before = pair
+        let before = numbers
             .a
-            .map(|number| self.sides.a.inode(number))
+            .map(|number| self.disks.a.inode(number))
             .transpose()?;
-        let after = pair
+        let after = numbers
             .b
-            .map(|number| self.sides.b.inode(number))
+            .map(|number| self.disks.b.inode(number))
             .transpose()?;
         self.compare(&path, before.as_ref(), after.as_ref())?;
         self.enter(path, before, after)
     }
 
-    /// The inode that both names stand for, if it is known to be the same on both sides.
-    fn untouched(&mut self, pair: Pair) -> Result<Option<Inode>, Error> {
-        let Pair {
+    /// The common inode of both disks, if it is known to be equal on both.
+    fn untouched(&mut self, numbers: Numbers) -> Result<Option<Inode>, Error> {
+        let Numbers {
             a: Some(a),
             b: Some(b),
-        } = pair
+        } = numbers
         else {
             return Ok(None);
         };
         if a != b || self.linked.contains_key(&(a, b)) {
             return Ok(None);
         }
-        let found = self.sides.untouched(a)?;
+        let found = self.disks.untouched(a)?;
         if let Some(inode) = &found {
             self.remember(inode, inode, &[]);
         }
         Ok(found)
     }
 
-    /// The same names stand for the same inodes; these may have changed all the same.
+    /// Enters a directory that is equal on both disks: its names have the same inode numbers, but
+    /// these inodes may have changed.
     fn enter_untouched(&mut self, path: Path, inode: &Inode) -> Result<Option<Frame>, Error> {
         if inode.kind != Kind::Directory {
             return Ok(None);
         }
         self.note_entered(0, inode.number)?;
         self.note_entered(1, inode.number)?;
-        let entries = self.sides.a.entries(inode)?.into_iter();
-        let children: Children = entries
-            .map(|(name, child)| {
-                (
-                    name,
-                    Pair {
-                        a: Some(child),
-                        b: Some(child),
-                    },
-                )
-            })
-            .collect();
+        let mut children = Children::new();
+        for (name, child) in self.disks.a.entries(inode)? {
+            let numbers = Numbers {
+                a: Some(child),
+                b: Some(child),
+            };
+            children.insert(name, numbers);
+        }
         Ok(Some(Frame {
             path,
             children: children.into_iter(),
@@ -209,20 +207,21 @@ impl<'b> Comparison<'b> {
         after: Option<Inode>,
     ) -> Result<Option<Frame>, Error> {
         let is_directory = |inode: &Inode| inode.kind == Kind::Directory;
-        let (before, after) = (before.filter(is_directory), after.filter(is_directory));
+        let before = before.filter(is_directory);
+        let after = after.filter(is_directory);
         if before.is_none() && after.is_none() {
             return Ok(None);
         }
         let mut children = Children::new();
         if let Some(directory) = before {
             self.note_entered(0, directory.number)?;
-            for (name, child) in self.sides.a.entries(&directory)? {
+            for (name, child) in self.disks.a.entries(&directory)? {
                 children.entry(name).or_default().a = Some(child);
             }
         }
         if let Some(directory) = after {
             self.note_entered(1, directory.number)?;
-            for (name, child) in self.sides.b.entries(&directory)? {
+            for (name, child) in self.disks.b.entries(&directory)? {
                 children.entry(name).or_default().b = Some(child);
             }
         }
@@ -233,10 +232,12 @@ impl<'b> Comparison<'b> {
     }
 
     fn note_entered(&mut self, side: usize, number: u32) -> Result<(), Error> {
-        let is_new = self.entered[side].insert(number);
-        require(is_new, || {
-            format!("the directory of inode {number} is in two places")
-        })
+        if self.entered[side].insert(number) {
+            return Ok(());
+        }
+        Err(Error::Damaged(format!(
+            "the directory of inode {number} is in two places"
+        )))
     }
 
     fn compare(
@@ -253,8 +254,8 @@ impl<'b> Comparison<'b> {
         if change == ChangeKind::Changed && what.is_empty() {
             return Ok(());
         }
-        let before = before.map(|inode| self.sides.a.node(inode)).transpose()?;
-        let after = after.map(|inode| self.sides.b.node(inode)).transpose()?;
+        let before = before.map(|inode| self.disks.a.node(inode)).transpose()?;
+        let after = after.map(|inode| self.disks.b.node(inode)).transpose()?;
         self.changes.push(Change {
             path: path.clone(),
             change,
@@ -265,7 +266,7 @@ impl<'b> Comparison<'b> {
         Ok(())
     }
 
-    /// A file with several names is compared once.
+    /// How two inodes differ. A file with several names is compared once.
     fn aspects(&mut self, x: &Inode, y: &Inode) -> Result<Vec<Aspect>, Error> {
         if let Some(known) = self.linked.get(&(x.number, y.number)) {
             return Ok(known.clone());
@@ -283,7 +284,7 @@ impl<'b> Comparison<'b> {
     }
 
     fn differences(&self, x: &Inode, y: &Inode) -> Result<Vec<Aspect>, Error> {
-        let Sides { a, b, .. } = &self.sides;
+        let Pair { a, b, .. } = &self.disks;
         let mut found = if x.kind == y.kind {
             self.kind_differences(x, y)?
         } else {
@@ -301,12 +302,12 @@ impl<'b> Comparison<'b> {
         Ok(found)
     }
 
-    /// What only files, links or devices can differ in.
+    /// The differences that only files, links or devices can have.
     fn kind_differences(&self, x: &Inode, y: &Inode) -> Result<Vec<Aspect>, Error> {
-        let Sides { a, b, .. } = &self.sides;
+        let Pair { a, b, .. } = &self.disks;
         let differs = match x.kind {
             Kind::File if x.size != y.size => return Ok(vec![Aspect::Size, Aspect::Content]),
-            Kind::File => !self.sides.is_content_same(x, y)?,
+            Kind::File => !self.disks.is_content_same(x, y)?,
             Kind::Symlink => a.node(x)?.target != b.node(y)?.target,
             Kind::CharDevice | Kind::BlockDevice => x.device() != y.device(),
             Kind::Directory | Kind::Fifo | Kind::Socket => false,

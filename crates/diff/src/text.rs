@@ -1,40 +1,39 @@
-//! What differs in one file, as text.
+//! The differences in the content of one file, as text.
 
 use std::time::Duration;
 
+use sandtree_disk::ext4::read::{Error, FileSystem, Kind, Path};
 use similar::TextDiff;
 
-use crate::{Error, FileSystem, Kind, Path};
-
-/// Of each version. More is not compared line by line.
+/// The largest version that is compared line by line.
 const MAX_BYTES: u64 = 4 << 20;
-/// As git does: text has no NUL near its beginning.
+/// How many bytes are searched for a NUL, which text does not have. Git does the same.
 const LOOKED_AT_BYTES: usize = 8000;
-/// After this the shortest diff is no longer looked for; what is then shown is right and may be
-/// longer.
+/// How long the shortest diff is searched for. The result after that is correct, but may be longer.
 const SEARCH: Duration = Duration::from_secs(2);
 
 /// How two versions of a file differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ContentDiff {
     Same,
-    /// They differ, and at least one is not text.
+    /// They differ, and at least one is binary.
     Binary,
-    /// At least one has more bytes than are compared here.
+    /// At least one is too large to compare.
     TooLarge {
         limit_bytes: u64,
     },
-    /// As `diff -u` prints it. A byte that is not UTF-8 is `\xHH`.
+    /// The output of `diff -u`. A byte that is not UTF-8 becomes `\xHH`.
     Text(String),
 }
 
-/// Compares the content of one file. On one of the disks it may be missing.
+/// Compares the content of one file. One of the disks may lack it.
 pub fn content_diff(
     a: &FileSystem<'_>,
     b: &FileSystem<'_>,
     path: &Path,
 ) -> Result<ContentDiff, Error> {
-    let (before, after) = (Version::read(a, path)?, Version::read(b, path)?);
+    let before = Version::read(a, path)?;
+    let after = Version::read(b, path)?;
     match (&before, &after) {
         (Version::Missing, Version::Missing) => Err(Error::NotFound(path.clone())),
         (Version::TooLarge, _) | (_, Version::TooLarge) => Ok(ContentDiff::TooLarge {
@@ -97,12 +96,12 @@ impl Version {
 }
 
 fn unified(before: &Version, after: &Version, path: &Path) -> String {
-    let (old, new) = (before.text(), after.text());
+    let old = before.text();
+    let new = after.text();
     let diff = TextDiff::configure()
         .timeout(SEARCH)
         .diff_lines(old.as_str(), new.as_str());
-    let (old_header, new_header) = (before.header("a", path), after.header("b", path));
     diff.unified_diff()
-        .header(&old_header, &new_header)
+        .header(&before.header("a", path), &after.header("b", path))
         .to_string()
 }

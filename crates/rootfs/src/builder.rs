@@ -1,52 +1,43 @@
-//! How a root file system is made: layer by layer, then written out.
+//! Builds a root file system: adds archives, directories and single nodes, then writes the rest.
 //!
-//! Always: bytes of files go straight into the image file as they come, names and attributes stay
+//! Always: bytes of files go straight into the image file as they arrive. Names and attributes stay
 //! in memory until [`Builder::finish`]. Nothing but the image file is ever written.
 //!
-//! When it fails: after an error of an `add` or a `put`, half of what was added may be there, and
-//! every later call fails as well. The image file stays; it is the caller's to remove.
+//! When it fails: after an error of an `add` or a `put`, its input may be added in part, and every
+//! later call fails as well. The image file stays; the caller removes it.
 
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
-use crate::edit::Canvas;
-use crate::ext4::{self, DataArea};
+use sandtree_disk::ext4::write::{
+    self, Attributes, DataArea, Kind, MAX_FILE_BYTES, Made, NodeId, Options, Time, Tree,
+};
+
+use crate::copy_out;
+use crate::dir;
+use crate::error::Error;
 use crate::fault::{Fault, require, shown};
-use crate::limits::Meter;
+use crate::layer;
+use crate::limits::{Limits, Meter};
 use crate::path::{plain, split};
-use crate::tree::{Attributes, Kind, MAX_FILE_BYTES, NodeId, Time, Tree};
+use crate::staging::Staging;
+use crate::tar::TarRules;
 use crate::unpack::{Allowed, unpack};
-use crate::{Error, Limits, Made, Options, dir, layer, outward};
+use crate::watch::Watch;
 
 const BUFFER_BYTES: u64 = 64 << 10;
 
-/// Is told how many unpacked bytes were read so far, again and again, and may stop it all.
-pub type Watch<'a> = dyn FnMut(u64) -> Result<(), Stop> + 'a;
-
-/// Nobody wants the result any more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stop;
-
-/// What the members of an archive mean.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TarRules {
-    /// Just files.
-    Plain,
-    /// A layer of an OCI image, in which some names hide what lower layers have.
-    Layer,
-}
-
-/// What came out of an archive.
+/// An archive that was added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Added {
-    /// Unpacked.
+    /// The size of the unpacked archive.
     pub bytes: u64,
-    /// Of the unpacked bytes: what OCI calls a diff id.
+    /// The digest of the unpacked archive: OCI's diff id.
     pub sha256: [u8; 32],
 }
 
-/// A node to be put.
+/// A node to put into the tree.
 pub struct New<'a> {
     pub mode: u16,
     pub uid: u32,
@@ -57,37 +48,38 @@ pub struct New<'a> {
 
 pub enum NewKind<'a> {
     Dir,
-    /// So many bytes of what is read.
+    /// This many bytes from the reader.
     File(&'a mut dyn Read, u64),
     Symlink(&'a [u8]),
 }
 
-/// A root file system in the making.
+/// Builds one root file system.
 #[derive(Debug)]
 pub struct Builder {
-    pub(crate) canvas: Canvas,
+    pub(crate) staging: Staging,
     limits: Limits,
-    /// Something was added by half.
+    /// An addition failed, possibly after a part of it.
     is_failed: bool,
 }
 
 impl Builder {
-    /// Starts with an empty root directory. There must be nothing at `image` yet.
+    /// Starts with an empty root directory. The file `image` must not exist.
     pub fn create(image: &Path, limits: Limits) -> Result<Self, Error> {
         let area = DataArea::create(image, limits.written_bytes)?;
-        let canvas = Canvas {
+        let staging = Staging {
             tree: Tree::new(),
             area,
             meter: Meter::new(limits),
         };
         Ok(Self {
-            canvas,
+            staging,
             limits,
             is_failed: false,
         })
     }
 
-    /// A tar archive, plain or in gzip, zstd or xz, laid over what is there. It is read to its end.
+    /// Adds a tar archive, uncompressed or in gzip, zstd or xz, on top of the tree. Reads it to its
+    /// end.
     pub fn add_tar(
         &mut self,
         input: &mut (dyn Read + Send),
@@ -95,14 +87,14 @@ impl Builder {
         watch: &mut Watch<'_>,
     ) -> Result<Added, Error> {
         let allowed = Allowed {
-            bytes: self.canvas.meter.bytes_left(),
+            bytes: self.staging.meter.bytes_left(),
             limit: self.limits.bytes,
         };
-        self.change(|canvas| {
+        self.change(|staging| {
             let (bytes, sha256) = unpack(input, allowed, watch, |input| {
-                layer::add(canvas, input, rules)
+                layer::add(staging, input, rules)
             })?;
-            canvas
+            staging
                 .meter
                 .take_bytes(bytes)
                 .map_err(|fault| fault.of(b"the archive"))?;
@@ -110,47 +102,48 @@ impl Builder {
         })
     }
 
-    /// A host directory with all that is in it, laid over what is there. Gives how many bytes its
-    /// files had.
+    /// Adds a host directory and everything in it on top of the tree. Returns the number of bytes in
+    /// its files.
     pub fn add_dir(&mut self, dir: &Path, watch: &mut Watch<'_>) -> Result<u64, Error> {
-        self.change(|canvas| dir::add(canvas, dir, watch))
+        self.change(|staging| dir::add(staging, dir, watch))
     }
 
-    /// One node in place of what is there; missing parents are made, as root's and with mode 0755.
+    /// Puts one node, which replaces an existing one. Missing parents are created with mode 0755 and
+    /// owned by root.
     pub fn put(&mut self, path: &[u8], node: New<'_>) -> Result<(), Error> {
-        self.change(|canvas| place(canvas, path, node).map_err(|fault| fault.of(path)))
+        self.change(|staging| place(staging, path, node).map_err(|fault| fault.of(path)))
     }
 
-    /// Takes away what is at a path, and all below it. Says whether there was anything.
+    /// Removes the node at a path and everything below it. Returns whether it existed.
     pub fn remove(&mut self, path: &[u8]) -> Result<bool, Error> {
         self.check()?;
         self.unlink(path).map_err(|fault| fault.of(path))
     }
 
-    /// The bytes of a file, if there is one; links are followed inside of the tree. More than
-    /// `limit` are an error.
+    /// Reads a file, if it exists. Links are followed inside the tree. A file larger than `limit` is
+    /// an error.
     pub fn read(&self, path: &[u8], limit: u64) -> Result<Option<Vec<u8>>, Error> {
         self.check()?;
         let found = self.find(path).map_err(|fault| fault.of(path))?;
-        match found.map(|id| &self.canvas.tree.node(id).kind) {
+        match found.map(|id| &self.staging.tree.node(id).kind) {
             Some(Kind::File(content)) if content.bytes > limit => Err(Error::Limit {
                 name: shown(path),
-                limit: "bytes to be read at once",
+                limit: "bytes in one read",
                 allowed: limit,
             }),
-            Some(Kind::File(content)) => self.canvas.area.read(content, limit).map(Some),
+            Some(Kind::File(content)) => Ok(Some(self.staging.area.read(content, limit)?)),
             _ => Ok(None),
         }
     }
 
-    /// Whether there is anything at a path; links are followed inside of the tree.
+    /// Whether a path exists. Links are followed inside the tree.
     pub fn exists(&self, path: &[u8]) -> bool {
         !self.is_failed && matches!(self.find(path), Ok(Some(_)))
     }
 
-    /// Writes every file into an empty directory of the host, for archives that hold an image and
-    /// not a root file system. `watch` hears how many bytes were written; more than `limit_bytes`
-    /// are an error.
+    /// Writes every file into an empty directory of the host, for archives that contain an image
+    /// rather than a root file system. `watch` receives the number of bytes written; more than
+    /// `limit_bytes` are an error.
     pub fn copy_out(
         &self,
         dir: &Path,
@@ -158,20 +151,24 @@ impl Builder {
         watch: &mut Watch<'_>,
     ) -> Result<(), Error> {
         self.check()?;
-        outward::copy_out(&self.canvas, dir, limit_bytes, watch)
+        copy_out::copy_out(&self.staging, dir, limit_bytes, watch)
     }
 
     /// Writes the rest of the image file.
     pub fn finish(self, options: &Options) -> Result<Made, Error> {
         self.check()?;
-        ext4::finish(self.canvas.area, &self.canvas.tree, options)
+        let made = write::finish(self.staging.area, &self.staging.tree, options)?;
+        Ok(made)
     }
 
-    /// Adds something; unless all of it was added, there is nothing more to be done.
-    fn change<T>(&mut self, add: impl FnOnce(&mut Canvas) -> Result<T, Error>) -> Result<T, Error> {
+    /// Runs one addition. If it fails, all later calls fail.
+    fn change<T>(
+        &mut self,
+        add: impl FnOnce(&mut Staging) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         self.check()?;
         self.is_failed = true;
-        let added = add(&mut self.canvas)?;
+        let added = add(&mut self.staging)?;
         self.is_failed = false;
         Ok(added)
     }
@@ -185,20 +182,20 @@ impl Builder {
     }
 
     fn find(&self, path: &[u8]) -> Result<Option<NodeId>, Fault> {
-        self.canvas.find(&plain(path)?)
+        self.staging.find(&plain(path)?)
     }
 
     fn unlink(&mut self, path: &[u8]) -> Result<bool, Fault> {
         let path = plain(path)?;
-        let (parent, name) = split(&path).ok_or("the root stays")?;
-        match self.canvas.find(parent)? {
-            Some(dir) => self.canvas.unlink(dir, name),
+        let (parent, name) = split(&path).ok_or("the root directory cannot be removed")?;
+        match self.staging.find(parent)? {
+            Some(dir) => self.staging.unlink(dir, name),
             None => Ok(false),
         }
     }
 }
 
-fn place(canvas: &mut Canvas, path: &[u8], node: New<'_>) -> Result<(), Fault> {
+fn place(staging: &mut Staging, path: &[u8], node: New<'_>) -> Result<(), Fault> {
     let plain = plain(path)?;
     let New {
         mode,
@@ -207,7 +204,7 @@ fn place(canvas: &mut Canvas, path: &[u8], node: New<'_>) -> Result<(), Fault> {
         modified,
         kind,
     } = node;
-    require(mode <= 0o7777, "its mode has more than permissions")?;
+    require(mode <= 0o7777, "its mode has bits other than permissions")?;
     let attributes = Attributes {
         mode,
         uid,
@@ -218,23 +215,28 @@ fn place(canvas: &mut Canvas, path: &[u8], node: New<'_>) -> Result<(), Fault> {
     let Some((parent, name)) = split(&plain) else {
         require(
             matches!(kind, NewKind::Dir),
-            "it is in the place of the root and no directory",
+            "it would replace the root directory with another kind of node",
         )?;
-        return canvas.describe(Tree::ROOT, attributes);
+        return staging.describe(Tree::ROOT, attributes);
     };
-    let dir = canvas.dir(parent)?;
+    let dir = staging.dir(parent)?;
     let kind = match kind {
         NewKind::Dir => Kind::Dir(BTreeMap::new()),
         NewKind::Symlink(target) => Kind::Symlink(target.to_vec()),
-        NewKind::File(from, bytes) => file(canvas, path, from, bytes)?,
+        NewKind::File(from, bytes) => file(staging, path, from, bytes)?,
     };
-    canvas.place(dir, name, kind, attributes).map(drop)
+    staging.place(dir, name, kind, attributes).map(drop)
 }
 
-fn file(canvas: &mut Canvas, path: &[u8], from: &mut dyn Read, bytes: u64) -> Result<Kind, Fault> {
+fn file(
+    staging: &mut Staging,
+    path: &[u8],
+    from: &mut dyn Read,
+    bytes: u64,
+) -> Result<Kind, Fault> {
     require(bytes <= MAX_FILE_BYTES, "it is larger than 16 TiB")?;
-    canvas.meter.take_bytes(bytes)?;
-    let mut file = canvas.area.file(bytes, canvas.meter.extents_left())?;
+    staging.meter.take_bytes(bytes)?;
+    let mut file = staging.area.file(bytes, staging.meter.extents_left())?;
     let mut buffer = vec![0; bytes.min(BUFFER_BYTES) as usize];
     let mut left = bytes;
     while left > 0 {

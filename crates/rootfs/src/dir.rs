@@ -1,9 +1,9 @@
-//! A host directory, taken as it is: owners, modes, times, extended attributes, hard links, holes.
+//! Adds a host directory with its owners, modes, times, extended attributes, hard links and holes.
 //!
-//! Always: names are taken in the order of their bytes, and no symbolic link is followed, as
-//! everything is opened from the directory that it lies in. Attributes that say something about the
-//! host or about who reads are left out: `trusted.*`, which only root sees, and `security.selinux`.
-//! When a file changes while it is read, that is an error.
+//! Always: names are added in the order of their bytes. No symbolic link is followed, because every
+//! file is opened relative to its directory. Attributes that depend on the host or on the reading
+//! user are skipped: `trusted.*`, which only root sees, and `security.selinux`. A file that changes
+//! while it is read is an error.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -14,16 +14,18 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
-use crate::Error;
-use crate::builder::{Stop, Watch};
-use crate::edit::{Canvas, is_kept_xattr};
-use crate::ext4::FileWriter;
+use sandtree_disk::ext4::write::{
+    Attributes, Device, FileWriter, Kind, MAX_FILE_BYTES, NodeId, Time, Tree,
+};
+
+use crate::error::Error;
 use crate::fault::{Fault, require};
 use crate::path::{check_depth, check_name};
-use crate::tree::{Attributes, Device, Kind, MAX_FILE_BYTES, NodeId, Time, Tree};
+use crate::staging::{Staging, is_kept_xattr};
+use crate::watch::{Stop, Watch};
 
 const BUFFER_BYTES: usize = 256 << 10;
-/// As Linux has them, for a list of names and for a value.
+/// The limit of Linux, for a list of names and for a value.
 const MAX_XATTR_BYTES: usize = 64 << 10;
 const OPEN: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
@@ -31,8 +33,8 @@ const OPEN: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK)
     .union(OFlags::NOCTTY);
 
-/// Lays a directory over the canvas. Gives how many bytes its files had.
-pub(crate) fn add(canvas: &mut Canvas, dir: &Path, watch: &mut Watch<'_>) -> Result<u64, Error> {
+/// Adds a directory on top of the tree. Returns the number of bytes in its files.
+pub(crate) fn add(staging: &mut Staging, dir: &Path, watch: &mut Watch<'_>) -> Result<u64, Error> {
     let fd = rustix::fs::openat(
         CWD,
         dir,
@@ -40,7 +42,7 @@ pub(crate) fn add(canvas: &mut Canvas, dir: &Path, watch: &mut Watch<'_>) -> Res
         Mode::empty(),
     );
     let mut taken = Taken {
-        canvas,
+        staging,
         watch,
         links: HashMap::new(),
         bytes: 0,
@@ -54,13 +56,13 @@ pub(crate) fn add(canvas: &mut Canvas, dir: &Path, watch: &mut Watch<'_>) -> Res
     Ok(taken.bytes)
 }
 
-/// An open file or directory, and how it is called in errors.
+/// An open file or directory, and its path for errors.
 struct Place {
     fd: OwnedFd,
     path: PathBuf,
 }
 
-/// A directory that is gone through.
+/// A directory whose names are being added.
 struct Level {
     place: Place,
     node: NodeId,
@@ -68,9 +70,9 @@ struct Level {
 }
 
 struct Taken<'c, 'w> {
-    canvas: &'c mut Canvas,
+    staging: &'c mut Staging,
     watch: &'w mut Watch<'w>,
-    /// Nodes that have other names, by device and inode.
+    /// Nodes of files with several names, by device and inode.
     links: HashMap<(u64, u64), NodeId>,
     bytes: u64,
     buffer: Vec<u8>,
@@ -80,7 +82,7 @@ struct Taken<'c, 'w> {
 impl Taken<'_, '_> {
     fn all(&mut self, root: Place) -> Result<(), Error> {
         let (_, attributes) = self.described(&root)?;
-        self.canvas
+        self.staging
             .describe(Tree::ROOT, attributes)
             .map_err(|fault| of(fault, &root.path))?;
         let mut levels = vec![self.level(root, Tree::ROOT)?];
@@ -98,7 +100,7 @@ impl Taken<'_, '_> {
         Ok(())
     }
 
-    /// Takes one name. Gives the directory that it is, to go on with.
+    /// Adds one name. Returns the directory to visit next, if it is one.
     fn take(&mut self, level: &Level, name: &[u8], path: PathBuf) -> Result<Option<Level>, Error> {
         let stat = rustix::fs::statat(&level.place.fd, name, AtFlags::SYMLINK_NOFOLLOW);
         let stat = stat.map_err(failed("look at", &path))?;
@@ -108,18 +110,19 @@ impl Taken<'_, '_> {
         }
         let inode = (stat.st_dev, stat.st_ino);
         if let Some(node) = self.links.get(&inode) {
-            let linked = self.canvas.link(level.node, name, *node);
+            let linked = self.staging.link(level.node, name, *node);
             return linked.map(|()| None).map_err(|fault| of(fault, &path));
         }
         let (kind, attributes) = match kind {
             FileType::RegularFile => self.file(level, name, &path, inode)?,
-            _ => (
-                self.special(level, name, &path, &stat)?,
-                self.special_attributes(level, name, &path, &stat)?,
-            ),
+            _ => {
+                let kind = self.special(level, name, &path, &stat)?;
+                let attributes = self.special_attributes(level, name, &path, &stat)?;
+                (kind, attributes)
+            }
         };
         let node = self
-            .canvas
+            .staging
             .place(level.node, name, kind, attributes)
             .map_err(|fault| of(fault, &path))?;
         if stat.st_nlink > 1 {
@@ -141,7 +144,7 @@ impl Taken<'_, '_> {
         };
         let (_, attributes) = self.described(&place)?;
         let node = self
-            .canvas
+            .staging
             .place(level.node, name, Kind::Dir(BTreeMap::new()), attributes);
         let node = node.map_err(|fault| of(fault, &place.path))?;
         self.level(place, node)
@@ -158,8 +161,8 @@ impl Taken<'_, '_> {
             check_name(name)
                 .map_err(|fault| of(fault, &place.path.join(OsStr::from_bytes(name))))?;
             names.push(name.to_vec());
-            if names.len() as u64 > self.canvas.meter.nodes_left() {
-                return Err(of(self.canvas.meter.beyond_nodes(), &place.path));
+            if names.len() as u64 > self.staging.meter.nodes_left() {
+                return Err(of(self.staging.meter.beyond_nodes(), &place.path));
             }
         }
         names.sort_unstable();
@@ -199,12 +202,12 @@ impl Taken<'_, '_> {
             at: 0,
         };
         let mut file = self
-            .canvas
+            .staging
             .area
-            .file(bytes, self.canvas.meter.extents_left())?;
+            .file(bytes, self.staging.meter.extents_left())?;
         while let Some((hole, data)) = source.next()? {
             file.skip(hole)?;
-            self.canvas
+            self.staging
                 .meter
                 .take_bytes(data)
                 .map_err(|fault| of(fault, path))?;
@@ -231,7 +234,7 @@ impl Taken<'_, '_> {
         Ok((Kind::File(content), attributes))
     }
 
-    /// What an open file is.
+    /// The metadata of an open file.
     fn described(&mut self, place: &Place) -> Result<(Stat, Attributes), Error> {
         let stat = rustix::fs::fstat(&place.fd).map_err(failed("look at", &place.path))?;
         let xattrs = self.xattrs(
@@ -258,16 +261,13 @@ impl Taken<'_, '_> {
             FileType::Fifo => Kind::Fifo,
             FileType::Socket => Kind::Socket,
             _ => {
-                return Err(of(
-                    Fault::Refused("it is of a kind that is not known here"),
-                    path,
-                ));
+                return Err(of(Fault::Refused("its file type is not supported"), path));
             }
         })
     }
 
-    /// Of what cannot be opened to be read. The way over the descriptor of its directory follows no
-    /// link of others.
+    /// The attributes of a node that cannot be opened for reading. The path through the descriptor
+    /// of its directory follows no symbolic link that others could place.
     fn special_attributes(
         &mut self,
         level: &Level,
@@ -311,17 +311,17 @@ impl Taken<'_, '_> {
     }
 }
 
-/// A file, as its holes and its data.
+/// A file, read as holes and data.
 struct Source<'p> {
     place: &'p Place,
     bytes: u64,
-    /// There is a block for every byte, so that nobody has to ask for holes.
+    /// Every byte has a block, so there is no need to search for holes.
     is_full: bool,
     at: u64,
 }
 
 impl Source<'_> {
-    /// How long the next hole is and the data behind it; nothing at the end.
+    /// The lengths of the next hole and of the data after it; `None` at the end.
     fn next(&mut self) -> Result<Option<(u64, u64)>, Error> {
         if self.at >= self.bytes {
             return Ok(None);
@@ -348,11 +348,11 @@ impl Source<'_> {
         Ok(Some((hole, end - data)))
     }
 
-    /// Nothing, where there is no such thing up to the end.
+    /// `None`: there is no data or hole up to the end of the file.
     fn seek(&self, to: SeekFrom) -> Result<Option<u64>, Error> {
         match (rustix::fs::seek(&self.place.fd, to), to) {
             (Err(Errno::NXIO), _) => Ok(None),
-            // A file system that does not know of holes.
+            // A file system without support for holes.
             (Err(Errno::INVAL), SeekFrom::Data(at)) => Ok(Some(at)),
             (Err(Errno::INVAL), _) => Ok(None),
             (found, _) => found

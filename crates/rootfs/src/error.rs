@@ -1,12 +1,12 @@
-//! What can go wrong. Each message states its own fact; the source is printed by whoever prints the
-//! chain.
+//! Errors. Each message states its own fact; the caller prints the chain of sources.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
+use sandtree_disk::ext4::write;
 use thiserror::Error as ThisError;
 
-/// Paths inside the file system are told with everything but printable ASCII escaped.
+/// Paths inside the file system are shown with everything but printable ASCII escaped.
 #[derive(Debug, ThisError)]
 pub enum Error {
     #[error("cannot {operation} {}", path.display())]
@@ -16,45 +16,12 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    #[error("{what} would have {bytes} bytes, more than {limit_bytes}")]
-    TooLarge {
-        what: &'static str,
-        bytes: u64,
-        limit_bytes: u64,
-    },
-    #[error("a file of {announced_bytes} bytes got more of them")]
-    LongerThanAnnounced { announced_bytes: u64 },
-    #[error(
-        "{path} has extended attributes of {bytes} bytes, of which {limit_bytes} fit into an inode and a block"
-    )]
-    XattrsTooLarge {
-        path: String,
-        bytes: u64,
-        limit_bytes: u64,
-    },
-    #[error("{path} has the extended attribute {name}, which ext4 cannot hold")]
-    BadXattr { path: String, name: String },
-    #[error("{path} is no name for a file")]
-    BadName { path: String },
-    #[error(
-        "{path} is a symbolic link with a target of {bytes} bytes, which is empty, too long or has a zero byte"
-    )]
-    BadTarget { path: String, bytes: u64 },
-    #[error("{path} is a device with the numbers {major}:{minor}, which are too large")]
-    BadDevice {
-        path: String,
-        major: u32,
-        minor: u32,
-    },
-    #[error("{path} has {names} names, more than {limit}")]
-    TooManyNames {
-        path: String,
-        names: u32,
-        limit: u32,
-    },
+    /// The tree cannot be written as ext4.
+    #[error(transparent)]
+    Write(write::Error),
     #[error("cannot read the archive as {format}")]
     Input {
-        /// How it is packed, judged by its first bytes.
+        /// Its compression, recognised by its first bytes.
         format: &'static str,
         #[source]
         source: io::Error,
@@ -64,7 +31,7 @@ pub enum Error {
     /// A member of an archive, a file of a directory, or a path that was asked for.
     #[error("{name} is refused: {rule}")]
     Refused { name: String, rule: &'static str },
-    #[error("{name} goes beyond the limit of {allowed} {limit}")]
+    #[error("{name} exceeds the limit of {allowed} {limit}")]
     Limit {
         name: String,
         limit: &'static str,
@@ -72,19 +39,46 @@ pub enum Error {
     },
     #[error("{} changed while it was read", path.display())]
     Changed { path: PathBuf },
-    #[error("cannot read the bytes that {name} is to have")]
+    #[error("cannot read the content of {name}")]
     Bytes {
         name: String,
         #[source]
         source: io::Error,
     },
-    #[error("something before could not be added, and nothing can be made of the rest")]
+    #[error("an earlier addition failed, so the root file system cannot be completed")]
     FailedBefore,
-    #[error("given up before all was read")]
+    #[error("stopped before everything was read")]
     GivenUp,
 }
 
-/// Makes an [`Error::Io`] of what the system said.
+impl From<write::Error> for Error {
+    fn from(error: write::Error) -> Self {
+        match error {
+            write::Error::Io {
+                operation,
+                path,
+                source,
+            } => Self::Io {
+                operation,
+                path,
+                source,
+            },
+            write::Error::TooMuchWritten { limit_bytes } => Self::Limit {
+                name: "the image".to_owned(),
+                limit: "bytes written to it",
+                allowed: limit_bytes,
+            },
+            write::Error::TooManyExtents { limit } => Self::Limit {
+                name: "a file".to_owned(),
+                limit: "extents",
+                allowed: limit,
+            },
+            error => Self::Write(error),
+        }
+    }
+}
+
+/// Makes an [`Error::Io`] of an error of the system.
 pub(crate) fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::Io {

@@ -1,11 +1,13 @@
-//! A refusal before it is known whose it is.
+//! A refusal without the name of what is refused, which only the caller knows.
 
-use crate::Error;
+use sandtree_disk::ext4::write;
 
-/// How much of a name is shown.
+use crate::error::Error;
+
+/// How many bytes of a name are shown.
 const SHOWN_BYTES: usize = 512;
 
-/// What is wrong with something whose name only the caller knows.
+/// An error to which the caller adds the name.
 #[derive(Debug)]
 pub(crate) enum Fault {
     Refused(&'static str),
@@ -30,7 +32,6 @@ impl Fault {
     }
 }
 
-/// Rules that are broken are told as text.
 impl From<&'static str> for Fault {
     fn from(rule: &'static str) -> Self {
         Self::Refused(rule)
@@ -43,7 +44,13 @@ impl From<Error> for Fault {
     }
 }
 
-/// A name as text on one line, from which its bytes can be told.
+impl From<write::Error> for Fault {
+    fn from(error: write::Error) -> Self {
+        Self::Other(error.into())
+    }
+}
+
+/// A name as text on one line, with unprintable bytes escaped.
 pub(crate) fn shown(name: &[u8]) -> String {
     match name.get(..SHOWN_BYTES) {
         Some(start) => format!("{}…", start.escape_ascii()),

@@ -1,40 +1,40 @@
-//! Members of an archive, laid over what is there.
+//! Adds the members of an archive on top of the tree.
 //!
-//! A member replaces what has its name, and all below that; only a directory over a directory keeps
-//! what is in it and takes the new attributes. A directory over a symbolic link replaces the link,
-//! even one to a directory, as containerd and umoci do: a layer that wanted to keep the link would
-//! not name it. Parents of a member may be symbolic links: they are followed inside of the tree, as
-//! `bin/x` of a layer goes where `bin -> usr/bin` of a lower one leads.
+//! A member replaces the node with its name and everything below it. Only a directory that replaces
+//! a directory keeps its entries and takes the new attributes. A directory replaces a symbolic link,
+//! even one to a directory, as containerd and umoci do: a layer that wants to keep the link does not
+//! name it. Parents of a member may be symbolic links, which are followed inside the tree: `bin/x`
+//! of a layer goes to `usr/bin/x` if a lower layer has `bin -> usr/bin`.
 //!
-//! In a layer of an OCI image, `.wh.NAME` hides NAME of lower layers, and `.wh..wh..opq` all that
-//! its directory has from them. Always: what the same layer brings stays, whether it comes before
-//! the marker or after it; what is on the way to it stays too, as a directory that nobody
-//! described.
+//! In a layer of an OCI image, `.wh.NAME` hides NAME of lower layers, and `.wh..wh..opq` hides
+//! everything that its directory has from lower layers. Always: everything from the same layer
+//! stays, whether it comes before or after the marker. A hidden directory that contains something
+//! from the same layer stays, with default attributes.
 
 use std::collections::HashSet;
 
-use crate::Error;
-use crate::builder::TarRules;
-use crate::edit::Canvas;
+use sandtree_disk::ext4::write::{Attributes, Kind, NodeId, Tree};
+
+use crate::error::Error;
 use crate::fault::{Fault, require};
 use crate::path::{check_name, parts, plain, split};
-use crate::tar::{Archive, Member, What};
-use crate::tree::{Attributes, Kind, NodeId, Tree};
+use crate::staging::Staging;
+use crate::tar::{Archive, Member, TarRules, What};
 use crate::unpack::Unpacked;
 
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// Notes of a file system that layers were once made with. They are no part of an image.
+/// Metadata of aufs, a file system that once produced layers. It is not part of an image.
 const NOTES: &[u8] = b".wh..wh.";
 
-/// Lays a whole archive over the canvas. Gives how many bytes it had.
+/// Adds a whole archive. Returns the number of its bytes.
 pub(crate) fn add(
-    canvas: &mut Canvas,
+    staging: &mut Staging,
     input: &mut Unpacked<'_>,
     rules: TarRules,
 ) -> Result<u64, Error> {
-    let mut archive = Archive::new(input, rules, canvas.meter.headers());
-    let mut layer = Layer::new(canvas, rules);
+    let mut archive = Archive::new(input, rules, staging.meter.headers());
+    let mut layer = Layer::new(staging, rules);
     while let Some(mut member) = archive.next()? {
         let name = std::mem::take(&mut member.name);
         layer
@@ -44,38 +44,37 @@ pub(crate) fn add(
     Ok(archive.position())
 }
 
-/// What is known about names that this archive brought.
+/// An archive while it is added, and the names that came from it.
 struct Layer<'c> {
-    canvas: &'c mut Canvas,
+    staging: &'c mut Staging,
     rules: TarRules,
-    /// All nodes from here on are new.
+    /// All nodes from here on come from this archive.
     first: NodeId,
-    /// Directories from before that it described anew.
+    /// Older directories to which the archive gave new attributes.
     described: HashSet<NodeId>,
-    /// New names of nodes from before, by directory and name.
+    /// New names of older nodes, by directory and name.
     linked: HashSet<(NodeId, Vec<u8>)>,
-    /// Directories in which nothing from before is left.
+    /// Directories from which all older names were removed.
     cleared: HashSet<NodeId>,
 }
 
 enum Marker<'p> {
-    /// By directory and name.
+    /// A directory and the hidden name in it.
     Whiteout(&'p [u8], &'p [u8]),
     Opaque(&'p [u8]),
     Notes,
 }
 
 impl<'c> Layer<'c> {
-    fn new(canvas: &'c mut Canvas, rules: TarRules) -> Self {
-        let first = canvas.next_id();
-        let (described, linked, cleared) = Default::default();
+    fn new(staging: &'c mut Staging, rules: TarRules) -> Self {
+        let first = staging.tree.next_id();
         Self {
-            canvas,
+            staging,
             rules,
             first,
-            described,
-            linked,
-            cleared,
+            described: HashSet::new(),
+            linked: HashSet::new(),
+            cleared: HashSet::new(),
         }
     }
 
@@ -104,14 +103,14 @@ impl<'c> Layer<'c> {
         let Some((parent, name)) = split(path) else {
             return self.put_root(member);
         };
-        let dir = self.canvas.dir(parent)?;
+        let dir = self.staging.dir(parent)?;
         match member.what {
             What::HardLink(target) => self.link(dir, name, &target),
             What::File(body) => {
                 let mut file = self
-                    .canvas
+                    .staging
                     .area
-                    .file(body.bytes, self.canvas.meter.extents_left())?;
+                    .file(body.bytes, self.staging.meter.extents_left())?;
                 archive.pour(&body, &mut file)?;
                 let content = file.finish()?;
                 self.place(dir, name, Kind::File(content), member.attributes)
@@ -122,8 +121,11 @@ impl<'c> Layer<'c> {
 
     fn put_root(&mut self, member: Member) -> Result<(), Fault> {
         let is_dir = matches!(member.what, What::Node(Kind::Dir(_)));
-        require(is_dir, "it is in the place of the root and no directory")?;
-        self.canvas.describe(Tree::ROOT, member.attributes)
+        require(
+            is_dir,
+            "it would replace the root directory with another kind of node",
+        )?;
+        self.staging.describe(Tree::ROOT, member.attributes)
     }
 
     fn place(
@@ -133,7 +135,7 @@ impl<'c> Layer<'c> {
         kind: Kind,
         attributes: Attributes,
     ) -> Result<(), Fault> {
-        let id = self.canvas.place(dir, name, kind, attributes)?;
+        let id = self.staging.place(dir, name, kind, attributes)?;
         if id < self.first {
             self.described.insert(id);
         }
@@ -141,9 +143,9 @@ impl<'c> Layer<'c> {
     }
 
     fn link(&mut self, dir: NodeId, name: &[u8], target: &[u8]) -> Result<(), Fault> {
-        let found = self.canvas.find_itself(&plain(target)?)?;
-        let found = found.ok_or("it is a hard link to what is not there")?;
-        self.canvas.link(dir, name, found)?;
+        let found = self.staging.find_itself(&plain(target)?)?;
+        let found = found.ok_or("it is a hard link to a file that does not exist")?;
+        self.staging.link(dir, name, found)?;
         if found < self.first {
             self.linked.insert((dir, name.to_vec()));
         }
@@ -154,7 +156,7 @@ impl<'c> Layer<'c> {
         let (Marker::Whiteout(parent, _) | Marker::Opaque(parent)) = marker else {
             return Ok(());
         };
-        let Some(dir) = self.canvas.find(parent)? else {
+        let Some(dir) = self.staging.find(parent)? else {
             return Ok(());
         };
         match marker {
@@ -164,24 +166,24 @@ impl<'c> Layer<'c> {
     }
 
     fn hide(&mut self, dir: NodeId, name: &[u8]) -> Result<(), Fault> {
-        let Some(id) = self.canvas.child(dir, name) else {
+        let Some(id) = self.staging.child(dir, name) else {
             return Ok(());
         };
         self.hide_below(id)?;
         if self.is_new(dir, name, id) {
             return Ok(());
         }
-        match self.canvas.entries(id) {
-            Some(entries) if !entries.is_empty() => self.canvas.describe(id, Canvas::implied()),
-            _ => self.canvas.unlink(dir, name).map(drop),
+        match self.staging.entries(id) {
+            Some(entries) if !entries.is_empty() => self.staging.describe(id, Staging::implied()),
+            _ => self.staging.unlink(dir, name).map(drop),
         }
     }
 
     fn hide_below(&mut self, dir: NodeId) -> Result<(), Fault> {
-        let Some(entries) = self.canvas.entries(dir) else {
+        let Some(entries) = self.staging.entries(dir) else {
             return Ok(());
         };
-        // Each directory is gone through once, however many markers there are.
+        // Each directory is cleared once, for any number of markers.
         if dir >= self.first || !self.cleared.insert(dir) {
             return Ok(());
         }
@@ -205,7 +207,7 @@ impl<'p> Marker<'p> {
             return Ok(Some(Self::Notes));
         }
         let is_inside = parts(parent).any(|part| part.starts_with(WHITEOUT));
-        require(!is_inside, "it lies below a whiteout")?;
+        require(!is_inside, "one of its parents is a whiteout")?;
         Ok(match name.strip_prefix(WHITEOUT) {
             None => None,
             Some(_) if name == OPAQUE => Some(Self::Opaque(parent)),

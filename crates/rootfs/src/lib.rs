@@ -1,37 +1,40 @@
-//! A root file system, from the files people have to an ext4 in one file.
+//! Builds a root file system from files that users have, as an ext4 in one file.
 //!
 //! ```text
-//! tar | layers of an OCI image | host directory | single nodes ──► names, attributes, where bytes are ──► ext4
-//!                       └── bytes of files go straight into the image file, as they come ──┘
+//! tar | layers of an OCI image | host directory | single nodes ──► a tree: names, attributes, places of bytes ──► ext4
+//!                       └── bytes of files go straight into the image file, in order of arrival ──┘
 //! ```
 //!
-//! Always: equal input in equal order gives equal bytes, on any host and for any user. Everything
-//! that comes in is hostile: what it may cost is limited, and it leads nowhere but into the image
-//! file. No root, no mount, no tools of the host are needed.
+//! The crate `disk` writes the ext4. This crate turns archives, directories and disk images into the
+//! tree that `disk` writes.
+//!
+//! Always: equal input in equal order gives equal bytes, on any host and for any user. All input is
+//! hostile: its cost is limited, and it can write nothing but the image file. No root privileges, no
+//! mounts and no tools of the host are needed.
 
 mod builder;
+mod copy_out;
 mod dir;
-mod disk;
-mod edit;
+mod disk_image;
 mod error;
-mod ext4;
 mod fault;
 mod layer;
 mod limits;
-mod outward;
 mod path;
+mod staging;
 mod tar;
 #[cfg(test)]
 mod tests;
-mod tree;
 mod unpack;
+mod watch;
 
-pub use builder::{Added, Builder, New, NewKind, Stop, TarRules, Watch};
-pub use disk::{
+pub use builder::{Added, Builder, New, NewKind};
+pub use disk_image::{
     DiskError, DiskFormat, DiskLimits, FoundPartition, ImportedDisk, Qcow2Damage, Qcow2Refused,
     import_disk, looks_like_disk,
 };
 pub use error::Error;
-pub use ext4::{Made, Options};
 pub use limits::Limits;
-pub use tree::{Attributes, BLOCK_BYTES, Content, Device, Extent, Kind, Node, NodeId, Time, Tree};
+pub use sandtree_disk::ext4::write::{Made, Options, Time};
+pub use tar::TarRules;
+pub use watch::{Stop, Watch};

@@ -1,25 +1,26 @@
-//! How much is taken in at most, over all that is added to one root file system.
+//! The limits for everything that is added to one root file system together.
+
+use sandtree_disk::ext4::write::{Attributes, Kind};
 
 use crate::fault::Fault;
-use crate::tree::{Attributes, Kind};
 
-/// Of a name or an attribute, beside its bytes.
+/// The memory for a name or an attribute, in addition to its bytes.
 const NAME_COST_BYTES: u64 = 64;
-/// Of an extent, with the room that its list has to spare.
+/// The memory for an extent, including the spare capacity of its list.
 const EXTENT_COST_BYTES: u64 = 24;
-/// A member of an archive has up to three headers of its own before it, and some have no node.
+/// Up to three additional headers precede a member of an archive, and some members have no node.
 const HEADERS_PER_NODE: u64 = 8;
 
-/// What a root file system may cost to make. Nothing is given back for what a later layer replaces.
+/// The limits for building one root file system. A node that a later layer replaces still counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Nodes that are made in all. An archive may have eight headers for each.
+    /// All nodes together. An archive may have eight headers for each.
     pub nodes: u64,
-    /// Unpacked bytes of archives, and bytes of files from elsewhere. Holes cost nothing.
+    /// Unpacked bytes of archives, and bytes of other files. Holes do not count.
     pub bytes: u64,
-    /// Memory for names, targets of links, extended attributes and lists of blocks, together.
+    /// Memory for names, targets of links, extended attributes and lists of blocks together.
     pub names_bytes: u64,
-    /// Bytes of files and directories that are really written to the image. Zeros cost nothing.
+    /// Bytes of files and directories that are written to the image. Zeros do not count.
     pub written_bytes: u64,
 }
 
@@ -34,7 +35,7 @@ impl Default for Limits {
     }
 }
 
-/// What was used of the limits.
+/// The used part of the limits.
 #[derive(Debug)]
 pub(crate) struct Meter {
     limits: Limits,
@@ -87,18 +88,18 @@ impl Meter {
         self.take_names_bytes(name.len() as u64 + NAME_COST_BYTES)
     }
 
-    /// Of a hard link, which is also remembered as long as its archive is read.
+    /// Charges a hard link, whose name is also kept while its archive is read.
     pub fn take_link(&mut self, name: &[u8]) -> Result<(), Fault> {
         self.take_name(name)?;
         self.take_name(name)
     }
 
-    /// How many there may be of one file.
+    /// How many extents the next file may have.
     pub fn extents_left(&self) -> u64 {
         (self.limits.names_bytes - self.names_bytes) / EXTENT_COST_BYTES
     }
 
-    /// How many one archive may have.
+    /// How many headers one archive may have.
     pub fn headers(&self) -> u64 {
         self.limits.nodes.saturating_mul(HEADERS_PER_NODE)
     }

@@ -1,18 +1,19 @@
-//! Names as they come from outside, and the way along them inside of a tree.
+//! Checks names from outside, and follows them inside a tree.
 //!
 //! Always: a name never leads out of the tree. `..` in the name of a member is refused; in the
 //! target of a symbolic link it stops at the root, as after `chroot`.
 
+use sandtree_disk::ext4::write::{Kind, NodeId, Tree};
+
 use crate::fault::{Fault, require};
-use crate::tree::{Kind, NodeId, Tree};
 
 const MAX_PATH_BYTES: usize = 4096;
 const MAX_NAME_BYTES: usize = 255;
 const MAX_DEPTH: usize = 1024;
-/// As Linux has it.
+/// The limit of Linux.
 const MAX_LINKS: u32 = 40;
 
-/// The same path without what says nothing: `/a//./b/` is `a/b`, and the root is empty.
+/// Normalizes a path: `/a//./b/` becomes `a/b`, and the root becomes empty.
 pub(crate) fn plain(path: &[u8]) -> Result<Vec<u8>, Fault> {
     require(!path.is_empty(), "its name is empty")?;
     require(
@@ -30,13 +31,13 @@ pub(crate) fn plain(path: &[u8]) -> Result<Vec<u8>, Fault> {
     Ok(plain)
 }
 
-/// Whether it can be a name in a directory.
+/// Checks one name in a directory.
 pub(crate) fn check_name(name: &[u8]) -> Result<(), Fault> {
     require(
         !name.is_empty() && name != b".",
         "a part of its name is empty",
     )?;
-    require(name != b"..", "its name leads upwards with ..")?;
+    require(name != b"..", "its name contains ..")?;
     require(!name.contains(&0), "its name has a NUL byte")?;
     require(!name.contains(&b'/'), "a part of its name has a slash")?;
     require(
@@ -45,16 +46,19 @@ pub(crate) fn check_name(name: &[u8]) -> Result<(), Fault> {
     )
 }
 
-/// What a symbolic link may say.
+/// Checks the target of a symbolic link.
 pub(crate) fn check_target(target: &[u8]) -> Result<(), Fault> {
-    require(!target.is_empty(), "it is a symbolic link to nothing")?;
+    require(
+        !target.is_empty(),
+        "it is a symbolic link with an empty target",
+    )?;
     require(
         target.len() < MAX_PATH_BYTES,
-        "it is a symbolic link to a name of more than 4095 bytes",
+        "it is a symbolic link whose target has more than 4095 bytes",
     )?;
     require(
         !target.contains(&0),
-        "it is a symbolic link to a name with a NUL byte",
+        "it is a symbolic link whose target has a NUL byte",
     )
 }
 
@@ -67,7 +71,7 @@ pub(crate) fn parts(path: &[u8]) -> impl Iterator<Item = &[u8]> {
         .filter(|part| !part.is_empty() && *part != b".")
 }
 
-/// Parent and name of what [`plain`] gave; nothing for the root.
+/// The parent and the name of a path from [`plain`]; `None` for the root.
 pub(crate) fn split(plain: &[u8]) -> Option<(&[u8], &[u8])> {
     let slash = plain.iter().rposition(|byte| *byte == b'/');
     match slash {
@@ -77,10 +81,10 @@ pub(crate) fn split(plain: &[u8]) -> Option<(&[u8], &[u8])> {
     }
 }
 
-/// A way through the tree that follows symbolic links, the last one too.
+/// Follows a path through the tree, including symbolic links, also the last one.
 #[derive(Debug)]
 pub(crate) struct Walk {
-    /// From the root to where it is.
+    /// The nodes from the root to the current one.
     pub stack: Vec<NodeId>,
     rest: Vec<u8>,
     at: usize,
@@ -90,10 +94,10 @@ pub(crate) struct Walk {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Arrived,
-    /// There is nothing of this name here; if something is made and put onto the stack, the walk
-    /// goes on.
+    /// The current directory has no such name. The caller can create it and [`Walk::enter`] it; the
+    /// walk then continues.
     Missing(Vec<u8>),
-    /// Something that is no directory has to be one for the rest of the way.
+    /// The rest of the path needs a directory where there is none.
     NotADirectory,
 }
 
@@ -111,7 +115,7 @@ impl Walk {
         self.stack.last().copied().unwrap_or(Tree::ROOT)
     }
 
-    /// Goes as far as there is a way.
+    /// Follows the path as far as it exists.
     pub fn run(&mut self, tree: &Tree) -> Result<Step, Fault> {
         while let Some(part) = self.part() {
             let Kind::Dir(entries) = &tree.node(self.here()).kind else {
@@ -147,7 +151,7 @@ impl Walk {
         self.links += 1;
         require(
             self.links <= MAX_LINKS,
-            "the way to it goes over more than 40 symbolic links",
+            "its path has more than 40 symbolic links",
         )?;
         if target.starts_with(b"/") {
             self.stack.truncate(1);
@@ -157,7 +161,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Where the next part of the name starts and ends.
+    /// The start and the end of the next name in the path.
     fn part(&self) -> Option<(usize, usize)> {
         let mut start = self.at;
         loop {
@@ -177,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_name_means() {
+    fn names_are_normalized_or_refused() {
         for (name, means) in [
             ("/", ""),
             ("./", ""),
@@ -198,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn parents_and_names() {
+    fn a_path_is_split_into_parent_and_name() {
         assert_eq!(split(b""), None);
         assert_eq!(split(b"a"), Some((&b""[..], &b"a"[..])));
         assert_eq!(split(b"a/b/c"), Some((&b"a/b"[..], &b"c"[..])));

@@ -1,9 +1,9 @@
-//! A reader of tar archives: ustar, GNU and PAX, in one pass and with bounded memory.
+//! Reads tar archives (ustar, GNU and PAX) in one pass and with bounded memory.
 //!
-//! Always: nothing is guessed. A header whose checksum is wrong, a number that is none, or a map of
-//! a sparse file that does not fit is an error. The archive ends with two blocks of zeros and
-//! nothing but zeros behind them, or, as GNU tar takes it too, with its last member. Behind the end
-//! of a layer anything may follow, as others take it too.
+//! Always: nothing is guessed. A header with a wrong checksum, an invalid number, or a sparse map
+//! that does not fit its file is an error. The archive ends with two blocks of zeros, followed by
+//! nothing but zeros, or with its last member, as GNU tar accepts it. Anything may follow the end of
+//! a layer, because other tools accept that.
 
 mod header;
 mod number;
@@ -12,22 +12,30 @@ mod sparse;
 
 use std::rc::Rc;
 
-use crate::Error;
-use crate::builder::TarRules;
-use crate::ext4::FileWriter;
+use sandtree_disk::ext4::write::{Attributes, Device, FileWriter, Kind, Time};
+
+use crate::error::Error;
 use crate::fault::{Fault, require, shown};
-use crate::tree::{Attributes, Device, Kind, Time};
 use crate::unpack::Unpacked;
 use header::{BLOCK, Bad, Header, text};
 use pax::Records;
 use sparse::{MAX_PIECES, Piece};
 
-/// Of a long name or an extended header.
+/// The limit for a long name or an extended header.
 const MAX_EXTENSION_BYTES: u64 = 1 << 20;
-/// Of what is said for every member, as it may be copied for each.
+/// The limit for global extended headers, which may be copied for each member.
 const MAX_GLOBAL_BYTES: usize = 64 << 10;
 
-/// What a header, and those before it that belong to it, describe.
+/// How the members of an archive are interpreted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TarRules {
+    /// As files.
+    Plain,
+    /// As a layer of an OCI image, in which some names hide files of lower layers.
+    Layer,
+}
+
+/// A member of an archive, from its header and the extended headers before it.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub name: Vec<u8>,
@@ -38,12 +46,12 @@ pub(crate) struct Member {
 #[derive(Debug)]
 pub(crate) enum What {
     File(Body),
-    /// One more name of what is there.
+    /// One more name of an existing node.
     HardLink(Vec<u8>),
     Node(Kind),
 }
 
-/// Of a file; its bytes are taken with [`Archive::pour`], or are skipped.
+/// The content of a file. [`Archive::pour`] writes its bytes; otherwise they are skipped.
 #[derive(Debug)]
 pub(crate) struct Body {
     pub bytes: u64,
@@ -52,22 +60,22 @@ pub(crate) struct Body {
 
 pub(crate) struct Archive<'i, 'a> {
     input: &'i mut Unpacked<'a>,
-    /// Of the member: bytes that were not read.
+    /// The bytes of the current member that were not read.
     left: u64,
-    /// Of the member: what fills its last block.
+    /// The padding after the current member.
     padding: u64,
-    /// What is said for all members.
+    /// Records for all members.
     globals: Rc<Records>,
     rules: TarRules,
-    /// How many there may be, and how many there were.
+    /// How many headers there may be, and how many were read.
     max_headers: u64,
     headers: u64,
 }
 
-/// What comes in front of a member.
+/// The extended headers before a member.
 #[derive(Default)]
 struct Said {
-    /// Something was that a member must follow.
+    /// There was a header that a member must follow.
     anything: bool,
     name: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
@@ -91,7 +99,7 @@ impl<'i, 'a> Archive<'i, 'a> {
         self.input.position()
     }
 
-    /// The next member; behind the last one, all of the input was read.
+    /// The next member. After the last one, the input was read completely.
     pub fn next(&mut self) -> Result<Option<Member>, Error> {
         self.skip()?;
         let mut said = Said {
@@ -113,12 +121,12 @@ impl<'i, 'a> Archive<'i, 'a> {
                 b'g' => {
                     self.globals = self.records(&header)?;
                     if self.globals.weight() > MAX_GLOBAL_BYTES {
-                        return Err(self.damaged("more than 64 KiB are said for all members"));
+                        return Err(self.damaged("a global extended header has more than 64 KiB"));
                     }
                     said.pax = Rc::clone(&self.globals);
                     continue;
                 }
-                // The name of the whole archive.
+                // The volume label.
                 b'V' => {
                     self.begin(header.bytes().map_err(|bad| self.damaged(bad))?);
                     self.skip()?;
@@ -129,7 +137,7 @@ impl<'i, 'a> Archive<'i, 'a> {
         }
     }
 
-    /// Writes the bytes of the member that came last.
+    /// Writes the bytes of the current member.
     pub fn pour(&mut self, body: &Body, into: &mut FileWriter<'_>) -> Result<(), Error> {
         let mut at = 0;
         for piece in &body.pieces {
@@ -137,7 +145,8 @@ impl<'i, 'a> Archive<'i, 'a> {
             self.pour_piece(piece.bytes, into)?;
             at = piece.offset + piece.bytes;
         }
-        into.skip(body.bytes - at)
+        into.skip(body.bytes - at)?;
+        Ok(())
     }
 
     fn pour_piece(&mut self, mut bytes: u64, into: &mut FileWriter<'_>) -> Result<(), Error> {
@@ -184,8 +193,8 @@ impl<'i, 'a> Archive<'i, 'a> {
                 .or_else(|| said.link.clone())
                 .unwrap_or_else(|| header.link())
         };
-        // Whatever size is told of what is not a file, nothing follows; only the list of a dumped
-        // directory does.
+        // Only files have content, whatever size another member claims; but the list of names of a
+        // dumped directory follows its header.
         match header.kind() {
             b'0' | b'7' | 0 => return self.file(header, said, name),
             b'S' => return self.old_sparse(header, said).map(What::File),
@@ -199,40 +208,34 @@ impl<'i, 'a> Archive<'i, 'a> {
             b'4' => Kind::BlockDevice(device(header, &said.pax)?),
             b'5' | b'D' => Kind::Dir(Default::default()),
             b'6' => Kind::Fifo,
-            _ => return Err(Fault::Refused("it is of a kind that is not known here")),
+            _ => return Err(Fault::Refused("its file type is not supported")),
         }))
     }
 
     fn file(&mut self, header: &Header, said: &Said, name: &[u8]) -> Result<What, Fault> {
         let bytes = said.pax.bytes.map_or_else(|| header.bytes(), Ok)?;
         if name.ends_with(b"/") {
-            // How archives told directories before there was a kind for them.
-            require(bytes == 0, "it is a directory with bytes")?;
+            // Old archives mark directories by a slash, not by a type.
+            require(bytes == 0, "it is a directory with content")?;
             return Ok(What::Node(Kind::Dir(Default::default())));
         }
         self.begin(bytes);
         let sparse = &said.pax.sparse;
-        let body = match sparse.is_said() {
-            false => Body {
-                bytes,
-                pieces: vec![Piece { offset: 0, bytes }],
-            },
-            true => {
-                let pieces = if sparse.major == Some(1) {
-                    self.inner_map()?
-                } else {
-                    sparse.map.clone()
-                };
-                Body {
-                    bytes: sparse.bytes.ok_or("it is a sparse file of no size")?,
-                    pieces,
-                }
-            }
+        if !sparse.is_said() {
+            let pieces = vec![Piece { offset: 0, bytes }];
+            return self.checked(Body { bytes, pieces }).map(What::File);
+        }
+        let pieces = if sparse.major == Some(1) {
+            self.inner_map()?
+        } else {
+            sparse.map.clone()
         };
-        self.checked(body).map(What::File)
+        let bytes = sparse.bytes.ok_or("it is a sparse file without a size")?;
+        self.checked(Body { bytes, pieces }).map(What::File)
     }
 
-    /// More of the map follows behind the header, in blocks of 21 pieces.
+    /// Reads the old form of a sparse file. More of its map follows the header, in blocks of 21
+    /// pieces.
     fn old_sparse(&mut self, header: &Header, said: &Said) -> Result<Body, Fault> {
         let mut pieces = Vec::new();
         let (fields, mut more) = header.old_sparse();
@@ -255,7 +258,7 @@ impl<'i, 'a> Archive<'i, 'a> {
         Ok(body)
     }
 
-    /// A map in front of the bytes: lines with a number each, first how many pieces there are.
+    /// Reads a sparse map before the bytes: lines with one number each, first the number of pieces.
     fn inner_map(&mut self) -> Result<Vec<Piece>, Fault> {
         let mut lines = Lines {
             block: [0; BLOCK],
@@ -264,7 +267,7 @@ impl<'i, 'a> Archive<'i, 'a> {
         let count = lines.number(self)?;
         require(
             count <= MAX_PIECES as u64,
-            "the map of a sparse file has more than 1048576 parts",
+            "its sparse map has more than 1048576 parts",
         )?;
         (0..count)
             .map(|_| {
@@ -276,7 +279,7 @@ impl<'i, 'a> Archive<'i, 'a> {
             .collect()
     }
 
-    /// The next header, or nothing at the end.
+    /// The next header; `None` at the end.
     fn header(&mut self) -> Result<Option<Header>, Error> {
         let Some(block) = self.block()? else {
             return Ok(None);
@@ -312,7 +315,7 @@ impl<'i, 'a> Archive<'i, 'a> {
         })
     }
 
-    /// The bytes that follow a header about another one.
+    /// The content of a long name or an extended header.
     fn extension(&mut self, header: &Header) -> Result<Vec<u8>, Error> {
         let bytes = header.bytes().map_err(|bad| self.damaged(bad))?;
         if bytes > MAX_EXTENSION_BYTES {
@@ -331,13 +334,13 @@ impl<'i, 'a> Archive<'i, 'a> {
         Ok(all)
     }
 
-    /// What is said for all members and in this header.
+    /// The records of this extended header, on top of those for all members.
     fn records(&mut self, header: &Header) -> Result<Rc<Records>, Error> {
         let bytes = self.extension(header)?;
         let mut onto = Records::clone(&self.globals);
         onto.read(&bytes).map_err(|bad| self.damaged(bad))?;
         if onto.weight() as u64 > 2 * MAX_EXTENSION_BYTES {
-            return Err(self.damaged("extended headers say more than fits into 2 MiB"));
+            return Err(self.damaged("extended headers need more than 2 MiB of memory"));
         }
         Ok(Rc::new(onto))
     }
@@ -347,13 +350,11 @@ impl<'i, 'a> Archive<'i, 'a> {
         self.padding = bytes.wrapping_neg() % BLOCK as u64;
     }
 
-    /// Goes behind the member. Some programs write neither an end nor the padding of the last
-    /// member: nothing is missing.
+    /// Skips the rest of the member. Some programs write neither an end mark nor the padding of the
+    /// last member; that is accepted.
     fn skip(&mut self) -> Result<(), Error> {
-        let (mut left, mut padding) = (
-            std::mem::take(&mut self.left),
-            std::mem::take(&mut self.padding),
-        );
+        let mut left = std::mem::take(&mut self.left);
+        let mut padding = std::mem::take(&mut self.padding);
         while left > 0 {
             let taken = self.some(left)?.len();
             self.input.consume(taken);
@@ -367,9 +368,10 @@ impl<'i, 'a> Archive<'i, 'a> {
         Ok(())
     }
 
-    /// One block, or nothing at the end of the input.
+    /// One block; `None` at the end of the input.
     fn block(&mut self) -> Result<Option<[u8; BLOCK]>, Error> {
-        let (mut block, mut filled) = ([0; BLOCK], 0);
+        let mut block = [0; BLOCK];
+        let mut filled = 0;
         while filled < BLOCK {
             let chunk = self.input.chunk()?;
             if chunk.is_empty() {
@@ -387,7 +389,7 @@ impl<'i, 'a> Archive<'i, 'a> {
         Ok(Some(block))
     }
 
-    /// What is there of the next `bytes`, at least one.
+    /// The available part of the next `bytes`, at least one byte.
     fn some(&mut self, bytes: u64) -> Result<&[u8], Error> {
         let at = self.input.position();
         let chunk = self.input.chunk()?;
@@ -410,7 +412,7 @@ impl<'i, 'a> Archive<'i, 'a> {
                 return Ok(());
             }
             if !may_follow && chunk.iter().any(|byte| *byte != 0) {
-                return Err(self.damaged("something follows behind its end"));
+                return Err(self.damaged("data follows its end"));
             }
             let taken = chunk.len();
             self.input.consume(taken);
@@ -429,12 +431,12 @@ impl<'i, 'a> Archive<'i, 'a> {
     }
 }
 
-/// Whether something starts like an archive that is not packed.
+/// Whether a file starts like an uncompressed archive.
 pub(crate) fn has_magic(start: &[u8]) -> bool {
     start.get(257..262) == Some(b"ustar")
 }
 
-const TRUNCATED: Bad = "it ends inside of a member";
+const TRUNCATED: Bad = "it ends inside a member";
 
 fn attributes(header: &Header, pax: Records) -> Result<Attributes, Bad> {
     let seconds = || {
@@ -460,7 +462,7 @@ fn device(header: &Header, pax: &Records) -> Result<Device, Bad> {
     })
 }
 
-/// Numbers in blocks of a member, each ended by a newline.
+/// Reads numbers from the blocks of a member, each on its own line.
 struct Lines {
     block: [u8; BLOCK],
     at: usize,
@@ -476,14 +478,10 @@ impl Lines {
                     let longer = number
                         .checked_mul(10)
                         .and_then(|number| number.checked_add(u64::from(digit - b'0')));
-                    number =
-                        longer.ok_or("the map of a sparse file has a number that is too large")?;
-                    require(
-                        digits < 32,
-                        "the map of a sparse file has a number that is too long",
-                    )?;
+                    number = longer.ok_or("its sparse map has a number that is too large")?;
+                    require(digits < 32, "its sparse map has a number that is too long")?;
                 }
-                _ => return Err(Fault::Refused("the map of a sparse file is damaged")),
+                _ => return Err(Fault::Refused("its sparse map is damaged")),
             }
         }
         Ok(number)
@@ -494,7 +492,7 @@ impl Lines {
             archive.left = archive
                 .left
                 .checked_sub(BLOCK as u64)
-                .ok_or("the map of a sparse file is longer than it")?;
+                .ok_or("its sparse map is longer than its content")?;
             self.block = archive.block()?.ok_or_else(|| archive.truncated())?;
             self.at = 0;
         }

@@ -1,5 +1,4 @@
-//! What a user would notice: root file systems that come through whole, and archives that mean
-//! harm.
+//! Imports as a user sees them: complete root file systems, and hostile archives.
 
 mod archive;
 mod costs;
@@ -17,7 +16,7 @@ use tempfile::TempDir;
 
 use crate::{Added, Builder, Error, Limits, Made, Options, TarRules};
 
-/// A builder in a directory of its own, in which nothing but the image may appear.
+/// A builder in its own directory, in which only the image may appear.
 struct Bench {
     dir: TempDir,
     builder: Builder,
@@ -58,7 +57,7 @@ impl Bench {
         bytes.map(|bytes| String::from_utf8(bytes).expect("it is text"))
     }
 
-    /// Writes the image and has it checked.
+    /// Writes the image and checks it with `e2fsck`.
     fn finish(self) -> (TempDir, PathBuf, Made) {
         let image = self.dir.path().join("image");
         let made = self
@@ -99,7 +98,7 @@ fn tool(name: &str) -> Command {
     command
 }
 
-/// Runs it, and gives what it wrote.
+/// Runs a command. Returns its output.
 fn run(command: &mut Command) -> Vec<u8> {
     let output = command.output().expect("it is installed");
     assert!(

@@ -1,13 +1,13 @@
-//! Archives as they come: packed or not, unpacked and hashed on the way.
+//! Decompresses and hashes an archive while it is read.
 //!
 //! ```text
-//! input ─ reads, unpacks ─► chunk ─ hashes ─► chunk ─ the caller takes it apart ─► emptied chunk ─┐
-//!         └────────────────────────────────────────────────────────────────────────────────────────┘
+//! input ─ read, decompress ─► chunk ─ hash ─► chunk ─ the caller parses it ─► emptied chunk ─┐
+//!         └──────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Three threads, so that unpacking, hashing and writing overlap; a fixed number of chunks goes
-//! round, so that memory is bounded. When it fails: all threads end with the call. A thread that
-//! waits for the input ends when the input gives something.
+//! Three threads let decompressing, hashing and writing overlap. A fixed number of chunks circulates,
+//! so memory is bounded. When it fails: all threads end with the call. A thread that waits for the
+//! input ends when the input returns.
 
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -18,44 +18,45 @@ use liblzma::bufread::XzDecoder;
 use liblzma::stream::{CONCATENATED, Stream};
 use sha2::{Digest, Sha256};
 
-use crate::builder::{Stop, Watch};
-use crate::{Error, fault};
+use crate::error::Error;
+use crate::fault;
+use crate::watch::{Stop, Watch};
 
 const CHUNK_BYTES: usize = 256 << 10;
 const CHUNKS: usize = 8;
 const MAGIC_BYTES: u64 = 6;
-/// Zeros behind a gzip, as those who write to whole blocks leave them.
+/// Zeros after a gzip stream, which programs leave that write whole blocks.
 const MAX_PADDING_BYTES: usize = 1 << 20;
-/// What `xz -9` needs is 65 MiB.
+/// `xz -9` needs 65 MiB.
 const MAX_XZ_MEMORY_BYTES: u64 = 256 << 20;
 
 type Chunk = io::Result<Vec<u8>>;
 
-/// What comes out: chunks, one after the other.
+/// The decompressed archive: one chunk after the other.
 pub(crate) struct Unpacked<'a> {
     chunks: Receiver<Chunk>,
     emptied: Sender<Vec<u8>>,
     chunk: Vec<u8>,
     at: usize,
-    /// Those before the chunk.
+    /// The bytes before the current chunk.
     bytes: u64,
     allowed: Allowed,
     format: &'static str,
     watch: &'a mut Watch<'a>,
-    /// Who is read, for what is said when it is too much.
+    /// The name of the current member, for the error about too many bytes.
     pub member: Vec<u8>,
 }
 
-/// How many bytes may come out.
+/// How many decompressed bytes are allowed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Allowed {
     pub bytes: u64,
-    /// What is said when there are more: the limit, of which a part may have been used before.
+    /// The limit in the error message. Earlier archives may have used a part of it.
     pub limit: u64,
 }
 
 impl Unpacked<'_> {
-    /// What is there and not taken yet; empty only at the end.
+    /// The bytes of the current chunk that were not consumed; empty only at the end.
     pub fn chunk(&mut self) -> Result<&[u8], Error> {
         while self.at == self.chunk.len() {
             let Ok(next) = self.chunks.recv() else { break };
@@ -67,7 +68,7 @@ impl Unpacked<'_> {
             let emptied = std::mem::replace(&mut self.chunk, chunk);
             self.at = 0;
             self.check()?;
-            // Nobody takes it any more when all was read.
+            // The receiver has ended if the input was read completely.
             self.emptied.send(emptied).unwrap_or_default();
         }
         Ok(&self.chunk[self.at..])
@@ -77,7 +78,7 @@ impl Unpacked<'_> {
         self.at = (self.at + bytes).min(self.chunk.len());
     }
 
-    /// How many bytes were taken.
+    /// How many bytes were consumed.
     pub fn position(&self) -> u64 {
         self.bytes + self.at as u64
     }
@@ -100,8 +101,8 @@ impl Unpacked<'_> {
     }
 }
 
-/// Unpacks `input` for `take`, which reads it to its end. Gives what `take` gave, and the SHA-256
-/// of what came out.
+/// Decompresses `input` for `take`, which reads it to its end. Returns the result of `take` and the
+/// SHA-256 of the decompressed bytes.
 pub(crate) fn unpack<'a, T>(
     input: &mut (dyn Read + Send),
     allowed: Allowed,
@@ -113,7 +114,7 @@ pub(crate) fn unpack<'a, T>(
     input
         .take(MAGIC_BYTES)
         .read_to_end(&mut magic)
-        .map_err(failed("anything"))?;
+        .map_err(failed("tar"))?;
     let format = Format::of(&magic);
     let input = Cursor::new(magic).chain(input);
     let (to_emptied, emptied) = channel();
@@ -151,7 +152,7 @@ pub(crate) fn unpack<'a, T>(
     })
 }
 
-/// Ends with the input, with an error, or when nobody wants any more.
+/// Fills chunks until the input ends, an error occurs, or the receiver ends.
 fn fill_chunks(
     reader: io::Result<Box<dyn Read + '_>>,
     emptied: &Receiver<Vec<u8>>,
@@ -170,7 +171,7 @@ fn fill_chunks(
     }
 }
 
-/// As much as fits into a chunk, or as there is.
+/// Fills a chunk, as far as the input has bytes.
 fn fill(reader: &mut dyn Read, chunk: &mut Vec<u8>) -> io::Result<usize> {
     chunk.resize(CHUNK_BYTES, 0);
     let mut filled = 0;
@@ -211,7 +212,7 @@ impl Format {
     fn of(magic: &[u8]) -> Self {
         match magic {
             [0x1f, 0x8b, ..] => Self::Gzip,
-            // A frame that is to be skipped may come first.
+            // A skippable frame may come first.
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
             [0xfd, b'7', b'z', b'X', b'Z', 0] => Self::Xz,
             _ => Self::Plain,
@@ -243,7 +244,7 @@ impl Format {
     }
 }
 
-/// Whether something starts like what is unpacked here.
+/// Whether a file starts like a supported compressed file.
 pub(crate) fn is_packed(start: &[u8]) -> bool {
     !matches!(
         Format::of(&start[..start.len().min(MAGIC_BYTES as usize)]),
@@ -251,7 +252,7 @@ pub(crate) fn is_packed(start: &[u8]) -> bool {
     )
 }
 
-/// Any number of gzip members, and zeros behind the last.
+/// Any number of gzip members, and zeros after the last.
 struct Gzip<R>(Option<GzDecoder<R>>);
 
 impl<R: BufRead> Read for Gzip<R> {
@@ -271,23 +272,25 @@ impl<R: BufRead> Read for Gzip<R> {
     }
 }
 
-/// Whether one more gzip member follows. What follows otherwise must be zeros.
+/// Whether another gzip member follows. Otherwise only zeros may follow.
 fn has_member(input: &mut impl BufRead) -> io::Result<bool> {
     let mut zeros = 0;
     loop {
         let some = input.fill_buf()?;
         let count = some.iter().take_while(|byte| **byte == 0).count();
         zeros += count;
-        match some.is_empty() {
-            true => return Ok(false),
-            false if zeros == 0 => return Ok(true),
-            false if count < some.len() || zeros > MAX_PADDING_BYTES => {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidData,
-                    "something follows behind the end of the gzip",
-                ));
-            }
-            false => input.consume(count),
+        if some.is_empty() {
+            return Ok(false);
         }
+        if zeros == 0 {
+            return Ok(true);
+        }
+        if count < some.len() || zeros > MAX_PADDING_BYTES {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "data follows the end of the gzip stream",
+            ));
+        }
+        input.consume(count);
     }
 }

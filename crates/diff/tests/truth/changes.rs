@@ -1,4 +1,4 @@
-//! What was changed is what is told.
+//! Every change is reported, and nothing else.
 
 use std::cell::Cell;
 use std::fs;
@@ -9,15 +9,16 @@ use sandtree_diff::{Blocks, ContentDiff, FileSystem, Options, content_diff, diff
 
 use super::support::{EXT4, HostTree, Image, both_ways, changed, lines};
 
-/// A file on the host for debugfs to take.
+/// A file on the host, from which debugfs copies.
 fn source(tree: &HostTree, name: &str, content: &[u8]) -> String {
     tree.file(name, content);
     tree.path(name).display().to_string()
 }
 
 #[test]
-fn each_aspect_is_told_by_name() {
-    let (tree, sources) = (HostTree::new(), HostTree::new());
+fn each_aspect_is_reported_by_name() {
+    let tree = HostTree::new();
+    let sources = HostTree::new();
     for name in [
         "same", "size", "content", "mode", "owner", "attr", "kind", "gone",
     ] {
@@ -82,7 +83,7 @@ fn each_aspect_is_told_by_name() {
 }
 
 #[test]
-fn the_way_back_is_the_same_way_round() {
+fn the_reverse_comparison_reports_the_reverse_changes() {
     let tree = HostTree::new();
     tree.file("a", b"1").file("b", b"2");
     let before = Image::usual(8, Some(&tree));
@@ -93,8 +94,9 @@ fn the_way_back_is_the_same_way_round() {
 }
 
 #[test]
-fn extended_attributes_are_compared_wherever_they_are() {
-    let (tree, sources) = (HostTree::new(), HostTree::new());
+fn extended_attributes_are_compared_wherever_they_are_stored() {
+    let tree = HostTree::new();
+    let sources = HostTree::new();
     tree.file("small", b"1")
         .file("block", b"2")
         .file("inode", b"3");
@@ -107,7 +109,7 @@ fn extended_attributes_are_compared_wherever_they_are() {
                 format!("ea_set -f {value} block user.b"),
             ]);
             source(&sources, "value", large);
-            // Without inodes for values, one as large as a block cannot be set.
+            // Without the feature for values in inodes, a value as large as a block cannot be set.
             image.try_debugfs(&[format!("ea_set -f {value} inode user.c")]);
             image
         };
@@ -159,7 +161,7 @@ fn a_file_with_several_names_changes_under_all_of_them() {
     );
 }
 
-/// All names together say more blocks than the file system has, and yet it is whole.
+/// The file's names together refer to more blocks than the file system has, which is not damage.
 #[test]
 fn a_large_file_may_have_many_names() {
     let tree = HostTree::new();
@@ -174,7 +176,7 @@ fn a_large_file_may_have_many_names() {
 }
 
 #[test]
-fn file_systems_of_other_makes_are_compared_by_what_is_in_them() {
+fn file_systems_with_different_features_are_compared_by_content() {
     let tree = HostTree::new();
     tree.file("a", &[1; 100]).file("b", &[2; 100_000]);
     let one = Image::make(
@@ -190,15 +192,13 @@ fn file_systems_of_other_makes_are_compared_by_what_is_in_them() {
 }
 
 #[test]
-fn changes_beyond_the_limit_are_told_to_be_missing() {
+fn changes_beyond_the_limit_are_reported_as_missing() {
     let tree = HostTree::new();
     for index in 0..10 {
         tree.file(index.to_string(), b"");
     }
-    let (empty, full) = (
-        Image::usual(8, None).bytes(),
-        Image::usual(8, Some(&tree)).bytes(),
-    );
+    let empty = Image::usual(8, None).bytes();
+    let full = Image::usual(8, Some(&tree)).bytes();
     let some = diff(
         &empty,
         &full,
@@ -224,7 +224,7 @@ fn changes_beyond_the_limit_are_told_to_be_missing() {
     assert_eq!((all.changes.len(), all.incomplete), (10, None));
 }
 
-/// Counts what is read.
+/// Counts the bytes read.
 struct Counted(Vec<u8>, Cell<u64>);
 
 impl Blocks for Counted {
@@ -240,7 +240,8 @@ impl Blocks for Counted {
 
 #[test]
 fn files_that_cannot_differ_are_not_read() {
-    let (tree, sources) = (HostTree::new(), HostTree::new());
+    let tree = HostTree::new();
+    let sources = HostTree::new();
     for index in 0..500 {
         tree.file(format!("d{}/f{index}", index % 20), &[index as u8; 60_000]);
     }
@@ -250,7 +251,8 @@ fn files_that_cannot_differ_are_not_read() {
         "rm d3/f3".into(),
         format!("write {} d3/f3", source(&sources, "new", &[9; 60_000])),
     ]);
-    let (before, after) = (before.bytes(), after.bytes());
+    let before = before.bytes();
+    let after = after.bytes();
     let ranges = changed(&before, &after);
     let [a, b] = [before, after].map(|bytes| Counted(bytes, Cell::new(0)));
     let found = diff(&a, &b, Some(&ranges), Options::default()).unwrap();
@@ -276,7 +278,8 @@ fn the_content_of_a_file_is_shown_as_a_unified_diff() {
     old.file("old", b"gone\n");
     let [a, b] = [old, tree(b"one\n2 \xff\nthree", b"\0\x02")]
         .map(|tree| Image::usual(16, Some(&tree)).bytes());
-    let (a, b) = (FileSystem::open(&a).unwrap(), FileSystem::open(&b).unwrap());
+    let a = FileSystem::open(&a).unwrap();
+    let b = FileSystem::open(&b).unwrap();
     let content = |path: &str| content_diff(&a, &b, &path.into()).unwrap();
     let expected = "--- a/text\n+++ b/text\n@@ -1,3 +1,3 @@\n one\n-two\n-three\n+2 \\xff\n+three\n\\ No newline at end of file\n";
     assert_eq!(content("/text"), ContentDiff::Text(expected.into()));

@@ -1,4 +1,4 @@
-//! Every kind of file system reads as the tree it was made from.
+//! Every kind of file system reads as the tree from which it was made.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -9,7 +9,7 @@ use sandtree_diff::{Error, FileSystem, Kind, Path};
 
 use super::support::{EXT4, HostTree, Image, both_ways, items, read};
 
-/// Kinds of file systems, by how they differ from the usual one.
+/// Kinds of file systems, by their differences from the usual one.
 const KINDS: [&str; 16] = [
     " -b 4096",
     " -b 1024",
@@ -29,7 +29,7 @@ const KINDS: [&str; 16] = [
     ",^has_journal,^resize_inode -b 65536",
 ];
 
-/// One of each kind of thing that a file system stores in another way.
+/// One node for each way in which a file system stores content.
 fn tree() -> HostTree {
     let tree = HostTree::new();
     tree.file("empty", b"")
@@ -57,7 +57,7 @@ fn tree() -> HostTree {
     tree
 }
 
-/// A block of data, a block of nothing, and so on.
+/// Alternating blocks of data and holes.
 fn holes(tree: &HostTree, name: &str, pieces: u64) {
     let file = File::create(tree.path(name)).unwrap();
     for index in 0..pieces {
@@ -82,7 +82,8 @@ fn every_kind_of_file_system_reads_as_its_tree() {
     for kind in KINDS {
         let bytes = Image::make(&format!("{EXT4}{kind}"), 32, Some(&tree)).bytes();
         let fs = FileSystem::open(&bytes).unwrap();
-        let (found, expected) = (items(&fs), tree.items());
+        let found = items(&fs);
+        let expected = tree.items();
         assert!(
             found.keys().eq(expected.keys()),
             "{kind}: {:?}",
@@ -105,7 +106,7 @@ fn every_kind_of_file_system_reads_as_its_tree() {
 }
 
 #[test]
-fn what_the_reader_does_not_know_is_refused_by_name() {
+fn unknown_features_are_refused_by_name() {
     let mut bytes = Image::usual(8, None).bytes();
     bytes[1024 + 98] |= 0x1;
     let error = FileSystem::open(&bytes).unwrap_err().to_string();
@@ -121,7 +122,7 @@ fn what_the_reader_does_not_know_is_refused_by_name() {
 }
 
 #[test]
-fn paths_lead_where_they_say() {
+fn paths_lead_to_their_nodes() {
     let bytes = Image::usual(32, Some(&tree())).bytes();
     let fs = FileSystem::open(&bytes).unwrap();
     let stat = |path: &str| fs.stat(&path.into()).unwrap().map(|node| node.kind);
@@ -157,7 +158,7 @@ fn a_directory_of_twenty_thousand_names_is_read_with_its_index() {
             tree.file(format!("large/entry {index}"), b"");
         }
         let image = Image::make(&format!("{EXT4} {options}"), 48, Some(&tree));
-        // With -D it builds the indexes anew.
+        // With -D, e2fsck rebuilds the indexes.
         let indexed = image.checked("-fyD");
         assert!(
             indexed.debugfs(&["stat /large"]).contains("Flags: 0x81000"),
@@ -185,7 +186,7 @@ fn deep_extent_trees_are_followed_to_their_leaves() {
 }
 
 #[test]
-fn space_that_is_set_aside_reads_as_zeros() {
+fn allocated_but_unwritten_blocks_read_as_zeros() {
     let tree = HostTree::new();
     tree.file("old", &[0xaa; 64 << 10]);
     let image = Image::usual(8, Some(&tree));
@@ -201,7 +202,7 @@ fn space_that_is_set_aside_reads_as_zeros() {
 }
 
 #[test]
-fn devices_and_owners_are_those_that_were_set() {
+fn devices_and_owners_are_read() {
     let image = Image::usual(8, None);
     image.debugfs(&[
         "mknod null c 1 3",

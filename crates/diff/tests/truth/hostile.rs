@@ -1,4 +1,4 @@
-//! Disks that lie end in an error, or in an answer, and never in a panic or without an end.
+//! A damaged disk ends in an error or in a result, never in a panic or an endless loop.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,14 +18,14 @@ fn damage(bytes: &Vec<u8>) -> String {
 }
 
 #[test]
-fn a_directory_inside_itself_is_found() {
+fn a_directory_inside_itself_is_refused() {
     let image = Image::usual(8, None);
     image.debugfs(&["mkdir a", "mkdir a/b", "ln a a/b/up"]);
     assert!(damage(&image.bytes()).contains("two places"));
 }
 
 #[test]
-fn what_is_too_deep_is_told_to_be_missing() {
+fn paths_that_are_too_long_are_reported_as_left_out() {
     let image = Image::usual(8, None);
     let name = "d".repeat(250);
     let levels = (0..70).flat_map(|_| [format!("mkdir {name}"), format!("cd {name}")]);
@@ -47,11 +47,11 @@ fn what_is_too_deep_is_told_to_be_missing() {
         found
             .incomplete
             .unwrap()
-            .contains("16384 bytes was left out")
+            .contains("longer than 16384 bytes were left out")
     );
 }
 
-/// A file in so many pieces that its tree has three levels.
+/// A file with so many extents that its tree has three levels.
 fn deep() -> Vec<u8> {
     let tree = HostTree::new();
     let file = File::create(tree.path("deep")).unwrap();
@@ -60,7 +60,7 @@ fn deep() -> Vec<u8> {
 }
 
 #[test]
-fn extent_trees_that_are_no_trees_are_refused() {
+fn invalid_extent_trees_are_refused() {
     let sound = deep();
     let is_index = |block: &[u8]| block.starts_with(&[0x0a, 0xf3]) && block[6..8] == [1, 0];
     let index = sound.chunks(1024).position(is_index).unwrap();
@@ -83,9 +83,9 @@ fn extent_trees_that_are_no_trees_are_refused() {
     assert!(damage(&full).contains("more extents than fit"));
 }
 
-/// A block that lists nothing but itself makes a file of sixteen million blocks.
+/// A block that lists only itself makes a file of sixteen million blocks.
 #[test]
-fn a_list_that_lists_itself_is_refused() {
+fn an_indirect_block_that_lists_itself_is_refused() {
     let tree = HostTree::new();
     tree.file("file", b"").file("list", &[1; 1024]);
     let image = Image::make(&format!("{EXT4},^extent,^64bit -b 1024"), 32, Some(&tree));
@@ -97,7 +97,7 @@ fn a_list_that_lists_itself_is_refused() {
     image.debugfs(&[format!("sif file block[TIND] {list}")]);
     let mut bytes = image.bytes();
     bytes[list as usize * 1024..][..1024].copy_from_slice(&list.to_le_bytes().repeat(256));
-    assert!(damage(&bytes).contains("more blocks than there are"));
+    assert!(damage(&bytes).contains("more blocks than it has"));
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_disk_that_is_shorter_than_its_file_system_is_refused() {
     assert!(matches!(FileSystem::open(&bytes), Err(Error::Damaged(_))));
 }
 
-/// A small disk with a bit of everything, and where on it something is.
+/// A small disk with nodes of every kind, and the places of its used bytes.
 fn sample() -> &'static (Vec<u8>, Vec<usize>) {
     static SAMPLE: OnceLock<(Vec<u8>, Vec<usize>)> = OnceLock::new();
     SAMPLE.get_or_init(|| {
@@ -144,10 +144,10 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 
     #[test]
-    fn any_damage_ends_in_an_answer(bends in vec((any::<proptest::sample::Index>(), any::<u8>()), 1..12)) {
+    fn any_damage_ends_in_a_result(damage in vec((any::<proptest::sample::Index>(), any::<u8>()), 1..12)) {
         let (sound, used) = sample();
         let mut bytes = sound.clone();
-        for (at, byte) in bends {
+        for (at, byte) in damage {
             bytes[used[at.index(used.len())]] = byte;
         }
         drop(diff(&bytes, sound, None, Options::default()));

@@ -1,4 +1,4 @@
-//! A file system that was not unmounted reads as it does after recovery.
+//! A file system that was not unmounted reads as after recovery.
 
 use std::path::Path as HostPath;
 
@@ -6,8 +6,8 @@ use sandtree_diff::{FileSystem, Options, diff};
 
 use super::support::{EXT4, HostTree, Image, both_ways, items, lines, read};
 
-/// Kinds of journals: features of the file system, size of its blocks, and how debugfs is to open
-/// the journal.
+/// Kinds of journals: features of the file system, its block size, and the options with which
+/// debugfs opens the journal.
 const KINDS: [(&str, usize, &str); 4] = [
     ("", 4096, "jo -c -v 3"),
     ("", 4096, "jo -c -v 2"),
@@ -64,13 +64,13 @@ fn write_command(blocks: &[usize], content: &HostPath) -> String {
     format!("jw -b {} {}", numbers.join(","), content.display())
 }
 
-/// What a mounted file system says; opening the journal sets it.
+/// Whether the file system is marked as mounted. debugfs sets that mark when it opens the journal.
 fn needs_recovery(bytes: &[u8]) -> bool {
     bytes[1024 + 96] & 4 != 0
 }
 
 #[test]
-fn what_is_committed_and_not_in_place_is_read_from_the_journal() {
+fn committed_blocks_are_read_from_the_journal() {
     for (features, block_bytes, open) in KINDS {
         let before = make(features, block_bytes);
         let after = before.copy();
@@ -81,7 +81,8 @@ fn what_is_committed_and_not_in_place_is_read_from_the_journal() {
             "sif mode mode 0100600",
             "rm dir/file",
         ]);
-        let (old, new) = (before.bytes(), after.bytes());
+        let old = before.bytes();
+        let new = after.bytes();
         let live = before.copy();
         commit(
             &live,
@@ -117,7 +118,7 @@ fn what_is_committed_and_not_in_place_is_read_from_the_journal() {
 }
 
 #[test]
-fn a_block_that_was_revoked_is_not_taken_from_the_journal() {
+fn a_revoked_block_is_not_read_from_the_journal() {
     for (features, block_bytes, open) in KINDS {
         let image = make(features, block_bytes);
         let data = [5; 1024];
@@ -147,7 +148,7 @@ fn a_block_that_was_revoked_is_not_taken_from_the_journal() {
 }
 
 #[test]
-fn a_block_that_begins_like_the_journals_own_is_read_whole() {
+fn a_block_with_the_journals_magic_number_is_read_unchanged() {
     for (features, block_bytes, open) in KINDS {
         let image = make(features, block_bytes);
         let block = image
@@ -174,11 +175,12 @@ fn a_block_that_begins_like_the_journals_own_is_read_whole() {
 }
 
 #[test]
-fn an_unfinished_transaction_does_not_count() {
+fn an_unfinished_transaction_is_ignored() {
     let before = make("", 4096);
     let after = before.copy();
     after.debugfs(&["rm gone"]);
-    let (old, new) = (before.bytes(), after.bytes());
+    let old = before.bytes();
+    let new = after.bytes();
     let live = before.copy();
     commit(
         &live,
@@ -198,7 +200,7 @@ fn an_unfinished_transaction_does_not_count() {
 }
 
 #[test]
-fn what_cannot_be_replayed_is_told() {
+fn a_journal_that_cannot_be_replayed_is_reported() {
     let image = make("", 4096);
     let live = image.copy();
     live.debugfs(&["rm gone"]);
@@ -222,23 +224,23 @@ fn what_cannot_be_replayed_is_told() {
     };
     let superblock = starts_with([0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 4]);
     let descriptor = starts_with([0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 1]);
-    let bends: [(usize, u8, &str); 5] = [
+    let damages: [(usize, u8, &str); 5] = [
         (superblock, 0, "no superblock"),
         (superblock + 40, 1, "features"),
-        (superblock + 15, 1, "another size"),
-        (descriptor + 100, 1, "fails its checksum"),
-        (descriptor + 4096 + 8, 0xff, "fails its checksum"),
+        (superblock + 15, 1, "block size differs"),
+        (descriptor + 100, 1, "has a wrong checksum"),
+        (descriptor + 4096 + 8, 0xff, "has a wrong checksum"),
     ];
-    for (at, byte, reason) in bends {
-        let mut bent = bytes.clone();
-        bent[at] ^= byte | 0x40;
-        let told = diff(&bent, &new, None, Options::default())
+    for (at, byte, reason) in damages {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= byte | 0x40;
+        let incomplete = diff(&damaged, &new, None, Options::default())
             .unwrap()
             .incomplete
             .unwrap_or_default();
         assert!(
-            told.starts_with("before: its journal was") && told.contains(reason),
-            "{reason}: {told}"
+            incomplete.starts_with("before: its journal was") && incomplete.contains(reason),
+            "{reason}: {incomplete}"
         );
     }
     assert_eq!(FileSystem::open(&bytes).unwrap().incomplete(), None);

@@ -1,4 +1,4 @@
-//! Disks as the store has them: a root file system, and overlays with what was written later.
+//! Disks of the store: a root file system, and overlays with later writes.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use sandtree_store::disk::{Chain, changed, overlay};
 
 use super::support::{CLUSTER, HostTree, Image, lines};
 
-/// A chain, as a disk to compare.
+/// A chain as a disk.
 struct Disk(Chain);
 
 impl Blocks for Disk {
@@ -22,10 +22,11 @@ impl Blocks for Disk {
     }
 }
 
-/// An overlay that makes `after` of `before`.
+/// Writes an overlay that turns `before` into `after`.
 fn overlay_of(before: &[u8], after: &[u8], path: &HostPath) {
     const COPIED: u64 = 1 << 63;
-    let (l1, l2) = (3 * CLUSTER, 4 * CLUSTER);
+    let l1 = 3 * CLUSTER;
+    let l2 = 4 * CLUSTER;
     let mut file = overlay::empty(after.len() as u64).unwrap();
     file.resize(l2 + CLUSTER, 0);
     put(&mut file, l1, &(l2 as u64 | COPIED).to_be_bytes());
@@ -49,7 +50,7 @@ fn put(file: &mut [u8], at: usize, bytes: &[u8]) {
 }
 
 #[test]
-fn what_layers_changed_is_told_from_the_layers() {
+fn changes_in_layers_are_found_by_the_layers_alone() {
     let tree = HostTree::new();
     for index in 0..200 {
         tree.file(format!("dir/file {index}"), &[index as u8; 20_000]);
@@ -63,7 +64,7 @@ fn what_layers_changed_is_told_from_the_layers() {
     overlay_of(&base.bytes(), &steps[0].bytes(), &layers[0]);
     overlay_of(&steps[0].bytes(), &steps[1].bytes(), &layers[1]);
 
-    let told = |from: usize, to: usize| {
+    let changes = |from: usize, to: usize| {
         let [a, b] = [from, to].map(|count| Chain::open(base.path(), &layers[..count]).unwrap());
         let ranges = changed(&a, &b).unwrap();
         assert!(
@@ -75,11 +76,11 @@ fn what_layers_changed_is_told_from_the_layers() {
         );
         lines(&diff(&Disk(a), &Disk(b), Some(&ranges), Options::default()).unwrap())
     };
-    assert_eq!(told(0, 0), [""; 0]);
-    assert_eq!(told(0, 1), ["- /dir/file 7", "+ /first"]);
-    assert_eq!(told(1, 2), ["M /dir/file 9: [Mode]", "+ /first/second"]);
+    assert_eq!(changes(0, 0), [""; 0]);
+    assert_eq!(changes(0, 1), ["- /dir/file 7", "+ /first"]);
+    assert_eq!(changes(1, 2), ["M /dir/file 9: [Mode]", "+ /first/second"]);
     assert_eq!(
-        told(2, 0),
+        changes(2, 0),
         [
             "+ /dir/file 7",
             "M /dir/file 9: [Mode]",

@@ -1,5 +1,4 @@
-//! The reader and the comparison against those who made the file systems: mke2fs, debugfs, e2fsck
-//! and the kernel.
+//! The ext4 reader and the comparison, tested against mke2fs, debugfs, e2fsck and the kernel.
 
 mod changes;
 mod features;

@@ -1,4 +1,4 @@
-//! Random edits: what was done is what is told.
+//! Random edits are reported as changes.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ fn edits() -> impl Strategy<Value = Vec<Edit>> {
     vec(edit, 0..24)
 }
 
-/// What is in a file system, and the words that make debugfs do the same.
+/// The content of a file system, and the commands with which debugfs makes the same edits.
 struct Model {
     items: BTreeMap<String, Item>,
     sources: TempDir,
@@ -155,7 +155,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(40) })]
 
     #[test]
-    fn the_changes_that_were_made_are_told(first in edits(), second in edits(), kind in 0..KINDS.len()) {
+    fn random_edits_are_reported_as_changes(first in edits(), second in edits(), kind in 0..KINDS.len()) {
         let sources = tempfile::tempdir().unwrap();
         let mut model = Model { items: BTreeMap::new(), sources, commands: Vec::new() };
         let before = Image::make(&format!("{EXT4}{}", KINDS[kind]), 8, None);

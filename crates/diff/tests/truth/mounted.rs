@@ -9,11 +9,11 @@ use tempfile::TempDir;
 
 use super::support::{EXT4, Image, both_ways, expected, host_items, items, lines, succeed, tool};
 
-/// A mount that ends with the test.
+/// A mount that is unmounted at the end of the test.
 struct Mounted(TempDir);
 
 impl Mounted {
-    /// None where this host does not let us mount.
+    /// None if this host does not allow a mount.
     fn new(image: &Image) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let mounted = tool("mount")
@@ -47,8 +47,8 @@ impl Drop for Mounted {
     }
 }
 
-/// Has everything committed, file by file: this writes the journal, and leaves the tables where
-/// they belong for later.
+/// Commits everything, file by file: the kernel writes to the journal, and updates the tables
+/// later.
 fn commit(dir: &HostPath) {
     for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
         let kind = entry.file_type().unwrap();
@@ -95,7 +95,7 @@ fn second_steps(at: &Mounted) {
 }
 
 #[test]
-fn a_mounted_file_system_reads_as_its_kernel_says() {
+fn a_mounted_file_system_reads_as_the_kernel_reads_it() {
     for kind in [
         " -b 4096",
         " -b 1024",
@@ -105,25 +105,27 @@ fn a_mounted_file_system_reads_as_its_kernel_says() {
         let image = Image::make(&format!("{EXT4}{kind}"), 64, None);
         let Some(mounted) = Mounted::new(&image) else {
             eprintln!(
-                "not checked: file systems of the kernel's own making, which need the right to mount"
+                "not checked: file systems written by the kernel; this needs permission to mount"
             );
             return;
         };
         first_steps(&mounted);
         commit(mounted.0.path());
-        let (before, tree_before) = (image.copy(), host_items(mounted.0.path()));
+        let before = image.copy();
+        let tree_before = host_items(mounted.0.path());
         second_steps(&mounted);
         commit(mounted.0.path());
-        let (after, tree_after) = (image.copy(), host_items(mounted.0.path()));
+        let after = image.copy();
+        let tree_after = host_items(mounted.0.path());
         drop(mounted);
 
         let bytes = after.bytes();
         let fs = FileSystem::open(&bytes).unwrap();
         assert_eq!(fs.incomplete(), None, "{kind}");
         assert!(items(&fs) == tree_after, "{kind}");
-        let told = both_ways(&before, &after);
-        assert_eq!(told.incomplete, None);
-        assert_eq!(lines(&told), expected(&tree_before, &tree_after), "{kind}");
+        let found = both_ways(&before, &after);
+        assert_eq!(found.incomplete, None);
+        assert_eq!(lines(&found), expected(&tree_before, &tree_after), "{kind}");
         assert_eq!(both_ways(&after, &after.recovered()).changes, [], "{kind}");
         assert!(
             differs_without_journal(&bytes),
@@ -132,19 +134,20 @@ fn a_mounted_file_system_reads_as_its_kernel_says() {
     }
 }
 
-/// Fast commits are not replayed; then the answer must say so.
+/// Fast commits are not replayed, and the result must report that.
 #[test]
-fn fast_commits_are_told() {
+fn fast_commits_are_reported() {
     let image = Image::make(&format!("{EXT4},fast_commit -b 4096"), 64, None);
     let Some(mounted) = Mounted::new(&image) else {
         eprintln!("not checked: fast commits, which need the right to mount");
         return;
     };
     at_once(&mounted, "first");
-    // A full commit, so that fast ones can follow it.
+    // A full commit must precede fast ones.
     succeed(tool("sync").arg("-f").arg(mounted.0.path()));
     at_once(&mounted, "second");
-    let (bytes, tree) = (image.bytes(), host_items(mounted.0.path()));
+    let bytes = image.bytes();
+    let tree = host_items(mounted.0.path());
     drop(mounted);
     let fs = FileSystem::open(&bytes).unwrap();
     assert!(items(&fs) != tree, "the kernel made a fast commit");
@@ -161,7 +164,7 @@ fn at_once(at: &Mounted, name: &str) {
     File::open(at.path(name)).unwrap().sync_all().unwrap();
 }
 
-/// The same disk, said to need no recovery.
+/// Whether the disk reads differently when it is marked as clean.
 fn differs_without_journal(bytes: &[u8]) -> bool {
     let mut raw = bytes.to_vec();
     raw[1024 + 96] &= !4;

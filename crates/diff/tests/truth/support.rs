@@ -1,4 +1,4 @@
-//! File systems made by e2fsprogs, and what is in them.
+//! File systems made by e2fsprogs, and their expected content.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,12 +12,12 @@ use std::process::{Command, Stdio};
 use sandtree_diff::{Diff, FileSystem, Kind, Options, Path, diff};
 use tempfile::{NamedTempFile, TempDir};
 
-/// As the root file systems of images are made.
+/// The features of images' root file systems.
 pub const EXT4: &str = "has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,\
                         huge_file,dir_nlink,extra_isize,metadata_csum";
 pub const CLUSTER: usize = 64 << 10;
 
-/// What a path must be. Directories have no content, links their target.
+/// The expected node at a path. Directories have no content; the content of a link is its target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
     pub kind: Kind,
@@ -27,7 +27,7 @@ pub struct Item {
 
 pub type Tree = BTreeMap<Path, Item>;
 
-/// A tree on the host, to be put into a file system.
+/// A tree on the host, from which a file system is made.
 pub struct HostTree(pub TempDir);
 
 impl HostTree {
@@ -52,7 +52,7 @@ impl HostTree {
     }
 }
 
-/// Everything below a directory of the host, without what mke2fs adds.
+/// Everything below a directory of the host, without the `lost+found` of mke2fs.
 pub fn host_items(dir: &HostPath) -> Tree {
     let mut items = Tree::new();
     add_items(dir, &Path::from("/"), &mut items);
@@ -62,7 +62,8 @@ pub fn host_items(dir: &HostPath) -> Tree {
 
 fn add_items(dir: &HostPath, path: &Path, items: &mut Tree) {
     for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
-        let (host, metadata) = (entry.path(), entry.metadata().unwrap());
+        let host = entry.path();
+        let metadata = entry.metadata().unwrap();
         let path = join(path, entry.file_name().as_bytes());
         let (kind, content) = match metadata.file_type() {
             kind if kind.is_dir() => (Kind::Directory, Vec::new()),
@@ -103,12 +104,12 @@ pub fn join(path: &Path, name: &[u8]) -> Path {
 pub struct Image(NamedTempFile);
 
 impl Image {
-    /// As images' root file systems are, with the tree in it.
+    /// A file system like images' root file systems, with the tree in it.
     pub fn usual(mebibytes: u64, tree: Option<&HostTree>) -> Self {
         Self::make(&format!("{EXT4} -b 4096"), mebibytes, tree)
     }
 
-    /// As mke2fs makes it from features and options, with the tree in it.
+    /// A file system with these features and options of mke2fs, with the tree in it.
     pub fn make(kind: &str, mebibytes: u64, tree: Option<&HostTree>) -> Self {
         let image = NamedTempFile::new().unwrap();
         let mut command = tool("mke2fs");
@@ -136,7 +137,7 @@ impl Image {
         fs::read(self.path()).unwrap()
     }
 
-    /// Has debugfs do something to it, all of which must succeed. Gives what that says.
+    /// Runs commands of debugfs on it, all of which must succeed. Returns the output.
     pub fn debugfs(&self, commands: &[impl AsRef<str>]) -> String {
         let (said, errors) = self.try_debugfs(commands);
         // The first line is its version.
@@ -144,7 +145,7 @@ impl Image {
         said
     }
 
-    /// The same where something may fail. Gives its errors, too.
+    /// Runs commands of debugfs on it, which may fail. Returns the output and the errors.
     pub fn try_debugfs(&self, commands: &[impl AsRef<str>]) -> (String, String) {
         let mut child = spawn(
             tool("debugfs")
@@ -164,7 +165,7 @@ impl Image {
         (said, errors)
     }
 
-    /// What e2fsck makes of it: the journal replayed.
+    /// A copy that e2fsck recovered: its journal is replayed.
     pub fn recovered(&self) -> Self {
         self.checked("-fy")
     }
@@ -205,7 +206,7 @@ pub fn succeed(command: &mut Command) {
     );
 }
 
-/// Everything the reader finds, without what mke2fs adds.
+/// Everything that the reader finds, without the `lost+found` of mke2fs.
 pub fn items(fs: &FileSystem<'_>) -> Tree {
     let mut items = Tree::new();
     add_read(fs, &Path::from("/"), &mut items);
@@ -244,7 +245,7 @@ pub fn read(fs: &FileSystem<'_>, path: &Path) -> Vec<u8> {
     content
 }
 
-/// The clusters in which two disks differ, as a chain of layers would tell.
+/// The clusters in which two disks differ, as a chain of layers reports them.
 pub fn changed(a: &[u8], b: &[u8]) -> Vec<Range<u64>> {
     let clusters = a.chunks(CLUSTER).zip(b.chunks(CLUSTER)).enumerate();
     let starts = clusters
@@ -253,9 +254,10 @@ pub fn changed(a: &[u8], b: &[u8]) -> Vec<Range<u64>> {
     starts.map(|start| start..start + CLUSTER as u64).collect()
 }
 
-/// The changes, found in both ways; they must agree.
+/// The changes, found with and without known ranges. Both results must be equal.
 pub fn both_ways(a: &Image, b: &Image) -> Diff {
-    let (a, b) = (a.bytes(), b.bytes());
+    let a = a.bytes();
+    let b = b.bytes();
     let slow = diff(&a, &b, None, Options::default()).unwrap();
     let fast = diff(&a, &b, Some(&changed(&a, &b)), Options::default()).unwrap();
     assert_eq!(fast, slow);
@@ -273,7 +275,7 @@ pub fn lines(diff: &Diff) -> Vec<String> {
     diff.changes.iter().map(line).collect()
 }
 
-/// What differs between two trees, in the words of `lines`.
+/// The differences between two trees, in the format of `lines`.
 pub fn expected(before: &Tree, after: &Tree) -> Vec<String> {
     let mut paths: Vec<_> = before.keys().chain(after.keys()).collect();
     // In the order of a walk, part by part.

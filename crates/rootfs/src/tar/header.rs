@@ -18,7 +18,7 @@ impl Header {
         let others = || counted(0..148).chain(counted(156..BLOCK));
         let spaces = 8 * u64::from(b' ');
         let sum = spaces + others().map(|byte| u64::from(*byte)).sum::<u64>();
-        // Some old programs added up signed bytes.
+        // Some old programs sum signed bytes.
         let signed = spaces.cast_signed()
             + others()
                 .map(|byte| i64::from(byte.cast_signed()))
@@ -33,7 +33,7 @@ impl Header {
         self.block[156]
     }
 
-    /// With the prefix that ustar has for it.
+    /// The name, including the prefix field of ustar.
     pub fn name(&self) -> Vec<u8> {
         let name = text(&self.block[..100]);
         let prefix = match (&self.block[257..263], &self.block[508..512]) {
@@ -52,7 +52,7 @@ impl Header {
         text(&self.block[157..257]).to_vec()
     }
 
-    /// What lies above these bits says the kind in some archives.
+    /// The permissions. In some archives, higher bits contain the file type.
     pub fn mode(&self) -> Result<u16, Bad> {
         Ok((number::unsigned(&self.block[100..108])? & 0o7777) as u16)
     }
@@ -81,7 +81,7 @@ impl Header {
         number::id(&self.block[337..345])
     }
 
-    /// Of the kind `S`: the start of its map, and whether more of it follows.
+    /// The first part of the sparse map of a member of type `S`, and whether more follows.
     pub fn old_sparse(&self) -> (&[u8], bool) {
         (&self.block[386..482], self.block[482] != 0)
     }
@@ -91,7 +91,7 @@ impl Header {
     }
 }
 
-/// Up to the first NUL.
+/// The text before the first NUL.
 pub(super) fn text(field: &[u8]) -> &[u8] {
     let end = field.iter().position(|byte| *byte == 0);
     &field[..end.unwrap_or(field.len())]

@@ -1,10 +1,10 @@
 //! Numbers of tar headers: octal digits, base 256, and decimal in PAX records.
 
-use crate::tree::Time;
+use sandtree_disk::ext4::write::Time;
 
 type Bad = &'static str;
 
-/// A field of a header. Empty is 0.
+/// Parses a field of a header. An empty field is 0.
 pub(super) fn field(field: &[u8]) -> Result<i64, Bad> {
     match field {
         [first, rest @ ..] if first & 0x80 != 0 => base_256(*first, rest),
@@ -29,7 +29,7 @@ fn octal(field: &[u8]) -> Result<i64, Bad> {
     let digits = &field[start..];
     let end = digits.iter().position(is_blank).unwrap_or(digits.len());
     if !digits[end..].iter().all(is_blank) {
-        return Err("a number of a header has something behind it");
+        return Err("a number of a header is followed by other characters");
     }
     digits[..end]
         .iter()
@@ -42,7 +42,7 @@ fn octal(field: &[u8]) -> Result<i64, Bad> {
         })
 }
 
-/// Two's complement, whose first bit only says that it is one.
+/// Parses two's complement. Its first bit only marks the form.
 fn base_256(first: u8, rest: &[u8]) -> Result<i64, Bad> {
     let sign: i64 = if first & 0x40 == 0 { 0 } else { -1 };
     let start = sign << 6 | i64::from(first & 0x3f);
@@ -59,18 +59,19 @@ pub(super) fn decimal<T: std::str::FromStr>(text: &[u8]) -> Result<T, Bad> {
         .ok()
         .filter(|text| !text.is_empty() && !text.starts_with('+'));
     text.and_then(|text| text.parse().ok())
-        .ok_or("a number of an extended header is not one, or out of range")
+        .ok_or("a number of an extended header is invalid or out of range")
 }
 
-/// Seconds with a fraction, of which nine digits count: `-1.5` is half a second after -2.
+/// Parses seconds with a fraction, of which nine digits count: `-1.5` is half a second after -2.
 pub(super) fn time(text: &[u8]) -> Result<Time, Bad> {
     let dot = text
         .iter()
         .position(|byte| *byte == b'.')
         .unwrap_or(text.len());
-    let (whole, fraction) = (&text[..dot], text.get(dot + 1..).unwrap_or_default());
+    let whole = &text[..dot];
+    let fraction = text.get(dot + 1..).unwrap_or_default();
     if !fraction.iter().all(u8::is_ascii_digit) {
-        return Err("a time of an extended header is not one");
+        return Err("a time of an extended header is invalid");
     }
     let digits = fraction.iter().chain(std::iter::repeat(&b'0')).take(9);
     let nanoseconds = digits.fold(0, |number, digit| number * 10 + u32::from(digit - b'0'));

@@ -1,26 +1,25 @@
-//! Extended headers: records of `LENGTH KEY=VALUE\n` that say what does not fit into a header.
+//! Extended headers: records of `LENGTH KEY=VALUE\n` for everything that does not fit into a header.
 
 use std::collections::BTreeMap;
 
 use base64::Engine;
 use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use sandtree_disk::ext4::write::Time;
 
 use super::header::Bad;
 use super::number::{decimal, time};
 use super::sparse::Piece;
-use crate::edit::is_kept_xattr;
-use crate::tree::Time;
+use crate::staging::is_kept_xattr;
 
 const DAMAGED: Bad = "an extended header is damaged";
-/// With padding or without.
+/// Accepts padding, but does not require it.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// What extended headers say about a member. An empty value takes back what was said for all
-/// members.
+/// The extended headers of a member. An empty value cancels the value for all members.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Records {
     pub path: Option<Vec<u8>>,
@@ -32,19 +31,19 @@ pub(super) struct Records {
     pub major: Option<u32>,
     pub minor: Option<u32>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// As bsdtar writes them, besides the others or alone.
+    /// The form of bsdtar, which writes both forms or only this one.
     libarchive_xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub sparse: Sparse,
 }
 
-/// Of a file with holes, in any of the three forms that GNU tar has for it.
+/// The records of a sparse file, in any of the three forms of GNU tar.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Sparse {
     pub name: Option<Vec<u8>>,
     pub bytes: Option<u64>,
-    /// 1.0: the map is in front of the bytes.
+    /// Form 1.0: the map is before the bytes.
     pub major: Option<u32>,
-    /// 0.0 and 0.1: it is here.
+    /// The map of the forms 0.0 and 0.1.
     pub map: Vec<Piece>,
     offset: Option<u64>,
 }
@@ -66,7 +65,7 @@ impl Records {
         Ok(())
     }
 
-    /// How much memory they hold on to.
+    /// The memory that the records use.
     pub fn weight(&self) -> usize {
         let pairs = self.xattrs.iter().chain(&self.libarchive_xattrs);
         let texts = [&self.path, &self.link, &self.sparse.name];
@@ -114,7 +113,8 @@ impl Records {
                 self.xattrs.insert(name.to_vec(), value.to_vec());
             }
         } else if let Some(name) = key.strip_prefix(b"LIBARCHIVE.xattr.") {
-            let (name, value) = (percent(name)?, BASE64.decode(value).map_err(|_| DAMAGED)?);
+            let name = percent(name)?;
+            let value = BASE64.decode(value).map_err(|_| DAMAGED)?;
             if is_kept_xattr(&name) {
                 self.libarchive_xattrs.insert(name, value);
             }
@@ -140,7 +140,7 @@ impl Sparse {
                 let offset = self
                     .offset
                     .take()
-                    .ok_or("a part of a sparse file has no place")?;
+                    .ok_or("a part of a sparse file has no offset")?;
                 self.map.push(Piece {
                     offset,
                     bytes: decimal(value)?,
@@ -153,7 +153,7 @@ impl Sparse {
     }
 }
 
-/// `OFFSET,BYTES,OFFSET,BYTES…`
+/// Parses `OFFSET,BYTES,OFFSET,BYTES…`.
 fn pieces(value: &[u8]) -> Result<Vec<Piece>, Bad> {
     let numbers = value
         .split(|byte| *byte == b',')
@@ -161,7 +161,7 @@ fn pieces(value: &[u8]) -> Result<Vec<Piece>, Bad> {
     let numbers = numbers.map(decimal).collect::<Result<Vec<u64>, Bad>>()?;
     let (pairs, rest) = numbers.as_chunks::<2>();
     if !rest.is_empty() {
-        return Err("the map of a sparse file has a part without a size");
+        return Err("a part of a sparse file has no size");
     }
     Ok(pairs
         .iter()
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_and_what_takes_them_back() {
+    fn records_are_read_and_cancelled() {
         let mut records = Records::default();
         records
             .read(b"13 path=a\nbc\n10 uid=77\n19 mtime=-1.250000\n")
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_as_bsdtar_writes_them() {
+    fn extended_attributes_of_bsdtar_are_read() {
         let mut records = Records::default();
         records
             .take(b"LIBARCHIVE.xattr.user.a%3Db", b"aGVsbG8")

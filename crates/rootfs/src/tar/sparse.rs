@@ -1,20 +1,21 @@
-//! Where the bytes of a file with holes belong.
+//! Maps of sparse files: where their bytes belong.
+
+use sandtree_disk::ext4::write::MAX_FILE_BYTES;
 
 use super::header::Bad;
 use super::number;
-use crate::tree::MAX_FILE_BYTES;
 
-/// How many pieces a map may have; they take 16 MiB.
+/// How many pieces a map may have; they need 16 MiB of memory.
 pub(super) const MAX_PIECES: usize = 1 << 20;
 
-/// Bytes that are in the archive; what is between two pieces is a hole.
+/// Bytes that the archive contains. Bytes between two pieces are a hole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub offset: u64,
     pub bytes: u64,
 }
 
-/// Pieces of the old form: each two numbers of twelve bytes, and unused ones of zeros.
+/// Parses pieces of the old form: two numbers of twelve bytes each. Unused ones are zeros.
 pub(super) fn old_pieces(fields: &[u8], into: &mut Vec<Piece>) -> Result<(), Bad> {
     for field in fields
         .chunks_exact(24)
@@ -33,16 +34,17 @@ pub(super) fn old_pieces(fields: &[u8], into: &mut Vec<Piece>) -> Result<(), Bad
 
 pub(super) fn push(into: &mut Vec<Piece>, piece: Piece) -> Result<(), Bad> {
     if into.len() >= MAX_PIECES {
-        return Err("the map of a sparse file has more than 1048576 parts");
+        return Err("its sparse map has more than 1048576 parts");
     }
     into.push(piece);
     Ok(())
 }
 
-/// What a map claims: its pieces in order, inside of the file, and as many bytes as the archive
-/// holds for them.
+/// Checks a map: its pieces are in order, inside the file, and have together as many bytes as the
+/// archive contains.
 pub(super) fn check(map: &[Piece], file_bytes: u64, held_bytes: u64) -> Result<(), Bad> {
-    let (mut end, mut sum) = (0, 0u64);
+    let mut end = 0;
+    let mut sum = 0u64;
     for piece in map {
         if piece.offset < end {
             return Err("the parts of a sparse file are not in order");
@@ -55,12 +57,12 @@ pub(super) fn check(map: &[Piece], file_bytes: u64, held_bytes: u64) -> Result<(
         sum += piece.bytes;
     }
     if sum != held_bytes {
-        return Err("the parts of a sparse file do not have the size of its bytes");
+        return Err("the parts of a sparse file do not add up to its content");
     }
     Ok(())
 }
 
-const BEYOND: Bad = "a part of a sparse file lies beyond its end";
+const BEYOND: Bad = "a part of a sparse file is beyond its end";
 
 pub(super) fn check_file_bytes(bytes: u64) -> Result<u64, Bad> {
     if bytes > MAX_FILE_BYTES {
@@ -75,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn claims_that_hold_and_those_that_do_not() {
+    fn sparse_maps_must_match_their_file() {
         let piece = |offset, bytes| Piece { offset, bytes };
         assert_eq!(
             check(&[piece(0, 5), piece(5, 5), piece(100, 0)], 100, 10),

@@ -1,4 +1,4 @@
-//! Archives made by hand, good ones and others.
+//! Archives for tests, valid and invalid.
 
 /// A header without its checksum.
 pub fn raw_header(name: &str, kind: u8, bytes: u64) -> [u8; 512] {

@@ -1,4 +1,4 @@
-//! What an archive may cost: memory, blocks of the image, bytes on the host, and time.
+//! The limits for the cost of an archive: memory, blocks of the image, bytes on the host, and time.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -29,21 +29,22 @@ fn linked() -> Bench {
 }
 
 #[test]
-fn links_cost_nothing_when_files_are_copied_out() {
-    let (bench, out) = (
-        linked(),
-        tempfile::tempdir().expect("a directory can be made"),
-    );
-    let mut told = Vec::new();
+fn links_do_not_count_when_files_are_copied_out() {
+    let bench = linked();
+    let out = tempfile::tempdir().expect("a directory can be made");
+    let mut reported = Vec::new();
     let mut watch = |bytes| {
-        told.push(bytes);
+        reported.push(bytes);
         Ok(())
     };
     bench
         .builder
         .copy_out(out.path(), MIB, &mut watch)
         .expect("it is copied");
-    assert!(told.is_sorted() && told.last() == Some(&MIB), "{told:?}");
+    assert!(
+        reported.is_sorted() && reported.last() == Some(&MIB),
+        "{reported:?}"
+    );
     let first = std::fs::metadata(out.path().join("blobs/first")).expect("it is there");
     for name in (0..20).flat_map(|at| [format!("h{at}"), format!("a{at}")]) {
         let path = out.path().join(name);
@@ -63,10 +64,8 @@ fn links_cost_nothing_when_files_are_copied_out() {
 
 #[test]
 fn copying_out_can_be_stopped_and_is_limited() {
-    let (bench, out) = (
-        linked(),
-        tempfile::tempdir().expect("a directory can be made"),
-    );
+    let bench = linked();
+    let out = tempfile::tempdir().expect("a directory can be made");
     let mut watch = |bytes| if bytes == 0 { Ok(()) } else { Err(Stop) };
     let stopped = bench.builder.copy_out(out.path(), MIB, &mut watch);
     assert!(matches!(stopped, Err(Error::GivenUp)), "{stopped:?}");
@@ -77,11 +76,11 @@ fn copying_out_can_be_stopped_and_is_limited() {
         .expect_err("it is refused");
     assert_eq!(
         error.to_string(),
-        "/a0 goes beyond the limit of 1048575 bytes to be copied"
+        "/a0 exceeds the limit of 1048575 bytes to copy"
     );
 }
 
-/// A file of bytes that each take a block and an extent of their own.
+/// A file whose bytes each need a separate block and extent.
 fn scattered(pieces: u64) -> Vec<u8> {
     let map: Vec<String> = (0..pieces).map(|at| format!("{},1", at * 8192)).collect();
     let file_bytes = (pieces * 8192).to_string();
@@ -97,7 +96,7 @@ fn scattered(pieces: u64) -> Vec<u8> {
 }
 
 #[test]
-fn scattered_bytes_cost_the_blocks_that_they_take() {
+fn scattered_bytes_count_as_whole_blocks() {
     let limits = Limits {
         written_bytes: MIB,
         ..Limits::default()
@@ -107,7 +106,7 @@ fn scattered_bytes_cost_the_blocks_that_they_take() {
         .expect_err("it is refused");
     assert_eq!(
         error.to_string(),
-        "the image goes beyond the limit of 1048576 bytes written to it"
+        "the image exceeds the limit of 1048576 bytes written to it"
     );
     let limits = Limits {
         written_bytes: 8 * MIB,
@@ -119,7 +118,7 @@ fn scattered_bytes_cost_the_blocks_that_they_take() {
 }
 
 #[test]
-fn scattered_bytes_cost_memory_for_where_they_are() {
+fn scattered_bytes_count_as_memory_for_extents() {
     let limits = Limits {
         names_bytes: 1000 * 24,
         ..Limits::default()
@@ -129,7 +128,7 @@ fn scattered_bytes_cost_memory_for_where_they_are() {
         .expect_err("it is refused");
     assert_eq!(
         error.to_string(),
-        "a file goes beyond the limit of 1000 extents"
+        "a file exceeds the limit of 1000 extents"
     );
     let mut bench = Bench::with(limits);
     bench.plain(&scattered(900)).expect("so much is allowed");
@@ -137,13 +136,13 @@ fn scattered_bytes_cost_memory_for_where_they_are() {
     assert!(
         error
             .to_string()
-            .starts_with("a file goes beyond the limit of "),
+            .starts_with("a file exceeds the limit of "),
         "{error}"
     );
 }
 
 #[test]
-fn a_bomb_that_is_not_of_zeros_ends_before_the_disk() {
+fn a_bomb_without_zeros_is_stopped_before_it_fills_the_disk() {
     let limits = Limits {
         written_bytes: 4 * MIB,
         ..Limits::default()
@@ -160,14 +159,14 @@ fn a_bomb_that_is_not_of_zeros_ends_before_the_disk() {
         .expect_err("it is refused");
     assert_eq!(
         error.to_string(),
-        "the image goes beyond the limit of 4194304 bytes written to it"
+        "the image exceeds the limit of 4194304 bytes written to it"
     );
     let image = std::fs::metadata(bench.dir.path().join("image")).expect("it is there");
     assert!(image.blocks() * 512 <= 5 * MIB);
 }
 
 #[test]
-fn every_name_costs_more_than_its_bytes() {
+fn every_name_counts_more_than_its_bytes() {
     let limits = Limits {
         names_bytes: 64 << 10,
         ..Limits::default()
@@ -191,7 +190,7 @@ fn every_name_costs_more_than_its_bytes() {
 }
 
 #[test]
-fn headers_without_nodes_come_to_an_end() {
+fn headers_without_nodes_are_limited() {
     let limits = Limits {
         nodes: 10,
         ..Limits::default()
@@ -206,13 +205,13 @@ fn headers_without_nodes_come_to_an_end() {
             .expect_err("it is refused");
         assert_eq!(
             error.to_string(),
-            "the archive goes beyond the limit of 80 headers in one archive"
+            "the archive exceeds the limit of 80 headers in one archive"
         );
     }
 }
 
 #[test]
-fn what_is_said_for_all_members_is_small_and_counts_only_if_kept() {
+fn global_headers_are_limited_and_count_only_if_used() {
     let said = |key: &str, bytes: usize| {
         let rest = format!(" {key}={}\n", "v".repeat(bytes));
         let text = format!("{}{rest}", rest.len() + 5);
@@ -226,7 +225,7 @@ fn what_is_said_for_all_members_is_small_and_counts_only_if_kept() {
         .expect_err("it is refused")
         .to_string();
     assert!(
-        error.ends_with("more than 64 KiB are said for all members"),
+        error.ends_with("a global extended header has more than 64 KiB"),
         "{error}"
     );
     Bench::new()
@@ -235,7 +234,7 @@ fn what_is_said_for_all_members_is_small_and_counts_only_if_kept() {
 }
 
 #[test]
-fn after_a_failure_nothing_goes_on() {
+fn after_a_failure_every_call_fails() {
     let mut bench = Bench::new();
     bench
         .plain(&Archive::default().file("a", "a").end())
@@ -282,7 +281,7 @@ fn dir_node() -> New<'static> {
 }
 
 #[test]
-fn behind_the_end_of_a_layer_anything_may_follow() {
+fn anything_may_follow_the_end_of_a_layer() {
     let mut archive = Archive::default().file("a", "a").end();
     archive.extend(b"more");
     let mut bench = Bench::new();

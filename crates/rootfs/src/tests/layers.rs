@@ -1,4 +1,4 @@
-//! Layers over layers, as the image specification has it.
+//! Layers on top of layers, by the rules of the OCI image specification.
 
 use super::Bench;
 use super::archive::Archive;
@@ -14,12 +14,12 @@ fn lower() -> Vec<u8> {
         .end()
 }
 
-/// All names after a layer over the lower one.
+/// All names after a layer was added on top of the lower one.
 fn after(upper: &[u8]) -> Vec<String> {
     let mut bench = Bench::new();
     bench.layer(&lower()).expect("it is taken");
     bench.layer(upper).expect("it is taken");
-    let names = super::listing::of_tree(&bench.builder.canvas).into_keys();
+    let names = super::listing::of_tree(&bench.builder.staging).into_keys();
     let names = names
         .map(|name| String::from_utf8(name).expect("it is text"))
         .filter(|name| !name.is_empty())
@@ -29,7 +29,7 @@ fn after(upper: &[u8]) -> Vec<String> {
 }
 
 #[test]
-fn a_whiteout_hides_what_lower_layers_have() {
+fn a_whiteout_hides_files_of_lower_layers() {
     let hidden = Archive::default()
         .file("etc/.wh.a", "")
         .file("etc/.wh.sub", "");
@@ -49,7 +49,7 @@ fn a_whiteout_hides_what_lower_layers_have() {
 }
 
 #[test]
-fn a_whiteout_leaves_what_its_own_layer_brings() {
+fn a_whiteout_keeps_files_of_its_own_layer() {
     for upper in [
         Archive::default()
             .file("etc/a", "new")
@@ -84,7 +84,7 @@ fn a_whiteout_leaves_what_its_own_layer_brings() {
 }
 
 #[test]
-fn an_opaque_directory_hides_only_what_is_below() {
+fn an_opaque_directory_hides_only_lower_layers() {
     for upper in [
         Archive::default()
             .file("etc/.wh..wh..opq", "")
@@ -126,7 +126,7 @@ fn an_opaque_directory_hides_only_what_is_below() {
 }
 
 #[test]
-fn a_new_name_of_an_old_file_stays_when_the_old_one_is_hidden() {
+fn a_new_hard_link_stays_when_the_old_name_is_hidden() {
     for upper in [
         Archive::default()
             .hard_link("kept", "etc/a")
@@ -146,7 +146,7 @@ fn a_new_name_of_an_old_file_stays_when_the_old_one_is_hidden() {
 }
 
 #[test]
-fn directories_and_others_over_each_other() {
+fn directories_and_other_nodes_replace_each_other() {
     let mut bench = Bench::new();
     bench.layer(&lower()).expect("it is taken");
     bench
@@ -162,19 +162,19 @@ fn directories_and_others_over_each_other() {
     assert_eq!(
         bench.text("etc/a"),
         Some("lower a".into()),
-        "a directory over a directory keeps what is in it"
+        "a directory that replaces a directory keeps its entries"
     );
     assert_eq!(bench.text("link/x"), Some("x".into()));
     assert!(
         !bench.builder.exists(b"etc/x"),
-        "a directory over a link replaces the link"
+        "a directory replaces a link"
     );
     assert_eq!(bench.text("etc/sub"), Some("file".into()));
     bench.finish();
 }
 
 #[test]
-fn names_of_whiteouts_that_lead_elsewhere_are_refused() {
+fn whiteouts_with_invalid_names_are_refused() {
     for name in ["etc/.wh...", "etc/.wh..", "etc/.wh.", "etc/.wh.x/y"] {
         let mut bench = Bench::new();
         bench.layer(&lower()).expect("it is taken");
@@ -195,7 +195,7 @@ fn names_of_whiteouts_that_lead_elsewhere_are_refused() {
 }
 
 #[test]
-fn outside_of_layers_such_names_are_names() {
+fn a_plain_archive_has_no_whiteouts() {
     let mut bench = Bench::new();
     bench.plain(&lower()).expect("it is taken");
     bench

@@ -1,4 +1,4 @@
-//! All that is known about a root file system, to be compared: on the host, in a tree, in an image.
+//! Complete listings of a root file system, for comparison: on the host, in a tree, in an image.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -7,32 +7,33 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use sandtree_diff::{Blocks, FileSystem};
+use sandtree_disk::Blocks;
+use sandtree_disk::ext4::read::{self, FileSystem};
+use sandtree_disk::ext4::write::{Kind, NodeId, Tree};
 use sha2::{Digest, Sha256};
 
-use crate::edit::Canvas;
-use crate::{Kind, NodeId, Tree};
+use crate::staging::Staging;
 
-/// By path, the root's being empty.
+/// Entries by path. The path of the root is empty.
 pub type Listing = BTreeMap<Vec<u8>, Entry>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// With what is to be said about it: size and digest, target, numbers.
+    /// The kind with its details: size and digest, target, device numbers.
     pub kind: String,
     pub mode: u16,
     pub owner: (u32, u32),
     pub modified: (i64, u32),
     pub xattrs: BTreeMap<String, Vec<u8>>,
-    /// How many names it has, and the first of them; of a directory 1.
+    /// The number of names and the first name; 1 for a directory.
     pub names: (u64, Vec<u8>),
 }
 
-/// Says which paths differ, instead of all of them.
+/// Asserts that two listings are equal. A failure shows only the paths that differ.
 pub fn assert_same(found: &Listing, expected: &Listing) {
     let paths = found.keys().chain(expected.keys());
     let differs = |path: &&Vec<u8>| found.get(*path) != expected.get(*path);
-    let told = |path: &Vec<u8>| {
+    let shown = |path: &Vec<u8>| {
         format!(
             "{}:\n  found    {:?}\n  expected {:?}\n",
             path.escape_ascii(),
@@ -40,18 +41,19 @@ pub fn assert_same(found: &Listing, expected: &Listing) {
             expected.get(path)
         )
     };
-    let differences: String = paths.filter(differs).map(told).collect();
+    let differences: String = paths.filter(differs).map(shown).collect();
     assert!(differences.is_empty(), "{differences}");
 }
 
-/// Without what some forms do not tell.
+/// The listing without details that some formats lack.
 pub fn without(mut listing: Listing, lacks: impl Fn(&mut Entry)) -> Listing {
     listing.values_mut().for_each(lacks);
     listing
 }
 
 pub fn of_host(root: &Path) -> Listing {
-    let (mut all, mut first) = (Listing::new(), BTreeMap::new());
+    let mut all = Listing::new();
+    let mut first = BTreeMap::new();
     host(root, Vec::new(), &mut |path, meta, entry: Entry| {
         if !meta.is_dir() {
             first
@@ -79,19 +81,21 @@ fn host(at: &Path, path: Vec<u8>, found: &mut dyn FnMut(Vec<u8>, &fs::Metadata, 
         rustix::fs::major(meta.rdev()),
         rustix::fs::minor(meta.rdev())
     );
-    let text = match () {
-        () if kind.is_dir() => "directory".into(),
-        () if kind.is_file() => file_text(File::open(at).expect("it opens")),
-        () if kind.is_symlink() => link_text(
-            fs::read_link(at)
-                .expect("it is a link")
-                .as_os_str()
-                .as_bytes(),
-        ),
-        () if kind.is_char_device() => format!("character device {numbers}"),
-        () if kind.is_block_device() => format!("block device {numbers}"),
-        () if kind.is_fifo() => "fifo".into(),
-        () => "socket".into(),
+    let text = if kind.is_dir() {
+        "directory".into()
+    } else if kind.is_file() {
+        file_text(File::open(at).expect("it opens"))
+    } else if kind.is_symlink() {
+        let target = fs::read_link(at).expect("it is a link");
+        link_text(target.as_os_str().as_bytes())
+    } else if kind.is_char_device() {
+        format!("character device {numbers}")
+    } else if kind.is_block_device() {
+        format!("block device {numbers}")
+    } else if kind.is_fifo() {
+        "fifo".into()
+    } else {
+        "socket".into()
     };
     let entry = Entry {
         kind: text,
@@ -130,11 +134,12 @@ fn host_xattrs(at: &Path) -> BTreeMap<String, Vec<u8>> {
     names.map(value).collect()
 }
 
-pub fn of_tree(canvas: &Canvas) -> Listing {
-    let (mut all, mut names) = (Listing::new(), BTreeMap::<NodeId, Vec<Vec<u8>>>::new());
+pub fn of_tree(staging: &Staging) -> Listing {
+    let mut all = Listing::new();
+    let mut names = BTreeMap::<NodeId, Vec<Vec<u8>>>::new();
     let mut pending = vec![(Vec::new(), Tree::ROOT)];
     while let Some((path, id)) = pending.pop() {
-        let node = canvas.tree.node(id);
+        let node = staging.tree.node(id);
         let kind = match &node.kind {
             Kind::Dir(entries) => {
                 let below = |name: &[u8]| {
@@ -147,9 +152,12 @@ pub fn of_tree(canvas: &Canvas) -> Listing {
                 pending.extend(entries.iter().map(|(name, id)| (below(name), *id)));
                 "directory".into()
             }
-            Kind::File(content) => {
-                file_text(&canvas.area.read(content, u64::MAX).expect("it can be read")[..])
-            }
+            Kind::File(content) => file_text(
+                &staging
+                    .area
+                    .read(content, u64::MAX)
+                    .expect("it can be read")[..],
+            ),
             Kind::Symlink(target) => link_text(target),
             Kind::CharDevice(device) => {
                 format!("character device {}:{}", device.major, device.minor)
@@ -189,14 +197,15 @@ pub fn of_tree(canvas: &Canvas) -> Listing {
     all
 }
 
-/// What this workspace's own reader of ext4 sees. It tells whole seconds, no attributes, and not
-/// who shares a node.
+/// The listing of an image by our own ext4 reader. It has whole seconds, no extended attributes, and
+/// does not tell which names share a node.
 pub fn of_image(image: &Path) -> Listing {
     let disk = Disk(File::open(image).expect("it opens"));
     let system = FileSystem::open(&disk).expect("it is an ext4");
-    let (mut all, mut pending) = (Listing::new(), vec![Vec::new()]);
+    let mut all = Listing::new();
+    let mut pending = vec![Vec::new()];
     while let Some(path) = pending.pop() {
-        let at = sandtree_diff::Path::from([b"/", &path[..]].concat());
+        let at = read::Path::from([b"/", &path[..]].concat());
         let node = system
             .stat(&at)
             .expect("it can be read")
@@ -206,7 +215,7 @@ pub fn of_image(image: &Path) -> Listing {
             .map(|(major, minor)| format!("{major}:{minor}"))
             .unwrap_or_default();
         let kind = match node.kind {
-            sandtree_diff::Kind::Directory => {
+            read::Kind::Directory => {
                 let names = system.list(&at).expect("it can be listed");
                 let below = |name: &[u8]| {
                     if path.is_empty() {
@@ -218,16 +227,14 @@ pub fn of_image(image: &Path) -> Listing {
                 pending.extend(names.iter().map(|name| below(name)));
                 "directory".into()
             }
-            sandtree_diff::Kind::File => file_text(system.read_file(&at).expect("it can be read")),
-            sandtree_diff::Kind::Symlink => {
-                link_text(node.target.expect("it has a target").as_bytes())
-            }
-            sandtree_diff::Kind::CharDevice => format!("character device {numbers}"),
-            sandtree_diff::Kind::BlockDevice => format!("block device {numbers}"),
-            sandtree_diff::Kind::Fifo => "fifo".into(),
-            sandtree_diff::Kind::Socket => "socket".into(),
+            read::Kind::File => file_text(system.read_file(&at).expect("it can be read")),
+            read::Kind::Symlink => link_text(node.target.expect("it has a target").as_bytes()),
+            read::Kind::CharDevice => format!("character device {numbers}"),
+            read::Kind::BlockDevice => format!("block device {numbers}"),
+            read::Kind::Fifo => "fifo".into(),
+            read::Kind::Socket => "socket".into(),
         };
-        let is_dir = node.kind == sandtree_diff::Kind::Directory;
+        let is_dir = node.kind == read::Kind::Directory;
         let entry = Entry {
             kind,
             mode: node.mode,
@@ -255,7 +262,9 @@ impl Blocks for Disk {
 }
 
 fn file_text(mut from: impl Read) -> String {
-    let (mut hasher, mut bytes, mut buffer) = (Sha256::new(), 0, vec![0; 64 << 10]);
+    let mut hasher = Sha256::new();
+    let mut bytes = 0;
+    let mut buffer = vec![0; 64 << 10];
     loop {
         match from.read(&mut buffer).expect("it can be read") {
             0 => break,

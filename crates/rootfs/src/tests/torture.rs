@@ -1,4 +1,4 @@
-//! A root file system with everything that one can have, through every way in.
+//! A root file system with every kind of content, imported in every way.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -19,7 +19,7 @@ const CAPABILITY: [u8; 20] = [
     1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
 ];
 
-/// `user::rw-,user:12345:r--,group::r--,mask::r--,other::---`, as system calls have it.
+/// `user::rw-,user:12345:r--,group::r--,mask::r--,other::---`, as system calls encode it.
 fn acl() -> Vec<u8> {
     let entry = |tag: u16, bits: u16, id: u32| {
         [
@@ -69,7 +69,7 @@ fn make(path: &Path, bytes: &[u8], mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode can be set");
 }
 
-/// What ustar can tell.
+/// Content that ustar can represent.
 fn fill_plain(dir: &Path) {
     fs::create_dir_all(dir.join("a/b/c")).expect("a directory can be made");
     make(&dir.join("empty"), b"", 0o600);
@@ -203,16 +203,16 @@ fn fill_of_root(dir: &Path) {
     set("acl", "system.posix_acl_access", &acl());
 }
 
-/// What an archive can tell of a time.
+/// The times that an archive can represent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Clock {
     /// Seconds, since 1970.
     Whole,
-    /// Nanoseconds, and before 1970 as well; below `plain` only what everything can tell.
+    /// Nanoseconds, also before 1970. Below `plain`, only times that every format can represent.
     Fine,
 }
 
-/// Deepest first, as what is made in a directory changes its time.
+/// Sets times, deepest first, because a new entry changes the time of its directory.
 fn set_times(root: &Path, clock: Clock) {
     let mut paths = vec![root.to_path_buf()];
     let mut at = 0;
@@ -264,16 +264,16 @@ fn no_sockets(mut listing: Listing) -> Listing {
     listing
 }
 
-/// What the reader of images does not tell.
+/// Removes details that the reader of images does not return.
 fn seen(entry: &mut Entry) {
     entry.modified.1 = 0;
     entry.xattrs.clear();
     entry.names.1.clear();
 }
 
-/// The same in memory, and in an image that `e2fsck` likes.
+/// Asserts that the tree in memory and the finished image equal the expected listing.
 fn comes_through(bench: Bench, expected: &Listing) -> (TempDir, PathBuf) {
-    assert_same(&of_tree(&bench.builder.canvas), expected);
+    assert_same(&of_tree(&bench.builder.staging), expected);
     let (dir, image, made) = bench.finish();
     assert_same(&of_image(&image), &without(expected.clone(), seen));
     assert!(made.used_bytes < 32 << 20, "holes take no room");
@@ -281,7 +281,7 @@ fn comes_through(bench: Bench, expected: &Listing) -> (TempDir, PathBuf) {
 }
 
 #[test]
-fn through_a_directory() {
+fn a_tree_is_unchanged_after_import_from_a_directory() {
     let torture = torture(None);
     let mut bench = Bench::new();
     bench
@@ -304,7 +304,7 @@ fn through_a_directory() {
 }
 
 #[test]
-fn through_pax_archives() {
+fn a_tree_is_unchanged_after_import_from_pax_archives() {
     let torture = torture(None);
     let expected = no_sockets(of_host(torture.path()));
     for sparse in [
@@ -328,7 +328,7 @@ fn through_pax_archives() {
 }
 
 #[test]
-fn through_gnu_archives() {
+fn a_tree_is_unchanged_after_import_from_gnu_archives() {
     let torture = torture(None);
     let expected = without(no_sockets(of_host(torture.path())), |entry| {
         entry.modified.1 = 0;
@@ -344,12 +344,12 @@ fn through_gnu_archives() {
 }
 
 #[test]
-fn through_ustar_archives() {
+fn a_tree_is_unchanged_after_import_from_ustar_archives() {
     let torture = torture(None);
     let dir = torture.path().join("plain");
     for format in ["--format=ustar", "--format=v7"] {
         if format == "--format=v7" {
-            // It has no place for long names and none for pipes.
+            // ustar has no long names and no pipes.
             fs::remove_dir_all(dir.join("d".repeat(60))).expect("it can be removed");
             fs::remove_file(dir.join("fifo")).expect("it can be removed");
             set_times(torture.path(), Clock::Fine);
@@ -361,7 +361,7 @@ fn through_ustar_archives() {
 }
 
 #[test]
-fn packed_or_not_it_is_the_same() {
+fn compressed_and_plain_archives_give_equal_images() {
     let torture = torture(None);
     let plain = tar(torture.path(), &["--format=posix", "--xattrs", "--sparse"]);
     let whole = |bytes: &[u8]| {
@@ -375,10 +375,8 @@ fn packed_or_not_it_is_the_same() {
         added.sha256,
         <[u8; 32]>::from(<sha2::Sha256 as sha2::Digest>::digest(&plain))
     );
-    let (dir, half) = (
-        tempfile::tempdir().expect("a directory can be made"),
-        plain.len() / 2,
-    );
+    let dir = tempfile::tempdir().expect("a directory can be made");
+    let half = plain.len() / 2;
     let packed = |program: &str, bytes: &[u8]| {
         let file = dir.path().join("file");
         fs::write(&file, bytes).expect("a file can be written");
@@ -386,7 +384,7 @@ fn packed_or_not_it_is_the_same() {
         run(tool(program).arg("-c").arg(&file))
     };
     for program in ["gzip", "zstd", "xz"] {
-        // In two members, as some programs write them.
+        // In two members, which some programs write.
         let bytes = [
             packed(program, &plain[..half]),
             packed(program, &plain[half..]),
@@ -413,14 +411,14 @@ fn equal_input_gives_equal_images() {
     assert_same(&of_host(in_memory.path()), &of_host(here.path()));
     assert!(
         first == image(in_memory.path()),
-        "another file system of the host makes no difference"
+        "the file system of the host makes no difference"
     );
 }
 
 #[test]
-fn through_layers_of_an_oci_image() {
+fn a_tree_is_unchanged_after_import_from_oci_layers() {
     let torture = torture(None);
-    // No layer can have one, and umoci fails over it; of times it tells whole seconds.
+    // Layers have no sockets, and umoci fails if it finds one. It stores whole seconds.
     fs::remove_file(torture.path().join("odd/socket")).expect("it can be removed");
     set_times(torture.path(), Clock::Whole);
     let dir = tempfile::tempdir().expect("a directory can be made");
@@ -460,7 +458,7 @@ fn through_layers_of_an_oci_image() {
     comes_through(bench, &no_sockets(of_host(&rootfs)));
 }
 
-/// Removed, replaced, added, linked anew.
+/// Changes for a second layer: removed, replaced, added and newly linked files.
 fn change(rootfs: &Path) {
     fs::remove_dir_all(rootfs.join("names/deep")).expect("it can be removed");
     fs::remove_file(rootfs.join("plain/empty")).expect("it can be removed");
@@ -492,7 +490,7 @@ fn layers(image: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_file_that_changes_while_it_is_read_is_told() {
+fn a_file_that_changes_while_it_is_read_is_an_error() {
     let dir = tempfile::tempdir().expect("a directory can be made");
     let path = dir.path().join("growing");
     fs::write(&path, vec![1; 1 << 20]).expect("a file can be written");

@@ -1,0 +1,77 @@
+//! Partition tables: the places of a disk's partitions.
+//!
+//! Always: a partition that is returned lies on the disk. One that reaches over the end is cut
+//! there, and one that starts after the end is left out. Logical partitions, inside an extended
+//! one, are not searched for.
+
+mod gpt;
+mod mbr;
+
+use std::io;
+
+use thiserror::Error as ThisError;
+
+use crate::blocks::Blocks;
+
+/// The size of the first sector, which has the MBR.
+const SECTOR: u64 = 512;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Partition {
+    /// As Linux counts partitions, from 1 on.
+    pub number: u32,
+    pub start: u64,
+    pub bytes: u64,
+    pub role: Role,
+}
+
+/// The purpose of a partition, as the table records it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// The root file system of a machine.
+    Root,
+    /// It contains other partitions.
+    Extended,
+    Other,
+}
+
+#[derive(Debug, ThisError)]
+pub enum Error {
+    #[error("cannot read the disk")]
+    Io(#[source] io::Error),
+    #[error(
+        "both copies of the disk's GPT are damaged: in the first, {primary}; in the second, {backup}"
+    )]
+    Gpt {
+        primary: &'static str,
+        backup: &'static str,
+    },
+}
+
+/// Whether a disk starts with a partition table. The first 4 KiB are enough: a GPT in sectors of 4
+/// KiB starts after them, but has a protective MBR.
+pub fn has_table(start: &[u8]) -> bool {
+    gpt::has_magic(start) || mbr::Mbr::parse(start).is_some()
+}
+
+/// Whether the disk has a GPT whose first copy is intact. If so, nothing else starts with the first
+/// byte of the disk.
+pub fn has_intact_gpt(disk: &dyn Blocks) -> Result<bool, Error> {
+    gpt::is_primary_intact(disk)
+}
+
+/// All partitions, or `None` if the disk has no table. `start` is the beginning of the disk.
+pub fn read(disk: &dyn Blocks, start: &[u8]) -> Result<Option<Vec<Partition>>, Error> {
+    match mbr::Mbr::parse(start) {
+        Some(mbr) if !mbr.is_protective() => Ok(Some(mbr.partitions(disk.bytes()))),
+        // The protective MBR may be lost while the GPT is intact.
+        None if !gpt::has_magic(start) => Ok(None),
+        _ => gpt::read(disk).map(Some),
+    }
+}
+
+/// The start and size of the part of `first..first + bytes` that is on the disk.
+fn on_disk(first: u64, bytes: u64, disk_bytes: u64) -> Option<(u64, u64)> {
+    let bytes = bytes.min(disk_bytes.checked_sub(first)?);
+    (bytes > 0).then_some((first, bytes))
+}
