@@ -1,8 +1,7 @@
-//! Why a file is not a qcow2 overlay that the store can use.
+//! Why an overlay cannot be used.
 
 use thiserror::Error as ThisError;
 
-/// Why an overlay cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ThisError)]
 pub enum Damage {
     #[error("it is shorter than a qcow2 header")]
@@ -11,7 +10,7 @@ pub enum Damage {
     NotQcow2,
     #[error("its qcow2 version is {0}")]
     Version(u32),
-    #[error("clusters of 2^{0} bytes")]
+    #[error("its clusters have 2^{0} bytes")]
     ClusterBits(u32),
     #[error("QEMU marked it as corrupt")]
     MarkedCorrupt,
@@ -23,16 +22,20 @@ pub enum Damage {
     Unexpected(&'static str),
     #[error("its L1 table does not fit its size")]
     L1Size,
-    #[error("its refcount table is impossibly large")]
+    #[error("its refcount table is too large")]
     RefcountTableSize,
     #[error("a table entry at {at:#x} has reserved bits set")]
     Reserved { at: u64 },
-    #[error("{offset:#x}, referred to at {at:#x}, is not the beginning of a cluster")]
+    #[error("the offset {offset:#x} at {at:#x} is not a multiple of the cluster size")]
     Unaligned { at: u64, offset: u64 },
-    #[error("{offset:#x}, referred to at {at:#x}, is beyond the end of the file")]
+    #[error("the offset {offset:#x} at {at:#x} is beyond the end of the file")]
     Beyond { at: u64, offset: u64 },
     #[error("the cluster at {offset:#x} is used twice")]
     Shared { offset: u64 },
-    #[error("the cluster at {offset:#x} is in use and counted as free")]
+    #[error("the cluster at {offset:#x} is in use but counted as free")]
     Uncounted { offset: u64 },
+}
+
+pub(crate) fn require(fine: bool, damage: Damage) -> Result<(), Damage> {
+    if fine { Ok(()) } else { Err(damage) }
 }

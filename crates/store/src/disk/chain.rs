@@ -1,12 +1,11 @@
-//! A disk as its guest sees it, read: a raw root file system and the overlays above it.
+//! Reads a disk as its guest sees it: a raw root file system and the overlays above it.
 //!
-//! For each cluster the newest overlay that has it gives it; what none has comes from the root file
-//! system. A zero cluster hides what is below. What lies behind the end of a smaller part reads as
-//! zeros.
+//! Each cluster comes from the newest overlay that has it, or else from the root file system. A zero
+//! cluster hides the layers below. Bytes after the end of a smaller part read as zeros.
 //!
-//! Always: read only. Overlays are checked whole when the chain is opened, and again at every entry
-//! that is followed. Tables are read when they are needed, and few are kept: memory does not grow
-//! with the disk. Nobody writes to the parts meanwhile; who opens a chain sees to that.
+//! Always: read only. Overlays are checked completely when the chain is opened, and again at every
+//! entry that is followed. Tables are read on demand and few are cached, so memory does not grow
+//! with the disk. The caller ensures that the parts do not change meanwhile.
 
 mod raw;
 #[cfg(test)]
@@ -26,48 +25,48 @@ use super::overlay::{CLUSTER, L2_SPAN};
 use crate::Error;
 use crate::fs::io_error;
 
-/// How many merged L2 tables are kept: each is 192 KiB and spans 512 MiB of disk.
+/// How many merged L2 tables are cached: each has 192 KiB and spans 512 MiB of disk.
 const MAX_TABLES: usize = 64;
-/// Beyond this many, ranges that can differ are joined with what lies between them.
+/// Beyond this many, ranges that can differ are joined across the gaps between them.
 const MAX_RANGES: usize = 1 << 18;
 const CLUSTERS_PER_TABLE: u64 = L2_SPAN / CLUSTER;
 
-/// What says about each cluster of one L2 table where it comes from. None: no overlay has any of
-/// them.
+/// The origins of the clusters of one L2 table. None: no overlay has any of them.
 type Table = Option<Arc<[Picked]>>;
 
 /// A disk that can be read.
 #[derive(Debug)]
 pub struct Chain {
     base: File,
-    /// What of the root file system is visible.
+    /// The visible part of the root file system.
     base_bytes: u64,
     layers: Vec<Layer<File>>,
-    /// The root file system's, then those of the layers, bottom first.
+    /// The identity of the root file system, then those of the layers, bottom first.
     identities: Vec<Identity>,
     bytes: u64,
     tables: Mutex<HashMap<u64, Table>>,
 }
 
-/// Where a cluster comes from.
+/// The origin of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Where {
     Base,
-    /// Nothing stored: it is all zeros.
+    /// It is not stored, and reads as zeros.
     Zero,
-    /// At this offset of a layer's file; the bottom one is layer 0.
+    /// This offset of a layer's file. The bottom layer is layer 0.
     Layer {
         layer: usize,
         offset: u64,
     },
 }
 
-/// By what two parts are known to be the same.
+/// Two parts with equal identities have equal content.
 #[derive(Debug)]
 struct Identity {
     device: u64,
     inode: u64,
-    told: Option<String>,
+    /// From the caller, such as a digest.
+    given: Option<String>,
 }
 
 impl Identity {
@@ -76,13 +75,13 @@ impl Identity {
         Ok(Self {
             device: metadata.dev(),
             inode: metadata.ino(),
-            told: None,
+            given: None,
         })
     }
 
     fn is(&self, other: &Self) -> bool {
-        let told = self.told.is_some() && self.told == other.told;
-        told || (self.device, self.inode) == (other.device, other.inode)
+        let is_given = self.given.is_some() && self.given == other.given;
+        is_given || (self.device, self.inode) == (other.device, other.inode)
     }
 }
 
@@ -117,18 +116,18 @@ impl Chain {
         })
     }
 
-    /// Says what the parts hold, such as their digests: parts of two chains that hold the same are
-    /// then known to be equal also where they are not the same file.
+    /// Sets identities for the content of the parts, such as digests. Parts of two chains with equal
+    /// identities are then known to be equal even if they are different files.
     pub fn with_identities(mut self, base: &str, layers: &[String]) -> Self {
-        let told = std::iter::once(base).chain(layers.iter().map(String::as_str));
-        for (identity, told) in self.identities.iter_mut().zip(told) {
-            identity.told = Some(told.to_owned());
+        let given = std::iter::once(base).chain(layers.iter().map(String::as_str));
+        for (identity, given) in self.identities.iter_mut().zip(given) {
+            identity.given = Some(given.to_owned());
         }
         self
     }
 
-    /// The same disk with zeros behind its end.
-    pub(crate) fn grown_to(mut self, bytes: u64) -> Result<Self, Error> {
+    /// The same disk, extended with zeros.
+    pub(crate) fn extended_to(mut self, bytes: u64) -> Result<Self, Error> {
         if bytes < self.bytes {
             return Err(Error::DiskChain {
                 rule: "the disk is smaller than they are",
@@ -143,7 +142,7 @@ impl Chain {
         self.bytes
     }
 
-    /// Reads what the guest would at `offset`. All of it must be on the disk.
+    /// Reads what the guest would read at `offset`. All of it must be on the disk.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
         let end = offset
             .checked_add(into.len() as u64)
@@ -153,17 +152,19 @@ impl Chain {
                 io::ErrorKind::UnexpectedEof.into(),
             ));
         }
-        let (mut at, mut rest) = (offset, into);
+        let mut at = offset;
+        let mut rest = into;
         while !rest.is_empty() {
             let in_cluster = (CLUSTER - at % CLUSTER).min(rest.len() as u64);
             let (piece, behind) = rest.split_at_mut(in_cluster as usize);
             self.read_piece(at, piece)?;
-            (at, rest) = (at + in_cluster, behind);
+            at += in_cluster;
+            rest = behind;
         }
         Ok(())
     }
 
-    /// Where a cluster comes from, by its number.
+    /// The origin of the cluster with this number.
     pub fn origin_of(&self, cluster: u64) -> Result<Where, Error> {
         let table = self.table(cluster / CLUSTERS_PER_TABLE)?;
         Ok(self.place(&table, cluster))
@@ -223,8 +224,7 @@ fn open_layer(index: usize, path: &Path) -> Result<Layer<File>, Error> {
     Layer::open(index, File::open(path).map_err(io_error("open", path))?)
 }
 
-/// What is behind the end of the file is zeros: the last cluster of an overlay need not be in it
-/// whole.
+/// Reads zeros after the end of the file: the last cluster of an overlay may be incomplete.
 fn read_or_zero(file: &File, mut into: &mut [u8], mut from: u64) -> io::Result<()> {
     while !into.is_empty() {
         match file.read_at(into, from) {
@@ -232,7 +232,10 @@ fn read_or_zero(file: &File, mut into: &mut [u8], mut from: u64) -> io::Result<(
                 into.fill(0);
                 return Ok(());
             }
-            Ok(bytes) => (into, from) = (&mut into[bytes..], from + bytes as u64),
+            Ok(bytes) => {
+                into = &mut into[bytes..];
+                from += bytes as u64;
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
@@ -240,11 +243,11 @@ fn read_or_zero(file: &File, mut into: &mut [u8], mut from: u64) -> io::Result<(
     Ok(())
 }
 
-/// Where two disks can differ: ranges of bytes, sorted, not touching each other. Outside of them
-/// both read the same.
+/// The byte ranges in which two disks can differ, sorted and without overlap. Outside of them both
+/// disks are equal.
 ///
-/// Told from which parts the clusters come from, without reading any data: the less the chains
-/// share, the more this is.
+/// The result follows from the origins of the clusters alone; no data is read. The less the chains
+/// share, the more ranges there are.
 pub fn changed(a: &Chain, b: &Chain) -> Result<Vec<Range<u64>>, Error> {
     let comparison = Comparison::new(a, b);
     let both = a.bytes.min(b.bytes);
@@ -259,7 +262,7 @@ pub fn changed(a: &Chain, b: &Chain) -> Result<Vec<Range<u64>>, Error> {
 struct Comparison<'a> {
     a: &'a Chain,
     b: &'a Chain,
-    /// For each part of `a` and of `b`, a number that the same parts have in common.
+    /// A number for each part of `a` and of `b`. Equal parts have equal numbers.
     parts_of_a: Vec<usize>,
     parts_of_b: Vec<usize>,
 }
@@ -281,24 +284,21 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Adds what can differ of one L2 table's span, up to byte `end` of the disk.
+    /// Adds the ranges that can differ in the span of one L2 table, up to byte `end` of the disk.
     fn add_table(&self, table: u64, end: u64, ranges: &mut Vec<Range<u64>>) -> Result<(), Error> {
-        let (of_a, of_b) = (self.a.table(table)?, self.b.table(table)?);
+        let of_a = self.a.table(table)?;
+        let of_b = self.b.table(table)?;
         if of_a.is_none() && of_b.is_none() && self.has_same_base() {
             return Ok(());
         }
         let first = table * CLUSTERS_PER_TABLE;
         let last = end.div_ceil(CLUSTER).min(first + CLUSTERS_PER_TABLE);
         for cluster in first..last {
-            if !self.is_same(
-                cluster,
-                self.a.place(&of_a, cluster),
-                self.b.place(&of_b, cluster),
-            ) {
-                add(
-                    ranges,
-                    cluster * CLUSTER..((cluster + 1) * CLUSTER).min(end),
-                );
+            let in_a = self.a.place(&of_a, cluster);
+            let in_b = self.b.place(&of_b, cluster);
+            if !self.is_same(cluster, in_a, in_b) {
+                let range = cluster * CLUSTER..((cluster + 1) * CLUSTER).min(end);
+                add(ranges, range);
             }
         }
         Ok(())
@@ -326,7 +326,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// The same file can be visible to another length in the one than in the other.
+    /// The two chains may show different lengths of the same file.
     fn is_base_same(&self, cluster: u64) -> bool {
         let visible = self.a.base_bytes.min(self.b.base_bytes);
         self.parts_of_a[0] == self.parts_of_b[0]

@@ -1,11 +1,12 @@
-//! Is this overlay whole? Asked after a power loss, because overlays are written without flushes.
+//! Checks whether an overlay is intact. Needed after a power loss, because overlays are written
+//! without flushes.
 //!
-//! Walks header, L1, L2 tables, refcount table and blocks: every cluster they refer to must be
-//! aligned, inside the file and used once, and counted at least as often as it is used. A cluster
-//! counted but not used is only lost space.
+//! The check walks the header, L1 and L2 tables, refcount table and blocks. Every cluster they refer
+//! to must be aligned, inside the file and used once, and its refcount must be at least the number
+//! of its uses. A cluster that is counted but not used only wastes space.
 //!
 //! Always: memory is one bit per cluster of the file and three clusters of buffer, whatever the
-//! numbers in the file say. Nothing is repaired.
+//! numbers in the file are. Nothing is repaired.
 //!
 //! Deliberately absent: compressed clusters, internal snapshots, backing file names, extended L2
 //! entries. Our overlays have none, and a file that has them is refused.
@@ -15,18 +16,21 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use sandtree_disk::qcow2::{L1_OFFSET_AT, Layout, REFCOUNT_TABLE_OFFSET_AT};
+
 use super::entry::{self, L2Entry};
-use super::header::{self, Header, require};
+use super::header;
 use crate::Error;
 pub use crate::damage::disk::Damage;
+use crate::damage::disk::require;
 use crate::fs::{self, io_error};
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Usable. Leaked clusters cost space and nothing else.
+    /// Usable. Leaked clusters only waste space.
     Clean { leaked_clusters: u64 },
-    /// Using it would lose data or read another's.
+    /// Its use would lose data or read wrong data.
     Corrupt(Damage),
 }
 
@@ -37,7 +41,7 @@ pub fn file(path: &Path) -> Result<Verdict, Error> {
     run(&file, len).map_err(io_error("read", path))
 }
 
-/// Checks a file of the store, and tells how large a disk the guest sees in it.
+/// Checks a file of the store, and returns the size of the guest's disk in it.
 pub(crate) fn layer(file: &dyn fs::ReadAt) -> io::Result<Result<u64, Damage>> {
     let len = file.bytes()?;
     if let Verdict::Corrupt(damage) = run(file, len)? {
@@ -45,10 +49,10 @@ pub(crate) fn layer(file: &dyn fs::ReadAt) -> io::Result<Result<u64, Damage>> {
     }
     let mut bytes = [0; header::LEN];
     file.read_exact_at(&mut bytes, 0)?;
-    Ok(Header::parse(&bytes).map(|header| header.size))
+    Ok(header::parse(&bytes).map(|layout| layout.size))
 }
 
-/// Checks a file that is in memory.
+/// Checks an overlay in memory.
 pub fn bytes(bytes: &[u8]) -> io::Result<Verdict> {
     run(bytes, bytes.len() as u64)
 }
@@ -102,16 +106,16 @@ fn run(source: &(impl ReadAt + ?Sized), len: u64) -> io::Result<Verdict> {
     }
 }
 
-/// Keeps the bit map of used clusters below 32 MiB.
+/// Limits the bitmap of used clusters to 32 MiB.
 const MAX_FILE_BYTES: u64 = 16 << 40;
-/// QEMU's own limit.
+/// QEMU's limit.
 const MAX_REFCOUNT_TABLE_BYTES: u64 = 8 << 20;
 
 struct Walk<'a, S: ?Sized> {
     source: &'a S,
     len: u64,
-    header: Header,
-    /// One bit per cluster of the file: someone refers to it.
+    layout: Layout,
+    /// One bit per cluster of the file: whether it is used.
     used: Vec<u64>,
 }
 
@@ -124,17 +128,17 @@ impl<'a, S: ReadAt + ?Sized> Walk<'a, S> {
         )?;
         let mut bytes = [0; header::LEN];
         source.read_at(&mut bytes, 0)?;
-        let header = Header::parse(&bytes)?;
-        let clusters = len.div_ceil(1 << header.cluster_bits);
+        let layout = header::parse(&bytes)?;
+        let clusters = len.div_ceil(layout.cluster.bytes());
         Ok(Self {
             source,
             len,
-            header,
+            layout,
             used: vec![0; clusters.div_ceil(64) as usize],
         })
     }
 
-    /// The number of leaked clusters.
+    /// Returns the number of leaked clusters.
     fn run(mut self) -> Result<u64, Stop> {
         self.take(0, 0)?;
         self.take_l1()?;
@@ -143,19 +147,15 @@ impl<'a, S: ReadAt + ?Sized> Walk<'a, S> {
     }
 
     fn cluster(&self) -> u64 {
-        1 << self.header.cluster_bits
+        self.layout.cluster.bytes()
     }
 
     fn take_l1(&mut self) -> Result<(), Stop> {
-        let Header {
-            l1_entries,
-            l1_offset,
-            ..
-        } = self.header;
-        let entries = u64::from(l1_entries);
-        self.header.check_l1_size()?;
-        self.take_table(40, l1_offset, entries * 8)?;
-        self.each_entry(l1_offset, entries, Self::take_l2)
+        let offset = self.layout.l1_offset;
+        let entries = u64::from(self.layout.l1_entries);
+        header::check_l1_size(&self.layout)?;
+        self.take_table(L1_OFFSET_AT, offset, entries * 8)?;
+        self.each_entry(offset, entries, Self::take_l2)
     }
 
     fn take_l2(&mut self, at: u64, entry: u64) -> Result<(), Stop> {
@@ -167,10 +167,10 @@ impl<'a, S: ReadAt + ?Sized> Walk<'a, S> {
     }
 
     fn take_data(&mut self, at: u64, entry: u64) -> Result<(), Stop> {
-        match entry::l2(at, entry)? {
+        match entry::l2(at, entry, self.layout.cluster)? {
             L2Entry::Below | L2Entry::Zero(None) => Ok(()),
-            // A cluster set aside for zeros need never have been written, so the file may end
-            // before it.
+            // A cluster that is allocated for zeros may never have been written, so the file may
+            // end before it.
             L2Entry::Zero(Some(offset))
                 if offset >= self.len && offset.is_multiple_of(self.cluster()) =>
             {
@@ -181,17 +181,14 @@ impl<'a, S: ReadAt + ?Sized> Walk<'a, S> {
     }
 
     fn take_refcounts(&mut self) -> Result<(), Stop> {
-        let Header {
-            refcount_table_offset: offset,
-            refcount_table_clusters: clusters,
-            ..
-        } = self.header;
+        let offset = self.layout.refcount_table_offset;
+        let clusters = self.layout.refcount_table_clusters;
         let bytes = u64::from(clusters) * self.cluster();
         require(
             clusters > 0 && bytes <= MAX_REFCOUNT_TABLE_BYTES.max(self.cluster()),
             Damage::RefcountTableSize,
         )?;
-        self.take_table(48, offset, bytes)?;
+        self.take_table(REFCOUNT_TABLE_OFFSET_AT, offset, bytes)?;
         self.each_entry(offset, bytes / 8, |walk, at, block| match block {
             0 => Ok(()),
             block => walk.take_table(at, block, walk.cluster()),
@@ -212,8 +209,9 @@ impl<'a, S: ReadAt + ?Sized> Walk<'a, S> {
             Damage::Unaligned { at, offset },
         )?;
         require(offset < self.len, Damage::Beyond { at, offset })?;
-        let cluster = offset >> self.header.cluster_bits;
-        let (word, bit) = (&mut self.used[(cluster / 64) as usize], 1 << (cluster % 64));
+        let cluster = offset / self.cluster();
+        let word = &mut self.used[(cluster / 64) as usize];
+        let bit = 1 << (cluster % 64);
         require(*word & bit == 0, Damage::Shared { offset })?;
         *word |= bit;
         Ok(())
@@ -226,29 +224,25 @@ impl<'a, S: ReadAt + ?Sized> Walk<'a, S> {
         entries: u64,
         mut visit: impl FnMut(&mut Self, u64, u64) -> Result<(), Stop>,
     ) -> Result<(), Stop> {
-        let (end, mut buffer) = (offset + entries * 8, vec![0; self.cluster() as usize]);
+        let end = offset + entries * 8;
+        let mut buffer = vec![0; self.cluster() as usize];
         for start in (offset..end).step_by(buffer.len()) {
             let piece = &mut buffer[..self.cluster().min(end - start) as usize];
             self.source.read_at(piece, start)?;
-            for (at, entry) in (start..).step_by(8).zip(piece.chunks_exact(8)) {
-                visit(
-                    self,
-                    at,
-                    u64::from_be_bytes(entry.try_into().expect("eight bytes")),
-                )?;
+            let (entries, _) = piece.as_chunks();
+            for (at, entry) in (start..).step_by(8).zip(entries) {
+                visit(self, at, u64::from_be_bytes(*entry))?;
             }
         }
         Ok(())
     }
 
     fn compare_counts(mut self) -> Result<u64, Stop> {
-        let Header {
-            refcount_table_offset: offset,
-            refcount_table_clusters: clusters,
-            ..
-        } = self.header;
-        let entries = u64::from(clusters) * self.cluster() / 8;
-        let (mut leaked, mut first, per_block) = (0, 0, self.cluster() / 2);
+        let offset = self.layout.refcount_table_offset;
+        let entries = u64::from(self.layout.refcount_table_clusters) * self.cluster() / 8;
+        let per_block = self.cluster() / 2;
+        let mut leaked = 0;
+        let mut first = 0;
         self.each_entry(offset, entries, |walk, _, block| {
             leaked += walk.compare_block(first, block)?;
             first += per_block;
@@ -274,7 +268,7 @@ impl<'a, S: ReadAt + ?Sized> Walk<'a, S> {
             require(
                 count >= references,
                 Damage::Uncounted {
-                    offset: cluster << self.header.cluster_bits,
+                    offset: cluster * self.cluster(),
                 },
             )?;
             leaked += u64::from(count > references);
@@ -286,7 +280,7 @@ impl<'a, S: ReadAt + ?Sized> Walk<'a, S> {
         let in_file = self.len.div_ceil(self.cluster());
         match (first..in_file).find(|cluster| self.is_used(*cluster)) {
             Some(cluster) => Err(Damage::Uncounted {
-                offset: cluster << self.header.cluster_bits,
+                offset: cluster * self.cluster(),
             }
             .into()),
             None => Ok(()),

@@ -1,50 +1,36 @@
-//! The entries of a qcow2's tables.
+//! Decides which table entries of an overlay are accepted: compressed clusters are refused.
 
-use super::check::Damage;
-use super::header::require;
+use sandtree_disk::qcow2::{self, ClusterSize, L1Entry, Version};
 
-const OFFSET_BITS: u64 = 0x00ff_ffff_ffff_fe00;
-/// Only this entry refers to the cluster: it may be written in place.
-pub(super) const COPIED: u64 = 1 << 63;
-pub(super) const COMPRESSED: u64 = 1 << 62;
-pub(super) const READS_AS_ZERO: u64 = 1;
+use crate::damage::disk::Damage;
 
-/// What an L2 entry says about one cluster of the guest's disk.
+/// The meaning of an L2 entry for one cluster of the guest's disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum L2Entry {
-    /// It comes from below.
+    /// The cluster comes from the layer below.
     Below,
-    /// It is zero, whatever is below. A place may be set aside for it.
+    /// The cluster is zero, whatever is below. A place may be allocated for it.
     Zero(Option<u64>),
-    /// It is in the file, there.
+    /// The cluster is in the file, at this offset.
     Data(u64),
 }
 
-/// Where the L2 table is, if there is one. `at` is where the entry stands, for the message.
+/// The offset of the L2 table, if it exists. `at` is the place of the entry, for errors.
 pub(super) fn l1(at: u64, entry: u64) -> Result<Option<u64>, Damage> {
-    require(
-        entry & !(OFFSET_BITS | COPIED) == 0,
-        Damage::Reserved { at },
-    )?;
-    Ok(place(entry))
+    match L1Entry::parse(entry) {
+        Ok(L1Entry::Unallocated) => Ok(None),
+        Ok(L1Entry::Table(offset)) => Ok(Some(offset)),
+        Err(_) => Err(Damage::Reserved { at }),
+    }
 }
 
-pub(super) fn l2(at: u64, entry: u64) -> Result<L2Entry, Damage> {
-    require(
-        entry & COMPRESSED == 0,
-        Damage::Unexpected("compressed clusters"),
-    )?;
-    require(
-        entry & !(OFFSET_BITS | COPIED | READS_AS_ZERO) == 0,
-        Damage::Reserved { at },
-    )?;
-    Ok(match (place(entry), entry & READS_AS_ZERO) {
-        (place, READS_AS_ZERO) => L2Entry::Zero(place),
-        (Some(offset), _) => L2Entry::Data(offset),
-        (None, _) => L2Entry::Below,
-    })
-}
-
-fn place(entry: u64) -> Option<u64> {
-    Some(entry & OFFSET_BITS).filter(|offset| *offset != 0)
+pub(super) fn l2(at: u64, entry: u64, cluster: ClusterSize) -> Result<L2Entry, Damage> {
+    let parsed = qcow2::L2Entry::parse(entry, Version::V3, cluster);
+    let parsed = parsed.map_err(|_| Damage::Reserved { at })?;
+    match parsed {
+        qcow2::L2Entry::Unallocated => Ok(L2Entry::Below),
+        qcow2::L2Entry::Zero { allocated } => Ok(L2Entry::Zero(allocated)),
+        qcow2::L2Entry::Data(offset) => Ok(L2Entry::Data(offset)),
+        qcow2::L2Entry::Compressed(_) => Err(Damage::Unexpected("compressed clusters")),
+    }
 }

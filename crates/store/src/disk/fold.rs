@@ -1,32 +1,32 @@
-//! Folding: many overlays on top of each other become one.
+//! Folds several overlays into one.
 //!
 //! ```text
 //! header | refcount table | L1 table | L2 table, its data clusters | L2 table, … | refcount blocks
 //! ```
 //!
-//! The new overlay is written from front to back: every cluster of it is used once and counted
-//! once, so there is nothing to free and nothing to leak. Data is taken over by sharing it with the
-//! layers (FICLONERANGE) where the file system can, else by copying. Cloning ranges rather than the
-//! largest layer as a whole shares the data of *all* layers, and leaves none of what newer ones
+//! The new overlay is written from front to back. Every cluster of it is used once and counted once,
+//! so nothing needs to be freed and nothing leaks. Data is shared with the layers (FICLONERANGE)
+//! where the file system supports it, and copied elsewhere. Cloning ranges, rather than the largest
+//! layer as a whole, shares the data of *all* layers and none of the data that newer layers
 //! replaced.
 //!
-//! For each cluster the newest layer that has it wins. A zero cluster hides what is below and stays
-//! a zero cluster; what no layer has stays unallocated, and so comes from whatever the result lies
-//! upon.
+//! Each cluster comes from the newest layer that has it. A zero cluster hides the layers below and
+//! stays a zero cluster. A cluster that no layer has stays unallocated, and so comes from the layer
+//! below the result.
 //!
-//! Sizes: disks only grow, so no layer may be smaller than the one below it, and what the bottom
-//! one lies upon must not be larger than it. The result has the size of the newest. A layer that
-//! ends before a cluster reads as zeros there; so does everything below it, being no larger:
-//! unallocated in the result means the same. In the cluster where such a layer ends, bytes behind
-//! its end read as zeros, too, and are written as zeros.
+//! Sizes: disks only grow. So no layer may be smaller than the one below it, and the disk below the
+//! bottom layer must not be larger than that layer. The result has the size of the newest layer. A
+//! layer that ends before a cluster reads as zeros there, and so does everything below it, because
+//! it is no larger: an unallocated cluster in the result has the same meaning. In the cluster where
+//! such a layer ends, bytes after its end read as zeros, too, and are written as zeros.
 //!
-//! Always: the layers are not trusted. An entry that points outside its file ends the fold, and so
-//! does a layer that gives more clusters than its file has: the result is never larger than they
-//! are together, tables apart. Their refcounts are not read. The header is written last: what is
-//! cut short is no qcow2 file. Memory is the L1 tables and one L2 table of each layer. Nothing is
-//! synced.
+//! Always: the layers are hostile. An entry that points outside its file ends the fold, and so does
+//! a layer that refers to more clusters than its file has: apart from tables, the result is never
+//! larger than all layers together. Refcounts of the layers are not read. The header is written
+//! last, so an incomplete result is not a qcow2 file. Memory holds the L1 tables and one L2 table of
+//! each layer. Nothing is synced.
 //!
-//! When it fails: the file is of no use and its owner removes it.
+//! When it fails: the file is useless, and its owner removes it.
 
 mod clone;
 mod output;
@@ -40,12 +40,12 @@ use super::overlay::L2_SPAN;
 use crate::Error;
 use output::Output;
 
-/// What folding made.
+/// The result of a fold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Folded {
     /// The length of the new file.
     pub bytes: u64,
-    /// Data is shared with the layers by the file system, rather than copied.
+    /// The data is shared with the layers by the file system, not copied.
     pub cloned: bool,
 }
 
@@ -70,10 +70,10 @@ fn folded_size(layers: &[Layer<&File>]) -> Result<u64, Error> {
     let newest = layers.last().ok_or(Error::DiskFold {
         rule: "there are none",
     })?;
-    match layers.is_sorted_by_key(Layer::size) {
-        true => Ok(newest.size()),
-        false => Err(Error::DiskFold {
+    if !layers.is_sorted_by_key(Layer::size) {
+        return Err(Error::DiskFold {
             rule: "one is smaller than the one below it",
-        }),
+        });
     }
+    Ok(newest.size())
 }

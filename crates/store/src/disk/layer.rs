@@ -1,19 +1,20 @@
-//! One layer of a disk, read; and what layers on top of each other make of a cluster.
+//! Reads one layer of a disk, and finds the layer from which a cluster comes.
 //!
-//! Always: nothing that a table says is believed. What an entry refers to is inside the file, or an
-//! error.
+//! Always: tables are hostile. An entry that refers to a place outside the file is an error.
 
 use std::borrow::Borrow;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use super::check::Damage;
-use super::entry::{self, L2Entry};
-use super::header::{self, Header, require};
-use super::overlay::{CLUSTER, CLUSTER_BITS, L2_SPAN};
-use crate::Error;
+use sandtree_disk::qcow2::{ClusterSize, L1_OFFSET_AT, Layout};
 
-/// Where one cluster of the guest's disk comes from.
+use super::entry::{self, L2Entry};
+use super::header;
+use super::overlay::{CLUSTER, L2_SPAN};
+use crate::Error;
+use crate::damage::disk::{Damage, require};
+
+/// The origin of one cluster of the guest's disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Picked {
     Below,
@@ -21,15 +22,15 @@ pub(super) enum Picked {
     Data { layer: usize, offset: u64 },
 }
 
-/// Read through a file that it owns or borrows.
+/// A layer, read through a file that it owns or borrows.
 #[derive(Debug)]
 pub(super) struct Layer<F> {
     file: F,
     /// The length of the file.
     pub len: u64,
     index: usize,
-    header: Header,
-    /// As many entries as the size asks for: what stands behind them is not part of the disk.
+    layout: Layout,
+    /// As many entries as the size requires; further ones are not part of the disk.
     l1: Vec<u64>,
 }
 
@@ -47,17 +48,18 @@ impl<F: Borrow<File>> Layer<F> {
         require(len >= header::LEN as u64, Damage::Short).map_err(damaged)?;
         let mut bytes = [0; header::LEN];
         read_at(file.borrow(), &mut bytes, 0)?;
-        let header = Header::parse(&bytes)
+        let layout = header::parse(&bytes)
             .and_then(check_tables)
             .map_err(damaged)?;
         let mut layer = Self {
             file,
             len,
             index,
-            header,
+            layout,
             l1: Vec::new(),
         };
-        layer.l1 = layer.table(40, header.l1_offset, header.size.div_ceil(L2_SPAN) as usize)?;
+        let needed = layout.l1_entries_needed() as usize;
+        layer.l1 = layer.table(L1_OFFSET_AT, layout.l1_offset, needed)?;
         Ok(layer)
     }
 
@@ -67,15 +69,15 @@ impl<F: Borrow<File>> Layer<F> {
 
     /// The size of the disk.
     pub(super) fn size(&self) -> u64 {
-        self.header.size
+        self.layout.size
     }
 
-    /// What this layer says about the clusters of one L2 table, if it has that table.
+    /// The origins of the clusters of one L2 table, if this layer has that table.
     pub(super) fn clusters(&self, table: u64) -> Result<Option<Vec<Picked>>, Error> {
         let Some(entry) = self.l1.get(table as usize) else {
             return Ok(None);
         };
-        let at = self.header.l1_offset + table * 8;
+        let at = self.layout.l1_offset + table * 8;
         let Some(offset) = entry::l1(at, *entry).map_err(|damage| self.damaged(damage))? else {
             return Ok(None);
         };
@@ -92,7 +94,8 @@ impl<F: Borrow<File>> Layer<F> {
     }
 
     fn picked(&self, at: u64, entry: u64) -> Result<Picked, Error> {
-        match entry::l2(at, entry).map_err(|damage| self.damaged(damage))? {
+        let entry = entry::l2(at, entry, self.layout.cluster);
+        match entry.map_err(|damage| self.damaged(damage))? {
             L2Entry::Below => Ok(Picked::Below),
             L2Entry::Zero(_) => Ok(Picked::Zero),
             L2Entry::Data(offset) => {
@@ -105,20 +108,22 @@ impl<F: Borrow<File>> Layer<F> {
         }
     }
 
-    /// More than there is in the file can only be given by giving something twice.
+    /// Checks how many bytes were taken from the file: more than it has means that a cluster is
+    /// used twice.
     pub(super) fn check_taken(&self, bytes: u64, offset: u64) -> Result<(), Error> {
         let all = self.len.next_multiple_of(CLUSTER);
         require(bytes <= all, Damage::Shared { offset }).map_err(|damage| self.damaged(damage))
     }
 
-    /// The entries of a table that is referred to at `at`.
+    /// Reads a table. The reference to it is at `at`.
     fn table(&self, at: u64, offset: u64, entries: usize) -> Result<Vec<u64>, Error> {
         let mut bytes = vec![0; entries * 8];
         self.require_inside(at, offset, bytes.len() as u64)?;
         read_at(self.file(), &mut bytes, offset)?;
-        Ok(bytes
-            .chunks_exact(8)
-            .map(|entry| u64::from_be_bytes(entry.try_into().expect("eight bytes")))
+        let (entries, _) = bytes.as_chunks();
+        Ok(entries
+            .iter()
+            .map(|entry| u64::from_be_bytes(*entry))
             .collect())
     }
 
@@ -140,8 +145,8 @@ impl<F: Borrow<File>> Layer<F> {
     }
 }
 
-/// Where each cluster of one L2 table comes from, the newest of `layers` (bottom first) that has
-/// it; nothing if none has any of them.
+/// The origins of the clusters of one L2 table: for each, the newest of `layers` (bottom first) that
+/// has it. `None`: no layer has any of them.
 pub(super) fn pick<F: Borrow<File>>(
     layers: &[Layer<F>],
     table: u64,
@@ -169,14 +174,16 @@ fn fill(picked: &mut [Picked], below: &[Picked]) {
     }
 }
 
-/// Other cluster sizes would have to be cut and joined; our overlays have one.
-fn check_tables(header: Header) -> Result<Header, Damage> {
+/// Accepts only the cluster size of our overlays: with others, clusters would have to be cut and
+/// joined.
+fn check_tables(layout: Layout) -> Result<Layout, Damage> {
+    let cluster = layout.cluster;
     require(
-        header.cluster_bits == CLUSTER_BITS,
-        Damage::ClusterBits(header.cluster_bits),
+        cluster == ClusterSize::KIB_64,
+        Damage::ClusterBits(cluster.bits()),
     )?;
-    header.check_l1_size()?;
-    Ok(header)
+    header::check_l1_size(&layout)?;
+    Ok(layout)
 }
 
 pub(super) fn read_at(file: &File, into: &mut [u8], offset: u64) -> Result<(), Error> {

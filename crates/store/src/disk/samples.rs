@@ -1,4 +1,4 @@
-//! Overlays for tests, made of what each cluster is to be.
+//! Overlays for tests, described cluster by cluster.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,12 @@ use proptest::collection::{btree_map, vec};
 use proptest::prelude::{Just, Strategy, prop_oneof};
 use proptest::sample::select;
 
-use super::entry::{COPIED, READS_AS_ZERO};
+use sandtree_disk::qcow2::{COPIED, READS_AS_ZERO};
+
 use super::overlay::{self, CLUSTER, L2_SPAN};
 
 pub(super) const L1: u64 = 3 * CLUSTER;
-/// Where the first L2 table of a test's overlay is, and its first data cluster.
+/// The offsets of the first L2 table and of the first data cluster.
 pub(super) const L2: u64 = 4 * CLUSTER;
 pub(super) const DATA: u64 = 5 * CLUSTER;
 /// From one cluster to several L2 tables; some end inside a cluster.
@@ -25,7 +26,7 @@ const SIZES: [u64; 5] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cluster {
     Zero,
-    /// Zero, with a place set aside for it.
+    /// Zero, with a place allocated for it.
     PlacedZero,
     Data(u8),
 }
@@ -88,7 +89,7 @@ impl Overlay {
         file
     }
 
-    /// What this layer makes of one cluster, if it has it.
+    /// The content of one cluster in this layer, if the layer has it.
     pub(super) fn content(&self, cluster: u64) -> Option<Vec<u8>> {
         let mut content = match self.clusters.get(&cluster)? {
             Cluster::Data(byte) => vec![*byte; CLUSTER as usize],

@@ -95,9 +95,8 @@ impl SandboxDir {
     pub fn disk_bytes(&self, layer: &LayerId) -> Result<u64, Error> {
         let path = self.disk_layer(layer);
         let start = self.files.read_start::<{ header::LEN }>(&path)?;
-        let header =
-            header::Header::parse(&start).map_err(|damage| Error::corrupt(path, damage))?;
-        Ok(header.size)
+        let layout = header::parse(&start).map_err(|damage| Error::corrupt(path, damage))?;
+        Ok(layout.size)
     }
 
     /// Whether nothing was ever written to an overlay.

@@ -39,7 +39,8 @@ impl Store {
             .rootfs();
         let layers = self.disk_files(&snapshot)?;
         // Above the layers, the guest had an empty one of the disk's size.
-        let chain = Chain::open(&base, layers.paths())?.grown_to(snapshot.manifest.disk.bytes)?;
+        let chain =
+            Chain::open(&base, layers.paths())?.extended_to(snapshot.manifest.disk.bytes)?;
         progress.begin(chain.bytes());
         let path = into.path().join("rootfs.raw");
         if self.files.clone_file(&base, &path)? {

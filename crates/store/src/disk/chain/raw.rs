@@ -1,8 +1,8 @@
-//! A disk as one raw file: what its guest would read, without overlays.
+//! Writes a disk as one raw file, as its guest sees it.
 //!
-//! Always: what is zero is a hole where the file system has them. Tables that no overlay has cost
-//! nothing, so the time is that of what is stored, not of the size. When it fails: the file is cut
-//! short somewhere, and goes with the staging directory it is in.
+//! Always: zeros become holes where the file system supports them. Tables that no overlay has take
+//! no time, so the time depends on the stored data, not on the size. When it fails: the file is
+//! incomplete, and is removed together with its staging directory.
 
 use std::fs::File;
 use std::io;
@@ -18,15 +18,15 @@ use crate::{Error, Progress, progress};
 
 /// How much is copied at once.
 const PIECE: u64 = 1 << 20;
-/// What is a hole if it is all zeros.
+/// The unit that becomes a hole if it is all zeros.
 const BLOCK: usize = 4096;
 static ZEROS: [u8; CLUSTER as usize] = [0; CLUSTER as usize];
 
-/// A range of the disk, and where it comes from.
+/// A range of the disk, by its origin.
 enum Part {
     Base(Range<u64>),
     Zero(Range<u64>),
-    /// Of one cluster.
+    /// At most one cluster.
     Layer(Range<u64>),
 }
 
@@ -45,9 +45,9 @@ impl Chain {
         })
     }
 
-    /// Makes the disk of a file that is a copy of the root file system.
+    /// Turns a copy of the root file system into the disk.
     pub(crate) fn write_over(&self, file: &File, progress: &dyn Progress) -> Result<(), Error> {
-        // What of the root file system is not visible becomes a hole.
+        // The invisible part of the root file system becomes a hole.
         for bytes in [self.base_bytes, self.bytes] {
             file.set_len(bytes)
                 .map_err(Error::layer_io("measure a disk", bytes))?;
@@ -94,7 +94,7 @@ impl Chain {
         Ok(())
     }
 
-    /// What no overlay has: the root file system, and zeros behind its end.
+    /// Visits a range that no overlay has: the root file system, and zeros after its end.
     fn visit_below(
         &self,
         range: Range<u64>,
@@ -107,7 +107,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Copies a range of the root file system. What its file system knows to be holes is not read.
+    /// Copies a range of the root file system. Holes are not read.
     fn copy_base(
         &self,
         range: Range<u64>,
@@ -138,7 +138,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Takes away what a copy of the root file system has in a range.
+    /// Removes the bytes of a copy of the root file system in a range.
     fn clear(&self, file: &File, range: Range<u64>) -> Result<(), Error> {
         let end = range.end.min(self.base_bytes);
         if range.start >= end {
@@ -148,7 +148,7 @@ impl Chain {
     }
 }
 
-/// Makes a hole; where there can be none, zeros.
+/// Makes a hole, or writes zeros on a file system without holes.
 fn punch(file: &File, range: Range<u64>) -> io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match fallocate(file, flags, range.start, range.end - range.start) {
@@ -163,7 +163,7 @@ fn punch(file: &File, range: Range<u64>) -> io::Result<()> {
     }
 }
 
-/// Writes the blocks that are not zero, where all are zero.
+/// Writes the blocks that are not zero. The file has only zeros there.
 fn write_blocks(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     for (block, at) in bytes.chunks(BLOCK).zip((offset..).step_by(BLOCK)) {
         if *block != ZEROS[..block.len()] {

@@ -1,4 +1,4 @@
-//! Random overlays on a root file system, against what the layers were made of.
+//! Random overlays on a root file system, compared with their definitions.
 
 use std::fs;
 use std::path::PathBuf;
@@ -89,7 +89,7 @@ fn read(chain: &Chain, offset: u64, bytes: u64) -> Vec<u8> {
     into
 }
 
-/// What one cluster must be, by the definition of a chain.
+/// The expected content of one cluster, by the definition of a chain.
 fn expected(layers: &[Overlay], cluster: u64, size: u64) -> Vec<u8> {
     let start = cluster * CLUSTER;
     let visible = BASE_BYTES.min(layers.first().map_or(BASE_BYTES, |lowest| lowest.size));
@@ -107,7 +107,7 @@ fn expected(layers: &[Overlay], cluster: u64, size: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_root_file_system_alone_is_a_disk() {
+fn a_root_file_system_without_overlays_is_a_disk() {
     let files = Files::new();
     let chain = files.chain(&[]).unwrap();
     assert_eq!(chain.bytes(), BASE_BYTES);
@@ -118,7 +118,7 @@ fn a_root_file_system_alone_is_a_disk() {
 }
 
 #[test]
-fn a_read_goes_over_the_borders_of_clusters_and_tables() {
+fn a_read_may_cross_clusters_and_tables() {
     let mut files = Files::new();
     let layers = files.add_all(&[data(2 * L2_SPAN, &[(0, 1), (8191, 2), (8192, 3)])]);
     let chain = files.chain(&layers).unwrap();
@@ -128,7 +128,7 @@ fn a_read_goes_over_the_borders_of_clusters_and_tables() {
 }
 
 #[test]
-fn the_origin_of_a_cluster_is_told() {
+fn the_origin_of_a_cluster_is_reported() {
     let mut files = Files::new();
     let layers = files.add_all(&[
         data(L2_SPAN, &[(1, 1), (5, 1)]),
@@ -151,13 +151,13 @@ fn the_origin_of_a_cluster_is_told() {
 }
 
 #[test]
-fn what_cannot_be_a_chain_is_refused() {
+fn invalid_chains_are_refused() {
     let mut files = Files::new();
     let shrunk = files.add_all(&[data(2 * CLUSTER, &[]), data(CLUSTER, &[])]);
     assert!(matches!(files.chain(&shrunk), Err(Error::DiskChain { .. })));
-    let mut bent = data(L2_SPAN, &[(0, 1), (1, 2)]).bytes();
-    put_u64(&mut bent, L2 + 8, DATA);
-    let layers = [files.add(&data(CLUSTER, &[]).bytes()), files.add(&bent)];
+    let mut damaged = data(L2_SPAN, &[(0, 1), (1, 2)]).bytes();
+    put_u64(&mut damaged, L2 + 8, DATA);
+    let layers = [files.add(&data(CLUSTER, &[]).bytes()), files.add(&damaged)];
     let damage = files.chain(&layers).unwrap_err();
     assert!(
         matches!(
@@ -172,7 +172,7 @@ fn what_cannot_be_a_chain_is_refused() {
 }
 
 #[test]
-fn only_what_comes_from_other_layers_can_differ() {
+fn only_clusters_from_different_layers_can_differ() {
     let mut files = Files::new();
     let layers = files.add_all(&[
         data(L2_SPAN, &[(0, 1), (1, 1)]),
@@ -182,26 +182,26 @@ fn only_what_comes_from_other_layers_can_differ() {
     let [first, second, third] = [1, 2, 3].map(|n| files.chain(&layers[..n]).unwrap());
     assert_eq!(changed(&first, &first).unwrap(), []);
     assert_eq!(changed(&first, &second).unwrap(), clusters(1..3));
-    let grown = [
+    let larger = [
         CLUSTER..3 * CLUSTER,
         9 * CLUSTER..10 * CLUSTER,
         L2_SPAN..L2_SPAN + CLUSTER,
     ];
-    assert_eq!(changed(&third, &first).unwrap(), grown);
+    assert_eq!(changed(&third, &first).unwrap(), larger);
 }
 
 #[test]
-fn copies_are_the_same_when_their_owner_says_so() {
+fn copies_are_equal_if_the_caller_says_so() {
     let mut files = Files::new();
     let layer = data(L2_SPAN, &[(3, 1)]);
     let [one, other] = [0, 1].map(|_| files.add_all(std::slice::from_ref(&layer)));
     let open = |layers: &[PathBuf]| files.chain(layers).unwrap();
     assert_eq!(changed(&open(&one), &open(&other)).unwrap(), clusters(3..4));
-    let told =
+    let named =
         |layers: &[PathBuf], layer: &str| open(layers).with_identities("base", &[layer.to_owned()]);
-    assert_eq!(changed(&told(&one, "x"), &told(&other, "x")).unwrap(), []);
+    assert_eq!(changed(&named(&one, "x"), &named(&other, "x")).unwrap(), []);
     assert_eq!(
-        changed(&told(&one, "x"), &told(&other, "y")).unwrap(),
+        changed(&named(&one, "x"), &named(&other, "y")).unwrap(),
         clusters(3..4)
     );
 }
@@ -218,7 +218,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn every_cluster_reads_as_its_newest_layer_has_it(layers in overlays()) {
+    fn every_cluster_is_read_from_its_newest_layer(layers in overlays()) {
         let mut files = Files::new();
         let paths = files.add_all(&layers);
         let chain = files.chain(&paths).unwrap();
@@ -230,13 +230,13 @@ proptest! {
         }
     }
 
-    /// Written anew and written over a copy of the root file system, it is the same raw file, with
+    /// A new raw file equals one that is written over a copy of the root file system. Both have
     /// holes.
     #[test]
     fn a_raw_file_is_what_the_chain_reads(layers in overlays(), more in 0u64..3) {
         let mut files = Files::new();
         let paths = files.add_all(&layers);
-        let chain = files.chain(&paths).unwrap().grown_to(layers.last().unwrap().size + more * CLUSTER).unwrap();
+        let chain = files.chain(&paths).unwrap().extended_to(layers.last().unwrap().size + more * CLUSTER).unwrap();
         for raw in [files.written_to(&chain), files.written_over(&chain)] {
             let found = raw.metadata().unwrap();
             prop_assert_eq!(found.len(), chain.bytes());
@@ -250,7 +250,7 @@ proptest! {
         }
     }
 
-    /// Two disks that share some layers are equal wherever they are not said to differ.
+    /// Two disks that share some layers are equal outside the reported ranges.
     #[test]
     fn nothing_differs_outside_the_ranges(layers in overlays(), other in overlays(), shared in 0usize..5) {
         let mut files = Files::new();
@@ -259,7 +259,8 @@ proptest! {
         let least = branch.len().checked_sub(1).map_or(0, |last| layers[last].size);
         let fitting: Vec<_> = other.into_iter().filter(|layer| layer.size >= least).collect();
         branch.extend(files.add_all(&fitting));
-        let (a, b) = (files.chain(&paths).unwrap(), files.chain(&branch).unwrap());
+        let a = files.chain(&paths).unwrap();
+        let b = files.chain(&branch).unwrap();
         let ranges = changed(&a, &b).unwrap();
         prop_assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start));
         let both = a.bytes().min(b.bytes());
@@ -270,18 +271,18 @@ proptest! {
         }
     }
 
-    /// Whatever the tables say, a layer is refused or all of the disk can be read.
+    /// For any content of the tables, a layer is refused or the whole disk can be read.
     #[test]
     fn any_damage_is_refused_or_can_be_read(
         layers in overlays(),
-        bent in any::<Index>(),
+        which in any::<Index>(),
         bends in vec((0usize..6, 0usize..128, any::<u8>()), 1..4),
     ) {
         let mut files = Files::new();
         let mut layers: Vec<_> = layers.iter().map(Overlay::bytes).collect();
-        let bent = bent.index(layers.len());
+        let which = which.index(layers.len());
         for (cluster, at, byte) in bends {
-            if let Some(place) = layers[bent].get_mut(cluster * CLUSTER as usize + at) {
+            if let Some(place) = layers[which].get_mut(cluster * CLUSTER as usize + at) {
                 *place = byte;
             }
         }

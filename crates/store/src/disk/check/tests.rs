@@ -1,10 +1,11 @@
-//! A small overlay with data in it, and every kind of damage done to it.
+//! A small overlay with data, and every kind of damage to it.
 
 use proptest::collection::vec;
 use proptest::prelude::{any, proptest};
 
+use sandtree_disk::qcow2::{COMPRESSED, COPIED, READS_AS_ZERO};
+
 use super::*;
-use crate::disk::entry::{COMPRESSED, COPIED, READS_AS_ZERO};
 use crate::disk::overlay;
 
 const CLUSTER: u64 = 0x1_0000;
@@ -14,7 +15,7 @@ const L2: u64 = 4 * CLUSTER;
 const DATA: u64 = 5 * CLUSTER;
 const FREE: u64 = 8 * CLUSTER;
 
-/// One L2 table, three data clusters, and one cluster at the end that nobody uses or counts.
+/// One L2 table, three data clusters, and one cluster at the end that is neither used nor counted.
 fn overlay() -> Vec<u8> {
     let mut file = overlay::empty(1 << 30).unwrap();
     file.resize((FREE + CLUSTER) as usize, 0);
@@ -57,7 +58,7 @@ fn a_whole_overlay_is_clean() {
 }
 
 #[test]
-fn lost_space_is_no_damage() {
+fn leaked_clusters_are_not_damage() {
     assert_eq!(
         after(|file| put_count(file, 8, 1)),
         Verdict::Clean { leaked_clusters: 1 }
@@ -104,7 +105,7 @@ fn a_cluster_in_use_must_be_counted() {
 }
 
 #[test]
-fn a_cluster_has_one_owner() {
+fn a_cluster_used_twice_is_damage() {
     for offset in [0, CLUSTER, REFCOUNTS, L1, L2, DATA].into_iter().skip(1) {
         assert_eq!(
             corrupt(|file| put_u64(file, L2 + 24, offset)),
@@ -169,7 +170,7 @@ fn references_are_aligned_and_inside_the_file() {
 }
 
 #[test]
-fn a_file_cut_anywhere_is_damaged() {
+fn a_truncated_file_is_damaged() {
     for len in [
         0,
         103,
@@ -187,7 +188,7 @@ fn a_file_cut_anywhere_is_damaged() {
 }
 
 #[test]
-fn a_header_we_would_not_write_is_refused() {
+fn an_unexpected_header_is_refused() {
     assert_eq!(corrupt(|file| file[0] = 0), Damage::NotQcow2);
     assert_eq!(corrupt(|file| put_u32(file, 4, 2)), Damage::Version(2));
     assert_eq!(corrupt(|file| put_u32(file, 20, 8)), Damage::ClusterBits(8));
@@ -212,7 +213,7 @@ fn a_header_we_would_not_write_is_refused() {
         corrupt(|file| put_u32(file, 56, u32::MAX)),
         Damage::RefcountTableSize
     );
-    // Features that a reader may ignore, the length of the header, an extension.
+    // Compatible features, the length of the header, an extension.
     for at in [8, 32, 60, 80, 84, 88, 92, 96, 100, 104, 108] {
         assert!(
             matches!(corrupt(|file| put_u32(file, at, 9)), Damage::Unexpected(_)),
@@ -222,7 +223,7 @@ fn a_header_we_would_not_write_is_refused() {
 }
 
 #[test]
-fn entries_we_would_not_write_are_refused() {
+fn unexpected_entries_are_refused() {
     assert!(matches!(
         corrupt(|file| put_u64(file, L2, DATA | COMPRESSED)),
         Damage::Unexpected(_)
@@ -238,7 +239,7 @@ fn entries_we_would_not_write_are_refused() {
 }
 
 proptest! {
-    /// Whatever the tables say, the check ends with a verdict.
+    /// The check ends with a verdict for any content of the tables.
     #[test]
     fn any_damage_gets_a_verdict(damage in vec((0u64..5, 0usize..256, any::<u8>()), 1..8)) {
         let mut file = overlay();

@@ -1,4 +1,4 @@
-//! Sharing a range of bytes between two files: FICLONERANGE, which the kernel headers describe as
+//! Shares a range of bytes between two files by FICLONERANGE, which the kernel headers define as
 //! `_IOW(0x94, 13, struct file_clone_range)`.
 
 use std::fs::File;
@@ -19,7 +19,7 @@ struct FileCloneRange {
     dest_offset: u64,
 }
 
-/// Block multiples, with a length that is not zero (which would mean "up to the end").
+/// Multiples of blocks. The length is not zero, which would mean "up to the end".
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Range {
     pub from: u64,
@@ -29,7 +29,7 @@ pub(super) struct Range {
 
 pub(super) enum Cloned {
     Yes,
-    /// Not by this file system, or not between these two files.
+    /// The file system does not support it, or not between these two files.
     CannotBe,
 }
 

@@ -1,19 +1,19 @@
-//! The new overlay, written from front to back.
+//! Writes the new overlay from front to back.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use super::super::entry::{COPIED, READS_AS_ZERO};
-use super::super::header::Header;
+use sandtree_disk::qcow2::{COPIED, ClusterSize, Layout, READS_AS_ZERO};
+
 use super::super::layer::{Layer, Picked, read_at};
-use super::super::overlay::{CLUSTER, CLUSTER_BITS, L2_SPAN};
+use super::super::overlay::{CLUSTER, L2_SPAN};
 use super::{Folded, clone};
 use crate::Error;
 
 const REFCOUNT_TABLE: u64 = CLUSTER;
 const L1_OFFSET: u64 = 2 * CLUSTER;
 const COUNTS_PER_BLOCK: u64 = CLUSTER / 2;
-/// What one cluster of refcount table can count: 16 TiB of file.
+/// How many clusters one cluster of refcount table can count: 16 TiB of file.
 const MAX_CLUSTERS: u64 = CLUSTER / 8 * COUNTS_PER_BLOCK;
 /// How much is copied at once.
 const PIECE: u64 = 1 << 20;
@@ -21,26 +21,26 @@ const PIECE: u64 = 1 << 20;
 pub(super) struct Output<'a> {
     file: &'a File,
     layers: &'a [Layer<&'a File>],
-    /// How many bytes each layer gave.
+    /// How many bytes were taken from each layer.
     taken: Vec<u64>,
     size: u64,
     l1: Vec<u64>,
-    /// Everything before this is in use.
+    /// Everything before this offset is in use.
     end: u64,
-    way: Way,
+    transfer: Transfer,
     piece: Vec<u8>,
 }
 
-/// How data gets from a layer into the new file.
+/// How data is transferred from a layer into the new file.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Transfer {
     Untried,
     Clone,
-    /// The file system said that it cannot clone between these files.
+    /// The file system cannot clone between these files.
     Copy,
 }
 
-/// Neighbouring clusters in one layer that are neighbours on the guest's disk, too.
+/// Consecutive clusters in one layer that are also consecutive on the guest's disk.
 struct Extent {
     layer: usize,
     from: u64,
@@ -55,12 +55,9 @@ impl<'a> Output<'a> {
         size: u64,
         layers: &'a [Layer<&'a File>],
     ) -> Result<Self, Error> {
-        if file
-            .metadata()
-            .map_err(Error::layer_io("measure a new layer", 0))?
-            .len()
-            != 0
-        {
+        let metadata = file.metadata();
+        let metadata = metadata.map_err(Error::layer_io("measure a new layer", 0))?;
+        if metadata.len() != 0 {
             return Err(Error::NotEmpty);
         }
         let l1 = vec![0; size.div_ceil(L2_SPAN) as usize];
@@ -73,7 +70,7 @@ impl<'a> Output<'a> {
             size,
             l1,
             end,
-            way: Way::Untried,
+            transfer: Transfer::Untried,
             piece: Vec::new(),
         })
     }
@@ -103,22 +100,22 @@ impl<'a> Output<'a> {
         self.file
             .set_len(self.end)
             .map_err(Error::layer_io("set the length of a folded disk", self.end))?;
-        let header = Header {
-            cluster_bits: CLUSTER_BITS,
+        let layout = Layout {
+            cluster: ClusterSize::KIB_64,
             size: self.size,
             l1_entries: self.l1.len() as u32,
             l1_offset: L1_OFFSET,
             refcount_table_offset: REFCOUNT_TABLE,
             refcount_table_clusters: 1,
         };
-        self.write(&header.to_bytes(), 0)?;
+        self.write(&layout.to_header(), 0)?;
         Ok(Folded {
             bytes: self.end,
-            cloned: self.way == Way::Clone,
+            cloned: self.transfer == Transfer::Clone,
         })
     }
 
-    /// Every cluster of the file is used once, those of the refcount blocks included.
+    /// Counts every cluster of the file once, including those of the refcount blocks.
     fn write_refcounts(&mut self) -> Result<(), Error> {
         let used = self.end / CLUSTER;
         let blocks = used.div_ceil(COUNTS_PER_BLOCK - 1);
@@ -145,7 +142,7 @@ impl<'a> Output<'a> {
         let layer = &self.layers[extent.layer];
         self.taken[extent.layer] += extent.bytes;
         layer.check_taken(self.taken[extent.layer], extent.from)?;
-        // The last cluster of a layer's file may be cut short, and only whole blocks can be cloned.
+        // The last cluster of a layer's file may be incomplete, and only whole blocks can be cloned.
         let whole = extent
             .bytes
             .min((layer.len - extent.from) / CLUSTER * CLUSTER);
@@ -154,9 +151,9 @@ impl<'a> Output<'a> {
         self.clear_behind_end(layer, extent)
     }
 
-    /// How much of the extent is done by cloning: all of `bytes`, or nothing.
+    /// Clones `bytes` of the extent. Returns how many were cloned: all or none.
     fn clone(&mut self, layer: &Layer<&File>, extent: &Extent, bytes: u64) -> Result<u64, Error> {
-        if self.way == Way::Copy || bytes == 0 {
+        if self.transfer == Transfer::Copy || bytes == 0 {
             return Ok(0);
         }
         let range = clone::Range {
@@ -166,14 +163,18 @@ impl<'a> Output<'a> {
         };
         let cloned = clone::range(layer.file(), self.file, range);
         match cloned.map_err(Error::layer_io("clone a part of a disk layer", extent.from))? {
-            clone::Cloned::Yes => self.way = Way::Clone,
-            clone::Cloned::CannotBe => self.way = Way::Copy,
+            clone::Cloned::Yes => self.transfer = Transfer::Clone,
+            clone::Cloned::CannotBe => self.transfer = Transfer::Copy,
         }
-        Ok(if self.way == Way::Clone { bytes } else { 0 })
+        Ok(if self.transfer == Transfer::Clone {
+            bytes
+        } else {
+            0
+        })
     }
 
-    /// Copies an extent from `done` on. What is behind the end of the layer's file is zero, as it
-    /// is for QEMU.
+    /// Copies an extent from `done` on. Bytes after the end of the layer's file are zeros, as for
+    /// QEMU.
     fn copy(&mut self, layer: &Layer<&File>, extent: &Extent, done: u64) -> Result<(), Error> {
         let bytes = extent.bytes.min(layer.len - extent.from);
         for start in (done..bytes).step_by(PIECE as usize) {
@@ -201,9 +202,10 @@ impl<'a> Output<'a> {
     }
 }
 
-/// The L2 table for these clusters, and what goes behind it from `end` on.
+/// The L2 table for these clusters, and the extents that follow it from `end` on.
 fn lay_out(clusters: &[Picked], guest_offset: u64, mut end: u64) -> (Vec<u8>, Vec<Extent>) {
-    let (mut entries, mut extents) = (Vec::with_capacity(CLUSTER as usize), Vec::new());
+    let mut entries = Vec::with_capacity(CLUSTER as usize);
+    let mut extents = Vec::new();
     for (guest_offset, cluster) in (guest_offset..).step_by(CLUSTER as usize).zip(clusters) {
         let entry = match *cluster {
             Picked::Below => 0,
@@ -228,7 +230,7 @@ fn lay_out(clusters: &[Picked], guest_offset: u64, mut end: u64) -> (Vec<u8>, Ve
     (entries, extents)
 }
 
-/// Adds a cluster to the extent before it, if it follows that one.
+/// Adds a cluster: to the last extent if it continues that one, else as a new extent.
 fn add(extents: &mut Vec<Extent>, next: Extent) {
     let follows = |last: &&mut Extent| {
         let end = (

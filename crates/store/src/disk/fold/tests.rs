@@ -1,4 +1,4 @@
-//! Random overlays on top of each other, against a map of what each cluster is.
+//! Random overlays on top of each other, compared with a map of their clusters.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -7,9 +7,9 @@ use std::os::unix::fs::FileExt;
 use proptest::collection::vec;
 use proptest::prelude::{ProptestConfig, any, prop_assert_eq, proptest};
 use proptest::sample::Index;
+use sandtree_disk::qcow2::{COMPRESSED, COPIED, READS_AS_ZERO};
 
 use super::super::check::{Damage, Verdict, bytes as check};
-use super::super::entry::{COMPRESSED, COPIED, READS_AS_ZERO};
 use super::super::overlay::{self, CLUSTER};
 use super::super::samples::{Cluster, DATA, L1, L2, Overlay, overlay, overlays, put_u64, u64_at};
 use super::*;
@@ -34,9 +34,10 @@ fn folded(layers: &[Vec<u8>]) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// The clusters that an overlay has, as its tables say. Zero clusters are empty.
+/// The clusters of an overlay, read through its tables. Zero clusters are empty.
 fn clusters(file: &[u8]) -> BTreeMap<u64, Vec<u8>> {
-    let (l1, size) = (u64_at(file, 40), u64_at(file, 24));
+    let l1 = u64_at(file, 40);
+    let size = u64_at(file, 24);
     let mut found = BTreeMap::new();
     for index in 0..size.div_ceil(CLUSTER) {
         let l2 = u64_at(file, l1 + index / 8192 * 8) & !COPIED;
@@ -56,11 +57,11 @@ fn clusters(file: &[u8]) -> BTreeMap<u64, Vec<u8>> {
     found
 }
 
-fn damage(bend: impl FnOnce(&mut Vec<u8>)) -> Damage {
+fn damage(edit: impl FnOnce(&mut Vec<u8>)) -> Damage {
     let sound = overlay(CLUSTER, []).bytes();
-    let mut bent = overlay(L2_SPAN, [(0, Cluster::Data(1)), (1, Cluster::Data(2))]).bytes();
-    bend(&mut bent);
-    match folded(&[sound, bent]) {
+    let mut damaged = overlay(L2_SPAN, [(0, Cluster::Data(1)), (1, Cluster::Data(2))]).bytes();
+    edit(&mut damaged);
+    match folded(&[sound, damaged]) {
         Err(Error::DiskLayer { layer: 1, damage }) => damage,
         other => panic!("not found: {:?}", other.map(|bytes| bytes.len())),
     }
@@ -73,7 +74,7 @@ fn one_layer_folds_to_itself() {
 }
 
 #[test]
-fn layers_without_anything_make_an_empty_overlay() {
+fn empty_layers_fold_to_an_empty_overlay() {
     let empty = overlay::empty(5 << 40).unwrap();
     let bytes = folded(&[empty.clone(), empty]).unwrap();
     assert_eq!(u64_at(&bytes, 24), 5 << 40);
@@ -82,7 +83,7 @@ fn layers_without_anything_make_an_empty_overlay() {
 }
 
 #[test]
-fn a_file_that_ends_inside_its_last_cluster_goes_on_with_zeros() {
+fn a_file_that_ends_inside_its_last_cluster_is_padded_with_zeros() {
     let mut bytes = overlay(L2_SPAN, [(0, Cluster::Data(1)), (1, Cluster::Data(2))]).bytes();
     bytes.truncate((DATA + CLUSTER + 100) as usize);
     let found = clusters(&folded(&[bytes]).unwrap());
@@ -102,7 +103,7 @@ fn many_clusters_are_all_counted() {
 }
 
 #[test]
-fn disks_do_not_shrink_and_files_are_new() {
+fn shrinking_disks_and_nonempty_outputs_are_refused() {
     let [small, large] = [CLUSTER, 2 * CLUSTER].map(|size| overlay(size, []).bytes());
     assert!(matches!(
         folded(&[large, small.clone()]),
@@ -167,9 +168,9 @@ fn a_layer_that_is_damaged_is_named() {
     ));
 }
 
-/// A small file must not fill the disk by having one cluster everywhere.
+/// A small file must not fill the disk by repeating one cluster everywhere.
 #[test]
-fn a_cluster_given_again_and_again_is_refused() {
+fn a_layer_that_repeats_a_cluster_is_refused() {
     let everywhere = |file: &mut Vec<u8>| {
         (0..8192).for_each(|index| put_u64(file, L2 + index * 8, DATA | COPIED))
     };
@@ -189,16 +190,16 @@ proptest! {
         assert!(clusters(&result) == expected.collect::<BTreeMap<_, _>>());
     }
 
-    /// Whatever the tables say, the fold ends, with a clean overlay or with an error.
+    /// For any content of the tables, the fold ends with a clean overlay or with an error.
     #[test]
     fn any_damage_ends_the_fold_or_changes_nothing_else(
         layers in overlays(),
-        bent in any::<Index>(),
+        which in any::<Index>(),
         bends in vec((0usize..5, 0usize..128, any::<u8>()), 1..6),
     ) {
         let mut layers: Vec<_> = layers.iter().map(Overlay::bytes).collect();
-        let bent = bent.index(layers.len());
-        let file = &mut layers[bent];
+        let which = which.index(layers.len());
+        let file = &mut layers[which];
         for (cluster, at, byte) in bends {
             let at = cluster * CLUSTER as usize + at;
             if let Some(place) = file.get_mut(at) {
