@@ -15,7 +15,7 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
 use sandtree_disk::ext4::write::{
-    Attributes, Device, FileWriter, Kind, MAX_FILE_BYTES, NodeId, Time, Tree,
+    Attributes, Content, Device, FileWriter, Kind, MAX_FILE_BYTES, NodeId, Time, Tree,
 };
 
 use crate::error::Error;
@@ -41,7 +41,7 @@ pub(crate) fn add(staging: &mut Staging, dir: &Path, watch: &mut Watch<'_>) -> R
         OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
         Mode::empty(),
     );
-    let mut taken = Taken {
+    let mut import = Import {
         staging,
         watch,
         links: HashMap::new(),
@@ -49,11 +49,11 @@ pub(crate) fn add(staging: &mut Staging, dir: &Path, watch: &mut Watch<'_>) -> R
         buffer: vec![0; BUFFER_BYTES],
         xattr: Vec::new(),
     };
-    taken.all(Place {
+    import.all(Place {
         fd: fd.map_err(failed("open", dir))?,
         path: dir.to_path_buf(),
     })?;
-    Ok(taken.bytes)
+    Ok(import.bytes)
 }
 
 /// An open file or directory, and its path for errors.
@@ -69,7 +69,7 @@ struct Level {
     names: std::vec::IntoIter<Vec<u8>>,
 }
 
-struct Taken<'c, 'w> {
+struct Import<'c, 'w> {
     staging: &'c mut Staging,
     watch: &'w mut Watch<'w>,
     /// Nodes of files with several names, by device and inode.
@@ -79,7 +79,7 @@ struct Taken<'c, 'w> {
     xattr: Vec<u8>,
 }
 
-impl Taken<'_, '_> {
+impl Import<'_, '_> {
     fn all(&mut self, root: Place) -> Result<(), Error> {
         let (_, attributes) = self.described(&root)?;
         self.staging
@@ -191,20 +191,29 @@ impl Taken<'_, '_> {
         if !is_file || (stat.st_dev, stat.st_ino) != inode {
             return Err(Error::Changed { path: place.path });
         }
+        let content = self.content(&place, &stat)?;
+        let after = rustix::fs::fstat(&place.fd).map_err(failed("look at", path))?;
+        if moments(&stat) != moments(&after) {
+            return Err(Error::Changed { path: place.path });
+        }
+        Ok((Kind::File(content), attributes))
+    }
+
+    /// Copies the bytes of an open file into the image.
+    fn content(&mut self, place: &Place, stat: &Stat) -> Result<Content, Error> {
+        let path = &place.path;
         let bytes = stat.st_size.cast_unsigned();
         require(bytes <= MAX_FILE_BYTES, "it is larger than 16 TiB")
             .map_err(|fault| of(fault, path))?;
         let is_full = stat.st_blocks.cast_unsigned().saturating_mul(512) >= bytes;
         let mut source = Source {
-            place: &place,
+            place,
             bytes,
             is_full,
             at: 0,
         };
-        let mut file = self
-            .staging
-            .area
-            .file(bytes, self.staging.meter.extents_left())?;
+        let max_extents = self.staging.meter.extents_left();
+        let mut file = self.staging.area.file(bytes, max_extents)?;
         while let Some((hole, data)) = source.next()? {
             file.skip(hole)?;
             self.staging
@@ -217,21 +226,7 @@ impl Taken<'_, '_> {
             })?;
             source.at += data;
         }
-        let content = file.finish()?;
-        let after = rustix::fs::fstat(&place.fd).map_err(failed("look at", path))?;
-        let moments = |stat: &Stat| {
-            (
-                stat.st_size,
-                stat.st_mtime,
-                stat.st_mtime_nsec,
-                stat.st_ctime,
-                stat.st_ctime_nsec,
-            )
-        };
-        if moments(&stat) != moments(&after) {
-            return Err(Error::Changed { path: place.path });
-        }
-        Ok((Kind::File(content), attributes))
+        Ok(file.finish()?)
     }
 
     /// The metadata of an open file.
@@ -389,6 +384,17 @@ fn copy(
         }
     }
     Ok(())
+}
+
+/// The size and times of a file, which change when the file does.
+fn moments(stat: &Stat) -> impl PartialEq + use<> {
+    (
+        stat.st_size,
+        stat.st_mtime,
+        stat.st_mtime_nsec,
+        stat.st_ctime,
+        stat.st_ctime_nsec,
+    )
 }
 
 fn attributes(stat: &Stat, xattrs: BTreeMap<Vec<u8>, Vec<u8>>) -> Attributes {

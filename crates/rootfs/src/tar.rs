@@ -74,7 +74,7 @@ pub(crate) struct Archive<'i, 'a> {
 
 /// The extended headers before a member.
 #[derive(Default)]
-struct Said {
+struct Extensions {
     /// There was a header that a member must follow.
     anything: bool,
     name: Option<Vec<u8>>,
@@ -102,28 +102,28 @@ impl<'i, 'a> Archive<'i, 'a> {
     /// The next member. After the last one, the input was read completely.
     pub fn next(&mut self) -> Result<Option<Member>, Error> {
         self.skip()?;
-        let mut said = Said {
+        let mut extensions = Extensions {
             pax: Rc::clone(&self.globals),
-            ..Said::default()
+            ..Extensions::default()
         };
         loop {
             let Some(header) = self.header()? else {
-                return if said.anything {
+                return if extensions.anything {
                     Err(self.truncated())
                 } else {
                     self.end().map(|()| None)
                 };
             };
             match header.kind() {
-                b'L' => said.name = Some(text(&self.extension(&header)?).to_vec()),
-                b'K' => said.link = Some(text(&self.extension(&header)?).to_vec()),
-                b'x' => said.pax = self.records(&header)?,
+                b'L' => extensions.name = Some(text(&self.extension(&header)?).to_vec()),
+                b'K' => extensions.link = Some(text(&self.extension(&header)?).to_vec()),
+                b'x' => extensions.pax = self.records(&header)?,
                 b'g' => {
                     self.globals = self.records(&header)?;
                     if self.globals.weight() > MAX_GLOBAL_BYTES {
                         return Err(self.damaged("a global extended header has more than 64 KiB"));
                     }
-                    said.pax = Rc::clone(&self.globals);
+                    extensions.pax = Rc::clone(&self.globals);
                     continue;
                 }
                 // The volume label.
@@ -131,9 +131,9 @@ impl<'i, 'a> Archive<'i, 'a> {
                     self.begin(header.bytes().map_err(|bad| self.damaged(bad))?);
                     self.skip()?;
                 }
-                _ => return self.member(&header, said).map(Some),
+                _ => return self.member(&header, extensions).map(Some),
             }
-            said.anything = true;
+            extensions.anything = true;
         }
     }
 
@@ -161,22 +161,22 @@ impl<'i, 'a> Archive<'i, 'a> {
         Ok(())
     }
 
-    fn member(&mut self, header: &Header, said: Said) -> Result<Member, Error> {
-        let sparse_name = said
+    fn member(&mut self, header: &Header, extensions: Extensions) -> Result<Member, Error> {
+        let sparse_name = extensions
             .pax
             .sparse
             .name
             .clone()
-            .filter(|_| said.pax.sparse.is_said());
+            .filter(|_| extensions.pax.sparse.is_sparse());
         let name = sparse_name
-            .or_else(|| said.pax.path.clone())
-            .or_else(|| said.name.clone());
+            .or_else(|| extensions.pax.path.clone())
+            .or_else(|| extensions.name.clone());
         let name = name.unwrap_or_else(|| header.name());
         self.input.member.clone_from(&name);
         let what = self
-            .what(header, &said, &name)
+            .what(header, &extensions, &name)
             .map_err(|fault| fault.of(&name))?;
-        let attributes = attributes(header, Rc::unwrap_or_clone(said.pax))
+        let attributes = attributes(header, Rc::unwrap_or_clone(extensions.pax))
             .map_err(|bad| Fault::Refused(bad).of(&name))?;
         Ok(Member {
             name,
@@ -185,43 +185,54 @@ impl<'i, 'a> Archive<'i, 'a> {
         })
     }
 
-    fn what(&mut self, header: &Header, said: &Said, name: &[u8]) -> Result<What, Fault> {
+    fn what(
+        &mut self,
+        header: &Header,
+        extensions: &Extensions,
+        name: &[u8],
+    ) -> Result<What, Fault> {
         let link = || {
-            said.pax
+            extensions
+                .pax
                 .link
                 .clone()
-                .or_else(|| said.link.clone())
+                .or_else(|| extensions.link.clone())
                 .unwrap_or_else(|| header.link())
         };
         // Only files have content, whatever size another member claims; but the list of names of a
         // dumped directory follows its header.
         match header.kind() {
-            b'0' | b'7' | 0 => return self.file(header, said, name),
-            b'S' => return self.old_sparse(header, said).map(What::File),
+            b'0' | b'7' | 0 => return self.file(header, extensions, name),
+            b'S' => return self.old_sparse(header, extensions).map(What::File),
             b'1' => return Ok(What::HardLink(link())),
             b'D' => self.begin(header.bytes()?),
             _ => {}
         }
         Ok(What::Node(match header.kind() {
             b'2' => Kind::Symlink(link()),
-            b'3' => Kind::CharDevice(device(header, &said.pax)?),
-            b'4' => Kind::BlockDevice(device(header, &said.pax)?),
+            b'3' => Kind::CharDevice(device(header, &extensions.pax)?),
+            b'4' => Kind::BlockDevice(device(header, &extensions.pax)?),
             b'5' | b'D' => Kind::Dir(Default::default()),
             b'6' => Kind::Fifo,
             _ => return Err(Fault::Refused("its file type is not supported")),
         }))
     }
 
-    fn file(&mut self, header: &Header, said: &Said, name: &[u8]) -> Result<What, Fault> {
-        let bytes = said.pax.bytes.map_or_else(|| header.bytes(), Ok)?;
+    fn file(
+        &mut self,
+        header: &Header,
+        extensions: &Extensions,
+        name: &[u8],
+    ) -> Result<What, Fault> {
+        let bytes = extensions.pax.bytes.map_or_else(|| header.bytes(), Ok)?;
         if name.ends_with(b"/") {
             // Old archives mark directories by a slash, not by a type.
             require(bytes == 0, "it is a directory with content")?;
             return Ok(What::Node(Kind::Dir(Default::default())));
         }
         self.begin(bytes);
-        let sparse = &said.pax.sparse;
-        if !sparse.is_said() {
+        let sparse = &extensions.pax.sparse;
+        if !sparse.is_sparse() {
             let pieces = vec![Piece { offset: 0, bytes }];
             return self.checked(Body { bytes, pieces }).map(What::File);
         }
@@ -236,7 +247,7 @@ impl<'i, 'a> Archive<'i, 'a> {
 
     /// Reads the old form of a sparse file. More of its map follows the header, in blocks of 21
     /// pieces.
-    fn old_sparse(&mut self, header: &Header, said: &Said) -> Result<Body, Fault> {
+    fn old_sparse(&mut self, header: &Header, extensions: &Extensions) -> Result<Body, Fault> {
         let mut pieces = Vec::new();
         let (fields, mut more) = header.old_sparse();
         sparse::old_pieces(fields, &mut pieces)?;
@@ -245,7 +256,7 @@ impl<'i, 'a> Archive<'i, 'a> {
             sparse::old_pieces(&block[..504], &mut pieces)?;
             more = block[504] != 0;
         }
-        self.begin(said.pax.bytes.map_or_else(|| header.bytes(), Ok)?);
+        self.begin(extensions.pax.bytes.map_or_else(|| header.bytes(), Ok)?);
         self.checked(Body {
             bytes: header.old_sparse_bytes()?,
             pieces,

@@ -38,8 +38,8 @@ enum Content {
     System,
 }
 
-/// A partition that was examined.
-struct Looked {
+/// A partition that may be the root.
+struct Candidate {
     partition: Partition,
     kind: Kind,
     /// The content of an ext4.
@@ -67,47 +67,51 @@ pub(super) fn find(disk: &Source) -> Result<Root, DiskError> {
 }
 
 fn among(disk: &Source, partitions: Vec<Partition>) -> Result<Root, DiskError> {
-    let looked = partitions
+    let candidates = partitions
         .into_iter()
-        .map(|partition| look(disk, partition))
+        .map(|partition| examine(disk, partition))
         .collect::<Result<Vec<_>, _>>()?;
-    let possible = looked
+    let possible = candidates
         .iter()
-        .filter(|looked| looked.kind == Kind::Ext4 && looked.content > Content::Other);
-    let Some(best) = possible.clone().map(Looked::rank).max() else {
-        return Err(without_root(&looked));
+        .filter(|candidate| candidate.kind == Kind::Ext4 && candidate.content > Content::Other);
+    let Some(best) = possible.clone().map(Candidate::rank).max() else {
+        return Err(without_root(&candidates));
     };
-    let best: Vec<_> = possible.filter(|looked| looked.rank() == best).collect();
+    let best: Vec<_> = possible
+        .filter(|candidate| candidate.rank() == best)
+        .collect();
     match best[..] {
-        [Looked { partition, .. }] => take(
+        [Candidate { partition, .. }] => take(
             disk,
             partition.start,
             partition.bytes,
             Some(partition.number),
         ),
         _ => Err(DiskError::SeveralRoots(
-            best.into_iter().map(Looked::found).collect(),
+            best.into_iter().map(Candidate::found).collect(),
         )),
     }
 }
 
 /// The error names the largest file system of another kind that could be the root.
-fn without_root(looked: &[Looked]) -> DiskError {
-    let others = looked.iter().filter_map(|looked| match looked.kind {
-        Kind::OtherRoot(name) => Some((
-            looked.partition.role == Role::Root,
-            looked.partition.bytes,
-            name,
-        )),
-        _ => None,
-    });
+fn without_root(candidates: &[Candidate]) -> DiskError {
+    let others = candidates
+        .iter()
+        .filter_map(|candidate| match candidate.kind {
+            Kind::OtherRoot(name) => Some((
+                candidate.partition.role == Role::Root,
+                candidate.partition.bytes,
+                name,
+            )),
+            _ => None,
+        });
     match others.max() {
         Some((_, _, name)) => DiskError::OtherFileSystem(name),
-        None => DiskError::NoRoot(looked.iter().map(Looked::found).collect()),
+        None => DiskError::NoRoot(candidates.iter().map(Candidate::found).collect()),
     }
 }
 
-impl Looked {
+impl Candidate {
     fn rank(&self) -> (bool, Content) {
         (self.partition.role == Role::Root, self.content)
     }
@@ -126,7 +130,7 @@ impl Looked {
     }
 }
 
-fn look(disk: &Source, partition: Partition) -> Result<Looked, DiskError> {
+fn examine(disk: &Source, partition: Partition) -> Result<Candidate, DiskError> {
     let kind = match partition.role {
         Role::Extended => Kind::Unknown,
         Role::Root | Role::Other => kind::of(&kind::start(disk, partition.start, partition.bytes)?),
@@ -139,7 +143,7 @@ fn look(disk: &Source, partition: Partition) -> Result<Looked, DiskError> {
         })?,
         _ => Content::Other,
     };
-    Ok(Looked {
+    Ok(Candidate {
         partition,
         kind,
         content,

@@ -126,7 +126,7 @@ impl Records {
 }
 
 impl Sparse {
-    pub fn is_said(&self) -> bool {
+    pub fn is_sparse(&self) -> bool {
         self.bytes.is_some() || self.major.is_some() || !self.map.is_empty()
     }
 
