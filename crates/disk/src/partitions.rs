@@ -75,3 +75,71 @@ fn on_disk(first: u64, bytes: u64, disk_bytes: u64) -> Option<(u64, u64)> {
     let bytes = bytes.min(disk_bytes.checked_sub(first)?);
     (bytes > 0).then_some((first, bytes))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A disk of 4 MiB with an MBR of these types, first sectors and numbers of sectors.
+    fn disk(entries: &[(u8, u32, u32)]) -> Vec<u8> {
+        let mut disk = vec![0; 4 << 20];
+        disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+        for (index, (kind, first, sectors)) in entries.iter().enumerate() {
+            let entry = &mut disk[446 + index * 16..][..16];
+            entry[4] = *kind;
+            entry[8..12].copy_from_slice(&first.to_le_bytes());
+            entry[12..].copy_from_slice(&sectors.to_le_bytes());
+        }
+        disk
+    }
+
+    fn partition(number: u32, start: u64, bytes: u64, role: Role) -> Partition {
+        Partition {
+            number,
+            start,
+            bytes,
+            role,
+        }
+    }
+
+    #[test]
+    fn partitions_of_an_mbr_are_cut_at_the_end_of_the_disk() {
+        let disk = disk(&[
+            (0x83, 2048, 2048),
+            (0x05, 4096, 100_000),
+            (0x83, 100_000, 1),
+            (0, 1, 1),
+        ]);
+        assert!(has_table(&disk));
+        let found = read(&disk, &disk).unwrap().unwrap();
+        assert_eq!(
+            found,
+            [
+                partition(1, MIB, MIB, Role::Other),
+                partition(2, 2 * MIB, 2 * MIB, Role::Extended)
+            ]
+        );
+    }
+
+    #[test]
+    fn a_disk_without_a_table_has_no_partitions() {
+        for start in [vec![0; 4096], vec![0x55; 4096], Vec::new()] {
+            assert!(!has_table(&start));
+            assert_eq!(read(&start, &start).unwrap(), None);
+        }
+        assert!(!has_table(&disk(&[])), "the signature alone is not a table");
+    }
+
+    #[test]
+    fn a_protective_mbr_without_a_gpt_is_an_error() {
+        let disk = disk(&[(0xee, 1, u32::MAX)]);
+        assert!(!has_intact_gpt(&disk).unwrap());
+        let error = read(&disk, &disk).unwrap_err().to_string();
+        assert!(
+            error.contains("in the first, the header is missing"),
+            "{error}"
+        );
+    }
+}
