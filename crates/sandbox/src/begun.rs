@@ -13,13 +13,13 @@
 use sandtree_store::{Batch, BatchId};
 
 use crate::blocking::blocking;
+use crate::config::{KeeperProgram, RunIn};
 use crate::create::{self, CopySpec, Created, Source};
-use crate::driver::Commit;
 use crate::error::{Error, Result, store_error};
 use crate::fault::Step;
-use crate::host::{Host, RunIn};
+use crate::host::Host;
 use crate::info::SandboxInfo;
-use crate::keeper::{Keeper, KeeperProgram, Lease, Mission, Task};
+use crate::keeper::{Keeper, Lease, Mission, Task};
 use crate::sandbox::Sandbox;
 use crate::spec::SandboxSpec;
 use crate::together::{all, all_in_turns};
@@ -80,6 +80,14 @@ impl Host {
             }
         };
         Ok(self.begun(batch, members))
+    }
+
+    /// Creates a sandbox in this process, wherever others run.
+    pub(crate) async fn create_here(&self, spec: SandboxSpec) -> Result<Sandbox> {
+        let created = create::created(self.inner.clone(), spec, None).await?;
+        let begun = self.begun(None, vec![Member::here(created)]);
+        let committed = begun.commit().await?;
+        Ok(committed.sandboxes()[0].clone())
     }
 
     /// Makes copies of a state, without making them exist for others.
@@ -278,11 +286,14 @@ impl Begun {
         let mut leases = Vec::new();
         for member in std::mem::take(&mut self.members) {
             let settled = match member {
-                Member::Here(created) => {
-                    let local = created.drive();
-                    let settled = local.ask(Commit {}).await;
-                    sandboxes.push(self.host.driven(local)?);
-                    settled
+                // Without a pause in which the caller could leave.
+                Member::Here(mut created) => {
+                    let recorded = tokio::task::block_in_place(|| created.record());
+                    if recorded.is_ok() || !is_alone {
+                        let local = created.drive_recorded(&self.host);
+                        sandboxes.push(self.host.driven(local)?);
+                    }
+                    recorded
                 }
                 Member::Kept {
                     mut lease, sandbox, ..

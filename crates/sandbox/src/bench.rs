@@ -5,13 +5,13 @@
 
 use sandtree_engine::{Engine, Machine, MachineSpec, Memory, Preload, Start};
 
-use crate::boot::{Shape, machine_record, machine_spec};
 use crate::create::{self, CopySpec, Created};
 use crate::error::{Result, engine_error, store_error};
 use crate::fork::ForkSpec;
 use crate::guest::Guest;
 use crate::host::Host;
-use crate::lend::Wanted;
+use crate::machine::spec::{Shape, machine_record, machine_spec};
+use crate::order::Wanted;
 use crate::sandbox::Sandbox;
 
 /// The machine of a stopped sandbox, without the preload library, to be started by the caller.

@@ -22,16 +22,18 @@ use sandtree_images::{
 };
 use sandtree_store::{Digest, Image, ImageSpec, Name, Named};
 
-use crate::beginning::Held;
 use crate::blocking::blocking;
 use crate::ca;
 use crate::error::{Error, Result, store_error};
 use crate::guest::{ExecSpec, Guest};
-use crate::host::{Host, Inner};
-use crate::lend::Wanted;
+use crate::held::Held;
+use crate::host::Host;
+use crate::inner::Inner;
+use crate::names::parse_name;
+use crate::order::Wanted;
 use crate::progress::{Advance, Progress, Watched};
 use crate::sandbox::Sandbox;
-use crate::spec::{SandboxSpec, parse_name};
+use crate::spec::SandboxSpec;
 use steps::{Step, Steps};
 
 /// Of the machine that runs the steps, where the recipe says nothing.
@@ -407,7 +409,7 @@ impl Workshop {
             auto_remove: true,
             ..start
         };
-        let sandbox = host.create(spec).await?;
+        let sandbox = host.create_here(spec).await?;
         let sandbox = Temporary(Some(sandbox));
         let guest = sandbox.sandbox().guest().await?;
         Ok(Self { guest, sandbox })

@@ -3,20 +3,21 @@
 //! Nothing is mounted and no machine is started: both disks are read from their layers. Of a
 //! sandbox that runs, a state of its disk is borrowed for as long as that takes.
 
-use std::io;
-use std::path::PathBuf;
+use crate::chain::{Disk, diff_error};
 use std::sync::Arc;
 
-use sandtree_diff::{self as diff, Blocks, FileSystem};
+use sandtree_diff::{self as diff, FileSystem};
 pub use sandtree_diff::{Aspect, Change, ChangeKind, ContentDiff, Diff, Kind as NodeKind, Node};
 use sandtree_store::disk::{Chain, changed};
-use sandtree_store::{LayerId, SandboxDir, SnapshotDiskFiles};
+use sandtree_store::{SandboxDir, SnapshotDiskFiles};
 
-use crate::beginning::Held;
 use crate::blocking::blocking;
 use crate::error::{Error, Result, store_error};
-use crate::host::{Host, Inner};
-use crate::lend::{Loan, Wanted};
+use crate::held::Held;
+use crate::host::Host;
+use crate::inner::Inner;
+use crate::lend::Loan;
+use crate::order::Wanted;
 use crate::progress::Progress;
 use crate::reference::{Point, Reference};
 
@@ -32,19 +33,6 @@ struct Side {
     chain: Chain,
     loan: Option<Loan>,
     _snapshot: Option<(Held, SnapshotDiskFiles)>,
-}
-
-/// A disk, as the comparison reads it.
-pub(crate) struct Disk<'a>(pub &'a Chain);
-
-impl Blocks for Disk<'_> {
-    fn bytes(&self) -> u64 {
-        self.0.bytes()
-    }
-
-    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.0.read_at(offset, into).map_err(io::Error::other)
-    }
 }
 
 impl Host {
@@ -190,18 +178,4 @@ impl Inner {
         let manifest = dir.manifest(&id).map_err(store_error("read a state"))?;
         self.chain(dir, &manifest.disk)
     }
-
-    /// The disk of a sandbox with these layers.
-    pub fn chain(&self, dir: &SandboxDir, disk: &[LayerId]) -> Result<Chain> {
-        let image = self
-            .store
-            .image_by_digest(&dir.record().image_digest)
-            .map_err(store_error("read an image"))?;
-        let layers: Vec<PathBuf> = disk.iter().map(|layer| dir.disk_layer(layer)).collect();
-        Chain::open(&image.rootfs(), &layers).map_err(store_error("read a disk"))
-    }
-}
-
-pub(crate) fn diff_error(source: diff::Error) -> Error {
-    Error::Diff { source }
 }

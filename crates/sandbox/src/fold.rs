@@ -19,9 +19,8 @@ use sandtree_engine::OVERLAYS_MAX;
 use sandtree_store::{LayerId, Owned, disk};
 
 use crate::blocking::blocking;
-use crate::boot::open;
 use crate::error::{Error, Result, store_error};
-use crate::host::remove_if_there;
+use crate::files::{open, remove_if_there};
 
 /// Layers below the active overlay beyond which they are folded.
 pub(crate) const DISK_LAYERS: usize = 16;

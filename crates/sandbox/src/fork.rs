@@ -15,9 +15,10 @@ use serde::{Deserialize, Serialize};
 use crate::begun::Begun;
 use crate::error::{Error, Result};
 use crate::host::Host;
-use crate::lend::Wanted;
+use crate::names::parse_name;
+use crate::order::Wanted;
 use crate::sandbox::Sandbox;
-use crate::spec::{SandboxSpec, parse_name};
+use crate::spec::SandboxSpec;
 use crate::states::ms;
 
 /// Copies that are loaded at a time, unless the caller says otherwise.

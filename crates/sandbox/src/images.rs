@@ -15,11 +15,12 @@ use serde::Serialize;
 
 use crate::blocking::blocking;
 use crate::error::Result;
-use crate::host::{Host, Inner};
+use crate::host::Host;
+use crate::inner::Inner;
+use crate::names::parse_name;
 use crate::progress::Waiting;
+use crate::publish::name_error;
 use crate::reference::Reference;
-use crate::save::name_error;
-use crate::spec::parse_name;
 use crate::states::Replace;
 
 /// How to pull content from a registry.

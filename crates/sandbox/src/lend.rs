@@ -8,50 +8,12 @@
 //! Always: the files of a lent state stay until it is returned. A loan that is dropped is returned,
 //! too; the keeper returns the loans of a client that is gone.
 
-use sandtree_store::Consistency;
-use serde::{Deserialize, Serialize};
+use crate::order::LentState;
 
 use crate::driver::Local;
 use crate::error::Result;
-use crate::keeper::Connection;
-use crate::keeper::Keeper;
+use crate::keeper::{Connection, Keeper};
 use crate::order::GiveBack;
-use crate::verb::Verb;
-
-/// What a state is wanted for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Wanted {
-    /// Memory and disk, for copies.
-    Copies,
-    /// The disk alone; a guest that runs is not stopped.
-    Disk,
-    /// Memory and disk, for a snapshot.
-    Memory,
-    /// An existing state, by tag or id, with all it has.
-    State(String),
-}
-
-impl Wanted {
-    pub fn verb(&self) -> Verb {
-        match self {
-            Self::Copies => Verb::Fork,
-            Self::Disk | Self::Memory | Self::State(_) => Verb::Save,
-        }
-    }
-}
-
-/// A state that is lent.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct LentState {
-    pub state: String,
-    /// How long the source was stopped.
-    pub pause_ms: f64,
-    pub degraded: Vec<String>,
-    pub consistency: Consistency,
-    /// The state has memory, which is not wanted.
-    pub disk_only: bool,
-}
 
 /// A lent state, and its lender.
 #[derive(Debug)]

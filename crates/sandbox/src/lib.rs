@@ -25,43 +25,50 @@
 //! last [`Sandbox`] handle, or the process, is gone, so is the machine. [`keeper`] is the way to
 //! run one in the background.
 
-mod beginning;
 mod begun;
 #[cfg(feature = "bench")]
 pub mod bench;
 mod blocking;
-mod boot;
 mod build;
 pub mod ca;
 mod capture;
-mod clock;
+mod chain;
 mod compare;
+mod config;
 mod console;
 mod create;
 mod driver;
 mod error;
 mod fault;
+mod files;
 mod fold;
 mod fork;
 mod guest;
+mod held;
 mod history;
 mod host;
 mod hub;
 mod images;
 mod info;
+mod inner;
 pub mod keeper;
 mod lend;
 mod link;
 mod machine;
+mod manifest;
 mod memory;
+mod mode;
 mod moment;
+mod names;
 mod order;
+mod pages;
 mod place;
 mod progress;
+mod publish;
 mod reference;
-mod restore;
 mod sandbox;
 mod save;
+mod settle;
 mod snapshots;
 mod spec;
 mod states;
@@ -69,7 +76,6 @@ mod status;
 mod together;
 mod tree;
 mod verb;
-mod warm;
 
 /// How images are made: recipes, imports, kernels, progress and errors.
 pub mod image {
@@ -79,11 +85,11 @@ pub mod image {
     };
 }
 
-pub use beginning::Prepared;
 pub use begun::{Begun, Committed};
 pub use build::{BuildEvent, BuildSpec, BuildWatch};
-pub use capture::MemoryMode;
 pub use compare::{Aspect, Change, ChangeKind, ContentDiff, Diff, DiffOptions, Node, NodeKind};
+pub use config::{HostConfig, MachineUser, RunIn};
+pub use create::{Prepared, WarmInfo};
 pub use error::{Error, ErrorKind, Report, Result};
 #[cfg(feature = "faults")]
 pub use fault::{Fault, Faults, Step};
@@ -92,11 +98,13 @@ pub use guest::{
     Exec, ExecId, ExecSpec, ExitStatus, FileOwner, Files, Forward, Guest, Lifetime, Output, Stdin,
     Transfer, Tunnel,
 };
-pub use host::{Doctor, Host, HostConfig, MachineUser, QemuFound, QemuReport, RunIn};
+pub use host::{Doctor, Host, QemuFound, QemuReport};
 pub use hub::ExecEntry;
 pub use images::{PullSpec, Pulled};
 pub use info::SandboxInfo;
 pub use link::{LinkError, Output as ByteStream};
+pub use mode::MemoryMode;
+pub use names::check_reference;
 pub use progress::{Advance, Progress};
 pub use reference::absolute_reference;
 pub use sandbox::Sandbox;
@@ -110,7 +118,7 @@ pub use save::{SaveSpec, Saved, parse_label, parse_target};
 pub use snapshots::{
     ExportOptions, Exported, Imported, SnapshotDetails, SnapshotInfo, SnapshotList,
 };
-pub use spec::{PUBLISH_ADDRESS, SandboxSpec, check_reference};
+pub use spec::{PUBLISH_ADDRESS, SandboxSpec};
 pub use states::{
     Checkpoint, Durability, Forget, Forgotten, Goal, Paused, Replace, RestoreReport, Reverted,
     StateInfo,
@@ -118,4 +126,3 @@ pub use states::{
 pub use status::{State, StateWatch};
 pub use tree::{Tree, TreeKind, TreeNode};
 pub use verb::{Phase, Verb, permits};
-pub use warm::WarmInfo;

@@ -11,10 +11,10 @@
 
 use std::time::Duration;
 
+use sandtree_store::Consistency;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::lend::{LentState, Wanted};
 use crate::states::{
     Checkpoint, Forget, Forgotten, Goal, Paused, Replace, RestoreReport, Reverted,
 };
@@ -108,6 +108,41 @@ pub(crate) struct Pause {}
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Resume {}
+
+/// What a state is wanted for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Wanted {
+    /// Memory and disk, for copies.
+    Copies,
+    /// The disk alone; a guest that runs is not stopped.
+    Disk,
+    /// Memory and disk, for a snapshot.
+    Memory,
+    /// An existing state, by tag or id, with all it has.
+    State(String),
+}
+
+impl Wanted {
+    pub fn verb(&self) -> Verb {
+        match self {
+            Self::Copies => Verb::Fork,
+            Self::Disk | Self::Memory | Self::State(_) => Verb::Save,
+        }
+    }
+}
+
+/// A state that is lent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct LentState {
+    pub state: String,
+    /// How long the source was stopped.
+    pub pause_ms: f64,
+    pub degraded: Vec<String>,
+    pub consistency: Consistency,
+    /// The state has memory, which is not wanted.
+    pub disk_only: bool,
+}
 
 macro_rules! verbs {
     ($($order:ident($ask:ident) -> $answer:ty, $at_rest:ident, $urgency:ident, |$it:pat_param| $verb:expr;)*) => {$(

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use sandtree_store::{Digest, Name};
 
 use crate::error::{Error, Result};
-use crate::spec::parse_name;
+use crate::names::parse_name;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reference {

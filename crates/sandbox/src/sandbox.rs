@@ -18,18 +18,19 @@ use sandtree_store::{Phase, SandboxDir, SandboxRecord, StateRecord};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
+use crate::config::RunIn;
 use crate::driver::{Local, Perform, WeakLocal};
 use crate::error::{Error, ErrorKind, Result};
 use crate::guest::{
     Defaults, Exec, ExecId, ExecSpec, Files, Forward, Guest, has_entrypoint, main_command,
 };
-use crate::host::{Host, RunIn};
+use crate::host::Host;
 use crate::hub::ExecEntry;
 use crate::info::SandboxInfo;
 use crate::keeper::{self, Connection, Keeper, Stats, Task};
-use crate::lend::{Loan, Wanted};
+use crate::lend::Loan;
 use crate::order::{
-    Anywhere, AtRest, Kill, Pause, Remove, Resume, Start, Stop, TakeCheckpoint, as_ms,
+    Anywhere, AtRest, Kill, Pause, Remove, Resume, Start, Stop, TakeCheckpoint, Wanted, as_ms,
 };
 use crate::states::{
     Checkpoint, Forget, Forgotten, Goal, Paused, Replace, RestoreReport, Reverted, StateInfo,
@@ -64,7 +65,7 @@ impl Host {
     pub fn sandbox(&self, reference: &str) -> Result<Sandbox> {
         let (dir, _) = self.inner.settled(reference)?;
         let local = OnceLock::new();
-        if let Some(driver) = self.inner.local(dir.id()) {
+        if let Some(driver) = self.local(dir.id()) {
             drop(local.set(driver));
         }
         Ok(Sandbox {
@@ -333,7 +334,7 @@ impl Sandbox {
                 let (lent, connection) = connection.lend(wanted).await?;
                 return Ok(Loan::of_keeper(lent, keeper, connection));
             }
-            Route::Nowhere(_) => self.host.inner.adopt(self.id(), wanted.verb()).await?,
+            Route::Nowhere(_) => self.host.adopt(self.id(), wanted.verb()).await?,
         };
         let lent = local.ask(wanted).await?;
         Ok(Loan::of_driver(lent, local))
@@ -356,7 +357,7 @@ impl Sandbox {
             Route::Nowhere(state) => match A::AT_REST {
                 AtRest::Refused => Err(self.wrong_state(&state, ask.verb())),
                 AtRest::Brief => {
-                    let local = self.host.inner.adopt(self.id(), ask.verb()).await?;
+                    let local = self.host.adopt(self.id(), ask.verb()).await?;
                     local.ask(ask).await
                 }
                 AtRest::Starts => self.ask_to_start(ask).await,
@@ -367,7 +368,7 @@ impl Sandbox {
     /// Starts a sandbox that no process runs, in this process or in a keeper.
     async fn ask_to_start<A: Anywhere + Perform>(&self, ask: A) -> Result<A::Answer> {
         let RunIn::Keeper(program) = &self.host.inner.config.run_in else {
-            let local = self.host.inner.adopt(self.id(), ask.verb()).await?;
+            let local = self.host.adopt(self.id(), ask.verb()).await?;
             let answer = local.ask(ask).await?;
             // Another handle may have started it meanwhile; then it is the same driver.
             drop(self.local.set(local));
@@ -401,7 +402,7 @@ impl Sandbox {
         if let Some(local) = self.local.get() {
             return Some(local.clone());
         }
-        self.host.inner.local(&self.record.id)
+        self.host.local(&self.record.id)
     }
 
     async fn route(&self) -> Result<Route> {

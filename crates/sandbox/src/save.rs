@@ -9,31 +9,22 @@
 //! had the name before stays whole until the new snapshot is there. When it fails: the name is as
 //! it was, and nothing of the save is left.
 
+use crate::publish::Publishing;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use sandtree_store::{
-    self as store, Consistency, Digest, LayerId, MemoryState, Name, Named, Phase, SandboxDir,
-    SandboxId, SaveOnStop, SaveTarget, Snapshot, StateId, StateManifest, Target,
-};
+use sandtree_store::{Consistency, SandboxDir, SaveTarget, Snapshot};
 use serde::{Deserialize, Serialize};
 
-use crate::beginning::Held;
-use crate::compare::Disk;
-use crate::error::{Error, Result, store_error};
-use crate::fault::Step;
-use crate::host::Inner;
-use crate::image::is_built_in;
-use crate::lend::{LentState, Wanted};
-use crate::moment::now_unix_ms;
-use crate::progress::{Progress, Watched};
+use crate::error::{Error, Result};
+use crate::inner::Inner;
+use crate::order::{LentState, Wanted};
+use crate::progress::Progress;
 use crate::reference::Reference;
-use crate::restore::check_written;
 use crate::sandbox::Sandbox;
-use crate::states::Replace;
-use crate::states::{Forget, ms};
+use crate::states::{Forget, Replace, ms};
 
 /// What to save, and as what.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -158,90 +149,7 @@ fn wanted(spec: &SaveSpec) -> Wanted {
     }
 }
 
-/// How a state becomes a snapshot.
-struct Publishing {
-    target: SaveTarget,
-    replace: bool,
-    labels: BTreeMap<String, String>,
-    compress: bool,
-}
-
 impl Inner {
-    /// Refuses a name that is taken before anything is done for it. Publishing looks again. What is
-    /// reserved for the sandbox that is saved is free to it.
-    pub fn check_free(
-        &self,
-        target: &SaveTarget,
-        replace: Replace,
-        by: Option<&SandboxId>,
-    ) -> Result<()> {
-        let name = match target {
-            SaveTarget::Name(name) => name,
-            SaveTarget::Dir(path) => return check_dir(path, replace.is_yes()),
-        };
-        let taken = |by: &Named| {
-            Err(Error::SnapshotNameTaken {
-                name: name.to_string(),
-                by: by.to_string(),
-            })
-        };
-        match self.store.named(name).map_err(store_error("read a name"))? {
-            Some(Named::Snapshot(_)) if replace.is_yes() => Ok(()),
-            Some(Named::Reserved(id)) if by == Some(&id) => Ok(()),
-            Some(held) => taken(&held),
-            None if is_built_in(name.as_str()) => Err(Error::invalid(
-                "the name of a snapshot",
-                name,
-                "an image is built in",
-            )),
-            None => Ok(()),
-        }
-    }
-
-    /// A state that is there already.
-    pub fn promoted(&self, dir: &SandboxDir, reference: &str) -> Result<LentState> {
-        let manifest = self.listed_state(dir, reference)?;
-        check_written(
-            &dir.state_source(&manifest.id)
-                .map_err(store_error("read a state"))?,
-        )?;
-        let consistency = match manifest.memory {
-            MemoryState::None => disk_consistency(self, dir, &manifest.disk)?,
-            _ => Consistency::Exact,
-        };
-        let (state, degraded) = (manifest.id.to_string(), manifest.degraded);
-        Ok(LentState {
-            state,
-            pause_ms: 0.0,
-            degraded,
-            consistency,
-            disk_only: false,
-        })
-    }
-
-    /// A state that users see, by tag or id.
-    pub fn listed_state(&self, dir: &SandboxDir, reference: &str) -> Result<StateManifest> {
-        let states = dir
-            .states()
-            .map_err(store_error("list the states of a sandbox"))?;
-        let is_meant = |state: &StateManifest| {
-            let tagged = state
-                .tag
-                .as_ref()
-                .is_some_and(|tag| tag.as_str() == reference);
-            state.kind.is_listed() && (tagged || state.id.as_str() == reference)
-        };
-        let no_state = || Error::NoState {
-            name: dir.record().name.to_string(),
-            state: reference.into(),
-        };
-        states
-            .readable
-            .into_iter()
-            .rfind(is_meant)
-            .ok_or_else(no_state)
-    }
-
     async fn save_lent(
         self: &Arc<Self>,
         dir: SandboxDir,
@@ -257,228 +165,4 @@ impl Inner {
         };
         self.publish(dir, publishing, lent, progress).await
     }
-
-    async fn publish(
-        self: &Arc<Self>,
-        dir: SandboxDir,
-        publishing: Publishing,
-        lent: &LentState,
-        progress: Progress,
-    ) -> Result<Snapshot> {
-        self.reach(Step::SavePublish, None)?;
-        let (state, spec) = saving(&dir, publishing.labels.clone(), publishing.compress, lent)?;
-        let host = self.clone();
-        let published = Watched::run(progress, move |progress| match &publishing.target {
-            SaveTarget::Name(name) => {
-                let target = Target::Name {
-                    name,
-                    replace: publishing.replace,
-                };
-                host.replacing(name, || {
-                    host.store.save(&dir, &state, &spec, target, progress)
-                })
-                .map(|pinned| Snapshot::clone(&pinned))
-            }
-            SaveTarget::Dir(path) => {
-                let pinned = host
-                    .store
-                    .save(&dir, &state, &spec, Target::Unnamed, progress)?;
-                let written = host
-                    .store
-                    .export_dir(&pinned, path, publishing.replace, progress);
-                let snapshot = Snapshot::clone(&pinned);
-                // The directory has all of it, or nothing has.
-                written.and(host.store.let_go(pinned)).map(|()| snapshot)
-            }
-        });
-        published.await.map_err(name_error)
-    }
-
-    /// Gives a name to another snapshot. The one that had it goes, if it has no other.
-    pub fn replacing<T>(
-        &self,
-        name: &Name,
-        give: impl FnOnce() -> Result<T, store::Error>,
-    ) -> Result<T, store::Error> {
-        let before = self.store.named(name)?;
-        let given = give()?;
-        if let Some(Named::Snapshot(digest)) = before
-            && let Err(error) = self
-                .store
-                .pin(&digest)
-                .and_then(|pinned| self.store.let_go(pinned))
-        {
-            tracing::warn!(%error, "a snapshot that was replaced stays until the next gc");
-        }
-        Ok(given)
-    }
-
-    /// A snapshot without a name, for as long as the result lives.
-    pub async fn unnamed(
-        self: &Arc<Self>,
-        dir: SandboxDir,
-        lent: &LentState,
-        progress: Progress,
-    ) -> Result<Held> {
-        let (state, spec) = saving(&dir, BTreeMap::new(), false, lent)?;
-        let host = self.clone();
-        let saved = Watched::run(progress, move |progress| {
-            host.store
-                .save(&dir, &state, &spec, Target::Unnamed, progress)
-        });
-        Ok(Held::for_one_use(saved.await.map_err(name_error)?, self))
-    }
-}
-
-/// What the store is told of a save.
-fn saving(
-    dir: &SandboxDir,
-    labels: BTreeMap<String, String>,
-    compress: bool,
-    lent: &LentState,
-) -> Result<(StateId, store::SaveSpec)> {
-    let no_state = || Error::NoState {
-        name: dir.record().name.to_string(),
-        state: lent.state.clone(),
-    };
-    let spec = store::SaveSpec {
-        labels,
-        consistency: lent.consistency,
-        parent: dir.record().snapshot.clone(),
-        created_at_unix_ms: now_unix_ms(),
-        compress,
-        disk_only: lent.disk_only,
-        degraded: lent.degraded.clone(),
-        writer_runs: dir
-            .state()
-            .map_err(store_error("read a sandbox's state"))?
-            .phase
-            == Phase::Running,
-    };
-    Ok((lent.state.parse().map_err(|_| no_state())?, spec))
-}
-
-/// A name that is taken is the user's business, not the store's.
-pub(crate) fn name_error(error: store::Error) -> Error {
-    match error {
-        store::Error::NameInUse { name, holder } => Error::SnapshotNameTaken {
-            name: name.to_string(),
-            by: holder.to_string(),
-        },
-        error => store_error("save a snapshot")(error),
-    }
-}
-
-/// Settles at the start what a sandbox will be saved as when it stops. `before`: what it was saved
-/// as when it last did.
-pub(crate) fn settle_target(host: &Inner, dir: &SandboxDir, before: Option<&Digest>) -> Result<()> {
-    let Some(wish) = &dir.record().save_on_stop else {
-        return Ok(());
-    };
-    if is_own(host, wish, before)? {
-        return Ok(());
-    }
-    host.check_free(&wish.target, wish.replace.into(), Some(dir.id()))?;
-    match &wish.target {
-        SaveTarget::Name(name) => {
-            match host.store.named(name).map_err(store_error("read a name"))? {
-                // To be replaced, when the time has come.
-                Some(Named::Snapshot(_)) => Ok(()),
-                _ => host.store.reserve_name(name, dir.id()).map_err(name_error),
-            }
-        }
-        SaveTarget::Dir(path) => match std::fs::create_dir(path) {
-            // Its own, made when it was first started; or what is to be replaced.
-            Err(error)
-                if error.kind() == std::io::ErrorKind::AlreadyExists
-                    && (before.is_some() || wish.replace) =>
-            {
-                Ok(())
-            }
-            made => made.map_err(|e| Error::io("make directory", path, e)),
-        },
-    }
-}
-
-/// A sandbox that goes leaves no empty directory for a save that does not come.
-pub(crate) fn release_target(dir: &SandboxDir) {
-    if let Some(SaveOnStop {
-        target: SaveTarget::Dir(path),
-        ..
-    }) = &dir.record().save_on_stop
-    {
-        // Refused, as it should be, for one that is not empty.
-        drop(std::fs::remove_dir(path));
-    }
-}
-
-/// Whether the target of a save holds what the sandbox was saved as before.
-fn is_own(host: &Inner, wish: &SaveOnStop, before: Option<&Digest>) -> Result<bool> {
-    let Some(before) = before else {
-        return Ok(false);
-    };
-    Ok(match &wish.target {
-        SaveTarget::Name(name) => {
-            host.store.named(name).map_err(store_error("read a name"))?
-                == Some(Named::Snapshot(before.clone()))
-        }
-        SaveTarget::Dir(path) => {
-            store::Store::read_dir_snapshot(path).is_ok_and(|found| found.digest == *before)
-        }
-    })
-}
-
-/// A directory that is not there, or empty, or a snapshot's that may be replaced.
-fn check_dir(path: &Path, replace: bool) -> Result<()> {
-    match path.read_dir().map(|mut entries| entries.next().is_none()) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(Error::io("look at", path, error)),
-        Ok(true) => Ok(()),
-        Ok(false) if replace && store::Store::read_dir_snapshot(path).is_ok() => Ok(()),
-        Ok(false) if replace => Err(Error::invalid(
-            "a directory to save to",
-            path.display(),
-            "new, or empty, or one of a snapshot",
-        )),
-        Ok(false) => Err(Error::SnapshotNameTaken {
-            name: path.display().to_string(),
-            by: "what is in it".into(),
-        }),
-    }
-}
-
-/// The save of a sandbox that has just stopped. `before`: what it was saved as when it last did.
-pub(crate) async fn on_stop(
-    host: &Arc<Inner>,
-    dir: &SandboxDir,
-    wish: &SaveOnStop,
-    lent: &LentState,
-    before: Option<&Digest>,
-) -> Result<Digest> {
-    let publishing = Publishing {
-        target: wish.target.clone(),
-        replace: wish.replace || is_own(host, wish, before)?,
-        labels: wish.labels.clone(),
-        compress: wish.compress,
-    };
-    let snapshot = host
-        .publish(dir.clone(), publishing, lent, Progress::silent())
-        .await?;
-    Ok(snapshot.digest)
-}
-
-/// What a disk without a machine is like: shut down, or as after a power cut. What we cannot read
-/// was never shut down.
-pub(crate) fn disk_consistency(
-    host: &Inner,
-    dir: &SandboxDir,
-    disk: &[LayerId],
-) -> Result<Consistency> {
-    let chain = host.chain(dir, disk)?;
-    let is_clean = sandtree_diff::is_clean(&Disk(&chain)).unwrap_or(false);
-    Ok(if is_clean {
-        Consistency::Stopped
-    } else {
-        Consistency::Crash
-    })
 }

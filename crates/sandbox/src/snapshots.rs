@@ -10,16 +10,17 @@ use sandtree_store::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::beginning::Held;
 use crate::blocking::blocking;
 use crate::error::{Error, Result, store_error};
-use crate::host::{Host, Inner};
+use crate::held::Held;
+use crate::host::Host;
 use crate::info::rfc3339;
-use crate::lend::Wanted;
+use crate::inner::Inner;
+use crate::names::parse_name;
+use crate::order::Wanted;
 use crate::progress::{Progress, Watched};
+use crate::publish::name_error;
 use crate::reference::{Point, Reference, no_snapshot};
-use crate::save::name_error;
-use crate::spec::parse_name;
 use crate::states::Replace;
 
 /// A snapshot as lists show it.

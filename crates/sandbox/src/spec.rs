@@ -1,18 +1,19 @@
 //! What a sandbox is asked to be.
 
+use crate::names::parse_name;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use sandtree_store::{
-    AccelChoice, Arch, ImageRecord, Name, Network, PublishedPort, SaveOnStop, Settings, Tag,
+    AccelChoice, Arch, ImageRecord, Network, PublishedPort, SaveOnStop, Settings,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::ca;
-use crate::capture::MemoryMode;
 use crate::error::{Error, Result};
 use crate::image::OwnKernel;
+use crate::mode::MemoryMode;
 use crate::reference::{Reference, no_snapshot};
 
 const MIB: u64 = 1 << 20;
@@ -282,21 +283,6 @@ fn check_ports(ports: &[PublishedPort]) -> Result<()> {
             "at most 64",
         )),
     }
-}
-
-/// Refuses what can be neither a sandbox's name nor its id. Touches nothing.
-pub fn check_reference(reference: &str) -> Result<()> {
-    parse_name("a sandbox's name or id", reference).map(drop)
-}
-
-pub(crate) fn parse_name(what: &str, name: &str) -> Result<Name> {
-    let rule = "1 to 63 of a-z, 0-9, '.', '_' and '-', the first a letter or digit";
-    name.parse().map_err(|_| Error::invalid(what, name, rule))
-}
-
-pub(crate) fn parse_tag(tag: &str) -> Result<Tag> {
-    let rule = "1 to 63 of a-z, 0-9, '.', '_' and '-', the first a letter or digit, and not like a state's id";
-    tag.parse().map_err(|_| Error::invalid("a tag", tag, rule))
 }
 
 #[cfg(test)]

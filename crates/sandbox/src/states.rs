@@ -6,10 +6,8 @@ use std::time::Duration;
 use sandtree_store::{Phase, SandboxDir, StateId, StateKind, StateManifest, StateRecord};
 use serde::{Deserialize, Serialize};
 
-use crate::capture::Captured;
 use crate::error::{Error, Result, store_error};
 use crate::info::rfc3339;
-use crate::restore::Restored;
 
 /// The states of a sandbox in the order of their capture, as what they are now. A manifest never
 /// changes, so one that a pause wrote says `paused` for ever; but a sandbox is paused in one state
@@ -162,22 +160,6 @@ pub struct Checkpoint {
     pub disk_bytes: u64,
 }
 
-impl Checkpoint {
-    pub(crate) fn new(captured: &Captured, total: Duration) -> Self {
-        let manifest = &captured.manifest;
-        Self {
-            tag: manifest.tag.as_ref().map(ToString::to_string),
-            id: manifest.id.to_string(),
-            mode: manifest.mode.clone().unwrap_or_default(),
-            degraded: manifest.degraded.clone(),
-            pause_ms: ms(captured.pause),
-            total_ms: ms(total),
-            memory_bytes: manifest.memory_layer_bytes,
-            disk_bytes: manifest.disk_layer_bytes,
-        }
-    }
-}
-
 /// What came of going to another state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Reverted {
@@ -202,22 +184,6 @@ pub struct RestoreReport {
     /// Until its agent had acknowledged.
     pub acknowledged_ms: f64,
     pub total_ms: f64,
-}
-
-impl RestoreReport {
-    pub(crate) fn new(restored: &Restored, total: Duration) -> Self {
-        Self {
-            degraded: restored.running.degraded.clone(),
-            hooks_failed: restored
-                .hooks
-                .iter()
-                .map(|hook| format!("{}: {}", hook.name, hook.what))
-                .collect(),
-            running_ms: ms(restored.times.running),
-            acknowledged_ms: ms(restored.times.acknowledged),
-            total_ms: ms(total),
-        }
-    }
 }
 
 /// What came of a pause.

@@ -18,10 +18,11 @@ use sandtree_store::{Consistency, LayerId, StateKind, StateManifest};
 use tracing::{Instrument, debug_span};
 
 use super::Capture;
-use crate::compare::{Disk, diff_error};
-use crate::create::{bare_manifest, publish_bare};
+use crate::chain::Disk;
+use crate::chain::diff_error;
 use crate::error::{Error, Result, engine_error, store_error};
 use crate::fault::Step;
+use crate::manifest::{bare_manifest, publish_bare};
 
 /// How long a guest may stay frozen when we do not come back.
 const FROZEN_LONGEST: Duration = Duration::from_secs(10);

@@ -14,8 +14,6 @@
 //! the chain, not of the state.
 
 mod disk;
-mod mode;
-mod pages;
 mod whole;
 
 use std::fs::File;
@@ -23,21 +21,21 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 pub(crate) use disk::{CapturedDisk, as_after_power_cut};
-pub use mode::MemoryMode;
-use mode::{Abilities, ModePlan};
-use sandtree_engine::{
-    DeviceFile, GuestMemory, Machine, PreparedOverlay, Tracking, TrackingVerdict,
-};
+use sandtree_engine::{DeviceFile, GuestMemory, Machine, PreparedOverlay, Tracking};
 use sandtree_store::memory::{self, Layer, MemoryWriter, PAGE, PageRun};
 use sandtree_store::{Head, LayerId, Owned, StagedState, StateKind, StateManifest, Tag};
 use tracing::{Instrument, debug_span};
-pub(crate) use whole::{check_overlay, read_layer};
 
 use crate::blocking::blocking;
-use crate::boot::Running;
 use crate::error::{Error, Result, engine_error, store_error};
 use crate::fault::Step;
-use crate::host::Inner;
+use crate::inner::Inner;
+use crate::machine::ground::{Covers, NewLayer};
+use crate::machine::layers::{check_overlay, read_layer};
+use crate::machine::running::Running;
+use crate::mode::{self, Abilities, MemoryMode, ModePlan};
+use crate::pages;
+use crate::states::{Checkpoint, ms};
 
 /// With more than this to read, memory is first copied while the guest runs.
 const LIVE_BYTES: u64 = 16 << 20;
@@ -53,83 +51,6 @@ const PIECE_BYTES: u64 = 4 << 20;
 const RUNS_MAX: usize = 4096;
 /// QEMU's own stream of all of memory.
 const STREAM_DEADLINE: Duration = Duration::from_secs(600);
-
-/// What a live machine stands on.
-#[derive(Debug)]
-pub(crate) struct Ground {
-    /// The memory layers below what the machine has written, bottom first. `None`: there are none
-    /// that a layer could be put on, so the next capture takes all of memory.
-    pub layers: Option<Vec<LayerId>>,
-    /// How many of them there were when its process started.
-    pub at_start: usize,
-    /// Pages that a failed capture has taken out of the tracking.
-    carried: Vec<PageRun>,
-    /// An overlay that is ready to be switched to.
-    prepared: Option<(LayerId, PreparedOverlay)>,
-    /// Of all layers together: no more than so many mappings are made from them.
-    runs: usize,
-}
-
-impl Ground {
-    /// Of a machine that was restored from these layers; none at all for one that was booted.
-    pub fn new(layers: Vec<LayerId>, runs: usize) -> Self {
-        Self {
-            at_start: layers.len(),
-            layers: Some(layers),
-            carried: Vec::new(),
-            prepared: None,
-            runs,
-        }
-    }
-
-    /// Of a machine that was restored from QEMU's own stream.
-    pub fn without_layers() -> Self {
-        Self {
-            layers: None,
-            at_start: 0,
-            carried: Vec::new(),
-            prepared: None,
-            runs: 0,
-        }
-    }
-
-    pub fn held(&self) -> Vec<LayerId> {
-        self.layers.clone().unwrap_or_default()
-    }
-
-    pub fn runs(&self) -> usize {
-        self.runs
-    }
-
-    /// Of a disk as the head lists it, the layers below the one that the guest writes to. That is
-    /// the last, or the last but one, if the last is only prepared.
-    pub fn frozen<'a>(&self, disk: &'a [LayerId]) -> &'a [LayerId] {
-        let written = 1 + usize::from(self.prepared.is_some());
-        &disk[..disk.len().saturating_sub(written)]
-    }
-
-    /// One layer, with so many runs, takes the place of those it was made of, if the machine still
-    /// stands on them. Those taken meanwhile stay, and so do their runs.
-    pub fn replace(&mut self, old: &[LayerId], new: LayerId, runs: Folded) {
-        let Some(layers) = self
-            .layers
-            .as_mut()
-            .filter(|layers| layers.starts_with(old))
-        else {
-            return;
-        };
-        layers.splice(..old.len(), [new]);
-        self.at_start = self.at_start.max(old.len()) - old.len() + 1;
-        self.runs = self.runs.saturating_sub(runs.before) + runs.after;
-    }
-}
-
-/// How many runs layers had before they were folded into one, and how many that one has.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Folded {
-    pub before: usize,
-    pub after: usize,
-}
 
 /// What a capture is for.
 #[derive(Debug, Clone)]
@@ -151,6 +72,22 @@ pub(crate) enum After {
 pub(crate) struct Captured {
     pub manifest: StateManifest,
     pub pause: Duration,
+}
+
+impl Captured {
+    pub fn report(&self, total: Duration) -> Checkpoint {
+        let manifest = &self.manifest;
+        Checkpoint {
+            tag: manifest.tag.as_ref().map(ToString::to_string),
+            id: manifest.id.to_string(),
+            mode: manifest.mode.clone().unwrap_or_default(),
+            degraded: manifest.degraded.clone(),
+            pause_ms: ms(self.pause),
+            total_ms: ms(total),
+            memory_bytes: manifest.memory_layer_bytes,
+            disk_bytes: manifest.disk_layer_bytes,
+        }
+    }
 }
 
 /// Everything a capture works on.
@@ -192,16 +129,20 @@ enum TakenMemory {
 /// What came of a switch to an overlay.
 type Pivoted = Result<(), (PreparedOverlay, sandtree_engine::Error)>;
 
-/// A memory layer of which no state knows yet.
-struct NewLayer {
-    id: LayerId,
-    layer: Layer,
-}
-
 /// How memory is taken this time.
 struct Approach {
     plan: ModePlan,
     scope: Scope,
+}
+
+impl Approach {
+    fn covers(&self) -> Covers {
+        match (self.scope, self.plan.mode) {
+            (Scope::Whole, _) => Covers::Everything,
+            (Scope::Delta, MemoryMode::Anonymous) => Covers::SinceStart,
+            (Scope::Delta, _) => Covers::SinceLast,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -693,7 +634,7 @@ impl Capture<'_> {
                 written.inspect_err(|_| self.running.ground.carry(&runs))?
             }
         };
-        self.running.ground.stand_on(&layer, approach);
+        self.running.ground.stand_on(&layer, approach.covers());
         Ok(Some(layer))
     }
 
@@ -725,43 +666,6 @@ impl Capture<'_> {
         let written = blocking(move || std::fs::write(target, devices)).await;
         written.map_err(|e| Error::io("write", path, e))
     }
-}
-
-impl Ground {
-    fn carry(&mut self, runs: &[PageRun]) {
-        self.carried = pages::union(std::mem::take(&mut self.carried), runs);
-    }
-
-    fn push(&mut self, layer: &NewLayer) {
-        self.runs += layer.layer.pieces();
-        self.layers.get_or_insert_default().push(layer.id.clone());
-    }
-
-    /// A layer holds everything that was carried or tracked.
-    fn stand_on(&mut self, layer: &NewLayer, approach: &Approach) {
-        self.carried.clear();
-        match (approach.scope, approach.plan.mode) {
-            (Scope::Whole, _) => (self.layers, self.at_start) = (Some(Vec::new()), 0),
-            // It holds all that was written since the process started, and takes the place of those
-            // that held part of it.
-            (_, MemoryMode::Anonymous) => {
-                self.layers.get_or_insert_default().truncate(self.at_start)
-            }
-            _ => {}
-        }
-        self.push(layer);
-    }
-
-    /// All of memory is in QEMU's own stream, on which no layer can be put.
-    fn lose_layers(&mut self) {
-        (self.layers, self.at_start) = (None, 0);
-        self.carried.clear();
-    }
-}
-
-/// The best mode that the probes found to work.
-pub(crate) fn best_mode(found: &TrackingVerdict) -> ModePlan {
-    mode::choose(MemoryMode::WriteProtect, &Abilities::from(found))
 }
 
 fn not_synced(path: &Path) -> String {

@@ -3,33 +3,13 @@
 use std::fs::File;
 use std::time::Duration;
 
-use sandtree_store::disk::check::Verdict;
-use sandtree_store::memory::Layer;
-use sandtree_store::{LayerId, MemoryState, SandboxDir, StateId, StateManifest};
+use sandtree_store::{LayerId, MemoryState, StateId, StateManifest};
 
-use super::{Approach, Capture, NewLayer, Purpose};
+use super::{Approach, Capture, Purpose};
 use crate::error::{Error, Result, engine_error, store_error};
 use crate::hub::ExecRecord;
+use crate::machine::ground::NewLayer;
 use crate::moment::{boot_id, now_unix_ms};
-
-/// A memory layer as far as its tables tell, or why it cannot be used.
-pub(crate) fn read_layer(dir: &SandboxDir, id: &LayerId) -> Result<Layer, String> {
-    let path = dir.memory_layer(id);
-    let opened = File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    Layer::read(&opened).map_err(|error| format!("{}: {error}", path.display()))
-}
-
-/// Whether an overlay can be used. QEMU takes one that was cut short, and fails the guest's reads
-/// later.
-pub(crate) fn check_overlay(dir: &SandboxDir, id: &LayerId) -> Result<(), String> {
-    let path = dir.disk_layer(id);
-    match dir.check_overlay(id) {
-        Ok(Verdict::Clean { .. }) => Ok(()),
-        Ok(Verdict::Corrupt(damage)) => Err(format!("{}: {damage}", path.display())),
-        Err(_) if !path.exists() => Err(format!("{} is missing", path.display())),
-        Err(error) => Err(format!("{}: {error}", path.display())),
-    }
-}
 
 impl Capture<'_> {
     /// Copies everything below the active overlay into one that stands alone, and puts the active

@@ -3,6 +3,8 @@
 //! Always: the caller gets an answer. The sandbox outlives a panic: the driver drops the job, and if
 //! the machine went with it, records that.
 
+use crate::machine::ending::Ending;
+use crate::machine::start;
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,9 +17,8 @@ use sandtree_store::Phase;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::Driver;
 use super::local::Job;
-use super::{Driver, Ending};
-use crate::create;
 use crate::error::{Error, Result};
 use crate::order::Urgency;
 use crate::verb::Verb;
@@ -85,7 +86,7 @@ impl Driver {
             return;
         }
         self.rested = Some(Instant::now());
-        let state = create::unsynced(&self.state);
+        let state = start::unsynced(&self.state);
         if let Err(error) = self.record(state) {
             tracing::error!(%error, "the state of a sandbox cannot be recorded");
         }

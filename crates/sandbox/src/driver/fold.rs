@@ -16,10 +16,11 @@ use tokio::task::JoinHandle;
 
 use super::Driver;
 use crate::blocking::blocking;
-use crate::boot::{Running, open};
-use crate::capture::Folded;
 use crate::error::{Error, Result, engine_error, store_error};
+use crate::files::open;
 use crate::fold::{DISK_LAYERS, DiskFold};
+use crate::machine::ground::Folded;
+use crate::machine::running::Running;
 
 /// Memory layers beyond which they are folded.
 const MEMORY_LAYERS: usize = 24;

@@ -7,10 +7,12 @@
 //!
 //! Always: every job is answered. An interrupted one and one that panicked answer with an error.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use sandtree_store::SandboxId;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
@@ -181,5 +183,22 @@ impl Local {
         let job = Job::new(ask, reply);
         queue.send(job).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
+    }
+}
+
+/// The sandboxes that this process runs.
+#[derive(Debug, Default)]
+pub(crate) struct Drivers(Mutex<HashMap<SandboxId, WeakLocal>>);
+
+impl Drivers {
+    pub fn add(&self, id: &SandboxId, local: &Local) {
+        let mut drivers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        drivers.retain(|_, driver| driver.upgrade().is_some());
+        drivers.insert(id.clone(), local.downgrade());
+    }
+
+    pub fn get(&self, id: &SandboxId) -> Option<Local> {
+        let drivers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        drivers.get(id)?.upgrade()
     }
 }

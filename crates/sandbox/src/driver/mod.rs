@@ -34,6 +34,9 @@ mod perform;
 mod save;
 mod states;
 
+use crate::machine::ending::Ending;
+use crate::machine::start;
+use crate::publish;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -46,19 +49,18 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 use self::fold::Folding;
+pub(crate) use self::local::{Drivers, Local, Perform, WeakLocal};
 use self::local::{Job, Queue};
-pub(crate) use self::local::{Local, Perform, WeakLocal};
 pub(crate) use self::perform::Commit;
 use crate::blocking::may_block;
-use crate::boot::Running;
-use crate::capture::Folded;
-use crate::console::Console;
-use crate::create::{self, running_state};
 use crate::error::{Error, Result, engine_error, store_error};
-use crate::host::{Inner, remove_if_there};
+use crate::files::remove_if_there;
 use crate::hub::{Activity, Gate, Hub};
+use crate::inner::Inner;
+use crate::machine::ground::Folded;
+use crate::machine::running::Running;
+use crate::machine::start::running_state;
 use crate::moment::now_unix_ms;
-use crate::save as saving;
 use crate::status::Status;
 use crate::verb::{Verb, permits};
 
@@ -76,32 +78,6 @@ const AGENT_MISSED: Duration = Duration::from_secs(5);
 const STALL_CHECK: Duration = Duration::from_secs(1);
 /// Free space at which a stalled guest goes on.
 const STALL_RESERVE: u64 = 32 << 20;
-
-/// How a machine ended, in our words.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Ending {
-    pub phase: Phase,
-    pub reason: String,
-}
-
-impl Ending {
-    /// The console is drained.
-    pub fn of(machine: &Machine, exit: &Exit, console: &Console) -> Ending {
-        let ending = machine.ending();
-        let shutdown = ending.shutdown.as_ref().map(|s| s.reason.as_str());
-        // The console is the guest's to write: it counts only where nothing better is known.
-        let panicked =
-            ending.panicked || (shutdown != Some("guest-shutdown") && console.has_panicked());
-        let (phase, reason) = match shutdown {
-            _ if panicked => (Phase::Crashed, "the guest's kernel panicked".to_owned()),
-            Some("guest-shutdown") => (Phase::Stopped, "the guest powered off".to_owned()),
-            Some("guest-reset") => (Phase::Stopped, "the guest rebooted".to_owned()),
-            Some("host-qmp-quit") => (Phase::Stopped, "stopped".to_owned()),
-            _ => (Phase::Crashed, format!("QEMU ended: {exit}")),
-        };
-        Ending { phase, reason }
-    }
-}
 
 /// Whether a new sandbox exists for others yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,7 +106,6 @@ pub(crate) fn start(host: Arc<Inner>, driven: Driven) -> Local {
     let hub = running.as_ref().map(|running| &running.hub);
     let (status_tx, status) = watch::channel(Status::new(&owned, &state, hub));
     let (local, queue) = Local::new(status);
-    host.register(owned.id(), &local);
     let driver = Driver {
         host,
         owned: Some(owned),
@@ -352,9 +327,9 @@ impl Driver {
 
     async fn start_again(&mut self, boot_timeout: Option<Duration>) -> Result<()> {
         let before = self.state.clone();
-        saving::settle_target(&self.host, self.owned(), before.saved.as_ref())?;
+        publish::settle_target(&self.host, self.owned(), before.saved.as_ref())?;
         let owned = self.owned.as_mut().expect("the driver runs while it owns");
-        match create::reboot(&self.host, owned, boot_timeout).await {
+        match start::reboot(&self.host, owned, boot_timeout).await {
             Ok(running) => {
                 let state = running_state(&running, Some(&before));
                 self.running = Some(running);
@@ -362,7 +337,7 @@ impl Driver {
                 self.record(state)
             }
             Err(error) => {
-                self.record(create::unsynced(&before))?;
+                self.record(start::unsynced(&before))?;
                 Err(error)
             }
         }

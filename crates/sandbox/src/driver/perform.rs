@@ -7,8 +7,9 @@ use tokio::time::Instant;
 
 use super::{Driver, Existence, Perform};
 use crate::error::Result;
-use crate::lend::{LentState, Wanted};
-use crate::order::{Ask, GiveBack, Kill, Pause, Remove, Resume, Start, Stop, TakeCheckpoint};
+use crate::order::{
+    Ask, GiveBack, Kill, LentState, Pause, Remove, Resume, Start, Stop, TakeCheckpoint, Wanted,
+};
 use crate::states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted};
 use crate::verb::Verb;
 

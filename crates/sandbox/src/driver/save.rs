@@ -4,14 +4,15 @@
 //! stopped is saved before anyone hears that it stopped, so that whoever hears it can rely on the
 //! save. When it fails: a sandbox that was to be saved stays, and says why it was not.
 
+use crate::publish;
 use sandtree_store::{Consistency, LayerId, Phase, StateId, StateKind, StateManifest, StateRecord};
 
 use super::Driver;
 use crate::capture::{After, CapturedDisk, as_after_power_cut};
-use crate::create::{bare_manifest, check_disk, publish_bare};
 use crate::error::{Error, Result, store_error};
-use crate::lend::{LentState, Wanted};
-use crate::save;
+use crate::machine::start::check_disk;
+use crate::manifest::{bare_manifest, publish_bare};
+use crate::order::{LentState, Wanted};
 use crate::states::ms;
 
 impl Driver {
@@ -111,7 +112,7 @@ impl Driver {
     fn lend_resting(&self) -> Result<LentState> {
         check_disk(self.owned())?;
         let disk = self.set_disk_aside()?;
-        let consistency = save::disk_consistency(&self.host, self.owned(), &disk)?;
+        let consistency = publish::disk_consistency(&self.host, self.owned(), &disk)?;
         let bare = bare_manifest(self.record_of(), &self.head()?, StateKind::Save)?;
         let manifest = StateManifest { disk, ..bare };
         publish_bare(self.owned(), &manifest)?;
@@ -166,7 +167,7 @@ impl Driver {
         };
         let saved = match self.lend_resting() {
             Ok(lent) => {
-                let saved = save::on_stop(
+                let saved = publish::on_stop(
                     &self.host,
                     self.owned(),
                     &wish,

@@ -9,6 +9,9 @@
 //! old one ends. What it leaves is a state, too, if it can be kept. When it fails: the old machine
 //! goes on, the head is as before, and what was made on the way is collected.
 
+use crate::machine::identity;
+use crate::machine::ports;
+use crate::machine::running;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -20,16 +23,20 @@ use sandtree_store::{
 
 use super::Driver;
 use crate::blocking::blocking;
-use crate::boot::{self, Belongs, Running};
-use crate::capture::{After, Capture, Captured, CapturedDisk, MemoryMode, Purpose};
-use crate::create::{bare_manifest, check_disk, publish_bare, running_state};
+use crate::capture::{After, Capture, Captured, CapturedDisk, Purpose};
 use crate::error::{Error, Result, store_error};
 use crate::fold;
 use crate::history::{self, Step};
-use crate::host::Inner;
 use crate::hub::{Activity, Gate};
+use crate::inner::Inner;
+use crate::machine::boot;
+use crate::machine::identity::Belongs;
+use crate::machine::restore::{self, Checked, Connections, HubChoice, RestoreTimes, Restored};
+use crate::machine::running::Running;
+use crate::machine::start::{check_disk, running_state};
+use crate::manifest::{bare_manifest, publish_bare};
+use crate::mode::MemoryMode;
 use crate::moment::{boot_id, now_unix_ms};
-use crate::restore::{self, Checked, Connections, HubChoice, RestoreTimes, Restored};
 use crate::states::{
     self, Checkpoint, Forget, Forgotten, Goal, Paused, Replace, RestoreReport, Reverted, ms,
 };
@@ -58,7 +65,7 @@ impl Driver {
         if let Err(error) = replaced.and_then(|replaced| self.remove_states(&replaced)) {
             tracing::warn!(%error, "the checkpoint that had the tag cannot be removed");
         }
-        Ok(Checkpoint::new(&captured, began.elapsed()))
+        Ok(captured.report(began.elapsed()))
     }
 
     /// The tag to use: the one asked for, if it is free, or the next number.
@@ -70,7 +77,7 @@ impl Driver {
             .collect();
         match tag {
             Some(tag) => {
-                let tag: Tag = crate::spec::parse_tag(&tag)?;
+                let tag: Tag = crate::names::parse_tag(&tag)?;
                 match taken.contains(&tag) && !replace.is_yes() {
                     true => Err(Error::TagTaken {
                         name: self.name(),
@@ -263,7 +270,7 @@ impl Driver {
         let began = Instant::now();
         let paused = self.paused_state()?;
         let state = self.checked(&paused)?;
-        let ports = boot::listen(&self.record_of().ports).await?;
+        let ports = ports::listen(&self.record_of().ports).await?;
         let hub = match &self.kept {
             Some((hub, execs)) => HubChoice::Kept {
                 hub: hub.clone(),
@@ -272,9 +279,9 @@ impl Driver {
             None => HubChoice::New,
         };
         let (mut restored, _) = self.come_from(state, |_| {}, hub).await?;
-        restored.running.forwards = boot::forward(&restored.running.guest, &ports)?;
+        restored.running.forwards = ports::forward(&restored.running.guest, &ports)?;
         self.kept = None;
-        let resumed = RestoreReport::new(&restored, began.elapsed());
+        let resumed = restored.report(began.elapsed());
         self.take_over(restored.running);
         // One that is lent goes when it is returned.
         if !self.is_lent(&paused)
@@ -300,7 +307,7 @@ impl Driver {
         let target = self.checked(&step.target)?;
         let ports = match &self.running {
             Some(running) => running.listeners(),
-            None => boot::listen(&self.record_of().ports).await?,
+            None => ports::listen(&self.record_of().ports).await?,
         };
         let (left, dropped) = match self.keep_present().await {
             Ok(left) => (left, None),
@@ -309,7 +316,7 @@ impl Driver {
         let moved = |head: &mut Head| history::moved(head, &step, left.clone());
         let came = self.come_from(target, moved, HubChoice::New).await;
         let came = came.and_then(|(mut restored, target)| {
-            restored.running.forwards = boot::forward(&restored.running.guest, &ports)?;
+            restored.running.forwards = ports::forward(&restored.running.guest, &ports)?;
             Ok((restored, target))
         });
         let (restored, target) = match came {
@@ -325,7 +332,7 @@ impl Driver {
             tag: target.tag.as_ref().map(ToString::to_string),
             left: left.as_ref().map(ToString::to_string),
             dropped,
-            restore: RestoreReport::new(&restored, began.elapsed()),
+            restore: restored.report(began.elapsed()),
         };
         self.take_over(restored.running);
         if let Some(left) = &left {
@@ -461,7 +468,7 @@ impl Driver {
                 host,
                 owned,
                 &head.disk,
-                boot::identity(owned.record()),
+                identity::identity(owned.record()),
                 None,
             )
             .await?;
@@ -526,7 +533,7 @@ impl Driver {
     /// cannot be written down, on a disk that is full, is no failure of the step that was made.
     fn take_over(&mut self, running: Running) {
         let state = running_state(&running, Some(&self.state));
-        if let Err(error) = boot::clear_execs(self.dir(), Some(&running.execs)) {
+        if let Err(error) = running::clear_execs(self.dir(), Some(&running.execs)) {
             tracing::warn!(%error, "the output of commands that are gone cannot be removed");
         }
         self.running = Some(running);

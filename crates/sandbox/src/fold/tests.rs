@@ -6,8 +6,8 @@ use sandtree_store::{
 };
 
 use super::*;
-use crate::create::bare_manifest;
 use crate::error::ErrorKind;
+use crate::manifest::bare_manifest;
 
 fn record() -> SandboxRecord {
     SandboxRecord {
@@ -197,7 +197,7 @@ fn a_state_whose_memory_is_in_countless_pieces_is_refused_before_all_are_read() 
         let state = owned
             .publish_state(owned.stage_state().unwrap(), manifest)
             .unwrap();
-        crate::restore::check(&owned, owned.state_source(&state.id).unwrap()).map(drop)
+        crate::machine::restore::check(&owned, owned.state_source(&state.id).unwrap()).map(drop)
     };
     check(1).unwrap();
     let refused = check(5).unwrap_err().report();

@@ -7,7 +7,7 @@ use sandtree_store::{Image, ImageRecord, SandboxRecord};
 
 use super::ExecSpec;
 use crate::error::{Result, store_error};
-use crate::host::Inner;
+use crate::inner::Inner;
 
 /// What runs if neither the caller nor the image says anything.
 const SHELL: &str = "/bin/sh";

@@ -18,10 +18,10 @@ mod serve;
 mod spawn;
 mod wire;
 
+pub use crate::config::KeeperProgram;
 pub(crate) use client::{Connection, Keeper};
 pub(crate) use serve::stats;
 pub use serve::{Stats, run};
-pub use spawn::KeeperProgram;
 pub(crate) use spawn::Lease;
 pub use wire::{FEATURES, PROTOCOL};
 pub(crate) use wire::{Mission, Task};

@@ -20,11 +20,11 @@ use crate::console;
 use crate::create::{self, CopySpec};
 use crate::driver::{Commit, Local};
 use crate::error::{Error, Result};
+use crate::files::remove_if_there;
 use crate::guest::Guest;
-use crate::host::{Host, remove_if_there};
+use crate::host::Host;
 use crate::hub::ExecEntry;
-use crate::lend::Wanted;
-use crate::order::{GiveBack, Kill, Order, Pause, Remove, Stop};
+use crate::order::{GiveBack, Kill, Order, Pause, Remove, Stop, Wanted};
 use crate::status::StateWatch;
 
 /// How long a client may take to say what it wants.
@@ -173,7 +173,7 @@ async fn make(mission: &Mission, lease: &mut UnixStream) -> Result<Option<Made>>
         }
     };
     Ok(unfinished.map(|unfinished| Made {
-        sandbox: unfinished.drive(),
+        sandbox: unfinished.drive(&host),
         host,
         answer: Value::Null,
     }))
@@ -187,7 +187,7 @@ async fn start(
     order: Order,
     lease: &mut UnixStream,
 ) -> Result<Option<Made>> {
-    let sandbox = host.inner.adopt(reference, order.verb()).await?;
+    let sandbox = host.adopt(reference, order.verb()).await?;
     let answer = match unless_closed(lease, obey(&sandbox, order)).await? {
         Some(answer) => answer,
         None => {

@@ -8,10 +8,10 @@
 //!
 //! Always: a lease that is dropped before it is released takes back what the keeper was started for.
 
+use crate::keeper::KeeperProgram;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -24,14 +24,6 @@ use crate::error::{Error, Result};
 
 /// How long a keeper may take to undo what it began, when its lease closes.
 const UNDO_DEADLINE: Duration = Duration::from_secs(60);
-
-/// The program that keepers run.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeeperProgram {
-    pub path: PathBuf,
-    /// With these arguments it calls [`keeper::run`](crate::keeper::run) with its standard input.
-    pub args: Vec<String>,
-}
 
 /// The hold on a keeper. Dropped before it is released, it makes the keeper take back what it was
 /// started for, and waits for that.

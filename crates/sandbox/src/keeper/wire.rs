@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+use crate::config::HostConfig;
 use crate::error::Report;
-use crate::host::HostConfig;
 use crate::info::SandboxInfo;
 use crate::order::Order;
 use crate::spec::SandboxSpec;
@@ -195,8 +195,8 @@ mod tests {
 
     use super::*;
     use crate::error::ErrorKind;
-    use crate::lend::{LentState, Wanted};
     use crate::order::{GiveBack, Kill, Pause, Remove, Resume, Start, Stop, TakeCheckpoint};
+    use crate::order::{LentState, Wanted};
     use crate::states::{Forget, Goal, Replace};
     use crate::status::State;
     use crate::verb::Phase;

@@ -16,10 +16,10 @@
 use sandtree_engine::{self as engine, Accel, Cpu, Engine};
 use sandtree_store::{AccelChoice, MachineRecord, SandboxRecord, StateManifest};
 
-use crate::boot::{chosen_accel, machine_record};
 use crate::error::{Error, Result, engine_error};
-use crate::host::Inner;
-use crate::restore::label;
+use crate::inner::Inner;
+use crate::machine::restore::label;
+use crate::machine::spec::{chosen_accel, machine_record};
 
 /// Rates that differ by less are the same: measuring is that exact, and a guest's clock is set at
 /// every restore.

@@ -6,6 +6,11 @@
 //! When it fails: a sandbox is booted instead, and says so. A warm state that does not load is
 //! removed, and made anew.
 
+use crate::machine::identity;
+use crate::machine::spec::chosen_accel;
+use crate::machine::spec::cmdline;
+use crate::machine::spec::machine_record;
+use crate::machine::start;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,15 +20,20 @@ use sandtree_store::{
 };
 use serde::Serialize;
 
-use crate::beginning::Beginning;
-use crate::boot::{self, AGENT, Running};
-use crate::capture::{After, Capture, MemoryMode, Purpose};
-use crate::create::{self, Unfinished};
+use crate::capture::{After, Capture, Purpose};
+use crate::create;
+use crate::create::origin::Beginning;
+use crate::create::unfinished::Unfinished;
 use crate::error::{Error, Result, store_error};
-use crate::host::{Host, Inner};
+use crate::host::Host;
 use crate::info::rfc3339;
+use crate::inner::Inner;
+use crate::machine::running::Running;
+use crate::machine::spec::AGENT;
+use crate::mode::MemoryMode;
+use crate::names::parse_name;
 use crate::progress::Progress;
-use crate::spec::{SandboxSpec, parse_name};
+use crate::spec::SandboxSpec;
 
 /// Changes when what is done between boot and capture does.
 const RECIPE: u32 = 1;
@@ -90,7 +100,7 @@ impl Host {
             .warm(&key)
             .map_err(store_error("read a warm state"))?;
         if there.is_none() {
-            create::check_resources(&self.inner, record.memory_bytes)?;
+            start::check_resources(&self.inner, record.memory_bytes)?;
             make(&self.inner, &record, &image, &key, spec.boot_timeout).await??;
         }
         let listed = self
@@ -157,17 +167,17 @@ pub(crate) async fn key(host: &Inner, record: &SandboxRecord, image: &Image) -> 
         .store
         .kernel(&record.kernel_digest)
         .map_err(store_error("read a kernel"))?;
-    let accel = boot::chosen_accel(host.engine().await?, record)?;
+    let accel = chosen_accel(host.engine().await?, record)?;
     let shape = Shape {
         recipe: RECIPE,
         image: &record.image_digest,
         initramfs: initramfs_name(host, record, &kernel)?,
-        cmdline: boot::cmdline(image.record.init),
+        cmdline: cmdline(image.record.init),
         memory_bytes: record.memory_bytes,
         // The rate is measured, and differs a little each time.
         machine: MachineRecord {
             tsc_khz: None,
-            ..boot::machine_record(host, record, accel).await?
+            ..machine_record(host, record, accel).await?
         },
     };
     let bytes = serde_json::to_vec(&shape).expect("a shape is plain data");
@@ -196,7 +206,8 @@ pub(crate) async fn make(
     timeout: Option<Duration>,
 ) -> Result<Result<StateSource>> {
     let maker = Unfinished::make(host.clone(), maker(like, image)?).await?;
-    let mut running = create::boot_head(host, maker.owned(), boot::nobody(like), timeout).await?;
+    let mut running =
+        start::boot_head(host, maker.owned(), identity::nobody(like), timeout).await?;
     let kept = keep(host, maker.owned(), &mut running, key).await;
     running.machine.kill().await;
     running.hub.close("its state is kept".into()).await;

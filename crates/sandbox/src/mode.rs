@@ -105,6 +105,11 @@ pub(crate) fn choose(wanted: MemoryMode, abilities: &Abilities) -> ModePlan {
     unreachable!("full needs nothing")
 }
 
+/// The best mode that the probes found to work.
+pub(crate) fn best_mode(found: &TrackingVerdict) -> ModePlan {
+    choose(MemoryMode::WriteProtect, &Abilities::from(found))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,6 +9,10 @@
 //! does not count as restored. The state is only read. When it fails: the machine that was started
 //! is killed; the state, and whatever ran before, are as they were.
 
+use crate::machine::identity;
+use crate::machine::running;
+use crate::machine::spec::Shape;
+use crate::machine::spec::machine_spec;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
@@ -27,18 +31,23 @@ use tokio::net::UnixStream;
 use tracing::{Instrument, debug_span};
 
 use crate::blocking::blocking;
-use crate::boot::{self, Belongs, Running, open};
-use crate::capture::{Ground, check_overlay, read_layer};
-use crate::clock::Telling;
 use crate::console::Console;
 use crate::error::{Error, Result, engine_error, store_error};
 use crate::fault::Step;
+use crate::files::open;
 use crate::guest::Guest;
-use crate::host::Inner;
 use crate::hub::{self, ExecRecord, Hub, HubSpec};
+use crate::inner::Inner;
 use crate::link::LinkError;
-use crate::machine::{self, Fit};
+use crate::machine::boot;
+use crate::machine::clock::Telling;
+use crate::machine::compat::{self, Fit};
+use crate::machine::ground::Ground;
+use crate::machine::identity::Belongs;
+use crate::machine::layers::{check_overlay, read_layer};
+use crate::machine::running::Running;
 use crate::moment::boot_id;
+use crate::states::{RestoreReport, ms};
 
 /// As many layers as a machine has descriptors for.
 const LAYERS_MAX: usize = 64;
@@ -104,6 +113,22 @@ pub(crate) enum HubChoice {
 pub(crate) struct Checked {
     source: StateSource,
     layers: Vec<Layer>,
+}
+
+impl Restored {
+    pub fn report(&self, total: Duration) -> RestoreReport {
+        RestoreReport {
+            degraded: self.running.degraded.clone(),
+            hooks_failed: self
+                .hooks
+                .iter()
+                .map(|hook| format!("{}: {}", hook.name, hook.what))
+                .collect(),
+            running_ms: ms(self.times.running),
+            acknowledged_ms: ms(self.times.acknowledged),
+            total_ms: ms(total),
+        }
+    }
 }
 
 impl Checked {
@@ -190,7 +215,7 @@ pub(crate) async fn load(
         record,
         accel,
         other_tsc,
-    } = machine::for_state(host, owned.record(), source.manifest()).await?;
+    } = compat::for_state(host, owned.record(), source.manifest()).await?;
     let devices = open(&source.devices())?;
     let starting = Starting {
         host,
@@ -322,14 +347,14 @@ impl Starting<'_> {
     }
 
     async fn machine(&self, memory: Memory, preload: Preload) -> Result<Machine> {
-        let shape = boot::Shape {
+        let shape = Shape {
             memory,
             preload,
             start: Start::Incoming,
             disk: self.disk,
             machine: self.machine,
         };
-        let spec = boot::machine_spec(self.host, self.owned, self.accel, shape)?;
+        let spec = machine_spec(self.host, self.owned, self.accel, shape)?;
         self.engine.start(spec).await.map_err(engine_error("start"))
     }
 
@@ -392,7 +417,8 @@ impl Loaded {
                 (hub, execs, None, false)
             }
             HubChoice::New => {
-                let (execs, (gate, gated)) = (boot::fresh_execs(dir)?, boot::gate(dir.record()));
+                let (execs, (gate, gated)) =
+                    (running::fresh_execs(dir)?, running::gate(dir.record()));
                 let restored = Some(hub::Restored {
                     records: records(&manifest)?,
                     from: kept,
@@ -412,7 +438,7 @@ impl Loaded {
                 )
             }
         };
-        let rebirth = boot::rebirth(dir.record(), belongs, manifest.disk_bytes);
+        let rebirth = identity::rebirth(dir.record(), belongs, manifest.disk_bytes);
         let waking = wake(host, &machine, &hub, rebirth, began);
         let woken = tokio::select! {
             woken = waking => woken,

@@ -11,34 +11,46 @@
 //! name one fails at once. When it fails: the console's last lines are in the error, and nothing
 //! else is left.
 
+mod origin;
+mod unfinished;
+mod warm;
+
+pub use origin::Prepared;
+pub use warm::WarmInfo;
+
+use crate::Host;
+use crate::create::unfinished::Unfinished;
+use crate::machine::identity;
+use crate::machine::start::boot_head;
+use crate::machine::start::check_resources;
+use crate::machine::start::connected;
+use crate::machine::start::running_state;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use sandtree_engine as engine;
 use sandtree_store::{
-    BatchId, Damaged, DamagedLayer, Digest, Head, Image, Init, MemoryState, Name, Network, Origin,
-    Owned, Phase, PublishedPort, SandboxDir, SandboxId, SandboxRecord, Settings, Snapshot, StateId,
-    StateKind, StateManifest, StateRecord, StateSource,
+    BatchId, Damaged, DamagedLayer, Digest, Image, MemoryState, Name, Network, PublishedPort,
+    SandboxId, SandboxRecord, Settings, Snapshot, StateRecord, StateSource,
 };
 
-use crate::beginning::{Beginning, check_as_saved};
-use crate::boot::{self, Belongs, DISK_RESERVE, Listener, Running, listen, listen_if_free};
 use crate::ca;
-use crate::driver::{self, Driven, Existence, Local};
+use crate::create::origin::{Beginning, check_as_saved};
+use crate::driver::{Driven, Existence, Local};
 use crate::error::{Error, ErrorKind, Result, store_error};
 use crate::fault::Step;
 use crate::fold;
-use crate::host::Inner;
-use crate::memory;
-use crate::moment::{boot_id, now_unix_ms};
-use crate::place;
+use crate::inner::Inner;
+use crate::machine::identity::Belongs;
+use crate::machine::ports::{Listener, listen, listen_if_free};
+use crate::machine::restore::{self, Connections, HubChoice, Loaded};
+use crate::machine::running::Running;
+use crate::moment::now_unix_ms;
+use crate::names::parse_name;
 use crate::progress::Progress;
 use crate::reference::Reference;
-use crate::restore::{self, Connections, HubChoice, Loaded};
-use crate::save;
-use crate::spec::{SandboxSpec, check_settings, parse_name};
-use crate::warm;
+use crate::spec::{SandboxSpec, check_settings};
 
 /// A sandbox that runs and does not exist for others yet. Dropped, nothing of it is left.
 #[derive(Debug)]
@@ -61,16 +73,31 @@ impl Created {
     }
 
     /// Begins to drive it. It stays pending until its driver is told to commit it.
-    pub fn drive(self) -> Local {
+    pub fn drive(self, host: &Host) -> Local {
         let state = running_state(&self.running, None);
-        let host = self.unfinished.host.clone();
-        let driven = Driven {
+        self.driven(host, state, Existence::Pending)
+    }
+
+    /// Records that it exists. Dropped before this, nothing of it is left; afterwards it stays.
+    pub fn record(&mut self) -> Result<()> {
+        let state = running_state(&self.running, None);
+        let recorded = self.unfinished.owned_mut().set_state(&state);
+        recorded.map_err(store_error("write a sandbox's state"))
+    }
+
+    /// Begins to drive a sandbox that exists.
+    pub fn drive_recorded(self, host: &Host) -> Local {
+        let state = running_state(&self.running, None);
+        self.driven(host, state, Existence::Committed)
+    }
+
+    fn driven(self, host: &Host, state: StateRecord, existence: Existence) -> Local {
+        host.drive(Driven {
             owned: self.unfinished.finish(),
             running: Some(self.running),
             state,
-            existence: Existence::Pending,
-        };
-        driver::start(host, driven)
+            existence,
+        })
     }
 }
 
@@ -191,7 +218,7 @@ async fn from_snapshot(
             boot_head(
                 host,
                 unfinished.owned(),
-                boot::identity(unfinished.dir().record()),
+                identity::identity(unfinished.dir().record()),
                 spec.boot_timeout,
             )
             .await?
@@ -283,12 +310,6 @@ fn check_layers(unfinished: &Unfinished, snapshot: &Snapshot) -> Result<()> {
             damaged: damaged.into_iter().map(told).collect(),
         }),
     }
-}
-
-fn connected(host: &Inner, mut running: Running, ports: &[Listener]) -> Result<Running> {
-    running.forwards = boot::forward(&running.guest, ports)?;
-    host.reach(Step::Forward, None)?;
-    Ok(running)
 }
 
 /// From the warm state, which is made if there is none; or by a boot, if that does not work, and
@@ -408,40 +429,11 @@ async fn booted(
     let running = boot_head(
         host,
         unfinished.owned(),
-        boot::identity(unfinished.dir().record()),
+        identity::identity(unfinished.dir().record()),
         timeout,
     )
     .await?;
     Ok((unfinished, running))
-}
-
-/// Boots a machine where a sandbox stands.
-pub(crate) async fn boot_head(
-    host: &Inner,
-    owned: &Owned,
-    identity: sandtree_proto::Identity,
-    timeout: Option<Duration>,
-) -> Result<Running> {
-    let disk = fold::head(owned).await?;
-    let mut running = boot::boot(host, owned, &disk, identity, timeout).await?;
-    let image = host
-        .store
-        .image_by_digest(&owned.record().image_digest)
-        .map_err(store_error("read an image"))?;
-    if image.record.init == Init::Image {
-        // Who comes next finds its services, not their beginnings.
-        let settled = running.guest.settle();
-        match timeout {
-            None => settled.await?,
-            Some(within) => match tokio::time::timeout(within, settled).await {
-                Ok(settled) => settled?,
-                Err(_) => running
-                    .degraded
-                    .push("its init had not finished starting in time".to_owned()),
-            },
-        }
-    }
-    Ok(running)
 }
 
 /// What copies are made from: a state, and the sandbox it is a state of.
@@ -534,7 +526,7 @@ impl Copy {
                 boot_head(
                     &host,
                     unfinished.owned(),
-                    boot::identity(unfinished.dir().record()),
+                    identity::identity(unfinished.dir().record()),
                     None,
                 )
                 .await?
@@ -547,87 +539,6 @@ impl Copy {
             unfinished,
         })
     }
-}
-
-/// A state to go back to after a boot that was not finished: it may have written to the disk.
-pub(crate) fn unsynced(before: &StateRecord) -> StateRecord {
-    StateRecord {
-        clean: false,
-        ..before.clone()
-    }
-}
-
-/// Boots a machine on a sandbox's own disk.
-pub(crate) async fn reboot(
-    host: &Inner,
-    owned: &mut Owned,
-    boot_timeout: Option<Duration>,
-) -> Result<Running> {
-    check_resources(host, owned.record().memory_bytes)?;
-    let state = owned
-        .state()
-        .map_err(store_error("read a sandbox's state"))?;
-    if !state.clean {
-        check_disk(owned)?;
-    }
-    let ports = listen(&owned.record().ports).await?;
-    boot::clear_execs(owned, None)?;
-    let starting = StateRecord {
-        boot_id: Some(boot_id()),
-        ..state.followed_by(Phase::Starting, now_unix_ms())
-    };
-    owned
-        .set_state(&starting)
-        .map_err(store_error("write a sandbox's state"))?;
-    owned
-        .writable_head()
-        .map_err(store_error("read where a sandbox stands"))?;
-    let running = boot_head(host, owned, boot::identity(owned.record()), boot_timeout).await?;
-    connected(host, running, &ports)
-}
-
-pub(crate) fn check_disk(dir: &SandboxDir) -> Result<()> {
-    match dir
-        .check_chain()
-        .map_err(store_error("check a sandbox's disk"))?
-        .first()
-    {
-        None => Ok(()),
-        Some(damaged) => Err(Error::DamagedDisk {
-            name: dir.record().name.to_string(),
-            what: damaged.damage.to_string(),
-        }),
-    }
-}
-
-pub(crate) fn check_resources(host: &Inner, memory_bytes: u64) -> Result<()> {
-    if host.jail(None).uid.is_some() {
-        place::check(host.store.root())?;
-    }
-    let memory::Available {
-        bytes: available_bytes,
-        cgroup,
-    } = memory::available()?;
-    if memory_bytes > available_bytes {
-        return Err(Error::HostMemory {
-            wanted_bytes: memory_bytes,
-            available_bytes,
-            cgroup,
-        });
-    }
-    let available_bytes = host
-        .store
-        .disk_free_bytes()
-        .map_err(store_error("tell its free space"))?;
-    if available_bytes < DISK_RESERVE {
-        let path = host.store.root().to_owned();
-        return Err(Error::HostDisk {
-            path,
-            wanted_bytes: DISK_RESERVE,
-            available_bytes,
-        });
-    }
-    Ok(())
 }
 
 /// What a sandbox from an image would be, without its ports.
@@ -725,163 +636,4 @@ fn record(
         nested: spec.nested,
         batch: None,
     })
-}
-
-/// A sandbox on disk whose creation is not finished. Dropped, it is removed with its name.
-#[derive(Debug)]
-pub(crate) struct Unfinished {
-    host: Arc<Inner>,
-    owned: Option<Owned>,
-}
-
-impl Unfinished {
-    pub async fn make(host: Arc<Inner>, record: SandboxRecord) -> Result<Unfinished> {
-        Self::create(host, record, |store, record| {
-            store.create_sandbox(record, Origin::Image)
-        })
-        .await
-    }
-
-    async fn from_state(
-        host: Arc<Inner>,
-        record: SandboxRecord,
-        state: StateSource,
-    ) -> Result<Unfinished> {
-        Self::create(host, record, move |store, record| {
-            store.create_sandbox(record, Origin::State(&state))
-        })
-        .await
-    }
-
-    async fn from_snapshot(
-        host: Arc<Inner>,
-        record: SandboxRecord,
-        snapshot: Snapshot,
-        memory: bool,
-    ) -> Result<Unfinished> {
-        Self::create(host, record, move |store, record| {
-            store.create_sandbox(
-                record,
-                Origin::Snapshot {
-                    snapshot: &snapshot,
-                    memory,
-                },
-            )
-        })
-        .await
-    }
-
-    async fn create(
-        host: Arc<Inner>,
-        record: SandboxRecord,
-        create: impl FnOnce(
-            &sandtree_store::Store,
-            SandboxRecord,
-        ) -> Result<Owned, sandtree_store::Error>
-        + Send
-        + 'static,
-    ) -> Result<Unfinished> {
-        // The task makes the guard itself: a caller that stops waiting gets the sandbox removed,
-        // not left.
-        let made = tokio::task::spawn_blocking(move || {
-            let owned = create(&host.store, record).map_err(|error| match error {
-                sandtree_store::Error::NameTaken { name, holder } => Error::NameTaken {
-                    name: name.to_string(),
-                    holder: holder.to_string(),
-                },
-                source => Error::Store {
-                    operation: "create a sandbox",
-                    source,
-                },
-            })?;
-            let unfinished = Unfinished {
-                host,
-                owned: Some(owned),
-            };
-            save::settle_target(&unfinished.host, unfinished.dir(), None)?;
-            Ok(unfinished)
-        });
-        made.await.expect("creating does not panic")
-    }
-
-    pub fn dir(&self) -> &SandboxDir {
-        self.owned()
-    }
-
-    pub fn owned(&self) -> &Owned {
-        self.owned
-            .as_ref()
-            .expect("it is there until it is finished")
-    }
-
-    fn finish(mut self) -> Owned {
-        self.owned.take().expect("it is there until it is finished")
-    }
-}
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        let Some(owned) = self.owned.take() else {
-            return;
-        };
-        let id = owned.id().clone();
-        save::release_target(&owned);
-        if let Err(error) = self.host.store.remove_sandbox(owned) {
-            tracing::error!(%id, %error, "a sandbox that was not finished cannot be removed; the next open tries again");
-        }
-    }
-}
-
-/// The manifest of a sandbox's disk, without a machine.
-pub(crate) fn bare_manifest(
-    record: &SandboxRecord,
-    head: &Head,
-    kind: StateKind,
-) -> Result<StateManifest> {
-    Ok(StateManifest {
-        schema: StateManifest::SCHEMA,
-        id: StateId::random().map_err(store_error("make an id"))?,
-        kind,
-        tag: None,
-        parent: head.parent.clone(),
-        created_at_unix_ms: now_unix_ms(),
-        sequence: 0,
-        boot_id: boot_id(),
-        disk: head.disk.clone(),
-        disk_bytes: record.disk_bytes,
-        memory: MemoryState::None,
-        ram_bytes: record.memory_bytes,
-        mode: None,
-        degraded: Vec::new(),
-        memory_layer_bytes: 0,
-        disk_layer_bytes: 0,
-        pause_us: 0,
-        machine: None,
-        execs: Vec::new(),
-    })
-}
-
-/// Shows a state of a sandbox's disk, without a machine, to everyone.
-pub(crate) fn publish_bare(owned: &Owned, manifest: &StateManifest) -> Result<()> {
-    let staged = owned.stage_state().map_err(store_error("begin a state"))?;
-    owned
-        .publish_state(staged, manifest.clone())
-        .map(drop)
-        .map_err(store_error("publish a state"))
-}
-
-/// Of a machine that runs from now on; `before` is what the sandbox was, if it was anything.
-pub(crate) fn running_state(running: &Running, before: Option<&StateRecord>) -> StateRecord {
-    StateRecord {
-        boot_id: Some(boot_id()),
-        pids: sandtree_store::Pids {
-            keeper: Some(std::process::id()),
-            qemu: Some(running.machine.pid()),
-        },
-        accelerator: Some(running.record.accelerator.clone()),
-        qemu_version: Some(running.record.qemu_version.clone()),
-        degraded: running.degraded.clone(),
-        saved: before.and_then(|before| before.saved.clone()),
-        ..StateRecord::new(Phase::Running, now_unix_ms())
-    }
 }

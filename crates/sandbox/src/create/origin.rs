@@ -1,17 +1,17 @@
 //! What a sandbox begins from: an image, or a snapshot with or without its memory.
 
-use std::ops::Deref;
+use crate::held::Held;
 use std::sync::Arc;
 
 use sandtree_store::{
-    self as store, Image, MachineRecord, Named, Network, Pinned, Settings, Snapshot,
-    SnapshotManifest, Target,
+    self as store, Image, MachineRecord, Named, Network, Settings, SnapshotManifest, Target,
 };
 
 use crate::blocking::blocking;
 use crate::error::{Error, Result, store_error};
-use crate::host::{Host, Inner};
+use crate::host::Host;
 use crate::image;
+use crate::inner::Inner;
 use crate::progress::{Progress, Watched};
 use crate::reference::{Reference, no_snapshot};
 use crate::spec::SandboxSpec;
@@ -20,58 +20,6 @@ use crate::spec::SandboxSpec;
 pub(crate) enum Beginning {
     Image(Box<Image>),
     Snapshot(Box<Held>),
-}
-
-/// A snapshot that stays while this lives. One that is in the store for this use only goes with it.
-#[derive(Debug)]
-pub(crate) struct Held {
-    /// Nothing once it is let go.
-    pinned: Option<Pinned>,
-    only_here: Option<Arc<Inner>>,
-}
-
-impl Held {
-    fn lasting(pinned: Pinned) -> Self {
-        Self {
-            pinned: Some(pinned),
-            only_here: None,
-        }
-    }
-
-    /// It stays when this goes, until a gc takes it.
-    pub fn into_lasting(mut self) -> Self {
-        self.only_here = None;
-        self
-    }
-
-    /// Brought into the store, or made, for one use.
-    pub fn for_one_use(pinned: Pinned, host: &Arc<Inner>) -> Self {
-        Self {
-            pinned: Some(pinned),
-            only_here: Some(host.clone()),
-        }
-    }
-}
-
-impl Deref for Held {
-    type Target = Snapshot;
-
-    fn deref(&self) -> &Snapshot {
-        self.pinned
-            .as_ref()
-            .expect("it is there until it is let go")
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        let (Some(host), Some(pinned)) = (self.only_here.take(), self.pinned.take()) else {
-            return;
-        };
-        if let Err(error) = host.store.let_go(pinned) {
-            tracing::warn!(%error, "a snapshot that nobody needs stays until the next gc");
-        }
-    }
 }
 
 /// What can be created at once. What it begins from stays while this lives.

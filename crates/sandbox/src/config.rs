@@ -1,0 +1,106 @@
+//! What a host is opened with.
+
+use crate::fault;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use sandtree_images::ToolEnv;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// What a host is opened with. The library reads no environment: whoever opens it says where things
+/// are.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HostConfig {
+    /// The store's directory, made if missing.
+    pub home: PathBuf,
+    /// The QEMU to use.
+    pub qemu: Option<PathBuf>,
+    /// The directories to look for QEMU in, if it is not named, and for the tools that make images.
+    pub search: Vec<PathBuf>,
+    /// Variables that the host's tools get when images are made. Their `PATH` is `search`.
+    #[serde(default)]
+    pub tool_env: ToolEnv,
+    /// Whom machines run as.
+    #[serde(default)]
+    pub machine_user: MachineUser,
+    /// Where sandboxes run that this host starts. Not sent to keepers: theirs run in themselves.
+    #[serde(skip)]
+    pub run_in: RunIn,
+    /// The faults that a test injects.
+    #[cfg(feature = "faults")]
+    #[serde(default)]
+    pub faults: fault::Faults,
+}
+
+impl HostConfig {
+    pub fn new(home: impl Into<PathBuf>, search: Vec<PathBuf>) -> Self {
+        Self {
+            home: home.into(),
+            qemu: None,
+            search,
+            tool_env: ToolEnv::default(),
+            machine_user: MachineUser::Auto,
+            run_in: RunIn::ThisProcess,
+            #[cfg(feature = "faults")]
+            faults: fault::Faults::default(),
+        }
+    }
+
+    #[cfg(feature = "faults")]
+    pub(crate) fn fault_plan(&self) -> fault::Plan {
+        fault::Plan::new(self.faults.clone())
+    }
+
+    #[cfg(not(feature = "faults"))]
+    pub(crate) fn fault_plan(&self) -> fault::Plan {
+        fault::Plan
+    }
+}
+
+/// Where sandboxes run that a host starts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum RunIn {
+    /// They end with this process.
+    #[default]
+    ThisProcess,
+    /// Each in a background process of its own, which outlives this one.
+    Keeper(KeeperProgram),
+}
+
+/// Whom the QEMU processes of a host run as.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MachineUser {
+    /// A user id of its own for each machine, where the caller can give one: as root, with such ids
+    /// in the user namespace.
+    #[default]
+    Auto,
+    /// The caller.
+    Caller,
+}
+
+impl FromStr for MachineUser {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "caller" => Ok(Self::Caller),
+            other => Err(Error::invalid(
+                "whom machines run as",
+                other,
+                "auto or caller",
+            )),
+        }
+    }
+}
+
+/// The program that keepers run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeeperProgram {
+    pub path: PathBuf,
+    /// With these arguments it calls [`keeper::run`](crate::keeper::run) with its standard input.
+    pub args: Vec<String>,
+}

@@ -1,0 +1,203 @@
+//! A machine that is up with everything that serves it, and how one gets there by booting.
+//!
+//! Always: what is started is owned by what is returned, so that an error or a dropped future ends
+//! it. When it fails: the machine is gone, and the console's last lines are in the error.
+
+use crate::machine::ending::Ending;
+use crate::machine::running::Running;
+use crate::machine::running::fresh_execs;
+use crate::machine::running::gate;
+use crate::machine::spec::Shape;
+use crate::machine::spec::chosen_accel;
+use crate::machine::spec::machine_record;
+use crate::machine::spec::machine_spec;
+use std::time::Duration;
+
+use sandtree_engine::{
+    self as engine, Accel, Engine, Event, Events, Machine, Memory, Preload, Start,
+};
+use sandtree_proto::Identity;
+use sandtree_store::{LayerId, SandboxDir};
+
+use crate::console::Console;
+use crate::error::{Error, Result, engine_error};
+use crate::fault::Step;
+use crate::guest::Guest;
+use crate::hub::{Hub, HubSpec};
+use crate::inner::Inner;
+use crate::link::LinkError;
+use crate::machine::clock::Telling;
+use crate::machine::ground::Ground;
+
+/// For emulation and for KVM inside another guest, where everything takes longer, and for hosts
+/// with other work.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
+/// What must be free for a sandbox to start with: its overlay's tables, its logs, and a little to
+/// write.
+pub(crate) const DISK_RESERVE: u64 = 64 << 20;
+
+/// Starts a machine on a sandbox's disk and waits until its guest has taken the identity it is
+/// given.
+pub(crate) async fn boot(
+    host: &Inner,
+    dir: &SandboxDir,
+    disk: &[LayerId],
+    identity: Identity,
+    timeout: Option<Duration>,
+) -> Result<Running> {
+    let engine = host.engine().await?;
+    let accel = chosen_accel(engine, dir.record())?;
+    let record = machine_record(host, dir.record(), accel).await?;
+    let shape = Shape {
+        memory: Memory::Empty,
+        preload: Preload::Use,
+        start: Start::Run,
+        disk,
+        machine: &record,
+    };
+    let (mut machine, degraded) = start_tracked(host, engine, dir, accel, shape).await?;
+    let console = machine
+        .take_console()
+        .expect("a fresh machine has its console");
+    let mut console =
+        Console::keep(console, dir.console()).map_err(|e| Error::io("open", dir.console(), e))?;
+    let mut events = machine.events();
+    let timeout = timeout.unwrap_or(BOOT_TIMEOUT);
+    let port = machine.take_link().expect("a fresh machine has its link");
+    let (execs, (gate, gated)) = (fresh_execs(dir)?, gate(dir.record()));
+    let hub = Hub::start(
+        port,
+        HubSpec {
+            gate,
+            ..HubSpec::fresh(execs.clone())
+        },
+    );
+    let up = async {
+        host.reach(Step::Machine, Some(&machine))?;
+        come_up(host, &hub, identity, timeout).await
+    };
+    let up = tokio::select! {
+        up = up => up,
+        error = ends_or_stalls(host, &machine, &mut events, &mut console) => Err(error),
+    };
+    let guest = match up {
+        Ok(guest) => guest,
+        Err(error) => {
+            // Awaited, so that whoever tries again finds the disk free.
+            machine.kill().await;
+            return Err(error.with_console(&console));
+        }
+    };
+    Ok(Running {
+        machine,
+        hub,
+        guest,
+        events: Some(events),
+        gate: gated,
+        forwards: Vec::new(),
+        console,
+        ground: Ground::new(Vec::new(), 0),
+        tracking: engine.verdicts().tracking.clone(),
+        record,
+        execs,
+        degraded,
+    })
+}
+
+/// With the preload library, or without it where QEMU does not take it.
+async fn start_tracked(
+    host: &Inner,
+    engine: &Engine,
+    dir: &SandboxDir,
+    accel: Accel,
+    shape: Shape<'_>,
+) -> Result<(Machine, Vec<String>)> {
+    let Shape { disk, machine, .. } = shape;
+    let spec = machine_spec(host, dir, accel, shape)?;
+    match engine.start(spec).await {
+        Ok(machine) => Ok((machine, Vec::new())),
+        Err(engine::Error::NotMapped { reason }) => {
+            let shape = Shape {
+                memory: Memory::Empty,
+                preload: Preload::Skip,
+                start: Start::Run,
+                disk,
+                machine,
+            };
+            let spec = machine_spec(host, dir, accel, shape)?;
+            let machine = engine.start(spec).await.map_err(engine_error("start"))?;
+            Ok((machine, vec![format!("memory is QEMU's own: {reason}")]))
+        }
+        Err(source) => Err(engine_error("start")(source)),
+    }
+}
+
+/// Waits for the agent, and tells it who it is; all of it within the time a boot may take.
+async fn come_up(host: &Inner, hub: &Hub, identity: Identity, timeout: Duration) -> Result<Guest> {
+    let end = tokio::time::Instant::now() + timeout;
+    let late = |_| Error::Boot {
+        after: timeout,
+        console: String::new(),
+    };
+    hub.ready(timeout).await.map_err(|source| match source {
+        LinkError::Timeout { .. } => late(()),
+        source => unreachable_agent(source),
+    })?;
+    host.reach(Step::Hello, None)?;
+    let configured = async {
+        let guest = Guest::new(hub.connect().await.map_err(unreachable_agent)?);
+        // The boot is no part of the time.
+        let telling = Telling::begin();
+        let identity = Identity {
+            unix_time_ns: telling.unix_time_ns(),
+            ..identity
+        };
+        host.faults.delay_message().await;
+        guest.configure(identity).await?;
+        telling.correct(&guest).await?;
+        Ok(guest)
+    };
+    let guest = tokio::time::timeout_at(end, configured)
+        .await
+        .unwrap_or_else(|_| Err(late(())))?;
+    host.reach(Step::Configure, None)?;
+    Ok(guest)
+}
+
+/// Why a guest will not come up, however long it is waited for.
+pub(crate) async fn ends_or_stalls(
+    host: &Inner,
+    machine: &Machine,
+    events: &mut Events,
+    console: &mut Console,
+) -> Error {
+    tokio::select! {
+        exit = machine.exited() => {
+            console.drain().await;
+            let reason = Ending::of(machine, &exit, console).reason;
+            Error::BootEnded { reason, console: String::new() }
+        }
+        () = disk_full(events) => {
+            let available_bytes = host.store.disk_free_bytes().unwrap_or(0);
+            Error::HostDisk { path: host.store.root().to_owned(), wanted_bytes: DISK_RESERVE, available_bytes }
+        }
+    }
+}
+
+/// Waits until QEMU stops the guest because the host's disk is full.
+async fn disk_full(events: &mut Events) {
+    loop {
+        match events.next().await {
+            Some(Event::BlockIoError { no_space: true, .. }) => return,
+            Some(_) => {}
+            None => std::future::pending().await,
+        }
+    }
+}
+
+pub(crate) fn unreachable_agent(source: LinkError) -> Error {
+    Error::Guest {
+        operation: "reach the guest's agent".into(),
+        source,
+    }
+}

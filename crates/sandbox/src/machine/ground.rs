@@ -1,0 +1,135 @@
+//! What the memory and the disk of a machine stand on.
+
+use sandtree_engine::PreparedOverlay;
+use sandtree_store::LayerId;
+use sandtree_store::memory::{Layer, PageRun};
+
+use crate::pages;
+
+/// What a live machine stands on.
+#[derive(Debug)]
+pub(crate) struct Ground {
+    /// The memory layers below what the machine has written, bottom first. `None`: there are none
+    /// that a layer could be put on, so the next capture takes all of memory.
+    pub layers: Option<Vec<LayerId>>,
+    /// How many of them there were when its process started.
+    pub at_start: usize,
+    /// Pages that a failed capture has taken out of the tracking.
+    pub carried: Vec<PageRun>,
+    /// An overlay that is ready to be switched to.
+    pub prepared: Option<(LayerId, PreparedOverlay)>,
+    /// Of all layers together: no more than so many mappings are made from them.
+    runs: usize,
+}
+
+impl Ground {
+    /// Of a machine that was restored from these layers; none at all for one that was booted.
+    pub fn new(layers: Vec<LayerId>, runs: usize) -> Self {
+        Self {
+            at_start: layers.len(),
+            layers: Some(layers),
+            carried: Vec::new(),
+            prepared: None,
+            runs,
+        }
+    }
+
+    /// Of a machine that was restored from QEMU's own stream.
+    pub fn without_layers() -> Self {
+        Self {
+            layers: None,
+            at_start: 0,
+            carried: Vec::new(),
+            prepared: None,
+            runs: 0,
+        }
+    }
+
+    pub fn held(&self) -> Vec<LayerId> {
+        self.layers.clone().unwrap_or_default()
+    }
+
+    pub fn runs(&self) -> usize {
+        self.runs
+    }
+
+    /// Of a disk as the head lists it, the layers below the one that the guest writes to. That is
+    /// the last, or the last but one, if the last is only prepared.
+    pub fn frozen<'a>(&self, disk: &'a [LayerId]) -> &'a [LayerId] {
+        let written = 1 + usize::from(self.prepared.is_some());
+        &disk[..disk.len().saturating_sub(written)]
+    }
+
+    /// One layer, with so many runs, takes the place of those it was made of, if the machine still
+    /// stands on them. Those taken meanwhile stay, and so do their runs.
+    pub fn replace(&mut self, old: &[LayerId], new: LayerId, runs: Folded) {
+        let Some(layers) = self
+            .layers
+            .as_mut()
+            .filter(|layers| layers.starts_with(old))
+        else {
+            return;
+        };
+        layers.splice(..old.len(), [new]);
+        self.at_start = self.at_start.max(old.len()) - old.len() + 1;
+        self.runs = self.runs.saturating_sub(runs.before) + runs.after;
+    }
+}
+
+/// How many runs layers had before they were folded into one, and how many that one has.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Folded {
+    pub before: usize,
+    pub after: usize,
+}
+
+/// A memory layer that was just written.
+pub(crate) struct NewLayer {
+    pub id: LayerId,
+    pub layer: Layer,
+}
+
+/// Which pages a layer holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Covers {
+    /// All of memory.
+    Everything,
+    /// All that was written since the process started.
+    SinceStart,
+    /// All that was written since the layer below it.
+    SinceLast,
+}
+
+impl Ground {
+    /// Keeps pages that a capture took out of the tracking and could not write.
+    pub fn carry(&mut self, runs: &[PageRun]) {
+        self.carried = pages::union(std::mem::take(&mut self.carried), runs);
+    }
+
+    pub fn push(&mut self, layer: &NewLayer) {
+        self.runs += layer.layer.pieces();
+        self.layers.get_or_insert_default().push(layer.id.clone());
+    }
+
+    /// A layer holds everything that was carried or tracked.
+    pub fn stand_on(&mut self, layer: &NewLayer, covers: Covers) {
+        self.carried.clear();
+        match covers {
+            Covers::Everything => {
+                self.layers = Some(Vec::new());
+                self.at_start = 0;
+            }
+            // It takes the place of those that held part of it.
+            Covers::SinceStart => self.layers.get_or_insert_default().truncate(self.at_start),
+            Covers::SinceLast => {}
+        }
+        self.push(layer);
+    }
+
+    /// All of memory is in QEMU's own stream, on which no layer can be put.
+    pub fn lose_layers(&mut self) {
+        self.layers = None;
+        self.at_start = 0;
+        self.carried.clear();
+    }
+}

@@ -1,0 +1,15 @@
+//! One machine of a sandbox: what it is started with, how it comes up by a boot or from a state, what
+//! serves it, and how it ended.
+
+pub(crate) mod boot;
+pub(crate) mod clock;
+pub(crate) mod compat;
+pub(crate) mod ending;
+pub(crate) mod ground;
+pub(crate) mod identity;
+pub(crate) mod layers;
+pub(crate) mod ports;
+pub(crate) mod restore;
+pub(crate) mod running;
+pub(crate) mod spec;
+pub(crate) mod start;

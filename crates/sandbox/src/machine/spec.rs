@@ -1,0 +1,169 @@
+//! What QEMU is started with for a sandbox.
+
+use std::fs::File;
+
+use sandtree_engine::{
+    self as engine, Accel, CpuChoice, DiskChain, Engine, Flushes, Limits, MachineSpec, Memory,
+    Nesting, NetworkMode, Preload, Start,
+};
+use sandtree_store::{
+    AccelChoice, Init, LayerId, MachineRecord, Network, SandboxDir, SandboxRecord,
+};
+
+use crate::error::{Error, Result, engine_error, store_error};
+use crate::files::open;
+use crate::inner::Inner;
+
+/// The program in the guest, built with us.
+pub(crate) static AGENT: &[u8] = include_bytes!(env!("SANDTREE_AGENT"));
+
+/// Warnings and worse go to the console, a panic ends the machine at once, and what only real
+/// hardware or a distrusted compiler needs is not waited for.
+const KERNEL_OPTIONS: &str = "console=ttyS0 loglevel=4 panic=-1 random.trust_cpu=on no_timer_check \
+    tsc=reliable i8042.noaux i8042.nokbd cryptomgr.notests";
+
+/// What distinguishes one start of a sandbox's machine from another.
+pub(crate) struct Shape<'a> {
+    pub memory: Memory,
+    pub preload: Preload,
+    pub start: Start,
+    pub disk: &'a [LayerId],
+    pub machine: &'a MachineRecord,
+}
+
+pub(crate) fn machine_spec(
+    host: &Inner,
+    dir: &SandboxDir,
+    accel: Accel,
+    shape: Shape<'_>,
+) -> Result<MachineSpec> {
+    let record = dir.record();
+    let image = host
+        .store
+        .image_by_digest(&record.image_digest)
+        .map_err(store_error("read an image"))?;
+    let kernel = host
+        .store
+        .kernel(&record.kernel_digest)
+        .map_err(store_error("read a kernel"))?;
+    let initramfs = sandtree_images::initramfs(&host.store, AGENT, &kernel)
+        .map_err(|error| error.making(&record.image))?;
+    let (active, frozen) = shape.disk.split_last().expect("a sandbox has a disk");
+    let active = dir.disk_layer(active);
+    let active = File::options()
+        .read(true)
+        .write(true)
+        .open(&active)
+        .map_err(|e| Error::io("open", &active, e))?;
+    let mut overlays = frozen
+        .iter()
+        .map(|id| open(&dir.disk_layer(id)))
+        .collect::<Result<Vec<_>>>()?;
+    overlays.push(active);
+    Ok(MachineSpec {
+        name: record.name.to_string(),
+        memory_bytes: record.memory_bytes,
+        cpus: record.cpus,
+        accel,
+        machine_type: shape.machine.machine_type.clone(),
+        cpu: shape.machine.cpu.clone(),
+        kernel: open(&kernel.kernel())?,
+        initramfs: open(&initramfs)?,
+        cmdline: cmdline(image.record.init),
+        disk: DiskChain {
+            base: open(&image.rootfs())?,
+            overlays,
+            flushes: flushes(record),
+        },
+        network: network(shape.machine.network, record.network),
+        extra_args: record.qemu_args.clone(),
+        jail: host.jail(Some(&record.id)),
+        limits: limits(record),
+        memory: shape.memory,
+        start: shape.start,
+        preload: shape.preload,
+    })
+}
+
+fn flushes(record: &SandboxRecord) -> Flushes {
+    if record.durable {
+        Flushes::PassedOn
+    } else {
+        Flushes::Ignored
+    }
+}
+
+/// What QEMU writes is a disk, or all of memory in one stream, with what either needs beside its
+/// data.
+fn limits(record: &SandboxRecord) -> Limits {
+    let largest = record.disk_bytes.max(record.memory_bytes);
+    let file_bytes = largest
+        .saturating_add(largest / 64)
+        .saturating_add(256 << 20);
+    Limits {
+        file_bytes: Some(file_bytes),
+        ..Limits::default()
+    }
+}
+
+/// The network of a machine in a sandbox that may use `allowed`.
+fn network(machine: Network, allowed: Network) -> NetworkMode {
+    match (machine, allowed) {
+        (Network::None, _) => NetworkMode::None,
+        (Network::Isolated, _) => NetworkMode::Isolated,
+        (Network::Full, Network::Full) => NetworkMode::Full,
+        (Network::Full, Network::Isolated | Network::None) => NetworkMode::Restricted,
+    }
+}
+
+/// The machine a sandbox gets here when it boots.
+pub(crate) async fn machine_record(
+    host: &Inner,
+    record: &SandboxRecord,
+    accel: Accel,
+) -> Result<MachineRecord> {
+    let engine = host.engine().await?;
+    let nesting = if record.nested {
+        Nesting::On
+    } else {
+        Nesting::Off
+    };
+    let choice = CpuChoice {
+        model: record.cpu.as_deref(),
+        nesting,
+    };
+    let cpu = engine
+        .cpu(accel, choice)
+        .await
+        .map_err(engine_error("resolve a processor model"))?;
+    host.keep_news(engine);
+    Ok(MachineRecord {
+        arch: record.arch,
+        machine_type: engine.arch().machine_type().to_owned(),
+        cpu: cpu.argument,
+        accelerator: accel.to_string(),
+        qemu_version: engine.version().to_string(),
+        cpus: record.cpus,
+        network: record.network,
+        qemu_args: record.qemu_args.clone(),
+        cpu_features: cpu.features,
+        tsc_khz: engine.verdicts().tsc_khz.filter(|_| accel == Accel::Tcg),
+    })
+}
+
+pub(crate) fn chosen_accel(engine: &Engine, record: &SandboxRecord) -> Result<Accel> {
+    let choice = match record.accel {
+        AccelChoice::Auto => engine::AccelChoice::Auto,
+        AccelChoice::Kvm => engine::AccelChoice::Only(Accel::Kvm),
+        AccelChoice::Tcg => engine::AccelChoice::Only(Accel::Tcg),
+    };
+    engine.accel(choice).map_err(engine_error("be used"))
+}
+
+pub(crate) fn cmdline(init: Init) -> String {
+    let init = match init {
+        Init::Agent => "agent",
+        Init::Image => "image",
+    };
+    format!("{KERNEL_OPTIONS} sandtree.init={init}")
+}

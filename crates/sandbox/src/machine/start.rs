@@ -1,0 +1,156 @@
+//! Starting a machine on a sandbox's own disk.
+
+use crate::machine::running;
+use std::time::Duration;
+
+use sandtree_store::{Init, Owned, Phase, SandboxDir, StateRecord};
+
+use super::boot::{self, DISK_RESERVE};
+use super::identity;
+use super::ports::{self, Listener, listen};
+use super::running::Running;
+use crate::error::{Error, Result, store_error};
+use crate::fault::Step;
+use crate::fold;
+use crate::inner::Inner;
+use crate::memory;
+use crate::moment::{boot_id, now_unix_ms};
+use crate::place;
+
+/// Boots a machine where a sandbox stands.
+pub(crate) async fn boot_head(
+    host: &Inner,
+    owned: &Owned,
+    identity: sandtree_proto::Identity,
+    timeout: Option<Duration>,
+) -> Result<Running> {
+    let disk = fold::head(owned).await?;
+    let mut running = boot::boot(host, owned, &disk, identity, timeout).await?;
+    let image = host
+        .store
+        .image_by_digest(&owned.record().image_digest)
+        .map_err(store_error("read an image"))?;
+    if image.record.init == Init::Image {
+        // Who comes next finds its services, not their beginnings.
+        let settled = running.guest.settle();
+        match timeout {
+            None => settled.await?,
+            Some(within) => match tokio::time::timeout(within, settled).await {
+                Ok(settled) => settled?,
+                Err(_) => running
+                    .degraded
+                    .push("its init had not finished starting in time".to_owned()),
+            },
+        }
+    }
+    Ok(running)
+}
+
+/// A state to go back to after a boot that was not finished: it may have written to the disk.
+pub(crate) fn unsynced(before: &StateRecord) -> StateRecord {
+    StateRecord {
+        clean: false,
+        ..before.clone()
+    }
+}
+
+/// Boots a machine on a sandbox's own disk.
+pub(crate) async fn reboot(
+    host: &Inner,
+    owned: &mut Owned,
+    boot_timeout: Option<Duration>,
+) -> Result<Running> {
+    check_resources(host, owned.record().memory_bytes)?;
+    let state = owned
+        .state()
+        .map_err(store_error("read a sandbox's state"))?;
+    if !state.clean {
+        check_disk(owned)?;
+    }
+    let ports = listen(&owned.record().ports).await?;
+    running::clear_execs(owned, None)?;
+    let starting = StateRecord {
+        boot_id: Some(boot_id()),
+        ..state.followed_by(Phase::Starting, now_unix_ms())
+    };
+    owned
+        .set_state(&starting)
+        .map_err(store_error("write a sandbox's state"))?;
+    owned
+        .writable_head()
+        .map_err(store_error("read where a sandbox stands"))?;
+    let running = boot_head(
+        host,
+        owned,
+        identity::identity(owned.record()),
+        boot_timeout,
+    )
+    .await?;
+    connected(host, running, &ports)
+}
+
+pub(crate) fn check_disk(dir: &SandboxDir) -> Result<()> {
+    match dir
+        .check_chain()
+        .map_err(store_error("check a sandbox's disk"))?
+        .first()
+    {
+        None => Ok(()),
+        Some(damaged) => Err(Error::DamagedDisk {
+            name: dir.record().name.to_string(),
+            what: damaged.damage.to_string(),
+        }),
+    }
+}
+
+pub(crate) fn check_resources(host: &Inner, memory_bytes: u64) -> Result<()> {
+    if host.jail(None).uid.is_some() {
+        place::check(host.store.root())?;
+    }
+    let memory::Available {
+        bytes: available_bytes,
+        cgroup,
+    } = memory::available()?;
+    if memory_bytes > available_bytes {
+        return Err(Error::HostMemory {
+            wanted_bytes: memory_bytes,
+            available_bytes,
+            cgroup,
+        });
+    }
+    let available_bytes = host
+        .store
+        .disk_free_bytes()
+        .map_err(store_error("tell its free space"))?;
+    if available_bytes < DISK_RESERVE {
+        let path = host.store.root().to_owned();
+        return Err(Error::HostDisk {
+            path,
+            wanted_bytes: DISK_RESERVE,
+            available_bytes,
+        });
+    }
+    Ok(())
+}
+
+/// Of a machine that runs from now on; `before` is what the sandbox was, if it was anything.
+pub(crate) fn running_state(running: &Running, before: Option<&StateRecord>) -> StateRecord {
+    StateRecord {
+        boot_id: Some(boot_id()),
+        pids: sandtree_store::Pids {
+            keeper: Some(std::process::id()),
+            qemu: Some(running.machine.pid()),
+        },
+        accelerator: Some(running.record.accelerator.clone()),
+        qemu_version: Some(running.record.qemu_version.clone()),
+        degraded: running.degraded.clone(),
+        saved: before.and_then(|before| before.saved.clone()),
+        ..StateRecord::new(Phase::Running, now_unix_ms())
+    }
+}
+
+pub(crate) fn connected(host: &Inner, mut running: Running, ports: &[Listener]) -> Result<Running> {
+    running.forwards = ports::forward(&running.guest, ports)?;
+    host.reach(Step::Forward, None)?;
+    Ok(running)
+}

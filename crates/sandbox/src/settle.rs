@@ -1,0 +1,127 @@
+//! Sandboxes whose process may be gone: the state they are really in, and taking them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sandtree_store::{Owned, Phase, SandboxDir, StateRecord};
+
+use crate::blocking::blocking;
+use crate::error::{Error, Result, store_error};
+use crate::files::remove_if_there;
+use crate::info::HOST_WENT_DOWN;
+use crate::inner::Inner;
+use crate::moment::{boot_id, now_unix_ms};
+use crate::publish;
+use crate::verb::{Verb, permits};
+
+/// How long a keeper may take to end once its sandbox rests: it waits for its clients.
+const KEEPER_LEAVES: Duration = Duration::from_secs(5);
+
+const KEEPER_POLL: Duration = Duration::from_millis(5);
+
+impl Inner {
+    /// A sandbox with the state it is really in.
+    pub fn settled(&self, reference: &str) -> Result<(SandboxDir, StateRecord)> {
+        let dir = self.find(reference)?;
+        self.settle(dir)?.ok_or_else(|| Error::NoSandbox {
+            name: reference.into(),
+        })
+    }
+
+    /// Corrects a state whose owner died before it could: the lock is free, and the record says it
+    /// runs. `None`: it was to be removed with its end, and now it is.
+    pub fn settle(&self, dir: SandboxDir) -> Result<Option<(SandboxDir, StateRecord)>> {
+        let state = dir.state().map_err(store_error("read a sandbox's state"))?;
+        if !matches!(
+            state.phase,
+            Phase::Starting | Phase::Running | Phase::Stopping
+        ) {
+            return Ok(Some((dir, state)));
+        }
+        let Some(mut owned) = self
+            .store
+            .try_own(&dir)
+            .map_err(store_error("lock a sandbox"))?
+        else {
+            return Ok(Some((dir, state)));
+        };
+        // Its owner may have ended in good order between the two looks.
+        let state = dir.state().map_err(store_error("read a sandbox's state"))?;
+        if !matches!(
+            state.phase,
+            Phase::Starting | Phase::Running | Phase::Stopping
+        ) {
+            return Ok(Some((dir, state)));
+        }
+        // One that was to be saved first is all there is of it.
+        if dir.record().auto_remove && dir.record().save_on_stop.is_none() {
+            self.store
+                .remove_sandbox(owned)
+                .map_err(store_error("remove a sandbox"))?;
+            return Ok(None);
+        }
+        let save_failed = dir
+            .record()
+            .save_on_stop
+            .as_ref()
+            .map(|_| "its keeper was gone before it could".to_owned());
+        let reason = Some(death(&state));
+        let state = StateRecord {
+            reason,
+            save_failed,
+            ..state.followed_by(Phase::Crashed, now_unix_ms())
+        };
+        remove_if_there(&dir.keeper_socket())?;
+        // What cannot be written down now, on a disk that is full, is found out again by the next
+        // one who looks.
+        if let Err(error) = owned.set_state(&state) {
+            tracing::warn!(%error, "the end of a sandbox cannot be recorded");
+        }
+        Ok(Some((dir, state)))
+    }
+
+    /// Takes a sandbox that nobody runs. One that has just stopped still has its keeper for a
+    /// moment.
+    pub async fn own(&self, reference: &str, verb: Verb) -> Result<Owned> {
+        let end = Instant::now() + KEEPER_LEAVES;
+        loop {
+            let (dir, state) = self.settled(reference)?;
+            let name = dir.record().name.to_string();
+            if !permits(state.phase, verb) || state.phase == Phase::Running {
+                return Err(Error::WrongState {
+                    name,
+                    phase: state.phase,
+                    reason: state.reason,
+                    verb,
+                });
+            }
+            match self
+                .store
+                .try_own(&dir)
+                .map_err(store_error("lock a sandbox"))?
+            {
+                Some(owned) => return Ok(owned),
+                None if Instant::now() > end => return Err(Error::Busy { name }),
+                None => tokio::time::sleep(KEEPER_POLL).await,
+            }
+        }
+    }
+
+    pub async fn remove(self: &Arc<Self>, owned: Owned) -> Result<()> {
+        let host = self.clone();
+        let removed = blocking(move || {
+            publish::release_target(&owned);
+            host.store.remove_sandbox(owned)
+        });
+        removed.await.map_err(store_error("remove a sandbox"))
+    }
+}
+
+/// Why a sandbox's owner is gone, as far as its last state tells.
+fn death(state: &StateRecord) -> String {
+    match (&state.boot_id, state.pids.keeper) {
+        (Some(boot), _) if *boot != boot_id() => HOST_WENT_DOWN.into(),
+        (_, Some(pid)) => format!("its keeper, process {pid}, died"),
+        (_, None) => "the process that ran it died".into(),
+    }
+}
