@@ -288,7 +288,7 @@ fn what_cannot_become_an_image_here_is_told_by_what_it_is() {
     fails(
         &world,
         &boast.start(|_, _, _| false),
-        &["cannot become a root file system", "inside of a member"],
+        &["cannot become a root file system", "inside a member"],
     );
     let garbage = Shelf::edited(
         b"no archive at all, but more than nothing".repeat(100),
