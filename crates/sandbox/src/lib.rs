@@ -48,6 +48,7 @@ mod held;
 mod history;
 mod host;
 mod hub;
+pub mod image;
 mod images;
 mod info;
 mod inner;
@@ -76,14 +77,6 @@ mod status;
 mod together;
 mod tree;
 mod verb;
-
-/// How images are made: recipes, imports, kernels, progress and errors.
-pub mod image {
-    pub use sandtree_images::{
-        CopyFile, Error, ImportSpec, Kernel, KernelChoice, KernelKind, OwnKernel, Progress, Recipe,
-        Run, RunStep, Size, Stage, initramfs, is_built_in,
-    };
-}
 
 pub use begun::{Begun, Committed};
 pub use build::{BuildEvent, BuildSpec, BuildWatch};
