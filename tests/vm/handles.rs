@@ -197,6 +197,42 @@ fn a_removal_interrupts_a_stop_and_a_second_stop_waits_for_the_first() {
     world.assert_empty();
 }
 
+/// Whatever the moment, what the guest had synced is in the present or in the state that was left.
+#[test]
+fn a_kill_during_a_revert_loses_nothing() {
+    let world = World::new();
+    world.start("a", &[]);
+    world.ok(["checkpoint", "a", "base"]);
+    for delay_ms in [0, 20, 50, 100, 200, 400] {
+        let word = format!("written-{delay_ms}");
+        let line = format!("echo {word} > /srv/word; sync");
+        assert_eq!(world.sh("a", &line).code, 0);
+        let mut command = world.command();
+        let reverting = command
+            .args(["revert", "a", "base"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it starts");
+        // The moment is the point of this test; whatever it is, nothing is lost.
+        std::thread::sleep(Duration::from_millis(delay_ms));
+        world.ok(["kill", "a"]);
+        finish(reverting);
+        world.ok(["start", "a"]);
+        let read = "cat /srv/word 2> /dev/null || true";
+        if world.sh("a", read).out().trim() != word {
+            world.ok(["undo", "a"]);
+            assert_eq!(
+                world.sh("a", read).out().trim(),
+                word,
+                "after {delay_ms} ms"
+            );
+        }
+    }
+    world.ok(["rm", "-f", "a"]);
+    world.assert_empty();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_fails_one_verb_and_the_sandbox_continues() {
     let lab = Lab::open().await;

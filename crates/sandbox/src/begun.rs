@@ -43,7 +43,15 @@ enum Member {
     },
 }
 
-/// New sandboxes that exist. Those in keepers live until this is dropped, unless they are released.
+/// Whether all sandboxes of a batch have recorded that they run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Recorded {
+    All,
+    Some,
+}
+
+/// New sandboxes that exist. One that is alone in its keeper is removed when this is dropped, unless
+/// it was released. Those of a batch stay.
 #[derive(Debug)]
 pub struct Committed {
     sandboxes: Vec<Sandbox>,
@@ -207,7 +215,7 @@ impl Member {
     async fn ready(host: &Host, mut lease: Lease) -> Result<Self> {
         let info = lease.ready().await?.info;
         let dir = host.inner.find(&info.id)?;
-        let sandbox = Sandbox::kept(host, &dir, Keeper::of(&dir, info.keeper_pid));
+        let sandbox = Sandbox::kept(host, &dir, Keeper::of(&dir));
         Ok(Self::Kept {
             lease,
             sandbox,
@@ -265,14 +273,16 @@ impl Begun {
         }
         self.host.inner.reach(Step::Commit, None)?;
         let Some(mut batch) = self.batch.take() else {
-            return self.settle().await;
+            return self.settle().await.map(|(committed, _)| committed);
         };
-        let batch = blocking(move || batch.commit().map(|()| batch)).await;
-        let batch = batch.map_err(store_error("commit a batch"))?;
+        // Without a pause in which the caller could leave.
+        tokio::task::block_in_place(|| batch.commit()).map_err(store_error("commit a batch"))?;
         self.host.inner.reach(Step::Committed, None)?;
-        let committed = self.settle().await?;
-        let finished = blocking(move || batch.finish()).await;
-        if let Err(error) = finished {
+        let (committed, recorded) = self.settle().await?;
+        // A sandbox that could not record that it runs still needs its batch.
+        if recorded == Recorded::All
+            && let Err(error) = blocking(move || batch.finish()).await
+        {
             tracing::warn!(%error, "a batch stays on disk until the store is next opened");
         }
         Ok(committed)
@@ -280,20 +290,22 @@ impl Begun {
 
     /// Each sandbox records that it runs. In a batch all of them exist already, so one that cannot
     /// record it is no failure of the others.
-    async fn settle(mut self) -> Result<Committed> {
+    async fn settle(mut self) -> Result<(Committed, Recorded)> {
         let is_alone = self.members.len() == 1;
+        let mut recorded = Recorded::All;
         let mut sandboxes = Vec::new();
         let mut leases = Vec::new();
         for member in std::mem::take(&mut self.members) {
             let settled = match member {
                 // Without a pause in which the caller could leave.
                 Member::Here(mut created) => {
-                    let recorded = tokio::task::block_in_place(|| created.record());
-                    if recorded.is_ok() || !is_alone {
+                    let settled = tokio::task::block_in_place(|| created.record());
+                    if settled.is_ok() || !is_alone {
+                        let record = created.unfinished.dir().record().clone();
                         let local = created.drive_recorded(&self.host);
-                        sandboxes.push(self.host.driven(local)?);
+                        sandboxes.push(Sandbox::driven(&self.host, record, local));
                     }
-                    recorded
+                    settled
                 }
                 Member::Kept {
                     mut lease, sandbox, ..
@@ -306,11 +318,14 @@ impl Begun {
             };
             match settled {
                 Err(error) if is_alone => return Err(error),
-                Err(error) => tracing::error!(%error, "a new sandbox cannot record that it runs"),
+                Err(error) => {
+                    tracing::error!(%error, "a new sandbox cannot record that it runs");
+                    recorded = Recorded::Some;
+                }
                 Ok(()) => {}
             }
         }
-        Ok(Committed { sandboxes, leases })
+        Ok((Committed { sandboxes, leases }, recorded))
     }
 }
 

@@ -107,9 +107,13 @@ impl Sandbox {
             Ok(source) => host.begin_copies(source, names, spec.concurrency).await,
             Err(error) => Err(error),
         };
+        let copies = match begun {
+            Ok(begun) => begun.commit().await,
+            Err(error) => Err(error),
+        };
         // Whether or not there are copies now: they have links of their own.
         loan.give_back().await;
-        let copies = begun?.commit().await?.release().await;
+        let copies = copies?.release().await;
         let report = ForkReport {
             pause_ms: lent.pause_ms,
             total_ms: ms(began.elapsed()),

@@ -12,7 +12,7 @@ use crate::order::LentState;
 
 use crate::driver::Local;
 use crate::error::Result;
-use crate::keeper::{Connection, Keeper};
+use crate::keeper::Connection;
 use crate::order::GiveBack;
 
 /// A lent state, and its lender.
@@ -26,22 +26,15 @@ pub(crate) struct Loan {
 #[derive(Debug)]
 enum Lender {
     /// The state is lent for as long as the connection is open.
-    Keeper {
-        keeper: Keeper,
-        _connection: Connection,
-    },
+    Keeper(Connection),
     Driver(Local),
 }
 
 impl Loan {
-    pub fn of_keeper(lent: LentState, keeper: Keeper, connection: Connection) -> Self {
-        let lender = Lender::Keeper {
-            keeper,
-            _connection: connection,
-        };
+    pub fn of_keeper(lent: LentState, connection: Connection) -> Self {
         Self {
             lent,
-            lender: Some(lender),
+            lender: Some(Lender::Keeper(connection)),
         }
     }
 
@@ -75,11 +68,8 @@ impl Drop for Loan {
 }
 
 async fn give_back(lender: Lender, state: String) {
-    let given: Result<()> = match &lender {
-        Lender::Keeper { keeper, .. } => match keeper.connect().await {
-            Ok(connection) => connection.ask(GiveBack { state }).await,
-            Err(error) => Err(error),
-        },
+    let given: Result<()> = match lender {
+        Lender::Keeper(connection) => connection.end().await,
         Lender::Driver(driver) => driver.ask(GiveBack { state }).await,
     };
     if let Err(error) = given {

@@ -75,19 +75,19 @@ impl Host {
             keeper: None,
         })
     }
-
-    pub(crate) fn driven(&self, driver: Local) -> Result<Sandbox> {
-        let dir = self.inner.find(&driver.status().info.id)?;
-        Ok(Sandbox {
-            host: self.clone(),
-            record: Arc::new(dir.record().clone()),
-            local: Arc::new(OnceLock::from(driver)),
-            keeper: None,
-        })
-    }
 }
 
 impl Sandbox {
+    /// A sandbox that this process drives.
+    pub(crate) fn driven(host: &Host, record: SandboxRecord, driver: Local) -> Self {
+        Self {
+            host: host.clone(),
+            record: Arc::new(record),
+            local: Arc::new(OnceLock::from(driver)),
+            keeper: None,
+        }
+    }
+
     /// A sandbox that a keeper has just created.
     pub(crate) fn kept(host: &Host, dir: &SandboxDir, keeper: Keeper) -> Self {
         Self {
@@ -146,7 +146,12 @@ impl Sandbox {
     /// Passes on what each process that runs the sandbox reports, one after the other.
     async fn follow(self, mut watch: StateWatch, states: mpsc::Sender<State>) {
         loop {
-            while let Some(state) = watch.changed().await {
+            loop {
+                let changed = tokio::select! {
+                    changed = watch.changed() => changed,
+                    () = states.closed() => return,
+                };
+                let Some(state) = changed else { break };
                 if states.send(state).await.is_err() {
                     return;
                 }
@@ -330,9 +335,8 @@ impl Sandbox {
         let local = match self.route().await? {
             Route::Here(local) => local,
             Route::Keeper(connection) => {
-                let keeper = connection.keeper().clone();
                 let (lent, connection) = connection.lend(wanted).await?;
-                return Ok(Loan::of_keeper(lent, keeper, connection));
+                return Ok(Loan::of_keeper(lent, connection));
             }
             Route::Nowhere(_) => self.host.adopt(self.id(), wanted.verb()).await?,
         };
@@ -419,7 +423,7 @@ impl Sandbox {
             return Ok(Route::Keeper(connection));
         }
         let (dir, state) = self.host.inner.settled(self.id())?;
-        let keeper = Keeper::of(&dir, state.pids.keeper);
+        let keeper = Keeper::of(&dir);
         if state.phase == Phase::Running {
             return keeper.connect().await.map(Route::Keeper);
         }

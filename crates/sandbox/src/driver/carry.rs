@@ -82,6 +82,7 @@ impl Driver {
     /// A job was dropped in the middle. A machine that it was starting is gone with it, so what it
     /// recorded on the way is not so.
     fn was_dropped(&mut self) {
+        self.restore_head();
         if self.running.is_some() {
             return;
         }
@@ -127,6 +128,9 @@ impl Driver {
             if let Err(error) = self.rest(ending).await {
                 tracing::error!(%error, "the end of a machine cannot be recorded");
             }
+        }
+        if self.owned.is_some() {
+            self.restore_head();
         }
         // A capture may have stopped the guest.
         self.continue_machine().await;

@@ -37,13 +37,13 @@ mod states;
 use crate::machine::ending::Ending;
 use crate::machine::start;
 use crate::publish;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sandtree_engine::qmp::{Cont, QueryStatus};
 use sandtree_engine::{Event, Events, Exit, Machine};
-use sandtree_store::{Init, Owned, Phase, SandboxDir, SandboxRecord, StateRecord};
+use sandtree_store::{Head, Init, Owned, Phase, SandboxDir, SandboxRecord, StateId, StateRecord};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
@@ -122,6 +122,8 @@ pub(crate) fn start(host: Arc<Inner>, driven: Driven) -> Local {
         interrupted: Interruption::default(),
         rested: None,
         loans: BTreeMap::new(),
+        removed_on_return: BTreeSet::new(),
+        head_before: None,
     };
     tokio::spawn(may_block(driver.run(queue)));
     local
@@ -151,6 +153,10 @@ pub(crate) struct Driver {
     rested: Option<Instant>,
     /// The states that are lent, and how many times.
     loans: BTreeMap<String, usize>,
+    /// States that go when they are returned.
+    removed_on_return: BTreeSet<StateId>,
+    /// Where the head led before a step to another state that is not made yet.
+    head_before: Option<Head>,
 }
 
 /// The verb that interrupts the one being carried out; shared, because that one has the driver.

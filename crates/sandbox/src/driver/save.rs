@@ -47,22 +47,20 @@ impl Driver {
             }
             self.loans.remove(state);
         }
-        let paused_in = match self.state.phase {
-            Phase::Paused => Some(self.paused_state()?),
-            _ => None,
-        };
-        let is_done_with = |manifest: &StateManifest| match manifest.kind {
-            StateKind::Fork | StateKind::Save => true,
-            StateKind::Paused => Some(&manifest.id) != paused_in.as_ref(),
-            _ => false,
-        };
         let recorded = self.dir().states().map_err(store_error("list states"))?;
+        let is_done_with = |manifest: &StateManifest| {
+            let was_taken_for_it = matches!(manifest.kind, StateKind::Fork | StateKind::Save);
+            manifest.id.as_str() == state
+                && (was_taken_for_it || self.removed_on_return.contains(&manifest.id))
+        };
         let states: Vec<StateId> = recorded
             .readable
             .into_iter()
-            .filter(|manifest| manifest.id.as_str() == state && is_done_with(manifest))
+            .filter(is_done_with)
             .map(|manifest| manifest.id)
             .collect();
+        self.removed_on_return
+            .retain(|removed| !states.contains(removed));
         self.remove_states(&states)
     }
 

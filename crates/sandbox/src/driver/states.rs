@@ -40,6 +40,7 @@ use crate::moment::{boot_id, now_unix_ms};
 use crate::states::{
     self, Checkpoint, Forget, Forgotten, Goal, Paused, Replace, RestoreReport, Reverted, ms,
 };
+use crate::verb::Verb;
 
 /// With less than this free, a restore uses what the sandbox has in reserve.
 const LITTLE_BYTES: u64 = 4 << 20;
@@ -283,10 +284,9 @@ impl Driver {
         self.kept = None;
         let resumed = restored.report(began.elapsed());
         self.take_over(restored.running);
-        // One that is lent goes when it is returned.
-        if !self.is_lent(&paused)
-            && let Err(error) = self.remove_states(&[paused])
-        {
+        if self.is_lent(&paused) {
+            self.removed_on_return.insert(paused);
+        } else if let Err(error) = self.remove_states(&[paused]) {
             tracing::warn!(%error, "the state that was resumed from cannot be removed");
         }
         Ok(resumed)
@@ -311,6 +311,8 @@ impl Driver {
         };
         let (left, dropped) = match self.keep_present().await {
             Ok(left) => (left, None),
+            // The machine was killed: its disk is all there is of the present.
+            Err(error) if self.interrupted.get().is_some() => return Err(error),
             Err(error) => (None, Some(error.one_line())),
         };
         let moved = |head: &mut Head| history::moved(head, &step, left.clone());
@@ -322,6 +324,7 @@ impl Driver {
         let (restored, target) = match came {
             Ok(came) => came,
             Err(error) => {
+                self.restore_head();
                 self.stay(left).await;
                 return Err(error);
             }
@@ -441,20 +444,39 @@ impl Driver {
         let mut head = before.clone();
         head.disk = manifest.disk.iter().cloned().chain([overlay]).collect();
         moved(&mut head);
-        let came = self.bring_up(state, head, hub).await;
-        match came {
+        self.head_before = Some(before);
+        match self.bring_up(state, head, hub).await {
             Ok(restored) => Ok((restored, manifest)),
             Err(error) => {
-                match self.set_head(&before) {
-                    Ok(()) => drop(self.collect()),
-                    // Nothing is collected by a head that does not list what the old machine stands
-                    // on.
-                    Err(second) => {
-                        tracing::error!(%second, "where a sandbox stands cannot be written back")
-                    }
-                }
+                self.restore_head();
                 Err(error)
             }
+        }
+    }
+
+    /// A step to another state was not made: the head leads where it led before.
+    pub(super) fn restore_head(&mut self) {
+        let Some(before) = self.head_before.take() else {
+            return;
+        };
+        match self.set_head(&before) {
+            Ok(()) => drop(self.collect()),
+            // Nothing is collected by a head that does not list what the old machine stands on.
+            Err(error) => {
+                tracing::error!(%error, "where a sandbox stands cannot be written back")
+            }
+        }
+    }
+
+    /// Refuses to leave the present once the verb is interrupted.
+    fn check_interrupted(&self) -> Result<()> {
+        match self.interrupted.get() {
+            None => Ok(()),
+            Some(by) => Err(Error::Interrupted {
+                name: self.name(),
+                verb: Verb::Revert,
+                by,
+            }),
         }
     }
 
@@ -462,6 +484,7 @@ impl Driver {
         let (host, owned) = (&self.host, self.owned());
         head.disk = fold::shallow(owned, &head.disk).await?;
         if matches!(state.manifest().memory, MemoryState::None) {
+            self.check_interrupted()?;
             self.set_head(&head)?;
             let began = Instant::now();
             let running = boot::boot(
@@ -483,6 +506,7 @@ impl Driver {
             });
         }
         let loaded = restore::load(host, owned, state, &head.disk).await?;
+        self.check_interrupted()?;
         self.set_head(&head)?;
         loaded
             .go_on(
@@ -532,6 +556,7 @@ impl Driver {
     /// A machine that was brought up is the sandbox's from now on. There is no way back: what
     /// cannot be written down, on a disk that is full, is no failure of the step that was made.
     fn take_over(&mut self, running: Running) {
+        self.head_before = None;
         let state = running_state(&running, Some(&self.state));
         if let Err(error) = running::clear_execs(self.dir(), Some(&running.execs)) {
             tracing::warn!(%error, "the output of commands that are gone cannot be removed");

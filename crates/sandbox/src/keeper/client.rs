@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sandtree_store::SandboxDir;
 use serde::de::DeserializeOwned;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
@@ -30,6 +31,8 @@ use crate::status::{State, StateWatch};
 const APPEAR_DEADLINE: Duration = Duration::from_secs(3);
 /// A keeper ends when its clients have their answers.
 const LEAVE_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a keeper may take to take a state back: it may be carrying an order out.
+const RETURN_DEADLINE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(10);
 /// States that a watcher has not taken yet. A keeper waits for one that is slower.
 const STATES: usize = 16;
@@ -40,7 +43,6 @@ pub(crate) struct Keeper {
     name: String,
     dir: PathBuf,
     socket: PathBuf,
-    pid: Option<u32>,
 }
 
 /// A connection on which nothing was said yet.
@@ -51,12 +53,11 @@ pub(crate) struct Connection {
 }
 
 impl Keeper {
-    pub fn of(dir: &SandboxDir, pid: Option<u32>) -> Self {
+    pub fn of(dir: &SandboxDir) -> Self {
         Self {
             name: dir.record().name.to_string(),
             dir: dir.path().to_owned(),
             socket: dir.keeper_socket(),
-            pid,
         }
     }
 
@@ -87,14 +88,6 @@ impl Keeper {
         }
     }
 
-    /// To be opened before the keeper is asked to end: afterwards the number could be another's.
-    fn process(&self) -> Option<OwnedFd> {
-        let pid = self
-            .pid
-            .and_then(|pid| Pid::from_raw(pid.try_into().ok()?))?;
-        pidfd_open(pid, PidfdFlags::empty()).ok()
-    }
-
     /// Waits until the keeper is gone. One that was gone already needs no waiting.
     async fn gone(&self, process: Option<OwnedFd>) -> Result<()> {
         let Some(process) = process else {
@@ -109,15 +102,17 @@ impl Keeper {
 }
 
 impl Connection {
-    pub fn keeper(&self) -> &Keeper {
-        &self.keeper
+    /// To be opened before the keeper is asked to end: afterwards the number could be another's.
+    fn process(&self) -> Option<OwnedFd> {
+        let pid = self.stream.peer_cred().ok()?.pid()?;
+        pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
     }
 
     /// Asks for a verb. When it ends the keeper, too, waits for that: then nothing of the sandbox
     /// runs any more.
     pub async fn ask<A: Anywhere>(mut self, ask: A) -> Result<A::Answer> {
         let order: Order = ask.into();
-        let process = self.keeper.process();
+        let process = self.process();
         let ends = matches!(order, Order::Stop(_) | Order::Kill(_) | Order::Remove(_));
         let pauses = matches!(order, Order::Pause(_));
         let answer: serde_json::Value = self.call(&Call::Order(order)).await?;
@@ -132,6 +127,18 @@ impl Connection {
     pub async fn lend<A: Anywhere>(mut self, ask: A) -> Result<(A::Answer, Self)> {
         let lent = self.call(&Call::Order(ask.into())).await?;
         Ok((lent, self))
+    }
+
+    /// Ends a connection on which a state was lent, and waits until the keeper has it back.
+    pub async fn end(mut self) -> Result<()> {
+        let ended = async {
+            self.stream.shutdown().await?;
+            let mut rest = Vec::new();
+            self.stream.read_to_end(&mut rest).await.map(drop)
+        };
+        let ended = tokio::time::timeout(RETURN_DEADLINE, ended).await;
+        let ended = ended.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        ended.map_err(|source| self.keeper.silent(source))
     }
 
     pub async fn link(mut self) -> Result<Link> {
@@ -155,7 +162,12 @@ impl Connection {
         let first: State = self.call(&Call::Watch).await?;
         let (states, watched) = mpsc::channel(STATES);
         tokio::spawn(async move {
-            while let Ok(Ok(state)) = wire::read::<Answer<State>>(&mut self.stream).await {
+            loop {
+                let next = tokio::select! {
+                    next = wire::read::<Answer<State>>(&mut self.stream) => next,
+                    () = states.closed() => return,
+                };
+                let Ok(Ok(state)) = next else { return };
                 if states.send(state).await.is_err() {
                     return;
                 }

@@ -10,7 +10,7 @@ use sandtree_proto::Metrics;
 use sandtree_store::Phase;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
@@ -306,17 +306,23 @@ impl Shift {
     /// Does what the lease's holder says; `None` byte: the lease closed.
     async fn obey_lease(&mut self, byte: Option<u8>) -> Option<Left> {
         match byte.and_then(Word::of) {
-            Some(Word::Commit) => match self.commit().await {
-                Ok(()) => {
-                    let told = wire::write(&mut self.lease, &News::Committed).await;
-                    told.err().map(|_| Left::Revoked)
+            Some(Word::Commit) => {
+                let committed = self.commit().await;
+                let told = match &committed {
+                    Ok(()) => wire::write(&mut self.lease, &News::Committed).await,
+                    Err(error) => {
+                        tracing::error!(%error, "a new sandbox cannot be recorded");
+                        let failed = News::Failed(error.report());
+                        wire::write(&mut self.lease, &failed).await
+                    }
+                };
+                match (committed, told) {
+                    (Ok(()), Ok(())) => None,
+                    _ if self.is_in_committed_batch() => self.live_on().await,
+                    (Ok(()), Err(_)) => Some(Left::Revoked),
+                    (Err(_), _) => Some(Left::Unwanted),
                 }
-                Err(error) => {
-                    tracing::error!(%error, "a new sandbox cannot be recorded");
-                    drop(fail(&mut self.lease, &error).await);
-                    Some(Left::Unwanted)
-                }
-            },
+            }
             Some(Word::Release) => {
                 self.is_released = true;
                 None
@@ -327,11 +333,20 @@ impl Shift {
                 if let Err(error) = self.commit().await {
                     tracing::error!(%error, "a new sandbox cannot be recorded");
                 }
-                self.is_released = true;
-                None
+                self.live_on().await
             }
             Some(Word::Go) | None => Some(Left::Revoked),
         }
+    }
+
+    /// The sandbox exists with others and lives on by itself, whatever becomes of its creator.
+    async fn live_on(&mut self) -> Option<Left> {
+        self.is_released = true;
+        // A creator that still waits hears that there is nothing to wait for.
+        if let Err(error) = self.lease.shutdown().await {
+            tracing::debug!(%error, "the creator of a sandbox is gone");
+        }
+        None
     }
 
     async fn commit(&mut self) -> Result<()> {
@@ -354,6 +369,9 @@ impl Shift {
     /// Takes back what nobody wants any more, saves what was to be saved, removes what was to last
     /// only as long as it ran, and stops what still runs.
     async fn rest(mut self, left: Left) -> Result<()> {
+        if !self.is_committed && self.is_in_committed_batch() {
+            self.commit().await?;
+        }
         let info = self.sandbox.status().info;
         if left != Left::Unwanted && info.save_on_stop.is_some() {
             match saved(&self.sandbox).await {
