@@ -1,6 +1,6 @@
-//! One handle for a sandbox, whichever process runs it: every verb in this process, through a keeper
-//! and at rest; `kill`, `stop` and panics in the middle of other verbs; what is watched; and the one
-//! commit of several new sandboxes.
+//! One handle for a sandbox, whichever process runs it: every verb in this process, through a
+//! keeper and at rest; `kill`, `stop` and panics in the middle of other verbs; what is watched; and
+//! the one commit of several new sandboxes.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};

@@ -63,8 +63,8 @@ fn unpacked() -> Result<PathBuf, String> {
     }
 }
 
-/// Whether every user can start a program. One below root's home, with this repository, is closed to
-/// the users that machines run as.
+/// Whether every user can start a program. One below root's home, with this repository, is closed
+/// to the users that machines run as.
 fn is_reachable_for_all(program: &Path) -> bool {
     let is_open = |dir: &Path| dir.metadata().is_ok_and(|found| found.mode() & 0o001 != 0);
     program.ancestors().all(is_open)

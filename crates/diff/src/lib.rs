@@ -8,9 +8,9 @@
 //!                    └── byte ranges outside of which both disks are known to be equal
 //! ```
 //!
-//! The crate `disk` reads the file systems: nothing is mounted and nothing is written. If the caller
-//! knows the ranges that can differ, a file whose inode, tables and data all lie outside of them is
-//! not read.
+//! The crate `disk` reads the file systems: nothing is mounted and nothing is written. If the
+//! caller knows the ranges that can differ, a file whose inode, tables and data all lie outside of
+//! them is not read.
 //!
 //! Always: the disks are hostile. Damage ends in an error, in bounded memory. Anything that could
 //! not be compared is reported in [`Diff::incomplete`], never left out silently.

@@ -33,7 +33,8 @@ impl<'b> Pair<'b> {
         }
     }
 
-    /// The inode with this number, if the inode and everything it refers to are equal on both disks.
+    /// The inode with this number, if the inode and everything it refers to are equal on both
+    /// disks.
     pub(crate) fn untouched(&self, number: u32) -> Result<Option<Inode>, Error> {
         if self.changed.is_none() {
             return Ok(None);

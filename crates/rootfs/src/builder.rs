@@ -102,14 +102,14 @@ impl Builder {
         })
     }
 
-    /// Adds a host directory and everything in it on top of the tree. Returns the number of bytes in
-    /// its files.
+    /// Adds a host directory and everything in it on top of the tree. Returns the number of bytes
+    /// in its files.
     pub fn add_dir(&mut self, dir: &Path, watch: &mut Watch<'_>) -> Result<u64, Error> {
         self.change(|staging| dir::add(staging, dir, watch))
     }
 
-    /// Puts one node, which replaces an existing one. Missing parents are created with mode 0755 and
-    /// owned by root.
+    /// Puts one node, which replaces an existing one. Missing parents are created with mode 0755
+    /// and owned by root.
     pub fn put(&mut self, path: &[u8], node: New<'_>) -> Result<(), Error> {
         self.change(|staging| place(staging, path, node).map_err(|fault| fault.of(path)))
     }
@@ -120,8 +120,8 @@ impl Builder {
         self.unlink(path).map_err(|fault| fault.of(path))
     }
 
-    /// Reads a file, if it exists. Links are followed inside the tree. A file larger than `limit` is
-    /// an error.
+    /// Reads a file, if it exists. Links are followed inside the tree. A file larger than `limit`
+    /// is an error.
     pub fn read(&self, path: &[u8], limit: u64) -> Result<Option<Vec<u8>>, Error> {
         self.check()?;
         let found = self.find(path).map_err(|fault| fault.of(path))?;

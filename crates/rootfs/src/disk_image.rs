@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Always: images are hostile. Every offset and size is checked against the file and against each
-//! other, memory holds a few tables and one piece of data, and no more than the limit is written. No
-//! other file that a qcow2 names is opened. The file system is copied unchanged; its journal may
+//! other, memory holds a few tables and one piece of data, and no more than the limit is written.
+//! No other file that a qcow2 names is opened. The file system is copied unchanged; its journal may
 //! still need a replay.
 //!
 //! When it fails: the new file is removed.

@@ -1,10 +1,10 @@
 //! Adds the members of an archive on top of the tree.
 //!
 //! A member replaces the node with its name and everything below it. Only a directory that replaces
-//! a directory keeps its entries and takes the new attributes. A directory replaces a symbolic link,
-//! even one to a directory, as containerd and umoci do: a layer that wants to keep the link does not
-//! name it. Parents of a member may be symbolic links, which are followed inside the tree: `bin/x`
-//! of a layer goes to `usr/bin/x` if a lower layer has `bin -> usr/bin`.
+//! a directory keeps its entries and takes the new attributes. A directory replaces a symbolic
+//! link, even one to a directory, as containerd and umoci do: a layer that wants to keep the link
+//! does not name it. Parents of a member may be symbolic links, which are followed inside the tree:
+//! `bin/x` of a layer goes to `usr/bin/x` if a lower layer has `bin -> usr/bin`.
 //!
 //! In a layer of an OCI image, `.wh.NAME` hides NAME of lower layers, and `.wh..wh..opq` hides
 //! everything that its directory has from lower layers. Always: everything from the same layer

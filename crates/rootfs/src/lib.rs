@@ -5,12 +5,12 @@
 //!                       └── bytes of files go straight into the image file, in order of arrival ──┘
 //! ```
 //!
-//! The crate `disk` writes the ext4. This crate turns archives, directories and disk images into the
-//! tree that `disk` writes.
+//! The crate `disk` writes the ext4. This crate turns archives, directories and disk images into
+//! the tree that `disk` writes.
 //!
 //! Always: equal input in equal order gives equal bytes, on any host and for any user. All input is
-//! hostile: its cost is limited, and it can write nothing but the image file. No root privileges, no
-//! mounts and no tools of the host are needed.
+//! hostile: its cost is limited, and it can write nothing but the image file. No root privileges,
+//! no mounts and no tools of the host are needed.
 
 mod builder;
 mod copy_out;

@@ -2,8 +2,8 @@
 //!
 //! Always: nothing is guessed. A header with a wrong checksum, an invalid number, or a sparse map
 //! that does not fit its file is an error. The archive ends with two blocks of zeros, followed by
-//! nothing but zeros, or with its last member, as GNU tar accepts it. Anything may follow the end of
-//! a layer, because other tools accept that.
+//! nothing but zeros, or with its last member, as GNU tar accepts it. Anything may follow the end
+//! of a layer, because other tools accept that.
 
 mod header;
 mod number;

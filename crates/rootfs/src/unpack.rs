@@ -5,9 +5,9 @@
 //!         └──────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Three threads let decompressing, hashing and writing overlap. A fixed number of chunks circulates,
-//! so memory is bounded. When it fails: all threads end with the call. A thread that waits for the
-//! input ends when the input returns.
+//! Three threads let decompressing, hashing and writing overlap. A fixed number of chunks
+//! circulates, so memory is bounded. When it fails: all threads end with the call. A thread that
+//! waits for the input ends when the input returns.
 
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};

@@ -6,9 +6,9 @@
 //!     \ a failure, a keeper's death, Ctrl-C: none of them is left
 //! ```
 //!
-//! Always: at any moment all of them exist or none does, even if this process or a keeper is killed.
-//! Before the commit, a keeper whose lease closes removes its sandbox. After it, the keeper finds the
-//! batch committed and keeps it.
+//! Always: at any moment all of them exist or none does, even if this process or a keeper is
+//! killed. Before the commit, a keeper whose lease closes removes its sandbox. After it, the keeper
+//! finds the batch committed and keeps it.
 
 use sandtree_store::{Batch, BatchId};
 
@@ -50,8 +50,8 @@ enum Recorded {
     Some,
 }
 
-/// New sandboxes that exist. One that is alone in its keeper is removed when this is dropped, unless
-/// it was released. Those of a batch stay.
+/// New sandboxes that exist. One that is alone in its keeper is removed when this is dropped,
+/// unless it was released. Those of a batch stay.
 #[derive(Debug)]
 pub struct Committed {
     sandboxes: Vec<Sandbox>,

@@ -124,7 +124,8 @@ impl Sandbox {
 }
 
 impl Host {
-    /// Creates a sandbox and starts it. When it fails, or is dropped in the middle, nothing is left.
+    /// Creates a sandbox and starts it. When it fails, or is dropped in the middle, nothing is
+    /// left.
     pub async fn create(&self, spec: SandboxSpec) -> Result<Sandbox> {
         let created = self.create_all(vec![spec]).await?;
         Ok(created.into_iter().next().expect("one was created"))
@@ -136,8 +137,8 @@ impl Host {
         Ok(begun.commit().await?.release().await)
     }
 
-    /// Creates `count` sandboxes called `name-1`, `name-2` and so on, which run but do not exist for
-    /// others yet.
+    /// Creates `count` sandboxes called `name-1`, `name-2` and so on, which run but do not exist
+    /// for others yet.
     pub async fn begin_numbered(&self, spec: &SandboxSpec, numbering: &ForkSpec) -> Result<Begun> {
         numbering.check()?;
         let names = numbering.names("", self)?;

@@ -1,7 +1,7 @@
 //! Publishing a state as a snapshot, under a name or in a directory.
 //!
-//! Always: what had the name before stays whole until the new snapshot is complete. When it fails: the
-//! name is as it was, and nothing of the snapshot is left.
+//! Always: what had the name before stays whole until the new snapshot is complete. When it fails:
+//! the name is as it was, and nothing of the snapshot is left.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -239,8 +239,8 @@ impl Sandbox {
         }
     }
 
-    /// What `run` runs: the image's entry point, or another, with `args` instead of the image's own.
-    /// Without either, a shell.
+    /// What `run` runs: the image's entry point, or another, with `args` instead of the image's
+    /// own. Without either, a shell.
     pub fn main_command(
         &self,
         args: Vec<OsString>,

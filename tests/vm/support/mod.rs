@@ -32,7 +32,8 @@ pub fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_sandtree"))
 }
 
-/// The `sandtree-bench` of the same build. Cargo does not build it with these tests: `make vm` does.
+/// The `sandtree-bench` of the same build. Cargo does not build it with these tests: `make vm`
+/// does.
 pub fn bench_program() -> PathBuf {
     let path = program().with_file_name("sandtree-bench");
     assert!(

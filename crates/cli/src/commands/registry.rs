@@ -26,8 +26,8 @@ pub struct Access {
 /// Far above any password or token.
 const PASSWORD_MAX: usize = 64 << 10;
 
-/// Reads the options and, from the environment, the place of Docker's configuration, the directories
-/// of its helpers, and the variables that they run with.
+/// Reads the options and, from the environment, the place of Docker's configuration, the
+/// directories of its helpers, and the variables that they run with.
 pub async fn access(args: &Access) -> Result<RegistryAccess> {
     let password = if args.password_stdin {
         Some(password().await?)

@@ -353,7 +353,8 @@ impl<'b> FileSystem<'b> {
         })
     }
 
-    /// Reads the journal, then the superblock again, because its newer version can be in the journal.
+    /// Reads the journal, then the superblock again, because its newer version can be in the
+    /// journal.
     fn recover(&mut self) -> Result<(), Error> {
         match journal::read(self)? {
             Ok(replay) => {

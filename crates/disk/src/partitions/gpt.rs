@@ -1,5 +1,5 @@
-//! The GUID partition table: a header in the second sector and a copy in the last, each with its own
-//! entries and checksums.
+//! The GUID partition table: a header in the second sector and a copy in the last, each with its
+//! own entries and checksums.
 //!
 //! ```text
 //!  header   0 "EFI PART"  12 header length  16 its CRC  24 this sector  32 the other header's  72 first of the entries

@@ -2,8 +2,8 @@
 //!
 //! Always: a table is as long as the disk's size requires and lies in the file, and so does every
 //! cluster. A compressed cluster decompresses to exactly one cluster. Internal snapshots are
-//! ignored: the disk is read as a machine would see it at its next start. Memory holds the L1 table,
-//! one L2 table and one decompressed cluster.
+//! ignored: the disk is read as a machine would see it at its next start. Memory holds the L1
+//! table, one L2 table and one decompressed cluster.
 
 mod checks;
 mod unpack;

@@ -1,4 +1,5 @@
-//! Extended headers: records of `LENGTH KEY=VALUE\n` for everything that does not fit into a header.
+//! Extended headers: records of `LENGTH KEY=VALUE\n` for everything that does not fit into a
+//! header.
 
 use std::collections::BTreeMap;
 

@@ -197,8 +197,8 @@ pub fn of_tree(staging: &Staging) -> Listing {
     all
 }
 
-/// The listing of an image by our own ext4 reader. It has whole seconds, no extended attributes, and
-/// does not tell which names share a node.
+/// The listing of an image by our own ext4 reader. It has whole seconds, no extended attributes,
+/// and does not tell which names share a node.
 pub fn of_image(image: &Path) -> Listing {
     let disk = Disk(File::open(image).expect("it opens"));
     let system = FileSystem::open(&disk).expect("it is an ext4");

@@ -363,8 +363,8 @@ fn unusable(host: &Inner, key: &Digest, error: &Error) -> Result<String> {
     ))
 }
 
-/// Whether booting instead may help. A machine that something killed, as the kernel does when memory
-/// is short, says nothing about the state.
+/// Whether booting instead may help. A machine that something killed, as the kernel does when
+/// memory is short, says nothing about the state.
 fn is_about_the_state(error: &Error) -> bool {
     match error {
         Error::Engine { source, .. } => !was_killed(source),

@@ -1,7 +1,7 @@
 //! How a driver carries a job out: to its end, until it is interrupted, or until it panics.
 //!
-//! Always: the caller gets an answer. The sandbox outlives a panic: the driver drops the job, and if
-//! the machine went with it, records that.
+//! Always: the caller gets an answer. The sandbox outlives a panic: the driver drops the job, and
+//! if the machine went with it, records that.
 
 use crate::machine::ending::Ending;
 use crate::machine::start;

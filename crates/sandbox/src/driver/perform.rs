@@ -103,8 +103,8 @@ pub(crate) struct Commit {}
 impl Ask for Commit {
     type Answer = ();
 
-    /// Legal in every phase in which nothing else is under way: a machine that ended right after its
-    /// creation was still created.
+    /// Legal in every phase in which nothing else is under way: a machine that ended right after
+    /// its creation was still created.
     fn verb(&self) -> Verb {
         Verb::Save
     }

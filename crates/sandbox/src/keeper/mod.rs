@@ -10,8 +10,9 @@
 //! stopped. On the socket a client makes one call and gets one answer; after `link` both speak the
 //! guest's protocol. Every connection begins with a hello that names the version.
 //!
-//! Always: there is no central daemon. Other programs find a sandbox by its directory. A keeper that
-//! dies takes its QEMU with it, and the next program that looks finds the lock free and records that.
+//! Always: there is no central daemon. Other programs find a sandbox by its directory. A keeper
+//! that dies takes its QEMU with it, and the next program that looks finds the lock free and
+//! records that.
 
 mod client;
 mod serve;

@@ -267,8 +267,8 @@ impl Shift {
         Ok(listener)
     }
 
-    /// Serves until the sandbox rests, nobody wants it, or we are told to end. After its release, an
-    /// error in the keeper must not stop the sandbox.
+    /// Serves until the sandbox rests, nobody wants it, or we are told to end. After its release,
+    /// an error in the keeper must not stop the sandbox.
     async fn serve(&mut self, listener: UnixListener, ended: &mut Ended) -> Left {
         let mut watch = self.sandbox.watch();
         let mut clients = JoinSet::new();

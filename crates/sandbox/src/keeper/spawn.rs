@@ -6,7 +6,8 @@
 //!   start ────────────────► ready ─────────────────────── release      an order to a sandbox at rest
 //! ```
 //!
-//! Always: a lease that is dropped before it is released takes back what the keeper was started for.
+//! Always: a lease that is dropped before it is released takes back what the keeper was started
+//! for.
 
 use crate::keeper::KeeperProgram;
 use std::io::{self, Read};

@@ -1,7 +1,7 @@
 //! Reads a disk as its guest sees it: a raw root file system and the overlays above it.
 //!
-//! Each cluster comes from the newest overlay that has it, or else from the root file system. A zero
-//! cluster hides the layers below. Bytes after the end of a smaller part read as zeros.
+//! Each cluster comes from the newest overlay that has it, or else from the root file system. A
+//! zero cluster hides the layers below. Bytes after the end of a smaller part read as zeros.
 //!
 //! Always: read only. Overlays are checked completely when the chain is opened, and again at every
 //! entry that is followed. Tables are read on demand and few are cached, so memory does not grow
@@ -116,8 +116,8 @@ impl Chain {
         })
     }
 
-    /// Sets identities for the content of the parts, such as digests. Parts of two chains with equal
-    /// identities are then known to be equal even if they are different files.
+    /// Sets identities for the content of the parts, such as digests. Parts of two chains with
+    /// equal identities are then known to be equal even if they are different files.
     pub fn with_identities(mut self, base: &str, layers: &[String]) -> Self {
         let given = std::iter::once(base).chain(layers.iter().map(String::as_str));
         for (identity, given) in self.identities.iter_mut().zip(given) {

@@ -1,9 +1,9 @@
 //! Checks whether an overlay is intact. Needed after a power loss, because overlays are written
 //! without flushes.
 //!
-//! The check walks the header, L1 and L2 tables, refcount table and blocks. Every cluster they refer
-//! to must be aligned, inside the file and used once, and its refcount must be at least the number
-//! of its uses. A cluster that is counted but not used only wastes space.
+//! The check walks the header, L1 and L2 tables, refcount table and blocks. Every cluster they
+//! refer to must be aligned, inside the file and used once, and its refcount must be at least the
+//! number of its uses. A cluster that is counted but not used only wastes space.
 //!
 //! Always: memory is one bit per cluster of the file and three clusters of buffer, whatever the
 //! numbers in the file are. Nothing is repaired.

@@ -4,11 +4,11 @@
 //! header | refcount table | L1 table | L2 table, its data clusters | L2 table, … | refcount blocks
 //! ```
 //!
-//! The new overlay is written from front to back. Every cluster of it is used once and counted once,
-//! so nothing needs to be freed and nothing leaks. Data is shared with the layers (FICLONERANGE)
-//! where the file system supports it, and copied elsewhere. Cloning ranges, rather than the largest
-//! layer as a whole, shares the data of *all* layers and none of the data that newer layers
-//! replaced.
+//! The new overlay is written from front to back. Every cluster of it is used once and counted
+//! once, so nothing needs to be freed and nothing leaks. Data is shared with the layers
+//! (FICLONERANGE) where the file system supports it, and copied elsewhere. Cloning ranges, rather
+//! than the largest layer as a whole, shares the data of *all* layers and none of the data that
+//! newer layers replaced.
 //!
 //! Each cluster comes from the newest layer that has it. A zero cluster hides the layers below and
 //! stays a zero cluster. A cluster that no layer has stays unallocated, and so comes from the layer
@@ -23,8 +23,8 @@
 //! Always: the layers are hostile. An entry that points outside its file ends the fold, and so does
 //! a layer that refers to more clusters than its file has: apart from tables, the result is never
 //! larger than all layers together. Refcounts of the layers are not read. The header is written
-//! last, so an incomplete result is not a qcow2 file. Memory holds the L1 tables and one L2 table of
-//! each layer. Nothing is synced.
+//! last, so an incomplete result is not a qcow2 file. Memory holds the L1 tables and one L2 table
+//! of each layer. Nothing is synced.
 //!
 //! When it fails: the file is useless, and its owner removes it.
 

@@ -145,8 +145,8 @@ impl<F: Borrow<File>> Layer<F> {
     }
 }
 
-/// The origins of the clusters of one L2 table: for each, the newest of `layers` (bottom first) that
-/// has it. `None`: no layer has any of them.
+/// The origins of the clusters of one L2 table: for each, the newest of `layers` (bottom first)
+/// that has it. `None`: no layer has any of them.
 pub(super) fn pick<F: Borrow<File>>(
     layers: &[Layer<F>],
     table: u64,

@@ -57,8 +57,8 @@ impl Cursor {
         start..self.next
     }
 
-    /// Allocates exactly `wanted` consecutive blocks in one group. Also returns the blocks that were
-    /// skipped for that.
+    /// Allocates exactly `wanted` consecutive blocks in one group. Also returns the blocks that
+    /// were skipped for that.
     pub(super) fn take_all(&mut self, wanted: u64) -> (Range<u64>, Range<u64>) {
         let before = self.skip_head();
         let taken = self.take_some(wanted);

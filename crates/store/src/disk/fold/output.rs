@@ -142,7 +142,8 @@ impl<'a> Output<'a> {
         let layer = &self.layers[extent.layer];
         self.taken[extent.layer] += extent.bytes;
         layer.check_taken(self.taken[extent.layer], extent.from)?;
-        // The last cluster of a layer's file may be incomplete, and only whole blocks can be cloned.
+        // The last cluster of a layer's file may be incomplete, and only whole blocks can be
+        // cloned.
         let whole = extent
             .bytes
             .min((layer.len - extent.from) / CLUSTER * CLUSTER);
