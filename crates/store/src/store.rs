@@ -163,16 +163,21 @@ impl Store {
         let mut recovered = Vec::new();
         let mut batches = Vec::new();
         for (id, staged) in publish::stale(&self.files, &self.layout)? {
-            if self.is_batch(&staged)? {
-                batches.push((id, staged));
-            } else {
-                recovered.push(self.recover_one(id, staged));
+            match self.is_batch(&staged) {
+                Ok(false) => recovered.push(self.recover_one(id, staged)),
+                Ok(true) => batches.push((id, staged)),
+                Err(error) => recovered.push(kept(id, staged, &error)),
             }
         }
         // Last, because a sandbox that is still being created needs its batch to be judged.
         for (id, staged) in batches {
-            if self.recover_batch(&BatchId::of_staged(&id), staged)? {
-                recovered.push(Recovered::Unfinished);
+            match self.is_needed(&BatchId::of_staged(&id)) {
+                Ok(false) => {
+                    publish::left_for_next_open(staged.discard());
+                    recovered.push(Recovered::Unfinished);
+                }
+                Ok(true) => staged.keep(),
+                Err(error) => recovered.push(kept(id, staged, &error)),
             }
         }
         Ok(recovered)
@@ -207,6 +212,15 @@ impl Store {
                 reason: error.to_string(),
             },
         }
+    }
+}
+
+/// What cannot be judged now stays for the next open.
+fn kept(id: SandboxId, staged: Staged, error: &Error) -> Recovered {
+    staged.keep();
+    Recovered::Kept {
+        id,
+        reason: error.to_string(),
     }
 }
 

@@ -11,8 +11,9 @@
 //! When it fails: B is removed with the batch, or by the next open once none of its sandboxes is
 //! `creating`.
 
-use crate::publish::{self, Staged};
-use crate::{BatchId, Error, Phase, Store};
+use super::{Phase, SandboxDir, StateRecord};
+use crate::publish::Staged;
+use crate::{BatchId, Error, Store};
 
 const COMMITTED: &str = "committed";
 
@@ -78,19 +79,16 @@ impl Store {
         Ok(self.files.kind(&staged.mark_path(COMMITTED))?.is_some())
     }
 
-    /// Removes a committed batch whose owner is gone, unless one of its sandboxes needs it.
-    pub(crate) fn recover_batch(&self, batch: &BatchId, staged: Staged) -> Result<bool, Error> {
-        let needs_it = self.sandboxes()?.into_iter().any(|listed| {
-            listed.sandbox.is_ok_and(|sandbox| {
-                let is_member = sandbox.record().batch.as_ref() == Some(batch);
-                is_member && sandbox.state().is_ok_and(|s| s.phase == Phase::Creating)
-            })
-        });
-        if needs_it {
-            staged.keep();
-            return Ok(false);
-        }
-        publish::left_for_next_open(staged.discard());
-        Ok(true)
+    /// Whether a sandbox of a committed batch is still `creating`, or cannot be read.
+    pub(crate) fn is_needed(&self, batch: &BatchId) -> Result<bool, Error> {
+        let needs_it = |sandbox: SandboxDir| {
+            let is_member = sandbox.record().batch.as_ref() == Some(batch);
+            let is_creating = |state: StateRecord| state.phase == Phase::Creating;
+            is_member && sandbox.state().map_or(true, is_creating)
+        };
+        let listed = self.sandboxes()?.into_iter();
+        Ok(listed
+            .filter_map(|listed| listed.sandbox.ok())
+            .any(needs_it))
     }
 }
