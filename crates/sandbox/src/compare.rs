@@ -3,7 +3,6 @@
 //! Nothing is mounted and no machine is started: both disks are read from their layers. Of a
 //! sandbox that runs, a state of its disk is borrowed for as long as that takes.
 
-use crate::chain::{Disk, diff_error};
 use std::sync::Arc;
 
 use sandtree_diff::{self as diff, FileSystem};
@@ -12,6 +11,7 @@ use sandtree_store::disk::{Chain, changed};
 use sandtree_store::{SandboxDir, SnapshotDiskFiles};
 
 use crate::blocking::blocking;
+use crate::chain::{Disk, diff_error};
 use crate::error::{Error, Result, store_error};
 use crate::held::Held;
 use crate::host::Host;

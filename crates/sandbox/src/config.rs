@@ -1,6 +1,5 @@
 //! What a host is opened with.
 
-use crate::fault;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -8,6 +7,7 @@ use sandtree_images::ToolEnv;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::fault;
 
 /// What a host is opened with. The library reads no environment: whoever opens it says where things
 /// are.

@@ -9,7 +9,6 @@
 //! had the name before stays whole until the new snapshot is there. When it fails: the name is as
 //! it was, and nothing of the save is left.
 
-use crate::publish::Publishing;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::inner::Inner;
 use crate::order::{LentState, Wanted};
 use crate::progress::Progress;
+use crate::publish::Publishing;
 use crate::reference::Reference;
 use crate::sandbox::Sandbox;
 use crate::states::{Forget, Replace, ms};

@@ -1,6 +1,5 @@
 //! What a sandbox is asked to be.
 
-use crate::names::parse_name;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,6 +13,7 @@ use crate::ca;
 use crate::error::{Error, Result};
 use crate::image::OwnKernel;
 use crate::mode::MemoryMode;
+use crate::names::parse_name;
 use crate::reference::{Reference, no_snapshot};
 
 const MIB: u64 = 1 << 20;

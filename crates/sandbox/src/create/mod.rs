@@ -18,13 +18,6 @@ mod warm;
 pub use origin::Prepared;
 pub use warm::WarmInfo;
 
-use crate::Host;
-use crate::create::unfinished::Unfinished;
-use crate::machine::identity;
-use crate::machine::start::boot_head;
-use crate::machine::start::check_resources;
-use crate::machine::start::connected;
-use crate::machine::start::running_state;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,22 +28,24 @@ use sandtree_store::{
     SandboxId, SandboxRecord, Settings, Snapshot, StateRecord, StateSource,
 };
 
-use crate::ca;
-use crate::create::origin::{Beginning, check_as_saved};
+use self::origin::{Beginning, check_as_saved};
+use self::unfinished::Unfinished;
 use crate::driver::{Driven, Existence, Local};
 use crate::error::{Error, ErrorKind, Result, store_error};
 use crate::fault::Step;
-use crate::fold;
+use crate::host::Host;
 use crate::inner::Inner;
-use crate::machine::identity::Belongs;
+use crate::machine::identity::{self, Belongs};
 use crate::machine::ports::{Listener, listen, listen_if_free};
 use crate::machine::restore::{self, Connections, HubChoice, Loaded};
 use crate::machine::running::Running;
+use crate::machine::start::{boot_head, check_resources, connected, running_state};
 use crate::moment::now_unix_ms;
 use crate::names::parse_name;
 use crate::progress::Progress;
 use crate::reference::Reference;
 use crate::spec::{SandboxSpec, check_settings};
+use crate::{ca, fold};
 
 /// A sandbox that runs and does not exist for others yet. Dropped, nothing of it is left.
 #[derive(Debug)]

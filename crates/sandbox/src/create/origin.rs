@@ -1,6 +1,5 @@
 //! What a sandbox begins from: an image, or a snapshot with or without its memory.
 
-use crate::held::Held;
 use std::sync::Arc;
 
 use sandtree_store::{
@@ -9,6 +8,7 @@ use sandtree_store::{
 
 use crate::blocking::blocking;
 use crate::error::{Error, Result, store_error};
+use crate::held::Held;
 use crate::host::Host;
 use crate::image;
 use crate::inner::Inner;

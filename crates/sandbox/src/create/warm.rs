@@ -6,11 +6,6 @@
 //! When it fails: a sandbox is booted instead, and says so. A warm state that does not load is
 //! removed, and made anew.
 
-use crate::machine::identity;
-use crate::machine::spec::chosen_accel;
-use crate::machine::spec::cmdline;
-use crate::machine::spec::machine_record;
-use crate::machine::start;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,16 +15,17 @@ use sandtree_store::{
 };
 use serde::Serialize;
 
+use super::origin::Beginning;
+use super::unfinished::Unfinished;
 use crate::capture::{After, Capture, Purpose};
 use crate::create;
-use crate::create::origin::Beginning;
-use crate::create::unfinished::Unfinished;
 use crate::error::{Error, Result, store_error};
 use crate::host::Host;
 use crate::info::rfc3339;
 use crate::inner::Inner;
 use crate::machine::running::Running;
-use crate::machine::spec::AGENT;
+use crate::machine::spec::{AGENT, chosen_accel, cmdline, machine_record};
+use crate::machine::{identity, start};
 use crate::mode::MemoryMode;
 use crate::names::parse_name;
 use crate::progress::Progress;

@@ -3,8 +3,6 @@
 //! Always: the caller gets an answer. The sandbox outlives a panic: the driver drops the job, and
 //! if the machine went with it, records that.
 
-use crate::machine::ending::Ending;
-use crate::machine::start;
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,6 +18,8 @@ use tokio::time::Instant;
 use super::Driver;
 use super::local::Job;
 use crate::error::{Error, Result};
+use crate::machine::ending::Ending;
+use crate::machine::start;
 use crate::order::Urgency;
 use crate::verb::Verb;
 

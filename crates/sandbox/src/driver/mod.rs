@@ -34,9 +34,6 @@ mod perform;
 mod save;
 mod states;
 
-use crate::machine::ending::Ending;
-use crate::machine::start;
-use crate::publish;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -57,10 +54,12 @@ use crate::error::{Error, Result, engine_error, store_error};
 use crate::files::remove_if_there;
 use crate::hub::{Activity, Gate, Hub};
 use crate::inner::Inner;
+use crate::machine::ending::Ending;
 use crate::machine::ground::Folded;
 use crate::machine::running::Running;
-use crate::machine::start::running_state;
+use crate::machine::start::{self, running_state};
 use crate::moment::now_unix_ms;
+use crate::publish;
 use crate::status::Status;
 use crate::verb::{Verb, permits};
 

@@ -9,9 +9,6 @@
 //! old one ends. What it leaves is a state, too, if it can be kept. When it fails: the old machine
 //! goes on, the head is as before, and what was made on the way is collected.
 
-use crate::machine::identity;
-use crate::machine::ports;
-use crate::machine::running;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -29,11 +26,11 @@ use crate::fold;
 use crate::history::{self, Step};
 use crate::hub::{Activity, Gate};
 use crate::inner::Inner;
-use crate::machine::boot;
-use crate::machine::identity::Belongs;
+use crate::machine::identity::{self, Belongs};
 use crate::machine::restore::{self, Checked, Connections, HubChoice, RestoreTimes, Restored};
-use crate::machine::running::Running;
+use crate::machine::running::{self, Running};
 use crate::machine::start::{check_disk, running_state};
+use crate::machine::{boot, ports};
 use crate::manifest::{bare_manifest, publish_bare};
 use crate::mode::MemoryMode;
 use crate::moment::{boot_id, now_unix_ms};

@@ -9,7 +9,6 @@
 //! Always: a lease that is dropped before it is released takes back what the keeper was started
 //! for.
 
-use crate::keeper::KeeperProgram;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
@@ -21,6 +20,7 @@ use tokio::net::UnixStream;
 
 use super::client::check_hello;
 use super::wire::{self, Hello, Mission, News, Ready, Word};
+use crate::config::KeeperProgram;
 use crate::error::{Error, Result};
 
 /// How long a keeper may take to undo what it began, when its lease closes.

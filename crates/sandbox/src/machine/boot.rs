@@ -3,14 +3,6 @@
 //! Always: what is started is owned by what is returned, so that an error or a dropped future ends
 //! it. When it fails: the machine is gone, and the console's last lines are in the error.
 
-use crate::machine::ending::Ending;
-use crate::machine::running::Running;
-use crate::machine::running::fresh_execs;
-use crate::machine::running::gate;
-use crate::machine::spec::Shape;
-use crate::machine::spec::chosen_accel;
-use crate::machine::spec::machine_record;
-use crate::machine::spec::machine_spec;
 use std::time::Duration;
 
 use sandtree_engine::{
@@ -19,6 +11,11 @@ use sandtree_engine::{
 use sandtree_proto::Identity;
 use sandtree_store::{LayerId, SandboxDir};
 
+use super::clock::Telling;
+use super::ending::Ending;
+use super::ground::Ground;
+use super::running::{Running, fresh_execs, gate};
+use super::spec::{Shape, chosen_accel, machine_record, machine_spec};
 use crate::console::Console;
 use crate::error::{Error, Result, engine_error};
 use crate::fault::Step;
@@ -26,8 +23,6 @@ use crate::guest::Guest;
 use crate::hub::{Hub, HubSpec};
 use crate::inner::Inner;
 use crate::link::LinkError;
-use crate::machine::clock::Telling;
-use crate::machine::ground::Ground;
 
 /// For emulation and for KVM inside another guest, where everything takes longer, and for hosts
 /// with other work.

@@ -9,10 +9,6 @@
 //! does not count as restored. The state is only read. When it fails: the machine that was started
 //! is killed; the state, and whatever ran before, are as they were.
 
-use crate::machine::identity;
-use crate::machine::running;
-use crate::machine::spec::Shape;
-use crate::machine::spec::machine_spec;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
@@ -30,6 +26,14 @@ use sandtree_store::{
 use tokio::net::UnixStream;
 use tracing::{Instrument, debug_span};
 
+use super::boot;
+use super::clock::Telling;
+use super::compat::{self, Fit};
+use super::ground::Ground;
+use super::identity::{self, Belongs};
+use super::layers::{check_overlay, read_layer};
+use super::running::{self, Running};
+use super::spec::{Shape, machine_spec};
 use crate::blocking::blocking;
 use crate::console::Console;
 use crate::error::{Error, Result, engine_error, store_error};
@@ -39,13 +43,6 @@ use crate::guest::Guest;
 use crate::hub::{self, ExecRecord, Hub, HubSpec};
 use crate::inner::Inner;
 use crate::link::LinkError;
-use crate::machine::boot;
-use crate::machine::clock::Telling;
-use crate::machine::compat::{self, Fit};
-use crate::machine::ground::Ground;
-use crate::machine::identity::Belongs;
-use crate::machine::layers::{check_overlay, read_layer};
-use crate::machine::running::Running;
 use crate::moment::boot_id;
 use crate::states::{RestoreReport, ms};
 

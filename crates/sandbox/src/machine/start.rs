@@ -1,6 +1,5 @@
 //! Starting a machine on a sandbox's own disk.
 
-use crate::machine::running;
 use std::time::Duration;
 
 use sandtree_store::{Init, Owned, Phase, SandboxDir, StateRecord};
@@ -8,14 +7,12 @@ use sandtree_store::{Init, Owned, Phase, SandboxDir, StateRecord};
 use super::boot::{self, DISK_RESERVE};
 use super::identity;
 use super::ports::{self, Listener, listen};
-use super::running::Running;
+use super::running::{self, Running};
 use crate::error::{Error, Result, store_error};
 use crate::fault::Step;
-use crate::fold;
 use crate::inner::Inner;
-use crate::memory;
 use crate::moment::{boot_id, now_unix_ms};
-use crate::place;
+use crate::{fold, memory, place};
 
 /// Boots a machine where a sandbox stands.
 pub(crate) async fn boot_head(
