@@ -1,7 +1,9 @@
 //! A figure with its comparison and its target.
 
 use serde::Serialize;
+use serde_json::json;
 
+use crate::config::Global;
 use crate::show;
 
 #[derive(Debug, Clone, Serialize)]
@@ -104,6 +106,15 @@ impl Figure {
         Self {
             note: Some(note.into()),
             ..self
+        }
+    }
+
+    /// Prints figures as the caller asked for them.
+    pub fn report(global: &Global, figures: &[Figure], rounds: usize) {
+        if global.json {
+            show::json(&json!({ "rounds": rounds, "figures": figures }));
+        } else {
+            Self::show(figures, rounds);
         }
     }
 

@@ -7,7 +7,6 @@ use sandtree::bench::BenchFork;
 use sandtree::{
     Checkpoint, Error, ExecSpec, Guest, Replace, RestoreReport, Result, Sandbox, SandboxSpec,
 };
-use serde_json::json;
 use tokio::task::JoinSet;
 
 use crate::bare::bare_start;
@@ -16,7 +15,6 @@ use crate::crew::{Crew, IMAGE, measured, median, ms, true_once};
 use crate::failure::Outcome;
 use crate::figure::Figure;
 use crate::fork::{memory_use, snapshot_load, snapshot_save};
-use crate::show;
 use crate::stores::disk_usage;
 
 #[derive(Debug, clap::Args)]
@@ -93,11 +91,7 @@ pub async fn run(global: &Global, args: StatesArgs) -> Outcome {
         .await
     })
     .await?;
-    if global.json {
-        show::json(&json!({ "rounds": rounds, "figures": figures }));
-        return Ok(());
-    }
-    Figure::show(&figures, rounds);
+    Figure::report(global, &figures, rounds);
     Ok(())
 }
 

@@ -12,14 +12,12 @@ use sandtree::{
     DiffOptions, Error, ExportOptions, Host, HostConfig, Progress, Replace, Result, Sandbox,
     SandboxSpec, SaveSpec,
 };
-use serde_json::json;
 
 use crate::config::Global;
 use crate::crew::{Crew, IMAGE, measured, median, ms, shell, true_once, write_random};
 use crate::failure::Outcome;
 use crate::figure::Figure;
 use crate::scratch::Scratch;
-use crate::show;
 use crate::stores::fill_with_snapshots;
 
 #[derive(Debug, clap::Args)]
@@ -84,11 +82,7 @@ pub async fn run(global: &Global, args: StoreArgs) -> Outcome {
         bench.parts(&args.only).await
     })
     .await?;
-    if global.json {
-        show::json(&json!({ "rounds": rounds, "figures": figures }));
-        return Ok(());
-    }
-    Figure::show(&figures, rounds);
+    Figure::report(global, &figures, rounds);
     Ok(())
 }
 
