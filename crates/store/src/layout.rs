@@ -3,7 +3,7 @@
 //! ```text
 //! format                     "sandtree-store 3\n"; 2 is upgraded, any other number is refused by name
 //! lock                       held for moments: to make or end a staging directory, to take a sandbox's name away
-//! staging/<id>/              unfinished work: `lock`, held by its maker; `tree`, what is being made or removed; `pin`, what must stay meanwhile
+//! staging/<id>/              unfinished work: `lock`, held by its maker; `tree`, what is being made or removed; `pin`, what must stay meanwhile; `committed`, of a batch of sandboxes
 //! names/images/<name>        "<digest>" of an image, "snapshot <digest>", or "reserved <sandbox id>": a save to come; replaced by rename
 //! names/sandboxes/<name>     id of the sandbox; a link to the sandbox's own `claim`, so two claims cannot both win
 //! kernels/<digest>/          bundle.json, kernel, modules/*.ko; initramfs if the user has one of their own
@@ -32,7 +32,8 @@
 //! |---|---|
 //! | a staging directory whose lock is held | left alone: someone works there |
 //! | a staging directory whose lock is free | removed, once no rename to or from it can be undone any more |
-//! | … and a sandbox of the same id, still `creating`, whose lock is free | sandbox, name and its part of a memory directory removed: its creation died |
+//! | … and a sandbox of the same id, still `creating`, whose lock is free | sandbox, name and its part of a memory directory removed: its creation died. In a committed batch it becomes `crashed` |
+//! | … with `committed` in it | judged last; kept while a sandbox of that batch is `creating` or cannot be read |
 //! | … and a sandbox of the same id in any other phase | the sandbox stays: its creation or removal had not begun to matter |
 //! | … with a sandbox in its `tree` | its name and its part of a memory directory are removed, too: its removal died |
 //! | a name without a sandbox | the next claim takes it |
