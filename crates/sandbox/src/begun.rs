@@ -15,8 +15,10 @@ use sandtree_store::{Batch, BatchId};
 use crate::blocking::blocking;
 use crate::config::{KeeperProgram, RunIn};
 use crate::create::{self, CopySpec, Created, Source};
+use crate::driver::Existence;
 use crate::error::{Error, Result, store_error};
 use crate::fault::Step;
+use crate::fork::{FORK_CONCURRENCY, ForkSpec};
 use crate::host::Host;
 use crate::info::SandboxInfo;
 use crate::keeper::{Keeper, Lease, Mission, Task};
@@ -207,6 +209,39 @@ impl Host {
     }
 }
 
+impl Host {
+    /// Creates a sandbox and starts it. When it fails, or is dropped in the middle, nothing is
+    /// left.
+    pub async fn create(&self, spec: SandboxSpec) -> Result<Sandbox> {
+        let created = self.create_all(vec![spec]).await?;
+        Ok(created.into_iter().next().expect("one was created"))
+    }
+
+    /// Creates several sandboxes, all of them or none.
+    pub async fn create_all(&self, specs: Vec<SandboxSpec>) -> Result<Vec<Sandbox>> {
+        let begun = self.begin(specs, FORK_CONCURRENCY).await?;
+        Ok(begun.commit().await?.release().await)
+    }
+
+    /// Creates `count` sandboxes called `name-1`, `name-2` and so on, which run but do not exist
+    /// for others yet.
+    pub async fn begin_numbered(&self, spec: &SandboxSpec, numbering: &ForkSpec) -> Result<Begun> {
+        numbering.check()?;
+        let names = numbering.names("", self)?;
+        let named = |name| SandboxSpec {
+            name: Some(name),
+            ..spec.clone()
+        };
+        let specs = names.into_iter().map(named).collect();
+        self.begin(specs, numbering.concurrency).await
+    }
+
+    /// Creates a sandbox that runs but does not exist for others yet.
+    pub async fn begin_one(&self, spec: SandboxSpec) -> Result<Begun> {
+        self.begin(vec![spec], 1).await
+    }
+}
+
 impl Member {
     fn here(created: Created) -> Self {
         Self::Here(Box::new(created))
@@ -302,7 +337,7 @@ impl Begun {
                     let settled = tokio::task::block_in_place(|| created.record());
                     if settled.is_ok() || !is_alone {
                         let record = created.unfinished.dir().record().clone();
-                        let local = created.drive_recorded(&self.host);
+                        let local = created.drive(&self.host, Existence::Committed);
                         sandboxes.push(Sandbox::driven(&self.host, record, local));
                     }
                     settled

@@ -253,6 +253,13 @@ impl From<Injected> for Error {
     }
 }
 
+pub(crate) fn unreachable_guest(source: LinkError) -> Error {
+    Error::Guest {
+        operation: "reach the guest".into(),
+        source,
+    }
+}
+
 pub(crate) fn store_error(operation: &'static str) -> impl FnOnce(store::Error) -> Error {
     move |source| Error::Store { operation, source }
 }

@@ -12,13 +12,11 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use crate::begun::Begun;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::names::parse_name;
 use crate::order::Wanted;
 use crate::sandbox::Sandbox;
-use crate::spec::SandboxSpec;
 use crate::states::ms;
 
 /// Copies that are loaded at a time, unless the caller says otherwise.
@@ -120,38 +118,5 @@ impl Sandbox {
             degraded: lent.degraded,
         };
         Ok((copies, report))
-    }
-}
-
-impl Host {
-    /// Creates a sandbox and starts it. When it fails, or is dropped in the middle, nothing is
-    /// left.
-    pub async fn create(&self, spec: SandboxSpec) -> Result<Sandbox> {
-        let created = self.create_all(vec![spec]).await?;
-        Ok(created.into_iter().next().expect("one was created"))
-    }
-
-    /// Creates several sandboxes, all of them or none.
-    pub async fn create_all(&self, specs: Vec<SandboxSpec>) -> Result<Vec<Sandbox>> {
-        let begun = self.begin(specs, FORK_CONCURRENCY).await?;
-        Ok(begun.commit().await?.release().await)
-    }
-
-    /// Creates `count` sandboxes called `name-1`, `name-2` and so on, which run but do not exist
-    /// for others yet.
-    pub async fn begin_numbered(&self, spec: &SandboxSpec, numbering: &ForkSpec) -> Result<Begun> {
-        numbering.check()?;
-        let names = numbering.names("", self)?;
-        let named = |name| SandboxSpec {
-            name: Some(name),
-            ..spec.clone()
-        };
-        let specs = names.into_iter().map(named).collect();
-        self.begin(specs, numbering.concurrency).await
-    }
-
-    /// Creates a sandbox that runs but does not exist for others yet.
-    pub async fn begin_one(&self, spec: SandboxSpec) -> Result<Begun> {
-        self.begin(vec![spec], 1).await
     }
 }

@@ -132,50 +132,43 @@ impl Sandbox {
     /// Reports every change of its state, from the present one on, until it is removed. Other
     /// processes may start and stop it meanwhile.
     pub async fn watch(&self) -> Result<StateWatch> {
-        let first = match self.route().await? {
-            Route::Here(local) => return Ok(local.watch()),
-            Route::Keeper(connection) => connection.watch().await?,
-            Route::Nowhere(state) => StateWatch::only(State::of(&state)),
-        };
+        let first = self.watch_process().await?;
+        if first.is_of_driver() {
+            return Ok(first);
+        }
         let (states, watched) = mpsc::channel(1);
         let now = first.now().clone();
         tokio::spawn(self.clone().follow(first, states));
         Ok(StateWatch::fed(now, watched))
     }
 
+    /// The states that the process which runs it now reports; without one, the present state alone.
+    async fn watch_process(&self) -> Result<StateWatch> {
+        match self.route().await? {
+            Route::Here(local) => Ok(local.watch()),
+            Route::Keeper(connection) => connection.watch().await,
+            Route::Nowhere(state) => Ok(StateWatch::only(State::of(&state))),
+        }
+    }
+
     /// Passes on what each process that runs the sandbox reports, one after the other.
     async fn follow(self, mut watch: StateWatch, states: mpsc::Sender<State>) {
-        loop {
-            loop {
-                let changed = tokio::select! {
-                    changed = watch.changed() => changed,
-                    () = states.closed() => return,
-                };
-                let Some(state) = changed else { break };
-                if states.send(state).await.is_err() {
-                    return;
-                }
-            }
+        while watch.pass_on(&states).await.is_ok() {
             tokio::select! {
                 () = tokio::time::sleep(REST_POLL) => {}
                 () = states.closed() => return,
             }
-            let next = match self.route().await {
-                Ok(Route::Here(local)) => Ok(local.watch()),
-                Ok(Route::Keeper(connection)) => connection.watch().await,
-                Ok(Route::Nowhere(state)) => Ok(StateWatch::only(State::of(&state))),
-                Err(error) => Err(error),
-            };
             // A keeper that just left is no reason to give up; a sandbox that is gone is.
-            watch = match next {
+            watch = match self.watch_process().await {
                 Ok(next) => next,
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    drop(states.send(State::gone("it was removed")).await);
-                    return;
+                    StateWatch::only(State::gone("it was removed"))
                 }
                 Err(_) => continue,
             };
-            if states.send(watch.now().clone()).await.is_err() {
+            let now = watch.now().clone();
+            let is_gone = now.phase.is_none();
+            if states.send(now).await.is_err() || is_gone {
                 return;
             }
         }
@@ -185,13 +178,7 @@ impl Sandbox {
     pub async fn guest(&self) -> Result<Guest> {
         let defaults = Arc::new(Defaults::of(&self.host.inner, &self.record)?);
         let link = match self.route().await? {
-            Route::Here(local) => {
-                let link = local.status().hub()?.connect().await;
-                link.map_err(|source| Error::Guest {
-                    operation: "reach the guest".into(),
-                    source,
-                })?
-            }
+            Route::Here(local) => local.status().link().await?,
             Route::Keeper(connection) => connection.link().await?,
             Route::Nowhere(state) => return Err(self.wrong_state(&state, Verb::Use)),
         };

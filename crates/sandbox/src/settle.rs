@@ -12,7 +12,7 @@ use crate::info::HOST_WENT_DOWN;
 use crate::inner::Inner;
 use crate::moment::{boot_id, now_unix_ms};
 use crate::publish;
-use crate::verb::{Verb, permits};
+use crate::verb::{Verb, has_machine, permits};
 
 /// How long a keeper may take to end once its sandbox rests: it waits for its clients.
 const KEEPER_LEAVES: Duration = Duration::from_secs(5);
@@ -32,10 +32,7 @@ impl Inner {
     /// runs. `None`: it was to be removed with its end, and now it is.
     pub fn settle(&self, dir: SandboxDir) -> Result<Option<(SandboxDir, StateRecord)>> {
         let state = dir.state().map_err(store_error("read a sandbox's state"))?;
-        if !matches!(
-            state.phase,
-            Phase::Starting | Phase::Running | Phase::Stopping
-        ) {
+        if !has_machine(state.phase) {
             return Ok(Some((dir, state)));
         }
         let Some(mut owned) = self
@@ -47,10 +44,7 @@ impl Inner {
         };
         // Its owner may have ended in good order between the two looks.
         let state = dir.state().map_err(store_error("read a sandbox's state"))?;
-        if !matches!(
-            state.phase,
-            Phase::Starting | Phase::Running | Phase::Stopping
-        ) {
+        if !has_machine(state.phase) {
             return Ok(Some((dir, state)));
         }
         // One that was to be saved first is all there is of it.

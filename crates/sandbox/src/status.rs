@@ -4,10 +4,11 @@ use sandtree_store::{Phase, SandboxDir, StateRecord};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, unreachable_guest};
 use crate::hub::Hub;
 use crate::info::SandboxInfo;
-use crate::verb::Verb;
+use crate::link::Link;
+use crate::verb::{Verb, has_machine};
 
 /// Everything that a driver publishes.
 #[derive(Debug, Clone)]
@@ -42,6 +43,11 @@ impl Status {
             }),
             (_, None) => Err(Error::NoSandbox { name }),
         }
+    }
+
+    /// A connection to a guest that runs.
+    pub async fn link(&self) -> Result<Link> {
+        self.hub()?.connect().await.map_err(unreachable_guest)
     }
 
     /// The hub of a paused sandbox, while clients wait at it.
@@ -98,10 +104,8 @@ impl State {
 
     /// Whether there is a machine, or soon will be one.
     pub fn is_live(&self) -> bool {
-        matches!(
-            self.phase,
-            Some(Phase::Creating | Phase::Starting | Phase::Running | Phase::Stopping)
-        )
+        self.phase
+            .is_some_and(|phase| phase == Phase::Creating || has_machine(phase))
     }
 }
 
@@ -160,6 +164,25 @@ impl StateWatch {
                 self.last = next.clone();
                 return Some(next);
             }
+        }
+    }
+
+    /// Whether a driver of this process reports the states.
+    pub(crate) fn is_of_driver(&self) -> bool {
+        matches!(self.source, Source::Driver(_))
+    }
+
+    /// Passes every change on until there will be no other. An error: the receiver is gone.
+    pub(crate) async fn pass_on(&mut self, states: &mpsc::Sender<State>) -> Result<(), ()> {
+        loop {
+            let changed = tokio::select! {
+                changed = self.changed() => changed,
+                () = states.closed() => return Err(()),
+            };
+            let Some(state) = changed else {
+                return Ok(());
+            };
+            states.send(state).await.map_err(drop)?;
         }
     }
 

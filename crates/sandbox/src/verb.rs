@@ -81,6 +81,11 @@ pub fn permits(phase: Phase, verb: Verb) -> bool {
     }
 }
 
+/// Whether a record in this phase says that a machine runs, or is about to start or end.
+pub(crate) fn has_machine(phase: Phase) -> bool {
+    matches!(phase, Phase::Starting | Phase::Running | Phase::Stopping)
+}
+
 /// Whether nothing is under way that changes the phase.
 fn is_settled(phase: Phase) -> bool {
     matches!(

@@ -25,7 +25,7 @@ use std::time::Duration;
 use sandtree_engine as engine;
 use sandtree_store::{
     BatchId, Damaged, DamagedLayer, Digest, Image, MemoryState, Name, Network, PublishedPort,
-    SandboxId, SandboxRecord, Settings, Snapshot, StateRecord, StateSource,
+    SandboxId, SandboxRecord, Settings, Snapshot, StateSource,
 };
 
 use self::origin::{Beginning, check_as_saved};
@@ -67,12 +67,6 @@ impl Created {
         }
     }
 
-    /// Begins to drive it. It stays pending until its driver is told to commit it.
-    pub fn drive(self, host: &Host) -> Local {
-        let state = running_state(&self.running, None);
-        self.driven(host, state, Existence::Pending)
-    }
-
     /// Records that it exists. Dropped before this, nothing of it is left; afterwards it stays.
     pub fn record(&mut self) -> Result<()> {
         let state = running_state(&self.running, None);
@@ -80,17 +74,12 @@ impl Created {
         recorded.map_err(store_error("write a sandbox's state"))
     }
 
-    /// Begins to drive a sandbox that exists.
-    pub fn drive_recorded(self, host: &Host) -> Local {
-        let state = running_state(&self.running, None);
-        self.driven(host, state, Existence::Committed)
-    }
-
-    fn driven(self, host: &Host, state: StateRecord, existence: Existence) -> Local {
+    /// Begins to drive it. A pending one is recorded when its driver is told to commit it.
+    pub fn drive(self, host: &Host, existence: Existence) -> Local {
         host.drive(Driven {
+            state: running_state(&self.running, None),
             owned: self.unfinished.finish(),
             running: Some(self.running),
-            state,
             existence,
         })
     }

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::machine::ending::Ending;
 use crate::machine::start;
 use crate::order::Urgency;
-use crate::verb::Verb;
+use crate::verb::{Verb, has_machine};
 
 /// How long an interrupted verb may take to notice that its machine is gone, and to clean up.
 const INTERRUPTION: Duration = Duration::from_secs(3);
@@ -116,10 +116,7 @@ impl Driver {
     /// The sandbox stays. A machine that the job had taken is gone with it.
     async fn panicked(&mut self, verb: Verb, panic: &str) -> Error {
         tracing::error!(?verb, panic, "a verb panicked");
-        let lost = matches!(
-            self.state.phase,
-            Phase::Starting | Phase::Running | Phase::Stopping
-        ) && self.running.is_none();
+        let lost = has_machine(self.state.phase) && self.running.is_none();
         if lost && self.owned.is_some() {
             let ending = Ending {
                 phase: Phase::Crashed,

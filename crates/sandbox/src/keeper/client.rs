@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep};
 use super::serve::{Stats, short_path};
 use super::wire::{self, Answer, Call, Hello, PROTOCOL};
 use crate::blocking::blocking;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, unreachable_guest};
 use crate::hub::ExecEntry;
 use crate::link::Link;
 use crate::order::{Anywhere, Order};
@@ -143,11 +143,7 @@ impl Connection {
 
     pub async fn link(mut self) -> Result<Link> {
         self.call::<()>(&Call::Link).await?;
-        let link = Link::connect(self.stream).await;
-        link.map_err(|source| Error::Guest {
-            operation: "reach the guest".into(),
-            source,
-        })
+        Link::connect(self.stream).await.map_err(unreachable_guest)
     }
 
     pub async fn stats(mut self) -> Result<Stats> {

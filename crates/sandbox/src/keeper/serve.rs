@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use super::wire::{self, Answer, Call, Hello, Mission, News, PROTOCOL, Ready, Task, Word};
 use crate::console;
 use crate::create::{self, CopySpec};
-use crate::driver::{Commit, Local};
+use crate::driver::{Commit, Existence, Local};
 use crate::error::{Error, Result};
 use crate::files::remove_if_there;
 use crate::guest::Guest;
@@ -173,7 +173,7 @@ async fn make(mission: &Mission, lease: &mut UnixStream) -> Result<Option<Made>>
         }
     };
     Ok(unfinished.map(|unfinished| Made {
-        sandbox: unfinished.drive(&host),
+        sandbox: unfinished.drive(&host, Existence::Pending),
         host,
         answer: Value::Null,
     }))
@@ -625,12 +625,7 @@ fn told<T>(result: Result<T, &Error>) -> Answer<T> {
 /// What the sandbox uses.
 pub(crate) async fn stats(host: &Host, sandbox: &Local) -> Result<Stats> {
     let status = sandbox.status();
-    let link = status.hub()?.connect().await;
-    let link = link.map_err(|source| Error::Guest {
-        operation: "reach the guest".into(),
-        source,
-    })?;
-    let guest = Guest::new(link).metrics().await?;
+    let guest = Guest::new(status.link().await?).metrics().await?;
     let dir = host.inner.find(&status.info.id)?;
     let (host_memory_bytes, host_cpu_ms) = process_usage(status.info.qemu_pid.unwrap_or_default())?;
     Ok(Stats {
