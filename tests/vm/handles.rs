@@ -136,8 +136,11 @@ async fn every_verb_works_through_keepers_and_at_rest() {
 
 /// A command that a guest which shuts down waits for as long as it is allowed to.
 fn start_deaf_command(world: &World) {
-    let deaf = "trap '' TERM; while :; do sleep 1000; done";
+    let deaf = "trap '' TERM; touch /run/deaf; while :; do sleep 1000; done";
     world.ok(["exec", "-d", "a", "--", "sh", "-c", deaf]);
+    until("the command ignores the signal", || {
+        world.sh("a", "test -e /run/deaf").code == 0
+    });
 }
 
 fn begin_stop(world: &World, grace: &str) -> Child {
