@@ -48,7 +48,7 @@ async fn a_restored_guest_has_the_right_time_however_long_the_message_takes() {
         ..Faults::default()
     });
     let reverted = sandbox.revert(&state).await.expect("it is gone to");
-    assert_eq!(reverted.restore.degraded, Vec::<String>::new());
+    assert_eq!(reverted.restore.degraded, []);
     is_right(&sandbox).await;
     let (copies, _) = sandbox.fork(ForkSpec::new(2)).await.expect("it is forked");
     for copy in copies {

@@ -168,7 +168,15 @@ fn memory_beside_main_memory_is_part_of_a_state() {
     let taken = world.json(["checkpoint", "v", "c"]);
     assert_eq!(taken["mode"], "full", "{taken}");
     assert!(
-        taken["degraded"][0].as_str().unwrap().contains("vga.vram"),
+        taken["degraded"][0]["message"]
+            .as_str()
+            .unwrap()
+            .contains("vga.vram"),
+        "{taken}"
+    );
+    assert_eq!(taken["degraded"][0]["code"], "device_memory", "{taken}");
+    assert_eq!(
+        taken["degraded"][0]["arguments"]["devices"][0], "vga.vram",
         "{taken}"
     );
     pixel("0x1");
@@ -332,7 +340,7 @@ fn without_the_capability_to_look_into_machines_qemu_takes_states_by_itself() {
     let taken = states_work(&world, &WITHOUT);
     assert_eq!(taken["mode"], "full", "{taken}");
     assert!(
-        taken["degraded"][0]
+        taken["degraded"][0]["message"]
             .as_str()
             .unwrap()
             .contains("CAP_SYS_PTRACE"),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::mount::Mount;
 use crate::support::{self, Answer, DEADLINE, World, eventually, finish, kill, until, wait};
@@ -29,6 +29,8 @@ fn an_unknown_image_is_named() {
         .failed_with(&["there is no image nosuch", "hint: `debian` and `tiny`"]);
     let error = json_error(&world.run(["--json", "run", "-d", "nosuch"]));
     assert_eq!(error["kind"], "not_found", "{error}");
+    assert_eq!(error["code"], "no_image", "{error}");
+    assert_eq!(error["arguments"], json!({ "name": "nosuch" }), "{error}");
     assert!(
         error["message"].as_str().unwrap().contains("nosuch") && error["hint"].is_string(),
         "{error}"
@@ -327,6 +329,9 @@ fn a_sandbox_that_does_not_run_says_so_and_one_that_runs_is_not_removed() {
         .failed_with(&["sandbox a is stopped", "cannot be stopped"]);
     let error = json_error(&world.run(["--json", "exec", "a", "--", "true"]));
     assert_eq!(error["kind"], "wrong_state", "{error}");
+    assert_eq!(error["code"], "wrong_state", "{error}");
+    let arguments = json!({ "sandbox": "a", "phase": "stopped", "verb": "use", "reason": null });
+    assert_eq!(error["arguments"], arguments, "{error}");
     assert!(error["hint"].is_string(), "{error}");
     world.ok(["rm", "a"]);
     world
@@ -373,7 +378,7 @@ fn whoever_waits_in_a_sandbox_whose_keeper_dies_is_told() {
     wait(&mut waiting, Duration::from_secs(20)).expect("a waiting command is told at once");
     finish(waiting).failed_with(&[
         "cannot wait for sh",
-        "connection to the sandbox ended",
+        "connection to the guest ended",
         "inspect",
     ]);
     until("no QEMU outlives its keeper", || {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use sandtree::{Checkpoint, ForkSpec, MemoryMode, Replace, Sandbox, SandboxSpec};
+use sandtree::{Checkpoint, Degradation, ForkSpec, MemoryMode, Replace, Sandbox, SandboxSpec};
 
 use crate::support::exactness::Exactness;
 use crate::support::lab::{Lab, give_worker, sh, spec, start, until_async};
@@ -145,15 +145,16 @@ async fn soft_dirty_is_exact_or_says_that_it_cannot_be() {
     for _ in 0..2 {
         let taken = exactness.checkpoint(&sandbox).await;
         match taken.mode.as_str() {
-            "soft-dirty" => assert_eq!(taken.degraded, Vec::<String>::new()),
+            "soft-dirty" => assert_eq!(taken.degraded, []),
             mode => {
                 assert_eq!(mode, "anonymous");
-                assert!(
-                    taken
-                        .degraded
-                        .iter()
-                        .any(|line| line.starts_with("soft-dirty does not work here: "))
-                );
+                assert!(taken.degraded.iter().any(|degradation| matches!(
+                    degradation,
+                    Degradation::MemoryModeUnusable {
+                        mode: MemoryMode::SoftDirty,
+                        ..
+                    }
+                )));
             }
         }
     }

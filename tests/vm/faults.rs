@@ -254,11 +254,7 @@ async fn after_a_checkpoint_that_failed_the_next_is_exact() {
         assert_injected(sandbox.checkpoint(None, Replace::No).await, step);
         exactness.lab.no_fault();
         let taken = exactness.checkpoint(&sandbox).await;
-        assert_eq!(
-            taken.degraded,
-            Vec::<String>::new(),
-            "after a failure at {step}"
-        );
+        assert_eq!(taken.degraded, [], "after a failure at {step}");
     }
     for index in 0..exactness.known.len() {
         exactness.verify(&sandbox, index).await;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use sandtree::{
     Error, ErrorKind, Fault, Faults, Forget, ForkSpec, Goal, Host, HostConfig, Phase, Progress,
-    Replace, RunIn, Sandbox, SaveSpec, Step,
+    Replace, Report, RunIn, Sandbox, SaveSpec, Step,
 };
 use serde_json::Value;
 
@@ -90,6 +90,59 @@ async fn every_verb(host: &Host) {
         host.sandbox("a").expect_err("it is gone").kind(),
         ErrorKind::NotFound
     );
+}
+
+/// Errors of several verbs and of the guest, as data.
+async fn errors(host: &Host) -> Vec<Report> {
+    let sandbox = host.create(spec("a")).await.expect("it is created");
+    let tag = || sandbox.checkpoint(Some("one"), Replace::No);
+    tag().await.expect("it is taken");
+    let guest = sandbox.guest().await.expect("it runs");
+    let mut errors = vec![
+        tag().await.expect_err("the tag is taken"),
+        sandbox.revert("nosuch").await.expect_err("there is none"),
+        sandbox
+            .go_to(Goal::Undo { steps: 5 })
+            .await
+            .expect_err("there are not so many"),
+        sandbox.resume().await.expect_err("it is not paused"),
+        guest
+            .files()
+            .stat("/nosuch")
+            .await
+            .expect_err("there is no such file"),
+    ];
+    sandbox.stop(None).await.expect("it is stopped");
+    errors.push(sandbox.resume().await.expect_err("it is not paused"));
+    sandbox.remove().await.expect("it is removed");
+    errors.iter().map(Error::report).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_of_a_keeper_has_the_code_and_arguments_of_one_of_this_process() {
+    let world = World::new();
+    let here = errors(&host(&world, RunIn::ThisProcess).await).await;
+    let kept = errors(&host(&world, in_keepers()).await).await;
+    assert_eq!(here, kept);
+    let codes: Vec<&str> = here.iter().map(|report| report.code.as_str()).collect();
+    assert_eq!(
+        codes,
+        [
+            "tag_taken",
+            "no_state",
+            "no_step",
+            "wrong_state",
+            "file_not_found",
+            "wrong_state"
+        ]
+    );
+    assert_eq!(here[0].text("tag"), Some("one"));
+    assert_eq!(
+        (here[3].text("phase"), here[3].text("verb")),
+        (Some("running"), Some("resume"))
+    );
+    assert_eq!(here[4].arguments["errno"], 2);
+    world.assert_empty();
 }
 
 /// What a sandbox without a machine can do, and what it refuses.
@@ -348,7 +401,7 @@ fn a_keeper_of_another_version_is_refused_by_name() {
     world.run(["exec", "a", "--", "true"]).failed_with(&[
         "sandbox a",
         "version 99 (sandtree 9.9.9)",
-        "version 2",
+        "version 3",
     ]);
     pretending.join().expect("it ends");
     std::fs::rename(&own, &socket).expect("it is moved back");

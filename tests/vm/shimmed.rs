@@ -313,9 +313,7 @@ fn an_export_needs_no_hard_links_and_is_durable_and_closed() {
         "after its content: {synced}"
     );
     let before = fs::read(&file).unwrap();
-    shimmed
-        .run(export)
-        .failed_with(&["is there already", "--force"]);
+    shimmed.run(export).failed_with(&["it exists", "--force"]);
     shimmed.ok([&export[..], &["--force".as_ref()]].concat());
     assert!(
         fs::read(&file).unwrap() == before,

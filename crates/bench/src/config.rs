@@ -81,6 +81,6 @@ fn default_home() -> Result<PathBuf> {
     };
     let data = dir("XDG_DATA_HOME").or_else(|| Some(dir("HOME")?.join(".local/share")));
     let rule = "set HOME, SANDTREE_HOME or --home";
-    let data = data.ok_or_else(|| Error::invalid("a store's place", "", rule))?;
+    let data = data.ok_or_else(|| Error::invalid("place of the store", "", rule))?;
     Ok(data.join("sandtree"))
 }

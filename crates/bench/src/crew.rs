@@ -141,7 +141,7 @@ pub async fn shell(sandbox: &Sandbox, script: &str) -> Result<()> {
         return Ok(());
     }
     let ended = format!("it ended with {status:?}");
-    Err(Error::invalid("a script in the guest", script, &ended))
+    Err(Error::invalid("script in the guest", script, &ended))
 }
 
 /// Writes a file that does not compress.

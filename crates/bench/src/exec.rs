@@ -207,7 +207,7 @@ async fn output(guest: &Guest) -> Result<()> {
     }
     if seen != STREAM {
         return Err(Error::invalid(
-            "a command's output",
+            "output of a command",
             seen,
             "as long as what it wrote",
         ));

@@ -574,7 +574,7 @@ async fn done(guest: &Guest, argv: &[&str]) -> Result<()> {
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
     Err(Error::invalid(
-        "a command of the benchmark",
+        "command of the benchmark",
         argv.join(" "),
         &stderr,
     ))

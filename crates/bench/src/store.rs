@@ -358,7 +358,7 @@ impl Bench<'_> {
             listed.push(ms(began.elapsed()));
             if found != SNAPSHOTS {
                 return Err(Error::invalid(
-                    "a list of snapshots",
+                    "list of snapshots",
                     found,
                     "as many as there are",
                 ));
@@ -396,7 +396,7 @@ impl Bench<'_> {
             took.push(ms(began.elapsed()));
             if found.changes.len() != CHANGED_FILES {
                 return Err(Error::invalid(
-                    "a comparison",
+                    "comparison",
                     found.changes.len(),
                     "as many changes as there are",
                 ));
@@ -421,7 +421,7 @@ fn tool(script: &str) -> Result<f64> {
         .map_err(failed)?;
     if !status.success() {
         return Err(Error::invalid(
-            "a tool of the host",
+            "tool of the host",
             script,
             "tar, zstd and sha256sum must be installed",
         ));

@@ -100,7 +100,7 @@ impl Tools {
         let stderr = std::fs::read(complaints(&self.said)).unwrap_or_default();
         let tail = &stderr[stderr.len().saturating_sub(TAIL_BYTES)..];
         Err(Error::invalid(
-            "the end of a tool of the host",
+            "exit of a tool of the host",
             format!("{program}: {status}"),
             String::from_utf8_lossy(tail).trim(),
         ))

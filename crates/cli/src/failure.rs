@@ -4,11 +4,12 @@ use std::error::Error as _;
 use std::io::Write;
 use std::process::ExitCode;
 
-use sandtree::{Error, ErrorKind, Report};
+use sandtree::{Arguments, Code, Error, Report};
+use serde::Serialize;
 use serde_json::json;
 
 use crate::args::BadSandboxRef;
-use crate::show;
+use crate::{hint, show};
 
 /// Sandtree itself failed.
 pub const OURS: u8 = 125;
@@ -16,8 +17,6 @@ const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 /// After Ctrl-C, as shells have it.
 pub const INTERRUPTED: u8 = 130;
-
-const ENOENT: i32 = 2;
 
 #[derive(Debug)]
 pub enum Failure {
@@ -39,23 +38,24 @@ impl Failure {
             Failure::Interrupted => ExitCode::from(INTERRUPTED),
             Failure::Told(report) => {
                 show(report, json);
-                ExitCode::from(OURS)
+                exit_code(report)
             }
             Failure::Library(error) => {
-                show(&error.report(), json);
-                ExitCode::from(code(error))
+                let report = error.report();
+                show(&report, json);
+                exit_code(&report)
             }
         }
     }
 }
 
 /// A command that could not be started fails as in a shell.
-fn code(error: &Error) -> u8 {
-    match error {
-        Error::NotStarted { failure, .. } if failure.errno == ENOENT => NOT_FOUND,
-        Error::NotStarted { .. } => NOT_EXECUTABLE,
+fn exit_code(report: &Report) -> ExitCode {
+    ExitCode::from(match report.code() {
+        Some(Code::CommandNotFound) => NOT_FOUND,
+        Some(Code::CommandNotStarted) => NOT_EXECUTABLE,
         _ => OURS,
-    }
+    })
 }
 
 /// Prints a usage error, or the help that was asked for, which is no failure.
@@ -75,16 +75,7 @@ pub fn show_usage(error: &clap::Error) -> ExitCode {
             .unwrap_or_default()
             .trim_start_matches("error: ")
             .to_owned();
-        let hint = Some("`sandtree help` shows what can be typed".to_owned());
-        show(
-            &Report {
-                kind: ErrorKind::Invalid,
-                message,
-                causes: Vec::new(),
-                hint,
-            },
-            true,
-        );
+        show(&Report::new(Code::Usage, message, Arguments::new()), true);
         return ExitCode::from(OURS);
     }
     let printed = error.print().is_ok();
@@ -95,18 +86,23 @@ pub fn show_usage(error: &clap::Error) -> ExitCode {
     }
 }
 
+/// An error as `--json` shows it.
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    report: &'a Report,
+    hint: Option<String>,
+}
+
 /// Prints the error with its causes, once, on stderr.
 pub fn show(report: &Report, json: bool) {
+    let hint = hint::of(report);
     if json {
-        return say(&json!({ "error": report }).to_string());
+        return say(&json!({ "error": Shown { report, hint } }).to_string());
     }
-    let chain: Vec<&str> = std::iter::once(&report.message)
-        .chain(&report.causes)
-        .map(String::as_str)
-        .collect();
-    say(&format!("sandtree: {}", show::plain(&chain.join(": "))));
-    if let Some(hint) = &report.hint {
-        say(&format!("  hint: {}", show::plain(hint)));
+    say(&format!("sandtree: {}", show::plain(&report.one_line())));
+    if let Some(hint) = hint {
+        say(&format!("  hint: {}", show::plain(&hint)));
     }
 }
 

@@ -6,6 +6,7 @@
 mod args;
 mod commands;
 mod failure;
+mod hint;
 mod progress;
 mod show;
 mod stdin;

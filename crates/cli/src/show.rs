@@ -2,8 +2,10 @@
 
 use std::io::{self, Write};
 
-use sandtree::RestoreReport;
+use sandtree::{Degradation, RestoreReport};
 use serde::Serialize;
+
+use crate::hint;
 
 /// Prints one line to stdout. A reader that has exited is no error.
 pub fn line(text: &str) {
@@ -23,11 +25,29 @@ fn ignore_broken_pipe(written: io::Result<()>) {
     }
 }
 
-/// Prints degradations on stderr, for people.
+/// Prints notes on stderr, for people.
 pub fn notes(notes: &[String]) {
-    notes
-        .iter()
-        .for_each(|note| eprintln!("sandtree: note: {}", plain(note)));
+    notes.iter().for_each(|text| note(text));
+}
+
+fn note(text: &str) {
+    eprintln!("sandtree: note: {}", plain(text));
+}
+
+/// Prints degradations on stderr, for people.
+pub fn degradations(degradations: &[Degradation]) {
+    for degradation in degradations {
+        note(&degradation.to_string());
+        if let Some(hint) = hint::of_degradation(degradation) {
+            eprintln!("  hint: {}", plain(&hint));
+        }
+    }
+}
+
+/// Degradations in one field.
+pub fn joined(degradations: &[Degradation]) -> String {
+    let texts: Vec<String> = degradations.iter().map(ToString::to_string).collect();
+    texts.join("; ")
 }
 
 /// Escapes control characters in text from other programs.
@@ -42,7 +62,7 @@ pub fn plain(text: &str) -> String {
 
 /// Prints the degradations of a restore.
 pub fn restore_notes(report: &RestoreReport) {
-    notes(&report.degraded);
+    degradations(&report.degraded);
     let hooks: Vec<String> = report
         .hooks_failed
         .iter()

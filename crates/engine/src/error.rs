@@ -14,7 +14,6 @@ use crate::preload::format::Failure;
 use crate::version::Version;
 
 #[derive(Debug, Error)]
-#[non_exhaustive]
 pub enum Error {
     #[error("no {program} found; looked in {}", list(looked))]
     NotFound {

@@ -12,11 +12,10 @@ use crate::error::{Error, Result, io_error};
 use crate::job::{Job, Progress, Stage};
 use crate::tool::{self, HostTools, Tool};
 
-const NOT_DEBIAN: &str = "building this image needs a Debian or Ubuntu host with apt and dpkg";
-const APT_CACHE: Tool = Tool::new("apt-cache", NOT_DEBIAN);
-const APT_GET: Tool = Tool::new("apt-get", NOT_DEBIAN);
-const APT_CONFIG: Tool = Tool::new("apt-config", NOT_DEBIAN);
-const DPKG_DEB: Tool = Tool::new("dpkg-deb", NOT_DEBIAN);
+const APT_CACHE: Tool = Tool::new("apt-cache", None);
+const APT_GET: Tool = Tool::new("apt-get", None);
+const APT_CONFIG: Tool = Tool::new("apt-config", None);
+const DPKG_DEB: Tool = Tool::new("dpkg-deb", None);
 
 /// How often a download reports, and notices that it is cancelled.
 const POLL: Duration = Duration::from_millis(100);

@@ -190,7 +190,7 @@ pub(crate) fn no_image(image: &impl fmt::Display) -> impl FnOnce(store::Error) -
         store::Error::UnknownImage { .. } => Error::NoImage { name },
         store::Error::OtherKind { name, found, .. } => Error::NotAnImage {
             name: name.to_string(),
-            found: found.to_string(),
+            found,
         },
         error => store_error("read an image")(error),
     }

@@ -25,11 +25,7 @@ use crate::spec::KernelChoice;
 use crate::tool::Tool;
 use crate::{apt, bundle};
 
-const MMDEBSTRAP: Tool = Tool::new(
-    "mmdebstrap",
-    "install the package mmdebstrap; for users other than root uidmap, too, and a line for the user in /etc/subuid and \
-     /etc/subgid",
-);
+const MMDEBSTRAP: Tool = Tool::new("mmdebstrap", Some("mmdebstrap"));
 
 /// The packages that an AI agent expects to find. apt is part of every Debian.
 const PACKAGES: [&str; 13] = [

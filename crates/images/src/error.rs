@@ -30,7 +30,7 @@ pub enum Error {
     #[error("there is neither an image nor a snapshot {reference}")]
     NoImageOrSnapshot { reference: String },
     #[error("{name} is not an image, but {found}")]
-    NotAnImage { name: String, found: String },
+    NotAnImage { name: String, found: Named },
     #[error("the name {name} is taken by {by}")]
     NameTaken { name: String, by: Named },
     #[error("the store cannot {operation}")]
@@ -44,7 +44,8 @@ pub enum Error {
     #[error("{program} is missing")]
     ToolMissing {
         program: &'static str,
-        hint: &'static str,
+        /// Debian's package that has it; None if only the system itself brings it.
+        package: Option<&'static str>,
     },
     #[error("{program} failed ({status}): {stderr}")]
     ToolFailed {

@@ -12,7 +12,7 @@ use sandtree_registry::{
     self as registry, Cancelled, Client, Descriptor, Document, ImageConfig, Manifest, Reference,
     fetch_all, media, parallel,
 };
-use sandtree_store::{self as store, Digest, Image, Name, Pinned, Store, Target};
+use sandtree_store::{self as store, Digest, Image, Name, Named, Pinned, Store, Target};
 use serde::Serialize;
 
 use crate::access::RegistryAccess;
@@ -88,9 +88,9 @@ pub fn image_from_registry(
     let remote = look_up(job, reference, access)?;
     match remote.fetch(job, spec)?.0 {
         Fetched::Image(image) => Ok(*image),
-        Fetched::Snapshot(_) => Err(Error::NotAnImage {
+        Fetched::Snapshot(pinned) => Err(Error::NotAnImage {
             name: reference.to_owned(),
-            found: "a snapshot".to_owned(),
+            found: Named::Snapshot(pinned.digest.clone()),
         }),
     }
 }

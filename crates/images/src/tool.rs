@@ -121,15 +121,16 @@ fn is_program(path: &Path) -> bool {
         .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
-/// A program of the host that we need, and how to get it.
+/// A program of the host that we need.
 pub(crate) struct Tool {
     pub program: &'static str,
-    pub hint: &'static str,
+    /// Debian's package that has it, if it is not part of every Debian.
+    pub package: Option<&'static str>,
 }
 
 impl Tool {
-    pub(crate) const fn new(program: &'static str, hint: &'static str) -> Self {
-        Self { program, hint }
+    pub(crate) const fn new(program: &'static str, package: Option<&'static str>) -> Self {
+        Self { program, package }
     }
 
     /// Starts the program with all variables of the tools' environment.
@@ -154,7 +155,7 @@ impl Tool {
     fn find(&self, tools: HostTools<'_>) -> Result<PathBuf> {
         tools.find(self.program).ok_or(Error::ToolMissing {
             program: self.program,
-            hint: self.hint,
+            package: self.package,
         })
     }
 
@@ -212,8 +213,8 @@ mod tests {
 
     use super::*;
 
-    const ENV: Tool = Tool::new("env", "");
-    const REALPATH: Tool = Tool::new("realpath", "");
+    const ENV: Tool = Tool::new("env", None);
+    const REALPATH: Tool = Tool::new("realpath", None);
 
     fn env() -> ToolEnv {
         ToolEnv::from_lookup(|name| match name {

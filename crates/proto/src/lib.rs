@@ -14,8 +14,8 @@ mod version;
 pub use frame::{Decoded, Decoder, Frame, FrameError, MAX_PAYLOAD, Nonce, StreamId};
 pub use message::{
     AgentHello, AgentMessage, ChannelState, DirEntry, ExecStart, Failure, FileKind, HookFailure,
-    HostHello, HostMessage, Identity, Metrics, Network, Open, Outcome, Rebirth, Reply, Request,
-    Stat, TermSize,
+    HostHello, HostMessage, HubFailure, Identity, Metrics, Network, Open, Outcome, Rebirth, Reply,
+    Request, Stat, TermSize,
 };
 pub use stream::{Outgoing, StreamError};
 pub use version::{VERSION_MAX, VERSION_MIN};

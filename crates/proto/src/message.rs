@@ -209,15 +209,62 @@ pub enum Outcome {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Error)]
 #[error("{message}")]
 pub struct Failure {
-    /// As Linux numbers them; 0 where no system call failed.
+    /// As Linux numbers them; 0 where no system call failed. Below 0 it is the number of a
+    /// [`HubFailure`].
     pub errno: i32,
     pub message: String,
 }
 
+/// What the hub ended or refused by itself, in place of an errno. No agent sends one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HubFailure {
+    /// The guest, or its connection to the host, has ended.
+    Ended = -1,
+    /// The link to the guest broke before the answer came.
+    Broken = -2,
+    /// Too many requests wait for the guest.
+    QueueFull = -3,
+    /// The agent in the guest does not know the request.
+    AgentTooOld = -4,
+    /// The guest is being restored.
+    NotRestored = -5,
+    /// No command of this tag was detached.
+    NoCommand = -6,
+}
+
+impl HubFailure {
+    pub const ALL: [Self; 6] = [
+        Self::Ended,
+        Self::Broken,
+        Self::QueueFull,
+        Self::AgentTooOld,
+        Self::NotRestored,
+        Self::NoCommand,
+    ];
+
+    pub fn failure(self, message: impl Into<String>) -> Failure {
+        Failure {
+            errno: self as i32,
+            message: message.into(),
+        }
+    }
+}
+
 impl Failure {
-    /// In place of an errno: the guest did not fail, it has ended. Sent by the host; no
-    /// agent sends it.
-    pub const LOST: i32 = -1;
+    /// What the hub said by itself; None for a failure of the guest.
+    pub fn of_hub(&self) -> Option<HubFailure> {
+        HubFailure::ALL
+            .into_iter()
+            .find(|failure| *failure as i32 == self.errno)
+    }
+
+    /// The failure as one of the guest: an agent that sends a hub's number has no errno.
+    pub fn of_guest(self) -> Self {
+        Self {
+            errno: self.errno.max(0),
+            ..self
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -90,42 +90,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the user could do about it, where that is known.
-    pub fn hint(&self) -> Option<&'static str> {
-        match self {
-            Self::NoRegistry { .. } => {
-                Some("begin with the registry's host, as in localhost:5000/team/app:1.2")
-            }
-            Self::Unauthorized { .. } => {
-                Some("give a user name and a password, or log in with the tool that keeps them")
-            }
-            Self::Denied { .. } => Some("ask the owner of the repository for access"),
-            Self::TooManyRequests { .. } => Some("try again later, or with credentials"),
-            Self::Tls { .. } => Some("give the registry's CA file, or allow plain http"),
-            Self::WrongDigest { .. } | Self::WrongSize { .. } => {
-                Some("the registry, or something on the way, is damaged")
-            }
-            Self::Registry { status: 413, .. } => {
-                Some("a proxy in front of the registry limits the size of requests")
-            }
-            Self::Reference { .. }
-            | Self::Digest(_)
-            | Self::NotFound { .. }
-            | Self::ConnectionLost { .. }
-            | Self::Redirects { .. }
-            | Self::TooLarge { .. }
-            | Self::UnknownMediaType { .. }
-            | Self::NoPlatform { .. }
-            | Self::Document { .. }
-            | Self::Registry { .. }
-            | Self::Protocol { .. }
-            | Self::Helper { .. }
-            | Self::File { .. }
-            | Self::Cancelled
-            | Self::Io { .. } => None,
-        }
-    }
-
     pub(crate) fn reference(text: &str, rule: &'static str) -> Self {
         Self::Reference {
             text: cleaned(text),

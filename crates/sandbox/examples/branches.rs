@@ -71,7 +71,7 @@ async fn say(sandbox: &Sandbox, line: &str) -> Result<String> {
         .await?;
     let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     if !output.status.success() {
-        return Err(Error::invalid("the command", line, &said));
+        return Err(Error::invalid("command", line, &said));
     }
     Ok(said)
 }

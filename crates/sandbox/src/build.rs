@@ -132,7 +132,7 @@ impl Base {
             Some(size) if size.0 < self.bytes() => {
                 let rule = format!("what the recipe begins from has {} MiB", self.bytes() >> 20);
                 Err(Error::invalid(
-                    "the size of an image",
+                    "image size",
                     format!("{} MiB", size.0 >> 20),
                     &rule,
                 ))
@@ -159,7 +159,7 @@ impl Host {
         watch: BuildWatch,
     ) -> Result<ImageInfo> {
         let name = spec.name.as_deref().or(recipe.name.as_deref());
-        let name = parse_name("an image's name", name.unwrap_or_default())?;
+        let name = parse_name("image name", name.unwrap_or_default())?;
         self.inner.check_image_name(&name)?;
         // A file that is missing is missed now, and not after an hour's work.
         let (read, with_packages) = (recipe.clone(), self.is_made_with_packages(recipe));
@@ -200,7 +200,7 @@ impl Host {
             });
             return pulling.await.map(whole);
         }
-        let name = parse_name("what a recipe begins from", &recipe.from)?;
+        let name = parse_name("base of a recipe", &recipe.from)?;
         match self
             .inner
             .store

@@ -33,9 +33,13 @@ const MAX_BYTES: u64 = 16 << 20;
 /// The host's own bundle.
 pub fn host_bundle() -> Result<PathBuf> {
     let found = HOST.iter().map(Path::new).find(|path| path.is_file());
-    found
-        .map(Path::to_owned)
-        .ok_or_else(|| Error::invalid("the host's certificates", "none", "install ca-certificates"))
+    found.map(Path::to_owned).ok_or_else(|| {
+        Error::invalid(
+            "certificates of the host",
+            "none",
+            "install ca-certificates",
+        )
+    })
 }
 
 /// What commands find in their environment.
@@ -52,7 +56,7 @@ pub(crate) fn check(path: &Path) -> Result<()> {
     match found.is_file() && path.is_absolute() && found.len() <= MAX_BYTES {
         true => Ok(()),
         false => Err(Error::invalid(
-            "a bundle of certificates",
+            "bundle of certificates",
             path.display(),
             "an absolute path to a file below 16 MiB",
         )),

@@ -88,11 +88,7 @@ impl FromStr for MachineUser {
         match text {
             "auto" => Ok(Self::Auto),
             "caller" => Ok(Self::Caller),
-            other => Err(Error::invalid(
-                "whom machines run as",
-                other,
-                "auto or caller",
-            )),
+            other => Err(Error::invalid("user of machines", other, "auto or caller")),
         }
     }
 }

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use crate::degradation::Degradation;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::names::parse_name;
@@ -45,21 +46,13 @@ impl ForkSpec {
 
     pub fn check(&self) -> Result<()> {
         if !(1..=FORKS_MAX).contains(&self.count) {
-            return Err(Error::invalid(
-                "the number of forks",
-                self.count,
-                "1 to 1000",
-            ));
+            return Err(Error::invalid("number of forks", self.count, "1 to 1000"));
         }
         if self.concurrency == 0 {
-            return Err(Error::invalid(
-                "the number of forks at a time",
-                0,
-                "at least 1",
-            ));
+            return Err(Error::invalid("number of forks at a time", 0, "at least 1"));
         }
         self.name.as_deref().map_or(Ok(()), |name| {
-            parse_name("a sandbox's name", &format!("{name}-1")).map(drop)
+            parse_name("sandbox name", &format!("{name}-1")).map(drop)
         })
     }
 
@@ -87,7 +80,7 @@ pub struct ForkReport {
     /// How long the source was stopped.
     pub pause_ms: f64,
     pub total_ms: f64,
-    pub degraded: Vec<String>,
+    pub degraded: Vec<Degradation>,
 }
 
 impl Sandbox {

@@ -11,6 +11,7 @@ use tokio::sync::OnceCell;
 use crate::blocking::blocking;
 use crate::config::HostConfig;
 use crate::console;
+use crate::degradation::Degradation;
 use crate::driver::{self, Driven, Drivers, Existence, Local};
 use crate::error::{Error, Result, store_error};
 #[cfg(feature = "faults")]
@@ -18,7 +19,7 @@ use crate::fault;
 use crate::info::SandboxInfo;
 use crate::inner::Inner;
 use crate::memory;
-use crate::mode;
+use crate::plan;
 use crate::states::{self, StateInfo};
 use crate::verb::Verb;
 
@@ -152,7 +153,7 @@ pub struct QemuFound {
     /// The best way to capture memory that works here.
     pub memory_mode: String,
     /// Why it is not a better one.
-    pub memory_modes_refused: Vec<String>,
+    pub memory_modes_refused: Vec<Degradation>,
     /// Whether each machine gets a user id of its own.
     pub own_uid: bool,
     /// Why QEMU sees all of the file system that its user does.
@@ -167,7 +168,7 @@ fn found(engine: &Engine, jail: Jail) -> QemuFound {
         KvmVerdict::Usable => None,
         KvmVerdict::Unusable { reason } => Some(reason.clone()),
     };
-    let modes = mode::best_mode(&verdicts.tracking);
+    let modes = plan::best_mode(&verdicts.tracking);
     QemuFound {
         binary: engine.binary().to_owned(),
         version: engine.version().to_string(),

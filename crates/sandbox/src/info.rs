@@ -3,11 +3,10 @@
 use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
 
-use sandtree_store::{Network, Phase, PublishedPort, SandboxDir, StateRecord};
+use sandtree_store::{Ended, Network, Phase, PublishedPort, SandboxDir, StateRecord};
 use serde::{Deserialize, Serialize};
 
-/// Why a sandbox crashed that ran in an earlier boot of the host.
-pub(crate) const HOST_WENT_DOWN: &str = "the host went down while it ran";
+use crate::degradation::Degradation;
 
 /// A sandbox as `ps` and `inspect` show it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,7 +14,10 @@ pub struct SandboxInfo {
     pub id: String,
     pub name: String,
     pub state: Phase,
+    /// For people. Decisions depend on `ended`.
     pub reason: Option<String>,
+    /// How its last machine ended.
+    pub ended: Option<Ended>,
     pub image: String,
     pub image_digest: String,
     /// The snapshot it was made from.
@@ -42,7 +44,7 @@ pub struct SandboxInfo {
     /// Why it was not, though it was to be.
     pub save_failed: Option<String>,
     /// What is done in a lesser way than it could be, and why.
-    pub degraded: Vec<String>,
+    pub degraded: Vec<Degradation>,
     /// RFC 3339, in UTC.
     pub created_at: String,
     #[serde(skip)]
@@ -57,6 +59,7 @@ impl SandboxInfo {
             name: record.name.to_string(),
             state: state.phase,
             reason: state.reason.clone(),
+            ended: state.ended,
             image: record.image.to_string(),
             image_digest: record.image_digest.to_string(),
             snapshot: record.snapshot.as_ref().map(ToString::to_string),
@@ -81,7 +84,7 @@ impl SandboxInfo {
                 .as_ref()
                 .map(|save| save.target.to_string()),
             save_failed: state.save_failed.clone(),
-            degraded: state.degraded.clone(),
+            degraded: Degradation::list(&state.degraded),
             created_at: rfc3339(record.created_at_unix_ms),
             created_at_unix_ms: record.created_at_unix_ms,
         }
@@ -90,9 +93,14 @@ impl SandboxInfo {
     /// Whether a power loss of the host, or a crash of it, may have damaged its disk without any
     /// sign of it.
     pub fn may_be_torn(&self) -> bool {
-        !self.durable
-            && self.state == Phase::Crashed
-            && self.reason.as_deref() == Some(HOST_WENT_DOWN)
+        !self.durable && self.state == Phase::Crashed && self.ended == Some(Ended::HostWentDown)
+    }
+
+    /// The reason, where the phase does not say it by itself.
+    pub fn further_reason(&self) -> Option<&str> {
+        self.reason
+            .as_deref()
+            .filter(|_| self.ended != Some(Ended::Stopped))
     }
 
     pub fn is_running(&self) -> bool {

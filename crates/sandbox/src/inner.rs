@@ -76,7 +76,7 @@ impl Inner {
     }
 
     pub fn find(&self, reference: &str) -> Result<SandboxDir> {
-        let name = parse_name("a sandbox's name or id", reference)?;
+        let name = parse_name("sandbox name or id", reference)?;
         self.store.find_sandbox(&name).map_err(|error| match error {
             store::Error::UnknownSandbox { .. } => Error::NoSandbox {
                 name: reference.into(),

@@ -37,6 +37,7 @@ mod compare;
 mod config;
 mod console;
 mod create;
+mod degradation;
 mod driver;
 mod error;
 mod fault;
@@ -64,6 +65,7 @@ mod names;
 mod order;
 mod pages;
 mod place;
+mod plan;
 mod progress;
 mod publish;
 mod reference;
@@ -83,7 +85,11 @@ pub use build::{BuildEvent, BuildSpec, BuildWatch};
 pub use compare::{Aspect, Change, ChangeKind, ContentDiff, Diff, DiffOptions, Node, NodeKind};
 pub use config::{HostConfig, MachineUser, RunIn};
 pub use create::{Prepared, WarmInfo};
-pub use error::{Error, ErrorKind, Report, Result};
+pub use degradation::Degradation;
+pub use error::{
+    Arguments, Code, Error, ErrorKind, MachinePart, NameHolder, Report, Result, Setting, StateUser,
+    Unsaved,
+};
 #[cfg(feature = "faults")]
 pub use fault::{Fault, Faults, Step};
 pub use fork::{FORK_CONCURRENCY, ForkReport, ForkSpec};
@@ -95,7 +101,7 @@ pub use host::{Doctor, Host, QemuFound, QemuReport};
 pub use hub::ExecEntry;
 pub use images::{PullSpec, Pulled};
 pub use info::SandboxInfo;
-pub use link::{LinkError, Output as ByteStream};
+pub use link::{LinkError, Output as ByteStream, Refusal};
 pub use mode::MemoryMode;
 pub use names::check_reference;
 pub use progress::{Advance, Progress};
@@ -104,7 +110,7 @@ pub use sandbox::Sandbox;
 pub use sandtree_images::{ImageInfo, PulledKind, Pushed, RegistryAccess, RemovedImage, ToolEnv};
 pub use sandtree_proto::{DirEntry, FileKind, Metrics, Stat, TermSize};
 pub use sandtree_store::{
-    AccelChoice, Arch, Consistency, ExecDefaults, Init, Network, PublishedPort, SaveOnStop,
+    AccelChoice, Arch, Consistency, Ended, ExecDefaults, Init, Network, PublishedPort, SaveOnStop,
     SaveTarget, StateKind,
 };
 pub use save::{SaveSpec, Saved, parse_label, parse_target};

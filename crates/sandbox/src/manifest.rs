@@ -1,6 +1,8 @@
 //! States of a disk without a machine.
 
-use sandtree_store::{Head, MemoryState, Owned, SandboxRecord, StateId, StateKind, StateManifest};
+use sandtree_store::{
+    Head, MemoryState, Notes, Owned, SandboxRecord, StateId, StateKind, StateManifest,
+};
 
 use crate::error::{Result, store_error};
 use crate::moment::{boot_id, now_unix_ms};
@@ -25,7 +27,7 @@ pub(crate) fn bare_manifest(
         memory: MemoryState::None,
         ram_bytes: record.memory_bytes,
         mode: None,
-        degraded: Vec::new(),
+        degraded: Notes::default(),
         memory_layer_bytes: 0,
         disk_layer_bytes: 0,
         pause_us: 0,

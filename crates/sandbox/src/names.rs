@@ -11,10 +11,10 @@ pub(crate) fn parse_name(what: &str, name: &str) -> Result<Name> {
 
 pub(crate) fn parse_tag(tag: &str) -> Result<Tag> {
     let rule = "1 to 63 of a-z, 0-9, '.', '_' and '-', the first a letter or digit, and not like a state's id";
-    tag.parse().map_err(|_| Error::invalid("a tag", tag, rule))
+    tag.parse().map_err(|_| Error::invalid("tag", tag, rule))
 }
 
 /// Refuses what can be neither a sandbox's name nor its id. Touches nothing.
 pub fn check_reference(reference: &str) -> Result<()> {
-    parse_name("a sandbox's name or id", reference).map(drop)
+    parse_name("sandbox name or id", reference).map(drop)
 }

@@ -15,6 +15,7 @@ use sandtree_store::Consistency;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::degradation::Degradation;
 use crate::states::{
     Checkpoint, Forget, Forgotten, Goal, Paused, Replace, RestoreReport, Reverted,
 };
@@ -138,7 +139,7 @@ pub(crate) struct LentState {
     pub state: String,
     /// How long the source was stopped.
     pub pause_ms: f64,
-    pub degraded: Vec<String>,
+    pub degraded: Vec<Degradation>,
     pub consistency: Consistency,
     /// The state has memory, which is not wanted.
     pub disk_only: bool,

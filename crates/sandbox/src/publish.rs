@@ -13,7 +13,8 @@ use sandtree_store::{
 };
 
 use crate::chain::Disk;
-use crate::error::{Error, Result, store_error};
+use crate::degradation::Degradation;
+use crate::error::{Error, NameHolder, Result, store_error};
 use crate::fault::Step;
 use crate::held::Held;
 use crate::image::is_built_in;
@@ -48,7 +49,7 @@ impl Inner {
         let taken = |by: &Named| {
             Err(Error::SnapshotNameTaken {
                 name: name.to_string(),
-                by: by.to_string(),
+                by: by.clone().into(),
             })
         };
         match self.store.named(name).map_err(store_error("read a name"))? {
@@ -56,7 +57,7 @@ impl Inner {
             Some(Named::Reserved(id)) if by == Some(&id) => Ok(()),
             Some(held) => taken(&held),
             None if is_built_in(name.as_str()) => Err(Error::invalid(
-                "the name of a snapshot",
+                "snapshot name",
                 name,
                 "an image is built in",
             )),
@@ -75,7 +76,8 @@ impl Inner {
             MemoryState::None => disk_consistency(self, dir, &manifest.disk)?,
             _ => Consistency::Exact,
         };
-        let (state, degraded) = (manifest.id.to_string(), manifest.degraded);
+        let state = manifest.id.to_string();
+        let degraded = Degradation::list(&manifest.degraded);
         Ok(LentState {
             state,
             pause_ms: 0.0,
@@ -198,7 +200,7 @@ fn saving(
         created_at_unix_ms: now_unix_ms(),
         compress,
         disk_only: lent.disk_only,
-        degraded: lent.degraded.clone(),
+        degraded: Degradation::texts(&lent.degraded),
         writer_runs: dir
             .state()
             .map_err(store_error("read a sandbox's state"))?
@@ -213,7 +215,7 @@ pub(crate) fn name_error(error: store::Error) -> Error {
     match error {
         store::Error::NameInUse { name, holder } => Error::SnapshotNameTaken {
             name: name.to_string(),
-            by: holder.to_string(),
+            by: holder.into(),
         },
         error => store_error("save a snapshot")(error),
     }
@@ -286,13 +288,13 @@ fn check_dir(path: &Path, replace: bool) -> Result<()> {
         Ok(true) => Ok(()),
         Ok(false) if replace && store::Store::read_dir_snapshot(path).is_ok() => Ok(()),
         Ok(false) if replace => Err(Error::invalid(
-            "a directory to save to",
+            "directory to save to",
             path.display(),
             "new, or empty, or one of a snapshot",
         )),
         Ok(false) => Err(Error::SnapshotNameTaken {
             name: path.display().to_string(),
-            by: "what is in it".into(),
+            by: NameHolder::Files,
         }),
     }
 }

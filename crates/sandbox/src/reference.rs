@@ -26,7 +26,7 @@ impl Reference {
         }
         match text.strip_prefix("sha256:").unwrap_or(text).parse() {
             Ok(digest) => Ok(Self::Digest(digest)),
-            Err(_) => parse_name("the name of an image or a snapshot", text).map(Self::Name),
+            Err(_) => parse_name("name of an image or snapshot", text).map(Self::Name),
         }
     }
 }
@@ -54,7 +54,7 @@ pub fn absolute_reference(text: &str) -> Result<String> {
     let path = std::path::absolute(text).map_err(|e| Error::io("resolve", text, e))?;
     path.to_str()
         .map(str::to_owned)
-        .ok_or_else(|| Error::invalid("a path", path.display(), "a text"))
+        .ok_or_else(|| Error::invalid("path", path.display(), "a text"))
 }
 
 /// A snapshot, or a sandbox as it is now or as it was: what can be exported and compared.
@@ -74,7 +74,7 @@ impl Point {
         let Some((sandbox, state)) = text.split_once('@').filter(|_| !text.contains('/')) else {
             return Reference::parse(text).map(Self::Snapshot);
         };
-        parse_name("a sandbox's name or id", sandbox)?;
+        parse_name("sandbox name or id", sandbox)?;
         let state = (!state.is_empty()).then(|| state.to_owned());
         Ok(Self::Sandbox {
             sandbox: sandbox.to_owned(),

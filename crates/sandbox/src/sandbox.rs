@@ -431,7 +431,7 @@ impl Sandbox {
         Error::WrongState {
             name: self.name().to_owned(),
             phase: state.phase,
-            reason: state.reason.clone(),
+            reason: state.further_reason(),
             verb,
         }
     }

@@ -17,6 +17,7 @@ use std::time::Instant;
 use sandtree_store::{Consistency, SandboxDir, SaveTarget, Snapshot};
 use serde::{Deserialize, Serialize};
 
+use crate::degradation::Degradation;
 use crate::error::{Error, Result};
 use crate::inner::Inner;
 use crate::order::{LentState, Wanted};
@@ -68,7 +69,7 @@ pub fn parse_target(text: &str) -> Result<SaveTarget> {
             Ok(SaveTarget::Dir(absolute))
         }
         Reference::Digest(digest) => Err(Error::invalid(
-            "the name of a snapshot",
+            "snapshot name",
             digest,
             "a digest names content",
         )),
@@ -79,7 +80,7 @@ pub fn parse_target(text: &str) -> Result<SaveTarget> {
 pub fn parse_label(text: &str) -> Result<(String, String)> {
     let (key, value) = text
         .split_once('=')
-        .ok_or_else(|| Error::invalid("a label", text, "KEY=VALUE"))?;
+        .ok_or_else(|| Error::invalid("label", text, "KEY=VALUE"))?;
     Ok((key.to_owned(), value.to_owned()))
 }
 
@@ -93,7 +94,7 @@ pub struct Saved {
     pub memory: bool,
     /// Of all of its files.
     pub bytes: u64,
-    pub degraded: Vec<String>,
+    pub degraded: Vec<Degradation>,
     /// How long the guest stood still.
     pub pause_ms: f64,
     pub total_ms: f64,

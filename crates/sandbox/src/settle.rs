@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sandtree_store::{Owned, Phase, SandboxDir, StateRecord};
+use sandtree_store::{Ended, Owned, Phase, SandboxDir, StateRecord};
 
 use crate::blocking::blocking;
 use crate::error::{Error, Result, store_error};
 use crate::files::remove_if_there;
-use crate::info::HOST_WENT_DOWN;
 use crate::inner::Inner;
 use crate::moment::{boot_id, now_unix_ms};
 use crate::publish;
@@ -59,9 +58,10 @@ impl Inner {
             .save_on_stop
             .as_ref()
             .map(|_| "its keeper was gone before it could".to_owned());
-        let reason = Some(death(&state));
+        let (ended, reason) = death(&state);
         let state = StateRecord {
-            reason,
+            reason: Some(reason),
+            ended: Some(ended),
             save_failed,
             ..state.followed_by(Phase::Crashed, now_unix_ms())
         };
@@ -85,7 +85,7 @@ impl Inner {
                 return Err(Error::WrongState {
                     name,
                     phase: state.phase,
-                    reason: state.reason,
+                    reason: state.further_reason(),
                     verb,
                 });
             }
@@ -112,10 +112,16 @@ impl Inner {
 }
 
 /// Why a sandbox's owner is gone, as far as its last state tells.
-fn death(state: &StateRecord) -> String {
+fn death(state: &StateRecord) -> (Ended, String) {
     match (&state.boot_id, state.pids.keeper) {
-        (Some(boot), _) if *boot != boot_id() => HOST_WENT_DOWN.into(),
-        (_, Some(pid)) => format!("its keeper, process {pid}, died"),
-        (_, None) => "the process that ran it died".into(),
+        (Some(boot), _) if *boot != boot_id() => {
+            let reason = "the host went down while it ran";
+            (Ended::HostWentDown, reason.into())
+        }
+        (_, Some(pid)) => {
+            let reason = format!("its keeper, process {pid}, died");
+            (Ended::OwnerDied, reason)
+        }
+        (_, None) => (Ended::OwnerDied, "the process that ran it died".into()),
     }
 }

@@ -225,7 +225,7 @@ impl Host {
     }
 
     pub async fn tag_snapshot(&self, reference: &str, name: &str, replace: Replace) -> Result<()> {
-        let name = parse_name("the name of a snapshot", name)?;
+        let name = parse_name("snapshot name", name)?;
         self.inner
             .check_free(&SaveTarget::Name(name.clone()), replace, None)?;
         let pinned = self
@@ -343,7 +343,7 @@ impl Host {
         replace: Replace,
         progress: Progress,
     ) -> Result<Imported> {
-        let name = parse_name("the name of a snapshot", name)?;
+        let name = parse_name("snapshot name", name)?;
         self.inner
             .check_free(&SaveTarget::Name(name.clone()), replace, None)?;
         let (host, target) = (self.inner.clone(), name.clone());

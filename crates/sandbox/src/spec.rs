@@ -129,13 +129,13 @@ impl SandboxSpec {
             (Some(image), Some(snapshot)) => {
                 let both = format!("{image} and {snapshot}");
                 Err(Error::invalid(
-                    "what a sandbox begins from",
+                    "origin of a sandbox",
                     both,
                     "an image or a snapshot, not both",
                 ))
             }
             (None, None) => Err(Error::invalid(
-                "what a sandbox begins from",
+                "origin of a sandbox",
                 "nothing",
                 "the name of an image or a snapshot",
             )),
@@ -149,9 +149,9 @@ impl SandboxSpec {
         {
             return Err(no_snapshot(&path.to_string_lossy()));
         }
-        self.name.as_deref().map_or(Ok(()), |name| {
-            parse_name("a sandbox's name", name).map(drop)
-        })?;
+        self.name
+            .as_deref()
+            .map_or(Ok(()), |name| parse_name("sandbox name", name).map(drop))?;
         self.memory_bytes.map_or(Ok(()), check_memory)?;
         self.cpus.map_or(Ok(()), check_cpus)?;
         check_ports(&self.publish)?;
@@ -161,7 +161,7 @@ impl SandboxSpec {
         {
             let disk = self.disk_bytes.unwrap_or_default();
             return Err(Error::invalid(
-                "a disk's size",
+                "disk size",
                 disk,
                 "a whole number of MiB, at most 8 TiB",
             ));
@@ -177,7 +177,7 @@ impl SandboxSpec {
                 .map(|dir| dir.display().to_string())
                 .unwrap_or_default();
             return Err(Error::invalid(
-                "a directory for memory layers",
+                "directory for memory layers",
                 dir,
                 "an absolute path to a directory",
             ));
@@ -185,7 +185,7 @@ impl SandboxSpec {
         self.ca_bundle.as_deref().map_or(Ok(()), ca::check)?;
         if self.auto_checkpoint == Some(0) {
             return Err(Error::invalid(
-                "the number of automatic checkpoints",
+                "number of automatic checkpoints",
                 0,
                 "at least 1",
             ));
@@ -193,7 +193,7 @@ impl SandboxSpec {
         if self.arch != Arch::HOST {
             let arch = format!("{:?}", self.arch).to_lowercase();
             return Err(Error::invalid(
-                "an architecture",
+                "architecture",
                 arch,
                 "guests have the host's for now",
             ));
@@ -270,18 +270,14 @@ fn check_memory(bytes: u64) -> Result<()> {
 fn check_cpus(cpus: u32) -> Result<()> {
     match (1..=CPUS_MAX).contains(&cpus) {
         true => Ok(()),
-        false => Err(Error::invalid("the number of cpus", cpus, "1 to 64")),
+        false => Err(Error::invalid("number of cpus", cpus, "1 to 64")),
     }
 }
 
 fn check_ports(ports: &[PublishedPort]) -> Result<()> {
     match ports.len() <= PORTS_MAX {
         true => Ok(()),
-        false => Err(Error::invalid(
-            "the number of ports",
-            ports.len(),
-            "at most 64",
-        )),
+        false => Err(Error::invalid("number of ports", ports.len(), "at most 64")),
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use sandtree_store::{Phase, SandboxDir, StateId, StateKind, StateManifest, StateRecord};
 use serde::{Deserialize, Serialize};
 
+use crate::degradation::Degradation;
 use crate::error::{Error, Result, store_error};
 use crate::info::rfc3339;
 
@@ -72,7 +73,7 @@ pub struct StateInfo {
     pub memory_bytes: u64,
     pub disk_bytes: u64,
     pub mode: Option<String>,
-    pub degraded: Vec<String>,
+    pub degraded: Vec<Degradation>,
     /// Whether the sandbox stands on it now.
     pub current: bool,
     pub durability: Durability,
@@ -118,7 +119,7 @@ impl StateInfo {
             memory_bytes: manifest.memory_layer_bytes,
             disk_bytes: manifest.disk_layer_bytes,
             mode: manifest.mode.clone(),
-            degraded: manifest.degraded.clone(),
+            degraded: Degradation::list(&manifest.degraded),
             current: current == Some(&manifest.id),
         }
     }
@@ -152,7 +153,7 @@ pub struct Checkpoint {
     pub id: String,
     pub mode: String,
     /// What was done in a lesser way than it could be, and why.
-    pub degraded: Vec<String>,
+    pub degraded: Vec<Degradation>,
     /// How long the guest stood still.
     pub pause_ms: f64,
     pub total_ms: f64,
@@ -176,7 +177,7 @@ pub struct Reverted {
 /// How a restore went.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RestoreReport {
-    pub degraded: Vec<String>,
+    pub degraded: Vec<Degradation>,
     /// Hooks in the guest that failed, with what they said.
     pub hooks_failed: Vec<String>,
     /// From the beginning of the restore until the guest ran.
@@ -192,7 +193,7 @@ pub struct Paused {
     /// Clients wait for it to go on; without any, its keeper ends, too.
     pub awaited: bool,
     pub mode: String,
-    pub degraded: Vec<String>,
+    pub degraded: Vec<Degradation>,
     pub total_ms: f64,
     pub memory_bytes: u64,
     pub disk_bytes: u64,
@@ -235,7 +236,7 @@ pub(crate) fn ms(duration: Duration) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use sandtree_store::MemoryState;
+    use sandtree_store::{MemoryState, Notes};
 
     use super::*;
 
@@ -254,7 +255,7 @@ mod tests {
             memory: MemoryState::None,
             ram_bytes: 0,
             mode: None,
-            degraded: Vec::new(),
+            degraded: Notes::default(),
             memory_layer_bytes: 0,
             disk_layer_bytes: 0,
             pause_us: 0,

@@ -1,6 +1,6 @@
 //! Where a sandbox stands, as its driver publishes it to the handles of this process.
 
-use sandtree_store::{Phase, SandboxDir, StateRecord};
+use sandtree_store::{Ended, Phase, SandboxDir, StateRecord};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 
@@ -38,11 +38,16 @@ impl Status {
             (_, Some(phase)) => Err(Error::WrongState {
                 name,
                 phase,
-                reason: self.state.reason.clone(),
+                reason: self.further_reason(),
                 verb: Verb::Use,
             }),
             (_, None) => Err(Error::NoSandbox { name }),
         }
+    }
+
+    fn further_reason(&self) -> Option<String> {
+        let reason = self.state.reason.clone();
+        reason.filter(|_| self.info.ended != Some(Ended::Stopped))
     }
 
     /// A connection to a guest that runs.

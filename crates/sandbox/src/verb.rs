@@ -40,6 +40,24 @@ impl Verb {
         Verb::Resume,
         Verb::Save,
     ];
+
+    /// As arguments of errors have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verb::Use => "use",
+            Verb::Start => "start",
+            Verb::Stop => "stop",
+            Verb::Kill => "kill",
+            Verb::Remove => "remove",
+            Verb::Checkpoint => "checkpoint",
+            Verb::Revert => "revert",
+            Verb::Forget => "forget",
+            Verb::Fork => "fork",
+            Verb::Pause => "pause",
+            Verb::Resume => "resume",
+            Verb::Save => "save",
+        }
+    }
 }
 
 impl fmt::Display for Verb {

@@ -34,6 +34,7 @@ mod lock;
 pub mod memory;
 mod name;
 mod named;
+mod note;
 mod pin;
 mod progress;
 mod publish;
@@ -64,10 +65,11 @@ pub use image::{
 pub use index::{Listing, Reindexed, SnapshotSummary};
 pub use name::{Name, ParseNameError};
 pub use named::Named;
+pub use note::{Note, Notes};
 pub use progress::{Progress, Silent};
 pub use publish::{Published, Staged};
 pub use sandbox::{
-    Batch, Collected, DamagedLayer, ListedSandbox, Origin, Owned, Phase, Pids, SandboxDir,
+    Batch, Collected, DamagedLayer, Ended, ListedSandbox, Origin, Owned, Phase, Pids, SandboxDir,
     SandboxRecord, SaveOnStop, SaveTarget, StagedState, StateRecord, States, UnreadableState,
 };
 pub use save::SaveSpec;

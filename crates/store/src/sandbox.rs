@@ -32,7 +32,7 @@ use std::sync::Arc;
 pub use batch::Batch;
 pub use collect::Collected;
 pub use create::Origin;
-pub use record::{Phase, Pids, SandboxRecord, SaveOnStop, SaveTarget, StateRecord};
+pub use record::{Ended, Phase, Pids, SandboxRecord, SaveOnStop, SaveTarget, StateRecord};
 pub use states::{DamagedLayer, StagedState, States, UnreadableState};
 
 use crate::fs::{Files, Kind, Lock, optional};

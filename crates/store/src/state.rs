@@ -21,6 +21,7 @@ pub(crate) use source::Places;
 pub use source::StateSource;
 
 use crate::image::Arch;
+use crate::note::Notes;
 use crate::record::Record;
 use crate::{LayerId, Network, StateId, Tag};
 
@@ -119,7 +120,8 @@ pub struct StateManifest {
     /// Which pages were captured, where there was a choice.
     pub mode: Option<String>,
     /// What was done in a lesser way than asked for, and why.
-    pub degraded: Vec<String>,
+    #[serde(flatten)]
+    pub degraded: Notes,
     pub memory_layer_bytes: u64,
     pub disk_layer_bytes: u64,
     pub pause_us: u64,

@@ -132,7 +132,7 @@ fn only_as_it_was_saved(world: &World) {
         ("--network", "none", "none"),
     ] {
         let asked = world.run(["run", "-d", "--name", "q", option, value, "live"]);
-        refused(&asked, &["memory cannot go on", word], &["--cold"]);
+        refused(&asked, &["memory cannot continue", word], &["--cold"]);
     }
     world.ok([
         "run", "-d", "--rm", "--name", "q", "--memory", "512M", "--cpus", "1", "live",

@@ -7,8 +7,8 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use sandtree::{
-    Consistency, Error, ErrorKind, Fault, Faults, Host, HostConfig, Phase, Progress, Result,
-    Sandbox, SaveSpec, Saved, Step,
+    Consistency, Degradation, Error, ErrorKind, Fault, Faults, Host, HostConfig, Phase, Progress,
+    Result, Sandbox, SaveSpec, Saved, Step,
 };
 
 use super::{dir_of, end, entries, save, say, say_in};
@@ -161,7 +161,7 @@ async fn a_guest_that_is_held_too_long_thaws_by_itself_and_the_save_says_so() {
         saved
             .degraded
             .iter()
-            .any(|note| note.contains("power cut") && note.contains("thawed")),
+            .any(|note| matches!(note, Degradation::DiskNotFrozen { reason } if reason.contains("thawed"))),
         "{saved:?}"
     );
     let next = sandbox
@@ -207,6 +207,7 @@ fn a_guest_whose_agent_hangs_is_saved_as_after_a_power_cut() {
         saved["degraded"].to_string().contains("power cut"),
         "{saved}"
     );
+    assert_eq!(saved["degraded"][0]["code"], "disk_not_frozen", "{saved}");
     assert_eq!(say_in(&world, "deaf", "cat /srv/word"), "written");
     end(&world, &["a"]);
     finish(waiting);

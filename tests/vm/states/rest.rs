@@ -86,7 +86,7 @@ fn a_paused_sandbox_whose_keeper_is_killed_is_resumed_by_another() {
     assert!(super::is_alive(keeper), "the keeper left its client");
     kill(keeper, "KILL");
     until_gone(keeper);
-    finish(client).failed_with(&["connection to the sandbox ended"]);
+    finish(client).failed_with(&["connection to the guest ended"]);
     assert_eq!(world.inspect("a")["state"], "paused");
     world.ok(["resume", "a"]);
     held::assert_holds(&world, "a", "one", 0);

@@ -331,6 +331,7 @@ fn a_checkpoint_over_layers_that_are_gone_stands_alone_and_says_so() {
     let (memory, disk) = layers_of(&world, "next");
     fs::remove_file(memory.last().unwrap()).unwrap();
     let taken = world.json(["checkpoint", "a", "memory"]);
+    assert_eq!(taken["degraded"][0]["code"], "whole_memory", "{taken}");
     assert!(
         taken["degraded"]
             .to_string()

@@ -80,7 +80,10 @@ fn a_boot_happens_once_and_again_where_it_must() {
         "{answer:?}"
     );
     let told = world.inspect("b")["degraded"].to_string();
-    assert!(told.contains("did not load"), "{told}");
+    assert!(
+        told.contains("did not load") && told.contains("warm_image_unusable"),
+        "{told}"
+    );
     assert_ne!(warm_memory(&world), memory, "another one took its place");
     world.start("c", &[]);
     assert_eq!(boot_of(&world, "c"), boot_of(&world, "b"));

@@ -149,7 +149,7 @@ impl Exactness {
             .await;
         assert_eq!(
             resumed.expect("it is resumed").degraded,
-            Vec::<String>::new()
+            Vec::<sandtree::Degradation>::new()
         );
         self.assert_same(index, &ram);
     }

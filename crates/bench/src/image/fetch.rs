@@ -26,7 +26,7 @@ fn fetch(text: &str, dir: &Path) -> Result<()> {
     let fetched = client.manifest(&reference).map_err(failed)?;
     let document = Document::parse(&fetched.media_type, &fetched.bytes).map_err(failed)?;
     let Document::Manifest(manifest) = document else {
-        return Err(Error::invalid("an image to fetch", text, "a manifest"));
+        return Err(Error::invalid("image to fetch", text, "a manifest"));
     };
     let target = |layer: &Descriptor| File::create_new(dir.join(layer.digest.hex()));
     let watch = |_bytes| Ok(());

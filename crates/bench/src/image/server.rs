@@ -29,7 +29,7 @@ impl Registry {
             }
         }
         Err(Error::invalid(
-            "a registry",
+            "registry",
             "docker-registry",
             "one that listens on 127.0.0.1",
         ))

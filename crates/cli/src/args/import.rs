@@ -50,7 +50,7 @@ impl Made {
             Some(path) => {
                 let rule = "only a kernel that is a file takes one";
                 Err(Error::invalid(
-                    "an addition to Debian's kernel",
+                    "addition to Debian's kernel",
                     path.display(),
                     rule,
                 ))

@@ -78,7 +78,7 @@ async fn take(global: &Global, sandbox: &str, tag: Option<String>, force: bool) 
         show::json(&taken);
         return Ok(ExitCode::SUCCESS);
     }
-    show::notes(&taken.degraded);
+    show::degradations(&taken.degraded);
     show::line(&format!(
         "{}  {}  pause {}  total {}  memory {}  disk {}",
         taken.tag.as_deref().unwrap_or("-"),

@@ -95,7 +95,7 @@ async fn copy(global: &Global, from: &OsString, to: &OsString) -> Result<Transfe
             })
         }
         _ => Err(Error::invalid(
-            "a copy",
+            "copy",
             format!("{from:?} to {to:?}"),
             "one side is SANDBOX:PATH, the other is not",
         )),

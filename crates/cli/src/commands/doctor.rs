@@ -93,7 +93,7 @@ fn describe_qemu(qemu: &QemuFound) {
         None => format!("{user}, seccomp, Landlock, no new privileges"),
         Some(reason) => format!("{user}, seccomp, no new privileges (without Landlock: {reason})"),
     };
-    let refused = qemu.memory_modes_refused.join("; ");
+    let refused = show::joined(&qemu.memory_modes_refused);
     let memory = if refused.is_empty() {
         qemu.memory_mode.clone()
     } else {

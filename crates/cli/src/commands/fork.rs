@@ -56,9 +56,9 @@ pub async fn run(global: &Global, args: ForkArgs) -> Outcome {
         }));
         return Ok(ExitCode::SUCCESS);
     }
-    show::notes(&report.degraded);
+    show::degradations(&report.degraded);
     for fork in &forks {
-        show::notes(&fork.degraded);
+        show::degradations(&fork.degraded);
         let ports: Vec<String> = fork
             .ports
             .iter()

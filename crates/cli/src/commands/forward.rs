@@ -39,8 +39,8 @@ pub async fn run(global: &Global, args: ForwardArgs) -> Outcome {
         .for_each(|mut forward| drop(ended.spawn(async move { forward.ended().await })));
     ended.join_next().await;
     let report = Error::Guest {
-        operation: "go on forwarding".into(),
-        source: sandtree::LinkError::Ended,
+        operation: "continue forwarding".into(),
+        source: sandtree::LinkError::ended(),
     };
     Err(report.into())
 }

@@ -70,8 +70,15 @@ pub async fn run(global: &Global, args: InspectArgs) -> Outcome {
         show::json(&inspected);
         return Ok(ExitCode::SUCCESS);
     }
+    show::fields(&fields(inspected));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn fields(inspected: Inspected) -> Vec<(&'static str, String)> {
     let Inspected { info, not_durable } = inspected;
     let doubts: Vec<String> = not_durable.iter().map(NotDurable::describe).collect();
+    let degraded = show::joined(&info.degraded);
+    let unless_empty = |text: String| if text.is_empty() { "-".into() } else { text };
     let number = |pid: Option<u32>| pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
     let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
     let ports: Vec<String> = info
@@ -79,7 +86,7 @@ pub async fn run(global: &Global, args: InspectArgs) -> Outcome {
         .iter()
         .map(|port| format!("{}:{}", port.host, port.guest))
         .collect();
-    show::fields(&[
+    vec![
         ("id", info.id),
         ("name", info.name),
         ("state", info.state.to_string()),
@@ -111,23 +118,8 @@ pub async fn run(global: &Global, args: InspectArgs) -> Outcome {
         ("cpu model", text(&info.cpu)),
         ("saved on stop as", text(&info.save_on_stop)),
         ("not saved", text(&info.save_failed)),
-        (
-            "degraded",
-            if info.degraded.is_empty() {
-                "-".into()
-            } else {
-                info.degraded.join("; ")
-            },
-        ),
-        (
-            "not durable",
-            if doubts.is_empty() {
-                "-".into()
-            } else {
-                doubts.join("; ")
-            },
-        ),
+        ("degraded", unless_empty(degraded)),
+        ("not durable", unless_empty(doubts.join("; "))),
         ("created", info.created_at),
-    ]);
-    Ok(ExitCode::SUCCESS)
+    ]
 }

@@ -229,7 +229,7 @@ fn default_home() -> Result<PathBuf> {
     let rule = "set HOME, SANDTREE_HOME or --home";
     let base = data
         .or(local)
-        .ok_or_else(|| Error::invalid("a store's place", "", rule))?;
+        .ok_or_else(|| Error::invalid("place of the store", "", rule))?;
     Ok(base.join("sandtree"))
 }
 

@@ -27,7 +27,7 @@ pub async fn run(global: &Global, args: PauseArgs) -> Outcome {
             show::json(&json!({ "sandbox": sandbox, "paused": paused }));
             continue;
         }
-        show::notes(&paused.degraded);
+        show::degradations(&paused.degraded);
         let memory = show::bytes(paused.memory_bytes);
         let disk = show::bytes(paused.disk_bytes);
         show::line(&format!(

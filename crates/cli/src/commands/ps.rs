@@ -39,8 +39,8 @@ pub async fn run(global: &Global, args: PsArgs) -> Outcome {
 }
 
 fn row(info: SandboxInfo) -> Vec<String> {
-    let state = match &info.reason {
-        Some(reason) if !info.is_running() && *reason != "stopped" => {
+    let state = match info.further_reason() {
+        Some(reason) if !info.is_running() => {
             format!(
                 "{} ({})",
                 info.state,

@@ -57,7 +57,7 @@ fn docker_config() -> Option<PathBuf> {
 
 /// Reads the password. No message contains it.
 async fn password() -> Result<String> {
-    let refused = |rule| Error::invalid("a password", "standard input", rule);
+    let refused = |rule| Error::invalid("password", "standard input", rule);
     let mut chunks = stdin::read();
     let mut read = Vec::new();
     while let Some(chunk) = chunks.recv().await {

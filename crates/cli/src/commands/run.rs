@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use sandtree::{
-    Begun, Committed, Error, ErrorKind, ExecSpec, FORK_CONCURRENCY, ForkSpec, Host, Lifetime,
-    MemoryMode, Prepared, PublishedPort, Report, Result, Sandbox, SandboxSpec, SaveOnStop,
+    Arguments, Begun, Code, Committed, Error, ExecSpec, FORK_CONCURRENCY, ForkSpec, Host, Lifetime,
+    MemoryMode, Prepared, PublishedPort, Report, Result, Sandbox, SandboxSpec, SaveOnStop, Unsaved,
     absolute_reference, ca,
 };
 use serde_json::json;
@@ -188,10 +188,11 @@ async fn saved(sandbox: &Sandbox, target: &str, committed: Committed) -> Result<
         return Ok(());
     }
     let reason = match sandbox.info() {
-        Ok(left) => left
-            .save_failed
-            .unwrap_or_else(|| format!("it is {}", left.state)),
-        Err(_) => "it was removed".into(),
+        Ok(left) => match left.save_failed {
+            Some(reason) => Unsaved::Failed { reason },
+            None => Unsaved::Phase(left.state),
+        },
+        Err(_) => Unsaved::Removed,
     };
     Err(Error::StillUnsaved {
         name: sandbox.name().to_owned(),
@@ -278,7 +279,9 @@ async fn begin(host: &Host, args: &RunArgs, prepared: &Prepared) -> Result<Begun
     };
     message.finish_and_clear();
     let begun = begun?;
-    begun.infos().for_each(|info| show::notes(&info.degraded));
+    begun
+        .infos()
+        .for_each(|info| show::degradations(&info.degraded));
     Ok(begun)
 }
 
@@ -316,14 +319,12 @@ fn check_here(reference: &str) -> Result<(), Failure> {
         return Ok(());
     }
     let message = format!("there is no image or snapshot {reference} here");
-    let hint =
-        format!("`sandtree pull {reference}` brings it here, and prints the name to run it by");
-    Err(Failure::Told(Report {
-        kind: ErrorKind::NotFound,
+    let arguments = Arguments::from([("reference".to_owned(), reference.into())]);
+    Err(Failure::Told(Report::new(
+        Code::NotPulled,
         message,
-        causes: Vec::new(),
-        hint: Some(hint),
-    }))
+        arguments,
+    )))
 }
 
 /// Whether a workspace has a snapshot of that name; otherwise it is an image's.

@@ -60,7 +60,7 @@ pub async fn run(global: &Global, args: SaveArgs) -> Outcome {
         show::json(&saved);
         return Ok(ExitCode::SUCCESS);
     }
-    show::notes(&saved.degraded);
+    show::degradations(&saved.degraded);
     let called = saved
         .name
         .clone()
@@ -104,10 +104,10 @@ pub fn placed(name: &str, workspace: Option<&Path>) -> Result<String> {
             let path = path.join(name.as_str());
             path.to_str()
                 .map(str::to_owned)
-                .ok_or_else(|| Error::invalid("a workspace", path.display(), "a text"))
+                .ok_or_else(|| Error::invalid("workspace", path.display(), "a text"))
         }
         SaveTarget::Dir(path) => Err(Error::invalid(
-            "the name of a snapshot in a workspace",
+            "snapshot name in a workspace",
             path.display(),
             "a name, not a path",
         )),

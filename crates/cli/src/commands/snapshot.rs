@@ -390,14 +390,14 @@ impl Unfinished {
     fn create(target: &Path, replace: bool) -> Result<Self> {
         if !replace && target.exists() {
             return Err(Error::invalid(
-                "a file to write",
+                "output file",
                 target.display(),
-                "it is there already; --force overwrites it",
+                "it exists; --force overwrites it",
             ));
         }
         let name = target
             .file_name()
-            .ok_or_else(|| Error::invalid("a file to write", target.display(), "a file's path"))?;
+            .ok_or_else(|| Error::invalid("output file", target.display(), "a file's path"))?;
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(name);
         hidden.push(format!(".{}", std::process::id()));
@@ -466,7 +466,7 @@ async fn import(global: &Global, args: ImportArgs) -> Outcome {
         Some(name) => name.clone(),
         None if is_stdin => {
             let rule = "an import from standard input needs --name";
-            return Err(Error::invalid("the name of a snapshot", "-", rule).into());
+            return Err(Error::invalid("snapshot name", "-", rule).into());
         }
         None => stem(&args.file),
     };

@@ -26,7 +26,7 @@ pub async fn run(global: &Global, args: StartArgs) -> Outcome {
     let started = sandbox.start(args.boot_timeout).await;
     spinner.finish_and_clear();
     started?;
-    show::notes(&sandbox.info()?.degraded);
+    show::degradations(&sandbox.info()?.degraded);
     let notes: Vec<String> = before
         .may_be_torn()
         .then(|| torn(&args.sandbox))

@@ -146,7 +146,7 @@ pub(super) fn check_unchanged(file: &CopyFile, digest: &str) -> Result<()> {
     match digest_of(&file.source)? == digest {
         true => Ok(()),
         false => Err(Error::invalid(
-            "a file to copy",
+            "file to copy",
             file.source.display(),
             "it changed while the image was made",
         )),

@@ -20,6 +20,7 @@ use tracing::{Instrument, debug_span};
 use super::Capture;
 use crate::chain::Disk;
 use crate::chain::diff_error;
+use crate::degradation::Degradation;
 use crate::error::{Error, Result, engine_error, store_error};
 use crate::fault::Step;
 use crate::manifest::{bare_manifest, publish_bare};
@@ -59,7 +60,8 @@ impl Capture<'_> {
             Some(error) => self.switch_unfrozen(&error).await?,
         };
         self.give_up_writing(below.last()).await;
-        let degraded: Vec<String> = damage.clone().into_iter().chain(unfrozen.clone()).collect();
+        let degraded: Vec<Degradation> =
+            damage.clone().into_iter().chain(unfrozen.clone()).collect();
         let disk = match damage {
             Some(_) => vec![self.copy_disk().await?],
             None => below,
@@ -122,7 +124,7 @@ impl Capture<'_> {
     }
 
     /// Switches the disk while the guest holds it still. Says why the guest did not.
-    async fn switch_frozen(&mut self) -> Result<Option<String>> {
+    async fn switch_frozen(&mut self) -> Result<Option<Degradation>> {
         let guest = self.running.guest.clone();
         let frozen = self
             .heard(guest.freeze(FROZEN_LONGEST))
@@ -143,7 +145,7 @@ impl Capture<'_> {
     }
 
     /// Switches the disk of a guest that does not hear. Says so.
-    async fn switch_unfrozen(&mut self, deaf: &Error) -> Result<Option<String>> {
+    async fn switch_unfrozen(&mut self, deaf: &Error) -> Result<Option<Degradation>> {
         self.switch().await?;
         Ok(Some(as_after_power_cut(deaf)))
     }
@@ -158,14 +160,14 @@ impl Capture<'_> {
         &self,
         kind: StateKind,
         disk: Vec<LayerId>,
-        degraded: Vec<String>,
+        degraded: Vec<Degradation>,
     ) -> Result<StateManifest> {
         disk.last()
             .map_or(Ok(()), |id| self.owned.freeze_disk(id))
             .map_err(store_error("seal an overlay"))?;
         let manifest = StateManifest {
             disk,
-            degraded,
+            degraded: Degradation::notes(&degraded),
             ..bare_manifest(self.owned.record(), &self.head()?, kind)?
         };
         self.host
@@ -175,6 +177,8 @@ impl Capture<'_> {
     }
 }
 
-pub(crate) fn as_after_power_cut(why: impl Display) -> String {
-    format!("the disk is as after a power cut: {why}")
+pub(crate) fn as_after_power_cut(why: impl Display) -> Degradation {
+    Degradation::DiskNotFrozen {
+        reason: why.to_string(),
+    }
 }

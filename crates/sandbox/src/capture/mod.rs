@@ -27,14 +27,16 @@ use sandtree_store::{Head, LayerId, Owned, StagedState, StateKind, StateManifest
 use tracing::{Instrument, debug_span};
 
 use crate::blocking::blocking;
+use crate::degradation::Degradation;
 use crate::error::{Error, Result, engine_error, store_error};
 use crate::fault::Step;
 use crate::inner::Inner;
 use crate::machine::ground::{Covers, NewLayer};
 use crate::machine::layers::{check_overlay, read_layer};
 use crate::machine::running::Running;
-use crate::mode::{self, Abilities, MemoryMode, ModePlan};
+use crate::mode::MemoryMode;
 use crate::pages;
+use crate::plan::{self, Abilities, ModePlan};
 use crate::states::{Checkpoint, ms};
 
 /// With more than this to read, memory is first copied while the guest runs.
@@ -81,7 +83,7 @@ impl Captured {
             tag: manifest.tag.as_ref().map(ToString::to_string),
             id: manifest.id.to_string(),
             mode: manifest.mode.clone().unwrap_or_default(),
-            degraded: manifest.degraded.clone(),
+            degraded: Degradation::list(&manifest.degraded),
             pause_ms: ms(self.pause),
             total_ms: ms(total),
             memory_bytes: manifest.memory_layer_bytes,
@@ -216,17 +218,16 @@ impl Capture<'_> {
     }
 
     fn approach(&self) -> Approach {
-        let mut plan = mode::choose(self.wanted, &self.abilities());
+        let mut plan = plan::choose(self.wanted, &self.abilities());
         let outside = self.machine().uncaptured_memory();
         if !outside.is_empty() && plan.mode != MemoryMode::Full {
-            let reason = format!(
-                "{} does not hold the memory of {}",
-                plan.mode,
-                outside.join(", ")
-            );
+            let degraded = Degradation::DeviceMemory {
+                mode: plan.mode,
+                devices: outside.to_vec(),
+            };
             plan = ModePlan {
                 mode: MemoryMode::Full,
-                degraded: vec![reason],
+                degraded: vec![degraded],
             };
         }
         let damage = match &self.running.ground.layers {
@@ -234,9 +235,8 @@ impl Capture<'_> {
             Some(layers) => layers.iter().find_map(|id| self.memory_damage(id)),
         };
         let scope = match damage {
-            Some(damage) if plan.mode != MemoryMode::Full => {
-                plan.degraded
-                    .push(format!("all of memory was captured: {damage}"));
+            Some(reason) if plan.mode != MemoryMode::Full => {
+                plan.degraded.push(Degradation::WholeMemory { reason });
                 Scope::Whole
             }
             _ => Scope::Delta,
@@ -272,7 +272,7 @@ impl Capture<'_> {
         damage.is_some()
     }
 
-    fn disk_damage(&self) -> Option<String> {
+    fn disk_damage(&self) -> Option<Degradation> {
         let head = self.head().ok()?;
         let doubtful = |id| self.owned.is_doubtful_disk(id).unwrap_or(false);
         let damage = self
@@ -284,7 +284,7 @@ impl Capture<'_> {
                 let damage = check_overlay(self.owned, id).err();
                 damage.or_else(|| doubtful(id).then(|| not_synced(&self.owned.disk_layer(id))))
             });
-        damage.map(|damage| format!("the whole disk was copied: {damage}"))
+        damage.map(|reason| Degradation::WholeDisk { reason })
     }
 
     /// Makes the overlay that the guest will write to next, and gives the layers below it. One that
@@ -361,7 +361,7 @@ impl Capture<'_> {
         let memory = self.machine().memory().clone();
         let runs = blocking(move || memory.written(how))
             .await
-            .map_err(engine_error("tell what was written"))?;
+            .map_err(engine_error("list written pages"))?;
         Ok(pages::from_bytes(&runs))
     }
 
@@ -416,7 +416,7 @@ impl Capture<'_> {
             let continued = self.machine().cont().instrument(debug_span!("cont")).await;
             // What was taken is out of the tracking, and in no layer.
             continued
-                .map_err(engine_error("go on"))
+                .map_err(engine_error("continue the guest"))
                 .inspect_err(|_| self.running.ground.lose_layers())?;
         }
         Ok(Moment {

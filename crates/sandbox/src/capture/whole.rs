@@ -6,6 +6,7 @@ use std::time::Duration;
 use sandtree_store::{LayerId, MemoryState, StateId, StateManifest};
 
 use super::{Approach, Capture, Purpose};
+use crate::degradation::Degradation;
 use crate::error::{Error, Result, engine_error, store_error};
 use crate::hub::ExecRecord;
 use crate::machine::ground::NewLayer;
@@ -89,7 +90,7 @@ impl Capture<'_> {
             memory,
             ram_bytes: self.machine().memory().bytes(),
             mode: Some(approach.plan.mode.to_string()),
-            degraded: approach.plan.degraded.clone(),
+            degraded: Degradation::notes(&approach.plan.degraded),
             memory_layer_bytes: layer.map_or(0, |layer| layer.layer.len_bytes()),
             disk_layer_bytes,
             pause_us: pause.as_micros().try_into().unwrap_or(u64::MAX),

@@ -30,6 +30,7 @@ use sandtree_store::{
 
 use self::origin::{Beginning, check_as_saved};
 use self::unfinished::Unfinished;
+use crate::degradation::Degradation;
 use crate::driver::{Driven, Existence, Local};
 use crate::error::{Error, ErrorKind, Result, store_error};
 use crate::fault::Step;
@@ -142,9 +143,9 @@ async fn from_snapshot(
     let manifest = &snapshot.manifest;
     if let Some(own) = &spec.kernel {
         return Err(Error::invalid(
-            "a kernel",
+            "kernel",
             own.kernel.display(),
-            "a snapshot goes on with its own",
+            "a snapshot continues with its own",
         ));
     }
     if manifest.arch != spec.arch {
@@ -247,30 +248,24 @@ impl SavedBy {
         granted
     }
 
-    /// What it does not get, and how to grant it.
-    fn withheld(self, spec: &SandboxSpec, saved: &Settings) -> Vec<String> {
+    /// What it does not get.
+    fn withheld(self, spec: &SandboxSpec, saved: &Settings) -> Vec<Degradation> {
         let mut notes = Vec::new();
         if self == SavedBy::Another && spec.network.is_none() && saved.network == Network::Full {
-            notes.push(
-                "it is isolated, though saved with network full by another store: --network full grants it".to_owned(),
-            );
+            notes.push(Degradation::NetworkWithheld {});
         }
         if self == SavedBy::Another && spec.publish.is_empty() && !saved.ports.is_empty() {
-            let ports: Vec<String> = saved
+            let ports = saved
                 .ports
                 .iter()
                 .map(|port| format!("{}:{}", port.host, port.guest))
                 .collect();
-            notes.push(format!(
-                "ports of a snapshot of another store are not published: --publish {}",
-                ports.join(" --publish ")
-            ));
+            notes.push(Degradation::PortsWithheld { ports });
         }
         if !saved.qemu_args.is_empty() && saved.qemu_args != spec.qemu_args {
-            let args = saved.qemu_args.join(" ");
-            notes.push(format!(
-                "arguments of QEMU are not taken from snapshots; it was saved with: {args}"
-            ));
+            notes.push(Degradation::QemuArgumentsWithheld {
+                saved: saved.qemu_args.clone(),
+            });
         }
         notes
     }
@@ -328,9 +323,9 @@ async fn warm_or_booted(
             }
             failed => return failed,
         },
-        Err(error) => notes.push(format!(
-            "it was booted: the booted state of its image cannot be kept: {error}"
-        )),
+        Err(error) => notes.push(Degradation::WarmImageNotKept {
+            reason: error.to_string(),
+        }),
     }
     let (unfinished, mut running) = booted(host, record, timeout).await?;
     running.degraded.extend(notes);
@@ -338,13 +333,13 @@ async fn warm_or_booted(
 }
 
 /// A warm state that does not load is of no use to anybody.
-fn unusable(host: &Inner, key: &Digest, error: &Error) -> Result<String> {
+fn unusable(host: &Inner, key: &Digest, error: &Error) -> Result<Degradation> {
     host.store
         .remove_warm(key)
         .map_err(store_error("remove a warm state"))?;
-    Ok(format!(
-        "the booted state of its image did not load: {error}"
-    ))
+    Ok(Degradation::WarmImageUnusable {
+        reason: error.to_string(),
+    })
 }
 
 /// Whether booting instead may help. A machine that something killed, as the kernel does when
@@ -394,10 +389,10 @@ async fn go_on(host: &Inner, unfinished: &Unfinished, loaded: Loaded) -> Result<
         belongs: Belongs::Elsewhere,
     };
     let restored = loaded.go_on(host, unfinished.dir(), connections).await?;
-    let failed = restored
-        .hooks
-        .iter()
-        .map(|hook| format!("hook {} failed: {}", hook.name, hook.what));
+    let failed = restored.hooks.iter().map(|hook| Degradation::HookFailed {
+        hook: hook.name.clone(),
+        reason: hook.what.clone(),
+    });
     let mut running = restored.running;
     running.degraded.extend(failed);
     Ok(running)
@@ -475,7 +470,7 @@ pub(crate) async fn copy(host: Arc<Inner>, spec: CopySpec) -> Result<Copy> {
     let ports = listen(&wanted).await?;
     let record = SandboxRecord {
         id: SandboxId::random().map_err(store_error("make an id"))?,
-        name: parse_name("a sandbox's name", &name)?,
+        name: parse_name("sandbox name", &name)?,
         ports: ports.iter().map(|listener| listener.port).collect(),
         created_at_unix_ms: now_unix_ms(),
         save_on_stop: None,
@@ -547,7 +542,7 @@ impl<'a> Base<'a> {
     fn image(spec: &SandboxSpec, of: &'a Image) -> Result<Self> {
         let name = match Reference::parse(spec.image.as_deref().unwrap_or_default())? {
             Reference::Name(name) => name,
-            _ => parse_name("an image's name", &of.digest.as_str()[..12])?,
+            _ => parse_name("image name", &of.digest.as_str()[..12])?,
         };
         Ok(Self {
             image: name,
@@ -571,10 +566,7 @@ fn record(
     ports: &[Listener],
 ) -> Result<SandboxRecord> {
     let id = SandboxId::random().map_err(store_error("make an id"))?;
-    let name = parse_name(
-        "a sandbox's name",
-        spec.name.as_deref().unwrap_or(id.as_str()),
-    )?;
+    let name = parse_name("sandbox name", spec.name.as_deref().unwrap_or(id.as_str()))?;
     let least_bytes = base.disk_bytes();
     if settings.disk_bytes < least_bytes {
         let what = if base.snapshot.is_some() {
@@ -586,7 +578,7 @@ fn record(
             "at least as large as the {what}, which has {} MiB",
             least_bytes >> 20
         );
-        return Err(Error::invalid("a disk's size", settings.disk_bytes, &rule));
+        return Err(Error::invalid("disk size", settings.disk_bytes, &rule));
     }
     Ok(SandboxRecord {
         schema: SandboxRecord::SCHEMA,

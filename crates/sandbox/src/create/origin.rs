@@ -7,7 +7,7 @@ use sandtree_store::{
 };
 
 use crate::blocking::blocking;
-use crate::error::{Error, Result, store_error};
+use crate::error::{Error, Result, Setting, store_error};
 use crate::held::Held;
 use crate::host::Host;
 use crate::image;
@@ -155,24 +155,28 @@ pub(crate) fn check_as_saved(
     let text = |value: &dyn std::fmt::Debug| format!("{value:?}").to_lowercase();
     let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
     let same = [
-        ("memory", mib(saved.memory_bytes), mib(asked.memory_bytes)),
         (
-            "number of cpus",
+            Setting::Memory,
+            mib(saved.memory_bytes),
+            mib(asked.memory_bytes),
+        ),
+        (
+            Setting::Cpus,
             machine.cpus.to_string(),
             asked.cpus.to_string(),
         ),
         (
-            "network",
+            Setting::Network,
             text(&machine.network),
             text(&backend(machine.network, asked.network)),
         ),
         (
-            "processor",
+            Setting::Processor,
             saved.cpu.clone().unwrap_or_default(),
             asked.cpu.clone().unwrap_or_default(),
         ),
         (
-            "arguments of QEMU",
+            Setting::QemuArguments,
             machine.qemu_args.join(" "),
             asked.qemu_args.join(" "),
         ),

@@ -9,8 +9,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use sandtree_images as images;
 use sandtree_store::{
-    Digest, Image, KernelBundle, MachineRecord, Network, Owned, SandboxId, SandboxRecord,
+    Digest, Image, KernelBundle, MachineRecord, Named, Network, Owned, SandboxId, SandboxRecord,
     StateKind, StateSource, WarmRecord, WarmSummary,
 };
 use serde::Serialize;
@@ -77,16 +78,17 @@ impl Host {
     /// Makes sure that there is a captured boot for sandboxes like this one.
     pub async fn warm_image(&self, spec: &SandboxSpec) -> Result<WarmInfo> {
         spec.check()?;
-        let Beginning::Image(image) = self
+        let beginning = self
             .inner
             .beginning(spec, Progress::silent(), |_| {})
-            .await?
-        else {
-            let name = spec.image.clone().unwrap_or_default();
-            return Err(Error::Image(sandtree_images::Error::NotAnImage {
-                name,
-                found: "a snapshot".into(),
-            }));
+            .await?;
+        let image = match beginning {
+            Beginning::Image(image) => image,
+            Beginning::Snapshot(snapshot) => {
+                let name = spec.image.clone().unwrap_or_default();
+                let found = Named::Snapshot(snapshot.digest.clone());
+                return Err(images::Error::NotAnImage { name, found }.into());
+            }
         };
         let record = create::record_of(spec, &image)?;
         let key = key(&self.inner, &record, &image).await?;
@@ -213,7 +215,7 @@ pub(crate) async fn make(
 /// On a disk of the image's size, because a warm state is for disks of any size.
 fn maker(like: &SandboxRecord, image: &Image) -> Result<SandboxRecord> {
     let id = SandboxId::random().map_err(store_error("make an id"))?;
-    let name = parse_name("a sandbox's name", id.as_str())?;
+    let name = parse_name("sandbox name", id.as_str())?;
     let disk_bytes = image.record.rootfs.bytes;
     let ports = Vec::new();
     let like = like.clone();

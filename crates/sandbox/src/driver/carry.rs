@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use sandtree_store::Phase;
+use sandtree_store::Ended;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -118,10 +118,7 @@ impl Driver {
         tracing::error!(?verb, panic, "a verb panicked");
         let lost = has_machine(self.state.phase) && self.running.is_none();
         if lost && self.owned.is_some() {
-            let ending = Ending {
-                phase: Phase::Crashed,
-                reason: format!("an internal error: {panic}"),
-            };
+            let ending = Ending::crashed(Ended::Defect, format!("an internal error: {panic}"));
             if let Err(error) = self.rest(ending).await {
                 tracing::error!(%error, "the end of a machine cannot be recorded");
             }

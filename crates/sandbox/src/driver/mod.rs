@@ -40,7 +40,9 @@ use std::time::Duration;
 
 use sandtree_engine::qmp::{Cont, QueryStatus};
 use sandtree_engine::{Event, Events, Exit, Machine};
-use sandtree_store::{Head, Init, Owned, Phase, SandboxDir, SandboxRecord, StateId, StateRecord};
+use sandtree_store::{
+    Ended, Head, Init, Owned, Phase, SandboxDir, SandboxRecord, StateId, StateRecord,
+};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
@@ -265,7 +267,7 @@ impl Driver {
         Err(Error::WrongState {
             name: self.name(),
             phase: self.state.phase,
-            reason: self.state.reason.clone(),
+            reason: self.state.further_reason(),
             verb,
         })
     }
@@ -299,11 +301,7 @@ impl Driver {
             self.enter(Phase::Running, None)?;
             return Err(error);
         }
-        self.rest(Ending {
-            phase: Phase::Stopped,
-            reason: "stopped".into(),
-        })
-        .await
+        self.rest(Ending::stopped(Ended::Stopped, "stopped")).await
     }
 
     fn own_grace(&self) -> Duration {
@@ -323,11 +321,7 @@ impl Driver {
         if let Some(running) = &self.running {
             killed(&running.machine).await?;
         }
-        self.rest(Ending {
-            phase: Phase::Stopped,
-            reason: reason.into(),
-        })
-        .await
+        self.rest(Ending::stopped(Ended::Killed, reason)).await
     }
 
     async fn start_again(&mut self, boot_timeout: Option<Duration>) -> Result<()> {
@@ -397,7 +391,7 @@ impl Driver {
         }
         self.end_background().await;
         if let Some((hub, _)) = self.kept.take() {
-            hub.close("the sandbox is paused, and nobody keeps it".into())
+            hub.close("the sandbox is paused, and its keeper ends".into())
                 .await;
         }
         let socket = self.owned.as_ref().map(|owned| owned.keeper_socket());
@@ -427,6 +421,7 @@ impl Driver {
         let synced = self.sync_disk().await;
         let state = StateRecord {
             reason: Some(ending.reason.clone()),
+            ended: Some(ending.ended),
             clean: synced.is_ok(),
             ..self.state.followed_by(ending.phase, now_unix_ms())
         };

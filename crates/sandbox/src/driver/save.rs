@@ -4,6 +4,7 @@
 //! stopped is saved before anyone hears that it stopped, so that whoever hears it can rely on the
 //! save. When it fails: a sandbox that was to be saved stays, and says why it was not.
 
+use crate::degradation::Degradation;
 use crate::publish;
 use sandtree_store::{Consistency, LayerId, Phase, StateId, StateKind, StateManifest, StateRecord};
 
@@ -70,7 +71,7 @@ impl Driver {
         Ok(LentState {
             state: captured.manifest.id.to_string(),
             pause_ms: ms(captured.pause),
-            degraded: captured.manifest.degraded,
+            degraded: Degradation::list(&captured.manifest.degraded),
             consistency: Consistency::Exact,
             disk_only: false,
         })
@@ -85,7 +86,7 @@ impl Driver {
         Ok(LentState {
             state: manifest.id.to_string(),
             pause_ms: 0.0,
-            degraded: manifest.degraded,
+            degraded: Degradation::list(&manifest.degraded),
             consistency,
             disk_only: true,
         })
@@ -94,7 +95,7 @@ impl Driver {
     fn lend_paused(&self, wanted: &Wanted) -> Result<LentState> {
         let disk_only = *wanted == Wanted::Disk;
         let (consistency, degraded) = match disk_only {
-            true => (Consistency::Crash, vec![UNWRITTEN.to_owned()]),
+            true => (Consistency::Crash, vec![Degradation::UnwrittenData {}]),
             false => (Consistency::Exact, Vec::new()),
         };
         let state = self.paused_state()?.to_string();
@@ -209,5 +210,3 @@ impl Driver {
         saved.and(written)
     }
 }
-
-const UNWRITTEN: &str = "what the guest had not written to its disk when it was paused is not in it; --memory keeps that, too";

@@ -21,7 +21,8 @@ use sandtree_store::{
 use super::Driver;
 use crate::blocking::blocking;
 use crate::capture::{After, Capture, Captured, CapturedDisk, Purpose};
-use crate::error::{Error, Result, store_error};
+use crate::degradation::Degradation;
+use crate::error::{Error, Result, StateUser, store_error};
 use crate::fold;
 use crate::history::{self, Step};
 use crate::hub::{Activity, Gate};
@@ -257,7 +258,7 @@ impl Driver {
         Ok(Paused {
             awaited: self.kept.is_some(),
             mode: manifest.mode.unwrap_or_default(),
-            degraded: manifest.degraded,
+            degraded: Degradation::list(&manifest.degraded),
             total_ms: ms(began.elapsed()),
             memory_bytes: manifest.memory_layer_bytes,
             disk_bytes: manifest.disk_layer_bytes,
@@ -609,13 +610,13 @@ impl Driver {
         if let Some(paused) = paused.filter(|paused| gone.contains(paused)) {
             return Err(Error::StateInUse {
                 state: paused.to_string(),
-                by: "the sandbox is paused in it".into(),
+                by: StateUser::Paused,
             });
         }
         if let Some(lent) = gone.iter().find(|state| self.is_lent(state)) {
             return Err(Error::StateInUse {
                 state: lent.to_string(),
-                by: "it is being saved or copied".into(),
+                by: StateUser::Borrower,
             });
         }
         let freed_bytes = self.remove_states_counted(&gone)?.bytes;

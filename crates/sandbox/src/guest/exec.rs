@@ -11,7 +11,7 @@ use sandtree_proto::{ExecStart, Open, Outcome, TermSize};
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::link::{self, Channel, Control, Input, Link, LinkError};
+use crate::link::{self, Channel, Control, Input, Link, LinkError, Refusal};
 
 /// Bytes of one stream on their way between guest and reader.
 const WINDOW: u32 = 256 * 1024;
@@ -227,9 +227,8 @@ impl Exec {
         let open = Open::Attach { tag: id.0.clone() };
         let command = format!("command {id}");
         match Self::open(link, open, id.clone(), command, None).await {
-            // Only the hub refuses here, and only what it does not know.
             Err(Error::Guest {
-                source: LinkError::Refused(_),
+                source: LinkError::Refused(Refusal::NoCommand),
                 ..
             }) => Err(Error::NoExec { id: id.to_string() }),
             other => other,
@@ -360,11 +359,11 @@ async fn next(stream: &mut link::Output) -> Result<Option<Bytes>> {
 /// The error in an outcome that is none of a command's own.
 pub(super) fn lost(outcome: Outcome) -> LinkError {
     match outcome {
-        Outcome::Lost { reason } => LinkError::Lost { reason },
-        Outcome::Failed(failure) | Outcome::NotStarted(failure) => LinkError::Refused(failure),
-        other => LinkError::Protocol {
-            what: format!("{other:?} where it means nothing"),
+        Outcome::Lost { reason } => LinkError::Ended {
+            reason: Some(reason),
         },
+        Outcome::Failed(failure) | Outcome::NotStarted(failure) => LinkError::from(failure),
+        other => link::protocol(format!("{other:?} where it means nothing")),
     }
 }
 

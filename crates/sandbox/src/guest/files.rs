@@ -177,7 +177,7 @@ impl Files {
             listing.take(&chunk).map_err(|refused| match refused {
                 Unlisted::Nonsense => unexpected(&operation),
                 Unlisted::TooMany(rule) => {
-                    Error::invalid("a directory to list", path.as_ref().display(), &rule)
+                    Error::invalid("directory to list", path.as_ref().display(), &rule)
                 }
             })?;
         }
@@ -258,7 +258,7 @@ impl Files {
         let is_tree = from.is_dir();
         match self.stat(to).await {
             Ok(stat) if stat.kind == FileKind::Dir && !is_tree => Err(Error::invalid(
-                "the target of a file",
+                "target of a file",
                 to.display(),
                 "it is a directory: name the file in it",
             )),
@@ -333,7 +333,7 @@ impl Files {
         let operation = format!("copy {} out of the guest", from.display());
         let unnamed = || {
             Error::invalid(
-                "a file to copy into a directory",
+                "file to copy into a directory",
                 from.display(),
                 "it must have a name",
             )
@@ -563,7 +563,7 @@ fn file_name(path: &Path) -> Result<OsString> {
     let named = |path: &Path| path.file_name().map(|name| name.to_owned());
     named(path)
         .or_else(|| path.canonicalize().ok().as_deref().and_then(named))
-        .ok_or_else(|| Error::invalid("a file to copy", path.display(), "it must have a name"))
+        .ok_or_else(|| Error::invalid("file to copy", path.display(), "it must have a name"))
 }
 
 fn split(path: &Path) -> Result<(PathBuf, OsString)> {

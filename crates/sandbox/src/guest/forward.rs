@@ -85,7 +85,7 @@ async fn to_guest(mut reader: ReadHalf<'_>, mut input: Input) -> Result<(), Link
         match reader.read(&mut buffer).await {
             Ok(0) => return input.end(),
             Ok(count) => input.write(&buffer[..count]).await?,
-            Err(_) => return Err(LinkError::Ended),
+            Err(_) => return Err(LinkError::ended()),
         }
     }
 }
@@ -99,13 +99,13 @@ async fn from_guest(
         writer
             .write_all(&chunk)
             .await
-            .map_err(|_| LinkError::Ended)?;
+            .map_err(|_| LinkError::ended())?;
     }
     match control.outcome()? {
         None | Some(Outcome::Done) => {}
         Some(outcome) => return Err(exec::lost(outcome)),
     }
-    writer.shutdown().await.map_err(|_| LinkError::Ended)
+    writer.shutdown().await.map_err(|_| LinkError::ended())
 }
 
 /// A port of the host that leads into the guest. Dropping it resets its connections, and closes the

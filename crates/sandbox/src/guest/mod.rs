@@ -21,7 +21,7 @@ use sandtree_proto::{HookFailure, Identity, Metrics, Rebirth, Reply, Request};
 use tokio::net::TcpListener;
 
 use crate::error::{Error, Result};
-use crate::link::{Link, LinkError};
+use crate::link::{self, Link, LinkError};
 
 /// How long the guest may take for a small request.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(30);
@@ -111,7 +111,7 @@ impl Guest {
     }
 
     pub(crate) async fn configure(&self, identity: Identity) -> Result<()> {
-        self.request("tell the guest who it is", Request::Configure(identity))
+        self.request("give the guest its identity", Request::Configure(identity))
             .await
             .map(drop)
     }
@@ -119,7 +119,7 @@ impl Guest {
     /// Makes a restored guest one of its own, and waits until it says so. Gives the hooks that
     /// failed.
     pub(crate) async fn restored(&self, rebirth: Rebirth) -> Result<Vec<HookFailure>> {
-        let operation = "tell the guest that it was restored";
+        let operation = "report the restore to the guest";
         match self
             .request_within(operation, Request::Restored(rebirth), LONG_REQUEST_DEADLINE)
             .await?
@@ -207,9 +207,7 @@ impl Guest {
 
 /// An answer that does not belong to its question.
 fn unexpected(operation: &str) -> Error {
-    let source = LinkError::Protocol {
-        what: "an answer to another question".into(),
-    };
+    let source = link::protocol("an answer to another question");
     Error::Guest {
         operation: operation.into(),
         source,

@@ -162,7 +162,7 @@ impl AgentSide {
                 // Leftovers of the stream before this one; the decoder hunts on.
                 (_, Phase::Greeting(_) | Phase::Away) => {}
                 (Ok(Decoded::Preamble(_)), _) => {
-                    return Some(Err("a preamble nobody asked for".into()));
+                    return Some(Err("an unexpected preamble".into()));
                 }
             }
         }

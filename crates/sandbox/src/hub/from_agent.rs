@@ -4,13 +4,15 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use sandtree_proto::frame::{Frame, StreamId};
-use sandtree_proto::{AgentHello, AgentMessage, ChannelState, HostMessage, Outcome};
+use sandtree_proto::{
+    AgentHello, AgentMessage, ChannelState, Failure, HostMessage, HubFailure, Outcome,
+};
 
-use super::Status;
 use super::agent::Heard;
 use super::slot::{Owner, Slot};
 use super::spool::SpoolInput;
 use super::switch::{RESYNC_FORGOTTEN, RESYNC_MAX, Switch};
+use super::{Closed, Status};
 
 /// Why a channel is lost that the agent does not list.
 pub(super) const FORGOTTEN: &str = "the guest does not know this command any more";
@@ -41,23 +43,28 @@ impl Switch {
             resyncs = self.resyncs,
             "the guest's agent broke the protocol"
         );
-        match self.resyncs > RESYNC_MAX {
-            true => self.give_up(&format!("the guest's agent broke the protocol: {what}")),
-            false => self.greet(),
+        if self.resyncs > RESYNC_MAX {
+            self.give_up(Closed {
+                cause: HubFailure::Broken,
+                reason: format!("the guest's agent broke the protocol: {what}"),
+            });
+        } else {
+            self.greet();
         }
     }
 
-    /// There is no agent to speak to any more: whoever waits is told, and so is whoever comes.
-    pub(super) fn give_up(&mut self, reason: &str) {
-        self.status.send_replace(Status::Closed {
-            reason: reason.to_owned(),
-        });
-        self.tell_all_lost(reason);
+    /// There is no agent any more: reports it to the waiting clients, and to those that come.
+    pub(super) fn give_up(&mut self, closed: Closed) {
+        self.status.send_replace(Status::Closed(closed.clone()));
+        self.tell_all_lost(&closed);
     }
 
     pub(super) fn agent_hello(&mut self, hello: AgentHello) -> Result<(), String> {
         if hello.version == 0 {
-            self.give_up("the guest's agent speaks another version of the protocol");
+            self.give_up(Closed {
+                cause: HubFailure::AgentTooOld,
+                reason: "the guest's agent speaks another version of the protocol".into(),
+            });
             return Ok(());
         }
         self.agent_version = hello.version;
@@ -87,7 +94,7 @@ impl Switch {
         match (state, &slot.opening) {
             (Some(state), _) if !slot.continues(state) => {
                 self.send_agent(&HostMessage::Close { channel: id });
-                self.lose(id, FORGOTTEN);
+                self.lose(id, &Closed::ended(FORGOTTEN));
             }
             (Some(state), _) => {
                 slot.opening = None;
@@ -111,34 +118,41 @@ impl Switch {
                 self.agent.send_frame(opening.clone());
                 slot.input.rewind(0).map_err(|e| e.to_string())?;
             }
-            (None, None) => self.lose(id, FORGOTTEN),
+            (None, None) => self.lose(id, &Closed::ended(FORGOTTEN)),
         }
         Ok(())
     }
 
-    pub(super) fn lose(&mut self, id: u32, reason: &str) {
+    pub(super) fn lose(&mut self, id: u32, closed: &Closed) {
         if let Some(slot) = self.channels.remove(&id).filter(|slot| !slot.ended) {
-            self.tell_ended(
-                &slot.owner,
-                Outcome::Lost {
-                    reason: reason.to_owned(),
-                },
-            );
+            self.tell_lost(&slot.owner, closed);
         }
+    }
+
+    pub(super) fn tell_lost(&mut self, owner: &Owner, closed: &Closed) {
+        let outcome = match owner {
+            Owner::Client { .. } => closed.outcome(),
+            Owner::Spool { .. } => closed.lost(),
+        };
+        self.tell_ended(owner, outcome);
     }
 
     /// Begins a new stream with the agent. What was asked and not answered is void.
     pub(super) fn greet(&mut self) {
         self.agent.greet();
-        self.void_requests("the link to the guest broke before the answer came");
+        self.void_requests(&Closed {
+            cause: HubFailure::Broken,
+            reason: "the link to the guest broke before the answer came".into(),
+        });
     }
 
     pub(super) fn agent_message(&mut self, message: AgentMessage) -> Result<(), String> {
         match message {
             AgentMessage::Hello(_) => return Err("a second hello".into()),
             AgentMessage::Started { channel, pid } => self.started(channel, pid),
-            AgentMessage::Ended { channel, outcome } => self.ended(channel, outcome),
+            AgentMessage::Ended { channel, outcome } => self.ended(channel, of_guest(outcome)),
             AgentMessage::Reply { id, reply } => {
+                let reply = reply.map_err(Failure::of_guest);
                 if let Some((client, id)) = self.requests.remove(&id) {
                     self.tell(client, &AgentMessage::Reply { id, reply });
                 }
@@ -317,5 +331,14 @@ impl Switch {
             Owner::Spool { .. } => self.drain_waiting(channel),
         }
         Ok(())
+    }
+}
+
+/// An outcome that an agent sent: none of its numbers are the hub's.
+fn of_guest(outcome: Outcome) -> Outcome {
+    match outcome {
+        Outcome::NotStarted(failure) => Outcome::NotStarted(failure.of_guest()),
+        Outcome::Failed(failure) => Outcome::Failed(failure.of_guest()),
+        other => other,
     }
 }

@@ -3,8 +3,10 @@
 use std::collections::VecDeque;
 
 use sandtree_proto::frame::{Frame, StreamId};
+use sandtree_proto::message::MessageError;
 use sandtree_proto::{
-    AgentMessage, ExecStart, Failure, HostMessage, Open, Outcome, Outgoing, Request, message,
+    AgentMessage, ExecStart, Failure, HostMessage, HubFailure, Open, Outcome, Outgoing, Request,
+    message,
 };
 use tokio::net::UnixStream;
 
@@ -79,25 +81,14 @@ impl Switch {
         if known.channels.contains_key(&channel) || !(1..=WINDOW_MAX).contains(&window) {
             return self.drop_client(client);
         }
-        if let Some(reason) = self.closed() {
-            return self.tell(
-                client,
-                &AgentMessage::Ended {
-                    channel,
-                    outcome: Outcome::Lost { reason },
-                },
-            );
+        if let Some(closed) = self.closed() {
+            let outcome = closed.outcome();
+            return self.tell(client, &AgentMessage::Ended { channel, outcome });
         }
         if self.heirlooms.is_some() {
             // Its number might be one of the restored guest's own.
-            let reason = "the guest is not restored yet".into();
-            return self.tell(
-                client,
-                &AgentMessage::Ended {
-                    channel,
-                    outcome: Outcome::Lost { reason },
-                },
-            );
+            let failure = HubFailure::NotRestored.failure("the guest is not restored yet");
+            return self.refuse(client, channel, failure);
         }
         match open {
             Open::Attach { tag } => self.attach(client, channel, window, tag),
@@ -106,13 +97,15 @@ impl Switch {
                 let owner = Owner::Client { client, channel };
                 match self.open_agent(owner, window, open) {
                     Ok(id) => self.target(client, channel, Target::Agent(id)),
-                    Err(message) => {
-                        let outcome = Outcome::Failed(Failure { errno: 0, message });
-                        self.tell(client, &AgentMessage::Ended { channel, outcome });
-                    }
+                    Err(failure) => self.refuse(client, channel, failure),
                 }
             }
         }
+    }
+
+    fn refuse(&mut self, client: ClientId, channel: u32, failure: Failure) {
+        let outcome = Outcome::Failed(failure);
+        self.tell(client, &AgentMessage::Ended { channel, outcome });
     }
 
     /// Opens a channel of the agent, or says why not.
@@ -121,7 +114,7 @@ impl Switch {
         owner: Owner,
         window: u32,
         open: Open,
-    ) -> Result<u32, String> {
+    ) -> Result<u32, Failure> {
         while self.channels.contains_key(&self.next_channel) {
             self.next_channel = self.next_channel.wrapping_add(1);
         }
@@ -132,11 +125,9 @@ impl Switch {
             window,
             open,
         }) {
-            Ok(_) if self.agent.queued() >= QUEUE_MAX => {
-                return Err("too many requests wait for the guest".into());
-            }
+            Ok(_) if self.agent.queued() >= QUEUE_MAX => return Err(queue_full()),
             Ok(frame) => frame,
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(unsent(&error)),
         };
         if self.agent.is_up() {
             self.agent.send_frame(opening.clone());
@@ -163,7 +154,7 @@ impl Switch {
     pub(super) fn detach(&mut self, client: ClientId, channel: u32, window: u32, exec: ExecStart) {
         let tag = exec.tag.clone();
         if !is_plain(&tag) || self.spools.contains_key(&tag) {
-            let message = format!("{tag:?} does not do as a command's id, or is taken");
+            let message = format!("invalid command id {tag:?}, or it is taken");
             let outcome = Outcome::NotStarted(Failure { errno: 0, message });
             return self.tell(client, &AgentMessage::Ended { channel, outcome });
         }
@@ -173,10 +164,7 @@ impl Switch {
             Open::Exec(exec.clone()),
         ) {
             Ok(opened) => opened,
-            Err(message) => {
-                let outcome = Outcome::NotStarted(Failure { errno: 0, message });
-                return self.tell(client, &AgentMessage::Ended { channel, outcome });
-            }
+            Err(failure) => return self.refuse(client, channel, failure),
         };
         let (command, progress) = (command_line(&exec), Progress::default());
         let beginning = Beginning {
@@ -197,8 +185,7 @@ impl Switch {
         };
         let Some(spool) = self.spools.get(&tag) else {
             let message = format!("no command {tag} was detached in this sandbox");
-            let outcome = Outcome::Failed(Failure { errno: 0, message });
-            return self.tell(client, &AgentMessage::Ended { channel, outcome });
+            return self.refuse(client, channel, HubFailure::NoCommand.failure(message));
         };
         let input = attach::start(spool, known.sender.clone(), channel, window);
         self.target(client, channel, Target::Attached { tag, input });
@@ -211,11 +198,7 @@ impl Switch {
     }
 
     pub(super) fn request(&mut self, client: ClientId, asked: u32, request: Request) {
-        if let Some(message) = self.queue_request(client, asked, request) {
-            let failure = Failure {
-                errno: Failure::LOST,
-                message,
-            };
+        if let Err(failure) = self.queue_request(client, asked, request) {
             self.tell(
                 client,
                 &AgentMessage::Reply {
@@ -226,34 +209,32 @@ impl Switch {
         }
     }
 
-    /// Says why not, if it cannot.
     pub(super) fn queue_request(
         &mut self,
         client: ClientId,
         asked: u32,
         request: Request,
-    ) -> Option<String> {
-        if let Some(reason) = self.closed() {
-            return Some(reason);
+    ) -> Result<(), Failure> {
+        if let Some(closed) = self.closed() {
+            return Err(closed.failure());
         }
         if request.version() > self.agent_version.max(1) {
-            // One that was captured in an earlier time.
-            return Some("the agent in the guest is too old for that".into());
+            // The state was captured with an earlier agent.
+            let message = "the agent in the guest is too old for this request";
+            return Err(HubFailure::AgentTooOld.failure(message));
         }
         let id = self.next_request;
         let changes = changes_the_guest(&request);
         match message::to_frame(&HostMessage::Request { id, request }) {
-            Ok(_) if self.agent.queued() >= QUEUE_MAX => {
-                Some("too many requests wait for the guest".into())
-            }
+            Ok(_) if self.agent.queued() >= QUEUE_MAX => Err(queue_full()),
             Ok(frame) => {
                 self.next_request = self.next_request.wrapping_add(1);
                 self.requests.insert(id, (client, asked));
                 self.activity.count += u64::from(changes);
                 self.agent.send_frame(frame);
-                None
+                Ok(())
             }
-            Err(error) => Some(error.to_string()),
+            Err(error) => Err(unsent(&error)),
         }
     }
 
@@ -441,6 +422,18 @@ impl Switch {
         if consumed > flow.consumed && consumed <= flow.received {
             flow.consumed = consumed;
         }
+    }
+}
+
+fn queue_full() -> Failure {
+    HubFailure::QueueFull.failure("too many requests wait for the guest")
+}
+
+/// The link of a client refuses a message that is too long; here its numbers are others.
+fn unsent(error: &MessageError) -> Failure {
+    Failure {
+        errno: 0,
+        message: error.to_string(),
     }
 }
 

@@ -42,6 +42,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sandtree_proto::{Failure, HubFailure, Outcome};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -62,9 +63,42 @@ pub(crate) enum Status {
     /// The agent was greeted and has not answered.
     Greeting,
     Up,
-    Closed {
-        reason: String,
-    },
+    Closed(Closed),
+}
+
+/// Why there is no agent to talk to any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Closed {
+    pub cause: HubFailure,
+    pub reason: String,
+}
+
+impl Closed {
+    fn ended(reason: impl Into<String>) -> Self {
+        Self {
+            cause: HubFailure::Ended,
+            reason: reason.into(),
+        }
+    }
+
+    fn failure(&self) -> Failure {
+        self.cause.failure(&self.reason)
+    }
+
+    /// What a client's channel ends with.
+    fn outcome(&self) -> Outcome {
+        match self.cause {
+            HubFailure::Ended => self.lost(),
+            _ => Outcome::Failed(self.failure()),
+        }
+    }
+
+    /// What is recorded of a command whose output is kept.
+    fn lost(&self) -> Outcome {
+        Outcome::Lost {
+            reason: self.reason.clone(),
+        }
+    }
 }
 
 /// A detached command, as lists show it.
@@ -174,12 +208,10 @@ impl Hub {
         let settled = status.wait_for(|s| *s != Status::Greeting);
         match tokio::time::timeout(deadline, settled).await {
             Err(_) => Err(LinkError::Timeout { after: deadline }),
-            Ok(Err(_)) => Err(LinkError::Ended),
+            Ok(Err(_)) => Err(LinkError::ended()),
             Ok(Ok(status)) => match &*status {
-                Status::Closed { reason } => Err(LinkError::Lost {
-                    reason: reason.clone(),
-                }),
-                _ => Ok(()),
+                Status::Closed(closed) => Err(closed.failure().into()),
+                Status::Greeting | Status::Up => Ok(()),
             },
         }
     }
@@ -192,7 +224,9 @@ impl Hub {
 
     /// A connection of our own.
     pub async fn connect(&self) -> Result<Link, LinkError> {
-        let (ours, theirs) = UnixStream::pair().map_err(|_| LinkError::Ended)?;
+        let (ours, theirs) = UnixStream::pair().map_err(|error| LinkError::Broken {
+            what: error.to_string(),
+        })?;
         self.serve(theirs).await;
         Link::connect(ours).await
     }
@@ -238,7 +272,7 @@ impl Hub {
         let (tx, rx) = oneshot::channel();
         let ended = || Error::Guest {
             operation: "record the guest's commands".into(),
-            source: LinkError::Ended,
+            source: LinkError::ended(),
         };
         self.inputs
             .send(Input::Record(tx))

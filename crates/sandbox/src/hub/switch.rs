@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use sandtree_proto::frame::{Frame, StreamId};
-use sandtree_proto::{AgentMessage, Failure, HostMessage, Outcome};
+use sandtree_proto::{AgentMessage, HostMessage, Outcome};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -18,7 +18,7 @@ use super::client::{Client, ClientId, Target};
 use super::record::{self, ExecRecord};
 use super::slot::{Kind, Owner, Slot};
 use super::spool::{Progress, Spool, SpoolInput};
-use super::{Activity, Census, ExecEntry, Gate, HubSpec, Restored, Status};
+use super::{Activity, Census, Closed, ExecEntry, Gate, HubSpec, Restored, Status};
 
 /// The largest window a client may ask for, per stream.
 pub(super) const WINDOW_MAX: u32 = 1024 * 1024;
@@ -203,7 +203,7 @@ impl Switch {
                 self.go_on(port);
                 let _asker_left = done.send(()).is_err();
             }
-            Input::GiveUp { reason } => self.give_up(&reason),
+            Input::GiveUp { reason } => self.give_up(Closed::ended(reason)),
             Input::Close { .. } => unreachable!("closing is handled by the loop"),
         }
     }
@@ -280,8 +280,9 @@ impl Switch {
     /// The guest stands still, and its port is going. Commands and files wait; connections have
     /// another end that would not, and are lost.
     fn suspend(&mut self, reason: &str) {
+        let closed = Closed::ended(reason);
         self.agent.suspend();
-        self.void_requests(reason);
+        self.void_requests(&closed);
         let connections: Vec<u32> = self
             .channels
             .iter()
@@ -289,7 +290,7 @@ impl Switch {
             .map(|(id, _)| *id)
             .collect();
         for id in connections {
-            self.lose(id, reason);
+            self.lose(id, &closed);
         }
         if self.closed().is_none() {
             self.status.send_replace(Status::Greeting);
@@ -308,53 +309,47 @@ impl Switch {
 
     /// The process may end as soon as this is done, so it is done when every client has been told.
     async fn close(mut self, reason: String, done: oneshot::Sender<()>) {
-        self.tell_all_lost(&reason);
-        self.status.send_replace(Status::Closed { reason });
+        let closed = Closed::ended(reason);
+        self.tell_all_lost(&closed);
+        self.status.send_replace(Status::Closed(closed));
         let farewell = async {
             for client in self.clients.values() {
                 client.sender.flush().await;
             }
         };
         if tokio::time::timeout(FAREWELL, farewell).await.is_err() {
-            tracing::warn!("a client does not read what became of its sandbox");
+            tracing::warn!("a client does not read that its sandbox ended");
         }
         // Whoever asked may have stopped waiting.
         let _asker_left = done.send(()).is_err();
     }
 
-    pub(super) fn tell_all_lost(&mut self, reason: &str) {
-        let lost = Outcome::Lost {
-            reason: reason.to_owned(),
-        };
+    pub(super) fn tell_all_lost(&mut self, closed: &Closed) {
         for (_, slot) in std::mem::take(&mut self.channels) {
             if !slot.ended {
-                self.tell_ended(&slot.owner, lost.clone());
+                self.tell_lost(&slot.owner, closed);
             }
         }
-        self.cut_attachments(&lost);
-        self.void_requests(reason);
+        self.cut_attachments(&closed.outcome());
+        self.void_requests(closed);
     }
 
-    pub(super) fn void_requests(&mut self, reason: &str) {
+    pub(super) fn void_requests(&mut self, closed: &Closed) {
         for (_, (client, id)) in std::mem::take(&mut self.requests) {
-            let failure = Failure {
-                errno: Failure::LOST,
-                message: reason.to_owned(),
-            };
             self.tell(
                 client,
                 &AgentMessage::Reply {
                     id,
-                    reply: Err(failure),
+                    reply: Err(closed.failure()),
                 },
             );
         }
     }
 
     /// Why nothing can be asked of the agent, if nothing can.
-    pub(super) fn closed(&self) -> Option<String> {
+    pub(super) fn closed(&self) -> Option<Closed> {
         match &*self.status.borrow() {
-            Status::Closed { reason } => Some(reason.clone()),
+            Status::Closed(closed) => Some(closed.clone()),
             Status::Greeting | Status::Up => None,
         }
     }

@@ -7,15 +7,15 @@ use std::time::Duration;
 use sandtree_proto::frame::{Frame, StreamId, encode_preamble};
 use sandtree_proto::message::{self, from_bytes};
 use sandtree_proto::{
-    AgentHello, AgentMessage, ChannelState, Decoded, Decoder, ExecStart, HostMessage, Open,
-    Outcome, Reply, Request,
+    AgentHello, AgentMessage, ChannelState, Decoded, Decoder, ExecStart, HostMessage, HubFailure,
+    Open, Outcome, Reply, Request,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::{Hub, HubSpec};
-use crate::link::{Channel, Link, LinkError};
+use crate::link::{Channel, Link, LinkError, Refusal};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const WINDOW: u32 = 1000;
@@ -271,7 +271,11 @@ async fn an_answer_that_comes_too_late_is_not_taken_for_the_next_one() {
             reply: Err(stat.clone()),
         })
         .await;
-    assert!(matches!(asking.await.unwrap(), Err(LinkError::Refused(failure)) if failure == stat));
+    let answer = asking.await.unwrap();
+    assert!(
+        matches!(&answer, Err(LinkError::Refused(Refusal::Guest(failure))) if *failure == stat),
+        "{answer:?}"
+    );
 }
 
 #[tokio::test]
@@ -302,15 +306,79 @@ async fn an_agent_over_the_window_again_and_again_is_given_up_and_everyone_told(
         .unwrap()
         .unwrap();
     assert!(
-        matches!(&outcome, Outcome::Lost { reason } if reason.contains("protocol")),
+        matches!(&outcome, Outcome::Failed(failure)
+            if failure.of_hub() == Some(HubFailure::Broken) && failure.message.contains("protocol")),
         "{outcome:?}"
     );
     let refused = timeout(PATIENCE, link.request(Request::Ping, PATIENCE))
         .await
         .unwrap();
     assert!(
-        refused.is_err(),
-        "nothing waits for an agent that was given up"
+        matches!(refused, Err(LinkError::Broken { .. })),
+        "nothing waits for an agent that was given up: {refused:?}"
+    );
+}
+
+#[tokio::test]
+async fn what_the_hub_refuses_is_not_the_end_of_the_guest() {
+    let (hub, mut agent, _execs) = Agent::start();
+    agent.greet(Vec::new()).await;
+    let link = hub.connect().await.unwrap();
+    // The agent of these tests speaks version 1.
+    let newer = link.request(Request::Thaw, PATIENCE).await;
+    assert!(
+        matches!(newer, Err(LinkError::Refused(Refusal::AgentTooOld))),
+        "{newer:?}"
+    );
+    let tag = "0123456789ab".into();
+    let channel = link.open(Open::Attach { tag }, WINDOW).unwrap();
+    let mut control = channel.control;
+    let unknown = timeout(PATIENCE, control.ended()).await.unwrap().unwrap();
+    assert!(
+        matches!(&unknown, Outcome::Failed(failure)
+            if failure.of_hub() == Some(HubFailure::NoCommand)),
+        "{unknown:?}"
+    );
+    hub.close("the test is over".into()).await;
+    let ended = link.request(Request::Ping, PATIENCE).await;
+    assert!(matches!(ended, Err(LinkError::Ended { .. })), "{ended:?}");
+}
+
+#[tokio::test]
+async fn requests_over_the_bound_are_refused_and_the_connection_stays() {
+    let (hub, _agent, _execs) = Agent::start();
+    let link = hub.connect().await.unwrap();
+    for _ in 0..super::switch::QUEUE_MAX {
+        // Sent at its first poll, and given up at once.
+        tokio::select! {
+            biased;
+            _ = link.request(Request::Ping, PATIENCE) => panic!("no agent answers"),
+            () = std::future::ready(()) => {}
+        }
+    }
+    let over = timeout(PATIENCE, link.request(Request::Ping, PATIENCE)).await;
+    let over = over.expect("the hub answers");
+    assert!(
+        matches!(over, Err(LinkError::Refused(Refusal::QueueFull))),
+        "{over:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_agent_cannot_speak_for_the_hub() {
+    let (hub, mut agent, _execs) = Agent::start();
+    agent.greet(Vec::new()).await;
+    let link = hub.connect().await.unwrap();
+    let asking = tokio::spawn(async move { link.request(Request::Ping, PATIENCE).await });
+    let HostMessage::Request { id, .. } = agent.message().await else {
+        panic!("a request was sent")
+    };
+    let reply = Err(HubFailure::Ended.failure("made up"));
+    agent.say(&AgentMessage::Reply { id, reply }).await;
+    let answer = asking.await.unwrap();
+    assert!(
+        matches!(&answer, Err(LinkError::Refused(Refusal::Guest(failure))) if failure.errno == 0),
+        "{answer:?}"
     );
 }
 

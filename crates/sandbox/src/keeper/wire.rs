@@ -17,7 +17,7 @@ use crate::order::Order;
 use crate::spec::SandboxSpec;
 
 /// Both ends must speak the same version. Within a version, messages and fields are only added.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// What was added within this version. A client that needs one of them looks for it in the hello.
 pub const FEATURES: [&str; 2] = ["batch", "watch"];
@@ -194,12 +194,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::error::ErrorKind;
+    use crate::degradation::Degradation;
+    use crate::error::Error;
     use crate::order::{GiveBack, Kill, Pause, Remove, Resume, Start, Stop, TakeCheckpoint};
     use crate::order::{LentState, Wanted};
     use crate::states::{Forget, Goal, Replace};
     use crate::status::State;
-    use crate::verb::Phase;
+    use crate::verb::{Phase, Verb};
 
     /// The messages that `docs/keeper-protocol.md` promises, by name.
     const GOLDEN: &str = include_str!("../../../../docs/vectors/keeper-protocol.jsonl");
@@ -229,7 +230,7 @@ mod tests {
     #[test]
     fn every_call_is_as_promised() {
         let hello = Hello {
-            protocol: 2,
+            protocol: 3,
             program: "0.1.0".into(),
             features: vec!["batch".into(), "watch".into()],
         };
@@ -280,17 +281,20 @@ mod tests {
         let lent = LentState {
             state: "0123456789abcdef".into(),
             pause_ms: 8.5,
-            degraded: Vec::new(),
+            degraded: vec![Degradation::WholeDisk {
+                reason: "layer 0123456789abcdef is damaged".into(),
+            }],
             consistency: Consistency::Exact,
             disk_only: false,
         };
         assert_golden("lent", &Answer::Ok(lent));
-        let report = Report {
-            kind: ErrorKind::WrongState,
-            message: "sandbox a is stopped; it cannot be paused".into(),
-            causes: Vec::new(),
-            hint: None,
-        };
+        let report = Error::WrongState {
+            name: "a".into(),
+            phase: Phase::Stopped,
+            reason: None,
+            verb: Verb::Pause,
+        }
+        .report();
         assert_golden("refused", &Answer::<()>::Err(report.clone()));
         assert_golden("failed", &News::Failed(report));
     }

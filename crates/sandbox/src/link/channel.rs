@@ -176,7 +176,7 @@ impl Handle {
             if let Some(found) = self.look(&mut look)? {
                 return Ok(found);
             }
-            changed.changed().await.map_err(|_| LinkError::Ended)?;
+            changed.changed().await.map_err(|_| LinkError::ended())?;
         }
     }
 

@@ -13,6 +13,7 @@ mod channel;
 mod outbox;
 
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -22,8 +23,8 @@ pub(crate) use outbox::{Outbox, Source};
 use sandtree_proto::frame::{Frame, encode_preamble};
 use sandtree_proto::message::{self, MessageError};
 use sandtree_proto::{
-    AgentHello, AgentMessage, Decoded, Decoder, Failure, FrameError, HostHello, HostMessage, Nonce,
-    Open, Reply, Request, VERSION_MAX, VERSION_MIN,
+    AgentHello, AgentMessage, Decoded, Decoder, Failure, FrameError, HostHello, HostMessage,
+    HubFailure, Nonce, Open, Reply, Request, VERSION_MAX, VERSION_MIN,
 };
 use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -37,22 +38,69 @@ use self::channel::Slot;
 pub(crate) const READ_SIZE: usize = 256 * 1024;
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 
+/// Why work through a link failed.
 #[derive(Debug, Clone, Error)]
 pub enum LinkError {
-    #[error("the connection to the sandbox ended")]
-    Ended,
-    #[error("the connection to the guest is lost: {reason}")]
-    Lost { reason: String },
+    /// The guest, its sandbox or the connection ended; the hub says why, if it still could.
+    #[error("the connection to the guest ended{}", because(reason.as_deref()))]
+    Ended { reason: Option<String> },
+    /// The connection was lost, or what came over it breaks the protocol.
+    #[error("the connection to the guest is broken: {what}")]
+    Broken { what: String },
     #[error("the guest did not answer within {after:?}")]
     Timeout { after: Duration },
-    #[error("no protocol version is common: we speak {VERSION_MIN} to {VERSION_MAX}")]
+    /// The connection works, and the answer is no.
+    #[error(transparent)]
+    Refused(Refusal),
+}
+
+/// Who refused, and why.
+#[derive(Debug, Clone, Error)]
+pub enum Refusal {
+    #[error("too many requests wait for the guest")]
+    QueueFull,
+    #[error("the agent in the guest is too old for this request")]
+    AgentTooOld,
+    #[error("the guest is not restored yet")]
+    NotRestored,
+    #[error("the guest has no such detached command")]
+    NoCommand,
+    #[error("no protocol version is common: this program speaks {VERSION_MIN} to {VERSION_MAX}")]
     Version,
     #[error("the request is too long for the link")]
-    Request(#[source] Arc<MessageError>),
-    #[error("the other side broke the protocol: {what}")]
-    Protocol { what: String },
+    TooLong(#[source] Arc<MessageError>),
     #[error("the guest refused")]
-    Refused(#[source] Failure),
+    Guest(#[source] Failure),
+}
+
+impl LinkError {
+    /// The connection ended, and the other side gave no reason.
+    pub const fn ended() -> Self {
+        Self::Ended { reason: None }
+    }
+}
+
+impl From<Failure> for LinkError {
+    fn from(failure: Failure) -> Self {
+        let message = failure.message.clone();
+        match failure.of_hub() {
+            Some(HubFailure::Ended) => Self::Ended {
+                reason: Some(message),
+            },
+            Some(HubFailure::Broken) => Self::Broken { what: message },
+            Some(HubFailure::QueueFull) => Self::Refused(Refusal::QueueFull),
+            Some(HubFailure::AgentTooOld) => Self::Refused(Refusal::AgentTooOld),
+            Some(HubFailure::NotRestored) => Self::Refused(Refusal::NotRestored),
+            Some(HubFailure::NoCommand) => Self::Refused(Refusal::NoCommand),
+            None => Self::Refused(Refusal::Guest(failure)),
+        }
+    }
+}
+
+fn because(reason: Option<&str>) -> String {
+    reason
+        .map(|reason| format!(": {reason}"))
+        .unwrap_or_default()
 }
 
 /// A connection; clones share it. It is closed with the last of them and of their channels' parts,
@@ -116,14 +164,11 @@ impl Link {
     async fn greet(stream: UnixStream) -> Result<Link, LinkError> {
         let (mut reader, mut writer) = stream.into_split();
         let nonce = fresh_nonce();
-        writer
-            .write_all(&hello(nonce))
-            .await
-            .map_err(|_| LinkError::Ended)?;
+        writer.write_all(&hello(nonce)).await.map_err(lost)?;
         let mut decoder = Decoder::new();
         let answer = read_hello(&mut reader, &mut decoder, nonce).await?;
         if answer.version == 0 {
-            return Err(LinkError::Version);
+            return Err(LinkError::Refused(Refusal::Version));
         }
         let shared = Arc::new(Shared {
             state: Mutex::default(),
@@ -166,16 +211,8 @@ impl Link {
         let answer = self.ask(request)?;
         match tokio::time::timeout(deadline, answer).await {
             Err(_) => Err(LinkError::Timeout { after: deadline }),
-            Ok(Ok(Err(failure))) if failure.errno == Failure::LOST => Err(LinkError::Lost {
-                reason: failure.message,
-            }),
-            Ok(Ok(reply)) => reply.map_err(LinkError::Refused),
-            Ok(Err(_)) => Err(self
-                .connection
-                .lock()
-                .down
-                .clone()
-                .unwrap_or(LinkError::Ended)),
+            Ok(Ok(reply)) => reply.map_err(LinkError::from),
+            Ok(Err(_)) => Err(self.connection.lock().why_down()),
         }
     }
 
@@ -183,11 +220,7 @@ impl Link {
     pub async fn down(&self) -> LinkError {
         // There are no permits: it ends when the semaphore is closed.
         drop(self.connection.up.acquire().await);
-        self.connection
-            .lock()
-            .down
-            .clone()
-            .unwrap_or(LinkError::Ended)
+        self.connection.lock().why_down()
     }
 
     fn ask(
@@ -231,8 +264,13 @@ impl State {
         self.down.clone().map_or(Ok(()), Err)
     }
 
+    fn why_down(&self) -> LinkError {
+        self.down.clone().unwrap_or(LinkError::ended())
+    }
+
     fn send(&mut self, message: &HostMessage) -> Result<(), LinkError> {
-        let frame = message::to_frame(message).map_err(|e| LinkError::Request(Arc::new(e)))?;
+        let frame = message::to_frame(message)
+            .map_err(|error| LinkError::Refused(Refusal::TooLong(Arc::new(error))))?;
         self.outbox.push(frame);
         Ok(())
     }
@@ -268,9 +306,7 @@ impl State {
 
     fn receive_message(&mut self, bytes: &[u8]) -> Result<(), LinkError> {
         match message::from_bytes(bytes).map_err(protocol)? {
-            AgentMessage::Hello(_) => Err(LinkError::Protocol {
-                what: "a second hello".into(),
-            }),
+            AgentMessage::Hello(_) => Err(protocol("a second hello")),
             AgentMessage::Started { channel, pid } => {
                 self.channels
                     .get_mut(&channel)
@@ -332,9 +368,7 @@ async fn read_hello(
             Some(Ok(Decoded::Frame(Frame::Message(bytes)))) if greeted => {
                 return match message::from_bytes(&bytes).map_err(protocol)? {
                     AgentMessage::Hello(hello) => Ok(hello),
-                    _ => Err(LinkError::Protocol {
-                        what: "no hello".into(),
-                    }),
+                    _ => Err(protocol("no hello")),
                 };
             }
             Some(Ok(Decoded::Frame(_)) | Err(_)) => greeted = false,
@@ -349,7 +383,8 @@ async fn fill(reader: &mut OwnedReadHalf, decoder: &mut Decoder) -> Result<(), L
             decoder.feed(&buffer[..count]);
             Ok(())
         }
-        _ => Err(LinkError::Ended),
+        Ok(_) => Err(LinkError::ended()),
+        Err(error) => Err(lost(error)),
     }
 }
 
@@ -361,7 +396,8 @@ async fn read_all(shared: Arc<Shared>, mut reader: OwnedReadHalf, mut decoder: D
         }
         match reader.read(&mut buffer).await {
             Ok(count) if count > 0 => decoder.feed(&buffer[..count]),
-            _ => break LinkError::Ended,
+            Ok(_) => break LinkError::ended(),
+            Err(error) => break lost(error),
         }
     };
     shared.go_down(error);
@@ -373,9 +409,7 @@ fn drain(shared: &Shared, decoder: &mut Decoder) -> Result<(), LinkError> {
         match found.map_err(protocol)? {
             Decoded::Frame(frame) => state.receive(frame)?,
             Decoded::Preamble(_) => {
-                return Err(LinkError::Protocol {
-                    what: "a second preamble".into(),
-                });
+                return Err(protocol("a second preamble"));
             }
         }
     }
@@ -403,15 +437,25 @@ async fn write_all(shared: Arc<Shared>, mut writer: OwnedWriteHalf) {
         }
         if bytes.is_empty() {
             shared.wake_writer.notified().await;
-        } else if writer.write_all(&bytes).await.is_err() {
-            return shared.go_down(LinkError::Ended);
+        } else if let Err(error) = writer.write_all(&bytes).await {
+            return shared.go_down(lost(error));
         }
     }
 }
 
-fn protocol(error: impl std::fmt::Display) -> LinkError {
-    LinkError::Protocol {
-        what: error.to_string(),
+pub(crate) fn protocol(error: impl std::fmt::Display) -> LinkError {
+    LinkError::Broken {
+        what: format!("the other side broke the protocol: {error}"),
+    }
+}
+
+/// A socket whose other end is gone has ended; every other error of it breaks the connection.
+fn lost(error: io::Error) -> LinkError {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => LinkError::ended(),
+        _ => LinkError::Broken {
+            what: error.to_string(),
+        },
     }
 }
 

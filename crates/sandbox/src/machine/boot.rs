@@ -17,6 +17,7 @@ use super::ground::Ground;
 use super::running::{Running, fresh_execs, gate};
 use super::spec::{Shape, chosen_accel, machine_record, machine_spec};
 use crate::console::Console;
+use crate::degradation::Degradation;
 use crate::error::{Error, Result, engine_error};
 use crate::fault::Step;
 use crate::guest::Guest;
@@ -106,7 +107,7 @@ async fn start_tracked(
     dir: &SandboxDir,
     accel: Accel,
     shape: Shape<'_>,
-) -> Result<(Machine, Vec<String>)> {
+) -> Result<(Machine, Vec<Degradation>)> {
     let Shape { disk, machine, .. } = shape;
     let spec = machine_spec(host, dir, accel, shape)?;
     match engine.start(spec).await {
@@ -121,7 +122,7 @@ async fn start_tracked(
             };
             let spec = machine_spec(host, dir, accel, shape)?;
             let machine = engine.start(spec).await.map_err(engine_error("start"))?;
-            Ok((machine, vec![format!("memory is QEMU's own: {reason}")]))
+            Ok((machine, vec![Degradation::MemoryUntracked { reason }]))
         }
         Err(source) => Err(engine_error("start")(source)),
     }

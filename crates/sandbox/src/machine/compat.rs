@@ -16,7 +16,7 @@
 use sandtree_engine::{self as engine, Accel, Cpu, Engine};
 use sandtree_store::{AccelChoice, MachineRecord, SandboxRecord, StateManifest};
 
-use crate::error::{Error, Result, engine_error};
+use crate::error::{Error, MachinePart, Result, engine_error};
 use crate::inner::Inner;
 use crate::machine::restore::label;
 use crate::machine::spec::{chosen_accel, machine_record};
@@ -53,7 +53,7 @@ pub(crate) async fn for_state(
     let here = machine_record(host, record, accel).await?;
     is_same(
         manifest,
-        "architecture",
+        MachinePart::Architecture,
         then.arch.to_string(),
         here.arch.to_string(),
     )?;
@@ -61,7 +61,7 @@ pub(crate) async fn for_state(
         let here = format!("none that QEMU {} has", engine.version());
         return Err(foreign(
             manifest,
-            "machine type",
+            MachinePart::MachineType,
             then.machine_type.clone(),
             here,
         ));
@@ -121,7 +121,7 @@ fn accel(
     };
     Err(foreign(
         manifest,
-        "accelerator",
+        MachinePart::Accelerator,
         then.accelerator.clone(),
         here,
     ))
@@ -162,7 +162,7 @@ async fn same_cpu(
             },
             engine::Error::UnknownCpu { model, version, .. } => foreign(
                 manifest,
-                "processor",
+                MachinePart::Processor,
                 model,
                 format!("none that QEMU {version} has"),
             ),
@@ -174,14 +174,14 @@ async fn same_cpu(
 fn unexamined(engine: &Engine, manifest: &StateManifest, then: &MachineRecord) -> Result<Cpu> {
     is_same(
         manifest,
-        "QEMU",
+        MachinePart::Qemu,
         then.qemu_version.clone(),
         engine.version().to_string(),
     )?;
     Cpu::unexamined(&then.cpu).map_err(engine_error("resolve a processor model"))
 }
 
-fn is_same(manifest: &StateManifest, what: &str, then: String, here: String) -> Result<()> {
+fn is_same(manifest: &StateManifest, what: MachinePart, then: String, here: String) -> Result<()> {
     if then == here {
         Ok(())
     } else {
@@ -189,10 +189,10 @@ fn is_same(manifest: &StateManifest, what: &str, then: String, here: String) -> 
     }
 }
 
-fn foreign(manifest: &StateManifest, what: &str, then: String, here: String) -> Error {
+fn foreign(manifest: &StateManifest, what: MachinePart, then: String, here: String) -> Error {
     Error::ForeignState {
         state: label(manifest),
-        what: what.into(),
+        what,
         then,
         here,
     }

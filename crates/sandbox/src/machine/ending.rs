@@ -1,7 +1,7 @@
 //! How a machine ended.
 
 use sandtree_engine::{Exit, Machine};
-use sandtree_store::Phase;
+use sandtree_store::{Ended, Phase};
 
 use crate::console::Console;
 
@@ -9,6 +9,8 @@ use crate::console::Console;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ending {
     pub phase: Phase,
+    pub ended: Ended,
+    /// For people.
     pub reason: String,
 }
 
@@ -20,13 +22,28 @@ impl Ending {
         // The console is the guest's to write: it counts only where nothing better is known.
         let panicked =
             ending.panicked || (shutdown != Some("guest-shutdown") && console.has_panicked());
-        let (phase, reason) = match shutdown {
-            _ if panicked => (Phase::Crashed, "the guest's kernel panicked".to_owned()),
-            Some("guest-shutdown") => (Phase::Stopped, "the guest powered off".to_owned()),
-            Some("guest-reset") => (Phase::Stopped, "the guest rebooted".to_owned()),
-            Some("host-qmp-quit") => (Phase::Stopped, "stopped".to_owned()),
-            _ => (Phase::Crashed, format!("QEMU ended: {exit}")),
-        };
-        Ending { phase, reason }
+        match shutdown {
+            _ if panicked => Self::crashed(Ended::Panicked, "the guest's kernel panicked"),
+            Some("guest-shutdown") => Self::stopped(Ended::PoweredOff, "the guest powered off"),
+            Some("guest-reset") => Self::stopped(Ended::Rebooted, "the guest rebooted"),
+            Some("host-qmp-quit") => Self::stopped(Ended::Stopped, "stopped"),
+            _ => Self::crashed(Ended::QemuEnded, format!("QEMU ended: {exit}")),
+        }
+    }
+
+    pub fn stopped(ended: Ended, reason: impl Into<String>) -> Self {
+        Self {
+            phase: Phase::Stopped,
+            ended,
+            reason: reason.into(),
+        }
+    }
+
+    pub fn crashed(ended: Ended, reason: impl Into<String>) -> Self {
+        Self {
+            phase: Phase::Crashed,
+            ended,
+            reason: reason.into(),
+        }
     }
 }

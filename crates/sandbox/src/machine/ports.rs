@@ -5,6 +5,7 @@ use std::sync::Arc;
 use sandtree_store::PublishedPort;
 use tokio::net::TcpListener;
 
+use crate::degradation::Degradation;
 use crate::error::{Error, Result};
 use crate::guest::{Forward, Guest};
 use crate::spec::PUBLISH_ADDRESS;
@@ -44,7 +45,7 @@ pub(crate) async fn listen(ports: &[PublishedPort]) -> Result<Vec<Listener>> {
 /// As [`listen`], with any free port where the one that is wanted is another's. Says so.
 pub(crate) async fn listen_if_free(
     ports: &[PublishedPort],
-) -> Result<(Vec<Listener>, Vec<String>)> {
+) -> Result<(Vec<Listener>, Vec<Degradation>)> {
     let (mut listeners, mut notes) = (Vec::new(), Vec::new());
     for port in ports {
         let taken = match listen(std::slice::from_ref(port)).await {
@@ -55,11 +56,11 @@ pub(crate) async fn listen_if_free(
             Err(error) => error,
         };
         let other = listen(&[PublishedPort { host: 0, ..*port }]).await?;
-        notes.extend(other.iter().map(|other| {
-            format!(
-                "port {} of the guest is published on {}, not on {}: {taken}",
-                port.guest, other.port.host, port.host
-            )
+        notes.extend(other.iter().map(|other| Degradation::PortMoved {
+            guest: port.guest,
+            wanted: port.host,
+            published: other.port.host,
+            reason: taken.to_string(),
         }));
         listeners.extend(other);
     }

@@ -36,6 +36,7 @@ use super::running::{self, Running};
 use super::spec::{Shape, machine_spec};
 use crate::blocking::blocking;
 use crate::console::Console;
+use crate::degradation::Degradation;
 use crate::error::{Error, Result, engine_error, store_error};
 use crate::fault::Step;
 use crate::files::open;
@@ -66,7 +67,7 @@ pub(crate) struct Loaded {
     events: Events,
     ground: Ground,
     record: MachineRecord,
-    degraded: Vec<String>,
+    degraded: Vec<Degradation>,
     manifest: StateManifest,
     /// Where the kept output of the state's commands is.
     kept: PathBuf,
@@ -241,10 +242,9 @@ pub(crate) async fn load(
     if matches!(source.manifest().memory, MemoryState::Layers { .. })
         && let Err(error) = machine.restore_firmware().await
     {
-        degraded.push(format!(
-            "the firmware's memory is empty: {}",
-            engine_error("write its firmware")(error).one_line()
-        ));
+        degraded.push(Degradation::FirmwareNotRestored {
+            reason: engine_error("write its firmware")(error).one_line(),
+        });
     }
     host.reach(Step::RestoreLoaded, Some(&machine))?;
     let port = machine.take_link().expect("a fresh machine has its link");
@@ -291,7 +291,7 @@ impl Starting<'_> {
         &self,
         manifest: &StateManifest,
         layers: &[Layer],
-    ) -> Result<(Machine, Vec<String>)> {
+    ) -> Result<(Machine, Vec<Degradation>)> {
         let MemoryState::Layers { layers: ids } = &manifest.memory else {
             return Ok((self.machine(Memory::Empty, Preload::Use).await?, Vec::new()));
         };
@@ -306,10 +306,7 @@ impl Starting<'_> {
         };
         let file = self.flatten(ids).await?;
         let machine = self.machine(Memory::Flat { file }, Preload::Skip).await?;
-        Ok((
-            machine,
-            vec![format!("memory came from a flat file: {reason}")],
-        ))
+        Ok((machine, vec![Degradation::FlatMemory { reason }]))
     }
 
     async fn mapped(&self, ids: &[LayerId], plan: &[memory::Mapping]) -> Result<Machine> {
@@ -462,10 +459,11 @@ impl Loaded {
         };
         if let Some(reason) = other_tsc {
             degraded.push(match guest.leave_tsc().await {
-                Ok(()) => format!("the guest reads a slower clock: {reason}"),
-                Err(error) => {
-                    format!("the guest's clock runs at another speed: {reason}; it could not be replaced: {error}")
-                }
+                Ok(()) => Degradation::SlowerClock { reason },
+                Err(error) => Degradation::ClockSpeed {
+                    reason,
+                    failure: error.to_string(),
+                },
             });
         }
         let engine = host.engine().await?;
@@ -508,7 +506,7 @@ struct Woken {
     guest: Guest,
     times: RestoreTimes,
     hooks: Vec<HookFailure>,
-    degraded: Option<String>,
+    degraded: Option<Degradation>,
 }
 
 /// Continues the guest, lets its disk grow to what the sandbox has, and tells its agent who it is
@@ -524,7 +522,7 @@ async fn wake(
         .cont()
         .instrument(debug_span!("cont"))
         .await
-        .map_err(engine_error("go on from the state"))?;
+        .map_err(engine_error("continue from the state"))?;
     let running = began.elapsed();
     host.reach(Step::RestoreContinued, Some(machine))?;
     if let Some(disk_bytes) = rebirth.disk_bytes {
@@ -577,6 +575,8 @@ async fn wake(
 }
 
 /// An agent of an earlier time, in a state of that time, does not know how to correct its clock.
-fn late_clock(error: Error) -> String {
-    format!("the guest's clock may be late: {}", error.one_line())
+fn late_clock(error: Error) -> Degradation {
+    Degradation::LateClock {
+        reason: error.one_line(),
+    }
 }

@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use super::ground::Ground;
 use super::ports::Listener;
 use crate::console::Console;
+use crate::degradation::Degradation;
 use crate::error::{Error, Result, store_error};
 use crate::guest::{Forward, Guest};
 use crate::hub::{Gate, Hub};
@@ -32,7 +33,7 @@ pub(crate) struct Running {
     /// Where its hub keeps the output of detached commands.
     pub execs: PathBuf,
     /// What was done in a lesser way than it could be, and why.
-    pub degraded: Vec<String>,
+    pub degraded: Vec<Degradation>,
 }
 
 impl Running {

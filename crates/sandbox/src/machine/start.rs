@@ -8,6 +8,7 @@ use super::boot::{self, DISK_RESERVE};
 use super::identity;
 use super::ports::{self, Listener, listen};
 use super::running::{self, Running};
+use crate::degradation::Degradation;
 use crate::error::{Error, Result, store_error};
 use crate::fault::Step;
 use crate::inner::Inner;
@@ -34,9 +35,7 @@ pub(crate) async fn boot_head(
             None => settled.await?,
             Some(within) => match tokio::time::timeout(within, settled).await {
                 Ok(settled) => settled?,
-                Err(_) => running
-                    .degraded
-                    .push("its init had not finished starting in time".to_owned()),
+                Err(_) => running.degraded.push(Degradation::StillStarting {}),
             },
         }
     }
@@ -118,7 +117,7 @@ pub(crate) fn check_resources(host: &Inner, memory_bytes: u64) -> Result<()> {
     let available_bytes = host
         .store
         .disk_free_bytes()
-        .map_err(store_error("tell its free space"))?;
+        .map_err(store_error("read its free space"))?;
     if available_bytes < DISK_RESERVE {
         let path = host.store.root().to_owned();
         return Err(Error::HostDisk {
@@ -140,7 +139,7 @@ pub(crate) fn running_state(running: &Running, before: Option<&StateRecord>) -> 
         },
         accelerator: Some(running.record.accelerator.clone()),
         qemu_version: Some(running.record.qemu_version.clone()),
-        degraded: running.degraded.clone(),
+        degraded: Degradation::notes(&running.degraded),
         saved: before.and_then(|before| before.saved.clone()),
         ..StateRecord::new(Phase::Running, now_unix_ms())
     }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::choice::{AccelChoice, Network, PublishedPort};
 use crate::image::Arch;
+use crate::note::Notes;
 use crate::record::Record;
 use crate::{BatchId, Digest, Name, SandboxId, StateId};
 
@@ -132,6 +133,30 @@ impl fmt::Display for Phase {
     }
 }
 
+/// How a machine ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ended {
+    /// It was stopped by request.
+    Stopped,
+    /// It was killed by request.
+    Killed,
+    PoweredOff,
+    Rebooted,
+    Panicked,
+    /// QEMU ended by itself.
+    QemuEnded,
+    /// A defect of this program took its machine.
+    Defect,
+    /// The process that ran it is gone.
+    OwnerDied,
+    /// The host went down while it ran.
+    HostWentDown,
+    /// A way that a newer program knows.
+    #[serde(other)]
+    Unknown,
+}
+
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pids {
     pub keeper: Option<u32>,
@@ -143,7 +168,11 @@ pub struct Pids {
 pub struct StateRecord {
     pub schema: u64,
     pub phase: Phase,
+    /// For people. Decisions depend on `ended`.
     pub reason: Option<String>,
+    /// How its last machine ended. Records of older programs do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<Ended>,
     /// The host boot it was written in: under another one, every process of it is gone.
     pub boot_id: Option<String>,
     pub pids: Pids,
@@ -154,8 +183,8 @@ pub struct StateRecord {
     pub qemu_version: Option<String>,
     pub since_unix_ms: u64,
     /// What its machine does in a lesser way than it could, and why.
-    #[serde(default)]
-    pub degraded: Vec<String>,
+    #[serde(flatten)]
+    pub degraded: Notes,
     /// Its disk was synced after its last write.
     pub clean: bool,
     /// The state it is paused in. Records of older programs do not name it.
@@ -181,17 +210,25 @@ impl StateRecord {
             schema,
             phase,
             reason: None,
+            ended: None,
             boot_id: None,
             pids,
             accelerator,
             qemu_version,
             since_unix_ms,
-            degraded: Vec::new(),
+            degraded: Notes::default(),
             clean: false,
             paused_in: None,
             saved: None,
             save_failed: None,
         }
+    }
+
+    /// The reason, where the phase does not say it by itself.
+    pub fn further_reason(&self) -> Option<String> {
+        self.reason
+            .clone()
+            .filter(|_| self.ended != Some(Ended::Stopped))
     }
 
     /// The record that follows this one: nothing stays but what it was last saved as.

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use super::SandboxRecord;
 use crate::blob::Blob;
 use crate::fs::MAX_RECORD_BYTES;
+use crate::note::Notes;
 use crate::publish;
 use crate::record::canonical;
 use crate::snapshot::{Form, MemoryKind, SnapshotMemory};
@@ -183,7 +184,7 @@ impl Unpacking<'_> {
             },
             ram_bytes: memory.bytes,
             mode: manifest.capture.mode.clone(),
-            degraded: manifest.capture.degraded.clone(),
+            degraded: Notes::from_texts(&manifest.capture.degraded),
             memory_layer_bytes: 0,
             disk_layer_bytes: 0,
             pause_us: 0,

@@ -16,9 +16,9 @@ use std::collections::BTreeSet;
 
 use crate::{
     AccelChoice, Arch, Consistency, Digest, Error, ExecDefaults, Head, Image, ImageSpec, Init,
-    KernelBundle, KernelFormat, KernelSpec, LayerId, MachineRecord, MemoryState, Network, Origin,
-    Owned, Phase, SandboxDir, SandboxId, SandboxRecord, SaveSpec, Silent, Snapshot, StateId,
-    StateKind, StateManifest, StateRecord, StateSource, Store, WarmRecord,
+    KernelBundle, KernelFormat, KernelSpec, LayerId, MachineRecord, MemoryState, Network, Notes,
+    Origin, Owned, Phase, SandboxDir, SandboxId, SandboxRecord, SaveSpec, Silent, Snapshot,
+    StateId, StateKind, StateManifest, StateRecord, StateSource, Store, WarmRecord,
 };
 
 fn record(name: &str) -> SandboxRecord {
@@ -70,7 +70,7 @@ fn manifest(disk: Vec<LayerId>, memory: LayerId) -> StateManifest {
         },
         ram_bytes: 512 << 20,
         mode: None,
-        degraded: Vec::new(),
+        degraded: Notes::default(),
         memory_layer_bytes: 0,
         disk_layer_bytes: 0,
         pause_us: 1,

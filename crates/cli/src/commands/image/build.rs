@@ -70,7 +70,7 @@ async fn built_in(global: &Global, args: &BuildArgs) -> Result<ImageInfo> {
     let name = args.what.as_str();
     if !sandtree::image::is_built_in(name) {
         return Err(Error::invalid(
-            "what to build",
+            "image to build",
             name,
             "debian, tiny, or a recipe by its path, as in ./NAME.toml",
         ));

@@ -39,7 +39,7 @@ pub fn unpack(chunks: mpsc::Receiver<Bytes>, to: &Path) -> Result<Skipped> {
         .unwrap_or(Path::new("."));
     let name = to
         .file_name()
-        .ok_or_else(|| Error::invalid("a place to copy to", to.display(), "it must have a name"))?;
+        .ok_or_else(|| Error::invalid("place to copy to", to.display(), "it must have a name"))?;
     let root = Dir::open_ambient_dir(parent, ambient_authority())
         .map_err(|e| Error::io("open", parent, e))?;
     let (dirs, skipped) = (Dirs::new(DIRS_MAX), Skipped::default());

@@ -478,7 +478,7 @@ async fn connections_are_lost_and_requests_void_when_the_guest_pauses() {
     );
     let refused = asking.await.unwrap();
     assert!(
-        matches!(&refused, Err(LinkError::Lost { reason }) if reason == "it pauses"),
+        matches!(&refused, Err(LinkError::Ended { reason: Some(reason) }) if reason == "it pauses"),
         "{refused:?}"
     );
 
