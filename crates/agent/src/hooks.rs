@@ -12,7 +12,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::mpsc::{self, Receiver};
@@ -34,6 +34,56 @@ const DYING_TIME: Duration = Duration::from_secs(1);
 /// The reply must fit one frame, however many hooks fail and whatever they are called.
 const FAILURES_MAX: usize = 64;
 const TEXT_MAX: usize = 255;
+
+/// The directory of the hooks. One that was empty is not read again until it changes, because most
+/// guests have no hooks, and all of them wait for this after a restore.
+#[derive(Debug)]
+pub struct HookDir {
+    path: PathBuf,
+    empty: Option<Stamp>,
+}
+
+/// What a change of a directory changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    changed: (i64, i64),
+}
+
+impl HookDir {
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, empty: None }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Looks whether the directory is empty, to know it later.
+    pub fn look(&mut self) {
+        let stamp = stamp(&self.path);
+        let is_empty = fs::read_dir(&self.path).is_ok_and(|mut entries| entries.next().is_none());
+        self.empty = stamp.ok().filter(|_| is_empty);
+    }
+
+    /// Whether it is certain, without reading the directory, that there is no hook.
+    pub fn is_known_empty(&self) -> bool {
+        match stamp(&self.path) {
+            Ok(now) => self.empty == Some(now),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+}
+
+fn stamp(dir: &Path) -> io::Result<Stamp> {
+    let status = fs::metadata(dir)?;
+    Ok(Stamp {
+        device: status.dev(),
+        inode: status.ino(),
+        changed: (status.ctime(), status.ctime_nsec()),
+    })
+}
 
 /// A child of the agent that has ended.
 #[derive(Debug, Clone, Copy)]
@@ -209,6 +259,22 @@ fn bounded(mut failures: Vec<HookFailure>) -> Vec<HookFailure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_that_was_empty_is_known_to_be_until_it_changes() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("resume.d");
+        let mut hooks = HookDir::new(path.clone());
+        assert!(hooks.is_known_empty(), "there is no directory");
+        fs::create_dir(&path).unwrap();
+        assert!(!hooks.is_known_empty(), "nobody looked into it");
+        hooks.look();
+        assert!(hooks.is_known_empty());
+        fs::write(path.join("10-keys"), "").unwrap();
+        assert!(!hooks.is_known_empty());
+        hooks.look();
+        assert!(!hooks.is_known_empty(), "there is a file in it");
+    }
 
     #[test]
     fn the_largest_report_fits_one_frame() {

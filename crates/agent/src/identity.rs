@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -15,7 +16,9 @@ use rustix::time::{ClockId, Timespec};
 use sandtree_proto::{Failure, Identity, Rebirth};
 
 use crate::failure::{OrFailure, refusal};
-use crate::{names, network, sys};
+use crate::names::Names;
+use crate::role::Role;
+use crate::{network, sys};
 
 const EXT4_MAGIC: i64 = 0xEF53;
 const SECTOR: u64 = 512;
@@ -27,29 +30,65 @@ const BLOCKS_COUNT: u64 = 4;
 /// else.
 const DISK_GROWS_WITHIN: Duration = Duration::from_secs(10);
 
-/// Becomes `identity`, after a boot.
-pub fn assume(identity: &Identity) -> Result<(), Failure> {
-    renew(identity)?;
-    network::configure(identity.network)?;
-    grow_root(0)
+/// What a guest needs at hand to take an identity. After a restore an emulated processor translates
+/// all code anew, so every system call saved there makes the guest ready earlier.
+#[derive(Debug)]
+pub struct Means {
+    names: Names,
+    random: OnceLock<File>,
 }
 
-/// Becomes one of its own, after a restore. What memory holds is right already: only time,
-/// randomness and, in a sandbox that is new, names are not. The less is done here, the sooner the
-/// guest is ready: an emulated processor translates all code anew after a restore.
-pub fn assume_again(rebirth: &Rebirth) -> Result<(), Failure> {
-    renew(&rebirth.identity)?;
-    rebirth.disk_bytes.map_or(Ok(()), grow_root)
-}
-
-/// An empty name stands for the one it has.
-fn renew(identity: &Identity) -> Result<(), Failure> {
-    set_clock(identity.unix_time_ns)?;
-    add_entropy(&identity.entropy)?;
-    if identity.hostname.is_empty() {
-        return Ok(());
+impl Means {
+    pub fn new(role: Role) -> Self {
+        Self {
+            names: Names::new(role),
+            random: OnceLock::new(),
+        }
     }
-    names::assume(&identity.hostname, &identity.machine_id)
+
+    /// Becomes `identity`, after a boot.
+    pub fn assume(&self, identity: &Identity) -> Result<(), Failure> {
+        self.names.move_into_memory();
+        self.renew(identity)?;
+        network::configure(identity.network)?;
+        grow_root(0)
+    }
+
+    /// Becomes one of its own, after a restore. Memory holds everything but the time, randomness
+    /// and, in a new sandbox, names.
+    pub fn assume_again(&self, rebirth: &Rebirth) -> Result<(), Failure> {
+        self.renew(&rebirth.identity)?;
+        rebirth.disk_bytes.map_or(Ok(()), grow_root)
+    }
+
+    /// Whether that needs no disk, and so never waits.
+    pub fn is_at_hand(&self, rebirth: &Rebirth) -> bool {
+        let keeps_its_names = rebirth.identity.hostname.is_empty();
+        rebirth.disk_bytes.is_none() && (keeps_its_names || self.names.are_in_memory())
+    }
+
+    /// An empty name stands for the present one.
+    fn renew(&self, identity: &Identity) -> Result<(), Failure> {
+        set_clock(identity.unix_time_ns)?;
+        self.add_entropy(&identity.entropy)?;
+        if identity.hostname.is_empty() {
+            return Ok(());
+        }
+        self.names.assume(&identity.hostname, &identity.machine_id)
+    }
+
+    fn add_entropy(&self, bytes: &[u8]) -> Result<(), Failure> {
+        let operation = || "cannot add entropy".into();
+        let random = match self.random.get() {
+            Some(random) => random,
+            None => {
+                let opened = File::options().write(true).open("/dev/random");
+                let opened = opened.or_failure(operation)?;
+                self.random.get_or_init(|| opened)
+            }
+        };
+        sys::add_entropy(random, bytes).or_failure(operation)
+    }
 }
 
 fn set_clock(unix_time_ns: u64) -> Result<(), Failure> {
@@ -89,15 +128,6 @@ pub fn unix_time_ns() -> u64 {
     let now = rustix::time::clock_gettime(ClockId::Realtime);
     // Before 1970 there are no guests.
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + now.tv_nsec as u64
-}
-
-fn add_entropy(bytes: &[u8]) -> Result<(), Failure> {
-    let told = || "cannot add entropy".into();
-    let random = File::options()
-        .write(true)
-        .open("/dev/random")
-        .or_failure(told)?;
-    sys::add_entropy(&random, bytes).or_failure(told)
 }
 
 /// Grows an ext4 root to its device, once that has `disk_bytes`. Other file systems have the size

@@ -40,6 +40,7 @@ use rustix::process::{Resource, Rlimit};
 
 use cgroup::Cgroups;
 use exec::spawn::Ground;
+use hooks::HookDir;
 use init::{BootError, Booted, ImageInit, Rest, Settling};
 use link::Link;
 use role::Role;
@@ -166,7 +167,7 @@ fn serve(role: Role, port: OwnedFd, surroundings: Surroundings) -> io::Result<En
         role,
         ground,
         settling,
-        hooks,
+        hooks: hooks.map(HookDir::new),
         hold,
     };
     Ok(Agent::new(place, Link::new(port)?, signals)?.serve()?)

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sandtree_proto::{Failure, Network};
 
-use crate::failure::{OrFailure, refusal};
+use crate::failure::{OrFailure, refusal, tolerate};
 use crate::{names, sys};
 
 const ADDRESS: [u8; 4] = [10, 0, 2, 15];
@@ -28,6 +28,9 @@ pub fn configure(network: Network) -> Result<(), Failure> {
         return Ok(());
     }
     let name = interface()?;
+    if network == Network::Isolated {
+        silence(&name);
+    }
     let told = || format!("cannot configure interface {name}");
     sys::set_interface_address(&socket, &name, libc::SIOCSIFADDR, ADDRESS).or_failure(told)?;
     sys::set_interface_address(&socket, &name, libc::SIOCSIFNETMASK, NETMASK).or_failure(told)?;
@@ -38,6 +41,21 @@ pub fn configure(network: Network) -> Result<(), Failure> {
         names::write_line("/etc/resolv.conf", NAME_SERVER)?;
     }
     Ok(())
+}
+
+/// Nothing answers on an isolated interface. Without these, the kernel looks for routers, for other
+/// owners of its addresses and for listeners, for seconds after it boots and so after each restore
+/// of a guest that had just booted.
+fn silence(name: &str) {
+    let settings = [
+        (format!("conf/{name}/router_solicitations"), "0"),
+        (format!("conf/{name}/accept_dad"), "0"),
+        ("mld_qrv".to_owned(), "1"),
+    ];
+    for (setting, value) in settings {
+        // A kernel without IPv6 has none of them, and sends nothing either.
+        tolerate(fs::write(format!("/proc/sys/net/ipv6/{setting}"), value));
+    }
 }
 
 /// The first interface that is a device; it may still be on its way.

@@ -120,7 +120,7 @@ fn a_revert_brings_files_and_memory_back_and_keeps_who_it_is() {
         world
             .sh(
                 "a",
-                "cp /srv/word /run/www/page; touch /srv/new; rm /etc/hosts"
+                "cp /srv/word /run/www/page; touch /srv/new; rm /etc/group"
             )
             .code,
         0
@@ -148,7 +148,7 @@ fn a_revert_brings_files_and_memory_back_and_keeps_who_it_is() {
         "a file that came later"
     );
     assert_eq!(
-        world.sh("a", "cat /etc/hosts > /dev/null").code,
+        world.sh("a", "cat /etc/group > /dev/null").code,
         0,
         "a file that was removed later"
     );

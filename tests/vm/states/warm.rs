@@ -135,3 +135,29 @@ fn a_larger_disk_grows_in_a_warm_guest() {
     assert!((950_000..1_050_000).contains(&kib("big")));
     remove(&world, &["big", "small"]);
 }
+
+/// So a restored guest gets them without a write to its disk, and no comparison shows them.
+#[test]
+fn the_names_of_a_guest_are_in_memory_and_its_own_lines_stay() {
+    let world = World::new();
+    world.start("a", &[]);
+    assert_eq!(world.sh("a", "echo 10.0.0.7 db >> /etc/hosts").code, 0);
+    world.ok(["fork", "a", "-n", "1", "--name", "b"]);
+    let hosts = world.sh("b-1", "cat /etc/hosts");
+    assert!(
+        hosts.out().contains("\n127.0.1.1 b-1 # sandtree\n") && hosts.out().contains("10.0.0.7 db"),
+        "{hosts:?}"
+    );
+    assert!(!hosts.out().contains("127.0.1.1 a "), "{hosts:?}");
+    assert_eq!(world.sh("b-1", "cat /etc/hostname").out(), "b-1\n");
+    world.ok(["save", "a", "of-a"]);
+    world.ok(["save", "b-1", "of-b"]);
+    let diff = world.json(["snapshot", "diff", "of-a", "of-b"]);
+    let changed = diff["changes"].as_array().unwrap();
+    assert!(
+        changed
+            .iter()
+            .all(|change| !change["path"].as_str().unwrap().starts_with("/etc")),
+        "{diff}"
+    );
+}

@@ -15,7 +15,7 @@ use crate::channel::{Cancel, Channel, Ends, Work};
 use crate::exec::spawn::{pipe, spawn};
 use crate::failure::{OrFailure, cut, path, refusal};
 use crate::files::{self, Target};
-use crate::hooks::{CONSOLE, Hooks};
+use crate::hooks::{CONSOLE, HookDir, Hooks};
 use crate::init::shutdown::Way;
 use crate::input::{AtEnd, InputError};
 use crate::link::Event;
@@ -371,7 +371,7 @@ impl Agent {
             Request::Ping => Some(Ok(Reply::Done)),
             Request::Metrics => Some(metrics::read().map(Reply::Metrics)),
             Request::Shutdown { grace_ms } => Some(self.shut_down(grace_ms)),
-            Request::Restored(rebirth) => self.rebear(id, rebirth).err().map(Err),
+            Request::Restored(rebirth) => self.restore(id, rebirth),
             Request::Settle => self.settle_down(id).err().map(Err),
             Request::Freeze { thaw_after_ms } => self.freeze(id, thaw_after_ms).err().map(Err),
             Request::Thaw => self.thaw(id).err().map(Err),
@@ -403,14 +403,32 @@ impl Agent {
         }
     }
 
-    /// Makes the guest one of its own, beside the loop: its hooks may take as long as they are let.
-    fn rebear(&mut self, id: u32, rebirth: Rebirth) -> Result<(), Failure> {
+    /// Makes the guest one of its own. At once, if nothing of it may wait: to start a thread costs
+    /// an emulated processor more than all the rest.
+    fn restore(&mut self, id: u32, rebirth: Rebirth) -> Option<Result<Reply, Failure>> {
+        let is_guest = self.refuse_guestless("restore").is_ok();
+        if is_guest && self.means.is_at_hand(&rebirth) && self.has_no_hooks() {
+            let assumed = self.means.assume_again(&rebirth);
+            return Some(assumed.map(|()| Reply::Restored { hooks: Vec::new() }));
+        }
+        self.restore_in_thread(id, rebirth).err().map(Err)
+    }
+
+    fn has_no_hooks(&self) -> bool {
+        let hooks = self.place.hooks.as_ref();
+        hooks.is_none_or(HookDir::is_known_empty)
+    }
+
+    /// In a thread: its hooks may take as long as they are let.
+    fn restore_in_thread(&mut self, id: u32, rebirth: Rebirth) -> Result<(), Failure> {
         let refused = self.refuse_guestless("restore");
         // Outside a guest, the hooks it was given are all there is to a restore.
-        let Some(dir) = self.place.hooks.clone() else {
+        let Some(hooks) = &self.place.hooks else {
             return refused;
         };
+        let dir = hooks.path().to_owned();
         let in_guest = refused.is_ok();
+        let means = Arc::clone(&self.means);
         let (mourner, deaths) = mpsc::channel();
         self.mourners.push(mourner);
         let console = in_guest.then_some(CONSOLE);
@@ -423,7 +441,7 @@ impl Agent {
         self.workers
             .run_request(id, self.link.generation(), move || {
                 if in_guest {
-                    identity::assume_again(&rebirth)?;
+                    means.assume_again(&rebirth)?;
                 }
                 Ok(Reply::Restored {
                     hooks: hooks.run(&rebirth),
@@ -478,9 +496,14 @@ impl Agent {
     fn configure(&mut self, id: u32, who: Identity) -> Result<(), Failure> {
         self.refuse_guestless("configure")?;
         let hold = self.place.hold.take();
+        // The loop may wait for the disk here: a guest that boots has no other work yet.
+        if let Some(hooks) = &mut self.place.hooks {
+            hooks.look();
+        }
+        let means = Arc::clone(&self.means);
         self.workers
             .run_request(id, self.link.generation(), move || {
-                let assumed = identity::assume(&who);
+                let assumed = means.assume(&who);
                 drop(hold);
                 assumed.map(|()| Reply::Done)
             })

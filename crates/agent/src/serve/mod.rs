@@ -13,7 +13,6 @@ mod wait;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
@@ -25,7 +24,8 @@ use crate::cgroup::Family;
 use crate::channel::{Channel, Remains};
 use crate::exec::spawn::{Ground, spawn_on};
 use crate::freeze::Freezer;
-use crate::hooks::Death;
+use crate::hooks::{Death, HookDir};
+use crate::identity::Means;
 use crate::init::shutdown::Way;
 use crate::init::{Hold, Settling};
 use crate::link::Link;
@@ -86,7 +86,7 @@ pub struct Place {
     pub ground: Ground,
     pub settling: Settling,
     /// The directory of what a restore runs.
-    pub hooks: Option<PathBuf>,
+    pub hooks: Option<HookDir>,
     /// Lets the image's init start, once the guest knows who it is.
     pub hold: Option<Hold>,
 }
@@ -100,6 +100,7 @@ pub struct Agent {
     cursor: u32,
     workers: Workers,
     freezer: Arc<Freezer>,
+    means: Arc<Means>,
     /// Threads that wait for children of their own: the loop takes every child's status.
     mourners: Vec<Sender<Death>>,
     /// Readable when a child has ended, or init is asked to leave.
@@ -136,6 +137,7 @@ impl Leaving {
 impl Agent {
     pub fn new(place: Place, link: Link, signals: OwnedFd) -> rustix::io::Result<Self> {
         Ok(Self {
+            means: Arc::new(Means::new(place.role)),
             place,
             link,
             channels: BTreeMap::new(),
