@@ -27,6 +27,7 @@
 //! space. When it fails: a state that cannot be written is reported to whoever asked; the machine
 //! is not kept up for it.
 
+mod arrival;
 mod carry;
 mod fold;
 mod local;
