@@ -19,6 +19,7 @@ mod stream;
 use std::any::Any;
 use std::ffi::OsString;
 use std::fmt;
+use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::path::Path;
@@ -280,6 +281,19 @@ impl Files {
 
     pub(crate) fn create(&self, path: &Path, bytes: &[u8]) -> Result<(), Error> {
         self.change("write", path, |fs| fs.create(path, bytes))
+    }
+
+    /// A new file whose bytes others write by its descriptor. Nothing lists it before they are
+    /// synced, by `sync_file`.
+    pub(crate) fn new_file(&self, path: &Path) -> Result<File, Error> {
+        self.create(path, b"")?;
+        self.open_to_write(path)
+    }
+
+    /// A file that nothing lists yet, to write its bytes by a descriptor.
+    pub(crate) fn open_to_write(&self, path: &Path) -> Result<File, Error> {
+        let opened = File::options().read(true).write(true).open(path);
+        opened.map_err(io_error("open", path))
     }
 
     /// One that is doubtful is sealed already, and stays doubtful.

@@ -67,8 +67,9 @@ pub use named::Named;
 pub use progress::{Progress, Silent};
 pub use publish::{Published, Staged};
 pub use sandbox::{
-    Batch, Collected, DamagedLayer, ListedSandbox, Origin, Owned, Phase, Pids, SandboxDir,
-    SandboxRecord, SaveOnStop, SaveTarget, StagedState, StateRecord, States, UnreadableState,
+    Batch, Collected, DamagedLayer, HeldState, ListedSandbox, NewOverlay, Origin, Owned, Phase,
+    Pids, SandboxDir, SandboxRecord, SaveOnStop, SaveTarget, StagedState, StateRecord, States,
+    UnreadableState,
 };
 pub use save::SaveSpec;
 pub use snapshot::{

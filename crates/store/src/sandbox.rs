@@ -33,7 +33,7 @@ pub use batch::Batch;
 pub use collect::Collected;
 pub use create::Origin;
 pub use record::{Phase, Pids, SandboxRecord, SaveOnStop, SaveTarget, StateRecord};
-pub use states::{DamagedLayer, StagedState, States, UnreadableState};
+pub use states::{DamagedLayer, HeldState, NewOverlay, StagedState, States, UnreadableState};
 
 use crate::fs::{Files, Kind, Lock, optional};
 use crate::publish::{self, Staged};

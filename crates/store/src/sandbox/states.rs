@@ -11,8 +11,7 @@
 //!
 //! When it fails: a state that was not published leaves a name that starts with '.', or nothing.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -315,10 +314,24 @@ impl Owned {
 
     /// A new overlay to write, under the name it keeps. Until the head or a state lists it, it is
     /// garbage.
-    pub fn disk_file(&self) -> Result<(LayerId, File), Error> {
-        let layer = LayerId::random()?;
-        let path = self.disk_layer(&layer);
-        Ok((layer, new_file(&path)?))
+    pub fn new_overlay(&self) -> Result<NewOverlay, Error> {
+        let id = LayerId::random()?;
+        let path = self.disk_layer(&id);
+        Ok(NewOverlay {
+            file: self.files.new_file(&path)?,
+            files: self.files.clone(),
+            id,
+            path,
+        })
+    }
+
+    /// Removes an overlay that no machine has written to. One that the head lists stays: a head
+    /// whose last sync failed may be the one on disk.
+    pub fn discard_disk(&self, layer: &LayerId) -> Result<(), Error> {
+        if self.head()?.disk.contains(layer) {
+            return Ok(());
+        }
+        self.files.remove_tree(&self.disk_layer(layer))
     }
 
     /// Makes an overlay read-only: it is a layer now.
@@ -345,7 +358,19 @@ impl Owned {
         self.ensure_memory()?;
         let layer = LayerId::random()?;
         let path = self.memory_layer(&layer);
-        Ok((layer, new_file(&path)?))
+        Ok((layer, self.files.new_file(&path)?))
+    }
+
+    /// Removes a memory layer that could not be written, and that nothing lists.
+    pub fn discard_memory(&self, layer: &LayerId) -> Result<(), Error> {
+        self.files.remove_tree(&self.memory_layer(layer))
+    }
+
+    /// A file in the memory directory without a name: it goes when it is closed.
+    pub fn unnamed_memory(&self) -> Result<File, Error> {
+        let (layer, file) = self.memory_file()?;
+        self.discard_memory(&layer)?;
+        Ok(file)
     }
 
     /// A memory directory may be in a file system that does not outlive the host's boot.
@@ -396,7 +421,7 @@ impl Owned {
     }
 
     /// One more than that of every state: a number of a state that is gone may be given again,
-    /// since nothing is left to compare with.
+    /// since nothing is left to compare with. Only the first look reads all manifests.
     fn next_sequence(&self) -> Result<u64, Error> {
         let newest = self
             .states()?
@@ -425,7 +450,7 @@ impl Owned {
     }
 
     /// Removes the states that users do not see, as for a sandbox whose last owner died while it
-    /// forked.
+    /// forked. One that a process holds stays.
     pub fn remove_unlisted(&self) -> Result<Vec<StateId>, Error> {
         let unlisted = self
             .states()?
@@ -436,14 +461,4 @@ impl Owned {
             .map(|state| self.remove_state(&state.id).map(|()| state.id))
             .collect()
     }
-}
-
-fn new_file(path: &Path) -> Result<File, Error> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path);
-    file.map_err(io_error("write", path))
 }

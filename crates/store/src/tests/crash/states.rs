@@ -184,6 +184,36 @@ fn a_head_is_the_old_one_or_the_new_one_with_its_layers() {
     .run();
 }
 
+/// A capture makes the next overlay, lists it, and discards it if it could not.
+#[test]
+fn an_overlay_that_a_head_lists_is_not_discarded() {
+    let record = record("a");
+    Case {
+        prepare: &|store| with_states(store, &record).0,
+        verb: &|_, owned| {
+            let mut head = owned.head()?;
+            let fresh = owned.create_disk(1 << 30)?;
+            owned.sync_overlay(&fresh)?;
+            head.disk.push(fresh.clone());
+            owned
+                .set_head(&head)
+                .or_else(|error| owned.discard_disk(&fresh).and(Err(error)))
+        },
+        check: &|store, outcome| {
+            let sandbox = sandbox(store, "a");
+            let disk = sandbox.head().unwrap().disk;
+            assert!(
+                disk.len() == 4 || (outcome == Outcome::Open && disk.len() == 3),
+                "{disk:?}"
+            );
+            if let [_, _, _, fresh] = &disk[..] {
+                assert_eq!(sandbox.disk_bytes(fresh).unwrap(), 1 << 30);
+            }
+        },
+    }
+    .run();
+}
+
 #[test]
 fn removing_a_state_and_its_layers_leaves_the_others_whole() {
     for record in records("a") {
