@@ -678,7 +678,10 @@ impl Fs for Simulated {
             Ok(_) => self.state().find(path)?,
             Err(_) => self.changing()?.add(path, empty_file())?,
         };
-        let fresh = self.state().locked.insert(inode);
+        let mut state = self.state();
+        let fresh = state.locked.insert(inode);
+        state.locked_at_once = state.locked_at_once.max(state.locked.len());
+        drop(state);
         Ok(fresh.then(|| {
             Lock::new(HeldLock {
                 state: self.state.clone(),
