@@ -13,7 +13,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use super::{Owned, SandboxDir};
 use crate::disk::{check, header, overlay};
@@ -423,13 +423,19 @@ impl Owned {
     /// One more than that of every state: a number of a state that is gone may be given again,
     /// since nothing is left to compare with. Only the first look reads all manifests.
     fn next_sequence(&self) -> Result<u64, Error> {
-        let newest = self
-            .states()?
-            .readable
-            .iter()
-            .map(|state| state.sequence)
-            .max();
-        Ok(newest.unwrap_or(0).saturating_add(1))
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = match *newest {
+            Some(last) => last,
+            None => self.newest_sequence()?,
+        };
+        let next = last.saturating_add(1);
+        *newest = Some(next);
+        Ok(next)
+    }
+
+    fn newest_sequence(&self) -> Result<u64, Error> {
+        let states = self.states()?.readable;
+        Ok(states.iter().map(|state| state.sequence).max().unwrap_or(0))
     }
 
     /// Makes a state durable with all of its layers, and records their digests. Takes as long as

@@ -452,6 +452,23 @@ fn a_seal_that_could_not_sync_costs_no_other_state() {
     }
 }
 
+/// A checkpoint of a sandbox with many states costs what one of a new sandbox does.
+#[test]
+fn a_state_is_published_without_reading_the_others() {
+    let fs = Simulated::new();
+    let store = open(&fs);
+    let owned = made(&store, &record("a"));
+    let published = || {
+        let before = fs.opened();
+        capture(&owned, small_disk(&owned).unwrap(), StateKind::Auto).unwrap();
+        fs.opened() - before
+    };
+    published();
+    let early = published();
+    let late = (0..20).map(|_| published()).last();
+    assert_eq!(late, Some(early));
+}
+
 /// The same file, in a sandbox that was made from the state.
 #[test]
 fn a_copy_knows_of_the_sync_that_failed() {
