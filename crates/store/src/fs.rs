@@ -29,6 +29,7 @@ use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
 pub(crate) use disk::Disk;
+pub use disk::rename_noreplace;
 pub(crate) use stream::Output;
 
 use crate::{Digest, Error};

@@ -54,6 +54,7 @@ pub use blob::Blob;
 pub use choice::{AccelChoice, Network, PublishedPort};
 pub use damage::manifest::ManifestError;
 pub use error::Error;
+pub use fs::rename_noreplace;
 pub use gc::{Garbage, GarbageKind, GcReport, KindUsage, Usage, UsageKind};
 pub use head::Head;
 pub use id::{BatchId, Digest, LayerId, ParseIdError, SandboxId, StateId};
