@@ -22,7 +22,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -441,6 +441,16 @@ impl Files {
     ) -> Result<(), Error> {
         work(&*self.fs).map_err(io_error(operation, path))
     }
+}
+
+/// A path as the store keeps it. The store does not read the working directory, so a relative path
+/// means nothing to it.
+pub(crate) fn absolute(path: &Path) -> Result<PathBuf, Error> {
+    if path.is_absolute() {
+        return Ok(path.components().collect());
+    }
+    let source = io::Error::new(io::ErrorKind::InvalidInput, "the path is not absolute");
+    Err(io_error("find", path)(source))
 }
 
 /// A file system that takes not even a mode is about to take nothing: the error that is reported is

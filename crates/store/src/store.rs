@@ -38,7 +38,7 @@ impl Store {
     pub fn open(root: &Path) -> Result<Self, Error> {
         // Absolute, because paths of the store are handed to processes with other working
         // directories.
-        let root = std::path::absolute(root).map_err(io_error("find", root))?;
+        let root = fs::absolute(root)?;
         let parent = publish::parent(&root);
         std::fs::create_dir_all(parent).map_err(io_error("create directory", parent))?;
         Files::new(Arc::new(fs::Disk)).ensure_dir(&root)?;

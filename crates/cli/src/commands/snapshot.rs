@@ -10,7 +10,7 @@ use sandtree::{Error, ExportOptions, Host, Result, SnapshotInfo, rename_noreplac
 use serde_json::json;
 
 use super::save::{self, placed};
-use super::{Outcome, diff, open};
+use super::{Outcome, absolute_reference, diff, open};
 use crate::args::Global;
 use crate::failure::Failure;
 use crate::{progress, show};
