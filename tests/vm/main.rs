@@ -18,6 +18,7 @@ mod killed;
 mod kvm;
 mod lifecycle;
 mod link;
+mod loans;
 mod model;
 mod moves;
 mod network;

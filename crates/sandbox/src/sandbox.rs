@@ -323,7 +323,8 @@ impl Sandbox {
             Route::Here(local) => local,
             Route::Keeper(connection) => {
                 let (lent, connection) = connection.lend(wanted).await?;
-                return Ok(Loan::of_keeper(lent, connection));
+                let held = in_place(|| self.host.inner.hold_state(self.id(), &lent.state))?;
+                return Ok(Loan::of_keeper(lent, connection, held));
             }
             Route::Nowhere(_) => self.host.adopt(self.id(), wanted.verb()).await?,
         };
