@@ -572,6 +572,12 @@ async fn answer(
             wire::write(&mut stream, &told(execs.as_ref())).await
         }
         Call::Order(Order::Lend(wanted)) => lend(sandbox, wanted, stream).await,
+        // A loan ends with its own connection, and no other.
+        Call::Order(Order::GiveBack(given)) => {
+            let rule = "a lent state is returned by closing the connection that it was lent on";
+            let refused = Err(Error::invalid("an order to give back", given.state, rule));
+            wire::write(&mut stream, &told(refused.as_ref().map(|()| ()))).await
+        }
         Call::Order(order) => {
             let answer = obey(sandbox, order).await;
             wire::write(&mut stream, &told(answer.as_ref())).await
