@@ -320,6 +320,46 @@ fn a_watch_reports_every_state_until_the_end() {
     world.assert_empty();
 }
 
+/// A command that a client waits for keeps the keeper of a paused sandbox, and a watch does not.
+#[test]
+fn a_watch_does_not_keep_the_keeper_of_a_paused_sandbox() {
+    let world = World::new();
+    world.start("a", &[]);
+    let socket = dir_of(&world, "a").join("keeper.sock");
+    let waits = "touch /run/begun; sleep 1000";
+    let mut command = world.command();
+    let waiting = command
+        .args(["exec", "a", "--", "sh", "-c", waits])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    until("the command runs", || {
+        world.sh("a", "test -e /run/begun").code == 0
+    });
+    let mut command = world.command();
+    let mut watching = command
+        .args(["--json", "watch", "a"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let lines = BufReader::new(watching.stdout.take().expect("it is piped")).lines();
+    let mut phases = lines.map(|line| -> Value {
+        let state: Value = serde_json::from_str(&line.expect("it is read")).expect("it is JSON");
+        state["phase"].clone()
+    });
+    assert_eq!(phases.next(), Some("running".into()));
+    world.ok(["pause", "a"]);
+    assert!(phases.any(|phase| phase == "paused"));
+    assert!(socket.exists(), "a client waits");
+    kill(waiting.id(), "KILL");
+    finish(waiting);
+    until("the keeper ends", || !socket.exists());
+    world.ok(["rm", "a"]);
+    assert!(phases.any(|phase| phase == Value::Null));
+    assert_eq!(finish(watching).code, 0);
+    world.assert_empty();
+}
+
 /// A keeper that answers every hello with one of its own.
 fn pretend_to_be_a_keeper(socket: &Path, hello: &Value) -> std::thread::JoinHandle<()> {
     let listener = UnixListener::bind(socket).expect("it binds");

@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::files::remove_if_there;
 use crate::guest::Guest;
 use crate::host::Host;
-use crate::hub::ExecEntry;
+use crate::hub::{ExecEntry, Hub};
 use crate::order::{GiveBack, Kill, Order, Pause, Remove, Stop, Wanted};
 use crate::status::StateWatch;
 
@@ -586,7 +586,8 @@ async fn answer(
 }
 
 /// Sends the present state, and every one that follows, until the keeper is about to end or the
-/// client leaves.
+/// client leaves. A keeper of a paused sandbox waits for the clients of its guest, not for those
+/// that watch.
 async fn watch(sandbox: &Local, mut stream: UnixStream) -> io::Result<()> {
     let mut watch = sandbox.watch();
     let mut next = Some(watch.now().clone());
@@ -594,15 +595,25 @@ async fn watch(sandbox: &Local, mut stream: UnixStream) -> io::Result<()> {
     while let Some(state) = next {
         let is_live = state.is_live();
         wire::write(&mut writer, &Answer::Ok(state)).await?;
-        if !is_live && sandbox.status().paused_hub().is_none() {
+        let hub = sandbox.status().paused_hub();
+        if !is_live && hub.is_none() {
             return Ok(());
         }
         next = tokio::select! {
             state = watch.changed() => state,
             () = closed(&mut reader) => None,
+            () = idle(hub) => None,
         };
     }
     Ok(())
+}
+
+/// Waits until no client waits for a paused sandbox to continue.
+async fn idle(paused: Option<Hub>) {
+    match paused {
+        Some(hub) => hub.idle().await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn execs(sandbox: &Local) -> Result<Vec<ExecEntry>> {
