@@ -12,13 +12,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sandtree::{
-    Error, ErrorKind, Fault, Faults, Forget, ForkSpec, Goal, Host, HostConfig, Phase, Progress,
-    Replace, RunIn, Sandbox, SaveSpec, Step,
+    Error, ErrorKind, ExecSpec, Fault, Faults, Forget, ForkSpec, Goal, Host, HostConfig, Phase,
+    Progress, Replace, RunIn, Sandbox, SandboxSpec, SaveSpec, Step,
 };
 use serde_json::Value;
 
 use crate::support::lab::{Lab, config, in_keepers, sh, spec, until_async};
 use crate::support::{World, dir_of, entries, finish, kill, processes_of, until};
+
+/// Less than the 10 s that QEMU may take to answer.
+const PROMPT: Duration = Duration::from_secs(7);
 
 async fn host(world: &World, run_in: RunIn) -> Host {
     let config = HostConfig {
@@ -262,6 +265,58 @@ async fn a_panic_fails_one_verb_and_the_sandbox_continues() {
         let taken = sandbox.checkpoint(None, Replace::No).await;
         taken.unwrap_or_else(|error| panic!("{step}: {error}"));
     }
+    sandbox.remove().await.expect("it is removed");
+}
+
+fn with_automatic_checkpoints() -> SandboxSpec {
+    SandboxSpec {
+        auto_checkpoint: Some(3),
+        ..spec("a")
+    }
+}
+
+/// Runs a command that does nothing.
+async fn run_true(sandbox: Sandbox) -> Result<(), Error> {
+    let command = sandbox.exec(ExecSpec::shell("true")).await?;
+    command.output(1 << 10).await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_in_an_automatic_checkpoint_fails_one_command() {
+    let lab = Lab::open().await;
+    let created = lab.host.create(with_automatic_checkpoints()).await;
+    let sandbox = created.expect("it is created");
+    sh(&sandbox, "echo kept > /srv/word").await;
+    lab.fault(Step::CapturePrepared, Fault::Panic);
+    let failed = run_true(sandbox.clone()).await;
+    let error = failed.expect_err("its checkpoint panicked");
+    assert!(
+        format!("{error:?}").contains("injected a panic"),
+        "{error:?}"
+    );
+    lab.no_fault();
+    assert_eq!(sh(&sandbox, "cat /srv/word").await, "kept");
+    sandbox.remove().await.expect("it is removed");
+}
+
+/// QEMU is held, so its checkpoint takes as long as it may.
+#[tokio::test(flavor = "multi_thread")]
+async fn kill_interrupts_an_automatic_checkpoint() {
+    let lab = Lab::open().await;
+    let created = lab.host.create(with_automatic_checkpoints()).await;
+    let sandbox = created.expect("it is created");
+    let disks = lab.dir(&sandbox).join("disks");
+    let before = entries(&disks);
+    kill(lab.machine(&sandbox), "STOP");
+    let command = tokio::spawn(run_true(sandbox.clone()));
+    until_async("its checkpoint begins", || entries(&disks) != before).await;
+    let killed = tokio::time::timeout(PROMPT, sandbox.kill()).await;
+    killed
+        .expect("it does not wait for the checkpoint")
+        .expect("it is killed");
+    assert_eq!(sandbox.state().phase, Some(Phase::Stopped));
+    let failed = command.await.expect("it ends");
+    failed.expect_err("its machine was killed");
     sandbox.remove().await.expect("it is removed");
 }
 

@@ -219,7 +219,9 @@ impl Driver {
                 Happening::Event(event) => self.event(&event).await,
                 Happening::StallCheck => self.look_for_space().await,
                 Happening::AgentMissed => self.agent_missed().await,
-                Happening::Gate(asker) => self.gate(asker).await,
+                Happening::Gate(gate) => {
+                    self.carry_out(Job::gate(gate), &mut queue.urgent).await;
+                }
                 Happening::Folded(folded) => {
                     self.folded(folded).await;
                 }

@@ -24,7 +24,7 @@ use crate::capture::{After, Capture, Captured, CapturedDisk, Purpose};
 use crate::error::{Error, Result, store_error};
 use crate::fold;
 use crate::history::{self, Step};
-use crate::hub::{Activity, Gate};
+use crate::hub::Activity;
 use crate::inner::Inner;
 use crate::machine::identity::{self, Belongs};
 use crate::machine::restore::{self, Checked, Connections, HubChoice, RestoreTimes, Restored};
@@ -160,14 +160,11 @@ impl Driver {
     }
 
     /// Before a command starts, where that was asked for.
-    pub(super) async fn gate(&mut self, gate: Gate) {
-        let passed = self.auto_checkpoint().await;
-        let passed = passed
-            .map_err(|error| format!("the checkpoint before it failed: {}", error.one_line()));
+    pub(super) async fn checkpoint_before_command(&mut self) -> Result<()> {
+        let taken = self.auto_checkpoint().await;
         // The command is about to do something.
         self.seen = None;
-        // A client that left does not start its command.
-        drop(gate.reply.send(passed));
+        taken
     }
 
     async fn auto_checkpoint(&mut self) -> Result<()> {
