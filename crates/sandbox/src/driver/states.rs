@@ -727,12 +727,10 @@ impl Driver {
 
     /// In the background: a state can be used before it is durable.
     fn seal_later(&mut self, state: &StateId) {
-        let (dir, state) = (self.dir().clone(), state.clone());
-        self.sealing.spawn_blocking(move || {
-            if let Err(error) = Owned::seal_state(&dir, &state) {
-                tracing::warn!(%error, %state, "a state is not durable; it is lost if the host goes down");
-            }
-        });
+        let dir = self.dir().clone();
+        let sealed = state.clone();
+        self.sealing
+            .begin(state.clone(), move || Owned::seal_state(&dir, &sealed));
     }
 }
 
