@@ -7,9 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sandtree::{
     Error, ErrorKind, ExecSpec, Fault, Faults, Forget, ForkSpec, Goal, Host, HostConfig, Phase,
@@ -585,114 +583,4 @@ async fn a_keeper_that_dies_before_the_commit_leaves_none() {
         world.ok(["rm", "-f", "a"]);
         world.assert_empty();
     });
-}
-
-/// The longest time between two ticks of a clock that ticks every 5 ms, until it is stopped.
-struct Ticker {
-    is_over: Arc<AtomicBool>,
-    ticking: std::thread::JoinHandle<Duration>,
-}
-
-const TICK: Duration = Duration::from_millis(5);
-
-impl Ticker {
-    /// On a thread of its own: what the machine does to everybody.
-    fn on_thread() -> Self {
-        Self::start(|is_over| {
-            let mut gaps = Gaps::new();
-            while !is_over.load(Ordering::Relaxed) {
-                std::thread::sleep(TICK);
-                gaps.tick();
-            }
-            gaps.longest
-        })
-    }
-
-    /// As a task of a runtime.
-    fn on_runtime() -> Self {
-        let runtime = tokio::runtime::Handle::current();
-        Self::start(move |is_over| {
-            let ticking = runtime.spawn(async move {
-                let mut gaps = Gaps::new();
-                while !is_over.load(Ordering::Relaxed) {
-                    tokio::time::sleep(TICK).await;
-                    gaps.tick();
-                }
-                gaps.longest
-            });
-            runtime.block_on(ticking).expect("it ticks")
-        })
-    }
-
-    fn start(tick: impl FnOnce(Arc<AtomicBool>) -> Duration + Send + 'static) -> Self {
-        let is_over = Arc::new(AtomicBool::new(false));
-        let ticking = {
-            let is_over = is_over.clone();
-            std::thread::spawn(move || tick(is_over))
-        };
-        Self { is_over, ticking }
-    }
-
-    fn longest(self) -> Duration {
-        self.is_over.store(true, Ordering::Relaxed);
-        self.ticking.join().expect("it ticks")
-    }
-}
-
-struct Gaps {
-    last: Instant,
-    longest: Duration,
-}
-
-impl Gaps {
-    fn new() -> Self {
-        Self {
-            last: Instant::now(),
-            longest: Duration::ZERO,
-        }
-    }
-
-    fn tick(&mut self) {
-        self.longest = self.longest.max(self.last.elapsed());
-        self.last = Instant::now();
-    }
-}
-
-/// One worker: whatever blocks it delays every other task.
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn no_verb_blocks_the_runtime() {
-    const DELAY: Duration = Duration::from_millis(50);
-    let lab = Lab::open().await;
-    let sandbox = lab.host.create(spec("a")).await.expect("it is created");
-    let machine = Ticker::on_thread();
-    let runtime = Ticker::on_runtime();
-    for _ in 0..5 {
-        sh(
-            &sandbox,
-            "dd if=/dev/urandom of=/srv/data bs=1M count=8 2> /dev/null",
-        )
-        .await;
-        sandbox
-            .checkpoint(None, Replace::No)
-            .await
-            .expect("it is taken");
-        let save = SaveSpec {
-            replace: Replace::Yes,
-            ..SaveSpec::new("kept").expect("it is a name")
-        };
-        sandbox
-            .save(save, Progress::silent())
-            .await
-            .expect("it is saved");
-    }
-    sandbox
-        .forget(Forget::All)
-        .await
-        .expect("states are removed");
-    sandbox.remove().await.expect("it is removed");
-    let (delayed, usual) = (runtime.longest(), machine.longest());
-    assert!(
-        delayed < usual + DELAY,
-        "a task was delayed by {delayed:?}, a thread by {usual:?}"
-    );
 }

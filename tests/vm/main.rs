@@ -1,6 +1,7 @@
 //! Real QEMU and real guests, through the doors a user uses: one program, so that the processors
 //! are never idle while one file's last test runs.
 
+mod blocking;
 mod clock;
 mod confined;
 mod create;

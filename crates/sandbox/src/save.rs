@@ -17,6 +17,7 @@ use std::time::Instant;
 use sandtree_store::{Consistency, SandboxDir, SaveTarget, Snapshot};
 use serde::{Deserialize, Serialize};
 
+use crate::blocking::in_place;
 use crate::error::{Error, Result};
 use crate::inner::Inner;
 use crate::order::{LentState, Wanted};
@@ -107,8 +108,8 @@ impl Sandbox {
     pub async fn save(&self, spec: SaveSpec, progress: Progress) -> Result<Saved> {
         let began = Instant::now();
         let host = &self.host().inner;
-        let dir = host.find(self.id())?;
-        host.check_free(&spec.target, spec.replace, Some(dir.id()))?;
+        let dir = in_place(|| host.find(self.id()))?;
+        in_place(|| host.check_free(&spec.target, spec.replace, Some(dir.id())))?;
         let loan = self.borrow(wanted(&spec)).await?;
         let published = host.save_lent(dir, &spec, &loan.lent, progress).await;
         let lent = loan.lent.clone();

@@ -16,6 +16,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
 use super::wire::{self, Answer, Call, Hello, Mission, News, PROTOCOL, Ready, Task, Word};
+use crate::blocking::may_block;
 use crate::console;
 use crate::create::{self, CopySpec};
 use crate::driver::{Commit, Existence, Local};
@@ -145,7 +146,7 @@ async fn make(mission: &Mission, lease: &mut UnixStream) -> Result<Option<Made>>
         Task::Create(spec) => {
             let creating =
                 create::created(host.inner.clone(), (**spec).clone(), mission.batch.clone());
-            unless_closed(lease, creating).await?
+            unless_closed(lease, may_block(creating)).await?
         }
         Task::Copy {
             source,
@@ -160,7 +161,7 @@ async fn make(mission: &Mission, lease: &mut UnixStream) -> Result<Option<Made>>
                 };
                 create::copy(host.inner.clone(), copy).await
             };
-            let Some(copy) = unless_closed(lease, copying).await? else {
+            let Some(copy) = unless_closed(lease, may_block(copying)).await? else {
                 return Ok(None);
             };
             wire::write(lease, &News::Loaded)
@@ -169,7 +170,7 @@ async fn make(mission: &Mission, lease: &mut UnixStream) -> Result<Option<Made>>
             if word(lease).await != Some(Word::Go) {
                 return Ok(None);
             }
-            unless_closed(lease, copy.go_on()).await?
+            unless_closed(lease, may_block(copy.go_on())).await?
         }
     };
     Ok(unfinished.map(|unfinished| Made {
