@@ -7,18 +7,19 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sandtree::{
-    Error, ErrorKind, Fault, Faults, Forget, ForkSpec, Goal, Host, HostConfig, Phase, Progress,
-    Replace, RunIn, Sandbox, SaveSpec, Step,
+    Error, ErrorKind, ExecSpec, Fault, Faults, Forget, ForkSpec, Goal, Host, HostConfig, Phase,
+    Progress, Replace, RunIn, Sandbox, SandboxSpec, SaveSpec, Step,
 };
 use serde_json::Value;
 
 use crate::support::lab::{Lab, config, in_keepers, sh, spec, until_async};
 use crate::support::{World, dir_of, entries, finish, kill, processes_of, until};
+
+/// Less than the 10 s that QEMU may take to answer.
+const PROMPT: Duration = Duration::from_secs(7);
 
 async fn host(world: &World, run_in: RunIn) -> Host {
     let config = HostConfig {
@@ -265,6 +266,58 @@ async fn a_panic_fails_one_verb_and_the_sandbox_continues() {
     sandbox.remove().await.expect("it is removed");
 }
 
+fn with_automatic_checkpoints() -> SandboxSpec {
+    SandboxSpec {
+        auto_checkpoint: Some(3),
+        ..spec("a")
+    }
+}
+
+/// Runs a command that does nothing.
+async fn run_true(sandbox: Sandbox) -> Result<(), Error> {
+    let command = sandbox.exec(ExecSpec::shell("true")).await?;
+    command.output(1 << 10).await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_in_an_automatic_checkpoint_fails_one_command() {
+    let lab = Lab::open().await;
+    let created = lab.host.create(with_automatic_checkpoints()).await;
+    let sandbox = created.expect("it is created");
+    sh(&sandbox, "echo kept > /srv/word").await;
+    lab.fault(Step::CapturePrepared, Fault::Panic);
+    let failed = run_true(sandbox.clone()).await;
+    let error = failed.expect_err("its checkpoint panicked");
+    assert!(
+        format!("{error:?}").contains("injected a panic"),
+        "{error:?}"
+    );
+    lab.no_fault();
+    assert_eq!(sh(&sandbox, "cat /srv/word").await, "kept");
+    sandbox.remove().await.expect("it is removed");
+}
+
+/// QEMU is held, so its checkpoint takes as long as it may.
+#[tokio::test(flavor = "multi_thread")]
+async fn kill_interrupts_an_automatic_checkpoint() {
+    let lab = Lab::open().await;
+    let created = lab.host.create(with_automatic_checkpoints()).await;
+    let sandbox = created.expect("it is created");
+    let disks = lab.dir(&sandbox).join("disks");
+    let before = entries(&disks);
+    kill(lab.machine(&sandbox), "STOP");
+    let command = tokio::spawn(run_true(sandbox.clone()));
+    until_async("its checkpoint begins", || entries(&disks) != before).await;
+    let killed = tokio::time::timeout(PROMPT, sandbox.kill()).await;
+    killed
+        .expect("it does not wait for the checkpoint")
+        .expect("it is killed");
+    assert_eq!(sandbox.state().phase, Some(Phase::Stopped));
+    let failed = command.await.expect("it ends");
+    failed.expect_err("its machine was killed");
+    sandbox.remove().await.expect("it is removed");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_lent_to_a_fork_that_is_dropped_is_returned() {
     let lab = Lab::open().await;
@@ -316,6 +369,46 @@ fn a_watch_reports_every_state_until_the_end() {
             "{expected} is not in {seen:?}"
         );
     }
+    assert_eq!(finish(watching).code, 0);
+    world.assert_empty();
+}
+
+/// A command that a client waits for keeps the keeper of a paused sandbox, and a watch does not.
+#[test]
+fn a_watch_does_not_keep_the_keeper_of_a_paused_sandbox() {
+    let world = World::new();
+    world.start("a", &[]);
+    let socket = dir_of(&world, "a").join("keeper.sock");
+    let waits = "touch /run/begun; sleep 1000";
+    let mut command = world.command();
+    let waiting = command
+        .args(["exec", "a", "--", "sh", "-c", waits])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    until("the command runs", || {
+        world.sh("a", "test -e /run/begun").code == 0
+    });
+    let mut command = world.command();
+    let mut watching = command
+        .args(["--json", "watch", "a"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let lines = BufReader::new(watching.stdout.take().expect("it is piped")).lines();
+    let mut phases = lines.map(|line| -> Value {
+        let state: Value = serde_json::from_str(&line.expect("it is read")).expect("it is JSON");
+        state["phase"].clone()
+    });
+    assert_eq!(phases.next(), Some("running".into()));
+    world.ok(["pause", "a"]);
+    assert!(phases.any(|phase| phase == "paused"));
+    assert!(socket.exists(), "a client waits");
+    kill(waiting.id(), "KILL");
+    finish(waiting);
+    until("the keeper ends", || !socket.exists());
+    world.ok(["rm", "a"]);
+    assert!(phases.any(|phase| phase == Value::Null));
     assert_eq!(finish(watching).code, 0);
     world.assert_empty();
 }
@@ -490,114 +583,4 @@ async fn a_keeper_that_dies_before_the_commit_leaves_none() {
         world.ok(["rm", "-f", "a"]);
         world.assert_empty();
     });
-}
-
-/// The longest time between two ticks of a clock that ticks every 5 ms, until it is stopped.
-struct Ticker {
-    is_over: Arc<AtomicBool>,
-    ticking: std::thread::JoinHandle<Duration>,
-}
-
-const TICK: Duration = Duration::from_millis(5);
-
-impl Ticker {
-    /// On a thread of its own: what the machine does to everybody.
-    fn on_thread() -> Self {
-        Self::start(|is_over| {
-            let mut gaps = Gaps::new();
-            while !is_over.load(Ordering::Relaxed) {
-                std::thread::sleep(TICK);
-                gaps.tick();
-            }
-            gaps.longest
-        })
-    }
-
-    /// As a task of a runtime.
-    fn on_runtime() -> Self {
-        let runtime = tokio::runtime::Handle::current();
-        Self::start(move |is_over| {
-            let ticking = runtime.spawn(async move {
-                let mut gaps = Gaps::new();
-                while !is_over.load(Ordering::Relaxed) {
-                    tokio::time::sleep(TICK).await;
-                    gaps.tick();
-                }
-                gaps.longest
-            });
-            runtime.block_on(ticking).expect("it ticks")
-        })
-    }
-
-    fn start(tick: impl FnOnce(Arc<AtomicBool>) -> Duration + Send + 'static) -> Self {
-        let is_over = Arc::new(AtomicBool::new(false));
-        let ticking = {
-            let is_over = is_over.clone();
-            std::thread::spawn(move || tick(is_over))
-        };
-        Self { is_over, ticking }
-    }
-
-    fn longest(self) -> Duration {
-        self.is_over.store(true, Ordering::Relaxed);
-        self.ticking.join().expect("it ticks")
-    }
-}
-
-struct Gaps {
-    last: Instant,
-    longest: Duration,
-}
-
-impl Gaps {
-    fn new() -> Self {
-        Self {
-            last: Instant::now(),
-            longest: Duration::ZERO,
-        }
-    }
-
-    fn tick(&mut self) {
-        self.longest = self.longest.max(self.last.elapsed());
-        self.last = Instant::now();
-    }
-}
-
-/// One worker: whatever blocks it delays every other task.
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn no_verb_blocks_the_runtime() {
-    const DELAY: Duration = Duration::from_millis(50);
-    let lab = Lab::open().await;
-    let sandbox = lab.host.create(spec("a")).await.expect("it is created");
-    let machine = Ticker::on_thread();
-    let runtime = Ticker::on_runtime();
-    for _ in 0..5 {
-        sh(
-            &sandbox,
-            "dd if=/dev/urandom of=/srv/data bs=1M count=8 2> /dev/null",
-        )
-        .await;
-        sandbox
-            .checkpoint(None, Replace::No)
-            .await
-            .expect("it is taken");
-        let save = SaveSpec {
-            replace: Replace::Yes,
-            ..SaveSpec::new("kept").expect("it is a name")
-        };
-        sandbox
-            .save(save, Progress::silent())
-            .await
-            .expect("it is saved");
-    }
-    sandbox
-        .forget(Forget::All)
-        .await
-        .expect("states are removed");
-    sandbox.remove().await.expect("it is removed");
-    let (delayed, usual) = (runtime.longest(), machine.longest());
-    assert!(
-        delayed < usual + DELAY,
-        "a task was delayed by {delayed:?}, a thread by {usual:?}"
-    );
 }

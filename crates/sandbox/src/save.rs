@@ -17,6 +17,7 @@ use std::time::Instant;
 use sandtree_store::{Consistency, SandboxDir, SaveTarget, Snapshot};
 use serde::{Deserialize, Serialize};
 
+use crate::blocking::in_place;
 use crate::error::{Error, Result};
 use crate::inner::Inner;
 use crate::order::{LentState, Wanted};
@@ -44,7 +45,7 @@ pub struct SaveSpec {
 }
 
 impl SaveSpec {
-    /// The disk alone, under a name or, with a `/` in it, in a directory.
+    /// The disk alone, under a name or, with a `/` in it, in a directory: an absolute path.
     pub fn new(target: &str) -> Result<Self> {
         Ok(Self {
             target: parse_target(target)?,
@@ -58,15 +59,16 @@ impl SaveSpec {
     }
 }
 
-/// A name, or the path of a directory.
+/// A name, or the absolute path of a directory.
 pub fn parse_target(text: &str) -> Result<SaveTarget> {
     match Reference::parse(text)? {
         Reference::Name(name) => Ok(SaveTarget::Name(name)),
-        Reference::Path(path) => {
-            let absolute =
-                std::path::absolute(&path).map_err(|e| Error::io("resolve", &path, e))?;
-            Ok(SaveTarget::Dir(absolute))
-        }
+        Reference::Path(path) if path.is_absolute() => Ok(SaveTarget::Dir(path)),
+        Reference::Path(path) => Err(Error::invalid(
+            "the directory of a snapshot",
+            path.display(),
+            "an absolute path",
+        )),
         Reference::Digest(digest) => Err(Error::invalid(
             "the name of a snapshot",
             digest,
@@ -106,8 +108,8 @@ impl Sandbox {
     pub async fn save(&self, spec: SaveSpec, progress: Progress) -> Result<Saved> {
         let began = Instant::now();
         let host = &self.host().inner;
-        let dir = host.find(self.id())?;
-        host.check_free(&spec.target, spec.replace, Some(dir.id()))?;
+        let dir = in_place(|| host.find(self.id()))?;
+        in_place(|| host.check_free(&spec.target, spec.replace, Some(dir.id())))?;
         let loan = self.borrow(wanted(&spec)).await?;
         let published = host.save_lent(dir, &spec, &loan.lent, progress).await;
         let lent = loan.lent.clone();
@@ -164,5 +166,21 @@ impl Inner {
             compress: spec.compress,
         };
         self.publish(dir, publishing, lent, progress).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_save_goes_to_a_name_or_to_an_absolute_path() {
+        let name = "env".parse().unwrap();
+        assert_eq!(parse_target("env").unwrap(), SaveTarget::Name(name));
+        let dir = SaveTarget::Dir("/srv/env".into());
+        assert_eq!(parse_target("/srv/env").unwrap(), dir);
+        for refused in ["./env", "a/b", &"ab".repeat(32)] {
+            assert!(parse_target(refused).is_err(), "{refused}");
+        }
     }
 }

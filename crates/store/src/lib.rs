@@ -54,6 +54,7 @@ pub use blob::Blob;
 pub use choice::{AccelChoice, Network, PublishedPort};
 pub use damage::manifest::ManifestError;
 pub use error::Error;
+pub use fs::rename_noreplace;
 pub use gc::{Garbage, GarbageKind, GcReport, KindUsage, Usage, UsageKind};
 pub use head::Head;
 pub use id::{BatchId, Digest, LayerId, ParseIdError, SandboxId, StateId};
@@ -67,8 +68,9 @@ pub use named::Named;
 pub use progress::{Progress, Silent};
 pub use publish::{Published, Staged};
 pub use sandbox::{
-    Batch, Collected, DamagedLayer, ListedSandbox, Origin, Owned, Phase, Pids, SandboxDir,
-    SandboxRecord, SaveOnStop, SaveTarget, StagedState, StateRecord, States, UnreadableState,
+    Batch, Collected, DamagedLayer, HeldState, ListedSandbox, NewOverlay, Origin, Owned, Phase,
+    Pids, SandboxDir, SandboxRecord, SaveOnStop, SaveTarget, StagedState, StateRecord, States,
+    UnreadableState,
 };
 pub use save::SaveSpec;
 pub use snapshot::{

@@ -6,14 +6,13 @@ use std::process::ExitCode;
 
 use sandtree::{
     Begun, Committed, Error, ErrorKind, ExecSpec, FORK_CONCURRENCY, ForkSpec, Host, Lifetime,
-    MemoryMode, Prepared, PublishedPort, Report, Result, Sandbox, SandboxSpec, SaveOnStop,
-    absolute_reference, ca,
+    MemoryMode, Prepared, PublishedPort, Report, Result, Sandbox, SandboxSpec, SaveOnStop, ca,
 };
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::session::{self, How, OnSignal};
-use super::{Outcome, interruptible, open, registry, save};
+use super::{Outcome, absolute_reference, interruptible, open, registry, save};
 use crate::args::{Global, Shape, own_kernel, port, size};
 use crate::failure::Failure;
 use crate::{progress, show};

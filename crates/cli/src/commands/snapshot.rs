@@ -1,18 +1,16 @@
 //! `sandtree snapshot`: list, verify, remove, export and import snapshots.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use rustix::fs::{CWD, RenameFlags, renameat_with};
-use rustix::io::Errno;
-use sandtree::{Error, ExportOptions, Host, Result, SnapshotInfo, absolute_reference};
+use sandtree::{Error, ExportOptions, Host, Result, SnapshotInfo, rename_noreplace};
 use serde_json::json;
 
 use super::save::{self, placed};
-use super::{Outcome, diff, open};
+use super::{Outcome, absolute_reference, diff, open};
 use crate::args::Global;
 use crate::failure::Failure;
 use crate::{progress, show};
@@ -435,21 +433,6 @@ impl Unfinished {
         let parent = parent.unwrap_or(Path::new("."));
         let synced = File::open(parent).and_then(|dir| dir.sync_all());
         synced.map_err(|e| Error::io("sync directory", parent, e))
-    }
-}
-
-/// Fallback for a file system without RENAME_NOREPLACE: a hard link, or a check that the name is
-/// free.
-fn rename_noreplace(from: &Path, to: &Path) -> io::Result<()> {
-    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
-        renamed => return Ok(renamed?),
-    }
-    match std::fs::hard_link(from, to) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists && !to.exists() => {
-            std::fs::rename(from, to)
-        }
-        linked => linked,
     }
 }
 

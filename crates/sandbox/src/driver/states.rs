@@ -23,7 +23,7 @@ use crate::blocking::blocking;
 use crate::capture::{After, Capture, Captured, CapturedDisk, Purpose};
 use crate::error::{Error, Result, store_error};
 use crate::history::{self, Step};
-use crate::hub::{Activity, Gate};
+use crate::hub::Activity;
 use crate::inner::Inner;
 use crate::machine::identity::{self, Belongs};
 use crate::machine::restore::{
@@ -177,14 +177,11 @@ fn capturing<'a>(
 
 impl Driver {
     /// Before a command starts, where that was asked for.
-    pub(super) async fn gate(&mut self, gate: Gate) {
-        let passed = self.auto_checkpoint().await;
-        let passed = passed
-            .map_err(|error| format!("the checkpoint before it failed: {}", error.one_line()));
+    pub(super) async fn checkpoint_before_command(&mut self) -> Result<()> {
+        let taken = self.auto_checkpoint().await;
         // The command is about to do something.
         self.seen = None;
-        // A client that left does not start its command.
-        drop(gate.reply.send(passed));
+        taken
     }
 
     async fn auto_checkpoint(&mut self) -> Result<()> {
@@ -776,12 +773,10 @@ impl Driver {
 
     /// In the background: a state can be used before it is durable.
     fn seal_later(&mut self, state: &StateId) {
-        let (dir, state) = (self.dir().clone(), state.clone());
-        self.sealing.spawn_blocking(move || {
-            if let Err(error) = Owned::seal_state(&dir, &state) {
-                tracing::warn!(%error, %state, "a state is not durable; it is lost if the host goes down");
-            }
-        });
+        let dir = self.dir().clone();
+        let sealed = state.clone();
+        self.sealing
+            .begin(state.clone(), move || Owned::seal_state(&dir, &sealed));
     }
 }
 
