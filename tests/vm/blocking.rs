@@ -114,7 +114,8 @@ async fn no_verb_blocks_the_runtime() {
         .await
         .expect("states are removed");
     sandbox.remove().await.expect("it is removed");
-    let (delayed, usual) = (runtime.longest(), machine.longest());
+    let delayed = runtime.longest();
+    let usual = machine.longest();
     assert!(
         delayed < usual + DELAY,
         "a task was delayed by {delayed:?}, a thread by {usual:?}"

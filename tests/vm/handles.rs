@@ -1,6 +1,6 @@
-//! One handle for a sandbox, whichever process runs it: every verb in this process, through a
-//! keeper and at rest; `kill`, `stop` and panics in the middle of other verbs; what is watched; and
-//! the one commit of several new sandboxes.
+//! One handle for a sandbox in any process: every verb in this process, through a keeper and at
+//! rest; `kill`, `stop` and panics during other verbs; watching; and the one commit of several new
+//! sandboxes.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -29,10 +29,10 @@ async fn host(world: &World, run_in: RunIn) -> Host {
     Host::open(config).await.expect("the store opens")
 }
 
-/// Every verb, by handles that are looked up anew, so that none knows more than the store.
+/// Runs every verb. Each handle is looked up again, so that it knows nothing but the store.
 async fn every_verb(host: &Host) {
     let sandbox = || host.sandbox("a").expect("it exists");
-    // Held, because a sandbox of this process ends with its last handle.
+    // A sandbox of this process ends with its last handle, so one is held.
     let held = host.create(spec("a")).await.expect("it is created");
     assert_eq!(
         sh(&sandbox(), "echo one > /srv/word; cat /srv/word").await,
@@ -93,7 +93,7 @@ async fn every_verb(host: &Host) {
     );
 }
 
-/// What a sandbox without a machine can do, and what it refuses.
+/// What a sandbox without a machine can do and what it refuses.
 async fn at_rest(host: &Host, sandbox: &Sandbox) {
     let refused = sandbox.checkpoint(None, Replace::No).await;
     assert_eq!(
@@ -135,7 +135,7 @@ async fn every_verb_works_through_keepers_and_at_rest() {
     world.assert_empty();
 }
 
-/// A command that a guest which shuts down waits for as long as it is allowed to.
+/// A command that a shutdown waits for as long as it may, because the command ignores signals.
 fn start_deaf_command(world: &World) {
     let deaf = "trap '' TERM; touch /run/deaf; while :; do sleep 1000; done";
     world.ok(["exec", "-d", "a", "--", "sh", "-c", deaf]);
@@ -201,7 +201,7 @@ fn a_removal_interrupts_a_stop_and_a_second_stop_waits_for_the_first() {
     world.assert_empty();
 }
 
-/// Whatever the moment, what the guest had synced is in the present or in the state that was left.
+/// At every moment, the guest's synced data is in the present or in the left state.
 #[test]
 fn a_kill_during_a_revert_loses_nothing() {
     let world = World::new();
@@ -218,11 +218,11 @@ fn a_kill_during_a_revert_loses_nothing() {
             .stderr(Stdio::null())
             .spawn()
             .expect("it starts");
-        // The moment is the point of this test; whatever it is, nothing is lost.
+        // The moment is the point of this test; nothing is lost at any moment.
         std::thread::sleep(Duration::from_millis(delay_ms));
         world.ok(["kill", "a"]);
         finish(reverting);
-        // A kill that came first leaves a stopped sandbox, which the revert starts.
+        // If the kill came first, the sandbox is stopped, and the revert starts it.
         if world.inspect("a")["state"] != "running" {
             world.ok(["start", "a"]);
         }
@@ -319,7 +319,7 @@ async fn kill_interrupts_an_automatic_checkpoint() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_lent_to_a_fork_that_is_dropped_is_returned() {
+async fn a_dropped_fork_returns_the_states_it_borrowed() {
     let lab = Lab::open().await;
     let sandbox = lab.host.create(spec("a")).await.expect("it is created");
     let states = lab.dir(&sandbox).join("states");
@@ -349,7 +349,12 @@ fn a_watch_reports_every_state_until_the_end() {
         .spawn()
         .expect("it starts");
     let mut lines = BufReader::new(watching.stdout.take().expect("it is piped")).lines();
-    let mut next = || lines.next().expect("it goes on").expect("it is read");
+    let mut next = || {
+        lines
+            .next()
+            .expect("the output continues")
+            .expect("it is read")
+    };
     let phase = |line: &str| -> Value {
         let state: Value = serde_json::from_str(line).expect("a line is JSON");
         state["phase"].clone()
@@ -413,7 +418,7 @@ fn a_watch_does_not_keep_the_keeper_of_a_paused_sandbox() {
     world.assert_empty();
 }
 
-/// A keeper that answers every hello with one of its own.
+/// A fake keeper that answers every hello with one of its own.
 fn pretend_to_be_a_keeper(socket: &Path, hello: &Value) -> std::thread::JoinHandle<()> {
     let listener = UnixListener::bind(socket).expect("it binds");
     let body = hello.to_string();
@@ -424,7 +429,7 @@ fn pretend_to_be_a_keeper(socket: &Path, hello: &Value) -> std::thread::JoinHand
         let (mut stream, _) = listener.accept().expect("a client comes");
         let answer = [&length[..], body.as_bytes()].concat();
         stream.write_all(&answer).expect("it is heard");
-        // Until the client has read it.
+        // Waits until the client has read it.
         std::io::copy(&mut stream, &mut std::io::sink()).expect("it leaves");
     })
 }
@@ -449,7 +454,7 @@ fn a_keeper_of_another_version_is_refused_by_name() {
     world.assert_empty();
 }
 
-/// The copies of `a` that exist, by their state.
+/// The existing copies of `a`, with their phases.
 fn copies(world: &World) -> BTreeMap<String, String> {
     let listed = world.json(["ps", "-a"]);
     let text = |value: &Value| value.as_str().expect("it is a text").to_owned();
@@ -519,7 +524,7 @@ async fn a_fork_has_one_commit_point() {
 
 /// `fork` and `run --count` are killed at many moments, and so is one of their keepers.
 #[test]
-fn several_sandboxes_exist_together_or_not_at_all_whoever_is_killed() {
+fn several_sandboxes_exist_together_or_not_at_all_after_any_kill() {
     let world = World::new();
     world.start("a", &[]);
     let fork: &[&str] = &["fork", "a", "-n", "3", "--name", "p"];
@@ -536,7 +541,7 @@ fn several_sandboxes_exist_together_or_not_at_all_whoever_is_killed() {
             .stderr(Stdio::null())
             .spawn()
             .expect("it starts");
-        // The moment is the point of this test; whatever it is, the result must be one of two.
+        // The moment is the point of this test; at any moment the result must be one of two.
         std::thread::sleep(Duration::from_millis(delay_ms));
         kill(creating.id(), "KILL");
         finish(creating);

@@ -10,7 +10,7 @@
 //! gets its new names without a write to its disk, and they are in no comparison of disks. Beside
 //! an image's own init the files are on the disk, because systemd replaces a mounted machine id.
 //!
-//! Always: of an image's `/etc/hosts` every line stays. Without `/etc`, no file is written, and
+//! Always: every line of an image's `/etc/hosts` stays. Without `/etc`, no file is written, and
 //! that is no error; on a read-only root, only mounted files have the new names.
 
 use std::fs::{self, File};
@@ -29,14 +29,14 @@ use crate::sys::{self, Target};
 const HOSTNAME: &str = "/etc/hostname";
 const HOSTS: &str = "/etc/hosts";
 const MACHINE_ID: &str = "/etc/machine-id";
-/// A copy of D-Bus's own in older images, a link in newer ones.
+/// D-Bus's machine id: a copy in older images, a link in newer ones.
 const BUS_ID: &str = "/var/lib/dbus/machine-id";
 /// Where the files in memory are.
 const IN_MEMORY: &str = "/run/sandtree";
 const LOCALHOST: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
 /// Marks a line of `/etc/hosts` as the agent's.
 const OURS: &str = "# sandtree";
-/// Directories with one of the machine's own in each, named by its id.
+/// In each of these, a machine's journal is a directory with its id as the name.
 const JOURNALS: [&str; 2] = ["/run/log/journal", "/var/log/journal"];
 const JOURNAL_PROCESSES: &str = "/sys/fs/cgroup/system.slice/systemd-journald.service/cgroup.procs";
 
@@ -191,8 +191,8 @@ fn read_id(path: &str) -> Option<String> {
     (id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| id.to_owned())
 }
 
-/// systemd's journal is found by the machine's id. Its daemon knows the id it started with: it
-/// ends, and init starts it anew with everything it had open.
+/// systemd finds its journal by the machine id. Its daemon keeps the id that it started with, so it
+/// is ended, and init restarts it with its open files.
 fn move_journals(before: &str, now: &str) {
     for journals in JOURNALS {
         // Without a journal there is nothing to move, and an existing one is the guest's own.
@@ -210,8 +210,8 @@ fn move_journals(before: &str, now: &str) {
     }
 }
 
-/// The hosts, with one line of ours for a name that has none: who looks the own name up gets an
-/// answer at once.
+/// The hosts file with a line for the hostname, if it has none, so that a look-up of the own name
+/// is answered at once.
 fn with_own_name(hosts: &str, hostname: &str) -> String {
     let mut lines: String = hosts
         .split_inclusive('\n')
@@ -235,7 +235,7 @@ fn names(line: &str, hostname: &str) -> bool {
         .any(|name| name == hostname)
 }
 
-/// Writes a file of one line, if it is not there with it already.
+/// Writes a file of one line, unless the file already has it.
 pub fn write_line(path: &str, line: &str) -> Result<(), Failure> {
     write_text(path, &format!("{line}\n"))
 }
@@ -254,8 +254,8 @@ fn has_place(path: &str) -> bool {
     Path::new(path).parent().is_some_and(Path::is_dir)
 }
 
-/// An image may have a link there into a directory that only its own init fills; then a file takes
-/// its place.
+/// An image may have a link there, to a directory that only its own init fills; a file replaces
+/// such a link.
 fn replace_dangling(path: &str, wanted: &str, error: io::Error) -> io::Result<()> {
     if error.kind() != io::ErrorKind::NotFound {
         return Err(error);
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_own_name_has_one_line_and_the_images_lines_stay() {
+    fn the_hostname_gets_one_line_and_other_lines_stay() {
         let images = "127.0.0.1 localhost\n10.0.0.7 db # the database";
         let first = with_own_name(images, "a");
         assert_eq!(first, format!("{images}\n127.0.1.1 a # sandtree\n"));
@@ -292,14 +292,14 @@ mod tests {
     }
 
     #[test]
-    fn a_comment_names_nobody() {
+    fn names_in_comments_do_not_count() {
         assert!(
             names("10.0.0.7\tx db", "db") && !names("10.0.0.7 x # db", "db") && !names("db", "db")
         );
     }
 
     #[test]
-    fn a_link_to_nowhere_becomes_a_file_and_a_link_to_a_file_stays() {
+    fn a_dangling_link_becomes_a_file_and_other_links_stay() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
         symlink("nowhere/file", at("dangling")).unwrap();

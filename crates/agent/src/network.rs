@@ -15,8 +15,8 @@ const ADDRESS: [u8; 4] = [10, 0, 2, 15];
 const NETMASK: [u8; 4] = [255, 255, 255, 0];
 const GATEWAY: [u8; 4] = [10, 0, 2, 2];
 const NAME_SERVER: &str = "nameserver 10.0.2.3";
-/// How long the interface may take to appear: its driver is loaded beside us, and under emulation
-/// on a busy host that takes seconds.
+/// How long the interface may take to appear: a thread loads its driver, which takes seconds under
+/// emulation on a busy host.
 const APPEARS_WITHIN: Duration = Duration::from_secs(20);
 
 pub fn configure(network: Network) -> Result<(), Failure> {
@@ -31,10 +31,11 @@ pub fn configure(network: Network) -> Result<(), Failure> {
     if network == Network::Isolated {
         silence(&name);
     }
-    let told = || format!("cannot configure interface {name}");
-    sys::set_interface_address(&socket, &name, libc::SIOCSIFADDR, ADDRESS).or_failure(told)?;
-    sys::set_interface_address(&socket, &name, libc::SIOCSIFNETMASK, NETMASK).or_failure(told)?;
-    sys::bring_up(&socket, &name).or_failure(told)?;
+    let message = || format!("cannot configure interface {name}");
+    sys::set_interface_address(&socket, &name, libc::SIOCSIFADDR, ADDRESS).or_failure(message)?;
+    sys::set_interface_address(&socket, &name, libc::SIOCSIFNETMASK, NETMASK)
+        .or_failure(message)?;
+    sys::bring_up(&socket, &name).or_failure(message)?;
     if network == Network::Full {
         sys::add_default_route(&socket, GATEWAY)
             .or_failure(|| "cannot add the default route".into())?;
@@ -58,7 +59,7 @@ fn silence(name: &str) {
     }
 }
 
-/// The first interface that is a device; it may still be on its way.
+/// The first interface that is a device; it may not exist yet.
 fn interface() -> Result<String, Failure> {
     let deadline = Instant::now() + APPEARS_WITHIN;
     loop {

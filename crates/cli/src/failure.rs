@@ -14,7 +14,7 @@ use crate::show;
 pub const OURS: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
-/// After Ctrl-C, as shells have it.
+/// After Ctrl-C, as in shells.
 pub const INTERRUPTED: u8 = 130;
 
 const ENOENT: i32 = 2;
@@ -23,7 +23,7 @@ const ENOENT: i32 = 2;
 pub enum Failure {
     Library(Error),
     /// An error of the command line itself.
-    Told(Report),
+    Reported(Report),
     Interrupted,
 }
 
@@ -37,7 +37,7 @@ impl Failure {
     pub fn show(&self, json: bool) -> ExitCode {
         match self {
             Failure::Interrupted => ExitCode::from(INTERRUPTED),
-            Failure::Told(report) => {
+            Failure::Reported(report) => {
                 show(report, json);
                 ExitCode::from(OURS)
             }
@@ -58,7 +58,7 @@ fn code(error: &Error) -> u8 {
     }
 }
 
-/// Prints a usage error, or the help that was asked for, which is no failure.
+/// Prints a usage error, or the requested help, which is no failure.
 pub fn show_usage(error: &clap::Error) -> ExitCode {
     let wants_json = std::env::args_os()
         .take_while(|arg| arg != "--")
@@ -110,7 +110,8 @@ pub fn show(report: &Report, json: bool) {
     }
 }
 
-/// Prints one line on stderr. If that fails, there is no other place to report it.
+/// Prints one line on stderr.
 fn say(line: &str) {
+    // If that fails, there is no other place to report it.
     drop(writeln!(std::io::stderr(), "{line}"));
 }

@@ -7,16 +7,16 @@ use super::{layers, remove};
 use crate::support::held;
 use crate::support::{World, warm_states};
 
-/// When the kernel of a guest read its clock while it booted: one boot, one answer, whatever was
-/// restored since.
+/// The time at which the guest's kernel read its clock during its boot. It identifies the boot,
+/// also after restores.
 fn boot_of(world: &World, sandbox: &str) -> String {
     let answer = world.sh(sandbox, "dmesg | grep 'setting system clock to'");
     assert_eq!(answer.code, 0, "{answer:?}");
     answer.out().to_owned()
 }
 
-/// Makes a layer of the warm state another file, with other bytes: the file that was is another
-/// world's, too.
+/// Replaces a layer of the warm state by a file with other bytes, because other stores link to the
+/// old file.
 fn damage(path: &Path) {
     let bytes = fs::read(path).unwrap();
     let new = path.with_extension("new");
@@ -33,14 +33,14 @@ fn warm_memory(world: &World) -> PathBuf {
 }
 
 #[test]
-fn a_boot_happens_once_and_again_where_it_must() {
+fn a_boot_happens_once_and_again_when_needed() {
     let world = World::new();
     world.start("a", &[]);
     world.start("b", &[]);
     assert_eq!(
         boot_of(&world, "a"),
         boot_of(&world, "b"),
-        "both go on from one boot"
+        "both continue from one boot"
     );
     for (file, line) in [
         ("machine-id", "cat /etc/machine-id"),
@@ -68,7 +68,7 @@ fn a_boot_happens_once_and_again_where_it_must() {
     assert_ne!(boot_of(&world, "cold"), boot_of(&world, "a"));
     let memory = warm_memory(&world);
 
-    // What cannot be used is told, and made anew.
+    // An unusable warm image is reported and made again.
     world.ok(["rm", "-f", "b"]);
     damage(&memory);
     let answer = world.run(["run", "-d", "--name", "b", "tiny"]);
@@ -79,8 +79,8 @@ fn a_boot_happens_once_and_again_where_it_must() {
                 .contains("note: the booted state of its image did not load"),
         "{answer:?}"
     );
-    let told = world.inspect("b")["degraded"].to_string();
-    assert!(told.contains("did not load"), "{told}");
+    let degraded = world.inspect("b")["degraded"].to_string();
+    assert!(degraded.contains("did not load"), "{degraded}");
     assert_ne!(warm_memory(&world), memory, "another one took its place");
     world.start("c", &[]);
     assert_eq!(boot_of(&world, "c"), boot_of(&world, "b"));
@@ -88,7 +88,7 @@ fn a_boot_happens_once_and_again_where_it_must() {
         world.inspect("c")["degraded"],
         serde_json::Value::Array(Vec::new())
     );
-    // Those that go on from the one that was are whole.
+    // Sandboxes of the old warm image are unharmed.
     assert_eq!(
         world
             .sh("a", "sha256sum /bin/busybox > /dev/null && echo whole")

@@ -79,7 +79,7 @@ pub fn labels(labels: &[String]) -> Result<BTreeMap<String, String>> {
     labels.iter().map(|label| parse_label(label)).collect()
 }
 
-/// What a save is called; in a workspace, a directory there.
+/// The target of a save: a name, or a directory in a workspace.
 pub fn target(name: &str, workspace: Option<&Path>) -> Result<SaveTarget> {
     match workspace {
         None => parse_target(&absolute_reference(name)?),

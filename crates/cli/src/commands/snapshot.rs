@@ -128,11 +128,11 @@ pub async fn run(global: &Global, what: SnapshotCommand) -> Outcome {
                 .await?
                 .tag_snapshot(&absolute_reference(&snapshot)?, &name, force.into())
                 .await?;
-            Ok(told(global, &json!({ "name": name }), &name))
+            Ok(shown(global, &json!({ "name": name }), &name))
         }
         SnapshotCommand::Reindex => {
             let count = open(global).await?.reindex().await?;
-            Ok(told(
+            Ok(shown(
                 global,
                 &json!({ "snapshots": count }),
                 &format!("{count} snapshots are in the index"),
@@ -144,7 +144,7 @@ pub async fn run(global: &Global, what: SnapshotCommand) -> Outcome {
     }
 }
 
-fn told(global: &Global, value: &serde_json::Value, line: &str) -> ExitCode {
+fn shown(global: &Global, value: &serde_json::Value, line: &str) -> ExitCode {
     if global.json {
         show::json(value);
     } else {
@@ -162,7 +162,7 @@ async fn list(global: &Global, labels: &[String], workspace: Option<&Path>) -> O
         &found
             .trouble
             .iter()
-            .map(|what| format!("the index is of no use: {what}"))
+            .map(|what| format!("the index cannot be used: {what}"))
             .collect::<Vec<_>>(),
     );
     let is_meant = |snapshot: &SnapshotInfo| labels.iter().all(|label| has(snapshot, label));
@@ -493,7 +493,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_names_what_is_in_it() {
+    fn an_import_is_named_after_its_file() {
         for (path, name) in [
             ("a/dev-env.tar.zst", "dev-env"),
             ("x.tar", "x"),
