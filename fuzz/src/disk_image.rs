@@ -1,5 +1,5 @@
 //! Disk images that are small enough to be inputs: an ext4 of 64 KiB, alone, in a partition, and in
-//! a qcow2.
+//! a qcow2 file.
 
 use std::fs;
 use std::path::Path;

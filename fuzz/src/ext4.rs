@@ -1,4 +1,4 @@
-//! A guest's file system, damaged. An image is too large to be an input, so an input describes the
+//! A guest's file system with damage. An image is too large for an input, so an input describes the
 //! damage: records of eight bytes, with a place among the used bytes and a value.
 
 use std::fs;

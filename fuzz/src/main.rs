@@ -2,9 +2,9 @@
 //!
 //!     cargo run --release -p sandtree-fuzz -- [--seconds N] [--seed S] [TARGET…]
 //!
-//! There is no coverage feedback; in its place each target starts from well-formed inputs that
-//! reach deep, and mutates those. A target panics when a promise is broken, and the run prints seed
-//! and input to repeat it with.
+//! There is no coverage feedback. Instead, each target starts from well-formed inputs that reach
+//! deep code, and mutates them. A target panics when a promise is broken, and the run prints the
+//! seed and the input to repeat it.
 
 mod disk_image;
 mod ext4;
@@ -77,11 +77,12 @@ impl Options {
     }
 }
 
-/// Runs one target for its time. Says whether it held.
+/// Runs one target for its time. Returns whether all promises held.
 fn fuzz(target: &Target, options: &Options) -> bool {
     let mut random = Random::new(options.seed);
     let seeds = (target.seeds)();
-    let (end, mut runs) = (Instant::now() + options.time, 0u64);
+    let end = Instant::now() + options.time;
+    let mut runs = 0u64;
     while Instant::now() < end {
         for _ in 0..64 {
             let input = random.mutated(&seeds);

@@ -1,6 +1,6 @@
-//! Inputs: well-formed ones, bent.
+//! Mutations of well-formed inputs.
 
-/// A small generator whose sequence is its seed's alone.
+/// A small random generator: the same numbers for the same seed.
 pub struct Random(u64);
 
 impl Random {
@@ -19,7 +19,7 @@ impl Random {
         (self.next() % limit.max(1) as u64) as usize
     }
 
-    /// One of the seeds, with a few things done to it.
+    /// One of the seeds, with a few mutations.
     pub fn mutated(&mut self, seeds: &[Vec<u8>]) -> Vec<u8> {
         let mut input = seeds[self.below(seeds.len())].clone();
         for _ in 0..self.below(6) {
@@ -32,7 +32,9 @@ impl Random {
         let at = self.below(input.len());
         match self.below(8) {
             0 => input.insert(at, self.next() as u8),
-            1 if !input.is_empty() => drop(input.remove(at)),
+            1 if !input.is_empty() => {
+                input.remove(at);
+            }
             2 if !input.is_empty() => input[at] ^= 1 << self.below(8),
             3 if !input.is_empty() => input[at] = [0, 1, 0x7f, 0x80, 0xff][self.below(5)],
             4 => input.truncate(at),
@@ -47,7 +49,7 @@ impl Random {
         input.truncate(1 << 18);
     }
 
-    /// A number of four or eight bytes where one may stand, with a value that is often a limit.
+    /// Overwrites two, four or eight bytes with a number that is often a limit.
     fn overwrite(&mut self, input: &mut [u8], at: usize) {
         let value = [
             0,

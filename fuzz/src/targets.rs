@@ -1,4 +1,4 @@
-//! What is fuzzed, and what must hold.
+//! The fuzz targets, and the promises that each checks.
 
 use std::fmt::Debug;
 use std::fs::File;
@@ -99,7 +99,8 @@ pub const TARGETS: [Target; 13] = [
     },
 ];
 
-/// Any bytes in any cutting: no panic, no growth, and after them a good stream is still understood.
+/// Any bytes in any pieces cause no panic and no growth, and a valid stream after them is still
+/// understood.
 fn frames(input: &[u8]) {
     let mut decoder = Decoder::new();
     let step = 1 + usize::from(input.first().copied().unwrap_or(0)) * 3;
@@ -111,7 +112,8 @@ fn frames(input: &[u8]) {
             }
         }
     }
-    let (nonce, mut good) = (Nonce([0xA5; 16]), vec![0; PADDING]);
+    let nonce = Nonce([0xA5; 16]);
+    let mut good = vec![0; PADDING];
     encode_preamble(&mut good, nonce);
     decoder.feed(&good);
     let mut found = std::iter::from_fn(|| decoder.next());
@@ -121,7 +123,7 @@ fn frames(input: &[u8]) {
     );
 }
 
-/// What came in a frame fits one again, and says the same.
+/// A decoded message can be encoded into one frame again, and decodes to the same message.
 fn round_trip<M: Serialize + DeserializeOwned + PartialEq + Debug>(input: &[u8]) {
     let cut = &input[..input.len().min(MAX_PAYLOAD)];
     if let Ok(message) = from_bytes::<M>(cut) {
@@ -129,7 +131,7 @@ fn round_trip<M: Serialize + DeserializeOwned + PartialEq + Debug>(input: &[u8])
     }
 }
 
-/// Every entry takes bytes off, so that a listing always ends.
+/// Every entry consumes bytes, so a listing always ends.
 fn dir_entries(input: &[u8]) {
     let mut bytes = input.to_vec();
     let mut before = bytes.len();
@@ -139,8 +141,8 @@ fn dir_entries(input: &[u8]) {
     }
 }
 
-/// A reader that claims anything: the window holds, and what it gets are the bytes at the offset
-/// that is told.
+/// A reader makes any claims: the window holds, and the reader gets the bytes of the reported
+/// offset.
 fn outgoing(input: &[u8]) {
     const WINDOW: usize = 257;
     let mut stream = Outgoing::new(WINDOW);
@@ -164,22 +166,25 @@ fn outgoing(input: &[u8]) {
                     );
                 }
             }
-            // Claims may be refused; they must not change what is true.
+            // A refused claim is fine; the assertion below checks the window.
             2 => drop(stream.consumed(number)),
+            // As above.
             3 => drop(stream.rewind(number)),
-            _ => drop(stream.take_end()),
+            _ => {
+                stream.take_end();
+            }
         }
         assert!(stream.produced() - stream.base() <= WINDOW as u64);
     }
 }
 
-/// A damaged or hostile image gets a verdict, in bounded time and memory.
+/// A check of a damaged or hostile image ends, in bounded time and memory.
 fn qcow2(input: &[u8]) {
+    // The verdict may be any; only a panic or a hang breaks the promise.
     drop(disk::check::bytes(input));
 }
 
-/// A manifest that is accepted is its own canonical form, and keeps the rules that nobody looks at
-/// again.
+/// An accepted manifest is its own canonical form, and obeys the rules that no later code checks.
 fn snapshot_manifest(input: &[u8]) {
     let Ok((manifest, digest)) = SnapshotManifest::parse(input) else {
         return;
@@ -209,11 +214,11 @@ fn snapshot_manifest(input: &[u8]) {
     );
 }
 
-/// Bytes of a header that the checksum covers; the run table follows them in an input.
+/// The length of the header fields under the checksum; in an input, the run table follows them.
 const LAYER_FIELDS: usize = 48;
 
-/// Whatever fields and table say, also under a checksum that is right: a layer that is read obeys
-/// every rule of the format, so that nobody who uses it needs to look again.
+/// With any fields and table, also with a right checksum: a layer that is read obeys every rule of
+/// the format, so that no later code checks again.
 fn memory_layer(input: &[u8]) {
     let file = layer_file(input);
     let len = file.metadata().expect("an open file has a length").len();
@@ -240,7 +245,7 @@ fn memory_layer(input: &[u8]) {
     assert_eq!(end + runs.len() as u64 * 16, len);
 }
 
-/// The data pages are a hole: nobody reads them, and so all of an input is worth bending.
+/// The data pages are a hole: no code reads them, so all bytes of an input are worth mutating.
 fn layer_file(input: &[u8]) -> File {
     let (fields, table) = input.split_at(input.len().min(LAYER_FIELDS));
     let claimed = fields
@@ -263,8 +268,8 @@ fn layer_file(input: &[u8]) -> File {
     file
 }
 
-/// Whatever is accepted is what our own writer would have written, to the last byte. So no two
-/// readers can see two things in it.
+/// An accepted archive is, to the last byte, what our own writer would have written. So two readers
+/// cannot see different content.
 fn artifact(input: &[u8]) {
     for archive in [input.to_vec(), with_checksums(input)] {
         if let Some(written) = rewritten(&archive) {
@@ -276,7 +281,7 @@ fn artifact(input: &[u8]) {
     }
 }
 
-/// Reads an archive as an import does, and writes what was found.
+/// Reads an archive as an import does, and writes its content again.
 fn rewritten(archive: &[u8]) -> Option<Vec<u8>> {
     let mut reader = Reader::new(Input::new(archive).ok()?);
     let mut writer = Writer::new(Vec::new());
@@ -311,7 +316,7 @@ fn copy_member(reader: &mut Reader<Input<&[u8]>>, writer: &mut Writer<Vec<u8>>) 
     }
 }
 
-/// The same archive, with the checksum that each header needs to be looked at.
+/// The same archive with right checksums, because readers refuse headers with wrong ones.
 fn with_checksums(input: &[u8]) -> Vec<u8> {
     let mut archive = input.to_vec();
     for block in archive
@@ -482,12 +487,12 @@ fn outgoing_seeds() -> Vec<Vec<u8>> {
     vec![(0..200).collect(), vec![0, 255, 1, 255, 2, 20, 3, 30, 4, 0]]
 }
 
-/// A fresh overlay; its tables are where a bent number does most.
+/// A new overlay; mutations of its tables have the most effect.
 fn disks() -> Vec<Vec<u8>> {
     vec![disk::overlay::empty(1 << 20).expect("a megabyte is a possible size")]
 }
 
-/// Members of every shape: records, a blob, one with holes, one that ends with a hole.
+/// Members of every kind: records, a blob, one with holes, one that ends with a hole.
 fn artifacts() -> Vec<Vec<u8>> {
     let hole = vec![0; BLOCK as usize];
     let blobs = [
@@ -496,25 +501,31 @@ fn artifacts() -> Vec<Vec<u8>> {
         [vec![7; BLOCK as usize], hole].concat(),
     ];
     let mut writer = Writer::new(Vec::new());
-    writer.whole(&Member::Artifact, b"{}").expect("room");
-    writer.whole(&Member::Manifest, &[b'm'; 600]).expect("room");
-    let mut seeds = vec![writer.finish().expect("room")];
+    writer
+        .whole(&Member::Artifact, b"{}")
+        .expect("memory has room");
+    writer
+        .whole(&Member::Manifest, &[b'm'; 600])
+        .expect("memory has room");
+    let mut seeds = vec![writer.finish().expect("memory has room")];
     for blob in blobs {
         let mut writer = Writer::new(Vec::new());
-        writer.whole(&Member::Artifact, b"{}").expect("room");
+        writer
+            .whole(&Member::Artifact, b"{}")
+            .expect("memory has room");
         let map = SparseMap::of_stream(blob.len() as u64, &mut &blob[..])
             .expect("as many bytes as it has");
         writer
             .begin(&Member::Blob(StoreDigest::of(&blob)), &map)
-            .expect("room");
+            .expect("memory has room");
         map.pieces().iter().for_each(|piece| {
             writer
                 .data(&blob[piece.offset as usize..piece.end() as usize])
-                .expect("room");
+                .expect("memory has room");
         });
-        seeds.push(writer.finish().expect("room"));
+        seeds.push(writer.finish().expect("memory has room"));
     }
-    // The smallest frame there is: one block as it is.
+    // The smallest possible frame: one uncompressed block.
     let frame = |archive: &Vec<u8>| {
         let block = ((archive.len() as u32) << 3) | 1;
         [
@@ -540,7 +551,8 @@ fn manifests() -> Vec<Vec<u8>> {
     vec![golden, disk_only.to_bytes()]
 }
 
-/// Fields and run table of an empty layer, and of one with data and zeros side by side and apart.
+/// Fields and run table of an empty layer, and of one with adjacent and separate runs of data and
+/// zeros.
 fn layers() -> Vec<Vec<u8>> {
     let fields_and_table = |pages: &[(u64, u8)]| {
         let file = tempfile::tempfile().expect("a temporary file");
@@ -564,7 +576,7 @@ fn layers() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A store with a few snapshots, and how they are listed.
+/// A store with a few snapshots, and their list.
 struct Indexed {
     dir: PathBuf,
     store: Store,
@@ -594,7 +606,7 @@ fn make_indexed() -> Indexed {
     Indexed { dir, store, listed }
 }
 
-/// Removes what targets have made for all of their runs.
+/// Removes the files that targets share between runs.
 pub fn clean_up() {
     if let Some(Indexed { dir, .. }) = INDEXED.get() {
         std::fs::remove_dir_all(dir).expect("it is ours");
@@ -607,7 +619,7 @@ fn indexes() -> Vec<Vec<u8>> {
     vec![good, Vec::new(), b"SQLite format 3\0".to_vec()]
 }
 
-/// Whatever the index is, the list is the same, and once more when it was made anew.
+/// With any index the list is the same, also after the index was rebuilt.
 fn index(input: &[u8]) {
     let Indexed { dir, store, listed } = INDEXED.get_or_init(make_indexed);
     std::fs::write(dir.join("index.sqlite"), input).expect("it is ours");

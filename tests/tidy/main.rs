@@ -12,6 +12,8 @@ mod code;
 #[cfg(test)]
 mod crates;
 #[cfg(test)]
+mod durable;
+#[cfg(test)]
 mod environment;
 #[cfg(test)]
 mod features;

@@ -1,5 +1,5 @@
-//! The guest's clock is the host's, within a second, however a guest comes up and however long it
-//! takes to hear of it.
+//! The guest's clock is the host's, within a second, after every kind of start, however late the
+//! agent receives the time.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -7,7 +7,7 @@ use sandtree::{Faults, ForkSpec, Replace, Sandbox, SandboxSpec};
 
 use crate::support::lab::{Lab, sh, spec};
 
-/// Longer than what is promised, and than the seconds in which clocks are read here.
+/// Longer than the promised second, and than the time these tests take to read a clock.
 const UNDER_WAY: Duration = Duration::from_secs(4);
 
 fn now() -> u64 {
@@ -32,7 +32,7 @@ async fn is_right(sandbox: &Sandbox) {
     assert_now(before, &sh(sandbox, "date +%s").await);
 }
 
-/// A host that is busy hands messages over late.
+/// A busy host delivers messages late.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restored_guest_has_the_right_time_however_long_the_message_takes() {
     let lab = Lab::open().await;
@@ -59,7 +59,7 @@ async fn a_restored_guest_has_the_right_time_however_long_the_message_takes() {
     lab.world.assert_empty();
 }
 
-/// A boot takes seconds, which are no part of the time that the guest is told.
+/// A boot takes seconds. The time that the agent receives must not lag by them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_booted_guest_has_the_right_time_however_long_the_message_takes() {
     let lab = Lab::open().await;

@@ -1,5 +1,5 @@
-//! What a guest, a machine and a snapshot of others can reach, and what a state holds beside main
-//! memory.
+//! What a guest, a machine and a foreign snapshot can reach, and what a state holds in addition to
+//! main memory.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use crate::support::{Answer, World, finish, program};
 
-/// A server on the host's loopback that greets whoever connects. It is a process of its own: other
-/// tests count the ports that theirs listens on.
+/// A server on the host's loopback that greets every client. It is a separate process, because
+/// other tests count the listening ports of theirs.
 struct Greeter {
     process: Child,
     port: u16,
@@ -67,7 +67,7 @@ fn greet(mut stream: std::net::TcpStream) {
     drop(stream.read(&mut [0; 16]));
 }
 
-/// What a guest hears from a server on the host's loopback.
+/// What a guest receives from a server on the host's loopback.
 fn heard(world: &World, sandbox: &str, port: u16) -> String {
     world
         .sh(
@@ -79,11 +79,13 @@ fn heard(world: &World, sandbox: &str, port: u16) -> String {
         .to_owned()
 }
 
-/// Network and ports reach beyond the guest: a snapshot that may come from anyone does not decide
-/// about them.
+/// Network and ports reach beyond the guest, so a snapshot of unknown origin does not decide about
+/// them.
 #[test]
 fn a_snapshot_of_another_store_gets_neither_the_network_nor_ports_of_the_host() {
-    let (there, here, greeter) = (World::new(), World::new(), Greeter::start());
+    let there = World::new();
+    let here = World::new();
+    let greeter = Greeter::start();
     let port = greeter.port;
     there.start("n", &["--network", "full", "--publish", "0:80"]);
     assert_eq!(heard(&there, "n", port), "hello from the host");
@@ -113,7 +115,7 @@ fn a_snapshot_of_another_store_gets_neither_the_network_nor_ports_of_the_host() 
         assert_eq!(heard(world, name, port), "");
     };
     cut_off(&here, "e");
-    // It stays so, whatever state it is brought to.
+    // It stays isolated in every state.
     here.ok(["checkpoint", "e", "c"]);
     here.ok(["revert", "e", "c"]);
     cut_off(&here, "e");
@@ -137,16 +139,16 @@ fn a_snapshot_of_another_store_gets_neither_the_network_nor_ports_of_the_host() 
     assert_eq!(heard(&here, "g", port), "hello from the host");
     here.ok(["rm", "-f", "i", "g"]);
 
-    // What this store saved itself is as it was saved.
+    // A snapshot that this store saved itself keeps its settings.
     there.ok(["run", "-d", "--name", "own", "theirs"]);
     assert_eq!(there.inspect("own")["network"], "full");
     assert_eq!(heard(&there, "own", port), "hello from the host");
     there.ok(["rm", "-f", "own"]);
 }
 
-/// A framebuffer is memory of the guest that is not its main memory.
+/// A framebuffer is guest memory outside of main memory.
 #[test]
-fn memory_beside_main_memory_is_part_of_a_state() {
+fn memory_outside_main_memory_is_part_of_a_state() {
     let world = World::new();
     world.start(
         "v",
@@ -185,7 +187,7 @@ fn memory_beside_main_memory_is_part_of_a_state() {
     world.ok(["rm", "-f", "v"]);
 }
 
-/// A machine that waits for a state does not load its firmware by itself.
+/// A machine that waits for a state does not load its firmware itself.
 #[test]
 fn a_restored_guest_sees_the_firmware_that_a_booted_one_sees() {
     let world = World::new();
@@ -226,8 +228,8 @@ fn emulated_guests_are_not_offered_instructions_that_the_emulator_gets_wrong() {
     }
 }
 
-/// An emulated guest reads the host's counter: where that runs at another rate, its clock would run
-/// wrong for good.
+/// An emulated guest reads the host's counter. On a host with another counter rate, its clock would
+/// run at a wrong speed.
 #[test]
 fn a_guest_whose_counter_runs_at_another_rate_gets_another_clock() {
     const CLOCK: &str = "cat /sys/devices/system/clocksource/clocksource0/current_clocksource";
@@ -267,7 +269,7 @@ fn a_guest_whose_counter_runs_at_another_rate_gets_another_clock() {
     world.ok(["rm", "-f", "a"]);
 }
 
-/// The program as another user of the kernel sees it: behind `wrapper`.
+/// Runs the program behind `wrapper`, which changes its user or its privileges.
 fn wrapped(world: &World, wrapper: &[&str], args: &[&str]) -> Answer {
     // starts: setpriv, unshare
     let mut command = Command::new(wrapper[0]);
@@ -296,7 +298,7 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Writes, takes a state, writes again and goes back; then forks, and rests.
+/// Writes, takes a checkpoint, writes again and reverts; then forks and pauses.
 fn states_work(world: &World, wrapper: &[&str]) -> Value {
     let ok = |args: &[&str]| {
         let answer = wrapped(world, wrapper, args);
@@ -321,9 +323,9 @@ fn states_work(world: &World, wrapper: &[&str]) -> Value {
     taken
 }
 
-/// As in a container, whose root has no such capability.
+/// As in a container, whose root lacks this capability.
 #[test]
-fn without_the_capability_to_look_into_machines_qemu_takes_states_by_itself() {
+fn without_the_ptrace_capability_qemu_captures_states_itself() {
     if !is_root() {
         eprintln!("not checked: only root has capabilities to give up");
         return;
@@ -347,14 +349,14 @@ fn without_the_capability_to_look_into_machines_qemu_takes_states_by_itself() {
         "{taken}"
     );
 
-    // A machine of the caller's own needs no capability.
+    // Machines that run as the caller need no capability.
     let as_caller = [&WITHOUT[..], &["env", "SANDTREE_MACHINE_USER=caller"]].concat();
     let taken = states_work(&world, &as_caller);
     assert_eq!(taken["mode"], "write-protect", "{taken}");
     world.assert_empty();
 }
 
-/// As in a rootless container: root there is one ordinary user, and no other id is to be had.
+/// As in a rootless container: its root is one ordinary user, and there are no other user ids.
 #[test]
 fn in_a_user_namespace_of_one_user_machines_run_as_their_caller() {
     const INSIDE: [&str; 2] = ["unshare", "--map-root-user"];

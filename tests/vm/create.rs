@@ -1,4 +1,4 @@
-//! Creation that fails or is given up, at every step and at many moments, leaves nothing.
+//! A creation that fails or is cancelled, at any step or moment, leaves nothing.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -10,7 +10,7 @@ use sandtree::{Error, Fault, Faults, Host, HostConfig, PublishedPort, SandboxSpe
 
 use crate::support::{DEADLINE, World, eventually, finish, kill, processes_of, until};
 
-/// Moments of creation that can be seen from outside, in their order.
+/// Moments of a creation that are visible from outside, in their order.
 const MOMENTS: [Moment; 6] = [
     Moment::Beginning,
     Moment::Staged,
@@ -68,7 +68,7 @@ fn is_qemu(pid: u32) -> bool {
         .is_ok_and(|name| name.starts_with("qemu-system"))
 }
 
-/// Hundredths of a second that a process has used of a processor.
+/// The processor time of a process, in hundredths of a second.
 fn cpu_ticks(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields = stat
@@ -115,10 +115,9 @@ fn cold(port: u16) -> SandboxSpec {
     }
 }
 
-/// No directory, name, process or port.
+/// Asserts that no directory, name, process or port is left.
 fn assert_nothing(world: &World, port: u16, after: &str) {
-    // A creation that nobody waits for any more undoes itself in a thread of its own, which may not
-    // even have begun.
+    // A cancelled creation undoes itself in a thread of its own, which may not have started yet.
     until(
         &format!("nothing is left after {after}: {:?}", world.residue()),
         || world.residue().is_empty(),
@@ -126,7 +125,7 @@ fn assert_nothing(world: &World, port: u16, after: &str) {
     until(&format!("no process is left after {after}"), || {
         processes_of(world.home()).is_empty()
     });
-    // Its accepting task lets go of it when the runtime comes to it.
+    // The accepting task closes the port when the runtime next polls the task.
     until(&format!("the port is free after {after}"), || {
         TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
     });
@@ -136,7 +135,7 @@ fn assert_nothing(world: &World, port: u16, after: &str) {
 async fn failing_at_any_step_leaves_nothing() {
     let world = World::new();
     let port = free_port();
-    // A boot comes to all steps of a creation but those of a restore.
+    // A boot passes all steps of a creation except those of a restore.
     let booted = Step::CREATE.map(|step| (step, cold(port)));
     let restored = Step::CREATE
         .into_iter()
@@ -152,7 +151,7 @@ async fn failing_at_any_step_leaves_nothing() {
         })
         .await
         .unwrap();
-        // The name of the failed one before is free again, or this would be another error.
+        // The name of the failed creation is free again; otherwise this error would be another one.
         let error = host.create(spec).await.unwrap_err();
         assert!(
             matches!(error, Error::Injected { step: at } if at == step),
@@ -188,7 +187,7 @@ async fn dropping_the_future_at_any_moment_leaves_nothing() {
     }
 }
 
-/// And between those moments, wherever the clock finds it.
+/// At arbitrary times between those moments.
 #[tokio::test(flavor = "multi_thread")]
 async fn dropping_the_future_at_any_time_leaves_nothing() {
     let world = World::new();
@@ -211,7 +210,7 @@ async fn dropping_the_future_at_any_time_leaves_nothing() {
         .unwrap();
 }
 
-/// A restore takes so little that each millisecond of its first part is another step of it.
+/// A restore is so short that each millisecond of its first part is another step.
 #[tokio::test(flavor = "multi_thread")]
 async fn dropping_a_restore_at_any_time_leaves_nothing() {
     let world = World::new();
@@ -241,7 +240,7 @@ async fn comes(moment: Moment, home: &Path) {
     }
 }
 
-/// Starts a command, interrupts it when the moment comes, and gives its exit code.
+/// Starts a command, interrupts it at the moment, and returns its exit code.
 fn interrupt(world: &World, args: &[&str], moment: impl Fn() -> bool) -> i32 {
     let mut command = world.command();
     let mut child = command
@@ -260,10 +259,10 @@ fn interrupt(world: &World, args: &[&str], moment: impl Fn() -> bool) -> i32 {
     finish(child).code
 }
 
-/// Processes that were told this store in their environment.
+/// Processes that have this store in their environment.
 fn processes_with_home(home: &Path) -> Vec<u32> {
     let wanted = format!("SANDTREE_HOME={}", home.display()).into_bytes();
-    let told = |pid: &u32| {
+    let has_home = |pid: &u32| {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         environment
             .split(|byte| *byte == 0)
@@ -273,7 +272,7 @@ fn processes_with_home(home: &Path) -> Vec<u32> {
         .unwrap()
         .flatten()
         .filter_map(|e| e.file_name().to_str()?.parse().ok());
-    pids.filter(told).collect()
+    pids.filter(has_home).collect()
 }
 
 #[test]
@@ -290,7 +289,7 @@ fn an_interrupted_run_in_the_background_leaves_nothing() {
             continue;
         }
         assert_eq!(code, 130, "{moment:?}");
-        // It has waited for the end of what it undid.
+        // The command has waited until everything was undone.
         world.assert_empty();
     }
 }
@@ -321,7 +320,7 @@ fn an_interrupted_run_in_the_foreground_leaves_nothing() {
     world.assert_empty();
 }
 
-/// What a command in the background could not be started in is not left behind.
+/// If the command cannot start in the background, its sandbox is removed.
 #[test]
 fn a_background_run_whose_command_cannot_start_leaves_nothing() {
     let world = World::new();
@@ -330,7 +329,7 @@ fn a_background_run_whose_command_cannot_start_leaves_nothing() {
     world.assert_empty();
 }
 
-/// Downloads packages, so both moments of the build are here and nowhere else.
+/// This test downloads packages; both moments of the build are tested in it for that reason.
 #[test]
 fn an_interrupted_build_of_an_image_leaves_nothing() {
     let dir = tempfile::Builder::new().prefix("st-").tempdir().unwrap();
@@ -348,8 +347,8 @@ fn an_interrupted_build_of_an_image_leaves_nothing() {
             "{part}"
         );
         world.assert_empty();
-        // What apt itself had started ends when it sees that apt is gone.
-        until(&format!("{part}: no tool of the build goes on"), || {
+        // Processes that apt started end when they notice that apt is gone.
+        until(&format!("{part}: no tool of the build is left"), || {
             processes_with_home(world.home()).is_empty()
         });
         assert_eq!(

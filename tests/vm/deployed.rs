@@ -1,5 +1,5 @@
-//! The program where people deploy it: in containers, with little, and on file systems of all
-//! kinds. Each case works as everywhere, or fails at once with an error that says what is missing.
+//! The program where people deploy it: in containers, with few privileges, and on many file
+//! systems. Each case works as usual, or fails at once with an error that names what is missing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use serde_json::Value;
 use crate::support::mount::{Mount, is_root};
 use crate::support::{Answer, DEADLINE, World, eventually, finish, program};
 
-/// A store, and a shell line that makes the surroundings in which the program is started, each time
-/// anew: in a mount namespace of its own.
+/// A store, and a shell line that prepares the environment of the program. The line runs before
+/// each command, in a new mount namespace.
 struct Deployed {
     world: World,
     surroundings: String,
-    /// What the program is started by.
+    /// The command that starts the program.
     by: &'static [&'static str],
 }
 
@@ -115,7 +115,7 @@ impl Deployed {
     }
 }
 
-/// A directory that is gone when the test is.
+/// A directory that is removed with the test.
 fn scratch() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("st-").tempdir().unwrap()
 }
@@ -128,7 +128,7 @@ fn a_read_only_root_is_enough() {
     let world = World::at(mount.path().join("home"));
     let deployed = Deployed::in_surroundings(world, "mount -o remount,bind,ro /");
     deployed.works();
-    // A store has to be somewhere else, and that is said.
+    // A store must be in another place, and the error says so.
     let here = scratch();
     let store = here.path().join("home");
     let refused = deployed.run(&[
@@ -142,8 +142,8 @@ fn a_read_only_root_is_enough() {
     refused.failed_with(&[store.to_str().unwrap(), "Read-only file system", "--home"]);
 }
 
-/// As `docker run --cap-drop ALL`: root may neither change its user nor look into other users'
-/// processes.
+/// As with `docker run --cap-drop ALL`: root can neither change its user nor trace processes of
+/// other users.
 #[test]
 fn no_capabilities_are_needed() {
     if !is_root() {
@@ -190,7 +190,7 @@ fn the_devices_of_a_container_are_enough() {
     deployed.works();
 }
 
-/// A control group with so much memory, of either version. None where they cannot be made.
+/// A control group with a memory limit, of version 1 or 2. `None` where groups cannot be made.
 struct Group(PathBuf);
 
 impl Group {
@@ -204,8 +204,9 @@ impl Group {
             if fs::create_dir(&dir).is_err() {
                 continue;
             }
-            let (group, limit) = (Group(dir.clone()), dir.join(limit));
-            // Without the controller, it is a group of another kind, or a directory.
+            let group = Group(dir.clone());
+            let limit = dir.join(limit);
+            // Without the memory controller, the directory has no such file.
             if limit.exists() && fs::write(limit, format!("{mib}M")).is_ok() {
                 return Some(group);
             }
@@ -217,8 +218,8 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Processes of the group may take a moment to be gone. After a failure, the store's end is
-        // what ends them.
+        // The processes of the group may take a moment to end. After a failure, the end of the
+        // store ends them.
         let gone = eventually(DEADLINE, || fs::remove_dir(&self.0).ok());
         assert!(
             gone.is_some() || std::thread::panicking(),
@@ -229,7 +230,7 @@ impl Drop for Group {
 }
 
 #[test]
-fn the_memory_of_a_control_group_is_all_there_is() {
+fn the_memory_of_a_control_group_is_the_limit() {
     let Some(group) = Group::with_memory(400) else {
         return;
     };
@@ -271,7 +272,7 @@ fn a_store_may_be_on_fuse() {
     Deployed::plainly(World::at(mount.path().join("home"))).works();
 }
 
-/// Machines run as other users than root, who mounted it.
+/// Machines do not run as root, which mounted the file system.
 #[test]
 fn a_fuse_file_system_that_is_closed_to_machines_is_refused() {
     let Some(mount) = Mount::fuse("default_permissions", 1024) else {
@@ -293,7 +294,7 @@ fn a_file_system_without_modes_and_sockets_is_refused_by_name() {
         return;
     };
     let copied = Deployed::plainly(World::at(mount.path().join("copied")));
-    // It is mounted for its owner alone, and machines run as others.
+    // The file system is mounted for its owner alone, and machines run as other users.
     copied.run(&["run", "-d", "tiny"]).failed_with(&[
         "the kernel is not readable",
         "--home",
@@ -304,8 +305,8 @@ fn a_file_system_without_modes_and_sockets_is_refused_by_name() {
     copied
         .run(&as_caller)
         .failed_with(&["no sockets", "--home", "ext4"]);
-    // A file that is open stays in its directory until it is closed, and the directory until the
-    // next open.
+    // An open file that is removed stays in its directory until it is closed, and the directory
+    // stays until the store is next opened.
     copied.ok(&["ps"]);
     copied.world.assert_empty();
 }

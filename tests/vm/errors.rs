@@ -1,5 +1,5 @@
-//! The errors a user must be able to act on: one clear sentence, its cause, a hint, exit code 125,
-//! nothing left behind.
+//! Errors that a user must be able to act on: one clear sentence, its cause, a hint, exit code 125,
+//! and nothing left behind.
 
 use std::fs;
 use std::net::TcpListener;
@@ -58,7 +58,7 @@ fn a_bad_name_is_refused_before_anything_is_touched() {
             let answer = world.run(command);
             answer.failed_with(&[&format!("{name:?}"), "a-z"]);
         }
-        // In place of an image, what looks like a path is the directory of a snapshot.
+        // Where an image is expected, a name that looks like a path is the directory of a snapshot.
         let what = if name.starts_with('.') || name.contains('/') {
             "there is no snapshot"
         } else {
@@ -87,7 +87,7 @@ fn a_bad_name_among_good_ones_touches_nothing() {
     world.ok(["rm", "-f", "a"]);
 }
 
-/// Every path below a directory, with the time of its last change. Logs grow by themselves.
+/// Every path below a directory, with its change time, except logs and disks, which grow.
 fn listing(dir: &Path) -> Vec<(PathBuf, i64, i64)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).unwrap().flatten() {
@@ -139,7 +139,7 @@ fn more_memory_than_the_host_has_is_refused_before_anything_starts() {
     world.assert_empty();
 }
 
-/// A program that stands in for QEMU.
+/// A program in place of QEMU.
 fn fake_qemu(dir: &Path, script: &str) -> PathBuf {
     let path = dir.join("qemu-system-x86_64");
     fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -148,7 +148,7 @@ fn fake_qemu(dir: &Path, script: &str) -> PathBuf {
 }
 
 #[test]
-fn a_missing_or_old_qemu_is_told_with_what_to_do() {
+fn a_missing_or_old_qemu_is_reported_with_a_remedy() {
     let world = World::new();
     world
         .run(["--qemu", "/nonexistent/qemu", "run", "-d", "tiny"])
@@ -226,9 +226,9 @@ fn a_kernel_that_panics_while_it_boots_is_quoted() {
 }
 
 #[test]
-fn an_agent_that_does_not_answer_in_time_is_told_with_the_console() {
+fn an_agent_that_does_not_answer_in_time_is_reported_with_the_console() {
     let world = World::new();
-    // A kernel that has its console but never comes to the agent.
+    // A kernel with a console that never starts the agent.
     let silent = "--qemu-arg=console=ttyS0 loglevel=7 rdinit=/nowhere panic=0";
     let args = [
         "run",
@@ -260,7 +260,7 @@ fn an_agent_that_does_not_answer_in_time_is_told_with_the_console() {
 }
 
 #[test]
-fn a_name_that_is_taken_stays_with_its_holder() {
+fn a_taken_name_stays_with_its_owner() {
     let world = World::new();
     let first = world.start("x", &[]);
     let answer = world.run(["run", "-d", "--name", "x", "tiny"]);
@@ -277,7 +277,7 @@ fn a_name_that_is_taken_stays_with_its_holder() {
 }
 
 #[test]
-fn of_several_at_the_same_moment_one_gets_the_name() {
+fn one_of_several_concurrent_creations_gets_the_name() {
     let world = World::new();
     let begin = || {
         let mut command = world.command();
@@ -296,7 +296,7 @@ fn of_several_at_the_same_moment_one_gets_the_name() {
     lost.iter()
         .for_each(|answer| answer.failed_with(&["taken"]));
     assert_eq!(world.inspect("x")["id"], won[0].out().trim());
-    // The directory and the name of the one that won.
+    // The directory and the name of the sandbox that was created.
     assert_eq!(world.residue().len(), 2, "{:?}", world.residue());
     world.ok(["rm", "-f", "x"]);
     world.assert_empty();
@@ -351,7 +351,7 @@ fn a_port_that_is_taken_is_named() {
 }
 
 #[test]
-fn whoever_waits_in_a_sandbox_whose_keeper_dies_is_told() {
+fn waiting_callers_learn_that_a_keeper_died() {
     let world = World::new();
     world.start("a", &[]);
     let info = world.inspect("a");
@@ -375,7 +375,7 @@ fn whoever_waits_in_a_sandbox_whose_keeper_dies_is_told() {
         world.sh("a", "test -e /run/waits").code == 0
     });
     kill(pid("keeper_pid"), "KILL");
-    wait(&mut waiting, Duration::from_secs(20)).expect("a waiting command is told at once");
+    wait(&mut waiting, Duration::from_secs(20)).expect("a waiting command ends at once");
     finish(waiting).failed_with(&[
         "cannot wait for sh",
         "connection to the guest ended",
@@ -393,7 +393,7 @@ fn whoever_waits_in_a_sandbox_whose_keeper_dies_is_told() {
 }
 
 #[test]
-fn whoever_waits_in_a_sandbox_that_dies_is_told_why() {
+fn waiting_callers_learn_why_a_sandbox_died() {
     let world = World::new();
     world.start("a", &[]);
     let waits = |mark: &str| {
@@ -427,7 +427,7 @@ fn whoever_waits_in_a_sandbox_that_dies_is_told_why() {
 }
 
 #[test]
-fn a_host_disk_without_room_is_told_before_anything_starts() {
+fn a_full_host_disk_is_reported_before_anything_starts() {
     let Some(disk) = Mount::tmpfs(400) else {
         return;
     };
@@ -439,7 +439,7 @@ fn a_host_disk_without_room_is_told_before_anything_starts() {
 }
 
 #[test]
-fn a_host_disk_that_fills_up_holds_the_guest_until_there_is_room() {
+fn a_guest_waits_while_the_host_disk_is_full() {
     let Some(disk) = Mount::tmpfs(600) else {
         return;
     };
@@ -462,7 +462,7 @@ fn a_host_disk_that_fills_up_holds_the_guest_until_there_is_room() {
             .stderr(Stdio::piped());
         let mut asking = asked.spawn().unwrap();
         if wait(&mut asking, Duration::from_secs(5)).is_none() {
-            // One that began just before waits with the guest.
+            // A command that started just before waits together with the guest.
             kill(asking.id(), "KILL");
         }
         Some(finish(asking)).filter(|answer| answer.err().contains("disk is full"))

@@ -1,5 +1,5 @@
-//! Every state is exact: what is restored from it is, byte for byte, what was there when it was
-//! taken.
+//! Every state is exact: a restored machine has, byte for byte, the memory and the disk of the
+//! moment of capture.
 
 use std::collections::BTreeSet;
 
@@ -54,21 +54,21 @@ async fn busy_guest_of(lab: Lab, spec: SandboxSpec) -> (Exactness, Sandbox) {
     (Exactness::of(lab, &spec), sandbox)
 }
 
-/// Waits until the guest's worker has worked: a loaded host may give a guest no processor time for
-/// a while.
+/// Waits until the guest's worker has done some work: a loaded host may give a guest no processor
+/// time for a while.
 async fn worked(sandbox: &Sandbox) {
-    // Its user and system time, in ticks.
+    // The worker's user and system time, in ticks.
     let line = "t() { cut -d' ' -f14,15 /proc/$(pidof worker)/stat; }; a=$(t); while [ \"$(t)\" = \"$a\" ]; do usleep 5000; done";
     sh(sandbox, line).await;
 }
 
-/// Takes checkpoints, goes back to each, takes more from there, and goes every other way a state
-/// can be gone to.
+/// Takes checkpoints, reverts to each, takes more from there, and uses every other verb that
+/// restores a state.
 async fn is_exact_in_every_way(mode: MemoryMode) -> Vec<Checkpoint> {
     of_every_way(Lab::open().await, in_mode(mode)).await
 }
 
-/// As `is_exact_in_every_way`, of a guest of any shape.
+/// As `is_exact_in_every_way`, for a guest of any shape.
 pub async fn of_every_way(lab: Lab, spec: SandboxSpec) -> Vec<Checkpoint> {
     let (mut exactness, sandbox) = busy_guest_of(lab, spec).await;
     let mut taken = Vec::new();
@@ -95,7 +95,7 @@ pub async fn of_every_way(lab: Lab, spec: SandboxSpec) -> Vec<Checkpoint> {
     taken
 }
 
-/// Takes two checkpoints, goes back to each, and pauses: where every way would take too long.
+/// Takes two checkpoints, reverts to each, and pauses: where all verbs would take too long.
 pub async fn of_a_few_ways(lab: Lab, spec: SandboxSpec) -> Vec<Checkpoint> {
     let (mut exactness, sandbox) = busy_guest_of(lab, spec).await;
     let taken = vec![
@@ -138,9 +138,10 @@ async fn full_is_exact() {
     }
 }
 
-/// Where the kernel has no such bit, the probe finds out, and the next best way is as exact.
+/// If the kernel lacks the soft-dirty bit, the probe finds that out, and the next best mode is
+/// exact as well.
 #[tokio::test(flavor = "multi_thread")]
-async fn soft_dirty_is_exact_or_says_that_it_cannot_be() {
+async fn soft_dirty_is_exact_or_reported_as_unavailable() {
     let (mut exactness, sandbox) = busy_guest(MemoryMode::SoftDirty).await;
     for _ in 0..2 {
         let taken = exactness.checkpoint(&sandbox).await;
@@ -164,13 +165,13 @@ async fn soft_dirty_is_exact_or_says_that_it_cannot_be() {
     sandbox.remove().await.expect("it is removed");
 }
 
-/// Layers become few again in the background, and neither what was taken before nor what is taken
-/// after differs.
+/// Layers are folded in the background. Neither earlier nor later states change by that.
 #[tokio::test(flavor = "multi_thread")]
 async fn folded_layers_are_exact() {
     const FOLDED_BY: usize = 48;
     let (mut exactness, sandbox) = busy_guest(MemoryMode::WriteProtect).await;
-    let (mut deepest, mut folded) = ([0, 0], [None, None]);
+    let mut deepest = [0, 0];
+    let mut folded = [None, None];
     for index in 0..FOLDED_BY {
         let state = exactness.checkpoint(&sandbox).await.id;
         let depth = exactness.depth(&sandbox, &state);
@@ -187,7 +188,7 @@ async fn folded_layers_are_exact() {
     let [Some(memory), Some(disk)] = folded else {
         panic!("nothing was folded: {deepest:?}, {folded:?}")
     };
-    // The last before each fold and the first after it, then one that grows from there.
+    // The last state before each fold, the first after it, and one that follows.
     for index in BTreeSet::from([
         disk - 1,
         disk,
@@ -203,7 +204,7 @@ async fn folded_layers_are_exact() {
     sandbox.remove().await.expect("it is removed");
 }
 
-/// What the guest reads from its disk, not from memory: every file, and the whole device.
+/// What the guest reads from its disk, not from its cache: every file, and the whole device.
 async fn disk(sandbox: &Sandbox) -> String {
     sh(
         sandbox,
@@ -214,13 +215,13 @@ async fn disk(sandbox: &Sandbox) -> String {
     sh(sandbox, files).await
 }
 
-/// Of a guest whose file system stands still. Nothing but the disk tells what it must read.
+/// The guest's file system does not change here. Only the disk decides what the guest must read.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disk_is_exact_in_every_state() {
     let lab = Lab::open().await;
     let sandbox = lab.host.create(spec("x")).await.expect("it is created");
     let mut known = Vec::new();
-    // Beyond the depth at which overlays are folded; only some are looked at.
+    // More than the depth at which overlays are folded; only some of them are checked.
     for number in 0..20 {
         let change = format!(
             "mount -o remount,rw / && dd if=/dev/urandom of=/srv/{number} bs=64k count=4 && dd if=/dev/zero \
@@ -269,8 +270,8 @@ async fn a_disk_is_exact_in_every_state() {
     sandbox.remove().await.expect("it is removed");
 }
 
-/// A process that writes a number to its disk and finds it there again knows at once if the disk is
-/// not of the moment that its memory is of.
+/// A process writes a number to its disk and reads it back. It notices at once if disk and memory
+/// are of different moments.
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_and_disk_are_of_one_moment() {
     let lab = Lab::open().await;
@@ -312,8 +313,8 @@ async fn memory_and_disk_are_of_one_moment() {
     sandbox.pause().await.expect("it is paused");
     sandbox.resume().await.expect("it is resumed");
     counts_on(&sandbox, "a pause").await;
-    // And it would have been seen: a disk of another moment is. What falls between its look and its
-    // next write is not.
+    // The check works: the process notices a disk of another moment, unless the change falls
+    // between its read and its next write.
     let other = "dd if=/dev/zero of=/number bs=4096 count=1 conv=notrunc oflag=direct 2> /dev/null";
     sh(
         &sandbox,
@@ -323,7 +324,7 @@ async fn memory_and_disk_are_of_one_moment() {
     sandbox.remove().await.expect("it is removed");
 }
 
-/// The process has gone on, looked at its disk since, and found what it had written.
+/// Asserts that the process has continued, has read its disk since, and found its number.
 async fn counts_on(sandbox: &Sandbox, state: &str) {
     let line = "n=$(cat /dev/shm/number); until [ -e /dev/shm/torn ] || [ $(cat /dev/shm/number) -gt $((n + 4)) ]; do \
                 usleep 10000; done; cat /dev/shm/torn 2> /dev/null || true";

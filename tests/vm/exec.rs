@@ -12,7 +12,7 @@ use crate::support::pty::Window;
 use crate::support::shared::{A, Shared};
 use crate::support::{Answer, DEADLINE, World, finish, kill, until, wait};
 
-/// The bytes of a repeatable sequence that no codec would call text.
+/// A repeatable sequence of bytes that are no text.
 fn noise(length: usize) -> Vec<u8> {
     let step = |state: &mut u64| {
         *state = state
@@ -25,7 +25,7 @@ fn noise(length: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Reads until `wanted` has come.
+/// Reads until `wanted` appears.
 fn read_until(from: &mut impl Read, wanted: &[u8]) {
     let mut seen = Vec::new();
     while !seen.ends_with(wanted) {
@@ -50,7 +50,7 @@ fn resident_kib(pid: u32) -> u64 {
 }
 
 #[test]
-fn a_foreground_run_leaves_nothing_and_passes_the_exit_code_on() {
+fn a_foreground_run_leaves_nothing_and_returns_the_exit_code() {
     let world = World::new();
     let answer = world.run([
         "run",
@@ -68,7 +68,7 @@ fn a_foreground_run_leaves_nothing_and_passes_the_exit_code_on() {
 }
 
 #[test]
-fn exit_codes_are_the_commands_own_or_a_shells() {
+fn exit_codes_are_those_of_the_command_or_of_a_shell() {
     let a = Shared::sandbox();
     for (line, code) in [
         ("exit 0", 0),
@@ -97,8 +97,8 @@ fn exit_codes_are_the_commands_own_or_a_shells() {
             .code,
         124
     );
-    a.run(["exec", "nobody", "--", "true"])
-        .failed_with(&["nobody"]);
+    a.run(["exec", "missing", "--", "true"])
+        .failed_with(&["missing"]);
 }
 
 #[test]
@@ -134,7 +134,8 @@ fn bytes_pass_both_ways_while_the_command_runs() {
         "-c",
         "printf first; printf other >&2; cat",
     ]);
-    let (mut stdin, mut stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let mut stdin = child.stdin.take().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
     read_until(&mut stdout, b"first");
     read_until(child.stderr.as_mut().unwrap(), b"other");
     for word in [&b"\xff\x00one"[..], b"two"] {
@@ -162,17 +163,17 @@ fn stdin_is_streamed_whole_and_binary_safe() {
 }
 
 #[test]
-fn a_command_that_does_not_read_its_stdin_ends_all_the_same() {
+fn a_command_can_end_without_reading_its_stdin() {
     let a = Shared::sandbox();
     let answer = a.run_with_input(["exec", "-i", A, "--", "true"], &noise(4 << 20));
     assert_eq!((answer.code, answer.err().as_str()), (0, ""));
-    // Without -i its stdin is at its end, whatever ours is.
+    // Without -i the command's stdin is empty, whatever ours contains.
     let answer = a.run_with_input(["exec", A, "--", "cat"], b"not for it");
     assert_eq!((answer.code, answer.out()), (0, ""));
 }
 
 #[test]
-fn environment_directory_and_user_are_as_asked() {
+fn environment_directory_and_user_are_as_requested() {
     let a = Shared::sandbox();
     let with = |options: &[&str], line: &str| {
         let answer = a.run([&["exec"], options, &[A, "--", "sh", "-c", line]].concat());
@@ -220,7 +221,7 @@ fn an_unknown_user_or_directory_is_named() {
 }
 
 #[test]
-fn a_timeout_leaves_nothing_of_the_command_also_what_left_its_session() {
+fn a_timeout_ends_every_process_of_the_command_in_any_session() {
     let a = Shared::sandbox();
     let line = "trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 27182 & sleep 27182' & sleep 27182 & echo up; wait";
     let answer = a.run(["exec", "--timeout", "2s", A, "--", "sh", "-c", line]);
@@ -229,7 +230,7 @@ fn a_timeout_leaves_nothing_of_the_command_also_what_left_its_session() {
 }
 
 #[test]
-fn a_background_child_is_not_waited_for_and_lives_on() {
+fn a_background_child_outlives_its_command() {
     let a = Shared::sandbox();
     let line = "mkdir /tmp/b; (while [ ! -e /tmp/b/go ]; do echo beat; echo beat >> /tmp/b/beats; usleep 50000; done; \
                 echo whole > /tmp/b/end) & echo x";
@@ -243,7 +244,7 @@ fn a_background_child_is_not_waited_for_and_lives_on() {
             .unwrap()
     };
     let before = beats();
-    until("it goes on writing to a stdout that nobody reads", || {
+    until("it continues to write to an unread stdout", || {
         beats() > before + 3
     });
     a.said("touch /tmp/b/go");
@@ -254,7 +255,7 @@ fn a_background_child_is_not_waited_for_and_lives_on() {
 fn commands_run_at_the_same_time_on_one_processor() {
     let a = Shared::sandbox();
     assert_eq!(a.said("nproc; mkdir /tmp/r"), "1\n");
-    // Each waits for all: one after the other, not even the first would end.
+    // Each command waits for all others: if they ran in turn, even the first would not end.
     let line =
         "touch /tmp/r/$N; until [ $(ls /tmp/r | wc -l) -eq 20 ]; do usleep 100000; done; echo met";
     let start = |number: u32| {
@@ -285,7 +286,7 @@ fn commands_run_at_the_same_time_on_one_processor() {
 }
 
 #[test]
-fn a_reader_that_stops_holds_its_command_back_and_nobody_else() {
+fn a_stopped_reader_delays_only_its_own_command() {
     const LENGTH: u64 = 1 << 30;
     const RESIDENT_MAX_KIB: u64 = 150 << 10;
     let world = World::new();
@@ -314,7 +315,8 @@ fn a_reader_that_stops_holds_its_command_back_and_nobody_else() {
 
     let mut stdout = child.stdout.take().unwrap();
     let mut buffer = vec![0; 1 << 20];
-    let (mut count, mut peak) = (0, 0);
+    let mut count = 0;
+    let mut peak = 0;
     loop {
         let length = stdout.read(&mut buffer).unwrap();
         if length == 0 {
@@ -343,7 +345,7 @@ fn a_reader_that_stops_holds_its_command_back_and_nobody_else() {
 }
 
 #[test]
-fn a_command_without_its_client_is_ended_unless_it_was_detached() {
+fn a_command_ends_with_its_client_unless_it_is_detached() {
     let a = Shared::sandbox();
     let mut child = a.spawn(&[
         "exec",
@@ -369,7 +371,7 @@ fn a_command_without_its_client_is_ended_unless_it_was_detached() {
 }
 
 #[test]
-fn a_reader_that_leaves_ends_the_command() {
+fn a_command_ends_when_its_reader_leaves() {
     let a = Shared::sandbox();
     let mut child = a.spawn(&["exec", A, "--", "yes", "endless"]);
     read_until(child.stdout.as_mut().unwrap(), b"endless\n");
@@ -379,7 +381,7 @@ fn a_reader_that_leaves_ends_the_command() {
 }
 
 #[test]
-fn a_detached_command_is_joined_from_its_first_byte() {
+fn attach_shows_a_detached_command_from_its_first_byte() {
     let a = Shared::sandbox();
     let line = "mkfifo /tmp/d; echo first; echo low >&2; read x < /tmp/d; echo $x; exit 5";
     let id = a
@@ -434,7 +436,7 @@ fn a_detached_command_is_joined_from_its_first_byte() {
 }
 
 #[test]
-fn an_attached_client_feeds_the_command() {
+fn an_attached_client_can_write_to_the_command() {
     let a = Shared::sandbox();
     let id = a.json(["exec", "--detach", "-i", A, "--", "cat"])["id"]
         .as_str()
@@ -452,7 +454,7 @@ fn an_attached_client_feeds_the_command() {
 }
 
 #[test]
-fn json_tells_what_the_command_said() {
+fn json_contains_the_commands_output() {
     let a = Shared::sandbox();
     let answer = a.run([
         "--json",
@@ -464,9 +466,9 @@ fn json_tells_what_the_command_said() {
         "echo out; printf '\\377' >&2; exit 3",
     ]);
     assert_eq!(answer.code, 3);
-    let told: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
+    let parsed: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
     assert_eq!(
-        told,
+        parsed,
         json!({ "exit_code": 3, "timed_out": false, "stdout": "out\n", "stderr_base64": "/w==" })
     );
     let answer = a.run([
@@ -479,17 +481,17 @@ fn json_tells_what_the_command_said() {
         "sleep",
         "9",
     ]);
-    let told: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
-    assert_eq!((answer.code, &told["timed_out"]), (124, &json!(true)));
+    let parsed: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
+    assert_eq!((answer.code, &parsed["timed_out"]), (124, &json!(true)));
     let answer = a.run_with_input(["--json", "exec", "-i", A, "--", "cat"], b"passed on");
-    let told: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
-    assert_eq!(told["stdout"], "passed on");
+    let parsed: serde_json::Value = serde_json::from_slice(&answer.stdout).unwrap();
+    assert_eq!(parsed["stdout"], "passed on");
     let answer = a.run(["--json", "exec", A, "--", "nothing-of-that-name"]);
-    let told: serde_json::Value = serde_json::from_slice(&answer.stderr).unwrap();
+    let parsed: serde_json::Value = serde_json::from_slice(&answer.stderr).unwrap();
     assert_eq!(
-        (answer.code, told["error"]["message"].is_string()),
+        (answer.code, parsed["error"]["message"].is_string()),
         (127, true),
-        "{told}"
+        "{parsed}"
     );
 }
 
@@ -550,7 +552,7 @@ fn a_shell_has_a_real_terminal() {
 }
 
 #[test]
-fn exec_and_run_take_a_terminal_when_asked() {
+fn exec_and_run_use_a_terminal_on_request() {
     let a = Shared::sandbox();
     let mut command = a.command();
     command.args([

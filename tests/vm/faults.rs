@@ -15,18 +15,18 @@ use crate::support::exactness::Exactness;
 use crate::support::lab::{Lab, give_worker, sh, spec, start, until_async};
 use crate::support::{self, World, kill};
 
-/// A sandbox that things go wrong with, and what its guest must hold.
+/// A sandbox in which faults are injected, and what its guest must hold.
 struct Patient {
     lab: Lab,
     sandbox: Sandbox,
     /// What the guest holds on disk and in memory.
     holds: u32,
-    /// The next to be written.
+    /// The next number to write.
     next: u32,
 }
 
 impl Patient {
-    /// With a checkpoint `base`, in which the guest holds 0.
+    /// A sandbox with a checkpoint `base`, in which the guest holds 0.
     async fn new() -> Patient {
         Self::in_lab(Lab::open().await, spec("x")).await
     }
@@ -56,7 +56,7 @@ impl Patient {
         (self.holds, self.next) = (self.next, self.next + 1);
     }
 
-    /// It runs, its processes live, and it has all that was written.
+    /// Asserts that the guest runs with its processes and has everything that was written.
     async fn assert_unharmed(&self, after: &str) {
         assert_eq!(
             self.sandbox.state().phase,
@@ -71,7 +71,7 @@ impl Patient {
         assert_eq!(holds, format!("{0}\n{0}", self.holds), "after {after}");
     }
 
-    /// The base is gone back to, whatever became of the present.
+    /// Reverts to the base, whatever the condition of the present.
     async fn recover(&mut self, after: &str) -> Reverted {
         self.lab.no_fault();
         let reverted = self
@@ -84,7 +84,7 @@ impl Patient {
         reverted
     }
 
-    /// Its machine ends by itself, and it is told why.
+    /// Asserts that the machine ended by itself and that the sandbox has the reason.
     async fn assert_crashed(&self, after: &str) {
         let rested = tokio::time::timeout(support::DEADLINE, async {
             self.sandbox.watch().await.unwrap().rested().await
@@ -112,8 +112,8 @@ impl Patient {
         states.into_iter().map(|state| state.id).collect()
     }
 
-    /// Nothing but this sandbox, with these states: no process, name or directory, and no layer
-    /// that nothing lists.
+    /// Asserts that only this sandbox exists, with these states: no other process, name or
+    /// directory, and no layer that no state lists.
     async fn assert_clean(&self, states: &BTreeSet<String>, machines: usize, after: &str) {
         assert_eq!(self.states(), *states, "after {after}");
         let home = self.lab.world.home();
@@ -141,8 +141,8 @@ impl Patient {
         .await;
     }
 
-    /// Memory layers that no state has. A machine may stand on such a one after a capture that
-    /// failed late.
+    /// Memory layers that no state lists. After a capture that failed late, a machine may be based
+    /// on such a layer.
     fn unlisted_memory(&self) -> Vec<String> {
         self.unlisted("memory", ".mem", "memory")
     }
@@ -151,7 +151,7 @@ impl Patient {
         self.lab.dir(&self.sandbox)
     }
 
-    /// Those that can be seen, and the one it is paused in.
+    /// The visible states, and the state that the sandbox is paused in.
     fn all_states(&self) -> BTreeSet<String> {
         let all = names(&self.dir().join("states"));
         let listed = |id: &String| {
@@ -212,7 +212,7 @@ fn assert_injected<T: std::fmt::Debug>(result: Result<T>, step: Step) {
     );
 }
 
-/// An error that says that QEMU is gone, or that the guest is.
+/// Asserts that the error names the end of QEMU or of the guest.
 #[track_caller]
 fn assert_tells_of_the_end<T: std::fmt::Debug>(result: Result<T>, step: Step) {
     let error = result.expect_err("it fails");
@@ -221,24 +221,24 @@ fn assert_tells_of_the_end<T: std::fmt::Debug>(result: Result<T>, step: Step) {
     assert!(error.report().message.len() > 10, "at {step}: {error:?}");
 }
 
-/// Where a machine that is not to go on may as well be dead.
+/// Steps at which the capture is complete, so that the death of the machine does no harm.
 const ALL_IS_TAKEN: [Step; 3] = [
     Step::CapturePivoted,
     Step::CaptureWritten,
     Step::CapturePublish,
 ];
 
-/// Enough that memory is copied before the stop.
+/// Enough data that a part of memory is copied before the stop.
 const MUCH: &str = "dd if=/dev/urandom of=/dev/shm/much bs=1M count=24 2> /dev/null";
 
-/// Only a capture of much copies live.
+/// Only a large capture copies memory while the guest runs.
 async fn come_to(step: Step, sandbox: &Sandbox) {
     if step == Step::CaptureLive {
         sh(sandbox, MUCH).await;
     }
 }
 
-/// The pages that a failed capture has taken out of the tracking are in the next one.
+/// The pages that a failed capture has removed from the tracking are in the next one.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_checkpoint_that_failed_the_next_is_exact() {
     let Patient { lab, sandbox, .. } = Patient::new().await;
@@ -295,7 +295,7 @@ async fn a_checkpoint_that_fails_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_machine_that_dies_in_a_checkpoint_leaves_what_was_before() {
+async fn a_machine_that_dies_in_a_checkpoint_leaves_the_earlier_states() {
     let mut patient = Patient::new().await;
     for step in Step::CAPTURE {
         come_to(step, &patient.sandbox).await;
@@ -303,7 +303,7 @@ async fn a_machine_that_dies_in_a_checkpoint_leaves_what_was_before() {
         patient.lab.fault(step, Fault::MachineDies);
         let taken = patient.sandbox.checkpoint(None, Replace::No).await;
         match taken {
-            // All of it was taken before the machine died.
+            // The capture was complete before the machine died.
             Ok(taken) if matches!(step, Step::CaptureWritten | Step::CapturePublish) => {
                 states.insert(taken.id);
             }
@@ -321,9 +321,9 @@ async fn a_machine_that_dies_in_a_checkpoint_leaves_what_was_before() {
     patient.remove().await;
 }
 
-/// What cannot be kept is dropped, and that is said; the state that was asked for is gone to.
+/// A present that cannot be kept is dropped, and the answer reports it; the revert succeeds.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_revert_succeeds_whatever_becomes_of_the_present() {
+async fn a_revert_succeeds_even_if_the_present_is_lost() {
     let mut patient = Patient::new().await;
     for fault in [Fault::Error, Fault::MachineDies] {
         for step in Step::CAPTURE {
@@ -361,7 +361,7 @@ async fn a_revert_succeeds_whatever_becomes_of_the_present() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_revert_that_fails_leaves_the_present() {
+async fn a_failed_revert_keeps_the_present() {
     let mut patient = Patient::new().await;
     for fault in [Fault::Error, Fault::MachineDies] {
         for step in Step::RESTORE {
@@ -370,7 +370,8 @@ async fn a_revert_that_fails_leaves_the_present() {
             }
             let after = format!("{fault:?} at {step}");
             patient.write().await;
-            let (states, machine) = (patient.states(), patient.lab.machine(&patient.sandbox));
+            let states = patient.states();
+            let machine = patient.lab.machine(&patient.sandbox);
             patient.lab.fault(step, fault);
             let reverted = patient.sandbox.revert("base").await;
             patient.lab.no_fault();
@@ -383,7 +384,7 @@ async fn a_revert_that_fails_leaves_the_present() {
             assert_eq!(
                 patient.lab.machine(&patient.sandbox),
                 machine,
-                "{after}: the old machine goes on"
+                "{after}: the old machine continues"
             );
         }
     }
@@ -392,14 +393,13 @@ async fn a_revert_that_fails_leaves_the_present() {
     patient.remove().await;
 }
 
-/// Before there is a machine, none dies; and one that dies after its guest has acknowledged has
-/// been restored before.
+/// Before the machine exists, it cannot die. After the guest has acknowledged, the restore is over.
 fn can_die_at(fault: Fault, step: Step) -> bool {
     fault != Fault::MachineDies
         || ![Step::RestoreChecked, Step::RestoreAcknowledged].contains(&step)
 }
 
-/// Sockets of this process that listen.
+/// The listening sockets of this process.
 fn listening() -> usize {
     let table = fs::read_to_string("/proc/self/net/tcp").expect("the table is there");
     let listens = |line: &str| {
@@ -416,7 +416,7 @@ fn listening() -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fork_that_fails_leaves_no_copy() {
+async fn a_failed_fork_leaves_no_copy() {
     let publish = vec![PublishedPort { host: 0, guest: 80 }];
     let mut patient = Patient::in_lab(
         Lab::open().await,
@@ -472,7 +472,7 @@ async fn a_source_that_dies_in_a_fork_leaves_no_copy() {
         let forked = patient.sandbox.fork(ForkSpec::new(1)).await;
         patient.lab.no_fault();
         match forked {
-            // All of it was taken before the machine died.
+            // The capture was complete before the machine died.
             Ok((copies, _)) if matches!(step, Step::CaptureWritten | Step::CapturePublish) => {
                 copies[0].remove().await.expect("the copy is removed");
             }
@@ -486,7 +486,7 @@ async fn a_source_that_dies_in_a_fork_leaves_no_copy() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pause_that_fails_leaves_it_running() {
+async fn a_failed_pause_leaves_the_sandbox_running() {
     let mut patient = Patient::new().await;
     for step in Step::CAPTURE {
         come_to(step, &patient.sandbox).await;
@@ -505,7 +505,7 @@ async fn a_pause_that_fails_leaves_it_running() {
         let paused = patient.sandbox.pause().await;
         patient.lab.no_fault();
         match paused {
-            // All of it was taken before the machine died.
+            // The capture was complete before the machine died.
             Ok(_) if ALL_IS_TAKEN.contains(&step) => {
                 patient.sandbox.resume().await.expect("it is resumed");
                 patient.assert_unharmed(&step.to_string()).await;
@@ -522,7 +522,7 @@ async fn a_pause_that_fails_leaves_it_running() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_resume_that_fails_leaves_it_paused() {
+async fn a_failed_resume_leaves_the_sandbox_paused() {
     let mut patient = Patient::new().await;
     patient.write().await;
     patient.sandbox.pause().await.expect("it is paused");
@@ -554,10 +554,10 @@ async fn a_resume_that_fails_leaves_it_paused() {
     patient.remove().await;
 }
 
-/// A guest that has stopped answering can be captured and left; what is restored from it does not
-/// count as restored.
+/// A sandbox whose guest does not answer can be captured and reverted. A restore from that state
+/// fails, because the guest does not acknowledge it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_frozen_agent_is_told_and_can_be_left() {
+async fn a_hanging_agent_is_reported_and_its_sandbox_can_be_reverted() {
     let mut patient = Patient::new().await;
     give_worker(&patient.sandbox).await;
     start(&patient.sandbox, "exec /dev/shm/worker freeze").await;
@@ -624,12 +624,13 @@ async fn a_frozen_agent_is_told_and_can_be_left() {
     patient.remove().await;
 }
 
-/// A machine that hangs while it is restored is not waited for without end.
+/// A restore does not wait for a hanging machine without a deadline.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_that_hangs_in_a_restore_is_given_up() {
     let mut patient = Patient::new().await;
     patient.write().await;
-    let (states, before) = (patient.states(), patient.lab.all_machines());
+    let states = patient.states();
+    let before = patient.lab.all_machines();
     let hold = patient.lab.hold(Step::RestoreContinued);
     let hang = async {
         while !hold.is_reached() {
@@ -651,13 +652,13 @@ async fn a_machine_that_hangs_in_a_restore_is_given_up() {
     patient.remove().await;
 }
 
-/// A file system of a known size, unmounted when it is dropped.
+/// A file system of a given size, unmounted when it is dropped.
 struct Small {
     dir: tempfile::TempDir,
 }
 
 impl Small {
-    /// `None` where we may not mount.
+    /// `None` without the privilege to mount.
     fn mount(bytes: u64) -> Option<Small> {
         let dir = tempfile::Builder::new()
             .prefix("st-")
@@ -674,7 +675,7 @@ impl Small {
             .then_some(Small { dir })
     }
 
-    /// Takes all the space there is, until what is returned is dropped.
+    /// Takes all free space until the result is dropped.
     fn fill(&self) -> Filler {
         self.fill_but(0)
     }
@@ -715,8 +716,8 @@ impl Drop for Filler {
     }
 }
 
-/// Whatever step the disk is full at: it fails with a reason or it does not, and the guest is as
-/// before.
+/// The disk is full at any step: the verb fails with a reason or succeeds, and the guest is
+/// unharmed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_harms_nothing_at_any_step() {
     let Some(small) = Small::mount(900 << 20) else {
@@ -738,7 +739,7 @@ async fn a_full_disk_harms_nothing_at_any_step() {
             Err(error) => assert_tells_of_no_space(&error),
         }
         drop(filler);
-        patient.assert_goes_on(&step.to_string()).await;
+        patient.assert_continues(&step.to_string()).await;
         patient.assert_clean(&states, 1, &step.to_string()).await;
     }
     for step in Step::RESTORE {
@@ -750,10 +751,9 @@ async fn a_full_disk_harms_nothing_at_any_step() {
             Err(error) => assert_tells_of_no_space(&error),
         }
         drop(filler);
-        patient.assert_goes_on(&step.to_string()).await;
+        patient.assert_continues(&step.to_string()).await;
     }
-    // And where there is no room for the present from the beginning, an older state can still be
-    // gone to.
+    // If the disk is full from the beginning, a revert to an older state still works.
     patient.write().await;
     sh(
         &patient.sandbox,
@@ -769,7 +769,7 @@ async fn a_full_disk_harms_nothing_at_any_step() {
     assert!(reverted.dropped.is_some(), "{reverted:?}");
     drop(filler);
     patient.holds = 0;
-    patient.assert_goes_on("a full disk").await;
+    patient.assert_continues("a full disk").await;
     patient.sandbox.remove().await.expect("it is removed");
     patient.lab.world.assert_empty();
 }
@@ -789,7 +789,7 @@ fn assert_tells_of_no_space(error: &Error) {
 
 impl Patient {
     /// As `assert_unharmed`; a guest that waited for space may take a moment.
-    async fn assert_goes_on(&self, after: &str) {
+    async fn assert_continues(&self, after: &str) {
         let goes_on = async {
             while self.sandbox.guest().await.is_err() {
                 tokio::time::sleep(Duration::from_millis(20)).await;

@@ -18,12 +18,12 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A name that is no text and has a newline in it.
+/// A name that is not UTF-8 and contains a newline.
 fn odd_name() -> &'static OsStr {
     OsStr::from_bytes(b"new\nline\xff")
 }
 
-/// A tree with one of everything.
+/// A tree with one file of each kind.
 fn make_tree(root: &Path) {
     fs::create_dir_all(root.join("empty")).unwrap();
     fs::create_dir_all(root.join("deep/er")).unwrap();
@@ -45,7 +45,8 @@ fn make_tree(root: &Path) {
 }
 
 fn assert_same_tree(copy: &Path, original: &Path) {
-    let (left, right) = (listing(copy), listing(original));
+    let left = listing(copy);
+    let right = listing(original);
     assert_eq!(left, right);
     assert_eq!(
         fs::read(copy.join("deep/er/plain")).unwrap(),
@@ -63,7 +64,7 @@ fn allocated(path: &Path) -> u64 {
     path.symlink_metadata().unwrap().blocks() * 512
 }
 
-/// Everything but the bytes: path, kind and mode, owner, length or target.
+/// All metadata: path, kind and mode, owner, length or target.
 fn listing(root: &Path) -> Vec<(PathBuf, u32, u32, u32, PathBuf, i64)> {
     let mut found = Vec::new();
     let mut waiting = vec![root.to_owned()];
@@ -105,8 +106,9 @@ fn cp(a: &Shared, from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) {
 }
 
 #[test]
-fn a_tree_is_the_same_there_and_back() {
-    let (a, dir) = (Shared::sandbox(), scratch());
+fn a_tree_is_unchanged_after_a_copy_in_and_out() {
+    let a = Shared::sandbox();
+    let dir = scratch();
     let original = dir.path().join("original");
     make_tree(&original);
     cp(&a, &original, "a:/srv/tree");
@@ -135,8 +137,9 @@ fn a_tree_is_the_same_there_and_back() {
 }
 
 #[test]
-fn one_file_keeps_mode_owner_and_holes_there_and_back() {
-    let (a, dir) = (Shared::sandbox(), scratch());
+fn one_file_keeps_mode_owner_and_holes_in_both_directions() {
+    let a = Shared::sandbox();
+    let dir = scratch();
     let original = dir.path().join("original");
     make_tree(&original);
     for name in ["tool", "sparse"] {
@@ -165,7 +168,8 @@ fn one_file_keeps_mode_owner_and_holes_there_and_back() {
 
 #[test]
 fn a_copy_goes_into_a_directory_or_takes_the_new_name() {
-    let (a, dir) = (Shared::sandbox(), scratch());
+    let a = Shared::sandbox();
+    let dir = scratch();
     let file = dir.path().join("file");
     fs::write(&file, "one").unwrap();
     a.said("mkdir -p /srv/into");
@@ -216,8 +220,9 @@ fn one_file_is_a_stream_to_and_from_a_pipe() {
 }
 
 #[test]
-fn what_cannot_be_copied_is_named_and_nothing_is_left() {
-    let (a, dir) = (Shared::sandbox(), scratch());
+fn a_failed_copy_names_the_path_and_leaves_nothing() {
+    let a = Shared::sandbox();
+    let dir = scratch();
     let here = |name: &str| {
         dir.path()
             .join(name)
@@ -235,11 +240,11 @@ fn what_cannot_be_copied_is_named_and_nothing_is_left() {
         .failed_with(&["no/dir", "No such file"]);
     a.run(["cp", "a:/etc/passwd", "a:/tmp/x"])
         .failed_with(&["SANDBOX:PATH"]);
-    a.run(["cp", "nobody:/etc/passwd", "-"])
-        .failed_with(&["nobody"]);
+    a.run(["cp", "missing:/etc/passwd", "-"])
+        .failed_with(&["missing"]);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 
-    // The guest's refusal is heard although the pipe stays open.
+    // The guest's refusal arrives although the pipe stays open.
     let mut child = a.spawn(&["cp", "-", "a:/no/dir/x"]);
     child.stdin.as_mut().unwrap().write_all(b"begun").unwrap();
     let stdin = child.stdin.take();
@@ -253,8 +258,9 @@ fn what_cannot_be_copied_is_named_and_nothing_is_left() {
 }
 
 #[test]
-fn a_full_disk_in_the_guest_is_told_and_leaves_no_half_file() {
-    let (a, dir) = (Shared::sandbox(), scratch());
+fn a_full_disk_in_the_guest_is_reported_and_leaves_no_partial_file() {
+    let a = Shared::sandbox();
+    let dir = scratch();
     a.said(
         "mkdir /srv/small; mount -t tmpfs -o size=1M tmpfs /srv/small; echo old > /srv/small/kept",
     );
@@ -280,15 +286,14 @@ fn a_full_disk_in_the_guest_is_told_and_leaves_no_half_file() {
 
 #[test]
 fn sockets_and_devices_are_left_out_and_named() {
-    let (a, dir) = (Shared::sandbox(), scratch());
+    let a = Shared::sandbox();
+    let dir = scratch();
     let tree = dir.path().join("tree");
     fs::create_dir(&tree).unwrap();
     fs::write(tree.join("kept"), "kept").unwrap();
     drop(std::os::unix::net::UnixListener::bind(tree.join("socket")).unwrap());
-    let (pipe, mode) = (
-        rustix::fs::FileType::Fifo,
-        rustix::fs::Mode::from_raw_mode(0o640),
-    );
+    let pipe = rustix::fs::FileType::Fifo;
+    let mode = rustix::fs::Mode::from_raw_mode(0o640);
     rustix::fs::mknodat(rustix::fs::CWD, tree.join("pipe"), pipe, mode, 0).unwrap();
     let answer = a.ok(["cp", tree.to_str().unwrap(), "a:/srv/special"]);
     assert!(answer.err().contains("socket"), "{answer:?}");
@@ -299,7 +304,7 @@ fn sockets_and_devices_are_left_out_and_named() {
     a.said(
         "mknod /srv/special/device c 1 3; chmod 6755 /srv/special/kept; chmod 1777 /srv/special",
     );
-    // It follows the link and listens there.
+    // syslogd follows the link and listens there.
     a.said("ln -sf /srv/special/listener /dev/log; syslogd; until [ -S /srv/special/listener ]; do :; done");
     let back = dir.path().join("back");
     let answer = a.ok(["cp", "a:/srv/special", back.to_str().unwrap()]);
@@ -320,8 +325,9 @@ fn sockets_and_devices_are_left_out_and_named() {
 }
 
 #[test]
-fn a_tree_whose_files_change_meanwhile_arrives_whole() {
-    let (a, dir) = (Shared::sandbox(), scratch());
+fn a_tree_that_changes_during_the_copy_arrives_whole() {
+    let a = Shared::sandbox();
+    let dir = scratch();
     let tree = dir.path().join("tree");
     fs::create_dir(&tree).unwrap();
     fs::write(tree.join("a-log"), vec![7; 1 << 20]).unwrap();
@@ -350,7 +356,7 @@ fn a_tree_whose_files_change_meanwhile_arrives_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_library_lists_looks_makes_moves_and_removes() {
+async fn the_library_lists_inspects_creates_moves_and_removes_files() {
     let world = World::new();
     let path = std::env::var_os("PATH").unwrap_or_default();
     let host = Host::open(HostConfig::new(
@@ -420,7 +426,7 @@ async fn the_library_lists_looks_makes_moves_and_removes() {
         assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
     }
 
-    // A file being written is the old one until it is the new one.
+    // Until a write is complete, readers see the old file.
     files
         .write("/srv/atomic", &mut &b"old"[..], Default::default())
         .await
@@ -451,7 +457,7 @@ async fn the_library_lists_looks_makes_moves_and_removes() {
         "a temporary file is left"
     );
 
-    // One that breaks off leaves the old and nothing else.
+    // An interrupted write leaves the old file and nothing else.
     let (mut source, _sink) = tokio::io::duplex(64);
     let broken = tokio::spawn({
         let files = files.clone();
@@ -473,7 +479,7 @@ async fn the_library_lists_looks_makes_moves_and_removes() {
     assert_eq!(world.residue(), Vec::<PathBuf>::new());
 }
 
-/// Waits until the file being written has its temporary name.
+/// Waits until the unfinished file has its temporary name.
 async fn until_staged(files: &sandtree::Files) {
     until_count(files, 2).await;
 }

@@ -1,5 +1,4 @@
-//! Forks through the door a user uses: all or none, sharing what they are made of, and each one of
-//! its own.
+//! Forks through the command line: all or none, with shared layers, and each with its own identity.
 
 use crate::support::{dir_of, entries, held};
 
@@ -46,7 +45,7 @@ fn page(port: u16) -> String {
     answer
 }
 
-/// The memory layers of a sandbox, by what they are on the disk.
+/// The memory layers of a sandbox, by inode.
 fn memory(world: &World, sandbox: &str) -> BTreeSet<u64> {
     entries(&dir_of(world, sandbox).join("memory"))
         .iter()
@@ -74,19 +73,19 @@ fn forks_are_running_copies_that_share_everything_and_depend_on_nothing() {
         "{forked}"
     );
     let forks = forked["forks"].as_array().unwrap();
-    let told: Vec<&str> = forks
+    let fork_names: Vec<&str> = forks
         .iter()
         .map(|fork| fork["name"].as_str().unwrap())
         .collect();
-    assert_eq!(told, ["p-1", "p-2", "p-3"]);
+    assert_eq!(fork_names, ["p-1", "p-2", "p-3"]);
     let ids: HashSet<&str> = forks
         .iter()
         .map(|fork| fork["id"].as_str().unwrap())
         .collect();
     assert!(ids.len() == 3 && !ids.contains(made["id"].as_str().unwrap()));
 
-    // Each has a port of its own that leads to it.
-    let port = |told: &Value| u16::try_from(told["ports"][0]["host"].as_u64().unwrap()).unwrap();
+    // Each copy has its own host port.
+    let port = |fork: &Value| u16::try_from(fork["ports"][0]["host"].as_u64().unwrap()).unwrap();
     let ports: HashSet<u16> = forks.iter().chain([&made]).map(port).collect();
     assert_eq!(ports.len(), 4, "{forked}");
     for fork in forks {
@@ -120,7 +119,7 @@ fn forks_are_running_copies_that_share_everything_and_depend_on_nothing() {
             && shared.is_subset(&memory(&world, "a"))
     );
 
-    // A fork of a fork, and then the ends in every order.
+    // A fork of a fork; then the sandboxes are removed one by one.
     world.ok(["checkpoint", "p-1", "mine"]);
     let again = world.ok(["fork", "p-1"]);
     assert!(again.out().starts_with("p-1-1  "), "{again:?}");
@@ -136,7 +135,7 @@ fn forks_are_running_copies_that_share_everything_and_depend_on_nothing() {
     world.ok(["rm", "-f", "p-1"]);
     for name in ["p-1-1", "p-1-2", "p-3"] {
         let word = if name == "p-3" { "p-3" } else { "p-1" };
-        // From its disk and its memory, read anew.
+        // From disk and memory, read again.
         assert_eq!(
             world
                 .sh(
@@ -156,7 +155,7 @@ fn forks_are_running_copies_that_share_everything_and_depend_on_nothing() {
     world.assert_empty();
 }
 
-/// Nothing but the source is there, and it goes on as if nothing had been.
+/// Asserts that only the source exists and that it continues undisturbed.
 fn assert_only_source(world: &World, others: usize) {
     let machines = || processes_of(world.home()).len();
     until("no process of a fork is left", || {
@@ -165,7 +164,7 @@ fn assert_only_source(world: &World, others: usize) {
     until("what forks came from is gone", || {
         entries(&dir_of(world, "a").join("states")).is_empty()
     });
-    // The next program that opens the store removes what a killed one left unfinished.
+    // The next program that opens the store removes the unfinished work of a killed one.
     assert_eq!(names(world).len(), 1 + others);
     assert!(entries(&world.home().join("staging")).is_empty());
     assert_eq!(entries(&world.home().join("sandboxes")).len(), 1 + others);
@@ -176,7 +175,7 @@ fn assert_only_source(world: &World, others: usize) {
 }
 
 #[test]
-fn of_forks_there_are_all_or_none() {
+fn a_fork_creates_all_copies_or_none() {
     let Some(disk) = Mount::tmpfs(700) else {
         return;
     };
@@ -211,9 +210,9 @@ fn of_forks_there_are_all_or_none() {
     world.assert_empty();
 }
 
-/// Kills or interrupts a fork when so many of its copies can be seen.
+/// Kills or interrupts a fork as soon as a given number of its copies is visible.
 #[test]
-fn a_fork_that_is_given_up_in_the_middle_leaves_nothing() {
+fn an_interrupted_fork_leaves_nothing() {
     let world = World::new();
     world.start("a", &[]);
     held::begin(&world, "a", "one");
@@ -237,7 +236,8 @@ fn a_fork_that_is_given_up_in_the_middle_leaves_nothing() {
     world.assert_empty();
 }
 
-/// Two processes that draw numbers from a state of their own. A hook gives one of them a new seed.
+/// Two processes that draw random numbers from a seed of their own. A hook gives one of them a new
+/// seed.
 const DRAWING: &str = r#"
 mkdir -p /etc/sandtree/resume.d
 cat > /etc/sandtree/resume.d/10-seed <<'END'
@@ -253,8 +253,8 @@ for name in seeded unseeded; do
 done
 "#;
 
-/// Everything about a guest that must be its own; the first bytes of a TLS connection hold the
-/// client's random.
+/// Everything that must be unique to a guest. The first bytes of a TLS connection hold the client
+/// random.
 const OWN: &str = r#"
 printf '#!/bin/sh\nexec 3<&0\nexec ssl_client -s 3 < /dev/null > /dev/null 2>&1\n' > /run/tls; chmod +x /run/tls
 nc -l -p 4433 > /run/hello & server=$!
@@ -304,7 +304,7 @@ fn now() -> u64 {
 }
 
 #[test]
-fn twenty_forks_of_one_moment_have_nothing_in_common_that_must_be_their_own() {
+fn twenty_forks_of_one_moment_are_unique() {
     let world = World::new();
     world.start("a", &[]);
     assert_eq!(world.sh("a", DRAWING).code, 0);
@@ -323,8 +323,7 @@ fn twenty_forks_of_one_moment_have_nothing_in_common_that_must_be_their_own() {
     }
     let tls: HashSet<usize> = all.iter().map(|own| own[2].1.len()).collect();
     assert_eq!(tls, HashSet::from([64]), "a client's random has 32 bytes");
-    // What no hook touches is the same in all: without it, nothing here would show that they are
-    // copies.
+    // A value that no hook changes is equal in all copies. This shows that they are copies.
     let unseeded: HashSet<&str> = all.iter().map(|own| own[6].1.as_str()).collect();
     assert_eq!(unseeded.len(), 1, "{unseeded:?}");
     let mut gone: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -333,9 +332,9 @@ fn twenty_forks_of_one_moment_have_nothing_in_common_that_must_be_their_own() {
     world.assert_empty();
 }
 
-/// A hook that fails is told, and the fork is there.
+/// A failed hook is reported, and the fork exists.
 #[test]
-fn a_hook_that_fails_is_told() {
+fn a_failed_hook_is_reported() {
     let world = World::new();
     world.start("a", &[]);
     let hook = "printf '#!/bin/sh\\nexit 3\\n' > /etc/sandtree/resume.d/50-bad; chmod +x /etc/sandtree/resume.d/50-bad";
@@ -357,14 +356,14 @@ fn a_hook_that_fails_is_told() {
 }
 
 #[test]
-fn fifty_forks_are_as_whole_as_one() {
+fn fifty_forks_are_complete() {
     let world = World::new();
     world.start("a", &[]);
     held::begin(&world, "a", "one");
     let begun = Instant::now();
     let forked = world.json(["fork", "a", "-n", "50", "--name", "p"]);
     eprintln!(
-        "50 forks: {} ms told, {:?} in all",
+        "50 forks: {} ms reported, {:?} in all",
         forked["total_ms"],
         begun.elapsed()
     );

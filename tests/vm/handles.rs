@@ -1,24 +1,25 @@
-//! One handle for a sandbox, whichever process runs it: every verb in this process, through a
-//! keeper and at rest; `kill`, `stop` and panics in the middle of other verbs; what is watched; and
-//! the one commit of several new sandboxes.
+//! One handle for a sandbox in any process: every verb in this process, through a keeper and at
+//! rest; `kill`, `stop` and panics during other verbs; watching; and the one commit of several new
+//! sandboxes.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sandtree::{
-    Error, ErrorKind, Fault, Faults, Forget, ForkSpec, Goal, Host, HostConfig, Phase, Progress,
-    Replace, Report, RunIn, Sandbox, SaveSpec, Step,
+    Error, ErrorKind, ExecSpec, Fault, Faults, Forget, ForkSpec, Goal, Host, HostConfig, Phase,
+    Progress, Replace, Report, RunIn, Sandbox, SandboxSpec, SaveSpec, Step,
 };
 use serde_json::Value;
 
 use crate::support::lab::{Lab, config, in_keepers, sh, spec, until_async};
 use crate::support::{World, dir_of, entries, finish, kill, processes_of, until};
+
+/// Less than the 10 s that QEMU may take to answer.
+const PROMPT: Duration = Duration::from_secs(7);
 
 async fn host(world: &World, run_in: RunIn) -> Host {
     let config = HostConfig {
@@ -28,10 +29,10 @@ async fn host(world: &World, run_in: RunIn) -> Host {
     Host::open(config).await.expect("the store opens")
 }
 
-/// Every verb, by handles that are looked up anew, so that none knows more than the store.
+/// Runs every verb. Each handle is looked up again, so that it knows nothing but the store.
 async fn every_verb(host: &Host) {
     let sandbox = || host.sandbox("a").expect("it exists");
-    // Held, because a sandbox of this process ends with its last handle.
+    // A sandbox of this process ends with its last handle, so one is held.
     let held = host.create(spec("a")).await.expect("it is created");
     assert_eq!(
         sh(&sandbox(), "echo one > /srv/word; cat /srv/word").await,
@@ -145,7 +146,7 @@ async fn an_error_of_a_keeper_has_the_code_and_arguments_of_one_of_this_process(
     world.assert_empty();
 }
 
-/// What a sandbox without a machine can do, and what it refuses.
+/// What a sandbox without a machine can do and what it refuses.
 async fn at_rest(host: &Host, sandbox: &Sandbox) {
     let refused = sandbox.checkpoint(None, Replace::No).await;
     assert_eq!(
@@ -187,7 +188,7 @@ async fn every_verb_works_through_keepers_and_at_rest() {
     world.assert_empty();
 }
 
-/// A command that a guest which shuts down waits for as long as it is allowed to.
+/// A command that a shutdown waits for as long as it may, because the command ignores signals.
 fn start_deaf_command(world: &World) {
     let deaf = "trap '' TERM; touch /run/deaf; while :; do sleep 1000; done";
     world.ok(["exec", "-d", "a", "--", "sh", "-c", deaf]);
@@ -253,7 +254,7 @@ fn a_removal_interrupts_a_stop_and_a_second_stop_waits_for_the_first() {
     world.assert_empty();
 }
 
-/// Whatever the moment, what the guest had synced is in the present or in the state that was left.
+/// At every moment, the guest's synced data is in the present or in the left state.
 #[test]
 fn a_kill_during_a_revert_loses_nothing() {
     let world = World::new();
@@ -270,11 +271,11 @@ fn a_kill_during_a_revert_loses_nothing() {
             .stderr(Stdio::null())
             .spawn()
             .expect("it starts");
-        // The moment is the point of this test; whatever it is, nothing is lost.
+        // The moment is the point of this test; nothing is lost at any moment.
         std::thread::sleep(Duration::from_millis(delay_ms));
         world.ok(["kill", "a"]);
         finish(reverting);
-        // A kill that came first leaves a stopped sandbox, which the revert starts.
+        // If the kill came first, the sandbox is stopped, and the revert starts it.
         if world.inspect("a")["state"] != "running" {
             world.ok(["start", "a"]);
         }
@@ -318,8 +319,60 @@ async fn a_panic_fails_one_verb_and_the_sandbox_continues() {
     sandbox.remove().await.expect("it is removed");
 }
 
+fn with_automatic_checkpoints() -> SandboxSpec {
+    SandboxSpec {
+        auto_checkpoint: Some(3),
+        ..spec("a")
+    }
+}
+
+/// Runs a command that does nothing.
+async fn run_true(sandbox: Sandbox) -> Result<(), Error> {
+    let command = sandbox.exec(ExecSpec::shell("true")).await?;
+    command.output(1 << 10).await.map(drop)
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_lent_to_a_fork_that_is_dropped_is_returned() {
+async fn a_panic_in_an_automatic_checkpoint_fails_one_command() {
+    let lab = Lab::open().await;
+    let created = lab.host.create(with_automatic_checkpoints()).await;
+    let sandbox = created.expect("it is created");
+    sh(&sandbox, "echo kept > /srv/word").await;
+    lab.fault(Step::CapturePrepared, Fault::Panic);
+    let failed = run_true(sandbox.clone()).await;
+    let error = failed.expect_err("its checkpoint panicked");
+    assert!(
+        format!("{error:?}").contains("injected a panic"),
+        "{error:?}"
+    );
+    lab.no_fault();
+    assert_eq!(sh(&sandbox, "cat /srv/word").await, "kept");
+    sandbox.remove().await.expect("it is removed");
+}
+
+/// QEMU is held, so its checkpoint takes as long as it may.
+#[tokio::test(flavor = "multi_thread")]
+async fn kill_interrupts_an_automatic_checkpoint() {
+    let lab = Lab::open().await;
+    let created = lab.host.create(with_automatic_checkpoints()).await;
+    let sandbox = created.expect("it is created");
+    let disks = lab.dir(&sandbox).join("disks");
+    let before = entries(&disks);
+    kill(lab.machine(&sandbox), "STOP");
+    let command = tokio::spawn(run_true(sandbox.clone()));
+    until_async("its checkpoint begins", || entries(&disks) != before).await;
+    let killed = tokio::time::timeout(PROMPT, sandbox.kill()).await;
+    killed
+        .expect("it does not wait for the checkpoint")
+        .expect("it is killed");
+    assert_eq!(sandbox.state().phase, Some(Phase::Stopped));
+    let failed = command.await.expect("it ends");
+    failed.expect_err("its machine was killed");
+    sandbox.remove().await.expect("it is removed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_fork_returns_the_states_it_borrowed() {
     let lab = Lab::open().await;
     let sandbox = lab.host.create(spec("a")).await.expect("it is created");
     let states = lab.dir(&sandbox).join("states");
@@ -349,7 +402,12 @@ fn a_watch_reports_every_state_until_the_end() {
         .spawn()
         .expect("it starts");
     let mut lines = BufReader::new(watching.stdout.take().expect("it is piped")).lines();
-    let mut next = || lines.next().expect("it goes on").expect("it is read");
+    let mut next = || {
+        lines
+            .next()
+            .expect("the output continues")
+            .expect("it is read")
+    };
     let phase = |line: &str| -> Value {
         let state: Value = serde_json::from_str(line).expect("a line is JSON");
         state["phase"].clone()
@@ -373,7 +431,47 @@ fn a_watch_reports_every_state_until_the_end() {
     world.assert_empty();
 }
 
-/// A keeper that answers every hello with one of its own.
+/// A command that a client waits for keeps the keeper of a paused sandbox, and a watch does not.
+#[test]
+fn a_watch_does_not_keep_the_keeper_of_a_paused_sandbox() {
+    let world = World::new();
+    world.start("a", &[]);
+    let socket = dir_of(&world, "a").join("keeper.sock");
+    let waits = "touch /run/begun; sleep 1000";
+    let mut command = world.command();
+    let waiting = command
+        .args(["exec", "a", "--", "sh", "-c", waits])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    until("the command runs", || {
+        world.sh("a", "test -e /run/begun").code == 0
+    });
+    let mut command = world.command();
+    let mut watching = command
+        .args(["--json", "watch", "a"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let lines = BufReader::new(watching.stdout.take().expect("it is piped")).lines();
+    let mut phases = lines.map(|line| -> Value {
+        let state: Value = serde_json::from_str(&line.expect("it is read")).expect("it is JSON");
+        state["phase"].clone()
+    });
+    assert_eq!(phases.next(), Some("running".into()));
+    world.ok(["pause", "a"]);
+    assert!(phases.any(|phase| phase == "paused"));
+    assert!(socket.exists(), "a client waits");
+    kill(waiting.id(), "KILL");
+    finish(waiting);
+    until("the keeper ends", || !socket.exists());
+    world.ok(["rm", "a"]);
+    assert!(phases.any(|phase| phase == Value::Null));
+    assert_eq!(finish(watching).code, 0);
+    world.assert_empty();
+}
+
+/// A fake keeper that answers every hello with one of its own.
 fn pretend_to_be_a_keeper(socket: &Path, hello: &Value) -> std::thread::JoinHandle<()> {
     let listener = UnixListener::bind(socket).expect("it binds");
     let body = hello.to_string();
@@ -384,7 +482,7 @@ fn pretend_to_be_a_keeper(socket: &Path, hello: &Value) -> std::thread::JoinHand
         let (mut stream, _) = listener.accept().expect("a client comes");
         let answer = [&length[..], body.as_bytes()].concat();
         stream.write_all(&answer).expect("it is heard");
-        // Until the client has read it.
+        // Waits until the client has read it.
         std::io::copy(&mut stream, &mut std::io::sink()).expect("it leaves");
     })
 }
@@ -409,7 +507,7 @@ fn a_keeper_of_another_version_is_refused_by_name() {
     world.assert_empty();
 }
 
-/// The copies of `a` that exist, by their state.
+/// The existing copies of `a`, with their phases.
 fn copies(world: &World) -> BTreeMap<String, String> {
     let listed = world.json(["ps", "-a"]);
     let text = |value: &Value| value.as_str().expect("it is a text").to_owned();
@@ -479,7 +577,7 @@ async fn a_fork_has_one_commit_point() {
 
 /// `fork` and `run --count` are killed at many moments, and so is one of their keepers.
 #[test]
-fn several_sandboxes_exist_together_or_not_at_all_whoever_is_killed() {
+fn several_sandboxes_exist_together_or_not_at_all_after_any_kill() {
     let world = World::new();
     world.start("a", &[]);
     let fork: &[&str] = &["fork", "a", "-n", "3", "--name", "p"];
@@ -496,7 +594,7 @@ fn several_sandboxes_exist_together_or_not_at_all_whoever_is_killed() {
             .stderr(Stdio::null())
             .spawn()
             .expect("it starts");
-        // The moment is the point of this test; whatever it is, the result must be one of two.
+        // The moment is the point of this test; at any moment the result must be one of two.
         std::thread::sleep(Duration::from_millis(delay_ms));
         kill(creating.id(), "KILL");
         finish(creating);
@@ -543,114 +641,4 @@ async fn a_keeper_that_dies_before_the_commit_leaves_none() {
         world.ok(["rm", "-f", "a"]);
         world.assert_empty();
     });
-}
-
-/// The longest time between two ticks of a clock that ticks every 5 ms, until it is stopped.
-struct Ticker {
-    is_over: Arc<AtomicBool>,
-    ticking: std::thread::JoinHandle<Duration>,
-}
-
-const TICK: Duration = Duration::from_millis(5);
-
-impl Ticker {
-    /// On a thread of its own: what the machine does to everybody.
-    fn on_thread() -> Self {
-        Self::start(|is_over| {
-            let mut gaps = Gaps::new();
-            while !is_over.load(Ordering::Relaxed) {
-                std::thread::sleep(TICK);
-                gaps.tick();
-            }
-            gaps.longest
-        })
-    }
-
-    /// As a task of a runtime.
-    fn on_runtime() -> Self {
-        let runtime = tokio::runtime::Handle::current();
-        Self::start(move |is_over| {
-            let ticking = runtime.spawn(async move {
-                let mut gaps = Gaps::new();
-                while !is_over.load(Ordering::Relaxed) {
-                    tokio::time::sleep(TICK).await;
-                    gaps.tick();
-                }
-                gaps.longest
-            });
-            runtime.block_on(ticking).expect("it ticks")
-        })
-    }
-
-    fn start(tick: impl FnOnce(Arc<AtomicBool>) -> Duration + Send + 'static) -> Self {
-        let is_over = Arc::new(AtomicBool::new(false));
-        let ticking = {
-            let is_over = is_over.clone();
-            std::thread::spawn(move || tick(is_over))
-        };
-        Self { is_over, ticking }
-    }
-
-    fn longest(self) -> Duration {
-        self.is_over.store(true, Ordering::Relaxed);
-        self.ticking.join().expect("it ticks")
-    }
-}
-
-struct Gaps {
-    last: Instant,
-    longest: Duration,
-}
-
-impl Gaps {
-    fn new() -> Self {
-        Self {
-            last: Instant::now(),
-            longest: Duration::ZERO,
-        }
-    }
-
-    fn tick(&mut self) {
-        self.longest = self.longest.max(self.last.elapsed());
-        self.last = Instant::now();
-    }
-}
-
-/// One worker: whatever blocks it delays every other task.
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn no_verb_blocks_the_runtime() {
-    const DELAY: Duration = Duration::from_millis(50);
-    let lab = Lab::open().await;
-    let sandbox = lab.host.create(spec("a")).await.expect("it is created");
-    let machine = Ticker::on_thread();
-    let runtime = Ticker::on_runtime();
-    for _ in 0..5 {
-        sh(
-            &sandbox,
-            "dd if=/dev/urandom of=/srv/data bs=1M count=8 2> /dev/null",
-        )
-        .await;
-        sandbox
-            .checkpoint(None, Replace::No)
-            .await
-            .expect("it is taken");
-        let save = SaveSpec {
-            replace: Replace::Yes,
-            ..SaveSpec::new("kept").expect("it is a name")
-        };
-        sandbox
-            .save(save, Progress::silent())
-            .await
-            .expect("it is saved");
-    }
-    sandbox
-        .forget(Forget::All)
-        .await
-        .expect("states are removed");
-    sandbox.remove().await.expect("it is removed");
-    let (delayed, usual) = (runtime.longest(), machine.longest());
-    assert!(
-        delayed < usual + DELAY,
-        "a task was delayed by {delayed:?}, a thread by {usual:?}"
-    );
 }

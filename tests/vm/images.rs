@@ -1,5 +1,5 @@
-//! Images through the door a user uses: Debian, recipes, what people import, and how images are
-//! looked after.
+//! Images through the command line: Debian, recipes, imports, and how images are listed and
+//! removed.
 
 mod debian;
 mod disks;
@@ -28,8 +28,7 @@ fn digest(world: &World, reference: &str) -> String {
     text(&image(world, reference)["digest"]).to_owned()
 }
 
-/// Runs a shell line in a sandbox that is made from an image for this alone, and gives what it
-/// printed.
+/// Runs a shell line in a temporary sandbox of an image, and returns its output.
 #[track_caller]
 fn say_in(world: &World, image: &str, line: &str) -> String {
     let answer = world.run([
@@ -69,7 +68,7 @@ fn files() -> tempfile::TempDir {
     dir
 }
 
-/// Runs a program of the host that must succeed, and gives what it wrote.
+/// Runs a program of the host that must succeed, and returns its output.
 #[track_caller]
 fn host<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Vec<u8> {
     // starts: the program of host(…) in tests/vm/images
@@ -102,11 +101,11 @@ fn busybox(world: &World, into: &Path) {
             raw.as_os_str(),
         ],
     );
-    // Of the file system, not of what is in it.
+    // It belongs to the file system, not to its content.
     fs::remove_dir(into.join("lost+found")).unwrap();
 }
 
-/// Ends a test: everything but these images goes, and nothing else was there.
+/// Ends a test: removes everything except these images, and asserts that nothing else was left.
 #[track_caller]
 fn end(world: &World, left: &[&str]) {
     let listed = world.json(["image", "ls"]);

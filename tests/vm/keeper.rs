@@ -1,5 +1,5 @@
-//! What is told of a sandbox and of the host, and where a keeper does its work: any home, any user,
-//! any jail.
+//! What the commands report about a sandbox and about the host, and where a keeper works: any home,
+//! any user, any jail.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -12,7 +12,7 @@ use crate::support::ordinary::{ORDINARY, Ordinary};
 use crate::support::{self, World, finish, program, until};
 
 #[test]
-fn a_running_sandbox_tells_everything_about_itself() {
+fn a_running_sandbox_is_described_in_full() {
     let world = World::new();
     let made = world.start("a", &["--memory", "256M", "--cpus", "2"]);
     assert_eq!(made["name"], "a");
@@ -22,7 +22,7 @@ fn a_running_sandbox_tells_everything_about_itself() {
         info,
         "an id is as good as a name"
     );
-    // A list does not look at each sandbox's states.
+    // A list does not read each sandbox's states.
     assert_eq!(
         info.as_object_mut().unwrap().remove("not_durable"),
         Some(serde_json::json!([]))
@@ -131,7 +131,7 @@ fn logs_show_the_console_and_follow_it_to_its_end() {
 }
 
 #[test]
-fn doctor_says_what_the_host_can_do_and_why_not_more() {
+fn doctor_reports_what_the_host_can_do_and_why_not_more() {
     let world = World::new();
     let found = world.json(["doctor"]);
     assert_eq!(found["home"], world.home().to_str().unwrap());
@@ -164,7 +164,7 @@ fn doctor_says_what_the_host_can_do_and_why_not_more() {
             "{line}"
         ),
     }
-    // What was found out once is not found out again: a mark that no probe would make stays.
+    // A cached verdict is reused: the test writes a value that no probe would write, and it stays.
     let cache = world.home().join("cache/engine");
     let mut kept: Value = serde_json::from_slice(&fs::read(&cache).unwrap()).unwrap();
     (kept["aio"], kept["aio_reason"]) = ("threads".into(), "a mark".into());
@@ -197,7 +197,7 @@ fn completions_name_our_verbs() {
 }
 
 #[test]
-fn what_was_to_last_only_as_long_as_it_ran_does() {
+fn a_sandbox_with_rm_is_removed_when_it_stops() {
     let world = World::new();
     world.start("a", &["--rm"]);
     world.ok(["stop", "a"]);
@@ -206,7 +206,7 @@ fn what_was_to_last_only_as_long_as_it_ran_does() {
     world.start("a", &["--rm"]);
     world.sh("a", "poweroff -f");
     until("it is removed", || world.residue().is_empty());
-    // Whoever kills the keeper leaves it to the next command to remove.
+    // If the keeper is killed, the next command removes the sandbox.
     world.start("a", &["--rm"]);
     support::kill(
         u32::try_from(world.inspect("a")["keeper_pid"].as_u64().unwrap()).unwrap(),
@@ -221,7 +221,7 @@ fn what_was_to_last_only_as_long_as_it_ran_does() {
 }
 
 #[test]
-fn a_keeper_that_is_asked_to_end_stops_its_sandbox_in_good_order() {
+fn sigterm_to_a_keeper_stops_its_sandbox_cleanly() {
     let world = World::new();
     world.start("a", &[]);
     assert_eq!(world.sh("a", "echo kept > /srv/note").code, 0);
@@ -234,9 +234,9 @@ fn a_keeper_that_is_asked_to_end_stops_its_sandbox_in_good_order() {
     world.assert_empty();
 }
 
-/// As when a host shuts down: everything is asked to end at the same moment.
+/// As in a shutdown of the host: all processes are asked to end at the same moment.
 #[test]
-fn a_sandbox_whose_keeper_and_machine_end_together_is_still_there() {
+fn a_sandbox_remains_when_its_keeper_and_machine_end_together() {
     let world = World::new();
     world.start("a", &[]);
     assert_eq!(world.sh("a", "echo kept > /srv/note; sync").code, 0);
@@ -257,7 +257,7 @@ fn a_sandbox_whose_keeper_and_machine_end_together_is_still_there() {
 }
 
 #[test]
-fn what_asks_and_leaves_costs_a_keeper_nothing() {
+fn finished_clients_leave_no_open_files_in_a_keeper() {
     let world = World::new();
     world.start("a", &[]);
     let keeper = world.inspect("a")["keeper_pid"].as_u64().unwrap();
@@ -277,7 +277,7 @@ fn what_asks_and_leaves_costs_a_keeper_nothing() {
 }
 
 #[test]
-fn any_path_does_as_a_home_and_stores_know_nothing_of_each_other() {
+fn any_path_can_be_a_home_and_stores_are_independent() {
     let dir = tempfile::Builder::new().prefix("st-").tempdir().unwrap();
     let long = World::at(
         (0..8)
@@ -290,7 +290,7 @@ fn any_path_does_as_a_home_and_stores_know_nothing_of_each_other() {
     long.start("a", &[]);
     assert_eq!(long.sh("a", "echo here").out(), "here\n");
 
-    // The same name in another store, which is found from here.
+    // The same name in another store, which is named by a relative path.
     let near = World::at(dir.path().join("near"));
     let relative = |args: &[&str]| {
         let mut command = Command::new(program());
@@ -337,7 +337,7 @@ fn status_field(pid: &Value, field: &str) -> String {
 }
 
 #[test]
-fn a_machine_is_confined_and_each_is_another_user() {
+fn machines_are_confined_and_each_runs_as_another_user() {
     let world = World::new();
     let ids = ["a", "b"].map(|name| {
         world.start(name, &[]);

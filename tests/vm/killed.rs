@@ -1,7 +1,7 @@
-//! Processes that are killed at any moment of their work: whatever a store had published is whole,
-//! and is what it was or what it was to become.
+//! Processes are killed at random moments of their work. Everything that a store has published is
+//! whole: either the old content or the new one.
 //!
-//! `KILLED_SECONDS` says for how long, over all file systems (25 if not); `KILLED_SEED` repeats a
+//! `KILLED_SECONDS` is the duration over all file systems (25 by default); `KILLED_SEED` repeats a
 //! run.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,9 +19,9 @@ use crate::support::mount::Mount;
 use crate::support::{DEADLINE, World, finish, wait};
 
 const SECONDS: u64 = 25;
-/// How often everything is read, beside what is new.
+/// How often all content is read, in addition to what is new.
 const VERIFY_EVERY: usize = 24;
-/// The names that are saved to, replaced and removed.
+/// The names that are saved, replaced and removed.
 const NAMES: [&str; 3] = ["s-1", "s-2", "s-3"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,7 +49,7 @@ const WORKS: [Work; 9] = [
     Work::Export,
 ];
 
-/// What is quick, and so can be killed often.
+/// Quick kinds of work, which can be killed often.
 const OFTEN: [Work; 7] = [
     Work::Save,
     Work::Promote,
@@ -60,10 +60,10 @@ const OFTEN: [Work; 7] = [
     Work::Tag,
 ];
 
-/// What there is under each name: the digest of a snapshot.
+/// The digest of the snapshot under each name.
 type Names = BTreeMap<String, String>;
 
-/// Numbers that a seed gives again.
+/// Random numbers that a seed repeats.
 struct Random(u64);
 
 impl Random {
@@ -86,21 +86,21 @@ impl Random {
 struct Bench {
     world: World,
     random: Random,
-    /// How long each kind of work takes when nobody disturbs it.
+    /// How long each kind of work takes without a kill.
     lasts: BTreeMap<Work, Duration>,
-    /// What was read and found whole, by what tells a file from another.
+    /// The files that were read and found whole, by inode, length and time.
     whole: BTreeSet<(u64, u64, i64)>,
-    /// Of the snapshot in the exported file.
+    /// The digest of the snapshot in the exported file.
     travels: String,
     file: PathBuf,
     dir: PathBuf,
-    /// What there was when everything was last looked at.
+    /// The names at the last check.
     names: Names,
     number: usize,
     killed: usize,
 }
 
-/// Told even if the test passes.
+/// Prints a line even if the test passes.
 fn say(line: &str) {
     writeln!(std::io::stderr(), "{line}").expect("it is open");
 }
@@ -176,7 +176,8 @@ impl Bench {
         ]);
         let dir = place.join("dir");
         world.ok(["save", "a", dir.to_str().unwrap(), "--label", "number=0"]);
-        let (lasts, whole) = (BTreeMap::new(), BTreeSet::new());
+        let lasts = BTreeMap::new();
+        let whole = BTreeSet::new();
         let mut bench = Bench {
             world,
             random,
@@ -217,14 +218,12 @@ impl Bench {
         }
     }
 
-    /// Does one thing, killed after a time or not, and looks at everything.
+    /// Does one piece of work, killed after a time or not, and checks everything.
     fn work(&mut self, work: Work, kill_after: Option<Duration>) {
         self.number += 1;
         let name = self.random.one_of(&NAMES);
-        let (before, old_dir) = (
-            self.names.clone(),
-            self.label(&self.dir.join("manifest.json")),
-        );
+        let before = self.names.clone();
+        let old_dir = self.label(&self.dir.join("manifest.json"));
         let began = Instant::now();
         let child = self.begin(work, name);
         let code = match kill_after {
@@ -252,10 +251,8 @@ impl Bench {
     }
 
     fn begin(&self, work: Work, name: &str) -> Child {
-        let (label, file) = (
-            format!("number={}", self.number),
-            self.file.to_str().unwrap(),
-        );
+        let label = format!("number={}", self.number);
+        let file = self.file.to_str().unwrap();
         let written = self.file.with_file_name("written.tar.zst");
         let args: Vec<&str> = match work {
             Work::Save => vec!["save", "a", name, "--force", "--label", &label],
@@ -304,8 +301,8 @@ impl Bench {
             .unwrap()
     }
 
-    /// The next command finds every name as it was, but for the one that was worked on, which may
-    /// be as it was to be.
+    /// The next command finds every name unchanged, except the one that was worked on, which may
+    /// have its old or its new content.
     fn assert_whole(&mut self, work: Work, name: &str, before: &Names) {
         let after = self.listed();
         let staging: Vec<_> = fs::read_dir(self.world.home().join("staging"))
@@ -314,7 +311,8 @@ impl Bench {
         assert!(staging.is_empty(), "{work:?} left {staging:?}");
         let all: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
         for one in all {
-            let (old, new) = (before.get(one), after.get(one));
+            let old = before.get(one);
+            let new = after.get(one);
             let is_as_wished = one == name && self.is_as_wished(work, new);
             assert!(
                 old == new || is_as_wished,
@@ -343,7 +341,7 @@ impl Bench {
         }
     }
 
-    /// What the next command says there is. It must be able to use all of it.
+    /// The names that the next command lists. All of them must be usable.
     fn listed(&self) -> Names {
         let listed = self.world.json(["snapshot", "ls"]);
         let mut names = Names::new();
@@ -359,14 +357,14 @@ impl Bench {
         names
     }
 
-    /// Which work wrote a manifest.
+    /// The work that wrote a manifest.
     fn label(&self, manifest: &Path) -> String {
         let bytes = fs::read(manifest).unwrap_or_else(|e| panic!("{}: {e}", manifest.display()));
         let manifest: Value = serde_json::from_slice(&bytes).unwrap();
         manifest["labels"]["number"].as_str().unwrap().to_owned()
     }
 
-    /// Reads what was not read before of a snapshot, by other means than the product's.
+    /// Reads the unread files of a snapshot, by other means than the product's.
     fn read_new(&mut self, digest: &str) {
         let home = self.world.home().to_owned();
         let path = home.join("snapshots").join(digest).join("manifest.json");
@@ -387,14 +385,12 @@ impl Bench {
         {
             let digest = layer["digest"].as_str().unwrap();
             let plain = home.join("layers").join(digest);
-            // One that is compressed only the product can read, which `verify_all` asks it to.
-            match plain.exists() {
-                true => self.read_file(&plain, digest),
-                false => assert!(
-                    plain.with_extension("zst").exists(),
-                    "{} is missing",
-                    plain.display()
-                ),
+            // Only the product can read a compressed layer; `verify_all` does that.
+            if plain.exists() {
+                self.read_file(&plain, digest);
+            } else {
+                let compressed = plain.with_extension("zst");
+                assert!(compressed.exists(), "{} is missing", plain.display());
             }
         }
     }
@@ -414,8 +410,7 @@ impl Bench {
         }
     }
 
-    /// What was written outside of the store is there whole or not at all. Leftovers have names
-    /// that nobody reads.
+    /// A file outside of the store is whole or absent. Leftovers have names that no command reads.
     fn assert_files(&mut self, work: Work) {
         let place = self.file.parent().unwrap().to_owned();
         let written = place.join("written.tar.zst");
@@ -464,7 +459,7 @@ impl Bench {
         assert!(quarantine.is_empty(), "{quarantine:?}");
     }
 
-    /// Everything is right, and all of it can go.
+    /// Checks everything once more, and removes all of it.
     fn end(self) {
         self.verify_all();
         let report = self.world.json(["gc"]);
@@ -487,7 +482,7 @@ impl Bench {
             (count("snapshots"), count("staging"), count("quarantine")),
             (snapshots.into(), 0.into(), 0.into())
         );
-        // The sandbox of which all were saves has lost nothing.
+        // The sandbox that was saved has lost nothing.
         assert_eq!(self.world.json(["log", "a"]).as_array().unwrap().len(), 1);
         self.world.ok(["revert", "a", "live"]);
         assert_eq!(self.world.sh("a", "cat /srv/word").out(), "one\n");
@@ -507,9 +502,9 @@ impl Bench {
     }
 }
 
-/// Kills a process after a time; its exit code, 137 if the kill came before its end.
+/// Kills a process after a time; returns its exit code, 137 if the kill came before its end.
 fn killed(mut child: Child, after: Duration) -> i32 {
-    // What is waited for is the moment itself, which may be any.
+    // The test waits for the moment itself, which is random.
     std::thread::park_timeout(after);
     child.kill().unwrap();
     wait(&mut child, DEADLINE).expect("a killed process ends")

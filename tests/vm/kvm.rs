@@ -1,4 +1,4 @@
-//! KVM for real, also where the host has none: in an emulated guest, whose processor has AMD's
+//! Real KVM, also where the host has none: in an emulated guest, whose processor has AMD's
 //! virtualisation.
 //!
 //! ```text
@@ -6,11 +6,10 @@
 //! ```
 //!
 //! - `outer` makes the outer guest once for each build and saves it with its memory: KVM is loaded,
-//!   and `tiny` is warm. Each test begins from that snapshot.
-//! - `direct` has the checks that need nothing but KVM. They are tests that are ignored by default:
-//!   this tier runs them inside the outer guest, `scripts/try-kvm` runs them on a host with KVM of
-//!   its own.
-//! - `access` and `moved` look at the outer guest from here: they change its `/dev/kvm`, and carry
+//!   and `tiny` is warm. Each test starts from that snapshot.
+//! - `direct` has the checks that need nothing but KVM. They are ignored tests: this tier runs them
+//!   inside the outer guest, and `scripts/try-kvm` runs them on a host with KVM.
+//! - `access` and `moved` work on the outer guest from here: they change its `/dev/kvm`, and copy
 //!   states in and out.
 //!
 //! Always: every byte the outer guest executes is emulated, so durations say nothing about KVM on a
@@ -28,7 +27,7 @@ use std::process::Command;
 use crate::support::{bench_program, program};
 use outer::{Outer, STORE, settings};
 
-/// One test for each check, so that each is timed and named; what they check is in `direct`.
+/// One test for each check, so that each has a name and a time. The checks are in `direct`.
 macro_rules! inside {
     ($($name:ident),* $(,)?) => {
         $(
@@ -53,8 +52,8 @@ inside!(
     full_is_exact,
 );
 
-/// The checks and the benchmark are the script's; that all of them pass is what the other tests are
-/// for.
+/// The script runs the checks and the benchmark. This test looks at its report only; other tests
+/// run the checks.
 #[test]
 fn try_kvm_reports_without_names() {
     let outer = Outer::start();

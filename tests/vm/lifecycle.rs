@@ -1,4 +1,4 @@
-//! The life of a sandbox: what it goes through, how that shows, and what it keeps.
+//! The lifecycle of a sandbox: its phases, how commands show them, and which files survive.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -10,7 +10,7 @@ use sandtree_store::{ImageSpec, Init, Store};
 use crate::support::lifecycle::{Action, act, survives};
 use crate::support::{self, World, finish, kill, until};
 
-/// Writes a file of random bytes in the guest and gives its digest.
+/// Writes a file of random bytes in the guest and returns its digest.
 fn write_file(world: &World, sandbox: &str, path: &str) -> String {
     let line =
         format!("dd if=/dev/urandom of={path} bs=64k count=24 2>/dev/null && sha256sum {path}");
@@ -26,7 +26,7 @@ fn digest(world: &World, sandbox: &str, path: &str) -> String {
 }
 
 #[test]
-fn a_synced_file_survives_every_end_the_guest_makes() {
+fn a_synced_file_survives_every_end_from_inside_the_guest() {
     let world = World::new();
     world.start("a", &[]);
     let written = write_file(&world, "a", "/srv/file");
@@ -41,14 +41,14 @@ fn a_synced_file_survives_every_end_the_guest_makes() {
             && String::from_utf8_lossy(&console.stdout).contains("Kernel panic")
     );
     survives(&world, "a", &[], check);
-    // The panic of an earlier boot is still in the log, and must not be taken for one of this.
+    // The log still has the panic of an earlier boot, which must not count for this one.
     survives(&world, "a", &[Action::GuestPoweroff], check);
     world.ok(["rm", "-f", "a"]);
     world.assert_empty();
 }
 
 #[test]
-fn a_synced_file_survives_every_end_the_host_makes() {
+fn a_synced_file_survives_every_end_from_the_host() {
     let world = World::new();
     world.start("a", &[]);
     let written = write_file(&world, "a", "/srv/file");
@@ -72,9 +72,9 @@ fn a_synced_file_survives_every_end_the_host_makes() {
     world.assert_empty();
 }
 
-/// Nothing is synced here: what a state holds, it holds whole.
+/// Nothing is synced here: a state holds unsynced data as well.
 #[test]
-fn a_file_survives_every_way_through_states() {
+fn a_file_survives_every_sequence_of_states() {
     use Action::{
         Checkpoint, Fork, GuestPanic, KillKeeper, KillQemu, Pause, Resume, Revert, Start, Stop,
     };
@@ -83,7 +83,7 @@ fn a_file_survives_every_way_through_states() {
     let written = write_file(&world, "a", "/srv/file");
     let in_memory = write_file(&world, "a", "/run/file");
     let mut name = "a".to_owned();
-    // Those that end with a boot come last: a boot leaves nothing of memory.
+    // Sequences that end with a boot come last, because a boot loses the memory.
     let exact: [&[Action]; 8] = [
         &[Checkpoint, Revert],
         &[Pause],
@@ -114,7 +114,7 @@ fn a_file_survives_every_way_through_states() {
 }
 
 #[test]
-fn stop_writes_out_what_the_guest_has_not() {
+fn stop_writes_out_unsynced_files() {
     let world = World::new();
     world.start("a", &[]);
     let written = write_file(&world, "a", "/srv/file");
@@ -139,7 +139,7 @@ fn stop_writes_out_what_the_guest_has_not() {
 }
 
 #[test]
-fn a_start_that_fails_or_is_interrupted_leaves_it_stopped() {
+fn a_failed_or_interrupted_start_leaves_the_sandbox_stopped() {
     let world = World::new();
     world.start("a", &[]);
     let written = write_file(&world, "a", "/srv/file");
@@ -155,7 +155,7 @@ fn a_start_that_fails_or_is_interrupted_leaves_it_stopped() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // The keeper holds the sandbox's files, and then so does the machine.
+    // First the keeper holds the sandbox's files, then the machine does, too.
     until("the machine starts", || {
         support::processes_of(world.home()).len() >= 2
     });
@@ -178,7 +178,7 @@ fn state(world: &World) -> serde_json::Value {
     serde_json::from_slice(&fs::read(sandbox_file(world, "state.json")).unwrap()).unwrap()
 }
 
-/// A file of the only sandbox there is.
+/// A file of the only sandbox.
 fn sandbox_file(world: &World, name: &str) -> PathBuf {
     let mut dirs = fs::read_dir(world.home().join("sandboxes")).unwrap();
     let dir = dirs.next().expect("there is a sandbox").unwrap().path();
@@ -186,7 +186,7 @@ fn sandbox_file(world: &World, name: &str) -> PathBuf {
     dir.join(name)
 }
 
-/// The overlay that the only sandbox there is writes to.
+/// The active overlay of the only sandbox.
 fn active_overlay(world: &World) -> PathBuf {
     let head: serde_json::Value =
         serde_json::from_slice(&fs::read(sandbox_file(world, "head.json")).unwrap()).unwrap();
@@ -200,7 +200,7 @@ fn active_overlay(world: &World) -> PathBuf {
     sandbox_file(world, "disks").join(format!("{layer}.qcow2"))
 }
 
-/// Leaves the store as a power cut would: a dead keeper, and a state of another boot of the host.
+/// Leaves the store as after a power cut: a dead keeper, and a record of another boot of the host.
 fn cut_the_power(world: &World) {
     let info = world.inspect("a");
     let pid = |field: &str| u32::try_from(info[field].as_u64().unwrap()).unwrap();
@@ -254,13 +254,14 @@ fn damage_the_first_table(overlay: &std::path::Path) {
         .unwrap();
     let mut offset = [0; 8];
     file.read_exact_at(&mut offset, 40).unwrap();
-    let (table, end) = (u64::from_be_bytes(offset), file.metadata().unwrap().len());
+    let table = u64::from_be_bytes(offset);
+    let end = file.metadata().unwrap().len();
     let behind = (end + (1 << 30)) & !0xffff | 1 << 63;
     file.write_all_at(&behind.to_be_bytes(), table).unwrap();
 }
 
 #[test]
-fn a_guest_has_the_shape_it_was_asked_for() {
+fn a_guest_has_the_requested_shape() {
     let world = World::new();
     world.start("big", &["--disk", "2G", "--memory", "768M", "--cpus", "2"]);
     world.start("plain", &[]);
@@ -286,7 +287,7 @@ fn a_guest_has_the_shape_it_was_asked_for() {
         "dd if=/dev/zero of=/srv/large bs=1M count=200 2>&1 && sync",
     );
     assert_eq!(written.code, 0, "{written:?}");
-    // A file system that has grown stays so, and is not grown again.
+    // A file system that was enlarged stays so, and is not enlarged again.
     survives(&world, "big", &[Action::Stop], |name| {
         assert!((1_900_000..2_100_000).contains(&number(name, disk_kib)))
     });
@@ -294,7 +295,7 @@ fn a_guest_has_the_shape_it_was_asked_for() {
     world.assert_empty();
 }
 
-/// The image `tiny`, but with its own init as process 1.
+/// The image `tiny`, with its own init as process 1.
 fn publish_with_own_init(world: &World) {
     let store = Store::open(world.home()).unwrap();
     let tiny = store.image(&"tiny".parse().unwrap()).unwrap();
@@ -320,7 +321,7 @@ fn an_image_may_bring_its_own_init() {
     world.ok(["run", "-d", "--name", "a", "tiny-init"]);
     assert_eq!(world.sh("a", "cat /proc/1/comm").out(), "init\n");
     assert_eq!(world.sh("a", "echo out; exit 7").code, 7);
-    // Every process an ordinary user may end; the agent is not among them.
+    // Every process that an ordinary user may end; the agent is not among them.
     let all = world.run([
         "exec",
         "--user",
@@ -345,7 +346,7 @@ fn an_image_may_bring_its_own_init() {
         world.sh("a", "dmesg | grep -c 'recovery complete'").out(),
         "0\n"
     );
-    // Its own init knows the usual way out, too.
+    // The image's init obeys `poweroff`, too.
     world.sh("a", "poweroff");
     until("it has powered off", || {
         world.inspect("a")["state"] == "stopped"
@@ -355,10 +356,10 @@ fn an_image_may_bring_its_own_init() {
     world.assert_empty();
 }
 
-/// Beside another init the agent is a process like others, and root may end it: that must not leave
-/// anybody waiting.
+/// Under another init the agent is an ordinary process, and root may kill it. Callers must not wait
+/// for it without end.
 #[test]
-fn a_guest_whose_root_ends_the_agent_says_so_and_can_be_started_again() {
+fn an_agent_killed_by_root_is_reported_and_the_guest_can_be_restarted() {
     let world = World::new();
     publish_with_own_init(&world);
     world.ok(["run", "-d", "--name", "a", "tiny-init"]);
@@ -415,7 +416,7 @@ fn nothing_a_guest_does_to_itself_silences_its_agent() {
 }
 
 #[test]
-fn the_usual_way_to_power_off_works_in_a_guest_whose_init_is_the_agent() {
+fn poweroff_and_reboot_work_when_the_agent_is_init() {
     let world = World::new();
     world.start("a", &[]);
     let written = write_file(&world, "a", "/srv/file");

@@ -1,5 +1,5 @@
-//! The link to the guest: what a break costs, which is nothing, and what the machine's death tells
-//! everyone who waits. Through the library: the command line has no way to break it.
+//! The link to the guest: a break loses nothing, and the machine's death ends every waiting call
+//! with a reason. These tests use the library, because the command line cannot break a link.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::support::{DEADLINE, World};
 
-/// A sandbox that this process runs, in a store of its own.
+/// A sandbox of this process, in a store of its own.
 async fn sandbox() -> (World, Sandbox) {
     let world = World::new();
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -29,7 +29,7 @@ async fn remove(world: World, sandbox: Sandbox) {
     assert_eq!(world.residue(), Vec::<PathBuf>::new());
 }
 
-/// Breaks the link again and again until it is told to stop; gives how often.
+/// Breaks the link again and again until it is asked to stop; returns the number of breaks.
 fn keep_breaking(sandbox: &Sandbox) -> JoinHandle<u32> {
     let sandbox = sandbox.clone();
     tokio::spawn(async move {
@@ -37,14 +37,14 @@ fn keep_breaking(sandbox: &Sandbox) -> JoinHandle<u32> {
             if sandbox.break_link().await.is_err() {
                 return breaks;
             }
-            // A ping is answered only after the agent was greeted again: each break hits a link
-            // that works.
+            // A ping is answered only after the agent was greeted again, so each break hits a
+            // working link.
             let Ok(guest) = sandbox.guest().await else {
                 return breaks;
             };
             drop(guest.ping().await);
         }
-        unreachable!("nobody breaks a link so often")
+        unreachable!("no test breaks a link so often")
     })
 }
 
@@ -81,7 +81,8 @@ async fn a_break_loses_and_doubles_no_byte() {
     let mut echo = sandbox.exec(echo).await.unwrap();
     let sent = lines(300_000, "i");
     let feeding = tokio::spawn({
-        let (mut stdin, sent) = (echo.stdin.clone(), sent.clone());
+        let mut stdin = echo.stdin.clone();
+        let sent = sent.clone();
         async move {
             for piece in sent.chunks(10_007) {
                 stdin.write(piece).await.unwrap();
@@ -143,7 +144,7 @@ async fn commands_start_and_end_across_breaks() {
 async fn any_number_of_detached_commands_can_have_ended() {
     let (world, sandbox) = sandbox().await;
     let guest = sandbox.guest().await.unwrap();
-    // More than an agent takes at once.
+    // More than an agent has at a time.
     for number in 0..400 {
         let spec = ExecSpec {
             lifetime: Lifetime::Detached,
@@ -202,7 +203,7 @@ async fn the_machines_death_ends_every_waiting_call_with_the_reason() {
         (
             "stdin",
             tokio::spawn(async move {
-                // Nobody reads it, so it cannot all be taken.
+                // Nothing reads it, so a part of it stays unsent.
                 writes.stdin.write(&vec![0; 8 << 20]).await?;
                 writes.wait().await.map(drop)
             }),
@@ -234,7 +235,7 @@ async fn the_machines_death_ends_every_waiting_call_with_the_reason() {
             }),
         ),
     ];
-    // A call that is under way answers a ping behind it.
+    // When the ping is answered, the earlier call has been sent.
     guest.ping().await.unwrap();
     sandbox.kill().await.unwrap();
     for (name, call) in calls.drain(..) {
@@ -242,10 +243,10 @@ async fn the_machines_death_ends_every_waiting_call_with_the_reason() {
             .await
             .unwrap_or_else(|_| panic!("{name} still waits"));
         let report = ended.unwrap().expect_err(name).report();
-        let told = [vec![report.message.clone()], report.causes.clone()]
+        let message = [vec![report.message.clone()], report.causes.clone()]
             .concat()
             .join(": ");
-        assert!(told.contains("killed"), "{name}: {told}");
+        assert!(message.contains("killed"), "{name}: {message}");
     }
     let refused = sandbox.exec(ExecSpec::argv(["true"])).await.unwrap_err();
     assert_eq!(refused.kind(), sandtree::ErrorKind::WrongState, "{refused}");

@@ -1,6 +1,7 @@
-//! Real QEMU and real guests, through the doors a user uses: one program, so that the processors
-//! are never idle while one file's last test runs.
+//! Tests with real QEMU and real guests, through the command line and the library. They are one
+//! program, so that no processor is idle while the last test of a file runs.
 
+mod blocking;
 mod clock;
 mod confined;
 mod create;
@@ -18,6 +19,7 @@ mod killed;
 mod kvm;
 mod lifecycle;
 mod link;
+mod loans;
 mod model;
 mod moves;
 mod network;

@@ -1,4 +1,4 @@
-//! Random trees of states against a model that knows what each of them must hold.
+//! Random trees of states, checked against a model that knows the content of each state.
 //!
 //! `SEED` repeats a run; `MODEL_SECONDS` makes it longer.
 
@@ -10,7 +10,7 @@ use sandtree::{Forget, ForkSpec, Phase, Replace, Sandbox};
 use crate::support::lab::{Lab, sh, spec};
 use crate::support::{World, is_alive, kill, until};
 
-/// Sandboxes at a time.
+/// The most sandboxes at a time.
 const SANDBOXES_MAX: usize = 3;
 const STATES_MAX: usize = 12;
 
@@ -53,7 +53,7 @@ fn budget() -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// What a guest holds: files, each with its own name in it.
+/// What a guest holds: files, each with its own name as its content.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Content {
     disk: BTreeSet<u32>,
@@ -61,7 +61,7 @@ struct Content {
 }
 
 impl Content {
-    /// What is left of it when the guest boots.
+    /// What is left of it after a boot of the guest.
     fn booted(&self) -> Content {
         Content {
             disk: self.disk.clone(),
@@ -87,7 +87,7 @@ impl Content {
     }
 }
 
-/// Prints every file with what is in it. The disk is read anew.
+/// Prints every file with its content. The disk is read without a cache.
 const SHOW: &str = "echo 3 > /proc/sys/vm/drop_caches; show() { cd $1; for f in [0-9]*; do [ -e $f ] && printf ' %s=%s' \
                     $f $(cat $f); done; echo; }; printf disk; show /srv; printf memory; show /dev/shm";
 
@@ -97,13 +97,13 @@ struct State {
     content: Content,
 }
 
-/// A sandbox, and what the model knows of it.
+/// A sandbox, and what the model knows about it.
 struct Box {
     sandbox: Sandbox,
     phase: Phase,
     present: Content,
     states: Vec<State>,
-    /// The state it is paused in is not to be removed.
+    /// The state that the sandbox is paused in must not be removed.
     paused_in: Option<String>,
 }
 
@@ -135,7 +135,7 @@ enum Action {
     Remove,
 }
 
-/// As often as they are listed. What needs a boot takes long, and is rare.
+/// Repeated entries are drawn more often. Actions with a boot take long and are rare.
 const RUNNING: [Action; 20] = [
     Action::Write,
     Action::Write,
@@ -232,7 +232,8 @@ impl Model {
     }
 
     async fn write(&mut self, index: usize) {
-        let (on, number) = (&mut self.boxes[index], self.next);
+        let on = &mut self.boxes[index];
+        let number = self.next;
         self.next += 1;
         sh(
             &on.sandbox,
@@ -376,7 +377,7 @@ impl Model {
         self.verify(index).await;
     }
 
-    /// As by `kill -9`; what was synced is on its disk.
+    /// As `kill -9` does; synced files are on the disk.
     async fn kill_machine(&mut self, index: usize) {
         let on = &mut self.boxes[index];
         kill(self.lab.machine(&on.sandbox), "KILL");
@@ -396,7 +397,7 @@ impl Model {
         }
     }
 
-    /// The guest holds what it must, and the sandbox has the states it must.
+    /// Asserts that the guest has the files, and the sandbox the states, of the model.
     async fn verify(&self, index: usize) {
         let on = &self.boxes[index];
         assert_eq!(on.sandbox.state().phase, Some(on.phase));
@@ -422,7 +423,7 @@ impl Model {
         }
     }
 
-    /// Goes to every state there is, once more.
+    /// Reverts once more to every state.
     async fn finish(mut self) {
         for index in 0..self.boxes.len() {
             for state in self.boxes[index].states.clone() {
@@ -470,7 +471,7 @@ async fn random_trees_hold_what_the_model_says() {
     model.finish().await;
 }
 
-/// The same at the command's door, where the process that keeps a sandbox can be killed, too.
+/// The same through the command line, where a keeper can be killed as well.
 #[test]
 fn killed_keepers_lose_no_state() {
     let mut random = Random::seeded();
@@ -511,7 +512,7 @@ fn killed_keepers_lose_no_state() {
             u32::try_from(info[killed].as_u64().expect("it runs")).expect("a pid"),
             "KILL",
         );
-        until("it is told as crashed", || {
+        until("it is shown as crashed", || {
             world.inspect("k")["state"] == "crashed"
         });
         for process in ["keeper_pid", "qemu_pid"] {

@@ -1,7 +1,7 @@
-//! States that go on under another QEMU than the one they were taken under: the installed one, and
-//! the one of Debian's backports, unpacked beside it.
+//! States that continue under another QEMU: the installed one, and the one of Debian's backports,
+//! unpacked next to it.
 //!
-//! Where backports cannot be reached, each test says so on standard error and passes.
+//! If the backports cannot be reached, each test says so on standard error and passes.
 
 use crate::support::held;
 use crate::support::lab;
@@ -20,19 +20,19 @@ use crate::support::lab::{Lab, give_worker, spec, start};
 use crate::support::mount::Mount;
 use crate::support::{Answer, World};
 
-/// A processor that is the same under both.
+/// A processor that is equal under both.
 const PORTABLE: &str = "Opteron_G3";
 
-/// What `scripts/qemu-beside` ends with where backports cannot be reached.
+/// The exit code of `scripts/qemu-beside` when backports cannot be reached.
 const UNREACHABLE: i32 = 3;
 
-/// The newer QEMU; or nothing, and the reason is told.
+/// The newer QEMU, or `None` after printing the reason.
 fn newer() -> Option<&'static Path> {
     static NEWER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     match NEWER.get_or_init(unpacked) {
         Ok(path) => Some(path),
         Err(reason) => {
-            // The macros would print nowhere: the test passes.
+            // `println` prints nothing in a test that passes.
             writeln!(
                 std::io::stderr(),
                 "\nSKIPPED, nothing was moved between two QEMUs: {reason}\n"
@@ -63,8 +63,8 @@ fn unpacked() -> Result<PathBuf, String> {
     }
 }
 
-/// Whether every user can start a program. One below root's home, with this repository, is closed
-/// to the users that machines run as.
+/// Whether every user can start a program. Users that machines run as cannot read root's home, in
+/// which this repository may be.
 fn is_reachable_for_all(program: &Path) -> bool {
     let is_open = |dir: &Path| dir.metadata().is_ok_and(|found| found.mode() & 0o001 != 0);
     program.ancestors().all(is_open)
@@ -95,8 +95,7 @@ fn version(world: &World) -> String {
         .to_owned()
 }
 
-/// What a program in the guest finds its processor to be, which the kernel looked at when it
-/// booted.
+/// The processor as the guest's kernel found it at its boot.
 fn processor(world: &World) -> String {
     let answer = world.sh("a", "cat /proc/cpuinfo | grep -v MHz");
     assert_eq!(answer.code, 0, "{answer:#?}");
@@ -109,17 +108,18 @@ fn end(world: &World) {
 }
 
 #[test]
-fn a_paused_sandbox_goes_on_under_a_newer_qemu_and_comes_back() {
+fn a_paused_sandbox_continues_under_a_newer_qemu_and_returns() {
     let Some(newer) = newer() else { return };
     let world = World::new();
     world.start("a", &[]);
     held::begin(&world, "a", "one");
-    let (older, seen) = (version(&world), processor(&world));
+    let older = version(&world);
+    let seen = processor(&world);
     world.ok(["pause", "a"]);
     ok(under(&world, newer, &["resume", "a"]));
     assert_ne!(version(&world), older);
     held::assert_holds(&world, "a", "one", 0);
-    // Its processor is still the older one's, so it can go back to that.
+    // The processor is still that of the older QEMU, so the sandbox can return to it.
     assert_eq!(processor(&world), seen);
     world.ok(["pause", "a"]);
     world.ok(["resume", "a"]);
@@ -129,7 +129,7 @@ fn a_paused_sandbox_goes_on_under_a_newer_qemu_and_comes_back() {
 }
 
 #[test]
-fn a_state_whose_processor_can_do_more_is_refused_by_the_features_that_are_lacking() {
+fn a_state_that_needs_more_processor_features_is_refused_by_their_names() {
     let Some(newer) = newer() else { return };
     let world = World::new();
     ok(under(&world, newer, &["run", "-d", "--name", "a", "tiny"]));
@@ -153,7 +153,7 @@ fn a_state_whose_processor_can_do_more_is_refused_by_the_features_that_are_lacki
     end(&world);
 }
 
-/// A store that has nothing yet, on a file system of its own where that can be.
+/// An empty store, on a file system of its own where one can be mounted.
 fn elsewhere(mount: Option<&Mount>) -> World {
     match mount {
         Some(mount) => World::empty_at(mount.path().join("home")),
@@ -163,7 +163,8 @@ fn elsewhere(mount: Option<&Mount>) -> World {
     }
 }
 
-/// Saves sandbox `a` with its memory, ends it, and takes the save into another store as `there`.
+/// Saves sandbox `a` with its memory, removes it, and imports the save into another store as
+/// `there`.
 fn carried(world: &World, other: &World) {
     let file = world.home().join("../carried.tar.zst");
     world.ok(["save", "a", "here", "--memory"]);
@@ -188,13 +189,15 @@ fn carried(world: &World, other: &World) {
 }
 
 #[test]
-fn an_exported_save_goes_on_in_another_store_under_a_newer_qemu() {
+fn an_exported_save_continues_in_another_store_under_a_newer_qemu() {
     let Some(newer) = newer() else { return };
-    let (world, mount) = (World::new(), Mount::of_kind("xfs", 1024));
+    let world = World::new();
+    let mount = Mount::of_kind("xfs", 1024);
     let other = elsewhere(mount.as_ref());
     world.start("a", &[]);
     held::begin(&world, "a", "one");
-    let (older, seen) = (version(&world), processor(&world));
+    let older = version(&world);
+    let seen = processor(&world);
     carried(&world, &other);
     ok(under(&other, newer, &["run", "-d", "--name", "a", "there"]));
     assert_ne!(version(&other), older);
@@ -207,7 +210,8 @@ fn an_exported_save_goes_on_in_another_store_under_a_newer_qemu() {
 #[test]
 fn an_exported_save_of_a_newer_qemu_is_refused_by_name_and_boots_cold() {
     let Some(newer) = newer() else { return };
-    let (world, mount) = (World::new(), Mount::of_kind("btrfs", 1024));
+    let world = World::new();
+    let mount = Mount::of_kind("btrfs", 1024);
     let other = elsewhere(mount.as_ref());
     ok(under(&world, newer, &["run", "-d", "--name", "a", "tiny"]));
     held::begin(&world, "a", "one");
@@ -229,7 +233,7 @@ fn an_exported_save_of_a_newer_qemu_is_refused_by_name_and_boots_cold() {
 }
 
 #[test]
-fn a_portable_processor_goes_both_ways() {
+fn a_portable_processor_works_both_ways() {
     let Some(newer) = newer() else { return };
     let world = World::new();
     ok(under(
@@ -238,7 +242,8 @@ fn a_portable_processor_goes_both_ways() {
         &["run", "-d", "--cpu", PORTABLE, "--name", "a", "tiny"],
     ));
     held::begin(&world, "a", "one");
-    let (newest, seen) = (version(&world), processor(&world));
+    let newest = version(&world);
+    let seen = processor(&world);
     for times in 0..2 {
         world.ok(["pause", "a"]);
         world.ok(["resume", "a"]);
@@ -253,7 +258,7 @@ fn a_portable_processor_goes_both_ways() {
     end(&world);
 }
 
-/// A host in the same store, with this QEMU or the installed one.
+/// A host on the same store, with this QEMU or the installed one.
 async fn reopened(lab: &Lab, qemu: Option<&Path>) -> Host {
     let machine_user = match qemu {
         Some(qemu) if !is_reachable_for_all(qemu) => MachineUser::Caller,
@@ -267,7 +272,7 @@ async fn reopened(lab: &Lab, qemu: Option<&Path>) -> Host {
     Host::open(config).await.expect("the store opens")
 }
 
-/// Every byte of memory is the same under either QEMU, before the guest goes on.
+/// Every byte of memory is equal under both versions, before the guest continues.
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_is_exact_under_another_qemu() {
     let Some(newer) = newer() else { return };
@@ -290,7 +295,7 @@ async fn memory_is_exact_under_another_qemu() {
     exactness.lab.world.assert_empty();
 }
 
-/// The sandbox under another QEMU, where it was stopped.
+/// The sandbox under another QEMU, at the place where it was stopped.
 async fn moved(exactness: &mut Exactness, sandbox: Sandbox, qemu: Option<&Path>) -> Sandbox {
     sandbox.kill().await.expect("it ends");
     drop(sandbox);

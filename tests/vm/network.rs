@@ -1,4 +1,4 @@
-//! What a guest reaches, and how ports of the host lead into it.
+//! What a guest can reach, and how ports of the host lead into it.
 
 use crate::support::shared;
 
@@ -47,10 +47,10 @@ impl Forwarding {
         BufReader::new(child.stdout.as_mut().unwrap())
             .read_line(&mut line)
             .unwrap();
-        let told: Value = serde_json::from_str(&line).unwrap();
+        let started: Value = serde_json::from_str(&line).unwrap();
         Forwarding {
             child,
-            port: told["host"].as_u64().unwrap().try_into().unwrap(),
+            port: started["host"].as_u64().unwrap().try_into().unwrap(),
         }
     }
 }
@@ -62,9 +62,9 @@ impl Drop for Forwarding {
     }
 }
 
-/// The host's port in what `run -d` told.
-fn published(told: &Value) -> u16 {
-    told["ports"][0]["host"]
+/// The host's port in the answer of `run -d`.
+fn published(started: &Value) -> u16 {
+    started["ports"][0]["host"]
         .as_u64()
         .unwrap()
         .try_into()
@@ -100,7 +100,7 @@ fn isolated_has_an_address_and_reaches_nothing() {
         listener.accept().unwrap_err().kind(),
         std::io::ErrorKind::WouldBlock
     );
-    // What is sent goes nowhere, but it goes: a queue that is stuck would have the kernel complain
+    // Packets are sent and then dropped: with a queue that is stuck, the kernel would complain
     // every five seconds.
     let statistics =
         "cd /sys/class/net/eth0/statistics; echo $(($(cat tx_packets) > 1)) $(cat tx_dropped)";
@@ -108,9 +108,9 @@ fn isolated_has_an_address_and_reaches_nothing() {
 }
 
 #[test]
-fn none_has_loopback_only_and_ports_still_lead_in() {
+fn none_has_only_loopback_and_published_ports() {
     let world = World::new();
-    let told = world.start(A, &["--network", "none", "--publish", "0:80"]);
+    let started = world.start(A, &["--network", "none", "--publish", "0:80"]);
     assert_eq!(
         world
             .sh(
@@ -121,7 +121,7 @@ fn none_has_loopback_only_and_ports_still_lead_in() {
         "lo\nup\n"
     );
     assert_eq!(world.sh(A, PAGE).code, 0);
-    assert!(page(published(&told)).ends_with("carried\n"));
+    assert!(page(published(&started)).ends_with("carried\n"));
     let forwarding = Forwarding::start(&world, A, "0:80");
     assert!(page(forwarding.port).ends_with("carried\n"));
     drop(forwarding);
@@ -129,11 +129,11 @@ fn none_has_loopback_only_and_ports_still_lead_in() {
 }
 
 #[test]
-fn full_reaches_the_host_and_ports_lead_in() {
+fn full_reaches_the_host_and_has_published_ports() {
     let world = World::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let told = world.start(A, &["--network", "full", "--publish", "0:80"]);
+    let started = world.start(A, &["--network", "full", "--publish", "0:80"]);
     let serving = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"from the host\n").unwrap();
@@ -146,18 +146,18 @@ fn full_reaches_the_host_and_ports_lead_in() {
     );
     serving.join().unwrap();
     assert_eq!(world.sh(A, PAGE).code, 0);
-    assert!(page(published(&told)).ends_with("carried\n"));
+    assert!(page(published(&started)).ends_with("carried\n"));
     shared::remove(&world);
 }
 
 #[test]
-fn a_forward_ends_with_its_sandbox_and_says_so() {
+fn a_forward_ends_with_its_sandbox_and_reports_it() {
     let world = World::new();
-    let told = world.start(A, &["--publish", "0:80"]);
+    let started = world.start(A, &["--publish", "0:80"]);
     let mut forwarding = Forwarding::start(&world, A, "0:80");
     assert_eq!(world.sh(A, PAGE).code, 0);
     assert!(
-        page(published(&told)).ends_with("carried\n"),
+        page(published(&started)).ends_with("carried\n"),
         "published while isolated"
     );
     assert!(
@@ -166,7 +166,7 @@ fn a_forward_ends_with_its_sandbox_and_says_so() {
     );
     assert_eq!(
         world.inspect(A)["ports"],
-        told["ports"],
+        started["ports"],
         "the chosen port is shown"
     );
     shared::remove(&world);
@@ -181,7 +181,7 @@ fn a_forward_ends_with_its_sandbox_and_says_so() {
         .unwrap();
     assert!(said.contains("forward"), "{said}");
     assert!(
-        TcpStream::connect(("127.0.0.1", published(&told))).is_err(),
+        TcpStream::connect(("127.0.0.1", published(&started))).is_err(),
         "a port outlives its sandbox"
     );
 }
@@ -228,7 +228,7 @@ fn a_forward_carries_every_byte_both_ways() {
 #[test]
 fn a_half_closed_connection_still_answers() {
     let a = Shared::sandbox();
-    // The sum is known only when everything was read.
+    // The digest is known only after everything was read.
     a.said("nc -l -p 7001 -e sha256sum > /dev/null 2>&1 &");
     a.until_holds("netstat -ltn | grep -q :7001");
     let forwarding = Forwarding::start(&a, A, "0:7001");
@@ -244,7 +244,7 @@ fn a_half_closed_connection_still_answers() {
 }
 
 #[test]
-fn a_refused_connection_is_reset_and_the_forward_goes_on() {
+fn a_refused_connection_is_reset_and_the_forward_continues() {
     let a = Shared::sandbox();
     let mut forwarding = Forwarding::start(&a, A, "0:7002");
     for _ in 0..2 {
@@ -252,7 +252,7 @@ fn a_refused_connection_is_reset_and_the_forward_goes_on() {
         assert_eq!(
             error.kind(),
             std::io::ErrorKind::ConnectionReset,
-            "nobody listens in the guest"
+            "no server listens in the guest"
         );
     }
     assert!(
@@ -271,7 +271,7 @@ fn a_refused_connection_is_reset_and_the_forward_goes_on() {
 #[test]
 fn a_connection_whose_guest_dies_is_reset() {
     let world = World::new();
-    let told = world.start(A, &["--publish", "0:7003"]);
+    let started = world.start(A, &["--publish", "0:7003"]);
     assert_eq!(
         world
             .sh(A, "(sleep 1000 | nc -l -p 7003) > /dev/null 2>&1 &")
@@ -281,7 +281,7 @@ fn a_connection_whose_guest_dies_is_reset() {
     until("it listens", || {
         world.sh(A, "netstat -ltn | grep -q :7003").code == 0
     });
-    let mut publishing = connect(published(&told));
+    let mut publishing = connect(published(&started));
     publishing.write_all(b"x").unwrap();
     until("it is connected", || {
         world.sh(A, "netstat -tn | grep -q :7003.*ESTABLISHED").code == 0

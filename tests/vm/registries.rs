@@ -1,7 +1,7 @@
-//! Registries through the door a user uses: `pull` and `push` against a real one, and against some
-//! that misbehave.
+//! Registries through the command line: `pull` and `push` against a real registry, and against
+//! servers that misbehave.
 //!
-//! Always: what fails leaves the store as it was.
+//! Always: a failed command leaves the store as it was.
 
 #[path = "../../crates/registry/tests/registry/scripted.rs"]
 #[allow(dead_code, reason = "the client's own tests use more of it")]
@@ -30,7 +30,7 @@ use server::{Registry, run};
 
 use crate::support::{Answer, World, processes_of, text, until};
 
-/// What `skopeo copy` does between two places.
+/// Runs `skopeo copy` between two places.
 fn skopeo(arguments: &[&str]) {
     let copy = [
         "--insecure-policy",
@@ -42,7 +42,7 @@ fn skopeo(arguments: &[&str]) {
     run("skopeo", &[&copy, arguments].concat());
 }
 
-/// A store with nothing in it, not even an image, below a directory that goes with it.
+/// An empty store without images, below a temporary directory.
 fn elsewhere() -> (tempfile::TempDir, World) {
     let dir = tempfile::Builder::new()
         .prefix("st-")
@@ -80,7 +80,7 @@ fn reference(registry: &Registry, rest: &str) -> Reference {
         .expect("a reference")
 }
 
-/// What a store has published and begun, by name.
+/// Everything that a store has published or started, by name.
 fn content(world: &World) -> BTreeSet<PathBuf> {
     let dirs = [
         "names/images",
@@ -103,8 +103,8 @@ fn content(world: &World) -> BTreeSet<PathBuf> {
         .collect()
 }
 
-/// Asserts that a command fails with these words, and that the store has what it had before and no
-/// process uses it.
+/// Asserts that a command fails with these words, that the store is unchanged, and that no process
+/// uses it.
 #[track_caller]
 fn refused(world: &World, arguments: &[&str], words: &[&str]) -> Answer {
     unchanged(world, || {
@@ -115,7 +115,7 @@ fn refused(world: &World, arguments: &[&str], words: &[&str]) -> Answer {
     })
 }
 
-/// Asserts that something leaves a store as it was.
+/// Asserts that `work` leaves a store unchanged.
 #[track_caller]
 fn unchanged<T>(world: &World, work: impl FnOnce() -> T) -> T {
     let before = content(world);

@@ -1,5 +1,5 @@
-//! Saves through the door a user uses: of a guest that goes on, with memory, at rest, on stop; and
-//! what starts from them.
+//! Saves through the command line: of a running guest, with memory, at rest, on stop; and sandboxes
+//! that start from them.
 
 mod auto;
 mod hot;
@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::support::{Answer, World, dir_of, say};
 
-/// Runs `sandtree save ARGS` and gives what it says.
+/// Runs `sandtree save ARGS` and returns its answer.
 #[track_caller]
 fn save(world: &World, args: &[&str]) -> Value {
     world.json([&["save"], args].concat())
@@ -28,7 +28,7 @@ fn start_from(world: &World, snapshot: &str, name: &str, options: &[&str]) -> Va
     world.json([&["run", "-d", "--name", name], options, &[snapshot]].concat())
 }
 
-/// Runs a shell line in a sandbox that is made from a snapshot for this alone.
+/// Runs a shell line in a temporary sandbox of a snapshot.
 #[track_caller]
 fn say_in(world: &World, snapshot: &str, line: &str) -> String {
     world
@@ -38,8 +38,8 @@ fn say_in(world: &World, snapshot: &str, line: &str) -> String {
         .to_owned()
 }
 
-/// A file of a snapshot, without a guest: what it has beyond that of another, which is empty or
-/// lacks it.
+/// A file of a snapshot, read without a guest: by a diff against another snapshot, in which the
+/// file is empty or missing.
 #[track_caller]
 fn read(world: &World, snapshot: &str, beyond: &str, path: &str) -> String {
     let compared = world.ok(["snapshot", "diff", beyond, snapshot, "--content", path]);
@@ -101,7 +101,7 @@ fn keys(value: &Value) -> BTreeSet<&str> {
         .collect()
 }
 
-/// Asserts that a command failed, with these words in its message and these in its hint.
+/// Asserts that a command failed with these words in its message and in its hint.
 #[track_caller]
 fn refused(answer: &Answer, words: &[&str], hints: &[&str]) {
     answer.failed_with(words);
@@ -114,7 +114,7 @@ fn refused(answer: &Answer, words: &[&str], hints: &[&str]) {
     }
 }
 
-/// Nothing is left of any snapshot: no name, no manifest, no layer.
+/// Asserts that nothing is left of any snapshot: no name, no manifest, no layer.
 #[track_caller]
 fn assert_no_snapshots(world: &World) {
     for (dir, known) in [
@@ -126,7 +126,7 @@ fn assert_no_snapshots(world: &World) {
     }
 }
 
-/// Removes sandboxes and every snapshot, and asserts that nothing else was there.
+/// Removes sandboxes and every snapshot, and asserts that nothing else was left.
 #[track_caller]
 fn end(world: &World, sandboxes: &[&str]) {
     if !sandboxes.is_empty() {

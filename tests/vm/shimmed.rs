@@ -14,7 +14,7 @@ use crate::support::{
     Answer, World, dir_of, finish, is_alive, kill, processes_of, say, text, until,
 };
 
-/// A store whose commands, and the keepers they start, have the library of `tests/vm/shim` loaded.
+/// A store whose commands and keepers load the library of `tests/vm/shim`.
 struct Shimmed {
     world: World,
     orders: tempfile::TempDir,
@@ -29,10 +29,8 @@ impl Shimmed {
     }
 
     fn order(&self, name: &str, what: &str) {
-        let (path, new) = (
-            self.orders.path().join(name),
-            self.orders.path().join("new"),
-        );
+        let path = self.orders.path().join(name);
+        let new = self.orders.path().join("new");
         fs::write(&new, what).unwrap();
         fs::rename(new, path).unwrap();
     }
@@ -105,9 +103,9 @@ fn states(shimmed: &Shimmed, kind: &str) -> Vec<String> {
     of_kind.map(|state| text(&state["id"]).to_owned()).collect()
 }
 
-/// A clock that was ahead is set right between two pauses.
+/// A clock that was fast is corrected between two pauses.
 #[test]
-fn a_sandbox_is_resumed_where_it_was_paused_whatever_the_clock_says() {
+fn a_sandbox_is_resumed_where_it_was_paused_regardless_of_the_clock() {
     let shimmed = Shimmed::new();
     let world = &shimmed.world;
     shimmed.ok(["run", "-d", "--name", "a", "tiny"]);
@@ -126,7 +124,9 @@ fn a_sandbox_is_resumed_where_it_was_paused_whatever_the_clock_says() {
         (1, first.clone()),
         "what a revert left is no pause"
     );
-    until("nobody keeps it", || processes_of(world.home()).is_empty());
+    until("no keeper is left", || {
+        processes_of(world.home()).is_empty()
+    });
     shimmed.ok(["fork", "a", "--name", "copy"]);
     assert_eq!(say(world, "copy-1", "cat /dev/shm/word"), "second");
     world
@@ -141,9 +141,9 @@ fn a_sandbox_is_resumed_where_it_was_paused_whatever_the_clock_says() {
     shimmed.remove(&["a", "copy-1"]);
 }
 
-/// Each checkpoint is older by the clock than the one before it.
+/// By the clock, each checkpoint is older than the one before it.
 #[test]
-fn a_clock_that_goes_back_does_not_decide_what_is_undone() {
+fn undo_ignores_a_clock_that_was_set_back() {
     let shimmed = Shimmed::new();
     shimmed.ok([
         "run",
@@ -171,7 +171,7 @@ fn a_clock_that_goes_back_does_not_decide_what_is_undone() {
     for round in ["2", "1"] {
         shimmed.ok(["undo", "a"]);
         let copied = shimmed.orders.path().join("copied");
-        // A copy is no command, so there is no checkpoint before it.
+        // A copy is no command, so no checkpoint is taken before it.
         shimmed.ok([
             "cp".as_ref(),
             "a:/dev/shm/round".as_ref(),
@@ -183,7 +183,7 @@ fn a_clock_that_goes_back_does_not_decide_what_is_undone() {
             "one command is undone, not more"
         );
     }
-    // By order, too: the newest checkpoints are those that were taken last.
+    // The order of capture also decides which checkpoints are the newest.
     for (tag, clock) in [("one", "-90000"), ("two", "-180000"), ("three", "-270000")] {
         shimmed.order("clock", clock);
         shimmed.ok(["checkpoint", "a", tag]);
@@ -208,17 +208,16 @@ fn active_overlay(world: &World) -> String {
     text(head["disk"].as_array().unwrap().last().unwrap()).to_owned()
 }
 
-/// One sync of a checkpoint that is written out in the background fails. The guest is fine, and so
-/// is every later verb.
+/// One sync fails while a checkpoint is written out in the background. The guest is unharmed, and
+/// every later verb works.
 #[test]
-fn a_sync_that_fails_once_costs_one_checkpoint_its_durability_and_nothing_else() {
+fn one_failed_sync_costs_one_checkpoint_its_durability_and_nothing_else() {
     let shimmed = Shimmed::new();
     let world = &shimmed.world;
     shimmed.ok(["run", "-d", "--name", "a", "tiny"]);
     say(world, "a", "echo one > /dev/shm/word; echo one > /srv/word");
     for what in ["memory", "disk"] {
-        // Of the disk, the overlay that is written now; the next one is synced before the guest
-        // stops.
+        // For the disk, this is the overlay in use; the next one is synced before the guest stops.
         let part = if what == "disk" {
             active_overlay(world)
         } else {
@@ -235,7 +234,7 @@ fn a_sync_that_fails_once_costs_one_checkpoint_its_durability_and_nothing_else()
                 .iter()
                 .any(|state| state["id"] == torn.as_str() && state["durability"] == "failed")
         };
-        until("it is told", failed);
+        until("it is reported", failed);
         assert!(
             world
                 .ok(["inspect", "a"])
@@ -243,7 +242,7 @@ fn a_sync_that_fails_once_costs_one_checkpoint_its_durability_and_nothing_else()
                 .contains("could not be synced")
         );
         assert!(world.ok(["log", "a"]).out().contains("not durable"));
-        // What comes next does not stand on it, and is durable.
+        // The next checkpoint does not depend on it, and is durable.
         let next = shimmed.json(&["checkpoint", "a", &format!("next-{what}")]);
         assert!(
             next["degraded"].to_string().contains("could not be synced"),
@@ -261,7 +260,7 @@ fn a_sync_that_fails_once_costs_one_checkpoint_its_durability_and_nothing_else()
         say(world, "a", &format!("echo {what} > /dev/shm/word"));
         shimmed.ok(["undo", "a"]);
         assert_ne!(say(world, "a", "cat /dev/shm/word"), what);
-        // The state itself can be used until the host goes down.
+        // The state itself is usable until the host goes down.
         shimmed.ok(["revert", "a", &torn]);
         assert_eq!(say(world, "a", "cat /srv/word"), "one");
         shimmed.ok(["revert", "a", &format!("next-{what}")]);
@@ -277,9 +276,9 @@ fn a_sync_that_fails_once_costs_one_checkpoint_its_durability_and_nothing_else()
     shimmed.remove(&["a"]);
 }
 
-/// Other file systems than the store's: on a memory stick, say.
+/// The target may be on another kind of file system, such as a memory stick.
 #[test]
-fn an_export_needs_no_hard_links_and_is_durable_and_closed() {
+fn an_export_needs_no_hard_links_and_is_durable_and_private() {
     let shimmed = Shimmed::new();
     shimmed.ok(["run", "-d", "--name", "a", "tiny"]);
     shimmed.ok(["save", "--memory", "a", "saved"]);
@@ -329,9 +328,9 @@ fn an_export_needs_no_hard_links_and_is_durable_and_closed() {
     shimmed.remove(&["a"]);
 }
 
-/// A directory that others can write to is as good as theirs.
+/// Others could replace any file in a directory that they may write to.
 #[test]
-fn a_store_that_others_may_write_to_is_refused_with_what_to_do() {
+fn a_store_that_others_may_write_to_is_refused_with_a_remedy() {
     let world = World::new();
     fs::set_permissions(world.home(), fs::Permissions::from_mode(0o777)).unwrap();
     let home = world.home().to_str().unwrap();
@@ -345,10 +344,10 @@ fn a_store_that_others_may_write_to_is_refused_with_what_to_do() {
     world.ok(["ps"]);
 }
 
-/// A tracer that does not wait for its tracee keeps it from being reaped, as a disk that does not
-/// answer does.
+/// A process whose tracer does not wait for it cannot be reaped, like one that waits for a disk
+/// that does not answer.
 #[test]
-fn a_machine_that_cannot_be_reaped_is_named_and_not_waited_for_without_end() {
+fn a_machine_that_cannot_be_reaped_is_reported_after_a_deadline() {
     let world = World::new();
     world.start("a", &[]);
     let qemu = world.inspect("a")["qemu_pid"].as_u64().unwrap();
@@ -381,13 +380,13 @@ fn a_machine_that_cannot_be_reaped_is_named_and_not_waited_for_without_end() {
     world.assert_empty();
 }
 
-/// Lets QEMU sync by system calls, which can be seen: by io_uring it syncs the same, unseen.
+/// Lets QEMU sync by system calls, which a tracer sees; syncs by io_uring are invisible.
 fn without_io_uring(world: &World) {
     world.ok(["doctor"]);
     let path = world.home().join("cache/engine");
     let mut verdicts: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     verdicts["aio"] = "threads".into();
-    // Not in place: other stores have the file, too.
+    // A new file, because other stores link to the old one.
     fs::remove_file(&path).unwrap();
     fs::write(&path, serde_json::to_vec(&verdicts).unwrap()).unwrap();
     assert_eq!(
@@ -430,7 +429,7 @@ fn syncs_of(world: &World, sandbox: &str) -> usize {
 }
 
 #[test]
-fn what_a_durable_guest_syncs_is_synced_on_the_host_and_otherwise_nothing_is() {
+fn the_host_syncs_for_a_durable_guest_and_for_no_other() {
     if Command::new("strace")
         .arg("-V")
         .stdout(Stdio::null())
@@ -454,7 +453,7 @@ fn what_a_durable_guest_syncs_is_synced_on_the_host_and_otherwise_nothing_is() {
         syncs_of(&world, "sure") >= 3,
         "each sync of the guest is one of the host"
     );
-    // On an overlay that was switched to, too, and in a copy.
+    // Also on the overlay after a checkpoint, and in a copy.
     world.ok(["checkpoint", "sure"]);
     assert!(syncs_of(&world, "sure") >= 3);
     world.ok(["fork", "sure", "--name", "copy"]);
@@ -465,9 +464,9 @@ fn what_a_durable_guest_syncs_is_synced_on_the_host_and_otherwise_nothing_is() {
     world.assert_empty();
 }
 
-/// Another boot of the host shows by the boot id alone.
+/// Only the boot id shows that the host has booted again.
 #[test]
-fn a_start_after_the_host_went_down_tells_what_that_means() {
+fn a_start_after_the_host_went_down_reports_possible_losses() {
     let world = World::new();
     for (sandbox, options) in [("fast", &[][..]), ("sure", &["--durable"])] {
         world.start(sandbox, options);
@@ -500,7 +499,7 @@ fn a_start_after_the_host_went_down_tells_what_that_means() {
     world.assert_empty();
 }
 
-/// Everything that shares files by links copies them instead.
+/// Files that are otherwise shared by hard links are copied.
 #[test]
 fn a_store_on_a_file_system_without_hard_links_works() {
     let shimmed = Shimmed::new();

@@ -1,8 +1,7 @@
-//! Snapshots through the door a user uses: where they travel, what damage does, what goes and what
-//! stays, what differs.
+//! Snapshots through the command line: export and import, damage, garbage collection, differences.
 //!
-//! Always: a file of a store is changed by putting another in its place. Stores of tests share
-//! files by hard link, also with the one that all of them are made from.
+//! Always: a test changes a file of a store by putting another file in its place, because stores of
+//! tests share files by hard links, also with the store that all of them are made from.
 
 use crate::support::{entries, held, text};
 
@@ -32,7 +31,7 @@ fn image_digest(world: &World, snapshot: &str) -> String {
     text(&world.json(["snapshot", "inspect", snapshot])["manifest"]["image"]["digest"]).to_owned()
 }
 
-/// The names of all snapshots, sorted; a dash for one without.
+/// The names of all snapshots, sorted; a dash for one without a name.
 fn names(world: &World) -> Vec<String> {
     let listed = world.json(["snapshot", "ls"]);
     let of = |snapshot: &Value| match snapshot["names"].as_array().unwrap().as_slice() {
@@ -44,14 +43,15 @@ fn names(world: &World) -> Vec<String> {
     names
 }
 
-/// Every file below a directory, with what tells it from another.
+/// Every file below a directory, with its inode and length.
 fn files(dir: &Path) -> BTreeMap<PathBuf, (u64, u64)> {
     let mut found = BTreeMap::new();
     for path in entries(dir) {
         let stat = fs::symlink_metadata(&path).unwrap();
-        match stat.is_dir() {
-            true => found.extend(files(&path)),
-            false => drop(found.insert(path, (stat.ino(), stat.len()))),
+        if stat.is_dir() {
+            found.extend(files(&path));
+        } else {
+            found.insert(path, (stat.ino(), stat.len()));
         }
     }
     found
@@ -76,14 +76,14 @@ fn assert_nothing_staged(world: &World) {
     assert_eq!(entries(&world.home().join("staging")), BTreeSet::new());
 }
 
-/// Puts other content in the place of a file, whoever else has links to it.
+/// Replaces a file by one with other content; other links to the old file are not affected.
 fn put(path: &Path, content: &[u8]) {
     let beside = path.with_extension("put");
     fs::write(&beside, content).unwrap();
     fs::rename(&beside, path).unwrap();
 }
 
-/// A place for stores and files of a test, on a file system in memory that everyone may use.
+/// A directory for stores and files of a test, on a file system in memory that everyone may use.
 fn in_memory() -> tempfile::TempDir {
     tempfile::Builder::new()
         .prefix("st-")
@@ -115,7 +115,7 @@ fn stopped(world: &World, sandbox: &str, word: &str) {
     world.ok(["stop", sandbox]);
 }
 
-/// Removes sandboxes and snapshots, and asserts that nothing at all is left of them.
+/// Removes sandboxes and snapshots, and asserts that nothing of them is left.
 fn remove(world: &World, sandboxes: &[&str]) {
     if !sandboxes.is_empty() {
         world.ok([&["rm", "-f"], sandboxes].concat());
@@ -129,8 +129,8 @@ fn remove(world: &World, sandboxes: &[&str]) {
     world.assert_empty();
 }
 
-/// What another version of the program does: the image gets another content under its name. Gives
-/// the new digest.
+/// Replaces an image under its name, as another version of the program does. Returns the new
+/// digest.
 fn rebuild_image(world: &World) -> String {
     let store = Store::open(world.home()).unwrap();
     let name = "tiny".parse().unwrap();
@@ -139,7 +139,9 @@ fn rebuild_image(world: &World) -> String {
     fs::copy(old.rootfs(), staged.path().join("rootfs.raw")).unwrap();
     let mut defaults = old.record.defaults.clone();
     defaults.env.insert("REBUILT".into(), "yes".into());
-    let (arch, kernel, init) = (old.record.arch, old.record.kernel.clone(), old.record.init);
+    let arch = old.record.arch;
+    let kernel = old.record.kernel.clone();
+    let init = old.record.init;
     let spec = ImageSpec {
         arch,
         kernel,

@@ -1,4 +1,4 @@
-//! States through the door a user uses: checkpoint, revert, undo, redo, log, pause, resume, warm
+//! States through the command line: checkpoint, revert, undo, redo, log, pause, resume, warm
 //! images.
 
 mod places;
@@ -25,7 +25,7 @@ fn pid(world: &World, sandbox: &str, field: &str) -> u32 {
     .unwrap()
 }
 
-/// Waits until a keeper that is not needed has gone.
+/// Waits until an unused keeper has ended.
 fn until_gone(pid: u32) {
     until(&format!("process {pid} ends"), || !is_alive(pid));
 }
@@ -38,14 +38,14 @@ fn json_error(answer: &Answer) -> Value {
     said["error"].clone()
 }
 
-/// The tags of a sandbox's states, oldest first; a dash for those without.
+/// The tags of a sandbox's states, oldest first; a dash for a state without a tag.
 fn tags(world: &World, sandbox: &str) -> Vec<String> {
     let states = world.json(["log", sandbox]);
     let tag = |state: &Value| state["tag"].as_str().unwrap_or("-").to_owned();
     states.as_array().unwrap().iter().map(tag).collect()
 }
 
-/// The layers below a directory: `.mem` or `.qcow2`.
+/// The layers below a directory with this extension: `.mem` or `.qcow2`.
 fn layers(dir: &std::path::Path, end: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir)
         .into_iter()

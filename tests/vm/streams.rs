@@ -12,10 +12,10 @@ use serde_json::Value;
 use crate::support::pty::Window;
 use crate::support::{self, Answer, DEADLINE, World, finish, until, wait};
 
-/// Counts on both streams until it is told that it is enough.
+/// Counts on both streams until the file `enough` exists.
 const COUNT: &str = "i=0; until [ -e /run/enough ]; do i=$((i+1)); echo $i; echo e$i >&2; usleep 2000; done; echo end; exit 7";
 
-/// What a command says, as it comes.
+/// The output of a command, as it arrives.
 struct Watched {
     child: Child,
     out: Arc<Mutex<Vec<u8>>>,
@@ -33,10 +33,8 @@ impl Watched {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let (out, err) = (
-            Arc::<Mutex<Vec<u8>>>::default(),
-            Arc::<Mutex<Vec<u8>>>::default(),
-        );
+        let out = Arc::<Mutex<Vec<u8>>>::default();
+        let err = Arc::<Mutex<Vec<u8>>>::default();
         let stdin = child.stdin.take();
         let readers = vec![
             gather(Box::new(child.stdout.take().unwrap()), out.clone()),
@@ -55,8 +53,8 @@ impl Watched {
         self.out.lock().unwrap().len()
     }
 
-    /// Waits until more has come than was there.
-    fn goes_on(&self) {
+    /// Waits until more output arrives.
+    fn continues(&self) {
         let before = self.bytes();
         until("more output comes", || self.bytes() > before + 100);
     }
@@ -92,7 +90,8 @@ fn enough(world: &World, sandbox: &str) {
     assert_eq!(world.sh(sandbox, "touch /run/enough").code, 0);
 }
 
-/// Asserts that a count has every number once, on both streams, and its end. Gives how far it came.
+/// Asserts that the output has every number once, on both streams, and its end. Returns the last
+/// number.
 #[track_caller]
 fn assert_counted(answer: &Answer) -> usize {
     assert_eq!(answer.code, 7, "{answer:?}");
@@ -131,7 +130,7 @@ fn listed(world: &World, sandbox: &str) -> Vec<Value> {
 }
 
 #[test]
-fn output_goes_on_across_checkpoint_and_pause_without_a_lost_or_doubled_byte() {
+fn output_continues_across_checkpoint_and_pause_without_a_lost_or_repeated_byte() {
     let world = World::new();
     world.start("a", &[]);
     let pattern =
@@ -156,7 +155,7 @@ fn output_goes_on_across_checkpoint_and_pause_without_a_lost_or_doubled_byte() {
     let all_go_on = || {
         [&counting, &streaming, &attached]
             .into_iter()
-            .for_each(Watched::goes_on)
+            .for_each(Watched::continues)
     };
     all_go_on();
     for _ in 0..3 {
@@ -192,14 +191,14 @@ fn output_goes_on_across_checkpoint_and_pause_without_a_lost_or_doubled_byte() {
             .all(|chunk| chunk == expected),
         "the bytes differ"
     );
-    // Who comes late gets everything, too.
+    // A client that attaches late gets everything, too.
     assert_counted(&world.run(["attach", "a", &detached]));
     world.ok(["rm", "-f", "a"]);
     world.assert_empty();
 }
 
 #[test]
-fn a_detached_command_goes_on_without_anyone_who_waits_and_in_every_fork() {
+fn a_detached_command_continues_without_clients_and_in_every_fork() {
     let world = World::new();
     world.start("a", &[]);
     let id = detach(&world, "a", COUNT);
@@ -226,7 +225,7 @@ fn a_detached_command_goes_on_without_anyone_who_waits_and_in_every_fork() {
         assert!(listed(&world, fork)[0]["ended"].is_null());
     }
     let watching = Watched::start(&world, &["attach", "b-1", &id]);
-    watching.goes_on();
+    watching.continues();
     enough(&world, "b-1");
     let in_fork = assert_counted(&watching.end());
     assert!(
@@ -251,13 +250,13 @@ fn a_detached_command_goes_on_without_anyone_who_waits_and_in_every_fork() {
 }
 
 #[test]
-fn after_a_revert_commands_of_then_are_attached_and_later_ones_are_told() {
+fn after_a_revert_earlier_commands_can_be_attached_and_later_ones_end() {
     let world = World::new();
     world.start("a", &[]);
     let early = detach(&world, "a", COUNT);
     let ended = detach(&world, "a", "echo over; exit 3");
     let mine = Watched::start(&world, &["exec", "a", "--", "sh", "-c", COUNT]);
-    mine.goes_on();
+    mine.continues();
     until("both have begun", || {
         listed(&world, "a")
             .iter()
@@ -270,9 +269,9 @@ fn after_a_revert_commands_of_then_are_attached_and_later_ones_are_told() {
     let watching_late = Watched::start(&world, &["attach", "a", &late]);
     [&waiting, &watching_early, &watching_late]
         .into_iter()
-        .for_each(Watched::goes_on);
+        .for_each(Watched::continues);
     world.ok(["revert", "a", "base"]);
-    // All of them waited in a machine that is gone.
+    // All of them waited for a machine that is gone.
     for watched in [mine, waiting, watching_early, watching_late] {
         let answer = watched.end();
         assert_eq!(answer.code, 125, "{answer:?}");
@@ -306,7 +305,7 @@ fn after_a_revert_commands_of_then_are_attached_and_later_ones_are_told() {
     let answer = world.run(["attach", "a", &ended]);
     assert_eq!((answer.code, answer.out()), (3, "over\n"), "{answer:?}");
     let watching = Watched::start(&world, &["attach", "a", &early]);
-    watching.goes_on();
+    watching.continues();
     enough(&world, "a");
     assert_counted(&watching.end());
     let orphan = ids
@@ -327,7 +326,7 @@ fn tail(text: &str) -> &str {
 }
 
 #[test]
-fn a_terminal_goes_on_across_checkpoint_and_pause() {
+fn a_terminal_continues_across_checkpoint_and_pause() {
     let world = World::new();
     world.start("a", &[]);
     let line = "stty -echo; n=0; while read word; do n=$((n+1)); echo \"<$n $word $(stty size)>\"; done; echo over";
@@ -349,7 +348,7 @@ fn a_terminal_goes_on_across_checkpoint_and_pause() {
     window.type_in("two\n");
     window.expect("<2 two 24 80>");
     world.ok(["pause", "a"]);
-    // Typed while nobody is there; it comes as soon as somebody is.
+    // Typed while the sandbox is paused; it arrives after the resume.
     window.type_in("three\n");
     world.ok(["resume", "a"]);
     window.expect("<3 three 24 80>");
@@ -367,9 +366,9 @@ fn a_terminal_goes_on_across_checkpoint_and_pause() {
     world.assert_empty();
 }
 
-/// Input that a client gave before a pause, while it lasted, and after it.
+/// Input that a client sent before a pause, during it, and after it.
 #[test]
-fn input_goes_on_across_checkpoint_and_pause() {
+fn input_continues_across_checkpoint_and_pause() {
     let world = World::new();
     world.start("a", &[]);
     let mut summing = Watched::start(&world, &["exec", "-i", "a", "--", "sha256sum"]);
@@ -407,7 +406,7 @@ fn input_goes_on_across_checkpoint_and_pause() {
     world.assert_empty();
 }
 
-/// A connection through a published port, with an echo at its other end.
+/// A connection through a published port, with an echo server at its other end.
 struct Echo {
     stream: BufReader<TcpStream>,
 }
@@ -432,7 +431,7 @@ impl Echo {
         assert_eq!(line, format!("{word}\n"));
     }
 
-    /// Not an orderly end, and not silence.
+    /// Asserts that the connection is reset, neither closed in order nor silent.
     fn is_reset(&mut self) {
         let error = self
             .stream
@@ -442,7 +441,7 @@ impl Echo {
     }
 }
 
-/// Connections to the echo that a guest believes to have.
+/// The connections to the echo server that the guest lists.
 fn connections(world: &World, sandbox: &str) -> String {
     world
         .sh(
@@ -453,15 +452,15 @@ fn connections(world: &World, sandbox: &str) -> String {
         .to_owned()
 }
 
-fn published(told: &Value) -> u16 {
-    told["ports"][0]["host"]
+fn published(started: &Value) -> u16 {
+    started["ports"][0]["host"]
         .as_u64()
         .unwrap()
         .try_into()
         .unwrap()
 }
 
-/// A port that a user forwards by hand lives as long as the machine it leads into.
+/// A forward of a user ends with the machine that it leads to.
 #[test]
 fn a_forward_survives_a_checkpoint_and_ends_with_a_revert() {
     let world = World::new();
@@ -476,9 +475,9 @@ fn a_forward_survives_a_checkpoint_and_ends_with_a_revert() {
         world.sh("a", "netstat -ltn | grep -q :7000").code == 0
     });
     let forwarding = Watched::start(&world, &["--json", "forward", "a", "0:7000"]);
-    until("the port is told", || forwarding.bytes() > 0);
-    let told: Value = serde_json::from_slice(&forwarding.out.lock().unwrap()).unwrap();
-    let port = u16::try_from(told["host"].as_u64().unwrap()).unwrap();
+    until("the port is printed", || forwarding.bytes() > 0);
+    let started: Value = serde_json::from_slice(&forwarding.out.lock().unwrap()).unwrap();
+    let port = u16::try_from(started["host"].as_u64().unwrap()).unwrap();
     let mut echo = Echo::connect(port);
     world.ok(["checkpoint", "a", "base"]);
     echo.says("still");
@@ -494,7 +493,7 @@ fn a_forward_survives_a_checkpoint_and_ends_with_a_revert() {
 }
 
 #[test]
-fn connections_survive_a_checkpoint_and_are_reset_where_they_cannot_go_on() {
+fn connections_survive_a_checkpoint_and_are_reset_otherwise() {
     let world = World::new();
     let port = published(&world.start("a", &["--publish", "0:7000"]));
     assert_eq!(
@@ -512,7 +511,7 @@ fn connections_survive_a_checkpoint_and_are_reset_where_they_cannot_go_on() {
         first.says(tag);
     }
 
-    // In a fork the guest's end is reset; the source's goes on.
+    // In a fork the guest's end is reset; that of the source continues.
     let forked = world.json(["fork", "a", "--name", "b"]);
     until("the fork's end is reset", || {
         connections(&world, "b-1").is_empty()

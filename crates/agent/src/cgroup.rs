@@ -1,8 +1,8 @@
-//! Everything a command started: its cgroup, or its process group where the guest has no cgroups.
+//! All processes of a command: its cgroup, or its process group in a guest without cgroups.
 //!
-//! Always: a command joins its cgroup before it runs, so nothing it starts is ever outside.
-//! `cgroup.kill` reaches also what called `setsid`, and wins against fork bombs. Without cgroups: a
-//! process that left its group is not found again.
+//! Always: a command joins its cgroup before it runs, so all its processes are inside.
+//! `cgroup.kill` also reaches processes that called `setsid`, and stops fork bombs. Without
+//! cgroups, a process that left its group is lost.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -17,11 +17,11 @@ use crate::console;
 use crate::failure::tolerate;
 use crate::sys::{self, Target};
 
-/// The directory under which every command gets its own. Held open: the image's init may mount over
-/// the path.
+/// The parent directory of the commands' cgroups. It stays open, because the image's init may mount
+/// over the path.
 ///
-/// Its commands are counted here, not by their channels: after a restore another hub numbers
-/// channels, and what an earlier command left running must not share a cgroup with a new one.
+/// Commands are numbered here, not by their channels: after a restore another hub numbers channels,
+/// and processes of an earlier command must not share a cgroup with a new one.
 #[derive(Debug)]
 pub struct Cgroups {
     parent: Option<OwnedFd>,
@@ -29,7 +29,7 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    /// Makes `sandtree` in the hierarchy at `mount`.
+    /// Creates `sandtree` in the hierarchy at `mount`.
     pub fn open(mount: &str) -> Self {
         let opened = make_dir(rustix::fs::CWD, &format!("{mount}/sandtree"));
         if let Err(error) = &opened {
@@ -50,8 +50,8 @@ impl Cgroups {
         }
     }
 
-    /// Moves the agent into one of its own. The image's init takes over whatever it finds in the
-    /// root.
+    /// Moves the agent into a cgroup of its own, because the image's init takes over all processes
+    /// in the root.
     pub fn enter(&self) -> rustix::io::Result<()> {
         let Some(parent) = &self.parent else {
             return Ok(());
@@ -104,7 +104,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Where a process writes "0" to join.
+    /// The file to which a process writes "0" to join.
     pub fn procs(&self) -> rustix::io::Result<OwnedFd> {
         self.file("cgroup.procs", OFlags::WRONLY)
     }
@@ -124,7 +124,7 @@ impl Cgroup {
             .map_err(io::Error::from);
         match read.and_then(|fd| File::from(fd).read_to_string(&mut events)) {
             Ok(_) => events.lines().any(|line| line == "populated 0"),
-            // Who removed the directory could do so only because it was empty.
+            // Only an empty directory can be removed.
             Err(error) => {
                 error.raw_os_error() == Some(libc::ENODEV)
                     || error.kind() == io::ErrorKind::NotFound
@@ -132,7 +132,7 @@ impl Cgroup {
         }
     }
 
-    /// Removes the empty cgroup with those its processes made inside it.
+    /// Removes the empty cgroup and the cgroups that its processes made in it.
     fn remove(&self) -> rustix::io::Result<()> {
         remove_below(&self.dir)?;
         rustix::fs::unlinkat(&self.parent, self.name.as_str(), AtFlags::REMOVEDIR)
@@ -151,7 +151,7 @@ fn remove_below(dir: &OwnedFd) -> rustix::io::Result<()> {
     Ok(())
 }
 
-/// What a command and its descendants are reached by.
+/// A command with its descendants, as a cgroup and a process group.
 #[derive(Debug)]
 pub struct Family {
     leader: Pid,
@@ -163,12 +163,12 @@ impl Family {
         Self { leader, cgroup }
     }
 
-    /// To the process group. A group that is gone cannot be signalled, and that is no news.
+    /// Signals the process group. A group that is gone is no error.
     pub fn signal(&self, number: i32) {
         tolerate(sys::signal(Target::Group(self.leader), number));
     }
 
-    /// Ends every process, however it tried to leave.
+    /// Ends every process, in any session or group.
     pub fn kill(&self) {
         let killed = self.cgroup.as_ref().map(Cgroup::kill);
         if !matches!(killed, Some(Ok(()))) {
@@ -183,9 +183,9 @@ impl Family {
         }
     }
 
-    /// Cleans up after a family that is gone. An error leaves an empty directory until the next
-    /// boot.
-    pub fn bury(self) {
+    /// Removes the cgroup of a family that is gone. After an error, an empty directory stays until
+    /// the next boot.
+    pub fn remove(self) {
         if let Some(Err(error)) = self.cgroup.map(|cgroup| cgroup.remove()) {
             console::say(format_args!("cannot remove a cgroup: {error}"));
         }

@@ -1,4 +1,4 @@
-//! A channel: three streams, the work behind them, and how it ended.
+//! A channel: three streams, the work behind them, and its outcome.
 //!
 //! Always: an ended channel keeps its streams until the host closes it, so that a host can fetch
 //! the rest after a break.
@@ -21,7 +21,7 @@ use crate::output::Output;
 use crate::tunnel::{Connecting, Progress};
 use crate::workers::Ticket;
 
-/// How much of a failure's text fits into the hello, which must hold every channel in one frame.
+/// How much text of a failure fits into the hello, which must list every channel in one frame.
 const HELLO_MESSAGE_MAX: usize = 64;
 
 #[derive(Debug)]
@@ -33,16 +33,16 @@ pub struct Channel {
     pub out: Output,
     pub err: Output,
     work: Work,
-    /// The command's process, or 0 for a connection, once there is one.
+    /// The command's process, or 0 for a connection; `None` before it exists.
     pub started: Option<u32>,
     outcome: Option<Outcome>,
-    told: bool,
+    reported: bool,
 }
 
 #[derive(Debug)]
 pub enum Work {
     Exec(Box<Exec>),
-    /// A thread; its result, once there.
+    /// The work of a thread, and its result when it is done.
     File {
         ticket: Ticket,
         cancel: Cancel,
@@ -50,11 +50,11 @@ pub enum Work {
     },
     Connecting(Connecting),
     Connected,
-    /// Ended, or never begun.
+    /// The work has ended, or never started.
     Over,
 }
 
-/// Tells a thread that the end of its input is not the end of the host's data.
+/// Informs a thread that its input ended early, before the host had sent everything.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
@@ -68,7 +68,7 @@ impl Cancel {
     }
 }
 
-/// The descriptors of a channel's streams, as far as it has them.
+/// The descriptors of a channel's streams; some channels lack some.
 #[derive(Debug, Default)]
 pub struct Ends {
     pub input: Option<(OwnedFd, AtEnd)>,
@@ -76,7 +76,7 @@ pub struct Ends {
     pub err: Option<OwnedFd>,
 }
 
-/// What a descriptor of a channel is waited for.
+/// The events for which the loop waits at a channel's descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slot {
     Input,
@@ -85,7 +85,7 @@ pub enum Slot {
     Connecting,
 }
 
-/// What a channel leaves behind that must still be looked after.
+/// The parts of an ended channel that the loop must still handle.
 #[derive(Debug, Default)]
 pub struct Remains {
     pub family: Option<Family>,
@@ -103,11 +103,11 @@ impl Channel {
             work,
             started: None,
             outcome: None,
-            told: false,
+            reported: false,
         }
     }
 
-    /// A channel whose work could not begin.
+    /// A channel whose work could not start.
     pub fn failed(tag: String, outcome: Outcome) -> Self {
         Self {
             outcome: Some(outcome),
@@ -115,7 +115,7 @@ impl Channel {
         }
     }
 
-    /// A connection in the making; what the host already sends waits for it.
+    /// A connection that is not yet established; input from the host is buffered.
     pub fn connecting(window: usize) -> Self {
         let channel = Self::new(window, String::new(), Work::Over, Ends::default());
         Self {
@@ -129,12 +129,15 @@ impl Channel {
         self.outcome.is_some()
     }
 
-    /// How it ended, once. Between a break and the host's `Resume` it waits: that it started must
-    /// be told before.
-    pub fn take_news(&mut self) -> Option<Outcome> {
-        let news = self.outcome.clone().filter(|_| self.flowing && !self.told);
-        self.told |= news.is_some();
-        news
+    /// Returns the outcome once. Between a break and the host's `Resume` it returns nothing,
+    /// because the host must first learn that the work has started.
+    pub fn take_outcome(&mut self) -> Option<Outcome> {
+        let outcome = self
+            .outcome
+            .clone()
+            .filter(|_| self.flowing && !self.reported);
+        self.reported |= outcome.is_some();
+        outcome
     }
 
     pub fn exec(&mut self) -> Option<&mut Exec> {
@@ -151,7 +154,8 @@ impl Channel {
 
     pub fn state(&self, channel: u32) -> ChannelState {
         let outcome = self.outcome.clone().map(shortened);
-        let (out, err) = (self.out.held(), self.err.held());
+        let out = self.out.held();
+        let err = self.err.held();
         ChannelState {
             channel,
             tag: self.tag.clone(),
@@ -162,13 +166,13 @@ impl Channel {
         }
     }
 
-    /// Goes on sending from where the host is. That it has ended may have been lost in the break,
-    /// and is told again.
+    /// Continues sending from the host's offsets. The outcome may have been lost in the break, so
+    /// it is sent again.
     pub fn resume(&mut self, out: u64, err: u64) -> Result<(), StreamError> {
         self.out.stream().rewind(out)?;
         self.err.stream().rewind(err)?;
         self.flowing = true;
-        self.told = false;
+        self.reported = false;
         Ok(())
     }
 
@@ -180,7 +184,7 @@ impl Channel {
         }
     }
 
-    /// The descriptors to wait for, and for what.
+    /// The descriptors to wait for, each with its events.
     pub fn wanted(&self) -> impl Iterator<Item = (Slot, BorrowedFd<'_>, PollFlags)> {
         let input = self
             .input
@@ -211,7 +215,7 @@ impl Channel {
         }
     }
 
-    /// Takes a connection one step on. True when it has just been made.
+    /// Advances a connection by one step. Returns true when it has just been established.
     pub fn proceed(&mut self) -> bool {
         match std::mem::replace(&mut self.work, Work::Over) {
             Work::Connecting(connecting) => self.progress(connecting.proceed()),
@@ -243,21 +247,22 @@ impl Channel {
         false
     }
 
-    /// The command's process has been reaped.
+    /// Records the status of the command's process, which has been reaped.
     pub fn exited(&mut self, status: WaitStatus) {
         let Work::Exec(exec) = &mut self.work else {
             return;
         };
         exec.exited(status);
-        // A terminal's bytes are on their way through the kernel for a while; its end shows by
-        // itself.
+        // The last bytes of a terminal may still be in the kernel; the terminal reports its own
+        // end.
         if !exec.has_terminal() {
             self.out.end_after_present();
             self.err.end_after_present();
         }
     }
 
-    /// A thread is done; that of an earlier channel of the same number means nothing here.
+    /// Records the result of a thread. The ticket tells it from the thread of an earlier channel
+    /// with the same number.
     pub fn finished(&mut self, by: Ticket, done: Result<(), Failure>) {
         match &mut self.work {
             Work::File { ticket, result, .. } if *ticket == by => *result = Some(done),
@@ -278,8 +283,8 @@ impl Channel {
         }
     }
 
-    /// When [`tick`](Self::tick) wants to be called next. A terminal that waits for the host needs
-    /// no clock.
+    /// The time of the next call of [`tick`](Self::tick). A terminal that waits for the host needs
+    /// none.
     pub fn next_tick(&self, now: Instant) -> Option<Instant> {
         let Work::Exec(exec) = &self.work else {
             return None;
@@ -287,7 +292,7 @@ impl Channel {
         exec.next_tick(now, self.out.wanted().is_some())
     }
 
-    /// Ends the channel if its work and its streams are done. Returns what must outlive it.
+    /// Ends the channel if its work and its streams are done. Returns the parts that outlive it.
     pub fn settle(&mut self) -> Option<Remains> {
         if self.outcome.is_some() {
             return None;
@@ -314,8 +319,9 @@ impl Channel {
         }
     }
 
-    /// Ends the channel where it is.
+    /// Ends the channel at its present offsets.
     fn end(&mut self, outcome: Outcome) {
+        // Dropping the remains closes their pipes, so a process that still writes gets SIGPIPE.
         drop(self.conclude(outcome));
     }
 
@@ -335,13 +341,13 @@ impl Channel {
         Remains { family, pipes }
     }
 
-    /// The host broke the rules of this channel: what runs in it is ended, and the host told so.
+    /// The host has broken the rules of this channel: ends its work and reports the failure.
     pub fn violate(&mut self, failure: Failure) -> Remains {
         self.cancel();
         self.conclude(Outcome::Failed(failure))
     }
 
-    /// The host wants no more of it: what runs is ended, what was half written is dropped.
+    /// The host has closed the channel: ends its work, and drops a partly written file.
     pub fn close(mut self) -> Remains {
         self.cancel();
         match self.work {
@@ -362,13 +368,15 @@ impl Channel {
         }
     }
 
-    /// The guest's end of a connection that is not done must not take this for its orderly end.
+    /// An unfinished connection must end with a reset: the guest's program must not see an orderly
+    /// end.
     fn reset_when_closed(&self) {
         for socket in [self.input.descriptor(), self.out.descriptor()]
             .into_iter()
             .flatten()
         {
-            // A socket that refuses is broken already, and its other end knows.
+            // A socket that refuses this is already broken, and the program at its other end has
+            // seen that.
             tolerate(rustix::net::sockopt::set_socket_linger(
                 socket,
                 Some(Duration::ZERO),

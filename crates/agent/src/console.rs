@@ -1,4 +1,4 @@
-//! Lines on the guest's console, for the person who reads why a sandbox did not start.
+//! Lines on the guest's console, which show why a sandbox did not start.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -6,8 +6,8 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use crate::failure::tolerate;
 
-/// Writes one line. The console is opened for every line: a guest's user may have closed or hung up
-/// an earlier one.
+/// Writes one line. Each line opens the console again, because a user of the guest may have closed
+/// or hung up the earlier descriptor.
 pub fn say(line: impl Display) {
     let mut options = std::fs::OpenOptions::new();
     options
@@ -16,6 +16,6 @@ pub fn say(line: impl Display) {
     let written = options
         .open("/dev/console")
         .and_then(|mut file| writeln!(file, "sandtree-agent: {line}\r"));
-    // Without a console there is nobody left to tell.
+    // Without a console the line is lost.
     tolerate(written);
 }

@@ -1,7 +1,7 @@
-//! Failures told to the host: what was tried, on what, and what the kernel said.
+//! Failures that the agent reports to the host: the operation, its object, and the kernel's error.
 //!
-//! Always: a failure made here has a text of at most [`MESSAGE_MAX`] bytes. A path that is no UTF-8
-//! triples when it is shown, and an answer that does not fit one frame would never arrive.
+//! Always: a failure made here has a text of at most [`MESSAGE_MAX`] bytes. A path that is not
+//! UTF-8 triples when it is shown, and a reply that is larger than a frame could not be sent.
 
 use std::ffi::OsStr;
 use std::io;
@@ -12,11 +12,11 @@ use rustix::io::Errno;
 use sandtree_proto::Failure;
 
 const MESSAGE_MAX: usize = 4096;
-/// How much of the end of a longer text is kept: that is where the reason stands.
+/// How much of the end of a long text is kept, because the reason stands there.
 const TAIL: usize = 1024;
 const ELLIPSIS: &str = " … ";
 
-/// Gives an error its operation, so that no bare "No such file or directory" leaves the guest.
+/// Adds the operation to an error, so that no bare "No such file or directory" leaves the guest.
 pub trait OrFailure<T> {
     fn or_failure(self, operation: impl FnOnce() -> String) -> Result<T, Failure>;
 }
@@ -32,7 +32,7 @@ pub fn failure(operation: &str, error: &io::Error) -> Failure {
     numbered(errno, format!("{operation}: {}", reason(error)))
 }
 
-/// A refusal of the agent itself, with the number a system call would have given.
+/// A refusal by the agent itself, with the error number of a similar system call.
 pub fn refusal(errno: Errno, message: impl Into<String>) -> Failure {
     numbered(errno.raw_os_error(), message)
 }
@@ -44,7 +44,7 @@ pub fn numbered(errno: i32, message: impl Into<String>) -> Failure {
     }
 }
 
-/// Takes out the middle of a text that is too long.
+/// Removes the middle of a text that is too long.
 fn bounded(mut text: String) -> String {
     if text.len() > MESSAGE_MAX {
         let from = (text.len() - TAIL..=text.len()).find(|&at| text.is_char_boundary(at));
@@ -56,7 +56,7 @@ fn bounded(mut text: String) -> String {
     text
 }
 
-/// The error's text without Rust's " (os error 2)": the number travels beside it.
+/// The error's text without Rust's " (os error 2)": the number is a field of its own.
 pub fn reason(error: &io::Error) -> String {
     let text = error.to_string();
     match text.find(" (os error") {
@@ -65,12 +65,12 @@ pub fn reason(error: &io::Error) -> String {
     }
 }
 
-/// Paths travel as bytes.
+/// The protocol has paths as bytes.
 pub fn path(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
 }
 
-/// A result whose failure changes nothing. Who calls it says why.
+/// Ignores a failure that changes nothing. A comment at each call says why.
 pub fn tolerate<T, E>(_result: Result<T, E>) {}
 
 /// Cuts a text to at most `max` bytes, between characters.

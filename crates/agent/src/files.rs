@@ -1,8 +1,8 @@
-//! Files: read, written, listed, looked at, made, moved and removed. Everything here may wait for a
-//! disk and runs in threads.
+//! Files: read, write, list, inspect, create, move and remove. All of these may wait for a disk and
+//! run in threads.
 //!
-//! When it fails: a file being written leaves the old one untouched and no temporary one. A
-//! recursive removal leaves what it could not remove.
+//! When it fails: a failed write leaves the old file unchanged and no temporary file. A recursive
+//! removal leaves the files that it could not remove.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
@@ -23,26 +23,26 @@ use crate::failure::{OrFailure, refusal, tolerate};
 use crate::sparse::write_sparse;
 
 const COPY_SIZE: usize = 256 * 1024;
-/// How much of a name its temporary one keeps, so that it stays below the 255 bytes of a file
+/// How much of a name the temporary name keeps, so that it stays below the 255 bytes of a file
 /// system.
 const STAGED_NAME_MAX: usize = 200;
 
 pub fn read(path: &Path, out: OwnedFd) -> Result<(), Failure> {
-    let told = || format!("cannot open {}", path.display());
-    let mut file = open_without_waiting(path, OFlags::empty()).or_failure(told)?;
-    refuse_endless(path, &file.metadata().or_failure(told)?)?;
+    let message = || format!("cannot open {}", path.display());
+    let mut file = open_without_waiting(path, OFlags::empty()).or_failure(message)?;
+    refuse_endless(path, &file.metadata().or_failure(message)?)?;
     let mut out = File::from(out);
     copy(&mut file, &mut out).or_failure(|| format!("cannot read {}", path.display()))
 }
 
-/// Opens whatever is there for reading. A pipe nobody writes to would otherwise keep the thread in
-/// `open` itself.
+/// Opens any kind of file for reading. Opening a pipe without a writer would otherwise block the
+/// thread.
 pub fn open_without_waiting(path: &Path, flags: OFlags) -> rustix::io::Result<File> {
     let flags = flags | OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty()).map(File::from)
 }
 
-/// The bytes of a pipe or a device may be waited for without end.
+/// Reading a pipe or a device may never end.
 fn refuse_endless(path: &Path, metadata: &fs::Metadata) -> Result<(), Failure> {
     match kind(metadata) {
         FileKind::File => Ok(()),
@@ -57,7 +57,7 @@ fn refuse_endless(path: &Path, metadata: &fs::Metadata) -> Result<(), Failure> {
     }
 }
 
-/// Large pieces: `io::copy` would take a page-sized turn through the pipe for each 8 KiB.
+/// Copies in large pieces: `io::copy` would need a system call for each 8 KiB.
 pub fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
     let mut buffer = vec![0; COPY_SIZE];
     loop {
@@ -70,7 +70,7 @@ pub fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
     }
 }
 
-/// A file to be written: where, and with which mode and owner.
+/// A file to be written: its path, mode and owner.
 #[derive(Debug)]
 pub struct Target {
     pub path: PathBuf,
@@ -79,7 +79,8 @@ pub struct Target {
     pub gid: u32,
 }
 
-/// Writes the bytes of `input` beside the target and renames them over it, unless cancelled.
+/// Writes the bytes of `input` to a temporary file in the target's directory and renames it over
+/// the target, unless cancelled.
 pub fn write(target: &Target, input: OwnedFd, cancel: &Cancel) -> Result<(), Failure> {
     let path = &target.path;
     let staged = Staged::create(path)?;
@@ -98,7 +99,7 @@ pub fn write(target: &Target, input: OwnedFd, cancel: &Cancel) -> Result<(), Fai
     staged.publish(path)
 }
 
-/// Only root can give files away; in tests the agent may be anybody.
+/// Only root can give files away; in tests the agent may be any user.
 pub fn own(file: &File, uid: u32, gid: u32) -> rustix::io::Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
@@ -145,14 +146,14 @@ impl Staged {
 impl Drop for Staged {
     fn drop(&mut self) {
         if let Some(path) = self.path.take() {
-            // The failure that brought us here is the one that is told.
+            // The caller reports the failure that led here.
             tolerate(fs::remove_file(path));
         }
     }
 }
 
-/// At random, for a guest that was cut off leaves its staged files behind, and every number the
-/// agent counts restarts.
+/// The name is random, because a guest that lost power leaves its temporary files behind, and all
+/// counters of the agent start again.
 fn staging_name(name: &OsStr) -> Result<OsString, Failure> {
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, GetRandomFlags::empty())
@@ -162,7 +163,7 @@ fn staging_name(name: &OsStr) -> Result<OsString, Failure> {
     Ok(OsString::from_vec([b".", kept, suffix.as_bytes()].concat()))
 }
 
-/// Renaming over a device would replace it: `/dev/null` becoming a file is nobody's wish.
+/// Renaming over a device would replace it, for example `/dev/null` by a file.
 fn refuse_special(target: &Path) -> Result<(), Failure> {
     let Ok(metadata) = fs::symlink_metadata(target) else {
         return Ok(());
@@ -187,12 +188,12 @@ fn refuse_special(target: &Path) -> Result<(), Failure> {
 }
 
 pub fn list(path: &Path, out: OwnedFd) -> Result<(), Failure> {
-    let told = || format!("cannot list {}", path.display());
+    let message = || format!("cannot list {}", path.display());
     let mut out = BufWriter::with_capacity(COPY_SIZE, File::from(out));
-    for entry in fs::read_dir(path).or_failure(told)? {
-        let entry = entry.or_failure(told)?;
+    for entry in fs::read_dir(path).or_failure(message)? {
+        let entry = entry.or_failure(message)?;
         let stat = match stat(&entry.path(), false) {
-            // Removed since the directory was read.
+            // It was removed after the directory was read.
             Err(failure) if failure.errno == libc::ENOENT => continue,
             other => other?,
         };
@@ -200,23 +201,23 @@ pub fn list(path: &Path, out: OwnedFd) -> Result<(), Failure> {
             name: entry.file_name().as_bytes().to_vec(),
             stat,
         };
-        out.write_all(&encode_entry(&entry)).or_failure(told)?;
+        out.write_all(&encode_entry(&entry)).or_failure(message)?;
     }
-    out.flush().or_failure(told)
+    out.flush().or_failure(message)
 }
 
 pub fn stat(path: &Path, follow: bool) -> Result<Stat, Failure> {
-    let told = || format!("cannot stat {}", path.display());
+    let message = || format!("cannot stat {}", path.display());
     let metadata = if follow {
         fs::metadata(path)
     } else {
         fs::symlink_metadata(path)
     }
-    .or_failure(told)?;
+    .or_failure(message)?;
     let kind = kind(&metadata);
     let target = match kind {
         FileKind::Symlink => fs::read_link(path)
-            .or_failure(told)?
+            .or_failure(message)?
             .as_os_str()
             .as_bytes()
             .to_vec(),
@@ -233,7 +234,8 @@ pub fn stat(path: &Path, follow: bool) -> Result<Stat, Failure> {
     })
 }
 
-/// A date that 64 bits cannot count in nanoseconds, past the year 2262, is the last one they can.
+/// Dates after the year 2262, which 64 bits cannot count in nanoseconds, become the last possible
+/// date.
 fn nanoseconds(seconds: i64, rest: i64) -> i64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(rest)
 }
@@ -251,24 +253,24 @@ fn kind(metadata: &fs::Metadata) -> FileKind {
     }
 }
 
-/// Makes a directory. With `parents`, one that is there already is no error, and the mode is for
-/// the last only.
+/// Creates a directory. With `parents`, an existing directory is no error, and the mode is for the
+/// last directory only.
 pub fn make_dir(path: &Path, parents: bool, mode: u32) -> Result<Reply, Failure> {
-    let told = || format!("cannot make directory {}", path.display());
+    let message = || format!("cannot make directory {}", path.display());
     if parents {
         if path.is_dir() {
             return Ok(Reply::Done);
         }
         if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).or_failure(told)?;
+            fs::create_dir_all(parent).or_failure(message)?;
         }
     }
     fs::DirBuilder::new()
         .mode(mode)
         .create(path)
-        .or_failure(told)?;
-    // The mode asked for, whatever the agent's own umask.
-    rustix::fs::chmod(path, Mode::from_raw_mode(mode & 0o7777)).or_failure(told)?;
+        .or_failure(message)?;
+    // Sets the requested mode regardless of the agent's umask.
+    rustix::fs::chmod(path, Mode::from_raw_mode(mode & 0o7777)).or_failure(message)?;
     Ok(Reply::Done)
 }
 
@@ -278,16 +280,16 @@ pub fn rename(from: &Path, to: &Path) -> Result<Reply, Failure> {
     Ok(Reply::Done)
 }
 
-/// Removes a file, a link or a directory; never what a link points to.
+/// Removes a file, a link or a directory; never the target of a link.
 pub fn remove(path: &Path, recursive: bool) -> Result<Reply, Failure> {
-    let told = || format!("cannot remove {}", path.display());
-    let is_dir = fs::symlink_metadata(path).or_failure(told)?.is_dir();
+    let message = || format!("cannot remove {}", path.display());
+    let is_dir = fs::symlink_metadata(path).or_failure(message)?.is_dir();
     let removed = match (is_dir, recursive) {
         (true, true) => fs::remove_dir_all(path),
         (true, false) => fs::remove_dir(path),
         (false, _) => fs::remove_file(path),
     };
-    removed.or_failure(told)?;
+    removed.or_failure(message)?;
     Ok(Reply::Done)
 }
 
@@ -298,7 +300,8 @@ mod tests {
     #[test]
     fn a_removal_does_not_follow_links() {
         let dir = tempfile::tempdir().unwrap();
-        let (tree, kept) = (dir.path().join("tree"), dir.path().join("kept"));
+        let tree = dir.path().join("tree");
+        let kept = dir.path().join("kept");
         fs::create_dir_all(tree.join("a")).unwrap();
         fs::write(&kept, b"x").unwrap();
         std::os::unix::fs::symlink(dir.path(), tree.join("a/up")).unwrap();
@@ -316,21 +319,22 @@ mod tests {
     }
 
     #[test]
-    fn dates_past_2262_are_the_last_there_is() {
+    fn dates_after_2262_become_the_last_possible_date() {
         assert_eq!(nanoseconds(1, 5), 1_000_000_005);
         assert_eq!(nanoseconds(1 << 34, 0), i64::MAX);
         assert_eq!(nanoseconds(-(1 << 34), 0), i64::MIN);
     }
 
     #[test]
-    fn a_staging_name_is_bounded_and_never_the_same() {
+    fn a_staging_name_is_bounded_and_unique() {
         let name = OsString::from_vec(vec![b'n'; 255]);
-        let (one, other) = (staging_name(&name).unwrap(), staging_name(&name).unwrap());
+        let one = staging_name(&name).unwrap();
+        let other = staging_name(&name).unwrap();
         assert!(one.len() <= 255 && one != other);
     }
 
     #[test]
-    fn making_with_parents_may_be_repeated() {
+    fn creating_a_directory_with_parents_can_be_repeated() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
         assert_eq!(

@@ -1,8 +1,8 @@
-//! Holding the guest's disks still, so that what is on them is whole without its memory.
+//! Freezes the guest's file systems, so that a disk without its memory is consistent.
 //!
-//! Always: a freeze ends. The host ends it, or time does, whatever becomes of the host: a thread
-//! that thaws is there before anything is frozen. What is not on a disk of the guest's is left
-//! alone. When it fails: what was frozen is thawed before that is told.
+//! Always: a freeze ends. The host ends it, or a deadline does, whatever happens to the host: the
+//! thread that thaws starts before anything is frozen. File systems without a disk are never
+//! frozen. When it fails: everything is thawed before the failure is reported.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -17,7 +17,7 @@ use sandtree_proto::Failure;
 use crate::failure::{OrFailure, refusal, tolerate};
 use crate::sys;
 
-/// However long is asked for: whoever writes stands still meanwhile.
+/// The upper bound for any request: writers wait during a freeze.
 const LONGEST: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ pub struct Freezer {
     thawed: Condvar,
 }
 
-/// What is frozen now, by its mount points, in the order in which it was.
+/// The mount points that are frozen now, in order.
 #[derive(Debug)]
 struct Held {
     mounts: Vec<File>,
@@ -34,7 +34,7 @@ struct Held {
 }
 
 impl Freezer {
-    /// Freezes every file system on a disk, for at most so long.
+    /// Freezes every file system on a disk, for at most `thaw_after`.
     pub fn freeze(self: &Arc<Self>, thaw_after: Duration) -> Result<(), Failure> {
         let mounts = disks()?;
         rustix::fs::sync();
@@ -63,7 +63,7 @@ impl Freezer {
         Ok(number)
     }
 
-    /// Not while the lock is held: one that takes too long must not keep the others frozen.
+    /// Runs without the lock: a slow file system must not keep the others frozen.
     fn freeze_one(&self, mount: File, number: u64) -> Result<(), Failure> {
         match sys::freeze(&mount) {
             Ok(()) => {}
@@ -87,15 +87,15 @@ impl Freezer {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether anything was still frozen.
+    /// Returns whether anything was still frozen.
     pub fn thaw(&self) -> Result<bool, Failure> {
         let held = self.lock().take();
         self.thawed.notify_all();
         held.map_or(Ok(false), |held| held.thaw().map(|()| true))
     }
 
-    /// Starts the thread that thaws when time is up. It knows its freeze by a number: the next one
-    /// has its own thread.
+    /// Starts the thread that thaws at the deadline. The number identifies the freeze, because the
+    /// next one has its own thread.
     fn watch(self: &Arc<Self>, number: u64, thaw_after: Duration) -> Result<(), Failure> {
         let freezer = Arc::clone(self);
         let watch = move || {
@@ -106,8 +106,8 @@ impl Freezer {
                 .wait_timeout_while(freezer.lock(), thaw_after, is_held);
             let (mut held, _) = waited.unwrap_or_else(PoisonError::into_inner);
             if is_held(&mut held) {
-                // There is nobody to tell; a file system that does not thaw shows in whoever writes
-                // to it.
+                // No request waits for this result. If a file system does not thaw, its writers
+                // hang.
                 tolerate(held.take().map_or(Ok(()), Held::thaw));
             }
         };
@@ -119,7 +119,7 @@ impl Freezer {
 }
 
 impl Held {
-    /// Thaws all of it, last frozen first, and then tells the first failure.
+    /// Thaws all of them, last frozen first, and returns the first failure.
     fn thaw(self) -> Result<(), Failure> {
         let thawed: Vec<_> = self.mounts.iter().rev().map(sys::thaw).collect();
         thawed
@@ -129,11 +129,12 @@ impl Held {
     }
 }
 
-/// Every file system that is on a disk and can be written to, innermost mounts first.
+/// Every writable file system on a disk, innermost mounts first.
 fn disks() -> Result<Vec<File>, Failure> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo")
         .or_failure(|| "cannot read the mounts".into())?;
-    let (mut seen, mut found) = (BTreeSet::new(), Vec::new());
+    let mut seen = BTreeSet::new();
+    let mut found = Vec::new();
     for (device, point) in mount_points(&mounts).into_iter().rev() {
         if seen.contains(&device) {
             continue;
@@ -143,7 +144,8 @@ fn disks() -> Result<Vec<File>, Failure> {
                 seen.insert(device);
                 found.push(mount);
             }
-            // One file of it is mounted there; it has other mounts, or cannot be held by this one.
+            // A single file is mounted here; its file system has another mount, or cannot be frozen
+            // by this one.
             Err(error) if error == Errno::NOTDIR => {}
             Err(error) => return Err(error).or_failure(|| format!("cannot open {point}")),
         }
@@ -156,8 +158,8 @@ fn open(point: &str) -> rustix::io::Result<File> {
     rustix::fs::open(point, flags, Mode::empty()).map(File::from)
 }
 
-/// Of a `mountinfo`, device and mount point of everything on a disk that is written to, in the
-/// order of the mounts.
+/// The device and the mount point of every writable file system on a disk, from the text of a
+/// `mountinfo`, in the order of the mounts.
 fn mount_points(mountinfo: &str) -> Vec<(String, String)> {
     let writable = mountinfo.lines().filter_map(|line| {
         let (mount, super_block) = line.split_once(" - ")?;
@@ -165,8 +167,8 @@ fn mount_points(mountinfo: &str) -> Vec<(String, String)> {
         let [_, _, device, _, point, options, ..] = fields.as_slice() else {
             return None;
         };
-        // What is not on a disk has a device of major number 0. Device-backed FUSE asks a process,
-        // which may be frozen.
+        // A file system without a disk has a device of major number 0. FUSE on a device asks a
+        // process, which may be frozen.
         let on_disk = !device.starts_with("0:") && !super_block.starts_with("fuse");
         let is_rw = |options: &str| options.split(',').any(|option| option == "rw");
         let written = super_block.split(' ').nth(2).is_some_and(is_rw) && is_rw(options);
@@ -175,7 +177,7 @@ fn mount_points(mountinfo: &str) -> Vec<(String, String)> {
     writable.collect()
 }
 
-/// Blanks, tabs, newlines and backslashes are three octal digits there.
+/// In a `mountinfo`, blanks, tabs, newlines and backslashes are three octal digits.
 fn unescaped(point: &str) -> String {
     ["\\040", "\\011", "\\012", "\\134"]
         .iter()
@@ -190,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disks_that_are_written_to_are_found() {
+    fn writable_disks_are_found() {
         let mountinfo = "\
             21 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
             22 21 0:20 / /proc rw,nosuid - proc proc rw\n\

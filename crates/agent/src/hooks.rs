@@ -1,18 +1,18 @@
-//! Hooks: the guest's own programs that run when it finds itself restored, so that its services can
-//! draw new keys, reconnect, or take a new name.
+//! Hooks: programs of the guest that run after a restore, so that its services can draw new keys,
+//! reconnect, or take a new name.
 //!
 //! ```text
 //!   /etc/sandtree/resume.d/10-keys 20-cache …   executable regular files, in the order of their names, one by one
 //! ```
 //!
-//! Always: a hook ends within [`HOOK_TIME`] and all of them within [`ALL_TIME`], or are ended with
-//! everything they started. What a hook leaves running when it ends in time lives on. One that
-//! fails is told, and the next one runs.
+//! Always: a hook ends within [`HOOK_TIME`] and all of them within [`ALL_TIME`]; otherwise the
+//! agent ends them with all their processes. Background processes of a hook that ended in time
+//! continue. A failed hook is reported, and the next one runs.
 
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::mpsc::{self, Receiver};
@@ -29,15 +29,65 @@ pub const PLACE: &str = "/etc/sandtree/resume.d";
 pub const CONSOLE: &str = "/dev/console";
 const HOOK_TIME: Duration = Duration::from_secs(10);
 const ALL_TIME: Duration = Duration::from_secs(30);
-/// How long a killed hook may take to be gone.
-const DYING_TIME: Duration = Duration::from_secs(1);
-/// The reply must fit one frame, however many hooks fail and whatever they are called.
+/// How long a killed hook may take to end.
+const KILL_TIME: Duration = Duration::from_secs(1);
+/// The reply must fit one frame, for any number of failures and any names.
 const FAILURES_MAX: usize = 64;
 const TEXT_MAX: usize = 255;
 
+/// The directory of the hooks. One that was empty is not read again until it changes, because most
+/// guests have no hooks, and all of them wait for this after a restore.
+#[derive(Debug)]
+pub struct HookDir {
+    path: PathBuf,
+    empty: Option<Stamp>,
+}
+
+/// What a change of a directory changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    changed: (i64, i64),
+}
+
+impl HookDir {
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, empty: None }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Looks whether the directory is empty, to know it later.
+    pub fn look(&mut self) {
+        let stamp = stamp(&self.path);
+        let is_empty = fs::read_dir(&self.path).is_ok_and(|mut entries| entries.next().is_none());
+        self.empty = stamp.ok().filter(|_| is_empty);
+    }
+
+    /// Whether it is certain, without reading the directory, that there is no hook.
+    pub fn is_known_empty(&self) -> bool {
+        match stamp(&self.path) {
+            Ok(now) => self.empty == Some(now),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+}
+
+fn stamp(dir: &Path) -> io::Result<Stamp> {
+    let status = fs::metadata(dir)?;
+    Ok(Stamp {
+        device: status.dev(),
+        inode: status.ino(),
+        changed: (status.ctime(), status.ctime_nsec()),
+    })
+}
+
 /// A child of the agent that has ended.
 #[derive(Debug, Clone, Copy)]
-pub struct Death {
+pub struct ChildExit {
     pub pid: Pid,
     pub status: WaitStatus,
 }
@@ -45,15 +95,15 @@ pub struct Death {
 #[derive(Debug)]
 pub struct Hooks {
     pub dir: PathBuf,
-    /// The loop starts the children, takes the status of each, and tells it here.
-    pub deaths: Receiver<Death>,
+    /// The loop starts the children, reaps them, and sends each status here.
+    pub exits: Receiver<ChildExit>,
     pub to_loop: Bell,
-    /// Where what they say goes.
+    /// The file that gets their output.
     pub console: Option<&'static str>,
 }
 
 impl Hooks {
-    /// Runs them all. Gives those that failed.
+    /// Runs all hooks. Returns those that failed.
     pub fn run(&self, rebirth: &Rebirth) -> Vec<HookFailure> {
         let names = match names(&self.dir) {
             Ok(names) => names,
@@ -82,7 +132,7 @@ impl Hooks {
         let until = all_until.min(now + HOOK_TIME);
         let ended = self.wait(pid, until).ok_or_else(|| {
             family.kill();
-            self.wait(pid, Instant::now() + DYING_TIME);
+            self.wait(pid, Instant::now() + KILL_TIME);
             format!("ended after {} s", (until - now).as_secs())
         });
         self.let_go(family);
@@ -102,11 +152,11 @@ impl Hooks {
         answer.map_err(|failure| failure.message)
     }
 
-    /// Its status, if it ends in time.
+    /// Returns its status if it ends in time.
     fn wait(&self, pid: Pid, until: Instant) -> Option<WaitStatus> {
         loop {
             let death = self
-                .deaths
+                .exits
                 .recv_timeout(until.saturating_duration_since(Instant::now()))
                 .ok()?;
             if death.pid == pid {
@@ -120,7 +170,7 @@ impl Hooks {
     }
 }
 
-/// The paths of the hooks in order. What is no program is none: a README, a directory.
+/// The paths of the hooks in order, without files that are no programs, such as a README.
 fn names(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -159,7 +209,7 @@ fn start(path: &Path, rebirth: &Rebirth) -> ExecStart {
     }
 }
 
-/// Nothing to read, and the console to write to, or nothing where there is none.
+/// No input, and the console as output, or no output without a console.
 fn streams(console: Option<&str>) -> io::Result<[Stdio; 3]> {
     let open = |path| {
         fs::File::options()
@@ -209,6 +259,22 @@ fn bounded(mut failures: Vec<HookFailure>) -> Vec<HookFailure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_that_was_empty_is_known_to_be_until_it_changes() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("resume.d");
+        let mut hooks = HookDir::new(path.clone());
+        assert!(hooks.is_known_empty(), "there is no directory");
+        fs::create_dir(&path).unwrap();
+        assert!(!hooks.is_known_empty(), "it was not read yet");
+        hooks.look();
+        assert!(hooks.is_known_empty());
+        fs::write(path.join("10-keys"), "").unwrap();
+        assert!(!hooks.is_known_empty());
+        hooks.look();
+        assert!(!hooks.is_known_empty(), "there is a file in it");
+    }
 
     #[test]
     fn the_largest_report_fits_one_frame() {

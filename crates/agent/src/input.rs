@@ -1,12 +1,12 @@
-//! A stream to the guest: bytes from the host on their way into a descriptor.
+//! A stream to the guest: bytes from the host for a descriptor.
 //!
 //! ```text
-//!   0 ........ consumed ........ received ...... told + window
+//!   0 ........ consumed ........ received ...... reported + window
 //!     written      |   buffered     |   may still come   |
 //! ```
 //!
-//! Always: at most `window` bytes are buffered. When nobody reads any more (the command closed its
-//! stdin), bytes are dropped and count as consumed, so the host is never stuck behind them.
+//! Always: at most `window` bytes are buffered. When the reader is gone (the command has closed its
+//! stdin), bytes are dropped and count as consumed, so the host never waits for them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -29,21 +29,21 @@ pub struct Input {
     buffer: Vec<u8>,
     start: usize,
     received: u64,
-    told: u64,
+    reported: u64,
     window: usize,
     ended: bool,
 }
 
 #[derive(Debug)]
 enum Sink {
-    /// Still being made: bytes wait for it.
+    /// It does not exist yet: bytes are buffered.
     Awaited,
     Open(OwnedFd, AtEnd),
-    /// Nobody reads: bytes are dropped.
+    /// The reader is gone: bytes are dropped.
     Gone,
 }
 
-/// What the end of the stream does to the descriptor.
+/// What happens to the descriptor at the end of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AtEnd {
     Close,
@@ -61,13 +61,13 @@ impl Input {
             buffer: Vec::new(),
             start: 0,
             received: 0,
-            told: 0,
+            reported: 0,
             window,
             ended: false,
         }
     }
 
-    /// A stream whose descriptor comes later, by [`attach`](Self::attach).
+    /// A stream that gets its descriptor later, by [`attach`](Self::attach).
     pub fn awaiting(window: usize) -> Self {
         Self {
             sink: Sink::Awaited,
@@ -103,7 +103,7 @@ impl Input {
         self.received - self.buffered() as u64
     }
 
-    /// Takes bytes from the host. What came already, before a break, is skipped.
+    /// Accepts bytes from the host. Bytes that arrived before a break are skipped.
     pub fn receive(&mut self, offset: u64, bytes: &[u8]) -> Result<(), InputError> {
         if offset > self.received {
             return Err(InputError::Gap {
@@ -141,7 +141,7 @@ impl Input {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The host has nothing more.
+    /// The host has sent its last byte.
     pub fn end(&mut self, offset: u64) -> Result<(), InputError> {
         if offset > self.received {
             return Err(InputError::Gap {
@@ -154,7 +154,7 @@ impl Input {
         Ok(())
     }
 
-    /// The descriptor to wait for, while bytes wait for it.
+    /// The descriptor to wait for, if bytes are buffered.
     pub fn wanted(&self) -> Option<BorrowedFd<'_>> {
         match &self.sink {
             Sink::Open(fd, _) if self.buffered() > 0 => Some(fd.as_fd()),
@@ -162,7 +162,7 @@ impl Input {
         }
     }
 
-    /// Writes what the descriptor takes now.
+    /// Writes as much as the descriptor accepts now.
     pub fn flush(&mut self) {
         let pending = std::mem::take(&mut self.buffer);
         self.start += self.write(&pending[self.start..]);
@@ -174,8 +174,8 @@ impl Input {
         self.finish_if_drained();
     }
 
-    /// Writes until the descriptor is full; closes it if nobody reads. Returns how many bytes need
-    /// no keeping.
+    /// Writes until the descriptor is full; closes it if the reader is gone. Returns how many bytes
+    /// can be dropped from the buffer.
     fn write(&mut self, bytes: &[u8]) -> usize {
         let mut done = 0;
         while done < bytes.len() {
@@ -204,33 +204,33 @@ impl Input {
         }
     }
 
-    /// Nothing reads this stream any more.
+    /// Closes the stream, because its reader is gone.
     pub fn close(&mut self) {
         self.sink = Sink::Gone;
         self.buffer = Vec::new();
         self.start = 0;
     }
 
-    /// What to tell the host, when enough was consumed since it was last told or it might be
-    /// waiting.
+    /// The count of consumed bytes to send to the host, if it has increased enough since the last
+    /// one or the host may be waiting.
     pub fn take_window(&mut self) -> Option<u64> {
         let consumed = self.consumed();
-        let fresh = consumed - self.told;
+        let fresh = consumed - self.reported;
         let due = fresh > 0 && (fresh >= self.window as u64 / 2 || self.buffered() == 0);
         due.then(|| {
-            self.told = consumed;
+            self.reported = consumed;
             consumed
         })
     }
 
-    /// After a break: the last window may have been lost, so it is told again.
-    pub fn retell(&mut self) -> u64 {
-        self.told = self.consumed();
-        self.told
+    /// After a break the last count may have been lost, so it is sent again.
+    pub fn report_again(&mut self) -> u64 {
+        self.reported = self.consumed();
+        self.reported
     }
 }
 
-/// A failure here means that the other end is gone, and the stream ends by that.
+/// A failure here means that the other end is gone, which ends the stream as well.
 fn finish(fd: &OwnedFd, at_end: AtEnd) {
     match at_end {
         AtEnd::Close => {}
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_waits_for_the_last_byte_and_is_heard_twice() {
+    fn the_end_follows_the_last_byte_and_can_be_repeated() {
         let (reader, writer) = pipe();
         let mut input = Input::new(4, Some((writer, AtEnd::Close)));
         input.receive(0, b"ab").unwrap();
@@ -292,7 +292,7 @@ mod tests {
         assert_eq!(read(&reader), b"");
         assert_eq!(input.take_window(), Some(2));
         assert_eq!(input.take_window(), None);
-        assert_eq!(input.retell(), 2);
+        assert_eq!(input.report_again(), 2);
     }
 
     #[test]

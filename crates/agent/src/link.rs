@@ -1,4 +1,5 @@
-//! The link: one port, cut into frames on the way in, batched into large writes on the way out.
+//! The link: one port, whose input is split into frames and whose output is collected into large
+//! writes.
 //!
 //! ```text
 //!   Hunting --preamble--> Greeting --Hello--> Open
@@ -6,10 +7,10 @@
 //!      \--- bytes that make no sense ----------/      channels live on, queued output does not
 //! ```
 //!
-//! Always: the port is opened once and never closed, for what the host sends meanwhile would be
-//! lost. Its readiness comes edge-triggered: while the host is away the port reports a hang-up
-//! without end, and only an edge says it is back. At most [`QUEUE_LIMIT`] bytes of stream data are
-//! queued; while twice that is queued nothing is read either.
+//! Always: the port is opened once and never closed, because the host's data would be lost in
+//! between. Its readiness is edge-triggered: while the host is away, the port reports a hang-up all
+//! the time, and only an edge shows its return. At most [`QUEUE_LIMIT`] bytes of stream data are
+//! queued; while twice that is queued, nothing is read either.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -24,7 +25,7 @@ use crate::failure::refusal;
 
 const QUEUE_LIMIT: usize = 256 * 1024;
 const READ_SIZE: usize = 128 * 1024;
-/// Reads in a row for one frame; the largest takes seventeen pages.
+/// The most reads in a row for one frame; the largest frame takes seventeen pages.
 const READS: usize = 32;
 
 #[derive(Debug)]
@@ -50,7 +51,7 @@ enum State {
 
 #[derive(Debug)]
 pub enum Event {
-    /// The host begins anew: what was sent and not resumed is void.
+    /// The host starts again: data that was sent and not resumed is void.
     Restarted,
     Message(HostMessage),
     Data {
@@ -91,12 +92,12 @@ impl Link {
         })
     }
 
-    /// Readable when [`absorb_edges`](Self::absorb_edges) has something to learn.
+    /// Readable when [`absorb_edges`](Self::absorb_edges) has an event.
     pub fn edges(&self) -> BorrowedFd<'_> {
         self.edges.as_fd()
     }
 
-    /// Learns what changed at the port since the last call.
+    /// Reads the events of the port since the last call.
     pub fn absorb_edges(&mut self) -> rustix::io::Result<()> {
         let mut events = [epoll::Event {
             flags: epoll::EventFlags::empty(),
@@ -118,13 +119,13 @@ impl Link {
         Ok(())
     }
 
-    /// Looks at the port again although no edge came.
+    /// Checks the port again without an edge.
     pub fn look_again(&mut self) {
         self.readable = true;
         self.writable = true;
     }
 
-    /// The host's end is closed; on a virtio port it may come back.
+    /// The host's end is closed; on a virtio port it may return.
     pub fn is_away(&self) -> bool {
         self.away
     }
@@ -133,18 +134,18 @@ impl Link {
         self.state == State::Open
     }
 
-    /// Work is left that no descriptor will announce.
+    /// Whether work is left that no descriptor announces.
     pub fn is_busy(&self) -> bool {
         self.may_read() || (self.writable && !self.queue.is_empty())
     }
 
-    /// Counts the preambles: a reply belongs to the generation its request came in.
+    /// The number of preambles: a reply belongs to the generation of its request.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// The next thing the host said. Reads until a frame is whole, because the port gives a page at
-    /// a time and a turn of the loop for each would cost more than the page.
+    /// The next event from the host. Reads until a frame is complete: the port returns a page at a
+    /// time, and a turn of the loop for each page would cost more than the page.
     pub fn next(&mut self) -> Option<Event> {
         let mut event = self.decode();
         for _ in 0..READS {
@@ -262,7 +263,7 @@ impl Link {
         self.state = State::Open;
     }
 
-    /// The host said what cannot be: nothing counts until its next preamble.
+    /// The host has broken the protocol: everything is ignored until its next preamble.
     pub fn fault(&mut self, reason: impl std::fmt::Display) {
         console::say(format_args!("link: {reason}"));
         self.decoder.resync();
@@ -276,8 +277,8 @@ impl Link {
         self.away = true;
     }
 
-    /// Queues a message. Without a host listening it is dropped: what matters of it is told again
-    /// in the next hello.
+    /// Queues a message. Without a listening host the message is dropped; the next hello repeats
+    /// what matters.
     pub fn send(&mut self, message: &AgentMessage) {
         if self.state == State::Hunting {
             return;
@@ -301,7 +302,7 @@ impl Link {
         self.is_open() && self.queue.len() < QUEUE_LIMIT
     }
 
-    /// Writes what the port takes now. True if everything went out.
+    /// Writes as much as the port accepts now. Returns true if the queue is empty.
     pub fn flush(&mut self) -> bool {
         while self.writable && !self.queue.is_empty() {
             match rustix::io::write(&self.port, self.queue.pending()) {
@@ -315,8 +316,8 @@ impl Link {
     }
 }
 
-/// A message as a frame. Somebody waits for every answer, so one that does not fit gives way to a
-/// short one.
+/// A message as a frame. A caller waits for every reply, so a reply that does not fit is replaced
+/// by a short one.
 fn framed(message: &AgentMessage) -> Result<Frame, MessageError> {
     message::to_frame(message).or_else(|error| match substitute(message) {
         Some(short) => message::to_frame(&short),
@@ -346,7 +347,7 @@ fn substitute(message: &AgentMessage) -> Option<AgentMessage> {
     }
 }
 
-/// Bytes on their way to the port.
+/// Bytes for the port.
 #[derive(Debug, Default)]
 struct Queue {
     bytes: Vec<u8>,
@@ -378,7 +379,8 @@ impl Queue {
         }
     }
 
-    /// Where frames are appended. Moving the rest to the front waits until it is the smaller part.
+    /// The end of the queue, to which frames are appended. The rest moves to the front only when it
+    /// is the smaller part.
     fn tail(&mut self) -> &mut Vec<u8> {
         if self.start > self.len() {
             self.bytes.drain(..self.start);
@@ -402,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_does_not_fit_gives_way_to_a_short_one() {
+    fn a_reply_that_does_not_fit_is_replaced_by_a_short_one() {
         let long = Failure {
             errno: libc::ENOENT,
             message: "x".repeat(frame::MAX_PAYLOAD),
@@ -411,27 +413,27 @@ mod tests {
             channel: 7,
             outcome: Outcome::NotStarted(long.clone()),
         };
-        let told = arrives(&ended);
+        let received = arrives(&ended);
         assert!(
             matches!(
-                told,
+                received,
                 AgentMessage::Ended {
                     channel: 7,
                     outcome: Outcome::NotStarted(_)
                 }
             ),
-            "{told:?}"
+            "{received:?}"
         );
-        let told = arrives(&AgentMessage::Reply {
+        let received = arrives(&AgentMessage::Reply {
             id: 3,
             reply: Err(long),
         });
         let AgentMessage::Reply {
             id: 3,
             reply: Err(failure),
-        } = told
+        } = received
         else {
-            panic!("{told:?}")
+            panic!("{received:?}")
         };
         assert_eq!(failure.errno, libc::EMSGSIZE);
     }

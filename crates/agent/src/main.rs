@@ -1,9 +1,9 @@
 //! The agent: the program in the guest.
 //!
-//! As pid 1 of the initramfs it brings the guest up and serves the host over a virtio port. With
-//! `--fd N` it serves the socket it was given as descriptor N instead, and leaves the machine it
-//! runs on alone; that is how it is tested. `--cgroup DIR` names a cgroup hierarchy to use there,
-//! `--hooks DIR` the hooks that a restore runs.
+//! As pid 1 of the initramfs it boots the guest and serves the host over a virtio port. With `--fd
+//! N` it serves the socket on descriptor N instead, and does not change the machine that it runs
+//! on; tests use this. `--cgroup DIR` then names a cgroup hierarchy, and `--hooks DIR` the hooks
+//! that a restore runs.
 
 mod cgroup;
 mod channel;
@@ -39,7 +39,8 @@ use std::process::ExitCode;
 use rustix::process::{Resource, Rlimit};
 
 use cgroup::Cgroups;
-use exec::spawn::Ground;
+use exec::spawn::Defaults;
+use hooks::HookDir;
 use init::{BootError, Booted, ImageInit, Rest, Settling};
 use link::Link;
 use role::Role;
@@ -75,7 +76,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the agent finds where it runs.
+/// The environment of the agent.
 struct Surroundings {
     cgroups: Cgroups,
     hooks: Option<PathBuf>,
@@ -99,8 +100,9 @@ fn run_guest() -> ! {
     let served = init::boot().and_then(|booted| {
         let role = booted.role();
         let port = init::open_port(sandtree_proto::PORT_NAME)?;
-        let (cgroups, hooks) = (Cgroups::open("/sys/fs/cgroup"), Some(hooks::PLACE.into()));
-        if role == Role::BesideInit {
+        let cgroups = Cgroups::open("/sys/fs/cgroup");
+        let hooks = Some(hooks::PLACE.into());
+        if role == Role::UnderInit {
             cgroups.enter().unwrap_or_else(|error| {
                 console::say(format_args!("cannot enter a cgroup: {error}"))
             });
@@ -147,32 +149,32 @@ fn serve(role: Role, port: OwnedFd, surroundings: Surroundings) -> io::Result<En
         booted,
     } = surroundings;
     rustix::io::fcntl_setfd(&port, rustix::io::FdFlags::CLOEXEC)?;
-    let signals = sys::block_signals(serve::heard_by(role))?;
-    // Not before: a thread with other signals unblocked would take our children's away.
+    let signals = sys::block_signals(serve::handled_signals(role))?;
+    // Not earlier: a thread with unblocked signals would receive our SIGCHLD.
     let (hold, image) = booted.image.map(ImageInit::attend).unzip();
     let settling = Settling {
-        modules: booted.modules.load_beside(),
+        modules: booted.modules.load_in_background(),
         image: image.unwrap_or_default(),
     };
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     if role != Role::Guestless {
         std::fs::write("/proc/self/oom_score_adj", "-1000")?;
     }
-    let ground = Ground {
+    let defaults = Defaults {
         cgroups,
         open_files: raise_open_files()?,
     };
     let place = Place {
         role,
-        ground,
+        defaults,
         settling,
-        hooks,
+        hooks: hooks.map(HookDir::new),
         hold,
     };
     Ok(Agent::new(place, Link::new(port)?, signals)?.serve()?)
 }
 
-/// Every channel has up to five descriptors. Returns the limit commands start with, as it was.
+/// Each channel needs up to five descriptors. Returns the old limit, which commands get.
 fn raise_open_files() -> io::Result<Rlimit> {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let raised = Rlimit {

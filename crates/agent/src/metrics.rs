@@ -1,4 +1,4 @@
-//! How the guest is doing, by what its kernel says.
+//! The guest's load and memory, as its kernel reports them.
 
 use std::fs;
 
@@ -11,7 +11,8 @@ use crate::failure::OrFailure;
 const TICK_MS: u64 = 10;
 
 pub fn read() -> Result<Metrics, Failure> {
-    let (stat, meminfo) = (text("/proc/stat")?, text("/proc/meminfo")?);
+    let stat = text("/proc/stat")?;
+    let meminfo = text("/proc/meminfo")?;
     let disk = rustix::fs::statvfs("/").or_failure(|| "cannot stat the root file system".into())?;
     Ok(Metrics {
         uptime_ms: uptime_ms(&text("/proc/uptime")?),
@@ -45,7 +46,7 @@ fn memory_bytes(meminfo: &str, key: &str) -> u64 {
     kib * 1024
 }
 
-/// Everything but idle and waiting, the fourth and fifth column.
+/// Everything except idle and waiting, the fourth and fifth column.
 fn cpu_busy_ms(stat: &str) -> u64 {
     let columns = stat
         .lines()
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_the_kernels() {
+    fn files_of_the_kernel_are_parsed_by_their_columns() {
         assert_eq!(cpu_busy_ms("cpu  1 2 3 100 100 4 5 6 7 8\n"), 210);
         assert_eq!(
             memory_bytes("MemTotal:  10 kB\nMemAvailable: 4 kB\n", "MemAvailable:"),

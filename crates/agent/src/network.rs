@@ -8,15 +8,15 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sandtree_proto::{Failure, Network};
 
-use crate::failure::{OrFailure, refusal};
+use crate::failure::{OrFailure, refusal, tolerate};
 use crate::{names, sys};
 
 const ADDRESS: [u8; 4] = [10, 0, 2, 15];
 const NETMASK: [u8; 4] = [255, 255, 255, 0];
 const GATEWAY: [u8; 4] = [10, 0, 2, 2];
 const NAME_SERVER: &str = "nameserver 10.0.2.3";
-/// How long the interface may take to appear: its driver is loaded beside us, and under emulation
-/// on a busy host that takes seconds.
+/// How long the interface may take to appear: a thread loads its driver, which takes seconds under
+/// emulation on a busy host.
 const APPEARS_WITHIN: Duration = Duration::from_secs(20);
 
 pub fn configure(network: Network) -> Result<(), Failure> {
@@ -28,10 +28,14 @@ pub fn configure(network: Network) -> Result<(), Failure> {
         return Ok(());
     }
     let name = interface()?;
-    let told = || format!("cannot configure interface {name}");
-    sys::set_interface_address(&socket, &name, libc::SIOCSIFADDR, ADDRESS).or_failure(told)?;
-    sys::set_interface_address(&socket, &name, libc::SIOCSIFNETMASK, NETMASK).or_failure(told)?;
-    sys::bring_up(&socket, &name).or_failure(told)?;
+    if network == Network::Isolated {
+        silence(&name);
+    }
+    let message = || format!("cannot configure interface {name}");
+    sys::set_interface_address(&socket, &name, libc::SIOCSIFADDR, ADDRESS).or_failure(message)?;
+    sys::set_interface_address(&socket, &name, libc::SIOCSIFNETMASK, NETMASK)
+        .or_failure(message)?;
+    sys::bring_up(&socket, &name).or_failure(message)?;
     if network == Network::Full {
         sys::add_default_route(&socket, GATEWAY)
             .or_failure(|| "cannot add the default route".into())?;
@@ -40,7 +44,22 @@ pub fn configure(network: Network) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The first interface that is a device; it may still be on its way.
+/// Nothing answers on an isolated interface. Without these, the kernel looks for routers, for other
+/// owners of its addresses and for listeners, for seconds after it boots and so after each restore
+/// of a guest that had just booted.
+fn silence(name: &str) {
+    let settings = [
+        (format!("conf/{name}/router_solicitations"), "0"),
+        (format!("conf/{name}/accept_dad"), "0"),
+        ("mld_qrv".to_owned(), "1"),
+    ];
+    for (setting, value) in settings {
+        // A kernel without IPv6 has none of them, and sends nothing either.
+        tolerate(fs::write(format!("/proc/sys/net/ipv6/{setting}"), value));
+    }
+}
+
+/// The first interface that is a device; it may not exist yet.
 fn interface() -> Result<String, Failure> {
     let deadline = Instant::now() + APPEARS_WITHIN;
     loop {

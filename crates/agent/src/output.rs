@@ -1,8 +1,8 @@
-//! A stream to the host: bytes from a descriptor on their way into an [`Outgoing`].
+//! A stream to the host: bytes from a descriptor for an [`Outgoing`].
 //!
 //! Always: the descriptor is read only while the window has room, so a host that stops reading
-//! stops the writer. After a command has ended, what is in the pipe at that moment still belongs to
-//! it; what its background children write later does not.
+//! stops the writer. After a command has ended, the bytes that are in the pipe at that moment still
+//! belong to it; later bytes of its background children do not.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -13,7 +13,7 @@ use sandtree_proto::Outgoing;
 pub struct Output {
     stream: Outgoing,
     source: Option<OwnedFd>,
-    /// How much is still to be read, once that is known.
+    /// How much must still be read, once that is known.
     left: Option<usize>,
 }
 
@@ -30,7 +30,7 @@ impl Output {
         }
     }
 
-    /// A stream whose descriptor comes later, by [`attach`](Self::attach).
+    /// A stream that gets its descriptor later, by [`attach`](Self::attach).
     pub fn awaiting(window: usize) -> Self {
         Self {
             stream: Outgoing::new(window),
@@ -47,7 +47,7 @@ impl Output {
         &mut self.stream
     }
 
-    /// First byte held, bytes produced.
+    /// The offset of the first byte that is held, and the number of bytes produced.
     pub fn held(&self) -> (u64, u64) {
         (self.stream.base(), self.stream.produced())
     }
@@ -60,13 +60,13 @@ impl Output {
         self.stream.is_ended()
     }
 
-    /// The descriptor to wait for, while there is room for what it gives.
+    /// The descriptor to wait for, if the window has room.
     pub fn wanted(&self) -> Option<BorrowedFd<'_>> {
         let fd = self.source.as_ref()?;
         (self.stream.room() > 0 && !self.is_ended()).then(|| fd.as_fd())
     }
 
-    /// Reads what is there and fits.
+    /// Reads all available bytes that fit the window.
     pub fn pull(&mut self, scratch: &mut [u8]) -> Result<(), Errno> {
         while let Some(fd) = self.source.as_ref().filter(|_| !self.stream.is_ended()) {
             let want = self
@@ -78,7 +78,7 @@ impl Output {
                 break;
             }
             match rustix::io::read(fd, &mut scratch[..want]) {
-                // A terminal whose last user is gone answers EIO.
+                // A terminal without a user returns EIO.
                 Ok(0) | Err(Errno::IO) => self.end(),
                 Ok(count) => self.push(&scratch[..count]),
                 Err(Errno::INTR) => {}
@@ -102,13 +102,13 @@ impl Output {
         }
     }
 
-    /// Ends the stream where it is and lets the descriptor go.
+    /// Ends the stream at its present offset and closes the descriptor.
     pub fn end(&mut self) {
         self.source = None;
         self.stream.end();
     }
 
-    /// The writer that counts has ended: the stream ends after what is in the pipe now.
+    /// The command has ended: the stream ends after the bytes that are in the pipe now.
     pub fn end_after_present(&mut self) {
         let Some(fd) = &self.source else { return };
         let present = rustix::io::ioctl_fionread(fd).unwrap_or(0) as usize;
@@ -118,7 +118,7 @@ impl Output {
         }
     }
 
-    /// The descriptor of an ended stream, if others may still write into it.
+    /// The descriptor of an ended stream, if other processes may still write to it.
     pub fn take_source(&mut self) -> Option<OwnedFd> {
         self.source.take()
     }
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn after_the_end_only_what_was_there_is_read_also_through_a_small_window() {
+    fn after_the_end_only_earlier_bytes_are_read_even_with_a_small_window() {
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
         let mut output = Output::new(3, Some(reader));
         rustix::io::write(&writer, b"abcdef").unwrap();

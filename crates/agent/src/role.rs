@@ -1,12 +1,12 @@
-//! Which process serves the link.
+//! The process that serves the link.
 
-/// Where the agent runs, and so what it may do to its surroundings.
+/// Where the agent runs, and so what it may do to the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// It is the guest's init.
+    /// The agent is the guest's init.
     Init,
     /// The image's own init runs the guest.
-    BesideInit,
-    /// It runs somewhere else, on a socket, and must not touch the machine.
+    UnderInit,
+    /// The agent runs on a socket outside of a guest, and must not change the machine.
     Guestless,
 }

@@ -1,4 +1,4 @@
-//! Files with holes where their content is zero.
+//! Writes files with holes where their content is zero.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 const BLOCK: usize = 4096;
 const BUFFER_SIZE: usize = 256 * 1024;
 
-/// Writes what is not zero and leaves holes for whole blocks that are.
+/// Writes the data, and leaves holes for whole blocks of zeros.
 pub fn write_sparse(mut file: &File, entry: &mut impl Read) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_SIZE];
     let mut position = 0u64;
@@ -27,7 +27,7 @@ pub fn write_sparse(mut file: &File, entry: &mut impl Read) -> io::Result<()> {
     }
 }
 
-/// Reads until the buffer is full or the stream ends: blocks stay aligned.
+/// Reads until the buffer is full or the stream ends, so that blocks stay aligned.
 fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut count = 0;
     while count < buffer.len() {
@@ -43,12 +43,11 @@ fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
 
 static NOTHING: [u8; BLOCK] = [0; BLOCK];
 
-/// Cuts into runs of blocks that hold data, or hold none.
+/// Splits into runs of blocks with data and runs of zero blocks.
 fn runs(bytes: &[u8]) -> impl Iterator<Item = (bool, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
-        // One comparison of blocks: a loop over bytes is the bottleneck of an upload under
-        // emulation.
+        // Compares whole blocks: under emulation, a loop over bytes is the bottleneck of an upload.
         let holds_data = |block: &[u8]| block != NOTHING;
         let data = holds_data(rest.chunks(BLOCK).next()?);
         let length: usize = rest

@@ -1,5 +1,5 @@
-//! The few system calls rustix has no safe form of. Every `unsafe` of the agent but the child's way
-//! to `execve` is here.
+//! The few system calls that rustix has no safe form of. Every `unsafe` of the agent is here,
+//! except for the child's `execve`.
 
 #![allow(
     unsafe_code,
@@ -11,16 +11,16 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::process::Pid;
 
-/// Takes over a descriptor the parent process passed by number.
+/// Takes over a descriptor that the parent process passed by number.
 pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: F_GETFD only looks, and fails for a number that is not open.
+    // SAFETY: F_GETFD only reads, and fails for a number that is not open.
     check(unsafe { libc::fcntl(number, libc::F_GETFD) })?;
     // SAFETY: the descriptor is open, and main, the only caller, takes it over once.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Blocks every signal for this thread and those it starts, and makes `heard` readable as a
-/// descriptor.
+/// Blocks every signal for this thread and the threads that it starts, and makes `heard` readable
+/// as a descriptor.
 ///
 /// A blocked SIGTERM cannot end the agent. Children inherit the mask and must [`clean_signals`].
 pub fn block_signals(heard: &[i32]) -> io::Result<OwnedFd> {
@@ -47,8 +47,8 @@ pub fn block_signals(heard: &[i32]) -> io::Result<OwnedFd> {
     }
 }
 
-/// The numbers of the signals that have come since the last look.
-pub fn heard_signals(fd: impl AsFd) -> Vec<i32> {
+/// The numbers of the signals since the last call.
+pub fn received_signals(fd: impl AsFd) -> Vec<i32> {
     const RECORD: usize = size_of::<libc::signalfd_siginfo>();
     let mut records = [0; 16 * RECORD];
     let count = rustix::io::read(fd, &mut records).unwrap_or(0);
@@ -56,11 +56,12 @@ pub fn heard_signals(fd: impl AsFd) -> Vec<i32> {
     records[..count].chunks_exact(RECORD).map(number).collect()
 }
 
-/// What a command expects: nothing blocked, and nothing ignored, whatever the agent was started
-/// with. May be called between fork and exec.
+/// Restores what a command expects: no signal blocked or ignored. May be called between fork and
+/// exec.
 pub fn clean_signals() -> io::Result<()> {
     let mut none = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: signal takes a number and a constant; sigemptyset initialises the set that pthread_sigmask then reads.
+    // SAFETY: signal takes a number and a constant; sigemptyset initialises the set that
+    // pthread_sigmask then reads.
     unsafe {
         for number in (1..32).filter(|number| ![libc::SIGKILL, libc::SIGSTOP].contains(number)) {
             if libc::signal(number, libc::SIG_DFL) == libc::SIG_ERR {
@@ -84,7 +85,7 @@ pub enum Target {
     Everything,
 }
 
-/// Sends any signal by number, real-time ones included; 0 only asks whether the target is there.
+/// Sends any signal by number, real-time ones included; 0 only checks that the target exists.
 pub fn signal(target: Target, number: i32) -> io::Result<()> {
     let pid = match target {
         Target::Process(pid) => pid.as_raw_nonzero().get(),
@@ -114,7 +115,7 @@ const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;
 const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
 const EXT4_IOC_RESIZE_FS: libc::c_ulong = 0x4008_6610;
 
-/// Mixes bytes into the kernel's pool, credits them and makes every generator start from it anew.
+/// Mixes bytes into the kernel's pool, credits them, and reseeds every generator from it.
 pub fn add_entropy(random: impl AsFd, bytes: &[u8]) -> io::Result<()> {
     // struct rand_pool_info: bits, length, then the bytes.
     let mut info = Vec::with_capacity(8 + bytes.len());
@@ -122,13 +123,14 @@ pub fn add_entropy(random: impl AsFd, bytes: &[u8]) -> io::Result<()> {
     info.extend_from_slice(&(bytes.len() as i32).to_ne_bytes());
     info.extend_from_slice(bytes);
     let fd = random.as_fd().as_raw_fd();
-    // SAFETY: the kernel reads the two counts and as many bytes as the second says, all inside `info`.
+    // SAFETY: the kernel reads the two counts and as many bytes as the second says, all inside
+    // `info`.
     check(unsafe { libc::ioctl(fd, RNDADDENTROPY, info.as_ptr()) })?;
     // SAFETY: RNDRESEEDCRNG has no argument.
     check(unsafe { libc::ioctl(fd, RNDRESEEDCRNG) }).map(drop)
 }
 
-/// Grows a mounted ext4 to `blocks` blocks; the present size is no change and no error.
+/// Enlarges a mounted ext4 to `blocks` blocks; its present size is no error.
 pub fn resize_ext4(root: impl AsFd, blocks: u64) -> io::Result<()> {
     // SAFETY: the kernel reads one u64 through the pointer.
     check(unsafe {
@@ -141,23 +143,23 @@ pub fn resize_ext4(root: impl AsFd, blocks: u64) -> io::Result<()> {
     .map(drop)
 }
 
-/// `_IOWR('X', …)`, the same on every architecture of ours.
+/// `_IOWR('X', …)`, the same on all our architectures.
 const FIFREEZE: libc::c_ulong = 0xc004_5877;
 const FITHAW: libc::c_ulong = 0xc004_5878;
 const FITRIM: libc::c_ulong = 0xc018_5879;
 
-/// Writes a file system out and holds every further write back. Whoever writes waits, not fails.
+/// Writes a file system out and blocks further writes. Writers wait; their calls do not fail.
 pub fn freeze(mount: impl AsFd) -> io::Result<()> {
-    // SAFETY: FIFREEZE does not look at its argument.
+    // SAFETY: FIFREEZE ignores its argument.
     check(unsafe { libc::ioctl(mount.as_fd().as_raw_fd(), FIFREEZE, 0) }).map(drop)
 }
 
 pub fn thaw(mount: impl AsFd) -> io::Result<()> {
-    // SAFETY: FITHAW does not look at its argument.
+    // SAFETY: FITHAW ignores its argument.
     check(unsafe { libc::ioctl(mount.as_fd().as_raw_fd(), FITHAW, 0) }).map(drop)
 }
 
-/// Tells the disk which blocks of a file system no file has.
+/// Informs the disk which blocks no file uses.
 pub fn trim(mount: impl AsFd) -> io::Result<()> {
     // struct fstrim_range: start, length, least length.
     let mut range: [u64; 3] = [0, u64::MAX, 0];
@@ -192,7 +194,7 @@ pub fn bring_up(socket: impl AsFd, name: &str) -> io::Result<()> {
     .map(drop)
 }
 
-/// Adds the default route; one that is there already is no error.
+/// Adds the default route; an existing one is no error.
 pub fn add_default_route(socket: impl AsFd, gateway: [u8; 4]) -> io::Result<()> {
     // SAFETY: all zero is a valid rtentry: addresses of no family, a null device name.
     let mut route: libc::rtentry = unsafe { std::mem::zeroed() };

@@ -29,7 +29,7 @@ pub fn resize(master: impl AsFd, size: TermSize) -> rustix::io::Result<()> {
     rustix::termios::tcsetwinsize(master, size)
 }
 
-/// Types end-of-file where a program reads lines; one that reads keys would take it for a key.
+/// Types end-of-file if a program reads lines; a program that reads keys would take it for a key.
 pub fn type_eof(master: &OwnedFd) {
     let typed = rustix::termios::tcgetattr(master).and_then(|modes| {
         if modes.local_modes.contains(LocalModes::ICANON) {

@@ -14,7 +14,7 @@ const PLACES: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::LOCALHOST),
 ];
 
-/// A connection in the making: IPv4 first, then IPv6.
+/// A connection that is not yet established: IPv4 first, then IPv6.
 #[derive(Debug)]
 pub struct Connecting {
     port: u16,
@@ -57,7 +57,7 @@ impl Connecting {
         }
     }
 
-    /// Writable when [`proceed`](Self::proceed) has something to learn.
+    /// Writable when [`proceed`](Self::proceed) can make progress.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -69,7 +69,7 @@ impl Connecting {
         }
     }
 
-    /// The first refusal is the one told: a guest without IPv6 would only hide it.
+    /// The first refusal is reported: without IPv6, the second one would hide it.
     fn refused(port: u16, place: usize, error: Errno) -> Progress {
         let next = (place + 1 < PLACES.len()).then(|| Self::attempt(port, place + 1));
         if let Some(next @ (Progress::Waiting(_) | Progress::Connected(_))) = next {

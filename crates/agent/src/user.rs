@@ -1,5 +1,5 @@
-//! Users and groups by the files in `/etc`. The C library's look-ups load code at run time, which a
-//! static program in a bare guest has none of.
+//! Users and groups from the files in `/etc`. The C library's look-ups load code at run time, which
+//! a static program in a bare guest does not have.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use sandtree_proto::Failure;
 
 use crate::failure::refusal;
 
-/// Who a command runs as.
+/// The user that a command runs as.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Account {
     pub uid: u32,
@@ -19,7 +19,7 @@ pub struct Account {
     pub shell: String,
 }
 
-/// The two files, as text. A guest need not have them.
+/// The two files, as text. A guest may lack them.
 #[derive(Debug, Default)]
 pub struct Database {
     passwd: String,
@@ -118,8 +118,8 @@ fn account(line: &str) -> Option<Account> {
     })
 }
 
-/// A number without an entry: in root's group, at home in the root directory, as where images come
-/// from has it.
+/// A number without an entry: in root's group, with the root directory as its home, as in container
+/// runtimes.
 fn nameless(uid: u32) -> Account {
     let name = if uid == 0 {
         "root".to_owned()
@@ -144,7 +144,9 @@ struct Group<'a> {
 
 fn group(line: &str) -> Option<Group<'_>> {
     let mut fields = line.split(':');
-    let (name, _, gid) = (fields.next()?, fields.next()?, fields.next()?);
+    let name = fields.next()?;
+    let _password = fields.next()?;
+    let gid = fields.next()?;
     Some(Group {
         name,
         gid: gid.parse().ok()?,
@@ -212,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_unknown_is_named() {
+    fn an_unknown_user_or_group_is_named() {
         assert_eq!(
             database().find("zoe").unwrap_err().message,
             "no user zoe in the guest"

@@ -1,5 +1,5 @@
-//! Threads for what may wait for a disk. They talk to the loop through pipes, and say when they are
-//! done.
+//! Threads for work that may wait for a disk. They move data through pipes, and report to the loop
+//! when they are done.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Stdio;
@@ -16,7 +16,7 @@ use sandtree_proto::{ExecStart, Failure, Reply};
 use crate::cgroup::Family;
 use crate::failure::{OrFailure, refusal, tolerate};
 
-/// What a thread has done, or wants done.
+/// A thread's result, or its request.
 #[derive(Debug)]
 pub enum Finished {
     Channel {
@@ -29,10 +29,10 @@ pub enum Finished {
         generation: u64,
         reply: Result<Reply, Failure>,
     },
-    /// A command to start. Only the loop starts any: it takes the status of every child, also of
-    /// one that fails to start.
+    /// A command to start. Only the loop starts commands, because it reaps every child, also one
+    /// that fails to start.
     Start(Start),
-    /// What was started, and may live on.
+    /// Processes that a thread has started and that may outlive it.
     Left(Family),
 }
 
@@ -43,8 +43,8 @@ pub struct Start {
     pub started: Sender<Result<(Pid, Family), Failure>>,
 }
 
-/// Tells one thread's work from another's. A channel's number does not: after a restore another hub
-/// gives them out, while threads of channels that were closed may still be at work.
+/// Identifies the work of one thread. A channel's number does not: after a restore another hub
+/// assigns the numbers, while threads of closed channels may still work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ticket(u64);
 
@@ -56,7 +56,7 @@ pub struct Workers {
     next_ticket: u64,
 }
 
-/// The way from a thread to the loop, for what it has to tell before it is done.
+/// The way from a thread to the loop, for messages before the thread is done.
 #[derive(Debug, Clone)]
 pub struct Bell {
     sender: Sender<Finished>,
@@ -90,7 +90,7 @@ impl Workers {
         }
     }
 
-    /// Readable when something has finished.
+    /// Readable when a thread has reported something.
     pub fn bell(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
@@ -133,7 +133,7 @@ impl Workers {
     }
 
     pub fn take_finished(&self) -> impl Iterator<Item = Finished> + '_ {
-        // An empty counter means only that the bell was not rung since.
+        // An empty counter only means that there was no report.
         tolerate(rustix::io::read(&*self.bell, &mut [0; 8]));
         self.receiver.try_iter()
     }

@@ -1,4 +1,4 @@
-//! Commands, over the real link, with the real agent on this machine.
+//! Commands over the real link, with the real agent on this machine.
 
 mod client;
 
@@ -50,7 +50,7 @@ fn stdin_is_binary_and_empty_without_one() {
 }
 
 #[test]
-fn input_nobody_reads_does_not_hang() {
+fn unread_input_does_not_hang() {
     let mut agent = Agent::start(&[]);
     let channel = agent.client.open(Open::Exec(ExecStart {
         stdin: true,
@@ -61,7 +61,7 @@ fn input_nobody_reads_does_not_hang() {
 }
 
 #[test]
-fn commands_run_side_by_side() {
+fn commands_run_in_parallel() {
     let mut agent = Agent::start(&[]);
     let waiting = agent.client.open(Open::Exec(ExecStart {
         stdin: true,
@@ -81,7 +81,7 @@ fn commands_run_side_by_side() {
 }
 
 #[test]
-fn what_cannot_start_says_why() {
+fn a_command_that_cannot_start_reports_why() {
     let mut agent = Agent::start(&[]);
     let refused = |agent: &mut Agent, start: ExecStart| match agent.client.run(start).outcome {
         Some(Outcome::NotStarted(failure)) => (failure.errno, failure.message),
@@ -98,7 +98,7 @@ fn what_cannot_start_says_why() {
             ..shell("true")
         },
     );
-    // Not ENOENT: that would say that there is no such command.
+    // Not ENOENT, which would mean a missing command.
     assert_eq!(
         (errno, message.as_str()),
         (
@@ -109,11 +109,11 @@ fn what_cannot_start_says_why() {
     let (_, message) = refused(
         &mut agent,
         ExecStart {
-            user: "nobody-here".into(),
+            user: "no-such-user".into(),
             ..shell("true")
         },
     );
-    assert_eq!(message, "no user nobody-here in the guest");
+    assert_eq!(message, "no user no-such-user in the guest");
     // starts: nothing
     assert_eq!(refused(&mut agent, exec(&[])).1, "the command is empty");
     let dir = tempfile::tempdir().unwrap();
@@ -144,12 +144,12 @@ fn environment_and_signals_start_clean() {
         .find_map(|line| line.strip_prefix("SigIgn:\t"))
         .expect("the kernel tells it");
     let ignored = u64::from_str_radix(ignored, 16).unwrap();
-    // The C library's own two signals, 32 and 33, may be ignored by whoever started the tests.
+    // The process that started the tests may ignore the C library's own two signals, 32 and 33.
     assert_eq!(ignored & !0x1_8000_0000, 0, "{text}");
 }
 
 #[test]
-fn a_background_child_does_not_hold_the_command_and_lives_on() {
+fn a_command_does_not_wait_for_its_background_child() {
     let mut agent = Agent::start(&[]);
     let begun = Instant::now();
     let seen = agent.client.run(shell(
@@ -191,7 +191,7 @@ fn pids(agent: &mut Agent, channel: u32, count: usize) -> Vec<i32> {
 }
 
 #[test]
-fn a_timeout_ends_the_group_also_one_that_ignores_sigterm() {
+fn a_timeout_ends_the_group_even_if_it_ignores_sigterm() {
     let mut agent = Agent::start(&[]);
     let start = shell("trap '' TERM; sleep 100 & echo $$; echo $!; while :; do sleep 1; done");
     let channel = agent.client.open(Open::Exec(ExecStart {
@@ -206,11 +206,11 @@ fn a_timeout_ends_the_group_also_one_that_ignores_sigterm() {
     assert!(!pids.iter().any(|&pid| alive(pid)));
 }
 
-/// A cgroup of its own for one test, removed with it.
+/// A cgroup for one test, removed with it.
 struct Hierarchy(String);
 
 impl Hierarchy {
-    /// None where this user may not make one.
+    /// `None` if this user may not create one.
     fn make() -> Option<Self> {
         let mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
         let mount = mounts
@@ -229,7 +229,7 @@ impl Drop for Hierarchy {
 }
 
 #[test]
-fn a_timeout_reaches_what_left_the_session() {
+fn a_timeout_ends_processes_that_left_the_session() {
     let Some(hierarchy) = Hierarchy::make() else {
         return eprintln!("no writable cgroup here; not tested");
     };
@@ -343,7 +343,7 @@ fn resident_kib(pid: u32) -> u64 {
 }
 
 #[test]
-fn a_reader_that_stops_stops_the_command_and_memory_stays_bounded() {
+fn a_stopped_reader_stops_the_command_and_memory_stays_bounded() {
     let mut agent = Agent::start(&[]);
     let channel = agent
         .client

@@ -83,11 +83,11 @@ fn an_abandoned_write_leaves_nothing() {
 }
 
 #[test]
-fn what_a_cut_off_write_left_behind_is_in_nobodys_way() {
+fn leftovers_of_an_interrupted_write_do_no_harm() {
     let mut agent = Agent::start(&[]);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
-    // Channel numbers begin anew with every boot, and so did these names.
+    // Names that an agent of an earlier boot could have used.
     (0..10).for_each(|number| {
         fs::write(dir.path().join(format!(".file.sandtree-{number}")), "left").unwrap()
     });
@@ -155,7 +155,7 @@ fn failures_carry_operation_path_and_number() {
 }
 
 #[test]
-fn directories_are_listed_with_what_is_in_them() {
+fn directories_are_listed_with_their_entries() {
     let mut agent = Agent::start(&[]);
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("file"), "12345").unwrap();
@@ -207,10 +207,11 @@ fn make_tree(root: &Path) {
 }
 
 #[test]
-fn trees_keep_modes_links_and_holes_both_ways() {
+fn trees_keep_modes_links_and_holes_in_both_directions() {
     let mut agent = Agent::start(&[]);
     let dir = tempfile::tempdir().unwrap();
-    let (from, to) = (dir.path().join("tree"), dir.path().join("made/here"));
+    let from = dir.path().join("tree");
+    let to = dir.path().join("made/here");
     make_tree(&from);
     let channel = agent.client.open(Open::TarOut { path: bytes(&from) });
     let packed = agent.client.finish(channel);
@@ -274,7 +275,7 @@ fn archive(entries: &[(&str, tar::EntryType, &str)]) -> Vec<u8> {
 }
 
 #[test]
-fn what_a_copy_leaves_out_is_told() {
+fn a_copy_reports_what_it_leaves_out() {
     let mut agent = Agent::start(&[]);
     let dir = tempfile::tempdir().unwrap();
     let tree = dir.path().join("tree");
@@ -285,8 +286,8 @@ fn what_a_copy_leaves_out_is_told() {
     let channel = agent.client.open(Open::TarOut { path: bytes(&tree) });
     let packed = agent.client.finish(channel);
     assert_eq!(packed.outcome, Some(Outcome::Done));
-    let told = format!("{}/a\\nsocket: a socket cannot be copied\n", tree.display());
-    assert_eq!(String::from_utf8(packed.err).unwrap(), told);
+    let expected = format!("{}/a\\nsocket: a socket cannot be copied\n", tree.display());
+    assert_eq!(String::from_utf8(packed.err).unwrap(), expected);
 
     let archive = archive(&[
         ("pax", tar::EntryType::XGlobalHeader, ""),
@@ -297,15 +298,15 @@ fn what_a_copy_leaves_out_is_told() {
     agent.client.feed(channel, &archive);
     let unpacked = agent.client.finish(channel);
     assert_eq!(unpacked.outcome, Some(Outcome::Done));
-    let told = format!(
+    let expected = format!(
         "{}/odd: an entry of type 'V' cannot be unpacked\n",
         to.display()
     );
-    assert_eq!(String::from_utf8(unpacked.err).unwrap(), told);
+    assert_eq!(String::from_utf8(unpacked.err).unwrap(), expected);
 }
 
 #[test]
-fn a_host_that_does_not_read_what_is_left_out_is_not_waited_for() {
+fn a_copy_does_not_wait_for_a_host_that_ignores_its_report() {
     let mut agent = Agent::start(&[]);
     let dir = tempfile::tempdir().unwrap();
     for number in 0..1200 {
@@ -372,7 +373,7 @@ fn an_archive_cannot_write_outside() {
 }
 
 #[test]
-fn a_tunnel_carries_both_ways_and_half_closes() {
+fn a_tunnel_works_in_both_directions_and_half_closes() {
     let mut agent = Agent::start(&[]);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

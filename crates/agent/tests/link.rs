@@ -1,4 +1,4 @@
-//! Breaks, garbage and what outlives them.
+//! Breaks, garbage, and what survives them.
 
 mod client;
 
@@ -21,7 +21,7 @@ fn a_break_loses_no_byte() {
             client.channels[&channel].counts[0] > round * 100_000
         });
         agent.client.lose();
-        // Half a frame is cut off by the break.
+        // The break cuts off half a frame.
         let mut half = Vec::new();
         encode_data(&mut half, channel, StreamId::In, 0, &[7; 5000]);
         agent.client.raw(&half[..2000]);
@@ -59,7 +59,7 @@ fn input_sent_again_after_a_break_arrives_once() {
 }
 
 #[test]
-fn a_command_that_ended_in_a_break_keeps_output_and_outcome() {
+fn a_command_that_ended_during_a_break_keeps_output_and_outcome() {
     let mut agent = Agent::start(&[]);
     let channel = agent.client.open(Open::Exec(shell("echo kept; exit 7")));
     while agent
@@ -147,7 +147,7 @@ fn channels_are_limited_and_all_fit_the_hello() {
 }
 
 #[test]
-fn an_open_beyond_the_limit_is_ended_and_not_kept() {
+fn a_channel_beyond_the_limit_is_ended_and_not_kept() {
     let mut agent = Agent::start(&[]);
     let kept: Vec<u32> = (0..320)
         .map(|_| agent.client.open(Open::Exec(exec(&["/nonexistent"]))))
@@ -170,7 +170,7 @@ fn an_open_beyond_the_limit_is_ended_and_not_kept() {
 }
 
 #[test]
-fn a_failure_about_a_long_name_that_is_no_text_arrives() {
+fn a_failure_about_a_long_name_that_is_not_utf8_arrives() {
     let mut agent = Agent::start(&[]);
     let name = [b"/", &[0xff; 60_000][..]].concat();
     let seen = agent.client.run(ExecStart {
@@ -196,7 +196,7 @@ fn a_failure_about_a_long_name_that_is_no_text_arrives() {
 }
 
 #[test]
-fn the_machine_is_left_alone_outside_a_guest() {
+fn outside_a_guest_the_machine_is_not_changed() {
     let mut agent = Agent::start(&[]);
     let identity = Identity {
         hostname: "x".into(),
@@ -221,7 +221,8 @@ fn the_machine_is_left_alone_outside_a_guest() {
             .errno,
         libc::EPERM
     );
-    assert!(
-        matches!(agent.client.request(Request::Metrics), Ok(Reply::Metrics(metrics)) if metrics.processes > 0)
-    );
+    let Ok(Reply::Metrics(metrics)) = agent.client.request(Request::Metrics) else {
+        panic!("the agent reports no metrics")
+    };
+    assert!(metrics.processes > 0);
 }

@@ -1,4 +1,4 @@
-//! What a restored agent does: hooks, connections that must not survive, numbers that come again.
+//! A restored agent: hooks, connections that must not survive, repeated numbers.
 
 mod client;
 
@@ -43,9 +43,10 @@ fn restored(agent: &mut Agent) -> Vec<HookFailure> {
 }
 
 #[test]
-fn hooks_run_in_the_order_of_their_names_and_failures_are_told() {
+fn hooks_run_in_the_order_of_their_names_and_failures_are_reported() {
     let dir = tempfile::tempdir().unwrap();
-    let (hooks, log) = (dir.path().join("hooks"), dir.path().join("log"));
+    let hooks = dir.path().join("hooks");
+    let log = dir.path().join("log");
     fs::create_dir(&hooks).unwrap();
     let say = |what: &str| format!("echo {what} >> {}", log.display());
     hook(
@@ -68,22 +69,26 @@ fn hooks_run_in_the_order_of_their_names_and_failures_are_told() {
 
     let mut agent = Agent::start(&["--hooks", hooks.to_str().unwrap()]);
     let failures = restored(&mut agent);
-    let told: Vec<_> = failures
+    let reported: Vec<_> = failures
         .iter()
         .map(|failure| (failure.name.as_str(), failure.what.as_str()))
         .collect();
     assert_eq!(
-        told[..2],
+        reported[..2],
         [("20-fails", "exit 3"), ("30-killed", "signal 9")]
     );
-    assert_eq!((told.len(), told[2].0), (3, "50-no-program"), "{told:?}");
+    assert_eq!(
+        (reported.len(), reported[2].0),
+        (3, "50-no-program"),
+        "{reported:?}"
+    );
     let expected = format!("{} copy path 0\nfails\nlast\n", "ab".repeat(16));
     assert_eq!(fs::read_to_string(&log).unwrap(), expected);
     assert_eq!(restored(&mut agent).len(), 3, "it may be restored again");
 }
 
 #[test]
-fn without_hooks_there_is_nothing_to_run() {
+fn a_restore_without_hooks_runs_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let mut agent = Agent::start(&["--hooks", dir.path().join("none").to_str().unwrap()]);
     assert_eq!(restored(&mut agent), []);
@@ -117,7 +122,7 @@ fn a_hook_that_hangs_is_ended_and_the_agent_serves_meanwhile() {
     );
     assert!(
         began.elapsed() < Duration::from_secs(8),
-        "the loop goes on while a hook runs"
+        "the loop continues while a hook runs"
     );
     agent.client.until("the hooks' end", |client| {
         client.replies.contains_key(&9999)
@@ -141,7 +146,7 @@ fn a_hook_that_hangs_is_ended_and_the_agent_serves_meanwhile() {
     }
 }
 
-/// A connection into the guest: the agent's channel, and the end of a server there.
+/// A connection into the guest: the agent's channel, and a server's end there.
 fn tunnel(agent: &mut Agent) -> (u32, TcpStream) {
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let channel = agent.client.open(Open::Connect {
@@ -210,10 +215,9 @@ fn a_connection_that_both_sides_have_ended_is_not_reset() {
     assert!(end.take_error().unwrap().is_none());
 }
 
-/// Another hub counts channels from its own beginning, while a thread of the first may still be at
-/// its work.
+/// Another hub counts channels from zero, while a thread of the first hub may still work.
 #[test]
-fn a_thread_of_a_closed_channel_is_not_taken_for_that_of_its_successor() {
+fn a_thread_of_a_closed_channel_is_ignored_by_the_next_channel_of_its_number() {
     let dir = tempfile::tempdir().unwrap();
     let mut agent = Agent::start(&[]);
     let path = dir
@@ -221,10 +225,8 @@ fn a_thread_of_a_closed_channel_is_not_taken_for_that_of_its_successor() {
         .join("file")
         .into_os_string()
         .into_encoded_bytes();
-    let (uid, gid) = (
-        rustix::process::getuid().as_raw(),
-        rustix::process::getgid().as_raw(),
-    );
+    let uid = rustix::process::getuid().as_raw();
+    let gid = rustix::process::getgid().as_raw();
     let write = || Open::WriteFile {
         path: path.clone(),
         mode: 0o644,

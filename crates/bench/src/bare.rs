@@ -49,6 +49,7 @@ impl BareGuest {
             .expect("a fresh machine has its console");
         // The console must be read, or QEMU stops when its buffer is full.
         let console = tokio::spawn(async move {
+            // An error ends the copy, and so does the end of the machine.
             drop(tokio::io::copy(&mut output, &mut tokio::io::sink()).await);
         });
         expect_byte(&mut port).await?;

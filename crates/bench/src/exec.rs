@@ -200,7 +200,7 @@ async fn output(guest: &Guest) -> Result<()> {
     let blocks = STREAM >> 20;
     let line = format!("exec dd if=/dev/zero bs=1M count={blocks} 2>/dev/null");
     let mut exec = guest.exec(ExecSpec::shell(line)).await?;
-    let mut stdout = exec.stdout.take().expect("nobody took it yet");
+    let mut stdout = exec.stdout.take().expect("it was not taken yet");
     let mut seen = 0;
     while let Ok(Some(chunk)) = stdout.next().await {
         seen += chunk.len() as u64;

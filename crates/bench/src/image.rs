@@ -201,7 +201,7 @@ impl Bench<'_> {
             )
             .await?;
             ours.push(began.elapsed().as_secs_f64());
-            let spent = stages.told();
+            let spent = stages.summary();
             remove(&self.scratch.path("import"))?;
             let (took, their_spent) = self.by_mke2fs(&archive, bytes).await?;
             theirs.push(took);
@@ -274,7 +274,7 @@ impl Bench<'_> {
             host.pull(&reference, &PullSpec::default(), stages.watch())
                 .await?;
             pulls.push(began.elapsed().as_secs_f64());
-            note = stages.told();
+            note = stages.summary();
             remove(&self.scratch.path("pull"))?;
         }
         let rate = |seconds: Vec<f64>| bytes as f64 / 1e6 / median(seconds);
@@ -541,7 +541,7 @@ impl Stages {
     }
 
     /// How long each stage took until now. A stage may occur several times.
-    fn told(&self) -> String {
+    fn summary(&self) -> String {
         let now = Instant::now();
         let stages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let ends = stages.iter().skip(1).map(|(_, began)| *began).chain([now]);
@@ -553,10 +553,10 @@ impl Stages {
                 None => spent.push((*stage, seconds)),
             }
         }
-        let told = spent
+        let parts = spent
             .iter()
             .map(|(stage, seconds)| format!("{} {seconds:.2} s", stage.as_str()));
-        told.collect::<Vec<_>>().join(", ")
+        parts.collect::<Vec<_>>().join(", ")
     }
 }
 

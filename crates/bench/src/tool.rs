@@ -31,12 +31,12 @@ pub struct Running {
 }
 
 impl Running {
-    /// Writes stdout to the file `said`, and stderr to a file next to it.
-    pub fn start(program: &str, args: &[&OsStr], said: &Path) -> Result<Self> {
+    /// Writes stdout to the file `printed`, and stderr to a file next to it.
+    pub fn start(program: &str, args: &[&OsStr], printed: &Path) -> Result<Self> {
         let path = find(program).unwrap_or_else(|| program.into());
         let created = |path: &Path| File::create(path).map_err(|e| Error::io("make", path, e));
-        let output = created(said)?;
-        let complaints = created(&complaints(said))?;
+        let output = created(printed)?;
+        let complaints = created(&complaints(printed))?;
         // starts: the program of tools.output(…)
         // starts: the program of Running::start(…)
         let mut command = Command::new(path);
@@ -78,13 +78,13 @@ impl Drop for Running {
 
 /// Runs programs to their end, one at a time.
 pub struct Tools {
-    said: PathBuf,
+    printed: PathBuf,
 }
 
 impl Tools {
     /// The file keeps the output of a program until the next one runs.
-    pub fn new(said: PathBuf) -> Self {
-        Self { said }
+    pub fn new(printed: PathBuf) -> Self {
+        Self { printed }
     }
 
     /// Runs a program, which must succeed. Returns the time in seconds.
@@ -92,12 +92,12 @@ impl Tools {
         let args: Vec<&OsStr> = args.iter().map(AsRef::as_ref).collect();
         let began = Instant::now();
         // starts: the program of tools.run(…)
-        let status = Running::start(program, &args, &self.said)?.end().await?;
+        let status = Running::start(program, &args, &self.printed)?.end().await?;
         let took = began.elapsed().as_secs_f64();
         if status.success() {
             return Ok(took);
         }
-        let stderr = std::fs::read(complaints(&self.said)).unwrap_or_default();
+        let stderr = std::fs::read(complaints(&self.printed)).unwrap_or_default();
         let tail = &stderr[stderr.len().saturating_sub(TAIL_BYTES)..];
         Err(Error::invalid(
             "exit of a tool of the host",
@@ -109,10 +109,10 @@ impl Tools {
     /// Runs a program and returns its output.
     pub async fn output<A: AsRef<OsStr>>(&self, program: &str, args: &[A]) -> Result<String> {
         self.run(program, args).await?;
-        std::fs::read_to_string(&self.said).map_err(|e| Error::io("read", &self.said, e))
+        std::fs::read_to_string(&self.printed).map_err(|e| Error::io("read", &self.printed, e))
     }
 }
 
-fn complaints(said: &Path) -> PathBuf {
-    said.with_extension("complaints")
+fn complaints(printed: &Path) -> PathBuf {
+    printed.with_extension("complaints")
 }

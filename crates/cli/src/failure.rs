@@ -15,14 +15,14 @@ use crate::{hint, show};
 pub const OURS: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
-/// After Ctrl-C, as shells have it.
+/// After Ctrl-C, as in shells.
 pub const INTERRUPTED: u8 = 130;
 
 #[derive(Debug)]
 pub enum Failure {
     Library(Error),
     /// An error of the command line itself.
-    Told(Report),
+    Reported(Report),
     Interrupted,
 }
 
@@ -36,7 +36,7 @@ impl Failure {
     pub fn show(&self, json: bool) -> ExitCode {
         match self {
             Failure::Interrupted => ExitCode::from(INTERRUPTED),
-            Failure::Told(report) => {
+            Failure::Reported(report) => {
                 show(report, json);
                 exit_code(report)
             }
@@ -58,7 +58,7 @@ fn exit_code(report: &Report) -> ExitCode {
     })
 }
 
-/// Prints a usage error, or the help that was asked for, which is no failure.
+/// Prints a usage error, or the requested help, which is no failure.
 pub fn show_usage(error: &clap::Error) -> ExitCode {
     let wants_json = std::env::args_os()
         .take_while(|arg| arg != "--")
@@ -106,7 +106,8 @@ pub fn show(report: &Report, json: bool) {
     }
 }
 
-/// Prints one line on stderr. If that fails, there is no other place to report it.
+/// Prints one line on stderr.
 fn say(line: &str) {
+    // If that fails, there is no other place to report it.
     drop(writeln!(std::io::stderr(), "{line}"));
 }

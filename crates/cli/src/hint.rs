@@ -220,7 +220,7 @@ fn foreign_root(report: &Report) -> Option<String> {
     let path = report.text("path")?;
     let user = report.arguments.get("user")?;
     Some(format!(
-        "choose another store with --home; or, if nobody else put anything there: \
+        "choose another store with --home; or, if everything in it is yours: \
          chown -R {user} {path}"
     ))
 }

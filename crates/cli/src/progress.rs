@@ -178,15 +178,17 @@ impl Building {
         self.write(&rest.into_iter().collect::<Vec<_>>());
     }
 
-    /// If that fails, there is no other place to report it.
+    /// Prints lines above the bar.
     fn write(&self, lines: &[String]) {
         if self.lines.is_some() && !lines.is_empty() {
             let text: String = lines
                 .iter()
                 .map(|line| format!("{}\n", show::plain(line)))
                 .collect();
-            self.bar
-                .suspend(|| drop(io::stderr().write_all(text.as_bytes())));
+            self.bar.suspend(|| {
+                // If that fails, there is no other place to report it.
+                drop(io::stderr().write_all(text.as_bytes()));
+            });
         }
     }
 }

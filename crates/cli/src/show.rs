@@ -126,7 +126,7 @@ pub fn bytes(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_terminal_is_told_nothing_by_others() {
+    fn text_of_others_cannot_control_the_terminal() {
         assert_eq!(
             super::plain("a\x1b[2Jb\r\u{9b}c\n"),
             "a\\u{1b}[2Jb\\r\\u{9b}c\n"

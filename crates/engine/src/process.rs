@@ -7,9 +7,9 @@
 //!
 //! Always: the thread that forks stays until the process is reaped, because the parent-death signal
 //! follows the *thread*. Signals go through a pidfd, so they never reach a process that took over
-//! the number. Dropping `Process` kills; the thread reaps. When it fails: a caller that stops
-//! waiting in the middle of `spawn` drops the receiver, the thread drops the `Process` it cannot
-//! deliver, and that kills.
+//! the number. Dropping `Process` kills and waits for the end; the thread reaps. When it fails: a
+//! caller that stops waiting in the middle of `spawn` drops the receiver, the thread drops the
+//! `Process` it cannot deliver, and that kills; the caller waits for that.
 
 use std::ffi::{CString, OsString};
 use std::io::{self, PipeReader, PipeWriter, Read};
@@ -19,11 +19,14 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid,
 };
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{oneshot, watch};
 
 use crate::error::Error;
@@ -32,6 +35,16 @@ use crate::jail::{CHILD_FD_END, Confinement, Step};
 
 /// How much of QEMU's last standard error is kept.
 const STDERR_TAIL_BYTES: usize = 16 << 10;
+
+/// How long a process that is dropped may take to end. One that waits in the kernel for longer is
+/// left to its thread.
+const DROPPED_ENDS_WITHIN: Timespec = Timespec {
+    tv_sec: 5,
+    tv_nsec: 0,
+};
+
+/// How often the end of a thread is looked for, which nothing reports in time.
+const THREAD_POLL: Duration = Duration::from_millis(1);
 
 /// Waits for the end of a process; it may be cloned and asked any number of times.
 #[derive(Clone, Debug)]
@@ -90,16 +103,20 @@ impl Process {
     pub(crate) async fn spawn(launch: Launch) -> Result<Process, Error> {
         let (deliver, delivered) = oneshot::channel();
         let name = format!("qemu-{}", launch.name);
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name(name)
             .spawn(move || live(launch, deliver))
             .map_err(|source| Error::Jail {
                 step: Step::Fork,
                 source,
             })?;
-        delivered
-            .await
-            .unwrap_or_else(|_| Err(Error::Start { exit: unwatched() }))
+        let mut starting = Starting {
+            delivered,
+            thread: Some(thread),
+        };
+        let started = (&mut starting.delivered).await;
+        starting.thread = None;
+        started.unwrap_or_else(|_| Err(Error::Start { exit: unwatched() }))
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -123,8 +140,54 @@ impl Process {
 }
 
 impl Drop for Process {
+    /// Nothing writes to its files any more when this returns: the caller may remove them, or start
+    /// another process on them.
     fn drop(&mut self) {
+        if self.exit.now().is_some() {
+            return;
+        }
         self.kill();
+        in_place(|| {
+            let mut ends = [PollFd::new(&*self.pidfd, PollFlags::IN)];
+            if !poll(&mut ends, Some(&DROPPED_ENDS_WITHIN)).is_ok_and(|count| count > 0) {
+                tracing::warn!(pid = self.pid(), "a process that was killed does not end");
+            }
+        });
+    }
+}
+
+/// A process that is being started. Dropped, it has ended.
+struct Starting {
+    delivered: oneshot::Receiver<Result<Process, Error>>,
+    /// Nothing once the process is delivered.
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        // From here on the thread keeps what it cannot deliver, and ends with it.
+        self.delivered.close();
+        // What it had delivered before is killed by this.
+        drop(self.delivered.try_recv());
+        in_place(|| {
+            let end = Instant::now() + Duration::from_secs(DROPPED_ENDS_WITHIN.tv_sec as u64);
+            while !thread.is_finished() && Instant::now() < end {
+                std::thread::sleep(THREAD_POLL);
+            }
+        });
+    }
+}
+
+/// Runs what blocks; a runtime moves its other tasks to another thread meanwhile.
+fn in_place(work: impl FnOnce()) {
+    let runtime = Handle::try_current();
+    if runtime.is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread) {
+        tokio::task::block_in_place(work);
+    } else {
+        work();
     }
 }
 
@@ -425,6 +488,43 @@ mod tests {
         let exit = process.exit().clone();
         drop(process);
         assert_eq!(exit.wait().await.status.signal(), Some(libc::SIGKILL));
+    }
+
+    /// What is started next on the same files must not meet it.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_dropped_process_has_ended() {
+        for _ in 0..50 {
+            let process = Process::spawn(shell("exec sleep 600")).await.unwrap();
+            let pidfd = process.pidfd();
+            drop(process);
+            let mut ends = [PollFd::new(&*pidfd, PollFlags::IN)];
+            let at_once = Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            assert_eq!(poll(&mut ends, Some(&at_once)), Ok(1));
+        }
+    }
+
+    /// Whatever the moment: the child held the other end of a pipe, and nothing does any more.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_start_that_is_dropped_has_left_no_process() {
+        for micros in (0..4000).step_by(100) {
+            let (reader, writer) = io::pipe().unwrap();
+            let launch = Launch {
+                descriptors: vec![(3, writer.into())],
+                ..shell("exec sleep 600")
+            };
+            let started =
+                tokio::time::timeout(Duration::from_micros(micros), Process::spawn(launch));
+            drop(started.await);
+            let mut ends = [PollFd::new(&reader, PollFlags::IN)];
+            let at_once = Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            assert_eq!(poll(&mut ends, Some(&at_once)), Ok(1), "after {micros} µs");
+        }
     }
 
     #[tokio::test]

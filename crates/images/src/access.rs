@@ -22,7 +22,7 @@ pub struct RegistryAccess {
     /// All variables that credential helpers run with. Each helper reads variables of its own, so
     /// an edge passes its whole environment.
     pub helper_env: Vec<(OsString, OsString)>,
-    /// Without encryption, also with other hosts than this one.
+    /// Without encryption, also for other hosts than this one.
     pub plain_http: bool,
     /// Certificates to trust in addition to the host's own.
     pub ca: Option<PathBuf>,

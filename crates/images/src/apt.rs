@@ -40,7 +40,7 @@ fn first_dependency(text: &str) -> Option<String> {
     (!package.starts_with('<')).then(|| package.trim().to_owned())
 }
 
-/// The size of a package's file. `None`: apt does not say; only the progress needs it.
+/// The size of a package's file. `None`: apt does not know it; only the progress needs it.
 fn download_bytes(tools: HostTools<'_>, package: &str) -> Result<Option<u64>> {
     let shown = APT_CACHE.output(tools, |command| {
         command.args(["show", "--no-all-versions", package]);
@@ -51,7 +51,7 @@ fn download_bytes(tools: HostTools<'_>, package: &str) -> Result<Option<u64>> {
         .find_map(|line| line.strip_prefix("Size: ")?.trim().parse().ok()))
 }
 
-/// Where the host gets Debian from.
+/// The host's sources of Debian packages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sources {
     /// The release, such as `bookworm`.
@@ -171,7 +171,7 @@ fn report(job: &mut Job<'_>, dir: &Path, total_bytes: Option<u64>) -> Result<()>
     })
 }
 
-/// A file that apt renames between the listing and the look counts in the next round.
+/// A file that apt renames between listing and `stat` counts in the next round.
 fn bytes_in(dir: &Path) -> Result<u64> {
     let entries = fs::read_dir(dir).map_err(io_error("list", dir))?;
     Ok(entries

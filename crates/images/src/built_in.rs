@@ -26,7 +26,7 @@ impl BuiltIn {
         }
     }
 
-    /// The version of the way it is made. A store made by an older program gets a new image.
+    /// The version of the recipe. A store made by an older program gets a new image.
     fn recipe(self) -> u32 {
         match self {
             Self::Tiny => 3,
@@ -38,7 +38,7 @@ impl BuiltIn {
         self.to_string().parse().expect("it is a name")
     }
 
-    /// Where the memo of this image is.
+    /// The key of this image's memo.
     fn memo_key(self) -> Name {
         format!("{self}-recipe").parse().expect("it is a name")
     }
@@ -53,7 +53,7 @@ impl fmt::Display for BuiltIn {
     }
 }
 
-/// What the memo says of a built-in image: which one this program made, and by which recipe.
+/// The memo of a built-in image: its digest, and the version of its recipe.
 #[derive(Debug, Serialize, Deserialize)]
 struct Built {
     recipe: u32,

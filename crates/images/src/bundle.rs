@@ -1,5 +1,5 @@
-//! Kernel bundles: a kernel, the modules a guest needs to find its disk, and an initramfs of the
-//! user's own.
+//! Kernel bundles: a kernel, the modules that a guest needs to find its disk, and the user's own
+//! initramfs.
 //!
 //! One bundle serves all images with the same choice of kernel. It is made from the host's packages
 //! at its first use and found in the store afterwards, so that later images need no network for it.
@@ -14,7 +14,7 @@ use crate::job::{Job, Stage};
 use crate::spec::{KernelChoice, OwnKernel};
 use crate::{apt, kernel as boot, memo, modules};
 
-/// Part of the key: counted up when bundles are made differently.
+/// Part of the key; incremented when bundles are made differently.
 const RECIPE: u32 = 1;
 /// Far above any initramfs, and far below the host's memory.
 const MAX_INITRAMFS_BYTES: u64 = 1 << 30;

@@ -1,4 +1,4 @@
-//! The images that are in the store: listed, found, named and removed.
+//! The images in the store: listed, found, named and removed.
 
 use std::fmt;
 

@@ -127,7 +127,7 @@ fn import_whole_disk(job: &mut Job<'_>, path: &Path, spec: &ImportSpec) -> Resul
     let spec = ImageSpec {
         arch: Arch::HOST,
         kernel: kernel.digest.clone(),
-        // A disk was made to boot by itself.
+        // A disk boots with its own init.
         init: spec.init.unwrap_or(Init::Image),
         defaults: defaults(),
         disk_bytes: Some(disk_bytes(spec.disk_bytes, disk.bytes)),
@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    /// The name of the current directory is the caller's to know.
+    /// Only the caller knows the name of the current directory.
     #[test]
     fn a_path_without_a_last_name_gives_no_name() {
         for path in [".", "..", "/", "x/.."] {

@@ -1,5 +1,5 @@
-//! The initramfs: our agent as `/init` and the modules it loads, as an uncompressed `newc` cpio
-//! archive. If the kernel bundle has an archive of the user's own, that comes first.
+//! The initramfs: our agent as `/init` and the modules that it loads, as an uncompressed `newc`
+//! cpio archive. If the kernel bundle has the user's own archive, that comes first.
 //!
 //! ```text
 //! header: "070701", then 13 numbers of 8 hexadecimal digits | name, NUL | pad to 4 | content | pad to 4
@@ -32,8 +32,8 @@ pub fn initramfs(store: &Store, agent: &[u8], kernel: &KernelBundle) -> Result<P
 }
 
 fn make(agent: &[u8], kernel: &KernelBundle) -> Result<Vec<u8>> {
-    // Of two files with one path the later counts, so /init is ours whatever the user's archive
-    // has.
+    // Of two files with one path the later one counts, so /init is ours even if the user's archive
+    // has one.
     let below = kernel
         .initramfs()
         .map(|path| read(&path))

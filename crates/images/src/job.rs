@@ -1,4 +1,4 @@
-//! Long work on images: what it works with, how far it is, and whether it is still wanted.
+//! Long work on images: its inputs, its progress, and its cancellation.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,7 +44,7 @@ impl Stage {
     }
 }
 
-/// How far the work is.
+/// The progress of the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     pub stage: Stage,
@@ -81,7 +81,7 @@ impl Job<'_> {
         })
     }
 
-    /// Reports how far the work is. Fails if it is cancelled.
+    /// Reports the progress. Fails if the work is cancelled.
     pub(crate) fn report(&mut self, progress: Progress) -> Result<()> {
         (self.progress)(progress);
         self.check()

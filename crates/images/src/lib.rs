@@ -1,4 +1,4 @@
-//! Images: how files, packages and registries become something a machine boots.
+//! Images: makes bootable images from files, packages and registries.
 //!
 //! ```text
 //! apt ──► linux-image .deb ──► kernel (vmlinux) and modules ──► kernel bundle ──► initramfs (with an agent)

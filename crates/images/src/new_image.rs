@@ -1,4 +1,4 @@
-//! An image under construction: a root file system on its way into the store.
+//! An unfinished image: a root file system that is being written into the store.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -9,12 +9,12 @@ use sandtree_store::{Image, ImageSpec, Staged, Store};
 use crate::error::{Result, io_error};
 use crate::job::{Job, Progress, Stage};
 
-/// Where commands are looked for in images that do not say it.
+/// The search path in images that do not set one.
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// The date of every file that we add ourselves, in seconds.
 pub(crate) const EPOCH: i64 = 1_700_000_000;
 
-/// All that one image may unpack to: far above any image, and no more than a disk may have.
+/// The most that one image may unpack to: far above any image, and no more than a disk may have.
 const UNPACKED_MAX: u64 = 1 << 40;
 const NODES_MAX: u64 = 4_000_000;
 const NAMES_MAX: u64 = 1 << 30;
@@ -23,7 +23,7 @@ const NAMES_MAX: u64 = 1 << 30;
 pub(crate) const ROOM_BYTES: u64 = 64 << 20;
 const GIB: u64 = 1 << 30;
 
-/// The size of a sandbox's disk on an image of so many bytes: as requested, or a few GiB more.
+/// The size of a sandbox's disk on an image of this size: as requested, or a few GiB more.
 pub(crate) fn disk_bytes(requested: Option<u64>, image_bytes: u64) -> u64 {
     requested.unwrap_or(image_bytes.next_multiple_of(GIB) + 4 * GIB)
 }
@@ -59,7 +59,7 @@ impl<'s> NewImage<'s> {
         })
     }
 
-    /// Finishes the file system with so much free space in it, and publishes it as an image. `spec`
+    /// Finishes the file system with this much free space, and publishes it as an image. `spec`
     /// receives the size of the file system.
     pub fn publish(
         self,

@@ -22,7 +22,7 @@ use crate::job::{Job, Stage};
 use crate::new_image::{NewImage, ROOM_BYTES, disk_bytes, unpacking};
 use crate::spec::ImportSpec;
 
-/// The platform of our machines, in OCI's words.
+/// The platform of our machines, in OCI's terms.
 pub(crate) const OS: &str = "linux";
 pub(crate) const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") {
     "arm64"

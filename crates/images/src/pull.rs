@@ -28,9 +28,9 @@ use crate::unpacked::Unpacked;
 
 /// A configuration is a few KiB.
 const CONFIG_MAX: u64 = 4 << 20;
-/// Part of the key: counted up when images are made differently from their layers.
+/// Part of the key; incremented when images are made differently from their layers.
 const RECIPE: u32 = 1;
-/// Names in the store have at most so many characters.
+/// The longest name in the store.
 const NAME_MAX: usize = 63;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -111,7 +111,7 @@ impl Remote {
         })
     }
 
-    /// What it becomes in the store.
+    /// What the content becomes in the store.
     pub fn kind(&self) -> PulledKind {
         match self.source {
             Source::Oci => PulledKind::Image,
@@ -148,8 +148,7 @@ impl Remote {
         }
     }
 
-    /// Fetches the members of one of our artifacts that the store does not have, and lets the store
-    /// take them in.
+    /// Fetches the missing members of one of our artifacts, and lets the store import them.
     fn fetch_members(
         &self,
         job: &mut Job<'_>,
@@ -258,7 +257,7 @@ impl Remote {
 /// The layers of an OCI image, fetched side by side while they are applied in order.
 struct Layers<'a> {
     remote: &'a Remote,
-    /// Where each layer's file is, named by its index.
+    /// The directory of the layers' files, which are named by their index.
     dir: &'a Path,
     counter: Counter,
 }

@@ -25,7 +25,7 @@ use crate::memo;
 use crate::pull::parse_reference;
 use crate::transfer::{Transfer, on_thread, total_bytes};
 
-/// Part of the key of a packed member: counted up when members are packed differently.
+/// Part of the key of a packed member; incremented when members are packed differently.
 const PACKING: u32 = 1;
 const LEVEL: i32 = 3;
 /// The configuration of an artifact that has none.

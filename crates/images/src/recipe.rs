@@ -176,7 +176,7 @@ fn parse_size(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// A kernel by its kind, or one's own.
+/// A kernel by its kind, or the user's own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Kernel {
@@ -262,7 +262,7 @@ impl Recipe {
         Ok(())
     }
 
-    /// How commands run in the image: as the recipe says, and otherwise as its base says.
+    /// The defaults of commands in the image: those of the recipe, or else those of its base.
     pub fn defaults_over(&self, base: &ExecDefaults) -> ExecDefaults {
         let mut env = base.env.clone();
         env.extend(self.env.clone());

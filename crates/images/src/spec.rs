@@ -1,4 +1,4 @@
-//! How an image is to be made.
+//! Settings for making an image.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The kernel of an image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KernelChoice {
-    /// Debian's kernel for virtual machines: small, and with all that a guest without a screen
+    /// Debian's kernel for virtual machines: small, with everything that a guest without a screen
     /// needs.
     #[default]
     Cloud,
@@ -17,15 +17,14 @@ pub enum KernelChoice {
     Own(OwnKernel),
 }
 
-/// A kernel of the user's own. It needs ext4, virtio disks and virtio consoles, built in or as
-/// modules.
+/// The user's own kernel. It needs ext4, virtio disks and virtio consoles, built in or as modules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnKernel {
     /// A bzImage, or a vmlinux with a PVH entry.
     pub kernel: PathBuf,
     /// A cpio archive that is unpacked before ours.
     pub initramfs: Option<PathBuf>,
-    /// The directory `lib/modules/RELEASE`, if what a guest needs is not built in.
+    /// The directory `lib/modules/RELEASE`, if some needed drivers are not built in.
     pub modules: Option<PathBuf>,
 }
 

@@ -3,7 +3,7 @@
 //! | path | what |
 //! |---|---|
 //! | `/bin/busybox` | the only program; every applet is a link to it |
-//! | `/etc` | users root, daemon, nobody and user (1000); an inittab that starts no process |
+//! | `/etc` | the usual system users and user (1000); an inittab that starts no process |
 //! | `/home/user` | belongs to user |
 //! | everything else | belongs to root |
 

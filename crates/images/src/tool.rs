@@ -37,7 +37,7 @@ impl ToolEnv {
     /// Where apt finds its configuration, and where it puts temporary files.
     pub const APT: [&'static str; 2] = ["APT_CONFIG", "TMPDIR"];
 
-    /// The variables that tools heed, [`PROXIES`](Self::PROXIES) and [`APT`](Self::APT), as far as
+    /// The variables that tools use, [`PROXIES`](Self::PROXIES) and [`APT`](Self::APT), as far as
     /// `value_of` has them. An edge passes its own environment's look-up.
     pub fn from_lookup(value_of: impl Fn(&str) -> Option<String>) -> Self {
         let names = Self::PROXIES.into_iter().chain(Self::APT);
@@ -58,7 +58,7 @@ impl fmt::Debug for ToolEnv {
     }
 }
 
-/// Where the host's programs are, and what they run with.
+/// The directories of the host's programs, and their environment.
 #[derive(Debug, Clone, Copy)]
 pub struct HostTools<'a> {
     /// Directories to look for programs in; `/usr/sbin` and `/sbin` are always looked in last.
@@ -92,14 +92,14 @@ impl HostTools<'_> {
         candidates.into_iter().find(|path| is_program(path))
     }
 
-    /// A command with exactly the environment that it is to have.
+    /// A command with exactly this environment.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let mut command = self.isolated_command(program);
         command.envs(&self.env.0);
         command
     }
 
-    /// The same with the proxies as the only variables of the caller's.
+    /// The same with the proxies as the caller's only variables.
     fn isolated_command(&self, program: &Path) -> Command {
         // starts: the program of Tool::new(…)
         let mut command = Command::new(program);
@@ -142,8 +142,8 @@ impl Tool {
         self.start(tools.command(&self.find(tools)?), setup)
     }
 
-    /// Starts the program with `PATH`, `LC_ALL` and the proxies alone, plus what `setup` adds: for
-    /// a program whose result must not depend on who runs it.
+    /// Starts the program with `PATH`, `LC_ALL` and the proxies alone, plus the additions of
+    /// `setup`: for a program whose result must not depend on the calling user.
     pub(crate) fn spawn_isolated(
         &self,
         tools: HostTools<'_>,

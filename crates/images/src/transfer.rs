@@ -20,7 +20,7 @@ pub(crate) fn total_bytes<'a>(layers: impl IntoIterator<Item = &'a Descriptor>) 
     sizes.fold(0, u64::saturating_add)
 }
 
-/// How far a transfer is: written by its threads, read by the job's.
+/// The progress of a transfer: written by its threads, read by the job's thread.
 #[derive(Debug, Default)]
 pub(crate) struct Counter {
     moved_bytes: AtomicU64,

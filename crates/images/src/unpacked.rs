@@ -68,7 +68,7 @@ impl BlobTarget for Unpacked {
 struct Sparse {
     file: File,
     at: u64,
-    /// The size; a byte more is refused.
+    /// The size; more bytes are refused.
     bytes: u64,
     room: Arc<AtomicU64>,
 }

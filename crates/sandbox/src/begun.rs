@@ -12,7 +12,7 @@
 
 use sandtree_store::{Batch, BatchId};
 
-use crate::blocking::blocking;
+use crate::blocking::{blocking, in_place, may_block};
 use crate::config::{KeeperProgram, RunIn};
 use crate::create::{self, CopySpec, Created, Source};
 use crate::driver::Existence;
@@ -70,7 +70,8 @@ impl Host {
                 let create = |spec| {
                     let host = self.inner.clone();
                     let batch = id.clone();
-                    async move { create::created(host, spec, batch).await.map(Member::here) }
+                    let created = may_block(create::created(host, spec, batch));
+                    async move { created.await.map(Member::here) }
                 };
                 all_in_turns(concurrency, specs.into_iter().map(create)).await?
             }
@@ -94,7 +95,7 @@ impl Host {
 
     /// Creates a sandbox in this process, wherever others run.
     pub(crate) async fn create_here(&self, spec: SandboxSpec) -> Result<Sandbox> {
-        let created = create::created(self.inner.clone(), spec, None).await?;
+        let created = may_block(create::created(self.inner.clone(), spec, None)).await?;
         let begun = self.begun(None, vec![Member::here(created)]);
         let committed = begun.commit().await?;
         Ok(committed.sandboxes()[0].clone())
@@ -133,12 +134,12 @@ impl Host {
                 name,
                 batch: batch.clone(),
             };
-            async move { create::copy(host, copy).await }
+            may_block(create::copy(host, copy))
         });
         let loaded = all_in_turns(concurrency, loading).await?;
         let continued = loaded
             .into_iter()
-            .map(|copy| async move { copy.go_on().await.map(Member::here) });
+            .map(|copy| async move { may_block(copy.go_on()).await.map(Member::here) });
         all(continued).await
     }
 
@@ -249,7 +250,7 @@ impl Member {
 
     async fn ready(host: &Host, mut lease: Lease) -> Result<Self> {
         let info = lease.ready().await?.info;
-        let dir = host.inner.find(&info.id)?;
+        let dir = in_place(|| host.inner.find(&info.id))?;
         let sandbox = Sandbox::kept(host, &dir, Keeper::of(&dir));
         Ok(Self::Kept {
             lease,

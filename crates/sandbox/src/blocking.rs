@@ -3,6 +3,8 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use tokio::runtime::{Handle, RuntimeFlavor};
+
 /// Runs `work` on a thread where it may block. If it panics, so does the caller.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work)
@@ -16,6 +18,17 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
     }
 }
 
+/// Runs `work` in the middle of a task: the runtime moves its other tasks to another thread
+/// meanwhile. A caller without such a runtime has no other tasks to delay, or delays them itself.
+pub(crate) fn in_place<T>(work: impl FnOnce() -> T) -> T {
+    let runtime = Handle::try_current();
+    if runtime.is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread) {
+        tokio::task::block_in_place(work)
+    } else {
+        work()
+    }
+}
+
 /// A future that may block whenever it is polled: the runtime moves its other tasks to another
 /// thread meanwhile.
 pub(crate) fn may_block<W: Future + Send>(work: W) -> impl Future<Output = W::Output> + Send {
@@ -25,7 +38,7 @@ pub(crate) fn may_block<W: Future + Send>(work: W) -> impl Future<Output = W::Ou
         type Output = W::Output;
 
         fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<W::Output> {
-            tokio::task::block_in_place(|| self.0.as_mut().poll(context))
+            in_place(|| self.0.as_mut().poll(context))
         }
     }
 

@@ -13,14 +13,13 @@
 //! machine starts on the layers as they are, if it can have so many.
 
 use std::fs::File;
-use std::path::PathBuf;
 
 use sandtree_engine::OVERLAYS_MAX;
-use sandtree_store::{LayerId, Owned, disk};
+use sandtree_store::{LayerId, NewOverlay, Owned, disk};
 
 use crate::blocking::blocking;
 use crate::error::{Error, Result, store_error};
-use crate::files::{open, remove_if_there};
+use crate::files::open;
 
 /// Layers below the active overlay beyond which they are folded.
 pub(crate) const DISK_LAYERS: usize = 16;
@@ -29,9 +28,7 @@ pub(crate) const DISK_LAYERS: usize = 16;
 #[derive(Debug)]
 pub(crate) struct DiskFold {
     layers: Vec<File>,
-    new: LayerId,
-    path: PathBuf,
-    file: File,
+    new: NewOverlay,
 }
 
 impl DiskFold {
@@ -41,17 +38,14 @@ impl DiskFold {
             .iter()
             .map(|id| open(&owned.disk_layer(id)))
             .collect::<Result<_>>()?;
-        let (new, file) = owned.disk_file().map_err(store_error("make an overlay"))?;
-        Ok(DiskFold {
-            layers,
-            path: owned.disk_layer(&new),
-            new,
-            file,
-        })
+        let new = owned
+            .new_overlay()
+            .map_err(store_error("make an overlay"))?;
+        Ok(DiskFold { layers, new })
     }
 
     pub fn id(&self) -> &LayerId {
-        &self.new
+        self.new.id()
     }
 
     /// Takes as long as writing does. On a disk that is full, half a layer would only be in the
@@ -59,7 +53,7 @@ impl DiskFold {
     pub fn write(self) -> Result<()> {
         let written = self.write_durably();
         if written.is_err()
-            && let Err(error) = remove_if_there(&self.path)
+            && let Err(error) = self.new.discard()
         {
             tracing::warn!(%error, "an unfinished overlay stays until the next collection");
         }
@@ -68,10 +62,8 @@ impl DiskFold {
 
     /// The head that will list it is durable; so must it be.
     fn write_durably(&self) -> Result<()> {
-        disk::fold::fold(&self.layers, &self.file).map_err(store_error("fold overlays"))?;
-        self.file
-            .sync_all()
-            .map_err(|e| Error::io("sync", &self.path, e))
+        disk::fold::fold(&self.layers, self.new.file()).map_err(store_error("fold overlays"))?;
+        self.new.sync().map_err(store_error("sync an overlay"))
     }
 }
 

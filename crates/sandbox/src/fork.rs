@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use crate::blocking::in_place;
 use crate::degradation::Degradation;
 use crate::error::{Error, Result};
 use crate::host::Host;
@@ -94,7 +95,7 @@ impl Sandbox {
         let names = spec.names(self.name(), host)?;
         let loan = self.borrow(Wanted::Copies).await?;
         let lent = loan.lent.clone();
-        let begun = match host.inner.copy_source(self.id(), &lent.state) {
+        let begun = match in_place(|| host.inner.copy_source(self.id(), &lent.state)) {
             Ok(source) => host.begin_copies(source, names, spec.concurrency).await,
             Err(error) => Err(error),
         };

@@ -8,7 +8,7 @@ use sandtree_store::{SandboxId, Store};
 use serde::Serialize;
 use tokio::sync::OnceCell;
 
-use crate::blocking::blocking;
+use crate::blocking::{blocking, in_place};
 use crate::config::HostConfig;
 use crate::console;
 use crate::degradation::Degradation;
@@ -57,6 +57,10 @@ impl Host {
 
     /// The states of a sandbox, oldest first, and what could not be read.
     pub fn states(&self, reference: &str) -> Result<(Vec<StateInfo>, Vec<Error>)> {
+        in_place(|| self.read_states(reference))
+    }
+
+    fn read_states(&self, reference: &str) -> Result<(Vec<StateInfo>, Vec<Error>)> {
         let dir = self.inner.find(reference)?;
         let head = dir
             .head()
@@ -71,13 +75,16 @@ impl Host {
 
     /// What is known of a sandbox, running or not, by its name or id.
     pub fn find(&self, reference: &str) -> Result<SandboxInfo> {
-        self.inner
-            .settled(reference)
-            .map(|(dir, state)| SandboxInfo::new(&dir, &state))
+        let (dir, state) = in_place(|| self.inner.settled(reference))?;
+        Ok(SandboxInfo::new(&dir, &state))
     }
 
     /// Every sandbox of the store, oldest first, and what could not be read.
     pub fn list(&self) -> Result<(Vec<SandboxInfo>, Vec<Error>)> {
+        in_place(|| self.read_list())
+    }
+
+    fn read_list(&self) -> Result<(Vec<SandboxInfo>, Vec<Error>)> {
         let (mut found, mut broken) = (Vec::new(), Vec::new());
         for listed in self
             .inner
@@ -101,7 +108,7 @@ impl Host {
 
     /// The files that hold a guest's console: older bytes, newest bytes. Either may be missing.
     pub fn console(&self, reference: &str) -> Result<[PathBuf; 2]> {
-        let newest = self.inner.find(reference)?.console();
+        let newest = in_place(|| self.inner.find(reference))?.console();
         Ok([console::previous(&newest), newest])
     }
 
@@ -205,9 +212,7 @@ impl Host {
     /// Takes a sandbox that no process runs, without starting it.
     pub(crate) async fn adopt(&self, reference: &str, verb: Verb) -> Result<Local> {
         let owned = self.inner.own(reference, verb).await?;
-        let state = owned
-            .state()
-            .map_err(store_error("read a sandbox's state"))?;
+        let state = in_place(|| owned.state()).map_err(store_error("read a sandbox's state"))?;
         Ok(self.drive(Driven {
             owned,
             running: None,

@@ -5,15 +5,17 @@
 //!     -> work with the state's files -> return: a state that was taken for this alone goes
 //! ```
 //!
-//! Always: the files of a lent state stay until it is returned. A loan that is dropped is returned,
-//! too; the keeper returns the loans of a client that is gone.
+//! Always: the files of a lent state stay until it is returned, also when its sandbox stops and
+//! starts meanwhile: the next keeper does not know the loan, but finds the state held. A loan that
+//! is dropped is returned, too; the keeper returns the loans of a client that is gone.
 
-use crate::order::LentState;
+use sandtree_store::HeldState;
 
 use crate::driver::Local;
-use crate::error::Result;
+use crate::error::{Error, Result, store_error};
+use crate::inner::Inner;
 use crate::keeper::Connection;
-use crate::order::GiveBack;
+use crate::order::{GiveBack, LentState};
 
 /// A lent state, and its lender.
 #[derive(Debug)]
@@ -21,6 +23,8 @@ pub(crate) struct Loan {
     pub lent: LentState,
     /// Nothing once it is returned.
     lender: Option<Lender>,
+    /// Of a keeper, which may end before the loan does.
+    held: Option<HeldState>,
 }
 
 #[derive(Debug)]
@@ -30,11 +34,25 @@ enum Lender {
     Driver(Local),
 }
 
+impl Inner {
+    /// Keeps a state that a keeper lent, also when the keeper ends.
+    pub fn hold_state(&self, sandbox: &str, state: &str) -> Result<HeldState> {
+        let no_state = || Error::NoState {
+            name: sandbox.into(),
+            state: state.into(),
+        };
+        let id = state.parse().map_err(|_| no_state())?;
+        let held = self.find(sandbox)?.hold_state(&id);
+        held.map_err(store_error("keep a state"))
+    }
+}
+
 impl Loan {
-    pub fn of_keeper(lent: LentState, connection: Connection) -> Self {
+    pub fn of_keeper(lent: LentState, connection: Connection, held: HeldState) -> Self {
         Self {
             lent,
             lender: Some(Lender::Keeper(connection)),
+            held: Some(held),
         }
     }
 
@@ -42,11 +60,13 @@ impl Loan {
         Self {
             lent,
             lender: Some(Lender::Driver(driver)),
+            held: None,
         }
     }
 
     /// Returns the state, and waits until it is gone if it was taken for this loan alone.
     pub async fn give_back(mut self) {
+        self.held = None;
         if let Some(lender) = self.lender.take() {
             give_back(lender, self.lent.state.clone()).await;
         }

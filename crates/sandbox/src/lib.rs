@@ -111,7 +111,7 @@ pub use sandtree_images::{ImageInfo, PulledKind, Pushed, RegistryAccess, Removed
 pub use sandtree_proto::{DirEntry, FileKind, Metrics, Stat, TermSize};
 pub use sandtree_store::{
     AccelChoice, Arch, Consistency, Ended, ExecDefaults, Init, Network, PublishedPort, SaveOnStop,
-    SaveTarget, StateKind,
+    SaveTarget, StateKind, rename_noreplace,
 };
 pub use save::{SaveSpec, Saved, parse_label, parse_target};
 pub use snapshots::{

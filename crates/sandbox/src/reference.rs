@@ -45,13 +45,13 @@ fn is_path(text: &str) -> bool {
     text.contains('/') || text.starts_with('.')
 }
 
-/// What a user calls a snapshot, for processes with other working directories: a path becomes an
-/// absolute one.
-pub fn absolute_reference(text: &str) -> Result<String> {
+/// What a user in the directory `cwd` calls a snapshot, for processes in others: a path becomes an
+/// absolute one. The library takes no other paths.
+pub fn absolute_reference(text: &str, cwd: &Path) -> Result<String> {
     if !is_path(text) {
         return Ok(text.to_owned());
     }
-    let path = std::path::absolute(text).map_err(|e| Error::io("resolve", text, e))?;
+    let path: PathBuf = cwd.join(text).components().collect();
     path.to_str()
         .map(str::to_owned)
         .ok_or_else(|| Error::invalid("path", path.display(), "a text"))
@@ -114,6 +114,15 @@ mod tests {
         for bad in ["", "A", "a b", "-a", "sha256:12"] {
             assert!(Reference::parse(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_path_is_one_in_the_directory_of_the_user() {
+        let absolute = |text| absolute_reference(text, Path::new("/work")).unwrap();
+        assert_eq!(absolute("./a/./b/"), "/work/a/b");
+        assert_eq!(absolute("../x"), "/work/../x");
+        assert_eq!(absolute("/abs"), "/abs");
+        assert_eq!(absolute("dev-env"), "dev-env");
     }
 
     #[test]

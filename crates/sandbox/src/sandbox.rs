@@ -18,6 +18,7 @@ use sandtree_store::{Phase, SandboxDir, SandboxRecord, StateRecord};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
+use crate::blocking::in_place;
 use crate::config::RunIn;
 use crate::driver::{Local, Perform, WeakLocal};
 use crate::error::{Error, ErrorKind, Result};
@@ -63,7 +64,7 @@ enum Route {
 impl Host {
     /// A sandbox by its name or id, whichever process runs it, if any does.
     pub fn sandbox(&self, reference: &str) -> Result<Sandbox> {
-        let (dir, _) = self.inner.settled(reference)?;
+        let (dir, _) = in_place(|| self.inner.settled(reference))?;
         let local = OnceLock::new();
         if let Some(driver) = self.local(dir.id()) {
             drop(local.set(driver));
@@ -122,7 +123,7 @@ impl Sandbox {
         if let Some(local) = self.here() {
             return local.status().state;
         }
-        let settled = self.host.inner.settled(self.id());
+        let settled = in_place(|| self.host.inner.settled(self.id()));
         settled.map_or_else(
             |_| State::gone("it was removed"),
             |(_, state)| State::of(&state),
@@ -176,13 +177,13 @@ impl Sandbox {
 
     /// A connection to the guest.
     pub async fn guest(&self) -> Result<Guest> {
-        let defaults = Arc::new(Defaults::of(&self.host.inner, &self.record)?);
+        let defaults = in_place(|| Defaults::of(&self.host.inner, &self.record))?;
         let link = match self.route().await? {
             Route::Here(local) => local.status().link().await?,
             Route::Keeper(connection) => connection.link().await?,
             Route::Nowhere(state) => return Err(self.wrong_state(&state, Verb::Use)),
         };
-        Ok(Guest::with_defaults(link, defaults))
+        Ok(Guest::with_defaults(link, Arc::new(defaults)))
     }
 
     /// Starts a command in the guest.
@@ -233,12 +234,12 @@ impl Sandbox {
         args: Vec<OsString>,
         entrypoint: Option<Vec<OsString>>,
     ) -> Result<Vec<OsString>> {
-        main_command(&self.host.inner, &self.record, args, entrypoint)
+        in_place(|| main_command(&self.host.inner, &self.record, args, entrypoint))
     }
 
     /// Whether the image says by itself what is to run in it.
     pub fn has_entrypoint(&self) -> Result<bool> {
-        has_entrypoint(&self.host.inner, &self.record)
+        in_place(|| has_entrypoint(&self.host.inner, &self.record))
     }
 
     /// Shuts the guest down and syncs its disk. `grace` is what its processes get to end by
@@ -323,7 +324,8 @@ impl Sandbox {
             Route::Here(local) => local,
             Route::Keeper(connection) => {
                 let (lent, connection) = connection.lend(wanted).await?;
-                return Ok(Loan::of_keeper(lent, connection));
+                let held = in_place(|| self.host.inner.hold_state(self.id(), &lent.state))?;
+                return Ok(Loan::of_keeper(lent, connection, held));
             }
             Route::Nowhere(_) => self.host.adopt(self.id(), wanted.verb()).await?,
         };
@@ -409,7 +411,7 @@ impl Sandbox {
         {
             return Ok(Route::Keeper(connection));
         }
-        let (dir, state) = self.host.inner.settled(self.id())?;
+        let (dir, state) = in_place(|| self.host.inner.settled(self.id()))?;
         let keeper = Keeper::of(&dir);
         if state.phase == Phase::Running {
             return keeper.connect().await.map(Route::Keeper);

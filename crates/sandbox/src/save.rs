@@ -17,6 +17,7 @@ use std::time::Instant;
 use sandtree_store::{Consistency, SandboxDir, SaveTarget, Snapshot};
 use serde::{Deserialize, Serialize};
 
+use crate::blocking::in_place;
 use crate::degradation::Degradation;
 use crate::error::{Error, Result};
 use crate::inner::Inner;
@@ -45,7 +46,7 @@ pub struct SaveSpec {
 }
 
 impl SaveSpec {
-    /// The disk alone, under a name or, with a `/` in it, in a directory.
+    /// The disk alone, under a name or, with a `/` in it, in a directory: an absolute path.
     pub fn new(target: &str) -> Result<Self> {
         Ok(Self {
             target: parse_target(target)?,
@@ -59,15 +60,16 @@ impl SaveSpec {
     }
 }
 
-/// A name, or the path of a directory.
+/// A name, or the absolute path of a directory.
 pub fn parse_target(text: &str) -> Result<SaveTarget> {
     match Reference::parse(text)? {
         Reference::Name(name) => Ok(SaveTarget::Name(name)),
-        Reference::Path(path) => {
-            let absolute =
-                std::path::absolute(&path).map_err(|e| Error::io("resolve", &path, e))?;
-            Ok(SaveTarget::Dir(absolute))
-        }
+        Reference::Path(path) if path.is_absolute() => Ok(SaveTarget::Dir(path)),
+        Reference::Path(path) => Err(Error::invalid(
+            "directory of a snapshot",
+            path.display(),
+            "an absolute path",
+        )),
         Reference::Digest(digest) => Err(Error::invalid(
             "snapshot name",
             digest,
@@ -107,8 +109,8 @@ impl Sandbox {
     pub async fn save(&self, spec: SaveSpec, progress: Progress) -> Result<Saved> {
         let began = Instant::now();
         let host = &self.host().inner;
-        let dir = host.find(self.id())?;
-        host.check_free(&spec.target, spec.replace, Some(dir.id()))?;
+        let dir = in_place(|| host.find(self.id()))?;
+        in_place(|| host.check_free(&spec.target, spec.replace, Some(dir.id())))?;
         let loan = self.borrow(wanted(&spec)).await?;
         let published = host.save_lent(dir, &spec, &loan.lent, progress).await;
         let lent = loan.lent.clone();
@@ -165,5 +167,21 @@ impl Inner {
             compress: spec.compress,
         };
         self.publish(dir, publishing, lent, progress).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_save_goes_to_a_name_or_to_an_absolute_path() {
+        let name = "env".parse().unwrap();
+        assert_eq!(parse_target("env").unwrap(), SaveTarget::Name(name));
+        let dir = SaveTarget::Dir("/srv/env".into());
+        assert_eq!(parse_target("/srv/env").unwrap(), dir);
+        for refused in ["./env", "a/b", &"ab".repeat(32)] {
+            assert!(parse_target(refused).is_err(), "{refused}");
+        }
     }
 }

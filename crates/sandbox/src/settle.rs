@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use sandtree_store::{Ended, Owned, Phase, SandboxDir, StateRecord};
 
-use crate::blocking::blocking;
+use crate::blocking::{blocking, in_place};
 use crate::error::{Error, Result, store_error};
 use crate::files::remove_if_there;
 use crate::inner::Inner;
@@ -79,7 +79,7 @@ impl Inner {
     pub async fn own(&self, reference: &str, verb: Verb) -> Result<Owned> {
         let end = Instant::now() + KEEPER_LEAVES;
         loop {
-            let (dir, state) = self.settled(reference)?;
+            let (dir, state) = in_place(|| self.settled(reference))?;
             let name = dir.record().name.to_string();
             if !permits(state.phase, verb) || state.phase == Phase::Running {
                 return Err(Error::WrongState {
@@ -89,11 +89,8 @@ impl Inner {
                     verb,
                 });
             }
-            match self
-                .store
-                .try_own(&dir)
-                .map_err(store_error("lock a sandbox"))?
-            {
+            let owned = in_place(|| self.store.try_own(&dir));
+            match owned.map_err(store_error("lock a sandbox"))? {
                 Some(owned) => return Ok(owned),
                 None if Instant::now() > end => return Err(Error::Busy { name }),
                 None => tokio::time::sleep(KEEPER_POLL).await,

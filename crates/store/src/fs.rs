@@ -19,15 +19,17 @@ mod stream;
 use std::any::Any;
 use std::ffi::OsString;
 use std::fmt;
+use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
 pub(crate) use disk::Disk;
+pub use disk::rename_noreplace;
 pub(crate) use stream::Output;
 
 use crate::{Digest, Error};
@@ -282,6 +284,19 @@ impl Files {
         self.change("write", path, |fs| fs.create(path, bytes))
     }
 
+    /// A new file whose bytes others write by its descriptor. Nothing lists it before they are
+    /// synced, by `sync_file`.
+    pub(crate) fn new_file(&self, path: &Path) -> Result<File, Error> {
+        self.create(path, b"")?;
+        self.open_to_write(path)
+    }
+
+    /// A file that nothing lists yet, to write its bytes by a descriptor.
+    pub(crate) fn open_to_write(&self, path: &Path) -> Result<File, Error> {
+        let opened = File::options().read(true).write(true).open(path);
+        opened.map_err(io_error("open", path))
+    }
+
     /// One that is doubtful is sealed already, and stays doubtful.
     pub(crate) fn seal(&self, path: &Path) -> Result<(), Error> {
         if self.is_doubtful(path)? {
@@ -426,6 +441,16 @@ impl Files {
     ) -> Result<(), Error> {
         work(&*self.fs).map_err(io_error(operation, path))
     }
+}
+
+/// A path as the store keeps it. The store does not read the working directory, so a relative path
+/// means nothing to it.
+pub(crate) fn absolute(path: &Path) -> Result<PathBuf, Error> {
+    if path.is_absolute() {
+        return Ok(path.components().collect());
+    }
+    let source = io::Error::new(io::ErrorKind::InvalidInput, "the path is not absolute");
+    Err(io_error("find", path)(source))
 }
 
 /// A file system that takes not even a mode is about to take nothing: the error that is reported is

@@ -55,6 +55,7 @@ pub use blob::Blob;
 pub use choice::{AccelChoice, Network, PublishedPort};
 pub use damage::manifest::ManifestError;
 pub use error::Error;
+pub use fs::rename_noreplace;
 pub use gc::{Garbage, GarbageKind, GcReport, KindUsage, Usage, UsageKind};
 pub use head::Head;
 pub use id::{BatchId, Digest, LayerId, ParseIdError, SandboxId, StateId};
@@ -69,8 +70,9 @@ pub use note::{Note, Notes};
 pub use progress::{Progress, Silent};
 pub use publish::{Published, Staged};
 pub use sandbox::{
-    Batch, Collected, DamagedLayer, Ended, ListedSandbox, Origin, Owned, Phase, Pids, SandboxDir,
-    SandboxRecord, SaveOnStop, SaveTarget, StagedState, StateRecord, States, UnreadableState,
+    Batch, Collected, DamagedLayer, Ended, HeldState, ListedSandbox, NewOverlay, Origin, Owned,
+    Phase, Pids, SandboxDir, SandboxRecord, SaveOnStop, SaveTarget, StagedState, StateRecord,
+    States, UnreadableState,
 };
 pub use save::SaveSpec;
 pub use snapshot::{

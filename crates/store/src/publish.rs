@@ -244,24 +244,25 @@ pub(crate) fn create_whole(files: &Files, path: &Path, bytes: &[u8]) -> Result<(
     files.rename_noreplace(&new, path)
 }
 
-/// Staging directories whose makers are gone, now locked by us.
-pub(crate) fn stale(files: &Files, layout: &Layout) -> Result<Vec<(SandboxId, Staged)>, Error> {
-    // Declared before the store's lock, hence dropped after it: dropping a `Staged` takes that
-    // lock.
-    let mut found = Vec::new();
+/// The staging directories, whether or not their makers are gone.
+pub(crate) fn staged_ids(files: &Files, layout: &Layout) -> Result<Vec<SandboxId>, Error> {
+    let entries = files.list(&layout.staging())?;
+    Ok(entries
+        .iter()
+        .filter_map(|entry| entry.name.to_str()?.parse().ok())
+        .collect())
+}
+
+/// A staging directory, now locked by us; `None` while its maker lives, or once it is gone. One at
+/// a time: each holds a descriptor, and there may be more of them than a process can have.
+pub(crate) fn stale(
+    files: &Files,
+    layout: &Layout,
+    id: &SandboxId,
+) -> Result<Option<Staged>, Error> {
+    let shell = layout.staging().join(id.as_str());
+    // Under the store's lock: a maker that is about to lock its new directory holds it.
     let _store = lock::store(files, layout)?;
-    for entry in files.list(&layout.staging())? {
-        let Some(id) = entry
-            .name
-            .to_str()
-            .and_then(|name| name.parse::<SandboxId>().ok())
-        else {
-            continue;
-        };
-        let shell = layout.staging().join(id.as_str());
-        if let Some(lock) = files.try_lock(&shell.join("lock"))? {
-            found.push((id, Staged::adopt(files, layout, shell, lock)));
-        }
-    }
-    Ok(found)
+    let lock = optional(files.try_lock(&shell.join("lock")))?.flatten();
+    Ok(lock.map(|lock| Staged::adopt(files, layout, shell, lock)))
 }

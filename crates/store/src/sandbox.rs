@@ -27,13 +27,13 @@ mod unpack;
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 pub use batch::Batch;
 pub use collect::Collected;
 pub use create::Origin;
 pub use record::{Ended, Phase, Pids, SandboxRecord, SaveOnStop, SaveTarget, StateRecord};
-pub use states::{DamagedLayer, StagedState, States, UnreadableState};
+pub use states::{DamagedLayer, HeldState, NewOverlay, StagedState, States, UnreadableState};
 
 use crate::fs::{Files, Kind, Lock, optional};
 use crate::publish::{self, Staged};
@@ -62,6 +62,8 @@ pub struct Owned {
     birth: Option<Staged>,
     /// As many more references as there are states being staged.
     staging: Arc<()>,
+    /// The number of the newest state, once it was looked up: only the owner publishes states.
+    newest: Mutex<Option<u64>>,
     _lock: Lock,
 }
 
@@ -317,6 +319,7 @@ impl Owned {
             dir,
             birth,
             staging: Arc::default(),
+            newest: Mutex::default(),
             _lock: lock,
         }
     }

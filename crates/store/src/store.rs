@@ -38,7 +38,7 @@ impl Store {
     pub fn open(root: &Path) -> Result<Self, Error> {
         // Absolute, because paths of the store are handed to processes with other working
         // directories.
-        let root = std::path::absolute(root).map_err(io_error("find", root))?;
+        let root = fs::absolute(root)?;
         let parent = publish::parent(&root);
         std::fs::create_dir_all(parent).map_err(io_error("create directory", parent))?;
         Files::new(Arc::new(fs::Disk)).ensure_dir(&root)?;
@@ -162,15 +162,24 @@ impl Store {
     fn recover(&self) -> Result<Vec<Recovered>, Error> {
         let mut recovered = Vec::new();
         let mut batches = Vec::new();
-        for (id, staged) in publish::stale(&self.files, &self.layout)? {
+        for id in publish::staged_ids(&self.files, &self.layout)? {
+            let Some(staged) = publish::stale(&self.files, &self.layout, &id)? else {
+                continue;
+            };
             match self.is_batch(&staged) {
                 Ok(false) => recovered.push(self.recover_one(id, staged)),
-                Ok(true) => batches.push((id, staged)),
+                Ok(true) => {
+                    staged.keep();
+                    batches.push(id);
+                }
                 Err(error) => recovered.push(kept(id, staged, &error)),
             }
         }
         // Last, because a sandbox that is still being created needs its batch to be judged.
-        for (id, staged) in batches {
+        for id in batches {
+            let Some(staged) = publish::stale(&self.files, &self.layout, &id)? else {
+                continue;
+            };
             match self.is_needed(&BatchId::of_staged(&id)) {
                 Ok(false) => {
                     publish::left_for_next_open(staged.discard());

@@ -1,5 +1,5 @@
-//! A program for guests of the tests, built by them with `rustc` alone: it keeps memory and disk
-//! busy in known ways.
+//! A program for the guests of these tests, which the tests build with `rustc` alone. It uses
+//! memory and disk in known ways.
 //!
 //! ```text
 //!   worker churn SEED               writes, frees, remaps and discards memory, and files on disk and in memory, for ever
@@ -13,17 +13,28 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 const PAGE: usize = 4096;
-/// Regions of memory, each of at most so many pages.
+/// Regions of memory, each with at most this many pages.
 const REGIONS: usize = 48;
 const REGION_PAGES: u64 = 96;
 const O_DSYNC: i32 = 0o10000;
-const O_DIRECT: i32 = if cfg!(target_arch = "aarch64") { 0o200000 } else { 0o40000 };
+const O_DIRECT: i32 = if cfg!(target_arch = "aarch64") {
+    0o200000
+} else {
+    0o40000
+};
 
 mod sys {
     use std::ffi::c_void;
 
     unsafe extern "C" {
-        pub fn mmap(at: *mut c_void, len: usize, prot: i32, flags: i32, fd: i32, offset: i64) -> *mut c_void;
+        pub fn mmap(
+            at: *mut c_void,
+            len: usize,
+            prot: i32,
+            flags: i32,
+            fd: i32,
+            offset: i64,
+        ) -> *mut c_void;
         pub fn munmap(at: *mut c_void, len: usize) -> i32;
         pub fn mremap(at: *mut c_void, old: usize, new: usize, flags: i32, ...) -> *mut c_void;
         pub fn madvise(at: *mut c_void, len: usize, advice: i32) -> i32;
@@ -63,22 +74,44 @@ impl Region {
     fn new(pages: usize) -> Region {
         // SAFETY: a fresh mapping touches nothing that exists.
         let at = unsafe {
-            sys::mmap(std::ptr::null_mut(), pages * PAGE, sys::READ_WRITE, sys::PRIVATE_ANONYMOUS, -1, 0)
+            sys::mmap(
+                std::ptr::null_mut(),
+                pages * PAGE,
+                sys::READ_WRITE,
+                sys::PRIVATE_ANONYMOUS,
+                -1,
+                0,
+            )
         };
         assert!(at as isize != -1, "no memory");
-        Region { at: at.cast(), pages }
+        Region {
+            at: at.cast(),
+            pages,
+        }
     }
 
     fn write(&mut self, page: usize, random: &mut Random) {
         for word in 0..1 + random.below(PAGE as u64 / 8) as usize {
-            // SAFETY: within the region, which nobody else knows.
-            unsafe { self.at.add(page * PAGE + word * 8).cast::<u64>().write_volatile(random.next()) }
+            // SAFETY: the address is within the region, which has no other owner.
+            unsafe {
+                self.at
+                    .add(page * PAGE + word * 8)
+                    .cast::<u64>()
+                    .write_volatile(random.next())
+            }
         }
     }
 
     fn resize(&mut self, pages: usize) {
-        // SAFETY: the region is ours, and its old address is forgotten.
-        let at = unsafe { sys::mremap(self.at.cast(), self.pages * PAGE, pages * PAGE, sys::MAY_MOVE) };
+        // SAFETY: the region is ours, and its old address is not used again.
+        let at = unsafe {
+            sys::mremap(
+                self.at.cast(),
+                self.pages * PAGE,
+                pages * PAGE,
+                sys::MAY_MOVE,
+            )
+        };
         assert!(at as isize != -1, "no memory");
         (self.at, self.pages) = (at.cast(), pages);
     }
@@ -91,7 +124,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the region is ours and goes with its owner.
+        // SAFETY: the region is ours, and its owner is being dropped.
         assert!(unsafe { sys::munmap(self.at.cast(), self.pages * PAGE) } == 0);
     }
 }
@@ -123,14 +156,21 @@ fn churn(seed: u64) {
     }
 }
 
-/// Makes, overwrites, cuts or removes one of a few files.
+/// Creates, overwrites, truncates or removes one of a few files.
 fn write_file(dir: &str, random: &mut Random) {
     let path = format!("{dir}/{}", random.below(12));
     match random.below(4) {
         0 => drop(std::fs::remove_file(path)),
-        1 => drop(OpenOptions::new().write(true).open(path).map(|file| file.set_len(random.below(64 << 10)))),
+        1 => drop(
+            OpenOptions::new()
+                .write(true)
+                .open(path)
+                .map(|file| file.set_len(random.below(64 << 10))),
+        ),
         _ => {
-            let bytes: Vec<u8> = (0..1 + random.below(8 << 10)).flat_map(|_| random.next().to_le_bytes()).collect();
+            let bytes: Vec<u8> = (0..1 + random.below(8 << 10))
+                .flat_map(|_| random.next().to_le_bytes())
+                .collect();
             let mut file = File::create(path).expect("the file can be made");
             file.write_all(&bytes).expect("there is room");
             if random.below(2) == 0 {
@@ -140,7 +180,7 @@ fn write_file(dir: &str, random: &mut Random) {
     }
 }
 
-/// A page that can be read and written past every cache.
+/// A page for direct I/O, which bypasses all caches.
 #[repr(C, align(4096))]
 struct Block([u8; PAGE]);
 
@@ -158,27 +198,50 @@ impl Block {
 
 fn count(memory: &str, disk: &str, torn: &str) {
     std::fs::write(disk, [0; PAGE]).expect("the disk takes a file");
-    let disk = OpenOptions::new().read(true).write(true).custom_flags(O_DIRECT | O_DSYNC).open(disk).expect("it opens");
+    let disk = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(O_DIRECT | O_DSYNC)
+        .open(disk)
+        .expect("it opens");
     let memory = File::create(memory).expect("memory takes a file");
     let mut found = Block::of(0);
     for number in 1u64.. {
-        memory.write_all_at(format!("{number:>20}\n").as_bytes(), 0).expect("memory takes it");
-        disk.read_exact_at(&mut found.0, 0).expect("the disk is read");
+        memory
+            .write_all_at(format!("{number:>20}\n").as_bytes(), 0)
+            .expect("memory takes it");
+        disk.read_exact_at(&mut found.0, 0)
+            .expect("the disk is read");
         if found.number() != number - 1 {
-            let text = format!("the disk says {} where memory says {}\n", found.number(), number - 1);
+            let text = format!(
+                "the disk says {} where memory says {}\n",
+                found.number(),
+                number - 1
+            );
             return std::fs::write(torn, text).expect("memory takes a file");
         }
-        disk.write_all_at(&Block::of(number).0, 0).expect("the disk takes it");
+        disk.write_all_at(&Block::of(number).0, 0)
+            .expect("the disk takes it");
     }
 }
 
-/// The first process takes no signal that would stop it, but a debugger stops it.
+/// The first process ignores signals that would stop it, so a debugger stops it.
 fn freeze() {
-    for thread in std::fs::read_dir("/proc/1/task").expect("it has threads").flatten() {
-        let id: i32 = thread.file_name().to_str().and_then(|name| name.parse().ok()).expect("a number");
+    for thread in std::fs::read_dir("/proc/1/task")
+        .expect("it has threads")
+        .flatten()
+    {
+        let id: i32 = thread
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+            .expect("a number");
         for request in [sys::SEIZE, sys::INTERRUPT] {
             // SAFETY: no memory of ours is read or written.
-            assert!(unsafe { sys::ptrace(request, id, 0, 0) } == 0, "thread {id} cannot be stopped");
+            assert!(
+                unsafe { sys::ptrace(request, id, 0, 0) } == 0,
+                "thread {id} cannot be stopped"
+            );
         }
     }
     loop {

@@ -1,4 +1,4 @@
-//! Debian, as its users find it.
+//! Debian as its users expect it.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ pub fn world() -> World {
     World::debian(&[&recipe()])
 }
 
-/// The name of the machine that the host's apt gets Debian from.
+/// The name of the server from which the host's apt downloads Debian.
 fn mirror() -> String {
     let sites = host(
         "apt-get",
@@ -37,14 +37,13 @@ fn mirror() -> String {
     rest.split(['/', ':']).next().unwrap().to_owned()
 }
 
-/// The tools are there, for root and for `user`; all of it without a network and without apt on the
-/// host.
+/// The tools work for root and for `user`, without a network and without apt on the host.
 #[test]
-fn debian_has_what_people_expect_and_starts_offline() {
+fn debian_has_the_usual_tools_and_starts_offline() {
     let world = world();
     let before = warm_states(world.home());
     let mut command = world.command();
-    // Nothing that could make an image is found; QEMU is.
+    // The search path has no tool that could build an image, but it has QEMU.
     let tools = tempfile::tempdir().unwrap();
     let qemu = host("sh", ["-c", "command -v qemu-system-x86_64"]);
     let qemu = String::from_utf8(qemu).unwrap();
@@ -126,7 +125,7 @@ fn debian_installs_packages_and_trusts_what_the_host_trusts() {
     ]);
     let mirror = mirror();
     assert!(say(&world, "d", &format!("getent hosts {mirror}")).contains(&mirror));
-    // The bundle is the host's, and everything that has one of its own is told of it.
+    // The bundle is the host's. Programs with a bundle of their own get a variable that names it.
     let given = world.ok([
         "exec",
         "d",
@@ -143,8 +142,8 @@ fn debian_installs_packages_and_trusts_what_the_host_trusts() {
     );
     let python = "import ssl; print(len(ssl.create_default_context().get_ca_certs()) > 0)";
     assert_eq!(say(&world, "d", &format!("python3 -c '{python}'")), "True");
-    // One source is enough, without translations. Each command has a time of its own: the guest may
-    // be emulated.
+    // One source without translations is enough. Each command has its own deadline, because the
+    // guest may be emulated.
     say(&world, "d", "head -n 1 /etc/apt/sources.list > /tmp/one");
     let as_user = |line: &str| world.ok(["exec", "-u", "user", "d", "--", "sh", "-c", line]);
     as_user("sudo apt-get -qq -o Dir::Etc::sourcelist=/tmp/one -o Acquire::Languages=none update");
@@ -154,9 +153,9 @@ fn debian_installs_packages_and_trusts_what_the_host_trusts() {
     end(&world, &["debian", "with-inits"]);
 }
 
-/// What was made with packages is found again, without apt and without mmdebstrap.
+/// An image with packages is reused, without apt and without mmdebstrap.
 #[test]
-fn a_recipe_with_packages_is_made_once() {
+fn a_recipe_with_packages_is_built_once() {
     let world = world();
     let before = digest(&world, "with-inits");
     let mut command = world.command();
@@ -174,7 +173,7 @@ fn a_recipe_with_packages_is_made_once() {
     assert_eq!(digest(&world, "with-inits"), before);
     assert_ne!(digest(&world, "debian"), before);
     assert_eq!(image(&world, "with-inits")["init"], "image");
-    // What it was made of has no name, and goes by its digest.
+    // The image that it was built from has no name and is listed by its digest.
     let listed = world.json(["image", "ls"]);
     let unnamed = listed
         .as_array()

@@ -1,4 +1,4 @@
-//! Disks that others made boot: a bare file system, one in a partition, one in a qcow2.
+//! Foreign disks boot: a bare file system, one in a partition, one in a qcow2 file.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -13,14 +13,15 @@ use crate::support::World;
 
 const SECTOR: u64 = 512;
 const ROOT_START: u64 = 2048 * SECTOR;
-/// Of a Linux root file system for x86-64, as it is written down.
+/// The partition type of a Linux root file system for x86-64, in the order of the disk's bytes.
 const ROOT_TYPE: [u8; 16] = [
     0xe3, 0xbc, 0x68, 0x4f, 0xcd, 0xe8, 0xb1, 0x4d, 0x96, 0xe7, 0xfb, 0xca, 0xf9, 0x84, 0xb7, 0x09,
 ];
 
 /// A file system of 64 MiB with busybox and its init in it.
 fn bare(world: &World, dir: &Path) -> std::path::PathBuf {
-    let (root, disk) = (dir.join("root"), dir.join("bare.raw"));
+    let root = dir.join("root");
+    let disk = dir.join("bare.raw");
     busybox(world, &root);
     fs::write(root.join("etc/word"), "of the disk").unwrap();
     host(
@@ -51,8 +52,8 @@ fn crc32(bytes: &[u8]) -> u32 {
     })
 }
 
-/// The same file system behind a partition table, which is written by hand: not every host has a
-/// program for it.
+/// The same file system behind a partition table. The test writes the table itself, because not
+/// every host has a program for it.
 fn partitioned(bare: &Path, disk: &Path) {
     let content = fs::read(bare).unwrap();
     let sectors = (ROOT_START + content.len() as u64) / SECTOR + 34;
@@ -77,7 +78,7 @@ fn partitioned(bare: &Path, disk: &Path) {
     header[88..92].copy_from_slice(&crc32(&entries).to_le_bytes());
     let sum = crc32(&header);
     header[16..20].copy_from_slice(&sum.to_le_bytes());
-    // One partition over everything, for those who do not know the table that follows.
+    // One partition over everything, for programs that do not know the table that follows.
     let mut protective = vec![0; 512];
     protective[450] = 0xee;
     protective[454..458].copy_from_slice(&1u32.to_le_bytes());
@@ -98,7 +99,7 @@ fn partitioned(bare: &Path, disk: &Path) {
 /// QEMU's program for disks without a machine.
 struct Daemon {
     orders: ChildStdin,
-    told: BufReader<ChildStdout>,
+    output: BufReader<ChildStdout>,
 }
 
 impl Daemon {
@@ -116,7 +117,7 @@ impl Daemon {
     fn until(&mut self, wanted: impl Fn(&Value) -> bool) -> Value {
         loop {
             let mut line = String::new();
-            assert_ne!(self.told.read_line(&mut line).unwrap(), 0, "it ended");
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "it ended");
             let line: Value = serde_json::from_str(&line).unwrap();
             if wanted(&line) {
                 return line;
@@ -157,7 +158,7 @@ fn qcow2(raw: &Path, disk: &Path) {
         .unwrap();
     let mut daemon = Daemon {
         orders: child.stdin.take().unwrap(),
-        told: BufReader::new(child.stdout.take().unwrap()),
+        output: BufReader::new(child.stdout.take().unwrap()),
     };
     let bytes = fs::metadata(raw).unwrap().len();
     daemon.order("qmp_capabilities", json!({}));
@@ -181,14 +182,16 @@ fn qcow2(raw: &Path, disk: &Path) {
 
 #[test]
 fn disks_boot_by_their_own_init() {
-    let (world, dir) = (World::new(), files());
+    let world = World::new();
+    let dir = files();
     let bare = bare(&world, dir.path());
-    let (gpt, packed) = (dir.path().join("gpt.img"), dir.path().join("packed.qcow2"));
+    let gpt = dir.path().join("gpt.img");
+    let packed = dir.path().join("packed.qcow2");
     partitioned(&bare, &gpt);
     qcow2(&gpt, &packed);
     world.ok(["image", "import", bare.to_str().unwrap()]);
     world.ok(["image", "import", gpt.to_str().unwrap()]);
-    // The same file system, however it was packed, is the same image.
+    // The same file system gives the same image in every packing.
     let made = world.json(["image", "import", packed.to_str().unwrap()]);
     assert_eq!(
         (&made["names"], &made["init"]),
@@ -207,7 +210,7 @@ fn disks_boot_by_their_own_init() {
     world.ok(["start", "a"]);
     assert_eq!(say(&world, "a", "cat /etc/word"), "of the disk");
     world.ok(["rm", "-f", "a"]);
-    // The same under the agent, with a smaller disk.
+    // The same with the agent as init, and with a smaller disk.
     world.ok([
         "image",
         "import",

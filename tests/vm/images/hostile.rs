@@ -1,4 +1,4 @@
-//! What means harm is refused in plain words, and leaves nothing.
+//! Hostile files are refused with a clear error and leave nothing.
 
 use std::fs;
 use std::path::Path;
@@ -30,7 +30,7 @@ impl Member<'_> {
         header[100..108].copy_from_slice(b"0000644\0");
         header[108..116].copy_from_slice(b"0000000\0");
         header[116..124].copy_from_slice(b"0000000\0");
-        // As a number of 11 octal digits, or in the binary form of larger ones.
+        // A size is a number of 11 octal digits; larger ones have a binary form.
         header[124] = 0x80;
         header[128..136].copy_from_slice(&self.announced.to_be_bytes());
         header[136..148].copy_from_slice(b"00000000000\0");
@@ -70,8 +70,9 @@ fn refused(world: &World, path: &Path, words: &[&str]) {
 }
 
 #[test]
-fn archives_that_mean_harm_are_refused() {
-    let (world, dir) = (World::new(), files());
+fn hostile_archives_are_refused() {
+    let world = World::new();
+    let dir = files();
     let path = dir.path().join("bad.tar");
     let with = |member: Member<'_>, words: &[&str]| {
         fs::write(&path, archive(&[member])).unwrap();
@@ -151,8 +152,9 @@ fn archives_that_mean_harm_are_refused() {
 }
 
 #[test]
-fn what_is_not_whole_is_refused() {
-    let (world, dir) = (World::new(), files());
+fn incomplete_and_unknown_files_are_refused() {
+    let world = World::new();
+    let dir = files();
     let root = dir.path().join("root");
     busybox(&world, &root);
     let whole = dir.path().join("whole.tar.gz");
@@ -166,7 +168,8 @@ fn what_is_not_whole_is_refused() {
             ".".as_ref(),
         ],
     );
-    let (bytes, cut) = (fs::read(&whole).unwrap(), dir.path().join("cut.tar.gz"));
+    let bytes = fs::read(&whole).unwrap();
+    let cut = dir.path().join("cut.tar.gz");
     fs::write(&cut, &bytes[..bytes.len() / 2]).unwrap();
     refused(&world, &cut, &["archive"]);
     for (name, content) in [
@@ -189,7 +192,7 @@ fn what_is_not_whole_is_refused() {
         Path::new("/dev/zero"),
         &["neither a file nor a directory"],
     );
-    // A disk whose header lies.
+    // A disk with a false header.
     let mut disk = b"QFI\xfb\0\0\0\x03".to_vec();
     disk.resize(4096, 0xff);
     fs::write(dir.path().join("disk.qcow2"), disk).unwrap();
@@ -197,9 +200,9 @@ fn what_is_not_whole_is_refused() {
     end(&world, &["tiny"]);
 }
 
-/// A packed archive of a few bytes, whose content is many times what the store has room for.
+/// A small compressed archive that unpacks to more than the store has room for.
 #[test]
-fn a_bomb_is_limited() {
+fn a_decompression_bomb_is_limited() {
     let Some(small) = crate::support::mount::Mount::tmpfs(320) else {
         return;
     };
@@ -223,8 +226,9 @@ fn a_bomb_is_limited() {
 }
 
 #[test]
-fn a_layout_whose_layer_is_not_the_one_it_names_is_refused() {
-    let (world, dir) = (World::new(), files());
+fn a_layout_with_a_wrong_layer_is_refused() {
+    let world = World::new();
+    let dir = files();
     let root = dir.path().join("root");
     fs::create_dir_all(root.join("etc")).unwrap();
     fs::write(root.join("etc/word"), "as it was").unwrap();
@@ -251,7 +255,7 @@ fn a_layout_whose_layer_is_not_the_one_it_names_is_refused() {
         "whole".as_ref(),
     ]);
     let mut changed = whole.clone();
-    // The time in the header of gzip: what is in it is the same.
+    // The time in gzip's header: the content stays the same.
     changed[4] ^= 1;
     fs::write(layer, &changed).unwrap();
     refused(

@@ -1,12 +1,11 @@
-//! An image whose init is its own: it comes up, is stopped in good order, and its copies are
-//! somebody else.
+//! Images with their own init: it boots, it is stopped cleanly, and copies have their own identity.
 
 use super::debian::world;
 use super::{end, say};
 use crate::support::World;
 
 #[test]
-fn systemd_boots_beside_the_agent() {
+fn systemd_boots_with_the_agent() {
     let world = world();
     world.ok(["run", "-d", "--name", "s", "--memory", "1G", "with-inits"]);
     assert_eq!(say(&world, "s", "cat /proc/1/comm"), "systemd");
@@ -16,7 +15,7 @@ fn systemd_boots_beside_the_agent() {
     );
     assert_eq!(running.out(), "running\n", "{running:?}");
     assert_eq!(say(&world, "s", "hello"), "Hello, world!");
-    // Another machine has another name to itself, and knows of no boot but its own.
+    // A copy has its own machine id.
     world.ok(["fork", "s", "--name", "t"]);
     let ids = ["s", "t-1"].map(|name| say(&world, name, "cat /etc/machine-id"));
     assert!(
@@ -30,8 +29,8 @@ fn systemd_boots_beside_the_agent() {
     end(&world, &["debian", "with-inits"]);
 }
 
-/// A service that writes down when it starts and stops, and nothing else: what Debian has beside it
-/// takes a minute.
+/// A service that records its start and stop, and nothing else: Debian's other services take a
+/// minute.
 const OPENRC: &str = r#"set -e
 rm /etc/runlevels/*/*
 cat > /etc/init.d/notes <<'S'
@@ -42,7 +41,7 @@ S
 chmod +x /etc/init.d/notes
 ln -s /etc/init.d/notes /etc/runlevels/default/notes
 ln -sf openrc-init /sbin/init"#;
-/// As distributions with OpenRC and busybox have it.
+/// As in distributions with OpenRC and busybox.
 const BUSYBOX: &str = r#"set -e
 cat > /etc/inittab <<'S'
 ::sysinit:/sbin/openrc sysinit
@@ -53,7 +52,7 @@ S
 ln -sf /bin/busybox /sbin/init"#;
 
 #[test]
-fn openrc_boots_beside_the_agent_by_its_own_init_and_by_busybox() {
+fn openrc_boots_with_the_agent_from_its_own_init_and_from_busybox() {
     let world = world();
     world.ok(["run", "-d", "--name", "o", "--cold", "with-inits"]);
     say(&world, "o", OPENRC);
@@ -75,7 +74,7 @@ fn openrc_boots_beside_the_agent_by_its_own_init_and_by_busybox() {
     end(&world, &["debian", "with-inits"]);
 }
 
-/// Stops a sandbox whose init has ended its machine so many times then, by itself.
+/// Stops a sandbox, and asserts how often its init has ended its machine by then.
 fn stop(world: &World, name: &str, times: usize) {
     world.ok(["stop", name]);
     let console = String::from_utf8_lossy(&world.ok(["logs", name]).stdout).into_owned();

@@ -1,4 +1,4 @@
-//! What images there are, which of them are warm, and how they go.
+//! Which images exist, which of them are warm, and how they are removed.
 
 use serde_json::json;
 
@@ -33,16 +33,16 @@ fn images_are_listed_and_shown() {
         assert!(shown.out().contains(word), "{word}: {shown:?}");
     }
     world
-        .run(["image", "inspect", "nobody-made-this"])
-        .failed_with(&["there is no image nobody-made-this"]);
+        .run(["image", "inspect", "no-such-image"])
+        .failed_with(&["there is no image no-such-image"]);
     world
-        .run(["image", "rm", "nobody-made-this"])
-        .failed_with(&["there is no image nobody-made-this"]);
+        .run(["image", "rm", "no-such-image"])
+        .failed_with(&["there is no image no-such-image"]);
     end(&world, &["tiny"]);
 }
 
 #[test]
-fn an_image_that_is_used_loses_its_name_and_not_its_content() {
+fn an_image_in_use_loses_its_name_but_not_its_content() {
     let world = World::new();
     world.ok(["image", "build", "tiny", "--name", "mine"]);
     let digest = digest(&world, "mine");
@@ -105,7 +105,7 @@ fn a_warm_image_is_booted_once_per_shape() {
         (before.len(), &image(&world, "tiny")["warm"]),
         (1, &json!(1))
     );
-    // The same shape again makes nothing new, whoever asks for it; another does.
+    // Asking again for the same shape makes nothing new, by any verb; another shape does.
     world.ok([&["image", "warm", "tiny"][..], &shape].concat());
     world.ok([&["run"][..], &shape, &["tiny", "--", "true"]].concat());
     assert_eq!(warm_states(world.home()), before);

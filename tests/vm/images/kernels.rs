@@ -1,5 +1,5 @@
-//! Other kernels: the full one, and one of the user's own, which is that of the store handed in as
-//! a file.
+//! Other kernels: the full one, and the user's own, which is the store's kernel imported from a
+//! file.
 
 use std::fs;
 use std::io::Write;
@@ -9,17 +9,17 @@ use std::process::{Command, Stdio};
 use super::{digest, end, files, image, say, text};
 use crate::support::World;
 
-/// What a kernel of Debian's for virtual machines has built in, of what is looked for.
+/// Modules of the image that Debian's kernel for virtual machines has built in.
 const BUILT_IN: &str = "kernel/fs/ext4/ext4.ko\nkernel/drivers/virtio/virtio_pci.ko\nkernel/drivers/char/virtio_console.ko\n";
 
-/// The files of the kernel that `tiny` has, as someone would have them who made it: kernel,
-/// modules.
+/// The kernel and the modules of `tiny`, as files that a user could have built.
 fn own(world: &World, dir: &Path) -> (PathBuf, PathBuf) {
     let bundle = world
         .home()
         .join("kernels")
         .join(text(&image(world, "tiny")["kernel"]));
-    let (kernel, modules) = (dir.join("vmlinux"), dir.join("modules"));
+    let kernel = dir.join("vmlinux");
+    let modules = dir.join("modules");
     fs::copy(bundle.join("kernel"), &kernel).unwrap();
     fs::create_dir(&modules).unwrap();
     for module in fs::read_dir(bundle.join("modules")).unwrap().flatten() {
@@ -30,7 +30,8 @@ fn own(world: &World, dir: &Path) -> (PathBuf, PathBuf) {
 }
 
 fn cpio(dir: &Path) -> PathBuf {
-    let (file, archive) = (dir.join("early"), dir.join("own.cpio"));
+    let file = dir.join("early");
+    let archive = dir.join("own.cpio");
     fs::write(file, "early").unwrap();
     let mut command = Command::new("cpio");
     command
@@ -47,8 +48,9 @@ fn cpio(dir: &Path) -> PathBuf {
 }
 
 #[test]
-fn a_kernel_of_ones_own_boots_the_same_root() {
-    let (world, dir) = (World::new(), files());
+fn a_users_own_kernel_boots_the_same_root() {
+    let world = World::new();
+    let dir = files();
     let (kernel, modules) = own(&world, dir.path());
     let archive = cpio(dir.path());
     let before = image(&world, "tiny");
@@ -64,14 +66,14 @@ fn a_kernel_of_ones_own_boots_the_same_root() {
     let run = ["run", "-d", "--name", "a"].map(std::ffi::OsStr::new);
     world.ok(run.into_iter().chain(options).chain(["tiny".as_ref()]));
     assert_eq!(say(&world, "a", "uname -r"), release.out().trim_end());
-    // It is its kernel from then on; the image has its own as before.
+    // The sandbox keeps this kernel; the image keeps its own.
     world.ok(["stop", "a"]);
     world.ok(["start", "a"]);
     assert_eq!(say(&world, "a", "uname -r"), release.out().trim_end());
     world.ok(["rm", "-f", "a"]);
     assert_eq!(image(&world, "tiny")["kernel"], before["kernel"]);
     assert_eq!(digest(&world, "tiny"), text(&before["digest"]));
-    // What is no kernel is told so, before anything is started.
+    // A file that is no kernel is refused before anything starts.
     let no_kernel = dir.path().join("early");
     world
         .run(["run", "--kernel", no_kernel.to_str().unwrap(), "tiny"])
@@ -80,14 +82,16 @@ fn a_kernel_of_ones_own_boots_the_same_root() {
     assert_eq!(
         super::entries(&world.home().join("kernels")).len(),
         1,
-        "nobody needs the other one"
+        "the other kernel is unused and removed"
     );
 }
 
-/// What a desktop needs is in it, and it is stopped, captured and copied like the other.
+/// The full kernel has the drivers that a desktop needs, and its machines are stopped, captured and
+/// copied like others.
 #[test]
 fn the_full_kernel_boots_and_has_a_driver_for_a_screen() {
-    let (world, dir) = (World::new(), files());
+    let world = World::new();
+    let dir = files();
     let recipe = dir.path().join("desk.toml");
     fs::write(&recipe, "from = \"tiny\"\nkernel = \"full\"\n").unwrap();
     world.ok(["image".as_ref(), "build".as_ref(), recipe.as_os_str()]);

@@ -1,4 +1,4 @@
-//! Recipes: what they make, what is done only once, and what failing and interrupting leave.
+//! Recipes: what they build, what is built only once, and what failed and interrupted builds leave.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,8 +35,9 @@ fn built(world: &World, recipe: &Path, options: &[&str]) -> Value {
 }
 
 #[test]
-fn an_image_is_what_its_recipe_says_and_runs_as_it_says() {
-    let (world, dir) = (World::new(), files());
+fn an_image_has_the_content_and_the_defaults_of_its_recipe() {
+    let world = World::new();
+    let dir = files();
     fs::create_dir_all(dir.path().join("app/lib")).unwrap();
     write(dir.path(), "app/lib/words", "from the host\n");
     write(dir.path(), "tool", "#!/bin/sh\necho tool: \"$@\"\n");
@@ -57,7 +58,7 @@ fn an_image_is_what_its_recipe_says_and_runs_as_it_says() {
         user = "user"
         workdir = "/opt/app"
         entrypoint = ["tool", "always"]
-        cmd = ["unless", "told otherwise"]
+        cmd = ["unless", "given others"]
         size = "256M"
         "#,
     );
@@ -69,7 +70,7 @@ fn an_image_is_what_its_recipe_says_and_runs_as_it_says() {
     // The entry point, with the image's arguments and with others.
     assert_eq!(
         world.ok(["run", "app"]).out(),
-        "tool: always unless told otherwise\n"
+        "tool: always unless given others\n"
     );
     assert_eq!(
         world.ok(["run", "app", "--", "one", "two"]).out(),
@@ -107,7 +108,7 @@ fn an_image_is_what_its_recipe_says_and_runs_as_it_says() {
             .out(),
         "/\n"
     );
-    // In the background the entry point runs, too; whoever joins it sees it.
+    // The entry point also runs in the background; `attach` shows it.
     let started = world.json(["run", "-d", "--name", "b", "app", "--", "detached"]);
     let joined = world.ok(["attach", "b", text(&started["exec"])]);
     assert_eq!(joined.out(), "tool: always detached\n");
@@ -121,8 +122,9 @@ fn an_image_is_what_its_recipe_says_and_runs_as_it_says() {
 }
 
 #[test]
-fn a_step_is_done_once() {
-    let (world, dir) = (World::new(), files());
+fn a_step_runs_once() {
+    let world = World::new();
+    let dir = files();
     write(dir.path(), "data", "first\n");
     let text = format!(
         "from = \"tiny\"\nfiles = [{{ source = \"data\", target = \"/opt/data\" }}]\nrun = [\"{RANDOM}\", \"true\"]"
@@ -132,7 +134,7 @@ fn a_step_is_done_once() {
     let first = built(&world, &recipe, &[]);
     let random = read("once");
     assert_eq!(built(&world, &recipe, &[])["digest"], first["digest"]);
-    // Another last step, another default: the ones before are not done again.
+    // Another last step or another default: the earlier steps do not run again.
     let other = write(
         dir.path(),
         "other.toml",
@@ -143,7 +145,7 @@ fn a_step_is_done_once() {
     built(&world, &recipe, &["--no-cache", "--name", "anew"]);
     let anew = read("anew");
     assert_ne!(anew, random);
-    // A file that changed is copied again, and what is done after it is done again.
+    // A changed file is copied again, and the later steps run again.
     write(dir.path(), "data", "second\n");
     built(&world, &recipe, &[]);
     let second = read("once");
@@ -155,8 +157,9 @@ fn a_step_is_done_once() {
 }
 
 #[test]
-fn a_step_that_fails_says_so_and_leaves_the_name_and_the_steps_before_it() {
-    let (world, dir) = (World::new(), files());
+fn a_failed_step_is_reported_and_keeps_the_name_and_earlier_steps() {
+    let world = World::new();
+    let dir = files();
     let text = |last: &str| format!("from = \"tiny\"\nrun = [\"{RANDOM}\", \"{last}\"]");
     let recipe = write(dir.path(), "app.toml", &text("echo good > /srv/state"));
     built(&world, &recipe, &["--name", "other"]);
@@ -175,14 +178,14 @@ fn a_step_that_fails_says_so_and_leaves_the_name_and_the_steps_before_it() {
     ]);
     assert_eq!(published(&world), before);
     world.assert_empty();
-    // The first step is not done again, neither by the one that failed nor by the next.
+    // The first step runs again neither in the failed build nor in the next one.
     write(dir.path(), "app.toml", &text("echo better > /srv/state"));
     built(&world, &recipe, &["--name", "other"]);
     assert_eq!(
         say_in(&world, "other", "cat /srv/random /srv/state"),
         format!("{random}\nbetter")
     );
-    // A step that does not end in its time has failed.
+    // A step that exceeds its time fails.
     write(
         dir.path(),
         "app.toml",
@@ -193,8 +196,9 @@ fn a_step_that_fails_says_so_and_leaves_the_name_and_the_steps_before_it() {
 }
 
 #[test]
-fn an_interrupted_build_leaves_nothing_and_the_next_goes_on() {
-    let (world, dir) = (World::new(), files());
+fn an_interrupted_build_leaves_nothing_and_the_next_one_continues() {
+    let world = World::new();
+    let dir = files();
     let text = |last: &str| format!("from = \"tiny\"\nrun = [\"{RANDOM}\", \"{last}\"]");
     let recipe = write(dir.path(), "app.toml", &text("echo waiting; sleep 1000"));
     let before = published(&world);
@@ -236,9 +240,9 @@ fn an_interrupted_build_leaves_nothing_and_the_next_goes_on() {
 }
 
 #[test]
-fn a_recipe_that_cannot_be_is_refused_before_anything_is_done() {
+fn an_invalid_recipe_is_refused_before_any_step() {
     let dir = files();
-    // A store that has nothing: whatever was begun would be seen in it.
+    // An empty store, in which any started step would be visible.
     let world = World::empty_at(dir.path().join("home"));
     for (recipe, words) in [
         ("from = \"tiny\"\nrnu = []", vec!["unknown field", "rnu"]),
@@ -249,7 +253,7 @@ fn a_recipe_that_cannot_be_is_refused_before_anything_is_done() {
         ),
         ("from = \"tiny\"\nsize = \"1\"", vec!["size"]),
         ("from = \"tiny\"\npackages = [\"-o x\"]", vec!["package"]),
-        ("from = \"nobody-made-this\"", vec!["nobody-made-this"]),
+        ("from = \"no-such-image\"", vec!["no-such-image"]),
         ("from = \"./gone.tar\"", vec!["gone.tar"]),
     ] {
         let path = write(dir.path(), "r.toml", recipe);
@@ -263,8 +267,9 @@ fn a_recipe_that_cannot_be_is_refused_before_anything_is_done() {
 }
 
 #[test]
-fn a_name_moves_and_the_content_stays_as_long_as_it_is_used() {
-    let (world, dir) = (World::new(), files());
+fn a_name_moves_and_content_in_use_stays() {
+    let world = World::new();
+    let dir = files();
     let recipe = write(
         dir.path(),
         "app.toml",
@@ -283,7 +288,7 @@ fn a_name_moves_and_the_content_stays_as_long_as_it_is_used() {
     built(&world, &recipe, &[]);
     assert_ne!(digest(&world, "app"), old);
     assert_eq!(say_in(&world, "app", "cat /srv/state"), "new");
-    // What was made from the old content goes on with it, also after a collection.
+    // A sandbox of the old content continues with it, also after a collection.
     world.ok(["gc"]);
     assert_eq!(image(&world, &old)["names"], serde_json::json!([]));
     world.ok(["start", "a"]);
@@ -297,8 +302,9 @@ fn a_name_moves_and_the_content_stays_as_long_as_it_is_used() {
 }
 
 #[test]
-fn a_recipe_begins_from_a_snapshot_and_from_another_recipes_image() {
-    let (world, dir) = (World::new(), files());
+fn a_recipe_starts_from_a_snapshot_or_from_another_recipes_image() {
+    let world = World::new();
+    let dir = files();
     world.start("a", &[]);
     say(&world, "a", "echo saved > /srv/state; sync");
     world.ok(["save", "a", "mine"]);

@@ -1,5 +1,4 @@
-//! A root file system with everything that one can have comes through every way in, as seen by a
-//! guest.
+//! A root file system with every kind of file survives every kind of import, as a guest sees it.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -19,8 +18,8 @@ use crate::support::ordinary::Ordinary;
 /// `cap_dac_override=ep`, as `setcap` writes it.
 const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// Tells of every file below the working directory all that the tools of a host and of a guest both
-/// know: a record ends with a zero byte.
+/// Prints for every file below the working directory all that the tools of both the host and the
+/// guest know; a record ends with a zero byte.
 const LISTING: &str = r#"find . -exec sh -c '
 for path; do
     printf "%s\n" "$path"
@@ -33,14 +32,15 @@ done' listing {} +"#;
 
 type Listing = BTreeSet<Vec<u8>>;
 
-fn records(told: &[u8]) -> Listing {
-    told.split(|byte| *byte == 0)
+fn records(listing: &[u8]) -> Listing {
+    listing
+        .split(|byte| *byte == 0)
         .filter(|record| !record.is_empty())
         .map(<[u8]>::to_vec)
         .collect()
 }
 
-/// `user::rw-,user:1000:r--,group::r--,mask::r--,other::---`, as system calls have it.
+/// `user::rw-,user:1000:r--,group::r--,mask::r--,other::---`, as system calls expect it.
 fn acl() -> Vec<u8> {
     let entry = |tag: u16, bits: u16, id: u32| {
         [
@@ -72,7 +72,7 @@ fn xattr(path: &Path, name: &str, value: &[u8]) {
     rustix::fs::lsetxattr(path, name, value, XattrFlags::empty()).unwrap();
 }
 
-/// Fills a directory with everything.
+/// Fills a directory with every kind of file.
 fn fill(dir: &Path) {
     fs::create_dir_all(dir.join("a/b/c")).unwrap();
     fs::set_permissions(dir.join("a/b"), fs::Permissions::from_mode(0o1777)).unwrap();
@@ -134,8 +134,8 @@ fn fill(dir: &Path) {
     set_times(dir);
 }
 
-/// What only extended attributes make possible: `user` reads a file by an access list, and another
-/// by a program that may read everything.
+/// Two cases that need extended attributes: `user` reads one file by an access list, and another
+/// one by a program with a capability.
 fn fill_with_attributes(dir: &Path, busybox: &Path) {
     fs::create_dir(dir).unwrap();
     make(&dir.join("listed"), b"by a list", 0o640);
@@ -147,7 +147,7 @@ fn fill_with_attributes(dir: &Path, busybox: &Path) {
     set_times(dir);
 }
 
-/// Deepest first, as what is made in a directory changes its time.
+/// Deepest first, because a new entry changes the time of its directory.
 fn set_times(dir: &Path) {
     let listed = host(
         "find",
@@ -176,7 +176,7 @@ fn set_times(dir: &Path) {
     }
 }
 
-/// The root file system of the tests: busybox, and what is to be looked at.
+/// The root file system of these tests: busybox, and the files to check.
 fn rootfs(world: &World, root: &Path) {
     busybox(world, root);
     fill(&root.join("torture"));
@@ -197,7 +197,7 @@ fn of_host(dir: &Path) -> Listing {
     records(&output.stdout)
 }
 
-/// Without sockets, which archives cannot hold.
+/// The listing without sockets, which archives cannot hold.
 fn without_sockets(listing: &Listing) -> Listing {
     listing
         .iter()
@@ -234,8 +234,8 @@ fn imported(world: &World, path: &Path, name: &str) -> String {
 #[track_caller]
 fn seen_inside(world: &World, image: &str, expected: &Listing, attributes: bool) {
     world.ok(["run", "--cold", "-d", "--name", image, image]);
-    let told = world.ok(["exec", "-w", "/torture", image, "--", "sh", "-c", LISTING]);
-    let found = records(&told.stdout);
+    let printed = world.ok(["exec", "-w", "/torture", image, "--", "sh", "-c", LISTING]);
+    let found = records(&printed.stdout);
     let text = |records: Vec<&Vec<u8>>| {
         records
             .iter()
@@ -257,13 +257,15 @@ fn seen_inside(world: &World, image: &str, expected: &Listing, attributes: bool)
 }
 
 #[test]
-fn everything_comes_through_archives_and_directories() {
-    let (world, dir) = (World::new(), files());
+fn every_kind_of_file_survives_archives_and_directories() {
+    let world = World::new();
+    let dir = files();
     let root = dir.path().join("root");
     rootfs(&world, &root);
     let expected = of_host(&root.join("torture"));
     let archives = without_sockets(&expected);
-    let (pax, gnu) = (dir.path().join("pax.tar"), dir.path().join("gnu.tar.gz"));
+    let pax = dir.path().join("pax.tar");
+    let gnu = dir.path().join("gnu.tar.gz");
     tar(
         &root,
         &[
@@ -281,7 +283,7 @@ fn everything_comes_through_archives_and_directories() {
     seen_inside(&world, "pax", &archives, true);
     imported(&world, &gnu, "gnu");
     seen_inside(&world, "gnu", &archives, false);
-    // Without what an archive cannot hold, a directory is the same image, and packing makes no
+    // Without sockets, a directory gives the same image as an archive, and compression makes no
     // difference.
     fs::remove_file(root.join("torture/socket")).unwrap();
     set_times(&root.join("torture"));
@@ -317,10 +319,11 @@ fn same_for_an_ordinary_user(archive: &Path, digest: &str) {
     user.world.assert_empty();
 }
 
-/// Made by the tools that others use, in two layers: the second takes away from the first.
+/// Two layers made by common tools: the second removes files of the first.
 #[test]
-fn everything_comes_through_layouts_and_docker_archives() {
-    let (world, dir) = (World::new(), files());
+fn every_kind_of_file_survives_layouts_and_docker_archives() {
+    let world = World::new();
+    let dir = files();
     let root = dir.path().join("root");
     rootfs(&world, &root);
     fs::remove_file(root.join("torture/socket")).unwrap();

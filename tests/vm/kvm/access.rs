@@ -1,10 +1,10 @@
-//! Who may use `/dev/kvm`, what is said to those who may not, and what happens when that changes.
+//! Who may use `/dev/kvm`, what other users see, and what happens when the permissions change.
 
 use serde_json::Value;
 
 use super::outer::{Outer, STORE};
 
-/// Puts in the place of the device one that opens and knows nothing of KVM.
+/// Replaces the device by one that opens but is not KVM.
 const BROKEN_DEVICE: &str = "rmmod kvm_amd && mknod -m 0666 /dev/kvm c 1 3";
 
 /// Users of the outer guest: `member` is in the group `kvm`, `other` is not.
@@ -27,11 +27,11 @@ fn as_user(user: User, args: &str) -> String {
     }
 }
 
-/// What `doctor` reports of QEMU to a user.
+/// What `doctor` reports about QEMU to a user.
 fn doctor(outer: &Outer, user: User) -> Value {
-    let told = outer.say(&as_user(user, "--json doctor"));
-    let told: Value = serde_json::from_str(&told).unwrap_or_else(|e| panic!("{e}: {told}"));
-    told["qemu"]["found"].clone()
+    let report = outer.say(&as_user(user, "--json doctor"));
+    let report: Value = serde_json::from_str(&report).unwrap_or_else(|e| panic!("{e}: {report}"));
+    report["qemu"]["found"].clone()
 }
 
 #[track_caller]
@@ -44,7 +44,7 @@ fn assert_kvm(outer: &Outer, user: User, why: &str) {
     );
 }
 
-/// Without KVM the emulator is used, and `doctor` says why, in all of these words.
+/// Asserts that the emulator is used and that `doctor` gives the reason in these words.
 #[track_caller]
 fn assert_refused(outer: &Outer, user: User, words: &[&str]) {
     let found = doctor(outer, user);
@@ -55,7 +55,7 @@ fn assert_refused(outer: &Outer, user: User, words: &[&str]) {
     }
 }
 
-/// A sandbox of the shape whose warm state every store here has.
+/// Runs a sandbox of the shape whose warm state every store here has.
 fn run(accel: &str, line: &str) -> String {
     format!("run --accel {accel} --memory 128M tiny -- {line}")
 }
@@ -67,8 +67,8 @@ fn give_store(outer: &Outer, name: &str) {
     ));
 }
 
-/// Root's machines have a user id each, which is in no group; the jail lends them that of the
-/// device.
+/// Each of root's machines has a user id of its own, which is in no group; the jail adds the group
+/// of the device.
 #[test]
 fn the_group_of_the_device_is_enough() {
     let outer = Outer::start();
@@ -117,8 +117,8 @@ fn the_group_of_the_device_is_enough() {
     outer.end();
 }
 
-/// A verdict is kept, and asked for again when the device, its permissions or the user's groups are
-/// others.
+/// A verdict is kept. The probe runs again when the device, its permissions or the user's groups
+/// change.
 #[test]
 fn a_verdict_follows_the_device() {
     let outer = Outer::start();
@@ -151,9 +151,9 @@ fn a_verdict_follows_the_device() {
     outer.end();
 }
 
-/// The device is there and opens, but runs no guest.
+/// The device exists and opens, but runs no guest.
 #[test]
-fn a_device_that_runs_no_guest_leaves_the_emulator() {
+fn a_device_that_runs_no_guest_means_emulation() {
     let outer = Outer::start();
     assert_kvm(&outer, Root, "as it was");
     outer.say(BROKEN_DEVICE);

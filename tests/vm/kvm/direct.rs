@@ -1,7 +1,7 @@
-//! What must hold wherever KVM works: these run in the outer guest of `kvm::`, and by
-//! `scripts/try-kvm` on a host.
+//! Checks that must pass wherever KVM works: in the outer guest of `kvm::`, and on a host by
+//! `scripts/try-kvm`.
 //!
-//! Guests are small: all of their memory is compared, and in the outer guest everything is
+//! Guests are small, because all of their memory is compared, and everything in the outer guest is
 //! emulated.
 
 use std::io::Write;
@@ -15,16 +15,16 @@ use crate::exact;
 use crate::support::lab::{Lab, spec, worker};
 use crate::support::{World, held, say, text};
 
-/// What sandboxes are made with here.
+/// The options of these sandboxes.
 const SHAPE: &[&str] = &["--memory", "128M"];
 const SHAPE_OF_TWO: &[&str] = &["--memory", "128M", "--cpus", "2"];
 const MEMORY_BYTES: u64 = 128 << 20;
-/// Each has a warm state.
+/// A warm state exists for each.
 pub const SHAPES: [&[&str]; 2] = [SHAPE, SHAPE_OF_TWO];
 
-/// Names a store that has the warm states already.
+/// Names a store that already has the warm states.
 pub const BASE: &str = "SANDTREE_TEST_KVM_BASE";
-/// What a test prints that cannot check what it is there for.
+/// A test prints this if it cannot run its check.
 pub const SKIPPED: &str = "SKIPPED";
 
 fn base() -> &'static Path {
@@ -40,18 +40,18 @@ fn base() -> &'static Path {
     })
 }
 
-/// The command that boots this shape, keeps the boot, and goes through a restore of it.
+/// The command that boots this shape, keeps the warm state, and restores it.
 pub fn run_once<'a>(shape: &[&'a str]) -> Vec<&'a str> {
     [&["run", "--accel", "kvm"], shape, &["tiny", "--", "true"]].concat()
 }
 
-/// What a kernel says when it is wrong, and of clocks that it does not trust.
+/// Messages of a kernel about errors and untrusted clocks.
 const COMPLAINTS: &str =
     "dmesg | grep -E 'BUG|WARNING|Oops|Call Trace|unstable|lockup|stall' || true";
-/// Of everything the work has left, in memory and on disk.
+/// The digests of all files that the work has left, in memory and on disk.
 const SUMS: &str = "md5sum /dev/shm/new* /root/new*";
 
-/// Makes, overwrites and frees files in memory and on disk; gives what they are.
+/// Creates, overwrites and frees files in memory and on disk; returns their digests.
 fn work(world: &World, sandbox: &str, number: usize) -> String {
     let line = format!(
         "cd /dev/shm; dd if=/dev/urandom of=new{number} bs=64k count=20 2> /dev/null; \
@@ -61,7 +61,7 @@ fn work(world: &World, sandbox: &str, number: usize) -> String {
     say(world, sandbox, &line)
 }
 
-/// A checkpoint in the best way there is.
+/// A checkpoint in the best available mode.
 fn checkpoint(world: &World, sandbox: &str, tag: &str) {
     let best = world.json(["doctor"])["qemu"]["found"]["memory_mode"].clone();
     let taken = world.json(["checkpoint", sandbox, tag]);
@@ -72,8 +72,9 @@ fn checkpoint(world: &World, sandbox: &str, tag: &str) {
     );
 }
 
-/// What a guest must hold: a word in files, in memory and in a process that was asked for it so
-/// often, files by their sums, and a kernel that says no more than it did when it had booted.
+/// What a guest must hold: a word in files, in memory and in a process that was asked for it a
+/// given number of times; files by their digests; and a kernel with no new complaints since its
+/// boot.
 #[derive(Clone, Copy)]
 struct Expected<'a> {
     word: &'a str,
@@ -101,10 +102,9 @@ impl Expected<'_> {
     }
 }
 
-/// Takes sandbox `a` through every verb, and looks after each at its files, its memory and its
-/// processes.
+/// Takes sandbox `a` through every verb, and checks its files, memory and processes after each.
 fn goes_through_every_verb(world: &World) {
-    // An emulated processor may give a kernel reason for some when it boots.
+    // A kernel may complain about an emulated processor when it boots.
     let complaints = &say(world, "a", COMPLAINTS);
     held::begin(world, "a", "one");
     let first = &work(world, "a", 1);
@@ -160,7 +160,7 @@ fn goes_through_every_verb(world: &World) {
     });
 }
 
-/// The verbs that stop and load a machine, each once.
+/// Each verb that stops and loads a machine, once.
 fn goes_through_states(world: &World) {
     let complaints = &say(world, "a", COMPLAINTS);
     held::begin(world, "a", "one");
@@ -197,17 +197,15 @@ fn assert_runs_under_kvm(world: &World) {
     );
 }
 
-/// Saves sandbox `a`, ends it, and starts `b` from an import in a store that has nothing else.
+/// Saves sandbox `a`, removes it, and starts `b` from an import into an empty store.
 fn goes_to_another_store(world: &World, check: impl Fn(&World)) {
     let beside = world
         .home()
         .parent()
         .expect("a store is in a directory")
         .to_owned();
-    let (file, other) = (
-        beside.join("saved.tar.zst"),
-        World::empty_at(beside.join("other")),
-    );
+    let file = beside.join("saved.tar.zst");
+    let other = World::empty_at(beside.join("other"));
     let file = file.to_str().expect("it is text");
     world.ok(["save", "a", "saved", "--memory"]);
     world.ok(["snapshot", "export", "saved", "-o", file]);
@@ -221,7 +219,7 @@ fn goes_to_another_store(world: &World, check: impl Fn(&World)) {
     other.assert_empty();
 }
 
-/// Lets a guest write memory and files for ever.
+/// Lets a guest write memory and files in an endless loop.
 fn keep_busy(world: &World, sandbox: &str) {
     world.ok([
         "cp".as_ref(),
@@ -255,12 +253,13 @@ fn doctor_reports_kvm() {
         ("kvm", true),
         "{found}"
     );
-    let told = world.ok(["doctor"]);
-    assert!(told.out().contains("accelerator  kvm"), "{told:?}");
+    let report = world.ok(["doctor"]);
+    assert!(report.out().contains("accelerator  kvm"), "{report:?}");
     assert!(
-        told.out()
+        report
+            .out()
             .contains("Intel VMX and physical hardware are untested"),
-        "{told:?}"
+        "{report:?}"
     );
 }
 
@@ -292,7 +291,7 @@ fn two_processors_and_a_busy_guest() {
     goes_through_states(&world);
 }
 
-/// A guest that could run guests of its own would reach a part of the host's kernel that no sandbox
+/// A guest that ran guests of its own would reach a part of the host's kernel that no sandbox
 /// needs.
 #[test]
 #[ignore = "needs KVM: kvm:: runs it in an emulated guest, scripts/try-kvm on a host"]
@@ -303,15 +302,15 @@ fn guests_have_no_nested_virtualisation() {
     assert_eq!(answer.out(), "");
 }
 
-/// Through how many ways to a state a guest is taken. `vm::exact` takes every mode through all of
-/// them.
+/// How many of the verbs that restore a state are checked. `vm::exact` checks every mode with all
+/// of them.
 #[derive(Clone, Copy)]
 enum Ways {
     Every,
     Few,
 }
 
-/// A busy guest's memory is the same byte for byte, in the ways that lead to a state.
+/// A busy guest's memory is equal, byte for byte, after the verbs that restore a state.
 async fn is_exact(mode: MemoryMode, name: &str, cpus: u32, ways: Ways) {
     let lab = Lab::of(World::like(base())).await;
     let found = lab.world.json(["doctor"])["qemu"]["found"]["memory_modes_refused"].clone();
@@ -322,7 +321,7 @@ async fn is_exact(mode: MemoryMode, name: &str, cpus: u32, ways: Ways) {
         .map(text)
         .find(|line| line.starts_with(name));
     if let Some(refused) = refused {
-        // The macros would print nowhere: the test passes.
+        // `println` prints nothing in a test that passes.
         return writeln!(std::io::stderr(), "\n{SKIPPED}: {refused}").expect("it is open");
     }
     let spec = SandboxSpec {

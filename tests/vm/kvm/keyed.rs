@@ -1,4 +1,4 @@
-//! Stores that are made once for all tests, and anew when what they depend on has changed.
+//! Stores that are made once for all tests, and again when their inputs have changed.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs;
@@ -10,7 +10,7 @@ use crate::support::{entries, program};
 
 pub const QEMU: &str = "/usr/bin/qemu-system-x86_64";
 
-/// What a store depends on: the two programs that have made it, and what else its maker names.
+/// The inputs of a store: the two programs that made it, and what its maker names.
 pub fn key(others: &[&str]) -> String {
     let mut hasher = DefaultHasher::new();
     for program in [program(), Path::new(QEMU)] {
@@ -21,8 +21,8 @@ pub fn key(others: &[&str]) -> String {
     format!("{:016x}", hasher.finish())
 }
 
-/// The directory `PREFIX-KEY` of these tests, made unless it is there. Those with other keys are
-/// removed.
+/// The directory `PREFIX-KEY` of these tests, made if it is missing. Directories with other keys
+/// are removed.
 pub fn made_once(prefix: &str, key: &str, make: impl FnOnce(&Path)) -> PathBuf {
     let tests = Path::new(env!("CARGO_TARGET_TMPDIR"));
     fs::create_dir_all(tests).unwrap();
@@ -37,7 +37,7 @@ pub fn made_once(prefix: &str, key: &str, make: impl FnOnce(&Path)) -> PathBuf {
             .iter()
             .filter(|path| is_old(path))
             .for_each(|old| fs::remove_dir_all(old).unwrap());
-        // Whoever is stopped in between leaves nothing that looks finished.
+        // An interrupted maker leaves nothing that looks finished.
         let unfinished = tests.join(format!("{prefix}-unfinished"));
         make(&unfinished);
         fs::rename(&unfinished, &path).unwrap();

@@ -1,5 +1,5 @@
-//! States of one accelerator where the other one is: what was taken under TCG goes on under TCG,
-//! and what was taken under KVM needs KVM, or boots.
+//! States of one accelerator on a host with the other: a state of TCG continues under TCG, and a
+//! state of KVM needs KVM or a cold boot.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -9,9 +9,9 @@ use crate::support::{World, say};
 
 const SHAPE: [&str; 2] = ["--memory", "128M"];
 
-/// All who took states before KVM worked for them have such ones.
+/// Users whose host gets KVM later have such states.
 #[test]
-fn a_state_of_the_emulator_goes_on_where_kvm_works() {
+fn a_state_of_the_emulator_continues_where_kvm_works() {
     let world = World::new();
     world.start("a", &[&["--accel", "tcg"], &SHAPE[..]].concat());
     let file = world.home().join("../saved.tar.zst");
@@ -40,7 +40,7 @@ fn a_state_of_the_emulator_goes_on_where_kvm_works() {
         "there",
     ]);
     assert_eq!(outer.accelerator_of("there"), "tcg");
-    // One that must be KVM's is refused, and told what would do.
+    // A request for KVM is refused with an alternative.
     let refused = outer.sandtree(
         STORE,
         &["run", "-d", "--accel", "kvm", "--name", "a", "there"],
@@ -49,9 +49,9 @@ fn a_state_of_the_emulator_goes_on_where_kvm_works() {
     outer.end();
 }
 
-/// A host without KVM cannot go on from there, says so, and boots from its disk.
+/// A host without KVM cannot continue the state. It says so, and boots from the state's disk.
 #[test]
-fn a_state_of_kvm_is_refused_by_name_where_there_is_none() {
+fn a_state_of_kvm_is_refused_by_name_without_kvm() {
     let outer = Outer::start();
     let ok = |args: &[&str]| outer.ok(STORE, args);
     ok(&[&["run", "-d", "--name", "a"], &SHAPE[..], &["tiny"]].concat());

@@ -1,4 +1,4 @@
-//! The outer guest: an emulated machine with KVM in it, from whose snapshot each test begins.
+//! The outer guest: an emulated machine with KVM inside. Each test starts from its snapshot.
 
 use std::fs;
 use std::io::Write;
@@ -14,13 +14,12 @@ use super::keyed::{self, QEMU};
 use crate::support::lab::{WORKER, worker};
 use crate::support::{Answer, World, finish_within, program, text};
 
-/// Counts up when the outer guest is made differently.
+/// The version of the recipe; a change of the recipe increments it.
 const RECIPE: &str = "2";
-/// The name of the snapshot, and of what it is started as.
+/// The name of the snapshot, and of the sandbox that starts from it.
 const OUTER: &str = "outer";
-/// Emulated, also where the host has KVM: only so its processor is the same everywhere. One
-/// processor: with two, inner guests of two processors crash now and then
-/// (docs/under-the-hood/kvm.md).
+/// Emulated, also on a host with KVM, so that the processor is the same everywhere. One processor:
+/// with two, inner guests of two processors crash now and then (docs/under-the-hood/kvm.md).
 const SHAPE: [&str; 10] = [
     "--accel",
     "tcg",
@@ -36,7 +35,7 @@ const SHAPE: [&str; 10] = [
 /// Everything in the outer guest is emulated, and a check has many steps.
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// Firmware and accelerators that QEMU looks for beside itself.
+/// Firmware and accelerators that QEMU loads from its directories.
 const BESIDE_QEMU: [&str; 6] = [
     "/usr/share/seabios/bios-256k.bin",
     "/usr/share/qemu/kvmvapic.bin",
@@ -45,20 +44,19 @@ const BESIDE_QEMU: [&str; 6] = [
     "/usr/lib/x86_64-linux-gnu/qemu/accel-tcg-x86_64.so",
     "/usr/lib/x86_64-linux-gnu/qemu/accel-tcg-i386.so",
 ];
-/// What KVM on AMD consists of, each after those it needs.
+/// The modules of KVM on AMD, in the order of their dependencies.
 const MODULES: [&str; 3] = [
     "virt/lib/irqbypass",
     "arch/x86/kvm/kvm",
     "arch/x86/kvm/kvm-amd",
 ];
 
-/// Places in the outer guest.
+/// Paths in the outer guest.
 pub const STORE: &str = "/srv/store";
 const MODULES_DIR: &str = "/lib/kvm";
 const WORKER_FILE: &str = "/srv/worker";
 
-/// `/dev/kvm` as distributions have it: for root and a group. `member` is in the group, `other` is
-/// not.
+/// `/dev/kvm` as in distributions: for root and a group. `member` is in the group, `other` is not.
 const DEVICE: &str = "chgrp kvm /dev/kvm && chmod 0660 /dev/kvm";
 const USERS: &str = "echo kvm:x:104:member >> /etc/group; for user in member:2001 other:2002; do \
     name=${user%:*}; id=${user#*:}; echo $name:x:$id:$id::/home/$name:/bin/sh >> /etc/passwd; \
@@ -71,7 +69,8 @@ pub struct Outer {
 }
 
 impl Outer {
-    /// KVM is loaded, and the store has the warm states of `direct::SHAPES`.
+    /// Starts the outer guest: KVM is loaded, and the store has the warm states of
+    /// `direct::SHAPES`.
     pub fn start() -> Self {
         let outer = Outer {
             world: World::like(base()),
@@ -81,12 +80,12 @@ impl Outer {
         outer
     }
 
-    /// Runs a shell line in it, as root.
+    /// Runs a shell line in the guest, as root.
     pub fn sh(&self, line: &str) -> Answer {
         self.exec(&["sh", "-c", line])
     }
 
-    /// Runs a shell line that must succeed, and gives what it printed.
+    /// Runs a shell line that must succeed, and returns its output.
     #[track_caller]
     pub fn say(&self, line: &str) -> String {
         let answer = self.sh(line);
@@ -94,7 +93,7 @@ impl Outer {
         answer.out().trim_end().to_owned()
     }
 
-    /// Runs `sandtree` in it, in this store.
+    /// Runs `sandtree` in the guest, with this store.
     pub fn sandtree(&self, store: &str, args: &[&str]) -> Answer {
         let home = format!("SANDTREE_HOME={store}");
         self.exec(&[&["env", &home, "sandtree"], args].concat())
@@ -116,12 +115,12 @@ impl Outer {
         finish_within(run.spawn().unwrap(), DEADLINE)
     }
 
-    /// Begins `sandtree run -d ARGS`, gives the accelerator that its machine is started with, and
-    /// breaks it off. A guest that is emulated inside an emulated one may need minutes to answer,
-    /// and its emulation is not reliable: it is not waited for.
+    /// Starts `sandtree run -d ARGS`, returns the accelerator of its machine, and interrupts it. A
+    /// guest that is emulated inside an emulated guest may need minutes to answer, and its
+    /// emulation is not reliable, so the test does not wait for it.
     #[track_caller]
     pub fn accelerator_of(&self, args: &str) -> String {
-        // Probes start QEMU, too, with less memory. A shell's job in the background ignores SIGINT.
+        // Probes start QEMU, too, with less memory. A background job of a shell ignores SIGINT.
         let line = format!(
             "export SANDTREE_HOME={STORE}; sandtree run -d --name begun {args} > /tmp/said 2>&1 & run=$!; \
              look() {{ for id in $(pidof qemu-system-x86_64); do tr '\\0' '\\n' < /proc/$id/cmdline > /tmp/line; \
@@ -131,7 +130,7 @@ impl Outer {
              kill $run; wait $run; until ! pidof qemu-system-x86_64 > /dev/null; do \
              sandtree rm -f begun > /dev/null 2>&1; usleep 50000; done; echo $found"
         );
-        // What follows a comma is how it is set.
+        // The properties of the accelerator follow a comma.
         self.say(&line)
             .split(',')
             .next()
@@ -139,7 +138,7 @@ impl Outer {
             .to_owned()
     }
 
-    /// Runs checks of `direct` in it.
+    /// Runs checks of `direct` in the guest.
     pub fn check(&self, names: &[&str]) {
         let tests = self.send_tests();
         let checks: Vec<String> = names
@@ -154,7 +153,8 @@ impl Outer {
         command.extend(run);
         command.extend(checks.iter().map(String::as_str));
         let answer = self.exec(&command);
-        let (out, err) = (String::from_utf8_lossy(&answer.stdout), answer.err());
+        let out = String::from_utf8_lossy(&answer.stdout);
+        let err = answer.err();
         let passed = format!("{} passed; 0 failed", names.len());
         let is_whole = out.contains(&passed) && !err.contains(direct::SKIPPED);
         assert!(
@@ -165,14 +165,14 @@ impl Outer {
         );
     }
 
-    /// Puts this test program into the guest, at the path it has here; gives the path.
+    /// Copies this test program into the guest, to the same path, and returns the path.
     pub fn send_tests(&self) -> String {
         let tests = std::env::current_exe().unwrap();
         self.send_program(&tests);
         tests.to_str().unwrap().to_owned()
     }
 
-    /// Puts a program into the guest, at the path it has here, without what only debuggers need.
+    /// Copies a program into the guest, to the same path, without its debug information.
     pub fn send_program(&self, path: &Path) {
         let dir = tempfile::tempdir().unwrap();
         let name = path.file_name().unwrap();
@@ -193,7 +193,7 @@ impl Outer {
         self.send(tar, below);
     }
 
-    /// Unpacks what `tar` packs below a directory of the guest.
+    /// Unpacks the output of `tar` below a directory of the guest.
     pub fn send(&self, mut tar: Command, below: &str) {
         let mut packing = tar
             .stdout(Stdio::piped())
@@ -217,7 +217,7 @@ impl Outer {
         assert!(packing.wait().unwrap().success());
     }
 
-    /// Asserts that its kernel has nothing to complain about, and removes it.
+    /// Asserts that the guest's kernel has no complaints, and removes the guest.
     pub fn end(self) {
         let complaints = self.say("dmesg | grep -E 'BUG|WARNING|Oops|Call Trace' || true");
         assert_eq!(complaints, "", "the outer guest's kernel complains");
@@ -228,12 +228,12 @@ impl Outer {
 }
 
 impl Outer {
-    /// Prints how long it ran, and the processor time its machine took, which depends less on what
-    /// else the host does.
+    /// Prints the guest's running time, and its machine's processor time, which depends less on the
+    /// load of the host.
     fn print_cost(&self) {
         let machine = &self.world.inspect(OUTER)["qemu_pid"];
         let stat = fs::read_to_string(format!("/proc/{machine}/stat")).expect("it runs");
-        // After the name, which may hold spaces: the 12th and 13th field, in hundredths of a
+        // After the name, which may contain spaces: the 12th and 13th field, in hundredths of a
         // second.
         let fields: Vec<&str> = stat
             .rsplit(')')
@@ -246,11 +246,9 @@ impl Outer {
             .map(|field| fields[*field].parse::<u64>().expect("a number"))
             .sum();
         let thread = std::thread::current();
-        let (name, ran) = (
-            thread.name().unwrap_or_default(),
-            self.started.elapsed().as_secs_f32(),
-        );
-        // The macros would print nowhere: the test passes.
+        let name = thread.name().unwrap_or_default();
+        let ran = self.started.elapsed().as_secs_f32();
+        // `println` prints nothing in a test that passes.
         writeln!(
             std::io::stderr(),
             "{name}: {ran:.0} s, {} s of processor time",
@@ -260,7 +258,7 @@ impl Outer {
     }
 }
 
-/// What the test program finds in its environment there.
+/// The environment of the test program in the guest.
 pub fn settings() -> [String; 3] {
     let place = env!("CARGO_TARGET_TMPDIR");
     [
@@ -282,7 +280,7 @@ fn base() -> &'static Path {
     })
 }
 
-/// The kernel of the image that the outer guest is made from.
+/// The release of the kernel of the image that the outer guest is made from.
 fn kernel_release(home: &Path) -> String {
     let bundles = fs::read_dir(home.join("kernels"))
         .unwrap()
@@ -317,7 +315,7 @@ fn prepare(path: &Path, release: &str) {
     outer.world.assert_empty();
 }
 
-/// Puts KVM's modules, QEMU, this program and a store with the image into the outer guest.
+/// Copies KVM's modules, QEMU, this program and a store with the image into the outer guest.
 fn move_in(outer: &Outer, release: &str) {
     let mut files: Vec<String> = BESIDE_QEMU.iter().map(|path| (*path).to_owned()).collect();
     files.extend(libraries(Path::new(QEMU)));
@@ -354,7 +352,7 @@ fn move_in(outer: &Outer, release: &str) {
         .arg(modules_of(release))
         .arg(".");
     outer.send(modules, MODULES_DIR);
-    // The program makes the store's directories; only its content comes from here.
+    // The program makes the store's directories; only the content is copied.
     outer.ok(STORE, &["ps"]);
     let mut store = Command::new("tar");
     store.args(["--create", "-C"]).arg(outer.world.home());
@@ -379,14 +377,11 @@ fn libraries(of: &Path) -> Vec<String> {
         .collect()
 }
 
-/// A directory with KVM's modules for this kernel, from the package that the kernel is from;
-/// fetched once.
+/// A directory with KVM's modules for this kernel, from the kernel's package, downloaded once.
 fn modules_of(release: &str) -> PathBuf {
     keyed::made_once("kvm-modules", release, |path| {
-        let (work, package) = (
-            tempfile::tempdir().unwrap(),
-            format!("linux-image-{release}"),
-        );
+        let work = tempfile::tempdir().unwrap();
+        let package = format!("linux-image-{release}");
         let script = format!(
             "cd '{0}' && apt-get -q -o APT::Sandbox::User=root download '{package}' > /dev/null && \
              dpkg-deb -x ./*.deb . && mkdir '{1}' && modules=$(echo {0}/lib/modules/* {0}/usr/lib/modules/*) && \

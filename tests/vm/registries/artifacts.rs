@@ -1,5 +1,4 @@
-//! Snapshots out of one store and into another, through a registry and through other people's
-//! tools.
+//! Snapshots from one store to another, through a registry and through common tools.
 
 use serde_json::Value;
 
@@ -15,8 +14,9 @@ fn bytes(value: &Value) -> u64 {
 }
 
 #[test]
-fn with_memory_it_goes_on_exactly_and_a_small_change_travels_alone() {
-    let (world, registry) = (World::new(), Registry::start(Kind::Open));
+fn a_pushed_snapshot_continues_exactly_and_a_small_change_travels_alone() {
+    let world = World::new();
+    let registry = Registry::start(Kind::Open);
     let at = |rest: &str| format!("{}/{rest}", registry.host);
     world.start("a", &[]);
     held::begin(&world, "a", "one");
@@ -51,7 +51,8 @@ fn with_memory_it_goes_on_exactly_and_a_small_change_travels_alone() {
     held::write(&world, "a", "two");
     world.ok(["save", "a", "next", "--memory"]);
     let next = world.json(["push", "next", &at("team/live:2")]);
-    let (sent, total) = (bytes(&next["sent_bytes"]), bytes(&next["total_bytes"]));
+    let sent = bytes(&next["sent_bytes"]);
+    let total = bytes(&next["total_bytes"]);
     assert!(sent > 0 && sent * 5 < total, "{sent} of {total}");
     let pulled = other.json(["pull", &at("team/live:2")]);
     assert!(
@@ -67,7 +68,8 @@ fn with_memory_it_goes_on_exactly_and_a_small_change_travels_alone() {
 
 #[test]
 fn a_disk_boots_in_another_store_however_it_was_copied() {
-    let (world, registry) = (World::new(), Registry::start(Kind::Open));
+    let world = World::new();
+    let registry = Registry::start(Kind::Open);
     let at = |rest: &str| format!("{}/{rest}", registry.host);
     world.start("a", &[]);
     assert_eq!(world.sh("a", "echo one > /srv/word; sync").code, 0);

@@ -1,5 +1,4 @@
-//! Who may: by what is typed, by Docker's configuration, by a helper; and that no password is ever
-//! shown.
+//! Credentials: typed, from Docker's configuration, from a helper; and no password is ever shown.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +8,7 @@ use super::server::{Kind, PASSWORD, Registry, USER, run};
 use super::unchanged;
 use crate::support::{Answer, World, finish};
 
-/// Runs the command as loudly as it can, with a configuration and a search path of the test's own.
+/// Runs the command with all log messages, and with a configuration and a search path of the test.
 fn asked(world: &World, config: &Path, arguments: &[&str], input: Option<&str>) -> Answer {
     let path = format!("{}:{}", config.display(), std::env::var("PATH").unwrap());
     let mut command = world.command();
@@ -28,19 +27,19 @@ fn asked(world: &World, config: &Path, arguments: &[&str], input: Option<&str>) 
         command.stdin(fs::File::open(given).unwrap());
     }
     let answer = finish(command.spawn().unwrap());
-    let told = format!("{}{}", answer.out(), answer.err());
+    let shown = format!("{}{}", answer.out(), answer.err());
     for secret in [
         PASSWORD,
         "wrong-horse",
         &encoded(PASSWORD),
         &encoded("wrong-horse"),
     ] {
-        assert!(!told.contains(secret), "{secret} is shown: {told}");
+        assert!(!shown.contains(secret), "{secret} is shown: {shown}");
     }
     answer
 }
 
-/// User and password as headers and Docker's configuration have them.
+/// User and password as headers and Docker's configuration encode them.
 fn encoded(password: &str) -> String {
     run(
         "sh",
@@ -55,7 +54,8 @@ fn encoded(password: &str) -> String {
 
 #[test]
 fn credentials_are_typed_or_kept_by_docker_and_never_shown() {
-    let (world, registry) = (World::new(), Registry::start(Kind::Password));
+    let world = World::new();
+    let registry = Registry::start(Kind::Password);
     let dir = tempfile::tempdir().unwrap();
     let write = |config: &str| fs::write(dir.path().join("config.json"), config).unwrap();
     let reference = format!("{}/team/x:1", registry.host);
@@ -108,8 +108,8 @@ fn credentials_are_typed_or_kept_by_docker_and_never_shown() {
     assert_eq!(pull().code, 0);
     write(&kept("wrong-horse"));
     unchanged(&world, || refused(pull()));
-    // A program is written by another process: whoever has it open for writing keeps it from being
-    // started.
+    // Another process writes the program: a file that this process has open for writing cannot be
+    // executed.
     let script = r#"read r; [ "$1" = get ] && echo "{\"ServerURL\":\"$r\",\"Username\":\"tester\",\"Secret\":\"correct-horse\"}""#;
     let helper = dir.path().join("docker-credential-ours");
     let save = r#"printf '#!/bin/sh\n%s\n' "$1" > "$2" && chmod 755 "$2""#;
@@ -129,7 +129,7 @@ fn credentials_are_typed_or_kept_by_docker_and_never_shown() {
 }
 
 #[test]
-fn a_password_is_no_argument_and_not_half_a_pair() {
+fn a_password_is_no_argument_and_needs_a_user_name() {
     let world = World::new();
     let pull = ["pull", "localhost:1/x:1"];
     let typed = world.run([&pull[..], &["--username", USER, "--password", PASSWORD]].concat());

@@ -1,4 +1,4 @@
-//! Artifacts of ours that are not what they say.
+//! Our artifacts with false claims.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,8 @@ use crate::support::World;
 const MEMBER_DIGEST: &str = "dev.sandtree.member.digest";
 const MEMBER_BYTES: &str = "dev.sandtree.member.bytes";
 
-/// Puts a changed manifest beside the right one, and asserts that it is refused with these words.
+/// Pushes a changed manifest next to the right one, and asserts that it is refused with these
+/// words.
 #[track_caller]
 fn refuses(world: &World, registry: &Registry, edit: impl FnOnce(&mut Value), words: &[&str]) {
     let (media_type, mut manifest) = document(registry, "x:right");
@@ -37,7 +38,7 @@ fn annotation<'a>(manifest: &'a mut Value, role: &str, key: &str) -> &'a mut Val
     &mut layer_of(manifest, role)["annotations"][key]
 }
 
-/// The length that a member is said to have, changed.
+/// Changes the length that the manifest gives for a member.
 fn lengthened(by: i64) -> impl FnOnce(&mut Value) {
     move |manifest| {
         let said = annotation(manifest, "rootfs", MEMBER_BYTES);
@@ -46,8 +47,9 @@ fn lengthened(by: i64) -> impl FnOnce(&mut Value) {
 }
 
 #[test]
-fn an_artifact_that_lies_is_refused_and_leaves_nothing() {
-    let (world, registry) = (World::new(), Registry::start(Kind::Open));
+fn an_artifact_with_false_claims_is_refused_and_leaves_nothing() {
+    let world = World::new();
+    let registry = Registry::start(Kind::Open);
     world.ok(["push", "tiny", &format!("{}/x:right", registry.host)]);
     let (_dir, other) = elsewhere();
     other.ok(["image", "ls"]);
@@ -107,7 +109,7 @@ fn an_artifact_that_lies_is_refused_and_leaves_nothing() {
         &|manifest| manifest["artifactType"] = as_snapshot.into(),
         &["is not a usable snapshot"],
     );
-    // Another member in the place of the right one.
+    // Another member in place of the right one.
     let swapped = |manifest: &mut Value| {
         let other = layer_of(manifest, first).clone();
         let layer = layer_of(manifest, "rootfs");
@@ -117,7 +119,7 @@ fn an_artifact_that_lies_is_refused_and_leaves_nothing() {
         &swapped,
         &[&rootfs, "neither among its files nor in the store"],
     );
-    // The right one is taken after all that.
+    // After all refusals, the right one is accepted.
     other.ok(["pull", &format!("{}/x:right", registry.host)]);
     other.assert_empty();
     world.assert_empty();

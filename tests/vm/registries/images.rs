@@ -1,4 +1,4 @@
-//! Images that others made, as they run here.
+//! Images that other tools made, and how they run here.
 
 use super::made::{Made, Packing, REPORT, layer_types};
 use super::server::{Kind, Registry};
@@ -6,13 +6,14 @@ use super::{content, elsewhere, end, text};
 use crate::support::World;
 
 #[test]
-fn an_image_runs_as_its_maker_says_however_it_is_packed() {
-    let (world, registry) = (World::new(), Registry::start(Kind::Open));
+fn an_image_runs_with_its_own_defaults_in_any_packing() {
+    let world = World::new();
+    let registry = Registry::start(Kind::Open);
     let made = Made::new(&world, "blue");
     made.send(&registry, "team/app:gzip", Packing::Gzip);
     made.send(&registry, "team/app:docker", Packing::Docker);
     made.send_index(&registry, "team/app", "several");
-    // What a registry has in one packing already, skopeo does not send in another.
+    // skopeo does not send an image again in another packing to the same registry.
     let second = Registry::start(Kind::Open);
     made.send(&second, "team/app:zstd", Packing::Zstd);
     assert!(layer_types(&second, "team/app:zstd").contains("tar+zstd"));
@@ -48,8 +49,9 @@ fn an_image_runs_as_its_maker_says_however_it_is_packed() {
 }
 
 #[test]
-fn a_tag_that_moves_takes_the_name_along_and_leaves_who_runs_alone() {
-    let (world, registry) = (World::new(), Registry::start(Kind::Open));
+fn a_moved_tag_moves_the_name_but_not_running_sandboxes() {
+    let world = World::new();
+    let registry = Registry::start(Kind::Open);
     let reference = format!("{}/app:1", registry.host);
     let color = |image: &str| {
         world
@@ -70,7 +72,7 @@ fn a_tag_that_moves_takes_the_name_along_and_leaves_who_runs_alone() {
         world.ok(["exec", "old", "--", "cat", "/etc/color"]).out(),
         "blue"
     );
-    // What a digest names does not move.
+    // A digest always names the same content.
     let by_digest = format!("{}/app@{}", registry.host, text(&blue["manifest"]));
     let again = world.json(["pull", &by_digest, "--name", "blue"]);
     assert_eq!(
@@ -82,7 +84,8 @@ fn a_tag_that_moves_takes_the_name_along_and_leaves_who_runs_alone() {
 
 #[test]
 fn an_image_that_was_pushed_is_the_same_in_another_store() {
-    let (world, registry) = (World::new(), Registry::start(Kind::Open));
+    let world = World::new();
+    let registry = Registry::start(Kind::Open);
     Made::new(&world, "blue").send(&registry, "app:1", Packing::Gzip);
     let ours = world.json(["pull", &format!("{}/app:1", registry.host)]);
     let to = format!("{}/ours/app:2", registry.host);

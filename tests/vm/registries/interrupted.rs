@@ -1,4 +1,4 @@
-//! Ctrl-C while a registry says nothing.
+//! Ctrl-C while a registry does not answer.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -11,7 +11,8 @@ use super::unchanged;
 use crate::support::margin::assert_within;
 use crate::support::{World, finish, kill, until};
 
-/// Starts the command, waits until the server is asked for what it does not give, and interrupts.
+/// Starts the command, waits until it requests the path that the server does not answer, and
+/// interrupts it.
 #[track_caller]
 fn ends_at_once(world: &World, arguments: &[&str], server: &Server, stalls_at: &str) {
     unchanged(world, || {
@@ -61,7 +62,8 @@ fn a_pull_that_is_interrupted_ends_at_once_and_leaves_nothing() {
         );
     }
     // In the middle of a layer.
-    let (half, at) = (layer.clone(), layer.clone());
+    let half = layer.clone();
+    let at = layer.clone();
     let server = Shelf::new().start(move |shelf, request, peer| {
         let ours = request.path == half;
         if ours {
@@ -108,9 +110,9 @@ fn a_pull_of_an_artifact_that_is_interrupted_ends_at_once_and_leaves_nothing() {
     world.assert_empty();
 }
 
-/// What a process that is killed leaves goes when the store is next opened.
+/// The next program that opens the store removes what a killed process left.
 #[test]
-fn a_pull_that_is_killed_leaves_nothing_for_long() {
+fn the_remains_of_a_killed_pull_are_removed() {
     let world = World::new();
     let server = stalling_at(&Shelf::new().layer);
     unchanged(&world, || {

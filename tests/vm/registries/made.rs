@@ -1,4 +1,4 @@
-//! Images that others made: by `umoci`, and sent by `skopeo`.
+//! Images made by `umoci` and sent by `skopeo`.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -10,7 +10,7 @@ use super::server::{Registry, run};
 use super::{document, put_document, skopeo};
 use crate::support::World;
 
-/// What [`Made::entry point`](Made) prints, with the arguments of the image's own.
+/// The output of [`Made::entry point`](Made), with the arguments of the image.
 pub const REPORT: &str = "arg one\narg two words\ncolor blue\nuser app:app home /home/app\nin /srv\ndata .: opaque stays opaque: new\n";
 
 const ENTRY_POINT: &str = "#!/bin/sh
@@ -21,17 +21,17 @@ echo \"in $(pwd)\"
 echo data $(cd /data; ls -A . opaque)
 ";
 
-/// How an image is laid down in a registry.
+/// How an image is stored in a registry.
 #[derive(Debug, Clone, Copy)]
 pub enum Packing {
     Gzip,
     Zstd,
-    /// With Docker's own kinds of documents.
+    /// With Docker's own media types.
     Docker,
 }
 
-/// An image of three layers whose later ones take away from the first: a busybox, and an entry
-/// point that tells how it was started.
+/// An image of three layers, of which the later ones remove files of the first: a busybox, and an
+/// entry point that prints how it was started.
 pub struct Made {
     dir: tempfile::TempDir,
 }
@@ -125,7 +125,7 @@ impl Made {
         );
     }
 
-    /// Where its layout and one of its tags are, as `skopeo` spells it.
+    /// The path of its layout with one of its tags, in `skopeo`'s notation.
     pub fn place(&self, tag: &str) -> String {
         format!("oci:{}:{tag}", self.dir.path().join("layout").display())
     }
@@ -144,7 +144,7 @@ impl Made {
         }
     }
 
-    /// Sends it for several machines, and an index of them.
+    /// Sends it for several architectures, with an index of them.
     pub fn send_index(&self, registry: &Registry, repository: &str, tag: &str) {
         let listed = [("1", "amd64"), ("arm", "arm64")].map(|(tag, architecture)| {
             let to = format!("{repository}:{architecture}");
@@ -162,7 +162,7 @@ impl Made {
     }
 }
 
-/// What an index says of one of its images.
+/// The entry of an index for one of its images.
 pub fn entry(registry: &Registry, of: &str, architecture: &str) -> serde_json::Value {
     let fetched = super::client(registry)
         .manifest(&super::reference(registry, of))
@@ -185,7 +185,7 @@ pub fn put_index(registry: &Registry, to: &str, entries: &[serde_json::Value]) {
     );
 }
 
-/// The kinds of the layers that an image has in a registry.
+/// The media types of an image's layers in a registry.
 pub fn layer_types(registry: &Registry, of: &str) -> String {
     let (_, manifest) = document(registry, of);
     let layers = manifest["layers"].as_array().unwrap().iter();

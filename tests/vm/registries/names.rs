@@ -1,4 +1,4 @@
-//! What is called how after a pull, and what may take whose name.
+//! Names after a pull, and which names a pull may replace.
 
 use super::made::{Made, Packing};
 use super::server::{Kind, Registry};
@@ -27,8 +27,8 @@ fn a_reference_is_no_name_until_it_is_pulled() {
     }
     refused(
         &world,
-        &["push", "nobody", "localhost:5000/app:1"],
-        &["nobody"],
+        &["push", "missing", "localhost:5000/app:1"],
+        &["missing"],
     );
     refused(
         &world,
@@ -40,7 +40,8 @@ fn a_reference_is_no_name_until_it_is_pulled() {
 
 #[test]
 fn names_move_as_their_kinds_allow() {
-    let (world, registry) = (World::new(), Registry::start(Kind::Open));
+    let world = World::new();
+    let registry = Registry::start(Kind::Open);
     let at = |rest: &str| format!("{}/{rest}", registry.host);
     Made::new(&world, "blue").send(&registry, "team/app:latest", Packing::Gzip);
     Made::new(&world, "red").send(&registry, "team/app:V2", Packing::Gzip);
@@ -50,7 +51,7 @@ fn names_move_as_their_kinds_allow() {
     world.ok(["push", "saved", &at("saved:1")]);
     world.ok(["rm", "a"]);
 
-    // Of images: by themselves.
+    // Names of images move without an option.
     let pull = |arguments: &[&str]| world.json([&["pull"], arguments].concat());
     let blue = pull(&[&at("team/app")]);
     assert_eq!(
@@ -64,7 +65,7 @@ fn names_move_as_their_kinds_allow() {
     assert_ne!(red["digest"], blue["digest"]);
     assert_eq!(text(&world.json(["image", "ls"])[0]["digest"]).len(), 64);
 
-    // Of snapshots: only when told.
+    // Names of snapshots move only with an option.
     assert_eq!(pull(&[&at("saved:1")])["name"], "saved-1");
     refused(
         &world,
@@ -76,7 +77,7 @@ fn names_move_as_their_kinds_allow() {
         saved["digest"]
     );
 
-    // Never across kinds, and nothing is fetched for it.
+    // A name never moves between kinds, and nothing is fetched for it.
     world.ok(["image", "rm", "app-v2"]);
     let fresh = at("team/app:V2");
     for force in [&[][..], &["--force"]] {

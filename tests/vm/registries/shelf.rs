@@ -1,4 +1,4 @@
-//! A registry with one image, `x:1`, that can be told to serve it badly.
+//! A registry with one image, `x:1`, that can serve it wrongly.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar";
 const BYTES: &str = "application/octet-stream";
 
-/// What is where: for each path its kind and its bytes.
+/// The content: for each path its media type and its bytes.
 pub struct Shelf {
     documents: BTreeMap<String, (String, Vec<u8>)>,
     /// The path of the layer.
@@ -24,12 +24,12 @@ pub struct Shelf {
 }
 
 impl Shelf {
-    /// An image of one layer with some hundred kilobytes in it.
+    /// An image of one layer with some hundred kilobytes.
     pub fn new() -> Self {
         Self::edited(archive(), |_, _| ())
     }
 
-    /// As [`new`](Self::new), with a manifest and a configuration that say something else.
+    /// As [`new`](Self::new), with a changed manifest and configuration.
     pub fn edited(layer: Vec<u8>, edit: impl FnOnce(&mut Value, &mut Value)) -> Self {
         let described = |media_type: &str, bytes: &[u8]| json!({ "mediaType": media_type, "digest": digest(bytes), "size": bytes.len() });
         let rootfs = json!({ "type": "layers", "diff_ids": [digest(&layer)] });
@@ -69,7 +69,7 @@ impl Shelf {
         &self.documents[path].1
     }
 
-    /// Serves it, but for what the test answers itself.
+    /// Serves it, except for the paths that the test answers itself.
     pub fn start(
         self,
         unless: impl Fn(&Shelf, &Request, &mut Peer) -> bool + Send + Sync + 'static,
@@ -106,13 +106,13 @@ impl Shelf {
     }
 }
 
-/// Promises everything, sends the first half and closes.
+/// Announces everything, sends the first half and closes.
 pub fn break_off(peer: &mut Peer, bytes: &[u8]) {
     head(peer, 200, &[("Content-Length", &bytes.len().to_string())]);
     drop(peer.get_mut().write_all(&bytes[..bytes.len() / 2]));
 }
 
-/// Says nothing until whoever asks has gone.
+/// Sends nothing until the client has left.
 pub fn stall(peer: &mut Peer) {
     drop(peer.read(&mut [0]));
 }
@@ -153,7 +153,7 @@ fn archive() -> Vec<u8> {
     fs::read(file).unwrap()
 }
 
-/// A layer with a file of two tebibytes, or so it says.
+/// A layer with a file that claims two tebibytes.
 pub fn boast() -> Vec<u8> {
     let mut header = [0; 512];
     header[..4].copy_from_slice(b"huge");
@@ -171,7 +171,7 @@ pub fn boast() -> Vec<u8> {
     [&header[..], &[0; 4096]].concat()
 }
 
-/// A layer with one file of a single character, as small as `zstd` makes it.
+/// A layer with one file of a single repeated character, as small as `zstd` makes it.
 pub fn bomb(character: &str, bytes: u64) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap();

@@ -1,5 +1,5 @@
-//! Registries that fail, lie or lead astray: each is told, with what and where, and leaves the
-//! store as it was.
+//! Registries that fail, send false content or redirect: each is reported with the failure and its
+//! address, and leaves the store as it was.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ fn fails(world: &World, server: &Server, words: &[&str]) -> String {
     .err()
 }
 
-/// A shelf whose answers to one path are the test's own.
+/// A shelf whose answers for one path come from the test.
 fn instead(
     shelf: Shelf,
     path: &str,
@@ -52,7 +52,7 @@ fn layer_instead(answer: impl Fn(&Shelf, &Request, &mut Peer) + Send + Sync + 's
 }
 
 #[test]
-fn content_that_is_not_what_was_asked_for_is_refused() {
+fn content_that_does_not_match_the_request_is_refused() {
     let world = World::new();
     let shelf = Shelf::new();
     let wanted = shelf.layer.rsplit('/').next().unwrap().to_owned();
@@ -88,7 +88,7 @@ fn content_that_is_not_what_was_asked_for_is_refused() {
         &endless,
         &[&wanted, "at least", &format!("instead of {size}")],
     );
-    // The manifest says less than the layer has.
+    // The manifest gives a smaller size than the layer has.
     let lies = Shelf::edited(b"not so many".to_vec(), |manifest, _| {
         manifest["layers"][0]["size"] = 3.into()
     });
@@ -97,7 +97,7 @@ fn content_that_is_not_what_was_asked_for_is_refused() {
         &lies.start(|_, _, _| false),
         &["blob sha256:", "instead of 3"],
     );
-    // The configuration says another content than the layer has.
+    // The configuration names another content than the layer has.
     let other = |_: &mut serde_json::Value, config: &mut serde_json::Value| {
         config["rootfs"]["diff_ids"][0] = digest(b"another").into();
     };
@@ -107,7 +107,7 @@ fn content_that_is_not_what_was_asked_for_is_refused() {
         &shelf.start(|_, _, _| false),
         &[&wanted, "is not what the image's configuration says"],
     );
-    // A manifest under a digest that it has not.
+    // A manifest under a wrong digest.
     let tag = Shelf::new().start(|_, _, _| false);
     let by_digest = format!("{}/x@{}", tag.host, digest(b"another"));
     refused(
@@ -123,7 +123,7 @@ fn wanted_path(digest: &str) -> String {
 }
 
 #[test]
-fn a_connection_that_is_lost_is_taken_up_and_one_that_stays_lost_is_told() {
+fn a_lost_connection_is_resumed_or_reported() {
     let world = World::new();
     let once = layer_instead(|shelf, request, peer| match request.header("range") {
         None => break_off(peer, shelf.bytes(&shelf.layer)),
@@ -170,7 +170,7 @@ fn a_connection_that_is_lost_is_taken_up_and_one_that_stays_lost_is_told() {
 }
 
 #[test]
-fn a_registry_that_refuses_is_told_with_what_it_said() {
+fn a_refusal_by_a_registry_is_quoted() {
     let world = World::new();
     let words = br#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"no\u001b[31m such"}]}"#;
     let unknown = instead(Shelf::new(), MANIFEST, |_, request, peer| {
@@ -232,7 +232,7 @@ fn a_registry_that_asks_to_wait_is_obeyed() {
 }
 
 #[test]
-fn what_cannot_become_an_image_here_is_told_by_what_it_is() {
+fn unsupported_content_is_refused_by_its_kind() {
     let world = World::new();
     let arm = Shelf::edited(Vec::new(), |_, config| {
         config["architecture"] = "arm64".into()
@@ -265,7 +265,7 @@ fn what_cannot_become_an_image_here_is_told_by_what_it_is() {
         &artifact.start(|_, _, _| false),
         &["artifact of type", thing],
     );
-    // An older artifact says what it is by the kind of its configuration.
+    // An older artifact is recognised by the media type of its configuration.
     let chart = "application/vnd.example.chart.config.v1+json";
     let older = Shelf::edited(Vec::new(), |manifest, _| {
         manifest["config"] = json!({ "mediaType": chart, "digest": digest(b"{}"), "size": 2 });
@@ -302,10 +302,10 @@ fn what_cannot_become_an_image_here_is_told_by_what_it_is() {
     world.assert_empty();
 }
 
-/// A layer of a few kilobytes that unpacks to more than there is room for, of zeros and of
-/// something.
+/// A layer of a few kilobytes that unpacks to more than there is room for, of zeros and of other
+/// bytes.
 #[test]
-fn a_layer_that_swells_without_end_is_stopped() {
+fn a_decompression_bomb_in_a_layer_is_stopped() {
     let Some(disk) = Mount::tmpfs(600) else {
         return;
     };
@@ -328,7 +328,7 @@ fn a_layer_that_swells_without_end_is_stopped() {
 }
 
 #[test]
-fn two_who_pull_the_same_at_once_both_get_it() {
+fn two_concurrent_pulls_of_one_image_both_succeed() {
     let world = World::new();
     let server = Shelf::new().start(|_, _, _| false);
     let reference = reference(&server);

@@ -1,4 +1,4 @@
-//! `run --save`: a sandbox is saved when it stops, whatever way it stops.
+//! `run --save`: a sandbox is saved whenever it stops.
 
 use std::fs;
 use std::io::Write;
@@ -42,11 +42,11 @@ fn until_rests(world: &World, sandbox: &str, state: &str) {
 }
 
 #[test]
-fn whatever_way_it_stops_it_is_saved_under_the_same_name() {
+fn a_sandbox_is_saved_under_its_name_however_it_stops() {
     let world = World::new();
     world.start("a", &["--save", "env", "--label", "made=by-stop"]);
     assert_eq!(world.inspect("a")["save_on_stop"], "env");
-    // The name is spoken for, though there is nothing under it yet.
+    // The name is reserved although no snapshot has it yet.
     assert!(snapshots(&world).is_empty());
     refused(
         &world.run(["run", "-d", "--name", "b", "--save", "env", "tiny"]),
@@ -82,7 +82,7 @@ fn whatever_way_it_stops_it_is_saved_under_the_same_name() {
         .run(["snapshot", "inspect", &first])
         .failed_with(&["no snapshot"]);
 
-    // A paused one has not stopped.
+    // A paused sandbox has not stopped.
     world.ok(["start", "a"]);
     let second = digest(&world, "env");
     world.ok(["pause", "a"]);
@@ -93,14 +93,14 @@ fn whatever_way_it_stops_it_is_saved_under_the_same_name() {
     until_rests(&world, "a", "crashed");
     assert_eq!(word(), "three");
 
-    // Its checkpoints are as they were, and so it can be saved from there.
+    // Its checkpoints are unchanged, so it can be saved from there.
     world.ok(["revert", "a", "base"]);
     assert_eq!(say(&world, "a", "cat /srv/word"), "one");
     world.ok(["stop", "a"]);
     assert_eq!(word(), "one");
     assert_eq!(world.inspect("a")["save_failed"], serde_json::Value::Null);
 
-    // What has its name by now is somebody else's.
+    // By now, another snapshot has the name.
     world.ok(["snapshot", "rm", "env"]);
     save(&world, &["c", "env"]);
     let theirs = digest(&world, "env");
@@ -132,7 +132,7 @@ fn begin(world: &World, args: &[&str]) -> Child {
         .unwrap()
 }
 
-/// Waits until the command in the only sandbox has begun.
+/// Waits until the command in the only sandbox has started.
 fn until_ready(world: &World, sandbox: &str) {
     until("the command runs", || {
         world.run(["logs", sandbox]).out().contains("ready")
@@ -165,7 +165,7 @@ fn a_run_in_the_foreground_is_saved_when_its_command_ends() {
     world.assert_empty();
     assert_eq!(say_in(&world, "env", "cat /srv/word"), "one");
 
-    // By Ctrl-C, which is the command's.
+    // By Ctrl-C, which the command receives.
     let line = format!("echo two > /srv/word; {WAIT}");
     let running = begin(
         &world,
@@ -189,7 +189,7 @@ fn a_run_in_the_foreground_is_saved_when_its_command_ends() {
     world.assert_empty();
     assert_eq!(say_in(&world, "off", "cat /srv/word"), "three");
 
-    // The name is settled before anything is started.
+    // The name is checked before anything starts.
     for (name, by) in [("env", "taken by snapshot"), ("tiny", "taken by image")] {
         refused(
             &world.run(["run", "--save", name, "tiny", "--", "true"]),
@@ -227,13 +227,13 @@ fn a_run_in_the_foreground_is_saved_when_its_command_ends() {
 }
 
 #[test]
-fn a_name_that_was_reserved_by_a_sandbox_that_is_gone_is_free() {
+fn a_reserved_name_is_free_when_its_sandbox_is_gone() {
     let world = World::new();
     world.start("a", &["--save", "env"]);
     world.ok(["rm", "-f", "a"]);
     assert_eq!(snapshots(&world).len(), 0, "what is removed is not saved");
     world.start("b", &["--save", "env"]);
-    // Of a sandbox that is saved by itself, the name is its own at any time.
+    // A sandbox with `--save` may replace its own name at any time.
     say(&world, "b", "echo early > /srv/word");
     save(&world, &["b", "env"]);
     assert_eq!(say_in(&world, "env", "cat /srv/word"), "early");
@@ -253,7 +253,7 @@ fn a_name_that_was_reserved_by_a_sandbox_that_is_gone_is_free() {
 }
 
 #[test]
-fn a_directory_is_as_good_as_a_name() {
+fn a_sandbox_can_be_saved_to_a_directory_when_it_stops() {
     let world = World::new();
     let place = tempfile::tempdir().unwrap();
     let here = |args: &[&str]| {
@@ -302,7 +302,7 @@ fn a_directory_is_as_good_as_a_name() {
     end(&world, &[]);
 }
 
-/// A keeper of a sandbox that is to be saved as `env`, which fails.
+/// A keeper of a sandbox that is to be saved as `env`; the save fails.
 async fn keeper_that_fails(world: &World, name: &str) {
     let wish = SaveOnStop {
         target: parse_target("env").unwrap(),
@@ -328,7 +328,7 @@ async fn keeper_that_fails(world: &World, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_save_that_fails_at_the_end_keeps_the_sandbox_and_says_so() {
+async fn a_failed_save_at_the_stop_keeps_the_sandbox_and_is_reported() {
     let world = World::new();
     keeper_that_fails(&world, "a").await;
     tokio::task::block_in_place(|| {
@@ -358,7 +358,7 @@ async fn a_save_that_fails_at_the_end_keeps_the_sandbox_and_says_so() {
         );
         save(&world, &["a", "env"]);
         assert_eq!(say_in(&world, "env", "cat /srv/word"), "kept");
-        // By a keeper without the fault, it is saved when it stops.
+        // With a keeper without the fault, it is saved when it stops.
         world.ok(["snapshot", "rm", "env"]);
         world.ok(["start", "a"]);
         say(&world, "a", "echo again > /srv/word");
@@ -370,7 +370,7 @@ async fn a_save_that_fails_at_the_end_keeps_the_sandbox_and_says_so() {
 }
 
 #[test]
-fn a_store_without_room_for_the_save_keeps_the_sandbox() {
+fn a_full_store_at_the_stop_keeps_the_sandbox() {
     let Some(disk) = Mount::tmpfs(600) else {
         return;
     };
@@ -396,7 +396,7 @@ fn a_store_without_room_for_the_save_keeps_the_sandbox() {
     end(&world, &[]);
 }
 
-/// Takes all the room there is, and whatever becomes free, until it is dropped.
+/// Takes all free space, and all that becomes free, until it is dropped.
 struct Hungry {
     path: PathBuf,
     has_enough: Arc<AtomicBool>,
@@ -405,7 +405,8 @@ struct Hungry {
 
 impl Hungry {
     fn in_dir(dir: &Path) -> Self {
-        let (path, has_enough) = (dir.join("hungry"), Arc::new(AtomicBool::new(false)));
+        let path = dir.join("hungry");
+        let has_enough = Arc::new(AtomicBool::new(false));
         let mut file = fs::File::create(&path).unwrap();
         let enough = has_enough.clone();
         let eating = std::thread::spawn(move || {

@@ -1,15 +1,15 @@
-//! A save of the disk alone: the guest goes on, and what is saved is whole.
+//! A save of the disk alone: the guest continues, and the save is whole.
 
 use super::{end, save, say, say_in, start_from};
 use crate::support::{World, until};
 
-/// A process that writes numbered lines with the guest's time to its disk, for ever.
+/// A process that writes numbered lines with the guest's time to its disk in an endless loop.
 const TICKS: &str = "n=0; while :; do n=$((n+1)); read -r up rest < /proc/uptime; echo $n $up; sleep 0.02; done > /srv/ticks";
 
-/// No freeze lasts so long unless the guest itself must end it.
+/// No freeze lasts longer, because the guest then ends it itself.
 const FROZEN_LONGEST_S: f64 = 10.0;
 
-/// The times of all lines but the last, which may be half; they are numbered without a gap.
+/// The times of all lines but the last, which may be incomplete; the numbers have no gap.
 fn ticks(text: &str) -> Vec<f64> {
     let mut lines: Vec<&str> = text.lines().collect();
     lines.pop();
@@ -25,7 +25,7 @@ fn ticks(text: &str) -> Vec<f64> {
 }
 
 #[test]
-fn a_guest_goes_on_while_it_is_saved_and_its_saves_boot_clean() {
+fn a_guest_continues_during_a_save_and_its_saves_boot_clean() {
     let world = World::new();
     world.start("a", &["--disk", "256M"]);
     world.ok(["exec", "-d", "a", "--", "sh", "-c", TICKS]);
@@ -45,7 +45,7 @@ fn a_guest_goes_on_while_it_is_saved_and_its_saves_boot_clean() {
             ticks(&say(&world, "a", "cat /srv/ticks")).len() > written
         });
     }
-    // Nothing of this is written out when it is saved.
+    // None of this is on the guest's disk when it is saved.
     let fill = "dd if=/dev/urandom of=/srv/big bs=1M count=40 2> /dev/null; sha256sum /srv/big";
     let big = say(&world, "a", fill);
     let saved = save(&world, &["a", "big"]);

@@ -1,4 +1,4 @@
-//! A save with memory: what starts from it goes on exactly there, as often as one likes.
+//! A save with memory: any number of sandboxes start from it and continue exactly there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,8 +8,8 @@ use super::{end, refused, save, say, start_from};
 use crate::support::World;
 use crate::support::held;
 
-/// A process with a variable, a number and an open file. Asked, it adds a line to the file by its
-/// descriptor.
+/// A process with a variable, a number and an open file. On request it adds a line to the file
+/// through its descriptor.
 const WRITER: &str = "mkfifo /run/q /run/r; exec 3> /srv/log; n=0; \
     while read -r word < /run/q; do n=$((n+1)); echo \"$GREETING $n\" >&3; cat /srv/log > /run/r; done";
 
@@ -17,7 +17,7 @@ fn ask(world: &World, sandbox: &str) -> String {
     say(world, sandbox, "echo ask > /run/q; cat /run/r")
 }
 
-/// What must be a guest's own, each by its kind.
+/// The values that must be unique to a guest, by kind.
 fn identity(world: &World, sandbox: &str) -> BTreeMap<&'static str, String> {
     let kinds = [
         "hostname",
@@ -41,7 +41,7 @@ fn sandboxes(world: &World) -> BTreeSet<String> {
 }
 
 #[test]
-fn what_starts_from_a_save_with_memory_goes_on_exactly_there() {
+fn sandboxes_from_a_save_with_memory_continue_exactly_there() {
     let world = World::new();
     world.start("a", &[]);
     held::begin(&world, "a", "one");
@@ -57,7 +57,7 @@ fn what_starts_from_a_save_with_memory_goes_on_exactly_there() {
         WRITER,
     ]);
     assert_eq!(ask(&world, "a"), "hello 1");
-    // For a boot from it: memory alone needs nothing written out.
+    // For a boot from the save; a start with memory needs no sync.
     say(&world, "a", "sync");
     let saved = save(&world, &["a", "live", "--memory"]);
     assert_eq!(
@@ -90,7 +90,7 @@ fn what_starts_from_a_save_with_memory_goes_on_exactly_there() {
         own.values().all(|found| found.len() == 4),
         "some share what must be their own: {own:#?}"
     );
-    // What one of them does is no business of the others.
+    // A change in one of them does not affect the others.
     held::write(&world, "p-1", "changed");
     held::assert_holds(&world, "p-2", "one", 1);
 
@@ -123,8 +123,8 @@ fn all_or_none(world: &World) {
     assert_eq!(sandboxes(world), before);
 }
 
-/// Memory goes on in the machine it was captured in; `--cold` boots from the disk with whatever one
-/// likes.
+/// Memory continues in the machine in which it was captured; `--cold` boots from the disk with any
+/// settings.
 fn only_as_it_was_saved(world: &World) {
     for (option, value, word) in [
         ("--memory", "256M", "256"),

@@ -1,4 +1,4 @@
-//! What saves are called, where they are, and what they say of themselves.
+//! Names of saves, saves in directories, and what `inspect` shows about them.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -32,7 +32,7 @@ fn set(names: &[&str]) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_save_has_one_name_or_many_and_never_that_of_something_else() {
+fn a_save_has_one_or_more_names_and_never_an_images() {
     let world = World::new();
     world.start("a", &[]);
     say(&world, "a", "echo one > /srv/word");
@@ -68,8 +68,8 @@ fn a_save_has_one_name_or_many_and_never_that_of_something_else() {
             .failed_with(&["label"]);
     }
     world
-        .run(["save", "nobody", "other"])
-        .failed_with(&["no sandbox nobody"]);
+        .run(["save", "missing", "other"])
+        .failed_with(&["no sandbox missing"]);
     assert_eq!(
         snapshots(&world),
         set(&["env"]),
@@ -81,7 +81,7 @@ fn a_save_has_one_name_or_many_and_never_that_of_something_else() {
     assert_eq!(labelled(&world, "team"), set(&["env", "other"]));
     assert_eq!(labelled(&world, "team=green"), set(&[]));
 
-    // Another name for the same, by name and by digest.
+    // Another name for the same snapshot, by name and by digest.
     world.ok(["snapshot", "tag", "env", "same"]);
     refused(
         &world.run(["snapshot", "tag", "env", "other"]),
@@ -110,7 +110,7 @@ fn a_save_has_one_name_or_many_and_never_that_of_something_else() {
     world.ok(["snapshot", "rm", "env", "other"]);
     assert_eq!(snapshots(&world), set(&["same"]));
 
-    // Replaced, it is the new one; what ran from the old one goes on.
+    // After a replacement the name has the new content; a sandbox of the old one continues.
     start_from(&world, digest, "b", &[]);
     say(&world, "a", "echo two > /srv/word");
     let again = save(&world, &["a", "same", "--force"]);
@@ -142,11 +142,12 @@ fn copied(from: &Path, to: &Path) {
 }
 
 #[test]
-fn a_save_in_a_directory_is_whole_in_itself() {
+fn a_save_in_a_directory_is_self_contained() {
     let world = World::new();
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("dir");
-    let (path, workspace) = (dir.to_str().unwrap(), place.path().join("work"));
+    let path = dir.to_str().unwrap();
+    let workspace = place.path().join("work");
     let workspace = workspace.to_str().unwrap();
     std::fs::create_dir(workspace).unwrap();
     world.start("a", &[]);
@@ -169,7 +170,7 @@ fn a_save_in_a_directory_is_whole_in_itself() {
         &["--force"],
     );
 
-    // Copied as any directory is, it runs in a store that has nothing of it.
+    // A plain copy of the directory runs in an empty store.
     let copy = place.path().join("copy");
     copied(&dir, &copy);
     let elsewhere = World::new();
@@ -181,11 +182,11 @@ fn a_save_in_a_directory_is_whole_in_itself() {
         say_in(&elsewhere, copy.to_str().unwrap(), "cat /srv/word"),
         "one"
     );
-    // What was read from a directory is nobody's by now.
+    // Layers that were read from a directory are garbage when their sandbox is gone.
     elsewhere.ok(["gc"]);
     end(&elsewhere, &[]);
 
-    // In a workspace, names are directories; none leads out of it.
+    // In a workspace, names are directories, and none leads out of it.
     for name in ["../x", "a/b", ".", ".."] {
         world
             .run(["save", "a", name, "--workspace", workspace])
@@ -238,7 +239,7 @@ fn a_save_in_a_directory_is_whole_in_itself() {
 }
 
 #[test]
-fn what_starts_from_a_save_is_as_the_saved_was_unless_asked_otherwise() {
+fn a_sandbox_from_a_save_has_its_settings_unless_overridden() {
     let world = World::new();
     let options = [
         "--cold",
@@ -269,7 +270,7 @@ fn what_starts_from_a_save_is_as_the_saved_was_unless_asked_otherwise() {
         assert_eq!(same[field], was[field], "{field}");
     }
     assert_eq!(say(&world, "b", "nproc"), "2");
-    // The port is taken by now, and was not asked for: another one leads to it.
+    // The port is taken by now, and no option asked for it, so another port is used.
     start_from(
         &world,
         "env",
@@ -453,7 +454,7 @@ fn every_verb_answers_in_json_and_fails_with_a_hint() {
 
     let failures: [(&[&str], &str); 6] = [
         (&["save", "a", "env"], "already_exists"),
-        (&["save", "nobody", "x"], "not_found"),
+        (&["save", "missing", "x"], "not_found"),
         (&["save", "a", "tag", "--from", "none"], "not_found"),
         (&["snapshot", "inspect", "none"], "not_found"),
         (&["snapshot", "rm", "none"], "not_found"),

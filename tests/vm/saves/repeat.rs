@@ -1,4 +1,4 @@
-//! Saves upon saves: each is what it was, however many there are and whatever was made from them.
+//! Saves of sandboxes that started from saves: each keeps its content, whatever is made from it.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use super::{dir_of, end, entries, layers, manifest, save, say, say_in, snapshots
 use crate::support::World;
 
 #[test]
-fn the_thirtieth_save_loads_as_the_thirtieth_and_the_seventh_as_the_seventh() {
+fn each_of_thirty_saves_loads_its_own_content() {
     const SAVES: usize = 30;
     let world = World::new();
     world.start("a", &[]);
@@ -36,7 +36,7 @@ fn the_thirtieth_save_loads_as_the_thirtieth_and_the_seventh_as_the_seventh() {
             "{name}"
         );
     }
-    // Those before and after it need none of it.
+    // The saves before and after it do not need it.
     let all: Vec<String> = (1..=SAVES)
         .filter(|n| *n != 7)
         .map(|n| format!("n-{n}"))
@@ -49,7 +49,7 @@ fn the_thirtieth_save_loads_as_the_thirtieth_and_the_seventh_as_the_seventh() {
 }
 
 #[test]
-fn a_save_of_what_was_loaded_from_a_save_has_all_of_both() {
+fn a_save_of_a_loaded_save_contains_both() {
     let world = World::new();
     world.start("a", &["--disk", "256M"]);
     let old = say(
@@ -87,7 +87,7 @@ fn a_save_of_what_was_loaded_from_a_save_has_all_of_both() {
     save(&world, &["c", "third"]);
     world.ok(["rm", "-f", "c"]);
 
-    // Of what was run from it, nothing is in it.
+    // It contains nothing of the sandbox that was run from it.
     assert_eq!(
         (
             world.json(["snapshot", "inspect", "first"]),
@@ -102,7 +102,7 @@ fn a_save_of_what_was_loaded_from_a_save_has_all_of_both() {
             "{name}"
         );
     }
-    // The middle goes, and those beside it are whole.
+    // The middle save is removed, and the others stay whole.
     world.ok(["snapshot", "rm", "second"]);
     assert_eq!(
         say_in(&world, "third", "ls /srv; sha256sum /srv/new"),
@@ -112,7 +112,7 @@ fn a_save_of_what_was_loaded_from_a_save_has_all_of_both() {
 }
 
 #[test]
-fn checkpoints_neither_get_lost_by_a_save_nor_into_it() {
+fn checkpoints_survive_a_save_and_are_not_part_of_it() {
     let world = World::new();
     world.start("a", &["--disk", "256M"]);
     let fill = |n: u32| {
@@ -140,7 +140,7 @@ fn checkpoints_neither_get_lost_by_a_save_nor_into_it() {
         "18\n18"
     );
 
-    // A checkpoint is saved with all it has, while the sandbox is long beyond it.
+    // A checkpoint is saved with all its content, although the sandbox has moved on.
     let promoted = save(&world, &["a", "fifth", "--from", "c5"]);
     assert_eq!(
         (&promoted["memory"], &promoted["consistency"]),
@@ -172,7 +172,7 @@ fn checkpoints_neither_get_lost_by_a_save_nor_into_it() {
         "9\n9"
     );
     let saved = save(&world, &["a", "ninth", "--delete-checkpoints"]);
-    // With what was left by the revert.
+    // With the state that the revert left.
     assert_eq!(saved["removed"].as_array().unwrap().len(), 19, "{saved}");
     assert_eq!(world.json(["log", "a"]), serde_json::json!([]));
     assert_eq!(say(&world, "a", "cat /srv/n"), "9");
@@ -184,13 +184,14 @@ fn checkpoints_neither_get_lost_by_a_save_nor_into_it() {
 }
 
 #[test]
-fn generations_of_saves_do_not_pile_up_layers() {
+fn generations_of_saves_do_not_accumulate_layers() {
     const GENERATIONS: usize = 20;
     let world = World::new();
     world.start("g-0", &[]);
     let mut depths = Vec::new();
     for n in 1..=GENERATIONS {
-        let (parent, child) = (format!("g-{}", n - 1), format!("g-{n}"));
+        let parent = format!("g-{}", n - 1);
+        let child = format!("g-{n}");
         say(&world, &parent, &format!("echo {n} > /srv/of-{n}; sync"));
         save(&world, &["--memory", &parent, &child]);
         world.ok(["rm", "-f", &parent]);
@@ -202,7 +203,7 @@ fn generations_of_saves_do_not_pile_up_layers() {
         say(&world, &last, "cat /srv/of-* | sort -n | tr '\\n' ' '"),
         numbers(GENERATIONS)
     );
-    // Each adds one, until they are folded.
+    // Each save adds one layer until they are folded.
     assert!(
         depths.contains(&17) && depths.iter().all(|depth| *depth <= 17),
         "{depths:?}"
@@ -215,7 +216,7 @@ fn generations_of_saves_do_not_pile_up_layers() {
 }
 
 #[test]
-fn a_disk_of_a_hundred_layers_starts_wherever_it_is_started_from() {
+fn a_disk_of_a_hundred_layers_starts_by_run_fork_and_start() {
     let world = World::new();
     world.start("a", &[]);
     say(&world, "a", "echo below > /srv/below; sync");
@@ -247,7 +248,7 @@ fn a_disk_of_a_hundred_layers_starts_wherever_it_is_started_from() {
 }
 
 #[test]
-fn a_state_of_a_hundred_layers_can_be_gone_to_and_keeps_them() {
+fn a_state_of_a_hundred_layers_can_be_reverted_to_and_keeps_them() {
     let world = World::new();
     world.start("a", &[]);
     world.ok(["checkpoint", "a", "first"]);
@@ -281,8 +282,8 @@ fn numbers(last: usize) -> String {
         .join(" ")
 }
 
-/// Gives a stopped sandbox as many layers more, as if it had been saved and started so often: each
-/// has again what its disk has on top, and no two are the same file.
+/// Adds layers to a stopped sandbox, as if it had been saved and started as often. Each layer
+/// repeats the content of the top of the disk, in a file of its own.
 fn deepen(world: &World, sandbox: &str, layers: usize) {
     let dir = dir_of(world, sandbox);
     let path = dir.join("head.json");

@@ -1,10 +1,10 @@
-//! Saves of sandboxes in whatever state they are; and what two saves have in common.
+//! Saves of sandboxes in every phase, and the layers that two saves share.
 
 use super::{dir_of, end, entries, layers, refused, save, say, say_in, snapshots, start_from};
 use crate::support::held;
 use crate::support::{World, kill, until};
 
-/// Saves twice, and asserts that all of the first is in the second and nothing else.
+/// Saves twice, and asserts that the second save consists of the layers of the first.
 #[track_caller]
 fn assert_shares(world: &World, names: [&str; 2], options: &[&str]) {
     for name in names {
@@ -16,7 +16,7 @@ fn assert_shares(world: &World, names: [&str; 2], options: &[&str]) {
 }
 
 #[test]
-fn sandboxes_are_saved_in_whatever_state_they_are_and_share_what_did_not_change() {
+fn sandboxes_are_saved_in_every_phase_and_share_unchanged_layers() {
     let world = World::new();
     world.start("a", &[]);
     held::begin(&world, "a", "one");
@@ -57,7 +57,7 @@ fn sandboxes_are_saved_in_whatever_state_they_are_and_share_what_did_not_change(
     );
     assert!(!snapshots(&world).contains("none"));
 
-    // Copies of what rests run, too.
+    // Forks of a sandbox at rest run, too.
     world.ok(["fork", "a", "-n", "2", "--name", "f"]);
     for name in ["f-1", "f-2"] {
         assert_eq!(world.inspect(name)["state"], "running");

@@ -1,4 +1,4 @@
-//! A guest that is saved can write again on every path, and a save that fails leaves nothing.
+//! After every kind of save, the guest can write again; and a failed save leaves nothing.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +15,7 @@ use super::{dir_of, end, entries, save, say, say_in};
 use crate::support::lab::{self, Lab, config, sh, spec};
 use crate::support::{DEADLINE, World, finish, kill, until};
 
-/// A guest that is there may take longer than this to answer.
+/// A save waits longer than this for a live guest, but not for one that is gone.
 const AGENT_IS_WAITED_FOR: Duration = Duration::from_secs(25);
 
 async fn save_as_kept(sandbox: &Sandbox) -> Result<Saved> {
@@ -27,10 +27,12 @@ async fn save_as_kept(sandbox: &Sandbox) -> Result<Saved> {
         .await
 }
 
-/// Nothing of a save is there: no state, no unfinished work, no name, no layer that nothing lists.
+/// Asserts that nothing of a save is left: no state, no unfinished work, no name, no layer that no
+/// state lists.
 #[track_caller]
 fn assert_clean(lab: &Lab, sandbox: &Sandbox, after: &str) {
-    let (home, dir) = (lab.world.home(), lab.dir(sandbox));
+    let home = lab.world.home();
+    let dir = lab.dir(sandbox);
     assert_eq!(
         entries(&dir.join("states")),
         Vec::<String>::new(),
@@ -65,11 +67,11 @@ fn assert_clean(lab: &Lab, sandbox: &Sandbox, after: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_save_that_fails_at_any_step_leaves_a_guest_that_writes_and_nothing_else() {
+async fn a_save_that_fails_at_any_step_leaves_a_writable_guest_and_nothing_else() {
     let lab = Lab::open().await;
     let sandbox = lab.host.create(spec("x")).await.expect("it is created");
     for step in Step::SAVE {
-        // What is as it was would be saved as it was, without most of the steps.
+        // Without a change, the save would skip most of the steps.
         sh(&sandbox, &format!("echo {step} > /srv/n")).await;
         lab.fault(step, Fault::Error);
         let error = save_as_kept(&sandbox).await.expect_err("it fails");
@@ -94,7 +96,7 @@ async fn a_save_that_fails_at_any_step_leaves_a_guest_that_writes_and_nothing_el
             .unwrap_or_else(|_| panic!("after {after}: a guest that is gone is waited for"));
         lab.no_fault();
         match saved {
-            // All of it was taken before the machine died.
+            // The capture was complete before the machine died.
             Ok(_) if matches!(step, Step::CapturePivoted | Step::CapturePublish) => {
                 lab.host
                     .remove_snapshot("kept")
@@ -141,9 +143,9 @@ fn assert_tells_of_the_end(saved: Result<Saved>, after: &str) {
     );
 }
 
-/// Whoever holds the guest's disks still and does not come back is not waited for.
+/// A save that freezes the guest's disks and then hangs does not block the guest.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_guest_that_is_held_too_long_thaws_by_itself_and_the_save_says_so() {
+async fn a_guest_frozen_too_long_thaws_itself_and_the_save_reports_it() {
     let lab = Lab::open().await;
     let sandbox = lab.host.create(spec("x")).await.expect("it is created");
     sh(&sandbox, "echo before > /srv/n").await;
@@ -187,8 +189,8 @@ fn a_guest_whose_agent_hangs_is_saved_as_after_a_power_cut() {
     let world = World::new();
     world.start("a", &[]);
     say(&world, "a", "echo written > /srv/word; sync");
-    // The agent is process 1, and deaf to signals from within. A frozen control group holds it
-    // nevertheless.
+    // The agent is process 1, which signals from inside the guest cannot stop. A frozen control
+    // group stops it.
     let freeze = "mkdir /sys/fs/cgroup/ice; echo 1 > /sys/fs/cgroup/ice/cgroup.procs; \
         echo 1 > /sys/fs/cgroup/ice/cgroup.freeze; \
         until grep -q 'frozen 1' /sys/fs/cgroup/ice/cgroup.events; do :; done; echo all ice > /dev/console; sleep 1000";
@@ -213,7 +215,7 @@ fn a_guest_whose_agent_hangs_is_saved_as_after_a_power_cut() {
     finish(waiting);
 }
 
-/// A keeper whose saves stand still when the guest is frozen, until they are told to go on.
+/// A keeper whose saves wait while the guest is frozen, until the test releases them.
 async fn keeper_that_holds(world: &World, name: &str, hold: &Path) {
     let config = HostConfig {
         faults: Faults {
@@ -241,7 +243,7 @@ fn begin_save(world: &World, args: &[&str]) -> Child {
         .unwrap()
 }
 
-/// The next command finds nothing of a saver that was killed; the guest writes, and can be saved.
+/// The next command finds nothing of a killed saver; the guest writes, and can be saved.
 #[track_caller]
 fn assert_recovers(world: &World, sandbox: &str, killed: Child) {
     kill(killed.id(), "KILL");
@@ -269,7 +271,7 @@ fn assert_recovers(world: &World, sandbox: &str, killed: Child) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_saver_that_is_killed_leaves_a_guest_that_writes_and_nothing_else() {
+async fn a_killed_saver_leaves_a_writable_guest_and_nothing_else() {
     let world = World::new();
     let hold = tempfile::tempdir().expect("a directory can be made");
     keeper_that_holds(&world, "a", hold.path()).await;

@@ -1,11 +1,11 @@
-//! A library that tests load into `sandtree` in place of calls of the C library, built by them with
-//! `rustc` alone. What it does is told by files of the directory `SANDTREE_SHIM`:
+//! A library that tests load into `sandtree` to replace calls of the C library; the tests build it
+//! with `rustc` alone. Files in the directory `SANDTREE_SHIM` control it:
 //!
-//! - `clock`: seconds that the wall clock is wrong by.
-//! - `fsync`: the next `fsync` of a file whose path contains this text fails with ENOSPC. The file
-//!   goes with it.
-//! - `fsyncs`: the path of each file and directory that is synced is added to it.
-//! - `linkat`: there are no hard links in this file system.
+//! - `clock`: the error of the wall clock in seconds.
+//! - `fsync`: the next `fsync` of a file whose path contains this text fails with ENOSPC, and this
+//!   file is removed.
+//! - `fsyncs`: gets the path of each file and directory that is synced.
+//! - `linkat`: the file system has no hard links.
 
 use std::ffi::{c_char, c_int, c_long};
 use std::fs;
@@ -41,7 +41,9 @@ unsafe extern "C" {
 }
 
 fn order(name: &str) -> Option<PathBuf> {
-    std::env::var_os("SANDTREE_SHIM").map(|dir| PathBuf::from(dir).join(name)).filter(|path| path.exists())
+    std::env::var_os("SANDTREE_SHIM")
+        .map(|dir| PathBuf::from(dir).join(name))
+        .filter(|path| path.exists())
 }
 
 fn fail(errno: c_int) -> c_int {
@@ -50,25 +52,34 @@ fn fail(errno: c_int) -> c_int {
     -1
 }
 
-/// Whether this call is the one that is to fail; only one is.
+/// Whether this call must fail; only one does.
 fn is_to_fail(fd: c_int) -> bool {
-    let Some(order) = order("fsync") else { return false };
-    let (Ok(part), Ok(path)) = (fs::read_to_string(&order), fs::read_link(format!("/proc/self/fd/{fd}"))) else {
+    let Some(order) = order("fsync") else {
+        return false;
+    };
+    let (Ok(part), Ok(path)) = (
+        fs::read_to_string(&order),
+        fs::read_link(format!("/proc/self/fd/{fd}")),
+    ) else {
         return false;
     };
     path.to_string_lossy().contains(part.trim()) && fs::remove_file(order).is_ok()
 }
 
-/// Notes what is synced, where that is asked for.
+/// Records the path of a synced file, if a test asks for it.
 fn note(fd: c_int) {
     let Some(notes) = order("fsyncs") else { return };
     let path = fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
-    let mut notes = fs::File::options().append(true).open(notes).expect("the test's own file is there");
+    let mut notes = fs::File::options()
+        .append(true)
+        .open(notes)
+        .expect("the test's own file is there");
     writeln!(notes, "{}", path.display()).expect("the test's own file takes a line");
 }
 
 /// # Safety
-/// As the call of the C library.
+///
+/// As for the call of the C library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fsync(fd: c_int) -> c_int {
     if is_to_fail(fd) {
@@ -80,13 +91,15 @@ pub unsafe extern "C" fn fsync(fd: c_int) -> c_int {
 }
 
 /// # Safety
-/// As the call of the C library.
+///
+/// As for the call of the C library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clock_gettime(clock: c_int, time: *mut Timespec) -> c_int {
     // SAFETY: the arguments are the caller's.
     let result = unsafe { syscall(number::CLOCK_GETTIME, clock, time) as c_int };
     if clock == CLOCK_REALTIME && result == 0 {
-        let wrong_by = order("clock").and_then(|path| fs::read_to_string(path).ok()?.trim().parse::<i64>().ok());
+        let wrong_by = order("clock")
+            .and_then(|path| fs::read_to_string(path).ok()?.trim().parse::<i64>().ok());
         // SAFETY: the kernel has just written there.
         unsafe { (*time).seconds += wrong_by.unwrap_or(0) };
     }
@@ -94,7 +107,8 @@ pub unsafe extern "C" fn clock_gettime(clock: c_int, time: *mut Timespec) -> c_i
 }
 
 /// # Safety
-/// As the call of the C library.
+///
+/// As for the call of the C library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn linkat(
     from_dir: c_int,

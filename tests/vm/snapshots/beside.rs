@@ -1,4 +1,4 @@
-//! Processes at work on one store at the same time: saves, imports, removals and collections.
+//! Processes that work on one store at the same time: saves, imports, removals and collections.
 
 use std::collections::BTreeSet;
 use std::process::{Child, Stdio};
@@ -28,13 +28,13 @@ fn at_once(world: &World, all: &[&[&str]]) -> Vec<Answer> {
     children.into_iter().map(finish).collect()
 }
 
-fn told(answer: &Answer) -> String {
+fn saved_digest(answer: &Answer) -> String {
     let said: Value =
         serde_json::from_slice(&answer.stdout).unwrap_or_else(|e| panic!("{e}: {answer:?}"));
     text(&said["digest"]).to_owned()
 }
 
-/// Does something again and again in another thread while something else is done.
+/// Repeats `again` in another thread while `work` runs.
 fn meanwhile<T>(again: impl Fn() + Sync, work: impl FnOnce() -> T) -> T {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -43,7 +43,7 @@ fn meanwhile<T>(again: impl Fn() + Sync, work: impl FnOnce() -> T) -> T {
                 again();
             }
         });
-        // Also when the work fails: else the scope would wait for ever.
+        // Also when the work fails: otherwise the scope would never end.
         let end = End(&done);
         let result = work();
         drop(end);
@@ -61,7 +61,7 @@ impl Drop for End<'_> {
 }
 
 #[test]
-fn of_two_saves_of_one_name_one_wins_or_each_in_turn() {
+fn of_two_concurrent_saves_of_one_name_one_wins_or_both_in_turn() {
     let world = World::new();
     stopped(&world, "a", "one");
     stopped(&world, "b", "two");
@@ -72,7 +72,7 @@ fn of_two_saves_of_one_name_one_wins_or_each_in_turn() {
             answers.iter().partition(|answer| answer.code == 0);
         assert_eq!((won.len(), lost.len()), (1, 1), "{answers:?}");
         lost[0].failed_with(&["taken"]);
-        assert_eq!(digest(&world, &name), told(won[0]));
+        assert_eq!(digest(&world, &name), saved_digest(won[0]));
         let answers = at_once(
             &world,
             &[
@@ -84,13 +84,14 @@ fn of_two_saves_of_one_name_one_wins_or_each_in_turn() {
         assert!(
             answers
                 .iter()
-                .map(told)
+                .map(saved_digest)
                 .any(|saved| saved == digest(&world, &name)),
             "it is neither of the two"
         );
     }
     assert_nothing_staged(&world);
-    // Of two that replace one, the first is replaced itself, and may be left without a name.
+    // Of two saves that replace one name, the second replaces the first, which stays without a
+    // name.
     world.ok(["gc"]);
     assert_eq!(
         names(&world),
@@ -120,7 +121,7 @@ fn saves_are_whole_while_garbage_is_collected() {
             let live: &[&str] = &["save", "runs", &runs, "--memory"];
             let answers = at_once(&world, &[&["save", "rests", &rests], live]);
             assert!(answers.iter().all(|answer| answer.code == 0), "{answers:?}");
-            // What nobody needs any more goes in between.
+            // Unused snapshots are removed in between.
             if round % 2 == 1 {
                 world.ok(["snapshot", "rm", &rests]);
             }
@@ -148,8 +149,9 @@ fn saves_are_whole_while_garbage_is_collected() {
 }
 
 #[test]
-fn an_import_is_whole_or_not_there_while_its_layers_are_removed() {
-    let (world, place) = (World::new(), in_memory());
+fn an_import_is_whole_or_absent_while_its_layers_are_removed() {
+    let world = World::new();
+    let place = in_memory();
     stopped(&world, "a", "one");
     world.ok(["save", "a", "s"]);
     let file = place.path().join("s.tar.zst");
@@ -157,7 +159,7 @@ fn an_import_is_whole_or_not_there_while_its_layers_are_removed() {
     world.ok(["snapshot", "export", "s", "-o", path, "--without-image"]);
     let expected = digest(&world, "s");
     for round in 0..ROUNDS {
-        // One that shares every layer goes while they come in.
+        // A snapshot that shares every layer is removed during the import.
         let import: &[&str] = &["snapshot", "import", path, "--name", "came"];
         let remove: &[&str] = if round % 2 == 0 {
             &["snapshot", "rm", "s"]
@@ -168,13 +170,14 @@ fn an_import_is_whole_or_not_there_while_its_layers_are_removed() {
         assert!(answers.iter().all(|answer| answer.code == 0), "{answers:?}");
         assert_eq!(digest(&world, "came"), expected);
         world.ok(["snapshot", "verify", "came"]);
-        // And the import itself, as it is taken away again.
+        // The imported snapshot itself is removed during the import.
         let again: &[&str] = &["snapshot", "import", path, "--name", "came", "--force"];
         let answers = at_once(&world, &[again, &["snapshot", "rm", "came"]]);
         assert_eq!(answers[0].code, 0, "{answers:?}");
-        match names(&world).iter().any(|name| name == "came") {
-            true => drop(world.ok(["snapshot", "rm", "came"])),
-            false => assert_eq!(answers[1].code, 0, "{answers:?}"),
+        if names(&world).iter().any(|name| name == "came") {
+            world.ok(["snapshot", "rm", "came"]);
+        } else {
+            assert_eq!(answers[1].code, 0, "{answers:?}");
         }
         world.run(["save", "a", "s"]);
         world.ok(["snapshot", "verify", "s"]);

@@ -1,5 +1,4 @@
-//! What goes and what stays: the tree with its middle removed, the last name, and what uses the
-//! disk.
+//! What is removed and what stays: the middle of a tree, the last name, and the use of the disk.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +13,7 @@ use super::{
 use crate::support::World;
 use crate::support::held;
 
-/// What files take that are not in `seen`, directories with it.
+/// The disk space of files that are not in `seen`, and of directories.
 fn taken(path: &Path, seen: &mut BTreeSet<(u64, u64)>) -> u64 {
     let stat = fs::symlink_metadata(path).unwrap();
     let own = if seen.insert((stat.dev(), stat.ino())) {
@@ -30,21 +29,21 @@ fn taken(path: &Path, seen: &mut BTreeSet<(u64, u64)>) -> u64 {
     own + below
 }
 
-/// What `df` says is what is there, counted by other means.
+/// Asserts that `df` reports the real sizes, counted by other means.
 fn assert_adds_up(world: &World) -> Value {
-    let told = world.json(["df"]);
-    let kinds = told["kinds"].as_array().unwrap();
+    let usage = world.json(["df"]);
+    let kinds = usage["kinds"].as_array().unwrap();
     let sum = |field: &str| {
         kinds
             .iter()
             .map(|kind| kind[field].as_u64().unwrap())
             .sum::<u64>()
     };
-    assert_eq!(told["bytes"], sum("bytes"), "{told}");
+    assert_eq!(usage["bytes"], sum("bytes"), "{usage}");
     assert_eq!(
-        told["reclaimable_bytes"],
+        usage["reclaimable_bytes"],
         sum("reclaimable_bytes"),
-        "{told}"
+        "{usage}"
     );
     let mut seen = BTreeSet::new();
     let dirs = [
@@ -66,20 +65,20 @@ fn assert_adds_up(world: &World) -> Value {
         .sum();
     let index =
         fs::metadata(world.home().join("index.sqlite")).map_or(0, |stat| stat.blocks() * 512);
-    assert_eq!(told["bytes"], in_dirs + index, "{told}");
-    told
+    assert_eq!(usage["bytes"], in_dirs + index, "{usage}");
+    usage
 }
 
-fn kind<'a>(told: &'a Value, kind: &str) -> &'a Value {
-    told["kinds"]
+fn kind<'a>(usage: &'a Value, kind: &str) -> &'a Value {
+    usage["kinds"]
         .as_array()
         .unwrap()
         .iter()
         .find(|found| found["kind"] == kind)
-        .expect("it is told of")
+        .expect("it is listed")
 }
 
-/// `gc --dry-run` touches nothing, and says what `gc` then does.
+/// `gc --dry-run` changes nothing, and reports what `gc` then does.
 fn collect(world: &World) -> Value {
     let before = published(world);
     let would = world.json(["gc", "--dry-run"]);
@@ -100,7 +99,7 @@ fn collect(world: &World) -> Value {
 }
 
 #[test]
-fn the_middle_of_a_tree_goes_and_its_children_stay_whole() {
+fn removing_a_middle_snapshot_keeps_its_children_whole() {
     let world = World::new();
     saved_with_memory(&world, "a", "one", "first");
     world.ok(["rm", "-f", "a"]);
@@ -128,7 +127,7 @@ fn the_middle_of_a_tree_goes_and_its_children_stay_whole() {
         ["snapshot first", "snapshot second", "snapshot third"].map(|what| depth(&drawn, what));
     assert!(depths[0] < depths[1] && depths[1] < depths[2], "{drawn}");
 
-    // The middle, with a sandbox that was made from it running.
+    // The middle snapshot is removed while a sandbox of it runs.
     world.ok(["snapshot", "rm", "second"]);
     collect(&world);
     assert_eq!(names(&world), ["first", "third"]);
@@ -140,7 +139,7 @@ fn the_middle_of_a_tree_goes_and_its_children_stay_whole() {
     held::assert_holds(&world, "second", "two", 0);
     world.ok(["snapshot", "rm", "first"]);
     collect(&world);
-    // Beside live sandboxes, whose memory and disk come from what is gone.
+    // Running sandboxes keep their memory and disk.
     for (name, word) in [("second", "two"), ("third", "three")] {
         assert_eq!(
             world
@@ -167,7 +166,7 @@ fn the_middle_of_a_tree_goes_and_its_children_stay_whole() {
 }
 
 #[test]
-fn with_its_last_name_a_snapshot_frees_what_only_it_had() {
+fn removing_the_last_name_frees_a_snapshots_own_layers() {
     let world = World::new();
     world.start("a", &[]);
     world.ok(["save", "a", "s"]);
@@ -192,7 +191,7 @@ fn with_its_last_name_a_snapshot_frees_what_only_it_had() {
         (&2.into(), &0.into())
     );
     world.ok(["snapshot", "rm", "big"]);
-    let bytes = |told: &Value| kind(told, "layers")["bytes"].as_u64().unwrap();
+    let bytes = |usage: &Value| kind(usage, "layers")["bytes"].as_u64().unwrap();
     let same = assert_adds_up(&world);
     assert_eq!(bytes(&same), bytes(&full), "it has another name");
     world.ok(["snapshot", "verify", "tagged"]);
@@ -205,7 +204,7 @@ fn with_its_last_name_a_snapshot_frees_what_only_it_had() {
         .run(["snapshot", "rm", "big"])
         .failed_with(&["there is no snapshot big"]);
 
-    // Replaced, what was there goes, too.
+    // After a replacement, the old content is removed, too.
     stopped(&world, "b", "two");
     let old = super::digest(&world, "s");
     world.ok(["save", "b", "s", "--force"]);
@@ -217,21 +216,21 @@ fn with_its_last_name_a_snapshot_frees_what_only_it_had() {
     assert_adds_up(&world);
 }
 
-/// What nobody can explain is not removed, and why is told.
+/// Unknown files are not removed, and the reason is reported.
 #[test]
-fn garbage_goes_and_what_is_strange_stays() {
+fn gc_removes_garbage_and_keeps_unknown_files() {
     let world = World::new();
     stopped(&world, "a", "one");
     world.ok(["save", "a", "s"]);
     let name = world.home().join("names/images/s");
     let content = fs::read(&name).unwrap();
-    // A snapshot that lost its name is garbage, with the layers that only it lists.
+    // A snapshot without its name is garbage, together with the layers that only it lists.
     fs::remove_file(&name).unwrap();
     world.ok(["rm", "a"]);
     let strange = world.home().join("layers/strange");
     fs::write(&strange, "mine").unwrap();
-    let told = assert_adds_up(&world);
-    assert!(told["reclaimable_bytes"].as_u64().unwrap() > 0, "{told}");
+    let usage = assert_adds_up(&world);
+    assert!(usage["reclaimable_bytes"].as_u64().unwrap() > 0, "{usage}");
     let done = collect(&world);
     let kinds: BTreeSet<&str> = done["removed"]
         .as_array()
@@ -241,7 +240,7 @@ fn garbage_goes_and_what_is_strange_stays() {
         .collect();
     assert_eq!(kinds, BTreeSet::from(["layer", "snapshot"]), "{done}");
     assert!(strange.exists());
-    // A name that points at nothing keeps everything, and says so; removed, all is well.
+    // A name without a snapshot keeps everything, and is reported; without the name, all is well.
     put(&name, &content);
     let held_back = world.json(["gc"]);
     assert!(

@@ -1,5 +1,5 @@
-//! Every kind of file of a snapshot, with every kind of its bytes changed or cut: it is found,
-//! named and put aside, never used for something else, and nothing else suffers.
+//! Each kind of file of a snapshot is damaged: bytes are changed or cut. The damage is found, named
+//! and put aside; the file is never used, and nothing else is affected.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,15 +12,15 @@ use super::{
 };
 use crate::support::{Answer, World, finish};
 
-/// What a list says of what is damaged.
+/// How a list shows a damaged snapshot.
 const UNUSABLE: &str = "cannot be used";
 
-/// What is done to a file, and who must find it beside `verify`, which always does.
+/// A change of a file, and who must find it in addition to `verify`, which finds every change.
 #[derive(Clone)]
 struct Damage {
     what: &'static str,
     harm: Harm,
-    /// Starting a machine looks at it.
+    /// Starting a machine finds it.
     run: bool,
     export: bool,
 }
@@ -28,7 +28,7 @@ struct Damage {
 #[derive(Clone, Copy)]
 enum Harm {
     Flip(usize),
-    /// So many bytes from the end.
+    /// At this many bytes from the end.
     FlipBack(usize),
     Keep(usize),
     CutBack(usize),
@@ -58,7 +58,7 @@ fn seen(what: &'static str, harm: Harm) -> Damage {
     }
 }
 
-/// What only reading every byte finds.
+/// Damage that is found only by reading every byte.
 fn hidden(what: &'static str, harm: Harm) -> Damage {
     Damage {
         what,
@@ -94,28 +94,28 @@ impl Target<'_> {
         let content = fs::read(&self.path).unwrap();
         for damage in damages {
             let harmed = damage.harm.to(&content);
-            let told = format!("{} of {}", damage.what, self.path.display());
+            let case = format!("{} of {}", damage.what, self.path.display());
             if damage.run {
                 put(&self.path, &harmed);
-                self.refuses_to_run(&told);
+                self.refuses_to_run(&case);
             }
             if damage.export {
                 self.restore(&content);
                 put(&self.path, &harmed);
-                self.refuses_to_export(&told);
+                self.refuses_to_export(&case);
             }
             self.restore(&content);
             put(&self.path, &harmed);
-            self.is_verified_not(&told, &harmed);
+            self.is_verified_not(&case, &harmed);
             self.restore(&content);
         }
     }
 
-    fn refuses_to_run(&self, told: &str) {
+    fn refuses_to_run(&self, case: &str) {
         let answer = self
             .world
             .run(["run", "-d", "--name", "never", self.snapshot]);
-        assert_refused(&answer, told);
+        assert_refused(&answer, case);
         assert_nothing_staged(self.world);
         let listed = self.world.json(["ps", "-a"]);
         assert!(
@@ -124,11 +124,11 @@ impl Target<'_> {
                 .unwrap()
                 .iter()
                 .any(|info| info["name"] == "never"),
-            "{told}: {listed}"
+            "{case}: {listed}"
         );
     }
 
-    fn refuses_to_export(&self, told: &str) {
+    fn refuses_to_export(&self, case: &str) {
         let mut command = self.world.command();
         command.args([
             "snapshot",
@@ -146,17 +146,17 @@ impl Target<'_> {
                     .spawn()
                     .unwrap(),
             ),
-            told,
+            case,
         );
         assert_nothing_staged(self.world);
     }
 
-    fn is_verified_not(&self, told: &str, harmed: &[u8]) {
+    fn is_verified_not(&self, case: &str, harmed: &[u8]) {
         let answer = self.world.run(["snapshot", "verify", self.snapshot]);
-        assert_refused(&answer, told);
+        assert_refused(&answer, case);
         assert!(
             answer.err().contains(&self.part),
-            "{told}: {} is not named: {answer:?}",
+            "{case}: {} is not named: {answer:?}",
             self.part
         );
         let aside = self.aside();
@@ -167,37 +167,38 @@ impl Target<'_> {
         };
         assert!(
             fs::read(&kept).unwrap() == harmed,
-            "{told}: {} is something else",
+            "{case}: {} is something else",
             kept.display()
         );
-        assert!(!self.path.exists(), "{told}: it is still in its place");
+        assert!(!self.path.exists(), "{case}: it is still in its place");
         assert_eq!(self.world.ok(["gc"]).code, 0);
-        assert!(kept.exists(), "{told}: gc took what was put aside");
+        assert!(kept.exists(), "{case}: gc took what was put aside");
         let again = self.world.run(["snapshot", "verify", self.snapshot]);
-        assert_refused(&again, told);
+        assert_refused(&again, case);
         let listed = self.world.ok(["snapshot", "ls"]);
-        let is_told = |line: &str| line.starts_with(self.snapshot) && line.contains(UNUSABLE);
-        assert!(listed.out().lines().any(is_told), "{told}: {listed:?}");
+        let is_listed = |line: &str| line.starts_with(self.snapshot) && line.contains(UNUSABLE);
+        assert!(listed.out().lines().any(is_listed), "{case}: {listed:?}");
         assert!(
             names(self.world).contains(&"other".to_owned()),
-            "{told}: other snapshots are not listed"
+            "{case}: other snapshots are not listed"
         );
         assert_nothing_staged(self.world);
     }
 
-    /// The only thing in quarantine.
+    /// The only file in quarantine.
     fn aside(&self) -> PathBuf {
         let found = entries(&self.world.home().join("quarantine"));
         assert_eq!(found.len(), 1, "{found:?}");
         found.into_iter().next().unwrap()
     }
 
-    /// As if nothing had been.
+    /// Restores the original file.
     fn restore(&self, content: &[u8]) {
         for aside in entries(&self.world.home().join("quarantine")) {
-            match aside.is_dir() {
-                true => fs::rename(&aside, self.path.parent().unwrap()).unwrap(),
-                false => fs::remove_file(&aside).unwrap(),
+            if aside.is_dir() {
+                fs::rename(&aside, self.path.parent().unwrap()).unwrap();
+            } else {
+                fs::remove_file(&aside).unwrap();
             }
         }
         put(&self.path, content);
@@ -205,11 +206,11 @@ impl Target<'_> {
 }
 
 #[track_caller]
-fn assert_refused(answer: &Answer, told: &str) {
-    assert_eq!(answer.code, 125, "{told}: {answer:?}");
+fn assert_refused(answer: &Answer, case: &str) {
+    assert_eq!(answer.code, 125, "{case}: {answer:?}");
     assert!(
         answer.err().starts_with("sandtree: ") && !answer.err().contains("panicked"),
-        "{told}: {answer:?}"
+        "{case}: {answer:?}"
     );
 }
 
@@ -236,7 +237,7 @@ fn number(content: &[u8], at: usize) -> usize {
     usize::try_from(u64::from_be_bytes(content[at..at + 8].try_into().unwrap())).unwrap()
 }
 
-/// The newest layer of its disk.
+/// The top layer of its disk.
 fn top(manifest: &Value) -> &Value {
     &manifest["disk"]["layers"]
         .as_array()
@@ -246,7 +247,7 @@ fn top(manifest: &Value) -> &Value {
 }
 
 #[test]
-fn of_a_disk_layer() {
+fn damage_to_a_disk_layer_is_found() {
     let world = World::new();
     stopped(&world, "a", "one");
     world.ok(["save", "a", "s"]);
@@ -254,12 +255,13 @@ fn of_a_disk_layer() {
     let manifest = manifest(&world, "s");
     let target = layer(&world, "s", top(&manifest));
     let content = fs::read(&target.path).unwrap();
-    // Where a qcow2 file says that its tables are.
-    let (active, counts) = (number(&content, 40), number(&content, 48));
+    // The offsets of the tables in a qcow2 file.
+    let active = number(&content, 40);
+    let counts = number(&content, 48);
     let damages = [
         seen("the first byte", Harm::Flip(0)),
         seen("its version", Harm::Flip(7)),
-        // Of the disk, which the layer above has, too.
+        // The size of the disk, which the layer above also has.
         hidden("its size", Harm::Flip(30)),
         seen("its table of clusters", Harm::Flip(active + 5)),
         seen("its table of counts", Harm::Flip(counts + 5)),
@@ -272,7 +274,7 @@ fn of_a_disk_layer() {
 }
 
 #[test]
-fn of_a_compressed_layer() {
+fn damage_to_a_compressed_layer_is_found() {
     let world = World::new();
     stopped(&world, "a", "one");
     world.ok(["save", "a", "s", "--compress"]);
@@ -290,7 +292,7 @@ fn of_a_compressed_layer() {
         hidden("half of it", Harm::Keep(content.len() / 2)),
         hidden("its last byte", Harm::CutBack(1)),
     ];
-    // What is unpacked is read as a whole: nothing is hidden from who starts it.
+    // A compressed layer is read as a whole, so a start finds all damage.
     let damages = damages.map(|damage| Damage {
         run: true,
         ..damage
@@ -300,7 +302,7 @@ fn of_a_compressed_layer() {
 }
 
 #[test]
-fn of_memory_and_devices() {
+fn damage_to_memory_and_devices_is_found() {
     let world = World::new();
     saved_with_memory(&world, "a", "one", "live");
     world.ok(["save", "a", "other"]);
@@ -335,7 +337,7 @@ fn of_memory_and_devices() {
 }
 
 #[test]
-fn of_a_manifest_and_of_a_name() {
+fn damage_to_a_manifest_and_to_a_name_is_found() {
     let world = World::new();
     stopped(&world, "a", "one");
     world.ok(["save", "a", "s"]);
@@ -371,7 +373,7 @@ fn of_a_manifest_and_of_a_name() {
         .concat(),
     );
 
-    // One that was put aside is listed by its name, with the reason, and can be replaced or
+    // A snapshot in quarantine is listed by its name, with the reason, and can be replaced or
     // removed.
     put(&target.path, b"{}");
     assert_refused(&world.run(["snapshot", "verify", "s"]), "no manifest");
@@ -398,7 +400,7 @@ fn of_a_manifest_and_of_a_name() {
         "what was put aside stays"
     );
 
-    // A name.
+    // The file of a name.
     let path = world.home().join("names/images/s");
     let content = fs::read(&path).unwrap();
     for harm in [
@@ -431,7 +433,7 @@ fn of_a_manifest_and_of_a_name() {
     }
     put(&path, &content);
     world.ok(["snapshot", "verify", "s"]);
-    // Removed, it is put aside, and the name is free.
+    // A removal puts the file aside and frees the name.
     put(&path, b"nothing");
     world.ok(["snapshot", "rm", "s"]);
     assert_eq!(
@@ -443,7 +445,7 @@ fn of_a_manifest_and_of_a_name() {
 }
 
 #[test]
-fn of_an_image_and_of_its_kernel() {
+fn damage_to_an_image_and_to_its_kernel_is_found() {
     let world = World::new();
     saved_with_memory(&world, "a", "one", "live");
     world.ok(["save", "a", "other"]);
@@ -492,10 +494,11 @@ fn of_an_image_and_of_its_kernel() {
     remove(&world, &[]);
 }
 
-/// A directory is its owner's: what is damaged is named, and stays where it is.
+/// A directory belongs to its owner: damaged files are named and stay in place.
 #[test]
-fn of_a_directory() {
-    let (world, place) = (World::new(), in_memory());
+fn damage_to_a_directory_is_found_and_stays_there() {
+    let world = World::new();
+    let place = in_memory();
     saved_with_memory(&world, "a", "one", "live");
     let dir = place.path().join("work/dir");
     fs::create_dir(dir.parent().unwrap()).unwrap();
@@ -504,7 +507,7 @@ fn of_a_directory() {
     world.ok(["snapshot", "verify", path]);
     let manifest = manifest(&world, path);
     world.ok(["rm", "-f", "a"]);
-    // Who has none of it yet must read all of it.
+    // A store without these layers must read all of them.
     let other = World::empty_at(place.path().join("home"));
     let blob = |value: &Value| dir.join("blobs").join(text(value));
     let files = [
@@ -537,15 +540,15 @@ fn of_a_directory() {
             Harm::Keep(content.len() / 2),
         ] {
             put(&file, &harm.to(&content));
-            let told = file.display().to_string();
+            let case = file.display().to_string();
             let answer = world.run(["snapshot", "verify", path]);
-            assert_refused(&answer, &told);
-            assert!(answer.err().contains(named), "{told}: {answer:?}");
+            assert_refused(&answer, &case);
+            assert!(answer.err().contains(named), "{case}: {answer:?}");
             assert!(
                 fs::read(&file).unwrap() == harm.to(&content),
-                "{told} was touched"
+                "{case} was touched"
             );
-            assert_refused(&other.run(["run", "-d", path]), &told);
+            assert_refused(&other.run(["run", "-d", path]), &case);
             assert_empty(&other);
         }
         fs::remove_file(&file).unwrap();
@@ -582,10 +585,11 @@ fn assert_empty(world: &World) {
     }
 }
 
-/// A tree of files is no snapshot, and is never taken for one.
+/// A plain directory is never used as a snapshot.
 #[test]
-fn of_nothing_that_is_a_snapshot() {
-    let (world, place) = (World::new(), in_memory());
+fn a_directory_that_is_no_snapshot_is_refused() {
+    let world = World::new();
+    let place = in_memory();
     let dir: &Path = place.path();
     fs::write(dir.join("file"), "mine").unwrap();
     let path = dir.to_str().unwrap();

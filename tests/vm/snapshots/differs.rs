@@ -1,5 +1,5 @@
-//! What differs between two states of a disk: found without a machine, the same wherever the two
-//! come from.
+//! The differences between two states of a disk: found without a machine, and equal for every kind
+//! of source.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ printf y | dd of=sparse bs=1 seek=2000000000 conv=notrunc 2> /dev/null
 echo odd > 'new
 line'; mknod pipe p; touch -d '2021-01-01 00:00:00' timed; sync"#;
 
-/// Of every path below the directory, what is said of it.
+/// The expected change for every path below the directory.
 fn expected() -> BTreeMap<&'static str, (&'static str, Vec<&'static str>)> {
     let added = [
         "added",
@@ -56,7 +56,8 @@ fn expected() -> BTreeMap<&'static str, (&'static str, Vec<&'static str>)> {
     added.into_iter().chain(removed).chain(changed).collect()
 }
 
-/// What was found. Where a file became a directory, its mode and the like say nothing.
+/// The changes that were found. If a file became a directory, its mode and other fields are
+/// ignored.
 fn found(diff: &Value) -> BTreeMap<&str, (&str, Vec<&str>)> {
     let changes = diff["changes"]
         .as_array()
@@ -65,7 +66,7 @@ fn found(diff: &Value) -> BTreeMap<&str, (&str, Vec<&str>)> {
     for one in changes {
         let path = text(&one["path"])
             .strip_prefix("/srv/d/")
-            .unwrap_or_else(|| panic!("nobody changed {one}"));
+            .unwrap_or_else(|| panic!("no step changed {one}"));
         let mut what: Vec<&str> = one["what"].as_array().unwrap().iter().map(text).collect();
         if what.contains(&"kind") {
             what = vec!["kind"];
@@ -94,8 +95,9 @@ fn assert_same(world: &World, before: &str, after: &str) {
 }
 
 #[test]
-fn what_differs_is_told_wherever_the_two_come_from() {
-    let (world, place) = (World::new(), in_memory());
+fn diff_reports_the_same_changes_for_every_kind_of_source() {
+    let world = World::new();
+    let place = in_memory();
     let run = |script: &str| {
         let answer = world.sh("a", script);
         assert_eq!(answer.code, 0, "{answer:?}");
@@ -104,7 +106,7 @@ fn what_differs_is_told_wherever_the_two_come_from() {
         ["before", "after"].map(|name| place.path().join(name).to_str().unwrap().to_owned());
     world.start("a", &[]);
     run(BEFORE);
-    // The first save of these layers: they are in the store compressed, and nowhere else.
+    // The first save of these layers: the store has them only in compressed form.
     world.ok(["save", "a", "packed", "--compress"]);
     world.ok(["checkpoint", "a", "base"]);
     world.ok(["save", "a", &dir_before]);
@@ -137,7 +139,7 @@ fn what_differs_is_told_wherever_the_two_come_from() {
     world.ok(["stop", "a"]);
     assert_found(&world, "a@base", "a");
     assert_same(&world, "a", "after");
-    is_told_to_people(&world);
+    is_shown_as_text(&world);
     assert_eq!(
         names(&world),
         ["after", "live", "packed"],
@@ -147,8 +149,8 @@ fn what_differs_is_told_wherever_the_two_come_from() {
     remove(&world, &["a"]);
 }
 
-/// As lines, as text, and the times where they are asked for.
-fn is_told_to_people(world: &World) {
+/// As lines, as text, and with times on request.
+fn is_shown_as_text(world: &World) {
     let lines = world.ok(["snapshot", "diff", "packed", "after"]);
     for line in [
         "A  /srv/d/added  file 0644 6 B",
@@ -169,10 +171,10 @@ fn is_told_to_people(world: &World) {
             .out()
             .to_owned()
     };
-    let told = content("/srv/d/text");
+    let shown = content("/srv/d/text");
     assert!(
-        told.contains("\n-two\n+2\n") && !told.contains("-three"),
-        "{told}"
+        shown.contains("\n-two\n+2\n") && !shown.contains("-three"),
+        "{shown}"
     );
     assert_eq!(content("/srv/d/same"), "");
     assert_eq!(content("/srv/d/binary"), "binary files differ\n");
@@ -190,7 +192,7 @@ fn is_told_to_people(world: &World) {
     ]);
     assert_eq!(
         (&as_json["kind"], text(&as_json["diff"])),
-        (&"text".into(), told.as_str())
+        (&"text".into(), shown.as_str())
     );
     world
         .run([
@@ -218,7 +220,7 @@ fn is_told_to_people(world: &World) {
         .collect();
     assert_eq!(sizes[0]["after"]["size"], 3_000_000_001_u64);
     for (before, after, word) in [
-        ("packed", "nobody", "nobody"),
+        ("packed", "missing", "missing"),
         ("a@never", "after", "never"),
         ("packed", "./no", "no"),
     ] {

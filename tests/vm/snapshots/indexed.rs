@@ -1,4 +1,4 @@
-//! The index is a cache: whatever becomes of it, everything is said as before.
+//! The index is a cache: with any damage to it, all answers stay the same.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,8 +11,8 @@ use crate::support::World;
 use crate::support::mount::is_root;
 use crate::support::ordinary::Ordinary;
 
-/// All that is said of snapshots.
-fn said(world: &World) -> Vec<Value> {
+/// All answers about snapshots.
+fn answers(world: &World) -> Vec<Value> {
     let all = [
         ["snapshot", "ls"].as_slice(),
         &["snapshot", "ls", "--label", "k=v"],
@@ -30,7 +30,7 @@ fn index(world: &World) -> PathBuf {
 }
 
 #[test]
-fn whatever_becomes_of_the_index_nothing_else_is_said() {
+fn answers_do_not_depend_on_the_index() {
     let world = World::new();
     stopped(&world, "a", "one");
     for name in ["s-1", "s-2", "s-3"] {
@@ -44,7 +44,7 @@ fn whatever_becomes_of_the_index_nothing_else_is_said() {
             &format!("name={name}"),
         ]);
     }
-    let expected = said(&world);
+    let expected = answers(&world);
     let path = index(&world);
     let whole = fs::read(&path).unwrap();
     let flipped = |at: usize| {
@@ -62,20 +62,23 @@ fn whatever_becomes_of_the_index_nothing_else_is_said() {
     cases.extend((0..8).map(|part| flipped((whole.len() - 1) * part / 7)));
     for (number, case) in cases.iter().enumerate() {
         put(&path, case);
-        assert_eq!(said(&world), expected, "case {number}");
+        assert_eq!(answers(&world), expected, "case {number}");
     }
     fs::remove_file(&path).unwrap();
-    assert_eq!(said(&world), expected, "without it");
+    assert_eq!(answers(&world), expected, "without it");
     assert!(path.exists(), "it is made again");
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    assert_eq!(said(&world), expected, "a directory in its place");
-    let told = world.ok(["snapshot", "ls"]);
-    assert!(told.err().contains("the index is of no use"), "{told:?}");
-    // Verbs that change something do not mind it either.
+    assert_eq!(answers(&world), expected, "a directory in its place");
+    let listed = world.ok(["snapshot", "ls"]);
+    assert!(
+        listed.err().contains("the index cannot be used"),
+        "{listed:?}"
+    );
+    // Verbs that change the store work as well.
     world.ok(["save", "a", "s-4"]);
     world.ok(["snapshot", "rm", "s-4"]);
-    assert_eq!(said(&world), expected);
+    assert_eq!(answers(&world), expected);
     fs::remove_dir(&path).unwrap();
     assert!(
         world
@@ -83,12 +86,12 @@ fn whatever_becomes_of_the_index_nothing_else_is_said() {
             .out()
             .starts_with("3 snapshots")
     );
-    assert_eq!(said(&world), expected);
+    assert_eq!(answers(&world), expected);
     put(&path, b"garbage");
     assert_eq!(world.json(["snapshot", "reindex"])["snapshots"], 3);
-    let told = world.ok(["snapshot", "ls"]);
-    assert_eq!(told.err(), "", "{told:?}");
-    // What came and went behind its back.
+    let listed = world.ok(["snapshot", "ls"]);
+    assert_eq!(listed.err(), "", "{listed:?}");
+    // Snapshots that were added and removed without the index.
     let old = fs::read(&path).unwrap();
     world.ok(["snapshot", "rm", "s-2"]);
     world.ok(["save", "a", "s-5"]);
@@ -98,9 +101,9 @@ fn whatever_becomes_of_the_index_nothing_else_is_said() {
     remove(&world, &["a"]);
 }
 
-/// An index that cannot be written is told of, and fails nothing.
+/// An unwritable index is reported, and no command fails.
 #[test]
-fn an_index_that_cannot_be_written_fails_nothing() {
+fn an_unwritable_index_fails_no_command() {
     let user = is_root().then(Ordinary::new);
     let own = user.is_none().then(World::new);
     let world = own
@@ -124,22 +127,22 @@ fn an_index_that_cannot_be_written_fails_nothing() {
         |mode| fs::set_permissions(index(world), fs::Permissions::from_mode(mode)).unwrap();
     set_mode(0o400);
     ok(&["save", "a", "s-2"]);
-    let told = ok(&["snapshot", "ls"]);
+    let listed = ok(&["snapshot", "ls"]);
     assert!(
-        told.out().contains("s-1") && told.out().contains("s-2"),
-        "{told:?}"
+        listed.out().contains("s-1") && listed.out().contains("s-2"),
+        "{listed:?}"
     );
-    assert!(told.err().contains("index"), "{told:?}");
+    assert!(listed.err().contains("index"), "{listed:?}");
     set_mode(0o000);
-    let told = ok(&["snapshot", "ls"]);
+    let listed = ok(&["snapshot", "ls"]);
     assert!(
-        told.out().contains("s-1") && told.out().contains("s-2"),
-        "{told:?}"
+        listed.out().contains("s-1") && listed.out().contains("s-2"),
+        "{listed:?}"
     );
     ok(&["snapshot", "verify", "s-2"]);
     ok(&["snapshot", "reindex"]);
-    let told = ok(&["snapshot", "ls"]);
-    assert_eq!(told.err(), "", "{told:?}");
+    let listed = ok(&["snapshot", "ls"]);
+    assert_eq!(listed.err(), "", "{listed:?}");
     ok(&["snapshot", "rm", "s-1", "s-2"]);
     ok(&["rm", "-f", "a"]);
     world.assert_empty();

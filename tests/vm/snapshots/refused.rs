@@ -1,4 +1,4 @@
-//! Files that are no snapshots: refused with the reason, and the store is as it was.
+//! Damaged artifacts are refused with the reason, and the store stays as it was.
 
 use std::fs;
 use std::process::Stdio;
@@ -9,10 +9,10 @@ use super::{
 use crate::support::mount::Mount;
 use crate::support::{DEADLINE, World, eventually, kill, wait};
 
-/// How many places of a file are changed, evenly over all of it.
+/// How many places of a file are changed, evenly distributed.
 const PLACES: usize = 40;
 
-/// What a file of a snapshot can become on its way.
+/// Damaged versions of an artifact.
 fn spoiled(whole: &[u8]) -> Vec<(String, Vec<u8>)> {
     let mut found = Vec::new();
     let mut add = |what: String, bytes: Vec<u8>| found.push((what, bytes));
@@ -50,8 +50,9 @@ fn spoiled(whole: &[u8]) -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn what_is_no_snapshot_is_refused_and_leaves_nothing() {
-    let (world, place) = (World::new(), in_memory());
+fn damaged_artifacts_are_refused_and_leave_nothing() {
+    let world = World::new();
+    let place = in_memory();
     stopped(&world, "a", "one");
     world.ok(["save", "a", "kept"]);
     world.ok(["save", "a", "s", "--label", "travels=yes"]);
@@ -75,7 +76,8 @@ fn what_is_no_snapshot_is_refused_and_leaves_nothing() {
     ]);
     world.ok(["snapshot", "rm", "s"]);
     let [plain, packed] = [plain, packed].map(|file| fs::read(file).unwrap());
-    let (before, used) = (published(&world), world.json(["df"]));
+    let before = published(&world);
+    let used = world.json(["df"]);
     let mut cases = spoiled(&plain);
     cases.extend(
         spoiled(&packed)
@@ -100,7 +102,7 @@ fn what_is_no_snapshot_is_refused_and_leaves_nothing() {
         (world.json(["df"]), names(&world)),
         (used, vec!["kept".to_owned()])
     );
-    // What was never spoiled is taken.
+    // The undamaged artifact is accepted.
     for bytes in [&plain, &packed] {
         let answer =
             world.run_with_input(["snapshot", "import", "-", "--name", "s", "--force"], bytes);
@@ -110,8 +112,9 @@ fn what_is_no_snapshot_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn names_that_cannot_be_are_refused_before_anything_is_read() {
-    let (world, place) = (World::new(), in_memory());
+fn invalid_names_are_refused_before_anything_is_read() {
+    let world = World::new();
+    let place = in_memory();
     stopped(&world, "a", "one");
     world.ok(["save", "a", "s"]);
     let file = place.path().join("s.tar.zst");
@@ -143,7 +146,7 @@ fn names_that_cannot_be_are_refused_before_anything_is_read() {
     ] {
         world.run(args).failed_with(&words);
     }
-    // An image is never replaced, not even by force.
+    // An image is never replaced, not even with `--force`.
     world
         .run(["snapshot", "import", path, "--name", "tiny", "--force"])
         .failed_with(&["tiny", "image"]);
@@ -158,10 +161,11 @@ fn names_that_cannot_be_are_refused_before_anything_is_read() {
     remove(&world, &["a"]);
 }
 
-/// Where there is no room, and where nobody waits any more, nothing is left either.
+/// A full disk and an interrupted import leave nothing either.
 #[test]
-fn an_import_that_does_not_end_leaves_nothing() {
-    let (world, place) = (World::new(), in_memory());
+fn an_unfinished_import_leaves_nothing() {
+    let world = World::new();
+    let place = in_memory();
     saved_with_memory(&world, "a", "one", "live");
     let file = place.path().join("live.tar.zst");
     let path = file.to_str().unwrap();
@@ -181,7 +185,7 @@ fn an_import_that_does_not_end_leaves_nothing() {
     remove(&other, &[]);
 }
 
-/// Presses Ctrl-C while an import is under way. A host that is busy may be too late; then again.
+/// Interrupts an import with Ctrl-C. On a busy host the signal may come too late; then again.
 fn interrupted(world: &World, path: &str) -> bool {
     let staging = world.home().join("staging");
     let is_under_way = || fs::read_dir(&staging).is_ok_and(|mut entries| entries.next().is_some());

@@ -1,5 +1,5 @@
-//! Out of one store and into another: by file, by stream, with and without what the other has
-//! already.
+//! From one store to another: by file, by stream, with and without the layers that the other store
+//! has.
 
 use std::fs;
 use std::path::Path;
@@ -16,8 +16,8 @@ use crate::support::held;
 use crate::support::mount::Mount;
 use crate::support::{DEADLINE, World, eventually, finish, kill, wait};
 
-/// Takes the file into a store of its own below `dir`, lets it go on there, and writes it again.
-fn goes_on_at(dir: &Path, file: &Path) {
+/// Imports the file into a new store below `dir`, continues it there, and exports it again.
+fn continues_at(dir: &Path, file: &Path) {
     let world = World::empty_at(dir.join("home"));
     let imported = world.json([
         "snapshot",
@@ -29,7 +29,7 @@ fn goes_on_at(dir: &Path, file: &Path) {
     assert_eq!(imported["memory"], true, "{imported}");
     world.ok(["run", "-d", "--name", "b", "live"]);
     held::assert_holds(&world, "b", "one", 0);
-    // From its own disk, read anew.
+    // From its own disk, read without a cache.
     assert_eq!(
         world
             .sh(
@@ -50,25 +50,26 @@ fn goes_on_at(dir: &Path, file: &Path) {
 }
 
 #[test]
-fn with_memory_it_goes_on_exactly_in_a_store_on_another_file_system() {
+fn a_snapshot_with_memory_continues_exactly_on_another_file_system() {
     let world = World::new();
     saved_with_memory(&world, "a", "one", "live");
     let place = in_memory();
     let file = place.path().join("live.tar.zst");
     world.ok(["snapshot", "export", "live", "-o", file.to_str().unwrap()]);
     remove(&world, &["a"]);
-    goes_on_at(place.path(), &file);
+    continues_at(place.path(), &file);
     for kind in ["xfs", "btrfs"] {
         let Some(mount) = Mount::of_kind(kind, 1024) else {
             continue;
         };
-        goes_on_at(mount.path(), &file);
+        continues_at(mount.path(), &file);
     }
 }
 
 #[test]
-fn an_exported_file_is_the_same_each_time_and_tells_nothing_of_this_machine() {
-    let (world, place) = (World::new(), in_memory());
+fn an_exported_file_is_reproducible_and_reveals_nothing_of_this_host() {
+    let world = World::new();
+    let place = in_memory();
     saved_with_memory(&world, "a", "one", "live");
     world.ok(["save", "a", "disk"]);
     let [first, second, plain, disk] =
@@ -120,12 +121,12 @@ fn an_exported_file_is_the_same_each_time_and_tells_nothing_of_this_machine() {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let user = String::from_utf8(Command::new("id").arg("-un").output().unwrap().stdout).unwrap();
     for member in ["artifact.json", "manifest.json"] {
-        let told = tar(&["-xOf", disk.to_str().unwrap(), member], place.path());
+        let content = tar(&["-xOf", disk.to_str().unwrap(), member], place.path());
         for word in [host.trim(), user.trim(), "/home", "/tmp"] {
             assert!(
-                !contains(&told, word.as_bytes()),
+                !contains(&content, word.as_bytes()),
                 "{word} is in {member}: {}",
-                String::from_utf8_lossy(&told)
+                String::from_utf8_lossy(&content)
             );
         }
     }
@@ -156,8 +157,8 @@ fn tar(args: &[&str], dir: &Path) -> Vec<u8> {
     answer.stdout
 }
 
-/// With nothing of ours: every file is what its name says, and the manifest is what the snapshot is
-/// called.
+/// Uses nothing of ours: every file has the digest of its name, and the manifest has the digest of
+/// the snapshot.
 fn unpacks(file: &Path, digest: &str) {
     let dir = file.with_extension("unpacked");
     fs::create_dir(&dir).unwrap();
@@ -172,8 +173,9 @@ fn unpacks(file: &Path, digest: &str) {
 }
 
 #[test]
-fn it_travels_through_a_pipe() {
-    let (world, place) = (World::new(), in_memory());
+fn a_snapshot_travels_through_a_pipe() {
+    let world = World::new();
+    let place = in_memory();
     stopped(&world, "a", "one");
     world.ok(["save", "a", "s", "--label", "env=dev"]);
     let stream = world.ok(["snapshot", "export", "s", "-o", "-"]).stdout;
@@ -193,7 +195,7 @@ fn it_travels_through_a_pipe() {
         .failed_with(&["needs --name"]);
     let imported = other.run_with_input(["snapshot", "import", "-", "--name", "piped"], &stream);
     assert_eq!(imported.code, 0, "{imported:?}");
-    // The file's name is the snapshot's, where nobody says another.
+    // Without an option, the snapshot gets the name of the file.
     let named = other.json(["snapshot", "import", file.to_str().unwrap()]);
     assert_eq!(
         (&named["name"], text(&named["digest"])),
@@ -237,9 +239,9 @@ fn it_travels_through_a_pipe() {
     remove(&world, &["a"]);
 }
 
-/// A reader that leaves ends the export, which says so.
+/// A reader that leaves ends the export, which reports it.
 #[test]
-fn a_pipe_that_breaks_ends_an_export() {
+fn a_broken_pipe_ends_an_export() {
     let world = World::new();
     stopped(&world, "a", "one");
     world.ok(["save", "a", "s"]);
@@ -259,8 +261,9 @@ fn a_pipe_that_breaks_ends_an_export() {
 }
 
 #[test]
-fn without_its_image_it_needs_the_very_same_one() {
-    let (world, place) = (World::new(), in_memory());
+fn a_snapshot_without_its_image_needs_exactly_that_image() {
+    let world = World::new();
+    let place = in_memory();
     saved_with_memory(&world, "a", "one", "live");
     let file = place.path().join("live.tar.zst");
     let whole = place.path().join("whole.tar.zst");
@@ -276,7 +279,7 @@ fn without_its_image_it_needs_the_very_same_one() {
     );
     let image = image_digest(&world, "live");
 
-    // Nothing of that name, and then another of that name.
+    // First a store without an image of that name, then one with another image of that name.
     let lacks = World::empty_at(place.path().join("lacks"));
     lacks.ok(["snapshot", "ls"]);
     let before = published(&lacks);
@@ -294,7 +297,7 @@ fn without_its_image_it_needs_the_very_same_one() {
     refused.failed_with(&["image tiny", &image, &format!("tiny is {rebuilt} here")]);
     assert_nothing_staged(&other);
 
-    // The same one, from wherever it came.
+    // The same image works, whatever its origin.
     lacks.ok([
         "snapshot",
         "import",
@@ -311,14 +314,14 @@ fn without_its_image_it_needs_the_very_same_one() {
     other.assert_empty();
 }
 
-/// The image that a snapshot lies on is the one it was saved with, whatever has the image's name by
-/// now.
+/// A snapshot uses the image that it was saved with, even if another image has the name by now.
 #[test]
-fn an_image_that_was_rebuilt_under_its_name_stays_for_those_who_lie_on_it() {
+fn a_replaced_image_stays_for_the_snapshots_that_use_it() {
     let world = World::new();
     saved_with_memory(&world, "a", "one", "live");
     world.ok(["rm", "-f", "a"]);
-    let (old, new) = (image_digest(&world, "live"), rebuild_image(&world));
+    let old = image_digest(&world, "live");
+    let new = rebuild_image(&world);
     let images = || entries(&world.home().join("images")).len();
     assert_eq!(
         (
@@ -330,7 +333,7 @@ fn an_image_that_was_rebuilt_under_its_name_stays_for_those_who_lie_on_it() {
     world.ok(["snapshot", "verify", "live"]);
     world.ok(["run", "-d", "--name", "b", "live"]);
     held::assert_holds(&world, "b", "one", 0);
-    // A sandbox keeps it, too.
+    // A sandbox keeps the image, too.
     world.ok(["snapshot", "rm", "live"]);
     world.ok(["gc"]);
     assert_eq!(images(), 2);
@@ -346,13 +349,14 @@ fn an_image_that_was_rebuilt_under_its_name_stays_for_those_who_lie_on_it() {
     world.ok(["save", "b", "again"]);
     assert_eq!(image_digest(&world, "again"), old);
     remove(&world, &["b"]);
-    assert_eq!(images(), 1, "nobody lies on the old image");
+    assert_eq!(images(), 1, "nothing uses the old image");
     assert!(world.home().join("images").join(new).exists());
 }
 
 #[test]
-fn with_a_base_only_what_is_new_travels() {
-    let (world, place) = (World::new(), in_memory());
+fn with_a_base_only_new_layers_travel() {
+    let world = World::new();
+    let place = in_memory();
     saved_with_memory(&world, "a", "one", "base");
     held::write(&world, "a", "two");
     world.ok(["save", "a", "next", "--memory"]);
@@ -377,9 +381,9 @@ fn with_a_base_only_what_is_new_travels() {
             "-o",
             "/dev/shm/never",
             "--since",
-            "nobody",
+            "missing",
         ])
-        .failed_with(&["nobody"]);
+        .failed_with(&["missing"]);
     assert!(!Path::new("/dev/shm/never").exists());
 
     let other = World::empty_at(place.path().join("home"));
@@ -392,7 +396,7 @@ fn with_a_base_only_what_is_new_travels() {
     other.ok(["snapshot", "import", since, "--name", "next"]);
     assert_eq!(digest(&other, "next"), digest(&world, "next"));
     other.ok(["snapshot", "verify", "next"]);
-    // It needs its base no more, and is as good as if it had come as a whole.
+    // After the import, it does not need its base, and is complete.
     other.ok(["snapshot", "rm", "base"]);
     other.ok(["gc"]);
     let again = place.path().join("again.tar.zst");
@@ -408,8 +412,9 @@ fn with_a_base_only_what_is_new_travels() {
 }
 
 #[test]
-fn a_sandbox_is_exported_as_it_is_and_as_it_was() {
-    let (world, place) = (World::new(), in_memory());
+fn a_sandbox_is_exported_in_its_present_and_in_its_states() {
+    let world = World::new();
+    let place = in_memory();
     let other = World::empty_at(place.path().join("home"));
     let export = |what: &str, name: &str, options: &[&str]| {
         let file = place.path().join(format!("{name}.tar.zst"));
@@ -457,7 +462,7 @@ fn a_sandbox_is_exported_as_it_is_and_as_it_was() {
     world
         .run(["snapshot", "export", "a", "-o", "-", "--memory"])
         .failed_with(&["no memory to save"]);
-    // All of them have the word on their disks, and only that of before is another.
+    // All of them have the word on their disks; only the earlier state has another one.
     for name in ["paused", "stopped"] {
         assert_eq!(
             other.json(["snapshot", "diff", "running", name])["changes"],
@@ -483,8 +488,9 @@ fn a_sandbox_is_exported_as_it_is_and_as_it_was() {
 }
 
 #[test]
-fn a_file_is_there_whole_or_not_at_all() {
-    let (world, place) = (World::new(), in_memory());
+fn an_exported_file_is_whole_or_absent() {
+    let world = World::new();
+    let place = in_memory();
     saved_with_memory(&world, "a", "one", "live");
     let file = place.path().join("live.tar.zst");
     let path = file.to_str().unwrap();
@@ -494,8 +500,8 @@ fn a_file_is_there_whole_or_not_at_all() {
         .failed_with(&[path, "--force"]);
     assert_eq!(fs::read(&file).unwrap(), b"mine");
     world
-        .run(["snapshot", "export", "nobody", "-o", path, "--force"])
-        .failed_with(&["nobody"]);
+        .run(["snapshot", "export", "missing", "-o", path, "--force"])
+        .failed_with(&["missing"]);
     assert_eq!(
         fs::read(&file).unwrap(),
         b"mine",
@@ -525,7 +531,8 @@ fn a_file_is_there_whole_or_not_at_all() {
     remove(&world, &["a"]);
 }
 
-/// Presses Ctrl-C while the file is being written. A host that is busy may be too late; then again.
+/// Presses Ctrl-C while the file is written. On a busy host the signal may come too late; then
+/// again.
 fn interrupted(world: &World, dir: &Path, file: &Path) -> bool {
     for _ in 0..10 {
         let mut command = world.command();

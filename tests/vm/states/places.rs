@@ -1,4 +1,4 @@
-//! Where stores and memory layers are: other file systems, other directories, other users.
+//! Places of stores and memory layers: other file systems, other directories, other users.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::support::held;
 use crate::support::mount::{Mount, is_root};
 use crate::support::ordinary::Ordinary;
 
-/// Everything that moves layers about, once.
+/// Each verb that creates, moves or removes layers, once.
 fn everything(world: &World, options: &[&str]) {
     world.start("a", options);
     held::begin(world, "a", "one");
@@ -67,7 +67,8 @@ fn memory_may_be_kept_on_another_file_system() {
     let Some(mount) = Mount::tmpfs(800) else {
         return;
     };
-    let (world, place) = (World::new(), mount.path().to_str().unwrap());
+    let world = World::new();
+    let place = mount.path().to_str().unwrap();
     everything(&world, &["--memory-dir", place]);
     for name in ["a", "b-1"] {
         let own = mount
@@ -93,9 +94,9 @@ fn entries(dir: &Path) -> usize {
     fs::read_dir(dir).unwrap().count()
 }
 
-/// Where memory has no room, that is all that is wrong.
+/// A full memory directory fails the capture, and nothing else.
 #[test]
-fn a_memory_directory_without_room_does_not_hold_a_revert_up() {
+fn a_full_memory_directory_does_not_prevent_a_revert() {
     let Some(mount) = Mount::tmpfs(300) else {
         return;
     };
@@ -121,7 +122,7 @@ fn a_memory_directory_without_room_does_not_hold_a_revert_up() {
     );
     held::assert_holds(&world, "a", "one", 0);
     mount.empty_again();
-    // What failed is in no state, and nothing of it is missing in the next.
+    // The failed capture is in no state, and the next one lacks nothing.
     held::write(&world, "a", "three");
     world.ok(["checkpoint", "a", "after"]);
     held::write(&world, "a", "four");
@@ -131,7 +132,7 @@ fn a_memory_directory_without_room_does_not_hold_a_revert_up() {
 }
 
 #[test]
-fn an_ordinary_user_has_states_too() {
+fn an_ordinary_user_can_use_states() {
     if !is_root() {
         return eprintln!("not checked: every other test of an ordinary user's run is this one");
     }

@@ -1,4 +1,4 @@
-//! States of sandboxes that rest: paused, stopped, gone. And what cannot be done with them.
+//! States of sandboxes at rest: paused, stopped, removed. And the verbs that they refuse.
 
 use std::fs;
 use std::process::{Child, Stdio};
@@ -10,11 +10,12 @@ use crate::support::held;
 use crate::support::{World, finish, kill, processes_of, until};
 
 #[test]
-fn a_paused_sandbox_is_no_process_and_goes_on_exactly() {
+fn a_paused_sandbox_has_no_process_and_continues_exactly() {
     let world = World::new();
     let made = world.start("a", &["--publish", "0:80"]);
     held::begin(&world, "a", "one");
-    let (qemu, keeper) = (pid(&world, "a", "qemu_pid"), pid(&world, "a", "keeper_pid"));
+    let qemu = pid(&world, "a", "qemu_pid");
+    let keeper = pid(&world, "a", "keeper_pid");
     let paused = world.json(["pause", "a"]);
     assert_eq!(paused["sandbox"], "a", "{paused}");
     until_gone(qemu);
@@ -43,7 +44,7 @@ fn a_paused_sandbox_is_no_process_and_goes_on_exactly() {
         Vec::<String>::new(),
         "the state it was paused in is gone"
     );
-    // Again, and by text: each is a state upon the last.
+    // Again, with text output: each pause is a state on top of the last one.
     assert!(world.ok(["pause", "a"]).out().starts_with("a  paused in "));
     assert!(
         world
@@ -72,15 +73,16 @@ fn waiting(world: &World) -> Child {
     child
 }
 
-/// A keeper stays for a client that waits; killed, it takes the client's wait with it, and nothing
-/// else.
+/// A keeper stays for a waiting client. If the keeper is killed, the client's call ends, and
+/// nothing else is lost.
 #[test]
 fn a_paused_sandbox_whose_keeper_is_killed_is_resumed_by_another() {
     let world = World::new();
     world.start("a", &[]);
     held::begin(&world, "a", "one");
     let client = waiting(&world);
-    let (qemu, keeper) = (pid(&world, "a", "qemu_pid"), pid(&world, "a", "keeper_pid"));
+    let qemu = pid(&world, "a", "qemu_pid");
+    let keeper = pid(&world, "a", "keeper_pid");
     world.ok(["pause", "a"]);
     until_gone(qemu);
     assert!(super::is_alive(keeper), "the keeper left its client");
@@ -91,7 +93,7 @@ fn a_paused_sandbox_whose_keeper_is_killed_is_resumed_by_another() {
     world.ok(["resume", "a"]);
     held::assert_holds(&world, "a", "one", 0);
     assert_ne!(pid(&world, "a", "keeper_pid"), keeper);
-    // And once it runs on its own, the end of a keeper is a crash like any.
+    // While the sandbox runs, the death of its keeper is a crash.
     kill(pid(&world, "a", "keeper_pid"), "KILL");
     until("it has crashed", || {
         world.inspect("a")["state"] == "crashed"
@@ -103,8 +105,8 @@ fn a_paused_sandbox_whose_keeper_is_killed_is_resumed_by_another() {
     world.assert_empty();
 }
 
-/// The last client of a paused sandbox leaves while another lets it go on: its keeper must not
-/// leave, too.
+/// The last client of a paused sandbox leaves while another one resumes it: the keeper must not
+/// end.
 #[test]
 fn a_client_that_leaves_while_its_sandbox_is_resumed_does_not_end_it() {
     let world = World::new();
@@ -145,9 +147,9 @@ fn edit_manifest(world: &World, state: &str, field: &str, value: &str) {
     fs::write(&path, serde_json::to_vec(&manifest).unwrap()).unwrap();
 }
 
-/// Another boot of the host shows in a state by its boot id alone.
+/// Only the boot id of a state shows that the host has booted again.
 #[test]
-fn a_host_that_went_down_costs_only_what_was_not_written_out() {
+fn a_host_that_went_down_loses_only_states_that_were_not_synced() {
     let world = World::new();
     world.start("a", &[]);
     held::begin(&world, "a", "one");
@@ -193,7 +195,7 @@ fn a_host_that_went_down_costs_only_what_was_not_written_out() {
 }
 
 #[test]
-fn checkpoints_survive_stop_and_start_and_go_with_the_sandbox() {
+fn checkpoints_survive_stop_and_start_and_are_removed_with_the_sandbox() {
     let world = World::new();
     world.start("a", &[]);
     held::begin(&world, "a", "one");
@@ -204,7 +206,7 @@ fn checkpoints_survive_stop_and_start_and_go_with_the_sandbox() {
     world.ok(["start", "a"]);
     held::assert_disk_holds(&world, "a", "two");
     assert_eq!(tags(&world, "a"), ["base"]);
-    // A boot is a beginning of its own: its checkpoints need nothing of what was before.
+    // A boot starts a new history: its checkpoints need no earlier layer.
     assert_eq!(
         world.json(["checkpoint", "a", "booted"])["degraded"],
         Value::Array(Vec::new())
@@ -223,7 +225,7 @@ fn checkpoints_survive_stop_and_start_and_go_with_the_sandbox() {
 }
 
 #[test]
-fn what_cannot_be_done_now_says_why_and_what_can() {
+fn an_illegal_verb_is_refused_with_the_reason_and_the_legal_verbs() {
     let world = World::new();
     world.start("a", &[]);
     let refused = |args: &[&str], words: &[&str]| {

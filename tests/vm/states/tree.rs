@@ -1,4 +1,4 @@
-//! Taking states, going back and forth between them, and removing them.
+//! Taking states, moving between them, and removing them.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -22,12 +22,12 @@ fn keys(value: &Value) -> BTreeSet<&str> {
 }
 
 #[test]
-fn a_checkpoint_tells_what_it_took_and_its_tag_is_its_own() {
+fn a_checkpoint_reports_its_figures_and_its_tag_is_unique() {
     let world = World::new();
     world.start("a", &[]);
     held::begin(&world, "a", "one");
     let first = world.json(["checkpoint", "a"]);
-    let told = [
+    let fields = [
         "tag",
         "id",
         "mode",
@@ -37,7 +37,7 @@ fn a_checkpoint_tells_what_it_took_and_its_tag_is_its_own() {
         "memory_bytes",
         "disk_bytes",
     ];
-    assert_eq!(keys(&first), BTreeSet::from(told), "{first}");
+    assert_eq!(keys(&first), BTreeSet::from(fields), "{first}");
     assert_eq!(
         (&first["tag"], &first["degraded"]),
         (&"c1".into(), &Value::Array(Vec::new())),
@@ -93,14 +93,14 @@ fn a_checkpoint_tells_what_it_took_and_its_tag_is_its_own() {
     held::write(&world, "a", "three");
     assert_eq!(world.json(["revert", "a", "base"])["id"], replaced["id"]);
     held::assert_holds(&world, "a", "two", 0);
-    // An id is as good as a tag.
+    // An id works like a tag.
     assert_eq!(world.json(["revert", "a", id])["tag"], "c1");
     held::assert_holds(&world, "a", "one", 0);
     remove(&world, &["a"]);
 }
 
 #[test]
-fn a_revert_brings_files_and_memory_back_and_keeps_who_it_is() {
+fn a_revert_restores_files_and_memory_and_keeps_the_identity() {
     let world = World::new();
     let made = world.start("a", &["--publish", "0:80"]);
     held::begin(&world, "a", "one");
@@ -113,14 +113,15 @@ fn a_revert_brings_files_and_memory_back_and_keeps_who_it_is() {
             .code,
         0
     );
-    let (before, keeper) = (world.inspect("a"), pid(&world, "a", "keeper_pid"));
+    let before = world.inspect("a");
+    let keeper = pid(&world, "a", "keeper_pid");
     world.ok(["checkpoint", "a", "base"]);
     held::write(&world, "a", "two");
     assert_eq!(
         world
             .sh(
                 "a",
-                "cp /srv/word /run/www/page; touch /srv/new; rm /etc/hosts"
+                "cp /srv/word /run/www/page; touch /srv/new; rm /etc/group"
             )
             .code,
         0
@@ -148,7 +149,7 @@ fn a_revert_brings_files_and_memory_back_and_keeps_who_it_is() {
         "a file that came later"
     );
     assert_eq!(
-        world.sh("a", "cat /etc/hosts > /dev/null").code,
+        world.sh("a", "cat /etc/group > /dev/null").code,
         0,
         "a file that was removed later"
     );
@@ -164,10 +165,10 @@ fn a_revert_brings_files_and_memory_back_and_keeps_who_it_is() {
     assert_eq!(
         pid(&world, "a", "keeper_pid"),
         keeper,
-        "whoever is connected stays connected"
+        "a connected client stays connected"
     );
 
-    // What was left is a state, too, and as exact.
+    // The left state is a state, too, and as exact.
     world.ok(["undo", "a"]);
     held::assert_holds(&world, "a", "two", 0);
     assert!(page(port).ends_with("two\n"));
@@ -188,7 +189,7 @@ fn page(port: u16) -> String {
 }
 
 #[test]
-fn undo_and_redo_walk_as_an_editors_do() {
+fn undo_and_redo_work_as_in_an_editor() {
     let world = World::new();
     world.start("a", &[]);
     held::begin(&world, "a", "one");
@@ -202,7 +203,7 @@ fn undo_and_redo_walk_as_an_editors_do() {
     };
     go(&["undo", "a"], "three");
     go(&["undo", "a"], "two");
-    // What an undo left is what a redo returns to: it was asked once meanwhile.
+    // A redo returns to the state that the undo left. Its process was asked once in between.
     let again = |args: &[&str], word: &str| {
         world.ok(args);
         held::assert_holds(&world, "a", word, 1);
@@ -228,7 +229,7 @@ fn undo_and_redo_walk_as_an_editors_do() {
         .failed_with(&["has 3 states to go back to, not 4"]);
     world.run(["undo", "-n", "0", "a"]).failed_with(&["not 0"]);
     world.ok(["undo", "a"]);
-    // Something new: there is nothing to be redone any more.
+    // After new work, there is nothing to redo.
     world.ok(["checkpoint", "a", "new"]);
     world
         .run(["redo", "a"])
@@ -246,7 +247,7 @@ fn go_back_to_the_end(world: &World) {
 }
 
 #[test]
-fn the_log_is_a_tree_that_shows_where_the_sandbox_stands() {
+fn the_log_shows_the_tree_of_states_and_the_present() {
     let world = World::new();
     world.start("a", &[]);
     assert_eq!(world.ok(["log", "a"]).out(), "└─ a  (now)\n");
@@ -301,7 +302,7 @@ fn the_log_is_a_tree_that_shows_where_the_sandbox_stands() {
     remove(&world, &["a"]);
 }
 
-/// What nobody else has of a directory, on the disk.
+/// The disk space of a directory that is shared with no other file.
 fn own_bytes(dir: &Path) -> u64 {
     let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
     let size = |entry: std::fs::DirEntry| match entry.metadata().unwrap() {
@@ -313,7 +314,7 @@ fn own_bytes(dir: &Path) -> u64 {
 }
 
 #[test]
-fn removing_states_touches_no_other_and_gives_space_back() {
+fn removing_a_state_frees_its_space_and_changes_no_other() {
     let world = World::new();
     world.start("a", &["--disk", "1G"]);
     held::begin(&world, "a", "one");
@@ -345,7 +346,7 @@ fn removing_states_touches_no_other_and_gives_space_back() {
         world.ok(["revert", "a", word]);
         held::assert_holds(&world, "a", word, 0);
     }
-    // Those that reverts left are not counted: they are no checkpoints.
+    // States that reverts left are not counted, because they are no checkpoints.
     let removed = world.json(["checkpoint", "rm", "a", "--keep", "1"]);
     assert_eq!(removed["states"].as_array().unwrap().len(), 2, "{removed}");
     assert_eq!(
@@ -369,7 +370,7 @@ fn removing_states_touches_no_other_and_gives_space_back() {
     assert!(freed > 40 << 20, "only {freed} bytes of {before} came back");
     assert_eq!(tags(&world, "a"), Vec::<String>::new());
     world.run(["undo", "a"]).failed_with(&["has 0 states"]);
-    // The present stands on layers of states that are gone, and goes on.
+    // The present uses layers of removed states, and continues.
     held::assert_holds(&world, "a", "four", 0);
     world.ok(["checkpoint", "a", "new"]);
     held::write(&world, "a", "six");
@@ -382,11 +383,11 @@ fn removing_states_touches_no_other_and_gives_space_back() {
 }
 
 #[test]
-fn a_checkpoint_before_every_command_lets_undo_count_commands() {
+fn automatic_checkpoints_let_undo_count_commands() {
     let world = World::new();
     world.start("a", &["--auto-checkpoint", "--auto-checkpoints", "4"]);
     let put = |word: &str| assert_eq!(world.sh("a", &format!("echo {word} >> /srv/words")).code, 0);
-    // Copying out starts no command, so it takes no checkpoint.
+    // Copying out of the guest starts no command, so no checkpoint is taken.
     let words = || {
         world
             .ok(["cp", "a:/srv/words", "-"])
@@ -397,7 +398,7 @@ fn a_checkpoint_before_every_command_lets_undo_count_commands() {
     assert_eq!(words(), "a b c d ");
     world.ok(["undo", "-n", "2", "a"]);
     assert_eq!(words(), "a b ");
-    // The commands from here on are counted from here.
+    // Commands are counted from here.
     put("x");
     world.ok(["undo", "a"]);
     assert_eq!(words(), "a b ");
@@ -421,7 +422,7 @@ fn a_checkpoint_before_every_command_lets_undo_count_commands() {
     assert_eq!(autos(), 4, "the oldest went");
     world.ok(["undo", "-n", "4", "a"]);
     assert_eq!(words(), "a b y z 1 2 ");
-    // A checkpoint that is as good is not taken again.
+    // A checkpoint that is still current is not taken again.
     world.ok(["checkpoint", "a", "mark"]);
     let before = autos();
     put("w");
@@ -431,9 +432,9 @@ fn a_checkpoint_before_every_command_lets_undo_count_commands() {
     remove(&world, &["a"]);
 }
 
-/// Much is copied while the guest runs, in layers beside the one of the stop.
+/// Most memory is copied while the guest runs, in layers in addition to that of the stop.
 #[test]
-fn a_checkpoint_counts_what_it_copied_before_the_stop() {
+fn a_checkpoint_counts_memory_copied_before_the_stop() {
     let world = World::new();
     world.start("a", &[]);
     world.ok(["checkpoint", "a", "base"]);
@@ -447,8 +448,8 @@ fn a_checkpoint_counts_what_it_copied_before_the_stop() {
         0
     );
     let taken = world.json(["checkpoint", "a", "much"]);
-    let told = taken["memory_bytes"].as_u64().unwrap();
-    assert!(told >= 32 << 20, "{taken}");
+    let counted = taken["memory_bytes"].as_u64().unwrap();
+    assert!(counted >= 32 << 20, "{taken}");
     let listed = world.json(["log", "a"]);
     let listed = listed
         .as_array()
@@ -456,6 +457,6 @@ fn a_checkpoint_counts_what_it_copied_before_the_stop() {
         .iter()
         .find(|state| state["tag"] == "much")
         .unwrap();
-    assert_eq!(listed["memory_bytes"].as_u64(), Some(told), "{listed}");
+    assert_eq!(listed["memory_bytes"].as_u64(), Some(counted), "{listed}");
     remove(&world, &["a"]);
 }

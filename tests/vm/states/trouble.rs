@@ -1,5 +1,4 @@
-//! Going back when something is wrong: with the present, with the store, with the states
-//! themselves.
+//! Reverts with a problem: in the present, in the store, or in the states.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -13,7 +12,7 @@ use crate::support::held;
 use crate::support::mount::Mount;
 use crate::support::{World, finish, kill, until};
 
-/// A sandbox that holds `two`, and `one` in its checkpoint `base`.
+/// A sandbox that holds `two`, with a checkpoint `base` that holds `one`.
 fn with_base(world: &World, options: &[&str]) -> Value {
     let made = world.start("a", options);
     held::begin(world, "a", "one");
@@ -22,7 +21,7 @@ fn with_base(world: &World, options: &[&str]) -> Value {
     made
 }
 
-/// Reverts to `base` whatever became of the present, and gives what the answer says.
+/// Reverts to `base` in any condition of the present, and returns the answer.
 fn revert(world: &World, made: &Value) -> Value {
     let reverted = world.json(["revert", "a", "base"]);
     held::assert_holds(world, "a", "one", 0);
@@ -35,7 +34,7 @@ fn revert(world: &World, made: &Value) -> Value {
 }
 
 #[test]
-fn a_sandbox_that_rests_is_reverted_and_its_disk_is_kept() {
+fn a_sandbox_at_rest_is_reverted_and_its_disk_is_kept() {
     let world = World::new();
     let made = with_base(&world, &["--publish", "0:80"]);
     world.ok(["stop", "a"]);
@@ -44,7 +43,7 @@ fn a_sandbox_that_rests_is_reverted_and_its_disk_is_kept() {
         reverted["left"].is_string() && reverted["dropped"].is_null(),
         "{reverted}"
     );
-    // What was left had no memory: going back to it is a boot of its disk.
+    // The left state has no memory: returning to it is a boot of its disk.
     world.ok(["undo", "a"]);
     held::assert_disk_holds(&world, "a", "two");
     world.ok(["revert", "a", "base"]);
@@ -57,14 +56,14 @@ fn a_sandbox_that_rests_is_reverted_and_its_disk_is_kept() {
         reverted["left"].is_string() && reverted["dropped"].is_null(),
         "{reverted}"
     );
-    // The state it was paused in is what it left.
+    // The left state is the one that the sandbox was paused in.
     world.ok(["undo", "a"]);
     held::assert_holds(&world, "a", "three", 0);
     remove(&world, &["a"]);
 }
 
 #[test]
-fn a_sandbox_that_crashed_is_reverted() {
+fn a_crashed_sandbox_is_reverted() {
     let world = World::new();
     let made = with_base(&world, &["--publish", "0:80"]);
     assert_eq!(world.sh("a", "sync").code, 0);
@@ -86,7 +85,8 @@ fn a_sandbox_that_crashed_is_reverted() {
     });
     revert(&world, &made);
 
-    let (keeper, qemu) = (pid(&world, "a", "keeper_pid"), pid(&world, "a", "qemu_pid"));
+    let keeper = pid(&world, "a", "keeper_pid");
+    let qemu = pid(&world, "a", "qemu_pid");
     kill(keeper, "KILL");
     until_gone(qemu);
     revert(&world, &made);
@@ -99,8 +99,8 @@ fn a_sandbox_that_crashed_is_reverted() {
 fn a_guest_whose_agent_hangs_is_reverted_and_kept() {
     let world = World::new();
     let made = with_base(&world, &[]);
-    // The agent is process 1, and deaf to signals from within. A frozen control group holds it
-    // nevertheless.
+    // The agent is process 1, which signals from inside the guest cannot stop. A frozen control
+    // group stops it.
     let freeze = "mkdir /sys/fs/cgroup/ice; echo 1 > /sys/fs/cgroup/ice/cgroup.procs; \
         echo 1 > /sys/fs/cgroup/ice/cgroup.freeze; sleep 1000";
     let mut command = world.command();
@@ -122,7 +122,7 @@ fn a_guest_whose_agent_hangs_is_reverted_and_kept() {
 }
 
 #[test]
-fn a_machine_that_hangs_is_dropped_and_the_answer_says_so() {
+fn a_hanging_machine_is_dropped_and_reported() {
     let world = World::new();
     let made = with_base(&world, &["--publish", "0:80"]);
     let qemu = pid(&world, "a", "qemu_pid");
@@ -143,13 +143,13 @@ fn a_machine_that_hangs_is_dropped_and_the_answer_says_so() {
 }
 
 #[test]
-fn a_store_without_room_does_not_hold_a_revert_up() {
+fn a_full_store_does_not_prevent_a_revert() {
     let Some(disk) = Mount::tmpfs(600) else {
         return;
     };
     let world = World::at(disk.path().join("home"));
     let made = with_base(&world, &[]);
-    // More than fits, so that the present cannot be kept.
+    // More than fits on the disk, so that the present cannot be kept.
     assert_eq!(
         world
             .sh("a", "dd if=/dev/urandom of=/run/big bs=1M count=24")
@@ -179,7 +179,7 @@ fn a_store_without_room_does_not_hold_a_revert_up() {
         !shown.err().contains("could not be kept"),
         "what is small fits: {shown:?}"
     );
-    // Not a byte: there is what the sandbox has in reserve.
+    // With no free byte: the sandbox has a reserve.
     disk.empty_again();
     disk.fill(0);
     let reverted = revert(&world, &made);
@@ -196,8 +196,7 @@ fn a_store_without_room_does_not_hold_a_revert_up() {
     remove(&world, &["a"]);
 }
 
-/// Puts other bytes into a file of a state, in a file of its own: others may have links to the one
-/// that was.
+/// Changes bytes of a file of a state, in a new file: others may link to the old one.
 fn damage(path: &Path, offset: u64) {
     let mut bytes = fs::read(path).unwrap();
     let at = usize::try_from(offset).unwrap();
@@ -211,7 +210,7 @@ fn replace(path: &Path, bytes: &[u8]) {
     fs::rename(new, path).unwrap();
 }
 
-/// The layers that a state lists: of its memory, of its disk.
+/// The memory layers and disk layers of a state.
 fn layers_of(world: &World, tag: &str) -> (Vec<PathBuf>, Vec<PathBuf>) {
     let dir = dir_of(world, "a");
     let states = world.json(["log", "a"]);
@@ -254,12 +253,14 @@ fn layers_of(world: &World, tag: &str) -> (Vec<PathBuf>, Vec<PathBuf>) {
 }
 
 #[test]
-fn a_state_that_is_not_whole_is_refused_before_anything_is_touched() {
+fn an_incomplete_state_is_refused_before_anything_changes() {
     let world = World::new();
     with_base(&world, &[]);
     let (memory, disk) = layers_of(&world, "base");
-    let (memory, disk) = (memory.last().unwrap(), disk.last().unwrap());
-    let (qemu, mut times) = (pid(&world, "a", "qemu_pid"), 0);
+    let memory = memory.last().unwrap();
+    let disk = disk.last().unwrap();
+    let qemu = pid(&world, "a", "qemu_pid");
+    let mut times = 0;
     let mut refused = |what: &str, word: &str| {
         let answer = world.run(["revert", "a", "base"]);
         answer.failed_with(&["state base is not whole", word, "sandtree log"]);
@@ -285,7 +286,7 @@ fn a_state_that_is_not_whole_is_refused_before_anything_is_touched() {
         replace(path, &whole[..whole.len() / 2]);
         refused("cut", path.file_name().unwrap().to_str().unwrap());
         replace(path, &whole);
-        // The checksum of a memory layer's header, the table of a disk layer.
+        // The checksum of a memory layer's header, and the table of a disk layer.
         damage(
             path,
             if path == memory {
@@ -309,7 +310,7 @@ fn a_state_that_is_not_whole_is_refused_before_anything_is_touched() {
     remove(&world, &["a"]);
 }
 
-/// Where a qcow2 has its first-level table.
+/// The offset of a qcow2's first-level table.
 fn first_table(path: &Path) -> u64 {
     let mut offset = [0; 8];
     File::open(path)
@@ -320,7 +321,7 @@ fn first_table(path: &Path) -> u64 {
 }
 
 #[test]
-fn a_checkpoint_over_layers_that_are_gone_stands_alone_and_says_so() {
+fn a_checkpoint_over_lost_layers_is_complete_and_reports_it() {
     let world = World::new();
     with_base(&world, &[]);
     world.ok(["checkpoint", "a", "next"]);
@@ -353,7 +354,7 @@ fn a_checkpoint_over_layers_that_are_gone_stands_alone_and_says_so() {
         .unwrap();
     held::write(&world, "a", "four");
 
-    // All that was there before goes; what stands alone does not need it.
+    // All earlier states are removed; a complete checkpoint does not need them.
     let (kept_memory, kept_disk) = layers_of(&world, "disk");
     for path in memory
         .iter()
@@ -378,7 +379,7 @@ fn a_checkpoint_over_layers_that_are_gone_stands_alone_and_says_so() {
     world
         .run(["revert", "a", "base"])
         .failed_with(&["state base is not whole", "is missing"]);
-    // From here on it is as if nothing had been.
+    // From here on, checkpoints are as usual.
     let taken = world.json(["checkpoint", "a", "after"]);
     assert_eq!(taken["degraded"], Value::Array(Vec::new()), "{taken}");
     assert!(!layers(&dir_of(&world, "a").join("memory"), ".mem").is_empty());

@@ -7,16 +7,16 @@ use super::{layers, remove};
 use crate::support::held;
 use crate::support::{World, warm_states};
 
-/// When the kernel of a guest read its clock while it booted: one boot, one answer, whatever was
-/// restored since.
+/// The time at which the guest's kernel read its clock during its boot. It identifies the boot,
+/// also after restores.
 fn boot_of(world: &World, sandbox: &str) -> String {
     let answer = world.sh(sandbox, "dmesg | grep 'setting system clock to'");
     assert_eq!(answer.code, 0, "{answer:?}");
     answer.out().to_owned()
 }
 
-/// Makes a layer of the warm state another file, with other bytes: the file that was is another
-/// world's, too.
+/// Replaces a layer of the warm state by a file with other bytes, because other stores link to the
+/// old file.
 fn damage(path: &Path) {
     let bytes = fs::read(path).unwrap();
     let new = path.with_extension("new");
@@ -33,14 +33,14 @@ fn warm_memory(world: &World) -> PathBuf {
 }
 
 #[test]
-fn a_boot_happens_once_and_again_where_it_must() {
+fn a_boot_happens_once_and_again_when_needed() {
     let world = World::new();
     world.start("a", &[]);
     world.start("b", &[]);
     assert_eq!(
         boot_of(&world, "a"),
         boot_of(&world, "b"),
-        "both go on from one boot"
+        "both continue from one boot"
     );
     for (file, line) in [
         ("machine-id", "cat /etc/machine-id"),
@@ -68,7 +68,7 @@ fn a_boot_happens_once_and_again_where_it_must() {
     assert_ne!(boot_of(&world, "cold"), boot_of(&world, "a"));
     let memory = warm_memory(&world);
 
-    // What cannot be used is told, and made anew.
+    // An unusable warm image is reported and made again.
     world.ok(["rm", "-f", "b"]);
     damage(&memory);
     let answer = world.run(["run", "-d", "--name", "b", "tiny"]);
@@ -79,10 +79,10 @@ fn a_boot_happens_once_and_again_where_it_must() {
                 .contains("note: the booted state of its image did not load"),
         "{answer:?}"
     );
-    let told = world.inspect("b")["degraded"].to_string();
+    let degraded = world.inspect("b")["degraded"].to_string();
     assert!(
-        told.contains("did not load") && told.contains("warm_image_unusable"),
-        "{told}"
+        degraded.contains("did not load") && degraded.contains("warm_image_unusable"),
+        "{degraded}"
     );
     assert_ne!(warm_memory(&world), memory, "another one took its place");
     world.start("c", &[]);
@@ -91,7 +91,7 @@ fn a_boot_happens_once_and_again_where_it_must() {
         world.inspect("c")["degraded"],
         serde_json::Value::Array(Vec::new())
     );
-    // Those that go on from the one that was are whole.
+    // Sandboxes of the old warm image are unharmed.
     assert_eq!(
         world
             .sh("a", "sha256sum /bin/busybox > /dev/null && echo whole")
@@ -137,4 +137,30 @@ fn a_larger_disk_grows_in_a_warm_guest() {
     assert_eq!(world.sh("big", "sha256sum /srv/big").out(), filled.out());
     assert!((950_000..1_050_000).contains(&kib("big")));
     remove(&world, &["big", "small"]);
+}
+
+/// So a restored guest gets them without a write to its disk, and no comparison shows them.
+#[test]
+fn the_names_of_a_guest_are_in_memory_and_its_own_lines_stay() {
+    let world = World::new();
+    world.start("a", &[]);
+    assert_eq!(world.sh("a", "echo 10.0.0.7 db >> /etc/hosts").code, 0);
+    world.ok(["fork", "a", "-n", "1", "--name", "b"]);
+    let hosts = world.sh("b-1", "cat /etc/hosts");
+    assert!(
+        hosts.out().contains("\n127.0.1.1 b-1 # sandtree\n") && hosts.out().contains("10.0.0.7 db"),
+        "{hosts:?}"
+    );
+    assert!(!hosts.out().contains("127.0.1.1 a "), "{hosts:?}");
+    assert_eq!(world.sh("b-1", "cat /etc/hostname").out(), "b-1\n");
+    world.ok(["save", "a", "of-a"]);
+    world.ok(["save", "b-1", "of-b"]);
+    let diff = world.json(["snapshot", "diff", "of-a", "of-b"]);
+    let changed = diff["changes"].as_array().unwrap();
+    assert!(
+        changed
+            .iter()
+            .all(|change| !change["path"].as_str().unwrap().starts_with("/etc")),
+        "{diff}"
+    );
 }

@@ -1,4 +1,4 @@
-//! Whether what a state is restored to is, byte for byte, what was there when it was taken.
+//! Compares a restored machine, byte for byte, with the machine at the moment of capture.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -8,21 +8,21 @@ use serde_json::Value;
 
 use super::lab::{Lab, Look, PAGE, Ram, sh};
 
-/// Where QEMU writes a machine's generation into the page it is kept in.
+/// The offset of the machine's generation in the page that QEMU keeps it in.
 const GENERATION_AT: usize = 40;
 const GENERATION_BYTES: usize = 16;
 
 /// The size of `struct pvclock_wall_clock`: version, seconds and nanoseconds.
 const WALL_CLOCK_BYTES: usize = 12;
 
-/// States whose memory is known, and where in memory QEMU and KVM write when they load one: QEMU
-/// the machine's generation, KVM the time at which the host has booted.
+/// States with known memory, and the places that QEMU and KVM write when they load a state: QEMU
+/// writes the machine's generation, KVM the boot time of the host.
 pub struct Exactness {
     pub lab: Lab,
     bytes: u64,
     pub known: Vec<(String, Ram)>,
     generation: Option<usize>,
-    /// Known from the first state on; empty where KVM does not run the guest.
+    /// Known from the first state on; empty if KVM does not run the guest.
     wall_clock: Option<Range<usize>>,
 }
 
@@ -37,7 +37,7 @@ impl Exactness {
         }
     }
 
-    /// Every other look leaves untouched memory untouched: the kernel tracks the two kinds
+    /// Every second look leaves untouched pages untouched, because the kernel tracks the two kinds
     /// differently.
     fn look(&self) -> Look {
         if self.known.len().is_multiple_of(2) {
@@ -56,7 +56,7 @@ impl Exactness {
         )
     }
 
-    /// Finds out, before the first state of a guest, where KVM will write when it loads one.
+    /// Finds, before the first state of a guest, the place that KVM writes when it loads a state.
     async fn find_wall_clock(&mut self, sandbox: &Sandbox) {
         if self.wall_clock.is_none() {
             let info = self.lab.host.find(sandbox.name()).expect("it is there");
@@ -71,7 +71,8 @@ impl Exactness {
 
     pub async fn checkpoint(&mut self, sandbox: &Sandbox) -> Checkpoint {
         self.find_wall_clock(sandbox).await;
-        let (machine, look) = (self.lab.machine(sandbox), self.look());
+        let machine = self.lab.machine(sandbox);
+        let look = self.look();
         let taking = sandbox.checkpoint(None, Replace::No);
         let (taken, ram) = self
             .lab
@@ -82,7 +83,7 @@ impl Exactness {
         taken
     }
 
-    /// Goes to a known state and compares all of memory before the guest goes on.
+    /// Restores a known state and compares all of memory before the guest continues.
     pub async fn verify(&mut self, sandbox: &Sandbox, index: usize) {
         let before = self.lab.all_machines();
         let state = self.known[index].0.clone();
@@ -99,9 +100,10 @@ impl Exactness {
         self.assert_same(index, &ram);
     }
 
-    /// Leaves the present for a known state; what is left becomes one.
+    /// Reverts to a known state; the left state becomes a known one.
     pub async fn leave(&mut self, sandbox: &Sandbox, index: usize) {
-        let (machine, look) = (self.lab.machine(sandbox), self.look());
+        let machine = self.lab.machine(sandbox);
+        let look = self.look();
         let state = self.known[index].0.clone();
         let reverting = sandbox.revert(&state);
         let (reverted, ram) = self
@@ -115,10 +117,11 @@ impl Exactness {
         self.known.push((left, ram));
     }
 
-    /// A pause, a copy made while it lasts, and the resume all hold the same.
+    /// A pause, a copy made during it, and the resume all have the same memory.
     pub async fn pause_and_resume(&mut self, sandbox: &Sandbox) {
         self.find_wall_clock(sandbox).await;
-        let (machine, look) = (self.lab.machine(sandbox), self.look());
+        let machine = self.lab.machine(sandbox);
+        let look = self.look();
         let (paused, ram) = self
             .lab
             .held(Step::CapturePivoted, sandbox.pause(), || {
@@ -154,8 +157,7 @@ impl Exactness {
         self.assert_same(index, &ram);
     }
 
-    /// A copy holds what its source held when it was made; so do the copy's own states, and copies
-    /// of it.
+    /// A copy has the memory of its source; so have the copy's own states, and its copies.
     pub async fn fork(&mut self, sandbox: &Sandbox) {
         let copy = self.forked(sandbox).await;
         self.checkpoint(&copy).await;
@@ -167,11 +169,9 @@ impl Exactness {
 
     async fn forked(&mut self, sandbox: &Sandbox) -> Sandbox {
         self.find_wall_clock(sandbox).await;
-        let (machine, look, before) = (
-            self.lab.machine(sandbox),
-            self.look(),
-            self.lab.all_machines(),
-        );
+        let machine = self.lab.machine(sandbox);
+        let look = self.look();
+        let before = self.lab.all_machines();
         let forking = sandbox.fork(ForkSpec::new(1));
         let steps = [Step::CapturePivoted, Step::RestoreLoaded];
         let look = |step| match step {
@@ -199,8 +199,8 @@ impl Exactness {
         ]
     }
 
-    /// All but the generation and KVM's wall clock is the same, and each of the two is at one place
-    /// in every state.
+    /// Asserts that everything is equal except the generation and KVM's wall clock, and that each
+    /// of the two has one place in every state.
     #[track_caller]
     fn assert_same(&mut self, index: usize, restored: &Ram) {
         let (state, taken) = &self.known[index];
@@ -226,9 +226,9 @@ impl Exactness {
     }
 }
 
-/// Where a Linux guest has told KVM to keep the wall clock (MSR_KVM_WALL_CLOCK_NEW): KVM writes it
-/// when the guest boots, and again whenever the register is loaded. The kernel's own tables tell
-/// the place: its image is one piece of memory.
+/// The place that a Linux guest has given KVM for the wall clock (MSR_KVM_WALL_CLOCK_NEW). KVM
+/// writes it when the guest boots, and again whenever the register is loaded. The kernel's symbols
+/// give the place, because its image is contiguous in memory.
 async fn wall_clock(sandbox: &Sandbox) -> Range<usize> {
     let symbol = async |name: &str| {
         number(
@@ -239,7 +239,8 @@ async fn wall_clock(sandbox: &Sandbox) -> Range<usize> {
             .await,
         )
     };
-    let (clock, text) = (symbol("wall_clock").await, symbol("_text").await);
+    let clock = symbol("wall_clock").await;
+    let text = symbol("_text").await;
     let image = number(&sh(sandbox, "sed -n 's/-.* : Kernel code$//p' /proc/iomem").await);
     let start = clock - text + image;
     start..start + WALL_CLOCK_BYTES

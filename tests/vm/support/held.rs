@@ -1,22 +1,21 @@
-//! What a guest holds, where each kind of a state's content is: on its disk, in a file system in
-//! memory, and in the memory of a process.
+//! A word in each kind of a state's content: on the disk, in a file system in memory, and in the
+//! memory of a process.
 
 use super::World;
 
-/// A process that remembers a word and counts how often it was asked, in its own memory and nowhere
-/// else.
+/// A process that remembers a word and counts the questions, only in its own memory.
 const REMEMBER: &str = "mkfifo /run/ask /run/answer; \
     (n=0; kept=nothing; while read -r word < /run/ask; do \
         [ \"$word\" = ask ] || { kept=$word; n=0; }; echo \"$kept $n\" > /run/answer; [ \"$word\" = ask ] && n=$((n+1)); \
     done) > /dev/null 2>&1 < /dev/null &";
 
-/// Lets a new guest remember `word` everywhere.
+/// Makes a new guest remember `word` everywhere.
 pub fn begin(world: &World, sandbox: &str, word: &str) {
     assert_eq!(world.sh(sandbox, REMEMBER).code, 0);
     write(world, sandbox, word);
 }
 
-/// Puts `word` everywhere, in place of what was there.
+/// Replaces the word everywhere.
 pub fn write(world: &World, sandbox: &str, word: &str) {
     let line = format!(
         "echo {word} > /srv/word; echo {word} > /run/word; echo {word} > /run/ask; cat /run/answer"
@@ -29,8 +28,8 @@ pub fn write(world: &World, sandbox: &str, word: &str) {
     );
 }
 
-/// Asserts that the guest holds `word` everywhere, and that its process was asked `times` before
-/// since it was told.
+/// Asserts that the guest holds `word` everywhere, and that its process has answered `times`
+/// questions since the word was set.
 #[track_caller]
 pub fn assert_holds(world: &World, sandbox: &str, word: &str, times: u32) {
     let line = "cat /srv/word /run/word; echo ask > /run/ask; cat /run/answer";
@@ -42,7 +41,7 @@ pub fn assert_holds(world: &World, sandbox: &str, word: &str, times: u32) {
     );
 }
 
-/// What survives a boot: the disk alone.
+/// Asserts that the disk holds `word`: the part that survives a boot.
 #[track_caller]
 pub fn assert_disk_holds(world: &World, sandbox: &str, word: &str) {
     let answer = world.sh(sandbox, "cat /srv/word; ls /run/word");

@@ -1,8 +1,8 @@
-//! A host inside the test's own process, where a verb can be held at any of its steps and looked at
-//! from outside.
+//! A host inside the test's own process, in which a test can hold a verb at any of its steps and
+//! look at it from outside.
 //!
-//! Always: a machine's memory is looked at by other means than the product's: through
-//! `/proc/PID/mem`, at the place that `/proc/PID/maps` tells.
+//! Always: a test reads a machine's memory by other means than the product's: through
+//! `/proc/PID/mem`, at the address that `/proc/PID/maps` gives.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,15 +24,16 @@ use super::{DEADLINE, World, eventually, processes_of, program};
 
 pub const PAGE: usize = 4096;
 
-/// A store of one's own, and a host that is opened in it.
+/// A store, and a host that has opened it.
 pub struct Lab {
-    // Before the world: what it runs must have ended when the store goes.
+    // Dropped before the world: its machines must end before the store is removed.
     pub host: Host,
     pub world: World,
     holds: tempfile::TempDir,
 }
 
-/// A place where a verb waits. Dropped, it goes on: a test that fails must not leave it waiting.
+/// A step at which a verb waits. Dropping it releases the verb, so that a failing test does not
+/// leave it waiting.
 pub struct Hold {
     dir: PathBuf,
 }
@@ -78,7 +79,7 @@ impl Lab {
         }
     }
 
-    /// What goes wrong from now on.
+    /// Injects a fault at a step, from now on.
     pub fn fault(&self, step: Step, fault: Fault) {
         self.host.set_faults(Faults {
             fault: Some((step, fault)),
@@ -90,7 +91,7 @@ impl Lab {
         self.host.set_faults(Faults::default());
     }
 
-    /// From now on whoever comes to the step waits there, until what is returned is dropped.
+    /// From now on, each verb waits at this step until the result is dropped.
     pub fn hold(&self, step: Step) -> Hold {
         let dir = tempfile::Builder::new()
             .tempdir_in(self.holds.path())
@@ -105,7 +106,7 @@ impl Lab {
         Hold { dir }
     }
 
-    /// Does a verb of a sandbox, and something else while it stands at a step.
+    /// Runs a verb, and `look` while the verb waits at a step.
     pub async fn held<T, L>(
         &self,
         step: Step,
@@ -115,7 +116,7 @@ impl Lab {
         let hold = self.hold(step);
         let looked = async {
             reached(&hold, step).await;
-            // Only this one stands there: whoever comes next passes.
+            // Only this verb waits there: the next ones pass.
             self.no_fault();
             let looked = tokio::task::block_in_place(look);
             drop(hold);
@@ -146,7 +147,7 @@ impl Lab {
         tokio::join!(verb, looked)
     }
 
-    /// The record of a state.
+    /// The manifest of a state.
     pub fn manifest(&self, sandbox: &Sandbox, state: &str) -> Value {
         self.json(sandbox, &format!("states/{state}/manifest.json"))
     }
@@ -165,7 +166,7 @@ impl Lab {
         self.world.home().join("sandboxes").join(sandbox.id())
     }
 
-    /// The machines of a sandbox, by the files they hold open.
+    /// The machines of a sandbox, found by their open files.
     pub fn machines(&self, sandbox: &Sandbox) -> BTreeSet<u32> {
         qemus_of(&self.dir(sandbox))
     }
@@ -181,7 +182,7 @@ impl Lab {
         qemus_of(self.world.home())
     }
 
-    /// The one machine of the store beside these.
+    /// The one machine of the store that is not in `known`.
     pub fn new_machine(&self, known: &BTreeSet<u32>) -> u32 {
         let new: Vec<u32> = self.all_machines().difference(known).copied().collect();
         assert_eq!(new.len(), 1, "one new machine");
@@ -189,7 +190,7 @@ impl Lab {
     }
 }
 
-/// A child of this process that is not QEMU yet still holds what all tests in it have open.
+/// Until it executes QEMU, a child of this process still has the open files of all tests.
 fn qemus_of(dir: &Path) -> BTreeSet<u32> {
     let comm = |pid: u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     processes_of(dir)
@@ -216,7 +217,7 @@ pub fn spec(name: &str) -> SandboxSpec {
     }
 }
 
-/// Runs a shell line that must succeed, and gives what it printed.
+/// Runs a shell line that must succeed, and returns its output.
 pub async fn sh(sandbox: &Sandbox, line: &str) -> String {
     let started = sandbox
         .exec(ExecSpec {
@@ -236,7 +237,7 @@ pub async fn sh(sandbox: &Sandbox, line: &str) -> String {
         .to_owned()
 }
 
-/// Starts a command that goes on by itself.
+/// Starts a command that runs in the background.
 pub async fn start(sandbox: &Sandbox, line: &str) {
     let spec = ExecSpec {
         lifetime: Lifetime::Detached,
@@ -245,7 +246,7 @@ pub async fn start(sandbox: &Sandbox, line: &str) {
     drop(sandbox.exec(spec).await.expect("it starts"));
 }
 
-/// Puts the tests' own program into a guest, as `/dev/shm/worker`.
+/// Copies the tests' own program into a guest, as `/dev/shm/worker`.
 pub async fn give_worker(sandbox: &Sandbox) {
     let bytes = fs::read(worker()).expect("the program is built");
     let owner = FileOwner {
@@ -259,11 +260,10 @@ pub async fn give_worker(sandbox: &Sandbox) {
         .expect("the guest takes it");
 }
 
-/// Where the guests' program is, if it is built already: a guest that runs these tests has no
-/// compiler.
+/// Names the guests' program if it is built already: a guest that runs these tests has no compiler.
 pub const WORKER: &str = "SANDTREE_TEST_WORKER";
 
-/// The program of `tests/vm/guest/worker.rs`, built once, to run in any guest.
+/// The program of `tests/vm/guest/worker.rs`, built once; it runs in any guest.
 pub fn worker() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -296,18 +296,18 @@ pub fn worker() -> &'static Path {
     })
 }
 
-/// All of a guest's memory. Pages that two have in common are kept once.
+/// All of a guest's memory. Equal pages of two guests are stored once.
 pub struct Ram {
     /// `None`: zeros.
     pages: Vec<Option<Arc<[u8]>>>,
 }
 
-/// How memory is looked at.
+/// How memory is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
-    /// Every page is read, which gives those that were never touched a page of zeros.
+    /// Every page is read; the kernel then maps zero pages for untouched ones.
     Whole,
-    /// Pages of anonymous memory that the process has not touched are left so; they are zeros.
+    /// Untouched pages of anonymous memory are not read; they are zeros.
     Untouching,
 }
 
@@ -320,10 +320,11 @@ struct Part {
 }
 
 impl Ram {
-    /// Reads a stopped machine's memory.
+    /// Reads the memory of a stopped machine.
     pub fn read(pid: u32, bytes: u64, look: Look, like: Option<&Ram>) -> Ram {
         let parts = ram_parts(pid, bytes);
-        let (memory, pagemap) = (open(pid, "mem"), open(pid, "pagemap"));
+        let memory = open(pid, "mem");
+        let pagemap = open(pid, "pagemap");
         let mut pages = Vec::with_capacity(bytes as usize / PAGE);
         for part in parts {
             let touched = match (look, part.is_anonymous) {
@@ -336,13 +337,14 @@ impl Ram {
         Ram { pages }
     }
 
-    /// Where bytes differ, at most a thousand of them.
+    /// The offsets of different bytes, at most a thousand.
     pub fn differences(&self, other: &Ram) -> Vec<usize> {
         assert_eq!(self.pages.len(), other.pages.len());
         let mut found = Vec::new();
         for (index, (a, b)) in self.pages.iter().zip(&other.pages).enumerate() {
             if !same(a.as_ref(), b.as_ref()) {
-                let (a, b) = (bytes_of(a.as_ref()), bytes_of(b.as_ref()));
+                let a = bytes_of(a.as_ref());
+                let b = bytes_of(b.as_ref());
                 let differing = (0..PAGE).filter(|at| a[*at] != b[*at]);
                 found.extend(
                     differing
@@ -405,16 +407,17 @@ fn read_part(
     }
 }
 
-/// Fills a buffer with the pages that are touched, neighbours at a time, and zeros between.
+/// Fills a buffer with the touched pages, adjacent ones in one read, and zeros between them.
 fn read_touched(memory: &fs::File, start: u64, touched: &[bool], buffer: &mut [u8]) {
     let mut first = 0;
     for run in touched.chunk_by(|a, b| a == b) {
         let bytes = &mut buffer[first * PAGE..(first + run.len()) * PAGE];
-        match run[0] {
-            true => memory
+        if run[0] {
+            memory
                 .read_exact_at(bytes, start + (first * PAGE) as u64)
-                .expect("guest memory is read"),
-            false => bytes.fill(0),
+                .expect("guest memory is read");
+        } else {
+            bytes.fill(0);
         }
         first += run.len();
     }
@@ -429,7 +432,7 @@ fn shared(page: &[u8], like: Option<&Arc<[u8]>>) -> Option<Arc<[u8]>> {
     }
 }
 
-/// Which pages of anonymous memory have anything behind them.
+/// For each page of anonymous memory, whether it was touched.
 fn touched(pagemap: &fs::File, part: Part) -> Vec<bool> {
     let mut entries = vec![0; (part.end - part.start) as usize / PAGE * 8];
     pagemap
@@ -441,8 +444,8 @@ fn touched(pagemap: &fs::File, part: Part) -> Vec<bool> {
         .collect()
 }
 
-/// The parts of a process's memory that are the guest's: neighbours, writable, and together as
-/// large as it.
+/// The parts of a process's memory that are the guest's: adjacent, writable, and together as large
+/// as its memory.
 fn ram_parts(pid: u32, bytes: u64) -> Vec<Part> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("the machine lives");
     let parts: Vec<Part> = maps.lines().filter_map(writable_part).collect();
@@ -469,7 +472,7 @@ fn writable_part(line: &str) -> Option<Part> {
     fields[1].starts_with("rw").then_some(part)
 }
 
-/// The first parts, if they are exactly so large up to the gap behind them: QEMU leaves one behind
+/// The first parts, if they have exactly this size up to the next gap: QEMU leaves a gap behind
 /// RAM.
 fn neighbours(parts: &[Part], bytes: u64) -> Option<Vec<Part>> {
     let count = 1 + parts
@@ -479,7 +482,7 @@ fn neighbours(parts: &[Part], bytes: u64) -> Option<Vec<Part>> {
     (parts[count - 1].end - parts[0].start == bytes).then(|| parts[..count].to_vec())
 }
 
-/// Waits until something is so, on the test's own thread.
+/// Waits until a condition holds, on the test's own thread.
 pub async fn until_async(what: &str, mut condition: impl FnMut() -> bool) {
     let came = tokio::task::block_in_place(|| eventually(DEADLINE, || condition().then_some(())));
     assert!(came.is_some(), "never: {what}");

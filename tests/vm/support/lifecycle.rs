@@ -1,16 +1,15 @@
-//! What can happen to a sandbox, and whether it survives it.
+//! The events that a sandbox must survive, and checks after them.
 //!
-//! A new verb of the product becomes a new [`Action`]; every check that exists then holds for it,
-//! too.
+//! A new verb of the product becomes a new [`Action`]; every existing check then applies to it.
 
 use serde_json::Value;
 
 use super::{World, is_alive, kill, until};
 
-/// The only checkpoint there is.
+/// The tag of the only checkpoint.
 const TAG: &str = "survives";
 
-/// One thing that happens to a sandbox, from within or from without.
+/// One event of a sandbox, from inside or from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     Start,
@@ -20,20 +19,20 @@ pub enum Action {
     GuestPanic,
     KillQemu,
     KillKeeper,
-    /// Takes the checkpoint that `Revert` goes back to.
+    /// Takes the checkpoint that `Revert` returns to.
     Checkpoint,
     Revert,
     Pause,
     Resume,
-    /// From here on it is about the copy: the source is removed.
+    /// The checks continue with the copy, and the source is removed.
     Fork,
 }
 
-/// How a sandbox must look when an action is over.
+/// The expected phase and reason after an action.
 #[derive(Debug, Clone, Copy)]
 pub struct Expected {
     pub state: &'static str,
-    /// A word of the reason; nothing when there is no reason to give.
+    /// A word of the reason; empty if there is no reason.
     pub reason: &'static str,
 }
 
@@ -76,7 +75,7 @@ impl Action {
         }
     }
 
-    /// What the sandbox is called afterwards.
+    /// The sandbox's name after the action.
     fn renamed(self, name: &str) -> String {
         if self == Action::Fork {
             format!("{name}-1")
@@ -86,12 +85,12 @@ impl Action {
     }
 }
 
-/// Runs a line that no guest survives. Whoever waits for it is told why there will be no answer.
+/// Runs a line that ends the guest. The waiting command reports why no answer comes.
 fn ends_the_guest(world: &World, name: &str, line: &str, why: &str) {
     world.sh(name, line).failed_with(&[why]);
 }
 
-/// Does one thing to a sandbox, and waits until it shows. Gives what it is called then.
+/// Does one action, and waits until its effect is visible. Returns the sandbox's name.
 pub fn act(world: &World, name: &str, action: Action) -> String {
     let before = world.inspect(name);
     action.begin(world, name, &before);
@@ -108,8 +107,8 @@ pub fn act(world: &World, name: &str, action: Action) -> String {
     name.to_owned()
 }
 
-/// Does things to a running sandbox one after the other, lets it run again if need be, and asks
-/// whether all is well. Gives what it is called then.
+/// Does actions one after the other, starts the sandbox if necessary, and runs the check. Returns
+/// the sandbox's name.
 pub fn survives(world: &World, name: &str, actions: &[Action], check: impl Fn(&str)) -> String {
     let name = actions
         .iter()
@@ -155,7 +154,7 @@ pub fn assert_shown(world: &World, name: &str, expected: Expected) {
     assert_eq!(is_listed, running, "ps lists what runs");
 }
 
-/// Keeper and machine of a sandbox that rests are gone.
+/// Asserts that keeper and machine of a sandbox at rest are gone.
 fn assert_processes_end(before: &Value) {
     for field in ["qemu_pid", "keeper_pid"] {
         let Some(pid) = before[field].as_u64() else {

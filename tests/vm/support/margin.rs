@@ -1,5 +1,5 @@
-//! How near tests come to their time limits. A test must pass on a machine that is twice as slow,
-//! so a wait that takes more than half of its limit is noted: with the test's output, and in a file
+//! Waits that come near to their deadlines. A test must pass on a machine that is twice as slow, so
+//! a wait that takes more than half of its deadline is noted: in the test's output, and in a file
 //! that `make vm` prints at its end.
 
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::panic::Location;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Asserts that something that began then did not take too long.
+/// Asserts that no more than `limit` has passed since `began`.
 #[track_caller]
 pub fn assert_within(limit: Duration, began: Instant) {
     let took = began.elapsed();
@@ -16,14 +16,15 @@ pub fn assert_within(limit: Duration, began: Instant) {
     note(took, limit);
 }
 
-/// Notes what took more than half of its limit.
+/// Notes a wait of more than half of its limit.
 #[track_caller]
 pub fn note(took: Duration, limit: Duration) {
     if took * 2 <= limit {
         return;
     }
     let thread = std::thread::current();
-    let (test, place) = (thread.name().unwrap_or("a thread"), Location::caller());
+    let test = thread.name().unwrap_or("a thread");
+    let place = Location::caller();
     let line = format!(
         "narrow: {test}: {took:.1?} of {limit:?} at {}:{}",
         place.file(),

@@ -1,7 +1,8 @@
-//! A store of one's own for each test, driven through the door a user uses: the `sandtree` command.
+//! A store for each test, driven through the `sandtree` command.
 //!
-//! Always: what a test started is ended when it ends, also when it fails, by id. A test that passes
-//! leaves nothing: no sandbox, no process, no file. One that fails keeps its store, and says where.
+//! Always: the processes of a test end with it, also when it fails, by id. A test that passes
+//! leaves nothing: no sandbox, no process, no file. A test that fails keeps its store, and prints
+//! the path.
 
 pub mod exactness;
 pub mod held;
@@ -24,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Nothing here takes so long unless it hangs.
+/// The deadline of a wait. Nothing takes longer unless it hangs.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// The `sandtree` that was built with these tests.
@@ -43,7 +44,7 @@ pub fn bench_program() -> PathBuf {
     path
 }
 
-/// A store with the image `tiny` and its warm state in it, and nothing else.
+/// A store with the image `tiny` and its warm state, and nothing else.
 pub struct World {
     home: Option<tempfile::TempDir>,
     path: PathBuf,
@@ -73,35 +74,34 @@ impl World {
         }
     }
 
-    /// A store with `debian`, its warm state, and what was made from these recipes, and nothing
-    /// else.
+    /// A store with `debian`, its warm state and the images of these recipes, and nothing else.
     pub fn debian(recipes: &[&Path]) -> Self {
         Self::made_by(|path| link_tree(debian_base(recipes), path))
     }
 
-    /// A store with all that another one has.
+    /// A store with the same content as another.
     pub fn like(store: &Path) -> Self {
         Self::made_by(|path| link_tree(store, path))
     }
 
-    /// With files of its own: those that other stores link to change when one of them goes.
+    /// With its own copies of all files: the link count of a shared file changes with other stores.
     pub fn copied() -> Self {
         Self::made_by(copy_base)
     }
 
-    /// A store at a place of the test's choice.
+    /// A store at a given path.
     pub fn at(path: PathBuf) -> Self {
         link_tree(base(), &path);
         World { home: None, path }
     }
 
-    /// As `at`, with files of its own: their owner may be changed.
+    /// As `at`, with its own copies of all files, so that their owner can be changed.
     pub fn copied_to(path: PathBuf) -> Self {
         copy_base(&path);
         World { home: None, path }
     }
 
-    /// A place for a store, with no store in it yet.
+    /// A path for a store that does not exist yet.
     pub fn empty_at(path: PathBuf) -> Self {
         World { home: None, path }
     }
@@ -110,7 +110,7 @@ impl World {
         &self.path
     }
 
-    /// The command, ready to be given arguments.
+    /// The command without arguments.
     pub fn command(&self) -> Command {
         let mut command = Command::new(program());
         command
@@ -149,14 +149,14 @@ impl World {
             .unwrap();
         let mut stdin = child.stdin.take().unwrap();
         let input = input.to_vec();
-        // A command that ends without reading everything is the test's business, not ours.
+        // A command may end without reading all of its input; the test checks that itself.
         let feeding = std::thread::spawn(move || drop(stdin.write_all(&input)));
         let answer = finish(child);
         feeding.join().unwrap();
         answer
     }
 
-    /// Runs it and asserts that it succeeds.
+    /// Runs the command and asserts that it succeeds.
     #[track_caller]
     pub fn ok<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Answer {
         let answer = self.run(args);
@@ -164,7 +164,7 @@ impl World {
         answer
     }
 
-    /// Runs it with `--json` and gives what it prints.
+    /// Runs the command with `--json` and returns its output.
     #[track_caller]
     pub fn json<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Value {
         let mut command = self.command();
@@ -195,7 +195,7 @@ impl World {
         self.json(["inspect", sandbox])
     }
 
-    /// What is left in the store beside images: sandboxes, their names, unfinished work.
+    /// Everything in the store except images: sandboxes, their names, unfinished work.
     pub fn residue(&self) -> Vec<PathBuf> {
         let entries = |dir: &str| {
             fs::read_dir(self.path.join(dir))
@@ -208,8 +208,8 @@ impl World {
             .collect()
     }
 
-    /// Asserts that nothing is left, and that no process still uses this store. A keeper that has
-    /// answered may take a moment to end.
+    /// Asserts that nothing is left, and that no process uses this store. A keeper may take a
+    /// moment to end after its answer.
     pub fn assert_empty(&self) {
         assert_eq!(self.residue(), Vec::<PathBuf>::new());
         until("no process uses the store", || {
@@ -247,7 +247,7 @@ impl Drop for World {
     }
 }
 
-/// What a command answered.
+/// The output and exit code of a command.
 pub struct Answer {
     pub code: i32,
     pub stdout: Vec<u8>,
@@ -321,7 +321,7 @@ pub fn finish_within(mut child: Child, deadline: Duration) -> Answer {
     }
 }
 
-/// A child's exit code, 128 + n for a signal; nothing if it does not end in time.
+/// A child's exit code, 128 + n for a signal; `None` if it does not end in time.
 #[track_caller]
 pub fn wait(child: &mut Child, deadline: Duration) -> Option<i32> {
     use std::os::unix::process::ExitStatusExt;
@@ -333,7 +333,7 @@ pub fn wait(child: &mut Child, deadline: Duration) -> Option<i32> {
     )
 }
 
-/// Looks again and again until something is there, at most `deadline`.
+/// Calls `look` until it returns something, for at most `deadline`.
 #[track_caller]
 pub fn eventually<T>(deadline: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let began = Instant::now();
@@ -365,7 +365,7 @@ pub fn kill(pid: u32, signal: &str) {
     killed.expect("kill runs");
 }
 
-/// Whether a process is there and not a zombie.
+/// Whether a process exists and is no zombie.
 pub fn is_alive(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status
@@ -391,14 +391,14 @@ pub fn processes_of(home: &Path) -> Vec<u32> {
         .collect()
 }
 
-/// A store that holds the image and its warm state, made once for all tests. The number is that of
-/// the store's format.
+/// A store with the image and its warm state, made once for all tests. The number is that of the
+/// store's format.
 fn base() -> &'static Path {
     static BASE: OnceLock<PathBuf> = OnceLock::new();
     BASE.get_or_init(|| made_once("base-home-3", "tiny", &[]))
 }
 
-/// The same of `debian`, which takes minutes to make.
+/// The same with `debian`, which takes minutes to make.
 fn debian_base(recipes: &[&Path]) -> &'static Path {
     static BASE: OnceLock<PathBuf> = OnceLock::new();
     BASE.get_or_init(|| made_once("base-debian-3", "debian", recipes))
@@ -425,7 +425,7 @@ fn made_once(dir: &str, image: &str, recipes: &[&Path]) -> PathBuf {
     for recipe in recipes {
         made(&["image".as_ref(), "build".as_ref(), recipe.as_ref()]);
     }
-    // A program that was built anew has a warm state of its own, and no use for those of others.
+    // A rebuilt program makes its own warm state and cannot use older ones.
     if warm_states(&home).len() > before.len() {
         before
             .iter()
@@ -448,7 +448,7 @@ fn copy_base(to: &Path) {
     copy_tree(base(), to, &|from, to| fs::copy(from, to).map(drop));
 }
 
-/// Copies a tree by hard links where it can: published files never change.
+/// Copies a tree by hard links where possible: published files never change.
 fn link_tree(from: &Path, to: &Path) {
     copy_tree(from, to, &|from, to| {
         fs::hard_link(from, to).or_else(|_| fs::copy(from, to).map(drop))
@@ -460,11 +460,13 @@ fn copy_tree(from: &Path, to: &Path, copy: &dyn Fn(&Path, &Path) -> std::io::Res
     fs::set_permissions(to, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     for entry in fs::read_dir(from).unwrap().flatten() {
         let target = to.join(entry.file_name());
-        match entry.file_type().unwrap().is_dir() {
-            true => copy_tree(&entry.path(), &target, copy),
-            // Worlds that shared a lock would wait for each other.
-            false if entry.file_name() == "lock" => {}
-            false => copy(&entry.path(), &target).unwrap(),
+        if entry.file_type().unwrap().is_dir() {
+            copy_tree(&entry.path(), &target, copy);
+            continue;
+        }
+        // Worlds that shared a lock would wait for each other.
+        if entry.file_name() != "lock" {
+            copy(&entry.path(), &target).unwrap();
         }
     }
 }
@@ -474,7 +476,7 @@ pub fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("no text: {value}"))
 }
 
-/// Runs a shell line that must succeed, and gives what it printed.
+/// Runs a shell line that must succeed, and returns its output.
 #[track_caller]
 pub fn say(world: &World, sandbox: &str, line: &str) -> String {
     let answer = world.sh(sandbox, line);
@@ -490,7 +492,7 @@ pub fn entries(dir: &Path) -> BTreeSet<PathBuf> {
         .collect()
 }
 
-/// Where the store keeps a sandbox.
+/// The directory of a sandbox in the store.
 pub fn dir_of(world: &World, sandbox: &str) -> PathBuf {
     world
         .home()

@@ -1,4 +1,4 @@
-//! File systems of a test's own, unmounted when they are dropped.
+//! File systems of a test, unmounted when they are dropped.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -11,13 +11,13 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// A file system in memory, as small as it is asked to be. Nothing if we may not mount.
+    /// A file system in memory of a given size. `None` without the privilege to mount.
     pub fn tmpfs(mib: u32) -> Option<Mount> {
         let options = format!("size={mib}m,mode=0755");
         Self::mounted(&["-t", "tmpfs", "-o", &options, "none"], tempfile_dir())
     }
 
-    /// A file system of a kind, in a sparse file. Nothing if we may not mount.
+    /// A file system of a given kind, in a sparse file. `None` without the privilege to mount.
     pub fn of_kind(kind: &str, mib: u64) -> Option<Mount> {
         Self::of_image(kind, &["-q"], mib, |image| {
             ["-t", kind, "-o", "loop", image]
@@ -38,7 +38,7 @@ impl Mount {
             .flatten()
     }
 
-    /// ext4 by FUSE, where a rename knows no flags and an open file that is removed stays under
+    /// ext4 by FUSE: a rename accepts no flags, and an open file that is removed stays under
     /// another name.
     pub fn fuse(options: &str, mib: u64) -> Option<Mount> {
         let mount = |image: &str| {
@@ -51,7 +51,7 @@ impl Mount {
             .flatten()
     }
 
-    /// A file system over a directory, as a container's is over its image.
+    /// An overlay over a directory, as a container has one over its image.
     pub fn overlay(lower: &Path, upper: &Mount) -> Option<Mount> {
         let [upper, work] = ["upper", "work"].map(|name| upper.path().join(name));
         [&upper, &work]
@@ -115,7 +115,7 @@ impl Mount {
         &self.path
     }
 
-    /// Leaves so many KiB.
+    /// Fills the file system except for this many KiB.
     pub fn fill(&self, leave_kib: u64) {
         let status = rustix::fs::statvfs(&self.path).unwrap();
         let free = status.f_bavail * status.f_frsize;
@@ -140,7 +140,7 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // Lazily, for a test that fails may leave a process in it for a moment.
+        // A lazy unmount, because a failing test may leave a process in it for a moment.
         let status = Command::new("umount").arg("-l").arg(&self.path).status();
         assert!(
             status.unwrap().success() || std::thread::panicking(),

@@ -1,4 +1,4 @@
-//! The way an ordinary user of the host goes, when it is root who tests.
+//! Runs the program as an ordinary user when root runs the tests.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,4 @@
-//! A terminal with a program on it, as a user's window has one.
+//! A terminal with a program in it, like a user's window.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Runs `command` with a new terminal as its controlling one and on all its streams.
+    /// Runs `command` with a new controlling terminal on all its streams.
     pub fn open(command: &Command, (rows, cols): (u16, u16)) -> Window {
         let master =
             openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
@@ -50,7 +50,8 @@ impl Window {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let master = File::from(master);
         std::thread::spawn({
-            let (reader, seen) = (master.try_clone().unwrap(), seen.clone());
+            let reader = master.try_clone().unwrap();
+            let seen = seen.clone();
             move || watch(reader, &seen)
         });
         Window {
@@ -73,7 +74,7 @@ impl Window {
         String::from_utf8_lossy(&self.seen.lock().unwrap()).into_owned()
     }
 
-    /// Waits until `text` was shown, and forgets everything up to it.
+    /// Waits until `text` appears, and discards everything up to it.
     pub fn expect(&self, text: &str) {
         let found = eventually(DEADLINE, || {
             let mut seen = self.seen.lock().unwrap();
@@ -118,7 +119,7 @@ fn set_size(master: &impl std::os::fd::AsFd, rows: u16, cols: u16) {
     .unwrap();
 }
 
-/// Reads until the terminal's last user is gone, which shows as an error.
+/// Reads until the last user of the terminal is gone, which shows as an error.
 fn watch(mut reader: File, seen: &Mutex<Vec<u8>>) {
     let mut buffer = [0; 4096];
     while let Ok(count @ 1..) = reader.read(&mut buffer) {

@@ -1,5 +1,5 @@
-//! One running sandbox for those tests of a file that run at the same time: a boot costs seconds,
-//! and what they promise of each other's commands is that they do not notice them.
+//! One running sandbox for the tests of a file that run at the same time: a boot costs seconds, and
+//! commands in one sandbox must not disturb each other.
 //!
 //! Always: the last test that holds it removes it, and asserts that nothing is left.
 
@@ -18,7 +18,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// The one that another test holds, or a new one.
+    /// The sandbox that another test holds, or a new one.
     pub fn sandbox() -> Arc<Shared> {
         static HELD: Mutex<Weak<Shared>> = Mutex::new(Weak::new());
         let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
@@ -30,7 +30,7 @@ impl Shared {
         })
     }
 
-    /// A shell line in it that must succeed; gives what it prints.
+    /// Runs a shell line in it that must succeed; returns its output.
     pub fn said(&self, line: &str) -> String {
         let answer = self.sh(A, line);
         assert_eq!(answer.code, 0, "{line}: {answer:#?}");

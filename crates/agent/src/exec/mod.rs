@@ -1,4 +1,4 @@
-//! One command in the guest: from its start until nothing more of it has to be told.
+//! One command in the guest, from its start until its outcome has been sent.
 //!
 //! ```text
 //!   Running --exit------------------------------------------> (output drained) Ended
@@ -7,8 +7,8 @@
 //!      \--SIGKILL from the host-----------------> Killed
 //! ```
 //!
-//! Always: an ordinary end does not wait for background children, and does not end them. A deadline
-//! or a SIGKILL is over only when everything the command started is gone.
+//! Always: an ordinary end neither waits for background children nor ends them. After a deadline or
+//! a SIGKILL, a command has ended only when all its processes are gone.
 
 pub mod spawn;
 
@@ -22,11 +22,11 @@ use crate::cgroup::Family;
 use crate::console;
 use crate::terminal;
 
-/// Between SIGTERM and SIGKILL at a deadline.
+/// The time between SIGTERM and SIGKILL at a deadline.
 const GRACE: Duration = Duration::from_secs(1);
-/// How often a killed family is asked whether it is gone. Most answer at the first SIGCHLD.
+/// How often a killed family is checked. Most are gone at the first SIGCHLD.
 const RECHECK: Duration = Duration::from_millis(10);
-/// How long a terminal may still be silent after its command's end before its stream is closed.
+/// How long a terminal may be silent after its command's end before its stream is closed.
 const TERMINAL_LINGER: Duration = Duration::from_millis(300);
 
 #[derive(Debug)]
@@ -107,7 +107,7 @@ impl Exec {
         }
     }
 
-    /// Does what time asks for.
+    /// Sends the signals that are due.
     pub fn tick(&mut self, now: Instant) {
         match self.phase {
             Phase::Running
@@ -128,9 +128,9 @@ impl Exec {
         }
     }
 
-    /// When [`tick`](Self::tick) or [`outcome`](Self::outcome) wants to be called next. `listening`
-    /// says whether the terminal is being read; while it waits for the host, no silence of it
-    /// counts.
+    /// The time of the next call of [`tick`](Self::tick) or [`outcome`](Self::outcome). `listening`
+    /// says whether the terminal is being read: the silence of a terminal that waits for the host
+    /// does not count.
     pub fn next_tick(&self, now: Instant, listening: bool) -> Option<Instant> {
         match (self.phase, &self.exit) {
             (Phase::Running, None) => self.deadline,
@@ -143,14 +143,14 @@ impl Exec {
         }
     }
 
-    /// A terminal's end shows as EIO; if background children keep it from showing, silence is the
-    /// end.
+    /// A terminal reports its end as EIO. If background children keep it open, silence counts as
+    /// the end.
     pub fn is_terminal_silent(&self, now: Instant) -> bool {
         let exited = self.exit.as_ref().map(|(_, at)| *at);
         self.terminal.is_some() && exited.is_some_and(|at| at + TERMINAL_LINGER <= now)
     }
 
-    /// How it ended, once it has; the streams are the caller's to look at.
+    /// The outcome, when there is one. The caller checks the streams.
     pub fn outcome(&self) -> Option<Outcome> {
         let (outcome, _) = self.exit.as_ref()?;
         if self.phase != Phase::Running && !self.family.is_gone() {
@@ -163,7 +163,7 @@ impl Exec {
         })
     }
 
-    /// Hands over what may live on.
+    /// Returns the processes that may outlive the command.
     pub fn into_family(self) -> Family {
         self.family
     }

@@ -1,4 +1,4 @@
-//! Starting a command: user, environment, directory, streams, cgroup, and the way to `execve`.
+//! Starting a command: user, environment, directory, streams, cgroup, and `execve`.
 //!
 //! When it fails: no process is left, the cgroup is removed, and the failure names the step that
 //! was refused.
@@ -28,14 +28,14 @@ use crate::user::{Account, Database};
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const PIPE_SIZE: usize = 1024 * 1024;
 
-/// What every command starts from, whatever the agent itself was given.
+/// The settings that every command starts with, independent of the agent's own.
 #[derive(Debug)]
-pub struct Ground {
+pub struct Defaults {
     pub cgroups: Cgroups,
     pub open_files: Rlimit,
 }
 
-/// A started command with the agent's ends of its streams.
+/// A started command, with the agent's ends of its streams.
 #[derive(Debug)]
 pub struct Spawned {
     pub exec: Exec,
@@ -44,12 +44,12 @@ pub struct Spawned {
     pub err: Option<OwnedFd>,
 }
 
-pub fn spawn(ground: &Ground, start: &ExecStart) -> Result<Spawned, Failure> {
+pub fn spawn(defaults: &Defaults, start: &ExecStart) -> Result<Spawned, Failure> {
     let account = account(&start.user)?;
     let mut streams =
         streams(start, &account).or_failure(|| "cannot make the command's streams".into())?;
     let child = streams.child.take().expect("the streams were just made");
-    let (pid, family) = launch(ground, start, &account, child)?;
+    let (pid, family) = launch(defaults, start, &account, child)?;
     let timeout = start.timeout_ms.map(Duration::from_millis);
     let exec = Exec::new(pid, family, streams.master, timeout);
     Ok(Spawned {
@@ -60,32 +60,32 @@ pub fn spawn(ground: &Ground, start: &ExecStart) -> Result<Spawned, Failure> {
     })
 }
 
-/// Starts a command on streams that are somebody else's.
+/// Starts a command on streams that the caller owns.
 pub fn spawn_on(
-    ground: &Ground,
+    defaults: &Defaults,
     start: &ExecStart,
     child: [Stdio; 3],
 ) -> Result<(Pid, Family), Failure> {
-    launch(ground, start, &account(&start.user)?, child)
+    launch(defaults, start, &account(&start.user)?, child)
 }
 
 fn launch(
-    ground: &Ground,
+    defaults: &Defaults,
     start: &ExecStart,
     account: &Account,
     child: [Stdio; 3],
 ) -> Result<(Pid, Family), Failure> {
-    let cgroup = ground
+    let cgroup = defaults
         .cgroups
         .create()
         .or_failure(|| "cannot make a cgroup".into())?;
-    let launch = Launch::new(ground, start, account, cgroup.as_ref())?;
+    let launch = Launch::new(defaults, start, account, cgroup.as_ref())?;
     match launch.run(child) {
         Ok(pid) => Ok((pid, Family::new(pid, cgroup))),
         Err(failure) => {
-            // Nothing ran, so only the directory is left; any pid will do for a family without
-            // members.
-            Family::new(rustix::process::getpid(), cgroup).bury();
+            // Nothing ran, so only the directory is left; a family without members can have any
+            // pid.
+            Family::new(rustix::process::getpid(), cgroup).remove();
             Err(failure)
         }
     }
@@ -133,7 +133,7 @@ fn streams(start: &ExecStart, account: &Account) -> io::Result<Streams> {
     }
 }
 
-/// Who owns a stream can open it again by its name, as `/dev/stderr` is.
+/// The owner of a stream can open it again by a name such as `/dev/stderr`.
 fn hand_over(stream: &OwnedFd, account: &Account) -> rustix::io::Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
@@ -167,7 +167,7 @@ fn pipes(stdin: bool, account: &Account) -> io::Result<Streams> {
     })
 }
 
-/// A pipe, large if the kernel allows: fewer turns of the loop for the same bytes.
+/// A pipe, large if the kernel allows it, so that the loop needs fewer turns for the same bytes.
 pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
     match rustix::pipe::fcntl_setpipe_size(&writer, PIPE_SIZE) {
@@ -176,7 +176,7 @@ pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     }
 }
 
-/// Where the child was on its way when it was refused; told to the parent as one byte.
+/// The step of the child that was refused, sent to the parent as one byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Step {
@@ -188,7 +188,7 @@ enum Step {
     Execute = b'x',
 }
 
-/// Everything the child needs, made before the fork: after it, nothing may allocate.
+/// Everything that the child needs, made before the fork: the child must not allocate.
 struct Launch {
     programs: Vec<CString>,
     argv: Vec<CString>,
@@ -202,7 +202,7 @@ struct Launch {
 
 impl Launch {
     fn new(
-        ground: &Ground,
+        defaults: &Defaults,
         start: &ExecStart,
         account: &Account,
         cgroup: Option<&Cgroup>,
@@ -232,7 +232,7 @@ impl Launch {
             dirs: directories(start, account)?,
             procs,
             terminal: start.terminal.is_some(),
-            open_files: ground.open_files,
+            open_files: defaults.open_files,
             user: root.then(|| {
                 (
                     Uid::from_raw(account.uid),
@@ -247,19 +247,19 @@ impl Launch {
     fn run(self, [stdin, stdout, stderr]: [Stdio; 3]) -> Result<Pid, Failure> {
         let name = String::from_utf8_lossy(self.argv[0].as_bytes()).into_owned();
         let dir = String::from_utf8_lossy(self.dirs[0].as_bytes()).into_owned();
-        let (told, tell) =
+        let (step_reader, step_writer) =
             pipe_with(PipeFlags::CLOEXEC).or_failure(|| "cannot make a pipe".into())?;
         let mut command = Command::new(OsStr::from_bytes(self.programs[0].as_bytes()));
         command.stdin(stdin).stdout(stdout).stderr(stderr);
-        let (argv, env) = (pointers(&self.argv), pointers(&self.env));
-        let (argv, env) = (Pointers(argv), Pointers(env));
+        let argv = Pointers(pointers(&self.argv));
+        let env = Pointers(pointers(&self.env));
         // SAFETY: the closure makes system calls only, on values made before the fork.
         unsafe {
             command.pre_exec(move || {
                 let (step, error) = self.become_command(&argv, &env);
-                // The error itself goes to the parent through std; if this byte is lost its step
-                // stays unnamed.
-                tolerate(rustix::io::write(&tell, &[step as u8]));
+                // std passes the error itself to the parent. If this byte is lost, the failure does
+                // not name the step.
+                tolerate(rustix::io::write(&step_writer, &[step as u8]));
                 Err(error)
             });
         }
@@ -267,11 +267,11 @@ impl Launch {
         drop(command);
         match spawned {
             Ok(child) => Ok(Pid::from_raw(child.id() as i32).expect("a child's pid is not zero")),
-            Err(error) => Err(refused(&told, &error, &name, &dir)),
+            Err(error) => Err(refused(&step_reader, &error, &name, &dir)),
         }
     }
 
-    /// In the child. Returns only if it was refused.
+    /// Runs in the child. Returns only if a step was refused.
     fn become_command(&self, argv: &Pointers, env: &Pointers) -> (Step, io::Error) {
         match self.prepare() {
             Err((step, error)) => (step, error.into()),
@@ -313,7 +313,8 @@ impl Launch {
         Err(refused)
     }
 
-    /// Tries each place of PATH as `execvp` does, but never hands what is no program to a shell.
+    /// Tries each directory of PATH as `execvp` does, but never runs a file that is no program in a
+    /// shell.
     #[allow(unsafe_code, reason = "execve takes raw pointer arrays")]
     fn execute(&self, argv: &Pointers, env: &Pointers) -> io::Error {
         let mut denied = None;
@@ -349,7 +350,7 @@ fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
         .collect()
 }
 
-/// The agent is protected; what it starts must not be.
+/// The agent is protected from the OOM killer; its commands must not be.
 fn unprotect_from_oom() -> Result<(), Errno> {
     match rustix::fs::open(
         c"/proc/self/oom_score_adj",
@@ -362,11 +363,11 @@ fn unprotect_from_oom() -> Result<(), Errno> {
     }
 }
 
-fn refused(told: &OwnedFd, error: &io::Error, name: &str, dir: &str) -> Failure {
+fn refused(step_reader: &OwnedFd, error: &io::Error, name: &str, dir: &str) -> Failure {
     let mut step = [0];
-    let count = rustix::io::ioctl_fionread(told).unwrap_or(0);
+    let count = rustix::io::ioctl_fionread(step_reader).unwrap_or(0);
     let read = if count > 0 {
-        rustix::io::read(told.as_fd(), &mut step).unwrap_or(0)
+        rustix::io::read(step_reader.as_fd(), &mut step).unwrap_or(0)
     } else {
         0
     };
@@ -381,7 +382,7 @@ fn refused(told: &OwnedFd, error: &io::Error, name: &str, dir: &str) -> Failure 
         b if b == Step::User as u8 => format!("cannot become the user: {why}"),
         other => format!("cannot prepare {name} ({}): {why}", other as char),
     };
-    // ENOENT says that there is no such command; a directory that is missing is told in words only.
+    // ENOENT means a missing command, so any other missing file gets another number.
     let errno = match error.raw_os_error() {
         Some(libc::ENOENT) if step[0] != Step::Execute as u8 => libc::EINVAL,
         errno => errno.unwrap_or(0),
@@ -413,7 +414,8 @@ fn environment(start: &ExecStart, account: &Account) -> Variables {
     env
 }
 
-/// The paths to try: the name itself if it has a slash, else every place of the command's own PATH.
+/// The paths to try: the name itself if it has a slash, otherwise every directory of the command's
+/// own PATH.
 fn programs(start: &ExecStart, env: &Variables) -> Result<Vec<CString>, Failure> {
     let Some(name) = start.argv.first().filter(|name| !name.is_empty()) else {
         return Err(refusal(Errno::INVAL, "the command is empty"));
@@ -437,7 +439,7 @@ fn programs(start: &ExecStart, env: &Variables) -> Result<Vec<CString>, Failure>
         .collect()
 }
 
-/// A directory that was asked for must be there; a home that is missing is replaced by the root.
+/// A requested directory must exist; a missing home is replaced by the root.
 fn directories(start: &ExecStart, account: &Account) -> Result<Vec<CString>, Failure> {
     if start.cwd.is_empty() {
         Ok(vec![c_string(account.home.as_bytes())?, c"/".to_owned()])
@@ -490,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_finds_what_a_login_would_give_it() {
+    fn a_command_has_the_environment_of_a_login() {
         let path = format!("PATH={DEFAULT_PATH}");
         let login = [
             &path,
@@ -505,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_counts_and_goes_through_as_it_is() {
+    fn given_variables_replace_the_defaults_unchanged() {
         let given = shown(&start(
             &[
                 ("PATH", "/opt/bin"),

@@ -1,15 +1,15 @@
-//! Pid 1: from the kernel's hand to a served link, and the way out.
+//! Pid 1: from the kernel's start of `/init` to a served link, and the shutdown.
 //!
 //! ```text
 //!   /init in the initramfs -> early mounts -> modules -> root mounted -> switched
 //!                                                                          |-- init=agent: stays pid 1 and serves
-//!                                                                          \-- init=image: see `beside`
+//!                                                                          \-- init=image: see `image_init`
 //! ```
 //!
-//! When it fails: one line on the console says what, and the machine powers off, so the host sees
-//! it at once.
+//! When it fails: one line on the console gives the reason, and the machine powers off, so the host
+//! sees it at once.
 
-mod beside;
+mod image_init;
 mod modules;
 mod options;
 mod root;
@@ -31,7 +31,7 @@ use thiserror::Error;
 use crate::console;
 use crate::failure::reason;
 use crate::role::Role;
-pub use beside::{Hold, ImageInit};
+pub use image_init::{Hold, ImageInit};
 pub use modules::Rest;
 use options::{Init, Options};
 pub use settle::Settling;
@@ -66,25 +66,25 @@ pub enum BootError {
     Serve(io::Error),
 }
 
-/// A guest that is up as far as the agent brings it.
+/// A booted guest, ready for the loop.
 #[derive(Debug)]
 pub struct Booted {
     pub modules: Rest,
-    /// Where the agent is not init itself.
+    /// Present if the agent is not init itself.
     pub image: Option<ImageInit>,
 }
 
 impl Booted {
     pub fn role(&self) -> Role {
         if self.image.is_some() {
-            Role::BesideInit
+            Role::UnderInit
         } else {
             Role::Init
         }
     }
 }
 
-/// Brings the guest up. Returns in the process that serves the link.
+/// Boots the guest. Returns in the process that serves the link.
 pub fn boot() -> Result<Booted, BootError> {
     mount_early()?;
     use_console().unwrap_or_else(|error| console::say(format_args!("no console: {error}")));
@@ -93,7 +93,7 @@ pub fn boot() -> Result<Booted, BootError> {
     root::enter(&options)?;
     let image = match options.init {
         Init::Agent => None,
-        Init::Image => Some(beside::start(&options.image_init)?),
+        Init::Image => Some(image_init::start(&options.image_init)?),
     };
     Ok(Booted { modules, image })
 }
@@ -127,7 +127,7 @@ fn mount_early() -> Result<(), BootError> {
     Ok(())
 }
 
-/// The names that shells and scripts know a process's own streams by.
+/// The usual names of a process's own streams.
 fn link_streams() -> io::Result<()> {
     let links = [
         ("fd", ""),
@@ -143,13 +143,13 @@ fn link_streams() -> io::Result<()> {
     })
 }
 
-/// Where everybody may leave a lock, as `/var/lock` says.
+/// The directory of `/var/lock`, in which everyone may create a lock.
 fn make_lock_dir() -> io::Result<()> {
     fs::create_dir("/run/lock")?;
     fs::set_permissions("/run/lock", fs::Permissions::from_mode(0o1777))
 }
 
-/// For what a guest can do without.
+/// Reports the failure of a step that a guest does not need.
 fn complain(task: &str, error: &io::Error) {
     console::say(format_args!("cannot {task}: {}", reason(error)));
 }
@@ -220,8 +220,8 @@ fn find_port(name: &str) -> Option<std::path::PathBuf> {
         .map(|entry| Path::new("/dev").join(entry.file_name()))
 }
 
-/// Says why and powers off. A panic of pid 1 would do, too, but its trace would push the reason off
-/// the screen.
+/// Prints the reason and powers off. A panic of pid 1 would also work, but its trace would push the
+/// reason off the screen.
 pub fn give_up(error: &BootError) -> ! {
     console::say(error);
     rustix::fs::sync();

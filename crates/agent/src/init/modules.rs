@@ -1,8 +1,7 @@
-//! Kernel modules from the initramfs, in the order the host worked out: what is wanted soonest
-//! comes first.
+//! Kernel modules from the initramfs, in the host's order: the most urgent ones first.
 //!
-//! Each costs some 15 ms under emulation, so only what the root disk needs is waited for. The rest
-//! is opened before the initramfs goes, and loaded beside the agent's work.
+//! Each takes some 15 ms under emulation, so the boot waits only for the modules that the root disk
+//! needs. It opens the others before the initramfs is removed, and a thread loads them.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,11 +13,12 @@ use super::settle::Latch;
 use crate::console;
 use crate::failure::{reason, tolerate};
 
-/// Modules that are still to be loaded, in their order.
+/// Modules that are not loaded yet, in their order.
 #[derive(Debug, Default)]
 pub struct Rest(Vec<(String, File)>);
 
-/// Loads the modules named in `dir/order`, one a line, until `enough` says so, and opens the rest.
+/// Loads the modules named in `dir/order`, one per line, until `enough` returns true, and opens the
+/// rest.
 pub fn load(dir: &Path, enough: impl Fn() -> bool) -> Rest {
     let order = fs::read_to_string(dir.join("order")).unwrap_or_default();
     let mut rest = Vec::new();
@@ -33,9 +33,9 @@ pub fn load(dir: &Path, enough: impl Fn() -> bool) -> Rest {
 }
 
 impl Rest {
-    /// Loads them in a thread that yields to everything else. One that is wanted at once, the
-    /// network's, still comes at once: whoever wants it waits, and leaves the processor to us.
-    pub fn load_beside(self) -> Latch {
+    /// Loads them in a thread of low priority. An urgent module, that of the network, still loads
+    /// at once: the thread that needs it waits, and so leaves the processor to this one.
+    pub fn load_in_background(self) -> Latch {
         let loaded = Latch::default();
         let latch = loaded.clone();
         std::thread::spawn(move || {
@@ -47,10 +47,10 @@ impl Rest {
     }
 }
 
-/// One that fails is told and passed over: what needs it will say so.
+/// A failed module is reported and skipped; the feature that needs it reports its own failure.
 fn load_one(name: &str, file: &File) {
     match rustix::system::finit_module(file, c"", 0) {
-        // Loaded already, or built in.
+        // It is loaded already, or built in.
         Ok(()) | Err(Errno::EXIST) => {}
         Err(error) => complain(name, &error.into()),
     }

@@ -1,4 +1,4 @@
-//! What the kernel's command line asks of the agent.
+//! The agent's options on the kernel's command line.
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct Options {
@@ -8,7 +8,7 @@ pub struct Options {
     pub image_init: String,
 }
 
-/// Who is the guest's init.
+/// The guest's init.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Init {
     Agent,
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn defaults_and_the_last_word_count() {
+    fn an_option_has_a_default_and_its_last_value_counts() {
         let options = Options::parse(
             "console=ttyS0 sandtree.init=agent sandtree.init=image sandtree.root=/dev/vdb\n",
         );

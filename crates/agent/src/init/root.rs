@@ -1,4 +1,4 @@
-//! The way from the initramfs into the root file system.
+//! The switch from the initramfs to the root file system.
 
 use std::fs;
 use std::io;
@@ -16,8 +16,8 @@ use crate::console;
 const NEW_ROOT: &str = "/newroot";
 const DISK_APPEARS_WITHIN: Duration = Duration::from_secs(10);
 
-/// Mounts the root disk, frees the initramfs and makes the disk the root, with the early mounts
-/// moved along.
+/// Mounts the root disk, frees the initramfs and makes the disk the root. The early mounts move
+/// with it.
 pub fn enter(options: &Options) -> Result<(), BootError> {
     wait_for(&options.root)?;
     mount_root(options)?;
@@ -88,7 +88,7 @@ fn switch() -> io::Result<()> {
     Ok(rustix::process::chdir("/")?)
 }
 
-/// The initramfs is memory. What cannot be removed stays in it, out of everybody's sight.
+/// The initramfs is memory. Files that cannot be removed stay in it, invisible.
 fn free_initramfs() {
     let freed = fs::metadata("/").and_then(|root| remove_below(Path::new("/"), root.dev()));
     if let Err(error) = freed {
@@ -96,7 +96,7 @@ fn free_initramfs() {
     }
 }
 
-/// Removes everything on the file system `device`; mount points and what is on them are left.
+/// Removes everything on the file system `device`, except mount points and other file systems.
 fn remove_below(dir: &Path, device: u64) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();

@@ -1,8 +1,8 @@
-//! What an image has in `/run`. A fresh file system lies over that directory, and images are made
-//! that count on directories there, such as a daemon's for its socket.
+//! The directories in an image's `/run`. A new file system hides that directory, and some images
+//! need directories there, such as a daemon's for its socket.
 //!
-//! Always: only directories and links are carried over, up to a number. A file there is of a run
-//! that is over.
+//! Always: only directories and links are copied, up to a limit. A file there belongs to an earlier
+//! run.
 
 use std::fs;
 use std::io;
@@ -38,7 +38,7 @@ fn copy_below(from: &Path, to: &Path, depth: usize, left: &mut usize) -> io::Res
 
 fn copy(from: &Path, to: &Path, depth: usize, left: &mut usize) -> io::Result<()> {
     let metadata = fs::symlink_metadata(from)?;
-    // What is there already is the agent's own, made for everybody.
+    // The agent has made this one itself.
     if to.symlink_metadata().is_ok() {
         return Ok(());
     }
@@ -59,9 +59,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directories_and_links_are_carried_over_and_files_are_not() {
+    fn directories_and_links_are_copied_and_files_are_not() {
         let dir = tempfile::tempdir().unwrap();
-        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        let from = dir.path().join("from");
+        let to = dir.path().join("to");
         fs::create_dir_all(from.join("daemon/deep")).unwrap();
         fs::create_dir_all(from.join("lock/theirs")).unwrap();
         fs::set_permissions(from.join("daemon"), fs::Permissions::from_mode(0o3775)).unwrap();
@@ -78,9 +79,10 @@ mod tests {
     }
 
     #[test]
-    fn a_deep_tree_ends() {
+    fn a_deep_tree_is_bounded() {
         let dir = tempfile::tempdir().unwrap();
-        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        let from = dir.path().join("from");
+        let to = dir.path().join("to");
         fs::create_dir_all(from.join("d/".repeat(40))).unwrap();
         fs::create_dir(&to).unwrap();
         carry_over(&from, &to);

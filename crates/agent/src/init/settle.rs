@@ -1,61 +1,61 @@
-//! When a guest has booted: its modules are loaded and, where the image brings its own init, that
-//! has started what it starts.
+//! The end of a guest's boot: its modules are loaded and, if the image has its own init, that init
+//! has started its services.
 //!
-//! systemd says so itself. Of any other init only this can be seen: its guest was at work, and is
-//! quiet now.
+//! systemd reports this itself. For any other init, the agent waits until the processors have been
+//! busy and are quiet again.
 
 use std::os::unix::net::UnixDatagram;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// A guest is quiet when its processors were for so many looks in a row.
+/// A guest is quiet when its processors were quiet in this many samples in a row.
 const QUIET_LOOKS: u32 = 6;
 const LOOK: Duration = Duration::from_millis(250);
-/// Of the time between two looks, the share in percent that a quiet guest may work.
+/// The share of busy time between two samples, in percent, that still counts as quiet.
 const QUIET_PERCENT: u64 = 10;
-/// The longest message of an init that is read; what counts is one line of it.
+/// The longest message of an init that is read; only one line of it matters.
 const MESSAGE_MAX: usize = 4096;
 
-/// Something that is done once.
+/// An event that happens once.
 #[derive(Debug, Clone, Default)]
 pub struct Latch(Arc<(Mutex<bool>, Condvar)>);
 
 impl Latch {
     pub fn done(&self) {
         let (done, changed) = &*self.0;
-        *done.lock().expect("nobody panics with it") = true;
+        *done.lock().expect("no holder of the lock panics") = true;
         changed.notify_all();
     }
 
-    /// Waits until it is, and says whether it is.
+    /// Waits for the event, and returns whether it has happened.
     pub fn wait(&self, within: Duration) -> bool {
         let (done, changed) = &*self.0;
-        let waiting = done.lock().expect("nobody panics with it");
+        let waiting = done.lock().expect("no holder of the lock panics");
         let waited = changed.wait_timeout_while(waiting, within, |done| !*done);
-        *waited.expect("nobody panics with it").0
+        *waited.expect("no holder of the lock panics").0
     }
 }
 
-/// What boots beside the agent's work.
+/// The parts of the boot that run in parallel with the agent.
 #[derive(Debug, Clone, Default)]
 pub struct Settling {
     pub modules: Latch,
     pub image: Startup,
 }
 
-/// How the end of the start of the image's init shows.
+/// How the agent finds that the image's init has finished its start.
 #[derive(Debug, Clone, Default)]
 pub enum Startup {
-    /// There is none but the agent.
+    /// The agent is the only init.
     #[default]
     None,
-    Told(Latch),
+    Reported(Latch),
     Quiet,
 }
 
 impl Settling {
-    /// Waits until the guest has booted. False if its modules are still on their way; an image's
-    /// init that is not done in time is as far as it is, and goes on from there.
+    /// Waits until the guest has booted. Returns false if its modules are not loaded yet. An
+    /// image's init that is not ready in time continues later.
     pub fn wait(&self, within: Duration) -> bool {
         let until = Instant::now() + within;
         if !self.modules.wait(within) {
@@ -63,7 +63,7 @@ impl Settling {
         }
         match &self.image {
             Startup::None => {}
-            Startup::Told(latch) => {
+            Startup::Reported(latch) => {
                 latch.wait(until.saturating_duration_since(Instant::now()));
             }
             Startup::Quiet => wait_for_quiet(until),
@@ -72,11 +72,11 @@ impl Settling {
     }
 }
 
-/// Hears an init out until it says that it has started everything. The socket goes with that: an
-/// init that found it full would stand still.
+/// Reads the messages of an init until it reports that everything is started. The socket is then
+/// closed, because an init that found it full would block.
 pub fn listen(socket: UnixDatagram) -> Latch {
     let latch = Latch::default();
-    let told = latch.clone();
+    let started = latch.clone();
     std::thread::spawn(move || {
         let mut message = [0; MESSAGE_MAX];
         while let Ok(count) = socket.recv(&mut message) {
@@ -84,7 +84,7 @@ pub fn listen(socket: UnixDatagram) -> Latch {
                 break;
             }
         }
-        told.done();
+        started.done();
     });
     latch
 }
@@ -96,7 +96,8 @@ fn is_ready(message: &[u8]) -> bool {
 }
 
 fn wait_for_quiet(until: Instant) {
-    let (mut before, mut quiet) = (Work::now(), 0);
+    let mut before = Work::now();
+    let mut quiet = 0;
     while quiet < QUIET_LOOKS && Instant::now() < until {
         std::thread::sleep(LOOK);
         let now = Work::now();
@@ -109,7 +110,7 @@ fn wait_for_quiet(until: Instant) {
     }
 }
 
-/// What the processors have done since the boot, in ticks.
+/// The work of the processors since the boot, in ticks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Work {
     busy: u64,
@@ -123,7 +124,7 @@ impl Work {
             .unwrap_or_default()
     }
 
-    /// Waiting for a disk is work: whoever boots reads programs.
+    /// Waiting for a disk counts as work, because a boot reads programs.
     fn parse(stat: &str) -> Self {
         let line = stat
             .lines()
@@ -146,10 +147,8 @@ impl Work {
     }
 
     fn is_quiet_since(&self, before: &Self) -> bool {
-        let (busy, idle) = (
-            self.busy.saturating_sub(before.busy),
-            self.idle.saturating_sub(before.idle),
-        );
+        let busy = self.busy.saturating_sub(before.busy);
+        let idle = self.idle.saturating_sub(before.idle);
         busy.saturating_mul(100) <= busy.saturating_add(idle).saturating_mul(QUIET_PERCENT)
     }
 }
@@ -176,17 +175,17 @@ mod tests {
     }
 
     #[test]
-    fn an_init_says_in_one_line_that_it_is_ready() {
+    fn one_line_of_a_message_reports_that_an_init_is_ready() {
         assert!(is_ready(b"READY=1\nSTATUS=Startup finished in 1s."));
         assert!(!is_ready(b"STATUS=READY=1") && !is_ready(b"") && !is_ready(b"READY=10"));
     }
 
     #[test]
-    fn a_guest_has_settled_when_its_init_says_so() {
+    fn a_guest_has_settled_when_its_init_reports_it() {
         let (ours, theirs) = UnixDatagram::pair().unwrap();
         let settling = Settling {
             modules: Latch::default(),
-            image: Startup::Told(listen(theirs)),
+            image: Startup::Reported(listen(theirs)),
         };
         assert!(
             !settling.wait(Duration::ZERO),
@@ -195,7 +194,7 @@ mod tests {
         settling.modules.done();
         ours.send(b"STATUS=Starting").unwrap();
         ours.send(b"READY=1").unwrap();
-        let Startup::Told(latch) = &settling.image else {
+        let Startup::Reported(latch) = &settling.image else {
             unreachable!()
         };
         assert!(latch.wait(Duration::from_secs(10)) && settling.wait(Duration::from_secs(10)));

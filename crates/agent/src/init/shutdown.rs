@@ -1,4 +1,4 @@
-//! The way out: every process ended, everything written, the machine left.
+//! The shutdown: ends every process, writes everything out, and ends the machine.
 //!
 //! Always: the machine ends, whatever fails on the way; each failure is a line on the console.
 
@@ -13,22 +13,22 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Pid, WaitOptions};
 use rustix::system::RebootCommand;
 
-use super::beside::is_systemd;
+use super::image_init::is_systemd;
 use crate::console;
 use crate::failure::tolerate;
 use crate::role::Role;
 use crate::sys::{self, Target};
 
-/// After SIGKILL a process is gone as soon as the kernel gets to it.
+/// After SIGKILL a process ends as soon as the kernel schedules it.
 const KILLED_WITHIN: Duration = Duration::from_secs(2);
 const REAPED_EVERY: Duration = Duration::from_millis(50);
-/// systemd's "power off" is SIGRTMIN+4, counted from the kernel's 34 that the C library leaves.
+/// systemd's "power off" is SIGRTMIN+4; SIGRTMIN is 34, because the C library uses 32 and 33.
 const SYSTEMD_POWER_OFF: i32 = 38;
-/// By what other inits are asked. OpenRC's own listens to a program of its own.
+/// The commands that ask other inits to power off. OpenRC's own init has a command of its own.
 const POWER_OFF: &[&str] = &["/sbin/poweroff"];
 const OPENRC_POWER_OFF: &[&str] = &["/sbin/openrc-shutdown", "--poweroff", "now"];
 
-/// How the machine is left.
+/// How the machine ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     PowerOff,
@@ -36,7 +36,7 @@ pub enum Way {
 }
 
 pub fn leave(role: Role, way: Way, grace: Duration) -> ! {
-    if role == Role::BesideInit {
+    if role == Role::UnderInit {
         ask_init(grace);
     } else {
         end_processes(grace);
@@ -51,8 +51,8 @@ pub fn leave(role: Role, way: Way, grace: Duration) -> ! {
     panic!("cannot leave the machine by {way:?}: {refused:?}");
 }
 
-/// The image's init knows what to stop and in which order, and ends the machine. Who is still here
-/// after the grace has to do it the hard way.
+/// The image's init knows its services and their order, and ends the machine. If the machine still
+/// runs after the grace time, the agent ends it.
 fn ask_init(grace: Duration) {
     let deadline = Instant::now() + grace;
     match request_power_off() {
@@ -63,7 +63,7 @@ fn ask_init(grace: Duration) {
     reap_all(Instant::now() + KILLED_WITHIN);
 }
 
-/// systemd and busybox hear a signal; by what others are asked, the image's own programs know.
+/// systemd and busybox accept a signal; for other inits, the image has a command.
 fn request_power_off() -> io::Result<()> {
     let program = fs::read_link("/proc/1/exe").unwrap_or_default();
     if is_systemd(&program) {
@@ -97,8 +97,7 @@ fn end_processes(grace: Duration) {
     }
 }
 
-/// Takes the status of every child meanwhile: an init that ends everything waits until nothing is
-/// left of them.
+/// Reaps every child until the deadline: an init that ends all processes waits until they are gone.
 fn reap_until(deadline: Instant) {
     while Instant::now() < deadline {
         reap_all(deadline);
@@ -106,7 +105,7 @@ fn reap_until(deadline: Instant) {
     }
 }
 
-/// Waits until no child is left. Every process is a child of init in the end.
+/// Waits until no child is left. Every orphan becomes a child of init.
 fn reap_all(deadline: Instant) -> bool {
     loop {
         match rustix::process::wait(WaitOptions::NOHANG) {
@@ -118,7 +117,7 @@ fn reap_all(deadline: Instant) -> bool {
     }
 }
 
-/// Innermost mounts first; the root, which the agent stands on, becomes read-only.
+/// Innermost mounts first; the root, which the agent uses, becomes read-only.
 fn unmount_all() {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let kernel_own = ["proc", "sysfs", "devtmpfs", "devpts", "cgroup2", "rootfs"];

@@ -1,4 +1,4 @@
-//! What the host says, and what follows from it.
+//! The host's messages, and what the agent does for each.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
@@ -15,7 +15,7 @@ use crate::channel::{Cancel, Channel, Ends, Work};
 use crate::exec::spawn::{pipe, spawn};
 use crate::failure::{OrFailure, cut, path, refusal};
 use crate::files::{self, Target};
-use crate::hooks::{CONSOLE, Hooks};
+use crate::hooks::{CONSOLE, HookDir, Hooks};
 use crate::init::shutdown::Way;
 use crate::input::{AtEnd, InputError};
 use crate::link::Event;
@@ -24,10 +24,10 @@ use crate::tree::LeftOut;
 use crate::tunnel::Connecting;
 use crate::{identity, metrics, tree};
 
-/// How long what boots beside the agent may take; the host waits 200 s.
+/// How long the parallel parts of the boot may take; the host waits 200 s.
 const SETTLES_WITHIN: Duration = Duration::from_secs(180);
 const WINDOW_MAX: u32 = 1024 * 1024;
-/// Tags come back in the hello, which must fit one frame.
+/// The hello contains the tags, and must fit one frame.
 const TAG_MAX: usize = 64;
 
 impl Agent {
@@ -116,8 +116,8 @@ impl Agent {
         };
         match channel.resume(out, err) {
             Ok(()) => {
-                let consumed = channel.input.retell();
-                // So may the news of its start be.
+                let consumed = channel.input.report_again();
+                // The message about its start may also be lost.
                 if let Some(pid) = channel.started {
                     self.link.send(&AgentMessage::Started {
                         channel: number,
@@ -134,7 +134,7 @@ impl Agent {
         }
     }
 
-    /// Input for a channel that is not there was on its way when the channel was closed.
+    /// Input for an unknown channel was sent before the host learned of the channel's end.
     fn input(&mut self, number: u32, receive: impl FnOnce(&mut Channel) -> Result<(), InputError>) {
         let Some(channel) = self.channels.get_mut(&number) else {
             return;
@@ -185,8 +185,8 @@ impl Agent {
         self.channels.insert(number, channel);
     }
 
-    /// Ends a channel that is one too many without keeping it, or the hello would grow with what it
-    /// limits. If the answer is lost in a break, the host opens it again.
+    /// Ends a channel beyond the limit without keeping it: the hello would otherwise grow beyond
+    /// its limit. If the answer is lost in a break, the host opens the channel again.
     fn turn_away(&mut self, number: u32, is_command: bool) {
         let failure = refusal(
             Errno::MFILE,
@@ -251,7 +251,7 @@ impl Agent {
         window: usize,
         start: &ExecStart,
     ) -> Result<Channel, Failure> {
-        let spawned = spawn(&self.place.ground, start)?;
+        let spawned = spawn(&self.place.defaults, start)?;
         let pid = spawned.exec.pid().as_raw_nonzero().get() as u32;
         self.link.send(&AgentMessage::Started {
             channel: number,
@@ -308,7 +308,7 @@ impl Agent {
         ))
     }
 
-    /// Work that takes `In`.
+    /// Work that reads `In`.
     fn begin_input(
         &mut self,
         number: u32,
@@ -337,7 +337,7 @@ impl Agent {
         ))
     }
 
-    /// A tree on `Out`, and on `Err` what is left out of it.
+    /// A tree on `Out`, and on `Err` the list of what it leaves out.
     fn begin_pack(&mut self, number: u32, window: usize, of: Vec<u8>) -> Result<Channel, Failure> {
         let (err, report) = pipe_to_host()?;
         let mut channel = self.begin_output(number, window, move |out| {
@@ -349,7 +349,7 @@ impl Agent {
         Ok(channel)
     }
 
-    /// A tree from `In`, and on `Err` what is left out of it.
+    /// A tree from `In`, and on `Err` the list of what it leaves out.
     fn begin_unpack(
         &mut self,
         number: u32,
@@ -371,7 +371,7 @@ impl Agent {
             Request::Ping => Some(Ok(Reply::Done)),
             Request::Metrics => Some(metrics::read().map(Reply::Metrics)),
             Request::Shutdown { grace_ms } => Some(self.shut_down(grace_ms)),
-            Request::Restored(rebirth) => self.rebear(id, rebirth).err().map(Err),
+            Request::Restored(rebirth) => self.on_restored(id, rebirth),
             Request::Settle => self.settle_down(id).err().map(Err),
             Request::Freeze { thaw_after_ms } => self.freeze(id, thaw_after_ms).err().map(Err),
             Request::Thaw => self.thaw(id).err().map(Err),
@@ -395,7 +395,7 @@ impl Agent {
 
     fn refuse_guestless(&self, what: &str) -> Result<(), Failure> {
         match self.place.role {
-            Role::Init | Role::BesideInit => Ok(()),
+            Role::Init | Role::UnderInit => Ok(()),
             Role::Guestless => Err(refusal(
                 Errno::PERM,
                 format!("cannot {what}: the agent is not in a guest"),
@@ -403,27 +403,45 @@ impl Agent {
         }
     }
 
-    /// Makes the guest one of its own, beside the loop: its hooks may take as long as they are let.
-    fn rebear(&mut self, id: u32, rebirth: Rebirth) -> Result<(), Failure> {
+    /// Gives the guest its new identity: at once if no step may wait, because to start a thread
+    /// costs an emulated processor more than all the other steps.
+    fn on_restored(&mut self, id: u32, rebirth: Rebirth) -> Option<Result<Reply, Failure>> {
+        let is_guest = self.refuse_guestless("restore").is_ok();
+        if is_guest && self.means.is_at_hand(&rebirth) && self.has_no_hooks() {
+            let assumed = self.means.assume_again(&rebirth);
+            return Some(assumed.map(|()| Reply::Restored { hooks: Vec::new() }));
+        }
+        self.restore_in_thread(id, rebirth).err().map(Err)
+    }
+
+    fn has_no_hooks(&self) -> bool {
+        let hooks = self.place.hooks.as_ref();
+        hooks.is_none_or(HookDir::is_known_empty)
+    }
+
+    /// In a thread, because the hooks may take long.
+    fn restore_in_thread(&mut self, id: u32, rebirth: Rebirth) -> Result<(), Failure> {
         let refused = self.refuse_guestless("restore");
-        // Outside a guest, the hooks it was given are all there is to a restore.
-        let Some(dir) = self.place.hooks.clone() else {
+        // Outside of a guest, a restore consists of the given hooks only.
+        let Some(hooks) = &self.place.hooks else {
             return refused;
         };
+        let dir = hooks.path().to_owned();
         let in_guest = refused.is_ok();
-        let (mourner, deaths) = mpsc::channel();
-        self.mourners.push(mourner);
+        let means = Arc::clone(&self.means);
+        let (waiter, exits) = mpsc::channel();
+        self.exit_waiters.push(waiter);
         let console = in_guest.then_some(CONSOLE);
         let hooks = Hooks {
             dir,
-            deaths,
+            exits,
             to_loop: self.workers.to_loop(),
             console,
         };
         self.workers
             .run_request(id, self.link.generation(), move || {
                 if in_guest {
-                    identity::assume_again(&rebirth)?;
+                    means.assume_again(&rebirth)?;
                 }
                 Ok(Reply::Restored {
                     hooks: hooks.run(&rebirth),
@@ -435,9 +453,10 @@ impl Agent {
         let settling = self.place.settling.clone();
         self.workers
             .run_request(id, self.link.generation(), move || {
-                match settling.wait(SETTLES_WITHIN) {
-                    true => Ok(Reply::Done),
-                    false => Err(refusal(Errno::TIMEDOUT, "the guest is still booting")),
+                if settling.wait(SETTLES_WITHIN) {
+                    Ok(Reply::Done)
+                } else {
+                    Err(refusal(Errno::TIMEDOUT, "the guest is still booting"))
                 }
             })
     }
@@ -462,7 +481,7 @@ impl Agent {
             })
     }
 
-    /// At once and in the loop: the answer is worth as much as it is prompt.
+    /// Runs at once and in the loop, because a late answer would be inexact.
     fn clock(&self, step_ns: i64) -> Result<Reply, Failure> {
         if step_ns != 0 {
             self.refuse_guestless("set the clock")?;
@@ -473,14 +492,19 @@ impl Agent {
         })
     }
 
-    /// Tells the guest who it is, beside the loop: its network may take a while to appear. Then its
-    /// init may start.
+    /// Gives the guest its identity in a thread, because its network may take a while to appear.
+    /// Then its init may start.
     fn configure(&mut self, id: u32, who: Identity) -> Result<(), Failure> {
         self.refuse_guestless("configure")?;
         let hold = self.place.hold.take();
+        // The loop may wait for the disk here: a guest that boots has no other work yet.
+        if let Some(hooks) = &mut self.place.hooks {
+            hooks.look();
+        }
+        let means = Arc::clone(&self.means);
         self.workers
             .run_request(id, self.link.generation(), move || {
-                let assumed = identity::assume(&who);
+                let assumed = means.assume(&who);
                 drop(hold);
                 assumed.map(|()| Reply::Done)
             })

@@ -1,19 +1,18 @@
 //! The loop: one thread owns the port, every channel and every stream buffer.
 //!
 //! ```text
-//!   receive -> reap -> collect -> tick -> settle -> send -> wait -> move streams -> receive …
+//!   receive -> collect -> tick -> settle -> send -> wait -> move streams, handle signals -> receive …
 //! ```
 //!
-//! Always: nothing in the loop blocks. What waits for a disk runs in [`Workers`], and every stream
-//! is a non-blocking descriptor. Buffers are bounded by the windows of the channels, and their
-//! number by [`CHANNELS_MAX`].
+//! Always: nothing in the loop blocks. Work that waits for a disk runs in [`Workers`], and every
+//! stream is a non-blocking descriptor. The windows of the channels bound the buffers, and
+//! [`CHANNELS_MAX`] bounds the number of channels.
 
 mod dispatch;
 mod wait;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
@@ -23,9 +22,10 @@ use sandtree_proto::{AgentMessage, Frame, MAX_PAYLOAD, StreamId};
 
 use crate::cgroup::Family;
 use crate::channel::{Channel, Remains};
-use crate::exec::spawn::{Ground, spawn_on};
+use crate::exec::spawn::{Defaults, spawn_on};
 use crate::freeze::Freezer;
-use crate::hooks::Death;
+use crate::hooks::{ChildExit, HookDir};
+use crate::identity::Means;
 use crate::init::shutdown::Way;
 use crate::init::{Hold, Settling};
 use crate::link::Link;
@@ -33,20 +33,19 @@ use crate::role::Role;
 use crate::sys;
 use crate::workers::{Finished, Start, Workers};
 
-/// So many that the hello, which lists them all, fits one frame.
+/// The hello, which lists all channels, must fit one frame.
 const CHANNELS_MAX: usize = 320;
 const SCRATCH_SIZE: usize = 256 * 1024;
-/// Frames taken in, and pieces sent out, before the other side of the loop has its turn.
+/// How many frames are received, or pieces sent, before the loop does its other work.
 const TURN: usize = 64;
-/// How long the host has to take what is queued, the answer to its request among it, before the
-/// guest leaves without.
-const FAREWELL: Duration = Duration::from_secs(5);
-/// What processes get to end when the guest itself asks for its end.
+/// How long the host has to read the queue, with the reply to its request, before the guest shuts
+/// down anyway.
+const FLUSH_WITHIN: Duration = Duration::from_secs(5);
+/// The grace time of processes when the guest itself asks for its end.
 const OWN_GRACE: Duration = Duration::from_secs(5);
 
-/// The signals that mean something to the agent. Init is asked to leave by signal, as `poweroff`,
-/// `halt` and `reboot` do.
-pub fn heard_by(role: Role) -> &'static [i32] {
+/// The signals that the agent handles. `poweroff`, `halt` and `reboot` send signals to init.
+pub fn handled_signals(role: Role) -> &'static [i32] {
     match role {
         Role::Init => &[
             libc::SIGCHLD,
@@ -55,11 +54,11 @@ pub fn heard_by(role: Role) -> &'static [i32] {
             libc::SIGTERM,
             libc::SIGINT,
         ],
-        Role::BesideInit | Role::Guestless => &[libc::SIGCHLD],
+        Role::UnderInit | Role::Guestless => &[libc::SIGCHLD],
     }
 }
 
-/// What busybox and System V mean by it. SIGINT is Ctrl-Alt-Del.
+/// The meaning of a signal in busybox and System V. SIGINT is Ctrl-Alt-Del.
 fn way_of(signal: i32) -> Option<Way> {
     match signal {
         libc::SIGUSR1 | libc::SIGUSR2 => Some(Way::PowerOff),
@@ -75,19 +74,19 @@ pub enum End {
         way: Way,
         grace: Duration,
     },
-    /// The socket's other end is closed. A virtio port comes back and never ends the loop.
+    /// The socket's other end is closed. A virtio port may return and never ends the loop.
     HostGone,
 }
 
-/// Where the agent runs, and what it has there.
+/// Where the agent runs, and its resources there.
 #[derive(Debug)]
 pub struct Place {
     pub role: Role,
-    pub ground: Ground,
+    pub defaults: Defaults,
     pub settling: Settling,
-    /// The directory of what a restore runs.
-    pub hooks: Option<PathBuf>,
-    /// Lets the image's init start, once the guest knows who it is.
+    /// The directory of the hooks that a restore runs.
+    pub hooks: Option<HookDir>,
+    /// Delays the start of the image's init until the guest has its identity.
     pub hold: Option<Hold>,
 }
 
@@ -96,26 +95,27 @@ pub struct Agent {
     place: Place,
     link: Link,
     channels: BTreeMap<u32, Channel>,
-    /// The last channel that sent, for taking turns.
+    /// The last channel that sent, for a fair order.
     cursor: u32,
     workers: Workers,
     freezer: Arc<Freezer>,
-    /// Threads that wait for children of their own: the loop takes every child's status.
-    mourners: Vec<Sender<Death>>,
-    /// Readable when a child has ended, or init is asked to leave.
+    means: Arc<Means>,
+    /// Threads that wait for children of their own, because only the loop reaps children.
+    exit_waiters: Vec<Sender<ChildExit>>,
+    /// Readable when a child has ended, or a signal asks init to shut down.
     signals: OwnedFd,
-    /// What lives on of commands that have ended.
+    /// Processes that outlive their commands.
     families: Vec<Family>,
-    /// Streams of such: read and dropped, for a closed one would kill the writer.
-    spilled: Vec<OwnedFd>,
+    /// Streams of such processes: read and dropped, because a closed stream would kill its writer.
+    discarded: Vec<OwnedFd>,
     scratch: Vec<u8>,
-    /// The host has said more than one turn takes in.
-    unheard: bool,
+    /// Whether the host has sent more than one turn receives.
+    has_more_input: bool,
     leaving: Option<Leaving>,
 }
 
-/// The guest's end, decided upon. Streams stand still from here on, so that what is queued can run
-/// dry.
+/// The shutdown of the guest has been decided. Streams stop from here on, so that the queue can
+/// empty.
 #[derive(Debug, Clone, Copy)]
 struct Leaving {
     way: Way,
@@ -128,7 +128,7 @@ impl Leaving {
         Self {
             way,
             grace,
-            at_latest: Instant::now() + FAREWELL,
+            at_latest: Instant::now() + FLUSH_WITHIN,
         }
     }
 }
@@ -136,18 +136,19 @@ impl Leaving {
 impl Agent {
     pub fn new(place: Place, link: Link, signals: OwnedFd) -> rustix::io::Result<Self> {
         Ok(Self {
+            means: Arc::new(Means::new(place.role)),
             place,
             link,
             channels: BTreeMap::new(),
             cursor: 0,
             workers: Workers::new()?,
             freezer: Arc::default(),
-            mourners: Vec::new(),
+            exit_waiters: Vec::new(),
             signals,
             families: Vec::new(),
-            spilled: Vec::new(),
+            discarded: Vec::new(),
             scratch: vec![0; SCRATCH_SIZE],
-            unheard: false,
+            has_more_input: false,
             leaving: None,
         })
     }
@@ -162,49 +163,49 @@ impl Agent {
             if let Some(end) = self.end() {
                 return Ok(end);
             }
-            self.wait(unsent || self.unheard)?;
+            self.wait(unsent || self.has_more_input)?;
         }
     }
 
     fn receive(&mut self) {
         for _ in 0..TURN {
             let Some(event) = self.link.next() else {
-                self.unheard = false;
+                self.has_more_input = false;
                 return;
             };
             self.dispatch(event);
         }
-        self.unheard = true;
+        self.has_more_input = true;
     }
 
-    fn hear(&mut self) {
-        let asked = sys::heard_signals(&self.signals)
+    fn handle_signals(&mut self) {
+        let asked = sys::received_signals(&self.signals)
             .into_iter()
             .find_map(way_of);
         self.leaving = self
             .leaving
             .or_else(|| asked.map(|way| Leaving::new(way, OWN_GRACE)));
-        // How many children ended is for `wait` to say.
+        // Signals are merged, so `wait` finds how many children have ended.
         self.reap();
     }
 
-    /// Takes the status of every child that has ended, commands and orphans alike.
+    /// Reaps every child that has ended, commands and orphans alike.
     fn reap(&mut self) {
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
             match self.channels.values_mut().find(|channel| channel.runs(pid)) {
                 Some(channel) => channel.exited(status),
-                // One that has ended does not hear it, and is forgotten.
+                // A thread that has ended closes its channel, and is removed from the list.
                 None => self
-                    .mourners
-                    .retain(|mourner| mourner.send(Death { pid, status }).is_ok()),
+                    .exit_waiters
+                    .retain(|waiter| waiter.send(ChildExit { pid, status }).is_ok()),
             }
         }
         for family in self.families.extract_if(.., |family| family.is_gone()) {
-            family.bury();
+            family.remove();
         }
     }
 
-    /// Takes what the threads have done.
+    /// Handles the results of threads.
     fn collect(&mut self) {
         let mut left = Vec::new();
         for finished in self.workers.take_finished() {
@@ -223,13 +224,13 @@ impl Agent {
                     streams,
                     started,
                 }) => {
-                    let answer = spawn_on(&self.place.ground, &start, streams);
-                    // One that does not wait any more has its command looked after.
+                    let answer = spawn_on(&self.place.defaults, &start, streams);
+                    // If the thread has ended, the loop takes over its command.
                     left.extend(
                         started
                             .send(answer)
                             .err()
-                            .and_then(|unheard| unheard.0.ok())
+                            .and_then(|unsent| unsent.0.ok())
                             .map(|(_, family)| family),
                     );
                 }
@@ -241,7 +242,7 @@ impl Agent {
                 } if generation == self.link.generation() => {
                     self.link.send(&AgentMessage::Reply { id, reply });
                 }
-                // Its host is gone; the next one did not ask.
+                // The host that asked is gone, and the next one did not ask.
                 Finished::Request { .. } => {}
             }
         }
@@ -260,14 +261,15 @@ impl Agent {
         }
     }
 
-    /// Ends what is done, and says how. A host that is away reads it in the next hello.
+    /// Ends channels that are done, and reports their outcomes. A host that is away gets them in
+    /// the next hello.
     fn settle(&mut self) {
         let mut left = Vec::new();
         for (&number, channel) in &mut self.channels {
             if let Some(remains) = channel.settle() {
                 left.push(remains);
             }
-            if let Some(outcome) = channel.take_news().filter(|_| self.link.is_open()) {
+            if let Some(outcome) = channel.take_outcome().filter(|_| self.link.is_open()) {
                 self.link.send(&AgentMessage::Ended {
                     channel: number,
                     outcome,
@@ -280,15 +282,16 @@ impl Agent {
     }
 
     fn look_after(&mut self, remains: Remains) {
-        self.spilled.extend(remains.pipes);
+        self.discarded.extend(remains.pipes);
         match remains.family {
-            Some(family) if family.is_gone() => family.bury(),
+            Some(family) if family.is_gone() => family.remove(),
             Some(family) => self.families.push(family),
             None => {}
         }
     }
 
-    /// Sends until the port is full or nothing is left. True if neither was reached in this turn.
+    /// Sends until the port is full or nothing is left. Returns true if neither happened in this
+    /// turn.
     fn send(&mut self) -> bool {
         for _ in 0..TURN {
             let more = self.fill();
@@ -300,8 +303,8 @@ impl Agent {
         true
     }
 
-    /// Queues stream data while there is room, one piece of each channel in turn. True if it
-    /// stopped for want of room.
+    /// Queues stream data while there is room, one piece of each channel in turn. Returns true if
+    /// the room was not enough.
     fn fill(&mut self) -> bool {
         if self.leaving.is_some() {
             return false;
@@ -359,7 +362,8 @@ impl Agent {
     }
 }
 
-/// One piece of each of the channel's streams, and their ends. False if there was none.
+/// Sends one piece of each of the channel's streams, and their ends. Returns false if there was
+/// none.
 fn send_piece(link: &mut Link, number: u32, channel: &mut Channel) -> bool {
     let mut sent = false;
     for (id, output) in [
@@ -393,18 +397,19 @@ mod tests {
     use super::*;
     use crate::cgroup::Cgroups;
 
-    /// An agent in a guest, as far as it can tell, and the host's end of its port.
+    /// An agent that acts as in a guest, and the host's end of its port.
     fn agent() -> (Agent, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let signals = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
-        let ground = Ground {
+        let defaults = Defaults {
             cgroups: Cgroups::absent(),
             open_files: getrlimit(Resource::Nofile),
         };
-        let (role, settling) = (Role::BesideInit, Settling::default());
+        let role = Role::UnderInit;
+        let settling = Settling::default();
         let place = Place {
             role,
-            ground,
+            defaults,
             settling,
             hooks: None,
             hold: None,
@@ -414,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_stand_still_when_the_guest_leaves() {
+    fn streams_stop_when_the_guest_shuts_down() {
         let (mut agent, mut host) = agent();
         agent.link.open();
         agent
@@ -437,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_takes_nothing_does_not_keep_the_guest() {
+    fn a_host_that_reads_nothing_does_not_delay_the_shutdown() {
         let (mut agent, _host) = agent();
         (0..64).for_each(|_| agent.link.send_data(1, StreamId::Out, 0, &[0; MAX_PAYLOAD]));
         agent.leaving = Some(Leaving {

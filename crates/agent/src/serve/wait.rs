@@ -1,5 +1,5 @@
-//! Waiting for whatever happens next. What to wait for is worked out anew each time from the state
-//! of the channels, so there is no second record of it that could be wrong.
+//! Waiting for the next event. Each wait computes its descriptors from the channels, so there is no
+//! second record of them that could be wrong.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -11,17 +11,17 @@ use sandtree_proto::AgentMessage;
 use super::Agent;
 use crate::channel::Slot;
 
-/// While the host is away the port is also looked at without an edge: a guest restored from memory
+/// While the host is away, the port is also checked without an edge: a guest restored from memory
 /// may have missed one.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Whose descriptor woke the loop.
+/// The owner of a descriptor that woke the loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     Link,
     Bell,
     Signal,
-    Spilled(usize),
+    Discarded(usize),
     Channel(u32, Slot),
 }
 
@@ -37,15 +37,15 @@ impl Agent {
         for source in self.poll(timeout)? {
             match source {
                 Source::Link => self.link.absorb_edges()?,
-                // Collected in every turn.
+                // The loop collects the results in every turn.
                 Source::Bell => {}
-                Source::Signal => self.hear(),
-                Source::Spilled(index) => over.extend((!self.spill(index)).then_some(index)),
+                Source::Signal => self.handle_signals(),
+                Source::Discarded(index) => over.extend((!self.discard(index)).then_some(index)),
                 Source::Channel(number, slot) => self.advance(number, slot),
             }
         }
         for index in over.into_iter().rev() {
-            self.spilled.swap_remove(index);
+            self.discarded.swap_remove(index);
         }
         if self.link.is_away() {
             self.link.look_again();
@@ -75,8 +75,8 @@ impl Agent {
             PollFd::from_borrowed_fd(self.workers.bell(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
         ];
-        for (index, fd) in self.spilled.iter().enumerate() {
-            sources.push(Source::Spilled(index));
+        for (index, fd) in self.discarded.iter().enumerate() {
+            sources.push(Source::Discarded(index));
             fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
         }
         for (&number, channel) in &self.channels {
@@ -119,9 +119,9 @@ impl Agent {
         }
     }
 
-    /// Reads bytes that belong to nobody. False when no more can come.
-    fn spill(&mut self, index: usize) -> bool {
-        match rustix::io::read(&self.spilled[index], &mut self.scratch[..]) {
+    /// Reads and drops bytes without an owner. Returns false when no more can come.
+    fn discard(&mut self, index: usize) -> bool {
+        match rustix::io::read(&self.discarded[index], &mut self.scratch[..]) {
             Ok(count) => count > 0,
             Err(error) => matches!(error, Errno::AGAIN | Errno::INTR),
         }

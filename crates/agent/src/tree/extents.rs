@@ -1,12 +1,12 @@
-//! The bytes of a file that an archive promised, whatever happens to the file meanwhile.
+//! The bytes of a file that an archive has announced, even if the file changes meanwhile.
 //!
 //! ```text
 //!   file    | data | hole        | data | hole   |
 //!   archive | header: extents, size | ext. header … | data | data | padding
 //! ```
 //!
-//! Always: as many bytes as the extents say are read: a file that shrinks is filled up with zeros,
-//! one that grows is cut.
+//! Always: exactly as many bytes as the extents announce are read: a file that shrinks is filled
+//! with zeros, a file that grows is cut.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,7 +16,7 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use tar::{EntryType, GnuExtSparseHeader, GnuSparseHeader, Header};
 
-/// Extents begin and end at multiples of this, but for the end of the file: an archive's blocks
+/// Extents start and end at multiples of this, except for the end of the file: an archive's blocks
 /// have 512 bytes.
 const ALIGNMENT: u64 = 4096;
 
@@ -27,7 +27,7 @@ pub struct Extent {
     pub length: u64,
 }
 
-/// Where a file of `size` bytes has data; nothing if its file system does not say.
+/// The extents of a file of `size` bytes that have data; `None` if its file system does not know.
 pub fn find(file: &File, size: u64) -> io::Result<Option<Vec<Extent>>> {
     let mut found = Vec::new();
     let mut position = 0;
@@ -38,9 +38,9 @@ pub fn find(file: &File, size: u64) -> io::Result<Option<Vec<Extent>>> {
             other => (other? / ALIGNMENT * ALIGNMENT).max(position),
         };
         let end = match rustix::fs::seek(file, SeekFrom::Hole(start)) {
-            // It has become shorter since.
+            // The file has become shorter.
             Err(Errno::NXIO) => break,
-            // At least one step, for a file that changes may say anything.
+            // At least one step, because a changing file may report anything.
             other => other?.max(start + 1).next_multiple_of(ALIGNMENT).min(size),
         };
         if start >= size {
@@ -98,12 +98,12 @@ impl Read for Extents<'_> {
     }
 }
 
-/// Makes the header that of a GNU sparse entry. Returns the headers that follow it, before the
+/// Turns the header into that of a GNU sparse entry. Returns the headers that follow it, before the
 /// data.
 pub fn describe(header: &mut Header, extents: &[Extent], size: u64) -> io::Result<Vec<u8>> {
     header.set_entry_type(EntryType::GNUSparse);
     header.set_size(extents.iter().map(|extent| extent.length).sum());
-    // An empty extent at the end says how large the file is, also if it ends with a hole.
+    // An empty extent at the end gives the size of the file, also if it ends with a hole.
     let mut listed = extents.to_vec();
     listed.push(Extent {
         start: size,
@@ -129,7 +129,7 @@ fn more_headers(mut extents: &[Extent]) -> Vec<u8> {
     bytes
 }
 
-/// Fills the places with extents. Returns those that found none.
+/// Fills the places with extents. Returns the extents that did not fit.
 fn list<'a>(places: &mut [GnuSparseHeader], extents: &'a [Extent]) -> &'a [Extent] {
     let (listed, rest) = extents.split_at(extents.len().min(places.len()));
     for (place, extent) in places.iter_mut().zip(listed) {
@@ -150,7 +150,7 @@ mod tests {
         file
     }
 
-    /// As `pack` does it, with the file changed after its extents were found.
+    /// As in `pack`, but with a change of the file after its extents were found.
     fn archived(file: &File, change: impl FnOnce(&File)) -> Vec<u8> {
         let size = file.metadata().unwrap().len();
         let extents = find(file, size).unwrap().unwrap();

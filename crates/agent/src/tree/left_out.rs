@@ -1,7 +1,8 @@
-//! What a copy leaves out, told to the host line by line: `PATH: a socket cannot be copied`.
+//! The files that a copy leaves out, reported to the host line by line: `PATH: a socket cannot be
+//! copied`.
 //!
-//! Always: the text fits the window of its stream, so a host that never reads it holds nothing up;
-//! what does not fit is counted in a last line.
+//! Always: the text fits the window of its stream, so a host that never reads it delays nothing; a
+//! last line counts the entries that do not fit.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,7 +14,7 @@ use crate::failure::cut;
 const LINES_MAX: usize = 1000;
 const BYTES_MAX: usize = 64 * 1024;
 const PATH_MAX: usize = 4096;
-/// Kept free for the last line.
+/// Reserved for the last line.
 const COUNT_MAX: usize = 48;
 
 #[derive(Debug)]
@@ -34,7 +35,7 @@ impl LeftOut {
         }
     }
 
-    /// Notes a path, and why it is left out.
+    /// Adds a path and the reason why it is left out.
     pub fn add(&mut self, path: &Path, why: &str) {
         let line = format!("{}: {why}\n", on_one_line(path));
         if self.lines < LINES_MAX && self.text.len() + line.len() + COUNT_MAX <= self.limit {
@@ -59,8 +60,8 @@ impl LeftOut {
     }
 }
 
-/// A name of a guest may hold anything, and neither ends a line here nor moves a terminal's cursor
-/// there.
+/// A name in a guest may contain any byte; it must neither end a line here nor move the cursor of a
+/// terminal there.
 fn on_one_line(path: &Path) -> String {
     let mut shown = String::new();
     for character in path.to_string_lossy().chars() {

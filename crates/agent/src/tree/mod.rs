@@ -1,5 +1,5 @@
-//! Trees as tar streams, both ways: modes, owners, times, symbolic and hard links, holes, devices
-//! and extended attributes.
+//! Trees as tar streams in both directions: modes, owners, times, symbolic and hard links, holes,
+//! devices and extended attributes.
 
 mod extents;
 mod left_out;
@@ -10,5 +10,5 @@ pub use left_out::LeftOut;
 pub use pack::pack;
 pub use unpack::unpack;
 
-/// How GNU tar, libarchive and Docker write extended attributes.
+/// The prefix that GNU tar, libarchive and Docker use for extended attributes.
 const XATTR_KEY: &str = "SCHILY.xattr.";

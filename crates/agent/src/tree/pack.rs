@@ -1,7 +1,7 @@
-//! A tree into a tar stream.
+//! Packs a tree into a tar stream.
 //!
 //! Always: a file that changes while it is read does not break the stream: it is cut or filled with
-//! zeros to the size its header promised.
+//! zeros to the size in its header.
 
 use std::collections::HashMap;
 use std::fs::{self, File, Metadata};
@@ -23,52 +23,51 @@ use crate::files;
 
 const BUFFER_SIZE: usize = 256 * 1024;
 
-/// Writes the tree at `path`, its members named relative to the parent, and notes what is left out.
+/// Writes the tree at `path`, with names relative to its parent, and lists what it leaves out.
 pub fn pack(path: &Path, out: OwnedFd, left_out: &mut LeftOut) -> Result<(), Failure> {
     let mut packing = Packing {
         builder: Builder::new(BufWriter::with_capacity(BUFFER_SIZE, File::from(out))),
         linked: HashMap::new(),
         left_out,
     };
-    // A root, or a place named by way of `..`, gets a name as well: the host puts the one it wants
-    // in its place.
+    // The root, or a path that ends in `..`, gets a name as well; the host replaces it.
     let name = path
         .file_name()
         .map_or_else(|| PathBuf::from("root"), PathBuf::from);
     packing.add_tree(path, &name)?;
-    let told = || format!("cannot send {}", path.display());
+    let message = || format!("cannot send {}", path.display());
     packing
         .builder
         .into_inner()
         .and_then(|mut out| out.flush())
-        .or_failure(told)
+        .or_failure(message)
 }
 
 struct Packing<'a> {
     builder: Builder<BufWriter<File>>,
-    /// Where the first name of a file with several names is in the archive.
+    /// The archive's name of each file that has several names.
     linked: HashMap<(u64, u64), PathBuf>,
     left_out: &'a mut LeftOut,
 }
 
 impl Packing<'_> {
-    /// Depth first, a directory before its members; on an own stack, for a guest may nest as deep
-    /// as it likes.
+    /// Depth first, a directory before its members; with a stack of its own, because a guest may
+    /// nest directories without limit.
     fn add_tree(&mut self, path: &Path, name: &Path) -> Result<(), Failure> {
         let mut waiting = vec![(path.to_path_buf(), name.to_path_buf())];
         while let Some((path, name)) = waiting.pop() {
-            let told = || format!("cannot pack {}", path.display());
+            let message = || format!("cannot pack {}", path.display());
             let metadata = match fs::symlink_metadata(&path) {
-                // Removed since its directory was read.
+                // It was removed after its directory was read.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && !waiting.is_empty() => {
                     continue;
                 }
-                other => other.or_failure(told)?,
+                other => other.or_failure(message)?,
             };
-            self.add(&path, &name, &metadata).or_failure(told)?;
+            self.add(&path, &name, &metadata).or_failure(message)?;
             if metadata.is_dir() {
-                for entry in fs::read_dir(&path).or_failure(told)? {
-                    let entry = entry.or_failure(told)?;
+                for entry in fs::read_dir(&path).or_failure(message)? {
+                    let entry = entry.or_failure(message)?;
                     waiting.push((entry.path(), name.join(entry.file_name())));
                 }
             }
@@ -117,7 +116,7 @@ impl Packing<'_> {
         metadata: &Metadata,
         mut header: Header,
     ) -> io::Result<()> {
-        // What took the file's place since it was looked at may be a pipe, or a link to anywhere.
+        // A pipe or a link may have replaced the file meanwhile.
         let file = files::open_without_waiting(path, OFlags::NOFOLLOW)?;
         if !file.metadata()?.is_file() {
             return Err(Errno::INVAL.into());
@@ -180,7 +179,7 @@ fn attributes(path: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
         let length =
             rustix::fs::lgetxattr(path, std::ffi::OsStr::from_bytes(name), &mut value[..])?;
         value.truncate(length);
-        // A name that is no text cannot be a key of the archive.
+        // A name that is not UTF-8 cannot be a key of the archive.
         if let Ok(name) = std::str::from_utf8(name) {
             found.push((format!("{XATTR_KEY}{name}"), value));
         }

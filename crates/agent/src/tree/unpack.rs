@@ -1,9 +1,9 @@
-//! A tar stream into a directory.
+//! Unpacks a tar stream into a directory.
 //!
-//! Always: nothing is written outside the directory. Every name is resolved by the kernel with the
+//! Always: nothing is written outside of the directory. The kernel resolves every name with the
 //! directory as its root (`RESOLVE_IN_ROOT`), so no link in the archive or on the disk leads out.
 //! Blocks of zeros become holes. A directory's times are set last, after its members. When it
-//! fails: what was unpacked before stays.
+//! fails: the entries unpacked so far stay.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -28,27 +28,27 @@ const BUFFER_SIZE: usize = 256 * 1024;
 
 type Stream = BufReader<File>;
 
-/// Unpacks `input` below `path`, which is made if missing, and notes what is left out.
+/// Unpacks `input` below `path`, which is created if missing, and lists what it leaves out.
 pub fn unpack(path: &Path, input: OwnedFd, left_out: &mut LeftOut) -> Result<(), Failure> {
-    let told = || format!("cannot unpack into {}", path.display());
-    std::fs::create_dir_all(path).or_failure(told)?;
+    let message = || format!("cannot unpack into {}", path.display());
+    std::fs::create_dir_all(path).or_failure(message)?;
     let root = rustix::fs::open(
         path,
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
         Mode::empty(),
     );
     let mut unpacking = Unpacking {
-        root: root.or_failure(told)?,
+        root: root.or_failure(message)?,
         dirs: Vec::new(),
         left_out,
     };
     let mut archive = Archive::new(BufReader::with_capacity(BUFFER_SIZE, File::from(input)));
-    for entry in archive.entries().or_failure(told)? {
-        unpacking.add(path, entry.or_failure(told)?)?;
+    for entry in archive.entries().or_failure(message)? {
+        unpacking.add(path, entry.or_failure(message)?)?;
     }
-    unpacking.finish_dirs().or_failure(told)?;
-    // What follows the end of the archive is taken off the link, or the host would wait.
-    files::copy(&mut archive.into_inner(), &mut io::sink()).or_failure(told)
+    unpacking.finish_dirs().or_failure(message)?;
+    // Data after the end of the archive is read from the link; otherwise the host would wait.
+    files::copy(&mut archive.into_inner(), &mut io::sink()).or_failure(message)
 }
 
 struct Unpacking<'a> {
@@ -57,7 +57,7 @@ struct Unpacking<'a> {
     left_out: &'a mut LeftOut,
 }
 
-/// What an entry's file gets besides its content.
+/// The attributes of an entry's file, apart from its content.
 struct Attributes {
     mode: Mode,
     owner: (Uid, Gid),
@@ -68,7 +68,7 @@ struct Attributes {
 impl Unpacking<'_> {
     fn add(&mut self, root: &Path, mut entry: Entry<'_, Stream>) -> Result<(), Failure> {
         let name = PathBuf::from(OsStr::from_bytes(&entry.path_bytes()));
-        let told = || format!("cannot unpack {}", root.join(&name).display());
+        let message = || format!("cannot unpack {}", root.join(&name).display());
         let Some(inner) = inside(&name) else {
             return Err(refusal(
                 Errno::INVAL,
@@ -79,8 +79,9 @@ impl Unpacking<'_> {
             self.left_out.add(&root.join(&inner), &why);
             return Ok(());
         }
-        let attributes = attributes(&mut entry).or_failure(told)?;
-        self.place(&inner, &mut entry, attributes).or_failure(told)
+        let attributes = attributes(&mut entry).or_failure(message)?;
+        self.place(&inner, &mut entry, attributes)
+            .or_failure(message)
     }
 
     fn place(
@@ -91,7 +92,7 @@ impl Unpacking<'_> {
     ) -> io::Result<()> {
         let kind = entry.header().entry_type();
         let Some((parent, last)) = self.parent(name)? else {
-            // The root itself: it is there already, and only takes attributes.
+            // The root itself exists already, and only gets attributes.
             self.dirs.push((PathBuf::from("."), attributes));
             return Ok(());
         };
@@ -130,8 +131,8 @@ impl Unpacking<'_> {
         Ok(())
     }
 
-    /// The directory an entry goes into, made if missing, and the entry's name in it; none for the
-    /// root itself.
+    /// The directory of an entry, created if missing, and the entry's name in it; none for the root
+    /// itself.
     fn parent(&self, name: &Path) -> io::Result<Option<(OwnedFd, OsString)>> {
         let Some(last) = name.file_name() else {
             return Ok(None);
@@ -168,7 +169,7 @@ impl Unpacking<'_> {
         rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve)
     }
 
-    /// Innermost first, so that setting one does not touch another's times.
+    /// Innermost first, so that setting one does not change another's times.
     fn finish_dirs(&mut self) -> io::Result<()> {
         for (path, attributes) in std::mem::take(&mut self.dirs).into_iter().rev() {
             attributes.apply(&File::from(self.open(&path)?))?;
@@ -177,8 +178,8 @@ impl Unpacking<'_> {
     }
 }
 
-/// Why an entry cannot become a file: kinds of other systems and extensions are nothing a file
-/// system here could hold.
+/// Why an entry cannot become a file: a file system here cannot hold the kinds of other systems and
+/// extensions.
 fn unsupported(kind: EntryType) -> Option<String> {
     use EntryType::{
         Block, Char, Continuous, Directory, Fifo, GNUSparse, Link, Regular, Symlink, XGlobalHeader,
@@ -193,7 +194,7 @@ fn unsupported(kind: EntryType) -> Option<String> {
     }
 }
 
-/// The name without what does not matter; nothing if it could lead out.
+/// The name without redundant parts; `None` if it could lead out.
 fn inside(name: &Path) -> Option<PathBuf> {
     let mut inner = PathBuf::new();
     for component in name.components() {
@@ -213,13 +214,13 @@ fn link_name(entry: &Entry<'_, Stream>) -> io::Result<PathBuf> {
 
 fn make_dir(parent: &OwnedFd, name: &OsStr) -> io::Result<()> {
     match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755)) {
-        // One that is no directory shows when it is opened.
+        // If it is no directory, opening it fails.
         Ok(()) | Err(Errno::EXIST) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Makes way for an entry. A directory in the way is refused by the kernel.
+/// Removes an existing file in the place of an entry. The kernel refuses to remove a directory.
 fn clear(parent: &OwnedFd, name: &OsStr) -> io::Result<()> {
     match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -297,7 +298,7 @@ fn attributes(entry: &mut Entry<'_, Stream>) -> io::Result<Attributes> {
     })
 }
 
-/// The largest number is the kernel's word for "do not change".
+/// The kernel uses the largest number for "do not change".
 fn number(id: u64) -> io::Result<u32> {
     u32::try_from(id)
         .ok()
@@ -317,8 +318,8 @@ impl Attributes {
         Ok(())
     }
 
-    /// For what cannot be opened: links and nodes. The name is a plain one in a directory that is
-    /// open.
+    /// For files that cannot be opened: links and nodes. The name is a plain name in an open
+    /// directory.
     fn apply_to_name(&self, parent: impl AsFd, name: &OsStr, kind: EntryType) -> io::Result<()> {
         if rustix::process::geteuid().is_root() {
             let (uid, gid) = self.owner;

@@ -1,4 +1,4 @@
-//! A small host: enough of the other end of the link to drive the real agent over a socket.
+//! A small host that drives the real agent over a socket.
 #![allow(dead_code, reason = "each test binary uses its own part of it")]
 
 use std::collections::HashMap;
@@ -18,13 +18,13 @@ use sandtree_proto::{
 pub const WINDOW: u32 = 256 * 1024;
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// What has come of one channel.
+/// Everything that one channel has received.
 #[derive(Debug, Default)]
 pub struct Seen {
     pub pid: Option<u32>,
     pub out: Vec<u8>,
     pub err: Vec<u8>,
-    /// Bytes of `Out` and `Err` that came, kept or not.
+    /// The number of received bytes of `Out` and `Err`, kept or not.
     pub counts: [u64; 2],
     pub ended: [bool; 2],
     pub outcome: Option<Outcome>,
@@ -32,7 +32,7 @@ pub struct Seen {
     pub in_consumed: u64,
     /// Counts the bytes without keeping them.
     pub forget: bool,
-    /// Does not give the windows back: a reader that has stopped.
+    /// Does not return the windows, like a reader that has stopped.
     pub stalled: bool,
 }
 
@@ -128,7 +128,7 @@ impl Client {
         }
     }
 
-    /// Begins anew, as after a break, and waits for the agent's hello.
+    /// Starts again, as after a break, and waits for the agent's hello.
     pub fn connect(&mut self) {
         self.nonce += 1;
         self.hello = None;
@@ -143,7 +143,7 @@ impl Client {
         self.until("hello", |client| client.hello.is_some());
     }
 
-    /// Goes on with every channel from where this end is.
+    /// Continues every channel from the offsets of this end.
     pub fn resume_all(&mut self) {
         let offsets: Vec<_> = self
             .channels
@@ -195,7 +195,7 @@ impl Client {
         self.finish(channel)
     }
 
-    /// Waits for a channel's end, closes it and gives what came of it.
+    /// Waits for a channel's end, closes it and returns what it received.
     pub fn finish(&mut self, channel: u32) -> Seen {
         self.until("end of channel", |client| {
             client.channels[&channel].is_over()
@@ -245,7 +245,7 @@ impl Client {
         self.raw(&bytes);
     }
 
-    /// Takes in what the agent says until the condition holds.
+    /// Handles the agent's messages until the condition holds.
     pub fn until(&mut self, what: &str, mut condition: impl FnMut(&Self) -> bool) {
         let deadline = Instant::now() + DEADLINE;
         while !condition(self) {
@@ -286,7 +286,7 @@ impl Client {
         }
     }
 
-    /// Reads once and forgets it: what is lost in a break.
+    /// Reads once and drops the data, as a break does.
     pub fn lose(&mut self) -> usize {
         self.socket.read(&mut self.buffer).unwrap_or(0)
     }
@@ -350,7 +350,7 @@ impl Client {
         }
     }
 
-    /// Gives the windows back after a stall.
+    /// Returns the windows after a stall.
     pub fn unstall(&mut self, channel: u32) {
         let seen = self.channels.get_mut(&channel).unwrap();
         seen.stalled = false;

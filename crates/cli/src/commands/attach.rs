@@ -1,4 +1,4 @@
-//! `sandtree attach`: joins a detached command, or lists them.
+//! `sandtree attach`: attaches to a detached command, or lists them.
 
 use std::process::ExitCode;
 

@@ -97,7 +97,8 @@ async fn remove(global: &Global, sandbox: &str, which: Forget) -> Outcome {
     if global.json {
         show::json(&forgotten);
     } else {
-        let (count, freed) = (forgotten.states.len(), show::bytes(forgotten.freed_bytes));
+        let count = forgotten.states.len();
+        let freed = show::bytes(forgotten.freed_bytes);
         show::line(&format!(
             "removed {count} {}, {freed} freed",
             if count == 1 { "state" } else { "states" }

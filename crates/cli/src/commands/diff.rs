@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
-use sandtree::{Aspect, Change, ChangeKind, ContentDiff, DiffOptions, Node, absolute_reference};
+use sandtree::{Aspect, Change, ChangeKind, ContentDiff, DiffOptions, Node};
 use serde_json::json;
 
-use super::{Outcome, open};
+use super::{Outcome, absolute_reference, open};
 use crate::args::Global;
 use crate::{progress, show};
 

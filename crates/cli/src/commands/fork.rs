@@ -1,4 +1,4 @@
-//! `sandtree fork`: running copies, all or none.
+//! `sandtree fork`: makes running copies of a sandbox, all or none.
 
 use std::process::ExitCode;
 

@@ -34,9 +34,9 @@ pub async fn run(global: &Global, args: ForwardArgs) -> Outcome {
     }
     // Until Ctrl-C, or until the sandbox ends.
     let mut ended = tokio::task::JoinSet::new();
-    forwards
-        .into_iter()
-        .for_each(|mut forward| drop(ended.spawn(async move { forward.ended().await })));
+    for mut forward in forwards {
+        ended.spawn(async move { forward.ended().await });
+    }
     ended.join_next().await;
     let report = Error::Guest {
         operation: "continue forwarding".into(),

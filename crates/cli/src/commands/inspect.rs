@@ -1,4 +1,4 @@
-//! `sandtree inspect`: everything known of a sandbox.
+//! `sandtree inspect`: everything that is known about a sandbox.
 
 use std::process::ExitCode;
 

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn branches_are_drawn_below_what_they_stand_on() {
+    fn branches_are_drawn_below_their_parents() {
         let states = [
             state("1", None, Some("base"), true),
             state("2", Some("1"), Some("tried"), false),
@@ -261,12 +261,12 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_without_states_stands_alone() {
+    fn a_sandbox_without_states_is_drawn_alone() {
         assert_eq!(draw(&of_sandbox(&[], "a", false)), ["└─ a  (now)"]);
     }
 
     #[test]
-    fn everything_stands_below_what_it_was_made_from() {
+    fn everything_is_drawn_below_its_origin() {
         let node = |kind, id: &str, name: &str, parent: Option<&str>| TreeNode {
             kind,
             id: id.into(),

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_is_begun_anew_is_read_without_a_gap() {
+    fn a_log_that_starts_again_is_read_without_a_gap() {
         let dir = tempfile::tempdir().unwrap();
         let [before, console] = ["console.log.1", "console.log"].map(|name| dir.path().join(name));
         let (bytes, mut log) = read_all(before.clone(), console.clone()).unwrap();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_is_both_parts_is_read_once() {
+    fn a_log_with_two_names_is_read_once() {
         let dir = tempfile::tempdir().unwrap();
         let [before, console] = ["console.log.1", "console.log"].map(|name| dir.path().join(name));
         write(&before, "text").unwrap();

@@ -189,6 +189,16 @@ async fn interruptible(work: impl Future<Output = Outcome>) -> Outcome {
     }
 }
 
+/// What a user calls a snapshot, with a path made absolute: the library does not read our working
+/// directory.
+fn absolute_reference(text: &str) -> Result<String> {
+    let cwd = std::env::current_dir();
+    sandtree::absolute_reference(
+        text,
+        &cwd.map_err(|e| Error::io("find", "our directory", e))?,
+    )
+}
+
 /// Reads the environment and the options into the configuration of a host.
 fn config(global: &Global) -> Result<HostConfig> {
     let home = match &global.home {

@@ -1,4 +1,4 @@
-//! `sandtree pause`: to disk, with memory and processes.
+//! `sandtree pause`: writes sandboxes to disk, with memory and processes.
 
 use std::process::ExitCode;
 

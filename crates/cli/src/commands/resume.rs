@@ -1,4 +1,4 @@
-//! `sandtree resume`: a paused sandbox goes on.
+//! `sandtree resume`: continues paused sandboxes.
 
 use std::process::ExitCode;
 

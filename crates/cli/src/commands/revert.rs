@@ -1,4 +1,4 @@
-//! `sandtree revert`, `undo` and `redo`: to another state.
+//! `sandtree revert`, `undo` and `redo`: return to another state.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `sandtree run`: create, run, and remove or leave.
+//! `sandtree run`: creates a sandbox, runs a command in it, and removes it unless it is detached.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -7,13 +7,13 @@ use std::process::ExitCode;
 use sandtree::{
     Arguments, Begun, Code, Committed, Error, ExecSpec, FORK_CONCURRENCY, ForkSpec, Host, Lifetime,
     MemoryMode, Prepared, PublishedPort, Report, Result, Sandbox, SandboxSpec, SaveOnStop, Unsaved,
-    absolute_reference, ca,
+    ca,
 };
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::session::{self, How, OnSignal};
-use super::{Outcome, interruptible, open, registry, save};
+use super::{Outcome, absolute_reference, interruptible, open, registry, save};
 use crate::args::{Global, Shape, own_kernel, port, size};
 use crate::failure::Failure;
 use crate::{progress, show};
@@ -107,16 +107,16 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
-/// What is to run. Which command that is, is known when the image is.
+/// The command to run, as typed. The image's defaults complete it later.
 #[derive(Clone)]
-struct Errand {
-    /// Its command is what was typed.
+struct Task {
+    /// The typed command and its options.
     typed: ExecSpec,
     entrypoint: Option<Vec<OsString>>,
 }
 
-impl Errand {
-    /// Refuses what cannot be, before anything is started for it.
+impl Task {
+    /// Refuses an invalid command before anything starts.
     fn new(args: &RunArgs) -> Result<Self> {
         let typed = session::spec(args.how.clone(), args.command.clone())?;
         let words = |program: &OsString| {
@@ -132,8 +132,8 @@ impl Errand {
         })
     }
 
-    /// Whether anything is to run that needs nobody to talk to: an image's command alone is most
-    /// likely a shell. In what begins from a snapshot, it may run already.
+    /// Whether there is a command to run without a terminal. A bare image command is usually a
+    /// shell; a snapshot may already be running its own.
     fn runs_alone(&self, sandbox: &Sandbox) -> Result<bool> {
         match &self.entrypoint {
             _ if !self.typed.argv.is_empty() => Ok(true),
@@ -154,7 +154,7 @@ pub async fn run(global: &Global, args: RunArgs) -> Outcome {
         .as_deref()
         .or(args.snapshot.as_deref())
         .map_or(Ok(()), check_here)?;
-    let task = Errand::new(&args)?;
+    let task = Task::new(&args)?;
     if args.detach {
         return interruptible(run_detached(global, &args, task)).await;
     }
@@ -163,7 +163,7 @@ pub async fn run(global: &Global, args: RunArgs) -> Outcome {
     let committed = unless_interrupted(&mut interrupt, started(global, &args)).await?;
     let sandbox = committed.sandboxes()[0].clone();
     let outcome = work(&sandbox, task, global.json, &mut interrupt).await;
-    // The end of the lease removes the sandbox; when we hear of it, it is gone.
+    // Dropping the lease removes the sandbox, and returns when it is gone.
     match &sandbox.info().ok().and_then(|info| info.save_on_stop) {
         Some(target) => saved(&sandbox, target, committed).await?,
         None => tokio::task::block_in_place(|| drop(committed)),
@@ -171,14 +171,15 @@ pub async fn run(global: &Global, args: RunArgs) -> Outcome {
     outcome
 }
 
-/// Creates the one sandbox of a foreground run. It exists for others, and goes with its lease.
+/// Creates the one sandbox of a foreground run. Other commands see it, and it is removed with its
+/// lease.
 async fn started(global: &Global, args: &RunArgs) -> Result<Committed> {
     let (host, prepared) = prepared(global, args).await?;
     begin(&host, args, &prepared).await?.commit().await
 }
 
-/// Ends a sandbox that is saved first. One that could not be saved stays, unless somebody removed
-/// it.
+/// Stops a sandbox with `--save`, which saves it. A sandbox that could not be saved stays, unless
+/// another command removed it.
 async fn saved(sandbox: &Sandbox, target: &str, committed: Committed) -> Result<()> {
     let spinner = progress::spinner(format!("saving as {target}"));
     let saved = committed.end().await;
@@ -201,7 +202,7 @@ async fn saved(sandbox: &Sandbox, target: &str, committed: Committed) -> Result<
     })
 }
 
-async fn run_detached(global: &Global, args: &RunArgs, task: Errand) -> Outcome {
+async fn run_detached(global: &Global, args: &RunArgs, task: Task) -> Outcome {
     let (host, prepared) = prepared(global, args).await?;
     let begun = begin(&host, args, &prepared).await?;
     let execs = match all_detached(&begun, &task).await {
@@ -211,7 +212,7 @@ async fn run_detached(global: &Global, args: &RunArgs, task: Errand) -> Outcome 
             return Err(failure);
         }
     };
-    // Until here, none of them exists for others.
+    // Until here, other commands see none of them.
     let sandboxes = begun.commit().await?.release().await;
     let mut shown = Vec::new();
     for (sandbox, exec) in sandboxes.iter().zip(execs) {
@@ -232,7 +233,7 @@ async fn run_detached(global: &Global, args: &RunArgs, task: Errand) -> Outcome 
     Ok(ExitCode::SUCCESS)
 }
 
-async fn all_detached(begun: &Begun, task: &Errand) -> Result<Vec<Option<String>>, Failure> {
+async fn all_detached(begun: &Begun, task: &Task) -> Result<Vec<Option<String>>, Failure> {
     let mut execs = Vec::new();
     for sandbox in begun.sandboxes() {
         execs.push(detached(sandbox, task).await?);
@@ -240,8 +241,8 @@ async fn all_detached(begun: &Begun, task: &Errand) -> Result<Vec<Option<String>
     Ok(execs)
 }
 
-/// Starts what was asked for, or what the image has as its entry point.
-async fn detached(sandbox: &Sandbox, task: &Errand) -> Result<Option<String>, Failure> {
+/// Starts the typed command, or the image's entry point.
+async fn detached(sandbox: &Sandbox, task: &Task) -> Result<Option<String>, Failure> {
     if !task.runs_alone(sandbox)? {
         return Ok(None);
     }
@@ -253,7 +254,7 @@ async fn detached(sandbox: &Sandbox, task: &Errand) -> Result<Option<String>, Fa
     Ok(Some(exec.id().to_string()))
 }
 
-/// Creates one sandbox, or as many as were asked for.
+/// Creates one sandbox, or the number given by `--count`.
 async fn begin(host: &Host, args: &RunArgs, prepared: &Prepared) -> Result<Begun> {
     let spec = prepared.spec.clone();
     let (message, begun) = match args.count {
@@ -285,8 +286,8 @@ async fn begin(host: &Host, args: &RunArgs, prepared: &Prepared) -> Result<Begun
     Ok(begun)
 }
 
-/// Ctrl-C is ours until the command has started; then it is the command's.
-async fn work(sandbox: &Sandbox, task: Errand, as_json: bool, interrupt: &mut Signal) -> Outcome {
+/// Ctrl-C ends this program until the command has started; afterwards the command receives it.
+async fn work(sandbox: &Sandbox, task: Task, as_json: bool, interrupt: &mut Signal) -> Outcome {
     let spec = task.spec(sandbox)?;
     let guest = unless_interrupted(interrupt, sandbox.guest()).await?;
     if as_json {
@@ -301,8 +302,8 @@ async fn work(sandbox: &Sandbox, task: Errand, as_json: bool, interrupt: &mut Si
     session::relay(exec, wants_stdin, tty, OnSignal::Pass).await
 }
 
-/// One listener for all steps: a Ctrl-C between two of them is not lost. What is dropped undoes
-/// itself.
+/// One listener for all steps, so that a Ctrl-C between two of them is not lost. Dropping a step
+/// undoes it.
 async fn unless_interrupted<T>(
     interrupt: &mut Signal,
     step: impl Future<Output = Result<T>>,
@@ -313,27 +314,27 @@ async fn unless_interrupted<T>(
     }
 }
 
-/// A reference to a registry stands for nothing here until it is pulled.
+/// A reference to a registry is no local name until it is pulled.
 fn check_here(reference: &str) -> Result<(), Failure> {
     if !registry::is_reference(reference) || Path::new(reference).exists() {
         return Ok(());
     }
     let message = format!("there is no image or snapshot {reference} here");
     let arguments = Arguments::from([("reference".to_owned(), reference.into())]);
-    Err(Failure::Told(Report::new(
+    Err(Failure::Reported(Report::new(
         Code::NotPulled,
         message,
         arguments,
     )))
 }
 
-/// Whether a workspace has a snapshot of that name; otherwise it is an image's.
+/// Whether a workspace has a snapshot of that name; otherwise it is the name of an image.
 fn is_saved(name: &str, workspace: Option<&Path>) -> bool {
     workspace.is_some_and(|dir| dir.join(name).join("manifest.json").is_file())
 }
 
-/// What is needed before a keeper is: an image is made, and a snapshot in a directory taken in,
-/// where people see it.
+/// Prepares what a keeper needs: builds a missing image, and imports a snapshot from a directory,
+/// with progress on the terminal.
 async fn prepared(global: &Global, args: &RunArgs) -> Result<(Host, Prepared)> {
     let spec = spec(args)?;
     spec.check()?;

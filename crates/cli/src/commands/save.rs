@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use sandtree::{Error, Result, SaveSpec, SaveTarget, parse_label, parse_target};
 
-use super::{Outcome, open};
+use super::{Outcome, absolute_reference, open};
 use crate::args::{Global, sandbox_ref};
 use crate::{progress, show};
 
@@ -79,10 +79,10 @@ pub fn labels(labels: &[String]) -> Result<BTreeMap<String, String>> {
     labels.iter().map(|label| parse_label(label)).collect()
 }
 
-/// What a save is called; in a workspace, a directory there.
+/// The target of a save: a name, or a directory in a workspace.
 pub fn target(name: &str, workspace: Option<&Path>) -> Result<SaveTarget> {
     match workspace {
-        None => parse_target(name),
+        None => parse_target(&absolute_reference(name)?),
         Some(dir) => {
             let placed = placed(name, workspace)?;
             std::fs::create_dir_all(dir).map_err(|e| Error::io("make directory", dir, e))?;
@@ -97,7 +97,7 @@ pub fn placed(name: &str, workspace: Option<&Path>) -> Result<String> {
     let Some(workspace) = workspace else {
         return Ok(name.to_owned());
     };
-    match parse_target(name)? {
+    match parse_target(&absolute_reference(name)?)? {
         SaveTarget::Name(name) => {
             let path =
                 std::path::absolute(workspace).map_err(|e| Error::io("resolve", workspace, e))?;

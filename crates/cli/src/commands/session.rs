@@ -55,7 +55,7 @@ const SIGINT: i32 = 2;
 const SIGQUIT: i32 = 3;
 const SIGHUP: i32 = 1;
 const SIGTERM: i32 = 15;
-/// After so many signals we exit, even if the command does not.
+/// After this many signals we exit, even if the command does not.
 const PATIENCE: u32 = 3;
 /// The limit of each stream that `--json` collects.
 const JSON_LIMIT: usize = 64 << 20;
@@ -136,7 +136,7 @@ pub enum OnSignal {
     Leave,
 }
 
-/// Carries streams, signals and sizes between the user and a command until it ends.
+/// Passes streams, signals and sizes between the user and a command until it ends.
 pub async fn relay(mut exec: Exec, wants_stdin: bool, tty: bool, on_signal: OnSignal) -> Outcome {
     let _raw = if tty { Some(Raw::enter()?) } else { None };
     // Before any output, which the user may answer with Ctrl-C.
@@ -158,10 +158,12 @@ pub async fn relay(mut exec: Exec, wants_stdin: bool, tty: bool, on_signal: OnSi
         tokio::select! {
             status = exec.wait() => break status?,
             Some(()) = reader_left.recv() => return Ok(ExitCode::from(BROKEN_PIPE)),
-            told = signals.next() => match told {
-                Told::Resize => exec.resize(terminal::size())?,
-                Told::Signal(_) if on_signal == OnSignal::Leave || impatience >= PATIENCE => return Err(Failure::Interrupted),
-                Told::Signal(signal) => {
+            request = signals.next() => match request {
+                Requested::Resize => exec.resize(terminal::size())?,
+                Requested::Signal(signal) => {
+                    if on_signal == OnSignal::Leave || impatience >= PATIENCE {
+                        return Err(Failure::Interrupted);
+                    }
                     impatience += 1;
                     exec.signal(signal)?;
                 }
@@ -221,7 +223,8 @@ struct Signals {
     resize: Signal,
 }
 
-enum Told {
+/// What a signal to this process requests.
+enum Requested {
     Signal(i32),
     Resize,
 }
@@ -239,16 +242,16 @@ impl Signals {
     }
 
     async fn end(&mut self) {
-        while let Told::Resize = self.next().await {}
+        while let Requested::Resize = self.next().await {}
     }
 
-    async fn next(&mut self) -> Told {
+    async fn next(&mut self) -> Requested {
         tokio::select! {
-            _ = self.interrupt.recv() => Told::Signal(SIGINT),
-            _ = self.terminate.recv() => Told::Signal(SIGTERM),
-            _ = self.hangup.recv() => Told::Signal(SIGHUP),
-            _ = self.quit.recv() => Told::Signal(SIGQUIT),
-            _ = self.resize.recv() => Told::Resize,
+            _ = self.interrupt.recv() => Requested::Signal(SIGINT),
+            _ = self.terminate.recv() => Requested::Signal(SIGTERM),
+            _ = self.hangup.recv() => Requested::Signal(SIGHUP),
+            _ = self.quit.recv() => Requested::Signal(SIGQUIT),
+            _ = self.resize.recv() => Requested::Resize,
         }
     }
 }

@@ -1,18 +1,16 @@
 //! `sandtree snapshot`: list, verify, remove, export and import snapshots.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use rustix::fs::{CWD, RenameFlags, renameat_with};
-use rustix::io::Errno;
-use sandtree::{Error, ExportOptions, Host, Result, SnapshotInfo, absolute_reference};
+use sandtree::{Error, ExportOptions, Host, Result, SnapshotInfo, rename_noreplace};
 use serde_json::json;
 
 use super::save::{self, placed};
-use super::{Outcome, diff, open};
+use super::{Outcome, absolute_reference, diff, open};
 use crate::args::Global;
 use crate::failure::Failure;
 use crate::{progress, show};
@@ -130,11 +128,11 @@ pub async fn run(global: &Global, what: SnapshotCommand) -> Outcome {
                 .await?
                 .tag_snapshot(&absolute_reference(&snapshot)?, &name, force.into())
                 .await?;
-            Ok(told(global, &json!({ "name": name }), &name))
+            Ok(shown(global, &json!({ "name": name }), &name))
         }
         SnapshotCommand::Reindex => {
             let count = open(global).await?.reindex().await?;
-            Ok(told(
+            Ok(shown(
                 global,
                 &json!({ "snapshots": count }),
                 &format!("{count} snapshots are in the index"),
@@ -146,7 +144,7 @@ pub async fn run(global: &Global, what: SnapshotCommand) -> Outcome {
     }
 }
 
-fn told(global: &Global, value: &serde_json::Value, line: &str) -> ExitCode {
+fn shown(global: &Global, value: &serde_json::Value, line: &str) -> ExitCode {
     if global.json {
         show::json(value);
     } else {
@@ -164,7 +162,7 @@ async fn list(global: &Global, labels: &[String], workspace: Option<&Path>) -> O
         &found
             .trouble
             .iter()
-            .map(|what| format!("the index is of no use: {what}"))
+            .map(|what| format!("the index cannot be used: {what}"))
             .collect::<Vec<_>>(),
     );
     let is_meant = |snapshot: &SnapshotInfo| labels.iter().all(|label| has(snapshot, label));
@@ -438,21 +436,6 @@ impl Unfinished {
     }
 }
 
-/// Fallback for a file system without RENAME_NOREPLACE: a hard link, or a check that the name is
-/// free.
-fn rename_noreplace(from: &Path, to: &Path) -> io::Result<()> {
-    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
-        renamed => return Ok(renamed?),
-    }
-    match std::fs::hard_link(from, to) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists && !to.exists() => {
-            std::fs::rename(from, to)
-        }
-        linked => linked,
-    }
-}
-
 impl Drop for Unfinished {
     fn drop(&mut self) {
         // After a rename there is nothing to remove, and an error has no other consequence.
@@ -510,7 +493,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_names_what_is_in_it() {
+    fn an_import_is_named_after_its_file() {
         for (path, name) in [
             ("a/dev-env.tar.zst", "dev-env"),
             ("x.tar", "x"),

@@ -1,4 +1,4 @@
-//! `sandtree stats`: what a sandbox uses.
+//! `sandtree stats`: the memory, processor and disk usage of a sandbox.
 
 use std::process::ExitCode;
 

@@ -48,12 +48,12 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_drawn_anew_is_as_it_was_last() {
+    fn a_line_that_is_drawn_again_has_its_last_text() {
         assert_eq!(Lines::default().take(b"10%\r50%\r100%\n"), ["100%"]);
     }
 
     #[test]
-    fn a_line_without_an_end_is_cut() {
+    fn an_endless_line_is_cut() {
         let mut lines = Lines::default();
         let cut = lines.take(&vec![b'x'; 3 * LINE_MAX + 5]);
         assert_eq!(cut.iter().map(String::len).sum::<usize>(), 3 * LINE_MAX);

@@ -312,7 +312,7 @@ impl Capture<'_> {
                 .map_err(engine_error("prepare an overlay")),
             Err(source) => Err(Error::io("open", &path, source)),
         };
-        let prepared = prepared.inspect_err(|_| drop(std::fs::remove_file(&path)))?;
+        let prepared = prepared.inspect_err(|_| self.discard_overlay(&id))?;
         // Listed before it is written to. Empty, it changes nothing for whoever starts from it.
         let below = head.disk.clone();
         head.disk.push(id.clone());
@@ -321,7 +321,7 @@ impl Capture<'_> {
                 .discard_overlay(prepared)
                 .await
                 .map_err(engine_error("drop an overlay"))?;
-            drop(std::fs::remove_file(&path));
+            self.discard_overlay(&id);
             return Err(store_error("write where a sandbox stands")(error));
         }
         self.running.ground.prepared = Some((id, prepared));
@@ -388,8 +388,14 @@ impl Capture<'_> {
     }
 
     fn discard_layer(&self, id: &LayerId) {
-        if let Err(error) = std::fs::remove_file(self.owned.memory_layer(id)) {
+        if let Err(error) = self.owned.discard_memory(id) {
             tracing::warn!(%error, %id, "an unfinished memory layer stays until the next collection");
+        }
+    }
+
+    fn discard_overlay(&self, id: &LayerId) {
+        if let Err(error) = self.owned.discard_disk(id) {
+            tracing::warn!(%error, %id, "an unused overlay stays until the next collection");
         }
     }
 

@@ -23,7 +23,7 @@ impl Capture<'_> {
         let path = self.owned.disk_layer(&id);
         let copied = self.copy_disk_into(&path).await;
         if let Err(error) = copied {
-            drop(std::fs::remove_file(&path));
+            self.discard_overlay(&id);
             return Err(error);
         }
         self.owned

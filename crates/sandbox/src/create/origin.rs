@@ -6,7 +6,7 @@ use sandtree_store::{
     self as store, Image, MachineRecord, Named, Network, Settings, SnapshotManifest, Target,
 };
 
-use crate::blocking::blocking;
+use crate::blocking::{blocking, may_block};
 use crate::error::{Error, Result, Setting, store_error};
 use crate::held::Held;
 use crate::host::Host;
@@ -39,7 +39,7 @@ impl Host {
         progress: Progress,
         image: impl FnMut(image::Progress) + Send + 'static,
     ) -> Result<Prepared> {
-        let beginning = self.inner.beginning(&spec, progress, image).await?;
+        let beginning = may_block(self.inner.beginning(&spec, progress, image)).await?;
         if let Beginning::Snapshot(held) = &beginning {
             // By its digest, it is the same whatever becomes of the name or the directory.
             (spec.image, spec.snapshot) = (None, Some(held.digest.to_string()));

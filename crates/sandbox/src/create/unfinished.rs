@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use sandtree_store::{Origin, Owned, SandboxDir, SandboxRecord, Snapshot, StateSource};
 
+use crate::blocking::in_place;
 use crate::error::{Error, Result};
 use crate::inner::Inner;
 use crate::publish;
@@ -112,8 +113,11 @@ impl Drop for Unfinished {
             return;
         };
         let id = owned.id().clone();
-        publish::release_target(&owned);
-        if let Err(error) = self.host.store.remove_sandbox(owned) {
+        let removed = in_place(|| {
+            publish::release_target(&owned);
+            self.host.store.remove_sandbox(owned)
+        });
+        if let Err(error) = removed {
             tracing::error!(%id, %error, "a sandbox that was not finished cannot be removed; the next open tries again");
         }
     }

@@ -170,7 +170,7 @@ pub(crate) async fn key(host: &Inner, record: &SandboxRecord, image: &Image) -> 
         recipe: RECIPE,
         image: &record.image_digest,
         initramfs: initramfs_name(host, record, &kernel)?,
-        cmdline: cmdline(image.record.init),
+        cmdline: cmdline(image.record.init, accel),
         memory_bytes: record.memory_bytes,
         // The rate is measured, and differs a little each time.
         machine: MachineRecord {

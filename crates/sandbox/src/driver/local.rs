@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use super::Driver;
 use crate::error::{Error, Result};
+use crate::hub::Gate;
 use crate::order::{Ask, Urgency};
 use crate::status::{StateWatch, Status};
 use crate::verb::Verb;
@@ -85,6 +86,35 @@ impl Job {
                     drop(reply.send(Err(error)));
                 }
             }),
+        }
+    }
+}
+
+impl Job {
+    /// The checkpoint before a command. It can be interrupted as a verb can, and the sandbox
+    /// survives its panic.
+    pub fn gate(gate: Gate) -> Self {
+        let reply = Arc::new(Mutex::new(Some(gate.reply)));
+        let fail_reply = reply.clone();
+        let pass = |reply: &Mutex<Option<oneshot::Sender<_>>>, passed: Result<()>| {
+            let reply = reply.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let failed =
+                |error: Error| format!("the checkpoint before it failed: {}", error.one_line());
+            if let Some(reply) = reply {
+                // A client that left does not start its command.
+                drop(reply.send(passed.map_err(failed)));
+            }
+        };
+        Self {
+            verb: Verb::Checkpoint,
+            urgency: Urgency::Queued,
+            run: Box::new(move |driver| {
+                Box::pin(async move {
+                    let taken = driver.checkpoint_before_command().await;
+                    pass(&reply, driver.explain_interruption(Verb::Checkpoint, taken));
+                })
+            }),
+            fail: Box::new(move |error| pass(&fail_reply, Err(error))),
         }
     }
 }

@@ -27,11 +27,13 @@
 //! space. When it fails: a state that cannot be written is reported to whoever asked; the machine
 //! is not kept up for it.
 
+mod arrival;
 mod carry;
 mod fold;
 mod local;
 mod perform;
 mod save;
+mod seals;
 mod states;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,13 +46,13 @@ use sandtree_store::{
     Ended, Head, Init, Owned, Phase, SandboxDir, SandboxRecord, StateId, StateRecord,
 };
 use tokio::sync::{mpsc, watch};
-use tokio::task::{JoinError, JoinSet};
-use tokio::time::Instant;
+use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 use self::fold::Folding;
 pub(crate) use self::local::{Drivers, Local, Perform, WeakLocal};
 use self::local::{Job, Queue};
 pub(crate) use self::perform::Commit;
+use self::seals::{Seals, Unsealed};
 use crate::blocking::may_block;
 use crate::error::{Error, Result, engine_error, store_error};
 use crate::files::remove_if_there;
@@ -118,7 +120,7 @@ pub(crate) fn start(host: Arc<Inner>, driven: Driven) -> Local {
         stalled: false,
         agent_gone: None,
         seen: None,
-        sealing: JoinSet::new(),
+        sealing: Seals::default(),
         folding: None,
         interrupted: Interruption::default(),
         rested: None,
@@ -146,7 +148,7 @@ pub(crate) struct Driver {
     /// What had been done in the guest when the last state was taken.
     seen: Option<Activity>,
     /// States that are being made durable.
-    sealing: JoinSet<()>,
+    sealing: Seals,
     folding: Option<Folding>,
     /// What interrupts the job that is being carried out.
     interrupted: Interruption,
@@ -174,6 +176,23 @@ impl Interruption {
     }
 }
 
+/// When a stalled guest's disk is looked at. The time counts from the last look, not from the last
+/// turn of the driver: one that is busy looks as often as an idle one.
+struct StallCheck(Interval);
+
+impl StallCheck {
+    fn every(period: Duration) -> Self {
+        let mut interval = tokio::time::interval(period);
+        // Looks that a guest needed none of are not made up for.
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self(interval)
+    }
+
+    async fn due(&mut self) {
+        self.0.tick().await;
+    }
+}
+
 enum Happening {
     Job(Option<Job>),
     Ended(Exit),
@@ -182,7 +201,7 @@ enum Happening {
     AgentMissed,
     Gate(Gate),
     Folded(Result<Folded>),
-    Sealed(Result<(), JoinError>),
+    Sealed(Result<(), Unsealed>),
 }
 
 impl Driver {
@@ -193,7 +212,7 @@ impl Driver {
         self.take_reserve();
         let mut events = self.take_events();
         let mut gate = self.take_gate();
-        let mut stall_check = tokio::time::interval(STALL_CHECK);
+        let mut stall_check = StallCheck::every(STALL_CHECK);
         while self.owned.is_some() {
             // The last events of a machine that is gone are not about the next one.
             events = events.filter(|_| self.running.is_some());
@@ -202,11 +221,11 @@ impl Driver {
                 job = queue.jobs.recv() => Happening::Job(job),
                 exit = exited(self.running.as_ref()) => Happening::Ended(exit),
                 Some(event) = next_event(events.as_mut()) => Happening::Event(event),
-                _ = stall_check.tick(), if self.stalled => Happening::StallCheck,
+                () = stall_check.due(), if self.stalled => Happening::StallCheck,
                 () = missed(self.agent_gone) => Happening::AgentMissed,
                 Some(asker) = next_asker(gate.as_mut()) => Happening::Gate(asker),
                 folded = fold_done(self.folding.as_mut()) => Happening::Folded(folded),
-                Some(sealed) = self.sealing.join_next() => Happening::Sealed(sealed),
+                Some(sealed) = self.sealing.ended() => Happening::Sealed(sealed),
             };
             match happening {
                 Happening::Job(Some(job)) => {
@@ -221,11 +240,13 @@ impl Driver {
                 Happening::Event(event) => self.event(&event).await,
                 Happening::StallCheck => self.look_for_space().await,
                 Happening::AgentMissed => self.agent_missed().await,
-                Happening::Gate(asker) => self.gate(asker).await,
+                Happening::Gate(gate) => {
+                    self.carry_out(Job::gate(gate), &mut queue.urgent).await;
+                }
                 Happening::Folded(folded) => {
                     self.folded(folded).await;
                 }
-                Happening::Sealed(sealed) => self.sealed(sealed),
+                Happening::Sealed(sealed) => sealed.unwrap_or_else(Unsealed::report),
             }
         }
     }
@@ -240,12 +261,6 @@ impl Driver {
         self.running
             .as_mut()
             .and_then(|running| running.gate.take())
-    }
-
-    fn sealed(&mut self, sealed: Result<(), JoinError>) {
-        if let Err(error) = sealed {
-            tracing::error!(%error, "a state was not made durable: its sealing panicked");
-        }
     }
 
     fn owned(&self) -> &Owned {
@@ -453,7 +468,7 @@ impl Driver {
 
     /// Waits until states are durable. A fold is of no use to a machine that is gone.
     async fn end_background(&mut self) {
-        while self.sealing.join_next().await.is_some() {}
+        self.sealing.all_ended().await;
         if let Some(folding) = self.folding.take() {
             folding.give_up().await;
         }
@@ -622,4 +637,34 @@ async fn shut_down(running: &Running, grace: Duration) -> bool {
     tokio::time::timeout(patience, running.machine.exited())
         .await
         .is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A driver whose every turn is shorter than the time between two looks.
+    #[tokio::test(start_paused = true)]
+    async fn a_busy_driver_looks_for_space_as_often_as_an_idle_one() {
+        let began = Instant::now();
+        let mut check = StallCheck::every(STALL_CHECK);
+        let mut looks = 0;
+        while began.elapsed() < 10 * STALL_CHECK {
+            tokio::select! {
+                () = check.due() => looks += 1,
+                () = tokio::time::sleep(STALL_CHECK / 3) => {}
+            }
+        }
+        assert!((10..=11).contains(&looks), "{looks} looks");
+    }
+
+    /// A guest that stalls after hours is looked at once, not once for every second before.
+    #[tokio::test(start_paused = true)]
+    async fn looks_that_were_not_needed_are_not_made_up_for() {
+        let mut check = StallCheck::every(STALL_CHECK);
+        tokio::time::advance(100 * STALL_CHECK).await;
+        check.due().await;
+        let next = tokio::time::timeout(STALL_CHECK / 2, check.due());
+        assert!(next.await.is_err(), "the next look is made at once");
+    }
 }

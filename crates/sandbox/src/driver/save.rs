@@ -34,8 +34,10 @@ impl Driver {
         Ok(lent)
     }
 
+    /// By this driver, or by an earlier one whose borrower still has it. A state that cannot be
+    /// looked at counts as lent.
     pub(super) fn is_lent(&self, state: &StateId) -> bool {
-        self.loans.contains_key(state.as_str())
+        self.loans.contains_key(state.as_str()) || self.dir().is_held(state).unwrap_or(true)
     }
 
     /// The borrower is done. A state that was taken for it goes, and so does one that the sandbox

@@ -14,21 +14,22 @@ use std::time::{Duration, Instant};
 
 use sandtree_engine::{self as engine, Machine};
 use sandtree_store::{
-    Collected, Head, MemoryState, Owned, Phase, StateId, StateKind, StateManifest, StateRecord,
-    StateSource, Tag,
+    Collected, Head, Owned, Phase, StateId, StateKind, StateManifest, StateRecord, StateSource, Tag,
 };
 
 use super::Driver;
+use super::arrival::Arrival;
 use crate::blocking::blocking;
 use crate::capture::{After, Capture, Captured, CapturedDisk, Purpose};
 use crate::degradation::Degradation;
 use crate::error::{Error, Result, StateUser, store_error};
-use crate::fold;
 use crate::history::{self, Step};
-use crate::hub::{Activity, Gate};
+use crate::hub::Activity;
 use crate::inner::Inner;
 use crate::machine::identity::{self, Belongs};
-use crate::machine::restore::{self, Checked, Connections, HubChoice, RestoreTimes, Restored};
+use crate::machine::restore::{
+    self, Checked, Connections, HubChoice, Loaded, RestoreTimes, Restored,
+};
 use crate::machine::running::{self, Running};
 use crate::machine::start::{check_disk, running_state};
 use crate::machine::{boot, ports};
@@ -121,15 +122,21 @@ impl Driver {
         self.wait_if_too_deep().await?;
         let host = self.host.clone();
         let mut capture = self.capturing(&host)?;
-        match capture.take(Purpose { kind, tag, after }).await {
-            Err(error) => {
-                let error = explained(&capture.running.machine, error).await;
-                // Whatever failed, and wherever, the guest was meant to go on.
-                self.continue_machine().await;
-                Err(error)
-            }
-            taken => taken,
-        }
+        let taken = capture.take(Purpose { kind, tag, after }).await;
+        self.captured(taken).await
+    }
+
+    /// Explains why a capture failed. Whatever failed, and wherever, the guest was meant to
+    /// continue.
+    async fn captured(&self, taken: Result<Captured>) -> Result<Captured> {
+        let error = match taken {
+            Ok(captured) => return Ok(captured),
+            Err(error) => error,
+        };
+        let running = self.running.as_ref().expect("only what runs is captured");
+        let error = explained(&running.machine, error).await;
+        self.continue_machine().await;
+        Err(error)
     }
 
     /// Captures the disk alone; the guest goes on all the time.
@@ -146,29 +153,36 @@ impl Driver {
     fn capturing<'a>(&'a mut self, host: &'a Inner) -> Result<Capture<'a>> {
         let owned = self.owned.as_ref().expect("the driver runs while it owns");
         let running = self.running.as_mut().expect("only what runs is captured");
-        let wanted = match &owned.record().memory_mode {
-            Some(mode) => mode.parse()?,
-            None => MemoryMode::WriteProtect,
-        };
-        let disk_bytes = owned.record().disk_bytes;
-        Ok(Capture {
-            host,
-            owned,
-            running,
-            wanted,
-            disk_bytes,
-        })
+        capturing(host, owned, running)
     }
+}
 
+fn capturing<'a>(
+    host: &'a Inner,
+    owned: &'a Owned,
+    running: &'a mut Running,
+) -> Result<Capture<'a>> {
+    let wanted = match &owned.record().memory_mode {
+        Some(mode) => mode.parse()?,
+        None => MemoryMode::WriteProtect,
+    };
+    let disk_bytes = owned.record().disk_bytes;
+    Ok(Capture {
+        host,
+        owned,
+        running,
+        wanted,
+        disk_bytes,
+    })
+}
+
+impl Driver {
     /// Before a command starts, where that was asked for.
-    pub(super) async fn gate(&mut self, gate: Gate) {
-        let passed = self.auto_checkpoint().await;
-        let passed = passed
-            .map_err(|error| format!("the checkpoint before it failed: {}", error.one_line()));
+    pub(super) async fn checkpoint_before_command(&mut self) -> Result<()> {
+        let taken = self.auto_checkpoint().await;
         // The command is about to do something.
         self.seen = None;
-        // A client that left does not start its command.
-        drop(gate.reply.send(passed));
+        taken
     }
 
     async fn auto_checkpoint(&mut self) -> Result<()> {
@@ -277,7 +291,9 @@ impl Driver {
             },
             None => HubChoice::New,
         };
-        let (mut restored, _) = self.come_from(state, |_| {}, hub).await?;
+        self.release_reserve_if_full()?;
+        let arrival = Arrival::load(&self.host, self.owned(), state).await?;
+        let (mut restored, _) = self.arrive(arrival, |_| {}, hub).await?;
         restored.running.forwards = ports::forward(&restored.running.guest, &ports)?;
         self.kept = None;
         let resumed = restored.report(began.elapsed());
@@ -307,14 +323,18 @@ impl Driver {
             Some(running) => running.listeners(),
             None => ports::listen(&self.record_of().ports).await?,
         };
-        let (left, dropped) = match self.keep_present().await {
+        let (kept, arrival) = self.leave_and_load(target).await;
+        let (left, dropped) = match kept {
             Ok(left) => (left, None),
             // The machine was killed: its disk is all there is of the present.
             Err(error) if self.interrupted.get().is_some() => return Err(error),
             Err(error) => (None, Some(error.one_line())),
         };
         let moved = |head: &mut Head| history::moved(head, &step, left.clone());
-        let came = self.come_from(target, moved, HubChoice::New).await;
+        let came = match arrival {
+            Ok(arrival) => self.arrive(arrival, moved, HubChoice::New).await,
+            Err(error) => Err(error),
+        };
         let came = came.and_then(|(mut restored, target)| {
             restored.running.forwards = ports::forward(&restored.running.guest, &ports)?;
             Ok((restored, target))
@@ -366,6 +386,56 @@ impl Driver {
             .map(|manifest| manifest.id)
     }
 
+    /// Makes a state of the present, and loads the machine that will take its place. Both at once,
+    /// unless the store is nearly full: then the capture comes first, so that what it does not need
+    /// is left for the machine.
+    async fn leave_and_load(
+        &mut self,
+        target: Checked,
+    ) -> (Result<Option<StateId>>, Result<Arrival>) {
+        if self.running.is_none() || self.is_store_full() {
+            let kept = self.keep_present().await;
+            if let Err(error) = self.release_reserve_if_full() {
+                return (kept, Err(error));
+            }
+            let arrival = Arrival::load(&self.host, self.owned(), target).await;
+            return (kept, arrival);
+        }
+        let deep = self.wait_if_too_deep().await;
+        let host = self.host.clone();
+        let owned = self.owned.as_ref().expect("the driver runs while it owns");
+        let running = self.running.as_mut().expect("it was just looked at");
+        let leave = async {
+            deep?;
+            let purpose = Purpose {
+                kind: StateKind::Left,
+                tag: None,
+                after: After::StayStopped,
+            };
+            capturing(&host, owned, running)?.take(purpose).await
+        };
+        let (taken, arrival) = tokio::join!(leave, Arrival::load(&host, owned, target));
+        let kept = self.captured(taken).await;
+        let kept = kept.map(|captured| Some(captured.manifest.id));
+        match self.release_reserve_if_full() {
+            Ok(()) => (kept, arrival),
+            Err(error) => (kept, Err(error)),
+        }
+    }
+
+    fn is_store_full(&self) -> bool {
+        let free = self.host.store.disk_free_bytes();
+        free.is_ok_and(|free| free < LITTLE_BYTES)
+    }
+
+    fn release_reserve_if_full(&self) -> Result<()> {
+        if !self.is_store_full() {
+            return Ok(());
+        }
+        let released = self.owned().release_reserve();
+        released.map_err(store_error("give its reserve back"))
+    }
+
     /// Makes a state of the present before it is left. A machine stands still afterwards.
     async fn keep_present(&mut self) -> Result<Option<StateId>> {
         if self.running.is_some() {
@@ -412,39 +482,21 @@ impl Driver {
             .map_err(store_error("seal an overlay"))
     }
 
-    /// Brings a machine up from a state, on an overlay of its own. The head leads there before its
+    /// Lets a machine that holds a state take the sandbox over. The head leads there before its
     /// guest can write.
-    async fn come_from(
+    async fn arrive(
         &mut self,
-        state: Checked,
+        arrival: Arrival,
         moved: impl FnOnce(&mut Head),
         hub: HubChoice,
     ) -> Result<(Restored, StateManifest)> {
-        let manifest = state.manifest().clone();
-        let owned = self.owned();
-        if self
-            .host
-            .store
-            .disk_free_bytes()
-            .is_ok_and(|free| free < LITTLE_BYTES)
-        {
-            owned
-                .release_reserve()
-                .map_err(store_error("give its reserve back"))?;
-        }
-        let overlay = owned
-            .create_disk(manifest.disk_bytes)
-            .map_err(store_error("make an overlay"))?;
-        owned
-            .sync_overlay(&overlay)
-            .map_err(store_error("sync an overlay"))?;
         let before = self.head()?;
         let mut head = before.clone();
-        head.disk = manifest.disk.iter().cloned().chain([overlay]).collect();
+        head.disk = arrival.disk;
         moved(&mut head);
         self.head_before = Some(before);
-        match self.bring_up(state, head, hub).await {
-            Ok(restored) => Ok((restored, manifest)),
+        match self.bring_up(arrival.loaded, head, hub).await {
+            Ok(restored) => Ok((restored, arrival.manifest)),
             Err(error) => {
                 self.restore_head();
                 Err(error)
@@ -478,44 +530,35 @@ impl Driver {
         }
     }
 
-    async fn bring_up(&self, state: Checked, mut head: Head, hub: HubChoice) -> Result<Restored> {
-        let (host, owned) = (&self.host, self.owned());
-        head.disk = fold::shallow(owned, &head.disk).await?;
-        if matches!(state.manifest().memory, MemoryState::None) {
-            self.check_interrupted()?;
-            self.set_head(&head)?;
-            let began = Instant::now();
-            let running = boot::boot(
-                host,
-                owned,
-                &head.disk,
-                identity::identity(owned.record()),
-                None,
-            )
-            .await?;
-            let times = RestoreTimes {
-                running: began.elapsed(),
-                acknowledged: began.elapsed(),
-            };
-            return Ok(Restored {
-                running,
-                times,
-                hooks: Vec::new(),
-            });
-        }
-        let loaded = restore::load(host, owned, state, &head.disk).await?;
+    async fn bring_up(
+        &self,
+        loaded: Option<Loaded>,
+        head: Head,
+        hub: HubChoice,
+    ) -> Result<Restored> {
+        let host = &self.host;
+        let owned = self.owned();
         self.check_interrupted()?;
         self.set_head(&head)?;
-        loaded
-            .go_on(
-                host,
-                owned,
-                Connections {
-                    hub,
-                    belongs: Belongs::Here,
-                },
-            )
-            .await
+        if let Some(loaded) = loaded {
+            let connections = Connections {
+                hub,
+                belongs: Belongs::Here,
+            };
+            return loaded.go_on(host, owned, connections).await;
+        }
+        let began = Instant::now();
+        let identity = identity::identity(owned.record());
+        let running = boot::boot(host, owned, &head.disk, identity, None).await?;
+        let times = RestoreTimes {
+            running: began.elapsed(),
+            acknowledged: began.elapsed(),
+        };
+        Ok(Restored {
+            running,
+            times,
+            hooks: Vec::new(),
+        })
     }
 
     /// The step was not made: the old machine goes on as if it had not been tried.
@@ -731,12 +774,10 @@ impl Driver {
 
     /// In the background: a state can be used before it is durable.
     fn seal_later(&mut self, state: &StateId) {
-        let (dir, state) = (self.dir().clone(), state.clone());
-        self.sealing.spawn_blocking(move || {
-            if let Err(error) = Owned::seal_state(&dir, &state) {
-                tracing::warn!(%error, %state, "a state is not durable; it is lost if the host goes down");
-            }
-        });
+        let dir = self.dir().clone();
+        let sealed = state.clone();
+        self.sealing
+            .begin(state.clone(), move || Owned::seal_state(&dir, &sealed));
     }
 }
 

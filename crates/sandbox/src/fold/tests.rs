@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use sandtree_store::{
     AccelChoice, Arch, Digest, MemoryState, Network, Origin, SandboxId, SandboxRecord, StateId,

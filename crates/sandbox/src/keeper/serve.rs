@@ -16,6 +16,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
 use super::wire::{self, Answer, Call, Hello, Mission, News, PROTOCOL, Ready, Task, Word};
+use crate::blocking::may_block;
 use crate::console;
 use crate::create::{self, CopySpec};
 use crate::driver::{Commit, Existence, Local};
@@ -23,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::files::remove_if_there;
 use crate::guest::Guest;
 use crate::host::Host;
-use crate::hub::ExecEntry;
+use crate::hub::{ExecEntry, Hub};
 use crate::order::{GiveBack, Kill, Order, Pause, Remove, Stop, Wanted};
 use crate::status::StateWatch;
 
@@ -145,7 +146,7 @@ async fn make(mission: &Mission, lease: &mut UnixStream) -> Result<Option<Made>>
         Task::Create(spec) => {
             let creating =
                 create::created(host.inner.clone(), (**spec).clone(), mission.batch.clone());
-            unless_closed(lease, creating).await?
+            unless_closed(lease, may_block(creating)).await?
         }
         Task::Copy {
             source,
@@ -160,7 +161,7 @@ async fn make(mission: &Mission, lease: &mut UnixStream) -> Result<Option<Made>>
                 };
                 create::copy(host.inner.clone(), copy).await
             };
-            let Some(copy) = unless_closed(lease, copying).await? else {
+            let Some(copy) = unless_closed(lease, may_block(copying)).await? else {
                 return Ok(None);
             };
             wire::write(lease, &News::Loaded)
@@ -169,7 +170,7 @@ async fn make(mission: &Mission, lease: &mut UnixStream) -> Result<Option<Made>>
             if word(lease).await != Some(Word::Go) {
                 return Ok(None);
             }
-            unless_closed(lease, copy.go_on()).await?
+            unless_closed(lease, may_block(copy.go_on())).await?
         }
     };
     Ok(unfinished.map(|unfinished| Made {
@@ -572,6 +573,12 @@ async fn answer(
             wire::write(&mut stream, &told(execs.as_ref())).await
         }
         Call::Order(Order::Lend(wanted)) => lend(sandbox, wanted, stream).await,
+        // A loan ends with its own connection, and no other.
+        Call::Order(Order::GiveBack(given)) => {
+            let rule = "a lent state is returned by closing the connection that it was lent on";
+            let refused: Result<()> = Err(Error::invalid("order to give back", given.state, rule));
+            wire::write(&mut stream, &told(refused.as_ref())).await
+        }
         Call::Order(order) => {
             let answer = obey(sandbox, order).await;
             wire::write(&mut stream, &told(answer.as_ref())).await
@@ -580,7 +587,8 @@ async fn answer(
 }
 
 /// Sends the present state, and every one that follows, until the keeper is about to end or the
-/// client leaves.
+/// client leaves. A keeper of a paused sandbox waits for the clients of its guest, not for those
+/// that watch.
 async fn watch(sandbox: &Local, mut stream: UnixStream) -> io::Result<()> {
     let mut watch = sandbox.watch();
     let mut next = Some(watch.now().clone());
@@ -588,15 +596,25 @@ async fn watch(sandbox: &Local, mut stream: UnixStream) -> io::Result<()> {
     while let Some(state) = next {
         let is_live = state.is_live();
         wire::write(&mut writer, &Answer::Ok(state)).await?;
-        if !is_live && sandbox.status().paused_hub().is_none() {
+        let hub = sandbox.status().paused_hub();
+        if !is_live && hub.is_none() {
             return Ok(());
         }
         next = tokio::select! {
             state = watch.changed() => state,
             () = closed(&mut reader) => None,
+            () = idle(hub) => None,
         };
     }
     Ok(())
+}
+
+/// Waits until no client waits for a paused sandbox to continue.
+async fn idle(paused: Option<Hub>) {
+    match paused {
+        Some(hub) => hub.idle().await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn execs(sandbox: &Local) -> Result<Vec<ExecEntry>> {

@@ -133,3 +133,38 @@ impl Ground {
         self.carried.clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids<const N: usize>() -> [LayerId; N] {
+        std::array::from_fn(|_| LayerId::random().expect("there is randomness"))
+    }
+
+    #[test]
+    fn a_fold_leaves_the_runs_of_its_result_and_of_later_layers() {
+        let [a, b, later, folded] = ids();
+        let mut ground = Ground::new(vec![a.clone(), b.clone(), later.clone()], 90 + 7);
+        let runs = Folded {
+            before: 90,
+            after: 40,
+        };
+        ground.replace(&[a, b], folded.clone(), runs);
+        assert_eq!(ground.held(), [folded, later]);
+        assert_eq!(ground.runs(), 40 + 7);
+    }
+
+    #[test]
+    fn a_fold_of_what_a_machine_does_not_stand_on_changes_nothing() {
+        let [a, b, folded] = ids();
+        let mut ground = Ground::new(vec![a.clone()], 5);
+        let runs = Folded {
+            before: 3,
+            after: 1,
+        };
+        ground.replace(&[b], folded, runs);
+        assert_eq!(ground.held(), [a]);
+        assert_eq!(ground.runs(), 5);
+    }
+}

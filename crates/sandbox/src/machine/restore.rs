@@ -355,15 +355,13 @@ impl Starting<'_> {
     /// A file of this machine's own that holds all of memory. It has no name any more when this
     /// returns.
     async fn flatten(&self, ids: &[LayerId]) -> Result<File> {
-        let (id, file) = self
+        let file = self
             .owned
-            .memory_file()
+            .unnamed_memory()
             .map_err(store_error("make a flat file of memory"))?;
-        let path = self.owned.memory_layer(&id);
-        std::fs::remove_file(&path).map_err(|e| Error::io("remove", &path, e))?;
         // The machine's own user opens it anew, by its descriptor.
         file.set_permissions(std::fs::Permissions::from_mode(0o666))
-            .map_err(|e| Error::io("share", &path, e))?;
+            .map_err(|e| Error::io("share", "a flat file of memory", e))?;
         let paths: Vec<PathBuf> = ids.iter().map(|id| self.owned.memory_layer(id)).collect();
         blocking(move || {
             let files = paths

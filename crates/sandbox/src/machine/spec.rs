@@ -22,6 +22,10 @@ pub(crate) static AGENT: &[u8] = include_bytes!(env!("SANDTREE_AGENT"));
 const KERNEL_OPTIONS: &str = "console=ttyS0 loglevel=4 panic=-1 random.trust_cpu=on no_timer_check \
     tsc=reliable i8042.noaux i8042.nokbd cryptomgr.notests";
 
+/// An emulated processor does not speculate on the guest's behalf: what a kernel does against
+/// speculation protects nothing there, and costs emulated code at every indirect call.
+const EMULATED_OPTIONS: &str = " mitigations=off";
+
 /// What distinguishes one start of a sandbox's machine from another.
 pub(crate) struct Shape<'a> {
     pub memory: Memory,
@@ -69,7 +73,7 @@ pub(crate) fn machine_spec(
         cpu: shape.machine.cpu.clone(),
         kernel: open(&kernel.kernel())?,
         initramfs: open(&initramfs)?,
-        cmdline: cmdline(image.record.init),
+        cmdline: cmdline(image.record.init, accel),
         disk: DiskChain {
             base: open(&image.rootfs())?,
             overlays,
@@ -160,10 +164,15 @@ pub(crate) fn chosen_accel(engine: &Engine, record: &SandboxRecord) -> Result<Ac
     engine.accel(choice).map_err(engine_error("be used"))
 }
 
-pub(crate) fn cmdline(init: Init) -> String {
+pub(crate) fn cmdline(init: Init, accel: Accel) -> String {
     let init = match init {
         Init::Agent => "agent",
         Init::Image => "image",
     };
-    format!("{KERNEL_OPTIONS} sandtree.init={init}")
+    let mitigations = if accel == Accel::Tcg {
+        EMULATED_OPTIONS
+    } else {
+        ""
+    };
+    format!("{KERNEL_OPTIONS}{mitigations} sandtree.init={init}")
 }

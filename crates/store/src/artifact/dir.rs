@@ -23,7 +23,7 @@ use super::pipeline::Chunk;
 use super::record::ArtifactRecord;
 use super::{Damage, Member, pipeline, structure};
 use crate::blob::Blob;
-use crate::fs::{Disk, Files, Kind, io_error, optional};
+use crate::fs::{Disk, Files, Kind, absolute, io_error, optional};
 use crate::publish::{self, left_for_next_open};
 use crate::{
     Damaged, Digest, Error, ImageReference, Pinned, Progress, SandboxId, Snapshot,
@@ -155,11 +155,6 @@ pub(crate) fn verify(
         Err(error) => verify.damaged("manifest", error)?,
     }
     Ok(verify.found)
-}
-
-/// Paths are kept while the working directory may change.
-fn absolute(dir: &Path) -> Result<PathBuf, Error> {
-    std::path::absolute(dir).map_err(io_error("find", dir))
 }
 
 /// What is in the place of a new directory.

@@ -21,6 +21,14 @@ const DOUBTFUL: u32 = 0o440;
 #[derive(Debug)]
 pub(crate) struct Disk;
 
+/// Renames a file or directory, unless the new name is taken.
+pub fn rename_noreplace(from: &Path, to: &Path) -> io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => rename_to_free(from, to),
+        renamed => Ok(renamed?),
+    }
+}
+
 /// For file systems whose rename knows no flags: NFS, and most on FUSE. A link replaces nothing, so
 /// a file gets its new name by one. A directory, and a file where there are no links, is renamed
 /// once its name is seen to be free: a rename would replace an empty directory or a file that
@@ -146,10 +154,7 @@ impl Fs for Disk {
     }
 
     fn rename_noreplace(&self, from: &Path, to: &Path) -> io::Result<()> {
-        match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => rename_to_free(from, to),
-            renamed => Ok(renamed?),
-        }
+        rename_noreplace(from, to)
     }
 
     fn exchange(&self, a: &Path, b: &Path) -> io::Result<()> {

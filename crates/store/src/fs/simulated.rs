@@ -89,6 +89,10 @@ struct State {
     nodes: Vec<Node>,
     unsynced: Vec<Change>,
     locked: BTreeSet<Inode>,
+    /// The most locks that were held at once.
+    locked_at_once: usize,
+    /// How often a file was opened to be read.
+    opened: usize,
     operations: usize,
     fault: Option<Fault>,
 }
@@ -128,6 +132,14 @@ impl Simulated {
     /// Changing operations since the file system was armed.
     pub(crate) fn operations(&self) -> usize {
         self.state().operations
+    }
+
+    pub(crate) fn locked_at_once(&self) -> usize {
+        self.state().locked_at_once
+    }
+
+    pub(crate) fn opened(&self) -> usize {
+        self.state().opened
     }
 
     pub(crate) fn after_power_loss(&self, loss: Loss) -> Self {
@@ -469,7 +481,8 @@ impl Fs for Simulated {
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn Read + Send>> {
-        let state = self.state();
+        let mut state = self.state();
+        state.opened += 1;
         match &state.nodes[state.find(path)?] {
             Node::File { bytes, .. } => Ok(Box::new(Cursor::new(bytes.clone()))),
             Node::Dir { .. } => Err(io::ErrorKind::IsADirectory.into()),
@@ -678,7 +691,10 @@ impl Fs for Simulated {
             Ok(_) => self.state().find(path)?,
             Err(_) => self.changing()?.add(path, empty_file())?,
         };
-        let fresh = self.state().locked.insert(inode);
+        let mut state = self.state();
+        let fresh = state.locked.insert(inode);
+        state.locked_at_once = state.locked_at_once.max(state.locked.len());
+        drop(state);
         Ok(fresh.then(|| {
             Lock::new(HeldLock {
                 state: self.state.clone(),

@@ -11,19 +11,21 @@
 //!
 //! When it fails: a state that was not published leaves a name that starts with '.', or nothing.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use super::{Owned, SandboxDir};
 use crate::disk::{check, header, overlay};
-use crate::fs::{Files, Kind, io_error, optional};
+use crate::fs::{Entry, Files, Kind, Lock, io_error, optional};
 use crate::state::{Digests, Places, Sealed, disk_file, memory_file};
 use crate::{Error, Head, LayerId, StateId, StateManifest, StateSource, publish, record};
 
 /// Enough for an overlay, a head, and what a guest writes before there is room again.
 const RESERVE_BYTES: usize = 1 << 20;
+
+/// The beginning of the name of a file that a process has locked which uses the state.
+const HELD: &str = "held.";
 
 /// Every state of a sandbox.
 #[derive(Debug, Default)]
@@ -46,6 +48,50 @@ pub struct UnreadableState {
 pub struct DamagedLayer {
     pub layer: LayerId,
     pub damage: check::Damage,
+}
+
+/// An overlay in the making, under the name it keeps.
+#[derive(Debug)]
+pub struct NewOverlay {
+    files: Files,
+    id: LayerId,
+    path: PathBuf,
+    file: File,
+}
+
+impl NewOverlay {
+    pub fn id(&self) -> &LayerId {
+        &self.id
+    }
+
+    /// To write to.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Makes everything written to it durable. Its name is durable with the next head.
+    pub fn sync(&self) -> Result<(), Error> {
+        self.files.sync_file(&self.path)
+    }
+
+    pub fn discard(self) -> Result<(), Error> {
+        self.files.remove_tree(&self.path)
+    }
+}
+
+/// A state that stays while this lives, whatever becomes of the sandbox's owner.
+#[derive(Debug)]
+pub struct HeldState {
+    files: Files,
+    mark: PathBuf,
+    _lock: Lock,
+}
+
+impl Drop for HeldState {
+    fn drop(&mut self) {
+        // A mark that is not locked means nothing.
+        publish::left_for_next_open(self.files.remove_file(&self.mark));
+    }
 }
 
 /// A state in the making. Dropping it removes it.
@@ -176,6 +222,43 @@ impl SandboxDir {
         Ok(self
             .sealed(&self.state_path(id).join("sealed.json"))?
             .is_some())
+    }
+
+    /// Keeps a state from being removed by an owner that does not know who uses it: the lock is
+    /// this process's, and ends with it.
+    pub fn hold_state(&self, id: &StateId) -> Result<HeldState, Error> {
+        let own = self.state_path(id);
+        let mark = own.join(format!("{HELD}{}", StateId::random()?));
+        let lock = optional(self.files.lock(&mark))?;
+        // One that went meanwhile took the mark along.
+        let lock = lock.filter(|_| matches!(self.files.kind(&own), Ok(Some(_))));
+        let unknown = || Error::UnknownState {
+            sandbox: self.id().clone(),
+            state: id.clone(),
+        };
+        Ok(HeldState {
+            _lock: lock.ok_or_else(unknown)?,
+            files: self.files.clone(),
+            mark,
+        })
+    }
+
+    /// Whether a process that lives holds a state.
+    pub fn is_held(&self, id: &StateId) -> Result<bool, Error> {
+        let own = self.state_path(id);
+        let is_mark = |entry: &Entry| {
+            let name = entry.name.to_str();
+            name.is_some_and(|name| name.starts_with(HELD))
+        };
+        let mut entries = optional(self.files.list(&own))?.unwrap_or_default();
+        entries.retain(is_mark);
+        for mark in entries {
+            let lock = optional(self.files.try_lock(&own.join(mark.name)))?;
+            if let Some(None) = lock {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether a file of a state could not be synced: it will never be sealed.
@@ -315,10 +398,24 @@ impl Owned {
 
     /// A new overlay to write, under the name it keeps. Until the head or a state lists it, it is
     /// garbage.
-    pub fn disk_file(&self) -> Result<(LayerId, File), Error> {
-        let layer = LayerId::random()?;
-        let path = self.disk_layer(&layer);
-        Ok((layer, new_file(&path)?))
+    pub fn new_overlay(&self) -> Result<NewOverlay, Error> {
+        let id = LayerId::random()?;
+        let path = self.disk_layer(&id);
+        Ok(NewOverlay {
+            file: self.files.new_file(&path)?,
+            files: self.files.clone(),
+            id,
+            path,
+        })
+    }
+
+    /// Removes an overlay that no machine has written to. One that the head lists stays: a head
+    /// whose last sync failed may be the one on disk.
+    pub fn discard_disk(&self, layer: &LayerId) -> Result<(), Error> {
+        if self.head()?.disk.contains(layer) {
+            return Ok(());
+        }
+        self.files.remove_tree(&self.disk_layer(layer))
     }
 
     /// Makes an overlay read-only: it is a layer now.
@@ -345,7 +442,19 @@ impl Owned {
         self.ensure_memory()?;
         let layer = LayerId::random()?;
         let path = self.memory_layer(&layer);
-        Ok((layer, new_file(&path)?))
+        Ok((layer, self.files.new_file(&path)?))
+    }
+
+    /// Removes a memory layer that could not be written, and that nothing lists.
+    pub fn discard_memory(&self, layer: &LayerId) -> Result<(), Error> {
+        self.files.remove_tree(&self.memory_layer(layer))
+    }
+
+    /// A file in the memory directory without a name: it goes when it is closed.
+    pub fn unnamed_memory(&self) -> Result<File, Error> {
+        let (layer, file) = self.memory_file()?;
+        self.discard_memory(&layer)?;
+        Ok(file)
     }
 
     /// A memory directory may be in a file system that does not outlive the host's boot.
@@ -396,15 +505,21 @@ impl Owned {
     }
 
     /// One more than that of every state: a number of a state that is gone may be given again,
-    /// since nothing is left to compare with.
+    /// since nothing is left to compare with. Only the first look reads all manifests.
     fn next_sequence(&self) -> Result<u64, Error> {
-        let newest = self
-            .states()?
-            .readable
-            .iter()
-            .map(|state| state.sequence)
-            .max();
-        Ok(newest.unwrap_or(0).saturating_add(1))
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = match *newest {
+            Some(last) => last,
+            None => self.newest_sequence()?,
+        };
+        let next = last.saturating_add(1);
+        *newest = Some(next);
+        Ok(next)
+    }
+
+    fn newest_sequence(&self) -> Result<u64, Error> {
+        let states = self.states()?.readable;
+        Ok(states.iter().map(|state| state.sequence).max().unwrap_or(0))
     }
 
     /// Makes a state durable with all of its layers, and records their digests. Takes as long as
@@ -425,25 +540,16 @@ impl Owned {
     }
 
     /// Removes the states that users do not see, as for a sandbox whose last owner died while it
-    /// forked.
+    /// forked. One that a process holds stays.
     pub fn remove_unlisted(&self) -> Result<Vec<StateId>, Error> {
-        let unlisted = self
-            .states()?
-            .readable
-            .into_iter()
-            .filter(|state| !state.kind.is_listed());
-        unlisted
-            .map(|state| self.remove_state(&state.id).map(|()| state.id))
-            .collect()
+        let mut removed = Vec::new();
+        for state in self.states()?.readable {
+            if state.kind.is_listed() || self.is_held(&state.id)? {
+                continue;
+            }
+            self.remove_state(&state.id)?;
+            removed.push(state.id);
+        }
+        Ok(removed)
     }
-}
-
-fn new_file(path: &Path) -> Result<File, Error> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path);
-    file.map_err(io_error("write", path))
 }

@@ -1,12 +1,10 @@
 //! The disk of a snapshot, as files that can be read anywhere.
 
-use std::fs::OpenOptions;
 use std::path::PathBuf;
 
 use super::Snapshot;
 use super::pool::Form;
 use crate::disk::Chain;
-use crate::fs::io_error;
 use crate::publish::Staged;
 use crate::{Digest, Error, Progress, Store};
 
@@ -44,10 +42,7 @@ impl Store {
         progress.begin(chain.bytes());
         let path = into.path().join("rootfs.raw");
         if self.files.clone_file(&base, &path)? {
-            let file = OpenOptions::new()
-                .write(true)
-                .open(&path)
-                .map_err(io_error("open", &path))?;
+            let file = self.files.open_to_write(&path)?;
             return chain.write_over(&file, progress);
         }
         let mut out = self.files.output(&path)?;

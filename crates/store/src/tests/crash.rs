@@ -555,3 +555,22 @@ fn after_a_failed_sync_the_next_verb_works() {
         );
     }
 }
+
+/// Each lock is a descriptor, and a process has only so many: what could not be locked was once
+/// removed with what was.
+#[test]
+fn any_number_of_leftovers_is_recovered_with_few_locks() {
+    let fs = Simulated::new();
+    let store = open(&fs);
+    for number in 0..40 {
+        let shell = Path::new(STAGING).join(format!("{number:016x}"));
+        store.files.create_dir(&shell).unwrap();
+        store.files.create(&shell.join("lock"), b"").unwrap();
+        store.files.create_dir(&shell.join("tree")).unwrap();
+    }
+    drop(store);
+    let store = open(&fs);
+    assert_eq!(store.recovered().len(), 40);
+    assert!(store.files.list(Path::new(STAGING)).unwrap().is_empty());
+    assert!(fs.locked_at_once() <= 2, "{} locks", fs.locked_at_once());
+}

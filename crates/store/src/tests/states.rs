@@ -363,3 +363,21 @@ fn memory_is_not_written_into_somebody_elses_directory() {
         assert!(matches!(a.memory_file(), Err(Error::MemoryDir { .. })));
     }
 }
+
+/// A keeper lends a state, ends, and the next one does not know the loan.
+#[test]
+fn a_state_that_is_held_is_not_removed_with_the_unlisted_ones() {
+    let (_dir, store) = fresh();
+    let owned = made(&store, record("a"), Origin::Image);
+    let state = capture(&owned, StateKind::Fork).unwrap();
+    let held = owned.hold_state(&state.id).unwrap();
+    assert!(owned.is_held(&state.id).unwrap());
+    assert_eq!(owned.remove_unlisted().unwrap(), []);
+    drop(held);
+    assert!(!owned.is_held(&state.id).unwrap());
+    assert_eq!(owned.remove_unlisted().unwrap(), [state.id.clone()]);
+    assert!(matches!(
+        owned.hold_state(&state.id),
+        Err(Error::UnknownState { .. })
+    ));
+}

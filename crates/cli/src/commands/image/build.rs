@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_recipe_is_told_from_a_name() {
+    fn recipes_are_distinguished_from_names() {
         for recipe in ["./debian", "recipe.toml", "a/b", "/x"] {
             assert!(is_recipe(recipe), "{recipe}");
         }

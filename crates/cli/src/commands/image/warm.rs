@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listed_has_no_shape() {
+    fn listing_warm_images_takes_no_shape() {
         let warm = |typed: &[&str]| Typed::try_parse_from(["warm"].iter().chain(typed));
         assert!(warm(&["--ls"]).is_ok());
         assert!(warm(&["--rm", "tiny"]).is_ok());

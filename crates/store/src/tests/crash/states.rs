@@ -184,6 +184,36 @@ fn a_head_is_the_old_one_or_the_new_one_with_its_layers() {
     .run();
 }
 
+/// A capture makes the next overlay, lists it, and discards it if it could not.
+#[test]
+fn an_overlay_that_a_head_lists_is_not_discarded() {
+    let record = record("a");
+    Case {
+        prepare: &|store| with_states(store, &record).0,
+        verb: &|_, owned| {
+            let mut head = owned.head()?;
+            let fresh = owned.create_disk(1 << 30)?;
+            owned.sync_overlay(&fresh)?;
+            head.disk.push(fresh.clone());
+            owned
+                .set_head(&head)
+                .or_else(|error| owned.discard_disk(&fresh).and(Err(error)))
+        },
+        check: &|store, outcome| {
+            let sandbox = sandbox(store, "a");
+            let disk = sandbox.head().unwrap().disk;
+            assert!(
+                disk.len() == 4 || (outcome == Outcome::Open && disk.len() == 3),
+                "{disk:?}"
+            );
+            if let [_, _, _, fresh] = &disk[..] {
+                assert_eq!(sandbox.disk_bytes(fresh).unwrap(), 1 << 30);
+            }
+        },
+    }
+    .run();
+}
+
 #[test]
 fn removing_a_state_and_its_layers_leaves_the_others_whole() {
     for record in records("a") {
@@ -420,6 +450,23 @@ fn a_seal_that_could_not_sync_costs_no_other_state() {
             }
         }
     }
+}
+
+/// A checkpoint of a sandbox with many states costs what one of a new sandbox does.
+#[test]
+fn a_state_is_published_without_reading_the_others() {
+    let fs = Simulated::new();
+    let store = open(&fs);
+    let owned = made(&store, &record("a"));
+    let published = || {
+        let before = fs.opened();
+        capture(&owned, small_disk(&owned).unwrap(), StateKind::Auto).unwrap();
+        fs.opened() - before
+    };
+    published();
+    let early = published();
+    let late = (0..20).map(|_| published()).last();
+    assert_eq!(late, Some(early));
 }
 
 /// The same file, in a sandbox that was made from the state.

@@ -1,13 +1,13 @@
-//! The image's own init as process 1, and the agent beside it.
+//! The image's own init as process 1, with the agent as another process.
 //!
 //! ```text
 //!   pid 1 --forks--> agent: serves, takes the guest's identity --lets go--.
 //!     \--waits-------------------------------------------------------------> becomes the image's init
 //! ```
 //!
-//! Always: init starts with the guest's names, clock and network in place, or after a while without
-//! them. It leaves the agent alone, also when it ends everything else: the host hears the guest to
-//! its end.
+//! Always: init starts after the guest has its names, clock and network, or after a deadline
+//! without them. It does not end the agent, even when it ends all other processes, so that the host
+//! keeps its link until the end.
 
 use std::fs::{self, File};
 use std::io;
@@ -28,19 +28,19 @@ use super::settle::{self, Startup};
 use super::{BootError, complain};
 use crate::sys::{self, Forked};
 
-/// How long init waits for the guest's identity. A host that is there tells it at once.
+/// How long init waits for the guest's identity. A connected host sends it at once.
 const IDENTITY_WITHIN: Duration = Duration::from_secs(30);
-/// Where systemd says that it has started everything: an abstract socket, which leaves no file
-/// behind.
+/// The socket to which systemd reports that it has started everything. It is abstract, so it leaves
+/// no file.
 const NOTIFY: &str = "sandtree-init";
-/// Debian's list of processes that the end of the system spares, one file each.
+/// Debian's list of processes that a shutdown spares, one file each.
 const SPARED: &str = "/run/sendsigs.omit.d";
 
-/// Keeps the image's init from starting while it lives.
+/// Prevents the start of the image's init until it is dropped.
 #[derive(Debug)]
 pub struct Hold(#[expect(dead_code, reason = "closed when dropped, and that is all")] OwnedFd);
 
-/// The image's init on its way.
+/// The image's init before its start.
 #[derive(Debug)]
 pub struct ImageInit {
     hold: Hold,
@@ -48,10 +48,11 @@ pub struct ImageInit {
 }
 
 impl ImageInit {
-    /// What keeps it from starting, and how the end of its start will show. May start a thread.
+    /// Returns the hold on its start, and the sign by which the end of its start is found. May
+    /// start a thread.
     pub fn attend(self) -> (Hold, Startup) {
         let startup = self.notify.map_or(Startup::Quiet, |socket| {
-            Startup::Told(settle::listen(socket))
+            Startup::Reported(settle::listen(socket))
         });
         (self.hold, startup)
     }
@@ -63,7 +64,7 @@ pub fn start(path: &str) -> Result<ImageInit, BootError> {
         path: path.to_owned(),
         source,
     };
-    // One that cannot start is told now, while the host still waits for the guest.
+    // An init that cannot start is reported now, while the host still waits for the guest.
     rustix::fs::access(path, Access::EXEC_OK).map_err(|errno| failed(errno.into()))?;
     let (waits, hold) = pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
     let is_systemd = fs::canonicalize(path).is_ok_and(|program| is_systemd(&program));
@@ -105,7 +106,7 @@ fn listener() -> io::Result<UnixDatagram> {
     UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(NOTIFY)?)
 }
 
-/// Nothing is ever written: the other end closes.
+/// Nothing is ever written: the other end closes the pipe.
 fn await_release(waits: &OwnedFd) {
     let timeout = Timespec {
         tv_sec: IDENTITY_WITHIN.as_secs() as i64,
@@ -122,8 +123,8 @@ fn await_release(waits: &OwnedFd) {
     }
 }
 
-/// Nobody can type at the console, and what it shows is a log: systemd's login there would wait for
-/// a device that only udev announces, and hold up the whole start for 90 s.
+/// The console is a log without a keyboard. systemd's login there would wait for a device that only
+/// udev announces, and delay the whole start by 90 s.
 fn silence_consoles() -> io::Result<()> {
     const UNITS: &str = "/run/systemd/system";
     fs::create_dir_all(UNITS)?;
@@ -139,8 +140,8 @@ fn silence_consoles() -> io::Result<()> {
     Ok(())
 }
 
-/// systemd spares who has an `@` as the first letter of its command line, and scripts of the System
-/// V kind who is listed.
+/// systemd spares a process whose command line starts with `@`, and System V scripts spare the
+/// listed ones.
 fn be_spared() -> io::Result<()> {
     let at = argument_address(&fs::read_to_string("/proc/self/stat")?)
         .ok_or(io::ErrorKind::InvalidData)?;
@@ -155,8 +156,8 @@ fn be_spared() -> io::Result<()> {
     )
 }
 
-/// Where a process's command line begins: the 48th field of its `stat`. The second is its name,
-/// which may hold anything.
+/// The address of a process's command line: the 48th field of its `stat`. The second field is its
+/// name, which may contain any character.
 fn argument_address(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(") ")?;
     fields
@@ -172,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_where_the_kernel_says() {
+    fn the_address_of_the_command_line_is_found() {
         let at = argument_address(&fs::read_to_string("/proc/self/stat").unwrap()).unwrap();
         let mut first = [0; 1];
         File::open("/proc/self/mem")
