@@ -18,13 +18,13 @@ use crate::create::{self, CopySpec, Created, Source};
 use crate::driver::Existence;
 use crate::error::{Error, Result, store_error};
 use crate::fault::Step;
-use crate::fork::{FORK_CONCURRENCY, ForkSpec};
+use crate::fork::{ForkSpec, default_concurrency};
 use crate::host::Host;
 use crate::info::SandboxInfo;
 use crate::keeper::{Keeper, Lease, Mission, Task};
 use crate::sandbox::Sandbox;
 use crate::spec::SandboxSpec;
-use crate::together::{all, all_in_turns};
+use crate::together::all_in_turns;
 
 /// New sandboxes before their commit. Dropped, nothing of them is left.
 #[derive(Debug)]
@@ -140,7 +140,7 @@ impl Host {
         let continued = loaded
             .into_iter()
             .map(|copy| async move { may_block(copy.go_on()).await.map(Member::here) });
-        all(continued).await
+        all_in_turns(concurrency, continued).await
     }
 
     async fn copies_in_keepers(
@@ -174,7 +174,7 @@ impl Host {
                 Member::ready(&host, lease).await
             }
         });
-        all(continued).await
+        all_in_turns(concurrency, continued).await
     }
 
     pub(crate) async fn start_keeper(
@@ -220,7 +220,7 @@ impl Host {
 
     /// Creates several sandboxes, all of them or none.
     pub async fn create_all(&self, specs: Vec<SandboxSpec>) -> Result<Vec<Sandbox>> {
-        let begun = self.begin(specs, FORK_CONCURRENCY).await?;
+        let begun = self.begin(specs, default_concurrency()).await?;
         Ok(begun.commit().await?.release().await)
     }
 

@@ -1,7 +1,7 @@
 //! Forks: running copies of one moment.
 //!
 //! ```text
-//!   capture (one stop of the source) -> each copy: links, loaded, standing still -> all loaded? -> all continue
+//!   capture (one stop of the source) -> each copy: links, loaded, standing still -> all loaded? -> continued, in turns
 //!     -> commit: all exist                    \ any failure: all that was made is undone
 //! ```
 //!
@@ -21,8 +21,9 @@ use crate::order::Wanted;
 use crate::sandbox::Sandbox;
 use crate::states::ms;
 
-/// Copies that are loaded at a time, unless the caller says otherwise.
-pub const FORK_CONCURRENCY: usize = 4;
+/// Copies per processor that are loaded at a time, unless the caller chooses: one uses the
+/// processor while another waits for the disk.
+const COPIES_PER_PROCESSOR: usize = 2;
 const FORKS_MAX: usize = 1000;
 
 /// How many copies, and what they are called.
@@ -32,8 +33,14 @@ pub struct ForkSpec {
     /// Copies are called `name-1`, `name-2` and so on. `None`: after the source, with numbers that
     /// are free.
     pub name: Option<String>,
-    /// How many are loaded at a time.
+    /// How many are loaded, and then continued, at a time.
     pub concurrency: usize,
+}
+
+/// How many copies are loaded at a time, unless the caller chooses.
+pub fn default_concurrency() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    processors * COPIES_PER_PROCESSOR
 }
 
 impl ForkSpec {
@@ -41,7 +48,7 @@ impl ForkSpec {
         Self {
             count,
             name: None,
-            concurrency: FORK_CONCURRENCY,
+            concurrency: default_concurrency(),
         }
     }
 

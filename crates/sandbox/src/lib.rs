@@ -92,7 +92,7 @@ pub use error::{
 };
 #[cfg(feature = "faults")]
 pub use fault::{Fault, Faults, Step};
-pub use fork::{FORK_CONCURRENCY, ForkReport, ForkSpec};
+pub use fork::{ForkReport, ForkSpec, default_concurrency};
 pub use guest::{
     Exec, ExecId, ExecSpec, ExitStatus, FileOwner, Files, Forward, Guest, Lifetime, Output, Stdin,
     Transfer, Tunnel,

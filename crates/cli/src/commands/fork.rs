@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use sandtree::{FORK_CONCURRENCY, ForkSpec, Result, SandboxInfo};
+use sandtree::{ForkSpec, Result, SandboxInfo};
 use serde_json::json;
 
 use super::{Outcome, open};
@@ -20,16 +20,17 @@ pub struct ForkArgs {
     /// Prefix of the names: NAME-1, NAME-2 and so on [default: the name of the source]
     #[arg(long)]
     pub name: Option<String>,
-    /// Number of copies to load at the same time
-    #[arg(long, value_name = "N", default_value_t = FORK_CONCURRENCY)]
-    pub concurrency: usize,
+    /// Number of copies to load at the same time [default: twice the number of processors]
+    #[arg(long, value_name = "N")]
+    pub concurrency: Option<usize>,
 }
 
 pub async fn run(global: &Global, args: ForkArgs) -> Outcome {
+    let all = ForkSpec::new(args.n);
     let spec = ForkSpec {
-        count: args.n,
         name: args.name,
-        concurrency: args.concurrency,
+        concurrency: args.concurrency.unwrap_or(all.concurrency),
+        ..all
     };
     spec.check()?;
     let source = open(global).await?.sandbox(&args.sandbox)?;

@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use sandtree::{
-    Arguments, Begun, Code, Committed, Error, ExecSpec, FORK_CONCURRENCY, ForkSpec, Host, Lifetime,
-    MemoryMode, Prepared, PublishedPort, Report, Result, Sandbox, SandboxSpec, SaveOnStop, Unsaved,
-    ca,
+    Arguments, Begun, Code, Committed, Error, ExecSpec, ForkSpec, Host, Lifetime, MemoryMode,
+    Prepared, PublishedPort, Report, Result, Sandbox, SandboxSpec, SaveOnStop, Unsaved, ca,
 };
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -270,9 +269,8 @@ async fn begin(host: &Host, args: &RunArgs, prepared: &Prepared) -> Result<Begun
         }
         Some(count) => {
             let numbering = ForkSpec {
-                count,
                 name: Some(args.name.clone().unwrap_or_default()),
-                concurrency: FORK_CONCURRENCY,
+                ..ForkSpec::new(count)
             };
             let spinner = progress::spinner(format!("starting {count} sandboxes"));
             (spinner, host.begin_numbered(&spec, &numbering).await)

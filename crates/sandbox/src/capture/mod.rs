@@ -46,6 +46,8 @@ const LIVE_PASSES: usize = 3;
 /// What is read in a stop is held in memory up to this; beyond, it is written before the guest goes
 /// on.
 const BUFFER_BYTES: u64 = 128 << 20;
+/// What a guest may write between the last look at its memory and the stop, on top of a quarter.
+const SLACK_BYTES: u64 = 1 << 20;
 /// Memory is copied in pieces of this.
 const PIECE_BYTES: u64 = 4 << 20;
 /// More runs than this are joined over their smallest gaps: each is a mapping of every machine
@@ -135,6 +137,9 @@ type Pivoted = Result<(), (PreparedOverlay, sandtree_engine::Error)>;
 struct Approach {
     plan: ModePlan,
     scope: Scope,
+    /// Room for what is read in the stop. It is touched before, so that the stop has no page
+    /// faults.
+    buffer: Vec<u8>,
 }
 
 impl Approach {
@@ -166,7 +171,7 @@ impl Capture<'_> {
         self.host
             .reach(Step::CapturePrepared, Some(&self.running.machine))?;
         let live_bytes = self
-            .copy_live(&approach)
+            .copy_live(&mut approach)
             .instrument(debug_span!("copy live"))
             .await?;
         let staged = self
@@ -179,7 +184,7 @@ impl Capture<'_> {
             .await
             .map_err(engine_error("prepare to save its devices"))?;
         let moment = self
-            .moment(&approach, staged.path(), &devices, purpose.after)
+            .moment(&mut approach, staged.path(), &devices, purpose.after)
             .await;
         let devices = self
             .machine()
@@ -241,7 +246,11 @@ impl Capture<'_> {
             }
             _ => Scope::Delta,
         };
-        Approach { plan, scope }
+        Approach {
+            plan,
+            scope,
+            buffer: Vec::new(),
+        }
     }
 
     /// Why no state that can be made durable could be put on a memory layer.
@@ -330,7 +339,7 @@ impl Capture<'_> {
 
     /// Copies what is dirty while the guest runs, until little is left. Each pass is a layer of its
     /// own: what changes under it is in the next one. Returns how much was written.
-    async fn copy_live(&mut self, approach: &Approach) -> Result<u64> {
+    async fn copy_live(&mut self, approach: &mut Approach) -> Result<u64> {
         let mut total = 0;
         if approach.plan.mode != MemoryMode::WriteProtect || approach.scope == Scope::Whole {
             return Ok(total);
@@ -343,6 +352,7 @@ impl Capture<'_> {
                 .map_err(engine_error("look at its memory"))?;
             // A guest that writes as fast as it is copied is not caught up with.
             if pending < LIVE_BYTES || pending > last / 2 {
+                approach.buffer = blocking(move || touched(pending)).await;
                 return Ok(total);
             }
             last = pending;
@@ -403,7 +413,7 @@ impl Capture<'_> {
     /// stopped and all went well.
     async fn moment(
         &mut self,
-        approach: &Approach,
+        approach: &mut Approach,
         staged: &Path,
         devices: &DeviceFile,
         after: After,
@@ -433,7 +443,7 @@ impl Capture<'_> {
 
     async fn take_stopped(
         &mut self,
-        approach: &Approach,
+        approach: &mut Approach,
         staged: &Path,
         devices: &DeviceFile,
     ) -> Result<TakenMemory> {
@@ -460,7 +470,8 @@ impl Capture<'_> {
             .prepared
             .take()
             .expect("it was prepared before the stop");
-        let (read, pivoted) = tokio::join!(self.read(approach), self.pivot_to(overlay));
+        let buffer = std::mem::take(&mut approach.buffer);
+        let (read, pivoted) = tokio::join!(self.read(approach, buffer), self.pivot_to(overlay));
         let pivoted = self.pivoted(id, pivoted);
         let (fresh, taken) = read?;
         // They are out of the tracking now, and in no layer.
@@ -471,13 +482,17 @@ impl Capture<'_> {
 
     /// Which pages there are to take, and what is in them. An inner error comes after they are out
     /// of the tracking.
-    async fn read(&self, approach: &Approach) -> Result<(Vec<PageRun>, Result<TakenMemory>)> {
+    async fn read(
+        &self,
+        approach: &Approach,
+        buffer: Vec<u8>,
+    ) -> Result<(Vec<PageRun>, Result<TakenMemory>)> {
         let fresh = self
             .written(tracking(approach.plan.mode))
             .instrument(debug_span!("scan"))
             .await?;
         let taken = self
-            .read_stopped(approach.scope, &fresh)
+            .read_stopped(approach.scope, &fresh, buffer)
             .instrument(debug_span!("read"))
             .await;
         Ok((fresh, taken))
@@ -490,7 +505,12 @@ impl Capture<'_> {
             .await
     }
 
-    async fn read_stopped(&self, scope: Scope, fresh: &[PageRun]) -> Result<TakenMemory> {
+    async fn read_stopped(
+        &self,
+        scope: Scope,
+        fresh: &[PageRun],
+        mut buffer: Vec<u8>,
+    ) -> Result<TakenMemory> {
         let memory = self.machine().memory().clone();
         let runs = match scope {
             Scope::Delta => pages::union(fresh.to_vec(), &self.running.ground.carried),
@@ -511,10 +531,13 @@ impl Capture<'_> {
                 .map(|layer| TakenMemory::Written { layer });
         }
         let read = move || {
-            let mut bytes = Vec::with_capacity(pages::total_bytes(&runs) as usize);
+            buffer.reserve_exact(pages::total_bytes(&runs) as usize);
             memory
-                .read(&pages::to_bytes(&runs), &mut bytes)
-                .map(|()| TakenMemory::Held { runs, bytes })
+                .read(&pages::to_bytes(&runs), &mut buffer)
+                .map(|()| TakenMemory::Held {
+                    runs,
+                    bytes: buffer,
+                })
         };
         blocking(read)
             .await
@@ -672,6 +695,15 @@ impl Capture<'_> {
         let written = blocking(move || std::fs::write(target, devices)).await;
         written.map_err(|e| Error::io("write", path, e))
     }
+}
+
+/// An empty buffer for about as many bytes, whose pages exist. A guest writes more until it is
+/// stopped.
+fn touched(pending: u64) -> Vec<u8> {
+    let bytes = pending + pending / 4 + SLACK_BYTES;
+    let mut buffer = vec![1; bytes.min(BUFFER_BYTES) as usize];
+    buffer.clear();
+    buffer
 }
 
 fn not_synced(path: &Path) -> String {

@@ -292,7 +292,7 @@ impl Driver {
             None => HubChoice::New,
         };
         self.release_reserve_if_full()?;
-        let arrival = Arrival::load(&self.host, self.owned(), state).await?;
+        let arrival = self.load(state).await?;
         let (mut restored, _) = self.arrive(arrival, |_| {}, hub).await?;
         restored.running.forwards = ports::forward(&restored.running.guest, &ports)?;
         self.kept = None;
@@ -398,8 +398,7 @@ impl Driver {
             if let Err(error) = self.release_reserve_if_full() {
                 return (kept, Err(error));
             }
-            let arrival = Arrival::load(&self.host, self.owned(), target).await;
-            return (kept, arrival);
+            return (kept, self.load(target).await);
         }
         let deep = self.wait_if_too_deep().await;
         let host = self.host.clone();
@@ -415,12 +414,23 @@ impl Driver {
             capturing(&host, owned, running)?.take(purpose).await
         };
         let (taken, arrival) = tokio::join!(leave, Arrival::load(&host, owned, target));
+        let arrival = arrival.inspect_err(|_| self.forget_arrival());
         let kept = self.captured(taken).await;
         let kept = kept.map(|captured| Some(captured.manifest.id));
         match self.release_reserve_if_full() {
             Ok(()) => (kept, arrival),
             Err(error) => (kept, Err(error)),
         }
+    }
+
+    async fn load(&self, state: Checked) -> Result<Arrival> {
+        let arrival = Arrival::load(&self.host, self.owned(), state).await;
+        arrival.inspect_err(|_| self.forget_arrival())
+    }
+
+    /// No head lists the overlay of an arrival that failed.
+    fn forget_arrival(&self) {
+        self.collect();
     }
 
     fn is_store_full(&self) -> bool {
