@@ -18,7 +18,8 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use super::serve::{Stats, short_path};
+use super::serve::short_path;
+use super::stats::Stats;
 use super::wire::{self, Answer, Call, Hello, PROTOCOL};
 use crate::blocking::blocking;
 use crate::error::{Error, Result, unreachable_guest};

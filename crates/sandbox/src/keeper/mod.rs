@@ -17,12 +17,14 @@
 mod client;
 mod serve;
 mod spawn;
+mod stats;
 mod wire;
 
 pub use crate::config::KeeperProgram;
 pub(crate) use client::{Connection, Keeper};
-pub(crate) use serve::stats;
-pub use serve::{Stats, run};
+pub use serve::run;
 pub(crate) use spawn::Lease;
+pub use stats::Stats;
+pub(crate) use stats::stats;
 pub use wire::{FEATURES, PROTOCOL};
 pub(crate) use wire::{Mission, Task};
