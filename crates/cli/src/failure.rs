@@ -23,7 +23,7 @@ const ENOENT: i32 = 2;
 pub enum Failure {
     Library(Error),
     /// An error of the command line itself.
-    Reported(Report),
+    Told(Report),
     Interrupted,
 }
 
@@ -37,7 +37,7 @@ impl Failure {
     pub fn show(&self, json: bool) -> ExitCode {
         match self {
             Failure::Interrupted => ExitCode::from(INTERRUPTED),
-            Failure::Reported(report) => {
+            Failure::Told(report) => {
                 show(report, json);
                 ExitCode::from(OURS)
             }

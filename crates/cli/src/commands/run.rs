@@ -319,7 +319,7 @@ fn check_here(reference: &str) -> Result<(), Failure> {
     let message = format!("there is no image or snapshot {reference} here");
     let hint =
         format!("`sandtree pull {reference}` brings it here, and prints the name to run it by");
-    Err(Failure::Reported(Report {
+    Err(Failure::Told(Report {
         kind: ErrorKind::NotFound,
         message,
         causes: Vec::new(),
