@@ -1,4 +1,5 @@
-//! New sandboxes that run but do not exist for others yet: one commit makes all of them exist.
+//! New sandboxes that run but that other programs do not see yet: one commit makes all of them
+//! exist.
 //!
 //! ```text
 //!   begin: each one created, in this process or in a keeper, `creating` on disk
@@ -26,11 +27,11 @@ use crate::sandbox::Sandbox;
 use crate::spec::SandboxSpec;
 use crate::together::all_in_turns;
 
-/// New sandboxes before their commit. Dropped, nothing of them is left.
+/// New sandboxes before their commit. Dropping it removes them.
 #[derive(Debug)]
 pub struct Begun {
     host: Host,
-    /// For more than one.
+    /// Present if there is more than one.
     batch: Option<Batch>,
     members: Vec<Member>,
 }
@@ -52,8 +53,8 @@ enum Recorded {
     Some,
 }
 
-/// New sandboxes that exist. One that is alone in its keeper is removed when this is dropped,
-/// unless it was released. Those of a batch stay.
+/// New sandboxes that exist. Dropping this removes a single sandbox in a keeper, unless it was
+/// released. Sandboxes of a batch stay.
 #[derive(Debug)]
 pub struct Committed {
     sandboxes: Vec<Sandbox>,
@@ -61,7 +62,7 @@ pub struct Committed {
 }
 
 impl Host {
-    /// Creates sandboxes without making them exist for others. At most so many at a time.
+    /// Creates sandboxes without making them exist for others, at most `concurrency` at a time.
     pub(crate) async fn begin(&self, specs: Vec<SandboxSpec>, concurrency: usize) -> Result<Begun> {
         let batch = self.batch(specs.len()).await?;
         let id = batch.as_ref().map(|batch| batch.id().clone());
@@ -93,7 +94,7 @@ impl Host {
         Ok(self.begun(batch, members))
     }
 
-    /// Creates a sandbox in this process, wherever others run.
+    /// Creates a sandbox in this process, even if the host runs its sandboxes in keepers.
     pub(crate) async fn create_here(&self, spec: SandboxSpec) -> Result<Sandbox> {
         let created = may_block(create::created(self.inner.clone(), spec, None)).await?;
         let begun = self.begun(None, vec![Member::here(created)]);
@@ -211,8 +212,7 @@ impl Host {
 }
 
 impl Host {
-    /// Creates a sandbox and starts it. When it fails, or is dropped in the middle, nothing is
-    /// left.
+    /// Creates a sandbox and starts it. If it fails, or the future is dropped, nothing is left.
     pub async fn create(&self, spec: SandboxSpec) -> Result<Sandbox> {
         let created = self.create_all(vec![spec]).await?;
         Ok(created.into_iter().next().expect("one was created"))
@@ -259,7 +259,7 @@ impl Member {
         })
     }
 
-    /// A machine that ended by itself, or a keeper that died, cannot be committed.
+    /// A machine that ended by itself, or a keeper that died, prevents the commit.
     fn check(&mut self) -> Result<()> {
         match self {
             Self::Here(created) => created.check(),
@@ -277,7 +277,7 @@ impl Member {
 }
 
 impl Begun {
-    /// Those that keepers run. They can be used, but do not exist for others yet.
+    /// The sandboxes in keepers. They can be used, but do not exist for others yet.
     pub fn sandboxes(&self) -> impl Iterator<Item = &Sandbox> {
         self.members.iter().filter_map(|member| match member {
             Member::Here(_) => None,
@@ -285,7 +285,7 @@ impl Begun {
         })
     }
 
-    /// What is known of them.
+    /// Information about all of them.
     pub fn infos(&self) -> impl Iterator<Item = &SandboxInfo> {
         self.members.iter().filter_map(|member| match member {
             Member::Here(_) => None,
@@ -293,7 +293,7 @@ impl Begun {
         })
     }
 
-    /// Gives all of them up: nothing of them is saved, whatever was asked for.
+    /// Removes all of them. None is saved, even with `--save`.
     pub async fn give_up(mut self) {
         for member in std::mem::take(&mut self.members) {
             if let Member::Kept { lease, .. } = member {
@@ -311,7 +311,7 @@ impl Begun {
         let Some(mut batch) = self.batch.take() else {
             return self.settle().await.map(|(committed, _)| committed);
         };
-        // Without a pause in which the caller could leave.
+        // No await: the caller could drop the future there.
         tokio::task::block_in_place(|| batch.commit()).map_err(store_error("commit a batch"))?;
         self.host.inner.reach(Step::Committed, None)?;
         let (committed, recorded) = self.settle().await?;
@@ -325,7 +325,7 @@ impl Begun {
     }
 
     /// Each sandbox records that it runs. In a batch all of them exist already, so one that cannot
-    /// record it is no failure of the others.
+    /// record it does not fail the others.
     async fn settle(mut self) -> Result<(Committed, Recorded)> {
         let is_alone = self.members.len() == 1;
         let mut recorded = Recorded::All;
@@ -333,7 +333,7 @@ impl Begun {
         let mut leases = Vec::new();
         for member in std::mem::take(&mut self.members) {
             let settled = match member {
-                // Without a pause in which the caller could leave.
+                // No await: the caller could drop the future there.
                 Member::Here(mut created) => {
                     let settled = tokio::task::block_in_place(|| created.record());
                     if settled.is_ok() || !is_alone {
@@ -370,10 +370,10 @@ impl Committed {
         &self.sandboxes
     }
 
-    /// Lets those in keepers live on by themselves.
+    /// Releases the sandboxes in keepers, which then continue by themselves.
     pub async fn release(self) -> Vec<Sandbox> {
         for lease in self.leases {
-            // A keeper that is gone has nothing to be released.
+            // A keeper that is gone needs no release.
             if let Err(error) = lease.release().await {
                 tracing::warn!(%error, "a keeper died right after its sandbox was created");
             }
@@ -381,7 +381,8 @@ impl Committed {
         self.sandboxes
     }
 
-    /// Ends those in keepers, and waits for that. Returns what the first was saved as.
+    /// Ends the sandboxes in keepers, and waits for that. Returns the snapshot of the first one, if
+    /// it was saved.
     pub async fn end(self) -> Result<Option<String>> {
         let mut saved = None;
         for lease in self.leases {

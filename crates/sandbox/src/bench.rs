@@ -68,7 +68,7 @@ impl BenchFork {
         &self.0.running.machine
     }
 
-    /// How many overlays the disk has.
+    /// The number of overlays of the disk.
     pub fn disk_depth(&self) -> Result<usize> {
         let head = self
             .0

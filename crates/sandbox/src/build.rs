@@ -5,10 +5,10 @@
 //!             └────── each step in a machine, on the disk that the one before left ──┘
 //! ```
 //!
-//! Always: a step's result is a snapshot without a name, noted under everything that went into it;
-//! a step that was done before is not done again. `gc` removes such snapshots, and then they are
-//! made anew. When it fails, or is dropped in the middle: the machine and its sandbox are gone, the
-//! name is as it was, and the next build goes on after the last step that was finished.
+//! Always: the result of a step is a snapshot without a name, recorded under the digest of all its
+//! inputs; a recorded step does not run again. `gc` removes such snapshots, and then their steps
+//! run again. When it fails, or the future is dropped: the machine and its sandbox are gone, the
+//! name is unchanged, and the next build continues after the last finished step.
 
 mod steps;
 
@@ -36,36 +36,36 @@ use crate::sandbox::Sandbox;
 use crate::spec::SandboxSpec;
 use steps::{Step, Steps};
 
-/// Of the machine that runs the steps, where the recipe says nothing.
+/// The default memory of the machine that runs the steps.
 const MEMORY_BYTES: u64 = 1 << 30;
 const GIB: u64 = 1 << 30;
-/// What steps may add, where the recipe says nothing.
+/// The default space that steps may add.
 const ROOM_BYTES: u64 = 2 * GIB;
-/// What is kept of a step's output for the error that tells of its failure.
+/// How much of a step's output an error quotes.
 const TAIL_BYTES: usize = 4 << 10;
-/// How long a machine may take to go when a build is given up.
+/// How long a machine may take to end when a build is cancelled.
 const UNDO_DEADLINE: Duration = Duration::from_secs(10);
 const UNDO_POLL: Duration = Duration::from_millis(10);
 
-/// How far a build is.
+/// An event of a build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BuildEvent {
-    /// The image that the recipe begins from is being made.
+    /// The base image of the recipe is being made.
     Image(ImageProgress),
-    /// Step `number` of `of` begins, or was done before.
+    /// Step `number` of `of` starts, or was done before.
     Step {
         number: usize,
         of: usize,
         what: String,
         cached: bool,
     },
-    /// What a step says.
+    /// Output of a step.
     Output(Vec<u8>),
     /// The result is being written.
     Writing(Advance),
 }
 
-/// Told of every event of a build.
+/// Receives every event of a build.
 #[derive(Clone)]
 pub struct BuildWatch {
     told: Arc<dyn Fn(BuildEvent) + Send + Sync>,
@@ -99,26 +99,26 @@ impl fmt::Debug for BuildWatch {
     }
 }
 
-/// What a build needs beside its recipe.
+/// The settings of a build in addition to its recipe.
 #[derive(Debug, Clone, Default)]
 pub struct BuildSpec {
-    /// Instead of the recipe's.
+    /// Replaces the recipe's name.
     pub name: Option<String>,
-    /// Does every step anew.
+    /// Runs every step again.
     pub anew: bool,
-    /// For a recipe that begins from a registry.
+    /// For a recipe whose base is in a registry.
     pub access: RegistryAccess,
 }
 
-/// What a recipe begins from.
+/// The base of a recipe.
 struct Base {
     image: Image,
-    /// A snapshot of it, if the recipe named one.
+    /// A snapshot of it, if the recipe names one.
     snapshot: Option<Held>,
 }
 
 impl Base {
-    /// Of what steps find, and the image will have at least.
+    /// The size of the disk that steps find, and the least size of the image.
     fn bytes(&self) -> u64 {
         self.snapshot
             .as_ref()
@@ -143,8 +143,7 @@ impl Base {
 }
 
 impl Host {
-    /// Whether the packages of a recipe are in what it begins from already: in a Debian of our own
-    /// making they can be.
+    /// Whether the base already contains the recipe's packages, which a Debian of our own can.
     fn is_made_with_packages(&self, recipe: &Recipe) -> bool {
         recipe.from == "debian"
             && !recipe.packages.is_empty()
@@ -161,8 +160,9 @@ impl Host {
         let name = spec.name.as_deref().or(recipe.name.as_deref());
         let name = parse_name("image name", name.unwrap_or_default())?;
         self.inner.check_image_name(&name)?;
-        // A file that is missing is missed now, and not after an hour's work.
-        let (read, with_packages) = (recipe.clone(), self.is_made_with_packages(recipe));
+        // A missing file is reported now, and not after an hour of work.
+        let read = recipe.clone();
+        let with_packages = self.is_made_with_packages(recipe);
         let steps = blocking(move || Steps::of(&read, with_packages)).await?;
         let base = self.base(recipe, &spec, &watch).await?;
         base.check_size(recipe)?;
@@ -224,7 +224,7 @@ impl Host {
         }
     }
 
-    /// Does the steps that were not done before; the last one's disk, if there is any step.
+    /// Runs the steps that were not done before. Returns the disk of the last one, if there is any.
     async fn work(
         &self,
         recipe: &Recipe,
@@ -260,7 +260,7 @@ impl Host {
             return Ok(last);
         }
         let start = match (&last, &base.snapshot) {
-            // It has its room already.
+            // The snapshot has its room already.
             (Some(held), _) => SandboxSpec::from_snapshot(held.digest.to_string()),
             (None, Some(held)) => SandboxSpec {
                 disk_bytes: Some(room(recipe, held.manifest.disk.bytes)),
@@ -297,7 +297,7 @@ impl Host {
         watch: &BuildWatch,
     ) -> Result<Image> {
         let host = self.inner.clone();
-        // Held until it is published: nothing else keeps a kernel that is new.
+        // Held until the image is published: nothing else keeps a new kernel.
         let kernel = match recipe.kernel.clone() {
             None => None,
             Some(kernel) => {
@@ -317,7 +317,8 @@ impl Host {
             held.manifest.disk.bytes
         });
         let spec = built_spec(recipe, &base.image, digest, bytes);
-        let (image, last) = (base.image.clone(), last.map(|held| held.digest.clone()));
+        let image = base.image.clone();
+        let last = last.map(|held| held.digest.clone());
         let published = Watched::run(watch.writing(), move |progress| match last {
             None => host.store.derive_image(&image, spec),
             Some(digest) => {
@@ -330,7 +331,7 @@ impl Host {
     }
 }
 
-/// `bytes`: of the root file system, which no disk is smaller than.
+/// `bytes` is the size of the root file system, which is the least size of a disk.
 fn built_spec(recipe: &Recipe, base: &Image, kernel: Digest, bytes: u64) -> ImageSpec {
     ImageSpec {
         arch: base.record.arch,
@@ -345,8 +346,8 @@ fn built_spec(recipe: &Recipe, base: &Image, kernel: Digest, bytes: u64) -> Imag
     }
 }
 
-/// The disk that steps work on. The image will be as large, and every byte of it is hashed, also
-/// where nothing is.
+/// The size of the disk that steps work on. The image gets the same size, and every byte of it is
+/// hashed, also the unused ones.
 fn room(recipe: &Recipe, least_bytes: u64) -> u64 {
     let usual = least_bytes.next_multiple_of(GIB) + ROOM_BYTES;
     let room = recipe.room.map_or(usual, |room| room.0);
@@ -357,7 +358,7 @@ fn room(recipe: &Recipe, least_bytes: u64) -> u64 {
 }
 
 impl Inner {
-    /// The latest step whose result is still there, and how many steps it stands for.
+    /// The latest step whose result still exists, and the number of steps up to it.
     fn longest_done(&self, keys: &[Name]) -> Option<(usize, Held)> {
         let done = |key: &Name| self.pinned(&self.store.cached::<Digest>(key).ok()??).ok();
         (0..keys.len())
@@ -366,13 +367,13 @@ impl Inner {
     }
 }
 
-/// A machine on the disk so far. Dropped, it ends, and its sandbox is removed.
+/// A machine on the disk so far. Dropping it ends the machine and removes its sandbox.
 struct Workshop {
     guest: Guest,
     sandbox: Temporary,
 }
 
-/// A sandbox that nobody misses.
+/// A temporary sandbox.
 struct Temporary(Option<Sandbox>);
 
 impl Temporary {
@@ -382,7 +383,7 @@ impl Temporary {
 }
 
 impl Drop for Temporary {
-    /// Lets go of it, which removes it, and waits until it is gone.
+    /// Removes the sandbox, and waits until it is gone.
     fn drop(&mut self) {
         let Some(driver) = self.0.take().and_then(|sandbox| sandbox.weak()) else {
             return;
@@ -439,7 +440,8 @@ impl Workshop {
 
     async fn run(&self, step: &Step, spec: ExecSpec, watch: &BuildWatch) -> Result<()> {
         let mut exec = self.guest.exec(spec).await?;
-        let (mut stdout, mut stderr) = (exec.stdout.take(), exec.stderr.take());
+        let mut stdout = exec.stdout.take();
+        let mut stderr = exec.stderr.take();
         let mut tail = Vec::new();
         let mut take = |chunk: &[u8]| {
             tail.extend_from_slice(chunk);
@@ -462,17 +464,17 @@ impl Workshop {
             }
         }
         let status = exec.wait().await?;
-        match status.success() {
-            true => Ok(()),
-            false => Err(Error::BuildStep {
-                step: step.to_string(),
-                status: status.to_string(),
-                output: String::from_utf8_lossy(&tail).trim_end().to_owned(),
-            }),
+        if status.success() {
+            return Ok(());
         }
+        Err(Error::BuildStep {
+            step: step.to_string(),
+            status: status.to_string(),
+            output: String::from_utf8_lossy(&tail).trim_end().to_owned(),
+        })
     }
 
-    /// Keeps the disk as it is after a step.
+    /// Saves the disk after a step.
     async fn keep(&self, host: &Host, key: &Name) -> Result<Held> {
         let loan = self.sandbox.sandbox().borrow(Wanted::Disk).await?;
         let dir = host.inner.find(self.sandbox.sandbox().id())?;

@@ -1,4 +1,4 @@
-//! The disk of a sandbox as one chain of layers that can be read.
+//! The disk of a sandbox as one readable chain of layers.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use sandtree_store::{LayerId, SandboxDir};
 use crate::error::{Error, Result, store_error};
 use crate::inner::Inner;
 
-/// A disk, as the comparison reads it.
+/// A disk in the form that the comparison reads.
 pub(crate) struct Disk<'a>(pub &'a Chain);
 
 impl Blocks for Disk<'_> {

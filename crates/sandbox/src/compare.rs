@@ -1,7 +1,7 @@
-//! What differs between two moments: the disks of snapshots, of sandboxes, and of their states.
+//! The differences between two disks: of snapshots, of sandboxes, and of their states.
 //!
-//! Nothing is mounted and no machine is started: both disks are read from their layers. Of a
-//! sandbox that runs, a state of its disk is borrowed for as long as that takes.
+//! Nothing is mounted and no machine is started: both disks are read from their layers. For a
+//! running sandbox, a state of its disk is borrowed meanwhile.
 
 use std::sync::Arc;
 
@@ -21,14 +21,14 @@ use crate::order::Wanted;
 use crate::progress::Progress;
 use crate::reference::{Point, Reference};
 
-/// How two moments are compared.
+/// How two disks are compared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DiffOptions {
-    /// A new time of modification alone is a change.
+    /// Whether a new modification time alone is a change.
     pub times: bool,
 }
 
-/// A disk that can be read, and what keeps its files there.
+/// A readable disk, and the holds on its files.
 struct Side {
     chain: Chain,
     loan: Option<Loan>,
@@ -49,7 +49,7 @@ impl Host {
         .await
     }
 
-    /// How the content of one file differs.
+    /// The differences in the content of one file.
     pub async fn content_diff(
         &self,
         before: &str,
@@ -58,11 +58,10 @@ impl Host {
     ) -> Result<ContentDiff> {
         let path = diff::Path::from(path);
         self.compare(before, after, move |a, b| {
-            let (a, b) = (Disk(a), Disk(b));
-            let (a, b) = (
-                FileSystem::open(&a).map_err(diff_error)?,
-                FileSystem::open(&b).map_err(diff_error)?,
-            );
+            let a = Disk(a);
+            let b = Disk(b);
+            let a = FileSystem::open(&a).map_err(diff_error)?;
+            let b = FileSystem::open(&b).map_err(diff_error)?;
             diff::content_diff(&a, &b, &path).map_err(diff_error)
         })
         .await
@@ -125,7 +124,7 @@ impl Side {
 }
 
 impl Inner {
-    /// What a user means: a snapshot, or else a sandbox of that name.
+    /// The meaning of a reference: a snapshot, or else a sandbox of that name.
     pub fn point(&self, text: &str) -> Result<Point> {
         let point = Point::parse(text)?;
         let Point::Snapshot(Reference::Name(name)) = &point else {

@@ -15,18 +15,18 @@ use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
-/// A guest can print for ever; the host keeps between one and two of these.
+/// A guest can print without end; the host keeps between one and two of these.
 const LIMIT: u64 = 4 << 20;
 const TAIL: u64 = 16 << 10;
 const TAIL_LINES: usize = 12;
-/// What a kernel says before anything else when it gives up.
+/// The first words of a kernel panic.
 const PANIC: &str = "Kernel panic - not syncing";
 
-/// The console of one boot, on its way into the log that all boots share.
+/// The console of one boot, which is written to the log that all boots share.
 #[derive(Debug)]
 pub(crate) struct Console {
     path: PathBuf,
-    /// Where this boot begins in the log.
+    /// The offset of this boot in the log.
     begin: u64,
     panicked: Arc<AtomicBool>,
     copying: JoinHandle<()>,
@@ -36,7 +36,8 @@ impl Console {
     /// Writes everything from `stream` to the log, until the machine ends.
     pub fn keep(stream: UnixStream, path: PathBuf) -> io::Result<Console> {
         let log = Log::open(path.clone())?;
-        let (begin, panicked) = (log.length, Arc::new(AtomicBool::new(false)));
+        let begin = log.length;
+        let panicked = Arc::new(AtomicBool::new(false));
         let watch = PanicWatch {
             seen: panicked.clone(),
             carried: Vec::new(),
@@ -52,25 +53,25 @@ impl Console {
     /// Waits until the last bytes are in the log. The machine has ended.
     pub async fn drain(&mut self) {
         if !self.copying.is_finished() {
-            // The task ends with its socket; a panic in it would be told by the runtime.
+            // The task ends with its socket; the runtime reports a panic in it.
             drop((&mut self.copying).await);
         }
     }
 
-    /// Whether this boot's kernel said that it panics. A guest without the panic device tells it
+    /// Whether this boot's kernel printed a panic. A guest without the panic device reports it
     /// nowhere else.
     pub fn has_panicked(&self) -> bool {
         self.panicked.load(Ordering::Acquire)
     }
 
-    /// The last lines of this boot, or the first of its panic, for error messages. What is not text
-    /// is left out.
+    /// The last lines of this boot, or the first of its panic, for error messages, without bytes
+    /// that are no text.
     pub fn tail(&self) -> String {
         tail(&self.path, self.begin)
     }
 }
 
-/// Looks for a panic in a stream that comes in pieces.
+/// Searches for a panic in a stream that arrives in pieces.
 struct PanicWatch {
     seen: Arc<AtomicBool>,
     carried: Vec<u8>,
@@ -96,7 +97,7 @@ async fn copy(mut console: UnixStream, mut log: Log, mut watch: PanicWatch) {
     while let Ok(count @ 1..) = console.read(&mut buffer).await {
         watch.look(&buffer[..count]);
         if let Err(error) = log.append(&buffer[..count]) {
-            // The console must be read on, or the guest would stand still for the sake of its log.
+            // The console must still be read; otherwise the guest would block.
             tracing::warn!(%error, path = %log.path.display(), "cannot keep the console");
         }
     }
@@ -126,8 +127,8 @@ impl Log {
     }
 }
 
-/// Opens a log that is made if missing. Not through a link: what a guest says goes to no other
-/// file.
+/// Opens a log, which is created if missing. It follows no link, so that the guest's output reaches
+/// no other file.
 pub(crate) fn append_to(path: &Path) -> io::Result<File> {
     let nofollow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
     OpenOptions::new()
@@ -137,7 +138,7 @@ pub(crate) fn append_to(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Where the bytes before those in `path` are.
+/// The file with the bytes before those in `path`.
 pub(crate) fn previous(path: &Path) -> PathBuf {
     path.with_extension("log.1")
 }
@@ -148,7 +149,7 @@ fn tail(path: &Path, begin: u64) -> String {
         .lines()
         .filter(|line| !line.trim().is_empty())
         .collect();
-    // A panic tells its reason first, and then where it was called from.
+    // A panic prints its reason first, and then the call trace.
     let panic = lines.iter().rposition(|line| line.contains(PANIC));
     let first = panic.unwrap_or(lines.len().saturating_sub(TAIL_LINES));
     let shown = &lines[first..lines.len().min(first + TAIL_LINES)];
@@ -166,7 +167,7 @@ fn tail(path: &Path, begin: u64) -> String {
 fn read_tail(path: &Path, begin: u64) -> io::Result<String> {
     let mut file = File::open(path)?;
     let length = file.metadata()?.len();
-    // A log that is shorter than where this boot began has been begun anew since.
+    // A log that is shorter than this boot's offset has been rotated since.
     let begin = if begin > length { 0 } else { begin };
     file.seek(SeekFrom::Start(length.saturating_sub(TAIL).max(begin)))?;
     let mut bytes = Vec::new();
@@ -185,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guest_that_prints_for_ever_fills_two_limits_at_most() {
+    fn a_guest_that_prints_without_end_fills_at_most_two_limits() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("console.log");
         let mut log = Log::open(path.clone()).unwrap();
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_panic_the_reason_is_shown() {
+    fn the_reason_of_a_panic_is_shown() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("console.log");
         let trace: String = (0..100)
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_seen_in_whatever_pieces_it_comes() {
+    fn a_panic_is_found_in_any_pieces() {
         let text = b"[    0.1] Kernel panic - not syncing: no init";
         for cut in 0..text.len() {
             let mut watch = PanicWatch {
@@ -245,7 +246,8 @@ mod tests {
     #[test]
     fn a_log_is_not_written_through_a_link() {
         let dir = tempfile::tempdir().unwrap();
-        let (path, target) = (dir.path().join("console.log"), dir.path().join("target"));
+        let path = dir.path().join("console.log");
+        let target = dir.path().join("target");
         std::fs::write(&target, "as it was").unwrap();
         std::os::unix::fs::symlink(&target, &path).unwrap();
         assert!(Log::open(path).is_err());

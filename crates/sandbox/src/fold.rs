@@ -1,16 +1,16 @@
-//! Folding a disk: the layers below the overlay that is written to become one.
+//! Folding a disk: the layers below the active overlay become one.
 //!
 //! ```text
 //!   a b c … x | y   --fold-->   [a…x] | y        y: what the next machine writes to
 //! ```
 //!
-//! Here for a disk at rest, before a machine stands on it; beside a machine that runs, the driver
-//! does it with the same [`DiskFold`].
+//! This module folds a disk at rest, before a machine starts on it. For a running machine, the
+//! driver does it with the same [`DiskFold`].
 //!
-//! Always: no machine is started on a deeper disk than folding leaves, so generations of saves and
-//! copies do not add up. Nothing that exists is changed: states keep the layers they list. What
-//! nothing lists any more, the driver collects. When it fails: what was written is removed, and the
-//! machine starts on the layers as they are, if it can have so many.
+//! Always: no machine starts on a deeper disk than folding leaves, so generations of saves and
+//! copies do not accumulate layers. Existing files do not change: states keep the layers that they
+//! list. The driver removes layers that nothing lists. When it fails: the unfinished layer is
+//! removed, and the machine starts on the unfolded layers, if it can have so many.
 
 use std::fs::File;
 
@@ -21,10 +21,10 @@ use crate::blocking::blocking;
 use crate::error::{Error, Result, store_error};
 use crate::files::open;
 
-/// Layers below the active overlay beyond which they are folded.
+/// The number of layers below the active overlay above which they are folded.
 pub(crate) const DISK_LAYERS: usize = 16;
 
-/// A layer that is to be made of others.
+/// A fold that has not been written yet.
 #[derive(Debug)]
 pub(crate) struct DiskFold {
     layers: Vec<File>,
@@ -32,7 +32,7 @@ pub(crate) struct DiskFold {
 }
 
 impl DiskFold {
-    /// Of `old`, bottom first. Until the head lists its result, that is garbage.
+    /// Folds `old`, bottom first. Until the head lists the result, the result is garbage.
     pub fn new(owned: &Owned, old: &[LayerId]) -> Result<DiskFold> {
         let layers = old
             .iter()
@@ -48,8 +48,7 @@ impl DiskFold {
         self.new.id()
     }
 
-    /// Takes as long as writing does. On a disk that is full, half a layer would only be in the
-    /// way.
+    /// Takes as long as writing does. On a full disk, an unfinished layer is removed.
     pub fn write(self) -> Result<()> {
         let written = self.write_durably();
         if written.is_err()
@@ -60,14 +59,15 @@ impl DiskFold {
         written
     }
 
-    /// The head that will list it is durable; so must it be.
+    /// The head that will list the layer is durable, so the layer must be.
     fn write_durably(&self) -> Result<()> {
         disk::fold::fold(&self.layers, self.new.file()).map_err(store_error("fold overlays"))?;
         self.new.sync().map_err(store_error("sync an overlay"))
     }
 }
 
-/// The layers of a sandbox's head, to start a machine on. If they were folded, the head says so.
+/// The layers of a sandbox's head, for the start of a machine. If they were folded, the head is
+/// updated.
 pub(crate) async fn head(owned: &Owned) -> Result<Vec<LayerId>> {
     let mut head = owned
         .head()
@@ -82,7 +82,8 @@ pub(crate) async fn head(owned: &Owned) -> Result<Vec<LayerId>> {
     Ok(head.disk)
 }
 
-/// The layers to start a machine on that are equal to `disk`, whose last is the one to write to.
+/// Layers with the same content as `disk`, for the start of a machine; the last one is the active
+/// overlay.
 pub(crate) async fn shallow(owned: &Owned, disk: &[LayerId]) -> Result<Vec<LayerId>> {
     let Some((active, below)) = disk
         .split_last()

@@ -7,10 +7,10 @@ use sandtree_store::{Pinned, Snapshot};
 
 use crate::inner::Inner;
 
-/// A snapshot that stays while this lives. One that is in the store for this use only goes with it.
+/// A snapshot that stays in the store as long as this. A temporary snapshot is removed with it.
 #[derive(Debug)]
 pub(crate) struct Held {
-    /// Nothing once it is let go.
+    /// `None` after the release.
     pinned: Option<Pinned>,
     only_here: Option<Arc<Inner>>,
 }
@@ -23,13 +23,13 @@ impl Held {
         }
     }
 
-    /// It stays when this goes, until a gc takes it.
+    /// The snapshot outlives this, until a gc removes it.
     pub fn into_lasting(mut self) -> Self {
         self.only_here = None;
         self
     }
 
-    /// Brought into the store, or made, for one use.
+    /// A snapshot that was imported or made for one use.
     pub fn for_one_use(pinned: Pinned, host: &Arc<Inner>) -> Self {
         Self {
             pinned: Some(pinned),
@@ -54,7 +54,7 @@ impl Drop for Held {
             return;
         };
         if let Err(error) = host.store.let_go(pinned) {
-            tracing::warn!(%error, "a snapshot that nobody needs stays until the next gc");
+            tracing::warn!(%error, "an unused snapshot stays until the next gc");
         }
     }
 }

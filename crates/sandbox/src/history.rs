@@ -1,16 +1,16 @@
-//! Undo and redo: two stacks of states beside the present. Pure.
+//! Undo and redo: two stacks of states around the present. Pure functions.
 //!
 //! ```text
 //!   past:  c1  c2  [c3]    present    [f2]  f1  :future
 //!                   ^ undo goes here   ^ redo goes here
 //! ```
 //!
-//! Always: whatever the present is left for, what it was is on one of the stacks, if it could be
-//! kept. Something new (a checkpoint, a revert) empties the future.
+//! Always: when the present is left, its state is on one of the stacks, if it could be kept. A
+//! checkpoint or a revert empties the future.
 
 use sandtree_store::{Head, StateId};
 
-/// The way from the present to another state.
+/// A move from the present to another state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Step {
     pub target: StateId,
@@ -24,7 +24,7 @@ enum Way {
     Redo,
 }
 
-/// To any state, as something new.
+/// A move to any state; it empties the future.
 pub(crate) fn revert(target: StateId) -> Step {
     Step {
         target,
@@ -32,7 +32,7 @@ pub(crate) fn revert(target: StateId) -> Step {
     }
 }
 
-/// `count` steps back; none when there are not so many.
+/// `count` steps back; `None` if there are fewer.
 pub(crate) fn undo(head: &Head, count: usize) -> Option<Step> {
     let index = head.past.len().checked_sub(count).filter(|_| count > 0)?;
     Some(Step {
@@ -48,15 +48,15 @@ pub(crate) fn redo(head: &Head) -> Option<Step> {
     })
 }
 
-/// A state of the present was taken, and the present goes on.
+/// A state of the present was taken, and the present continues.
 pub(crate) fn taken(head: &mut Head, state: StateId) {
     head.past.push(state.clone());
     head.future.clear();
     head.parent = Some(state);
 }
 
-/// Something new begins right on the state that a step led to: one step back leads there again.
-/// Whether that was news.
+/// Work starts directly on a state reached by undo or redo: push it onto `past`, so that undo
+/// returns to it. Returns whether `head` changed.
 pub(crate) fn going_on(head: &mut Head) -> bool {
     let Some(parent) = head
         .parent
@@ -69,7 +69,7 @@ pub(crate) fn going_on(head: &mut Head) -> bool {
     true
 }
 
-/// The step was made; `left` is the state that keeps the present it was made from.
+/// The move was made; `left` is the state of the present before it.
 pub(crate) fn moved(head: &mut Head, step: &Step, left: Option<StateId>) {
     match step.way {
         Way::Revert => {
@@ -89,7 +89,7 @@ pub(crate) fn moved(head: &mut Head, step: &Step, left: Option<StateId>) {
     head.parent = Some(step.target.clone());
 }
 
-/// A state is gone: no step leads to it any more.
+/// A state is removed: neither stack lists it any more.
 pub(crate) fn forget(head: &mut Head, state: &StateId) {
     head.past.retain(|id| id != state);
     head.future.retain(|id| id != state);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn something_new_forgets_what_could_be_redone() {
+    fn new_work_empties_the_future() {
         let mut head = head(&[1, 2]);
         let step = undo(&head, 1);
         go(&mut head, step, 10);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_after_an_undo_is_undone_to_where_it_began() {
+    fn an_undo_of_work_after_an_undo_returns_to_its_start() {
         let mut head = head(&[1, 2, 3]);
         assert!(
             !going_on(&mut head),
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_state_is_on_no_way() {
+    fn a_removed_state_is_on_neither_stack() {
         let mut head = head(&[1, 2, 3]);
         forget(&mut head, &id(2));
         assert_eq!(undo(&head, 2).unwrap().target, id(1));

@@ -1,22 +1,22 @@
-//! How much memory machines may still take: what the host has available, or less where a control
-//! group limits us.
+//! How much memory machines may still take: the host's available memory, or less if a control group
+//! limits us.
 //!
-//! Always: of a control group and all that it is in, the one with the least left counts. What it
-//! holds of files can be reclaimed, and counts as left.
+//! Always: of a control group and its parents, the one with the least free memory counts. Its
+//! cached files can be reclaimed, and count as free.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Where distributions, Docker and Kubernetes have control groups.
+/// The mount point of control groups in distributions, Docker and Kubernetes.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// Memory that can still be taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Available {
     pub bytes: u64,
-    /// The control group whose limit that is; none if it is the host's memory.
+    /// The control group with that limit; `None` if it is the host's memory.
     pub cgroup: Option<PathBuf>,
 }
 
@@ -56,12 +56,13 @@ fn of_host() -> Result<u64> {
     })
 }
 
-/// The control groups that a process is in, as `/proc/self/cgroup` tells, innermost first. In a
-/// container their paths may be the host's; then only the mounts are there.
+/// The control groups of a process from `/proc/self/cgroup`, innermost first. In a container their
+/// paths may be the host's; then only the mounts exist.
 fn groups(belongs: &str, mounts: &Path) -> Vec<PathBuf> {
     let of_line = |line: &str| {
         let mut fields = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (fields.next()?, fields.next()?);
+        let controllers = fields.next()?;
+        let path = fields.next()?;
         let mount = match controllers {
             "" => mounts.to_owned(),
             listed if listed.split(',').any(|controller| controller == "memory") => {
@@ -81,7 +82,7 @@ fn groups(belongs: &str, mounts: &Path) -> Vec<PathBuf> {
     belongs.lines().filter_map(of_line).flatten().collect()
 }
 
-/// What a group has left of its limit; nothing without one.
+/// The free memory of a group; `None` without a limit.
 fn left(group: &Path) -> Option<u64> {
     let number = |file: &str| {
         fs::read_to_string(group.join(file))
@@ -90,7 +91,7 @@ fn left(group: &Path) -> Option<u64> {
             .parse::<u64>()
             .ok()
     };
-    // Version 2 says `max` where there is no limit, version 1 a number that no machine has.
+    // Without a limit, version 2 has `max`, and version 1 a number that no machine has.
     let limit = number("memory.max")
         .or_else(|| number("memory.limit_in_bytes").filter(|limit| *limit < 1 << 60))?;
     let used = number("memory.current").or_else(|| number("memory.usage_in_bytes"))?;
@@ -131,11 +132,9 @@ mod tests {
     #[test]
     fn what_is_left_is_the_limit_without_what_cannot_be_reclaimed() {
         let dir = tempfile::tempdir().expect("a directory can be made");
-        let (second, first, free) = (
-            dir.path().join("2"),
-            dir.path().join("1"),
-            dir.path().join("0"),
-        );
+        let second = dir.path().join("2");
+        let first = dir.path().join("1");
+        let free = dir.path().join("0");
         let stat = "anon 5\nactive_file 100\ninactive_file 200\n";
         group(
             &second,

@@ -1,4 +1,4 @@
-//! The host's time, and the boot it belongs to.
+//! The host's time, and its current boot.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -25,7 +25,7 @@ pub(crate) fn total_bytes(runs: &[PageRun]) -> u64 {
     runs.iter().map(|run| run.count * PAGE).sum()
 }
 
-/// Every page that is in either, as ascending runs that do not touch.
+/// The union of both, as ascending runs that do not touch.
 pub(crate) fn union(mut runs: Vec<PageRun>, more: &[PageRun]) -> Vec<PageRun> {
     runs.extend_from_slice(more);
     runs.sort_by_key(|run| run.first);
@@ -63,12 +63,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_union_has_every_page_once(a in prop::collection::vec(run(), 0..12), b in prop::collection::vec(run(), 0..12)) {
+        fn a_union_has_every_page_once(
+            a in prop::collection::vec(run(), 0..12),
+            b in prop::collection::vec(run(), 0..12),
+        ) {
             let joined = union(a.clone(), &b);
             let expected: BTreeSet<u64> = pages(&a).union(&pages(&b)).copied().collect();
             prop_assert_eq!(pages(&joined), expected.clone());
             prop_assert_eq!(total_bytes(&joined), expected.len() as u64 * PAGE);
-            prop_assert!(joined.windows(2).all(|pair| pair[0].first + pair[0].count < pair[1].first));
+            let is_apart = |pair: &[PageRun]| pair[0].first + pair[0].count < pair[1].first;
+            prop_assert!(joined.windows(2).all(is_apart));
         }
     }
 }

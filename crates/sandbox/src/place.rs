@@ -1,26 +1,25 @@
-//! Where a store is: whether machines, which run as users of their own when we are root, can use
-//! files there.
+//! The place of a store: whether machines, which run as users of their own when we are root, can
+//! use files there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Refuses a FUSE file system that is closed to all but the user who mounted it, root included in
-/// "all".
+/// Refuses a FUSE file system that only the user who mounted it can use; even root cannot.
 pub(crate) fn check(root: &Path) -> Result<()> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let root = root
         .canonicalize()
         .map_err(|e| Error::io("find", root, e))?;
-    match is_closed(&root, &mounts) {
-        true => Err(Error::ClosedPlace { path: root }),
-        false => Ok(()),
+    if is_closed(&root, &mounts) {
+        return Err(Error::ClosedPlace { path: root });
     }
+    Ok(())
 }
 
-/// A line is `id parent dev root MOUNT options … - TYPE source OPTIONS`. The last one whose mount
-/// holds the path counts.
+/// A line is `id parent dev root MOUNT options … - TYPE source OPTIONS`. The last line whose mount
+/// contains the path counts.
 fn is_closed(path: &Path, mounts: &str) -> bool {
     let of_line = |line: &str| {
         let (before, after) = line.split_once(" - ")?;
@@ -32,7 +31,7 @@ fn is_closed(path: &Path, mounts: &str) -> bool {
         path.starts_with(&at)
             .then_some((at.components().count(), is_closed))
     };
-    // Of those that hold it, the deepest; of these, the one that was mounted last.
+    // Of the mounts that contain it, the deepest; of these, the last one.
     mounts
         .lines()
         .filter_map(of_line)

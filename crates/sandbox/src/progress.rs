@@ -1,5 +1,5 @@
-//! How far long work is, and how it is given up: work on files runs on a thread, and whoever waits
-//! for it may stop.
+//! The progress of long work, and its cancellation: work on files runs on a thread, and the caller
+//! may stop waiting for it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use sandtree_store as store;
 
-/// Told of every step of long work.
+/// Receives every step of long work.
 #[derive(Clone)]
 pub struct Progress {
     told: Arc<dyn Fn(Advance) + Send + Sync>,
@@ -16,7 +16,7 @@ pub struct Progress {
 /// A step of long work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Advance {
-    /// So many bytes are to be read or written in all, as far as known.
+    /// The total number of bytes to read or write, as far as known.
     Begin {
         total_bytes: u64,
     },
@@ -41,17 +41,17 @@ impl fmt::Debug for Progress {
     }
 }
 
-/// Work that is given up when nobody waits for it any more.
+/// Work that is cancelled when its caller stops waiting.
 pub(crate) struct Watched {
     progress: Progress,
     given_up: Arc<AtomicBool>,
 }
 
-/// Somebody waits for work on a thread. Dropped, nobody does.
+/// The caller that waits for work on a thread. Dropping it cancels the work.
 pub(crate) struct Waiting(Arc<AtomicBool>);
 
 impl Waiting {
-    /// For whoever waits, and what the work looks at.
+    /// The waiting caller, and the flag that the work checks.
     pub fn new() -> (Self, Arc<AtomicBool>) {
         let given_up = Arc::new(AtomicBool::new(false));
         (Self(given_up.clone()), given_up)

@@ -1,7 +1,7 @@
 //! Publishing a state as a snapshot, under a name or in a directory.
 //!
-//! Always: what had the name before stays whole until the new snapshot is complete. When it fails:
-//! the name is as it was, and nothing of the snapshot is left.
+//! Always: the earlier snapshot of a name stays whole until the new one is complete. When it fails:
+//! the name is unchanged, and nothing of the snapshot is left.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -34,8 +34,8 @@ pub(crate) struct Publishing {
 }
 
 impl Inner {
-    /// Refuses a name that is taken before anything is done for it. Publishing looks again. What is
-    /// reserved for the sandbox that is saved is free to it.
+    /// Refuses a taken name before anything is done for it. Publishing checks again. A name that is
+    /// reserved for the saved sandbox is free to it.
     pub fn check_free(
         &self,
         target: &SaveTarget,
@@ -65,7 +65,7 @@ impl Inner {
         }
     }
 
-    /// A state that is there already.
+    /// An existing state.
     pub fn promoted(&self, dir: &SandboxDir, reference: &str) -> Result<LentState> {
         let manifest = self.listed_state(dir, reference)?;
         check_written(
@@ -139,14 +139,14 @@ impl Inner {
                     .store
                     .export_dir(&pinned, path, publishing.replace, progress);
                 let snapshot = Snapshot::clone(&pinned);
-                // The directory has all of it, or nothing has.
+                // The directory is complete, or nothing is left.
                 written.and(host.store.let_go(pinned)).map(|()| snapshot)
             }
         });
         published.await.map_err(name_error)
     }
 
-    /// Gives a name to another snapshot. The one that had it goes, if it has no other.
+    /// Moves a name to another snapshot. The earlier one is removed if it has no other name.
     pub fn replacing<T>(
         &self,
         name: &Name,
@@ -165,7 +165,7 @@ impl Inner {
         Ok(given)
     }
 
-    /// A snapshot without a name, for as long as the result lives.
+    /// A snapshot without a name, which exists as long as the result.
     pub async fn unnamed(
         self: &Arc<Self>,
         dir: SandboxDir,
@@ -182,7 +182,7 @@ impl Inner {
     }
 }
 
-/// What the store is told of a save.
+/// The store's settings for a save.
 fn saving(
     dir: &SandboxDir,
     labels: BTreeMap<String, String>,
@@ -210,7 +210,7 @@ fn saving(
     Ok((lent.state.parse().map_err(|_| no_state())?, spec))
 }
 
-/// A name that is taken is the user's business, not the store's.
+/// A taken name is the user's error, not the store's.
 pub(crate) fn name_error(error: store::Error) -> Error {
     match error {
         store::Error::NameInUse { name, holder } => Error::SnapshotNameTaken {
@@ -221,8 +221,8 @@ pub(crate) fn name_error(error: store::Error) -> Error {
     }
 }
 
-/// Settles at the start what a sandbox will be saved as when it stops. `before`: what it was saved
-/// as when it last did.
+/// Reserves, at the start, the name that a sandbox will be saved under when it stops. `before` is
+/// its last save.
 pub(crate) fn settle_target(host: &Inner, dir: &SandboxDir, before: Option<&Digest>) -> Result<()> {
     let Some(wish) = &dir.record().save_on_stop else {
         return Ok(());
@@ -234,13 +234,13 @@ pub(crate) fn settle_target(host: &Inner, dir: &SandboxDir, before: Option<&Dige
     match &wish.target {
         SaveTarget::Name(name) => {
             match host.store.named(name).map_err(store_error("read a name"))? {
-                // To be replaced, when the time has come.
+                // It will be replaced at the stop.
                 Some(Named::Snapshot(_)) => Ok(()),
                 _ => host.store.reserve_name(name, dir.id()).map_err(name_error),
             }
         }
         SaveTarget::Dir(path) => match std::fs::create_dir(path) {
-            // Its own, made when it was first started; or what is to be replaced.
+            // It is the sandbox's own, from an earlier start; or it may be replaced.
             Err(error)
                 if error.kind() == std::io::ErrorKind::AlreadyExists
                     && (before.is_some() || wish.replace) =>
@@ -252,19 +252,19 @@ pub(crate) fn settle_target(host: &Inner, dir: &SandboxDir, before: Option<&Dige
     }
 }
 
-/// A sandbox that goes leaves no empty directory for a save that does not come.
+/// A removed sandbox leaves no empty directory for its save.
 pub(crate) fn release_target(dir: &SandboxDir) {
     if let Some(SaveOnStop {
         target: SaveTarget::Dir(path),
         ..
     }) = &dir.record().save_on_stop
     {
-        // Refused, as it should be, for one that is not empty.
+        // A directory that is not empty is not removed, as intended.
         drop(std::fs::remove_dir(path));
     }
 }
 
-/// Whether the target of a save holds what the sandbox was saved as before.
+/// Whether the target of a save has the sandbox's last save.
 fn is_own(host: &Inner, wish: &SaveOnStop, before: Option<&Digest>) -> Result<bool> {
     let Some(before) = before else {
         return Ok(false);
@@ -280,7 +280,7 @@ fn is_own(host: &Inner, wish: &SaveOnStop, before: Option<&Digest>) -> Result<bo
     })
 }
 
-/// A directory that is not there, or empty, or a snapshot's that may be replaced.
+/// Accepts a missing or empty directory, or a snapshot's that may be replaced.
 fn check_dir(path: &Path, replace: bool) -> Result<()> {
     match path.read_dir().map(|mut entries| entries.next().is_none()) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -299,7 +299,7 @@ fn check_dir(path: &Path, replace: bool) -> Result<()> {
     }
 }
 
-/// The save of a sandbox that has just stopped. `before`: what it was saved as when it last did.
+/// Saves a sandbox that has just stopped. `before` is its last save.
 pub(crate) async fn on_stop(
     host: &Arc<Inner>,
     dir: &SandboxDir,
@@ -319,8 +319,8 @@ pub(crate) async fn on_stop(
     Ok(snapshot.digest)
 }
 
-/// What a disk without a machine is like: shut down, or as after a power cut. What we cannot read
-/// was never shut down.
+/// The consistency of a disk without a machine: shut down, or as after a power cut. An unreadable
+/// disk was not shut down.
 pub(crate) fn disk_consistency(
     host: &Inner,
     dir: &SandboxDir,

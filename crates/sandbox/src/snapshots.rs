@@ -1,4 +1,4 @@
-//! Snapshots, as whoever looks after them sees them: listed, inspected, verified, moved, removed.
+//! Snapshots, as callers of a [`Host`] manage them: listed, inspected, verified, moved, removed.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -28,7 +28,7 @@ use crate::states::Replace;
 pub struct SnapshotInfo {
     pub names: Vec<String>,
     pub digest: String,
-    /// Where it is, if it is not in the store.
+    /// Its directory, if it is not in the store.
     pub path: Option<PathBuf>,
     /// RFC 3339, in UTC.
     pub created_at: String,
@@ -38,9 +38,9 @@ pub struct SnapshotInfo {
     pub image: String,
     pub image_digest: String,
     pub arch: String,
-    /// Of all of its files.
+    /// The size of all its files.
     pub bytes: u64,
-    /// With it, what begins from it goes on exactly there.
+    /// With memory, a sandbox from it continues exactly there.
     pub memory: bool,
     pub memory_bytes: u64,
     pub disk_bytes: u64,
@@ -76,7 +76,7 @@ impl SnapshotInfo {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotList {
     pub snapshots: Vec<SnapshotInfo>,
-    /// Why the index is of no use. The list is right all the same.
+    /// Why the index cannot be used. The list is right anyway.
     pub trouble: Option<String>,
 }
 
@@ -89,7 +89,7 @@ impl SnapshotList {
     }
 }
 
-/// Everything known of a snapshot.
+/// All information about a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SnapshotDetails {
     pub names: Vec<String>,
@@ -103,13 +103,13 @@ pub struct SnapshotDetails {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Exported {
     pub digest: String,
-    /// Of all that is in it.
+    /// The size of its content.
     pub content_bytes: u64,
-    /// Of the file.
+    /// The size of the file.
     pub file_bytes: u64,
 }
 
-/// What came of an import.
+/// The result of an import.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Imported {
     pub digest: String,
@@ -172,7 +172,7 @@ impl Host {
         ))
     }
 
-    /// Reads every byte of a snapshot and of its image. What is damaged is moved aside, and named.
+    /// Reads every byte of a snapshot and of its image. Damaged files are moved aside and named.
     pub async fn verify(&self, reference: &str, progress: Progress) -> Result<Verified> {
         let host = self.inner.clone();
         let verified = match Reference::parse(reference)? {
@@ -189,8 +189,8 @@ impl Host {
         verified.map_err(store_error("verify a snapshot"))
     }
 
-    /// Removes a snapshot's name; with its last one, the snapshot goes. A directory goes as a
-    /// whole.
+    /// Removes a snapshot's name; with its last name, the snapshot is removed. A directory is
+    /// removed as a whole.
     pub async fn remove_snapshot(&self, reference: &str) -> Result<()> {
         let host = self.inner.clone();
         let parsed = Reference::parse(reference)?;
@@ -198,7 +198,7 @@ impl Host {
         blocking(move || match parsed {
             Reference::Name(name) => match host.store.remove_snapshot_name(&name) {
                 Err(store::Error::UnknownSnapshot { .. }) => Err(no_snapshot(&text)),
-                // A name that says nothing: it is put aside, and free.
+                // A name with invalid content is put aside, and the name is free.
                 Err(store::Error::Corrupt { .. }) => host
                     .store
                     .put_name_aside(&name)
@@ -242,7 +242,7 @@ impl Host {
         blocking(tagging).await.map_err(name_error)
     }
 
-    /// Makes the index anew; how many snapshots it has.
+    /// Rebuilds the index; returns its number of snapshots.
     pub async fn reindex(&self) -> Result<usize> {
         let host = self.inner.clone();
         let done = blocking(move || host.store.reindex())
@@ -251,7 +251,7 @@ impl Host {
         Ok(done.snapshots)
     }
 
-    /// Writes a snapshot, or a sandbox as it is, into one file.
+    /// Writes a snapshot, or the present of a sandbox, into one file.
     pub async fn export(
         &self,
         reference: &str,
@@ -292,7 +292,7 @@ impl Host {
         exported.await.map_err(store_error("export a snapshot"))
     }
 
-    /// Writes a snapshot into a directory that is whole in itself.
+    /// Writes a snapshot into a self-contained directory.
     pub async fn export_dir(
         &self,
         reference: &str,
@@ -302,7 +302,8 @@ impl Host {
     ) -> Result<()> {
         let point = self.inner.point(reference)?;
         let held = self.held_point(point, false, progress.clone()).await?;
-        let (host, dir) = (self.inner.clone(), dir.to_owned());
+        let host = self.inner.clone();
+        let dir = dir.to_owned();
         let written = Watched::run(progress, move |progress| {
             host.store
                 .export_dir(&held, &dir, replace.is_yes(), progress)
@@ -312,8 +313,7 @@ impl Host {
             .map_err(store_error("write a snapshot into a directory"))
     }
 
-    /// A snapshot for as long as it is needed: one that is there, or one made of a sandbox for
-    /// this.
+    /// A snapshot for as long as it is needed: an existing one, or a temporary one of a sandbox.
     async fn held_point(&self, point: Point, memory: bool, progress: Progress) -> Result<Held> {
         match point {
             Point::Snapshot(reference) => self.inner.snapshot(&reference, progress).await,
@@ -335,7 +335,7 @@ impl Host {
         }
     }
 
-    /// Takes a snapshot in, every byte of it checked before a name points at it.
+    /// Imports a snapshot, and checks every byte before a name points at it.
     pub async fn import(
         &self,
         mut input: impl Read + Send + 'static,
@@ -346,7 +346,8 @@ impl Host {
         let name = parse_name("snapshot name", name)?;
         self.inner
             .check_free(&SaveTarget::Name(name.clone()), replace, None)?;
-        let (host, target) = (self.inner.clone(), name.clone());
+        let host = self.inner.clone();
+        let target = name.clone();
         let imported = Watched::run(progress, move |progress| {
             let name = Target::Name {
                 name: &target,
@@ -363,7 +364,7 @@ impl Host {
         })
     }
 
-    /// Removes what no name, sandbox or running machine reaches; or tells what would go.
+    /// Removes garbage; with `dry_run`, only reports it.
     pub async fn gc(&self, dry_run: bool) -> Result<GcReport> {
         let host = self.inner.clone();
         blocking(move || host.store.gc(dry_run))
@@ -371,7 +372,7 @@ impl Host {
             .map_err(store_error("collect its garbage"))
     }
 
-    /// What uses the store's disk.
+    /// The use of the store's disk.
     pub async fn usage(&self) -> Result<Usage> {
         let host = self.inner.clone();
         blocking(move || host.store.usage())
@@ -381,7 +382,7 @@ impl Host {
 }
 
 impl Inner {
-    /// Which snapshot a name or a digest means; a directory is none of the store's.
+    /// The snapshot of a name or digest; `None` for a directory, which is not in the store.
     pub fn digest_of(&self, reference: &Reference) -> Result<Option<Digest>> {
         match reference {
             Reference::Digest(digest) => Ok(Some(digest.clone())),
@@ -406,13 +407,13 @@ impl Inner {
     }
 }
 
-/// What goes into an exported file.
+/// The content of an exported file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExportOptions {
-    /// Not compressed.
+    /// Without compression.
     pub plain: bool,
     pub without_image: bool,
-    /// Only what this snapshot lacks.
+    /// Only content that this snapshot lacks.
     pub since: Option<String>,
 }
 
@@ -426,7 +427,7 @@ fn details(snapshot: &Snapshot, names: Vec<String>, path: Option<PathBuf>) -> Sn
     }
 }
 
-/// Only what is a snapshot's: a directory that a user names by mistake stays.
+/// Removes only a snapshot's files, so that a directory given by mistake stays.
 fn remove_dir(path: &Path) -> Result<()> {
     let manifest = path.join("manifest.json");
     File::open(&manifest).map_err(|e| Error::io("open", &manifest, e))?;

@@ -1,4 +1,4 @@
-//! Several pieces of work at a time, of which all succeed or none.
+//! Runs several pieces of work at a time; all succeed or none.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use crate::error::Result;
 
-/// As [`all`], with no more than so many under way at a time.
+/// As [`all`], with a limit on the number at a time.
 pub(crate) async fn all_in_turns<T, W>(
     concurrency: usize,
     work: impl IntoIterator<Item = W>,
@@ -20,15 +20,14 @@ where
     let in_turn = |work: W| {
         let limit = limit.clone();
         async move {
-            let _turn = limit.acquire_owned().await.expect("nobody closes it");
+            let _turn = limit.acquire_owned().await.expect("it is never closed");
             work.await
         }
     };
     all(work.into_iter().map(in_turn)).await
 }
 
-/// All results in order, or the first error, once everything that was begun is dropped, and thereby
-/// undone.
+/// All results in order, or the first error after all other work has been dropped, which undoes it.
 pub(crate) async fn all<T, W>(work: impl IntoIterator<Item = W>) -> Result<Vec<T>>
 where
     T: Send + 'static,

@@ -1,8 +1,8 @@
 //! The tree of everything in a store: images, the snapshots and sandboxes made from them, and the
 //! states of those.
 //!
-//! Always: whoever came from a snapshot that is gone stands below its image; below nothing, if it
-//! cannot be read.
+//! Always: a sandbox or snapshot whose parent is gone is below its image, or at the top if its
+//! image cannot be read.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -24,24 +24,24 @@ pub enum TreeKind {
     State,
 }
 
-/// One thing of the tree. Parents stand before their children.
+/// One node of the tree. Parents come before their children.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TreeNode {
     pub kind: TreeKind,
     /// A digest, or the id of a sandbox or a state.
     pub id: String,
     pub names: Vec<String>,
-    /// The id of what it was made from, if that is there.
+    /// The id of its parent, if that exists.
     pub parent: Option<String>,
-    /// RFC 3339, in UTC; not known of images.
+    /// RFC 3339, in UTC; unknown for images.
     pub created_at: Option<String>,
-    /// What more there is to say: of a sandbox its state, of a snapshot whether it has memory.
+    /// More information: the phase of a sandbox, or whether a snapshot has memory.
     pub note: Option<String>,
-    /// Whether its sandbox stands on this state.
+    /// Whether its sandbox continues from this state.
     pub current: bool,
 }
 
-/// The whole tree, and what could not be read.
+/// The whole tree, and the parts that could not be read.
 #[derive(Debug, Default)]
 pub struct Tree {
     pub nodes: Vec<TreeNode>,
@@ -84,7 +84,7 @@ impl Host {
                     tree.broken.extend(broken);
                     tree.add_states(&sandbox.id, states);
                 }
-                // One that was removed while we look is no news.
+                // A sandbox that was removed meanwhile is no error.
                 Err(Error::NoSandbox { .. }) => {}
                 Err(error) => tree.broken.push(error),
             }
@@ -116,7 +116,7 @@ impl Tree {
         self.nodes.iter().any(|node| node.id == id)
     }
 
-    /// Those that have a name, and those that something was made from.
+    /// Images with a name, and images that something was made from.
     fn add_images<'a>(
         &mut self,
         mut named: BTreeMap<String, Vec<String>>,
@@ -141,7 +141,7 @@ impl Tree {
             }));
     }
 
-    /// Each below its parent, or below its image, if that is gone.
+    /// Each below its parent, or below its image if the parent is gone.
     fn add_snapshots(&mut self, snapshots: Vec<SnapshotInfo>) {
         let there: HashSet<String> = snapshots
             .iter()

@@ -41,7 +41,7 @@ fn record() -> SandboxRecord {
     }
 }
 
-/// A sandbox whose head has this many layers, in a store that goes with the directory.
+/// A sandbox whose head has this many layers, in a store that is removed with the directory.
 fn sandbox(layers: usize) -> (tempfile::TempDir, Owned) {
     let home = tempfile::tempdir().unwrap();
     let owned = Store::open(&home.path().join("home"))
@@ -73,7 +73,7 @@ fn paths(owned: &Owned, disk: &[LayerId]) -> BTreeSet<PathBuf> {
 }
 
 #[tokio::test]
-async fn a_disk_that_is_not_deep_stays_as_it_is() {
+async fn a_shallow_disk_stays_unchanged() {
     let (_home, owned) = sandbox(DISK_LAYERS + 1);
     let before = owned.head().unwrap();
     assert_eq!(head(&owned).await.unwrap(), before.disk);
@@ -82,7 +82,7 @@ async fn a_disk_that_is_not_deep_stays_as_it_is() {
 }
 
 #[tokio::test]
-async fn all_below_the_active_overlay_of_a_deep_disk_becomes_one_layer() {
+async fn the_layers_below_the_active_overlay_of_a_deep_disk_become_one() {
     for layers in [DISK_LAYERS + 2, 100, 512] {
         let (_home, owned) = sandbox(layers);
         let before = owned.head().unwrap().disk;
@@ -118,9 +118,9 @@ async fn a_state_keeps_the_layers_that_were_folded() {
     assert_eq!(files(&owned), paths(&owned, &[before.disk, disk].concat()));
 }
 
-/// A layer that cannot be read stands for whatever else makes a fold fail.
+/// An unreadable layer is one example of a failing fold.
 #[tokio::test]
-async fn a_fold_that_fails_is_an_error_only_beyond_what_a_machine_can_have() {
+async fn a_failed_fold_is_an_error_only_beyond_the_limit_of_a_machine() {
     for (layers, startable) in [
         (DISK_LAYERS + 2, true),
         (OVERLAYS_MAX, true),
@@ -150,7 +150,7 @@ async fn a_fold_that_fails_is_an_error_only_beyond_what_a_machine_can_have() {
     }
 }
 
-/// A layer as the format allows it, of single zero pages: as many pieces as a layer can have.
+/// A valid layer of single zero pages: the largest possible number of pieces.
 fn scattered(ram_bytes: u64) -> Vec<u8> {
     const RUNS: u64 = 1 << 20;
     let mut start = [
@@ -176,9 +176,9 @@ fn scattered(ram_bytes: u64) -> Vec<u8> {
     [start, runs].concat()
 }
 
-/// A snapshot may come from anyone, with 512 layers of a million pieces.
+/// A foreign snapshot may have 512 layers of a million pieces.
 #[test]
-fn a_state_whose_memory_is_in_countless_pieces_is_refused_before_all_are_read() {
+fn a_state_with_too_many_pieces_of_memory_is_refused_before_all_are_read() {
     let (_home, owned) = sandbox(1);
     let ram_bytes = 16 << 30;
     let (id, file) = owned.memory_file().unwrap();

@@ -1,5 +1,4 @@
-//! How a command runs where its caller says nothing: as its image says, and with what its sandbox
-//! adds.
+//! The defaults of a command: those of its image, and the additions of its sandbox.
 
 use std::ffi::OsString;
 
@@ -9,7 +8,7 @@ use super::ExecSpec;
 use crate::error::{Result, store_error};
 use crate::inner::Inner;
 
-/// What runs if neither the caller nor the image says anything.
+/// The command if neither the caller nor the image gives one.
 const SHELL: &str = "/bin/sh";
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -26,7 +25,7 @@ impl Defaults {
             schema, defaults, ..
         } = &image.record;
         let env = defaults.env.iter().chain(&record.env);
-        // In images of older programs they say what nobody followed.
+        // Schema 1 recorded user and workdir, but no version applied them; they stay ignored.
         let followed =
             |said: &Option<String>| said.clone().filter(|text| *schema > 1 && !text.is_empty());
         Ok(Self {
@@ -36,7 +35,7 @@ impl Defaults {
         })
     }
 
-    /// What the caller says comes last, and counts.
+    /// The caller's settings override the defaults.
     pub fn complete(&self, spec: ExecSpec) -> ExecSpec {
         ExecSpec {
             env: self.env.iter().cloned().chain(spec.env).collect(),
@@ -47,8 +46,8 @@ impl Defaults {
     }
 }
 
-/// What `run` runs in a sandbox: the image's entry point, or another that is asked for, with
-/// arguments of the caller's instead of the image's.
+/// The main command of a sandbox: the image's entry point, or the caller's, with the caller's
+/// arguments in place of the image's.
 pub(crate) fn main_command(
     host: &Inner,
     record: &SandboxRecord,
@@ -71,7 +70,7 @@ pub(crate) fn main_command(
     })
 }
 
-/// Whether an image says by itself what is to run in it.
+/// Whether an image has a command of its own.
 pub(crate) fn has_entrypoint(host: &Inner, record: &SandboxRecord) -> Result<bool> {
     Ok(!image_of(host, record)?
         .record

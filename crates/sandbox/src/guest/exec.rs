@@ -13,10 +13,10 @@ use tokio::time::Instant;
 use crate::error::{Error, Result};
 use crate::link::{self, Channel, Control, Input, Link, LinkError, Refusal};
 
-/// Bytes of one stream on their way between guest and reader.
+/// The bytes of one stream in flight between guest and reader.
 const WINDOW: u32 = 256 * 1024;
 
-/// What a guest gets, beyond a command's timeout, to end it and say so.
+/// How long the guest may take, after a command's timeout, to end the command and report it.
 const GUEST_GRACE: Duration = Duration::from_secs(15);
 
 /// Names a command of a sandbox. Chosen at random, so it also names the command's copy in a fork.
@@ -53,12 +53,12 @@ impl FromStr for ExecId {
     }
 }
 
-/// What becomes of a command whose [`Exec`] is dropped.
+/// What happens to a command whose [`Exec`] is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lifetime {
-    /// It is ended, with everything it started.
+    /// The command ends, with all its processes.
     Attached,
-    /// It goes on, its output is kept, and [`attach`](crate::Guest::attach) joins it again.
+    /// The command continues, its output is kept, and [`attach`](crate::Guest::attach) reads it.
     Detached,
 }
 
@@ -67,15 +67,15 @@ pub enum Lifetime {
 pub struct ExecSpec {
     pub argv: Vec<OsString>,
     pub env: Vec<(OsString, OsString)>,
-    /// `None`: as the image says, or else the user's home.
+    /// `None`: the image's default, or else the user's home.
     pub workdir: Option<OsString>,
-    /// A name or a number, with `:group` if wanted. `None`: as the image says, or else root.
+    /// A name or a number, with an optional `:group`. `None`: the image's default, or else root.
     pub user: Option<String>,
-    /// With a terminal, its output is all on stdout.
+    /// With a terminal, all output is on stdout.
     pub terminal: Option<TermSize>,
-    /// Without, the command finds its stdin at its end.
+    /// Without it, the command's stdin is empty.
     pub stdin: bool,
-    /// After it the command and everything it started are ended.
+    /// After this time, the command and all its processes are ended.
     pub timeout: Option<Duration>,
     pub lifetime: Lifetime,
 }
@@ -133,7 +133,7 @@ pub enum ExitStatus {
 }
 
 impl ExitStatus {
-    /// As a shell and `timeout` would tell it: 128 + n for signal n, 124 for a timeout.
+    /// As in a shell and in `timeout`: 128 + n for signal n, 124 for a timeout.
     pub fn code(self) -> i32 {
         match self {
             Self::Exited(code) => code,
@@ -157,7 +157,7 @@ impl fmt::Display for ExitStatus {
     }
 }
 
-/// Everything a command said, for commands that say little.
+/// All output of a command, for commands with little output.
 #[derive(Debug, Clone)]
 pub struct Output {
     pub status: ExitStatus,
@@ -175,11 +175,11 @@ pub struct Exec {
     pub stdout: Option<link::Output>,
     pub stderr: Option<link::Output>,
     control: Control,
-    /// When a guest that should have ended the command by now counts as not answering.
+    /// When a guest that should have ended the command counts as not answering.
     deadline: Option<Deadline>,
 }
 
-/// The host's own clock for a command's timeout, for the case that the guest's stands still.
+/// The host's own clock for a command's timeout, in case the guest's stands still.
 #[derive(Debug, Clone, Copy)]
 struct Deadline {
     at: Instant,
@@ -278,7 +278,7 @@ impl Exec {
         &self.id
     }
 
-    /// The process's number in the guest.
+    /// The process id in the guest.
     pub fn pid(&self) -> u32 {
         self.pid
     }
@@ -317,10 +317,11 @@ impl Exec {
         })
     }
 
-    /// Reads everything the command says, at most `limit` bytes of each stream, and waits for its
+    /// Reads all output of the command, at most `limit` bytes of each stream, and waits for its
     /// end.
     pub async fn output(mut self, limit: usize) -> Result<Output> {
-        let (stdout, stderr) = (self.stdout.take(), self.stderr.take());
+        let stdout = self.stdout.take();
+        let stderr = self.stderr.take();
         let (out, err, status) = tokio::try_join!(
             read_all(stdout, limit),
             read_all(stderr, limit),
@@ -334,7 +335,7 @@ impl Exec {
     }
 }
 
-/// A stream that was taken out before belongs to somebody else.
+/// A stream that was taken out before has another reader.
 async fn read_all(stream: Option<link::Output>, limit: usize) -> Result<Vec<u8>> {
     let mut all = Vec::new();
     let Some(mut stream) = stream else {
@@ -356,7 +357,7 @@ async fn next(stream: &mut link::Output) -> Result<Option<Bytes>> {
     })
 }
 
-/// The error in an outcome that is none of a command's own.
+/// The error of an outcome that is not the command's own.
 pub(super) fn lost(outcome: Outcome) -> LinkError {
     match outcome {
         Outcome::Lost { reason } => LinkError::Ended {
@@ -386,7 +387,7 @@ impl Stdin {
             })
     }
 
-    /// The command reads its end.
+    /// The command then reads the end of its input.
     pub fn close(&mut self) -> Result<()> {
         self.input.end().map_err(|source| Error::Guest {
             operation: "close a command's stdin".into(),

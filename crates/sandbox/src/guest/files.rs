@@ -17,18 +17,18 @@ use super::{REQUEST_DEADLINE, exec, unexpected};
 use crate::error::{Error, Result};
 use crate::link::{Channel, Control, Input, Link, LinkError, Output};
 
-/// Bytes of a file on their way between guest and host.
+/// The bytes of a file in flight between guest and host.
 const WINDOW: u32 = 1024 * 1024;
 /// Chunks between the link and a thread that packs or unpacks.
 const CHUNKS: usize = 8;
 const CHUNK: usize = 128 * 1024;
-/// A guest can list without end; we hold what comes.
+/// The limits of a listing: a guest can list without end, and the host keeps the entries in memory.
 const LIST_ENTRIES: usize = 1_000_000;
 const LIST_BYTES: usize = 256 << 20;
-/// Of a longer line in which the guest tells what it left out, the rest is dropped.
+/// The longest line of the guest's list of left-out files; the rest of a line is dropped.
 const LINE_MAX: usize = 8 * 1024;
 
-/// Who a written file belongs to, and who may use it.
+/// The owner and mode of a written file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileOwner {
     pub mode: u32,
@@ -46,12 +46,12 @@ impl Default for FileOwner {
     }
 }
 
-/// What a copy of a tree did.
+/// The result of copying a tree.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Transfer {
     pub bytes: u64,
-    /// What could not be carried over, with the reason: sockets, device nodes. If it is very much,
-    /// the last line is the number of the others.
+    /// The files that could not be copied, with the reason: sockets, device nodes. After very many,
+    /// the last line counts the others.
     pub skipped: Vec<String>,
 }
 
@@ -70,7 +70,7 @@ impl Files {
         }
     }
 
-    /// Bytes that this handle and its clones have carried so far, for whoever shows progress.
+    /// The bytes that this handle and its clones have copied so far, to show progress.
     pub fn carried(&self) -> u64 {
         self.carried.load(Ordering::Relaxed)
     }
@@ -79,7 +79,7 @@ impl Files {
         self.carried.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Copies a file's bytes to `sink` and gives their number.
+    /// Copies a file's bytes to `sink` and returns their number.
     pub async fn read(
         &self,
         path: impl AsRef<Path>,
@@ -120,7 +120,8 @@ impl Files {
         Ok(bytes.bytes)
     }
 
-    /// Writes a file: into a temporary name beside it, renamed when all bytes have arrived.
+    /// Writes a file under a temporary name in its directory, and renames it when all bytes have
+    /// arrived.
     pub async fn write(
         &self,
         path: impl AsRef<Path>,
@@ -147,7 +148,7 @@ impl Files {
         loop {
             let read = tokio::select! {
                 read = source.read(&mut buffer) => read.map_err(|e| Error::io("read the bytes for", &path, e))?,
-                // A guest that cannot write says so before the source has come to its end.
+                // A guest that cannot write reports it before the source ends.
                 _ = control.ended() => break,
             };
             if read == 0 {
@@ -185,7 +186,7 @@ impl Files {
         Ok(listing.entries)
     }
 
-    /// What is at `path`; symbolic links are followed.
+    /// The attributes of `path`; symbolic links are followed.
     pub async fn stat(&self, path: impl AsRef<Path>) -> Result<Stat> {
         let operation = format!("look at {} in the guest", path.as_ref().display());
         match self
@@ -203,7 +204,7 @@ impl Files {
         }
     }
 
-    /// Makes a directory and those above it.
+    /// Creates a directory and its parents.
     pub async fn make_dir(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
         let operation = format!("make {} in the guest", path.as_ref().display());
         self.request(
@@ -245,15 +246,14 @@ impl Files {
         .map(drop)
     }
 
-    /// Copies a file or tree of the host to `to` in the guest. If `to` is a directory, it goes into
-    /// it.
+    /// Copies a file or tree of the host to `to` in the guest; into `to`, if that is a directory.
     pub async fn upload(&self, from: &Path, to: &Path) -> Result<Transfer> {
         let to = self.landing(to, from).await?;
         self.send(from, &to, Owner::AsFound).await
     }
 
-    /// Copies a file or tree of the host to exactly `to`, as root's. A tree is laid over a
-    /// directory that is there; a file is not put in the place of one.
+    /// Copies a file or tree of the host to exactly `to`, owned by root. A tree is merged into an
+    /// existing directory; a file does not replace a directory.
     pub(crate) async fn place(&self, from: &Path, to: &Path) -> Result<Transfer> {
         let is_tree = from.is_dir();
         match self.stat(to).await {
@@ -288,8 +288,8 @@ impl Files {
         let carried = tokio::try_join!(self.send_all(queue, input), left_out(err));
         let (bytes, told) = carried.map_err(guest(&operation))?;
         let unpacked = done(&operation, &mut control).await;
-        // Our reason comes first: an archive that we cut off does not unpack because of that. A
-        // guest that stops taking bytes does not make packing fail, as the rest is dropped.
+        // Our failure comes first: the guest cannot unpack an archive that we cut off. If the guest
+        // stops reading, packing does not fail, because the rest is dropped.
         let mut skipped = packing.await.expect("packing does not panic")?;
         unpacked?;
         skipped.join(told);
@@ -327,8 +327,8 @@ impl Files {
         })
     }
 
-    /// Copies a file or tree of the guest to `to` on the host. If `to` is a directory, it goes into
-    /// it. Nothing in the tree can make it write anywhere else.
+    /// Copies a file or tree of the guest to `to` on the host; into `to`, if that is a directory.
+    /// Nothing in the tree can make it write anywhere else.
     pub async fn download(&self, from: &Path, to: &Path) -> Result<Transfer> {
         let operation = format!("copy {} out of the guest", from.display());
         let unnamed = || {
@@ -358,9 +358,9 @@ impl Files {
         let stopped = chunks.is_closed();
         drop(chunks);
         let unpacked = unpacking.await.expect("unpacking does not panic");
-        // The guest's reason comes first: a stream that it cut off does not unpack because of that,
-        // and an archive that ends well may still lack what it could not read. If it was we who
-        // failed, it has nothing to say.
+        // The guest's failure comes first: we cannot unpack a stream that the guest cut off, and a
+        // complete archive may still lack files that the guest could not read. If we failed, the
+        // guest has no failure.
         if !(stopped && unpacked.is_err()) {
             done(&operation, &mut control).await?;
         }
@@ -372,16 +372,18 @@ impl Files {
         })
     }
 
-    /// Takes an archive and what is told about it, until both have ended or nobody wants the
-    /// archive any more.
+    /// Receives an archive and its list of left-out files, until both have ended or the reader of
+    /// the archive is gone.
     async fn receive(
         &self,
         mut out: Output,
         mut err: Output,
         chunks: &mpsc::Sender<Bytes>,
     ) -> Result<Received, LinkError> {
-        let (mut bytes, mut lines) = (0, Lines::default());
-        let (mut out_ended, mut err_ended) = (false, false);
+        let mut bytes = 0;
+        let mut lines = Lines::default();
+        let mut out_ended = false;
+        let mut err_ended = false;
         while !(out_ended && err_ended) {
             tokio::select! {
                 chunk = out.next(), if !out_ended => match chunk? {
@@ -406,7 +408,7 @@ impl Files {
         })
     }
 
-    /// Where a copy to `to` ends up: inside, if that is a directory.
+    /// The target of a copy to `to`: inside, if that is a directory.
     async fn landing(&self, to: &Path, from: &Path) -> Result<PathBuf> {
         let wants_directory = to.as_os_str().as_bytes().ends_with(b"/");
         let inside = || Ok(to.join(file_name(from)?));
@@ -451,7 +453,7 @@ struct Received {
     told: Skipped,
 }
 
-/// What the guest tells that it left out, until it has nothing more to tell.
+/// The guest's list of left-out files, until it ends.
 async fn left_out(mut err: Output) -> Result<Skipped, LinkError> {
     let mut lines = Lines::default();
     while let Some(chunk) = err.next().await? {
@@ -460,7 +462,7 @@ async fn left_out(mut err: Output) -> Result<Skipped, LinkError> {
     Ok(lines.finish())
 }
 
-/// Lines of a guest, which come in pieces.
+/// The guest's lines, which arrive in pieces.
 #[derive(Default)]
 struct Lines {
     begun: Vec<u8>,
@@ -492,7 +494,7 @@ impl Lines {
     }
 }
 
-/// The entries of a directory, which come in pieces and not without end.
+/// The entries of a directory, which arrive in pieces and are limited.
 struct Listing {
     entries: Vec<DirEntry>,
     begun: Vec<u8>,
@@ -558,7 +560,7 @@ fn raw(path: &impl AsRef<Path>) -> Vec<u8> {
     path.as_ref().as_os_str().as_bytes().to_vec()
 }
 
-/// The last component; of `.` and `dir/..` the real one.
+/// The last component; for `.` and `dir/..` the real one.
 fn file_name(path: &Path) -> Result<OsString> {
     let named = |path: &Path| path.file_name().map(|name| name.to_owned());
     named(path)
@@ -575,7 +577,7 @@ fn split(path: &Path) -> Result<(PathBuf, OsString)> {
     Ok((parent.to_owned(), OsString::from_vec(name.into_vec())))
 }
 
-/// A sink that refuses more than it was meant for.
+/// A sink that refuses more bytes than its limit.
 struct Limited {
     bytes: Vec<u8>,
     limit: usize,
@@ -632,7 +634,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_without_end_is_refused() {
+    fn an_endless_list_is_refused() {
         let mut listing = Listing::new(3, 1000);
         let three = ["a", "b", "c"].map(entry).concat();
         three
@@ -653,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_guest_left_out_is_told_in_lines_and_not_without_end() {
+    fn the_list_of_left_out_files_has_lines_and_a_limit() {
         let lines = |pieces: &[&[u8]]| {
             let mut lines = Lines::default();
             pieces.iter().for_each(|piece| lines.take(piece));

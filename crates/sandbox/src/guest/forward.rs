@@ -1,4 +1,4 @@
-//! Connections into the guest, carried by the agent: they need no network in the guest.
+//! Connections into the guest through the agent: they need no network in the guest.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const WINDOW: u32 = 256 * 1024;
 const CONNECTIONS_MAX: usize = 512;
 /// How long the guest may take to read the last bytes of a connection that both sides have ended.
 const LAST_BYTES: Duration = Duration::from_secs(30);
-/// How long a listener rests that cannot accept.
+/// How long a listener waits after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// One connection to a port in the guest.
@@ -42,9 +42,8 @@ impl Tunnel {
         }
     }
 
-    /// Carries bytes both ways until both ends are done. When the guest's end fails, or we do, or
-    /// this is dropped in the middle, both ends are reset, so that neither takes it for an orderly
-    /// end.
+    /// Moves bytes in both directions until both ends are done. If either end fails, or the future
+    /// is dropped, both ends are reset, so that neither sees an orderly end.
     pub async fn splice(self, mut stream: TcpStream) -> Result<()> {
         close_by(&stream, Close::Reset);
         let carried = carry_both_ways(self.channel, &mut stream).await;
@@ -58,8 +57,8 @@ impl Tunnel {
     }
 }
 
-/// The channel must not be closed before the guest has everything, or its end would be reset with
-/// bytes unread.
+/// The channel must not be closed before the guest has read everything; otherwise the guest's end
+/// would be reset with unread bytes.
 async fn carry_both_ways(channel: Channel, stream: &mut TcpStream) -> Result<(), LinkError> {
     let Channel {
         out,
@@ -140,8 +139,8 @@ impl Forward {
         }
     }
 
-    /// The port itself, for the guest that takes this one's place: nobody else can have it in
-    /// between.
+    /// The listening socket, for the guest that replaces this one, so that no other program can
+    /// take the port in between.
     pub fn listener(&self) -> Arc<TcpListener> {
         self.listener.clone()
     }
@@ -150,9 +149,9 @@ impl Forward {
         self.address
     }
 
-    /// Waits until the forward ends by itself, which it does when the sandbox does.
+    /// Waits until the forward ends by itself, which happens when the sandbox ends.
     pub async fn ended(&mut self) {
-        // A panic in the task ends the forward as well as anything.
+        // A panic in the task also ends the forward.
         drop((&mut self.task).await);
     }
 }
@@ -168,21 +167,23 @@ async fn accept_all(guest: Guest, listener: Arc<TcpListener>, port: u16) {
     loop {
         tokio::select! {
             accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => match accepted {
-                Ok((stream, _)) => drop(connections.spawn(carry(guest.clone(), stream, port))),
-                // Out of descriptors, most likely: there will be some again.
+                Ok((stream, _)) => {
+                    connections.spawn(carry(guest.clone(), stream, port));
+                }
+                // Most likely there are no free descriptors; there will be some again.
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
             },
             Some(_) = connections.join_next() => {}
             _ = guest.down() => break,
         }
     }
-    // Those that are open learn of the end through their channels, and reset their clients.
+    // Open connections learn of the end through their channels, and reset their clients.
     while connections.join_next().await.is_some() {}
 }
 
-/// Carries one connection.
+/// Handles one connection.
 async fn carry(guest: Guest, stream: TcpStream, port: u16) {
-    // From here on: this task may be aborted at any moment.
+    // From here on, because this task may be aborted at any moment.
     close_by(&stream, Close::Reset);
     let tunnel = match guest.connect(port).await {
         Ok(tunnel) => tunnel,

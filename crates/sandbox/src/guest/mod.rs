@@ -1,8 +1,7 @@
-//! A running guest, as everyone who works in it sees it: commands, files, connections.
+//! A running guest, as its clients use it: commands, files, connections.
 //!
-//! A [`Guest`] is the same whether the sandbox lives in this process or in its keeper's: it is a
-//! connection to the sandbox's hub, nothing more. Dropping it ends what it started and did not
-//! detach.
+//! A [`Guest`] is the same whether this process or a keeper runs the sandbox: it is a connection to
+//! the sandbox's hub. Dropping it ends the commands that it started and did not detach.
 
 mod defaults;
 mod exec;
@@ -25,10 +24,10 @@ use crate::link::{self, Link, LinkError};
 
 /// How long the guest may take for a small request.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(30);
-/// More than its disk, its hooks and what boots beside the agent may take together.
+/// More than disk, hooks and the parallel parts of the boot may take together.
 const LONG_REQUEST_DEADLINE: Duration = Duration::from_secs(90);
 
-/// More than an agent waits for an image's own init, which it does for longer than most take under
+/// More than an agent waits for an image's own init, which is longer than most inits take under
 /// emulation.
 const SETTLE_DEADLINE: Duration = Duration::from_secs(200);
 
@@ -46,7 +45,7 @@ impl Guest {
         }
     }
 
-    /// Commands run in it as its image and its sandbox say.
+    /// Commands in it get the defaults of its image and its sandbox.
     pub(crate) fn with_defaults(link: Link, defaults: Arc<Defaults>) -> Self {
         Self { link, defaults }
     }
@@ -56,7 +55,7 @@ impl Guest {
         Exec::start(&self.link, self.defaults.complete(spec)).await
     }
 
-    /// Joins a detached command, from the first byte of its output.
+    /// Attaches to a detached command, from the first byte of its output.
     pub async fn attach(&self, id: ExecId) -> Result<Exec> {
         Exec::attach(&self.link, id).await
     }
@@ -70,14 +69,14 @@ impl Guest {
         Tunnel::open(&self.link, port).await
     }
 
-    /// Accepts connections on `listener` and carries each to `port` in the guest, until the result
-    /// is dropped. The listener may be shared: by [`Forward::listener`] another guest takes the
-    /// port over.
+    /// Accepts connections on `listener` and forwards each to `port` in the guest, until the result
+    /// is dropped. The listener may be shared: with [`Forward::listener`] another guest can take
+    /// over the port.
     pub fn forward(&self, listener: impl Into<Arc<TcpListener>>, port: u16) -> Result<Forward> {
         Forward::start(self.clone(), listener.into(), port)
     }
 
-    /// Waits until the connection is down, which it is when the sandbox has ended.
+    /// Waits until the connection is lost, which happens when the sandbox ends.
     async fn down(&self) -> LinkError {
         self.link.down().await
     }
@@ -103,7 +102,7 @@ impl Guest {
         }
     }
 
-    /// Writes everything the guest holds back out to its disk.
+    /// Writes all unsynced data of the guest to its disk.
     pub async fn sync(&self) -> Result<()> {
         self.request("sync the guest's disk", Request::Sync)
             .await
@@ -116,8 +115,8 @@ impl Guest {
             .map(drop)
     }
 
-    /// Makes a restored guest one of its own, and waits until it says so. Gives the hooks that
-    /// failed.
+    /// Gives a restored guest its new identity, and waits for the acknowledgement. Returns the
+    /// hooks that failed.
     pub(crate) async fn restored(&self, rebirth: Rebirth) -> Result<Vec<HookFailure>> {
         let operation = "report the restore to the guest";
         match self
@@ -129,7 +128,7 @@ impl Guest {
         }
     }
 
-    /// Moves the guest's clock by so much, and gives what it shows then.
+    /// Moves the guest's clock by `step_ns`, and returns its new time.
     pub(crate) async fn clock(&self, step_ns: i64) -> Result<u64> {
         let operation = "set the guest's clock";
         match self.request(operation, Request::Clock { step_ns }).await? {
@@ -138,7 +137,7 @@ impl Guest {
         }
     }
 
-    /// Waits until everything that boots beside the agent's work is done.
+    /// Waits until the parallel parts of the boot are done.
     pub(crate) async fn settle(&self) -> Result<()> {
         self.request_within(
             "wait for the guest to settle",
@@ -149,8 +148,8 @@ impl Guest {
         .map(drop)
     }
 
-    /// Writes everything out, gives back free blocks, and holds every write to a disk back. It ends
-    /// by itself after `longest`.
+    /// Writes everything out, trims free blocks, and blocks all writes to disks. The freeze ends by
+    /// itself after `longest`.
     pub(crate) async fn freeze(&self, longest: Duration) -> Result<()> {
         let thaw_after_ms = longest.as_millis().try_into().unwrap_or(u32::MAX);
         let request = Request::Freeze { thaw_after_ms };
@@ -159,7 +158,7 @@ impl Guest {
             .map(drop)
     }
 
-    /// Whether the disks were frozen until now.
+    /// Returns whether the disks were frozen until now.
     pub(crate) async fn thaw(&self) -> Result<bool> {
         match self
             .request("thaw the guest's disks", Request::Thaw)
@@ -170,7 +169,7 @@ impl Guest {
         }
     }
 
-    /// Replaces a clock that runs at another rate than the guest believes.
+    /// Replaces a clock that runs at another rate than the guest assumes.
     pub(crate) async fn leave_tsc(&self) -> Result<()> {
         self.request("give the guest another clock", Request::LeaveTsc)
             .await
@@ -205,7 +204,7 @@ impl Guest {
     }
 }
 
-/// An answer that does not belong to its question.
+/// An answer that does not match its request.
 fn unexpected(operation: &str) -> Error {
     let source = link::protocol("an answer to another question");
     Error::Guest {

@@ -18,10 +18,11 @@ use super::Gate;
 use super::client::Sender;
 use super::switch::Input;
 
-/// How much of one channel may wait behind its open; then the client's connection waits, too.
+/// How many messages of one channel may wait behind its open; then the client's connection waits,
+/// too.
 const WAITING: usize = 32;
 
-/// The way from one client to the switch.
+/// The path from one client to the switch.
 pub(super) struct Admission {
     pub sender: Sender,
     pub inputs: mpsc::Sender<Input>,
@@ -44,7 +45,7 @@ impl Admission {
         }
     }
 
-    /// Passes on what a client says. Returns whether the switch takes anything more.
+    /// Forwards a client's message. Returns whether the switch accepts more.
     pub async fn pass(&mut self, input: Input) -> bool {
         if let Some(channel) = opened_command(&input)
             && let Some(gate) = self.gate.clone()
@@ -66,7 +67,7 @@ impl Admission {
             return self.inputs.send(input).await.is_ok();
         };
         let is_last = matches!(input, Input::Message(_, HostMessage::Close { .. }));
-        // A command that was refused leaves nothing to say.
+        // After a refusal, later messages of the command are dropped.
         let is_refused = queue.send(input).await.is_err();
         if is_last || is_refused {
             channel.map(|channel| self.waiting.remove(&channel));
@@ -75,7 +76,7 @@ impl Admission {
     }
 }
 
-/// A command on its way, and what its client says about it meanwhile.
+/// A command that waits to start, and the client's messages for it.
 struct Command {
     channel: u32,
     open: Input,
@@ -91,7 +92,7 @@ impl Command {
     ) {
         if let Err(message) = admitted(&gate).await {
             let outcome = Outcome::NotStarted(Failure { errno: 0, message });
-            // A client that does not read is cut off by the switch.
+            // The switch disconnects a client that does not read.
             if !sender.ended(self.channel, outcome) {
                 tracing::debug!("a client left before its command was refused");
             }
@@ -109,14 +110,14 @@ impl Command {
 
 /// Waits until a command may start.
 async fn admitted(gate: &mpsc::Sender<Gate>) -> Result<(), String> {
-    // A gate that is gone was that of a sandbox that is going.
+    // The gate is gone because its sandbox is ending.
     let gone = || "the sandbox takes no commands any more".to_owned();
     let (reply, answer) = oneshot::channel();
     gate.send(Gate { reply }).await.map_err(|_| gone())?;
     answer.await.map_err(|_| gone())?
 }
 
-/// The channel of a command that is to start.
+/// The channel of a command that is about to start.
 fn opened_command(input: &Input) -> Option<u32> {
     match input {
         Input::Message(

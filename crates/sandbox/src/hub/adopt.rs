@@ -1,17 +1,17 @@
-//! The commands of a restored guest: what its agent lists, brought together with what was recorded
-//! of them.
+//! The commands of a restored guest: combines the list of its agent with the recorded commands of
+//! the state.
 //!
 //! ```text
 //!   the stream      0 ......................... guest's produced
 //!   the guest has                |.............|
-//!   we have         |..................|            go on from the end of ours
-//!                   |..........................|=== ours is of a later moment: drop ===, go on from the guest's end
-//!                   |....|                          bytes are missing in between: ours are dropped, it begins anew
+//!   we have         |..................|            continue from the end of ours
+//!                   |..........................|=== ours is of a later moment: drop ===, continue from the guest's end
+//!                   |....|                          bytes are missing in between: drop ours, start with the guest's
 //! ```
 //!
-//! Always: what the guest lists is hostile; a tag names a directory only if it is plain, and a
-//! channel that makes no sense is closed, as are those that are no commands: what they were for is
-//! gone with the machine that was captured.
+//! Always: the guest's list is hostile. A tag names a directory only if it is a plain name.
+//! Channels with an invalid description are closed, and so are channels that are no commands,
+//! because their purpose ended with the captured machine.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -23,12 +23,12 @@ use super::slot::{Arrived, Flow, Kind, Owner, Slot};
 use super::spool::{Beginning, Kept, Progress, Spool};
 use super::switch::{Switch, WINDOW_MAX};
 
-/// What a guest takes at least, where no record says how much.
+/// The least window of a guest, if no record has one.
 const WINDOW_UNKNOWN: u32 = 4096;
 
 impl Switch {
-    /// Makes the spools of every command that was recorded or lives in the guest. Its channels are
-    /// resumed after this like after any break, and those that were not adopted are closed.
+    /// Makes the spools of all commands that were recorded or run in the guest. The channels are
+    /// then resumed as after a break, and those that were not adopted are closed.
     pub(super) fn adopt(&mut self, records: Vec<ExecRecord>, listed: &[ChannelState]) {
         let highest = listed.iter().map(|state| state.channel).max().unwrap_or(0);
         self.next_channel = self.next_channel.max(highest.wrapping_add(1));
@@ -38,7 +38,7 @@ impl Switch {
             .iter()
             .filter(|state| is_plain(&state.tag) && makes_sense(state))
         {
-            // Of two with one tag, the first.
+            // Of two channels with one tag, the first counts.
             if !self.spools.contains_key(&state.tag) {
                 let record = records
                     .remove(&state.tag)
@@ -66,7 +66,8 @@ impl Switch {
             bytes: state.received,
             window,
         };
-        let (out, err) = (join(out, state.out), join(err, state.err));
+        let out = join(out, state.out);
+        let err = join(err, state.err);
         let slot = Slot {
             owner: Owner::Spool { tag: tag.clone() },
             kind: Kind::Exec {
@@ -74,7 +75,7 @@ impl Switch {
                 command: command.clone(),
             },
             pid,
-            // A record that is wrong about it must not make an honest agent break the rules.
+            // A wrong record must not make an honest agent break the rules.
             window: WINDOW_MAX.into(),
             opening: None,
             input: Outgoing::new(0),
@@ -146,9 +147,11 @@ fn makes_sense(state: &ChannelState) -> bool {
     ordered(state.out) && ordered(state.err)
 }
 
-/// A command whose client closed it between the capture and the record.
+/// A command that its client closed between the capture and the record.
 fn unknown(tag: &str) -> ExecRecord {
-    let (tag, command, window) = (tag.to_owned(), String::new(), WINDOW_UNKNOWN);
+    let tag = tag.to_owned();
+    let command = String::new();
+    let window = WINDOW_UNKNOWN;
     ExecRecord {
         tag,
         command,
@@ -160,8 +163,8 @@ fn unknown(tag: &str) -> ExecRecord {
     }
 }
 
-/// What of ours the guest's stream goes on from: `held` is the first byte it has and the bytes it
-/// has produced.
+/// The part of our output from which the guest's stream continues: `held` is the offset of the
+/// first byte that the guest has, and the number of bytes it has produced.
 fn join(mut segments: Vec<Segment>, held: (u64, u64)) -> Kept {
     let (first, produced) = held;
     segments.retain(|segment| segment.start < produced);
@@ -190,8 +193,8 @@ mod tests {
     }
 
     #[test]
-    fn ours_is_joined_to_what_the_guest_has() {
-        // Ours, what the guest holds, what is kept: begin and end.
+    fn kept_output_is_combined_with_the_guests() {
+        // Begin and end of: our output, the guest's, and what is kept.
         let cases = [
             (vec![0, 5, 9], (7, 12), (0, 9)),
             (vec![0, 5, 9], (7, 9), (0, 9)),

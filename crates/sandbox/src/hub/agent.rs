@@ -18,12 +18,12 @@ enum Phase {
     Away,
     /// Waiting for the preamble with this nonce.
     Greeting(Nonce),
-    /// The preamble came; its hello is next.
+    /// The preamble has arrived; its hello is next.
     Greeted,
     Up,
 }
 
-/// What came from the agent.
+/// A message or data from the agent.
 #[derive(Debug)]
 pub(super) enum Heard {
     Hello(AgentHello),
@@ -37,7 +37,7 @@ pub(super) struct AgentSide {
     decoder: Decoder,
     phase: Phase,
     outbox: Outbox,
-    /// Encoded and not yet written; `written` of it is gone.
+    /// Encoded bytes; `written` of them have been sent.
     bytes: Vec<u8>,
     written: usize,
     buffer: Vec<u8>,
@@ -58,7 +58,7 @@ impl AgentSide {
         agent
     }
 
-    /// Begins a new stream in both directions. What was meant for the old one is void.
+    /// Starts a new stream in both directions. Unsent data of the old one is dropped.
     pub fn greet(&mut self) {
         self.leave_stream();
         if self.port.is_some() {
@@ -66,14 +66,14 @@ impl AgentSide {
         }
     }
 
-    /// Lets the port go. What is said from now on waits for the next.
+    /// Closes the port. Later messages wait for the next port.
     pub fn suspend(&mut self) {
         self.leave_stream();
         self.port = None;
     }
 
     /// Greets the agent behind a new port.
-    pub fn go_on(&mut self, port: UnixStream) {
+    pub fn reconnect(&mut self, port: UnixStream) {
         if self.port.replace(port.into_split()).is_some() {
             self.leave_stream();
         }
@@ -112,13 +112,13 @@ impl AgentSide {
         self.outbox.len()
     }
 
-    /// The port is closed from the other side.
+    /// The other side has closed the port.
     pub fn lost_port(&mut self) {
         self.port = None;
     }
 
-    /// Reads or writes, whichever is possible first. Gives the number of bytes read; 0 is a write,
-    /// an error the end. Without a port it waits for ever.
+    /// Reads or writes, whichever is possible first. Returns the number of bytes read; 0 is a
+    /// write, an error the end. Without a port it waits without end.
     pub async fn turn(&mut self, channels: &mut BTreeMap<u32, Slot>) -> io::Result<usize> {
         if self.written == self.bytes.len() {
             self.bytes.clear();
@@ -130,12 +130,13 @@ impl AgentSide {
         let Some((reader, writer)) = &mut self.port else {
             return std::future::pending().await;
         };
+        let unsent = &self.bytes[self.written..];
         tokio::select! {
             count = reader.read(&mut self.buffer) => match count? {
                 0 => Err(io::ErrorKind::UnexpectedEof.into()),
                 count => Ok(count),
             },
-            count = writer.write(&self.bytes[self.written..]), if self.written < self.bytes.len() => {
+            count = writer.write(unsent), if !unsent.is_empty() => {
                 self.written += count?;
                 Ok(0)
             }
@@ -146,7 +147,7 @@ impl AgentSide {
         self.decoder.feed(&self.buffer[..count]);
     }
 
-    /// The next thing the agent said. An error means that the stream makes no sense any more.
+    /// The agent's next message. An error means that its stream is invalid.
     pub fn next(&mut self) -> Option<Result<Heard, String>> {
         loop {
             match (self.decoder.next()?, &self.phase) {
@@ -156,10 +157,10 @@ impl AgentSide {
                 (Ok(Decoded::Frame(frame)), Phase::Greeted) => return Some(self.hello(frame)),
                 (Ok(Decoded::Frame(frame)), Phase::Up) => return Some(heard(frame)),
                 (Err(error), Phase::Greeted | Phase::Up) => return Some(Err(error.to_string())),
-                // The answer to an earlier greeting; the frame behind it may be cut, and must not
-                // swallow ours.
+                // The answer to an earlier greeting; its frame may be cut, and must not swallow
+                // ours.
                 (Ok(Decoded::Preamble(_)), Phase::Greeting(_)) => self.decoder.resync(),
-                // Leftovers of the stream before this one; the decoder hunts on.
+                // The rest of the previous stream; the decoder continues to search.
                 (_, Phase::Greeting(_) | Phase::Away) => {}
                 (Ok(Decoded::Preamble(_)), _) => {
                     return Some(Err("an unexpected preamble".into()));

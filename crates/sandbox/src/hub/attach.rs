@@ -19,8 +19,8 @@ pub(super) enum AttachInput {
     Window { stream: StreamId, consumed: u64 },
 }
 
-/// Begins an attachment and gives the way to tell it what its client has read. It ends when that is
-/// dropped.
+/// Starts an attachment, and returns the channel for its client's acknowledgements. It ends when
+/// that is dropped.
 pub(super) fn start(
     spool: &Spool,
     sender: Sender,
@@ -45,7 +45,7 @@ pub(super) fn start(
     inputs
 }
 
-/// Counted from the first byte kept.
+/// Offsets count from the first kept byte.
 struct Stream {
     id: StreamId,
     sent: u64,
@@ -55,7 +55,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// What the client claims to have used; only what it was sent counts.
+    /// Applies the client's claim of used bytes, up to the bytes that were sent to it.
     fn used(&mut self, consumed: u64) {
         if consumed > self.consumed && consumed <= self.sent {
             self.consumed = consumed;
@@ -104,9 +104,11 @@ impl Attachment {
             }
             tokio::select! {
                 input = queue.recv() => match input {
-                    Some(AttachInput::Window { stream: StreamId::Err, consumed }) => err.used(consumed),
-                    Some(AttachInput::Window { stream: StreamId::Out, consumed }) => out.used(consumed),
-                    Some(AttachInput::Window { stream: StreamId::In, .. }) => {}
+                    Some(AttachInput::Window { stream, consumed }) => match stream {
+                        StreamId::Err => err.used(consumed),
+                        StreamId::Out => out.used(consumed),
+                        StreamId::In => {}
+                    },
                     None => return,
                 },
                 changed = self.progress.changed() => if changed.is_err() { return },
@@ -114,7 +116,7 @@ impl Attachment {
         }
     }
 
-    /// Tells the end once everything was sent.
+    /// Sends the end after everything was sent.
     fn finished(&self, out: &Stream, err: &Stream, progress: &Progress) -> bool {
         let Some(outcome) = &progress.outcome else {
             return false;
@@ -126,14 +128,14 @@ impl Attachment {
         let all_sent = out.sent == progress.out.bytes() && err.sent == progress.err.bytes();
         let done = (cut && all_sent) || (out.ended && err.ended);
         done && {
-            // A client that does not read any more learns nothing; it is cut off by the switch.
+            // The switch disconnects a client that does not read.
             let _kept_up = self.sender.ended(self.channel, outcome.clone());
             true
         }
     }
 
-    /// Sends what the client has room for. `Some(true)`: there may be more; `None`: it cannot go
-    /// on.
+    /// Sends as much as the client has room for. `Some(true)`: there may be more; `None`: it cannot
+    /// continue.
     async fn pump(&self, stream: &mut Stream, progress: &Progress) -> Option<bool> {
         let kept = progress.stream(stream.id);
         let room = kept

@@ -20,13 +20,13 @@ use super::attach::AttachInput;
 use super::switch::Input;
 use crate::link::READ_SIZE;
 
-/// A client that lets more than this pile up is cut off: it does not read.
+/// The switch disconnects a client with more unread bytes than this.
 const BACKLOG: usize = 256 * 1024 * 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct ClientId(pub u64);
 
-/// Where a client's channel leads.
+/// The other end of a client's channel.
 #[derive(Debug)]
 pub(super) enum Target {
     /// A channel of the agent.
@@ -48,11 +48,11 @@ pub(super) struct Client {
 #[derive(Debug)]
 enum Outgoing {
     Bytes(Vec<u8>),
-    /// Everything before is written when this is answered.
+    /// Answered when everything before it is written.
     Flush(oneshot::Sender<()>),
 }
 
-/// The way to a client's socket. Never blocks the switch.
+/// The path to a client's socket. Never blocks the switch.
 #[derive(Debug, Clone)]
 pub(super) struct Sender {
     queue: mpsc::UnboundedSender<Outgoing>,
@@ -60,7 +60,7 @@ pub(super) struct Sender {
 }
 
 impl Sender {
-    /// Says whether the client still keeps up.
+    /// Returns whether the client still reads.
     #[must_use = "a client that does not read must be cut off"]
     pub fn send(&self, frame: &Frame) -> bool {
         let mut bytes = Vec::new();
@@ -69,11 +69,11 @@ impl Sender {
         self.queue.send(Outgoing::Bytes(bytes)).is_ok() && backlog < BACKLOG
     }
 
-    /// Waits until the client's socket has taken everything, or is closed.
+    /// Waits until the client's socket has accepted everything, or is closed.
     pub async fn flush(&self) {
         let (done, flushed) = oneshot::channel();
         if self.queue.send(Outgoing::Flush(done)).is_ok() {
-            // A writer that ended has nobody to write to.
+            // A writer that ended has no socket.
             drop(flushed.await);
         }
     }
@@ -81,7 +81,7 @@ impl Sender {
     pub fn tell(&self, message: &AgentMessage) -> bool {
         match message::to_frame(message) {
             Ok(frame) => self.send(&frame),
-            // With another channel's number what just fitted a frame may not fit any more.
+            // With another channel number, a message that just fitted a frame may be too long.
             Err(_) => self.send(&message::to_frame(&shortened(message)).expect("it says little")),
         }
     }
@@ -91,8 +91,8 @@ impl Sender {
     }
 }
 
-/// Takes a connection in: reads go to the switch's queue, writes come from the returned client's
-/// sender.
+/// Accepts a connection: a task reads into the switch's queue, and the returned client's sender
+/// writes.
 pub(super) fn accept(
     id: ClientId,
     stream: UnixStream,
@@ -117,13 +117,13 @@ pub(super) fn accept(
 }
 
 impl Drop for Client {
-    /// Its socket closes with its tasks, whatever they wait for.
+    /// The socket closes with its tasks, even if they wait.
     fn drop(&mut self) {
         self.tasks.iter().for_each(AbortHandle::abort);
     }
 }
 
-/// The same news without its text.
+/// The same message without its text.
 fn shortened(message: &AgentMessage) -> AgentMessage {
     let reason = "what the guest said of it is too long".to_owned();
     match message {
@@ -155,7 +155,7 @@ async fn write_all(
                     return;
                 }
             }
-            // Whoever asked may have lost patience.
+            // The task that asked may have stopped waiting.
             Outgoing::Flush(done) => drop(done.send(())),
         }
     }
@@ -175,11 +175,11 @@ async fn read_all(id: ClientId, mut reader: OwnedReadHalf, mut admission: Admiss
             _ => break,
         }
     }
-    // If the switch is gone, so is everything the client could leave behind.
+    // If the switch is gone, nothing of the client is left.
     drop(admission.inputs.send(Input::ClientGone(id)).await);
 }
 
-/// Handles one thing a client sent. Returns whether to continue with it.
+/// Handles one message of a client. Returns whether to continue.
 async fn receive(id: ClientId, found: Option<Decoded>, admission: &mut Admission) -> bool {
     let sender = &admission.sender;
     match found {

@@ -1,4 +1,4 @@
-//! What the agent says, and what the switch does about it.
+//! The agent's messages, and what the switch does for each.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use super::spool::SpoolInput;
 use super::switch::{RESYNC_FORGOTTEN, RESYNC_MAX, Switch};
 use super::{Closed, Status};
 
-/// Why a channel is lost that the agent does not list.
+/// The reason of a lost channel that the agent does not list.
 pub(super) const FORGOTTEN: &str = "the guest does not know this command any more";
 
 impl Switch {
@@ -31,7 +31,7 @@ impl Switch {
         }
     }
 
-    /// The agent's stream stopped making sense: greet it anew, a few times.
+    /// The agent's stream is invalid: greets it again, a few times.
     pub(super) fn lost_thread(&mut self, what: &str) {
         if self.last_loss.elapsed() > RESYNC_FORGOTTEN {
             self.resyncs = 0;
@@ -68,13 +68,13 @@ impl Switch {
             return Ok(());
         }
         self.agent_version = hello.version;
-        if let Some(records) = self.heirlooms.take() {
+        if let Some(records) = self.restored_execs.take() {
             self.adopt(records, &hello.channels);
         }
         let alive: HashMap<u32, ChannelState> =
             hello.channels.into_iter().map(|c| (c.channel, c)).collect();
         for unknown in alive.keys().filter(|id| !self.channels.contains_key(id)) {
-            // It was closed here, and the close is lost with the break.
+            // It was closed here, and the close was lost in the break.
             self.agent
                 .send(&HostMessage::Close { channel: *unknown })
                 .expect("a close is short");
@@ -87,8 +87,8 @@ impl Switch {
         Ok(())
     }
 
-    /// Goes on with a channel after a greeting: from where it stands, from its beginning if the
-    /// agent never heard of it, or not at all.
+    /// Continues a channel after a greeting: from its present offsets, from its beginning if the
+    /// agent never received its open, or not at all.
     pub(super) fn resume(&mut self, id: u32, state: Option<&ChannelState>) -> Result<(), String> {
         let slot = self.channels.get_mut(&id).expect("its id was just listed");
         match (state, &slot.opening) {
@@ -98,7 +98,8 @@ impl Switch {
             }
             (Some(state), _) => {
                 slot.opening = None;
-                let (out, err) = (slot.out.received, slot.err.received);
+                let out = slot.out.received;
+                let err = slot.err.received;
                 match &mut slot.arrived {
                     Some(arrived) => arrived.bytes = state.received,
                     None => slot
@@ -106,7 +107,7 @@ impl Switch {
                         .rewind(state.received.max(slot.input.base()))
                         .map_err(|e| e.to_string())?,
                 }
-                // The last acknowledgements may be lost with the break.
+                // The last acknowledgements may be lost in the break.
                 (slot.out.told, slot.err.told) = (0, 0);
                 self.send_agent(&HostMessage::Resume {
                     channel: id,
@@ -137,7 +138,7 @@ impl Switch {
         self.tell_ended(owner, outcome);
     }
 
-    /// Begins a new stream with the agent. What was asked and not answered is void.
+    /// Starts a new stream with the agent. Unanswered requests are void.
     pub(super) fn greet(&mut self) {
         self.agent.greet();
         self.void_requests(&Closed {
@@ -179,7 +180,7 @@ impl Switch {
         let Some(slot) = self.channels.get_mut(&channel) else {
             return;
         };
-        // After a break the agent says it again.
+        // After a break the agent repeats it.
         if slot.ended {
             return;
         }
@@ -190,8 +191,8 @@ impl Switch {
         self.retire(channel);
     }
 
-    /// Closes the channel of a detached command of which everything is here. Those of clients are
-    /// theirs to close.
+    /// Closes the channel of a detached command whose output is complete here. Clients close their
+    /// own channels.
     pub(super) fn retire(&mut self, channel: u32) {
         let complete = |slot: &Slot| slot.ended && slot.out.ended && slot.err.ended;
         if self
@@ -246,7 +247,7 @@ impl Switch {
         offset: u64,
         bytes: Vec<u8>,
     ) -> Result<(), String> {
-        // A channel that was closed here may have bytes on their way.
+        // Data of a channel that was closed here may still arrive.
         let Some(slot) = self.channels.get_mut(&channel) else {
             return Ok(());
         };
@@ -285,7 +286,7 @@ impl Switch {
                 flow.received
             ));
         }
-        // After a break the agent says it again.
+        // After a break the agent repeats it.
         if std::mem::replace(&mut flow.ended, true) {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! What clients say, and what the switch does about it.
+//! The clients' messages, and what the switch does for each.
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,7 @@ impl Switch {
     pub(super) fn add_client(&mut self, stream: UnixStream) {
         let id = ClientId(self.next_client);
         self.next_client += 1;
-        // Without a hub to serve there is nobody to take in.
+        // The hub is gone, so no client is accepted.
         let Some(inputs) = self.inputs.upgrade() else {
             return;
         };
@@ -69,7 +69,7 @@ impl Switch {
                 target.iter().for_each(|target| self.close_target(target));
             }
             HostMessage::Request { id, request } => self.request(client, id, request),
-            // A client's connection does not break and go on; it has nothing to resume.
+            // A client's connection is never resumed.
             HostMessage::Hello(_) | HostMessage::Resume { .. } => self.drop_client(client),
         }
     }
@@ -85,7 +85,7 @@ impl Switch {
             let outcome = closed.outcome();
             return self.tell(client, &AgentMessage::Ended { channel, outcome });
         }
-        if self.heirlooms.is_some() {
+        if self.restored_execs.is_some() {
             // Its number might be one of the restored guest's own.
             let failure = HubFailure::NotRestored.failure("the guest is not restored yet");
             return self.refuse(client, channel, failure);
@@ -108,7 +108,7 @@ impl Switch {
         self.tell(client, &AgentMessage::Ended { channel, outcome });
     }
 
-    /// Opens a channel of the agent, or says why not.
+    /// Opens a channel of the agent, or returns the reason of a refusal.
     pub(super) fn open_agent(
         &mut self,
         owner: Owner,
@@ -166,7 +166,8 @@ impl Switch {
             Ok(opened) => opened,
             Err(failure) => return self.refuse(client, channel, failure),
         };
-        let (command, progress) = (command_line(&exec), Progress::default());
+        let command = command_line(&exec);
+        let progress = Progress::default();
         let beginning = Beginning {
             tag: tag.clone(),
             command,
@@ -238,7 +239,7 @@ impl Switch {
         }
     }
 
-    /// Closes what a client's channel led to. A detached command goes on.
+    /// Closes the target of a client's channel. A detached command continues.
     pub(super) fn close_target(&mut self, target: &Target) {
         if let Target::Agent(id) = target {
             self.channels.remove(id);
@@ -259,7 +260,7 @@ impl Switch {
         channel: u32,
         message: impl FnOnce(u32) -> HostMessage,
     ) {
-        // Beyond the bound the guest has not heard of thousands that came before.
+        // Above the limit, thousands of earlier closes have not reached the guest.
         if let Some(id) = self
             .agent_channel(client, channel)
             .filter(|_| self.agent.queued() < QUEUE_MAX)
@@ -340,8 +341,8 @@ impl Switch {
         }
     }
 
-    /// Moves input of attached clients into the command's stream, in the order it came, as far as
-    /// there is room.
+    /// Moves input of attached clients into the command's stream, in the order of arrival, as far
+    /// as there is room.
     pub(super) fn drain_waiting(&mut self, id: u32) {
         while let Some(slot) = self
             .channels
@@ -397,8 +398,8 @@ impl Switch {
                 let id = *id;
                 self.consumed(id, stream, consumed);
             }
-            // An attachment that has ended wants no more news.
             Some(Target::Attached { input, .. }) => {
+                // An attachment that has ended needs no acknowledgements.
                 drop(input.send(AttachInput::Window { stream, consumed }))
             }
             None => {}
@@ -411,7 +412,7 @@ impl Switch {
         }
     }
 
-    /// A reader has used a stream's bytes up to here.
+    /// A reader has used a stream's bytes up to this offset.
     pub(super) fn consumed(&mut self, id: u32, stream: StreamId, consumed: u64) {
         let Some(slot) = self.channels.get_mut(&id) else {
             return;
@@ -437,7 +438,7 @@ fn unsent(error: &MessageError) -> Failure {
     }
 }
 
-/// Whether a client's request leaves the guest other than it was.
+/// Whether a client's request changes the guest.
 fn changes_the_guest(request: &Request) -> bool {
     match request {
         Request::MakeDir { .. }
@@ -450,7 +451,7 @@ fn changes_the_guest(request: &Request) -> bool {
         | Request::Sync
         | Request::Settle => false,
         Request::Freeze { .. } | Request::Thaw => false,
-        // Part of a machine's start, which whoever starts it knows of.
+        // Part of a machine's start; the caller that starts it handles it.
         Request::Configure(_)
         | Request::Restored(_)
         | Request::Clock { .. }

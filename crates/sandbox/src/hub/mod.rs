@@ -1,4 +1,4 @@
-//! The hub: between the one port of a guest and everyone who talks to that guest.
+//! The hub: connects the one port of a guest with all clients of that guest.
 //!
 //! ```text
 //!   client --\                                   /-- spool (output of a detached command, on disk)
@@ -8,20 +8,19 @@
 //!                    guest's port
 //! ```
 //!
-//! A client speaks the guest's own protocol over a socket, as if it were alone. The hub renumbers
-//! channels and requests, and is the only one that knows of breaks: after one it greets the agent
-//! anew, tells it where each stream stands, and no client notices. Flow control goes end to end,
-//! because offsets and windows pass through unchanged; so what the hub holds is bounded by the
-//! windows its clients chose.
+//! A client speaks the guest's own protocol over a socket, as if it were the only one. The hub
+//! renumbers channels and requests, and is the only part that handles breaks: after a break it
+//! greets the agent again and resumes each stream at its offset, and no client notices. Flow
+//! control works end to end, because offsets and windows pass unchanged; so the windows of the
+//! clients bound the hub's memory.
 //!
-//! A guest that was restored brings commands with it that another hub had started: they are
-//! adopted, with the output that was recorded of them, and can be attached to like any detached
-//! command. A guest that pauses keeps its hub: the port goes and another comes, and the streams go
-//! on.
+//! A restored guest runs commands that another hub started: the hub adopts them, with their
+//! recorded output, and clients can attach to them like to any detached command. A paused guest
+//! keeps its hub: the port closes, another one opens, and the streams continue.
 //!
-//! Always: what an agent sends is hostile; over the window or out of order costs it the link, not
-//! us the memory. A client that vanishes has its channels closed. When the guest is gone, every
-//! open channel is told why.
+//! Always: an agent's data is hostile; data over the window or out of order costs the agent its
+//! link, and us no memory. The channels of a client that vanishes are closed. When the guest is
+//! gone, every open channel ends with the reason.
 
 mod admission;
 mod adopt;
@@ -48,14 +47,14 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::record::ExecRecord;
-use self::switch::{Input, KeptOutput, News, Recorded, Switch};
+use self::switch::{Input, KeptOutput, Recorded, Switch, Updates};
 use crate::error::Error;
 use crate::link::{Link, LinkError};
 
 /// Client frames that wait for the switch; a full queue slows the clients down.
 const QUEUE: usize = 256;
-/// How long a command's output may take to be cut at the moment of a record; only a disk that is
-/// full takes longer.
+/// How long it may take to start a new segment of a command's output at a record; only a full disk
+/// takes longer.
 const ROLL_DEADLINE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,12 +112,12 @@ pub struct ExecEntry {
     pub stderr_bytes: u64,
 }
 
-/// What a hub begins with.
+/// The settings of a new hub.
 #[derive(Debug)]
 pub(crate) struct HubSpec {
-    /// Below it the output of commands that no client owns is kept.
+    /// The directory for the output of commands without a client.
     pub execs: PathBuf,
-    /// Of a guest that was restored, not booted.
+    /// For a guest that was restored, not booted.
     pub restored: Option<Restored>,
     /// Asked before each command of a client.
     pub gate: Option<mpsc::Sender<Gate>>,
@@ -135,28 +134,28 @@ impl HubSpec {
     }
 }
 
-/// What [`Hub::record`] gave at the moment of the capture.
+/// The result of [`Hub::record`] at the moment of the capture.
 #[derive(Debug)]
 pub(crate) struct Restored {
     pub records: Vec<ExecRecord>,
-    /// Where it was recorded into.
+    /// The directory of the recorded output.
     pub from: PathBuf,
 }
 
-/// A command waits to start. An error is what its client is told instead. Who lets it start knows
-/// of it a moment before the [`Activity`] shows it.
+/// Sent before a command starts; the reply admits it or carries the reason of a refusal. The
+/// admission is visible here slightly before [`Activity`] counts it.
 #[derive(Debug)]
 pub(crate) struct Gate {
     pub reply: oneshot::Sender<Result<(), String>>,
 }
 
-/// What clients have done to the guest. Two that are equal and not busy mean that they did nothing
-/// in between.
+/// The clients' work in the guest. If two values are equal and not busy, clients did nothing in
+/// between.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Activity {
-    /// Grows with everything that may change the guest, when it begins and when it is over.
+    /// Increases at the start and at the end of everything that may change the guest.
     pub count: u64,
-    /// Something that may change the guest goes on.
+    /// Work that may change the guest is in progress.
     pub busy: bool,
 }
 
@@ -166,7 +165,7 @@ struct Census {
     activity: Activity,
 }
 
-/// A hub is silent towards its agent as long as this is there.
+/// The hub sends nothing to its agent and reads nothing from it until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
     _release: oneshot::Sender<Infallible>,
@@ -180,7 +179,7 @@ pub(crate) struct Hub {
 }
 
 impl Hub {
-    /// Greets the agent behind `port` and begins to serve.
+    /// Greets the agent behind `port` and starts to serve.
     pub fn start(port: UnixStream, spec: HubSpec) -> Hub {
         let (inputs, queue) = mpsc::channel(QUEUE);
         let (status_tx, status) = watch::channel(Status::Greeting);
@@ -188,7 +187,7 @@ impl Hub {
         let switch = Switch::new(
             port,
             spec,
-            News {
+            Updates {
                 status: status_tx,
                 census: census_tx,
             },
@@ -218,11 +217,11 @@ impl Hub {
 
     /// Serves a client that connected from outside.
     pub async fn serve(&self, client: UnixStream) {
-        // A switch that is gone drops the socket, which is the answer the client understands.
+        // If the switch is gone, the socket is closed, which the client understands.
         drop(self.inputs.send(Input::NewClient(client)).await);
     }
 
-    /// A connection of our own.
+    /// A connection of this process.
     pub async fn connect(&self) -> Result<Link, LinkError> {
         let (ours, theirs) = UnixStream::pair().map_err(|error| LinkError::Broken {
             what: error.to_string(),
@@ -231,7 +230,7 @@ impl Hub {
         Link::connect(ours).await
     }
 
-    /// Tells every open channel why the guest is gone, and ends.
+    /// Ends every open channel with the reason why the guest is gone, and stops.
     pub async fn close(&self, reason: String) {
         let (done, closed) = oneshot::channel();
         if self
@@ -244,9 +243,10 @@ impl Hub {
         }
     }
 
-    /// There is no agent any more, though there is a guest: tells every open channel, and whoever
-    /// comes.
+    /// The guest exists, but its agent is gone: ends every open channel, and every later one, with
+    /// the reason.
     pub async fn give_up(&self, reason: String) {
+        // A switch that is gone has ended its channels already.
         drop(self.inputs.send(Input::GiveUp { reason }).await);
     }
 
@@ -259,15 +259,16 @@ impl Hub {
         rx.await.unwrap_or_default()
     }
 
-    /// Greets the agent anew, as after a break. Streams go on where they were.
+    /// Greets the agent again, as after a break. Streams continue at their offsets.
     pub async fn resync(&self) {
+        // A switch that is gone has no agent to greet.
         drop(self.inputs.send(Input::Resync).await);
     }
 
-    /// Records every command: those whose output is kept here with that output, linked below
-    /// `into`, and the running ones of clients. Called when the guest goes on after a capture; what
-    /// it has said since is in the record, too, and left out again when the captured guest is
-    /// restored.
+    /// Records every command: commands whose output is kept here, with that output linked below
+    /// `into`, and the running commands of clients. Called when the guest continues after a
+    /// capture. Output since the capture is in the record, too, and dropped when the captured guest
+    /// is restored.
     pub async fn record(&self, into: PathBuf) -> Result<Vec<ExecRecord>, Error> {
         let (tx, rx) = oneshot::channel();
         let ended = || Error::Guest {
@@ -288,7 +289,7 @@ impl Hub {
         Ok(records)
     }
 
-    /// Lets the port go, for a guest that pauses. Its connections are lost, requests are void,
+    /// Closes the port of a guest that pauses. Its connections are lost, requests are void,
     /// commands and files wait.
     pub async fn suspend(&self, reason: String) {
         let (done, suspended) = oneshot::channel();
@@ -302,7 +303,7 @@ impl Hub {
         }
     }
 
-    /// Greets the agent of the same guest behind another port. Streams go on where they were;
+    /// Greets the agent of the same guest behind another port. Streams continue at their offsets;
     /// [`ready`](Self::ready) waits for the answer.
     pub async fn go_on(&self, port: UnixStream) {
         let (done, greeted) = oneshot::channel();
@@ -311,13 +312,13 @@ impl Hub {
         }
     }
 
-    /// Neither hears the agent nor speaks to it until what this gives is dropped. QEMU moves bytes
-    /// between its port and the guest's memory also while the guest stands still: there must be
-    /// none to move while that memory is captured.
+    /// Neither reads from the agent nor writes to it until the result is dropped. QEMU moves bytes
+    /// between its port and the guest's memory even while the guest is stopped: there must be none
+    /// to move while that memory is captured.
     pub async fn hold(&self) -> Held {
         let (release, released) = oneshot::channel();
         let (done, held) = oneshot::channel();
-        // A hub that is gone is silent.
+        // A hub that is gone sends nothing.
         if self
             .inputs
             .send(Input::Hold { done, released })
@@ -350,7 +351,7 @@ impl Hub {
     }
 }
 
-/// Fills in a record what is kept of the command, and links it below `into`.
+/// Adds the kept output of the command to a record, and links it below `into`.
 async fn keep(mut record: ExecRecord, kept: KeptOutput, into: &Path) -> Result<ExecRecord, Error> {
     let KeptOutput {
         dir,
@@ -359,7 +360,7 @@ async fn keep(mut record: ExecRecord, kept: KeptOutput, into: &Path) -> Result<E
     } = kept;
     let progress = match tokio::time::timeout(ROLL_DEADLINE, rolled).await {
         Ok(Ok(progress)) => progress,
-        // One whose output could not be kept writes none any more.
+        // A command whose output could not be kept writes no more.
         Ok(Err(_)) => progress.borrow().clone(),
         Err(_) => {
             return Err(Error::io(

@@ -1,13 +1,13 @@
 //! The commands of a guest at one moment: what a captured state keeps of them, and how the next hub
-//! gets it back.
+//! takes them over.
 //!
 //! ```text
 //!   execs/TAG/out.0 out.1 …   --record-->   into/TAG/out.0 out.1 …   --inherit-->   another hub's execs/TAG/…
 //!      (the last one grows)     hard links, none of which ever changes again
 //! ```
 //!
-//! Always: a recorded file is exactly as long as its segment. Files are never replaced: a name that
-//! is taken is passed over, so an old hub of the same sandbox may still write beside the new one.
+//! Always: a recorded file is exactly as long as its segment. Files are never replaced: an existing
+//! name is skipped, so an old hub of the same sandbox may still write next to the new one.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -28,9 +28,9 @@ pub struct ExecRecord {
     pub pid: Option<u32>,
     /// `None` while it runs.
     pub ended: Option<Outcome>,
-    /// Of its streams, in bytes: how much the guest takes at a time.
+    /// The window of its streams, in bytes.
     pub window: u32,
-    /// The output kept so far; none of a command that belongs to a client, which has it.
+    /// The output kept so far; empty for a client's command, because the client has it.
     pub out: Vec<Segment>,
     pub err: Vec<Segment>,
 }
@@ -51,7 +51,7 @@ impl Segment {
     }
 }
 
-/// What a tag must be to name a directory. Guests and imported states name them, too.
+/// The rule for a tag that names a directory. Guests and imported states choose tags, too.
 pub(super) fn is_plain(tag: &str) -> bool {
     (1..=64).contains(&tag.len()) && tag.bytes().all(|b| b.is_ascii_alphanumeric())
 }
@@ -74,8 +74,8 @@ pub(super) fn keep(record: &ExecRecord, from: &Path, into: &Path) -> Result<(), 
     Ok(())
 }
 
-/// Takes over what a state kept of a guest's commands. One whose output cannot be taken over says
-/// so.
+/// Takes over the commands that a state kept. If the output of one cannot be taken over, its record
+/// has the reason.
 pub(super) fn inherit(records: Vec<ExecRecord>, from: &Path, execs: &Path) -> Vec<ExecRecord> {
     let usable = records.into_iter().filter(|record| is_plain(&record.tag));
     usable
@@ -84,7 +84,8 @@ pub(super) fn inherit(records: Vec<ExecRecord>, from: &Path, execs: &Path) -> Ve
 }
 
 fn inherit_one(mut record: ExecRecord, from: &Path, execs: &Path) -> ExecRecord {
-    let (from, dir) = (from.join(&record.tag), execs.join(&record.tag));
+    let from = from.join(&record.tag);
+    let dir = execs.join(&record.tag);
     let out = inherit_stream(StreamId::Out, &record.out, &from, &dir);
     match out.and_then(|out| {
         Ok((
@@ -135,14 +136,14 @@ fn inherit_stream(
     Ok(inherited)
 }
 
-/// Whether a name is one that [`file_name`] gives.
+/// Whether a name has the form of [`file_name`].
 fn is_of(stream: StreamId, name: &str) -> bool {
     name.get(4..)
         .and_then(|number| number.parse().ok())
         .is_some_and(|number| file_name(stream, number) == name)
 }
 
-/// Makes a file under the first name, from `number` on, that is not taken.
+/// Creates a file under the first free name, from `number` on.
 pub(super) fn unused<T>(
     stream: StreamId,
     number: usize,
@@ -159,8 +160,8 @@ pub(super) fn unused<T>(
     unreachable!("no directory holds so many files")
 }
 
-/// Gives a file a second name. Where that cannot be, or the file is longer than what is kept of it,
-/// its bytes are copied.
+/// Gives a file a second name. If that is impossible, or the file is longer than its kept part, the
+/// bytes are copied.
 fn link(from: &Path, to: &Path, bytes: u64) -> io::Result<()> {
     let metadata = fs::symlink_metadata(from)?;
     if !metadata.is_file() || metadata.len() < bytes {
@@ -171,7 +172,7 @@ fn link(from: &Path, to: &Path, bytes: u64) -> io::Result<()> {
     }
     if metadata.len() == bytes {
         match fs::hard_link(from, to) {
-            // Another file system, or one without links, or too many of them.
+            // Another file system, or one without links, or too many links.
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {}
             other => return other,
         }
@@ -200,7 +201,8 @@ mod tests {
     }
 
     fn record(out: Vec<Segment>) -> ExecRecord {
-        let (tag, command) = ("tag".to_owned(), "true".to_owned());
+        let tag = "tag".to_owned();
+        let command = "true".to_owned();
         let ended = Some(Outcome::Exited { code: 0 });
         ExecRecord {
             tag,
@@ -227,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_taken_are_passed_over_and_longer_files_are_cut() {
+    fn taken_names_are_skipped_and_longer_files_are_cut() {
         let root = root_with(&[("out.0", "abc"), ("out.1", "defgh")]);
         let taken = root.path().join("execs/tag");
         fs::create_dir_all(&taken).unwrap();
@@ -243,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_that_make_no_sense_are_refused() {
+    fn invalid_segments_are_refused() {
         let root = root_with(&[("out.0", "abc")]);
         let hostile = [
             vec![segment(0, 3, "../tag/out.0")],

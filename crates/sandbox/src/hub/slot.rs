@@ -1,4 +1,4 @@
-//! A channel of the agent, as the hub keeps it.
+//! A channel of the agent, as the hub records it.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ pub(super) enum Owner {
     Spool { tag: String },
 }
 
-/// What goes on in a channel, as far as the hub cares.
+/// The kind of work in a channel, as far as the hub distinguishes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Kind {
     Exec {
@@ -49,18 +49,18 @@ impl Kind {
     }
 }
 
-/// How far a stream from the guest has come, and how far its reader.
+/// The offsets of a stream from the guest, and of its reader.
 #[derive(Debug, Default)]
 pub(super) struct Flow {
     pub received: u64,
     pub consumed: u64,
-    /// What the agent knows of `consumed`.
+    /// The value of `consumed` that the agent has received.
     pub told: u64,
     pub ended: bool,
 }
 
 impl Flow {
-    /// A stream of which everything before this is here already.
+    /// A stream whose bytes before this offset are here already.
     pub fn from(position: u64) -> Self {
         Self {
             received: position,
@@ -81,17 +81,17 @@ pub(crate) struct Slot {
     /// Kept until the agent has shown that it knows the channel.
     pub(super) opening: Option<Frame>,
     pub(super) input: Outgoing,
-    /// Of a channel that another hub opened. How much of its input is used, and so how much may
-    /// follow, the agent tells; until then none goes out.
+    /// For a channel that another hub opened. The agent reports how much of its input is used, and
+    /// so how much may follow; until then no input is sent.
     pub(super) arrived: Option<Arrived>,
     pub(super) out: Flow,
     pub(super) err: Flow,
     pub(super) ended: bool,
-    /// Input of attached clients that the window had no room for yet.
+    /// Input of attached clients for which the window had no room yet.
     pub(super) waiting: VecDeque<Waiting>,
 }
 
-/// Input that another hub sent, and the window it was sent within.
+/// Input that another hub sent, and its window.
 #[derive(Debug)]
 pub(super) struct Arrived {
     pub bytes: u64,
@@ -103,7 +103,7 @@ pub(super) struct Waiting {
     pub client: ClientId,
     pub channel: u32,
     pub bytes: Vec<u8>,
-    /// The client's offset behind these bytes.
+    /// The client's offset after these bytes.
     pub until: u64,
     pub end: bool,
 }
@@ -113,8 +113,8 @@ impl Source for Slot {
         &mut self.input
     }
 
-    /// One for each stream, however often its reader reported: an agent that does not read must not
-    /// make us hoard.
+    /// At most one for each stream, however often its reader reports: an agent that does not read
+    /// must not fill our memory.
     fn take_window(&mut self) -> Option<(StreamId, u64)> {
         let due = |flow: &mut Flow| {
             (flow.consumed > std::mem::replace(&mut flow.told, flow.consumed))
@@ -134,27 +134,26 @@ impl Slot {
         }
     }
 
-    /// Whether the agent can go on from where the streams stand here. A guest of another moment
-    /// cannot.
+    /// Whether the agent can continue at the present offsets. A guest of another moment cannot.
     pub(super) fn continues(&self, state: &ChannelState) -> bool {
         let goes_on = |flow: &Flow, held: (u64, u64)| (held.0..=held.1).contains(&flow.received);
         goes_on(&self.out, state.out) && goes_on(&self.err, state.err)
     }
 
-    /// Takes the input over from the hub that opened the channel, now that the agent has told what
-    /// is used of it.
+    /// Takes over the input from the hub that opened the channel, after the agent has reported how
+    /// much is used.
     pub(super) fn take_input_over(&mut self, consumed: u64) -> Result<bool, String> {
         let Some(Arrived { bytes, window }) = self.arrived.take() else {
             return Ok(false);
         };
-        // The window was as large as what is in it, whatever is known of it.
+        // The window was at least as large as the bytes in it.
         let held = bytes.saturating_sub(consumed).min(self.window);
         let window = u64::from(window).max(held) as usize;
         self.input = Outgoing::taken_over(consumed, bytes, window).map_err(|e| e.to_string())?;
         Ok(true)
     }
 
-    /// Takes bytes in order. Repeated ones are dropped, as they come after a break; anything else
+    /// Accepts bytes in order. Repeated bytes, which follow a break, are dropped; anything else
     /// breaks the protocol.
     pub(super) fn accept(
         &mut self,

@@ -1,13 +1,12 @@
-//! The output of a command that no client owns, kept on disk from its first byte.
+//! The output of a command without a client, kept on disk from its first byte.
 //!
 //! ```text
 //!   execs/TAG/out.0 out.1 …   every byte so far, cut where a state was recorded      execs/TAG/err.0 …
 //! ```
 //!
 //! Always: a byte is acknowledged to the guest only after it is in the file, so a break loses none.
-//! Only the last segment grows, and none that was recorded. At [`LIMIT`] bytes, or when the file
-//! can't take more, the command is held back like by any reader that stops reading; nothing is
-//! dropped.
+//! Only the last segment grows, and never a recorded one. At [`LIMIT`] bytes, or when the disk is
+//! full, the command blocks as with any reader that stops; nothing is dropped.
 
 use std::fs::File;
 use std::io;
@@ -30,18 +29,18 @@ pub(super) const LIMIT: u64 = 1 << 30;
 /// How often a full disk is tried again.
 const ROOM_CHECK: Duration = Duration::from_secs(1);
 
-/// What is kept of one stream. Positions are those of the command's stream.
+/// The kept part of one stream. Positions are those of the command's stream.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Kept {
     pub segments: Arc<Vec<Segment>>,
-    /// Where what is kept begins.
+    /// The first kept position.
     pub base: u64,
     pub length: u64,
     pub ended: bool,
 }
 
 impl Kept {
-    /// Segments that join, the first at `base`.
+    /// Adjacent segments, the first at `base`.
     pub fn of(segments: Vec<Segment>, base: u64) -> Self {
         let base = segments.first().map_or(base, |first| first.start);
         let length = segments.last().map_or(base, Segment::end);
@@ -57,7 +56,7 @@ impl Kept {
         self.length - self.base
     }
 
-    /// The segment with this position, which is before the end.
+    /// The segment that contains this position, which is before the end.
     pub fn find(&self, position: u64) -> Option<&Segment> {
         let behind = self
             .segments
@@ -74,7 +73,7 @@ impl Kept {
     }
 }
 
-/// What is known of the command so far.
+/// The present state of the command.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Progress {
     pub out: Kept,
@@ -114,11 +113,11 @@ pub(super) enum SpoolInput {
     Ended {
         outcome: Outcome,
     },
-    /// Begin new segments; what there is so far never changes again.
+    /// Start new segments; the existing ones never change again.
     Roll(oneshot::Sender<Progress>),
 }
 
-/// What a spool begins with.
+/// The initial state of a spool.
 #[derive(Debug)]
 pub(super) struct Beginning {
     pub tag: String,
@@ -169,11 +168,11 @@ impl Spool {
     }
 
     pub fn push(&self, input: SpoolInput) {
-        // The writer ends only after it failed, and then the command is held back already.
+        // The writer ends only after a failure, and then the command is blocked already.
         drop(self.inputs.send(input));
     }
 
-    /// Begins new segments, and answers with what there is without them; dropped if nothing is
+    /// Starts new segments, and answers with the earlier ones; the answer is dropped if nothing is
     /// written any more.
     pub fn roll(&self) -> oneshot::Receiver<Progress> {
         let (done, rolled) = oneshot::channel();
@@ -181,9 +180,11 @@ impl Spool {
         rolled
     }
 
-    /// Whether the command is known to have ended by itself.
+    /// Whether the command has ended by itself.
     pub fn has_ended(&self) -> bool {
-        matches!(&self.progress.borrow().outcome, Some(outcome) if !matches!(outcome, Outcome::Lost { .. }))
+        let progress = self.progress.borrow();
+        let outcome = progress.outcome.as_ref();
+        outcome.is_some_and(|outcome| !matches!(outcome, Outcome::Lost { .. }))
     }
 
     pub fn entry(&self, id: &str) -> ExecEntry {
@@ -198,10 +199,12 @@ impl Spool {
         }
     }
 
-    /// As it stands; its segments are to be filled in once they are [rolled](Self::roll).
+    /// The present record; its segments are added after they are [rolled](Self::roll).
     pub fn record(&self, tag: &str) -> ExecRecord {
-        let (tag, command) = (tag.to_owned(), self.command.clone());
-        let (out, err) = (Vec::new(), Vec::new());
+        let tag = tag.to_owned();
+        let command = self.command.clone();
+        let out = Vec::new();
+        let err = Vec::new();
         ExecRecord {
             tag,
             command,
@@ -214,7 +217,7 @@ impl Spool {
     }
 }
 
-/// The command for people, cut at a length that fits a table.
+/// The command for people, cut to the width of a table.
 pub(super) fn command_line(exec: &ExecStart) -> String {
     let words: Vec<_> = exec
         .argv
@@ -235,7 +238,7 @@ fn describe(outcome: &Outcome) -> String {
     }
 }
 
-/// The segments that grow.
+/// The growing segments.
 #[derive(Default)]
 struct Growing {
     out: Option<Arc<File>>,
@@ -266,7 +269,7 @@ impl Writer {
             let errno = error.raw_os_error().unwrap_or(0);
             self.progress
                 .send_modify(|p| p.outcome = Some(Outcome::Failed(Failure { errno, message })));
-            // Whoever follows the command keeps its last news.
+            // Readers of the command keep its last progress.
             self.progress.closed().await;
         }
     }
@@ -287,7 +290,7 @@ impl Writer {
                 }
                 SpoolInput::Roll(done) => {
                     growing = Growing::default();
-                    // Whoever asked may have lost patience.
+                    // The task that asked may have stopped waiting.
                     drop(done.send(self.progress.borrow().clone()));
                 }
             }
@@ -329,8 +332,8 @@ impl Writer {
                 stream,
                 length,
             };
-            // A hub that is closing has nobody to tell.
             if let Some(switch) = self.switch.upgrade() {
+                // A switch that has ended needs no report.
                 drop(switch.send(spooled).await);
             }
         }
@@ -353,11 +356,12 @@ impl Writer {
     }
 }
 
-/// A full disk holds the command back, until there is room again. By offset, so that what was half
-/// written is written anew.
+/// On a full disk the command waits until there is room. Writes use offsets, so a partly written
+/// piece is written again.
 async fn write_when_there_is_room(file: &Arc<File>, offset: u64, bytes: &Bytes) -> io::Result<()> {
     loop {
-        let (file, bytes) = (file.clone(), bytes.clone());
+        let file = file.clone();
+        let bytes = bytes.clone();
         let written = tokio::task::spawn_blocking(move || file.write_all_at(&bytes, offset)).await;
         match written.expect("writing does not panic") {
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {
@@ -368,7 +372,7 @@ async fn write_when_there_is_room(file: &Arc<File>, offset: u64, bytes: &Bytes) 
     }
 }
 
-/// Begins a file, also on a disk that is full: once there is room.
+/// Creates a file; on a full disk, as soon as there is room.
 async fn create(dir: PathBuf, stream: StreamId, number: usize) -> io::Result<(String, File)> {
     loop {
         let dir = dir.clone();

@@ -1,7 +1,7 @@
 //! The switch: the one task that owns every channel of a guest.
 //!
-//! What it does about what it hears is in `from_agent` and `from_client`; here is its state, its
-//! loop and its ways out.
+//! `from_agent` and `from_client` handle the messages; this file has the switch's state, its loop
+//! and its end.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -22,19 +22,19 @@ use super::{Activity, Census, Closed, ExecEntry, Gate, HubSpec, Restored, Status
 
 /// The largest window a client may ask for, per stream.
 pub(super) const WINDOW_MAX: u32 = 1024 * 1024;
-/// Messages that may wait for the guest; beyond, new requests are refused.
+/// The limit of messages that wait for the guest; above it, new requests are refused.
 pub(super) const QUEUE_MAX: usize = 16 * 1024;
-/// How often the agent may lose the thread, each time before the last is forgotten.
+/// How often in a row the agent may break the protocol, each time within the period of the last.
 pub(super) const RESYNC_MAX: u32 = 5;
 pub(super) const RESYNC_FORGOTTEN: Duration = Duration::from_secs(30);
-/// Pieces of attached clients' input that may wait for a command to read.
+/// The limit of input pieces of attached clients that wait for a command to read.
 pub(super) const WAITING_MAX: usize = 4096;
-/// How long clients may take to hear that it is over.
+/// How long clients may take to read their end.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Where the switch tells what others wait for.
+/// The values that other tasks watch.
 #[derive(Debug)]
-pub(super) struct News {
+pub(super) struct Updates {
     pub status: watch::Sender<Status>,
     pub census: watch::Sender<Census>,
 }
@@ -76,15 +76,15 @@ pub(crate) enum Input {
     },
 }
 
-/// A command as the switch knows it at the moment of a record.
+/// A command at the moment of a record.
 #[derive(Debug)]
 pub(crate) struct Recorded {
     pub record: ExecRecord,
-    /// Of one whose output is kept here.
+    /// Present if its output is kept here.
     pub kept: Option<KeptOutput>,
 }
 
-/// The output of a command, to be had as segments that never change again.
+/// The output of a command, available as segments that never change again.
 #[derive(Debug)]
 pub(crate) struct KeptOutput {
     pub(super) dir: PathBuf,
@@ -94,7 +94,7 @@ pub(crate) struct KeptOutput {
 
 pub(super) struct Switch {
     pub(super) agent: AgentSide,
-    /// Of the protocol, as agreed with the agent; 0 before that.
+    /// The protocol version agreed with the agent; 0 before that.
     pub(super) agent_version: u16,
     pub(super) clients: HashMap<ClientId, Client>,
     pub(super) channels: BTreeMap<u32, Slot>,
@@ -106,10 +106,10 @@ pub(super) struct Switch {
     pub(super) resyncs: u32,
     pub(super) last_loss: Instant,
     pub(super) execs: PathBuf,
-    /// What a restored guest's commands are recognised by, until its agent has said what it knows.
-    pub(super) heirlooms: Option<Vec<ExecRecord>>,
+    /// The recorded commands of a restored guest, until its agent has listed its own.
+    pub(super) restored_execs: Option<Vec<ExecRecord>>,
     restored: Option<Restored>,
-    /// Silent towards the agent until this resolves.
+    /// Nothing is sent to the agent until this resolves.
     held: Option<oneshot::Receiver<Infallible>>,
     pub(super) gate: Option<mpsc::Sender<Gate>>,
     pub(super) activity: Activity,
@@ -120,13 +120,18 @@ pub(super) struct Switch {
 }
 
 impl Switch {
-    pub fn new(port: UnixStream, spec: HubSpec, news: News, inputs: mpsc::Sender<Input>) -> Self {
+    pub fn new(
+        port: UnixStream,
+        spec: HubSpec,
+        updates: Updates,
+        inputs: mpsc::Sender<Input>,
+    ) -> Self {
         let HubSpec {
             execs,
             restored,
             gate,
         } = spec;
-        let News { status, census } = news;
+        let Updates { status, census } = updates;
         Self {
             agent: AgentSide::new(port),
             agent_version: 0,
@@ -140,7 +145,7 @@ impl Switch {
             resyncs: 0,
             last_loss: Instant::now(),
             execs,
-            heirlooms: None,
+            restored_execs: None,
             restored,
             held: None,
             gate,
@@ -162,8 +167,7 @@ impl Switch {
                         self.agent.feed(count);
                         self.listen();
                     }
-                    // The machine is gone. Whoever watches it knows why, and closes us with the
-                    // reason.
+                    // The machine is gone. The driver knows the reason, and closes the hub with it.
                     Err(_) => self.agent.lost_port(),
                 },
                 input = queue.recv() => match input {
@@ -187,8 +191,10 @@ impl Switch {
                 length,
             } => self.spooled(&tag, stream, length),
             Input::List(reply) => {
+                // The task that asked may have stopped waiting.
                 drop(reply.send(self.spools.iter().map(|(id, s)| s.entry(id)).collect()))
             }
+            // As above.
             Input::Record(reply) => drop(reply.send(self.record())),
             Input::Resync => self.greet(),
             Input::Hold { done, released } => {
@@ -200,7 +206,7 @@ impl Switch {
                 let _asker_left = done.send(()).is_err();
             }
             Input::GoOn { port, done } => {
-                self.go_on(port);
+                self.continue_with(port);
                 let _asker_left = done.send(()).is_err();
             }
             Input::GiveUp { reason } => self.give_up(Closed::ended(reason)),
@@ -208,7 +214,7 @@ impl Switch {
         }
     }
 
-    /// Takes over the kept output of the commands a restored guest may know.
+    /// Takes over the kept output of the commands that a restored guest may run.
     async fn inherit(&mut self) {
         let Some(Restored { records, from }) = self.restored.take() else {
             return;
@@ -216,16 +222,16 @@ impl Switch {
         let execs = self.execs.clone();
         let inherited =
             tokio::task::spawn_blocking(move || record::inherit(records, &from, &execs));
-        self.heirlooms = Some(inherited.await.expect("inheriting does not panic"));
+        self.restored_execs = Some(inherited.await.expect("inheriting does not panic"));
     }
 
-    /// Brings what others can see of the clients and the work up to date.
+    /// Updates the public counts of clients and work.
     fn count(&mut self) {
         let busy = self
             .channels
             .values()
             .any(|slot| !slot.ended && slot.kind.changes_the_guest());
-        // So that an end counts, too: what ran until a moment ago has changed something until then.
+        // An end counts as well: the work has changed something until then.
         self.activity.count += u64::from(busy != self.activity.busy);
         self.activity.busy = busy;
         let clients = self
@@ -241,7 +247,7 @@ impl Switch {
             .send_if_modified(|seen| std::mem::replace(seen, census) != census);
     }
 
-    /// Every command this hub knows; those of clients while they run.
+    /// Every command of this hub; those of clients while they run.
     fn record(&self) -> Vec<Recorded> {
         let spools = self.spools.iter().map(|(tag, spool)| {
             let kept = KeptOutput {
@@ -259,8 +265,11 @@ impl Switch {
             .values()
             .filter_map(|slot| match (&slot.owner, &slot.kind) {
                 (Owner::Client { .. }, Kind::Exec { tag, command }) if !slot.ended => {
-                    let (tag, command, window) = (tag.clone(), command.clone(), slot.window as u32);
-                    let (out, err) = (Vec::new(), Vec::new());
+                    let tag = tag.clone();
+                    let command = command.clone();
+                    let window = slot.window as u32;
+                    let out = Vec::new();
+                    let err = Vec::new();
                     let record = ExecRecord {
                         tag,
                         command,
@@ -277,8 +286,8 @@ impl Switch {
         spools.chain(clients).collect()
     }
 
-    /// The guest stands still, and its port is going. Commands and files wait; connections have
-    /// another end that would not, and are lost.
+    /// The guest is stopped, and its port closes. Commands and files wait; connections are lost,
+    /// because their other ends would not wait.
     fn suspend(&mut self, reason: &str) {
         let closed = Closed::ended(reason);
         self.agent.suspend();
@@ -297,17 +306,17 @@ impl Switch {
         }
     }
 
-    /// The guest goes on behind another port.
-    fn go_on(&mut self, port: UnixStream) {
+    /// The guest continues behind another port.
+    fn continue_with(&mut self, port: UnixStream) {
         if self.closed().is_some() {
             return;
         }
         self.resyncs = 0;
         self.status.send_replace(Status::Greeting);
-        self.agent.go_on(port);
+        self.agent.reconnect(port);
     }
 
-    /// The process may end as soon as this is done, so it is done when every client has been told.
+    /// Ends when every client has read the reason, because the process may end right afterwards.
     async fn close(mut self, reason: String, done: oneshot::Sender<()>) {
         let closed = Closed::ended(reason);
         self.tell_all_lost(&closed);
@@ -320,7 +329,7 @@ impl Switch {
         if tokio::time::timeout(FAREWELL, farewell).await.is_err() {
             tracing::warn!("a client does not read that its sandbox ended");
         }
-        // Whoever asked may have stopped waiting.
+        // The task that asked may have stopped waiting.
         let _asker_left = done.send(()).is_err();
     }
 
@@ -346,7 +355,7 @@ impl Switch {
         }
     }
 
-    /// Why nothing can be asked of the agent, if nothing can.
+    /// Why the agent accepts no requests, if it accepts none.
     pub(super) fn closed(&self) -> Option<Closed> {
         match &*self.status.borrow() {
             Status::Closed(closed) => Some(closed.clone()),
@@ -354,13 +363,13 @@ impl Switch {
         }
     }
 
-    /// Attachments end with us, and might not come to tell it themselves.
+    /// Attachments end with the switch, and might not send their end themselves.
     fn cut_attachments(&self, lost: &Outcome) {
         let runs = |tag: &str| self.spools.get(tag).is_some_and(|spool| !spool.has_ended());
         for client in self.clients.values() {
             for (channel, target) in &client.channels {
                 if matches!(target, Target::Attached { tag, .. } if runs(tag)) {
-                    // One that does not read learns it from the end of its connection.
+                    // A client that does not read sees the end of its connection.
                     let _kept_up = client.sender.ended(*channel, lost.clone());
                 }
             }
@@ -400,10 +409,10 @@ impl Switch {
     }
 }
 
-/// Waits until whoever holds the hub lets go of it; for ever, if nobody does.
+/// Waits until the hub is released; without end if nothing holds it.
 async fn released(held: Option<&mut oneshot::Receiver<Infallible>>) {
     match held {
-        // An error is the drop of the other end, which is all that can happen to it.
+        // An error means that the other end was dropped, which is the release.
         Some(held) => drop(held.await),
         None => std::future::pending().await,
     }

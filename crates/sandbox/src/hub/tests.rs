@@ -20,7 +20,7 @@ use crate::link::{Channel, Link, LinkError, Refusal};
 const PATIENCE: Duration = Duration::from_secs(10);
 const WINDOW: u32 = 1000;
 
-/// The other end of a hub's port, to say whatever a test wants.
+/// The other end of a hub's port, which sends whatever a test wants.
 struct Agent {
     port: UnixStream,
     decoder: Decoder,
@@ -106,7 +106,7 @@ impl Agent {
         .await;
     }
 
-    /// Takes in the next opening.
+    /// Receives the next open.
     async fn opened(&mut self) -> u32 {
         match self.message().await {
             HostMessage::Open { channel, .. } => channel,
@@ -116,8 +116,10 @@ impl Agent {
 }
 
 fn exec() -> Open {
-    let (argv, env) = (vec![b"true".to_vec()], Vec::new());
-    let (tag, user) = ("tag".into(), String::new());
+    let argv = vec![b"true".to_vec()];
+    let env = Vec::new();
+    let tag = "tag".into();
+    let user = String::new();
     Open::Exec(ExecStart {
         tag,
         argv,
@@ -146,7 +148,7 @@ fn data(channel: u32, offset: u64, bytes: &[u8]) -> Frame {
 }
 
 #[tokio::test]
-async fn what_was_opened_before_the_agent_is_up_is_opened_when_it_is() {
+async fn channels_opened_before_the_agent_answers_are_opened_when_it_does() {
     let (hub, mut agent, _execs) = Agent::start();
     let link = hub.connect().await.unwrap();
     let mut channel = link.open(exec(), WINDOW).unwrap();
@@ -168,7 +170,7 @@ async fn what_was_opened_before_the_agent_is_up_is_opened_when_it_is() {
 }
 
 #[tokio::test]
-async fn a_break_is_gone_over_and_no_byte_is_lost_or_doubled() {
+async fn a_break_neither_loses_nor_repeats_a_byte() {
     let (hub, mut agent, _execs) = Agent::start();
     agent.greet(Vec::new()).await;
     let link = hub.connect().await.unwrap();
@@ -209,7 +211,7 @@ async fn a_break_is_gone_over_and_no_byte_is_lost_or_doubled() {
     assert_eq!(
         resent,
         (2, b"ped".to_vec()),
-        "input goes on from what the agent has"
+        "input continues from the bytes that the agent has"
     );
     agent.send(data(number, 2, b"cde")).await;
     assert_eq!(
@@ -220,7 +222,7 @@ async fn a_break_is_gone_over_and_no_byte_is_lost_or_doubled() {
 }
 
 #[tokio::test]
-async fn a_command_the_guest_has_forgotten_ends_with_that_reason() {
+async fn a_command_that_the_agent_has_lost_ends_with_that_reason() {
     let (hub, mut agent, _execs) = Agent::start();
     agent.greet(Vec::new()).await;
     let link = hub.connect().await.unwrap();
@@ -242,7 +244,7 @@ async fn a_command_the_guest_has_forgotten_ends_with_that_reason() {
 }
 
 #[tokio::test]
-async fn an_answer_that_comes_too_late_is_not_taken_for_the_next_one() {
+async fn a_late_answer_is_not_used_for_the_next_request() {
     let (hub, mut agent, _execs) = Agent::start();
     agent.greet(Vec::new()).await;
     let link = hub.connect().await.unwrap();
@@ -279,7 +281,7 @@ async fn an_answer_that_comes_too_late_is_not_taken_for_the_next_one() {
 }
 
 #[tokio::test]
-async fn an_agent_over_the_window_again_and_again_is_given_up_and_everyone_told() {
+async fn an_agent_that_keeps_exceeding_the_window_is_given_up_and_all_clients_learn_it() {
     let (hub, mut agent, _execs) = Agent::start();
     agent.greet(Vec::new()).await;
     let link = hub.connect().await.unwrap();
@@ -383,7 +385,7 @@ async fn an_agent_cannot_speak_for_the_hub() {
 }
 
 #[tokio::test]
-async fn what_a_dropped_link_had_open_is_closed() {
+async fn the_channels_of_a_dropped_link_are_closed() {
     let (hub, mut agent, _execs) = Agent::start();
     agent.greet(Vec::new()).await;
     let link = hub.connect().await.unwrap();
@@ -415,9 +417,9 @@ async fn a_closed_hub_closes_the_connections_of_its_clients() {
         .expect("an idle client hears of it, too");
 }
 
-/// Reports of what was used come as often as a client likes; the agent hears the last.
+/// A client reports used bytes as often as it likes; the agent receives the last report.
 #[tokio::test]
-async fn an_agent_that_does_not_read_is_told_once_what_was_used() {
+async fn an_agent_that_does_not_read_gets_one_report_of_used_bytes() {
     let (hub, mut agent, _execs) = Agent::start();
     agent.greet(Vec::new()).await;
     let link = hub.connect().await.unwrap();
@@ -440,13 +442,13 @@ async fn an_agent_that_does_not_read_is_told_once_what_was_used() {
         agent.send(data(number, offset, b"x")).await;
         channel.out.next().await.unwrap().unwrap();
     }
-    let mut told = Vec::new();
-    while told.last() != Some(&30_000) {
+    let mut reports = Vec::new();
+    while reports.last() != Some(&30_000) {
         if let Decoded::Frame(Frame::Window { consumed, .. }) = agent.next().await {
-            told.push(consumed);
+            reports.push(consumed);
         }
     }
-    assert!(told.len() < 30, "{told:?}");
+    assert!(reports.len() < 30, "{reports:?}");
 }
 
 #[tokio::test]
@@ -469,10 +471,10 @@ async fn one_client_that_breaks_the_protocol_does_not_harm_another() {
     assert!(number > 0);
 }
 
-/// Whatever frames an agent makes up: no panic, and the hub can always be closed with everyone
-/// told.
+/// With any invented frames of an agent, there is no panic, and the hub can always be closed with
+/// the reason for all clients.
 #[tokio::test]
-async fn made_up_frames_are_survived() {
+async fn invented_frames_do_no_harm() {
     let seed = std::time::SystemTime::UNIX_EPOCH
         .elapsed()
         .unwrap()
@@ -492,7 +494,8 @@ async fn made_up_frames_are_survived() {
         let link = hub.connect().await.unwrap();
         let (mut channel, _) = open(&link, &mut agent).await;
         for _ in 0..40 {
-            let (channel, offset) = (number(4) as u32, number(6) * 500);
+            let channel = number(4) as u32;
+            let offset = number(6) * 500;
             let stream = [StreamId::In, StreamId::Out, StreamId::Err][number(3) as usize];
             let frame = match number(6) {
                 0 => Frame::Data {
@@ -526,7 +529,7 @@ async fn made_up_frames_are_survived() {
             .expect("a hub closes whatever its agent did");
         let ended = timeout(PATIENCE, channel.control.ended())
             .await
-            .expect("the channel is told");
+            .expect("the channel ends");
         assert!(matches!(ended, Ok(Outcome::Lost { .. })), "{ended:?}");
     }
 }

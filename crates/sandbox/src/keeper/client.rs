@@ -30,12 +30,12 @@ use crate::status::{State, StateWatch};
 
 /// A keeper's socket appears right after its sandbox counts as running.
 const APPEAR_DEADLINE: Duration = Duration::from_secs(3);
-/// A keeper ends when its clients have their answers.
+/// A keeper ends after it has answered its clients.
 const LEAVE_DEADLINE: Duration = Duration::from_secs(10);
-/// How long a keeper may take to take a state back: it may be carrying an order out.
+/// How long a keeper may take to take a state back: it may be executing an order.
 const RETURN_DEADLINE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(10);
-/// States that a watcher has not taken yet. A keeper waits for one that is slower.
+/// The number of states that a watcher has not read yet. The keeper waits for a slower watcher.
 const STATES: usize = 16;
 
 /// The socket of one sandbox's keeper.
@@ -46,7 +46,7 @@ pub(crate) struct Keeper {
     socket: PathBuf,
 }
 
-/// A connection on which nothing was said yet.
+/// A connection before its first message.
 #[derive(Debug)]
 pub(crate) struct Connection {
     keeper: Keeper,
@@ -89,7 +89,7 @@ impl Keeper {
         }
     }
 
-    /// Waits until the keeper is gone. One that was gone already needs no waiting.
+    /// Waits until the keeper is gone; returns at once if it already was.
     async fn gone(&self, process: Option<OwnedFd>) -> Result<()> {
         let Some(process) = process else {
             return Ok(());
@@ -103,14 +103,14 @@ impl Keeper {
 }
 
 impl Connection {
-    /// To be opened before the keeper is asked to end: afterwards the number could be another's.
+    /// Opened before the keeper is asked to end: afterwards another process could have its number.
     fn process(&self) -> Option<OwnedFd> {
         let pid = self.stream.peer_cred().ok()?.pid()?;
         pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
     }
 
-    /// Asks for a verb. When it ends the keeper, too, waits for that: then nothing of the sandbox
-    /// runs any more.
+    /// Asks for a verb. If the verb also ends the keeper, waits for that: then nothing of the
+    /// sandbox runs any more.
     pub async fn ask<A: Anywhere>(mut self, ask: A) -> Result<A::Answer> {
         let order: Order = ask.into();
         let process = self.process();
@@ -124,13 +124,13 @@ impl Connection {
         serde_json::from_value(answer).map_err(|e| self.keeper.silent(e.into()))
     }
 
-    /// Asks for a state that is lent for as long as the connection stays open.
+    /// Asks for a state that is lent as long as the connection is open.
     pub async fn lend<A: Anywhere>(mut self, ask: A) -> Result<(A::Answer, Self)> {
         let lent = self.call(&Call::Order(ask.into())).await?;
         Ok((lent, self))
     }
 
-    /// Ends a connection on which a state was lent, and waits until the keeper has it back.
+    /// Ends a connection on which a state was lent, and waits until the keeper has taken it back.
     pub async fn end(mut self) -> Result<()> {
         let ended = async {
             self.stream.shutdown().await?;
@@ -185,8 +185,7 @@ impl Connection {
     }
 }
 
-/// Refuses a peer that speaks another version. One from before there were versions closes the
-/// connection.
+/// Refuses a peer with another version. A peer from before versions closes the connection.
 pub(super) fn check_hello(name: &str, theirs: io::Result<Hello>) -> Result<()> {
     let foreign = |theirs: String| Error::KeeperVersion {
         name: name.to_owned(),

@@ -5,13 +5,13 @@
 //!   sandtree exec a ---- sandboxes/ID/keeper.sock ---^
 //! ```
 //!
-//! On the lease a keeper hears what to do, and answers. Until the lease is released, its closing
-//! takes back what it was given for: a sandbox that was created is removed, one that was started is
-//! stopped. On the socket a client makes one call and gets one answer; after `link` both speak the
-//! guest's protocol. Every connection begins with a hello that names the version.
+//! A keeper gets its task on the lease, and answers there. If the lease closes before its release,
+//! the keeper undoes its task: a created sandbox is removed, a started one is stopped. On the
+//! socket a client makes one call and gets one answer; after `link` both speak the guest's
+//! protocol. Every connection starts with a hello that names the version.
 //!
-//! Always: there is no central daemon. Other programs find a sandbox by its directory. A keeper
-//! that dies takes its QEMU with it, and the next program that looks finds the lock free and
+//! Always: there is no central daemon. Other programs find a sandbox by its directory. When a
+//! keeper dies, its QEMU dies with it, and the next program that checks finds the lock free and
 //! records that.
 
 mod client;

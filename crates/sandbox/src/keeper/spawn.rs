@@ -6,8 +6,7 @@
 //!   start ────────────────► ready ─────────────────────── release      an order to a sandbox at rest
 //! ```
 //!
-//! Always: a lease that is dropped before it is released takes back what the keeper was started
-//! for.
+//! Always: if a lease is dropped before its release, the keeper undoes its task.
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -23,20 +22,20 @@ use super::wire::{self, Hello, Mission, News, Ready, Word};
 use crate::config::KeeperProgram;
 use crate::error::{Error, Result};
 
-/// How long a keeper may take to undo what it began, when its lease closes.
+/// How long a keeper may take to undo its task when its lease closes.
 const UNDO_DEADLINE: Duration = Duration::from_secs(60);
 
-/// The hold on a keeper. Dropped before it is released, it makes the keeper take back what it was
-/// started for, and waits for that.
+/// The hold on a keeper. If it is dropped before its release, the keeper undoes its task, and the
+/// drop waits for that.
 #[derive(Debug)]
 pub(crate) struct Lease {
     name: String,
-    /// Nothing once it is released.
+    /// `None` after the release.
     stream: Option<UnixStream>,
 }
 
 impl Lease {
-    /// Starts a keeper for a mission. `name` is the sandbox's, for errors.
+    /// Starts a keeper for a task. `name` is the sandbox's, for errors.
     pub async fn start(program: &KeeperProgram, mission: &Mission, name: &str) -> Result<Lease> {
         let failed = |e| Error::io("start a keeper with", &program.path, e);
         let mut stream = spawn(program).map_err(failed)?;
@@ -70,7 +69,7 @@ impl Lease {
         }
     }
 
-    /// Lets a copy that is loaded continue.
+    /// Lets a loaded copy continue.
     pub async fn go(&mut self) -> Result<()> {
         self.say(Word::Go).await
     }
@@ -85,29 +84,29 @@ impl Lease {
         }
     }
 
-    /// Whether the keeper still holds its end.
+    /// Whether the keeper still has its end open.
     pub fn is_held(&mut self) -> bool {
         let mut byte = [0];
         let read = self.stream().try_read(&mut byte);
         matches!(read, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Lets the sandbox live on by itself.
+    /// Releases the sandbox, which then continues by itself.
     pub async fn release(mut self) -> Result<()> {
         self.say(Word::Release).await?;
         self.stream = None;
         Ok(())
     }
 
-    /// Takes back what the keeper was started for, and waits for that. Returns the snapshot that it
-    /// was saved as, if it was.
+    /// Lets the keeper undo its task, and waits for that. Returns the snapshot of the sandbox, if
+    /// it was saved.
     pub async fn end(mut self) -> Result<Option<String>> {
         let name = self.name.clone();
         let failed = |source| Error::Keeper { name, source };
         let ended = async {
             let stream = self.stream();
             stream.shutdown().await?;
-            // Saving takes as long as it takes.
+            // A save has no deadline.
             let saved = match wire::read(stream).await {
                 Ok(News::Saved { digest }) => Some(digest),
                 _ => None,
@@ -121,7 +120,7 @@ impl Lease {
         Ok(saved)
     }
 
-    /// Gives up what the keeper was started for: it is not saved.
+    /// Lets the keeper undo its task without a save.
     pub async fn give_up(mut self) {
         if let Err(error) = self.say(Word::GiveUp).await {
             tracing::warn!(%error, "a keeper does not hear that its sandbox is not wanted");
@@ -157,7 +156,7 @@ impl Lease {
     }
 }
 
-/// The keeper finds its end of the lease as its standard input.
+/// The keeper's end of the lease is its standard input.
 fn spawn(program: &KeeperProgram) -> io::Result<UnixStream> {
     let (ours, theirs) = StdStream::pair()?;
     // starts: our own program
@@ -167,7 +166,7 @@ fn spawn(program: &KeeperProgram) -> io::Result<UnixStream> {
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .stdout(Stdio::null())
         .spawn()?;
-    // It outlives the lease; its end must be waited for.
+    // The keeper outlives the lease; a thread reaps it.
     std::thread::spawn(move || drop(keeper.wait()));
     ours.set_nonblocking(true)?;
     UnixStream::from_std(ours)

@@ -1,4 +1,4 @@
-//! One channel as its user holds it: streams to read, a stream to write, and its end to wait for.
+//! One channel, as its user holds it: streams to read, a stream to write, and an end to wait for.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Takes a chunk, and says how far the sender may forget, if it is time to tell.
+    /// Takes a chunk, and returns the acknowledged offset if one is due.
     fn take(&mut self) -> Option<(Bytes, Option<u64>)> {
         let chunk = self.chunks.pop_front()?;
         self.consumed += chunk.len() as u64;
@@ -74,7 +74,8 @@ impl Source for Slot {
 impl Slot {
     pub fn new(window: usize) -> (Self, watch::Receiver<()>) {
         let (changed, seen) = watch::channel(());
-        let (out, err) = (Incoming::new(window), Incoming::new(window));
+        let out = Incoming::new(window);
+        let err = Incoming::new(window);
         (
             Self {
                 input: Outgoing::new(window),
@@ -128,7 +129,7 @@ impl Slot {
         self.touch();
     }
 
-    /// Wakes everyone who waits for something of this channel.
+    /// Wakes every task that waits for this channel.
     pub fn touch(&self) {
         self.changed.send_replace(());
     }
@@ -241,7 +242,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// The next bytes, or nothing at the end. What is not taken stays in the guest, and its writer
+    /// The next bytes, or `None` at the end. Unread bytes stay in the guest, and their writer
     /// waits.
     pub async fn next(&mut self) -> Result<Option<Bytes>, LinkError> {
         let stream = self.stream;
@@ -266,7 +267,7 @@ impl Output {
     }
 }
 
-/// Bytes, the end, or nothing yet. A channel that ended in loss ends its streams with whatever had
+/// Bytes, the end, or nothing yet. If the channel is lost, its streams end after the bytes that had
 /// arrived.
 #[allow(
     clippy::type_complexity,
@@ -297,8 +298,8 @@ pub struct Input {
 }
 
 impl Input {
-    /// Writes all of `bytes`, waiting for the guest to take them. When the channel has ended, the
-    /// rest is dropped, as a pipe without a reader drops it.
+    /// Writes all of `bytes`, waiting for the guest to accept them. When the channel has ended, the
+    /// rest is dropped, as in a pipe without a reader.
     pub async fn write(&mut self, mut bytes: &[u8]) -> Result<(), LinkError> {
         while !bytes.is_empty() {
             let half = self.window / 2;
@@ -324,7 +325,7 @@ impl Input {
     }
 }
 
-/// Pushes what fits. Waits for some room rather than dribbling single bytes.
+/// Pushes as much as fits. Waits for some room, to avoid sending single bytes.
 fn push(slot: &mut Slot, bytes: &[u8], half: usize) -> Option<Option<usize>> {
     if slot.outcome.is_some() || slot.input.is_ended() {
         return Some(None);
@@ -337,7 +338,7 @@ fn push(slot: &mut Slot, bytes: &[u8], half: usize) -> Option<Option<usize>> {
     Some(Some(count))
 }
 
-/// What else can be done with a channel.
+/// The other operations of a channel.
 #[derive(Debug, Clone)]
 pub struct Control {
     handle: Arc<Handle>,
@@ -345,7 +346,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Waits until the command or connection has started, or has ended without.
+    /// Waits until the command or connection has started, or has ended without a start.
     pub async fn started(&mut self) -> Result<Result<u32, Outcome>, LinkError> {
         self.handle
             .wait(&mut self.changed, |slot| {
@@ -365,7 +366,7 @@ impl Control {
             .await
     }
 
-    /// How the channel has ended, if it has.
+    /// The outcome of the channel, if it has ended.
     pub fn outcome(&self) -> Result<Option<Outcome>, LinkError> {
         self.handle
             .look(&mut |slot| Some(slot.outcome.clone()))

@@ -1,4 +1,4 @@
-//! What waits to be written to a connection: messages first, then the streams' bytes in turn.
+//! Data that waits to be written to a connection: messages first, then the streams' bytes in turn.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -6,15 +6,15 @@ use std::ops::Bound;
 use sandtree_proto::Outgoing;
 use sandtree_proto::frame::{Frame, MAX_PAYLOAD, StreamId, encode_data};
 
-/// Enough for one write to be worth its system call, little enough that a message waits for
+/// Enough for one write to be worth its system call, and little enough that a message waits for
 /// milliseconds only.
 const BATCH: usize = 256 * 1024;
 
-/// A channel whose stream to the other side is pumped by an [`Outbox`].
+/// A channel whose outgoing stream an [`Outbox`] sends.
 pub(crate) trait Source {
     fn stream(&mut self) -> &mut Outgoing;
 
-    /// What the other side is to be told of having been used, once.
+    /// The acknowledgement to send to the other side, once.
     fn take_window(&mut self) -> Option<(StreamId, u64)> {
         None
     }
@@ -23,7 +23,7 @@ pub(crate) trait Source {
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     messages: VecDeque<Frame>,
-    /// The channel that was served last; the next round begins behind it.
+    /// The channel that was served last; the next round starts after it.
     turn: u32,
 }
 
@@ -36,7 +36,7 @@ impl Outbox {
         self.messages.len()
     }
 
-    /// Encodes what is due, one chunk per channel and round, until the batch is full or nothing is
+    /// Encodes waiting data, one chunk per channel and round, until the batch is full or nothing is
     /// left.
     pub fn fill<S: Source>(&mut self, channels: &mut BTreeMap<u32, S>, bytes: &mut Vec<u8>) {
         while bytes.len() < BATCH {

@@ -1,11 +1,11 @@
 //! Trees of files as tar streams, on the host's side.
 //!
-//! Always: what a guest packed is hostile. Every name is resolved beneath the one directory that
-//! was chosen, by handles that cannot leave it, and through no symbolic link: no packer puts a
-//! member behind one. Set-id bits are dropped, and device nodes are not made. Holes stay holes.
-//! Memory is bounded, whatever lengths the headers claim and however many members come. What the
-//! host packs may change meanwhile: a member has the length that its header says. When it fails:
-//! what was unpacked so far stays, as with any copy that breaks off.
+//! Always: an archive of a guest is hostile. Every name is resolved beneath the chosen directory,
+//! by handles that cannot leave it, and through no symbolic link: no packer puts a member behind
+//! one. Set-id bits are dropped, and device nodes are not created. Holes stay holes. Memory is
+//! bounded for any lengths in headers and any number of members. Files that the host packs may
+//! change meanwhile: a member has the length in its header. When it fails: the files unpacked so
+//! far stay, as with any interrupted copy.
 
 mod pack;
 #[cfg(test)]
@@ -25,8 +25,8 @@ const CHUNK: usize = 128 * 1024;
 const SKIPPED_LINES: usize = 1000;
 const SKIPPED_BYTES: usize = 1 << 20;
 
-/// What a copy left out, one line for each. Whoever packs can name as much as it likes: the first
-/// are kept, the rest counted.
+/// The files that a copy left out, one line for each. The first lines are kept, the others are only
+/// counted, because a packer can name any number.
 #[derive(Debug, Default)]
 pub(super) struct Skipped {
     lines: Vec<String>,
@@ -35,7 +35,7 @@ pub(super) struct Skipped {
 }
 
 impl Skipped {
-    /// Names in it may hold anything; what could steer a terminal is escaped.
+    /// Names in it may contain any character; control characters are escaped.
     pub(super) fn add(&mut self, line: &str) {
         let full = self.lines.len() >= SKIPPED_LINES || self.bytes + line.len() > SKIPPED_BYTES;
         if full || self.more > 0 {
@@ -94,7 +94,7 @@ impl Write for ChunkWriter {
 struct ChunkReader {
     chunks: mpsc::Receiver<Bytes>,
     chunk: Bytes,
-    /// How much may still be read before something must have come of it.
+    /// How many bytes may still be read before the next member must be complete.
     allowance: Rc<Cell<u64>>,
 }
 

@@ -1,4 +1,4 @@
-//! A file or tree of the host as a tar stream.
+//! Packs a file or tree of the host into a tar stream.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
@@ -15,13 +15,13 @@ use tokio::sync::mpsc;
 use super::{CHUNK, ChunkWriter, Skipped};
 use crate::error::{Error, Result};
 
-/// The map of a file's holes is held in memory on both sides; a file in more pieces is sent with
-/// its zeros.
+/// Both sides keep the map of a file's holes in memory; a file in more pieces is sent with its
+/// zeros.
 const PIECES_MAX: usize = 100_000;
-/// What tar counts in; a sparse member's pieces must not end within one.
+/// The block size of tar; a sparse member's pieces must not end within a block.
 const BLOCK: u64 = 512;
 
-/// Whom packed files belong to.
+/// The owner of packed files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
     /// As on the host.
@@ -29,7 +29,8 @@ pub enum Owner {
     Root,
 }
 
-/// Packs the file or tree at `from` under `name`. Gives what could not be packed.
+/// Packs the file or tree at `from` under `name`. Returns the list of files that could not be
+/// packed.
 pub fn pack(
     from: &Path,
     name: &OsStr,
@@ -115,7 +116,7 @@ impl Packing {
     }
 
     fn open_file(&mut self, from: &Path, name: &Path) -> io::Result<()> {
-        // Not even a pipe that has taken the file's place holds us up.
+        // Does not block, even if a pipe has replaced the file.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(from, flags, Mode::empty())?);
         let found = file.metadata()?;
@@ -133,14 +134,15 @@ impl Packing {
         Ok(())
     }
 
-    /// A regular file, exactly as long as it was `found`, whatever it is now.
+    /// A regular file, exactly as long as it was when it was `found`.
     pub(super) fn file(
         &mut self,
         file: &File,
         found: &Metadata,
         name: &Path,
     ) -> io::Result<Length> {
-        let (mut header, size) = (self.header(found), found.len());
+        let mut header = self.header(found);
+        let size = found.len();
         let pieces = data_of(file, size);
         let whole = pieces
             .iter()
@@ -177,7 +179,7 @@ impl Packing {
     }
 }
 
-/// Where a file's data lies below `size`. What lies between reads as zeros.
+/// The ranges of a file below `size` that have data. All other bytes read as zeros.
 fn data_of(file: &File, size: u64) -> Vec<Range<u64>> {
     use rustix::fs::{SeekFrom, seek};
     let whole = || std::iter::once(0..size).collect();
@@ -187,7 +189,7 @@ fn data_of(file: &File, size: u64) -> Vec<Range<u64>> {
         let data = match seek(file, SeekFrom::Data(at)) {
             Ok(data) if data < size => data,
             Ok(_) | Err(rustix::io::Errno::NXIO) => break,
-            // Not every file system knows of holes.
+            // Some file systems do not report holes.
             Err(_) => return whole(),
         };
         let hole = seek(file, SeekFrom::Hole(data))
@@ -203,8 +205,8 @@ fn data_of(file: &File, size: u64) -> Vec<Range<u64>> {
     pieces
 }
 
-/// Makes a member a sparse one. Gives the part of its map that has no place in the header and
-/// stands before the data.
+/// Makes a member sparse. Returns the part of its map that does not fit the header and comes before
+/// the data.
 fn describe_holes(header: &mut Header, pieces: &[Range<u64>], size: u64) -> Vec<u8> {
     let mut places: Vec<_> = pieces
         .iter()
@@ -212,7 +214,7 @@ fn describe_holes(header: &mut Header, pieces: &[Range<u64>], size: u64) -> Vec<
         .collect();
     header.set_entry_type(EntryType::GNUSparse);
     header.set_size(places.iter().map(|(_, length)| length).sum());
-    // The last place has no bytes: it says where the file ends.
+    // The last entry has no bytes: it marks the end of the file.
     places.push((size, 0));
     let gnu = header.as_gnu_mut().expect("it was made as one");
     gnu.set_real_size(size);
@@ -245,7 +247,7 @@ pub(super) enum Length {
     Shrank,
 }
 
-/// Pieces of a file one after the other. Zeros stand for what the file no longer has.
+/// The pieces of a file one after the other, with zeros for bytes that the file no longer has.
 struct Pieces<'a> {
     file: &'a File,
     left: std::vec::IntoIter<Range<u64>>,

@@ -1,4 +1,4 @@
-//! Archives as no guest of ours would make them.
+//! Archives that no guest of ours would make.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -13,7 +13,7 @@ use super::unpack::{Attributes, DIR_COST, Dirs, HEADERS_MAX};
 use super::*;
 use crate::error::{Error, Result};
 
-/// An archive as a hostile guest would write it: names go into headers as they are.
+/// An archive of a hostile guest: names are written into headers unchecked.
 #[derive(Default)]
 struct Forged(Vec<u8>);
 
@@ -61,7 +61,7 @@ impl Forged {
     }
 }
 
-/// A directory that is chosen, with a neighbour that must not change.
+/// A chosen directory, with a neighbour that must not change.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -128,7 +128,7 @@ fn nothing_is_written_through_a_link() {
         assert!(!place.chosen().join("inner/planted").exists());
         place.assert_contained();
     }
-    // A file that takes a link's place replaces the link, not what it points to.
+    // A file in the place of a link replaces the link, not its target.
     let place = Place::new();
     let forged = Forged::default()
         .dir("x")
@@ -167,7 +167,7 @@ fn hard_links_stay_inside() {
         assert!(!place.chosen().join("h").exists());
         place.assert_contained();
     }
-    // Also not by way of a symbolic link.
+    // Also not through a symbolic link.
     let place = Place::new();
     let forged = Forged::default()
         .dir("x")
@@ -249,7 +249,7 @@ fn the_last_of_two_members_with_one_name_stays() {
     );
 }
 
-/// A member of a few bytes that claims to be so long.
+/// A member of a few bytes that claims this length.
 fn sparse(claimed: u64) -> Forged {
     let mut header = Header::new_gnu();
     header.set_path("x").unwrap();
@@ -339,7 +339,7 @@ fn members_without_end_do_not_fill_the_memory() {
 }
 
 #[test]
-fn a_directory_is_remembered_once_and_not_too_many_are() {
+fn each_directory_is_kept_once_and_their_number_is_limited() {
     let attributes = Attributes::of(&owned_by(0)).unwrap();
     let mut dirs = Dirs::new(2 * DIR_COST + 10);
     (0..100).for_each(|_| dirs.keep(Path::new("x"), attributes).unwrap());
@@ -365,7 +365,7 @@ fn owned_by(uid: u64) -> Header {
 }
 
 #[test]
-fn an_owner_that_cannot_be_is_refused() {
+fn an_impossible_owner_is_refused() {
     for uid in [u64::from(u32::MAX), 1 << 32] {
         let place = Place::new();
         let mut forged = Forged::default();
@@ -378,7 +378,7 @@ fn an_owner_that_cannot_be_is_refused() {
     }
 }
 
-/// Runs `pack` and gives the archive with what it gave.
+/// Runs `pack` and returns the archive with its result.
 fn packed<T>(pack: impl FnOnce(mpsc::Sender<Bytes>) -> T) -> (Forged, T) {
     let (chunks, mut queue) = mpsc::channel(1 << 16);
     let given = pack(chunks);
@@ -390,17 +390,19 @@ fn packed<T>(pack: impl FnOnce(mpsc::Sender<Bytes>) -> T) -> (Forged, T) {
 }
 
 #[test]
-fn a_packed_tree_is_the_same_when_unpacked() {
-    let (place, source) = (Place::new(), tempfile::tempdir().unwrap());
+fn a_packed_tree_is_unchanged_after_unpacking() {
+    let place = Place::new();
+    let source = tempfile::tempdir().unwrap();
     let at = |name: &str| source.path().join(name);
-    let (long, island) = ("n".repeat(200), 100 << 20);
+    let long = "n".repeat(200);
+    let island = 100 << 20;
     fs::create_dir(at("dir")).unwrap();
     fs::set_permissions(at("dir"), PermissionsExt::from_mode(0o1755)).unwrap();
     fs::write(at(&long), "long").unwrap();
     std::os::unix::fs::symlink(&long, at("link")).unwrap();
     let sparse = File::create(at("sparse")).unwrap();
     sparse.set_len(200 << 20).unwrap();
-    // More pieces than the header has places, the last of them a block that the file does not fill.
+    // More pieces than the header has places; the file does not fill the last block.
     (0..40).for_each(|i| sparse.write_all_at(b"island", island + (i << 16)).unwrap());
     sparse.write_all_at(b"shore", 200 << 20).unwrap();
     let (archive, skipped) =
@@ -461,9 +463,10 @@ fn pipes_are_packed_in_their_place_and_sockets_named() {
     );
 }
 
-/// Packs a file of 1000 bytes that has another length by the time it is read.
+/// Packs a file of 1000 bytes that has another length when it is read.
 fn changed(length: u64) -> (Vec<u8>, Length) {
-    let (place, source) = (Place::new(), tempfile::NamedTempFile::new().unwrap());
+    let place = Place::new();
+    let source = tempfile::NamedTempFile::new().unwrap();
     let file = source.as_file();
     file.write_all_at(&[7; 1000], 0).unwrap();
     let found = file.metadata().unwrap();

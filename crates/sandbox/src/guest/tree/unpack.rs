@@ -1,4 +1,4 @@
-//! A tar stream of a guest as a file or tree of the host.
+//! Unpacks a guest's tar stream into a file or tree of the host.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -19,19 +19,19 @@ use crate::error::{Error, Result};
 
 /// Runs of zeros of this size become holes.
 const HOLE: usize = 4096;
-/// What may stand before a member's bytes: long names, attributes and the map of a file's holes are
-/// held in memory.
+/// The limit of the headers before a member's bytes: long names, attributes and the map of a file's
+/// holes are kept in memory.
 pub(super) const HEADERS_MAX: u64 = 16 << 20;
-/// No disk of a guest is larger. Holes cost nothing but the time to pass over them, and that must
-/// end.
+/// No disk of a guest is larger. Holes take no space, but the time to skip them must be bounded.
 const FILE_MAX: u64 = 1 << 43;
-/// Directories are held in memory until the end: a million and more of usual depth.
+/// The limit of memory for directories, which are kept until the end: over a million of usual
+/// depth.
 const DIRS_MAX: usize = 256 << 20;
-/// What one of them takes beside its path.
+/// The memory of one directory in addition to its path.
 pub(super) const DIR_COST: usize = 128;
 
-/// Unpacks a stream whose members are named `X` and `X/…` as the file or tree `to`. Gives what was
-/// left out.
+/// Unpacks a stream whose members are named `X` and `X/…` as the file or tree `to`. Returns the
+/// list of left-out files.
 pub fn unpack(chunks: mpsc::Receiver<Bytes>, to: &Path) -> Result<Skipped> {
     let parent = to
         .parent()
@@ -42,7 +42,8 @@ pub fn unpack(chunks: mpsc::Receiver<Bytes>, to: &Path) -> Result<Skipped> {
         .ok_or_else(|| Error::invalid("place to copy to", to.display(), "it must have a name"))?;
     let root = Dir::open_ambient_dir(parent, ambient_authority())
         .map_err(|e| Error::io("open", parent, e))?;
-    let (dirs, skipped) = (Dirs::new(DIRS_MAX), Skipped::default());
+    let dirs = Dirs::new(DIRS_MAX);
+    let skipped = Skipped::default();
     let mut unpacking = Unpacking {
         root,
         base: name.to_owned(),
@@ -77,7 +78,7 @@ struct Unpacking {
     shown: PathBuf,
 }
 
-/// The attributes of directories, by path, in a bounded room.
+/// The attributes of directories, by path, in bounded memory.
 pub(super) struct Dirs {
     attributes: BTreeMap<PathBuf, Attributes>,
     room: usize,
@@ -91,7 +92,7 @@ impl Dirs {
         }
     }
 
-    /// Of a directory that is named again, the last attributes count.
+    /// If a directory occurs twice, its last attributes count.
     pub(super) fn keep(&mut self, path: &Path, attributes: Attributes) -> Result<()> {
         if let Some(kept) = self.attributes.get_mut(path) {
             *kept = attributes;
@@ -108,7 +109,7 @@ impl Dirs {
         Ok(())
     }
 
-    /// What lies inside a directory comes before it.
+    /// The members of a directory come before it.
     pub(super) fn innermost_first(self) -> impl Iterator<Item = (PathBuf, Attributes)> {
         self.attributes.into_iter().rev()
     }
@@ -168,8 +169,8 @@ impl Unpacking {
         }
     }
 
-    /// Where a member goes: its first component is replaced by the chosen name, and the rest must
-    /// be plain.
+    /// The path of a member: the chosen name replaces its first component, and the rest must be
+    /// plain.
     fn place(&self, member: &[u8]) -> Result<PathBuf> {
         use std::os::unix::ffi::OsStrExt;
         let refused = || Error::Archive {
@@ -190,7 +191,7 @@ impl Unpacking {
         Ok(place)
     }
 
-    /// The directory that a member lies in, and the member's name in it.
+    /// The directory of a member, and the member's name in it.
     fn holder(&self, path: &Path) -> io::Result<(Dir, OsString)> {
         let mut dir = self.root.try_clone()?;
         let mut names: Vec<&OsStr> = path.iter().collect();
@@ -253,8 +254,7 @@ fn symlink(dir: &Dir, name: &OsStr, attributes: Attributes, target: &[u8]) -> io
     Ok(())
 }
 
-/// Removes a file that is in the way. A directory that is in the way is an error of the caller's
-/// choice of place.
+/// Removes an existing file. An existing directory is an error: the caller chose a wrong place.
 fn vacate(dir: &Dir, name: &OsStr) -> io::Result<()> {
     match dir.remove_file(name) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -262,13 +262,13 @@ fn vacate(dir: &Dir, name: &OsStr) -> io::Result<()> {
     }
 }
 
-/// The handles of `Dir` only name a directory; its attributes are set through one that reads it.
+/// The handles of `Dir` only name a directory; its attributes are set through a readable one.
 fn set_dir_attributes(dir: &Dir, name: &OsStr, attributes: Attributes) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     attributes.set(&rustix::fs::openat(dir, name, flags, Mode::empty())?)
 }
 
-/// What of a member's header a file takes on.
+/// The attributes of a member that its file gets.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Attributes {
     mode: Mode,
@@ -279,13 +279,13 @@ pub(super) struct Attributes {
 
 impl Attributes {
     pub(super) fn of(header: &Header) -> io::Result<Self> {
-        // The largest number means "no change" to the system.
+        // To the system, the largest number means "no change".
         let id = |number: u64| match u32::try_from(number) {
             Ok(u32::MAX) | Err(_) => Err(io::Error::from(io::ErrorKind::InvalidData)),
             Ok(id) => Ok(id),
         };
         Ok(Self {
-            // A program with set-id bits would be one that the guest chose to run as its owner.
+            // The guest could choose a program with set-id bits that runs as its owner.
             mode: Mode::from_raw_mode(header.mode()? & 0o1777),
             uid: Uid::from_raw(id(header.uid()?)?),
             gid: Gid::from_raw(id(header.gid()?)?),
@@ -293,7 +293,7 @@ impl Attributes {
         })
     }
 
-    /// The owner, where we may give files away.
+    /// The owner, if we may give files away.
     fn owner(self) -> Option<(Uid, Gid)> {
         rustix::process::geteuid()
             .is_root()
@@ -320,7 +320,7 @@ impl Attributes {
     }
 }
 
-/// Copies, leaving out blocks of zeros.
+/// Copies, and leaves holes for blocks of zeros.
 fn copy_sparse(
     from: &mut impl Read,
     to: &mut (impl Write + Seek + std::os::fd::AsFd),

@@ -1,5 +1,5 @@
 //! The hub of a guest that is captured, restored, paused and resumed. The agents are scripted: they
-//! are what a restored memory would hold.
+//! act as those of a restored memory.
 
 use std::path::Path;
 
@@ -45,7 +45,7 @@ fn restored(execs: &Path, records: Vec<ExecRecord>, from: &Path) -> HubSpec {
     }
 }
 
-/// Reads exactly so many bytes.
+/// Reads exactly `count` bytes.
 async fn read(channel: &mut Channel, count: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     while bytes.len() < count {
@@ -53,7 +53,7 @@ async fn read(channel: &mut Channel, count: usize) -> Vec<u8> {
             .await
             .expect("bytes come")
             .unwrap();
-        bytes.extend_from_slice(&next.expect("the stream goes on"));
+        bytes.extend_from_slice(&next.expect("the stream continues"));
     }
     assert_eq!(bytes.len(), count, "{bytes:?}");
     bytes
@@ -105,7 +105,7 @@ async fn end(agent: &mut Agent, channel: u32, out: u64, code: i32) {
         .await;
 }
 
-/// A hub with a detached command that has said `said`, all of it kept.
+/// A hub with a detached command that has printed `said`, all of it kept.
 async fn serving(execs: &Path, tag: &str, said: &[u8]) -> (Hub, Agent, Link, Channel, u32) {
     let (hub, mut agent) = Agent::with(HubSpec::fresh(execs.to_owned()));
     agent.greet(Vec::new()).await;
@@ -124,7 +124,7 @@ async fn serving(execs: &Path, tag: &str, said: &[u8]) -> (Hub, Agent, Link, Cha
 }
 
 #[tokio::test]
-async fn a_recorded_command_goes_on_in_a_copy_with_every_byte_once() {
+async fn a_recorded_command_continues_in_a_copy_with_every_byte_once() {
     let root = tempfile::tempdir().unwrap();
     let [execs, copy, first, second] =
         ["execs", "copy", "first", "second"].map(|name| root.path().join(name));
@@ -143,7 +143,7 @@ async fn a_recorded_command_goes_on_in_a_copy_with_every_byte_once() {
         (records[0].command.as_str(), records[0].pid, bounds),
         ("serve it", Some(7), vec![(0, 4), (4, 4)])
     );
-    // What comes later is in no file that was recorded.
+    // Later output is in no recorded file.
     agent.send(data(number, 8, b"here alone")).await;
     read(&mut channel, 10).await;
     assert_eq!(std::fs::read(second.join("abc/out.1")).unwrap(), b"two ");
@@ -190,7 +190,7 @@ async fn a_recorded_command_goes_on_in_a_copy_with_every_byte_once() {
     assert_eq!(
         input(&mut agent).await,
         (3, b"typed".to_vec()),
-        "input goes on from what the guest has"
+        "input continues from the bytes that the guest has"
     );
     end(&mut agent, number, 13, 5).await;
     assert_eq!(
@@ -198,7 +198,7 @@ async fn a_recorded_command_goes_on_in_a_copy_with_every_byte_once() {
         (Vec::new(), Outcome::Exited { code: 5 })
     );
     assert_eq!(hub.execs().await[0].stdout_bytes, 13);
-    // A record of the copy holds everything again, and numbers of the old hub are not used anew.
+    // A record of the copy has everything again, and numbers of the old hub are not reused.
     let records = hub.record(root.path().join("third")).await.unwrap();
     assert_eq!(
         records[0]
@@ -217,7 +217,7 @@ async fn a_recorded_command_goes_on_in_a_copy_with_every_byte_once() {
 }
 
 #[tokio::test]
-async fn what_was_said_after_the_capture_is_dropped_by_a_revert_also_beside_the_old_hub() {
+async fn a_revert_drops_output_after_the_capture_even_next_to_the_old_hub() {
     let root = tempfile::tempdir().unwrap();
     let [execs, into] = ["execs", "into"].map(|name| root.path().join(name));
     let (old, _old_agent, _link, _channel, number) =
@@ -256,7 +256,7 @@ async fn what_was_said_after_the_capture_is_dropped_by_a_revert_also_beside_the_
 }
 
 #[tokio::test]
-async fn a_clients_command_can_be_attached_in_a_copy_from_what_the_guest_still_has() {
+async fn a_clients_command_can_be_attached_in_a_copy_from_the_guests_remaining_bytes() {
     let root = tempfile::tempdir().unwrap();
     let [execs, into] = ["execs", "into"].map(|name| root.path().join(name));
     let (hub, mut agent) = Agent::with(HubSpec::fresh(execs.clone()));
@@ -302,7 +302,7 @@ async fn a_clients_command_can_be_attached_in_a_copy_from_what_the_guest_still_h
 }
 
 #[tokio::test]
-async fn what_has_ended_or_is_forgotten_is_listed_and_the_rest_is_closed() {
+async fn ended_and_lost_commands_are_listed_and_other_channels_are_closed() {
     let root = tempfile::tempdir().unwrap();
     let [execs, into, copy] = ["execs", "into", "copy"].map(|name| root.path().join(name));
     let (hub, mut agent, link, mut channel, number) = serving(&execs, "ended", b"all of it").await;
@@ -370,7 +370,7 @@ async fn what_has_ended_or_is_forgotten_is_listed_and_the_rest_is_closed() {
 }
 
 #[tokio::test]
-async fn a_paused_guest_goes_on_with_bytes_in_flight_both_ways_once_each() {
+async fn a_resumed_guest_continues_with_each_byte_in_flight_once() {
     let (hub, mut agent, _execs) = Agent::start();
     agent.greet(Vec::new()).await;
     let link = hub.connect().await.unwrap();
@@ -388,7 +388,7 @@ async fn a_paused_guest_goes_on_with_bytes_in_flight_both_ways_once_each() {
 
     hub.suspend("it pauses".into()).await;
     drop(agent);
-    // What is said meanwhile waits: to the command, and to the guest.
+    // Messages in the meantime wait: those to the command, and those to the guest.
     channel.input.write(b"678").await.unwrap();
     let mut late = link.open(exec(), WINDOW).unwrap();
     let asking = tokio::spawn({
@@ -397,12 +397,12 @@ async fn a_paused_guest_goes_on_with_bytes_in_flight_both_ways_once_each() {
     });
     assert!(
         hub.ready(Duration::from_millis(10)).await.is_err(),
-        "there is nobody to be ready"
+        "there is no agent to be ready"
     );
 
     let (mut agent, port) = Agent::port();
     hub.go_on(port).await;
-    // Two of the five bytes were lost on their way; five were said of which three had come.
+    // Two of the five input bytes were lost; of five output bytes, three had arrived.
     agent
         .greet(vec![ChannelState {
             received: 3,
@@ -410,7 +410,9 @@ async fn a_paused_guest_goes_on_with_bytes_in_flight_both_ways_once_each() {
         }])
         .await;
     hub.ready(PATIENCE).await.unwrap();
-    let (mut resumed, mut opened, mut arrived) = (false, None, Vec::new());
+    let mut resumed = false;
+    let mut opened = None;
+    let mut arrived = Vec::new();
     while !resumed || opened.is_none() || arrived.len() < 5 {
         match agent.next().await {
             Decoded::Frame(Frame::Data { offset, bytes, .. }) => {
@@ -506,7 +508,7 @@ async fn connections_are_lost_and_requests_void_when_the_guest_pauses() {
 }
 
 #[tokio::test]
-async fn a_guest_of_another_moment_does_not_go_on_with_a_stream() {
+async fn a_guest_of_another_moment_does_not_continue_a_stream() {
     let (hub, mut agent, _execs) = Agent::start();
     agent.greet(Vec::new()).await;
     let link = hub.connect().await.unwrap();
@@ -523,7 +525,7 @@ async fn a_guest_of_another_moment_does_not_go_on_with_a_stream() {
 }
 
 #[tokio::test]
-async fn a_gate_lets_commands_start_or_says_why_not_and_is_asked_for_nothing_else() {
+async fn a_gate_admits_or_refuses_commands_and_nothing_else() {
     let execs = tempfile::tempdir().unwrap();
     let (gate, mut asked) = mpsc::channel::<Gate>(1);
     let (hub, mut agent) = Agent::with(HubSpec {
@@ -571,12 +573,12 @@ async fn a_gate_lets_commands_start_or_says_why_not_and_is_asked_for_nothing_els
     let mut late = link.open(exec(), WINDOW).unwrap();
     assert!(
         matches!(outcome(&mut late).await, Outcome::NotStarted(_)),
-        "a gate that is gone lets nobody in"
+        "a gate that is gone admits no command"
     );
 }
 
 #[tokio::test]
-async fn activity_tells_what_may_have_changed_the_guest() {
+async fn activity_counts_what_may_have_changed_the_guest() {
     let (hub, mut agent, _execs) = Agent::start();
     agent.greet(Vec::new()).await;
     hub.ready(PATIENCE).await.unwrap();
@@ -655,14 +657,15 @@ async fn is_reset(mut stream: TcpStream) -> bool {
 }
 
 #[tokio::test]
-async fn a_forward_that_is_dropped_resets_its_connections_and_leaves_its_port_to_the_next() {
+async fn a_dropped_forward_resets_its_connections_and_leaves_its_port_to_the_next() {
     let (hub, mut agent, _execs) = Agent::start();
     agent.greet(Vec::new()).await;
     let guest = Guest::new(hub.connect().await.unwrap());
     let forward = guest
         .forward(TcpListener::bind("127.0.0.1:0").await.unwrap(), 80)
         .unwrap();
-    let (address, listener) = (forward.address(), forward.listener());
+    let address = forward.address();
+    let listener = forward.listener();
     let (open, _) = forwarded(&mut agent, address, true).await;
     let (opening, _) = forwarded(&mut agent, address, false).await;
     drop(forward);
