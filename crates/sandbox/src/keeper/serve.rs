@@ -73,7 +73,15 @@ pub async fn run(mut lease: UnixStream) -> Result<()> {
             Left::Unwanted
         }
     };
-    shift.rest(left).await
+    let mut watch = shift.sandbox.watch();
+    let rested = shift.rest(left).await;
+    // The driver removes the socket when no one holds its sandbox, and this process must not end
+    // before.
+    let driven = async { while watch.changed().await.is_some() {} };
+    if tokio::time::timeout(FAREWELL, driven).await.is_err() {
+        tracing::warn!("a sandbox is still driven when its keeper ends");
+    }
+    rested
 }
 
 /// Exchanges hellos and learns what to do. `None`: the other end speaks another version.

@@ -375,7 +375,10 @@ fn a_state_that_is_held_is_not_removed_with_the_unlisted_ones() {
     assert_eq!(owned.remove_unlisted().unwrap(), []);
     drop(held);
     assert!(!owned.is_held(&state.id).unwrap());
-    assert_eq!(owned.remove_unlisted().unwrap(), [state.id.clone()]);
+    assert_eq!(
+        owned.remove_unlisted().unwrap(),
+        std::slice::from_ref(&state.id)
+    );
     assert!(matches!(
         owned.hold_state(&state.id),
         Err(Error::UnknownState { .. })
