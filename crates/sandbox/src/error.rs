@@ -446,7 +446,9 @@ impl Error {
             Error::ForeignState { what, then, .. } if what == "accelerator" && then == "tcg" => {
                 "`--accel tcg` continues it by emulation; `--cold` boots a sandbox from its disk"
             }
-            Error::ForeignState { .. } => "`--cold` boots a sandbox from its disk",
+            Error::ForeignState { .. } => {
+                "`sandtree run --cold` boots a snapshot from its disk; `sandtree save SANDBOX NAME` makes one of a sandbox"
+            }
             Error::NoSockets { .. } => {
                 "put the store on a file system with Unix sockets, such as ext4, XFS, Btrfs or tmpfs, with --home"
             }
@@ -700,6 +702,7 @@ fn engine_kind(error: &engine::Error) -> ErrorKind {
         | engine::Error::CpuLacks { .. } => ErrorKind::Unsupported,
         engine::Error::Spec { .. } | engine::Error::UnknownCpu { .. } => ErrorKind::Invalid,
         engine::Error::Timeout { .. } | engine::Error::NotEnded { .. } => ErrorKind::Timeout,
+        engine::Error::InNestedGuest => ErrorKind::Busy,
         engine::Error::Io { source, .. } => io_kind(source),
         _ => ErrorKind::Engine,
     }
@@ -717,6 +720,7 @@ fn engine_hint(error: &engine::Error) -> Option<String> {
             "put the store on a file system that keeps owners and modes, such as ext4, with --home, or run machines as \
              yourself with --machine-user caller"
         }
+        engine::Error::InNestedGuest => "stop the guests that it runs",
         engine::Error::TooOld { .. } => "install a newer QEMU, or name another one with --qemu",
         engine::Error::UnknownCpu { .. } => {
             "leave --cpu out for the best there is; Opteron_G3 is the same under every QEMU"
