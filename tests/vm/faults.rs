@@ -558,8 +558,8 @@ async fn a_resume_that_fails_leaves_it_paused() {
     patient.remove().await;
 }
 
-/// A guest that answers within milliseconds is frozen when it has not answered for so long, also on a
-/// busy host.
+/// A guest that answers within milliseconds is frozen when it has not answered for so long, also
+/// on a busy host.
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// A guest that has stopped answering can be captured and left; what is restored from it does not

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! Always: a state is read through a descriptor of its own offset, so that many machines can load
-//! one file. What `save` gives can be loaded. When it fails: a load that fails leaves a machine that
-//! is of no use, and mostly QEMU has ended. A save that fails leaves the machine stopped as it was.
+//! one file. What `save` gives can be loaded. When it fails: a load that fails leaves a machine
+//! that is of no use, and mostly QEMU has ended. A save that fails leaves the machine stopped as it
+//! was.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -4,8 +4,8 @@
 //!   04 section:32 03 "cpu" instance:32 version:32 | 16 registers:64 rip:64 rflags:64 hflags:32 ...
 //! ```
 //!
-//! QEMU saves such a processor under every accelerator. It loads one only with the nested state that
-//! KVM gives it: without, as under TCG, the load fails.
+//! QEMU saves such a processor under every accelerator. It loads one only with the nested state
+//! that KVM gives it: without, as under TCG, the load fails.
 //!
 //! Always: a section that is not of an x86 processor, or is cut off, is skipped.
 

@@ -447,7 +447,8 @@ impl Error {
                 "`--accel tcg` continues it by emulation; `--cold` boots a sandbox from its disk"
             }
             Error::ForeignState { .. } => {
-                "`sandtree run --cold` boots a snapshot from its disk; `sandtree save SANDBOX NAME` makes one of a sandbox"
+                "`sandtree run --cold` boots a snapshot from its disk; `sandtree save SANDBOX NAME` \
+                 makes one of a sandbox"
             }
             Error::NoSockets { .. } => {
                 "put the store on a file system with Unix sockets, such as ext4, XFS, Btrfs or tmpfs, with --home"

@@ -67,7 +67,7 @@ fn leave_the_choice(world: &World, sandbox: &str) {
 
 /// It continues by emulation, and what is saved of it says so to those who want KVM.
 #[test]
-fn a_paused_sandbox_of_the_emulator_goes_on_where_kvm_works() {
+fn a_paused_sandbox_of_the_emulator_continues_where_kvm_works() {
     let world = World::new();
     world.start("a", &[&["--accel", "tcg"], &SHAPE[..]].concat());
     world.ok(["pause", "a"]);

@@ -433,7 +433,8 @@ impl Capture<'_> {
     ) -> Result<TakenMemory> {
         self.host
             .reach(Step::CaptureStopped, Some(&self.running.machine))?;
-        // Devices first: saving them may still write to memory, and shows whether QEMU can load them.
+        // Devices first: saving them may still write to memory, and shows whether QEMU can load
+        // them.
         let saved = self
             .machine()
             .save_devices(devices)
