@@ -228,13 +228,13 @@ fn a_kernel_that_panics_while_it_boots_is_quoted() {
 #[test]
 fn an_agent_that_does_not_answer_in_time_is_reported_with_the_console() {
     let world = World::new();
-    // A kernel with a console that never starts the agent.
+    // A kernel with a console that never starts the agent. It must have begun to print.
     let silent = "--qemu-arg=console=ttyS0 loglevel=7 rdinit=/nowhere panic=0";
     let args = [
         "run",
         "-d",
         "--boot-timeout",
-        "6s",
+        "15s",
         "--qemu-arg=-append",
         silent,
         "--qemu-arg=-action",
@@ -242,7 +242,7 @@ fn an_agent_that_does_not_answer_in_time_is_reported_with_the_console() {
         "tiny",
     ];
     world.run(args).failed_with(&[
-        "did not come up within 6 s; its console ends with:\n  [",
+        "did not come up within 15 s; its console ends with:\n  [",
         "--boot-timeout",
     ]);
     world.assert_empty();

@@ -224,7 +224,8 @@ fn an_unknown_user_or_directory_is_named() {
 fn a_timeout_ends_every_process_of_the_command_in_any_session() {
     let a = Shared::sandbox();
     let line = "trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 27182 & sleep 27182' & sleep 27182 & echo up; wait";
-    let answer = a.run(["exec", "--timeout", "2s", A, "--", "sh", "-c", line]);
+    // All of them must have started by then.
+    let answer = a.run(["exec", "--timeout", "10s", A, "--", "sh", "-c", line]);
     assert_eq!((answer.code, answer.out()), (124, "up\n"));
     assert_eq!(a.said("ps -o args | grep -c '^sleep 27182' || true"), "0\n");
 }

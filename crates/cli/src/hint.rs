@@ -102,6 +102,7 @@ fn by_code(code: Code, report: &Report) -> Option<String> {
         Code::BootTimeout => {
             "a slow host may need a longer --boot-timeout; `sandtree doctor` shows the accelerator"
         }
+        Code::NestedGuestRuns => "stop the guests that it runs, and try again",
         Code::QemuNotEnded => {
             "it waits for a disk or file server that does not answer, or a debugger holds it; try \
              again when that is over"
@@ -268,7 +269,10 @@ fn foreign_state(report: &Report) -> &'static str {
         (Some("accelerator"), Some("tcg")) => {
             "`--accel tcg` continues it by emulation; `--cold` boots a sandbox from its disk"
         }
-        _ => "`--cold` boots a sandbox from its disk",
+        _ => {
+            "`sandtree run --cold` boots a snapshot from its disk; `sandtree save SANDBOX NAME` \
+             makes one of a sandbox"
+        }
     }
 }
 

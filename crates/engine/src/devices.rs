@@ -7,8 +7,9 @@
 //! ```
 //!
 //! Always: a state is read through a descriptor of its own offset, so that many machines can load
-//! one file. When it fails: a load that fails leaves a machine that is of no use, and mostly QEMU
-//! has ended. A save that fails leaves the machine stopped as it was.
+//! one file. What `save` gives can be loaded. When it fails: a load that fails leaves a machine
+//! that is of no use, and mostly QEMU has ended. A save that fails leaves the machine stopped as it
+//! was.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -20,6 +21,7 @@ use tokio::time::timeout;
 
 use crate::error::Error;
 use crate::fdset::{self, FdSets, reopen};
+use crate::nested;
 use crate::qmp::{
     Capability, Command, Event, Events, GetFd, Migrate, MigrateCancel, MigrateIncoming,
     MigrateSetCapabilities, MigrateSetParameters, Qmp, QueryMigrate, QueryStatus,
@@ -70,13 +72,20 @@ pub(crate) async fn save(qmp: &Qmp, into: &DeviceFile) -> Result<(), Error> {
         filename: &fdset::path(into.set),
         live: false,
     })
-    .await
-    .map(drop)
+    .await?;
+    if nested::is_refused(&read(into)?) {
+        return Err(Error::InNestedGuest);
+    }
+    Ok(())
 }
 
 /// What was saved; nothing, if nothing was.
 pub(crate) async fn take(sets: &FdSets, from: DeviceFile) -> Result<Vec<u8>, Error> {
     sets.release(from.set).await;
+    read(&from)
+}
+
+fn read(from: &DeviceFile) -> Result<Vec<u8>, Error> {
     let failed = || Error::io("keep", DEVICES);
     let length = from.file.metadata().map_err(failed())?.len();
     if length > DEVICES_BYTES_MAX {

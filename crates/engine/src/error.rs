@@ -73,6 +73,10 @@ pub enum Error {
     #[error("QEMU cannot save the state: {reason}")]
     NotSaved { reason: String },
 
+    /// It leaves that guest for each interrupt: the next stop may find it outside.
+    #[error("its processor executes a guest of its own, and QEMU cannot load that under emulation")]
+    InNestedGuest,
+
     #[error("QEMU cannot copy the disk: {reason}")]
     NotCopied { reason: String },
     #[error(

@@ -26,6 +26,7 @@ mod jail;
 mod landlock;
 mod machine;
 mod mapping;
+mod nested;
 mod network;
 mod preload;
 mod probe;

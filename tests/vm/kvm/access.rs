@@ -160,6 +160,9 @@ fn a_device_that_runs_no_guest_means_emulation() {
     assert_refused(&outer, Root, &["a test guest did not run"]);
     let refused = outer.sh(&as_user(Root, &run("kvm", "true")));
     refused.failed_with(&["kvm", "a test guest did not run", "--accel auto"]);
-    assert_eq!(outer.accelerator_of("--memory 128M tiny"), "tcg");
+    assert_eq!(
+        outer.accelerator_of("run -d --name a --memory 128M tiny", "a"),
+        "tcg"
+    );
     outer.end();
 }

@@ -106,6 +106,14 @@ impl Outer {
         assert_eq!(answer.code, 0, "{args:?}: {answer:#?}");
     }
 
+    /// Puts the sandboxes of a store of this host into the store in it, which has the same images.
+    pub fn carry_in(&self, world: &World) {
+        let mut tar = Command::new("tar");
+        tar.args(["--create", "-C"]).arg(world.home());
+        tar.args(["sandboxes", "names/sandboxes"]);
+        self.send(tar, STORE);
+    }
+
     fn exec(&self, command: &[&str]) -> Answer {
         let mut run = self.world.command();
         run.args(["exec", OUTER, "--"])
@@ -115,20 +123,21 @@ impl Outer {
         finish_within(run.spawn().unwrap(), DEADLINE)
     }
 
-    /// Starts `sandtree run -d ARGS`, returns the accelerator of its machine, and interrupts it. A
-    /// guest that is emulated inside an emulated guest may need minutes to answer, and its
-    /// emulation is not reliable, so the test does not wait for it.
+    /// Begins a command that starts the machine of a sandbox of 128 MiB, gives the accelerator that
+    /// the machine is started with, breaks the command off and removes the sandbox. A guest that is
+    /// emulated inside an emulated one may need minutes to answer, and its emulation is not
+    /// reliable: it is not waited for.
     #[track_caller]
-    pub fn accelerator_of(&self, args: &str) -> String {
-        // Probes start QEMU, too, with less memory. A background job of a shell ignores SIGINT.
+    pub fn accelerator_of(&self, command: &str, sandbox: &str) -> String {
+        // Probes start QEMU, too, with less memory. A shell's job in the background ignores SIGINT.
         let line = format!(
-            "export SANDTREE_HOME={STORE}; sandtree run -d --name begun {args} > /tmp/said 2>&1 & run=$!; \
+            "export SANDTREE_HOME={STORE}; sandtree {command} > /tmp/said 2>&1 & run=$!; \
              look() {{ for id in $(pidof qemu-system-x86_64); do tr '\\0' '\\n' < /proc/$id/cmdline > /tmp/line; \
              ! grep -qx 128M /tmp/line || sed -n '/^-accel$/{{n;p;}}' /tmp/line; done 2> /dev/null; }}; \
              until found=$(look) && [ -n \"$found\" ]; do \
              kill -0 $run || {{ cat /tmp/said >&2; exit 1; }}; usleep 50000; done; \
              kill $run; wait $run; until ! pidof qemu-system-x86_64 > /dev/null; do \
-             sandtree rm -f begun > /dev/null 2>&1; usleep 50000; done; echo $found"
+             sandtree rm -f {sandbox} > /dev/null 2>&1; usleep 50000; done; echo $found"
         );
         // The properties of the accelerator follow a comma.
         self.say(&line)

@@ -449,18 +449,19 @@ impl Capture<'_> {
     ) -> Result<TakenMemory> {
         self.host
             .reach(Step::CaptureStopped, Some(&self.running.machine))?;
-        if approach.plan.mode == MemoryMode::Full {
-            self.pivot().await?;
-            self.save_stream(&staged.join("devices")).await?;
-            return Ok(TakenMemory::Stream);
-        }
-        // Devices first: saving them may still write to memory.
+        // Devices first: saving them may still write to memory, and shows whether QEMU can load
+        // them.
         let saved = self
             .machine()
             .save_devices(devices)
             .instrument(debug_span!("devices"))
             .await;
         saved.map_err(engine_error("save its devices"))?;
+        if approach.plan.mode == MemoryMode::Full {
+            self.pivot().await?;
+            self.save_stream(&staged.join("devices")).await?;
+            return Ok(TakenMemory::Stream);
+        }
         self.host
             .reach(Step::CaptureDevices, Some(&self.running.machine))?;
         // The disk has no part in memory's reading, nor memory in the switching of the disk.

@@ -132,7 +132,8 @@ codes! {
         PortUnavailable = "port_unavailable",
         GuestQueueFull = "guest_queue_full",
         GuestNotRestored = "guest_not_restored",
-        RegistryBusy = "registry_busy";
+        RegistryBusy = "registry_busy",
+        NestedGuestRuns = "nested_guest_runs";
     WrongState:
         WrongState = "wrong_state",
         StateInUse = "state_in_use",

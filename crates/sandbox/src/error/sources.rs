@@ -92,6 +92,7 @@ facts! { engine::Error:
     Self::Untracked { .. } => code!(MemoryUntracked),
     Self::NotLoaded { reason } => code!(StateNotLoaded, reason),
     Self::NotSaved { reason } => code!(StateNotTaken, reason),
+    Self::InNestedGuest => code!(NestedGuestRuns),
     Self::NotCopied { reason } => code!(DiskNotCopied, reason),
     Self::PivotedLate => code!(DiskSwitchedLate),
     Self::Died { exit } => code!(QemuEnded, reason: exit.to_string()),

@@ -396,6 +396,7 @@ fn foreign_errors() -> Vec<Error> {
         by_engine(engine::Error::NotSaved { reason: text() }),
         by_engine(engine::Error::NotCopied { reason: text() }),
         by_engine(engine::Error::PivotedLate),
+        by_engine(engine::Error::InNestedGuest),
         by_engine(engine::Error::Qmp {
             command: "x",
             class: text(),
