@@ -113,8 +113,7 @@ pub(crate) async fn save_stream(
     };
     tell_migration(qmp).await?;
     qmp.run(MigrateSetParameters {
-        max_bandwidth: Some(BANDWIDTH_MAX),
-        ..MigrateSetParameters::default()
+        max_bandwidth: BANDWIDTH_MAX,
     })
     .await?;
     let channel = Channel::open(qmp, sets, into).await?;
@@ -156,13 +155,6 @@ async fn cancel(qmp: &Qmp, deadline: Duration) -> Error {
 pub(crate) async fn load(qmp: &Qmp, sets: &FdSets, state: OwnedFd) -> Result<(), Error> {
     let state = reopen(&state, File::options().read(true))?;
     tell_migration(qmp).await?;
-    // No other machine has learnt where the guest's addresses are. To announce them, the guest
-    // would execute a tenth of what it executes until its agent answers.
-    qmp.run(MigrateSetParameters {
-        announce_rounds: Some(0),
-        ..MigrateSetParameters::default()
-    })
-    .await?;
     let channel = Channel::open(qmp, sets, state.into()).await?;
     let mut events = qmp.events();
     let loading = async {

@@ -140,7 +140,7 @@ impl Host {
         let loaded = all_in_turns(concurrency, loading).await?;
         let continued = loaded
             .into_iter()
-            .map(|copy| async move { may_block(copy.go_on()).await.map(Member::here) });
+            .map(|copy| async move { may_block(copy.resume()).await.map(Member::here) });
         all_in_turns(concurrency, continued).await
     }
 

@@ -57,7 +57,7 @@ impl BenchFork {
             batch: None,
         };
         let copy = create::copy(host.inner.clone(), spec).await?;
-        copy.go_on().await.map(Self)
+        copy.resume().await.map(Self)
     }
 
     pub fn guest(&self) -> &Guest {

@@ -1,8 +1,8 @@
-//! The host's certificate authorities, handed to a guest.
+//! Gives a guest the host's certificate authorities.
 //!
-//! A host behind a proxy of its own trusts an authority that no image knows. A guest that is given
-//! the host's bundle has it where distributions look for theirs, and its commands find it by the
-//! variables that programs with a bundle of their own look at.
+//! A host behind its own proxy trusts an authority that no image knows. A guest gets the host's
+//! bundle at the path where distributions keep theirs. Programs with a bundle of their own find the
+//! host's bundle by the variables that they read.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ pub fn host_bundle() -> Result<PathBuf> {
     })
 }
 
-/// What commands find in their environment.
+/// The variables that commands get in their environment.
 pub(crate) fn env() -> BTreeMap<String, String> {
     VARIABLES
         .iter()
@@ -50,17 +50,17 @@ pub(crate) fn env() -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Refuses what cannot be a bundle.
+/// Refuses a path that cannot be a bundle.
 pub(crate) fn check(path: &Path) -> Result<()> {
     let found = path.metadata().map_err(|e| Error::io("look at", path, e))?;
-    match found.is_file() && path.is_absolute() && found.len() <= MAX_BYTES {
-        true => Ok(()),
-        false => Err(Error::invalid(
-            "bundle of certificates",
-            path.display(),
-            "an absolute path to a file below 16 MiB",
-        )),
+    if found.is_file() && path.is_absolute() && found.len() <= MAX_BYTES {
+        return Ok(());
     }
+    Err(Error::invalid(
+        "bundle of certificates",
+        path.display(),
+        "an absolute path to a file below 16 MiB",
+    ))
 }
 
 pub(crate) async fn hand_over(guest: &Guest, bundle: &Path) -> Result<()> {

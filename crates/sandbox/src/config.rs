@@ -1,4 +1,4 @@
-//! What a host is opened with.
+//! The configuration that a host is opened with.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -9,23 +9,24 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::fault;
 
-/// What a host is opened with. The library reads no environment: whoever opens it says where things
-/// are.
+/// The configuration that a host is opened with. The library reads no environment variables: the
+/// caller passes every path.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct HostConfig {
     /// The store's directory, made if missing.
     pub home: PathBuf,
     /// The QEMU to use.
     pub qemu: Option<PathBuf>,
-    /// The directories to look for QEMU in, if it is not named, and for the tools that make images.
+    /// The directories to search for QEMU, if `qemu` is `None`, and for the tools that make images.
     pub search: Vec<PathBuf>,
-    /// Variables that the host's tools get when images are made. Their `PATH` is `search`.
+    /// Variables that the host's tools get when they make images. Their `PATH` is `search`.
     #[serde(default)]
     pub tool_env: ToolEnv,
-    /// Whom machines run as.
+    /// The user that machines run as.
     #[serde(default)]
     pub machine_user: MachineUser,
-    /// Where sandboxes run that this host starts. Not sent to keepers: theirs run in themselves.
+    /// Where the sandboxes that this host starts run. Not sent to keepers: a keeper runs its
+    /// sandbox itself.
     #[serde(skip)]
     pub run_in: RunIn,
     /// The faults that a test injects.

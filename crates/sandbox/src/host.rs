@@ -1,4 +1,4 @@
-//! A host: an opened store, the QEMU beside it, and what they can do together.
+//! A host: an opened store, its QEMU, and the operations that need both.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl Host {
         Ok((listed, broken))
     }
 
-    /// What is known of a sandbox, running or not, by its name or id.
+    /// The information about a sandbox, running or not, by its name or id.
     pub fn find(&self, reference: &str) -> Result<SandboxInfo> {
         let (dir, state) = in_place(|| self.inner.settled(reference))?;
         Ok(SandboxInfo::new(&dir, &state))
@@ -85,7 +85,8 @@ impl Host {
     }
 
     fn read_list(&self) -> Result<(Vec<SandboxInfo>, Vec<Error>)> {
-        let (mut found, mut broken) = (Vec::new(), Vec::new());
+        let mut found = Vec::new();
+        let mut broken = Vec::new();
         for listed in self
             .inner
             .store
@@ -112,7 +113,7 @@ impl Host {
         Ok([console::previous(&newest), newest])
     }
 
-    /// What this host can do, and why it cannot do what it cannot.
+    /// Reports what this host can do, and the reason for each thing that it cannot do.
     pub async fn doctor(&self) -> Doctor {
         let disk_free_bytes = self.inner.store.disk_free_bytes().ok();
         let memory_available_bytes = memory::available().ok().map(|available| available.bytes);

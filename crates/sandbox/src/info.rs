@@ -1,4 +1,4 @@
-//! What is told of a sandbox without asking its guest.
+//! The information about a sandbox that needs no answer of its guest.
 
 use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
@@ -37,13 +37,13 @@ pub struct SandboxInfo {
     pub memory_mode: Option<String>,
     pub auto_checkpoint: Option<u32>,
     pub cpu: Option<String>,
-    /// The guest's flushes are passed on to the host's disk.
+    /// Whether the guest's flushes reach the host's disk.
     pub durable: bool,
     /// What it is saved as when it stops.
     pub save_on_stop: Option<String>,
-    /// Why it was not, though it was to be.
+    /// Why the save failed.
     pub save_failed: Option<String>,
-    /// What is done in a lesser way than it could be, and why.
+    /// What works worse than it could, and why.
     pub degraded: Vec<Degradation>,
     /// RFC 3339, in UTC.
     pub created_at: String,
@@ -90,8 +90,8 @@ impl SandboxInfo {
         }
     }
 
-    /// Whether a power loss of the host, or a crash of it, may have damaged its disk without any
-    /// sign of it.
+    /// Whether a power loss or a crash of the host may have damaged the sandbox's disk without any
+    /// sign.
     pub fn may_be_torn(&self) -> bool {
         !self.durable && self.state == Phase::Crashed && self.ended == Some(Ended::HostWentDown)
     }

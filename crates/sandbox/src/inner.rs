@@ -1,4 +1,4 @@
-//! What everything of one host shares: the store, the QEMU, the configuration.
+//! The parts that all sandboxes of a host share: the store, the QEMU and the configuration.
 
 use sandtree_engine::{self as engine, Engine, EngineConfig, Jail, Machine, Verdicts};
 use sandtree_store::{self as store, Name, SandboxDir, SandboxId, Store};
@@ -18,13 +18,13 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    /// A verb has come to this step. A test may make it fail or wait.
+    /// Marks that a verb has reached a step. A test may make the step fail or wait.
     pub fn reach(&self, step: Step, machine: Option<&Machine>) -> Result<()> {
         Ok(self.faults.reach(step, machine)?)
     }
 
-    /// Each sandbox's machine is another user to the kernel, where we may choose: one that breaks
-    /// out reaches no other.
+    /// Where we may switch users, each sandbox's machine runs as a user of its own: a guest that
+    /// breaks out of its machine cannot reach another machine.
     pub fn jail(&self, id: Option<&SandboxId>) -> Jail {
         let number = id
             .and_then(|id| u32::from_str_radix(id.as_str().get(..6)?, 16).ok())
@@ -35,8 +35,8 @@ impl Inner {
         }
     }
 
-    /// The QEMU of this host. What was found out about it is kept in the store's cache, because
-    /// finding it out takes time.
+    /// The QEMU of this host. The store's cache keeps the results of probing it, because probing
+    /// takes time.
     pub async fn engine(&self) -> Result<&Engine> {
         self.engine.get_or_try_init(|| self.open_engine()).await
     }
@@ -120,13 +120,13 @@ fn maps_machines(uid_map: &str) -> bool {
         let mut numbers = line
             .split_ascii_whitespace()
             .map(|word| word.parse::<u64>().ok());
-        let (first, _, count) = (numbers.next()??, numbers.next()??, numbers.next()??);
-        Some(first..first + count)
+        let first_inside = numbers.next()??;
+        let _first_outside = numbers.next()??;
+        let count = numbers.next()??;
+        Some(first_inside..first_inside + count)
     });
-    let (first, last) = (
-        u64::from(MACHINE_UIDS),
-        u64::from(MACHINE_UIDS) + MACHINES - 1,
-    );
+    let first = u64::from(MACHINE_UIDS);
+    let last = first + MACHINES - 1;
     ranges
         .into_iter()
         .any(|range| range.contains(&first) && range.contains(&last))
@@ -136,7 +136,7 @@ fn maps_machines(uid_map: &str) -> bool {
 /// distributions and container engines hand out.
 const MACHINE_UIDS: u32 = 0x7000_0000;
 
-/// How many there are: as many as six hexadecimal digits of a sandbox's id tell apart.
+/// The number of those user ids: one for each value of six hexadecimal digits of a sandbox's id.
 const MACHINES: u64 = 1 << 24;
 
 #[cfg(test)]

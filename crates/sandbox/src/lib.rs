@@ -1,7 +1,7 @@
 //! Sandboxes for AI agents: virtual machines on stock QEMU.
 //!
-//! A [`Host`] is an opened store with the QEMU beside it. It creates a [`Sandbox`], which is a
-//! running Linux machine; in it commands run, files are read and written, and ports are reached.
+//! A [`Host`] is an opened store with its QEMU. It creates a [`Sandbox`], which is a running
+//! Linux machine: a caller runs commands in it, reads and writes its files, and reaches its ports.
 //!
 //! ```no_run
 //! use sandtree::{ExecSpec, Host, HostConfig, SandboxSpec};

@@ -1,12 +1,12 @@
-//! What can be asked of a sandbox: one type for each verb, with the type of its answer.
+//! The verbs of a sandbox: one type for each verb, with the type of its answer.
 //!
 //! The same values travel on a driver's queue and, as JSON, on a keeper's socket, so a verb is
 //! written once and works whichever process runs the sandbox.
 //!
 //! ```text
-//!   Sandbox::checkpoint ── Checkpointing ─┬─ driver of this process ─┐
-//!                                         ├─ Order ── keeper's socket ── its driver
-//!                                         └─ nobody runs it: see `AtRest`
+//!   Sandbox::checkpoint ── TakeCheckpoint ─┬─ driver of this process
+//!                                          ├─ Order ── keeper's socket ── its driver
+//!                                          └─ no process runs it: see `AtRest`
 //! ```
 
 use std::time::Duration;
@@ -146,7 +146,12 @@ pub(crate) struct LentState {
 }
 
 macro_rules! verbs {
-    ($($order:ident($ask:ident) -> $answer:ty, $at_rest:ident, $urgency:ident, |$it:pat_param| $verb:expr;)*) => {$(
+    ($(
+        $order:ident($ask:ident) -> $answer:ty,
+        $at_rest:ident,
+        $urgency:ident,
+        |$it:pat_param| $verb:expr;
+    )*) => {$(
         impl From<$ask> for Order {
             fn from(ask: $ask) -> Self {
                 Self::$order(ask)

@@ -1,12 +1,12 @@
-//! Which pages a capture takes, and how it is known. Pure, so that it can be read and tested as a
-//! ladder.
+//! Chooses how a capture finds the pages that it takes. Pure, so that it can be read and tested as
+//! a ladder.
 
 use sandtree_engine::TrackingVerdict;
 
 use crate::degradation::Degradation;
 use crate::mode::MemoryMode;
 
-/// What works on this host, for this machine; the text says why not.
+/// What works on this host, for this machine. An error says why something does not.
 #[derive(Debug, Clone)]
 pub(crate) struct Abilities {
     pub write_protect: Result<(), String>,
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_mode_that_works_is_taken_and_every_step_down_told() {
+    fn the_best_mode_that_works_is_taken_and_every_step_down_is_reported() {
         for wanted in MemoryMode::ALL {
             for bits in 0..8 {
                 let usable = [bits & 1 != 0, bits & 2 != 0, bits & 4 != 0];

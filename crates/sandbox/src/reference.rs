@@ -1,8 +1,9 @@
-//! What users call an image or a snapshot: a name, a digest, or the path of a snapshot's directory.
+//! Parses a user's reference to an image or a snapshot: a name, a digest, or the path of a
+//! snapshot's directory.
 //!
-//! Always: a text with a `/`, or that begins with a `.`, is a path, and never a name. 64
-//! hexadecimal digits are a digest: no name is as long. A sandbox is a name of another kind; with
-//! `@` and a tag behind it, it is one of its states.
+//! Always: a text that has a `/` or begins with a `.` is a path, and never a name. 64 hexadecimal
+//! digits are a digest, because no name is as long. Sandboxes have names of their own; a sandbox's
+//! name with `@` and a tag is one of its states.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -45,8 +46,8 @@ fn is_path(text: &str) -> bool {
     text.contains('/') || text.starts_with('.')
 }
 
-/// What a user in the directory `cwd` calls a snapshot, for processes in others: a path becomes an
-/// absolute one. The library takes no other paths.
+/// Makes a reference of a user in the directory `cwd` valid in every directory: a path becomes
+/// absolute. The library takes no other paths.
 pub fn absolute_reference(text: &str, cwd: &Path) -> Result<String> {
     if !is_path(text) {
         return Ok(text.to_owned());
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_is_told_by_its_sign() {
+    fn an_at_sign_marks_a_sandbox() {
         let sandbox = |state: Option<&str>| Point::Sandbox {
             sandbox: "a".into(),
             state: state.map(str::to_owned),

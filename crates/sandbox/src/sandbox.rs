@@ -1,4 +1,4 @@
-//! A sandbox, whichever process runs it.
+//! A handle of a sandbox: sends each verb to the process that runs the sandbox.
 //!
 //! ```text
 //!                    ┌─ this process runs it ──► its driver
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Always: the handle looks for the sandbox's process again at each verb, so it outlives keepers. A
-//! sandbox that this process runs lives as long as a handle of it, or its clones.
+//! sandbox that this process runs ends when its last handle is dropped.
 
 use std::ffi::OsString;
 use std::sync::{Arc, OnceLock};
@@ -39,18 +39,18 @@ use crate::states::{
 use crate::status::{State, StateWatch};
 use crate::verb::Verb;
 
-/// How often the store is looked at for the state of a sandbox that no process runs.
+/// The interval between reads of the state of a sandbox that no process runs.
 const REST_POLL: Duration = Duration::from_millis(200);
 
-/// A handle of a sandbox. Clones share it; when the last one of a sandbox that this process runs is
-/// dropped, its machine ends.
+/// A handle of a sandbox. Clones share the sandbox. If this process runs the sandbox, the machine
+/// ends when the last handle is dropped.
 #[derive(Debug, Clone)]
 pub struct Sandbox {
     host: Host,
     record: Arc<SandboxRecord>,
-    /// The driver of this process that runs it, once there is one.
+    /// The driver of this process, once it runs the sandbox.
     local: Arc<OnceLock<Local>>,
-    /// The keeper that it was created in.
+    /// The keeper that created it.
     keeper: Option<Keeper>,
 }
 
@@ -65,10 +65,8 @@ impl Host {
     /// A sandbox by its name or id, whichever process runs it, if any does.
     pub fn sandbox(&self, reference: &str) -> Result<Sandbox> {
         let (dir, _) = in_place(|| self.inner.settled(reference))?;
-        let local = OnceLock::new();
-        if let Some(driver) = self.local(dir.id()) {
-            drop(local.set(driver));
-        }
+        let driver = self.local(dir.id());
+        let local = driver.map_or_else(OnceLock::new, OnceLock::from);
         Ok(Sandbox {
             host: self.clone(),
             record: Arc::new(dir.record().clone()),
@@ -111,7 +109,7 @@ impl Sandbox {
         &self.host
     }
 
-    /// What is known of it without asking its guest.
+    /// The information about the sandbox that needs no answer of its guest.
     pub fn info(&self) -> Result<SandboxInfo> {
         match self.here() {
             Some(local) if local.status().state.phase.is_some() => Ok(local.status().info),
@@ -143,7 +141,8 @@ impl Sandbox {
         Ok(StateWatch::fed(now, watched))
     }
 
-    /// The states that the process which runs it now reports; without one, the present state alone.
+    /// The states that the sandbox's present process reports. Without a process: the present state
+    /// alone.
     async fn watch_process(&self) -> Result<StateWatch> {
         match self.route().await? {
             Route::Here(local) => Ok(local.watch()),
@@ -152,7 +151,7 @@ impl Sandbox {
         }
     }
 
-    /// Passes on what each process that runs the sandbox reports, one after the other.
+    /// Forwards the reports of each process that runs the sandbox, one process after the other.
     async fn follow(self, mut watch: StateWatch, states: mpsc::Sender<State>) {
         while watch.pass_on(&states).await.is_ok() {
             tokio::select! {
@@ -237,7 +236,7 @@ impl Sandbox {
         in_place(|| main_command(&self.host.inner, &self.record, args, entrypoint))
     }
 
-    /// Whether the image says by itself what is to run in it.
+    /// Whether the image names a command to run.
     pub fn has_entrypoint(&self) -> Result<bool> {
         in_place(|| has_entrypoint(&self.host.inner, &self.record))
     }
@@ -283,12 +282,12 @@ impl Sandbox {
         self.go_to(Goal::State(state.into())).await
     }
 
-    /// Goes back so many states.
+    /// Goes back by this number of states.
     pub async fn undo(&self, steps: usize) -> Result<Reverted> {
         self.go_to(Goal::Undo { steps }).await
     }
 
-    /// Returns to what the last undo left.
+    /// Returns to the state that the last undo left.
     pub async fn redo(&self) -> Result<Reverted> {
         self.go_to(Goal::Redo).await
     }
@@ -297,7 +296,7 @@ impl Sandbox {
         self.ask(goal).await
     }
 
-    /// Its states, oldest first, and why others cannot be read.
+    /// Its readable states, oldest first, and the errors of the others.
     pub fn states(&self) -> Result<(Vec<StateInfo>, Vec<Error>)> {
         self.host.states(self.id())
     }
@@ -333,7 +332,7 @@ impl Sandbox {
         Ok(Loan::of_driver(lent, local))
     }
 
-    /// For tests: greets the agent anew, as after a break of the link.
+    /// For tests: greets the agent again, as after a break of the link.
     #[doc(hidden)]
     pub async fn break_link(&self) -> Result<()> {
         match self.here() {

@@ -1,13 +1,13 @@
-//! Saves: a state of a sandbox, published as a snapshot.
+//! Saves a state of a sandbox as a snapshot.
 //!
 //! ```text
 //!   borrow a state ──► the store's snapshot: layers shared, digests, one rename ──► a name
 //!                                                                            └────► a directory, whole in itself
 //! ```
 //!
-//! Always: the guest goes on; only a save with memory stops it, for the moment of the capture. What
-//! had the name before stays whole until the new snapshot is there. When it fails: the name is as
-//! it was, and nothing of the save is left.
+//! Always: the guest continues; only a save with memory stops it, for the moment of the capture.
+//! The snapshot that had the name before stays whole until the new snapshot is complete. When it
+//! fails: the name is as it was, and nothing of the save is left.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -32,16 +32,16 @@ use crate::states::{Forget, Replace, ms};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SaveSpec {
     pub target: SaveTarget,
-    /// Whether what is there under that name may go, once the new snapshot is there.
+    /// Whether the new snapshot, once it is complete, may replace the existing one of that name.
     pub replace: Replace,
-    /// With memory and processes: what is made from it goes on exactly there.
+    /// With memory and processes: a sandbox made from the snapshot continues exactly there.
     pub memory: bool,
-    /// A state by tag or id, with all it has; otherwise the present.
+    /// A state by tag or id, with its memory if it has one. `None`: the present.
     pub from: Option<String>,
     pub labels: BTreeMap<String, String>,
-    /// Stored compressed. Sandboxes made from it take longer to begin.
+    /// Stored compressed. Sandboxes made from the snapshot take longer to start.
     pub compress: bool,
-    /// Once it is saved, its states go.
+    /// Removes the sandbox's states after the save.
     pub delete_checkpoints: bool,
 }
 
@@ -78,7 +78,7 @@ pub fn parse_target(text: &str) -> Result<SaveTarget> {
     }
 }
 
-/// A label, from `key=value`. Which keys and values there can be, the store says.
+/// A label, from `key=value`. The store checks the key and the value.
 pub fn parse_label(text: &str) -> Result<(String, String)> {
     let (key, value) = text
         .split_once('=')
@@ -86,7 +86,7 @@ pub fn parse_label(text: &str) -> Result<(String, String)> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-/// What came of a save.
+/// The result of a save.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Saved {
     pub digest: String,
@@ -94,13 +94,13 @@ pub struct Saved {
     pub path: Option<PathBuf>,
     pub consistency: Consistency,
     pub memory: bool,
-    /// Of all of its files.
+    /// The size of all files of the snapshot.
     pub bytes: u64,
     pub degraded: Vec<Degradation>,
-    /// How long the guest stood still.
+    /// How long the guest was stopped.
     pub pause_ms: f64,
     pub total_ms: f64,
-    /// States that were removed because it was asked for.
+    /// The states that `delete_checkpoints` removed.
     pub removed: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Sandboxes whose process may be gone: the state they are really in, and taking them.
+//! Corrects the recorded state of sandboxes whose process died, and takes sandboxes at rest.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ const KEEPER_LEAVES: Duration = Duration::from_secs(5);
 const KEEPER_POLL: Duration = Duration::from_millis(5);
 
 impl Inner {
-    /// A sandbox with the state it is really in.
+    /// A sandbox with its real state.
     pub fn settled(&self, reference: &str) -> Result<(SandboxDir, StateRecord)> {
         let dir = self.find(reference)?;
         self.settle(dir)?.ok_or_else(|| Error::NoSandbox {
@@ -27,8 +27,8 @@ impl Inner {
         })
     }
 
-    /// Corrects a state whose owner died before it could: the lock is free, and the record says it
-    /// runs. `None`: it was to be removed with its end, and now it is.
+    /// Corrects the state of a sandbox whose owner died: the lock is free, and the record says that
+    /// the sandbox runs. `None`: the sandbox was to be removed at its end, and now it is removed.
     pub fn settle(&self, dir: SandboxDir) -> Result<Option<(SandboxDir, StateRecord)>> {
         let state = dir.state().map_err(store_error("read a sandbox's state"))?;
         if !has_machine(state.phase) {
@@ -41,12 +41,12 @@ impl Inner {
         else {
             return Ok(Some((dir, state)));
         };
-        // Its owner may have ended in good order between the two looks.
+        // The owner may have ended in good order between the first read and the lock.
         let state = dir.state().map_err(store_error("read a sandbox's state"))?;
         if !has_machine(state.phase) {
             return Ok(Some((dir, state)));
         }
-        // One that was to be saved first is all there is of it.
+        // A sandbox that was to be saved first stays, because nothing else holds its data.
         if dir.record().auto_remove && dir.record().save_on_stop.is_none() {
             self.store
                 .remove_sandbox(owned)
@@ -66,16 +66,15 @@ impl Inner {
             ..state.followed_by(Phase::Crashed, now_unix_ms())
         };
         remove_if_there(&dir.keeper_socket())?;
-        // What cannot be written down now, on a disk that is full, is found out again by the next
-        // one who looks.
+        // If the write fails, on a full disk for example, the next call corrects the state again.
         if let Err(error) = owned.set_state(&state) {
             tracing::warn!(%error, "the end of a sandbox cannot be recorded");
         }
         Ok(Some((dir, state)))
     }
 
-    /// Takes a sandbox that nobody runs. One that has just stopped still has its keeper for a
-    /// moment.
+    /// Locks a sandbox that no process runs. A keeper holds the lock for a moment after its sandbox
+    /// has stopped, so this waits for it.
     pub async fn own(&self, reference: &str, verb: Verb) -> Result<Owned> {
         let end = Instant::now() + KEEPER_LEAVES;
         loop {
@@ -108,7 +107,7 @@ impl Inner {
     }
 }
 
-/// Why a sandbox's owner is gone, as far as its last state tells.
+/// Why a sandbox's owner is gone, as far as its last state shows.
 fn death(state: &StateRecord) -> (Ended, String) {
     match (&state.boot_id, state.pids.keeper) {
         (Some(boot), _) if *boot != boot_id() => {

@@ -1,4 +1,4 @@
-//! What a sandbox is asked to be.
+//! The specification of a new sandbox.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -26,14 +26,14 @@ const DISK_MAX: u64 = 1 << 43;
 /// Published ports listen here and nowhere else.
 pub const PUBLISH_ADDRESS: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
-/// What to create. [`new`](Self::new) gives the defaults. Whatever is `None` or empty is as the
-/// snapshot has it, if it begins from one.
+/// What to create. [`new`](Self::new) gives the defaults. If the sandbox begins from a snapshot, a
+/// field that is `None` or empty has the snapshot's value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxSpec {
     /// What to begin from: an image or a snapshot by name, or a snapshot by its digest or the path
     /// of its directory.
     pub image: Option<String>,
-    /// The same for what must be a snapshot. One of the two is given.
+    /// The same for what must be a snapshot. Exactly one of the two fields is set.
     pub snapshot: Option<String>,
     /// `None`: the id serves as the name.
     pub name: Option<String>,
@@ -41,18 +41,18 @@ pub struct SandboxSpec {
     pub memory_bytes: Option<u64>,
     /// `None`: 1.
     pub cpus: Option<u32>,
-    /// `None`: as the image says. The file system grows with it at the first start.
+    /// `None`: the image's size. The file system grows to the disk's size at the first start.
     pub disk_bytes: Option<u64>,
     /// `None`: isolated.
     pub network: Option<Network>,
-    /// `None`: the best there is.
+    /// `None`: the best of this host.
     pub accel: Option<AccelChoice>,
     pub arch: Arch,
     /// Whether the guest may run guests of its own by KVM. A snapshot does not decide this.
     #[serde(default)]
     pub nested: bool,
-    /// A processor model of QEMU. `None`: the best there is, which a state can only go on with
-    /// where it is as good.
+    /// A processor model of QEMU. `None`: the best of this host. A state captured with it continues
+    /// only on a host whose processor is as good.
     #[serde(default)]
     pub cpu: Option<String>,
     pub publish: Vec<PublishedPort>,
@@ -60,25 +60,26 @@ pub struct SandboxSpec {
     pub qemu_args: Vec<String>,
     /// `None`: 60 s, and three times as long under emulation.
     pub boot_timeout: Option<Duration>,
-    /// Removed when it stops, whatever way it stops.
+    /// Removes the sandbox when it stops, for any reason.
     pub auto_remove: bool,
-    /// Boots, even if there is a warm state or a snapshot's memory to begin from.
+    /// Boots, even if a warm state or a snapshot's memory exists.
     pub cold: bool,
     /// Where memory layers are kept. `None`: in the store.
     pub memory_dir: Option<PathBuf>,
-    /// The best way to capture memory that may be used. `None`: the best there is.
+    /// The best mode of capturing memory that may be used. `None`: the best of this host.
     pub memory_mode: Option<MemoryMode>,
-    /// A checkpoint before every command, so many at most.
+    /// Takes a checkpoint before every command, and keeps this many at most.
     pub auto_checkpoint: Option<u32>,
-    /// Passes the guest's flushes on: what it has synced outlives a power loss of the host.
+    /// Passes the guest's flushes to the host's disk: data that the guest has synced survives a
+    /// power loss of the host.
     #[serde(default)]
     pub durable: bool,
-    /// Saved when it stops, whatever way it stops.
+    /// Saves the sandbox when it stops, for any reason.
     pub save_on_stop: Option<SaveOnStop>,
-    /// Certificate authorities that the guest trusts, beside its image's own programs' ideas.
+    /// A file of certificate authorities of the host that the guest's programs are to trust.
     #[serde(default)]
     pub ca_bundle: Option<PathBuf>,
-    /// Instead of the image's kernel.
+    /// A kernel to use instead of the image's.
     #[serde(default)]
     pub kernel: Option<OwnKernel>,
 }
@@ -142,7 +143,7 @@ impl SandboxSpec {
         }
     }
 
-    /// Refuses what cannot be, before anything is touched.
+    /// Refuses an invalid specification, before anything is created.
     pub fn check(&self) -> Result<()> {
         if let Reference::Path(path) = self.beginning()?
             && !path.is_dir()
@@ -201,7 +202,7 @@ impl SandboxSpec {
         Ok(())
     }
 
-    /// What is asked for, where an image says nothing else.
+    /// The settings of a sandbox from an image: those of this specification, or the defaults.
     pub(crate) fn settings(&self, image: &ImageRecord) -> Settings {
         Settings {
             memory_bytes: self.memory_bytes.unwrap_or(512 * MIB),
@@ -220,7 +221,7 @@ impl SandboxSpec {
         }
     }
 
-    /// What is asked for, where a snapshot says something else.
+    /// The settings of a sandbox from a snapshot: those of this specification, or the saved ones.
     pub(crate) fn settings_over(&self, saved: &Settings) -> Settings {
         Settings {
             memory_bytes: self.memory_bytes.unwrap_or(saved.memory_bytes),
@@ -229,7 +230,7 @@ impl SandboxSpec {
             network: self.network.unwrap_or(saved.network),
             accel: self.accel.unwrap_or(saved.accel),
             cpu: self.cpu.clone().or(saved.cpu.clone()),
-            // They reach into the host: whoever runs a snapshot says them anew.
+            // They reach into the host, so a snapshot's arguments are not used.
             qemu_args: self.qemu_args.clone(),
             ports: if self.publish.is_empty() {
                 saved.ports.clone()
@@ -245,7 +246,8 @@ impl SandboxSpec {
     }
 }
 
-/// Refuses settings of a snapshot, which may come from anyone, that could not have been asked for.
+/// Refuses settings that a specification could not ask for. They may be those of a snapshot, which
+/// may come from anyone.
 pub(crate) fn check_settings(settings: &Settings) -> Result<()> {
     check_memory(settings.memory_bytes)?;
     check_cpus(settings.cpus)?;
@@ -268,17 +270,17 @@ fn check_memory(bytes: u64) -> Result<()> {
 }
 
 fn check_cpus(cpus: u32) -> Result<()> {
-    match (1..=CPUS_MAX).contains(&cpus) {
-        true => Ok(()),
-        false => Err(Error::invalid("number of cpus", cpus, "1 to 64")),
+    if (1..=CPUS_MAX).contains(&cpus) {
+        return Ok(());
     }
+    Err(Error::invalid("number of cpus", cpus, "1 to 64"))
 }
 
 fn check_ports(ports: &[PublishedPort]) -> Result<()> {
-    match ports.len() <= PORTS_MAX {
-        true => Ok(()),
-        false => Err(Error::invalid("number of ports", ports.len(), "at most 64")),
+    if ports.len() <= PORTS_MAX {
+        return Ok(());
     }
+    Err(Error::invalid("number of ports", ports.len(), "at most 64"))
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! States as they are told to the outside: what was taken, what was gone back to, and the tree of
-//! them all.
+//! The states of a sandbox: how they are read, and the public types of checkpoint, revert, pause
+//! and forget.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::degradation::Degradation;
 use crate::error::{Error, Result, store_error};
 use crate::info::rfc3339;
 
-/// The states of a sandbox in the order of their capture, as what they are now. A manifest never
-/// changes, so one that a pause wrote says `paused` for ever; but a sandbox is paused in one state
-/// at most, and has left every other one.
+/// The states of a sandbox in the order of their capture, each with its present kind. A manifest
+/// never changes, so the manifest of a pause has the kind `Paused` for ever; but a sandbox is
+/// paused in one state at most, and has left every other one.
 pub(crate) fn as_they_are(
     record: &StateRecord,
     mut states: Vec<StateManifest>,
@@ -28,8 +28,8 @@ pub(crate) fn as_they_are(
     states
 }
 
-/// The state that a paused sandbox continues from. Where an older program paused it, that is the
-/// newest of its kind.
+/// The state that a paused sandbox continues from. The records of older programs do not name it;
+/// then it is the newest state of that kind.
 pub(crate) fn paused_in(record: &StateRecord, states: &[StateManifest]) -> Option<StateId> {
     if record.phase != Phase::Paused {
         return None;
@@ -43,7 +43,7 @@ pub(crate) fn paused_in(record: &StateRecord, states: &[StateManifest]) -> Optio
     record.paused_in.clone().or_else(newest)
 }
 
-/// The states of a sandbox that can be read, as they are now, and why others cannot be.
+/// The readable states of a sandbox, each with its present kind, and the errors of the others.
 pub(crate) fn of(dir: &SandboxDir) -> Result<(Vec<StateManifest>, Vec<Error>)> {
     let states = dir
         .states()
@@ -125,8 +125,8 @@ impl StateInfo {
     }
 }
 
-/// Whether a tag that is taken may be given to the new state; the old one goes when the new one is
-/// complete.
+/// Whether the new state may take a tag from an existing state. The existing state is removed when
+/// the new one is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Replace {
@@ -146,29 +146,29 @@ impl From<bool> for Replace {
     }
 }
 
-/// What a checkpoint was, and what it cost.
+/// The result of a checkpoint, and its cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Checkpoint {
     pub tag: Option<String>,
     pub id: String,
     pub mode: String,
-    /// What was done in a lesser way than it could be, and why.
+    /// What worked worse than it could, and why.
     pub degraded: Vec<Degradation>,
-    /// How long the guest stood still.
+    /// How long the guest was stopped.
     pub pause_ms: f64,
     pub total_ms: f64,
     pub memory_bytes: u64,
     pub disk_bytes: u64,
 }
 
-/// What came of going to another state.
+/// The result of going to another state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Reverted {
     pub id: String,
     pub tag: Option<String>,
-    /// The state that keeps what was left.
+    /// The state that keeps the sandbox as it was before.
     pub left: Option<String>,
-    /// Why what was left could not be kept.
+    /// Why the sandbox as it was before could not be kept.
     pub dropped: Option<String>,
     #[serde(flatten)]
     pub restore: RestoreReport,
@@ -178,7 +178,7 @@ pub struct Reverted {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RestoreReport {
     pub degraded: Vec<Degradation>,
-    /// Hooks in the guest that failed, with what they said.
+    /// Hooks in the guest that failed, with their messages.
     pub hooks_failed: Vec<String>,
     /// From the beginning of the restore until the guest ran.
     pub running_ms: f64,
@@ -187,10 +187,10 @@ pub struct RestoreReport {
     pub total_ms: f64,
 }
 
-/// What came of a pause.
+/// The result of a pause.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Paused {
-    /// Clients wait for it to go on; without any, its keeper ends, too.
+    /// Whether clients wait for the sandbox to continue. If not, its keeper ends, too.
     pub awaited: bool,
     pub mode: String,
     pub degraded: Vec<Degradation>,
@@ -206,7 +206,7 @@ pub enum Forget {
     /// By tag or id.
     These(Vec<String>),
     All,
-    /// All but the newest so many.
+    /// All but this many of the newest.
     AllBut(usize),
 }
 
@@ -214,7 +214,7 @@ pub enum Forget {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Forgotten {
     pub states: Vec<String>,
-    /// Bytes on the disk that nobody else uses.
+    /// The bytes on the disk that were freed, because nothing else uses them.
     pub freed_bytes: u64,
 }
 

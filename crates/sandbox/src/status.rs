@@ -1,4 +1,4 @@
-//! Where a sandbox stands, as its driver publishes it to the handles of this process.
+//! The state of a sandbox, as its driver publishes it to the handles of this process.
 
 use sandtree_store::{Ended, Phase, SandboxDir, StateRecord};
 use serde::{Deserialize, Serialize};
@@ -55,7 +55,7 @@ impl Status {
         self.hub()?.connect().await.map_err(unreachable_guest)
     }
 
-    /// The hub of a paused sandbox, while clients wait at it.
+    /// The hub of a paused sandbox, while it has waiting clients.
     pub fn paused_hub(&self) -> Option<Hub> {
         let is_paused = self.state.phase == Some(Phase::Paused);
         self.hub.clone().filter(|_| is_paused)
@@ -76,7 +76,7 @@ impl Status {
     }
 }
 
-/// A sandbox's state, and why it is in it.
+/// A sandbox's state, and the reason for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
     /// `None` once the sandbox is removed.
@@ -107,7 +107,7 @@ impl State {
         }
     }
 
-    /// Whether there is a machine, or soon will be one.
+    /// Whether the sandbox has a machine, or will soon have one.
     pub fn is_live(&self) -> bool {
         self.phase
             .is_some_and(|phase| phase == Phase::Creating || has_machine(phase))
@@ -124,7 +124,7 @@ pub struct StateWatch {
 #[derive(Debug)]
 enum Source {
     Driver(watch::Receiver<Status>),
-    /// Fed by a task that reads from a keeper or looks at the store.
+    /// A task that reads from a keeper or from the store sends the states.
     Task(mpsc::Receiver<State>),
 }
 
@@ -177,7 +177,7 @@ impl StateWatch {
         matches!(self.source, Source::Driver(_))
     }
 
-    /// Passes every change on until there will be no other. An error: the receiver is gone.
+    /// Sends every change until the last one. An error: the receiver is gone.
     pub(crate) async fn pass_on(&mut self, states: &mpsc::Sender<State>) -> Result<(), ()> {
         loop {
             let changed = tokio::select! {
@@ -191,14 +191,14 @@ impl StateWatch {
         }
     }
 
-    /// Changes that nobody waited for are not waited for later.
+    /// Skips the changes that happened while no call waited.
     fn catch_up(&mut self) {
         if let Source::Driver(status) = &mut self.source {
             self.last = status.borrow_and_update().state.clone();
         }
     }
 
-    /// Waits until there is no machine any more.
+    /// Waits until the sandbox has no machine.
     pub async fn rested(&mut self) -> State {
         self.catch_up();
         while self.last.is_live() {

@@ -4,7 +4,7 @@ use std::fmt;
 
 pub use sandtree_store::Phase;
 
-/// What can be asked of a sandbox.
+/// An operation on a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     /// Anything that happens inside the guest.
@@ -41,7 +41,7 @@ impl Verb {
         Verb::Save,
     ];
 
-    /// As arguments of errors have it.
+    /// The name in the arguments of errors.
     pub fn name(self) -> &'static str {
         match self {
             Verb::Use => "use",
@@ -91,9 +91,9 @@ pub fn permits(phase: Phase, verb: Verb) -> bool {
         (Phase::Running, Verb::Checkpoint | Verb::Pause) => true,
         (Phase::Stopped | Phase::Crashed, Verb::Start) => true,
         (Phase::Paused, Verb::Resume) => true,
-        // These interrupt what is being done.
+        // These verbs interrupt the verb that is being carried out.
         (Phase::Starting | Phase::Stopping, Verb::Kill | Verb::Remove) => true,
-        // Between two phases nothing else begins.
+        // Between two phases no other verb may begin.
         (Phase::Creating | Phase::Starting | Phase::Stopping, _) => false,
         (Phase::Running | Phase::Stopped | Phase::Crashed | Phase::Paused, _) => false,
     }
@@ -104,7 +104,7 @@ pub(crate) fn has_machine(phase: Phase) -> bool {
     matches!(phase, Phase::Starting | Phase::Running | Phase::Stopping)
 }
 
-/// Whether nothing is under way that changes the phase.
+/// Whether no operation is changing the phase.
 fn is_settled(phase: Phase) -> bool {
     matches!(
         phase,
@@ -155,8 +155,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_machine_is_never_started_twice_nor_used_when_it_is_not_there(verbs in prop::collection::vec(0usize..12, 0..60)) {
-            let (mut phase, mut machines) = (Phase::Running, 1i32);
+        fn a_machine_is_never_started_twice_nor_used_when_it_is_not_there(
+            verbs in prop::collection::vec(0usize..12, 0..60)
+        ) {
+            let mut phase = Phase::Running;
+            let mut machines = 1i32;
             for verb in verbs.into_iter().map(|v| Verb::ALL[v]) {
                 if !permits(phase, verb) {
                     continue;

@@ -6,7 +6,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use sandtree::{Error, ExportOptions, Host, Result, SnapshotInfo, rename_noreplace};
+use sandtree::{
+    Error, ExportOptions, Host, Result, SnapshotDetails, SnapshotInfo, rename_noreplace,
+};
 use serde_json::json;
 
 use super::save::{self, placed};
@@ -222,72 +224,75 @@ async fn inspect(global: &Global, which: &Which) -> Outcome {
         show::json(&details);
         return Ok(ExitCode::SUCCESS);
     }
-    let manifest = &details.manifest;
-    let labels: Vec<String> = manifest
+    show::fields(&[
+        ("names", or_dash(details.names.join(", "))),
+        ("digest", details.digest.clone()),
+        ("path", path_text(&details)),
+        ("created", details.created_at.clone()),
+        ("parent", parent_text(&details)),
+        ("labels", labels_text(&details)),
+        ("image", image_text(&details)),
+        ("arch", details.manifest.arch.to_string()),
+        ("disk", disk_text(&details)),
+        ("memory", memory_text(&details)),
+        (
+            "consistency",
+            details.manifest.capture.consistency.to_string(),
+        ),
+        ("cpus", details.manifest.settings.cpus.to_string()),
+    ]);
+    show::notes(&details.manifest.capture.degraded);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn or_dash(text: String) -> String {
+    if text.is_empty() { "-".into() } else { text }
+}
+
+fn path_text(details: &SnapshotDetails) -> String {
+    let path = details.path.as_ref();
+    path.map_or("-".into(), |path| path.display().to_string())
+}
+
+fn parent_text(details: &SnapshotDetails) -> String {
+    let parent = details.manifest.parent.as_ref();
+    parent.map_or("-".into(), ToString::to_string)
+}
+
+fn labels_text(details: &SnapshotDetails) -> String {
+    let labels: Vec<String> = details
+        .manifest
         .labels
         .iter()
         .map(|(key, value)| format!("{key}={value}"))
         .collect();
-    let layers = manifest.disk.layers.len();
-    let memory = manifest
-        .memory
-        .as_ref()
-        .map_or("none: it boots".to_owned(), |memory| {
-            let machine = &memory.machine;
-            let size = show::bytes(memory.bytes);
-            let mode = manifest.capture.mode.as_deref().unwrap_or("-");
-            format!(
-                "{size}, {} layers ({mode}); {}, QEMU {}",
-                memory.layers.len(),
-                machine.accelerator,
-                machine.qemu_version
-            )
-        });
-    let or_none = |text: String| {
-        if text.is_empty() {
-            "-".to_owned()
-        } else {
-            text
-        }
+    or_dash(labels.join(", "))
+}
+
+fn image_text(details: &SnapshotDetails) -> String {
+    let image = &details.manifest.image;
+    format!("{} {}", image.name, image.digest)
+}
+
+fn disk_text(details: &SnapshotDetails) -> String {
+    let disk = &details.manifest.disk;
+    let size = show::bytes(disk.bytes);
+    format!("{size} {}, {} layers", disk.file_system, disk.layers.len())
+}
+
+fn memory_text(details: &SnapshotDetails) -> String {
+    let Some(memory) = &details.manifest.memory else {
+        return "none: it boots".into();
     };
-    show::fields(&[
-        ("names", or_none(details.names.join(", "))),
-        ("digest", details.digest.clone()),
-        (
-            "path",
-            details
-                .path
-                .as_ref()
-                .map_or("-".into(), |path| path.display().to_string()),
-        ),
-        ("created", details.created_at.clone()),
-        (
-            "parent",
-            manifest
-                .parent
-                .as_ref()
-                .map_or("-".into(), ToString::to_string),
-        ),
-        ("labels", or_none(labels.join(", "))),
-        (
-            "image",
-            format!("{} {}", manifest.image.name, manifest.image.digest),
-        ),
-        ("arch", manifest.arch.to_string()),
-        (
-            "disk",
-            format!(
-                "{} {}, {layers} layers",
-                show::bytes(manifest.disk.bytes),
-                manifest.disk.file_system
-            ),
-        ),
-        ("memory", memory),
-        ("consistency", manifest.capture.consistency.to_string()),
-        ("cpus", manifest.settings.cpus.to_string()),
-    ]);
-    show::notes(&manifest.capture.degraded);
-    Ok(ExitCode::SUCCESS)
+    let machine = &memory.machine;
+    let size = show::bytes(memory.bytes);
+    let mode = details.manifest.capture.mode.as_deref().unwrap_or("-");
+    format!(
+        "{size}, {} layers ({mode}); {}, QEMU {}",
+        memory.layers.len(),
+        machine.accelerator,
+        machine.qemu_version
+    )
 }
 
 async fn verify(global: &Global, which: &Which) -> Outcome {

@@ -204,15 +204,11 @@ impl Command for MigrateSetCapabilities<'_> {
     type Reply = Nothing;
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct MigrateSetParameters {
     /// Bytes per second.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_bandwidth: Option<u64>,
-    /// How often a restored guest announces its addresses to its network.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub announce_rounds: Option<u64>,
+    pub max_bandwidth: u64,
 }
 
 impl Command for MigrateSetParameters {

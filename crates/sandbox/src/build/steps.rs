@@ -17,10 +17,10 @@ use crate::error::{Error, Result};
 use crate::guest::ExecSpec;
 use crate::image::{CopyFile, Recipe, RunStep};
 
-/// Part of every key: changes when steps are done differently.
+/// Part of every key. It changes when steps are done differently.
 const RECIPE: u32 = 1;
 
-/// Whichever tool the distribution has.
+/// Installs packages with the tool that the distribution has.
 const INSTALL: &str = r#"
 if command -v apt-get >/dev/null; then
     export DEBIAN_FRONTEND=noninteractive
@@ -141,16 +141,16 @@ fn json(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("plain data")
 }
 
-/// What was copied is what the step is noted under.
+/// Checks that a copied file still has the digest that is part of its step's key.
 pub(super) fn check_unchanged(file: &CopyFile, digest: &str) -> Result<()> {
-    match digest_of(&file.source)? == digest {
-        true => Ok(()),
-        false => Err(Error::invalid(
-            "file to copy",
-            file.source.display(),
-            "it changed while the image was made",
-        )),
+    if digest_of(&file.source)? == digest {
+        return Ok(());
     }
+    Err(Error::invalid(
+        "file to copy",
+        file.source.display(),
+        "it changed while the image was made",
+    ))
 }
 
 pub(super) fn install(packages: &[String]) -> ExecSpec {
@@ -172,7 +172,7 @@ pub(super) fn command(run: &RunStep, recipe: &Recipe) -> ExecSpec {
     }
 }
 
-/// Gives a copy the owner and the mode that the recipe says.
+/// The command that gives a copy the owner and the mode of the recipe.
 pub(super) fn attributes(file: &CopyFile) -> Option<ExecSpec> {
     let owner = file.owner.as_ref().map(|_| r#"chown -R -- "$2" "$1""#);
     let mode = file
@@ -188,10 +188,8 @@ pub(super) fn attributes(file: &CopyFile) -> Option<ExecSpec> {
     if script.is_empty() {
         return None;
     }
-    let (owner, mode) = (
-        file.owner.clone().unwrap_or_default(),
-        file.mode.clone().unwrap_or_default(),
-    );
+    let owner = file.owner.clone().unwrap_or_default();
+    let mode = file.mode.clone().unwrap_or_default();
     Some(as_root(vec![
         "/bin/sh".into(),
         "-c".into(),
@@ -211,7 +209,7 @@ fn as_root(argv: Vec<String>) -> ExecSpec {
     }
 }
 
-/// Of a file or a tree: names, kinds, permissions and contents.
+/// The digest of a file or a tree: of names, kinds, permissions and contents.
 fn digest_of(path: &Path) -> Result<String> {
     let mut hasher = Sha256::new();
     add(&mut hasher, path, b"")?;
@@ -294,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_told_before_anything_is_done() {
+    fn a_missing_file_is_reported_before_any_step_runs() {
         let recipe = recipe(
             "from = \"a\"\nfiles = [{ source = \"gone\", target = \"/x\" }]",
             Path::new("/nowhere"),

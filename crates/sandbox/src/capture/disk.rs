@@ -5,9 +5,9 @@
 //!     -> leave out a layer that adds nothing -> publish
 //! ```
 //!
-//! Always: the machine is never stopped. The guest thaws on every path, by itself if nobody tells
-//! it to. When it fails: a guest that cannot freeze is captured as it is, as after a power cut, and
-//! the state says so.
+//! Always: the machine is never stopped. The guest thaws on every path, by itself if no request to
+//! thaw arrives. When it fails: a guest that cannot freeze is captured as it is, as after a power
+//! cut, and the state says so.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -25,14 +25,14 @@ use crate::error::{Error, Result, engine_error, store_error};
 use crate::fault::Step;
 use crate::manifest::{bare_manifest, publish_bare};
 
-/// How long a guest may stay frozen when we do not come back.
+/// How long a guest stays frozen if no request to thaw arrives.
 const FROZEN_LONGEST: Duration = Duration::from_secs(10);
 
-/// How long a guest may take to show that it hears. One that does may have much to write out, and
-/// is given more time.
+/// How long a guest may take to answer a ping. A guest that answers it may have much to write out,
+/// and gets more time for that.
 const HEARS_WITHIN: Duration = Duration::from_secs(10);
 
-/// More than this in a layer is not looked through for whether it adds anything.
+/// A layer that changes more than this is kept without a look at whether it adds anything.
 const LOOKED_THROUGH_BYTES: u64 = 4 << 20;
 
 /// A published state of the disk alone.
@@ -84,20 +84,22 @@ impl Capture<'_> {
     }
 
     /// Leaves out the uppermost layer if the disk is the same without it: a guest that wrote
-    /// nothing since it was last frozen has only noted that it was frozen and thawed. So two saves
-    /// of an unchanged sandbox share every layer.
+    /// nothing since its last freeze has only noted the freeze and the thaw. So two saves of an
+    /// unchanged sandbox share every layer.
     fn essential(&self, mut disk: Vec<LayerId>) -> Vec<LayerId> {
         match tokio::task::block_in_place(|| self.adds_nothing(&disk)) {
             Ok(false) => {}
-            Ok(true) => drop(disk.pop()),
+            Ok(true) => {
+                disk.pop();
+            }
             Err(error) => {
-                tracing::warn!(%error, "whether a layer adds anything cannot be told; it is kept")
+                tracing::warn!(%error, "a layer cannot be compared with the one below; it is kept")
             }
         }
         disk
     }
 
-    /// What the guest answers. One whose machine is gone is not waited for.
+    /// Waits for the guest's answer. Fails if the machine ends before that.
     async fn heard<T>(&self, asked: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::select! {
             answer = asked => answer,
@@ -111,10 +113,8 @@ impl Capture<'_> {
         let Some((_, below)) = disk.split_last() else {
             return Ok(false);
         };
-        let (with, without) = (
-            self.host.chain(self.owned, disk)?,
-            self.host.chain(self.owned, below)?,
-        );
+        let with = self.host.chain(self.owned, disk)?;
+        let without = self.host.chain(self.owned, below)?;
         let ranges = changed(&without, &with).map_err(store_error("compare two disks"))?;
         let bytes: u64 = ranges.iter().map(|range| range.end - range.start).sum();
         if bytes > LOOKED_THROUGH_BYTES {
@@ -123,7 +123,7 @@ impl Capture<'_> {
         is_same_but_for_notes(&Disk(&without), &Disk(&with), &ranges).map_err(diff_error)
     }
 
-    /// Switches the disk while the guest holds it still. Says why the guest did not.
+    /// Switches the disk while the guest keeps it frozen. If the guest did not, returns why.
     async fn switch_frozen(&mut self) -> Result<Option<Degradation>> {
         let guest = self.running.guest.clone();
         let frozen = self
@@ -131,7 +131,7 @@ impl Capture<'_> {
             .instrument(debug_span!("freeze"))
             .await;
         let switched = self.switch().await;
-        // Also when it said that it could not freeze: the answer may be all that failed.
+        // After a freeze that failed, too: the guest may be frozen, and only its answer lost.
         let thawed = self
             .heard(guest.thaw())
             .instrument(debug_span!("thaw"))
@@ -144,7 +144,7 @@ impl Capture<'_> {
         })
     }
 
-    /// Switches the disk of a guest that does not hear. Says so.
+    /// Switches the disk of a guest that does not answer, and returns that as a degradation.
     async fn switch_unfrozen(&mut self, deaf: &Error) -> Result<Option<Degradation>> {
         self.switch().await?;
         Ok(Some(as_after_power_cut(deaf)))

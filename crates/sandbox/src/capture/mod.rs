@@ -7,11 +7,11 @@
 //! ```
 //!
 //! Always: everything of a state is taken within one stop. The head on disk lists the next overlay
-//! before the guest can write to it, so that a death at any moment loses no write. What the machine
-//! stands on plus what is carried plus what is tracked as written is all of memory, at any time.
-//! When it fails: the guest goes on, nothing of the state is left, and pages whose tracking was
-//! re-armed are carried into the next capture. An overlay that was switched to stays: it is part of
-//! the chain, not of the state.
+//! before the guest can write to it, so that a death at any moment loses no write. At any time, the
+//! layers that the machine stands on, the carried pages and the pages that are tracked as written
+//! are together all of memory. When it fails: the guest continues, nothing of the state is left,
+//! and pages whose tracking was re-armed are carried into the next capture. An overlay that QEMU
+//! has switched to stays: it is part of the chain, not of the state.
 
 mod disk;
 mod whole;
@@ -39,21 +39,21 @@ use crate::pages;
 use crate::plan::{self, Abilities, ModePlan};
 use crate::states::{Checkpoint, ms};
 
-/// With more than this to read, memory is first copied while the guest runs.
+/// If more than this is to be read, memory is first copied while the guest runs.
 const LIVE_BYTES: u64 = 16 << 20;
-/// How often it is copied live before what is left is copied in the stop, however much it is.
+/// How many times memory is copied live. Then the rest is copied in the stop, however much it is.
 const LIVE_PASSES: usize = 3;
-/// What is read in a stop is held in memory up to this; beyond, it is written before the guest goes
-/// on.
+/// Up to this much is read into a buffer in the stop. More than this is written to a file before
+/// the guest continues.
 const BUFFER_BYTES: u64 = 128 << 20;
 /// What a guest may write between the last look at its memory and the stop, on top of a quarter.
 const SLACK_BYTES: u64 = 1 << 20;
 /// Memory is copied in pieces of this.
 const PIECE_BYTES: u64 = 4 << 20;
-/// More runs than this are joined over their smallest gaps: each is a mapping of every machine
-/// restored from them.
+/// More runs than this are joined over their smallest gaps: each run is a mapping in every machine
+/// that is restored from them.
 const RUNS_MAX: usize = 4096;
-/// QEMU's own stream of all of memory.
+/// How long QEMU may take to write its own stream of all of memory.
 const STREAM_DEADLINE: Duration = Duration::from_secs(600);
 
 /// What a capture is for.
@@ -109,7 +109,7 @@ struct Moment {
     pause: Duration,
 }
 
-/// All there is to make a state of.
+/// Everything that a state is made of.
 struct Taken {
     moment: Moment,
     devices: Vec<u8>,
@@ -192,10 +192,10 @@ impl Capture<'_> {
             .await
             .map_err(engine_error("save its devices"));
         let moment = moment?;
-        // Without its devices what was read is of no use, and it is out of the tracking.
+        // Without the devices the pages that were read are useless, and the tracking has lost them.
         let devices = devices.inspect_err(|_| self.running.ground.lose_layers())?;
-        // From here on the guest runs, or stays stopped by intention: whoever asked decides what to
-        // do with it.
+        // From here on the guest runs, or stays stopped by intention: the caller decides what to do
+        // with it.
         let taken = Taken {
             moment,
             devices,
@@ -208,8 +208,9 @@ impl Capture<'_> {
             .finish(&approach, taken, purpose)
             .instrument(debug_span!("finish"))
             .await;
-        finished
-            .inspect_err(|error| tracing::warn!(%error, "a capture failed after the guest went on"))
+        finished.inspect_err(
+            |error| tracing::warn!(%error, "a capture failed after the guest continued"),
+        )
     }
 
     fn machine(&self) -> &Machine {
@@ -253,7 +254,7 @@ impl Capture<'_> {
         }
     }
 
-    /// Why no state that can be made durable could be put on a memory layer.
+    /// Why a durable state cannot stand on a memory layer, if it cannot.
     fn memory_damage(&self, id: &LayerId) -> Option<String> {
         let doubtful = || self.owned.is_doubtful_memory(id).unwrap_or(false);
         let damage = read_layer(self.owned, id).err();
@@ -296,8 +297,8 @@ impl Capture<'_> {
         damage.map(|reason| Degradation::WholeDisk { reason })
     }
 
-    /// Makes the overlay that the guest will write to next, and gives the layers below it. One that
-    /// a failed capture left is as good.
+    /// Makes the overlay that the guest will write to next, or uses the one that a failed capture
+    /// left. Returns the layers below it.
     async fn prepare_overlay(&mut self) -> Result<Vec<LayerId>> {
         let mut head = self.head()?;
         if self.running.ground.prepared.is_some() {
@@ -309,7 +310,7 @@ impl Capture<'_> {
             .create_disk(self.disk_bytes)
             .map_err(store_error("make an overlay"))?;
         let path = self.owned.disk_layer(&id);
-        // The head that lists it is durable; so must it be.
+        // The head that lists the overlay is durable, so the overlay must be durable, too.
         self.owned
             .sync_overlay(&id)
             .map_err(store_error("sync an overlay"))?;
@@ -322,7 +323,8 @@ impl Capture<'_> {
             Err(source) => Err(Error::io("open", &path, source)),
         };
         let prepared = prepared.inspect_err(|_| self.discard_overlay(&id))?;
-        // Listed before it is written to. Empty, it changes nothing for whoever starts from it.
+        // The head lists the overlay before the guest writes to it. An empty overlay changes
+        // nothing for a machine that starts from that head.
         let below = head.disk.clone();
         head.disk.push(id.clone());
         if let Err(error) = self.owned.set_head(&head) {
@@ -337,8 +339,8 @@ impl Capture<'_> {
         Ok(below)
     }
 
-    /// Copies what is dirty while the guest runs, until little is left. Each pass is a layer of its
-    /// own: what changes under it is in the next one. Returns how much was written.
+    /// Copies dirty pages while the guest runs, until few are left. Each pass writes its own layer:
+    /// a page that changes meanwhile is in the next layer. Returns how many bytes were written.
     async fn copy_live(&mut self, approach: &mut Approach) -> Result<u64> {
         let mut total = 0;
         if approach.plan.mode != MemoryMode::WriteProtect || approach.scope == Scope::Whole {
@@ -350,7 +352,7 @@ impl Capture<'_> {
             let pending = blocking(move || memory.pending())
                 .await
                 .map_err(engine_error("look at its memory"))?;
-            // A guest that writes as fast as it is copied is not caught up with.
+            // If the guest writes as fast as its memory is copied, more passes do not help.
             if pending < LIVE_BYTES || pending > last / 2 {
                 approach.buffer = blocking(move || touched(pending)).await;
                 return Ok(total);
@@ -386,7 +388,7 @@ impl Capture<'_> {
         self.kept(id, written)
     }
 
-    /// A layer whose writing failed is removed.
+    /// Returns a layer that was written, or removes it if the writing failed.
     fn kept(&self, id: LayerId, written: Result<Layer>) -> Result<NewLayer> {
         match written {
             Ok(layer) => Ok(NewLayer { id, layer }),
@@ -409,8 +411,8 @@ impl Capture<'_> {
         }
     }
 
-    /// The stop. Whatever happens in it, the guest goes on afterwards, unless it was to stay
-    /// stopped and all went well.
+    /// Stops the guest and takes its devices, memory and disk. The guest continues afterwards, also
+    /// after an error, unless nothing failed and `after` is [`After::StayStopped`].
     async fn moment(
         &mut self,
         approach: &mut Approach,
@@ -418,8 +420,8 @@ impl Capture<'_> {
         devices: &DeviceFile,
         after: After,
     ) -> Result<Moment> {
-        // Silent from before the stop until all is read: devices and memory are of the same moment
-        // only if nothing moves.
+        // The hub is silent from before the stop until everything is read: devices and memory are
+        // of the same moment only if no bytes move.
         let _silence = self.running.hub.hold().await;
         let began = Instant::now();
         self.machine()
@@ -430,7 +432,7 @@ impl Capture<'_> {
         let taken = self.take_stopped(approach, staged, devices).await;
         if taken.is_err() || after == After::Continue {
             let continued = self.machine().cont().instrument(debug_span!("cont")).await;
-            // What was taken is out of the tracking, and in no layer.
+            // The pages that were taken are out of the tracking, and in no layer.
             continued
                 .map_err(engine_error("continue the guest"))
                 .inspect_err(|_| self.running.ground.lose_layers())?;
@@ -464,7 +466,7 @@ impl Capture<'_> {
         }
         self.host
             .reach(Step::CaptureDevices, Some(&self.running.machine))?;
-        // The disk has no part in memory's reading, nor memory in the switching of the disk.
+        // Reading the memory and switching the disk do not depend on each other.
         let (id, overlay) = self
             .running
             .ground
@@ -475,14 +477,14 @@ impl Capture<'_> {
         let (read, pivoted) = tokio::join!(self.read(approach, buffer), self.pivot_to(overlay));
         let pivoted = self.pivoted(id, pivoted);
         let (fresh, taken) = read?;
-        // They are out of the tracking now, and in no layer.
+        // The fresh pages are out of the tracking now, and in no layer.
         pivoted
             .and(taken)
             .inspect_err(|_| self.running.ground.carry(&fresh))
     }
 
-    /// Which pages there are to take, and what is in them. An inner error comes after they are out
-    /// of the tracking.
+    /// Lists the pages to take, and reads them. After an inner error the pages are out of the
+    /// tracking.
     async fn read(
         &self,
         approach: &Approach,
@@ -556,10 +558,10 @@ impl Capture<'_> {
         self.pivoted(id, pivoted)
     }
 
-    /// An overlay that was not switched to is as good for the next capture.
+    /// Keeps an overlay that QEMU did not switch to for the next capture.
     fn pivoted(&mut self, id: LayerId, pivoted: Pivoted) -> Result<()> {
         pivoted.map_err(|(overlay, error)| {
-            // One that was switched to after all is the active one: the head lists it, and the
+            // An overlay that QEMU switched to late is the active one: the head lists it, and the
             // guest writes to it.
             if !matches!(error, sandtree_engine::Error::PivotedLate) {
                 self.running.ground.prepared = Some((id, overlay));
@@ -570,8 +572,8 @@ impl Capture<'_> {
             .reach(Step::CapturePivoted, Some(&self.running.machine))
     }
 
-    /// From here on QEMU cannot write to the overlay that was frozen, whatever becomes of it:
-    /// others share the file.
+    /// Makes QEMU open the frozen overlay read-only, so that it cannot write to it any more,
+    /// whatever happens to QEMU: others share the file.
     async fn give_up_writing(&self, frozen: Option<&LayerId>) {
         let Some(path) = frozen.map(|id| self.owned.disk_layer(id)) else {
             return;
@@ -627,9 +629,10 @@ impl Capture<'_> {
         if purpose.after == After::Continue {
             self.give_up_writing(disk.last()).await;
         }
-        let disk = match disk_whole {
-            true => vec![self.copy_disk().await?],
-            false => disk,
+        let disk = if disk_whole {
+            vec![self.copy_disk().await?]
+        } else {
+            disk
         };
         disk.last()
             .map_or(Ok(()), |id| self.owned.freeze_disk(id))
@@ -698,8 +701,8 @@ impl Capture<'_> {
     }
 }
 
-/// An empty buffer for about as many bytes, whose pages exist. A guest writes more until it is
-/// stopped.
+/// An empty buffer whose pages exist. It has room for more than `pending` bytes, because the guest
+/// writes until it is stopped.
 fn touched(pending: u64) -> Vec<u8> {
     let bytes = pending + pending / 4 + SLACK_BYTES;
     let mut buffer = vec![1; bytes.min(BUFFER_BYTES) as usize];

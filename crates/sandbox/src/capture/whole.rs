@@ -1,4 +1,5 @@
-//! What a capture does when the ground it would build on is not whole, and what it says of itself.
+//! Copies the whole disk of a machine whose lower layers are damaged, and makes the manifest of a
+//! capture.
 
 use std::fs::File;
 use std::time::Duration;

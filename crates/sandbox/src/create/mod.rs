@@ -1,4 +1,4 @@
-//! How a sandbox comes to life: the order of things, and what is undone when one fails.
+//! Creates sandboxes: the order of the steps, and what is undone when a step fails.
 //!
 //! ```text
 //!   check spec -> image -> resources -> ports -> warm state, made if missing -> record -> restore -> running
@@ -6,10 +6,10 @@
 //!                                                           undone by removing it ´
 //! ```
 //!
-//! Always: each step's result owns what it made, so that an error or a dropped future at any point
-//! unwinds all of it. The name is claimed before the machine starts, so of two creations under one
-//! name one fails at once. When it fails: the console's last lines are in the error, and nothing
-//! else is left.
+//! Always: each step's result owns what the step made, so that an error or a dropped future at any
+//! point undoes all steps. The sandbox claims its name before its machine starts, so of two
+//! creations under one name one fails at once. When it fails: the error has the console's last
+//! lines, and nothing else is left.
 
 mod origin;
 mod unfinished;
@@ -25,7 +25,7 @@ use std::time::Duration;
 use sandtree_engine as engine;
 use sandtree_store::{
     BatchId, Damaged, DamagedLayer, Digest, Image, MemoryState, Name, Network, PublishedPort,
-    SandboxId, SandboxRecord, Settings, Snapshot, StateSource,
+    SandboxId, SandboxRecord, Settings, Snapshot, SnapshotManifest, StateSource,
 };
 
 use self::origin::{Beginning, check_as_saved};
@@ -48,7 +48,7 @@ use crate::reference::Reference;
 use crate::spec::{SandboxSpec, check_settings};
 use crate::{ca, fold};
 
-/// A sandbox that runs and does not exist for others yet. Dropped, nothing of it is left.
+/// A sandbox that runs and that other processes do not see yet. Dropping it removes everything.
 #[derive(Debug)]
 pub(crate) struct Created {
     // Before the sandbox, so that the machine ends first.
@@ -57,7 +57,7 @@ pub(crate) struct Created {
 }
 
 impl Created {
-    /// A machine that has ended by itself is no sandbox to commit.
+    /// Fails if the machine has ended by itself: such a sandbox cannot be committed.
     pub fn check(&self) -> Result<()> {
         match self.running.machine.exit().now() {
             None => Ok(()),
@@ -75,7 +75,8 @@ impl Created {
         recorded.map_err(store_error("write a sandbox's state"))
     }
 
-    /// Begins to drive it. A pending one is recorded when its driver is told to commit it.
+    /// Starts the sandbox's driver. The driver records a pending sandbox when it gets the order
+    /// to commit it.
     pub fn drive(self, host: &Host, existence: Existence) -> Local {
         host.drive(Driven {
             state: running_state(&self.running, None),
@@ -86,7 +87,7 @@ impl Created {
     }
 }
 
-/// Creates a sandbox that runs. When it fails, or is dropped in the middle, nothing is left.
+/// Creates a running sandbox. If it fails, or its future is dropped, nothing is left.
 pub(crate) async fn created(
     host: Arc<Inner>,
     spec: SandboxSpec,
@@ -126,14 +127,15 @@ async fn from_image(
         batch,
         ..record(spec, settings, Base::image(spec, &image)?, &ports)?
     };
-    let (unfinished, running) = match spec.cold {
-        true => booted(host, record, spec.boot_timeout).await?,
-        false => warm_or_booted(host, record, &image, spec.boot_timeout).await?,
+    let (unfinished, running) = if spec.cold {
+        booted(host, record, spec.boot_timeout).await?
+    } else {
+        warm_or_booted(host, record, &image, spec.boot_timeout).await?
     };
     Ok((unfinished, ready(host, spec, running, &ports).await?))
 }
 
-/// Goes on from a snapshot's memory, or boots from its disk.
+/// Creates a sandbox that continues from a snapshot's memory, or boots from the snapshot's disk.
 async fn from_snapshot(
     host: &Arc<Inner>,
     spec: &SandboxSpec,
@@ -141,28 +143,9 @@ async fn from_snapshot(
     batch: Option<BatchId>,
 ) -> Result<(Unfinished, Running)> {
     let manifest = &snapshot.manifest;
-    if let Some(own) = &spec.kernel {
-        return Err(Error::invalid(
-            "kernel",
-            own.kernel.display(),
-            "a snapshot continues with its own",
-        ));
-    }
-    if manifest.arch != spec.arch {
-        return Err(Error::ForeignArch {
-            there: manifest.arch.to_string(),
-            here: spec.arch.to_string(),
-        });
-    }
+    check_kernel_and_arch(spec, manifest)?;
     let image = host.image_of(manifest).await?;
-    let origin = match host
-        .store
-        .is_saved_here(&snapshot.digest)
-        .map_err(store_error("read a snapshot"))?
-    {
-        true => SavedBy::ThisStore,
-        false => SavedBy::Another,
-    };
+    let origin = SavedBy::of(host, snapshot)?;
     let settings = spec.settings_over(&origin.granted(&manifest.settings));
     check_settings(&settings)?;
     let memory = manifest.memory.as_ref().filter(|_| !spec.cold);
@@ -171,12 +154,7 @@ async fn from_snapshot(
     }
     check_resources(host, settings.memory_bytes)?;
     host.reach(Step::Resources, None)?;
-    // A port that was asked for is had, or nothing is; one that another sandbox had is not insisted
-    // on.
-    let (ports, mut notes) = match spec.publish.is_empty() {
-        true => listen_if_free(&settings.ports).await?,
-        false => (listen(&settings.ports).await?, Vec::new()),
-    };
+    let (ports, mut notes) = listen_for(spec, &settings).await?;
     host.reach(Step::Ports, None)?;
     let base = Base {
         image: manifest.image.name.clone(),
@@ -190,31 +168,70 @@ async fn from_snapshot(
     let unfinished =
         Unfinished::from_snapshot(host.clone(), record, snapshot.clone(), memory.is_some()).await?;
     host.reach(Step::Record, None)?;
-    let mut running = match memory {
-        Some(_) => {
-            let state = unfinished
-                .dir()
-                .state_source(&snapshot.state_id())
-                .map_err(store_error("read a state"))?;
-            go_on(host, &unfinished, loaded(host, &unfinished, state).await?).await?
-        }
-        None => {
-            check_layers(&unfinished, snapshot)?;
-            boot_head(
-                host,
-                unfinished.owned(),
-                identity::identity(unfinished.dir().record()),
-                spec.boot_timeout,
-            )
-            .await?
-        }
+    let mut running = if memory.is_some() {
+        resume_snapshot(host, &unfinished, snapshot).await?
+    } else {
+        check_layers(&unfinished, snapshot)?;
+        boot(host, &unfinished, spec.boot_timeout).await?
     };
     notes.extend(origin.withheld(spec, &manifest.settings));
     running.degraded.append(&mut notes);
     Ok((unfinished, ready(host, spec, running, &ports).await?))
 }
 
-/// A guest that runs gets what it was promised beside its machine.
+/// A snapshot continues with its own kernel, and on its own architecture.
+fn check_kernel_and_arch(spec: &SandboxSpec, manifest: &SnapshotManifest) -> Result<()> {
+    if let Some(own) = &spec.kernel {
+        return Err(Error::invalid(
+            "kernel",
+            own.kernel.display(),
+            "a snapshot continues with its own",
+        ));
+    }
+    if manifest.arch != spec.arch {
+        return Err(Error::ForeignArch {
+            there: manifest.arch.to_string(),
+            here: spec.arch.to_string(),
+        });
+    }
+    Ok(())
+}
+
+/// Listens on the ports of a sandbox from a snapshot. If the spec asks for ports, each of them must
+/// be free. If only the snapshot names them, any free port replaces one that is taken, and a note
+/// reports it.
+async fn listen_for(
+    spec: &SandboxSpec,
+    settings: &Settings,
+) -> Result<(Vec<Listener>, Vec<Degradation>)> {
+    if spec.publish.is_empty() {
+        listen_if_free(&settings.ports).await
+    } else {
+        Ok((listen(&settings.ports).await?, Vec::new()))
+    }
+}
+
+/// Continues a guest from a snapshot's memory.
+async fn resume_snapshot(
+    host: &Inner,
+    unfinished: &Unfinished,
+    snapshot: &Snapshot,
+) -> Result<Running> {
+    let state = unfinished
+        .dir()
+        .state_source(&snapshot.state_id())
+        .map_err(store_error("read a state"))?;
+    let loaded = loaded(host, unfinished, state).await?;
+    resume(host, unfinished, loaded).await
+}
+
+/// Boots a new sandbox from its own disk.
+async fn boot(host: &Inner, unfinished: &Unfinished, timeout: Option<Duration>) -> Result<Running> {
+    let identity = identity::identity(unfinished.dir().record());
+    boot_head(host, unfinished.owned(), identity, timeout).await
+}
+
+/// Gives a running guest its certificate authorities, and forwards its published ports.
 async fn ready(
     host: &Inner,
     spec: &SandboxSpec,
@@ -227,8 +244,8 @@ async fn ready(
     connected(host, running, ports)
 }
 
-/// Which store saved a snapshot. What reaches beyond the guest is not taken from one that may come
-/// from anyone.
+/// Which store saved a snapshot. A snapshot of another store may come from anyone, so a sandbox
+/// does not take settings from it that reach beyond the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SavedBy {
     ThisStore,
@@ -236,7 +253,19 @@ enum SavedBy {
 }
 
 impl SavedBy {
-    /// The settings of a snapshot that a sandbox gets without being asked for.
+    fn of(host: &Inner, snapshot: &Snapshot) -> Result<Self> {
+        let is_saved_here = host
+            .store
+            .is_saved_here(&snapshot.digest)
+            .map_err(store_error("read a snapshot"))?;
+        if is_saved_here {
+            Ok(Self::ThisStore)
+        } else {
+            Ok(Self::Another)
+        }
+    }
+
+    /// The settings that a sandbox takes from a snapshot without a request of its spec.
     fn granted(self, saved: &Settings) -> Settings {
         let mut granted = saved.clone();
         if self == SavedBy::Another {
@@ -248,7 +277,7 @@ impl SavedBy {
         granted
     }
 
-    /// What it does not get.
+    /// The settings that a sandbox does not take from a snapshot.
     fn withheld(self, spec: &SandboxSpec, saved: &Settings) -> Vec<Degradation> {
         let mut notes = Vec::new();
         if self == SavedBy::Another && spec.network.is_none() && saved.network == Network::Full {
@@ -271,28 +300,28 @@ impl SavedBy {
     }
 }
 
-/// The structure of a snapshot's disk, as restoring it with its memory checks it, too.
+/// Checks the structure of a snapshot's disk. A restore with memory makes the same check.
 fn check_layers(unfinished: &Unfinished, snapshot: &Snapshot) -> Result<()> {
     let damaged = unfinished
         .dir()
         .check_chain()
         .map_err(store_error("check a snapshot's disk"))?;
-    let told = |layer: DamagedLayer| Damaged {
+    let report = |layer: DamagedLayer| Damaged {
         what: format!("layer {}", layer.layer),
         quarantined: None,
         reason: layer.damage.to_string(),
     };
-    match damaged.is_empty() {
-        true => Ok(()),
-        false => Err(Error::Damaged {
-            reference: snapshot.digest.to_string(),
-            damaged: damaged.into_iter().map(told).collect(),
-        }),
+    if damaged.is_empty() {
+        return Ok(());
     }
+    Err(Error::Damaged {
+        reference: snapshot.digest.to_string(),
+        damaged: damaged.into_iter().map(report).collect(),
+    })
 }
 
-/// From the warm state, which is made if there is none; or by a boot, if that does not work, and
-/// then it says so.
+/// Creates a sandbox from the warm state, which is made if it is missing. If the warm state does
+/// not work, the sandbox boots, and a note reports the reason.
 async fn warm_or_booted(
     host: &Arc<Inner>,
     record: SandboxRecord,
@@ -332,7 +361,7 @@ async fn warm_or_booted(
     Ok((unfinished, running))
 }
 
-/// A warm state that does not load is of no use to anybody.
+/// Removes a warm state that does not load.
 fn unusable(host: &Inner, key: &Digest, error: &Error) -> Result<Degradation> {
     host.store
         .remove_warm(key)
@@ -342,8 +371,8 @@ fn unusable(host: &Inner, key: &Digest, error: &Error) -> Result<Degradation> {
     })
 }
 
-/// Whether booting instead may help. A machine that something killed, as the kernel does when
-/// memory is short, says nothing about the state.
+/// Whether a boot may succeed where the state failed. If something killed the machine, as the
+/// kernel does when memory is short, the error says nothing about the state.
 fn is_about_the_state(error: &Error) -> bool {
     match error {
         Error::Engine { source, .. } => !was_killed(source),
@@ -371,24 +400,26 @@ async fn restored(
     let unfinished = Unfinished::from_state(host.clone(), record, warm.clone()).await?;
     host.reach(Step::Record, None)?;
     let loaded = loaded(host, &unfinished, warm.clone()).await?;
-    let running = go_on(host, &unfinished, loaded).await?;
+    let running = resume(host, &unfinished, loaded).await?;
     Ok((unfinished, running))
 }
 
-/// A machine on a new sandbox's disk that holds the state it was made from.
+/// Loads the state that a new sandbox is made from into a machine on the sandbox's disk.
 async fn loaded(host: &Inner, unfinished: &Unfinished, state: StateSource) -> Result<Loaded> {
     let state = restore::check(unfinished.dir(), state)?;
     let disk = fold::head(unfinished.owned()).await?;
     restore::load(host, unfinished.owned(), state, &disk).await
 }
 
-/// Lets a guest go on in a sandbox that is new to it.
-async fn go_on(host: &Inner, unfinished: &Unfinished, loaded: Loaded) -> Result<Running> {
+/// Resumes a guest in a sandbox that is new to it.
+async fn resume(host: &Inner, unfinished: &Unfinished, loaded: Loaded) -> Result<Running> {
     let connections = Connections {
         hub: HubChoice::New,
         belongs: Belongs::Elsewhere,
     };
-    let restored = loaded.go_on(host, unfinished.dir(), connections).await?;
+    let restored = loaded
+        .continue_guest(host, unfinished.dir(), connections)
+        .await?;
     let failed = restored.hooks.iter().map(|hook| Degradation::HookFailed {
         hook: hook.name.clone(),
         reason: hook.what.clone(),
@@ -405,17 +436,11 @@ async fn booted(
 ) -> Result<(Unfinished, Running)> {
     let unfinished = Unfinished::make(host.clone(), record).await?;
     host.reach(Step::Record, None)?;
-    let running = boot_head(
-        host,
-        unfinished.owned(),
-        identity::identity(unfinished.dir().record()),
-        timeout,
-    )
-    .await?;
+    let running = boot(host, &unfinished, timeout).await?;
     Ok((unfinished, running))
 }
 
-/// What copies are made from: a state, and the sandbox it is a state of.
+/// The source of copies: a state, and the record of the state's sandbox.
 #[derive(Debug, Clone)]
 pub(crate) struct Source {
     pub state: StateSource,
@@ -443,10 +468,11 @@ impl Inner {
     }
 }
 
-/// A copy of a sandbox that holds its state and stands still. Dropped, nothing of it is left.
+/// A copy of a sandbox that has loaded its state and does not run yet. Dropping it removes
+/// everything.
 pub(crate) struct Copy {
     host: Arc<Inner>,
-    // Before the sandbox, so that the machine ends first. None, if the state has no memory.
+    // Before the sandbox, so that the machine ends first. `None`: the state has no memory.
     loaded: Option<Loaded>,
     unfinished: Unfinished,
     ports: Vec<Listener>,
@@ -491,8 +517,8 @@ pub(crate) async fn copy(host: Arc<Inner>, spec: CopySpec) -> Result<Copy> {
 }
 
 impl Copy {
-    /// Lets the copy continue.
-    pub async fn go_on(self) -> Result<Created> {
+    /// Resumes the copy's guest, or boots it if the state has no memory.
+    pub async fn resume(self) -> Result<Created> {
         let Copy {
             host,
             unfinished,
@@ -500,16 +526,8 @@ impl Copy {
             ports,
         } = self;
         let running = match loaded {
-            Some(loaded) => go_on(&host, &unfinished, loaded).await?,
-            None => {
-                boot_head(
-                    &host,
-                    unfinished.owned(),
-                    identity::identity(unfinished.dir().record()),
-                    None,
-                )
-                .await?
-            }
+            Some(loaded) => resume(&host, &unfinished, loaded).await?,
+            None => boot(&host, &unfinished, None).await?,
         };
         let running = connected(&host, running, &ports)?;
         host.reach(Step::Running, None)?;
@@ -520,7 +538,7 @@ impl Copy {
     }
 }
 
-/// What a sandbox from an image would be, without its ports.
+/// The record that a sandbox from an image would have, without its ports.
 pub(crate) fn record_of(spec: &SandboxSpec, image: &Image) -> Result<SandboxRecord> {
     record(
         spec,
@@ -530,7 +548,7 @@ pub(crate) fn record_of(spec: &SandboxSpec, image: &Image) -> Result<SandboxReco
     )
 }
 
-/// What a sandbox's disk stands on.
+/// The image, and perhaps the snapshot, below a sandbox's disk.
 struct Base<'a> {
     image: Name,
     of: &'a Image,
@@ -538,7 +556,7 @@ struct Base<'a> {
 }
 
 impl<'a> Base<'a> {
-    /// By the name it was asked for, or by the beginning of its digest.
+    /// Names the image as the spec does, or by the beginning of its digest.
     fn image(spec: &SandboxSpec, of: &'a Image) -> Result<Self> {
         let name = match Reference::parse(spec.image.as_deref().unwrap_or_default())? {
             Reference::Name(name) => name,

@@ -1,4 +1,4 @@
-//! What a sandbox begins from: an image, or a snapshot with or without its memory.
+//! Finds what a sandbox begins from: an image, or a snapshot with or without its memory.
 
 use std::sync::Arc;
 
@@ -22,7 +22,8 @@ pub(crate) enum Beginning {
     Snapshot(Box<Held>),
 }
 
-/// What can be created at once. What it begins from stays while this lives.
+/// A spec that a host can create without waiting. Its image or snapshot stays in the store while
+/// this value lives.
 #[derive(Debug)]
 pub struct Prepared {
     pub spec: SandboxSpec,
@@ -30,9 +31,9 @@ pub struct Prepared {
 }
 
 impl Host {
-    /// Makes sure that what a sandbox is to begin from is there: an image is made if it is built
-    /// in, a snapshot in a directory is taken into the store, every byte of it checked. Then it can
-    /// be created without waiting for that.
+    /// Gets a sandbox's image or snapshot into the store, so that the creation does not wait for
+    /// it. A missing image that is built in is made. A snapshot in a directory is imported, and
+    /// every byte of it checked.
     pub async fn prepare(
         &self,
         mut spec: SandboxSpec,
@@ -41,8 +42,9 @@ impl Host {
     ) -> Result<Prepared> {
         let beginning = may_block(self.inner.beginning(&spec, progress, image)).await?;
         if let Beginning::Snapshot(held) = &beginning {
-            // By its digest, it is the same whatever becomes of the name or the directory.
-            (spec.image, spec.snapshot) = (None, Some(held.digest.to_string()));
+            // The digest names the same snapshot even if the name or the directory changes.
+            spec.image = None;
+            spec.snapshot = Some(held.digest.to_string());
         }
         Ok(Prepared {
             spec,
@@ -76,8 +78,8 @@ impl Inner {
         )))
     }
 
-    /// A snapshot, kept while the result lives. One in a directory is brought into the store, every
-    /// byte of it checked.
+    /// A snapshot that stays in the store while the result lives. A snapshot in a directory is
+    /// imported, and every byte of it checked.
     pub async fn snapshot(
         self: &Arc<Self>,
         reference: &Reference,
@@ -87,7 +89,8 @@ impl Inner {
             let unknown = || no_snapshot(&reference.to_string());
             return self.pinned_as(&self.digest_of(reference)?.ok_or_else(unknown)?, reference);
         };
-        let (host, path) = (self.clone(), path.clone());
+        let host = self.clone();
+        let path = path.clone();
         let imported = Watched::run(progress, move |progress| {
             host.store.import_dir(&path, Target::Unnamed, progress)
         });
@@ -98,7 +101,7 @@ impl Inner {
         Ok(Held::for_one_use(imported, self))
     }
 
-    /// A snapshot by its digest, kept while the result lives.
+    /// A snapshot by its digest. It stays in the store while the result lives.
     pub fn pinned(&self, digest: &store::Digest) -> Result<Held> {
         self.pinned_as(digest, &Reference::Digest(digest.clone()))
     }
@@ -113,10 +116,11 @@ impl Inner {
             })
     }
 
-    /// The image of a snapshot, by its digest: what else has the image's name by now is another
+    /// The image of a snapshot, by its digest: by now, the image's name may belong to another
     /// image.
     pub async fn image_of(self: &Arc<Self>, manifest: &SnapshotManifest) -> Result<Image> {
-        let (host, image) = (self.clone(), manifest.image.clone());
+        let host = self.clone();
+        let image = manifest.image.clone();
         blocking(move || match host.store.image_by_digest(&image.digest) {
             Ok(found) => Ok(found),
             Err(error) if error.io_kind() == Some(std::io::ErrorKind::NotFound) => {
@@ -136,8 +140,8 @@ impl Inner {
     }
 }
 
-/// The network that a machine has for a sandbox that may use `asked`: one that was full can be cut
-/// off from everything.
+/// The network of the machine of a sandbox that asks for `asked`. A machine with the full network
+/// can be isolated without another device.
 fn backend(machine: Network, asked: Network) -> Network {
     if (machine, asked) == (Network::Full, Network::Isolated) {
         machine
@@ -146,7 +150,8 @@ fn backend(machine: Network, asked: Network) -> Network {
     }
 }
 
-/// Memory goes on in the machine it was captured in, or not at all.
+/// Checks that a sandbox asks for the machine that the memory was captured in: the memory cannot
+/// continue in another one.
 pub(crate) fn check_as_saved(
     machine: &MachineRecord,
     saved: &Settings,

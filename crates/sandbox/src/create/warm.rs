@@ -1,10 +1,10 @@
 //! Warm images: the captured state of an image just after boot, from which sandboxes of the same
 //! shape begin.
 //!
-//! Always: a warm state is of nobody. It is taken before the guest has a name, and every sandbox
-//! made from it gets its own randomness, time, name and machine id before it counts as created.
-//! When it fails: a sandbox is booted instead, and says so. A warm state that does not load is
-//! removed, and made anew.
+//! Always: a warm state has no identity. It is captured before the guest has a name, and every
+//! sandbox made from it gets its own randomness, time, name and machine id before it counts as
+//! created. When it fails: the sandbox boots instead, and a note reports the reason. A warm state
+//! that does not load is removed, and made again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,24 +32,24 @@ use crate::names::parse_name;
 use crate::progress::Progress;
 use crate::spec::SandboxSpec;
 
-/// Changes when what is done between boot and capture does.
+/// Part of every key. It changes when the steps between boot and capture change.
 const RECIPE: u32 = 1;
 
-/// Warm states that are kept: each is the memory a guest has written when it has booted, some 60
-/// MiB.
+/// The number of warm states that a store keeps. Each has the memory that a guest has written when
+/// it has booted, some 60 MiB.
 const WARM_MAX: usize = 8;
 
 /// A captured boot, as lists show it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct WarmInfo {
     pub key: String,
-    /// The digest of its image. Those of older versions do not tell.
+    /// The digest of its image. Warm states of older versions do not record it.
     pub image: Option<String>,
     pub memory_bytes: Option<u64>,
     pub cpus: Option<u32>,
     pub network: Option<Network>,
     pub accelerator: Option<String>,
-    /// What it takes on disk.
+    /// Its size on disk.
     pub bytes: u64,
     /// RFC 3339, in UTC.
     pub created_at: String,
@@ -148,7 +148,7 @@ impl Host {
     }
 }
 
-/// Everything a booted machine depends on but its disk's size and whom it belongs to.
+/// Everything that a booted machine depends on, except its disk's size and its identity.
 #[derive(Serialize)]
 struct Shape<'a> {
     recipe: u32,
@@ -159,7 +159,7 @@ struct Shape<'a> {
     machine: MachineRecord,
 }
 
-/// The name of the warm state a sandbox begins from.
+/// The key of the warm state that a sandbox begins from.
 pub(crate) async fn key(host: &Inner, record: &SandboxRecord, image: &Image) -> Result<Digest> {
     let kernel = host
         .store
@@ -192,10 +192,11 @@ fn initramfs_name(host: &Inner, record: &SandboxRecord, kernel: &KernelBundle) -
         .unwrap_or_default())
 }
 
-/// Boots a machine of nobody, captures it, and keeps the state for all sandboxes of its shape. The
-/// machine ends: it had the state's disk open for writing, and nobody who runs may have that.
+/// Boots a temporary machine without an identity, captures it, and keeps the state for all
+/// sandboxes of the same shape. The machine ends, because it has the state's disk open for writing,
+/// and no running machine may have that.
 ///
-/// An inner error: it booted, and its state cannot be kept.
+/// An inner error: the machine booted, and its state cannot be kept.
 pub(crate) async fn make(
     host: &Arc<Inner>,
     like: &SandboxRecord,
@@ -204,15 +205,21 @@ pub(crate) async fn make(
     timeout: Option<Duration>,
 ) -> Result<Result<StateSource>> {
     let maker = Unfinished::make(host.clone(), maker(like, image)?).await?;
-    let mut running =
-        start::boot_head(host, maker.owned(), identity::nobody(like), timeout).await?;
+    let mut running = start::boot_head(
+        host,
+        maker.owned(),
+        identity::without_sandbox(like),
+        timeout,
+    )
+    .await?;
     let kept = keep(host, maker.owned(), &mut running, key).await;
     running.machine.kill().await;
     running.hub.close("its state is kept".into()).await;
     Ok(kept)
 }
 
-/// On a disk of the image's size, because a warm state is for disks of any size.
+/// The record of the temporary machine. Its disk has the image's size, because a warm state is for
+/// disks of any size.
 fn maker(like: &SandboxRecord, image: &Image) -> Result<SandboxRecord> {
     let id = SandboxId::random().map_err(store_error("make an id"))?;
     let name = parse_name("sandbox name", id.as_str())?;
@@ -278,8 +285,8 @@ async fn keep(
     })
 }
 
-/// Removes the oldest warm states beyond a number: of images, QEMUs, agents and shapes that nobody
-/// uses any more, most likely. One that is needed again is made again.
+/// Removes the oldest warm states above the limit. Most likely, they are of images, QEMUs, agents
+/// and shapes that are no longer used. A warm state that is needed again is made again.
 fn prune(host: &Inner, but: &Digest) -> Result<()> {
     let mut others = Vec::new();
     for key in host
@@ -287,7 +294,7 @@ fn prune(host: &Inner, but: &Digest) -> Result<()> {
         .warm_keys()
         .map_err(store_error("list warm states"))?
     {
-        // One that cannot be read is the first to go.
+        // A warm state that cannot be read is removed first.
         let made = host
             .store
             .warm(&key)

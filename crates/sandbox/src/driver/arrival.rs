@@ -1,4 +1,4 @@
-//! A machine that holds the state a sandbox goes to, on a disk of its own, and does not run yet.
+//! A stopped machine that holds the state a sandbox goes to, on a disk of its own.
 //!
 //! ```text
 //!   revert:  present  --capture--> state it leaves   \
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Always: an arrival needs nothing of the present, so it is loaded while the present is captured.
-//! When it fails, or is dropped: its machine ends, and its overlay, which no head lists, is removed
-//! by the next collection.
+//! When it fails, or is dropped: its machine ends, and the next collection removes its overlay,
+//! which no head lists.
 
 use sandtree_store::{LayerId, MemoryState, Owned, StateManifest};
 
@@ -20,7 +20,7 @@ pub(super) struct Arrival {
     pub manifest: StateManifest,
     /// The state's layers, and an overlay of its own on top.
     pub disk: Vec<LayerId>,
-    /// None for a state without memory: its guest boots.
+    /// `None` for a state without memory: its guest boots.
     pub loaded: Option<Loaded>,
 }
 

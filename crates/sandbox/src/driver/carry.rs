@@ -1,7 +1,7 @@
-//! How a driver carries a job out: to its end, until it is interrupted, or until it panics.
+//! Carries a driver's job out: to its end, until an urgent job interrupts it, or until it panics.
 //!
-//! Always: the caller gets an answer. The sandbox outlives a panic: the driver drops the job, and
-//! if the machine went with it, records that.
+//! Always: the caller gets an answer. The sandbox survives a panic: the driver drops the job, and
+//! if the machine ended with the job, records that.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -27,7 +27,8 @@ use crate::verb::{Verb, has_machine};
 const INTERRUPTION: Duration = Duration::from_secs(3);
 
 impl Driver {
-    /// Carries a job out. An urgent one that arrives meanwhile interrupts it and follows it.
+    /// Carries a job out. An urgent job that arrives meanwhile interrupts it, and is carried out
+    /// next.
     pub(super) async fn carry_out(&mut self, job: Job, urgent: &mut mpsc::Receiver<Job>) {
         if job.urgency == Urgency::Interrupts {
             return self.carry_out_whole(job).await;
@@ -79,8 +80,8 @@ impl Driver {
         urgent
     }
 
-    /// A job was dropped in the middle. A machine that it was starting is gone with it, so what it
-    /// recorded on the way is not so.
+    /// Cleans up after a job that was dropped before its end. A machine that the job was starting
+    /// is gone, so the state that the job recorded is wrong.
     fn was_dropped(&mut self) {
         self.restore_head();
         if self.running.is_some() {
@@ -93,7 +94,7 @@ impl Driver {
         }
     }
 
-    /// A verb that fails because it was interrupted says so.
+    /// Replaces the error of an interrupted verb by the interruption.
     pub(super) fn explain_interruption<T>(&self, verb: Verb, answer: Result<T>) -> Result<T> {
         let by = self.interrupted.get();
         match (answer, by) {
@@ -106,14 +107,15 @@ impl Driver {
         }
     }
 
-    /// What the machine's process can be killed by while a job has the driver.
+    /// A descriptor to kill the machine's process with while a job borrows the driver.
     fn qemu(&self) -> Option<OwnedFd> {
         let pid = self.running.as_ref()?.machine.pid();
         let pid = Pid::from_raw(pid.try_into().ok()?)?;
         pidfd_open(pid, PidfdFlags::empty()).ok()
     }
 
-    /// The sandbox stays. A machine that the job had taken is gone with it.
+    /// Cleans up after a job that panicked, and returns its error. The sandbox stays. A machine
+    /// that the job had taken out of the driver is gone.
     async fn panicked(&mut self, verb: Verb, panic: &str) -> Error {
         tracing::error!(?verb, panic, "a verb panicked");
         let lost = has_machine(self.state.phase) && self.running.is_none();
@@ -136,7 +138,7 @@ impl Driver {
     }
 }
 
-/// Returns how long a verb that uses the machine may take to notice.
+/// Kills QEMU. Returns how long a verb that uses the machine may take to notice that.
 fn kill(qemu: OwnedFd) -> Duration {
     if let Err(error) = pidfd_send_signal(&qemu, Signal::KILL) {
         tracing::debug!(%error, "a machine that is to be killed is gone already");

@@ -1,11 +1,11 @@
-//! Folding in the background: many layers become one for what is taken next. States that exist keep
-//! theirs.
+//! Folds layers in the background: later states stand on one layer instead of many. Existing states
+//! keep their layers.
 //!
 //! ```text
-//!   machine stands on  a b c d … x   --fold-->  [a…x] y z        y, z: taken while it was folded
+//!   machine stands on  a b c d … x   --fold-->  [a…x] y z        y, z: captured during the fold
 //! ```
 //!
-//! Always: the guest is not stopped for it, and nothing that exists is changed.
+//! Always: a fold does not stop the guest, and changes no existing layer.
 //! When it fails: the layers stay as they are, and the next capture tries again.
 
 use std::fs::File;
@@ -22,22 +22,22 @@ use crate::fold::{DISK_LAYERS, DiskFold};
 use crate::machine::ground::Folded;
 use crate::machine::running::Running;
 
-/// Memory layers beyond which they are folded.
+/// More memory layers than this are folded.
 const MEMORY_LAYERS: usize = 24;
-/// Pieces of memory beyond which they are folded: each is a mapping of every machine restored from
-/// them.
+/// Layers with more pieces of memory than this are folded: each piece is a mapping in every machine
+/// that is restored from them.
 const MAPPINGS: usize = 8192;
-/// Depths at which a capture waits for the fold: a machine has only so many descriptors.
+/// At these depths a capture waits for the fold: a machine has a limited number of descriptors.
 const MEMORY_LAYERS_MAX: usize = 56;
 const DISK_LAYERS_MAX: usize = 40;
-/// A machine with more could not be restored.
+/// A machine with more overlays than this could not be restored.
 const DISK_LAYERS_LAST: usize = 45;
 
-/// A fold under way.
+/// A fold that runs in the background.
 #[derive(Debug)]
 pub(super) struct Folding {
     what: What,
-    /// What is folded, bottom first.
+    /// The layers that are folded, bottom first.
     old: Vec<LayerId>,
     new: LayerId,
     work: JoinHandle<Result<Folded>>,
@@ -50,19 +50,20 @@ enum What {
 }
 
 impl Folding {
-    /// What must not be collected while it goes on.
+    /// The layers that must not be collected while the fold runs.
     pub fn held(&self) -> Vec<LayerId> {
         self.old.iter().chain([&self.new]).cloned().collect()
     }
 
-    /// Waits until nobody writes to its result, which is collected with what nobody lists.
+    /// Waits until the fold has stopped writing. The next collection removes its result, which no
+    /// head and no state lists.
     pub async fn give_up(self) {
         if let Ok(Err(error)) = self.work.await {
-            tracing::debug!(%error, "a fold failed that nobody needs any more");
+            tracing::debug!(%error, "a fold failed; its result is not needed any more");
         }
     }
 
-    /// Waits for its end; may be asked again if it is not waited for.
+    /// Waits for the end of the fold. A caller that stops waiting may call it again.
     pub async fn done(&mut self) -> Result<Folded> {
         match (&mut self.work).await {
             Ok(folded) => folded,
@@ -72,7 +73,7 @@ impl Folding {
 }
 
 impl Driver {
-    /// Begins to fold what has become deep, if nothing is folded yet.
+    /// Begins a fold if the machine stands on too many layers and no fold is running.
     pub(super) fn fold_if_deep(&mut self) {
         if self.folding.is_some() {
             return;
@@ -128,8 +129,8 @@ impl Driver {
         })
     }
 
-    /// A fold has ended: the machine stands on its result. Whether it could be used; if not, the
-    /// next capture tries again.
+    /// Puts the machine on the result of a fold that has ended. Returns whether the result could be
+    /// used; if not, the next capture tries again.
     pub(super) async fn folded(&mut self, folded: Result<Folded>) -> bool {
         let Some(folding) = self.folding.take() else {
             return false;
@@ -143,7 +144,7 @@ impl Driver {
             tracing::warn!(%error, "layers could not be folded");
             return false;
         }
-        // There may be more of the other kind.
+        // There may be too many layers of the other kind, too.
         self.fold_if_deep();
         true
     }
@@ -185,7 +186,8 @@ impl Driver {
         self.set_head(&head)
     }
 
-    /// Before a capture that would be one layer too deep.
+    /// Waits for folds before a capture that would add one layer too many. Fails if the disk still
+    /// has too many.
     pub(super) async fn wait_if_too_deep(&mut self) -> Result<()> {
         let memory = self
             .running
@@ -201,13 +203,14 @@ impl Driver {
                 break;
             }
         }
-        match self.head()?.disk.len() < DISK_LAYERS_LAST {
-            true => Ok(()),
-            false => Err(Error::TooDeep {
+        if self.head()?.disk.len() < DISK_LAYERS_LAST {
+            Ok(())
+        } else {
+            Err(Error::TooDeep {
                 name: self.name(),
                 layers: self.head()?.disk.len(),
                 source: None,
-            }),
+            })
         }
     }
 }

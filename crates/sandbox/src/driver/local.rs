@@ -1,4 +1,4 @@
-//! The sending end of a driver's queue: what the handles of this process hold.
+//! The sending end of a driver's queue, which the handles of this process hold.
 //!
 //! ```text
 //!   ask ── Job ──► queue ──► driver carries it out ──► answer
@@ -28,14 +28,14 @@ const QUEUE: usize = 16;
 
 /// A verb that a driver can carry out.
 pub(crate) trait Perform: Ask {
-    /// The answer, if what was asked for has happened since.
+    /// The answer, if the requested change has already happened since `_asked`.
     fn is_done(&self, _driver: &Driver, _asked: Instant) -> Option<Self::Answer> {
         None
     }
 
     fn perform(self, driver: &mut Driver) -> impl Future<Output = Result<Self::Answer>> + Send;
 
-    /// Undoes what was done for a caller that is gone.
+    /// Undoes the verb of a caller that is gone.
     fn unheard(_answer: Self::Answer, _driver: &mut Driver) {}
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Job {
     pub verb: Verb,
     pub urgency: Urgency,
     pub run: Box<dyn for<'a> FnOnce(&'a mut Driver) -> Work<'a> + Send>,
-    /// Answers in its place, if it did not get that far.
+    /// Answers with an error, if `run` ended before its answer.
     pub fail: Box<dyn FnOnce(Error) + Send>,
 }
 
@@ -133,7 +133,8 @@ pub(super) struct Queue {
     pub urgent: mpsc::Receiver<Job>,
 }
 
-/// A sandbox that a driver of this process runs. When the last one is dropped, its machine ends.
+/// A handle of a sandbox that a driver of this process runs. When the last handle is dropped, the
+/// machine ends.
 #[derive(Debug, Clone)]
 pub(crate) struct Local {
     jobs: mpsc::Sender<Job>,

@@ -16,16 +16,16 @@
 //!
 //! Which verb is legal in which phase is one table, in [`verb`](crate::verb).
 //!
-//! A driver may wait for the disk: the runtime moves other tasks out of its way.
+//! A driver may block on the disk: the runtime moves its other tasks to another thread meanwhile.
 //!
 //! `kill` and `remove` interrupt the verb that is being carried out: the machine ends at once, the
 //! verb gets a moment to notice that, and answers with an error.
 //!
-//! Always: the state on disk is written before anybody is told of it. However the machine ends,
-//! every waiting call in the guest is told why, and the overlay is synced before the sandbox counts
-//! as stopped. A host disk that is full stops the guest, not the sandbox: it goes on when there is
-//! space. When it fails: a state that cannot be written is reported to whoever asked; the machine
-//! is not kept up for it.
+//! Always: the driver writes a state to the disk before it reports the state. However the machine
+//! ends, every waiting call in the guest returns the reason, and the overlay is synced before the
+//! sandbox counts as stopped. A full host disk stops the guest, not the sandbox: the guest
+//! continues when there is space. When it fails: if a state cannot be written, the caller of the
+//! verb gets an error; the driver does not keep the machine running for that.
 
 mod arrival;
 mod carry;
@@ -67,25 +67,26 @@ use crate::publish;
 use crate::status::Status;
 use crate::verb::{Verb, permits};
 
-/// How long a guest may take to end its processes when it is stopped and nobody said how long.
+/// How long a guest may take to end its processes, if the caller of `stop` gives no time.
 const AGENT_GRACE: Duration = Duration::from_secs(10);
-/// The same for an init that ends services in their order: what systemd gives each of them.
+/// The same for an init that ends services in their order: systemd gives each service this time.
 const IMAGE_INIT_GRACE: Duration = Duration::from_secs(90);
-/// How long QEMU may take to end by itself once it is told to.
+/// How long QEMU may take to end by itself after the command to quit.
 const QUIT_DEADLINE: Duration = Duration::from_secs(10);
-/// How long a QEMU that is killed may take to be gone.
+/// How long QEMU may take to end after it is killed.
 const KILL_DEADLINE: Duration = Duration::from_secs(30);
-/// A guest that shuts down ends its agent first; one that still runs after this has lost it.
+/// A guest that shuts down ends its agent first. A guest that still runs this long after the end of
+/// its agent has lost the agent.
 const AGENT_MISSED: Duration = Duration::from_secs(5);
-/// How often a stalled guest's disk is looked at.
+/// How often the driver looks for free space while its guest is stalled.
 const STALL_CHECK: Duration = Duration::from_secs(1);
-/// Free space at which a stalled guest goes on.
+/// Free space at which a stalled guest continues.
 const STALL_RESERVE: u64 = 32 << 20;
 
 /// Whether a new sandbox exists for others yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Existence {
-    /// It is `creating` on disk until it is committed. Without a commit nothing of it is left.
+    /// The sandbox is `creating` on disk until it is committed. Without a commit it is removed.
     Pending,
     Committed,
 }
@@ -134,10 +135,10 @@ pub(crate) fn start(host: Arc<Inner>, driven: Driven) -> Local {
 
 pub(crate) struct Driver {
     host: Arc<Inner>,
-    /// Nothing once it is removed.
+    /// `None` once the sandbox is removed.
     owned: Option<Owned>,
     running: Option<Running>,
-    /// The hub of a paused sandbox whose clients wait, and where it keeps the output of commands.
+    /// The hub of a paused sandbox with waiting clients, and the directory of its commands' output.
     kept: Option<(Hub, std::path::PathBuf)>,
     state: StateRecord,
     existence: Existence,
@@ -156,13 +157,14 @@ pub(crate) struct Driver {
     rested: Option<Instant>,
     /// The states that are lent, and how many times.
     loans: BTreeMap<String, usize>,
-    /// States that go when they are returned.
+    /// States that are removed when their borrowers return them.
     removed_on_return: BTreeSet<StateId>,
-    /// Where the head led before a step to another state that is not made yet.
+    /// The head before a step to another state, while the step is not finished.
     head_before: Option<Head>,
 }
 
-/// The verb that interrupts the one being carried out; shared, because that one has the driver.
+/// The verb that interrupts the running verb. It is shared, because the running verb borrows the
+/// driver.
 #[derive(Debug, Clone, Default)]
 struct Interruption(Arc<Mutex<Option<Verb>>>);
 
@@ -176,14 +178,14 @@ impl Interruption {
     }
 }
 
-/// When a stalled guest's disk is looked at. The time counts from the last look, not from the last
-/// turn of the driver: one that is busy looks as often as an idle one.
+/// The timer of the checks for free space. The time counts from the last check, not from the last
+/// turn of the driver's loop: a busy driver checks as often as an idle one.
 struct StallCheck(Interval);
 
 impl StallCheck {
     fn every(period: Duration) -> Self {
         let mut interval = tokio::time::interval(period);
-        // Looks that a guest needed none of are not made up for.
+        // Checks that were missed while the guest was not stalled are not made up for.
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self(interval)
     }
@@ -214,7 +216,7 @@ impl Driver {
         let mut gate = self.take_gate();
         let mut stall_check = StallCheck::every(STALL_CHECK);
         while self.owned.is_some() {
-            // The last events of a machine that is gone are not about the next one.
+            // The last events of a machine that is gone are not about the next machine.
             events = events.filter(|_| self.running.is_some());
             let happening = tokio::select! {
                 Some(job) = queue.urgent.recv() => Happening::Job(Some(job)),
@@ -230,7 +232,8 @@ impl Driver {
             match happening {
                 Happening::Job(Some(job)) => {
                     self.carry_out(job, &mut queue.urgent).await;
-                    // A machine that was started has its own; that of one that continues is kept.
+                    // A machine that was started has its own events and gate. A machine that
+                    // continues keeps the earlier ones.
                     events = self.take_events().or(events);
                     gate = self.take_gate().or(gate);
                 }
@@ -312,7 +315,7 @@ impl Driver {
             && running.machine.quit(QUIT_DEADLINE).await.is_err()
             && let Err(error) = killed(&running.machine).await
         {
-            // Until it is gone it may write, so the sandbox does not rest yet.
+            // Until QEMU is gone it may write, so the sandbox does not count as stopped yet.
             self.enter(Phase::Running, None)?;
             return Err(error);
         }
@@ -327,7 +330,7 @@ impl Driver {
             .record();
         match self.host.store.image_by_digest(&record.image_digest) {
             Ok(image) if image.record.init == Init::Agent => AGENT_GRACE,
-            // Of an image that cannot be read, too: who is done sooner ends sooner.
+            // For an image that cannot be read, too: a guest that is done sooner ends sooner.
             _ => IMAGE_INIT_GRACE,
         }
     }
@@ -395,14 +398,14 @@ impl Driver {
     async fn let_go(mut self) {
         if self.is_temporary() {
             if let Err(error) = self.remove().await {
-                tracing::error!(%error, "a sandbox that was to last only as long as it ran cannot be removed");
+                tracing::error!(%error, "a temporary sandbox cannot be removed");
             }
             return;
         }
         if self.running.is_some()
             && let Err(error) = self.kill("its owner let go of it").await
         {
-            tracing::error!(%error, "a sandbox without an owner cannot be put to rest");
+            tracing::error!(%error, "the machine of a sandbox without an owner cannot be stopped");
         }
         self.end_background().await;
         if let Some((hub, _)) = self.kept.take() {
@@ -411,12 +414,12 @@ impl Driver {
         }
         let socket = self.owned.as_ref().map(|owned| owned.keeper_socket());
         if let Some(Err(error)) = socket.map(|socket| remove_if_there(&socket)) {
-            tracing::warn!(%error, "a socket that nobody listens on cannot be removed");
+            tracing::warn!(%error, "a socket without a listener cannot be removed");
         }
     }
 
-    /// Whether nothing of it is to be left when it ends. One that is to be saved first is all there
-    /// is of it; one that is paused has not ended.
+    /// Whether the sandbox is removed when its driver ends. A sandbox with `save_on_stop` stays: if
+    /// its save failed, nothing else holds its data. A paused sandbox stays, too: it has not ended.
     fn is_temporary(&self) -> bool {
         if self.existence == Existence::Pending {
             return true;
@@ -425,8 +428,8 @@ impl Driver {
         record.auto_remove && record.save_on_stop.is_none() && self.state.phase != Phase::Paused
     }
 
-    /// The machine is gone: makes its disk durable, records the end, saves it if that was asked
-    /// for, and tells everyone.
+    /// Cleans up after a machine that is gone: makes its disk durable, records the end, saves the
+    /// sandbox if its record asks for that, and reports the new state.
     async fn rest(&mut self, ending: Ending) -> Result<()> {
         self.stalled = false;
         self.agent_gone = None;
@@ -440,20 +443,21 @@ impl Driver {
             clean: synced.is_ok(),
             ..self.state.followed_by(ending.phase, now_unix_ms())
         };
-        // Until it is saved it is on its way: whoever finds it stopped can rely on the save.
+        // Until the sandbox is saved, it is stopping: a client that finds it stopped can rely on
+        // the save.
         let saves = self.saves_on_stop();
         let phase = if saves { Phase::Stopping } else { state.phase };
         let written = self.write(StateRecord {
             phase,
             ..state.clone()
         });
-        // Before the state is told: a keeper that hears of it ends, and whoever waits in the guest
-        // would hear nothing.
+        // Before the state is reported: a keeper ends when it sees the report, and the clients that
+        // wait in the guest would get no answer.
         if let Some(running) = running {
             running.hub.close(ending.reason).await;
         }
         let saved = self.save_stopped(state).await;
-        self.tell();
+        self.report();
         saved.and(synced).and(written)
     }
 
@@ -466,7 +470,7 @@ impl Driver {
             .map_err(store_error("sync a sandbox's disk"))
     }
 
-    /// Waits until states are durable. A fold is of no use to a machine that is gone.
+    /// Waits until all states are durable, and gives up the fold: its machine is gone.
     async fn end_background(&mut self) {
         self.sealing.all_ended().await;
         if let Some(folding) = self.folding.take() {
@@ -485,7 +489,7 @@ impl Driver {
 
     fn record(&mut self, state: StateRecord) -> Result<()> {
         let written = self.write(state);
-        self.tell();
+        self.report();
         written
     }
 
@@ -507,7 +511,7 @@ impl Driver {
         written.and(unbound)
     }
 
-    fn tell(&self) {
+    fn report(&self) {
         let running = self.running.as_ref().map(|running| &running.hub);
         let hub = running.or(self.kept.as_ref().map(|(hub, _)| hub));
         self.status
@@ -520,14 +524,15 @@ impl Driver {
                 tracing::warn!("the host's disk is full; the guest waits");
                 self.stall(true);
             }
-            // It may have been that one.
+            // The lost event may have been that one.
             Event::Lost { .. } => self.look_for_stall().await,
             Event::Port { open } => self.agent_gone = (!open).then(Instant::now),
             _ => {}
         }
     }
 
-    /// QEMU stops a guest whose disk is full, and says so in one event.
+    /// Asks QEMU whether it has stopped the guest because the disk is full: QEMU reports that in
+    /// one event only, which may be lost.
     async fn look_for_stall(&mut self) {
         let Some(running) = &self.running else { return };
         let status = running.machine.qmp().run(QueryStatus {}).await;
@@ -536,8 +541,8 @@ impl Driver {
         }
     }
 
-    /// The guest goes on without an agent: nothing in it can be reached, and whoever waits should
-    /// know.
+    /// The guest continues without its agent: nothing in the guest can be reached, so the hub ends
+    /// every open channel with the reason.
     async fn agent_missed(&mut self) {
         self.agent_gone = None;
         if let Some(running) = &self.running {
@@ -559,18 +564,18 @@ impl Driver {
         if free < STALL_RESERVE {
             return;
         }
-        let going_on = match running.machine.qmp().run(QueryStatus {}).await {
+        let continues = match running.machine.qmp().run(QueryStatus {}).await {
             Ok(status) if status.running => true,
             Ok(_) => running.machine.qmp().run(Cont {}).await.is_ok(),
             Err(_) => false,
         };
-        if going_on {
+        if continues {
             self.stall(false);
         }
     }
 }
 
-/// The end of a machine that must be gone before anything else is done with its files.
+/// Kills a machine, and fails if it does not end: nothing else may use its files before that.
 async fn killed(machine: &Machine) -> Result<()> {
     machine
         .kill_within(KILL_DEADLINE)
@@ -579,8 +584,8 @@ async fn killed(machine: &Machine) -> Result<()> {
         .map_err(engine_error("end"))
 }
 
-/// The end of a machine that nobody uses any more.
-async fn killed_or_told(machine: &Machine) {
+/// Kills a machine that is not used any more, and logs a warning if it does not end.
+async fn kill_or_warn(machine: &Machine) {
     if let Err(error) = machine.kill_within(KILL_DEADLINE).await {
         tracing::warn!(%error, "a machine that is not used any more does not end");
     }
@@ -621,12 +626,12 @@ async fn next_event(events: Option<&mut Events>) -> Option<Event> {
     }
 }
 
-/// Whether the machine ended without being forced to: the guest powered off in time, or it was gone
-/// already.
+/// Asks the guest to shut down. Returns whether the machine ended without force: the guest powered
+/// off in time, or the machine was gone already.
 async fn shut_down(running: &Running, grace: Duration) -> bool {
     let asked = tokio::select! {
         asked = running.guest.shutdown(grace) => asked,
-        // Nobody is left to answer.
+        // The machine is gone, and no guest is left to answer.
         _ = running.machine.exited() => return true,
     };
     if let Err(error) = asked {

@@ -1,4 +1,4 @@
-//! Each verb, as the driver carries it out.
+//! Maps each verb to the method of the driver that carries it out.
 
 use std::time::Duration;
 
@@ -96,7 +96,7 @@ impl Perform for Resume {
     }
 }
 
-/// A new sandbox exists from now on. Only for the process that creates it.
+/// Makes a new sandbox exist for others. Only the process that creates it sends this.
 #[derive(Debug)]
 pub(crate) struct Commit {}
 
@@ -119,7 +119,7 @@ impl Perform for Commit {
 }
 
 impl Driver {
-    /// Whether the machine ended after a moment, so that there is nothing left to stop.
+    /// Returns `Some` if the machine has ended since `asked`, so that there is nothing to stop.
     fn rested_since(&self, asked: Instant) -> Option<()> {
         let is_at_rest = matches!(self.state.phase, Phase::Stopped | Phase::Crashed);
         let since = self.rested.filter(|rested| *rested >= asked);

@@ -1,8 +1,10 @@
-//! What a driver does for saves: it lends states, and saves what was to be saved when it stops.
+//! What a driver does for saves: it lends states, and saves a sandbox with `save_on_stop` when it
+//! stops.
 //!
-//! Always: a state that is lent is listed nowhere, and goes when it is given back. A machine that
-//! stopped is saved before anyone hears that it stopped, so that whoever hears it can rely on the
-//! save. When it fails: a sandbox that was to be saved stays, and says why it was not.
+//! Always: a state that the driver makes for a borrower is not listed, and is removed when the
+//! borrower returns it. The driver saves a stopped sandbox before it reports the stop, so that a
+//! client that sees the stop can rely on the save. When it fails: a sandbox that could not be saved
+//! stays, and its state says why.
 
 use crate::degradation::Degradation;
 use crate::publish;
@@ -34,14 +36,14 @@ impl Driver {
         Ok(lent)
     }
 
-    /// By this driver, or by an earlier one whose borrower still has it. A state that cannot be
-    /// looked at counts as lent.
+    /// Whether this driver lent the state, or an earlier driver did and the borrower still holds
+    /// it. A state that cannot be checked counts as lent.
     pub(super) fn is_lent(&self, state: &StateId) -> bool {
         self.loans.contains_key(state.as_str()) || self.dir().is_held(state).unwrap_or(true)
     }
 
-    /// The borrower is done. A state that was taken for it goes, and so does one that the sandbox
-    /// was paused in, if it has continued meanwhile.
+    /// Ends one loan of a state. The last one removes a state that was made for its borrower, and a
+    /// state that the sandbox was paused in, if the sandbox was resumed meanwhile.
     pub(super) fn take_back(&mut self, state: &str) -> Result<()> {
         if let Some(loans) = self.loans.get_mut(state) {
             *loans -= 1;
@@ -96,9 +98,10 @@ impl Driver {
 
     fn lend_paused(&self, wanted: &Wanted) -> Result<LentState> {
         let disk_only = *wanted == Wanted::Disk;
-        let (consistency, degraded) = match disk_only {
-            true => (Consistency::Crash, vec![Degradation::UnwrittenData {}]),
-            false => (Consistency::Exact, Vec::new()),
+        let (consistency, degraded) = if disk_only {
+            (Consistency::Crash, vec![Degradation::UnwrittenData {}])
+        } else {
+            (Consistency::Exact, Vec::new())
         };
         let state = self.paused_state()?.to_string();
         Ok(LentState {
@@ -119,7 +122,8 @@ impl Driver {
         publish_bare(self.owned(), &manifest)?;
         let cut = (consistency == Consistency::Crash)
             .then(|| as_after_power_cut("its guest was not shut down"));
-        let (state, degraded) = (manifest.id.to_string(), cut.into_iter().collect());
+        let state = manifest.id.to_string();
+        let degraded = cut.into_iter().collect();
         Ok(LentState {
             state,
             pause_ms: 0.0,
@@ -129,10 +133,11 @@ impl Driver {
         })
     }
 
-    /// The layers of a disk that no machine uses. What is written from now on goes into another
-    /// overlay: these are shared with whoever borrows them, and never written again.
+    /// Returns the layers of a disk that no machine uses. Later writes go into another overlay: the
+    /// sandbox shares these layers with their borrower, and never writes to them again.
     fn set_disk_aside(&self) -> Result<Vec<LayerId>> {
-        let (owned, mut head) = (self.owned(), self.head()?);
+        let owned = self.owned();
+        let mut head = self.head()?;
         let active = head
             .active()
             .cloned()
@@ -151,7 +156,7 @@ impl Driver {
         let fresh = owned
             .create_disk(bytes)
             .map_err(store_error("make an overlay"))?;
-        // The head that lists it is durable; so must it be.
+        // The head that lists the overlay is durable, so the overlay must be durable, too.
         owned
             .sync_overlay(&fresh)
             .map_err(store_error("sync an overlay"))?;
@@ -160,7 +165,8 @@ impl Driver {
         Ok(disk)
     }
 
-    /// Saves a sandbox that has just stopped, if it was to be, and only then records that it has.
+    /// Saves a sandbox that has just stopped, if its record asks for that, and only then records
+    /// that it has stopped.
     pub(super) async fn save_stopped(&mut self, stopped: StateRecord) -> Result<()> {
         let wish = self.record_of().save_on_stop.clone();
         let Some(wish) = wish.filter(|_| self.saves_on_stop()) else {
@@ -177,7 +183,7 @@ impl Driver {
                 )
                 .await;
                 if let Err(error) = self.take_back(&lent.state) {
-                    tracing::warn!(%error, "a state that was saved stays until the sandbox is next taken up");
+                    tracing::warn!(%error, "a state that was saved stays until its sandbox is next opened");
                 }
                 saved
             }
@@ -192,7 +198,8 @@ impl Driver {
                 Ok(()),
             ),
             Err(source) => {
-                let (name, target) = (self.name(), wish.target.to_string());
+                let name = self.name();
+                let target = wish.target.to_string();
                 let save_failed = Some(source.one_line());
                 let failed = Error::NotSaved {
                     name,

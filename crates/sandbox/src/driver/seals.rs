@@ -42,7 +42,8 @@ impl Seals {
         self.states.insert(task.id(), state);
     }
 
-    /// Waits until one ends; `None` if none is running. A caller that stops waiting may ask again.
+    /// Waits until a seal ends; `None` if none is running. A caller that stops waiting may call it
+    /// again.
     pub async fn ended(&mut self) -> Option<Result<(), Unsealed>> {
         let (task, sealed) = match self.running.join_next_with_id().await? {
             Ok((task, sealed)) => (task, sealed.map_err(|error| error.to_string())),
@@ -52,7 +53,7 @@ impl Seals {
         Some(sealed.map_err(|reason| Unsealed { state, reason }))
     }
 
-    /// Waits until all have ended.
+    /// Waits until all seals have ended, and reports the failed ones.
     pub async fn all_ended(&mut self) {
         while let Some(sealed) = self.ended().await {
             sealed.unwrap_or_else(Unsealed::report);

@@ -1,4 +1,4 @@
-//! What a driver does with states: take them, go back to them, remove them, rest in one.
+//! What a driver does with states: takes them, returns to them, removes them, pauses in one.
 //!
 //! ```text
 //!   Running --checkpoint--> Running            Running --pause--> Paused --resume--> Running
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Always: `revert` never changes the state it goes to, and brings the new machine up before the
-//! old one ends. What it leaves is a state, too, if it can be kept. When it fails: the old machine
-//! goes on, the head is as before, and what was made on the way is collected.
+//! old one ends. It keeps the present that it leaves as a state, too, if it can. When it fails: the
+//! old machine continues, the head is as before, and the layers that the revert made are collected.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -26,13 +26,14 @@ use crate::error::{Error, Result, StateUser, store_error};
 use crate::history::{self, Step};
 use crate::hub::Activity;
 use crate::inner::Inner;
+use crate::machine::boot::{self, Boot};
 use crate::machine::identity::{self, Belongs};
+use crate::machine::ports;
 use crate::machine::restore::{
     self, Checked, Connections, HubChoice, Loaded, RestoreTimes, Restored,
 };
 use crate::machine::running::{self, Running};
 use crate::machine::start::{check_disk, running_state};
-use crate::machine::{boot, ports};
 use crate::manifest::{bare_manifest, publish_bare};
 use crate::mode::MemoryMode;
 use crate::moment::{boot_id, now_unix_ms};
@@ -41,11 +42,11 @@ use crate::states::{
 };
 use crate::verb::Verb;
 
-/// With less than this free, a restore uses what the sandbox has in reserve.
+/// With less free space than this, a restore uses the sandbox's reserve.
 const LITTLE_BYTES: u64 = 4 << 20;
-/// How many states that reverts left are kept; the oldest go first.
+/// How many states that reverts left are kept; the oldest are removed first.
 const LEFT_MAX: usize = 32;
-/// How long the end of a machine may take to be known.
+/// How long the driver waits to learn that a machine has ended.
 const GONE: Duration = Duration::from_secs(1);
 
 impl Driver {
@@ -78,13 +79,13 @@ impl Driver {
         match tag {
             Some(tag) => {
                 let tag: Tag = crate::names::parse_tag(&tag)?;
-                match taken.contains(&tag) && !replace.is_yes() {
-                    true => Err(Error::TagTaken {
+                if taken.contains(&tag) && !replace.is_yes() {
+                    return Err(Error::TagTaken {
                         name: self.name(),
                         tag: tag.to_string(),
-                    }),
-                    false => Ok(tag),
+                    });
                 }
+                Ok(tag)
             }
             None => {
                 let numbered =
@@ -97,7 +98,7 @@ impl Driver {
         }
     }
 
-    /// A state of the present is published: it is the newest of the past from now on.
+    /// Adds a state of the present, which was just published, to the past as its newest state.
     fn taken(&mut self, manifest: &StateManifest) -> Result<()> {
         let mut head = self.head()?;
         history::taken(&mut head, manifest.id.clone());
@@ -126,8 +127,7 @@ impl Driver {
         self.captured(taken).await
     }
 
-    /// Explains why a capture failed. Whatever failed, and wherever, the guest was meant to
-    /// continue.
+    /// Explains why a capture failed, and continues the guest: it must run after every failure.
     async fn captured(&self, taken: Result<Captured>) -> Result<Captured> {
         let error = match taken {
             Ok(captured) => return Ok(captured),
@@ -139,7 +139,7 @@ impl Driver {
         Err(error)
     }
 
-    /// Captures the disk alone; the guest goes on all the time.
+    /// Captures the disk alone, while the guest runs.
     pub(super) async fn capture_disk(&mut self, kind: StateKind) -> Result<CapturedDisk> {
         self.wait_if_too_deep().await?;
         let host = self.host.clone();
@@ -177,7 +177,7 @@ fn capturing<'a>(
 }
 
 impl Driver {
-    /// Before a command starts, where that was asked for.
+    /// Takes the automatic checkpoint before a command starts.
     pub(super) async fn checkpoint_before_command(&mut self) -> Result<()> {
         let taken = self.auto_checkpoint().await;
         // The command is about to do something.
@@ -191,7 +191,7 @@ impl Driver {
             return Ok(());
         }
         if self.seen == now && now.is_some_and(|activity| !activity.busy) {
-            return self.go_on_from_here();
+            return self.continue_from_here();
         }
         let captured = self.capture(StateKind::Auto, None, After::Continue).await?;
         self.taken(&captured.manifest)?;
@@ -202,13 +202,14 @@ impl Driver {
         Ok(())
     }
 
-    /// Nothing has changed since the state that the sandbox stands on: that one is what comes
-    /// before the next command.
-    fn go_on_from_here(&mut self) -> Result<()> {
+    /// Uses the state that the sandbox stands on as the checkpoint before the next command: nothing
+    /// has changed since.
+    fn continue_from_here(&mut self) -> Result<()> {
         let mut head = self.head()?;
-        match history::going_on(&mut head) {
-            true => self.set_head(&head),
-            false => Ok(()),
+        if history::going_on(&mut head) {
+            self.set_head(&head)
+        } else {
+            Ok(())
         }
     }
 
@@ -216,7 +217,7 @@ impl Driver {
         self.running.as_ref().map(|running| running.hub.activity())
     }
 
-    /// Removes the oldest of a kind beyond a number.
+    /// Removes the oldest states of a kind, so that `keep` are left. States that are lent stay.
     fn prune(&mut self, kind: StateKind, keep: usize) -> Result<()> {
         let mut states = self.states_where(|manifest| manifest.kind == kind)?;
         states.truncate(states.len().saturating_sub(keep));
@@ -224,11 +225,11 @@ impl Driver {
         self.remove_states(&states)
     }
 
-    /// Removes what was lent to copies of an owner that died: whoever had it is gone, too, or has
-    /// its own links.
+    /// Removes the unlisted states that an owner lent before it died: their borrowers are gone,
+    /// too, or have their own links.
     pub(super) fn forget_hidden(&self) {
         if let Err(error) = self.owned().remove_unlisted() {
-            tracing::warn!(%error, "a state that nobody uses cannot be removed");
+            tracing::warn!(%error, "an unused state cannot be removed");
         }
     }
 
@@ -244,13 +245,14 @@ impl Driver {
             paused_in: Some(manifest.id.clone()),
             ..self.state.followed_by(Phase::Paused, now_unix_ms())
         };
-        // Before the machine ends: from here on it can be resumed, whatever becomes of us.
+        // Before the machine ends: from here on the sandbox can be resumed, even if this process
+        // dies.
         let recorded = match self.seal_now(&manifest.id).await {
             Ok(()) => self.write(state.clone()),
             failed => failed,
         };
         if let Err(error) = recorded {
-            // Also on disk: what failed may be the last step of writing it.
+            // On disk, too: the write of the paused state may have failed only in its last step.
             if let Err(second) = self.write(before) {
                 tracing::warn!(error = %second, "that a sandbox still runs cannot be recorded");
             }
@@ -258,16 +260,17 @@ impl Driver {
             return Err(error);
         }
         let running = self.running.take().expect("it was just captured");
-        // Their connections are reset; what is open in the guest is reset when it goes on.
+        // This resets the connections of the host's ports. Their ends in the guest are reset when
+        // the guest continues.
         drop(running.forwards);
-        super::killed_or_told(&running.machine).await;
+        super::kill_or_warn(&running.machine).await;
         running.hub.suspend("the sandbox was paused".into()).await;
         match running.hub.clients() {
             0 => running.hub.close("the sandbox was paused".into()).await,
             _ => self.kept = Some((running.hub, running.execs)),
         }
         if let Err(error) = self.record(state) {
-            tracing::warn!(%error, "a paused sandbox keeps a socket that nobody listens on");
+            tracing::warn!(%error, "a paused sandbox keeps a socket without a listener");
         }
         Ok(Paused {
             awaited: self.kept.is_some(),
@@ -386,9 +389,9 @@ impl Driver {
             .map(|manifest| manifest.id)
     }
 
-    /// Makes a state of the present, and loads the machine that will take its place. Both at once,
-    /// unless the store is nearly full: then the capture comes first, so that what it does not need
-    /// is left for the machine.
+    /// Makes a state of the present, and loads the machine that will take its place. It does both
+    /// at once, unless the store is nearly full: then the capture comes first, so that the machine
+    /// gets the space that the capture does not need.
     async fn leave_and_load(
         &mut self,
         target: Checked,
@@ -428,7 +431,7 @@ impl Driver {
         arrival.inspect_err(|_| self.forget_arrival())
     }
 
-    /// No head lists the overlay of an arrival that failed.
+    /// Removes the overlay of an arrival that failed: no head lists it.
     fn forget_arrival(&self) {
         self.collect();
     }
@@ -446,7 +449,8 @@ impl Driver {
         released.map_err(store_error("give its reserve back"))
     }
 
-    /// Makes a state of the present before it is left. A machine stands still afterwards.
+    /// Makes a state of the present before the sandbox leaves it. A running machine stays stopped
+    /// afterwards.
     async fn keep_present(&mut self) -> Result<Option<StateId>> {
         if self.running.is_some() {
             let captured = self
@@ -460,7 +464,7 @@ impl Driver {
         }
     }
 
-    /// A state of a sandbox without a machine: its disk alone.
+    /// Makes a state of a sandbox without a machine: its disk alone.
     fn keep_disk(&self) -> Result<StateId> {
         let owned = self.owned();
         let head = self.head()?;
@@ -470,8 +474,8 @@ impl Driver {
         Ok(manifest.id)
     }
 
-    /// The present was left for good. That it could not be written out, or that there are too many
-    /// like it, is no failure of a revert that was made.
+    /// Seals and freezes the state that a revert left, and removes the oldest such states. The
+    /// revert is finished, so a failure here is only logged.
     fn keep_left(&mut self, left: &StateId) {
         self.seal_later(left);
         if let Err(error) = self
@@ -482,8 +486,8 @@ impl Driver {
         }
     }
 
-    /// Nothing writes to what a state lists. For one without a machine, that is only so once it was
-    /// left.
+    /// Freezes the uppermost overlay of a state: nothing writes to it any more. For a state without
+    /// a machine, that is true only once the sandbox has left it.
     fn freeze(&self, state: &StateId) -> Result<()> {
         let disk = self.source(state)?.manifest().disk.clone();
         let active = disk.last().map(|id| self.owned().freeze_disk(id));
@@ -492,8 +496,8 @@ impl Driver {
             .map_err(store_error("seal an overlay"))
     }
 
-    /// Lets a machine that holds a state take the sandbox over. The head leads there before its
-    /// guest can write.
+    /// Brings up the machine of an arrival. The head lists the machine's disk before its guest can
+    /// write to it.
     async fn arrive(
         &mut self,
         arrival: Arrival,
@@ -514,14 +518,16 @@ impl Driver {
         }
     }
 
-    /// A step to another state was not made: the head leads where it led before.
+    /// Writes the earlier head back, if a step to another state was not finished.
     pub(super) fn restore_head(&mut self) {
         let Some(before) = self.head_before.take() else {
             return;
         };
         match self.set_head(&before) {
-            Ok(()) => drop(self.collect()),
-            // Nothing is collected by a head that does not list what the old machine stands on.
+            Ok(()) => {
+                self.collect();
+            }
+            // No collection: the head on disk does not list the old machine's layers.
             Err(error) => {
                 tracing::error!(%error, "where a sandbox stands cannot be written back")
             }
@@ -555,11 +561,15 @@ impl Driver {
                 hub,
                 belongs: Belongs::Here,
             };
-            return loaded.go_on(host, owned, connections).await;
+            return loaded.continue_guest(host, owned, connections).await;
         }
         let began = Instant::now();
-        let identity = identity::identity(owned.record());
-        let running = boot::boot(host, owned, &head.disk, identity, None).await?;
+        let boot = Boot {
+            disk: &head.disk,
+            identity: identity::identity(owned.record()),
+            timeout: None,
+        };
+        let running = boot::boot(host, owned, boot).await?;
         let times = RestoreTimes {
             running: began.elapsed(),
             acknowledged: began.elapsed(),
@@ -571,7 +581,8 @@ impl Driver {
         })
     }
 
-    /// The step was not made: the old machine goes on as if it had not been tried.
+    /// Continues the old machine after a step that failed, and removes the state `left` that was
+    /// made of the present. A paused sandbox keeps it: that state is the one it is paused in.
     async fn stay(&mut self, left: Option<StateId>) {
         self.continue_machine().await;
         let left = if self.state.phase == Phase::Paused {
@@ -587,16 +598,16 @@ impl Driver {
     pub(super) async fn continue_machine(&self) {
         let Some(running) = &self.running else { return };
         if let Err(error) = running.machine.cont().await {
-            tracing::error!(%error, "a machine does not go on");
+            tracing::error!(%error, "a machine does not continue");
         }
     }
 
-    /// The new machine is up: the old one ends, and whoever waits in it is told.
+    /// Ends the old machine once the new one is up, and reports the reason to its waiting clients.
     async fn end_old(&mut self, target: &StateManifest) {
         let reason = format!("the sandbox was reverted to {}", restore::label(target));
         if let Some(running) = self.running.take() {
             drop(running.forwards);
-            super::killed_or_told(&running.machine).await;
+            super::kill_or_warn(&running.machine).await;
             running.hub.close(reason.clone()).await;
         }
         if let Some((hub, _)) = self.kept.take() {
@@ -604,8 +615,8 @@ impl Driver {
         }
     }
 
-    /// A machine that was brought up is the sandbox's from now on. There is no way back: what
-    /// cannot be written down, on a disk that is full, is no failure of the step that was made.
+    /// Makes a machine that was brought up the machine of the sandbox. The step cannot be undone
+    /// any more, so a failure to record it, on a full disk, is only logged.
     fn take_over(&mut self, running: Running) {
         self.head_before = None;
         let state = running_state(&running, Some(&self.state));
@@ -613,7 +624,8 @@ impl Driver {
             tracing::warn!(%error, "the output of commands that are gone cannot be removed");
         }
         self.running = Some(running);
-        (self.stalled, self.agent_gone) = (false, None);
+        self.stalled = false;
+        self.agent_gone = None;
         self.seen = self.activity_now();
         if let Err(error) = self.record(state) {
             tracing::warn!(%error, "that a sandbox runs cannot be recorded");
@@ -622,8 +634,8 @@ impl Driver {
         self.take_reserve();
     }
 
-    /// Where there is no room for it there is none; it is tried again when the sandbox is next
-    /// restored or taken up.
+    /// Reserves space for a later restore, if the store has room. If not, the driver tries again
+    /// when the sandbox is next restored or opened.
     pub(super) fn take_reserve(&self) {
         let has_room = self
             .host
@@ -683,7 +695,8 @@ impl Driver {
         self.remove_states_counted(states).map(drop)
     }
 
-    /// No way leads to them before they are gone.
+    /// Removes states, and returns what that freed. The head stops listing them before they are
+    /// removed.
     fn remove_states_counted(&mut self, states: &[StateId]) -> Result<Collected> {
         if states.is_empty() {
             return Ok(Collected::default());
@@ -701,7 +714,8 @@ impl Driver {
         Ok(self.collect())
     }
 
-    /// Removes layers that nothing leads to. What cannot be removed now is found again next time.
+    /// Removes layers that nothing lists. The next collection tries again to remove a layer that
+    /// cannot be removed now.
     pub(super) fn collect(&self) -> Collected {
         let mut held = self
             .running
@@ -710,12 +724,12 @@ impl Driver {
             .unwrap_or_default();
         held.extend(self.folding.iter().flat_map(super::fold::Folding::held));
         self.owned().collect(&held).unwrap_or_else(|error| {
-            tracing::warn!(%error, "layers that nobody uses cannot be removed");
+            tracing::warn!(%error, "unused layers cannot be removed");
             Collected::default()
         })
     }
 
-    /// As they are now, oldest first.
+    /// The states as they are now, oldest first.
     pub(super) fn states(&self) -> Result<Vec<StateManifest>> {
         let states = self
             .dir()
@@ -765,7 +779,7 @@ impl Driver {
             .map_err(store_error("write where a sandbox stands"))
     }
 
-    /// Makes durable what an owner that died had no time for.
+    /// Begins to seal the states that an earlier owner did not seal before it died.
     pub(super) fn seal_unsealed(&mut self) {
         let is_unsealed =
             |state: &StateManifest| matches!(self.dir().is_sealed(&state.id), Ok(false));
@@ -776,13 +790,14 @@ impl Driver {
     }
 
     async fn seal_now(&self, state: &StateId) -> Result<()> {
-        let (dir, state) = (self.dir().clone(), state.clone());
+        let dir = self.dir().clone();
+        let state = state.clone();
         blocking(move || Owned::seal_state(&dir, &state))
             .await
             .map_err(store_error("write a state out"))
     }
 
-    /// In the background: a state can be used before it is durable.
+    /// Makes a state durable in the background: it can be used before that.
     fn seal_later(&mut self, state: &StateId) {
         let dir = self.dir().clone();
         let sealed = state.clone();
@@ -791,8 +806,7 @@ impl Driver {
     }
 }
 
-/// When a machine's memory cannot be read any more, the reason is most likely that there is no
-/// machine.
+/// Replaces an I/O error of a machine that has ended by that end, which is most likely the cause.
 async fn explained(machine: &Machine, error: Error) -> Error {
     let Error::Engine {
         operation,

@@ -305,7 +305,7 @@ impl Hub {
 
     /// Greets the agent of the same guest behind another port. Streams continue at their offsets;
     /// [`ready`](Self::ready) waits for the answer.
-    pub async fn go_on(&self, port: UnixStream) {
+    pub async fn reconnect(&self, port: UnixStream) {
         let (done, greeted) = oneshot::channel();
         if self.inputs.send(Input::GoOn { port, done }).await.is_ok() {
             drop(greeted.await);

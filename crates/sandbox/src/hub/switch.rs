@@ -199,15 +199,15 @@ impl Switch {
             Input::Resync => self.greet(),
             Input::Hold { done, released } => {
                 self.held = Some(released);
-                let _asker_left = done.send(()).is_err();
+                report_done(done);
             }
             Input::Suspend { reason, done } => {
                 self.suspend(&reason);
-                let _asker_left = done.send(()).is_err();
+                report_done(done);
             }
             Input::GoOn { port, done } => {
                 self.continue_with(port);
-                let _asker_left = done.send(()).is_err();
+                report_done(done);
             }
             Input::GiveUp { reason } => self.give_up(Closed::ended(reason)),
             Input::Close { .. } => unreachable!("closing is handled by the loop"),
@@ -329,8 +329,7 @@ impl Switch {
         if tokio::time::timeout(FAREWELL, farewell).await.is_err() {
             tracing::warn!("a client does not read that its sandbox ended");
         }
-        // The task that asked may have stopped waiting.
-        let _asker_left = done.send(()).is_err();
+        report_done(done);
     }
 
     pub(super) fn tell_all_lost(&mut self, closed: &Closed) {
@@ -406,6 +405,13 @@ impl Switch {
         if !kept_up {
             self.drop_client(client);
         }
+    }
+}
+
+/// Reports to the task that asked, which may have stopped waiting.
+fn report_done(done: oneshot::Sender<()>) {
+    if done.send(()).is_err() {
+        tracing::trace!("the task that asked is gone");
     }
 }
 

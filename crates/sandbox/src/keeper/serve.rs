@@ -1,4 +1,5 @@
-//! The keeper's own process: does what its lease orders, then serves the sandbox until it rests.
+//! The keeper's own process: carries out the mission of its lease, then serves the sandbox until
+//! the sandbox rests.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -27,13 +28,14 @@ use crate::hub::{ExecEntry, Hub};
 use crate::order::{GiveBack, Kill, Order, Pause, Remove, Stop, Wanted};
 use crate::status::StateWatch;
 
-/// How long a client may take to say what it wants.
+/// How long a client may take to send its request.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
-/// Requests that are attended to at a time; further ones wait in the socket's queue.
+/// The number of clients that are served at a time. Further clients wait in the socket's queue.
 const CLIENTS_MAX: usize = 256;
-/// After a failed accept, out of descriptors most likely: rather than spin.
+/// The wait after a failed accept, so that the loop does not spin. Most likely, the process has no
+/// free descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long answers may take to be sent when everything is over.
+/// How long clients may take to receive their answers when the keeper ends.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// A keeper's whole life. `lease` is its end of the socket pair that it was started with.
@@ -49,7 +51,7 @@ pub async fn run(mut lease: UnixStream) -> Result<()> {
     };
     let made = match made {
         Ok(Some(made)) => made,
-        // Nobody waits for it any more.
+        // The lease closed, so no process waits for the sandbox.
         Ok(None) => return Ok(()),
         Err(error) => return fail(&mut lease, &error).await,
     };
@@ -75,8 +77,8 @@ pub async fn run(mut lease: UnixStream) -> Result<()> {
     };
     let mut watch = shift.sandbox.watch();
     let rested = shift.rest(left).await;
-    // The driver removes the socket when no one holds its sandbox, and this process must not end
-    // before.
+    // The driver removes the socket when its sandbox has no handle left. This process must not end
+    // before that.
     let driven = async { while watch.changed().await.is_some() {} };
     if tokio::time::timeout(FAREWELL, driven).await.is_err() {
         tracing::warn!("a sandbox is still driven when its keeper ends");
@@ -84,7 +86,7 @@ pub async fn run(mut lease: UnixStream) -> Result<()> {
     rested
 }
 
-/// Exchanges hellos and learns what to do. `None`: the other end speaks another version.
+/// Exchanges hellos and reads the mission. `None`: the other end speaks another version.
 async fn accept(lease: &mut UnixStream) -> Result<Option<Mission>> {
     let theirs: Hello = wire::read(lease).await.map_err(lease_error)?;
     wire::write(lease, &Hello::ours())
@@ -105,7 +107,7 @@ async fn fail(lease: &mut UnixStream, error: &Error) -> Result<()> {
 /// How a keeper's work ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Left {
-    /// The sandbox rests, or is to.
+    /// The sandbox rests, or must stop now.
     Resting,
     /// The lease closed before it was released.
     Revoked,
@@ -117,7 +119,7 @@ fn lease_error(source: std::io::Error) -> Error {
     Error::io("use", "the lease", source)
 }
 
-/// A session of our own: what happens to the caller's terminal does not concern us.
+/// Starts a session of our own, so that we do not depend on the caller's terminal.
 fn leave_terminal() {
     if let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "already the leader of a session");
@@ -131,7 +133,7 @@ struct Made {
     answer: Value,
 }
 
-/// Carries the mission out, unless the lease closes first.
+/// Carries the mission out. `None`: the lease closed first.
 async fn make(mission: &Mission, lease: &mut UnixStream) -> Result<Option<Made>> {
     let host = Host::open(mission.config.clone()).await?;
     let unfinished = match &mission.task {
@@ -165,7 +167,7 @@ async fn make(mission: &Mission, lease: &mut UnixStream) -> Result<Option<Made>>
             if word(lease).await != Some(Word::Go) {
                 return Ok(None);
             }
-            unless_closed(lease, may_block(copy.go_on())).await?
+            unless_closed(lease, may_block(copy.resume())).await?
         }
     };
     Ok(unfinished.map(|unfinished| Made {
@@ -175,8 +177,8 @@ async fn make(mission: &Mission, lease: &mut UnixStream) -> Result<Option<Made>>
     }))
 }
 
-/// Takes a sandbox at rest and carries out the order that starts it. If the lease closes before
-/// that, it rests again.
+/// Takes a sandbox at rest and carries out the order that starts it. If the lease closes first, the
+/// sandbox rests again.
 async fn start(
     host: Host,
     reference: &str,
@@ -223,12 +225,12 @@ fn value<T: Serialize>(answer: Result<T>) -> Result<Value> {
     answer.map_err(|e| Error::io("write", "an answer", e.into()))
 }
 
-/// The next word of the lease's holder; `None` when it closed, or said something else.
+/// The next word of the lease's holder. `None`: the lease closed, or the byte is no word.
 async fn word(lease: &mut UnixStream) -> Option<Word> {
     Word::of(lease.read_u8().await.ok()?)
 }
 
-/// Dropping the work undoes it.
+/// Does the work. `None`: the lease closed first; then the work is dropped, which undoes it.
 async fn unless_closed<T>(
     lease: &mut UnixStream,
     work: impl Future<Output = Result<T>>,
@@ -250,7 +252,7 @@ struct Shift {
 }
 
 impl Shift {
-    /// Opens the socket, and says on the lease that the sandbox runs.
+    /// Opens the socket, and reports on the lease that the sandbox runs.
     async fn announce(&mut self, answer: Value) -> Result<UnixListener> {
         let info = self.sandbox.status().info;
         let dir = self.host.inner.find(&info.id)?;
@@ -263,8 +265,8 @@ impl Shift {
         Ok(listener)
     }
 
-    /// Serves until the sandbox rests, nobody wants it, or we are told to end. After its release,
-    /// an error in the keeper must not stop the sandbox.
+    /// Serves until the sandbox rests, its creator gives it up, or a signal ends the keeper. After
+    /// the sandbox's release, an error in the keeper must not stop the sandbox.
     async fn serve(&mut self, listener: UnixListener, ended: &mut Ended) -> Left {
         let mut watch = self.sandbox.watch();
         let mut clients = JoinSet::new();
@@ -281,7 +283,7 @@ impl Shift {
                     }
                 },
                 Some(_) = clients.join_next() => {}
-                // A client that asked a paused sandbox to continue is still being attended to.
+                // A client may be resuming the paused sandbox: the keeper still serves it.
                 () = unneeded(&self.sandbox, &mut watch),
                     if clients.is_empty() || !is_paused(&self.sandbox) => break Left::Resting,
                 word = self.lease.read_u8(), if !self.is_released => {
@@ -299,12 +301,13 @@ impl Shift {
         left
     }
 
-    /// Does what the lease's holder says; `None` byte: the lease closed.
+    /// Carries out a word of the lease's holder. A `byte` of `None`: the lease closed. Returns how
+    /// the keeper's work ended, if it did.
     async fn obey_lease(&mut self, byte: Option<u8>) -> Option<Left> {
         match byte.and_then(Word::of) {
             Some(Word::Commit) => {
                 let committed = self.commit().await;
-                let told = match &committed {
+                let sent = match &committed {
                     Ok(()) => wire::write(&mut self.lease, &News::Committed).await,
                     Err(error) => {
                         tracing::error!(%error, "a new sandbox cannot be recorded");
@@ -312,7 +315,7 @@ impl Shift {
                         wire::write(&mut self.lease, &failed).await
                     }
                 };
-                match (committed, told) {
+                match (committed, sent) {
                     (Ok(()), Ok(())) => None,
                     _ if self.is_in_committed_batch() => self.live_on().await,
                     (Ok(()), Err(_)) => Some(Left::Revoked),
@@ -325,7 +328,7 @@ impl Shift {
             }
             Some(Word::GiveUp) => Some(Left::Unwanted),
             Some(Word::Go) | None if self.is_in_committed_batch() => {
-                // Its creator died after all sandboxes of the batch had come to exist.
+                // The creator died after all sandboxes of the batch were committed.
                 if let Err(error) = self.commit().await {
                     tracing::error!(%error, "a new sandbox cannot be recorded");
                 }
@@ -335,10 +338,10 @@ impl Shift {
         }
     }
 
-    /// The sandbox exists with others and lives on by itself, whatever becomes of its creator.
+    /// Releases a sandbox whose batch is committed: it no longer depends on its creator.
     async fn live_on(&mut self) -> Option<Left> {
         self.is_released = true;
-        // A creator that still waits hears that there is nothing to wait for.
+        // A creator that still waits sees the end of the lease.
         if let Err(error) = self.lease.shutdown().await {
             tracing::debug!(%error, "the creator of a sandbox is gone");
         }
@@ -353,7 +356,7 @@ impl Shift {
         Ok(())
     }
 
-    /// Whether the sandbox exists together with others that nobody takes back.
+    /// Whether the sandbox belongs to a batch that is committed, so that it must stay.
     fn is_in_committed_batch(&self) -> bool {
         let Some(batch) = &self.mission.batch else {
             return false;
@@ -362,8 +365,8 @@ impl Shift {
         self.is_committed || store.is_committed(batch).unwrap_or(false)
     }
 
-    /// Takes back what nobody wants any more, saves what was to be saved, removes what was to last
-    /// only as long as it ran, and stops what still runs.
+    /// Ends the keeper's work: saves a sandbox that is saved when it stops, removes one that is
+    /// unwanted or temporary, pauses one whose resume was revoked, and stops one that still runs.
     async fn rest(mut self, left: Left) -> Result<()> {
         if !self.is_committed && self.is_in_committed_batch() {
             self.commit().await?;
@@ -372,7 +375,7 @@ impl Shift {
         if left != Left::Unwanted && info.save_on_stop.is_some() {
             match saved(&self.sandbox).await {
                 Some(digest) => self.report_saved(digest).await,
-                // All there is of it is in the sandbox.
+                // The sandbox stays, because nothing else holds its data.
                 None => return Ok(()),
             }
         }
@@ -390,7 +393,7 @@ impl Shift {
         let sandbox = &self.sandbox;
         match (is_temporary, sandbox.status().state.phase) {
             (_, None) => Ok(()),
-            // Paused, it has not ended.
+            // A paused sandbox has not ended.
             (true, Some(Phase::Paused)) if !is_unwanted => Ok(()),
             (true, Some(_)) => sandbox.ask(Remove {}).await,
             (false, Some(Phase::Running)) if is_resumed => sandbox.ask(Pause {}).await.map(drop),
@@ -401,13 +404,13 @@ impl Shift {
 
     async fn report_saved(&mut self, digest: String) {
         if let Err(error) = wire::write(&mut self.lease, &News::Saved { digest }).await {
-            tracing::debug!(%error, "nobody waits to hear what it was saved as");
+            tracing::debug!(%error, "no process waits for the digest of the saved snapshot");
         }
     }
 }
 
-/// Waits until the sandbox rests. One that is paused is kept for the clients that wait for it to go
-/// on.
+/// Waits until the sandbox rests. For a paused sandbox, waits also until no client waits for it to
+/// continue.
 async fn unneeded(sandbox: &Local, watch: &mut StateWatch) {
     while watch.rested().await.phase == Some(Phase::Paused) {
         let Some(hub) = sandbox.status().paused_hub() else {
@@ -424,13 +427,14 @@ fn is_paused(sandbox: &Local) -> bool {
     sandbox.status().state.phase == Some(Phase::Paused)
 }
 
-/// Waits until a sandbox that is saved when it stops has stopped, and tells what it was saved as;
-/// nothing, if it was not.
+/// Stops a sandbox that is saved when it stops, and waits until it rests. Returns the digest of the
+/// snapshot; `None` if the sandbox was not saved.
 async fn saved(sandbox: &Local) -> Option<String> {
     if sandbox.status().state.phase == Some(Phase::Running)
         && let Err(error) = sandbox.ask(Stop { grace_ms: None }).await
     {
-        // It may have stopped by itself meanwhile. What became of it, its state tells.
+        // It may have stopped by itself meanwhile. Its state, which is read below, says how it
+        // ended.
         tracing::warn!(%error, "a sandbox that is to be saved was not stopped in good order");
     }
     let state = sandbox.watch().rested().await;
@@ -440,24 +444,25 @@ async fn saved(sandbox: &Local) -> Option<String> {
     }
 }
 
-/// Binds by way of a descriptor of the directory: a path to a socket has a length limit, a store's
-/// home has none.
+/// Binds through a descriptor of the directory: the path of a socket has a length limit, and the
+/// path of a store has none.
 fn bind(dir: &Path, socket: &Path) -> Result<UnixListener> {
     remove_if_there(socket)?;
     let opened = std::fs::File::open(dir).map_err(|e| Error::io("open", dir, e))?;
     UnixListener::bind(short_path(&opened, socket)).map_err(|source| {
-        match has_no_sockets(&source) {
-            true => Error::NoSockets {
+        if has_no_sockets(&source) {
+            Error::NoSockets {
                 path: socket.into(),
                 source,
-            },
-            false => Error::io("listen on", socket, source),
+            }
+        } else {
+            Error::io("listen on", socket, source)
         }
     })
 }
 
-/// The directory is ours and takes other files: what is refused is the kind of file. Drivers on
-/// FUSE answer with EIO.
+/// Whether the file system refuses sockets. The directory is ours and takes other files, so the
+/// error is about the kind of file. Drivers on FUSE answer with EIO.
 fn has_no_sockets(error: &io::Error) -> bool {
     let refusals = [Errno::PERM, Errno::OPNOTSUPP, Errno::NOSYS, Errno::IO]
         .map(|errno| Some(errno.raw_os_error()));
@@ -471,13 +476,14 @@ pub(super) fn short_path(dir: &std::fs::File, socket: &Path) -> std::path::PathB
         .join(name)
 }
 
-/// From here on nobody reads our standard error: it goes to a file.
+/// Redirects standard error to a file, because no process reads it from here on.
 fn log_to(path: &Path) -> Result<()> {
     let file = console::append_to(path).map_err(|e| Error::io("open", path, e))?;
     rustix::stdio::dup2_stderr(&file).map_err(|e| Error::io("log to", path, e.into()))
 }
 
-/// Waits until the other end is closed. Nothing is sent on it, so anything that comes is ignored.
+/// Waits until the other end closes the stream. The other end has nothing to send, so any bytes are
+/// ignored.
 async fn closed(stream: &mut (impl AsyncRead + Unpin)) {
     let mut buffer = [0; 64];
     while let Ok(1..) = stream.read(&mut buffer).await {}
@@ -505,7 +511,7 @@ impl Ended {
             tokio::select! {
                 _ = self.terminate.recv() => return,
                 _ = self.interrupt.recv() => return,
-                // A terminal that goes away is not ours.
+                // The keeper has no terminal, so a hangup does not concern it.
                 _ = self.hangup.recv() => {}
             }
         }
@@ -535,7 +541,8 @@ async fn hear(stream: &mut UnixStream) -> io::Result<Option<Call>> {
     wire::read(stream).await.map(Some)
 }
 
-/// The directory's mode keeps others out already; this is the second lock.
+/// Whether the client has our user id, or is root. The directory's mode already refuses other
+/// users; this is a second check.
 fn is_ours(stream: &UnixStream) -> bool {
     let ours = rustix::process::geteuid().as_raw();
     stream
@@ -552,7 +559,7 @@ async fn answer(
     match call {
         Call::Link => {
             let hub = sandbox.status().hub();
-            wire::write(&mut stream, &told(hub.as_ref().map(drop))).await?;
+            wire::write(&mut stream, &reported(hub.as_ref().map(drop))).await?;
             if let Ok(hub) = hub {
                 hub.serve(stream).await;
             }
@@ -561,28 +568,28 @@ async fn answer(
         Call::Watch => watch(sandbox, stream).await,
         Call::Stats => {
             let stats = stats(host, sandbox).await;
-            wire::write(&mut stream, &told(stats.as_ref())).await
+            wire::write(&mut stream, &reported(stats.as_ref())).await
         }
         Call::Execs => {
             let execs = execs(sandbox).await;
-            wire::write(&mut stream, &told(execs.as_ref())).await
+            wire::write(&mut stream, &reported(execs.as_ref())).await
         }
         Call::Order(Order::Lend(wanted)) => lend(sandbox, wanted, stream).await,
-        // A loan ends with its own connection, and no other.
+        // Only the connection of a loan can end the loan.
         Call::Order(Order::GiveBack(given)) => {
             let rule = "a lent state is returned by closing the connection that it was lent on";
             let refused: Result<()> = Err(Error::invalid("order to give back", given.state, rule));
-            wire::write(&mut stream, &told(refused.as_ref())).await
+            wire::write(&mut stream, &reported(refused.as_ref())).await
         }
         Call::Order(order) => {
             let answer = obey(sandbox, order).await;
-            wire::write(&mut stream, &told(answer.as_ref())).await
+            wire::write(&mut stream, &reported(answer.as_ref())).await
         }
     }
 }
 
-/// Sends the present state, and every one that follows, until the keeper is about to end or the
-/// client leaves. A keeper of a paused sandbox waits for the clients of its guest, not for those
+/// Sends the present state and every later one, until the keeper is about to end or the client
+/// leaves. A keeper of a paused sandbox waits for the clients of its guest, but not for the clients
 /// that watch.
 async fn watch(sandbox: &Local, mut stream: UnixStream) -> io::Result<()> {
     let mut watch = sandbox.watch();
@@ -616,10 +623,10 @@ async fn execs(sandbox: &Local) -> Result<Vec<ExecEntry>> {
     Ok(sandbox.status().hub()?.execs().await)
 }
 
-/// A state is lent until the asker returns it, or is gone.
+/// Lends a state until the client closes the connection.
 async fn lend(sandbox: &Local, wanted: Wanted, mut stream: UnixStream) -> io::Result<()> {
     let lent = sandbox.ask(wanted).await;
-    let written = wire::write(&mut stream, &told(lent.as_ref())).await;
+    let written = wire::write(&mut stream, &reported(lent.as_ref())).await;
     let Ok(lent) = lent else { return written };
     if written.is_ok() {
         closed(&mut stream).await;
@@ -631,6 +638,7 @@ async fn lend(sandbox: &Local, wanted: Wanted, mut stream: UnixStream) -> io::Re
     written
 }
 
-fn told<T>(result: Result<T, &Error>) -> Answer<T> {
+/// A result as the answer that is sent.
+fn reported<T>(result: Result<T, &Error>) -> Answer<T> {
     result.map_err(Error::report)
 }

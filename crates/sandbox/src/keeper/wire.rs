@@ -1,4 +1,4 @@
-//! What is said on a lease and on a keeper's socket: JSON, each message with its length before it
+//! The messages on a lease and on a keeper's socket: JSON, each message with its length before it
 //! as a little-endian u32. `docs/keeper-protocol.md` is the contract, with a golden message for
 //! each kind.
 
@@ -19,7 +19,7 @@ use crate::spec::SandboxSpec;
 /// Both ends must speak the same version. Within a version, messages and fields are only added.
 pub const PROTOCOL: u32 = 3;
 
-/// What was added within this version. A client that needs one of them looks for it in the hello.
+/// The features added within this version. A client that needs a feature looks for it in the hello.
 pub const FEATURES: [&str; 2] = ["batch", "watch"];
 
 /// The longest message, in bytes.
@@ -73,7 +73,7 @@ pub(crate) struct Mission {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Task {
     Create(Box<SandboxSpec>),
-    /// A copy of `source` from one of its states. It stands still until it is told to continue.
+    /// A copy of `source` from one of its states. It does not run until [`Word::Go`].
     Copy {
         source: String,
         state: String,
@@ -100,7 +100,7 @@ pub(crate) enum Word {
     Go = b'g' as isize,
     /// The new sandbox exists for others; the lease is still held.
     Commit = b'c' as isize,
-    /// The sandbox exists and lives on by itself; the lease means nothing any more.
+    /// The sandbox exists and no longer depends on the lease.
     Release = b'r' as isize,
     /// The sandbox is not wanted after all. Nothing of it is saved.
     GiveUp = b'x' as isize,
@@ -118,17 +118,17 @@ impl Word {
     }
 }
 
-/// What a keeper says on its lease.
+/// What a keeper reports on its lease.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum News {
-    /// A copy holds its state, and waits to be told to continue.
+    /// A copy has loaded its state, and waits for [`Word::Go`].
     Loaded,
     Ready(Box<Ready>),
     /// The sandbox exists for others.
     Committed,
     Failed(Report),
-    /// It has ended, and was saved as this snapshot.
+    /// The sandbox has ended, and was saved as this snapshot.
     Saved {
         digest: String,
     },

@@ -41,15 +41,15 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 /// Why work through a link failed.
 #[derive(Debug, Clone, Error)]
 pub enum LinkError {
-    /// The guest, its sandbox or the connection ended; the hub says why, if it still could.
+    /// The guest, its sandbox or the connection ended. The hub sends the reason, if it still can.
     #[error("the connection to the guest ended{}", because(reason.as_deref()))]
     Ended { reason: Option<String> },
-    /// The connection was lost, or what came over it breaks the protocol.
+    /// The connection was lost, or its data breaks the protocol.
     #[error("the connection to the guest is broken: {what}")]
     Broken { what: String },
     #[error("the guest did not answer within {after:?}")]
     Timeout { after: Duration },
-    /// The connection works, and the answer is no.
+    /// The connection works, and the other side refused.
     #[error(transparent)]
     Refused(Refusal),
 }
@@ -103,14 +103,14 @@ fn because(reason: Option<&str>) -> String {
         .unwrap_or_default()
 }
 
-/// A connection; clones share it. It is closed with the last of them and of their channels' parts,
-/// once what they had to say is said.
+/// A connection; clones share it. It closes when the last clone and the last part of its channels
+/// are dropped, and everything queued is sent.
 #[derive(Debug, Clone)]
 pub struct Link {
     connection: Arc<Connection>,
 }
 
-/// What keeps a connection open. The tasks that serve it hold only what is behind.
+/// Keeps a connection open. The tasks that serve the connection hold only the [`Shared`] part.
 #[derive(Debug)]
 struct Connection {
     shared: Arc<Shared>,
@@ -142,7 +142,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     down: Option<LinkError>,
-    /// Nobody is left to say anything new.
+    /// Every handle is dropped, so nothing new will be sent.
     closing: bool,
     next_channel: u32,
     next_request: u32,
@@ -216,9 +216,9 @@ impl Link {
         }
     }
 
-    /// Waits until the connection is down, and says why it is.
+    /// Waits until the connection is down, and returns the reason.
     pub async fn down(&self) -> LinkError {
-        // There are no permits: it ends when the semaphore is closed.
+        // The semaphore has no permits, so this ends when the semaphore is closed.
         drop(self.connection.up.acquire().await);
         self.connection.lock().why_down()
     }
@@ -323,7 +323,7 @@ impl State {
             }
             AgentMessage::Reply { id, reply } => {
                 if let Some(waiting) = self.requests.remove(&id) {
-                    // The asker may have given up; then nobody wants the answer.
+                    // The task that asked may have stopped waiting.
                     drop(waiting.send(reply));
                 }
                 Ok(())
@@ -332,8 +332,8 @@ impl State {
     }
 }
 
-/// The first bytes of a client: it speaks to a hub, which is not in the middle of anything, so no
-/// padding.
+/// The first bytes of a client. They need no padding, because a hub is not in the middle of a
+/// frame.
 fn hello(nonce: Nonce) -> Vec<u8> {
     let mut bytes = Vec::new();
     encode_preamble(&mut bytes, nonce);

@@ -1,13 +1,11 @@
-//! A machine that is up with everything that serves it, and how one gets there by booting.
+//! Boots a machine, with everything that serves it.
 //!
-//! Always: what is started is owned by what is returned, so that an error or a dropped future ends
-//! it. When it fails: the machine is gone, and the console's last lines are in the error.
+//! Always: the returned value owns everything that was started, so that an error or a dropped
+//! future ends it. When it fails: the machine is gone, and the error has the console's last lines.
 
 use std::time::Duration;
 
-use sandtree_engine::{
-    self as engine, Accel, Engine, Event, Events, Machine, Memory, Preload, Start,
-};
+use sandtree_engine::{self as engine, Accel, Event, Events, Machine, Memory, Preload, Start};
 use sandtree_proto::Identity;
 use sandtree_store::{LayerId, SandboxDir};
 
@@ -28,19 +26,25 @@ use crate::link::LinkError;
 /// For emulation and for KVM inside another guest, where everything takes longer, and for hosts
 /// with other work.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
-/// What must be free for a sandbox to start with: its overlay's tables, its logs, and a little to
-/// write.
+/// The free space that a sandbox needs to start: for its overlay's tables, its logs, and a few
+/// writes.
 pub(crate) const DISK_RESERVE: u64 = 64 << 20;
 
-/// Starts a machine on a sandbox's disk and waits until its guest has taken the identity it is
-/// given.
-pub(crate) async fn boot(
-    host: &Inner,
-    dir: &SandboxDir,
-    disk: &[LayerId],
-    identity: Identity,
-    timeout: Option<Duration>,
-) -> Result<Running> {
+/// What distinguishes one boot of a sandbox from another.
+pub(crate) struct Boot<'a> {
+    pub disk: &'a [LayerId],
+    pub identity: Identity,
+    /// How long the boot may take; `None` for the default.
+    pub timeout: Option<Duration>,
+}
+
+/// Starts a machine on a sandbox's disk and waits until its guest has taken the given identity.
+pub(crate) async fn boot(host: &Inner, dir: &SandboxDir, boot: Boot<'_>) -> Result<Running> {
+    let Boot {
+        disk,
+        identity,
+        timeout,
+    } = boot;
     let engine = host.engine().await?;
     let accel = chosen_accel(engine, dir.record())?;
     let record = machine_record(host, dir.record(), accel).await?;
@@ -51,7 +55,7 @@ pub(crate) async fn boot(
         disk,
         machine: &record,
     };
-    let (mut machine, degraded) = start_tracked(host, engine, dir, accel, shape).await?;
+    let (mut machine, degraded) = start_tracked(host, dir, accel, shape).await?;
     let console = machine
         .take_console()
         .expect("a fresh machine has its console");
@@ -60,7 +64,8 @@ pub(crate) async fn boot(
     let mut events = machine.events();
     let timeout = timeout.unwrap_or(BOOT_TIMEOUT);
     let port = machine.take_link().expect("a fresh machine has its link");
-    let (execs, (gate, gated)) = (fresh_execs(dir)?, gate(dir.record()));
+    let execs = fresh_execs(dir)?;
+    let (gate, gated) = gate(dir.record());
     let hub = Hub::start(
         port,
         HubSpec {
@@ -79,7 +84,7 @@ pub(crate) async fn boot(
     let guest = match up {
         Ok(guest) => guest,
         Err(error) => {
-            // Awaited, so that whoever tries again finds the disk free.
+            // Waits for the end, so that a caller that tries again finds the disk free.
             machine.kill().await;
             return Err(error.with_console(&console));
         }
@@ -100,14 +105,14 @@ pub(crate) async fn boot(
     })
 }
 
-/// With the preload library, or without it where QEMU does not take it.
+/// Starts a machine with the preload library, or without it where QEMU does not accept it.
 async fn start_tracked(
     host: &Inner,
-    engine: &Engine,
     dir: &SandboxDir,
     accel: Accel,
     shape: Shape<'_>,
 ) -> Result<(Machine, Vec<Degradation>)> {
+    let engine = host.engine().await?;
     let Shape { disk, machine, .. } = shape;
     let spec = machine_spec(host, dir, accel, shape)?;
     match engine.start(spec).await {
@@ -128,7 +133,7 @@ async fn start_tracked(
     }
 }
 
-/// Waits for the agent, and tells it who it is; all of it within the time a boot may take.
+/// Waits for the agent, and sends it its identity; both within the timeout of the boot.
 async fn come_up(host: &Inner, hub: &Hub, identity: Identity, timeout: Duration) -> Result<Guest> {
     let end = tokio::time::Instant::now() + timeout;
     let late = |_| Error::Boot {
@@ -142,7 +147,7 @@ async fn come_up(host: &Inner, hub: &Hub, identity: Identity, timeout: Duration)
     host.reach(Step::Hello, None)?;
     let configured = async {
         let guest = Guest::new(hub.connect().await.map_err(unreachable_agent)?);
-        // The boot is no part of the time.
+        // Read after the boot, so that the boot does not make the guest's clock late.
         let telling = Telling::begin();
         let identity = Identity {
             unix_time_ns: telling.unix_time_ns(),
@@ -160,7 +165,7 @@ async fn come_up(host: &Inner, hub: &Hub, identity: Identity, timeout: Duration)
     Ok(guest)
 }
 
-/// Why a guest will not come up, however long it is waited for.
+/// Waits until the guest cannot come up any more, and returns why.
 pub(crate) async fn ends_or_stalls(
     host: &Inner,
     machine: &Machine,
@@ -175,7 +180,11 @@ pub(crate) async fn ends_or_stalls(
         }
         () = disk_full(events) => {
             let available_bytes = host.store.disk_free_bytes().unwrap_or(0);
-            Error::HostDisk { path: host.store.root().to_owned(), wanted_bytes: DISK_RESERVE, available_bytes }
+            Error::HostDisk {
+                path: host.store.root().to_owned(),
+                wanted_bytes: DISK_RESERVE,
+                available_bytes,
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Telling a guest the time so that its clock is right however long the message is under way.
+//! Sends a guest the time so that its clock is right however long the message is under way.
 //!
 //! ```text
-//!   told ──────────── under way ────────────► set     late by as much
+//!   sent ──────────── under way ────────────► set     late by the time under way
 //!   asked ──► read ──► answered                       the guest's time is known within half of the round trip
 //!   step ──► moved by as much                         a step is the same whenever it arrives
 //! ```
@@ -19,7 +19,7 @@ const PROMPT: Duration = Duration::from_millis(100);
 /// How often a guest is asked at most, until one of its answers is prompt.
 const LOOKS: usize = 8;
 
-/// A time that a guest is being told.
+/// A time that is being sent to a guest.
 #[derive(Debug)]
 pub(crate) struct Telling {
     began: Instant,
@@ -68,7 +68,8 @@ struct Look {
 
 impl Look {
     async fn at(guest: &Guest) -> Result<Self> {
-        let (began, asked_ns) = (Instant::now(), now_unix_ns());
+        let began = Instant::now();
+        let asked_ns = now_unix_ns();
         let shown_ns = guest.clock(0).await?;
         Ok(Self {
             asked_ns,

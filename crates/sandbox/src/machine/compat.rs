@@ -66,9 +66,10 @@ pub(crate) async fn for_state(
             here,
         ));
     }
-    let cpu = match then.cpu_features.is_empty() {
-        true => unexamined(engine, manifest, then)?,
-        false => same_cpu(engine, accel, manifest, then).await?,
+    let cpu = if then.cpu_features.is_empty() {
+        unexamined(engine, manifest, then)?
+    } else {
+        same_cpu(engine, accel, manifest, then).await?
     };
     if accel == Accel::Kvm && cpu.nests() && !record.nested {
         return Err(Error::NestedState {
@@ -82,8 +83,8 @@ pub(crate) async fn for_state(
         cpu: cpu.argument,
         cpu_features: cpu.features,
         network: then.network,
-        // A guest that has another clock by now keeps it; what it measured at its boot stays what
-        // it was.
+        // A guest that already has another clock keeps it; the rate that it measured at its boot
+        // does not change.
         tsc_khz: then.tsc_khz.or(here.tsc_khz),
         ..here
     };
@@ -127,9 +128,10 @@ fn accel(
     ))
 }
 
-/// Whether a guest that measured one rate would misjudge the other.
+/// Why a guest that measured the rate `then_khz` needs another clock at `here_khz`, if it does.
 fn other_tsc(then_khz: Option<u64>, here_khz: Option<u64>) -> Option<String> {
-    let (then, here) = (then_khz?, here_khz?);
+    let then = then_khz?;
+    let here = here_khz?;
     let tolerance = then / 1000 * TSC_TOLERANCE_PER_MILLE;
     let differs = then.abs_diff(here) > tolerance;
     differs.then(|| {
@@ -170,7 +172,8 @@ async fn same_cpu(
         })
 }
 
-/// Where nobody asked for the features, only the very same QEMU is known to have them.
+/// The processor of a state that does not list its features: only the same version of QEMU is known
+/// to have them.
 fn unexamined(engine: &Engine, manifest: &StateManifest, then: &MachineRecord) -> Result<Cpu> {
     is_same(
         manifest,
@@ -207,9 +210,9 @@ mod tests {
         assert_eq!(other_tsc(Some(2_000_000), Some(2_009_000)), None);
         assert_eq!(other_tsc(None, Some(2_000_000)), None);
         assert_eq!(other_tsc(Some(2_000_000), None), None);
-        let told = other_tsc(Some(2_000_000), Some(3_600_000)).unwrap();
+        let reason = other_tsc(Some(2_000_000), Some(3_600_000)).unwrap();
         assert_eq!(
-            told,
+            reason,
             "the time-stamp counter runs at 3600 MHz here, 2000 MHz where it booted"
         );
     }

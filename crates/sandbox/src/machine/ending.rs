@@ -5,21 +5,22 @@ use sandtree_store::{Ended, Phase};
 
 use crate::console::Console;
 
-/// How a machine ended, in our words.
+/// How a machine ended, in the terms of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ending {
     pub phase: Phase,
     pub ended: Ended,
-    /// For people.
+    /// The text for the user.
     pub reason: String,
 }
 
 impl Ending {
-    /// The console is drained.
+    /// The caller has drained the console.
     pub fn of(machine: &Machine, exit: &Exit, console: &Console) -> Ending {
         let ending = machine.ending();
         let shutdown = ending.shutdown.as_ref().map(|s| s.reason.as_str());
-        // The console is the guest's to write: it counts only where nothing better is known.
+        // The guest can write anything to the console, so a panic there does not count if QEMU
+        // reports that the guest powered off.
         let panicked =
             ending.panicked || (shutdown != Some("guest-shutdown") && console.has_panicked());
         match shutdown {

@@ -9,8 +9,8 @@ use crate::pages;
 /// What a live machine stands on.
 #[derive(Debug)]
 pub(crate) struct Ground {
-    /// The memory layers below what the machine has written, bottom first. `None`: there are none
-    /// that a layer could be put on, so the next capture takes all of memory.
+    /// The memory layers below the machine's own writes, bottom first. `None`: no layer can be put
+    /// on them, so the next capture takes all of memory.
     pub layers: Option<Vec<LayerId>>,
     /// How many of them there were when its process started.
     pub at_start: usize,
@@ -18,12 +18,12 @@ pub(crate) struct Ground {
     pub carried: Vec<PageRun>,
     /// An overlay that is ready to be switched to.
     pub prepared: Option<(LayerId, PreparedOverlay)>,
-    /// Of all layers together: no more than so many mappings are made from them.
+    /// The runs of all layers together: a restore makes at most this many mappings from them.
     runs: usize,
 }
 
 impl Ground {
-    /// Of a machine that was restored from these layers; none at all for one that was booted.
+    /// The ground of a machine that was restored from these layers; a booted machine has none.
     pub fn new(layers: Vec<LayerId>, runs: usize) -> Self {
         Self {
             at_start: layers.len(),
@@ -34,7 +34,7 @@ impl Ground {
         }
     }
 
-    /// Of a machine that was restored from QEMU's own stream.
+    /// The ground of a machine that was restored from QEMU's own stream.
     pub fn without_layers() -> Self {
         Self {
             layers: None,
@@ -53,15 +53,15 @@ impl Ground {
         self.runs
     }
 
-    /// Of a disk as the head lists it, the layers below the one that the guest writes to. That is
-    /// the last, or the last but one, if the last is only prepared.
+    /// Returns the layers of a head's disk below the layer that the guest writes to. The guest
+    /// writes to the last layer, or to the last but one, if the last is only prepared.
     pub fn frozen<'a>(&self, disk: &'a [LayerId]) -> &'a [LayerId] {
         let written = 1 + usize::from(self.prepared.is_some());
         &disk[..disk.len().saturating_sub(written)]
     }
 
-    /// One layer, with so many runs, takes the place of those it was made of, if the machine still
-    /// stands on them. Those taken meanwhile stay, and so do their runs.
+    /// Replaces layers by the one layer that they were folded into, if the machine still stands on
+    /// them. Layers that were captured meanwhile stay, and so do their runs.
     pub fn replace(&mut self, old: &[LayerId], new: LayerId, runs: Folded) {
         let Some(layers) = self
             .layers
@@ -111,7 +111,7 @@ impl Ground {
         self.layers.get_or_insert_default().push(layer.id.clone());
     }
 
-    /// A layer holds everything that was carried or tracked.
+    /// Puts the machine on a new layer, which holds everything that was carried or tracked.
     pub fn stand_on(&mut self, layer: &NewLayer, covers: Covers) {
         self.carried.clear();
         match covers {
@@ -119,14 +119,14 @@ impl Ground {
                 self.layers = Some(Vec::new());
                 self.at_start = 0;
             }
-            // It takes the place of those that held part of it.
+            // The new layer replaces the layers that held part of it.
             Covers::SinceStart => self.layers.get_or_insert_default().truncate(self.at_start),
             Covers::SinceLast => {}
         }
         self.push(layer);
     }
 
-    /// All of memory is in QEMU's own stream, on which no layer can be put.
+    /// Forgets the layers: the next capture takes all of memory.
     pub fn lose_layers(&mut self) {
         self.layers = None;
         self.at_start = 0;

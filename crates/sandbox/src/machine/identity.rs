@@ -1,11 +1,11 @@
-//! Who a guest is, and what it is told after a restore.
+//! The identity of a guest, and the message that a guest gets after a restore.
 
 use sandtree_proto::{self as proto, Identity, Rebirth};
 use sandtree_store::{Network, SandboxRecord};
 
 use crate::moment::now_unix_ns;
 
-/// Who a sandbox's guest is.
+/// The identity of a sandbox's guest.
 pub(crate) fn identity(record: &SandboxRecord) -> Identity {
     use sha2::{Digest, Sha256};
     let digest = Sha256::digest(record.id.as_str());
@@ -13,12 +13,12 @@ pub(crate) fn identity(record: &SandboxRecord) -> Identity {
     Identity {
         machine_id,
         hostname: record.name.to_string(),
-        ..nobody(record)
+        ..without_sandbox(record)
     }
 }
 
-/// What a guest is before it belongs to a sandbox.
-pub(crate) fn nobody(record: &SandboxRecord) -> Identity {
+/// The identity of a guest that belongs to no sandbox yet.
+pub(crate) fn without_sandbox(record: &SandboxRecord) -> Identity {
     Identity {
         hostname: "sandtree".into(),
         machine_id: "0".repeat(32),
@@ -32,23 +32,23 @@ pub(crate) fn nobody(record: &SandboxRecord) -> Identity {
     }
 }
 
-/// Whether a guest that goes on from a state is in the sandbox it was captured in.
+/// Whether a guest that continues from a state is in the sandbox it was captured in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Belongs {
-    /// It keeps its names.
+    /// The guest keeps its names.
     Here,
-    /// It gets those of the sandbox.
+    /// The guest gets the names of the sandbox.
     Elsewhere,
 }
 
-/// What a guest is told that goes on from a state with a disk of `disk_bytes`.
+/// The message to a guest that continues from a state with a disk of `disk_bytes`.
 pub(crate) fn rebirth(record: &SandboxRecord, belongs: Belongs, disk_bytes: u64) -> Rebirth {
     let generation = random_bytes(16).try_into().expect("sixteen bytes");
     let identity = match belongs {
         Belongs::Here => Identity {
             hostname: String::new(),
             machine_id: String::new(),
-            ..nobody(record)
+            ..without_sandbox(record)
         },
         Belongs::Elsewhere => identity(record),
     };

@@ -1,5 +1,5 @@
-//! One machine of a sandbox: what it is started with, how it comes up by a boot or from a state,
-//! what serves it, and how it ended.
+//! One machine of a sandbox: its specification, its start by a boot or from a state, the parts that
+//! serve it, and its end.
 
 pub(crate) mod boot;
 pub(crate) mod clock;

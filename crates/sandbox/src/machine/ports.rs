@@ -17,7 +17,7 @@ pub(crate) struct Listener {
     pub port: PublishedPort,
 }
 
-/// Takes the host's ports and keeps them: one chosen and let go could be taken by another.
+/// Binds the host's ports and keeps them: another process could take a port that is released.
 pub(crate) async fn listen(ports: &[PublishedPort]) -> Result<Vec<Listener>> {
     let mut listeners = Vec::new();
     for port in ports {
@@ -42,11 +42,12 @@ pub(crate) async fn listen(ports: &[PublishedPort]) -> Result<Vec<Listener>> {
     Ok(listeners)
 }
 
-/// As [`listen`], with any free port where the one that is wanted is another's. Says so.
+/// As [`listen`], but binds a free port where another process has the wanted one, and reports that.
 pub(crate) async fn listen_if_free(
     ports: &[PublishedPort],
 ) -> Result<(Vec<Listener>, Vec<Degradation>)> {
-    let (mut listeners, mut notes) = (Vec::new(), Vec::new());
+    let mut listeners = Vec::new();
+    let mut notes = Vec::new();
     for port in ports {
         let taken = match listen(std::slice::from_ref(port)).await {
             Ok(listening) => {

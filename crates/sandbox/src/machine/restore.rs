@@ -1,13 +1,13 @@
-//! Bringing a machine up from a state: the one way of create, revert, fork and resume.
+//! Brings a machine up from a state: the only way for create, revert, fork and resume.
 //!
 //! ```text
 //!   check the state -> start QEMU stopped, layers mapped -> load devices -> (Loaded) -> continue -> acknowledged
 //!                           \ not mapped: one flat file of all layers, and again
 //! ```
 //!
-//! Always: a guest that goes on has acknowledged its new generation, entropy, time and name, or it
-//! does not count as restored. The state is only read. When it fails: the machine that was started
-//! is killed; the state, and whatever ran before, are as they were.
+//! Always: a guest that continues has acknowledged its new generation, entropy, time and name, or
+//! it does not count as restored. The state is only read. When it fails: the machine that was
+//! started is killed; the state, and a machine that ran before, are unchanged.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -24,6 +24,7 @@ use sandtree_store::{
     LayerId, MachineRecord, MemoryState, Owned, SandboxDir, StateManifest, StateSource,
 };
 use tokio::net::UnixStream;
+use tokio::sync::mpsc;
 use tracing::{Instrument, debug_span};
 
 use super::boot;
@@ -41,7 +42,7 @@ use crate::error::{Error, Result, engine_error, store_error};
 use crate::fault::Step;
 use crate::files::open;
 use crate::guest::Guest;
-use crate::hub::{self, ExecRecord, Hub, HubSpec};
+use crate::hub::{self, ExecRecord, Gate, Hub, HubSpec};
 use crate::inner::Inner;
 use crate::link::LinkError;
 use crate::moment::boot_id;
@@ -52,10 +53,11 @@ const LAYERS_MAX: usize = 64;
 /// Linux allows a process some 65,000 mappings, and each piece of a layer splits what it is laid
 /// over.
 const MAPPINGS_MAX: usize = 16 * 1024;
-/// What is read of a state's memory layers before anything is done with them: 64 MiB. Those of a
-/// capture have far fewer.
+/// How many pieces the memory layers of a state may have: the tables take 64 MiB then. The layers
+/// of a capture have far fewer.
 const PIECES_MAX: usize = 1 << 22;
-/// How long a guest that goes on may take to say so. Hooks in the guest are bounded by the agent.
+/// How long a guest that continues may take to acknowledge. The agent limits the time of hooks in
+/// the guest.
 const ACKNOWLEDGE: Duration = Duration::from_secs(60);
 
 /// A machine that holds a state and does not run yet.
@@ -85,7 +87,7 @@ pub(crate) struct RestoreTimes {
     pub acknowledged: Duration,
 }
 
-/// A machine that goes on from a state.
+/// A machine that has continued from a state.
 #[derive(Debug)]
 pub(crate) struct Restored {
     pub running: Running,
@@ -101,9 +103,9 @@ pub(crate) struct Connections {
 }
 
 pub(crate) enum HubChoice {
-    /// One of its own, that knows the commands of the state.
+    /// A new hub, which knows the commands of the state.
     New,
-    /// The one that waited while the sandbox was paused.
+    /// The hub that waited while the sandbox was paused.
     Kept { hub: Hub, execs: PathBuf },
 }
 
@@ -161,11 +163,12 @@ fn whole_layers(dir: &SandboxDir, source: &StateSource) -> Result<Vec<Layer>> {
     let read = |id| {
         let layer = read_layer(dir, id).map_err(broken)?;
         pieces += layer.data.len() + layer.zero.len();
-        match pieces <= PIECES_MAX {
-            true => Ok((id, layer)),
-            false => Err(broken(format!(
+        if pieces <= PIECES_MAX {
+            Ok((id, layer))
+        } else {
+            Err(broken(format!(
                 "its memory is in more than {PIECES_MAX} pieces"
-            ))),
+            )))
         }
     };
     let layers = layers.iter().map(read).collect::<Result<Vec<_>>>()?;
@@ -178,7 +181,7 @@ fn whole_layers(dir: &SandboxDir, source: &StateSource) -> Result<Vec<Layer>> {
     }
 }
 
-/// Refuses a state that may not be on the disk as it was captured.
+/// Refuses a state that may differ on the disk from the captured one.
 pub(crate) fn check_written(source: &StateSource) -> Result<()> {
     let manifest = source.manifest();
     if manifest.boot_id == boot_id() || source.is_sealed().map_err(store_error("read a state"))? {
@@ -198,7 +201,7 @@ pub(crate) fn label(manifest: &StateManifest) -> String {
         .map_or_else(|| manifest.id.to_string(), ToString::to_string)
 }
 
-/// Starts a machine on a sandbox's disk that holds the state, and stands still.
+/// Starts a machine on a sandbox's disk, stopped, and loads the state into it.
 pub(crate) async fn load(
     host: &Inner,
     owned: &Owned,
@@ -252,7 +255,8 @@ pub(crate) async fn load(
         MemoryState::Layers { layers: ids } => Ground::new(ids.clone(), runs(&layers)),
         MemoryState::Stream | MemoryState::None => Ground::without_layers(),
     };
-    let (manifest, kept) = (source.manifest().clone(), source.execs());
+    let manifest = source.manifest().clone();
+    let kept = source.execs();
     Ok(Loaded {
         machine,
         port,
@@ -285,8 +289,8 @@ struct Starting<'a> {
 }
 
 impl Starting<'_> {
-    /// With the layers mapped; or, where that does not work, with a flat file made of them, and the
-    /// reason.
+    /// Starts a machine with the layers mapped. Where that does not work, starts it with a flat
+    /// file made of them, and returns the reason as a degradation.
     async fn start(
         &self,
         manifest: &StateManifest,
@@ -352,8 +356,7 @@ impl Starting<'_> {
         self.engine.start(spec).await.map_err(engine_error("start"))
     }
 
-    /// A file of this machine's own that holds all of memory. It has no name any more when this
-    /// returns.
+    /// Makes a file without a name that holds all of memory, for this machine alone.
     async fn flatten(&self, ids: &[LayerId]) -> Result<File> {
         let file = self
             .owned
@@ -382,8 +385,8 @@ impl Starting<'_> {
 }
 
 impl Loaded {
-    /// Lets the guest go on, and waits until its agent has taken its new identity.
-    pub async fn go_on(
+    /// Continues the guest, and waits until its agent has acknowledged its new identity.
+    pub async fn continue_guest(
         self,
         host: &Inner,
         dir: &SandboxDir,
@@ -399,91 +402,134 @@ impl Loaded {
             mut degraded,
             manifest,
             kept,
-            ..
+            other_tsc,
+            began,
         } = self;
-        let (other_tsc, began) = (self.other_tsc, self.began);
         let Connections { hub, belongs } = connections;
-        let (hub, execs, gate, fresh) = match hub {
-            HubChoice::Kept { hub, execs } => {
-                hub.go_on(port).await;
-                (hub, execs, None, false)
-            }
-            HubChoice::New => {
-                let (execs, (gate, gated)) =
-                    (running::fresh_execs(dir)?, running::gate(dir.record()));
-                let restored = Some(hub::Restored {
-                    records: records(&manifest)?,
-                    from: kept,
-                });
-                (
-                    Hub::start(
-                        port,
-                        HubSpec {
-                            execs: execs.clone(),
-                            restored,
-                            gate,
-                        },
-                    ),
-                    execs,
-                    gated,
-                    true,
-                )
-            }
-        };
+        let connected = hub.connect(port, dir, &manifest, kept).await?;
         let rebirth = identity::rebirth(dir.record(), belongs, manifest.disk_bytes);
-        let waking = wake(host, &machine, &hub, rebirth, began);
+        let waking = Waking {
+            host,
+            machine: &machine,
+            hub: &connected.hub,
+            began,
+        };
         let woken = tokio::select! {
-            woken = waking => woken,
+            woken = waking.wake(rebirth) => woken,
             error = boot::ends_or_stalls(host, &machine, &mut events, &mut console) => Err(error),
         };
-        let Woken {
-            guest,
-            times,
-            hooks,
-            degraded: clock,
-        } = match woken {
+        let woken = match woken {
             Ok(woken) => woken,
             Err(error) => {
                 machine.kill().await;
-                match fresh {
-                    true => {
-                        hub.close("the state could not be restored".into()).await;
-                        drop(std::fs::remove_dir_all(&execs));
-                    }
-                    false => hub.suspend("the sandbox could not be resumed".into()).await,
-                }
+                connected.give_up().await;
                 return Err(error.with_console(&console));
             }
         };
         if let Some(reason) = other_tsc {
-            degraded.push(match guest.leave_tsc().await {
-                Ok(()) => Degradation::SlowerClock { reason },
-                Err(error) => Degradation::ClockSpeed {
-                    reason,
-                    failure: error.to_string(),
-                },
-            });
+            degraded.push(leave_tsc(&woken.guest, reason).await);
         }
         let engine = host.engine().await?;
         let running = Running {
             machine,
-            hub,
-            guest,
+            hub: connected.hub,
+            guest: woken.guest,
             events: Some(events),
-            gate,
+            gate: connected.gate,
             forwards: Vec::new(),
             console,
             ground,
             tracking: engine.verdicts().tracking.clone(),
             record,
-            execs,
-            degraded: degraded.into_iter().chain(clock).collect(),
+            execs: connected.execs,
+            degraded: degraded.into_iter().chain(woken.degraded).collect(),
         };
         Ok(Restored {
             running,
-            times,
-            hooks,
+            times: woken.times,
+            hooks: woken.hooks,
         })
+    }
+}
+
+/// The hub of a restored guest.
+struct Connected {
+    hub: Hub,
+    /// Where the hub keeps the output of detached commands.
+    execs: PathBuf,
+    gate: Option<mpsc::Receiver<Gate>>,
+    /// Whether the hub was started for this restore.
+    is_new: bool,
+}
+
+impl HubChoice {
+    /// Connects the hub with the guest's port. `kept` is the directory of the output that the state
+    /// keeps of its commands.
+    async fn connect(
+        self,
+        port: UnixStream,
+        dir: &SandboxDir,
+        manifest: &StateManifest,
+        kept: PathBuf,
+    ) -> Result<Connected> {
+        match self {
+            HubChoice::Kept { hub, execs } => {
+                hub.reconnect(port).await;
+                Ok(Connected {
+                    hub,
+                    execs,
+                    gate: None,
+                    is_new: false,
+                })
+            }
+            HubChoice::New => {
+                let execs = running::fresh_execs(dir)?;
+                let (gate, gated) = running::gate(dir.record());
+                let restored = hub::Restored {
+                    records: records(manifest)?,
+                    from: kept,
+                };
+                let spec = HubSpec {
+                    execs: execs.clone(),
+                    restored: Some(restored),
+                    gate,
+                };
+                Ok(Connected {
+                    hub: Hub::start(port, spec),
+                    execs,
+                    gate: gated,
+                    is_new: true,
+                })
+            }
+        }
+    }
+}
+
+impl Connected {
+    /// Ends a new hub after a restore that failed. A kept hub waits for the next resume.
+    async fn give_up(self) {
+        let Self {
+            hub, execs, is_new, ..
+        } = self;
+        if is_new {
+            hub.close("the state could not be restored".into()).await;
+            // If this fails, `clear_execs` removes the directory when the sandbox next gets a
+            // machine.
+            drop(std::fs::remove_dir_all(&execs));
+        } else {
+            hub.suspend("the sandbox could not be resumed".into()).await;
+        }
+    }
+}
+
+/// Gives the guest another clock source: the time-stamp counter has another rate here.
+async fn leave_tsc(guest: &Guest, reason: String) -> Degradation {
+    match guest.leave_tsc().await {
+        Ok(()) => Degradation::SlowerClock { reason },
+        Err(error) => Degradation::ClockSpeed {
+            reason,
+            failure: error.to_string(),
+        },
     }
 }
 
@@ -507,72 +553,83 @@ struct Woken {
     degraded: Option<Degradation>,
 }
 
-/// Continues the guest, lets its disk grow to what the sandbox has, and tells its agent who it is
-/// now.
-async fn wake(
-    host: &Inner,
-    machine: &Machine,
-    hub: &Hub,
-    rebirth: Rebirth,
+/// A guest that is about to continue, with what it needs for that.
+struct Waking<'a> {
+    host: &'a Inner,
+    machine: &'a Machine,
+    hub: &'a Hub,
+    /// When the restore began.
     began: Instant,
-) -> Result<Woken> {
-    machine
-        .cont()
-        .instrument(debug_span!("cont"))
-        .await
-        .map_err(engine_error("continue from the state"))?;
-    let running = began.elapsed();
-    host.reach(Step::RestoreContinued, Some(machine))?;
-    if let Some(disk_bytes) = rebirth.disk_bytes {
-        machine
-            .resize_disk(disk_bytes)
-            .await
-            .map_err(engine_error("grow its disk"))?;
-    }
-    let patience = host.faults.acknowledge_within(ACKNOWLEDGE);
-    let end = tokio::time::Instant::now() + patience;
-    let acknowledged = async {
-        let ready = hub.ready(patience).instrument(debug_span!("greet")).await;
-        ready.map_err(|source| match source {
-            LinkError::Timeout { .. } => Error::Unacknowledged { after: patience },
-            source => boot::unreachable_agent(source),
-        })?;
-        let guest = Guest::new(hub.connect().await.map_err(boot::unreachable_agent)?);
-        // Whatever was waited for until now is no part of the time.
-        let telling = Telling::begin();
-        let identity = Identity {
-            unix_time_ns: telling.unix_time_ns(),
-            ..rebirth.identity
-        };
-        let rebirth = Rebirth {
-            identity,
-            ..rebirth
-        };
-        host.faults.delay_message().await;
-        let hooks = guest
-            .restored(rebirth)
-            .instrument(debug_span!("acknowledge"))
-            .await?;
-        let clock = telling.correct(&guest).await.err();
-        Ok((guest, hooks, clock.map(late_clock)))
-    };
-    let unanswered = |_| Err(Error::Unacknowledged { after: patience });
-    let (guest, hooks, degraded) = tokio::time::timeout_at(end, acknowledged)
-        .await
-        .unwrap_or_else(unanswered)?;
-    host.reach(Step::RestoreAcknowledged, Some(machine))?;
-    Ok(Woken {
-        guest,
-        times: RestoreTimes {
-            running,
-            acknowledged: began.elapsed(),
-        },
-        hooks,
-        degraded,
-    })
 }
 
-/// An agent of an earlier time, in a state of that time, does not know how to correct its clock.
+impl Waking<'_> {
+    /// Continues the guest, grows its disk to the size of the sandbox's disk, and sends its agent
+    /// the new identity.
+    async fn wake(self, rebirth: Rebirth) -> Result<Woken> {
+        let Self {
+            host,
+            machine,
+            hub,
+            began,
+        } = self;
+        machine
+            .cont()
+            .instrument(debug_span!("cont"))
+            .await
+            .map_err(engine_error("continue from the state"))?;
+        let running = began.elapsed();
+        host.reach(Step::RestoreContinued, Some(machine))?;
+        if let Some(disk_bytes) = rebirth.disk_bytes {
+            machine
+                .resize_disk(disk_bytes)
+                .await
+                .map_err(engine_error("grow its disk"))?;
+        }
+        let patience = host.faults.acknowledge_within(ACKNOWLEDGE);
+        let end = tokio::time::Instant::now() + patience;
+        let acknowledged = async {
+            let ready = hub.ready(patience).instrument(debug_span!("greet")).await;
+            ready.map_err(|source| match source {
+                LinkError::Timeout { .. } => Error::Unacknowledged { after: patience },
+                source => boot::unreachable_agent(source),
+            })?;
+            let guest = Guest::new(hub.connect().await.map_err(boot::unreachable_agent)?);
+            // Read after the waiting, so that the waiting does not make the guest's clock late.
+            let telling = Telling::begin();
+            let identity = Identity {
+                unix_time_ns: telling.unix_time_ns(),
+                ..rebirth.identity
+            };
+            let rebirth = Rebirth {
+                identity,
+                ..rebirth
+            };
+            host.faults.delay_message().await;
+            let hooks = guest
+                .restored(rebirth)
+                .instrument(debug_span!("acknowledge"))
+                .await?;
+            let clock = telling.correct(&guest).await.err();
+            Ok((guest, hooks, clock.map(late_clock)))
+        };
+        let unanswered = |_| Err(Error::Unacknowledged { after: patience });
+        let (guest, hooks, degraded) = tokio::time::timeout_at(end, acknowledged)
+            .await
+            .unwrap_or_else(unanswered)?;
+        host.reach(Step::RestoreAcknowledged, Some(machine))?;
+        Ok(Woken {
+            guest,
+            times: RestoreTimes {
+                running,
+                acknowledged: began.elapsed(),
+            },
+            hooks,
+            degraded,
+        })
+    }
+}
+
+/// An older agent, in an older state, cannot correct its clock.
 fn late_clock(error: Error) -> Degradation {
     Degradation::LateClock {
         reason: error.one_line(),

@@ -20,7 +20,7 @@ pub(crate) struct Running {
     pub machine: Machine,
     pub hub: Hub,
     pub guest: Guest,
-    /// What QEMU tells, from the machine's start; its driver takes it.
+    /// QEMU's events from the machine's start; its driver takes them.
     pub events: Option<Events>,
     /// Commands that want to start, where a checkpoint comes before each; its driver takes it.
     pub gate: Option<mpsc::Receiver<Gate>>,
@@ -32,7 +32,7 @@ pub(crate) struct Running {
     pub record: MachineRecord,
     /// Where its hub keeps the output of detached commands.
     pub execs: PathBuf,
-    /// What was done in a lesser way than it could be, and why.
+    /// The degradations of the machine, with their reasons.
     pub degraded: Vec<Degradation>,
 }
 
@@ -49,7 +49,8 @@ impl Running {
     }
 }
 
-/// A directory for the output of one machine's detached commands. Those of others are beside it.
+/// Makes a directory for the output of one machine's detached commands. Each machine of a sandbox
+/// has its own.
 pub(crate) fn fresh_execs(dir: &SandboxDir) -> Result<PathBuf> {
     let id = StateId::random().map_err(store_error("make an id"))?;
     let path = dir.execs().join(id.as_str());
@@ -57,7 +58,7 @@ pub(crate) fn fresh_execs(dir: &SandboxDir) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Removes the output of commands of all machines but one.
+/// Removes the output of the commands of all machines except the one with the directory `but`.
 pub(crate) fn clear_execs(dir: &SandboxDir, but: Option<&Path>) -> Result<()> {
     let execs = dir.execs();
     let entries = match execs.read_dir() {

@@ -1,4 +1,4 @@
-//! What QEMU is started with for a sandbox.
+//! Makes the specification that QEMU is started with for a sandbox.
 
 use std::fs::File;
 
@@ -14,11 +14,11 @@ use crate::error::{Error, Result, engine_error, store_error};
 use crate::files::open;
 use crate::inner::Inner;
 
-/// The program in the guest, built with us.
+/// The program in the guest; it is built together with this crate.
 pub(crate) static AGENT: &[u8] = include_bytes!(env!("SANDTREE_AGENT"));
 
-/// Warnings and worse go to the console, a panic ends the machine at once, and what only real
-/// hardware or a distrusted compiler needs is not waited for.
+/// The kernel writes warnings and worse to the console, ends the machine at once when it panics,
+/// and skips checks that only real hardware or a distrusted compiler needs.
 const KERNEL_OPTIONS: &str = "console=ttyS0 loglevel=4 panic=-1 random.trust_cpu=on no_timer_check \
     tsc=reliable i8042.noaux i8042.nokbd cryptomgr.notests";
 
@@ -97,7 +97,7 @@ fn flushes(record: &SandboxRecord) -> Flushes {
     }
 }
 
-/// What QEMU writes is a disk, or all of memory in one stream, with what either needs beside its
+/// QEMU writes a disk, or all of memory in one stream; either file is a little larger than its
 /// data.
 fn limits(record: &SandboxRecord) -> Limits {
     let largest = record.disk_bytes.max(record.memory_bytes);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sandtree_store::{Init, Owned, Phase, SandboxDir, StateRecord};
 
-use super::boot::{self, DISK_RESERVE};
+use super::boot::{self, Boot, DISK_RESERVE};
 use super::identity;
 use super::ports::{self, Listener, listen};
 use super::running::{self, Running};
@@ -15,7 +15,7 @@ use crate::inner::Inner;
 use crate::moment::{boot_id, now_unix_ms};
 use crate::{fold, memory, place};
 
-/// Boots a machine where a sandbox stands.
+/// Boots a machine on the head of a sandbox.
 pub(crate) async fn boot_head(
     host: &Inner,
     owned: &Owned,
@@ -23,13 +23,18 @@ pub(crate) async fn boot_head(
     timeout: Option<Duration>,
 ) -> Result<Running> {
     let disk = fold::head(owned).await?;
-    let mut running = boot::boot(host, owned, &disk, identity, timeout).await?;
+    let boot = Boot {
+        disk: &disk,
+        identity,
+        timeout,
+    };
+    let mut running = boot::boot(host, owned, boot).await?;
     let image = host
         .store
         .image_by_digest(&owned.record().image_digest)
         .map_err(store_error("read an image"))?;
     if image.record.init == Init::Image {
-        // Who comes next finds its services, not their beginnings.
+        // The next client finds services that have started.
         let settled = running.guest.settle();
         match timeout {
             None => settled.await?,
@@ -42,7 +47,7 @@ pub(crate) async fn boot_head(
     Ok(running)
 }
 
-/// A state to go back to after a boot that was not finished: it may have written to the disk.
+/// The state of a sandbox after a boot that was not finished: it may have written to the disk.
 pub(crate) fn unsynced(before: &StateRecord) -> StateRecord {
     StateRecord {
         clean: false,
@@ -129,7 +134,7 @@ pub(crate) fn check_resources(host: &Inner, memory_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Of a machine that runs from now on; `before` is what the sandbox was, if it was anything.
+/// The state of a sandbox whose machine runs from now on; `before` is its earlier state, if any.
 pub(crate) fn running_state(running: &Running, before: Option<&StateRecord>) -> StateRecord {
     StateRecord {
         boot_id: Some(boot_id()),

@@ -401,7 +401,7 @@ async fn a_resumed_guest_continues_with_each_byte_in_flight_once() {
     );
 
     let (mut agent, port) = Agent::port();
-    hub.go_on(port).await;
+    hub.reconnect(port).await;
     // Two of the five input bytes were lost; of five output bytes, three had arrived.
     agent
         .greet(vec![ChannelState {
@@ -485,7 +485,7 @@ async fn connections_are_lost_and_requests_void_when_the_guest_pauses() {
     );
 
     let (mut agent, port) = Agent::port();
-    hub.go_on(port).await;
+    hub.reconnect(port).await;
     agent
         .greet(vec![
             state(number, "", (0, 0)),
