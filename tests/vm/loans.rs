@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use sandtree::keeper::PROTOCOL;
 use sandtree::{Progress, Result, SaveSpec, Saved, Step};
 use serde_json::{Value, json};
 
@@ -63,11 +64,11 @@ fn read(stream: &mut UnixStream) -> Value {
 
 /// The answer of a keeper to one call, on a connection of its own.
 fn called(socket: &Path, call: &Value) -> Value {
-    let hello = json!({ "protocol": 2, "program": "0.1.0", "features": [] });
+    let hello = json!({ "protocol": PROTOCOL, "program": "0.1.0", "features": [] });
     let mut stream = UnixStream::connect(socket).expect("the keeper listens");
     let said = [frame(&hello), frame(call)].concat();
     stream.write_all(&said).expect("it is heard");
-    assert_eq!(read(&mut stream)["protocol"], 2);
+    assert_eq!(read(&mut stream)["protocol"], PROTOCOL);
     read(&mut stream)
 }
 
