@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::support::lab::Lab;
 use crate::support::{World, dir_of, entries};
 
-/// A sandbox that a keeper runs, and a host of this process beside it.
+/// A sandbox that a keeper runs, and a host in this process that borrows from it.
 async fn lab() -> Lab {
     let world = World::new();
     tokio::task::block_in_place(|| world.start("a", &[]));
