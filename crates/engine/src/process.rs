@@ -26,9 +26,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid,
 };
-use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{oneshot, watch};
 
+use crate::blocking::in_place;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::jail::{CHILD_FD_END, Confinement, Step};
@@ -178,16 +178,6 @@ impl Drop for Starting {
                 std::thread::sleep(THREAD_POLL);
             }
         });
-    }
-}
-
-/// Runs what blocks; a runtime moves its other tasks to another thread meanwhile.
-fn in_place(work: impl FnOnce()) {
-    let runtime = Handle::try_current();
-    if runtime.is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread) {
-        tokio::task::block_in_place(work);
-    } else {
-        work();
     }
 }
 

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tokio::runtime::{Handle, RuntimeFlavor};
+pub(crate) use sandtree_engine::in_place;
 
 /// Runs `work` on a thread where it may block. If it panics, so does the caller.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -15,17 +15,6 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
         Err(Ok(panic)) => std::panic::resume_unwind(panic),
         // The runtime shuts down, and polls nothing any more.
         Err(Err(_)) => std::future::pending().await,
-    }
-}
-
-/// Runs `work` in the middle of a task: the runtime moves its other tasks to another thread
-/// meanwhile. A caller without such a runtime has no other tasks to delay, or delays them itself.
-pub(crate) fn in_place<T>(work: impl FnOnce() -> T) -> T {
-    let runtime = Handle::try_current();
-    if runtime.is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread) {
-        tokio::task::block_in_place(work)
-    } else {
-        work()
     }
 }
 
