@@ -57,12 +57,21 @@ pub struct Shape {
     pub memory_mib: u64,
     pub cpus: u32,
     pub cmdline: String,
-    pub overlays: usize,
+    pub drive: Drive,
     pub aio: Aio,
     pub flushes: Flushes,
     pub network: NetworkMode,
     pub start: Start,
     pub extra_args: Vec<String>,
+}
+
+/// What the guest's disk is at the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drive {
+    /// The base, and that many overlays.
+    Overlays(usize),
+    /// A node without data. Another one takes its place before the guest runs.
+    Later { bytes: u64 },
 }
 
 /// What the guest does at the start.
@@ -178,27 +187,38 @@ fn descriptor(accel: Accel, fd: RawFd) -> String {
 }
 
 fn disk(args: &mut Args, shape: &Shape) {
-    for level in 0..=shape.overlays {
-        args.option("-add-fd", format!("fd={},set={level}", disk_fd(level)));
-    }
-    for node in block::nodes(
-        shape.overlays as u64,
-        Opening {
-            aio: shape.aio,
-            flushes: shape.flushes,
-        },
-    ) {
-        args.option("-blockdev", node.json());
-    }
+    let drive = match shape.drive {
+        Drive::Overlays(overlays) => {
+            chain(args, shape, overlays);
+            block::node(overlays as u64)
+        }
+        Drive::Later { bytes } => {
+            args.option("-blockdev", block::placeholder(bytes));
+            block::PLACEHOLDER.to_owned()
+        }
+    };
     args.option("-object", "iothread,id=io0");
-    let drive = block::node(shape.overlays as u64);
     args.option(
         "-device",
         format!(
-            "virtio-blk-pci,id=disk,drive={drive},iothread=io0,{}",
+            "virtio-blk-pci,id={},drive={drive},iothread=io0,{}",
+            block::DEVICE,
             slot(3)
         ),
     );
+}
+
+fn chain(args: &mut Args, shape: &Shape, overlays: usize) {
+    for level in 0..=overlays {
+        args.option("-add-fd", format!("fd={},set={level}", disk_fd(level)));
+    }
+    let opening = Opening {
+        aio: shape.aio,
+        flushes: shape.flushes,
+    };
+    for node in block::nodes(overlays as u64, opening) {
+        args.option("-blockdev", node.json());
+    }
 }
 
 fn disk_fd(level: usize) -> RawFd {
@@ -291,7 +311,7 @@ mod tests {
             memory_mib: 512,
             cpus: 2,
             cmdline: "console=ttyS0 panic=-1".into(),
-            overlays: 2,
+            drive: Drive::Overlays(2),
             aio: Aio::Threads,
             flushes: Flushes::Ignored,
             network: NetworkMode::Isolated,
@@ -367,7 +387,7 @@ mod tests {
 
     golden! {
         tcg_x86_64: shape(Arch::X86_64, Accel::Tcg) => "tcg-x86_64.txt";
-        kvm_x86_64: Shape { aio: Aio::IoUring, network: NetworkMode::Full, overlays: 1, ..shape(Arch::X86_64, Accel::Kvm) } => "kvm-x86_64.txt";
+        kvm_x86_64: Shape { aio: Aio::IoUring, network: NetworkMode::Full, drive: Drive::Overlays(1), ..shape(Arch::X86_64, Accel::Kvm) } => "kvm-x86_64.txt";
         hvf_x86_64: Shape { network: NetworkMode::None, ..shape(Arch::X86_64, Accel::Hvf) } => "hvf-x86_64.txt";
         whpx_x86_64: shape(Arch::X86_64, Accel::Whpx) => "whpx-x86_64.txt";
         tcg_aarch64: shape(Arch::Aarch64, Accel::Tcg) => "tcg-aarch64.txt";
@@ -384,6 +404,29 @@ mod tests {
         });
         assert_eq!(waiting.replace("-S\n-incoming defer\n", ""), text(&running));
         assert_ne!(waiting, text(&running));
+    }
+
+    #[test]
+    fn a_machine_that_gets_its_disk_later_differs_in_the_nodes_alone() {
+        let now = shape(Arch::X86_64, Accel::Tcg);
+        let later = Shape {
+            drive: Drive::Later { bytes: 1 << 30 },
+            ..now.clone()
+        };
+        let without_nodes = |shape: &Shape| {
+            let text = text(shape);
+            let lines = text
+                .lines()
+                .filter(|line| !line.starts_with("-add-fd") && !line.starts_with("-blockdev"));
+            lines.collect::<Vec<_>>().join("\n")
+        };
+        assert_eq!(
+            without_nodes(&later).replace("drive=nothing", "drive=disk2"),
+            without_nodes(&now)
+        );
+        assert!(
+            text(&later).contains(r#"{"driver":"null-co","node-name":"nothing","size":1073741824"#)
+        );
     }
 
     #[test]

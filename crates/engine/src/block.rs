@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::fdset::{self, FdSets};
 use crate::qmp::{
     Below, BlockResize, BlockdevAdd, BlockdevBackup, BlockdevDel, BlockdevReopen, BlockdevSnapshot,
-    Cache, Event, Events, JobDismiss, Node, Qmp, QueryBlock, QueryJobs,
+    Cache, Event, Events, JobDismiss, Node, Qmp, QomSet, QueryBlock, QueryJobs,
 };
 
 /// A machine's disk as open files.
@@ -76,6 +76,20 @@ pub enum Flushes {
 pub(crate) struct Opening {
     pub aio: Aio,
     pub flushes: Flushes,
+}
+
+/// The guest's disk among QEMU's devices.
+pub(crate) const DEVICE: &str = "disk";
+
+/// The node of a disk that comes later.
+pub(crate) const PLACEHOLDER: &str = "nothing";
+
+/// A node that holds no data, as JSON. Of the disk's size: QEMU derives a geometry from it.
+pub(crate) fn placeholder(bytes: u64) -> String {
+    let node = serde_json::json!({
+        "driver": "null-co", "node-name": PLACEHOLDER, "size": bytes, "read-zeroes": true,
+    });
+    node.to_string()
 }
 
 /// The node of image n: 0 is the base.
@@ -211,6 +225,32 @@ impl Disk {
             opening,
             chain: Mutex::new(chain),
         }
+    }
+
+    /// Opens the images of a machine that was started with a placeholder, and gives them to its
+    /// disk. `sets` has given out no number yet. After an error the machine is of no use.
+    pub(crate) async fn attach(
+        qmp: Qmp,
+        opening: Opening,
+        sets: &FdSets,
+        chain: DiskChain,
+    ) -> Result<Self, Error> {
+        let overlays = chain.overlays.len() as u64;
+        for (_, image) in chain.into_descriptors(0) {
+            sets.add(image).await?;
+        }
+        for node in nodes(overlays, opening) {
+            qmp.run(BlockdevAdd(node)).await?;
+        }
+        qmp.run(QomSet {
+            path: &format!("/machine/peripheral/{DEVICE}"),
+            property: "drive",
+            value: &node(overlays),
+        })
+        .await?;
+        let disk = Self::new(qmp, opening, overlays);
+        disk.delete(PLACEHOLDER).await?;
+        Ok(disk)
     }
 
     pub(crate) async fn prepare(

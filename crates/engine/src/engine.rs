@@ -12,6 +12,7 @@ use crate::install::{self, EngineConfig};
 use crate::jail::Jail;
 use crate::machine::{Installed, Machine, MachineSpec};
 use crate::probe::{Asked, Installation, Key, KvmVerdict, Probe, Verdicts, probe_kvm};
+use crate::spare::Spare;
 use crate::version::Version;
 
 /// How many models an error names.
@@ -210,14 +211,23 @@ impl Engine {
 
     /// Starts a machine; its guest runs when this returns.
     pub async fn start(&self, spec: MachineSpec) -> Result<Machine, Error> {
-        let installed = Installed {
+        Machine::start(self.installed(), spec).await
+    }
+
+    /// Starts a QEMU that waits to become a machine like this one, on a disk of that size. Memory
+    /// and images of `spec` are not used.
+    pub async fn prepare(&self, spec: MachineSpec, disk_bytes: u64) -> Result<Spare, Error> {
+        Spare::start(self.installed(), spec, disk_bytes).await
+    }
+
+    fn installed(&self) -> Installed<'_> {
+        Installed {
             binary: self.binary(),
             arch: self.arch,
             aio: self.verdicts.aio,
             visible: self.visible.as_deref(),
             firmware: install::firmware(self.arch, &self.verdicts.data_dirs),
-        };
-        Machine::start(installed, spec).await
+        }
     }
 }
 

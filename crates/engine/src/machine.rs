@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::accel::Accel;
 use crate::arch::Arch;
-use crate::argv::{Shape, Start, argv, fd};
+use crate::argv::{Drive, Shape, Start, argv, fd};
 use crate::block::{Aio, Disk, DiskChain, Opening, PreparedOverlay};
 use crate::blocks;
 use crate::devices::{self, DeviceFile};
@@ -77,7 +77,7 @@ pub struct MachineSpec {
 }
 
 impl MachineSpec {
-    fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         let spec = |detail: String| Err(Error::Spec { detail });
         if self.memory_bytes == 0 || !self.memory_bytes.is_multiple_of(MIB) {
             return spec(format!(
@@ -98,7 +98,22 @@ impl MachineSpec {
         check_readable("initramfs", &self.initramfs, self.jail)
     }
 
-    fn shape(&self, arch: Arch, aio: Aio) -> Shape {
+    pub(crate) fn opening(&self, aio: Aio) -> Opening {
+        Opening {
+            aio,
+            flushes: self.disk.flushes,
+        }
+    }
+
+    pub(crate) fn protecting(&self) -> Protecting {
+        if self.accel == Accel::Kvm {
+            Protecting::Found
+        } else {
+            Protecting::All
+        }
+    }
+
+    pub(crate) fn shape(&self, arch: Arch, aio: Aio, drive: Drive) -> Shape {
         Shape {
             arch,
             accel: self.accel,
@@ -108,7 +123,7 @@ impl MachineSpec {
             memory_mib: self.memory_bytes / MIB,
             cpus: self.cpus,
             cmdline: self.cmdline.clone(),
-            overlays: self.disk.overlays.len(),
+            drive,
             aio,
             flushes: self.disk.flushes,
             network: self.network,
@@ -162,6 +177,55 @@ pub(crate) struct Installed<'a> {
     pub firmware: Option<PathBuf>,
 }
 
+/// A QEMU that has greeted, with its connections.
+#[derive(Debug)]
+pub(crate) struct Greeted {
+    pub process: Process,
+    pub qmp: Qmp,
+    link: UnixStream,
+    console: UnixStream,
+}
+
+impl Greeted {
+    pub(crate) async fn start(
+        installed: &Installed<'_>,
+        spec: MachineSpec,
+        drive: Drive,
+        ram: Handed,
+    ) -> Result<Greeted, Error> {
+        let (control, qmp_end) = socketpair()?;
+        let (link, link_end) = socketpair()?;
+        let (console, console_end) = socketpair()?;
+        let ends = [
+            (fd::QMP, qmp_end),
+            (fd::LINK, link_end),
+            (fd::CONSOLE, console_end),
+        ];
+        let process = Process::spawn(launch(installed, spec, drive, (ram, ends))?).await?;
+        let qmp = Qmp::connect(control, process.exit().clone())
+            .await
+            .map_err(|error| match error {
+                Error::Died { exit } => Error::Start { exit },
+                other => other,
+            })?;
+        Ok(Greeted {
+            process,
+            qmp,
+            link,
+            console,
+        })
+    }
+}
+
+/// What makes a QEMU that has greeted a machine.
+pub(crate) struct Content {
+    pub memory: GuestMemory,
+    pub disk: Disk,
+    pub sets: FdSets,
+    pub firmware: Option<PathBuf>,
+    pub uncaptured: Vec<String>,
+}
+
 impl Machine {
     pub(crate) async fn start(
         installed: Installed<'_>,
@@ -171,49 +235,41 @@ impl Machine {
         let content = std::mem::replace(&mut spec.memory, Memory::Empty);
         let (ram, mut expected) =
             mapping::prepare(content, spec.preload, spec.memory_bytes, spec.jail)?;
-        let protecting = if spec.accel == Accel::Kvm {
-            Protecting::Found
-        } else {
-            Protecting::All
-        };
-        let opening = Opening {
-            aio: installed.aio,
-            flushes: spec.disk.flushes,
-        };
-        let overlays = spec.disk.overlays.len() as u64;
-        let (control, qmp_end) = socketpair()?;
-        let (link, link_end) = socketpair()?;
-        let (console, console_end) = socketpair()?;
-        let ends = [
-            (fd::QMP, qmp_end),
-            (fd::LINK, link_end),
-            (fd::CONSOLE, console_end),
-        ];
-        let process = Process::spawn(launch(&installed, spec, ram, ends)?).await?;
-        let qmp = Qmp::connect(control, process.exit().clone())
+        let protecting = spec.protecting();
+        let opening = spec.opening(installed.aio);
+        let overlays = spec.disk.overlays.len();
+        let greeted = Greeted::start(&installed, spec, Drive::Overlays(overlays), ram)
             .await
             .map_err(|error| match error {
-                Error::Died { exit } => expected.explain(Error::Start { exit }),
+                Error::Start { .. } => expected.explain(error),
                 other => other,
             })?;
-        let memory = found(&process, expected).await?.protecting(protecting);
-        let disk = Disk::new(qmp.clone(), opening, overlays);
-        let sets = FdSets::new(qmp.clone(), overlays + 1);
-        let uncaptured = blocks::uncaptured(&qmp, installed.arch).await?;
-        let link = Some(link);
-        let console = Some(console);
-        let firmware = installed.firmware;
-        Ok(Machine {
-            process,
-            qmp,
+        let memory = found(&greeted.process, expected)
+            .await?
+            .protecting(protecting);
+        let qmp = &greeted.qmp;
+        let content = Content {
             memory,
-            disk,
-            sets,
-            link,
-            console,
-            firmware,
-            uncaptured,
-        })
+            disk: Disk::new(qmp.clone(), opening, overlays as u64),
+            sets: FdSets::new(qmp.clone(), overlays as u64 + 1),
+            firmware: installed.firmware,
+            uncaptured: blocks::uncaptured(qmp, installed.arch).await?,
+        };
+        Ok(Self::assemble(greeted, content))
+    }
+
+    pub(crate) fn assemble(greeted: Greeted, content: Content) -> Machine {
+        Machine {
+            process: greeted.process,
+            qmp: greeted.qmp,
+            memory: content.memory,
+            disk: content.disk,
+            sets: content.sets,
+            link: Some(greeted.link),
+            console: Some(greeted.console),
+            firmware: content.firmware,
+            uncaptured: content.uncaptured,
+        }
     }
 
     pub fn pid(&self) -> u32 {
@@ -408,10 +464,10 @@ async fn found(process: &Process, expected: Expected) -> Result<GuestMemory, Err
 fn launch(
     installed: &Installed<'_>,
     spec: MachineSpec,
-    ram: Handed,
-    ends: [(RawFd, OwnedFd); 3],
+    drive: Drive,
+    (ram, ends): (Handed, [(RawFd, OwnedFd); 3]),
 ) -> Result<Launch, Error> {
-    let args = argv(&spec.shape(installed.arch, installed.aio));
+    let args = argv(&spec.shape(installed.arch, installed.aio, drive));
     let confinement = confinement(installed, &spec, &ram)?;
     let Handed {
         mut descriptors,
@@ -420,7 +476,9 @@ fn launch(
     descriptors.extend(ends);
     descriptors.push((fd::KERNEL, spec.kernel.into()));
     descriptors.push((fd::INITRAMFS, spec.initramfs.into()));
-    descriptors.extend(spec.disk.into_descriptors(fd::DISK));
+    if let Drive::Overlays(_) = drive {
+        descriptors.extend(spec.disk.into_descriptors(fd::DISK));
+    }
     Ok(Launch {
         name: spec.name,
         binary: installed.binary.to_owned(),

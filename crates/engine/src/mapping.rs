@@ -4,6 +4,9 @@
 //!   Memory --prepare--> descriptors 8 plan, 9 RAM, 10 report, 11 library, 64.. layers --> QEMU
 //!                                                                                          |
 //!   GuestMemory <--locate-- report of the library, else /proc/PID/maps <-------------------+
+//!
+//!   prepare_later --> descriptors 8 socket, 9 RAM, 10 report, 11 library --> QEMU, which waits for a state
+//!   Later --lay: plan and layers over the socket--> report --> GuestMemory
 //! ```
 //!
 //! Always: layers are mapped or the start fails; a machine never runs on half of its memory. The
@@ -12,21 +15,32 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, PipeReader, Read, Write};
-use std::os::fd::{OwnedFd, RawFd};
+use std::io::{self, IoSlice, PipeReader, PipeWriter, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Gid, MemfdFlags, SealFlags, Uid, fchown, fcntl_add_seals, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use crate::argv::fd;
+use crate::blocking::in_place;
 use crate::error::{Error, Untracked};
 use crate::jail::Jail;
-use crate::preload::format::{Base, Entry, Failure, LAYER_FDS, PAGE_BYTES, Plan, Report};
+use crate::preload::format::{Base, Entry, Failure, LAYERS_MAX, PAGE_BYTES, Plan, Report};
 use crate::process::Process;
 use crate::ram::{GuestMemory, Mapped, Place};
 
 /// Built by build.rs.
 static LIBRARY: &[u8] = include_bytes!(env!("SANDTREE_PRELOAD"));
+
+/// How long the library may take to lay a plan: thousands of system calls on a busy host.
+const LAID_WITHIN: Timespec = Timespec {
+    tv_sec: 10,
+    tv_nsec: 0,
+};
 
 /// What the guest's RAM holds at the start.
 #[derive(Debug)]
@@ -123,25 +137,120 @@ pub(crate) fn prepare(
         Preload::Skip => {}
         Preload::Use => {
             let plan = plan(base, bytes, &entries, &layers)?;
-            let (report, writer) = io::pipe().map_err(failed())?;
-            rustix::io::ioctl_fionbio(&report, true).map_err(|errno| failed()(errno.into()))?;
+            let plan = in_memory("plan", &plan).map_err(failed())?;
+            let report = handed.add_library(plan.into()).map_err(failed())?;
             expected.report = Some(report);
             handed
                 .descriptors
-                .push((fd::PLAN, in_memory("plan", &plan).map_err(failed())?.into()));
-            handed.descriptors.push((fd::REPORT, writer.into()));
-            handed
-                .descriptors
-                .push((fd::LIBRARY, library().map_err(failed())?.into()));
-            handed
-                .descriptors
                 .extend((fd::LAYER..).zip(layers.into_iter().map(OwnedFd::from)));
-            handed
-                .environment
-                .push(format!("LD_PRELOAD=/proc/self/fd/{}", fd::LIBRARY).into());
         }
     }
     Ok((handed, expected))
+}
+
+impl Handed {
+    /// Adds the library, and where it finds its plan. Returns where its report comes.
+    fn add_library(&mut self, plan: OwnedFd) -> io::Result<PipeReader> {
+        let (report, writer) = pipe()?;
+        self.descriptors.push((fd::PLAN, plan));
+        self.descriptors.push((fd::REPORT, writer.into()));
+        self.descriptors.push((fd::LIBRARY, library()?.into()));
+        self.environment
+            .push(format!("LD_PRELOAD=/proc/self/fd/{}", fd::LIBRARY).into());
+        Ok(report)
+    }
+}
+
+/// A pipe whose reader does not wait.
+fn pipe() -> io::Result<(PipeReader, PipeWriter)> {
+    let (reader, writer) = io::pipe()?;
+    rustix::io::ioctl_fionbio(&reader, true)?;
+    Ok((reader, writer))
+}
+
+/// The way to give a machine its memory once it is up.
+#[derive(Debug)]
+pub(crate) struct Later {
+    socket: UnixStream,
+    expected: Expected,
+}
+
+/// Prepares the RAM of a machine whose content is not known yet.
+pub(crate) fn prepare_later(bytes: u64) -> Result<(Handed, Later), Error> {
+    let failed = || Error::io("create", "the guest's memory");
+    let ram = marker(bytes).map_err(failed())?;
+    let inode = ram.metadata().map_err(failed())?.ino();
+    let (socket, theirs) = UnixStream::pair().map_err(failed())?;
+    let mut handed = Handed {
+        descriptors: vec![(fd::RAM, ram.into())],
+        environment: Vec::new(),
+    };
+    let report = handed.add_library(theirs.into()).map_err(failed())?;
+    let expected = Expected {
+        bytes,
+        inode,
+        needs_report: true,
+        report: Some(report),
+    };
+    Ok((handed, Later { socket, expected }))
+}
+
+impl Later {
+    /// Why QEMU ended while starting, if its memory is the reason.
+    pub(crate) fn explain(&mut self, error: Error) -> Error {
+        self.expected.explain(error)
+    }
+
+    /// Maps layers over the RAM of a QEMU whose guest stands still.
+    pub(crate) fn lay(
+        self,
+        process: &Process,
+        entries: &[MapEntry],
+        layers: &[File],
+    ) -> Result<GuestMemory, Error> {
+        let failed = || Error::io("hand over", "the guest's memory");
+        let plan = plan(Base::Zeros, self.expected.bytes, entries, layers)?;
+        let plan = in_memory("plan", &plan).map_err(failed())?;
+        send(&self.socket, &plan, layers).map_err(failed())?;
+        self.await_report().map_err(failed())?;
+        self.expected.locate(process)
+    }
+
+    /// Without a report in time, [`Expected::locate`] finds none and says so.
+    fn await_report(&self) -> io::Result<()> {
+        let Some(report) = &self.expected.report else {
+            return Ok(());
+        };
+        in_place(|| {
+            poll(
+                &mut [PollFd::new(report, PollFlags::IN)],
+                Some(&LAID_WITHIN),
+            )
+        })?;
+        Ok(())
+    }
+}
+
+/// One byte, and the descriptors of a plan and its layers with it.
+fn send(socket: &UnixStream, plan: &File, layers: &[File]) -> io::Result<()> {
+    const SPACE: usize = rustix::cmsg_space!(ScmRights(1 + LAYERS_MAX));
+    let mut space = [MaybeUninit::uninit(); SPACE];
+    let mut beside = SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<_> = std::iter::once(plan)
+        .chain(layers)
+        .map(AsFd::as_fd)
+        .collect();
+    assert!(
+        beside.push(SendAncillaryMessage::ScmRights(&fds)),
+        "a plan has no more layers than there is space for"
+    );
+    sendmsg(
+        socket,
+        &[IoSlice::new(&[0])],
+        &mut beside,
+        SendFlags::NOSIGNAL,
+    )?;
+    Ok(())
 }
 
 /// A sparse file that marks the mapping. Its size is sealed, so that QEMU cannot use it to take the
@@ -198,11 +307,10 @@ fn plan(
     layers: &[File],
 ) -> Result<Vec<u8>, Error> {
     let refuse = |reason: String| Error::NotMapped { reason };
-    if layers.len() > LAYER_FDS.len() {
+    if layers.len() > LAYERS_MAX {
         return Err(refuse(format!(
-            "{} layers are more than {}",
-            layers.len(),
-            LAYER_FDS.len()
+            "{} layers are more than {LAYERS_MAX}",
+            layers.len()
         )));
     }
     let lengths = layers

@@ -24,6 +24,7 @@ impl Step {
                 "userfaultfd cannot protect without a reader (Linux 6.7 or newer is needed)"
             }
             Step::Register => "the memory cannot be registered with userfaultfd",
+            Step::Wait => "the plan of the memory cannot be waited for",
         }
     }
 }

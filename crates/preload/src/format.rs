@@ -2,6 +2,7 @@
 //! file, so the two sides cannot differ.
 //!
 //! ```text
+//!   PLAN_FD           a file with the plan, or a socket on which one message brings the plan and the layers
 //!   plan    magic 8 | version 4 | base 4 | ram bytes 8 | entries 8 | entry...
 //!   entry   guest offset 8 | bytes 8 | file offset 8 | descriptor 4 | 0 4
 //!   report  magic 8 | address 8 | bytes 8 | regions 8 | mapping: step 4, errno 4 | tracking: step 4, errno 4
@@ -15,8 +16,9 @@ pub const PLAN_FD: i32 = 8;
 /// The file that QEMU takes its RAM from. It marks the mapping, or is the memory itself.
 pub const RAM_FD: i32 = 9;
 pub const REPORT_FD: i32 = 10;
+pub const LAYERS_MAX: usize = 64;
 /// Memory layers, closed once they are mapped.
-pub const LAYER_FDS: core::ops::Range<i32> = 64..128;
+pub const LAYER_FDS: core::ops::Range<i32> = 64..64 + LAYERS_MAX as i32;
 
 pub const PAGE_BYTES: u64 = 4096;
 
@@ -132,10 +134,11 @@ pub enum Step {
     Open,
     Negotiate,
     Register,
+    Wait,
 }
 
 impl Step {
-    const ALL: [Step; 8] = [
+    const ALL: [Step; 9] = [
         Step::ReadPlan,
         Step::MapBase,
         Step::CheckEntry,
@@ -144,6 +147,7 @@ impl Step {
         Step::Open,
         Step::Negotiate,
         Step::Register,
+        Step::Wait,
     ];
 }
 

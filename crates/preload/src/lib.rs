@@ -4,6 +4,7 @@
 //! ```text
 //!   mmap(fd of RAM_FD's file, private) -> huge pages off -> base: zeros -> plan's entries, each from its layer
 //!                                      -> write protection registered -> report -> plan, report, layers closed
+//!   the same, PLAN_FD being a socket   -> huge pages off -> zeros; the rest in a thread, once the plan arrives (`later`)
 //!   any other mmap                     -> the kernel
 //! ```
 //!
@@ -18,13 +19,16 @@
 #![cfg_attr(panic = "abort", no_std)]
 
 mod format;
+mod later;
 mod protect;
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{c_int, c_void, off_t, size_t};
 
-use format::{Base, Entry, Failure, LAYER_FDS, PLAN_FD, Plan, RAM_FD, REPORT_FD, Report, Step};
+use format::{
+    Base, Entry, Failure, LAYER_FDS, LAYERS_MAX, PLAN_FD, Plan, RAM_FD, REPORT_FD, Report, Step,
+};
 
 static DONE: AtomicBool = AtomicBool::new(false);
 
@@ -119,6 +123,27 @@ impl Mapping {
             Ok(result as usize)
         }
     }
+
+    /// The base of guest memory: this mapping, made.
+    fn mapped(&self) -> Result<Mapping, Failure> {
+        let address = self.map().map_err(|errno| Failure {
+            step: Step::MapBase,
+            errno,
+        })?;
+        Ok(Mapping { address, ..*self })
+    }
+
+    /// The base of guest memory: zeros in place of the file. Over a file, each first write would
+    /// also allocate a page of that file.
+    fn zeros(&self) -> Result<Mapping, Failure> {
+        let zeros = Mapping {
+            flags: self.flags | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            fd: -1,
+            offset: 0,
+            ..*self
+        };
+        zeros.mapped()
+    }
 }
 
 fn is_guest_ram(wanted: &Mapping) -> bool {
@@ -141,54 +166,51 @@ fn lay_guest_ram(wanted: &Mapping) -> Result<usize, c_int> {
         mapping: Ok(()),
         tracking,
     };
-    let laid = lay(wanted, &mut report);
-    match laid {
-        Ok(address) => {
-            report.address = address as u64;
-            report.tracking =
-                tracking.and_then(|()| protect::protect(report.address, report.bytes));
+    let laid = if is_socket(PLAN_FD) {
+        let waits = wanted.zeros().and_then(|ram| later::wait(ram, tracking));
+        if let Ok(address) = waits {
+            return Ok(address);
         }
-        Err(failure) => report.mapping = Err(failure),
-    }
-    tell(&report);
-    close(PLAN_FD);
-    close(REPORT_FD);
+        waits
+    } else {
+        let mut handed = Handed::with_arguments();
+        let laid = lay(wanted, &mut handed, &mut report);
+        handed.close();
+        laid
+    };
+    finish(&mut report, laid);
     laid.map_err(|failure| failure.errno)
 }
 
+/// Registers write protection of memory that was laid, reports, and gives up the way to the report.
+fn finish(report: &mut Report, laid: Result<usize, Failure>) {
+    match laid {
+        Ok(address) => {
+            report.address = address as u64;
+            report.tracking = report
+                .tracking
+                .and_then(|()| protect::protect(report.address, report.bytes));
+        }
+        Err(failure) => report.mapping = Err(failure),
+    }
+    tell(report);
+    close(REPORT_FD);
+}
+
 /// Maps the base, then the entries over it.
-fn lay(wanted: &Mapping, report: &mut Report) -> Result<usize, Failure> {
-    let mut header = [0; Plan::BYTES];
-    read(&mut header, 0)?;
-    let plan = Plan::decode(&header).filter(|plan| plan.ram_bytes == wanted.bytes as u64);
-    let plan = plan.ok_or(Failure {
-        step: Step::ReadPlan,
-        errno: libc::EINVAL,
-    })?;
+fn lay(wanted: &Mapping, handed: &mut Handed, report: &mut Report) -> Result<usize, Failure> {
+    let plan = handed.plan(wanted.bytes)?;
     let base = match plan.base {
-        Base::File => *wanted,
-        // Over a file, each first write would also allocate a page of that file.
-        Base::Zeros => Mapping {
-            flags: wanted.flags | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            fd: -1,
-            offset: 0,
-            ..*wanted
-        },
-    };
-    let address = base.map().map_err(|errno| Failure {
-        step: Step::MapBase,
-        errno,
-    })?;
-    let mut layers = Layers(0);
-    let laid = lay_entries(&Mapping { address, ..*wanted }, &plan, &mut layers, report);
-    layers.close();
-    laid.map(|()| address)
+        Base::File => wanted.mapped(),
+        Base::Zeros => wanted.zeros(),
+    }?;
+    lay_entries(&base, &plan, handed, report).map(|()| base.address)
 }
 
 fn lay_entries(
     ram: &Mapping,
     plan: &Plan,
-    layers: &mut Layers,
+    handed: &mut Handed,
     report: &mut Report,
 ) -> Result<(), Failure> {
     let mut buffer = [0; ENTRIES_READ * Entry::BYTES];
@@ -200,6 +222,7 @@ fn lay_entries(
             .split_at_mut_checked(left * Entry::BYTES)
             .unwrap_or_default();
         read(
+            handed.plan,
             piece,
             Plan::BYTES as u64 + report.regions * Entry::BYTES as u64,
         )?;
@@ -211,8 +234,7 @@ fn lay_entries(
                     errno: libc::EINVAL,
                 });
             }
-            layers.note(entry.descriptor);
-            lay_entry(ram, &entry).map_err(|errno| Failure {
+            lay_entry(ram, &entry, handed.layer(entry.descriptor)).map_err(|errno| Failure {
                 step: Step::MapEntry,
                 errno,
             })?;
@@ -222,56 +244,100 @@ fn lay_entries(
     Ok(())
 }
 
-fn lay_entry(ram: &Mapping, entry: &Entry) -> Result<(), c_int> {
+fn lay_entry(ram: &Mapping, entry: &Entry, layer: c_int) -> Result<(), c_int> {
     let mapping = Mapping {
         address: ram.address + entry.guest_offset as usize,
         bytes: entry.bytes as usize,
         protection: ram.protection,
         flags: libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_NORESERVE,
-        fd: entry.descriptor.cast_signed(),
+        fd: layer,
         offset: entry.file_offset.cast_signed(),
     };
     mapping.map().map(drop)
 }
 
-/// The layers' descriptors a plan named, one bit each.
-struct Layers(u64);
+/// The descriptors of a plan and of the layers that it names.
+struct Handed {
+    plan: c_int,
+    came: Came,
+    /// By their place in a plan; -1 where there is none, which the kernel refuses to map.
+    layers: [c_int; LAYERS_MAX],
+}
 
-impl Layers {
-    fn note(&mut self, descriptor: u32) {
-        self.0 |= 1 << (descriptor.wrapping_sub(LAYER_FDS.start.cast_unsigned()) & 63);
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Came {
+    /// At the numbers that plans use. Other descriptors of QEMU may have such numbers, too: only
+    /// those that the plan names are layers.
+    WithArguments,
+    InMessage,
+}
+
+impl Handed {
+    fn with_arguments() -> Self {
+        Self {
+            plan: PLAN_FD,
+            came: Came::WithArguments,
+            layers: [-1; LAYERS_MAX],
+        }
+    }
+
+    /// The beginning of the plan, for RAM of that size.
+    fn plan(&self, ram_bytes: usize) -> Result<Plan, Failure> {
+        let mut header = [0; Plan::BYTES];
+        read(self.plan, &mut header, 0)?;
+        let plan = Plan::decode(&header).filter(|plan| plan.ram_bytes == ram_bytes as u64);
+        plan.ok_or(Failure {
+            step: Step::ReadPlan,
+            errno: libc::EINVAL,
+        })
+    }
+
+    /// The layer that a plan names.
+    fn layer(&mut self, descriptor: u32) -> c_int {
+        let place = descriptor.wrapping_sub(LAYER_FDS.start.cast_unsigned()) as usize;
+        let Some(layer) = self.layers.get_mut(place) else {
+            return -1;
+        };
+        if self.came == Came::WithArguments {
+            *layer = descriptor.cast_signed();
+        }
+        *layer
     }
 
     /// Mappings stay when the descriptor they came from is closed; QEMU needs no way to the files
     /// themselves.
-    fn close(&self) {
-        for (bit, fd) in LAYER_FDS.enumerate() {
-            if self.0 & 1 << bit != 0 {
-                close(fd);
-            }
-        }
+    fn close(self) {
+        close(self.plan);
+        self.layers.iter().for_each(|layer| close(*layer));
     }
 }
 
-/// Device and inode of the file behind a descriptor. The C library's `fstat` would bind this
-/// library to its version.
-#[allow(unsafe_code, reason = "fstat on a bare number")]
+/// Device and inode of the file behind a descriptor.
 fn identity(fd: c_int) -> Option<(libc::dev_t, libc::ino_t)> {
+    status(fd).map(|status| (status.st_dev, status.st_ino))
+}
+
+fn is_socket(fd: c_int) -> bool {
+    status(fd).is_some_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFSOCK)
+}
+
+/// The C library's `fstat` would bind this library to its version.
+#[allow(unsafe_code, reason = "fstat on a bare number")]
+fn status(fd: c_int) -> Option<libc::stat> {
     let mut status = core::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: the call gets a pointer to a local of its type, and has filled it when it returns 0.
     unsafe {
         (libc::syscall(libc::SYS_fstat, fd, status.as_mut_ptr()) == 0).then(|| status.assume_init())
     }
-    .map(|status| (status.st_dev, status.st_ino))
 }
 
-/// Reads the plan from that offset on; less than all is a failure.
+/// Reads a plan from that offset on; less than all is a failure.
 #[allow(unsafe_code, reason = "pread on a bare number")]
-fn read(into: &mut [u8], offset: u64) -> Result<(), Failure> {
+fn read(plan: c_int, into: &mut [u8], offset: u64) -> Result<(), Failure> {
     // SAFETY: the buffer is alive and as long as said.
     let count = unsafe {
         libc::pread(
-            PLAN_FD,
+            plan,
             into.as_mut_ptr().cast(),
             into.len(),
             offset.cast_signed(),
@@ -300,6 +366,7 @@ fn tell(report: &Report) {
     unsafe { libc::write(REPORT_FD, bytes.as_ptr().cast(), bytes.len()) };
 }
 
+/// Closes a descriptor, if there is one.
 #[allow(unsafe_code, reason = "close on a bare number")]
 fn close(fd: c_int) {
     // SAFETY: these descriptors were put there for this library, and it uses none of them again.

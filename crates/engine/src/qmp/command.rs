@@ -134,6 +134,19 @@ impl Command for HumanMonitorCommand<'_> {
     type Reply = String;
 }
 
+/// Sets a property of an object.
+#[derive(Debug, Serialize)]
+pub(crate) struct QomSet<'a> {
+    pub path: &'a str,
+    pub property: &'a str,
+    pub value: &'a str,
+}
+
+impl Command for QomSet<'_> {
+    const NAME: &'static str = "qom-set";
+    type Reply = Nothing;
+}
+
 /// Gives up an fd set, or one descriptor of it. What was opened through it stays open.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]

@@ -24,7 +24,7 @@ pub use client::Qmp;
 pub(crate) use command::{
     AddFd, BlockResize, BlockdevAdd, BlockdevBackup, BlockdevDel, BlockdevReopen, BlockdevSnapshot,
     Capability, CpuModel, GetFd, HumanMonitorCommand, Migrate, MigrateCancel, MigrateIncoming,
-    MigrateSetCapabilities, MigrateSetParameters, QueryBlock, QueryCpuDefinitions,
+    MigrateSetCapabilities, MigrateSetParameters, QomSet, QueryBlock, QueryCpuDefinitions,
     QueryCpuModelExpansion, QueryFdsets, QueryMachines, QueryMigrate, RemoveFd,
     XenSaveDevicesState,
 };

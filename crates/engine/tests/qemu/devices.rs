@@ -24,7 +24,7 @@ async fn incoming(dir: &Path, memory: Memory) -> Machine {
 }
 
 /// The written memory of a stopped machine as one layer.
-fn capture(machine: &Machine, path: &Path) -> Memory {
+pub fn capture(machine: &Machine, path: &Path) -> Memory {
     let runs = machine.memory().written(Tracking::Anonymous).unwrap();
     let mut bytes = Vec::new();
     machine.memory().read(&runs, &mut bytes).unwrap();
@@ -45,7 +45,7 @@ fn capture(machine: &Machine, path: &Path) -> Memory {
     }
 }
 
-fn counter(machine: &Machine) -> u8 {
+pub fn counter(machine: &Machine) -> u8 {
     let mut page = Vec::new();
     machine
         .memory()
@@ -187,7 +187,7 @@ async fn a_machine_without_the_library_loads_a_flat_copy() {
 }
 
 /// The devices of a stopped machine.
-async fn saved(machine: &Machine) -> Vec<u8> {
+pub async fn saved(machine: &Machine) -> Vec<u8> {
     let file = machine.prepare_devices().await.unwrap();
     machine.save_devices(&file).await.unwrap();
     machine.take_devices(file).await.unwrap()

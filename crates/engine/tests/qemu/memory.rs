@@ -21,14 +21,14 @@ fn page(offset: u64) -> ByteRun {
     }
 }
 
-fn read(memory: &GuestMemory, runs: &[ByteRun]) -> Vec<u8> {
+pub fn read(memory: &GuestMemory, runs: &[ByteRun]) -> Vec<u8> {
     let mut bytes = Vec::new();
     memory.read(runs, &mut bytes).unwrap();
     bytes
 }
 
 /// Pages of equal bytes.
-fn pages(marks: &[u8]) -> Vec<u8> {
+pub fn pages(marks: &[u8]) -> Vec<u8> {
     marks
         .iter()
         .flat_map(|mark| [*mark; PAGE as usize])
@@ -56,7 +56,7 @@ async fn waiting(dir: &Path, memory: Memory, preload: Preload) -> Result<Machine
 }
 
 /// Four pages of one layer at 8 MiB, the second of them under a page of another.
-fn two_layers(dir: &Path) -> (Vec<MapEntry>, Vec<File>) {
+pub fn two_layers(dir: &Path) -> (Vec<MapEntry>, Vec<File>) {
     let lower = file(&dir.join("lower"), &pages(&[9, 1, 2, 3, 4]));
     let upper = file(&dir.join("upper"), &pages(&[5]));
     (
