@@ -3,6 +3,7 @@
 
 mod places;
 mod rest;
+mod spares;
 mod tree;
 mod trouble;
 mod warm;

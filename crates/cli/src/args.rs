@@ -7,7 +7,7 @@ mod values;
 
 use std::path::PathBuf;
 
-use sandtree::MachineUser;
+use sandtree::{MachineUser, Spares};
 
 pub use import::{Made, own_kernel};
 pub use machine::Shape;
@@ -32,6 +32,16 @@ pub struct Global {
         hide_default_value = true
     )]
     pub machine_user: MachineUser,
+    /// When QEMU is started ahead of the next revert of a sandbox
+    #[arg(
+        long,
+        global = true,
+        value_name = "never|after-revert|always",
+        env = "SANDTREE_SPARES",
+        default_value = "after-revert",
+        hide = true
+    )]
+    pub spares: Spares,
     /// Print results and errors as JSON
     #[arg(long, global = true)]
     pub json: bool,

@@ -25,6 +25,9 @@ pub struct HostConfig {
     /// The user that machines run as.
     #[serde(default)]
     pub machine_user: MachineUser,
+    /// When QEMU is started ahead of a revert.
+    #[serde(default)]
+    pub spares: Spares,
     /// Where the sandboxes that this host starts run. Not sent to keepers: a keeper runs its
     /// sandbox itself.
     #[serde(skip)]
@@ -43,6 +46,7 @@ impl HostConfig {
             search,
             tool_env: ToolEnv::default(),
             machine_user: MachineUser::Auto,
+            spares: Spares::AfterRevert,
             run_in: RunIn::ThisProcess,
             #[cfg(feature = "faults")]
             faults: fault::Faults::default(),
@@ -90,6 +94,35 @@ impl FromStr for MachineUser {
             "auto" => Ok(Self::Auto),
             "caller" => Ok(Self::Caller),
             other => Err(Error::invalid("user of machines", other, "auto or caller")),
+        }
+    }
+}
+
+/// When a running sandbox has a spare: a QEMU that was started ahead of the next revert.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Spares {
+    Never,
+    /// For some minutes after each revert: a sandbox that was reverted is likely to be reverted
+    /// again.
+    #[default]
+    AfterRevert,
+    /// As long as it runs.
+    Always,
+}
+
+impl FromStr for Spares {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "never" => Ok(Self::Never),
+            "after-revert" => Ok(Self::AfterRevert),
+            "always" => Ok(Self::Always),
+            other => {
+                let expected = "never, after-revert or always";
+                Err(Error::invalid("choice of spares", other, expected))
+            }
         }
     }
 }

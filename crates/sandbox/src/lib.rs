@@ -83,7 +83,7 @@ mod verb;
 pub use begun::{Begun, Committed};
 pub use build::{BuildEvent, BuildSpec, BuildWatch};
 pub use compare::{Aspect, Change, ChangeKind, ContentDiff, Diff, DiffOptions, Node, NodeKind};
-pub use config::{HostConfig, MachineUser, RunIn};
+pub use config::{HostConfig, MachineUser, RunIn, Spares};
 pub use create::{Prepared, WarmInfo};
 pub use degradation::Degradation;
 pub use error::{

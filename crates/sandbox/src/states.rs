@@ -180,7 +180,11 @@ pub struct RestoreReport {
     pub degraded: Vec<Degradation>,
     /// Hooks in the guest that failed, with their messages.
     pub hooks_failed: Vec<String>,
-    /// From the beginning of the restore until the guest ran.
+    /// Whether QEMU was started ahead of it.
+    #[serde(default)]
+    pub from_spare: bool,
+    /// From the beginning of the restore until the guest ran. A revert also captures the present,
+    /// which only its total includes.
     pub running_ms: f64,
     /// Until its agent had acknowledged.
     pub acknowledged_ms: f64,

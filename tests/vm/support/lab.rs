@@ -69,9 +69,12 @@ impl Lab {
     }
 
     pub async fn of(world: World) -> Lab {
-        let host = Host::open(config(world.home()))
-            .await
-            .expect("the store opens");
+        let config = config(world.home());
+        Lab::configured(world, config).await
+    }
+
+    pub async fn configured(world: World, config: HostConfig) -> Lab {
+        let host = Host::open(config).await.expect("the store opens");
         Lab {
             world,
             host,
@@ -177,9 +180,10 @@ impl Lab {
         *machines.first().expect("there is one")
     }
 
-    /// Every machine of the store.
+    /// Every machine of the store's sandboxes. A QEMU that waits for a revert is none yet: it has
+    /// no disk.
     pub fn all_machines(&self) -> BTreeSet<u32> {
-        qemus_of(self.world.home())
+        qemus_of(&self.world.home().join("sandboxes"))
     }
 
     /// The one machine of the store that is not in `known`.
@@ -188,6 +192,12 @@ impl Lab {
         assert_eq!(new.len(), 1, "one new machine");
         new[0]
     }
+}
+
+/// Every QEMU of a store that waits for a revert: it has a kernel, and no disk of a sandbox.
+pub fn spares_of(home: &Path) -> BTreeSet<u32> {
+    let machines = qemus_of(&home.join("sandboxes"));
+    qemus_of(home).difference(&machines).copied().collect()
 }
 
 /// Until it executes QEMU, a child of this process still has the open files of all tests.

@@ -217,6 +217,7 @@ fn config(global: &Global) -> Result<HostConfig> {
         qemu,
         tool_env: ToolEnv::from_lookup(|name| std::env::var(name).ok()),
         machine_user: global.machine_user,
+        spares: global.spares,
         run_in: RunIn::Keeper(keeper),
         ..HostConfig::new(home, search())
     })

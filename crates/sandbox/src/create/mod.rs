@@ -38,7 +38,7 @@ use crate::host::Host;
 use crate::inner::Inner;
 use crate::machine::identity::{self, Belongs};
 use crate::machine::ports::{Listener, listen, listen_if_free};
-use crate::machine::restore::{self, Connections, HubChoice, Loaded};
+use crate::machine::restore::{self, Connections, HubChoice, Loaded, Loading};
 use crate::machine::running::Running;
 use crate::machine::start::{boot_head, check_resources, connected, running_state};
 use crate::moment::now_unix_ms;
@@ -408,7 +408,13 @@ async fn restored(
 async fn loaded(host: &Inner, unfinished: &Unfinished, state: StateSource) -> Result<Loaded> {
     let state = restore::check(unfinished.dir(), state)?;
     let disk = fold::head(unfinished.owned()).await?;
-    restore::load(host, unfinished.owned(), state, &disk).await
+    let loading = Loading {
+        host,
+        owned: unfinished.owned(),
+        disk: &disk,
+        spare: None,
+    };
+    restore::load(loading, state).await
 }
 
 /// Resumes a guest in a sandbox that is new to it.

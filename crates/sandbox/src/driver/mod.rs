@@ -34,6 +34,7 @@ mod local;
 mod perform;
 mod save;
 mod seals;
+mod spare;
 mod states;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,6 +54,7 @@ pub(crate) use self::local::{Drivers, Local, Perform, WeakLocal};
 use self::local::{Job, Queue};
 pub(crate) use self::perform::Commit;
 use self::seals::{Seals, Unsealed};
+use self::spare::{Occasion, SpareSlot};
 use crate::blocking::may_block;
 use crate::error::{Error, Result, engine_error, store_error};
 use crate::files::remove_if_there;
@@ -122,6 +124,7 @@ pub(crate) fn start(host: Arc<Inner>, driven: Driven) -> Local {
         agent_gone: None,
         seen: None,
         sealing: Seals::default(),
+        spare: SpareSlot::default(),
         folding: None,
         interrupted: Interruption::default(),
         rested: None,
@@ -150,6 +153,8 @@ pub(crate) struct Driver {
     seen: Option<Activity>,
     /// States that are being made durable.
     sealing: Seals,
+    /// A QEMU for the next revert.
+    spare: SpareSlot,
     folding: Option<Folding>,
     /// What interrupts the job that is being carried out.
     interrupted: Interruption,
@@ -212,6 +217,7 @@ impl Driver {
         self.collect();
         self.seal_unsealed();
         self.take_reserve();
+        self.wish_for_spare(Occasion::Started);
         let mut events = self.take_events();
         let mut gate = self.take_gate();
         let mut stall_check = StallCheck::every(STALL_CHECK);
@@ -350,6 +356,7 @@ impl Driver {
             Ok(running) => {
                 let state = running_state(&running, Some(&before));
                 self.running = Some(running);
+                self.wish_for_spare(Occasion::Started);
                 self.collect();
                 self.record(state)
             }
@@ -470,8 +477,10 @@ impl Driver {
             .map_err(store_error("sync a sandbox's disk"))
     }
 
-    /// Waits until all states are durable, and gives up the fold: its machine is gone.
+    /// Waits until all states are durable, and gives up the fold and the spare: the machine is
+    /// gone.
     async fn end_background(&mut self) {
+        self.spare.end().await;
         self.sealing.all_ended().await;
         if let Some(folding) = self.folding.take() {
             folding.give_up().await;

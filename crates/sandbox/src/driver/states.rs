@@ -18,7 +18,7 @@ use sandtree_store::{
 };
 
 use super::Driver;
-use super::arrival::Arrival;
+use super::spare::Occasion;
 use crate::blocking::blocking;
 use crate::capture::{After, Capture, Captured, CapturedDisk, Purpose};
 use crate::degradation::Degradation;
@@ -26,26 +26,15 @@ use crate::error::{Error, Result, StateUser, store_error};
 use crate::history::{self, Step};
 use crate::hub::Activity;
 use crate::inner::Inner;
-use crate::machine::boot::{self, Boot};
-use crate::machine::identity::{self, Belongs};
 use crate::machine::ports;
-use crate::machine::restore::{
-    self, Checked, Connections, HubChoice, Loaded, RestoreTimes, Restored,
-};
-use crate::machine::running::{self, Running};
-use crate::machine::start::{check_disk, running_state};
-use crate::manifest::{bare_manifest, publish_bare};
+use crate::machine::restore::{self, Checked, HubChoice};
+use crate::machine::running::Running;
 use crate::mode::MemoryMode;
 use crate::moment::{boot_id, now_unix_ms};
 use crate::states::{
     self, Checkpoint, Forget, Forgotten, Goal, Paused, Replace, RestoreReport, Reverted, ms,
 };
-use crate::verb::Verb;
 
-/// With less free space than this, a restore uses the sandbox's reserve.
-const LITTLE_BYTES: u64 = 4 << 20;
-/// How many states that reverts left are kept; the oldest are removed first.
-const LEFT_MAX: usize = 32;
 /// How long the driver waits to learn that a machine has ended.
 const GONE: Duration = Duration::from_secs(1);
 
@@ -128,7 +117,7 @@ impl Driver {
     }
 
     /// Explains why a capture failed, and continues the guest: it must run after every failure.
-    async fn captured(&self, taken: Result<Captured>) -> Result<Captured> {
+    pub(super) async fn captured(&self, taken: Result<Captured>) -> Result<Captured> {
         let error = match taken {
             Ok(captured) => return Ok(captured),
             Err(error) => error,
@@ -157,7 +146,7 @@ impl Driver {
     }
 }
 
-fn capturing<'a>(
+pub(super) fn capturing<'a>(
     host: &'a Inner,
     owned: &'a Owned,
     running: &'a mut Running,
@@ -213,12 +202,12 @@ impl Driver {
         }
     }
 
-    fn activity_now(&self) -> Option<Activity> {
+    pub(super) fn activity_now(&self) -> Option<Activity> {
         self.running.as_ref().map(|running| running.hub.activity())
     }
 
     /// Removes the oldest states of a kind, so that `keep` are left. States that are lent stay.
-    fn prune(&mut self, kind: StateKind, keep: usize) -> Result<()> {
+    pub(super) fn prune(&mut self, kind: StateKind, keep: usize) -> Result<()> {
         let mut states = self.states_where(|manifest| manifest.kind == kind)?;
         states.truncate(states.len().saturating_sub(keep));
         states.retain(|state| !self.is_lent(state));
@@ -259,6 +248,7 @@ impl Driver {
             self.stay(Some(manifest.id)).await;
             return Err(error);
         }
+        self.spare.end().await;
         let running = self.running.take().expect("it was just captured");
         // This resets the connections of the host's ports. Their ends in the guest are reset when
         // the guest continues.
@@ -301,6 +291,7 @@ impl Driver {
         self.kept = None;
         let resumed = restored.report(began.elapsed());
         self.take_over(restored.running);
+        self.wish_for_spare(Occasion::Started);
         if self.is_lent(&paused) {
             self.removed_on_return.insert(paused);
         } else if let Err(error) = self.remove_states(&[paused]) {
@@ -359,6 +350,7 @@ impl Driver {
             restore: restored.report(began.elapsed()),
         };
         self.take_over(restored.running);
+        self.wish_for_spare(Occasion::Reverted);
         if let Some(left) = &left {
             self.keep_left(left);
         }
@@ -387,264 +379,6 @@ impl Driver {
         self.host
             .listed_state(self.dir(), reference)
             .map(|manifest| manifest.id)
-    }
-
-    /// Makes a state of the present, and loads the machine that will take its place. It does both
-    /// at once, unless the store is nearly full: then the capture comes first, so that the machine
-    /// gets the space that the capture does not need.
-    async fn leave_and_load(
-        &mut self,
-        target: Checked,
-    ) -> (Result<Option<StateId>>, Result<Arrival>) {
-        if self.running.is_none() || self.is_store_full() {
-            let kept = self.keep_present().await;
-            if let Err(error) = self.release_reserve_if_full() {
-                return (kept, Err(error));
-            }
-            return (kept, self.load(target).await);
-        }
-        let deep = self.wait_if_too_deep().await;
-        let host = self.host.clone();
-        let owned = self.owned.as_ref().expect("the driver runs while it owns");
-        let running = self.running.as_mut().expect("it was just looked at");
-        let leave = async {
-            deep?;
-            let purpose = Purpose {
-                kind: StateKind::Left,
-                tag: None,
-                after: After::StayStopped,
-            };
-            capturing(&host, owned, running)?.take(purpose).await
-        };
-        let (taken, arrival) = tokio::join!(leave, Arrival::load(&host, owned, target));
-        let arrival = arrival.inspect_err(|_| self.forget_arrival());
-        let kept = self.captured(taken).await;
-        let kept = kept.map(|captured| Some(captured.manifest.id));
-        match self.release_reserve_if_full() {
-            Ok(()) => (kept, arrival),
-            Err(error) => (kept, Err(error)),
-        }
-    }
-
-    async fn load(&self, state: Checked) -> Result<Arrival> {
-        let arrival = Arrival::load(&self.host, self.owned(), state).await;
-        arrival.inspect_err(|_| self.forget_arrival())
-    }
-
-    /// Removes the overlay of an arrival that failed: no head lists it.
-    fn forget_arrival(&self) {
-        self.collect();
-    }
-
-    fn is_store_full(&self) -> bool {
-        let free = self.host.store.disk_free_bytes();
-        free.is_ok_and(|free| free < LITTLE_BYTES)
-    }
-
-    fn release_reserve_if_full(&self) -> Result<()> {
-        if !self.is_store_full() {
-            return Ok(());
-        }
-        let released = self.owned().release_reserve();
-        released.map_err(store_error("give its reserve back"))
-    }
-
-    /// Makes a state of the present before the sandbox leaves it. A running machine stays stopped
-    /// afterwards.
-    async fn keep_present(&mut self) -> Result<Option<StateId>> {
-        if self.running.is_some() {
-            let captured = self
-                .capture(StateKind::Left, None, After::StayStopped)
-                .await?;
-            return Ok(Some(captured.manifest.id));
-        }
-        match self.state.phase {
-            Phase::Paused => self.paused_state().map(Some),
-            _ => self.keep_disk().map(Some),
-        }
-    }
-
-    /// Makes a state of a sandbox without a machine: its disk alone.
-    fn keep_disk(&self) -> Result<StateId> {
-        let owned = self.owned();
-        let head = self.head()?;
-        check_disk(owned)?;
-        let manifest = bare_manifest(owned.record(), &head, StateKind::Left)?;
-        publish_bare(owned, &manifest)?;
-        Ok(manifest.id)
-    }
-
-    /// Seals and freezes the state that a revert left, and removes the oldest such states. The
-    /// revert is finished, so a failure here is only logged.
-    fn keep_left(&mut self, left: &StateId) {
-        self.seal_later(left);
-        if let Err(error) = self
-            .freeze(left)
-            .and_then(|()| self.prune(StateKind::Left, LEFT_MAX))
-        {
-            tracing::warn!(%error, "states that reverts left are not in order");
-        }
-    }
-
-    /// Freezes the uppermost overlay of a state: nothing writes to it any more. For a state without
-    /// a machine, that is true only once the sandbox has left it.
-    fn freeze(&self, state: &StateId) -> Result<()> {
-        let disk = self.source(state)?.manifest().disk.clone();
-        let active = disk.last().map(|id| self.owned().freeze_disk(id));
-        active
-            .unwrap_or(Ok(()))
-            .map_err(store_error("seal an overlay"))
-    }
-
-    /// Brings up the machine of an arrival. The head lists the machine's disk before its guest can
-    /// write to it.
-    async fn arrive(
-        &mut self,
-        arrival: Arrival,
-        moved: impl FnOnce(&mut Head),
-        hub: HubChoice,
-    ) -> Result<(Restored, StateManifest)> {
-        let before = self.head()?;
-        let mut head = before.clone();
-        head.disk = arrival.disk;
-        moved(&mut head);
-        self.head_before = Some(before);
-        match self.bring_up(arrival.loaded, head, hub).await {
-            Ok(restored) => Ok((restored, arrival.manifest)),
-            Err(error) => {
-                self.restore_head();
-                Err(error)
-            }
-        }
-    }
-
-    /// Writes the earlier head back, if a step to another state was not finished.
-    pub(super) fn restore_head(&mut self) {
-        let Some(before) = self.head_before.take() else {
-            return;
-        };
-        match self.set_head(&before) {
-            Ok(()) => {
-                self.collect();
-            }
-            // No collection: the head on disk does not list the old machine's layers.
-            Err(error) => {
-                tracing::error!(%error, "where a sandbox stands cannot be written back")
-            }
-        }
-    }
-
-    /// Refuses to leave the present once the verb is interrupted.
-    fn check_interrupted(&self) -> Result<()> {
-        match self.interrupted.get() {
-            None => Ok(()),
-            Some(by) => Err(Error::Interrupted {
-                name: self.name(),
-                verb: Verb::Revert,
-                by,
-            }),
-        }
-    }
-
-    async fn bring_up(
-        &self,
-        loaded: Option<Loaded>,
-        head: Head,
-        hub: HubChoice,
-    ) -> Result<Restored> {
-        let host = &self.host;
-        let owned = self.owned();
-        self.check_interrupted()?;
-        self.set_head(&head)?;
-        if let Some(loaded) = loaded {
-            let connections = Connections {
-                hub,
-                belongs: Belongs::Here,
-            };
-            return loaded.continue_guest(host, owned, connections).await;
-        }
-        let began = Instant::now();
-        let boot = Boot {
-            disk: &head.disk,
-            identity: identity::identity(owned.record()),
-            timeout: None,
-        };
-        let running = boot::boot(host, owned, boot).await?;
-        let times = RestoreTimes {
-            running: began.elapsed(),
-            acknowledged: began.elapsed(),
-        };
-        Ok(Restored {
-            running,
-            times,
-            hooks: Vec::new(),
-        })
-    }
-
-    /// Continues the old machine after a step that failed, and removes the state `left` that was
-    /// made of the present. A paused sandbox keeps it: that state is the one it is paused in.
-    async fn stay(&mut self, left: Option<StateId>) {
-        self.continue_machine().await;
-        let left = if self.state.phase == Phase::Paused {
-            None
-        } else {
-            left
-        };
-        if let Err(error) = self.remove_states(&Vec::from_iter(left)) {
-            tracing::warn!(%error, "what a failed revert kept cannot be removed");
-        }
-    }
-
-    pub(super) async fn continue_machine(&self) {
-        let Some(running) = &self.running else { return };
-        if let Err(error) = running.machine.cont().await {
-            tracing::error!(%error, "a machine does not continue");
-        }
-    }
-
-    /// Ends the old machine once the new one is up, and reports the reason to its waiting clients.
-    async fn end_old(&mut self, target: &StateManifest) {
-        let reason = format!("the sandbox was reverted to {}", restore::label(target));
-        if let Some(running) = self.running.take() {
-            drop(running.forwards);
-            super::kill_or_warn(&running.machine).await;
-            running.hub.close(reason.clone()).await;
-        }
-        if let Some((hub, _)) = self.kept.take() {
-            hub.close(reason).await;
-        }
-    }
-
-    /// Makes a machine that was brought up the machine of the sandbox. The step cannot be undone
-    /// any more, so a failure to record it, on a full disk, is only logged.
-    fn take_over(&mut self, running: Running) {
-        self.head_before = None;
-        let state = running_state(&running, Some(&self.state));
-        if let Err(error) = running::clear_execs(self.dir(), Some(&running.execs)) {
-            tracing::warn!(%error, "the output of commands that are gone cannot be removed");
-        }
-        self.running = Some(running);
-        self.stalled = false;
-        self.agent_gone = None;
-        self.seen = self.activity_now();
-        if let Err(error) = self.record(state) {
-            tracing::warn!(%error, "that a sandbox runs cannot be recorded");
-        }
-        self.collect();
-        self.take_reserve();
-    }
-
-    /// Reserves space for a later restore, if the store has room. If not, the driver tries again
-    /// when the sandbox is next restored or opened.
-    pub(super) fn take_reserve(&self) {
-        let has_room = self
-            .host
-            .store
-            .disk_free_bytes()
-            .is_ok_and(|free| free > LITTLE_BYTES);
-        if let Some(Err(error)) = has_room.then(|| self.owned().take_reserve()) {
-            tracing::debug!(%error, "no reserve for a store that is full");
-        }
     }
 
     pub(super) fn forget(&mut self, which: &Forget) -> Result<Forgotten> {
@@ -753,7 +487,7 @@ impl Driver {
             .collect())
     }
 
-    fn source(&self, state: &StateId) -> Result<StateSource> {
+    pub(super) fn source(&self, state: &StateId) -> Result<StateSource> {
         self.dir().state_source(state).map_err(|error| match error {
             sandtree_store::Error::UnknownState { .. } => Error::NoState {
                 name: self.name(),
@@ -798,7 +532,7 @@ impl Driver {
     }
 
     /// Makes a state durable in the background: it can be used before that.
-    fn seal_later(&mut self, state: &StateId) {
+    pub(super) fn seal_later(&mut self, state: &StateId) {
         let dir = self.dir().clone();
         let sealed = state.clone();
         self.sealing

@@ -16,7 +16,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use sandtree_engine::{
-    self as engine, Accel, Engine, Events, Machine, MapEntry, Memory, Preload, Start,
+    self as engine, Accel, Engine, Events, Machine, MachineSpec, MapEntry, Memory, Preload, Spare,
+    Start,
 };
 use sandtree_proto::{HookFailure, Identity, Rebirth};
 use sandtree_store::memory::{self, Layer, PAGE};
@@ -70,15 +71,25 @@ pub(crate) struct Loaded {
     ground: Ground,
     record: MachineRecord,
     degraded: Vec<Degradation>,
+    provenance: Provenance,
     manifest: StateManifest,
     /// Where the kept output of the state's commands is.
     kept: PathBuf,
     /// Why the guest needs another clock.
     other_tsc: Option<String>,
-    began: Instant,
+    /// How long the loading took.
+    loading: Duration,
 }
 
-/// How long the parts of a restore took, from its beginning.
+/// When the QEMU of a restored machine was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Provenance {
+    ForThis,
+    Ahead,
+}
+
+/// How long the parts of a restore took, from its beginning. The time between loading and
+/// continuing does not count: a machine waits there for others.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct RestoreTimes {
     /// Until the guest ran.
@@ -92,6 +103,7 @@ pub(crate) struct RestoreTimes {
 pub(crate) struct Restored {
     pub running: Running,
     pub times: RestoreTimes,
+    pub from_spare: bool,
     /// Hooks in the guest that failed.
     pub hooks: Vec<HookFailure>,
 }
@@ -124,6 +136,7 @@ impl Restored {
                 .iter()
                 .map(|hook| format!("{}: {}", hook.name, hook.what))
                 .collect(),
+            from_spare: self.from_spare,
             running_ms: ms(self.times.running),
             acknowledged_ms: ms(self.times.acknowledged),
             total_ms: ms(total),
@@ -201,14 +214,25 @@ pub(crate) fn label(manifest: &StateManifest) -> String {
         .map_or_else(|| manifest.id.to_string(), ToString::to_string)
 }
 
-/// Starts a machine on a sandbox's disk, stopped, and loads the state into it.
-pub(crate) async fn load(
-    host: &Inner,
-    owned: &Owned,
-    state: Checked,
-    disk: &[LayerId],
-) -> Result<Loaded> {
+/// What a state is loaded with.
+pub(crate) struct Loading<'a> {
+    pub host: &'a Inner,
+    pub owned: &'a Owned,
+    /// The layers of the machine's disk.
+    pub disk: &'a [LayerId],
+    /// A QEMU that was started ahead, used if it fits the state.
+    pub spare: Option<Spare>,
+}
+
+/// Loads a state into a machine on a sandbox's disk. The machine is stopped then.
+pub(crate) async fn load(loading: Loading<'_>, state: Checked) -> Result<Loaded> {
     let began = Instant::now();
+    let Loading {
+        host,
+        owned,
+        disk,
+        spare,
+    } = loading;
     let Checked { source, layers } = state;
     host.reach(Step::RestoreChecked, None)?;
     let engine = host.engine().await?;
@@ -226,8 +250,12 @@ pub(crate) async fn load(
         machine: &record,
         accel,
     };
-    let (mut machine, mut degraded) = starting
-        .start(source.manifest(), &layers)
+    let Started {
+        mut machine,
+        provenance,
+        mut degraded,
+    } = starting
+        .start(source.manifest(), &layers, spare)
         .instrument(debug_span!("start"))
         .await?;
     let console = machine
@@ -265,10 +293,11 @@ pub(crate) async fn load(
         ground,
         record,
         degraded,
+        provenance,
         manifest,
         kept,
         other_tsc,
-        began,
+        loading: began.elapsed(),
     })
 }
 
@@ -288,6 +317,23 @@ struct Starting<'a> {
     accel: Accel,
 }
 
+/// A machine that waits for its state.
+struct Started {
+    machine: Machine,
+    provenance: Provenance,
+    degraded: Vec<Degradation>,
+}
+
+impl Started {
+    fn fresh(machine: Machine) -> Self {
+        Self {
+            machine,
+            provenance: Provenance::ForThis,
+            degraded: Vec::new(),
+        }
+    }
+}
+
 impl Starting<'_> {
     /// Starts a machine with the layers mapped. Where that does not work, starts it with a flat
     /// file made of them, and returns the reason as a degradation.
@@ -295,13 +341,16 @@ impl Starting<'_> {
         &self,
         manifest: &StateManifest,
         layers: &[Layer],
-    ) -> Result<(Machine, Vec<Degradation>)> {
+        spare: Option<Spare>,
+    ) -> Result<Started> {
         let MemoryState::Layers { layers: ids } = &manifest.memory else {
-            return Ok((self.machine(Memory::Empty, Preload::Use).await?, Vec::new()));
+            return Ok(Started::fresh(
+                self.machine(Memory::Empty, Preload::Use).await?,
+            ));
         };
         let plan = memory::plan(layers);
-        let reason = match self.mapped(ids, &plan).await {
-            Ok(machine) => return Ok((machine, Vec::new())),
+        let reason = match self.mapped(ids, &plan, spare).await {
+            Ok(started) => return Ok(started),
             Err(Error::Engine {
                 source: engine::Error::NotMapped { reason },
                 ..
@@ -310,10 +359,18 @@ impl Starting<'_> {
         };
         let file = self.flatten(ids).await?;
         let machine = self.machine(Memory::Flat { file }, Preload::Skip).await?;
-        Ok((machine, vec![Degradation::FlatMemory { reason }]))
+        Ok(Started {
+            degraded: vec![Degradation::FlatMemory { reason }],
+            ..Started::fresh(machine)
+        })
     }
 
-    async fn mapped(&self, ids: &[LayerId], plan: &[memory::Mapping]) -> Result<Machine> {
+    async fn mapped(
+        &self,
+        ids: &[LayerId],
+        plan: &[memory::Mapping],
+        spare: Option<Spare>,
+    ) -> Result<Started> {
         if ids.len() > LAYERS_MAX || plan.len() > MAPPINGS_MAX {
             let reason = format!(
                 "{} layers in {} pieces are too many to map",
@@ -324,6 +381,36 @@ impl Starting<'_> {
                 engine::Error::NotMapped { reason },
             ));
         }
+        if let Some(machine) = self.filled(ids, plan, spare).await? {
+            return Ok(Started {
+                provenance: Provenance::Ahead,
+                ..Started::fresh(machine)
+            });
+        }
+        let machine = self.machine(self.memory(ids, plan)?, Preload::Use).await?;
+        Ok(Started::fresh(machine))
+    }
+
+    /// The machine made of a spare, if there is one that fits. One that fails costs only time: a
+    /// machine started now is the same.
+    async fn filled(
+        &self,
+        ids: &[LayerId],
+        plan: &[memory::Mapping],
+        spare: Option<Spare>,
+    ) -> Result<Option<Machine>> {
+        let Some(spare) = spare else { return Ok(None) };
+        let spec = self.spec(self.memory(ids, plan)?, Preload::Use)?;
+        if !spare.fits(&spec) {
+            return Ok(None);
+        }
+        let filled = spare.fill(spec).await;
+        Ok(filled
+            .inspect_err(|error| tracing::warn!(%error, "a spare machine cannot be used"))
+            .ok())
+    }
+
+    fn memory(&self, ids: &[LayerId], plan: &[memory::Mapping]) -> Result<Memory> {
         let layers = ids
             .iter()
             .map(|id| open(&self.owned.memory_layer(id)))
@@ -334,17 +421,18 @@ impl Starting<'_> {
             layer: mapping.layer,
             file_offset: mapping.file_offset,
         };
-        self.machine(
-            Memory::Mapped {
-                entries: plan.iter().map(entry).collect(),
-                layers,
-            },
-            Preload::Use,
-        )
-        .await
+        Ok(Memory::Mapped {
+            entries: plan.iter().map(entry).collect(),
+            layers,
+        })
     }
 
     async fn machine(&self, memory: Memory, preload: Preload) -> Result<Machine> {
+        let spec = self.spec(memory, preload)?;
+        self.engine.start(spec).await.map_err(engine_error("start"))
+    }
+
+    fn spec(&self, memory: Memory, preload: Preload) -> Result<MachineSpec> {
         let shape = Shape {
             memory,
             preload,
@@ -352,8 +440,7 @@ impl Starting<'_> {
             disk: self.disk,
             machine: self.machine,
         };
-        let spec = machine_spec(self.host, self.owned, self.accel, shape)?;
-        self.engine.start(spec).await.map_err(engine_error("start"))
+        machine_spec(self.host, self.owned, self.accel, shape)
     }
 
     /// Makes a file without a name that holds all of memory, for this machine alone.
@@ -400,11 +487,13 @@ impl Loaded {
             ground,
             record,
             mut degraded,
+            provenance,
             manifest,
             kept,
             other_tsc,
-            began,
+            loading,
         } = self;
+        let began = Instant::now();
         let Connections { hub, belongs } = connections;
         let connected = hub.connect(port, dir, &manifest, kept).await?;
         let rebirth = identity::rebirth(dir.record(), belongs, manifest.disk_bytes);
@@ -412,6 +501,7 @@ impl Loaded {
             host,
             machine: &machine,
             hub: &connected.hub,
+            loading,
             began,
         };
         let woken = tokio::select! {
@@ -447,6 +537,7 @@ impl Loaded {
         Ok(Restored {
             running,
             times: woken.times,
+            from_spare: provenance == Provenance::Ahead,
             hooks: woken.hooks,
         })
     }
@@ -558,7 +649,8 @@ struct Waking<'a> {
     host: &'a Inner,
     machine: &'a Machine,
     hub: &'a Hub,
-    /// When the restore began.
+    loading: Duration,
+    /// When the guest began to continue.
     began: Instant,
 }
 
@@ -570,6 +662,7 @@ impl Waking<'_> {
             host,
             machine,
             hub,
+            loading,
             began,
         } = self;
         machine
@@ -577,7 +670,7 @@ impl Waking<'_> {
             .instrument(debug_span!("cont"))
             .await
             .map_err(engine_error("continue from the state"))?;
-        let running = began.elapsed();
+        let running = loading + began.elapsed();
         host.reach(Step::RestoreContinued, Some(machine))?;
         if let Some(disk_bytes) = rebirth.disk_bytes {
             machine
@@ -621,7 +714,7 @@ impl Waking<'_> {
             guest,
             times: RestoreTimes {
                 running,
-                acknowledged: began.elapsed(),
+                acknowledged: loading + began.elapsed(),
             },
             hooks,
             degraded,
