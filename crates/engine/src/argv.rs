@@ -11,7 +11,7 @@ use std::os::fd::RawFd;
 use crate::accel::Accel;
 use crate::arch::Arch;
 use crate::block::{self, Aio, Flushes, Opening};
-use crate::network::NetworkMode;
+use crate::network::{Announce, NetworkMode};
 
 /// The name of the guest's port, by which the agent finds it.
 pub const LINK_PORT: &str = "dev.sandtree.agent";
@@ -61,6 +61,7 @@ pub struct Shape {
     pub aio: Aio,
     pub flushes: Flushes,
     pub network: NetworkMode,
+    pub announce: Announce,
     pub start: Start,
     pub extra_args: Vec<String>,
 }
@@ -90,7 +91,7 @@ pub fn argv(shape: &Shape) -> Vec<OsString> {
     control(&mut args, shape);
     kernel(&mut args, shape);
     disk(&mut args, shape);
-    network(&mut args, shape.network);
+    network(&mut args, shape);
     devices(&mut args);
     confine(&mut args, shape.accel);
     args.0.extend(shape.extra_args.iter().map(OsString::from));
@@ -227,8 +228,8 @@ fn disk_fd(level: usize) -> RawFd {
 
 /// An isolated interface is on a hub with nothing else on it. User-mode networking with `restrict`
 /// would do nearly the same, but still answers pings as its gateway.
-fn network(args: &mut Args, mode: NetworkMode) {
-    match mode {
+fn network(args: &mut Args, shape: &Shape) {
+    match shape.network {
         NetworkMode::None => return args.option("-nic", "none"),
         NetworkMode::Isolated => {
             args.option("-netdev", "hubport,id=net0,hubid=0");
@@ -240,10 +241,17 @@ fn network(args: &mut Args, mode: NetworkMode) {
         // A state of user-mode networking loads into nothing else.
         NetworkMode::Restricted => args.option("-netdev", "user,id=net0,restrict=on"),
     }
+    let announce = match shape.announce {
+        Announce::Asked => "",
+        Announce::NotAsked => "guest_announce=off,",
+    };
     // Without an option ROM the firmware does not wait for a network boot.
     args.option(
         "-device",
-        format!("virtio-net-pci,id=net,netdev=net0,romfile=,{}", slot(4)),
+        format!(
+            "virtio-net-pci,id=net,netdev=net0,romfile=,{announce}{}",
+            slot(4)
+        ),
     );
 }
 
@@ -315,6 +323,7 @@ mod tests {
             aio: Aio::Threads,
             flushes: Flushes::Ignored,
             network: NetworkMode::Isolated,
+            announce: Announce::NotAsked,
             start: Start::Run,
             extra_args: Vec::new(),
         }
@@ -427,6 +436,20 @@ mod tests {
         assert!(
             text(&later).contains(r#"{"driver":"null-co","node-name":"nothing","size":1073741824"#)
         );
+    }
+
+    #[test]
+    fn a_guest_that_expects_to_be_asked_gets_the_device_that_asks() {
+        let silent = shape(Arch::X86_64, Accel::Tcg);
+        let asking = Shape {
+            announce: Announce::Asked,
+            ..silent.clone()
+        };
+        assert_eq!(
+            text(&silent).replace("guest_announce=off,", ""),
+            text(&asking)
+        );
+        assert_ne!(text(&silent), text(&asking));
     }
 
     #[test]

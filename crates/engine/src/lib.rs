@@ -51,7 +51,7 @@ pub use install::EngineConfig;
 pub use jail::{Jail, Limits, Step};
 pub use machine::{Machine, MachineSpec, OVERLAYS_MAX};
 pub use mapping::{MapEntry, Memory, Preload};
-pub use network::NetworkMode;
+pub use network::{Announce, NetworkMode};
 pub use probe::{KvmVerdict, TrackingVerdict, Verdict, Verdicts};
 pub use process::ExitWatch;
 pub use qmp::{Ending, Event, Events, Qmp, Shutdown};

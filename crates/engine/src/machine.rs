@@ -32,7 +32,7 @@ use crate::fdset::FdSets;
 use crate::jail::{Confinement, Jail, Limits};
 use crate::landlock::{Access, View};
 use crate::mapping::{self, Expected, Handed, Memory, Preload};
-use crate::network::NetworkMode;
+use crate::network::{Announce, NetworkMode};
 use crate::probe::{landlock_failed, socketpair};
 use crate::process::{ExitWatch, Launch, Process};
 use crate::qmp::{Cont, Ending, Events, Qmp, Quit, Stop};
@@ -66,6 +66,7 @@ pub struct MachineSpec {
     pub cmdline: String,
     pub disk: DiskChain,
     pub network: NetworkMode,
+    pub announce: Announce,
     /// What the guest's memory holds at the start.
     pub memory: Memory,
     pub start: Start,
@@ -127,6 +128,7 @@ impl MachineSpec {
             aio,
             flushes: self.disk.flushes,
             network: self.network,
+            announce: self.announce,
             start: self.start,
             extra_args: self.extra_args.clone(),
         }

@@ -93,6 +93,10 @@ pub struct MachineRecord {
     /// The rate of the time-stamp counter, where the guest reads the host's: under emulation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tsc_khz: Option<u64>,
+    /// Its network device does not ask the guest to announce its address after a restore. Machines
+    /// of older programs do.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub silent_network: bool,
 }
 
 /// `manifest.json`: what a state consists of. Never changes.

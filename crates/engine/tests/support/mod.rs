@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use sandtree_engine::{
-    Accel, Arch, DiskChain, Engine, EngineConfig, Flushes, Jail, Limits, MachineSpec, Memory,
-    NetworkMode, Preload, Start,
+    Accel, Announce, Arch, DiskChain, Engine, EngineConfig, Flushes, Jail, Limits, MachineSpec,
+    Memory, NetworkMode, Preload, Start,
 };
 
 pub fn config() -> EngineConfig {
@@ -48,6 +48,7 @@ pub fn spec(dir: &Path, cmdline: &str) -> MachineSpec {
         cmdline: cmdline.into(),
         disk: disk(dir),
         network: NetworkMode::Isolated,
+        announce: Announce::NotAsked,
         memory: Memory::Empty,
         start: Start::Run,
         preload: Preload::Use,

@@ -86,6 +86,7 @@ pub(crate) async fn for_state(
         // A guest that already has another clock keeps it; the rate that it measured at its boot
         // does not change.
         tsc_khz: then.tsc_khz.or(here.tsc_khz),
+        silent_network: then.silent_network,
         ..here
     };
     Ok(Fit {

@@ -3,8 +3,8 @@
 use std::fs::File;
 
 use sandtree_engine::{
-    self as engine, Accel, CpuChoice, DiskChain, Engine, Flushes, Limits, MachineSpec, Memory,
-    Nesting, NetworkMode, Preload, Start,
+    self as engine, Accel, Announce, CpuChoice, DiskChain, Engine, Flushes, Limits, MachineSpec,
+    Memory, Nesting, NetworkMode, Preload, Start,
 };
 use sandtree_store::{
     AccelChoice, Init, LayerId, MachineRecord, Network, SandboxDir, SandboxRecord,
@@ -80,6 +80,7 @@ pub(crate) fn machine_spec(
             flushes: flushes(record),
         },
         network: network(shape.machine.network, record.network),
+        announce: announce(shape.machine),
         extra_args: record.qemu_args.clone(),
         jail: host.jail(Some(&record.id)),
         limits: limits(record),
@@ -120,6 +121,14 @@ fn network(machine: Network, allowed: Network) -> NetworkMode {
     }
 }
 
+fn announce(machine: &MachineRecord) -> Announce {
+    if machine.silent_network {
+        Announce::NotAsked
+    } else {
+        Announce::Asked
+    }
+}
+
 /// The machine a sandbox gets here when it boots.
 pub(crate) async fn machine_record(
     host: &Inner,
@@ -152,6 +161,7 @@ pub(crate) async fn machine_record(
         qemu_args: record.qemu_args.clone(),
         cpu_features: cpu.features,
         tsc_khz: engine.verdicts().tsc_khz.filter(|_| accel == Accel::Tcg),
+        silent_network: true,
     })
 }
 

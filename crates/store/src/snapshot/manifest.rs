@@ -23,8 +23,15 @@ pub(super) const MAX_MANIFEST_BYTES: usize = 1 << 20;
 pub(super) const MEMORY_LAYERS: &str = "memory-layers";
 pub(super) const MEMORY_STREAM: &str = "memory-stream";
 const TSC_RATE: &str = "tsc-rate";
+const SILENT_NETWORK: &str = "silent-network";
 pub(super) const COMMANDS: &str = "commands";
-const KNOWN_FEATURES: [&str; 4] = [COMMANDS, MEMORY_LAYERS, MEMORY_STREAM, TSC_RATE];
+const KNOWN_FEATURES: [&str; 5] = [
+    COMMANDS,
+    MEMORY_LAYERS,
+    MEMORY_STREAM,
+    SILENT_NETWORK,
+    TSC_RATE,
+];
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -196,9 +203,11 @@ impl SnapshotManifest {
         };
         let commands = memory.commands.as_ref().map(|_| COMMANDS);
         let rate = memory.machine.tsc_khz.map(|_| TSC_RATE);
+        let silent = memory.machine.silent_network.then_some(SILENT_NETWORK);
         commands
             .into_iter()
             .chain([kind])
+            .chain(silent)
             .chain(rate)
             .map(str::to_owned)
             .collect()

@@ -91,6 +91,7 @@ fn machine() -> MachineRecord {
         qemu_args: Vec::new(),
         cpu_features: Vec::new(),
         tsc_khz: None,
+        silent_network: false,
     }
 }
 
