@@ -168,7 +168,7 @@ fn a_report_that_is_none_is_not_read() {
         tracking: Ok(()),
     }
     .encode();
-    for (byte, value) in [(0, 0), (7, 0), (32, 9), (40, 200), (43, 1)] {
+    for (byte, value) in [(0, 0), (7, 0), (32, 99), (40, 200), (43, 1)] {
         let mut bad = good;
         bad[byte] = value;
         assert_eq!(Report::decode(&bad), None, "byte {byte}");
