@@ -40,9 +40,19 @@ const CALLS: [&str; 22] = [
 /// fails.
 const REASONS: &[(&str, &[&str], &str)] = &[
     (
+        "crates/sandbox/src/capture/devices.rs",
+        &["File::options"],
+        "a staged state is synced when the store seals it",
+    ),
+    (
         "crates/sandbox/src/capture/mod.rs",
-        &["File::options", "fs::write("],
-        "QEMU writes to the overlay; a staged state is synced when the store seals it",
+        &["File::options"],
+        "QEMU writes to the overlay",
+    ),
+    (
+        "crates/sandbox/src/capture/stop.rs",
+        &["File::options"],
+        "QEMU writes its own stream; a staged state is synced when the store seals it",
     ),
     (
         "crates/sandbox/src/capture/whole.rs",

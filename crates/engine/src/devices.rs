@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Always: a state is read through a descriptor of its own offset, so that many machines can load
-//! one file. What `save` gives can be loaded. When it fails: a load that fails leaves a machine
+//! one file. What `take` gives can be loaded. When it fails: a load that fails leaves a machine
 //! that is of no use, and mostly QEMU has ended. A save that fails leaves the machine stopped as it
 //! was.
 
@@ -72,17 +72,18 @@ pub(crate) async fn save(qmp: &Qmp, into: &DeviceFile) -> Result<(), Error> {
         filename: &fdset::path(into.set),
         live: false,
     })
-    .await?;
-    if nested::is_refused(&read(into)?) {
-        return Err(Error::InNestedGuest);
-    }
-    Ok(())
+    .await
+    .map(drop)
 }
 
-/// What was saved; nothing, if nothing was.
+/// What was saved; nothing, if nothing was. Fails if QEMU could not load it.
 pub(crate) async fn take(sets: &FdSets, from: DeviceFile) -> Result<Vec<u8>, Error> {
     sets.release(from.set).await;
-    read(&from)
+    let devices = read(&from)?;
+    if nested::is_refused(&devices) {
+        return Err(Error::InNestedGuest);
+    }
+    Ok(devices)
 }
 
 fn read(from: &DeviceFile) -> Result<Vec<u8>, Error> {

@@ -321,12 +321,14 @@ impl Machine {
         devices::prepare(&self.sets).await
     }
 
-    /// Saves the devices. The guest is stopped.
+    /// Saves the devices. The guest is stopped, or a `stop` that was sent before is yet to be
+    /// answered.
     pub async fn save_devices(&self, into: &DeviceFile) -> Result<(), Error> {
         devices::save(&self.qmp, into).await
     }
 
-    /// What was saved, at leisure; nothing, if nothing was.
+    /// What was saved, at leisure; nothing, if nothing was. Fails with [`Error::InNestedGuest`] if
+    /// QEMU could not load it.
     pub async fn take_devices(&self, from: DeviceFile) -> Result<Vec<u8>, Error> {
         devices::take(&self.sets, from).await
     }

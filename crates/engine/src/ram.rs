@@ -391,7 +391,7 @@ mod sys {
     use super::{AsRawFd, File, io};
 
     #[repr(C)]
-    #[derive(Clone, Copy, Default)]
+    #[derive(Clone, Copy)]
     struct PageRegion {
         start: u64,
         end: u64,
@@ -446,7 +446,7 @@ mod sys {
         protect: Protect,
     ) -> io::Result<Scanned> {
         const REGIONS_READ: usize = 16 << 10;
-        let mut regions = vec![PageRegion::default(); REGIONS_READ];
+        let mut regions: Vec<PageRegion> = Vec::with_capacity(REGIONS_READ);
         let mut arguments = ScanArguments {
             size: size_of::<ScanArguments>() as u64,
             flags: match protect {
@@ -457,7 +457,7 @@ mod sys {
             end,
             walk_end: 0,
             regions: regions.as_mut_ptr() as u64,
-            regions_len: regions.len() as u64,
+            regions_len: REGIONS_READ as u64,
             pages_max: 0,
             category_inverted: IS_FILE | IS_ZERO_PAGE,
             category_mask: IS_WRITTEN | IS_FILE | IS_ZERO_PAGE,
@@ -465,12 +465,13 @@ mod sys {
             return_mask: IS_WRITTEN,
         };
         // SAFETY: the arguments have the layout and size the kernel expects and point at `regions`,
-        // which is alive and as long as said.
+        // which is alive and has room for as many as said.
         let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &mut arguments) };
         let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+        // SAFETY: the kernel has filled `count` regions, and no more than it was given.
+        unsafe { regions.set_len(count.min(REGIONS_READ)) };
         let runs = regions
             .iter()
-            .take(count)
             .map(|region| (region.start, region.end))
             .collect();
         // It walks on or the caller would ask for ever.

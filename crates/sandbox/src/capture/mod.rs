@@ -13,20 +13,22 @@
 //! and pages whose tracking was re-armed are carried into the next capture. An overlay that QEMU
 //! has switched to stays: it is part of the chain, not of the state.
 
+mod devices;
 mod disk;
+mod stop;
 mod whole;
 
 use std::fs::File;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub(crate) use disk::{CapturedDisk, as_after_power_cut};
-use sandtree_engine::{DeviceFile, GuestMemory, Machine, PreparedOverlay, Tracking};
+use sandtree_engine::{GuestMemory, Machine, Tracking};
 use sandtree_store::memory::{self, Layer, MemoryWriter, PAGE, PageRun};
 use sandtree_store::{Head, LayerId, Owned, StagedState, StateKind, StateManifest, Tag};
 use tracing::{Instrument, debug_span};
 
-use crate::blocking::blocking;
+use crate::blocking::{blocking, in_place};
 use crate::degradation::Degradation;
 use crate::error::{Error, Result, engine_error, store_error};
 use crate::fault::Step;
@@ -38,6 +40,7 @@ use crate::mode::MemoryMode;
 use crate::pages;
 use crate::plan::{self, Abilities, ModePlan};
 use crate::states::{Checkpoint, ms};
+use stop::{Moment, Stop, TakenMemory};
 
 /// If more than this is to be read, memory is first copied while the guest runs.
 const LIVE_BYTES: u64 = 16 << 20;
@@ -53,8 +56,6 @@ const PIECE_BYTES: u64 = 4 << 20;
 /// More runs than this are joined over their smallest gaps: each run is a mapping in every machine
 /// that is restored from them.
 const RUNS_MAX: usize = 4096;
-/// How long QEMU may take to write its own stream of all of memory.
-const STREAM_DEADLINE: Duration = Duration::from_secs(600);
 
 /// What a capture is for.
 #[derive(Debug, Clone)]
@@ -103,12 +104,6 @@ pub(crate) struct Capture<'a> {
     pub disk_bytes: u64,
 }
 
-/// What was taken inside the stop.
-struct Moment {
-    memory: TakenMemory,
-    pause: Duration,
-}
-
 /// Everything that a state is made of.
 struct Taken {
     moment: Moment,
@@ -120,18 +115,6 @@ struct Taken {
     /// What the layers of its live passes hold.
     live_bytes: u64,
 }
-
-enum TakenMemory {
-    /// Read, and yet to be written.
-    Held { runs: Vec<PageRun>, bytes: Vec<u8> },
-    /// Too much to hold: written inside the stop.
-    Written { layer: NewLayer },
-    /// In the state's directory.
-    Stream,
-}
-
-/// What came of a switch to an overlay.
-type Pivoted = Result<(), (PreparedOverlay, sandtree_engine::Error)>;
 
 /// How memory is taken this time.
 struct Approach {
@@ -183,17 +166,25 @@ impl Capture<'_> {
             .prepare_devices()
             .await
             .map_err(engine_error("prepare to save its devices"))?;
-        let moment = self
-            .moment(&mut approach, staged.path(), &devices, purpose.after)
-            .await;
+        let stop = Stop {
+            staged: staged.path(),
+            devices: &devices,
+            after: purpose.after,
+        };
+        let moment = self.moment(&mut approach, stop).await;
         let devices = self
             .machine()
             .take_devices(devices)
             .await
             .map_err(engine_error("save its devices"));
         let moment = moment?;
-        // Without the devices the pages that were read are useless, and the tracking has lost them.
-        let devices = devices.inspect_err(|_| self.running.ground.lose_layers())?;
+        let devices = match devices {
+            Ok(devices) => devices,
+            Err(error) => {
+                self.carry_taken(&approach, moment.memory);
+                return Err(error);
+            }
+        };
         // From here on the guest runs, or stays stopped by intention: the caller decides what to do
         // with it.
         let taken = Taken {
@@ -358,7 +349,7 @@ impl Capture<'_> {
                 return Ok(total);
             }
             last = pending;
-            let runs = self.written(Tracking::WriteProtect).await?;
+            let runs = self.written(Tracking::WriteProtect)?;
             let layer = self.write_live(&runs).await;
             let layer = layer.inspect_err(|_| self.running.ground.carry(&runs))?;
             self.running.ground.push(&layer);
@@ -369,10 +360,8 @@ impl Capture<'_> {
         Ok(total)
     }
 
-    async fn written(&self, how: Tracking) -> Result<Vec<PageRun>> {
-        let memory = self.machine().memory().clone();
-        let runs = blocking(move || memory.written(how))
-            .await
+    fn written(&self, how: Tracking) -> Result<Vec<PageRun>> {
+        let runs = in_place(|| self.machine().memory().written(how))
             .map_err(engine_error("list written pages"))?;
         Ok(pages::from_bytes(&runs))
     }
@@ -411,167 +400,6 @@ impl Capture<'_> {
         }
     }
 
-    /// Stops the guest and takes its devices, memory and disk. The guest continues afterwards, also
-    /// after an error, unless nothing failed and `after` is [`After::StayStopped`].
-    async fn moment(
-        &mut self,
-        approach: &mut Approach,
-        staged: &Path,
-        devices: &DeviceFile,
-        after: After,
-    ) -> Result<Moment> {
-        // The hub is silent from before the stop until everything is read: devices and memory are
-        // of the same moment only if no bytes move.
-        let _silence = self.running.hub.hold().await;
-        let began = Instant::now();
-        self.machine()
-            .stop()
-            .instrument(debug_span!("stop"))
-            .await
-            .map_err(engine_error("be stopped"))?;
-        let taken = self.take_stopped(approach, staged, devices).await;
-        if taken.is_err() || after == After::Continue {
-            let continued = self.machine().cont().instrument(debug_span!("cont")).await;
-            // The pages that were taken are out of the tracking, and in no layer.
-            continued
-                .map_err(engine_error("continue the guest"))
-                .inspect_err(|_| self.running.ground.lose_layers())?;
-        }
-        Ok(Moment {
-            memory: taken?,
-            pause: began.elapsed(),
-        })
-    }
-
-    async fn take_stopped(
-        &mut self,
-        approach: &mut Approach,
-        staged: &Path,
-        devices: &DeviceFile,
-    ) -> Result<TakenMemory> {
-        self.host
-            .reach(Step::CaptureStopped, Some(&self.running.machine))?;
-        // Devices first: saving them may still write to memory, and shows whether QEMU can load
-        // them.
-        let saved = self
-            .machine()
-            .save_devices(devices)
-            .instrument(debug_span!("devices"))
-            .await;
-        saved.map_err(engine_error("save its devices"))?;
-        if approach.plan.mode == MemoryMode::Full {
-            self.pivot().await?;
-            self.save_stream(&staged.join("devices")).await?;
-            return Ok(TakenMemory::Stream);
-        }
-        self.host
-            .reach(Step::CaptureDevices, Some(&self.running.machine))?;
-        // Reading the memory and switching the disk do not depend on each other.
-        let (id, overlay) = self
-            .running
-            .ground
-            .prepared
-            .take()
-            .expect("it was prepared before the stop");
-        let buffer = std::mem::take(&mut approach.buffer);
-        let (read, pivoted) = tokio::join!(self.read(approach, buffer), self.pivot_to(overlay));
-        let pivoted = self.pivoted(id, pivoted);
-        let (fresh, taken) = read?;
-        // The fresh pages are out of the tracking now, and in no layer.
-        pivoted
-            .and(taken)
-            .inspect_err(|_| self.running.ground.carry(&fresh))
-    }
-
-    /// Lists the pages to take, and reads them. After an inner error the pages are out of the
-    /// tracking.
-    async fn read(
-        &self,
-        approach: &Approach,
-        buffer: Vec<u8>,
-    ) -> Result<(Vec<PageRun>, Result<TakenMemory>)> {
-        let fresh = self
-            .written(tracking(approach.plan.mode))
-            .instrument(debug_span!("scan"))
-            .await?;
-        let taken = self
-            .read_stopped(approach.scope, &fresh, buffer)
-            .instrument(debug_span!("read"))
-            .await;
-        Ok((fresh, taken))
-    }
-
-    async fn pivot_to(&self, overlay: PreparedOverlay) -> Pivoted {
-        self.machine()
-            .pivot(overlay)
-            .instrument(debug_span!("pivot"))
-            .await
-    }
-
-    async fn read_stopped(
-        &self,
-        scope: Scope,
-        fresh: &[PageRun],
-        mut buffer: Vec<u8>,
-    ) -> Result<TakenMemory> {
-        let memory = self.machine().memory().clone();
-        let runs = match scope {
-            Scope::Delta => pages::union(fresh.to_vec(), &self.running.ground.carried),
-            Scope::Whole => vec![PageRun {
-                first: 0,
-                count: memory.bytes() / PAGE,
-            }],
-        };
-        let runs = memory::coalesce(runs, RUNS_MAX);
-        if pages::total_bytes(&runs) > BUFFER_BYTES {
-            let (id, file) = self
-                .owned
-                .memory_file()
-                .map_err(store_error("make a memory layer"))?;
-            let written = blocking(move || copy_runs(&memory, &runs, file)).await;
-            return self
-                .kept(id, written)
-                .map(|layer| TakenMemory::Written { layer });
-        }
-        let read = move || {
-            buffer.reserve_exact(pages::total_bytes(&runs) as usize);
-            memory
-                .read(&pages::to_bytes(&runs), &mut buffer)
-                .map(|()| TakenMemory::Held {
-                    runs,
-                    bytes: buffer,
-                })
-        };
-        blocking(read)
-            .await
-            .map_err(engine_error("read its memory"))
-    }
-
-    async fn pivot(&mut self) -> Result<()> {
-        let (id, overlay) = self
-            .running
-            .ground
-            .prepared
-            .take()
-            .expect("it was prepared before the stop");
-        let pivoted = self.pivot_to(overlay).await;
-        self.pivoted(id, pivoted)
-    }
-
-    /// Keeps an overlay that QEMU did not switch to for the next capture.
-    fn pivoted(&mut self, id: LayerId, pivoted: Pivoted) -> Result<()> {
-        pivoted.map_err(|(overlay, error)| {
-            // An overlay that QEMU switched to late is the active one: the head lists it, and the
-            // guest writes to it.
-            if !matches!(error, sandtree_engine::Error::PivotedLate) {
-                self.running.ground.prepared = Some((id, overlay));
-            }
-            engine_error("switch its disk")(error)
-        })?;
-        self.host
-            .reach(Step::CapturePivoted, Some(&self.running.machine))
-    }
-
     /// Makes QEMU open the frozen overlay read-only, so that it cannot write to it any more,
     /// whatever happens to QEMU: others share the file.
     async fn give_up_writing(&self, frozen: Option<&LayerId>) {
@@ -589,19 +417,6 @@ impl Capture<'_> {
         if let Err(error) = given_up {
             tracing::warn!(%error, "QEMU keeps a writable descriptor of a layer until the machine ends");
         }
-    }
-
-    async fn save_stream(&self, path: &Path) -> Result<()> {
-        let file = File::options()
-            .write(true)
-            .create_new(true)
-            .open(path)
-            .map_err(|e| Error::io("create", path, e))?;
-        let saved = self
-            .machine()
-            .save_stream(file.into(), STREAM_DEADLINE)
-            .await;
-        saved.map_err(engine_error("save all of its memory"))
     }
 
     /// Writes and publishes what was taken. The guest runs meanwhile.
@@ -696,7 +511,7 @@ impl Capture<'_> {
 
     async fn write_devices(&self, path: &Path, devices: Vec<u8>) -> Result<()> {
         let target = path.to_owned();
-        let written = blocking(move || std::fs::write(target, devices)).await;
+        let written = blocking(move || devices::write(&target, &devices)).await;
         written.map_err(|e| Error::io("write", path, e))
     }
 }
@@ -715,14 +530,6 @@ fn not_synced(path: &Path) -> String {
         "{} could not be synced, so nothing that needs it would be durable",
         path.display()
     )
-}
-
-fn tracking(mode: MemoryMode) -> Tracking {
-    match mode {
-        MemoryMode::WriteProtect => Tracking::WriteProtect,
-        MemoryMode::SoftDirty => Tracking::SoftDirty,
-        MemoryMode::Anonymous | MemoryMode::Full => Tracking::Anonymous,
-    }
 }
 
 /// Copies runs of a machine's memory into a layer, piece by piece.
