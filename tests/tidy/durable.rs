@@ -41,7 +41,7 @@ const CALLS: [&str; 22] = [
 const REASONS: &[(&str, &[&str], &str)] = &[
     (
         "crates/sandbox/src/capture/devices.rs",
-        &["File::options"],
+        &["File::options", ".set_len("],
         "a staged state is synced when the store seals it",
     ),
     (

@@ -15,6 +15,7 @@
 
 mod devices;
 mod disk;
+mod held;
 mod stop;
 mod whole;
 
@@ -40,6 +41,7 @@ use crate::mode::MemoryMode;
 use crate::pages;
 use crate::plan::{self, Abilities, ModePlan};
 use crate::states::{Checkpoint, ms};
+use held::Held;
 use stop::{Moment, Stop, TakenMemory};
 
 /// If more than this is to be read, memory is first copied while the guest runs.
@@ -478,7 +480,9 @@ impl Capture<'_> {
             }
             TakenMemory::Written { layer } => layer,
             TakenMemory::Held { runs, bytes } => {
-                let written = self.write_held(runs.clone(), bytes).await;
+                let written = self
+                    .write_held(runs.clone(), bytes, approach.covers())
+                    .await;
                 written.inspect_err(|_| self.running.ground.carry(&runs))?
             }
         };
@@ -486,26 +490,24 @@ impl Capture<'_> {
         Ok(Some(layer))
     }
 
-    async fn write_held(&self, runs: Vec<PageRun>, bytes: Vec<u8>) -> Result<NewLayer> {
-        let ram_bytes = self.machine().memory().bytes();
+    async fn write_held(
+        &self,
+        runs: Vec<PageRun>,
+        bytes: Vec<u8>,
+        covers: Covers,
+    ) -> Result<NewLayer> {
+        let below = self.running.ground.below(covers).iter();
+        let held = Held {
+            runs,
+            bytes,
+            ram_bytes: self.machine().memory().bytes(),
+            below: below.map(|id| self.owned.memory_layer(id)).collect(),
+        };
         let (id, file) = self
             .owned
             .memory_file()
             .map_err(store_error("make a memory layer"))?;
-        let write = move || {
-            let mut writer =
-                MemoryWriter::new(file, ram_bytes).map_err(store_error("write a memory layer"))?;
-            let mut rest = bytes.as_slice();
-            for run in runs {
-                let (piece, behind) = rest.split_at((run.count * PAGE) as usize);
-                writer
-                    .append(run.first, piece)
-                    .map_err(store_error("write a memory layer"))?;
-                rest = behind;
-            }
-            writer.finish().map_err(store_error("write a memory layer"))
-        };
-        let written = blocking(write).await;
+        let written = blocking(move || held.write(file)).await;
         self.kept(id, written)
     }
 

@@ -126,6 +126,16 @@ impl Ground {
         self.push(layer);
     }
 
+    /// The layers that a new one is put on.
+    pub fn below(&self, covers: Covers) -> &[LayerId] {
+        let layers = self.layers.as_deref().unwrap_or_default();
+        match covers {
+            Covers::Everything => &[],
+            Covers::SinceStart => &layers[..self.at_start.min(layers.len())],
+            Covers::SinceLast => layers,
+        }
+    }
+
     /// Forgets the layers: the next capture takes all of memory.
     pub fn lose_layers(&mut self) {
         self.layers = None;
@@ -140,6 +150,21 @@ mod tests {
 
     fn ids<const N: usize>() -> [LayerId; N] {
         std::array::from_fn(|_| LayerId::random().expect("there is randomness"))
+    }
+
+    #[test]
+    fn a_layer_is_put_on_those_that_it_does_not_replace() {
+        let [a, b, since] = ids();
+        let mut ground = Ground::new(vec![a.clone(), b.clone()], 2);
+        ground.layers.get_or_insert_default().push(since.clone());
+        assert_eq!(
+            ground.below(Covers::SinceLast),
+            [a.clone(), b.clone(), since]
+        );
+        assert_eq!(ground.below(Covers::SinceStart), [a, b]);
+        assert_eq!(ground.below(Covers::Everything), []);
+        ground.lose_layers();
+        assert_eq!(ground.below(Covers::SinceStart), []);
     }
 
     #[test]

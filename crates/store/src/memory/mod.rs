@@ -16,6 +16,7 @@
 //! Deliberately absent: a digest of the data pages. A layer is mapped without being read; sealing
 //! and importing read it whole.
 
+mod below;
 mod fold;
 mod layer;
 mod plan;
@@ -23,6 +24,7 @@ mod plan;
 mod tests;
 mod writer;
 
+pub use below::{Below, Changed};
 pub use fold::{MAX_FOLDED_RUNS, flatten, fold};
 pub(crate) use layer::check_ram;
 pub use layer::{Layer, MAX_RAM_BYTES, MAX_RUNS};
