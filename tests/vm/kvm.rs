@@ -20,6 +20,7 @@ mod direct;
 mod keyed;
 mod moved;
 mod outer;
+mod processor;
 
 use std::path::Path;
 use std::process::Command;

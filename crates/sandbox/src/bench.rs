@@ -1,7 +1,7 @@
 //! Access to machines for benchmarks, with the cargo feature `bench` only.
 //!
-//! `crates/bench` is the only user: it starts machines without an agent, and forks that no driver
-//! owns.
+//! `crates/bench` starts machines without an agent, and forks that no driver owns. `tests/vm` saves
+//! the devices of a machine that has loaded them.
 
 use sandtree_engine::{Engine, Machine, MachineSpec, Memory, Preload, Start};
 
@@ -35,6 +35,29 @@ pub async fn bare_machine<'a>(host: &'a Host, sandbox: &str) -> Result<(&'a Engi
     };
     let spec = machine_spec(host, &dir, accel, shape)?;
     Ok((engine, spec))
+}
+
+/// Loads a state into a new machine, which does not continue, and returns the devices as that
+/// machine saves them.
+pub async fn devices_loaded(host: &Host, sandbox: &Sandbox, state: &str) -> Result<Vec<u8>> {
+    let spec = CopySpec {
+        source: host.inner.copy_source(sandbox.id(), state)?,
+        name: ForkSpec::new(1).names(sandbox.name(), host)?.remove(0),
+        batch: None,
+    };
+    let copy = create::copy(host.inner.clone(), spec).await?;
+    let saved = match copy.machine() {
+        Some(machine) => saved_devices(machine).await,
+        None => Ok(Vec::new()),
+    };
+    tokio::task::block_in_place(|| drop(copy));
+    saved.map_err(engine_error("save its devices"))
+}
+
+async fn saved_devices(machine: &Machine) -> Result<Vec<u8>, sandtree_engine::Error> {
+    let devices = machine.prepare_devices().await?;
+    machine.save_devices(&devices).await?;
+    machine.take_devices(devices).await
 }
 
 /// A running fork without a driver: the caller has its QEMU. Dropping it ends the machine and

@@ -6,6 +6,8 @@
 //!   worker count MEMORY DISK TORN   writes a number to memory, then to disk, then the next, for ever; and if the disk
 //!                                   does not hold the last one, says so in TORN
 //!   worker freeze                   stops the first process, for ever: nothing in the guest is answered any more
+//!   worker inner END MARK           runs a guest of its own by KVM, which exits 1000 times; then END: `halt` makes the file
+//!                                   MARK and keeps the halted guest, `spin` makes MARK and lets the guest spin, for ever
 //! ```
 
 use std::fs::{File, OpenOptions};
@@ -39,9 +41,11 @@ mod sys {
         pub fn mremap(at: *mut c_void, old: usize, new: usize, flags: i32, ...) -> *mut c_void;
         pub fn madvise(at: *mut c_void, len: usize, advice: i32) -> i32;
         pub fn ptrace(request: i32, pid: i32, at: usize, data: usize) -> i64;
+        pub fn ioctl(fd: i32, request: u64, ...) -> i32;
     }
 
     pub const READ_WRITE: i32 = 3;
+    pub const SHARED: i32 = 1;
     pub const PRIVATE_ANONYMOUS: i32 = 0x22;
     pub const MAY_MOVE: i32 = 1;
     pub const DONT_NEED: i32 = 4;
@@ -249,6 +253,154 @@ fn freeze() {
     }
 }
 
+/// The smallest guest that KVM runs: some instructions of 16 bits in one page of memory.
+mod kvm {
+    use std::fs::{File, OpenOptions};
+    use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+
+    use super::{PAGE, sys};
+
+    const CREATE_VM: u64 = 0xae01;
+    const GET_VCPU_MMAP_SIZE: u64 = 0xae04;
+    const CREATE_VCPU: u64 = 0xae41;
+    const SET_USER_MEMORY_REGION: u64 = 0x4020_ae46;
+    const RUN: u64 = 0xae80;
+    const SET_REGS: u64 = 0x4090_ae82;
+    const GET_SREGS: u64 = 0x8138_ae83;
+    const SET_SREGS: u64 = 0x4138_ae84;
+
+    /// In `struct kvm_run`.
+    const EXIT_REASON_AT: usize = 8;
+    pub const EXIT_IO: u32 = 2;
+    pub const EXIT_HLT: u32 = 5;
+
+    /// Where the code is, in the guest's memory.
+    const CODE_AT: u64 = 0x1000;
+
+    /// A guest of one processor. Its memory stays mapped until the program ends.
+    pub struct Guest {
+        _vm: File,
+        processor: File,
+        run: *const u8,
+    }
+
+    #[repr(C)]
+    struct Region {
+        slot: u32,
+        flags: u32,
+        guest_at: u64,
+        bytes: u64,
+        at: u64,
+    }
+
+    impl Guest {
+        pub fn with(code: &[u8]) -> Self {
+            let kvm = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open("/dev/kvm")
+                .expect("KVM is loaded");
+            let vm = owned(call(kvm.as_raw_fd(), CREATE_VM, 0));
+            let region = Region {
+                slot: 0,
+                flags: 0,
+                guest_at: CODE_AT,
+                bytes: PAGE as u64,
+                at: page_of(code) as u64,
+            };
+            call(vm.as_raw_fd(), SET_USER_MEMORY_REGION, &raw const region as usize);
+            let processor = owned(call(vm.as_raw_fd(), CREATE_VCPU, 0));
+            set_registers(processor.as_raw_fd());
+            let bytes = call(kvm.as_raw_fd(), GET_VCPU_MMAP_SIZE, 0) as usize;
+            let run = map(bytes, sys::SHARED, processor.as_raw_fd());
+            Guest {
+                _vm: vm,
+                processor,
+                run,
+            }
+        }
+
+        /// Runs the guest until its next exit, and returns the reason.
+        pub fn run(&self) -> u32 {
+            call(self.processor.as_raw_fd(), RUN, 0);
+            // SAFETY: KVM has written the reason to the mapping, which is longer than that.
+            unsafe { self.run.add(EXIT_REASON_AT).cast::<u32>().read_volatile() }
+        }
+    }
+
+    fn page_of(code: &[u8]) -> *mut u8 {
+        let page = map(PAGE, sys::PRIVATE_ANONYMOUS, -1);
+        // SAFETY: the page was just mapped, and the code is shorter than it.
+        unsafe { page.copy_from_nonoverlapping(code.as_ptr(), code.len().min(PAGE)) };
+        page
+    }
+
+    /// Begins at the code, in a segment that begins at 0.
+    fn set_registers(processor: RawFd) {
+        let mut special = [0u8; 312];
+        call(processor, GET_SREGS, special.as_mut_ptr() as usize);
+        // The code segment is first: its base, its limit, its selector.
+        special[..8].fill(0);
+        special[12..14].fill(0);
+        call(processor, SET_SREGS, special.as_ptr() as usize);
+        let mut registers = [0u64; 18];
+        registers[16] = CODE_AT;
+        // A flag that is always set.
+        registers[17] = 2;
+        call(processor, SET_REGS, registers.as_ptr() as usize);
+    }
+
+    fn map(bytes: usize, flags: i32, fd: RawFd) -> *mut u8 {
+        // SAFETY: a new mapping replaces no other one.
+        let at = unsafe {
+            sys::mmap(std::ptr::null_mut(), bytes, sys::READ_WRITE, flags, fd, 0)
+        };
+        assert!(at as isize != -1, "{}", std::io::Error::last_os_error());
+        at.cast()
+    }
+
+    fn call(fd: RawFd, request: u64, argument: usize) -> i32 {
+        // SAFETY: the argument is 0, or the address of what the request takes.
+        let result = unsafe { sys::ioctl(fd, request, argument) };
+        assert!(
+            result >= 0,
+            "{request:#x}: {}",
+            std::io::Error::last_os_error()
+        );
+        result
+    }
+
+    fn owned(fd: i32) -> File {
+        // SAFETY: KVM has just made the descriptor, and nothing else has it.
+        unsafe { File::from_raw_fd(fd) }
+    }
+}
+
+/// Runs a guest that exits 1000 times by writing to a port.
+fn inner(end: &str, mark: &str) {
+    const EXITS: u16 = 1000;
+    let [low, high] = EXITS.to_le_bytes();
+    // mov $EXITS, %cx; again: out %al, $0x10; loop again
+    let mut code = vec![0xb9, low, high, 0xe6, 0x10, 0xe2, 0xfc];
+    match end {
+        "halt" => code.push(0xf4),
+        "spin" => code.extend([0xeb, 0xfe]),
+        _ => panic!("a guest cannot end by {end:?}"),
+    }
+    let guest = kvm::Guest::with(&code);
+    for _ in 0..EXITS {
+        assert_eq!(guest.run(), kvm::EXIT_IO);
+    }
+    if end == "spin" {
+        File::create(mark).expect("the mark is made");
+    }
+    assert_eq!(guest.run(), kvm::EXIT_HLT);
+    File::create(mark).expect("the mark is made");
+    loop {
+        std::thread::park();
+    }
+}
+
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -256,6 +408,7 @@ fn main() {
         ["churn", seed] => churn(seed.parse().expect("a number")),
         ["count", memory, disk, torn] => count(memory, disk, torn),
         ["freeze"] => freeze(),
+        ["inner", end, mark] => inner(end, mark),
         _ => panic!("it is not known how to {args:?}"),
     }
 }

@@ -290,7 +290,7 @@ fn base() -> &'static Path {
 }
 
 /// The release of the kernel of the image that the outer guest is made from.
-fn kernel_release(home: &Path) -> String {
+pub fn kernel_release(home: &Path) -> String {
     let bundles = fs::read_dir(home.join("kernels"))
         .unwrap()
         .map(|entry| entry.unwrap().path());
@@ -387,7 +387,7 @@ fn libraries(of: &Path) -> Vec<String> {
 }
 
 /// A directory with KVM's modules for this kernel, from the kernel's package, downloaded once.
-fn modules_of(release: &str) -> PathBuf {
+pub fn modules_of(release: &str) -> PathBuf {
     keyed::made_once("kvm-modules", release, |path| {
         let work = tempfile::tempdir().unwrap();
         let package = format!("linux-image-{release}");

@@ -523,6 +523,12 @@ pub(crate) async fn copy(host: Arc<Inner>, spec: CopySpec) -> Result<Copy> {
 }
 
 impl Copy {
+    /// The machine that has loaded the state, if the state has memory.
+    #[cfg(feature = "bench")]
+    pub fn machine(&self) -> Option<&sandtree_engine::Machine> {
+        self.loaded.as_ref().map(|loaded| &loaded.machine)
+    }
+
     /// Resumes the copy's guest, or boots it if the state has no memory.
     pub async fn resume(self) -> Result<Created> {
         let Copy {
