@@ -142,22 +142,67 @@ pub fn encode_data(out: &mut Vec<u8>, channel: u32, stream: StreamId, offset: u6
     encode(out, KIND_DATA, stream as u8, channel, offset, bytes);
 }
 
+/// Completes a data frame around its payload, which stands in `frame` between the room for header
+/// and trailer. So bytes can be sent from the place to which they were read.
+///
+/// # Panics
+/// If the payload is over [`MAX_PAYLOAD`], or there is no room for header and trailer.
+pub fn seal_data(frame: &mut [u8], channel: u32, stream: StreamId, offset: u64) {
+    let length = frame.len() - HEADER_LEN - TRAILER_LEN;
+    let header = Fields {
+        kind: KIND_DATA,
+        stream: stream as u8,
+        channel,
+        offset,
+        length,
+    }
+    .encode();
+    frame[..HEADER_LEN].copy_from_slice(&header);
+    frame[HEADER_LEN + length..].copy_from_slice(&header[CHECK]);
+}
+
 fn encode(out: &mut Vec<u8>, kind: u8, stream: u8, channel: u32, offset: u64, payload: &[u8]) {
-    assert!(
-        payload.len() <= MAX_PAYLOAD,
-        "a frame's payload is cut by its sender"
-    );
-    let mut header = [0u8; HEADER_LEN];
-    header[0] = kind;
-    header[1] = stream;
-    header[4..8].copy_from_slice(&(payload.len() as u32).to_le_bytes());
-    header[8..12].copy_from_slice(&channel.to_le_bytes());
-    header[16..24].copy_from_slice(&offset.to_le_bytes());
-    let check = crc32fast::hash(&header).to_le_bytes();
-    header[12..16].copy_from_slice(&check);
+    let header = Fields {
+        kind,
+        stream,
+        channel,
+        offset,
+        length: payload.len(),
+    }
+    .encode();
     out.extend_from_slice(&header);
     out.extend_from_slice(payload);
-    out.extend_from_slice(&check);
+    out.extend_from_slice(&header[CHECK]);
+}
+
+/// Where the check stands in a header.
+const CHECK: std::ops::Range<usize> = 12..16;
+
+/// The fields of a header.
+struct Fields {
+    kind: u8,
+    stream: u8,
+    channel: u32,
+    offset: u64,
+    length: usize,
+}
+
+impl Fields {
+    fn encode(&self) -> [u8; HEADER_LEN] {
+        assert!(
+            self.length <= MAX_PAYLOAD,
+            "a frame's payload is cut by its sender"
+        );
+        let mut header = [0u8; HEADER_LEN];
+        header[0] = self.kind;
+        header[1] = self.stream;
+        header[4..8].copy_from_slice(&(self.length as u32).to_le_bytes());
+        header[8..12].copy_from_slice(&self.channel.to_le_bytes());
+        header[16..24].copy_from_slice(&self.offset.to_le_bytes());
+        let check = crc32fast::hash(&header).to_le_bytes();
+        header[CHECK].copy_from_slice(&check);
+        header
+    }
 }
 
 /// The preamble of the host: padding, magic, nonce.
@@ -184,11 +229,21 @@ pub enum Decoded {
 }
 
 /// Cuts a byte stream into frames. Starts out hunting for a preamble.
+///
+/// ```text
+///   buffer: | taken | pending ............ | spare |
+///           0       start                  end
+/// ```
 #[derive(Debug)]
 pub struct Decoder {
+    /// All of it is initialised, so that a reader can be given its spare part.
     buffer: Vec<u8>,
     start: usize,
+    end: usize,
     hunting: bool,
+    /// The header of the frame that is not complete yet: it is checked once, however many pieces
+    /// its payload comes in.
+    header: Option<Header>,
 }
 
 impl Default for Decoder {
@@ -202,18 +257,43 @@ impl Decoder {
         Self {
             buffer: Vec::new(),
             start: 0,
+            end: 0,
             hunting: true,
+            header: None,
         }
     }
 
     /// Takes bytes in. Call [`next`](Self::next) until it gives nothing before feeding on, and
     /// memory stays bounded by one frame and one read.
     pub fn feed(&mut self, bytes: &[u8]) {
+        self.spare(bytes.len())[..bytes.len()].copy_from_slice(bytes);
+        self.filled(bytes.len());
+    }
+
+    /// Room for at least `count` bytes, into which a reader can put what comes next without a copy.
+    /// [`filled`](Self::filled) takes it in; the rule of [`feed`](Self::feed) holds here as well.
+    pub fn spare(&mut self, count: usize) -> &mut [u8] {
         if self.start > 0 {
-            self.buffer.drain(..self.start);
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
             self.start = 0;
         }
-        self.buffer.extend_from_slice(bytes);
+        if self.buffer.len() < self.end + count {
+            self.buffer.resize(self.end + count, 0);
+        }
+        &mut self.buffer[self.end..]
+    }
+
+    /// Takes in the first `count` bytes of the spare room.
+    ///
+    /// # Panics
+    /// If there was less room.
+    pub fn filled(&mut self, count: usize) {
+        assert!(
+            count <= self.buffer.len() - self.end,
+            "a reader fills at most the room that it was given"
+        );
+        self.end += count;
     }
 
     /// The next preamble or frame, if one is complete. After an error the decoder hunts for a
@@ -238,17 +318,18 @@ impl Decoder {
     /// Goes back to hunting: frames were well formed and yet what they said cannot be.
     pub fn resync(&mut self) {
         self.hunting = true;
+        self.header = None;
     }
 
     fn pending(&self) -> &[u8] {
-        &self.buffer[self.start..]
+        &self.buffer[self.start..self.end]
     }
 
     fn hunt(&mut self) -> Option<Nonce> {
         loop {
             let pending = self.pending();
             let Some(at) = pending.iter().position(|&b| b == MAGIC[0]) else {
-                self.start = self.buffer.len();
+                self.start = self.end;
                 return None;
             };
             self.start += at;
@@ -268,13 +349,15 @@ impl Decoder {
     }
 
     fn frame(&mut self) -> Result<Option<Frame>, FrameError> {
+        let header = match self.header.take() {
+            Some(header) => header,
+            None if self.pending().len() < HEADER_LEN => return Ok(None),
+            None => Header::parse(self.pending())?,
+        };
         let pending = self.pending();
-        if pending.len() < HEADER_LEN {
-            return Ok(None);
-        }
-        let header = Header::parse(pending)?;
         let total = HEADER_LEN + header.length + TRAILER_LEN;
         if pending.len() < total {
+            self.header = Some(header);
             return Ok(None);
         }
         if pending[total - TRAILER_LEN..total] != header.check {
@@ -298,6 +381,7 @@ fn preamble(bytes: &[u8]) -> Option<Nonce> {
     })
 }
 
+#[derive(Debug)]
 struct Header {
     kind: u8,
     stream: StreamId,
@@ -403,6 +487,16 @@ mod tests {
             hex,
             "020100000200000003000000e1206f4a05000000000000006869".to_owned() + "e1206f4a"
         );
+    }
+
+    #[test]
+    fn a_frame_sealed_in_place_has_the_bytes_of_an_encoded_one() {
+        let mut encoded = Vec::new();
+        data(b"hi").encode(&mut encoded);
+        let mut sealed = [0xff; HEADER_LEN + 2 + TRAILER_LEN];
+        sealed[HEADER_LEN..HEADER_LEN + 2].copy_from_slice(b"hi");
+        seal_data(&mut sealed, 3, StreamId::Out, 5);
+        assert_eq!(sealed, encoded[..]);
     }
 
     #[test]

@@ -40,7 +40,6 @@ pub(super) struct AgentSide {
     /// Encoded bytes; `written` of them have been sent.
     bytes: Vec<u8>,
     written: usize,
-    buffer: Vec<u8>,
 }
 
 impl AgentSide {
@@ -52,7 +51,6 @@ impl AgentSide {
             outbox: Outbox::default(),
             bytes: Vec::new(),
             written: 0,
-            buffer: vec![0; READ_SIZE],
         };
         agent.greet();
         agent
@@ -132,7 +130,7 @@ impl AgentSide {
         };
         let unsent = &self.bytes[self.written..];
         tokio::select! {
-            count = reader.read(&mut self.buffer) => match count? {
+            count = reader.read(self.decoder.spare(READ_SIZE)) => match count? {
                 0 => Err(io::ErrorKind::UnexpectedEof.into()),
                 count => Ok(count),
             },
@@ -143,8 +141,9 @@ impl AgentSide {
         }
     }
 
-    pub fn feed(&mut self, count: usize) {
-        self.decoder.feed(&self.buffer[..count]);
+    /// Takes in the bytes that a [`turn`](Self::turn) has read.
+    pub fn take_in(&mut self, count: usize) {
+        self.decoder.filled(count);
     }
 
     /// The agent's next message. An error means that its stream is invalid.

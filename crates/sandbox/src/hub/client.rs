@@ -163,15 +163,14 @@ async fn write_all(
 
 async fn read_all(id: ClientId, mut reader: OwnedReadHalf, mut admission: Admission) {
     let mut decoder = Decoder::new();
-    let mut buffer = vec![0; READ_SIZE];
     'connection: loop {
         while let Some(found) = decoder.next() {
             if !receive(id, found.ok(), &mut admission).await {
                 break 'connection;
             }
         }
-        match reader.read(&mut buffer).await {
-            Ok(count) if count > 0 => decoder.feed(&buffer[..count]),
+        match reader.read(decoder.spare(READ_SIZE)).await {
+            Ok(count) if count > 0 => decoder.filled(count),
             _ => break,
         }
     }

@@ -164,7 +164,7 @@ impl Switch {
                 () = released(self.held.as_mut()) => self.held = None,
                 turn = self.agent.turn(&mut self.channels), if self.held.is_none() => match turn {
                     Ok(count) => {
-                        self.agent.feed(count);
+                        self.agent.take_in(count);
                         self.listen();
                     }
                     // The machine is gone. The driver knows the reason, and closes the hub with it.

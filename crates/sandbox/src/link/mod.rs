@@ -389,13 +389,12 @@ async fn fill(reader: &mut OwnedReadHalf, decoder: &mut Decoder) -> Result<(), L
 }
 
 async fn read_all(shared: Arc<Shared>, mut reader: OwnedReadHalf, mut decoder: Decoder) {
-    let mut buffer = vec![0; READ_SIZE];
     let error = loop {
         if let Err(error) = drain(&shared, &mut decoder) {
             break error;
         }
-        match reader.read(&mut buffer).await {
-            Ok(count) if count > 0 => decoder.feed(&buffer[..count]),
+        match reader.read(decoder.spare(READ_SIZE)).await {
+            Ok(count) if count > 0 => decoder.filled(count),
             Ok(_) => break LinkError::ended(),
             Err(error) => break lost(error),
         }
