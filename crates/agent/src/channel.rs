@@ -16,6 +16,7 @@ use sandtree_proto::{ChannelState, Failure, Outcome, StreamError, StreamId};
 use crate::cgroup::Family;
 use crate::exec::Exec;
 use crate::failure::{cut, failure, tolerate};
+use crate::held::Spares;
 use crate::input::{AtEnd, Input};
 use crate::output::Output;
 use crate::tunnel::{Connecting, Progress};
@@ -201,13 +202,13 @@ impl Channel {
         [input, out, err, connecting].into_iter().flatten()
     }
 
-    pub fn pull(&mut self, slot: Slot, scratch: &mut [u8]) {
+    pub fn pull(&mut self, slot: Slot, spares: &mut Spares) {
         let output = if slot == Slot::Err {
             &mut self.err
         } else {
             &mut self.out
         };
-        if let Err(error) = output.pull(scratch) {
+        if let Err(error) = output.pull(spares) {
             self.end(Outcome::Failed(failure(
                 "the connection in the guest broke",
                 &error.into(),
@@ -270,13 +271,13 @@ impl Channel {
         }
     }
 
-    pub fn tick(&mut self, now: Instant, scratch: &mut [u8]) {
+    pub fn tick(&mut self, now: Instant, spares: &mut Spares) {
         let Work::Exec(exec) = &mut self.work else {
             return;
         };
         exec.tick(now);
         if exec.is_terminal_silent(now) {
-            self.pull(Slot::Out, scratch);
+            self.pull(Slot::Out, spares);
             if self.out.wanted().is_some() {
                 self.out.stream().end();
             }

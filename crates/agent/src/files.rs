@@ -20,7 +20,8 @@ use sandtree_proto::{DirEntry, Failure, FileKind, Reply, Stat};
 
 use crate::channel::Cancel;
 use crate::failure::{OrFailure, refusal, tolerate};
-use crate::sparse::write_sparse;
+use crate::feed::Intake;
+use crate::sparse::write_pieces;
 
 const COPY_SIZE: usize = 256 * 1024;
 /// How much of a name the temporary name keeps, so that it stays below the 255 bytes of a file
@@ -81,10 +82,10 @@ pub struct Target {
 
 /// Writes the bytes of `input` to a temporary file in the target's directory and renames it over
 /// the target, unless cancelled.
-pub fn write(target: &Target, input: OwnedFd, cancel: &Cancel) -> Result<(), Failure> {
+pub fn write(target: &Target, mut input: Intake, cancel: &Cancel) -> Result<(), Failure> {
     let path = &target.path;
     let staged = Staged::create(path)?;
-    write_sparse(&staged.file, &mut File::from(input))
+    write_pieces(&staged.file, &mut input)
         .or_failure(|| format!("cannot write {}", path.display()))?;
     own(&staged.file, target.uid, target.gid)
         .or_failure(|| format!("cannot set the owner of {}", path.display()))?;

@@ -1,4 +1,4 @@
-//! A stream to the guest: bytes from the host for a descriptor.
+//! A stream to the guest: bytes from the host for a descriptor or a thread.
 //!
 //! ```text
 //!   0 ........ consumed ........ received ...... reported + window
@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::failure::tolerate;
+use crate::feed::Feed;
 
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum InputError {
@@ -39,6 +40,8 @@ enum Sink {
     /// It does not exist yet: bytes are buffered.
     Awaited,
     Open(OwnedFd, AtEnd),
+    /// A thread, which buffers the bytes itself.
+    Thread(Feed),
     /// The reader is gone: bytes are dropped.
     Gone,
 }
@@ -75,6 +78,14 @@ impl Input {
         }
     }
 
+    /// A stream for a thread.
+    pub fn of_thread(window: usize, feed: Feed) -> Self {
+        Self {
+            sink: Sink::Thread(feed),
+            ..Self::new(window, None)
+        }
+    }
+
     pub fn attach(&mut self, fd: OwnedFd, at_end: AtEnd) {
         self.sink = Sink::Open(fd, at_end);
         self.flush();
@@ -91,12 +102,15 @@ impl Input {
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.sink {
             Sink::Open(fd, _) => Some(fd.as_fd()),
-            Sink::Awaited | Sink::Gone => None,
+            Sink::Awaited | Sink::Thread(_) | Sink::Gone => None,
         }
     }
 
     fn buffered(&self) -> usize {
-        self.buffer.len() - self.start
+        match &self.sink {
+            Sink::Thread(feed) => (self.received - feed.used()) as usize,
+            Sink::Awaited | Sink::Open(..) | Sink::Gone => self.buffer.len() - self.start,
+        }
     }
 
     fn consumed(&self) -> u64 {
@@ -104,7 +118,11 @@ impl Input {
     }
 
     /// Accepts bytes from the host. Bytes that arrived before a break are skipped.
-    pub fn receive(&mut self, offset: u64, bytes: &[u8]) -> Result<(), InputError> {
+    pub fn receive(
+        &mut self,
+        offset: u64,
+        bytes: impl AsRef<[u8]> + Into<Vec<u8>>,
+    ) -> Result<(), InputError> {
         if offset > self.received {
             return Err(InputError::Gap {
                 offset,
@@ -112,7 +130,7 @@ impl Input {
             });
         }
         let known = usize::try_from(self.received - offset).unwrap_or(usize::MAX);
-        let Some(fresh) = bytes.get(known..) else {
+        let Some(fresh) = bytes.as_ref().get(known..) else {
             return Ok(());
         };
         if self.buffered() + fresh.len() > self.window {
@@ -121,6 +139,14 @@ impl Input {
             });
         }
         self.received += fresh.len() as u64;
+        if let Sink::Thread(feed) = &mut self.sink {
+            feed.push(if known == 0 {
+                bytes.into()
+            } else {
+                fresh.to_vec()
+            });
+            return Ok(());
+        }
         let rest = if self.buffered() == 0 {
             &fresh[self.write(fresh)..]
         } else {
@@ -141,6 +167,13 @@ impl Input {
         self.buffer.extend_from_slice(bytes);
     }
 
+    /// Lets a thread know what has arrived for it.
+    pub fn announce(&mut self) {
+        if let Sink::Thread(feed) = &mut self.sink {
+            feed.announce();
+        }
+    }
+
     /// The host has sent its last byte.
     pub fn end(&mut self, offset: u64) -> Result<(), InputError> {
         if offset > self.received {
@@ -150,6 +183,9 @@ impl Input {
             });
         }
         self.ended = true;
+        if let Sink::Thread(feed) = &mut self.sink {
+            feed.end();
+        }
         self.finish_if_drained();
         Ok(())
     }
@@ -181,7 +217,7 @@ impl Input {
         while done < bytes.len() {
             let fd = match &self.sink {
                 Sink::Open(fd, _) => fd,
-                Sink::Awaited => break,
+                Sink::Awaited | Sink::Thread(_) => break,
                 Sink::Gone => return bytes.len(),
             };
             match rustix::io::write(fd, &bytes[done..]) {
@@ -216,7 +252,7 @@ impl Input {
     pub fn take_window(&mut self) -> Option<u64> {
         let consumed = self.consumed();
         let fresh = consumed - self.reported;
-        let due = fresh > 0 && (fresh >= self.window as u64 / 2 || self.buffered() == 0);
+        let due = fresh > 0 && (fresh >= self.window as u64 / 4 || self.buffered() == 0);
         due.then(|| {
             self.reported = consumed;
             consumed
@@ -241,6 +277,8 @@ fn finish(fd: &OwnedFd, at_end: AtEnd) {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
 
     fn pipe() -> (OwnedFd, OwnedFd) {
@@ -293,6 +331,25 @@ mod tests {
         assert_eq!(input.take_window(), Some(2));
         assert_eq!(input.take_window(), None);
         assert_eq!(input.report_again(), 2);
+    }
+
+    #[test]
+    fn bytes_for_a_thread_take_the_window_until_the_thread_has_used_them() {
+        let bell = crate::workers::Workers::new().unwrap().to_loop();
+        let (feed, mut intake) = crate::feed::feed(4, bell);
+        let mut input = Input::of_thread(4, feed);
+        input.receive(0, b"abc").unwrap();
+        input.receive(1, b"bcd").unwrap();
+        assert_eq!(
+            input.receive(4, b"e"),
+            Err(InputError::Overrun { window: 4 })
+        );
+        assert_eq!(input.take_window(), None);
+        input.end(4).unwrap();
+        let mut seen = Vec::new();
+        intake.read_to_end(&mut seen).unwrap();
+        assert_eq!(seen, b"abcd");
+        assert_eq!(input.take_window(), Some(4));
     }
 
     #[test]

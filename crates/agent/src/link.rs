@@ -12,7 +12,9 @@
 //! the time, and only an edge shows its return. At most [`QUEUE_LIMIT`] bytes of stream data are
 //! queued; while twice that is queued, nothing is read either.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -22,9 +24,12 @@ use sandtree_proto::{Nonce, Outcome, StreamId};
 
 use crate::console;
 use crate::failure::refusal;
+use crate::held::FrameBuffer;
 
 const QUEUE_LIMIT: usize = 256 * 1024;
-const READ_SIZE: usize = 128 * 1024;
+/// The size from which encoded messages go to the next segment of the queue.
+const SEGMENT: usize = 32 * 1024;
+const READ_SIZE: usize = 64 * 1024;
 /// The most reads in a row for one frame; the largest frame takes seventeen pages.
 const READS: usize = 32;
 
@@ -39,7 +44,6 @@ pub struct Link {
     generation: u64,
     decoder: Decoder,
     queue: Queue,
-    scratch: Vec<u8>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +92,6 @@ impl Link {
             generation: 0,
             decoder: Decoder::new(),
             queue: Queue::default(),
-            scratch: vec![0; READ_SIZE],
         })
     }
 
@@ -162,7 +165,7 @@ impl Link {
     }
 
     fn read(&mut self) -> bool {
-        match rustix::io::read(&self.port, &mut self.scratch[..]) {
+        match rustix::io::read(&self.port, self.decoder.spare(READ_SIZE)) {
             Ok(0) => {
                 self.readable = false;
                 self.away = true;
@@ -170,7 +173,7 @@ impl Link {
             }
             Ok(count) => {
                 self.away = false;
-                self.decoder.feed(&self.scratch[..count]);
+                self.decoder.filled(count);
                 true
             }
             Err(Errno::INTR) => false,
@@ -204,7 +207,8 @@ impl Link {
         self.generation += 1;
         self.state = State::Greeting;
         self.queue.clear();
-        frame::encode_preamble(self.queue.tail(), nonce);
+        self.queue
+            .append(|bytes| frame::encode_preamble(bytes, nonce));
         Event::Restarted
     }
 
@@ -284,17 +288,23 @@ impl Link {
             return;
         }
         match framed(message) {
-            Ok(frame) => frame.encode(self.queue.tail()),
+            Ok(frame) => self.queue.append(|bytes| frame.encode(bytes)),
             Err(error) => console::say(format_args!("cannot send: {error}")),
         }
     }
 
     pub fn send_frame(&mut self, frame: &Frame) {
-        frame.encode(self.queue.tail());
+        self.queue.append(|bytes| frame.encode(bytes));
     }
 
     pub fn send_data(&mut self, channel: u32, stream: StreamId, offset: u64, bytes: &[u8]) {
-        frame::encode_data(self.queue.tail(), channel, stream, offset, bytes);
+        self.queue
+            .append(|queued| frame::encode_data(queued, channel, stream, offset, bytes));
+    }
+
+    /// Queues a sealed frame without a copy.
+    pub fn send_encoded(&mut self, frame: Rc<FrameBuffer>) {
+        self.queue.push(frame);
     }
 
     /// Whether another piece of stream data may be queued.
@@ -347,46 +357,86 @@ fn substitute(message: &AgentMessage) -> Option<AgentMessage> {
     }
 }
 
-/// Bytes for the port.
+/// Bytes for the port: encoded messages, and sealed frames of streams.
 #[derive(Debug, Default)]
 struct Queue {
-    bytes: Vec<u8>,
+    segments: VecDeque<Segment>,
+    /// How much of the first segment is sent.
     start: usize,
+    length: usize,
+    /// The memory of a sent segment, for the next one.
+    spare: Vec<u8>,
+}
+
+#[derive(Debug)]
+enum Segment {
+    Bytes(Vec<u8>),
+    Frame(Rc<FrameBuffer>),
+}
+
+impl Segment {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Frame(frame) => frame.encoded(),
+        }
+    }
 }
 
 impl Queue {
     fn len(&self) -> usize {
-        self.bytes.len() - self.start
+        self.length
     }
 
     fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.length == 0
     }
 
+    /// The bytes to send next.
     fn pending(&self) -> &[u8] {
-        &self.bytes[self.start..]
+        self.segments
+            .front()
+            .map_or(&[], |segment| &segment.bytes()[self.start..])
     }
 
     fn clear(&mut self) {
-        self.bytes.clear();
+        self.segments.clear();
         self.start = 0;
+        self.length = 0;
     }
 
     fn advance(&mut self, count: usize) {
         self.start += count;
-        if self.is_empty() {
-            self.clear();
+        self.length -= count;
+        if !self.pending().is_empty() {
+            return;
+        }
+        self.start = 0;
+        if let Some(Segment::Bytes(mut bytes)) = self.segments.pop_front() {
+            bytes.clear();
+            self.spare = bytes;
         }
     }
 
-    /// The end of the queue, to which frames are appended. The rest moves to the front only when it
-    /// is the smaller part.
-    fn tail(&mut self) -> &mut Vec<u8> {
-        if self.start > self.len() {
-            self.bytes.drain(..self.start);
-            self.start = 0;
+    fn push(&mut self, frame: Rc<FrameBuffer>) {
+        self.length += frame.encoded().len();
+        self.segments.push_back(Segment::Frame(frame));
+    }
+
+    /// Appends what `encode` writes: to the last segment, which goes to the port in one write with
+    /// it. A segment is freed as a whole, so it does not grow without end.
+    fn append(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
+        let fits =
+            |segment: &Segment| matches!(segment, Segment::Bytes(bytes) if bytes.len() < SEGMENT);
+        if !self.segments.back().is_some_and(fits) {
+            let spare = std::mem::take(&mut self.spare);
+            self.segments.push_back(Segment::Bytes(spare));
         }
-        &mut self.bytes
+        if let Some(Segment::Bytes(bytes)) = self.segments.back_mut() {
+            let before = bytes.len();
+            encode(bytes);
+            self.length += bytes.len() - before;
+        }
     }
 }
 

@@ -10,8 +10,10 @@ mod channel;
 mod console;
 mod exec;
 mod failure;
+mod feed;
 mod files;
 mod freeze;
+mod held;
 mod hooks;
 mod identity;
 mod init;
@@ -45,6 +47,9 @@ use init::{BootError, Booted, ImageInit, Rest, Settling};
 use link::Link;
 use role::Role;
 use serve::{Agent, End, Place};
+
+/// Two windows of a stream.
+const FREED_MEMORY_MAX: i32 = 2 * 1024 * 1024;
 
 fn main() -> ExitCode {
     if rustix::process::getpid().is_init() {
@@ -149,6 +154,7 @@ fn serve(role: Role, port: OwnedFd, surroundings: Surroundings) -> io::Result<En
         booted,
     } = surroundings;
     rustix::io::fcntl_setfd(&port, rustix::io::FdFlags::CLOEXEC)?;
+    sys::keep_freed_memory(FREED_MEMORY_MAX);
     let signals = sys::block_signals(serve::handled_signals(role))?;
     // Not earlier: a thread with unblocked signals would receive our SIGCHLD.
     let (hold, image) = booted.image.map(ImageInit::attend).unzip();

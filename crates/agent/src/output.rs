@@ -1,4 +1,4 @@
-//! A stream to the host: bytes from a descriptor for an [`Outgoing`].
+//! A stream to the host: bytes from a descriptor, which are [`Held`] until the host has used them.
 //!
 //! Always: the descriptor is read only while the window has room, so a host that stops reading
 //! stops the writer. After a command has ended, the bytes that are in the pipe at that moment still
@@ -6,12 +6,19 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use std::io::IoSliceMut;
+
 use rustix::io::Errno;
-use sandtree_proto::Outgoing;
+
+use crate::held::{FrameBuffer, Held, PIECE, Spares};
+
+/// The frames that one read can fill. A large read lets the writer fill its pipe again before the
+/// next one, and each change between the two costs an emulated guest its translated addresses.
+const BATCH: usize = 4;
 
 #[derive(Debug)]
 pub struct Output {
-    stream: Outgoing,
+    stream: Held,
     source: Option<OwnedFd>,
     /// How much must still be read, once that is known.
     left: Option<usize>,
@@ -19,7 +26,7 @@ pub struct Output {
 
 impl Output {
     pub fn new(window: usize, source: Option<OwnedFd>) -> Self {
-        let mut stream = Outgoing::new(window);
+        let mut stream = Held::new(window);
         if source.is_none() {
             stream.end();
         }
@@ -33,7 +40,7 @@ impl Output {
     /// A stream that gets its descriptor later, by [`attach`](Self::attach).
     pub fn awaiting(window: usize) -> Self {
         Self {
-            stream: Outgoing::new(window),
+            stream: Held::new(window),
             source: None,
             left: None,
         }
@@ -43,7 +50,7 @@ impl Output {
         self.source = Some(source);
     }
 
-    pub fn stream(&mut self) -> &mut Outgoing {
+    pub fn stream(&mut self) -> &mut Held {
         &mut self.stream
     }
 
@@ -67,21 +74,24 @@ impl Output {
     }
 
     /// Reads all available bytes that fit the window.
-    pub fn pull(&mut self, scratch: &mut [u8]) -> Result<(), Errno> {
+    pub fn pull(&mut self, spares: &mut Spares) -> Result<(), Errno> {
         while let Some(fd) = self.source.as_ref().filter(|_| !self.stream.is_ended()) {
             let want = self
                 .stream
                 .room()
-                .min(scratch.len())
-                .min(self.left.unwrap_or(usize::MAX));
+                .min(self.left.unwrap_or(usize::MAX))
+                .min(BATCH * PIECE);
             if want == 0 {
                 break;
             }
-            match rustix::io::read(fd, &mut scratch[..want]) {
+            let count = want.div_ceil(PIECE);
+            let mut frames: Vec<FrameBuffer> = (0..count).map(|_| spares.take()).collect();
+            let read = read_into(fd, &mut frames, want);
+            self.push(frames, read.unwrap_or(0), spares);
+            match read {
                 // A terminal without a user returns EIO.
                 Ok(0) | Err(Errno::IO) => self.end(),
-                Ok(count) => self.push(&scratch[..count]),
-                Err(Errno::INTR) => {}
+                Ok(_) | Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
                 Err(error) => {
                     self.end();
@@ -92,10 +102,23 @@ impl Output {
         Ok(())
     }
 
-    fn push(&mut self, bytes: &[u8]) {
-        self.stream.push(bytes);
+    /// Keeps the first `count` bytes of the frames.
+    fn push(&mut self, frames: Vec<FrameBuffer>, count: usize, spares: &mut Spares) {
+        let mut unkept = count;
+        for frame in frames {
+            let length = unkept.min(PIECE);
+            let unused = if length > 0 {
+                self.stream.push(frame, length)
+            } else {
+                Some(frame)
+            };
+            if let Some(frame) = unused {
+                spares.put(frame);
+            }
+            unkept -= length;
+        }
         if let Some(left) = &mut self.left {
-            *left -= bytes.len();
+            *left -= count;
             if *left == 0 {
                 self.stream.end();
             }
@@ -124,9 +147,24 @@ impl Output {
     }
 }
 
+/// Reads at most `want` bytes into the frames, one after the other.
+fn read_into(fd: impl AsFd, frames: &mut [FrameBuffer], want: usize) -> rustix::io::Result<usize> {
+    let mut left = want;
+    let mut rooms: Vec<IoSliceMut<'_>> = Vec::with_capacity(frames.len());
+    for frame in frames {
+        let length = left.min(PIECE);
+        rooms.push(IoSliceMut::new(&mut frame.room()[..length]));
+        left -= length;
+    }
+    rustix::io::readv(fd, &mut rooms)
+}
+
 #[cfg(test)]
 mod tests {
+    use sandtree_proto::StreamId;
+
     use super::*;
+    use crate::held::Piece;
 
     #[test]
     fn after_the_end_only_earlier_bytes_are_read_even_with_a_small_window() {
@@ -135,16 +173,16 @@ mod tests {
         rustix::io::write(&writer, b"abcdef").unwrap();
         output.end_after_present();
         rustix::io::write(&writer, b"later").unwrap();
-        let mut scratch = [0; 64];
+        let mut spares = Spares::default();
         let mut seen = Vec::new();
         while !output.is_ended() {
-            output.pull(&mut scratch).unwrap();
-            let (offset, bytes) = output.stream().take(9).unwrap();
-            seen.extend_from_slice(&bytes);
-            output
-                .stream()
-                .consumed(offset + bytes.len() as u64)
-                .unwrap();
+            output.pull(&mut spares).unwrap();
+            let Some(Piece::Bytes { bytes, .. }) = output.stream().take(1, StreamId::Out) else {
+                panic!("the window is small")
+            };
+            seen.extend_from_slice(bytes);
+            let used = seen.len() as u64;
+            output.stream().consumed(used, &mut spares).unwrap();
         }
         assert_eq!(seen, b"abcdef");
         assert!(output.take_source().is_some());

@@ -19,6 +19,14 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
+/// Makes the allocator keep up to `bytes` of freed memory. Otherwise every frame of an upload would
+/// get new memory, and a page fault costs an emulated guest as much as a copy of the page.
+pub fn keep_freed_memory(bytes: i32) {
+    // SAFETY: mallopt takes two numbers. It returns 0 for a parameter that it does not know, and
+    // then the allocator works as before.
+    unsafe { libc::mallopt(libc::M_TRIM_THRESHOLD, bytes) };
+}
+
 /// Blocks every signal for this thread and the threads that it starts, and makes `heard` readable
 /// as a descriptor.
 ///

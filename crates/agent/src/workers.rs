@@ -1,5 +1,5 @@
-//! Threads for work that may wait for a disk. They move data through pipes, and report to the loop
-//! when they are done.
+//! Threads for work that may wait for a disk. They read from a [`Feed`](crate::feed::Feed), write
+//! to pipes, and report to the loop when they are done.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Stdio;
@@ -65,8 +65,14 @@ pub struct Bell {
 
 impl Bell {
     pub fn ring(&self, finished: Finished) {
-        // Both fail only when the loop is gone, and the process with it.
+        // It fails only when the loop is gone, and the process with it.
         tolerate(self.sender.send(finished));
+        self.wake();
+    }
+
+    /// Wakes the loop without a message.
+    pub fn wake(&self) {
+        // It fails only if the counter is full, and then the loop is awake.
         tolerate(rustix::io::write(&*self.bell, &1u64.to_ne_bytes()));
     }
 }

@@ -14,10 +14,11 @@ use super::{Agent, CHANNELS_MAX, Leaving, Role};
 use crate::channel::{Cancel, Channel, Ends, Work};
 use crate::exec::spawn::{pipe, spawn};
 use crate::failure::{OrFailure, cut, path, refusal};
+use crate::feed::{Intake, feed};
 use crate::files::{self, Target};
 use crate::hooks::{CONSOLE, HookDir, Hooks};
 use crate::init::shutdown::Way;
-use crate::input::{AtEnd, InputError};
+use crate::input::{Input, InputError};
 use crate::link::Event;
 use crate::output::Output;
 use crate::tree::LeftOut;
@@ -44,7 +45,7 @@ impl Agent {
                 offset,
                 bytes,
             } => {
-                self.input(channel, |channel| channel.input.receive(offset, &bytes));
+                self.input(channel, |channel| channel.input.receive(offset, bytes));
             }
             Event::Eof {
                 channel,
@@ -158,7 +159,7 @@ impl Agent {
         else {
             return;
         };
-        if let Err(error) = output.stream().consumed(consumed) {
+        if let Err(error) = output.stream().consumed(consumed, &mut self.spares) {
             self.link.fault(error);
         }
     }
@@ -313,28 +314,22 @@ impl Agent {
         &mut self,
         number: u32,
         window: usize,
-        work: impl FnOnce(OwnedFd, &Cancel) -> Result<(), Failure> + Send + 'static,
+        work: impl FnOnce(Intake, &Cancel) -> Result<(), Failure> + Send + 'static,
     ) -> Result<Channel, Failure> {
-        let (reader, writer) = pipe_from_host()?;
+        let (feed, intake) = feed(window, self.workers.to_loop());
         let cancel = Cancel::default();
         let seen = cancel.clone();
         let ticket = self
             .workers
-            .run_channel(number, move || work(reader, &seen))?;
-        let ends = Ends {
-            input: Some((writer, AtEnd::Close)),
-            ..Ends::default()
+            .run_channel(number, move || work(intake, &seen))?;
+        let work = Work::File {
+            ticket,
+            cancel,
+            result: None,
         };
-        Ok(Channel::new(
-            window,
-            String::new(),
-            Work::File {
-                ticket,
-                cancel,
-                result: None,
-            },
-            ends,
-        ))
+        let mut channel = Channel::new(window, String::new(), work, Ends::default());
+        channel.input = Input::of_thread(window, feed);
+        Ok(channel)
     }
 
     /// A tree on `Out`, and on `Err` the list of what it leaves out.
@@ -566,13 +561,6 @@ fn admit(window: u32, open: &Open) -> Result<(), Failure> {
 fn pipe_to_host() -> Result<(OwnedFd, OwnedFd), Failure> {
     let (reader, writer) = pipe().or_failure(|| "cannot make a pipe".into())?;
     rustix::io::ioctl_fionbio(&reader, true).or_failure(|| "cannot prepare a pipe".into())?;
-    Ok((reader, writer))
-}
-
-/// A pipe whose writing end never blocks the loop.
-fn pipe_from_host() -> Result<(OwnedFd, OwnedFd), Failure> {
-    let (reader, writer) = pipe().or_failure(|| "cannot make a pipe".into())?;
-    rustix::io::ioctl_fionbio(&writer, true).or_failure(|| "cannot prepare a pipe".into())?;
     Ok((reader, writer))
 }
 

@@ -18,12 +18,13 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use rustix::process::WaitOptions;
-use sandtree_proto::{AgentMessage, Frame, MAX_PAYLOAD, StreamId};
+use sandtree_proto::{AgentMessage, Frame, StreamId};
 
 use crate::cgroup::Family;
 use crate::channel::{Channel, Remains};
 use crate::exec::spawn::{Defaults, spawn_on};
 use crate::freeze::Freezer;
+use crate::held::{Piece, Spares};
 use crate::hooks::{ChildExit, HookDir};
 use crate::identity::Means;
 use crate::init::shutdown::Way;
@@ -35,7 +36,6 @@ use crate::workers::{Finished, Start, Workers};
 
 /// The hello, which lists all channels, must fit one frame.
 const CHANNELS_MAX: usize = 320;
-const SCRATCH_SIZE: usize = 256 * 1024;
 /// How many frames are received, or pieces sent, before the loop does its other work.
 const TURN: usize = 64;
 /// How long the host has to read the queue, with the reply to its request, before the guest shuts
@@ -108,7 +108,7 @@ pub struct Agent {
     families: Vec<Family>,
     /// Streams of such processes: read and dropped, because a closed stream would kill its writer.
     discarded: Vec<OwnedFd>,
-    scratch: Vec<u8>,
+    spares: Spares,
     /// Whether the host has sent more than one turn receives.
     has_more_input: bool,
     leaving: Option<Leaving>,
@@ -147,7 +147,7 @@ impl Agent {
             signals,
             families: Vec::new(),
             discarded: Vec::new(),
-            scratch: vec![0; SCRATCH_SIZE],
+            spares: Spares::default(),
             has_more_input: false,
             leaving: None,
         })
@@ -168,14 +168,21 @@ impl Agent {
     }
 
     fn receive(&mut self) {
+        self.has_more_input = self.receive_some();
+        for channel in self.channels.values_mut() {
+            channel.input.announce();
+        }
+    }
+
+    /// Returns whether there may be more than one turn receives.
+    fn receive_some(&mut self) -> bool {
         for _ in 0..TURN {
             let Some(event) = self.link.next() else {
-                self.has_more_input = false;
-                return;
+                return false;
             };
             self.dispatch(event);
         }
-        self.has_more_input = true;
+        true
     }
 
     fn handle_signals(&mut self) {
@@ -257,7 +264,7 @@ impl Agent {
     fn tick(&mut self) {
         let now = Instant::now();
         for channel in self.channels.values_mut() {
-            channel.tick(now, &mut self.scratch);
+            channel.tick(now, &mut self.spares);
         }
     }
 
@@ -370,9 +377,16 @@ fn send_piece(link: &mut Link, number: u32, channel: &mut Channel) -> bool {
         (StreamId::Out, &mut channel.out),
         (StreamId::Err, &mut channel.err),
     ] {
-        if let Some((offset, bytes)) = output.stream().take_slice(MAX_PAYLOAD) {
-            link.send_data(number, id, offset, bytes);
-            sent = true;
+        match output.stream().take(number, id) {
+            Some(Piece::Frame(frame)) => {
+                link.send_encoded(frame);
+                sent = true;
+            }
+            Some(Piece::Bytes { offset, bytes }) => {
+                link.send_data(number, id, offset, bytes);
+                sent = true;
+            }
+            None => {}
         }
         if let Some(offset) = output.stream().take_end() {
             link.send_frame(&Frame::Eof {
@@ -392,7 +406,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use rustix::process::{Resource, getrlimit};
-    use sandtree_proto::Outcome;
+    use sandtree_proto::{MAX_PAYLOAD, Outcome};
 
     use super::*;
     use crate::cgroup::Cgroups;

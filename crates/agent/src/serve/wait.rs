@@ -107,7 +107,7 @@ impl Agent {
         };
         match slot {
             Slot::Input => channel.input.flush(),
-            Slot::Out | Slot::Err => channel.pull(slot, &mut self.scratch),
+            Slot::Out | Slot::Err => channel.pull(slot, &mut self.spares),
             Slot::Connecting => {
                 if channel.proceed() {
                     self.link.send(&AgentMessage::Started {
@@ -121,7 +121,10 @@ impl Agent {
 
     /// Reads and drops bytes without an owner. Returns false when no more can come.
     fn discard(&mut self, index: usize) -> bool {
-        match rustix::io::read(&self.discarded[index], &mut self.scratch[..]) {
+        let mut scratch = self.spares.take();
+        let read = rustix::io::read(&self.discarded[index], scratch.room());
+        self.spares.put(scratch);
+        match read {
             Ok(count) => count > 0,
             Err(error) => matches!(error, Errno::AGAIN | Errno::INTR),
         }

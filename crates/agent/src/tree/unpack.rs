@@ -7,7 +7,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, BufReader};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -21,15 +21,12 @@ use tar::{Archive, Entry, EntryType};
 
 use super::{LeftOut, XATTR_KEY};
 use crate::failure::{OrFailure, refusal};
+use crate::feed::Intake;
 use crate::files;
 use crate::sparse::write_sparse;
 
-const BUFFER_SIZE: usize = 256 * 1024;
-
-type Stream = BufReader<File>;
-
 /// Unpacks `input` below `path`, which is created if missing, and lists what it leaves out.
-pub fn unpack(path: &Path, input: OwnedFd, left_out: &mut LeftOut) -> Result<(), Failure> {
+pub fn unpack(path: &Path, input: Intake, left_out: &mut LeftOut) -> Result<(), Failure> {
     let message = || format!("cannot unpack into {}", path.display());
     std::fs::create_dir_all(path).or_failure(message)?;
     let root = rustix::fs::open(
@@ -42,7 +39,7 @@ pub fn unpack(path: &Path, input: OwnedFd, left_out: &mut LeftOut) -> Result<(),
         dirs: Vec::new(),
         left_out,
     };
-    let mut archive = Archive::new(BufReader::with_capacity(BUFFER_SIZE, File::from(input)));
+    let mut archive = Archive::new(input);
     for entry in archive.entries().or_failure(message)? {
         unpacking.add(path, entry.or_failure(message)?)?;
     }
@@ -66,7 +63,7 @@ struct Attributes {
 }
 
 impl Unpacking<'_> {
-    fn add(&mut self, root: &Path, mut entry: Entry<'_, Stream>) -> Result<(), Failure> {
+    fn add(&mut self, root: &Path, mut entry: Entry<'_, Intake>) -> Result<(), Failure> {
         let name = PathBuf::from(OsStr::from_bytes(&entry.path_bytes()));
         let message = || format!("cannot unpack {}", root.join(&name).display());
         let Some(inner) = inside(&name) else {
@@ -87,7 +84,7 @@ impl Unpacking<'_> {
     fn place(
         &mut self,
         name: &Path,
-        entry: &mut Entry<'_, Stream>,
+        entry: &mut Entry<'_, Intake>,
         attributes: Attributes,
     ) -> io::Result<()> {
         let kind = entry.header().entry_type();
@@ -207,7 +204,7 @@ fn inside(name: &Path) -> Option<PathBuf> {
     Some(inner)
 }
 
-fn link_name(entry: &Entry<'_, Stream>) -> io::Result<PathBuf> {
+fn link_name(entry: &Entry<'_, Intake>) -> io::Result<PathBuf> {
     let bytes = entry.link_name_bytes().ok_or(Errno::INVAL)?;
     Ok(PathBuf::from(OsStr::from_bytes(&bytes)))
 }
@@ -231,7 +228,7 @@ fn clear(parent: &OwnedFd, name: &OsStr) -> io::Result<()> {
 fn write_file(
     parent: &OwnedFd,
     name: &OsStr,
-    entry: &mut Entry<'_, Stream>,
+    entry: &mut Entry<'_, Intake>,
     with: &Attributes,
 ) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -248,7 +245,7 @@ fn write_file(
 fn make_node(
     parent: &OwnedFd,
     name: &OsStr,
-    entry: &Entry<'_, Stream>,
+    entry: &Entry<'_, Intake>,
     kind: EntryType,
 ) -> io::Result<()> {
     let header = entry.header();
@@ -266,7 +263,7 @@ fn make_node(
     Ok(())
 }
 
-fn attributes(entry: &mut Entry<'_, Stream>) -> io::Result<Attributes> {
+fn attributes(entry: &mut Entry<'_, Intake>) -> io::Result<Attributes> {
     let mut xattrs = Vec::new();
     if let Some(extensions) = entry.pax_extensions()? {
         for extension in extensions {

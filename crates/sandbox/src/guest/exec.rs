@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::link::{self, Channel, Control, Input, Link, LinkError, Refusal};
 
 /// The bytes of one stream in flight between guest and reader.
-const WINDOW: u32 = 256 * 1024;
+const WINDOW: u32 = 1024 * 1024;
 
 /// How long the guest may take, after a command's timeout, to end the command and report it.
 const GUEST_GRACE: Duration = Duration::from_secs(15);
