@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::time::{ClockId, Timespec};
-use sandtree_proto::{Failure, Identity, Rebirth};
+use sandtree_proto::{Boot, Failure, Identity, Rebirth};
 
 use crate::failure::{OrFailure, refusal};
 use crate::names::Names;
@@ -88,6 +88,14 @@ impl Means {
         };
         sys::add_entropy(random, bytes).or_failure(message)
     }
+}
+
+/// Makes a guest that waited without a root one of its own, before anything else runs in it.
+pub fn renew(boot: &Boot) -> Result<(), Failure> {
+    let message = || "cannot add entropy".into();
+    let random = File::options().write(true).open("/dev/random");
+    sys::add_entropy(random.or_failure(message)?, &boot.entropy).or_failure(message)?;
+    set_clock(boot.unix_time_ns)
 }
 
 fn set_clock(unix_time_ns: u64) -> Result<(), Failure> {

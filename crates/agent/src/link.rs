@@ -20,7 +20,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use sandtree_proto::frame::{self, Decoded, Decoder, Frame};
 use sandtree_proto::message::{self, AgentMessage, HostMessage, MessageError};
-use sandtree_proto::{Nonce, Outcome, StreamId};
+use sandtree_proto::{AgentHello, ChannelState, HostHello, Nonce, Outcome, StreamId};
 
 use crate::console;
 use crate::failure::refusal;
@@ -79,6 +79,7 @@ pub enum Event {
 impl Link {
     pub fn new(port: OwnedFd) -> rustix::io::Result<Self> {
         rustix::io::ioctl_fionbio(&port, true)?;
+        rustix::io::fcntl_setfd(&port, rustix::io::FdFlags::CLOEXEC)?;
         let edges = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let both = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
         epoll::add(&edges, &port, epoll::EventData::new_u64(0), both)?;
@@ -259,6 +260,20 @@ impl Link {
                 self.fault("a frame before the hello");
                 None
             }
+        }
+    }
+
+    /// Answers the host's hello. If both speak a common version, streams may flow.
+    pub fn greet(&mut self, host: &HostHello, channels: Vec<ChannelState>) {
+        let version = host.agreed();
+        let build = env!("CARGO_PKG_VERSION").to_owned();
+        self.send(&AgentMessage::Hello(AgentHello {
+            version,
+            build,
+            channels,
+        }));
+        if version != 0 {
+            self.open();
         }
     }
 

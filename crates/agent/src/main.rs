@@ -34,7 +34,7 @@ mod user;
 mod workers;
 
 use std::io;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -43,7 +43,7 @@ use rustix::process::{Resource, Rlimit};
 use cgroup::Cgroups;
 use exec::spawn::Defaults;
 use hooks::HookDir;
-use init::{BootError, Booted, ImageInit, Rest, Settling};
+use init::{BootError, ImageInit, Rest, Settling};
 use link::Link;
 use role::Role;
 use serve::{Agent, End, Place};
@@ -85,7 +85,8 @@ fn main() -> ExitCode {
 struct Surroundings {
     cgroups: Cgroups,
     hooks: Option<PathBuf>,
-    booted: Booted,
+    modules: Rest,
+    image: Option<ImageInit>,
 }
 
 impl Default for Surroundings {
@@ -93,10 +94,8 @@ impl Default for Surroundings {
         Self {
             cgroups: Cgroups::absent(),
             hooks: None,
-            booted: Booted {
-                modules: Rest::default(),
-                image: None,
-            },
+            modules: Rest::default(),
+            image: None,
         }
     }
 }
@@ -104,7 +103,6 @@ impl Default for Surroundings {
 fn run_guest() -> ! {
     let served = init::boot().and_then(|booted| {
         let role = booted.role();
-        let port = init::open_port(sandtree_proto::PORT_NAME)?;
         let cgroups = Cgroups::open("/sys/fs/cgroup");
         let hooks = Some(hooks::PLACE.into());
         if role == Role::UnderInit {
@@ -112,16 +110,13 @@ fn run_guest() -> ! {
                 console::say(format_args!("cannot enter a cgroup: {error}"))
             });
         }
-        let end = serve(
-            role,
-            port,
-            Surroundings {
-                cgroups,
-                hooks,
-                booted,
-            },
-        )
-        .map_err(BootError::Serve)?;
+        let surroundings = Surroundings {
+            cgroups,
+            hooks,
+            modules: booted.modules,
+            image: booted.image,
+        };
+        let end = serve(role, booted.link, surroundings).map_err(BootError::Serve)?;
         Ok((role, end))
     });
     match served {
@@ -137,7 +132,8 @@ fn run_guestless(number: &str, surroundings: Surroundings) -> ExitCode {
     let number = number.parse::<RawFd>().map_err(io::Error::other);
     let served = number
         .and_then(sys::inherited)
-        .and_then(|socket| serve(Role::Guestless, socket, surroundings));
+        .and_then(|socket| Ok(Link::new(socket)?))
+        .and_then(|link| serve(Role::Guestless, link, surroundings));
     match served {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
@@ -147,19 +143,19 @@ fn run_guestless(number: &str, surroundings: Surroundings) -> ExitCode {
     }
 }
 
-fn serve(role: Role, port: OwnedFd, surroundings: Surroundings) -> io::Result<End> {
+fn serve(role: Role, link: Link, surroundings: Surroundings) -> io::Result<End> {
     let Surroundings {
         cgroups,
         hooks,
-        booted,
+        modules,
+        image,
     } = surroundings;
-    rustix::io::fcntl_setfd(&port, rustix::io::FdFlags::CLOEXEC)?;
     sys::keep_freed_memory(FREED_MEMORY_MAX);
     let signals = sys::block_signals(serve::handled_signals(role))?;
     // Not earlier: a thread with unblocked signals would receive our SIGCHLD.
-    let (hold, image) = booted.image.map(ImageInit::attend).unzip();
+    let (hold, image) = image.map(ImageInit::attend).unzip();
     let settling = Settling {
-        modules: booted.modules.load_in_background(),
+        modules: modules.load_in_background(),
         image: image.unwrap_or_default(),
     };
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
@@ -177,7 +173,7 @@ fn serve(role: Role, port: OwnedFd, surroundings: Surroundings) -> io::Result<En
         hooks: hooks.map(HookDir::new),
         hold,
     };
-    Ok(Agent::new(place, Link::new(port)?, signals)?.serve()?)
+    Ok(Agent::new(place, link, signals)?.serve()?)
 }
 
 /// Each channel needs up to five descriptors. Returns the old limit, which commands get.

@@ -13,9 +13,9 @@ mod version;
 
 pub use frame::{Decoded, Decoder, Frame, FrameError, MAX_PAYLOAD, Nonce, StreamId};
 pub use message::{
-    AgentHello, AgentMessage, ChannelState, DirEntry, ExecStart, Failure, FileKind, HookFailure,
-    HostHello, HostMessage, HubFailure, Identity, Metrics, Network, Open, Outcome, Rebirth, Reply,
-    Request, Stat, TermSize,
+    AgentHello, AgentMessage, Boot, ChannelState, DirEntry, ExecStart, Failure, FileKind,
+    HookFailure, HostHello, HostMessage, HubFailure, Identity, Metrics, Network, Open, Outcome,
+    Rebirth, Reply, Request, Stat, TermSize,
 };
 pub use stream::{Outgoing, StreamError};
 pub use version::{VERSION_MAX, VERSION_MIN};

@@ -317,6 +317,9 @@ pub enum Request {
     /// Switches to a clock that does not depend on the processor's time-stamp counter, which runs
     /// at another rate than at the guest's boot. From version 3 on.
     LeaveTsc,
+    /// Boots a guest that waits without a root. Answered when its root is mounted. From version 4
+    /// on.
+    Boot(Boot),
 }
 
 impl Request {
@@ -326,9 +329,20 @@ impl Request {
             Request::Freeze { .. } | Request::Thaw => 2,
             Request::Clock { .. } => 3,
             Request::LeaveTsc => 3,
+            Request::Boot(_) => 4,
             _ => 1,
         }
     }
+}
+
+/// What a guest that waits without a root needs to boot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Boot {
+    pub unix_time_ns: u64,
+    /// Random bytes from the host, mixed into the guest's pool before anything else runs.
+    pub entropy: Vec<u8>,
+    /// The agent's options, as on a kernel's command line.
+    pub options: String,
 }
 
 /// What makes a restored guest one of its own.
@@ -630,15 +644,29 @@ mod tests {
     }
 
     #[test]
+    fn golden_boot() {
+        let boot = Boot {
+            unix_time_ns: 300,
+            entropy: vec![9],
+            options: "a=b".into(),
+        };
+        let request = HostMessage::Request {
+            id: 6,
+            request: Request::Boot(boot),
+        };
+        assert_eq!(hex(&request), "06060fac02010903613d62");
+    }
+
+    #[test]
     fn versions_agree_on_the_highest_both_know() {
         let hello = |version_min, version_max| HostHello {
             version_min,
             version_max,
         };
-        assert_eq!(hello(1, 9).agreed(), 3);
+        assert_eq!(hello(1, 9).agreed(), 4);
         assert_eq!(hello(1, 2).agreed(), 2);
         assert_eq!(hello(1, 1).agreed(), 1);
-        assert_eq!(hello(4, 9).agreed(), 0);
+        assert_eq!(hello(5, 9).agreed(), 0);
         assert_eq!(hello(0, 0).agreed(), 0);
     }
 

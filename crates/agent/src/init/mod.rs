@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   /init in the initramfs -> early mounts -> modules -> root mounted -> switched
-//!                                                                          |-- init=agent: stays pid 1 and serves
+//!                                                     \ wait: see `wait` ´  |-- init=agent: stays pid 1 and serves
 //!                                                                          \-- init=image: see `image_init`
 //! ```
 //!
@@ -16,6 +16,7 @@ mod root;
 mod run;
 mod settle;
 pub mod shutdown;
+mod wait;
 
 use std::fs;
 use std::io;
@@ -26,16 +27,20 @@ use std::time::{Duration, Instant};
 
 use rustix::mount::MountFlags;
 use rustix::system::RebootCommand;
+use sandtree_proto::Failure;
 use thiserror::Error;
 
-use crate::console;
 use crate::failure::reason;
+use crate::link::Link;
 use crate::role::Role;
+use crate::{console, identity};
 pub use image_init::{Hold, ImageInit};
 pub use modules::Rest;
-use options::{Init, Options};
+use options::{Init, Options, Start};
 pub use settle::Settling;
 
+/// Where the initramfs has its modules.
+const MODULES: &str = "/modules";
 const PORT_APPEARS_WITHIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Error)]
@@ -64,6 +69,12 @@ pub enum BootError {
     },
     #[error("cannot serve the link: {}", reason(.0))]
     Serve(io::Error),
+    #[error("cannot release a disk: {}", reason(.0))]
+    DiskInUse(io::Error),
+    #[error("cannot find the disks: {}", reason(.0))]
+    Disks(io::Error),
+    #[error("cannot start as a guest of its own: {0}")]
+    Renew(Failure),
 }
 
 /// A booted guest, ready for the loop.
@@ -72,6 +83,8 @@ pub struct Booted {
     pub modules: Rest,
     /// Present if the agent is not init itself.
     pub image: Option<ImageInit>,
+    /// The link to the host.
+    pub link: Link,
 }
 
 impl Booted {
@@ -89,13 +102,52 @@ pub fn boot() -> Result<Booted, BootError> {
     mount_early()?;
     use_console().unwrap_or_else(|error| console::say(format_args!("no console: {error}")));
     let options = Options::parse(&fs::read_to_string("/proc/cmdline").unwrap_or_default());
-    let modules = modules::load(Path::new("/modules"), || Path::new(&options.root).exists());
-    root::enter(&options)?;
-    let image = match options.init {
-        Init::Agent => None,
-        Init::Image => Some(image_init::start(&options.image_init)?),
-    };
-    Ok(Booted { modules, image })
+    match options.start {
+        Start::Now => boot_now(&options),
+        Start::WhenAsked => boot_when_asked(),
+    }
+}
+
+fn boot_now(options: &Options) -> Result<Booted, BootError> {
+    let modules = modules::load(Path::new(MODULES), || Path::new(&options.root).exists());
+    let image = enter_root(options)?;
+    Ok(Booted {
+        modules,
+        image,
+        link: open_link()?,
+    })
+}
+
+/// Boots as far as a guest can without a disk, and the rest when the host asks for it. All modules
+/// are loaded before the wait, so nothing is left to load afterwards.
+fn boot_when_asked() -> Result<Booted, BootError> {
+    modules::load(Path::new(MODULES), || false);
+    wait::release_disks()?;
+    root::free_initramfs();
+    let mut link = open_link()?;
+    let asked = wait::for_boot(&mut link).map_err(|errno| BootError::Serve(errno.into()))?;
+    identity::renew(&asked.boot).map_err(BootError::Renew)?;
+    wait::bind_disks()?;
+    let image = enter_root(&Options::parse(&asked.boot.options))?;
+    asked.answer(&mut link);
+    Ok(Booted {
+        modules: Rest::default(),
+        image,
+        link,
+    })
+}
+
+fn enter_root(options: &Options) -> Result<Option<ImageInit>, BootError> {
+    root::enter(options)?;
+    match options.init {
+        Init::Agent => Ok(None),
+        Init::Image => image_init::start(&options.image_init).map(Some),
+    }
+}
+
+fn open_link() -> Result<Link, BootError> {
+    let port = open_port(sandtree_proto::PORT_NAME)?;
+    Link::new(port).map_err(|errno| BootError::Serve(errno.into()))
 }
 
 fn mount_early() -> Result<(), BootError> {
@@ -192,7 +244,7 @@ fn use_console() -> io::Result<()> {
 }
 
 /// Opens the port by its name, as soon as the kernel has it.
-pub fn open_port(name: &'static str) -> Result<OwnedFd, BootError> {
+fn open_port(name: &'static str) -> Result<OwnedFd, BootError> {
     let deadline = Instant::now() + PORT_APPEARS_WITHIN;
     loop {
         if let Some(device) = find_port(name) {

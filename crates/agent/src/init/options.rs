@@ -2,10 +2,19 @@
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct Options {
+    pub start: Start,
     pub root: String,
     pub root_type: String,
     pub init: Init,
     pub image_init: String,
+}
+
+/// When the guest takes its root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    Now,
+    /// When the host sends the other options.
+    WhenAsked,
 }
 
 /// The guest's init.
@@ -25,6 +34,11 @@ impl Options {
             found.map_or(default, |(_, value)| value).to_owned()
         };
         Self {
+            start: if line.split_whitespace().any(|word| word == "sandtree.wait") {
+                Start::WhenAsked
+            } else {
+                Start::Now
+            },
             root: value("sandtree.root", "/dev/vda"),
             root_type: value("sandtree.rootfs", "ext4"),
             init: match value("sandtree.init", "agent").as_str() {
@@ -49,5 +63,8 @@ mod tests {
         assert_eq!(options.root, "/dev/vdb");
         assert_eq!(options.root_type, "ext4");
         assert_eq!(options.image_init, "/sbin/init");
+        assert_eq!(options.start, Start::Now);
+        let waiting = Options::parse("panic=-1 sandtree.wait");
+        assert_eq!(waiting.start, Start::WhenAsked);
     }
 }

@@ -89,7 +89,7 @@ fn switch() -> io::Result<()> {
 }
 
 /// The initramfs is memory. Files that cannot be removed stay in it, invisible.
-fn free_initramfs() {
+pub fn free_initramfs() {
     let freed = fs::metadata("/").and_then(|root| remove_below(Path::new("/"), root.dev()));
     if let Err(error) = freed {
         console::say(format_args!("cannot free the initramfs: {error}"));

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use sandtree_proto::{
-    AgentHello, AgentMessage, ExecStart, Failure, Frame, HostHello, HostMessage, Identity, Open,
-    Outcome, Rebirth, Reply, Request, StreamId,
+    AgentMessage, ExecStart, Failure, Frame, HostHello, HostMessage, Identity, Open, Outcome,
+    Rebirth, Reply, Request, StreamId,
 };
 
 use super::{Agent, CHANNELS_MAX, Leaving, Role};
@@ -94,21 +94,12 @@ impl Agent {
     }
 
     fn hello(&mut self, host: &HostHello) {
-        let version = host.agreed();
         let channels = self
             .channels
             .iter()
             .map(|(&number, channel)| channel.state(number))
             .collect();
-        let build = env!("CARGO_PKG_VERSION").to_owned();
-        self.link.send(&AgentMessage::Hello(AgentHello {
-            version,
-            build,
-            channels,
-        }));
-        if version != 0 {
-            self.link.open();
-        }
+        self.link.greet(host, channels);
     }
 
     fn resume(&mut self, number: u32, out: u64, err: u64) {
@@ -372,6 +363,7 @@ impl Agent {
             Request::Thaw => self.thaw(id).err().map(Err),
             Request::Configure(who) => self.configure(id, who).err().map(Err),
             Request::Clock { step_ns } => Some(self.clock(step_ns)),
+            Request::Boot(_) => Some(Err(refusal(Errno::ALREADY, "the guest has booted"))),
             other => self.delegate(id, other).err().map(Err),
         };
         if let Some(reply) = answered {
@@ -535,6 +527,7 @@ impl Agent {
                 | Request::Settle
                 | Request::Freeze { .. }
                 | Request::Thaw
+                | Request::Boot(_)
                 | Request::Clock { .. } => unreachable!("answered before"),
             })
     }

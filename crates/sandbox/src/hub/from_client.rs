@@ -452,7 +452,8 @@ fn changes_the_guest(request: &Request) -> bool {
         | Request::Settle => false,
         Request::Freeze { .. } | Request::Thaw => false,
         // Part of a machine's start; the caller that starts it handles it.
-        Request::Configure(_)
+        Request::Boot(_)
+        | Request::Configure(_)
         | Request::Restored(_)
         | Request::Clock { .. }
         | Request::LeaveTsc => false,
