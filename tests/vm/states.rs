@@ -1,6 +1,7 @@
 //! States through the command line: checkpoint, revert, undo, redo, log, pause, resume, warm
-//! images.
+//! images, kernel states.
 
+mod kernel;
 mod places;
 mod rest;
 mod spares;

@@ -10,7 +10,7 @@ use crate::error::{Result, engine_error, store_error};
 use crate::fork::ForkSpec;
 use crate::guest::Guest;
 use crate::host::Host;
-use crate::machine::spec::{Shape, machine_record, machine_spec};
+use crate::machine::spec::{Kernel, Shape, machine_record, machine_spec};
 use crate::order::Wanted;
 use crate::sandbox::Sandbox;
 
@@ -27,6 +27,7 @@ pub async fn bare_machine<'a>(host: &'a Host, sandbox: &str) -> Result<(&'a Engi
         .map_err(store_error("read where a sandbox stands"))?;
     let machine = machine_record(host, dir.record(), accel).await?;
     let shape = Shape {
+        kernel: Kernel::Boots,
         memory: Memory::Empty,
         preload: Preload::Skip,
         start: Start::Run,

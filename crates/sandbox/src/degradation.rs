@@ -105,6 +105,12 @@ degradations! {
     /// The sandbox was booted, because the booted state of its image could not be kept.
     WarmImageNotKept = "warm_image_not_kept" { reason: String }
         "it was booted: the booted state of its image cannot be kept: {reason}";
+    /// A kernel state did not load, and was removed.
+    KernelStateUnusable = "kernel_state_unusable" { reason: String }
+        "a kernel state did not load: {reason}";
+    /// The machine booted from power-on, because there can be no kernel state.
+    KernelStateNotKept = "kernel_state_not_kept" { reason: String }
+        "it booted from power-on: a kernel state cannot be kept: {reason}";
     HookFailed = "hook_failed" { hook: String, reason: String }
         "hook {hook} failed: {reason}";
     /// A port of a snapshot is taken on this host.

@@ -74,10 +74,12 @@ mod save;
 mod settle;
 mod snapshots;
 mod spec;
+mod start;
 mod states;
 mod status;
 mod together;
 mod tree;
+mod unfinished;
 mod verb;
 
 pub use begun::{Begun, Committed};

@@ -28,7 +28,7 @@ use mark::{Marked, Marker};
 use crate::fs::{Kind, Lock, optional};
 use crate::named::Named;
 use crate::publish::Staged;
-use crate::{Digest, Error, Name, Store, lock};
+use crate::{Digest, Error, Name, Store, WarmOf, lock};
 
 /// What `gc` removed, or would.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -178,7 +178,7 @@ impl Store {
         self.sweep_if_garbage(&mut marker, &marked, suspects)
     }
 
-    /// Removes one image with its warm images and its kernel, unless something still reaches them.
+    /// Removes one image with its warm states and its kernel, unless something still reaches them.
     pub(crate) fn collect_image(&self, digest: &Digest) -> Result<(), Error> {
         // One that cannot be read does not say which kernel it has: `gc` finds that.
         let kernel = self
@@ -188,8 +188,12 @@ impl Store {
         let mut marker = Marker::default();
         let marked = marker.mark(self)?;
         let mut suspects = Vec::new();
-        let warm = marker
-            .warm_of(digest)
+        let of_image = WarmOf::Image(digest.clone());
+        let of_kernel = kernel.clone().map(WarmOf::Kernel);
+        let warm = [Some(&of_image), of_kernel.as_ref()]
+            .into_iter()
+            .flatten()
+            .flat_map(|of| marker.warm_of(of))
             .map(|key| (GarbageKind::Warm, key, self.layout.warm(key)));
         let image = (GarbageKind::Image, digest, self.layout.image(digest));
         let kernel = kernel

@@ -83,4 +83,4 @@ pub use snapshot::{
 pub use state::{MachineRecord, MemoryState, StateKind, StateManifest, StateSource};
 pub use store::{Recovered, Store};
 pub use tag::{ParseTagError, Tag};
-pub use warm::{WarmRecord, WarmSummary};
+pub use warm::{WarmOf, WarmRecord, WarmSummary};

@@ -1,8 +1,9 @@
-//! Warm images: captured boots, by a key that the caller computes from everything that shapes one.
+//! Warm states: captured boots, by a key that the caller computes from everything that shapes one.
+//! A warm image is of an image; a kernel state is of a kernel that has no root yet.
 //!
-//! Always: a warm image is sealed and durable before it is seen. The first process that publishes
-//! one wins; two with the same key are equal. It keeps no image: one whose image nothing else
-//! reaches is garbage.
+//! Always: a warm state is sealed and durable before it is seen. The first process that publishes
+//! one wins; two with the same key are equal. It keeps nothing: one whose image or kernel nothing
+//! else reaches is garbage.
 
 use std::path::Path;
 
@@ -18,12 +19,39 @@ use crate::{Digest, Error, Network, SandboxDir, SandboxId, StateId, StateSource,
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WarmRecord {
     pub schema: u64,
-    pub image: Digest,
+    #[serde(flatten)]
+    pub of: WarmOf,
     pub memory_bytes: u64,
     pub cpus: u32,
     pub network: Network,
     /// `kvm` or `tcg`.
     pub accelerator: String,
+}
+
+/// What was booted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WarmOf {
+    /// The whole image.
+    Image(Digest),
+    /// The kernel alone, without a root.
+    Kernel(Digest),
+}
+
+impl WarmOf {
+    pub fn image(&self) -> Option<&Digest> {
+        match self {
+            Self::Image(image) => Some(image),
+            Self::Kernel(_) => None,
+        }
+    }
+
+    pub fn kernel(&self) -> Option<&Digest> {
+        match self {
+            Self::Image(_) => None,
+            Self::Kernel(kernel) => Some(kernel),
+        }
+    }
 }
 
 impl WarmRecord {
@@ -103,7 +131,7 @@ impl Store {
     }
 
     /// What a warm image says of itself, if it does.
-    pub(crate) fn warm_record(&self, key: &Digest) -> Result<Option<WarmRecord>, Error> {
+    pub fn warm_record(&self, key: &Digest) -> Result<Option<WarmRecord>, Error> {
         optional(record::read(
             &self.files,
             &self.layout.warm(key).join("warm.json"),

@@ -9,7 +9,7 @@ use crate::support::{World, warm_states};
 
 /// The time at which the guest's kernel read its clock during its boot. It identifies the boot,
 /// also after restores.
-fn boot_of(world: &World, sandbox: &str) -> String {
+pub(super) fn boot_of(world: &World, sandbox: &str) -> String {
     let answer = world.sh(sandbox, "dmesg | grep 'setting system clock to'");
     assert_eq!(answer.code, 0, "{answer:?}");
     answer.out().to_owned()
@@ -17,7 +17,7 @@ fn boot_of(world: &World, sandbox: &str) -> String {
 
 /// Replaces a layer of the warm state by a file with other bytes, because other stores link to the
 /// old file.
-fn damage(path: &Path) {
+pub(super) fn damage(path: &Path) {
     let bytes = fs::read(path).unwrap();
     let new = path.with_extension("new");
     fs::write(&new, &bytes[..bytes.len() / 2]).unwrap();

@@ -410,6 +410,7 @@ fn made_once(dir: &str, image: &str, recipes: &[&Path]) -> PathBuf {
     let lock = fs::File::create(home.with_extension("lock")).unwrap();
     lock.lock().unwrap();
     let before = warm_states(&home);
+    let kernels_before = kernel_states(&home);
     let made = |args: &[&OsStr]| {
         let status = Command::new(program())
             .args(args)
@@ -425,22 +426,39 @@ fn made_once(dir: &str, image: &str, recipes: &[&Path]) -> PathBuf {
     for recipe in recipes {
         made(&["image".as_ref(), "build".as_ref(), recipe.as_ref()]);
     }
-    // A rebuilt program makes its own warm state and cannot use older ones.
+    // A rebuilt program makes its own warm states and cannot use older ones.
     if warm_states(&home).len() > before.len() {
         before
             .iter()
+            .chain(&kernels_before)
             .for_each(|state| fs::remove_dir_all(state).unwrap());
     }
     assert_eq!(warm_states(&home).len(), 1, "a boot is kept");
     home
 }
 
-/// The warm states of a store.
+/// The warm images of a store.
 pub fn warm_states(home: &Path) -> Vec<PathBuf> {
+    warm_of(home, "image")
+}
+
+/// The kernel states of a store.
+pub fn kernel_states(home: &Path) -> Vec<PathBuf> {
+    warm_of(home, "kernel")
+}
+
+/// The warm states of one kind; their records name what they are of.
+fn warm_of(home: &Path, kind: &str) -> Vec<PathBuf> {
+    let is_of_kind = |path: &PathBuf| {
+        let record = fs::read(path.join("warm.json")).unwrap_or_default();
+        let record: Value = serde_json::from_slice(&record).unwrap_or_default();
+        record[kind].is_string()
+    };
     fs::read_dir(home.join("warm"))
         .into_iter()
         .flatten()
         .map(|entry| entry.unwrap().path())
+        .filter(is_of_kind)
         .collect()
 }
 

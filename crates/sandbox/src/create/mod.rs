@@ -12,27 +12,23 @@
 //! lines, and nothing else is left.
 
 mod origin;
-mod unfinished;
 mod warm;
 
 pub use origin::Prepared;
 pub use warm::WarmInfo;
 
-use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sandtree_engine as engine;
 use sandtree_store::{
     BatchId, Damaged, DamagedLayer, Digest, Image, MemoryState, Name, Network, PublishedPort,
     SandboxId, SandboxRecord, Settings, Snapshot, SnapshotManifest, StateSource,
 };
 
 use self::origin::{Beginning, check_as_saved};
-use self::unfinished::Unfinished;
 use crate::degradation::Degradation;
 use crate::driver::{Driven, Existence, Local};
-use crate::error::{Error, ErrorKind, Result, store_error};
+use crate::error::{Error, Result, store_error};
 use crate::fault::Step;
 use crate::host::Host;
 use crate::inner::Inner;
@@ -40,12 +36,14 @@ use crate::machine::identity::{self, Belongs};
 use crate::machine::ports::{Listener, listen, listen_if_free};
 use crate::machine::restore::{self, Connections, HubChoice, Loaded, Loading};
 use crate::machine::running::Running;
-use crate::machine::start::{boot_head, check_resources, connected, running_state};
 use crate::moment::now_unix_ms;
 use crate::names::parse_name;
 use crate::progress::Progress;
 use crate::reference::Reference;
 use crate::spec::{SandboxSpec, check_settings};
+use crate::start::kept::is_about_the_state;
+use crate::start::{self, boot_head, check_resources, connected, running_state};
+use crate::unfinished::Unfinished;
 use crate::{ca, fold};
 
 /// A sandbox that runs and that other processes do not see yet. Dropping it removes everything.
@@ -128,9 +126,9 @@ async fn from_image(
         ..record(spec, settings, Base::image(spec, &image)?, &ports)?
     };
     let (unfinished, running) = if spec.cold {
-        booted(host, record, spec.boot_timeout).await?
+        booted(host, record, Booting::as_asked(spec)).await?
     } else {
-        warm_or_booted(host, record, &image, spec.boot_timeout).await?
+        warm_or_booted(host, record, &image, Booting::as_asked(spec)).await?
     };
     Ok((unfinished, ready(host, spec, running, &ports).await?))
 }
@@ -172,7 +170,7 @@ async fn from_snapshot(
         resume_snapshot(host, &unfinished, snapshot).await?
     } else {
         check_layers(&unfinished, snapshot)?;
-        boot(host, &unfinished, spec.boot_timeout).await?
+        boot(host, &unfinished, Booting::as_asked(spec)).await?
     };
     notes.extend(origin.withheld(spec, &manifest.settings));
     running.degraded.append(&mut notes);
@@ -225,10 +223,35 @@ async fn resume_snapshot(
     resume(host, unfinished, loaded).await
 }
 
+/// How a new sandbox boots.
+#[derive(Debug, Clone, Copy)]
+struct Booting {
+    from: start::From,
+    timeout: Option<Duration>,
+}
+
+impl Booting {
+    /// A cold sandbox boots from power-on.
+    fn as_asked(spec: &SandboxSpec) -> Self {
+        Self {
+            from: if spec.cold {
+                start::From::PowerOn
+            } else {
+                start::From::KernelState
+            },
+            timeout: spec.boot_timeout,
+        }
+    }
+}
+
 /// Boots a new sandbox from its own disk.
-async fn boot(host: &Inner, unfinished: &Unfinished, timeout: Option<Duration>) -> Result<Running> {
-    let identity = identity::identity(unfinished.dir().record());
-    boot_head(host, unfinished.owned(), identity, timeout).await
+async fn boot(host: &Arc<Inner>, unfinished: &Unfinished, booting: Booting) -> Result<Running> {
+    let head = start::Head {
+        identity: identity::identity(unfinished.dir().record()),
+        from: booting.from,
+        timeout: booting.timeout,
+    };
+    boot_head(host, unfinished.owned(), head).await
 }
 
 /// Gives a running guest its certificate authorities, and forwards its published ports.
@@ -326,7 +349,7 @@ async fn warm_or_booted(
     host: &Arc<Inner>,
     record: SandboxRecord,
     image: &Image,
-    timeout: Option<Duration>,
+    booting: Booting,
 ) -> Result<(Unfinished, Running)> {
     let key = &warm::key(host, &record, image).await?;
     let mut notes = Vec::new();
@@ -343,7 +366,9 @@ async fn warm_or_booted(
         Err(error) if is_about_the_state(&error) => notes.push(unusable(host, key, &error)?),
         Err(error) => return Err(error),
     }
-    match warm::make(host, &record, image, key, timeout).await? {
+    let made = warm::make(host, &record, image, key, booting.timeout).await?;
+    notes.extend(made.degraded);
+    match made.state {
         Ok(warm) => match restored(host, record.clone(), &warm).await {
             Err(error) if is_about_the_state(&error) => notes.push(unusable(host, key, &error)?),
             Ok((unfinished, mut running)) => {
@@ -356,7 +381,7 @@ async fn warm_or_booted(
             reason: error.to_string(),
         }),
     }
-    let (unfinished, mut running) = booted(host, record, timeout).await?;
+    let (unfinished, mut running) = booted(host, record, booting).await?;
     running.degraded.extend(notes);
     Ok((unfinished, running))
 }
@@ -369,27 +394,6 @@ fn unusable(host: &Inner, key: &Digest, error: &Error) -> Result<Degradation> {
     Ok(Degradation::WarmImageUnusable {
         reason: error.to_string(),
     })
-}
-
-/// Whether a boot may succeed where the state failed. If something killed the machine, as the
-/// kernel does when memory is short, the error says nothing about the state.
-fn is_about_the_state(error: &Error) -> bool {
-    match error {
-        Error::Engine { source, .. } => !was_killed(source),
-        other => matches!(
-            other.kind(),
-            ErrorKind::Corrupt | ErrorKind::Unsupported | ErrorKind::Guest
-        ),
-    }
-}
-
-fn was_killed(error: &engine::Error) -> bool {
-    match error {
-        engine::Error::Start { exit } | engine::Error::Died { exit } => {
-            exit.status.signal().is_some()
-        }
-        _ => false,
-    }
 }
 
 async fn restored(
@@ -438,11 +442,11 @@ async fn resume(host: &Inner, unfinished: &Unfinished, loaded: Loaded) -> Result
 async fn booted(
     host: &Arc<Inner>,
     record: SandboxRecord,
-    timeout: Option<Duration>,
+    booting: Booting,
 ) -> Result<(Unfinished, Running)> {
     let unfinished = Unfinished::make(host.clone(), record).await?;
     host.reach(Step::Record, None)?;
-    let running = boot(host, &unfinished, timeout).await?;
+    let running = boot(host, &unfinished, booting).await?;
     Ok((unfinished, running))
 }
 
@@ -539,7 +543,13 @@ impl Copy {
         } = self;
         let running = match loaded {
             Some(loaded) => resume(&host, &unfinished, loaded).await?,
-            None => boot(&host, &unfinished, None).await?,
+            None => {
+                let booting = Booting {
+                    from: start::From::KernelState,
+                    timeout: None,
+                };
+                boot(&host, &unfinished, booting).await?
+            }
         };
         let running = connected(&host, running, &ports)?;
         host.reach(Step::Running, None)?;

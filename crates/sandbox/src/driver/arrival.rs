@@ -21,14 +21,14 @@ use crate::capture::{After, Purpose};
 use crate::error::{Error, Result, store_error};
 use crate::fold;
 use crate::inner::Inner;
-use crate::machine::boot::{self, Boot};
+use crate::machine::boot::Boot;
 use crate::machine::identity::{self, Belongs};
 use crate::machine::restore::{
     self, Checked, Connections, HubChoice, Loaded, Loading, RestoreTimes, Restored,
 };
 use crate::machine::running::{self, Running};
-use crate::machine::start::{check_disk, running_state};
 use crate::manifest::{bare_manifest, publish_bare};
+use crate::start::{self, check_disk, running_state};
 use crate::verb::Verb;
 
 /// How many states that reverts left are kept; the oldest are removed first.
@@ -262,7 +262,7 @@ impl Driver {
             identity: identity::identity(owned.record()),
             timeout: None,
         };
-        let running = boot::boot(host, owned, boot).await?;
+        let running = start::boot(host, owned, start::From::KernelState, boot).await?;
         let times = RestoreTimes {
             running: began.elapsed(),
             acknowledged: began.elapsed(),

@@ -19,8 +19,8 @@ use super::Driver;
 use super::local::Job;
 use crate::error::{Error, Result};
 use crate::machine::ending::Ending;
-use crate::machine::start;
 use crate::order::Urgency;
+use crate::start;
 use crate::verb::{Verb, has_machine};
 
 /// How long an interrupted verb may take to notice that its machine is gone, and to clean up.

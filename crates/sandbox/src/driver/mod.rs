@@ -63,9 +63,9 @@ use crate::inner::Inner;
 use crate::machine::ending::Ending;
 use crate::machine::ground::Folded;
 use crate::machine::running::Running;
-use crate::machine::start::{self, running_state};
 use crate::moment::now_unix_ms;
 use crate::publish;
+use crate::start::{self, running_state};
 use crate::status::Status;
 use crate::verb::{Verb, permits};
 

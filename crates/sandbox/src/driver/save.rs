@@ -13,9 +13,9 @@ use sandtree_store::{Consistency, LayerId, Phase, StateId, StateKind, StateManif
 use super::Driver;
 use crate::capture::{After, CapturedDisk, as_after_power_cut};
 use crate::error::{Error, Result, store_error};
-use crate::machine::start::check_disk;
 use crate::manifest::{bare_manifest, publish_bare};
 use crate::order::{LentState, Wanted};
+use crate::start::check_disk;
 use crate::states::ms;
 
 impl Driver {

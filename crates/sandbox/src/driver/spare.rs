@@ -20,7 +20,7 @@ use crate::blocking::may_block;
 use crate::config::Spares;
 use crate::error::{Error, Result, engine_error};
 use crate::inner::Inner;
-use crate::machine::spec::{Shape, machine_spec};
+use crate::machine::spec::{Kernel, Shape, machine_spec};
 use crate::memory;
 
 /// The guest that was just started or reverted has the processors for itself this long.
@@ -150,6 +150,7 @@ impl Driver {
             return Ok(None);
         };
         let shape = Shape {
+            kernel: Kernel::Boots,
             memory: Memory::Empty,
             preload: Preload::Use,
             start: Start::Incoming,

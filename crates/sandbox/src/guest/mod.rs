@@ -16,7 +16,7 @@ pub(crate) use defaults::{Defaults, has_entrypoint, main_command};
 pub use exec::{Exec, ExecId, ExecSpec, ExitStatus, Lifetime, Output, Stdin};
 pub use files::{FileOwner, Files, Transfer};
 pub use forward::{Forward, Tunnel};
-use sandtree_proto::{HookFailure, Identity, Metrics, Rebirth, Reply, Request};
+use sandtree_proto::{Boot, HookFailure, Identity, Metrics, Rebirth, Reply, Request};
 use tokio::net::TcpListener;
 
 use crate::error::{Error, Result};
@@ -111,6 +111,13 @@ impl Guest {
 
     pub(crate) async fn configure(&self, identity: Identity) -> Result<()> {
         self.request("give the guest its identity", Request::Configure(identity))
+            .await
+            .map(drop)
+    }
+
+    /// Boots a guest that waits without a root.
+    pub(crate) async fn boot(&self, boot: Boot) -> Result<()> {
+        self.request_within("boot the guest", Request::Boot(boot), LONG_REQUEST_DEADLINE)
             .await
             .map(drop)
     }

@@ -1,25 +1,29 @@
-//! Boots a machine, with everything that serves it.
+//! Boots a machine from its beginning, with everything that serves it. `wait` boots one from a
+//! kernel that waits for its root.
 //!
 //! Always: the returned value owns everything that was started, so that an error or a dropped
 //! future ends it. When it fails: the machine is gone, and the error has the console's last lines.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use sandtree_engine::{self as engine, Accel, Event, Events, Machine, Memory, Preload, Start};
 use sandtree_proto::Identity;
-use sandtree_store::{LayerId, SandboxDir};
+use sandtree_store::{LayerId, MachineRecord, SandboxDir};
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
 
 use super::clock::Telling;
 use super::ending::Ending;
 use super::ground::Ground;
 use super::running::{Running, fresh_execs, gate};
-use super::spec::{Shape, chosen_accel, machine_record, machine_spec};
+use super::spec::{Kernel, Shape, chosen_accel, machine_record, machine_spec};
 use crate::console::Console;
 use crate::degradation::Degradation;
 use crate::error::{Error, Result, engine_error};
 use crate::fault::Step;
 use crate::guest::Guest;
-use crate::hub::{Hub, HubSpec};
+use crate::hub::{Gate, Hub, HubSpec};
 use crate::inner::Inner;
 use crate::link::LinkError;
 
@@ -29,6 +33,9 @@ const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
 /// The free space that a sandbox needs to start: for its overlay's tables, its logs, and a few
 /// writes.
 pub(crate) const DISK_RESERVE: u64 = 64 << 20;
+
+/// How long the reason of a guest's end may follow the loss of its link.
+const ENDS_WITHIN: Duration = Duration::from_secs(2);
 
 /// What distinguishes one boot of a sandbox from another.
 pub(crate) struct Boot<'a> {
@@ -40,15 +47,36 @@ pub(crate) struct Boot<'a> {
 
 /// Starts a machine on a sandbox's disk and waits until its guest has taken the given identity.
 pub(crate) async fn boot(host: &Inner, dir: &SandboxDir, boot: Boot<'_>) -> Result<Running> {
-    let Boot {
-        disk,
-        identity,
-        timeout,
-    } = boot;
+    let mut arriving = power_on(host, dir, boot.disk, Kernel::Boots).await?;
+    let patience = Patience::new(boot.timeout);
+    let Arriving {
+        machine,
+        hub,
+        watch,
+        ..
+    } = &mut arriving;
+    let up = async {
+        host.reach(Step::Machine, Some(machine))?;
+        patience.greeted(hub).await?;
+        host.reach(Step::Hello, None)?;
+        patience.configured(host, hub, boot.identity).await
+    };
+    let guest = watch.during(host, machine, up).await?;
+    arriving.into_running(host, guest).await
+}
+
+/// Starts a machine whose kernel boots from its beginning.
+pub(super) async fn power_on(
+    host: &Inner,
+    dir: &SandboxDir,
+    disk: &[LayerId],
+    kernel: Kernel,
+) -> Result<Arriving> {
     let engine = host.engine().await?;
     let accel = chosen_accel(engine, dir.record())?;
     let record = machine_record(host, dir.record(), accel).await?;
     let shape = Shape {
+        kernel,
         memory: Memory::Empty,
         preload: Preload::Use,
         start: Start::Run,
@@ -59,50 +87,125 @@ pub(crate) async fn boot(host: &Inner, dir: &SandboxDir, boot: Boot<'_>) -> Resu
     let console = machine
         .take_console()
         .expect("a fresh machine has its console");
-    let mut console =
+    let console =
         Console::keep(console, dir.console()).map_err(|e| Error::io("open", dir.console(), e))?;
-    let mut events = machine.events();
-    let timeout = timeout.unwrap_or(BOOT_TIMEOUT);
+    let events = machine.events();
     let port = machine.take_link().expect("a fresh machine has its link");
-    let execs = fresh_execs(dir)?;
-    let (gate, gated) = gate(dir.record());
-    let hub = Hub::start(
-        port,
-        HubSpec {
+    Arriving::new(
+        dir,
+        Started {
+            machine,
+            port,
+            console,
+            events,
+            ground: Ground::new(Vec::new(), 0),
+            record,
+            degraded,
+        },
+    )
+}
+
+/// A machine that was started, before anything serves it.
+pub(super) struct Started {
+    pub machine: Machine,
+    pub port: UnixStream,
+    pub console: Console,
+    pub events: Events,
+    pub ground: Ground,
+    pub record: MachineRecord,
+    pub degraded: Vec<Degradation>,
+}
+
+/// A machine whose guest is not up yet, with everything that serves it.
+pub(super) struct Arriving {
+    pub machine: Machine,
+    pub hub: Hub,
+    pub watch: Watch,
+    pub degraded: Vec<Degradation>,
+    gate: Option<mpsc::Receiver<Gate>>,
+    execs: PathBuf,
+    ground: Ground,
+    record: MachineRecord,
+}
+
+impl Arriving {
+    pub fn new(dir: &SandboxDir, started: Started) -> Result<Self> {
+        let execs = fresh_execs(dir)?;
+        let (gate, gated) = gate(dir.record());
+        let spec = HubSpec {
             gate,
             ..HubSpec::fresh(execs.clone())
-        },
-    );
-    let up = async {
-        host.reach(Step::Machine, Some(&machine))?;
-        come_up(host, &hub, identity, timeout).await
-    };
-    let up = tokio::select! {
-        up = up => up,
-        error = ends_or_stalls(host, &machine, &mut events, &mut console) => Err(error),
-    };
-    let guest = match up {
-        Ok(guest) => guest,
-        Err(error) => {
-            // Waits for the end, so that a caller that tries again finds the disk free.
-            machine.kill().await;
-            return Err(error.with_console(&console));
+        };
+        Ok(Self {
+            machine: started.machine,
+            hub: Hub::start(started.port, spec),
+            watch: Watch {
+                events: started.events,
+                console: started.console,
+            },
+            degraded: started.degraded,
+            gate: gated,
+            execs,
+            ground: started.ground,
+            record: started.record,
+        })
+    }
+
+    pub async fn into_running(self, host: &Inner, guest: Guest) -> Result<Running> {
+        let engine = host.engine().await?;
+        Ok(Running {
+            machine: self.machine,
+            hub: self.hub,
+            guest,
+            events: Some(self.watch.events),
+            gate: self.gate,
+            forwards: Vec::new(),
+            console: self.watch.console,
+            ground: self.ground,
+            tracking: engine.verdicts().tracking.clone(),
+            record: self.record,
+            execs: self.execs,
+            degraded: self.degraded,
+        })
+    }
+}
+
+/// The signs that a guest cannot come up any more.
+pub(super) struct Watch {
+    events: Events,
+    console: Console,
+}
+
+impl Watch {
+    /// Does a part of the boot. If that fails, or the guest cannot come up any more, the machine
+    /// ends, and the error has the console's last lines.
+    pub async fn during<T>(
+        &mut self,
+        host: &Inner,
+        machine: &Machine,
+        part: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let Self { events, console } = self;
+        let mut done = tokio::select! {
+            done = part => done,
+            error = ends_or_stalls(host, machine, events, console) => Err(error),
+        };
+        // A guest that powers off also closes its link, and the link's end may be seen first.
+        if matches!(done, Err(Error::Guest { .. })) {
+            let ends = ends_or_stalls(host, machine, events, console);
+            if let Ok(error) = tokio::time::timeout(ENDS_WITHIN, ends).await {
+                done = Err(error);
+            }
         }
-    };
-    Ok(Running {
-        machine,
-        hub,
-        guest,
-        events: Some(events),
-        gate: gated,
-        forwards: Vec::new(),
-        console,
-        ground: Ground::new(Vec::new(), 0),
-        tracking: engine.verdicts().tracking.clone(),
-        record,
-        execs,
-        degraded,
-    })
+        match done {
+            Ok(done) => Ok(done),
+            Err(error) => {
+                // Waits for the end, so that a caller that tries again finds the disk free.
+                machine.kill().await;
+                Err(error.with_console(console))
+            }
+        }
+    }
 }
 
 /// Starts a machine with the preload library, or without it where QEMU does not accept it.
@@ -113,12 +216,18 @@ async fn start_tracked(
     shape: Shape<'_>,
 ) -> Result<(Machine, Vec<Degradation>)> {
     let engine = host.engine().await?;
-    let Shape { disk, machine, .. } = shape;
+    let Shape {
+        kernel,
+        disk,
+        machine,
+        ..
+    } = shape;
     let spec = machine_spec(host, dir, accel, shape)?;
     match engine.start(spec).await {
         Ok(machine) => Ok((machine, Vec::new())),
         Err(engine::Error::NotMapped { reason }) => {
             let shape = Shape {
+                kernel,
                 memory: Memory::Empty,
                 preload: Preload::Skip,
                 start: Start::Run,
@@ -133,36 +242,61 @@ async fn start_tracked(
     }
 }
 
-/// Waits for the agent, and sends it its identity; both within the timeout of the boot.
-async fn come_up(host: &Inner, hub: &Hub, identity: Identity, timeout: Duration) -> Result<Guest> {
-    let end = tokio::time::Instant::now() + timeout;
-    let late = |_| Error::Boot {
-        after: timeout,
-        console: String::new(),
-    };
-    hub.ready(timeout).await.map_err(|source| match source {
-        LinkError::Timeout { .. } => late(()),
-        source => unreachable_agent(source),
-    })?;
-    host.reach(Step::Hello, None)?;
-    let configured = async {
-        let guest = Guest::new(hub.connect().await.map_err(unreachable_agent)?);
-        // Read after the boot, so that the boot does not make the guest's clock late.
-        let telling = Telling::begin();
-        let identity = Identity {
-            unix_time_ns: telling.unix_time_ns(),
-            ..identity
+/// The time that the parts of one boot may take together.
+pub(super) struct Patience {
+    whole: Duration,
+    end: tokio::time::Instant,
+}
+
+impl Patience {
+    pub fn new(timeout: Option<Duration>) -> Self {
+        let whole = timeout.unwrap_or(BOOT_TIMEOUT);
+        Self {
+            whole,
+            end: tokio::time::Instant::now() + whole,
+        }
+    }
+
+    /// Waits for the agent.
+    pub async fn greeted(&self, hub: &Hub) -> Result<()> {
+        hub.ready(self.whole).await.map_err(|source| match source {
+            LinkError::Timeout { .. } => self.over(),
+            source => unreachable_agent(source),
+        })
+    }
+
+    /// Gives the guest its identity.
+    pub async fn configured(&self, host: &Inner, hub: &Hub, identity: Identity) -> Result<Guest> {
+        let configured = async {
+            let guest = Guest::new(hub.connect().await.map_err(unreachable_agent)?);
+            // Read after the boot, so that the boot does not make the guest's clock late.
+            let telling = Telling::begin();
+            let identity = Identity {
+                unix_time_ns: telling.unix_time_ns(),
+                ..identity
+            };
+            host.faults.delay_message().await;
+            guest.configure(identity).await?;
+            telling.correct(&guest).await?;
+            Ok(guest)
         };
-        host.faults.delay_message().await;
-        guest.configure(identity).await?;
-        telling.correct(&guest).await?;
+        let guest = self.within(configured).await?;
+        host.reach(Step::Configure, None)?;
         Ok(guest)
-    };
-    let guest = tokio::time::timeout_at(end, configured)
-        .await
-        .unwrap_or_else(|_| Err(late(())))?;
-    host.reach(Step::Configure, None)?;
-    Ok(guest)
+    }
+
+    pub async fn within<T>(&self, part: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::time::timeout_at(self.end, part)
+            .await
+            .unwrap_or_else(|_| Err(self.over()))
+    }
+
+    fn over(&self) -> Error {
+        Error::Boot {
+            after: self.whole,
+            console: String::new(),
+        }
+    }
 }
 
 /// Waits until the guest cannot come up any more, and returns why.

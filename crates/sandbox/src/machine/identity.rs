@@ -60,7 +60,7 @@ pub(crate) fn rebirth(record: &SandboxRecord, belongs: Belongs, disk_bytes: u64)
     }
 }
 
-fn random_bytes(count: usize) -> Vec<u8> {
+pub(super) fn random_bytes(count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     getrandom::fill(&mut bytes).expect("the kernel gives random bytes");
     bytes

@@ -12,4 +12,4 @@ pub(crate) mod ports;
 pub(crate) mod restore;
 pub(crate) mod running;
 pub(crate) mod spec;
-pub(crate) mod start;
+pub(crate) mod wait;

@@ -35,7 +35,7 @@ use super::ground::Ground;
 use super::identity::{self, Belongs};
 use super::layers::{check_overlay, read_layer};
 use super::running::{self, Running};
-use super::spec::{Shape, machine_spec};
+use super::spec::{Kernel, Shape, machine_spec};
 use crate::blocking::blocking;
 use crate::console::Console;
 use crate::degradation::Degradation;
@@ -59,24 +59,24 @@ const MAPPINGS_MAX: usize = 16 * 1024;
 const PIECES_MAX: usize = 1 << 22;
 /// How long a guest that continues may take to acknowledge. The agent limits the time of hooks in
 /// the guest.
-const ACKNOWLEDGE: Duration = Duration::from_secs(60);
+pub(super) const ACKNOWLEDGE: Duration = Duration::from_secs(60);
 
 /// A machine that holds a state and does not run yet.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub machine: Machine,
-    port: UnixStream,
-    console: Console,
-    events: Events,
-    ground: Ground,
-    record: MachineRecord,
-    degraded: Vec<Degradation>,
+    pub(super) port: UnixStream,
+    pub(super) console: Console,
+    pub(super) events: Events,
+    pub(super) ground: Ground,
+    pub(super) record: MachineRecord,
+    pub(super) degraded: Vec<Degradation>,
     provenance: Provenance,
     manifest: StateManifest,
     /// Where the kept output of the state's commands is.
     kept: PathBuf,
     /// Why the guest needs another clock.
-    other_tsc: Option<String>,
+    pub(super) other_tsc: Option<String>,
     /// How long the loading took.
     loading: Duration,
 }
@@ -152,44 +152,53 @@ impl Checked {
 
 /// Refuses a state that is not whole, before anything is done for it.
 pub(crate) fn check(dir: &SandboxDir, source: StateSource) -> Result<Checked> {
-    let layers = whole_layers(dir, &source)?;
-    Ok(Checked { source, layers })
-}
-
-fn whole_layers(dir: &SandboxDir, source: &StateSource) -> Result<Vec<Layer>> {
-    check_written(source)?;
+    check_written(&source)?;
     let manifest = source.manifest();
-    let broken = |what: String| Error::BrokenState {
-        state: label(manifest),
-        what,
-    };
     manifest
         .disk
         .iter()
         .try_for_each(|id| check_overlay(dir, id))
-        .map_err(broken)?;
+        .map_err(|what| broken(manifest, what))?;
+    let layers = whole_layers(dir, manifest)?;
+    Ok(Checked { source, layers })
+}
+
+/// The same for a kernel state, whose machine continues on a disk of its own.
+pub(crate) fn check_kernel(dir: &SandboxDir, source: StateSource) -> Result<Checked> {
+    check_written(&source)?;
+    let layers = whole_layers(dir, source.manifest())?;
+    Ok(Checked { source, layers })
+}
+
+fn broken(manifest: &StateManifest, what: String) -> Error {
+    Error::BrokenState {
+        state: label(manifest),
+        what,
+    }
+}
+
+fn whole_layers(dir: &SandboxDir, manifest: &StateManifest) -> Result<Vec<Layer>> {
     let MemoryState::Layers { layers } = &manifest.memory else {
         return Ok(Vec::new());
     };
     let of_this_size = |layer: &Layer| layer.ram_bytes == manifest.ram_bytes;
     let mut pieces = 0;
     let read = |id| {
-        let layer = read_layer(dir, id).map_err(broken)?;
+        let layer = read_layer(dir, id).map_err(|what| broken(manifest, what))?;
         pieces += layer.data.len() + layer.zero.len();
         if pieces <= PIECES_MAX {
-            Ok((id, layer))
-        } else {
-            Err(broken(format!(
-                "its memory is in more than {PIECES_MAX} pieces"
-            )))
+            return Ok((id, layer));
         }
+        let what = format!("its memory is in more than {PIECES_MAX} pieces");
+        Err(broken(manifest, what))
     };
     let layers = layers.iter().map(read).collect::<Result<Vec<_>>>()?;
     match layers.iter().find(|(_, layer)| !of_this_size(layer)) {
-        Some((id, _)) => Err(broken(format!(
-            "{} is of a machine of another size",
-            dir.memory_layer(id).display()
-        ))),
+        Some((id, _)) => {
+            let path = dir.memory_layer(id);
+            let what = format!("{} is of a machine of another size", path.display());
+            Err(broken(manifest, what))
+        }
         None => Ok(layers.into_iter().map(|(_, layer)| layer).collect()),
     }
 }
@@ -434,6 +443,8 @@ impl Starting<'_> {
 
     fn spec(&self, memory: Memory, preload: Preload) -> Result<MachineSpec> {
         let shape = Shape {
+            // The state has its kernel in it.
+            kernel: Kernel::Boots,
             memory,
             preload,
             start: Start::Incoming,
@@ -614,7 +625,7 @@ impl Connected {
 }
 
 /// Gives the guest another clock source: the time-stamp counter has another rate here.
-async fn leave_tsc(guest: &Guest, reason: String) -> Degradation {
+pub(super) async fn leave_tsc(guest: &Guest, reason: String) -> Degradation {
     match guest.leave_tsc().await {
         Ok(()) => Degradation::SlowerClock { reason },
         Err(error) => Degradation::ClockSpeed {

@@ -1,7 +1,10 @@
 //! Makes the specification that QEMU is started with for a sandbox.
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::Path;
 
+use rustix::fs::MemfdFlags;
 use sandtree_engine::{
     self as engine, Accel, Announce, CpuChoice, DiskChain, Engine, Flushes, Limits, MachineSpec,
     Memory, Nesting, NetworkMode, Preload, Start,
@@ -28,11 +31,21 @@ const EMULATED_OPTIONS: &str = " mitigations=off";
 
 /// What distinguishes one start of a sandbox's machine from another.
 pub(crate) struct Shape<'a> {
+    pub kernel: Kernel,
     pub memory: Memory,
     pub preload: Preload,
     pub start: Start,
     pub disk: &'a [LayerId],
     pub machine: &'a MachineRecord,
+}
+
+/// How far a kernel boots by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    /// To the end: its agent mounts the disk.
+    Boots,
+    /// Until its agent waits for a root. Its own disk is empty, because another will replace it.
+    Waits,
 }
 
 pub(crate) fn machine_spec(
@@ -64,6 +77,14 @@ pub(crate) fn machine_spec(
         .map(|id| open(&dir.disk_layer(id)))
         .collect::<Result<Vec<_>>>()?;
     overlays.push(active);
+    let base = match shape.kernel {
+        Kernel::Boots => open(&image.rootfs())?,
+        Kernel::Waits => blank(record.disk_bytes)?,
+    };
+    let cmdline = match shape.kernel {
+        Kernel::Boots => cmdline(image.record.init, accel),
+        Kernel::Waits => waiting_cmdline(accel),
+    };
     Ok(MachineSpec {
         name: record.name.to_string(),
         memory_bytes: record.memory_bytes,
@@ -73,9 +94,9 @@ pub(crate) fn machine_spec(
         cpu: shape.machine.cpu.clone(),
         kernel: open(&kernel.kernel())?,
         initramfs: open(&initramfs)?,
-        cmdline: cmdline(image.record.init, accel),
+        cmdline,
         disk: DiskChain {
-            base: open(&image.rootfs())?,
+            base,
             overlays,
             flushes: flushes(record),
         },
@@ -175,14 +196,39 @@ pub(crate) fn chosen_accel(engine: &Engine, record: &SandboxRecord) -> Result<Ac
 }
 
 pub(crate) fn cmdline(init: Init, accel: Accel) -> String {
+    format!("{} {}", kernel_options(accel), boot_options(init))
+}
+
+/// The command line of a kernel whose agent waits for a root.
+pub(crate) fn waiting_cmdline(accel: Accel) -> String {
+    format!("{} sandtree.wait", kernel_options(accel))
+}
+
+/// The agent's options for an image. They are on the kernel's command line, or in the message to an
+/// agent that waits.
+pub(crate) fn boot_options(init: Init) -> String {
     let init = match init {
         Init::Agent => "agent",
         Init::Image => "image",
     };
+    format!("sandtree.init={init}")
+}
+
+fn kernel_options(accel: Accel) -> String {
     let mitigations = if accel == Accel::Tcg {
         EMULATED_OPTIONS
     } else {
         ""
     };
-    format!("{KERNEL_OPTIONS}{mitigations} sandtree.init={init}")
+    format!("{KERNEL_OPTIONS}{mitigations}")
+}
+
+/// A disk that reads as zeros and takes no space.
+fn blank(bytes: u64) -> Result<File> {
+    let failed = |source| Error::io("make", "an empty disk", source);
+    let blank = rustix::fs::memfd_create("blank", MemfdFlags::CLOEXEC)
+        .and_then(|blank| rustix::fs::ftruncate(&blank, bytes).map(|()| blank))
+        .map_err(|errno| failed(errno.into()))?;
+    // QEMU asks for a descriptor that cannot write.
+    open(Path::new(&format!("/proc/self/fd/{}", blank.as_raw_fd())))
 }

@@ -4,12 +4,12 @@
 //! names, pins ──► snapshots ──► layers
 //!                           ──► images ──► kernels
 //! names, pins, sandboxes ─────► images ──► kernels
-//!                                      ──► warm images
+//!                                      ──► warm images   ──► kernel states
 //! ```
 //!
 //! The parent of a snapshot is not reached: every manifest lists all of its layers itself. A warm
-//! image reaches nothing, and stays as long as its image is reached; one that does not say of which
-//! image it is stays.
+//! image reaches nothing, and stays as long as its image is reached; a kernel state, as long as its
+//! kernel is. One that does not say of what it is stays.
 //!
 //! Always: what never changes (manifests, records of sandboxes and images) is read once, so that
 //! marking again, under the store's lock, reads only what is new. What cannot be read might reach
@@ -21,7 +21,7 @@ use crate::fs::{Kind, optional};
 use crate::named::Named;
 use crate::pin::Pin;
 use crate::publish::PIN;
-use crate::{Digest, Error, SandboxId, SandboxRecord, Store, record};
+use crate::{Digest, Error, SandboxId, SandboxRecord, Store, WarmOf, record};
 
 /// What marking has read: it never changes, so the next marking uses it again.
 #[derive(Debug, Default)]
@@ -30,8 +30,8 @@ pub(super) struct Marker {
     sandboxes: BTreeMap<SandboxId, ImageOf>,
     /// The kernel of each image.
     images: BTreeMap<Digest, Digest>,
-    /// The image of each warm image, by key.
-    warm: BTreeMap<Digest, Digest>,
+    /// What each warm state is of, by key.
+    warm: BTreeMap<Digest, WarmOf>,
 }
 
 #[derive(Debug)]
@@ -90,11 +90,11 @@ impl Marker {
         Ok(marked)
     }
 
-    /// The keys of the warm images of an image, as far as they say so.
-    pub(super) fn warm_of<'a>(&'a self, image: &'a Digest) -> impl Iterator<Item = &'a Digest> {
+    /// The keys of the warm states of an image or a kernel, as far as they say so.
+    pub(super) fn warm_of(&self, wanted: &WarmOf) -> impl Iterator<Item = &Digest> {
         self.warm
             .iter()
-            .filter(move |(_, of)| *of == image)
+            .filter(move |(_, of)| *of == wanted)
             .map(|(key, _)| key)
     }
 
@@ -198,13 +198,14 @@ impl Marker {
             if !self.warm.contains_key(&key)
                 && let Ok(Some(record)) = store.warm_record(&key)
             {
-                self.warm.insert(key.clone(), record.image);
+                self.warm.insert(key.clone(), record.of);
             }
-            if self
-                .warm
-                .get(&key)
-                .is_none_or(|image| marked.images.contains(image))
-            {
+            let is_reached = match self.warm.get(&key) {
+                None => true,
+                Some(WarmOf::Image(image)) => marked.images.contains(image),
+                Some(WarmOf::Kernel(kernel)) => marked.kernels.contains(kernel),
+            };
+            if is_reached {
                 marked.warm.insert(key);
             }
         }

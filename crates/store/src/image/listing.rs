@@ -103,8 +103,11 @@ impl Store {
     fn warm_by_image(&self) -> Result<BTreeMap<Digest, (u64, u64)>, Error> {
         let mut found: BTreeMap<_, (u64, u64)> = BTreeMap::new();
         for warm in self.warm_list()? {
-            let Some(record) = warm.record else { continue };
-            let (count, bytes) = found.entry(record.image).or_default();
+            let record = warm.record.as_ref();
+            let Some(image) = record.and_then(|record| record.of.image()) else {
+                continue;
+            };
+            let (count, bytes) = found.entry(image.clone()).or_default();
             (*count, *bytes) = (*count + 1, bytes.saturating_add(warm.bytes));
         }
         Ok(found)

@@ -445,6 +445,35 @@ impl Owned {
         Ok((layer, self.files.new_file(&path)?))
     }
 
+    /// Links the memory layers of a state that is not of this sandbox, for a machine that continues
+    /// from it. Until a state lists them, they are garbage.
+    pub fn adopt_memory(&self, source: &StateSource) -> Result<(), Error> {
+        self.ensure_memory()?;
+        for layer in source.manifest().memory.layers() {
+            let to = self.memory_layer(layer);
+            // An earlier machine of this sandbox may have continued from the same state.
+            if self.files.kind(&to)?.is_none() {
+                self.files.share(&source.memory_layer(layer), &to)?;
+            }
+        }
+        self.files.sync_dir(&self.memory())?;
+        self.know_digests(source)
+    }
+
+    /// Keeps what the seal of another state knows of its layers, so that the seals of this sandbox
+    /// do not find it out again.
+    fn know_digests(&self, source: &StateSource) -> Result<(), Error> {
+        let Some(sealed) = source.sealed()? else {
+            return Ok(());
+        };
+        let path = self.path.join("origin.json");
+        // One that cannot be read is found out again.
+        let before = self.sealed(&path).ok().flatten();
+        let before = before.into_iter().flat_map(Sealed::layers);
+        let known: Digests = before.chain(sealed.layers()).collect();
+        publish::replace(&self.files, &path, &record::canonical(&Sealed::new(known)))
+    }
+
     /// Removes a memory layer that could not be written, and that nothing lists.
     pub fn discard_memory(&self, layer: &LayerId) -> Result<(), Error> {
         self.files.remove_tree(&self.memory_layer(layer))

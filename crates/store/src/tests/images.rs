@@ -9,7 +9,7 @@ use super::{capture, ground, grounded, publish_kernel, record, small_disk, warm_
 use crate::disk::Chain;
 use crate::{
     Arch, Digest, Error, ExecDefaults, GarbageKind, Image, ImageSpec, Init, KernelFormat,
-    KernelSpec, Name, Named, RemovedImage, Silent, StateKind, Store, UsageKind, WarmRecord,
+    KernelSpec, Name, Named, RemovedImage, Silent, StateKind, Store, UsageKind, WarmOf, WarmRecord,
 };
 
 fn name(text: &str) -> Name {
@@ -371,7 +371,7 @@ fn warm_states_are_listed_and_go_with_their_image() {
     let owned = grounded(&store, &record("a"));
     let state = capture(&owned, small_disk(&owned).unwrap(), StateKind::Warm).unwrap();
     let lost = WarmRecord {
-        image: Digest::of(b"gone"),
+        of: WarmOf::Image(Digest::of(b"gone")),
         ..warm_record(&owned)
     };
     let keys = [&b"kept"[..], b"lost", b"older", b"torn"].map(Digest::of);

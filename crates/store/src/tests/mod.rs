@@ -18,7 +18,7 @@ use crate::{
     AccelChoice, Arch, Consistency, Digest, Error, ExecDefaults, Head, Image, ImageSpec, Init,
     KernelBundle, KernelFormat, KernelSpec, LayerId, MachineRecord, MemoryState, Network, Notes,
     Origin, Owned, Phase, SandboxDir, SandboxId, SandboxRecord, SaveSpec, Silent, Snapshot,
-    StateId, StateKind, StateManifest, StateRecord, StateSource, Store, WarmRecord,
+    StateId, StateKind, StateManifest, StateRecord, StateSource, Store, WarmOf, WarmRecord,
 };
 
 fn record(name: &str) -> SandboxRecord {
@@ -134,7 +134,7 @@ fn warm_record(owned: &SandboxDir) -> WarmRecord {
     let record = owned.record();
     WarmRecord {
         schema: WarmRecord::SCHEMA,
-        image: record.image_digest.clone(),
+        of: WarmOf::Image(record.image_digest.clone()),
         memory_bytes: record.memory_bytes,
         cpus: record.cpus,
         network: record.network,

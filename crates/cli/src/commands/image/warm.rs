@@ -84,7 +84,11 @@ fn row(warm: &WarmInfo, images: &[ImageInfo]) -> Vec<String> {
             .find(|image| image.digest == digest && !image.names.is_empty());
         image.map_or_else(|| short(digest), super::names)
     };
-    let image = warm.image.as_deref().map_or_else(|| "-".to_owned(), named);
+    let image = match (&warm.image, &warm.kernel) {
+        (Some(image), _) => named(image),
+        (None, Some(kernel)) => format!("kernel {}", short(kernel)),
+        (None, None) => "-".to_owned(),
+    };
     let created = match &warm.unreadable {
         Some(why) => format!("cannot be used: {why}"),
         None => warm.created_at.clone(),

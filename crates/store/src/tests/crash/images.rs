@@ -6,7 +6,7 @@ use crate::tests::artifact::{SMALL, image_spec, put_image, put_snapshot};
 use crate::tests::{capture, ground, record, small_disk, warm_record};
 use crate::{
     Digest, Error, Image, ImageSpec, Init, Named, Packable, Silent, StateKind, Store, Target,
-    WarmRecord,
+    WarmOf, WarmRecord,
 };
 
 fn derived_spec(image: &Image) -> ImageSpec {
@@ -54,7 +54,7 @@ fn removing_the_name_of_an_image_leaves_it_whole_or_nothing_of_it() {
             let owned = made(store, &record);
             let state = capture(&owned, small_disk(&owned).unwrap(), StateKind::Warm).unwrap();
             let warm = WarmRecord {
-                image: image.digest.clone(),
+                of: WarmOf::Image(image.digest.clone()),
                 ..warm_record(&owned)
             };
             store.publish_warm(&key, &warm, &owned, &state.id).unwrap();

@@ -11,7 +11,7 @@ use crate::tests::{
 };
 use crate::{
     Blob, Digest, Error, LayerId, Name, Named, Origin, Owned, SandboxDir, SandboxRecord, SaveSpec,
-    Silent, StateId, StateKind, Store, Target, WarmRecord,
+    Silent, StateId, StateKind, Store, Target, WarmOf, WarmRecord,
 };
 
 /// A sandbox with something on its disk, and a state of it that is not sealed.
@@ -212,7 +212,7 @@ fn gc_takes_what_nothing_reaches_and_nothing_else() {
             store.reserve_name(&name("r"), &late.id).unwrap();
             let lost = super::publish(store, b"an image that loses its name").unwrap();
             let warm = WarmRecord {
-                image: lost,
+                of: WarmOf::Image(lost),
                 ..warm_record(&owned)
             };
             store

@@ -1,34 +1,68 @@
-//! Starting a machine on a sandbox's own disk.
+//! Starts a machine on a sandbox's own disk: from a kernel state, or from power-on.
 
+pub(crate) mod kept;
+pub(crate) mod kernel;
+
+use std::sync::Arc;
 use std::time::Duration;
 
+use sandtree_proto::Identity;
 use sandtree_store::{Init, Owned, Phase, SandboxDir, StateRecord};
 
-use super::boot::{self, Boot, DISK_RESERVE};
-use super::identity;
-use super::ports::{self, Listener, listen};
-use super::running::{self, Running};
 use crate::degradation::Degradation;
 use crate::error::{Error, Result, store_error};
 use crate::fault::Step;
 use crate::inner::Inner;
+use crate::machine::boot::{Boot, DISK_RESERVE};
+use crate::machine::ports::{self, Listener, listen};
+use crate::machine::running::{self, Running};
+use crate::machine::{self, identity};
 use crate::moment::{boot_id, now_unix_ms};
 use crate::{fold, memory, place};
 
-/// Boots a machine on the head of a sandbox.
-pub(crate) async fn boot_head(
-    host: &Inner,
+/// What a boot begins from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum From {
+    /// A kernel that is up and waits for its root, if there can be one.
+    KernelState,
+    PowerOn,
+}
+
+/// Boots a machine on a disk of a sandbox.
+pub(crate) async fn boot(
+    host: &Arc<Inner>,
     owned: &Owned,
-    identity: sandtree_proto::Identity,
-    timeout: Option<Duration>,
+    from: From,
+    boot: Boot<'_>,
 ) -> Result<Running> {
+    match from {
+        From::KernelState => kernel::boot(host, owned, boot).await,
+        From::PowerOn => machine::boot::boot(host, owned, boot).await,
+    }
+}
+
+/// Who boots, and from where.
+pub(crate) struct Head {
+    pub identity: Identity,
+    pub from: From,
+    /// How long the boot may take; `None` for the default.
+    pub timeout: Option<Duration>,
+}
+
+/// Boots a machine on the head of a sandbox.
+pub(crate) async fn boot_head(host: &Arc<Inner>, owned: &Owned, head: Head) -> Result<Running> {
+    let Head {
+        identity,
+        from,
+        timeout,
+    } = head;
     let disk = fold::head(owned).await?;
-    let boot = Boot {
+    let asked = Boot {
         disk: &disk,
         identity,
         timeout,
     };
-    let mut running = boot::boot(host, owned, boot).await?;
+    let mut running = boot(host, owned, from, asked).await?;
     let image = host
         .store
         .image_by_digest(&owned.record().image_digest)
@@ -57,7 +91,7 @@ pub(crate) fn unsynced(before: &StateRecord) -> StateRecord {
 
 /// Boots a machine on a sandbox's own disk.
 pub(crate) async fn reboot(
-    host: &Inner,
+    host: &Arc<Inner>,
     owned: &mut Owned,
     boot_timeout: Option<Duration>,
 ) -> Result<Running> {
@@ -80,13 +114,12 @@ pub(crate) async fn reboot(
     owned
         .writable_head()
         .map_err(store_error("read where a sandbox stands"))?;
-    let running = boot_head(
-        host,
-        owned,
-        identity::identity(owned.record()),
-        boot_timeout,
-    )
-    .await?;
+    let head = Head {
+        identity: identity::identity(owned.record()),
+        from: From::KernelState,
+        timeout: boot_timeout,
+    };
+    let running = boot_head(host, owned, head).await?;
     connected(host, running, &ports)
 }
 
