@@ -181,7 +181,7 @@ mod tests {
             asked.boot
         });
         let mut preamble = Vec::new();
-        frame::encode_preamble(&mut preamble, Nonce::default());
+        frame::encode_host_preamble(&mut preamble, Nonce([7; 16]));
         host.write_all(&preamble).unwrap();
         sent(
             &mut host,

@@ -564,8 +564,8 @@ fn shortened(mut tag: String) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sandtree_proto::ChannelState;
     use sandtree_proto::message::to_frame;
+    use sandtree_proto::{AgentHello, ChannelState};
 
     use super::*;
 

@@ -419,6 +419,35 @@ fn warm_states_are_listed_and_go_with_their_image() {
 }
 
 #[test]
+fn a_kernel_state_is_of_no_image_and_goes_with_its_kernel() {
+    let (_dir, store) = fresh();
+    let owned = grounded(&store, &record("a"));
+    let state = capture(&owned, small_disk(&owned).unwrap(), StateKind::Warm).unwrap();
+    let of_kernel = |kernel: &Digest| WarmRecord {
+        of: WarmOf::Kernel(kernel.clone()),
+        ..warm_record(&owned)
+    };
+    let kept = of_kernel(&owned.record().kernel_digest);
+    let lost = of_kernel(&Digest::of(b"gone"));
+    let keys = [&b"kept"[..], b"lost"].map(Digest::of);
+    for (key, record) in keys.iter().zip([&kept, &lost]) {
+        store.publish_warm(key, record, &owned, &state.id).unwrap();
+    }
+    assert_eq!(store.warm_record(&keys[0]).unwrap(), Some(kept));
+    let images = store.list_images().unwrap();
+    assert!(images.iter().all(|image| image.warm == 0), "{images:?}");
+    let removed = store.gc(false).unwrap().removed;
+    let found: Vec<_> = removed
+        .iter()
+        .map(|garbage| (garbage.kind, garbage.id.as_str()))
+        .collect();
+    assert_eq!(found, [(GarbageKind::Warm, keys[1].as_str())]);
+    store.remove_sandbox(owned).unwrap();
+    store.remove_image_name(&name("tiny")).unwrap();
+    assert_eq!(store.warm_list().unwrap(), []);
+}
+
+#[test]
 fn a_flattened_disk_is_what_its_guest_would_read_and_becomes_an_image() {
     let place = Place::new();
     let image = put_image(&place.store, "tiny");

@@ -74,6 +74,27 @@ fn a_sandbox_made_from_a_state_shares_its_layers_and_writes_its_own() {
 }
 
 #[test]
+fn memory_of_a_state_elsewhere_is_linked_until_nothing_lists_it() {
+    let (_dir, store) = fresh();
+    let a = made(&store, record("a"), Origin::Image);
+    let state = capture(&a, StateKind::Warm).unwrap();
+    Owned::seal_state(&a, &state.id).unwrap();
+    let source = a.state_source(&state.id).unwrap();
+    let b = made(&store, record("b"), Origin::Image);
+    b.adopt_memory(&source).unwrap();
+    b.adopt_memory(&source).unwrap();
+    let layer = &state.memory.layers()[0];
+    let inode = |owned: &Owned| fs::metadata(owned.memory_layer(layer)).unwrap().ino();
+    assert_eq!(inode(&a), inode(&b));
+    let known = b.known_digests().unwrap();
+    assert!(known.keys().any(|name| name.contains(layer.as_str())));
+    store.remove_sandbox(a).unwrap();
+    assert_eq!(b.collect(state.memory.layers()).unwrap().files, 0);
+    assert_eq!(b.collect(&[]).unwrap().files, 1);
+    assert!(!b.memory_layer(layer).exists());
+}
+
+#[test]
 fn memory_in_another_file_system_is_copied_and_goes_with_its_sandbox() {
     let (_dir, store) = fresh();
     let Ok(shm) = tempfile::tempdir_in("/dev/shm") else {
