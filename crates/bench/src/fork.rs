@@ -4,11 +4,15 @@ use std::time::{Duration, Instant};
 
 use sandtree::bench::BenchFork;
 use sandtree::{Error, Result};
-use sandtree_engine::qmp::{Command, JobDismiss, QueryJobs, SnapshotLoad, SnapshotSave};
+use sandtree_engine::qmp::{
+    Command, Job as JobInfo, JobDismiss, Nothing, QueryJobs, SnapshotLoad, SnapshotSave,
+};
 use sandtree_engine::{self as engine, Event, Machine};
+use serde::Serialize;
 
 /// For all of memory, written to a slow disk.
 const JOB_DEADLINE: Duration = Duration::from_secs(120);
+const TAKE_OR_LOAD: &str = "take or load a snapshot of its own";
 
 /// What one of QEMU's own snapshot jobs costs.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +31,20 @@ pub struct MemoryUse {
     pub guest_bytes: u64,
 }
 
+/// Starts a job that frees what [`SnapshotSave`] has saved.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct SnapshotDelete<'a> {
+    job_id: &'a str,
+    tag: &'a str,
+    devices: &'a [&'a str],
+}
+
+impl Command for SnapshotDelete<'_> {
+    const NAME: &'static str = "snapshot-delete";
+    type Reply = Nothing;
+}
+
 /// QEMU's own way to save the whole machine.
 pub async fn snapshot_save(fork: &BenchFork, tag: &str) -> Result<Job> {
     let node = active_node(fork)?;
@@ -36,7 +54,7 @@ pub async fn snapshot_save(fork: &BenchFork, tag: &str) -> Result<Job> {
         vmstate: &node,
         devices: &[&node],
     };
-    job(fork.machine(), "save", command).await
+    stopping(in_time(run_job(fork.machine(), "save", command)).await?)
 }
 
 /// QEMU's own way to restore it. The link to the guest is useless afterwards.
@@ -48,7 +66,21 @@ pub async fn snapshot_load(fork: &BenchFork, tag: &str) -> Result<Job> {
         vmstate: &node,
         devices: &[&node],
     };
-    job(fork.machine(), "load", command).await
+    stopping(in_time(run_job(fork.machine(), "load", command)).await?)
+}
+
+/// Frees a snapshot. Each holds all of memory in the overlay, which the jail limits to a little
+/// more than one of them.
+pub async fn snapshot_delete(fork: &BenchFork, tag: &str) -> Result<()> {
+    let node = active_node(fork)?;
+    let command = SnapshotDelete {
+        job_id: "delete",
+        tag,
+        devices: &[&node],
+    };
+    in_time(run_job(fork.machine(), "delete", command))
+        .await
+        .map(drop)
 }
 
 /// Nodes are numbered by their level until the first pivot, and these forks make none.
@@ -56,23 +88,46 @@ fn active_node(fork: &BenchFork) -> Result<String> {
     Ok(format!("disk{}", fork.disk_depth()?))
 }
 
-async fn job(machine: &Machine, id: &str, command: impl Command) -> Result<Job> {
-    let running = tokio::time::timeout(JOB_DEADLINE, run_job(machine, id, command)).await;
+/// What the events of a job showed.
+struct Concluded {
+    /// How long the guest did not run, if it stopped.
+    still: Option<Duration>,
+    total: Duration,
+}
+
+fn stopping(job: Concluded) -> Result<Job> {
+    let reason = || "the guest never stopped".to_owned();
+    let still = job.still.ok_or_else(|| Error::Engine {
+        operation: TAKE_OR_LOAD,
+        source: engine::Error::NotSaved { reason: reason() },
+    })?;
+    Ok(Job {
+        still,
+        total: job.total,
+    })
+}
+
+async fn in_time<T>(running: impl Future<Output = Result<T, engine::Error>>) -> Result<T> {
     let late = |_| {
         Err(engine::Error::Timeout {
             command: "a snapshot job",
             after: JOB_DEADLINE,
         })
     };
-    running
+    tokio::time::timeout(JOB_DEADLINE, running)
+        .await
         .unwrap_or_else(late)
         .map_err(|source| Error::Engine {
-            operation: "take or load a snapshot of its own",
+            operation: TAKE_OR_LOAD,
             source,
         })
 }
 
-async fn run_job(machine: &Machine, id: &str, command: impl Command) -> Result<Job, engine::Error> {
+async fn run_job(
+    machine: &Machine,
+    id: &str,
+    command: impl Command,
+) -> Result<Concluded, engine::Error> {
     let qmp = machine.qmp();
     let mut events = machine.events();
     let began = Instant::now();
@@ -96,17 +151,16 @@ async fn run_job(machine: &Machine, id: &str, command: impl Command) -> Result<J
     }
     let total = began.elapsed();
     let jobs = qmp.run(QueryJobs {}).await?;
-    let failed = jobs
-        .into_iter()
-        .find(|job| job.id == id)
-        .and_then(|job| job.error);
     qmp.run(JobDismiss { id }).await?;
-    match (failed, still) {
-        (None, Some(still)) => Ok(Job { still, total }),
-        (failed, _) => Err(engine::Error::NotSaved {
-            reason: failed.unwrap_or_else(|| "the guest never stood still".into()),
-        }),
+    match failure(jobs, id) {
+        None => Ok(Concluded { still, total }),
+        Some(reason) => Err(engine::Error::NotSaved { reason }),
     }
+}
+
+fn failure(jobs: Vec<JobInfo>, id: &str) -> Option<String> {
+    let job = jobs.into_iter().find(|job| job.id == id)?;
+    job.error
 }
 
 pub fn memory_use(fork: &BenchFork) -> Result<MemoryUse> {

@@ -14,7 +14,7 @@ use crate::config::Global;
 use crate::crew::{Crew, IMAGE, measured, median, ms, true_once};
 use crate::failure::Outcome;
 use crate::figure::Figure;
-use crate::fork::{memory_use, snapshot_load, snapshot_save};
+use crate::fork::{memory_use, snapshot_delete, snapshot_load, snapshot_save};
 use crate::stores::disk_usage;
 
 #[derive(Debug, clap::Args)]
@@ -59,6 +59,8 @@ const LARGE: u64 = 4096 * MIB;
 const DIRTY_MB: [u64; 4] = [0, 1, 10, 100];
 /// The memory that the guest uses when it is compared with QEMU's own snapshots.
 const USED_MB: u64 = 300;
+/// The tag of QEMU's own snapshot.
+const SNAPSHOT: &str = "bench";
 const DEPTH: usize = 50;
 const SIZE_CHECKPOINTS: usize = 10;
 const FORKS: [usize; 3] = [1, 10, 50];
@@ -263,12 +265,15 @@ impl Bench<'_> {
         let mut loads = Vec::new();
         let mut reverts = Vec::new();
         for round in 0..self.rounds {
+            if round > 0 {
+                snapshot_delete(&fork, SNAPSHOT).await?;
+            }
             ours.push(&idle_checkpoint(sandbox).await?);
-            saves.push(snapshot_save(&fork, &round.to_string()).await?);
+            saves.push(snapshot_save(&fork, SNAPSHOT).await?);
         }
-        for round in 0..self.rounds {
+        for _ in 0..self.rounds {
             reverts.push(sandbox.revert(&base.id).await?);
-            loads.push(snapshot_load(&fork, &round.to_string()).await?);
+            loads.push(snapshot_load(&fork, SNAPSHOT).await?);
         }
         fork.end().await;
         let stills: Vec<f64> = saves.iter().map(|job| ms(job.still)).collect();
