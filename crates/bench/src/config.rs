@@ -23,9 +23,15 @@ pub struct Global {
         hide_default_value = true
     )]
     machine_user: MachineUser,
-    /// Print the figures as JSON
-    #[arg(long, global = true)]
-    pub json: bool,
+    /// Also write the figures to FILE, as JSON; - for stdout, in place of the table
+    #[arg(long, global = true, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// The program `sandtree` to measure [default: the one next to this program]
+    #[arg(long, global = true, value_name = "PROGRAM")]
+    sandtree: Option<PathBuf>,
+    /// Where `scripts/quicksand` has installed Quicksand, to compare with it
+    #[arg(long, global = true, value_name = "DIR")]
+    pub quicksand: Option<PathBuf>,
     /// Log level for stderr: error, warn, info, debug, or a filter
     #[arg(
         long,
@@ -63,6 +69,42 @@ impl Global {
             ..HostConfig::new(home, search())
         })
     }
+}
+
+impl Global {
+    /// The path of the program `sandtree`, which may not exist.
+    pub fn sandtree(&self) -> Result<PathBuf> {
+        if let Some(program) = &self.sandtree {
+            return std::path::absolute(program).map_err(|e| Error::io("resolve", program, e));
+        }
+        Ok(own_program()?.with_file_name("sandtree"))
+    }
+
+    /// The options that another benchmark of the same store gets.
+    pub fn repeated(&self) -> Result<Vec<PathBuf>> {
+        let config = self.config()?;
+        let mut options = vec!["--home".into(), config.home];
+        if let Some(qemu) = config.qemu {
+            options.extend(["--qemu".into(), qemu]);
+        }
+        if config.machine_user == MachineUser::Caller {
+            options.extend(["--machine-user".into(), "caller".into()]);
+        }
+        if let Some(quicksand) = &self.quicksand {
+            options.extend(["--quicksand".into(), quicksand.clone()]);
+        }
+        Ok(options)
+    }
+}
+
+pub fn own_program() -> Result<PathBuf> {
+    std::env::current_exe().map_err(|e| Error::io("find", "our own program", e))
+}
+
+/// The arguments of this program, without the paths among them.
+pub fn arguments() -> Vec<String> {
+    let words = std::env::args().skip(1);
+    words.filter(|word| !word.contains('/')).collect()
 }
 
 /// The directories of PATH.

@@ -85,6 +85,13 @@ impl Crew {
         Ok(copies)
     }
 
+    /// Takes a sandbox that another program has created, to remove it at the end.
+    pub fn adopt(&self, name: &str) -> Result<Sandbox> {
+        let sandbox = self.host.sandbox(name)?;
+        self.join([sandbox.clone()]);
+        Ok(sandbox)
+    }
+
     fn join(&self, sandboxes: impl IntoIterator<Item = Sandbox>) {
         self.made
             .lock()
@@ -101,9 +108,22 @@ impl Crew {
         Ok(())
     }
 
+    /// Removes all sandboxes but one.
+    pub async fn clear_except(&self, kept: &Sandbox) -> Result<()> {
+        let cleared = self.remove_all_but(Some(kept.id())).await;
+        self.join([kept.clone()]);
+        cleared
+    }
+
     /// Removes all sandboxes that are left.
     pub async fn clear(&self) -> Result<()> {
-        let left = std::mem::take(&mut *self.made.lock().unwrap_or_else(PoisonError::into_inner));
+        self.remove_all_but(None).await
+    }
+
+    async fn remove_all_but(&self, kept: Option<&str>) -> Result<()> {
+        let mut left =
+            std::mem::take(&mut *self.made.lock().unwrap_or_else(PoisonError::into_inner));
+        left.retain(|sandbox| Some(sandbox.id()) != kept);
         let mut removals: JoinSet<_> = left
             .into_iter()
             .map(|sandbox| async move { sandbox.remove().await })

@@ -3,20 +3,21 @@
 use std::time::{Duration, Instant};
 
 use sandtree::{Error, ExecSpec, FileOwner, Guest, Result, SandboxSpec};
-use serde::Serialize;
 
 use crate::bare::BareGuest;
 use crate::config::Global;
-use crate::crew::{Crew, IMAGE, measured, median, true_once};
+use crate::crew::{Crew, IMAGE, measured, ms, true_once};
 use crate::failure::Outcome;
+use crate::figure::Figure;
+use crate::samples::Samples;
 use crate::scratch::Scratch;
-use crate::show;
+use crate::turn::Turn;
 
 #[derive(Debug, clap::Args)]
 pub struct ExecArgs {
     /// How often to measure each figure; the median counts
     #[arg(long, default_value_t = 5)]
-    rounds: usize,
+    pub rounds: usize,
 }
 
 /// The length of streams; it fits into the guest's memory file system.
@@ -24,46 +25,11 @@ const STREAM: u64 = 128 << 20;
 const PINGS: usize = 200;
 const CONCURRENT: usize = 100;
 
-/// One figure, with Sandtree and on a bare QEMU.
-#[derive(Debug, Serialize)]
-struct Figure {
-    what: &'static str,
-    unit: &'static str,
-    sandtree: f64,
-    #[serde(rename = "floor")]
-    bare: f64,
-    aim: &'static str,
-}
-
 pub async fn run(global: &Global, args: ExecArgs) -> Outcome {
     let rounds = args.rounds.max(1);
     let scratch = Scratch::beside(&global.config()?.home)?;
-    let measured = measured(global, async |crew| measure(crew, &scratch, rounds).await).await?;
-    if global.json {
-        show::json(&measured);
-        return Ok(());
-    }
-    let rows: Vec<Vec<String>> = measured.iter().map(row).collect();
-    show::table(
-        &["MEASURED", "SANDTREE", "BARE QEMU", "RATIO", "AIM"],
-        &rows,
-    );
-    println!(
-        "medians of {rounds} rounds; bare QEMU: same kernel, initramfs and port, and no agent"
-    );
-    Ok(())
-}
-
-fn row(figure: &Figure) -> Vec<String> {
-    let value = |value: f64| format!("{value:.2} {}", figure.unit);
-    let ratio = format!("{:.2}", figure.sandtree / figure.bare);
-    vec![
-        figure.what.into(),
-        value(figure.sandtree),
-        value(figure.bare),
-        ratio,
-        figure.aim.into(),
-    ]
+    let figures = measured(global, async |crew| measure(crew, &scratch, rounds).await).await?;
+    Ok(figures.into())
 }
 
 /// Both guests run at the same time and are measured alternately.
@@ -79,36 +45,30 @@ async fn measure(crew: &Crew, scratch: &Scratch, rounds: usize) -> Result<Vec<Fi
     let mut crowds = Pair::default();
     let mut outputs = Pair::default();
     let mut uploads = Pair::default();
-    for _ in 0..rounds {
-        pings.push(
-            each(PINGS, async || guest.ping().await).await?,
-            each(PINGS, async || bare.ping().await).await?,
-        );
-        commands.push(
-            timed(true_once(&guest)).await?,
-            timed(bare.start_processes(1)).await?,
-        );
-        crowds.push(
-            timed(crowd(&guest)).await?,
-            timed(bare.start_processes(CONCURRENT as u64)).await?,
-        );
-        outputs.push(
-            timed(output(&guest)).await?,
-            timed(bare.read(STREAM)).await?,
-        );
-        uploads.push(
-            timed(upload(&guest)).await?,
-            timed(bare.write(STREAM)).await?,
-        );
+    for round in 0..rounds {
+        let turn = Turn::of(round);
+        let ours = each(PINGS, async || guest.ping().await);
+        let theirs = each(PINGS, async || bare.ping().await);
+        pings.push(turn.both(ours, theirs).await?);
+        let ours = timed(true_once(&guest));
+        commands.push(turn.both(ours, timed(bare.start_processes(1))).await?);
+        let theirs = timed(bare.start_processes(CONCURRENT as u64));
+        crowds.push(turn.both(timed(crowd(&guest)), theirs).await?);
+        let ours = timed(output(&guest));
+        outputs.push(turn.both(ours, timed(bare.read(STREAM))).await?);
+        let ours = timed(upload(&guest));
+        uploads.push(turn.both(ours, timed(bare.write(STREAM))).await?);
     }
     let megabytes = STREAM as f64 / 1e6;
     Ok(vec![
-        pings.millis("link ping", "< 1 ms"),
-        commands.millis("/bin/true", ""),
-        crowds.millis("100 commands at once", ""),
-        outputs.rate("stdout", megabytes, "> 100 MB/s"),
-        uploads.rate("file upload", megabytes, "> 100 MB/s"),
-        boots.millis("cold boot to first command", "<= 1.15 of bare"),
+        pings.millis("link ping").at_most(1.0),
+        commands.millis("/bin/true in a running sandbox"),
+        crowds.millis("100 commands at once"),
+        outputs.rate("stdout", megabytes).ratio_at_least(0.5),
+        uploads.rate("file upload", megabytes).ratio_at_least(0.5),
+        boots
+            .millis("cold boot to the first command")
+            .ratio_at_most(1.15),
     ])
 }
 
@@ -128,44 +88,31 @@ async fn boots(crew: &Crew, scratch: &Scratch, rounds: usize) -> Result<Pair> {
         sandbox.stop(None).await?;
         let bare = BareGuest::boot(&crew.host, sandbox.id(), scratch).await?;
         crew.remove(sandbox).await?;
-        boots.push(ours, bare.boot);
+        boots.push((ours, bare.boot));
     }
     Ok(boots)
 }
 
-/// Durations of the same work, with Sandtree and without.
+/// How long the same work takes with Sandtree and without, in milliseconds.
 #[derive(Debug, Default)]
 struct Pair {
-    sandtree: Vec<Duration>,
-    bare: Vec<Duration>,
+    sandtree: Vec<f64>,
+    bare: Vec<f64>,
 }
 
 impl Pair {
-    fn push(&mut self, sandtree: Duration, bare: Duration) {
-        self.sandtree.push(sandtree);
-        self.bare.push(bare);
+    fn push(&mut self, (sandtree, bare): (Duration, Duration)) {
+        self.sandtree.push(ms(sandtree));
+        self.bare.push(ms(bare));
     }
 
-    fn millis(self, what: &'static str, aim: &'static str) -> Figure {
-        let millis = |times: Vec<Duration>| median(times).as_secs_f64() * 1e3;
-        Figure {
-            what,
-            unit: "ms",
-            sandtree: millis(self.sandtree),
-            bare: millis(self.bare),
-            aim,
-        }
+    fn millis(self, what: &str) -> Figure {
+        Figure::ms(what, self.sandtree).times("bare QEMU", self.bare)
     }
 
-    fn rate(self, what: &'static str, megabytes: f64, aim: &'static str) -> Figure {
-        let rate = |times: Vec<Duration>| megabytes / median(times).as_secs_f64();
-        Figure {
-            what,
-            unit: "MB/s",
-            sandtree: rate(self.sandtree),
-            bare: rate(self.bare),
-            aim,
-        }
+    fn rate(self, what: &str, megabytes: f64) -> Figure {
+        let rate = |times: Vec<f64>| Samples::from(times).map(|ms| megabytes / ms * 1e3);
+        Figure::new(what, rate(self.sandtree), "MB/s").times("bare port", rate(self.bare))
     }
 }
 

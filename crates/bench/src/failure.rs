@@ -1,6 +1,8 @@
-//! Why a benchmark ends without figures.
+//! How a benchmark ends: with figures, or without.
 
 use sandtree::Error;
+
+use crate::figure::Figure;
 
 /// Why a run has no figures.
 #[derive(Debug)]
@@ -15,4 +17,23 @@ impl From<Error> for Failure {
     }
 }
 
-pub type Outcome = Result<(), Failure>;
+/// What a benchmark has measured.
+#[derive(Debug, Default)]
+pub struct Measured {
+    pub figures: Vec<Figure>,
+    /// What was left out, and why.
+    pub left_out: Vec<String>,
+    /// The first failure, after which other parts were measured.
+    pub failed: Option<Error>,
+}
+
+impl From<Vec<Figure>> for Measured {
+    fn from(figures: Vec<Figure>) -> Self {
+        Self {
+            figures,
+            ..Self::default()
+        }
+    }
+}
+
+pub type Outcome = Result<Measured, Failure>;

@@ -17,12 +17,12 @@ use sandtree::{
     Error, ExecSpec, Host, HostConfig, Progress, PullSpec, RegistryAccess, Result, SandboxSpec,
     SaveSpec,
 };
-use serde_json::json;
 
 use crate::config::Global;
 use crate::crew::{Crew, IMAGE, measured, median, ms, true_once, write_random};
-use crate::failure::Outcome;
+use crate::failure::{Measured, Outcome};
 use crate::figure::Figure;
+use crate::samples::Samples;
 use crate::scratch::Scratch;
 use crate::stores::share_images;
 use crate::tool::{self, Tools};
@@ -93,13 +93,11 @@ pub async fn run(global: &Global, args: ImageArgs) -> Outcome {
         bench.parts(&args.only).await
     })
     .await?;
-    if global.json {
-        show::json(&json!({ "rounds": rounds, "figures": figures, "left_out": left_out }));
-        return Ok(());
-    }
-    Figure::show(&figures, rounds);
-    show::notes(&left_out);
-    Ok(())
+    Ok(Measured {
+        figures,
+        left_out,
+        ..Measured::default()
+    })
 }
 
 /// The programs that a part needs.
@@ -207,7 +205,8 @@ impl Bench<'_> {
             theirs.push(took);
             note = format!("{spent}; {their_spent}");
         }
-        let rate = |seconds: Vec<f64>| bytes as f64 / 1e6 / median(seconds);
+        let rate =
+            |seconds: Vec<f64>| Samples::from(seconds).map(|seconds| bytes as f64 / 1e6 / seconds);
         let what = format!(
             "import of {} files in a {:.0} MB tar, synced",
             content.files,
@@ -277,12 +276,13 @@ impl Bench<'_> {
             note = stages.summary();
             remove(&self.scratch.path("pull"))?;
         }
-        let rate = |seconds: Vec<f64>| bytes as f64 / 1e6 / median(seconds);
+        let rate =
+            |seconds: Vec<f64>| Samples::from(seconds).map(|seconds| bytes as f64 / 1e6 / seconds);
         let skopeo = rate(copies);
         let what = format!("fetch of {LAYERS} layers of {:.0} MB", bytes as f64 / 1e6);
         Ok(vec![
             Figure::new(what, rate(fetches), "MB/s")
-                .times("skopeo copy to dir:", skopeo)
+                .times("skopeo copy to dir:", skopeo.clone())
                 .ratio_at_least(0.8)
                 .note("both check blobs and write them to files, unsynced"),
             Figure::new("whole pull, to a usable image, synced", rate(pulls), "MB/s")
@@ -386,10 +386,10 @@ impl Bench<'_> {
             median(pulls),
             bytes as f64 / 1e6
         );
-        let whole = median(whole);
+        let whole = Samples::from(whole);
         Ok(vec![
-            Figure::ms("pull of busybox to its first command", whole).note(note),
-            Figure::ms("the next sandbox to its first command, warm", median(warm))
+            Figure::ms("pull of busybox to its first command", whole.clone()).note(note),
+            Figure::ms("the next sandbox to its first command, warm", warm)
                 .shorter_than("with the pull", whole),
         ])
     }
@@ -459,7 +459,7 @@ impl Bench<'_> {
                 .times("the snapshot, packed", total as f64 / 1e6)
                 .ratio_at_most(0.1)
                 .note("its disk alone, without memory"),
-            Figure::ms("that push", median(again)).shorter_than("the first push", median(first)),
+            Figure::ms("that push", again).shorter_than("the first push", first),
         ])
     }
 
@@ -512,13 +512,11 @@ impl Bench<'_> {
         let whole = show::mib(image.bytes);
         let used = show::mib(image.disk_bytes_used);
         let warm_bytes = show::mib(host.inspect_image(DEBIAN)?.warm_bytes);
-        Ok(
-            Figure::ms("Debian to its first command, warm", median(warm))
-                .shorter_than("cold", median(cold))
-                .note(format!(
-                    "image {whole}, {used} on disk; its booted state {warm_bytes}"
-                )),
-        )
+        Ok(Figure::ms("Debian to its first command, warm", warm)
+            .shorter_than("cold", cold)
+            .note(format!(
+                "image {whole}, {used} on disk; its booted state {warm_bytes}"
+            )))
     }
 }
 

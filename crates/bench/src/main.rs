@@ -4,21 +4,33 @@
 //! is compared is measured alternately within one run, so that noise on the host affects both
 //! sides.
 
+mod all;
 mod bare;
+mod cli;
+mod compare;
 mod config;
 mod crew;
 mod exec;
 mod failure;
 mod figure;
 mod fork;
+mod host_load;
 mod image;
+mod long;
+mod peer;
+mod process;
+mod processes;
 mod progress;
+mod run;
+mod samples;
 mod scratch;
 mod show;
+mod side;
 mod states;
 mod store;
 mod stores;
 mod tool;
+mod turn;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -28,10 +40,13 @@ use sandtree::Error;
 
 use crate::config::Global;
 use crate::failure::{Failure, Outcome};
+use crate::run::Run;
 
 /// How long dropped work may take to undo itself.
 const UNDO_DEADLINE: Duration = Duration::from_secs(10);
 const FAILED: u8 = 125;
+/// A figure of this build is worse than that of the other.
+const REGRESSED: u8 = 1;
 /// After a signal, as shells report it.
 const INTERRUPTED: u8 = 130;
 
@@ -47,6 +62,22 @@ struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Benchmark {
+    #[command(flatten)]
+    Figures(Figures),
+    /// This build and another one, alternately; fails when a figure has regressed beyond noise
+    Compare(compare::CompareArgs),
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Figures {
+    /// All of the following in one table
+    All(all::AllArgs),
+    /// What a user of Quicksand does, with the program `sandtree` and with Quicksand
+    Side(side::SideArgs),
+    /// Keepers, forks and idle machines, through the program `sandtree`
+    Processes(processes::ProcessesArgs),
+    /// How costs grow with time, memory, states and copies: minutes for each part
+    Long(long::LongArgs),
     /// Round trips, throughput and boot, each compared with a bare QEMU in the same run
     Exec(exec::ExecArgs),
     /// Checkpoint, revert, fork, pause and create, each compared with its target and with QEMU's
@@ -69,18 +100,44 @@ fn main() -> ExitCode {
     let outcome = runtime.block_on(run(args));
     runtime.shutdown_timeout(UNDO_DEADLINE);
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(Failure::Interrupted) => ExitCode::from(INTERRUPTED),
         Err(Failure::Library(error)) => fail(&error),
     }
 }
 
-async fn run(args: Args) -> Outcome {
+async fn run(args: Args) -> Result<ExitCode, Failure> {
     match args.what {
-        Benchmark::Exec(what) => exec::run(&args.global, what).await,
-        Benchmark::States(what) => states::run(&args.global, what).await,
-        Benchmark::Store(what) => store::run(&args.global, what).await,
-        Benchmark::Image(what) => image::run(&args.global, what).await,
+        Benchmark::Compare(what) => match compare::run(&args.global, what).await? {
+            0 => Ok(ExitCode::SUCCESS),
+            _ => Ok(ExitCode::from(REGRESSED)),
+        },
+        Benchmark::Figures(what) => {
+            report(&args.global, what).await?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// Runs a benchmark and reports its figures. Parts that failed do not prevent the report of others.
+async fn report(global: &Global, what: Figures) -> Result<(), Failure> {
+    let run = Run::begin()?;
+    let mut measured = measure(global, what).await?;
+    let failed = measured.failed.take();
+    run.report(global, &measured).await?;
+    failed.map_or(Ok(()), |error| Err(error.into()))
+}
+
+async fn measure(global: &Global, what: Figures) -> Outcome {
+    match what {
+        Figures::All(what) => all::run(global, what).await,
+        Figures::Side(what) => side::run(global, what).await,
+        Figures::Processes(what) => processes::run(global, what).await,
+        Figures::Long(what) => long::run(global, what).await,
+        Figures::Exec(what) => exec::run(global, what).await,
+        Figures::States(what) => states::run(global, what).await,
+        Figures::Store(what) => store::run(global, what).await,
+        Figures::Image(what) => image::run(global, what).await,
     }
 }
 

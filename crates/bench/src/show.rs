@@ -1,14 +1,6 @@
 //! Figures on stdout, notes on stderr.
 
 use sandtree::Error;
-use serde::Serialize;
-
-pub fn json(value: &impl Serialize) {
-    println!(
-        "{}",
-        serde_json::to_string(value).expect("figures are always JSON")
-    );
-}
 
 pub fn notes(notes: &[String]) {
     for note in notes {
@@ -42,4 +34,13 @@ pub fn one_line(error: &Error) -> String {
 
 pub fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+/// A number with about three digits.
+pub fn number(value: f64) -> String {
+    match value.abs() {
+        large if large >= 100.0 => format!("{value:.0}"),
+        middle if middle >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
 }

@@ -1,21 +1,24 @@
 //! `sandtree-bench states`: the cost of checkpoint, revert, fork, pause and create, each with its
 //! target.
 
-use std::time::{Duration, Instant};
+mod costs;
+
+use std::time::Instant;
 
 use sandtree::bench::BenchFork;
-use sandtree::{
-    Checkpoint, Error, ExecSpec, Guest, Replace, RestoreReport, Result, Sandbox, SandboxSpec,
-};
+use sandtree::{Replace, RestoreReport, Result, Sandbox, SandboxSpec};
 use tokio::task::JoinSet;
 
 use crate::bare::bare_start;
 use crate::config::Global;
-use crate::crew::{Crew, IMAGE, measured, median, ms, true_once};
+use crate::crew::{Crew, IMAGE, measured, ms, true_once};
 use crate::failure::Outcome;
 use crate::figure::Figure;
 use crate::fork::{memory_use, snapshot_delete, snapshot_load, snapshot_save};
+use crate::samples::Samples;
 use crate::stores::disk_usage;
+use crate::turn::Turn;
+use costs::{Costs, DIRTY_MB, Dirtied, REST, idle_checkpoint, use_memory};
 
 #[derive(Debug, clap::Args)]
 pub struct StatesArgs {
@@ -25,7 +28,7 @@ pub struct StatesArgs {
     /// Measure only these parts (repeatable)
     #[arg(long, value_name = "NAME")]
     pub only: Vec<Part>,
-    /// Measure one round, without 4 GB guests and without 50 forks: about a minute
+    /// Without 4 GB guests and without 50 forks
     #[arg(long)]
     pub quick: bool,
 }
@@ -56,18 +59,15 @@ pub enum Part {
 const MIB: u64 = 1 << 20;
 const SMALL: u64 = 512 * MIB;
 const LARGE: u64 = 4096 * MIB;
-const DIRTY_MB: [u64; 4] = [0, 1, 10, 100];
-/// The memory that the guest uses when it is compared with QEMU's own snapshots.
-const USED_MB: u64 = 300;
 /// The tag of QEMU's own snapshot.
 const SNAPSHOT: &str = "bench";
+const MB512: &str = "512 MB";
+const GB4: &str = "4 GB";
 const DEPTH: usize = 50;
 const SIZE_CHECKPOINTS: usize = 10;
 const FORKS: [usize; 3] = [1, 10, 50];
 /// Many copies are many measurements already.
 const CROWD_ROUNDS_MAX: usize = 3;
-/// Background work of the last state ends within this time.
-const REST: Duration = Duration::from_millis(300);
 
 const ALL: [Part; 9] = [
     Part::Checkpoint,
@@ -82,7 +82,7 @@ const ALL: [Part; 9] = [
 ];
 
 pub async fn run(global: &Global, args: StatesArgs) -> Outcome {
-    let rounds = if args.quick { 1 } else { args.rounds.max(1) };
+    let rounds = args.rounds.max(1);
     let figures = measured(global, async |crew| {
         Bench {
             crew,
@@ -93,8 +93,7 @@ pub async fn run(global: &Global, args: StatesArgs) -> Outcome {
         .await
     })
     .await?;
-    Figure::report(global, &figures, rounds);
-    Ok(())
+    Ok(figures.into())
 }
 
 struct Bench<'a> {
@@ -164,12 +163,12 @@ impl Bench<'_> {
                     at_large.push(&large.checkpoint(dirty_mb).await?);
                 }
             }
-            figures.extend(checkpoint_figures("512 MB", dirty_mb, &at_small));
+            figures.extend(checkpoint_figures(MB512, dirty_mb, &at_small));
             if large.is_some() {
                 let pause = at_small.pause();
-                figures.extend(checkpoint_figures("4 GB", dirty_mb, &at_large));
+                figures.extend(checkpoint_figures(GB4, dirty_mb, &at_large));
                 let same = Figure::ms(
-                    format!("the same pause at 4 GB, {dirty_mb} MB dirty"),
+                    format!("the same stop at 4 GB, {dirty_mb} MB dirty"),
                     at_large.pause(),
                 );
                 figures.push(same.times("at 512 MB", pause).ratio_at_most(1.5));
@@ -194,13 +193,14 @@ impl Bench<'_> {
             self.crew.remove(sandbox).await?;
         }
         Ok(vec![
-            Figure::ms("pause of the 1st checkpoint", first.pause()).note(first.captured()),
+            Figure::ms("stop of the 1st checkpoint", first.pause()).note(first.captured()),
             Figure::ms("total of the 1st checkpoint", first.total()),
-            Figure::ms("pause of the 50th", last.pause())
+            Figure::ms("stop of the 50th checkpoint", last.pause())
                 .times("the 1st", first.pause())
                 .ratio_at_most(1.5)
                 .note(last.captured()),
-            Figure::ms("total of the 50th", last.total()).times("the 1st", first.total()),
+            Figure::ms("total of the 50th checkpoint", last.total())
+                .times("the 1st", first.total()),
         ])
     }
 
@@ -216,7 +216,7 @@ impl Bench<'_> {
         let each =
             (disk_usage(&self.crew.home, sandbox.id())? - before) as f64 / SIZE_CHECKPOINTS as f64;
         let what = "an idle checkpoint on the disk, everything included";
-        Ok(vec![Figure::new(what, each / 1e6, "MB").at_most(1.0)])
+        Ok(vec![Figure::new(what, each / 1e6, "MB").at_most(0.2)])
     }
 
     async fn qemu(&self) -> Result<Vec<Figure>> {
@@ -224,34 +224,32 @@ impl Bench<'_> {
         let idle = self.against_snapshots(&sandbox).await?;
         use_memory(&sandbox.guest().await?).await?;
         let used = self.against_snapshots(&sandbox).await?;
-        let ahead = idle.saved_still / idle.pause;
-        let save =
-            |what: &str, pause, save| Figure::ms(what, pause).shorter_than("snapshot-save", save);
+        let ahead = idle.saved_still.median() / idle.pause.median();
+        let save = |what: &str, pause: Samples, save: Samples| {
+            Figure::ms(what, pause).shorter_than("QEMU snapshot-save", save)
+        };
         Ok(vec![
-            save("stop of an idle checkpoint", idle.pause, idle.saved_still)
-                .ratio_at_least(15.0)
-                .note(idle.spread),
+            save("stop of an idle checkpoint", idle.pause, idle.saved_still).ratio_at_least(15.0),
             save("whole idle checkpoint", idle.total, idle.saved_total),
-            Figure::ms("revert to it, until the guest runs", idle.running)
-                .shorter_than("snapshot-load", idle.loaded_still),
-            Figure::ms("whole revert to it", idle.reverted)
-                .shorter_than("snapshot-load", idle.loaded_total),
+            Figure::ms("revert of an idle guest, until it runs", idle.running)
+                .shorter_than("QEMU snapshot-load", idle.loaded_still),
+            Figure::ms("whole revert of an idle guest", idle.reverted)
+                .shorter_than("QEMU snapshot-load", idle.loaded_total),
             save(
-                "stop of an idle checkpoint, 300 MB used",
+                "stop of a checkpoint, 300 MB used",
                 used.pause,
                 used.saved_still,
             )
-            .ratio_at_least(ahead)
-            .note(used.spread),
+            .ratio_at_least(ahead),
             save(
-                "whole idle checkpoint, 300 MB used",
+                "whole checkpoint, 300 MB used",
                 used.total,
                 used.saved_total,
             ),
-            Figure::ms("revert to it, until the guest runs", used.running)
-                .shorter_than("snapshot-load", used.loaded_still),
-            Figure::ms("whole revert to it", used.reverted)
-                .shorter_than("snapshot-load", used.loaded_total),
+            Figure::ms("revert with 300 MB used, until it runs", used.running)
+                .shorter_than("QEMU snapshot-load", used.loaded_still),
+            Figure::ms("whole revert with 300 MB used", used.reverted)
+                .shorter_than("QEMU snapshot-load", used.loaded_total),
         ])
     }
 
@@ -268,39 +266,31 @@ impl Bench<'_> {
             if round > 0 {
                 snapshot_delete(&fork, SNAPSHOT).await?;
             }
-            ours.push(&idle_checkpoint(sandbox).await?);
-            saves.push(snapshot_save(&fork, SNAPSHOT).await?);
+            let mine = idle_checkpoint(sandbox);
+            let (mine, save) = Turn::of(round)
+                .both(mine, snapshot_save(&fork, SNAPSHOT))
+                .await?;
+            ours.push(&mine);
+            saves.push(save);
         }
-        for _ in 0..self.rounds {
-            reverts.push(sandbox.revert(&base.id).await?);
-            loads.push(snapshot_load(&fork, SNAPSHOT).await?);
+        for round in 0..self.rounds {
+            let revert = sandbox.revert(&base.id);
+            let (revert, load) = Turn::of(round)
+                .both(revert, snapshot_load(&fork, SNAPSHOT))
+                .await?;
+            reverts.push(revert.restore);
+            loads.push(load);
         }
         fork.end().await;
-        let stills: Vec<f64> = saves.iter().map(|job| ms(job.still)).collect();
         Ok(Rivals {
             pause: ours.pause(),
             total: ours.total(),
-            saved_still: median(stills.clone()),
-            saved_total: median(saves.iter().map(|job| ms(job.total)).collect()),
-            running: median(
-                reverts
-                    .iter()
-                    .map(|reverted| reverted.restore.running_ms)
-                    .collect(),
-            ),
-            reverted: median(
-                reverts
-                    .iter()
-                    .map(|reverted| reverted.restore.total_ms)
-                    .collect(),
-            ),
-            loaded_still: median(loads.iter().map(|job| ms(job.still)).collect()),
-            loaded_total: median(loads.iter().map(|job| ms(job.total)).collect()),
-            spread: format!(
-                "{}; snapshot-save {}",
-                spread(&ours.pauses),
-                spread(&stills)
-            ),
+            saved_still: samples(&saves, |job| ms(job.still)),
+            saved_total: samples(&saves, |job| ms(job.total)),
+            running: samples(&reverts, |restore| restore.running_ms),
+            reverted: samples(&reverts, |restore| restore.total_ms),
+            loaded_still: samples(&loads, |job| ms(job.still)),
+            loaded_total: samples(&loads, |job| ms(job.total)),
         })
     }
 
@@ -313,9 +303,9 @@ impl Bench<'_> {
         for _ in 0..self.rounds {
             true_once(&sandbox.guest().await?).await?;
             times.push(sandbox.revert(&base.id).await?.restore);
-            bare.push(bare_start(&self.crew.host, shape.id()).await?);
+            bare.push(ms(bare_start(&self.crew.host, shape.id()).await?));
         }
-        Ok(restore_figures("revert", &times, ms(median(bare))).into())
+        Ok(restore_figures("revert", &times, bare).into())
     }
 
     async fn pause(&self) -> Result<Vec<Figure>> {
@@ -328,10 +318,10 @@ impl Bench<'_> {
             true_once(&sandbox.guest().await?).await?;
             pauses.push(sandbox.pause().await?.total_ms);
             resumes.push(sandbox.resume().await?);
-            bare.push(bare_start(&self.crew.host, shape.id()).await?);
+            bare.push(ms(bare_start(&self.crew.host, shape.id()).await?));
         }
-        let mut figures = vec![Figure::ms("pause, synced", median(pauses))];
-        figures.extend(restore_figures("resume", &resumes, ms(median(bare))));
+        let mut figures = vec![Figure::ms("pause, synced", pauses)];
+        figures.extend(restore_figures("resume", &resumes, bare));
         Ok(figures)
     }
 
@@ -352,8 +342,8 @@ impl Bench<'_> {
             );
         }
         Ok(vec![
-            Figure::ms("create, warm", median(warm))
-                .shorter_than("cold", median(cold))
+            Figure::ms("create, warm", warm)
+                .shorter_than("cold", cold)
                 .ratio_at_least(10.0),
         ])
     }
@@ -382,12 +372,10 @@ impl Bench<'_> {
             for _ in 0..rounds {
                 times.push(self.forked(&sandbox, count).await?);
             }
-            let each = median(times.clone()) / count as f64;
-            let figure = Figure::ms(
-                format!("fork {count}, until all have answered"),
-                median(times),
-            );
-            figures.push(figure.note(format!("{each:.0} ms each")));
+            let figure = Figure::ms(format!("fork {count}, until all have answered"), times);
+            let each = figure.ours.median() / count as f64;
+            let figure = figure.note(format!("{each:.0} ms each"));
+            figures.push(figure.at("forks", "until all have answered", count as f64));
         }
         Ok(figures)
     }
@@ -420,184 +408,62 @@ impl Bench<'_> {
         for fork in forks {
             fork.end().await;
         }
-        let megabytes = |bytes: Vec<u64>| median(bytes) as f64 / 1e6;
-        let guest = megabytes(held.iter().map(|held| held.guest_bytes).collect());
-        let pss = megabytes(held.iter().map(|held| held.pss_bytes).collect());
+        let guest = samples(&held, |held| held.guest_bytes as f64 / 1e6);
+        let pss = samples(&held, |held| held.pss_bytes as f64 / 1e6);
         Ok(vec![
-            Figure::new("a fork's own guest pages after one command", guest, "MB").at_most(4.0),
-            Figure::new("its QEMU as a whole (PSS)", pss, "MB")
+            Figure::new("a fork's own guest pages after one command", guest, "MB").at_most(2.0),
+            Figure::new("a fork's QEMU as a whole (PSS)", pss, "MB")
+                .at_most(30.0)
                 .note(format!("of {} at a time", held.len())),
         ])
     }
 }
 
-/// Medians of both, in milliseconds.
+/// The times of both, in milliseconds.
 struct Rivals {
-    pause: f64,
-    total: f64,
-    saved_still: f64,
-    saved_total: f64,
-    running: f64,
-    reverted: f64,
-    loaded_still: f64,
-    loaded_total: f64,
-    spread: String,
+    pause: Samples,
+    total: Samples,
+    saved_still: Samples,
+    saved_total: Samples,
+    running: Samples,
+    reverted: Samples,
+    loaded_still: Samples,
+    loaded_total: Samples,
 }
 
-fn spread(values: &[f64]) -> String {
-    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let most = values.iter().copied().fold(0.0, f64::max);
-    format!("{least:.1} to {most:.1} ms")
-}
-
-/// The costs of similar checkpoints.
-#[derive(Default)]
-struct Costs {
-    pauses: Vec<f64>,
-    totals: Vec<f64>,
-    memory_bytes: Vec<u64>,
-}
-
-impl Costs {
-    fn push(&mut self, checkpoint: &Checkpoint) {
-        self.pauses.push(checkpoint.pause_ms);
-        self.totals.push(checkpoint.total_ms);
-        self.memory_bytes.push(checkpoint.memory_bytes);
-    }
-
-    fn pause(&self) -> f64 {
-        median(self.pauses.clone())
-    }
-
-    fn total(&self) -> f64 {
-        median(self.totals.clone())
-    }
-
-    fn captured(&self) -> String {
-        format!(
-            "{:.1} MB captured",
-            median(self.memory_bytes.clone()) as f64 / 1e6
-        )
-    }
+fn samples<T>(measured: &[T], part: impl Fn(&T) -> f64) -> Samples {
+    measured.iter().map(part).collect::<Vec<_>>().into()
 }
 
 fn checkpoint_figures(size: &str, dirty_mb: u64, costs: &Costs) -> [Figure; 2] {
-    let pause = Figure::ms(
-        format!("checkpoint pause, {size}, {dirty_mb} MB dirty"),
-        costs.pause(),
-    );
-    let pause = match dirty_mb {
-        0 | 1 => pause.at_most(10.0),
-        10 => pause.at_most(25.0),
-        _ => pause,
+    let what = |part| format!("checkpoint {part}, {size}, {dirty_mb} MB dirty");
+    let stop = Figure::ms(what("stop"), costs.pause()).note(costs.captured());
+    let stop = stop.at("dirty", format!("stop, {size}"), dirty_mb as f64);
+    let stop = match dirty_mb {
+        0 | 1 => stop.at_most(6.0),
+        10 => stop.at_most(12.0),
+        _ => stop,
     };
-    let total = Figure::ms(
-        format!("checkpoint total, {size}, {dirty_mb} MB dirty"),
-        costs.total(),
-    );
-    [pause.note(costs.captured()), total]
-}
-
-async fn idle_checkpoint(sandbox: &Sandbox) -> Result<Checkpoint> {
-    tokio::time::sleep(REST).await;
-    sandbox.checkpoint(None, Replace::No).await
-}
-
-/// A guest that writes a given amount before each checkpoint.
-struct Dirtied {
-    sandbox: Sandbox,
-    guest: Guest,
-}
-
-impl Dirtied {
-    async fn new(sandbox: Sandbox) -> Result<Self> {
-        let guest = sandbox.guest().await?;
-        let most = DIRTY_MB[DIRTY_MB.len() - 1];
-        done(
-            &guest,
-            &[
-                "dd",
-                "if=/dev/urandom",
-                "of=/dev/shm/seed",
-                "bs=64k",
-                &format!("count={}", most * 16),
-            ],
-        )
-        .await?;
-        let dirtied = Self { sandbox, guest };
-        // The first run reads the program from the disk.
-        dirtied.checkpoint(most).await?;
-        Ok(dirtied)
-    }
-
-    /// Copies random bytes in memory with one process, then takes a checkpoint.
-    async fn checkpoint(&self, dirty_mb: u64) -> Result<Checkpoint> {
-        tokio::time::sleep(REST).await;
-        if dirty_mb > 0 {
-            let count = format!("count={}", dirty_mb * 16);
-            done(
-                &self.guest,
-                &[
-                    "dd",
-                    "if=/dev/shm/seed",
-                    "of=/dev/shm/dirt",
-                    "bs=64k",
-                    &count,
-                    "conv=notrunc",
-                ],
-            )
-            .await?;
-        }
-        self.sandbox.checkpoint(None, Replace::No).await
-    }
-}
-
-async fn use_memory(guest: &Guest) -> Result<()> {
-    let size = format!("mount -o remount,size={}m /dev/shm", USED_MB + 20);
-    done(guest, &["sh", "-c", &size]).await?;
-    done(
-        guest,
-        &[
-            "dd",
-            "if=/dev/urandom",
-            "of=/dev/shm/used",
-            "bs=64k",
-            &format!("count={}", USED_MB * 16),
-        ],
-    )
-    .await
-}
-
-async fn done(guest: &Guest, argv: &[&str]) -> Result<()> {
-    let output = guest
-        .exec(ExecSpec::argv(argv))
-        .await?
-        .output(1 << 16)
-        .await?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    Err(Error::invalid(
-        "command of the benchmark",
-        argv.join(" "),
-        &stderr,
-    ))
+    let total = Figure::ms(what("total"), costs.total());
+    [
+        stop,
+        total.at("dirty", format!("total, {size}"), dirty_mb as f64),
+    ]
 }
 
 /// The time of a restore until the guest runs, compared with a bare start of QEMU; until its agent
 /// has acknowledged; and in total.
-fn restore_figures(verb: &str, restores: &[RestoreReport], bare_ms: f64) -> [Figure; 3] {
-    let of = |part: fn(&RestoreReport) -> f64| median(restores.iter().map(part).collect());
+fn restore_figures(verb: &str, restores: &[RestoreReport], bare: Vec<f64>) -> [Figure; 3] {
+    let of = |part: fn(&RestoreReport) -> f64| samples(restores, part);
     [
         Figure::ms(
             format!("{verb}: restore until the guest runs"),
             of(|restore| restore.running_ms),
         )
-        .times("bare QEMU", bare_ms)
+        .times("bare start of QEMU", bare)
         .ratio_at_most(1.5),
         Figure::ms(
-            "until its agent has acknowledged",
+            format!("{verb}: until its agent has acknowledged"),
             of(|restore| restore.acknowledged_ms),
         ),
         Figure::ms(format!("whole {verb}"), of(|restore| restore.total_ms)),

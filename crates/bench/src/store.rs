@@ -14,9 +14,10 @@ use sandtree::{
 };
 
 use crate::config::Global;
-use crate::crew::{Crew, IMAGE, measured, median, ms, shell, true_once, write_random};
+use crate::crew::{Crew, IMAGE, measured, ms, shell, true_once, write_random};
 use crate::failure::Outcome;
 use crate::figure::Figure;
+use crate::samples::Samples;
 use crate::scratch::Scratch;
 use crate::stores::fill_with_snapshots;
 
@@ -82,8 +83,7 @@ pub async fn run(global: &Global, args: StoreArgs) -> Outcome {
         bench.parts(&args.only).await
     })
     .await?;
-    Figure::report(global, &figures, rounds);
-    Ok(())
+    Ok(figures.into())
 }
 
 struct Bench<'a> {
@@ -183,19 +183,13 @@ impl Bench<'_> {
             memory_start.push(ms(self.started("memory").await?));
         }
         Ok(vec![
-            Figure::ms("hot save, a small change", median(idle)),
-            Figure::ms(
-                format!("hot save, {CHANGED_MB} MB just written"),
-                median(hot),
-            ),
-            Figure::ms("save with memory", median(memory)),
-            Figure::ms(
-                "start from a disk save, to the first command",
-                median(disk_start),
-            ),
+            Figure::ms("hot save, a small change", idle),
+            Figure::ms(format!("hot save, {CHANGED_MB} MB just written"), hot),
+            Figure::ms("save with memory", memory),
+            Figure::ms("start from a disk save, to the first command", disk_start),
             Figure::ms(
                 "start from a memory save, to the first command",
-                median(memory_start),
+                memory_start,
             ),
         ])
     }
@@ -300,7 +294,8 @@ impl Bench<'_> {
             ))?);
             remove(&unpacked)?;
         }
-        let rate = |seconds: Vec<f64>| bytes as f64 / 1e6 / median(seconds);
+        let rate =
+            |seconds: Vec<f64>| Samples::from(seconds).map(|seconds| bytes as f64 / 1e6 / seconds);
         Ok(vec![
             Figure::new("export", rate(export), "MB/s")
                 .times("tar | zstd", rate(pack))
@@ -330,7 +325,8 @@ impl Bench<'_> {
                 quoted(&dir)
             ))?);
         }
-        let rate = |seconds: Vec<f64>| bytes as f64 / 1e6 / median(seconds);
+        let rate =
+            |seconds: Vec<f64>| Samples::from(seconds).map(|seconds| bytes as f64 / 1e6 / seconds);
         Ok(vec![
             Figure::new("verify", rate(ours), "MB/s")
                 .times("sha256sum", rate(theirs))
@@ -365,7 +361,7 @@ impl Bench<'_> {
             }
         }
         Ok(vec![
-            Figure::ms(format!("list {SNAPSHOTS} snapshots"), median(listed)).at_most(100.0),
+            Figure::ms(format!("list {SNAPSHOTS} snapshots"), listed).at_most(100.0),
             Figure::ms(format!("reindex {SNAPSHOTS} snapshots"), reindexed),
         ])
     }
@@ -404,7 +400,7 @@ impl Bench<'_> {
         }
         Ok(vec![Figure::ms(
             format!("diff of {CHANGED_FILES} changed files among {FILES}"),
-            median(took),
+            took,
         )])
     }
 }

@@ -116,3 +116,33 @@ impl Tools {
 fn complaints(printed: &Path) -> PathBuf {
     printed.with_extension("complaints")
 }
+
+/// The first line that a program prints of its version.
+pub fn version(program: &Path) -> Result<String> {
+    // starts: our own program, or the QEMU of this run
+    let output = Command::new(program)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| Error::io("run", program, e))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.lines().next().unwrap_or_default().to_owned())
+}
+
+/// The commit of the checkout that contains this program; `-dirty` if files differ from it.
+pub fn commit() -> String {
+    let own = std::env::current_exe().ok();
+    let dir = own.as_deref().and_then(Path::parent);
+    let described = Command::new("git")
+        .arg("-C")
+        .arg(dir.unwrap_or(Path::new(".")))
+        .args(["describe", "--always", "--dirty", "--abbrev=12"])
+        .stdin(Stdio::null())
+        .output();
+    match described {
+        Ok(output) if output.status.success() => {
+            String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        }
+        _ => "unknown".into(),
+    }
+}

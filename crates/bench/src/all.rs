@@ -1,0 +1,115 @@
+//! `sandtree-bench all`: every group of benchmarks, in one table.
+//!
+//! When it fails: a group that fails is listed as left out, and the others are still measured. The
+//! program then ends with the first failure.
+
+use crate::config::Global;
+use crate::exec::{self, ExecArgs};
+use crate::failure::{Failure, Measured, Outcome};
+use crate::image::{self, ImageArgs};
+use crate::long::{self, LongArgs};
+use crate::processes::{self, ProcessesArgs};
+use crate::show;
+use crate::side::{self, SideArgs};
+use crate::states::{self, StatesArgs};
+use crate::store::{self, StoreArgs};
+
+#[derive(Debug, clap::Args)]
+pub struct AllArgs {
+    /// Measure only these groups (repeatable)
+    #[arg(long, value_name = "NAME")]
+    only: Vec<Group>,
+    /// Measure fewer rounds, without 4 GB guests and without 50 forks: some minutes
+    #[arg(long)]
+    quick: bool,
+}
+
+/// The groups of benchmarks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Group {
+    Side,
+    Processes,
+    Exec,
+    States,
+    Store,
+    Image,
+    /// Only if it is named: it takes minutes for each part
+    Long,
+}
+
+const ROUNDS: usize = 5;
+const QUICK_ROUNDS: usize = 3;
+
+const ALL: [Group; 6] = [
+    Group::Side,
+    Group::Processes,
+    Group::Exec,
+    Group::States,
+    Group::Store,
+    Group::Image,
+];
+
+pub async fn run(global: &Global, args: AllArgs) -> Outcome {
+    let mut all = Measured::default();
+    let only = |group: &Group| args.only.is_empty() || args.only.contains(group);
+    let long = args.only.contains(&Group::Long).then_some(Group::Long);
+    for group in ALL.into_iter().filter(only).chain(long) {
+        match args.measure(global, group).await {
+            Ok(measured) => {
+                all.figures.extend(measured.figures);
+                all.left_out.extend(measured.left_out);
+            }
+            Err(Failure::Interrupted) => return Err(Failure::Interrupted),
+            Err(Failure::Library(error)) => {
+                let name = format!("{group:?}").to_lowercase();
+                let why = show::one_line(&error);
+                all.left_out.push(format!("{name} was left out: {why}"));
+                all.failed.get_or_insert(error);
+            }
+        }
+    }
+    Ok(all)
+}
+
+impl AllArgs {
+    async fn measure(&self, global: &Global, group: Group) -> Outcome {
+        let rounds = if self.quick { QUICK_ROUNDS } else { ROUNDS };
+        match group {
+            Group::Side => {
+                let boots = if self.quick { 1 } else { 2 };
+                side::run(global, SideArgs { rounds, boots }).await
+            }
+            Group::Processes => {
+                let forks = if self.quick { 20 } else { 50 };
+                processes::run(global, ProcessesArgs { rounds, forks }).await
+            }
+            Group::Long => long::run(global, LongArgs::for_plots()).await,
+            Group::Exec => exec::run(global, ExecArgs { rounds }).await,
+            Group::States => {
+                let quick = self.quick;
+                let args = StatesArgs {
+                    rounds,
+                    only: Vec::new(),
+                    quick,
+                };
+                states::run(global, args).await
+            }
+            Group::Store => {
+                let quick = self.quick;
+                let args = StoreArgs {
+                    rounds,
+                    only: Vec::new(),
+                    quick,
+                };
+                store::run(global, args).await
+            }
+            Group::Image => {
+                let args = ImageArgs {
+                    rounds: if self.quick { 1 } else { rounds },
+                    only: Vec::new(),
+                };
+                image::run(global, args).await
+            }
+        }
+    }
+}

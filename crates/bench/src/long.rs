@@ -1,0 +1,274 @@
+//! `sandtree-bench long`: how costs grow with time, memory, states and copies. These parts take
+//! minutes, so `all` does not run them unless asked.
+
+use std::time::{Duration, Instant};
+
+use sandtree::{Error, Replace, Result, Sandbox, SandboxSpec};
+use tokio::task::JoinSet;
+
+use crate::cli::{self, Cli};
+use crate::config::Global;
+use crate::crew::{Crew, IMAGE, measured, ms, true_once};
+use crate::failure::Outcome;
+use crate::figure::Figure;
+use crate::process;
+use crate::samples::Samples;
+use crate::stores::disk_usage;
+
+#[derive(Debug, clap::Args)]
+pub struct LongArgs {
+    /// Measure only these parts (repeatable)
+    #[arg(long, value_name = "NAME")]
+    pub only: Vec<LongPart>,
+    /// How many checkpoints one sandbox gets
+    #[arg(long, default_value_t = 1000)]
+    pub states: usize,
+    /// How many copies run at the same time
+    #[arg(long, default_value_t = 20)]
+    pub copies: usize,
+    /// How long to take a checkpoint every 100 ms
+    #[arg(long, default_value_t = 10)]
+    pub minutes: u64,
+}
+
+/// The parts of this benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum LongPart {
+    /// Checkpoint and revert of guests with 512 MB to 32 GB
+    Ram,
+    /// Many checkpoints of one sandbox: stop, revert, disk, log
+    States,
+    /// A checkpoint every 100 ms: disk, descriptors, mappings, memory of the keeper
+    Soak,
+    /// Idle copies that run at the same time: their memory, and how many fit into 8 GB
+    Density,
+}
+
+const MIB: u64 = 1 << 20;
+const RAM_MB: [u64; 5] = [512, 1024, 2048, 4096, 32768];
+const ROUNDS: usize = 3;
+const SOAK_INTERVAL: Duration = Duration::from_millis(100);
+/// The memory into which idle copies are to fit.
+const FULL_BYTES: f64 = 8e9;
+const ALL: [LongPart; 4] = [
+    LongPart::Ram,
+    LongPart::States,
+    LongPart::Soak,
+    LongPart::Density,
+];
+
+pub async fn run(global: &Global, args: LongArgs) -> Outcome {
+    let figures = measured(global, async |crew| {
+        let bench = Bench {
+            crew,
+            cli: &Cli::find(global)?,
+            args: &args,
+        };
+        let mut figures = Vec::new();
+        let only = |part: &LongPart| args.only.is_empty() || args.only.contains(part);
+        for part in ALL.into_iter().filter(only) {
+            figures.extend(bench.part(part).await?);
+            crew.clear().await?;
+        }
+        Ok(figures)
+    })
+    .await?;
+    Ok(figures.into())
+}
+
+impl LongArgs {
+    /// The parts that plots need, as short as they are useful.
+    pub fn for_plots() -> Self {
+        Self {
+            only: vec![LongPart::Ram, LongPart::States],
+            states: 100,
+            copies: 20,
+            minutes: 1,
+        }
+    }
+}
+
+struct Bench<'a> {
+    crew: &'a Crew,
+    cli: &'a Cli,
+    args: &'a LongArgs,
+}
+
+impl Bench<'_> {
+    async fn part(&self, part: LongPart) -> Result<Vec<Figure>> {
+        match part {
+            LongPart::Ram => self.ram().await,
+            LongPart::States => self.states().await,
+            LongPart::Soak => self.soak().await,
+            LongPart::Density => self.density().await,
+        }
+    }
+
+    /// The guest's memory is sparse: only what the guest has used exists on the host.
+    async fn ram(&self) -> Result<Vec<Figure>> {
+        let mut figures = Vec::new();
+        for memory_mb in RAM_MB {
+            let spec = SandboxSpec {
+                memory_bytes: Some(memory_mb * MIB),
+                ..SandboxSpec::new(IMAGE)
+            };
+            let sandbox = self.crew.create(spec).await?;
+            let first = sandbox.checkpoint(None, Replace::No).await?;
+            let mut stops = Vec::new();
+            let mut runs = Vec::new();
+            for _ in 0..ROUNDS {
+                let checkpoint = sandbox.checkpoint(None, Replace::No).await?;
+                stops.push(checkpoint.pause_ms);
+                runs.push(sandbox.revert(&checkpoint.id).await?.restore.running_ms);
+            }
+            self.crew.remove(sandbox).await?;
+            let x = memory_mb as f64;
+            let what = |what| format!("{what}, guest of {memory_mb} MB");
+            let start = Figure::ms(what("stop of the first checkpoint"), first.pause_ms);
+            let start = start.at("ram", "stop of the first checkpoint", x);
+            figures.push(match memory_mb {
+                4096 => start.at_most(20.0),
+                _ => start,
+            });
+            figures.push(Figure::ms(what("stop of a checkpoint"), stops).at("ram", "stop", x));
+            let run = Figure::ms(what("revert, until the guest runs"), runs);
+            figures.push(run.at("ram", "revert, until it runs", x));
+        }
+        Ok(figures)
+    }
+
+    async fn states(&self) -> Result<Vec<Figure>> {
+        let sandbox = self.crew.create(SandboxSpec::new(IMAGE)).await?;
+        let mut figures = Vec::new();
+        let mut taken = 0;
+        let disk = || disk_usage(&self.crew.home, sandbox.id());
+        let base = disk()?;
+        for depth in [1, 10, 100, 1000]
+            .into_iter()
+            .filter(|d| *d <= self.args.states)
+        {
+            let mut stops = Vec::new();
+            while taken < depth {
+                stops.push(sandbox.checkpoint(None, Replace::No).await?.pause_ms);
+                taken += 1;
+            }
+            let last = sandbox.checkpoint(None, Replace::No).await?;
+            let revert = sandbox.revert(&last.id).await?.restore;
+            let began = Instant::now();
+            sandbox.states()?;
+            let listed = ms(began.elapsed());
+            let x = depth as f64;
+            let what = |what| format!("{what}, {depth} states");
+            let tail = stops.split_off(stops.len().saturating_sub(ROUNDS));
+            figures.push(Figure::ms(what("stop of a checkpoint"), tail).at("depth", "stop", x));
+            let run = Figure::ms(what("revert, until the guest runs"), revert.running_ms);
+            figures.push(run.at("depth", "revert, until it runs", x));
+            let whole = Figure::ms(what("revert, whole"), revert.total_ms);
+            figures.push(whole.at("depth", "revert, whole", x));
+            figures.push(Figure::ms(what("list of states"), listed).at("depth", "list", x));
+            let each = (disk()? - base) as f64 / 1e6 / x;
+            figures.push(Figure::new(what("disk of a state"), each, "MB"));
+        }
+        Ok(figures)
+    }
+
+    /// Through a keeper, so that its memory is that of one sandbox alone.
+    async fn soak(&self) -> Result<Vec<Figure>> {
+        let sandbox = self.cli.sandbox(self.crew, "soak").await?;
+        let before = self.usage(&sandbox)?;
+        let until = Instant::now() + Duration::from_secs(self.args.minutes * 60);
+        let mut stops = Vec::new();
+        let mut clock = tokio::time::interval(SOAK_INTERVAL);
+        while Instant::now() < until {
+            clock.tick().await;
+            stops.push(
+                sandbox
+                    .checkpoint(Some("soak"), Replace::Yes)
+                    .await?
+                    .pause_ms,
+            );
+        }
+        let after = self.usage(&sandbox)?;
+        let count = stops.len();
+        let stops = Samples::from(stops);
+        let mut figures = vec![
+            Figure::ms("stop of a checkpoint every 100 ms", stops)
+                .note(format!("{count} checkpoints, each replaces the last")),
+        ];
+        for ((what, unit, before), (_, _, after)) in before.into_iter().zip(after) {
+            let figure = Figure::new(format!("{what} after them"), after, unit);
+            figures.push(figure.times("before", before));
+        }
+        Ok(figures.into_iter().map(Figure::through_cli).collect())
+    }
+
+    fn usage(&self, sandbox: &Sandbox) -> Result<[(&'static str, &'static str, f64); 5]> {
+        let info = sandbox.info()?;
+        let missing = || Error::invalid("sandbox", sandbox.name(), "must run in a keeper");
+        let keeper = info.keeper_pid.ok_or_else(missing)?;
+        let qemu = info.qemu_pid.ok_or_else(missing)?;
+        let disk = disk_usage(&self.crew.home, sandbox.id())? as f64 / 1e6;
+        let memory = process::pss_bytes(keeper)? as f64 / 1e6;
+        Ok([
+            ("disk of the sandbox", "MB", disk),
+            ("PSS of its keeper", "MB", memory),
+            (
+                "descriptors of its keeper",
+                "descriptors",
+                process::descriptors(keeper)? as f64,
+            ),
+            (
+                "descriptors of its QEMU",
+                "descriptors",
+                process::descriptors(qemu)? as f64,
+            ),
+            (
+                "mappings of its QEMU",
+                "mappings",
+                process::mappings(qemu)? as f64,
+            ),
+        ])
+    }
+
+    async fn density(&self) -> Result<Vec<Figure>> {
+        let sandbox = self.cli.sandbox(self.crew, "density").await?;
+        let count = self.args.copies;
+        let prefix = cli::name("dense");
+        let number = count.to_string();
+        let words = ["fork", "-n", &number, "--name", &prefix, sandbox.name()];
+        let forked = self.cli.run(&words).await?.ms;
+        let names = (1..=count).map(|number| format!("{prefix}-{number}"));
+        let copies = names
+            .map(|name| self.crew.adopt(&name))
+            .collect::<Result<Vec<_>>>()?;
+        let answers = copies
+            .clone()
+            .into_iter()
+            .map(|copy| async move { true_once(&copy.guest().await?).await });
+        let answers = answers.collect::<JoinSet<_>>().join_all().await;
+        answers.into_iter().collect::<Result<()>>()?;
+        let mut machines = Vec::new();
+        let mut keepers = Vec::new();
+        for copy in &copies {
+            let info = copy.info()?;
+            machines.push(process::pss_bytes(info.qemu_pid.unwrap_or_default())? as f64 / 1e6);
+            keepers.push(process::pss_bytes(info.keeper_pid.unwrap_or_default())? as f64 / 1e6);
+        }
+        let machine = Samples::from(machines);
+        let keeper = Samples::from(keepers);
+        let each = (machine.median() + keeper.median()) * 1e6;
+        let fit = Figure::new(
+            "idle copies of 512 MB that fit into 8 GB",
+            FULL_BYTES / each,
+            "copies",
+        );
+        let note = format!("extrapolated from the PSS of {count}, QEMU and keeper");
+        let figures = vec![
+            Figure::ms(format!("fork {count}"), forked),
+            Figure::new(format!("PSS of a copy's QEMU, of {count}"), machine, "MB"),
+            Figure::new(format!("PSS of a copy's keeper, of {count}"), keeper, "MB"),
+            fit.note(note),
+        ];
+        Ok(figures.into_iter().map(Figure::through_cli).collect())
+    }
+}
