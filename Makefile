@@ -1,6 +1,6 @@
 # `make demo` and `make test` do all their own set-up on a fresh Debian 12 machine with Rust.
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-tests build demo test lint programs unit fuzz-short fuzz vm bench fresh clean
+.PHONY: help setup setup-tests build demo test lint programs unit fuzz-short fuzz vm bench benchmarks bench-programs fresh clean
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -10,7 +10,8 @@ help:
 	@echo "make demo    set up, build, and show the main job with timings"
 	@echo "make test    set up, and pass every check and test"
 	@echo "make build   the program: target/release/sandtree"
-	@echo "make bench   measure, against plain QEMU in the same run"
+	@echo "make bench   measure, against plain QEMU, Quicksand and plain tools in the same run; QUICK=1: some minutes"
+	@echo "make benchmarks  the same, and write docs/benchmarks.md and its plots"
 	@echo "make fresh   demo and test in a fresh Debian 12 chroot (as root); RUN=\"demo\" runs less"
 	@echo "make fuzz    fuzz both ends of the guest protocol for longer"
 
@@ -67,12 +68,22 @@ else
 endif
 	@if [ -e $(TARGET)/tmp/narrow ]; then echo "waits that took more than half of their time:"; cat $(TARGET)/tmp/narrow; fi
 
-bench: setup-tests
-	$(CARGO) build --release --locked -p sandtree-bench
-	$(TARGET)/release/sandtree-bench exec
-	$(TARGET)/release/sandtree-bench states
-	$(TARGET)/release/sandtree-bench store
-	$(TARGET)/release/sandtree-bench image
+# One table and one JSON. `make bench QUICK=1` takes some minutes. Where Quicksand cannot be installed, the table says so.
+BENCH = $(TARGET)/release/sandtree-bench all $(if $(QUICK),--quick) --quicksand $(TARGET)/quicksand
+bench: bench-programs
+	$(BENCH) --json $(TARGET)/bench.json
+
+# Measures again what docs/benchmarks.md shows, and writes the page and its plots.
+benchmarks: bench-programs
+	$(BENCH) --only side --only processes --only exec --only states --only store --only long \
+	    --json docs/figures/benchmarks.json
+	./scripts/benchmarks docs/figures/benchmarks.json
+	./scripts/chart docs/figures/benchmarks.json >docs/figures/states.svg
+
+# The program that measures, the program that is measured, and the peer.
+bench-programs: setup-tests
+	$(CARGO) build --release --locked -p sandtree-bench -p sandtree-cli
+	./scripts/quicksand $(TARGET)/quicksand || echo "Quicksand is left out"
 
 # What a fresh machine has is not what a developer's has. `make fresh RUN="setup-tests lint"` makes these targets there.
 RUN ?= demo test
