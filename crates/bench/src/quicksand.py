@@ -142,18 +142,35 @@ async def succeed(sandbox, command):
 
 
 def machines():
-    """The QEMU processes that this process has started."""
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat") as file:
-                    stat = file.read()
-            except OSError:
-                continue
-            name = stat[stat.index("(") + 1 : stat.rindex(")")]
-            parent = int(stat[stat.rindex(")") + 2 :].split()[1])
-            if parent == os.getpid() and name.startswith("qemu-system"):
-                yield int(entry)
+    """The QEMU processes below this one. Quicksand starts QEMU through a process of its own."""
+    found = [pid for pid in os.listdir("/proc") if pid.isdigit() and is_machine(pid)]
+    if not found:
+        raise RuntimeError("no QEMU runs below this process")
+    return found
+
+
+def is_machine(pid):
+    name, parent = status(pid)
+    return name.startswith("qemu-system") and is_below(parent)
+
+
+def is_below(pid):
+    while pid > 1:
+        if pid == os.getpid():
+            return True
+        pid = status(pid)[1]
+    return False
+
+
+def status(pid):
+    """The name and the parent of a process; of one that has ended, no name and 0."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            stat = file.read()
+    except OSError:
+        return "", 0
+    end = stat.rindex(")")
+    return stat[stat.index("(") + 1 : end], int(stat[end + 2 :].split()[1])
 
 
 def pss_bytes(pid):
