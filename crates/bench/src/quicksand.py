@@ -34,9 +34,10 @@ class Stops:
         self.events = asyncio.Queue()
 
     async def listen(self):
-        reader, writer = await asyncio.open_unix_connection(self.path, limit=1 << 20)
+        # The connection closes when nothing holds its writer.
+        reader, self.writer = await asyncio.open_unix_connection(self.path, limit=1 << 20)
         await reader.readline()
-        writer.write(b'{"execute": "qmp_capabilities"}\n')
+        self.writer.write(b'{"execute": "qmp_capabilities"}\n')
         self.task = asyncio.create_task(self.follow(reader))
 
     async def follow(self, reader):
