@@ -13,8 +13,8 @@ pub enum NetworkMode {
     Restricted,
 }
 
-/// Whether the network device asks its guest to announce its address after a restore. A guest that
-/// was told at its boot that it will be asked needs the same device.
+/// Whether the network device asks its guest to announce its address after a restore. Guests agree
+/// on that with the device at their boot, so a state needs the same device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Announce {
     Asked,

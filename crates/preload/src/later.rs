@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use libc::{c_int, c_void};
 
 use crate::format::{Base, Failure, LAYERS_MAX, PLAN_FD, Report, Step};
-use crate::{Came, Handed, Mapping, close, errno, finish, lay_entries};
+use crate::lay::{Came, Handed, Mapping, close, errno, finish, lay_entries};
 
 static ADDRESS: AtomicUsize = AtomicUsize::new(0);
 static BYTES: AtomicUsize = AtomicUsize::new(0);

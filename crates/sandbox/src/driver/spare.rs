@@ -55,9 +55,10 @@ impl SpareSlot {
     pub async fn end(&mut self) {
         if let Some(task) = self.task.take() {
             task.abort();
-            // It was aborted, or has ended.
+            // An error says that it was aborted.
             drop(task.await);
         }
+        // Its QEMU ends.
         drop(self.take());
     }
 
@@ -78,6 +79,7 @@ impl SpareSlot {
             }
             if kept == Kept::ForMinutes {
                 tokio::time::sleep(KEPT).await;
+                // Its QEMU ends.
                 drop(take(&slot));
             }
         })));

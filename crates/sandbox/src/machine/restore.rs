@@ -274,18 +274,7 @@ pub(crate) async fn load(loading: Loading<'_>, state: Checked) -> Result<Loaded>
         .map_err(|e| Error::io("open", owned.console(), e))?;
     let events = machine.events();
     host.reach(Step::RestoreStarted, Some(&machine))?;
-    let loaded = machine
-        .load(OwnedFd::from(devices))
-        .instrument(debug_span!("load"))
-        .await;
-    loaded.map_err(engine_error("load the state"))?;
-    if matches!(source.manifest().memory, MemoryState::Layers { .. })
-        && let Err(error) = machine.restore_firmware().await
-    {
-        degraded.push(Degradation::FirmwareNotRestored {
-            reason: engine_error("write its firmware")(error).one_line(),
-        });
-    }
+    degraded.extend(load_devices(&machine, devices, &source.manifest().memory).await?);
     host.reach(Step::RestoreLoaded, Some(&machine))?;
     let port = machine.take_link().expect("a fresh machine has its link");
     let ground = match &source.manifest().memory {
@@ -308,6 +297,28 @@ pub(crate) async fn load(loading: Loading<'_>, state: Checked) -> Result<Loaded>
         other_tsc,
         loading: began.elapsed(),
     })
+}
+
+/// Loads everything that is not in layers.
+async fn load_devices(
+    machine: &Machine,
+    devices: File,
+    memory: &MemoryState,
+) -> Result<Option<Degradation>> {
+    let loaded = machine
+        .load(OwnedFd::from(devices))
+        .instrument(debug_span!("load"))
+        .await;
+    loaded.map_err(engine_error("load the state"))?;
+    if !matches!(memory, MemoryState::Layers { .. }) {
+        return Ok(None);
+    }
+    let restored = machine.restore_firmware().await;
+    Ok(restored
+        .err()
+        .map(|error| Degradation::FirmwareNotRestored {
+            reason: engine_error("write its firmware")(error).one_line(),
+        }))
 }
 
 fn runs(layers: &[Layer]) -> usize {
