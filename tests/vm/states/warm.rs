@@ -1,11 +1,13 @@
 //! Warm images: a boot happens once per image and shape.
 
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{layers, remove};
 use crate::support::held;
-use crate::support::{World, warm_states};
+use crate::support::{World, kernel_states, warm_states};
 
 /// The time at which the guest's kernel read its clock during its boot. It identifies the boot,
 /// also after restores.
@@ -24,12 +26,21 @@ pub(super) fn damage(path: &Path) {
     fs::rename(new, path).unwrap();
 }
 
+/// The memory layer that only the warm image has. It shares the others with the kernel state that
+/// it was booted from.
 fn warm_memory(world: &World) -> PathBuf {
     let states = warm_states(world.home());
     assert_eq!(states.len(), 1, "one shape, one state");
+    let shared: BTreeSet<OsString> = kernel_states(world.home())
+        .iter()
+        .flat_map(|state| layers(&state.join("memory"), ".mem"))
+        .filter_map(|layer| layer.file_name().map(OsStr::to_owned))
+        .collect();
+    let is_own = |layer: &PathBuf| layer.file_name().is_some_and(|name| !shared.contains(name));
     layers(&states[0].join("memory"), ".mem")
-        .pop()
-        .expect("it has memory")
+        .into_iter()
+        .find(is_own)
+        .expect("it has memory of its own")
 }
 
 #[test]

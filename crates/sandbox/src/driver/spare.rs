@@ -62,7 +62,11 @@ impl SpareSlot {
         drop(self.take());
     }
 
+    /// Begins to start a spare, unless the one before was not used.
     fn prepare(&mut self, host: Arc<Inner>, wanted: Wanted) {
+        if lock(&self.spare).is_some() {
+            return;
+        }
         if let Some(task) = self.task.take() {
             task.abort();
         }
@@ -148,6 +152,10 @@ impl Driver {
         let Some(running) = &self.running else {
             return Ok(None);
         };
+        // Arguments of the user's may claim what only one process at a time can have.
+        if !running.record.qemu_args.is_empty() {
+            return Ok(None);
+        }
         let Ok(AccelChoice::Only(accel)) = running.record.accelerator.parse() else {
             return Ok(None);
         };
