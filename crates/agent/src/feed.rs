@@ -8,14 +8,17 @@
 //! A pipe would copy every byte twice more. Under emulation that costs more than the port itself.
 //!
 //! Always: the loop never waits. The stream's window bounds the pieces, because bytes count as used
-//! only when the thread has finished with their piece. A dropped [`Feed`] ends the stream; after a
-//! dropped [`Intake`] every byte counts as used.
+//! only when the thread has finished with their piece. A [`Feed`] that is dropped without an end also
+//! drops what the thread has not taken; after a dropped [`Intake`] every byte counts as used.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, Read};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::workers::Bell;
+
+/// Pieces up to this size are joined, so that single bytes take no more memory than they are.
+const JOINED_MAX: usize = 4096;
 
 /// The loop's end.
 #[derive(Debug)]
@@ -54,6 +57,16 @@ struct State {
     abandoned: bool,
 }
 
+impl State {
+    /// Adds a piece, or joins it with the last one if both are small.
+    fn add(&mut self, piece: Vec<u8>) {
+        match self.pieces.back_mut() {
+            Some(last) if last.len() + piece.len() <= JOINED_MAX => last.extend(piece),
+            _ => self.pieces.push_back(piece),
+        }
+    }
+}
+
 impl Shared {
     /// A thread that panicked leaves nothing half done here.
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -86,7 +99,7 @@ impl Feed {
         if state.abandoned {
             state.used += piece.len() as u64;
         } else if !piece.is_empty() {
-            state.pieces.push_back(piece);
+            state.add(piece);
             self.is_unannounced = true;
         }
     }
@@ -111,7 +124,14 @@ impl Feed {
 }
 
 impl Drop for Feed {
+    /// Without an end, the channel was closed: nobody wants the rest to be written.
     fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        if !state.ended {
+            let left: usize = state.pieces.drain(..).map(|piece| piece.len()).sum();
+            state.used += left as u64;
+        }
+        drop(state);
         self.end();
     }
 }
@@ -221,12 +241,30 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_feed_ends_the_stream() {
+    fn a_feed_that_is_dropped_without_an_end_drops_what_was_not_read() {
         let (mut feed, mut intake) = pair(100);
         feed.push(b"abc".to_vec());
         drop(feed);
         let mut seen = Vec::new();
         intake.read_to_end(&mut seen).unwrap();
+        assert_eq!(seen, b"");
+    }
+
+    #[test]
+    fn a_feed_that_has_ended_may_be_dropped_before_it_is_read() {
+        let (mut feed, mut intake) = pair(100);
+        feed.push(b"abc".to_vec());
+        feed.end();
+        drop(feed);
+        let mut seen = Vec::new();
+        intake.read_to_end(&mut seen).unwrap();
         assert_eq!(seen, b"abc");
+    }
+
+    #[test]
+    fn single_bytes_take_one_piece() {
+        let (mut feed, _intake) = pair(100);
+        (0..100).for_each(|_| feed.push(vec![1]));
+        assert_eq!(feed.shared.lock().pieces.len(), 1);
     }
 }

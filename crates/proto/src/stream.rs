@@ -117,24 +117,7 @@ impl Outgoing {
         Some((offset, self.copy(skip, count)))
     }
 
-    /// As [`take`](Self::take), without a copy; gives less than `limit` where the buffer wraps
-    /// around.
-    pub fn take_slice(&mut self, limit: usize) -> Option<(u64, &[u8])> {
-        let offset = self.sent;
-        let skip = (offset - self.base) as usize;
-        let (front, back) = self.held.as_slices();
-        let rest = if skip < front.len() {
-            &front[skip..]
-        } else {
-            &back[skip - front.len()..]
-        };
-        let count = rest.len().min(limit);
-        self.sent += count as u64;
-        (count > 0).then(|| (offset, &rest[..count]))
-    }
-
-    /// Copies by slices: the agent runs this under emulation, where a loop over bytes would be the
-    /// bottleneck.
+    /// Copies by slices, which is faster than byte by byte.
     fn copy(&self, skip: usize, count: usize) -> Vec<u8> {
         let (front, back) = self.held.as_slices();
         let mut bytes = Vec::with_capacity(count);

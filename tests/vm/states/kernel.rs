@@ -211,3 +211,23 @@ async fn a_start_whose_kernel_state_cannot_be_kept_boots_and_reports_it() {
     sandbox.remove().await.expect("it is removed");
     lab.world.assert_empty();
 }
+
+/// A boot from power-on needs no memory layers, so a memory directory that went away with its file
+/// system does not prevent it.
+#[test]
+fn a_sandbox_whose_memory_directory_is_gone_starts_from_power_on() {
+    let world = World::new();
+    let place = tempfile::tempdir().unwrap();
+    let memory = place.path().join("memory");
+    fs::create_dir(&memory).unwrap();
+    world.start("a", &["--memory-dir", memory.to_str().unwrap()]);
+    say(&world, "a", "echo mine > /srv/file && sync");
+    world.ok(["stop", "a"]);
+    fs::remove_dir_all(&memory).unwrap();
+    world.ok(["start", "a"]);
+    let degraded = world.inspect("a")["degraded"].clone();
+    assert_eq!(degraded[0]["code"], "kernel_state_unusable", "{degraded}");
+    assert_eq!(say(&world, "a", "cat /srv/file"), "mine");
+    assert_eq!(kernel_states(world.home()).len(), 1, "others still use it");
+    remove(&world, &["a"]);
+}

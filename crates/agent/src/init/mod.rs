@@ -73,7 +73,7 @@ pub enum BootError {
     DiskInUse(io::Error),
     #[error("cannot find the disks: {}", reason(.0))]
     Disks(io::Error),
-    #[error("cannot start as a guest of its own: {0}")]
+    #[error("cannot take entropy and time from the host: {0}")]
     Renew(Failure),
 }
 

@@ -25,7 +25,7 @@ impl Held {
     pub fn write(self, file: File) -> Result<Layer> {
         let failed = store_error("write a memory layer");
         let below = if self.bytes.len() <= COMPARED_BYTES {
-            Some(read_below(&self.below)?)
+            self.comparable()
         } else {
             None
         };
@@ -37,6 +37,14 @@ impl Held {
             rest = behind;
         }
         writer.finish().map_err(store_error("write a memory layer"))
+    }
+
+    /// The layers below, if they can be read: comparing only saves space.
+    fn comparable(&self) -> Option<Below> {
+        let below = read_below(&self.below);
+        below
+            .inspect_err(|error| tracing::warn!(%error, "memory is not compared with layers below"))
+            .ok()
     }
 }
 
@@ -50,8 +58,15 @@ fn append(
     let Some(below) = below else {
         return writer.append(first, bytes).map_err(failed());
     };
-    let changed = below.changed(first, bytes);
-    for changed in changed.map_err(store_error("compare memory with the layers below"))? {
+    let changed = match below.changed(first, bytes) {
+        Ok(changed) => changed,
+        // The pages are here, and the layer is whole with all of them.
+        Err(error) => {
+            tracing::warn!(%error, "memory cannot be compared with the layers below");
+            return writer.append(first, bytes).map_err(failed());
+        }
+    };
+    for changed in changed {
         writer
             .append(changed.first_page, changed.bytes)
             .map_err(failed())?;

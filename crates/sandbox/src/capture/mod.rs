@@ -184,6 +184,9 @@ impl Capture<'_> {
             Ok(devices) => devices,
             Err(error) => {
                 self.carry_taken(&approach, moment.memory);
+                if purpose.after == After::Continue {
+                    self.give_up_writing(disk.last()).await;
+                }
                 return Err(error);
             }
         };

@@ -115,9 +115,9 @@ impl Guest {
             .map(drop)
     }
 
-    /// Boots a guest that waits without a root.
-    pub(crate) async fn boot(&self, boot: Boot) -> Result<()> {
-        self.request_within("boot the guest", Request::Boot(boot), LONG_REQUEST_DEADLINE)
+    /// Boots a guest that waits without a root. The caller limits the time of the whole boot.
+    pub(crate) async fn boot(&self, boot: Boot, deadline: Duration) -> Result<()> {
+        self.request_within("boot the guest", Request::Boot(boot), deadline)
             .await
             .map(drop)
     }

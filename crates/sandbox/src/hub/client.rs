@@ -20,8 +20,9 @@ use super::attach::AttachInput;
 use super::switch::Input;
 use crate::link::READ_SIZE;
 
-/// The switch disconnects a client with more unread bytes than this.
-const BACKLOG: usize = 256 * 1024 * 1024;
+/// The switch disconnects a client with more unread bytes than this. All commands that a guest can
+/// run at a time, each with two full windows, are less.
+const BACKLOG: usize = 768 * 1024 * 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct ClientId(pub u64);

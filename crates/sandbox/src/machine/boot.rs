@@ -257,6 +257,11 @@ impl Patience {
         }
     }
 
+    /// How long the whole boot may take.
+    pub fn whole(&self) -> Duration {
+        self.whole
+    }
+
     /// Waits for the agent.
     pub async fn greeted(&self, hub: &Hub) -> Result<()> {
         hub.ready(self.whole).await.map_err(|source| match source {

@@ -27,6 +27,9 @@ use crate::inner::Inner;
 use crate::link::LinkError;
 use crate::moment::now_unix_ns;
 
+/// The signal that users and a kernel without memory send.
+const KILLED: i32 = 9;
+
 /// The random bytes that a guest gets with its boot.
 const ENTROPY_BYTES: usize = 64;
 
@@ -60,7 +63,7 @@ pub(crate) async fn boot_kernel(
 /// look like one of the guest: another machine would be tried.
 fn unless_killed(machine: &Machine, error: Error) -> Error {
     match (error, machine.exit().now()) {
-        (Error::BootEnded { .. }, Some(exit)) if exit.status.signal().is_some() => {
+        (Error::BootEnded { .. }, Some(exit)) if exit.status.signal() == Some(KILLED) => {
             engine_error("boot a kernel")(engine::Error::Died { exit })
         }
         (error, _) => error,
@@ -143,7 +146,7 @@ impl Waiting {
                     entropy: random_bytes(ENTROPY_BYTES),
                     options: root.options,
                 };
-                guest.boot(boot).await
+                guest.boot(boot, patience.whole()).await
             };
             patience.within(asked).await?;
             patience.configured(host, hub, root.identity).await

@@ -141,10 +141,14 @@ pub(crate) fn is_about_the_state(error: &Error) -> bool {
     }
 }
 
+/// The signal of users, of `kill` and of a kernel without memory. A QEMU that aborts does so because
+/// of the state.
+const KILLED: i32 = 9;
+
 fn was_killed(error: &engine::Error) -> bool {
     match error {
         engine::Error::Start { exit } | engine::Error::Died { exit } => {
-            exit.status.signal().is_some()
+            exit.status.signal() == Some(KILLED)
         }
         _ => false,
     }

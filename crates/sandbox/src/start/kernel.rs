@@ -12,7 +12,8 @@
 //!
 //! Always: a kernel state has no identity, no root and no disk. A guest that continues from it gets
 //! its own randomness and the time before it looks at its disk. When it fails: a state that does
-//! not load is removed, and made again once. Then the machine boots from power-on.
+//! not load is removed, and made again once. Then, or if this sandbox cannot use it, the machine
+//! boots from power-on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +26,7 @@ use serde::Serialize;
 
 use super::kept::{self, Warm, is_about_the_state};
 use crate::degradation::Degradation;
-use crate::error::{Error, Result, store_error};
+use crate::error::{Error, ErrorKind, Result, store_error};
 use crate::fold;
 use crate::inner::Inner;
 use crate::machine::boot::{self, Boot};
@@ -38,7 +39,7 @@ use crate::unfinished::Unfinished;
 /// Part of every key. It changes when the steps between power-on and capture change.
 const RECIPE: u32 = 1;
 
-/// The size of the disk of a machine that is captured before it has a root. No disk is read then.
+/// The size of the disk of a machine that is captured before it has a root. It is empty.
 const DISK_BYTES: u64 = 1 << 20;
 
 /// Boots a machine from the kernel state of its shape, which is made if it is missing.
@@ -50,35 +51,31 @@ pub(super) async fn boot(host: &Arc<Inner>, owned: &Owned, boot: Boot<'_>) -> Re
         .warm(&key)
         .map_err(store_error("read a kernel state"));
     let found = match found {
-        Ok(None) => None,
-        Ok(Some(state)) => usable(
-            host,
-            &key,
-            wake(host, owned, &state, &boot).await,
-            &mut notes,
-        )?,
+        Ok(None) => Woken::No,
+        Ok(Some(state)) => {
+            let woken = wake(host, owned, &state, &boot).await;
+            usable(host, &key, woken, &mut notes)?
+        }
         Err(error) => usable(host, &key, Err(error), &mut notes)?,
     };
-    let waiting = match found {
-        Some(waiting) => Some(waiting),
-        None => match make(host, owned.record(), &key, boot.timeout).await {
-            Ok(state) => usable(
-                host,
-                &key,
-                wake(host, owned, &state, &boot).await,
-                &mut notes,
-            )?,
-            Err(NotMade::Kept(error) | NotMade::Booted(error @ Error::BootEnded { .. })) => {
+    let woken = match found {
+        Woken::No => match make(host, owned.record(), &key, boot.timeout).await {
+            Ok(state) => {
+                let woken = wake(host, owned, &state, &boot).await;
+                usable(host, &key, woken, &mut notes)?
+            }
+            Err(NotMade::Final(error)) => return Err(error),
+            Err(NotMade::Kept(error)) => {
                 let reason = error.one_line();
                 notes.push(Degradation::KernelStateNotKept { reason });
-                None
+                Woken::NotHere
             }
-            Err(NotMade::Booted(error)) => return Err(error),
         },
+        found => found,
     };
-    let mut running = match waiting {
-        Some(waiting) => waiting.boot(host, root(host, owned, boot)?).await?,
-        None => boot::boot(host, owned, boot).await?,
+    let mut running = match woken {
+        Woken::Waits(waiting) => waiting.boot(host, root(host, owned, boot)?).await?,
+        Woken::No | Woken::NotHere => boot::boot(host, owned, boot).await?,
     };
     running.degraded.extend(notes);
     Ok(running)
@@ -97,24 +94,48 @@ fn root(host: &Inner, owned: &Owned, boot: Boot<'_>) -> Result<Root> {
     })
 }
 
-/// A guest that waits. A state that does not load is removed, and a note reports why.
+/// What came of the attempt to continue from a kernel state.
+enum Woken {
+    Waits(Box<Waiting>),
+    /// There is no state, or none any more.
+    No,
+    /// The state may be good, and this sandbox cannot use it.
+    NotHere,
+}
+
+/// Judges an attempt. A state that does not load is removed. A note reports each failure that a
+/// boot from power-on makes up for.
 fn usable(
     host: &Inner,
     key: &Digest,
     woken: Result<Waiting>,
     notes: &mut Vec<Degradation>,
-) -> Result<Option<Waiting>> {
-    match woken {
-        Ok(waiting) => Ok(Some(waiting)),
-        Err(error) if is_about_the_state(&error) => {
-            let removed = host.store.remove_warm(key);
-            removed.map_err(store_error("remove a kernel state"))?;
-            let reason = error.one_line();
-            notes.push(Degradation::KernelStateUnusable { reason });
-            Ok(None)
-        }
-        Err(error) => Err(error),
+) -> Result<Woken> {
+    let error = match woken {
+        Ok(waiting) => return Ok(Woken::Waits(Box::new(waiting))),
+        Err(error) => error,
+    };
+    let reason = error.one_line();
+    if is_about_the_state(&error) {
+        let removed = host.store.remove_warm(key);
+        removed.map_err(store_error("remove a kernel state"))?;
+        notes.push(Degradation::KernelStateUnusable { reason });
+        return Ok(Woken::No);
     }
+    if !is_about_files(&error) {
+        return Err(error);
+    }
+    notes.push(Degradation::KernelStateUnusable { reason });
+    Ok(Woken::NotHere)
+}
+
+/// Whether a file was in the way, which a boot from power-on does not need: another process removed
+/// the state meanwhile, or the sandbox's memory directory is full or gone.
+fn is_about_files(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::NotFound | ErrorKind::Invalid | ErrorKind::Exhausted | ErrorKind::Io
+    )
 }
 
 /// Continues from a kernel state on a disk of the sandbox. The sandbox gets links to the memory of
@@ -141,10 +162,22 @@ async fn wake(
 
 /// Why there is no kernel state.
 enum NotMade {
-    /// The kernel does not come up.
-    Booted(Error),
-    /// The kernel waits, and its state cannot be kept.
+    /// A boot from power-on would fail as well, or was interrupted.
+    Final(Error),
+    /// A machine without a state can still boot.
     Kept(Error),
+}
+
+impl NotMade {
+    /// A failure before the kernel waits.
+    fn early(error: Error) -> Self {
+        let is_guests = matches!(error.kind(), ErrorKind::Guest);
+        if is_guests || is_about_files(&error) {
+            Self::Kept(error)
+        } else {
+            Self::Final(error)
+        }
+    }
 }
 
 /// Boots a temporary machine without an identity and without content on its disk, and keeps its
@@ -155,14 +188,14 @@ async fn make(
     key: &Digest,
     timeout: Option<Duration>,
 ) -> Result<StateSource, NotMade> {
-    let record = kept::temporary(like, DISK_BYTES).map_err(NotMade::Booted)?;
+    let record = kept::temporary(like, DISK_BYTES).map_err(NotMade::early)?;
     let maker = Unfinished::make(host.clone(), record)
         .await
-        .map_err(NotMade::Booted)?;
-    let disk = fold::head(maker.owned()).await.map_err(NotMade::Booted)?;
+        .map_err(NotMade::early)?;
+    let disk = fold::head(maker.owned()).await.map_err(NotMade::early)?;
     let mut running = boot_kernel(host, maker.owned(), &disk, timeout)
         .await
-        .map_err(NotMade::Booted)?;
+        .map_err(NotMade::early)?;
     let warm = Warm {
         key: key.clone(),
         of: WarmOf::Kernel(like.kernel_digest.clone()),

@@ -452,8 +452,14 @@ impl Owned {
         for layer in source.manifest().memory.layers() {
             let to = self.memory_layer(layer);
             // An earlier machine of this sandbox may have continued from the same state.
-            if self.files.kind(&to)?.is_none() {
-                self.files.share(&source.memory_layer(layer), &to)?;
+            if self.files.kind(&to)?.is_some() {
+                continue;
+            }
+            if let Err(error) = self.files.share(&source.memory_layer(layer), &to) {
+                // A part of a copy under this name would be taken for the layer. If it cannot be
+                // removed either, the check of the layer finds it.
+                drop(self.files.remove_file(&to));
+                return Err(error);
             }
         }
         self.files.sync_dir(&self.memory())?;
