@@ -141,8 +141,8 @@ pub(crate) fn is_about_the_state(error: &Error) -> bool {
     }
 }
 
-/// The signal of users, of `kill` and of a kernel without memory. A QEMU that aborts does so because
-/// of the state.
+/// The signal of users, of `kill` and of a kernel without memory. A QEMU that aborts does so
+/// because of the state.
 const KILLED: i32 = 9;
 
 fn was_killed(error: &engine::Error) -> bool {
