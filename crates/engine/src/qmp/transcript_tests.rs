@@ -92,9 +92,14 @@ impl Peer {
             .await;
     }
 
+    /// QEMU is killed.
     fn die(&self) {
+        self.die_of(9);
+    }
+
+    fn die_of(&self, signal: i32) {
         let exit = Exit {
-            status: ExitStatus::from_raw(9),
+            status: ExitStatus::from_raw(signal),
             stderr: "last words".into(),
         };
         self.exit.send_replace(Some(exit));
@@ -421,13 +426,27 @@ async fn a_newer_qemu_loads_from_an_fd_set() {
     loaded.unwrap();
 }
 
+/// As by a kernel without memory.
+#[tokio::test]
+async fn a_qemu_that_is_killed_while_it_loads_says_nothing_about_the_state() {
+    let (qmp, mut peer) = connected().await;
+    let script = async {
+        peer.load().await;
+        peer.die();
+        drop(peer);
+    };
+    let sets = FdSets::new(qmp.clone(), 1);
+    let (loaded, ()) = tokio::join!(devices::load(&qmp, &sets, state()), script);
+    assert!(matches!(loaded, Err(Error::Died { .. })), "{loaded:?}");
+}
+
 #[tokio::test]
 async fn a_qemu_that_dies_of_a_state_is_quoted() {
     let (qmp, mut peer) = connected().await;
     let script = async {
         peer.load().await;
         peer.tell_migration("active").await;
-        peer.die();
+        peer.die_of(6);
         drop(peer);
     };
     let sets = FdSets::new(qmp.clone(), 1);
