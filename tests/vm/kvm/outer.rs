@@ -342,7 +342,8 @@ fn move_in(outer: &Outer, release: &str) {
 
     outer.send_program(program());
     outer.say(&format!(
-        "ln -s {} /usr/bin/sandtree; mkdir -p {MODULES_DIR} {}",
+        // Not a symbolic link: the program may be below /root, where other users see nothing.
+        "ln {} /usr/bin/sandtree; mkdir -p {MODULES_DIR} {}",
         program().display(),
         env!("CARGO_TARGET_TMPDIR")
     ));
