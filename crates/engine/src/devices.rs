@@ -14,7 +14,6 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, memfd_create};
@@ -32,9 +31,6 @@ use crate::version::Version;
 
 /// Devices take a few hundred kilobytes. QEMU is not trusted to keep to that.
 const DEVICES_BYTES_MAX: u64 = 64 << 20;
-
-/// SIGKILL, of users and of a kernel without memory.
-const KILLED: i32 = 9;
 
 const DEVICES: &str = "the state of the devices";
 
@@ -179,11 +175,9 @@ pub(crate) async fn load(qmp: &Qmp, sets: &FdSets, state: OwnedFd) -> Result<(),
         }
         // QEMU ends when it cannot make sense of what it loads. One that was killed says nothing
         // about what it loads.
-        Err(Error::Died { exit }) if exit.status.signal() != Some(KILLED) => {
-            Err(Error::NotLoaded {
-                reason: exit.to_string(),
-            })
-        }
+        Err(Error::Died { exit }) if !exit.is_kill() => Err(Error::NotLoaded {
+            reason: exit.to_string(),
+        }),
         Err(error) => Err(error),
     }
 }

@@ -8,7 +8,6 @@
 //! Always: a guest gets randomness and the time before it looks at its disk. When it fails: the
 //! machine is gone. Until the root is asked for, the disk is as it was.
 
-use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
 use sandtree_engine::{self as engine, Machine};
@@ -26,9 +25,6 @@ use crate::guest::Guest;
 use crate::inner::Inner;
 use crate::link::LinkError;
 use crate::moment::now_unix_ns;
-
-/// The signal that users and a kernel without memory send.
-const KILLED: i32 = 9;
 
 /// The random bytes that a guest gets with its boot.
 const ENTROPY_BYTES: usize = 64;
@@ -63,7 +59,7 @@ pub(crate) async fn boot_kernel(
 /// look like one of the guest: another machine would be tried.
 fn unless_killed(machine: &Machine, error: Error) -> Error {
     match (error, machine.exit().now()) {
-        (Error::BootEnded { .. }, Some(exit)) if exit.status.signal() == Some(KILLED) => {
+        (Error::BootEnded { .. }, Some(exit)) if exit.is_kill() => {
             engine_error("boot a kernel")(engine::Error::Died { exit })
         }
         (error, _) => error,

@@ -3,8 +3,6 @@
 //! Always: the state has no identity. The number of warm states in a store is limited, for each of
 //! the two kinds: a kernel state is not removed because of images, which are booted from it.
 
-use std::os::unix::process::ExitStatusExt;
-
 use sandtree_engine as engine;
 use sandtree_store::{
     Digest, Owned, SandboxId, SandboxRecord, StateKind, StateSource, WarmOf, WarmRecord,
@@ -141,15 +139,9 @@ pub(crate) fn is_about_the_state(error: &Error) -> bool {
     }
 }
 
-/// The signal of users, of `kill` and of a kernel without memory. A QEMU that aborts does so
-/// because of the state.
-const KILLED: i32 = 9;
-
 fn was_killed(error: &engine::Error) -> bool {
     match error {
-        engine::Error::Start { exit } | engine::Error::Died { exit } => {
-            exit.status.signal() == Some(KILLED)
-        }
+        engine::Error::Start { exit } | engine::Error::Died { exit } => exit.is_kill(),
         _ => false,
     }
 }
