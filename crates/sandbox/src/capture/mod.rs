@@ -372,7 +372,12 @@ impl Capture<'_> {
     }
 
     async fn write_live(&self, runs: &[PageRun]) -> Result<NewLayer> {
-        let runs = memory::coalesce(runs.to_vec(), RUNS_MAX);
+        self.write_runs(memory::coalesce(runs.to_vec(), RUNS_MAX))
+            .await
+    }
+
+    /// Copies runs of the machine's memory into a new layer.
+    async fn write_runs(&self, runs: Vec<PageRun>) -> Result<NewLayer> {
         let memory = self.machine().memory().clone();
         let (id, file) = self
             .owned

@@ -20,9 +20,9 @@ use sandtree_store::LayerId;
 use sandtree_store::memory::{self, PAGE, PageRun};
 use tracing::{Instrument, debug_span};
 
-use super::{After, Approach, BUFFER_BYTES, Capture, RUNS_MAX, Scope, copy_runs};
-use crate::blocking::{blocking, in_place};
-use crate::error::{Error, Result, engine_error, store_error};
+use super::{After, Approach, BUFFER_BYTES, Capture, RUNS_MAX, Scope};
+use crate::blocking::in_place;
+use crate::error::{Error, Result, engine_error};
 use crate::fault::Step;
 use crate::machine::ground::NewLayer;
 use crate::mode::MemoryMode;
@@ -178,14 +178,8 @@ impl Capture<'_> {
     /// Writes pages to a layer while the guest is stopped. This may take long, so it leaves the
     /// thread free for a request to end the machine.
     async fn write_stopped(&self, runs: Vec<PageRun>) -> Result<TakenMemory> {
-        let memory = self.machine().memory().clone();
-        let (id, file) = self
-            .owned
-            .memory_file()
-            .map_err(store_error("make a memory layer"))?;
-        let written = blocking(move || copy_runs(&memory, &runs, file)).await;
-        self.kept(id, written)
-            .map(|layer| TakenMemory::Written { layer })
+        let layer = self.write_runs(runs).await?;
+        Ok(TakenMemory::Written { layer })
     }
 
     fn prepared(&mut self) -> (LayerId, PreparedOverlay) {
