@@ -48,6 +48,8 @@ impl Nested<'_> {
             .env("RUSTFLAGS", self.rustflags)
             .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
             .env("CARGO_PROFILE_RELEASE_DEBUG", "none")
+            // They are small, and the agent is emulated.
+            .env("CARGO_PROFILE_RELEASE_LTO", "thin")
             .envs(self.env.iter().copied())
             .args([
                 "build",

@@ -8,6 +8,7 @@
 
 mod disk_image;
 mod ext4;
+mod mounts;
 mod mutate;
 mod tar;
 mod targets;

@@ -23,7 +23,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 
-use crate::{disk_image, ext4, tar};
+use crate::{disk_image, ext4, mounts, tar};
 
 pub struct Target {
     pub name: &'static str,
@@ -31,7 +31,7 @@ pub struct Target {
     pub check: fn(&[u8]),
 }
 
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     Target {
         name: "frames",
         seeds: streams,
@@ -91,6 +91,11 @@ pub const TARGETS: [Target; 13] = [
         name: "index",
         seeds: indexes,
         check: index,
+    },
+    Target {
+        name: "mounts",
+        seeds: mounts::seeds,
+        check: mounts::check,
     },
     Target {
         name: "tar",

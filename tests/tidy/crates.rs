@@ -46,8 +46,10 @@ const ALLOWED: &[Allowed] = &[
         ],
         &["tokio"],
     ),
+    allowed("mounts", &["sandtree-proto"], RUNTIME),
     allowed("preload", &[], &["tokio", "serde", "thiserror"]),
     allowed("proto", &[], &["tokio", "ureq", "rustls", "rustix", "libc"]),
+    allowed("python", &["sandtree"], &["ureq", "rustls", "rusqlite"]),
     allowed("registry", &[], &["tokio"]),
     allowed("rootfs", &["sandtree-diff", "sandtree-disk"], RUNTIME),
     allowed(
@@ -57,6 +59,7 @@ const ALLOWED: &[Allowed] = &[
             "sandtree-disk",
             "sandtree-engine",
             "sandtree-images",
+            "sandtree-mounts",
             "sandtree-proto",
             "sandtree-registry",
             "sandtree-rootfs",

@@ -65,6 +65,16 @@ const REASONS: &[(&str, &[&str], &str)] = &[
         "console.log and keeper.log are not durable",
     ),
     (
+        "crates/sandbox/src/export.rs",
+        &[
+            ".sync_all(",
+            "File::options",
+            "fs::remove_file(",
+            "fs::rename(",
+        ],
+        "a file of the user's, outside of the store",
+    ),
+    (
         "crates/sandbox/src/fault/injected.rs",
         &["fs::write("],
         "for tests: in a directory of the test",

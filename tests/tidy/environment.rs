@@ -1,12 +1,12 @@
-//! The environment and the working directory are read at the edges and passed in: by `cli` and
-//! `agent`, by build scripts, and by tests and benchmarks. The clock, the network and asynchronous
-//! code are not the store's, and `proto` does no I/O.
+//! The environment and the working directory are read at the edges and passed in: by `cli`,
+//! `python` and `agent`, by build scripts, and by tests and benchmarks. The clock, the network and
+//! asynchronous code are not the store's, and `proto` does no I/O.
 
 use crate::code::Code;
 use crate::modules::{self, Crate};
 
 /// Crates that are edges.
-const EDGES: [&str; 4] = ["agent", "bench", "bench-guest", "cli"];
+const EDGES: [&str; 5] = ["agent", "bench", "bench-guest", "cli", "python"];
 
 const READS: [&str; 11] = [
     "env::var(",

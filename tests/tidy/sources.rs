@@ -44,13 +44,25 @@ pub fn file(path: &str) -> Source {
 
 /// Every Rust file below these directories.
 pub fn rust(dirs: &[&str]) -> Vec<Source> {
+    with_extension(dirs, "rs")
+}
+
+/// Every Python file below these directories.
+pub fn python(dirs: &[&str]) -> Vec<Source> {
+    with_extension(dirs, "py")
+}
+
+fn with_extension(dirs: &[&str], wanted: &str) -> Vec<Source> {
     let mut found = Vec::new();
     dirs.iter()
         .for_each(|dir| collect(&top().join(dir), &mut found));
-    let is_rust = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "rs");
+    let is_wanted = |path: &PathBuf| {
+        path.extension()
+            .is_some_and(|extension| extension == wanted)
+    };
     found
         .iter()
-        .filter(|path| is_rust(path))
+        .filter(|path| is_wanted(path))
         .map(|path| Source::read(path))
         .collect()
 }

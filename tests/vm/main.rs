@@ -21,6 +21,7 @@ mod lifecycle;
 mod link;
 mod loans;
 mod model;
+mod mounts;
 mod moves;
 mod network;
 mod registries;

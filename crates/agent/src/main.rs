@@ -20,6 +20,7 @@ mod init;
 mod input;
 mod link;
 mod metrics;
+mod mounts;
 mod names;
 mod network;
 mod output;

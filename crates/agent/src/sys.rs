@@ -123,6 +123,13 @@ const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;
 const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
 const EXT4_IOC_RESIZE_FS: libc::c_ulong = 0x4008_6610;
 
+/// Lets this thread allocate memory while others wait for it to write their data.
+pub fn serve_writers() -> io::Result<()> {
+    const PR_SET_IO_FLUSHER: libc::c_int = 57;
+    // SAFETY: prctl takes numbers.
+    check(unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) }).map(drop)
+}
+
 /// Mixes bytes into the kernel's pool, credits them, and reseeds every generator from it.
 pub fn add_entropy(random: impl AsFd, bytes: &[u8]) -> io::Result<()> {
     // struct rand_pool_info: bits, length, then the bytes.

@@ -8,6 +8,7 @@ use crate::exec::{self, ExecArgs};
 use crate::failure::{Failure, Measured, Outcome};
 use crate::image::{self, ImageArgs};
 use crate::long::{self, LongArgs};
+use crate::mounts::{self, MountsArgs};
 use crate::processes::{self, ProcessesArgs};
 use crate::show;
 use crate::side::{self, SideArgs};
@@ -19,7 +20,7 @@ pub struct AllArgs {
     /// Measure only these groups (repeatable)
     #[arg(long, value_name = "NAME")]
     only: Vec<Group>,
-    /// Measure fewer rounds, without 4 GB guests and without 50 forks: some minutes
+    /// Measure fewer rounds, without 4 GB guests, without 50 forks and without what takes minutes
     #[arg(long)]
     quick: bool,
 }
@@ -30,20 +31,22 @@ enum Group {
     Side,
     Processes,
     Exec,
+    Mounts,
     States,
     Store,
     Image,
-    /// Only if it is named: it takes minutes for each part
+    /// Minutes for each part; with `--only`, only what plots need
     Long,
 }
 
 const ROUNDS: usize = 5;
 const QUICK_ROUNDS: usize = 3;
 
-const ALL: [Group; 6] = [
+const ALL: [Group; 7] = [
     Group::Side,
     Group::Processes,
     Group::Exec,
+    Group::Mounts,
     Group::States,
     Group::Store,
     Group::Image,
@@ -52,7 +55,9 @@ const ALL: [Group; 6] = [
 pub async fn run(global: &Global, args: AllArgs) -> Outcome {
     let mut all = Measured::default();
     let only = |group: &Group| args.only.is_empty() || args.only.contains(group);
-    let long = args.only.contains(&Group::Long).then_some(Group::Long);
+    let is_whole = args.only.is_empty() && !args.quick;
+    let long = is_whole || args.only.contains(&Group::Long);
+    let long = long.then_some(Group::Long);
     for group in ALL.into_iter().filter(only).chain(long) {
         match args.measure(global, group).await {
             Ok(measured) => {
@@ -83,7 +88,9 @@ impl AllArgs {
                 let forks = if self.quick { 20 } else { 50 };
                 processes::run(global, ProcessesArgs { rounds, forks }).await
             }
+            Group::Long if self.only.is_empty() => long::run(global, LongArgs::whole()).await,
             Group::Long => long::run(global, LongArgs::for_plots()).await,
+            Group::Mounts => mounts::run(global, MountsArgs { rounds }).await,
             Group::Exec => exec::run(global, ExecArgs { rounds }).await,
             Group::States => {
                 let quick = self.quick;

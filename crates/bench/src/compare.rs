@@ -1,7 +1,8 @@
 //! `sandtree-bench compare`: two builds of Sandtree in one run.
 //!
 //! Each round starts this program and the other one, each for the same groups, in the order A B and
-//! then B A. Both write JSON, and the measurements of all rounds of a figure are put together.
+//! then B A. Both write JSON, and the measurements of all rounds of a figure are put together. A
+//! signal ends the program that measures, which removes its sandboxes first.
 //!
 //! A figure has regressed when its median is worse than the other's by more than the two spreads
 //! together, and by more than 5 %. The spread is half the distance between the largest and the
@@ -11,16 +12,20 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use sandtree::{Error, Result};
 use serde::Deserialize;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 use crate::config::{Global, own_program};
+use crate::crew::signalled;
 use crate::failure::Failure;
 use crate::samples::Samples;
 use crate::scratch::Scratch;
 use crate::show;
+use crate::tool;
 use crate::turn::Turn;
 
 #[derive(Debug, clap::Args)]
@@ -36,6 +41,8 @@ pub struct CompareArgs {
     only: Vec<String>,
 }
 
+/// How long a benchmark that is interrupted may take to remove its sandboxes.
+const CLEARED_WITHIN: Duration = Duration::from_secs(60);
 /// Differences below this are never a regression.
 const RELEVANT: f64 = 0.05;
 
@@ -93,6 +100,8 @@ fn judge(ours: &Samples, theirs: &Samples, good: Good) -> Verdict {
 
 /// Compares, and returns how many figures have regressed.
 pub async fn run(global: &Global, args: CompareArgs) -> Result<usize, Failure> {
+    // The first round of our own takes minutes.
+    tool::version(&args.other)?;
     let scratch = Scratch::beside(&global.config()?.home)?;
     let own = own_program()?;
     let mut ours = Figures::new();
@@ -114,13 +123,18 @@ pub async fn run(global: &Global, args: CompareArgs) -> Result<usize, Failure> {
 }
 
 impl CompareArgs {
-    async fn measure(&self, global: &Global, program: &Path, to: PathBuf) -> Result<Document> {
+    async fn measure(
+        &self,
+        global: &Global,
+        program: &Path,
+        to: PathBuf,
+    ) -> Result<Document, Failure> {
         let mut words: Vec<&str> = vec!["all", "--quick"];
         for group in &self.only {
             words.extend(["--only", group]);
         }
         // starts: our own program
-        let status = Command::new(program)
+        let mut measuring = Command::new(program)
             .args(&words)
             .args(global.repeated()?)
             .arg("--json")
@@ -128,18 +142,37 @@ impl CompareArgs {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .kill_on_drop(true)
-            .status()
-            .await
+            .spawn()
             .map_err(|e| Error::io("run", program, e))?;
+        let status = tokio::select! {
+            status = measuring.wait() => status.map_err(|e| Error::io("wait for", program, e))?,
+            signal = signalled() => {
+                signal?;
+                clear_up(&mut measuring).await;
+                return Err(Failure::Interrupted);
+            }
+        };
         if !status.success() {
             let rule = "must succeed: run it alone to see why it fails";
-            return Err(Error::invalid("benchmark", program.display(), rule));
+            return Err(Error::invalid("benchmark", program.display(), rule).into());
         }
         let text = std::fs::read(&to).map_err(|e| Error::io("read", &to, e))?;
         let wrong =
             |e: serde_json::Error| Error::invalid("figures", program.display(), &e.to_string());
-        serde_json::from_slice(&text).map_err(wrong)
+        Ok(serde_json::from_slice(&text).map_err(wrong)?)
     }
+}
+
+/// Makes a benchmark remove its sandboxes and end.
+async fn clear_up(measuring: &mut Child) {
+    let pid = measuring.id().and_then(|pid| i32::try_from(pid).ok());
+    if let Some(pid) = pid.and_then(Pid::from_raw)
+        && let Err(errno) = kill_process(pid, Signal::TERM)
+    {
+        tracing::debug!(%errno, "a benchmark that a terminal has signalled has ended");
+    }
+    // One that does not end in time is killed.
+    drop(tokio::time::timeout(CLEARED_WITHIN, measuring.wait()).await);
 }
 
 fn collect(figures: &mut Figures, document: Document) {

@@ -45,7 +45,8 @@ async fn prepared<T>(crew: &Crew, work: impl AsyncFnOnce(&Crew) -> Result<T>) ->
     work(crew).await
 }
 
-async fn signalled() -> Result<()> {
+/// Returns when a signal asks this program to end.
+pub async fn signalled() -> Result<()> {
     let listen = |kind| signal(kind).map_err(|e| Error::io("listen for", "signals", e));
     let mut interrupt = listen(SignalKind::interrupt())?;
     let mut terminate = listen(SignalKind::terminate())?;

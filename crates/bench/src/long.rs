@@ -1,15 +1,17 @@
-//! `sandtree-bench long`: how costs grow with time, memory, states and copies. These parts take
-//! minutes, so `all` does not run them unless asked.
+//! `sandtree-bench long`: how costs grow with time, memory, disk, states and copies. These parts
+//! take minutes, so `all --quick` does not run them unless asked.
+
+mod crowd;
+mod written;
 
 use std::time::{Duration, Instant};
 
 use sandtree::{Error, Replace, Result, Sandbox, SandboxSpec};
-use tokio::task::JoinSet;
 
-use crate::cli::{self, Cli};
+use crate::cli::Cli;
 use crate::config::Global;
-use crate::crew::{Crew, IMAGE, measured, ms, true_once};
-use crate::failure::Outcome;
+use crate::crew::{Crew, IMAGE, measured, ms};
+use crate::failure::{Measured, Outcome};
 use crate::figure::Figure;
 use crate::process;
 use crate::samples::Samples;
@@ -23,9 +25,12 @@ pub struct LongArgs {
     /// How many checkpoints one sandbox gets
     #[arg(long, default_value_t = 1000)]
     pub states: usize,
-    /// How many copies run at the same time
-    #[arg(long, default_value_t = 20)]
+    /// How many copies run at the same time; fewer, if the host has too little memory
+    #[arg(long, default_value_t = 200)]
     pub copies: usize,
+    /// How many gibibytes the guest writes to its disk
+    #[arg(long, default_value_t = 20)]
+    pub disk_gib: u64,
     /// How long to take a checkpoint every 100 ms
     #[arg(long, default_value_t = 10)]
     pub minutes: u64,
@@ -42,48 +47,64 @@ pub enum LongPart {
     Soak,
     /// Idle copies that run at the same time: their memory, and how many fit into 8 GB
     Density,
+    /// What the tracking of written pages costs a guest that writes to all of its memory
+    Tracking,
+    /// Checkpoint and revert with a large overlay
+    Disk,
 }
 
 const MIB: u64 = 1 << 20;
 const RAM_MB: [u64; 5] = [512, 1024, 2048, 4096, 32768];
 const ROUNDS: usize = 3;
 const SOAK_INTERVAL: Duration = Duration::from_millis(100);
-/// The memory into which idle copies are to fit.
-const FULL_BYTES: f64 = 8e9;
-const ALL: [LongPart; 4] = [
+const ALL: [LongPart; 6] = [
     LongPart::Ram,
     LongPart::States,
     LongPart::Soak,
     LongPart::Density,
+    LongPart::Tracking,
+    LongPart::Disk,
 ];
 
 pub async fn run(global: &Global, args: LongArgs) -> Outcome {
-    let figures = measured(global, async |crew| {
+    let measured = measured(global, async |crew| {
         let bench = Bench {
             crew,
             cli: &Cli::find(global)?,
             args: &args,
         };
-        let mut figures = Vec::new();
+        let mut all = Measured::default();
         let only = |part: &LongPart| args.only.is_empty() || args.only.contains(part);
         for part in ALL.into_iter().filter(only) {
-            figures.extend(bench.part(part).await?);
+            let measured = bench.part(part).await?;
+            all.figures.extend(measured.figures);
+            all.left_out.extend(measured.left_out);
             crew.clear().await?;
         }
-        Ok(figures)
+        Ok(all)
     })
     .await?;
-    Ok(figures.into())
+    Ok(measured)
 }
 
 impl LongArgs {
+    /// All of it.
+    pub fn whole() -> Self {
+        Self {
+            only: Vec::new(),
+            states: 1000,
+            copies: 200,
+            disk_gib: 20,
+            minutes: 10,
+        }
+    }
+
     /// The parts that plots need, as short as they are useful.
     pub fn for_plots() -> Self {
         Self {
             only: vec![LongPart::Ram, LongPart::States],
             states: 100,
-            copies: 20,
-            minutes: 1,
+            ..Self::whole()
         }
     }
 }
@@ -95,13 +116,16 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    async fn part(&self, part: LongPart) -> Result<Vec<Figure>> {
-        match part {
-            LongPart::Ram => self.ram().await,
-            LongPart::States => self.states().await,
-            LongPart::Soak => self.soak().await,
-            LongPart::Density => self.density().await,
-        }
+    async fn part(&self, part: LongPart) -> Result<Measured> {
+        let figures = match part {
+            LongPart::Ram => self.ram().await?,
+            LongPart::States => self.states().await?,
+            LongPart::Soak => self.soak().await?,
+            LongPart::Density => crowd::density(self).await?,
+            LongPart::Tracking => written::tracking(self.crew).await?,
+            LongPart::Disk => return written::large_disk(self.crew, self.args.disk_gib).await,
+        };
+        Ok(figures.into())
     }
 
     /// The guest's memory is sparse: only what the guest has used exists on the host.
@@ -157,6 +181,8 @@ impl Bench<'_> {
             let began = Instant::now();
             sandbox.states()?;
             let listed = ms(began.elapsed());
+            let log = self.cli.run(&["log", sandbox.name()]).await?.ms;
+            let gc = self.cli.run(&["gc", "--dry-run"]).await?.ms;
             let x = depth as f64;
             let what = |what| format!("{what}, {depth} states");
             let tail = stops.split_off(stops.len().saturating_sub(ROUNDS));
@@ -166,6 +192,8 @@ impl Bench<'_> {
             let whole = Figure::ms(what("revert, whole"), revert.total_ms);
             figures.push(whole.at("depth", "revert, whole", x));
             figures.push(Figure::ms(what("list of states"), listed).at("depth", "list", x));
+            figures.push(Figure::ms(what("sandtree log"), log).through_cli());
+            figures.push(Figure::ms(what("sandtree gc --dry-run"), gc).through_cli());
             let each = (disk()? - base) as f64 / 1e6 / x;
             figures.push(Figure::new(what("disk of a state"), each, "MB"));
         }
@@ -228,47 +256,5 @@ impl Bench<'_> {
                 process::mappings(qemu)? as f64,
             ),
         ])
-    }
-
-    async fn density(&self) -> Result<Vec<Figure>> {
-        let sandbox = self.cli.sandbox(self.crew, "density").await?;
-        let count = self.args.copies;
-        let prefix = cli::name("dense");
-        let number = count.to_string();
-        let words = ["fork", "-n", &number, "--name", &prefix, sandbox.name()];
-        let forked = self.cli.run(&words).await?.ms;
-        let names = (1..=count).map(|number| format!("{prefix}-{number}"));
-        let copies = names
-            .map(|name| self.crew.adopt(&name))
-            .collect::<Result<Vec<_>>>()?;
-        let answers = copies
-            .clone()
-            .into_iter()
-            .map(|copy| async move { true_once(&copy.guest().await?).await });
-        let answers = answers.collect::<JoinSet<_>>().join_all().await;
-        answers.into_iter().collect::<Result<()>>()?;
-        let mut machines = Vec::new();
-        let mut keepers = Vec::new();
-        for copy in &copies {
-            let info = copy.info()?;
-            machines.push(process::pss_bytes(info.qemu_pid.unwrap_or_default())? as f64 / 1e6);
-            keepers.push(process::pss_bytes(info.keeper_pid.unwrap_or_default())? as f64 / 1e6);
-        }
-        let machine = Samples::from(machines);
-        let keeper = Samples::from(keepers);
-        let each = (machine.median() + keeper.median()) * 1e6;
-        let fit = Figure::new(
-            "idle copies of 512 MB that fit into 8 GB",
-            FULL_BYTES / each,
-            "copies",
-        );
-        let note = format!("extrapolated from the PSS of {count}, QEMU and keeper");
-        let figures = vec![
-            Figure::ms(format!("fork {count}"), forked),
-            Figure::new(format!("PSS of a copy's QEMU, of {count}"), machine, "MB"),
-            Figure::new(format!("PSS of a copy's keeper, of {count}"), keeper, "MB"),
-            fit.note(note),
-        ];
-        Ok(figures.into_iter().map(Figure::through_cli).collect())
     }
 }

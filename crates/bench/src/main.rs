@@ -17,6 +17,7 @@ mod fork;
 mod host_load;
 mod image;
 mod long;
+mod mounts;
 mod peer;
 mod process;
 mod processes;
@@ -76,6 +77,8 @@ enum Figures {
     Side(side::SideArgs),
     /// Keepers, forks and idle machines, through the program `sandtree`
     Processes(processes::ProcessesArgs),
+    /// Directories of the host, compared with the guest's disk and the link
+    Mounts(mounts::MountsArgs),
     /// How costs grow with time, memory, states and copies: minutes for each part
     Long(long::LongArgs),
     /// Round trips, throughput and boot, each compared with a bare QEMU in the same run
@@ -133,6 +136,7 @@ async fn measure(global: &Global, what: Figures) -> Outcome {
         Figures::All(what) => all::run(global, what).await,
         Figures::Side(what) => side::run(global, what).await,
         Figures::Processes(what) => processes::run(global, what).await,
+        Figures::Mounts(what) => mounts::run(global, what).await,
         Figures::Long(what) => long::run(global, what).await,
         Figures::Exec(what) => exec::run(global, what).await,
         Figures::States(what) => states::run(global, what).await,

@@ -85,6 +85,12 @@ impl Quicksand {
         number(&self.ask(request).await?, "ms")
     }
 
+    /// Mounts a directory of the host, by CIFS.
+    pub async fn mount(&mut self, host: &Path, guest: &str) -> Result<()> {
+        let request = json!({ "do": "mount", "host": host, "guest": guest });
+        self.ask(request).await.map(drop)
+    }
+
     pub async fn checkpoint(&mut self, tag: &str) -> Result<Value> {
         self.ask(json!({ "do": "checkpoint", "tag": tag })).await
     }

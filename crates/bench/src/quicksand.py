@@ -93,6 +93,12 @@ class Peer:
         await self.stops.listen()
         return {"ms": ms}
 
+    async def mount(self, host, guest):
+        # Its agent answers before its guest has an address.
+        await succeed(self.sandbox, "for i in $(seq 60); do ip route | grep -q . && exit; sleep 1; done; exit 1")
+        await self.sandbox.mount(host, guest)
+        return {}
+
     async def run(self, command):
         began = time.monotonic()
         await succeed(self.sandbox, command)

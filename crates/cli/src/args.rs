@@ -11,7 +11,7 @@ use sandtree::{MachineUser, Spares};
 
 pub use import::{Made, own_kernel};
 pub use machine::Shape;
-pub use values::{BadSandboxRef, duration, port, sandbox_ref, size};
+pub use values::{BadSandboxRef, duration, mount, port, sandbox_ref, size};
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Global {
@@ -36,9 +36,9 @@ pub struct Global {
     #[arg(
         long,
         global = true,
-        value_name = "never|after-revert|always",
+        value_name = "never|after-checkpoint|always",
         env = "SANDTREE_SPARES",
-        default_value = "after-revert",
+        default_value = "after-checkpoint",
         hide = true
     )]
     pub spares: Spares,

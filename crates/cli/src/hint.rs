@@ -27,11 +27,21 @@ fn by_code(code: Code, report: &Report) -> Option<String> {
         Code::MissingImage => "export it again with its image, or import the image",
         Code::MissingKernel => "export it again with its image",
         Code::MissingBase => "import that snapshot first, or export without --since",
+        Code::NoSaveBase => return no_save_base(report),
         Code::NoQemu => {
             "install QEMU (Debian: apt-get install qemu-system-x86), or name one with --qemu"
         }
         Code::SandboxNameTaken => "choose another --name, or remove the other with `sandtree rm`",
         Code::NameTaken => name_taken(report),
+        Code::NoMount => "`sandtree mount ls SANDBOX` lists its mounts",
+        Code::MountTaken => "choose another path, or `sandtree unmount` it first",
+        Code::ApplyConflicts => {
+            "`sandtree changes` shows them; --force overwrites the host's files"
+        }
+        Code::NoMountPort => "create the sandbox again; its disk can be saved and used for that",
+        Code::MountServer => {
+            "`sandtree mount ls SANDBOX` shows what is wrong; unmount it and mount it again"
+        }
         Code::TagTaken => "choose another tag, or replace it with --force",
         Code::OtherKind => "`sandtree image` manages images, `sandtree snapshot` snapshots",
         Code::NotASnapshot => "only the directory of a snapshot is replaced or removed",
@@ -39,8 +49,8 @@ fn by_code(code: Code, report: &Report) -> Option<String> {
             "leave --cpu out for the best there is; Opteron_G3 is the same under every QEMU"
         }
         Code::UnknownFormat => {
-            "give a tar archive, a directory, an OCI layout or archive, a qcow2 or a raw disk with \
-             an ext4 root"
+            "give a tar archive, a directory, an OCI layout or archive, a save of Quicksand, a qcow2 \
+             or a raw disk with an ext4 root"
         }
         Code::ForeignRoot => return foreign_root(report),
         Code::OpenRoot => return Some(format!("chmod go-w {}", report.text("path")?)),
@@ -202,6 +212,13 @@ fn by_code(code: Code, report: &Report) -> Option<String> {
     Some(hint.to_owned())
 }
 
+fn no_save_base(report: &Report) -> Option<String> {
+    let name = report.text("name")?;
+    Some(format!(
+        "`sandtree image import FILE --name {name}`, with the qcow2 of the package quicksand-{name}"
+    ))
+}
+
 fn not_pulled(report: &Report) -> Option<String> {
     let reference = report.text("reference")?;
     Some(format!(
@@ -315,6 +332,9 @@ pub fn of_degradation(degradation: &Degradation) -> Option<String> {
         Degradation::NetworkWithheld {} => Some("--network full grants it".to_owned()),
         Degradation::PortsWithheld { ports } => {
             Some(format!("--publish {}", ports.join(" --publish ")))
+        }
+        Degradation::MountUnavailable { path, .. } => {
+            Some(format!("--mount DIR:{path} gives it a directory"))
         }
         _ => None,
     }

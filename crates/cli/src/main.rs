@@ -24,6 +24,10 @@ use crate::failure::Failure;
 const UNDO_DEADLINE: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
+    if is_version_asked() {
+        show::line(concat!("sandtree ", env!("CARGO_PKG_VERSION")));
+        return ExitCode::SUCCESS;
+    }
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => return failure::show_usage(&error),
@@ -48,6 +52,13 @@ fn main() -> ExitCode {
         ))),
     };
     outcome.unwrap_or_else(|failure| failure.show(json))
+}
+
+/// The Python package asks for the version at each import. To answer takes a tenth of the time that
+/// the parser of all commands takes to be built.
+fn is_version_asked() -> bool {
+    let mut args = std::env::args_os().skip(1);
+    args.next().is_some_and(|arg| arg == "--version") && args.next().is_none()
 }
 
 /// Logs the library's warnings to stderr. SANDTREE_LOG selects more, in the syntax of tracing's

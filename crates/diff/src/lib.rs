@@ -20,10 +20,12 @@ mod clean;
 mod compare;
 mod pair;
 mod text;
+mod upper;
 
 pub use changes::{Aspect, Change, ChangeKind, Diff};
 pub use clean::{is_clean, is_same_but_for_notes};
 pub use compare::{Options, diff};
 pub use sandtree_disk::Blocks;
 pub use sandtree_disk::ext4::read::{Error, FileReader, FileSystem, Kind, Node, Path};
-pub use text::{ContentDiff, content_diff};
+pub use text::{ContentDiff, Versions, content_diff, text_diff};
+pub use upper::{Upper, UpperKind, upper};

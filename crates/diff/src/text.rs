@@ -36,12 +36,35 @@ pub fn content_diff(
     let after = Version::read(b, path)?;
     match (&before, &after) {
         (Version::Missing, Version::Missing) => Err(Error::NotFound(path.clone())),
-        (Version::TooLarge, _) | (_, Version::TooLarge) => Ok(ContentDiff::TooLarge {
+        _ => Ok(compared(&before, &after, path)),
+    }
+}
+
+/// Two versions of a file; `None`: it does not exist.
+#[derive(Debug, Clone, Copy)]
+pub struct Versions<'a> {
+    pub before: Option<&'a [u8]>,
+    pub after: Option<&'a [u8]>,
+}
+
+/// Compares two versions of a file.
+pub fn text_diff(versions: Versions<'_>, path: &Path) -> ContentDiff {
+    let version = |bytes: Option<&[u8]>| match bytes {
+        None => Version::Missing,
+        Some(bytes) if bytes.len() as u64 > MAX_BYTES => Version::TooLarge,
+        Some(bytes) => Version::Content(bytes.to_vec()),
+    };
+    compared(&version(versions.before), &version(versions.after), path)
+}
+
+fn compared(before: &Version, after: &Version, path: &Path) -> ContentDiff {
+    match (before, after) {
+        (Version::TooLarge, _) | (_, Version::TooLarge) => ContentDiff::TooLarge {
             limit_bytes: MAX_BYTES,
-        }),
-        (Version::Content(old), Version::Content(new)) if old == new => Ok(ContentDiff::Same),
-        _ if before.is_binary() || after.is_binary() => Ok(ContentDiff::Binary),
-        _ => Ok(ContentDiff::Text(unified(&before, &after, path))),
+        },
+        (Version::Content(old), Version::Content(new)) if old == new => ContentDiff::Same,
+        _ if before.is_binary() || after.is_binary() => ContentDiff::Binary,
+        _ => ContentDiff::Text(unified(before, after, path)),
     }
 }
 

@@ -15,6 +15,8 @@ use crate::network::{Announce, NetworkMode};
 
 /// The name of the guest's port, by which the agent finds it.
 pub const LINK_PORT: &str = "dev.sandtree.agent";
+/// The name of the port on which the guest uses directories of the host.
+pub const MOUNTS_PORT: &str = "dev.sandtree.mounts";
 
 /// Descriptor numbers in the QEMU process.
 pub(crate) mod fd {
@@ -32,6 +34,7 @@ pub(crate) mod fd {
     pub const REPORT: RawFd = format::REPORT_FD;
     /// The library that is loaded into QEMU.
     pub const LIBRARY: RawFd = 11;
+    pub const MOUNTS: RawFd = 12;
     /// The base; overlays follow.
     pub const DISK: RawFd = 16;
     /// Memory layers follow the disks.
@@ -62,8 +65,19 @@ pub struct Shape {
     pub flushes: Flushes,
     pub network: NetworkMode,
     pub announce: Announce,
+    pub ports: Ports,
     pub start: Start,
     pub extra_args: Vec<String>,
+}
+
+/// The guest's ports to the host. A state loads only into a machine with the same ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ports {
+    /// The agent's.
+    Link,
+    /// The agent's, and the one of mounts.
+    #[default]
+    LinkAndMounts,
 }
 
 /// What the guest's disk is at the start.
@@ -92,6 +106,7 @@ pub fn argv(shape: &Shape) -> Vec<OsString> {
     kernel(&mut args, shape);
     disk(&mut args, shape);
     network(&mut args, shape);
+    ports(&mut args, shape.ports);
     devices(&mut args);
     confine(&mut args, shape.accel);
     args.0.extend(shape.extra_args.iter().map(OsString::from));
@@ -255,16 +270,31 @@ fn network(args: &mut Args, shape: &Shape) {
     );
 }
 
+/// Port 0 is for a console, which the machine does not have.
+fn ports(args: &mut Args, ports: Ports) {
+    let most = match ports {
+        Ports::Link => 2,
+        Ports::LinkAndMounts => 3,
+    };
+    args.option(
+        "-device",
+        format!("virtio-serial-pci,id=serial,max_ports={most},{}", slot(2)),
+    );
+    port(args, 1, "link", (fd::LINK, LINK_PORT));
+    if ports == Ports::LinkAndMounts {
+        port(args, 2, "mounts", (fd::MOUNTS, MOUNTS_PORT));
+    }
+}
+
+fn port(args: &mut Args, number: u8, id: &str, (end, name): (RawFd, &str)) {
+    args.option("-chardev", socket(id, end));
+    args.option(
+        "-device",
+        format!("virtserialport,id={id},bus=serial.0,nr={number},chardev={id},name={name}"),
+    );
+}
+
 fn devices(args: &mut Args) {
-    args.option("-chardev", socket("link", fd::LINK));
-    args.option(
-        "-device",
-        format!("virtio-serial-pci,id=serial,max_ports=2,{}", slot(2)),
-    );
-    args.option(
-        "-device",
-        format!("virtserialport,id=link,bus=serial.0,nr=1,chardev=link,name={LINK_PORT}"),
-    );
     args.option("-object", "rng-builtin,id=rng0");
     args.option(
         "-device",
@@ -324,6 +354,7 @@ mod tests {
             flushes: Flushes::Ignored,
             network: NetworkMode::Isolated,
             announce: Announce::NotAsked,
+            ports: Ports::LinkAndMounts,
             start: Start::Run,
             extra_args: Vec::new(),
         }

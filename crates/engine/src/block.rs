@@ -14,6 +14,7 @@
 
 use std::fs::File;
 use std::os::fd::{OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
@@ -40,6 +41,31 @@ impl DiskChain {
     pub(crate) fn into_descriptors(self, first: RawFd) -> Vec<(RawFd, OwnedFd)> {
         let files = std::iter::once(self.base).chain(self.overlays);
         (first..).zip(files.map(OwnedFd::from)).collect()
+    }
+
+    /// The images that nothing writes to: the base, and all overlays but the active one.
+    pub(crate) fn closed(&self) -> impl Iterator<Item = &File> {
+        let (_, closed) = self.overlays.split_last().unzip();
+        std::iter::once(&self.base).chain(closed.into_iter().flatten())
+    }
+}
+
+/// Tells whether two descriptors are of the same file. It holds as long as one of them is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileIdentity {
+    device: u64,
+    inode: u64,
+}
+
+impl FileIdentity {
+    pub(crate) fn of(file: &File) -> Result<Self, Error> {
+        let status = file
+            .metadata()
+            .map_err(Error::io("look at", "an opened file"))?;
+        Ok(Self {
+            device: status.dev(),
+            inode: status.ino(),
+        })
     }
 }
 
@@ -100,17 +126,23 @@ pub(crate) fn node(number: u64) -> String {
 /// The nodes of a chain, bottom first, for images whose fd sets are numbered by level. JSON is what
 /// both the arguments and QMP take.
 pub(crate) fn nodes(overlays: u64, opening: Opening) -> Vec<Node> {
-    let mut nodes = vec![file_node(0, Access::Shared, opening), base_node(opening)];
-    for level in 1..=overlays {
-        let access = if level == overlays {
-            Access::Active
-        } else {
-            Access::Shared
-        };
-        nodes.push(file_node(level, access, opening));
-        nodes.push(overlay_node(level, access, opening, Some(node(level - 1))));
-    }
+    let mut nodes = closed_nodes(overlays - 1, opening);
+    nodes.extend(overlay_nodes(overlays, Access::Active, opening));
     nodes
+}
+
+/// The same without an active overlay.
+fn closed_nodes(overlays: u64, opening: Opening) -> Vec<Node> {
+    let mut nodes = vec![file_node(0, Access::Shared, opening), base_node(opening)];
+    nodes.extend((1..=overlays).flat_map(|level| overlay_nodes(level, Access::Shared, opening)));
+    nodes
+}
+
+fn overlay_nodes(level: u64, access: Access, opening: Opening) -> [Node; 2] {
+    [
+        file_node(level, access, opening),
+        overlay_node(level, access, opening, Some(node(level - 1))),
+    ]
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,6 +211,90 @@ fn overlay_node(number: u64, access: Access, opening: Opening, backing: Option<S
     }
 }
 
+/// The images that a machine with a placeholder has open: the base, and closed overlays above it.
+/// Their numbers are their levels.
+#[derive(Debug)]
+pub(crate) struct OpenedAhead {
+    qmp: Qmp,
+    images: Vec<FileIdentity>,
+}
+
+impl OpenedAhead {
+    /// Opens the closed images of a disk. `sets` has given out no number yet. After an error the
+    /// machine is of no use.
+    pub(crate) async fn open(
+        qmp: Qmp,
+        opening: Opening,
+        sets: &FdSets,
+        closed: Vec<File>,
+    ) -> Result<Self, Error> {
+        let images = closed
+            .iter()
+            .map(FileIdentity::of)
+            .collect::<Result<Vec<_>, _>>()?;
+        let overlays = closed.len() as u64 - 1;
+        for image in closed {
+            sets.add(image.into()).await?;
+        }
+        for node in closed_nodes(overlays, opening) {
+            qmp.run(BlockdevAdd(node)).await?;
+        }
+        Ok(Self { qmp, images })
+    }
+
+    /// Whether the disk has the same base: everything else can be exchanged.
+    pub(crate) fn fits(&self, chain: &DiskChain) -> bool {
+        self.shared_with(chain).is_ok_and(|shared| shared > 0)
+    }
+
+    /// How many images from the base up the disk shares.
+    fn shared_with(&self, chain: &DiskChain) -> Result<usize, Error> {
+        let wanted = chain.closed().map(FileIdentity::of);
+        let wanted = wanted.collect::<Result<Vec<_>, _>>()?;
+        let pairs = self.images.iter().zip(&wanted);
+        Ok(pairs.take_while(|(ahead, wanted)| ahead == wanted).count())
+    }
+}
+
+/// Opens the overlays from level `first` on, and exchanges the placeholder of the disk for the last
+/// one. No command needs the reply to another one, so they are sent together.
+async fn open_and_switch(
+    qmp: &Qmp,
+    opening: Opening,
+    numbers: &[u64],
+    first: usize,
+) -> Result<(), Error> {
+    let last = numbers.len() - 1;
+    let mut opened = Vec::new();
+    for level in first..=last {
+        let access = if level == last {
+            Access::Active
+        } else {
+            Access::Shared
+        };
+        let backing = Some(node(numbers[level - 1]));
+        let overlay = overlay_node(numbers[level], access, opening, backing);
+        let file = file_node(numbers[level], access, opening);
+        opened.push(qmp.begin(&BlockdevAdd(file)));
+        opened.push(qmp.begin(&BlockdevAdd(overlay)));
+    }
+    let path = format!("/machine/peripheral/{DEVICE}");
+    let active = node(numbers[last]);
+    let switched = qmp.begin(&QomSet {
+        path: &path,
+        property: "drive",
+        value: &active,
+    });
+    let deleted = qmp.begin(&BlockdevDel {
+        node_name: PLACEHOLDER,
+    });
+    for reply in opened {
+        reply.await?;
+    }
+    switched.await?;
+    deleted.await.map(drop)
+}
+
 /// An overlay that QEMU has open and the guest does not use yet.
 #[derive(Debug)]
 #[must_use = "it is to be made the active one, or discarded"]
@@ -194,6 +310,8 @@ pub(crate) struct Disk {
     /// Held while the graph is changed or copied from: QEMU 7.2 may hang forever when the
     /// graph changes under a backup job.
     chain: Mutex<Chain>,
+    /// Images that were opened ahead, bottom first, and that no overlay of the disk stands on.
+    unneeded: Mutex<Vec<u64>>,
 }
 
 /// Numbers of the images above the base.
@@ -224,33 +342,52 @@ impl Disk {
             qmp,
             opening,
             chain: Mutex::new(chain),
+            unneeded: Mutex::default(),
         }
     }
 
-    /// Opens the images of a machine that was started with a placeholder, and gives them to its
-    /// disk. `sets` has given out no number yet. After an error the machine is of no use.
+    /// Gives a machine that was started with a placeholder its disk. Of the images, `ahead` has
+    /// opened the base, and perhaps overlays above it. After an error the machine is of no use.
     pub(crate) async fn attach(
-        qmp: Qmp,
-        opening: Opening,
+        ahead: OpenedAhead,
         sets: &FdSets,
+        opening: Opening,
         chain: DiskChain,
     ) -> Result<Self, Error> {
-        let overlays = chain.overlays.len() as u64;
-        for (_, image) in chain.into_descriptors(0) {
-            sets.add(image).await?;
+        let shared = ahead.shared_with(&chain)?;
+        if shared == 0 {
+            let detail = "the base of a disk was not opened ahead".into();
+            return Err(Error::Spec { detail });
         }
-        for node in nodes(overlays, opening) {
-            qmp.run(BlockdevAdd(node)).await?;
+        let OpenedAhead { qmp, images } = ahead;
+        let mut numbers: Vec<u64> = (0..shared as u64).collect();
+        for (_, image) in chain.into_descriptors(0).into_iter().skip(shared) {
+            numbers.push(sets.add(image).await?);
         }
-        qmp.run(QomSet {
-            path: &format!("/machine/peripheral/{DEVICE}"),
-            property: "drive",
-            value: &node(overlays),
+        open_and_switch(&qmp, opening, &numbers, shared).await?;
+        let (active, below) = numbers.split_last().expect("a disk has an active overlay");
+        let chain = Chain {
+            active: *active,
+            frozen: below[1..].to_vec(),
+            unsettled: None,
+        };
+        Ok(Self {
+            qmp,
+            opening,
+            chain: Mutex::new(chain),
+            unneeded: Mutex::new((shared as u64..images.len() as u64).collect()),
         })
-        .await?;
-        let disk = Self::new(qmp, opening, overlays);
-        disk.delete(PLACEHOLDER).await?;
-        Ok(disk)
+    }
+
+    /// Closes the images that were opened ahead and that the disk does not have. The guest runs:
+    /// QEMU does not close a descriptor of a machine that waits for a state.
+    pub(crate) async fn close_unneeded(&self, sets: &FdSets) -> Result<(), Error> {
+        let _unchanged = self.chain.lock().await;
+        let mut unneeded = self.unneeded.lock().await;
+        while let Some(number) = unneeded.pop() {
+            self.remove(sets, number).await?;
+        }
+        Ok(())
     }
 
     pub(crate) async fn prepare(
@@ -484,18 +621,13 @@ impl Disk {
         access: Access,
         backing: Option<String>,
     ) -> Result<(), Error> {
-        self.qmp
-            .run(BlockdevAdd(file_node(number, access, self.opening)))
-            .await?;
-        let added = self
-            .qmp
-            .run(BlockdevAdd(overlay_node(
-                number,
-                access,
-                self.opening,
-                backing,
-            )))
-            .await;
+        let file = file_node(number, access, self.opening);
+        let overlay = overlay_node(number, access, self.opening, backing);
+        // Together: without its file, the overlay is refused.
+        let opened = self.qmp.begin(&BlockdevAdd(file));
+        let added = self.qmp.begin(&BlockdevAdd(overlay));
+        opened.await?;
+        let added = added.await;
         if added.is_err() {
             self.delete(&file_name(number)).await?;
         }

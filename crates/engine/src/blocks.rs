@@ -10,7 +10,7 @@
 //!
 //! Always: what a guest can see is captured, or is known not to be.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use crate::arch::Arch;
 use crate::error::Error;
@@ -60,32 +60,48 @@ fn is_covered(name: &str, arch: Arch) -> bool {
     of_machine.contains(&name) || name.starts_with("/rom@")
 }
 
-/// Writes the firmware into a stopped machine that was started to wait for a state.
-pub(crate) async fn restore_firmware(
-    qmp: &Qmp,
-    memory: &GuestMemory,
-    firmware: &Path,
-) -> Result<(), Error> {
-    let bytes = std::fs::read(firmware).map_err(Error::io("read", firmware))?;
-    let length = bytes.len() as u64;
-    if length == 0 || length > FIRMWARE_BYTES_MAX {
-        return Err(Error::Spec {
-            detail: format!(
-                "{} has {length} bytes, which no firmware has",
-                firmware.display()
-            ),
-        });
-    }
-    let asked = format!("gpa2hva {:#x}", FIRMWARE_END - length);
-    let answer = qmp
-        .run(HumanMonitorCommand {
+/// The firmware of a machine that was started to wait for a state, and where QEMU has it.
+#[derive(Debug)]
+pub(crate) struct Firmware {
+    file: PathBuf,
+    bytes: u64,
+    /// Where it lies, in QEMU's words.
+    shown: String,
+}
+
+impl Firmware {
+    /// Asks where the firmware lies. It stays there as long as the machine exists. What is wrong
+    /// with the file is an error of [`Firmware::restore`].
+    pub(crate) async fn find(qmp: &Qmp, file: PathBuf) -> Result<Self, Error> {
+        let bytes = file.metadata().map_or(0, |status| status.len());
+        let asked = format!("gpa2hva {:#x}", FIRMWARE_END.saturating_sub(bytes));
+        let shown = qmp.run(HumanMonitorCommand {
             command_line: &asked,
+        });
+        Ok(Self {
+            shown: shown.await?,
+            file,
+            bytes,
         })
-        .await?;
-    let address = address(&answer).ok_or_else(|| Error::Protocol {
-        detail: format!("QEMU does not show its firmware: {}", answer.trim()),
-    })?;
-    memory.write_beside(address, &bytes)
+    }
+
+    /// Writes the firmware into the machine, which is stopped.
+    pub(crate) fn restore(&self, memory: &GuestMemory) -> Result<(), Error> {
+        let bytes = std::fs::read(&self.file).map_err(Error::io("read", &self.file))?;
+        let length = bytes.len() as u64;
+        if length == 0 || length > FIRMWARE_BYTES_MAX || length != self.bytes {
+            return Err(Error::Spec {
+                detail: format!(
+                    "{} has {length} bytes, which no firmware has",
+                    self.file.display()
+                ),
+            });
+        }
+        let address = address(&self.shown).ok_or_else(|| Error::Protocol {
+            detail: format!("QEMU does not show its firmware: {}", self.shown.trim()),
+        })?;
+        memory.write_beside(address, &bytes)
+    }
 }
 
 /// From `Host virtual address for 0xfffc0000 (pc.bios) is 0x7f9b30600000`.

@@ -152,10 +152,15 @@ async fn cancel(qmp: &Qmp, deadline: Duration) -> Error {
     }
 }
 
-/// Loads a state into a machine that was started to wait for one. It is stopped then.
+/// Prepares a machine that was started to wait for a state for the load.
+pub(crate) async fn expect(qmp: &Qmp) -> Result<(), Error> {
+    tell_migration(qmp).await
+}
+
+/// Loads a state into a machine that was started to wait for one, after [`expect`]. It is stopped
+/// then.
 pub(crate) async fn load(qmp: &Qmp, sets: &FdSets, state: OwnedFd) -> Result<(), Error> {
     let state = reopen(&state, File::options().read(true))?;
-    tell_migration(qmp).await?;
     let channel = Channel::open(qmp, sets, state.into()).await?;
     let mut events = qmp.events();
     let loading = async {

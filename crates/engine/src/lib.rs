@@ -39,7 +39,7 @@ mod version;
 
 pub use accel::{Accel, AccelChoice, UnknownAccel};
 pub use arch::Arch;
-pub use argv::{Drive, LINK_PORT, Shape, Start, argv};
+pub use argv::{Drive, LINK_PORT, MOUNTS_PORT, Ports, Shape, Start, argv};
 pub use block::{Aio, DiskChain, Flushes, PreparedOverlay};
 pub use blocking::in_place;
 pub use cpu::{Cpu, CpuChoice, Nesting};

@@ -22,9 +22,9 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::accel::Accel;
 use crate::arch::Arch;
-use crate::argv::{Drive, Shape, Start, argv, fd};
+use crate::argv::{Drive, Ports, Shape, Start, argv, fd};
 use crate::block::{Aio, Disk, DiskChain, Opening, PreparedOverlay};
-use crate::blocks;
+use crate::blocks::{self, Firmware};
 use crate::devices::{self, DeviceFile};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -67,6 +67,7 @@ pub struct MachineSpec {
     pub disk: DiskChain,
     pub network: NetworkMode,
     pub announce: Announce,
+    pub ports: Ports,
     /// What the guest's memory holds at the start.
     pub memory: Memory,
     pub start: Start,
@@ -129,6 +130,7 @@ impl MachineSpec {
             flushes: self.disk.flushes,
             network: self.network,
             announce: self.announce,
+            ports: self.ports,
             start: self.start,
             extra_args: self.extra_args.clone(),
         }
@@ -164,9 +166,9 @@ pub struct Machine {
     disk: Disk,
     sets: FdSets,
     link: Option<UnixStream>,
+    mounts: Option<UnixStream>,
     console: Option<UnixStream>,
-    firmware: Option<PathBuf>,
-    uncaptured: Vec<String>,
+    facts: Facts,
 }
 
 /// What an engine adds to a spec.
@@ -185,6 +187,7 @@ pub(crate) struct Greeted {
     pub process: Process,
     pub qmp: Qmp,
     link: UnixStream,
+    mounts: Option<UnixStream>,
     console: UnixStream,
 }
 
@@ -198,11 +201,19 @@ impl Greeted {
         let (control, qmp_end) = socketpair()?;
         let (link, link_end) = socketpair()?;
         let (console, console_end) = socketpair()?;
-        let ends = [
+        let mut ends = vec![
             (fd::QMP, qmp_end),
             (fd::LINK, link_end),
             (fd::CONSOLE, console_end),
         ];
+        let mounts = match spec.ports {
+            Ports::Link => None,
+            Ports::LinkAndMounts => {
+                let (mounts, end) = socketpair()?;
+                ends.push((fd::MOUNTS, end));
+                Some(mounts)
+            }
+        };
         let process = Process::spawn(launch(installed, spec, drive, (ram, ends))?).await?;
         let qmp = Qmp::connect(control, process.exit().clone())
             .await
@@ -214,6 +225,7 @@ impl Greeted {
             process,
             qmp,
             link,
+            mounts,
             console,
         })
     }
@@ -224,8 +236,47 @@ pub(crate) struct Content {
     pub memory: GuestMemory,
     pub disk: Disk,
     pub sets: FdSets,
-    pub firmware: Option<PathBuf>,
-    pub uncaptured: Vec<String>,
+    pub facts: Facts,
+}
+
+/// What QEMU tells about its memory, which does not change as long as it runs.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    /// Present in a machine that waits for a state.
+    firmware: Option<Firmware>,
+    uncaptured: Vec<String>,
+}
+
+impl Facts {
+    /// Asks a QEMU that has greeted, and prepares one that waits for a state for its load. All of
+    /// it is sent together.
+    pub(crate) async fn ask(
+        qmp: &Qmp,
+        arch: Arch,
+        start: Start,
+        firmware: Option<PathBuf>,
+    ) -> Result<Facts, Error> {
+        if start == Start::Run {
+            return Ok(Facts {
+                firmware: None,
+                uncaptured: blocks::uncaptured(qmp, arch).await?,
+            });
+        }
+        let firmware = async {
+            match firmware {
+                Some(file) => Firmware::find(qmp, file).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        let uncaptured = blocks::uncaptured(qmp, arch);
+        let (expected, uncaptured, firmware) =
+            tokio::join!(devices::expect(qmp), uncaptured, firmware);
+        expected?;
+        Ok(Facts {
+            firmware: firmware?,
+            uncaptured: uncaptured?,
+        })
+    }
 }
 
 impl Machine {
@@ -240,6 +291,7 @@ impl Machine {
         let protecting = spec.protecting();
         let opening = spec.opening(installed.aio);
         let overlays = spec.disk.overlays.len();
+        let start = spec.start;
         let greeted = Greeted::start(&installed, spec, Drive::Overlays(overlays), ram)
             .await
             .map_err(|error| match error {
@@ -254,8 +306,7 @@ impl Machine {
             memory,
             disk: Disk::new(qmp.clone(), opening, overlays as u64),
             sets: FdSets::new(qmp.clone(), overlays as u64 + 1),
-            firmware: installed.firmware,
-            uncaptured: blocks::uncaptured(qmp, installed.arch).await?,
+            facts: Facts::ask(qmp, installed.arch, start, installed.firmware).await?,
         };
         Ok(Self::assemble(greeted, content))
     }
@@ -268,9 +319,9 @@ impl Machine {
             disk: content.disk,
             sets: content.sets,
             link: Some(greeted.link),
+            mounts: greeted.mounts,
             console: Some(greeted.console),
-            firmware: content.firmware,
-            uncaptured: content.uncaptured,
+            facts: content.facts,
         }
     }
 
@@ -304,16 +355,16 @@ impl Machine {
 
     /// Gives a machine of [`Start::Incoming`] its firmware, which it does not load by itself. The
     /// guest is stopped.
-    pub async fn restore_firmware(&self) -> Result<(), Error> {
-        match &self.firmware {
-            Some(firmware) => blocks::restore_firmware(&self.qmp, &self.memory, firmware).await,
+    pub fn restore_firmware(&self) -> Result<(), Error> {
+        match &self.facts.firmware {
+            Some(firmware) => firmware.restore(&self.memory),
             None => Ok(()),
         }
     }
 
     /// Memory that the guest sees and that no layer holds, by QEMU's names.
     pub fn uncaptured_memory(&self) -> &[String] {
-        &self.uncaptured
+        &self.facts.uncaptured
     }
 
     /// Makes a place for the state of the devices, to save them into within the stop.
@@ -355,6 +406,12 @@ impl Machine {
         self.disk.give_up_writing(&self.sets, file).await
     }
 
+    /// Closes what a spare had opened and this machine, which it became, does not need. The guest
+    /// runs.
+    pub async fn close_unneeded(&self) -> Result<(), Error> {
+        self.disk.close_unneeded(&self.sets).await
+    }
+
     /// Closes an overlay that was not needed.
     pub async fn discard_overlay(&self, overlay: PreparedOverlay) -> Result<(), Error> {
         self.disk.discard(&self.sets, overlay).await
@@ -380,6 +437,11 @@ impl Machine {
     /// The host's end of the guest's port, once.
     pub fn take_link(&mut self) -> Option<UnixStream> {
         self.link.take()
+    }
+
+    /// The host's end of the port of mounts, once. A machine of an older program has none.
+    pub fn take_mounts(&mut self) -> Option<UnixStream> {
+        self.mounts.take()
     }
 
     /// The host's end of the serial console, once. A console that is not read slows the guest down.
@@ -469,7 +531,7 @@ fn launch(
     installed: &Installed<'_>,
     spec: MachineSpec,
     drive: Drive,
-    (ram, ends): (Handed, [(RawFd, OwnedFd); 3]),
+    (ram, ends): (Handed, Vec<(RawFd, OwnedFd)>),
 ) -> Result<Launch, Error> {
     let args = argv(&spec.shape(installed.arch, installed.aio, drive));
     let confinement = confinement(installed, &spec, &ram)?;

@@ -201,19 +201,13 @@ impl Later {
         self.expected.explain(error)
     }
 
-    /// Maps layers over the RAM of a QEMU whose guest stands still.
-    pub(crate) fn lay(
-        self,
-        process: &Process,
-        entries: &[MapEntry],
-        layers: &[File],
-    ) -> Result<GuestMemory, Error> {
+    /// Begins to map layers over the RAM of a QEMU whose guest stands still.
+    pub(crate) fn lay(self, entries: &[MapEntry], layers: &[File]) -> Result<Laying, Error> {
         let failed = || Error::io("hand over", "the guest's memory");
         let plan = plan(Base::Zeros, self.expected.bytes, entries, layers)?;
         let plan = in_memory("plan", &plan).map_err(failed())?;
         send(&self.socket, &plan, layers).map_err(failed())?;
-        self.await_report().map_err(failed())?;
-        self.expected.locate(process)
+        Ok(Laying(self))
     }
 
     /// Without a report in time, [`Expected::locate`] finds none and says so.
@@ -221,13 +215,31 @@ impl Later {
         let Some(report) = &self.expected.report else {
             return Ok(());
         };
-        in_place(|| {
-            poll(
-                &mut [PollFd::new(report, PollFlags::IN)],
-                Some(&LAID_WITHIN),
-            )
-        })?;
+        let mut ends = [PollFd::new(report, PollFlags::IN)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // Mostly it is there, and the thread need not be left.
+        if poll(&mut ends, Some(&now))? == 0 {
+            in_place(|| poll(&mut ends, Some(&LAID_WITHIN)))?;
+        }
         Ok(())
+    }
+}
+
+/// Memory that the library in QEMU is mapping. QEMU can do other work meanwhile that does not use
+/// the guest's memory.
+#[derive(Debug)]
+pub(crate) struct Laying(Later);
+
+impl Laying {
+    /// Waits until all of it is mapped.
+    pub(crate) fn laid(self, process: &Process) -> Result<GuestMemory, Error> {
+        let Self(later) = self;
+        let failed = Error::io("hand over", "the guest's memory");
+        later.await_report().map_err(failed)?;
+        later.expected.locate(process)
     }
 }
 

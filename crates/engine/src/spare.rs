@@ -1,27 +1,25 @@
 //! A spare: a QEMU that was started ahead of time, and gets its memory and its disk later.
 //!
 //! ```text
-//!   Engine::prepare --> Spare: QEMU waits for a state, on zeros and on a disk without data
-//!   fill: layers mapped --> images opened --> the disk switched to them --> Machine, as `start` with `Incoming` gives it
+//!   Engine::prepare --> Spare: QEMU waits for a state, on zeros and on a disk without data; closed images are open
+//!   fill: layers mapped, other images opened --> the disk switched to them --> Machine, as `start` with `Incoming` gives it
 //! ```
 //!
 //! Always: a spare has the jail of the machine that it becomes, and it becomes only a machine that
-//! was asked for with the same arguments, files, user and limits. When it fails: QEMU is killed,
-//! and a machine can be started as if there were no spare.
+//! was asked for with the same arguments, files, user and limits. Images that it opens ahead are
+//! closed: nothing writes to them any more. When it fails: QEMU is killed, and a machine can be
+//! started as if there were no spare.
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
 
 use crate::arch::Arch;
 use crate::argv::{Drive, Start, argv};
-use crate::block::{Aio, Disk};
-use crate::blocks;
+use crate::block::{Aio, Disk, FileIdentity, OpenedAhead};
 use crate::error::Error;
 use crate::fdset::FdSets;
 use crate::jail::{Jail, Limits};
-use crate::machine::{Content, Greeted, Installed, Machine, MachineSpec};
+use crate::machine::{Content, Facts, Greeted, Installed, Machine, MachineSpec};
 use crate::mapping::{self, Later, Memory};
 
 #[derive(Debug)]
@@ -32,8 +30,9 @@ pub struct Spare {
     arch: Arch,
     aio: Aio,
     drive: Drive,
-    firmware: Option<PathBuf>,
-    uncaptured: Vec<String>,
+    sets: FdSets,
+    images: OpenedAhead,
+    facts: Facts,
 }
 
 /// Everything that a spare has in common with the machine that it becomes.
@@ -42,27 +41,27 @@ struct Likeness {
     args: Vec<OsString>,
     jail: Jail,
     limits: Limits,
-    /// Device and inode of kernel and initramfs.
-    files: [(u64, u64); 2],
+    /// Kernel and initramfs.
+    files: [FileIdentity; 2],
 }
 
 impl Likeness {
     fn of(spec: &MachineSpec, arch: Arch, aio: Aio, drive: Drive) -> Result<Self, Error> {
-        let identity = |file: &File| {
-            let status = file.metadata().map_err(Error::io("look at", "a kernel"))?;
-            Ok((status.dev(), status.ino()))
-        };
         Ok(Self {
             args: argv(&spec.shape(arch, aio, drive)),
             jail: spec.jail,
             limits: spec.limits,
-            files: [identity(&spec.kernel)?, identity(&spec.initramfs)?],
+            files: [
+                FileIdentity::of(&spec.kernel)?,
+                FileIdentity::of(&spec.initramfs)?,
+            ],
         })
     }
 }
 
 impl Spare {
-    /// Starts a QEMU for a machine like this one. Memory and images of `spec` are not used.
+    /// Starts a QEMU for a machine like this one. Of `spec`, the closed images are opened; memory
+    /// and the active overlay are not used.
     pub(crate) async fn start(
         installed: Installed<'_>,
         spec: MachineSpec,
@@ -77,13 +76,21 @@ impl Spare {
         let Installed { arch, aio, .. } = installed;
         let likeness = Likeness::of(&spec, arch, aio, drive)?;
         let (ram, mut memory) = mapping::prepare_later(spec.memory_bytes)?;
+        let opening = spec.opening(aio);
+        let closed = spec.disk.closed().map(File::try_clone);
+        let closed = closed
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(Error::io("share", "an image"))?;
         let greeted = Greeted::start(&installed, spec, drive, ram)
             .await
             .map_err(|error| match error {
                 Error::Start { .. } => memory.explain(error),
                 other => other,
             })?;
-        let uncaptured = blocks::uncaptured(&greeted.qmp, arch).await?;
+        let qmp = &greeted.qmp;
+        let facts = Facts::ask(qmp, arch, Start::Incoming, installed.firmware).await?;
+        let sets = FdSets::new(qmp.clone(), 0);
+        let images = OpenedAhead::open(qmp.clone(), opening, &sets, closed).await?;
         Ok(Spare {
             greeted,
             memory,
@@ -91,8 +98,9 @@ impl Spare {
             arch,
             aio,
             drive,
-            firmware: installed.firmware,
-            uncaptured,
+            sets,
+            images,
+            facts,
         })
     }
 
@@ -101,7 +109,8 @@ impl Spare {
         let wanted = Likeness::of(spec, self.arch, self.aio, self.drive);
         let is_mapped = matches!(spec.memory, Memory::Mapped { .. });
         let runs = self.greeted.process.exit().now().is_none();
-        runs && is_mapped && wanted.is_ok_and(|wanted| wanted == self.likeness)
+        let is_like_this = wanted.is_ok_and(|wanted| wanted == self.likeness);
+        runs && is_mapped && is_like_this && self.images.fits(&spec.disk)
     }
 
     /// Makes it the machine, which then waits for its state.
@@ -110,19 +119,16 @@ impl Spare {
             let detail = "a spare gets its memory from layers".into();
             return Err(Error::Spec { detail });
         };
-        let process = &self.greeted.process;
-        let memory = self.memory.lay(process, entries, layers)?;
-        let memory = memory.protecting(spec.protecting());
-        let qmp = &self.greeted.qmp;
-        let sets = FdSets::new(qmp.clone(), 0);
+        let protecting = spec.protecting();
         let opening = spec.opening(self.aio);
-        let disk = Disk::attach(qmp.clone(), opening, &sets, spec.disk).await?;
+        let laying = self.memory.lay(entries, layers)?;
+        let disk = Disk::attach(self.images, &self.sets, opening, spec.disk).await?;
+        let memory = laying.laid(&self.greeted.process)?;
         let content = Content {
-            memory,
+            memory: memory.protecting(protecting),
             disk,
-            sets,
-            firmware: self.firmware,
-            uncaptured: self.uncaptured,
+            sets: self.sets,
+            facts: self.facts,
         };
         Ok(Machine::assemble(self.greeted, content))
     }

@@ -37,6 +37,16 @@ impl fmt::Debug for RegistryAccess {
 }
 
 impl RegistryAccess {
+    /// Where Docker keeps credentials: in `DOCKER_CONFIG`, or below `HOME`, as `variable` gives
+    /// them.
+    pub fn docker_config(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+        let set = |name| variable(name).filter(|dir| !dir.is_empty());
+        let dir = set("DOCKER_CONFIG").map(PathBuf::from);
+        let below_home = || set("HOME").map(|home| PathBuf::from(home).join(".docker"));
+        let dir = dir.or_else(below_home);
+        dir.map(|dir| dir.join("config.json"))
+    }
+
     pub(crate) fn client(&self, reference: &Reference) -> Result<Client> {
         let protocol = if self.plain_http {
             Protocol::Http

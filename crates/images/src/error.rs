@@ -82,6 +82,10 @@ pub enum Error {
     WrongLayer { digest: String },
     #[error("the image is refused: {what}")]
     Config { what: String },
+    #[error("the Quicksand save is refused: {what}")]
+    Save { what: String },
+    #[error("the Quicksand save needs its base image {name}, which is not in the store")]
+    NoSaveBase { name: String },
     #[error("the files cannot become a root file system")]
     Rootfs(#[source] Box<rootfs::Error>),
     #[error("the disk cannot become a root file system")]

@@ -1,26 +1,40 @@
-//! Images from a file or directory of the host: a root file system, a disk, or an OCI image.
+//! Images from a file or directory of the host: a root file system, a disk, an OCI image, or a save
+//! of Quicksand.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
-use sandtree_rootfs::{DiskLimits, TarRules, import_disk, looks_like_disk};
+use sandtree_rootfs::{TarRules, import_disk, looks_like_disk};
 use sandtree_store::{Arch, Digest, ExecDefaults, Image, ImageSpec, Init};
 
 use crate::error::{Error, Result, io_error};
 use crate::job::{Job, Stage};
-use crate::new_image::{NewImage, PATH, ROOM_BYTES, disk_bytes, unpacking, writable_bytes};
+use crate::new_image::{
+    NewImage, PATH, ROOM_BYTES, disk_bytes, disk_limits, unpacking, writable_bytes,
+};
 use crate::spec::ImportSpec;
-use crate::{bundle, oci};
+use crate::{bundle, oci, quicksand};
 
 /// Enough to tell a disk, an archive and a packed archive apart.
 const START_BYTES: u64 = 4096;
 /// Either file shows that an archive or directory is an image, and not a root file system.
 const LAYOUT_FILES: [&str; 2] = ["oci-layout", "manifest.json"];
 /// Suffixes that say what kind of file an image came from.
-const SUFFIXES: [&str; 8] = [
-    ".gz", ".tgz", ".zst", ".xz", ".tar", ".qcow2", ".raw", ".img",
+const SUFFIXES: [&str; 9] = [
+    ".gz",
+    ".tgz",
+    ".zst",
+    ".xz",
+    ".tar",
+    ".qcow2",
+    ".raw",
+    ".img",
+    BUNDLE_SUFFIX,
 ];
+/// The suffix of an archive of a Quicksand save. One with another suffix is recognised as well.
+const BUNDLE_SUFFIX: &str = ".quicksand";
 
 /// Makes an image, without a name, from a file or directory.
 pub fn import(job: &mut Job<'_>, path: &Path, spec: &ImportSpec) -> Result<Image> {
@@ -41,6 +55,9 @@ pub fn default_name(path: &Path) -> String {
 
 fn import_any(job: &mut Job<'_>, path: &Path, spec: &ImportSpec) -> Result<Image> {
     let found = std::fs::metadata(path).map_err(io_error("look at", path))?;
+    if found.is_dir() && quicksand::is_save(path) {
+        return quicksand::import_save(job, path, spec);
+    }
     if found.is_dir() && is_layout(path) {
         return oci::import_layout(job, path, spec);
     }
@@ -68,6 +85,24 @@ fn is_layout(dir: &Path) -> bool {
 fn is_packed_layout(image: &NewImage<'_>) -> bool {
     let has = |path: &str| image.builder.exists(path.as_bytes());
     LAYOUT_FILES.iter().any(|name| has(name)) && !has("etc") && !has("usr")
+}
+
+/// Whether a path is that of an archive of a Quicksand save, by its name.
+pub fn is_bundle(path: &Path) -> bool {
+    path.to_string_lossy().ends_with(BUNDLE_SUFFIX) && path.is_file()
+}
+
+/// Where an archive has a Quicksand save: at its top, or in its only directory.
+fn packed_save(image: &NewImage<'_>) -> Option<PathBuf> {
+    let only = image.builder.only_entry();
+    let places = [Some(PathBuf::new()), only.map(PathBuf::from)];
+    places.into_iter().flatten().find(|dir| {
+        let has = |name| {
+            let path = dir.join(name);
+            image.builder.exists(path.as_os_str().as_bytes())
+        };
+        has("manifest.json") && has("overlays")
+    })
 }
 
 fn start(path: &Path) -> Result<Vec<u8>> {
@@ -100,7 +135,8 @@ fn import_archive(job: &mut Job<'_>, path: &Path, spec: &ImportSpec) -> Result<I
             why: "it is empty".into(),
         });
     }
-    if !is_packed_layout(&image) {
+    let save = packed_save(&image);
+    if save.is_none() && !is_packed_layout(&image) {
         let kernel = bundle::find_or_make(job, &spec.kernel)?;
         return publish(job, image, kernel.digest.clone(), spec);
     }
@@ -110,17 +146,16 @@ fn import_archive(job: &mut Job<'_>, path: &Path, spec: &ImportSpec) -> Result<I
         .builder
         .copy_out(work.path(), limit_bytes, &mut unpacking(job))?;
     drop(image);
+    if let Some(dir) = save {
+        return quicksand::import_save(job, &work.path().join(dir), spec);
+    }
     oci::import_layout(job, work.path(), spec)
 }
 
 fn import_whole_disk(job: &mut Job<'_>, path: &Path, spec: &ImportSpec) -> Result<Image> {
     let kernel = bundle::find_or_make(job, &spec.kernel)?;
     let staged = job.store.stage()?;
-    let bytes = job.store.disk_free_bytes()?.saturating_mul(4);
-    let limits = DiskLimits {
-        bytes,
-        written_bytes: writable_bytes(job.store)?,
-    };
+    let limits = disk_limits(job.store)?;
     let rootfs = staged.path().join("rootfs.raw");
     let disk = import_disk(path, &rootfs, limits, &mut unpacking(job))?;
     job.begin(Stage::Publish)?;
@@ -167,6 +202,7 @@ mod tests {
         for (path, name) in [
             ("/x/rootfs.tar.gz", "rootfs"),
             ("app.tgz", "app"),
+            ("env.quicksand", "env"),
             ("/x/disk.qcow2", "disk"),
             ("/x/Debian-12.raw", "debian-12"),
             ("/x/tree", "tree"),

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::PathBuf;
 
-use sandtree_rootfs::{Builder, Limits, New, NewKind, Options, Stop, Time};
+use sandtree_rootfs::{Builder, DiskLimits, Limits, New, NewKind, Options, Stop, Time};
 use sandtree_store::{Image, ImageSpec, Staged, Store};
 
 use crate::error::{Result, io_error};
@@ -32,6 +32,14 @@ pub(crate) fn disk_bytes(requested: Option<u64>, image_bytes: u64) -> u64 {
 pub(crate) fn writable_bytes(store: &Store) -> Result<u64> {
     let free_bytes = store.disk_free_bytes()?;
     Ok(free_bytes - GIB.min(free_bytes / 2))
+}
+
+/// The limits of a disk that is read from outside.
+pub(crate) fn disk_limits(store: &Store) -> Result<DiskLimits> {
+    Ok(DiskLimits {
+        bytes: store.disk_free_bytes()?.saturating_mul(4),
+        written_bytes: writable_bytes(store)?,
+    })
 }
 
 /// An image under construction. Dropping it removes all of it.

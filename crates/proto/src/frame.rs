@@ -24,6 +24,8 @@
 //! Always: a decoder holds at most one frame. After an error it is hunting for a preamble again and
 //! can be fed on.
 
+use std::ops::Range;
+
 use thiserror::Error;
 
 /// The largest payload of one frame, in bytes.
@@ -176,7 +178,7 @@ fn encode(out: &mut Vec<u8>, kind: u8, stream: u8, channel: u32, offset: u64, pa
 }
 
 /// Where the check stands in a header.
-const CHECK: std::ops::Range<usize> = 12..16;
+const CHECK: Range<usize> = 12..16;
 
 /// The fields of a header.
 struct Fields {
@@ -226,6 +228,16 @@ pub enum Decoded {
     /// A new stream begins here; everything known of the old one is void.
     Preamble(Nonce),
     Frame(Frame),
+}
+
+/// What [`Decoder::next_part`] found.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Part<'a> {
+    Preamble(Nonce),
+    Message(&'a [u8]),
+    Data(&'a [u8]),
+    /// A frame of another kind.
+    Other,
 }
 
 /// Cuts a byte stream into frames. Starts out hunting for a preamble.
@@ -348,7 +360,31 @@ impl Decoder {
         }
     }
 
+    /// As [`next`](Self::next), without a copy of the payload.
+    pub(crate) fn next_part(&mut self) -> Option<Result<Part<'_>, FrameError>> {
+        if self.hunting {
+            return self.hunt().map(|nonce| Ok(Part::Preamble(nonce)));
+        }
+        match self.whole() {
+            Ok(None) => None,
+            Ok(Some((header, payload))) => Some(Ok(header.into_part(&self.buffer[payload]))),
+            Err(error) => {
+                self.hunting = true;
+                Some(Err(error))
+            }
+        }
+    }
+
     fn frame(&mut self) -> Result<Option<Frame>, FrameError> {
+        let Some((header, payload)) = self.whole()? else {
+            return Ok(None);
+        };
+        let payload = self.buffer[payload].to_vec();
+        header.into_frame(payload).map(Some)
+    }
+
+    /// Takes a frame that is complete. Returns where its payload stands until the next read.
+    fn whole(&mut self) -> Result<Option<(Header, Range<usize>)>, FrameError> {
         let header = match self.header.take() {
             Some(header) => header,
             None if self.pending().len() < HEADER_LEN => return Ok(None),
@@ -363,9 +399,9 @@ impl Decoder {
         if pending[total - TRAILER_LEN..total] != header.check {
             return Err(FrameError::Trailer);
         }
-        let payload = pending[HEADER_LEN..HEADER_LEN + header.length].to_vec();
+        let from = self.start + HEADER_LEN;
         self.start += total;
-        header.into_frame(payload).map(Some)
+        Ok(Some((header, from..self.start - TRAILER_LEN)))
     }
 }
 
@@ -417,6 +453,14 @@ impl Header {
             length: length as usize,
             check,
         })
+    }
+
+    fn into_part(self, bytes: &[u8]) -> Part<'_> {
+        match self.kind {
+            KIND_MESSAGE => Part::Message(bytes),
+            KIND_DATA => Part::Data(bytes),
+            _ => Part::Other,
+        }
     }
 
     fn into_frame(self, bytes: Vec<u8>) -> Result<Frame, FrameError> {

@@ -8,14 +8,15 @@
 
 pub mod frame;
 pub mod message;
+pub mod mount;
 pub mod stream;
 mod version;
 
 pub use frame::{Decoded, Decoder, Frame, FrameError, MAX_PAYLOAD, Nonce, StreamId};
 pub use message::{
     AgentHello, AgentMessage, Boot, ChannelState, DirEntry, ExecStart, Failure, FileKind,
-    HookFailure, HostHello, HostMessage, HubFailure, Identity, Metrics, Network, Open, Outcome,
-    Rebirth, Reply, Request, Stat, TermSize,
+    HookFailure, HostHello, HostMessage, HubFailure, Identity, Metrics, MountAccess, MountEnd,
+    MountStart, Network, Open, Outcome, Rebirth, Reply, Request, Stat, TermSize,
 };
 pub use stream::{Outgoing, StreamError};
 pub use version::{VERSION_MAX, VERSION_MIN};

@@ -320,6 +320,11 @@ pub enum Request {
     /// Boots a guest that waits without a root. Answered when its root is mounted. From version 4
     /// on.
     Boot(Boot),
+    /// Mounts a directory of the host, which the host serves on the port of mounts. Answered when
+    /// programs can use it. From version 5 on.
+    Mount(MountStart),
+    /// From version 5 on.
+    Unmount(MountEnd),
 }
 
 impl Request {
@@ -330,6 +335,7 @@ impl Request {
             Request::Clock { .. } => 3,
             Request::LeaveTsc => 3,
             Request::Boot(_) => 4,
+            Request::Mount(_) | Request::Unmount(_) => 5,
             _ => 1,
         }
     }
@@ -343,6 +349,31 @@ pub struct Boot {
     pub entropy: Vec<u8>,
     /// The agent's options, as on a kernel's command line.
     pub options: String,
+}
+
+/// A directory of the host, and where the guest sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountStart {
+    /// Chosen by the host; see [`MountId`](crate::mount::MountId).
+    pub id: u32,
+    /// Where; an absolute path. Created if it does not exist.
+    pub path: Vec<u8>,
+    pub access: MountAccess,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountEnd {
+    pub id: u32,
+    /// Also if programs use it.
+    pub force: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MountAccess {
+    ReadWrite,
+    ReadOnly,
+    /// The guest keeps changes on its own disk, on top of what the host has.
+    CopyOnWrite,
 }
 
 /// What makes a restored guest one of its own.
@@ -658,15 +689,28 @@ mod tests {
     }
 
     #[test]
+    fn golden_mounts() {
+        let request = |id, request| hex(&HostMessage::Request { id, request });
+        let start = MountStart {
+            id: 7,
+            path: b"/w".to_vec(),
+            access: MountAccess::CopyOnWrite,
+        };
+        assert_eq!(request(7, Request::Mount(start)), "06071007022f7702");
+        let end = MountEnd { id: 7, force: true };
+        assert_eq!(request(8, Request::Unmount(end)), "0608110701");
+    }
+
+    #[test]
     fn versions_agree_on_the_highest_both_know() {
         let hello = |version_min, version_max| HostHello {
             version_min,
             version_max,
         };
-        assert_eq!(hello(1, 9).agreed(), 4);
+        assert_eq!(hello(1, 9).agreed(), 5);
         assert_eq!(hello(1, 2).agreed(), 2);
         assert_eq!(hello(1, 1).agreed(), 1);
-        assert_eq!(hello(5, 9).agreed(), 0);
+        assert_eq!(hello(6, 9).agreed(), 0);
         assert_eq!(hello(0, 0).agreed(), 0);
     }
 

@@ -136,6 +136,17 @@ impl Builder {
         }
     }
 
+    /// The name of the only entry of the root directory, if it has one entry and a name that is
+    /// text.
+    pub fn only_entry(&self) -> Option<String> {
+        let Kind::Dir(entries) = &self.staging.tree.node(Tree::ROOT).kind else {
+            return None;
+        };
+        let mut names = entries.keys();
+        let first = names.next().filter(|_| names.len() == 0)?;
+        String::from_utf8(first.to_vec()).ok()
+    }
+
     /// Whether a path exists. Links are followed inside the tree.
     pub fn exists(&self, path: &[u8]) -> bool {
         !self.is_failed && matches!(self.find(path), Ok(Some(_)))

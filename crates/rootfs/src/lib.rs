@@ -30,8 +30,8 @@ mod watch;
 
 pub use builder::{Added, Builder, New, NewKind};
 pub use disk_image::{
-    DiskError, DiskFormat, DiskLimits, FoundPartition, ImportedDisk, Qcow2Damage, Qcow2Refused,
-    import_disk, looks_like_disk,
+    DiskError, DiskFormat, DiskLayers, DiskLimits, FoundPartition, ImportedDisk, Qcow2Damage,
+    Qcow2Refused, import_disk, import_overlays, looks_like_disk,
 };
 pub use error::Error;
 pub use limits::Limits;

@@ -11,6 +11,9 @@
 //! killed. Before the commit, a keeper whose lease closes removes its sandbox. After it, the keeper
 //! finds the batch committed and keeps it.
 
+use std::os::fd::RawFd;
+use std::time::Instant;
+
 use sandtree_store::{Batch, BatchId};
 
 use crate::blocking::{blocking, in_place, may_block};
@@ -19,12 +22,14 @@ use crate::create::{self, CopySpec, Created, Source};
 use crate::driver::Existence;
 use crate::error::{Error, Result, store_error};
 use crate::fault::Step;
-use crate::fork::{ForkSpec, default_concurrency};
+use crate::fork::{ForkReport, ForkSpec, default_concurrency};
 use crate::host::Host;
 use crate::info::SandboxInfo;
 use crate::keeper::{Keeper, Lease, Mission, Task};
+use crate::order::Wanted;
 use crate::sandbox::Sandbox;
 use crate::spec::SandboxSpec;
+use crate::states::ms;
 use crate::together::all_in_turns;
 
 /// New sandboxes before their commit. Dropping it removes them.
@@ -107,14 +112,14 @@ impl Host {
         &self,
         source: Source,
         names: Vec<String>,
-        concurrency: usize,
+        spec: &ForkSpec,
     ) -> Result<Begun> {
         let batch = self.batch(names.len()).await?;
         let id = batch.as_ref().map(|batch| batch.id().clone());
         let members = match &self.inner.config.run_in {
-            RunIn::ThisProcess => self.copies_here(source, names, id, concurrency).await?,
+            RunIn::ThisProcess => self.copies_here(source, names, id, spec).await?,
             RunIn::Keeper(program) => {
-                self.copies_in_keepers(program, &source, names, id, concurrency)
+                self.copies_in_keepers(program, &source, names, id, spec)
                     .await?
             }
         };
@@ -126,12 +131,14 @@ impl Host {
         source: Source,
         names: Vec<String>,
         batch: Option<BatchId>,
-        concurrency: usize,
+        spec: &ForkSpec,
     ) -> Result<Vec<Member>> {
+        let concurrency = spec.concurrency;
         let loading = names.into_iter().map(|name| {
             let host = self.inner.clone();
             let copy = CopySpec {
                 source: source.clone(),
+                mounts: spec.mounts,
                 name,
                 batch: batch.clone(),
             };
@@ -150,13 +157,15 @@ impl Host {
         source: &Source,
         names: Vec<String>,
         batch: Option<BatchId>,
-        concurrency: usize,
+        spec: &ForkSpec,
     ) -> Result<Vec<Member>> {
+        let concurrency = spec.concurrency;
         let loading = names.into_iter().map(|name| {
             let task = Task::Copy {
                 source: source.record.id.to_string(),
                 state: source.state.manifest().id.to_string(),
                 name: name.clone(),
+                mounts: spec.mounts,
             };
             let starting = self
                 .clone()
@@ -243,6 +252,31 @@ impl Host {
     }
 }
 
+impl Sandbox {
+    /// Makes running copies of the sandbox that do not exist for others yet.
+    pub async fn begin_fork(&self, spec: ForkSpec) -> Result<(Begun, ForkReport)> {
+        spec.check()?;
+        let began = Instant::now();
+        let host = self.host();
+        let names = spec.names(self.name(), host)?;
+        let loan = self.borrow(Wanted::Copies).await?;
+        let lent = loan.lent.clone();
+        let begun = match in_place(|| host.inner.copy_source(self.id(), &lent.state)) {
+            Ok(source) => host.begin_copies(source, names, &spec).await,
+            Err(error) => Err(error),
+        };
+        // Whether or not there are copies now: they have links of their own.
+        loan.give_back().await;
+        let begun = begun?;
+        let report = ForkReport {
+            pause_ms: lent.pause_ms,
+            total_ms: ms(began.elapsed()),
+            degraded: lent.degraded,
+        };
+        Ok((begun, report))
+    }
+}
+
 impl Member {
     fn here(created: Created) -> Self {
         Self::Here(Box::new(created))
@@ -277,6 +311,17 @@ impl Member {
 }
 
 impl Begun {
+    /// Makes this process the owner of the sandboxes, which run in keepers: each is removed when
+    /// its [`OwnedSandbox`] is dropped, or this process ends, whatever its state is then.
+    pub async fn own(mut self) -> Result<Self> {
+        for member in &mut self.members {
+            if let Member::Kept { lease, .. } = member {
+                lease.own().await?;
+            }
+        }
+        Ok(self)
+    }
+
     /// The sandboxes in keepers. They can be used, but do not exist for others yet.
     pub fn sandboxes(&self) -> impl Iterator<Item = &Sandbox> {
         self.members.iter().filter_map(|member| match member {
@@ -381,6 +426,14 @@ impl Committed {
         self.sandboxes
     }
 
+    /// The sandboxes in keepers, each with its lease, after [`Begun::own`].
+    pub fn owned(self) -> Vec<OwnedSandbox> {
+        let pairs = self.sandboxes.into_iter().zip(self.leases);
+        pairs
+            .map(|(sandbox, lease)| OwnedSandbox { sandbox, lease })
+            .collect()
+    }
+
     /// Ends the sandboxes in keepers, and waits for that. Returns the snapshot of the first one, if
     /// it was saved.
     pub async fn end(self) -> Result<Option<String>> {
@@ -389,5 +442,41 @@ impl Committed {
             saved = saved.or(lease.end().await?);
         }
         Ok(saved)
+    }
+}
+
+/// A sandbox in a keeper that belongs to this process: its keeper stays while the sandbox rests,
+/// and removes it when this is dropped, or when the process ends, however it ends. The drop waits
+/// for the removal.
+#[derive(Debug)]
+pub struct OwnedSandbox {
+    sandbox: Sandbox,
+    lease: Lease,
+}
+
+impl OwnedSandbox {
+    pub fn sandbox(&self) -> &Sandbox {
+        &self.sandbox
+    }
+
+    /// The descriptor that keeps the sandbox. A forked child must close it.
+    pub fn descriptor(&self) -> Option<RawFd> {
+        self.lease.descriptor()
+    }
+
+    /// Lets the sandbox continue by itself.
+    pub async fn release(self) -> Result<Sandbox> {
+        self.lease.release().await?;
+        Ok(self.sandbox)
+    }
+
+    /// Ends the sandbox, and waits for that. Returns its snapshot, if it was saved. A sandbox that
+    /// was to be saved and could not be stays.
+    pub async fn end(self) -> Result<Option<String>> {
+        let saved = self.lease.end().await?;
+        match (saved, self.sandbox.info()) {
+            (None, Ok(left)) => self.sandbox.unsaved(left).map_or(Ok(None), Err),
+            (saved, _) => Ok(saved),
+        }
     }
 }

@@ -43,6 +43,7 @@ pub async fn bare_machine<'a>(host: &'a Host, sandbox: &str) -> Result<(&'a Engi
 pub async fn devices_loaded(host: &Host, sandbox: &Sandbox, state: &str) -> Result<Vec<u8>> {
     let spec = CopySpec {
         source: host.inner.copy_source(sandbox.id(), state)?,
+        mounts: create::ForkMounts::default(),
         name: ForkSpec::new(1).names(sandbox.name(), host)?.remove(0),
         batch: None,
     };
@@ -77,6 +78,7 @@ impl BenchFork {
     async fn from_state(host: &Host, sandbox: &Sandbox, state: &str) -> Result<BenchFork> {
         let spec = CopySpec {
             source: host.inner.copy_source(sandbox.id(), state)?,
+            mounts: create::ForkMounts::default(),
             name: ForkSpec::new(1).names(sandbox.name(), host)?.remove(0),
             batch: None,
         };

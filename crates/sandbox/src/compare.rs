@@ -168,6 +168,11 @@ impl Inner {
         .await
     }
 
+    /// The disk of a lent state.
+    pub(crate) fn lent(&self, sandbox: &str, state: &str) -> Result<Chain> {
+        self.lent_chain(&self.find(sandbox)?, state)
+    }
+
     fn lent_chain(&self, dir: &SandboxDir, state: &str) -> Result<Chain> {
         let no_state = || Error::NoState {
             name: dir.record().name.to_string(),

@@ -1,5 +1,6 @@
 //! The configuration that a host is opened with.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -46,11 +47,24 @@ impl HostConfig {
             search,
             tool_env: ToolEnv::default(),
             machine_user: MachineUser::Auto,
-            spares: Spares::AfterRevert,
+            spares: Spares::AfterCheckpoint,
             run_in: RunIn::ThisProcess,
             #[cfg(feature = "faults")]
             faults: fault::Faults::default(),
         }
+    }
+
+    /// Where the store of a user is, unless the user chooses: below `XDG_DATA_HOME` or `HOME`, as
+    /// `variable` gives them.
+    pub fn default_home(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
+        let set = |name| variable(name).filter(|dir| !dir.is_empty());
+        let data = set("XDG_DATA_HOME").map(PathBuf::from);
+        let local = set("HOME").map(|home| PathBuf::from(home).join(".local/share"));
+        let rule = "set HOME or SANDTREE_HOME";
+        let base = data
+            .or(local)
+            .ok_or_else(|| Error::invalid("place of the store", "", rule))?;
+        Ok(base.join("sandtree"))
     }
 
     #[cfg(feature = "faults")]
@@ -103,10 +117,10 @@ impl FromStr for MachineUser {
 #[serde(rename_all = "kebab-case")]
 pub enum Spares {
     Never,
-    /// For some minutes after each revert: a sandbox that was reverted is likely to be reverted
-    /// again.
+    /// For some minutes after each checkpoint and each revert: a checkpoint is the best sign of a
+    /// later revert.
     #[default]
-    AfterRevert,
+    AfterCheckpoint,
     /// As long as it runs.
     Always,
 }
@@ -117,10 +131,10 @@ impl FromStr for Spares {
     fn from_str(text: &str) -> Result<Self> {
         match text {
             "never" => Ok(Self::Never),
-            "after-revert" => Ok(Self::AfterRevert),
+            "after-checkpoint" => Ok(Self::AfterCheckpoint),
             "always" => Ok(Self::Always),
             other => {
-                let expected = "never, after-revert or always";
+                let expected = "never, after-checkpoint or always";
                 Err(Error::invalid("choice of spares", other, expected))
             }
         }

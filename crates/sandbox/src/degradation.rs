@@ -122,6 +122,12 @@ degradations! {
     /// A snapshot of another store does not get its ports.
     PortsWithheld = "ports_withheld" { ports: Vec<String> }
         "ports of a snapshot of another store are not published: {}", ports.join(", ");
+    /// A mount of the guest has no directory here.
+    MountUnavailable = "mount_unavailable" { path: String, reason: String }
+        "the guest cannot use its mount {path}: {reason}";
+    /// A restored guest did not compare what it knows of its mounts with the host in time.
+    MountsStale = "mounts_stale" { reason: String }
+        "mounts may show what the host had before: {reason}";
     /// Arguments of QEMU are not taken from snapshots.
     QemuArgumentsWithheld = "qemu_arguments_withheld" { saved: Vec<String> }
         "arguments of QEMU are not taken from snapshots; it was saved with: {}", saved.join(" ");

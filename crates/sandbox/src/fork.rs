@@ -12,12 +12,11 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use crate::blocking::in_place;
+pub use crate::create::ForkMounts;
 use crate::degradation::Degradation;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::names::parse_name;
-use crate::order::Wanted;
 use crate::sandbox::Sandbox;
 use crate::states::ms;
 
@@ -35,6 +34,9 @@ pub struct ForkSpec {
     pub name: Option<String>,
     /// How many are loaded, and then continued, at a time.
     pub concurrency: usize,
+    /// What the copies may do with directories of the host.
+    #[serde(default)]
+    pub mounts: ForkMounts,
 }
 
 /// How many copies are loaded at a time, unless the caller chooses.
@@ -49,6 +51,7 @@ impl ForkSpec {
             count,
             name: None,
             concurrency: default_concurrency(),
+            mounts: ForkMounts::default(),
         }
     }
 
@@ -96,28 +99,10 @@ impl Sandbox {
     /// in this process or in keepers, as the host is configured. All of them exist when this
     /// returns; when it fails, or is dropped in the middle, none does.
     pub async fn fork(&self, spec: ForkSpec) -> Result<(Vec<Sandbox>, ForkReport)> {
-        spec.check()?;
         let began = Instant::now();
-        let host = self.host();
-        let names = spec.names(self.name(), host)?;
-        let loan = self.borrow(Wanted::Copies).await?;
-        let lent = loan.lent.clone();
-        let begun = match in_place(|| host.inner.copy_source(self.id(), &lent.state)) {
-            Ok(source) => host.begin_copies(source, names, spec.concurrency).await,
-            Err(error) => Err(error),
-        };
-        let copies = match begun {
-            Ok(begun) => begun.commit().await,
-            Err(error) => Err(error),
-        };
-        // Whether or not there are copies now: they have links of their own.
-        loan.give_back().await;
-        let copies = copies?.release().await;
-        let report = ForkReport {
-            pause_ms: lent.pause_ms,
-            total_ms: ms(began.elapsed()),
-            degraded: lent.degraded,
-        };
-        Ok((copies, report))
+        let (begun, report) = self.begin_fork(spec).await?;
+        let copies = begun.commit().await?.release().await;
+        let total_ms = ms(began.elapsed());
+        Ok((copies, ForkReport { total_ms, ..report }))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use sandtree_engine::{Engine, Jail, KvmVerdict};
 use sandtree_store::{SandboxId, Store};
@@ -44,6 +45,7 @@ impl Host {
                 store,
                 faults,
                 engine: OnceCell::new(),
+                serves_at_rest: AtomicBool::new(false),
             }),
             drivers: Arc::default(),
         })

@@ -7,6 +7,7 @@ use sandtree_store::{Ended, Network, Phase, PublishedPort, SandboxDir, StateReco
 use serde::{Deserialize, Serialize};
 
 use crate::degradation::Degradation;
+use crate::mounts::MountInfo;
 
 /// A sandbox as `ps` and `inspect` show it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +44,9 @@ pub struct SandboxInfo {
     pub save_on_stop: Option<String>,
     /// Why the save failed.
     pub save_failed: Option<String>,
+    /// Directories of the host in the guest.
+    #[serde(default)]
+    pub mounts: Vec<MountInfo>,
     /// What works worse than it could, and why.
     pub degraded: Vec<Degradation>,
     /// RFC 3339, in UTC.
@@ -84,6 +88,7 @@ impl SandboxInfo {
                 .as_ref()
                 .map(|save| save.target.to_string()),
             save_failed: state.save_failed.clone(),
+            mounts: mounts(dir),
             degraded: Degradation::list(&state.degraded),
             created_at: rfc3339(record.created_at_unix_ms),
             created_at_unix_ms: record.created_at_unix_ms,
@@ -106,6 +111,19 @@ impl SandboxInfo {
     pub fn is_running(&self) -> bool {
         self.state == Phase::Running
     }
+}
+
+/// The mounts of the present.
+fn mounts(dir: &SandboxDir) -> Vec<MountInfo> {
+    let points = dir.head().map(|head| head.mounts).unwrap_or_default();
+    if points.is_empty() {
+        return Vec::new();
+    }
+    let directories = dir.host_directories().unwrap_or_default();
+    let shown = points.iter();
+    shown
+        .map(|point| MountInfo::new(point, &directories))
+        .collect()
 }
 
 pub(crate) fn rfc3339(unix_ms: u64) -> String {

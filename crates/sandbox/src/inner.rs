@@ -1,5 +1,7 @@
 //! The parts that all sandboxes of a host share: the store, the QEMU and the configuration.
 
+use std::sync::atomic::AtomicBool;
+
 use sandtree_engine::{self as engine, Engine, EngineConfig, Jail, Machine, Verdicts};
 use sandtree_store::{self as store, Name, SandboxDir, SandboxId, Store};
 use tokio::sync::OnceCell;
@@ -15,6 +17,9 @@ pub(crate) struct Inner {
     pub store: Store,
     pub faults: fault::Plan,
     pub engine: OnceCell<Engine>,
+    /// Whether this process is a keeper whose sandbox has an owner: it serves its socket while the
+    /// sandbox rests, too.
+    pub serves_at_rest: AtomicBool,
 }
 
 impl Inner {

@@ -33,6 +33,7 @@ mod build;
 pub mod ca;
 mod capture;
 mod chain;
+mod changes;
 mod compare;
 mod config;
 mod console;
@@ -40,6 +41,7 @@ mod create;
 mod degradation;
 mod driver;
 mod error;
+mod export;
 mod fault;
 mod files;
 mod fold;
@@ -61,6 +63,7 @@ mod manifest;
 mod memory;
 mod mode;
 mod moment;
+mod mounts;
 mod names;
 mod order;
 mod pages;
@@ -82,8 +85,9 @@ mod tree;
 mod unfinished;
 mod verb;
 
-pub use begun::{Begun, Committed};
+pub use begun::{Begun, Committed, OwnedSandbox};
 pub use build::{BuildEvent, BuildSpec, BuildWatch};
+pub use changes::{ApplyOptions, MountChange, MountChanges};
 pub use compare::{Aspect, Change, ChangeKind, ContentDiff, Diff, DiffOptions, Node, NodeKind};
 pub use config::{HostConfig, MachineUser, RunIn, Spares};
 pub use create::{Prepared, WarmInfo};
@@ -92,9 +96,10 @@ pub use error::{
     Arguments, Code, Error, ErrorKind, MachinePart, NameHolder, Report, Result, Setting, StateUser,
     Unsaved,
 };
+pub use export::FileExport;
 #[cfg(feature = "faults")]
 pub use fault::{Fault, Faults, Step};
-pub use fork::{ForkReport, ForkSpec, default_concurrency};
+pub use fork::{ForkMounts, ForkReport, ForkSpec, default_concurrency};
 pub use guest::{
     Exec, ExecId, ExecSpec, ExitStatus, FileOwner, Files, Forward, Guest, Lifetime, Output, Stdin,
     Transfer, Tunnel,
@@ -105,6 +110,7 @@ pub use images::{PullSpec, Pulled};
 pub use info::SandboxInfo;
 pub use link::{LinkError, Output as ByteStream, Refusal};
 pub use mode::MemoryMode;
+pub use mounts::{InUse, MountInfo, MountSpec};
 pub use names::check_reference;
 pub use progress::{Advance, Progress};
 pub use reference::absolute_reference;
@@ -112,8 +118,8 @@ pub use sandbox::Sandbox;
 pub use sandtree_images::{ImageInfo, PulledKind, Pushed, RegistryAccess, RemovedImage, ToolEnv};
 pub use sandtree_proto::{DirEntry, FileKind, Metrics, Stat, TermSize};
 pub use sandtree_store::{
-    AccelChoice, Arch, Consistency, Ended, ExecDefaults, Init, Network, PublishedPort, SaveOnStop,
-    SaveTarget, StateKind, rename_noreplace,
+    AccelChoice, Arch, Consistency, Ended, ExecDefaults, Init, MountAccess, Network, PublishedPort,
+    SaveOnStop, SaveTarget, StateKind, rename_noreplace,
 };
 pub use save::{SaveSpec, Saved, parse_label, parse_target};
 pub use snapshots::{

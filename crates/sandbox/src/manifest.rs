@@ -33,6 +33,7 @@ pub(crate) fn bare_manifest(
         pause_us: 0,
         machine: None,
         execs: Vec::new(),
+        mounts: head.mounts.clone(),
     })
 }
 

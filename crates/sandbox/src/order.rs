@@ -9,6 +9,7 @@
 //!                                          └─ no process runs it: see `AtRest`
 //! ```
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sandtree_store::Consistency;
@@ -16,6 +17,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::degradation::Degradation;
+use crate::mounts::{InUse, MountSpec};
 use crate::states::{
     Checkpoint, Forget, Forgotten, Goal, Paused, Replace, RestoreReport, Reverted,
 };
@@ -73,6 +75,9 @@ pub(crate) enum Order {
     GiveBack(GiveBack),
     Pause(Pause),
     Resume(Resume),
+    Mount(MountSpec),
+    Unmount(Unmount),
+    Applied(Applied),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,6 +114,23 @@ pub(crate) struct Pause {}
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Resume {}
+
+/// Unmounts a directory of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Unmount {
+    /// The path in the guest.
+    pub path: String,
+    pub in_use: InUse,
+}
+
+/// Records what was written to the host's directory of a mount.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Applied {
+    /// The mount's number.
+    pub mount: u32,
+    /// By path, the version that the host's file has since.
+    pub versions: BTreeMap<String, String>,
+}
 
 /// What a state is wanted for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -187,6 +209,9 @@ verbs! {
     GiveBack(GiveBack) -> (), Brief, Queued, |_| Verb::Forget;
     Pause(Pause) -> Paused, Refused, Queued, |_| Verb::Pause;
     Resume(Resume) -> RestoreReport, Starts, Queued, |_| Verb::Resume;
+    Mount(MountSpec) -> (), Refused, Queued, |_| Verb::Use;
+    Unmount(Unmount) -> (), Refused, Queued, |_| Verb::Use;
+    Applied(Applied) -> (), Brief, Queued, |_| Verb::Save;
 }
 
 impl Order {
@@ -203,6 +228,9 @@ impl Order {
             Self::GiveBack(ask) => ask.verb(),
             Self::Pause(ask) => ask.verb(),
             Self::Resume(ask) => ask.verb(),
+            Self::Mount(ask) => ask.verb(),
+            Self::Unmount(ask) => ask.verb(),
+            Self::Applied(ask) => ask.verb(),
         }
     }
 }

@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use crate::blocking::in_place;
 use crate::config::RunIn;
 use crate::driver::{Local, Perform, WeakLocal};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, Unsaved};
 use crate::guest::{
     Defaults, Exec, ExecId, ExecSpec, Files, Forward, Guest, has_entrypoint, main_command,
 };
@@ -30,8 +30,10 @@ use crate::hub::ExecEntry;
 use crate::info::SandboxInfo;
 use crate::keeper::{self, Connection, Keeper, Stats, Task};
 use crate::lend::Loan;
+use crate::mounts::{InUse, MountInfo, MountSpec, SERVED_WITHIN, ServedMount};
 use crate::order::{
-    Anywhere, AtRest, Kill, Pause, Remove, Resume, Start, Stop, TakeCheckpoint, Wanted, as_ms,
+    Anywhere, AtRest, Kill, Pause, Remove, Resume, Start, Stop, TakeCheckpoint, Unmount, Wanted,
+    as_ms,
 };
 use crate::states::{
     Checkpoint, Forget, Forgotten, Goal, Paused, Replace, RestoreReport, Reverted, StateInfo,
@@ -217,6 +219,30 @@ impl Sandbox {
         }
     }
 
+    /// Its mounts. Those of a guest that runs have what their server reports as well, if it answers
+    /// in time.
+    pub async fn mounts(&self) -> Result<Vec<MountInfo>> {
+        let info = self.host.find(self.id())?;
+        let mut mounts = info.mounts;
+        if info.state != Phase::Running || mounts.is_empty() {
+            return Ok(mounts);
+        }
+        let served = tokio::time::timeout(SERVED_WITHIN, self.served_mounts()).await;
+        // The guest may have stopped meanwhile, and its keeper be stuck or of an older version.
+        if let Ok(Ok(served)) = served {
+            mounts.iter_mut().for_each(|mount| mount.add(&served));
+        }
+        Ok(mounts)
+    }
+
+    async fn served_mounts(&self) -> Result<Vec<ServedMount>> {
+        match self.route().await? {
+            Route::Here(local) => Ok(local.status().hub()?.mounts().served().await),
+            Route::Keeper(connection) => connection.mounts().await,
+            Route::Nowhere(_) => Ok(Vec::new()),
+        }
+    }
+
     /// What the sandbox uses.
     pub async fn stats(&self) -> Result<Stats> {
         match self.route().await? {
@@ -317,6 +343,17 @@ impl Sandbox {
         self.ask(Resume {}).await
     }
 
+    /// Mounts a directory of the host in the running guest.
+    pub async fn mount(&self, spec: MountSpec) -> Result<()> {
+        self.ask(spec).await
+    }
+
+    /// Unmounts the directory at a path of the guest.
+    pub async fn unmount(&self, path: &str, in_use: InUse) -> Result<()> {
+        let path = path.to_owned();
+        self.ask(Unmount { path, in_use }).await
+    }
+
     /// Borrows a state.
     pub(crate) async fn borrow(&self, wanted: Wanted) -> Result<Loan> {
         let local = match self.route().await? {
@@ -332,6 +369,19 @@ impl Sandbox {
         Ok(Loan::of_driver(lent, local))
     }
 
+    /// The error of a sandbox that is still there, although it was to be saved and removed.
+    pub(crate) fn unsaved(&self, left: SandboxInfo) -> Option<Error> {
+        let reason = match left.save_failed {
+            Some(reason) => Unsaved::Failed { reason },
+            None => Unsaved::Phase(left.state),
+        };
+        Some(Error::StillUnsaved {
+            name: self.name().to_owned(),
+            target: left.save_on_stop?,
+            reason,
+        })
+    }
+
     /// For tests: greets the agent again, as after a break of the link.
     #[doc(hidden)]
     pub async fn break_link(&self) -> Result<()> {
@@ -342,7 +392,7 @@ impl Sandbox {
         Ok(())
     }
 
-    async fn ask<A: Anywhere + Perform>(&self, ask: A) -> Result<A::Answer> {
+    pub(crate) async fn ask<A: Anywhere + Perform>(&self, ask: A) -> Result<A::Answer> {
         match self.route().await? {
             Route::Here(local) => local.ask(ask).await,
             Route::Keeper(connection) => connection.ask(ask).await,

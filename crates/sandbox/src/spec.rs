@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use sandtree_images::is_bundle;
 use sandtree_store::{
     AccelChoice, Arch, ImageRecord, Network, PublishedPort, SaveOnStop, Settings,
 };
@@ -13,6 +14,7 @@ use crate::ca;
 use crate::error::{Error, Result};
 use crate::image::OwnKernel;
 use crate::mode::MemoryMode;
+use crate::mounts::MountSpec;
 use crate::names::parse_name;
 use crate::reference::{Reference, no_snapshot};
 
@@ -82,6 +84,10 @@ pub struct SandboxSpec {
     /// A kernel to use instead of the image's.
     #[serde(default)]
     pub kernel: Option<OwnKernel>,
+    /// Directories of the host to mount. For a snapshot that was saved with a mount at the same
+    /// path, the directory of this host.
+    #[serde(default)]
+    pub mounts: Vec<MountSpec>,
 }
 
 impl SandboxSpec {
@@ -111,6 +117,7 @@ impl SandboxSpec {
             save_on_stop: None,
             ca_bundle: None,
             kernel: None,
+            mounts: Vec::new(),
         }
     }
 
@@ -147,6 +154,7 @@ impl SandboxSpec {
     pub fn check(&self) -> Result<()> {
         if let Reference::Path(path) = self.beginning()?
             && !path.is_dir()
+            && !is_bundle(&path)
         {
             return Err(no_snapshot(&path.to_string_lossy()));
         }
@@ -184,6 +192,7 @@ impl SandboxSpec {
             ));
         }
         self.ca_bundle.as_deref().map_or(Ok(()), ca::check)?;
+        self.mounts.iter().try_for_each(MountSpec::check)?;
         if self.auto_checkpoint == Some(0) {
             return Err(Error::invalid(
                 "number of automatic checkpoints",

@@ -265,6 +265,7 @@ mod tests {
             pause_us: 0,
             machine: None,
             execs: Vec::new(),
+            mounts: Vec::new(),
         }
     }
 

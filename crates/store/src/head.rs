@@ -9,7 +9,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::record::Record;
-use crate::{LayerId, StateId};
+use crate::{LayerId, MountPoint, StateId};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
@@ -22,6 +22,9 @@ pub struct Head {
     pub past: Vec<StateId>,
     /// Where redo goes, nearest last.
     pub future: Vec<StateId>,
+    /// Where its guest has directories of the host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<MountPoint>,
 }
 
 impl Head {
@@ -34,6 +37,7 @@ impl Head {
             disk,
             past: Vec::new(),
             future: Vec::new(),
+            mounts: Vec::new(),
         }
     }
 

@@ -13,7 +13,7 @@
 //! snapshots/<digest>/        manifest.json, which lists its layers
 //! quarantine/<kind>-<digest> what failed verification; never removed by the store
 //! warm/<key>/                a captured boot: manifest.json, warm.json, devices, sealed.json, execs/, disks/, memory/
-//! sandboxes/<id>/            sandbox.json, state.json, head.json, origin.json, claim, lock, reserve, execs/, execs-of-origin/, console.log, keeper.sock
+//! sandboxes/<id>/            sandbox.json, state.json, head.json, mounts.json, origin.json, claim, lock, reserve, execs/, execs-of-origin/, console.log, keeper.sock
 //!   disks/<layer>.qcow2      links to every disk layer that the head or a state lists
 //!   memory/<layer>.mem       likewise; with a memory directory DIR they are in DIR/<id>/ instead
 //!   states/<state>/          manifest.json, devices, execs/, sealed.json once it is; a name that starts with '.' is unfinished or going

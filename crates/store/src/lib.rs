@@ -32,6 +32,7 @@ mod index;
 mod layout;
 mod lock;
 pub mod memory;
+mod mount;
 mod name;
 mod named;
 mod note;
@@ -64,6 +65,7 @@ pub use image::{
     KernelFormat, KernelRecord, KernelSpec, ModuleRecord, NamedImage,
 };
 pub use index::{Listing, Reindexed, SnapshotSummary};
+pub use mount::{HostDirectories, HostDirectory, MountAccess, MountPoint};
 pub use name::{Name, ParseNameError};
 pub use named::Named;
 pub use note::{Note, Notes};

@@ -21,6 +21,7 @@
 mod batch;
 mod collect;
 mod create;
+mod mounts;
 mod record;
 mod states;
 mod unpack;

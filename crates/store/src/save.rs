@@ -168,6 +168,7 @@ impl<'a> Saving<'a> {
             disk,
             memory,
             capture,
+            mounts: state.mounts.clone(),
         };
         manifest.requires = manifest.features();
         Ok(manifest)

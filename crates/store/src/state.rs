@@ -23,7 +23,7 @@ pub use source::StateSource;
 use crate::image::Arch;
 use crate::note::Notes;
 use crate::record::Record;
-use crate::{LayerId, Network, StateId, Tag};
+use crate::{LayerId, MountPoint, Network, StateId, Tag};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -97,6 +97,9 @@ pub struct MachineRecord {
     /// of older programs do.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub silent_network: bool,
+    /// It has a port for directories of the host. Machines of older programs have none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mounts_port: bool,
 }
 
 /// `manifest.json`: what a state consists of. Never changes.
@@ -134,6 +137,9 @@ pub struct StateManifest {
     /// The commands of that moment, as the hub describes them. Their output is below
     /// `execs/`.
     pub execs: Vec<serde_json::Value>,
+    /// Where its guest has directories of the host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<MountPoint>,
 }
 
 impl StateManifest {

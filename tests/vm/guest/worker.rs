@@ -5,6 +5,9 @@
 //!   worker churn SEED               writes, frees, remaps and discards memory, and files on disk and in memory, for ever
 //!   worker count MEMORY DISK TORN   writes a number to memory, then to disk, then the next, for ever; and if the disk
 //!                                   does not hold the last one, says so in TORN
+//!   worker files DIR SEED COUNT     does COUNT random operations on files below DIR, and prints the result of each
+//!   worker hold DIR                 holds files of DIR open, mapped and locked, and works with them, for ever; prints what
+//!                                   each gives when that changes
 //!   worker freeze                   stops the first process, for ever: nothing in the guest is answered any more
 //!   worker inner END MARK           runs a guest of its own by KVM, which exits 1000 times; then END: `halt` makes the file
 //!                                   MARK and keeps the halted guest, `spin` makes MARK and lets the guest spin, for ever
@@ -308,7 +311,11 @@ mod kvm {
                 bytes: PAGE as u64,
                 at: page_of(code) as u64,
             };
-            call(vm.as_raw_fd(), SET_USER_MEMORY_REGION, &raw const region as usize);
+            call(
+                vm.as_raw_fd(),
+                SET_USER_MEMORY_REGION,
+                &raw const region as usize,
+            );
             let processor = owned(call(vm.as_raw_fd(), CREATE_VCPU, 0));
             set_registers(processor.as_raw_fd());
             let bytes = call(kvm.as_raw_fd(), GET_VCPU_MMAP_SIZE, 0) as usize;
@@ -352,9 +359,7 @@ mod kvm {
 
     fn map(bytes: usize, flags: i32, fd: RawFd) -> *mut u8 {
         // SAFETY: a new mapping replaces no other one.
-        let at = unsafe {
-            sys::mmap(std::ptr::null_mut(), bytes, sys::READ_WRITE, flags, fd, 0)
-        };
+        let at = unsafe { sys::mmap(std::ptr::null_mut(), bytes, sys::READ_WRITE, flags, fd, 0) };
         assert!(at as isize != -1, "{}", std::io::Error::last_os_error());
         at.cast()
     }
@@ -401,12 +406,332 @@ fn inner(end: &str, mark: &str) {
     }
 }
 
+/// Random operations on files. The same seed does the same anywhere, so two file systems can be
+/// compared by what is printed.
+mod files {
+    use std::fs::{self, File, OpenOptions, Permissions};
+    use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+    use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+    use std::path::{Path, PathBuf};
+
+    use super::Random;
+
+    /// Few names, so that operations meet.
+    const NAMES: [&str; 6] = ["a", "b", "c", "ä ü", "-x", "long-long-long-long-name"];
+    const DIRECTORIES: [&str; 4] = ["", "d", "e", "d/f"];
+    /// Files that stay open over several operations.
+    const OPEN: usize = 4;
+
+    struct Work {
+        root: PathBuf,
+        random: Random,
+        open: Vec<Option<File>>,
+    }
+
+    pub fn run(dir: &str, seed: u64, count: u64) {
+        let mut work = Work {
+            root: dir.into(),
+            random: Random(seed.max(1)),
+            open: (0..OPEN).map(|_| None).collect(),
+        };
+        for number in 0..count {
+            let (what, result) = work.step();
+            let result = result.unwrap_or_else(|error| format!("error {}", errno(&error)));
+            println!("{number} {what}: {result}");
+        }
+        println!(
+            "{}",
+            work.tree(Path::new("")).expect("the directory can be read")
+        );
+    }
+
+    /// A number of the kernel, or that of Rust's own refusals.
+    fn errno(error: &io::Error) -> String {
+        match error.raw_os_error() {
+            Some(number) => number.to_string(),
+            None => format!("{:?}", error.kind()),
+        }
+    }
+
+    impl Work {
+        fn path(&mut self) -> PathBuf {
+            let directory = DIRECTORIES[self.random.below(DIRECTORIES.len() as u64) as usize];
+            let name = NAMES[self.random.below(NAMES.len() as u64) as usize];
+            Path::new(directory).join(name)
+        }
+
+        fn at(&self, path: &Path) -> PathBuf {
+            self.root.join(path)
+        }
+
+        fn bytes(&mut self) -> Vec<u8> {
+            let length = [0, 1, 100, 5000, 70_000][self.random.below(5) as usize];
+            let first = self.random.next() as u8;
+            (0..length)
+                .map(|i| first.wrapping_add((i / 7) as u8))
+                .collect()
+        }
+
+        fn step(&mut self) -> (String, io::Result<String>) {
+            let path = self.path();
+            let at = self.at(&path);
+            let shown = path.display();
+            let done = |result: io::Result<()>| result.map(|()| "done".to_owned());
+            match self.random.below(22) {
+                0..=2 => {
+                    let bytes = self.bytes();
+                    (format!("write {shown}"), done(fs::write(at, bytes)))
+                }
+                3 => {
+                    let bytes = self.bytes();
+                    let appended = OpenOptions::new().append(true).open(at);
+                    let appended = appended.and_then(|mut file| file.write_all(&bytes));
+                    (format!("append {shown}"), done(appended))
+                }
+                4 | 5 => (
+                    format!("read {shown}"),
+                    fs::read(at).map(|bytes| sum(&bytes)),
+                ),
+                6 => {
+                    let new = OpenOptions::new()
+                        .write(true)
+                        .create_new(true)
+                        .mode(0o640)
+                        .open(at);
+                    (format!("create {shown}"), done(new.map(drop)))
+                }
+                7 => (format!("unlink {shown}"), done(fs::remove_file(at))),
+                8 => (format!("mkdir {shown}"), done(fs::create_dir(at))),
+                9 => {
+                    let directory = DIRECTORIES[1 + self.random.below(3) as usize];
+                    let made = fs::create_dir(self.at(Path::new(directory)));
+                    (format!("mkdir {directory}"), done(made))
+                }
+                10 => (format!("rmdir {shown}"), done(fs::remove_dir(at))),
+                11 | 12 => {
+                    let to = self.path();
+                    let renamed = fs::rename(at, self.at(&to));
+                    (format!("rename {shown} {}", to.display()), done(renamed))
+                }
+                13 => {
+                    let to = self.path();
+                    let linked = fs::hard_link(at, self.at(&to));
+                    (format!("link {shown} {}", to.display()), done(linked))
+                }
+                14 => {
+                    let to = self.path();
+                    let linked = symlink(&to, at);
+                    (format!("symlink {shown} {}", to.display()), done(linked))
+                }
+                15 => {
+                    let mode = [0o644, 0o600, 0o755, 0o444][self.random.below(4) as usize];
+                    let set = fs::set_permissions(at, Permissions::from_mode(mode));
+                    (format!("chmod {shown}"), done(set))
+                }
+                16 => {
+                    let size = [0, 10, 4096, 100_000][self.random.below(4) as usize];
+                    let cut = OpenOptions::new().write(true).open(at);
+                    let cut = cut.and_then(|file| file.set_len(size));
+                    (format!("truncate {shown} {size}"), done(cut))
+                }
+                17 => (
+                    format!("stat {shown}"),
+                    fs::symlink_metadata(at).map(|found| stat(&found)),
+                ),
+                _ => self.open_files(&path),
+            }
+        }
+
+        /// Operations on files that stay open, also after they are removed or renamed.
+        fn open_files(&mut self, path: &Path) -> (String, io::Result<String>) {
+            let slot = self.random.below(OPEN as u64) as usize;
+            let what = self.random.below(5);
+            let bytes = self.bytes();
+            let Some(file) = &mut self.open[slot] else {
+                let opened = OpenOptions::new()
+                    .read(true)
+                    .write(true)
+                    .open(self.root.join(path));
+                let shown = opened.as_ref().map(|_| "done".to_owned());
+                let shown = shown.map_err(|e| {
+                    e.raw_os_error()
+                        .map_or(ErrorKind::Other.into(), io::Error::from_raw_os_error)
+                });
+                self.open[slot] = opened.ok();
+                return (format!("open {slot} {}", path.display()), shown);
+            };
+            match what {
+                0 => (
+                    format!("pwrite {slot}"),
+                    file.write_all_at(&bytes, 3000).map(|()| "done".into()),
+                ),
+                1 => {
+                    let mut all = Vec::new();
+                    let read = file
+                        .seek(SeekFrom::Start(0))
+                        .and_then(|_| file.read_to_end(&mut all));
+                    (format!("read {slot}"), read.map(|_| sum(&all)))
+                }
+                2 => (
+                    format!("fstat {slot}"),
+                    file.metadata().map(|found| stat(&found)),
+                ),
+                3 => (
+                    format!("fsync {slot}"),
+                    file.sync_all().map(|()| "done".into()),
+                ),
+                _ => {
+                    self.open[slot] = None;
+                    (format!("close {slot}"), Ok("done".into()))
+                }
+            }
+        }
+
+        /// Everything below a directory, sorted.
+        fn tree(&self, path: &Path) -> io::Result<String> {
+            let mut names = Vec::new();
+            for entry in fs::read_dir(self.at(path))? {
+                names.push(entry?.file_name());
+            }
+            names.sort();
+            let mut text = String::new();
+            for name in names {
+                let path = path.join(name);
+                let found = fs::symlink_metadata(self.at(&path))?;
+                text.push_str(&format!("{} {}", path.display(), stat(&found)));
+                if found.is_dir() {
+                    text.push('\n');
+                    text.push_str(&self.tree(&path)?);
+                } else if found.is_file() {
+                    text.push_str(&format!(" {}\n", sum(&fs::read(self.at(&path))?)));
+                } else {
+                    text.push_str(&format!(" {:?}\n", fs::read_link(self.at(&path))?));
+                }
+            }
+            Ok(text)
+        }
+    }
+
+    /// What does not depend on the file system. A directory's size and links do.
+    fn stat(found: &fs::Metadata) -> String {
+        let size = if found.is_dir() { 0 } else { found.len() };
+        let links = if found.is_dir() { 0 } else { found.nlink() };
+        format!("{:o} {size} {links} {}", found.mode(), found.uid())
+    }
+
+    fn sum(bytes: &[u8]) -> String {
+        let sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325u64, |sum, byte| {
+            (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        format!("{} bytes {sum:x}", bytes.len())
+    }
+}
+
+/// Files that stay open, mapped and locked while the machine goes from state to state.
+mod hold {
+    use std::collections::BTreeMap;
+    use std::fs::{self, File, OpenOptions};
+    use std::io::{self, Write};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::FileExt;
+    use std::path::Path;
+    use std::time::Duration;
+
+    use super::{PAGE, sys};
+
+    pub fn run(dir: &str) -> ! {
+        let at = |name: &str| Path::new(dir).join(name);
+        let mut append = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(at("log"))
+            .expect("log");
+        let kept = File::open(at("kept")).expect("kept");
+        let lock = File::create(at("lock")).expect("lock");
+        lock.lock().expect("it is locked");
+        let mapped = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(at("mapped"))
+            .expect("mapped");
+        mapped.set_len(PAGE as u64).expect("it grows");
+        // SAFETY: a fresh mapping of a file of this size.
+        let map = unsafe {
+            sys::mmap(
+                std::ptr::null_mut(),
+                PAGE,
+                sys::READ_WRITE,
+                sys::SHARED,
+                mapped.as_raw_fd(),
+                0,
+            )
+        };
+        std::env::set_current_dir(dir).expect("it is a directory");
+        let mut last = BTreeMap::new();
+        for round in 0u64.. {
+            let mut buffer = [0; 16];
+            let read = kept.read_at(&mut buffer, 0);
+            let read =
+                read.map(|count| String::from_utf8_lossy(&buffer[..count]).trim().to_owned());
+            tell(&mut last, "kept", read);
+            tell(
+                &mut last,
+                "append",
+                writeln!(append, "{round}").map(|()| "done".into()),
+            );
+            tell(&mut last, "move", directories(dir).map(|()| "done".into()));
+            tell(
+                &mut last,
+                "here",
+                fs::metadata("kept").map(|_| "done".into()),
+            );
+            let other =
+                File::open(at("lock")).and_then(|file| file.try_lock().map_err(io::Error::from));
+            tell(
+                &mut last,
+                "lock",
+                Ok(if other.is_ok() { "lost" } else { "held" }.into()),
+            );
+            // SAFETY: the mapping is a page.
+            unsafe { map.cast::<u64>().write_volatile(round) };
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        unreachable!("numbers do not end")
+    }
+
+    fn directories(dir: &str) -> io::Result<()> {
+        let at = |name: &str| Path::new(dir).join(name);
+        fs::create_dir(at("one"))?;
+        fs::rename(at("one"), at("two"))?;
+        fs::remove_dir(at("two"))
+    }
+
+    fn tell(
+        last: &mut BTreeMap<&'static str, String>,
+        what: &'static str,
+        result: io::Result<String>,
+    ) {
+        let result = result.unwrap_or_else(|error| format!("error {error}"));
+        if last.get(what) != Some(&result) {
+            println!("{what}: {result}");
+            last.insert(what, result);
+        }
+    }
+}
+
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args[..] {
         ["churn", seed] => churn(seed.parse().expect("a number")),
         ["count", memory, disk, torn] => count(memory, disk, torn),
+        ["files", dir, seed, count] => {
+            let number = |text: &str| text.parse().expect("a number");
+            files::run(dir, number(seed), number(count));
+        }
+        ["hold", dir] => hold::run(dir),
         ["freeze"] => freeze(),
         ["inner", end, mark] => inner(end, mark),
         _ => panic!("it is not known how to {args:?}"),

@@ -6,34 +6,36 @@ use sandtree::{HostConfig, Spares};
 
 use super::{pid, remove};
 use crate::support::exactness::Exactness;
-use crate::support::lab::{Lab, config, sh, spares_of, spec, until_async};
+use crate::support::lab::{Lab, config, opened_by, sh, spares_of, spec, until_async, written_by};
 use crate::support::lifecycle::{Action, survives};
 use crate::support::{World, held, kill, processes_of, until};
 
 const ALWAYS: &[&str] = &["--spares", "always"];
+const AFTER_CHECKPOINT: &[&str] = &["--spares", "after-checkpoint"];
 
-/// Waits until a running sandbox has its spare.
+/// Waits until a running sandbox has its spare, with the images that it opens ahead.
 fn spare(world: &World) -> u32 {
-    until("a spare is there", || spares_of(world.home()).len() == 1);
+    let sandboxes = world.home().join("sandboxes");
+    let has_images = |pid: &u32| !opened_by(*pid, &sandboxes).is_empty();
+    until("a spare is there", || {
+        let spares = spares_of(world.home());
+        spares.len() == 1 && spares.iter().all(has_images)
+    });
     *spares_of(world.home()).first().expect("there is one")
 }
 
 #[test]
-fn a_revert_uses_the_qemu_that_was_started_after_the_revert_before_it() {
+fn a_revert_uses_the_qemu_that_was_started_after_the_checkpoint_or_revert_before_it() {
     let world = World::new();
-    world.start("a", &[]);
+    world.start("a", AFTER_CHECKPOINT);
     held::begin(&world, "a", "one");
-    world.ok(["checkpoint", "a", "base"]);
     assert_eq!(
         spares_of(world.home()),
         BTreeSet::new(),
         "none is wanted yet"
     );
-    held::write(&world, "a", "two");
-    let first = world.json(["revert", "a", "base"]);
-    assert_eq!(first["from_spare"], false, "{first}");
-    held::assert_holds(&world, "a", "one", 0);
-    for _ in 0..2 {
+    world.ok(["checkpoint", "a", "base"]);
+    for _ in 0..3 {
         let ahead = spare(&world);
         held::write(&world, "a", "two");
         let next = world.json(["revert", "a", "base"]);
@@ -44,6 +46,51 @@ fn a_revert_uses_the_qemu_that_was_started_after_the_revert_before_it() {
     }
     remove(&world, &["a"]);
     assert_eq!(processes_of(world.home()), Vec::<u32>::new());
+}
+
+#[test]
+fn checkpoints_that_follow_each_other_start_one_qemu() {
+    let world = World::new();
+    world.start("a", AFTER_CHECKPOINT);
+    held::begin(&world, "a", "one");
+    for tag in ["a", "b", "c"] {
+        world.ok(["checkpoint", "a", tag]);
+    }
+    let ahead = spare(&world);
+    held::write(&world, "a", "two");
+    for tag in ["d", "e", "f"] {
+        world.ok(["checkpoint", "a", tag]);
+        assert_eq!(spare(&world), ahead);
+    }
+    let reverted = world.json(["revert", "a", "b"]);
+    assert_eq!(reverted["from_spare"], true, "{reverted}");
+    held::assert_holds(&world, "a", "one", 0);
+    spare(&world);
+    held::write(&world, "a", "three");
+    let reverted = world.json(["revert", "a", "f"]);
+    assert_eq!(reverted["from_spare"], true, "{reverted}");
+    held::assert_holds(&world, "a", "two", 0);
+    remove(&world, &["a"]);
+}
+
+#[test]
+fn a_spare_opens_only_images_that_nothing_writes_to() {
+    let world = World::new();
+    world.start("a", AFTER_CHECKPOINT);
+    world.sh("a", "echo one >/srv/word");
+    world.ok(["checkpoint", "a", "base"]);
+    let ahead = spare(&world);
+    let sandboxes = world.home().join("sandboxes");
+    until("it has opened the closed overlays", || {
+        opened_by(ahead, &sandboxes).len() >= 2
+    });
+    let active = written_by(pid(&world, "a", "qemu_pid"), &sandboxes);
+    assert_eq!(active.len(), 1, "{active:?}");
+    for (path, access) in opened_by(ahead, &sandboxes) {
+        assert_eq!(access, 0, "{path:?}");
+        assert!(!active.contains(&path), "{path:?}");
+    }
+    remove(&world, &["a"]);
 }
 
 #[test]

@@ -171,7 +171,7 @@ impl Lab {
 
     /// The machines of a sandbox, found by their open files.
     pub fn machines(&self, sandbox: &Sandbox) -> BTreeSet<u32> {
-        qemus_of(&self.dir(sandbox))
+        machines_of(&self.dir(sandbox))
     }
 
     pub fn machine(&self, sandbox: &Sandbox) -> u32 {
@@ -181,9 +181,9 @@ impl Lab {
     }
 
     /// Every machine of the store's sandboxes. A QEMU that waits for a revert is none yet: it has
-    /// no disk.
+    /// no disk that it writes to.
     pub fn all_machines(&self) -> BTreeSet<u32> {
-        qemus_of(&self.world.home().join("sandboxes"))
+        machines_of(&self.world.home().join("sandboxes"))
     }
 
     /// The one machine of the store that is not in `known`.
@@ -194,10 +194,42 @@ impl Lab {
     }
 }
 
-/// Every QEMU of a store that waits for a revert: it has a kernel, and no disk of a sandbox.
+/// Every QEMU of a store that waits for a revert: it has a kernel, and no disk of a sandbox that it
+/// writes to.
 pub fn spares_of(home: &Path) -> BTreeSet<u32> {
-    let machines = qemus_of(&home.join("sandboxes"));
+    let machines = machines_of(&home.join("sandboxes"));
     qemus_of(home).difference(&machines).copied().collect()
+}
+
+/// The QEMUs that can write to a file below a directory.
+fn machines_of(dir: &Path) -> BTreeSet<u32> {
+    let mut machines = qemus_of(dir);
+    machines.retain(|pid| !written_by(*pid, dir).is_empty());
+    machines
+}
+
+/// The files below a directory that a process has open for writing.
+pub fn written_by(pid: u32, dir: &Path) -> BTreeSet<PathBuf> {
+    let opened = opened_by(pid, dir).into_iter();
+    let written = opened.filter(|(_, access)| *access != 0);
+    written.map(|(path, _)| path).collect()
+}
+
+/// The files below a directory that a process has open, each with how.
+pub fn opened_by(pid: u32, dir: &Path) -> Vec<(PathBuf, u32)> {
+    let fds = fs::read_dir(format!("/proc/{pid}/fd"))
+        .into_iter()
+        .flatten();
+    let opened = fds.flatten().filter_map(|fd| {
+        let target = fs::read_link(fd.path()).ok()?;
+        let number = fd.file_name().into_string().ok()?;
+        let shown = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
+        let flags = shown.lines().find_map(|line| line.strip_prefix("flags:"))?;
+        let flags = u32::from_str_radix(flags.trim(), 8).ok()?;
+        // O_ACCMODE: 0 reads only.
+        target.starts_with(dir).then_some((target, flags & 3))
+    });
+    opened.collect()
 }
 
 /// Until it executes QEMU, a child of this process still has the open files of all tests.

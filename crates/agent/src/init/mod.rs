@@ -261,7 +261,8 @@ fn open_port(name: &'static str) -> Result<OwnedFd, BootError> {
     }
 }
 
-fn find_port(name: &str) -> Option<std::path::PathBuf> {
+/// The device of the port of this name, if the machine has one.
+pub fn find_port(name: &str) -> Option<std::path::PathBuf> {
     let ports = fs::read_dir("/sys/class/virtio-ports").ok()?;
     let is_named = |entry: &fs::DirEntry| {
         fs::read_to_string(entry.path().join("name")).is_ok_and(|n| n.trim() == name)

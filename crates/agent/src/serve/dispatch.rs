@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use sandtree_proto::{
-    AgentMessage, ExecStart, Failure, Frame, HostHello, HostMessage, Identity, Open, Outcome,
-    Rebirth, Reply, Request, StreamId,
+    AgentMessage, ExecStart, Failure, Frame, HostHello, HostMessage, Identity, MountEnd,
+    MountStart, Open, Outcome, Rebirth, Reply, Request, StreamId,
 };
 
 use super::{Agent, CHANNELS_MAX, Leaving, Role};
@@ -363,6 +363,8 @@ impl Agent {
             Request::Thaw => self.thaw(id).err().map(Err),
             Request::Configure(who) => self.configure(id, who).err().map(Err),
             Request::Clock { step_ns } => Some(self.clock(step_ns)),
+            Request::Mount(start) => self.mount(id, start).err().map(Err),
+            Request::Unmount(end) => self.unmount(id, end).err().map(Err),
             Request::Boot(_) => Some(Err(refusal(Errno::ALREADY, "the guest has booted"))),
             other => self.delegate(id, other).err().map(Err),
         };
@@ -468,6 +470,23 @@ impl Agent {
             })
     }
 
+    fn mount(&self, id: u32, start: MountStart) -> Result<(), Failure> {
+        self.refuse_guestless("mount")?;
+        let mounts = Arc::clone(&self.mounts);
+        self.workers
+            .run_request(id, self.link.generation(), move || {
+                mounts.mount(&start).map(|()| Reply::Done)
+            })
+    }
+
+    fn unmount(&self, id: u32, end: MountEnd) -> Result<(), Failure> {
+        let mounts = Arc::clone(&self.mounts);
+        self.workers
+            .run_request(id, self.link.generation(), move || {
+                mounts.unmount(&end).map(|()| Reply::Done)
+            })
+    }
+
     /// Runs at once and in the loop, because a late answer would be inexact.
     fn clock(&self, step_ns: i64) -> Result<Reply, Failure> {
         if step_ns != 0 {
@@ -528,6 +547,8 @@ impl Agent {
                 | Request::Freeze { .. }
                 | Request::Thaw
                 | Request::Boot(_)
+                | Request::Mount(_)
+                | Request::Unmount(_)
                 | Request::Clock { .. } => unreachable!("answered before"),
             })
     }

@@ -30,6 +30,7 @@ use crate::identity::Means;
 use crate::init::shutdown::Way;
 use crate::init::{Hold, Settling};
 use crate::link::Link;
+use crate::mounts::Mounts;
 use crate::role::Role;
 use crate::sys;
 use crate::workers::{Finished, Start, Workers};
@@ -99,6 +100,7 @@ pub struct Agent {
     cursor: u32,
     workers: Workers,
     freezer: Arc<Freezer>,
+    mounts: Arc<Mounts>,
     means: Arc<Means>,
     /// Threads that wait for children of their own, because only the loop reaps children.
     exit_waiters: Vec<Sender<ChildExit>>,
@@ -143,6 +145,7 @@ impl Agent {
             cursor: 0,
             workers: Workers::new()?,
             freezer: Arc::default(),
+            mounts: Arc::default(),
             exit_waiters: Vec::new(),
             signals,
             families: Vec::new(),

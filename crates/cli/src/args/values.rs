@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sandtree::{Error, PublishedPort};
+use sandtree::{Error, MountAccess, MountSpec, PublishedPort};
 
 /// The value cannot be the name or id of a sandbox. The library's error gives the reason.
 #[derive(Debug)]
@@ -70,9 +70,47 @@ pub fn port(text: &str) -> Result<PublishedPort, String> {
     }
 }
 
+/// A mount: the host's directory, the path in the guest, and perhaps how it is used. The first may
+/// contain colons.
+pub fn mount(text: &str) -> Result<MountSpec, String> {
+    let rule =
+        || "use HOST:GUEST, HOST:GUEST:ro or HOST:GUEST:cow, with an absolute GUEST".to_owned();
+    let (paths, access) = match text.rsplit_once(':') {
+        Some((paths, "ro")) => (paths, MountAccess::ReadOnly),
+        Some((paths, "rw")) => (paths, MountAccess::ReadWrite),
+        Some((paths, "cow")) => (paths, MountAccess::CopyOnWrite),
+        _ => (text, MountAccess::ReadWrite),
+    };
+    let (host, guest) = paths.rsplit_once(':').ok_or_else(rule)?;
+    if host.is_empty() || !guest.starts_with('/') {
+        return Err(rule());
+    }
+    let host = std::path::absolute(host).map_err(|error| error.to_string())?;
+    let guest = guest.trim_end_matches('/').to_owned();
+    Ok(MountSpec {
+        host,
+        guest,
+        access,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mounts() {
+        let parsed = mount("/a:b:/work/:ro").unwrap();
+        assert_eq!(parsed.host, std::path::Path::new("/a:b"));
+        assert_eq!(parsed.guest, "/work");
+        assert_eq!(parsed.access, MountAccess::ReadOnly);
+        let here = mount("x:/w").unwrap();
+        assert_eq!(here.host, std::env::current_dir().unwrap().join("x"));
+        assert_eq!(here.access, MountAccess::ReadWrite);
+        for wrong in ["", "x", "x:", ":/w", "x:w", "/w:ro"] {
+            assert!(mount(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn sizes_and_times() {

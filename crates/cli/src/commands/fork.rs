@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use sandtree::{ForkSpec, Result, SandboxInfo};
+use sandtree::{ForkMounts, ForkSpec, SandboxInfo};
 use serde_json::json;
 
 use super::{Outcome, open};
@@ -23,6 +23,18 @@ pub struct ForkArgs {
     /// Number of copies to load at the same time [default: twice the number of processors]
     #[arg(long, value_name = "N")]
     pub concurrency: Option<usize>,
+    /// What the copies may do with mounted directories of the host: read them, or also write to
+    /// them like the source
+    #[arg(long, value_name = "read-only|shared", default_value = "read-only", value_parser = mounts)]
+    pub mounts: ForkMounts,
+}
+
+fn mounts(text: &str) -> Result<ForkMounts, String> {
+    match text {
+        "read-only" => Ok(ForkMounts::ReadOnly),
+        "shared" => Ok(ForkMounts::Shared),
+        _ => Err("use read-only or shared".into()),
+    }
 }
 
 pub async fn run(global: &Global, args: ForkArgs) -> Outcome {
@@ -30,6 +42,7 @@ pub async fn run(global: &Global, args: ForkArgs) -> Outcome {
     let spec = ForkSpec {
         name: args.name,
         concurrency: args.concurrency.unwrap_or(all.concurrency),
+        mounts: args.mounts,
         ..all
     };
     spec.check()?;
@@ -41,7 +54,7 @@ pub async fn run(global: &Global, args: ForkArgs) -> Outcome {
     let forks: Vec<SandboxInfo> = forks
         .iter()
         .map(|fork| fork.info())
-        .collect::<Result<_>>()?;
+        .collect::<sandtree::Result<_>>()?;
     if global.json {
         let forks: Vec<_> = forks
             .iter()

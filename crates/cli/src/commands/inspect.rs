@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use sandtree::{Durability, SandboxInfo, StateInfo};
 use serde::Serialize;
 
-use super::{Outcome, open};
+use super::{Outcome, mount, open};
 use crate::args::{Global, sandbox_ref};
 use crate::{failure, show};
 
@@ -59,7 +59,10 @@ impl NotDurable {
 
 pub async fn run(global: &Global, args: InspectArgs) -> Outcome {
     let host = open(global).await?;
-    let info = host.find(&args.sandbox)?;
+    let mut info = host.find(&args.sandbox)?;
+    if !info.mounts.is_empty() {
+        info.mounts = host.sandbox(&info.id)?.mounts().await?;
+    }
     let (states, broken) = host.states(&info.id)?;
     broken
         .iter()
@@ -86,6 +89,7 @@ fn fields(inspected: Inspected) -> Vec<(&'static str, String)> {
         .iter()
         .map(|port| format!("{}:{}", port.host, port.guest))
         .collect();
+    let mounts: Vec<String> = info.mounts.iter().map(mount::describe).collect();
     vec![
         ("id", info.id),
         ("name", info.name),
@@ -103,6 +107,7 @@ fn fields(inspected: Inspected) -> Vec<(&'static str, String)> {
         ("disk", show::bytes(info.disk_bytes)),
         ("network", format!("{:?}", info.network).to_lowercase()),
         ("ports", ports.join(" ")),
+        ("mounts", unless_empty(mounts.join("\n"))),
         ("memory mode", text(&info.memory_mode)),
         (
             "memory dir",

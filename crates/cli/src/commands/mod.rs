@@ -1,6 +1,7 @@
 //! The command line: one file per command, with its arguments and what it does.
 
 mod attach;
+mod changes;
 mod checkpoint;
 mod completion;
 mod cp;
@@ -16,6 +17,7 @@ mod keeper;
 mod kill;
 mod log;
 mod logs;
+mod mount;
 mod pause;
 mod ps;
 mod pull;
@@ -87,6 +89,14 @@ pub enum Command {
     Watch(watch::WatchArgs),
     /// Forward ports of the host to a sandbox until Ctrl-C
     Forward(forward::ForwardArgs),
+    /// Mount directories of the host in a running sandbox
+    Mount(mount::MountArgs),
+    /// Unmount directories of the host
+    Unmount(mount::UnmountArgs),
+    /// Show what a sandbox changed on top of a copy-on-write mount
+    Changes(changes::ChangesArgs),
+    /// Write the changes of a copy-on-write mount to the host's directory
+    Apply(changes::ApplyArgs),
     /// Shut down sandboxes
     Stop(stop::StopArgs),
     /// Kill the machines of sandboxes immediately, without a shutdown
@@ -157,6 +167,10 @@ pub async fn run(args: Args) -> Outcome {
         Command::Stats(args) => interruptible(stats::run(global, args)).await,
         Command::Watch(args) => interruptible(watch::run(global, args)).await,
         Command::Forward(args) => interruptible(forward::run(global, args)).await,
+        Command::Mount(args) => interruptible(mount::run(global, args)).await,
+        Command::Unmount(args) => interruptible(mount::unmount(global, args)).await,
+        Command::Changes(args) => interruptible(changes::run(global, args)).await,
+        Command::Apply(args) => interruptible(changes::apply(global, args)).await,
         Command::Stop(args) => interruptible(stop::run(global, args)).await,
         Command::Kill(args) => interruptible(kill::run(global, args)).await,
         Command::Start(args) => interruptible(start::run(global, args)).await,
@@ -203,7 +217,7 @@ fn absolute_reference(text: &str) -> Result<String> {
 fn config(global: &Global) -> Result<HostConfig> {
     let home = match &global.home {
         Some(home) => home.clone(),
-        None => default_home()?,
+        None => HostConfig::default_home(|name| std::env::var_os(name))?,
     };
     let home = std::path::absolute(&home).map_err(|e| Error::io("resolve", &home, e))?;
     let qemu = global.qemu.as_ref().map(std::path::absolute).transpose();
@@ -228,20 +242,6 @@ fn search() -> Vec<PathBuf> {
     std::env::var_os("PATH")
         .map(|path| std::env::split_paths(&path).collect())
         .unwrap_or_default()
-}
-
-fn default_home() -> Result<PathBuf> {
-    let data = std::env::var_os("XDG_DATA_HOME")
-        .filter(|dir| !dir.is_empty())
-        .map(PathBuf::from);
-    let local = std::env::var_os("HOME")
-        .filter(|dir| !dir.is_empty())
-        .map(|home| PathBuf::from(home).join(".local/share"));
-    let rule = "set HOME, SANDTREE_HOME or --home";
-    let base = data
-        .or(local)
-        .ok_or_else(|| Error::invalid("place of the store", "", rule))?;
-    Ok(base.join("sandtree"))
 }
 
 async fn open(global: &Global) -> Result<Host> {

@@ -37,22 +37,12 @@ pub async fn access(args: &Access) -> Result<RegistryAccess> {
     Ok(RegistryAccess {
         username: args.username.clone(),
         password,
-        docker_config: docker_config(),
+        docker_config: RegistryAccess::docker_config(|name| std::env::var_os(name)),
         search: super::search(),
         helper_env: std::env::vars_os().collect(),
         plain_http: args.plain_http,
         ca: args.ca.clone(),
     })
-}
-
-fn docker_config() -> Option<PathBuf> {
-    let dir = |name| {
-        std::env::var_os(name)
-            .filter(|dir| !dir.is_empty())
-            .map(PathBuf::from)
-    };
-    let dir = dir("DOCKER_CONFIG").or_else(|| dir("HOME").map(|home| home.join(".docker")));
-    dir.map(|dir| dir.join("config.json"))
 }
 
 /// Reads the password. No message contains it.

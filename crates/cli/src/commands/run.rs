@@ -6,14 +6,15 @@ use std::process::ExitCode;
 
 use sandtree::{
     Arguments, Begun, Code, Committed, Error, ExecSpec, ForkSpec, Host, Lifetime, MemoryMode,
-    Prepared, PublishedPort, Report, Result, Sandbox, SandboxSpec, SaveOnStop, Unsaved, ca,
+    MountSpec, Prepared, PublishedPort, Report, Result, Sandbox, SandboxSpec, SaveOnStop, Unsaved,
+    ca,
 };
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::session::{self, How, OnSignal};
 use super::{Outcome, absolute_reference, interruptible, open, registry, save};
-use crate::args::{Global, Shape, own_kernel, port, size};
+use crate::args::{Global, Shape, mount, own_kernel, port, size};
 use crate::failure::Failure;
 use crate::{progress, show};
 
@@ -61,6 +62,10 @@ pub struct RunArgs {
     /// Forward 127.0.0.1:HOST to port GUEST; HOST 0 chooses a free port (repeatable)
     #[arg(long, value_name = "HOST:GUEST", value_parser = port)]
     pub publish: Vec<PublishedPort>,
+    /// Mount a directory of the host at path GUEST. ro: read-only; cow: changes stay in the sandbox
+    /// (repeatable)
+    #[arg(long, value_name = "HOST:GUEST[:ro|:cow]", value_parser = mount)]
+    pub mount: Vec<MountSpec>,
     /// Boot instead of restoring the image's booted state or the snapshot's memory
     #[arg(long)]
     pub cold: bool,
@@ -389,6 +394,7 @@ fn spec(args: &RunArgs) -> Result<SandboxSpec> {
         name: args.name.clone(),
         disk_bytes: args.disk,
         publish: args.publish.clone(),
+        mounts: args.mount.clone(),
         auto_remove: args.rm || !args.detach,
         cold: args.cold,
         memory_dir: memory_dir.map_err(|e| Error::io("resolve", "the path of --memory-dir", e))?,

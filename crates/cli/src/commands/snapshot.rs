@@ -2,13 +2,10 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use sandtree::{
-    Error, ExportOptions, Host, Result, SnapshotDetails, SnapshotInfo, rename_noreplace,
-};
+use sandtree::{Error, ExportOptions, FileExport, Host, SnapshotDetails, SnapshotInfo};
 use serde_json::json;
 
 use super::save::{self, placed};
@@ -350,18 +347,18 @@ async fn export(global: &Global, args: ExportArgs) -> Outcome {
         host.export(&what, args.memory, options, io::stdout(), telling)
             .await
     } else {
-        let file = Unfinished::create(&args.output, args.force)?;
-        let writing = file
-            .file
-            .try_clone()
-            .map_err(|e| Error::io("write", &args.output, e))?;
-        match host
-            .export(&what, args.memory, options, writing, telling)
-            .await
-        {
-            Ok(exported) => file.keep().map(|()| exported),
-            failed => failed,
+        if !args.force && args.output.exists() {
+            let rule = "it exists; --force overwrites it";
+            return Err(Error::invalid("output file", args.output.display(), rule).into());
         }
+        let export = FileExport {
+            reference: what,
+            memory: args.memory,
+            options,
+            path: args.output.clone(),
+            replace: args.force.into(),
+        };
+        host.export_file(export, telling).await
     };
     bar.finish_and_clear();
     let exported = exported?;
@@ -379,73 +376,6 @@ async fn export(global: &Global, args: ExportArgs) -> Outcome {
         ));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// A file that gets its name when it is complete. If dropped before, it is removed.
-struct Unfinished {
-    file: File,
-    path: PathBuf,
-    target: PathBuf,
-    replace: bool,
-}
-
-impl Unfinished {
-    fn create(target: &Path, replace: bool) -> Result<Self> {
-        if !replace && target.exists() {
-            return Err(Error::invalid(
-                "output file",
-                target.display(),
-                "it exists; --force overwrites it",
-            ));
-        }
-        let name = target
-            .file_name()
-            .ok_or_else(|| Error::invalid("output file", target.display(), "a file's path"))?;
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}", std::process::id()));
-        let path = target.with_file_name(hidden);
-        // Only for the owner: it may contain the memory of a guest.
-        let opened = File::options()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path);
-        let file = opened.map_err(|e| Error::io("make", &path, e))?;
-        Ok(Self {
-            file,
-            path,
-            target: target.to_owned(),
-            replace,
-        })
-    }
-
-    fn keep(self) -> Result<()> {
-        self.file
-            .sync_all()
-            .map_err(|e| Error::io("sync", &self.path, e))?;
-        let named = if self.replace {
-            std::fs::rename(&self.path, &self.target)
-        } else {
-            // Another process may have made the file meanwhile.
-            rename_noreplace(&self.path, &self.target)
-        };
-        named.map_err(|e| Error::io("make", &self.target, e))?;
-        let parent = self
-            .target
-            .parent()
-            .filter(|parent| !parent.as_os_str().is_empty());
-        let parent = parent.unwrap_or(Path::new("."));
-        let synced = File::open(parent).and_then(|dir| dir.sync_all());
-        synced.map_err(|e| Error::io("sync directory", parent, e))
-    }
-}
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        // After a rename there is nothing to remove, and an error has no other consequence.
-        drop(std::fs::remove_file(&self.path));
-    }
 }
 
 async fn import(global: &Global, args: ImportArgs) -> Outcome {

@@ -161,7 +161,8 @@ impl<'b> FileSystem<'b> {
         })
     }
 
-    fn find(&self, path: &Path) -> Result<Option<Inode>, Error> {
+    /// The inode at a path, if it exists. Symbolic links are not followed.
+    pub fn find(&self, path: &Path) -> Result<Option<Inode>, Error> {
         self.renew_budget();
         let mut at = self.root()?;
         for name in path.components() {

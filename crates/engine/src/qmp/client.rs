@@ -67,6 +67,9 @@ struct Shared {
     closed: watch::Receiver<bool>,
 }
 
+/// Where the reply to a command comes, unless the connection has ended.
+type Sent = Result<oneshot::Receiver<Outcome>, Closed>;
+
 #[derive(Debug)]
 enum Waiting {
     Open(HashMap<u64, oneshot::Sender<Outcome>>),
@@ -143,14 +146,40 @@ impl Qmp {
         self.shared.version
     }
 
+    /// Sends a command at once; its reply is awaited later. QEMU executes commands one after the
+    /// other, in the order in which they were sent, also behind one that fails.
+    pub(crate) fn begin<C: Command>(
+        &self,
+        command: &C,
+    ) -> impl Future<Output = Result<C::Reply, Error>> + use<C> {
+        let id = self.next_id();
+        let sent = self.send(id, command, None);
+        let qmp = self.clone();
+        async move { qmp.finish::<C>(id, sent, COMMAND_DEADLINE).await }
+    }
+
     async fn execute<C: Command>(
         &self,
         command: C,
         fd: Option<OwnedFd>,
         deadline: Duration,
     ) -> Result<C::Reply, Error> {
-        let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
-        let reply = match self.send(id, &command, fd)? {
+        let id = self.next_id();
+        let sent = self.send(id, &command, fd);
+        self.finish::<C>(id, sent, deadline).await
+    }
+
+    fn next_id(&self) -> u64 {
+        self.shared.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    async fn finish<C: Command>(
+        &self,
+        id: u64,
+        sent: Result<Sent, Error>,
+        deadline: Duration,
+    ) -> Result<C::Reply, Error> {
+        let reply = match sent? {
             Ok(reply) => reply,
             Err(closed) => return Err(self.lost(closed).await),
         };
@@ -190,12 +219,7 @@ impl Qmp {
         drop(closed.wait_for(|closed| *closed).await);
     }
 
-    fn send<C: Command>(
-        &self,
-        id: u64,
-        command: &C,
-        fd: Option<OwnedFd>,
-    ) -> Result<Result<oneshot::Receiver<Outcome>, Closed>, Error> {
+    fn send<C: Command>(&self, id: u64, command: &C, fd: Option<OwnedFd>) -> Result<Sent, Error> {
         let line = encode(id, command)?;
         let (sender, receiver) = oneshot::channel();
         if let Err(closed) = self.shared.expect(id, sender) {

@@ -63,12 +63,6 @@ impl Peer {
 
     /// Plays the beginning of a load up to its start, under 7.2.
     async fn load(&mut self) -> String {
-        let (id, arguments) = self.hear_more("migrate-set-capabilities").await;
-        assert_eq!(
-            arguments,
-            json!({"capabilities": [{"capability": "events", "state": true}]})
-        );
-        self.reply(id, "{}").await;
         let (id, arguments, mut fd) = self.hear_with_fd("getfd").await;
         assert_eq!(arguments, json!({"fdname": "migration"}));
         self.reply(id, "{}").await;
@@ -390,6 +384,38 @@ async fn a_descriptor_travels_with_its_command_and_no_other() {
 }
 
 #[tokio::test]
+async fn commands_are_sent_before_earlier_ones_are_answered() {
+    let (qmp, mut peer) = connected().await;
+    let stopped = qmp.begin(&Stop {});
+    let continued = qmp.begin(&Cont {});
+    let script = async {
+        let first = peer.hear("stop").await;
+        let second = peer.hear("cont").await;
+        let refusal = r#""error": {"class": "GenericError", "desc": "not now"}"#;
+        peer.say(&format!(r#"{{{refusal}, "id": {first}}}"#)).await;
+        peer.reply(second, "{}").await;
+    };
+    let (stopped, continued, ()) = tokio::join!(stopped, continued, script);
+    assert!(matches!(stopped, Err(Error::Qmp { desc, .. }) if desc == "not now"));
+    continued.unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_that_expects_a_state_reports_on_its_load() {
+    let (qmp, mut peer) = connected().await;
+    let script = async {
+        let (id, arguments) = peer.hear_more("migrate-set-capabilities").await;
+        assert_eq!(
+            arguments,
+            json!({"capabilities": [{"capability": "events", "state": true}]})
+        );
+        peer.reply(id, "{}").await;
+    };
+    let (expected, ()) = tokio::join!(devices::expect(&qmp), script);
+    expected.unwrap();
+}
+
+#[tokio::test]
 async fn a_state_is_loaded_from_its_beginning() {
     let (qmp, mut peer) = connected().await;
     let script = async {
@@ -409,8 +435,6 @@ async fn a_state_is_loaded_from_its_beginning() {
 async fn a_newer_qemu_loads_from_an_fd_set() {
     let (qmp, mut peer) = connected_to(&GREETING.replace("7", "9")).await;
     let script = async {
-        let (id, _) = peer.hear_more("migrate-set-capabilities").await;
-        peer.reply(id, "{}").await;
         let (id, arguments, _) = peer.hear_with_fd("add-fd").await;
         assert_eq!(arguments, json!({"fdset-id": 3}));
         peer.reply(id, r#"{"fdset-id": 3, "fd": 20}"#).await;

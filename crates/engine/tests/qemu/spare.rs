@@ -5,7 +5,7 @@ use std::path::Path;
 
 use sandtree_engine::qmp::QueryStatus;
 use sandtree_engine::{
-    ByteRun, Limits, Machine, MachineSpec, Mapped, Memory, Spare, Start, Verdict,
+    ByteRun, DiskChain, Limits, Machine, MachineSpec, Mapped, Memory, Spare, Start, Verdict,
 };
 
 use crate::devices::{capture, counter, saved};
@@ -132,6 +132,59 @@ async fn the_disk_of_a_spare_pivots_and_is_written_like_any_other() {
 }
 
 #[tokio::test]
+async fn a_spare_has_closed_images_open_and_no_active_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let spare = spare(dir.path()).await;
+    assert!(holds(spare.pid(), &dir.path().join("base")));
+    assert!(holds(spare.pid(), &dir.path().join("frozen")));
+    assert!(!holds(spare.pid(), &dir.path().join("active")));
+}
+
+/// Of a disk with other overlays than the ones that a spare has opened, it gets these, and keeps
+/// none of its own.
+#[tokio::test]
+async fn a_spare_gets_the_overlays_that_it_did_not_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let of_source = tempfile::tempdir().unwrap();
+    let source = start(of_source.path(), "busy").await;
+    source.stop().await.unwrap();
+    let devices = within(saved(&source)).await;
+    let spare = spare(dir.path()).await;
+    let other = |name: &str| {
+        let path = dir.path().join(name);
+        file(&path, &crate::support::overlay(1 << 20))
+    };
+    let (entries, layers) = two_layers(dir.path());
+    let mut spec = waiting(dir.path(), Memory::Mapped { entries, layers });
+    spec.disk.overlays.splice(..1, [other("one"), other("two")]);
+    assert!(spare.fits(&spec), "{spare:?}");
+    let machine = within(spare.fill(spec)).await.unwrap();
+    let state = file(&dir.path().join("devices"), &devices);
+    within(machine.load(state.into())).await.unwrap();
+    within(machine.cont()).await.unwrap();
+    within(machine.close_unneeded()).await.unwrap();
+    for (name, is_held) in [
+        ("base", true),
+        ("frozen", false),
+        ("one", true),
+        ("two", true),
+        ("active", true),
+    ] {
+        let path = dir.path().join(name);
+        assert_eq!(holds(machine.pid(), &path), is_held, "{name}");
+    }
+    drop(other("next"));
+    let next = dir.path().join("next");
+    let next = File::options().read(true).write(true).open(&next).unwrap();
+    let prepared = within(machine.prepare_overlay(next)).await.unwrap();
+    within(machine.pivot(prepared)).await.unwrap();
+    let frozen = File::open(dir.path().join("active")).unwrap();
+    within(machine.give_up_writing(frozen)).await.unwrap();
+    within(machine.rebase(vec![other("all")])).await.unwrap();
+    assert!(!holds(machine.pid(), &dir.path().join("two")));
+}
+
+#[tokio::test]
 async fn a_spare_becomes_only_a_machine_with_its_arguments_user_and_limits() {
     let dir = tempfile::tempdir().unwrap();
     let spare = spare(dir.path()).await;
@@ -177,6 +230,13 @@ async fn a_spare_becomes_only_a_machine_with_its_arguments_user_and_limits() {
             initramfs: file(&dir.path().join("another"), b"nothing"),
             ..wanted()
         },
+        MachineSpec {
+            disk: DiskChain {
+                base: file(&dir.path().join("another base"), &[0; 1 << 20]),
+                ..wanted().disk
+            },
+            ..wanted()
+        },
     ];
     for other in others {
         assert!(!spare.fits(&other), "{other:?}");
@@ -189,7 +249,7 @@ async fn a_spare_that_is_dropped_or_has_ended_leaves_nothing() {
     let dropped = spare(dir.path()).await;
     let pid = dropped.pid();
     drop(dropped);
-    assert!(!exists(pid));
+    wait_until(|| !exists(pid));
 
     let ended = spare(dir.path()).await;
     let pid = rustix::process::Pid::from_raw(ended.pid().cast_signed()).unwrap();

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use sandtree_engine::{
     Accel, Announce, Arch, DiskChain, Engine, EngineConfig, Flushes, Jail, Limits, MachineSpec,
-    Memory, NetworkMode, Preload, Start,
+    Memory, NetworkMode, Ports, Preload, Start,
 };
 
 pub fn config() -> EngineConfig {
@@ -49,6 +49,7 @@ pub fn spec(dir: &Path, cmdline: &str) -> MachineSpec {
         disk: disk(dir),
         network: NetworkMode::Isolated,
         announce: Announce::NotAsked,
+        ports: Ports::LinkAndMounts,
         memory: Memory::Empty,
         start: Start::Run,
         preload: Preload::Use,

@@ -45,6 +45,10 @@ pub enum DiskError {
     NoRoot(Vec<FoundPartition>),
     #[error("several partitions could be the root file system: {}", listed(.0))]
     SeveralRoots(Vec<FoundPartition>),
+    #[error("{0} overlays are more than a disk may have")]
+    TooManyOverlays(usize),
+    #[error("the overlays were made on another disk than this base, or another version of it")]
+    OtherBase,
     #[error("the import was stopped")]
     GivenUp,
 }

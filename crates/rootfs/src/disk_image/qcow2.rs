@@ -1,4 +1,4 @@
-//! Reads a qcow2 image of version 2 or 3 that is complete in one file.
+//! Reads a qcow2 image of version 2 or 3: a whole disk, or what an overlay has of one.
 //!
 //! Always: a table is as long as the disk's size requires and lies in the file, and so does every
 //! cluster. A compressed cluster decompresses to exactly one cluster. Internal snapshots are
@@ -17,6 +17,7 @@ use super::DiskLimits;
 use super::error::{DiskError, Qcow2Damage};
 use super::source::{Raw, Run, check_size};
 use checks::Accepted;
+pub(super) use checks::Below;
 
 #[derive(Debug)]
 pub(super) struct Qcow2 {
@@ -38,9 +39,18 @@ struct Table {
     entries: Vec<u64>,
 }
 
+/// What an image has for a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// Nothing: in an overlay, the layer below has the content.
+    Absent,
+    Zero,
+    Data,
+}
+
 impl Qcow2 {
-    pub(super) fn open(file: Raw, limits: DiskLimits) -> Result<Self, DiskError> {
-        let header = checks::accept(&file)?;
+    pub(super) fn open(file: Raw, limits: DiskLimits, below: Below) -> Result<Self, DiskError> {
+        let header = checks::accept(&file, below)?;
         let layout = &header.layout;
         check_size(layout.size, limits)?;
         checks::check_l1(layout)?;
@@ -58,6 +68,11 @@ impl Qcow2 {
     /// The size of the disk.
     pub(super) fn bytes(&self) -> u64 {
         self.header.layout.size
+    }
+
+    /// The size of the table that stays in memory.
+    pub(super) fn table_bytes(&self) -> usize {
+        self.l1.len() * 8
     }
 
     fn cluster_bytes(&self) -> u64 {
@@ -89,38 +104,39 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Consecutive clusters that all have data or all have none, at most those of one L2 table, so
-    /// that a call never takes long.
     pub(super) fn run(&self, at: u64) -> Result<Run, DiskError> {
-        let index = at / self.span();
-        let table_end = ((index + 1) * self.span()).min(self.bytes());
-        let Some(table) = self.l2(index)? else {
-            return Ok(Run {
-                end: table_end,
-                is_data: false,
-            });
-        };
-        let first = (at % self.span() / self.cluster_bytes()) as usize;
-        let is_data = self.has_bytes(table.entries[first]);
-        let same = table.entries[first..]
-            .iter()
-            .take_while(|entry| self.has_bytes(**entry) == is_data)
-            .count();
-        let end = index * self.span() + (first + same) as u64 * self.cluster_bytes();
+        let (end, presence) = self.presence(at)?;
         Ok(Run {
-            end: end.min(table_end),
-            is_data,
+            end,
+            is_data: presence == Presence::Data,
         })
     }
 
-    /// Whether the cluster of an entry must be read. A damaged entry counts, so that the read
-    /// reports it.
-    fn has_bytes(&self, entry: u64) -> bool {
-        let empty = matches!(
-            self.entry(0, entry),
-            Ok(L2Entry::Unallocated | L2Entry::Zero { .. })
-        );
-        !empty
+    /// The end of consecutive clusters of one kind, at most those of one L2 table, so that a call
+    /// never takes long.
+    pub(super) fn presence(&self, at: u64) -> Result<(u64, Presence), DiskError> {
+        let index = at / self.span();
+        let table_end = ((index + 1) * self.span()).min(self.bytes());
+        let Some(table) = self.l2(index)? else {
+            return Ok((table_end, Presence::Absent));
+        };
+        let first = (at % self.span() / self.cluster_bytes()) as usize;
+        let presence = self.presence_of(table.entries[first]);
+        let same = table.entries[first..]
+            .iter()
+            .take_while(|entry| self.presence_of(**entry) == presence)
+            .count();
+        let end = index * self.span() + (first + same) as u64 * self.cluster_bytes();
+        Ok((end.min(table_end), presence))
+    }
+
+    /// A damaged entry counts as data, so that the read reports it.
+    fn presence_of(&self, entry: u64) -> Presence {
+        match self.entry(0, entry) {
+            Ok(L2Entry::Unallocated) => Presence::Absent,
+            Ok(L2Entry::Zero { .. }) => Presence::Zero,
+            Ok(L2Entry::Data(_) | L2Entry::Compressed(_)) | Err(_) => Presence::Data,
+        }
     }
 
     /// Parses an L2 entry. `at` is its place in the file.

@@ -66,6 +66,15 @@ pub(super) fn find(disk: &Source) -> Result<Root, DiskError> {
     }
 }
 
+/// The file system of a disk without partitions.
+pub(super) fn bare(disk: &Source) -> Result<Root, DiskError> {
+    let start = kind::start(disk, 0, disk.bytes())?;
+    if kind::of(&start) != Kind::Ext4 {
+        return Err(DiskError::Unknown);
+    }
+    take(disk, 0, disk.bytes(), None)
+}
+
 fn among(disk: &Source, partitions: Vec<Partition>) -> Result<Root, DiskError> {
     let candidates = partitions
         .into_iter()

@@ -10,7 +10,8 @@ use rustix::io::Errno;
 use sandtree_disk::{Blocks, qcow2};
 
 use super::error::DiskError;
-use super::qcow2::Qcow2;
+use super::overlay::Overlay;
+use super::qcow2::{Below, Qcow2};
 use super::{DiskFormat, DiskLimits};
 
 /// A range that either must be read, or is all zeros.
@@ -24,6 +25,7 @@ pub(super) struct Run {
 pub(super) enum Source {
     Raw(Raw),
     Qcow2(Qcow2),
+    Overlay(Box<Overlay>),
 }
 
 /// A file whose bytes are those of the disk.
@@ -36,19 +38,9 @@ pub(super) struct Raw {
 
 impl Source {
     pub(super) fn open(path: &Path, limits: DiskLimits) -> Result<Self, DiskError> {
-        // This check comes before the open, which would wait for a writer if the file is a pipe.
-        let metadata = fs::metadata(path).map_err(DiskError::io("read", path))?;
-        if !metadata.is_file() {
-            return Err(DiskError::NotAFile(path.to_owned()));
-        }
-        let file = File::open(path).map_err(DiskError::io("open", path))?;
-        let raw = Raw {
-            bytes: metadata.len(),
-            path: path.to_owned(),
-            file,
-        };
+        let raw = Raw::open(path)?;
         let disk = if raw.starts_with(&qcow2::MAGIC)? {
-            Self::Qcow2(Qcow2::open(raw, limits)?)
+            Self::Qcow2(Qcow2::open(raw, limits, Below::Nothing)?)
         } else {
             Self::Raw(raw)
         };
@@ -59,7 +51,7 @@ impl Source {
     pub(super) fn format(&self) -> DiskFormat {
         match self {
             Self::Raw(_) => DiskFormat::Raw,
-            Self::Qcow2(_) => DiskFormat::Qcow2,
+            Self::Qcow2(_) | Self::Overlay(_) => DiskFormat::Qcow2,
         }
     }
 
@@ -67,6 +59,7 @@ impl Source {
         match self {
             Self::Raw(raw) => raw.bytes,
             Self::Qcow2(qcow2) => qcow2.bytes(),
+            Self::Overlay(overlay) => overlay.bytes(),
         }
     }
 
@@ -75,6 +68,7 @@ impl Source {
         match self {
             Self::Raw(raw) => raw.read(offset, into),
             Self::Qcow2(qcow2) => qcow2.read(offset, into),
+            Self::Overlay(overlay) => overlay.read(offset, into),
         }
     }
 
@@ -83,6 +77,7 @@ impl Source {
         match self {
             Self::Raw(raw) => raw.run(at),
             Self::Qcow2(qcow2) => qcow2.run(at),
+            Self::Overlay(overlay) => overlay.run(at),
         }
     }
 }
@@ -98,6 +93,20 @@ pub(super) fn check_size(bytes: u64, limits: DiskLimits) -> Result<(), DiskError
 }
 
 impl Raw {
+    pub(super) fn open(path: &Path) -> Result<Self, DiskError> {
+        // This check comes before the open, which would wait for a writer if the file is a pipe.
+        let metadata = fs::metadata(path).map_err(DiskError::io("read", path))?;
+        if !metadata.is_file() {
+            return Err(DiskError::NotAFile(path.to_owned()));
+        }
+        let file = File::open(path).map_err(DiskError::io("open", path))?;
+        Ok(Self {
+            bytes: metadata.len(),
+            path: path.to_owned(),
+            file,
+        })
+    }
+
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -1,6 +1,7 @@
 //! Imports of disk images, as a user sees them.
 
 mod hostile;
+mod overlays;
 mod qemu;
 mod roots;
 

@@ -173,7 +173,11 @@ impl Capture<'_> {
             devices: &devices,
             after: purpose.after,
         };
+        self.running.hub.mounts().hold().await;
         let moment = self.moment(&mut approach, stop).await;
+        if moment.is_err() || purpose.after == After::Continue {
+            self.running.hub.mounts().go();
+        }
         let devices = self
             .machine()
             .take_devices(devices)

@@ -77,12 +77,13 @@ impl Capture<'_> {
             },
             _ => MemoryState::Stream,
         };
+        let head = self.head()?;
         Ok(StateManifest {
             schema: StateManifest::SCHEMA,
             id: StateId::random().map_err(store_error("make an id"))?,
             kind: purpose.kind,
             tag: purpose.tag,
-            parent: self.head()?.parent,
+            parent: head.parent,
             created_at_unix_ms: now_unix_ms(),
             sequence: 0,
             boot_id: boot_id(),
@@ -100,6 +101,7 @@ impl Capture<'_> {
                 .iter()
                 .map(|exec| serde_json::to_value(exec).expect("a record is plain data"))
                 .collect(),
+            mounts: head.mounts,
         })
     }
 }

@@ -21,9 +21,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandtree_store::{
-    BatchId, Damaged, DamagedLayer, Digest, Image, MemoryState, Name, Network, PublishedPort,
-    SandboxId, SandboxRecord, Settings, Snapshot, SnapshotManifest, StateSource,
+    BatchId, Damaged, DamagedLayer, Digest, HostDirectories, Image, MemoryState, MountAccess,
+    MountPoint, Name, Network, Owned, PublishedPort, SandboxId, SandboxRecord, Settings, Snapshot,
+    SnapshotManifest, StateSource,
 };
+use serde::{Deserialize, Serialize};
 
 use self::origin::{Beginning, check_as_saved};
 use crate::degradation::Degradation;
@@ -33,10 +35,12 @@ use crate::fault::Step;
 use crate::host::Host;
 use crate::inner::Inner;
 use crate::machine::identity::{self, Belongs};
+use crate::machine::mounts::{self, remember};
 use crate::machine::ports::{Listener, listen, listen_if_free};
 use crate::machine::restore::{self, Connections, HubChoice, Loaded, Loading};
 use crate::machine::running::Running;
 use crate::moment::now_unix_ms;
+use crate::mounts::MountSpec;
 use crate::names::parse_name;
 use crate::progress::Progress;
 use crate::reference::Reference;
@@ -99,6 +103,7 @@ pub(crate) async fn created(
         Beginning::Snapshot(snapshot) => from_snapshot(&host, &spec, &snapshot, batch).await,
     };
     let (unfinished, running) = made?;
+    mount(&unfinished, &running, &spec).await?;
     host.reach(Step::Running, None)?;
     Ok(Created {
         unfinished,
@@ -165,6 +170,7 @@ async fn from_snapshot(
     };
     let unfinished =
         Unfinished::from_snapshot(host.clone(), record, snapshot.clone(), memory.is_some()).await?;
+    give_directories(unfinished.owned(), &manifest.mounts, &spec.mounts)?;
     host.reach(Step::Record, None)?;
     let mut running = if memory.is_some() {
         resume_snapshot(host, &unfinished, snapshot).await?
@@ -175,6 +181,36 @@ async fn from_snapshot(
     notes.extend(origin.withheld(spec, &manifest.settings));
     running.degraded.append(&mut notes);
     Ok((unfinished, ready(host, spec, running, &ports).await?))
+}
+
+/// Names the directories of this host that a snapshot's mounts are. A snapshot names none: it may
+/// come from anyone.
+fn give_directories(owned: &Owned, points: &[MountPoint], specs: &[MountSpec]) -> Result<()> {
+    for point in points {
+        let Some(spec) = specs.iter().find(|spec| spec.guest == point.path) else {
+            continue;
+        };
+        let is_narrower = spec.access == MountAccess::ReadOnly;
+        if spec.access != point.access && !(is_narrower && point.access == MountAccess::ReadWrite) {
+            let rule = "used as when the snapshot was saved, or read-only instead of shared";
+            return Err(Error::invalid("mount", &spec.guest, rule));
+        }
+        remember(owned, point, spec)?;
+    }
+    Ok(())
+}
+
+/// Mounts what a spec asks for, unless the guest has it already.
+async fn mount(unfinished: &Unfinished, running: &Running, spec: &SandboxSpec) -> Result<()> {
+    let head = unfinished
+        .dir()
+        .head()
+        .map_err(store_error("read where a sandbox stands"))?;
+    let is_there = |mount: &MountSpec| head.mounts.iter().any(|point| point.path == mount.guest);
+    for mount in spec.mounts.iter().filter(|mount| !is_there(mount)) {
+        mounts::mount(unfinished.owned(), running, mount).await?;
+    }
+    Ok(())
 }
 
 /// A snapshot continues with its own kernel, and on its own architecture.
@@ -455,10 +491,34 @@ async fn booted(
 pub(crate) struct Source {
     pub state: StateSource,
     pub record: SandboxRecord,
+    directories: HostDirectories,
+}
+
+/// What copies may do with the directories of the host that are mounted in their source.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ForkMounts {
+    /// Read them. Several guests that write to one directory disturb each other.
+    #[default]
+    ReadOnly,
+    /// What their source may do.
+    Shared,
+}
+
+impl ForkMounts {
+    fn of(self, mut directories: HostDirectories) -> HostDirectories {
+        if self == Self::ReadOnly {
+            for directory in &mut directories.directories {
+                directory.read_only = true;
+            }
+        }
+        directories
+    }
 }
 
 pub(crate) struct CopySpec {
     pub source: Source,
+    pub mounts: ForkMounts,
     pub name: String,
     pub batch: Option<BatchId>,
 }
@@ -471,9 +531,11 @@ impl Inner {
             state: state.into(),
         })?;
         let state = dir.state_source(&id).map_err(store_error("read a state"))?;
+        let directories = crate::mounts::known(&dir)?;
         Ok(Source {
             state,
             record: dir.record().clone(),
+            directories,
         })
     }
 }
@@ -491,7 +553,13 @@ pub(crate) struct Copy {
 pub(crate) async fn copy(host: Arc<Inner>, spec: CopySpec) -> Result<Copy> {
     check_resources(&host, 0)?;
     let CopySpec {
-        source: Source { state, record: of },
+        source:
+            Source {
+                state,
+                record: of,
+                directories,
+            },
+        mounts,
         name,
         batch,
     } = spec;
@@ -514,6 +582,12 @@ pub(crate) async fn copy(host: Arc<Inner>, spec: CopySpec) -> Result<Copy> {
         ..of
     };
     let unfinished = Unfinished::from_state(host.clone(), record, state.clone()).await?;
+    if !directories.directories.is_empty() {
+        unfinished
+            .owned()
+            .set_host_directories(&mounts.of(directories))
+            .map_err(store_error("write the mounts of a sandbox"))?;
+    }
     let loaded = match state.manifest().memory {
         MemoryState::None => None,
         _ => Some(loaded(&host, &unfinished, state).await?),

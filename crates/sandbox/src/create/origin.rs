@@ -1,7 +1,9 @@
-//! Finds what a sandbox begins from: an image, or a snapshot with or without its memory.
+//! Finds what a sandbox begins from: an image, or a snapshot with or without its memory. A save of
+//! Quicksand becomes an image.
 
 use std::sync::Arc;
 
+use sandtree_images::{self as images, ImportSpec};
 use sandtree_store::{
     self as store, Image, MachineRecord, Named, Network, Settings, SnapshotManifest, Target,
 };
@@ -41,10 +43,16 @@ impl Host {
         image: impl FnMut(image::Progress) + Send + 'static,
     ) -> Result<Prepared> {
         let beginning = may_block(self.inner.beginning(&spec, progress, image)).await?;
-        if let Beginning::Snapshot(held) = &beginning {
-            // The digest names the same snapshot even if the name or the directory changes.
-            spec.image = None;
-            spec.snapshot = Some(held.digest.to_string());
+        match &beginning {
+            // The digest names the same content even if the name or the directory changes.
+            Beginning::Snapshot(held) => {
+                spec.image = None;
+                spec.snapshot = Some(held.digest.to_string());
+            }
+            Beginning::Image(image) if is_path(&spec)? => {
+                spec.image = Some(image.digest.to_string());
+            }
+            Beginning::Image(_) => {}
         }
         Ok(Prepared {
             spec,
@@ -72,6 +80,15 @@ impl Inner {
                 let image = self.clone().ensure_image(name.as_str(), image).await?;
                 return Ok(Beginning::Image(Box::new(image)));
             }
+        }
+        if let (Reference::Path(path), None) = (&reference, &spec.snapshot)
+            && (images::is_save(path) || images::is_bundle(path))
+        {
+            let path = path.clone();
+            let importing = self.image_job(image, move |job| {
+                images::import(job, &path, &ImportSpec::default())
+            });
+            return Ok(Beginning::Image(Box::new(importing.await?)));
         }
         Ok(Beginning::Snapshot(Box::new(
             self.snapshot(&reference, progress).await?,
@@ -138,6 +155,10 @@ impl Inner {
         })
         .await
     }
+}
+
+fn is_path(spec: &SandboxSpec) -> Result<bool> {
+    Ok(matches!(spec.beginning()?, Reference::Path(_)))
 }
 
 /// The network of the machine of a sandbox that asks for `asked`. A machine with the full network

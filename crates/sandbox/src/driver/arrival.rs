@@ -12,7 +12,7 @@
 
 use std::time::Instant;
 
-use sandtree_engine::Spare;
+use sandtree_engine::{Machine, Spare};
 use sandtree_store::{Head, LayerId, MemoryState, Owned, Phase, StateId, StateKind, StateManifest};
 
 use super::Driver;
@@ -23,6 +23,7 @@ use crate::fold;
 use crate::inner::Inner;
 use crate::machine::boot::Boot;
 use crate::machine::identity::{self, Belongs};
+use crate::machine::mounts::mount_all;
 use crate::machine::restore::{
     self, Checked, Connections, HubChoice, Loaded, Loading, RestoreTimes, Restored,
 };
@@ -74,6 +75,19 @@ impl Arrival {
             disk,
             loaded,
         })
+    }
+}
+
+/// The machine that a step to another state has left. It is killed, and its process may still be
+/// ending.
+#[must_use = "its end is awaited"]
+pub(super) struct Old(Option<Machine>);
+
+impl Old {
+    pub async fn ended(self) {
+        if let Some(machine) = self.0 {
+            super::kill_or_warn(&machine).await;
+        }
     }
 }
 
@@ -200,6 +214,7 @@ impl Driver {
         let before = self.head()?;
         let mut head = before.clone();
         head.disk = arrival.disk;
+        head.mounts = arrival.manifest.mounts.clone();
         moved(&mut head);
         self.head_before = Some(before);
         match self.bring_up(arrival.loaded, head, hub).await {
@@ -262,7 +277,8 @@ impl Driver {
             identity: identity::identity(owned.record()),
             timeout: None,
         };
-        let running = start::boot(host, owned, start::From::KernelState, boot).await?;
+        let mut running = start::boot(host, owned, start::From::KernelState, boot).await?;
+        mount_all(owned, &mut running).await?;
         let times = RestoreTimes {
             running: began.elapsed(),
             acknowledged: began.elapsed(),
@@ -294,19 +310,23 @@ impl Driver {
         if let Err(error) = running.machine.cont().await {
             tracing::error!(%error, "a machine does not continue");
         }
+        running.hub.mounts().go();
     }
 
-    /// Ends the old machine once the new one is up, and reports the reason to its waiting clients.
-    pub(super) async fn end_old(&mut self, target: &StateManifest) {
+    /// Kills the old machine once the new one is up, and reports the reason to its waiting clients.
+    /// The process takes some milliseconds to end, in which the driver can do other work.
+    pub(super) async fn leave_old(&mut self, target: &StateManifest) -> Old {
         let reason = format!("the sandbox was reverted to {}", restore::label(target));
-        if let Some(running) = self.running.take() {
-            drop(running.forwards);
-            super::kill_or_warn(&running.machine).await;
-            running.hub.close(reason.clone()).await;
-        }
         if let Some((hub, _)) = self.kept.take() {
-            hub.close(reason).await;
+            hub.close(reason.clone()).await;
         }
+        let Some(running) = self.running.take() else {
+            return Old(None);
+        };
+        running.machine.kill_now();
+        drop(running.forwards);
+        running.hub.close(reason).await;
+        Old(Some(running.machine))
     }
 
     /// Makes a machine that was brought up the machine of the sandbox. The step cannot be undone

@@ -38,6 +38,7 @@ mod spare;
 mod states;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -125,6 +126,7 @@ pub(crate) fn start(host: Arc<Inner>, driven: Driven) -> Local {
         seen: None,
         sealing: Seals::default(),
         spare: SpareSlot::default(),
+        wished: None,
         folding: None,
         interrupted: Interruption::default(),
         rested: None,
@@ -155,6 +157,8 @@ pub(crate) struct Driver {
     sealing: Seals,
     /// A QEMU for the next revert.
     spare: SpareSlot,
+    /// Why a spare is wanted; the driver begins to prepare one when the verb has answered.
+    wished: Option<Occasion>,
     folding: Option<Folding>,
     /// What interrupts the job that is being carried out.
     interrupted: Interruption,
@@ -238,6 +242,7 @@ impl Driver {
             match happening {
                 Happening::Job(Some(job)) => {
                     self.carry_out(job, &mut queue.urgent).await;
+                    self.after_answer().await;
                     // A machine that was started has its own events and gate. A machine that
                     // continues keeps the earlier ones.
                     events = self.take_events().or(events);
@@ -251,6 +256,7 @@ impl Driver {
                 Happening::AgentMissed => self.agent_missed().await,
                 Happening::Gate(gate) => {
                     self.carry_out(Job::gate(gate), &mut queue.urgent).await;
+                    self.after_answer().await;
                 }
                 Happening::Folded(folded) => {
                     self.folded(folded).await;
@@ -258,6 +264,18 @@ impl Driver {
                 Happening::Sealed(sealed) => sealed.unwrap_or_else(Unsealed::report),
             }
         }
+    }
+
+    /// Does what a verb leaves for the time after its answer.
+    async fn after_answer(&mut self) {
+        let Some(occasion) = self.wished.take() else {
+            return;
+        };
+        let Some(running) = &self.running else { return };
+        if let Err(error) = running.machine.close_unneeded().await {
+            tracing::warn!(%error, "a machine keeps images open that it does not use");
+        }
+        self.wish_for_spare(occasion);
     }
 
     fn take_events(&mut self) -> Option<Events> {
@@ -511,7 +529,8 @@ impl Driver {
                 .set_state(&self.state)
                 .map_err(store_error("write a sandbox's state")),
         };
-        let unneeded = self.running.is_none() && self.kept.is_none();
+        let is_served = self.host.serves_at_rest.load(Ordering::Relaxed);
+        let unneeded = self.running.is_none() && self.kept.is_none() && !is_served;
         let unbound = if unneeded {
             remove_if_there(&owned.keeper_socket())
         } else {

@@ -7,8 +7,11 @@ use tokio::time::Instant;
 
 use super::{Driver, Existence, Perform};
 use crate::error::Result;
+use crate::machine::mounts;
+use crate::mounts::MountSpec;
 use crate::order::{
-    Ask, GiveBack, Kill, LentState, Pause, Remove, Resume, Start, Stop, TakeCheckpoint, Wanted,
+    Applied, Ask, GiveBack, Kill, LentState, Pause, Remove, Resume, Start, Stop, TakeCheckpoint,
+    Unmount, Wanted,
 };
 use crate::states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted};
 use crate::verb::Verb;
@@ -96,6 +99,24 @@ impl Perform for Resume {
     }
 }
 
+impl Perform for MountSpec {
+    async fn perform(self, driver: &mut Driver) -> Result<()> {
+        driver.mount(&self).await
+    }
+}
+
+impl Perform for Unmount {
+    async fn perform(self, driver: &mut Driver) -> Result<()> {
+        driver.unmount(&self).await
+    }
+}
+
+impl Perform for Applied {
+    async fn perform(self, driver: &mut Driver) -> Result<()> {
+        mounts::applied(driver.owned(), self)
+    }
+}
+
 /// Makes a new sandbox exist for others. Only the process that creates it sends this.
 #[derive(Debug)]
 pub(crate) struct Commit {}
@@ -119,6 +140,20 @@ impl Perform for Commit {
 }
 
 impl Driver {
+    async fn mount(&mut self, spec: &MountSpec) -> Result<()> {
+        let running = self.running.as_ref().expect("only what runs is used");
+        mounts::mount(self.owned(), running, spec).await?;
+        self.report();
+        Ok(())
+    }
+
+    async fn unmount(&mut self, which: &Unmount) -> Result<()> {
+        let running = self.running.as_ref().expect("only what runs is used");
+        mounts::unmount(self.owned(), running, which).await?;
+        self.report();
+        Ok(())
+    }
+
     /// Returns `Some` if the machine has ended since `asked`, so that there is nothing to stop.
     fn rested_since(&self, asked: Instant) -> Option<()> {
         let is_at_rest = matches!(self.state.phase, Phase::Stopped | Phase::Crashed);

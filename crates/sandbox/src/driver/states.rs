@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use sandtree_engine::{self as engine, Machine};
 use sandtree_store::{
-    Collected, Head, Owned, Phase, StateId, StateKind, StateManifest, StateRecord, StateSource, Tag,
+    Collected, Head, MountAccess, MountPoint, Owned, Phase, StateId, StateKind, StateManifest,
+    StateRecord, StateSource, Tag,
 };
 
 use super::Driver;
@@ -55,6 +56,7 @@ impl Driver {
         if let Err(error) = replaced.and_then(|replaced| self.remove_states(&replaced)) {
             tracing::warn!(%error, "the checkpoint that had the tag cannot be removed");
         }
+        self.wished = Some(Occasion::Checkpointed);
         Ok(captured.report(began.elapsed()))
     }
 
@@ -188,6 +190,7 @@ impl Driver {
         if let Err(error) = self.prune(StateKind::Auto, bound) {
             tracing::warn!(%error, "automatic checkpoints beyond their number cannot be removed");
         }
+        self.wished = Some(Occasion::Checkpointed);
         Ok(())
     }
 
@@ -224,6 +227,7 @@ impl Driver {
 
     pub(super) async fn pause(&mut self) -> Result<Paused> {
         let began = Instant::now();
+        self.write_changes_out().await;
         let manifest = self
             .capture(StateKind::Paused, None, After::StayStopped)
             .await?
@@ -272,6 +276,19 @@ impl Driver {
         })
     }
 
+    /// Makes the guest write its disk out if that holds the changes of a mount: `changes` and
+    /// `apply` read them there, also while the sandbox is paused.
+    async fn write_changes_out(&self) {
+        let is_cow = |point: &MountPoint| point.access == MountAccess::CopyOnWrite;
+        let has_changes = self.head().is_ok_and(|head| head.mounts.iter().any(is_cow));
+        let Some(running) = self.running.as_ref().filter(|_| has_changes) else {
+            return;
+        };
+        if let Err(error) = running.guest.sync().await {
+            tracing::warn!(%error, "the last changes of a mount may not be on the disk");
+        }
+    }
+
     pub(super) async fn resume(&mut self) -> Result<RestoreReport> {
         let began = Instant::now();
         let paused = self.paused_state()?;
@@ -291,7 +308,7 @@ impl Driver {
         self.kept = None;
         let resumed = restored.report(began.elapsed());
         self.take_over(restored.running);
-        self.wish_for_spare(Occasion::Started);
+        self.wished = Some(Occasion::Started);
         if self.is_lent(&paused) {
             self.removed_on_return.insert(paused);
         } else if let Err(error) = self.remove_states(&[paused]) {
@@ -341,20 +358,25 @@ impl Driver {
                 return Err(error);
             }
         };
-        self.end_old(&target).await;
-        let reverted = Reverted {
+        let old = self.leave_old(&target).await;
+        let report = restored.report(began.elapsed());
+        self.take_over(restored.running);
+        if let Some(left) = &left {
+            self.keep_left(left);
+        }
+        // Before the answer: its reader finds one machine.
+        old.ended().await;
+        self.wished = Some(Occasion::Reverted);
+        Ok(Reverted {
             id: target.id.to_string(),
             tag: target.tag.as_ref().map(ToString::to_string),
             left: left.as_ref().map(ToString::to_string),
             dropped,
-            restore: restored.report(began.elapsed()),
-        };
-        self.take_over(restored.running);
-        self.wish_for_spare(Occasion::Reverted);
-        if let Some(left) = &left {
-            self.keep_left(left);
-        }
-        Ok(reverted)
+            restore: RestoreReport {
+                total_ms: ms(began.elapsed()),
+                ..report
+            },
+        })
     }
 
     fn step(&self, head: &Head, goal: Goal) -> Result<Step> {
@@ -457,10 +479,13 @@ impl Driver {
             .map(|running| running.ground.held())
             .unwrap_or_default();
         held.extend(self.folding.iter().flat_map(super::fold::Folding::held));
-        self.owned().collect(&held).unwrap_or_else(|error| {
+        let collected = self.owned().collect(&held).unwrap_or_else(|error| {
             tracing::warn!(%error, "unused layers cannot be removed");
             Collected::default()
-        })
+        });
+        self.spare
+            .end_without(|overlay| self.dir().disk_layer(overlay).exists());
+        collected
     }
 
     /// The states as they are now, oldest first.

@@ -88,6 +88,7 @@ codes! {
         NoCommand = "no_command",
         NoState = "no_state",
         NoStep = "no_step",
+        NoMount = "no_mount",
         NoImage = "no_image",
         NoSnapshot = "no_snapshot",
         NoImageOrSnapshot = "no_image_or_snapshot",
@@ -96,12 +97,14 @@ codes! {
         MissingImage = "missing_image",
         MissingKernel = "missing_kernel",
         MissingBase = "missing_base",
+        NoSaveBase = "no_save_base",
         NoQemu = "no_qemu",
         FileNotFound = "file_not_found";
     AlreadyExists:
         SandboxNameTaken = "sandbox_name_taken",
         NameTaken = "name_taken",
         TagTaken = "tag_taken",
+        MountTaken = "mount_taken",
         FileExists = "file_exists";
     Invalid:
         Usage = "usage",
@@ -135,12 +138,14 @@ codes! {
         RegistryBusy = "registry_busy",
         NestedGuestRuns = "nested_guest_runs";
     WrongState:
+        ApplyConflicts = "apply_conflicts",
         WrongState = "wrong_state",
         StateInUse = "state_in_use",
         NoMemory = "no_memory",
         Interrupted = "interrupted",
         LinkEnded = "link_ended";
     Unsupported:
+        NoMountPort = "no_mount_port",
         NotAsSaved = "not_as_saved",
         ForeignArchitecture = "foreign_architecture",
         ForeignState = "foreign_state",
@@ -182,6 +187,7 @@ codes! {
         QemuTimeout = "qemu_timeout",
         QemuNotEnded = "qemu_not_ended";
     Guest:
+        MountServer = "mount_server",
         BootFailed = "boot_failed",
         BuildStepFailed = "build_step_failed",
         CommandNotFound = "command_not_found",

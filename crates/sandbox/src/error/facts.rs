@@ -68,6 +68,12 @@ facts! { Error:
     Self::Remote { report } => remote(report),
     Self::NoState { name, state } => code!(NoState, sandbox: name, state),
     Self::TagTaken { name, tag } => code!(TagTaken, sandbox: name, tag),
+    Self::NoMount { name, path } => code!(NoMount, sandbox: name, path),
+    Self::MountTaken { name, path } => code!(MountTaken, sandbox: name, path),
+    Self::ApplyConflicts { host, paths } => code!(ApplyConflicts, host: shown(host), paths),
+    Self::NoMountPort {} => code!(NoMountPort),
+    Self::MountSilent { after } => code!(GuestTimeout, after_ms: ms(*after)),
+    Self::MountServer { source } => source.facts(),
     Self::NoWay { name, way, wanted, possible } =>
         code!(NoStep, sandbox: name, way, wanted, possible),
     Self::StateInUse { state, by } => code!(StateInUse, state, by: by.name()),

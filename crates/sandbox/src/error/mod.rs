@@ -146,6 +146,21 @@ pub enum Error {
     NoState { name: String, state: String },
     #[error("the tag {tag} is taken in sandbox {name}")]
     TagTaken { name: String, tag: String },
+    #[error("sandbox {name} has no mount at {path}")]
+    NoMount { name: String, path: String },
+    #[error("sandbox {name} has a mount at {path} already")]
+    MountTaken { name: String, path: String },
+    #[error("{} changed in {} since the sandbox changed {}: {}", count(paths), host.display(), it(paths), listed(paths))]
+    ApplyConflicts { host: PathBuf, paths: Vec<String> },
+    #[error("the sandbox's machine has no port for mounts: it began under an older version")]
+    NoMountPort {},
+    #[error("the guest did not answer about its mounts within {} s", after.as_secs())]
+    MountSilent { after: Duration },
+    #[error("cannot serve a mount")]
+    MountServer {
+        #[source]
+        source: sandtree_mounts::Error,
+    },
     #[error("sandbox {name} has {possible} states to go {way} to, not {wanted}")]
     NoWay {
         name: String,
@@ -385,4 +400,25 @@ fn said(output: &str) -> String {
     } else {
         format!("; its output ends with:\n{output}")
     }
+}
+
+fn count(paths: &[String]) -> String {
+    match paths.len() {
+        1 => "a file".to_owned(),
+        count => format!("{count} files"),
+    }
+}
+
+fn it(paths: &[String]) -> &'static str {
+    if paths.len() == 1 { "it" } else { "them" }
+}
+
+/// The first of many.
+fn listed(paths: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let mut text = paths[..paths.len().min(SHOWN)].join(", ");
+    if paths.len() > SHOWN {
+        text.push_str(", …");
+    }
+    text
 }

@@ -5,6 +5,7 @@ use std::io;
 use sandtree_diff as diff;
 use sandtree_engine as engine;
 use sandtree_images as images;
+use sandtree_mounts as mounts;
 use sandtree_registry as registry;
 use sandtree_store::{self as store, ManifestError};
 
@@ -12,6 +13,18 @@ use super::code::Code;
 use super::facts::{code, facts, ms, shown};
 use super::parts::NameHolder;
 use super::report::{Facts, Known};
+
+facts! { mounts::Error:
+    Self::Open { path, source } => io_facts("open", shown(path), source),
+    Self::Thread(source) => io_facts("start", "a thread for mounts".into(), source),
+    Self::Kernel { .. } => code!(MountServer),
+    Self::Exists { .. } => code!(MountServer),
+    Self::Unknown { .. } => code!(MountServer),
+    Self::Closed => code!(MountServer),
+    Self::Refused => code!(MountServer),
+    Self::Released => code!(MountServer),
+    Self::Ended => code!(MountServer),
+}
 
 facts! { store::Error:
     Self::Io { operation, path, source } => io_facts(operation, shown(path), source),
@@ -125,7 +138,8 @@ facts! { images::Error:
     Self::Recipe { what } => code!(InvalidRecipe, what),
     Self::Unknown { path, why } => code!(UnknownFormat, path: shown(path), what: why),
     Self::WrongLayer { digest } => code!(WrongContent, what: format!("layer {digest}")),
-    Self::Config { what } => code!(ImageRefused, what),
+    Self::Config { what } | Self::Save { what } => code!(ImageRefused, what),
+    Self::NoSaveBase { name } => code!(NoSaveBase, name),
     Self::Rootfs(source) => by_system(&**source),
     Self::Disk(source) => by_system(&**source),
     Self::Registry(source) => source.facts(),

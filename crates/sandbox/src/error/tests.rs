@@ -202,6 +202,25 @@ fn own_errors() -> Vec<Error> {
             name: text(),
             tag: text(),
         },
+        Error::NoMount {
+            name: text(),
+            path: text(),
+        },
+        Error::MountTaken {
+            name: text(),
+            path: text(),
+        },
+        Error::ApplyConflicts {
+            host: "/x".into(),
+            paths: vec![text()],
+        },
+        Error::NoMountPort {},
+        Error::MountSilent {
+            after: Duration::from_secs(1),
+        },
+        Error::MountServer {
+            source: sandtree_mounts::Error::Closed,
+        },
         Error::NoWay {
             name: text(),
             way: "back",
@@ -436,6 +455,8 @@ fn foreign_errors() -> Vec<Error> {
         }),
         Error::Image(images::Error::WrongLayer { digest: text() }),
         Error::Image(images::Error::Config { what: text() }),
+        Error::Image(images::Error::Save { what: text() }),
+        Error::Image(images::Error::NoSaveBase { name: text() }),
         by_registry(registry::Error::Reference {
             text: text(),
             rule: "x",

@@ -16,7 +16,9 @@ pub(crate) use defaults::{Defaults, has_entrypoint, main_command};
 pub use exec::{Exec, ExecId, ExecSpec, ExitStatus, Lifetime, Output, Stdin};
 pub use files::{FileOwner, Files, Transfer};
 pub use forward::{Forward, Tunnel};
-use sandtree_proto::{Boot, HookFailure, Identity, Metrics, Rebirth, Reply, Request};
+use sandtree_proto::{
+    Boot, HookFailure, Identity, Metrics, MountEnd, MountStart, Rebirth, Reply, Request,
+};
 use tokio::net::TcpListener;
 
 use crate::error::{Error, Result};
@@ -174,6 +176,19 @@ impl Guest {
             Reply::Thawed { held } => Ok(held),
             _ => Err(unexpected("thaw the guest's disks")),
         }
+    }
+
+    /// Mounts a directory that the host serves.
+    pub(crate) async fn mount(&self, start: MountStart) -> Result<()> {
+        let request = Request::Mount(start);
+        self.request_within("mount a directory", request, LONG_REQUEST_DEADLINE)
+            .await
+            .map(drop)
+    }
+
+    pub(crate) async fn unmount(&self, end: MountEnd) -> Result<()> {
+        let request = Request::Unmount(end);
+        self.request("unmount a directory", request).await.map(drop)
     }
 
     /// Replaces a clock that runs at another rate than the guest assumes.

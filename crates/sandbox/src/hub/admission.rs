@@ -1,7 +1,7 @@
-//! Commands that wait until they may start.
+//! What clients open, and what waits before it reaches the guest.
 //!
 //! ```text
-//!   client ── open ──► gate: a checkpoint is taken ──► switch
+//!   client ── open ──► gate: a checkpoint is taken ──► mounts are up to date ──► switch
 //!          ── everything else of that channel waits behind its open
 //!          ── everything of other channels ──────────► switch
 //! ```
@@ -17,48 +17,51 @@ use tokio::sync::{mpsc, oneshot};
 use super::Gate;
 use super::client::Sender;
 use super::switch::Input;
+use crate::mounts::MountPort;
 
 /// How many messages of one channel may wait behind its open; then the client's connection waits,
 /// too.
 const WAITING: usize = 32;
 
+/// What may keep a client's open waiting.
+#[derive(Debug, Clone)]
+pub(super) struct Conditions {
+    /// Asked before each command.
+    pub gate: Option<mpsc::Sender<Gate>>,
+    pub mounts: MountPort,
+}
+
 /// The path from one client to the switch.
 pub(super) struct Admission {
     pub sender: Sender,
     pub inputs: mpsc::Sender<Input>,
-    pub gate: Option<mpsc::Sender<Gate>>,
-    /// Channels whose command had to wait.
+    pub conditions: Conditions,
+    /// Channels whose open had to wait.
     waiting: HashMap<u32, mpsc::Sender<Input>>,
 }
 
 impl Admission {
-    pub fn new(
-        sender: Sender,
-        inputs: mpsc::Sender<Input>,
-        gate: Option<mpsc::Sender<Gate>>,
-    ) -> Self {
+    pub fn new(sender: Sender, inputs: mpsc::Sender<Input>, conditions: Conditions) -> Self {
         Self {
             sender,
             inputs,
-            gate,
+            conditions,
             waiting: HashMap::new(),
         }
     }
 
     /// Forwards a client's message. Returns whether the switch accepts more.
     pub async fn pass(&mut self, input: Input) -> bool {
-        if let Some(channel) = opened_command(&input)
-            && let Some(gate) = self.gate.clone()
-        {
+        if let Some(opened) = self.waits(&input) {
             let (queue, behind) = mpsc::channel(WAITING);
-            self.waiting.insert(channel, queue);
-            let command = Command {
-                channel,
+            self.waiting.insert(opened.channel, queue);
+            let waiting = Waiting {
+                opened,
                 open: input,
                 behind,
             };
             let sender = self.sender.clone();
-            tokio::spawn(command.admit(gate, sender, self.inputs.clone()));
+            tokio::spawn(waiting.admit(sender, self.inputs.clone()));
             return true;
         }
         let channel = channel_of(&input);
@@ -76,24 +79,36 @@ impl Admission {
     }
 }
 
-/// A command that waits to start, and the client's messages for it.
-struct Command {
+/// What an open waits for.
+struct Opened {
     channel: u32,
+    gate: Option<mpsc::Sender<Gate>>,
+    mounts: MountPort,
+}
+
+impl Opened {
+    async fn admitted(&self) -> Result<(), String> {
+        if let Some(gate) = &self.gate {
+            admitted(gate).await?;
+        }
+        self.mounts.barrier().await;
+        Ok(())
+    }
+}
+
+/// A channel that waits to be opened, and the client's messages for it.
+struct Waiting {
+    opened: Opened,
     open: Input,
     behind: mpsc::Receiver<Input>,
 }
 
-impl Command {
-    async fn admit(
-        mut self,
-        gate: mpsc::Sender<Gate>,
-        sender: Sender,
-        inputs: mpsc::Sender<Input>,
-    ) {
-        if let Err(message) = admitted(&gate).await {
+impl Waiting {
+    async fn admit(mut self, sender: Sender, inputs: mpsc::Sender<Input>) {
+        if let Err(message) = self.opened.admitted().await {
             let outcome = Outcome::NotStarted(Failure { errno: 0, message });
             // The switch disconnects a client that does not read.
-            if !sender.ended(self.channel, outcome) {
+            if !sender.ended(self.opened.channel, outcome) {
                 tracing::debug!("a client left before its command was refused");
             }
             return;
@@ -117,18 +132,23 @@ async fn admitted(gate: &mpsc::Sender<Gate>) -> Result<(), String> {
     answer.await.map_err(|_| gone())?
 }
 
-/// The channel of a command that is about to start.
-fn opened_command(input: &Input) -> Option<u32> {
-    match input {
-        Input::Message(
-            _,
-            HostMessage::Open {
-                channel,
-                open: Open::Exec(_) | Open::Detached(_),
-                ..
-            },
-        ) => Some(*channel),
-        _ => None,
+impl Admission {
+    /// What an open has to wait for, if it has to wait: a command for its checkpoint, and whatever
+    /// uses files until the guest knows of changes in its mounts.
+    fn waits(&self, input: &Input) -> Option<Opened> {
+        let Input::Message(_, HostMessage::Open { channel, open, .. }) = input else {
+            return None;
+        };
+        let is_command = matches!(open, Open::Exec(_) | Open::Detached(_));
+        let Conditions { gate, mounts } = &self.conditions;
+        let gate = gate.clone().filter(|_| is_command);
+        let uses_files = !matches!(open, Open::Connect { .. } | Open::Attach { .. });
+        let waits = gate.is_some() || uses_files && mounts.is_used();
+        waits.then(|| Opened {
+            channel: *channel,
+            gate,
+            mounts: mounts.clone(),
+        })
     }
 }
 

@@ -78,6 +78,8 @@ impl Switch {
             // A wrong record must not make an honest agent break the rules.
             window: WINDOW_MAX.into(),
             opening: None,
+            waits: false,
+            behind: VecDeque::new(),
             input: Outgoing::new(0),
             arrived: Some(arrived),
             out: Flow::from(out.length),

@@ -14,8 +14,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 
-use super::Gate;
-use super::admission::Admission;
+use super::admission::{Admission, Conditions};
 use super::attach::AttachInput;
 use super::switch::Input;
 use crate::link::READ_SIZE;
@@ -98,7 +97,7 @@ pub(super) fn accept(
     id: ClientId,
     stream: UnixStream,
     inputs: mpsc::Sender<Input>,
-    gate: Option<mpsc::Sender<Gate>>,
+    conditions: Conditions,
 ) -> Client {
     let (reader, writer) = stream.into_split();
     let (queue, outgoing) = mpsc::unbounded_channel();
@@ -108,7 +107,7 @@ pub(super) fn accept(
         backlog: backlog.clone(),
     };
     let writing = tokio::spawn(write_all(writer, outgoing, backlog));
-    let admission = Admission::new(sender.clone(), inputs, gate);
+    let admission = Admission::new(sender.clone(), inputs, conditions);
     let reading = tokio::spawn(read_all(id, reader, admission));
     Client {
         sender,

@@ -109,14 +109,22 @@ impl Switch {
                 }
                 // The last acknowledgements may be lost in the break.
                 (slot.out.told, slot.err.told) = (0, 0);
+                let behind = std::mem::take(&mut slot.behind);
                 self.send_agent(&HostMessage::Resume {
                     channel: id,
                     out,
                     err,
                 });
+                let behind = behind.into_iter();
+                behind.for_each(|frame| self.agent.send_frame(frame));
             }
             (None, Some(opening)) => {
-                self.agent.send_frame(opening.clone());
+                if !self.awaits_admission {
+                    self.agent.send_frame(opening.clone());
+                    let behind = slot.behind.drain(..);
+                    behind.for_each(|frame| self.agent.send_frame(frame));
+                }
+                slot.waits = self.awaits_admission;
                 slot.input.rewind(0).map_err(|e| e.to_string())?;
             }
             (None, None) => self.lose(id, &Closed::ended(FORGOTTEN)),

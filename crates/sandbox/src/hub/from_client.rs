@@ -25,8 +25,8 @@ impl Switch {
         let Some(inputs) = self.inputs.upgrade() else {
             return;
         };
-        self.clients
-            .insert(id, client::accept(id, stream, inputs, self.gate.clone()));
+        let client = client::accept(id, stream, inputs, self.conditions.clone());
+        self.clients.insert(id, client);
     }
 
     pub(super) fn drop_client(&mut self, id: ClientId) {
@@ -129,7 +129,7 @@ impl Switch {
             Ok(frame) => frame,
             Err(error) => return Err(unsent(&error)),
         };
-        if self.agent.is_up() {
+        if self.agent.is_up() && !self.awaits_admission {
             self.agent.send_frame(opening.clone());
         }
         self.next_channel = self.next_channel.wrapping_add(1);
@@ -140,6 +140,8 @@ impl Switch {
             pid: None,
             window: window.into(),
             opening: Some(opening),
+            waits: self.awaits_admission,
+            behind: VecDeque::new(),
             input: Outgoing::new(window as usize),
             arrived: None,
             out: Flow::default(),
@@ -260,12 +262,20 @@ impl Switch {
         channel: u32,
         message: impl FnOnce(u32) -> HostMessage,
     ) {
-        // Above the limit, thousands of earlier closes have not reached the guest.
-        if let Some(id) = self
-            .agent_channel(client, channel)
-            .filter(|_| self.agent.queued() < QUEUE_MAX)
-        {
-            self.send_agent(&message(id));
+        let Some(id) = self.agent_channel(client, channel) else {
+            return;
+        };
+        let message = message(id);
+        let is_up = self.agent.is_up();
+        let slot = self.channels.get_mut(&id);
+        let unsent = |slot: &&mut Slot| slot.opening.is_some() && (slot.waits || !is_up);
+        if let Some(slot) = slot.filter(unsent) {
+            // The agent does not know the channel yet.
+            let frame = message::to_frame(&message);
+            slot.put_behind(frame.expect("signals and sizes are short"));
+        } else if self.agent.queued() < QUEUE_MAX {
+            // Above the limit, thousands of earlier closes have not reached the guest.
+            self.send_agent(&message);
         }
     }
 
@@ -442,6 +452,8 @@ fn unsent(error: &MessageError) -> Failure {
 fn changes_the_guest(request: &Request) -> bool {
     match request {
         Request::MakeDir { .. }
+        | Request::Mount(_)
+        | Request::Unmount(_)
         | Request::Rename { .. }
         | Request::Remove { .. }
         | Request::Shutdown { .. } => true,

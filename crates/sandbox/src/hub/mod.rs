@@ -50,6 +50,7 @@ pub use self::record::ExecRecord;
 use self::switch::{Input, KeptOutput, Recorded, Switch, Updates};
 use crate::error::Error;
 use crate::link::{Link, LinkError};
+use crate::mounts::MountPort;
 
 /// Client frames that wait for the switch; a full queue slows the clients down.
 const QUEUE: usize = 256;
@@ -121,6 +122,8 @@ pub(crate) struct HubSpec {
     pub restored: Option<Restored>,
     /// Asked before each command of a client.
     pub gate: Option<mpsc::Sender<Gate>>,
+    /// What a client opens waits until the guest knows of changes in the host's directories.
+    pub mounts: MountPort,
 }
 
 impl HubSpec {
@@ -130,6 +133,7 @@ impl HubSpec {
             execs,
             restored: None,
             gate: None,
+            mounts: MountPort::new(None),
         }
     }
 }
@@ -176,6 +180,7 @@ pub(crate) struct Hub {
     inputs: mpsc::Sender<Input>,
     status: watch::Receiver<Status>,
     census: watch::Receiver<Census>,
+    mounts: MountPort,
 }
 
 impl Hub {
@@ -184,6 +189,7 @@ impl Hub {
         let (inputs, queue) = mpsc::channel(QUEUE);
         let (status_tx, status) = watch::channel(Status::Greeting);
         let (census_tx, census) = watch::channel(Census::default());
+        let mounts = spec.mounts.clone();
         let switch = Switch::new(
             port,
             spec,
@@ -198,7 +204,13 @@ impl Hub {
             inputs,
             status,
             census,
+            mounts,
         }
+    }
+
+    /// The port of its guest for mounts.
+    pub fn mounts(&self) -> &MountPort {
+        &self.mounts
     }
 
     /// Waits for the agent's answer.
@@ -310,6 +322,13 @@ impl Hub {
         if self.inputs.send(Input::GoOn { port, done }).await.is_ok() {
             drop(greeted.await);
         }
+    }
+
+    /// Lets everything reach the guest that was opened since [`reconnect`](Self::reconnect), or
+    /// waited for it.
+    pub async fn admit(&self) {
+        // A hub that is gone has nothing to open.
+        drop(self.inputs.send(Input::Admit).await);
     }
 
     /// Neither reads from the agent nor writes to it until the result is dropped. QEMU moves bytes

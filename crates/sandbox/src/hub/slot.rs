@@ -9,6 +9,9 @@ use super::client::ClientId;
 use super::spool::command_line;
 use crate::link::Source;
 
+/// A user who presses keys while the guest is paused sends fewer.
+const BEHIND_MAX: usize = 64;
+
 #[derive(Debug, Clone)]
 pub(super) enum Owner {
     Client { client: ClientId, channel: u32 },
@@ -80,6 +83,10 @@ pub(crate) struct Slot {
     pub(super) window: u64,
     /// Kept until the agent has shown that it knows the channel.
     pub(super) opening: Option<Frame>,
+    /// The open is not sent before the guest is admitted.
+    pub(super) waits: bool,
+    /// Signals and sizes of a terminal that came before the open was sent, and follow it.
+    pub(super) behind: VecDeque<Frame>,
     pub(super) input: Outgoing,
     /// For a channel that another hub opened. The agent reports how much of its input is used, and
     /// so how much may follow; until then no input is sent.
@@ -113,6 +120,10 @@ impl Source for Slot {
         &mut self.input
     }
 
+    fn waits(&self) -> bool {
+        self.waits
+    }
+
     /// At most one for each stream, however often its reader reports: an agent that does not read
     /// must not fill our memory.
     fn take_window(&mut self) -> Option<(StreamId, u64)> {
@@ -126,6 +137,15 @@ impl Source for Slot {
 }
 
 impl Slot {
+    /// Keeps a frame until the open is sent. The latest are worth the most: a size replaces those
+    /// before it.
+    pub(super) fn put_behind(&mut self, frame: Frame) {
+        if self.behind.len() >= BEHIND_MAX {
+            self.behind.pop_front();
+        }
+        self.behind.push_back(frame);
+    }
+
     pub(super) fn flow(&mut self, stream: StreamId) -> Option<&mut Flow> {
         match stream {
             StreamId::Out => Some(&mut self.out),

@@ -13,12 +13,13 @@ use sandtree_proto::{AgentMessage, HostMessage, Outcome};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::admission::Conditions;
 use super::agent::AgentSide;
 use super::client::{Client, ClientId, Target};
 use super::record::{self, ExecRecord};
 use super::slot::{Kind, Owner, Slot};
 use super::spool::{Progress, Spool, SpoolInput};
-use super::{Activity, Census, Closed, ExecEntry, Gate, HubSpec, Restored, Status};
+use super::{Activity, Census, Closed, ExecEntry, HubSpec, Restored, Status};
 
 /// The largest window a client may ask for, per stream.
 pub(super) const WINDOW_MAX: u32 = 1024 * 1024;
@@ -67,6 +68,8 @@ pub(crate) enum Input {
         port: UnixStream,
         done: oneshot::Sender<()>,
     },
+    /// What was opened since the guest continued may reach it.
+    Admit,
     GiveUp {
         reason: String,
     },
@@ -111,7 +114,10 @@ pub(super) struct Switch {
     restored: Option<Restored>,
     /// Nothing is sent to the agent until this resolves.
     held: Option<oneshot::Receiver<Infallible>>,
-    pub(super) gate: Option<mpsc::Sender<Gate>>,
+    /// Nothing is opened in a guest that continues behind another port until it is admitted: it
+    /// may still show what the host's directories were.
+    pub(super) awaits_admission: bool,
+    pub(super) conditions: Conditions,
     pub(super) activity: Activity,
     census: watch::Sender<Census>,
     pub(super) status: watch::Sender<Status>,
@@ -130,6 +136,7 @@ impl Switch {
             execs,
             restored,
             gate,
+            mounts,
         } = spec;
         let Updates { status, census } = updates;
         Self {
@@ -148,7 +155,8 @@ impl Switch {
             restored_execs: None,
             restored,
             held: None,
-            gate,
+            awaits_admission: false,
+            conditions: Conditions { gate, mounts },
             activity: Activity::default(),
             census,
             status,
@@ -209,6 +217,7 @@ impl Switch {
                 self.continue_with(port);
                 report_done(done);
             }
+            Input::Admit => self.admit(),
             Input::GiveUp { reason } => self.give_up(Closed::ended(reason)),
             Input::Close { .. } => unreachable!("closing is handled by the loop"),
         }
@@ -312,8 +321,26 @@ impl Switch {
             return;
         }
         self.resyncs = 0;
+        self.awaits_admission = true;
         self.status.send_replace(Status::Greeting);
         self.agent.reconnect(port);
+    }
+
+    /// Sends every open that waits.
+    fn admit(&mut self) {
+        self.awaits_admission = false;
+        // An agent that is not up gets them with its greeting.
+        if !self.agent.is_up() {
+            return;
+        }
+        for slot in self.channels.values_mut().filter(|slot| slot.waits) {
+            slot.waits = false;
+            if let Some(opening) = &slot.opening {
+                self.agent.send_frame(opening.clone());
+            }
+            let behind = slot.behind.drain(..);
+            behind.for_each(|frame| self.agent.send_frame(frame));
+        }
     }
 
     /// Ends when every client has read the reason, because the process may end right afterwards.

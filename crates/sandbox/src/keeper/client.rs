@@ -25,6 +25,7 @@ use crate::blocking::blocking;
 use crate::error::{Error, Result, unreachable_guest};
 use crate::hub::ExecEntry;
 use crate::link::Link;
+use crate::mounts::ServedMount;
 use crate::order::{Anywhere, Order};
 use crate::status::{State, StateWatch};
 
@@ -51,6 +52,8 @@ pub(crate) struct Keeper {
 pub(crate) struct Connection {
     keeper: Keeper,
     stream: UnixStream,
+    /// Whether the keeper stays when its sandbox rests, as far as its hello was read.
+    stays: bool,
 }
 
 impl Keeper {
@@ -79,6 +82,7 @@ impl Keeper {
         Ok(Connection {
             keeper: self.clone(),
             stream,
+            stays: false,
         })
     }
 
@@ -114,11 +118,13 @@ impl Connection {
     pub async fn ask<A: Anywhere>(mut self, ask: A) -> Result<A::Answer> {
         let order: Order = ask.into();
         let process = self.process();
-        let ends = matches!(order, Order::Stop(_) | Order::Kill(_) | Order::Remove(_));
+        let removes = matches!(order, Order::Remove(_));
+        let ends = matches!(order, Order::Stop(_) | Order::Kill(_));
         let pauses = matches!(order, Order::Pause(_));
         let answer: serde_json::Value = self.call(&Call::Order(order)).await?;
         let is_awaited = answer["awaited"] == serde_json::Value::Bool(true);
-        if ends || (pauses && !is_awaited) {
+        let rests = ends || (pauses && !is_awaited);
+        if removes || (rests && !self.stays) {
             self.keeper.gone(process).await?;
         }
         serde_json::from_value(answer).map_err(|e| self.keeper.silent(e.into()))
@@ -155,6 +161,10 @@ impl Connection {
         self.call(&Call::Execs).await
     }
 
+    pub async fn mounts(mut self) -> Result<Vec<ServedMount>> {
+        self.call(&Call::Mounts).await
+    }
+
     pub async fn watch(mut self) -> Result<StateWatch> {
         let first: State = self.call(&Call::Watch).await?;
         let (states, watched) = mpsc::channel(STATES);
@@ -174,26 +184,27 @@ impl Connection {
     }
 
     async fn call<T: DeserializeOwned>(&mut self, call: &Call) -> Result<T> {
-        let silent = |source| self.keeper.silent(source);
+        let keeper = self.keeper.clone();
+        let silent = |source| keeper.silent(source);
         wire::write_both(&mut self.stream, &Hello::ours(), call)
             .await
             .map_err(silent)?;
         let theirs = wire::read(&mut self.stream).await;
-        check_hello(&self.keeper.name, theirs)?;
+        self.stays = check_hello(&self.keeper.name, theirs)?.stays();
         let answer: Answer<T> = wire::read(&mut self.stream).await.map_err(silent)?;
         answer.map_err(|report| Error::Remote { report })
     }
 }
 
 /// Refuses a peer with another version. A peer from before versions closes the connection.
-pub(super) fn check_hello(name: &str, theirs: io::Result<Hello>) -> Result<()> {
+pub(super) fn check_hello(name: &str, theirs: io::Result<Hello>) -> Result<Hello> {
     let foreign = |theirs: String| Error::KeeperVersion {
         name: name.to_owned(),
         theirs,
         ours: PROTOCOL,
     };
     match theirs {
-        Ok(hello) if hello.protocol == PROTOCOL => Ok(()),
+        Ok(hello) if hello.protocol == PROTOCOL => Ok(hello),
         Ok(hello) => Err(foreign(format!(
             "version {} (sandtree {})",
             hello.protocol, hello.program

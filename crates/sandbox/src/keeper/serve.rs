@@ -4,6 +4,7 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -25,6 +26,7 @@ use crate::error::{Error, Result};
 use crate::files::remove_if_there;
 use crate::host::Host;
 use crate::hub::{ExecEntry, Hub};
+use crate::mounts::ServedMount;
 use crate::order::{GiveBack, Kill, Order, Pause, Remove, Stop, Wanted};
 use crate::status::StateWatch;
 
@@ -51,8 +53,12 @@ pub async fn run(mut lease: UnixStream) -> Result<()> {
     };
     let made = match made {
         Ok(Some(made)) => made,
-        // The lease closed, so no process waits for the sandbox.
-        Ok(None) => return Ok(()),
+        // The lease closed, and its holder waits for our end of it. Threads may still undo what was
+        // dropped, so it closes with the process.
+        Ok(None) => {
+            std::mem::forget(lease);
+            return Ok(());
+        }
         Err(error) => return fail(&mut lease, &error).await,
     };
     let Made {
@@ -65,6 +71,7 @@ pub async fn run(mut lease: UnixStream) -> Result<()> {
         sandbox,
         mission,
         lease,
+        is_owned: false,
         is_committed: false,
         is_released: false,
     };
@@ -149,10 +156,12 @@ async fn make(mission: &Mission, lease: &mut UnixStream) -> Result<Option<Made>>
             source,
             state,
             name,
+            mounts,
         } => {
             let copying = async {
                 let copy = CopySpec {
                     source: host.inner.copy_source(source, state)?,
+                    mounts: *mounts,
                     name: name.clone(),
                     batch: mission.batch.clone(),
                 };
@@ -217,6 +226,9 @@ async fn obey(sandbox: &Local, order: Order) -> Result<Value> {
         Order::GiveBack(ask) => value(sandbox.ask(ask).await),
         Order::Pause(ask) => value(sandbox.ask(ask).await),
         Order::Resume(ask) => value(sandbox.ask(ask).await),
+        Order::Mount(ask) => value(sandbox.ask(ask).await),
+        Order::Unmount(ask) => value(sandbox.ask(ask).await),
+        Order::Applied(ask) => value(sandbox.ask(ask).await),
     }
 }
 
@@ -247,6 +259,8 @@ struct Shift {
     sandbox: Local,
     mission: Mission,
     lease: UnixStream,
+    /// Whether the sandbox belongs to the holder of the lease, even at rest.
+    is_owned: bool,
     is_committed: bool,
     is_released: bool,
 }
@@ -274,7 +288,12 @@ impl Shift {
             tokio::select! {
                 accepted = listener.accept(), if clients.len() < CLIENTS_MAX => match accepted {
                     Ok((stream, _)) => {
-                        let attending = attend(self.host.clone(), self.sandbox.clone(), stream);
+                        let hello = match self.needed() {
+                            Needed::UntilItRests => Hello::ours(),
+                            Needed::UntilItIsRemoved => Hello::of_owned(),
+                        };
+                        let attending =
+                            attend(self.host.clone(), self.sandbox.clone(), stream, hello);
                         clients.spawn(attending);
                     }
                     Err(error) => {
@@ -284,7 +303,7 @@ impl Shift {
                 },
                 Some(_) = clients.join_next() => {}
                 // A client may be resuming the paused sandbox: the keeper still serves it.
-                () = unneeded(&self.sandbox, &mut watch),
+                () = unneeded(&self.sandbox, self.needed(), &mut watch),
                     if clients.is_empty() || !is_paused(&self.sandbox) => break Left::Resting,
                 word = self.lease.read_u8(), if !self.is_released => {
                     if let Some(left) = self.obey_lease(word.ok()).await {
@@ -299,6 +318,27 @@ impl Shift {
             tracing::warn!("a client did not take its answer");
         }
         left
+    }
+
+    /// From here on the keeper serves the sandbox while it rests, too.
+    fn own(&mut self) {
+        self.is_owned = true;
+        let serves = &self.host.inner.serves_at_rest;
+        serves.store(true, Ordering::Relaxed);
+    }
+
+    fn disown(&mut self) {
+        self.is_owned = false;
+        let serves = &self.host.inner.serves_at_rest;
+        serves.store(false, Ordering::Relaxed);
+    }
+
+    fn needed(&self) -> Needed {
+        if self.is_owned && !self.sandbox.status().info.auto_remove {
+            Needed::UntilItIsRemoved
+        } else {
+            Needed::UntilItRests
+        }
     }
 
     /// Carries out a word of the lease's holder. A `byte` of `None`: the lease closed. Returns how
@@ -317,16 +357,24 @@ impl Shift {
                 };
                 match (committed, sent) {
                     (Ok(()), Ok(())) => None,
-                    _ if self.is_in_committed_batch() => self.live_on().await,
+                    // One with an owner does not outlive its owner, even in a committed batch.
+                    _ if !self.is_owned && self.is_in_committed_batch() => self.live_on().await,
                     (Ok(()), Err(_)) => Some(Left::Revoked),
                     (Err(_), _) => Some(Left::Unwanted),
                 }
             }
+            Some(Word::Own) => {
+                self.own();
+                None
+            }
             Some(Word::Release) => {
+                self.disown();
                 self.is_released = true;
                 None
             }
             Some(Word::GiveUp) => Some(Left::Unwanted),
+            // Even one of a committed batch.
+            None if self.is_owned => Some(Left::Revoked),
             Some(Word::Go) | None if self.is_in_committed_batch() => {
                 // The creator died after all sandboxes of the batch were committed.
                 if let Err(error) = self.commit().await {
@@ -340,6 +388,7 @@ impl Shift {
 
     /// Releases a sandbox whose batch is committed: it no longer depends on its creator.
     async fn live_on(&mut self) -> Option<Left> {
+        self.disown();
         self.is_released = true;
         // A creator that still waits sees the end of the lease.
         if let Err(error) = self.lease.shutdown().await {
@@ -409,9 +458,20 @@ impl Shift {
     }
 }
 
-/// Waits until the sandbox rests. For a paused sandbox, waits also until no client waits for it to
-/// continue.
-async fn unneeded(sandbox: &Local, watch: &mut StateWatch) {
+/// How long a sandbox needs its keeper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Needed {
+    UntilItRests,
+    UntilItIsRemoved,
+}
+
+/// Waits until the sandbox no longer needs its keeper. For a paused sandbox, waits also until no
+/// client waits for it to continue.
+async fn unneeded(sandbox: &Local, needed: Needed, watch: &mut StateWatch) {
+    if needed == Needed::UntilItIsRemoved {
+        while watch.now().phase.is_some() && watch.changed().await.is_some() {}
+        return;
+    }
     while watch.rested().await.phase == Some(Phase::Paused) {
         let Some(hub) = sandbox.status().paused_hub() else {
             return;
@@ -518,11 +578,11 @@ impl Ended {
     }
 }
 
-async fn attend(host: Host, sandbox: Local, mut stream: UnixStream) {
+async fn attend(host: Host, sandbox: Local, mut stream: UnixStream, hello: Hello) {
     if !is_ours(&stream) {
         return;
     }
-    let hearing = tokio::time::timeout(REQUEST_DEADLINE, hear(&mut stream));
+    let hearing = tokio::time::timeout(REQUEST_DEADLINE, hear(&mut stream, &hello));
     let Ok(Ok(Some(call))) = hearing.await else {
         return;
     };
@@ -532,9 +592,9 @@ async fn attend(host: Host, sandbox: Local, mut stream: UnixStream) {
 }
 
 /// Exchanges hellos and reads the call. `None`: the client speaks another version.
-async fn hear(stream: &mut UnixStream) -> io::Result<Option<Call>> {
+async fn hear(stream: &mut UnixStream, ours: &Hello) -> io::Result<Option<Call>> {
     let theirs: Hello = wire::read(stream).await?;
-    wire::write(stream, &Hello::ours()).await?;
+    wire::write(stream, ours).await?;
     if theirs.protocol != PROTOCOL {
         return Ok(None);
     }
@@ -573,6 +633,10 @@ async fn answer(
         Call::Execs => {
             let execs = execs(sandbox).await;
             wire::write(&mut stream, &reported(execs.as_ref())).await
+        }
+        Call::Mounts => {
+            let mounts = mounts(sandbox).await;
+            wire::write(&mut stream, &reported(mounts.as_ref())).await
         }
         Call::Order(Order::Lend(wanted)) => lend(sandbox, wanted, stream).await,
         // Only the connection of a loan can end the loan.
@@ -621,6 +685,10 @@ async fn idle(paused: Option<Hub>) {
 
 async fn execs(sandbox: &Local) -> Result<Vec<ExecEntry>> {
     Ok(sandbox.status().hub()?.execs().await)
+}
+
+async fn mounts(sandbox: &Local) -> Result<Vec<ServedMount>> {
+    Ok(sandbox.status().hub()?.mounts().served().await)
 }
 
 /// Lends a state until the client closes the connection.

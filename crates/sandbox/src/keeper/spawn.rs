@@ -1,15 +1,16 @@
 //! Starting a keeper, and holding its lease.
 //!
 //! ```text
-//!   start ─► loaded ─ go ─► ready ─ commit ─► committed ─ release      a copy
-//!   start ────────────────► ready ─ commit ─► committed ─ release      a new sandbox
-//!   start ────────────────► ready ─────────────────────── release      an order to a sandbox at rest
+//!   start ─► loaded ─ go ─► ready ─ [own] ─ commit ─► committed ─ release      a copy
+//!   start ────────────────► ready ─ [own] ─ commit ─► committed ─ release      a new sandbox
+//!   start ────────────────► ready ─────────────────────────────── release      an order to a sandbox at rest
 //! ```
 //!
-//! Always: if a lease is dropped before its release, the keeper undoes its task.
+//! Always: if a lease is dropped before its release, the keeper undoes its task. An owned sandbox
+//! of a committed batch is removed, too.
 
 use std::io::{self, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -72,6 +73,17 @@ impl Lease {
     /// Lets a loaded copy continue.
     pub async fn go(&mut self) -> Result<()> {
         self.say(Word::Go).await
+    }
+
+    /// Makes this process the owner of a new sandbox, before its commit.
+    pub async fn own(&mut self) -> Result<()> {
+        self.say(Word::Own).await
+    }
+
+    /// The descriptor of the lease, until its release. A forked child that keeps it open keeps the
+    /// sandbox.
+    pub fn descriptor(&self) -> Option<RawFd> {
+        self.stream.as_ref().map(AsRawFd::as_raw_fd)
     }
 
     /// Makes a new sandbox exist for others. The lease is still held.

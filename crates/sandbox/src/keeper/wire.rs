@@ -11,6 +11,7 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::config::HostConfig;
+use crate::create::ForkMounts;
 use crate::error::Report;
 use crate::info::SandboxInfo;
 use crate::order::Order;
@@ -20,7 +21,11 @@ use crate::spec::SandboxSpec;
 pub const PROTOCOL: u32 = 3;
 
 /// The features added within this version. A client that needs a feature looks for it in the hello.
-pub const FEATURES: [&str; 2] = ["batch", "watch"];
+pub const FEATURES: [&str; 3] = ["batch", "own", "watch"];
+
+/// Listed in the hello of a keeper that stays when its sandbox rests, because the sandbox has an
+/// owner.
+const STAYS: &str = "stays";
 
 /// The longest message, in bytes.
 const LIMIT: u32 = 1 << 20;
@@ -42,6 +47,18 @@ impl Hello {
             features: FEATURES.map(str::to_owned).to_vec(),
         }
     }
+
+    /// The hello of a keeper whose sandbox has an owner.
+    pub fn of_owned() -> Self {
+        let mut hello = Self::ours();
+        hello.features.push(STAYS.to_owned());
+        hello
+    }
+
+    /// Whether the keeper stays when its sandbox rests.
+    pub fn stays(&self) -> bool {
+        self.features.iter().any(|feature| feature == STAYS)
+    }
 }
 
 /// What a client wants of a connection to a keeper's socket.
@@ -56,6 +73,8 @@ pub(crate) enum Call {
     Stats,
     /// The detached commands.
     Execs,
+    /// Its mounts, as their server sees them.
+    Mounts,
     /// A verb. What is lent is lent for as long as the connection stays open.
     Order(Order),
 }
@@ -78,6 +97,8 @@ pub(crate) enum Task {
         source: String,
         state: String,
         name: String,
+        #[serde(default)]
+        mounts: ForkMounts,
     },
     /// A sandbox at rest gets a keeper, which carries an order out and stays.
     Order {
@@ -98,6 +119,9 @@ impl Task {
 pub(crate) enum Word {
     /// A copy that is loaded continues.
     Go = b'g' as isize,
+    /// The new sandbox belongs to the holder of the lease: the keeper stays when the sandbox rests,
+    /// and removes the sandbox when the lease closes. Said before the commit.
+    Own = b'o' as isize,
     /// The new sandbox exists for others; the lease is still held.
     Commit = b'c' as isize,
     /// The sandbox exists and no longer depends on the lease.
@@ -107,10 +131,16 @@ pub(crate) enum Word {
 }
 
 impl Word {
+    const ALL: [Self; 5] = [
+        Self::Go,
+        Self::Own,
+        Self::Commit,
+        Self::Release,
+        Self::GiveUp,
+    ];
+
     pub fn of(byte: u8) -> Option<Self> {
-        [Self::Go, Self::Commit, Self::Release, Self::GiveUp]
-            .into_iter()
-            .find(|word| word.byte() == byte)
+        Self::ALL.into_iter().find(|word| word.byte() == byte)
     }
 
     pub fn byte(self) -> u8 {
@@ -190,14 +220,15 @@ mod tests {
     use std::collections::BTreeMap;
     use std::fmt::Debug;
 
-    use sandtree_store::Consistency;
+    use sandtree_store::{Consistency, MountAccess};
     use serde_json::json;
 
     use super::*;
     use crate::degradation::Degradation;
     use crate::error::Error;
+    use crate::mounts::{InUse, MountSpec};
+    use crate::order::{Applied, LentState, Unmount, Wanted};
     use crate::order::{GiveBack, Kill, Pause, Remove, Resume, Start, Stop, TakeCheckpoint};
-    use crate::order::{LentState, Wanted};
     use crate::states::{Forget, Goal, Replace};
     use crate::status::State;
     use crate::verb::{Phase, Verb};
@@ -232,13 +263,16 @@ mod tests {
         let hello = Hello {
             protocol: 3,
             program: "0.1.0".into(),
-            features: vec!["batch".into(), "watch".into()],
+            features: vec!["batch".into(), "own".into(), "watch".into()],
         };
         assert_golden("hello", &hello);
+        assert!(!hello.stays());
+        assert_golden("hello of an owned sandbox", &Hello::of_owned());
         assert_golden("link", &Call::Link);
         assert_golden("watch", &Call::Watch);
         assert_golden("stats", &Call::Stats);
         assert_golden("execs", &Call::Execs);
+        assert_golden("mounts", &Call::Mounts);
         assert_golden(
             "stop",
             &order(Stop {
@@ -266,6 +300,17 @@ mod tests {
         assert_golden("give back", &order(GiveBack { state }));
         assert_golden("pause", &order(Pause {}));
         assert_golden("resume", &order(Resume {}));
+        let mount = MountSpec {
+            host: "/srv/data".into(),
+            guest: "/data".into(),
+            access: MountAccess::ReadOnly,
+        };
+        assert_golden("mount", &order(mount));
+        let path = "/data".into();
+        let in_use = InUse::Refuse;
+        assert_golden("unmount", &order(Unmount { path, in_use }));
+        let versions = [("/f".into(), "7 1 2 3 4".into())].into();
+        assert_golden("applied", &order(Applied { mount: 1, versions }));
     }
 
     #[test]
@@ -309,6 +354,7 @@ mod tests {
             source: "0123456789abcdef".into(),
             state: "fedcba9876543210".into(),
             name: "a-1".into(),
+            mounts: ForkMounts::ReadOnly,
         };
         assert_golden("copy", &task);
         let task = Task::Order {
@@ -317,7 +363,7 @@ mod tests {
         };
         assert_golden("resume at rest", &task);
         let bytes = golden().remove("words").expect("it is promised");
-        let words = [Word::Go, Word::Commit, Word::Release, Word::GiveUp];
+        let words = Word::ALL;
         assert_eq!(json!(words.map(|word| char::from(word.byte()))), bytes);
         assert!(
             words

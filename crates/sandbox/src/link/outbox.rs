@@ -14,6 +14,11 @@ const BATCH: usize = 256 * 1024;
 pub(crate) trait Source {
     fn stream(&mut self) -> &mut Outgoing;
 
+    /// Whether the other side does not know the channel yet, so that nothing of it is sent.
+    fn waits(&self) -> bool {
+        false
+    }
+
     /// The acknowledgement to send to the other side, once.
     fn take_window(&mut self) -> Option<(StreamId, u64)> {
         None
@@ -62,6 +67,9 @@ impl Outbox {
                 break;
             }
             let source = channels.get_mut(&id).expect("its id was just listed");
+            if source.waits() {
+                continue;
+            }
             while let Some((stream, consumed)) = source.take_window() {
                 Frame::Window {
                     channel: id,

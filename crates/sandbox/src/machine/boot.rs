@@ -26,6 +26,7 @@ use crate::guest::Guest;
 use crate::hub::{Gate, Hub, HubSpec};
 use crate::inner::Inner;
 use crate::link::LinkError;
+use crate::mounts::MountPort;
 
 /// For emulation and for KVM inside another guest, where everything takes longer, and for hosts
 /// with other work.
@@ -129,11 +130,12 @@ pub(super) struct Arriving {
 }
 
 impl Arriving {
-    pub fn new(dir: &SandboxDir, started: Started) -> Result<Self> {
+    pub fn new(dir: &SandboxDir, mut started: Started) -> Result<Self> {
         let execs = fresh_execs(dir)?;
         let (gate, gated) = gate(dir.record());
         let spec = HubSpec {
             gate,
+            mounts: MountPort::new(started.machine.take_mounts()),
             ..HubSpec::fresh(execs.clone())
         };
         Ok(Self {

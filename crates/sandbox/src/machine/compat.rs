@@ -87,6 +87,7 @@ pub(crate) async fn for_state(
         // does not change.
         tsc_khz: then.tsc_khz.or(here.tsc_khz),
         silent_network: then.silent_network,
+        mounts_port: then.mounts_port,
         ..here
     };
     Ok(Fit {

@@ -8,6 +8,7 @@ pub(crate) mod ending;
 pub(crate) mod ground;
 pub(crate) mod identity;
 pub(crate) mod layers;
+pub(crate) mod mounts;
 pub(crate) mod ports;
 pub(crate) mod restore;
 pub(crate) mod running;

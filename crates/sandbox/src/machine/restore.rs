@@ -47,6 +47,7 @@ use crate::hub::{self, ExecRecord, Gate, Hub, HubSpec};
 use crate::inner::Inner;
 use crate::link::LinkError;
 use crate::moment::boot_id;
+use crate::mounts::{self, MountPort};
 use crate::states::{RestoreReport, ms};
 
 /// As many layers as a machine has descriptors for.
@@ -313,7 +314,7 @@ async fn load_devices(
     if !matches!(memory, MemoryState::Layers { .. }) {
         return Ok(None);
     }
-    let restored = machine.restore_firmware().await;
+    let restored = machine.restore_firmware();
     Ok(restored
         .err()
         .map(|error| Degradation::FirmwareNotRestored {
@@ -502,7 +503,7 @@ impl Loaded {
         connections: Connections,
     ) -> Result<Restored> {
         let Loaded {
-            machine,
+            mut machine,
             port,
             mut console,
             mut events,
@@ -517,7 +518,9 @@ impl Loaded {
         } = self;
         let began = Instant::now();
         let Connections { hub, belongs } = connections;
-        let connected = hub.connect(port, dir, &manifest, kept).await?;
+        let mounts = machine.take_mounts();
+        let connected = hub.connect((port, mounts), dir, &manifest, kept).await?;
+        degraded.extend(serve_mounts(&connected.hub, dir, &manifest));
         let rebirth = identity::rebirth(dir.record(), belongs, manifest.disk_bytes);
         let waking = Waking {
             host,
@@ -580,13 +583,14 @@ impl HubChoice {
     /// keeps of its commands.
     async fn connect(
         self,
-        port: UnixStream,
+        (port, mounts): (UnixStream, Option<UnixStream>),
         dir: &SandboxDir,
         manifest: &StateManifest,
         kept: PathBuf,
     ) -> Result<Connected> {
         match self {
             HubChoice::Kept { hub, execs } => {
+                hub.mounts().reconnect(mounts);
                 hub.reconnect(port).await;
                 Ok(Connected {
                     hub,
@@ -606,6 +610,7 @@ impl HubChoice {
                     execs: execs.clone(),
                     restored: Some(restored),
                     gate,
+                    mounts: MountPort::new(mounts),
                 };
                 Ok(Connected {
                     hub: Hub::start(port, spec),
@@ -663,7 +668,7 @@ struct Woken {
     guest: Guest,
     times: RestoreTimes,
     hooks: Vec<HookFailure>,
-    degraded: Option<Degradation>,
+    degraded: Vec<Degradation>,
 }
 
 /// A guest that is about to continue, with what it needs for that.
@@ -725,7 +730,13 @@ impl Waking<'_> {
                 .instrument(debug_span!("acknowledge"))
                 .await?;
             let clock = telling.correct(&guest).await.err();
-            Ok((guest, hooks, clock.map(late_clock)))
+            let mounts = settle_mounts(hub).await.err();
+            let clock = clock.map(late_clock).into_iter();
+            Ok((
+                guest,
+                hooks,
+                clock.chain(mounts.map(stale_mounts)).collect(),
+            ))
         };
         let unanswered = |_| Err(Error::Unacknowledged { after: patience });
         let (guest, hooks, degraded) = tokio::time::timeout_at(end, acknowledged)
@@ -741,6 +752,42 @@ impl Waking<'_> {
             hooks,
             degraded,
         })
+    }
+}
+
+/// Begins to serve the mounts that a restored guest has, before it continues. Returns those that
+/// it cannot use here; the rest of the guest continues without them.
+fn serve_mounts(hub: &Hub, dir: &SandboxDir, manifest: &StateManifest) -> Vec<Degradation> {
+    if manifest.mounts.is_empty() {
+        return Vec::new();
+    }
+    let known = mounts::known(dir);
+    let served = known.and_then(|known| {
+        let (directories, missing) = mounts::directories(&manifest.mounts, &known);
+        hub.mounts().serve(directories).map(|()| missing)
+    });
+    served.unwrap_or_else(|error| {
+        let reason = error.one_line();
+        let points = manifest.mounts.iter();
+        let unavailable = points.map(|point| Degradation::MountUnavailable {
+            path: point.path.clone(),
+            reason: reason.clone(),
+        });
+        unavailable.collect()
+    })
+}
+
+/// Before anybody uses the guest: it must not show what the host had before. A guest whose mounts
+/// do not get ready is admitted as well, because the rest of it works.
+async fn settle_mounts(hub: &Hub) -> Result<()> {
+    let settled = hub.mounts().ready().await;
+    hub.admit().await;
+    settled
+}
+
+fn stale_mounts(error: Error) -> Degradation {
+    Degradation::MountsStale {
+        reason: error.one_line(),
     }
 }
 

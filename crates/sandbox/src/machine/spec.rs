@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::fs::MemfdFlags;
 use sandtree_engine::{
     self as engine, Accel, Announce, CpuChoice, DiskChain, Engine, Flushes, Limits, MachineSpec,
-    Memory, Nesting, NetworkMode, Preload, Start,
+    Memory, Nesting, NetworkMode, Ports, Preload, Start,
 };
 use sandtree_store::{
     AccelChoice, Init, LayerId, MachineRecord, Network, SandboxDir, SandboxRecord,
@@ -102,6 +102,7 @@ pub(crate) fn machine_spec(
         },
         network: network(shape.machine.network, record.network),
         announce: announce(shape.machine),
+        ports: ports(shape.machine),
         extra_args: record.qemu_args.clone(),
         jail: host.jail(Some(&record.id)),
         limits: limits(record),
@@ -150,6 +151,14 @@ fn announce(machine: &MachineRecord) -> Announce {
     }
 }
 
+fn ports(machine: &MachineRecord) -> Ports {
+    if machine.mounts_port {
+        Ports::LinkAndMounts
+    } else {
+        Ports::Link
+    }
+}
+
 /// The machine a sandbox gets here when it boots.
 pub(crate) async fn machine_record(
     host: &Inner,
@@ -183,6 +192,7 @@ pub(crate) async fn machine_record(
         cpu_features: cpu.features,
         tsc_khz: engine.verdicts().tsc_khz.filter(|_| accel == Accel::Tcg),
         silent_network: true,
+        mounts_port: true,
     })
 }
 

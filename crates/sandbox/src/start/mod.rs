@@ -14,6 +14,7 @@ use crate::error::{Error, Result, store_error};
 use crate::fault::Step;
 use crate::inner::Inner;
 use crate::machine::boot::{Boot, DISK_RESERVE};
+use crate::machine::mounts::mount_all;
 use crate::machine::ports::{self, Listener, listen};
 use crate::machine::running::{self, Running};
 use crate::machine::{self, identity};
@@ -78,6 +79,7 @@ pub(crate) async fn boot_head(host: &Arc<Inner>, owned: &Owned, head: Head) -> R
             },
         }
     }
+    mount_all(owned, &mut running).await?;
     Ok(running)
 }
 

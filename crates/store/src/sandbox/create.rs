@@ -64,7 +64,10 @@ impl Origin<'_> {
             Self::State(source) => {
                 let manifest = source.manifest();
                 let disk = manifest.disk.iter().cloned().chain([active]).collect();
-                Head::new(manifest.listed_ancestor().cloned(), disk)
+                Head {
+                    mounts: manifest.mounts.clone(),
+                    ..Head::new(manifest.listed_ancestor().cloned(), disk)
+                }
             }
             Self::Snapshot { snapshot, .. } => {
                 let layers = snapshot
@@ -73,7 +76,10 @@ impl Origin<'_> {
                     .layers
                     .iter()
                     .map(|layer| LayerId::of(&layer.digest));
-                Head::new(None, layers.chain([active]).collect())
+                Head {
+                    mounts: snapshot.manifest.mounts.clone(),
+                    ..Head::new(None, layers.chain([active]).collect())
+                }
             }
         }
     }

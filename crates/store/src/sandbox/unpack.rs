@@ -193,6 +193,7 @@ impl Unpacking<'_> {
                 .commands
                 .as_ref()
                 .map_or(Ok(Vec::new()), |blob| self.commands(blob))?,
+            mounts: manifest.mounts.clone(),
         })
     }
 

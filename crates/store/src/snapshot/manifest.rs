@@ -14,7 +14,7 @@ use super::rules;
 use crate::blob::Blob;
 use crate::damage::manifest::ManifestError;
 use crate::image::Arch;
-use crate::{AccelChoice, Digest, MachineRecord, Name, Network, PublishedPort, record};
+use crate::{AccelChoice, Digest, MachineRecord, MountPoint, Name, Network, PublishedPort, record};
 
 /// Far more than any manifest of ours has.
 pub(super) const MAX_MANIFEST_BYTES: usize = 1 << 20;
@@ -24,12 +24,16 @@ pub(super) const MEMORY_LAYERS: &str = "memory-layers";
 pub(super) const MEMORY_STREAM: &str = "memory-stream";
 const TSC_RATE: &str = "tsc-rate";
 const SILENT_NETWORK: &str = "silent-network";
+const MOUNTS: &str = "mounts";
+const MOUNTS_PORT: &str = "mounts-port";
 pub(super) const COMMANDS: &str = "commands";
-const KNOWN_FEATURES: [&str; 5] = [
+const KNOWN_FEATURES: [&str; 7] = [
     COMMANDS,
     MEMORY_LAYERS,
     MEMORY_STREAM,
     SILENT_NETWORK,
+    MOUNTS,
+    MOUNTS_PORT,
     TSC_RATE,
 ];
 
@@ -50,6 +54,9 @@ pub struct SnapshotManifest {
     /// Without it, a machine begins by a fresh boot.
     pub memory: Option<SnapshotMemory>,
     pub capture: CaptureRecord,
+    /// Where its guest has directories of the host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<MountPoint>,
 }
 
 /// What lies below the disk, and what it boots with.
@@ -194,8 +201,9 @@ impl SnapshotManifest {
 
     /// The features that its content asks of a reader, sorted.
     pub(crate) fn features(&self) -> Vec<String> {
+        let points = (!self.mounts.is_empty()).then_some(MOUNTS);
         let Some(memory) = &self.memory else {
-            return Vec::new();
+            return points.into_iter().map(str::to_owned).collect();
         };
         let kind = match memory.kind {
             MemoryKind::Layers => MEMORY_LAYERS,
@@ -204,9 +212,12 @@ impl SnapshotManifest {
         let commands = memory.commands.as_ref().map(|_| COMMANDS);
         let rate = memory.machine.tsc_khz.map(|_| TSC_RATE);
         let silent = memory.machine.silent_network.then_some(SILENT_NETWORK);
+        let mounts = memory.machine.mounts_port.then_some(MOUNTS_PORT);
         commands
             .into_iter()
             .chain([kind])
+            .chain(points)
+            .chain(mounts)
             .chain(silent)
             .chain(rate)
             .map(str::to_owned)

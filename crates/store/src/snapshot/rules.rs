@@ -8,7 +8,7 @@ use crate::blob::Blob;
 use crate::damage::manifest::ManifestError;
 use crate::disk::overlay;
 use crate::fs::MAX_RECORD_BYTES;
-use crate::{Digest, LayerId, MachineRecord, memory};
+use crate::{Digest, LayerId, MachineRecord, MountPoint, memory};
 
 /// Above this, a number is not the same in every JSON reader.
 const MAX_NUMBER: u64 = (1 << 53) - 1;
@@ -22,6 +22,7 @@ const MAX_TEXT_BYTES: usize = 4096;
 const MAX_QEMU_ARGS: usize = 256;
 const MAX_CPU_FEATURES: usize = 1024;
 const MAX_PORTS: usize = 64;
+const MAX_MOUNTS: usize = 64;
 const CPUS: RangeInclusive<u32> = 1..=64;
 const MIB: u64 = 1 << 20;
 pub(crate) const MAX_DEGRADED: usize = 64;
@@ -47,6 +48,7 @@ pub(crate) fn check(manifest: &SnapshotManifest) -> Checked {
     check_labels(&manifest.labels)?;
     check_settings(&manifest.settings)?;
     check_capture(&manifest.capture)?;
+    check_mounts(&manifest.mounts)?;
     check_disk(manifest)?;
     manifest
         .memory
@@ -102,6 +104,19 @@ fn check_settings(settings: &Settings) -> Checked {
 fn check_capture(capture: &CaptureRecord) -> Checked {
     check_texts(&capture.mode, 1, "capture.mode")?;
     check_texts(&capture.degraded, MAX_DEGRADED, "capture.degraded")
+}
+
+fn check_mounts(mounts: &[MountPoint]) -> Checked {
+    let paths = mounts.iter().map(|mount| &mount.path);
+    check_texts(paths, MAX_MOUNTS, "mounts")?;
+    for (at, mount) in mounts.iter().enumerate() {
+        let is_absolute = mount.path.starts_with('/') && mount.path.len() <= MAX_PATH_BYTES;
+        require(is_absolute, "mounts", "each has an absolute path")?;
+        let earlier = &mounts[..at];
+        let is_new = earlier.iter().all(|other| other.id != mount.id);
+        require(is_new, "mounts", "each has a number of its own")?;
+    }
+    Ok(())
 }
 
 fn check_machine(machine: &MachineRecord) -> Checked {

@@ -181,6 +181,7 @@ pub(super) fn put_snapshot(
             consistency: Consistency::Exact,
             degraded: Vec::new(),
         },
+        mounts: Vec::new(),
     };
     manifest.requires = manifest.features();
     let name: Name = name.parse().unwrap();

@@ -76,6 +76,7 @@ fn manifest(disk: Vec<LayerId>, memory: LayerId) -> StateManifest {
         pause_us: 1,
         machine: Some(machine()),
         execs: Vec::new(),
+        mounts: Vec::new(),
     }
 }
 
@@ -92,6 +93,7 @@ fn machine() -> MachineRecord {
         cpu_features: Vec::new(),
         tsc_khz: None,
         silent_network: false,
+        mounts_port: false,
     }
 }
 

@@ -39,7 +39,8 @@ pub enum ImageCommand {
 
 #[derive(Debug, clap::Args)]
 pub struct ImportArgs {
-    /// A tar archive, a directory, an OCI or Docker archive, an OCI layout, a qcow2 or a raw disk
+    /// A tar archive, a directory, an OCI or Docker archive, an OCI layout, a save of Quicksand, a
+    /// qcow2 or a raw disk
     pub path: PathBuf,
     /// Name of the image [default: the file name without extensions]
     #[arg(long)]

@@ -17,6 +17,8 @@ pub struct Inode {
     pub size: u64,
     pub modified_unix_s: i64,
     pub modified_ns: u32,
+    /// When it was created; `None` if the inode has no room for that.
+    pub born_unix_ns: Option<i64>,
     flags: u32,
     pub(super) block_field: [u8; BLOCK_FIELD_BYTES],
     /// The block with the extended attributes that did not fit into the inode; 0 for none.
@@ -55,6 +57,13 @@ impl Inode {
         } else {
             0
         };
+        let born_unix_ns = (extra_fields >= 24).then(|| {
+            let extra = fields.u32(148);
+            let seconds = i64::from(fields.u32(144).cast_signed()) + (i64::from(extra & 3) << 32);
+            seconds
+                .saturating_mul(1_000_000_000)
+                .saturating_add(i64::from(extra >> 2))
+        });
         Ok(Self {
             number,
             kind,
@@ -71,6 +80,7 @@ impl Inode {
             modified_unix_s: i64::from(fields.u32(16).cast_signed())
                 + (i64::from(modified_extra & 3) << 32),
             modified_ns: modified_extra >> 2,
+            born_unix_ns,
             flags: fields.u32(32),
             block_field,
             xattr_block: fields.halves48(104, 118),

@@ -1,5 +1,5 @@
-//! Decides by its header whether a qcow2 image is accepted: complete in one file, and without
-//! features that this program does not read.
+//! Decides by its header whether a qcow2 image is accepted: without features that this program does
+//! not read, and complete in one file unless the caller knows what lies below it.
 
 use sandtree_disk::qcow2::{
     HEADER_BYTES, Header, HeaderError, Layout, MAX_L1_BYTES, Version, incompatible,
@@ -12,6 +12,15 @@ use crate::disk_image::source::Raw;
 /// QEMU's limit for the name of a backing file.
 const MAX_NAME_BYTES: u32 = 1023;
 
+/// What lies below an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::disk_image) enum Below {
+    /// The image must be complete.
+    Nothing,
+    /// The caller has the layer below, so the image may name one. The name is ignored.
+    Given,
+}
+
 /// The facts of an accepted header that reading needs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Accepted {
@@ -20,14 +29,19 @@ pub(super) struct Accepted {
     pub compression: Compression,
 }
 
-pub(super) fn accept(file: &Raw) -> Result<Accepted, DiskError> {
+pub(super) fn accept(file: &Raw, below: Below) -> Result<Accepted, DiskError> {
     let len = file.bytes().min(HEADER_BYTES as u64) as usize;
     let mut start = vec![0; len];
     file.read(0, &mut start)?;
     let header = Header::parse(&start).map_err(not_a_header)?;
     check_features(header.features.incompatible)?;
     let compression = compression(&header)?;
-    check_alone(&header, file)?;
+    if header.encryption != 0 {
+        return Err(Qcow2Refused::Encryption.into());
+    }
+    if below == Below::Nothing {
+        check_alone(&header, file)?;
+    }
     Ok(Accepted {
         layout: header.layout,
         version: header.version,
@@ -70,11 +84,8 @@ fn compression(header: &Header) -> Result<Compression, Qcow2Refused> {
     }
 }
 
-/// The whole disk must be in this file, and not encrypted.
+/// The whole disk must be in this file.
 fn check_alone(header: &Header, file: &Raw) -> Result<(), DiskError> {
-    if header.encryption != 0 {
-        return Err(Qcow2Refused::Encryption.into());
-    }
     if header.backing_offset != 0 {
         return Err(Qcow2Refused::BackingFile(backing_name(header, file)?).into());
     }

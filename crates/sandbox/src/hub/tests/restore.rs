@@ -410,6 +410,7 @@ async fn a_resumed_guest_continues_with_each_byte_in_flight_once() {
         }])
         .await;
     hub.ready(PATIENCE).await.unwrap();
+    hub.admit().await;
     let mut resumed = false;
     let mut opened = None;
     let mut arrived = Vec::new();
@@ -456,6 +457,93 @@ async fn a_resumed_guest_continues_with_each_byte_in_flight_once() {
         Ok(8)
     );
     drop(asking.await.unwrap());
+}
+
+/// A guest that has just continued may show what the host's directories were.
+#[tokio::test]
+async fn a_resumed_guest_gets_commands_when_it_is_admitted() {
+    let (hub, mut agent, _execs) = Agent::start();
+    agent.greet(Vec::new()).await;
+    let link = hub.connect().await.unwrap();
+    hub.suspend("it pauses".into()).await;
+    drop(agent);
+    let mut before = link.open(exec(), WINDOW).unwrap();
+    before.input.write(b"12").await.unwrap();
+    let (mut agent, port) = Agent::port();
+    hub.reconnect(port).await;
+    agent.greet(Vec::new()).await;
+    hub.ready(PATIENCE).await.unwrap();
+    let mut after = link.open(exec(), WINDOW).unwrap();
+    after.input.write(b"34").await.unwrap();
+    // Requests pass: one of them asks the guest to get ready.
+    let asking = tokio::spawn({
+        let link = link.clone();
+        async move { link.request(Request::Ping, PATIENCE).await }
+    });
+    let HostMessage::Request { id, .. } = agent.message().await else {
+        panic!("nothing but the request passes")
+    };
+    let reply = Ok(Reply::Done);
+    agent.say(&AgentMessage::Reply { id, reply }).await;
+    drop(asking.await.unwrap());
+    hub.admit().await;
+    let mut opened = Vec::new();
+    let mut arrived = Vec::new();
+    while arrived.len() < 2 {
+        match agent.next().await {
+            Decoded::Frame(Frame::Message(bytes)) => match from_bytes(&bytes).unwrap() {
+                HostMessage::Open { channel, .. } => opened.push(channel),
+                other => panic!("{other:?}"),
+            },
+            Decoded::Frame(Frame::Data { channel, bytes, .. }) => {
+                assert!(opened.contains(&channel), "input follows its open");
+                arrived.push(bytes);
+            }
+            _ => {}
+        }
+    }
+    arrived.sort();
+    assert_eq!(arrived, [b"12", b"34"]);
+}
+
+/// An agent ignores what is for a command that it does not know.
+#[tokio::test]
+async fn a_signal_for_a_command_that_waits_follows_its_open() {
+    let (hub, mut agent, _execs) = Agent::start();
+    agent.greet(Vec::new()).await;
+    let link = hub.connect().await.unwrap();
+    hub.suspend("it pauses".into()).await;
+    drop(agent);
+    let before = link.open(exec(), WINDOW).unwrap();
+    before.control.signal(2).unwrap();
+    let (mut agent, port) = Agent::port();
+    hub.reconnect(port).await;
+    agent.greet(Vec::new()).await;
+    hub.ready(PATIENCE).await.unwrap();
+    let after = link.open(exec(), WINDOW).unwrap();
+    for signal in 0..100 {
+        after.control.signal(signal).unwrap();
+    }
+    // The hub has read the signals when it has read the request.
+    let asking = tokio::spawn({
+        let link = link.clone();
+        async move { link.request(Request::Ping, PATIENCE).await }
+    });
+    let HostMessage::Request { id, .. } = agent.message().await else {
+        panic!("nothing but the request passes")
+    };
+    let reply = Ok(Reply::Done);
+    agent.say(&AgentMessage::Reply { id, reply }).await;
+    drop(asking.await.unwrap());
+    hub.admit().await;
+    let first = agent.opened().await;
+    let signal = |channel, signal| HostMessage::Signal { channel, signal };
+    assert_eq!(agent.message().await, signal(first, 2));
+    let second = agent.opened().await;
+    // Of many, the latest.
+    for number in 36..100 {
+        assert_eq!(agent.message().await, signal(second, number));
+    }
 }
 
 #[tokio::test]
