@@ -1,6 +1,6 @@
 # `make demo` and `make test` do all their own set-up on a fresh Debian 12 machine with Rust.
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-tests build demo test lint programs unit fuzz-short fuzz vm bench benchmarks bench-programs fresh clean
+.PHONY: help setup setup-tests build wheel demo test lint programs unit fuzz-short fuzz vm python bench-python bench benchmarks bench-programs fresh clean
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -10,6 +10,7 @@ help:
 	@echo "make demo    set up, build, and show the main job with timings"
 	@echo "make test    set up, and pass every check and test"
 	@echo "make build   the program: target/release/sandtree"
+	@echo "make wheel   the Python package: target/wheels/sandtree-*.whl"
 	@echo "make bench   measure, against plain QEMU, Quicksand and plain tools in the same run; QUICK=1: some minutes"
 	@echo "make benchmarks  the same, and write docs/benchmarks.md and its plots"
 	@echo "make fresh   demo and test in a fresh Debian 12 chroot (as root); RUN=\"demo\" runs less"
@@ -26,10 +27,14 @@ setup-tests:
 build: setup
 	$(CARGO) build --release --locked -p sandtree-cli
 
+# The Python package, with the program in it.
+wheel: setup-tests
+	./scripts/wheel $(TARGET)/wheels
+
 demo: build
 	@./scripts/demo $(TARGET)/release/sandtree
 
-test: setup-tests lint unit fuzz-short vm
+test: setup-tests lint unit fuzz-short vm python
 	@echo "all checks and tests passed"
 
 # The second clippy checks the program as it is shipped: without the features of tests and benchmarks.
@@ -68,14 +73,24 @@ else
 endif
 	@if [ -e $(TARGET)/tmp/narrow ]; then echo "waits that took more than half of their time:"; cat $(TARGET)/tmp/narrow; fi
 
-# One table and one JSON. `make bench QUICK=1` takes some minutes. Where Quicksand cannot be installed, the table says so.
+# The Python package, installed from a wheel, with real guests. Uses the store that `vm` has filled.
+python: programs
+	./scripts/wheel $(TARGET)/python/wheels --debug
+	./scripts/python-tests $(TARGET)/python/wheels/*.whl $(if $(ONLY),-k $(ONLY))
+
+# Import time, overhead of a command and streams of the Python package, from the wheel for release.
+bench-python: wheel
+	./scripts/python-bench $(TARGET)/wheels/*.whl
+
+# One table and one JSON. `make bench QUICK=1` takes some minutes, and leaves out what takes longer. Where Quicksand cannot
+# be installed, the table says so.
 BENCH = $(TARGET)/release/sandtree-bench all $(if $(QUICK),--quick) --quicksand $(TARGET)/quicksand
 bench: bench-programs
 	$(BENCH) --json $(TARGET)/bench.json
 
 # Measures again what docs/benchmarks.md shows, and writes the page and its plots.
 benchmarks: bench-programs
-	$(BENCH) --only side --only processes --only exec --only states --only store --only long \
+	$(BENCH) --only side --only processes --only exec --only mounts --only states --only store --only long \
 	    --json docs/figures/benchmarks.json
 	./scripts/benchmarks docs/figures/benchmarks.json
 	./scripts/chart docs/figures/benchmarks.json >docs/figures/states.svg

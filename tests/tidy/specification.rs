@@ -9,17 +9,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::code::{self, Code};
 use crate::sources::{self, Source};
 
-/// The words of each Rust file's code.
+/// The words of each file's code.
 type Words = BTreeMap<String, BTreeSet<String>>;
 
 fn words() -> Words {
-    let files = sources::rust(&["crates", "tests", "fuzz"]).into_iter();
-    let files = files.map(Code::new).map(|code| {
-        let words = code.bare.split(|c| !code::is_name(c));
-        let words = words.filter(|word| is_test_name(word)).map(str::to_owned);
-        (code.source.path.clone(), words.collect())
+    let rust = sources::rust(&["crates", "tests", "fuzz"]).into_iter();
+    let rust = rust.map(Code::new).map(|code| {
+        let names = test_names(&code.bare);
+        (code.source.path.clone(), names)
     });
-    files.collect()
+    let python = sources::python(&["tests/python"]).into_iter();
+    let python = python.map(|source| {
+        let names = test_names(&source.text);
+        (source.path, names)
+    });
+    rust.chain(python).collect()
+}
+
+fn test_names(text: &str) -> BTreeSet<String> {
+    let words = text.split(|c| !code::is_name(c));
+    let names = words.filter(|word| is_test_name(word));
+    names.map(str::to_owned).collect()
 }
 
 /// The tests that a document names, each with its line.

@@ -1,0 +1,1 @@
+"""The API with `async`. `sandtree._sync` is generated from these files by `scripts/python-sync`."""
