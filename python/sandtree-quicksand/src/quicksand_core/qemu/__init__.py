@@ -1,0 +1,1 @@
+"""QEMU: the platform, its installation, and the resolution of images."""
