@@ -7,7 +7,7 @@ use serde_json::json;
 use super::*;
 use crate::jail::Jail;
 use crate::probe::Verdict;
-use crate::probe::round_trip;
+use crate::probe::{Refusal, round_trip};
 
 fn config() -> EngineConfig {
     let search = vec!["/usr/local/bin".into(), "/usr/bin".into()];
@@ -46,6 +46,29 @@ async fn the_test_guest_of_the_kvm_probe_runs_under_the_emulator() {
         round_trip(&probe, Accel::Tcg, Duration::from_secs(60)).await,
         Ok(())
     );
+}
+
+/// `kvm_pvm` runs kernels that cooperate with it, and interprets all others: they take minutes to
+/// boot.
+#[tokio::test]
+async fn a_kvm_that_interprets_instructions_is_not_used() {
+    let interprets = std::path::Path::new("/sys/module/kvm_pvm").exists();
+    if !interprets || std::fs::File::open("/dev/kvm").is_err() {
+        eprintln!("not checked: this host has no such KVM, or this user cannot open it");
+        return;
+    }
+    let binary = install::find(&config()).unwrap();
+    let probe = Probe {
+        binary: &binary,
+        arch: Arch::HOST,
+        jail: Jail::default(),
+        seeing: None,
+    };
+    let found = round_trip(&probe, Accel::Kvm, Duration::from_secs(60)).await;
+    let Err(Refusal::Failed(reason)) = &found else {
+        panic!("{found:?}");
+    };
+    assert!(reason.contains("interprets"), "{reason}");
 }
 
 #[tokio::test]

@@ -38,7 +38,7 @@ use crate::version::Version;
 pub(crate) use catalogue::Asked;
 pub use kvm::KvmVerdict;
 #[cfg(test)]
-pub(crate) use kvm::round_trip;
+pub(crate) use kvm::{Refusal, round_trip};
 pub(crate) use kvm::{KvmFinding, probe_kvm};
 pub use tracking::TrackingVerdict;
 

@@ -95,7 +95,8 @@ impl Inner {
 }
 
 fn engine_key() -> Name {
-    "engine".parse().expect("it is a name")
+    // The number counts the probes: verdicts of earlier ones are not used.
+    "engine-2".parse().expect("it is a name")
 }
 
 /// Whether this process can start others under the user ids of machines. Inside a user namespace,

@@ -1,8 +1,8 @@
 //! The probe that finds whether KVM can run a guest on this host.
 //!
 //! `/dev/kvm` may exist, open and even create a machine on hosts where no normal kernel runs. So
-//! the probe is a real round trip: a guest of two hundred bytes goes through the processor modes a
-//! kernel goes through and reports.
+//! the probe is a real round trip: a guest of a few hundred bytes goes through the processor modes a
+//! kernel goes through, measures how fast it runs, and reports.
 
 use std::fmt;
 use std::fs::File;
@@ -175,6 +175,11 @@ pub(crate) async fn round_trip(
         .map_err(failed)?;
     match guest.report(deadline).await {
         Some(Ok(Report::Modes)) => Ok(()),
+        Some(Ok(Report::Interpreted)) => Err(Refusal::Failed(
+            "it interprets the guest's instructions one by one, as KVM without hardware \
+             virtualisation does: emulation is faster"
+                .into(),
+        )),
         Some(Ok(other)) => Err(Refusal::Failed(format!("a test guest reported {other:?}"))),
         Some(Err(exit)) => Err(Refusal::Failed(format!("a test guest did not run: {exit}"))),
         None => Err(Refusal::Silent),

@@ -26,7 +26,7 @@ use crate::process::Process;
 /// What a test guest does once it is in long mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
-    /// Writes memory and reads it back.
+    /// Writes memory and reads it back, and finds whether instructions are executed or interpreted.
     Modes,
     /// Executes instructions that emulators are known to get wrong. On x86-64 alone.
     Instructions,
@@ -37,6 +37,8 @@ pub(crate) enum Body {
 pub(crate) enum Report {
     /// It ran.
     Modes,
+    /// It ran, hundreds of times too slowly.
+    Interpreted,
     /// It ran, and this is what it found.
     Instructions(Wrong),
 }
@@ -112,6 +114,7 @@ fn read_report(arch: Arch, exit: &Exit) -> Option<Report> {
     let value = u8::try_from(code >> 1).ok().filter(|_| code & 1 == 1)?;
     match value {
         RAN => Some(Report::Modes),
+        INTERPRETED => Some(Report::Interpreted),
         value if value & !(ADX | BMI1) == TRIED => Some(Report::Instructions(Wrong {
             adx: value & ADX != 0,
             bmi1: value & BMI1 != 0,
@@ -133,6 +136,8 @@ fn rom_file(arch: Arch, body: Body) -> io::Result<File> {
 
 /// The value the first body reports.
 const RAN: u8 = 0x2a;
+/// The value it reports if every instruction took hundreds of cycles.
+const INTERPRETED: u8 = 0x2b;
 /// The value the second body reports, with a bit for each group of instructions that is wrong.
 const TRIED: u8 = 0x30;
 const ADX: u8 = 1;
@@ -187,18 +192,41 @@ const PRELUDE: &[u8] = &[
     // 0x8b, 64 bit: the body
 ];
 
-/// One write and read of memory.
+/// One write and read of memory. Then 16 times a loop of 20,000 turns: if the fastest took more than
+/// 200 cycles a turn, the host interprets instructions instead of executing them. A processor takes
+/// 1 or 2, an emulator that translates takes 10 to 50, and one that interprets takes thousands. An
+/// interrupted loop takes longer, so the fastest decides.
 #[rustfmt::skip]
 const MODES: &[u8] = &[
     0x48, 0xb8, 0xf0, 0xde, 0xbc, 0x9a, 0x78, 0x56, 0x34, 0x12, // movabs $0x123456789abcdef0, %rax
     0x48, 0x89, 0x04, 0x25, 0x00, 0x40, 0, 0,                   // mov %rax, 0x4000
     0x48, 0x8b, 0x1c, 0x25, 0x00, 0x40, 0, 0,                   // mov 0x4000, %rbx
     0x48, 0x39, 0xd8,                                           // cmp %rbx, %rax
-    0x75, 0x04,                                                 // jne 1f
+    0x75, 0x46,                                                 // jne 4f
+    0x41, 0xb8, 16, 0, 0, 0,                                    // mov $16, %r8d
+    0x49, 0x83, 0xc9, 0xff,                                     // or $-1, %r9: the fastest so far
+    0x0f, 0x31,                                                 // 1: rdtsc
+    0x48, 0xc1, 0xe2, 0x20,                                     // shl $32, %rdx
+    0x48, 0x09, 0xd0,                                           // or %rdx, %rax
+    0x49, 0x89, 0xc2,                                           // mov %rax, %r10
+    0xb9, 0x20, 0x4e, 0, 0,                                     // mov $20000, %ecx
+    0xff, 0xc9,                                                 // 2: dec %ecx
+    0x75, 0xfc,                                                 // jnz 2b
+    0x0f, 0x31,                                                 // rdtsc
+    0x48, 0xc1, 0xe2, 0x20,                                     // shl $32, %rdx
+    0x48, 0x09, 0xd0,                                           // or %rdx, %rax
+    0x4c, 0x29, 0xd0,                                           // sub %r10, %rax
+    0x4c, 0x39, 0xc8,                                           // cmp %r9, %rax
+    0x4c, 0x0f, 0x42, 0xc8,                                     // cmovb %rax, %r9
+    0x41, 0xff, 0xc8,                                           // dec %r8d
+    0x75, 0xd3,                                                 // jnz 1b
     0xb0, RAN,                                                  // mov $RAN, %al
-    0xe6, 0xf4,                                                 // out %al, $0xf4
-    0xf4,                                                       // 1: hlt
-    0xeb, 0xfd,                                                 // jmp 1b
+    0x49, 0x81, 0xf9, 0x00, 0x09, 0x3d, 0x00,                   // cmp $4000000, %r9
+    0x76, 0x02,                                                 // jbe 3f
+    0xb0, INTERPRETED,                                          // mov $INTERPRETED, %al
+    0xe6, 0xf4,                                                 // 3: out %al, $0xf4
+    0xf4,                                                       // 4: hlt
+    0xeb, 0xfd,                                                 // jmp 4b
 ];
 
 /// 32-bit `adcx` and `adox` with something in the upper half of their operand: flags must be as
