@@ -39,9 +39,11 @@ async def test_garbage_is_removed():
     eventually(lambda: not sandboxes() and not keepers())
 
 
+# Where the tests run in the background, the interpreter inherits a SIGINT that is ignored.
 HOLDS = """
-    import asyncio, sys
+    import asyncio, signal
     from sandtree import Sandbox
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     async def main():
         sb = await Sandbox("tiny", name="held").start()
         copies = await sb.fork(2)
