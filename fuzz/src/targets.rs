@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use sandtree_proto::frame::{
     Decoded, Decoder, Frame, MAX_PAYLOAD, Nonce, PADDING, StreamId, encode_preamble,
 };
-use sandtree_proto::message::{decode_entry, encode_entry, from_bytes, to_frame};
+use sandtree_proto::message::{decode_item, encode_item, from_bytes, to_frame};
 use sandtree_proto::{
     AgentHello, AgentMessage, ChannelState, DirEntry, ExecStart, Failure, FileKind, HostHello,
     HostMessage, Identity, Network, Open, Outcome, Outgoing, Reply, Request, Stat, TermSize,
@@ -140,7 +140,7 @@ fn round_trip<M: Serialize + DeserializeOwned + PartialEq + Debug>(input: &[u8])
 fn dir_entries(input: &[u8]) {
     let mut bytes = input.to_vec();
     let mut before = bytes.len();
-    while let Ok(Some(_)) = decode_entry(&mut bytes) {
+    while let Ok(Some(_)) = decode_item::<DirEntry>(&mut bytes) {
         assert!(bytes.len() < before);
         before = bytes.len();
     }
@@ -480,7 +480,7 @@ fn entries() -> Vec<Vec<u8>> {
         target: vec![],
     };
     let entry = |name: &[u8]| {
-        encode_entry(&DirEntry {
+        encode_item(&DirEntry {
             name: name.to_vec(),
             stat: stat.clone(),
         })

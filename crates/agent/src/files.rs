@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::rand::GetRandomFlags;
-use sandtree_proto::message::encode_entry;
+use sandtree_proto::message::encode_item;
 use sandtree_proto::{DirEntry, Failure, FileKind, Reply, Stat};
 
 use crate::channel::Cancel;
@@ -202,7 +202,7 @@ pub fn list(path: &Path, out: OwnedFd) -> Result<(), Failure> {
             name: entry.file_name().as_bytes().to_vec(),
             stat,
         };
-        out.write_all(&encode_entry(&entry)).or_failure(message)?;
+        out.write_all(&encode_item(&entry)).or_failure(message)?;
     }
     out.flush().or_failure(message)
 }

@@ -5,6 +5,7 @@
 //! on; tests use this. `--cgroup DIR` then names a cgroup hierarchy, and `--hooks DIR` the hooks
 //! that a restore runs.
 
+mod attributes;
 mod cgroup;
 mod channel;
 mod console;
@@ -32,6 +33,7 @@ mod terminal;
 mod tree;
 mod tunnel;
 mod user;
+mod watch;
 mod workers;
 
 use std::io;

@@ -11,7 +11,7 @@ use sandtree::{MachineUser, Spares};
 
 pub use import::{Made, own_kernel};
 pub use machine::Shape;
-pub use values::{BadSandboxRef, duration, mount, port, sandbox_ref, size};
+pub use values::{BadSandboxRef, duration, expiry_action, mount, port, sandbox_ref, size};
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Global {

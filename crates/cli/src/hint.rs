@@ -16,6 +16,7 @@ fn by_code(code: Code, report: &Report) -> Option<String> {
         Code::Usage => "`sandtree help` shows the commands and their options",
         Code::NoSandbox => "`sandtree ps -a` lists the sandboxes of this store",
         Code::NoCommand => "`sandtree attach SANDBOX` lists them",
+        Code::NoKey => "`sandtree key ls` lists the keys",
         Code::NoState => "`sandtree log SANDBOX` lists its states",
         Code::NoStep => "`sandtree log SANDBOX` shows where it stands",
         Code::NoImage => "`debian` and `tiny` are built in; `sandtree image ls` lists the others",

@@ -16,7 +16,8 @@ pub use frame::{Decoded, Decoder, Frame, FrameError, MAX_PAYLOAD, Nonce, StreamI
 pub use message::{
     AgentHello, AgentMessage, Boot, ChannelState, DirEntry, ExecStart, Failure, FileKind,
     HookFailure, HostHello, HostMessage, HubFailure, Identity, Metrics, MountAccess, MountEnd,
-    MountStart, Network, Open, Outcome, Rebirth, Reply, Request, Stat, TermSize,
+    MountStart, Network, Open, Outcome, Rebirth, Reply, Request, Stat, TermSize, WatchChange,
+    WatchEvent,
 };
 pub use stream::{Outgoing, StreamError};
 pub use version::{VERSION_MAX, VERSION_MIN};

@@ -20,6 +20,7 @@
 //! than its host. Channel numbers and request ids are chosen by the host and never reused while the
 //! guest lives. Paths and arguments are bytes, as Linux has them.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -156,6 +157,51 @@ pub enum Open {
     Attach {
         tag: String,
     },
+    /// Removes a detached command that has ended, with its output. Answered on the host; an agent
+    /// refuses it.
+    Discard {
+        tag: String,
+    },
+    /// [`WatchEvent`]s on `Out`, each with its encoded length as a little-endian u32 before it, until
+    /// the channel is closed or the directory is removed. From version 6 on.
+    Watch {
+        path: Vec<u8>,
+        /// Directories below it, too, also those that are made later.
+        recursive: bool,
+    },
+}
+
+impl Open {
+    /// The lowest version of the protocol that knows it.
+    pub fn version(&self) -> u16 {
+        match self {
+            Open::Watch { .. } => 6,
+            _ => 1,
+        }
+    }
+}
+
+/// A change below a watched directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WatchEvent {
+    pub change: WatchChange,
+    /// Relative to the watched directory. Empty for events that concern no file.
+    pub path: Vec<u8>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WatchChange {
+    /// The first event: from here on, changes are reported.
+    Watching,
+    /// Created, or moved here.
+    Created,
+    Written,
+    Removed,
+    MovedAway,
+    /// Mode, owner or times.
+    Attributes,
+    /// Changes came faster than they were read: some are not reported.
+    Missed,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -325,7 +371,28 @@ pub enum Request {
     Mount(MountStart),
     /// From version 5 on.
     Unmount(MountEnd),
+    /// Of the file itself, also if it is a link. From version 6 on.
+    SetOwner {
+        path: Vec<u8>,
+        uid: u32,
+        gid: u32,
+    },
+    /// The extended attributes of a file whose names begin with `prefix`. From version 6 on.
+    Attributes {
+        path: Vec<u8>,
+        prefix: Vec<u8>,
+    },
+    /// Replaces all extended attributes whose names begin with `prefix`. From version 6 on.
+    SetAttributes {
+        path: Vec<u8>,
+        prefix: Vec<u8>,
+        /// Names without the prefix.
+        attributes: Vec<Attribute>,
+    },
 }
+
+/// An extended attribute: its name, without the prefix that was asked for, and its value.
+pub type Attribute = (Vec<u8>, Vec<u8>);
 
 impl Request {
     /// The lowest version of the protocol that knows it.
@@ -336,6 +403,8 @@ impl Request {
             Request::LeaveTsc => 3,
             Request::Boot(_) => 4,
             Request::Mount(_) | Request::Unmount(_) => 5,
+            Request::SetOwner { .. } => 6,
+            Request::Attributes { .. } | Request::SetAttributes { .. } => 6,
             _ => 1,
         }
     }
@@ -432,6 +501,7 @@ pub enum Reply {
     Clock {
         unix_time_ns: u64,
     },
+    Attributes(Vec<Attribute>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -499,16 +569,16 @@ pub fn from_bytes<'a, M: Deserialize<'a>>(bytes: &'a [u8]) -> Result<M, MessageE
     }
 }
 
-/// Encodes one entry of a directory listing, with its length before it.
-pub fn encode_entry(entry: &DirEntry) -> Vec<u8> {
-    let body = postcard::to_stdvec(entry).expect("encoding into a vector does not fail");
+/// Encodes one item of a stream of items, with its length before it.
+pub fn encode_item<T: Serialize>(item: &T) -> Vec<u8> {
+    let body = postcard::to_stdvec(item).expect("encoding into a vector does not fail");
     let mut bytes = (body.len() as u32).to_le_bytes().to_vec();
     bytes.extend(body);
     bytes
 }
 
-/// Takes the first entry off `bytes`, if it is complete.
-pub fn decode_entry(bytes: &mut Vec<u8>) -> Result<Option<DirEntry>, MessageError> {
+/// Takes the first item off `bytes`, if it is complete.
+pub fn decode_item<T: DeserializeOwned>(bytes: &mut Vec<u8>) -> Result<Option<T>, MessageError> {
     let Some(length) = bytes
         .first_chunk::<4>()
         .map(|b| u32::from_le_bytes(*b) as usize)
@@ -521,9 +591,9 @@ pub fn decode_entry(bytes: &mut Vec<u8>) -> Result<Option<DirEntry>, MessageErro
     let Some(body) = bytes.get(4..4 + length) else {
         return Ok(None);
     };
-    let entry = from_bytes(body)?;
+    let item = from_bytes(body)?;
     bytes.drain(..4 + length);
-    Ok(Some(entry))
+    Ok(Some(item))
 }
 
 #[cfg(test)]
@@ -702,15 +772,47 @@ mod tests {
     }
 
     #[test]
+    fn golden_watches_and_attributes() {
+        let open = HostMessage::Open {
+            channel: 1,
+            window: 4096,
+            open: Open::Watch {
+                path: b"/w".to_vec(),
+                recursive: true,
+            },
+        };
+        assert_eq!(hex(&open), "010180200a022f7701");
+        let event = WatchEvent {
+            change: WatchChange::Written,
+            path: b"a".to_vec(),
+        };
+        assert_eq!(encode_item(&event), [3, 0, 0, 0, 2, 1, b'a']);
+        let request = |id, request| hex(&HostMessage::Request { id, request });
+        let path = b"/w".to_vec();
+        let own = Request::SetOwner {
+            path: path.clone(),
+            uid: 300,
+            gid: 1,
+        };
+        assert_eq!(request(9, own), "060912022f77ac0201");
+        let set = Request::SetAttributes {
+            path,
+            prefix: b"p".to_vec(),
+            attributes: vec![(b"k".to_vec(), b"v".to_vec())],
+        };
+        assert_eq!(request(10, set), "060a14022f77017001016b0176");
+    }
+
+    #[test]
     fn versions_agree_on_the_highest_both_know() {
         let hello = |version_min, version_max| HostHello {
             version_min,
             version_max,
         };
-        assert_eq!(hello(1, 9).agreed(), 5);
+        assert_eq!(hello(1, 9).agreed(), 6);
         assert_eq!(hello(1, 2).agreed(), 2);
         assert_eq!(hello(1, 1).agreed(), 1);
-        assert_eq!(hello(6, 9).agreed(), 0);
+        assert_eq!(hello(7, 9).agreed(), 0);
         assert_eq!(hello(0, 0).agreed(), 0);
     }
 
@@ -746,12 +848,12 @@ mod tests {
             name,
             stat: stat.clone(),
         });
-        let all: Vec<u8> = entries.iter().flat_map(encode_entry).collect();
+        let all: Vec<u8> = entries.iter().flat_map(encode_item).collect();
         let mut bytes = Vec::new();
         let mut seen = Vec::new();
         for byte in all {
             bytes.push(byte);
-            seen.extend(decode_entry(&mut bytes).unwrap());
+            seen.extend(decode_item::<DirEntry>(&mut bytes).unwrap());
         }
         assert_eq!(seen, entries);
     }

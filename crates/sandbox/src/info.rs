@@ -1,9 +1,10 @@
 //! The information about a sandbox that needs no answer of its guest.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
 
-use sandtree_store::{Ended, Network, Phase, PublishedPort, SandboxDir, StateRecord};
+use sandtree_store::{Ended, Expiry, Network, Phase, PublishedPort, SandboxDir, StateRecord};
 use serde::{Deserialize, Serialize};
 
 use crate::degradation::Degradation;
@@ -47,6 +48,16 @@ pub struct SandboxInfo {
     /// Directories of the host in the guest.
     #[serde(default)]
     pub mounts: Vec<MountInfo>,
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// What happens after it has run for some time.
+    #[serde(default)]
+    pub expiry: Option<Expiry>,
+    /// When it expires, while it runs: RFC 3339, in UTC.
+    #[serde(default)]
+    pub expires_at: Option<String>,
+    #[serde(skip)]
+    pub expires_at_unix_ms: Option<u64>,
     /// What works worse than it could, and why.
     pub degraded: Vec<Degradation>,
     /// RFC 3339, in UTC.
@@ -89,6 +100,10 @@ impl SandboxInfo {
                 .map(|save| save.target.to_string()),
             save_failed: state.save_failed.clone(),
             mounts: mounts(dir),
+            labels: record.labels.clone(),
+            expiry: record.expiry,
+            expires_at: state.expires_at_unix_ms.map(rfc3339),
+            expires_at_unix_ms: state.expires_at_unix_ms,
             degraded: Degradation::list(&state.degraded),
             created_at: rfc3339(record.created_at_unix_ms),
             created_at_unix_ms: record.created_at_unix_ms,

@@ -25,6 +25,7 @@
 //! last [`Sandbox`] handle, or the process, is gone, so is the machine. [`keeper`] is the way to
 //! run one in the background.
 
+mod access;
 mod begun;
 #[cfg(feature = "bench")]
 pub mod bench;
@@ -85,6 +86,7 @@ mod tree;
 mod unfinished;
 mod verb;
 
+pub use access::{Access, KeyInfo, NewKey, is_equal};
 pub use begun::{Begun, Committed, OwnedSandbox};
 pub use build::{BuildEvent, BuildSpec, BuildWatch};
 pub use changes::{ApplyOptions, MountChange, MountChanges};
@@ -101,8 +103,8 @@ pub use export::FileExport;
 pub use fault::{Fault, Faults, Step};
 pub use fork::{ForkMounts, ForkReport, ForkSpec, default_concurrency};
 pub use guest::{
-    Exec, ExecId, ExecSpec, ExitStatus, FileOwner, Files, Forward, Guest, Lifetime, Output, Stdin,
-    Transfer, Tunnel,
+    Exec, ExecHandle, ExecId, ExecSpec, ExitStatus, FileOwner, Files, Forward, Guest, Lifetime, Output, Stdin,
+    Transfer, Tunnel, Watch,
 };
 pub use host::{Doctor, Host, QemuFound, QemuReport};
 pub use hub::ExecEntry;
@@ -116,9 +118,9 @@ pub use progress::{Advance, Progress};
 pub use reference::absolute_reference;
 pub use sandbox::Sandbox;
 pub use sandtree_images::{ImageInfo, PulledKind, Pushed, RegistryAccess, RemovedImage, ToolEnv};
-pub use sandtree_proto::{DirEntry, FileKind, Metrics, Stat, TermSize};
+pub use sandtree_proto::{DirEntry, FileKind, Metrics, Stat, TermSize, WatchChange, WatchEvent};
 pub use sandtree_store::{
-    AccelChoice, Arch, Consistency, Ended, ExecDefaults, Init, MountAccess, Network, PublishedPort,
+    AccelChoice, Arch, Consistency, Ended, ExecDefaults, Expiry, ExpiryAction, KeyLimits, Init, MountAccess, Network, PublishedPort,
     SaveOnStop, SaveTarget, StateKind, rename_noreplace,
 };
 pub use save::{SaveSpec, Saved, parse_label, parse_target};

@@ -78,6 +78,7 @@ pub(crate) enum Order {
     Mount(MountSpec),
     Unmount(Unmount),
     Applied(Applied),
+    Expire(Expire),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,6 +131,13 @@ pub(crate) struct Applied {
     pub mount: u32,
     /// By path, the version that the host's file has since.
     pub versions: BTreeMap<String, String>,
+}
+
+/// Sets when a running sandbox expires.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Expire {
+    /// From now on; `None`: it does not expire.
+    pub after_ms: Option<u64>,
 }
 
 /// What a state is wanted for.
@@ -212,6 +220,7 @@ verbs! {
     Mount(MountSpec) -> (), Refused, Queued, |_| Verb::Use;
     Unmount(Unmount) -> (), Refused, Queued, |_| Verb::Use;
     Applied(Applied) -> (), Brief, Queued, |_| Verb::Save;
+    Expire(Expire) -> (), Refused, Queued, |_| Verb::Use;
 }
 
 impl Order {
@@ -231,6 +240,7 @@ impl Order {
             Self::Mount(ask) => ask.verb(),
             Self::Unmount(ask) => ask.verb(),
             Self::Applied(ask) => ask.verb(),
+            Self::Expire(ask) => ask.verb(),
         }
     }
 }

@@ -32,12 +32,13 @@ use crate::keeper::{self, Connection, Keeper, Stats, Task};
 use crate::lend::Loan;
 use crate::mounts::{InUse, MountInfo, MountSpec, SERVED_WITHIN, ServedMount};
 use crate::order::{
-    Anywhere, AtRest, Kill, Pause, Remove, Resume, Start, Stop, TakeCheckpoint, Unmount, Wanted,
+    Anywhere, AtRest, Expire, Kill, Pause, Remove, Resume, Start, Stop, TakeCheckpoint, Unmount, Wanted,
     as_ms,
 };
 use crate::states::{
     Checkpoint, Forget, Forgotten, Goal, Paused, Replace, RestoreReport, Reverted, StateInfo,
 };
+use crate::spec::check_expiry;
 use crate::status::{State, StateWatch};
 use crate::verb::Verb;
 
@@ -341,6 +342,14 @@ impl Sandbox {
     /// Continues exactly where it was paused.
     pub async fn resume(&self) -> Result<RestoreReport> {
         self.ask(Resume {}).await
+    }
+
+    /// Sets when the running sandbox expires: so long from now, or never. What happens then is
+    /// chosen at its creation; without a choice, it is removed.
+    pub async fn expire(&self, after: Option<Duration>) -> Result<()> {
+        let after_ms = as_ms(after);
+        after_ms.map_or(Ok(()), check_expiry)?;
+        self.ask(Expire { after_ms }).await
     }
 
     /// Mounts a directory of the host in the running guest.

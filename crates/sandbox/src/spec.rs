@@ -1,17 +1,19 @@
 //! The specification of a new sandbox.
 
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use sandtree_images::is_bundle;
 use sandtree_store::{
-    AccelChoice, Arch, ImageRecord, Network, PublishedPort, SaveOnStop, Settings,
+    AccelChoice, Arch, Expiry, ImageRecord, Network, PublishedPort, SaveOnStop, Settings,
+    check_labels,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::ca;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, store_error};
 use crate::image::OwnKernel;
 use crate::mode::MemoryMode;
 use crate::mounts::MountSpec;
@@ -24,6 +26,9 @@ const MEMORY_MAX: u64 = 1 << 42;
 const CPUS_MAX: u32 = 64;
 const PORTS_MAX: usize = 64;
 const DISK_MAX: u64 = 1 << 43;
+/// Linux refuses a longer string of an environment.
+const VARIABLE_MAX: usize = 128 << 10;
+const EXPIRY_MAX_MS: u64 = 10 * 366 * 86_400_000;
 
 /// Published ports listen here and nowhere else.
 pub const PUBLISH_ADDRESS: Ipv4Addr = Ipv4Addr::LOCALHOST;
@@ -88,6 +93,15 @@ pub struct SandboxSpec {
     /// path, the directory of this host.
     #[serde(default)]
     pub mounts: Vec<MountSpec>,
+    /// The environment of every command, over that of the image.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Notes of the caller, which lists show.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// What happens after the sandbox has run for some time. `None`: it runs until it is ended.
+    #[serde(default)]
+    pub expiry: Option<Expiry>,
 }
 
 impl SandboxSpec {
@@ -118,6 +132,9 @@ impl SandboxSpec {
             ca_bundle: None,
             kernel: None,
             mounts: Vec::new(),
+            env: BTreeMap::new(),
+            labels: BTreeMap::new(),
+            expiry: None,
         }
     }
 
@@ -193,6 +210,9 @@ impl SandboxSpec {
         }
         self.ca_bundle.as_deref().map_or(Ok(()), ca::check)?;
         self.mounts.iter().try_for_each(MountSpec::check)?;
+        self.env.iter().try_for_each(check_variable)?;
+        check_labels(&self.labels).map_err(store_error("label a sandbox"))?;
+        self.expiry.map_or(Ok(()), |expiry| check_expiry(expiry.after_ms))?;
         if self.auto_checkpoint == Some(0) {
             return Err(Error::invalid(
                 "number of automatic checkpoints",
@@ -283,6 +303,24 @@ fn check_cpus(cpus: u32) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid("number of cpus", cpus, "1 to 64"))
+}
+
+/// A time to expire in. The longest keeps sums of times small enough for any reader.
+pub(crate) fn check_expiry(after_ms: u64) -> Result<()> {
+    if after_ms <= EXPIRY_MAX_MS {
+        return Ok(());
+    }
+    let rule = "at most 10 years";
+    Err(Error::invalid("time to expire in", after_ms, rule))
+}
+
+fn check_variable((name, value): (&String, &String)) -> Result<()> {
+    let fits = !name.is_empty() && !name.contains(['=', '\0']) && !value.contains('\0');
+    if fits && name.len() + value.len() <= VARIABLE_MAX {
+        return Ok(());
+    }
+    let rule = "a name without '=' and a value, at most 128 KiB together, without NUL";
+    Err(Error::invalid("environment variable", name, rule))
 }
 
 fn check_ports(ports: &[PublishedPort]) -> Result<()> {

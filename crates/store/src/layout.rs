@@ -18,6 +18,7 @@
 //!   memory/<layer>.mem       likewise; with a memory directory DIR they are in DIR/<id>/ instead
 //!   states/<state>/          manifest.json, devices, execs/, sealed.json once it is; a name that starts with '.' is unfinished or going
 //! cache/<key>                JSON that may be deleted at any time
+//! access.json                keys of the HTTP server, by hash, and the secret of its tokens
 //! index.sqlite[-journal]     what manifests of snapshots say, found faster; may be deleted at any time
 //! ```
 //!
@@ -54,6 +55,8 @@ pub(crate) const FORMAT: u32 = 3;
 pub(crate) const UPGRADED: u32 = 2;
 pub(crate) const FORMAT_MAGIC: &str = "sandtree-store";
 
+const ACCESS: &str = "access.json";
+const ACCESS_NEW: &str = "access.new";
 const INDEX: &str = "index.sqlite";
 const INDEX_JOURNAL: &str = "index.sqlite-journal";
 
@@ -122,7 +125,9 @@ impl Layout {
             "cache",
         ];
         // A file system of the store's own has a `lost+found`.
-        const OTHERS: [&str; 6] = [
+        const OTHERS: [&str; 8] = [
+            ACCESS,
+            ACCESS_NEW,
             "format",
             "format.new",
             "lock",
@@ -135,6 +140,10 @@ impl Layout {
 
     pub(crate) fn format(&self) -> PathBuf {
         self.root.join("format")
+    }
+
+    pub(crate) fn access(&self) -> PathBuf {
+        self.root.join(ACCESS)
     }
 
     pub(crate) fn lock(&self) -> PathBuf {

@@ -17,6 +17,7 @@
 //! After a failed sync of a layer, no later sync of it counts.
 
 pub mod artifact;
+mod access;
 mod blob;
 mod cache;
 mod choice;
@@ -71,12 +72,13 @@ pub use named::Named;
 pub use note::{Note, Notes};
 pub use progress::{Progress, Silent};
 pub use publish::{Published, Staged};
+pub use access::{AccessRecord, KeyLimits, KeyRecord};
 pub use sandbox::{
-    Batch, Collected, DamagedLayer, Ended, HeldState, ListedSandbox, NewOverlay, Origin, Owned,
+    Batch, Collected, DamagedLayer, Ended, Expiry, ExpiryAction, HeldState, ListedSandbox, NewOverlay, Origin, Owned,
     Phase, Pids, SandboxDir, SandboxRecord, SaveOnStop, SaveTarget, StagedState, StateRecord,
     States, UnreadableState,
 };
-pub use save::SaveSpec;
+pub use save::{SaveSpec, check_labels};
 pub use snapshot::{
     CaptureRecord, Consistency, Damaged, DiskFormat, ImageReference, ListedName, ListedSnapshot,
     MemoryKind, Pinned, RemovedImage, Settings, Snapshot, SnapshotDisk, SnapshotDiskFiles,

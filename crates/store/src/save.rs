@@ -52,6 +52,11 @@ pub struct SaveSpec {
     pub writer_runs: bool,
 }
 
+/// Refuses labels that a snapshot or a sandbox cannot have.
+pub fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), Error> {
+    rules::check_labels(labels).map_err(Error::Labels)
+}
+
 impl Store {
     /// Publishes a state of a sandbox as a snapshot.
     pub fn save(
@@ -63,7 +68,7 @@ impl Store {
         progress: &dyn Progress,
     ) -> Result<Pinned, Error> {
         self.check_target(target, Some(from.id()))?;
-        rules::check_labels(&spec.labels).map_err(Error::Labels)?;
+        check_labels(&spec.labels)?;
         let saving = Saving::new(self, from, from.state_source(state)?, spec, progress)?;
         let manifest = saving.manifest(from.record())?;
         progress::check(progress)?;

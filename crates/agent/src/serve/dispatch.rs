@@ -23,7 +23,7 @@ use crate::link::Event;
 use crate::output::Output;
 use crate::tree::LeftOut;
 use crate::tunnel::Connecting;
-use crate::{identity, metrics, tree};
+use crate::{attributes, identity, metrics, tree, watch};
 
 /// How long the parallel parts of the boot may take; the host waits 200 s.
 const SETTLES_WITHIN: Duration = Duration::from_secs(180);
@@ -230,7 +230,13 @@ impl Agent {
                 })
             }
             Open::Connect { port } => Ok(self.begin_tunnel(number, window, port)),
-            Open::Detached(_) | Open::Attach { .. } => Err(refusal(
+            Open::Watch {
+                path: at,
+                recursive,
+            } => self.begin_output(number, window, move |out| {
+                watch::watch(path(&at), recursive, out)
+            }),
+            Open::Detached(_) | Open::Attach { .. } | Open::Discard { .. } => Err(refusal(
                 Errno::NOSYS,
                 "only the host keeps detached commands",
             )),
@@ -538,6 +544,17 @@ impl Agent {
                     Ok(Reply::Done)
                 }
                 Request::LeaveTsc => identity::leave_tsc().map(|()| Reply::Done),
+                Request::SetOwner { path: of, uid, gid } => {
+                    attributes::set_owner(path(&of), uid, gid)
+                }
+                Request::Attributes { path: of, prefix } => {
+                    attributes::attributes(path(&of), &prefix)
+                }
+                Request::SetAttributes {
+                    path: of,
+                    prefix,
+                    attributes: wanted,
+                } => attributes::set_attributes(path(&of), &prefix, &wanted),
                 Request::Ping
                 | Request::Metrics
                 | Request::Shutdown { .. }

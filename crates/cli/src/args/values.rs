@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sandtree::{Error, MountAccess, MountSpec, PublishedPort};
+use sandtree::{Error, ExpiryAction, MountAccess, MountSpec, PublishedPort};
 
 /// The value cannot be the name or id of a sandbox. The library's error gives the reason.
 #[derive(Debug)]
@@ -92,6 +92,16 @@ pub fn mount(text: &str) -> Result<MountSpec, String> {
         guest,
         access,
     })
+}
+
+/// What happens to a sandbox that expires.
+pub fn expiry_action(text: &str) -> Result<ExpiryAction, String> {
+    match text {
+        "remove" => Ok(ExpiryAction::Remove),
+        "pause" => Ok(ExpiryAction::Pause),
+        "stop" => Ok(ExpiryAction::Stop),
+        _ => Err("use remove, pause or stop".into()),
+    }
 }
 
 #[cfg(test)]

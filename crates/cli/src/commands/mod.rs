@@ -8,12 +8,14 @@ mod cp;
 mod diff;
 mod doctor;
 mod exec;
+mod expire;
 mod fork;
 mod forward;
 mod gc;
 mod image;
 mod inspect;
 mod keeper;
+mod key;
 mod kill;
 mod log;
 mod logs;
@@ -28,6 +30,7 @@ mod revert;
 mod rm;
 mod run;
 mod save;
+mod serve;
 mod session;
 mod shell;
 mod snapshot;
@@ -103,6 +106,8 @@ pub enum Command {
     Kill(kill::KillArgs),
     /// Boot a stopped sandbox
     Start(start::StartArgs),
+    /// Set when a running sandbox expires
+    Expire(expire::ExpireArgs),
     /// Remove sandboxes
     Rm(rm::RmArgs),
     /// Save the state of memory, disk and processes inside the sandbox; the guest continues
@@ -137,6 +142,13 @@ pub enum Command {
     Pull(Box<pull::PullArgs>),
     /// Upload an image or a snapshot to a registry
     Push(push::PushArgs),
+    /// Serve E2B's and CubeSandbox's API over HTTP until Ctrl-C
+    Serve(serve::ServeArgs),
+    /// Manage the keys of the HTTP server
+    Key {
+        #[command(subcommand)]
+        what: key::KeyCommand,
+    },
     /// Show the disk usage of the store
     Df,
     /// Remove unused files from the store
@@ -159,6 +171,7 @@ pub async fn run(args: Args) -> Outcome {
         Command::Attach(args) => attach::run(global, args).await,
         Command::Shell(args) => shell::run(global, args).await,
         Command::Keeper => keeper::run().await,
+        Command::Serve(args) => serve::run(global, args).await,
 
         Command::Cp(args) => interruptible(cp::run(global, args)).await,
         Command::Logs(args) => interruptible(logs::run(global, args)).await,
@@ -174,6 +187,8 @@ pub async fn run(args: Args) -> Outcome {
         Command::Stop(args) => interruptible(stop::run(global, args)).await,
         Command::Kill(args) => interruptible(kill::run(global, args)).await,
         Command::Start(args) => interruptible(start::run(global, args)).await,
+        Command::Expire(args) => interruptible(expire::run(global, args)).await,
+        Command::Key { what } => interruptible(key::run(global, what)).await,
         Command::Rm(args) => interruptible(rm::run(global, args)).await,
         Command::Checkpoint(args) => interruptible(checkpoint::run(global, args)).await,
         Command::Revert(args) => interruptible(revert::run(global, args)).await,

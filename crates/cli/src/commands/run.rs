@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use sandtree::{
-    Arguments, Begun, Code, Committed, Error, ExecSpec, ForkSpec, Host, Lifetime, MemoryMode,
+    Arguments, Begun, Code, Committed, Error, ExecSpec, Expiry, ExpiryAction, ForkSpec, Host, Lifetime, MemoryMode,
     MountSpec, Prepared, PublishedPort, Report, Result, Sandbox, SandboxSpec, SaveOnStop, Unsaved,
     ca,
 };
@@ -14,7 +15,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::session::{self, How, OnSignal};
 use super::{Outcome, absolute_reference, interruptible, open, registry, save};
-use crate::args::{Global, Shape, mount, own_kernel, port, size};
+use crate::args::{Global, Shape, duration, expiry_action, mount, own_kernel, port, size};
 use crate::failure::Failure;
 use crate::{progress, show};
 
@@ -66,6 +67,12 @@ pub struct RunArgs {
     /// (repeatable)
     #[arg(long, value_name = "HOST:GUEST[:ro|:cow]", value_parser = mount)]
     pub mount: Vec<MountSpec>,
+    /// End the sandbox after it has run for this time, counted from each start and resume
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub expire_after: Option<Duration>,
+    /// With --expire-after: what happens then
+    #[arg(long, value_name = "remove|pause|stop", requires = "expire_after", default_value = "remove", value_parser = expiry_action)]
+    pub on_expiry: ExpiryAction,
     /// Boot instead of restoring the image's booted state or the snapshot's memory
     #[arg(long)]
     pub cold: bool,
@@ -396,6 +403,10 @@ fn spec(args: &RunArgs) -> Result<SandboxSpec> {
         publish: args.publish.clone(),
         mounts: args.mount.clone(),
         auto_remove: args.rm || !args.detach,
+        expiry: args.expire_after.map(|after| Expiry {
+            after_ms: after.as_millis().try_into().unwrap_or(u64::MAX),
+            action: args.on_expiry,
+        }),
         cold: args.cold,
         memory_dir: memory_dir.map_err(|e| Error::io("resolve", "the path of --memory-dir", e))?,
         memory_mode: args.memory_mode,

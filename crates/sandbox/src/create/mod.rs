@@ -17,6 +17,7 @@ mod warm;
 pub use origin::Prepared;
 pub use warm::WarmInfo;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,7 +73,7 @@ impl Created {
 
     /// Records that it exists. Dropped before this, nothing of it is left; afterwards it stays.
     pub fn record(&mut self) -> Result<()> {
-        let state = running_state(&self.running, None);
+        let state = running_state(&self.running, self.unfinished.dir().record(), None);
         let recorded = self.unfinished.owned_mut().set_state(&state);
         recorded.map_err(store_error("write a sandbox's state"))
     }
@@ -81,7 +82,7 @@ impl Created {
     /// to commit it.
     pub fn drive(self, host: &Host, existence: Existence) -> Local {
         host.drive(Driven {
-            state: running_state(&self.running, None),
+            state: running_state(&self.running, self.unfinished.dir().record(), None),
             owned: self.unfinished.finish(),
             running: Some(self.running),
             existence,
@@ -718,12 +719,18 @@ fn record(
         auto_checkpoint: settings.auto_checkpoint,
         save_on_stop: spec.save_on_stop.clone(),
         durable: spec.durable,
-        env: spec
-            .ca_bundle
-            .as_ref()
-            .map(|_| ca::env())
-            .unwrap_or_default(),
+        env: env(spec),
         nested: spec.nested,
         batch: None,
+        labels: spec.labels.clone(),
+        expiry: spec.expiry,
     })
+}
+
+/// The environment of every command: the user's variables override ours.
+fn env(spec: &SandboxSpec) -> BTreeMap<String, String> {
+    let trusted = spec.ca_bundle.as_ref().map(|_| ca::env());
+    let mut env = trusted.unwrap_or_default();
+    env.extend(spec.env.clone());
+    env
 }

@@ -333,7 +333,7 @@ impl Driver {
     /// any more, so a failure to record it, on a full disk, is only logged.
     pub(super) fn take_over(&mut self, running: Running) {
         self.head_before = None;
-        let state = running_state(&running, Some(&self.state));
+        let state = running_state(&running, self.record_of(), Some(&self.state));
         if let Err(error) = running::clear_execs(self.dir(), Some(&running.execs)) {
             tracing::warn!(%error, "the output of commands that are gone cannot be removed");
         }

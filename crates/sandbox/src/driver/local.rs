@@ -119,6 +119,18 @@ impl Job {
     }
 }
 
+impl Job {
+    /// The end of a sandbox whose time is over.
+    pub fn expiry() -> Self {
+        Self {
+            verb: Verb::Remove,
+            urgency: Urgency::Queued,
+            run: Box::new(|driver| Box::pin(driver.expire())),
+            fail: Box::new(|error| tracing::error!(%error, "a sandbox did not expire")),
+        }
+    }
+}
+
 async fn answer<A: Perform>(ask: A, asked: Instant, driver: &mut Driver) -> Result<A::Answer> {
     if let Some(answer) = ask.is_done(driver, asked) {
         return Ok(answer);

@@ -29,6 +29,7 @@
 
 mod arrival;
 mod carry;
+mod expiry;
 mod fold;
 mod local;
 mod perform;
@@ -213,6 +214,7 @@ enum Happening {
     Gate(Gate),
     Folded(Result<Folded>),
     Sealed(Result<(), Unsealed>),
+    Expired,
 }
 
 impl Driver {
@@ -238,6 +240,8 @@ impl Driver {
                 Some(asker) = next_asker(gate.as_mut()) => Happening::Gate(asker),
                 folded = fold_done(self.folding.as_mut()) => Happening::Folded(folded),
                 Some(sealed) = self.sealing.ended() => Happening::Sealed(sealed),
+                () = expiry::reached(self.state.expires_at_unix_ms), if self.running.is_some() =>
+                    Happening::Expired,
             };
             match happening {
                 Happening::Job(Some(job)) => {
@@ -262,6 +266,7 @@ impl Driver {
                     self.folded(folded).await;
                 }
                 Happening::Sealed(sealed) => sealed.unwrap_or_else(Unsealed::report),
+                Happening::Expired => self.carry_out(Job::expiry(), &mut queue.urgent).await,
             }
         }
     }
@@ -372,7 +377,7 @@ impl Driver {
         let owned = self.owned.as_mut().expect("the driver runs while it owns");
         match start::reboot(&self.host, owned, boot_timeout).await {
             Ok(running) => {
-                let state = running_state(&running, Some(&before));
+                let state = running_state(&running, self.record_of(), Some(&before));
                 self.running = Some(running);
                 self.wish_for_spare(Occasion::Started);
                 self.collect();

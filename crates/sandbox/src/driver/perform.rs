@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::machine::mounts;
 use crate::mounts::MountSpec;
 use crate::order::{
-    Applied, Ask, GiveBack, Kill, LentState, Pause, Remove, Resume, Start, Stop, TakeCheckpoint,
+    Applied, Ask, Expire, GiveBack, Kill, LentState, Pause, Remove, Resume, Start, Stop, TakeCheckpoint,
     Unmount, Wanted,
 };
 use crate::states::{Checkpoint, Forget, Forgotten, Goal, Paused, RestoreReport, Reverted};
@@ -114,6 +114,12 @@ impl Perform for Unmount {
 impl Perform for Applied {
     async fn perform(self, driver: &mut Driver) -> Result<()> {
         mounts::applied(driver.owned(), self)
+    }
+}
+
+impl Perform for Expire {
+    async fn perform(self, driver: &mut Driver) -> Result<()> {
+        driver.set_expiry(self.after_ms)
     }
 }
 

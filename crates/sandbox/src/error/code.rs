@@ -89,6 +89,7 @@ codes! {
         NoState = "no_state",
         NoStep = "no_step",
         NoMount = "no_mount",
+        NoKey = "no_key",
         NoImage = "no_image",
         NoSnapshot = "no_snapshot",
         NoImageOrSnapshot = "no_image_or_snapshot",

@@ -37,6 +37,7 @@ facts! { Error:
     Self::Invalid { what, value, rule } => code!(Invalid, what, value, rule),
     Self::NoSandbox { name } => code!(NoSandbox, sandbox: name),
     Self::NoExec { id } => code!(NoCommand, command: id),
+    Self::NoKey { id } => code!(NoKey, key: id),
     Self::Image(source) => source.facts(),
     Self::BuildStep { step, status, output } => code!(BuildStepFailed, step, status, output),
     Self::WrongState { name, phase, reason, verb } =>

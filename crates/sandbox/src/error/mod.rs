@@ -49,6 +49,8 @@ pub enum Error {
     NoSandbox { name: String },
     #[error("there is no detached command {id} in this sandbox")]
     NoExec { id: String },
+    #[error("there is no key {id}")]
+    NoKey { id: String },
     /// Of work on images.
     #[error(transparent)]
     Image(#[from] images::Error),

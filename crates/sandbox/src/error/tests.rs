@@ -125,6 +125,7 @@ fn own_errors() -> Vec<Error> {
         Error::invalid("sandbox name", "../x", "use a-z"),
         Error::NoSandbox { name: text() },
         Error::NoExec { id: text() },
+        Error::NoKey { id: text() },
         Error::BuildStep {
             step: text(),
             status: text(),

@@ -27,6 +27,8 @@ fn record() -> SandboxRecord {
         qemu_args: Vec::new(),
         nested: false,
         batch: None,
+        labels: BTreeMap::new(),
+        expiry: None,
         ports: Vec::new(),
         created_at_unix_ms: 1,
         auto_remove: false,

@@ -170,10 +170,16 @@ pub struct Output {
 pub struct Exec {
     id: ExecId,
     pid: u32,
-    command: String,
     pub stdin: Stdin,
     pub stdout: Option<link::Output>,
     pub stderr: Option<link::Output>,
+    handle: ExecHandle,
+}
+
+/// Waits for a started command, signals it and resizes its terminal, from any task.
+#[derive(Debug, Clone)]
+pub struct ExecHandle {
+    command: String,
     control: Control,
     /// When a guest that should have ended the command counts as not answering.
     deadline: Option<Deadline>,
@@ -235,6 +241,20 @@ impl Exec {
         }
     }
 
+    pub(super) async fn discard(link: &Link, id: &ExecId) -> Result<()> {
+        let failed = |source| Error::Guest {
+            operation: format!("discard command {id}"),
+            source,
+        };
+        let tag = id.0.clone();
+        let opened = link.open(Open::Discard { tag }, WINDOW);
+        let Channel { mut control, .. } = opened.map_err(failed)?;
+        match control.ended().await.map_err(failed)? {
+            Outcome::Done => Ok(()),
+            outcome => Err(failed(lost(outcome))),
+        }
+    }
+
     async fn open(
         link: &Link,
         open: Open,
@@ -265,12 +285,14 @@ impl Exec {
         Ok(Exec {
             id,
             pid,
-            command,
             stdin: Stdin { input },
             stdout: Some(out),
             stderr: Some(err),
-            control,
-            deadline,
+            handle: ExecHandle {
+                command,
+                control,
+                deadline,
+            },
         })
     }
 
@@ -283,6 +305,43 @@ impl Exec {
         self.pid
     }
 
+    pub fn handle(&self) -> &ExecHandle {
+        &self.handle
+    }
+
+    /// Waits for the command's end. Output that was not read yet can still be read.
+    pub async fn wait(&mut self) -> Result<ExitStatus> {
+        self.handle.wait().await
+    }
+
+    /// Sends a signal to the command's whole process group.
+    pub fn signal(&self, signal: i32) -> Result<()> {
+        self.handle.signal(signal)
+    }
+
+    pub fn resize(&self, size: TermSize) -> Result<()> {
+        self.handle.resize(size)
+    }
+
+    /// Reads all output of the command, at most `limit` bytes of each stream, and waits for its
+    /// end.
+    pub async fn output(mut self, limit: usize) -> Result<Output> {
+        let stdout = self.stdout.take();
+        let stderr = self.stderr.take();
+        let (out, err, status) = tokio::try_join!(
+            read_all(stdout, limit),
+            read_all(stderr, limit),
+            self.wait()
+        )?;
+        Ok(Output {
+            status,
+            stdout: out,
+            stderr: err,
+        })
+    }
+}
+
+impl ExecHandle {
     /// Waits for the command's end. Output that was not read yet can still be read.
     pub async fn wait(&mut self) -> Result<ExitStatus> {
         let failed = |source| Error::Guest {
@@ -314,23 +373,6 @@ impl Exec {
         self.control.resize(size).map_err(|source| Error::Guest {
             operation: operation(),
             source,
-        })
-    }
-
-    /// Reads all output of the command, at most `limit` bytes of each stream, and waits for its
-    /// end.
-    pub async fn output(mut self, limit: usize) -> Result<Output> {
-        let stdout = self.stdout.take();
-        let stderr = self.stderr.take();
-        let (out, err, status) = tokio::try_join!(
-            read_all(stdout, limit),
-            read_all(stderr, limit),
-            self.wait()
-        )?;
-        Ok(Output {
-            status,
-            stdout: out,
-            stderr: err,
         })
     }
 }

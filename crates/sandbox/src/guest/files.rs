@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use sandtree_proto::message::decode_entry;
+use sandtree_proto::message::decode_item;
 use sandtree_proto::{DirEntry, FileKind, Open, Outcome, Reply, Request, Stat};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
 use super::tree::{self, Owner, Skipped};
+use super::watch::Watch;
 use super::{REQUEST_DEADLINE, exec, unexpected};
 use crate::error::{Error, Result};
 use crate::link::{Channel, Control, Input, Link, LinkError, Output};
@@ -188,20 +189,77 @@ impl Files {
 
     /// The attributes of `path`; symbolic links are followed.
     pub async fn stat(&self, path: impl AsRef<Path>) -> Result<Stat> {
-        let operation = format!("look at {} in the guest", path.as_ref().display());
+        self.look_at(path.as_ref(), true).await
+    }
+
+    /// The attributes of `path` itself, also if it is a symbolic link.
+    pub async fn stat_link(&self, path: impl AsRef<Path>) -> Result<Stat> {
+        self.look_at(path.as_ref(), false).await
+    }
+
+    async fn look_at(&self, path: &Path, follow: bool) -> Result<Stat> {
+        let operation = format!("look at {} in the guest", path.display());
+        let path = raw(&path);
         match self
-            .request(
-                &operation,
-                Request::Stat {
-                    path: raw(&path),
-                    follow: true,
-                },
-            )
+            .request(&operation, Request::Stat { path, follow })
             .await?
         {
             Reply::Stat(stat) => Ok(stat),
             _ => Err(unexpected(&operation)),
         }
+    }
+
+    /// Sets the owner of a file, or of a symbolic link itself.
+    pub async fn set_owner(&self, path: impl AsRef<Path>, uid: u32, gid: u32) -> Result<()> {
+        let operation = format!("set the owner of {} in the guest", path.as_ref().display());
+        let path = raw(&path);
+        self.request(&operation, Request::SetOwner { path, uid, gid })
+            .await
+            .map(drop)
+    }
+
+    /// The extended attributes whose names begin with `prefix`, without it.
+    pub async fn attributes(
+        &self,
+        path: impl AsRef<Path>,
+        prefix: &str,
+    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let operation = format!(
+            "read the attributes of {} in the guest",
+            path.as_ref().display()
+        );
+        let request = Request::Attributes {
+            path: raw(&path),
+            prefix: prefix.into(),
+        };
+        match self.request(&operation, request).await? {
+            Reply::Attributes(attributes) => Ok(attributes),
+            _ => Err(unexpected(&operation)),
+        }
+    }
+
+    /// Replaces the extended attributes whose names begin with `prefix`.
+    pub async fn set_attributes(
+        &self,
+        path: impl AsRef<Path>,
+        prefix: &str,
+        attributes: Vec<(Vec<u8>, Vec<u8>)>,
+    ) -> Result<()> {
+        let operation = format!(
+            "set the attributes of {} in the guest",
+            path.as_ref().display()
+        );
+        let request = Request::SetAttributes {
+            path: raw(&path),
+            prefix: prefix.into(),
+            attributes,
+        };
+        self.request(&operation, request).await.map(drop)
+    }
+
+    /// Reports the changes below a directory, until the result is dropped.
+    pub async fn watch(&self, path: impl AsRef<Path>, recursive: bool) -> Result<Watch> {
+        Watch::start(&self.link, path.as_ref(), recursive).await
     }
 
     /// Creates a directory and its parents.
@@ -529,7 +587,7 @@ impl Listing {
             )));
         }
         self.begun.extend_from_slice(chunk);
-        while let Some(entry) = decode_entry(&mut self.begun).map_err(|_| Unlisted::Nonsense)? {
+        while let Some(entry) = decode_item(&mut self.begun).map_err(|_| Unlisted::Nonsense)? {
             if self.entries.len() == self.entries_max {
                 return Err(Unlisted::TooMany(format!(
                     "it must not have more than {} entries",
@@ -613,7 +671,7 @@ impl AsyncWrite for Limited {
 
 #[cfg(test)]
 mod tests {
-    use sandtree_proto::message::encode_entry;
+    use sandtree_proto::message::encode_item;
 
     use super::*;
 
@@ -627,7 +685,7 @@ mod tests {
             modified_ns: 0,
             target: vec![],
         };
-        encode_entry(&DirEntry {
+        encode_item(&DirEntry {
             name: name.into(),
             stat,
         })

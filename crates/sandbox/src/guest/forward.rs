@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use sandtree_proto::{Open, Outcome};
 use sandtree_store::PublishedPort;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -16,6 +15,8 @@ use crate::error::{Error, Result};
 use crate::link::{Channel, Control, Input, Link, LinkError, Output};
 
 const WINDOW: u32 = 256 * 1024;
+/// The bytes between a connection and its reader in this process.
+const STREAM_BUFFER: usize = 64 * 1024;
 /// Connections of one forward at a time; further ones wait in the listener's queue.
 const CONNECTIONS_MAX: usize = 512;
 /// How long the guest may take to read the last bytes of a connection that both sides have ended.
@@ -42,6 +43,18 @@ impl Tunnel {
         }
     }
 
+    /// The connection as a stream. Dropping it closes the connection.
+    pub fn into_stream(self) -> DuplexStream {
+        let (ours, mut theirs) = tokio::io::duplex(STREAM_BUFFER);
+        tokio::spawn(async move {
+            // A connection that breaks shows its reader the end of the stream.
+            if let Err(error) = carry_both_ways(self.channel, &mut theirs).await {
+                tracing::debug!(%error, "a connection into a guest ended");
+            }
+        });
+        ours
+    }
+
     /// Moves bytes in both directions until both ends are done. If either end fails, or the future
     /// is dropped, both ends are reset, so that neither sees an orderly end.
     pub async fn splice(self, mut stream: TcpStream) -> Result<()> {
@@ -59,14 +72,17 @@ impl Tunnel {
 
 /// The channel must not be closed before the guest has read everything; otherwise the guest's end
 /// would be reset with unread bytes.
-async fn carry_both_ways(channel: Channel, stream: &mut TcpStream) -> Result<(), LinkError> {
+async fn carry_both_ways<S>(channel: Channel, stream: &mut S) -> Result<(), LinkError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
     let Channel {
         out,
         input,
         mut control,
         ..
     } = channel;
-    let (reader, writer) = stream.split();
+    let (reader, writer) = tokio::io::split(stream);
     tokio::try_join!(
         to_guest(reader, input),
         from_guest(out, control.clone(), writer)
@@ -78,7 +94,10 @@ async fn carry_both_ways(channel: Channel, stream: &mut TcpStream) -> Result<(),
     }
 }
 
-async fn to_guest(mut reader: ReadHalf<'_>, mut input: Input) -> Result<(), LinkError> {
+async fn to_guest(
+    mut reader: impl AsyncRead + Unpin,
+    mut input: Input,
+) -> Result<(), LinkError> {
     let mut buffer = vec![0; 64 * 1024];
     loop {
         match reader.read(&mut buffer).await {
@@ -92,7 +111,7 @@ async fn to_guest(mut reader: ReadHalf<'_>, mut input: Input) -> Result<(), Link
 async fn from_guest(
     mut out: Output,
     control: Control,
-    mut writer: WriteHalf<'_>,
+    mut writer: impl AsyncWrite + Unpin,
 ) -> Result<(), LinkError> {
     while let Some(chunk) = out.next().await? {
         writer

@@ -8,13 +8,15 @@ mod exec;
 mod files;
 mod forward;
 mod tree;
+mod watch;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use defaults::{Defaults, has_entrypoint, main_command};
-pub use exec::{Exec, ExecId, ExecSpec, ExitStatus, Lifetime, Output, Stdin};
+pub use exec::{Exec, ExecHandle, ExecId, ExecSpec, ExitStatus, Lifetime, Output, Stdin};
 pub use files::{FileOwner, Files, Transfer};
+pub use watch::Watch;
 pub use forward::{Forward, Tunnel};
 use sandtree_proto::{
     Boot, HookFailure, Identity, Metrics, MountEnd, MountStart, Rebirth, Reply, Request,
@@ -62,6 +64,11 @@ impl Guest {
         Exec::attach(&self.link, id).await
     }
 
+    /// Removes a detached command that has ended, with its output.
+    pub async fn discard(&self, id: &ExecId) -> Result<()> {
+        Exec::discard(&self.link, id).await
+    }
+
     pub fn files(&self) -> Files {
         Files::new(self.link.clone())
     }
@@ -78,8 +85,8 @@ impl Guest {
         Forward::start(self.clone(), listener.into(), port)
     }
 
-    /// Waits until the connection is lost, which happens when the sandbox ends.
-    async fn down(&self) -> LinkError {
+    /// Waits until the connection is lost, which happens when the sandbox ends or is reverted.
+    pub async fn down(&self) -> LinkError {
         self.link.down().await
     }
 

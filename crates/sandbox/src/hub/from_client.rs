@@ -93,6 +93,10 @@ impl Switch {
         match open {
             Open::Attach { tag } => self.attach(client, channel, window, tag),
             Open::Detached(exec) => self.detach(client, channel, window, exec),
+            Open::Discard { tag } => self.discard(client, channel, &tag),
+            open if open.version() > self.agent_version.max(1) => {
+                self.refuse(client, channel, too_old());
+            }
             open => {
                 let owner = Owner::Client { client, channel };
                 match self.open_agent(owner, window, open) {
@@ -194,6 +198,29 @@ impl Switch {
         self.target(client, channel, Target::Attached { tag, input });
     }
 
+    /// Removes a command that has ended, with its output.
+    fn discard(&mut self, client: ClientId, channel: u32, tag: &str) {
+        let has_ended = self.spools.get(tag).map(|spool| spool.has_ended());
+        let message = match has_ended {
+            Some(true) => None,
+            Some(false) => Some(format!("command {tag} still runs")),
+            None => Some(format!("no command {tag} was detached in this sandbox")),
+        };
+        if let Some(message) = message {
+            return self.refuse(client, channel, HubFailure::NoCommand.failure(message));
+        }
+        if let Some(spool) = self.spools.remove(tag) {
+            // Removing files may wait for the disk, and nothing waits for it.
+            tokio::task::spawn_blocking(move || {
+                if let Err(error) = std::fs::remove_dir_all(&spool.dir) {
+                    tracing::debug!(%error, "a command had no output");
+                }
+            });
+        }
+        let outcome = Outcome::Done;
+        self.tell(client, &AgentMessage::Ended { channel, outcome });
+    }
+
     pub(super) fn target(&mut self, client: ClientId, channel: u32, target: Target) {
         if let Some(client) = self.clients.get_mut(&client) {
             client.channels.insert(channel, target);
@@ -222,9 +249,7 @@ impl Switch {
             return Err(closed.failure());
         }
         if request.version() > self.agent_version.max(1) {
-            // The state was captured with an earlier agent.
-            let message = "the agent in the guest is too old for this request";
-            return Err(HubFailure::AgentTooOld.failure(message));
+            return Err(too_old());
         }
         let id = self.next_request;
         let changes = changes_the_guest(&request);
@@ -436,6 +461,11 @@ impl Switch {
     }
 }
 
+/// The state was captured with an earlier agent.
+fn too_old() -> Failure {
+    HubFailure::AgentTooOld.failure("the agent in the guest is too old for this request")
+}
+
 fn queue_full() -> Failure {
     HubFailure::QueueFull.failure("too many requests wait for the guest")
 }
@@ -456,9 +486,12 @@ fn changes_the_guest(request: &Request) -> bool {
         | Request::Unmount(_)
         | Request::Rename { .. }
         | Request::Remove { .. }
+        | Request::SetOwner { .. }
+        | Request::SetAttributes { .. }
         | Request::Shutdown { .. } => true,
         Request::Ping
         | Request::Stat { .. }
+        | Request::Attributes { .. }
         | Request::Metrics
         | Request::Sync
         | Request::Settle => false,

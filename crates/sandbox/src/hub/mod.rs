@@ -48,7 +48,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 pub use self::record::ExecRecord;
 use self::switch::{Input, KeptOutput, Recorded, Switch, Updates};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::link::{Link, LinkError};
 use crate::mounts::MountPort;
 
@@ -293,10 +293,18 @@ impl Hub {
             .map_err(|_| ended())?;
         let mut records = Vec::new();
         for Recorded { record, kept } in rx.await.map_err(|_| ended())? {
-            records.push(match kept {
-                Some(kept) => keep(record, kept, &into).await?,
-                None => record,
-            });
+            let ended = kept.as_ref().is_some_and(KeptOutput::has_ended);
+            let record = match kept {
+                Some(kept) => keep(record, kept, &into).await,
+                None => Ok(record),
+            };
+            match record {
+                // It was discarded meanwhile.
+                Err(error) if ended && error.kind() == ErrorKind::NotFound => {
+                    tracing::debug!(%error, "a discarded command is not recorded");
+                }
+                record => records.push(record?),
+            }
         }
         Ok(records)
     }

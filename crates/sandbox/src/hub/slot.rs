@@ -41,6 +41,8 @@ impl Kind {
             Open::ReadFile { .. }
             | Open::ListDir { .. }
             | Open::TarOut { .. }
+            | Open::Watch { .. }
+            | Open::Discard { .. }
             | Open::Attach { .. } => Self::Read,
             Open::WriteFile { .. } | Open::TarIn { .. } => Self::Write,
             Open::Connect { .. } => Self::Connect,

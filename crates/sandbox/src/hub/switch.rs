@@ -95,6 +95,12 @@ pub(crate) struct KeptOutput {
     pub(super) progress: watch::Receiver<Progress>,
 }
 
+impl KeptOutput {
+    pub(super) fn has_ended(&self) -> bool {
+        self.progress.borrow().outcome.is_some()
+    }
+}
+
 pub(super) struct Switch {
     pub(super) agent: AgentSide,
     /// The protocol version agreed with the agent; 0 before that.

@@ -229,6 +229,7 @@ async fn obey(sandbox: &Local, order: Order) -> Result<Value> {
         Order::Mount(ask) => value(sandbox.ask(ask).await),
         Order::Unmount(ask) => value(sandbox.ask(ask).await),
         Order::Applied(ask) => value(sandbox.ask(ask).await),
+        Order::Expire(ask) => value(sandbox.ask(ask).await),
     }
 }
 

@@ -3,6 +3,7 @@
 //! Always: the state has no identity. The number of warm states in a store is limited, for each of
 //! the two kinds: a kernel state is not removed because of images, which are booted from it.
 
+use std::collections::BTreeMap;
 use sandtree_engine as engine;
 use sandtree_store::{
     Digest, Owned, SandboxId, SandboxRecord, StateKind, StateSource, WarmOf, WarmRecord,
@@ -42,6 +43,8 @@ pub(crate) fn temporary(like: &SandboxRecord, disk_bytes: u64) -> Result<Sandbox
         snapshot: None,
         save_on_stop: None,
         batch: None,
+        labels: BTreeMap::new(),
+        expiry: None,
         ..like
     })
 }

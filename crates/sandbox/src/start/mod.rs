@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sandtree_proto::Identity;
-use sandtree_store::{Init, Owned, Phase, SandboxDir, StateRecord};
+use sandtree_store::{Init, Owned, Phase, SandboxDir, SandboxRecord, StateRecord};
 
 use crate::degradation::Degradation;
 use crate::error::{Error, Result, store_error};
@@ -170,7 +170,13 @@ pub(crate) fn check_resources(host: &Inner, memory_bytes: u64) -> Result<()> {
 }
 
 /// The state of a sandbox whose machine runs from now on; `before` is its earlier state, if any.
-pub(crate) fn running_state(running: &Running, before: Option<&StateRecord>) -> StateRecord {
+pub(crate) fn running_state(
+    running: &Running,
+    record: &SandboxRecord,
+    before: Option<&StateRecord>,
+) -> StateRecord {
+    let now = now_unix_ms();
+    let fresh = record.expiry.map(|expiry| now.saturating_add(expiry.after_ms));
     StateRecord {
         boot_id: Some(boot_id()),
         pids: sandtree_store::Pids {
@@ -181,7 +187,12 @@ pub(crate) fn running_state(running: &Running, before: Option<&StateRecord>) -> 
         qemu_version: Some(running.record.qemu_version.clone()),
         degraded: Degradation::notes(&running.degraded),
         saved: before.and_then(|before| before.saved.clone()),
-        ..StateRecord::new(Phase::Running, now_unix_ms())
+        expires_at_unix_ms: match before {
+            // A sandbox that goes to another state of its own has not started anew.
+            Some(before) if before.phase == Phase::Running => before.expires_at_unix_ms,
+            _ => fresh,
+        },
+        ..StateRecord::new(Phase::Running, now)
     }
 }
 

@@ -61,6 +61,31 @@ pub struct SandboxRecord {
     /// The batch it was created in: while it is `creating`, it exists if the batch is committed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchId>,
+    /// The user's notes, by key.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// What happens after it has run for some time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expiry: Option<Expiry>,
+}
+
+/// The end of a sandbox that nobody ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Expiry {
+    /// Counts anew from each start and resume.
+    pub after_ms: u64,
+    pub action: ExpiryAction,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExpiryAction {
+    #[default]
+    Remove,
+    /// Memory and processes are kept.
+    Pause,
+    /// The disk is kept.
+    Stop,
 }
 
 /// A save that is due when a sandbox stops, whatever way it does.
@@ -196,6 +221,9 @@ pub struct StateRecord {
     /// Why it was not, though it was to be.
     #[serde(default)]
     pub save_failed: Option<String>,
+    /// When it expires, while it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at_unix_ms: Option<u64>,
 }
 
 impl StateRecord {
@@ -221,6 +249,7 @@ impl StateRecord {
             paused_in: None,
             saved: None,
             save_failed: None,
+            expires_at_unix_ms: None,
         }
     }
 

@@ -49,6 +49,8 @@ fn record(name: &str) -> SandboxRecord {
         env: Default::default(),
         nested: false,
         batch: None,
+        labels: BTreeMap::new(),
+        expiry: None,
     }
 }
 

@@ -1,0 +1,83 @@
+//! `sandtree key`: manages the keys of the HTTP server.
+
+use std::process::ExitCode;
+
+use sandtree::KeyLimits;
+use serde_json::json;
+
+use super::{Outcome, open};
+use crate::args::{Global, size};
+use crate::show;
+
+#[derive(Debug, clap::Subcommand)]
+pub enum KeyCommand {
+    /// Create a key and print it; it is not shown again
+    Create(CreateArgs),
+    /// List keys
+    Ls,
+    /// Remove keys; they are refused from then on
+    Rm(RmArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub struct CreateArgs {
+    /// Name for people
+    #[arg(long, default_value = "")]
+    pub name: String,
+    /// Most sandboxes that run at a time
+    #[arg(long, value_name = "N")]
+    pub max_sandboxes: Option<u32>,
+    /// Most memory of all running sandboxes together
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub max_memory: Option<u64>,
+    /// Most sandboxes that are created in a minute
+    #[arg(long, value_name = "N")]
+    pub max_creates_per_minute: Option<u32>,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct RmArgs {
+    /// Ids of keys
+    #[arg(required = true)]
+    pub keys: Vec<String>,
+}
+
+pub async fn run(global: &Global, what: KeyCommand) -> Outcome {
+    let host = open(global).await?;
+    match what {
+        KeyCommand::Create(args) => {
+            let limits = KeyLimits {
+                sandboxes: args.max_sandboxes,
+                memory_bytes: args.max_memory,
+                creates_per_minute: args.max_creates_per_minute,
+            };
+            let new = host.create_key(&args.name, limits)?;
+            if global.json {
+                show::json(&new);
+            } else {
+                show::line(&new.key);
+            }
+        }
+        KeyCommand::Ls => {
+            let keys = host.keys()?;
+            if global.json {
+                show::json(&keys);
+                return Ok(ExitCode::SUCCESS);
+            }
+            let row = |key: &sandtree::KeyInfo| {
+                vec![key.id.clone(), key.name.clone(), key.created_at.clone()]
+            };
+            let rows: Vec<_> = keys.iter().map(row).collect();
+            show::table(&["ID", "NAME", "CREATED"], &rows);
+        }
+        KeyCommand::Rm(args) => {
+            for key in &args.keys {
+                host.remove_key(key)?;
+                if global.json {
+                    show::json(&json!({ "removed": key }));
+                }
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,170 @@
+//! Snapshots on the control plane, and CubeSandbox's rollback.
+
+use axum::extract::{Path, Query, State};
+use axum::response::{IntoResponse, Response};
+use hyper::StatusCode;
+use sandtree::{Forget, Progress, Replace, SandboxInfo, SaveSpec, SnapshotInfo};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::Body;
+use super::query::PageQuery;
+use crate::error::{Fault, Result};
+use crate::gateway::Gateway;
+use crate::template;
+
+/// The label with the sandbox that a snapshot was taken of.
+const OF: &str = "e2b/sandbox";
+/// The beginning of the names that the server chooses; CubeSandbox knows snapshots by it.
+const PREFIX: &str = "snap-";
+
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct NewSnapshot {
+    name: Option<String>,
+    memory: Option<bool>,
+}
+
+#[derive(Debug, Serialize)]
+struct Shown {
+    #[serde(rename = "snapshotID")]
+    snapshot: String,
+    names: Vec<String>,
+}
+
+impl Shown {
+    fn of(info: &SnapshotInfo) -> Option<Self> {
+        Some(Self {
+            snapshot: info.names.first()?.clone(),
+            names: info.names.clone(),
+        })
+    }
+}
+
+/// Takes a snapshot of a sandbox, which continues.
+pub(super) async fn create(
+    State(gateway): State<Gateway>,
+    Path(id): Path<String>,
+    Body(asked): Body<NewSnapshot>,
+) -> Result<Response> {
+    let (sandbox, info) = gateway.sandbox(&id)?;
+    let name = match &asked.name {
+        Some(name) => template::stored_name(gateway.config(), name),
+        None => unused_name(),
+    };
+    let with_memory = asked.memory.unwrap_or(true) && info.is_running();
+    let mut spec = SaveSpec {
+        replace: Replace::Yes,
+        labels: labels(&info),
+        ..SaveSpec::new(&name)?
+    };
+    if with_memory {
+        // The checkpoint stays in the sandbox, for a rollback. Both share their layers.
+        sandbox.checkpoint(Some(&name), Replace::Yes).await?;
+        spec.from = Some(name.clone());
+    }
+    sandbox.save(spec, Progress::silent()).await?;
+    let shown = Shown {
+        snapshot: name.clone(),
+        names: vec![name],
+    };
+    Ok((StatusCode::CREATED, axum::Json(shown)).into_response())
+}
+
+/// What sandboxes from a snapshot inherit.
+fn labels(info: &SandboxInfo) -> std::collections::BTreeMap<String, String> {
+    let mut labels = info.labels.clone();
+    labels.insert(OF.to_owned(), info.id.clone());
+    labels
+}
+
+fn unused_name() -> String {
+    let mut bytes = [0; 12];
+    getrandom::fill(&mut bytes).expect("the kernel gives random bytes");
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{PREFIX}{digits}")
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ListQuery {
+    #[serde(rename = "sandboxID")]
+    sandbox: Option<String>,
+    name: Option<String>,
+    limit: Option<usize>,
+    next_token: Option<String>,
+}
+
+/// A page of the snapshots, newest first.
+pub(super) async fn list(
+    State(gateway): State<Gateway>,
+    Query(query): Query<ListQuery>,
+) -> Result<Response> {
+    let ListQuery {
+        sandbox,
+        name,
+        limit,
+        next_token,
+    } = query;
+    let name = name.map(|name| template::stored_name(gateway.config(), &name));
+    let mut all = gateway.host().snapshots().await?.snapshots;
+    all.reverse();
+    let wanted = |info: &&SnapshotInfo| {
+        let is_of = sandbox.as_ref().is_none_or(|id| info.labels.get(OF) == Some(id));
+        is_of && name.as_ref().is_none_or(|name| info.names.contains(name))
+    };
+    let found: Vec<Shown> = all.iter().filter(wanted).filter_map(Shown::of).collect();
+    PageQuery { limit, next_token }.page(found)
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct RollbackBody {
+    #[serde(rename = "snapshotID")]
+    snapshot: Option<String>,
+}
+
+/// Returns a sandbox to one of its snapshots: to the checkpoint that was taken with it.
+pub(super) async fn rollback(
+    State(gateway): State<Gateway>,
+    Path(id): Path<String>,
+    Body(asked): Body<RollbackBody>,
+) -> Result<Response> {
+    let (sandbox, _) = gateway.sandbox(&id)?;
+    let Some(snapshot) = asked.snapshot else {
+        return Err(Fault::bad_request("snapshotID is missing"));
+    };
+    let name = template::stored_name(gateway.config(), &snapshot);
+    let (states, _) = sandbox.states()?;
+    let is_kept = states.iter().any(|state| state.tag.as_deref() == Some(&name));
+    if !is_kept {
+        let message =
+            format!("template \"{snapshot}\" not found among the checkpoints of sandbox \"{id}\"");
+        return Err(Fault::not_found(message));
+    }
+    sandbox.revert(&name).await?;
+    let body = json!({
+        "sandboxID": id,
+        "snapshotID": snapshot,
+        "operationID": unused_name(),
+        "status": "READY",
+    });
+    Ok(axum::Json(body).into_response())
+}
+
+/// Removes the checkpoint that was taken with a snapshot, if its sandbox still has it.
+pub(super) async fn forget_checkpoint(gateway: &Gateway, name: &str) -> Result<()> {
+    let Ok(details) = gateway.host().inspect_snapshot(name).await else {
+        return Ok(());
+    };
+    let Some(id) = details.manifest.labels.get(OF) else {
+        return Ok(());
+    };
+    let Ok((sandbox, _)) = gateway.sandbox(id) else {
+        return Ok(());
+    };
+    let (states, _) = sandbox.states()?;
+    if states.iter().any(|state| state.tag.as_deref() == Some(name)) {
+        let which = Forget::These(vec![name.to_owned()]);
+        sandbox.forget(which).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,372 @@
+//! Contents of a guest's files, up and down.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use async_compression::tokio::bufread::GzipDecoder;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::response::{IntoResponse, Response};
+use futures_util::TryStreamExt;
+use hyper::header::{
+    ACCEPT_RANGES, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RANGE,
+};
+use hyper::{HeaderMap, Method, StatusCode, Uri};
+use percent_encoding::percent_decode_str;
+use sandtree::{ErrorKind, FileKind, FileOwner, Files};
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncReadExt, BufReader};
+use tokio_util::io::{ReaderStream, StreamReader};
+
+use super::Call;
+use super::filesystem::{METADATA, make_dirs, metadata, missing};
+use super::user::{User, Users};
+use crate::auth::{self, Signed};
+use crate::error::{Fault, Result};
+
+/// The bytes of a file between guest and client.
+const BUFFER: usize = 256 * 1024;
+const PARTS_MAX: usize = 10_000;
+const LINKS_MAX: usize = 16;
+/// The headers with a file's metadata.
+const METADATA_HEADER: &str = "x-metadata-";
+const METADATA_MAX: usize = 32 * 1024;
+
+/// The query of an address of a file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Query {
+    pub path: Option<String>,
+    pub username: Option<String>,
+    pub signature: Option<String>,
+    pub signature_expiration: Option<String>,
+}
+
+impl Query {
+    pub fn of(uri: &Uri) -> Result<Self> {
+        let mut query = Self::default();
+        for pair in uri.query().unwrap_or_default().split('&') {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let field = match name {
+                "path" => &mut query.path,
+                "username" => &mut query.username,
+                "signature" => &mut query.signature,
+                "signature_expiration" => &mut query.signature_expiration,
+                _ => continue,
+            };
+            let value = value.replace('+', " ");
+            let value = percent_decode_str(&value)
+                .decode_utf8()
+                .map_err(|_| Fault::bad_request("the query is not UTF-8"))?;
+            *field = Some(value.into_owned());
+        }
+        Ok(query)
+    }
+}
+
+/// What a signature for a request must allow.
+pub fn operation(method: &Method) -> &'static str {
+    match *method {
+        Method::GET | Method::HEAD => "read",
+        _ => "write",
+    }
+}
+
+/// Refuses a request without a valid signature.
+pub fn check_signature(request: &Request, token: &str) -> Result<()> {
+    let query = Query::of(request.uri())?;
+    let Some(signature) = &query.signature else {
+        return Err(Fault::unauthorized("missing signature query parameter"));
+    };
+    let signed = Signed {
+        path: query.path.as_deref().unwrap_or_default(),
+        operation: operation(request.method()),
+        user: query.username.as_deref().unwrap_or_default(),
+        expiration: query.signature_expiration.as_deref(),
+    };
+    // A `+` may stand for itself in base64.
+    let unescaped = signature.replace(' ', "+");
+    if !signed.matches(token, &unescaped) {
+        return Err(Fault::unauthorized("invalid signature"));
+    }
+    let Some(expiration) = &query.signature_expiration else {
+        return Ok(());
+    };
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let now = now.unwrap_or_default().as_secs();
+    match expiration.parse::<u64>() {
+        Ok(at) if now <= at => Ok(()),
+        Ok(_) => Err(Fault::unauthorized("signature is already expired")),
+        Err(_) => Err(Fault::unauthorized("invalid signature expiration")),
+    }
+}
+
+/// The user of a request for a file: the query's, or that of the head.
+async fn asker(call: &Call, query: &Query) -> Result<(Files, User)> {
+    let users = Users::of(&call.connection).await?;
+    let name = query.username.as_deref().or(call.user.as_deref());
+    let user = users.find(name.filter(|name| !name.is_empty()))?;
+    Ok((call.connection.guest.files(), user))
+}
+
+pub async fn download(call: Call, request: Request) -> Result<Response> {
+    let query = Query::of(request.uri())?;
+    let (files, user) = asker(&call, &query).await?;
+    let path = user.path(query.path.as_deref().unwrap_or_default())?;
+    let stat = files
+        .stat(&path)
+        .await
+        .map_err(|error| missing(error, &path))?;
+    if stat.kind != FileKind::File {
+        let message = format!("path '{}' is not a regular file", path.display());
+        return Err(Fault::bad_request(message));
+    }
+    let range = range(request.headers(), stat.size)?;
+    let (mut reader, mut writer) = tokio::io::duplex(BUFFER);
+    let reading = path.clone();
+    tokio::spawn(async move {
+        // A client that is gone, or a file that shrinks, ends the body early, which the client sees.
+        if let Err(error) = files.read(&reading, &mut writer).await {
+            tracing::debug!(%error, "a download ended early");
+        }
+    });
+    if let Some(range) = &range {
+        let skipped = (&mut reader).take(range.start);
+        let mut skipped = skipped;
+        tokio::io::copy(&mut skipped, &mut tokio::io::sink())
+            .await
+            .map_err(|error| Fault::internal(error.to_string()))?;
+    }
+    let length = range.as_ref().map_or(stat.size, |range| range.end - range.start);
+    let body = Body::from_stream(ReaderStream::with_capacity(reader.take(length), BUFFER));
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_LENGTH, length.into());
+    let kind = hyper::header::HeaderValue::from_static("application/octet-stream");
+    headers.insert(CONTENT_TYPE, kind);
+    headers.insert(ACCEPT_RANGES, hyper::header::HeaderValue::from_static("bytes"));
+    if let Some(range) = range {
+        let text = format!("bytes {}-{}/{}", range.start, range.end - 1, stat.size);
+        headers.insert(CONTENT_RANGE, text.parse().expect("numbers are plain"));
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+    }
+    Ok(response)
+}
+
+/// The one range that a client asks for. Others are ignored, as the standard allows.
+fn range(headers: &HeaderMap, size: u64) -> Result<Option<std::ops::Range<u64>>> {
+    let Some(text) = auth::header(headers, RANGE.as_str()) else {
+        return Ok(None);
+    };
+    let Some((first, last)) = text.strip_prefix("bytes=").and_then(|text| text.split_once('-'))
+    else {
+        return Ok(None);
+    };
+    let range = match (first.parse::<u64>(), last.parse::<u64>()) {
+        (Ok(first), Ok(last)) if first <= last => first..size.min(last.saturating_add(1)),
+        (Ok(first), Err(_)) if last.is_empty() => first..size,
+        (Err(_), Ok(count)) if first.is_empty() => size.saturating_sub(count)..size,
+        _ => return Ok(None),
+    };
+    if range.start >= range.end {
+        let message = format!("the file has {size} bytes");
+        return Err(Fault::new(StatusCode::RANGE_NOT_SATISFIABLE, message));
+    }
+    Ok(Some(range))
+}
+
+pub async fn upload(call: Call, request: Request) -> Result<Response> {
+    let query = Query::of(request.uri())?;
+    let (files, user) = asker(&call, &query).await?;
+    let upload = Upload {
+        files,
+        user,
+        attributes: attributes(request.headers())?,
+    };
+    let kind = auth::header(request.headers(), CONTENT_TYPE.as_str()).unwrap_or_default();
+    let written = if kind.starts_with("multipart/form-data") {
+        upload.parts(&query, kind.to_owned(), request).await?
+    } else if kind.starts_with("application/octet-stream") {
+        vec![upload.whole(&query, request).await?]
+    } else {
+        let message = format!("unsupported content type {kind:?}: use multipart/form-data or application/octet-stream");
+        return Err(Fault::bad_request(message));
+    };
+    Ok(axum::Json(written).into_response())
+}
+
+/// The metadata in the headers of an upload.
+fn attributes(headers: &HeaderMap) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let mut found = Vec::new();
+    let mut bytes = 0;
+    for (name, value) in headers {
+        let Some(key) = name.as_str().strip_prefix(METADATA_HEADER) else {
+            continue;
+        };
+        bytes += key.len() + value.len();
+        found.push((key.as_bytes().to_vec(), value.as_bytes().to_vec()));
+    }
+    if bytes > METADATA_MAX {
+        return Err(Fault::bad_request("metadata is too large: at most 32 KiB"));
+    }
+    Ok(found)
+}
+
+struct Upload {
+    files: Files,
+    user: User,
+    attributes: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Upload {
+    async fn whole(&self, query: &Query, request: Request) -> Result<Value> {
+        let Some(path) = query.path.as_deref().filter(|path| !path.is_empty()) else {
+            return Err(Fault::bad_request("path is missing"));
+        };
+        let path = self.user.path(path)?;
+        let encoding = auth::header(request.headers(), CONTENT_ENCODING.as_str());
+        let encoding = encoding.map(str::to_owned);
+        let stream = request.into_body().into_data_stream();
+        let mut reader = StreamReader::new(stream.map_err(std::io::Error::other));
+        match encoding.as_deref() {
+            None | Some("identity") => self.write(&path, &mut reader).await,
+            Some("gzip") => {
+                let mut plain = GzipDecoder::new(BufReader::new(reader));
+                self.write(&path, &mut plain).await
+            }
+            Some(other) => Err(Fault::bad_request(format!("unsupported content encoding {other:?}"))),
+        }
+    }
+
+    async fn parts(&self, query: &Query, kind: String, request: Request) -> Result<Vec<Value>> {
+        let malformed = |error: multer::Error| Fault::bad_request(format!("invalid form: {error}"));
+        let boundary = multer::parse_boundary(kind).map_err(malformed)?;
+        let stream = request.into_body().into_data_stream();
+        let mut form = multer::Multipart::new(stream, boundary);
+        let mut written = Vec::new();
+        let mut seen = Vec::new();
+        while let Some(field) = form.next_field().await.map_err(malformed)? {
+            if field.name() != Some("file") {
+                continue;
+            }
+            if seen.len() >= PARTS_MAX {
+                return Err(Fault::bad_request("too many files in one request"));
+            }
+            let own = field.file_name().map(|name| name.replace("%22", "\""));
+            let named = query.path.clone().filter(|path| !path.is_empty()).or(own);
+            let Some(named) = named else {
+                return Err(Fault::bad_request("a file has neither a path nor a name"));
+            };
+            let path = self.user.path(&named)?;
+            if seen.contains(&path) {
+                let message = format!("path '{named}' is in the request twice");
+                return Err(Fault::bad_request(message));
+            }
+            let mut reader = StreamReader::new(field.map_err(std::io::Error::other));
+            written.push(self.write(&path, &mut reader).await?);
+            seen.push(path);
+        }
+        Ok(written)
+    }
+
+    async fn write(&self, path: &Path, source: &mut (impl AsyncRead + Unpin)) -> Result<Value> {
+        let path = &end_of_links(&self.files, path).await?;
+        let before = self.files.stat(path).await;
+        let owner = match before {
+            Ok(stat) if stat.kind == FileKind::Dir => {
+                let message = format!("path '{}' is a directory", path.display());
+                return Err(Fault::bad_request(message));
+            }
+            Ok(stat) => FileOwner {
+                mode: stat.mode,
+                uid: self.user.uid,
+                gid: self.user.gid,
+            },
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                if let Some(parent) = path.parent() {
+                    make_dirs(&self.files, &self.user, parent).await?;
+                }
+                FileOwner {
+                    mode: 0o644,
+                    uid: self.user.uid,
+                    gid: self.user.gid,
+                }
+            }
+            Err(error) => return Err(error.into()),
+        };
+        self.files.write(path, source, owner).await.map_err(broken)?;
+        if !self.attributes.is_empty() {
+            let attributes = self.attributes.clone();
+            self.files.set_attributes(path, METADATA, attributes).await?;
+        }
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let mut shown = json!({ "path": path.to_string_lossy(), "name": name, "type": "file" });
+        if !self.attributes.is_empty() {
+            let metadata = metadata(&self.files, path).await;
+            shown["metadata"] = Value::Object(metadata);
+        }
+        Ok(shown)
+    }
+}
+
+/// A body that breaks off, or is not what it claims to be, is the client's mistake.
+fn broken(error: sandtree::Error) -> Fault {
+    match error {
+        sandtree::Error::Io { .. } => {
+            Fault::bad_request(format!("the body cannot be read: {}", error.report().one_line()))
+        }
+        error => error.into(),
+    }
+}
+
+/// The file that a path leads to: a file is written in place of the link's target, not of the link.
+async fn end_of_links(files: &Files, path: &Path) -> Result<PathBuf> {
+    let mut at = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        match files.stat_link(&at).await {
+            Ok(stat) if stat.kind == FileKind::Symlink => {
+                let target = Path::new(std::ffi::OsStr::from_bytes(&stat.target));
+                at = at.parent().unwrap_or(Path::new("/")).join(target);
+            }
+            Ok(_) => return Ok(at),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(at),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let message = format!("path '{}' leads through too many links", path.display());
+    Err(Fault::bad_request(message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_decoded() {
+        let uri: Uri = "/files?path=%2Fa%20b&username=root&signature=v1_x"
+            .parse()
+            .unwrap();
+        let query = Query::of(&uri).unwrap();
+        assert_eq!(query.path.as_deref(), Some("/a b"));
+        assert_eq!(query.username.as_deref(), Some("root"));
+        assert_eq!(query.signature.as_deref(), Some("v1_x"));
+        assert!(Query::of(&"/files?path=%ff".parse().unwrap()).is_err());
+    }
+
+    #[test]
+    fn ranges_are_within_the_file() {
+        let asked = |text: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(RANGE, text.parse().unwrap());
+            range(&headers, 10)
+        };
+        assert_eq!(asked("bytes=2-4").unwrap(), Some(2..5));
+        assert_eq!(asked("bytes=2-99").unwrap(), Some(2..10));
+        assert_eq!(asked("bytes=8-").unwrap(), Some(8..10));
+        assert_eq!(asked("bytes=-3").unwrap(), Some(7..10));
+        assert_eq!(asked("bytes=4-2").unwrap(), None);
+        assert_eq!(asked("lines=1-2").unwrap(), None);
+        assert!(asked("bytes=10-").is_err());
+        let end = u64::MAX;
+        assert_eq!(asked(&format!("bytes=0-{end}")).unwrap(), Some(0..10));
+    }
+}

@@ -1,0 +1,98 @@
+//! The data plane's commands and files: the protocol of E2B's envd, carried out through the agent
+//! that every guest has.
+//!
+//! ```text
+//!   POST /process.Process/…        commands    ──► detached commands of the keeper's hub
+//!   POST /filesystem.Filesystem/…  directories ──► requests to the agent
+//!   GET, POST /files               contents    ──► streams of the agent
+//! ```
+
+pub mod files;
+mod filesystem;
+pub mod process;
+mod rpc;
+mod user;
+pub mod watchers;
+
+use axum::extract::Request;
+use axum::response::{IntoResponse, Response};
+use hyper::{Method, StatusCode};
+use serde_json::json;
+
+use crate::auth;
+use crate::control::labels::Labels;
+use crate::error::{Fault, Result};
+use crate::gateway::{Connection, Gateway};
+
+/// The port under which clients address commands and files.
+pub const ENVD_PORT: u16 = 49983;
+
+/// A request of the data plane that may be answered.
+pub struct Call {
+    pub gateway: Gateway,
+    pub connection: Connection,
+    /// The user that the client names.
+    pub user: Option<String>,
+}
+
+/// Answers a request for the commands and files of a sandbox.
+pub async fn serve(gateway: Gateway, sandbox: &str, request: Request) -> Result<Response> {
+    let path = request.uri().path().to_owned();
+    if path == "/health" {
+        gateway.connect(sandbox).await?;
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    }
+    let (_, info) = gateway
+        .sandbox(sandbox)
+        .map_err(|_| Fault::sandbox_gone())?;
+    let token = gateway.host().access()?.token(auth::ENVD, &info.id);
+    let has_token = auth::has_token(request.headers(), "x-access-token", &token);
+    if Labels::of(&info).secure && !has_token {
+        if path != "/files" {
+            let message = "unauthorized access, please provide a valid access token";
+            return Err(Fault::unauthorized(message));
+        }
+        files::check_signature(&request, &token)?;
+    }
+    let call = Call {
+        connection: gateway.connect(&info.id).await?,
+        user: auth::basic_user(request.headers())?,
+        gateway,
+    };
+    if let Some(method) = path.strip_prefix("/process.Process/") {
+        return process::serve(call, method, request).await;
+    }
+    if let Some(method) = path.strip_prefix("/filesystem.Filesystem/") {
+        return filesystem::serve(call, method, request).await;
+    }
+    match (request.method(), path.as_str()) {
+        (&Method::GET, "/files") => files::download(call, request).await,
+        (&Method::POST, "/files") => files::upload(call, request).await,
+        (&Method::GET, "/metrics") => metrics(call).await,
+        (&Method::GET, "/envs") => Ok(axum::Json(json!({})).into_response()),
+        (method, path) => Err(Fault::not_found(format!("there is no {method} {path}"))),
+    }
+}
+
+async fn metrics(call: Call) -> Result<Response> {
+    let used = call.connection.guest.metrics().await?;
+    let info = call.connection.sandbox.info()?;
+    let memory_used = used
+        .memory_total_bytes
+        .saturating_sub(used.memory_available_bytes);
+    let disk_used = used
+        .disk_total_bytes
+        .saturating_sub(used.disk_available_bytes);
+    let busy = used.cpu_busy_ms as f64 / used.uptime_ms.max(1) as f64;
+    let body = json!({
+        "cpu_count": info.cpus,
+        "cpu_used_pct": (busy * 10_000.0).round() / 100.0,
+        "mem_total": used.memory_total_bytes,
+        "mem_used": memory_used,
+        "mem_total_mib": used.memory_total_bytes >> 20,
+        "mem_used_mib": memory_used >> 20,
+        "disk_used": disk_used,
+        "disk_total": used.disk_total_bytes,
+    });
+    Ok(axum::Json(body).into_response())
+}

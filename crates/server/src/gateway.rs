@@ -1,0 +1,269 @@
+//! What all requests share: the host, connections to guests, and the commands and watches that
+//! clients find again by number.
+//!
+//! Always: everything here can be found anew from keepers and the store, but for watches that
+//! clients poll.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use sandtree::{ErrorKind, Guest, Host, KeyInfo, Phase, Sandbox, SandboxInfo};
+use tokio::sync::watch;
+
+use crate::config::Config;
+use crate::control::labels::Labels;
+use crate::envd::process::Processes;
+use crate::envd::watchers::Watchers;
+use crate::error::{Fault, Result, Retry};
+
+/// What a sandbox that traffic resumes runs for, at least.
+const AUTO_RESUME_LEAST: Duration = Duration::from_secs(300);
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// The state of a server; clones share it.
+#[derive(Debug, Clone)]
+pub struct Gateway {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    host: Host,
+    config: Config,
+    connections: Mutex<HashMap<String, Connection>>,
+    /// When each key created sandboxes in the last minute.
+    creations: Mutex<HashMap<String, Vec<Instant>>>,
+    pub processes: Processes,
+    pub watchers: Watchers,
+}
+
+/// A connection to a running guest, which all requests for it share.
+#[derive(Debug, Clone)]
+pub struct Connection {
+    pub sandbox: Sandbox,
+    pub guest: Guest,
+    /// Closes when the sandbox stops running or goes to another state.
+    alive: watch::Receiver<()>,
+}
+
+impl Connection {
+    pub fn id(&self) -> &str {
+        self.sandbox.id()
+    }
+
+    /// Waits until the sandbox stops running, or goes to another state.
+    pub async fn ended(&self) {
+        let mut alive = self.alive.clone();
+        while alive.changed().await.is_ok() {}
+    }
+
+    fn is_alive(&self) -> bool {
+        self.alive.has_changed().is_ok()
+    }
+}
+
+impl Gateway {
+    pub fn new(host: Host, config: Config) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                host,
+                config,
+                connections: Mutex::default(),
+                creations: Mutex::default(),
+                processes: Processes::default(),
+                watchers: Watchers::default(),
+            }),
+        }
+    }
+
+    pub fn host(&self) -> &Host {
+        &self.inner.host
+    }
+
+    pub fn config(&self) -> &Config {
+        &self.inner.config
+    }
+
+    pub(crate) fn processes(&self) -> &Processes {
+        &self.inner.processes
+    }
+
+    pub(crate) fn watchers(&self) -> &Watchers {
+        &self.inner.watchers
+    }
+
+    /// A sandbox by its id, for the control plane.
+    pub fn sandbox(&self, id: &str) -> Result<(Sandbox, SandboxInfo)> {
+        let found = || -> sandtree::Result<_> {
+            let sandbox = self.host().sandbox(id)?;
+            let info = sandbox.info()?;
+            Ok((sandbox, info))
+        };
+        let shown = |info: &SandboxInfo| is_shown(info.state);
+        match found() {
+            Ok((sandbox, info)) if shown(&info) => Ok((sandbox, info)),
+            Ok(_) => Err(no_sandbox(id)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(no_sandbox(id)),
+            // What cannot be a name is the name of nothing.
+            Err(error) if error.kind() == ErrorKind::Invalid => Err(no_sandbox(id)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// A connection to a sandbox that runs, or that traffic resumes.
+    pub async fn connect(&self, id: &str) -> Result<Connection> {
+        if let Some(known) = self.known(id) {
+            return Ok(known);
+        }
+        let (sandbox, info) = self.sandbox(id).map_err(|fault| match fault.status {
+            hyper::StatusCode::NOT_FOUND => Fault::sandbox_gone(),
+            _ => fault,
+        })?;
+        if info.state != Phase::Running {
+            self.resume_for_traffic(&sandbox, &info).await?;
+        }
+        self.join(sandbox).await
+    }
+
+    fn known(&self, id: &str) -> Option<Connection> {
+        let mut connections = lock(&self.inner.connections);
+        let known = connections.get(id)?;
+        if known.is_alive() {
+            return Some(known.clone());
+        }
+        connections.remove(id);
+        None
+    }
+
+    async fn resume_for_traffic(&self, sandbox: &Sandbox, info: &SandboxInfo) -> Result<()> {
+        if !Labels::of(info).auto_resume {
+            return Err(Fault::sandbox_gone());
+        }
+        wake(sandbox, info.state).await?;
+        let after = info.expiry.map(|expiry| expiry.after_ms);
+        let after = after.map(|ms| Duration::from_millis(ms).max(AUTO_RESUME_LEAST));
+        if after.is_some() {
+            sandbox.expire(after).await?;
+        }
+        Ok(())
+    }
+
+    async fn join(&self, sandbox: Sandbox) -> Result<Connection> {
+        let mut states = sandbox.watch().await?;
+        let guest = sandbox.guest().await?;
+        let (living, alive) = watch::channel(());
+        let connection = Connection {
+            sandbox: sandbox.clone(),
+            guest: guest.clone(),
+            alive,
+        };
+        let gateway = self.clone();
+        tokio::spawn(async move {
+            let stopped = async {
+                while let Some(state) = states.changed().await {
+                    if state.phase != Some(Phase::Running) {
+                        return;
+                    }
+                }
+            };
+            tokio::select! {
+                () = stopped => {}
+                _ = guest.down() => {}
+            }
+            drop(living);
+            gateway.forget(sandbox.id());
+        });
+        let mut connections = lock(&self.inner.connections);
+        connections.insert(connection.id().to_owned(), connection.clone());
+        Ok(connection)
+    }
+
+    /// Drops what belongs to a guest that does not run any more.
+    fn forget(&self, id: &str) {
+        // Another request may have joined the next guest already.
+        if self.known(id).is_none() {
+            self.inner.processes.forget(id);
+            self.inner.watchers.forget(id);
+        }
+    }
+
+    /// Refuses what is over the limits of a key.
+    pub fn admit(&self, key: &KeyInfo, memory_bytes: u64) -> Result<()> {
+        self.admit_rate(key)?;
+        let limits = &key.limits;
+        if limits.sandboxes.is_none() && limits.memory_bytes.is_none() {
+            return Ok(());
+        }
+        let (all, _) = self.host().list()?;
+        let mine = all
+            .iter()
+            .filter(|info| info.is_running() && Labels::of(info).key.as_deref() == Some(&key.id));
+        let mut count = 0;
+        let mut memory = memory_bytes;
+        for info in mine {
+            count += 1;
+            memory = memory.saturating_add(info.memory_bytes);
+        }
+        if let Some(most) = limits.sandboxes.filter(|most| count >= *most) {
+            let message = format!("this key may run {most} sandboxes at a time");
+            return Err(Fault::too_many(message, Retry::Never));
+        }
+        if let Some(most) = limits.memory_bytes.filter(|most| memory > *most) {
+            let most = most >> 20;
+            let message = format!("this key may use {most} MiB of memory at a time");
+            return Err(Fault::too_many(message, Retry::Never));
+        }
+        Ok(())
+    }
+
+    fn admit_rate(&self, key: &KeyInfo) -> Result<()> {
+        let Some(most) = key.limits.creates_per_minute else {
+            return Ok(());
+        };
+        let now = Instant::now();
+        let mut creations = lock(&self.inner.creations);
+        let recent = creations.entry(key.id.clone()).or_default();
+        recent.retain(|at| now.duration_since(*at) < MINUTE);
+        if recent.len() < most as usize {
+            recent.push(now);
+            return Ok(());
+        }
+        let oldest = recent.first().map_or(MINUTE, |at| {
+            MINUTE.saturating_sub(now.duration_since(*at))
+        });
+        let message = format!("this key may create {most} sandboxes a minute");
+        let retry = Retry::AfterSeconds(oldest.as_secs() + 1);
+        Err(Fault::too_many(message, retry))
+    }
+}
+
+/// Makes a sandbox run that does not: resumed with its memory, or booted from its disk.
+pub async fn wake(sandbox: &Sandbox, phase: Phase) -> Result<()> {
+    let woken = match phase {
+        Phase::Paused => sandbox.resume().await.map(drop),
+        _ => sandbox.start(None).await,
+    };
+    match woken {
+        // Another request was faster.
+        Err(_) if sandbox.info().is_ok_and(|info| info.is_running()) => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+/// Whether the control plane shows a sandbox in this phase.
+pub fn is_shown(phase: Phase) -> bool {
+    matches!(
+        phase,
+        Phase::Running | Phase::Paused | Phase::Stopped | Phase::Crashed
+    )
+}
+
+pub fn no_sandbox(id: &str) -> Fault {
+    Fault::not_found(format!("sandbox \"{id}\" not found"))
+}
+
+/// A task that panicked leaves nothing half done in these maps.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,30 @@
+//! The HTTP server: programs for E2B and CubeSandbox run on Sandtree unchanged.
+//!
+//! ```text
+//!                   ┌─ control: X-API-KEY ──► create, list, pause, fork, snapshots, templates ──┐
+//!   client ── port ─┤                                                                           ├─ keepers
+//!                   └─ data: sandbox and port ─┬─ 49983 ──► commands and files (envd's protocol)┤
+//!                                              └─ others ─► HTTP and WebSocket in the guest ────┘
+//! ```
+//!
+//! Always: the server keeps nothing that matters. Sandboxes run in keepers, which also end them in
+//! time; labels, expiry and keys are in the store. A server that is killed harms no sandbox, and
+//! another one finds everything.
+
+mod auth;
+mod body;
+mod config;
+mod control;
+mod envd;
+mod error;
+mod gateway;
+mod listen;
+mod plane;
+mod proxy;
+mod template;
+
+pub use config::{Config, ConfigError, FileConfig, TlsFiles};
+pub use error::Fault;
+pub use gateway::Gateway;
+pub use listen::{Bound, ServeError};
+pub use template::prepare;

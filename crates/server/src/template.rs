@@ -1,0 +1,74 @@
+//! Templates: the names from which clients create sandboxes.
+//!
+//! A template is an image or a snapshot of the store. `base`, from which clients create without a
+//! choice of their own, is `debian`, which has the user that they expect, unless the store or the
+//! configuration has another one.
+
+use sandtree::image::Progress;
+use sandtree::{Host, ImageInfo};
+
+use crate::config::Config;
+use crate::error::Result;
+
+/// The template of clients that name none.
+pub const BASE: &str = "base";
+const DEBIAN: &str = "debian";
+
+/// The tag that every template has.
+const DEFAULT_TAG: &str = ":default";
+
+/// The name in the store of what a client calls a template or a snapshot.
+pub fn stored_name(config: &Config, template: &str) -> String {
+    let plain = template.strip_suffix(DEFAULT_TAG).unwrap_or(template);
+    // E2B's names may begin with the name of a team.
+    let plain = plain.rsplit_once('/').map_or(plain, |(_, name)| name);
+    let named = plain.replace(':', ".");
+    config.templates.get(&named).cloned().unwrap_or(named)
+}
+
+/// The image or snapshot of a template.
+pub async fn origin(host: &Host, config: &Config, template: &str) -> String {
+    let name = stored_name(config, template);
+    let is_missing = image(host, &name).is_none() && host.inspect_snapshot(&name).await.is_err();
+    if name == BASE && is_missing {
+        return DEBIAN.to_owned();
+    }
+    name
+}
+
+/// The image of this name, if the store has it.
+pub fn image(host: &Host, name: &str) -> Option<ImageInfo> {
+    host.inspect_image(name).ok()
+}
+
+/// Makes the image of the template `base`, if it is a built-in one and missing.
+pub async fn prepare(
+    host: &Host,
+    config: &Config,
+    progress: impl FnMut(Progress) + Send + 'static,
+) -> Result<()> {
+    if origin(host, config, BASE).await == DEBIAN {
+        host.ensure_image(DEBIAN, progress).await?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::FileConfig;
+
+    #[test]
+    fn the_names_of_clients_become_names_of_the_store() {
+        let file = FileConfig {
+            templates: [("py".to_owned(), "python-3".to_owned())].into(),
+            ..FileConfig::default()
+        };
+        let config = file.with(None, None, false).unwrap();
+        let stored = |name| stored_name(&config, name);
+        assert_eq!(stored("base"), "base");
+        assert_eq!(stored("mine:default"), "mine");
+        assert_eq!(stored("team/mine:v1"), "mine.v1");
+        assert_eq!(stored("py"), "python-3");
+    }
+}
